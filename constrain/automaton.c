@@ -9,8 +9,8 @@
 #define TABLE_SIZE     16384u
 #define SEEN_SIZE      65536u /* well above CONSTRAIN_ITEMS_MAX */
 #define SEEN_FEW       16u    /* so many items are compared one by one */
-#define ITEMS_PER_WORK 8u /* items whose derivatives are known, in the time of one unit of work */
-#define NO_STACK       0u /* nothing follows */
+#define ITEMS_PER_WORK 8u     /* items, of known derivatives, that one unit of work pays for */
+#define NO_STACK       0u     /* nothing follows */
 
 int automaton_open(struct automaton *a, struct node_pool *pool, uint32_t root) {
     *a = (struct automaton){.root = root, .generation = 1};
@@ -104,7 +104,7 @@ static bool is_item(const struct automaton_item *item, uint32_t node, uint32_t s
     return item->node == node && item->stack == stack;
 }
 
-/* The entry of an item among those seen: its own, or the free one where it belongs. */
+/* Returns the entry of an item among those seen: its own, or the free one where it belongs. */
 static struct automaton_seen *find_seen(struct automaton *a, uint32_t node, uint32_t stack) {
     uint32_t at = node_mix(node_mix(2, node), stack) & (SEEN_SIZE - 1);
     while (a->seen[at].stamp == a->stamp && !is_item(&a->open[a->seen[at].index], node, stack))
@@ -137,7 +137,7 @@ static void add_open(struct automaton *a, uint32_t node, uint32_t stack) {
     if (a->open_count > SEEN_FEW) note_seen(a, a->open_count - 1);
 }
 
-/* Adds the expression behind a matched node: the top of the stack. */
+/* Adds the expression that follows a matched node: the top of the stack. */
 static void add_below(struct automaton *a, uint32_t stack) {
     if (stack == NO_STACK)
         a->accepts = true;
@@ -145,7 +145,7 @@ static void add_below(struct automaton *a, uint32_t stack) {
         add_open(a, a->stacks[stack].node, a->stacks[stack].below);
 }
 
-/* Replaces an item that is not regular by what it stands for. */
+/* Adds the items that an item with a rule stands for. */
 static void expand(struct automaton *a, const struct node *node, uint32_t stack) {
     struct node_pool *pool = &a->pool;
     switch ((enum node_kind)node->kind) {
@@ -172,8 +172,7 @@ static void expand(struct automaton *a, const struct node *node, uint32_t stack)
     }
 }
 
-/* Works through the open items until only regular ones are left; those stay, with the others
- * beside them as a note of what was seen. */
+/* Adds items until every open one that is not regular, or that accepts "", has been followed. */
 static void close_items(struct automaton *a) {
     while (a->work_count < a->open_count && a->pool.rc == 0) {
         struct automaton_item item = a->open[a->work_count++];
@@ -220,7 +219,7 @@ static uint32_t new_state(struct automaton *a, uint32_t count, bool accepts, uin
     return id;
 }
 
-/* The state of the open items. */
+/* Returns the state of the open items. */
 static uint32_t finish_state(struct automaton *a) {
     uint32_t count = 0;
     close_items(a);

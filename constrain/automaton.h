@@ -3,10 +3,10 @@
  *
  * An item is one reading of the text so far: what remains of a regular expression, and a stack of
  * expressions to be matched after it. A state is a set of items. Items, stacks and states are
- * interned, so a state's transitions are computed once, whoever asks; a recursive language has
- * endlessly many states, of which those that occur exist. A rule that ends with a rule leaves
- * nothing on the stack (a tail call), so repetition does not grow it. Left recursion would never
- * end: constrain/constrain.c removes or refuses it.
+ * interned, so each transition is computed once. A recursive language has infinitely many states;
+ * only those that texts reach are built. A rule that ends with a reference to a rule pushes nothing
+ * (a tail call), so repetition does not grow the stack. Left recursion would never end:
+ * constrain/constrain.c removes or refuses it.
  *
  * Every state but AUTOMATON_DEAD has a continuation to a whole string, because expressions without
  * any string are dropped where they arise (node_is_alive).
@@ -69,12 +69,12 @@ void automaton_close(struct automaton *automaton);
 
 /* Forgets all states. */
 void automaton_reset(struct automaton *automaton);
-void automaton_shrink(struct automaton *automaton); /* the same, and gives their memory back */
+void automaton_shrink(struct automaton *automaton); /* also frees their memory */
 size_t automaton_bytes(const struct automaton *automaton);
-/* The state of the empty text, 0 on failure (pool.rc). */
+/* Returns the state of the empty text, 0 on failure (pool.rc). */
 uint32_t automaton_start(struct automaton *automaton);
-/* The state after one more byte of a class; 0 on failure: pool.rc is ERR_LIMIT or ERR_NOMEM, and
- * nothing but automaton_reset may be called. */
+/* Returns the state after one more byte of a class; 0 on failure: pool.rc is ERR_LIMIT or
+ * ERR_NOMEM, and nothing but automaton_reset may be called. */
 uint32_t automaton_step(struct automaton *automaton, uint32_t state, int class);
 
 static inline uint32_t automaton_move(struct automaton *a, uint32_t state, unsigned byte) {

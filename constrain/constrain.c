@@ -64,7 +64,7 @@ static uint32_t schema_part(struct building *b, const struct constrain_part *par
     return node;
 }
 
-/* Text without the word: not (anything, the word, anything). */
+/* Builds the texts without a word: not (anything, the word, anything). */
 static uint32_t without_part(struct building *b, const struct constrain_part *part) {
     struct node_pool *pool = &b->pool;
     uint32_t any = b->json.any_text, word = node_text(pool, part->text, part->size);
@@ -104,7 +104,7 @@ static uint32_t part_node(struct building *b, const struct constrain_part *part)
     CHECK_MSG(false, "a part of kind %d", (int)part->kind);
 }
 
-/* Errors of the pool are about the whole. */
+/* Errors of the pool name the field of the whole language. */
 static int finish(struct building *b, const struct constrain_part *part, int rc) {
     if (rc == 0) rc = b->rc;
     if (b->pool.rc != 0) rc = b->pool.rc;
@@ -167,7 +167,7 @@ static void forget(struct constrain *c, bool shrink) {
     }
 }
 
-/* Into *c. */
+/* Compiles into *c. */
 static int compile(struct constrain *c, const struct constrain_part *part,
                    const struct constrain_tokens *tokens, struct fault *fault) {
     struct building b = {.fault = fault};
@@ -218,7 +218,7 @@ void constrain_close(struct constrain *c) {
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
-/* ERR_INVALID, or the pool's error. */
+/* Reads up to the end of the text. ERR_INVALID, or the pool's error. */
 static int read_on(struct constrain *c, struct constrain_at *at, const char *text, size_t size) {
     struct automaton *a = &c->automaton;
     if (at->generation != a->generation)
@@ -249,7 +249,8 @@ static int look_on(struct constrain *c, struct constrain_at *at, const char *tex
     return a->pool.rc;
 }
 
-/* A text that ran into a limit may have room once everything learned is forgotten: one more try. */
+/* Reads the text and finds its state. After a limit everything learned is forgotten, and it tries
+ * once more. */
 static int look(struct constrain *c, struct constrain_at *at, const char *text, size_t size,
                 uint32_t *mask, struct constrain_next *next) {
     struct automaton *a = &c->automaton;

@@ -1,9 +1,9 @@
 /* Constrained decoding: which tokens may come next, so that an answer belongs to a language given
  * by a JSON schema, a regular expression, a grammar, or a composition of these.
  *
- * A language is described by parts (below), compiled by constrain_open, and then asked by any
- * number of answers. What is learned about it - states, masks - is kept for all of them under a
- * lock, so a language may be shared by threads. Constant after opening: everything but that.
+ * A language is described by parts (below) and compiled by constrain_open. Any number of answers
+ * may then use it, on any threads. The states and masks that they find are kept for all of them
+ * under a lock; nothing else changes after opening.
  *
  * A mask has one bit per token: token t may come next if bit t % 32 of word t / 32 is set. Every
  * text that masks allow can be continued to a whole string of the language, unless a limit of
@@ -37,7 +37,7 @@ enum constrain_kind {
     CONSTRAIN_OBJECT,  /* any JSON object */
     CONSTRAIN_SEQ,     /* the children, one after the other */
     CONSTRAIN_ALT,     /* any one child */
-    CONSTRAIN_REPEAT,  /* the only child, `min` to `max` times; max -1: endlessly */
+    CONSTRAIN_REPEAT,  /* the only child, `min` to `max` times; max -1: any number */
     CONSTRAIN_WITHOUT, /* any text that does not contain `text` */
 };
 
@@ -49,13 +49,13 @@ struct constrain_part {
     const char *text;
     size_t size;
     const cJSON *schema;
-    bool only_objects; /* SCHEMA: of the instances only objects */
+    bool only_objects; /* SCHEMA: only instances that are objects */
     const struct constrain_part *children;
     int count;
     int min, max;
 };
 
-/* A text that is equal exactly for equal parts, for caches. */
+/* Writes a key for caches: two parts have the same one exactly if they are equal. */
 void constrain_part_write(const struct constrain_part *part, struct buf *out);
 
 /* ---- Tokens -----------------------------------------------------------------------------------
@@ -86,29 +86,29 @@ static inline size_t constrain_mask_words(int32_t vocabulary_size) {
 
 struct constrain;
 
-/* Memory that several languages share. A language that grows over it forgets what it learned. */
+/* Memory that several languages share. A language that finds no room in it forgets its states. */
 struct constrain_budget {
     _Atomic size_t used; /* bytes of all of them */
     size_t limit;
 };
 
-/* Compiles. ERR_UNSUPPORTED names the keyword or construct, ERR_INVALID a fault of the text,
- * ERR_LIMIT what is too large, ERR_FULL that the budget (NULL: none; it outlives the language) has
- * no room now; fault->field is the part's field and, in a schema, the path below
- * it. `tokens` outlives the language. Takes milliseconds to seconds: not for an event loop. */
+/* Compiles a language. ERR_UNSUPPORTED names the keyword or construct, ERR_INVALID a fault of the
+ * text, ERR_LIMIT what is too large, ERR_FULL that the budget (NULL: none; it outlives the
+ * language) has no room now; fault->field is the part's field and, in a schema, the path below it.
+ * `tokens` outlives the language. Takes milliseconds to seconds: not for an event loop. */
 int constrain_open(const struct constrain_part *part, const struct constrain_tokens *tokens,
                    struct constrain_budget *budget, struct constrain **out, struct fault *fault);
 void constrain_close(struct constrain *constrain);
 
-/* How far one answer has been read. Zero: nothing. */
+/* How far one answer has been read; all zero before its first byte. */
 struct constrain_at {
     uint64_t generation;
     size_t read; /* bytes of the text */
     uint32_t state;
 };
 
-/* Reads the text on, from where `at` stands. `text` is the whole text from its beginning, because
- * what was learned may have been forgotten. ERR_INVALID: it does not belong to the language and
+/* Continues to read a text at `at`. `text` is the whole text from its beginning, because states
+ * that were forgotten must be found again. ERR_INVALID: it does not belong to the language and
  * cannot be continued to do so. ERR_LIMIT, ERR_NOMEM. */
 int constrain_read(struct constrain *constrain, struct constrain_at *at, const char *text,
                    size_t size);
@@ -118,7 +118,7 @@ struct constrain_next {
     bool continues; /* some bytes may follow it */
 };
 
-/* Reads the text on and says what may follow. `mask` (NULL: not wanted) has
+/* Continues to read a text, and says what may follow it. `mask` (NULL: not wanted) has
  * constrain_mask_words words. Errors as constrain_read. */
 int constrain_next(struct constrain *constrain, struct constrain_at *at, const char *text,
                    size_t size, uint32_t *mask, struct constrain_next *next);

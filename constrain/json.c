@@ -101,7 +101,7 @@ static uint32_t quote_list(struct json_nodes *nodes, const struct node *node) {
     return is_alt ? node_list_alt(pool, list) : all;
 }
 
-/* A sequence from its end: it may be as long as a text. */
+/* Quotes a sequence from its end, without recursion: it may be as long as a text. */
 static uint32_t quote_seq(struct json_nodes *nodes, uint32_t id) {
     struct node_pool *pool = nodes->pool;
     uint32_t count = 0, node;
@@ -140,7 +140,7 @@ static uint32_t quote_node(struct json_nodes *nodes, uint32_t id) {
     }
 }
 
-/* A pure function of the node, so results of earlier calls are kept. */
+/* The result depends on the node alone, so results of earlier calls are kept. */
 static uint32_t quote(struct json_nodes *nodes, uint32_t id) {
     struct node_pool *pool = nodes->pool;
     if (pool->rc != 0) return NODE_NONE;
@@ -202,7 +202,7 @@ uint32_t json_name(struct json_nodes *nodes, const char *name) {
     return string_node(nodes, name);
 }
 
-/* The members of an object or the elements of an array, all of them. */
+/* Builds all members of an object, or all elements of an array. */
 static uint32_t literal_children(struct json_nodes *nodes, const cJSON *value) {
     const cJSON *child;
     uint32_t list = NODE_EMPTY;

@@ -3,7 +3,7 @@
  *
  * White space may stand behind '{', '[', ',' and ':', and before '}' and ']': none, one space, or a
  * line break and at most CONSTRAIN_SPACE_MAX spaces and tabs (as llama.cpp's grammars for JSON).
- * With more freedom models go on with white space for as long as they may.
+ * With more freedom, models tend to write white space without end.
  *
  * A condition on a string's characters is an expression over their UTF-8; json_quote turns it into
  * one over the JSON text between the quotes, where characters that cannot stand for themselves are
@@ -21,10 +21,10 @@
 struct json_nodes {
     struct node_pool *pool;
     uint32_t space;
-    uint32_t character; /* inside a string: any character or escape; counts as one */
+    uint32_t character; /* any character or escape inside a string; it counts as one character */
     uint32_t any_text;  /* characters of strings, not quoted: valid UTF-8 */
     uint32_t string, number, integer, boolean, null;
-    uint32_t value, object, array; /* any; value is a rule */
+    uint32_t value, object, array; /* any value (a rule), any object, any array */
     uint32_t comma, colon;         /* with the space behind them */
     uint32_t *quoted;              /* [quoted_capacity] of json_quote: 1 + result, by node */
     uint32_t quoted_capacity;
@@ -34,13 +34,14 @@ struct json_nodes {
 void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool);
 void json_nodes_close(struct json_nodes *nodes);
 
-/* The quoted form of a regular expression over characters, without the quotes. */
+/* Returns the quoted form of a regular expression over characters, without the quotes. */
 uint32_t json_quote(struct json_nodes *nodes, uint32_t content);
 uint32_t json_string(struct json_nodes *nodes, uint32_t content); /* with the quotes */
-/* The language of one JSON value, in any spacing. Strings may hold U+0000 (base/json.h). */
+/* Returns the texts of one JSON value, in any spacing. Strings may hold U+0000 (base/json.h). */
 uint32_t json_literal(struct json_nodes *nodes, const cJSON *value);
-void json_add_quoted(struct buf *out, const char *string); /* the text that json_name describes */
-/* The text of a string as it is quoted, with the quotes. */
+void json_add_quoted(struct buf *out,
+                     const char *string); /* adds the text that json_name describes */
+/* Returns the one quoted form of a string, with the quotes. */
 uint32_t json_name(struct json_nodes *nodes, const char *name);
 
 /* "{" members "}" and "[" elements "]" with space inside; `members` and `elements` are not empty,

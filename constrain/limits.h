@@ -29,8 +29,9 @@
 #define CONSTRAIN_SPACE_MAX      32      /* indentation of a JSON text */
 #define CONSTRAIN_MASK_BYTES     8388608 /* masks that one language keeps */
 
-/* All languages of a server together, and the part that is set aside for one while it is compiled:
- * all that the limits above allow it. A request beyond the sum is refused and may be repeated. */
+/* Memory of all languages of a server, and the part that is reserved for one while it is compiled,
+ * which is the most that the limits above allow. A request that finds no room is refused and may be
+ * repeated. */
 #define CONSTRAIN_MEMORY_MAX    ((size_t)1 << 30)
 #define CONSTRAIN_COMPILE_BYTES ((size_t)160 << 20)
 

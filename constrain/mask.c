@@ -73,7 +73,7 @@ static bool walk(const struct mask_maker *maker, struct automaton *a, const stru
 
 /* ---- Plain characters ------------------------------------------------------------------------ */
 
-/* Finds the state that all characters of a row lead to. `*common`: PLAIN_UNKNOWN before the first
+/* Finds the state to which all characters of a row lead. `*common`: PLAIN_UNKNOWN before the first
  * one. */
 static bool common_next(struct automaton *a, uint32_t state, const struct utf8_row *row, int at,
                         uint32_t *common) {
@@ -94,7 +94,7 @@ static bool common_next(struct automaton *a, uint32_t state, const struct utf8_r
     return true;
 }
 
-/* The next state after any plain character, or PLAIN_NONE. */
+/* Returns the next state after any plain character, or PLAIN_NONE. */
 static uint32_t plain_next(struct automaton *a, uint32_t state) {
     uint32_t common = PLAIN_UNKNOWN;
     if (a->states[state].plain != PLAIN_UNKNOWN) return a->states[state].plain;
@@ -113,7 +113,7 @@ static bool leads_on(struct automaton *a, uint32_t state) {
     return false;
 }
 
-/* The plain tokens. */
+/* Adds the plain tokens: those of at most `count` characters by their mask, others by a walk. */
 static bool add_plain(const struct mask_maker *maker, struct automaton *a, uint32_t state,
                       uint32_t *mask) {
     const struct constrain_tokens *tokens = maker->tokens;
@@ -132,7 +132,7 @@ static bool add_plain(const struct mask_maker *maker, struct automaton *a, uint3
 
 /* ---- Masks ----------------------------------------------------------------------------------- */
 
-/* The next place of the ring, emptied. NULL: no memory. */
+/* Empties the next place of the ring and returns it. NULL: no memory. */
 static uint32_t *next_mask(struct mask_maker *maker, struct automaton *a) {
     uint32_t slot = maker->next;
     size_t words = maker->tokens->words;

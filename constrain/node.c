@@ -9,8 +9,8 @@
 #include "base/mem.h"
 
 #define TABLE_MIN     1024u
-#define LIST_PER_WORK 8u /* elements of a list that are sorted in the time of one unit of work */
-#define TEXT_PER_WORK 8u /* bytes of a text, likewise */
+#define LIST_PER_WORK 8u      /* elements of a list that one unit of work sorts */
+#define TEXT_PER_WORK 8u      /* bytes of a text, likewise */
 #define MEMO_MAX      524288u /* derivatives remembered; beyond it all are forgotten */
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -132,7 +132,7 @@ static void link_all(struct node_pool *pool) {
 static void grow_table(struct node_pool *pool) {
     if (pool->count < pool->table_size || pool->table_size >= 1u << 30) return;
     uint32_t *table = mem_try_alloc((size_t)pool->table_size * 2, sizeof *table);
-    if (table == NULL) return; /* slower, not wrong */
+    if (table == NULL) return; /* the old table is slower, but still right */
     mem_free(pool->table);
     pool->table = table;
     pool->table_size *= 2;
@@ -386,7 +386,7 @@ static bool is_universe(const struct node_pool *pool, uint32_t id) {
     return id > NODE_ALL && (id == pool->universe[0] || id == pool->universe[1]);
 }
 
-/* The alternative of scratch[mark, ...), which is dropped. */
+/* Makes an alternative of scratch[mark, ...) and drops that part. */
 static uint32_t finish_alt(struct node_pool *pool, uint32_t mark) {
     uint32_t kept = mark;
     bool nullable = false, empty = false;
@@ -436,7 +436,7 @@ uint32_t node_option(struct node_pool *pool, uint32_t a) {
     return node_alt2(pool, a, NODE_EMPTY);
 }
 
-/* The conjunction of scratch[mark, ...), which is dropped. */
+/* Makes a conjunction of scratch[mark, ...) and drops that part. */
 static uint32_t finish_and(struct node_pool *pool, uint32_t mark) {
     uint32_t kept = mark, id;
     bool none = false, empty = false, nullable = true;
@@ -542,13 +542,14 @@ static size_t shared_size(const struct node_word *x, const struct node_word *y, 
     return from;
 }
 
-/* The sorted words from byte `at` on, which they have in common up to there. One level of recursion
- * per place where words part; a level takes more than half of the words at most once. */
+/* Builds the sorted words from byte `at` on; before it they are equal. Each byte at which words
+ * differ is one level of recursion. */
 static uint32_t words_from(struct node_pool *pool, const struct node_word *words, size_t count,
                            size_t at, int depth) {
     if (depth > CONSTRAIN_DEPTH_MAX * 4) pool->rc = ERR_LIMIT;
     if (pool->rc != 0) return NODE_NONE;
-    size_t shared = shared_size(&words[0], &words[count - 1], at); /* sorted: of all of them */
+    size_t shared = shared_size(&words[0], &words[count - 1],
+                                at); /* the list is sorted, so all words share it */
     uint32_t mark = pool->scratch_count;
     size_t first = 0;
     while (first < count && words[first].size == shared) first++;
@@ -655,7 +656,7 @@ static void memo_add(struct node_pool *pool, uint64_t key, uint32_t value) {
     pool->memo_count++;
 }
 
-/* Down the sequence as long as its heads may be empty. */
+/* Goes down the sequence for as long as its heads hold "". */
 static uint32_t derive_seq(struct node_pool *pool, uint32_t id, int class) {
     uint32_t mark = pool->scratch_count;
     bool nullable = true;
@@ -742,7 +743,7 @@ static enum node_alive look_alt(struct node_pool *pool, const struct node *node)
     return all;
 }
 
-/* Without recursion along the sequence: it may be as long as a text. */
+/* Does not recurse along the sequence, which may be as long as a text. */
 static enum node_alive look_seq(struct node_pool *pool, const struct node *node) {
     bool sure = true;
     uint32_t id;
@@ -759,12 +760,13 @@ static enum node_alive look_seq(struct node_pool *pool, const struct node *node)
     return sure && tail == NODE_ALIVE ? NODE_ALIVE : NODE_UNKNOWN;
 }
 
-/* Answers by the structure alone, and remembers what is sure. */
+/* Decides by the structure alone, where it can, and remembers the result. */
 static enum node_alive look(struct node_pool *pool, uint32_t id) {
     struct node *node = &pool->nodes[id];
     enum node_alive known = NODE_UNKNOWN;
     if (node->alive == NODE_ALIVE || node->alive == NODE_DEAD) return (enum node_alive)node->alive;
-    if (node->nullable || node->exact) return NODE_ALIVE; /* exact: NODE_NONE is the empty one */
+    if (node->nullable || node->exact)
+        return NODE_ALIVE; /* an exact node other than NODE_NONE has a string */
     if (!node_work(pool, 1)) return NODE_UNKNOWN;
     if (node->kind == NODE_KIND_REPEAT) known = look(pool, node->a);
     if (node->kind == NODE_KIND_ALT) known = look_alt(pool, node);
@@ -773,8 +775,8 @@ static enum node_alive look(struct node_pool *pool, uint32_t id) {
     return known;
 }
 
-/* A breadth-first search through derivatives. Its queue are pairs in scratch: a node, and the
- * place of the pair that it was derived from. Visited nodes are marked while it runs. */
+/* A breadth-first search through derivatives. Its queue consists of pairs in scratch: a node, and
+ * the place of the pair that it was derived from. Visited nodes are marked while it runs. */
 static void search_visit(struct node_pool *pool, uint32_t mark, uint32_t id, uint32_t from,
                          bool *alive) {
     enum node_alive known = look(pool, id);

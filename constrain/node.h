@@ -34,8 +34,8 @@ enum node_kind {
     NODE_KIND_AND,    /* every child at once; regular */
     NODE_KIND_NOT,    /* not a; regular */
     NODE_KIND_REPEAT, /* a, min to max times */
-    NODE_KIND_MOD,  /* decimal digits whose value after the remainder b is a multiple of a; '.' and
-                       '-' are skipped */
+    NODE_KIND_MOD,  /* decimal digits that, behind a number with remainder b, make a multiple of a;
+                       '.' and '-' are skipped */
     NODE_KIND_RULE, /* the language of rule a */
 };
 
@@ -80,15 +80,15 @@ struct node_pool {
     uint32_t memo_count, memo_size;
     uint32_t *rules; /* [rule_count] bodies */
     uint32_t rule_count, rule_capacity;
-    /* Any text, and any text as it stands in a JSON string: alternatives beside one of these are
-     * contained in it, and nothing is left without it. 0 = not built yet. */
+    /* Any text, and any text as written in a JSON string. Both contain every alternative that
+     * stands beside them, and their complement is empty. 0 = not built yet. */
     uint32_t universe[2];
     uint32_t *scratch; /* a stack of lists under construction */
     uint32_t scratch_count, scratch_capacity;
     uint8_t class_of[256], example[256]; /* example: a byte of each class */
     int classes;
     uint32_t classed_sets; /* sets that the classes account for */
-    uint64_t work;         /* so far: a measure of time without a clock, see node_work */
+    uint64_t work;         /* work so far, in place of a clock: see node_work */
     uint64_t work_limit;   /* ERR_LIMIT above it */
     int rc;
 };
@@ -114,7 +114,7 @@ struct node_mark node_pool_mark(const struct node_pool *pool);
 void node_pool_reset(struct node_pool *pool, const struct node_mark *mark);
 
 size_t node_pool_bytes(const struct node_pool *pool);
-void node_pool_shrink(struct node_pool *pool); /* gives back what is not in use */
+void node_pool_shrink(struct node_pool *pool); /* frees what is not in use */
 
 /* ---- Sets ---------------------------------------------------------------------------------- */
 
@@ -148,8 +148,8 @@ uint32_t node_and2(struct node_pool *pool, uint32_t a, uint32_t b);
 uint32_t node_not(struct node_pool *pool, uint32_t a);
 uint32_t node_repeat(struct node_pool *pool, uint32_t a, uint32_t min, uint32_t max);
 uint32_t node_mod(struct node_pool *pool, uint32_t modulus, uint32_t remainder);
-/* Any of the texts; they share their beginnings, so that many texts cost few derivatives. Sorts
- * the list. */
+/* Builds an alternative of texts that share their beginnings, so that many texts cost few
+ * derivatives. Sorts the list. */
 struct node_word {
     const char *text;
     size_t size;
@@ -169,7 +169,7 @@ uint32_t node_derive(struct node_pool *pool, uint32_t node, int class);
 /* Does a regular node's language hold a string? Searches its derivatives where AND or NOT leave it
  * open; ERR_LIMIT when the search is too long. */
 bool node_is_alive(struct node_pool *pool, uint32_t node);
-/* The node, or NODE_NONE if its language is empty. Brings the classes up to date. */
+/* Returns the node, or NODE_NONE if its language is empty. Brings the classes up to date. */
 uint32_t node_live(struct node_pool *pool, uint32_t node);
 /* Is the text in the regular node's language? */
 bool node_matches(struct node_pool *pool, uint32_t node, const char *text, size_t size);

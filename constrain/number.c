@@ -14,7 +14,8 @@ static void strip(struct decimal *d) {
     if (d->whole == 1 && d->fraction == 0 && d->digits[0] == '0') d->negative = false;
 }
 
-/* The digits of a text, and how many of them stand before the point once the exponent is applied.
+/* Collects the digits of a text; returns how many of them stand before the point once the exponent
+ * is applied.
  */
 static int collect_digits(const char *text, char *digits, int room, int *count, long *point) {
     bool seen_point = false;
@@ -99,7 +100,7 @@ static uint32_t any_fraction(struct node_pool *pool) {
     return node_option(pool, node_seq(pool, point_node(pool), any_digits(pool, 1, NODE_ENDLESS)));
 }
 
-/* The part behind equal whole parts, with the point. */
+/* Builds the fractions, with the point, of numbers whose whole part is that of the bound. */
 static uint32_t fraction_below(struct node_pool *pool, const struct decimal *d, bool inclusive) {
     const char *digits = d->digits + d->whole;
     uint32_t zeros = node_repeat(pool, node_range(pool, '0', '0'), 0, NODE_ENDLESS), rest, some;
@@ -110,13 +111,14 @@ static uint32_t fraction_below(struct node_pool *pool, const struct decimal *d, 
                                           any_digits(pool, 0, NODE_ENDLESS)),
                                  node_seq(pool, digit_range(pool, digits[i], digits[i]), rest)};
         some = node_alt(pool, list, 2);
-        rest = node_option(pool, some); /* the digits that are missing are 0, the bound's are not */
+        rest =
+            node_option(pool, some); /* a shorter fraction ends in zeros, and the bound does not */
     }
     uint32_t written = node_seq(pool, point_node(pool), some);
     return d->fraction > 0 || inclusive ? node_option(pool, written) : written;
 }
 
-/* Unsigned decimals below |d|, or not above it. */
+/* Builds the unsigned decimals below |d|, or not above it. */
 static uint32_t below(struct node_pool *pool, const struct decimal *d, bool inclusive) {
     uint32_t list = node_list_open(pool), count = (uint32_t)d->whole;
     uint32_t fraction = any_fraction(pool), prefix = NODE_EMPTY;
@@ -146,7 +148,7 @@ static uint32_t unsigned_shape(struct node_pool *pool, bool integer) {
     return integer ? whole : node_seq(pool, whole, any_fraction(pool));
 }
 
-/* Numbers of one sign: their size is at least |low| and at most |high| (NULL: no bound). */
+/* Builds numbers of one sign, without it: at least |low| and at most |high| (NULL: no bound). */
 static uint32_t sizes(struct node_pool *pool, bool integer, const struct decimal *low,
                       bool low_open, const struct decimal *high, bool high_open) {
     uint32_t node = unsigned_shape(pool, integer);

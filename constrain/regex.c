@@ -85,7 +85,7 @@ static int hex_digit(char c) {
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* `digits` hexadecimal digits, or -1 with nothing read. */
+/* Reads `digits` hexadecimal digits; -1: they are not there, and nothing was read. */
 static int64_t take_hex(struct reader *r, size_t digits) {
     int64_t value = 0;
     if (r->size - r->at < digits) return -1;
@@ -105,7 +105,7 @@ static int64_t take_braced(struct reader *r) {
     return take(r, "}") && value <= POINT_MAX ? value : -1;
 }
 
-/* Behind \u: four digits, with a second half where they are a high surrogate; or {digits}. */
+/* Reads what follows \u: four digits, a pair of surrogates, or {digits}. */
 static int64_t take_unicode(struct reader *r) {
     if (take(r, "{")) return take_braced(r);
     int64_t value = take_hex(r, 4), low;
@@ -117,7 +117,7 @@ static int64_t take_unicode(struct reader *r) {
     return value;
 }
 
-/* The character of an escape whose letter was read; -1: refused. */
+/* Returns the character of an escape whose letter was read; -1: refused. */
 static int64_t escaped_point(struct reader *r, uint32_t letter) {
     static const char names[] = "tnvfr0", values[] = "\t\n\v\f\r";
     const char *name = letter < 128 && letter != 0 ? strchr(names, (int)letter) : NULL;
@@ -150,7 +150,7 @@ static int64_t escaped_point(struct reader *r, uint32_t letter) {
     return value;
 }
 
-/* \d, \w, \s and their complements. */
+/* Adds \d, \w, \s or a complement of these; false: another letter. */
 static bool add_named(struct point_set *set, uint32_t letter) {
     static const struct point_range spaces[] = {
         {9, 13},          {32, 32},         {0xA0, 0xA0},     {0x1680, 0x1680}, {0x2000, 0x200A},
@@ -265,7 +265,7 @@ static uint32_t read_ahead(struct reader *r, bool negative) {
         &(struct term){.kind = TERM_AHEAD, .asserts = true, .negative = negative, .last = inner});
 }
 
-/* The flags of (?i) and (?i:...); true: a group follows. */
+/* Reads the flags of (?i) or (?i:...); true: a group follows. */
 static bool read_flags(struct reader *r) {
     bool on = true;
     for (; !at_end(r) && !next_is(r, ")") && !next_is(r, ":"); r->at++) {
@@ -327,7 +327,7 @@ static uint32_t read_atom(struct reader *r) {
     return finish_set(r, &set);
 }
 
-/* Digits; UINT32_MAX: there are none. */
+/* Reads a decimal number; UINT32_MAX: there is none. */
 static uint32_t read_number(struct reader *r) {
     uint64_t value = 0;
     size_t begin = r->at;
@@ -339,7 +339,7 @@ static uint32_t read_number(struct reader *r) {
     return (uint32_t)value;
 }
 
-/* {3}, {3,} and {3,5}; anything else with a brace is text (false). */
+/* Reads {3}, {3,} or {3,5}. Any other brace is text (false). */
 static bool read_bounds(struct reader *r, uint32_t *min, uint32_t *max) {
     size_t back = r->at;
     if (take(r, "{")) {
@@ -381,7 +381,7 @@ static uint32_t read_term(struct reader *r) {
     return term;
 }
 
-/* A list of children, given by its last one, as one term. */
+/* Makes one term of a list of children, given by the last of them. */
 static uint32_t add_list(struct reader *r, enum term_kind kind, uint32_t last) {
     bool asserts = false;
     if (r->rc != 0) return 0;
@@ -424,7 +424,7 @@ static uint32_t read_alternatives(struct reader *r) {
 
 /* ---- Nodes ----------------------------------------------------------------------------------- */
 
-/* A term without assertions. */
+/* Builds a term without assertions. */
 static uint32_t plain_node(struct reader *r, uint32_t id) {
     struct term term = r->terms[id];
     uint32_t node = NODE_EMPTY, mark;
@@ -447,7 +447,7 @@ static uint32_t plain_node(struct reader *r, uint32_t id) {
     }
 }
 
-/* The term and then `rest`, where the text begins (`begins`) or has begun. */
+/* Builds the term followed by `rest`. `begins`: the term is at the beginning of the text. */
 static uint32_t build(struct reader *r, uint32_t id, uint32_t rest, bool begins);
 
 static uint32_t build_ahead(struct reader *r, const struct term *term, uint32_t rest, bool begins) {

@@ -5,7 +5,7 @@
 #include "base/mem.h"
 
 #define NODES_PER_WORK 8    /* nodes and children that a pass looks at in one unit of work */
-#define SEARCH_DEPTH   4096 /* rules, and groups in them, that a search enters one in another */
+#define SEARCH_DEPTH   4096 /* how deep a search goes into rules and groups */
 
 /* Facts about nodes and rules, by id. Nodes refer only to nodes made before them, and to rules. */
 struct facts {
@@ -39,8 +39,9 @@ static bool fact_of(const struct facts *f, const struct node *node, const bool *
     }
 }
 
-/* Until nothing changes: a pass over all nodes settles everything but what waits for a rule with a
- * higher number, so passes are few in practice; there are at most as many as rules. */
+/* Repeats passes over all nodes until nothing changes. A pass settles everything except nodes that
+ * wait for a rule with a higher number, so few passes are needed in practice, and at most one for
+ * each rule. */
 static void find_facts(struct facts *f) {
     struct node_pool *pool = f->pool;
     bool changed = true;
@@ -66,7 +67,7 @@ static void find_facts(struct facts *f) {
 
 /* ---- Without the others ---------------------------------------------------------------------- */
 
-/* In the order of the ids: the parts of a node are made before it. */
+/* Makes nodes in the order of their ids, so that the parts of a node are made before it. */
 static void make_all(struct facts *f) {
     struct node_pool *pool = f->pool;
     for (uint32_t i = 0; i < f->count && pool->rc == 0; i++) {
@@ -106,7 +107,7 @@ static bool begins_with(const struct node_pool *pool, uint32_t id, uint32_t rule
     return node->kind == NODE_KIND_RULE && node->a == rule;
 }
 
-/* A: A x | y  becomes  A: y x*. */
+/* Turns A: A x | y into A: y x*. */
 static void unwind(struct node_pool *pool, uint32_t rule) {
     uint32_t body = pool->rules[rule], own = 0, others;
     const struct node *node = &pool->nodes[body];

@@ -1,4 +1,4 @@
-/* Schemas to expressions: what stands between a schema and its types. References, allOf, anyOf and
+/* From schemas to expressions: everything above the single types. References, allOf, anyOf and
  * oneOf are resolved here: a schema becomes a conjunction of plain schemas, and alternatives are
  * distributed over it. A conjunction that occurs inside itself becomes a rule. */
 #include "constrain/schema.h"
@@ -20,7 +20,7 @@
 
 /* ---- Faults ---------------------------------------------------------------------------------- */
 
-/* The path of a node below `tree`, appended to `path`; false: it is not there. */
+/* Appends the path of a node below `tree` to `path`; false: it is not there. */
 static bool find_path(const cJSON *tree, const cJSON *node, char *path, size_t size, int depth) {
     size_t used = strlen(path);
     const cJSON *child;
@@ -96,7 +96,8 @@ void schema_add(struct schema *s, struct conjunction *c, const cJSON *schema) {
                       json_type_name(schema));
 }
 
-/* The conjunction without conjunct `at` having `skip`, and with `more` (NULL: none). */
+/* Copies a conjunction; in the copy conjunct `at` skips `skip`, too, and `more` is added (NULL:
+ * none). */
 static struct conjunction with(struct schema *s, const struct conjunction *c, int at, unsigned skip,
                                const cJSON *more) {
     struct conjunction next = schema_open(s, c->count + 1);
@@ -118,7 +119,7 @@ static bool is_neutral(const cJSON *value) {
     return (cJSON_IsObject(value) || cJSON_IsArray(value)) && value->child == NULL;
 }
 
-/* Keywords that could make an instance invalid and that are not enforced. */
+/* Refuses keywords that could make an instance invalid and are not enforced. */
 static void check_keywords(struct schema *s, const cJSON *schema) {
     static const char *const refused[] = {
         "if",           "dependentRequired", "dependentSchemas",      "dependencies",
@@ -215,7 +216,8 @@ static unsigned type_of_value(const cJSON *value) {
     return integer ? SCHEMA_INTEGER : SCHEMA_INTEGER | SCHEMA_FRACTION;
 }
 
-/* Types that `not` excludes: types here, given strings in schema_string. Anything else is refused.
+/* Returns the types that `not` excludes. schema_string excludes given strings; every other `not` is
+ * refused.
  */
 static unsigned excluded_types(struct schema *s, const cJSON *schema) {
     const cJSON *not = json_get(schema, "not"), *child;
@@ -285,7 +287,7 @@ static void note_max(struct number_rules *r, const struct decimal *bound, bool o
     r->has_max = true;
 }
 
-/* exclusiveMinimum and exclusiveMaximum were booleans once. */
+/* In older drafts exclusiveMinimum and exclusiveMaximum are booleans. */
 static void note_bounds(struct schema *s, const cJSON *schema, struct number_rules *r) {
     struct decimal bound;
     if (read_bound(s, schema, "minimum", &bound))
@@ -372,7 +374,7 @@ static bool is_given(struct schema *s, const struct conjunction *c, const cJSON 
     return true;
 }
 
-/* The given values of a conjunction, sorted out. */
+/* The values that enum and const of a conjunction give, filtered by its other keywords. */
 struct given {
     const struct conjunction *c;
     const cJSON *at; /* the schema that gives them */
@@ -396,7 +398,7 @@ static bool satisfies(struct schema *s, struct given *g, const cJSON *value, con
     struct decimal decimal;
     bool integer = !(g->types & SCHEMA_FRACTION);
     if (g->number == NOT_ASKED) g->number = schema_number(s, g->c, integer);
-    if (decimal_read(value->valuestring, &decimal) != 0) /* too long: as it is written */
+    if (decimal_read(value->valuestring, &decimal) != 0) /* too long: compared as written */
         return node_matches(s->pool, g->number, text, strlen(text));
     size = decimal_write(&decimal, plain);
     return node_matches(s->pool, g->number, plain, size);

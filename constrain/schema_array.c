@@ -6,7 +6,7 @@
 struct element_rules {
     const cJSON *prefix; /* array of schemas, or NULL */
     const cJSON *rest;   /* schema, or NULL */
-    const cJSON *next;   /* the prefix's schema that was not used yet */
+    const cJSON *next;   /* the first schema of the prefix that was not used yet */
 };
 
 static struct element_rules rules_of(struct schema *s, const cJSON *schema) {
@@ -21,7 +21,7 @@ static struct element_rules rules_of(struct schema *s, const cJSON *schema) {
     return rules;
 }
 
-/* The rules of every conjunct, and the length of the longest prefix. NULL: noted. */
+/* Returns the rules of every conjunct, and the length of the longest prefix. NULL: noted. */
 static struct element_rules *all_rules(struct schema *s, const struct conjunction *c,
                                        uint32_t *longest) {
     struct element_rules *rules = schema_alloc(s, (size_t)c->count, sizeof *rules);
@@ -37,7 +37,7 @@ static struct element_rules *all_rules(struct schema *s, const struct conjunctio
     return s->rc == 0 ? rules : NULL;
 }
 
-/* The next element; behind every prefix: any. */
+/* Builds the next element. */
 static uint32_t element_node(struct schema *s, const struct conjunction *c,
                              struct element_rules *rules) {
     struct conjunction all = schema_open(s, c->count);
@@ -49,7 +49,7 @@ static uint32_t element_node(struct schema *s, const struct conjunction *c,
     return schema_node(s, all);
 }
 
-/* The element behind every prefix. */
+/* Builds an element behind every prefix. */
 static uint32_t rest_node(struct schema *s, const struct conjunction *c,
                           struct element_rules *rules) {
     for (int i = 0; i < c->count; i++) rules[i].next = NULL;
@@ -63,8 +63,8 @@ static void check_unique(struct schema *s, const struct conjunction *c, uint32_t
                           "the keyword 'uniqueItems' is not supported");
 }
 
-/* Elements from `index` on, behind others if index > 0. `prefix` are expressions of the first
- * `size`, `rest` of those behind. Built from the last one. */
+/* Builds the elements from `index` on, from the last one to the first; with index > 0 others stand
+ * before them. `prefix`: expressions of the first `size` elements; `rest`: of the others. */
 static uint32_t list_node(struct schema *s, const uint32_t *prefix, uint32_t size, uint32_t rest,
                           uint32_t min, uint32_t max) {
     struct node_pool *pool = s->pool;

@@ -148,7 +148,8 @@ const struct schema_named *schema_find_named(struct schema *s, const struct sche
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-/* A number without what does not change its value: its digits, and the power of ten behind them. */
+/* Writes a number so that equal values have one text: its digits, and the power of ten behind them.
+ */
 static void write_number(struct buf *out, const char *text) {
     size_t begin = out->size, digits = 0;
     long power = 0;

@@ -53,7 +53,7 @@ uint32_t schema_refuse(struct schema *s, int rc, const cJSON *at, const char *ke
                        const char *format, ...) __attribute__((format(printf, 5, 6)));
 void *schema_alloc(struct schema *s, size_t count, size_t size); /* NULL: noted */
 
-/* A string of the document as text, which may hold U+0000; in the arena. NULL: noted. */
+/* Returns a string of the document as text, which may hold U+0000; in the arena. NULL: noted. */
 const char *schema_text(struct schema *s, const char *string, size_t *size);
 
 /* ---- Tables of the document (schema_index.c) ------------------------------------------------- */
@@ -64,7 +64,7 @@ static inline uint32_t schema_hash(const char *text) {
     return hash ^ hash >> 15;
 }
 
-/* As json_get, for objects that may be large. */
+/* Does what json_get does, for objects that may be large. */
 const cJSON *schema_member(struct schema *s, const cJSON *object, const char *name);
 
 /* A schema with a name. Containers of the document are numbered in its order: the schema holds
@@ -74,7 +74,8 @@ struct schema_named {
     const cJSON *node;
     uint32_t begin, end;
 };
-/* The first one with this keyword and value, inside of another (NULL: anywhere). NULL: none. */
+/* Returns the first schema with this keyword and value, inside another one (NULL: anywhere). NULL:
+ * none. */
 const struct schema_named *schema_find_named(struct schema *s, const struct schema_named *within,
                                              const char *keyword, const char *value);
 
@@ -96,7 +97,7 @@ struct conjunction schema_open(struct schema *s, int count);
 /* Adds a schema: an object, true or false. NULL: nothing. `at` is its parent, for faults. */
 void schema_add(struct schema *s, struct conjunction *conjunction, const cJSON *schema);
 
-/* The expression of a conjunction. */
+/* Returns the expression of a conjunction. */
 uint32_t schema_node(struct schema *s, struct conjunction conjunction);
 
 /* Each function builds the instances of one type. The conjuncts are resolved: they hold no $ref,

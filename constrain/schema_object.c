@@ -132,8 +132,8 @@ static void collect_allowed(struct object *o) {
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-/* The schemas for the value of a name: `matched`, bits of patterns that it matches; `name` NULL:
- * one that the schema does not name. */
+/* Builds the value of a member. `matched`: bits of the patterns that its name matches; `name` NULL:
+ * the schema does not name it. */
 static uint32_t value_node(struct object *o, const char *name, unsigned matched) {
     struct schema *s = o->s;
     struct conjunction all = schema_open(s, o->c->count + o->pattern_count);
@@ -176,7 +176,7 @@ static void build_names(struct object *o) {
     }
 }
 
-/* Names that are not the schema's own and match exactly these patterns, quoted. */
+/* Builds the quoted names that the schema does not name and that match exactly these patterns. */
 static uint32_t key_node(struct object *o, unsigned matched) {
     struct schema *s = o->s;
     struct node_pool *pool = s->pool;
@@ -213,7 +213,7 @@ static void build_others(struct object *o) {
 
 /* ---- Members --------------------------------------------------------------------------------- */
 
-/* Members that are not named, behind `count` members. */
+/* Builds members that the schema does not name, behind `count` members. */
 static uint32_t others_node(struct object *o, uint32_t count) {
     struct node_pool *pool = o->s->pool;
     uint32_t min = o->min > count ? o->min - count : 0;
@@ -227,8 +227,8 @@ static uint32_t others_node(struct object *o, uint32_t count) {
         node_repeat(pool, next, min > 0 ? min - 1 : 0, max == NODE_ENDLESS ? max : max - 1));
 }
 
-/* Row `i` of the table: what may follow when the first i names are done and `count` members stand
- * (counted up to `most`); without the empty object. From row i + 1. */
+/* Fills row `i` of the table from row i + 1: what may follow when the first i names are done and
+ * `count` members are written (counted up to `most`). The empty object is not included. */
 static void fill_row(struct object *o, int i, uint32_t most, const uint32_t *below, uint32_t *row) {
     struct node_pool *pool = o->s->pool;
     const struct named *named = &o->names[i];
@@ -253,7 +253,8 @@ static bool is_optional(const struct object *o) {
     return o->min == 0;
 }
 
-/* Counting every member costs a column of the table for each; without bounds there are two. */
+/* The table has a column for each number of members that must be told apart; without bounds there
+ * are two. */
 static uint32_t members_node(struct object *o) {
     struct schema *s = o->s;
     uint32_t most = o->max != NODE_ENDLESS ? o->max : o->min > 1 ? o->min : 1;
@@ -268,7 +269,7 @@ static uint32_t members_node(struct object *o) {
     uint32_t *row = schema_alloc(s, most + 1, sizeof *row);
     if (below == NULL || row == NULL) return NODE_NONE;
     for (uint32_t count = 0; count <= most; count++) below[count] = others_node(o, count);
-    if (o->others == NODE_NONE) below[0] = NODE_NONE; /* the empty object is apart */
+    if (o->others == NODE_NONE) below[0] = NODE_NONE; /* the empty object is added elsewhere */
     for (int i = o->name_count; i-- > 0;) {
         fill_row(o, i, most, below, row);
         uint32_t *swap = below;

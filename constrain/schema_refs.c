@@ -121,7 +121,7 @@ static unsigned bit_of_value(const cJSON *value) {
     return bit_of_type(json_type_name(value));
 }
 
-/* Types that its own keywords leave to a schema. Integers and numbers are one type here. */
+/* Returns the types that a schema's own keywords allow. Integers and numbers are one type here. */
 static unsigned types_left(const cJSON *schema) {
     const cJSON *type = json_get(schema, "type"), *values = json_get(schema, "enum"), *child;
     const cJSON *only = json_get(schema, "const");

@@ -4,7 +4,7 @@
 
 #include "constrain/schema_int.h"
 
-/* Finds the schema to which `ref`, the $ref of the schema `at`, refers to: a JSON pointer
+/* Finds the schema to which `ref`, the $ref of the schema `at`, refers: a JSON pointer
  * ("#/$defs/x"), an anchor
  * ("#x"), or the $id of a schema in the document. NULL: refused, see schema_refuse. */
 const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref);

@@ -20,7 +20,7 @@ void schema_count(struct schema *s, const struct conjunction *c, const char *key
             return;
         }
         if (count > CONSTRAIN_REPEAT_MAX) {
-            /* A large upper bound is none that an answer could reach. */
+            /* No answer could reach a large upper bound. */
             if (smallest) continue;
             schema_refuse(s, ERR_LIMIT, c->list[i].schema, keyword, "expected at most %d",
                           CONSTRAIN_REPEAT_MAX);
@@ -69,7 +69,7 @@ static uint32_t content_text(struct schema *s, const char *string) {
     return text != NULL ? node_text(s->pool, text, size) : NODE_NONE;
 }
 
-/* Strings that `not` excludes. */
+/* Builds the strings that `not` excludes. */
 static uint32_t excluded(struct schema *s, const cJSON * not ) {
     const cJSON *only = json_get(not, "const"), *child;
     uint32_t list = node_list_open(s->pool);
@@ -80,7 +80,7 @@ static uint32_t excluded(struct schema *s, const cJSON * not ) {
     return node_list_alt(s->pool, list);
 }
 
-/* Everything but lengths; *any: there was no condition. */
+/* Builds all conditions but lengths; *any: there was none. */
 static uint32_t content_of(struct schema *s, const struct conjunction *c, bool *any) {
     uint32_t node = s->nodes->any_text;
     for (int i = 0; i < c->count && s->rc == 0; i++) {
@@ -99,7 +99,7 @@ static uint32_t content_of(struct schema *s, const struct conjunction *c, bool *
     return node;
 }
 
-/* The conjunction of patterns that contain any text is simpler without it. */
+/* Drops "any text" from a conjunction of patterns, which is simpler without it. */
 static uint32_t without_any(struct schema *s, uint32_t node) {
     const struct node *n = node_at(s->pool, node);
     if (n->kind != NODE_KIND_AND || n->b != 2) return node;

@@ -37,7 +37,7 @@ static int compare_tokens(const void *a, const void *b) {
 
 /* ---- Plain tokens ---------------------------------------------------------------------------- */
 
-/* Bytes of the plain character at the beginning of the text, 0 = there is none. */
+/* Returns the bytes of the plain character at the beginning of the text, 0 = there is none. */
 static size_t plain_step(const unsigned char *text, size_t size) {
     for (int i = 0; i < TOKENS_UTF8_ROWS; i++) {
         const struct utf8_row *row = &tokens_plain_rows[i];
@@ -50,7 +50,7 @@ static size_t plain_step(const unsigned char *text, size_t size) {
     return 0;
 }
 
-/* Characters of a plain token; 0 = it is none. */
+/* Returns the number of characters of a plain token; 0 = it is none. */
 static int plain_count(const struct token *token) {
     int count = 0;
     for (size_t at = 0; at < token->size; count++) {
@@ -88,7 +88,7 @@ static void close_nodes(struct trie *trie, uint32_t *path, size_t *open, size_t 
     while (*open > depth) trie->nodes[path[--*open]].end = trie->count;
 }
 
-/* From a sorted list. `path` has room for the longest token. */
+/* Fills a trie from a sorted list. `path` has room for the longest token. */
 static void fill_trie(struct constrain_tokens *tokens, struct trie *trie, const struct token *list,
                       size_t count, uint32_t *path) {
     size_t open = 0;

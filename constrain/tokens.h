@@ -31,8 +31,8 @@ struct constrain_tokens {
     uint32_t *plain_masks[TOKENS_PLAIN_MAX + 1]; /* plain tokens of at most so many characters */
 };
 
-/* Whole UTF-8 sequences: the ranges of their bytes, by Unicode 15, table 3-7. The first row are the
- * plain characters of one byte, in parts. */
+/* Whole UTF-8 sequences: the ranges of their bytes, by Unicode 15, table 3-7. The plain characters
+ * of one byte come first. */
 #define TOKENS_UTF8_ROWS 11
 struct utf8_row {
     uint8_t bytes;

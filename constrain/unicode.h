@@ -28,7 +28,7 @@ uint32_t point_set_node(struct node_pool *pool, struct point_set *set);
 uint32_t node_character(struct node_pool *pool);
 uint32_t node_any_text(struct node_pool *pool);
 
-/* Reads one character of valid UTF-8; *at moves behind it. */
+/* Reads one character of valid UTF-8 and moves *at behind it. */
 uint32_t point_read(const char *text, size_t size, size_t *at);
 
 #endif

@@ -36,7 +36,7 @@ static bool is_newlines(const char *bytes, size_t size) {
            bytes[size - 1] == '\n';
 }
 
-/* Builds the trie of the vocabulary once. With the lock. */
+/* Builds the trie of the vocabulary once. The caller has the lock. */
 static int open_tokens(struct constraint_table *table) {
     const struct constrain_vocabulary *v = &table->vocabulary;
     if (table->tokens != NULL) return 0;
@@ -49,7 +49,7 @@ static int open_tokens(struct constraint_table *table) {
     return constrain_tokens_open(v, &table->tokens);
 }
 
-/* Takes one user more. With the lock. */
+/* Finds a constraint and counts one user more. The caller has the lock. */
 static struct engine_constraint *find(struct constraint_table *table,
                                       const uint8_t key[SHA256_BYTES]) {
     for (struct engine_constraint **at = &table->first; *at != NULL; at = &(*at)->next) {
@@ -93,7 +93,7 @@ static struct engine_constraint *add(struct constraint_table *table, const uint8
     return c;
 }
 
-/* The one without users that was used least recently. With the lock. */
+/* Drops the constraint without users that was used least recently. The caller has the lock. */
 static void drop_oldest(struct constraint_table *table) {
     struct engine_constraint **oldest = NULL;
     for (struct engine_constraint **at = &table->first; *at != NULL; at = &(*at)->next)
@@ -105,7 +105,7 @@ static void drop_oldest(struct constraint_table *table) {
     free_constraint(gone);
 }
 
-/* Compiles; constraints without users make room. */
+/* Compiles a language. Constraints without users are dropped when it finds no room. */
 static int compile(struct constraint_table *table, const struct constrain_part *part,
                    struct constrain **language, struct fault *fault) {
     int rc;
@@ -214,7 +214,7 @@ int constraint_fill(struct constraint_run *run, const struct engine_request *req
     if (rc != 0) return rc;
     if (run->phase == CONSTRAINT_BEGIN) allow(run, table, &request->think_begin, 1);
     if (run->phase == CONSTRAINT_AFTER) allow(run, table, table->newlines, table->newline_count);
-    forbid(run, table, ends->ids, ends->count); /* an end of a text that is not whole */
+    forbid(run, table, ends->ids, ends->count); /* an end may not come before the text is whole */
     if (next.accepts && (!ends->hold || is_empty(run, table)))
         allow(run, table, ends->ids, ends->count);
     return is_empty(run, table) ? ERR_INVALID : 0;

@@ -14,10 +14,11 @@
 #include "constrain/limits.h"
 #include "engine/engine.h"
 
-#define CONSTRAINTS_KEPT         16
-#define CONSTRAINT_TEXT_BYTES    ((size_t)64 << 20) /* a constraint as text, for its hash */
-#define CONSTRAINT_NEWLINES      16                 /* tokens that are line breaks only */
-#define CONSTRAINT_NEWLINE_BYTES 2                  /* line breaks of each, at most */
+#define CONSTRAINTS_KEPT 16
+#define CONSTRAINT_TEXT_BYTES                                                                      \
+    ((size_t)64 << 20)              /* the text of a constraint, from which its hash is made */
+#define CONSTRAINT_NEWLINES      16 /* tokens that are line breaks only */
+#define CONSTRAINT_NEWLINE_BYTES 2  /* line breaks of each, at most */
 
 struct constraint_table {
     pthread_mutex_t lock;
@@ -25,7 +26,7 @@ struct constraint_table {
     struct constrain_tokens *tokens; /* NULL until needed */
     int32_t newlines[CONSTRAINT_NEWLINES];
     int newline_count;
-    struct engine_constraint *first; /* used last first */
+    struct engine_constraint *first; /* the list begins with the one used last */
     int idle;                        /* constraints without users */
     struct constrain_budget budget;  /* memory of all of them */
 };
