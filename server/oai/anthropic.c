@@ -17,9 +17,17 @@
     }
 
 static const struct oai_field message_fields[] = {
-    OWN_FIELDS,          {"logprobs", OAI_NEVER},
-    {"n", OAI_ONE},      {"response_format", OAI_NEVER},
-    {"stop", OAI_NEVER}, {"stop_sequences", OAI_ANY},
+    OWN_FIELDS,
+    {"logprobs", OAI_NEVER},
+    {"n", OAI_ONE},
+    {"prompt_logprobs", OAI_NEVER},
+    {"response_format", OAI_NEVER},
+    {"return_token_ids", OAI_FALSE},
+    {"stop", OAI_NEVER},
+    {"stop_sequences", OAI_ANY},
+    {"timings", OAI_FALSE},
+    {"timings_per_token", OAI_FALSE},
+    {"verbose", OAI_FALSE},
     {NULL, OAI_ANY},
 };
 

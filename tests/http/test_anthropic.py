@@ -1,0 +1,299 @@
+"""POST /v1/messages and its count_tokens: Anthropic's form on the wire. (The fake answers with the last user message.)"""
+import json
+
+import pytest
+import requests
+from conftest import MODEL, chat_body, request_bytes
+
+PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+TOOLS = [{"name": "get_weather", "description": "The weather of a place",
+          "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}},
+         {"type": "custom", "name": "now", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def caller():
+    """Calls of tools and thoughts: the fake turns the bytes 1 and 2 of its answer into the tags."""
+    from conftest import FAKE, Daemon
+    if not FAKE:
+        pytest.skip("needs the fake engine's answers")
+    daemon = Daemon(env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_THINK": "1"})
+    yield daemon
+    assert daemon.stop() == 0
+
+
+def body(content="hello", **fields):
+    return {"model": MODEL, "max_tokens": 400, "temperature": 0, "messages": [{"role": "user", "content": content}],
+            **fields}
+
+
+def ask(daemon, content="hello", **fields):
+    r = daemon.post(PATH, body(content, **fields))
+    assert r.status_code == 200, r.text
+    return r.json()
+
+
+def stream(daemon, content="hello", **fields):
+    r = requests.post(daemon.url + PATH, json={**body(content, **fields), "stream": True}, stream=True, timeout=60)
+    assert r.status_code == 200, r.text
+    names, data = [], []
+    for line in r.iter_lines():
+        if line.startswith(b"event: "):
+            names.append(line[7:].decode())
+        if line.startswith(b"data: "):
+            data.append(json.loads(line[6:]))
+    assert names == [e["type"] for e in data]
+    return [e for e in data if e["type"] != "ping"]
+
+
+def refused(daemon, param, code, fields, path=PATH):
+    r = daemon.post(path, {k: v for k, v in {**body(), **fields}.items() if v != "absent"})
+    assert r.status_code == 400, r.text
+    answer = r.json()
+    assert set(answer) == {"type", "error", "request_id"} and answer["type"] == "error"
+    error = answer["error"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code), error
+    assert answer["request_id"] == r.headers["x-request-id"]
+
+
+# --- answers ---
+
+def test_text(shared):
+    answer = ask(shared, system="Repeat.", metadata={"user_id": "u"})
+    assert answer.pop("id").startswith("msg_")
+    usage = answer.pop("usage")
+    assert answer == {"type": "message", "role": "assistant", "model": MODEL, "stop_reason": "end_turn",
+                      "stop_sequence": None, "content": [{"type": "text", "text": "hello", "citations": None}]}
+    assert usage["output_tokens"] == 6 and usage["cache_creation_input_tokens"] == 0
+
+
+@pytest.mark.parametrize("fields,reason,stopped,text", [
+    ({"max_tokens": 3}, "max_tokens", None, "hel"), ({"stop_sequences": ["x", "l"]}, "stop_sequence", "l", "he")])
+def test_stop_reasons(shared, fields, reason, stopped, text):
+    answer = ask(shared, **fields)
+    assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, stopped)
+    assert answer["content"][0]["text"] == text
+
+
+def test_the_prompt_is_that_of_a_chat(shared):
+    """Blocks of one turn are one message, results are one each."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    chat = [{"role": "system", "content": "Be\nbrief."}, {"role": "user", "content": "first\nsecond"},
+            {"role": "assistant", "content": "well", "reasoning_content": "hm", "tool_calls": [call, call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "cold"}, {"role": "tool", "tool_call_id": "c1", "content": ""},
+            {"role": "user", "content": "and now"}]
+    use = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""},
+                                          {"type": "redacted_thinking", "data": "x"},
+                                          {"type": "text", "text": "well"}, use, use]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "cold"}]},
+            {"type": "tool_result", "tool_use_id": "c1", "is_error": True}, {"type": "text", "text": "and now"}]}]
+    system = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief.", "cache_control": {"type": "ephemeral"}}]
+    expected = shared.post("/v1/chat/completions", chat_body(messages=chat)).json()["usage"]["prompt_tokens"]
+    usage = ask(shared, messages=messages, system=system)["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected
+    counted = shared.post(COUNT, {"messages": messages, "system": system}).json()
+    assert counted == {"input_tokens": expected}
+
+
+def test_the_next_turn_pays_for_what_is_new(shared):
+    first = ask(shared, "My name is Nora.")
+    used = first["usage"]
+    more = [{"role": "user", "content": "My name is Nora."}, {"role": "assistant", "content": first["content"]},
+            {"role": "user", "content": "And yours?"}]
+    second = ask(shared, messages=more)["usage"]
+    assert second["cache_read_input_tokens"] >= used["input_tokens"] + used["output_tokens"] - 1
+
+
+def test_prefill(shared):
+    """A last message of the assistant is continued."""
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hel"}]
+    whole = shared.post(COUNT, {"messages": messages}).json()["input_tokens"]
+    closed = shared.post(COUNT, {"messages": [*messages, {"role": "user", "content": ""}]}).json()["input_tokens"]
+    assert whole < closed
+    assert ask(shared, messages=messages)["type"] == "message"
+
+
+def test_calls_and_thoughts(caller):
+    answer = ask(caller, f"\x01hm\x02Look: {CALL}\n{CALL}", tools=TOOLS)
+    thought, text, *calls = answer["content"]
+    assert thought == {"type": "thinking", "thinking": "hm", "signature": ""} and text["text"] == "Look: "
+    assert [(c["type"], c["name"], c["input"]) for c in calls] == [("tool_use", "get_weather", {"city": "Oslo"})] * 2
+    assert len({c["id"] for c in calls}) == 2 and answer["stop_reason"] == "tool_use"
+    one = ask(caller, f"{CALL}\n{CALL}", tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    assert [c["type"] for c in one["content"]] == ["tool_use"]
+    none = ask(caller, CALL, tools=TOOLS, tool_choice={"type": "none"})
+    assert [c["type"] for c in none["content"]] == ["text"]
+    cut = ask(caller, CALL, tools=TOOLS, max_tokens=60)
+    assert cut["stop_reason"] == "max_tokens" and list(cut["content"][0]["input"]) == ["INVALID_JSON"]
+
+
+# --- streams ---
+
+@pytest.mark.parametrize("content,fields", [
+    ("hello", {}), ("hello", {"max_tokens": 2}), ("", {}), ("caf\u00e9 \U0001f642", {}), ("hello", {"stop_sequences": ["l"]}),
+    ("\x01thinking\x02said", {}), ("\x01never ends", {}), (CALL, {"tools": TOOLS}),
+    (f"\x01hm\x02 Look {CALL}\n{CALL} there", {"tools": TOOLS}), (CALL, {"tools": TOOLS, "max_tokens": 60}),
+    ('<tool_call>\n{"name": "now"}\n</tool_call>', {"tools": TOOLS})], ids=repr)
+def test_streamed_or_not_is_the_same(caller, content, fields):
+    data = stream(caller, content, **fields)
+    start, *middle, last, stop = data
+    assert start["type"] == "message_start" and stop == {"type": "message_stop"} and last["type"] == "message_delta"
+    blocks = []
+    for e in middle:
+        if e["type"] == "content_block_start":
+            assert e["index"] == len(blocks)
+            blocks.append({**e["content_block"], "json": "", "open": True})
+            continue
+        block = blocks[e["index"]]
+        assert e["index"] == len(blocks) - 1 and block["open"]
+        if e["type"] == "content_block_stop":
+            block["open"] = False
+            continue
+        delta = e["delta"]
+        kind = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}[block["type"]]
+        if delta["type"] == "signature_delta":
+            assert block["type"] == "thinking" and delta["signature"] == ""
+        elif delta["type"] == kind == "input_json_delta":
+            block["json"] += delta["partial_json"]
+        else:
+            assert delta["type"] == kind
+            block[block["type"]] += delta[block["type"]]
+    assert not any(b.pop("open") for b in blocks)
+    for b in blocks:
+        raw = b.pop("json")
+        if b["type"] == "tool_use":
+            b["input"] = {"INVALID_JSON": raw} if "max_tokens" in fields else json.loads(raw)
+    whole = ask(caller, content, **fields)
+    assert strip(blocks) == strip(whole["content"])
+    assert last["delta"] == {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
+    assert last["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    assert start["message"]["content"] == [] and start["message"]["stop_reason"] is None
+    seen = start["message"]["usage"]
+    assert seen["input_tokens"] + seen["cache_read_input_tokens"] == \
+        last["usage"]["input_tokens"] + last["usage"]["cache_read_input_tokens"]
+
+
+def strip(blocks):
+    return [{k: v for k, v in b.items() if k != "id"} for b in blocks]
+
+
+def test_ping(slow):
+    """A silent stream is kept alive by events that Anthropic's clients know."""
+    daemon = slow("--drain-seconds", "0", step_us=20000, prefill=1000000, first=50, ping=50)
+    r = requests.post(daemon.url + PATH, json=body(stream=True), stream=True, timeout=60)
+    lines = r.iter_lines()
+    assert [next(lines) for _ in range(6)] == [b"event: ping", b'data: {"type":"ping"}', b""] * 2
+    r.close()
+
+
+def test_a_failure_before_and_in_a_stream(shared, fake):
+    r = shared.post(PATH, body("fail now", stream=True))
+    assert r.status_code == 500 and r.json()["error"]["type"] == "api_error"
+    assert stream(shared, "fail later")[-1]["error"]["type"] == "api_error"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_client_that_leaves(slow, streamed):
+    daemon = slow(step_us=10000)
+    sock = daemon.socket()
+    sock.sendall(request_bytes(PATH, body("x", stream=streamed, ignore_eos=True, max_tokens=900)))
+    daemon.wait("tokens", lambda: (daemon.kv()["running"] or [{}])[0].get("completion_tokens", 0) > 2)
+    sock.close()
+    daemon.wait("the abort", lambda: daemon.finished("abort") == 1)
+    daemon.wait_idle()
+    assert daemon.kv()["pool"]["pages_used"] == 0
+
+
+# --- refusals ---
+
+IN = "messages[0].content[0]"
+
+
+def user(*blocks, role="user"):
+    return {"messages": [{"role": role, "content": list(blocks)}]}
+
+
+@pytest.mark.parametrize("param,code,fields", [
+    ("max_tokens", "missing_required_parameter", {"max_tokens": "absent"}),
+    ("max_tokens", "missing_required_parameter", {"max_tokens": None}),
+    ("max_tokens", "invalid_value", {"max_tokens": 0}),
+    ("messages", "missing_required_parameter", {"messages": "absent"}),
+    ("messages", "invalid_value", {"messages": []}),
+    ("messages", "invalid_value", {"messages": "x"}),
+    ("messages", "invalid_value", {"messages": [{"role": "user", "content": "x"}] * 4097}),
+    ("messages[0]", "invalid_value", {"messages": ["x"]}),
+    ("messages[0].role", "missing_required_parameter", {"messages": [{"content": "x"}]}),
+    ("messages[0].role", "invalid_value", {"messages": [{"role": "system", "content": "x"}]}),
+    ("messages[0].content", "missing_required_parameter", {"messages": [{"role": "user"}]}),
+    ("messages[0].content", "invalid_value", {"messages": [{"role": "user", "content": 5}]}),
+    (IN, "invalid_value", user("x")),
+    (IN + ".type", "missing_required_parameter", user({})),
+    (IN + ".type", "unsupported_parameter", user({"type": "image", "source": {}})),
+    (IN + ".type", "unsupported_parameter", user({"type": "document", "source": {}})),
+    (IN + ".type", "unsupported_parameter", user({"type": "tool_use", "id": "x", "name": "f", "input": {}})),
+    (IN + ".text", "missing_required_parameter", user({"type": "text"})),
+    (IN + ".tool_use_id", "missing_required_parameter", user({"type": "tool_result"})),
+    (IN + ".content[0].type", "unsupported_parameter",
+     user({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image", "source": {}}]})),
+    (IN + ".type", "unsupported_parameter", user({"type": "server_tool_use"}, role="assistant")),
+    (IN + ".input", "missing_required_parameter", user({"type": "tool_use", "id": "x", "name": "f"}, role="assistant")),
+    (IN + ".input", "invalid_value", user({"type": "tool_use", "id": "x", "name": "f", "input": "{}"}, role="assistant")),
+    (IN + ".id", "missing_required_parameter", user({"type": "tool_use", "name": "f", "input": {}}, role="assistant")),
+    (IN + ".thinking", "missing_required_parameter", user({"type": "thinking"}, role="assistant")),
+    ("system", "invalid_value", {"system": 5}),
+    ("system[0].type", "unsupported_parameter", {"system": [{"type": "image"}]}),
+    ("tools", "invalid_value", {"tools": {}}),
+    ("tools[0].type", "unsupported_parameter", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+    ("tools[0].name", "missing_required_parameter", {"tools": [{"input_schema": {}}]}),
+    ("tools[0].name", "invalid_value", {"tools": [{"name": "a b"}]}),
+    ("tools[0].input_schema", "invalid_value", {"tools": [{"name": "f", "input_schema": []}]}),
+    ("tool_choice", "invalid_value", {"tools": TOOLS, "tool_choice": "auto"}),
+    ("tool_choice", "invalid_value", {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "unknown"}}),
+    ("tool_choice.type", "invalid_value", {"tools": TOOLS, "tool_choice": {"type": "required"}}),
+    ("tool_choice.name", "missing_required_parameter", {"tools": TOOLS, "tool_choice": {"type": "tool"}}),
+    ("tool_choice.disable_parallel_tool_use", "invalid_value",
+     {"tools": TOOLS, "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}),
+    ("thinking", "invalid_value", {"thinking": True}),
+    ("thinking.type", "invalid_value", {"thinking": {"type": "on"}}),
+    ("output_config", "invalid_value", {"output_config": "x"}),
+    ("output_config.format.type", "unsupported_parameter", {"output_config": {"format": {"type": "text"}}}),
+    ("output_config.format.schema", "missing_required_parameter", {"output_config": {"format": {"type": "json_schema"}}}),
+    ("output_config.format.schema.properties.a.if", "unsupported_parameter",
+     {"output_config": {"format": {"type": "json_schema", "schema": {"properties": {"a": {"if": {}}}}}}}),
+    ("metadata", "invalid_value", {"metadata": "x"}),
+    ("metadata.user_id", "invalid_value", {"metadata": {"user_id": 5}}),
+    ("stop_sequences[0]", "invalid_value", {"stop_sequences": [5]}),
+    ("stop_sequences", "invalid_value", {"stop_sequences": ["x"] * 17}),
+    ("temperature", "invalid_value", {"temperature": 3}),
+    ("kv.budget", "invalid_value", {"kv": {"budget": 0}}),
+    *[(name, "unsupported_parameter", {name: value}) for name, value in {
+        "container": "x", "mcp_servers": [{}], "context_management": {}, "n": 2, "stop": "x", "logprobs": True,
+        "response_format": {"type": "text"}, "prompt_logprobs": 1, "return_token_ids": True, "timings": True,
+        "verbose": True}.items()],
+], ids=lambda v: v if isinstance(v, str) else "")
+def test_refusals(caller, param, code, fields):
+    refused(caller, param, code, fields)
+
+
+@pytest.mark.parametrize("param,code,fields", [
+    ("messages", "missing_required_parameter", {"messages": "absent"}), ("tools[0].name", "invalid_value", {"tools": [{"name": "a b"}]}),
+    (IN + ".type", "unsupported_parameter", user({"type": "image", "source": {}}))])
+def test_refusals_of_counts(shared, param, code, fields):
+    refused(shared, param, code, fields, path=COUNT)
+
+
+def test_errors_before_the_body(start):
+    daemon = start("--api-key", "k", "--max-body-bytes", "10000")
+    key = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
+    expected = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 415: "invalid_request_error"}
+    got = [daemon.post(PATH, body()), daemon.post(PATH, body(model="gpt-5"), headers=key),
+           daemon.post(PATH, body("x" * 20000), headers=key),
+           daemon.http.post(daemon.url + PATH, data="x", headers={**key, "Content-Type": "text/plain"}, timeout=60)]
+    assert {r.status_code: r.json()["error"]["type"] for r in got} == expected
+    assert all(r.json()["type"] == "error" for r in got)
+    assert daemon.post(PATH, body(), headers=key).status_code == 200

@@ -1,0 +1,380 @@
+"""POST /v1/responses and what it stores: OpenAI's Responses API on the wire. (The fake answers with the last user
+message.)"""
+import json
+
+import pytest
+import requests
+from conftest import MODEL, request_bytes
+
+PATH = "/v1/responses"
+TOOLS = [{"type": "function", "name": "get_weather", "description": "The weather of a place",
+          "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}},
+         {"type": "function", "name": "now"}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def caller():
+    """Calls of tools and thoughts: the fake turns the bytes 1 and 2 of its answer into the tags."""
+    from conftest import FAKE, Daemon
+    if not FAKE:
+        pytest.skip("needs the fake engine's answers")
+    daemon = Daemon(env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_THINK": "1"})
+    yield daemon
+    assert daemon.stop() == 0
+
+
+def body(text="hello", **fields):
+    return {"model": MODEL, "input": text, "temperature": 0, "max_output_tokens": 400, **fields}
+
+
+def ask(daemon, text="hello", **fields):
+    r = daemon.post(PATH, body(text, **fields))
+    assert r.status_code == 200, r.text
+    return r.json()
+
+
+def stream(daemon, text="hello", **fields):
+    """The events of a stream; each has its type as its name, and its number."""
+    r = requests.post(daemon.url + PATH, json={**body(text, **fields), "stream": True}, stream=True, timeout=60)
+    assert r.status_code == 200, r.text
+    names, data = [], []
+    for line in r.iter_lines():
+        if line.startswith(b"event: "):
+            names.append(line[7:].decode())
+        if line.startswith(b"data: "):
+            data.append(json.loads(line[6:]))
+    assert names == [e["type"] for e in data]
+    assert [e["sequence_number"] for e in data] == list(range(len(data)))
+    return data
+
+
+def without_ids(value):
+    """An answer without what differs from request to request."""
+    if isinstance(value, dict):
+        return {k: without_ids(v) for k, v in value.items() if k not in ("id", "call_id", "created_at", "usage")}
+    return [without_ids(v) for v in value] if isinstance(value, list) else value
+
+
+def refused(daemon, status, param, code, fields):
+    r = daemon.post(PATH, {**body(), **fields})
+    error = r.json()["error"]
+    assert (r.status_code, error["param"], error["code"]) == (status, param, code), r.text
+    assert error["message"] and error["type"] == "invalid_request_error"
+    return error["message"]
+
+
+# --- answers ---
+
+def test_text(shared):
+    answer = ask(shared, metadata={"a": "b"}, instructions="Repeat.", user="me")
+    assert (answer["object"], answer["status"], answer["error"], answer["incomplete_details"]) == \
+        ("response", "completed", None, None)
+    assert answer["id"].startswith("resp_") and answer["model"] == MODEL
+    (item,) = answer["output"]
+    assert item["id"].startswith("msg_")
+    assert without_ids(item) == {"type": "message", "status": "completed", "role": "assistant", "content": [
+        {"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}]}
+    assert (answer["metadata"], answer["instructions"], answer["user"], answer["max_output_tokens"]) == \
+        ({"a": "b"}, "Repeat.", "me", 400)
+    usage = answer["usage"]
+    assert usage["output_tokens"] == 6 and usage["total_tokens"] == usage["input_tokens"] + 6
+    assert usage["kv_details"]["seen_tokens"] == usage["total_tokens"]
+
+
+@pytest.mark.parametrize("items", [
+    [{"role": "user", "content": "hello"}],
+    [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}],
+    [{"role": "system", "content": "s"}, {"role": "developer", "content": "d"}, {"role": "user", "content": "a"},
+     {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
+      "content": [{"type": "output_text", "text": "b", "annotations": []}]},
+     {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+     {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+     {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "cold"}]},
+     {"type": "function_call_output", "call_id": "c1", "output": "colder"},
+     {"type": "reasoning", "summary": []}, {"role": "user", "content": "hello"}]], ids=["short", "typed", "all types"])
+def test_items(shared, items):
+    assert ask(shared, items)["output"][0]["content"][0]["text"] == "hello"
+
+
+def test_the_prompt_is_that_of_a_chat(shared):
+    """Items of one turn are one message."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "first"},
+                {"role": "assistant", "content": "well", "reasoning_content": "hm", "tool_calls": [call, call]},
+                {"role": "tool", "tool_call_id": "c1", "content": "cold"}, {"role": "user", "content": "the same prompt"}]
+    items = [{"role": "user", "content": "first"},
+             {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+             {"role": "assistant", "content": "well"},
+             *[{"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"a\": 1}"}] * 2,
+             {"type": "function_call_output", "call_id": "c1", "output": "cold"},
+             {"role": "user", "content": "the same prompt"}]
+    chat = shared.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 40}).json()
+    answer = ask(shared, items, instructions="Be brief.")
+    assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    messages += [{"role": "assistant", "content": "the same prompt"}, {"role": "user", "content": "more"}]
+    more = shared.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 40}).json()
+    assert more["usage"]["prompt_tokens_details"]["cached_tokens"] >= answer["usage"]["total_tokens"] - 1
+
+
+def test_cut(shared):
+    answer = ask(shared, "hello", max_output_tokens=3)
+    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (answer["output"][0]["status"], answer["output"][0]["content"][0]["text"]) == ("incomplete", "hel")
+
+
+def test_stop_and_scores(shared):
+    answer = ask(shared, "one two", stop=" ", include=["message.output_text.logprobs"], top_logprobs=2)
+    (part,) = answer["output"][0]["content"]
+    assert answer["status"] == "completed" and part["text"] == "one"
+    assert [s["token"] for s in part["logprobs"]] == ["o", "n", "e"]
+    assert all(len(s["top_logprobs"]) == 2 for s in part["logprobs"])
+    streamed = [s for e in stream(shared, "one two", stop=" ", include=["message.output_text.logprobs"], top_logprobs=2)
+                if e["type"] == "response.output_text.delta" for s in e["logprobs"]]
+    assert streamed == part["logprobs"]
+
+
+def test_calls_and_thoughts(caller):
+    answer = ask(caller, f"\x01hm\x02Look: {CALL}\n{CALL}", tools=TOOLS)
+    kinds = [item["type"] for item in answer["output"]]
+    assert kinds == ["reasoning", "message", "function_call", "function_call"]
+    thought, text, *calls = answer["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}] and thought["summary"] == []
+    assert text["content"][0]["text"] == "Look: "
+    for call in calls:
+        assert (call["name"], json.loads(call["arguments"]), call["status"]) == \
+            ("get_weather", {"city": "Oslo"}, "completed")
+    assert calls[0]["call_id"] != calls[1]["call_id"] and len({i["id"] for i in answer["output"]}) == 4
+    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+    one = ask(caller, f"{CALL}\n{CALL}", tools=TOOLS, parallel_tool_calls=False)
+    assert [item["type"] for item in one["output"]] == ["function_call"]
+    none = ask(caller, CALL, tools=TOOLS, tool_choice="none")
+    assert [item["type"] for item in none["output"]] == ["message"]
+
+
+# --- streams ---
+
+ITEM_EVENTS = {
+    "message": ("content_part.added", "output_text.delta", "output_text.done", "content_part.done"),
+    "reasoning": ("content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done"),
+    "function_call": (None, "function_call_arguments.delta", "function_call_arguments.done", None)}
+
+
+def check_item(data, index):
+    """The events of one item, taken from the front of `data`; returns the item."""
+    def take(name):
+        e = data.pop(0)
+        assert (e["type"], e["output_index"]) == ("response." + name, index), e
+        return e
+
+    begun = take("output_item.added")["item"]
+    before, delta, done, behind = ITEM_EVENTS[begun["type"]]
+    assert begun["status"] == "in_progress" and not begun.get("content") and not begun.get("arguments")
+    if before:
+        part = take(before)
+        assert part["part"]["text"] == "" and part["item_id"] == begun["id"] and part["content_index"] == 0
+    text = ""
+    while data[0]["type"] == "response." + delta:
+        e = take(delta)
+        assert e["item_id"] == begun["id"]
+        text += e["delta"]
+    whole = take(done)
+    assert whole["text" if before else "arguments"] == text and whole["item_id"] == begun["id"]
+    if behind:
+        assert take(behind)["part"]["text"] == text
+    item = take("output_item.done")["item"]
+    assert item["id"] == begun["id"]
+    assert (item["content"][0]["text"] if before else item["arguments"]) == text
+    return item
+
+
+@pytest.mark.parametrize("text,fields", [
+    ("hello", {}), ("hello", {"max_output_tokens": 2}), ("", {}), ("  \n", {}), ("caf\u00e9 \U0001f642", {}),
+    ("hello", {"stop": "l"}),
+    ("\x01thinking\x02said", {}), ("\x01\n \n\x02\n\nsaid", {}), ("\x01never ends", {}),
+    (CALL, {"tools": TOOLS}), (f"{CALL}\n{CALL}", {"tools": TOOLS}), (f"\x01hm\x02 Look {CALL} there", {"tools": TOOLS}),
+    (CALL, {"tools": TOOLS, "max_output_tokens": 60}), (CALL[:30], {"tools": TOOLS}),
+    ('<tool_call>\n{"name": "now"}\n</tool_call>', {"tools": TOOLS})], ids=repr)
+def test_streamed_or_not_is_the_same(caller, text, fields):
+    data = stream(caller, text, **fields)
+    assert [e["type"] for e in data[:2]] == ["response.created", "response.in_progress"]
+    first, last = data[0]["response"], data[-1]["response"]
+    assert (first["status"], first["output"], first["usage"]) == ("in_progress", [], None)
+    rest, items = data[2:-1], []
+    while rest:
+        items.append(check_item(rest, len(items)))
+    assert items == last["output"] and first["id"] == last["id"]
+    assert data[-1]["type"] == "response." + last["status"]
+    assert without_ids(last) == without_ids(ask(caller, text, **fields))
+
+
+def test_progress_and_timings(shared):
+    data = stream(shared, "hello", return_progress=True, timings=True)
+    seen = [e["prompt_progress"] for e in data if "prompt_progress" in e]
+    assert seen and all(p["total"] >= p["processed"] >= p["cache"] for p in seen)
+    assert data[-1]["response"]["timings"]["predicted_n"] == 6
+
+
+def test_a_failure_before_and_in_a_stream(shared, fake):
+    r = shared.post(PATH, body("fail now", stream=True))
+    assert r.status_code == 500 and "error" in r.json()
+    data = stream(shared, "fail later")
+    assert data[-1]["type"] == "response.failed"
+    response = data[-1]["response"]
+    assert response["status"] == "failed" and response["error"]["code"] == "server_error"
+    assert shared.get(f"{PATH}/{response['id']}").status_code == 404, "what failed is not stored"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_client_that_leaves(slow, streamed):
+    daemon = slow(step_us=10000)
+    sock = daemon.socket()
+    sock.sendall(request_bytes(PATH, body("x", stream=streamed, ignore_eos=True, max_output_tokens=900)))
+    daemon.wait("tokens", lambda: (daemon.kv()["running"] or [{}])[0].get("completion_tokens", 0) > 2)
+    sock.close()
+    daemon.wait("the abort", lambda: daemon.finished("abort") == 1)
+    daemon.wait_idle()
+    assert daemon.kv()["pool"]["pages_used"] == 0
+
+
+# --- what is stored ---
+
+def test_previous_response(shared):
+    """Only what is new is computed, and the items of all turns are there."""
+    first = ask(shared, "My name is Nora.")
+    second = ask(shared, "And yours?", previous_response_id=first["id"])
+    usage = second["usage"]
+    assert second["previous_response_id"] == first["id"]
+    assert usage["input_tokens_details"]["cached_tokens"] >= first["usage"]["total_tokens"] - 1
+    assert usage["input_tokens"] > first["usage"]["total_tokens"]
+    third = ask(shared, [{"role": "user", "content": "Well?"}], previous_response_id=second["id"])
+    items = shared.get(f"{PATH}/{third['id']}/input_items").json()["data"]
+    texts = [i["content"] if isinstance(i["content"], str) else i["content"][0]["text"] for i in items]
+    assert texts == ["My name is Nora.", "My name is Nora.", "And yours?", "And yours?", "Well?"]
+    assert [i["role"] for i in items] == ["user", "assistant", "user", "assistant", "user"]
+    assert all(i["id"] and i["type"] == "message" for i in items)
+    other = ask(shared, "Or so?", previous_response_id=first["id"])
+    assert other["usage"]["input_tokens"] == second["usage"]["input_tokens"] - len("And yours?") + len("Or so?")
+
+
+def test_instructions_are_those_of_the_request(shared):
+    first = ask(shared, "hello", instructions="Be brief.")
+    again = ask(shared, "more", previous_response_id=first["id"])
+    assert again["instructions"] is None
+    plain = ask(shared, [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello"},
+                         {"role": "user", "content": "more"}])
+    assert again["usage"]["input_tokens"] == plain["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_get_and_delete(shared, streamed):
+    answer = stream(shared, "keep me")[-1]["response"] if streamed else ask(shared, "keep me")
+    path = f"{PATH}/{answer['id']}"
+    assert shared.get(path).json() == answer and shared.get(path[3:]).json() == answer
+    assert shared.http.delete(shared.url + path, timeout=60).json() == \
+        {"id": answer["id"], "object": "response", "deleted": True}
+    for r in (shared.get(path), shared.get(path + "/input_items"), shared.http.delete(shared.url + path, timeout=60)):
+        assert (r.status_code, r.json()["error"]["code"]) == (404, "response_not_found")
+    message = refused(shared, 400, "previous_response_id", "previous_response_not_found",
+                      {"previous_response_id": answer["id"]})
+    assert answer["id"] in message
+
+
+def test_store_false(shared):
+    answer = ask(shared, store=False)
+    assert answer["store"] is False and shared.get(f"{PATH}/{answer['id']}").status_code == 404
+    refused(shared, 400, "previous_response_id", "previous_response_not_found", {"previous_response_id": answer["id"]})
+
+
+def test_owners(start):
+    """Neither another key nor another salt finds a response."""
+    daemon = start("--api-key", "a", "--api-key", "b")
+    key = lambda name: {"Authorization": f"Bearer {name}"}
+    answer = daemon.post(PATH, body(cache_salt="s\u0000t"), headers=key("a")).json()
+    path = f"{PATH}/{answer['id']}"
+    assert daemon.get(path, headers=key("a"), params={"cache_salt": "s\u0000t"}).json() == answer
+    for name, salt in (("b", "s\u0000t"), ("a", ""), ("a", "s")):
+        params = {"cache_salt": salt}
+        assert daemon.get(path, headers=key(name), params=params).status_code == 404
+        assert daemon.http.delete(daemon.url + path, headers=key(name), params=params, timeout=60).status_code == 404
+        fields = {"previous_response_id": answer["id"], "cache_salt": salt}
+        assert daemon.post(PATH, body(**fields), headers=key(name)).status_code == 400
+    assert daemon.get(path).status_code == 401
+
+
+# --- refusals ---
+
+PART = "input[0].content[0]"
+
+
+def user(*parts):
+    return [{"role": "user", "content": list(parts)}]
+
+
+@pytest.mark.parametrize("param,code,fields", [
+    ("input", "missing_required_parameter", {"input": None}),
+    ("input", "invalid_value", {"input": []}),
+    ("input", "invalid_value", {"input": {"role": "user"}}),
+    ("input", "invalid_value", {"input": [{"role": "user", "content": "x"}] * 4097}),
+    ("input[0]", "invalid_value", {"input": ["x"]}),
+    ("input[0].role", "missing_required_parameter", {"input": [{"content": "x"}]}),
+    ("input[0].role", "invalid_value", {"input": [{"role": "tool", "content": "x"}]}),
+    ("input[0].content", "missing_required_parameter", {"input": [{"role": "user"}]}),
+    ("input[0].content", "invalid_value", {"input": [{"role": "user", "content": 5}]}),
+    ("input[0].type", "unsupported_parameter", {"input": [{"type": "item_reference", "id": "x"}]}),
+    ("input[0].type", "unsupported_parameter", {"input": [{"type": "web_search_call", "id": "x"}]}),
+    (PART, "invalid_value", {"input": user("x")}),
+    (PART + ".type", "missing_required_parameter", {"input": user({"text": "x"})}),
+    (PART + ".type", "unsupported_parameter", {"input": user({"type": "input_image", "image_url": "x"})}),
+    (PART + ".type", "unsupported_parameter", {"input": user({"type": "input_file", "file_id": "x"})}),
+    (PART + ".type", "unsupported_parameter", {"input": user({"type": "output_text", "text": "x"})}),
+    (PART + ".text", "invalid_value", {"input": user({"type": "input_text", "text": 1})}),
+    ("input[0].call_id", "missing_required_parameter",
+     {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}),
+    ("input[0].arguments", "invalid_value",
+     {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}]}),
+    ("input[0].output", "missing_required_parameter", {"input": [{"type": "function_call_output", "call_id": "c"}]}),
+    ("input[0].content[0].type", "unsupported_parameter",
+     {"input": [{"type": "reasoning", "content": [{"type": "summary_text", "text": "x"}]}]}),
+    ("instructions", "invalid_value", {"instructions": ["x"]}),
+    ("previous_response_id", "invalid_value", {"previous_response_id": 5}),
+    ("previous_response_id", "previous_response_not_found", {"previous_response_id": "resp_unknown"}),
+    ("tools", "invalid_value", {"tools": {}}),
+    ("tools[0]", "invalid_value", {"tools": ["x"]}),
+    ("tools[0].type", "missing_required_parameter", {"tools": [{"name": "f"}]}),
+    ("tools[0].type", "unsupported_parameter", {"tools": [{"type": "web_search"}]}),
+    ("tools[0].type", "unsupported_parameter", {"tools": [{"type": "file_search", "vector_store_ids": []}]}),
+    ("tools[1].name", "missing_required_parameter", {"tools": [TOOLS[0], {"type": "function"}]}),
+    ("tools[1].name", "invalid_value", {"tools": [TOOLS[0], {"type": "function", "name": "a b"}]}),
+    ("tools[0].parameters", "invalid_value", {"tools": [{"type": "function", "name": "f", "parameters": []}]}),
+    ("tools[0].strict", "invalid_value", {"tools": [{"type": "function", "name": "f", "strict": 1}]}),
+    ("tool_choice", "invalid_value", {"tools": TOOLS, "tool_choice": "maybe"}),
+    ("tool_choice", "invalid_value", {"tools": TOOLS, "tool_choice": {"type": "function", "name": "unknown"}}),
+    ("tool_choice.type", "unsupported_parameter", {"tools": TOOLS, "tool_choice": {"type": "web_search"}}),
+    ("tool_choice.name", "missing_required_parameter", {"tools": TOOLS, "tool_choice": {"type": "function"}}),
+    ("text", "invalid_value", {"text": "x"}),
+    ("text.verbosity", "unsupported_parameter", {"text": {"verbosity": "low"}}),
+    ("text.format", "invalid_value", {"text": {"format": "json"}}),
+    ("text.format.type", "missing_required_parameter", {"text": {"format": {}}}),
+    ("text.format.type", "unsupported_parameter", {"text": {"format": {"type": "xml"}}}),
+    ("text.format.schema", "missing_required_parameter", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
+    ("text.format.schema", "invalid_value", {"text": {"format": {"type": "json_schema", "schema": 5}}}),
+    ("text.format.schema.properties.a.if", "unsupported_parameter",
+     {"text": {"format": {"type": "json_schema", "schema": {"properties": {"a": {"if": {}}}}}}}),
+    ("reasoning", "invalid_value", {"reasoning": "high"}),
+    ("reasoning.effort", "invalid_value", {"reasoning": {"effort": 5}}),
+    ("include", "invalid_value", {"include": "x"}),
+    ("include[0]", "unsupported_parameter", {"include": ["web_search_call.action.sources"]}),
+    ("top_logprobs", "invalid_value", {"top_logprobs": 3}),
+    ("truncation", "invalid_value", {"truncation": "middle"}),
+    ("max_output_tokens", "invalid_value", {"max_output_tokens": 0}),
+    ("max_output_tokens", "invalid_value", {"max_output_tokens": "x"}),
+    ("temperature", "invalid_value", {"temperature": 3}),
+    ("kv.budget", "invalid_value", {"kv": {"budget": 0}}),
+    *[(name, "unsupported_parameter", {name: value}) for name, value in {
+        "background": True, "conversation": "conv_1", "prompt": {"id": "x"}, "messages": [], "max_tokens": 3, "n": 2,
+        "response_format": {"type": "text"}, "logprobs": True, "prompt_logprobs": 1, "return_token_ids": True,
+        "verbose": True, "moderation": {}, "context_management": [{"type": "compaction"}]}.items()],
+], ids=lambda v: v if isinstance(v, str) else "")
+def test_refusals(caller, param, code, fields):
+    refused(caller, 400, param, code, fields)

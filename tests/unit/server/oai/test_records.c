@@ -1,0 +1,112 @@
+/* Stored responses: found only by their owner, bounded in number and bytes, the least used first.
+ */
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "server/oai/records.h"
+
+static const struct oai_owner nobody = {.salt = ""};
+
+static int put(struct oai_records *records, const struct oai_owner *owner, const char *id,
+               const char *items, const char *answer) {
+    const struct oai_record record = {items, strlen(items), answer, strlen(answer)};
+    return oai_records_put(records, owner, id, &record);
+}
+
+static bool has(struct oai_records *records, const struct oai_owner *owner, const char *id) {
+    return oai_records_find(records, owner, id, NULL, NULL) == 0;
+}
+
+Test(oai_records, gives_back_what_was_put) {
+    struct oai_records *records = oai_records_open(1 << 20, 8);
+    struct buf items, answer;
+    buf_open(&items, 1 << 20);
+    buf_open(&answer, 1 << 20);
+    cr_assert_eq(put(records, &nobody, "a", "{\"x\":1}", "{}"), 0);
+    cr_assert_eq(put(records, &nobody, "b", "", "two"), 0);
+    buf_str(&items, "[");
+    cr_assert_eq(oai_records_find(records, &nobody, "a", &items, &answer), 0);
+    cr_expect_str_eq(items.data, "[{\"x\":1}");
+    cr_expect_str_eq(answer.data, "{}");
+    cr_assert_eq(oai_records_find(records, &nobody, "c", &items, &answer), ERR_NOTFOUND);
+    cr_assert_eq(oai_records_delete(records, &nobody, "a"), 0);
+    cr_assert_eq(oai_records_delete(records, &nobody, "a"), ERR_NOTFOUND);
+    cr_expect(!has(records, &nobody, "a") && has(records, &nobody, "b"));
+    buf_close(&items);
+    buf_open(&items, 2);
+    cr_assert_eq(put(records, &nobody, "long", "more than two", ""), 0);
+    cr_expect_eq(oai_records_find(records, &nobody, "long", &items, NULL), ERR_NOMEM);
+    buf_close(&items);
+    buf_close(&answer);
+    oai_records_close(records);
+    oai_records_close(NULL);
+}
+
+Test(oai_records, belong_to_a_key_and_a_salt) {
+    struct oai_records *records = oai_records_open(1 << 20, 8);
+    const struct oai_owner key = {.key = {1}, .salt = ""}, salt = {.salt = "s"};
+    cr_assert_eq(put(records, &nobody, "a", "", ""), 0);
+    cr_expect(!has(records, &key, "a") && !has(records, &salt, "a") && has(records, &nobody, "a"));
+    cr_expect_eq(oai_records_delete(records, &key, "a"), ERR_NOTFOUND);
+    oai_records_close(records);
+}
+
+Test(oai_records, the_least_used_go_first) {
+    struct oai_records *records = oai_records_open(1 << 20, 3);
+    for (char id[] = "a"; id[0] <= 'c'; id[0]++) cr_assert_eq(put(records, &nobody, id, "", ""), 0);
+    cr_assert(has(records, &nobody, "a")); /* used */
+    cr_assert_eq(put(records, &nobody, "d", "", ""), 0);
+    cr_expect(!has(records, &nobody, "b"));
+    cr_expect(has(records, &nobody, "a") && has(records, &nobody, "c") &&
+              has(records, &nobody, "d"));
+    oai_records_close(records);
+}
+
+Test(oai_records, are_bounded_in_bytes) {
+    static char kilobyte[1025];
+    struct oai_records *records = oai_records_open(10 * 1024, 1000);
+    char id[8];
+    int kept = 0;
+    memset(kilobyte, 'x', sizeof kilobyte - 1);
+    for (int i = 0; i < 100; i++) {
+        snprintf(id, sizeof id, "%d", i);
+        cr_assert_eq(put(records, &nobody, id, kilobyte, kilobyte), 0);
+    }
+    for (int i = 0; i < 100; i++) {
+        snprintf(id, sizeof id, "%d", i);
+        kept += has(records, &nobody, id);
+    }
+    cr_expect_eq(kept, 4, "%d", kept);
+    oai_records_close(records);
+    records = oai_records_open(1024, 1000);
+    cr_expect_eq(put(records, &nobody, "a", kilobyte, ""), ERR_LIMIT);
+    oai_records_close(records);
+}
+
+static void *use(void *arg) {
+    struct oai_records *records = arg;
+    struct buf items, answer;
+    for (int i = 0; i < 2000; i++) {
+        char id[2] = {(char)('a' + i % 7), 0};
+        buf_open(&items, 64);
+        buf_open(&answer, 64);
+        put(records, &nobody, id, id, id);
+        if (oai_records_find(records, &nobody, id, &items, &answer) == 0)
+            cr_assert(items.data[0] == id[0] && answer.data[0] == id[0]);
+        if (i % 5 == 0) oai_records_delete(records, &nobody, id);
+        buf_close(&items);
+        buf_close(&answer);
+    }
+    return NULL;
+}
+
+Test(oai_records, any_thread) {
+    struct oai_records *records = oai_records_open(1 << 20, 5);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) cr_assert_eq(pthread_create(&threads[i], NULL, use, records), 0);
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    oai_records_close(records);
+}
