@@ -64,7 +64,7 @@ static void take_text(struct oai_items *items, enum oai_item_kind kind,
 }
 
 static void begin_call(struct oai_items *items, const struct oai_delta *delta) {
-    end_item(items); /* which still has its own name */
+    end_item(items); /* the name is still its own */
     buf_clear(&items->blank);
     buf_clear(&items->name);
     buf_add(&items->name, delta->text, delta->size);

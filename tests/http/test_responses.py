@@ -237,7 +237,7 @@ def test_a_client_that_leaves(slow, streamed):
     assert daemon.kv()["pool"]["pages_used"] == 0
 
 
-# --- what is stored ---
+# --- stored responses ---
 
 def test_previous_response(shared):
     """Only what is new is computed, and the items of all turns are there."""
