@@ -194,8 +194,8 @@ static int compare_items(const void *x, const void *y) {
 
 static bool is_state(const struct automaton *a, const struct automaton_state *state, uint32_t count,
                      bool accepts) {
-    return state->count == count && state->accepts == accepts &&
-           memcmp(a->items + state->first, a->open, count * sizeof *a->open) == 0;
+    if (state->count != count || state->accepts != accepts) return false;
+    return count == 0 || memcmp(a->items + state->first, a->open, count * sizeof *a->open) == 0;
 }
 
 static uint32_t new_state(struct automaton *a, uint32_t count, bool accepts, uint32_t *head) {
@@ -210,7 +210,7 @@ static uint32_t new_state(struct automaton *a, uint32_t count, bool accepts, uin
         !node_reserve(&a->pool, &a->states, id, &a->state_capacity, sizeof *a->states, 1))
         return 0;
     memset(a->moves + (size_t)id * row, 0, row * sizeof *a->moves);
-    memcpy(a->items + a->item_count, a->open, count * sizeof *a->open);
+    if (count > 0) memcpy(a->items + a->item_count, a->open, count * sizeof *a->open);
     a->states[id] = (struct automaton_state){
         .first = a->item_count, .count = count, .next = *head, .accepts = accepts};
     a->item_count += count;
@@ -228,7 +228,7 @@ static uint32_t finish_state(struct automaton *a) {
         if (node_at(&a->pool, a->open[i].node)->regular && a->open[i].node != NODE_EMPTY)
             a->open[count++] = a->open[i];
     if (count == 0 && !a->accepts) return AUTOMATON_DEAD;
-    qsort(a->open, count, sizeof *a->open, compare_items);
+    if (count > 1) qsort(a->open, count, sizeof *a->open, compare_items);
     uint32_t hash = a->accepts;
     for (uint32_t i = 0; i < count; i++)
         hash = node_mix(node_mix(hash, a->open[i].node), a->open[i].stack);

@@ -32,7 +32,7 @@ enum constrain_kind {
     CONSTRAIN_TEXT,    /* `text` itself */
     CONSTRAIN_REGEX,   /* a text that as a whole matches the regular expression `text`
                           (constrain/regex.h) */
-    CONSTRAIN_GRAMMAR, /* GBNF or Lark in `text`: refused (constrain/grammar.h) */
+    CONSTRAIN_GRAMMAR, /* the grammar `text`, in GBNF or Lark's form (constrain/grammar.h) */
     CONSTRAIN_SCHEMA,  /* a JSON text that satisfies `schema` (constrain/schema.h) */
     CONSTRAIN_OBJECT,  /* any JSON object */
     CONSTRAIN_SEQ,     /* the children, one after the other */

@@ -427,6 +427,14 @@ uint32_t node_list_alt(struct node_pool *pool, uint32_t list) {
     return finish_alt(pool, list);
 }
 
+void node_push(struct node_pool *pool, uint32_t node) {
+    push(pool, node);
+}
+
+uint32_t node_pop(struct node_pool *pool) {
+    return pool->scratch[--pool->scratch_count];
+}
+
 uint32_t node_alt2(struct node_pool *pool, uint32_t a, uint32_t b) {
     const uint32_t list[] = {a, b};
     return node_alt(pool, list, 2);

@@ -140,6 +140,9 @@ uint32_t node_alt2(struct node_pool *pool, uint32_t a, uint32_t b);
 uint32_t node_list_open(const struct node_pool *pool);
 void node_list_add(struct node_pool *pool, uint32_t node);
 uint32_t node_list_alt(struct node_pool *pool, uint32_t list);
+/* A stack of nodes, for parts that are built from their end; lists and stacks nest. */
+void node_push(struct node_pool *pool, uint32_t node);
+uint32_t node_pop(struct node_pool *pool);
 uint32_t node_option(struct node_pool *pool, uint32_t a); /* a or "" */
 /* AND and NOT take regular nodes only. Their results may be empty without being NODE_NONE: see
  * node_live. */

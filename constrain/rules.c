@@ -5,6 +5,8 @@
 #include "base/mem.h"
 
 #define NODES_PER_WORK 8    /* nodes and children that a pass looks at in one unit of work */
+#define INLINE_MAX     64   /* parts of a rule that is put in place of its name */
+#define INLINE_PASSES  32   /* rules inside each other that are put in place */
 #define SEARCH_DEPTH   4096 /* how deep a search goes into rules and groups */
 
 /* Facts about nodes and rules, by id. Nodes refer only to nodes made before them, and to rules. */
@@ -67,6 +69,23 @@ static void find_facts(struct facts *f) {
 
 /* ---- Without the others ---------------------------------------------------------------------- */
 
+/* May the body of a rule stand in its place? A long one is copied wherever it would stand. */
+static bool is_inline(const struct node_pool *pool, uint32_t id) {
+    const struct node *node = &pool->nodes[id];
+    if (!node->regular || (node->kind == NODE_KIND_ALT && node->b > INLINE_MAX)) return false;
+    for (int i = 0; node->kind == NODE_KIND_SEQ; i++) {
+        if (i == INLINE_MAX) return false;
+        node = &pool->nodes[node->b];
+    }
+    return true;
+}
+
+static uint32_t count_inline(const struct node_pool *pool) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < pool->rule_count; i++) count += is_inline(pool, pool->rules[i]);
+    return count;
+}
+
 /* Makes nodes in the order of their ids, so that the parts of a node are made before it. */
 static void make_all(struct facts *f) {
     struct node_pool *pool = f->pool;
@@ -88,6 +107,9 @@ static void make_all(struct facts *f) {
                 break;
             case NODE_KIND_REPEAT:
                 made = node_repeat(pool, f->made[node.a] - 1, node.min, node.max);
+                break;
+            case NODE_KIND_RULE:
+                if (is_inline(pool, pool->rules[node.a])) made = pool->rules[node.a];
                 break;
             default:
                 break;
@@ -181,19 +203,34 @@ static bool alloc_facts(struct facts *f) {
     return f->ends != NULL && f->empty != NULL;
 }
 
-static int prepare(struct facts *f, uint32_t *root, uint32_t *rule) {
+/* Makes everything again, without what never ends and with short regular rules in place. */
+static int remake(struct facts *f, uint32_t *root) {
     struct node_pool *pool = f->pool;
     if (!alloc_facts(f)) return ERR_NOMEM;
+    mem_free(f->made);
     f->made = mem_try_alloc(f->count, sizeof *f->made);
-    f->mark = mem_try_alloc((size_t)pool->rule_count + 1, sizeof *f->mark);
-    if (f->made == NULL || f->mark == NULL) return ERR_NOMEM;
+    if (f->made == NULL) return ERR_NOMEM;
     find_facts(f);
     make_all(f);
-    if (pool->rc != 0) return pool->rc;
-    *root = f->made[*root] - 1;
-    for (uint32_t i = 0; i < pool->rule_count; i++) unwind(pool, i);
-    if (pool->rc == 0 && !alloc_facts(f)) return ERR_NOMEM;
-    if (pool->rc == 0) find_facts(f);
+    if (pool->rc == 0) *root = f->made[*root] - 1;
+    return pool->rc;
+}
+
+static int prepare(struct facts *f, uint32_t *root, uint32_t *rule) {
+    struct node_pool *pool = f->pool;
+    f->mark = mem_try_alloc((size_t)pool->rule_count + 1, sizeof *f->mark);
+    if (f->mark == NULL) return ERR_NOMEM;
+    int rc = remake(f, root);
+    for (uint32_t i = 0; i < pool->rule_count && rc == 0; i++) unwind(pool, i);
+    uint32_t before = 0, count = count_inline(pool);
+    for (int i = 0; i < INLINE_PASSES && count > before && rc == 0; i++) {
+        rc = remake(f, root);
+        before = count;
+        count = count_inline(pool);
+    }
+    if (rc != 0 || pool->rc != 0) return rc != 0 ? rc : pool->rc;
+    if (!alloc_facts(f)) return ERR_NOMEM;
+    find_facts(f);
     for (uint32_t i = 0; i < pool->rule_count && pool->rc == 0; i++)
         if (finds_itself(f, i, rule)) return ERR_UNSUPPORTED;
     return pool->rc;

@@ -4,10 +4,10 @@
 
 #include "constrain/node.h"
 
-/* Drops what can never end (a rule that always needs itself again), and turns direct left recursion
- * (expr: expr "+" term | term) into repetition. The result stands for `root`; NODE_NONE: no string.
- * ERR_UNSUPPORTED: a rule begins with itself by way of others; *rule is one of them. Errors of the
- * pool. */
+/* Puts short rules that are regular in the place of their names, drops what can never end (a rule
+ * that always needs itself again), and turns direct left recursion (expr: expr "+" term | term)
+ * into repetition. The result stands for `root`; NODE_NONE: no string. ERR_UNSUPPORTED: a rule
+ * begins with itself by way of others; *rule is one of them. Errors of the pool. */
 int rules_prepare(struct node_pool *pool, uint32_t root, uint32_t *out, uint32_t *rule);
 
 #endif

@@ -52,6 +52,25 @@ def test_choice_regex_and_stream(nano):
     assert "".join(d["choices"][0]["delta"].get("content", "") for d in deltas) == content(answer)
 
 
+GBNF = r'''root ::= "(" item ("," item){0,3} ")"   # a list in a list
+item ::= [0-9]{1,2} | root'''
+LARK = '''start: "(" item ("," item)~0..3 ")"
+?item: /[0-9]{1,2}/ | start
+'''
+
+
+def test_grammars(nano):
+    for fields in ({"grammar": GBNF}, {"guided_grammar": LARK}, {"structured_outputs": {"grammar": GBNF}}, {"ebnf": GBNF}):
+        answer = content(nano.chat(USER, temperature=1, seed=3, max_tokens=400, **fields))
+        while re.search(r"\(\d", answer):  # from the inside
+            answer = re.sub(r"\(\d{1,2}(,\d{1,2}){0,3}\)", "7", answer)
+        assert answer == "7", answer
+    body = {"model": "keepd-nano", "prompt": "1", "max_tokens": 400, "grammar": 'root ::= "ab" | "cd"'}
+    for path in ("/completion", "/v1/completions"):
+        r = requests.post(nano.url + path, json=body, timeout=60).json()
+        assert r.get("content", r.get("choices", [{}])[0].get("text")) in ("ab", "cd")
+
+
 def test_an_answer_that_is_cut_says_so(nano):
     answer = nano.chat(USER, guided_regex="[a-z]{40}", max_tokens=3)
     assert answer["choices"][0]["finish_reason"] == "length"

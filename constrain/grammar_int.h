@@ -1,0 +1,64 @@
+/* Declarations shared by the files that read grammars; for no others. */
+#ifndef KEEPD_CONSTRAIN_GRAMMAR_INT_H
+#define KEEPD_CONSTRAIN_GRAMMAR_INT_H
+
+#include "constrain/grammar.h"
+
+#define GRAMMAR_CHAINS 1024u
+
+/* A rule by its name, which lies in the grammar's text. */
+struct grammar_rule {
+    const char *name;
+    size_t size;
+    size_t place;  /* offset of its first mention */
+    uint32_t rule; /* of the pool */
+    uint32_t next; /* 1 + the next one with the same hash */
+    bool defined;
+};
+
+struct grammar {
+    struct node_pool *pool;
+    const char *text;
+    size_t size, at;
+    struct grammar_rule *rules;
+    uint32_t count, capacity;
+    uint32_t heads[GRAMMAR_CHAINS];
+    int depth;       /* groups inside each other */
+    uint32_t behind; /* node that may follow the whole */
+    struct fault *fault;
+    int rc; /* sticks */
+};
+
+/* Notes a fault at an offset of the text, with its line and column; returns NODE_NONE. */
+uint32_t grammar_refuse(struct grammar *g, int rc, size_t at, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+static inline bool grammar_ended(const struct grammar *g) {
+    return g->at >= g->size || g->rc != 0 || g->pool->rc != 0;
+}
+static inline char grammar_peek(const struct grammar *g) {
+    return g->at < g->size ? g->text[g->at] : '\0';
+}
+/* Is the text at `at` this one? */
+bool grammar_is(const struct grammar *g, size_t at, const char *text);
+bool grammar_take(struct grammar *g, const char *text);
+
+/* The rule with this name; made when it is mentioned first. NULL: no memory, or too many. Valid
+ * until the next call. */
+struct grammar_rule *grammar_find(struct grammar *g, const char *name, size_t size, size_t place);
+uint32_t grammar_mention(struct grammar *g, const char *name, size_t size, size_t place);
+void grammar_define(struct grammar *g, const char *name, size_t size, size_t place, uint32_t body);
+
+/* The character of an escape; `at` is behind the backslash. -1: refused. */
+int64_t grammar_escape(struct grammar *g);
+/* A text in double quotes, from behind the first of them; `fold`: case does not count. */
+uint32_t grammar_quoted(struct grammar *g, bool fold);
+/* Digits. -1: there are none. */
+int64_t grammar_number(struct grammar *g);
+bool grammar_enter(struct grammar *g); /* a group; false: too deep, refused */
+
+/* Read all rules of the text. */
+void gbnf_read(struct grammar *g);
+void lark_read(struct grammar *g);
+
+#endif

@@ -1,0 +1,19 @@
+/* JSON schemas of clients. The first byte chooses the walk, and whether only objects are wanted. */
+#include "base/json.h"
+#include "fuzz_constrain.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    const struct json_limits limits = {
+        .bytes = 1 << 16, .depth = JSON_MAX_DEPTH, .unique_keys = true, .nuls = true};
+    cJSON *tree;
+    if (size == 0 || json_parse((const char *)data + 1, size - 1, &limits, &tree, NULL) != 0)
+        return 0;
+    fuzz_part(
+        &(struct constrain_part){
+            .kind = CONSTRAIN_SCHEMA, .field = "f", .schema = tree, .only_objects = data[0] & 1},
+        data[0]);
+    json_free(tree);
+    return 0;
+}
