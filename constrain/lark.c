@@ -5,7 +5,7 @@
 #include "constrain/regex.h"
 #include "constrain/unicode.h"
 
-/* What %ignore names lies on the pool's stack until the end. */
+/* The expressions that %ignore names lie on the pool's stack until the end. */
 struct lark {
     struct grammar *g;
     uint32_t ignored; /* node of the rule that stands before each terminal; NODE_EMPTY: none */
