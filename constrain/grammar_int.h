@@ -11,7 +11,7 @@ struct grammar_rule {
     const char *name;
     size_t size;
     size_t place;  /* offset of its first mention */
-    uint32_t rule; /* its number in the pool */
+    uint32_t rule; /* number in the pool */
     uint32_t next; /* 1 + the next one with the same hash */
     bool defined;
 };
