@@ -54,7 +54,7 @@ check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long
 	@tools/run_pytest slow -m slow
 	@tools/run_clients
 	@tools/run_training
-	@tools/build asan
+	@tools/build asan all long_tests
 	@tools/run_ctest asan -L long -LE plain
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
 	@$(MAKE) --no-print-directory load
