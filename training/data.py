@@ -74,10 +74,11 @@ class PlainText:
         self.ids = np.asarray(tokenizer.encode(text, add_special_tokens=False).ids)
         if len(self.ids) < length + 2:
             raise SystemExit(f"{path}: fewer than {length + 2} tokens")
-        self.rng, self.length, self.rows = np.random.default_rng(seed), length, rows
+        self.seed, self.length, self.rows = seed, length, rows
 
-    def batch(self, _step):
-        at = self.rng.integers(0, len(self.ids) - self.length - 1, self.rows)
+    def batch(self, step):
+        rng = np.random.default_rng((self.seed, step))
+        at = rng.integers(0, len(self.ids) - self.length - 1, self.rows)
         ids = torch.from_numpy(np.stack([self.ids[i:i + self.length + 1] for i in at]))
         pos = torch.arange(self.length).expand(self.rows, -1)
         return Batch(ids, torch.ones(self.rows, self.length), pos, torch.full((self.rows,), self.length))

@@ -60,14 +60,16 @@ class GateBank(nn.Module):
             h = F.silu(F.linear(h, self.w2[layer], self.b2[layer]))
         return F.logsigmoid(torch.einsum("btm,hm->bht", h, w) + c[:, None])
 
-    def header(self, base, trained_budget, horizon=128):
+    def header(self, base, trained_budget, horizon=128, **protected):
         return {"version": 1, "type": self.type, "width": self.width, "act": "silu", "layers": self.layers,
                 "heads": self.heads, "d_model": self.d_model, "tying": self.tying,
-                "trained_budget": trained_budget, "horizon": horizon, "base": base}
+                "trained_budget": trained_budget, "horizon": horizon, **protected, "base": base}
 
-    def save(self, path, base, trained_budget):
-        tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}
-        write_gates(path, tensors, self.header(base, trained_budget))
+    def save(self, path, base, trained_budget, large=torch.float32, **defaults):
+        """`large`: the type of the matrices of hidden layers; `defaults`: horizon, sinks and recent of the score."""
+        tensors = {k: v.detach().cpu().to(large if v.dim() == 3 else v.dtype).contiguous()
+                   for k, v in self.state_dict().items()}
+        write_gates(path, tensors, self.header(base, trained_budget, **defaults))
 
     def load(self, path):
         """Takes the values of a gates file of the same kind; errors name what differs."""

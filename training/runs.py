@@ -86,17 +86,17 @@ def rate(step, used, warmup):
     return min(1.0, (step + 1) / warmup) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, used))))
 
 
-def add_arguments(ap, minutes, lr, warmup):
+def add_arguments(ap, minutes, lr, warmup, steps=10**9, dtype="float32"):
     ap.add_argument("--run", type=Path, help="folder of the checkpoint")
     ap.add_argument("--minutes", type=positive, default=minutes, help="clock time, over all starts of the run")
-    ap.add_argument("--max-steps", type=count, default=10**9)
+    ap.add_argument("--max-steps", type=count, default=steps)
     ap.add_argument("--lr", type=positive, default=lr)
     ap.add_argument("--warmup", type=count, default=warmup, help="steps")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--every", type=count, default=20, help="steps between reports and checkpoints")
     ap.add_argument("--threads", type=count, default=2)
     ap.add_argument("--device", default="cpu", help="cpu or cuda; under torchrun each process takes its own GPU")
-    ap.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights that are frozen")
+    ap.add_argument("--dtype", choices=("float32", "bfloat16"), default=dtype, help="of weights that are frozen")
     ap.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True, help="multiply in bfloat16")
     ap.add_argument("--checkpointing", action="store_true", help="compute layers again in backward: less memory")
     ap.add_argument("--logit-block", type=int, default=1024, help="positions whose logits exist at a time; 0: all")

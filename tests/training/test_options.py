@@ -6,6 +6,7 @@ import pytest
 
 import convert_trimkv
 import distill
+import fit_gates
 import record
 import train_gates
 from conftest import make_model
@@ -39,6 +40,11 @@ WRONG = (
     (train_gates, "{base} --text {tmp}/text.jsonl --length 3 --run {tmp}/run", "--length", "at least 16"),
     (train_gates, "{base} --text {tmp}/text.jsonl --budget -1 --run {tmp}/run", "--budget", "above 0"),
     (train_gates, "{base} --text {tmp}/text.jsonl --minutes nan --run {tmp}/run", "--minutes", "above 0"),
+    (fit_gates, "{base} --run {tmp}/run", "--chats or --text", "required"),
+    (fit_gates, "{base} --text {tmp}/none --run {tmp}/run", "--text", "No such file"),
+    (fit_gates, "{base} --text {tmp}/text.jsonl --texts 1 --run {tmp}/run", "--texts", "at least 2"),
+    (fit_gates, "{base} --text {tmp}/text.jsonl --length 9 --run {tmp}/run", "--length", "four windows"),
+    (fit_gates, "{base} --text {tmp}/text.jsonl --run {tmp}/run", "text.jsonl", "fewer than 2050 tokens"),
     (distill, "{base} --records {tmp}/none --run {tmp}/run --out {tmp}/out", "--records", "No such file"),
     (distill, "{base} --records {tmp}/empty --run {tmp}/run --out {tmp}/out", "empty", "no records"),
     (distill, "{base} --records {tmp}/text.jsonl --run {tmp}/run --out {tmp}/out", "text.jsonl:1", "not JSON"),
