@@ -7,7 +7,5 @@
 /* anthropic_answer.c */
 extern const struct oai_form oai_message_form;
 void oai_message_error(struct buf *out, const struct oai_error *error, const char *request_id);
-void oai_count_answer(struct buf *out, const struct engine *engine,
-                      const struct oai_request *request, const struct engine_ids *ids);
 
 #endif

@@ -288,12 +288,6 @@ void oai_message_error(struct buf *out, const struct oai_error *error, const cha
     buf_char(out, '}');
 }
 
-void oai_count_answer(struct buf *out, const struct engine *engine,
-                      const struct oai_request *request, const struct engine_ids *ids) {
-    (void)engine, (void)request;
-    buf_fmt(out, "{\"input_tokens\":%zu}", ids->count);
-}
-
 const struct oai_form oai_message_form = {
     .id_prefix = "msg_",
     .ping = ping,

@@ -142,9 +142,12 @@ static void write_choice(struct buf *out, const struct oai_answer *answer, int i
     oai_render_finish(out, answer, index, called);
     if (answer->request->return_token_ids)
         oai_render_answer_ids(out, choice, 0, oai_token_count(choice));
+    else
+        buf_str(out, ",\"token_ids\":null");
     buf_char(out, '}');
 }
 
+/* Members of vLLM's answers that were not asked for are null. */
 static void write_answer(struct buf *out, const struct oai_answer *answer) {
     oai_render_answer_head(out, answer, "chat.completion");
     buf_str(out, ",\"choices\":[");
@@ -154,11 +157,12 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
     }
     buf_str(out, "],\"usage\":");
     oai_render_usage(out, answer, oai_tokens_total(answer), true);
-    if (answer->request->prompt_logprobs >= 0) {
-        buf_str(out, ",\"prompt_logprobs\":");
-        oai_render_prompt_logprobs(out, answer, 0);
-    }
-    if (answer->request->return_token_ids) oai_render_prompt_ids(out, answer, 0);
+    buf_str(out, ",\"prompt_logprobs\":");
+    oai_render_prompt_logprobs(out, answer, 0);
+    if (answer->request->return_token_ids)
+        oai_render_prompt_ids(out, answer, 0);
+    else
+        buf_str(out, ",\"prompt_token_ids\":null");
     oai_render_timings(out, answer);
     oai_render_verbose(out, answer);
     buf_str(out, ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}");
@@ -256,4 +260,13 @@ const struct oai_kind oai_chat = {
     .fields = fields,
     .parse = parse,
     .form = &form,
+};
+
+const struct oai_kind oai_chat_count = {
+    .path = "/v1/chat/completions/input_tokens",
+    .schema = "ChatRequest",
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_COMPLETION | OAI_FIELDS_MESSAGES,
+    .fields = fields,
+    .parse = oai_read_messages,
+    .answer = oai_count_answer,
 };

@@ -68,6 +68,7 @@ static void write_text(struct buf *out, const struct oai_answer *answer, int ind
     buf_close(&text);
 }
 
+/* Members of vLLM's answers that were not asked for are null. */
 static void write_choice(struct buf *out, const struct oai_answer *answer, int index) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
     const struct oai_request *request = answer->request;
@@ -78,13 +79,13 @@ static void write_choice(struct buf *out, const struct oai_answer *answer, int i
     oai_render_text_logprobs(out, answer, index, 0, oai_shown_count(answer, index), request->echo,
                              &offset);
     oai_render_finish(out, answer, index, false);
-    if (request->prompt_logprobs >= 0) {
-        buf_str(out, ",\"prompt_logprobs\":");
-        oai_render_prompt_logprobs(out, answer, index);
-    }
+    buf_str(out, ",\"prompt_logprobs\":");
+    oai_render_prompt_logprobs(out, answer, index);
     if (request->return_token_ids) {
         oai_render_answer_ids(out, choice, 0, oai_token_count(choice));
         oai_render_prompt_ids(out, answer, index);
+    } else {
+        buf_str(out, ",\"token_ids\":null,\"prompt_token_ids\":null");
     }
     buf_char(out, '}');
 }

@@ -116,11 +116,15 @@ struct oai_kind {
 };
 
 extern const struct oai_kind oai_chat, oai_completion, oai_native, oai_infill, oai_tokenize,
-    oai_detokenize, oai_template, oai_responses, oai_messages, oai_count_tokens;
+    oai_detokenize, oai_template, oai_responses, oai_messages, oai_count_tokens, oai_chat_count;
 /* Gives the error's field the name that the kind's clients know. */
 void oai_rename_field(const struct oai_kind *kind, struct oai_error *error);
 /* All rows; NULL past the end. */
 const struct oai_kind *oai_kind_at(int index);
+
+/* {"input_tokens": the prompt's} */
+void oai_count_answer(struct buf *out, const struct engine *engine,
+                      const struct oai_request *request, const struct engine_ids *ids);
 
 /* Chunks in the form of OpenAI's chat and completion streams, which differ in their choices. */
 void oai_chunk_open(struct oai_events *events, const char *object);

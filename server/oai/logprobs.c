@@ -123,35 +123,35 @@ void oai_render_native_logprobs(struct buf *out, const struct oai_answer *answer
 
 /* --- completions --- */
 
-/* Object keys must be unique: an alternative with the text of a better one is left out. */
-static bool same_text(const struct engine *engine, int32_t a, int32_t b) {
+/* Two tokens that are the same key of an object, or would be. */
+static bool same_key(const struct oai_answer *answer, int32_t a, int32_t b) {
     const char *x = "", *y = "";
-    size_t nx = engine_token_bytes(engine, a, &x), ny = engine_token_bytes(engine, b, &y);
+    if (a == b || answer->request->tokens_as_ids) return a == b;
+    size_t nx = engine_token_bytes(answer->engine, a, &x);
+    size_t ny = engine_token_bytes(answer->engine, b, &y);
     return nx == ny && memcmp(x, y, nx) == 0;
 }
 
-static bool is_repeated(const struct oai_answer *answer, const struct scored *s, int k,
-                        int32_t id) {
+/* Object keys must be unique: alternative `k` is left out if it has the key of the token itself or
+ * of a better alternative. */
+static bool is_repeated(const struct oai_answer *answer, const struct scored *s, int k) {
+    if (same_key(answer, s->token->token, s->top[k].token)) return true;
     for (int i = 0; i < k; i++)
-        if (s->top[i].token == id ||
-            (!answer->request->tokens_as_ids && same_text(answer->engine, s->top[i].token, id)))
-            return true;
+        if (same_key(answer, s->top[i].token, s->top[k].token)) return true;
     return false;
 }
 
-/* The best alternatives, and the chosen token if it is none of them. */
+/* The token itself, then the best alternatives, as vLLM orders them. */
 static void write_top_object(struct buf *out, const struct oai_answer *answer,
                              const struct scored *s) {
-    bool comma = false;
     buf_char(out, '{');
-    for (int k = 0; k <= s->top_count; k++) {
-        int32_t id = k < s->top_count ? s->top[k].token : s->token->token;
-        if (is_repeated(answer, s, k, id)) continue;
-        if (comma) buf_char(out, ',');
-        comma = true;
+    for (int k = -1; k < s->top_count; k++) {
+        int32_t id = k < 0 ? s->token->token : s->top[k].token;
+        if (k >= 0 && is_repeated(answer, s, k)) continue;
+        if (k >= 0) buf_char(out, ',');
         write_token_text(out, answer, id, "bytes:");
         buf_char(out, ':');
-        write_logprob(out, k < s->top_count ? s->top[k].logprob : s->token->logprob);
+        write_logprob(out, k < 0 ? s->token->logprob : s->top[k].logprob);
     }
     buf_char(out, '}');
 }

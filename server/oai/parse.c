@@ -85,7 +85,9 @@ static int read_mixed(struct oai_reader *r, const cJSON *list, const char *field
     cJSON_ArrayForEach(node, list) {
         if (cJSON_IsNumber(node) && json_node_int(node, 0, vocab - 1, &id)) {
             oai_path(path, "%.100s[%d]", field, i);
-            return oai_invalid(r, path, "the token id must be from 0 to %d", vocab - 1);
+            return oai_invalid(r, path,
+                               "expected a token id from 0 to %d, others are out of vocabulary",
+                               vocab - 1);
         }
         i++;
     }

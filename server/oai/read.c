@@ -79,7 +79,8 @@ int oai_get_ids(const struct oai_reader *r, const cJSON *node, const char *field
         int64_t id;
         if (json_node_int(item, 0, r->rules->info->vocab - 1, &id)) {
             oai_path(path, "%s[%zu]", field, i);
-            return oai_invalid(r, path, "expected a token id from 0 to %d",
+            return oai_invalid(r, path,
+                               "expected a token id from 0 to %d, others are out of vocabulary",
                                r->rules->info->vocab - 1);
         }
         out[i++] = (int32_t)id;

@@ -114,6 +114,12 @@ static void write_detokenized(struct buf *out, const struct engine *engine,
     write_text(out, engine, ids, "prompt", "content");
 }
 
+void oai_count_answer(struct buf *out, const struct engine *engine,
+                      const struct oai_request *request, const struct engine_ids *ids) {
+    (void)engine, (void)request;
+    buf_fmt(out, "{\"input_tokens\":%zu}", ids->count);
+}
+
 static void write_rendered(struct buf *out, const struct engine *engine,
                            const struct oai_request *request, const struct engine_ids *ids) {
     (void)request;

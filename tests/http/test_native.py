@@ -83,6 +83,15 @@ def test_tokens_and_scores(shared):
     assert shared.post(NATIVE, body(n_probs=21)).json()["error"]["param"] == "n_probs"
 
 
+def test_tokens_of_a_chat(shared):
+    """llama.cpp's count: those of the prompt, whatever else the chat asks for."""
+    fields = chat_body("abc", max_tokens=3)
+    used = shared.post("/v1/chat/completions", fields).json()["usage"]["prompt_tokens"]
+    for path in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
+        assert shared.post(path, fields).json() == {"input_tokens": used}
+    assert shared.post(path, {}).json()["error"]["param"] == "messages"
+
+
 def test_response_fields(shared):
     names = ["content", "generation_settings/n_predict", "no/such", "content", "timings/predicted_n"]
     r = shared.post(NATIVE, body(n_predict=2, response_fields=names)).json()

@@ -62,7 +62,10 @@ def test_prompt_logprobs(shared):
     assert all(len(e) == 1 for e in chat["prompt_logprobs"][1:])
     assert all(len(t["top_logprobs"]) == 2 for t in chat["choices"][0]["logprobs"]["content"])
     assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "scoring never continues a conversation"
-    assert "prompt_logprobs" not in shared.chat(max_tokens=1).json()
+    plain = shared.chat(max_tokens=1).json()
+    assert plain["prompt_logprobs"] is None and plain["prompt_token_ids"] is None and plain["choices"][0]["token_ids"] is None
+    plain = shared.post(TEXT, text_body("abc", max_tokens=1)).json()["choices"][0]
+    assert plain["prompt_logprobs"] is None and plain["prompt_token_ids"] is None and plain["token_ids"] is None
 
 
 def test_prompt_logprobs_without_an_answer(shared):

@@ -72,7 +72,8 @@ TestSuite(oai_render, .init = open_answer, .fini = close_answer);
     "\"prompt_tokens_details\":{\"cached_tokens\":3},\"completion_tokens_details\":"               \
     "{\"reasoning_tokens\":0},\"kv_details\":{\"policy\":\"global\",\"budget\":64,"                \
     "\"seen_tokens\":7,\"kept_entries\":28,\"evicted_entries\":0,\"dropped_tokens\":1,"            \
-    "\"bytes\":32768}},\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}"
+    "\"bytes\":32768}}"
+#define END ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}"
 
 Test(oai_render, chat) {
     request.kind->form->answer(&out, &answer);
@@ -80,7 +81,8 @@ Test(oai_render, chat) {
         out.data, "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1700000000,"
                   "\"model\":\"m\\\"x\",\"choices\":[{\"index\":0,\"message\":{\"role\":"
                   "\"assistant\",\"content\":\"h\xEF\xBF\xBD\",\"refusal\":null},\"logprobs\":null,"
-                  "\"finish_reason\":\"stop\",\"stop_reason\":null}]" USAGE);
+                  "\"finish_reason\":\"stop\",\"stop_reason\":null,\"token_ids\":null}]" USAGE
+                  ",\"prompt_logprobs\":null,\"prompt_token_ids\":null" END);
 }
 
 Test(oai_render, completion_with_echo) {
@@ -91,7 +93,8 @@ Test(oai_render, completion_with_echo) {
         out.data,
         "{\"id\":\"chatcmpl-1\",\"object\":\"text_completion\",\"created\":1700000000,"
         "\"model\":\"m\\\"x\",\"choices\":[{\"index\":0,\"text\":\"a\xC3\xA9h\xEF\xBF\xBD\","
-        "\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":null}]" USAGE);
+        "\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":null,\"prompt_logprobs\":"
+        "null,\"token_ids\":null,\"prompt_token_ids\":null}]" USAGE END);
 }
 
 Test(oai_render, chat_logprobs) {
@@ -130,7 +133,7 @@ Test(oai_render, the_chosen_token_is_always_among_the_alternatives) {
     oai_render_text_logprobs(&out, &answer, 0, 1, 3, false, &offset);
     cr_assert_str_eq(
         out.data, "{\"tokens\":[\"bytes:\\\\xc3\",\"<|im_end|>\"],\"token_logprobs\":[-9999.0,-2],"
-                  "\"top_logprobs\":[{\"q\":-0.25,\"r\":-3,\"bytes:\\\\xc3\":-9999.0},"
+                  "\"top_logprobs\":[{\"bytes:\\\\xc3\":-9999.0,\"q\":-0.25,\"r\":-3},"
                   "{\"<|im_end|>\":-2,\"\\\"\":-2.5}],\"text_offset\":[5,5]}");
 }
 
