@@ -345,15 +345,19 @@ static int read_rope(const struct translation *t) {
 enum { TOKEN_CONTROL = 3 };
 
 /* Files name one end; a chat ends with others, too. */
-static bool ends_a_turn(const struct gguf_string *token) {
+static bool is_token(const struct gguf_string *token, const char *name) {
+    return token->size == strlen(name) && memcmp(token->data, name, token->size) == 0;
+}
+
+/* In a vocabulary with channels (gpt-oss) <|end|> ends a message, and another follows. */
+static bool ends_a_turn(const struct gguf_string *token, bool channels) {
     static const char *const names[] = {
         "<|im_end|>",      "<|endoftext|>", "<|eot_id|>",    "<|eom_id|>",
         "<|end_of_text|>", "<|end|>",       "<end_of_turn>", "<EOT>",
         "<|EOT|>",         "<|return|>",    "<|call|>",      "<|end_of_turn|>",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (token->size == strlen(names[i]) && !memcmp(token->data, names[i], token->size))
-            return true;
+        if (is_token(token, names[i])) return !channels || strcmp(names[i], "<|end|>") != 0;
     return false;
 }
 
@@ -366,11 +370,14 @@ static int add_named_ends(const struct translation *t, cJSON *list) {
     const struct gguf_value *tokens, *types;
     const char *at = NULL;
     struct gguf_string token;
+    bool channels = false;
     int rc = gguf_array(t->gguf, "tokenizer.ggml.tokens", GGUF_STRING, &tokens, t->fault);
     if (!rc) rc = gguf_array(t->gguf, "tokenizer.ggml.token_type", GGUF_I32, &types, t->fault);
     if (rc || !tokens || !types || types->count != tokens->count) return rc;
+    while (!channels && gguf_next(tokens, &at, &token)) channels = is_token(&token, "<|channel|>");
+    at = NULL;
     for (size_t i = 0; gguf_next(tokens, &at, &token); i++)
-        if (gguf_element_int(types, i) == TOKEN_CONTROL && ends_a_turn(&token) &&
+        if (gguf_element_int(types, i) == TOKEN_CONTROL && ends_a_turn(&token, channels) &&
             !add_id(list, (int64_t)i))
             return no_memory(t);
     return 0;

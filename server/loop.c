@@ -432,6 +432,8 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     server->rules.body_bytes = server->options.max_body_bytes;
     server->rules.think =
         server->options.split_reasoning ? oai_find_think(engine) : (struct oai_think){-1, -1};
+    server->rules.channels = oai_find_channels(engine);
+    server->rules.channels.split = server->rules.channels.known && server->options.split_reasoning;
     server->rules.fim = oai_find_fim(engine);
     server->rules.tool_format = oai_find_tools(engine, server->options.tool_call_parser);
     server->rules.records = oai_records_open(OAI_RECORD_BYTES, OAI_RECORDS_MAX);

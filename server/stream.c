@@ -61,6 +61,7 @@ static void send_delta(struct stream_choice *c, enum tool_piece_kind kind, const
 static void send_text(struct stream_choice *c, size_t begin, size_t end, bool last) {
     const char *text = c->source->text;
     struct tool_piece piece;
+    if (c->voice.hidden) return;
     if (c->voice.thinking || !oai_reads_calls(&c->exchange->facts)) {
         if (end > begin) send_delta(c, TOOL_TEXT, text + begin, end - begin);
         return;
@@ -91,6 +92,22 @@ static void end_voice(struct stream_choice *c, size_t end) {
     c->text_shown = end;
 }
 
+/* A call whose name and end the tokens say ends, or begins behind the text up to `end`. */
+static void change_voice(struct stream_choice *c, const struct oai_voice *next, size_t end) {
+    const struct tool_set *tools = &c->exchange->request.tools;
+    if (c->voice.calling) {
+        if (c->voice.bare && (tools->parallel || c->calls.calls == 1))
+            send_delta(c, TOOL_BARE, "", 0);
+        tool_reader_resume(&c->calls, end);
+        c->reading = false;
+    }
+    c->voice = *next;
+    if (!next->calling) return;
+    c->reading = true;
+    if (tool_reader_call(&c->calls, end))
+        send_delta(c, TOOL_CALL, tools->names[next->tool], strlen(tools->names[next->tool]));
+}
+
 /* Sends tokens while their text is safe: no character and no stop string in the making. */
 static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
     struct exchange *ex = c->exchange;
@@ -104,6 +121,7 @@ static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
         if (tag) {
             end_voice(c, begin < end ? begin : end);
             c->text_shown = end;
+            change_voice(c, &next, end);
         }
         c->voice = next;
         c->tokens_seen++;

@@ -11,8 +11,10 @@
  * With KEEPD_FAKE_THINK the vocabulary has the tokens <think> and </think>; an answer's bytes 1 and
  * 2 become them, and with the value 2 the chat template opens the first one itself.
  *
- * With KEEPD_FAKE_TOOLS=hermes or llama3 the model's template knows tools and calls of that form;
- * it writes the calls of messages as Qwen's does.
+ * With KEEPD_FAKE_CHANNELS it has the tokens of channels, from <|start|> to <|return|>, which an
+ * answer's bytes 1 to 7 become; the last two end it, and a prompt opens a message.
+ * With KEEPD_FAKE_TOOLS=hermes, llama3 or harmony the model's template knows tools and calls of
+ * that form; it writes the calls of messages as Qwen's does.
  *
  * Constraints are compiled, so that their faults show, and not obeyed.
  *
@@ -50,7 +52,7 @@ struct sequence {
     uint64_t origin; /* the conversation it goes on from; 0 = none */
     int prefill_left;
     int32_t fail_at; /* tokens; -1 never */
-    bool kill, thinks, stamps;
+    bool kill, thinks, channels, stamps;
     int64_t pages_reserved;
     int32_t budget; /* -1 full */
 };
@@ -74,6 +76,7 @@ struct engine {
     struct engine_info info;
     char *model_dir;
     int step_us, prefill_steps, think;
+    bool channels;
     int submits_left; /* until one fails; -1 never */
     atomic_int places;
     pthread_t thread;
@@ -111,9 +114,10 @@ static void fill_info(struct engine *e) {
                                    .layers = LAYERS,
                                    .heads_kv = HEADS,
                                    .head_dim = 64,
-                                   .vocab = env_int("KEEPD_FAKE_FIM", 0) ? VOCAB_FIM
-                                            : e->think                   ? VOCAB_THINK
-                                                                         : VOCAB,
+                                   .vocab = e->channels                    ? VOCAB_CHANNELS
+                                            : env_int("KEEPD_FAKE_FIM", 0) ? VOCAB_FIM
+                                            : e->think                     ? VOCAB_THINK
+                                                                           : VOCAB,
                                    .max_model_len = o->max_model_len ? o->max_model_len : MODEL_LEN,
                                    .max_num_seqs = o->max_num_seqs,
                                    .max_queue = o->max_queue,
@@ -191,6 +195,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->model_dir = mem_must_strdup(options->model_dir);
     e->step_us = env_int("KEEPD_FAKE_STEP_US", 0);
     e->think = env_int("KEEPD_FAKE_THINK", 0);
+    e->channels = env_int("KEEPD_FAKE_CHANNELS", 0) != 0;
     e->submits_left = env_int("KEEPD_FAKE_SUBMITS", -1);
     e->prefill_steps = env_int("KEEPD_FAKE_PREFILL_STEPS", 1);
     e->waiting_end = &e->waiting;
@@ -213,6 +218,10 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 
 const struct engine_info *engine_info(const struct engine *e) {
     return &e->info;
+}
+
+bool fake_has_channels(const struct engine *e) {
+    return e->channels;
 }
 
 bool fake_opens_thought(const struct engine *e) {
@@ -313,6 +322,7 @@ static struct sequence *open_sequence(const struct engine *e, struct engine_job 
     }
     s->job = job;
     s->thinks = e->think != 0;
+    s->channels = e->channels;
     find_reply(r, &begin, &end);
     for (int32_t i = begin; i < end && s->reply_size < REPLY_MAX; i++)
         if (r->prompt[i] < IM_START) s->reply[s->reply_size++] = (char)r->prompt[i];
@@ -609,6 +619,8 @@ static int32_t next_token(const struct sequence *s, int index, uint32_t at) {
     const struct engine_job *job = s->job;
     const char *reply = s->reply + (size_t)index * REPLY_ROOM;
     bool may_end = !job->request.ignore_eos && at >= (uint32_t)job->request.min_tokens;
+    if (at < s->reply_size && s->channels && reply[at] >= 1 && reply[at] <= 7)
+        return START + reply[at] - 1;
     if (at < s->reply_size && s->thinks && (reply[at] == 1 || reply[at] == 2))
         return THINK + reply[at] - 1;
     if (at < s->reply_size) return (unsigned char)reply[at];
@@ -621,7 +633,7 @@ static int32_t next_token(const struct sequence *s, int index, uint32_t at) {
 static bool is_stop_token(const struct engine_request *r, int32_t token) {
     for (int32_t i = 0; i < r->stop_id_count; i++)
         if (r->stop_ids[i] == token) return true;
-    return token == IM_END && !r->ignore_eos;
+    return (token == IM_END || token == CALL || token == RETURN) && !r->ignore_eos;
 }
 
 /* One more token; how it ended, or ENGINE_RUNNING. */

@@ -11,9 +11,12 @@
 enum { IM_START = 256, IM_END, END_OF_TEXT, VOCAB, THINK = VOCAB, END_THINK, VOCAB_THINK };
 /* FIM_PREFIX, FIM_SUFFIX and FIM_MIDDLE are the last of a vocabulary with them. */
 enum { FIM_PREFIX = VOCAB_THINK, VOCAB_FIM = FIM_PREFIX + 3 };
+/* START to RETURN are the last of a vocabulary with channels. */
+enum { START = VOCAB_FIM, CHANNEL, MESSAGE, END, CONSTRAIN, CALL, RETURN, VOCAB_CHANNELS };
 
 extern const char *const fake_special_names[]; /* from IM_START on */
 const char *fake_tool_template(void);          /* as KEEPD_FAKE_TOOLS says */
+bool fake_has_channels(const struct engine *e);
 bool fake_opens_thought(const struct engine *e);
 
 #endif

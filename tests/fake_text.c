@@ -9,13 +9,15 @@
 
 enum { IDS_MAX = 100000 };
 
-const char *const fake_special_names[] = {"<|im_start|>",   "<|im_end|>",    "<|endoftext|>",
-                                          "<think>",        "</think>",      "<|fim_prefix|>",
-                                          "<|fim_suffix|>", "<|fim_middle|>"};
+const char *const fake_special_names[] = {
+    "<|im_start|>",   "<|im_end|>",     "<|endoftext|>",  "<think>",   "</think>",
+    "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|start|>", "<|channel|>",
+    "<|message|>",    "<|end|>",        "<|constrain|>",  "<|call|>",  "<|return|>"};
 
 const char *fake_tool_template(void) {
     const char *form = getenv("KEEPD_FAKE_TOOLS");
     if (!form) return "fake";
+    if (strcmp(form, "harmony") == 0) return "{{ tools }}<|channel|>commentary to=functions.";
     return strcmp(form, "hermes") == 0 ? "{{ tools }}<tool_call>\\n{\"name\": "
                                        : "{{ tools }}{\"name\": function name, \"parameters\": ";
 }
@@ -119,6 +121,11 @@ int engine_render_chat(const struct engine *e, const cJSON *context, struct aren
         add_bytes(out, "\n", 1);
     }
     if (cJSON_IsTrue(json_get(context, "add_generation_prompt"))) {
+        if (fake_has_channels(e)) {
+            out->ids[out->count++] = START;
+            add_bytes(out, "assistant", 9);
+            return 0;
+        }
         out->ids[out->count++] = IM_START;
         add_bytes(out, "assistant\n", 10);
         if (fake_opens_thought(e)) out->ids[out->count++] = THINK;
@@ -153,5 +160,5 @@ size_t engine_first_bytes(const struct engine *e, int32_t id, const char **bytes
 
 bool engine_token_is_special(const struct engine *e, int32_t id) {
     (void)e;
-    return (id >= IM_START && id < VOCAB) || (id >= FIM_PREFIX && id < VOCAB_FIM);
+    return (id >= IM_START && id < VOCAB) || (id >= FIM_PREFIX && id < VOCAB_CHANNELS);
 }

@@ -302,7 +302,8 @@ static bool any_strict(const cJSON *tools) {
 static int add_calls(struct oai_reader *r, struct constrain_part *answer, bool given) {
     bool promised = r->out->call_promised;
     struct constrain_part call, *either;
-    if (r->out->tools.format == TOOL_FORMAT_NONE) return 0;
+    if (r->out->tools.format == TOOL_FORMAT_NONE || r->out->tools.format == TOOL_FORMAT_HARMONY)
+        return 0;
     if (!promised && !given && !any_strict(json_get(r->body, "tools"))) return 0;
     if (any_call(r, !promised, &call)) return -1;
     r->out->constraint = answer;

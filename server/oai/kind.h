@@ -52,8 +52,8 @@ struct oai_divider {
     uint32_t tokens_begin, tokens_end; /* the tokens of the next text */
 };
 /* text[begin, end) of one voice: all of it, as far as what follows is another voice's. */
-void oai_divide_text(struct oai_divider *divider, bool thinking, const char *text, size_t begin,
-                     size_t end);
+void oai_divide_text(struct oai_divider *divider, const struct oai_voice *voice, const char *text,
+                     size_t begin, size_t end);
 /* All parts of a finished choice. true: it ends with a call. */
 bool oai_divide(const struct oai_answer *answer, int index, struct oai_sink sink);
 

@@ -76,7 +76,8 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
             ",\"has_gates\":%s,\"has_chat_template\":%s,\"splits_reasoning\":%s"
             ",\"tool_call_parser\":\"%s\"}",
             info->has_gates ? "true" : "false", info->has_chat_template ? "true" : "false",
-            rules->think.begin >= 0 ? "true" : "false", tool_format_name(rules->tool_format));
+            rules->think.begin >= 0 || rules->channels.split ? "true" : "false",
+            tool_format_name(rules->tool_format));
 }
 
 static void write_nullable(struct buf *out, const char *text) {

@@ -50,6 +50,15 @@ struct oai_think {
 /* Looks the tags up: a model has them when <think> and </think> are one token each. */
 struct oai_think oai_find_think(const struct engine *engine);
 
+/* The special tokens of answers in channels (channels.c). A token that the vocabulary lacks is -1.
+ */
+struct oai_channels {
+    bool known; /* the vocabulary has those that headers need */
+    bool split; /* reasoning is returned apart; set by the server */
+    int32_t start, channel, constrain, message, end, called, returned;
+};
+struct oai_channels oai_find_channels(const struct engine *engine);
+
 /* The tokens around the parts of a text with a gap, in the order prefix, suffix, middle. */
 struct oai_fim {
     bool known; /* the vocabulary has these three */
@@ -73,6 +82,7 @@ struct oai_rules {
     size_t body_bytes;
     const struct engine *engine; /* for texts in fields that stand for tokens */
     struct oai_think think;      /* both -1: answers are not split */
+    struct oai_channels channels;
     enum tool_format tool_format;
     struct oai_fim fim;
     struct oai_records *records; /* stored responses; NULL: none can be stored */
@@ -203,12 +213,22 @@ struct oai_offset {
     uint8_t part_size;
 };
 
-/* The voice of a text: the model thinks, or the model answers. */
+#define OAI_HEADER_BYTES 192 /* a message in a channel; names of tools have at most 64 */
+
+/* The voice of a text: the model thinks, or the model answers. Zero but for the first three members
+ * in models without channels. */
 struct oai_voice {
     bool thinking;
     bool may_begin; /* nothing but white space so far */
     bool fresh;     /* right behind a tag: line breaks belong to it */
     uint32_t reasoning_tokens;
+    bool channels; /* tokens of the format say what a text is (channels.c) */
+    bool hidden;   /* the text is a header, which is not shown */
+    bool calling;  /* the text is the arguments of a call of the request's tool `tool` */
+    bool bare;     /* the call has no arguments yet */
+    int tool;
+    uint8_t header_size;
+    char header[OAI_HEADER_BYTES];
 };
 /* The state before the first token of choice `index`: templates may have opened the tag already. */
 struct oai_voice oai_voice_open(const struct oai_answer *answer, int index);
@@ -217,6 +237,12 @@ bool oai_voice_step(struct oai_voice *voice, const struct oai_answer *answer, in
 /* How many bytes at the beginning of the voice's next text are not shown. */
 size_t oai_voice_skip(struct oai_voice *voice, const char *text, size_t size);
 bool oai_splits_reasoning(const struct oai_answer *answer);
+bool oai_reads_channels(const struct oai_answer *answer);
+struct oai_voice oai_channels_open(const struct oai_answer *answer,
+                                   const struct engine_request *request);
+bool oai_channels_step(struct oai_voice *voice, const struct oai_answer *answer, int32_t token);
+/* Tokens to come may be reasoning. */
+bool oai_voice_may_think(const struct oai_voice *voice);
 
 /* Answers are searched for calls: the request has tools and does not forbid calls. */
 bool oai_reads_calls(const struct oai_answer *answer);

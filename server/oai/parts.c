@@ -1,4 +1,6 @@
 /* The parts of a finished answer in order: reasoning, text, and calls with their arguments. */
+#include <string.h>
+
 #include "server/oai/kind.h"
 
 /* The first part of a text has the scores of all its tokens. */
@@ -10,10 +12,29 @@ static void give(struct oai_divider *d, struct oai_delta *delta) {
     d->sink.take(d->sink.to, delta);
 }
 
-void oai_divide_text(struct oai_divider *d, bool thinking, const char *text, size_t begin,
-                     size_t end) {
+/* A call whose name and end the tokens say. */
+static void begin_call(struct oai_divider *d, const struct oai_voice *voice, size_t at) {
+    const char *name = d->answer->request->tools.names[voice->tool];
+    d->calls.tools = &d->answer->request->tools;
+    if (tool_reader_call(&d->calls, at))
+        give(d, &(struct oai_delta){.kind = TOOL_CALL,
+                                    .call = d->calls.calls - 1,
+                                    .text = name,
+                                    .size = strlen(name)});
+}
+
+static void end_call(struct oai_divider *d, const struct oai_voice *voice, size_t at) {
+    bool given = d->calls.tools->parallel || d->calls.calls == 1;
+    if (voice->bare && given)
+        give(d, &(struct oai_delta){.kind = TOOL_BARE, .call = d->calls.calls - 1, .text = ""});
+    tool_reader_resume(&d->calls, at);
+}
+
+void oai_divide_text(struct oai_divider *d, const struct oai_voice *voice, const char *text,
+                     size_t begin, size_t end) {
     struct tool_piece piece;
-    if (begin == end) return;
+    bool thinking = voice->thinking;
+    if (begin == end || voice->hidden) return;
     if (thinking || !oai_reads_calls(d->answer)) {
         give(d, &(struct oai_delta){.kind = TOOL_TEXT,
                                     .thinking = thinking,
@@ -22,7 +43,7 @@ void oai_divide_text(struct oai_divider *d, bool thinking, const char *text, siz
         return;
     }
     d->calls.tools = &d->answer->request->tools;
-    tool_reader_resume(&d->calls, begin);
+    if (!voice->calling) tool_reader_resume(&d->calls, begin);
     while ((piece = tool_reader_next(&d->calls, text, end, true)).kind != TOOL_MORE) {
         struct oai_delta delta = {.kind = piece.kind, .call = d->calls.calls - 1};
         delta.text = tool_piece_text(&piece, text, &delta.size);
@@ -40,10 +61,12 @@ bool oai_divide(const struct oai_answer *answer, int index, struct oai_sink sink
     uint32_t count = oai_token_count(choice);
     for (uint32_t i = 0; i < count; i++) {
         size_t end = choice->tokens[i].text_end < safe ? choice->tokens[i].text_end : safe;
-        bool thought = voice.thinking;
+        struct oai_voice last = voice;
         d.tokens_end = i;
         if (oai_voice_step(&voice, answer, choice->tokens[i].token)) {
-            oai_divide_text(&d, thought, choice->text, said, at);
+            oai_divide_text(&d, &last, choice->text, said, at);
+            if (last.calling) end_call(&d, &last, at);
+            if (voice.calling) begin_call(&d, &voice, end);
             said = end;
         } else {
             said += oai_voice_skip(&voice, choice->text + at, end - at);
@@ -51,6 +74,6 @@ bool oai_divide(const struct oai_answer *answer, int index, struct oai_sink sink
         at = end;
     }
     d.tokens_end = oai_shown_count(answer, index);
-    oai_divide_text(&d, voice.thinking, choice->text, said, at);
+    oai_divide_text(&d, &voice, choice->text, said, at);
     return tool_reader_called(&d.calls);
 }

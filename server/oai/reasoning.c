@@ -13,7 +13,9 @@ struct oai_think oai_find_think(const struct engine *engine) {
 }
 
 bool oai_splits_reasoning(const struct oai_answer *answer) {
-    return answer->rules->think.begin >= 0 && answer->request->split_reasoning;
+    const struct oai_rules *rules = answer->rules;
+    return (rules->think.begin >= 0 || (rules->channels.known && rules->channels.split)) &&
+           answer->request->split_reasoning;
 }
 
 static bool is_blank(const struct engine *engine, int32_t id) {
@@ -28,7 +30,8 @@ struct oai_voice oai_voice_open(const struct oai_answer *answer, int index) {
     const struct engine_request *request = &oai_job_of(answer, index)->request;
     struct oai_voice voice = {0};
     int32_t last = request->prompt_count - 1;
-    if (!oai_splits_reasoning(answer)) return voice;
+    if (oai_reads_channels(answer)) return oai_channels_open(answer, request);
+    if (!oai_splits_reasoning(answer) || answer->rules->think.begin < 0) return voice;
     while (last > 0 && is_blank(answer->engine, request->prompt[last])) last--;
     voice.thinking = voice.fresh = request->prompt[last] == answer->rules->think.begin;
     voice.may_begin = !voice.thinking;
@@ -37,6 +40,7 @@ struct oai_voice oai_voice_open(const struct oai_answer *answer, int index) {
 
 bool oai_voice_step(struct oai_voice *voice, const struct oai_answer *answer, int32_t token) {
     const struct oai_think *think = &answer->rules->think;
+    if (voice->channels) return oai_channels_step(voice, answer, token);
     bool begins = voice->may_begin && token == think->begin;
     bool ends = voice->thinking && token == think->end;
     if (begins || ends) {
@@ -47,6 +51,10 @@ bool oai_voice_step(struct oai_voice *voice, const struct oai_answer *answer, in
     voice->reasoning_tokens += voice->thinking;
     if (voice->may_begin) voice->may_begin = is_blank(answer->engine, token);
     return false;
+}
+
+bool oai_voice_may_think(const struct oai_voice *voice) {
+    return voice->thinking || voice->may_begin || voice->channels;
 }
 
 size_t oai_voice_skip(struct oai_voice *voice, const char *text, size_t size) {

@@ -133,7 +133,7 @@ uint64_t oai_reasoning_total(const struct oai_answer *answer) {
         const struct engine_choice *choice = oai_choice_of(answer, i);
         struct oai_voice voice = oai_voice_open(answer, i);
         uint32_t count = oai_token_count(choice);
-        for (uint32_t k = 0; k < count && (voice.thinking || voice.may_begin); k++)
+        for (uint32_t k = 0; k < count && oai_voice_may_think(&voice); k++)
             oai_voice_step(&voice, answer, choice->tokens[k].token);
         sum += voice.reasoning_tokens;
     }

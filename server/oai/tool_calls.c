@@ -16,7 +16,7 @@
 /* --- formats --- */
 
 const char *tool_format_name(enum tool_format format) {
-    static const char *const names[TOOL_FORMATS] = {"none", "hermes", "llama3"};
+    static const char *const names[TOOL_FORMATS] = {"none", "hermes", "llama3", "harmony"};
     return names[format];
 }
 
@@ -45,9 +45,14 @@ static bool is_llama3(const char *source) {
            strstr(source, "{\\\"name\\\": function name, \\\"parameters\\\": ");
 }
 
+static bool is_harmony(const char *source) {
+    return strstr(source, "<|channel|>commentary") && strstr(source, "functions.");
+}
+
 enum tool_format tool_format_of(const char *chat_template) {
     if (!chat_template) return TOOL_FORMAT_NONE;
     if (is_hermes(chat_template)) return TOOL_FORMAT_HERMES;
+    if (is_harmony(chat_template)) return TOOL_FORMAT_HARMONY;
     return is_llama3(chat_template) ? TOOL_FORMAT_LLAMA3 : TOOL_FORMAT_NONE;
 }
 
@@ -242,6 +247,7 @@ static enum match match_opening(const struct tool_reader *r, struct cursor *c, b
 }
 
 static bool may_open(const struct tool_reader *r, char byte, bool first) {
+    if (r->tools->format == TOOL_FORMAT_HARMONY) return false;
     return first || (r->tools->format == TOOL_FORMAT_HERMES && (byte == '<' || byte == '\n'));
 }
 
@@ -486,6 +492,13 @@ struct tool_piece tool_reader_next(struct tool_reader *r, const char *text, size
 
 void tool_reader_resume(struct tool_reader *r, size_t at) {
     end_call(r, at);
+}
+
+bool tool_reader_call(struct tool_reader *r, size_t at) {
+    r->calls++;
+    r->at = at;
+    r->phase = TOOL_IN_REST;
+    return r->tools->parallel || r->calls == 1;
 }
 
 bool tool_reader_called(const struct tool_reader *r) {

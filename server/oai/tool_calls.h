@@ -1,8 +1,12 @@
-/* Calls of tools in the text of an answer, in the two forms that the families we serve are trained
+/* Calls of tools in the text of an answer, in the forms that the families we serve are trained
  * on (their chat templates say so to the model):
  *
  *   hermes   <tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>   Qwen2.5, Qwen3, Hermes
  *   llama3   {"name": "f", "parameters": {...}}                             Llama 3.1 to 3.3
+ *   harmony  a message to functions.f in a channel of its own              gpt-oss
+ *
+ * The last is read from the tokens (channels.c), which say where a call begins and ends; here its
+ * arguments are text up to that end.
  *
  * Members of the object may stand before and behind the arguments and are left out; the name may
  * stand behind them, too. Arguments may be a string that holds an object: its text is what the
@@ -29,8 +33,14 @@
 
 #define TOOL_HELD_MAX 512
 
-enum tool_format { TOOL_FORMAT_NONE, TOOL_FORMAT_HERMES, TOOL_FORMAT_LLAMA3, TOOL_FORMATS };
-const char *tool_format_name(enum tool_format format); /* "none", "hermes", "llama3" */
+enum tool_format {
+    TOOL_FORMAT_NONE,
+    TOOL_FORMAT_HERMES,
+    TOOL_FORMAT_LLAMA3,
+    TOOL_FORMAT_HARMONY,
+    TOOL_FORMATS
+};
+const char *tool_format_name(enum tool_format format); /* "none", "hermes", ... */
 /* The form that a chat template (its source; NULL = none) shows the model, and writes itself. */
 enum tool_format tool_format_of(const char *chat_template);
 
@@ -87,6 +97,9 @@ struct tool_piece tool_reader_next(struct tool_reader *reader, const char *text,
                                    bool last);
 /* After text whose end was `last`: continues with the text from `at`. */
 void tool_reader_resume(struct tool_reader *reader, size_t at);
+/* harmony: a call begins at `at`; its end is tool_reader_resume's. false: calls after the first are
+ * left out, and so is this one. */
+bool tool_reader_call(struct tool_reader *reader, size_t at);
 /* There are calls, and the last that was given is whole. */
 bool tool_reader_called(const struct tool_reader *reader);
 

@@ -150,10 +150,11 @@ static int read_choice(const struct oai_reader *r, bool *searches) {
 }
 
 static int refuse_format(const struct oai_reader *r) {
-    return oai_refuse(r->error, 400, "unsupported_parameter", "tools",
-                      "Unsupported value for 'tools': this model's chat template shows no form of "
-                      "calls that this server reads (--tool-call-parser: hermes, llama3). With "
-                      "'tool_choice' \"none\" the model sees the tools and answers in text.");
+    return oai_refuse(
+        r->error, 400, "unsupported_parameter", "tools",
+        "Unsupported value for 'tools': this model's chat template shows no form of "
+        "calls that this server reads (--tool-call-parser: hermes, llama3, harmony). With "
+        "'tool_choice' \"none\" the model sees the tools and answers in text.");
 }
 
 /* The tree of the body goes before the answer comes: names are copied. */
@@ -186,6 +187,11 @@ int oai_read_tools(struct oai_reader *r) {
                    ? oai_invalid(r, "tool_choice", "a call is promised, but there are no 'tools'")
                    : 0;
     if (r->rules->tool_format == TOOL_FORMAT_NONE) return refuse_format(r);
+    if (r->rules->tool_format == TOOL_FORMAT_HARMONY && r->out->call_promised)
+        return oai_refuse(r->error, 400, "unsupported_parameter", "tool_choice",
+                          "Unsupported value for 'tool_choice': this model writes calls in "
+                          "channels (harmony), which cannot be promised: use \"auto\" or "
+                          "\"none\".");
     out->format = r->rules->tool_format;
     return read_names(r, tools);
 }

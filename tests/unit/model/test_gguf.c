@@ -721,6 +721,27 @@ static void put_tokens(struct buf *file) {
     put_f32(file, "general.sampling.temp", 0.5f);
 }
 
+static void put_channel_tokens(struct buf *file) {
+    static const char *const tokens[] = {"a",       "<|start|>", "<|channel|>",
+                                         "<|end|>", "<|call|>",  "<|return|>"};
+    put_array(file, "tokenizer.ggml.tokens", GGUF_STRING, 6);
+    for (int i = 0; i < 6; i++) put_string(file, tokens[i]);
+    put_array(file, "tokenizer.ggml.token_type", GGUF_I32, 6);
+    for (int i = 0; i < 6; i++) put(file, i ? 3 : 1, 4);
+    put_u32(file, "tokenizer.ggml.eos_token_id", 5);
+}
+
+/* In answers with channels <|end|> ends one message of several. */
+Test(gguf, the_end_of_a_message_in_a_channel_ends_no_turn) {
+    struct model_config c;
+    struct fault fault;
+    const struct described plain = {put_channel_tokens, 3, .factors = false};
+    cr_assert_eq(describe(&plain, &c, &fault), 0, "%s: %s", fault.field, fault.text);
+    cr_expect_eq(c.eos_count, 2);
+    cr_expect(c.eos[0] == 5 && c.eos[1] == 4);
+    model_config_close(&c);
+}
+
 Test(gguf, metadata_is_a_configuration) {
     struct model_config c;
     struct fault fault;

@@ -59,10 +59,11 @@ Test(oai_messages, arguments_of_tool_calls_become_objects) {
 Test(oai_messages, content_may_be_null_where_something_else_was_said) {
     static const char *const cases[][2] = {
         {"\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"hm\"",
-         "\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"hm\""},
+         "\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"hm\",\"thinking\":"
+         "\"hm\""},
         {"\"role\":\"assistant\",\"reasoning\":\"hm\"",
          "\"role\":\"assistant\",\"content\":\"\",\"reasoning\":\"hm\",\"reasoning_content\":"
-         "\"hm\""},
+         "\"hm\",\"thinking\":\"hm\""},
         {"\"role\":\"assistant\",\"content\":null,\"thinking\":\"hm\",\"reasoning_content\":null",
          "\"role\":\"assistant\",\"content\":\"\",\"thinking\":\"hm\",\"reasoning_content\":"
          "\"hm\""},
@@ -91,11 +92,11 @@ Test(oai_messages, content_may_be_null_where_something_else_was_said) {
     }
 }
 
-Test(oai_messages, a_thought_has_one_name_for_templates) {
+Test(oai_messages, a_thought_has_two_names_for_templates) {
     check_context("{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\",\"reasoning\":\"x\","
                   "\"reasoning_content\":\"y\"}]}",
                   ALONE("\"role\":\"assistant\",\"content\":\"a\",\"reasoning\":\"x\","
-                        "\"reasoning_content\":\"y\""));
+                        "\"reasoning_content\":\"y\",\"thinking\":\"y\""));
 }
 
 Test(oai_messages, nuls_stay) {

@@ -91,7 +91,7 @@ static void write_next(struct buf *out, const char *text, const char *reasoning)
     struct oai_calls calls;
     oai_calls_open(&calls, &answer, 0, 1 << 20);
     struct oai_divider divider = {.answer = &answer, .sink = {take, &calls}};
-    oai_divide_text(&divider, false, text, 0, strlen(text));
+    oai_divide_text(&divider, &(struct oai_voice){0}, text, 0, strlen(text));
     oai_calls_end(&calls);
     cr_assert(tool_reader_called(&divider.calls) && !oai_calls_failed(&calls));
     buf_str(out, "{\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":");
@@ -165,7 +165,7 @@ Test(oai_tools, a_parser_is_of_no_use_without_a_template_that_knows_tools) {
         {NULL, "auto", TOOL_FORMAT_NONE},         {NULL, "hermes", TOOL_FORMAT_NONE},
         {"hermes", "auto", TOOL_FORMAT_HERMES},   {"llama3", "auto", TOOL_FORMAT_LLAMA3},
         {"hermes", "llama3", TOOL_FORMAT_LLAMA3}, {"hermes", "none", TOOL_FORMAT_NONE},
-        {"llama3", "hermes", TOOL_FORMAT_HERMES},
+        {"llama3", "hermes", TOOL_FORMAT_HERMES}, {"harmony", "auto", TOOL_FORMAT_HARMONY},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct engine *engine;
