@@ -20,8 +20,9 @@ static uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-void conversation_table_open(struct conversation_table *table, int capacity) {
-    *table = (struct conversation_table){.capacity = capacity, .next_use = 1};
+void conversation_table_open(struct conversation_table *table, int capacity, bool sliding_windows) {
+    *table = (struct conversation_table){
+        .capacity = capacity, .sliding_windows = sliding_windows, .next_use = 1};
     table->all = mem_must_alloc((size_t)(capacity > 0 ? capacity : 1), sizeof *table->all);
     /* Ids are also file names, so they must differ from those of other processes. */
     CHECK(getrandom(&table->id_seed, sizeof table->id_seed, 0) == (ssize_t)sizeof table->id_seed);
@@ -267,7 +268,8 @@ static void note_miss(struct conversation_match *worst, enum engine_miss reason,
 
 static bool is_better(const struct conversation_match *a, const struct conversation_match *b,
                       uint64_t hint) {
-    if (!b->conv || a->common != b->common) return !b->conv || a->common > b->common;
+    if (!b->conv || a->lost != b->lost) return !b->conv || b->lost;
+    if (a->common != b->common) return a->common > b->common;
     if (extends(a) != extends(b)) return extends(a);
     if (a->conv->checkpoint != b->conv->checkpoint) return b->conv->checkpoint;
     bool hinted = hint != 0 && a->conv->hint == hint, was = hint != 0 && b->conv->hint == hint;
@@ -302,6 +304,7 @@ struct conversation_match conversation_find(struct conversation_table *table,
             common_prefix(conv->tokens, conv->token_count, query->prompt, query->prompt_count);
         struct conversation_match match = {0};
         if (kv_params_equal(&conv->kv, query->kv)) match = match_row(conv, query, shared);
+        match.lost = match.conv && table->sliding_windows && match.common < match.conv->evicted_at;
         if (!extends(&match)) note_miss(&lost, row_miss(conv, query, shared), shared);
         if (match.conv && is_better(&match, &best, query->hint)) best = match;
     }

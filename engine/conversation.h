@@ -106,6 +106,7 @@ struct conversation_gone {
 struct conversation_table {
     struct conversation *all; /* [capacity]; id 0 = unused */
     int capacity, count;
+    bool sliding_windows;                         /* the model has them in some layers */
     int64_t pages, entries;                       /* sums over all */
     int64_t superseded_pages, superseded_entries; /* the part of superseded ones */
     uint64_t next_use;
@@ -115,7 +116,7 @@ struct conversation_table {
     uint32_t gone_count; /* total so far; the newest overwrite the oldest */
 };
 
-void conversation_table_open(struct conversation_table *table, int capacity);
+void conversation_table_open(struct conversation_table *table, int capacity, bool sliding_windows);
 void conversation_table_close(struct conversation_table *table);
 
 /* Copies *conv in (taking conv->tokens); one without an id gets one, and each its hashes. The
@@ -167,16 +168,19 @@ struct conversation_match {
     struct conversation *conv; /* NULL: none serves */
     int32_t common;            /* number of its tokens that the request uses */
     bool exact;                /* the request continues the turn that read them */
-    bool cut; /* the request continues a checkpoint, or a conversation cut before the end of its
-                 turn */
+    bool lost; /* the next query would see entries that are gone: they had left the sliding window
+                  at an eviction after these tokens */
+    bool cut;  /* the request continues a checkpoint, or a conversation cut before the end of its
+                  turn */
     uint64_t from;         /* id of the last turn of the same dialogue, whose answer the prompt
                               repeats or which it extends; 0: none, they only begin alike */
     enum engine_miss miss; /* why no conversation served, or none as far as the prompt repeats it;
                               NEW: nothing was lost */
 };
 
-/* Finds the conversation that saves the prompt most tokens; among equals one that it extends, then
- * one that is no checkpoint, then the one with the query's hint, then the one used last. */
+/* Finds the conversation that saves the prompt most tokens, of those that lost nothing if there are
+ * any; among equals one that it extends, then one that is no checkpoint, then the one with the
+ * query's hint, then the one used last. */
 struct conversation_match conversation_find(struct conversation_table *table,
                                             const struct conversation_query *query);
 

@@ -55,7 +55,8 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
      * table may hold more than conversations_max, up to one for every slot. */
     bool more = options->store && options->conversations_max > 0;
     queue_open(&sched->queue, options->clients_max, options->sequences_max);
-    conversation_table_open(&sched->conversations, more ? slots : options->conversations_max);
+    conversation_table_open(&sched->conversations, more ? slots : options->conversations_max,
+                            options->shape.sliding_windows);
     hist_open(&sched->counters.eviction_seconds, eviction_bounds, COUNT_OF(eviction_bounds));
     hist_open(&sched->counters.iteration_tokens, iteration_bounds, COUNT_OF(iteration_bounds));
 }

@@ -44,7 +44,7 @@ Test(conversation, longest_prefix_within_space_and_parameters) {
     struct kv_params kv = kv_of("streaming", 32);
     int32_t common;
     enum engine_miss miss;
-    conversation_table_open(&t, 4);
+    conversation_table_open(&t, 4, false);
     add(&t, 1, kv, (int32_t[]){1, 2, 3, 4}, 4, 2, 0);
     add(&t, 1, kv, (int32_t[]){1, 2, 3, 4, 5, 6}, 6, 3, 1);
     add(&t, 2, kv, (int32_t[]){1, 2, 3, 4, 5, 6, 7}, 7, 3, 2);
@@ -66,7 +66,7 @@ Test(conversation, drops_only_after_the_previous_prompt) {
     struct kv_params kv = kv_of("streaming", 32);
     int32_t common;
     enum engine_miss miss;
-    conversation_table_open(&t, 1);
+    conversation_table_open(&t, 1, false);
     add(&t, 1, kv, (int32_t[]){1, 2, 3, 4, 5}, 5, 3, 0); /* prompt 1 2 3, answer 4 5 */
     cr_assert_not_null(find(&t, 1, kv, (int32_t[]){1, 2, 3, 9}, 4, &common, &miss));
     cr_assert_eq(common, 3);
@@ -84,7 +84,7 @@ Test(conversation, drops_only_after_the_previous_prompt) {
 Test(conversation, take_and_oldest) {
     struct conversation_table t;
     struct kv_params kv = kv_of("streaming", 32);
-    conversation_table_open(&t, 3);
+    conversation_table_open(&t, 3, false);
     for (int i = 0; i < 3; i++) add(&t, i, kv, (int32_t[]){i}, 1, 1, i);
     cr_assert_eq(t.pages, 33);
     struct conversation *first = conversation_first_to_go(&t, NULL);
@@ -102,7 +102,7 @@ Test(conversation, take_and_oldest) {
 Test(conversation, superseded_ones_go_first) {
     struct conversation_table t;
     struct kv_params kv = kv_of("streaming", 32);
-    conversation_table_open(&t, 3);
+    conversation_table_open(&t, 3, false);
     for (int i = 0; i < 3; i++) add(&t, i, kv, (int32_t[]){i}, 1, 1, i);
     conversation_followed(&t, &t.all[2]);
     cr_assert(conversation_superseded(&t.all[2]));
@@ -125,7 +125,7 @@ Test(conversation, a_hint_decides_among_equals_only) {
     struct kv_params kv = kv_of("streaming", 32);
     int32_t common;
     enum engine_miss miss;
-    conversation_table_open(&t, 3);
+    conversation_table_open(&t, 3, false);
     add(&t, 1, kv, (int32_t[]){1, 2, 3}, 3, 2, 0);
     add(&t, 1, kv, (int32_t[]){1, 2, 4}, 3, 2, 1);
     add(&t, 1, kv, (int32_t[]){1, 2, 5, 6}, 4, 2, 2);
@@ -147,7 +147,7 @@ Test(conversation, what_was_forgotten_is_told) {
     struct kv_params kv = kv_of("streaming", 32);
     int32_t common, prompt[] = {1, 2, 3, 4};
     enum engine_miss miss;
-    conversation_table_open(&t, 1);
+    conversation_table_open(&t, 1, false);
     add(&t, 1, kv, (int32_t[]){1, 2, 3}, 3, 2, 0);
     conversation_note_gone(&t, t.all[0].space, t.all[0].prompt_end, t.all[0].prompt_hash);
     struct conversation taken = conversation_take(&t, &t.all[0]);
@@ -164,8 +164,8 @@ Test(conversation, what_was_forgotten_is_told) {
 Test(conversation, ids_are_random_and_found) {
     struct conversation_table a, b;
     struct kv_params kv = kv_of("streaming", 32);
-    conversation_table_open(&a, 2);
-    conversation_table_open(&b, 2);
+    conversation_table_open(&a, 2, false);
+    conversation_table_open(&b, 2, false);
     for (int i = 0; i < 2; i++) add(&a, 1, kv, (int32_t[]){1}, 1, 1, i);
     add(&b, 1, kv, (int32_t[]){1}, 1, 1, 0);
     cr_assert(a.all[0].id != 0 && a.all[0].id != a.all[1].id && a.all[0].id != b.all[0].id);
@@ -194,7 +194,7 @@ static int32_t usable(const struct conversation *conv, int space, const struct k
 Test(conversation, hashes_find_what_tokens_find) {
     struct conversation_table t;
     struct kv_params kv = kv_of("streaming", 32), other = kv_of("streaming", 33);
-    conversation_table_open(&t, 1);
+    conversation_table_open(&t, 1, false);
     add(&t, 1, kv, (int32_t[]){1, 2, 3, 4}, 4, 2, 0);
     const struct conversation *conv = &t.all[0];
     cr_assert_eq(usable(conv, 1, &kv, (int32_t[]){1, 2, 3, 4, 5}, 5), 4);
@@ -208,4 +208,30 @@ Test(conversation, hashes_find_what_tokens_find) {
     cr_assert_eq(usable(conv, 1, &kv, (int32_t[]){1, 2, 3, 4, 5}, 5), 0, "no memory: as if none");
     mem_fail_after(-1);
     conversation_table_close(&t);
+}
+
+/* The end of an answer is dropped after an eviction in it. Entries that had left a sliding window
+ * by then are gone, although the next query would see them; a checkpoint from before has them. */
+Test(conversation, a_checkpoint_goes_before_a_turn_that_lost_its_window) {
+    const struct kv_params kv = kv_of("streaming", 64);
+    for (int windows = 0; windows < 2; windows++) {
+        struct conversation_table t;
+        int32_t tokens[60], common;
+        enum engine_miss miss;
+        for (int i = 0; i < 60; i++) tokens[i] = i;
+        conversation_table_open(&t, 2, windows);
+        add(&t, 1, kv, tokens, 56, 30, 0);
+        t.all[0].evicted_at = 48;
+        add(&t, 1, kv, tokens, 32, 30, 1);
+        t.all[1].checkpoint = t.all[1].exact = true;
+        tokens[40] = 99; /* the prompt repeats 40 tokens */
+        struct conversation *conv = find(&t, 1, kv, tokens, 60, &common, &miss);
+        cr_assert_not_null(conv);
+        cr_expect_eq(conv->slot, windows, "windows %d", windows);
+        cr_expect_eq(common, windows ? 32 : 40);
+        t.all[0].evicted_at = 36; /* nothing since then: all that the 40 tokens need is there */
+        conv = find(&t, 1, kv, tokens, 60, &common, &miss);
+        cr_expect(conv && conv->slot == 0 && common == 40);
+        conversation_table_close(&t);
+    }
 }
