@@ -20,7 +20,8 @@ help: ## list these targets
 serve: ## install missing packages, build, start the daemon with the bundled model
 	@tools/install-deps serve
 	@$(MAKE) --no-print-directory build
-	@model=$$(tools/fetch-model "$(MODEL)") && exec build/keepd --model "$$model" $(ARGS)
+	@model=$$(tools/fetch-model "$(MODEL)") && gates=$$(tools/fetch-model --gates "$(MODEL)") && \
+		exec build/keepd --model "$$model" $${gates:+--gates "$$gates"} $(ARGS)
 
 build: ## build the release binary: build/keepd
 	@tools/build release keepd

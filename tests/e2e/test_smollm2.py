@@ -96,3 +96,30 @@ def test_greedy_answer_is_the_most_likely_one(daemon, file, reference):
         row = expected[len(ids) - 1 + t]
         assert row.max() - row[token] < 2e-3, (t, token)
     assert len(answer) >= 8
+
+
+def second_half(d, ids, **kv):
+    """Nats per token of the second half of a text."""
+    r = post(d, "/v1/completions", prompt=ids, max_tokens=0, echo=True, logprobs=0, temperature=0, kv=kv)
+    scores = r["choices"][0]["logprobs"]["token_logprobs"]
+    return -sum(scores[len(ids) // 2:]) / (len(ids) - len(ids) // 2)
+
+
+def test_gates_of_the_repository_fit_the_file(daemon, file):
+    """`make serve MODEL=smollm2` starts with them: they make `global` the default, and keep what matters."""
+    gates = subprocess.run([ROOT / "tools/fetch-model", "--gates", "smollm2"], capture_output=True, text=True, check=True)
+    d = daemon("--model", str(file), "--gates", gates.stdout.strip())
+    r = post(d, "/v1/chat/completions", temperature=0, max_tokens=8, messages=[{"role": "user", "content": "Hello!"}])
+    assert r["usage"]["kv_details"]["policy"] == "global"
+    ids = post(d, "/tokenize", prompt=(ROOT / "SECURITY.md").read_text())["tokens"][:1024]
+    full = second_half(d, ids, policy="full")
+    room = dict(budget=96, buffer=32, chunk=32)         # an eighth of the text at most
+    lost, newest = (second_half(d, ids, policy=p, **room) - full for p in ("global", "streaming"))
+    print(f"nats per token more than the full cache's {full:.3f}: global {lost:.3f}, streaming {newest:.3f}")
+    assert lost < 0.6 * newest and newest > 0.05
+
+
+def test_no_gates_for_other_models():
+    for name in ("bundled/keepd-nano", "/no/such/model"):
+        found = subprocess.run([ROOT / "tools/fetch-model", "--gates", name], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert found.stdout == ""
