@@ -105,7 +105,7 @@ static int add_answer_block(struct oai_rewrite *w, const cJSON *block, const cha
     if (oai_rewrite_string(w, block, path, "type", &type)) return -1;
     if (strcmp(type, "tool_use") == 0) return add_use(w, block, path);
     if (strcmp(type, "thinking") == 0) return add_thinking(w, block, path);
-    if (strcmp(type, "redacted_thinking") == 0) return 0; /* nothing in it can be read here */
+    if (strcmp(type, "redacted_thinking") == 0) return 0; /* keepd cannot read its content */
     if (strcmp(type, "text") != 0)
         return refuse_block(w, path, "'text', 'tool_use' and 'thinking'", type);
     return oai_rewrite_string(w, block, path, "text", &text) || oai_rewrite_answer(w, text) ? -1
@@ -125,7 +125,7 @@ static int add_answer(struct oai_rewrite *w, const cJSON *content, const char *p
     return i ? 0 : oai_rewrite_answer(w, "");
 }
 
-/* Texts that follow each other are one message, results are one each. */
+/* Adds a user's blocks: consecutive texts are one message, each result is a message of its own. */
 static int add_user_blocks(struct oai_rewrite *w, const cJSON *content, const char *path,
                            struct buf *text) {
     const cJSON *block;
@@ -181,7 +181,7 @@ static int add_message(struct oai_rewrite *w, const cJSON *message, const char *
     return oai_invalid(w->r, field, "expected 'user' or 'assistant', found '%.32s'", role);
 }
 
-/* The model continues a last message of the assistant that has text. */
+/* Continues the last message if it is the assistant's and has text. */
 static int continue_last(struct oai_rewrite *w) {
     const cJSON *content = w->open ? json_get(w->open, "content") : NULL;
     if (!content || w->calls || !content->valuestring[strspn(content->valuestring, " \t\r\n")])
@@ -283,7 +283,7 @@ static int read_choice(struct oai_rewrite *w) {
 
 /* --- the rest --- */
 
-/* Templates of models that can do both read enable_thinking. */
+/* Reads `thinking`. Templates of models that can answer with or without it read enable_thinking. */
 static int read_thinking(struct oai_rewrite *w) {
     const cJSON *thinking = json_get(w->body, "thinking");
     const cJSON *kwargs = json_get(w->body, "chat_template_kwargs");
@@ -335,7 +335,7 @@ static int read_output(struct oai_rewrite *w) {
     return read_format(w, older, "output_format");
 }
 
-/* The user's id says which conversation is meant, as `user` in a chat. */
+/* Reads the user's id, which is a hint to a conversation, as `user` is in a chat. */
 static int read_user(struct oai_rewrite *w) {
     const cJSON *metadata = json_get(w->body, "metadata");
     if (metadata && !cJSON_IsObject(metadata))
@@ -347,7 +347,7 @@ static int read_user(struct oai_rewrite *w) {
     return oai_rewrite_link(w, "user", user);
 }
 
-/* All fields on which the prompt depends. */
+/* Reads all fields on which the prompt depends. */
 static int read_chat(struct oai_rewrite *w, struct oai_reader *r) {
     return oai_rewrite_open(w, r) || read_system(w) || read_messages(w) || read_tools(w) ||
                    read_choice(w) || read_thinking(w) || read_output(w) || oai_read_messages(r)

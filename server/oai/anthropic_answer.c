@@ -23,7 +23,7 @@ static void write_use(struct buf *out, const struct oai_answer *answer,
     buf_str(out, ",\"input\":");
 }
 
-/* The arguments, where they are an object; else Anthropic's way to hand on what is none. */
+/* Writes the arguments if they are an object, otherwise in Anthropic's form for invalid ones. */
 static void write_input(struct buf *out, const struct buf *text) {
     const struct json_limits limits = {.bytes = text->size, .depth = OAI_JSON_DEPTH, .nuls = true};
     cJSON *tree = NULL;
@@ -40,7 +40,7 @@ static void write_input(struct buf *out, const struct buf *text) {
     json_free(tree);
 }
 
-/* A whole block. */
+/* Writes a whole block. */
 static void write_block(struct buf *out, const struct oai_answer *answer,
                         const struct oai_items *items) {
     if (items->kind == OAI_ITEM_CALL) {
@@ -77,7 +77,7 @@ static void end_whole(void *to, const struct oai_items *items) {
     write_block(whole->out, whole->answer, items);
 }
 
-/* true: the answer ends with a call. */
+/* Returns true if the answer ends with a call. */
 static bool write_content(struct buf *out, const struct oai_answer *answer) {
     static const struct oai_item_writer writer = {.end = end_whole};
     struct whole whole = {.out = out, .answer = answer};
@@ -107,7 +107,7 @@ static void write_stop(struct buf *out, const struct oai_answer *answer, bool ca
         buf_str(out, "null");
 }
 
-/* The tokens of the prompt are those that were computed and those that were found. */
+/* Writes usage. Tokens that were computed and tokens found in the cache are counted apart. */
 static void write_usage(struct buf *out, const struct oai_answer *answer, uint64_t tokens,
                         bool finished) {
     uint64_t cached = oai_prompt_cached(answer);
@@ -210,7 +210,7 @@ static void announce(struct oai_events *events) {
     buf_str(&events->out, ping);
 }
 
-/* A ping says that the prompt is being read; the form has no event that says how far. */
+/* Sends a ping while the prompt is read; this form has no event for the progress. */
 static void write_progress(struct oai_events *events, uint64_t read) {
     (void)read;
     buf_str(&events->out, ping);
@@ -270,7 +270,7 @@ static const char *error_type(int status) {
     }
 }
 
-/* keepd adds the field and its code, as OpenAI's form has them. */
+/* Writes an error. keepd adds the field and its code, as OpenAI's form has them. */
 void oai_message_error(struct buf *out, const struct oai_error *error, const char *request_id) {
     buf_fmt(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
             error_type(error->status));

@@ -27,7 +27,7 @@ static const struct oai_field fields[] = {
     {NULL, OAI_ANY},
 };
 
-/* Chats say it with a flag and a number, completions with one number. */
+/* Reads logprobs and top_logprobs: chats use a flag and a number, completions one number. */
 static int read_logprobs(struct oai_reader *r) {
     bool wanted = false;
     int32_t top = 0;
@@ -51,7 +51,7 @@ static int read_reasoning(struct oai_reader *r) {
     return 0;
 }
 
-/* As vLLM means it: the last message is in front of the answer when both have one role. */
+/* Reads `echo` as vLLM does: the last message precedes the answer if both have the same role. */
 static int read_echo(struct oai_reader *r) {
     const cJSON *context = r->out->context, *last = NULL;
     bool echo = false;
@@ -64,7 +64,8 @@ static int read_echo(struct oai_reader *r) {
     bool opens = cJSON_IsTrue(json_get(context, "add_generation_prompt"));
     if (opens && strcmp(role, "assistant") != 0) return 0;
     const char *content = json_get(last, "content")->valuestring;
-    content = arena_strndup(r->arena, content, strlen(content)); /* the context goes before */
+    content = arena_strndup(
+        r->arena, content, strlen(content)); /* the context is freed before the answer is written */
     if (content) content = json_arena_text(r->arena, content, &r->out->echo_size);
     r->out->echo_text = content;
     return content ? 0 : oai_no_memory(r);
@@ -92,7 +93,7 @@ static void take_part(void *to, const struct oai_delta *delta) {
         oai_calls_take(&message->calls, delta);
 }
 
-/* vLLM's older and newer name; clients read one or the other. */
+/* Writes the reasoning under vLLM's older and newer name, because clients read one or the other. */
 static void write_reasoning(struct buf *out, const char *text, size_t size) {
     buf_str(out, "\"reasoning_content\":");
     json_write_str(out, text, size);
@@ -100,7 +101,7 @@ static void write_reasoning(struct buf *out, const char *text, size_t size) {
     json_write_str(out, text, size);
 }
 
-/* true: the answer ends with a call. */
+/* Returns true if the answer ends with a call. */
 static bool write_message(struct buf *out, const struct oai_answer *answer, int index) {
     struct message message;
     const struct buf *content = &message.calls.content, *calls = &message.calls.list;

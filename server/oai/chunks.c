@@ -39,7 +39,8 @@ void oai_chunk_progress(struct oai_events *events, uint64_t read) {
     oai_chunk_close(events);
 }
 
-/* The details are there once the jobs are finished, a moment after their last choice. */
+/* Writes the usage. Its details are known once the jobs are finished, shortly after their last
+ * choice. */
 static void write_last(struct oai_events *events) {
     const struct oai_request *request = events->answer->request;
     struct buf *out = &events->out;

@@ -12,7 +12,7 @@ static const struct oai_field fields[] = {
     {"prompt_embeds", OAI_NEVER}, {NULL, OAI_ANY},
 };
 
-/* Every choice is returned, so there is none that could be the best of them. */
+/* Checks best_of. Every choice is returned, so it cannot differ from n. */
 static int check_best_of(struct oai_reader *r) {
     int32_t best_of = -1;
     if (oai_get_int(r, NULL, r->body, "best_of", 1, OAI_N_MAX, &best_of)) return -1;
@@ -23,7 +23,8 @@ static int check_best_of(struct oai_reader *r) {
                       r->out->n, best_of);
 }
 
-/* The answer fills the gap between prompt and suffix, where the model was trained for that. */
+/* Reads `suffix`: the answer fills the gap between prompt and suffix, if the model was trained for
+ * that. */
 static int read_suffix(struct oai_reader *r) {
     struct oai_request *out = r->out;
     const char *suffix = NULL;
@@ -128,7 +129,7 @@ static void write_delta(struct oai_events *events, const struct oai_delta *delta
     oai_chunk_end(events);
 }
 
-/* The echoed prompt, with its scores. */
+/* Sends the echoed prompt, with its scores. */
 static void begin_choice(struct oai_events *events, int index, struct oai_offset *offset) {
     struct buf text;
     if (!events->answer->request->echo) return;

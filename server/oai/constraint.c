@@ -28,10 +28,10 @@ static struct constrain_part text_part(const char *text) {
 struct source {
     struct oai_reader *r;
     struct constrain_part *part; /* kind set when there is one */
-    const char *field;           /* names the field that gave it; NULL: none yet */
+    const char *field;           /* the name of the field that gave it; NULL: none yet */
 };
 
-/* 0: `node` may be read. Two constraints have no common meaning. */
+/* Returns 0 if `field` is the only constraint: two have no common meaning. */
 static int claim(struct source *s, const char *field) {
     if (s->field)
         return oai_invalid(s->r, field, "an answer has one constraint, and '%s' has given it",
@@ -51,7 +51,7 @@ static int take_text(struct source *s, const char *field, const cJSON *node,
     return s->part->text ? 0 : oai_no_memory(s->r);
 }
 
-/* A schema that is the JSON text of one. */
+/* Reads a schema that is given as a string. */
 /* Values of a schema that is given as a string; one in the body counts among the body's. */
 #define SCHEMA_NODES_MAX 200000
 
@@ -199,7 +199,7 @@ static const struct call_form *form_of(enum tool_format format) {
     return format == TOOL_FORMAT_HERMES ? &hermes : &llama3;
 }
 
-/* Arguments by the tool's schema; without one there are none. `free`: any object. */
+/* Builds arguments by the tool's schema; a tool without a schema takes none. `free`: any object. */
 static int arguments_part(struct oai_reader *r, const cJSON *function, int index, bool free,
                           struct constrain_part *part) {
     const cJSON *schema = json_get(function, "parameters");
@@ -232,8 +232,8 @@ static int call_part(struct oai_reader *r, const cJSON *tool, int index, bool fr
     return arguments_part(r, json_get(tool, "function"), index, free, &pieces[3]);
 }
 
-/* One call of the tools that may be called. `only_strict`: schemas of tools without `strict` do not
- * bind. */
+/* Builds one call of the tools that may be called. `only_strict`: schemas of tools without `strict`
+ * do not bind. */
 static int any_call(struct oai_reader *r, bool only_strict, struct constrain_part *part) {
     const cJSON *tools = json_get(r->body, "tools"), *tool;
     int index = 0, count = 0;
@@ -249,7 +249,7 @@ static int any_call(struct oai_reader *r, bool only_strict, struct constrain_par
     return 0;
 }
 
-/* first (between next)*, or only the first. */
+/* Builds first (between next)*, or only the first. */
 static int call_list(struct oai_reader *r, const struct constrain_part *call,
                      struct constrain_part *part) {
     struct constrain_part *pieces = new_parts(r, 2), *more = new_parts(r, 1);
@@ -266,7 +266,7 @@ static int call_list(struct oai_reader *r, const struct constrain_part *call,
     return 0;
 }
 
-/* Calls, or text in which none begins. */
+/* Builds calls, or text in which no call begins. */
 static int free_calls(struct oai_reader *r, const struct constrain_part *call,
                       struct constrain_part *part) {
     static const char tag[] = "<tool_call>";
@@ -297,7 +297,8 @@ static bool any_strict(const cJSON *tools) {
     return false;
 }
 
-/* Calls that are promised take the place of a format; with "auto" the answer is one or the other.
+/* Adds calls. Promised calls replace a format; with "auto" the answer has either the format or
+ * calls.
  */
 static int add_calls(struct oai_reader *r, struct constrain_part *answer, bool given) {
     bool promised = r->out->call_promised;

@@ -20,8 +20,8 @@ static const char *error_type(int status) {
     }
 }
 
-/* U+0000 has two bytes in a tree's strings. Neither can be shown, so one takes the place of both,
- * and becomes one U+FFFD. */
+/* Replaces each U+0000, which has two bytes in a tree's strings, by one byte that is shown as
+ * U+FFFD. */
 static void mark_nuls(char *text) {
     for (char *nul = text; (nul = strstr(nul, JSON_NUL));) {
         size_t size = sizeof JSON_NUL - 1;
@@ -42,8 +42,8 @@ int oai_refuse(struct oai_error *error, int status, const char *code, const char
     return -1;
 }
 
-/* The code is OpenAI's, the type and the numbers are llama.cpp's: its clients offer a larger
- * context by them. */
+/* The code is OpenAI's; the type and the numbers are llama.cpp's, whose clients use them to offer a
+ * larger context. */
 int oai_refuse_context(struct oai_error *error, size_t count, size_t context) {
     error->type = "exceed_context_size_error";
     error->prompt_tokens = count;
@@ -83,7 +83,8 @@ int oai_refuse_fault(struct oai_error *error, const struct fault *fault) {
                       fault->field, fault->text);
 }
 
-/* `field` begins with the alias: *index is that of "[]", *rest what follows. */
+/* Returns whether `field` begins with the alias; *index is the index at "[]", *rest what follows.
+ */
 static bool fits(const char *alias, const char *field, long *index, const char **rest) {
     for (; *alias; alias++) {
         if (alias[0] == '[' && alias[1] == ']') {
@@ -109,7 +110,7 @@ static void write_own(char path[OAI_PATH], const char *own, long index, const ch
         oai_path(path, "%s%s", own, rest);
 }
 
-/* The message says the name in quotes. */
+/* Renames the field in the message, where it stands in quotes. */
 static void rename_quoted(char *message, size_t size, const char *from, const char *to) {
     char quoted[OAI_PATH + 2], rest[sizeof((struct oai_error *)0)->message];
     snprintf(quoted, sizeof quoted, "'%s'", from);

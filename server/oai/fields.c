@@ -133,7 +133,8 @@ static bool is_neutral(const cJSON *node, enum oai_neutral neutral) {
     return false;
 }
 
-/* Shared fields first, then the kind's own, which may be shared ones with other values. */
+/* Returns the shared fields first, then the kind's own. A kind's own field may be a shared one with
+ * other values. */
 static const struct oai_field *field_at(const struct oai_kind *kind, int index) {
     for (size_t i = 0; i < SHARED; i++)
         if ((shared[i].group & kind->groups) && index-- == 0) return &shared[i].field;

@@ -31,13 +31,13 @@ struct oai_field {
     enum oai_neutral neutral;
 };
 
-/* The field is one of the groups that the kind shares with others. */
+/* Returns whether the field is in one of the groups that the kind shares with others. */
 bool oai_is_shared(const struct oai_kind *kind, const char *name);
 
 void oai_path(char path[OAI_PATH], const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Refuses fields that would change the answer in a way we do not serve, unless they hold their
- * neutral value, and, when `strict`, fields nobody knows. */
+/* Refuses fields that keepd does not serve, unless they have their neutral value, and, when
+ * `strict`, unknown fields. */
 int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict,
                      struct oai_error *error);
 
@@ -45,16 +45,16 @@ int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict
  * add_generation_prompt, continue_final_message and the members of chat_template_kwargs. */
 int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error);
 
-/* Types of the fields that only chats have, in a body without messages. 0 or -1. */
+/* Checks the types of fields that only chats have, in a body without messages. 0 or -1. */
 int oai_check_unused(const cJSON *body, struct oai_error *error);
 
-/* The id of a text that is exactly one token, or -1 (tokens.c). */
+/* Returns the id of a text that is exactly one token, or -1 (tokens.c). */
 int32_t oai_find_token(const struct engine *engine, const char *text);
 
-/* 400: `field` is `found` where `text` ("a string") is expected. Returns -1. */
+/* Answers 400: `field` is `found` where `text` ("a string") is expected. Returns -1. */
 int oai_expected(struct oai_error *error, const char *field, const char *text, const cJSON *found);
 
-/* `tools`: an array of functions with valid names, not too many. 0 or -1. */
+/* Checks `tools`: an array of functions with valid names, not too many. 0 or -1. */
 int oai_check_tools(const cJSON *tools, struct oai_error *error);
 
 /* One request being read: what every step needs. Steps return 0, or -1 with *error filled. */
@@ -71,7 +71,8 @@ int oai_missing(const struct oai_reader *r, const char *field);
 int oai_invalid(const struct oai_reader *r, const char *field, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Typed members of `object`, which lies at `path` (NULL: the body). Absent or null: *value stays.
+/* Read typed members of `object`, which lies at `path` (NULL: the body). Absent or null: *value
+ * stays.
  */
 int oai_get_float(const struct oai_reader *r, const char *path, const cJSON *object,
                   const char *key, double min, double max, float *value);
@@ -82,26 +83,26 @@ int oai_get_bool(const struct oai_reader *r, const char *path, const cJSON *obje
 int oai_get_str(const struct oai_reader *r, const char *path, const cJSON *object, const char *key,
                 const char **value);
 int oai_get_object(const struct oai_reader *r, const char *key, const cJSON **value);
-/* An array of token ids at `node` into the arena. */
+/* Reads an array of token ids at `node` into the arena. */
 int oai_get_ids(const struct oai_reader *r, const cJSON *node, const char *field,
                 const int32_t **ids, size_t *count);
 
-/* Prompts: `messages`, or `prompt`, a string, a list of ids and strings, or a list of such
- * (parse.c). */
+/* Read prompts: `messages`, or `prompt`, which is a string, a list of ids and strings, or a list of
+ * such prompts (parse.c). */
 int oai_read_messages(struct oai_reader *r);
 int oai_read_prompts(struct oai_reader *r);
-/* All fields of the group GENERATION. The kind has read before it whether there is an echo, and
- * `logprobs` (parse.c). */
+/* Reads all fields of the group GENERATION. The kind has read `echo` and `logprobs` before
+ * (parse.c). */
 int oai_read_generation(struct oai_reader *r);
-/* How tokens are chosen, what ends an answer and what it shows (sampling.c). */
+/* Read how tokens are chosen, what ends an answer and what it shows (sampling.c). */
 void oai_preset_sampling(struct oai_reader *r);
 int oai_read_sampling(struct oai_reader *r);
-/* tools, tool_choice and parallel_tool_calls of a chat whose context stands (tools.c). */
+/* Reads tools, tool_choice and parallel_tool_calls of a chat whose context is built (tools.c). */
 int oai_read_tools(struct oai_reader *r);
-/* The language of answers: response_format and its likes, and calls that are promised; after the
- * tools (constraint.c). */
+/* Reads the language of answers: response_format and similar fields, and promised calls. Tools are
+ * read before (constraint.c). */
 int oai_read_constraint(struct oai_reader *r);
-/* The kv object (kv.c). */
+/* Reads the kv object (kv.c). */
 int oai_read_kv(struct oai_reader *r);
 
 #endif

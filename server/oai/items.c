@@ -46,7 +46,7 @@ static bool is_blank(const char *text, size_t size) {
     return i == size;
 }
 
-/* White space waits for a text to belong to. */
+/* Takes a text. White space is held back until text follows it. */
 static void take_text(struct oai_items *items, enum oai_item_kind kind,
                       const struct oai_delta *delta) {
     struct buf *blank = &items->blank;

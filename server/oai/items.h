@@ -1,7 +1,8 @@
 /* An answer as a list of items: thoughts, texts and calls, one after the other, as /v1/responses
  * and /v1/messages have it. The parts of an answer, streamed or whole, go in; a writer is told
  * where an item begins, grows and ends. White space alone begins no item, and between two items it
- * is left out. Zero before oai_items_open; memory that was short shows in `text.failed`. */
+ * is left out. All members are zero before oai_items_open; `text.failed` says that memory was
+ * short. */
 #ifndef KEEPD_SERVER_OAI_ITEMS_H
 #define KEEPD_SERVER_OAI_ITEMS_H
 
@@ -43,7 +44,7 @@ void oai_items_open(struct oai_items *items, const struct oai_item_writer *write
                     size_t limit);
 void oai_items_close(struct oai_items *items);
 void oai_items_take(struct oai_items *items, const struct oai_delta *delta);
-/* The answer ends. Without any item it has an empty text. */
+/* Ends the answer. If it has no item, it gets an empty text. */
 void oai_items_end(struct oai_items *items);
 
 #endif

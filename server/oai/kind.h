@@ -42,8 +42,8 @@ struct oai_sink {
     void *to;
 };
 
-/* A finished answer being divided into its parts (parts.c). Zero but for the first three members
- * before the first text. */
+/* A finished answer being divided into its parts (parts.c). All members but the first three are
+ * zero before the first text. */
 struct oai_divider {
     const struct oai_answer *answer; /* borrowed */
     int index;
@@ -51,10 +51,10 @@ struct oai_divider {
     struct tool_reader calls;
     uint32_t tokens_begin, tokens_end; /* the tokens of the next text */
 };
-/* text[begin, end) of one voice: all of it, as far as what follows is another voice's. */
+/* Divides text[begin, end), which is all reasoning or all answer. */
 void oai_divide_text(struct oai_divider *divider, const struct oai_voice *voice, const char *text,
                      size_t begin, size_t end);
-/* All parts of a finished choice. true: it ends with a call. */
+/* Gives all parts of a finished choice. Returns true if it ends with a call. */
 bool oai_divide(const struct oai_answer *answer, int index, struct oai_sink sink);
 
 /* A whole answer's text shared out between content and calls, as chats have it (tools.c). */
@@ -78,7 +78,8 @@ struct oai_form {
     bool may_be_empty;     /* max_tokens 0 reads the prompt and answers nothing */
     const char *ping;      /* an event that says that a stream lives; NULL: a comment */
     void (*answer)(struct buf *out, const struct oai_answer *answer); /* all choices finished */
-    /* All choices finished without failure, and the answer's last bytes not given out. May be NULL
+    /* Called when all choices have finished without failure, before the answer's last bytes are
+     * sent. May be NULL
      */
     void (*keep)(const struct oai_answer *answer);
     /* A stream: open, progress while the prompt is read (where it is asked for), then for each
@@ -105,8 +106,8 @@ struct oai_kind {
     unsigned groups;                /* OAI_FIELDS_...: the fields it shares with others */
     const struct oai_field *fields; /* the kind's own, ended by a name of NULL; may be NULL */
     int (*parse)(struct oai_reader *reader); /* 0, or -1 with the reader's error */
-    /* Exactly one is set: `answer` writes from the prompt's tokens alone, `form` a generated
-     * answer. */
+    /* Exactly one is set: `answer` writes an answer from the prompt's tokens alone, `form` a
+     * generated one. */
     void (*answer)(struct buf *out, const struct engine *engine, const struct oai_request *request,
                    const struct engine_ids *ids);
     const struct oai_form *form;

@@ -15,7 +15,7 @@ struct scored {
     bool has_score; /* the first prompt token has none */
 };
 
-/* `wanted` alternatives of those the engine kept; -1 counts as none. */
+/* Returns a token with `wanted` of the alternatives that the engine kept; -1 counts as none. */
 static struct scored scored_at(const struct oai_answer *answer, int index, bool prompt, uint32_t i,
                                int wanted) {
     const struct engine_job *job = oai_job_of(answer, index);
@@ -36,8 +36,8 @@ static void write_logprob(struct buf *out, float logprob) {
         buf_str(out, "-9999.0");
 }
 
-/* A token that is part of a character cannot be JSON text: its bytes are written out, as OpenAI
- * does, with `mark` in front. */
+/* Writes a token's text. A part of a character cannot be JSON text: its bytes are written in
+ * hexadecimal, as OpenAI does, after `mark`. */
 static void write_token_text(struct buf *out, const struct oai_answer *answer, int32_t id,
                              const char *mark) {
     const char *bytes = "";
@@ -68,7 +68,7 @@ static void write_token_bytes(struct buf *out, const struct engine *engine, int3
     buf_char(out, ']');
 }
 
-/* The members of a token, without the closing brace. */
+/* Writes the members of a token, without the closing brace. */
 static void write_chat_token(struct buf *out, const struct oai_answer *answer, int32_t id,
                              float logprob, bool with_id) {
     buf_char(out, '{');
@@ -168,7 +168,8 @@ static void offset_add_byte(struct oai_offset *offset, char byte) {
     }
 }
 
-/* A token whose first byte does not go on with the character begun before it begins behind that. */
+/* Returns where a token begins: behind the unfinished character before it, unless its first byte
+ * continues that character. */
 static uint64_t offset_of_token(const struct oai_offset *offset, const char *bytes, size_t size) {
     char part[sizeof offset->part + 1];
     size_t length;
@@ -265,7 +266,7 @@ static void write_prompt_token(struct buf *out, const struct engine *engine, int
     buf_char(out, '}');
 }
 
-/* The prompt's token first, then the alternatives that are not it. */
+/* Writes the prompt's token first, then the other alternatives. */
 static void write_prompt_entry(struct buf *out, const struct engine *engine,
                                const struct scored *s) {
     buf_char(out, '{');

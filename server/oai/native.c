@@ -29,7 +29,7 @@ static int read_members(struct oai_reader *r) {
     return 0;
 }
 
-/* Everything but the prompt. */
+/* Reads everything but the prompt. */
 static int read_native(struct oai_reader *r) {
     struct oai_request *out = r->out;
     int32_t alternatives = 0;
@@ -84,7 +84,7 @@ static int read_files(struct oai_reader *r) {
     return 0;
 }
 
-/* The text in front of the gap: what stands before the line, and what is typed in it so far. */
+/* Joins the text before the gap: the lines before, and the line typed so far. */
 static int join_prefix(struct oai_reader *r, const char *prefix, const char *typed) {
     struct oai_prompt *prompt = arena_alloc(r->arena, 1, sizeof *prompt);
     size_t before = strlen(prefix), behind = strlen(typed);
@@ -121,7 +121,7 @@ static int parse_infill(struct oai_reader *r) {
 
 /* --- answers --- */
 
-/* In llama.cpp's form: null is minus infinity. */
+/* Writes biases in llama.cpp's form, where null is minus infinity. */
 static void write_biases(struct buf *out, const struct engine_request *s,
                          const struct engine_info *info) {
     const char *comma = "";
@@ -178,8 +178,8 @@ static void write_prompt(struct buf *out, const struct oai_answer *one) {
     buf_close(&text);
 }
 
-/* The whole answer of a choice. `one` is the answer of its prompt alone, `choice` its number there.
- * A stream's last event has no text: it was sent before. */
+/* Writes the whole answer of a choice. `one` is the answer of its prompt alone, `choice` its number
+ * there. The last event of a stream has no text, because the text was sent before. */
 static void write_whole(struct buf *out, const struct oai_answer *one, int index, int choice_no) {
     const struct oai_request *request = one->request;
     const struct engine_job *job = one->jobs;
@@ -216,7 +216,7 @@ static void write_whole(struct buf *out, const struct oai_answer *one, int index
     buf_char(out, '}');
 }
 
-/* The member of `tree` at a path of names with slashes; NULL: there is none. */
+/* Finds the member of `tree` at a path of names with slashes; NULL: there is none. */
 static const cJSON *find_member(const cJSON *tree, const char *path) {
     while (tree) {
         size_t size = strcspn(path, "/");
@@ -237,7 +237,7 @@ static bool is_named_before(const struct oai_request *request, int i) {
     return false;
 }
 
-/* {"path": member, ...} of those that are wanted and there. */
+/* Writes {"path": member, ...} for the wanted members that exist. */
 static void write_members(struct buf *out, const struct oai_request *request,
                           const struct buf *whole) {
     const struct json_limits limits = {.bytes = whole->size, .depth = OAI_JSON_DEPTH, .nuls = true};
@@ -280,7 +280,7 @@ static void write_result(struct buf *out, const struct oai_answer *answer, int i
     buf_close(&whole);
 }
 
-/* An object, or an array where there are several choices. */
+/* Writes an object, or an array if there are several choices. */
 static void write_answer(struct buf *out, const struct oai_answer *answer) {
     int count = oai_choice_count(answer);
     if (count > 1) buf_char(out, '[');

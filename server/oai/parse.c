@@ -24,14 +24,14 @@ static int read_key(struct oai_reader *r, const char *name, size_t most, const c
     return 0;
 }
 
-/* Open WebUI sends an object, which names nothing that is meant for a server of models. */
+/* Reads `user`. Open WebUI sends an object there, which is ignored. */
 static int read_user(struct oai_reader *r) {
     if (cJSON_IsObject(json_get(r->body, "user"))) return 0;
     return read_key(r, "user", SIZE_MAX, &r->out->session);
 }
 
-/* The salt separates conversations. The others only say which of them is probably meant; `user` is
- * OpenAI's, and of any length. */
+/* Reads the keys of conversations. The salt separates them; the other keys are only hints. `user`
+ * is OpenAI's and may have any length. */
 static int read_keys(struct oai_reader *r) {
     return read_key(r, "cache_salt", OAI_KEY_BYTES, &r->out->salt) ||
                    read_key(r, "session_id", OAI_KEY_BYTES, &r->out->session) ||
@@ -56,7 +56,8 @@ int oai_read_messages(struct oai_reader *r) {
     return oai_build_context(r->body, &r->out->context, r->error);
 }
 
-/* A text, or llama.cpp's object of a text and of images, which there must be none of. */
+/* Returns the text of a prompt: a string, or llama.cpp's object of a text and of images, if it has
+ * no images. */
 static const char *text_of(const cJSON *node) {
     const cJSON *text = cJSON_IsObject(node) ? json_get(node, "prompt_string") : node;
     const cJSON *media = cJSON_IsObject(node) ? json_get(node, "multimodal_data") : NULL;
@@ -64,7 +65,7 @@ static const char *text_of(const cJSON *node) {
     return cJSON_IsString(text) && alone ? text->valuestring : NULL;
 }
 
-/* llama.cpp's prompt of texts and ids in turns. */
+/* Returns whether the list is llama.cpp's prompt of texts and ids in turns. */
 static bool is_mixed(const cJSON *list) {
     bool texts = false, numbers = false;
     const cJSON *node;
@@ -112,7 +113,7 @@ static int read_prompt(struct oai_reader *r, const cJSON *node, const char *fiel
     return oai_get_ids(r, node, field, &prompt->ids, &prompt->id_count);
 }
 
-/* A string, a list of ids or of ids and strings, or a list of such prompts. */
+/* Reads a string, a list of ids or of ids and strings, or a list of such prompts. */
 int oai_read_prompts(struct oai_reader *r) {
     struct oai_request *out = r->out;
     const cJSON *prompt = json_get(r->body, "prompt"), *node;

@@ -3,7 +3,7 @@
 
 #include "server/oai/kind.h"
 
-/* The first part of a text has the scores of all its tokens. */
+/* Gives a part. The first part of a text has the scores of all its tokens. */
 static void give(struct oai_divider *d, struct oai_delta *delta) {
     delta->index = d->index;
     delta->begin = d->tokens_begin;
@@ -56,7 +56,7 @@ bool oai_divide(const struct oai_answer *answer, int index, struct oai_sink sink
     const struct engine_choice *choice = oai_choice_of(answer, index);
     struct oai_divider d = {.answer = answer, .index = index, .sink = sink};
     size_t safe = oai_shown_size(answer, index);
-    size_t at = 0, said = 0; /* [said, at): text of the voice, not given yet */
+    size_t at = 0, said = 0; /* text[said, at) is of one voice and not given yet */
     struct oai_voice voice = oai_voice_open(answer, index);
     uint32_t count = oai_token_count(choice);
     for (uint32_t i = 0; i < count; i++) {

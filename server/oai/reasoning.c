@@ -1,5 +1,5 @@
-/* Reasoning, apart from the answer. The tags are single tokens, so the border is a
- * border of tokens: nothing is searched in the text, and text that looks like a tag is only text.
+/* Separates reasoning from the answer. The tags are single tokens, so the text is not searched, and
+ * text that looks like a tag is only text.
  */
 #include <string.h>
 

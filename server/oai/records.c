@@ -69,7 +69,7 @@ static struct row *find(const struct oai_records *records, const struct oai_owne
     return NULL;
 }
 
-/* The copy at `to`, which moves behind it and its NUL. */
+/* Copies a text to *to, and moves *to behind it and its NUL. */
 static const char *copy(char **to, const char *text, size_t size) {
     char *at = *to;
     if (size) memcpy(at, text, size);

@@ -27,8 +27,8 @@ uint32_t oai_token_count(const struct engine_choice *choice) {
     return (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
 }
 
-/* A token that begins before the stop string has a part in the text, one that begins behind has
- * none. A stop token ends nothing but itself, so its score stays. */
+/* Counts the tokens that are shown: those that begin before the stop string. A stop token keeps its
+ * score. */
 uint32_t oai_shown_count(const struct oai_answer *answer, int index) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
     uint32_t count = oai_token_count(choice);
@@ -48,7 +48,8 @@ size_t oai_shown_size(const struct oai_answer *answer, int index) {
 
 /* --- usage --- */
 
-/* values[] as nested arrays; the innermost are `lengths[stream]` long, or one number each. */
+/* Writes values[] as nested arrays; the innermost are `lengths[stream]` long, or one number each.
+ */
 static void write_nested(struct buf *out, const struct engine_info *info, const int32_t *lengths,
                          const int32_t *positions) {
     size_t at = 0;
@@ -206,7 +207,8 @@ const char *oai_finish_name(int finish, bool called) {
     return called ? "tool_calls" : "stop";
 }
 
-/* The stop string, the id of a stop token the client named, or null for the model's own end. */
+/* Writes the stop string, the id of a stop token that the client named, or null for the model's own
+ * end. */
 static void write_stop_reason(struct buf *out, const struct engine_request *request,
                               const struct engine_choice *choice) {
     if (choice->stop_index >= 0 && choice->stop_index < request->stop_count) {
@@ -283,7 +285,7 @@ static double milliseconds(int64_t begin_ns, int64_t end_ns) {
     return begin_ns && end_ns > begin_ns ? (double)(end_ns - begin_ns) / 1e6 : 0;
 }
 
-/* In the form of llama.cpp's server, as far as both have the numbers. */
+/* Writes a rate in the form of llama.cpp's server. */
 static void write_rate(struct buf *out, const char *name, uint64_t tokens, double ms) {
     buf_fmt(out, "\"%s_n\":%" PRIu64 ",\"%s_ms\":%.3f,\"%s_per_second\":%.3f", name, tokens, name,
             ms, name, ms > 0 ? (double)tokens * 1000 / ms : 0);

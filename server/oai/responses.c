@@ -83,7 +83,8 @@ static int add_message(struct oai_rewrite *w, const cJSON *item, const char *pat
         w->r, field, "expected 'user', 'assistant', 'system' or 'developer', found '%.32s'", role);
 }
 
-/* A summary is not what the model thought, and what is encrypted was not encrypted here. */
+/* Adds a thought. Summaries and encrypted thoughts are skipped: the model did not write the former,
+ * and keepd cannot read the latter. */
 static int add_thought(struct oai_rewrite *w, const cJSON *item, const char *path) {
     const cJSON *content = json_get(item, "content");
     const char *text;
@@ -149,7 +150,7 @@ static int add_items(struct oai_rewrite *w, const cJSON *items, const char *fiel
 
 /* --- the response that is continued --- */
 
-/* The texts are keepd's own. */
+/* Parses a stored response, whose texts keepd wrote itself. */
 static int parse_stored(struct oai_rewrite *w, const struct buf *text, cJSON **tree) {
     const struct json_limits limits = {.bytes = text->size, .depth = OAI_JSON_DEPTH, .nuls = true};
     struct fault fault;
@@ -182,7 +183,7 @@ static int continue_stored(struct oai_rewrite *w, const struct buf *before,
     return rc;
 }
 
-/* In OpenAI's words. */
+/* Reads previous_response_id; errors use OpenAI's words. */
 static int read_previous(struct oai_rewrite *w, struct buf *items) {
     const struct oai_rules *rules = w->r->rules;
     const char *id = NULL;
@@ -238,7 +239,7 @@ static int read_input(struct oai_rewrite *w, struct buf *items) {
     return items->size ? 0 : oai_invalid(w->r, "input", "expected at least one item");
 }
 
-/* Messages, and the items to be stored. */
+/* Reads messages, and the items to be stored. */
 static int read_items(struct oai_rewrite *w) {
     struct buf items;
     bool store = true;
@@ -294,7 +295,7 @@ static int read_tools(struct oai_rewrite *w) {
     return 0;
 }
 
-/* A word, or {"type": "function", "name": ...}. */
+/* Reads tool_choice: a word, or {"type": "function", "name": ...}. */
 static int read_choice(struct oai_rewrite *w) {
     const cJSON *choice = json_get(w->body, "tool_choice");
     const char *type, *name;
@@ -349,7 +350,7 @@ static int read_reasoning(struct oai_rewrite *w) {
     return oai_rewrite_link(w, "reasoning_effort", json_get(reasoning, "effort"));
 }
 
-/* Log-probabilities, and a member of reasoning that keepd's answers do not need. */
+/* Reads `include`: log-probabilities, and encrypted reasoning, which is ignored. */
 static int read_include(struct oai_rewrite *w) {
     static const char scores[] = "message.output_text.logprobs";
     const cJSON *list = json_get(w->body, "include"), *node;
@@ -408,7 +409,7 @@ static void repeat_number(struct buf *out, const cJSON *body, const char *name, 
     repeat(out, body, name, text);
 }
 
-/* A member of an object, or its preset. */
+/* Writes a member of an object, or its default. */
 static void repeat_inner(struct buf *out, const cJSON *object, const char *name,
                          const char *preset) {
     const cJSON *node = json_get(object, name);

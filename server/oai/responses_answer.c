@@ -13,7 +13,7 @@ static void write_text(struct buf *out, const struct buf *text) {
 
 /* --- items --- */
 
-/* How far an item is. */
+/* How complete an item is. */
 enum progress { BEGUN, WHOLE, CUT };
 
 static const char *progress_name(enum progress progress) {
@@ -33,7 +33,7 @@ static void write_scores(struct buf *out, const struct oai_answer *answer, uint3
     oai_render_token_logprobs(out, answer, 0, begin, end);
 }
 
-/* The one part of a thought or a text. `text`: NULL = nothing yet. */
+/* Writes the one part of a thought or a text. `text`: NULL = nothing yet. */
 static void write_part(struct buf *out, const struct oai_answer *answer,
                        const struct oai_items *items, const struct buf *text) {
     static const struct buf nothing = {0};
@@ -79,7 +79,7 @@ static void write_item(struct buf *out, const struct oai_answer *answer,
 
 /* --- responses --- */
 
-/* The answer ended at max_output_tokens. */
+/* Returns whether the answer ended at max_output_tokens. */
 static bool is_cut(const struct oai_answer *answer) {
     return atomic_load_explicit(&oai_choice_of(answer, 0)->finish, memory_order_acquire) ==
            ENGINE_FINISH_LENGTH;
@@ -96,7 +96,7 @@ static void take_part(void *to, const struct oai_delta *delta) {
     oai_items_take(&whole->items, delta);
 }
 
-/* Only the last item can be cut. */
+/* Returns how complete an item is at the end; only the last one can be cut. */
 static enum progress end_of(const struct oai_answer *answer, const struct oai_items *items) {
     return items->last && is_cut(answer) ? CUT : WHOLE;
 }
@@ -132,7 +132,7 @@ static void write_usage(struct buf *out, const struct oai_answer *answer) {
 enum status { IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED };
 static const char *const status_names[] = {"in_progress", "completed", "incomplete", "failed"};
 
-/* The codes of a failed response are few. */
+/* Writes a failure; a failed response has only a few codes. */
 static void write_failure(struct buf *out, const struct oai_error *error) {
     buf_str(out, ",\"error\":");
     if (error) {
@@ -171,7 +171,8 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
     write_response(out, answer, is_cut(answer) ? INCOMPLETE : COMPLETED, NULL);
 }
 
-/* A response for which there is no room cannot be continued; its client is answered all the same.
+/* Stores the response. If there is no room it cannot be continued, but its client is still
+ * answered.
  */
 static void keep(const struct oai_answer *answer) {
     const struct oai_request *request = answer->request;
@@ -280,14 +281,14 @@ static void open_stream(struct oai_events *events) {
     oai_items_open(&events->items, &writer, events, TEXT_BYTES_MAX);
 }
 
-/* The first events. */
+/* Writes the first events. */
 static void announce(struct oai_events *events) {
     if (events->sequence) return;
     write_state(events, "response.created", IN_PROGRESS, NULL);
     write_state(events, "response.in_progress", IN_PROGRESS, NULL);
 }
 
-/* In the form of llama.cpp's server. */
+/* Writes progress in the form of llama.cpp's server. */
 static void write_progress(struct oai_events *events, uint64_t read) {
     announce(events);
     begin_event(events, "response.in_progress");

@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 
-#define TEXT_BYTES_MAX (256u << 20) /* the body is bounded below this long before */
+#define TEXT_BYTES_MAX (256u << 20) /* far above the bound on bodies */
 
 /* --- fields --- */
 
@@ -30,7 +30,7 @@ static int put_text(struct oai_rewrite *w, cJSON *object, const char *name, cons
     return put(w, object, name, cJSON_CreateString(text));
 }
 
-/* The other tree outlives this one. */
+/* Links a node of another tree, which outlives this one. */
 static int link_node(struct oai_rewrite *w, cJSON *object, const char *name, const cJSON *node) {
     if (!node) return 0;
     return cJSON_AddItemReferenceToObject(object, name, (cJSON *)(uintptr_t)node)
@@ -156,7 +156,7 @@ int oai_rewrite_result(struct oai_rewrite *w, const char *call, const char *text
     return put_text(w, message, "content", text);
 }
 
-/* A message to which nothing but parts are added. */
+/* Opens a message to which only parts are added. */
 static int open_answer(struct oai_rewrite *w) {
     cJSON *message = add_message(w, "assistant");
     w->open = message;
@@ -170,7 +170,7 @@ int oai_rewrite_thought(struct oai_rewrite *w, const char *text) {
     return put_text(w, w->open, "reasoning_content", text);
 }
 
-/* Text behind calls joins the text in front of them, as in the messages of chats. */
+/* Adds text. Text behind calls joins the text before them, as in the messages of chats. */
 static int add_text(struct oai_rewrite *w, const char *text) {
     cJSON *content = cJSON_GetObjectItemCaseSensitive(w->open, "content"), *joined;
     size_t before = w->speaks ? strlen(content->valuestring) : 0, size = strlen(text);

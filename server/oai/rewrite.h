@@ -1,6 +1,6 @@
 /* A request in another form, written again in that of a chat, which the common readers then read.
- * What the other form alone has is checked here, by its own names; errors of the common readers are
- * renamed by the kind's aliases. */
+ * Fields that only the other form has are checked here under their own names; errors of the common
+ * readers are renamed by the kind's aliases. */
 #ifndef KEEPD_SERVER_OAI_REWRITE_H
 #define KEEPD_SERVER_OAI_REWRITE_H
 
@@ -27,11 +27,11 @@ int oai_rewrite_link(struct oai_rewrite *w, const char *name, const cJSON *node)
 int oai_rewrite_member(struct oai_rewrite *w, cJSON *to, const char *as, const cJSON *from,
                        const char *name);
 
-/* A message of the user or the system. */
+/* Adds a message of the user or the system. */
 int oai_rewrite_message(struct oai_rewrite *w, const char *role, const char *text);
-/* The answer to a call. */
+/* Adds the answer to a call. */
 int oai_rewrite_result(struct oai_rewrite *w, const char *call, const char *text);
-/* Parts of an answer. Those of one turn are one message. */
+/* Add parts of an answer. The parts of one turn are one message. */
 int oai_rewrite_thought(struct oai_rewrite *w, const char *text);
 int oai_rewrite_answer(struct oai_rewrite *w, const char *text);
 int oai_rewrite_call(struct oai_rewrite *w, const char *id, const char *name,
@@ -45,14 +45,14 @@ struct oai_part_type {
  * in front of it, or NULL. The text lies in the arena or the tree. */
 int oai_rewrite_join(struct oai_rewrite *w, const cJSON *node, const char *path,
                      const struct oai_part_type *types, const char **text);
-/* A part's text; `path` names the part. */
+/* Reads a part's text; `path` names the part. */
 int oai_rewrite_part(struct oai_rewrite *w, const cJSON *part, const char *path,
                      const struct oai_part_type *types, const char **text);
 
-/* A string that must be there. */
+/* Reads a string that must be present. */
 int oai_rewrite_string(struct oai_rewrite *w, const cJSON *object, const char *path,
                        const char *key, const char **value);
-/* 400: `field` has a value that keepd does not serve. Returns -1. */
+/* Answers 400: `field` has a value that keepd does not serve. Returns -1. */
 int oai_rewrite_refuse(struct oai_rewrite *w, const char *field, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -30,7 +30,7 @@ void oai_preset_sampling(struct oai_reader *r) {
     };
 }
 
-/* All 64 bits of the digits; a double would lose those above 2^53. */
+/* Reads all 64 bits of a seed; a double would lose digits above 2^53. */
 static int read_seed(struct oai_reader *r) {
     const cJSON *node = json_get(r->body, "seed");
     int64_t number;
@@ -59,12 +59,12 @@ static int read_choice_count(struct oai_reader *r) {
     return 0;
 }
 
-/* Another name of the same number. */
+/* Refuses a second name of the same number with another value. */
 static int refuse_other(const struct oai_reader *r, const char *field, const char *other) {
     return oai_invalid(r, field, "'%s' means the same and has another value", other);
 }
 
-/* vLLM's name and llama.cpp's. */
+/* Reads the repetition penalty by vLLM's name or llama.cpp's. */
 static int read_repetition(struct oai_reader *r) {
     static const char *const names[] = {"repetition_penalty", "repeat_penalty"};
     float *value = &r->out->sampling.repetition, other;
@@ -109,7 +109,7 @@ static int add_bias(const struct oai_reader *r, struct biases *biases, int32_t t
     return 0;
 }
 
-/* A text stands for each of its tokens. */
+/* Adds a bias for each token of a text. */
 static int add_text_bias(const struct oai_reader *r, struct biases *biases, const char *from,
                          float bias) {
     struct engine_ids ids;
@@ -124,7 +124,7 @@ static int add_text_bias(const struct oai_reader *r, struct biases *biases, cons
     return 0;
 }
 
-/* false is llama.cpp's word for never. */
+/* Reads a bias; false is llama.cpp's word for never. */
 static int read_bias_value(const struct oai_reader *r, const cJSON *node, const char *field,
                            float *bias) {
     *bias = -100;
@@ -135,8 +135,8 @@ static int read_bias_value(const struct oai_reader *r, const cJSON *node, const 
     return 0;
 }
 
-/* A member of OpenAI's form: the key is an id as digits. In bodies of llama.cpp's routes any other
- * key is a text. */
+/* Reads a member of OpenAI's form: the key is an id in digits. In bodies of llama.cpp's routes any
+ * other key is a text. */
 static int read_bias_member(const struct oai_reader *r, const cJSON *node, struct biases *biases) {
     bool may_be_text = r->out->kind->groups & OAI_FIELDS_NATIVE;
     char field[OAI_PATH], *end;
@@ -153,7 +153,7 @@ static int read_bias_member(const struct oai_reader *r, const cJSON *node, struc
                      : add_text_bias(r, biases, node->string, bias);
 }
 
-/* An element: [id or text, bias]. */
+/* Reads an element: [id or text, bias]. */
 static int read_bias_pair(const struct oai_reader *r, const cJSON *node, int i,
                           struct biases *biases) {
     char field[OAI_PATH];
@@ -171,7 +171,7 @@ static int read_bias_pair(const struct oai_reader *r, const cJSON *node, int i,
     return add_bias(r, biases, (int32_t)id, bias);
 }
 
-/* OpenAI's object, or llama.cpp's list. */
+/* Reads OpenAI's object, or llama.cpp's list. */
 static int read_bias(struct oai_reader *r) {
     const cJSON *field = json_get(r->body, "logit_bias"), *node;
     struct biases biases = {0};
@@ -196,8 +196,8 @@ static int read_bias(struct oai_reader *r) {
     return 0;
 }
 
-/* llama.cpp's list: a sampler that it leaves out is off. The order is keepd's own. Samplers that
- * keepd lacks are off by their parameters, which are refused otherwise; "infill" is ignored. */
+/* Reads llama.cpp's list of samplers: those that it omits are off. The order is keepd's own.
+ * Samplers that keepd lacks are refused by their parameters; "infill" is ignored. */
 static int read_samplers(struct oai_reader *r) {
     static const char *const names[] = {"penalties", "top_k", "top_p", "min_p",       "temperature",
                                         "dry",       "typ_p", "xtc",   "top_n_sigma", "infill"};
@@ -281,8 +281,8 @@ static int read_stop_ids(struct oai_reader *r) {
     return 0;
 }
 
-/* OpenAI's two names for one number, and llama.cpp's; 0 asks for nothing but the prompt's scores,
- * -1 for all that the context leaves. */
+/* Reads the limit by OpenAI's two names or llama.cpp's; 0 asks only for the prompt's scores, -1 for
+ * all that the context leaves. */
 static int read_max_tokens(struct oai_reader *r) {
     static const char *const names[] = {"max_tokens", "max_completion_tokens", "n_predict"};
     struct oai_request *out = r->out;
@@ -313,7 +313,7 @@ static int read_max_tokens(struct oai_reader *r) {
 
 /* --- contents of an answer --- */
 
-/* The engine takes one number of alternatives for prompt and answer: the larger. */
+/* Reads the number of alternatives. The engine takes one for prompt and answer: the larger. */
 static int read_logprobs(struct oai_reader *r) {
     struct oai_request *out = r->out;
     if (oai_get_int(r, NULL, r->body, "prompt_logprobs", 0, OAI_LOGPROBS_MAX,
@@ -325,7 +325,7 @@ static int read_logprobs(struct oai_reader *r) {
     return 0;
 }
 
-/* -1 keeps what leaves room for the answer. */
+/* Reads what the answer shows, and truncate_prompt_tokens: -1 keeps what leaves room for it. */
 static int read_shape(struct oai_reader *r) {
     struct oai_request *out = r->out;
     if (oai_get_int(r, NULL, r->body, "truncate_prompt_tokens", -1, INT32_MAX, &out->truncate) ||

@@ -6,7 +6,7 @@
 
 /* --- requests --- */
 
-/* llama.cpp's name of the prompt; its special tokens are added only where they are asked for. */
+/* Reads llama.cpp's name of the prompt; special tokens are added only on request. */
 static int read_content(struct oai_reader *r) {
     struct oai_request *out = r->out;
     struct oai_prompt *prompt = arena_alloc(r->arena, 1, sizeof *prompt);
@@ -54,7 +54,7 @@ static int read_detokenize(struct oai_reader *r) {
 
 /* --- answers --- */
 
-/* A part of a character is given as its bytes. */
+/* Writes a token's text; a part of a character is written as its bytes. */
 static void write_piece(struct buf *out, const struct engine *engine, int32_t id) {
     const char *bytes = "";
     size_t size = engine_token_bytes(engine, id, &bytes);
@@ -92,7 +92,7 @@ static void write_tokens(struct buf *out, const struct engine *engine,
     buf_str(out, "]}");
 }
 
-/* {name: text}, and the text a second time where it has a second name. */
+/* Writes {name: text}, and the text again under a second name if there is one. */
 static void write_text(struct buf *out, const struct engine *engine, const struct engine_ids *ids,
                        const char *name, const char *second) {
     struct buf text;

@@ -18,7 +18,7 @@ int32_t oai_find_token(const struct engine *engine, const char *text) {
     return id;
 }
 
-/* The names that families give them: Qwen2.5 and its successors; StarCoder. */
+/* Finds the tokens by the names that families give them: Qwen2.5 and its successors; StarCoder. */
 struct oai_fim oai_find_fim(const struct engine *engine) {
     static const char *const names[][4] = {
         {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"},

@@ -82,13 +82,13 @@ static enum match match_word(struct cursor *c, const char *word) {
     return MATCH_YES;
 }
 
-/* White space and one character. */
+/* Matches white space and one character. */
 static enum match match_mark(struct cursor *c, const char *mark) {
     skip_blank(c);
     return match_word(c, mark);
 }
 
-/* A string without escapes: names have none. */
+/* Matches a string without escapes, as names are. */
 static enum match match_string(struct cursor *c, struct span *out) {
     enum match match = match_mark(c, "\"");
     if (match != MATCH_YES) return match;
@@ -121,7 +121,7 @@ struct head {
     bool whole;       /* name and arguments have begun */
 };
 
-/* A call without arguments is one when its object ends or goes on with another member. */
+/* Matches the place of missing arguments: the object ends, or goes on with another member. */
 static enum match match_empty(struct cursor *c, struct head *head) {
     enum match match = match_mark(c, "}");
     if (match == MATCH_NO) match = match_word(c, ",");
@@ -131,7 +131,7 @@ static enum match match_empty(struct cursor *c, struct head *head) {
     return match;
 }
 
-/* Behind the quote: an object, or nothing. */
+/* Matches what follows the quote: an object, or nothing. */
 static enum match match_string_arguments(struct cursor *c, struct head *head) {
     head->arguments = c->at;
     head->form = STRING;
@@ -142,7 +142,8 @@ static enum match match_string_arguments(struct cursor *c, struct head *head) {
     return match;
 }
 
-/* The cursor is at the value's beginning or, where nothing follows it that matters, behind it. */
+/* Matches arguments. Leaves the cursor at the value's beginning, or behind a value that is empty.
+ */
 static enum match match_arguments(struct cursor *c, struct head *head) {
     enum match match = match_mark(c, "{");
     if (match == MATCH_YES) {
@@ -166,7 +167,7 @@ static enum match skip_object(struct cursor *c) {
     return MATCH_MORE;
 }
 
-/* To behind the closing quote. */
+/* Moves behind the closing quote. */
 static enum match skip_string(struct cursor *c) {
     for (; c->at < c->end; c->at++) {
         if (c->text[c->at] == '"') return c->at++, MATCH_YES;
@@ -175,13 +176,13 @@ static enum match skip_string(struct cursor *c) {
     return MATCH_MORE;
 }
 
-/* Arguments in front of the name are read once the name is known. */
+/* Skips arguments that stand before the name; they are read once the name is known. */
 static enum match skip_arguments(struct cursor *c, const struct head *head) {
     if (head->form == OBJECT) return skip_object(c);
     return head->form == STRING ? skip_string(c) : MATCH_YES;
 }
 
-/* "key": "value" or "arguments": ... */
+/* Matches "key": "value" or "arguments": ... */
 static enum match match_member(const struct tool_set *tools, struct cursor *c, struct head *head) {
     struct span key, value;
     enum match match = match_string(c, &key);
@@ -200,7 +201,8 @@ static enum match match_member(const struct tool_set *tools, struct cursor *c, s
     return is_tool(tools, c, &value) ? MATCH_YES : MATCH_NO;
 }
 
-/* {"name": "f", "arguments": { with other strings before: Llama likes "type": "function". */
+/* Matches {"name": "f", "arguments": {, with other strings before it, such as Llama's "type":
+ * "function". */
 static enum match match_head(const struct tool_set *tools, struct cursor *c, struct head *head) {
     enum match match = match_mark(c, "{");
     while (match == MATCH_YES) {
@@ -215,8 +217,7 @@ static enum match match_head(const struct tool_set *tools, struct cursor *c, str
     return match;
 }
 
-/* Separator between a call and the text before it: one line break; with no text before it, any
- * white space. */
+/* Matches a call after its separator: one line break behind text, otherwise any white space. */
 static enum match match_hermes(struct cursor *c, bool first) {
     if (first)
         skip_blank(c);
@@ -225,7 +226,7 @@ static enum match match_hermes(struct cursor *c, bool first) {
     return match_word(c, CALL_OPENS);
 }
 
-/* A tag that is one special token leaves no text, so it may be missing. */
+/* Matches a call whose tag may be missing: one that is a special token leaves no text. */
 static enum match match_llama3(const struct tool_reader *r, struct cursor *c) {
     if (r->calls) {
         enum match match = match_mark(c, ";");
@@ -284,7 +285,8 @@ static void end_call(struct tool_reader *r, size_t at) {
     r->phase = TOOL_IN_TEXT;
 }
 
-/* A separator between calls is dropped when no call follows it, if nothing else is held back. */
+/* Returns whether the held text is a separator between calls, which is dropped if no call follows.
+ */
 static bool is_separator(const struct tool_reader *r, const char *text, size_t end) {
     for (size_t i = r->at; i < end; i++)
         if (!tool_json_blank(text[i]) && (text[i] != ';' || r->tools->format != TOOL_FORMAT_LLAMA3))
@@ -323,7 +325,7 @@ static struct tool_piece next_in_arguments(struct tool_reader *r, const char *te
     return end > r->at ? give(r, TOOL_ARGUMENTS, end) : more();
 }
 
-/* Arguments that are no JSON: to the tag that ends the call, or to the end. */
+/* Returns arguments that are not JSON, up to the tag that ends the call or to the end. */
 static struct tool_piece next_in_rest(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
     size_t at = r->at;
@@ -339,7 +341,7 @@ static struct tool_piece next_in_rest(struct tool_reader *r, const char *text, s
     return at > r->at ? give(r, TOOL_ARGUMENTS, at) : more();
 }
 
-/* Behind whole arguments: }\n</tool_call>, or what the model made of it. */
+/* Reads what follows whole arguments: }\n</tool_call>, or the model's variant of it. */
 static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
     struct cursor c = {text, r->at, end};
@@ -355,8 +357,8 @@ static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, s
     return next_in_text(r, text, end, last);
 }
 
-/* From the end of the arguments to that of the call's object. What turns out to be no JSON, or is
- * too long to be held back, is what stands behind the call. */
+/* Reads from the end of the arguments to that of the call's object. Bytes that are not JSON, or too
+ * many to hold back, belong to the text behind the call. */
 static struct tool_piece next_in_members(struct tool_reader *r, const char *text, size_t end,
                                          bool last) {
     struct tool_json json = tool_json_behind_member();
@@ -375,7 +377,7 @@ static struct tool_piece next_in_members(struct tool_reader *r, const char *text
     return next_in_text(r, text, end, last);
 }
 
-/* The value of the four digits at `at`; -1: not all are there, or they are no digits. */
+/* Returns the value of the four digits at `at`; -1: some are missing or are not digits. */
 static int32_t hex_at(const char *text, size_t at, size_t end) {
     int32_t value = 0;
     if (end - at < 4) return -1;
@@ -388,7 +390,7 @@ static int32_t hex_at(const char *text, size_t at, size_t end) {
     return value;
 }
 
-/* \\uXXXX, or two of them for one character; half of one is U+FFFD. MORE: it may go on. */
+/* Decodes \\uXXXX, or two of them for one character; half a pair is U+FFFD. MORE: it may go on. */
 static enum match decode_unicode(struct cursor *c, bool last, struct tool_piece *out) {
     if (c->end - c->at < 6 && !last) return MATCH_MORE;
     int32_t high = hex_at(c->text, c->at + 2, c->end), low = -1;
@@ -411,7 +413,7 @@ static enum match decode_unicode(struct cursor *c, bool last, struct tool_piece 
     return MATCH_YES;
 }
 
-/* An escape at the cursor. An unknown one stands for itself. */
+/* Decodes the escape at the cursor. An unknown one stands for itself. */
 static enum match decode_escape(struct cursor *c, bool last, struct tool_piece *out) {
     static const char named[] = "bfnrt", values[] = "\b\f\n\r\t";
     char letter = c->at + 1 < c->end ? c->text[c->at + 1] : '\0';
@@ -432,8 +434,8 @@ static bool is_plain_escape(const char *text, size_t at, size_t end) {
     return at + 1 < end && text[at] == '\\' && strchr("\"\\/", text[at + 1]) && text[at + 1];
 }
 
-/* Arguments that are a string: what it stands for, with the escapes of quotes, as they are in
- * nearly every one, as parts of the text. */
+/* Returns arguments that are written as a string, decoded. Escaped quotes, which nearly every one
+ * has, are given as parts of the text. */
 static struct tool_piece next_in_string(struct tool_reader *r, const char *text, size_t end,
                                         bool last) {
     size_t begin = r->at;

@@ -16,9 +16,9 @@
  * on how the text was cut into pieces, and what was said is never taken back: a call begins once
  * its name is that of a given tool and its arguments have opened, or it ends without any; until
  * then the text is held back, at most TOOL_HELD_MAX bytes, and what turns out to be no call is
- * text. From there to the brace that closes them, arguments are the model's own words. If they stop
- * being JSON, all up to the call's end belongs to them: there is no telling where they should have
- * ended.
+ * text. From there to their closing brace, arguments are passed on as the model wrote them. If they
+ * stop being JSON, everything up to the call's end belongs to them, because nothing shows where
+ * they should have ended.
  *
  * Pure; any thread. Nothing is copied: pieces are offsets into the caller's text, but for
  * characters that a string wrote as escapes. */
@@ -41,7 +41,7 @@ enum tool_format {
     TOOL_FORMATS
 };
 const char *tool_format_name(enum tool_format format); /* "none", "hermes", ... */
-/* The form that a chat template (its source; NULL = none) shows the model, and writes itself. */
+/* Returns the form of calls that a chat template (its source; NULL = none) uses. */
 enum tool_format tool_format_of(const char *chat_template);
 
 /* Tools that a request lets the model call. */
@@ -53,7 +53,7 @@ struct tool_set {
 };
 
 enum tool_piece_kind {
-    TOOL_MORE,      /* nothing more to say about this text */
+    TOOL_MORE,      /* no further piece in this text */
     TOOL_TEXT,      /* the answer's */
     TOOL_CALL,      /* a call begins; the piece is its name */
     TOOL_ARGUMENTS, /* arguments of the last call, to be appended */
@@ -91,16 +91,17 @@ struct tool_reader {
     struct tool_json json;
 };
 
-/* The next piece of text[at, end). Call it again until it says TOOL_MORE. `last`: the text ends at
- * `end`, nothing is held back. `text` may move between calls, its bytes before `end` stay. */
+/* Returns the next piece of text[at, end). Call it until it returns TOOL_MORE. `last`: the text
+ * ends at `end`, so nothing is held back. `text` may move between calls, but its bytes before `end`
+ * must not change. */
 struct tool_piece tool_reader_next(struct tool_reader *reader, const char *text, size_t end,
                                    bool last);
-/* After text whose end was `last`: continues with the text from `at`. */
+/* Continues with the text from `at`, after a text whose end was `last`. */
 void tool_reader_resume(struct tool_reader *reader, size_t at);
 /* harmony: a call begins at `at`; its end is tool_reader_resume's. false: calls after the first are
  * left out, and so is this one. */
 bool tool_reader_call(struct tool_reader *reader, size_t at);
-/* There are calls, and the last that was given is whole. */
+/* Returns whether there are calls and the last one is whole. */
 bool tool_reader_called(const struct tool_reader *reader);
 
 #endif

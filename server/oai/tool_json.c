@@ -90,7 +90,7 @@ static enum state after_value(struct tool_json *json, char c) {
     return in_array(json) ? VALUE : KEY;
 }
 
-/* A number ends at the first byte that is none of its. */
+/* A number ends at the first byte that cannot belong to it. */
 static enum state in_number(struct tool_json *json, enum state state, char c) {
     bool exponent = c == 'e' || c == 'E';
     switch (state) {

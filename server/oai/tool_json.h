@@ -19,13 +19,14 @@ enum tool_json_step {
     TOOL_JSON_BAD   /* the byte cannot follow; the state is of no use any more */
 };
 
-/* The value is an object or an array: only their ends can be seen. */
+/* Reads one byte of a value that is an object or an array; other values show no end of their own.
+ */
 enum tool_json_step tool_json_step(struct tool_json *json, char byte);
 
-/* The state behind a member's value in an object that has no other open container. */
+/* Returns the state behind a member's value in an object that has no other open container. */
 struct tool_json tool_json_behind_member(void);
 
-/* White space between the parts of a value. */
+/* Returns whether the byte is white space between the parts of a value. */
 static inline bool tool_json_blank(char c) {
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }

@@ -79,7 +79,7 @@ int oai_check_tools(const cJSON *tools, struct oai_error *error) {
 
 /* --- answers that are searched --- */
 
-/* The tags must be text: a tokenizer that calls them special leaves none. */
+/* Returns whether the tags are text: special tokens would leave none in the answer. */
 static bool tag_is_text(const struct engine *engine, struct arena *arena) {
     static const char tag[] = "<tool_call>";
     struct engine_ids ids;
@@ -129,7 +129,7 @@ static int read_named(const struct oai_reader *r, const cJSON *choice) {
     return oai_invalid(r, "tool_choice", "no tool has the name '%.64s'", name->valuestring);
 }
 
-/* "required" and named functions promise a call. */
+/* Reads tool_choice: "required" and named functions promise a call. */
 static int read_choice(const struct oai_reader *r, bool *searches) {
     const cJSON *choice = json_get(r->body, "tool_choice");
     *searches = true;
@@ -157,7 +157,7 @@ static int refuse_format(const struct oai_reader *r) {
         "'tool_choice' \"none\" the model sees the tools and answers in text.");
 }
 
-/* The tree of the body goes before the answer comes: names are copied. */
+/* Copies the names, because the body's tree is freed before the answer begins. */
 static int read_names(struct oai_reader *r, const cJSON *tools) {
     int count = cJSON_GetArraySize(tools), i = 0;
     const char **names = arena_alloc(r->arena, (size_t)count, sizeof *names);
