@@ -536,7 +536,6 @@ static void count_appended(struct sched *sched, const struct step *step) {
             atomic_store_explicit(&seq->job->prompt_read, (uint_fast32_t)seq->due.tokens,
                                   memory_order_relaxed);
     }
-    hist_add(&sched->counters.iteration_tokens, step->batch.rows);
 }
 
 static void fail_job(struct sched *sched, struct engine_job *job, int rc, const char *what) {
@@ -623,10 +622,16 @@ static void finish_scored(struct sched *sched) {
     }
 }
 
+/* Of prompts and answers; what vLLM counts as the tokens of a step. */
+static uint64_t tokens_so_far(const struct engine_counters *counters) {
+    return counters->computed_tokens + counters->generation_tokens;
+}
+
 static int run_step(struct sched *sched) {
     struct kern *kern = sched->options.kern;
     struct step step;
     const float *logits = NULL;
+    uint64_t before = tokens_so_far(&sched->counters);
     plan_evictions(sched);
     int rc = evict_where(sched, due_to_generate);
     if (rc != 0) return rc;
@@ -648,6 +653,7 @@ static int run_step(struct sched *sched) {
     fork_choices(sched);
     take_samples(sched, &step);
     finish_scored(sched);
+    hist_add(&sched->counters.iteration_tokens, (double)(tokens_so_far(&sched->counters) - before));
     return 0;
 }
 

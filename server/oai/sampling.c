@@ -146,8 +146,8 @@ static int read_bias_member(const struct oai_reader *r, const cJSON *node, struc
     bool is_number = isdigit((unsigned char)node->string[0]) && !*end;
     oai_path(field, "logit_bias.%.64s", node->string);
     if (is_number ? errno || id >= r->rules->info->vocab : !may_be_text)
-        return oai_invalid(r, field, "the key must be a token id from 0 to %d",
-                           r->rules->info->vocab - 1);
+        return oai_invalid(r, field, "the key must be a token id below %d, the vocabulary's size",
+                           r->rules->info->vocab);
     if (read_bias_value(r, node, field, &bias)) return -1;
     return is_number ? add_bias(r, biases, (int32_t)id, bias)
                      : add_text_bias(r, biases, node->string, bias);

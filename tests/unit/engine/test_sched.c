@@ -71,6 +71,22 @@ Test(sched, prompt_rows_go_to_the_client_served_least) {
     }
 }
 
+/* The tokens of a step are those read and those generated: the last token of an answer counts,
+ * although no step reads it. */
+Test(sched, counts_the_tokens_of_each_step) {
+    struct world w;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 4, .conversations = 0, .rows = 10});
+    struct engine_job job = job_of(0, 25, 4, full());
+    submit(&w, &job);
+    run_until_idle(&w);
+    const struct hist *tokens = &w.sched.counters.iteration_tokens;
+    cr_assert_eq(hist_count(tokens), w.sched.counters.steps);
+    cr_assert_eq(tokens->sum, 25 + 4);
+    engine_job_close(&job);
+    world_close(&w);
+}
+
 /* ---- Evictions of others --------------------------------------------------------------------- */
 
 /* Three sequences of one client whose every token evicts, at more rows than a step has, beside one
