@@ -622,7 +622,7 @@ static void finish_scored(struct sched *sched) {
     }
 }
 
-/* Of prompts and answers; what vLLM counts as the tokens of a step. */
+/* The tokens of prompts and answers, which vLLM counts for each step. */
 static uint64_t tokens_so_far(const struct engine_counters *counters) {
     return counters->computed_tokens + counters->generation_tokens;
 }
