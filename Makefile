@@ -5,7 +5,7 @@
 #   make serve MODEL=smollm2        a small real model, fetched on the first use (tools/fetch-model)
 #   make serve MODEL=/path/to/model another one: a directory or a GGUF file
 .DEFAULT_GOAL := help
-.PHONY: help serve build install test check lint format fuzz mutants load bench quality clean
+.PHONY: help serve build install package package-test test check lint format fuzz mutants load bench quality clean
 
 MODEL ?= bundled/keepd-nano
 ARGS ?=
@@ -30,8 +30,15 @@ build: ## build the release binary: build/keepd
 install: ## as root: install daemon, manual page, systemd units and bundled model under DESTDIR and PREFIX (/usr/local)
 	@$(MAKE) --no-print-directory build
 	@cmake -B build/release -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
-	@cmake --build build/release --target keepd keepd_man -- --quiet
+	@cmake --build build/release --target keepd keepd_texts -- --quiet
 	@DESTDIR=$(DESTDIR) cmake --install build/release
+
+package: ## build a Debian package: build/keepd_VERSION_ARCHITECTURE.deb
+	@$(MAKE) --no-print-directory build
+	@cmake -B build/release -DCMAKE_INSTALL_PREFIX=/usr >/dev/null
+	@cmake --build build/release --target keepd keepd_texts -- --quiet
+	@cd build && cpack -G DEB --config release/CPackConfig.cmake -B . >package.log || { cat package.log; exit 1; }
+	@ls build/keepd_*.deb
 
 test: ## install missing packages, build, run the tests: with sanitizers, the long ones without (minutes)
 	@tools/install-deps test
@@ -55,6 +62,7 @@ check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long
 	@tools/run_pytest slow -m slow
 	@tools/run_clients
 	@tools/run_training
+	@$(MAKE) --no-print-directory package-test
 	@tools/build asan all long_tests
 	@tools/run_ctest asan -L long -LE plain
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
@@ -75,6 +83,11 @@ fuzz: ## run every fuzzer for FUZZ_SECONDS (30)
 mutants: ## try changes of the sources that tests must catch (tests/mutants; half an hour; ARGS="--only text": some of them)
 	@tools/install-deps test
 	@"$$(tools/venv)/bin/python" tests/mutants/run.py $(ARGS)
+
+package-test: ## install the package in a clean Debian root, use, upgrade and purge it
+	@tools/install-deps package
+	@$(MAKE) --no-print-directory package
+	@python3 tests/package/run.py build/keepd_*.deb
 
 load: ## clients of every kind at once, plain and over TLS, three minutes (SECONDS=600: ten each; MODE=tls: only TLS); fails on a leak or a lost answer
 	@tools/install-deps test

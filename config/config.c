@@ -196,6 +196,8 @@ const struct option config_options[] = {
      "of --model."},
     {"version", FLAG, AT(version), 0, 0, NULL, NULL, COMMAND_LINE,
      "Print the version and exit."},
+    {"completion", CHOICE, AT(completion), 0, 0, NULL, "bash|zsh|fish", COMMAND_LINE,
+     "Print a completion script for this shell and exit."},
     {"man", FLAG, AT(man), 0, 0, NULL, NULL, COMMAND_LINE,
      "Print the manual page (`keepd --man | man -l -`) and exit."},
     {"help", FLAG, AT(help), 0, 0, NULL, NULL, COMMAND_LINE,
@@ -592,7 +594,7 @@ int config_load(int argc, char **argv, char **envp, struct config *config, struc
     load_defaults(&load);
     /* Strongest first, because the first two name the file. */
     if ((rc = load_command_line(&load, argc, argv))) goto fail;
-    if (config->help || config->man || config->version) return 0;
+    if (config->help || config->man || config->version || config->completion) return 0;
     if ((rc = load_environment(&load, envp))) goto fail;
     if ((rc = load_file(&load))) goto fail;
     if ((rc = check_together(config, fault))) goto fail;

@@ -52,7 +52,8 @@ struct config {
     bool no_ui;            /* no page at / */
     char *reasoning_parser;
     char *tool_call_parser;
-    char *inspect; /* a model to describe, as --model */
+    char *inspect;    /* a model to describe, as --model */
+    char *completion; /* a shell: bash, zsh, fish */
     bool check_config, help, man, version;
 };
 
@@ -70,8 +71,10 @@ bool config_is_option(const char *name); /* "kv-policy" */
 void config_reload(struct config *config, struct config *fresh,
                    void (*changed)(void *arg, const char *option, bool taken), void *arg);
 
-void config_man(FILE *out, const char *version);           /* the table, as keepd.1 */
-void config_help(FILE *out);                               /* the table, for people */
+void config_man(FILE *out, const char *version); /* the table, as keepd.1 */
+void config_help(FILE *out);                     /* the table, for people */
+/* A completion script from the table; shell: "bash", "zsh" or "fish". */
+void config_complete(FILE *out, const char *shell);
 void config_print(const struct config *config, FILE *out); /* effective values, for --check-config;
                                                                secrets are masked */
 

@@ -1,9 +1,15 @@
-# Rules of `make install`. Paths in the units follow the prefix; existing settings in /etc are kept.
+# Rules of `make install` and of the package. Paths in the units follow the prefix; existing settings in /etc are kept.
 include(GNUInstallDirs)
 
 set(man_page ${CMAKE_BINARY_DIR}/keepd.1)
 add_custom_command(OUTPUT ${man_page} COMMAND keepd --man > ${man_page} DEPENDS keepd VERBATIM)
-add_custom_target(keepd_man DEPENDS ${man_page})
+foreach(shell bash zsh fish)
+  set(completion ${CMAKE_BINARY_DIR}/completion/${shell})
+  add_custom_command(OUTPUT ${completion} COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/completion
+    COMMAND keepd --completion ${shell} > ${completion} DEPENDS keepd VERBATIM)
+  list(APPEND completions ${completion})
+endforeach()
+add_custom_target(keepd_texts DEPENDS ${man_page} ${completions})
 
 set(model_dir ${CMAKE_INSTALL_FULL_DATADIR}/keepd/models/keepd-nano)
 foreach(unit keepd.service keepd@.service keepd.conf)
@@ -16,6 +22,9 @@ endforeach()
 
 install(TARGETS keepd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${man_page} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+install(FILES ${CMAKE_BINARY_DIR}/completion/bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME keepd)
+install(FILES ${CMAKE_BINARY_DIR}/completion/zsh DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions RENAME _keepd)
+install(FILES ${CMAKE_BINARY_DIR}/completion/fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d RENAME keepd.fish)
 install(FILES ${CMAKE_BINARY_DIR}/deploy/keepd.service ${CMAKE_BINARY_DIR}/deploy/keepd@.service
   ${CMAKE_SOURCE_DIR}/deploy/keepd.socket DESTINATION lib/systemd/system)
 install(FILES ${CMAKE_SOURCE_DIR}/deploy/keepd.sysusers DESTINATION lib/sysusers.d RENAME keepd.conf)

@@ -392,6 +392,8 @@ int main(int argc, char **argv) {
         config_help(stdout);
     } else if (config.man) {
         config_man(stdout, KEEPD_VERSION);
+    } else if (config.completion) {
+        config_complete(stdout, config.completion);
     } else if (config.version) {
         printf("keepd %s\n", KEEPD_VERSION);
     } else {

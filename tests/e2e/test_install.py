@@ -15,7 +15,7 @@ def test_install(tmp_path):
         pytest.skip(f"skip: {build} has no keepd")
     copy = {**os.environ, "DESTDIR": str(tmp_path)}
     subprocess.run(["cmake", "-B", str(build), "-DCMAKE_INSTALL_PREFIX=/usr"], check=True, capture_output=True)
-    subprocess.run(["cmake", "--build", str(build), "--target", "keepd_man"], check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", str(build), "--target", "keepd_texts"], check=True, capture_output=True)
     subprocess.run(["cmake", "--install", str(build)], check=True, capture_output=True, env=copy)
     for name in ("usr/bin/keepd", "usr/share/man/man1/keepd.1", "usr/lib/systemd/system/keepd.service",
                  "usr/lib/systemd/system/keepd@.service", "usr/lib/systemd/system/keepd.socket",

@@ -93,3 +93,35 @@ def test_pages_name_options_that_exist():
     text = (ROOT / "docs" / "OPERATIONS.md").read_text() + (ROOT / "SECURITY.md").read_text()
     others = {"--enable", "--now", "--create", "--unix-socket"}
     assert not set(re.findall(r"`(--[a-z-]+)", text)) - options - others
+
+
+def complete(tmp_path, *words):
+    """What bash proposes for the last word."""
+    script = tmp_path / "keepd.bash"
+    script.write_bytes(subprocess.run([BINARY, "--completion", "bash"], capture_output=True, check=True, timeout=60).stdout)
+    line = " ".join(f"'{word}'" for word in words)
+    r = subprocess.run(["bash", "-c", f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _keepd; "
+                        'printf "%s\\n" "${COMPREPLY[@]}"'], cwd=tmp_path, capture_output=True, text=True, check=True,
+                       timeout=60)
+    return r.stdout.split()
+
+
+def test_bash_completes_options_and_values(tmp_path):
+    (tmp_path / "model").mkdir()
+    assert complete(tmp_path, "keepd", "--log-l") == ["--log-level"]
+    assert complete(tmp_path, "keepd", "--log-level", "") == ["error", "warn", "info", "debug"]
+    assert complete(tmp_path, "keepd", "--log-level", "=", "w") == ["warn"]
+    assert "global" in complete(tmp_path, "keepd", "--kv-policy", "=")
+    assert complete(tmp_path, "keepd", "--model", "mod") == ["model"]
+    assert complete(tmp_path, "keepd", "--port", "") == []
+
+
+@pytest.mark.parametrize("shell,begin", [("bash", "--"), ("zsh", "--"), ("fish", "-l ")])
+def test_completions_name_every_option(shell, begin):
+    def output(*flags):
+        return subprocess.run([BINARY, *flags], capture_output=True, text=True, check=True, timeout=60).stdout
+    script = output("--completion", shell)
+    options = re.findall(r"^  --([a-z0-9-]+)", output("--help"), re.M)
+    assert len(options) > 50
+    for option in options:
+        assert re.search(rf"{begin}{option}\b(?!-)", script), option
