@@ -96,7 +96,7 @@ def test_pages_name_options_that_exist():
 
 
 def complete(tmp_path, *words):
-    """What bash proposes for the last word."""
+    """The proposals of bash for the last word."""
     script = tmp_path / "keepd.bash"
     script.write_bytes(subprocess.run([BINARY, "--completion", "bash"], capture_output=True, check=True, timeout=60).stdout)
     line = " ".join(f"'{word}'" for word in words)
