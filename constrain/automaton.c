@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-#define TABLE_SIZE     16384u
+#define TABLE_SIZE     4096u
 #define SEEN_SIZE      65536u /* well above CONSTRAIN_ITEMS_MAX */
 #define SEEN_FEW       16u    /* so many items are compared one by one */
 #define ITEMS_PER_WORK 8u     /* items, of known derivatives, that one unit of work pays for */
@@ -16,8 +16,7 @@ int automaton_open(struct automaton *a, struct node_pool *pool, uint32_t root) {
     *a = (struct automaton){.root = root, .generation = 1};
     a->stack_table = mem_try_alloc(TABLE_SIZE, sizeof *a->stack_table);
     a->state_table = mem_try_alloc(TABLE_SIZE, sizeof *a->state_table);
-    a->seen = mem_try_alloc(SEEN_SIZE, sizeof *a->seen);
-    if (a->stack_table == NULL || a->state_table == NULL || a->seen == NULL) {
+    if (a->stack_table == NULL || a->state_table == NULL) {
         automaton_close(a);
         return ERR_NOMEM;
     }
@@ -60,7 +59,8 @@ size_t automaton_bytes(const struct automaton *a) {
     size_t row = (size_t)a->pool.classes * sizeof *a->moves;
     return node_pool_bytes(&a->pool) + a->stack_capacity * sizeof *a->stacks +
            a->item_capacity * sizeof *a->items + a->state_capacity * (sizeof *a->states + row) +
-           a->open_capacity * sizeof *a->open + SEEN_SIZE * sizeof *a->seen +
+           a->open_capacity * sizeof *a->open +
+           (a->seen != NULL ? SEEN_SIZE * sizeof *a->seen : 0) +
            (a->stack_table_size + a->state_table_size) * sizeof *a->state_table;
 }
 
@@ -124,17 +124,24 @@ static bool is_open(struct automaton *a, uint32_t node, uint32_t stack) {
     return false;
 }
 
+/* Allocates the table of items, which few languages need. */
+static bool open_seen(struct automaton *a) {
+    if (a->seen == NULL) a->seen = mem_try_alloc(SEEN_SIZE, sizeof *a->seen);
+    if (a->seen == NULL) a->pool.rc = ERR_NOMEM;
+    return a->seen != NULL;
+}
+
 static void add_open(struct automaton *a, uint32_t node, uint32_t stack) {
-    if (is_open(a, node, stack)) return;
+    if (a->pool.rc != 0 || is_open(a, node, stack)) return;
     if (a->open_count >= CONSTRAIN_ITEMS_MAX) a->pool.rc = ERR_LIMIT;
     if (a->pool.rc != 0 ||
         !node_reserve(&a->pool, &a->open, a->open_count, &a->open_capacity, sizeof *a->open, 1))
         return;
     if (!node_work(&a->pool, 1)) return;
     a->open[a->open_count++] = (struct automaton_item){node, stack};
-    if (a->open_count == SEEN_FEW + 1)
+    if (a->open_count == SEEN_FEW + 1 && open_seen(a))
         for (uint32_t i = 0; i < SEEN_FEW; i++) note_seen(a, i);
-    if (a->open_count > SEEN_FEW) note_seen(a, a->open_count - 1);
+    if (a->open_count > SEEN_FEW && a->pool.rc == 0) note_seen(a, a->open_count - 1);
 }
 
 /* Adds the expression that follows a matched node: the top of the stack. */
@@ -242,7 +249,7 @@ static void open_items(struct automaton *a) {
     a->open_count = a->work_count = 0;
     a->accepts = false;
     if (++a->stamp != 0) return;
-    memset(a->seen, 0, SEEN_SIZE * sizeof *a->seen); /* stamps begin again */
+    if (a->seen != NULL) memset(a->seen, 0, SEEN_SIZE * sizeof *a->seen); /* stamps begin again */
     a->stamp = 1;
 }
 

@@ -35,6 +35,7 @@ struct automaton_state {
     uint32_t next;         /* hash chain */
     uint32_t mask;         /* 1 + index of its mask in the caller's cache; 0 = none */
     uint32_t plain;        /* the caller's: see mask.c */
+    uint8_t free;          /* likewise */
     bool accepts;          /* the text so far is a string of the language */
 };
 
@@ -58,7 +59,7 @@ struct automaton {
     struct automaton_item *open; /* items under construction: results, then work */
     uint32_t open_count, open_capacity, work_count;
     bool accepts;                /* the items under construction accept the text */
-    struct automaton_seen *seen; /* finds an item among the open ones */
+    struct automaton_seen *seen; /* finds an item among the open ones; NULL until there are many */
     uint32_t stamp;              /* marks this construction's entries */
 };
 

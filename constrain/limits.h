@@ -6,9 +6,15 @@
 #ifndef KEEPD_CONSTRAIN_LIMITS_H
 #define KEEPD_CONSTRAIN_LIMITS_H
 
+#ifdef CONSTRAIN_LITTLE_WORK /* builds with sanitizers, for fuzzers that run many texts */
+#define CONSTRAIN_WORK_MAX      100000
+#define CONSTRAIN_MASK_WORK_MAX 10000
+#else
+#define CONSTRAIN_WORK_MAX      4000000 /* work of one compilation: at most a few seconds */
+#define CONSTRAIN_MASK_WORK_MAX 400000  /* work of one mask */
+#endif
 #define CONSTRAIN_NODES_MAX    500000  /* expressions of one language, compiled; 32 bytes each */
 #define CONSTRAIN_CHILDREN_MAX 4000000 /* alternatives in all expressions together */
-#define CONSTRAIN_WORK_MAX     4000000 /* work of one compilation: at most a few seconds */
 #define CONSTRAIN_LAZY_NODES_MAX                                                                   \
     250000                               /* expressions that answers add, until they are forgotten \
                                           */
@@ -16,7 +22,6 @@
 #define CONSTRAIN_STACKS_MAX     250000  /* continuations that answers add, likewise */
 #define CONSTRAIN_ITEMS_KEPT_MAX 1000000 /* readings in all states, likewise */
 #define CONSTRAIN_ITEMS_MAX      20000   /* parallel readings of one text */
-#define CONSTRAIN_MASK_WORK_MAX  400000  /* work of one mask */
 #define CONSTRAIN_SEARCH_MAX     20000   /* expressions visited to find out whether one is empty */
 #define CONSTRAIN_TEXT_BYTES     4194304 /* one regular expression or grammar */
 #define CONSTRAIN_REPEAT_MAX     1000000 /* a bound of a repetition, a length, or a count */

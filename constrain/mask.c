@@ -6,6 +6,9 @@
 
 /* automaton_state.plain: unknown, no common next state, or that state. */
 enum { PLAIN_UNKNOWN = 0, PLAIN_NONE = AUTOMATON_DEAD };
+/* automaton_state.free */
+enum { FREE_UNKNOWN, FREE, FREE_NOT };
+#define FREE_TOKENS 32u /* for fewer tokens the question is not worth its answer */
 
 int mask_maker_open(struct mask_maker *maker, const struct constrain_tokens *tokens) {
     *maker = (struct mask_maker){.tokens = tokens};
@@ -113,6 +116,71 @@ static bool leads_on(struct automaton *a, uint32_t state) {
     return false;
 }
 
+/* May every plain token be read from the state, up to the longest? */
+static bool is_free(struct automaton *a, uint32_t state) {
+    uint32_t at = state, next = state;
+    if (a->states[state].free != FREE_UNKNOWN) return a->states[state].free == FREE;
+    for (int i = 0; i < TOKENS_PLAIN_MAX && next != PLAIN_NONE; i++) {
+        next = plain_next(a, at);
+        if (next == at) break;
+        at = next;
+    }
+    if (a->pool.rc != 0) return false;
+    a->states[state].free = next != PLAIN_NONE ? FREE : FREE_NOT;
+    return next != PLAIN_NONE;
+}
+
+static uint32_t tokens_below(const struct trie *trie, uint32_t i) {
+    return trie->nodes[trie->nodes[i].end].first - trie->nodes[i].first;
+}
+
+static bool is_free_below(struct automaton *a, const struct trie *trie, uint32_t i,
+                          uint32_t state) {
+    return state > AUTOMATON_DEAD && tokens_below(trie, i) >= FREE_TOKENS && is_free(a, state);
+}
+
+/* Are most of the tokens below nodes of the first level from which everything may be read? */
+static bool most_are_free(struct automaton *a, const struct trie *trie, uint32_t start) {
+    uint64_t free = 0;
+    for (uint32_t i = 0; i < trie->count; i = trie->nodes[i].end)
+        if (is_free_below(a, trie, i, automaton_move(a, start, trie->nodes[i].byte)))
+            free += tokens_below(trie, i);
+    return 2 * free > trie->nodes[trie->count].first;
+}
+
+/* Walks through the plain tokens, but not below nodes from which all of them may be read. Where
+ * these are the most, the mask begins with all tokens, and the others are taken away. */
+static bool walk_plain(const struct mask_maker *maker, struct automaton *a, uint32_t start,
+                       uint32_t *mask) {
+    const struct trie *trie = &maker->tokens->plain;
+    const struct trie_node *nodes = trie->nodes;
+    bool all = most_are_free(a, trie, start);
+    for (size_t i = 0; all && i < maker->tokens->words; i++)
+        mask[i] |= maker->tokens->plain_masks[TOKENS_PLAIN_MAX][i];
+    maker->path[0] = start;
+    for (uint32_t i = 0; i < trie->count && a->pool.rc == 0;) {
+        const struct trie_node *node = &nodes[i];
+        uint32_t state = automaton_move(a, maker->path[node->depth - 1], node->byte);
+        bool dead = state == AUTOMATON_DEAD;
+        if (state == AUTOMATON_UNKNOWN) return false;
+        if (!dead && !is_free_below(a, trie, i, state)) {
+            maker->path[node->depth] = state;
+            if (!all) allow(maker->tokens, node->token, mask);
+            i++;
+            continue;
+        }
+        for (uint32_t k = node->first; dead == all && k < nodes[node->end].first; k++) {
+            int32_t token = trie->order[k];
+            if (dead)
+                mask[token / 32] &= ~(1u << (token % 32));
+            else
+                mask[token / 32] |= 1u << (token % 32);
+        }
+        i = node->end;
+    }
+    return a->pool.rc == 0;
+}
+
 /* Adds the plain tokens: those of at most `count` characters by their mask, others by a walk. */
 static bool add_plain(const struct mask_maker *maker, struct automaton *a, uint32_t state,
                       uint32_t *mask) {
@@ -127,7 +195,7 @@ static bool add_plain(const struct mask_maker *maker, struct automaton *a, uint3
     for (size_t i = 0; count > 0 && i < tokens->words; i++)
         mask[i] |= tokens->plain_masks[count][i];
     if (count == TOKENS_PLAIN_MAX || (count > 0 && !leads_on(a, at))) return a->pool.rc == 0;
-    return walk(maker, a, &tokens->plain, state, mask);
+    return walk_plain(maker, a, state, mask);
 }
 
 /* ---- Masks ----------------------------------------------------------------------------------- */

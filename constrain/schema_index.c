@@ -24,12 +24,18 @@ struct value_table {
     struct value_table *next;
 };
 
+struct ref_place {
+    const cJSON *schema, *resource;
+};
+
 struct schema_index {
     struct member_table *members[CHAINS];
     struct value_table *values[CHAINS];
     struct schema_named *named; /* sorted; NULL = not built */
     size_t named_count, named_room;
-    uint32_t walked;
+    struct ref_place *places; /* sorted */
+    size_t place_count, place_room;
+    bool walked;
 };
 
 static uint32_t chain_of(const void *pointer) {
@@ -94,56 +100,98 @@ static void add_named(struct schema *s, struct schema_index *index, struct schem
     index->named[index->named_count++] = row;
 }
 
-static void walk_named(struct schema *s, struct schema_index *index, const cJSON *tree) {
-    static const char *const keywords[] = {"$id", "id", "$anchor"};
-    const cJSON *child;
-    uint32_t begin = index->walked++;
-    size_t first = index->named_count;
+/* A schema with $ref inside of a resource that is not the document. */
+static void add_place(struct schema *s, struct schema_index *index, struct ref_place row) {
+    if (index->place_count == index->place_room) {
+        size_t room = index->place_room > 0 ? index->place_room * 2 : 64;
+        struct ref_place *grown = schema_alloc(s, room, sizeof *grown);
+        if (grown == NULL) return;
+        if (index->place_count > 0)
+            memcpy(grown, index->places, index->place_count * sizeof *grown);
+        index->places = grown;
+        index->place_room = room;
+    }
+    index->places[index->place_count++] = row;
+}
+
+/* `resource`: the schema with $id around this one, or the document. */
+static void walk_named(struct schema *s, struct schema_index *index, const cJSON *tree,
+                       const cJSON *resource) {
+    const cJSON *id = cJSON_IsObject(tree) ? json_get(tree, "$id") : NULL, *child;
+    const cJSON *old = cJSON_IsObject(tree) ? json_get(tree, "id") : NULL;
+    const cJSON *anchor = cJSON_IsObject(tree) ? json_get(tree, "$anchor") : NULL;
     if (!node_work(s->pool, 1)) return;
-    for (size_t i = 0; cJSON_IsObject(tree) && i < sizeof keywords / sizeof *keywords; i++) {
-        const cJSON *own = json_get(tree, keywords[i]);
-        if (cJSON_IsString(own))
-            add_named(s, index,
-                      (struct schema_named){own->valuestring, keywords[i], tree, begin, 0});
+    if (cJSON_IsString(id)) {
+        add_named(s, index, (struct schema_named){id->valuestring, "$id", tree, resource});
+        if (id->valuestring[0] != '#') resource = tree;
     }
-    size_t own_end = index->named_count;
+    if (cJSON_IsString(old))
+        add_named(s, index, (struct schema_named){old->valuestring, "id", tree, resource});
+    if (cJSON_IsString(anchor))
+        add_named(s, index, (struct schema_named){anchor->valuestring, "$anchor", tree, resource});
+    if (resource != s->root && cJSON_IsObject(tree) && json_get(tree, "$ref") != NULL)
+        add_place(s, index, (struct ref_place){tree, resource});
     cJSON_ArrayForEach(child, tree) {
-        if (cJSON_IsObject(child) || cJSON_IsArray(child)) walk_named(s, index, child);
+        if (cJSON_IsObject(child) || cJSON_IsArray(child)) walk_named(s, index, child, resource);
     }
-    for (size_t i = first; i < own_end && s->rc == 0; i++) index->named[i].end = index->walked;
 }
 
 static int compare_named(const void *a, const void *b) {
     const struct schema_named *x = a, *y = b;
     int order = strcmp(x->value, y->value);
-    return order != 0 ? order : (x->begin > y->begin) - (x->begin < y->begin);
+    if (order == 0) order = strcmp(x->keyword, y->keyword);
+    return order != 0 ? order : (x->resource > y->resource) - (x->resource < y->resource);
 }
 
-const struct schema_named *schema_find_named(struct schema *s, const struct schema_named *within,
-                                             const char *keyword, const char *value) {
+static int compare_places(const void *a, const void *b) {
+    const struct ref_place *x = a, *y = b;
+    return (x->schema > y->schema) - (x->schema < y->schema);
+}
+
+/* The tables of names; NULL: noted. */
+static struct schema_index *named_index(struct schema *s) {
     struct schema_index *index = index_of(s);
-    if (index == NULL) return NULL;
-    if (index->walked == 0) {
-        walk_named(s, index, s->root);
-        if (s->rc != 0) return NULL;
-        if (index->named_count > 0)
-            qsort(index->named, index->named_count, sizeof *index->named, compare_named);
-    }
+    if (index == NULL || index->walked) return index;
+    index->walked = true;
+    walk_named(s, index, s->root, s->root);
+    if (s->rc != 0) return NULL;
+    if (index->named_count > 0)
+        qsort(index->named, index->named_count, sizeof *index->named, compare_named);
+    if (index->place_count > 0)
+        qsort(index->places, index->place_count, sizeof *index->places, compare_places);
+    return index;
+}
+
+const cJSON *schema_resource(struct schema *s, const cJSON *at) {
+    const struct schema_index *index = named_index(s);
+    const struct ref_place key = {at, NULL};
+    if (index == NULL || index->place_count == 0) return s->root;
+    const struct ref_place *row =
+        bsearch(&key, index->places, index->place_count, sizeof key, compare_places);
+    return row != NULL ? row->resource : s->root;
+}
+
+const cJSON *schema_find_named(struct schema *s, const cJSON *resource, const char *keyword,
+                               const char *value) {
+    const struct schema_index *index = named_index(s);
+    const struct schema_named key = {value, keyword, NULL, resource};
+    if (index == NULL || index->named_count == 0) return NULL;
     size_t low = 0, high = index->named_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (strcmp(index->named[middle].value, value) < 0)
+        if (compare_named(&index->named[middle], &key) < 0)
             low = middle + 1;
         else
             high = middle;
     }
-    for (; low < index->named_count && strcmp(index->named[low].value, value) == 0; low++) {
-        const struct schema_named *row = &index->named[low];
-        if (!node_work(s->pool, 1)) return NULL;
-        if (strcmp(row->keyword, keyword) != 0) continue;
-        if (within == NULL || (row->begin >= within->begin && row->begin < within->end)) return row;
-    }
-    return NULL;
+    const struct schema_named *row = &index->named[low], *end = index->named + index->named_count;
+    if (row == end || strcmp(row->value, value) != 0 || strcmp(row->keyword, keyword) != 0)
+        return NULL;
+    if (resource != NULL && row->resource != resource) return NULL;
+    bool twice = row + 1 < end && strcmp(row[1].value, value) == 0 &&
+                 strcmp(row[1].keyword, keyword) == 0 &&
+                 (resource == NULL || row[1].resource == resource);
+    return twice ? NULL : row->node;
 }
 
 /* ---- Values ---------------------------------------------------------------------------------- */

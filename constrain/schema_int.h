@@ -67,17 +67,17 @@ static inline uint32_t schema_hash(const char *text) {
 /* Does what json_get does, for objects that may be large. */
 const cJSON *schema_member(struct schema *s, const cJSON *object, const char *name);
 
-/* A schema with a name. Containers of the document are numbered in its order: the schema holds
- * [begin, end). */
+/* A schema with a name. `resource`: the schema around it that has an $id, or the document. */
 struct schema_named {
     const char *value, *keyword; /* "$id", "id", "$anchor" */
-    const cJSON *node;
-    uint32_t begin, end;
+    const cJSON *node, *resource;
 };
-/* Returns the first schema with this keyword and value, inside another one (NULL: anywhere). NULL:
- * none. */
-const struct schema_named *schema_find_named(struct schema *s, const struct schema_named *within,
-                                             const char *keyword, const char *value);
+/* The resource in which the schema `at`, which has a $ref, stands. */
+const cJSON *schema_resource(struct schema *s, const cJSON *at);
+/* The schema with this keyword and value, in a resource (NULL: in any). NULL: there is none, or
+ * more than one. */
+const cJSON *schema_find_named(struct schema *s, const cJSON *resource, const char *keyword,
+                               const char *value);
 
 /* Values in a form that is the same text exactly for equal values, sorted. */
 struct value_set {

@@ -52,31 +52,32 @@ static const cJSON *follow_pointer(struct schema *s, const cJSON *root, const ch
     return *pointer == '\0' ? root : NULL;
 }
 
-static const cJSON *node_of(const struct schema_named *named) {
-    return named != NULL ? named->node : NULL;
-}
-
-/* `within`: the schema whose $id stood before the '#'; NULL: the document. */
-static const cJSON *find_fragment(struct schema *s, const struct schema_named *within,
-                                  const char *fragment) {
-    if (*fragment == '\0' || *fragment == '/')
-        return follow_pointer(s, within != NULL ? within->node : s->root, fragment);
-    const cJSON *found = node_of(schema_find_named(s, within, "$anchor", fragment));
+/* In a resource: a schema with $id, or the document. */
+static const cJSON *find_fragment(struct schema *s, const cJSON *resource, const char *fragment) {
+    if (*fragment == '\0' || *fragment == '/') return follow_pointer(s, resource, fragment);
+    const cJSON *found = schema_find_named(s, resource, "$anchor", fragment);
     return found != NULL ? found
-                         : node_of(schema_find_named(s, within, "$id", fragment - 1)); /* "#name" */
+                         : schema_find_named(s, resource, "$id", fragment - 1); /* "#name" */
 }
 
-static const cJSON *find_target(struct schema *s, const char *ref) {
+static bool has_scheme(const char *uri) {
+    size_t size = strcspn(uri, ":/?#");
+    return size > 0 && uri[size] == ':';
+}
+
+/* Names are compared as they are written. That is exact where both are whole URIs, or relative to
+ * the same resource. */
+static const cJSON *find_target(struct schema *s, const cJSON *at, const char *ref) {
     char base[512];
     size_t size = strcspn(ref, "#");
-    if (size == 0) return *ref == '#' ? find_fragment(s, NULL, ref + 1) : NULL;
+    const cJSON *resource = schema_resource(s, at);
+    if (size == 0) return *ref == '#' ? find_fragment(s, resource, ref + 1) : NULL;
     if (size >= sizeof base) return NULL;
     memcpy(base, ref, size);
     base[size] = '\0';
-    const struct schema_named *found = schema_find_named(s, NULL, "$id", base);
+    const cJSON *found = schema_find_named(s, has_scheme(base) ? NULL : resource, "$id", base);
     if (found == NULL) found = schema_find_named(s, NULL, "id", base);
-    return found != NULL && ref[size] == '#' ? find_fragment(s, found, ref + size + 1)
-                                             : node_of(found);
+    return found != NULL && ref[size] == '#' ? find_fragment(s, found, ref + size + 1) : found;
 }
 
 const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref) {
@@ -84,7 +85,7 @@ const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref)
         schema_refuse(s, ERR_INVALID, at, "$ref", "expected a string");
         return NULL;
     }
-    const cJSON *found = find_target(s, ref->valuestring);
+    const cJSON *found = find_target(s, at, ref->valuestring);
     if (found == NULL && ref->valuestring[0] == '#')
         schema_refuse(s, ERR_INVALID, at, "$ref", "the schema has no part '%.100s'",
                       ref->valuestring);
@@ -102,7 +103,7 @@ static const cJSON *resolved(struct schema *s, const cJSON *schema) {
     for (int i = 0; i < RESOLVE_MAX && schema != NULL; i++) {
         const cJSON *ref = json_get(schema, "$ref");
         if (!cJSON_IsString(ref)) break;
-        const cJSON *target = find_target(s, ref->valuestring);
+        const cJSON *target = find_target(s, schema, ref->valuestring);
         if (target == NULL) break;
         schema = target;
     }

@@ -98,15 +98,19 @@ static void fill_trie(struct constrain_tokens *tokens, struct trie *trie, const 
         close_nodes(trie, path, &open, shared);
         while (open < token->size) {
             path[open] = trie->count;
-            trie->nodes[trie->count++] = (struct trie_node){
-                .token = -1, .depth = (uint16_t)(open + 1), .byte = (uint8_t)token->bytes[open]};
+            trie->nodes[trie->count++] = (struct trie_node){.token = -1,
+                                                            .first = (uint32_t)i,
+                                                            .depth = (uint16_t)(open + 1),
+                                                            .byte = (uint8_t)token->bytes[open]};
             open++;
         }
         struct trie_node *last = &trie->nodes[path[token->size - 1]];
         tokens->same[token->id] = last->token;
         last->token = token->id;
+        trie->order[i] = token->id;
     }
     close_nodes(trie, path, &open, 0);
+    trie->nodes[trie->count].first = (uint32_t)count;
 }
 
 static int build_trie(struct constrain_tokens *tokens, struct trie *trie, struct token *list,
@@ -115,7 +119,8 @@ static int build_trie(struct constrain_tokens *tokens, struct trie *trie, struct
     uint64_t nodes = count_nodes(list, count);
     uint32_t *path = mem_try_alloc((size_t)tokens->depth + 1, sizeof *path);
     if (nodes < UINT32_MAX) trie->nodes = mem_try_alloc((size_t)nodes + 1, sizeof *trie->nodes);
-    int rc = path != NULL && trie->nodes != NULL ? 0 : ERR_NOMEM;
+    trie->order = mem_try_alloc(count + 1, sizeof *trie->order);
+    int rc = path != NULL && trie->nodes != NULL && trie->order != NULL ? 0 : ERR_NOMEM;
     if (rc == 0) fill_trie(tokens, trie, list, count, path);
     mem_free(path);
     return rc;
@@ -177,6 +182,8 @@ void constrain_tokens_close(struct constrain_tokens *tokens) {
     if (tokens == NULL) return;
     for (int i = 1; i <= TOKENS_PLAIN_MAX; i++) mem_free(tokens->plain_masks[i]);
     mem_free(tokens->same);
+    mem_free(tokens->plain.order);
+    mem_free(tokens->rest.order);
     mem_free(tokens->plain.nodes);
     mem_free(tokens->rest.nodes);
     mem_free(tokens);

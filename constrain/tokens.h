@@ -7,6 +7,7 @@
 
 struct trie_node {
     uint32_t end;
+    uint32_t first; /* the subtree's first token in trie.order; the next one's is at nodes[end] */
     int32_t token;  /* token that ends here; -1 = none. Others with the same bytes:
                        constrain_tokens.same */
     uint16_t depth; /* bytes from the root, 1 and more */
@@ -14,7 +15,8 @@ struct trie_node {
 };
 
 struct trie {
-    struct trie_node *nodes;
+    struct trie_node *nodes; /* [count + 1]; the last one only ends the order */
+    int32_t *order;          /* all tokens, in the order of the walk */
     uint32_t count;
 };
 

@@ -279,3 +279,22 @@ Test(schema, long_expressions_need_no_deep_stack) {
         buf_close(&text);
     }
 }
+
+/* References stay in the resource (a schema with $id) in which they stand. A name that could be
+ * another one is refused. */
+Test(schema, references_know_their_resource) {
+    struct language l = language_schema(
+        "{\"$id\":\"http://x/a\",\"$ref\":\"b#n\",\"$defs\":{\"B\":{\"$id\":\"b\",\"$defs\":{"
+        "\"own\":{\"$anchor\":\"n\",\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/v\"}},"
+        "\"v\":{\"type\":\"null\"}}},\"n\":{\"$anchor\":\"n\",\"type\":\"string\"},"
+        "\"v\":{\"type\":\"integer\"}}}");
+    cr_assert_eq(l.rc, 0, "%s: %s", l.fault.field, l.fault.text);
+    cr_assert(language_holds(&l, "[null]") && !language_holds(&l, "[1]"));
+    cr_assert_not(language_holds(&l, "\"x\""));
+    language_close(&l);
+    l = language_schema(
+        "{\"$defs\":{\"a\":{\"$anchor\":\"n\",\"type\":\"null\"},\"b\":{\"$anchor\":"
+        "\"n\",\"type\":\"string\"}},\"$ref\":\"#n\"}");
+    cr_assert_eq(l.rc, ERR_INVALID);
+    language_close(&l);
+}
