@@ -49,3 +49,26 @@ def test_run_resume_and_report(tmp_path):
 
 def test_forks_are_checked(tmp_path):
     assert "bitwise" in quality(tmp_path, "selftest") or "nothing to compare" in quality(tmp_path, "selftest")
+
+
+def test_texts(tmp_path):
+    """A table of any model and texts; what was scored is not scored again."""
+    if not pathlib.Path(BINARY).exists():
+        pytest.skip(f"skip: {BINARY} is not built")
+    (tmp_path / "notes").mkdir()
+    for n in range(3):
+        (tmp_path / "notes" / f"{n}.txt").write_text(" ".join(f"The code of garage {i * (n + 3)} is {i * i}." for i in range(60)))
+    (tmp_path / "notes" / "short.txt").write_text("Too short.")
+    chat = {"messages": [{"role": "user", "content": "word " * 300}, {"role": "assistant", "content": "Noted."}]}
+    (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\n")
+    command = [sys.executable, str(ROOT / "bench" / "quality" / "texts.py"), str(tmp_path / "notes"), str(tmp_path / "chats.jsonl"),
+               "--length", "256", "--methods", "global,streaming", "--binary", BINARY, "--store", str(tmp_path / "scores")]
+    runs = [subprocess.run(command, capture_output=True, text=True, timeout=300) for _ in range(2)]
+    assert all(r.returncode == 0 for r in runs), runs[0].stderr
+    lines = runs[0].stdout.splitlines()
+    assert lines[0] == "notes: 3 texts, chats: 1 texts of 256 tokens"
+    assert [line.split(" | ")[0] for line in lines[3:]] == ["| full", "| global", "| streaming"]
+    assert runs[0].stdout == runs[1].stdout
+    rows = [json.loads(line) for line in (tmp_path / "scores").read_text().splitlines()]
+    assert len(rows) == 4 * 5 == len({r["key"] for r in rows}) and all(r["tokens"] == 128 for r in rows)
+    assert "scored" in runs[0].stderr and "scored" not in runs[1].stderr
