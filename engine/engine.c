@@ -88,7 +88,7 @@ static int name_option(int rc, struct fault *fault) {
     return rc;
 }
 
-/* The settings that the gates' file recommends, for the policy that takes it. */
+/* The settings that the gates' file recommends, for the policy that uses it. */
 static struct kv_trained trained_of(const struct model *model) {
     const struct gates_header *gates = model_gates(model);
     return (struct kv_trained){.named = (gates->horizon > 0 ? POLICY_HORIZON : 0) |

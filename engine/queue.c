@@ -72,7 +72,7 @@ static int most_kept(const struct queue *queue) {
     return queue->places / 4;
 }
 
-/* The places that a job counts for: of a job that no kept place can serve, none. */
+/* Returns the places that a job counts for: none if it needs more than can be kept. */
 static int places_of(const struct queue *queue, const struct engine_job *job) {
     return job->choice_count <= most_kept(queue) ? job->choice_count : 0;
 }
@@ -89,7 +89,8 @@ static void note_peak(const struct queue *queue, struct queue_client *client) {
     client->peak_step = queue->step;
 }
 
-/* The places that the client lacks of its share and wanted lately. */
+/* Returns the places between those that the client uses and its share, at most as many as it wanted
+ * lately. */
 static int lacks(const struct queue *queue, const struct queue_client *client) {
     bool old = queue->step - client->peak_step >= QUEUE_KEEP_STEPS;
     int wanted = old ? client->places : client->peak;

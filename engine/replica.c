@@ -114,8 +114,8 @@ static int64_t min64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Pages of conversations: each counts all its own, also those that several share, because admission
- * must. No more are shown than are in use, which is exact while nothing runs. */
+/* Counts the pages of conversations. Each counts all of its own, shared ones included, because
+ * admission must do so. At most the pages in use are shown, which is exact while nothing runs. */
 
 /* Copies what others may see. Running sequences count their entries by formula. */
 static void publish(struct replica *r) {
@@ -158,7 +158,7 @@ static void take_submits(struct replica *r) {
     while ((job = ring_pop(&r->submits)) != NULL) sched_submit(&r->sched, job);
 }
 
-/* The last replica to look answers. */
+/* Answers an order once the last replica has looked at it. */
 static void end_delete(struct replica *r, struct engine_delete *order) {
     if (atomic_fetch_sub(&order->replicas_left, 1) > 1) return;
     order->result = atomic_load(&order->found) ? 0 : ERR_NOTFOUND;
@@ -166,7 +166,8 @@ static void end_delete(struct replica *r, struct engine_delete *order) {
     atomic_store_explicit(&order->done, 1, memory_order_release);
 }
 
-/* Orders to delete, between steps; who waits for one sees the lists without it. */
+/* Carries out orders to delete, between steps. A client whose order is done sees lists without the
+ * conversation. */
 static void take_deletes(struct replica *r) {
     struct engine_delete *orders[ENGINE_DELETES_MAX];
     int count = 0;
@@ -246,7 +247,7 @@ static void *replica_main(void *arg) {
         if (fails_now) stop_serving(r);
         failed |= fails_now;
         publish(r);
-        /* After the status: a client that has its answer sees its pages returned. */
+        /* After the status, so that a client that has its answer sees its pages returned. */
         sched_publish_finished(&r->sched);
         r->common->wake(r->common->arg);
         if (sched_stalled(&r->sched) && !sched_copying(&r->sched)) wait_for_work(r);

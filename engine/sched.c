@@ -174,7 +174,7 @@ static void fill_details(struct sched *sched, struct sequence *seq,
     kv->budget = seq->kv.policy->bounded ? seq->kv.budget : -1;
     kv->seen_tokens = seq->due.tokens;
     kv->kept_entries = (int64_t)report->entries;
-    /* Entries that a failed step appended were never counted, so they are not evicted ones. */
+    /* Entries that a failed step appended were never counted, so they do not count as evicted. */
     int64_t appended = sched_streams(sched) * seq->due.tokens;
     kv->evicted_entries = appended > kv->kept_entries ? appended - kv->kept_entries : 0;
     kv->dropped_tokens = seq->dropped;
@@ -213,7 +213,7 @@ static bool retains(const struct sched *sched, const struct sequence *seq) {
            answered(seq);
 }
 
-/* Choice 0 tells what it holds; what it holds may stay. */
+/* Reports what choice 0 holds; its streams may become a conversation. */
 static bool leave_conversation(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct kern_report report = {0};
@@ -252,7 +252,7 @@ static void leave_finished(struct sched *sched) {
         if (seq->finish == ENGINE_RUNNING && is_cancelled(seq->job))
             seq->finish = ENGINE_FINISH_ABORT;
         if (seq->finish != ENGINE_RUNNING)
-            leave(sched, seq); /* order closes up: the same index is the next sequence */
+            leave(sched, seq); /* the order closes up: the same index is now the next sequence */
         else
             i++;
     }
@@ -326,7 +326,7 @@ static int evict_due(struct sched *sched, int count, struct sequence **who) {
     return 0;
 }
 
-/* Sequences for which `is_due` holds, in running order. */
+/* Collects the sequences for which `is_due` holds, in running order. */
 static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence *)) {
     struct sequence *who[64];
     int count = 0, rc = 0;
@@ -372,7 +372,7 @@ static bool is_paid(const struct sched *sched, const struct sequence *seq) {
            client->evict_rows < (int64_t)SCHED_EVICT_ROWS * client->running;
 }
 
-/* Each step pays for what was spent before. */
+/* Pays for evictions of earlier steps. */
 static void pay_evictions(struct sched *sched) {
     for (int i = 0; i < sched->running; i++) {
         const struct sequence *seq = &sched->sequences[sched->order[i]];
@@ -403,7 +403,8 @@ static int find_due(struct sched *sched, bool *others) {
     return count;
 }
 
-/* Grants evictions for this step. Some sequence always has rows: if no other, the first due one. */
+/* Grants evictions for this step. At least one sequence can always run: if no other, the first due
+ * one. */
 static void plan_evictions(struct sched *sched) {
     bool others;
     int count = find_due(sched, &others);
@@ -467,7 +468,7 @@ static int32_t scored_rows(struct step *step, const struct sequence *seq, int32_
     return count;
 }
 
-/* Rows of a prefilling sequence this step, and the logits it wants. */
+/* Adds the rows of a prefilling sequence, and the logits that it wants. */
 static void add_prompt(struct sched *sched, struct step *step, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     int32_t count = due_prompt_room(&seq->kv, &seq->due);
@@ -586,7 +587,7 @@ static void fork_choices(struct sched *sched) {
     }
 }
 
-/* A model whose numbers overflow, or with broken weights, leaves logits that are none. */
+/* Returns whether there was a logit to sample: overflow or broken weights may leave only NaN. */
 static bool is_number(const struct kern_sampled *sampled) {
     return sampled->rank == 0 || (sampled->rank > 0 && isfinite(sampled->logprob));
 }

@@ -24,8 +24,8 @@
 
 /* ---- Parameters ------------------------------------------------------------------------------ */
 
-/* The cap holds for every part of what a request may hold: a cap on the budget alone would be
- * stepped around with a huge buffer or chunk. */
+/* The cap applies to budget, buffer and chunk: with a cap on the budget alone, a huge buffer or
+ * chunk would circumvent it. */
 static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
                      struct fault *fault) {
     if (!kv->policy->bounded)
@@ -95,8 +95,8 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
         int rc = kv_params_choose(out, option->name, option->number, option->text, fault);
         if (rc != 0) return rc;
     }
-    /* Default protections give way to a smaller budget; what the request names does not. A budget
-     * that is no number of entries is the check's to refuse. */
+    /* Reduces default protections to fit a smaller budget, but not those that the request names.
+     * The check refuses invalid budgets. */
     kv_params_fit(out, (wanted->sinks != -1 ? POLICY_SINKS : 0) |
                            (wanted->recent != -1 ? POLICY_RECENT : 0));
     int rc = kv_params_check(out, fault);
@@ -120,8 +120,8 @@ static int32_t min32(int32_t a, int32_t b) {
     return a < b ? a : b;
 }
 
-/* On every rank, of a turn that begins like this. The last token of an answer is sampled and never
- * appended. */
+/* Returns the pages, on every rank, of a turn that begins like this. The last token of an answer is
+ * sampled and never appended. */
 static int64_t pages_for(const struct sched_options *options, const struct kv_params *kv,
                          const struct reserve_turn *began, const struct engine_request *request) {
     int32_t appended = request->max_tokens > 0 ? request->max_tokens - 1 : 0;
@@ -167,7 +167,7 @@ static struct sequence *free_sequence(struct sched *sched) {
     return seq;
 }
 
-/* A sequence for every choice, or none. */
+/* Opens a sequence for every choice, or none. */
 static int open_sequences(struct sched *sched, const struct sched_entry *entry,
                           struct sequence **opened) {
     for (int i = 0; i < entry->job->choice_count; i++) {
@@ -216,7 +216,7 @@ static void start(struct sched *sched, const struct sched_entry *entry, struct s
     atomic_store_explicit(&job->admitted, 1, memory_order_release);
 }
 
-/* The conversation that was found cannot be gone on from. */
+/* Gives up the conversation that was found, because it cannot be continued. */
 static void start_afresh(struct sched_entry *entry) {
     entry->match =
         (struct conversation_match){.from = entry->match.from, .miss = ENGINE_MISS_TOO_LARGE};
@@ -244,7 +244,7 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     entry->pages = pages_for(&sched->options, entry->job->params, &entry->began, request);
 }
 
-/* Another dialogue's conversation is not used up: rather than that, everything is read. */
+/* Reads the whole prompt rather than use up another dialogue's conversation. */
 static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used_up) {
     int choices = entry->job->choice_count;
     const struct conversation *conv = entry->match.conv;
@@ -255,8 +255,8 @@ static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used
     return sched_make_room(sched, entry->pages * choices, NULL, used_up);
 }
 
-/* Memory that the rule needs beside pages, for every choice, so that neither a step nor a fork can
- * fail for want of it. */
+/* Takes the memory that the rule needs beside pages, for every choice, so that no step or fork can
+ * fail for lack of it. */
 static int prepare(struct sched *sched, struct sequence **opened, int count) {
     struct kern *kern = sched->options.kern;
     int rc = 0;
@@ -328,7 +328,7 @@ static void give_place_back(struct sched *sched) {
     if (sched->queue_places) atomic_fetch_sub(sched->queue_places, 1);
 }
 
-/* Another job will be the head. */
+/* Resets the admission state, because another job will be the head. */
 static void end_head(struct sched *sched) {
     sched->head = NULL;
     sched->head_lost = ENGINE_MISS_NEW;
@@ -382,20 +382,22 @@ static bool passing_allowed(const struct sched *sched) {
     return sched->counters.steps - sched->head_step < SCHED_PASS_STEPS;
 }
 
-/* Steps that a sequence runs yet if nothing stops it: one for what is left of the prompt. */
+/* Returns for how many more steps a sequence runs if nothing stops it; the rest of its prompt
+ * counts as one. */
 static int32_t steps_left(const struct sequence *seq) {
     return seq->job->request.max_tokens - seq_output_count(seq) + seq_prefilling(seq);
 }
 
-/* Steps in which a waiting job has ended again, if its prompt gets the rows that no answer takes.
+/* Returns in how many steps a waiting job would end, if its prompt gets the rows that no answer
+ * takes.
  */
 static int32_t steps_needed(const struct sched *sched, const struct engine_job *job) {
     int32_t rows = sched->options.rows_max - sched->options.sequences_max;
     return job->request.max_tokens + (job->request.prompt_count + rows - 1) / rows;
 }
 
-/* In how many steps the head fits if those that run generate all they may: they leave one after the
- * other, the shortest first, until there is room. Jobs that end before take nothing from it
+/* Returns in how many steps the head fits if the running sequences generate all they may: they
+ * leave, the shortest first, until there is room. Jobs that end before then do not delay the head
  * (backfilling, as in batch systems). */
 static int32_t steps_to_head(const struct sched *sched) {
     const struct engine_job *head = sched->head;
@@ -422,7 +424,7 @@ struct room {
     const struct sched *sched;
     int places;
     int64_t pages;
-    int32_t steps; /* in which they must have ended */
+    int32_t steps; /* steps within which they must end */
 };
 
 static bool may_pass(const void *arg, const struct engine_job *job) {
@@ -433,8 +435,8 @@ static bool may_pass(const void *arg, const struct engine_job *job) {
            queue_may_start(&room->sched->queue, job, room->places, false);
 }
 
-/* Steps within which a job must have ended to pass the head: any number at first, then as many as
- * the head waits anyway, and in the end none, because that is an estimate. */
+/* Returns within how many steps a job must end to pass the head: any number at first, then as many
+ * as the head waits anyway, and finally none, because that wait is an estimate. */
 static int32_t steps_to_pass(const struct sched *sched) {
     if (passing_allowed(sched)) return INT32_MAX;
     if (sched->counters.steps - sched->head_step >= 2ull * SCHED_PASS_STEPS) return 0;
@@ -442,7 +444,7 @@ static int32_t steps_to_pass(const struct sched *sched) {
     return steps < SCHED_PASS_STEPS ? steps : SCHED_PASS_STEPS;
 }
 
-/* Everybody who fits, in the order of the queue, once until something changes. */
+/* Admits every job that fits, in the order of the queue; once, until something changes. */
 static void let_pass(struct sched *sched) {
     while (!sched->others_wait) {
         const struct room room = {.sched = sched,

@@ -134,8 +134,8 @@ void seq_close(struct sequence *seq) {
     *seq = (struct sequence){.slot = -1};
 }
 
-/* At the end of a chunk any prompt with these tokens evicts, at its own end and in its answer only
- * this one does. */
+/* At the end of a chunk every prompt with these tokens evicts; at the end of its prompt and in its
+ * answer, only this sequence does. */
 void seq_evicted(struct sequence *seq) {
     const struct due_state *due = &seq->due;
     if (due->prompt_done > due->prompt_new || due->prompt_done % seq->kv.chunk != 0)
@@ -206,8 +206,8 @@ static bool contains(const int32_t *ids, int count, int32_t id) {
     return false;
 }
 
-/* First stop string that ends in the text, looking back no further than a match could begin.
- * The earliest beginning wins, then the order in the request. */
+/* Finds the first stop string that ends in the text, looking back no further than a match could
+ * begin. The earliest beginning wins, then the order in the request. */
 static bool find_stop(const struct engine_request *request, const char *text, size_t old_size,
                       size_t size, int32_t *index, size_t *begin) {
     bool found = false;

@@ -1,4 +1,4 @@
-/* Matrices in blocks: 32 consecutive inputs of one output are whole numbers n with a common factor,
+/* Matrices in blocks: 32 consecutive inputs of one output are integers n with a common factor,
  * or one for each half of them, and, in some formats, a common term.
  *
  *   KERN_Q8   w = scale n            n in -128..127

@@ -22,7 +22,7 @@ static float half_at(const uint8_t *from) {
     return number_from_f16((uint16_t)(from[0] | from[1] << 8));
 }
 
-/* Nibbles of 32 numbers plus `offset`; `fifth`: their fifth bits. */
+/* Writes 32 nibbles plus `offset`; `fifth`: their fifth bits. */
 static void put_nibbles(const uint8_t *nibbles, uint32_t fifth, int offset, int8_t *n) {
     for (int i = 0; i < 16; i++) {
         n[i] = (int8_t)((nibbles[i] & 15) + (int)(fifth >> i & 1) * 16 + offset);
@@ -69,8 +69,8 @@ static void make_q8_0(const uint8_t *from, size_t blocks, struct block *out) {
     }
 }
 
-/* Scale and minimum of group g of a K block: the last four groups' high bits lie with the first
- * four's. */
+/* Returns scale and minimum of group g of a K block. The high bits of the last four groups lie with
+ * the first four groups. */
 static void scale_of(const uint8_t *s, int g, int *scale, int *minimum) {
     if (g < 4) {
         *scale = s[g] & 63;
@@ -81,8 +81,8 @@ static void scale_of(const uint8_t *s, int g, int *scale, int *minimum) {
     }
 }
 
-/* Group g of 32 numbers: the low halves of its bytes where g is even, otherwise the high ones;
- * `fifth` NULL: none. */
+/* Makes group g of 32 numbers from the low halves of its bytes if g is even, otherwise from the
+ * high ones; `fifth` NULL: none. */
 static void make_group(const uint8_t *head, const uint8_t *nibbles, const uint8_t *fifth, int g,
                        struct block *out) {
     int scale, minimum;
@@ -108,7 +108,7 @@ static void make_q5_k(const uint8_t *from, size_t blocks, struct block *out) {
             make_group(from, from + 48 + (ptrdiff_t)(g / 2 * 32), from + 16, g, out++);
 }
 
-/* Quarter q of 128 numbers: its low halves are in the bytes (q & 1) 32 + i. */
+/* Makes quarter q of 128 numbers, whose low halves are in the bytes (q & 1) 32 + i. */
 static void make_quarter(const uint8_t *low, const uint8_t *high, const uint8_t *scales, float d,
                          int q, struct block *out) {
     out->least = BLOCK_NO_LEAST;
@@ -180,7 +180,7 @@ READER(q4_k, Q4_K)
 READER(q5_k, Q5_K)
 READER(q6_k, Q6_K)
 
-/* OCP Microscaling Formats 1.0: E2M1 times 2^(scale - 127). The scale 255 is no number. */
+/* OCP Microscaling Formats 1.0: E2M1 times 2^(scale - 127). The scale 255 is NaN. */
 static float mxfp4_scale(uint8_t scale) {
     return number_from_bits(scale ? (uint32_t)scale << 23 : 0x00400000u);
 }

@@ -19,7 +19,7 @@ typedef void block_reader(const uint8_t *from, size_t blocks, float *out);
 void block_read_split_mxfp4(const uint8_t *nibbles, const uint8_t *scales, size_t blocks,
                             float *out);
 
-/* By enum gguf_format; NULL where it is no block format or none that is read. */
+/* Returns the reader of an enum gguf_format; NULL: it is not a block format, or not supported. */
 block_reader *block_reader_of(uint32_t format);
 
 /* Writes the blocks of 32 of `blocks` blocks of the file, with exactly the same numbers. */

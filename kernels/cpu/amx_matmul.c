@@ -86,8 +86,8 @@ static inline void widen(const char *from, char *to, size_t count) {
     }
 }
 
-/* The tile `at` bytes of bf16 into a panel whose numbers have `size` bytes; `wide` holds one
- * tile. */
+/* Returns the tile that is `at` bytes of bf16 into a panel whose numbers have `size` bytes; `wide`
+ * has room for one tile. */
 SIMD const char *tile_at(const char *panel, size_t at, char *wide, const size_t size) {
     if (size == 2) return panel + at;
     widen(panel + at / 2, wide, TILE_BYTES / 2);
@@ -149,7 +149,7 @@ static inline void fetch_tile(const char *at) {
     fetch_bytes(at, TILE_BYTES);
 }
 
-/* Four panels of B, and the next four, which are prefetched near the end of these. */
+/* Four panels of B, and the next four, which are prefetched near the end of the first four. */
 struct group {
     const char *panel, *after;
     size_t stride;
@@ -187,7 +187,7 @@ static inline void zero_four(void) {
     _tile_zero(3);
 }
 
-/* One leaf of four panels, starting `at` bytes of bf16 into them. */
+/* Computes one leaf of four panels, starting `at` bytes of bf16 into them. */
 SIMD void few_rows_leaf(const char *a, struct group b, size_t at, size_t end, const size_t size) {
     _Alignas(64) char wide[4][TILE_BYTES];
     zero_four();
@@ -266,7 +266,8 @@ struct fetch {
     size_t step;
 };
 
-/* One depth of 32 x 32 outputs: six loads, eight products; high precedes low in each sum. */
+/* Computes one depth of 32 x 32 outputs: six loads and eight products. High precedes low in each
+ * sum. */
 static inline void two_by_two(const char *a, size_t a_stride, const char *b, size_t b_stride) {
     _tile_loadd(6, b, 64);
     _tile_loadd(4, a, 64);
@@ -392,7 +393,7 @@ static struct group panels_wide(const struct kern_weight *w, int64_t panel, size
     return (struct group){wide, wide, 2 * w->panel_bytes};
 }
 
-/* Two panels against all rows; `after`: the next two panels, or < 0. */
+/* Multiplies two panels with all rows; `after`: the next two panels, or < 0. */
 static void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64_t after,
                           char *wide) {
     const struct kern_weight *w = job->weight;

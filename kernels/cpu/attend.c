@@ -41,7 +41,7 @@ int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
     return rc;
 }
 
-/* The position and span of every row, so that workers need not search the spans. */
+/* Finds the position and span of every row, so that workers need not search the spans. */
 const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch) {
     cpu_room_must(&cpu->rows, (size_t)batch->rows * sizeof(struct cpu_row));
     struct cpu_row *rows = cpu->rows.mem;
@@ -299,7 +299,7 @@ static void attend_items(void *arg, int worker) {
         work->cpu->kernels->attend(work->job, &work->items[i], scratch);
 }
 
-/* Longest first, so that the items claimed last are short. */
+/* Sorts the longest items first, so that those claimed last are short. */
 static int by_cost(const void *a, const void *b) {
     const struct cpu_attend_item *x = a, *y = b;
     return (x->cost < y->cost) - (x->cost > y->cost);
@@ -315,7 +315,8 @@ static int64_t class_cost(const struct cpu_attend_job *job, const struct kern_sp
     return seen * job->group * span->count;
 }
 
-/* As many lanes per item as the kernel prefers, fewer if some workers would otherwise stay idle. */
+/* Returns the lanes per item: as many as the kernel prefers, fewer if some workers would otherwise
+ * stay idle. */
 static int lanes_per_item(const struct cpu *cpu, const struct cpu_attend_job *job) {
     const struct kern_cache_options *o = &cpu->cache.options;
     int most = cpu->kernels->attend_lanes(o);
@@ -419,9 +420,9 @@ static void mass_items(void *arg, int worker) {
         add_mass(work, (int)i, worker);
 }
 
-/* A separate pass over the keys, for sequences whose rule adds up attention; the attention kernels
- * are unaware of it. For sequences with classes this pass computes attention itself, one head per
- * worker. */
+/* Passes over the keys a second time, for sequences whose rule adds up attention; the attention
+ * kernels do not know about it. For sequences with classes this pass computes attention itself, one
+ * head per worker. */
 static void observe_mass(struct cpu *cpu, const struct cpu_attend_job *job, int64_t cost) {
     bool any = false;
     for (int s = 0; s < job->batch->span_count; s++)

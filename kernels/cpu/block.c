@@ -22,7 +22,7 @@ size_t cpu_codes_bytes(const struct kern_weight *w, int rows) {
     return (size_t)rows * (size_t)w->blocks * (KERN_BLOCK + sizeof(struct cpu_x_block));
 }
 
-/* Whole cache lines. */
+/* Returns the bytes of a panel, in whole cache lines. */
 size_t cpu_block_panel_bytes(const struct kern_weight *w) {
     size_t bytes = (size_t)w->blocks * (cpu_block_codes(w) + cpu_block_factors(w));
     return (bytes + 63) / 64 * 64;
@@ -35,7 +35,7 @@ static bool exact_half(float x) {
     return number_bits(number_from_f16(number_to_f16(x))) == number_bits(x);
 }
 
-/* `which`: as factors lie in a block of a panel. */
+/* Returns the address of a factor; `which`: its place in a block of a panel. */
 static char *factor_at(const struct kern_weight *w, int64_t row, int64_t block, int which) {
     size_t size = w->halves ? 2 : 4;
     char *panel = w->data + (size_t)(row / PANEL) * w->panel_bytes;
@@ -62,7 +62,7 @@ static float get_factor(const struct kern_weight *w, const char *at) {
 /* ---- Codes ------------------------------------------------------------------------------------
  */
 
-/* The block of codes of an output: input i of 8 bits is at 64 (i / 4) + i % 4. */
+/* Returns the codes of an output's block: input i of 8 bits is at 64 (i / 4) + i % 4. */
 static uint8_t *codes_at(const struct kern_weight *w, int64_t row, int64_t block) {
     return (uint8_t *)w->data + (size_t)(row / PANEL) * w->panel_bytes +
            (size_t)block * cpu_block_codes(w) + (size_t)(row % PANEL) * 4;
@@ -90,7 +90,8 @@ static void get_codes(const struct kern_weight *w, const uint8_t *from, int8_t *
     }
 }
 
-/* The block as the weight has it. Q4 in Q4M: n + 8 and least = -8 scale, which is exact. */
+/* Converts a block to the weight's type. Q4 becomes Q4M by n + 8 and least = -8 scale, which is
+ * exact. */
 static struct block block_as(const struct block *block, enum kern_dtype from, enum kern_dtype to) {
     struct block out = *block;
     if (from != KERN_Q4 || to != KERN_Q4M) return out;

@@ -33,7 +33,7 @@ static inline int cpu_block_bits(enum kern_dtype dtype) {
     return dtype == KERN_Q4 || dtype == KERN_Q4M ? 4 : 8;
 }
 
-/* Added to n in memory. */
+/* Returns what is added to n in memory. */
 static inline int cpu_block_offset(enum kern_dtype dtype) {
     return dtype == KERN_Q4M ? 0 : dtype == KERN_Q4 ? 8 : 128;
 }
@@ -57,7 +57,7 @@ struct cpu_x_block {
 size_t cpu_codes_bytes(const struct kern_weight *w, int rows);
 
 struct cpu_block_kernels {
-    /* Rounds one row of cols numbers, to two parts unless low_codes is NULL. */
+    /* Rounds one row of `cols` numbers to two parts, or to one if low_codes is NULL. */
     void (*round_row)(const struct kern_weight *w, const float *x, int8_t *codes,
                       struct cpu_x_block *blocks, int8_t *low_codes,
                       struct cpu_x_block *low_blocks);
@@ -72,10 +72,10 @@ extern const struct cpu_block_kernels cpu_block_kernels_vnni; /* AVX-512 */
 #endif
 
 /* block.c */
-/* The best for the path: paths differ in the instructions that they may use. */
+/* Returns the best kernels whose instructions the path may use. */
 const struct cpu_block_kernels *cpu_block_kernels_of(const char *path);
 size_t cpu_block_panel_bytes(const struct kern_weight *w);
-/* A panel's numbers in float32, [cols][16]. */
+/* Converts a panel's numbers to float32, [cols][16]. */
 void cpu_block_widen(const struct kern_weight *w, int64_t panel, float *to);
 /* `from`: the blocks of a row, of a type whose numbers are all in the weight's. */
 bool cpu_block_halves(const struct kern_weight *w, const struct block *from,

@@ -180,7 +180,8 @@ static void measure(const struct join *m) {
     }
 }
 
-/* Keys at position 0, and values, of `count` entries, scaled to length 1; zeros stay zeros. */
+/* Writes keys at position 0, or values, of `count` entries, scaled to length 1; zeros stay zeros.
+ */
 static void unit_rows(const struct join *m, bool values, const int32_t *entries, int count,
                       float *to) {
     const float *lengths = values ? m->length_v : m->length_k;
@@ -228,7 +229,7 @@ static void find_targets(const struct join *m, const int32_t *gone, int lanes) {
     }
 }
 
-/* For every evicted entry the class it joins; NOBODY for entries that join none. */
+/* Finds the class that each evicted entry joins; NOBODY: none. */
 static void find_all(const struct join *m) {
     int32_t gone[CPU_ROWS_BLOCK], length = m->view.length;
     int lanes = 0;

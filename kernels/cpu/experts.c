@@ -100,8 +100,8 @@ static bool is_chosen(const struct route *chosen, int count, int expert) {
     return false;
 }
 
-/* The chosen experts, largest logit first. Logits that are no numbers choose something, too: the
- * step fails when it is sampled. */
+/* Chooses experts, largest logit first. NaN chooses arbitrary ones; such a step fails when it is
+ * sampled. */
 static void choose_row(const struct kern_experts_spec *spec, const float *logits, int32_t row,
                        struct route *chosen) {
     for (int k = 0; k < spec->used; k++) {
@@ -132,7 +132,7 @@ static void choose_rows(void *arg, int worker) {
                        job->routes.chosen + row * spec->used);
 }
 
-/* By counting: uses of an expert stay in the order of their rows. */
+/* Sorts by counting, so that the uses of an expert stay in the order of their rows. */
 static void sort_routes(const struct routes *routes, int count, size_t uses) {
     int32_t *first = routes->first;
     memset(first, 0, ((size_t)count + 1) * sizeof *first);
@@ -180,7 +180,7 @@ static void add_some(void *arg, int worker) {
     }
 }
 
-/* One expert's rows, at most MATMUL_ROWS. */
+/* Computes one expert for at most MATMUL_ROWS rows. */
 static void compute(struct cpu *cpu, const struct kern_experts *experts, int expert, float *y,
                     const float *x, const struct route *routes, int count) {
     struct kern *kern = &cpu->base;

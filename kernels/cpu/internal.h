@@ -30,7 +30,7 @@ enum cpu_layout {
     CPU_PANEL_F32,   /* [panels][cols][16] float: the 16 outputs of a panel for each input */
     CPU_BLOCKS,      /* [panels] of block.h, on every path */
     CPU_PANEL_PAIRS, /* [panels][depth / 2][16][2] bf16: 16 pairs are one 1 KiB AMX tile */
-    CPU_PANEL_E4M3   /* the same with one byte per number */
+    CPU_PANEL_E4M3   /* [panels][depth / 2][16][2] e4m3 */
 };
 
 struct kern_weight {
@@ -219,7 +219,7 @@ struct cpu {
     struct cpu_room bias;      /* a rank's part of a bias */
     int failed;                /* the communicator's first error, kept for good */
     struct cpu_room routes;    /* experts of the step's rows, see cpu_experts_reserve */
-    struct cpu_room routed;    /* experts: activations of MATMUL_ROWS rows of one expert */
+    struct cpu_room routed;    /* activations of MATMUL_ROWS rows of one expert */
     int experts, experts_used; /* the largest numbers of a layer */
     struct cpu_room hidden;    /* gate: [MATMUL_ROWS][first layer], then the second */
     struct cpu_room rows;      /* struct cpu_row per row of the step */

@@ -59,7 +59,7 @@ static void pack_rows(void *arg, int worker) {
         pass->cpu->kernels->pack_x(&pass->job, (int)b * 16, pass->cpu->packed.mem);
 }
 
-/* Part `i` of the rounded rows of a pass, in cpu->packed; NULL if there is none. */
+/* Returns part `i` of the rounded rows of a pass, in cpu->packed; NULL if there is none. */
 struct x_part {
     int8_t *codes;
     struct cpu_x_block *blocks;

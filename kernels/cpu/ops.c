@@ -37,7 +37,8 @@ static void run_rows(struct row_job *job, int rows, int64_t cost) {
 /* ---- Embedding and gathering --------------------------------------------------------------------
  */
 
-/* Rows on other ranks are zeros here: added up as integers, they give the file's bits. */
+/* Rows of other ranks are zeros here, so adding all ranks' rows as integers gives the file's bits.
+ */
 static void embed_row(const struct row_job *job, int64_t row) {
     int64_t at = job->index[row] - job->table->part[0].first;
     float *y = job->y + row * job->dim;

@@ -33,7 +33,8 @@ struct quantizing {
     _Atomic int64_t bad; /* lowest row found so far that has no scale; past the last: none */
 };
 
-/* Rows below it are still checked, so that the lowest one is found whatever the schedule. */
+/* Notes a row without a scale. Rows below it are still checked, so the lowest one is found whatever
+ * the schedule. */
 static void note_bad(struct quantizing *job, int64_t row) {
     int64_t lowest = atomic_load(&job->bad);
     while (row < lowest && !atomic_compare_exchange_weak(&job->bad, &lowest, row)) continue;
@@ -76,7 +77,7 @@ int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
 #define SHRINK_STEPS 4     /* ends of the ranges that are tried, on either side */
 #define SHRINK       0.03f /* fraction of the range */
 
-/* To nearest even, for magnitudes below 2^22. */
+/* Rounds to nearest even, for magnitudes below 2^22. */
 static inline float nearest(float x) {
     return x + 0x1.8p23f - 0x1.8p23f;
 }
@@ -95,7 +96,7 @@ static void quantize_q8(const float *x, struct block *to) {
         to->n[i] = (int8_t)fmaxf(-127, fminf(127, nearest(x[i] * by)));
 }
 
-/* The nearest numbers n of 0..15 for the factors. */
+/* Finds the nearest numbers n of 0..15 for the factors. */
 static void nearest_q4(const float *x, float scale, float least, float *n) {
     float by = scale > 0 ? 1 / scale : 0;
     for (int i = 0; i < KERN_BLOCK; i++) {
@@ -105,7 +106,8 @@ static void nearest_q4(const float *x, float scale, float least, float *n) {
     }
 }
 
-/* The factors with the least sum of (x - scale n - least)^2; unchanged where all n are equal. */
+/* Finds the factors with the least sum of (x - scale n - least)^2; leaves them unchanged if all n
+ * are equal. */
 static void fit_q4(const float *x, const float *n, float *scale, float *least) {
     float sum_n = 0, sum_nn = 0, sum_x = 0, sum_xn = 0;
     for (int i = 0; i < KERN_BLOCK; i++) {
@@ -156,7 +158,7 @@ struct blocking {
     _Atomic int64_t bad; /* as in struct quantizing */
 };
 
-/* False: a number that is not finite or too large. */
+/* Converts a row. False: a number is not finite or too large. */
 static bool block_row(const struct blocking *job, int64_t r) {
     const struct kern_matrix *m = job->from;
     const size_t size = kern_dtype_bytes(m->dtype);

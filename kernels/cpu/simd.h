@@ -144,7 +144,7 @@ SIMD v16 v16_unless_below(v16 a, float limit, v16 x) {
 SIMD v16 v16_round(v16 a) {
     return _mm512_roundscale_ps(a, 8);
 }
-SIMD v16 v16_exp2_whole(v16 n) { /* 2^n for whole n in [-126, 127] */
+SIMD v16 v16_exp2_whole(v16 n) { /* 2^n for integers n in [-126, 127] */
     __m512i bits = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
     return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 23));
 }
@@ -595,8 +595,8 @@ SIMD v16 v16_exp(v16 x) {
     return v16_unless_below(x, -87.33f, v16_mul(p, v16_exp2_whole(n)));
 }
 
-/* cap tanh(x / cap), as cap (e - 1) / (e + 1) with e = exp(2 x / cap). Adding x - x keeps what is
- * no finite number from becoming one. */
+/* cap tanh(x / cap), as cap (e - 1) / (e + 1) with e = exp(2 x / cap). Adding x - x keeps
+ * infinities and NaN from becoming finite. */
 SIMD v16 v16_soft_cap(v16 x, float cap) {
     v16 e = v16_exp(v16_mul(x, v16_set(2 / cap)));
     v16 ratio = v16_div(v16_sub(e, v16_set(1)), v16_add(e, v16_set(1)));

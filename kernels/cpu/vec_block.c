@@ -1,4 +1,4 @@
-/* Products of weights in blocks with activations in int8, over vectors of sixteen whole numbers;
+/* Products of weights in blocks with activations in int8, over vectors of sixteen integers;
  * compiled for the portable path, AVX2, and AVX-512 with VNNI. block.h says what is computed. */
 #include "base/check.h"
 #include "kernels/cpu/block.h"
@@ -66,7 +66,8 @@ typedef struct {
 typedef whole codes;
 typedef __m256i input;
 
-/* Sums of 4 bits are of 16 bits until they are closed: at most 8 x 2 x 15 x 127 = 30480. */
+/* Products of 4-bit codes are summed in 16 bits until they are closed: at most 8 x 2 x 15 x 127 =
+ * 30480. */
 SIMD whole whole_open(int32_t start, const int bits) {
     (void)start, (void)bits;
     return (whole){_mm256_setzero_si256(), _mm256_setzero_si256()};
@@ -89,8 +90,9 @@ SIMD codes codes_high(codes both) {
     return (codes){_mm256_and_si256(_mm256_srli_epi16(both.lo, 4), mask),
                    _mm256_and_si256(_mm256_srli_epi16(both.hi, 4), mask)};
 }
-/* Pairs of 8 bits would overflow 16 as 255 x 127 x 2, but not as 128 x 127 x 2: the code without
- * its offset gives its sign to x. Nothing is left for `start` to correct. */
+/* A sum of two products would overflow 16 bits with unsigned codes (255 x 127 x 2), but not with
+ * signed ones (128 x 127 x 2). So the offset is taken off the code and its sign moved to x, and
+ * `start` has nothing to correct. */
 SIMD __m256i dot_half(__m256i sum, __m256i w, input x, const int bits) {
     if (bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
     __m256i n = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
@@ -203,8 +205,8 @@ SIMD void dot_step(whole (*sum)[PANELS_ONE_ROW], const codes *w, const int8_t *x
     }
 }
 
-/* The layout of a type's blocks, and the part of a block that is meant: half `part` of 2, or the
- * one part. Constant wherever loops are compiled. */
+/* The layout of a type's blocks, and the part of a block: half `part` of 2, or all of it. A
+ * constant in every compiled loop. */
 struct form {
     int bits;
     bool least;
@@ -215,7 +217,7 @@ SIMD int32_t start_of(const struct cpu_x_block *x, const struct form f) {
     return f.parts == 1 ? x->start[0] + x->start[1] : x->start[f.part];
 }
 
-/* The whole numbers of a part of block b. */
+/* Adds the integer products of a part of block b. */
 SIMD void dot_block(whole (*sum)[PANELS_ONE_ROW], const struct leaf_data *in, int64_t b,
                     const struct form f, const int rows, const int panels) {
     const int bits = f.bits, count = PANEL * KERN_BLOCK / 8 * bits / 64 / f.parts;
@@ -301,7 +303,7 @@ SHAPE(5, PANELS)
 SHAPE(6, PANELS)
 #endif
 
-/* By rows, and then in the order of kern_dtype. */
+/* Loops by number of rows, then in the order of kern_dtype. */
 static leaf_loop *const loops[ROWS][KERN_Q8SM - KERN_Q8 + 1] = {
     SHAPE_OF(1),
 #if ROWS > 1
@@ -343,7 +345,8 @@ static void one_part(block_sums sum, const struct cpu_matmul_job *job, const str
     loops[at->rows - 1][w->dtype - KERN_Q8](sum, &in);
 }
 
-/* The second part meets the leaf's weights in the first-level cache. */
+/* Computes both parts of x one after the other: the second finds the leaf's weights in the
+ * first-level cache. */
 static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct piece *at,
                      struct cpu_leaf leaf) {
     one_part(sum, job, at, leaf, 0);
@@ -378,7 +381,7 @@ static void multiply_piece(const struct cpu_matmul_job *job, const struct piece 
             put(job, at->row + r, (at->panel + p) * PANEL, level[0][r][p]);
 }
 
-/* Rows in the fewest blocks of about equal size. */
+/* Processes all rows, in the fewest blocks of about equal size. */
 static void block_multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count) {
     CHECK(!job->scale); /* blocks have their own */
     int most = job->rows == 1 ? PANELS_ONE_ROW : PANELS;
@@ -397,7 +400,7 @@ static void block_multiply(const struct cpu_matmul_job *job, int64_t first, int6
 
 #define LEAST 0x1p-100f
 
-/* Adding 1.5 * 2^23 leaves a whole number, to nearest even, in the low bits. */
+/* Rounds to nearest even: adding 1.5 * 2^23 leaves the integer in the low bits. */
 static inline int32_t nearest(float x) {
     return (int32_t)(number_bits(x + 0x1.8p23f) - number_bits(0x1.8p23f));
 }
@@ -422,7 +425,7 @@ static void round_block(const float *x, int8_t *to, struct cpu_x_block *block, i
     for (int half = 0; half < 2; half++) block->start[half] = -offset * sums[half];
 }
 
-/* Up to two parts of a block: the second has what the first one leaves. */
+/* Rounds a block to one or two parts: the second has the remainders of the first. */
 static void round_parts(const float *x, int8_t *to, struct cpu_x_block *block, int8_t *low_to,
                         struct cpu_x_block *low_block, int offset) {
     float rest[KERN_BLOCK];

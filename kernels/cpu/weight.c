@@ -15,7 +15,7 @@ struct packing {
     struct kern_weight *weight;
     const struct kern_matrix *parts;
     struct cpu_tickets panels;
-    _Atomic bool halves; /* no factor so far needs more than float16 */
+    _Atomic bool halves; /* all factors so far are exact in float16 */
 };
 
 /* A row in the file's format. */
@@ -123,7 +123,7 @@ static int check_parts(const struct cpu *cpu, const struct kern_matrix *parts, i
     return 0;
 }
 
-/* The type that has all numbers of both. */
+/* Returns the type that represents all numbers of both. */
 static enum kern_dtype joined_dtype(enum kern_dtype a, enum kern_dtype b) {
     if (a == b) return a;
     if (!kern_dtype_blocks(a)) return KERN_F32;

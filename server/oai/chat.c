@@ -64,8 +64,7 @@ static int read_echo(struct oai_reader *r) {
     bool opens = cJSON_IsTrue(json_get(context, "add_generation_prompt"));
     if (opens && strcmp(role, "assistant") != 0) return 0;
     const char *content = json_get(last, "content")->valuestring;
-    content = arena_strndup(
-        r->arena, content, strlen(content)); /* the context is freed before the answer is written */
+    content = arena_strndup(r->arena, content, strlen(content)); /* the context is freed first */
     if (content) content = json_arena_text(r->arena, content, &r->out->echo_size);
     r->out->echo_text = content;
     return content ? 0 : oai_no_memory(r);

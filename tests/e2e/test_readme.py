@@ -1,4 +1,5 @@
-"""Runs the README's requests unchanged, against a daemon on the port that they name."""
+"""Runs the README's requests unchanged, against a daemon on the port that they name, and its commands."""
+import os
 import pathlib
 import re
 import socket
@@ -35,6 +36,29 @@ def test_sdk(served):
     answer = subprocess.run([sys.executable, "-c", block("python")], capture_output=True, text=True, timeout=120)
     assert answer.returncode == 0, answer.stderr
     assert "keepd-nano" in answer.stdout and "policy" in answer.stdout
+
+
+def shell_commands():
+    """The lines of all other shell blocks, without comments."""
+    blocks = re.findall(r"(?<!-->\n)```sh\n(.*?)```", README, re.S)
+    return [line.split("#")[0].strip() for text in blocks for line in text.splitlines()] + re.findall(r"`(make [^`]+)`", README)
+
+
+def test_make_has_the_targets():
+    targets = [line for line in shell_commands() if line.startswith("make ")]
+    assert "make serve" in targets and "make serve MODEL=smollm2" in targets
+    for line in targets:
+        subprocess.run([*line.split(), "--dry-run"], cwd=ROOT, check=True, capture_output=True, env={**os.environ, "MAKEFLAGS": ""})
+
+
+def test_commands_of_the_daemon():
+    """`--inspect` runs as it stands; a start is checked, up to the listening socket."""
+    lines = [line for line in shell_commands() if line.startswith("build/keepd")]
+    assert len(lines) == 2
+    for line in lines:
+        words = line.replace("/path/to/model", "bundled/keepd-nano").split()
+        more = [] if "--inspect" in words else ["--check-config"]
+        subprocess.run([*words, *more], cwd=ROOT, check=True, capture_output=True, timeout=60)
 
 
 def test_named_files_exist():
