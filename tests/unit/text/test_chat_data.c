@@ -192,9 +192,10 @@ Test(chat_data, goldens_under_other_licences) {
     cr_assert_gt(tally.passed, 0);
 }
 
-Test(chat_data, random_templates) {
+/* The first line of a file is the context of all its cases. */
+static void run_python(const char *file, int least) {
     size_t size;
-    char *data = chat_test_read(HERE, "python.jsonl", &size), *at = data, *line;
+    char *data = chat_test_read(HERE, file, &size), *at = data, *line;
     cr_assert_not_null(data);
     struct tally tally = {0};
     cr_assert(next_line(&at, &line, &size));
@@ -212,9 +213,17 @@ Test(chat_data, random_templates) {
         chat_test_close(&r);
         json_free(item);
     }
-    printf("random templates: %d of %d\n", tally.passed, tally.passed + tally.failed);
+    printf("%s: %d of %d\n", file, tally.passed, tally.passed + tally.failed);
     cr_assert_eq(tally.failed, 0);
-    cr_assert_gt(tally.passed, 800);
+    cr_assert_gt(tally.passed, least);
     json_free(context);
     free(data);
+}
+
+Test(chat_data, random_templates) {
+    run_python("python.jsonl", 800);
+}
+
+Test(chat_data, random_layouts) {
+    run_python("layout.jsonl", 150);
 }
