@@ -412,7 +412,7 @@ static int print_pairs(struct printer *p, const struct jinja_dict *dict, int64_t
 
 /* The pieces of a long string, each on a line. */
 struct pieces {
-    struct jinja_value list; /* of their representations */
+    struct jinja_value list; /* representations */
     int64_t width, allowance;
 };
 
