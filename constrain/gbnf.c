@@ -9,7 +9,7 @@ static bool is_name(char c) {
            c == '-';
 }
 
-/* Space, line breaks and comments. */
+/* Skips space, line breaks and comments. */
 static void skip_space(struct grammar *g) {
     for (; g->at < g->size; g->at++) {
         char c = g->text[g->at];
@@ -89,7 +89,7 @@ static uint32_t read_symbol(struct grammar *g) {
     return grammar_mention(g, g->text + begin, end - begin, begin);
 }
 
-/* {m}, {m,} and {m,n}, from behind the brace. */
+/* Reads {m}, {m,} or {m,n} from behind the brace. */
 static void read_bounds(struct grammar *g, int64_t *min, int64_t *max) {
     size_t begin = g->at - 1;
     skip_space(g);

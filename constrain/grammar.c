@@ -101,7 +101,7 @@ int64_t grammar_escape(struct grammar *g) {
     return -1;
 }
 
-/* One character; with `fold` in both cases. */
+/* Builds one character; with `fold`, in both cases. */
 static uint32_t character(struct grammar *g, uint32_t point, bool fold) {
     struct point_set set = {0};
     point_set_add(&set, point, point);
@@ -111,7 +111,7 @@ static uint32_t character(struct grammar *g, uint32_t point, bool fold) {
     return node;
 }
 
-/* From its end, so that a long text is built in linear time. */
+/* Builds a text from its end, so that a long one takes linear time. */
 uint32_t grammar_quoted(struct grammar *g, bool fold) {
     size_t begin = g->at, count = 0;
     while (!grammar_ended(g) && grammar_peek(g) != '"' && grammar_peek(g) != '\n') {

@@ -43,8 +43,8 @@ static inline char grammar_peek(const struct grammar *g) {
 bool grammar_is(const struct grammar *g, size_t at, const char *text);
 bool grammar_take(struct grammar *g, const char *text);
 
-/* The rule with this name; made when it is mentioned first. NULL: no memory, or too many. Valid
- * until the next call. */
+/* Returns the rule with this name, which the first mention makes. NULL: no memory, or too many
+ * rules. Valid until the next call. */
 struct grammar_rule *grammar_find(struct grammar *g, const char *name, size_t size, size_t place);
 uint32_t grammar_mention(struct grammar *g, const char *name, size_t size, size_t place);
 void grammar_define(struct grammar *g, const char *name, size_t size, size_t place, uint32_t body);

@@ -67,7 +67,7 @@ static void skip_lines(struct grammar *g) {
     for (skip_blank(g); grammar_peek(g) == '\n' && g->at < g->size; skip_blank(g)) g->at++;
 }
 
-/* Inside of groups lines may end; elsewhere only where the next one begins with '|'. */
+/* Skips space. A line may end inside a group, elsewhere only if the next line begins with '|'. */
 static void skip_space(struct lark *l) {
     struct grammar *g = l->g;
     skip_blank(g);
@@ -89,7 +89,7 @@ static bool is_terminal(const char *name, size_t size) {
     return at < size && name[at] >= 'A' && name[at] <= 'Z';
 }
 
-/* A terminal as it stands in a rule. */
+/* Returns a terminal as rules use it. */
 static uint32_t terminal(struct lark *l, uint32_t node) {
     if (l->in_terminal || l->ignored == NODE_EMPTY) return node;
     return node_seq(l->g->pool, l->ignored, node);
@@ -97,7 +97,7 @@ static uint32_t terminal(struct lark *l, uint32_t node) {
 
 /* ---- Symbols --------------------------------------------------------------------------------- */
 
-/* From behind the first '/'. */
+/* Reads an expression from behind the first '/'. */
 static uint32_t read_regex(struct lark *l) {
     struct grammar *g = l->g;
     struct fault fault = {0};
@@ -122,7 +122,7 @@ static uint32_t read_regex(struct lark *l) {
     return node;
 }
 
-/* The only character of a text; -1: there is none or more. */
+/* Returns the only character of a text; -1: it has none or several. */
 static int64_t single(const struct grammar *g, size_t begin, size_t end) {
     struct grammar one = *g;
     one.size = end;
@@ -265,7 +265,7 @@ static void import_one(struct lark *l, size_t begin, size_t size, size_t alias, 
                    g->text + begin);
 }
 
-/* %import common.NAME, with "-> ALIAS"; %import common (NAME, ...). */
+/* Reads %import common.NAME, with "-> ALIAS", or %import common (NAME, ...). */
 static void read_import(struct lark *l) {
     struct grammar *g = l->g;
     size_t begin = g->at, size = take_name(g);

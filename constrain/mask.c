@@ -8,7 +8,7 @@
 enum { PLAIN_UNKNOWN = 0, PLAIN_NONE = AUTOMATON_DEAD };
 /* automaton_state.free */
 enum { FREE_UNKNOWN, FREE, FREE_NOT };
-#define FREE_TOKENS 32u /* for fewer tokens the question is not worth its answer */
+#define FREE_TOKENS 32u /* below this, walking is cheaper than asking */
 
 int mask_maker_open(struct mask_maker *maker, const struct constrain_tokens *tokens) {
     *maker = (struct mask_maker){.tokens = tokens};
@@ -139,7 +139,7 @@ static bool is_free_below(struct automaton *a, const struct trie *trie, uint32_t
     return state > AUTOMATON_DEAD && tokens_below(trie, i) >= FREE_TOKENS && is_free(a, state);
 }
 
-/* Are most of the tokens below nodes of the first level from which everything may be read? */
+/* Returns whether most tokens lie in subtrees of the first level that are allowed as a whole. */
 static bool most_are_free(struct automaton *a, const struct trie *trie, uint32_t start) {
     uint64_t free = 0;
     for (uint32_t i = 0; i < trie->count; i = trie->nodes[i].end)
@@ -148,8 +148,8 @@ static bool most_are_free(struct automaton *a, const struct trie *trie, uint32_t
     return 2 * free > trie->nodes[trie->count].first;
 }
 
-/* Walks through the plain tokens, but not below nodes from which all of them may be read. Where
- * these are the most, the mask begins with all tokens, and the others are taken away. */
+/* Walks through the plain tokens, but skips subtrees that are allowed as a whole. If these are most
+ * of the trie, the mask begins with all tokens and loses the others. */
 static bool walk_plain(const struct mask_maker *maker, struct automaton *a, uint32_t start,
                        uint32_t *mask) {
     const struct trie *trie = &maker->tokens->plain;

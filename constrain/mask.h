@@ -23,7 +23,7 @@ struct mask_maker {
 int mask_maker_open(struct mask_maker *maker, const struct constrain_tokens *tokens);
 void mask_maker_close(struct mask_maker *maker);
 void mask_maker_forget(struct mask_maker *maker); /* after automaton_reset */
-void mask_maker_shrink(struct mask_maker *maker); /* the same, and gives the masks' memory back */
+void mask_maker_shrink(struct mask_maker *maker); /* also frees the masks' memory */
 size_t mask_maker_bytes(const struct mask_maker *maker);
 
 /* The mask of a state that is not dead; valid until the next call. NULL: the automaton's pool has

@@ -5,8 +5,8 @@
 #include "base/mem.h"
 
 #define NODES_PER_WORK 8    /* nodes and children that a pass looks at in one unit of work */
-#define INLINE_MAX     64   /* parts of a rule that is put in place of its name */
-#define INLINE_PASSES  32   /* rules inside each other that are put in place */
+#define INLINE_MAX     64   /* most parts of a rule whose body replaces its name */
+#define INLINE_PASSES  32   /* how deep such rules may lie in each other */
 #define SEARCH_DEPTH   4096 /* how deep a search goes into rules and groups */
 
 /* Facts about nodes and rules, by id. Nodes refer only to nodes made before them, and to rules. */
@@ -69,7 +69,8 @@ static void find_facts(struct facts *f) {
 
 /* ---- Without the others ---------------------------------------------------------------------- */
 
-/* May the body of a rule stand in its place? A long one is copied wherever it would stand. */
+/* Returns whether a rule's body may replace its name: short ones only, because each use copies it.
+ */
 static bool is_inline(const struct node_pool *pool, uint32_t id) {
     const struct node *node = &pool->nodes[id];
     if (!node->regular || (node->kind == NODE_KIND_ALT && node->b > INLINE_MAX)) return false;
@@ -203,7 +204,8 @@ static bool alloc_facts(struct facts *f) {
     return f->ends != NULL && f->empty != NULL;
 }
 
-/* Makes everything again, without what never ends and with short regular rules in place. */
+/* Makes all nodes again, without parts that never end and with the bodies of short regular rules.
+ */
 static int remake(struct facts *f, uint32_t *root) {
     struct node_pool *pool = f->pool;
     if (!alloc_facts(f)) return ERR_NOMEM;

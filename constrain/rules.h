@@ -4,7 +4,7 @@
 
 #include "constrain/node.h"
 
-/* Puts short rules that are regular in the place of their names, drops what can never end (a rule
+/* Replaces the names of short regular rules by their bodies, drops what can never end (a rule
  * that always needs itself again), and turns direct left recursion (expr: expr "+" term | term)
  * into repetition. The result stands for `root`; NODE_NONE: no string. ERR_UNSUPPORTED: a rule
  * begins with itself by way of others; *rule is one of them. Errors of the pool. */

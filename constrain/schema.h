@@ -17,7 +17,7 @@
 
 #include "constrain/json.h"
 
-/* `only_objects`: of the instances only objects. `field`: where the schema stands, in front of
+/* `only_objects`: only instances that are objects. `field`: where the schema stands, in front of
  * paths in faults. ERR_INVALID: not a schema, or one without an instance. */
 int schema_compile(struct json_nodes *nodes, const cJSON *schema, bool only_objects,
                    const char *field, uint32_t *out, struct fault *fault);

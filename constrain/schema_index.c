@@ -100,7 +100,7 @@ static void add_named(struct schema *s, struct schema_index *index, struct schem
     index->named[index->named_count++] = row;
 }
 
-/* A schema with $ref inside of a resource that is not the document. */
+/* A schema with $ref, in a resource other than the document. */
 static void add_place(struct schema *s, struct schema_index *index, struct ref_place row) {
     if (index->place_count == index->place_room) {
         size_t room = index->place_room > 0 ? index->place_room * 2 : 64;

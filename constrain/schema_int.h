@@ -72,10 +72,10 @@ struct schema_named {
     const char *value, *keyword; /* "$id", "id", "$anchor" */
     const cJSON *node, *resource;
 };
-/* The resource in which the schema `at`, which has a $ref, stands. */
+/* Returns the resource that contains the schema `at`, which has a $ref. */
 const cJSON *schema_resource(struct schema *s, const cJSON *at);
-/* The schema with this keyword and value, in a resource (NULL: in any). NULL: there is none, or
- * more than one. */
+/* Returns the schema with this keyword and value, in a resource (NULL: in any). NULL: there is
+ * none, or more than one. */
 const cJSON *schema_find_named(struct schema *s, const cJSON *resource, const char *keyword,
                                const char *value);
 
@@ -85,7 +85,8 @@ struct value_set {
     size_t count;
 };
 const char *schema_canonical(struct schema *s, const cJSON *value); /* NULL: noted */
-/* The values of an enum (`list`), or the one of a const. NULL: noted, or the pool's error. */
+/* Returns the values of an enum (`list`), or the one of a const. NULL: noted, or the pool's error.
+ */
 const struct value_set *schema_values(struct schema *s, const cJSON *node, bool list);
 bool value_set_has(const struct value_set *set, const char *text);
 bool value_sets_apart(const struct value_set *a, const struct value_set *b);
@@ -106,13 +107,14 @@ uint32_t schema_string(struct schema *s, const struct conjunction *c);
 uint32_t schema_array(struct schema *s, const struct conjunction *c);
 uint32_t schema_object(struct schema *s, const struct conjunction *c);
 
-/* A count such as minItems: the larger or the smaller of all conjuncts' with `*value`. */
+/* Reads a count such as minItems: the larger or the smaller one of all conjuncts and `*value`. */
 void schema_count(struct schema *s, const struct conjunction *c, const char *keyword, bool smallest,
                   uint32_t *value);
-/* `pattern` of the schema `at` as an expression over characters. */
+/* Returns `pattern` of the schema `at` as an expression over characters. */
 uint32_t schema_pattern(struct schema *s, const cJSON *at, const char *keyword,
                         const char *pattern);
-/* Strings that the conjuncts' propertyNames allow; of one conjunction of schemas of strings. */
+/* Returns the strings that the conjuncts' propertyNames allow; of one conjunction of schemas of
+ * strings. */
 uint32_t schema_content(struct schema *s, const struct conjunction *c);
 
 #endif

@@ -52,7 +52,7 @@ static const cJSON *follow_pointer(struct schema *s, const cJSON *root, const ch
     return *pointer == '\0' ? root : NULL;
 }
 
-/* In a resource: a schema with $id, or the document. */
+/* Finds a schema inside a resource, which is a schema with $id or the document. */
 static const cJSON *find_fragment(struct schema *s, const cJSON *resource, const char *fragment) {
     if (*fragment == '\0' || *fragment == '/') return follow_pointer(s, resource, fragment);
     const cJSON *found = schema_find_named(s, resource, "$anchor", fragment);
