@@ -52,7 +52,8 @@ static int take_text(struct source *s, const char *field, const cJSON *node,
 }
 
 /* Reads a schema that is given as a string. */
-/* Values of a schema that is given as a string; one in the body counts among the body's. */
+/* Most values of a schema that is given as a string; a schema in the body counts as part of the
+ * body. */
 #define SCHEMA_NODES_MAX 200000
 
 static int parse_schema(struct source *s, const char *field, const cJSON **node) {
@@ -111,8 +112,8 @@ static int take_object(struct source *s, const char *field) {
     return 0;
 }
 
-/* {"type": "json_schema", "json_schema": {"name", "schema", "strict"}}; schemas are enforced
- * whether `strict` or not. llama.cpp puts the schema beside the type. */
+/* Reads {"type": "json_schema", "json_schema": {"name", "schema", "strict"}}. Schemas are enforced
+ * with and without `strict`. llama.cpp puts the schema beside the type. */
 static int read_format_schema(struct source *s, const cJSON *format) {
     static const char field[] = "response_format.json_schema";
     const cJSON *inner = json_get(format, "json_schema"), *own = json_get(format, "schema");
@@ -148,7 +149,7 @@ static int read_format(struct source *s) {
                       type->valuestring);
 }
 
-/* vLLM's object. Its other members choose a backend or its options and change no language. */
+/* Reads vLLM's object. Its other members choose a backend or its options, not the language. */
 static int read_structured(struct source *s) {
     const cJSON *node = json_get(s->r->body, "structured_outputs");
     bool object = false;

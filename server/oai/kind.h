@@ -82,14 +82,14 @@ struct oai_form {
      * sent. May be NULL
      */
     void (*keep)(const struct oai_answer *answer);
-    /* A stream: open, progress while the prompt is read (where it is asked for), then for each
-     * choice begin, deltas, finish; end. */
+    /* A stream calls open, then progress while the prompt is read (on request), then begin, deltas
+     * and finish for each choice, then end. */
     void (*open)(struct oai_events *events); /* writes `head` */
     void (*progress)(struct oai_events *events, uint64_t read);
-    /* `offset`: of the first token behind what it writes */
+    /* `offset`: that of the first token behind what it writes */
     void (*begin)(struct oai_events *events, int index, struct oai_offset *offset);
     void (*delta)(struct oai_events *events, const struct oai_delta *delta);
-    /* `ids_begin`: of the tokens that no delta had. May be NULL */
+    /* `ids_begin`: the first token that no delta had. May be NULL */
     void (*finish)(struct oai_events *events, int index, uint32_t ids_begin, bool called);
     void (*end)(struct oai_events *events, const struct oai_error *error); /* NULL: no failure */
 };
@@ -111,7 +111,8 @@ struct oai_kind {
     void (*answer)(struct buf *out, const struct engine *engine, const struct oai_request *request,
                    const struct engine_ids *ids);
     const struct oai_form *form;
-    const struct oai_alias *aliases; /* ended by a name of NULL; may be NULL. The first that fits */
+    const struct oai_alias
+        *aliases; /* ended by a name of NULL; may be NULL. The first alias that fits is used */
     /* Writes errors; NULL: in OpenAI's form. */
     void (*error)(struct buf *out, const struct oai_error *error, const char *request_id);
 };

@@ -1,5 +1,5 @@
-/* The OpenAI surface as data: request bodies in, answer texts out. Pure functions, any thread;
- * nothing here knows a socket. Field names in errors are JSON paths ("kv.budget"). */
+/* The HTTP API as data: bodies of requests in, texts of answers out. Pure functions for any thread,
+ * without sockets. Field names in errors are JSON paths ("kv.budget"). */
 #ifndef KEEPD_SERVER_OAI_OAI_H
 #define KEEPD_SERVER_OAI_OAI_H
 
@@ -25,7 +25,7 @@ struct oai_error {
     const char *code; /* NULL renders as null */
     char param[128];  /* "" renders as null */
     char message[512];
-    /* A prompt that is too long: its tokens and those of the context. 0 = another error. */
+    /* For a prompt that is too long: its tokens and those of the context. 0 = another error. */
     size_t prompt_tokens, context_tokens;
 };
 
@@ -47,7 +47,7 @@ struct oai_kind; /* server/oai/kind.h */
 struct oai_think {
     int32_t begin, end;
 };
-/* Looks the tags up: a model has them when <think> and </think> are one token each. */
+/* Looks up the tags. A model has them if <think> and </think> are one token each. */
 struct oai_think oai_find_think(const struct engine *engine);
 
 /* The special tokens of answers in channels (channels.c). A token that the vocabulary lacks is -1.
@@ -67,8 +67,8 @@ struct oai_fim {
 };
 struct oai_fim oai_find_fim(const struct engine *engine);
 
-/* How answers write calls of tools. `parser`: "auto" finds it in the chat template, else the name
- * of a format. NONE where the template does not know tools, whatever is named. */
+/* Returns the form in which answers call tools. `parser`: the name of a format, or "auto", which
+ * finds it in the chat template. NONE if the template does not support tools. */
 enum tool_format oai_find_tools(const struct engine *engine, const char *parser);
 
 /* Rules for requests. Borrowed; constant while the server runs. */
@@ -119,7 +119,7 @@ struct oai_request {
     int32_t max_tokens;  /* -1 = not given */
     bool endless;        /* max_tokens is what the context leaves */
     int32_t truncate; /* tokens kept of a longer prompt's end; 0 = all, -1 = what the context has */
-    int32_t logprobs, prompt_logprobs; /* alternatives shown per token; -1 = no scores */
+    int32_t logprobs, prompt_logprobs; /* alternatives shown for each token; -1 = no scores */
     bool stream, include_usage, continuous_usage, include_progress, echo;
     bool split_reasoning, hide_reasoning;
     bool include_stop;          /* the stop string is shown */
@@ -138,23 +138,23 @@ struct oai_request {
     cJSON *schema;          /* schema of a field that has it as text; owned, as context */
     cJSON *chat;            /* the body as that of a chat, where it has another form; owned */
     struct oai_owner owner; /* the owner of stored responses; in the arena */
-    const char *own_items;  /* the items of a response that is to be stored (records.h); NULL: it
-                               is not. In the arena, as the next */
-    const char *repeated;   /* the members of a response that repeat the request */
+    const char *own_items;  /* the items of a response that is to be stored (records.h); NULL: it is
+                               not stored. In the arena */
+    const char *repeated;   /* the members of a response that repeat the request; in the arena */
     bool call_promised;     /* the answer is a call */
     int named_tool;         /* index of the only tool that may be called; -1 = any */
     struct tool_set tools;  /* tools that the answer may call; names in the arena */
-    /* Complete but for prompt, prompt_count, max_tokens and space. seed_given says whether
-     * sampling.seed is the client's. */
+    /* All members are set but prompt, prompt_count, max_tokens and space. seed_given: sampling.seed
+     * is the client's. */
     struct engine_request sampling;
     bool seed_given;
 };
 
-/* The body's text -> tree. Refuses with OpenAI's wording. */
+/* Parses a body into a tree. Errors use OpenAI's wording. */
 int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules, cJSON **tree,
                    struct oai_error *error);
 
-/* The body's tree -> request. Texts of prompts, `salt` and `session` point into the tree;
+/* Reads a request from the body's tree. Texts of prompts, `salt` and `session` point into the tree;
  * `sampling`, `prompts` and ids lie in the arena and outlive it. `key`: hash of the client's key,
  * which owns responses. 0, or -1 with *error. Close the request in both cases. */
 int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_rules *rules,
@@ -166,22 +166,22 @@ void oai_request_close(struct oai_request *request);
 /* The field that holds the i-th prompt: "messages", "prompt" or "prompt[3]". */
 void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PATH]);
 
-/* Leaves out the beginning of a prompt that is longer than the request wants it. */
+/* Drops the beginning of a prompt that is longer than the request allows. */
 void oai_truncate(const struct oai_request *request, const struct oai_rules *rules,
                   struct engine_ids *ids);
 
-/* Lengths against the context, after the prompt in `field` became `count` tokens. *max_tokens is
- * what the answer may have. */
+/* Checks the lengths against the context, once the prompt in `field` has become `count` tokens.
+ * *max_tokens: the most tokens of the answer. */
 int oai_fit(const struct oai_request *request, const char *field, size_t count,
             const struct oai_rules *rules, int32_t *max_tokens, struct oai_error *error);
 
-/* The fields of a body, in the order of the table that parsing checks against; NULL past the end.
- * What /openapi.json describes must be these. */
+/* Returns the fields of a body, in the order of the table that parsing uses; NULL past the end.
+ * /openapi.json must describe exactly these. */
 const char *oai_field_at(const struct oai_kind *kind, int index);
 
 /* ---- Answers ------------------------------------------------------------------------------- */
 
-/* Facts that all texts of one answer share. Choices are numbered through: those of the first
+/* Facts that all texts of one answer share. Choices are numbered across prompts: those of the first
  * prompt, then those of the second, ... */
 struct oai_answer {
     const struct engine *engine;
@@ -197,12 +197,14 @@ struct oai_answer {
 const struct engine_job *oai_job_of(const struct oai_answer *answer, int index);
 const struct engine_choice *oai_choice_of(const struct oai_answer *answer, int index);
 int oai_choice_count(const struct oai_answer *answer);
-/* Tokens of a choice so far. */
+/* Returns the number of tokens of a choice so far. */
 uint32_t oai_token_count(const struct engine_choice *choice);
-/* Tokens of a finished choice that are shown with scores: all, or those before a stop string. */
+/* Returns how many tokens of a finished choice are shown with scores: all, or those before a stop
+ * string. */
 uint32_t oai_shown_count(const struct oai_answer *answer, int index);
 
-/* Bytes of a finished choice's text that are shown: up to its stop string, or with it. */
+/* Returns how many bytes of a finished choice's text are shown: up to its stop string, or including
+ * it. */
 size_t oai_shown_size(const struct oai_answer *answer, int index);
 
 /* Where the next token begins in a text, in characters; a token that begins inside a character
@@ -215,8 +217,8 @@ struct oai_offset {
 
 #define OAI_HEADER_BYTES 192 /* a message in a channel; names of tools have at most 64 */
 
-/* The voice of a text: the model thinks, or the model answers. Zero but for the first three members
- * in models without channels. */
+/* The voice of a text: the model thinks, or it answers. In models without channels all members but
+ * the first three are zero. */
 struct oai_voice {
     bool thinking;
     bool may_begin; /* nothing but white space so far */
@@ -230,27 +232,30 @@ struct oai_voice {
     uint8_t header_size;
     char header[OAI_HEADER_BYTES];
 };
-/* The state before the first token of choice `index`: templates may have opened the tag already. */
+/* Returns the state before the first token of choice `index`; the template may have opened the tag
+ * already. */
 struct oai_voice oai_voice_open(const struct oai_answer *answer, int index);
-/* Takes the next token. true: it is a tag, its text is not shown. */
+/* Takes the next token. Returns true if it is a tag, whose text is not shown. */
 bool oai_voice_step(struct oai_voice *voice, const struct oai_answer *answer, int32_t token);
-/* How many bytes at the beginning of the voice's next text are not shown. */
+/* Returns how many bytes at the beginning of the voice's next text are not shown. */
 size_t oai_voice_skip(struct oai_voice *voice, const char *text, size_t size);
 bool oai_splits_reasoning(const struct oai_answer *answer);
 bool oai_reads_channels(const struct oai_answer *answer);
 struct oai_voice oai_channels_open(const struct oai_answer *answer,
                                    const struct engine_request *request);
 bool oai_channels_step(struct oai_voice *voice, const struct oai_answer *answer, int32_t token);
-/* Tokens to come may be reasoning. */
+/* Returns whether later tokens may be reasoning. */
 bool oai_voice_may_think(const struct oai_voice *voice);
 
-/* Answers are searched for calls: the request has tools and does not forbid calls. */
+/* Returns whether answers are searched for calls: the request has tools and does not forbid calls.
+ */
 bool oai_reads_calls(const struct oai_answer *answer);
-/* A delta's tool_calls: where call `call` (from 0) of choice `index` begins, and what follows. */
+/* Write a delta's tool_calls: the beginning of call `call` (from 0) of choice `index`, and later
+ * parts. */
 void oai_render_call_begin(struct buf *out, const struct oai_answer *answer, int index,
                            uint32_t call, const char *name, size_t size);
 void oai_render_call_arguments(struct buf *out, uint32_t call, const char *text, size_t size);
-/* "prefix..." with quotes: the id of a part of an answer, unique as the answer's own. */
+/* Writes "prefix..." with quotes: the id of a part of an answer, as unique as the answer's own. */
 void oai_render_part_id(struct buf *out, const struct oai_answer *answer, const char *prefix,
                         unsigned a, unsigned b);
 
@@ -258,36 +263,37 @@ void oai_render_part_id(struct buf *out, const struct oai_answer *answer, const 
 
 /* Members of a whole answer before its choices: {"id":...,"object":...,"created":...,"model":... */
 void oai_render_answer_head(struct buf *out, const struct oai_answer *answer, const char *object);
-/* All tokens of all choices so far. */
+/* Returns the tokens of all choices so far. */
 uint64_t oai_tokens_total(const struct oai_answer *answer);
 void oai_render_prompt_ids(struct buf *out, const struct oai_answer *answer, int index);
-/* [ids] of generated tokens, also one that ended the answer and gave no text. */
+/* Writes [ids] of generated tokens, including one that ended the answer without text. */
 void oai_render_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
                     uint32_t end);
 /* ,"token_ids":[ids] */
 void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
                            uint32_t end);
-/* Sums over all prompts: tokens already read, those of them that were found in conversations (both
- * once the prompt has begun), and all tokens. */
+/* Sums over all prompts: tokens read so far, those of them found in conversations, and all tokens.
+ * A prompt that has not begun counts only in the last. */
 uint64_t oai_prompt_read(const struct oai_answer *answer);
 uint64_t oai_prompt_cached(const struct oai_answer *answer);
 uint64_t oai_prompt_total(const struct oai_answer *answer);
-/* "prompt_progress":{...} in llama.cpp's form; `read` tokens so far. */
+/* Writes "prompt_progress":{...} in llama.cpp's form; `read`: tokens so far. */
 void oai_render_progress(struct buf *out, const struct oai_answer *answer, uint64_t read);
-/* Members that an answer ends with, whole or streamed: ,"timings":{...} where they were asked for.
- * All jobs are finished. */
+/* Writes the last members of an answer, whole or streamed: ,"timings":{...} on request. All jobs
+ * are finished. */
 void oai_render_timings(struct buf *out, const struct oai_answer *answer);
 /* ,"__verbose":... the whole answer in llama.cpp's form, with the prompt as the model read it,
  * where it was asked for. */
 void oai_render_verbose(struct buf *out, const struct oai_answer *answer);
-/* prompt, completion and total tokens; details and kv_details once all choices are finished. */
+/* Writes prompt, completion and total tokens, and, once all choices are finished, details and
+ * kv_details. */
 void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,
                       bool finished);
-/* Tokens of reasoning in all choices so far. */
+/* Returns the tokens of reasoning in all choices so far. */
 uint64_t oai_reasoning_total(const struct oai_answer *answer);
 /* ,"kv_details":{...} of a finished answer */
 void oai_render_kv_details(struct buf *out, const struct oai_answer *answer);
-/* [scores] as in chats; [] when none were asked for. */
+/* Writes [scores] as in chats; [] if none were requested. */
 void oai_render_token_logprobs(struct buf *out, const struct oai_answer *answer, int index,
                                uint32_t begin, uint32_t end);
 /* choices[].logprobs for tokens [begin, end) of choice `index`, in the form of chats and in that of
@@ -299,9 +305,9 @@ void oai_render_text_logprobs(struct buf *out, const struct oai_answer *answer, 
 /* [scores] of tokens [begin, end) of choice `index`, in llama.cpp's form. */
 void oai_render_native_logprobs(struct buf *out, const struct oai_answer *answer, int index,
                                 uint32_t begin, uint32_t end);
-/* The scores of the prompt of choice `index`, in vLLM's form. */
+/* Writes the scores of the prompt of choice `index`, in vLLM's form. */
 void oai_render_prompt_logprobs(struct buf *out, const struct oai_answer *answer, int index);
-/* The text of all tokens, special tokens included. */
+/* Writes the text of all tokens, special tokens included. */
 void oai_render_token_texts(struct buf *out, const struct engine *engine, const int32_t *ids,
                             size_t count);
 /* The prompt of choice `index` as echoed: token bytes without special tokens. */
