@@ -181,8 +181,9 @@ static uint64_t common_divisor(uint64_t a, uint64_t b) {
     return a;
 }
 
-/* With M = the divisor's digits and s of them behind the point: digits V with f of them behind the
- * point are a multiple if M divides V * 10^(s - f), so if M / gcd(M, 10^(s - f)) divides V. */
+/* A divisor with the digits M, s of them behind the point, divides a number with the digits V, f of
+ * them behind the point, if M divides V * 10^(s - f); that is, if M / gcd(M, 10^(s - f)) divides V.
+ */
 static int multiples(struct node_pool *pool, const struct decimal *d, bool integer, uint32_t *out) {
     uint64_t value = 0;
     for (int i = 0; i < d->whole + d->fraction && value <= CONSTRAIN_DIVISOR_MAX; i++)

@@ -167,7 +167,7 @@ static bool requires(struct schema *s, const cJSON *schema, const char *name) {
 
 static bool are_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth);
 
-/* A branch of `a` that is an alternative overlaps if any of its own does. */
+/* If a branch of `a` is itself an alternative, each of its branches must be apart. */
 static bool alternatives_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth) {
     static const char *const keywords[] = {"anyOf", "oneOf"};
     for (size_t i = 0; i < 2; i++) {
