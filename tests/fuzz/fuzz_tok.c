@@ -102,6 +102,19 @@ static const struct small_tok lossy = {
     .normalizer = "{\"type\":\"NFC\"}",
     .pre_tokenizer = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}",
     .model = "\"ignore_merges\":true"};
+
+/* All steps of the normalizer that need no table of the file. */
+static const struct small_tok normalizing = {
+    .vocab = "\"he\":256",
+    .merges = "\"h e\"",
+    .added = "["
+        ADDED(300, "<|x|>", SPECIAL) ","
+        ADDED(301, "\\u00c9X", ",\"special\":true,\"normalized\":true") "]",
+    .normalizer =
+        "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Nmt\"},{\"type\":\"NFKD\"},"
+        "{\"type\":\"StripAccents\"},{\"type\":\"Lowercase\"},"
+        "{\"type\":\"Strip\",\"strip_left\":true,\"strip_right\":true},"
+        "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" {2,}\"},\"content\":\"he\"}]}"};
 // clang-format on
 
 /* SentencePiece-style: characters, byte fallback, added tokens on both sides of the normalizer.
@@ -248,7 +261,7 @@ static void check_pieces(const struct tok *tok, const struct request *r,
     CHECK(at == r->size);
 }
 
-enum { FAITHFUL, LOSSY, PIECES_BPE, PIECES_UNIGRAM, TOKS };
+enum { FAITHFUL, LOSSY, NORMALIZING, PIECES_BPE, PIECES_UNIGRAM, TOKS };
 
 static void fuzz_text(const uint8_t *data, size_t size) {
     static struct tok *toks[TOKS];
@@ -257,6 +270,7 @@ static void fuzz_text(const uint8_t *data, size_t size) {
     if (!toks[0]) {
         toks[FAITHFUL] = open_once(&faithful);
         toks[LOSSY] = open_once(&lossy);
+        toks[NORMALIZING] = open_once(&normalizing);
         toks[PIECES_BPE] = open_pieces(false);
         toks[PIECES_UNIGRAM] = open_pieces(true);
     }

@@ -511,6 +511,8 @@ FILTER(pprint) {
     return rc;
 }
 
-const struct jinja_builtin jinja_layout_filters[] = {
-    {"pprint", filter_pprint}, {"striptags", filter_striptags}, {"wordwrap", filter_wordwrap}};
+const struct jinja_builtin jinja_layout_filters[] = {{"pprint", filter_pprint},
+                                                     {"striptags", filter_striptags},
+                                                     {"urlize", jinja_filter_urlize},
+                                                     {"wordwrap", filter_wordwrap}};
 const size_t jinja_layout_filter_count = sizeof jinja_layout_filters / sizeof *jinja_layout_filters;

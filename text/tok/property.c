@@ -7,8 +7,6 @@
  *
  * Comparing a property with PCRE2's takes some milliseconds, so the result is kept for the rest of
  * the process. */
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,6 +14,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/utf8.h"
+#include "text/pcre.h"
 #include "text/tok/internal.h"
 #include "text/unicode/unicode.h"
 

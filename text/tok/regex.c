@@ -1,12 +1,11 @@
 /* Split patterns. Files are written for Oniguruma; PCRE2 runs them. What the two read differently
  * is rewritten, and what cannot be is refused: a pattern must never split text in another way than
  * the model was trained with. */
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
 #include <string.h>
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "text/pcre.h"
 #include "text/tok/internal.h"
 
 /* GPT-2's split, which ByteLevel implies. */
@@ -325,16 +324,6 @@ static int rewrite(const char *pattern, const char *field, struct buf *out, stru
 
 /* ---- Compiling ----------------------------------------------------------------------------- */
 
-static void *allocate(size_t size, void *unused) {
-    (void)unused;
-    return mem_try_alloc(size, 1);
-}
-
-static void release(void *p, void *unused) {
-    (void)unused;
-    mem_free(p);
-}
-
 static int compile(const char *pattern, size_t size, bool literal, const char *field,
                    pcre2_compile_context *context, pcre2_code **out, struct fault *fault) {
     /* \C could cut characters in two. */
@@ -360,7 +349,7 @@ static int no_memory(const char *field, struct fault *fault) {
 
 static int open_code(const char *pattern, size_t size, bool literal, const char *field,
                      pcre2_code **out, struct fault *fault) {
-    pcre2_general_context *general = pcre2_general_context_create(allocate, release, NULL);
+    pcre2_general_context *general = text_pcre_memory();
     pcre2_compile_context *context = general ? pcre2_compile_context_create(general) : NULL;
     int rc = context ? compile(pattern, size, literal, field, context, out, fault)
                      : no_memory(field, fault);
@@ -405,7 +394,7 @@ void tok_regex_close(struct tok_regex *regex) {
 
 struct tok_scratch *tok_scratch_open(void) {
     struct tok_scratch *scratch = mem_try_alloc(1, sizeof *scratch);
-    pcre2_general_context *general = pcre2_general_context_create(allocate, release, NULL);
+    pcre2_general_context *general = text_pcre_memory();
     if (scratch && general) {
         scratch->data = pcre2_match_data_create(1, general);
         scratch->context = pcre2_match_context_create(general);

@@ -225,5 +225,5 @@ Test(chat_data, random_templates) {
 }
 
 Test(chat_data, random_layouts) {
-    run_python("layout.jsonl", 150);
+    run_python("layout.jsonl", 350);
 }
