@@ -45,21 +45,45 @@ static int add_codes(struct jinja_run *run, struct jinja_text *text, const uint3
     return rc;
 }
 
-static int changed_codes(uint32_t code, enum jinja_case how, bool starts_word, bool first,
-                         uint32_t out[3]) {
+#define CAPITAL_SIGMA 0x3A3
+#define FINAL_SIGMA   0x3C2
+
+/* A letter was last, apart from characters that do not count (apostrophes, marks). */
+static void note_cased(bool *cased_before, uint32_t code) {
+    if (!unicode_has(unicode_case_ignorable, code))
+        *cased_before = unicode_has(unicode_cased, code);
+}
+
+static bool ends_word(struct jinja_cursor c) {
+    while (jinja_cursor_step(&c))
+        if (!unicode_has(unicode_case_ignorable, c.code))
+            return !unicode_has(unicode_cased, c.code);
+    return true;
+}
+
+/* The lower case of the character under the cursor: a sigma that ends a word has its own. */
+static int lower_at(const struct jinja_cursor *c, bool cased_before, uint32_t out[3]) {
+    int n = unicode_to_lower(c->code, out);
+    if (c->code == CAPITAL_SIGMA && cased_before && ends_word(*c)) out[0] = FINAL_SIGMA;
+    return n;
+}
+
+static int changed_codes(const struct jinja_cursor *c, enum jinja_case how, bool starts_word,
+                         bool first, bool cased_before, uint32_t out[3]) {
+    uint32_t code = c->code;
     switch (how) {
     case JINJA_UPPER:
         return unicode_to_upper(code, out);
     case JINJA_CASEFOLD:
         return unicode_to_fold(code, out);
     case JINJA_LOWER:
-        return unicode_to_lower(code, out);
+        return lower_at(c, cased_before, out);
     case JINJA_CAPITALIZE:
-        return first ? unicode_to_title(code, out) : unicode_to_lower(code, out);
+        return first ? unicode_to_title(code, out) : lower_at(c, cased_before, out);
     case JINJA_TITLE:
-        return starts_word ? unicode_to_title(code, out) : unicode_to_lower(code, out);
+        return starts_word ? unicode_to_title(code, out) : lower_at(c, cased_before, out);
     default:
-        return unicode_has(unicode_uppercase, code)   ? unicode_to_lower(code, out)
+        return unicode_has(unicode_uppercase, code)   ? lower_at(c, cased_before, out)
                : unicode_has(unicode_lowercase, code) ? unicode_to_upper(code, out)
                                                       : (out[0] = code, 1);
     }
@@ -69,15 +93,16 @@ int jinja_change_case(struct jinja_run *run, const struct jinja_value *s, enum j
                       struct jinja_value *out) {
     struct jinja_cursor c;
     struct jinja_text *text;
-    bool starts_word = true, first = true;
+    bool starts_word = true, first = true, cased_before = false;
     int rc = jinja_text_open(run, s->size, &text);
     if (!rc) rc = jinja_charge_chars(run, s->size);
     jinja_cursor_open(&c, s);
     while (!rc && jinja_cursor_step(&c)) {
         uint32_t codes[3];
-        int n = changed_codes(c.code, how, starts_word, first, codes);
+        int n = changed_codes(&c, how, starts_word, first, cased_before, codes);
         rc = add_codes(run, text, codes, n, c.marked);
         starts_word = !unicode_has(unicode_cased, c.code);
+        note_cased(&cased_before, c.code);
         first = false;
     }
     if (!rc) *out = jinja_text_value(text);
@@ -111,7 +136,7 @@ FILTER(title) {
     struct jinja_value s;
     struct jinja_cursor c;
     struct jinja_text *text;
-    bool starts_word = true;
+    bool starts_word = true, cased_before = false;
     int rc = jinja_no_args(run, "title", args);
     if (!rc) rc = jinja_to_str(run, self, &s);
     if (!rc) rc = jinja_text_open(run, s.size, &text);
@@ -120,8 +145,13 @@ FILTER(title) {
     jinja_cursor_open(&c, &s);
     while (!rc && jinja_cursor_step(&c)) {
         uint32_t codes[3];
-        int n = starts_word ? unicode_to_upper(c.code, codes) : unicode_to_lower(c.code, codes);
+        int n = starts_word ? unicode_to_upper(c.code, codes) : lower_at(&c, cased_before, codes);
         rc = add_codes(run, text, codes, n, c.marked);
+        /* The first letter does not belong to what str.lower() is given. */
+        if (starts_word)
+            cased_before = false;
+        else
+            note_cased(&cased_before, c.code);
         starts_word =
             jinja_is_space(c.code) || (c.code && c.code < 0x80 && strchr("-({[<", (int)c.code));
     }

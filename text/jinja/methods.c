@@ -499,6 +499,26 @@ METHOD(isupper) {
     return case_test(run, "upper", self, args, out);
 }
 
+/* Words begin with an upper or title case letter, and no other letter of them is one. */
+METHOD(istitle) {
+    struct jinja_cursor c;
+    bool seen = false, inside = false, holds = true;
+    int rc = jinja_no_args(run, "istitle", args);
+    if (!rc) rc = jinja_charge_chars(run, self->size);
+    if (rc) return rc;
+    jinja_cursor_open(&c, self);
+    while (holds && jinja_cursor_step(&c)) {
+        bool capital =
+            unicode_has(unicode_uppercase, c.code) || unicode_category(c.code) == UNICODE_LT;
+        bool small = !capital && unicode_has(unicode_lowercase, c.code);
+        holds = !(capital && inside) && !(small && !inside);
+        inside = capital || small;
+        seen |= inside;
+    }
+    *out = jinja_bool(holds && seen);
+    return 0;
+}
+
 const struct jinja_builtin jinja_str_methods[] = {
     {"capitalize", str_capitalize},
     {"casefold", str_casefold},
@@ -517,6 +537,7 @@ const struct jinja_builtin jinja_str_methods[] = {
     {"isnumeric", str_isnumeric},
     {"isprintable", str_isprintable},
     {"isspace", str_isspace},
+    {"istitle", str_istitle},
     {"isupper", str_isupper},
     {"join", str_join},
     {"ljust", str_ljust},

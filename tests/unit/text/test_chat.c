@@ -352,6 +352,12 @@ static const struct {
     {"{{ a\r\n}}\r\nb\rc\r\n", "{\"a\": 1}", "1\nb\nc"},
     {"{{ 'é'|length }}{{ 'aé😀b'[2] }}{{ 'aé😀b'[1:3] }}{{ 'é' * 3 }}", NULL, "1😀é😀ééé"},
     {"{{ 'straße'.upper() }} {{ 'ÀÉ'.lower() }} {{ 'ǆ'.title() }}", NULL, "STRASSE àé ǅ"},
+    /* a sigma at the end of a word */
+    {"{{ 'ΑΣ Σ ΑΣΑ'.lower() }} {{ 'ΑΣ. ΣΑ'|lower }} {{ 'ΑΣ'.title() }} {{ 'ΑΣ ΣΣ'|title }} {{ "
+     "'aΣ'.swapcase() }}",
+     NULL, "ας σ ασα ας. σα Ας Ασ Σσ Aς"},
+    {"{{ 'Ab Cd'.istitle() }}{{ 'Ab cd'.istitle() }}{{ 'AB'.istitle() }}{{ '1 '.istitle() }}", NULL,
+     "TrueFalseFalseFalse"},
     {"{{ '\\x41\\u00e9\\U0001F600\\101\\q' }}", NULL, "Aé😀A\\q"},
     {"{{ 1_000 }} {{ 0x1F }} {{ 0o17 }} {{ 0b11 }} {{ 1e3 }} {{ 1_0.5_0 }}", NULL,
      "1000 31 15 3 1000.0 10.5"},
