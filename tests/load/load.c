@@ -2,7 +2,7 @@
  * daemon. Prints one JSON object with what it saw; exit 1 when an answer was wrong or lost.
  *
  *   load PORT [connections=256] [ramp=0] [seconds=10] [tokens=64] [prompts=32] [vanish=0] [slow=0]
- *        [loris=0] [stamp=0] [pid=0] [seed=1] [tls=0] [hostile=0]
+ *        [loris=0] [stamp=0] [drain=0] [pid=0] [seed=1] [tls=0] [hostile=0]
  *
  * First every prompt is asked alone; what it answers then is what it must answer under load. Then
  * `connections` clients, which begin one after the other within `ramp` seconds, ask without pause
@@ -12,8 +12,9 @@
  * Of 100 requests, `vanish` end by the client's leaving at a random moment: while its request is
  * half sent, after some time, after some bytes of the answer, or with an answer that no buffer
  * holds and of which it has read nothing; by FIN or by RST. `slow` further clients read a few bytes
- * at a time; `loris` ones send a header byte by byte and must be thrown out. When the daemon
- * refuses a request it is ending: nobody asks again, and who was accepted must still be answered.
+ * at a time; `loris` ones send a header byte by byte and must be thrown out. A client that is
+ * refused asks again; with drain=1 a refusal means that the daemon is ending, and nobody asks
+ * again. Requests that were accepted must still be answered.
  *
  * stamp=1 (the fake engine only) asks for streams of tokens that say when they were made: then the
  * time from token to client is measured. pid: the daemon, to report its CPU time.
@@ -54,7 +55,8 @@ enum hostile { HONEST, ONE_BYTE, HALF_HELLO, GARBAGE, DEAF, HOSTILE_COUNT };
 enum leave { STAYS, LEAVES_SENDING, LEAVES_WAITING, LEAVES_READING, LEAVES_FULL, LEAVES_COUNT };
 
 struct settings {
-    int port, connections, ramp, seconds, tokens, prompts, vanish, slow, loris, stamp, pid, seed;
+    int port, connections, ramp, seconds, tokens, prompts, vanish, slow, loris, stamp, drain, pid,
+        seed;
     int tls, hostile;
 };
 
@@ -187,7 +189,7 @@ static void judge(struct client *c) {
         load->vanished++;
     } else if (c->refused || !c->accepted) {
         load->refused++;
-        load->draining = true;
+        load->draining |= load->set.drain;
     } else if (!c->ended) {
         load->lost++;
     } else if (load->alone >= 0) {
@@ -437,6 +439,7 @@ static void parse(struct settings *set, int argc, char **argv) {
                 {"slow=", &set->slow},
                 {"loris=", &set->loris},
                 {"stamp=", &set->stamp},
+                {"drain=", &set->drain},
                 {"pid=", &set->pid},
                 {"seed=", &set->seed},
                 {"tls=", &set->tls},

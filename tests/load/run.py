@@ -153,7 +153,7 @@ def drain(name, binary, clients, tokens, prompts, *flags, env=None):
     """SIGTERM while all are at it: who was accepted is answered."""
     print(f"{name}: SIGTERM with {clients} connections")
     daemon = Daemon(binary, "--drain-seconds", "600", *flags, env=env)
-    settings = dict(connections=clients, tokens=tokens, prompts=prompts, seconds=60)
+    settings = dict(connections=clients, tokens=tokens, prompts=prompts, seconds=60, drain=1)
     client = daemon.load(wait=False, **settings)
     for _ in range(2400):  # each prompt is asked alone first
         if daemon.kv()["running_count"] >= 8:
