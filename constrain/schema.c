@@ -16,6 +16,7 @@
 
 #define ARENA_BYTES ((size_t)64 << 20)
 #define MEMO_CHAINS 16384u
+#define ONE_OF_MAX  256 /* all pairs of branches are compared */
 #define NOT_ASKED   UINT32_MAX
 
 /* ---- Faults ---------------------------------------------------------------------------------- */
@@ -121,10 +122,8 @@ static bool is_neutral(const cJSON *value) {
 
 /* Refuses keywords that could make an instance invalid and are not enforced. */
 static void check_keywords(struct schema *s, const cJSON *schema) {
-    static const char *const refused[] = {
-        "if",           "dependentRequired", "dependentSchemas",      "dependencies",
-        "contains",     "unevaluatedItems",  "unevaluatedProperties", "$dynamicRef",
-        "$recursiveRef"};
+    static const char *const refused[] = {"contains", "unevaluatedItems", "unevaluatedProperties",
+                                          "$dynamicRef", "$recursiveRef"};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const cJSON *value = json_get(schema, refused[i]);
         bool neutral = value == NULL || (refused[i][0] != 'c' && refused[i][0] != '$' &&
@@ -150,7 +149,7 @@ static struct conjunction flatten(struct schema *s, const struct conjunction *c)
         struct conjunct *one = (struct conjunct *)(uintptr_t)&all.list[i];
         const cJSON *schema = one->schema, *ref = json_get(schema, "$ref"), *child;
         const cJSON *parts = json_get(schema, "allOf");
-        int more = (parts != NULL ? cJSON_GetArraySize(parts) : 0) + 1;
+        int more = (parts != NULL ? cJSON_GetArraySize(parts) : 0) + 2;
         if (!node_work(s->pool, 1 + (uint64_t)cJSON_GetArraySize(schema) / 2)) break;
         check_keywords(s, schema);
         unsigned skip = one->skip;
@@ -162,6 +161,7 @@ static struct conjunction flatten(struct schema *s, const struct conjunction *c)
             all.list = grown.list;
         }
         if (ref != NULL && !(skip & SKIP_REF)) schema_add(s, &all, schema_resolve(s, schema, ref));
+        if (!(skip & SKIP_ALL)) schema_add(s, &all, schema_rewritten(s, schema));
         if (parts == NULL || (skip & SKIP_ALL)) continue;
         if (!cJSON_IsArray(parts))
             schema_refuse(s, ERR_INVALID, schema, "allOf", "expected an array of schemas");
@@ -216,12 +216,11 @@ static unsigned type_of_value(const cJSON *value) {
     return integer ? SCHEMA_INTEGER : SCHEMA_INTEGER | SCHEMA_FRACTION;
 }
 
-/* Returns the types that `not` excludes. schema_string excludes given strings; every other `not` is
- * refused.
- */
+/* Returns the types that a plain `not` excludes; schema_string excludes the strings. The others
+ * were rewritten (schema_rewrite.c). */
 static unsigned excluded_types(struct schema *s, const cJSON *schema) {
-    const cJSON *not = json_get(schema, "not"), *child;
-    if (not == NULL || cJSON_IsFalse(not )) return 0;
+    const cJSON *not = json_get(schema, "not");
+    if (!schema_not_is_plain(not ) || not == NULL || cJSON_IsFalse(not )) return 0;
     if (cJSON_IsTrue(not ) || (cJSON_IsObject(not ) && not ->child == NULL)) return SCHEMA_TYPES;
     bool only = cJSON_IsObject(not ) && not ->child->next == NULL;
     const cJSON *type = only ? json_get(not, "type") : NULL;
@@ -232,16 +231,7 @@ static unsigned excluded_types(struct schema *s, const cJSON *schema) {
             schema_refuse(s, ERR_UNSUPPORTED, schema, "not", "'not' of integers is not supported");
         return types;
     }
-    const cJSON *values = only ? json_get(not, "enum") : NULL;
-    bool strings = only && cJSON_IsString(json_get(not, "const"));
-    if (cJSON_IsArray(values)) {
-        strings = true;
-        cJSON_ArrayForEach(child, values) strings = strings && cJSON_IsString(child);
-    }
-    if (!strings)
-        schema_refuse(s, ERR_UNSUPPORTED, schema, "not",
-                      "'not' is supported only with a type, or with strings in const or enum");
-    return 0;
+    return only && json_get(not, "pattern") != NULL ? SCHEMA_TYPES & ~(unsigned)SCHEMA_STRING : 0;
 }
 
 static unsigned types_of(struct schema *s, const struct conjunction *c) {
@@ -483,7 +473,9 @@ static uint32_t branches(struct schema *s, const struct conjunction *c, int at, 
     const cJSON *schema = c->list[at].schema, *list = json_get(schema, keyword), *child;
     if (!cJSON_IsArray(list))
         return schema_refuse(s, ERR_INVALID, schema, keyword, "expected an array of schemas");
-    if (skip == SKIP_ONE) schema_check_apart(s, schema, list);
+    if (skip == SKIP_ONE && cJSON_GetArraySize(list) > ONE_OF_MAX)
+        return schema_refuse(s, ERR_LIMIT, schema, keyword, "expected at most %d branches",
+                             ONE_OF_MAX);
     uint32_t nodes = node_list_open(s->pool);
     cJSON_ArrayForEach(child, list) {
         if (++s->branches > CONSTRAIN_BRANCHES_MAX)
@@ -491,7 +483,8 @@ static uint32_t branches(struct schema *s, const struct conjunction *c, int at, 
                           "the schema has more than %d combinations of alternatives",
                           CONSTRAIN_BRANCHES_MAX);
         if (s->rc != 0 || s->pool->rc != 0) return NODE_NONE;
-        node_list_add(s->pool, schema_node(s, with(s, c, at, skip, child)));
+        const cJSON *branch = skip == SKIP_ONE ? schema_only(s, schema, child, list) : child;
+        node_list_add(s->pool, schema_node(s, with(s, c, at, skip, branch)));
     }
     return node_list_alt(s->pool, nodes);
 }

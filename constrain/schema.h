@@ -8,8 +8,9 @@
  * Enforced: type, enum, const, properties, patternProperties, additionalProperties, required,
  * propertyNames, minProperties, maxProperties, items, prefixItems, additionalItems, minItems,
  * maxItems, minLength, maxLength (in code points), pattern, format, minimum, maximum,
- * exclusiveMinimum, exclusiveMaximum, multipleOf, anyOf, oneOf (of branches that exclude each
- * other), allOf, not (of types, and of given strings), $ref within the document.
+ * exclusiveMinimum, exclusiveMaximum, multipleOf, anyOf, allOf, $ref within the document; not, if,
+ * dependencies (also as dependentRequired and dependentSchemas) and oneOf where the opposites that
+ * they need can be written (schema_rewrite.c).
  * Refused with its path: every other keyword that could make an instance invalid, and a $ref to
  * another document. Keywords of no standard are annotations. */
 #ifndef KEEPD_CONSTRAIN_SCHEMA_H

@@ -32,8 +32,10 @@ struct conjunction {
     bool never; /* a schema among them is `false` */
 };
 
-struct schema_memo;  /* schema.c */
-struct schema_index; /* schema_index.c */
+struct schema_memo;     /* schema.c */
+struct schema_index;    /* schema_index.c */
+struct schema_rewrites; /* schema_rewrite.c */
+struct rewrite_row;
 
 struct schema {
     struct json_nodes *nodes;
@@ -42,7 +44,9 @@ struct schema {
     const char *field;
     struct arena arena;
     struct schema_memo *memo;
-    struct schema_index *index; /* NULL until needed */
+    struct schema_index *index;       /* NULL until needed */
+    struct schema_rewrites *rewrites; /* NULL until needed */
+    struct rewrite_row *rewriting;    /* schemas being rewritten, the innermost first */
     int depth, branches;
     int rc; /* sticks */
     struct fault *fault;
@@ -100,6 +104,16 @@ void schema_add(struct schema *s, struct conjunction *conjunction, const cJSON *
 
 /* Returns the expression of a conjunction. */
 uint32_t schema_node(struct schema *s, struct conjunction conjunction);
+
+/* The schema that says the same as the keywords if, not and dependencies of a schema; NULL: there
+ * is nothing to say, or it was refused. The same pointer for the same schema. */
+const cJSON *schema_rewritten(struct schema *s, const cJSON *schema);
+bool schema_is_rewritten(struct schema *s, const cJSON *schema);
+/* Is it a value of `not` that is enforced as it is: types, strings, a pattern? */
+bool schema_not_is_plain(const cJSON * not );
+/* The instances of one branch of the oneOf of `at` that no other branch has. */
+const cJSON *schema_only(struct schema *s, const cJSON *at, const cJSON *branch,
+                         const cJSON *branches);
 
 /* Each function builds the instances of one type. The conjuncts are resolved: they hold no $ref,
  * allOf, anyOf, oneOf, enum or const. */

@@ -199,17 +199,6 @@ static bool are_apart(struct schema *s, const cJSON *a, const cJSON *b, int dept
     return false;
 }
 
-void schema_check_apart(struct schema *s, const cJSON *at, const cJSON *branches) {
-    const cJSON *one, *other;
-    if (cJSON_GetArraySize(branches) > 256)
-        schema_refuse(s, ERR_LIMIT, at, "oneOf", "expected at most 256 branches");
-    cJSON_ArrayForEach(one, branches) {
-        for (other = one->next; other != NULL && s->rc == 0; other = other->next)
-            if (!are_apart(s, one, other, 0))
-                schema_refuse(
-                    s, ERR_UNSUPPORTED, at, "oneOf",
-                    "'oneOf' is supported where its branches exclude each other: by their "
-                    "types, by const or enum, or by a property that both require; "
-                    "'anyOf' has no such condition");
-    }
+bool schema_are_apart(struct schema *s, const cJSON *a, const cJSON *b) {
+    return are_apart(s, a, b, 0);
 }

@@ -9,9 +9,8 @@
  * ("#x"), or the $id of a schema in the document. NULL: refused, see schema_refuse. */
 const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref);
 
-/* Refuses the oneOf of the schema `at` unless no instance can satisfy two of its branches: their
- * types differ, their const or enum have no value in common, or they are objects that require one
- * property with such schemas. */
-void schema_check_apart(struct schema *s, const cJSON *at, const cJSON *branches);
+/* Can no instance satisfy both schemas? Sure where their types differ, their const or enum have no
+ * value in common, or they are objects that require one property with such schemas. */
+bool schema_are_apart(struct schema *s, const cJSON *a, const cJSON *b);
 
 #endif

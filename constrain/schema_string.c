@@ -71,7 +71,8 @@ static uint32_t content_text(struct schema *s, const char *string) {
 
 /* Builds the strings that `not` excludes. */
 static uint32_t excluded(struct schema *s, const cJSON * not ) {
-    const cJSON *only = json_get(not, "const"), *child;
+    const cJSON *only = json_get(not, "const"), *pattern = json_get(not, "pattern"), *child;
+    if (pattern != NULL) return schema_pattern(s, not, "pattern", pattern->valuestring);
     uint32_t list = node_list_open(s->pool);
     if (cJSON_IsString(only)) node_list_add(s->pool, content_text(s, only->valuestring));
     cJSON_ArrayForEach(child, json_get(not, "enum")) {
@@ -92,7 +93,7 @@ static uint32_t content_of(struct schema *s, const struct conjunction *c, bool *
             node = node_and2(s->pool, node,
                              schema_pattern(s, schema, "pattern", pattern->valuestring));
         if (format != NULL) node = node_and2(s->pool, node, format_node(s, schema, format));
-        if (cJSON_IsObject(not ) && json_get(not, "type") == NULL)
+        if (cJSON_IsObject(not ) && json_get(not, "type") == NULL && schema_not_is_plain(not ))
             node = node_and2(s->pool, node, node_not(s->pool, excluded(s, not )));
     }
     *any = node == s->nodes->any_text;

@@ -119,6 +119,33 @@ static const struct instance instances[] = {
      {"\"a b\"", "\"//x\"", "\"http://[x]/\"", "\"%\""}},
     {"{\"type\":\"string\",\"format\":\"my-own\"}", {"\"x\""}, {"1"}},
     {"true", {"1"}, {""}},
+    {"{\"not\":{\"required\":[\"a\"]}}", {"{}", "{\"b\":1}"}, {"{\"a\":1}", "1"}},
+    {"{\"type\":\"object\",\"properties\":{\"k\":{\"enum\":[\"x\",\"y\"]},\"n\":{\"type\":"
+     "\"integer\"}},"
+     "\"required\":[\"k\"],\"additionalProperties\":false,\"if\":{\"properties\":{\"k\":{\"const\":"
+     "\"x\"}}},\"then\":{\"required\":[\"n\"]},\"else\":{\"properties\":{\"n\":{\"minimum\":5}}}}",
+     {"{\"k\":\"x\",\"n\":1}", "{\"k\":\"y\"}", "{\"k\":\"y\",\"n\":5}"},
+     {"{\"k\":\"x\"}", "{\"k\":\"y\",\"n\":1}"}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{},\"b\":{},\"c\":{}},\"additionalProperties\":"
+     "false,"
+     "\"dependentRequired\":{\"a\":[\"b\"]},\"dependentSchemas\":{\"c\":{\"properties\":{\"b\":{"
+     "\"type\":\"null\"}}}}}",
+     {"{}", "{\"b\":1}", "{\"a\":1,\"b\":1}", "{\"c\":1}", "{\"b\":null,\"c\":1}"},
+     {"{\"a\":1}", "{\"b\":1,\"c\":1}", "{\"a\":1,\"c\":1}"}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{},\"b\":{}},\"additionalProperties\":false,"
+     "\"oneOf\":[{\"required\":[\"a\"]},{\"required\":[\"b\"]}]}",
+     {"{\"a\":1}", "{\"b\":1}"},
+     {"{}", "{\"a\":1,\"b\":1}"}},
+    {"{\"oneOf\":[{\"type\":\"number\",\"maximum\":5},{\"type\":\"number\",\"minimum\":3}]}",
+     {"2.5", "6", "-1"},
+     {"3", "4.5", "5"}},
+    {"{\"not\":{\"anyOf\":[{\"type\":[\"object\",\"array\"]},{\"enum\":[\"a\",1,true,null]}]}}",
+     {"\"c\"", "2", "1.5", "false"},
+     {"\"a\"", "1", "1.0", "true", "null", "{}"}},
+    {"{\"not\":{\"anyOf\":[{\"pattern\":\"^b\"},{\"minLength\":3}]}}",
+     {"\"c\"", "\"\""},
+     {"\"b\"", "\"xyz\"", "1"}},
+    {"{\"type\":\"string\",\"not\":{\"pattern\":\"[0-9]\"}}", {"\"a\""}, {"\"a1\"", "1"}},
 };
 
 Test(schema, instances_belong_and_others_do_not) {
@@ -140,11 +167,12 @@ static const struct {
     int rc;
 } refusals[] = {
     {"{\"contains\":{}}", "f.contains", ERR_UNSUPPORTED},
-    {"{\"properties\":{\"a\":{\"items\":{\"if\":{}}}}}", "f.properties.a.items.if",
-     ERR_UNSUPPORTED},
+    {"{\"properties\":{\"a\":{\"items\":{\"if\":{\"multipleOf\":2},\"then\":false}}}}",
+     "f.properties.a.items.if", ERR_UNSUPPORTED},
     {"{\"type\":\"array\",\"uniqueItems\":true}", "f.uniqueItems", ERR_UNSUPPORTED},
-    {"{\"allOf\":[{},{\"dependentRequired\":{\"a\":[\"b\"]}}]}", "f.allOf[1].dependentRequired",
-     ERR_UNSUPPORTED},
+    {"{\"allOf\":[{},{\"dependentRequired\":[]}]}", "f.allOf[1].dependentRequired", ERR_INVALID},
+    {"{\"$defs\":{\"a\":{\"not\":{\"$ref\":\"#/$defs/a\"}}},\"$ref\":\"#/$defs/a\"}",
+     "f.$defs.a.not", ERR_UNSUPPORTED},
     {"{\"$ref\":\"http://x/y\"}", "f.$ref", ERR_UNSUPPORTED},
     {"{\"$ref\":\"#/nowhere\"}", "f.$ref", ERR_INVALID},
     {"{\"type\":\"string\",\"pattern\":\"(\"}", "f.pattern", ERR_INVALID},
@@ -152,7 +180,7 @@ static const struct {
     {"{\"type\":\"string\",\"format\":\"iri\"}", "f.format", ERR_UNSUPPORTED},
     {"{\"type\":\"sting\"}", "f.type", ERR_INVALID},
     {"{\"oneOf\":[{\"type\":\"integer\"},{\"minimum\":2}]}", "f.oneOf", ERR_UNSUPPORTED},
-    {"{\"not\":{\"required\":[\"a\"]}}", "f.not", ERR_UNSUPPORTED},
+    {"{\"not\":{\"items\":{}}}", "f.not", ERR_UNSUPPORTED},
     {"{\"type\":\"integer\",\"minimum\":5,\"maximum\":3}", "f", ERR_INVALID},
     {"{\"type\":\"object\",\"properties\":{\"a\":false},\"required\":[\"a\"]}", "f", ERR_INVALID},
     {"{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", "f",

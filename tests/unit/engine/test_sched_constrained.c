@@ -90,6 +90,12 @@ static int choices_of(const struct engine_job *job) {
     return job->request.choices > 0 ? job->request.choices : 1;
 }
 
+static uint32_t bits(float value) {
+    uint32_t result;
+    memcpy(&result, &value, sizeof result);
+    return result;
+}
+
 static void expect_same(const struct engine_job *a, const struct engine_job *b, int number) {
     for (int i = 0; i < choices_of(a); i++) {
         const struct engine_choice *x = &a->choice[i], *y = &b->choice[i];
@@ -98,7 +104,7 @@ static void expect_same(const struct engine_job *a, const struct engine_job *b, 
         cr_assert_eq(count, atomic_load(&y->token_count), "job %d", number);
         for (size_t k = 0; k < count; k++)
             cr_assert(x->tokens[k].token == y->tokens[k].token &&
-                          memcmp(&x->tokens[k].logprob, &y->tokens[k].logprob, sizeof(float)) == 0,
+                          bits(x->tokens[k].logprob) == bits(y->tokens[k].logprob),
                       "job %d, choice %d, token %zu of %s", number, i, k, a->request.kv.policy);
     }
 }
