@@ -181,7 +181,7 @@ static const cJSON *negate_properties(struct schema *s, const cJSON *members, in
     return node;
 }
 
-/* Of all: any rejected; of any: all rejected. */
+/* Instances that any of allOf rejects, or that all of anyOf reject. */
 static const cJSON *negate_all(struct schema *s, const cJSON *schemas, const char *keyword,
                                int depth) {
     cJSON *list, *node = new_list(s, keyword, &list);
