@@ -186,15 +186,17 @@ static int put_role(cJSON *copy, const cJSON *message, const char *path, struct 
                       field, role->valuestring);
 }
 
-/* Templates know a thought by the first of these names, gpt-oss's by the last; clients send back
- * the one that they read it by. */
+/* Templates know a thought by the first of these names, gpt-oss's by the second; clients send back
+ * the one that they read it by. The template of gpt-oss refuses a thought beside text and calls, so
+ * such a message has no second name. */
 static int put_reasoning(cJSON *copy, const cJSON *message, struct oai_error *error) {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
     const cJSON *text = NULL;
     for (size_t i = 0; i < sizeof names / sizeof *names && !cJSON_IsString(text); i++)
         text = json_get(message, names[i]);
     if (!cJSON_IsString(text)) return 0;
-    for (size_t i = 0; i < 2; i++)
+    bool speaks = json_get(copy, "tool_calls") && json_get(copy, "content")->valuestring[0];
+    for (size_t i = 0; i < (speaks ? 1 : 2); i++)
         if (!json_get(copy, names[i]) &&
             put(copy, names[i], cJSON_CreateString(text->valuestring), error))
             return -1;

@@ -99,6 +99,22 @@ Test(oai_messages, a_thought_has_two_names_for_templates) {
                         "\"reasoning_content\":\"y\",\"thinking\":\"y\""));
 }
 
+Test(oai_messages, a_thought_beside_text_and_calls_has_one_name) {
+    static const char calls[] = "\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":{}}}]";
+    char body[512], expected[512];
+    for (int i = 0; i < 2; i++) {
+        snprintf(body, sizeof body,
+                 "{\"messages\":[{\"role\":\"assistant\",\"content\":\"%s\","
+                 "\"reasoning_content\":\"hm\",%s}]}",
+                 i ? "Look:" : "", calls);
+        snprintf(expected, sizeof expected,
+                 ALONE("\"role\":\"assistant\",\"content\":\"%s\","
+                       "\"reasoning_content\":\"hm\",%s%s"),
+                 i ? "Look:" : "", calls, i ? "" : ",\"thinking\":\"hm\"");
+        check_context(body, expected);
+    }
+}
+
 Test(oai_messages, nuls_stay) {
     check_context("{\"messages\":[{\"role\":\"tool\",\"content\":\"a\\u0000b\"},{\"role\":\"user\","
                   "\"content\":[{\"type\":\"text\",\"text\":\"\\u0000\"}],\"n\\u0000\":1}]}",
