@@ -5,7 +5,9 @@ import importlib.util
 import ipaddress
 import os
 import pathlib
+import shutil
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -18,6 +20,18 @@ KEY = "s3cret"
 GARAGE = ("My sister Nora lives in Lisbon. The code of the garage is 4815.", "Noted.", "What is the code of the garage?")
 WEATHER = {"city": "Lisbon"}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Lisbon"}}\n</tool_call>'
+
+HERMES = """{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<tool_call>
+{"name": ..., "arguments": ...}
+</tool_call><|im_end|>
+{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}{% if message.content or not loop.first %}
+{% endif %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 
 def load_daemon():
@@ -64,8 +78,14 @@ def offline():
     assert not calls
 
 
+def find_binary(path):
+    """Models are run by the release build, where there is one."""
+    release = ROOT / "build/release" / path
+    return release if path == "server/keepd" and release.exists() else HTTP.find_built(path)
+
+
 def run_daemon(*flags, binary, **options):
-    daemon = HTTP.Daemon(*flags, binary=HTTP.find_built(binary), **options)
+    daemon = HTTP.Daemon(*flags, binary=find_binary(binary), **options)
     try:
         yield daemon
     finally:
@@ -75,10 +95,24 @@ def run_daemon(*flags, binary, **options):
 @pytest.fixture(scope="session")
 def nano():
     """The bundled model; requests need KEY."""
-    release = ROOT / "build/release/server/keepd"
-    daemon = HTTP.Daemon("--api-key", KEY, binary=release if release.exists() else HTTP.find_built("server/keepd"))
-    yield daemon
-    assert daemon.stop() == 0, "".join(daemon.errors)
+    yield from run_daemon("--api-key", KEY, binary="server/keepd")
+
+
+@pytest.fixture(scope="session")
+def writer():
+    """SmolLM2 where it was fetched, else the bundled model: for answers with a schema, which any model can give."""
+    found = subprocess.run([ROOT / "tools/fetch-model", "--find", "smollm2"], capture_output=True, text=True)
+    flags = [] if found.returncode else ["--model", found.stdout.strip()]
+    yield from run_daemon("--api-key", KEY, *flags, binary="server/keepd")
+
+
+@pytest.fixture(scope="session")
+def toolbox(tmp_path_factory):
+    """The bundled model with a template that knows tools."""
+    model = tmp_path_factory.mktemp("toolbox") / "model"
+    shutil.copytree(ROOT / "bundled/keepd-nano", model)
+    (model / "chat_template.jinja").write_text(HERMES)
+    yield from run_daemon("--api-key", KEY, "--model", str(model), binary="server/keepd")
 
 
 @pytest.fixture(scope="session")
