@@ -119,7 +119,7 @@ static int finish(struct building *b, const struct constrain_part *part, int rc)
 
 static int build(struct building *b, const struct constrain_part *part, uint32_t *root) {
     uint32_t rule = 0;
-    json_nodes_open(&b->json, &b->pool);
+    json_nodes_open(&b->json, &b->pool, part->one_spacing);
     *root = part_node(b, part);
     int rc = b->rc != 0 ? b->rc : rules_prepare(&b->pool, *root, root, &rule);
     if (rc == ERR_UNSUPPORTED && b->rc == 0)

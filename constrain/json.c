@@ -306,12 +306,13 @@ void json_nodes_close(struct json_nodes *nodes) {
     *nodes = (struct json_nodes){0};
 }
 
-void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool) {
+void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool, bool one_spacing) {
     *nodes = (struct json_nodes){.pool = pool};
     uint32_t quotes = text_node(pool, "\"");
-    nodes->space = make_space(pool);
-    nodes->comma = node_seq(pool, text_node(pool, ","), nodes->space);
-    nodes->colon = node_seq(pool, text_node(pool, ":"), nodes->space);
+    nodes->space = one_spacing ? NODE_EMPTY : make_space(pool);
+    uint32_t behind = one_spacing ? text_node(pool, " ") : nodes->space;
+    nodes->comma = node_seq(pool, text_node(pool, ","), behind);
+    nodes->colon = node_seq(pool, text_node(pool, ":"), behind);
     nodes->character = make_character(pool);
     pool->universe[0] = nodes->any_text = node_any_text(pool);
     nodes->string =

@@ -31,7 +31,8 @@ struct json_nodes {
     uint32_t quoted_any; /* any text, quoted */
 };
 
-void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool);
+/* `one_spacing`: white space is one space behind ',' and ':', and none elsewhere. */
+void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool, bool one_spacing);
 void json_nodes_close(struct json_nodes *nodes);
 
 /* Returns the quoted form of a regular expression over characters, without the quotes. */

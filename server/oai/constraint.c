@@ -309,8 +309,12 @@ static int add_calls(struct oai_reader *r, struct constrain_part *answer, bool g
     if (!promised && !given && !any_strict(json_get(r->body, "tools"))) return 0;
     if (any_call(r, !promised, &call)) return -1;
     r->out->constraint = answer;
-    if (promised) return call_list(r, &call, answer);
-    if (!given) return free_calls(r, &call, answer);
+    if (promised || !given) {
+        /* spelled as the template will write them, so that the next turn continues this one */
+        int rc = promised ? call_list(r, &call, answer) : free_calls(r, &call, answer);
+        answer->one_spacing = true;
+        return rc;
+    }
     either = new_parts(r, 2);
     if (!either) return -1;
     either[0] = *answer;

@@ -28,14 +28,14 @@ def client(daemon, cls=openai.OpenAI):
 
 
 def test_openai_parse(writer):
-    answer = client(writer).chat.completions.parse(model=MODEL, messages=ASK, response_format=Person, max_tokens=100, temperature=0)
+    answer = client(writer).chat.completions.parse(model=MODEL, messages=ASK, response_format=Person, max_tokens=300, temperature=0)
     assert isinstance(answer.choices[0].message.parsed, Person)
 
 
 def test_openai_parse_async(writer):
     async def talk():
         async with client(writer, openai.AsyncOpenAI) as c:
-            return await c.chat.completions.parse(model=MODEL, messages=ASK, response_format=Person, max_tokens=100, temperature=0)
+            return await c.chat.completions.parse(model=MODEL, messages=ASK, response_format=Person, max_tokens=300, temperature=0)
 
     assert isinstance(asyncio.run(talk()).choices[0].message.parsed, Person)
 
@@ -43,7 +43,7 @@ def test_openai_parse_async(writer):
 def test_openai_parse_tools(toolbox):
     answer = client(toolbox).chat.completions.parse(
         model=MODEL, messages=ASK, tools=[openai.pydantic_function_tool(Person)], tool_choice="required",
-        parallel_tool_calls=False, max_tokens=100, temperature=0)
+        parallel_tool_calls=False, max_tokens=300, temperature=0)
     assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments, Person)
 
 
@@ -52,7 +52,7 @@ def test_openai_parse_tools(toolbox):
 def test_instructor(request, mode, model):
     """Without retries: the first answer must do."""
     c = instructor.from_openai(client(request.getfixturevalue(model)), mode=mode)
-    person = c.chat.completions.create(model=MODEL, messages=ASK, response_model=Person, max_retries=0, max_tokens=100, temperature=0)
+    person = c.chat.completions.create(model=MODEL, messages=ASK, response_model=Person, max_retries=0, max_tokens=300, temperature=0)
     assert isinstance(person, Person)
 
 
@@ -60,19 +60,19 @@ def test_instructor(request, mode, model):
 def test_pydantic_ai(request, output, model):
     c = client(request.getfixturevalue(model), openai.AsyncOpenAI)
     agent = Agent(OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=c)), output_type=output(Person), retries=0,
-                  model_settings={"temperature": 0, "max_tokens": 100, "parallel_tool_calls": False})
+                  model_settings={"temperature": 0, "max_tokens": 300, "parallel_tool_calls": False})
     assert isinstance(agent.run_sync("Invent a person.").output, Person)
 
 
 @pytest.mark.parametrize("method,model", [("json_schema", "writer"), ("function_calling", "toolbox")])
 def test_langchain(request, method, model):
     daemon = request.getfixturevalue(model)
-    chat = ChatOpenAI(model=MODEL, base_url=f"{daemon.url}/v1", api_key=KEY, max_retries=0, temperature=0, max_tokens=100)
+    chat = ChatOpenAI(model=MODEL, base_url=f"{daemon.url}/v1", api_key=KEY, max_retries=0, temperature=0, max_tokens=300)
     assert isinstance(chat.with_structured_output(Person, method=method).invoke("Invent a person."), Person)
 
 
 def test_langchain_responses(writer):
-    chat = ChatOpenAI(model=MODEL, base_url=f"{writer.url}/v1", api_key=KEY, max_retries=0, temperature=0, max_tokens=100,
+    chat = ChatOpenAI(model=MODEL, base_url=f"{writer.url}/v1", api_key=KEY, max_retries=0, temperature=0, max_tokens=300,
                       use_responses_api=True)
     assert isinstance(chat.with_structured_output(Person, method="json_schema").invoke("Invent a person."), Person)
 
@@ -80,5 +80,5 @@ def test_langchain_responses(writer):
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 def test_litellm(writer, provider):
     answer = litellm.completion(model=f"{provider}/{MODEL}", api_base=f"{writer.url}/v1", api_key=KEY, max_retries=0,
-                                messages=ASK, response_format=Person, temperature=0, max_tokens=100)
+                                messages=ASK, response_format=Person, temperature=0, max_tokens=300)
     assert isinstance(Person.model_validate_json(answer.choices[0].message.content), Person)
