@@ -50,7 +50,7 @@ struct constrain_part {
     size_t size;
     const cJSON *schema;
     bool only_objects; /* SCHEMA: only instances that are objects */
-    bool one_spacing;  /* of the outermost part: JSON has one space behind ',' and ':' and none
+    bool one_spacing;  /* Set for the outermost part: JSON has one space behind ',' and ':' and none
                           elsewhere, as chat templates write it */
     const struct constrain_part *children;
     int count;

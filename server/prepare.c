@@ -176,16 +176,23 @@ static int tokenize_prompt(struct exchange *ex, const char *prompt, struct engin
                     fault);
 }
 
+static int render_chat(struct exchange *ex, struct engine_ids *ids, struct fault *fault) {
+    const struct engine *engine = ex->server->engine;
+    const struct oai_request *request = &ex->request;
+    int rc = engine_render_chat(engine, request->context, &ex->arena, ids, fault);
+    if (rc || !request->earlier) return rc;
+    return oai_continue_ids(engine, request->earlier, request->earlier_count, &ex->arena, ids);
+}
+
 /* The i-th prompt as tokens. */
 static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     const struct oai_request *request = &ex->request;
-    const struct engine *engine = ex->server->engine;
     const struct oai_prompt *prompt = request->context ? NULL : &request->prompts[i];
     struct fault fault = {0};
     char field[OAI_PATH];
     int rc = 0;
     if (!prompt)
-        rc = engine_render_chat(engine, request->context, &ex->arena, ids, &fault);
+        rc = render_chat(ex, ids, &fault);
     else if (prompt->text)
         rc = tokenize_prompt(ex, prompt->text, ids, &fault);
     else if (prompt->mixed)

@@ -288,13 +288,15 @@ static void refuse_response(struct exchange *ex, int rc, const char *id) {
 }
 
 static int render_response(struct exchange *ex, const struct oai_owner *owner, const char *id) {
-    return oai_records_find(ex->server->rules.records, owner, id, NULL, &ex->answer.body);
+    return oai_records_find(ex->server->rules.records, owner, id,
+                            (struct oai_record_parts){.answer = &ex->answer.body});
 }
 
 static int render_items(struct exchange *ex, const struct oai_owner *owner, const char *id) {
     struct buf items;
     buf_open(&items, ex->answer.body.limit);
-    int rc = oai_records_find(ex->server->rules.records, owner, id, &items, NULL);
+    int rc = oai_records_find(ex->server->rules.records, owner, id,
+                              (struct oai_record_parts){.items = &items});
     if (!rc && !oai_render_input_items(&ex->answer.body, id, &items)) rc = ERR_NOMEM;
     buf_close(&items);
     return rc;

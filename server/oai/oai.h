@@ -138,12 +138,15 @@ struct oai_request {
     cJSON *schema;          /* schema of a field that has it as text; owned, as context */
     cJSON *chat;            /* the body as that of a chat, where it has another form; owned */
     struct oai_owner owner; /* the owner of stored responses; in the arena */
-    const char *own_items;  /* the items of a response that is to be stored (records.h); NULL: it is
-                               not stored. In the arena */
-    const char *repeated;   /* the members of a response that repeat the request; in the arena */
-    bool call_promised;     /* the answer is a call */
-    int named_tool;         /* index of the only tool that may be called; -1 = any */
-    struct tool_set tools;  /* tools that the answer may call; names in the arena */
+    const int32_t *earlier; /* ids of the stored response that is continued, in the arena; NULL:
+                               none */
+    size_t earlier_count;
+    const char *own_items; /* the items of a response that is to be stored (records.h); NULL: it is
+                              not stored. In the arena */
+    const char *repeated;  /* the members of a response that repeat the request; in the arena */
+    bool call_promised;    /* the answer is a call */
+    int named_tool;        /* index of the only tool that may be called; -1 = any */
+    struct tool_set tools; /* tools that the answer may call; names in the arena */
     /* All members are set but prompt, prompt_count, max_tokens and space. seed_given: sampling.seed
      * is the client's. */
     struct engine_request sampling;
@@ -161,6 +164,12 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
               const uint8_t key[16], struct arena *arena, struct oai_request *out,
               struct oai_error *error);
 void oai_request_close(struct oai_request *request);
+
+/* Ids of a prompt that continues an earlier text: as far as both are the same bytes and special
+ * tokens, the earlier ids take the place of the prompt's, so that the model continues what it wrote
+ * and not another spelling of it in tokens. ERR_NOMEM. */
+int oai_continue_ids(const struct engine *engine, const int32_t *earlier, size_t count,
+                     struct arena *arena, struct engine_ids *ids);
 
 #define OAI_PATH 128 /* size of struct oai_error.param; longer paths are cut */
 /* The field that holds the i-th prompt: "messages", "prompt" or "prompt[3]". */

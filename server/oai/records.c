@@ -7,7 +7,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 
-/* One response; its texts lie behind it: id, salt, items, answer. */
+/* One response; its parts lie behind it: tokens, id, salt, items, answer. */
 struct row {
     struct row *next, *prev; /* in the order of their last use, the newest first */
     size_t size;             /* the allocation's */
@@ -81,12 +81,14 @@ static const char *copy(char **to, const char *text, size_t size) {
 int oai_records_put(struct oai_records *records, const struct oai_owner *owner, const char *id,
                     const struct oai_record *record) {
     size_t id_size = strlen(id), salt_size = strlen(owner->salt);
-    size_t size =
-        sizeof(struct row) + id_size + salt_size + record->items_size + record->answer_size + 4;
+    size_t size = sizeof(struct row) + id_size + salt_size + record->items_size +
+                  record->answer_size + 4 + record->token_count * sizeof *record->tokens;
     if (size > records->bytes_max || !records->count_max) return ERR_LIMIT;
     struct row *row = mem_try_alloc(1, size);
     if (!row) return ERR_NOMEM;
-    char *to = (char *)(row + 1);
+    int32_t *tokens = (int32_t *)(row + 1);
+    char *to = (char *)(tokens + record->token_count);
+    if (record->token_count) memcpy(tokens, record->tokens, record->token_count * sizeof *tokens);
     row->size = size;
     memcpy(row->key, owner->key, sizeof row->key);
     row->id = copy(&to, id, id_size);
@@ -95,6 +97,8 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
                                      .items_size = record->items_size};
     row->texts.answer = copy(&to, record->answer, record->answer_size);
     row->texts.answer_size = record->answer_size;
+    row->texts.tokens = tokens;
+    row->texts.token_count = record->token_count;
     pthread_mutex_lock(&records->lock);
     while (records->last &&
            (records->bytes + size > records->bytes_max || records->count == records->count_max))
@@ -105,18 +109,23 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
 }
 
 int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
-                     struct buf *items, struct buf *answer) {
+                     struct oai_record_parts parts) {
+    struct buf *const all[] = {parts.items, parts.answer, parts.tokens};
+    bool failed = false;
     pthread_mutex_lock(&records->lock);
     struct row *row = find(records, owner, id);
     if (row) {
         take_out(records, row);
         put_first(records, row);
-        if (items) buf_add(items, row->texts.items, row->texts.items_size);
-        if (answer) buf_add(answer, row->texts.answer, row->texts.answer_size);
+        const struct oai_record *t = &row->texts;
+        if (parts.items) buf_add(parts.items, t->items, t->items_size);
+        if (parts.answer) buf_add(parts.answer, t->answer, t->answer_size);
+        if (parts.tokens) buf_add(parts.tokens, t->tokens, t->token_count * sizeof *t->tokens);
     }
     pthread_mutex_unlock(&records->lock);
     if (!row) return ERR_NOTFOUND;
-    return (items && items->failed) || (answer && answer->failed) ? ERR_NOMEM : 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) failed |= all[i] && all[i]->failed;
+    return failed ? ERR_NOMEM : 0;
 }
 
 int oai_records_delete(struct oai_records *records, const struct oai_owner *owner, const char *id) {

@@ -26,6 +26,8 @@ struct oai_record {
     size_t items_size;
     const char *answer; /* the response object */
     size_t answer_size;
+    const int32_t *tokens; /* ids of prompt and answer, as the model had them */
+    size_t token_count;
 };
 
 /* At most `count` responses of together `bytes` bytes. NULL: no memory. */
@@ -35,9 +37,12 @@ void oai_records_close(struct oai_records *records);
 /* Copies the texts. ERR_LIMIT: it is longer than the table; ERR_NOMEM. */
 int oai_records_put(struct oai_records *records, const struct oai_owner *owner, const char *id,
                     const struct oai_record *record);
-/* Appends the texts to the buffers that are not NULL. ERR_NOTFOUND, ERR_NOMEM. */
+/* Appends the record's parts to the buffers that are not NULL. ERR_NOTFOUND, ERR_NOMEM. */
+struct oai_record_parts {
+    struct buf *items, *answer, *tokens; /* tokens: an int32_t each */
+};
 int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
-                     struct buf *items, struct buf *answer);
+                     struct oai_record_parts parts);
 /* ERR_NOTFOUND */
 int oai_records_delete(struct oai_records *records, const struct oai_owner *owner, const char *id);
 

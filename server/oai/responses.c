@@ -183,27 +183,41 @@ static int continue_stored(struct oai_rewrite *w, const struct buf *before,
     return rc;
 }
 
+static int keep_earlier(struct oai_rewrite *w, const struct buf *tokens) {
+    struct oai_request *out = w->r->out;
+    size_t count = tokens->size / sizeof(int32_t);
+    int32_t *ids = arena_alloc(w->r->arena, count + 1, sizeof *ids);
+    if (tokens->failed || !ids) return oai_no_memory(w->r);
+    if (count) memcpy(ids, tokens->data, tokens->size);
+    out->earlier = ids;
+    out->earlier_count = count;
+    return 0;
+}
+
 /* Reads previous_response_id; errors use OpenAI's words. */
 static int read_previous(struct oai_rewrite *w, struct buf *items) {
     const struct oai_rules *rules = w->r->rules;
     const char *id = NULL;
-    struct buf before, answer;
+    struct buf before, answer, tokens;
     int rc = ERR_NOTFOUND;
     if (oai_get_str(w->r, NULL, w->body, "previous_response_id", &id)) return -1;
     if (!id) return 0;
     buf_open(&before, ITEMS_BYTES_MAX);
     buf_open(&answer, ITEMS_BYTES_MAX);
+    buf_open(&tokens, ITEMS_BYTES_MAX);
     buf_char(&before, '[');
     if (rules->records)
-        rc = oai_records_find(rules->records, &w->r->out->owner, id, &before, &answer);
+        rc = oai_records_find(rules->records, &w->r->out->owner, id,
+                              (struct oai_record_parts){&before, &answer, &tokens});
     buf_char(&before, ']');
     if (rc == ERR_NOTFOUND)
         rc = oai_refuse(w->r->error, 400, "previous_response_not_found", "previous_response_id",
                         "Previous response with id '%.64s' not found.", id);
     else
-        rc = continue_stored(w, &before, &answer, items);
+        rc = continue_stored(w, &before, &answer, items) || keep_earlier(w, &tokens) ? -1 : 0;
     buf_close(&before);
     buf_close(&answer);
+    buf_close(&tokens);
     return rc;
 }
 

@@ -171,20 +171,39 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
     write_response(out, answer, is_cut(answer) ? INCOMPLETE : COMPLETED, NULL);
 }
 
+/* The tokens that the model read and wrote. */
+static void add_tokens(struct buf *out, const struct oai_answer *answer) {
+    const struct engine_request *request = &oai_job_of(answer, 0)->request;
+    const struct engine_choice *choice = oai_choice_of(answer, 0);
+    uint32_t count = oai_token_count(choice);
+    buf_add(out, request->prompt, (size_t)request->prompt_count * sizeof *request->prompt);
+    for (uint32_t i = 0; i < count; i++)
+        buf_add(out, &choice->tokens[i].token, sizeof choice->tokens[i].token);
+}
+
 /* Stores the response. If there is no room it cannot be continued, but its client is still
  * answered.
  */
 static void keep(const struct oai_answer *answer) {
     const struct oai_request *request = answer->request;
-    struct buf text;
+    struct buf text, tokens;
     if (!request->own_items) return;
     buf_open(&text, TEXT_BYTES_MAX);
+    buf_open(&tokens, TEXT_BYTES_MAX);
     write_answer(&text, answer);
-    const struct oai_record record = {request->own_items, strlen(request->own_items), text.data,
-                                      text.size};
-    if (!text.failed)
+    add_tokens(&tokens, answer);
+    const struct oai_record record = {
+        .items = request->own_items,
+        .items_size = strlen(request->own_items),
+        .answer = text.data,
+        .answer_size = text.size,
+        .tokens = (const int32_t *)(const void *)tokens.data,
+        .token_count = tokens.size / sizeof(int32_t),
+    };
+    if (!text.failed && !tokens.failed)
         (void)oai_records_put(answer->rules->records, &request->owner, answer->id, &record);
     buf_close(&text);
+    buf_close(&tokens);
 }
 
 /* --- streams --- */

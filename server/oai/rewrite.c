@@ -207,5 +207,6 @@ int oai_rewrite_call(struct oai_rewrite *w, const char *id, const char *name,
     function = cJSON_AddObjectToObject(call, "function");
     if (!function) return oai_no_memory(w->r);
     if (put_text(w, function, "name", name)) return -1;
-    return link_node(w, function, "arguments", arguments);
+    /* a copy: the tree of a stored response goes before the chat */
+    return put(w, function, "arguments", cJSON_Duplicate(arguments, true));
 }

@@ -32,3 +32,58 @@ struct oai_fim oai_find_fim(const struct engine *engine) {
     }
     return (struct oai_fim){0};
 }
+
+/* A place in a text of tokens: token `at`, of which `byte` bytes are behind. */
+struct place {
+    const int32_t *ids;
+    size_t count, at, byte;
+};
+
+static size_t bytes_at(const struct engine *engine, const struct place *p, const char **bytes) {
+    size_t size = p->at ? engine_token_bytes(engine, p->ids[p->at], bytes)
+                        : engine_first_bytes(engine, p->ids[p->at], bytes);
+    *bytes += p->byte;
+    return size - p->byte;
+}
+
+static void move(struct place *p, size_t bytes, bool whole) {
+    p->byte = whole ? 0 : p->byte + bytes;
+    p->at += whole;
+}
+
+/* Moves both by what they have in common of their next tokens. false: nothing. */
+static bool step(const struct engine *engine, struct place *a, struct place *b) {
+    const char *left = "", *right = "";
+    if (a->at == a->count || b->at == b->count) return false;
+    bool special = engine_token_is_special(engine, a->ids[a->at]);
+    if (special || engine_token_is_special(engine, b->ids[b->at])) {
+        if (a->byte || b->byte || a->ids[a->at] != b->ids[b->at]) return false;
+        move(a, 0, true);
+        move(b, 0, true);
+        return true;
+    }
+    size_t left_size = bytes_at(engine, a, &left), right_size = bytes_at(engine, b, &right);
+    size_t size = left_size < right_size ? left_size : right_size;
+    if (size && memcmp(left, right, size) != 0) return false;
+    move(a, size, size == left_size);
+    move(b, size, size == right_size);
+    return true;
+}
+
+int oai_continue_ids(const struct engine *engine, const int32_t *earlier, size_t count,
+                     struct arena *arena, struct engine_ids *ids) {
+    struct place a = {.ids = earlier, .count = count}, b = {.ids = ids->ids, .count = ids->count};
+    size_t taken = 0, replaced = 0;
+    while (step(engine, &a, &b)) {
+        if (a.byte || b.byte) continue;
+        taken = a.at;
+        replaced = b.at;
+    }
+    size_t rest = ids->count - replaced;
+    int32_t *joined = arena_alloc(arena, taken + rest + 1, sizeof *joined);
+    if (!joined) return ERR_NOMEM;
+    if (taken) memcpy(joined, earlier, taken * sizeof *joined);
+    if (rest) memcpy(joined + taken, ids->ids + replaced, rest * sizeof *joined);
+    *ids = (struct engine_ids){joined, taken + rest};
+    return 0;
+}

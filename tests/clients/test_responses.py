@@ -60,7 +60,7 @@ def test_async(nano):
 
 
 def test_stored(nano):
-    """What is stored can be continued, read and deleted; a continuation computes only what is new."""
+    """A stored response can be continued, read and deleted; a continuation computes only what is new."""
     c = client(nano)
     first = c.responses.create(**options(input=GARAGE[0]))
     second = c.responses.create(**options(input=GARAGE[2], previous_response_id=first.id))
@@ -114,9 +114,10 @@ def test_tool_call(caller, streamed):
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_agent(toolbox, stored):
-    """Three turns with tools: each pays only for its own tokens, whether the server or the client holds the items."""
+    """Three turns with tools: each pays only for what is new. Where the client holds the items, its text of the last answer
+    may be other tokens than those that this small model chose under a schema; stored, they are the same."""
     c, items, previous, seen = client(toolbox), [{"role": "user", "content": "How is it in Oslo?"}], None, 0
-    new = items
+    new, read = items, 0
     for turn in range(3):
         arguments = {"previous_response_id": previous, "input": new} if stored else {"input": items, "store": False}
         response = c.responses.create(**options(tools=TOOLS, tool_choice="required", parallel_tool_calls=False,
@@ -124,9 +125,10 @@ def test_agent(toolbox, stored):
         (call,) = response.output
         assert call.name == "get_weather" and list(json.loads(call.arguments)) == ["city"]
         usage = response.usage
-        assert usage.input_tokens_details.cached_tokens >= seen - 1
-        assert turn == 0 or usage.input_tokens - usage.input_tokens_details.cached_tokens < 40 < seen
-        seen, previous = usage.total_tokens, response.id
+        cached = usage.input_tokens_details.cached_tokens
+        assert cached >= (seen if stored else read) - 1
+        assert turn == 0 or usage.input_tokens - cached < (30 if stored else 100) < read
+        seen, read, previous = usage.total_tokens, usage.input_tokens, response.id
         new = [{"type": "function_call_output", "call_id": call.call_id, "output": f"rain {turn}"}]
         items += [call.model_dump(), *new]
 

@@ -16,8 +16,8 @@ from pydantic_ai.providers.openai import OpenAIProvider
 ASK = [{"role": "user", "content": "Invent a person."}]
 
 
-class Person(pydantic.BaseModel):
-    """A person."""
+class Person(pydantic.BaseModel, extra="forbid"):
+    """A person. Other members than these would be free text without end for a small model."""
     name: str = pydantic.Field(max_length=12)
     age: int = pydantic.Field(ge=0, le=120)
     mood: Literal["glad", "sad"]

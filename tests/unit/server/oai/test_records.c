@@ -6,18 +6,33 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "server/oai/records.h"
+#include "oai_case.h"
 
 static const struct oai_owner nobody = {.salt = ""};
 
 static int put(struct oai_records *records, const struct oai_owner *owner, const char *id,
                const char *items, const char *answer) {
-    const struct oai_record record = {items, strlen(items), answer, strlen(answer)};
+    static const int32_t tokens[] = {7, 8};
+    const struct oai_record record = {items, strlen(items), answer, strlen(answer), tokens, 2};
     return oai_records_put(records, owner, id, &record);
 }
 
 static bool has(struct oai_records *records, const struct oai_owner *owner, const char *id) {
-    return oai_records_find(records, owner, id, NULL, NULL) == 0;
+    return oai_records_find(records, owner, id, (struct oai_record_parts){0}) == 0;
+}
+
+static int find(struct oai_records *records, const char *id, struct buf *items,
+                struct buf *answer) {
+    struct buf tokens;
+    buf_open(&tokens, 64);
+    int rc =
+        oai_records_find(records, &nobody, id, (struct oai_record_parts){items, answer, &tokens});
+    if (rc != ERR_NOTFOUND) {
+        cr_assert_eq(tokens.size, 2 * sizeof(int32_t));
+        cr_assert(((const int32_t *)(const void *)tokens.data)[1] == 8);
+    }
+    buf_close(&tokens);
+    return rc;
 }
 
 Test(oai_records, gives_back_what_was_put) {
@@ -28,17 +43,17 @@ Test(oai_records, gives_back_what_was_put) {
     cr_assert_eq(put(records, &nobody, "a", "{\"x\":1}", "{}"), 0);
     cr_assert_eq(put(records, &nobody, "b", "", "two"), 0);
     buf_str(&items, "[");
-    cr_assert_eq(oai_records_find(records, &nobody, "a", &items, &answer), 0);
+    cr_assert_eq(find(records, "a", &items, &answer), 0);
     cr_expect_str_eq(items.data, "[{\"x\":1}");
     cr_expect_str_eq(answer.data, "{}");
-    cr_assert_eq(oai_records_find(records, &nobody, "c", &items, &answer), ERR_NOTFOUND);
+    cr_assert_eq(find(records, "c", &items, &answer), ERR_NOTFOUND);
     cr_assert_eq(oai_records_delete(records, &nobody, "a"), 0);
     cr_assert_eq(oai_records_delete(records, &nobody, "a"), ERR_NOTFOUND);
     cr_expect(!has(records, &nobody, "a") && has(records, &nobody, "b"));
     buf_close(&items);
     buf_open(&items, 2);
     cr_assert_eq(put(records, &nobody, "long", "more than two", ""), 0);
-    cr_expect_eq(oai_records_find(records, &nobody, "long", &items, NULL), ERR_NOMEM);
+    cr_expect_eq(find(records, "long", &items, NULL), ERR_NOMEM);
     buf_close(&items);
     buf_close(&answer);
     oai_records_close(records);
@@ -94,7 +109,7 @@ static void *use(void *arg) {
         buf_open(&items, 64);
         buf_open(&answer, 64);
         put(records, &nobody, id, id, id);
-        if (oai_records_find(records, &nobody, id, &items, &answer) == 0)
+        if (find(records, id, &items, &answer) == 0)
             cr_assert(items.data[0] == id[0] && answer.data[0] == id[0]);
         if (i % 5 == 0) oai_records_delete(records, &nobody, id);
         buf_close(&items);
@@ -109,4 +124,36 @@ Test(oai_records, any_thread) {
     for (int i = 0; i < 4; i++) cr_assert_eq(pthread_create(&threads[i], NULL, use, records), 0);
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
     oai_records_close(records);
+}
+
+/* A stored response's trees go before the chat that was made of them. */
+Test(oai_records, are_continued_as_messages) {
+    struct oai_case c;
+    case_open(&c);
+    c.rules.records = oai_records_open(1 << 20, 8);
+    const struct oai_owner owner = {.salt = ""};
+    cr_assert_eq(
+        put(c.rules.records, &owner, "r", "{\"role\":\"user\",\"content\":\"weather?\"}",
+            "{\"output\":[{\"type\":\"reasoning\",\"content\":[{\"type\":\"reasoning_text\","
+            "\"text\":\"hm\"}]},{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\","
+            "\"arguments\":\"{\\\"city\\\": \\\"Oslo\\\"}\"}]}"),
+        0);
+    cr_assert_eq(case_parse(&c, &oai_responses,
+                            "{\"previous_response_id\":\"r\",\"input\":[{\"type\":"
+                            "\"function_call_output\",\"call_id\":\"c\",\"output\":\"rain\"}]}"),
+                 0, "%s", c.error.message);
+    struct buf out;
+    buf_open(&out, 1 << 16);
+    json_write_node(&out, json_get(c.request.context, "messages"));
+    cr_expect_str_eq(
+        out.data,
+        "[{\"role\":\"user\",\"content\":\"weather?\"},{\"role\":\"assistant\",\"content\":\"\","
+        "\"reasoning_content\":\"hm\",\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\","
+        "\"function\":{\"name\":\"f\",\"arguments\":{\"city\":\"Oslo\"}}}],"
+        "\"thinking\":\"hm\"},"
+        "{\"role\":\"tool\",\"content\":\"rain\",\"tool_call_id\":\"c\"}]");
+    cr_expect(c.request.earlier_count == 2 && c.request.earlier[0] == 7);
+    buf_close(&out);
+    oai_records_close(c.rules.records);
+    case_close(&c);
 }
