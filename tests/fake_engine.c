@@ -22,8 +22,6 @@
  * first token (1); KEEPD_FAKE_NO_TEMPLATE, a model without a chat template; KEEPD_FAKE_SUBMITS,
  * jobs taken before one is refused for lack of memory, once those have a token; KEEPD_FAKE_GATE, a
  * path: messages that contain "at the gate" are rendered once a file is there. */
-#include <inttypes.h>
-#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -34,25 +32,20 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "engine/constraint.h"
+#include "tests/fake_answer.h"
 #include "tests/fake_engine.h"
 
-enum { TOKEN_BYTES_MAX = 16 };
 enum { LAYERS = 2, HEADS = 2, PAGE_SLOTS = 16, PAGE_BYTES = 8192, MODEL_LEN = 8192 };
-enum { REPLY_MAX = 4096, REPLY_ROOM = REPLY_MAX + 16 };
 enum { CONVERSATIONS_MAX = 2048 };
 
 struct sequence {
     struct engine_job *job;
     struct sequence *next;
-    char *reply; /* [choices][REPLY_ROOM], each of reply_size */
-    size_t reply_size;
+    struct fake_answer answer;
     uint64_t origin; /* the conversation it goes on from; 0 = none */
     int prefill_left;
-    int32_t fail_at; /* tokens; -1 never */
-    bool kill, thinks, channels, stamps;
     int64_t pages_reserved;
     int32_t budget; /* -1 full */
 };
@@ -240,10 +233,6 @@ void engine_queue_leave(struct engine *e, int jobs) {
     atomic_fetch_sub(&e->places, jobs);
 }
 
-static int choices_of(const struct engine_request *r) {
-    return r->choices > 0 ? r->choices : 1;
-}
-
 static int32_t budget_of(const struct engine *e, const struct engine_request *r) {
     const char *policy = r->kv.policy ? r->kv.policy : e->info.kv_policy;
     if (strcmp(policy, "full") == 0) return -1;
@@ -274,110 +263,35 @@ int engine_check(const struct engine *e, struct engine_job *job, struct fault *f
     if (e->info.kv_budget_max && budget_of(e, r) > e->info.kv_budget_max)
         return fault_set(fault, ERR_INVALID, "kv.budget", "at most %d on this server",
                          e->info.kv_budget_max);
-    if (pages_for(e, r->prompt_count + (int64_t)r->max_tokens, budget_of(e, r)) * choices_of(r) >
+    if (pages_for(e, r->prompt_count + (int64_t)r->max_tokens, budget_of(e, r)) * fake_choices(r) >
         e->info.pages_total)
         return fault_set(fault, ERR_LIMIT, "max_tokens", "it can never fit the page pool");
     return 0;
 }
 
-/* --- answers --- */
-
-static uint32_t mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return (uint32_t)(x ^ (x >> 31));
-}
-
-/* Tokens of the last user message, or of everything. */
-static void find_reply(const struct engine_request *r, int32_t *begin, int32_t *end) {
-    *begin = 0;
-    *end = r->prompt_count;
-    for (int32_t i = 0; i + 6 < r->prompt_count; i++) {
-        static const int32_t mark[] = {IM_START, 'u', 's', 'e', 'r', '\n'};
-        if (memcmp(r->prompt + i, mark, sizeof mark)) continue;
-        *begin = *end = i + 6;
-        while (*end < r->prompt_count && r->prompt[*end] != IM_END) (*end)++;
-    }
-}
-
-static void add_seeds(struct sequence *s, const struct engine_request *r) {
-    size_t size = s->reply_size;
-    for (int i = choices_of(r) - 1; i >= 0; i--) {
-        char *reply = s->reply + (size_t)i * REPLY_ROOM;
-        memcpy(reply, s->reply, size);
-        if (r->temperature > 0)
-            s->reply_size = size + (size_t)snprintf(reply + size, REPLY_ROOM - size, " #%08" PRIx32,
-                                                    mix(r->seed + (uint64_t)i));
-    }
-}
+/* --- jobs --- */
 
 static struct sequence *open_sequence(const struct engine *e, struct engine_job *job) {
     const struct engine_request *r = &job->request;
     struct sequence *s = mem_try_alloc(1, sizeof *s);
-    int32_t begin, end;
-    if (s) s->reply = mem_try_alloc((size_t)choices_of(r), REPLY_ROOM);
-    if (!s || !s->reply) {
+    if (!s) return NULL;
+    s->answer.thinks = e->think != 0;
+    s->answer.channels = e->channels;
+    if (!fake_answer_open(&s->answer, r)) {
         mem_free(s);
         return NULL;
     }
     s->job = job;
-    s->thinks = e->think != 0;
-    s->channels = e->channels;
-    find_reply(r, &begin, &end);
-    for (int32_t i = begin; i < end && s->reply_size < REPLY_MAX; i++)
-        if (r->prompt[i] < IM_START) s->reply[s->reply_size++] = (char)r->prompt[i];
-    s->stamps = strstr(s->reply, "stamp") != NULL;
-    s->fail_at = strstr(s->reply, "fail now") ? 0 : strstr(s->reply, "fail later") ? 3 : -1;
-    s->kill = strstr(s->reply, "engine dies") != NULL;
-    add_seeds(s, r);
     s->prefill_left = e->prefill_steps;
     s->budget = budget_of(e, r);
     s->pages_reserved =
-        pages_for(e, r->prompt_count + (int64_t)r->max_tokens, s->budget) * choices_of(r);
+        pages_for(e, r->prompt_count + (int64_t)r->max_tokens, s->budget) * fake_choices(r);
     return s;
 }
 
 static void close_sequence(struct sequence *s) {
-    mem_free(s->reply);
+    fake_answer_close(&s->answer);
     mem_free(s);
-}
-
-static float score(int32_t token, int rank) {
-    return -0.125f * (float)(1 + token % 8) - 0.5f * (float)rank;
-}
-
-static void score_token(struct engine_token *out, struct engine_top *top, int top_count,
-                        int32_t token) {
-    *out = (struct engine_token){.token = token, .logprob = score(token, 0), .rank = 1};
-    for (int k = 0; k < top_count; k++)
-        top[k] = (struct engine_top){(token + k) % VOCAB, score(token, k)};
-}
-
-static bool open_choice(struct engine_choice *choice, const struct engine_request *r) {
-    size_t tokens = (size_t)r->max_tokens, top = r->top_logprobs > 0 ? (size_t)r->top_logprobs : 0;
-    choice->stop_index = choice->stop_token = -1;
-    choice->tokens = mem_try_alloc(tokens + 1, sizeof *choice->tokens);
-    choice->top = mem_try_alloc(tokens * top + 1, sizeof *choice->top);
-    choice->text = mem_try_alloc(tokens + 1, TOKEN_BYTES_MAX);
-    return choice->tokens && choice->top && choice->text;
-}
-
-static bool open_outputs(struct engine_job *job) {
-    const struct engine_request *r = &job->request;
-    size_t top = r->top_logprobs > 0 ? (size_t)r->top_logprobs : 0;
-    size_t prompt = r->prompt_logprobs ? (size_t)r->prompt_count : 0;
-    job->choice = mem_try_alloc((size_t)choices_of(r), sizeof *job->choice);
-    if (!job->choice) return false;
-    job->choice_count = choices_of(r);
-    for (int i = 0; i < job->choice_count; i++)
-        if (!open_choice(&job->choice[i], r)) return false;
-    job->prompt_tokens = prompt ? mem_try_alloc(prompt, sizeof *job->prompt_tokens) : NULL;
-    job->prompt_top = prompt && top ? mem_try_alloc(prompt * top, sizeof *job->prompt_top) : NULL;
-    if (prompt && (!job->prompt_tokens || (top && !job->prompt_top))) return false;
-    for (size_t i = 0; i < prompt; i++)
-        score_token(&job->prompt_tokens[i], top ? &job->prompt_top[i * top] : NULL, (int)top,
-                    r->prompt[i]);
-    return true;
 }
 
 /* The worst moment to refuse a job: when those before it have tokens already. The mutex is held. */
@@ -399,7 +313,7 @@ int engine_submit(struct engine *e, struct engine_job *job) {
         await_token(e);
         rc = ERR_NOMEM;
     }
-    if (!rc && (!open_outputs(job) || !(s = open_sequence(e, job)))) rc = ERR_NOMEM;
+    if (!rc && (!fake_outputs_open(job) || !(s = open_sequence(e, job)))) rc = ERR_NOMEM;
     if (!rc) {
         job->queued_ns = clock_ns();
         *e->waiting_end = s;
@@ -411,29 +325,6 @@ int engine_submit(struct engine *e, struct engine_job *job) {
     pthread_mutex_unlock(&e->mutex);
     if (rc) engine_job_close(job);
     return rc;
-}
-
-void engine_job_close(struct engine_job *job) {
-    for (int i = 0; i < job->choice_count; i++) {
-        mem_free(job->choice[i].tokens);
-        mem_free(job->choice[i].top);
-        mem_free(job->choice[i].text);
-    }
-    mem_free(job->choice);
-    mem_free(job->prompt_tokens);
-    mem_free(job->prompt_top);
-    mem_free(job->kv.lengths);
-    mem_free(job->kv.positions);
-    for (struct engine_eviction *next; job->kv.evictions; job->kv.evictions = next) {
-        next = job->kv.evictions->next;
-        mem_free(job->kv.evictions->positions);
-        mem_free(job->kv.evictions);
-    }
-    job->choice = NULL;
-    job->choice_count = 0;
-    job->prompt_tokens = NULL;
-    job->prompt_top = NULL;
-    job->kv.lengths = job->kv.positions = NULL;
 }
 
 /* --- conversations --- */
@@ -489,7 +380,7 @@ static void retain(struct engine *e, const struct sequence *s, uint32_t answer) 
         c->tokens[(uint32_t)r->prompt_count + i] = job->choice[0].tokens[i].token;
     memcpy(c->space, r->space, sizeof c->space);
     snprintf(c->policy, sizeof c->policy, "%s", job->kv.policy);
-    c->id = mix(++e->next_conversation);
+    c->id = fake_mix(++e->next_conversation);
     c->hint = r->hint;
     c->origin = s->origin;
     supersede(e, s->origin);
@@ -592,85 +483,6 @@ static void finish(struct engine *e, struct sequence *s, enum engine_finish how)
     atomic_store_explicit(&job->finished, 1, memory_order_release);
 }
 
-/* Bytes that no stop string in the making and no half character can take back. */
-static size_t safe_size(const struct engine_request *r, const char *text, size_t size) {
-    size_t held = 0;
-    for (int32_t i = 0; i < r->stop_count; i++) {
-        size_t n = r->stops[i].size - 1 < size ? r->stops[i].size - 1 : size;
-        while (n > held && memcmp(text + size - n, r->stops[i].text, n)) n--;
-        if (n > held) held = n;
-    }
-    return utf8_complete(text, size - held);
-}
-
-/* The length of the text before a stop string that has just become complete, or -1. */
-static ssize_t cut_at_stop(const struct engine_request *r, const char *text, size_t size,
-                           int32_t *index) {
-    for (int32_t i = 0; i < r->stop_count; i++) {
-        size_t n = r->stops[i].size;
-        if (n > size || memcmp(text + size - n, r->stops[i].text, n)) continue;
-        *index = i;
-        return (ssize_t)(size - n);
-    }
-    return -1;
-}
-
-static int32_t next_token(const struct sequence *s, int index, uint32_t at) {
-    const struct engine_job *job = s->job;
-    const char *reply = s->reply + (size_t)index * REPLY_ROOM;
-    bool may_end = !job->request.ignore_eos && at >= (uint32_t)job->request.min_tokens;
-    if (at < s->reply_size && s->channels && reply[at] >= 1 && reply[at] <= 7)
-        return START + reply[at] - 1;
-    if (at < s->reply_size && s->thinks && (reply[at] == 1 || reply[at] == 2))
-        return THINK + reply[at] - 1;
-    if (at < s->reply_size) return (unsigned char)reply[at];
-    if (may_end) return IM_END;
-    return s->reply_size && at % (s->reply_size + 1) < s->reply_size
-               ? (unsigned char)reply[at % (s->reply_size + 1)]
-               : ' ';
-}
-
-static bool is_stop_token(const struct engine_request *r, int32_t token) {
-    for (int32_t i = 0; i < r->stop_id_count; i++)
-        if (r->stop_ids[i] == token) return true;
-    return (token == IM_END || token == CALL || token == RETURN) && !r->ignore_eos;
-}
-
-/* One more token; how it ended, or ENGINE_RUNNING. */
-static enum engine_finish append(struct engine *e, struct sequence *s, int index) {
-    struct engine_job *job = s->job;
-    const struct engine_request *r = &job->request;
-    struct engine_choice *choice = &job->choice[index];
-    uint32_t at = (uint32_t)atomic_load(&choice->token_count);
-    size_t size = at ? choice->tokens[at - 1].text_end : 0;
-    int32_t token = next_token(s, index, at);
-    int top = r->top_logprobs > 0 ? r->top_logprobs : 0;
-    bool stop = is_stop_token(r, token);
-    score_token(&choice->tokens[at], &choice->top[(size_t)at * (size_t)top], top, token);
-    const char *bytes = NULL;
-    size_t more =
-        stop || engine_token_is_special(e, token) ? 0 : engine_token_bytes(e, token, &bytes);
-    char stamp[TOKEN_BYTES_MAX + 1];
-    if (more && s->stamps) {
-        more = (size_t)snprintf(stamp, sizeof stamp, "%016" PRIx64, (uint64_t)clock_ns());
-        bytes = stamp;
-    }
-    if (more) memcpy(choice->text + size, bytes, more);
-    size += more;
-    choice->tokens[at].text_end = (uint32_t)size;
-    ssize_t cut = cut_at_stop(r, choice->text, size, &choice->stop_index);
-    bool last = stop || cut >= 0 || at + 1 == (uint32_t)r->max_tokens;
-    if (stop) choice->stop_token = token;
-    if (cut >= 0) size = (size_t)cut;
-    atomic_store_explicit(&choice->text_safe, last ? size : safe_size(r, choice->text, size),
-                          memory_order_release);
-    if (!job->first_token_ns) job->first_token_ns = clock_ns(); /* announced by the count */
-    atomic_store_explicit(&choice->token_count, at + 1, memory_order_release);
-    e->status.counters.generation_tokens++;
-    if (stop || cut >= 0) return ENGINE_FINISH_STOP;
-    return last ? ENGINE_FINISH_LENGTH : ENGINE_RUNNING;
-}
-
 /* A token for every choice that has not ended. The last one's finish is stored by finish(), after
  * all else. */
 static enum engine_finish append_all(struct engine *e, struct sequence *s) {
@@ -681,7 +493,8 @@ static enum engine_finish append_all(struct engine *e, struct sequence *s) {
     for (int i = 0; i < job->choice_count; i++) {
         struct engine_choice *choice = &job->choice[i];
         if (atomic_load(&choice->finish)) continue;
-        enum engine_finish how = append(e, s, i);
+        enum engine_finish how = fake_answer_append(&s->answer, e, job, i);
+        e->status.counters.generation_tokens++;
         if (how == ENGINE_RUNNING) continue;
         if (--left == 0)
             last = how;
@@ -701,11 +514,11 @@ static enum engine_finish step_sequence(struct engine *e, struct sequence *s) {
         if (s->prefill_left > 0) return ENGINE_RUNNING;
     }
     atomic_store(&job->prompt_read, (uint_fast32_t)job->request.prompt_count);
-    if (s->fail_at == (int32_t)atomic_load(&job->choice[0].token_count)) {
+    if (s->answer.fail_at == (int32_t)atomic_load(&job->choice[0].token_count)) {
         fault_set(&job->fault, ERR_INTERNAL, NULL, "the fake engine was told to fail");
         return ENGINE_FINISH_ERROR;
     }
-    if (s->kill) e->status.stopped = true;
+    if (s->answer.kill) e->status.stopped = true;
     return job->request.max_tokens == 0 ? ENGINE_FINISH_LENGTH : append_all(e, s);
 }
 

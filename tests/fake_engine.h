@@ -1,5 +1,5 @@
-/* The interface between the two halves of the fake engine: fake_engine.c has the thread, queues,
- * answers and conversations, fake_text.c the tokens and the chat template. */
+/* The interface between the parts of the fake engine: fake_engine.c has the thread, queues
+ * and conversations, fake_answer.c the answers, fake_text.c the tokens and the chat template. */
 #ifndef KEEPD_TESTS_FAKE_ENGINE_H
 #define KEEPD_TESTS_FAKE_ENGINE_H
 

@@ -177,7 +177,7 @@ def test_paths_without_v1(shared):
     assert shared.get(f"/models/{MODEL}").json() == shared.get(f"/v1/models/{MODEL}").json()
     assert shared.get("/conversations").status_code == 200
     assert shared.get(CHAT.removeprefix("/v1")).status_code == 405
-    for path in ("/v1/v1/models", "/v1", "/", "/v1/tokenize", "/model", "/modelsx"):
+    for path in ("/v1/v1/models", "/v1", "/v1/tokenize", "/model", "/modelsx"):
         assert shared.get(path).status_code == 404, path
 
 

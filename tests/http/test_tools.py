@@ -88,7 +88,7 @@ def finished(index, choice, logprobs):
         call["id"] = AnyId(call["id"])
     scores = {"content": choice["scores"], "refusal": None} if logprobs else None
     return {"index": index, "message": message, "logprobs": scores, "finish_reason": choice["finish_reason"],
-            "stop_reason": choice["stop_reason"]}
+            "stop_reason": choice["stop_reason"], "token_ids": None}
 
 
 def calls(choice):
