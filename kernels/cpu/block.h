@@ -50,7 +50,8 @@ static inline size_t cpu_block_factors(const struct kern_weight *w) {
 /* A block of an activation row. */
 struct cpu_x_block {
     float scale, sum; /* sum: scale times the sum of codes */
-    int32_t start[2]; /* -cpu_block_offset times the sum of codes, of each half */
+    int32_t start;    /* -cpu_block_offset times the sum of codes */
+    int32_t first;    /* the same of the first half's codes */
 };
 
 /* Activations of a pass: [rows][depth] codes, [rows][blocks]. */

@@ -214,7 +214,7 @@ struct form {
 };
 
 SIMD int32_t start_of(const struct cpu_x_block *x, const struct form f) {
-    return f.parts == 1 ? x->start[0] + x->start[1] : x->start[f.part];
+    return f.parts == 1 ? x->start : f.part == 0 ? x->first : x->start - x->first;
 }
 
 /* Adds the integer products of a part of block b. */
@@ -266,11 +266,12 @@ SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const int bits, co
     whole sum[ROWS][PANELS_ONE_ROW];
     EACH(rows, r) EACH(panels, p) total[r][p] = v16_set(0);
     for (int64_t b = 0; b < in->count; b++) {
-        EACH(parts, part) {
-            const struct form f = {bits, least, parts, part};
-            dot_block(sum, in, b, f, rows, panels);
-            scale_block(total, sum, in, b, f, rows, panels);
-        }
+        const struct form first = {bits, least, parts, 0}, second = {bits, least, parts, 1};
+        dot_block(sum, in, b, first, rows, panels);
+        scale_block(total, sum, in, b, first, rows, panels);
+        if (parts == 1) continue;
+        dot_block(sum, in, b, second, rows, panels);
+        scale_block(total, sum, in, b, second, rows, panels);
     }
     EACH(rows, r) EACH(panels, p) to[r][p] = total[r][p];
 }
@@ -399,6 +400,7 @@ static void block_multiply(const struct cpu_matmul_job *job, int64_t first, int6
  */
 
 #define LEAST 0x1p-100f
+#define HALF  (KERN_BLOCK / 2)
 
 /* Rounds to nearest even: adding 1.5 * 2^23 leaves the integer in the low bits. */
 static inline int32_t nearest(float x) {
@@ -415,14 +417,17 @@ static void round_block(const float *x, int8_t *to, struct cpu_x_block *block, i
     float top = number_from_bits(most);
     bool number = most < 0x7f800000u, some = number && top >= LEAST;
     float by = some ? 127 / top : 0;
-    for (int i = 0; i < KERN_BLOCK; i++) {
-        int32_t code = some ? nearest(x[i] * by) : 0;
-        to[i] = (int8_t)code;
-        sums[i / (KERN_BLOCK / 2)] += code;
+    for (int half = 0; half < 2; half++) {
+        for (int i = half * HALF; i < (half + 1) * HALF; i++) {
+            int32_t code = some ? nearest(x[i] * by) : 0;
+            to[i] = (int8_t)code;
+            sums[half] += code;
+        }
     }
     block->scale = some ? top / 127 : number ? 0 : NAN;
     block->sum = block->scale * (float)(sums[0] + sums[1]);
-    for (int half = 0; half < 2; half++) block->start[half] = -offset * sums[half];
+    block->start = -offset * (sums[0] + sums[1]);
+    block->first = -offset * sums[0];
 }
 
 /* Rounds a block to one or two parts: the second has the remainders of the first. */
