@@ -43,7 +43,8 @@ CASES = {
     "REPETITION_MAX": ("repetition_penalty", lambda n: chat(repetition_penalty=n)),
     "JSON_DEPTH": (None, lambda n: chat(user=None, metadata=json.loads("[" * (n - 1) + "]" * (n - 1)))),
 }
-ELSEWHERE = {"FILES_MAX", "NAMES_MAX", "COMPLETION_TOKENS", "REPETITION_MIN"}  # test_native.py, an option, a default, test_errors.py
+# test_native.py, an option, a default, test_errors.py, tests/unit/server/oai/test_records.c
+ELSEWHERE = {"FILES_MAX", "NAMES_MAX", "COMPLETION_TOKENS", "REPETITION_MIN", "RECORDS_MAX"}
 ALSO = [("KEY_BYTES", "prompt_cache_key", lambda n: chat(prompt_cache_key="x" * n)),
         ("KEY_BYTES", "session_id", lambda n: chat(session_id="x" * n)),
         ("LOGPROBS_MAX", "logprobs", lambda n: text(logprobs=n)),
