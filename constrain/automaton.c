@@ -25,6 +25,7 @@ int automaton_open(struct automaton *a, struct node_pool *pool, uint32_t root) {
     a->pool = *pool;
     a->compiled = node_pool_mark(&a->pool);
     a->pool.limit = a->pool.count + CONSTRAIN_LAZY_NODES_MAX;
+    a->pool.levels_limit = CONSTRAIN_LAZY_LEVELS_MAX;
     *pool = (struct node_pool){0};
     a->stack_count = 1;
     a->state_count = AUTOMATON_DEAD + 1;

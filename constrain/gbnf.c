@@ -109,8 +109,9 @@ static void read_bounds(struct grammar *g, int64_t *min, int64_t *max) {
 
 static uint32_t read_repeated(struct grammar *g) {
     uint32_t node = read_symbol(g);
-    while (!grammar_ended(g)) {
+    for (int count = 1; !grammar_ended(g); count++) {
         int64_t min = 0, max = -1;
+        size_t begin = g->at;
         if (grammar_take(g, "+"))
             min = 1;
         else if (grammar_take(g, "?"))
@@ -119,6 +120,9 @@ static uint32_t read_repeated(struct grammar *g) {
             read_bounds(g, &min, &max);
         else if (!grammar_take(g, "*"))
             break;
+        if (g->rc == 0 && count > CONSTRAIN_QUANTIFIERS)
+            return grammar_refuse(g, ERR_LIMIT, begin, "more than %d quantifiers in a row",
+                                  CONSTRAIN_QUANTIFIERS);
         if (g->rc != 0) return NODE_NONE;
         node = node_repeat(g->pool, node, (uint32_t)min, max < 0 ? NODE_ENDLESS : (uint32_t)max);
     }

@@ -33,6 +33,13 @@
 #define CONSTRAIN_DIVISOR_MAX    100000  /* multipleOf, without its decimal point */
 #define CONSTRAIN_SPACE_MAX      32      /* indentation of a JSON text */
 #define CONSTRAIN_MASK_BYTES     8388608 /* masks that one language keeps */
+#define CONSTRAIN_QUANTIFIERS    4       /* quantifiers in a row */
+
+/* Levels of recursion that one derivative of an expression needs: of compiled expressions, and of
+ * those that answers derive from them, which lie up to about twice as deep. A level takes less than
+ * 1 KiB of the stack, also in builds with sanitizers. */
+#define CONSTRAIN_LEVELS_MAX      1000
+#define CONSTRAIN_LAZY_LEVELS_MAX 3000
 
 /* Memory of all languages of a server, and the part that is reserved for one while it is compiled,
  * which is the most that the limits above allow. A request that finds no room is refused and may be

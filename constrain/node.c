@@ -48,7 +48,8 @@ static void add_constant(struct node_pool *pool, enum node_kind kind) {
 }
 
 bool node_pool_open(struct node_pool *pool, uint32_t limit) {
-    *pool = (struct node_pool){.limit = limit, .work_limit = UINT64_MAX};
+    *pool = (struct node_pool){
+        .limit = limit, .levels_limit = CONSTRAIN_LEVELS_MAX, .work_limit = UINT64_MAX};
     pool->table = mem_try_alloc(TABLE_MIN, sizeof *pool->table);
     pool->table_size = TABLE_MIN;
     if (pool->table == NULL ||
@@ -169,7 +170,7 @@ static bool add_outside(struct node_pool *pool, const struct wanted *wanted, str
 /* Adds a node that is not in the pool. The list may lie in scratch. */
 static uint32_t add_node(struct node_pool *pool, const struct wanted *wanted) {
     struct node node = wanted->node;
-    if (pool->count >= pool->limit) pool->rc = ERR_LIMIT;
+    if (pool->count >= pool->limit || node.levels > pool->levels_limit) pool->rc = ERR_LIMIT;
     if (pool->rc != 0 ||
         !node_reserve(pool, &pool->nodes, pool->count, &pool->capacity, sizeof node, 1) ||
         !add_outside(pool, wanted, &node))
@@ -268,6 +269,23 @@ uint32_t node_text(struct node_pool *pool, const char *text, size_t size) {
 
 /* ---- Constructors ---------------------------------------------------------------------------- */
 
+/* Levels of a node around others. No node has more levels than a limit that 16 bits hold. */
+static uint16_t levels_around(uint16_t most) {
+    return (uint16_t)(most + 1);
+}
+
+static uint16_t larger(uint16_t x, uint16_t y) {
+    return x > y ? x : y;
+}
+
+/* A derivative goes into the second part only behind a head with "", and a look for a string only
+ * where neither "" nor the structure answers it. Both go along a sequence without recursion. */
+static uint16_t seq_levels(const struct node *x, const struct node *y) {
+    bool enters = x->nullable || (!y->nullable && !y->exact);
+    uint16_t second = y->kind == NODE_KIND_SEQ ? y->levels : levels_around(y->levels);
+    return larger(levels_around(x->levels), enters ? second : 0);
+}
+
 static uint32_t make_seq(struct node_pool *pool, uint32_t a, uint32_t b) {
     if (a == NODE_NONE || b == NODE_NONE) return NODE_NONE;
     if (a == NODE_EMPTY) return b;
@@ -279,6 +297,7 @@ static uint32_t make_seq(struct node_pool *pool, uint32_t a, uint32_t b) {
                         .nullable = x->nullable && y->nullable,
                         .regular = x->regular && y->regular,
                         .exact = x->exact && y->exact,
+                        .levels = seq_levels(x, y),
                         .a = a,
                         .b = b};
     return intern(pool, &node);
@@ -329,6 +348,7 @@ static void push_flat(struct node_pool *pool, enum node_kind kind, uint32_t id) 
 
 struct list_facts {
     bool nullable, regular, exact;
+    uint16_t levels;
 };
 
 static struct list_facts facts_of(const struct node_pool *pool, uint32_t mark, bool conjunction) {
@@ -339,6 +359,7 @@ static struct list_facts facts_of(const struct node_pool *pool, uint32_t mark, b
             conjunction ? facts.nullable && node->nullable : facts.nullable || node->nullable;
         facts.regular = facts.regular && node->regular;
         facts.exact = facts.exact && node->exact;
+        facts.levels = larger(facts.levels, levels_around(node->levels));
     }
     return facts;
 }
@@ -354,6 +375,7 @@ static uint32_t intern_list(struct node_pool *pool, enum node_kind kind, uint32_
                             .nullable = facts.nullable,
                             .regular = facts.regular,
                             .exact = facts.exact,
+                            .levels = facts.levels,
                             .b = count};
         id = find_or_add(pool, &(struct wanted){.node = node, .list = pool->scratch + mark});
     }
@@ -486,8 +508,12 @@ uint32_t node_not(struct node_pool *pool, uint32_t a) {
     if (pool->rc != 0 || a == NODE_ALL || is_universe(pool, a)) return NODE_NONE;
     if (a == NODE_NONE) return NODE_ALL;
     if (x->kind == NODE_KIND_NOT) return x->a;
-    struct node node = {
-        .kind = NODE_KIND_NOT, .nullable = !x->nullable, .regular = true, .exact = false, .a = a};
+    struct node node = {.kind = NODE_KIND_NOT,
+                        .nullable = !x->nullable,
+                        .regular = true,
+                        .exact = false,
+                        .levels = levels_around(x->levels),
+                        .a = a};
     return intern(pool, &node);
 }
 
@@ -505,6 +531,7 @@ uint32_t node_repeat(struct node_pool *pool, uint32_t a, uint32_t min, uint32_t 
                         .nullable = min == 0,
                         .regular = x->regular,
                         .exact = x->exact,
+                        .levels = levels_around(x->levels),
                         .a = a,
                         .min = min,
                         .max = max};

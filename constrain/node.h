@@ -49,12 +49,13 @@ struct byte_set {
 
 struct node {
     uint8_t kind;
-    bool nullable; /* holds ""; of regular nodes only */
-    bool regular;  /* refers to no rule */
-    bool exact;    /* holds no AND and no NOT */
-    uint8_t alive; /* enum node_alive */
-    uint32_t a, b; /* by kind; ALT and AND: first child in `children`, number of children; BYTES:
-                      set */
+    bool nullable;   /* holds ""; of regular nodes only */
+    bool regular;    /* refers to no rule */
+    bool exact;      /* holds no AND and no NOT */
+    uint8_t alive;   /* enum node_alive */
+    uint16_t levels; /* recursion that a derivative or a look for a string needs */
+    uint32_t a, b;   /* by kind; ALT and AND: first child in `children`, number of children; BYTES:
+                        set */
     uint32_t min, max; /* REPEAT */
     uint32_t next;     /* next node with the same hash; 0 = none */
 };
@@ -70,6 +71,7 @@ struct node_memo {
 struct node_pool {
     struct node *nodes;
     uint32_t count, capacity, limit;
+    uint16_t levels_limit; /* ERR_LIMIT for a node with more levels */
     uint32_t *children;
     uint32_t child_count, child_capacity;
     struct byte_set *sets;

@@ -371,8 +371,8 @@ static bool read_quantifier(struct reader *r, uint32_t *min, uint32_t *max) {
 static uint32_t read_term(struct reader *r) {
     uint32_t term = read_atom(r), min, max;
     for (int count = 1; r->rc == 0 && read_quantifier(r, &min, &max); count++) {
-        if (r->rc == 0 && count > 4)
-            return refuse(r, ERR_LIMIT, "more than 4 quantifiers in a row");
+        if (r->rc == 0 && count > CONSTRAIN_QUANTIFIERS)
+            return refuse(r, ERR_LIMIT, "too many quantifiers in a row");
         if (r->terms[term].asserts)
             return refuse(r, ERR_UNSUPPORTED, "an assertion inside a repetition, not supported,");
         term =

@@ -97,6 +97,7 @@ static const struct {
     {"root ::= \"\\uD800\"", "expected a Unicode character", ERR_INVALID},
     {"root ::= \"a\"{3,2}", "line 1, column 13: bounds in the wrong order", ERR_INVALID},
     {"root ::= \"a\"{2000000}", "line 1, column 14: a repetition of more than", ERR_LIMIT},
+    {"root ::= \"a\"*?+{2}{1,3}", "line 1, column 19: more than 4 quantifiers in a row", ERR_LIMIT},
     {"root ::= \"a\" )", "line 1, column 14: a ')' without", ERR_INVALID},
     {"root ::= *", "line 1, column 10: expected a text", ERR_INVALID},
     {"roots ::= \"a\"", "there is no rule 'root'", ERR_INVALID},
@@ -162,5 +163,53 @@ Test(grammar, hostile_grammars_end) {
     struct language l = language_text(CONSTRAIN_GRAMMAR, text.data);
     cr_assert(l.rc == 0 || l.rc == ERR_LIMIT, "%d %s", l.rc, l.fault.text);
     language_close(&l);
+    buf_close(&text);
+}
+
+/* Compiles the text and goes into its first characters, which recurses as deep as the expressions
+ * lie in each other. */
+static void expect_step(struct buf *text, int rc, const char *step) {
+    struct language l = language_text(CONSTRAIN_GRAMMAR, text->data);
+    cr_assert_eq(l.rc, rc, "%.40s: %d %s", text->data, l.rc, l.fault.text);
+    if (rc == 0) (void)language_holds(&l, step);
+    language_close(&l);
+    buf_clear(text);
+}
+
+/* Rules whose bodies replace their names: `groups` repeated groups in each of `rules` bodies. */
+static void write_nested_rules(struct buf *text, const char *define, const char *open,
+                               const char *close, int rules, int groups) {
+    for (int i = 0; i < rules; i++) {
+        buf_fmt(text, "r%d%s", i, define);
+        for (int k = 0; k < groups; k++) buf_str(text, open);
+        buf_fmt(text, "r%d", i + 1);
+        for (int k = 0; k < groups; k++) buf_str(text, close);
+        buf_char(text, '\n');
+    }
+    buf_fmt(text, "r%d%s\"0\"\n", rules, define);
+}
+
+Test(grammar, repetitions_inside_each_other_have_a_limit) {
+    struct buf text;
+    buf_open(&text, 1 << 24);
+    buf_str(&text, "root ::= \"a\"");
+    for (int i = 0; i < 50000; i++) buf_str(&text, "{2,3}");
+    expect_step(&text, ERR_LIMIT, "a");
+    buf_str(&text, "root ::= \"a\"{1,2}{1,2}{1,2}{1,2}\n");
+    expect(&text, 0, "aaaaa");
+    buf_str(&text, "root ::= r0\n");
+    write_nested_rules(&text, " ::= ", "(\"b\"{0,2} ", " \"a\" | \"0\"){1,3}", 33, 250);
+    expect_step(&text, ERR_LIMIT, "b");
+    buf_str(&text, "root ::= r0\n");
+    write_nested_rules(&text, " ::= ", "(", "{0,2} \"a\" | \"0\"){1,3}", 33, 250);
+    expect_step(&text, ERR_LIMIT, "0");
+    buf_str(&text, "start: r0\n");
+    write_nested_rules(&text, ": ", "((", "~0..2 \"a\" | \"0\")~1..3)", 33, 120);
+    expect_step(&text, ERR_LIMIT, "0");
+    buf_str(&text, "root ::= "); /* as deep as groups may lie: still compiled, and answered */
+    for (int i = 0; i < 250; i++) buf_char(&text, '(');
+    buf_str(&text, "\"a\"");
+    for (int i = 0; i < 250; i++) buf_str(&text, "{0,2} \"b\" | \"0\"){1,3}");
+    expect(&text, 0, "00");
     buf_close(&text);
 }
