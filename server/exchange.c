@@ -215,10 +215,9 @@ static void submit(struct exchange *ex) {
     }
 }
 
-/* A text answer waits for its client to read it. It takes the place of the body, in the memory
- * that bodies and such answers share. Work in progress is not counted: each of libuv's few threads
- * may use as much as was left when its request began. */
-static void hold_text(struct exchange *ex) {
+/* Work in progress is not counted: each of libuv's few threads may use as much as was left when
+ * its request began. */
+void exchange_hold_text(struct exchange *ex) {
     struct buf *body = &ex->answer.body;
     struct server *server = ex->server;
     if (!body->failed && exchange_hold(ex, body->capacity)) return;
@@ -236,12 +235,22 @@ static void hold_text(struct exchange *ex) {
     }
 }
 
+/* The texts that a response stores and repeats stay after the body has gone. */
+static void hold_repeated(struct exchange *ex) {
+    const struct oai_request *request = &ex->request;
+    size_t size = request->own_items ? strlen(request->own_items) : 0;
+    if (request->repeated) size += strlen(request->repeated);
+    if (ex->error.status || exchange_hold(ex, size)) return;
+    oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
+}
+
 static void after_work(uv_work_t *work, int status) {
     struct exchange *ex = work->data;
     struct server *server = ex->server;
     bool accepted = ex->places > 0;
     server->works--;
     exchange_drop_body(ex);
+    hold_repeated(ex);
     if (status) oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
     if (ex->error.status)
         exchange_refuse(ex, &ex->error);
@@ -249,7 +258,7 @@ static void after_work(uv_work_t *work, int status) {
         ex->phase = PHASE_READY;
     else
         submit(ex);
-    if (ex->answer.status == 200) hold_text(ex);
+    if (ex->answer.status == 200) exchange_hold_text(ex);
     give_places_back(ex);
     if (!ex->waiting) quota_release(ex); /* the engine has nothing of it */
     if (accepted && --server->accepted == 0) server_all_submitted(server);

@@ -258,6 +258,9 @@ void exchange_delete(struct exchange *exchange, uint64_t conversation);
 /* Takes `size` bytes more of the memory that bodies and text answers share; false: too little is
  * left. The exchange gives it back with its body, and at its end. */
 bool exchange_hold(struct exchange *exchange, size_t size);
+/* A text answer waits for its client to read it. It takes the place of the body, in the memory
+ * that bodies and such answers share; the request is refused where that has no room. */
+void exchange_hold_text(struct exchange *exchange);
 void exchange_drop_body(struct exchange *exchange);
 
 /* prepare.c: parses a body on a libuv worker; uses only the exchange and immutable data. */

@@ -24,8 +24,12 @@
 #define OAI_FILES_MAX          256  /* input_extra */
 #define OAI_LOGPROBS_MAX       20   /* ENGINE_TOP_MAX */
 #define OAI_KEY_BYTES          1024 /* cache_salt, prompt_cache_key and other opaque keys */
+#define OAI_ID_BYTES           512  /* user, safety_identifier, and the ids of items and calls */
+#define OAI_METADATA_MAX       16   /* pairs of metadata */
+#define OAI_METADATA_KEY       64   /* characters of a key of metadata */
+#define OAI_METADATA_VALUE     512  /* characters of a value of metadata */
 #define OAI_RECORDS_MAX        4096 /* stored responses */
-#define OAI_RECORD_BYTES       ((size_t)64 << 20) /* together */
+#define OAI_RECORD_BYTES       ((size_t)64 << 20) /* together; one takes at most a part (records.h) */
 #define OAI_NAMES_MAX          16                 /* served model names */
 #define OAI_REPETITION_MIN     0.01               /* repetition_penalty */
 #define OAI_REPETITION_MAX     100.0

@@ -293,12 +293,11 @@ static int render_response(struct exchange *ex, const struct oai_owner *owner, c
 }
 
 static int render_items(struct exchange *ex, const struct oai_owner *owner, const char *id) {
-    struct buf items;
-    buf_open(&items, ex->answer.body.limit);
+    struct buf *out = &ex->answer.body;
+    buf_str(out, "{\"object\":\"list\",\"data\":[");
     int rc = oai_records_find(ex->server->rules.records, owner, id,
-                              (struct oai_record_parts){.items = &items});
-    if (!rc && !oai_render_input_items(&ex->answer.body, id, &items)) rc = ERR_NOMEM;
-    buf_close(&items);
+                              (struct oai_record_parts){.input = out});
+    buf_str(out, "],\"has_more\":false}");
     return rc;
 }
 
@@ -319,7 +318,10 @@ static void answer_response(struct exchange *ex,
     if (!find_owner(ex, &salt, &owner)) {
         ex->answer.status = 200;
         int rc = render(ex, &owner, id);
-        if (rc) refuse_response(ex, rc, id);
+        if (rc)
+            refuse_response(ex, rc, id);
+        else
+            exchange_hold_text(ex);
     }
     buf_close(&salt);
 }

@@ -36,6 +36,7 @@ struct oai_items {
     struct buf name;         /* the call's */
     struct buf text;         /* the open item's so far: text, or arguments */
     uint32_t begin, end;     /* the tokens of its text */
+    bool unscored;           /* the writer leaves scores out */
     struct buf blank;        /* white space that has begun no item */
     uint32_t blank_begin;
 };

@@ -197,50 +197,6 @@ void oai_render_deleted(struct buf *out, uint64_t conversation) {
             conversation);
 }
 
-/* --- GET /v1/responses/{id}/input_items --- */
-
-/* Items have the ids that they came with; those that came without get one by their place. */
-static void write_input_item(struct buf *out, const cJSON *item, const char *id, int i) {
-    const cJSON *member;
-    buf_str(out, i ? ",{" : "{");
-    if (!json_get(item, "id")) buf_fmt(out, "\"id\":\"item_%s_%d\"", id, i);
-    if (!json_get(item, "type"))
-        buf_fmt(out, "%s\"type\":\"message\"", json_get(item, "id") ? "" : ",");
-    cJSON_ArrayForEach(member, item) {
-        if (cJSON_IsNull(member) && strcmp(member->string, "id") == 0) continue;
-        if (out->data[out->size - 1] != '{') buf_char(out, ',');
-        json_write_str(out, member->string, strlen(member->string));
-        buf_char(out, ':');
-        json_write_node(out, member);
-    }
-    buf_char(out, '}');
-}
-
-bool oai_render_input_items(struct buf *out, const char *id, const struct buf *items) {
-    const struct json_limits limits = {
-        .bytes = items->size + 2, .depth = OAI_JSON_DEPTH, .nuls = true};
-    struct fault fault;
-    struct buf list;
-    cJSON *tree = NULL;
-    const cJSON *item;
-    int i = 0;
-    buf_open(&list, items->size + 2);
-    buf_char(&list, '[');
-    buf_add(&list, items->data, items->size);
-    buf_char(&list, ']');
-    if (!list.failed && !json_parse(list.data, list.size, &limits, &tree, &fault)) {
-        buf_str(out, "{\"object\":\"list\",\"data\":[");
-        cJSON_ArrayForEach(item, tree) {
-            write_input_item(out, item, id, i++);
-        }
-        buf_str(out, "],\"has_more\":false}");
-    }
-    bool rc = tree != NULL;
-    json_free(tree);
-    buf_close(&list);
-    return rc;
-}
-
 /* --- GET /kv --- */
 
 static void write_policy(struct buf *out, const char *policy, int32_t budget) {

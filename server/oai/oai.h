@@ -156,6 +156,8 @@ struct oai_request {
 /* Parses a body into a tree. Errors use OpenAI's wording. */
 int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules, cJSON **tree,
                    struct oai_error *error);
+/* Bound on the values of a tree that a request may cause. */
+size_t oai_json_nodes(const struct oai_rules *rules);
 
 /* Reads a request from the body's tree. Texts of prompts, `salt` and `session` point into the tree;
  * `sampling`, `prompts` and ids lie in the arena and outlive it. `key`: hash of the client's key,
@@ -346,8 +348,6 @@ void oai_render_slots(struct buf *out, const struct engine_info *info,
 void oai_render_conversations(struct buf *out, const struct engine_conversation_row *rows,
                               int count);
 void oai_render_deleted(struct buf *out, uint64_t conversation);
-/* GET /v1/responses/{id}/input_items: `items` as records.h has them. false: no memory. */
-bool oai_render_input_items(struct buf *out, const char *id, const struct buf *items);
 /* "%016x" -> id; false: something else. */
 bool oai_conversation_id(const char *text, uint64_t *id);
 void oai_render_kv(struct buf *out, const struct engine_info *info,

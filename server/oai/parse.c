@@ -190,15 +190,19 @@ void oai_request_close(struct oai_request *request) {
     request->chat = NULL;
 }
 
+/* There is room for every token id of a full context, and the rest of a large chat. */
+size_t oai_json_nodes(const struct oai_rules *rules) {
+    return 100000 + 2 * (size_t)rules->info->max_model_len;
+}
+
 int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules, cJSON **tree,
                    struct oai_error *error) {
     struct fault fault;
-    /* room for every token id of a full context, and the rest of a large chat */
     struct json_limits limits = {.bytes = rules->body_bytes,
                                  .depth = OAI_JSON_DEPTH,
                                  .unique_keys = true,
                                  .nuls = true,
-                                 .nodes = 100000 + 2 * (size_t)rules->info->max_model_len};
+                                 .nodes = oai_json_nodes(rules)};
     int rc = json_parse(data, size, &limits, tree, &fault);
     if (rc == 0) return 0;
     if (rc == ERR_NOMEM) return oai_refuse_fault(error, &fault);

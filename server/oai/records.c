@@ -7,11 +7,18 @@
 #include "base/err.h"
 #include "base/mem.h"
 
+/* A key that has responses. */
+struct holder {
+    struct holder *next;
+    uint8_t key[16];
+    size_t bytes, count; /* sums of its rows; it goes with the last one */
+};
+
 /* One response; its parts lie behind it: tokens, id, salt, items, answer. */
 struct row {
     struct row *next, *prev; /* in the order of their last use, the newest first */
     size_t size;             /* the allocation's */
-    uint8_t key[16];
+    struct holder *holder;
     const char *id, *salt; /* NUL-terminated */
     struct oai_record texts;
 };
@@ -19,6 +26,7 @@ struct row {
 struct oai_records {
     pthread_mutex_t lock;
     struct row *first, *last;
+    struct holder *holders;
     size_t bytes, count; /* all rows */
     size_t bytes_max, count_max;
 };
@@ -35,8 +43,6 @@ struct oai_records *oai_records_open(size_t bytes, size_t count) {
 static void take_out(struct oai_records *records, struct row *row) {
     *(row->prev ? &row->prev->next : &records->first) = row->next;
     *(row->next ? &row->next->prev : &records->last) = row->prev;
-    records->bytes -= row->size;
-    records->count--;
 }
 
 static void put_first(struct oai_records *records, struct row *row) {
@@ -44,13 +50,66 @@ static void put_first(struct oai_records *records, struct row *row) {
     row->next = records->first;
     *(row->next ? &row->next->prev : &records->last) = row;
     records->first = row;
+}
+
+/* --- holders --- */
+
+/* Returns the key's holder, made where there is none; NULL: no memory. */
+static struct holder *hold(struct oai_records *records, const uint8_t key[16]) {
+    struct holder *h = records->holders;
+    while (h && memcmp(h->key, key, sizeof h->key) != 0) h = h->next;
+    if (h) return h;
+    h = mem_try_alloc(1, sizeof *h);
+    if (!h) return NULL;
+    memcpy(h->key, key, sizeof h->key);
+    h->next = records->holders;
+    records->holders = h;
+    return h;
+}
+
+static void drop_holder(struct oai_records *records, struct holder *holder) {
+    struct holder **at = &records->holders;
+    while (*at != holder) at = &(*at)->next;
+    *at = holder->next;
+    mem_free(holder);
+}
+
+static void insert(struct oai_records *records, struct row *row, struct holder *holder) {
+    row->holder = holder;
+    holder->bytes += row->size;
+    holder->count++;
     records->bytes += row->size;
     records->count++;
+    put_first(records, row);
 }
 
 static void drop(struct oai_records *records, struct row *row) {
     take_out(records, row);
+    row->holder->bytes -= row->size;
+    row->holder->count--;
+    records->bytes -= row->size;
+    records->count--;
+    if (!row->holder->count) drop_holder(records, row->holder);
     mem_free(row);
+}
+
+/* Returns the holder with the most bytes, or the most rows. */
+static const struct holder *largest(const struct oai_records *records, bool by_bytes) {
+    const struct holder *most = records->holders;
+    for (const struct holder *h = most; h; h = h->next)
+        if (by_bytes ? h->bytes > most->bytes : h->count > most->count) most = h;
+    return most;
+}
+
+/* Makes the table fit its bounds, without the first row, which has just come. */
+static void trim(struct oai_records *records) {
+    while (records->first != records->last &&
+           (records->bytes > records->bytes_max || records->count > records->count_max)) {
+        const struct holder *most = largest(records, records->bytes > records->bytes_max);
+        struct row *row = records->last;
+        while (row->holder != most) row = row->prev;
+        drop(records, row == records->first ? records->last : row);
+    }
 }
 
 void oai_records_close(struct oai_records *records) {
@@ -63,7 +122,8 @@ void oai_records_close(struct oai_records *records) {
 static struct row *find(const struct oai_records *records, const struct oai_owner *owner,
                         const char *id) {
     for (struct row *row = records->first; row; row = row->next)
-        if (strcmp(row->id, id) == 0 && memcmp(row->key, owner->key, sizeof row->key) == 0 &&
+        if (strcmp(row->id, id) == 0 &&
+            memcmp(row->holder->key, owner->key, sizeof row->holder->key) == 0 &&
             strcmp(row->salt, owner->salt) == 0)
             return row;
     return NULL;
@@ -83,34 +143,37 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
     size_t id_size = strlen(id), salt_size = strlen(owner->salt);
     size_t size = sizeof(struct row) + id_size + salt_size + record->items_size +
                   record->answer_size + 4 + record->token_count * sizeof *record->tokens;
-    if (size > records->bytes_max || !records->count_max) return ERR_LIMIT;
+    if (size > records->bytes_max / OAI_RECORD_PART || !records->count_max) return ERR_LIMIT;
     struct row *row = mem_try_alloc(1, size);
     if (!row) return ERR_NOMEM;
     int32_t *tokens = (int32_t *)(row + 1);
     char *to = (char *)(tokens + record->token_count);
     if (record->token_count) memcpy(tokens, record->tokens, record->token_count * sizeof *tokens);
     row->size = size;
-    memcpy(row->key, owner->key, sizeof row->key);
     row->id = copy(&to, id, id_size);
     row->salt = copy(&to, owner->salt, salt_size);
     row->texts = (struct oai_record){.items = copy(&to, record->items, record->items_size),
-                                     .items_size = record->items_size};
+                                     .items_size = record->items_size,
+                                     .input_size = record->input_size};
     row->texts.answer = copy(&to, record->answer, record->answer_size);
     row->texts.answer_size = record->answer_size;
     row->texts.tokens = tokens;
     row->texts.token_count = record->token_count;
     pthread_mutex_lock(&records->lock);
-    while (records->last &&
-           (records->bytes + size > records->bytes_max || records->count == records->count_max))
-        drop(records, records->last);
-    put_first(records, row);
+    struct holder *holder = hold(records, owner->key);
+    if (holder) {
+        insert(records, row, holder);
+        trim(records);
+    }
     pthread_mutex_unlock(&records->lock);
-    return 0;
+    if (holder) return 0;
+    mem_free(row);
+    return ERR_NOMEM;
 }
 
 int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
                      struct oai_record_parts parts) {
-    struct buf *const all[] = {parts.items, parts.answer, parts.tokens};
+    struct buf *const all[] = {parts.items, parts.input, parts.answer, parts.tokens};
     bool failed = false;
     pthread_mutex_lock(&records->lock);
     struct row *row = find(records, owner, id);
@@ -119,6 +182,7 @@ int oai_records_find(struct oai_records *records, const struct oai_owner *owner,
         put_first(records, row);
         const struct oai_record *t = &row->texts;
         if (parts.items) buf_add(parts.items, t->items, t->items_size);
+        if (parts.input) buf_add(parts.input, t->items, t->input_size);
         if (parts.answer) buf_add(parts.answer, t->answer, t->answer_size);
         if (parts.tokens) buf_add(parts.tokens, t->tokens, t->token_count * sizeof *t->tokens);
     }

@@ -1,6 +1,7 @@
 /* Stored responses: what a later request with previous_response_id continues, and what
  * GET /v1/responses/{id} shows. A bounded table in memory; the responses used least recently go
- * first, and all go with the process. A response is found only by its owner.
+ * first, those of the key that has the most, and all go with the process. A response is found only
+ * by its owner.
  *
  * Any thread; each function holds a lock for as long as it searches and copies. */
 #ifndef KEEPD_SERVER_OAI_RECORDS_H
@@ -21,25 +22,29 @@ struct oai_owner {
 
 /* The JSON texts of one response. */
 struct oai_record {
-    const char
-        *items; /* elements of an array: all that the model was given, without instructions */
-    size_t items_size;
-    const char *answer; /* the response object */
+    const char *items; /* elements of an array (stored.h): all that the model was given, without
+                          instructions, and behind a comma the items of its answer */
+    size_t items_size, input_size; /* input: without the answer and its comma */
+    const char *answer;            /* the response object */
     size_t answer_size;
     const int32_t *tokens; /* ids of prompt and answer, as the model had them */
     size_t token_count;
 };
 
+/* A record takes at most this part of the table's bytes. */
+#define OAI_RECORD_PART 16
+
 /* At most `count` responses of together `bytes` bytes. NULL: no memory. */
 struct oai_records *oai_records_open(size_t bytes, size_t count);
 void oai_records_close(struct oai_records *records);
 
-/* Copies the texts. ERR_LIMIT: it is longer than the table; ERR_NOMEM. */
+/* Copies the texts. Where room is needed, the key with the most bytes, or the most responses, loses
+ * those it used least recently. ERR_LIMIT: the record is beyond its part; ERR_NOMEM. */
 int oai_records_put(struct oai_records *records, const struct oai_owner *owner, const char *id,
                     const struct oai_record *record);
 /* Appends the record's parts to the buffers that are not NULL. ERR_NOTFOUND, ERR_NOMEM. */
 struct oai_record_parts {
-    struct buf *items, *answer, *tokens; /* tokens: an int32_t each */
+    struct buf *items, *input, *answer, *tokens; /* tokens: an int32_t each */
 };
 int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
                      struct oai_record_parts parts);

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "server/oai/responses.h"
 #include "server/oai/rewrite.h"
+#include "server/oai/stored.h"
 
 #define ITEMS_BYTES_MAX (256u << 20)
 
@@ -95,10 +96,19 @@ static int add_thought(struct oai_rewrite *w, const cJSON *item, const char *pat
     return oai_rewrite_thought(w, text);
 }
 
+static int read_call_id(struct oai_rewrite *w, const cJSON *item, const char *path,
+                        const char **id) {
+    char field[OAI_PATH];
+    if (oai_rewrite_string(w, item, path, "call_id", id)) return -1;
+    if (strlen(*id) <= OAI_ID_BYTES) return 0;
+    oai_path(field, "%s.call_id", path);
+    return oai_invalid(w->r, field, "expected at most %d bytes, found %zu", OAI_ID_BYTES,
+                       strlen(*id));
+}
+
 static int add_call(struct oai_rewrite *w, const cJSON *item, const char *path) {
     const char *id, *name, *arguments;
-    if (oai_rewrite_string(w, item, path, "call_id", &id) ||
-        oai_rewrite_string(w, item, path, "name", &name) ||
+    if (read_call_id(w, item, path, &id) || oai_rewrite_string(w, item, path, "name", &name) ||
         oai_rewrite_string(w, item, path, "arguments", &arguments))
         return -1;
     return oai_rewrite_call(w, id, name, json_get(item, "arguments"));
@@ -108,7 +118,7 @@ static int add_output(struct oai_rewrite *w, const cJSON *item, const char *path
     const char *id, *text;
     char field[OAI_PATH];
     oai_path(field, "%s.output", path);
-    if (oai_rewrite_string(w, item, path, "call_id", &id) ||
+    if (read_call_id(w, item, path, &id) ||
         oai_rewrite_join(w, json_get(item, "output"), field, input_parts, &text))
         return -1;
     return oai_rewrite_result(w, id, text);
@@ -150,36 +160,33 @@ static int add_items(struct oai_rewrite *w, const cJSON *items, const char *fiel
 
 /* --- the response that is continued --- */
 
-/* Parses a stored response, whose texts keepd wrote itself. */
+/* The items of the chat, as a stored response keeps them. */
+struct items {
+    struct buf text;
+    int count;
+};
+
+/* Parses stored items (stored.h). */
 static int parse_stored(struct oai_rewrite *w, const struct buf *text, cJSON **tree) {
-    const struct json_limits limits = {.bytes = text->size, .depth = OAI_JSON_DEPTH, .nuls = true};
+    const struct json_limits limits = {.bytes = text->size,
+                                       .depth = OAI_JSON_DEPTH,
+                                       .nuls = true,
+                                       .nodes = oai_json_nodes(w->r->rules)};
     struct fault fault;
     int rc = json_parse(text->data, text->size, &limits, tree, &fault);
+    if (rc == ERR_LIMIT)
+        return oai_invalid(w->r, "previous_response_id",
+                           "the stored response is beyond a limit of this server: %s", fault.text);
     return rc ? oai_refuse_fault(w->r->error, &fault) : 0;
 }
 
-static void append(struct buf *items, const cJSON *list) {
-    const cJSON *item;
-    cJSON_ArrayForEach(item, list) {
-        if (items->size) buf_char(items, ',');
-        json_write_node(items, item);
-    }
-}
-
-static int continue_stored(struct oai_rewrite *w, const struct buf *before,
-                           const struct buf *answer, struct buf *items) {
-    cJSON *list = NULL, *response = NULL;
-    const cJSON *output = NULL;
-    int rc = before->failed || answer->failed ? oai_no_memory(w->r) : 0;
-    if (!rc) rc = parse_stored(w, before, &list);
-    if (!rc) rc = parse_stored(w, answer, &response);
-    if (!rc) output = json_get(response, "output");
-    if (!rc) rc = add_items(w, list, "previous_response_id");
-    if (!rc) rc = add_items(w, output, "previous_response_id");
-    append(items, list);
-    append(items, output);
+static int continue_stored(struct oai_rewrite *w, const struct buf *before, struct items *items) {
+    cJSON *list = NULL;
+    if (before->failed) return oai_no_memory(w->r);
+    if (parse_stored(w, before, &list)) return -1;
+    int rc = add_items(w, list, "previous_response_id");
+    if (!rc) oai_store_items(&items->text, list, &items->count);
     json_free(list);
-    json_free(response);
     return rc;
 }
 
@@ -195,28 +202,26 @@ static int keep_earlier(struct oai_rewrite *w, const struct buf *tokens) {
 }
 
 /* Reads previous_response_id; errors use OpenAI's words. */
-static int read_previous(struct oai_rewrite *w, struct buf *items) {
+static int read_previous(struct oai_rewrite *w, struct items *items) {
     const struct oai_rules *rules = w->r->rules;
     const char *id = NULL;
-    struct buf before, answer, tokens;
+    struct buf before, tokens;
     int rc = ERR_NOTFOUND;
     if (oai_get_str(w->r, NULL, w->body, "previous_response_id", &id)) return -1;
     if (!id) return 0;
     buf_open(&before, ITEMS_BYTES_MAX);
-    buf_open(&answer, ITEMS_BYTES_MAX);
     buf_open(&tokens, ITEMS_BYTES_MAX);
     buf_char(&before, '[');
     if (rules->records)
         rc = oai_records_find(rules->records, &w->r->out->owner, id,
-                              (struct oai_record_parts){&before, &answer, &tokens});
+                              (struct oai_record_parts){.items = &before, .tokens = &tokens});
     buf_char(&before, ']');
     if (rc == ERR_NOTFOUND)
         rc = oai_refuse(w->r->error, 400, "previous_response_not_found", "previous_response_id",
                         "Previous response with id '%.64s' not found.", id);
     else
-        rc = continue_stored(w, &before, &answer, items) || keep_earlier(w, &tokens) ? -1 : 0;
+        rc = continue_stored(w, &before, items) || keep_earlier(w, &tokens) ? -1 : 0;
     buf_close(&before);
-    buf_close(&answer);
     buf_close(&tokens);
     return rc;
 }
@@ -229,18 +234,20 @@ static int read_instructions(struct oai_rewrite *w) {
     return text ? oai_rewrite_message(w, "system", text) : 0;
 }
 
-static int add_text(struct oai_rewrite *w, const char *text, struct buf *items) {
-    buf_str(items, items->size ? "," : "");
-    buf_str(items, "{\"type\":\"message\",\"role\":\"user\",\"content\":"
-                   "[{\"type\":\"input_text\",\"text\":");
-    json_write_node(items, json_get(w->body, "input"));
-    buf_str(items, "}]}");
+static int add_text(struct oai_rewrite *w, const char *text, struct items *items) {
+    struct buf *out = &items->text;
+    buf_fmt(out,
+            "%s{\"id\":\"item_%d\",\"type\":\"message\",\"status\":\"completed\","
+            "\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":",
+            out->size ? "," : "", items->count++);
+    json_write_node(out, json_get(w->body, "input"));
+    buf_str(out, "}]}");
     return oai_rewrite_message(w, "user", text);
 }
 
-static int read_input(struct oai_rewrite *w, struct buf *items) {
+static int read_input(struct oai_rewrite *w, struct items *items) {
     const cJSON *input = json_get(w->body, "input");
-    if (!input && items->size) return 0;
+    if (!input && items->count) return 0;
     if (!input) return oai_missing(w->r, "input");
     if (cJSON_IsString(input)) return add_text(w, input->valuestring, items);
     if (!cJSON_IsArray(input))
@@ -249,23 +256,23 @@ static int read_input(struct oai_rewrite *w, struct buf *items) {
         return oai_invalid(w->r, "input", "expected at most %d items, found %d", OAI_MESSAGES_MAX,
                            cJSON_GetArraySize(input));
     if (add_items(w, input, "input")) return -1;
-    append(items, input);
-    return items->size ? 0 : oai_invalid(w->r, "input", "expected at least one item");
+    oai_store_items(&items->text, input, &items->count);
+    return items->count ? 0 : oai_invalid(w->r, "input", "expected at least one item");
 }
 
 /* Reads messages, and the items to be stored. */
 static int read_items(struct oai_rewrite *w) {
-    struct buf items;
+    struct items items = {.count = 0};
     bool store = true;
     if (oai_get_bool(w->r, NULL, w->body, "store", &store)) return -1;
-    buf_open(&items, ITEMS_BYTES_MAX);
+    buf_open(&items.text, ITEMS_BYTES_MAX);
     int rc = read_instructions(w) || read_previous(w, &items) || read_input(w, &items) ? -1 : 0;
-    if (!rc && items.failed) rc = oai_no_memory(w->r);
+    if (!rc && items.text.failed) rc = oai_no_memory(w->r);
     if (!rc && store && w->r->rules->records) {
-        w->r->out->own_items = arena_strndup(w->r->arena, items.data, items.size);
+        w->r->out->own_items = arena_strndup(w->r->arena, items.text.data, items.text.size);
         if (!w->r->out->own_items) rc = oai_no_memory(w->r);
     }
-    buf_close(&items);
+    buf_close(&items.text);
     return rc;
 }
 

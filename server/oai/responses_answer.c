@@ -40,7 +40,7 @@ static void write_part(struct buf *out, const struct oai_answer *answer,
     bool thought = items->kind == OAI_ITEM_THOUGHT;
     buf_fmt(out, "{\"type\":\"%s\",\"text\":", thought ? "reasoning_text" : "output_text");
     write_text(out, text ? text : &nothing);
-    if (!thought) {
+    if (!thought && !items->unscored) {
         buf_str(out, ",\"annotations\":[]");
         write_scores(out, answer, items->begin, text ? items->end : items->begin);
     }
@@ -107,10 +107,11 @@ static void end_whole(void *to, const struct oai_items *items) {
     write_item(whole->out, whole->answer, items, end_of(whole->answer, items));
 }
 
-static void write_output(struct buf *out, const struct oai_answer *answer) {
+static void write_output(struct buf *out, const struct oai_answer *answer, bool scored) {
     static const struct oai_item_writer writer = {.end = end_whole};
     struct whole whole = {.out = out, .answer = answer};
     oai_items_open(&whole.items, &writer, &whole, TEXT_BYTES_MAX);
+    whole.items.unscored = !scored;
     oai_divide(answer, 0, (struct oai_sink){take_part, &whole});
     oai_items_end(&whole.items);
     if (whole.items.text.failed) out->failed = true;
@@ -157,7 +158,7 @@ static void write_response(struct buf *out, const struct oai_answer *answer, enu
     buf_str(out, status == INCOMPLETE ? "{\"reason\":\"max_output_tokens\"}" : "null");
     buf_str(out, answer->request->repeated);
     buf_str(out, ",\"output\":[");
-    if (ended) write_output(out, answer);
+    if (ended) write_output(out, answer, true);
     buf_str(out, "],\"usage\":");
     if (ended)
         write_usage(out, answer);
@@ -186,22 +187,28 @@ static void add_tokens(struct buf *out, const struct oai_answer *answer) {
  */
 static void keep(const struct oai_answer *answer) {
     const struct oai_request *request = answer->request;
-    struct buf text, tokens;
+    struct buf items, text, tokens;
     if (!request->own_items) return;
+    buf_open(&items, TEXT_BYTES_MAX);
     buf_open(&text, TEXT_BYTES_MAX);
     buf_open(&tokens, TEXT_BYTES_MAX);
+    buf_str(&items, request->own_items);
+    buf_char(&items, ',');
+    write_output(&items, answer, false);
     write_answer(&text, answer);
     add_tokens(&tokens, answer);
     const struct oai_record record = {
-        .items = request->own_items,
-        .items_size = strlen(request->own_items),
+        .items = items.data,
+        .items_size = items.size,
+        .input_size = strlen(request->own_items),
         .answer = text.data,
         .answer_size = text.size,
         .tokens = (const int32_t *)(const void *)tokens.data,
         .token_count = tokens.size / sizeof(int32_t),
     };
-    if (!text.failed && !tokens.failed)
+    if (!items.failed && !text.failed && !tokens.failed)
         (void)oai_records_put(answer->rules->records, &request->owner, answer->id, &record);
+    buf_close(&items);
     buf_close(&text);
     buf_close(&tokens);
 }

@@ -257,6 +257,24 @@ def test_previous_response(shared):
     assert other["usage"]["input_tokens"] == second["usage"]["input_tokens"] - len("And yours?") + len("Or so?")
 
 
+def test_only_what_is_read_again_is_stored(shared):
+    """Items are listed without what a client added to them, and reasoning without content is left out."""
+    junk = {"extra": [[0]] * 1000, "encrypted_content": "x" * 10000}
+    first = ask(shared, [{"role": "user", "content": "hello", **junk}, {"type": "reasoning", "summary": [], **junk},
+                         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "mine", **junk},
+                         {"type": "function_call_output", "call_id": "c", "output": [{"type": "text", "text": "o", **junk}]}])
+    second = ask(shared, "more", previous_response_id=first["id"])
+    items = shared.get(f"{PATH}/{second['id']}/input_items").json()["data"]
+    done = {"status": "completed"}
+    answer = items.pop(3)
+    assert answer["content"] == [{"type": "output_text", "text": first["output"][0]["content"][0]["text"]}]
+    assert items == [
+        {"id": "item_0", "type": "message", **done, "role": "user", "content": "hello"},
+        {"id": "mine", "type": "function_call", **done, "call_id": "c", "name": "f", "arguments": "{}"},
+        {"id": "item_2", "type": "function_call_output", **done, "call_id": "c", "output": [{"type": "text", "text": "o"}]},
+        {"id": "item_4", "type": "message", **done, "role": "user", "content": [{"type": "input_text", "text": "more"}]}]
+
+
 def test_instructions_are_those_of_the_request(shared):
     first = ask(shared, "hello", instructions="Be brief.")
     again = ask(shared, "more", previous_response_id=first["id"])
@@ -322,6 +340,8 @@ def user(*parts):
     ("input[0].content", "missing_required_parameter", {"input": [{"role": "user"}]}),
     ("input[0].content", "invalid_value", {"input": [{"role": "user", "content": 5}]}),
     ("input[0].type", "unsupported_parameter", {"input": [{"type": "item_reference", "id": "x"}]}),
+    ("input[0].call_id", "invalid_value",
+     {"input": [{"type": "function_call", "call_id": "c" * 513, "name": "f", "arguments": "{}"}]}),
     ("input[0].type", "unsupported_parameter", {"input": [{"type": "web_search_call", "id": "x"}]}),
     (PART, "invalid_value", {"input": user("x")}),
     (PART + ".type", "missing_required_parameter", {"input": user({"text": "x"})}),

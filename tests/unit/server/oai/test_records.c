@@ -13,7 +13,8 @@ static const struct oai_owner nobody = {.salt = ""};
 static int put(struct oai_records *records, const struct oai_owner *owner, const char *id,
                const char *items, const char *answer) {
     static const int32_t tokens[] = {7, 8};
-    const struct oai_record record = {items, strlen(items), answer, strlen(answer), tokens, 2};
+    const struct oai_record record = {
+        items, strlen(items), strcspn(items, "|"), answer, strlen(answer), tokens, 2};
     return oai_records_put(records, owner, id, &record);
 }
 
@@ -25,8 +26,9 @@ static int find(struct oai_records *records, const char *id, struct buf *items,
                 struct buf *answer) {
     struct buf tokens;
     buf_open(&tokens, 64);
-    int rc =
-        oai_records_find(records, &nobody, id, (struct oai_record_parts){items, answer, &tokens});
+    int rc = oai_records_find(
+        records, &nobody, id,
+        (struct oai_record_parts){.items = items, .answer = answer, .tokens = &tokens});
     if (rc != ERR_NOTFOUND) {
         cr_assert_eq(tokens.size, 2 * sizeof(int32_t));
         cr_assert(((const int32_t *)(const void *)tokens.data)[1] == 8);
@@ -82,7 +84,7 @@ Test(oai_records, the_least_used_go_first) {
 
 Test(oai_records, are_bounded_in_bytes) {
     static char kilobyte[1025];
-    struct oai_records *records = oai_records_open(10 * 1024, 1000);
+    struct oai_records *records = oai_records_open(40 * 1024, 1000);
     char id[8];
     int kept = 0;
     memset(kilobyte, 'x', sizeof kilobyte - 1);
@@ -94,11 +96,31 @@ Test(oai_records, are_bounded_in_bytes) {
         snprintf(id, sizeof id, "%d", i);
         kept += has(records, &nobody, id);
     }
-    cr_expect_eq(kept, 4, "%d", kept);
+    cr_expect_eq(kept, 18, "%d", kept);
     oai_records_close(records);
-    records = oai_records_open(1024, 1000);
+    records = oai_records_open(1024 * OAI_RECORD_PART, 1000);
     cr_expect_eq(put(records, &nobody, "a", kilobyte, ""), ERR_LIMIT);
     oai_records_close(records);
+}
+
+/* A key that stores much loses its own responses, not those of others. */
+Test(oai_records, the_key_with_the_most_loses_its_own) {
+    static char kilobyte[1025];
+    struct oai_records *records[] = {oai_records_open(40 * 1024, 1000),
+                                     oai_records_open(1 << 20, 10)};
+    const struct oai_owner loud = {.key = {1}, .salt = ""};
+    char id[8];
+    memset(kilobyte, 'x', sizeof kilobyte - 1);
+    for (int r = 0; r < 2; r++) {
+        cr_assert_eq(put(records[r], &nobody, "mine", kilobyte, ""), 0);
+        for (int i = 0; i < 100; i++) {
+            snprintf(id, sizeof id, "%d", i);
+            cr_assert_eq(put(records[r], &loud, id, kilobyte, kilobyte), 0);
+        }
+        cr_expect(has(records[r], &nobody, "mine"), "%d", r);
+        cr_expect(has(records[r], &loud, "99") && !has(records[r], &loud, "0"), "%d", r);
+        oai_records_close(records[r]);
+    }
 }
 
 static void *use(void *arg) {
@@ -133,10 +155,12 @@ Test(oai_records, are_continued_as_messages) {
     c.rules.records = oai_records_open(1 << 20, 8);
     const struct oai_owner owner = {.salt = ""};
     cr_assert_eq(
-        put(c.rules.records, &owner, "r", "{\"role\":\"user\",\"content\":\"weather?\"}",
-            "{\"output\":[{\"type\":\"reasoning\",\"content\":[{\"type\":\"reasoning_text\","
+        put(c.rules.records, &owner, "r",
+            "{\"role\":\"user\",\"content\":\"weather?\"},"
+            "{\"type\":\"reasoning\",\"content\":[{\"type\":\"reasoning_text\","
             "\"text\":\"hm\"}]},{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\","
-            "\"arguments\":\"{\\\"city\\\": \\\"Oslo\\\"}\"}]}"),
+            "\"arguments\":\"{\\\"city\\\": \\\"Oslo\\\"}\"}",
+            "{}"),
         0);
     cr_assert_eq(case_parse(&c, &oai_responses,
                             "{\"previous_response_id\":\"r\",\"input\":[{\"type\":"
@@ -154,6 +178,25 @@ Test(oai_records, are_continued_as_messages) {
         "{\"role\":\"tool\",\"content\":\"rain\",\"tool_call_id\":\"c\"}]");
     cr_expect(c.request.earlier_count == 2 && c.request.earlier[0] == 7);
     buf_close(&out);
+    oai_records_close(c.rules.records);
+    case_close(&c);
+}
+
+/* A chain cannot make a tree that a request could not. */
+Test(oai_records, are_bounded_in_values) {
+    struct oai_case c;
+    struct buf items;
+    case_open(&c);
+    c.rules.records = oai_records_open(16 << 20, 8);
+    buf_open(&items, 1 << 20);
+    buf_str(&items, "{}");
+    for (int i = 0; i < 110000; i++) buf_str(&items, ",{}");
+    cr_assert_eq(put(c.rules.records, &nobody, "r", items.data, "{}"), 0);
+    cr_assert_eq(case_parse(&c, &oai_responses, "{\"previous_response_id\":\"r\",\"input\":\"x\"}"),
+                 -1);
+    cr_expect(c.error.status == 400 && strcmp(c.error.param, "previous_response_id") == 0);
+    cr_expect(strstr(c.error.message, "limit of this server"), "%s", c.error.message);
+    buf_close(&items);
     oai_records_close(c.rules.records);
     case_close(&c);
 }
