@@ -28,6 +28,9 @@ TALK = ("My sister Nora lives in Lisbon. The code of the garage is 4815.",
         "The weather was cold and it rained until noon. Then the sun came out and we had lunch in the garden with soup, "
         "bread and cheese from the market.")
 QUESTION = "What is the code of the garage?"
+# Requests for answers stay without one until they are aborted.
+HOLD = ("window.fetch = (fetch => (path, init) => path.includes('chat') ? new Promise((_, fail) => init.signal"
+        ".addEventListener('abort', () => fail(new Error('aborted')))) : fetch(path, init))(window.fetch)")
 
 
 class Page:
@@ -218,11 +221,27 @@ def test_errors_are_shown_and_a_request_is_stopped(visit):
     assert "maximum context length" in page.one(".answer .error").text
     page.press("New")
     page.one("#tokens").clear()
-    page.driver.execute_script("window.fetch = ((fetch) => (path, init) => path.includes("
-                               "'chat') ? new Promise((_, fail) => init.signal.addEventListener('abort', () => "
-                               "fail(new Error('aborted')))) : fetch(path, init))(window.fetch)")
+    page.driver.execute_script(HOLD)
     page.one("#input").send_keys("hello", Keys.ENTER)
     page.wait(lambda: page.one("#stop").is_displayed())
     page.one("#stop").click()
     page.wait(lambda: page.all(".answer .error") and page.one(".answer .error").text == "Stopped.")
     assert page.one("#send").is_displayed()
+
+
+def test_an_answer_in_progress_is_left(visit):
+    """It is not shown in another conversation, and later it is what had come of it."""
+    page = visit()
+    page.ready()
+    page.send(TALK[0])
+    page.driver.execute_script(HOLD)
+    page.one("#input").send_keys("hello", Keys.ENTER)
+    page.wait(lambda: page.one("#stop").is_displayed())
+    page.press("New")
+    page.wait(lambda: page.one("#send").is_displayed())
+    assert not page.all(".answer") and not page.one("#memory").is_displayed()
+    page.driver.refresh()
+    page.ready()
+    page.all("#chats button")[1].click()
+    page.wait(lambda: len(page.all(".answer")) == 2)
+    assert [button.text for button in page.all(".answer:last-child button")].count("Fork") == 2
