@@ -217,7 +217,8 @@ def test_http_tests_are_told_the_backend(check, monkeypatch):
     assert first == {"KEEPD_BIN": "/there/keepd", "KEEPD_DEVICE": "cuda"} and second == {**first, "KEEPD_KV_POOL_BYTES": "64M"}
     assert cuda[-1].endswith("tests/http/test_cuda.py") and "not slow" in rest and cuda[-1] not in rest
     assert len([a for a in rest if a.endswith(".py")]) == len(list((ROOT / "tests/http").glob("test_*.py"))) - 2
-    assert check.left_out == ["tests/http/test_choices.py: needs no_such_module"]
+    first_file = min(path.name for path in (ROOT / "tests/http").glob("test_*.py"))
+    assert check.left_out == [f"tests/http/{first_file}: needs no_such_module"]
 
 
 # --- the daemon ---

@@ -85,7 +85,7 @@ Test(oai_records, the_least_used_go_first) {
 Test(oai_records, are_bounded_in_bytes) {
     static char kilobyte[1025];
     struct oai_records *records = oai_records_open(40 * 1024, 1000);
-    char id[8];
+    char id[12];
     int kept = 0;
     memset(kilobyte, 'x', sizeof kilobyte - 1);
     for (int i = 0; i < 100; i++) {
@@ -109,7 +109,7 @@ Test(oai_records, the_key_with_the_most_loses_its_own) {
     struct oai_records *records[] = {oai_records_open(40 * 1024, 1000),
                                      oai_records_open(1 << 20, 10)};
     const struct oai_owner loud = {.key = {1}, .salt = ""};
-    char id[8];
+    char id[12];
     memset(kilobyte, 'x', sizeof kilobyte - 1);
     for (int r = 0; r < 2; r++) {
         cr_assert_eq(put(records[r], &nobody, "mine", kilobyte, ""), 0);
