@@ -230,7 +230,7 @@ def test_errors_are_shown_and_a_request_is_stopped(visit):
 
 
 def test_an_answer_in_progress_is_left(visit):
-    """It is not shown in another conversation, and later it is what had come of it."""
+    """The answer is not shown in another conversation. Later it has the text that had arrived."""
     page = visit()
     page.ready()
     page.send(TALK[0])
