@@ -117,6 +117,7 @@ static int add_answer(struct oai_rewrite *w, const cJSON *content, const char *p
     char field[OAI_PATH];
     int i = 0;
     w->open = NULL;
+    w->whole = true;
     if (cJSON_IsString(content)) return oai_rewrite_answer(w, content->valuestring);
     cJSON_ArrayForEach(block, content) {
         oai_path(field, "%s[%d]", path, i++);

@@ -126,5 +126,6 @@ struct oai_voice oai_channels_open(const struct oai_answer *answer,
     for (int32_t i = at - 1; i < request->prompt_count; i++)
         oai_channels_step(&voice, answer, request->prompt[i]);
     voice.reasoning_tokens = 0;
+    if (voice.calling) voice.calling = voice.bare = false; /* the prompt has the call's name */
     return voice;
 }

@@ -51,11 +51,11 @@ static int take_text(struct source *s, const char *field, const cJSON *node,
     return s->part->text ? 0 : oai_no_memory(s->r);
 }
 
-/* Reads a schema that is given as a string. */
 /* Most values of a schema that is given as a string; a schema in the body counts as part of the
  * body. */
 #define SCHEMA_NODES_MAX 200000
 
+/* Reads a schema that is given as a string. */
 static int parse_schema(struct source *s, const char *field, const cJSON **node) {
     struct json_limits limits = {.bytes = s->r->rules->body_bytes,
                                  .depth = OAI_JSON_DEPTH,

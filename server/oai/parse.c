@@ -237,12 +237,30 @@ static int refuse_length(const struct oai_request *request, const char *field, s
     return oai_refuse_context(error, count, longest);
 }
 
+/* Returns how many tokens an answer without max_tokens may have; 0: what the context leaves. */
+static size_t preset_tokens(const struct oai_request *request, const struct oai_rules *rules) {
+    int preset = request->kind->form->preset_tokens;
+    if (!preset) preset = rules->default_max_tokens;
+    return !request->endless && preset > 0 ? (size_t)preset : 0;
+}
+
+/* Returns the room for an answer that a prompt of any length leaves: max_tokens, or what they are
+ * without it, but at most half of the context. */
+static size_t reserved(const struct oai_request *request, const struct oai_rules *rules) {
+    size_t half = (size_t)rules->info->max_model_len / 2;
+    size_t preset = preset_tokens(request, rules);
+    if (request->max_tokens >= 0) return (size_t)request->max_tokens;
+    return preset && preset < half ? preset : half;
+}
+
 void oai_truncate(const struct oai_request *request, const struct oai_rules *rules,
                   struct engine_ids *ids) {
     size_t longest = (size_t)rules->info->max_model_len, most = (size_t)request->truncate;
-    size_t wanted = request->max_tokens < 0 ? 1 : (size_t)request->max_tokens;
     if (request->truncate == 0) return;
-    if (request->truncate < 0) most = wanted < longest ? longest - wanted : 1;
+    if (request->truncate < 0) {
+        size_t wanted = reserved(request, rules);
+        most = wanted < longest ? longest - wanted : 1;
+    }
     if (ids->count <= most) return;
     ids->ids += ids->count - most;
     ids->count = most;
@@ -258,10 +276,9 @@ int oai_fit(const struct oai_request *request, const char *field, size_t count,
     if (count > longest || wanted > longest - count)
         return refuse_length(request, field, longest, count, wanted, error);
     if (request->max_tokens < 0) {
-        int preset = request->kind->form->preset_tokens;
-        if (!preset) preset = rules->default_max_tokens;
+        size_t preset = preset_tokens(request, rules);
         wanted = longest - count;
-        if (!request->endless && preset > 0 && wanted > (size_t)preset) wanted = (size_t)preset;
+        if (preset && wanted > preset) wanted = preset;
     }
     *max_tokens = (int32_t)wanted;
     if (request->sampling.min_tokens > *max_tokens)

@@ -55,6 +55,7 @@ void oai_divide_text(struct oai_divider *d, const struct oai_voice *voice, const
 bool oai_divide(const struct oai_answer *answer, int index, struct oai_sink sink) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
     struct oai_divider d = {.answer = answer, .index = index, .sink = sink};
+    d.calls.tools = &answer->request->tools;
     size_t safe = oai_shown_size(answer, index);
     size_t at = 0, said = 0; /* text[said, at) is of one voice and not given yet */
     struct oai_voice voice = oai_voice_open(answer, index);

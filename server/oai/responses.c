@@ -415,6 +415,12 @@ static int read_shape(struct oai_rewrite *w) {
 
 /* --- members that the answer repeats --- */
 
+static size_t count_characters(const char *text) {
+    size_t count = 0;
+    for (; *text; text++) count += ((unsigned char)*text & 0xC0) != 0x80;
+    return count;
+}
+
 static void repeat(struct buf *out, const cJSON *body, const char *name, const char *preset) {
     const cJSON *node = json_get(body, name);
     buf_fmt(out, ",\"%s\":", name);
@@ -439,6 +445,43 @@ static void repeat_inner(struct buf *out, const cJSON *object, const char *name,
         json_write_node(out, node);
     else
         buf_str(out, preset);
+}
+
+/* Reads metadata, with OpenAI's limits: strings by names. */
+static int read_metadata(struct oai_rewrite *w) {
+    const cJSON *metadata = json_get(w->body, "metadata"), *pair;
+    if (!metadata) return 0;
+    if (!cJSON_IsObject(metadata))
+        return oai_expected(w->r->error, "metadata", "an object", metadata);
+    if (cJSON_GetArraySize(metadata) > OAI_METADATA_MAX)
+        return oai_invalid(w->r, "metadata", "expected at most %d pairs, found %d",
+                           OAI_METADATA_MAX, cJSON_GetArraySize(metadata));
+    cJSON_ArrayForEach(pair, metadata) {
+        char field[OAI_PATH];
+        oai_path(field, "metadata.%.64s", pair->string);
+        if (count_characters(pair->string) > OAI_METADATA_KEY)
+            return oai_invalid(w->r, "metadata", "expected keys of at most %d characters",
+                               OAI_METADATA_KEY);
+        if (!cJSON_IsString(pair)) return oai_expected(w->r->error, field, "a string", pair);
+        if (count_characters(pair->valuestring) > OAI_METADATA_VALUE)
+            return oai_invalid(w->r, field, "expected at most %d characters", OAI_METADATA_VALUE);
+    }
+    return 0;
+}
+
+/* Checks the members that have no other bound: the answer repeats them. */
+static int check_repeated(struct oai_rewrite *w) {
+    static const char *const ids[] = {"safety_identifier", "user", "prompt_cache_key"};
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
+        const cJSON *id = json_get(w->body, ids[i]);
+        bool ignored = cJSON_IsObject(id) && strcmp(ids[i], "user") == 0;
+        if (ignored) continue;
+        if (id && !cJSON_IsString(id)) return oai_expected(w->r->error, ids[i], "a string", id);
+        if (id && strlen(id->valuestring) > OAI_ID_BYTES)
+            return oai_invalid(w->r, ids[i], "expected at most %d bytes, found %zu", OAI_ID_BYTES,
+                               strlen(id->valuestring));
+    }
+    return read_metadata(w);
 }
 
 static void write_repeated(struct buf *out, const struct oai_rewrite *w) {
@@ -490,8 +533,8 @@ static int read_owner(struct oai_rewrite *w) {
 
 static int parse(struct oai_reader *r) {
     struct oai_rewrite w;
-    if (oai_rewrite_open(&w, r) || read_owner(&w) || read_items(&w) || read_tools(&w) ||
-        read_choice(&w) || read_shape(&w) || oai_read_messages(r))
+    if (oai_rewrite_open(&w, r) || read_owner(&w) || check_repeated(&w) || read_items(&w) ||
+        read_tools(&w) || read_choice(&w) || read_shape(&w) || oai_read_messages(r))
         return -1;
     r->out->split_reasoning = true;
     if (oai_read_tools(r) || oai_read_generation(r)) return -1;

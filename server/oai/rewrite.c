@@ -163,31 +163,35 @@ static int open_answer(struct oai_rewrite *w) {
     return message ? put(w, message, "content", cJSON_CreateNull()) : -1;
 }
 
-int oai_rewrite_thought(struct oai_rewrite *w, const char *text) {
-    bool joins = w->open && !w->thinks && !w->speaks && !w->calls;
-    if (!joins && open_answer(w)) return -1;
-    w->thinks = true;
-    return put_text(w, w->open, "reasoning_content", text);
-}
-
-/* Adds text. Text behind calls joins the text before them, as in the messages of chats. */
-static int add_text(struct oai_rewrite *w, const char *text) {
-    cJSON *content = cJSON_GetObjectItemCaseSensitive(w->open, "content"), *joined;
-    size_t before = w->speaks ? strlen(content->valuestring) : 0, size = strlen(text);
-    char *both = arena_alloc(w->r->arena, before + size + 1, 1);
-    if (!both) return oai_no_memory(w->r);
-    if (before) memcpy(both, content->valuestring, before);
-    memcpy(both + before, text, size);
-    both[before + size] = '\0';
-    joined = cJSON_CreateString(both);
-    if (joined && cJSON_ReplaceItemInObjectCaseSensitive(w->open, "content", joined)) return 0;
+/* Adds text to a member, behind the text that it has and `between`. */
+static int add_text(struct oai_rewrite *w, const char *name, const char *between,
+                    const char *text) {
+    const cJSON *node = json_get(w->open, name);
+    const char *parts[] = {node ? node->valuestring : "", node ? between : "", text};
+    struct buf both;
+    cJSON *joined = NULL;
+    if (!node) cJSON_DeleteItemFromObjectCaseSensitive(w->open, name); /* null */
+    buf_open(&both, TEXT_BYTES_MAX);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) buf_str(&both, parts[i]);
+    if (!both.failed) joined = cJSON_CreateString(both.data ? both.data : "");
+    buf_close(&both);
+    if (joined && node && cJSON_ReplaceItemInObjectCaseSensitive(w->open, name, joined)) return 0;
+    if (!node) return put(w, w->open, name, joined);
     cJSON_Delete(joined);
     return oai_no_memory(w->r);
 }
 
+int oai_rewrite_thought(struct oai_rewrite *w, const char *text) {
+    bool joins = w->open && (w->whole || (!w->thinks && !w->speaks && !w->calls));
+    if ((!joins && open_answer(w)) || add_text(w, "reasoning_content", "\n", text)) return -1;
+    w->thinks = true;
+    return 0;
+}
+
+/* Text behind calls joins the text before them, as in the messages of chats. */
 int oai_rewrite_answer(struct oai_rewrite *w, const char *text) {
-    bool joins = w->open && (!w->speaks || w->calls);
-    if ((!joins && open_answer(w)) || add_text(w, text)) return -1;
+    bool joins = w->open && (w->whole || !w->speaks || w->calls);
+    if ((!joins && open_answer(w)) || add_text(w, "content", w->calls ? "" : "\n", text)) return -1;
     w->speaks = true;
     return 0;
 }

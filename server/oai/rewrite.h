@@ -13,6 +13,7 @@ struct oai_rewrite {
     cJSON *messages;
     cJSON *open;                /* the assistant's message that further parts join; NULL = none */
     bool thinks, speaks, calls; /* parts that `open` has */
+    bool whole; /* all parts since `open` began are of one message, in whatever order they come */
 };
 
 /* The functions below return 0, or -1 with the reader's error. */
@@ -41,8 +42,8 @@ int oai_rewrite_call(struct oai_rewrite *w, const char *id, const char *name,
 struct oai_part_type {
     const char *type, *member;
 };
-/* A text, or an array of parts of these types (ended by NULL), joined by line breaks. `more`: text
- * in front of it, or NULL. The text lies in the arena or the tree. */
+/* A text, or an array of parts of these types (ended by NULL), joined by line breaks. The text lies
+ * in the arena or the tree. */
 int oai_rewrite_join(struct oai_rewrite *w, const cJSON *node, const char *path,
                      const struct oai_part_type *types, const char **text);
 /* Reads a part's text; `path` names the part. */

@@ -100,6 +100,20 @@ def test_the_prompt_is_that_of_a_chat(shared):
     assert counted == {"input_tokens": expected}
 
 
+def test_blocks_of_one_message_are_one_message(shared):
+    """Templates that want the roles in turns see one answer, whatever the order of its blocks."""
+    user = {"role": "user", "content": "first"}
+    last = {"role": "user", "content": "the same prompt"}
+    blocks = [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "a"},
+              {"type": "text", "text": "b"}, {"type": "thinking", "thinking": "so", "signature": ""},
+              {"type": "text", "text": "c"}]
+    answer = {"role": "assistant", "content": "a\nb\nc", "reasoning_content": "hm\nso"}
+    chat = shared.post("/v1/chat/completions", {"messages": [user, answer, last], "temperature": 0, "max_tokens": 40}).json()
+    whole = shared.post(PATH, {**body(), "messages": [user, {"role": "assistant", "content": blocks}, last]}).json()
+    usage = whole["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
 def test_the_next_turn_pays_for_what_is_new(shared):
     first = ask(shared, "My name is Nora.")
     used = first["usage"]

@@ -152,6 +152,20 @@ def test_calls_and_thoughts(caller):
     assert [item["type"] for item in none["output"]] == ["message"]
 
 
+def test_the_largest_members_that_are_repeated(shared):
+    fields = {"metadata": {str(i).rjust(64, "\u00e9"): "\u00e9" * 512 for i in range(16)},
+              **{name: "u" * 512 for name in ("user", "safety_identifier", "prompt_cache_key")}}
+    answer = ask(shared, **fields)
+    assert {name: answer[name] for name in fields} == fields
+
+
+def test_truncation_leaves_room_for_an_answer(shared, fake):
+    """Without max_output_tokens, too."""
+    length = shared.get("/server_info").json()["max_model_len"]
+    usage = ask(shared, "x" * 3 * length, truncation="auto", max_output_tokens=None)["usage"]
+    assert usage["input_tokens"] >= length // 2 and usage["output_tokens"] > 1
+
+
 # --- streams ---
 
 ITEM_EVENTS = {
@@ -387,6 +401,15 @@ def user(*parts):
     ("include[0]", "unsupported_parameter", {"include": ["web_search_call.action.sources"]}),
     ("top_logprobs", "invalid_value", {"top_logprobs": 3}),
     ("truncation", "invalid_value", {"truncation": "middle"}),
+    ("metadata", "invalid_value", {"metadata": "x"}),
+    ("metadata", "invalid_value", {"metadata": {str(i): "x" for i in range(17)}}),
+    ("metadata", "invalid_value", {"metadata": {"k" * 65: "x"}}),
+    ("metadata.k", "invalid_value", {"metadata": {"k": 5}}),
+    ("metadata.k", "invalid_value", {"metadata": {"k": "\u00e9" * 513}}),
+    ("user", "invalid_value", {"user": "u" * 513}),
+    ("safety_identifier", "invalid_value", {"safety_identifier": "u" * 513}),
+    ("safety_identifier", "invalid_value", {"safety_identifier": {"a": "b"}}),
+    ("prompt_cache_key", "invalid_value", {"prompt_cache_key": "u" * 513}),
     ("max_output_tokens", "invalid_value", {"max_output_tokens": 0}),
     ("max_output_tokens", "invalid_value", {"max_output_tokens": "x"}),
     ("temperature", "invalid_value", {"temperature": 3}),
