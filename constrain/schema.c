@@ -345,35 +345,45 @@ static bool limits_structures(const struct conjunction *c) {
     return false;
 }
 
-/* Is the value among those of the other conjuncts that give values? `text`: its canonical form. */
-static bool is_given(struct schema *s, const struct conjunction *c, const cJSON *at,
-                     const char *text) {
-    for (int i = 0; i < c->count; i++) {
-        const cJSON *schema = c->list[i].schema, *values = json_get(schema, "enum");
-        const cJSON *only = json_get(schema, "const");
-        const struct value_set *set;
-        if (cJSON_IsArray(values) && (schema != at || only != NULL)) {
-            set = schema_values(s, values, true);
-            if (set == NULL || !value_set_has(set, text)) return false;
-        }
-        if (only != NULL && schema != at) {
-            set = schema_values(s, only, false);
-            if (set == NULL || !value_set_has(set, text)) return false;
-        }
-    }
-    return true;
-}
-
-/* The values that enum and const of a conjunction give, filtered by its other keywords. */
+/* The values that enum and const of a conjunction give, filtered by its other keywords. What the
+ * keywords say is looked up once and not for each value. */
 struct given {
     const struct conjunction *c;
     const cJSON *at; /* the schema that gives them */
     unsigned types;
+    bool limits_structures;
+    const struct value_set **others; /* [other_count] what the other enum and const give */
+    int other_count;
     uint32_t content, number; /* the other keywords allow these; or NOT_ASKED */
     struct node_word *words;
     size_t word_count;
     uint32_t list; /* objects and arrays */
 };
+
+/* false: noted, or the pool's error. */
+static bool collect_others(struct schema *s, struct given *g) {
+    g->others = schema_alloc(s, 2 * (size_t)g->c->count, sizeof(const struct value_set *));
+    if (g->others == NULL) return false;
+    for (int i = 0; i < g->c->count; i++) {
+        const cJSON *schema = g->c->list[i].schema, *values = json_get(schema, "enum");
+        const cJSON *only = json_get(schema, "const");
+        if (cJSON_IsArray(values) && (schema != g->at || only != NULL) &&
+            (g->others[g->other_count++] = schema_values(s, values, true)) == NULL)
+            return false;
+        if (only != NULL && schema != g->at &&
+            (g->others[g->other_count++] = schema_values(s, only, false)) == NULL)
+            return false;
+    }
+    return true;
+}
+
+/* Is the value among those that the other conjuncts give? `text`: its canonical form. */
+static bool is_given(struct schema *s, const struct given *g, const char *text) {
+    (void)node_work(s->pool, (uint64_t)g->other_count);
+    for (int i = 0; i < g->other_count; i++)
+        if (!value_set_has(g->others[i], text)) return false;
+    return true;
+}
 
 /* Does everything else hold for a string or a number? */
 static bool satisfies(struct schema *s, struct given *g, const cJSON *value, const char *text) {
@@ -397,9 +407,9 @@ static bool satisfies(struct schema *s, struct given *g, const cJSON *value, con
 static void add_given(struct schema *s, struct given *g, const cJSON *value) {
     unsigned type = type_of_value(value);
     const char *canonical = schema_canonical(s, value);
-    if (canonical == NULL || !(g->types & type) || !is_given(s, g->c, g->at, canonical)) return;
+    if (canonical == NULL || !(g->types & type) || !is_given(s, g, canonical)) return;
     if (type & (SCHEMA_OBJECT | SCHEMA_ARRAY)) {
-        if (limits_structures(g->c))
+        if (g->limits_structures)
             schema_refuse(s, ERR_UNSUPPORTED, g->at, "enum",
                           "objects and arrays in enum or const are supported only without other "
                           "keywords about objects and arrays");
@@ -426,10 +436,15 @@ static void add_given(struct schema *s, struct given *g, const cJSON *value) {
 static uint32_t values_node(struct schema *s, const struct conjunction *c, unsigned types,
                             const cJSON *at) {
     const cJSON *values = json_get(at, "enum"), *only = json_get(at, "const"), *child;
-    struct given given = {
-        .c = c, .at = at, .types = types, .content = NOT_ASKED, .number = NOT_ASKED};
+    struct given given = {.c = c,
+                          .at = at,
+                          .types = types,
+                          .limits_structures = limits_structures(c),
+                          .content = NOT_ASKED,
+                          .number = NOT_ASKED};
     if (values != NULL && !cJSON_IsArray(values))
         return schema_refuse(s, ERR_INVALID, at, "enum", "expected an array");
+    if (!collect_others(s, &given)) return NODE_NONE;
     size_t count = only != NULL ? 1 : (size_t)cJSON_GetArraySize(values);
     given.words = schema_alloc(s, count, sizeof *given.words);
     given.list = node_list_open(s->pool);

@@ -1,6 +1,7 @@
 /* Tables over a schema document, each built when it is first needed: members of large objects,
  * schemas with a name ($id, $anchor), and the values of enum and const in one canonical form. With
  * them a document of n values is compiled without n * n comparisons. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,7 @@
 
 #define FEW_MEMBERS 16 /* an object with fewer is searched from its beginning */
 #define CHAINS      256u
+#define POWER_MAX   (LONG_MAX / 2) /* exponents beyond it are written as it */
 
 struct member_table {
     const cJSON *object;
@@ -49,10 +51,14 @@ static struct schema_index *index_of(struct schema *s) {
 
 /* ---- Members --------------------------------------------------------------------------------- */
 
-static const cJSON **slot_of(const struct member_table *table, const char *name) {
+/* Returns the place of a name, which may be free. Names of one hash make a search long, so each
+ * comparison counts. NULL: too much work. */
+static const cJSON **slot_of(struct schema *s, const struct member_table *table, const char *name) {
     uint32_t at = schema_hash(name) & (table->size - 1);
-    while (table->slots[at] != NULL && strcmp(table->slots[at]->string, name) != 0)
+    while (table->slots[at] != NULL && strcmp(table->slots[at]->string, name) != 0) {
+        if (!node_work(s->pool, 1)) return NULL;
         at = (at + 1) & (table->size - 1);
+    }
     return &table->slots[at];
 }
 
@@ -69,8 +75,11 @@ static const struct member_table *table_of(struct schema *s, const cJSON *object
     if (table == NULL || slots == NULL || !node_work(s->pool, count)) return NULL;
     *table = (struct member_table){object, slots, size, *chain};
     *chain = table;
-    const cJSON *child;
-    cJSON_ArrayForEach(child, object) * slot_of(table, child->string) = child;
+    const cJSON *child, **slot;
+    cJSON_ArrayForEach(child, object) {
+        if ((slot = slot_of(s, table, child->string)) == NULL) return NULL;
+        *slot = child;
+    }
     return table;
 }
 
@@ -82,8 +91,8 @@ const cJSON *schema_member(struct schema *s, const cJSON *object, const char *na
         count++;
     if (count < FEW_MEMBERS) return json_get(object, name);
     const struct member_table *table = table_of(s, object);
-    const cJSON *found = table != NULL ? *slot_of(table, name) : NULL;
-    return cJSON_IsNull(found) ? NULL : found;
+    const cJSON **slot = table != NULL ? slot_of(s, table, name) : NULL;
+    return slot == NULL || cJSON_IsNull(*slot) ? NULL : *slot;
 }
 
 /* ---- Named schemas --------------------------------------------------------------------------- */
@@ -214,7 +223,10 @@ static void write_number(struct buf *out, const char *text) {
         buf_char(out, *at);
         digits++;
     }
-    if (*at != '\0') power += strtol(at + 1, NULL, 10);
+    if (*at != '\0') {
+        long exponent = strtol(at + 1, NULL, 10);
+        power += exponent > POWER_MAX ? POWER_MAX : exponent < -POWER_MAX ? -POWER_MAX : exponent;
+    }
     while (!out->failed && digits > 1 && out->data[out->size - 1] == '0') {
         out->size--;
         digits--;

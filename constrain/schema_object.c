@@ -19,9 +19,15 @@ struct pattern {
     const cJSON *schema;
 };
 
+/* Keywords of a conjunct that are needed for each name. */
+struct members {
+    const cJSON *own, *others; /* properties and additionalProperties; NULL: absent */
+};
+
 struct object {
     struct schema *s;
     const struct conjunction *c;
+    struct members *members; /* [c->count] */
     struct named *names;
     int name_count;
     uint32_t *heads; /* [heads_size] of chains of names: 1 + index */
@@ -38,8 +44,10 @@ struct object {
 
 static struct named *find_name(struct object *o, const char *name) {
     uint32_t *head = &o->heads[schema_hash(name) & (o->heads_size - 1)];
-    for (uint32_t i = *head; i != 0; i = o->names[i - 1].next)
+    for (uint32_t i = *head; i != 0; i = o->names[i - 1].next) {
+        (void)node_work(o->s->pool, 1);
         if (strcmp(o->names[i - 1].name, name) == 0) return &o->names[i - 1];
+    }
     o->names[o->name_count] = (struct named){.name = name, .node = NODE_NONE, .next = *head};
     *head = (uint32_t)o->name_count + 1;
     return &o->names[o->name_count++];
@@ -49,15 +57,21 @@ static void collect_names(struct object *o) {
     struct schema *s = o->s;
     const cJSON *child;
     int room = 0;
-    for (int i = 0; i < o->c->count; i++)
-        room += cJSON_GetArraySize(json_get(o->c->list[i].schema, "properties")) +
-                cJSON_GetArraySize(json_get(o->c->list[i].schema, "required"));
+    o->members = schema_alloc(s, (size_t)o->c->count, sizeof *o->members);
+    if (o->members == NULL) return;
+    for (int i = 0; i < o->c->count; i++) {
+        const cJSON *schema = o->c->list[i].schema;
+        o->members[i] = (struct members){json_get(schema, "properties"),
+                                         json_get(schema, "additionalProperties")};
+        room += cJSON_GetArraySize(o->members[i].own) +
+                cJSON_GetArraySize(json_get(schema, "required"));
+    }
     if (room > 8192) schema_refuse(s, ERR_LIMIT, NULL, NULL, "an object with more than 8192 names");
     o->names = schema_alloc(s, (size_t)room, sizeof *o->names);
     for (o->heads_size = 16; o->heads_size < (uint32_t)room;) o->heads_size *= 2;
     o->heads = schema_alloc(s, o->heads_size, sizeof *o->heads);
     for (int i = 0; i < o->c->count && s->rc == 0; i++) {
-        const cJSON *properties = json_get(o->c->list[i].schema, "properties");
+        const cJSON *properties = o->members[i].own;
         if (properties && !cJSON_IsObject(properties)) {
             schema_refuse(s, ERR_INVALID, o->c->list[i].schema, "properties", "expected an object");
             return;
@@ -139,9 +153,7 @@ static uint32_t value_node(struct object *o, const char *name, unsigned matched)
     struct conjunction all = schema_open(s, o->c->count + o->pattern_count);
     if (s->rc != 0) return NODE_NONE;
     for (int i = 0; i < o->c->count; i++) {
-        const cJSON *schema = o->c->list[i].schema;
-        const cJSON *own =
-            name != NULL ? schema_member(s, json_get(schema, "properties"), name) : NULL;
+        const cJSON *own = name != NULL ? schema_member(s, o->members[i].own, name) : NULL;
         bool found = own != NULL;
         schema_add(s, &all, own);
         for (int k = 0; k < o->pattern_count; k++) {
@@ -149,7 +161,7 @@ static uint32_t value_node(struct object *o, const char *name, unsigned matched)
             schema_add(s, &all, o->patterns[k].schema);
             found = true;
         }
-        if (!found) schema_add(s, &all, json_get(schema, "additionalProperties"));
+        if (!found) schema_add(s, &all, o->members[i].others);
     }
     return schema_node(s, all);
 }

@@ -155,10 +155,11 @@ static bool values_apart(struct schema *s, const cJSON *a, const cJSON *b) {
     return value_sets_apart(x, y);
 }
 
-static bool requires(struct schema *s, const cJSON *schema, const char *name) {
+/* Is the name in the list of a keyword `required`? */
+static bool requires(struct schema *s, const cJSON *list, const char *name) {
     const cJSON *child;
     (void)node_work(s->pool, 1);
-    cJSON_ArrayForEach(child, json_get(schema, "required")) {
+    cJSON_ArrayForEach(child, list) {
         if (!node_work(s->pool, 1)) return false;
         if (cJSON_IsString(child) && strcmp(child->valuestring, name) == 0) return true;
     }
@@ -180,19 +181,32 @@ static bool alternatives_apart(struct schema *s, const cJSON *a, const cJSON *b,
     return false;
 }
 
+/* Counts the members and values that a comparison looks at, several times each. */
+static void count_looks(struct schema *s, const cJSON *schema) {
+    int members = cJSON_GetArraySize(schema);
+    int values = cJSON_GetArraySize(json_get(schema, "enum"));
+    (void)node_work(s->pool, (uint64_t)members / 4 + (uint64_t)values / 4);
+}
+
 static bool are_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth) {
     const cJSON *property;
     (void)node_work(s->pool, 16); /* alternatives and shared members multiply */
     if (depth > RESOLVE_MAX || s->pool->rc) return false;
     a = resolved(s, a);
     b = resolved(s, b);
+    count_looks(s, a);
+    count_looks(s, b);
+    if (s->pool->rc != 0) return false;
     if ((types_left(a) & types_left(b)) == 0 || values_apart(s, a, b)) return true;
     if (alternatives_apart(s, a, b, depth) || alternatives_apart(s, b, a, depth)) return true;
     if ((types_left(a) & types_left(b)) != bit_of_type("object")) return false;
-    if (!cJSON_IsObject(json_get(a, "properties"))) return false;
-    cJSON_ArrayForEach(property, json_get(a, "properties")) {
-        const cJSON *other = schema_member(s, json_get(b, "properties"), property->string);
-        if (other == NULL || !requires(s, a, property->string) || !requires(s, b, property->string))
+    const cJSON *own = json_get(a, "properties"), *others = json_get(b, "properties");
+    const cJSON *own_required = json_get(a, "required"), *required = json_get(b, "required");
+    if (!cJSON_IsObject(own)) return false;
+    cJSON_ArrayForEach(property, own) {
+        const cJSON *other = schema_member(s, others, property->string);
+        if (other == NULL || !requires(s, own_required, property->string) ||
+            !requires(s, required, property->string))
             continue;
         if (are_apart(s, property, other, depth + 1)) return true;
     }

@@ -273,11 +273,12 @@ static const cJSON *negate(struct schema *s, const cJSON *schema, int depth) {
     if (cJSON_IsBool(schema)) return new_value(s, cJSON_IsTrue(schema) ? cJSON_False : cJSON_True);
     if (!cJSON_IsObject(schema)) return NULL;
     cJSON *list, *node = new_list(s, "anyOf", &list);
+    bool refers = json_get(schema, "$ref") != NULL;
     int count = 0;
     cJSON_ArrayForEach(child, schema) {
         if (is_annotation(child->string)) continue;
         /* Older drafts ignore what stands beside $ref, so it must not reject more. */
-        if (++count > 1 && json_get(schema, "$ref") != NULL) return NULL;
+        if (++count > 1 && refers) return NULL;
         const cJSON *one = negate_member(s, schema, child, depth);
         if (one == NULL) return NULL;
         put(list, NULL, share(s, one));

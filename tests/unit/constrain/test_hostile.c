@@ -3,6 +3,7 @@
  * those of the processor, so a busy machine changes nothing; each case took minutes when pairs of
  * its parts were compared. */
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <time.h>
 
 #include "language.h"
@@ -94,6 +95,22 @@ static const struct hostile hostile[] = {
      ERR_LIMIT,
      NULL,
      NULL},
+    {"values that are objects, in a schema of many members",
+     {{"{\"enum\":[", "{}", ",", 40000}, {"],", "\"a#\":0", ",", 40000}},
+     "}",
+     0,
+     "{}",
+     "[]"},
+    {"branches that share a schema of many members",
+     {{"{\"$defs\":{\"d\":{", "\"a#\":0", ",", 20000},
+      {"}},\"oneOf\":[",
+       "{\"type\":\"object\",\"properties\":{\"x\":{\"$ref\":\"\\u0023/$defs/d\"},\"k\":"
+       "{\"const\":#}},\"required\":[\"x\",\"k\"]}",
+       ",", 200}},
+     "]}",
+     ERR_LIMIT,
+     NULL,
+     NULL},
     {"schemas that apply at once, in each alternative",
      {{"{\"allOf\":[", "{\"title\":\"#\"}", ",", 4000},
       {"],\"anyOf\":[", "{\"title\":\"a#\"}", ",", 4000}},
@@ -120,6 +137,43 @@ Test(hostile, schemas_cost_no_more_than_their_limit) {
         language_close(&l);
         buf_close(&text);
     }
+}
+
+#define ALIKE_NAMES 4000
+
+/* Writes names whose hashes (FNV-1a) agree in the bits that choose their place in a table. */
+static void write_alike_names(struct buf *text) {
+    int found = 0;
+    for (int i = 0; found < ALIKE_NAMES; i++) {
+        char name[24];
+        uint32_t hash = 2166136261u;
+        int size = snprintf(name, sizeof name, "%d", i);
+        for (int k = 0; k < size; k++) hash = (hash ^ (unsigned char)name[k]) * 16777619u;
+        for (int last = 'A'; last <= 'Z' && found < ALIKE_NAMES; last++) {
+            uint32_t full = (hash ^ (unsigned)last) * 16777619u;
+            if (((full ^ full >> 15) & 8191) != 0) continue;
+            buf_fmt(text, "%s\"%s%c\":{}", found++ > 0 ? "," : "", name, last);
+        }
+    }
+}
+
+Test(hostile, names_with_one_place_in_a_table_count_as_work) {
+    struct buf text;
+    buf_open(&text, 1 << 20);
+    buf_str(&text, "{\"type\":\"object\",\"properties\":{");
+    write_alike_names(&text);
+    buf_str(&text, "}}");
+    struct language l = language_schema(text.data);
+    cr_assert_eq(l.rc, ERR_LIMIT, "%d %s", l.rc, l.fault.text);
+    language_close(&l);
+    buf_close(&text);
+}
+
+/* The exponent lies below the smallest long; a build with sanitizers finds an overflow. */
+Test(hostile, exponents_have_no_overflow) {
+    struct language l = language_schema("{\"enum\":[0.1e-99999999999999999999]}");
+    cr_assert(l.rc == 0 || l.rc == ERR_INVALID, "%d %s", l.rc, l.fault.text);
+    language_close(&l);
 }
 
 /* Each class is another set of bytes. */
