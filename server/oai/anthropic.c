@@ -236,21 +236,6 @@ static int add_tool(struct oai_rewrite *w, cJSON *list, const cJSON *tool, const
     return 0;
 }
 
-static int read_tools(struct oai_rewrite *w) {
-    const cJSON *tools = json_get(w->body, "tools"), *tool;
-    char path[OAI_PATH];
-    int i = 0;
-    if (!tools) return 0;
-    if (!cJSON_IsArray(tools)) return oai_expected(w->r->error, "tools", "an array", tools);
-    cJSON *list = cJSON_CreateArray();
-    if (oai_rewrite_put(w, "tools", list)) return -1;
-    cJSON_ArrayForEach(tool, tools) {
-        oai_path(path, "tools[%d]", i++);
-        if (add_tool(w, list, tool, path)) return -1;
-    }
-    return 0;
-}
-
 static int name_tool(struct oai_rewrite *w, const cJSON *choice) {
     const char *name;
     if (oai_rewrite_string(w, choice, "tool_choice", "name", &name)) return -1;
@@ -350,8 +335,9 @@ static int read_user(struct oai_rewrite *w) {
 
 /* Reads all fields on which the prompt depends. */
 static int read_chat(struct oai_rewrite *w, struct oai_reader *r) {
-    return oai_rewrite_open(w, r) || read_system(w) || read_messages(w) || read_tools(w) ||
-                   read_choice(w) || read_thinking(w) || read_output(w) || oai_read_messages(r)
+    return oai_rewrite_open(w, r) || read_system(w) || read_messages(w) ||
+                   oai_rewrite_tools(w, add_tool) || read_choice(w) || read_thinking(w) ||
+                   read_output(w) || oai_read_messages(r)
                ? -1
                : 0;
 }

@@ -6,12 +6,6 @@
 #include "base/json.h"
 #include "server/oai/anthropic.h"
 
-#define TEXT_BYTES_MAX ((size_t)256 << 20)
-
-static void write_text(struct buf *out, const struct buf *text) {
-    json_write_str(out, text->data ? text->data : "", text->size);
-}
-
 /* --- blocks --- */
 
 static void write_use(struct buf *out, const struct oai_answer *answer,
@@ -19,7 +13,7 @@ static void write_use(struct buf *out, const struct oai_answer *answer,
     buf_str(out, "{\"type\":\"tool_use\",\"id\":");
     oai_render_part_id(out, answer, "toolu_", 0, items->call);
     buf_str(out, ",\"name\":");
-    write_text(out, &items->name);
+    oai_write_text(out, &items->name);
     buf_str(out, ",\"input\":");
 }
 
@@ -34,7 +28,7 @@ static void write_input(struct buf *out, const struct buf *text) {
         json_write_node(out, tree);
     } else {
         buf_str(out, "{\"INVALID_JSON\":");
-        write_text(out, text);
+        oai_write_text(out, text);
         buf_char(out, '}');
     }
     json_free(tree);
@@ -48,46 +42,17 @@ static void write_block(struct buf *out, const struct oai_answer *answer,
         write_input(out, &items->text);
     } else if (items->kind == OAI_ITEM_THOUGHT) {
         buf_str(out, "{\"type\":\"thinking\",\"thinking\":");
-        write_text(out, &items->text);
+        oai_write_text(out, &items->text);
         buf_str(out, ",\"signature\":\"\"");
     } else {
         buf_str(out, "{\"type\":\"text\",\"text\":");
-        write_text(out, &items->text);
+        oai_write_text(out, &items->text);
         buf_str(out, ",\"citations\":null");
     }
     buf_char(out, '}');
 }
 
 /* --- messages --- */
-
-struct whole {
-    struct buf *out;
-    const struct oai_answer *answer;
-    struct oai_items items;
-};
-
-static void take_part(void *to, const struct oai_delta *delta) {
-    struct whole *whole = to;
-    oai_items_take(&whole->items, delta);
-}
-
-static void end_whole(void *to, const struct oai_items *items) {
-    struct whole *whole = to;
-    if (items->count > 1) buf_char(whole->out, ',');
-    write_block(whole->out, whole->answer, items);
-}
-
-/* Returns true if the answer ends with a call. */
-static bool write_content(struct buf *out, const struct oai_answer *answer) {
-    static const struct oai_item_writer writer = {.end = end_whole};
-    struct whole whole = {.out = out, .answer = answer};
-    oai_items_open(&whole.items, &writer, &whole, TEXT_BYTES_MAX);
-    bool called = oai_divide(answer, 0, (struct oai_sink){take_part, &whole});
-    oai_items_end(&whole.items);
-    if (whole.items.text.failed) out->failed = true;
-    oai_items_close(&whole.items);
-    return called;
-}
 
 /* "stop_reason":...,"stop_sequence":... */
 static void write_stop(struct buf *out, const struct oai_answer *answer, bool called) {
@@ -128,7 +93,7 @@ static void begin_message(struct buf *out, const struct oai_answer *answer) {
 
 static void write_answer(struct buf *out, const struct oai_answer *answer) {
     begin_message(out, answer);
-    bool called = write_content(out, answer);
+    bool called = oai_items_write(out, answer, write_block);
     buf_str(out, "],");
     write_stop(out, answer, called);
     buf_char(out, ',');
@@ -195,7 +160,7 @@ static const char ping[] = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
 
 static void open_stream(struct oai_events *events) {
     static const struct oai_item_writer writer = {begin_block, grow_block, end_block};
-    oai_items_open(&events->items, &writer, events, TEXT_BYTES_MAX);
+    oai_items_open(&events->items, &writer, events);
 }
 
 static void announce(struct oai_events *events) {
@@ -219,11 +184,6 @@ static void write_progress(struct oai_events *events, uint64_t read) {
 static void begin_choice(struct oai_events *events, int index, struct oai_offset *offset) {
     (void)index, (void)offset;
     announce(events);
-}
-
-static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
-    oai_items_take(&events->items, delta);
-    if (events->items.text.failed) events->out.failed = true;
 }
 
 static void finish_choice(struct oai_events *events, int index, uint32_t ids_begin, bool called) {
@@ -295,7 +255,7 @@ const struct oai_form oai_message_form = {
     .open = open_stream,
     .progress = write_progress,
     .begin = begin_choice,
-    .delta = write_delta,
+    .delta = oai_items_delta,
     .finish = finish_choice,
     .end = end_stream,
 };

@@ -1,16 +1,17 @@
 #include "server/oai/items.h"
 
+#include "base/json.h"
 #include "server/oai/kind.h"
 #include "server/oai/tool_json.h"
 
-#define BLANK_BYTES_MAX 256 /* white space that is held back */
+#define BLANK_BYTES_MAX 256                 /* white space that is held back */
+#define TEXT_BYTES_MAX  ((size_t)256 << 20) /* bound on one item */
 
-void oai_items_open(struct oai_items *items, const struct oai_item_writer *writer, void *to,
-                    size_t limit) {
+void oai_items_open(struct oai_items *items, const struct oai_item_writer *writer, void *to) {
     *items = (struct oai_items){.writer = writer, .to = to};
-    buf_open(&items->name, limit);
-    buf_open(&items->text, limit);
-    buf_open(&items->blank, limit);
+    buf_open(&items->name, TEXT_BYTES_MAX);
+    buf_open(&items->text, TEXT_BYTES_MAX);
+    buf_open(&items->blank, TEXT_BYTES_MAX);
 }
 
 void oai_items_close(struct oai_items *items) {
@@ -98,4 +99,46 @@ void oai_items_end(struct oai_items *items) {
     }
     items->last = true;
     end_item(items);
+}
+
+/* --- whole answers, streamed answers --- */
+
+struct whole {
+    struct buf *out;
+    const struct oai_answer *answer;
+    void (*write)(struct buf *out, const struct oai_answer *answer, const struct oai_items *items);
+    struct oai_items items;
+};
+
+static void take_part(void *to, const struct oai_delta *delta) {
+    struct whole *whole = to;
+    oai_items_take(&whole->items, delta);
+}
+
+static void end_whole(void *to, const struct oai_items *items) {
+    struct whole *whole = to;
+    if (items->count > 1) buf_char(whole->out, ',');
+    whole->write(whole->out, whole->answer, items);
+}
+
+bool oai_items_write(struct buf *out, const struct oai_answer *answer,
+                     void (*write)(struct buf *out, const struct oai_answer *answer,
+                                   const struct oai_items *items)) {
+    static const struct oai_item_writer writer = {.end = end_whole};
+    struct whole whole = {.out = out, .answer = answer, .write = write};
+    oai_items_open(&whole.items, &writer, &whole);
+    bool called = oai_divide(answer, 0, (struct oai_sink){take_part, &whole});
+    oai_items_end(&whole.items);
+    if (whole.items.text.failed) out->failed = true;
+    oai_items_close(&whole.items);
+    return called;
+}
+
+void oai_write_text(struct buf *out, const struct buf *text) {
+    json_write_str(out, text->data ? text->data : "", text->size);
+}
+
+void oai_items_delta(struct oai_events *events, const struct oai_delta *delta) {
+    oai_items_take(&events->items, delta);
+    if (events->items.text.failed) events->out.failed = true;
 }

@@ -12,7 +12,9 @@
 
 #include "base/buf.h"
 
+struct oai_answer;
 struct oai_delta;
+struct oai_events;
 struct oai_items;
 
 enum oai_item_kind { OAI_ITEM_NONE, OAI_ITEM_THOUGHT, OAI_ITEM_TEXT, OAI_ITEM_CALL };
@@ -41,11 +43,21 @@ struct oai_items {
     uint32_t blank_begin;
 };
 
-void oai_items_open(struct oai_items *items, const struct oai_item_writer *writer, void *to,
-                    size_t limit);
+void oai_items_open(struct oai_items *items, const struct oai_item_writer *writer, void *to);
 void oai_items_close(struct oai_items *items);
 void oai_items_take(struct oai_items *items, const struct oai_delta *delta);
 /* Ends the answer. If it has no item, it gets an empty text. */
 void oai_items_end(struct oai_items *items);
+
+/* Writes the items of a finished answer with commas between them. Returns true if it ends with a
+ * call. */
+bool oai_items_write(struct buf *out, const struct oai_answer *answer,
+                     void (*write)(struct buf *out, const struct oai_answer *answer,
+                                   const struct oai_items *items));
+/* Writes a text of an item as a JSON string. */
+void oai_write_text(struct buf *out, const struct buf *text);
+
+/* Gives a part of a streamed answer to the items of the events, as a form's `delta`. */
+void oai_items_delta(struct oai_events *events, const struct oai_delta *delta);
 
 #endif

@@ -301,21 +301,6 @@ static int add_tool(struct oai_rewrite *w, cJSON *list, const cJSON *tool, const
     return 0;
 }
 
-static int read_tools(struct oai_rewrite *w) {
-    const cJSON *tools = json_get(w->body, "tools"), *tool;
-    char path[OAI_PATH];
-    int i = 0;
-    if (!tools) return 0;
-    if (!cJSON_IsArray(tools)) return oai_expected(w->r->error, "tools", "an array", tools);
-    cJSON *list = cJSON_CreateArray();
-    if (oai_rewrite_put(w, "tools", list)) return -1;
-    cJSON_ArrayForEach(tool, tools) {
-        oai_path(path, "tools[%d]", i++);
-        if (add_tool(w, list, tool, path)) return -1;
-    }
-    return 0;
-}
-
 /* Reads tool_choice: a word, or {"type": "function", "name": ...}. */
 static int read_choice(struct oai_rewrite *w) {
     const cJSON *choice = json_get(w->body, "tool_choice");
@@ -534,7 +519,8 @@ static int read_owner(struct oai_rewrite *w) {
 static int parse(struct oai_reader *r) {
     struct oai_rewrite w;
     if (oai_rewrite_open(&w, r) || read_owner(&w) || check_repeated(&w) || read_items(&w) ||
-        read_tools(&w) || read_choice(&w) || read_shape(&w) || oai_read_messages(r))
+        oai_rewrite_tools(&w, add_tool) || read_choice(&w) || read_shape(&w) ||
+        oai_read_messages(r))
         return -1;
     r->out->split_reasoning = true;
     if (oai_read_tools(r) || oai_read_generation(r)) return -1;

@@ -5,12 +5,6 @@
 #include "base/json.h"
 #include "server/oai/responses.h"
 
-#define TEXT_BYTES_MAX ((size_t)256 << 20)
-
-static void write_text(struct buf *out, const struct buf *text) {
-    json_write_str(out, text->data ? text->data : "", text->size);
-}
-
 /* --- items --- */
 
 /* How complete an item is. */
@@ -39,7 +33,7 @@ static void write_part(struct buf *out, const struct oai_answer *answer,
     static const struct buf nothing = {0};
     bool thought = items->kind == OAI_ITEM_THOUGHT;
     buf_fmt(out, "{\"type\":\"%s\",\"text\":", thought ? "reasoning_text" : "output_text");
-    write_text(out, text ? text : &nothing);
+    oai_write_text(out, text ? text : &nothing);
     if (!thought && !items->unscored) {
         buf_str(out, ",\"annotations\":[]");
         write_scores(out, answer, items->begin, text ? items->end : items->begin);
@@ -53,9 +47,9 @@ static void write_call(struct buf *out, const struct oai_answer *answer,
     buf_str(out, ",\"call_id\":");
     oai_render_part_id(out, answer, "call_", 0, items->call);
     buf_str(out, ",\"name\":");
-    write_text(out, &items->name);
+    oai_write_text(out, &items->name);
     buf_str(out, ",\"arguments\":");
-    write_text(out, progress == BEGUN ? &nothing : &items->text);
+    oai_write_text(out, progress == BEGUN ? &nothing : &items->text);
 }
 
 static void write_item(struct buf *out, const struct oai_answer *answer,
@@ -85,37 +79,22 @@ static bool is_cut(const struct oai_answer *answer) {
            ENGINE_FINISH_LENGTH;
 }
 
-struct whole {
-    struct buf *out;
-    const struct oai_answer *answer;
-    struct oai_items items;
-};
-
-static void take_part(void *to, const struct oai_delta *delta) {
-    struct whole *whole = to;
-    oai_items_take(&whole->items, delta);
-}
-
 /* Returns how complete an item is at the end; only the last one can be cut. */
 static enum progress end_of(const struct oai_answer *answer, const struct oai_items *items) {
     return items->last && is_cut(answer) ? CUT : WHOLE;
 }
 
-static void end_whole(void *to, const struct oai_items *items) {
-    struct whole *whole = to;
-    if (items->count > 1) buf_char(whole->out, ',');
-    write_item(whole->out, whole->answer, items, end_of(whole->answer, items));
+static void write_whole(struct buf *out, const struct oai_answer *answer,
+                        const struct oai_items *items) {
+    write_item(out, answer, items, end_of(answer, items));
 }
 
-static void write_output(struct buf *out, const struct oai_answer *answer, bool scored) {
-    static const struct oai_item_writer writer = {.end = end_whole};
-    struct whole whole = {.out = out, .answer = answer};
-    oai_items_open(&whole.items, &writer, &whole, TEXT_BYTES_MAX);
-    whole.items.unscored = !scored;
-    oai_divide(answer, 0, (struct oai_sink){take_part, &whole});
-    oai_items_end(&whole.items);
-    if (whole.items.text.failed) out->failed = true;
-    oai_items_close(&whole.items);
+/* Writes an item for a record (stored.h), which has no scores. */
+static void write_unscored(struct buf *out, const struct oai_answer *answer,
+                           const struct oai_items *items) {
+    struct oai_items bare = *items;
+    bare.unscored = true;
+    write_whole(out, answer, &bare);
 }
 
 static void write_usage(struct buf *out, const struct oai_answer *answer) {
@@ -158,7 +137,7 @@ static void write_response(struct buf *out, const struct oai_answer *answer, enu
     buf_str(out, status == INCOMPLETE ? "{\"reason\":\"max_output_tokens\"}" : "null");
     buf_str(out, answer->request->repeated);
     buf_str(out, ",\"output\":[");
-    if (ended) write_output(out, answer, true);
+    if (ended) oai_items_write(out, answer, write_whole);
     buf_str(out, "],\"usage\":");
     if (ended)
         write_usage(out, answer);
@@ -189,12 +168,12 @@ static void keep(const struct oai_answer *answer) {
     const struct oai_request *request = answer->request;
     struct buf items, text, tokens;
     if (!request->own_items) return;
-    buf_open(&items, TEXT_BYTES_MAX);
-    buf_open(&text, TEXT_BYTES_MAX);
-    buf_open(&tokens, TEXT_BYTES_MAX);
+    buf_open(&items, OAI_RECORD_BYTES);
+    buf_open(&text, OAI_RECORD_BYTES);
+    buf_open(&tokens, OAI_RECORD_BYTES);
     buf_str(&items, request->own_items);
     buf_char(&items, ',');
-    write_output(&items, answer, false);
+    oai_items_write(&items, answer, write_unscored);
     write_answer(&text, answer);
     add_tokens(&tokens, answer);
     const struct oai_record record = {
@@ -283,11 +262,11 @@ static void end_item(void *to, const struct oai_items *items) {
     struct buf *out = &events->out;
     begin_item_event(events, types[items->kind].done, true);
     buf_fmt(out, ",\"%s\":", types[items->kind].text);
-    write_text(out, &items->text);
+    oai_write_text(out, &items->text);
     if (items->kind == OAI_ITEM_TEXT) write_scores(out, answer, items->begin, items->end);
     if (items->kind == OAI_ITEM_CALL) {
         buf_str(out, ",\"name\":");
-        write_text(out, &items->name);
+        oai_write_text(out, &items->name);
     }
     end_event(events);
     if (items->kind != OAI_ITEM_CALL) {
@@ -304,7 +283,7 @@ static void end_item(void *to, const struct oai_items *items) {
 
 static void open_stream(struct oai_events *events) {
     static const struct oai_item_writer writer = {begin_item, grow_item, end_item};
-    oai_items_open(&events->items, &writer, events, TEXT_BYTES_MAX);
+    oai_items_open(&events->items, &writer, events);
 }
 
 /* Writes the first events. */
@@ -330,11 +309,6 @@ static void begin_choice(struct oai_events *events, int index, struct oai_offset
     announce(events);
 }
 
-static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
-    oai_items_take(&events->items, delta);
-    if (events->items.text.failed) events->out.failed = true;
-}
-
 static void finish_choice(struct oai_events *events, int index, uint32_t ids_begin, bool called) {
     (void)index, (void)ids_begin, (void)called;
     oai_items_end(&events->items);
@@ -357,7 +331,7 @@ const struct oai_form oai_response_form = {
     .open = open_stream,
     .progress = write_progress,
     .begin = begin_choice,
-    .delta = write_delta,
+    .delta = oai_items_delta,
     .finish = finish_choice,
     .end = end_stream,
 };

@@ -65,6 +65,22 @@ int oai_rewrite_open(struct oai_rewrite *w, struct oai_reader *r) {
     return 0;
 }
 
+int oai_rewrite_tools(struct oai_rewrite *w, int (*add)(struct oai_rewrite *w, cJSON *list,
+                                                        const cJSON *tool, const char *path)) {
+    const cJSON *tools = json_get(w->body, "tools"), *tool;
+    char path[OAI_PATH];
+    int i = 0;
+    if (!tools) return 0;
+    if (!cJSON_IsArray(tools)) return oai_expected(w->r->error, "tools", "an array", tools);
+    cJSON *list = cJSON_CreateArray();
+    if (oai_rewrite_put(w, "tools", list)) return -1;
+    cJSON_ArrayForEach(tool, tools) {
+        oai_path(path, "tools[%d]", i++);
+        if (add(w, list, tool, path)) return -1;
+    }
+    return 0;
+}
+
 int oai_rewrite_string(struct oai_rewrite *w, const cJSON *object, const char *path,
                        const char *key, const char **value) {
     const cJSON *node = json_get(object, key);

@@ -28,6 +28,10 @@ int oai_rewrite_link(struct oai_rewrite *w, const char *name, const cJSON *node)
 int oai_rewrite_member(struct oai_rewrite *w, cJSON *to, const char *as, const cJSON *from,
                        const char *name);
 
+/* Rewrites the body's tools; `add` adds one of them to the chat's list. */
+int oai_rewrite_tools(struct oai_rewrite *w, int (*add)(struct oai_rewrite *w, cJSON *list,
+                                                        const cJSON *tool, const char *path));
+
 /* Adds a message of the user or the system. */
 int oai_rewrite_message(struct oai_rewrite *w, const char *role, const char *text);
 /* Adds the answer to a call. */
