@@ -171,6 +171,12 @@ static uint32_t read_name(struct lark *l) {
     }
     if (grammar_peek(g) == '{')
         return grammar_refuse(g, ERR_UNSUPPORTED, begin, "a template is not supported");
+    /* The ignored text stands before each terminal of a rule, so the rule would ignore itself. */
+    if (l->in_terminal && l->ignored != NODE_EMPTY && !is_terminal(g->text + begin, size))
+        return grammar_refuse(g, ERR_UNSUPPORTED, begin,
+                              "the rule '%.*s' in a terminal or in %%ignore is not supported: "
+                              "expected terminals",
+                              (int)size, g->text + begin);
     uint32_t node = grammar_mention(g, g->text + begin, size, begin);
     return is_terminal(g->text + begin, size) ? terminal(l, node) : node;
 }

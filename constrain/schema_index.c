@@ -30,6 +30,12 @@ struct ref_place {
     const cJSON *schema, *resource;
 };
 
+/* A schema with $ref that is no part of the document but the copy of one. */
+struct ref_copy {
+    struct ref_place place;
+    struct ref_copy *next;
+};
+
 struct schema_index {
     struct member_table *members[CHAINS];
     struct value_table *values[CHAINS];
@@ -37,6 +43,7 @@ struct schema_index {
     size_t named_count, named_room;
     struct ref_place *places; /* sorted */
     size_t place_count, place_room;
+    struct ref_copy *copies[CHAINS];
     bool walked;
 };
 
@@ -177,7 +184,21 @@ const cJSON *schema_resource(struct schema *s, const cJSON *at) {
     if (index == NULL || index->place_count == 0) return s->root;
     const struct ref_place *row =
         bsearch(&key, index->places, index->place_count, sizeof key, compare_places);
-    return row != NULL ? row->resource : s->root;
+    if (row != NULL) return row->resource;
+    const struct ref_copy *copy = index->copies[chain_of(at)];
+    while (copy != NULL && copy->place.schema != at && node_work(s->pool, 1)) copy = copy->next;
+    return copy != NULL ? copy->place.resource : s->root;
+}
+
+void schema_note_copy(struct schema *s, const cJSON *copy, const cJSON *original) {
+    if (schema_member(s, original, "$ref") == NULL) return;
+    const cJSON *resource = schema_resource(s, original);
+    if (resource == s->root) return;
+    struct ref_copy *row = schema_alloc(s, 1, sizeof *row);
+    if (row == NULL) return;
+    struct ref_copy **chain = &s->index->copies[chain_of(copy)];
+    *row = (struct ref_copy){{copy, resource}, *chain};
+    *chain = row;
 }
 
 const cJSON *schema_find_named(struct schema *s, const cJSON *resource, const char *keyword,

@@ -78,6 +78,8 @@ struct schema_named {
 };
 /* Returns the resource that contains the schema `at`, which has a $ref. */
 const cJSON *schema_resource(struct schema *s, const cJSON *at);
+/* Makes a copy of a schema resolve its $ref as the original does. */
+void schema_note_copy(struct schema *s, const cJSON *copy, const cJSON *original);
 /* Returns the schema with this keyword and value, in a resource (NULL: in any). NULL: there is
  * none, or more than one. */
 const cJSON *schema_find_named(struct schema *s, const cJSON *resource, const char *keyword,

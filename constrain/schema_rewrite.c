@@ -41,6 +41,7 @@ static cJSON *share(struct schema *s, const cJSON *node) {
     *copy = *node;
     copy->next = copy->prev = NULL;
     copy->string = NULL;
+    schema_note_copy(s, copy, node);
     return copy;
 }
 

@@ -146,6 +146,17 @@ static const struct instance instances[] = {
      {"\"c\"", "\"\""},
      {"\"b\"", "\"xyz\"", "1"}},
     {"{\"type\":\"string\",\"not\":{\"pattern\":\"[0-9]\"}}", {"\"a\""}, {"\"a1\"", "1"}},
+    /* A schema that a rewritten keyword copies keeps the resource of its references. */
+    {"{\"$defs\":{\"v\":{\"const\":\"outer\"}},\"allOf\":[{\"$id\":\"http://x/in\",\"$defs\":"
+     "{\"v\":{\"const\":\"inner\"}},\"if\":{\"type\":\"string\"},\"then\":{\"$ref\":"
+     "\"#/$defs/v\"}}]}",
+     {"\"inner\"", "1"},
+     {"\"outer\"", "\"\""}},
+    {"{\"$defs\":{\"v\":{\"const\":1}},\"allOf\":[{\"$id\":\"http://x/in\",\"$defs\":{\"v\":"
+     "{\"required\":[\"b\"]}},\"type\":\"object\",\"dependentSchemas\":{\"a\":{\"$ref\":"
+     "\"#/$defs/v\"}}}]}",
+     {"{}", "{\"b\":1}"},
+     {"{\"a\":1}", "1"}},
 };
 
 Test(schema, instances_belong_and_others_do_not) {
