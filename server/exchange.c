@@ -242,6 +242,7 @@ static void hold_repeated(struct exchange *ex) {
     if (request->repeated) size += strlen(request->repeated);
     if (ex->error.status || exchange_hold(ex, size)) return;
     oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
+    ex->server->stats.rejected[STATS_REJECT_MEMORY]++;
 }
 
 static void after_work(uv_work_t *work, int status) {

@@ -21,6 +21,10 @@ def text(**fields):
     return TEXT, {"model": MODEL, "prompt": "abc", "max_tokens": 2, "kv": {"retain": False}, **fields}
 
 
+def respond(**fields):
+    return "/v1/responses", {"model": MODEL, "input": "abc", "max_output_tokens": 2, "kv": {"retain": False}, **fields}
+
+
 # name of the limit -> (the field that is named, a request of size n)
 CASES = {
     "MESSAGES_MAX": ("messages", lambda n: ("/tokenize", {"messages": [USER] * n})),
@@ -37,6 +41,10 @@ CASES = {
     "BIAS_MAX": ("logit_bias", None),  # ids must be in the vocabulary: below
     "SAMPLERS_MAX": ("samplers", lambda n: chat(samplers=["top_k"] * n)),
     "MEMBERS_MAX": ("response_fields", lambda n: ("/completion", {"prompt": "a", "response_fields": ["content"] * n})),
+    "ID_BYTES": ("user", lambda n: respond(user="u" * n)),
+    "METADATA_MAX": ("metadata", lambda n: respond(metadata={str(i): "x" for i in range(n)})),
+    "METADATA_KEY": ("metadata", lambda n: respond(metadata={"\u00e9" * n: "x"})),
+    "METADATA_VALUE": ("metadata.k", lambda n: respond(metadata={"k": "\u00e9" * n})),
     "CHOICES_LISTED_MAX": ("guided_choice", lambda n: chat(guided_choice=[str(i) for i in range(n)])),
     "LOGPROBS_MAX": ("top_logprobs", lambda n: chat(logprobs=True, top_logprobs=n)),
     "KEY_BYTES": ("cache_salt", lambda n: chat(cache_salt="x" * n)),
@@ -49,7 +57,8 @@ ALSO = [("KEY_BYTES", "prompt_cache_key", lambda n: chat(prompt_cache_key="x" * 
         ("KEY_BYTES", "session_id", lambda n: chat(session_id="x" * n)),
         ("LOGPROBS_MAX", "logprobs", lambda n: text(logprobs=n)),
         ("LOGPROBS_MAX", "prompt_logprobs", lambda n: chat(prompt_logprobs=n)),
-        ("N_MAX", "n", lambda n: text(n=n, max_tokens=1))]
+        ("N_MAX", "n", lambda n: text(n=n, max_tokens=1)),
+        *[("ID_BYTES", name, lambda n, name=name: respond(**{name: "u" * n})) for name in ("safety_identifier", "prompt_cache_key")]]
 
 
 def test_every_limit_is_here():
