@@ -1,5 +1,6 @@
 #include "constrain/number.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,13 @@ static void strip(struct decimal *d) {
     memmove(d->digits, d->digits + zeros, sizeof d->digits - (size_t)zeros);
     d->whole -= zeros;
     if (d->whole == 1 && d->fraction == 0 && d->digits[0] == '0') d->negative = false;
+}
+
+long decimal_exponent(const char *text) {
+    const long most = LONG_MAX / 2;
+    long exponent = strtol(text, NULL, 10);
+    if (exponent > most) return most;
+    return exponent < -most ? -most : exponent;
 }
 
 /* Collects the digits of a text; returns how many of them stand before the point once the exponent
@@ -30,7 +38,7 @@ static int collect_digits(const char *text, char *digits, int room, int *count, 
         digits[(*count)++] = *text;
         if (!seen_point) ++*point;
     }
-    if (*text != '\0') *point += strtol(text + 1, NULL, 10);
+    if (*text != '\0') *point += decimal_exponent(text + 1);
     return 0;
 }
 

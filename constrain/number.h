@@ -12,6 +12,9 @@ struct decimal {
     char digits[2 * CONSTRAIN_DIGITS_MAX]; /* both parts, '0' .. '9' */
 };
 
+/* Returns the exponent behind 'e', within half of what a long holds, so that counts of digits may
+ * be added. */
+long decimal_exponent(const char *text);
 /* Reads the text of a JSON number. ERR_LIMIT: too many digits. */
 int decimal_read(const char *text, struct decimal *out);
 size_t decimal_write(const struct decimal *d, char *text); /* without exponent and end */

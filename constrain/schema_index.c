@@ -1,17 +1,16 @@
 /* Tables over a schema document, each built when it is first needed: members of large objects,
  * schemas with a name ($id, $anchor), and the values of enum and const in one canonical form. With
  * them a document of n values is compiled without n * n comparisons. */
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "constrain/number.h"
 #include "constrain/schema_int.h"
 
 #define FEW_MEMBERS 16 /* an object with fewer is searched from its beginning */
 #define CHAINS      256u
-#define POWER_MAX   (LONG_MAX / 2) /* exponents beyond it are written as it */
 
 struct member_table {
     const cJSON *object;
@@ -244,10 +243,7 @@ static void write_number(struct buf *out, const char *text) {
         buf_char(out, *at);
         digits++;
     }
-    if (*at != '\0') {
-        long exponent = strtol(at + 1, NULL, 10);
-        power += exponent > POWER_MAX ? POWER_MAX : exponent < -POWER_MAX ? -POWER_MAX : exponent;
-    }
+    if (*at != '\0') power += decimal_exponent(at + 1);
     while (!out->failed && digits > 1 && out->data[out->size - 1] == '0') {
         out->size--;
         digits--;
