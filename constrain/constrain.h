@@ -7,8 +7,8 @@
  *
  * A mask has one bit per token: token t may come next if bit t % 32 of word t / 32 is set. Every
  * text that masks allow can be continued to a whole string of the language, unless a limit of
- * constrain/limits.h ends it. Tokens without bytes (special ones) are never allowed; the caller
- * adds those that end an answer where the text so far is accepted.
+ * constrain/limits.h ends it. Tokens without bytes (special ones) are never allowed. Where the text
+ * so far is accepted, the caller adds the tokens that end an answer.
  *
  * Two-level design as published for llguidance and XGrammar (Dong et al., "XGrammar: Flexible and
  * efficient structured generation engine for large language models", MLSys 2025): a trie of the
@@ -41,7 +41,8 @@ enum constrain_kind {
     CONSTRAIN_WITHOUT, /* any text that does not contain `text` */
 };
 
-/* Borrowed: everything outlives constrain_open, nothing is kept. */
+/* Borrowed: a part and all that it points to stay valid until constrain_open returns, which keeps
+ * no pointer to them. */
 struct constrain_part {
     enum constrain_kind kind;
     const char
@@ -57,7 +58,7 @@ struct constrain_part {
     int min, max;
 };
 
-/* Writes a key for caches: two parts have the same one exactly if they are equal. */
+/* Writes a key by which caches find a part: two parts have equal keys exactly if they are equal. */
 void constrain_part_write(const struct constrain_part *part, struct buf *out);
 
 /* ---- Tokens -----------------------------------------------------------------------------------
@@ -94,10 +95,11 @@ struct constrain_budget {
     size_t limit;
 };
 
-/* Compiles a language. ERR_UNSUPPORTED names the keyword or construct, ERR_INVALID a fault of the
- * text, ERR_LIMIT what is too large, ERR_FULL that the budget (NULL: none; it outlives the
- * language) has no room now; fault->field is the part's field and, in a schema, the path below it.
- * `tokens` outlives the language. Takes milliseconds to seconds: not for an event loop. */
+/* Compiles a language. The fault names, for ERR_UNSUPPORTED, the keyword or construct; for
+ * ERR_INVALID, the mistake in the text; for ERR_LIMIT, what is too large. ERR_FULL: the budget has
+ * no room now. fault->field is the part's field and, in a schema, the path below it. `tokens` and
+ * `budget` (NULL: none) outlive the language. Takes milliseconds to seconds, too long for an event
+ * loop. */
 int constrain_open(const struct constrain_part *part, const struct constrain_tokens *tokens,
                    struct constrain_budget *budget, struct constrain **out, struct fault *fault);
 void constrain_close(struct constrain *constrain);

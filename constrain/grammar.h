@@ -7,11 +7,11 @@
  * name: tokens (<...>).
  *
  * Lark: rules and TERMINALS `name: alternatives`, the language is that of `start`. "text" and
- * "text"i, /expression/ and /expression/i (constrain/regex.h), "a".."z", groups, [optional],
- * * + ? ~n ~n..m, `-> alias`, priorities (they choose no texts), %ignore, %import of the terminals
- * of `common`. Refused by name: templates, other imports, %declare, %override, %extend and
- * llguidance's % forms. There is no lexer: a text belongs to the language if it can be divided into
- * terminals in any way, and what %ignore names may stand before, between and behind terminals.
+ * "text"i, /expression/ and /expression/i (constrain/regex.h), "a".."z", groups, [optional], * + ?
+ * ~n ~n..m, `-> alias`, priorities (they do not change the language), %ignore, %import of the
+ * terminals of `common`. Refused by name: templates, other imports, %declare, %override, %extend
+ * and llguidance's % forms. There is no lexer: a text belongs to the language if it can be divided
+ * into terminals in any way, and what %ignore names may stand before, between and behind terminals.
  *
  * Rules may be recursive. A rule that begins with itself is rewritten; one that begins with itself
  * by way of others is refused by its name. */

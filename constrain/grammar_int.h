@@ -24,7 +24,7 @@ struct grammar {
     uint32_t count, capacity;
     uint32_t heads[GRAMMAR_CHAINS];
     int depth;       /* groups inside each other */
-    uint32_t behind; /* node that may follow the whole */
+    uint32_t behind; /* follows the root: what %ignore names, or NODE_EMPTY */
     struct fault *fault;
     int rc; /* sticks */
 };
@@ -43,7 +43,7 @@ static inline char grammar_peek(const struct grammar *g) {
 bool grammar_is(const struct grammar *g, size_t at, const char *text);
 bool grammar_take(struct grammar *g, const char *text);
 
-/* Returns the rule with this name, which the first mention makes. NULL: no memory, or too many
+/* Returns the rule with this name; its first mention creates it. NULL: no memory, or too many
  * rules. Valid until the next call. */
 struct grammar_rule *grammar_find(struct grammar *g, const char *name, size_t size, size_t place);
 uint32_t grammar_mention(struct grammar *g, const char *name, size_t size, size_t place);

@@ -829,7 +829,8 @@ static void search_visit(struct node_pool *pool, uint32_t mark, uint32_t id, uin
     push(pool, from);
 }
 
-/* If nothing was found, no visited node holds a string; else those beside the path stay unknown. */
+/* If nothing was found, no visited node holds a string. Otherwise visited nodes that are not on the
+ * path stay unknown. */
 static bool search(struct node_pool *pool, uint32_t id) {
     uint32_t mark = pool->scratch_count;
     bool alive = false;

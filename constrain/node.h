@@ -34,8 +34,8 @@ enum node_kind {
     NODE_KIND_AND,    /* every child at once; regular */
     NODE_KIND_NOT,    /* not a; regular */
     NODE_KIND_REPEAT, /* a, min to max times */
-    NODE_KIND_MOD,  /* decimal digits that, behind a number with remainder b, make a multiple of a;
-                       '.' and '-' are skipped */
+    NODE_KIND_MOD, /* decimal digits that, appended to a number with remainder b, give a multiple of
+                      a; '.' and '-' are skipped */
     NODE_KIND_RULE, /* the language of rule a */
 };
 
@@ -53,7 +53,7 @@ struct node {
     bool regular;    /* refers to no rule */
     bool exact;      /* holds no AND and no NOT */
     uint8_t alive;   /* enum node_alive */
-    uint16_t levels; /* recursion that a derivative or a look for a string needs */
+    uint16_t levels; /* depth of recursion of a derivative or of a search for a string */
     uint32_t a, b;   /* by kind; ALT and AND: first child in `children`, number of children; BYTES:
                         set */
     uint32_t min, max; /* REPEAT */
@@ -108,7 +108,7 @@ bool node_work(struct node_pool *pool, uint64_t amount);
 bool node_pool_open(struct node_pool *pool, uint32_t limit);
 void node_pool_close(struct node_pool *pool);
 
-/* The first nodes of a pool, to which it can return: everything later is forgotten. */
+/* A mark: how much a pool holds at one time. A reset to it forgets everything made later. */
 struct node_mark {
     uint32_t nodes, children, sets;
 };
@@ -167,8 +167,9 @@ uint32_t node_rule(struct node_pool *pool, uint32_t rule);
 
 /* ---- Questions ----------------------------------------------------------------------------- */
 
-/* Brings the classes up to date with the sets; derivatives are forgotten when they change. Call it
- * before node_derive, node_is_alive, node_live and node_matches when nodes were constructed. */
+/* Brings the classes up to date with the sets. If the classes change, the derivatives are
+ * forgotten. After nodes were constructed, call it before node_derive, node_is_alive, node_live and
+ * node_matches. */
 void node_classes(struct node_pool *pool);
 uint32_t node_derive(struct node_pool *pool, uint32_t node, int class);
 /* Does a regular node's language hold a string? Searches its derivatives where AND or NOT leave it

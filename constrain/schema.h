@@ -10,9 +10,9 @@
  * maxItems, minLength, maxLength (in code points), pattern, format, minimum, maximum,
  * exclusiveMinimum, exclusiveMaximum, multipleOf, anyOf, allOf, $ref within the document; not, if,
  * dependencies (also as dependentRequired and dependentSchemas) and oneOf where the opposites that
- * they need can be written (schema_rewrite.c).
- * Refused with its path: every other keyword that could make an instance invalid, and a $ref to
- * another document. Keywords of no standard are annotations. */
+ * they need can be written (schema_rewrite.c). Refused with its path: every other keyword that
+ * could make an instance invalid, and a $ref to another document. Keywords that no standard defines
+ * are annotations: they are ignored. */
 #ifndef KEEPD_CONSTRAIN_SCHEMA_H
 #define KEEPD_CONSTRAIN_SCHEMA_H
 

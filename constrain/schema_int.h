@@ -85,7 +85,7 @@ void schema_note_copy(struct schema *s, const cJSON *copy, const cJSON *original
 const cJSON *schema_find_named(struct schema *s, const cJSON *resource, const char *keyword,
                                const char *value);
 
-/* Values in a form that is the same text exactly for equal values, sorted. */
+/* Values as canonical texts, sorted: two values have the same text exactly if they are equal. */
 struct value_set {
     const char **texts;
     size_t count;
@@ -107,8 +107,9 @@ void schema_add(struct schema *s, struct conjunction *conjunction, const cJSON *
 /* Returns the expression of a conjunction. */
 uint32_t schema_node(struct schema *s, struct conjunction conjunction);
 
-/* The schema that says the same as the keywords if, not and dependencies of a schema; NULL: there
- * is nothing to say, or it was refused. The same pointer for the same schema. */
+/* Returns a schema equivalent to the keywords if, not and dependencies of a schema. NULL: it has
+ * none of them to rewrite, or they were refused. Calls for the same schema return the same pointer.
+ */
 const cJSON *schema_rewritten(struct schema *s, const cJSON *schema);
 bool schema_is_rewritten(struct schema *s, const cJSON *schema);
 /* Is it a value of `not` that is enforced as it is: types, strings, a pattern? */
@@ -123,14 +124,15 @@ uint32_t schema_string(struct schema *s, const struct conjunction *c);
 uint32_t schema_array(struct schema *s, const struct conjunction *c);
 uint32_t schema_object(struct schema *s, const struct conjunction *c);
 
-/* Reads a count such as minItems: the larger or the smaller one of all conjuncts and `*value`. */
+/* Reads a count such as minItems from all conjuncts. *value becomes the largest or the smallest of
+ * these counts and of itself. */
 void schema_count(struct schema *s, const struct conjunction *c, const char *keyword, bool smallest,
                   uint32_t *value);
 /* Returns `pattern` of the schema `at` as an expression over characters. */
 uint32_t schema_pattern(struct schema *s, const cJSON *at, const char *keyword,
                         const char *pattern);
-/* Returns the strings that the conjuncts' propertyNames allow; of one conjunction of schemas of
- * strings. */
+/* Returns the strings, not quoted, that a conjunction of schemas of strings allows, such as one of
+ * propertyNames. */
 uint32_t schema_content(struct schema *s, const struct conjunction *c);
 
 #endif

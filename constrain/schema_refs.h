@@ -9,8 +9,9 @@
  * ("#x"), or the $id of a schema in the document. NULL: refused, see schema_refuse. */
 const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref);
 
-/* Can no instance satisfy both schemas? Sure where their types differ, their const or enum have no
- * value in common, or they are objects that require one property with such schemas. */
+/* Can no instance satisfy both schemas? Returns true only where that is certain: their types
+ * differ, their const or enum have no value in common, or they are objects that require the same
+ * property with two schemas of which this is true. */
 bool schema_are_apart(struct schema *s, const cJSON *a, const cJSON *b);
 
 #endif

@@ -1,8 +1,9 @@
 /* Keywords that are rewritten as others: not, if, dependencies, and oneOf of branches that overlap.
- * All need the schema of the instances that another one rejects. It is built where it is exact,
- * from the keywords that have an opposite; elsewhere the keyword is refused. New schemas are trees
- * in the arena whose leaves are shared with the document, made once for each place: the same place
- * gives the same pointer, by which recursive schemas end. */
+ * All of them need the opposite of a schema: a schema of the instances that it rejects. An opposite
+ * is built only if it is exact, from keywords that have an opposite; otherwise the keyword is
+ * refused. New schemas are trees in the arena whose leaves are shared with the document. Each is
+ * made once for its place in the document. Because the same place gives the same pointer, the
+ * rewriting of recursive schemas ends. */
 #include <stdio.h>
 #include <string.h>
 
@@ -196,7 +197,7 @@ static const cJSON *negate_all(struct schema *s, const cJSON *schemas, const cha
     return node;
 }
 
-/* Keywords about sizes: the type that they speak about, and the keyword of the opposite. */
+/* Keywords about sizes: the type to which they apply, and the keyword of the opposite. */
 static const struct size_keyword {
     const char *name, *type, *opposite;
     int step; /* added to a count; 0: a bound of numbers, which is excluded or included */
@@ -232,7 +233,7 @@ static const cJSON *negate_size(struct schema *s, const cJSON *member) {
     return NULL;
 }
 
-/* 1.0 is an integer, so numbers that are none cannot be told by their text. */
+/* 1.0 is an integer, so the form of a number's text does not show that it is no integer. */
 static const cJSON *negate_type(struct schema *s, const cJSON *type) {
     const cJSON *child;
     bool integer = cJSON_IsString(type) && strcmp(type->valuestring, "integer") == 0;

@@ -30,7 +30,7 @@ struct constrain_tokens {
     uint16_t depth;
     int32_t *same; /* [size] the next token with the same bytes, -1 = none */
     struct trie plain, rest;
-    uint32_t *plain_masks[TOKENS_PLAIN_MAX + 1]; /* plain tokens of at most so many characters */
+    uint32_t *plain_masks[TOKENS_PLAIN_MAX + 1]; /* [n]: plain tokens of at most n characters */
 };
 
 /* Whole UTF-8 sequences: the ranges of their bytes, by Unicode 15, table 3-7. The plain characters

@@ -166,7 +166,7 @@ static float squares_of(const float *x, int dim) {
     return all;
 }
 
-/* Heads that other ranks speak for are zeros. */
+/* Heads that another rank contributes to the sum are zeros here. */
 static void square_rows(void *arg, int worker) {
     (void)worker;
     struct norm_job *job = arg;

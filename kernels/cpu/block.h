@@ -78,7 +78,7 @@ const struct cpu_block_kernels *cpu_block_kernels_of(const char *path);
 size_t cpu_block_panel_bytes(const struct kern_weight *w);
 /* Converts a panel's numbers to float32, [cols][16]. */
 void cpu_block_widen(const struct kern_weight *w, int64_t panel, float *to);
-/* `from`: the blocks of a row, of a type whose numbers are all in the weight's. */
+/* `from`: the blocks of a row. The weight's type can represent all numbers of their type. */
 bool cpu_block_halves(const struct kern_weight *w, const struct block *from,
                       enum kern_dtype dtype); /* are its factors exact in float16? */
 void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from,

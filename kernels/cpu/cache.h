@@ -101,8 +101,8 @@ struct cpu_cache {
     float *log_beta; /* [pages][P] */
     float *score;    /* [pages][P] what the rule remembers of an entry: mass or last score */
 
-    /* The last queries of sequences whose rule has a window: the query at position p lies at p %
-     * window if ring_pos says so; scaled. Other sequences never touch it. */
+    /* The last queries of sequences whose rule has a window: the scaled query of position p lies at
+     * p % window, if ring_pos has p there. Other sequences never touch this memory. */
     float *ring;       /* [slots][ring_slot floats], within it [layers][WINDOW_MAX][heads_q * D] */
     int32_t *ring_pos; /* [slots][KERN_WINDOW_MAX]; -1: none */
     struct kern_attend_options *attended; /* [layers]: of the layer's last attention */

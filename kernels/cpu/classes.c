@@ -337,7 +337,8 @@ static int by_position(const void *a, const void *b) {
     return (x->pos > y->pos) - (x->pos < y->pos);
 }
 
-/* Keeps only the newest members if there are too many: every position occurs once. */
+/* Keeps only the newest members if there are too many. Every position occurs once, so one
+ * position separates the two groups. */
 static void drop_oldest(struct join *m, int32_t most) {
     int32_t *positions = (int32_t *)m->old; /* no longer needed */
     int32_t count = 0, gone = m->fresh_count - most;

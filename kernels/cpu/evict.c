@@ -94,7 +94,7 @@ static void count_best(void *arg, int stream, int worker) {
     job->cache->evict[stream].best = count;
 }
 
-/* The rank that speaks for this rank's heads. */
+/* The lowest rank that has this rank's heads: it alone reports them. */
 static int own_rank(const struct cpu_cache *cache) {
     return shard_owner(cache->comm->ranks, cache->heads_model, cache->shard.first);
 }

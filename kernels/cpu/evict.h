@@ -94,8 +94,9 @@ int evict_allot(const struct evict_job *job);
 struct evict_search {
     const struct evict_job *job;
     const struct comm *comm; /* ranks whose streams compete */
-    bool counts;             /* are this rank's streams counted here and not on a lower rank? */
-    uint32_t own;            /* this rank's bit in `capped` */
+    bool counts;  /* true: this rank counts its streams; false: a lower rank does, which has them,
+                     too */
+    uint32_t own; /* this rank's bit in `capped` */
     struct cpu_evict_scope *scopes;
     int count;
     uint32_t *bins; /* [count][CPU_EVICT_BINS] */

@@ -86,7 +86,7 @@ static inline int cpu_leaf_level(int leaf) {
  * and they bound the packing buffer. */
 #define MATMUL_ROWS 256
 
-/* Parts of an activation that is rounded to int8: it, and what the rounding left. */
+/* Parts of an activation that is rounded to int8: the rounded value, and the rounded remainder. */
 #define CPU_X_PARTS 2
 
 struct cpu_matmul_job {

@@ -37,7 +37,7 @@ static void wide_block(const struct rows *rows, int32_t first, int count) {
     }
 }
 
-/* Computes norm, and stores in rho minus the similarity of an entry with itself. */
+/* Computes `norm`, and sets rho of each entry to minus its similarity with itself. */
 static void measure(const struct rows *rows) {
     float *key = rows->work->rows;
     for (int32_t i = 0; i < rows->count; i++) {
@@ -70,7 +70,7 @@ static void add_sums(const struct rows *rows) {
 }
 
 /* Does row i look like one of a page's entries [at, at + count), whose products are in `dot`? The
- * newest such entry is forgiven. */
+ * similarity of i with the newest such entry is not counted: it is subtracted from rho. */
 static bool forgive_row(const struct rows *rows, int32_t i, const float *dot, int32_t at,
                         int32_t count) {
     for (int32_t j = count - 1; j >= 0; j--) {

@@ -23,8 +23,8 @@
 #include <immintrin.h>
 
 /* Converts sixteen e4m3 numbers to f16, scaled by 2^-8. The scale makes the conversion a shift of
- * the bits: e4m3's subnormal numbers, below 2^-6, become subnormal in f16, too. Only NaN needs bits
- * of its own. */
+ * the bits: e4m3's subnormal numbers, below 2^-6, become subnormal in f16, too. Only NaN is handled
+ * separately. */
 SIMD __m256i f16_of_e4m3(const uint8_t *p) {
     __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
     __m256i bits = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbf80));

@@ -22,7 +22,8 @@ enum oai_item_kind { OAI_ITEM_NONE, OAI_ITEM_THOUGHT, OAI_ITEM_TEXT, OAI_ITEM_CA
 /* Functions that write the open item of `items`. Each may be NULL. */
 struct oai_item_writer {
     void (*begin)(void *to, const struct oai_items *items);
-    /* text[0, size) came last; tokens [begin, end) are those whose scores come with it */
+    /* text[0, size) is the newest piece of the text; the scores of tokens [begin, end) belong to it
+     */
     void (*more)(void *to, const struct oai_items *items, const char *text, size_t size,
                  uint32_t begin, uint32_t end);
     void (*end)(void *to, const struct oai_items *items);

@@ -2,7 +2,7 @@
  * kind from another; a new endpoint is a file with its row and a line in kinds.c.
  *
  * Functions of a row are pure and may run on any thread. They write into buffers that note when
- * memory was short, and hold nothing between calls but what is passed in. */
+ * memory was short. They keep no state between calls except in their arguments. */
 #ifndef KEEPD_SERVER_OAI_KIND_H
 #define KEEPD_SERVER_OAI_KIND_H
 
@@ -86,7 +86,7 @@ struct oai_form {
      * and finish for each choice, then end. */
     void (*open)(struct oai_events *events); /* writes `head` */
     void (*progress)(struct oai_events *events, uint64_t read);
-    /* `offset`: that of the first token behind what it writes */
+    /* `offset` is moved to the first token behind the text that `begin` writes */
     void (*begin)(struct oai_events *events, int index, struct oai_offset *offset);
     void (*delta)(struct oai_events *events, const struct oai_delta *delta);
     /* `ids_begin`: the first token that no delta had. May be NULL */

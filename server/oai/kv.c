@@ -86,8 +86,8 @@ static int read_report(struct oai_reader *r, const cJSON *kv) {
                        "expected \"none\", \"lengths\", \"positions\" or \"trace\"");
 }
 
-/* The kv object is ours alone, so a misspelt member is an error even where unknown fields of the
- * body are forgiven: it would silently change what is kept. */
+/* Only keepd has a kv object. A misspelt member of it is an error even where unknown fields of the
+ * body are accepted: otherwise it would silently change what is kept. */
 static int check_names(struct oai_reader *r, const cJSON *kv) {
     static const char *const names[] = {"policy", "budget", "buffer", "chunk", "sinks",
                                         "recent", "reuse",  "retain", "report"};

@@ -113,7 +113,7 @@ static void write_defaults(struct buf *out, const struct oai_rules *rules) {
             isnan(info->repetition) ? 1.0 : (double)info->repetition);
 }
 
-/* The model's path without its folders: they are nobody's business. */
+/* The model's path without its folders, which clients need not know. */
 void oai_render_props(struct buf *out, const struct oai_rules *rules) {
     const struct engine_info *info = rules->info;
     const char *slash = strrchr(info->model_dir, '/');

@@ -109,8 +109,8 @@ static int put_content(cJSON *copy, const cJSON *message, const char *path,
 
 /* --- tool calls --- */
 
-/* "{\"a\":1}" -> {"a":1}: templates print arguments by `tojson`. None are {}, text that is no
- * object stays. */
+/* "{\"a\":1}" -> {"a":1}: templates print arguments by `tojson`. Missing arguments become {}; text
+ * that is not an object stays unchanged. */
 static int open_arguments(cJSON *function, struct oai_error *error) {
     const cJSON *arguments = json_get(function, "arguments");
     struct json_limits limits = {.bytes = CONTENT_BYTES_MAX,
@@ -186,9 +186,9 @@ static int put_role(cJSON *copy, const cJSON *message, const char *path, struct 
                       field, role->valuestring);
 }
 
-/* Templates know a thought by the first of these names, gpt-oss's by the second; clients send back
- * the one that they read it by. The template of gpt-oss refuses a thought beside text and calls, so
- * such a message has no second name. */
+/* Most templates read a thought from the first of these members, that of gpt-oss from the second. A
+ * client sends back the one from which it read the thought. The template of gpt-oss refuses a
+ * thought beside text and calls, so such a message has no second name. */
 static int put_reasoning(cJSON *copy, const cJSON *message, struct oai_error *error) {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
     const cJSON *text = NULL;

@@ -114,7 +114,8 @@ struct oai_request {
     const struct oai_file *files; /* in the arena */
     int file_count;
     const char *salt;    /* cache_salt, or "": separates conversations */
-    const char *session; /* session_id, prompt_cache_key or user, or "": a hint, never a right */
+    const char *session; /* session_id, prompt_cache_key or user, or "": a hint that helps to find a
+                            conversation and gives access to none */
     int32_t n;           /* choices per prompt */
     int32_t max_tokens;  /* -1 = not given */
     bool endless;        /* max_tokens is what the context leaves */
@@ -167,9 +168,9 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
               struct oai_error *error);
 void oai_request_close(struct oai_request *request);
 
-/* Ids of a prompt that continues an earlier text: as far as both are the same bytes and special
- * tokens, the earlier ids take the place of the prompt's, so that the model continues what it wrote
- * and not another spelling of it in tokens. ERR_NOMEM. */
+/* Replaces ids of a prompt that continues an earlier text. As far as the prompt and that text are
+ * the same bytes and special tokens, the earlier ids take the place of the prompt's. So the model
+ * continues the tokens that it wrote, not other tokens with the same text. ERR_NOMEM. */
 int oai_continue_ids(const struct engine *engine, const int32_t *earlier, size_t count,
                      struct arena *arena, struct engine_ids *ids);
 
@@ -219,10 +220,10 @@ uint32_t oai_shown_count(const struct oai_answer *answer, int index);
 size_t oai_shown_size(const struct oai_answer *answer, int index);
 
 /* Where the next token begins in a text, in characters; a token that begins inside a character
- * begins where that one does. Zero-initialised. */
+ * counts as beginning where the character does. Zero-initialised. */
 struct oai_offset {
     uint64_t characters; /* complete ones */
-    char part[4];        /* the bytes of one that is not */
+    char part[4];        /* the bytes so far of an incomplete character */
     uint8_t part_size;
 };
 

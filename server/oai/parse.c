@@ -244,8 +244,8 @@ static size_t preset_tokens(const struct oai_request *request, const struct oai_
     return !request->endless && preset > 0 ? (size_t)preset : 0;
 }
 
-/* Returns the room for an answer that a prompt of any length leaves: max_tokens, or what they are
- * without it, but at most half of the context. */
+/* Returns the room for an answer that a prompt of any length leaves: max_tokens, or its default
+ * where it is absent, but at most half of the context. */
 static size_t reserved(const struct oai_request *request, const struct oai_rules *rules) {
     size_t half = (size_t)rules->info->max_model_len / 2;
     size_t preset = preset_tokens(request, rules);

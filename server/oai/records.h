@@ -1,7 +1,7 @@
-/* Stored responses: what a later request with previous_response_id continues, and what
- * GET /v1/responses/{id} shows. A bounded table in memory; the responses used least recently go
- * first, those of the key that has the most, and all go with the process. A response is found only
- * by its owner.
+/* Stored responses: what a later request with previous_response_id continues, and what GET
+ * /v1/responses/{id} shows. They lie in a bounded table in memory. When it is full, the key that
+ * has the most loses the responses that it used least recently. When the process ends, all are
+ * lost. A response is found only by its owner.
  *
  * Any thread; each function holds a lock for as long as it searches and copies. */
 #ifndef KEEPD_SERVER_OAI_RECORDS_H

@@ -51,7 +51,7 @@ static void move(struct place *p, size_t bytes, bool whole) {
     p->at += whole;
 }
 
-/* Moves both by what they have in common of their next tokens. false: nothing. */
+/* Moves both places past the bytes that their next tokens have in common. false: there are none. */
 static bool step(const struct engine *engine, struct place *a, struct place *b) {
     const char *left = "", *right = "";
     if (a->at == a->count || b->at == b->count) return false;

@@ -13,12 +13,12 @@
  * string says.
  *
  * The reader is given the text as it grows and says what each part is. What it says does not depend
- * on how the text was cut into pieces, and what was said is never taken back: a call begins once
- * its name is that of a given tool and its arguments have opened, or it ends without any; until
- * then the text is held back, at most TOOL_HELD_MAX bytes, and what turns out to be no call is
- * text. From there to their closing brace, arguments are passed on as the model wrote them. If they
- * stop being JSON, everything up to the call's end belongs to them, because nothing shows where
- * they should have ended.
+ * on how the text was cut into pieces, and what was said is never taken back. A call is reported
+ * once its name is that of a given tool and its arguments have begun, or the call has ended without
+ * any. Until then the text is held back, at most TOOL_HELD_MAX bytes; if it turns out to be no
+ * call, it is passed on as text. Arguments are passed on up to their closing brace as the model
+ * wrote them. If they stop being JSON, everything up to the call's end belongs to them, because
+ * nothing shows where they should have ended.
  *
  * Pure; any thread. Nothing is copied: pieces are offsets into the caller's text, but for
  * characters that a string wrote as escapes. */

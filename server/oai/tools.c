@@ -202,8 +202,8 @@ bool oai_reads_calls(const struct oai_answer *answer) {
     return answer->request->tools.format != TOOL_FORMAT_NONE;
 }
 
-/* The id has 96 of the 128 random bits of the answer's, and at most 40 bytes: some APIs that a
- * client may carry the conversation to take no more. */
+/* The id has 96 of the 128 random bits of the answer's id. It has at most 40 bytes, because a
+ * client may continue the conversation with another API, and some accept no longer ids. */
 void oai_render_part_id(struct buf *out, const struct oai_answer *answer, const char *prefix,
                         unsigned a, unsigned b) {
     const char *random = strpbrk(answer->id, "-_");
