@@ -235,12 +235,14 @@ void exchange_hold_text(struct exchange *ex) {
     }
 }
 
-/* The texts that a response stores and repeats stay after the body has gone. */
+/* The texts that a response stores and repeats stay after the body has gone. Without jobs they have
+ * gone, too, with the arena. */
 static void hold_repeated(struct exchange *ex) {
     const struct oai_request *request = &ex->request;
+    if (ex->error.status || !ex->job_count) return;
     size_t size = request->own_items ? strlen(request->own_items) : 0;
     if (request->repeated) size += strlen(request->repeated);
-    if (ex->error.status || exchange_hold(ex, size)) return;
+    if (exchange_hold(ex, size)) return;
     oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
     ex->server->stats.rejected[STATS_REJECT_MEMORY]++;
 }
