@@ -41,9 +41,9 @@
 #define CONSTRAIN_LEVELS_MAX      1000
 #define CONSTRAIN_LAZY_LEVELS_MAX 3000
 
-/* Memory of all languages of a server, and the part that is reserved for one while it is compiled,
- * which is the most that the limits above allow. A request that finds no room is refused and may be
- * repeated. */
+/* The memory that all languages of a server share. While a language is compiled, the most memory
+ * that the limits above allow is reserved for it. A request that finds no room is refused; the
+ * client may try again. */
 #define CONSTRAIN_MEMORY_MAX    ((size_t)1 << 30)
 #define CONSTRAIN_COMPILE_BYTES ((size_t)160 << 20)
 

@@ -278,8 +278,9 @@ static uint16_t larger(uint16_t x, uint16_t y) {
     return x > y ? x : y;
 }
 
-/* A derivative goes into the second part only behind a head with "", and a look for a string only
- * where neither "" nor the structure answers it. Both go along a sequence without recursion. */
+/* Two functions recurse into a sequence's second part: the derivative, if the first part matches
+ * the empty string; and the search for a string, if the second part is neither nullable nor exact.
+ * Neither recurses along a chain of sequences. */
 static uint16_t seq_levels(const struct node *x, const struct node *y) {
     bool enters = x->nullable || (!y->nullable && !y->exact);
     uint16_t second = y->kind == NODE_KIND_SEQ ? y->levels : levels_around(y->levels);

@@ -82,8 +82,8 @@ struct node_pool {
     uint32_t memo_count, memo_size;
     uint32_t *rules; /* [rule_count] bodies */
     uint32_t rule_count, rule_capacity;
-    /* Any text, and any text as written in a JSON string. Both contain every alternative that
-     * stands beside them, and their complement is empty. 0 = not built yet. */
+    /* The nodes for any text, and for any text as written in a JSON string. Each absorbs the other
+     * alternatives of a union, and its complement is the empty language. 0 = not built yet. */
     uint32_t universe[2];
     uint32_t *scratch; /* a stack of lists under construction */
     uint32_t scratch_count, scratch_capacity;

@@ -67,7 +67,7 @@ static void find_facts(struct facts *f) {
     }
 }
 
-/* ---- Without the others ---------------------------------------------------------------------- */
+/* ---- Removing rules that are not needed ------------------------------------------------------ */
 
 /* Returns whether a rule's body may replace its name: short ones only, because each use copies it.
  */
@@ -159,7 +159,7 @@ static bool finds_itself(struct facts *f, uint32_t rule, uint32_t *found);
 
 static bool search_inside(struct facts *f, uint32_t id, uint32_t *found);
 
-/* Can a search through what a node may begin with come back to a rule on its path? */
+/* Returns whether a node can begin with a rule that the search is in: left recursion. */
 static bool search(struct facts *f, uint32_t id, uint32_t *found) {
     f->depth++;
     bool finds = search_inside(f, id, found);

@@ -15,7 +15,7 @@
  * number that is not finite gives NaN. With two parts, x - scale c is rounded in the same way, with
  * a scale of its own: together they have 16 bits.
  *
- * The product of a block is a whole number and exact. Of an output, with sums in float32:
+ * The product of a block is a whole number and exact. The sum of an output is in float32:
  *
  *   sum = fma(least, x.scale * sum of c, sum)            Q8M, Q4M and Q8SM
  *   sum = fma(sum of n c, scale * x.scale, sum)          Q8S and Q8SM: of each half in turn

@@ -9,8 +9,8 @@
 
 /* ---- Sixteen sums of four products each -------------------------------------------------------
  * `whole`: sixteen running sums. `codes`: four unsigned numbers for each of them, of 8 or 4 bits.
- * whole_close returns the sums of products without the codes' offset, which is what `start`
- * corrects, there or in whole_open. */
+ * The codes are unsigned, so the sums contain an offset. `start` is its correction; whole_open or
+ * whole_close applies it. */
 
 #if defined(__AVX512VNNI__)
 

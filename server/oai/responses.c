@@ -321,8 +321,8 @@ static int read_choice(struct oai_rewrite *w) {
 
 /* --- the shape of the answer --- */
 
-/* {"type": "json_schema", "name", "schema", "strict"} is, but for its type, the json_schema of a
- * chat. */
+/* The members of a format {"type": "json_schema", "name", "schema", "strict"} are those of a chat's
+ * response_format.json_schema. */
 static int read_format(struct oai_rewrite *w, const cJSON *format) {
     const cJSON *type = json_get(format, "type");
     bool schema = cJSON_IsString(type) && strcmp(type->valuestring, "json_schema") == 0;

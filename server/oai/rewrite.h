@@ -24,7 +24,7 @@ int oai_rewrite_open(struct oai_rewrite *w, struct oai_reader *r);
 int oai_rewrite_put(struct oai_rewrite *w, const char *name, cJSON *item);
 /* Adds a field whose value is that of `node`; NULL: none. */
 int oai_rewrite_link(struct oai_rewrite *w, const char *name, const cJSON *node);
-/* Adds the member `name` of `from` to `to` as `as`, where there is one. */
+/* If `from` has a member `name`, links it into `to` under the name `as`. */
 int oai_rewrite_member(struct oai_rewrite *w, cJSON *to, const char *as, const cJSON *from,
                        const char *name);
 
