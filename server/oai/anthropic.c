@@ -302,13 +302,7 @@ static int read_format(struct oai_rewrite *w, const cJSON *format, const char *p
         return oai_rewrite_refuse(w, field, "only 'json_schema' is served, found '%.32s'", type);
     oai_path(field, "%s.schema", path);
     if (!json_get(format, "schema")) return oai_missing(w->r, field);
-    cJSON *copy = cJSON_CreateObject();
-    if (oai_rewrite_put(w, "response_format", copy) ||
-        oai_rewrite_member(w, copy, "type", format, "type"))
-        return -1;
-    return cJSON_AddItemReferenceToObject(copy, "json_schema", (cJSON *)(uintptr_t)format)
-               ? 0
-               : oai_no_memory(w->r);
+    return oai_rewrite_schema(w, format);
 }
 
 static int read_output(struct oai_rewrite *w) {

@@ -88,7 +88,7 @@ struct oai_rules {
     struct oai_records *records; /* stored responses; NULL: none can be stored */
 };
 
-/* One prompt that is not a chat: text, token ids, or both in turns. */
+/* A prompt that is not a chat: text, token ids, or both in turns. */
 struct oai_prompt {
     const char *text;   /* NULL where ids are given */
     const cJSON *mixed; /* a list of texts and valid ids; in the tree. NULL: one of the others */

@@ -14,7 +14,8 @@ struct holder {
     size_t bytes, count; /* sums of its rows; it goes with the last one */
 };
 
-/* One response; its parts lie behind it: tokens, id, salt, items, answer. */
+/* A stored response. The same allocation holds its parts behind this struct: tokens, id, salt,
+ * items, answer. */
 struct row {
     struct row *next, *prev; /* in the order of their last use, the newest first */
     size_t size;             /* the allocation's */

@@ -328,13 +328,7 @@ static int read_format(struct oai_rewrite *w, const cJSON *format) {
     bool schema = cJSON_IsString(type) && strcmp(type->valuestring, "json_schema") == 0;
     if (!schema) return oai_rewrite_link(w, "response_format", format);
     if (!json_get(format, "schema")) return oai_missing(w->r, "text.format.schema");
-    cJSON *copy = cJSON_CreateObject();
-    if (oai_rewrite_put(w, "response_format", copy) ||
-        oai_rewrite_member(w, copy, "type", format, "type"))
-        return -1;
-    return cJSON_AddItemReferenceToObject(copy, "json_schema", (cJSON *)(uintptr_t)format)
-               ? 0
-               : oai_no_memory(w->r);
+    return oai_rewrite_schema(w, format);
 }
 
 static int read_text(struct oai_rewrite *w) {
@@ -406,21 +400,6 @@ static size_t count_characters(const char *text) {
     return count;
 }
 
-static void repeat(struct buf *out, const cJSON *body, const char *name, const char *preset) {
-    const cJSON *node = json_get(body, name);
-    buf_fmt(out, ",\"%s\":", name);
-    if (node)
-        json_write_node(out, node);
-    else
-        buf_str(out, preset);
-}
-
-static void repeat_number(struct buf *out, const cJSON *body, const char *name, float preset) {
-    char text[32];
-    snprintf(text, sizeof text, "%.7g", (double)preset);
-    repeat(out, body, name, text);
-}
-
 /* Writes a member of an object, or its default. */
 static void repeat_inner(struct buf *out, const cJSON *object, const char *name,
                          const char *preset) {
@@ -430,6 +409,17 @@ static void repeat_inner(struct buf *out, const cJSON *object, const char *name,
         json_write_node(out, node);
     else
         buf_str(out, preset);
+}
+
+static void repeat(struct buf *out, const cJSON *body, const char *name, const char *preset) {
+    buf_char(out, ',');
+    repeat_inner(out, body, name, preset);
+}
+
+static void repeat_number(struct buf *out, const cJSON *body, const char *name, float preset) {
+    char text[32];
+    snprintf(text, sizeof text, "%.7g", (double)preset);
+    repeat(out, body, name, text);
 }
 
 /* Reads metadata, with OpenAI's limits: strings by names. */

@@ -51,6 +51,16 @@ int oai_rewrite_member(struct oai_rewrite *w, cJSON *to, const char *as, const c
     return link_node(w, to, as, json_get(from, name));
 }
 
+int oai_rewrite_schema(struct oai_rewrite *w, const cJSON *format) {
+    cJSON *copy = cJSON_CreateObject();
+    if (oai_rewrite_put(w, "response_format", copy) ||
+        oai_rewrite_member(w, copy, "type", format, "type"))
+        return -1;
+    return cJSON_AddItemReferenceToObject(copy, "json_schema", (cJSON *)(uintptr_t)format)
+               ? 0
+               : oai_no_memory(w->r);
+}
+
 int oai_rewrite_open(struct oai_rewrite *w, struct oai_reader *r) {
     const cJSON *node;
     *w = (struct oai_rewrite){.r = r, .body = r->body};

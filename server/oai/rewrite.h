@@ -28,6 +28,10 @@ int oai_rewrite_link(struct oai_rewrite *w, const char *name, const cJSON *node)
 int oai_rewrite_member(struct oai_rewrite *w, cJSON *to, const char *as, const cJSON *from,
                        const char *name);
 
+/* Sets the chat's response_format from a format whose members, besides its type "json_schema", are
+ * those of the chat's json_schema. */
+int oai_rewrite_schema(struct oai_rewrite *w, const cJSON *format);
+
 /* Rewrites the body's tools; `add` adds one of them to the chat's list. */
 int oai_rewrite_tools(struct oai_rewrite *w, int (*add)(struct oai_rewrite *w, cJSON *list,
                                                         const cJSON *tool, const char *path));

@@ -122,6 +122,18 @@ class Daemon:
         return self.process.wait(timeout=60)
 
 
+def named_events(answer):
+    """The events of a stream whose names are their types."""
+    names, data = [], []
+    for line in answer.iter_lines():
+        if line.startswith(b"event: "):
+            names.append(line[7:].decode())
+        if line.startswith(b"data: "):
+            data.append(json.loads(line[6:]))
+    assert names == [e["type"] for e in data]
+    return data
+
+
 def chat_body(text="hello", **fields):
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 16,
             **fields}

@@ -3,7 +3,7 @@ import json
 
 import pytest
 import requests
-from conftest import MODEL, chat_body, request_bytes
+from conftest import MODEL, chat_body, named_events, request_bytes
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOOLS = [{"name": "get_weather", "description": "The weather of a place",
@@ -37,13 +37,7 @@ def ask(daemon, content="hello", **fields):
 def stream(daemon, content="hello", **fields):
     r = requests.post(daemon.url + PATH, json={**body(content, **fields), "stream": True}, stream=True, timeout=60)
     assert r.status_code == 200, r.text
-    names, data = [], []
-    for line in r.iter_lines():
-        if line.startswith(b"event: "):
-            names.append(line[7:].decode())
-        if line.startswith(b"data: "):
-            data.append(json.loads(line[6:]))
-    assert names == [e["type"] for e in data]
+    data = named_events(r)
     return [e for e in data if e["type"] != "ping"]
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import requests
-from conftest import MODEL, request_bytes
+from conftest import MODEL, named_events, request_bytes
 
 PATH = "/v1/responses"
 TOOLS = [{"type": "function", "name": "get_weather", "description": "The weather of a place",
@@ -38,13 +38,7 @@ def stream(daemon, text="hello", **fields):
     """The events of a stream; each has its type as its name, and its number."""
     r = requests.post(daemon.url + PATH, json={**body(text, **fields), "stream": True}, stream=True, timeout=60)
     assert r.status_code == 200, r.text
-    names, data = [], []
-    for line in r.iter_lines():
-        if line.startswith(b"event: "):
-            names.append(line[7:].decode())
-        if line.startswith(b"data: "):
-            data.append(json.loads(line[6:]))
-    assert names == [e["type"] for e in data]
+    data = named_events(r)
     assert [e["sequence_number"] for e in data] == list(range(len(data)))
     return data
 

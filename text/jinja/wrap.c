@@ -126,7 +126,7 @@ static uint32_t cut_chunk(const struct wrapping *w, const struct line *line, str
     return found ? hyphen : chunk.begin + space;
 }
 
-/* One line of the input. Chunks follow each other, so an output line is a range of characters;
+/* A line of the input. Chunks follow each other, so an output line is a range of characters;
  * blank chunks are dropped at its end, and at its beginning unless it is the first. */
 static int wrap_line(struct wrapping *w, const struct line *line) {
     uint32_t at = 0, stop = 0; /* the end of the chunk that `at` is in */

@@ -18,8 +18,8 @@ size_t unicode_last_start(const uint32_t *starts, size_t count, uint32_t code);
 extern const struct unicode_range unicode_digits[], unicode_seconds[], unicode_active[];
 extern const size_t unicode_digits_count, unicode_seconds_count, unicode_active_count;
 
-/* One step of a decomposition: code << 8 | 128 for a compatible one | its length, and where its
- * code points begin in the pool. */
+/* A decomposition of a character by one step: code << 8 | 128 for a compatible one | its length,
+ * and where its code points begin in the pool. */
 extern const uint32_t unicode_decompositions[], unicode_decomposition_pool[];
 extern const uint16_t unicode_decomposition_at[];
 extern const size_t unicode_decompositions_count;

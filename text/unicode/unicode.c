@@ -257,7 +257,7 @@ static size_t decompose_hangul(uint32_t code, uint32_t *out) {
     return trail ? 3 : 2;
 }
 
-/* One step of a decomposition: NULL where there is none. */
+/* Finds the decomposition of a character by one step; NULL: it has none. */
 static const uint32_t *decomposition_of(uint32_t code, bool compatible, size_t *size) {
     if (code < 0xA0 || code >= UNICODE_POINTS) return NULL;
     size_t index = unicode_last_start(unicode_decompositions, unicode_decompositions_count, code);
