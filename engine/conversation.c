@@ -305,6 +305,7 @@ struct conversation_match conversation_find(struct conversation_table *table,
         struct conversation_match match = {0};
         if (kv_params_equal(&conv->kv, query->kv)) match = match_row(conv, query, shared);
         match.lost = match.conv && table->sliding_windows && match.common < match.conv->evicted_at;
+        if (match.lost && !query->kv->policy->bounded) match = (struct conversation_match){0};
         if (!extends(&match)) note_miss(&lost, row_miss(conv, query, shared), shared);
         if (match.conv && is_better(&match, &best, query->hint)) best = match;
     }
@@ -383,6 +384,7 @@ int32_t conversation_usable_or_cut(struct conversation_search *search,
     const struct conversation_query *query = search->query;
     const struct conversation_key key = conversation_key_of(conv);
     int32_t usable = conv->checkpoint ? 0 : conversation_usable(search, &key);
+    if (!conv->kv.policy->bounded && usable < conv->evicted_at) usable = 0; /* a lost window */
     if (usable > 0 || !marks || conv->arriving) return usable;
     if (memcmp(conv->space, query->space, sizeof conv->space) != 0) return 0;
     if (!kv_params_equal(&conv->kv, query->kv)) return 0;

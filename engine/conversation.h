@@ -169,7 +169,8 @@ struct conversation_match {
     int32_t common;            /* number of its tokens that the request uses */
     bool exact;                /* the request continues the turn that read them */
     bool lost; /* the next query would see entries that are gone: they had left the sliding window
-                  at an eviction after these tokens */
+                  at an eviction after these tokens; not with an unbounded policy, which promises
+                  to lose nothing */
     bool cut;  /* the request continues a checkpoint, or a conversation cut before the end of its
                   turn */
     uint64_t from;         /* id of the last turn of the same dialogue, whose answer the prompt

@@ -121,7 +121,9 @@ static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault
         log_info("the model has no retention gates: the cache keeps everything (policy full)");
     *kv = (struct kv_params){.budget = e->options.kv_budget,
                              .buffer = e->options.kv_buffer,
-                             .chunk = e->options.kv_chunk};
+                             .chunk = e->options.kv_chunk,
+                             .sliding_window =
+                                 model_config_sliding_window(model_config(model_of(e)))};
     kv_params_set_policy(kv, policy);
     kv_params_set_trained(kv, &rules->trained);
     /* The same rule as for requests that lower the budget. */
@@ -162,11 +164,8 @@ static int resolve_kv_dtype(struct engine *e, enum kern_dtype *dtype, struct fau
 static int64_t choose_host_pages(const struct engine *e, const struct reserve_shape *shape,
                                  const struct kv_params *kv, int64_t page_bytes) {
     int64_t longest = e->info.max_model_len;
-    int64_t peak = kv->policy->bounded ? (int64_t)kv->budget + kv->buffer + kv->chunk : longest;
-    if (peak > longest) peak = longest;
     const struct reserve_turn turn = {.added = longest};
-    int64_t each = reserve_pages(shape, kv, reserve_rank_peak(shape, kv, &turn, peak)) +
-                   reserve_members(shape, kv, 0, longest);
+    int64_t each = reserve_turn_pages(shape, kv, &turn, reserve_whole(kv, longest));
     int64_t wanted = each * e->options.max_num_seqs * 2;
     int ranks = e->options.tensor_parallel_size > 1 ? e->options.tensor_parallel_size : 1;
     int64_t most = memory_available() / 2 / e->replica_count / ranks / page_bytes;
@@ -283,7 +282,7 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
                                        .member_slots = info.member_slots,
                                        .ranks = pool_ranks(e),
                                        .rank_cap = (float)e->options.kv_rank_cap / 100,
-                                       .sliding_windows = model_config_has_sliding_windows(config)};
+                                       .sliding_layers = model_config_sliding_layers(config)};
     so->page_bytes = info.page_bytes;
     int rc = choose_pages(e, dtype, so, fault);
     if (rc != 0) return rc;
@@ -436,8 +435,15 @@ static void fill_found(struct engine *e, const struct sched_options *so,
     _Static_assert(sizeof found->eos == sizeof config->eos, "as many ends");
     memcpy(found->eos, config->eos, sizeof found->eos);
     int64_t streams = (int64_t)config->layers * config->heads_kv, slots = so->shape.page_slots;
-    int64_t held = found->kv_budget > 0 ? found->kv_budget : found->max_model_len;
-    found->conversation_bytes = streams * (held + slots - 1) / slots * so->page_bytes;
+    int64_t longest = found->max_model_len, held = found->kv_budget;
+    const struct reserve_turn turn = {.added = longest};
+    struct reserve_shape whole = so->shape;
+    whole.ranks = 1;
+    found->conversation_bytes =
+        so->page_bytes * (so->kv.defaults.policy->bounded
+                              ? streams * (held + slots - 1) / slots
+                              : reserve_turn_pages(&whole, &so->kv.defaults, &turn,
+                                                   reserve_whole(&so->kv.defaults, longest)));
 }
 
 const char *engine_policy_at(const struct engine *e, int index) {

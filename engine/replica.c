@@ -53,13 +53,15 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
 
 static void copy_sequences(struct replica *r) {
     const struct sched *s = &r->sched;
+    int64_t streams = (int64_t)s->options.shape.layers * s->options.shape.heads_kv;
     r->sequence_count = s->running;
     for (int i = 0; i < s->running; i++) {
         const struct sequence *seq = &s->sequences[s->order[i]];
         struct engine_sequence_row *row = &r->sequence_rows[i];
+        int64_t entries = due_entries(&s->options.shape, &seq->kv, &seq->due);
         *row = (struct engine_sequence_row){.replica = r->index,
                                             .tokens = seq->due.tokens,
-                                            .held = seq->due.held,
+                                            .held = (int32_t)((entries + streams - 1) / streams),
                                             .prompt_count = seq->prompt_count,
                                             .output_count = seq_output_count(seq),
                                             .budget = kv_params_shown_budget(&seq->kv),
@@ -122,8 +124,11 @@ static void publish(struct replica *r) {
     const struct sched *s = &r->sched;
     struct kern_cache_stats stats = {0};
     r->kern->ops->cache_stats(r->kern, &stats);
-    int64_t streams = (int64_t)s->options.shape.layers * s->options.shape.heads_kv, held = 0;
-    for (int i = 0; i < s->running; i++) held += s->sequences[s->order[i]].due.held;
+    int64_t held = 0;
+    for (int i = 0; i < s->running; i++) {
+        const struct sequence *seq = &s->sequences[s->order[i]];
+        held += due_entries(&s->options.shape, &seq->kv, &seq->due);
+    }
     bool may_save = s->options.store && !r->status.stopped; /* looked at only for drain's sake */
     atomic_store(&r->unsaved, may_save && (!atomic_load(&r->common->draining) || sched_unsaved(s)));
     note_progress(r);
@@ -141,8 +146,8 @@ static void publish(struct replica *r) {
         .pages_superseded = min64(s->conversations.superseded_pages, stats.rank_pages_used),
         .progress_ns = r->progress_ns,
         .stopped = r->status.stopped,
-        .entries_kept = (uint64_t)(held * streams + s->conversations.entries -
-                                   s->conversations.superseded_entries),
+        .entries_kept =
+            (uint64_t)(held + s->conversations.entries - s->conversations.superseded_entries),
         .entries_superseded = (uint64_t)s->conversations.superseded_entries,
         .entries_evicted = stats.entries_evicted,
         .rank_cap_hits = stats.rank_cap_hits,

@@ -56,7 +56,7 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     bool more = options->store && options->conversations_max > 0;
     queue_open(&sched->queue, options->clients_max, options->sequences_max);
     conversation_table_open(&sched->conversations, more ? slots : options->conversations_max,
-                            options->shape.sliding_windows);
+                            options->shape.sliding_layers > 0);
     hist_open(&sched->counters.eviction_seconds, eviction_bounds, COUNT_OF(eviction_bounds));
     hist_open(&sched->counters.iteration_tokens, iteration_bounds, COUNT_OF(iteration_bounds));
 }
@@ -291,9 +291,9 @@ void sched_abandon(struct sched *sched, enum engine_finish finish, int rc) {
 static void add_due(struct sched *sched, int *count, struct sequence *seq) {
     sched->due[(*count)++] = (struct kern_evict){.slot = seq->slot,
                                                  .tokens = seq->due.tokens,
-                                                 .budget = seq->kv.budget,
+                                                 .budget = due_budget(&seq->kv, &seq->due),
                                                  .rule = &seq->kv.rule,
-                                                 .trace = trace_begin(seq, sched_streams(sched))};
+                                                 .trace = trace_begin(seq, &sched->options.shape)};
 }
 
 static int64_t eviction_rows(const struct sched *sched, const struct sequence *seq, int64_t held) {

@@ -129,9 +129,7 @@ static int64_t pages_for(const struct sched_options *options, const struct kv_pa
     struct reserve_turn turn = *began;
     turn.added = prompt_new + appended;
     int64_t peak = reserve_peak(kv, turn.held, prompt_new, appended);
-    int64_t fullest = reserve_rank_peak(&options->shape, kv, &turn, peak);
-    return reserve_pages(&options->shape, kv, fullest) +
-           reserve_members(&options->shape, kv, turn.held, turn.tokens + turn.added);
+    return reserve_turn_pages(&options->shape, kv, &turn, peak);
 }
 
 static const struct reserve_turn from_nothing;
@@ -233,10 +231,11 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     if (conv && match->exact)
         entry->began = conv->began;
     else if (conv)
-        entry->began = (struct reserve_turn){.held = min32(conv->held, match->common),
-                                             .fullest = min32(conv->fullest, match->common),
-                                             .drops = match->common < conv->token_count,
-                                             .tokens = match->common};
+        entry->began = (struct reserve_turn){
+            .held = due_held_at(&conv->kv, conv->held, match->common, conv->evicted_at),
+            .fullest = min32(conv->fullest, match->common),
+            .drops = match->common < conv->token_count,
+            .tokens = match->common};
     entry->pages = pages_for(&sched->options, entry->job->params, &entry->began, request);
     if (!conv || entry->pages <= most) return;
     start_afresh(entry);

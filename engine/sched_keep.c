@@ -135,7 +135,9 @@ static int begin_due(struct sched *sched, struct sequence *seq,
     }
     int rc = kern->ops->report(kern, seq->slot, &report);
     seq->due.tokens = match->common;
-    seq->due.held = (int32_t)(((int64_t)report.entries + streams - 1) / streams);
+    seq->due.held =
+        due_held_at(&seq->kv, (int32_t)(((int64_t)report.entries + streams - 1) / streams),
+                    match->common, seq->evicted_at);
     seq->due.prompt_new = seq->prompt_count - match->common;
     seq->began_held = seq->due.held;
     return rc;

@@ -4,11 +4,12 @@
 
 /* Allocates room for all entries of the sequence: a rule may evict more than the budget asks for.
  */
-struct kern_trace *trace_begin(struct sequence *seq, int64_t streams) {
+struct kern_trace *trace_begin(struct sequence *seq, const struct reserve_shape *shape) {
     if (seq->index != 0 || seq->job->request.kv.report != ENGINE_REPORT_TRACE) return NULL;
-    size_t count = (size_t)streams, entries = count * (size_t)seq->due.held;
+    size_t count = (size_t)shape->layers * (size_t)shape->heads_kv;
+    size_t entries = (size_t)due_entries(shape, &seq->kv, &seq->due);
     struct engine_eviction *eviction = NULL;
-    if (seq->due.held <= 0 || entries / count == (size_t)seq->due.held)
+    if (entries < SIZE_MAX / sizeof(int32_t))
         eviction = mem_try_alloc(1, sizeof *eviction + count * sizeof *eviction->lengths);
     if (eviction) eviction->positions = mem_try_alloc(entries + 1, sizeof(int32_t));
     if (!eviction || !eviction->positions) {

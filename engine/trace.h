@@ -8,9 +8,8 @@
 
 #include "engine/seq.h"
 
-/* Prepares to record the sequence's next eviction, of `streams` streams; NULL: not wanted, or no
- * memory. */
-struct kern_trace *trace_begin(struct sequence *seq, int64_t streams);
+/* Prepares to record the sequence's next eviction; NULL: not wanted, or no memory. */
+struct kern_trace *trace_begin(struct sequence *seq, const struct reserve_shape *shape);
 /* Adds the record that was begun, after its eviction. */
 void trace_end(struct sequence *seq);
 /* Frees a record that was begun for an eviction that did not happen. */

@@ -739,8 +739,16 @@ bool model_config_rotates_alike(const struct model_config *config) {
     return true;
 }
 
-bool model_config_has_sliding_windows(const struct model_config *config) {
+int model_config_sliding_layers(const struct model_config *config) {
+    int count = 0;
+    for (int i = 0; i < config->layers; i++) count += config->per_layer[i].sliding_window > 0;
+    return count;
+}
+
+int model_config_sliding_window(const struct model_config *config) {
+    int longest = 0;
     for (int i = 0; i < config->layers; i++)
-        if (config->per_layer[i].sliding_window > 0) return true;
-    return false;
+        if (config->per_layer[i].sliding_window > longest)
+            longest = config->per_layer[i].sliding_window;
+    return longest;
 }

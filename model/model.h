@@ -106,7 +106,9 @@ void model_close(struct model *model);
 const struct model_config *model_config(const struct model *model);
 /* Every layer rotates, by the same frequencies. */
 bool model_config_rotates_alike(const struct model_config *config);
-bool model_config_has_sliding_windows(const struct model_config *config); /* in some layers */
+/* The layers that have a sliding window, and the longest of their windows (0: none). */
+int model_config_sliding_layers(const struct model_config *config);
+int model_config_sliding_window(const struct model_config *config);
 bool model_has_gates(const struct model *model);
 /* The header of the gates' file (model/gates.h); all unknown if there are no gates. */
 const struct gates_header *model_gates(const struct model *model);

@@ -10,16 +10,26 @@ static int64_t max64(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+static bool evicts(const struct kv_params *params) {
+    return params->policy->bounded || kv_params_expires(params);
+}
+
+/* M: entries per stream that an eviction leaves. The next query sees one token less than a sliding
+ * window besides itself. */
+static int64_t kept(const struct kv_params *params) {
+    return kv_params_expires(params) ? params->sliding_window - 1 : params->budget;
+}
+
 /* Entries per stream that a sequence may hold between evictions. An eviction leaves M and a token
  * is appended next, so without a buffer it is M + 1 all the same. */
 static int64_t ceiling(const struct kv_params *params) {
-    return (int64_t)params->budget + max64(params->buffer, 1);
+    return kept(params) + max64(params->buffer, 1);
 }
 
 int32_t due_prompt_room(const struct kv_params *params, const struct due_state *state) {
     int32_t rest = state->prompt_new - state->prompt_done;
     if (rest <= 0) return 0;
-    if (!params->policy->bounded) return rest;
+    if (!evicts(params)) return rest;
     return (int32_t)min64(rest, params->chunk - state->prompt_done % params->chunk);
 }
 
@@ -31,25 +41,35 @@ void due_append(struct due_state *state, int32_t count) {
 
 bool due_after_append(const struct kv_params *params, const struct due_state *state) {
     bool in_prompt = state->prompt_done > 0 && state->prompt_done <= state->prompt_new;
-    if (!params->policy->bounded || !in_prompt) return false;
-    if (state->prompt_done % params->chunk == 0) return state->held > params->budget;
-    return state->prompt_done == state->prompt_new &&
-           state->held > (int64_t)params->budget + params->buffer;
+    if (!evicts(params) || !in_prompt) return false;
+    if (state->prompt_done % params->chunk == 0) return state->held > kept(params);
+    return state->prompt_done == state->prompt_new && state->held > kept(params) + params->buffer;
 }
 
 bool due_before_generate(const struct kv_params *params, const struct due_state *state) {
-    return params->policy->bounded && state->held >= ceiling(params);
+    return evicts(params) && state->held >= ceiling(params);
 }
 
 void due_evicted(const struct kv_params *params, struct due_state *state) {
-    state->held = (int32_t)min64(state->held, params->budget);
+    state->held = (int32_t)min64(state->held, kept(params));
+}
+
+/* An eviction for the sake of a sliding window keeps all other entries. */
+int32_t due_budget(const struct kv_params *params, const struct due_state *state) {
+    return kv_params_expires(params) ? state->tokens : params->budget;
+}
+
+int32_t due_held_at(const struct kv_params *params, int32_t held, int32_t tokens,
+                    int32_t evicted_at) {
+    if (!kv_params_expires(params)) return (int32_t)min64(held, tokens);
+    return (int32_t)min64(evicted_at, kept(params)) + tokens - evicted_at;
 }
 
 /* An eviction leaves M, and one chunk on top is more than that again. */
 int64_t due_next_while_reading(const struct kv_params *params, const struct reserve_turn *began,
                                int32_t held, int32_t evicted_at) {
-    int64_t chunk = params->chunk, budget = params->budget;
-    if (!params->policy->bounded) return INT64_MAX;
+    int64_t chunk = params->chunk, budget = kept(params);
+    if (!evicts(params)) return INT64_MAX;
     if (evicted_at > began->tokens) return evicted_at + chunk;
     int64_t chunks = held > budget ? 1 : (budget - held) / chunk + 1;
     return began->tokens + chunks * chunk;
@@ -59,7 +79,7 @@ struct due_state due_while_reading(const struct kv_params *params, const struct 
                                    int32_t held, int32_t evicted_at, int32_t tokens,
                                    int32_t prompt_count) {
     int32_t first = (int32_t)began->tokens;
-    if (evicted_at > first) held = params->budget;
+    if (evicted_at > first) held = (int32_t)kept(params);
     return (struct due_state){.tokens = tokens,
                               .held = held + tokens - (evicted_at > first ? evicted_at : first),
                               .prompt_done = tokens - first,
@@ -112,7 +132,7 @@ int64_t reserve_rank_peak(const struct reserve_shape *shape, const struct kv_par
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
                       int64_t average) {
     int64_t streams = reserve_streams(shape), slots = shape->page_slots;
-    bool expires = shape->sliding_windows && params->policy->bounded;
+    bool expires = shape->sliding_layers > 0 && params->policy->bounded;
     if (streams_are_equal(&params->rule) && !expires)
         return streams * ((average + slots - 1) / slots);
     return streams * (average + slots - 1) / slots;
@@ -130,8 +150,8 @@ int64_t reserve_members(const struct reserve_shape *shape, const struct kv_param
  * holds no more than M, so of the later whole chunks the last one stands highest. */
 int64_t reserve_peak(const struct kv_params *params, int64_t start_held, int64_t prompt_new,
                      int64_t max_new) {
-    if (!params->policy->bounded) return start_held + prompt_new + max_new;
-    int64_t budget = params->budget, chunk = params->chunk;
+    if (!evicts(params)) return start_held + prompt_new + max_new;
+    int64_t budget = kept(params), chunk = params->chunk;
     int64_t whole = prompt_new / chunk, rest = prompt_new % chunk;
     int64_t held = start_held, peak = held;
     if (whole > 0) {
@@ -143,4 +163,30 @@ int64_t reserve_peak(const struct kv_params *params, int64_t start_held, int64_t
     peak = max64(peak, held);
     if (rest > 0 && held > budget + params->buffer) held = budget;
     return max64(peak, min64(held + max_new, max64(ceiling(params), held)));
+}
+
+int64_t reserve_whole(const struct kv_params *params, int64_t tokens) {
+    int64_t most = kept(params) + params->buffer + params->chunk;
+    return evicts(params) ? min64(most, tokens) : tokens;
+}
+
+/* ---- Both kinds of layers ---------------------------------------------------------------------
+ */
+
+int64_t reserve_turn_pages(const struct reserve_shape *shape, const struct kv_params *params,
+                           const struct reserve_turn *turn, int64_t peak) {
+    int64_t tokens = turn->tokens + turn->added, slots = shape->page_slots;
+    if (!kv_params_expires(params))
+        return reserve_pages(shape, params, reserve_rank_peak(shape, params, turn, peak)) +
+               reserve_members(shape, params, turn->held, tokens);
+    int64_t heads = shape->heads_kv / ranks_of(shape), sliding = shape->sliding_layers;
+    return heads * ((shape->layers - sliding) * ((tokens + slots - 1) / slots) +
+                    sliding * ((peak + slots - 1) / slots));
+}
+
+int64_t due_entries(const struct reserve_shape *shape, const struct kv_params *params,
+                    const struct due_state *state) {
+    int64_t sliding = kv_params_expires(params) ? shape->sliding_layers : shape->layers;
+    return shape->heads_kv *
+           (sliding * state->held + (shape->layers - sliding) * (int64_t)state->tokens);
 }

@@ -5,6 +5,10 @@
  * or a floor may leave fewer than M; `held`, rounded up from a report or from M, is an upper bound
  * from there on, and so is everything computed from it.
  *
+ * A policy without a budget evicts where layers have sliding windows (kv_params_expires): then
+ * `held` counts the entries of a stream of such a layer, with the longest window, and M is that
+ * window less one. The streams of the other layers hold all tokens.
+ *
  * The rule (architecture: "when a sequence evicts is fixed by the request alone"):
  *   - after every C-th new prompt token, down to M;
  *   - after the last prompt token, if held > M + buffer;
@@ -17,7 +21,7 @@
 /* A sequence's place in its life, kept by the scheduler. */
 struct due_state {
     int32_t tokens;      /* T: tokens appended to the streams (dropped ones not counted) */
-    int32_t held;        /* entries per stream, on average */
+    int32_t held;        /* entries per stream, on average, or of a sliding layer: see above */
     int32_t prompt_done; /* new tokens appended in this request; past prompt_new: generated */
     int32_t prompt_new;  /* new prompt tokens this request must append in all */
 };
@@ -36,14 +40,25 @@ bool due_after_append(const struct kv_params *params, const struct due_state *st
 bool due_before_generate(const struct kv_params *params, const struct due_state *state);
 /* Bookkeeping of an eviction. */
 void due_evicted(const struct kv_params *params, struct due_state *state);
+/* The budget of an eviction (kern_evict.budget). */
+int32_t due_budget(const struct kv_params *params, const struct due_state *state);
+
+/* `held` of a turn that continues a conversation at `tokens`; its last eviction before them was at
+ * evicted_at (0: none). `held` is the average by a report, from above. */
+int32_t due_held_at(const struct kv_params *params, int32_t held, int32_t tokens,
+                    int32_t evicted_at);
 
 struct reserve_shape {
     int layers, heads_kv, page_slots;
     int member_slots; /* as in kern_cache_info */
     int ranks;        /* ranks with different heads, a divisor of heads_kv; 0 = 1: one holds all */
     float rank_cap;   /* as in kern_cache_options */
-    bool sliding_windows; /* in some layers: their entries expire (struct kern_evict) */
+    int sliding_layers; /* layers with a sliding window: their entries expire (struct kern_evict) */
 };
+
+/* All entries that a sequence holds, by formula. */
+int64_t due_entries(const struct reserve_shape *shape, const struct kv_params *params,
+                    const struct due_state *state);
 
 /* Streams of one rank: the S below. */
 int64_t reserve_streams(const struct reserve_shape *shape);
@@ -116,6 +131,15 @@ int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params 
  */
 int64_t reserve_members(const struct reserve_shape *shape, const struct kv_params *params,
                         int64_t start_held, int64_t tokens);
+
+/* The peak of a text of `tokens` tokens however they are divided into turns: `held` at most. */
+int64_t reserve_whole(const struct kv_params *params, int64_t tokens);
+
+/* The pages of a turn on a rank, with members, if `held` is at most `peak` (reserve_peak). With
+ * kv_params_expires all streams of a kind of layer are equally long, and no distribution is to be
+ * covered: the peak of the sliding layers, and the turn's end in the others. */
+int64_t reserve_turn_pages(const struct reserve_shape *shape, const struct kv_params *params,
+                           const struct reserve_turn *turn, int64_t peak);
 
 /* The most entries per stream (average) a request ever holds: exactly the peak of the rule above,
  * prompt phase and generation. `start_held`: what a continued conversation brings; `prompt_new`,

@@ -67,7 +67,7 @@
 static const struct policy policies[] = {
     {
         .name = "full",
-        .summary = "keeps every entry; memory grows with the conversation",
+        .summary = "keeps every entry that a later token can see; memory grows with the text",
     },
     {
         .name = "streaming",
@@ -474,7 +474,7 @@ static int check_budget(const struct kv_params *params, struct fault *fault) {
 
 int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t row_entries) {
     const struct kern_rule *rule = &params->rule;
-    if (!params->policy->bounded || held <= 0) return 0;
+    if ((!params->policy->bounded && !kv_params_expires(params)) || held <= 0) return 0;
     if (held > INT32_MAX) held = INT32_MAX;
     bool classes = rule->merge == KERN_MERGE_CLASSES;
     int64_t goes = held > params->budget ? held - params->budget : 0;
@@ -525,7 +525,8 @@ static bool rule_equal(const struct kern_rule *x, const struct kern_rule *y) {
 
 bool kv_params_equal(const struct kv_params *a, const struct kv_params *b) {
     if (a->policy != b->policy) return false;
-    if (!a->policy->bounded) return true;
-    return a->budget == b->budget && a->buffer == b->buffer && a->chunk == b->chunk &&
-           rule_equal(&a->rule, &b->rule);
+    bool same_points = a->buffer == b->buffer && a->chunk == b->chunk;
+    if (!a->policy->bounded)
+        return a->sliding_window == b->sliding_window && (!kv_params_expires(a) || same_points);
+    return a->budget == b->budget && same_points && rule_equal(&a->rule, &b->rule);
 }

@@ -37,7 +37,7 @@ struct policy {
     const char *name; /* as in requests, options, metrics */
     const char *summary;
     unsigned needs, fields;
-    bool bounded;          /* false: keeps everything (full) */
+    bool bounded;          /* false: keeps everything that a later query can see (full) */
     float recent_part;     /* recent entries as a part of the budget; 0: rule.recent of them */
     struct kern_rule rule; /* defaults included */
 };
@@ -48,13 +48,20 @@ const struct policy *policy_at(int index);          /* NULL past the end: for li
 /* The kv parameters of one request, after defaults: constant for a sequence's life. */
 struct kv_params {
     const struct policy *policy;
-    int32_t budget; /* M: kept entries per stream on average; ignored by full */
-    int32_t buffer; /* tokens a sequence may grow past M before it evicts */
-    int32_t chunk;  /* C: prompt tokens between evictions while prefilling */
+    int32_t budget;         /* M: kept entries per stream on average; ignored by full */
+    int32_t buffer;         /* tokens a sequence may grow past M before it evicts */
+    int32_t chunk;          /* C: prompt tokens between evictions while prefilling */
+    int32_t sliding_window; /* the model's, the longest of its layers; 0: no layer has one */
     struct kern_rule rule;
 };
 
-/* Another policy with its defaults; budget, buffer and chunk stay. */
+/* An unbounded policy with a sliding window: it evicts the entries that no later query can see, at
+ * the same points as a bounded one, and nothing else. */
+static inline bool kv_params_expires(const struct kv_params *params) {
+    return !params->policy->bounded && params->sliding_window > 0;
+}
+
+/* Another policy with its defaults; budget, buffer, chunk and the sliding window stay. */
 void kv_params_set_policy(struct kv_params *params, const struct policy *policy);
 /* The settings for which retention gates were trained, as their file says; `named`: which of the
  * members are known, of POLICY_HORIZON, POLICY_SINKS, POLICY_RECENT and POLICY_PARITY. */

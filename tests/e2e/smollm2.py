@@ -4,6 +4,32 @@ import struct
 
 import numpy as np
 
+TEXTS = [
+    "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, and nothing "
+    "particular to interest me on shore, I thought I would sail about a little.",
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife.",
+    "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty.",
+    "When in the Course of human events, it becomes necessary for one people to dissolve the political bands.",
+    "We the People of the United States, in Order to form a more perfect Union, establish Justice, insure domestic "
+    "Tranquility, provide for the common defence.",
+    "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do.",
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness.",
+    "In the beginning God created the heaven and the earth. And the earth was without form, and void.",
+    "You will rejoice to hear that no disaster has accompanied the commencement of an enterprise which you have regarded "
+    "with such evil forebodings.",
+    "To be, or not to be, that is the question: Whether 'tis nobler in the mind to suffer the slings and arrows.",
+    "All happy families are alike; each unhappy family is unhappy in its own way.",
+    "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n",
+    "#include <stdio.h>\n\nint main(void) {\n    printf(\"Hello, world!\\n\");\n    return 0;\n}\n",
+    "The sum of 17 and 25 is 42, and 42 divided by 6 is 7. The square root of 144 is 12.",
+    "Alle Menschen sind frei und gleich an Würde und Rechten geboren.",
+    "Longtemps, je me suis couché de bonne heure. Parfois, à peine ma bougie éteinte, mes yeux se fermaient si vite.",
+    "En un lugar de la Mancha, de cuyo nombre no quiero acordarme, no ha mucho tiempo que vivía un hidalgo.",
+    "| name | age |\n|------|-----|\n| Ada  | 36  |\n| Alan | 41  |\n",
+    "Water boils at 100 degrees Celsius at sea level; on Mount Everest it boils at about 68 degrees.",
+    "{\"city\": \"Lisbon\", \"population\": 545000, \"rivers\": [\"Tagus\"], \"capital\": true}",
+]
+
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 F32, Q4_1, Q8_0 = 0, 3, 8
 

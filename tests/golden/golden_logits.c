@@ -256,7 +256,7 @@ static int evict(struct run *run) {
     const struct kern_evict due = {
         .slot = 0,
         .tokens = run->due.tokens,
-        .budget = kv->budget,
+        .budget = due_budget(kv, &run->due),
         .rule = &kv->rule,
     };
     buf_fmt(&run->evictions, "%s{\"tokens\":%d,\"before\":", run->evictions.size ? "," : "",

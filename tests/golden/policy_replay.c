@@ -364,6 +364,9 @@ static int read_sequence(struct run *run, int index, const cJSON *json, struct f
     int rc = json_int(json, "sequences", "prompt", 1, count, &prompt, fault);
     if (!rc) rc = read_splits(sequence, json, fault);
     if (!rc) rc = read_kv(json_get(json, "kv"), &sequence->kv, fault);
+    for (int i = 0; i < run->cache.layers && run->sliding_windows; i++)
+        if (run->sliding_windows[i] > sequence->kv.sliding_window)
+            sequence->kv.sliding_window = run->sliding_windows[i];
     sequence->prompt = (int)prompt;
     sequence->due.prompt_new = sequence->prompt;
     sequence->out = mem_must_alloc((size_t)run->cache.layers * (size_t)count,
@@ -481,7 +484,7 @@ static int evict(struct run *run, const bool *due) {
         if (due[i])
             list[count++] = (struct kern_evict){.slot = i,
                                                 .tokens = sequence->due.tokens,
-                                                .budget = sequence->kv.budget,
+                                                .budget = due_budget(&sequence->kv, &sequence->due),
                                                 .rule = &sequence->kv.rule};
     }
     int rc = count ? run->kern->ops->evict(run->kern, list, count) : 0;

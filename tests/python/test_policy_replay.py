@@ -71,11 +71,13 @@ def test_layers_with_a_sliding_window(path, tmp_path):
     """Observation ends where a layer's sliding window ends. The second layer's excludes some
     candidates of every query, and for some methods all of them."""
     recording = redundant_recording(71, 3, 4, 2, 16, 260)
-    runs = [Run(name, recording, 220 + i, 60, 8, 64, [512, 40]) for i, name in enumerate(BOUNDED + VARIANTS)]
+    runs = [Run(name, recording, 220 + i, 60, 8, 64, [512, 40]) for i, name in enumerate([*BOUNDED, *VARIANTS, "full"])]
     windows = agree(tmp_path, runs, path, tolerance=1e-5 if path == "reference" else 1e-4, sliding_windows=(0, 11, 45))
     without = replay.drive(tmp_path, runs, path=path)
     watch = [i for i, run in enumerate(runs) if run.rule.observe.window and run.rule.score == "attention"]
     assert len(watch) > 8 and not any(same(windows, i, without, i) for i in watch)
+    for _, state in windows.evictions[-1]:  # `full` loses what no later query sees, and nothing else
+        assert [len(p) for p in state.pos[::2]] == [state.pos[0][-1] + 1, 10, 44]
 
 
 @pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "fp8"))

@@ -5,8 +5,8 @@
  * with some tokens dropped, forks. After every step:
  *   - every page is in exactly one place (cpu_cache_check) and no step ever lacked a page;
  *   - no sequence exceeds its reservation, in entries or pages, nor all together the pool;
- *   - a sequence holds held * streams entries (no more, once it has dropped tokens or where layers
- *     have sliding windows);
+ *   - a sequence holds as many entries as due_entries says (no more, once it has dropped tokens or
+ *     where layers have sliding windows; with `full` no more where these differ in length);
  *   - every entry still is what was written at its position.
  * A turn that ends is replayed alone in a second cache, in whole chunks: it must hold exactly the
  * same positions, so neither neighbours nor splits nor shared pages have changed what is kept.
@@ -34,7 +34,8 @@ struct sequence {
     enum { FREE, RUNNING, RETAINED } state;
     struct kv_params kv;
     struct due_state due;
-    bool exact;         /* held is exact, not only a bound: no sliding windows, nothing dropped */
+    bool exact;         /* held is exact, not only a bound */
+    int32_t evicted_at; /* tokens at the last eviction before the end; 0: none */
     int32_t prompt_end; /* tokens before it may not be dropped */
     int32_t max_new;
     int64_t peak, pages; /* reserved on admission; for a retained one: pages it holds */
@@ -52,6 +53,8 @@ struct sim {
     int step;
     struct cpu_cache cache, lone;
     struct reserve_shape shape;
+    int sliding_window; /* the longest of the layers */
+    bool equal_windows;
     struct sequence sequences[SLOTS];
     struct counts *counts;
 };
@@ -76,15 +79,27 @@ static bool in_prompt(const struct sequence *seq) {
 }
 
 static struct kern_evict evict_of(const struct sequence *seq, int slot) {
-    return (struct kern_evict){
-        .slot = slot, .tokens = seq->due.tokens, .budget = seq->kv.budget, .rule = &seq->kv.rule};
+    return (struct kern_evict){.slot = slot,
+                               .tokens = seq->due.tokens,
+                               .budget = due_budget(&seq->kv, &seq->due),
+                               .rule = &seq->kv.rule};
+}
+
+static void evicted(struct sequence *seq) {
+    seq->evicted_at = seq->due.tokens;
+    due_evicted(&seq->kv, &seq->due);
+}
+
+/* Is `held` exact for a new sequence? */
+static bool starts_exact(const struct sim *sim, const struct kv_params *kv) {
+    return sim->shape.sliding_layers == 0 || (kv_params_expires(kv) && sim->equal_windows);
 }
 
 static void evict(struct sim *sim, struct cpu_cache *cache, struct sequence *seq, int slot) {
     struct kern_evict due = evict_of(seq, slot);
     int rc = cpu_cache_evict(cache, &due, 1);
     EXPECT(sim, rc == 0, "%s", err_name(rc));
-    due_evicted(&seq->kv, &seq->due);
+    evicted(seq);
 }
 
 static void appended(struct cpu_cache *cache, struct sequence *seq, int slot, int32_t count) {
@@ -103,11 +118,14 @@ static void begin_turn(struct sim *sim, struct cpu_cache *cache, struct sequence
     bool drops = first < seq->due.tokens;
     if (drops) EXPECT(sim, cpu_cache_truncate(cache, slot, first) == 0, "truncate");
     EXPECT(sim, cpu_cache_report(cache, slot, &report) == 0, "report");
-    EXPECT(sim, drops || !seq->exact || report.entries == (size_t)seq->due.held * (size_t)streams,
-           "%zu entries", report.entries);
-    seq->exact = seq->exact && !drops;
+    int64_t entries = due_entries(&sim->shape, &seq->kv, &seq->due);
+    EXPECT(sim, drops || !seq->exact || report.entries == (size_t)entries, "%zu entries",
+           report.entries);
+    seq->exact = seq->exact && (!drops || kv_params_expires(&seq->kv));
+    if (seq->evicted_at > first) seq->evicted_at = first;
+    int32_t average = ((int32_t)report.entries + streams - 1) / streams;
     seq->due = (struct due_state){.tokens = first,
-                                  .held = ((int32_t)report.entries + streams - 1) / streams,
+                                  .held = due_held_at(&seq->kv, average, first, seq->evicted_at),
                                   .prompt_new = prompt_new};
 }
 
@@ -148,7 +166,7 @@ static void replay(struct sim *sim, const struct sequence *seq, int slot) {
     static struct sequence alone;
     memset(&alone, 0, sizeof alone);
     alone.kv = seq->kv;
-    alone.exact = !sim->shape.sliding_windows;
+    alone.exact = starts_exact(sim, &seq->kv);
     for (int i = 0; i < seq->turn_count; i++) lone_turn(sim, &alone, &seq->turns[i]);
     size_t count = read_positions(sim, &sim->cache, slot, lengths[0], positions[0]);
     size_t other = read_positions(sim, &sim->lone, 0, lengths[1], positions[1]);
@@ -189,11 +207,14 @@ static void release(struct sim *sim, int slot) {
     sim->sequences[slot] = (struct sequence){0};
 }
 
-/* Reserves pages for a turn, or returns false if it must wait. `own`: pages counted already. */
-static bool reserve(struct sim *sim, struct sequence *seq, int64_t held, int32_t prompt_new,
-                    int32_t max_new, int64_t own) {
+/* Reserves pages for a turn that begins with `held` and `tokens`, or returns false if it must wait.
+ * `own`: pages counted already. */
+static bool reserve(struct sim *sim, struct sequence *seq, int64_t held, int32_t tokens,
+                    int32_t prompt_new, int32_t max_new, int64_t own) {
+    const struct reserve_turn turn = {
+        .held = held, .tokens = tokens, .added = prompt_new + (int64_t)max_new};
     int64_t peak = reserve_peak(&seq->kv, held, prompt_new, max_new);
-    int64_t pages = reserve_pages(&sim->shape, &seq->kv, peak);
+    int64_t pages = reserve_turn_pages(&sim->shape, &seq->kv, &turn, peak);
     if (promised(sim) - own + pages > sim->cache.options.pages) {
         sim->counts->waits++;
         return false;
@@ -217,8 +238,10 @@ static struct kv_params random_params(struct sim *sim) {
     static const float horizons[] = {1, 2, 128, INFINITY};
     static const char *const names[] = {"full",   "streaming", "trimkv",
                                         "global", "global",    "global"};
-    struct kv_params kv = {
-        .budget = pick(sim, 1, 24), .buffer = pick(sim, 0, 8), .chunk = pick(sim, 1, 16)};
+    struct kv_params kv = {.budget = pick(sim, 1, 24),
+                           .buffer = pick(sim, 0, 8),
+                           .chunk = pick(sim, 1, 16),
+                           .sliding_window = sim->sliding_window};
     kv_params_set_policy(&kv, policy_find(names[pick(sim, 0, 5)]));
     kv.rule.sinks = pick(sim, 0, kv.budget < 4 ? kv.budget : 4);
     int32_t rest = kv.budget - kv.rule.sinks;
@@ -233,9 +256,10 @@ static void submit(struct sim *sim) {
     int slot = free_slot(sim);
     if (slot < 0) return;
     struct sequence *seq = &sim->sequences[slot];
-    *seq = (struct sequence){.kv = random_params(sim), .exact = !sim->shape.sliding_windows};
+    *seq = (struct sequence){.kv = random_params(sim)};
+    seq->exact = starts_exact(sim, &seq->kv);
     int32_t prompt_new = pick(sim, 1, 40), max_new = pick(sim, 0, 30);
-    if (!reserve(sim, seq, 0, prompt_new, max_new, 0)) return;
+    if (!reserve(sim, seq, 0, 0, prompt_new, max_new, 0)) return;
     add_turn(sim, seq, false, 0, prompt_new);
     seq->due.prompt_new = seq->prompt_end = prompt_new;
 }
@@ -245,8 +269,12 @@ static void continue_turn(struct sim *sim, int slot) {
     int32_t first = pick(sim, seq->prompt_end, seq->due.tokens);
     int32_t prompt_new = pick(sim, 1, 30), max_new = pick(sim, 0, 20);
     if (pick(sim, 0, 2) > 0) first = seq->due.tokens;
+    /* Entries that had left a window are gone: such a conversation is not continued there. */
+    if (kv_params_expires(&seq->kv) && first < seq->evicted_at) first = seq->due.tokens;
     if (seq->turn_count == TURNS || first + prompt_new + max_new > POSITIONS) return;
-    if (!reserve(sim, seq, seq->due.held, prompt_new, max_new, seq->pages)) return;
+    int32_t held = due_held_at(&seq->kv, seq->due.held, first,
+                               seq->evicted_at < first ? seq->evicted_at : first);
+    if (!reserve(sim, seq, held, first, prompt_new, max_new, seq->pages)) return;
     sim->counts->continued++;
     sim->counts->dropped += first < seq->due.tokens;
     add_turn(sim, seq, false, first, prompt_new);
@@ -263,7 +291,7 @@ static void fork_from(struct sim *sim, int from) {
     *copy = *seq;
     copy->state = FREE;
     int32_t rest = seq->state == RUNNING ? seq->max_new - last_turn(seq)->generated : 0;
-    bool fits = reserve(sim, copy, seq->due.held, 0, rest, 0);
+    bool fits = reserve(sim, copy, seq->due.held, seq->due.tokens, 0, rest, 0);
     if (!fits) {
         *copy = (struct sequence){0};
         return;
@@ -340,8 +368,7 @@ static void evict_where(struct sim *sim,
     }
     int rc = cpu_cache_evict(&sim->cache, due, count);
     EXPECT(sim, rc == 0, "%s", err_name(rc));
-    for (int i = 0; i < count; i++)
-        due_evicted(&sim->sequences[who[i]].kv, &sim->sequences[who[i]].due);
+    for (int i = 0; i < count; i++) evicted(&sim->sequences[who[i]]);
     sim->counts->evictions += count;
 }
 
@@ -387,7 +414,7 @@ static void check_sequence(struct sim *sim, int slot) {
     const struct cpu_cache *cache = &sim->cache;
     struct kern_report report = {0};
     EXPECT(sim, cpu_cache_report(cache, slot, &report) == 0, "report");
-    size_t bound = (size_t)seq->due.held * (size_t)cache->streams;
+    size_t bound = (size_t)due_entries(&sim->shape, &seq->kv, &seq->due);
     EXPECT(sim, seq->exact ? report.entries == bound : report.entries <= bound,
            "slot %d: %zu entries, held %d", slot, report.entries, seq->due.held);
     EXPECT(sim, report.pages <= seq->pages, "slot %d: %lld pages of %lld", slot,
@@ -441,9 +468,13 @@ static void open_caches(struct sim *sim) {
     EXPECT(sim, cpu_cache_open(&sim->cache, &options, 1, &fault) == 0, "%s", fault.text);
     options.pages = streams * POSITIONS;
     EXPECT(sim, cpu_cache_open(&sim->lone, &options, 1, &fault) == 0, "%s", fault.text);
-    sim->shape.sliding_windows = pick(sim, 0, 2) == 0;
-    for (int layer = 0; layer < options.layers && sim->shape.sliding_windows; layer += 2) {
-        int visible = pick(sim, 4, 90);
+    if (pick(sim, 0, 1)) return;
+    sim->equal_windows = pick(sim, 0, 1);
+    for (int layer = pick(sim, 0, 1); layer < options.layers; layer += 2) {
+        int visible =
+            sim->equal_windows && sim->sliding_window ? sim->sliding_window : pick(sim, 1, 90);
+        if (visible > sim->sliding_window) sim->sliding_window = visible;
+        sim->shape.sliding_layers++;
         sim->cache.attended[layer].sliding_window = sim->lone.attended[layer].sliding_window =
             visible;
     }

@@ -172,12 +172,14 @@ static int fake_step(void *model, const struct kern_batch *batch, const int32_t 
                      int want_count, const float **logits) {
     struct world *w = model;
     struct kern_attend_options attend = {.scale = 1.0f};
+    int sliding_window = w->options.sliding_window;
     check_batch(w, batch, want, want_count);
     int rc = w->ops.begin_step(w->kern, batch);
     if (rc != 0) return rc;
     memset(w->logits, 0, (size_t)want_count * WORLD_VOCAB * sizeof(float));
     for (int layer = 0; layer < WORLD_LAYERS; layer++) {
         fill_rows(w, batch, layer);
+        attend.sliding_window = layer % 2 == 0 ? sliding_window : 0;
         w->ops.write_kv(w->kern, layer, w->qkv, w->log_beta, batch);
         w->ops.attend(w->kern, layer, w->out, w->qkv, batch, &attend);
         add_logits(w, want, want_count, layer);
@@ -287,14 +289,16 @@ void world_open(struct world *w, const struct world_options *options) {
     w->out = mem_must_alloc(rows * OUT, sizeof(float));
     w->logits = mem_must_alloc((size_t)o->logits * WORLD_VOCAB, sizeof(float));
     struct sched_options sched = {
-        .kv = {.defaults = {.budget = 32, .buffer = 8, .chunk = 32},
+        .kv = {.defaults =
+                   {.budget = 32, .buffer = 8, .chunk = 32, .sliding_window = o->sliding_window},
                .has_gates = true,
                .rule_check = w->ops.rule_check},
         .kern = w->kern,
         .model = w,
         .model_step = fake_step,
         .text = {.token_bytes = letter, .token_bytes_max = 1, .eos = eos, .eos_count = 1},
-        .shape = {WORLD_LAYERS, WORLD_HEADS_KV, info.page_slots, info.member_slots},
+        .shape = {WORLD_LAYERS, WORLD_HEADS_KV, info.page_slots, info.member_slots,
+                  .sliding_layers = o->sliding_window > 0 ? (WORLD_LAYERS + 1) / 2 : 0},
         .vocab = WORLD_VOCAB,
         .pages_total = o->pages,
         .page_bytes = info.page_bytes,
@@ -359,7 +363,7 @@ static void check_holdings(const struct world *w) {
         struct kern_report held = {0};
         CHECK(w->real->report(w->kern, seq->slot, &held) == 0);
         CHECK(held.pages <= seq->pages_reserved);
-        CHECK(held.entries <= (size_t)seq->due.held * WORLD_STREAMS);
+        CHECK(held.entries <= (size_t)due_entries(&s->options.shape, &seq->kv, &seq->due));
     }
     for (int i = 0; i < s->conversations.capacity; i++) {
         const struct conversation *conv = &s->conversations.all[i];

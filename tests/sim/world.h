@@ -25,6 +25,7 @@ struct world_options {
         copy_bytes;  /* bytes copied per step; 0 = SCHED_COPY_BYTES, which is everything at once */
     int row_entries; /* see struct sched_options; 0 = KV_ROW_ENTRIES; 1: evictions cost much */
     int clients;     /* clients that the queue distinguishes; 0 = 32 */
+    int sliding_window; /* The window of every second layer, from the first on; 0: none. */
 };
 
 /* Operations of the backend that can be made to fail. */

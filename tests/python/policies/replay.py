@@ -113,10 +113,12 @@ def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5, sliding_windows=
                         STORED[kv_dtype],
                         None if r.inv_freq is None else np.asarray(r.inv_freq, np.float64), sliding_windows)
     follower = Follower(sequence, tolerance, ULP[kv_dtype], kv_dtype != "f32")
-    peak = run.budget + run.buffer + run.chunk
+    # A policy without a budget keeps what the next query sees of the longest window.
+    kept = run.budget if run.name != "full" else max(sliding_windows) - 1
+    peak = run.buffer + run.chunk + (run.budget if run.name != "full" else r.tokens)
     parts = [x.astype(np.float64) for x in (r.q, r.k, r.v, r.log_beta)]
     events, at = iter(evictions), 0
-    for count, full in schedule(r.tokens, run.prompt, run.budget, run.buffer, run.chunk):
+    for count, full in schedule(r.tokens, run.prompt, kept, run.buffer, run.chunk):
         if count:
             mine = sequence.append(*(x[:, at:at + count] for x in parts))
             theirs = out[:, at:at + count]
@@ -127,6 +129,6 @@ def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5, sliding_windows=
         if full:
             tokens, state = next(events)
             assert tokens == at
-            follower.evict(run.budget, state)
+            follower.evict(run.budget if run.name != "full" else tokens, state)
     assert next(events, None) is None, "the driver evicted once more"
     return follower.tally

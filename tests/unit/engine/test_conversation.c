@@ -229,6 +229,15 @@ Test(conversation, a_checkpoint_goes_before_a_turn_that_lost_its_window) {
         cr_assert_not_null(conv);
         cr_expect_eq(conv->slot, windows, "windows %d", windows);
         cr_expect_eq(common, windows ? 32 : 40);
+        t.all[1].kv.policy = t.all[0].kv.policy = policy_find("full");
+        struct kv_params full = t.all[0].kv;
+        conv = find(&t, 1, full, tokens, 60, &common, &miss);
+        cr_expect(conv && common == (windows ? 32 : 40));
+        t.all[1].token_count = 0; /* without the checkpoint `full` does not serve what is lost */
+        conv = find(&t, 1, full, tokens, 60, &common, &miss);
+        cr_expect_eq(conv != NULL, !windows);
+        t.all[1].token_count = 32;
+        t.all[1].kv = t.all[0].kv = kv;
         t.all[0].evicted_at = 36; /* nothing since then: all that the 40 tokens need is there */
         conv = find(&t, 1, kv, tokens, 60, &common, &miss);
         cr_expect(conv && conv->slot == 0 && common == 40);

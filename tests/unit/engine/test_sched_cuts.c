@@ -33,12 +33,15 @@ static void expect_same_cache(const struct engine_job *a, const struct engine_jo
 }
 
 /* The same request without reuse, in a world of its own with other steps. */
-static void expect_as_alone(struct engine_job *job, int rows) {
+static void expect_as_alone(struct engine_job *job, int rows, int sliding_window) {
     struct world w;
     struct engine_job alone = {.request = job->request};
     alone.request.kv.reuse = false;
-    world_open(&w, &(struct world_options){
-                       .pages = 600, .sequences = 1, .conversations = 0, .rows = rows});
+    world_open(&w, &(struct world_options){.pages = 600,
+                                           .sequences = 1,
+                                           .conversations = 0,
+                                           .rows = rows,
+                                           .sliding_window = sliding_window});
     submit(&w, &alone);
     run_until_idle(&w);
     expect_same_answer(job, &alone);
@@ -60,18 +63,24 @@ static struct engine_job run(struct world *w, int number, int shared, int count,
     return job;
 }
 
-/* Reuse of the first prompt changes no bit of the others' answers, whatever was evicted. */
+/* Reuse of the first prompt changes no bit of the others' answers, whatever was evicted: by a
+ * budget or, last, without one but with sliding windows. */
 Test(cuts, an_answer_is_the_one_without_reuse) {
-    for (int p = 0; p < POLICIES; p++) {
-        long saved = 0;
+    for (int p = 0; p <= POLICIES; p++) {
+        const char *policy = policies[p % POLICIES];
+        long saved = 0, evicted = 0;
         for (int round = 0; round < 10; round++) {
             struct world w;
             state = (uint64_t)(p * 1000 + round + 1);
             int budget = 8 + below(60), buffer = below(20), chunk = 1 + below(64);
-            struct engine_kv kv = kv_of(policies[p], budget, buffer, chunk);
+            int sliding_window = p == POLICIES ? budget : 0;
+            struct engine_kv kv = kv_of(policy, budget, buffer, chunk);
             int first = 20 + below(160), shared = 1 + below(first - 2);
-            world_open(&w, &(struct world_options){
-                               .pages = 600, .sequences = 2, .conversations = 8, .rows = 70});
+            world_open(&w, &(struct world_options){.pages = 600,
+                                                   .sequences = 2,
+                                                   .conversations = 8,
+                                                   .rows = 70,
+                                                   .sliding_window = sliding_window});
             struct engine_job jobs[3] = {run(&w, 0, shared, first, 1 + below(40), &kv)};
             for (int i = 1; i < 3; i++) {
                 jobs[i] = run(&w, i, shared, shared + 1 + below(100), 1 + below(30), &kv);
@@ -79,14 +88,16 @@ Test(cuts, an_answer_is_the_one_without_reuse) {
             }
             world_close(&w);
             for (int i = 0; i < 3; i++) {
-                expect_as_alone(&jobs[i], 10 + below(80));
+                expect_as_alone(&jobs[i], 10 + below(80), sliding_window);
+                evicted += jobs[i].kv.evicted_entries;
                 engine_job_close(&jobs[i]);
             }
         }
         struct kv_params kv = {0};
-        kv_params_set_policy(&kv, policy_find(policies[p]));
-        cr_assert(conversation_can_cut(&kv.rule) ? saved > 20 : saved == 0, "%s: %ld", policies[p],
+        kv_params_set_policy(&kv, policy_find(policy));
+        cr_assert(conversation_can_cut(&kv.rule) ? saved > 20 : saved == 0, "%s: %ld", policy,
                   saved);
+        cr_assert_eq(evicted > 0, p > 0, "%s", policy);
     }
 }
 

@@ -94,6 +94,7 @@ static float *new_logits(const struct replay *replay, int rows) {
 
 struct golden {
     const char *name, *dir, *path;
+    bool expires; /* entries that have left their layer's sliding window are evicted */
     struct bar bar;
     double worst_logprob, worst_logit, squares;
     int count, near_ties;
@@ -108,6 +109,31 @@ static void check_greedy(struct golden *g, const struct replay *replay, const fl
     g->near_ties++;
 }
 
+/* Reads a few tokens at a time and evicts after each part by a rule that has room for everything:
+ * what leaves, no later query sees. */
+static void run_expiring(struct replay *replay, const int32_t *ids, int count, float *logits) {
+    enum { PART = 7 };
+    const struct model_config *config = model_config(replay->model);
+    static const struct kern_rule nothing = {.score = KERN_SCORE_RECENCY}, *rule = &nothing;
+    struct kern *kern = replay->kern;
+    for (int pos = 0; pos < count; pos += PART) {
+        int size = count - pos < PART ? count - pos : PART;
+        const struct replay_part part = {0, pos, size, ids + pos, rule};
+        const struct kern_evict due = {.tokens = pos + size, .budget = pos + size, .rule = rule};
+        float *rows = logits + (size_t)pos * (size_t)replay->vocab;
+        cr_assert_eq(replay_step(replay, &part, 1, rows), 0);
+        cr_assert_eq(kern->ops->evict(kern, &due, 1), 0);
+    }
+    struct kern_report report = {0};
+    size_t expected = 0;
+    for (int i = 0; i < config->layers; i++) {
+        int sees = config->per_layer[i].sliding_window;
+        expected += (size_t)(config->heads_kv * (sees > 0 && sees <= count ? sees - 1 : count));
+    }
+    cr_assert_eq(kern->ops->report(kern, 0, &report), 0);
+    cr_assert_eq(report.entries, expected);
+}
+
 static void check_case(struct golden *g, struct replay *replay, const cJSON *item,
                        const float *last_logits) {
     int32_t ids[IDS_MAX];
@@ -115,7 +141,10 @@ static void check_case(struct golden *g, struct replay *replay, const cJSON *ite
     int count = read_ids(json_get(item, "greedy"), ids, prompt);
     size_t vocab = (size_t)replay->vocab;
     float *logits = new_logits(replay, count);
-    cr_assert_eq(replay_run(replay, 0, ids, count, &count, 1, logits), 0);
+    if (g->expires)
+        run_expiring(replay, ids, count, logits);
+    else
+        cr_assert_eq(replay_run(replay, 0, ids, count, &count, 1, logits), 0);
     replay->kern->ops->release(replay->kern, 0);
 
     for (size_t i = 0; i < vocab; i++)
@@ -142,10 +171,14 @@ static void check_case(struct golden *g, struct replay *replay, const cJSON *ite
 }
 
 static void check_golden(const char *name, const char *model_dir, const char *golden_dir,
-                         const char *path, enum kern_dtype kv_dtype) {
-    struct golden g = {.name = name, .path = path, .bar = bar_of(kv_dtype)};
+                         const char *path, enum kern_dtype kv_dtype, bool expires) {
+    struct golden g = {.name = name, .path = path, .expires = expires, .bar = bar_of(kv_dtype)};
     struct replay replay;
     open_or_fail(&replay, model_dir, path, kv_dtype, 1024, 1);
+    if (expires && model_config_sliding_layers(model_config(replay.model)) == 0) {
+        replay_close(&replay);
+        return;
+    }
     cJSON *tree = read_json(golden_dir, "golden.json");
     const cJSON *cases = json_get(tree, "cases"), *item;
     int count = cJSON_GetArraySize(cases), i = 0;
@@ -153,8 +186,9 @@ static void check_golden(const char *name, const char *model_dir, const char *go
     float *last = read_floats(golden_dir, "last_logits.f32", (size_t)count * (size_t)replay.vocab);
     cJSON_ArrayForEach(item, cases) check_case(&g, &replay, item, last + i++ * replay.vocab);
     double rms = sqrt(g.squares / g.count);
-    printf("golden %-10s %-9s kv %-4s: logprob max %.2e rms %.2e, logit %.2e, %d near ties\n", name,
-           path, replay_kv_name(kv_dtype), g.worst_logprob, rms, g.worst_logit, g.near_ties);
+    printf("golden %-10s %-9s kv %-4s%s: logprob max %.2e rms %.2e, logit %.2e, %d near ties\n",
+           name, path, replay_kv_name(kv_dtype), expires ? " expiring" : "", g.worst_logprob, rms,
+           g.worst_logit, g.near_ties);
     cr_assert(g.worst_logprob <= g.bar.max, "%s on %s: %g", name, path, g.worst_logprob);
     cr_assert(rms <= g.bar.rms, "%s on %s: rms %g", name, path, rms);
     cr_assert(g.worst_logit <= 2 * g.bar.max, "%s on %s: logit %g", name, path, g.worst_logit);
@@ -175,10 +209,11 @@ static void check_golden_caches(const char *name, const char *source, bool narro
     if (!source) source = golden_dir;
     for (size_t i = 0; i < PATH_COUNT; i++) {
         if (!replay_path_available(paths[i])) continue;
-        check_golden(name, source, golden_dir, paths[i], KERN_F32);
+        check_golden(name, source, golden_dir, paths[i], KERN_F32, false);
+        check_golden(name, source, golden_dir, paths[i], KERN_F32, true);
         if (!narrow) continue;
-        check_golden(name, source, golden_dir, paths[i], KERN_BF16);
-        check_golden(name, source, golden_dir, paths[i], KERN_E4M3);
+        check_golden(name, source, golden_dir, paths[i], KERN_BF16, false);
+        check_golden(name, source, golden_dir, paths[i], KERN_E4M3, false);
     }
 }
 

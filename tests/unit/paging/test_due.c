@@ -31,11 +31,20 @@ static struct due_state start(int32_t held, int32_t prompt_new) {
     return (struct due_state){.tokens = held, .held = held, .prompt_new = prompt_new};
 }
 
+/* `full` evicts by the same rule where layers have sliding windows: of a window the next query sees
+ * all but itself. */
+static struct kv_params params_keeping(int kept, int buffer, int chunk, bool full) {
+    struct kv_params params = params_of(full ? "full" : "global", full ? 1 : kept, buffer, chunk);
+    params.sliding_window = full ? kept + 1 : 1;
+    return params;
+}
+
 Test(due, peak_is_exact_for_every_small_request) {
     for (int budget = 1; budget <= 7; budget++)
         for (int buffer = 0; buffer <= 4; buffer++)
-            for (int chunk = 1; chunk <= 6; chunk++) {
-                struct kv_params params = params_of("global", budget, buffer, chunk);
+            for (int chunk = 1; chunk <= 12; chunk++) {
+                struct kv_params params =
+                    params_keeping(budget, buffer, (chunk + 1) / 2, chunk % 2 == 0);
                 int most =
                     budget + (buffer > 0 ? buffer : 1); /* the most that a turn can leave behind */
                 for (int held = 0; held <= most; held++)
@@ -253,4 +262,73 @@ Test(reserve, members_take_pages_of_their_own) {
                      6 * cases[i].pages, "case %zu", i);
         cr_assert_eq(reserve_members(&shape, &d2o, cases[i].held, cases[i].tokens), 0);
     }
+}
+
+/* ---- Sliding windows without a budget ---------------------------------------------------------
+ */
+
+static int64_t pages(int64_t entries, int64_t slots) {
+    return (entries + slots - 1) / slots;
+}
+
+/* Plays a turn and follows the pages of both kinds of layers, which all are equally long. */
+static int64_t play_pages(const struct kv_params *params, const struct reserve_shape *shape,
+                          struct due_state state, int32_t generate) {
+    int64_t most = 0, full = shape->layers - shape->sliding_layers;
+    for (int32_t i = 0; i < state.prompt_new + generate; i++) {
+        if (i >= state.prompt_new && due_before_generate(params, &state))
+            due_evicted(params, &state);
+        due_append(&state, 1);
+        int64_t now =
+            shape->heads_kv * (full * pages(state.tokens, shape->page_slots) +
+                               shape->sliding_layers * pages(state.held, shape->page_slots));
+        cr_assert_eq(due_entries(shape, params, &state),
+                     shape->heads_kv * (full * state.tokens + shape->sliding_layers * state.held));
+        if (now > most) most = now;
+        if (due_after_append(params, &state)) due_evicted(params, &state);
+    }
+    return most;
+}
+
+/* The reservation of a turn of `full` suffices, and is more than it needs only by what a prompt's
+ * peak exceeds the answer's. */
+Test(due, pages_of_both_kinds_of_layers) {
+    const struct reserve_shape shape = {6, 2, 4, .sliding_layers = 5};
+    for (int window = 1; window <= 9; window++)
+        for (int evicted_at = 0; evicted_at <= 20; evicted_at += 4)
+            for (int prompt = 1; prompt <= 20; prompt++)
+                for (int generate = 0; generate <= 24; generate += 3) {
+                    struct kv_params params = params_of("full", 1, 2, 5);
+                    params.sliding_window = window;
+                    int32_t tokens = evicted_at + 3;
+                    int32_t held = due_held_at(&params, 99, tokens, evicted_at);
+                    struct due_state state = {.tokens = tokens, .held = held, .prompt_new = prompt};
+                    struct reserve_turn turn = {
+                        .held = held, .tokens = tokens, .added = prompt + generate};
+                    int64_t peak = reserve_peak(&params, held, prompt, generate);
+                    int64_t reserved = reserve_turn_pages(&shape, &params, &turn, peak);
+                    int64_t used = play_pages(&params, &shape, state, generate);
+                    cr_assert_leq(used, reserved);
+                    cr_assert_leq(reserved - used,
+                                  shape.heads_kv * (5 * pages(params.chunk, 4) + 1));
+                    if (generate == 0) cr_assert_leq(reserved - used, shape.heads_kv * 5 * 2);
+                    cr_assert_leq(peak, held + 5 > window + 6 ? held + 5 : window + 6);
+                }
+}
+
+Test(due, what_a_window_leaves_at_a_cut) {
+    struct kv_params full = params_of("full", 1, 2, 5), global = params_of("global", 8, 2, 5);
+    full.sliding_window = global.sliding_window = 11;
+    cr_assert_eq(due_held_at(&full, 40, 50, 45), 10 + 5);
+    cr_assert_eq(due_held_at(&full, 40, 45, 45), 10);
+    cr_assert_eq(due_held_at(&full, 40, 50, 0), 50);
+    cr_assert_eq(due_held_at(&global, 40, 50, 45), 40);
+    cr_assert_eq(due_held_at(&global, 40, 30, 30), 30);
+    struct due_state state = {.tokens = 70, .held = 12};
+    cr_assert_eq(due_budget(&full, &state), 70);
+    cr_assert_eq(due_budget(&global, &state), 8);
+    cr_assert_eq(reserve_whole(&full, 1000), 10 + 2 + 5);
+    cr_assert_eq(reserve_whole(&full, 9), 9);
+    full.sliding_window = 0;
+    cr_assert_eq(reserve_whole(&full, 1000), 1000);
 }
