@@ -3,15 +3,19 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "tests/fake_engine.h"
 
 enum { TOKEN_BYTES_MAX = 16 };
 enum { REPLY_MAX = 4096, REPLY_ROOM = REPLY_MAX + 16 };
+enum { SCRIPT_MAX = 1 << 20 };
 
 int fake_choices(const struct engine_request *r) {
     return r->choices > 0 ? r->choices : 1;
@@ -37,12 +41,41 @@ static void find_reply(const struct engine_request *r, int32_t *begin, int32_t *
     }
 }
 
+/* The answer of the first pair of the script whose text the prompt contains; NULL: no pair. */
+static const char *find_line(const cJSON *script, const struct engine_request *r) {
+    if (!script) return NULL;
+    char *text = mem_must_alloc((size_t)r->prompt_count + 1, 1);
+    const cJSON *pair, *found = NULL;
+    int32_t size = 0;
+    for (int32_t i = 0; i < r->prompt_count; i++)
+        if (r->prompt[i] < IM_START && r->prompt[i]) text[size++] = (char)r->prompt[i];
+    cJSON_ArrayForEach(pair, script) {
+        if (!found && strstr(text, cJSON_GetArrayItem(pair, 0)->valuestring)) found = pair;
+    }
+    mem_free(text);
+    return found ? cJSON_GetArrayItem(found, 1)->valuestring : NULL;
+}
+
+cJSON *fake_script_open(void) {
+    const char *path = getenv("KEEPD_FAKE_SCRIPT");
+    struct json_limits limits = {.bytes = SCRIPT_MAX, .depth = 4};
+    struct fault fault;
+    cJSON *script = NULL;
+    char *data = NULL;
+    size_t size;
+    if (!path) return NULL;
+    CHECK(file_read(path, SCRIPT_MAX, &data, &size, &fault) == 0);
+    CHECK(json_parse(data, size, &limits, &script, &fault) == 0);
+    mem_free(data);
+    return script;
+}
+
 static void add_seeds(struct fake_answer *a, const struct engine_request *r) {
     size_t size = a->reply_size;
     for (int i = fake_choices(r) - 1; i >= 0; i--) {
         char *reply = a->reply + (size_t)i * REPLY_ROOM;
         memcpy(reply, a->reply, size);
-        if (r->temperature > 0)
+        if (r->temperature > 0 && !a->scripted)
             a->reply_size = size + (size_t)snprintf(reply + size, REPLY_ROOM - size, " #%08" PRIx32,
                                                     fake_mix(r->seed + (uint64_t)i));
     }
@@ -54,7 +87,11 @@ bool fake_answer_open(struct fake_answer *a, const struct engine_request *r) {
     a->reply = mem_try_alloc((size_t)fake_choices(r), REPLY_ROOM);
     if (!a->reply) return false;
     find_reply(r, &begin, &end);
-    for (int32_t i = begin; i < end && a->reply_size < REPLY_MAX; i++)
+    const char *line = find_line(a->script, r);
+    if (line) a->reply_size = strnlen(line, REPLY_MAX);
+    if (line) memcpy(a->reply, line, a->reply_size);
+    a->scripted = line != NULL;
+    for (int32_t i = begin; !line && i < end && a->reply_size < REPLY_MAX; i++)
         if (r->prompt[i] < IM_START) a->reply[a->reply_size++] = (char)r->prompt[i];
     a->stamps = strstr(a->reply, "stamp") != NULL;
     a->fail_at = strstr(a->reply, "fail now") ? 0 : strstr(a->reply, "fail later") ? 3 : -1;

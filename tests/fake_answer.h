@@ -3,19 +3,26 @@
 #ifndef KEEPD_TESTS_FAKE_ANSWER_H
 #define KEEPD_TESTS_FAKE_ANSWER_H
 
+#include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "engine/engine.h"
 
-/* The answers that a prompt asks for. `thinks` and `channels` are set before fake_answer_open. */
+/* The answers that a prompt asks for. `thinks`, `channels` and `script` are set before
+ * fake_answer_open. */
 struct fake_answer {
     char *reply; /* text of each choice, of reply_size bytes; owned */
     size_t reply_size;
     int32_t fail_at; /* tokens; -1 never */
-    bool kill, thinks, channels, stamps;
+    bool kill, thinks, channels, stamps, scripted;
+    const cJSON *script; /* NULL: no script; borrowed */
 };
+
+/* Reads the pairs of text and answer that KEEPD_FAKE_SCRIPT names; NULL without one. The caller
+ * frees the tree with json_free. */
+cJSON *fake_script_open(void);
 
 /* Returns a number that looks random. */
 uint32_t fake_mix(uint64_t x);

@@ -16,6 +16,9 @@
  * With KEEPD_FAKE_TOOLS=hermes, llama3 or harmony the model's template knows tools and calls of
  * that form; it writes the calls of messages as Qwen's does.
  *
+ * With KEEPD_FAKE_SCRIPT, a JSON file of pairs [text, answer], a prompt that contains a pair's text
+ * gets the answer of the first such pair, without a seed.
+ *
  * Constraints are compiled, so that their faults show, and not obeyed.
  *
  * Environment: KEEPD_FAKE_STEP_US, time per step (0); KEEPD_FAKE_PREFILL_STEPS, steps before the
@@ -32,6 +35,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "engine/constraint.h"
 #include "tests/fake_answer.h"
@@ -70,6 +74,7 @@ struct engine {
     char *model_dir;
     int step_us, prefill_steps, think;
     bool channels;
+    cJSON *script;    /* NULL without KEEPD_FAKE_SCRIPT */
     int submits_left; /* until one fails; -1 never */
     atomic_int places;
     pthread_t thread;
@@ -189,6 +194,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->step_us = env_int("KEEPD_FAKE_STEP_US", 0);
     e->think = env_int("KEEPD_FAKE_THINK", 0);
     e->channels = env_int("KEEPD_FAKE_CHANNELS", 0) != 0;
+    e->script = fake_script_open();
     e->submits_left = env_int("KEEPD_FAKE_SUBMITS", -1);
     e->prefill_steps = env_int("KEEPD_FAKE_PREFILL_STEPS", 1);
     e->waiting_end = &e->waiting;
@@ -277,6 +283,7 @@ static struct sequence *open_sequence(const struct engine *e, struct engine_job 
     if (!s) return NULL;
     s->answer.thinks = e->think != 0;
     s->answer.channels = e->channels;
+    s->answer.script = e->script;
     if (!fake_answer_open(&s->answer, r)) {
         mem_free(s);
         return NULL;
@@ -689,6 +696,7 @@ void engine_close(struct engine *e) {
     pthread_mutex_destroy(&e->mutex);
     pthread_cond_destroy(&e->work);
     mem_free(e->model_dir);
+    json_free(e->script);
     mem_free(e);
 }
 

@@ -44,7 +44,6 @@ static int take_text(struct source *s, const char *field, const cJSON *node,
                      enum constrain_kind kind) {
     if (!node) return 0;
     if (!cJSON_IsString(node)) return oai_expected(s->r->error, field, "a string", node);
-    if (kind == CONSTRAIN_GRAMMAR && !node->valuestring[0]) return 0; /* llama.cpp's "none" */
     if (claim(s, field)) return -1;
     s->part->kind = kind;
     s->part->text = json_arena_text(s->r->arena, node->valuestring, &s->part->size);
@@ -170,6 +169,13 @@ static int read_structured(struct source *s) {
     return object ? take_object(s, "structured_outputs.json_object") : 0;
 }
 
+/* Reads llama.cpp's field, in which the empty text is no grammar. */
+static int read_grammar(struct source *s) {
+    const cJSON *node = json_get(s->r->body, "grammar");
+    if (cJSON_IsString(node) && !node->valuestring[0]) return 0;
+    return take_text(s, "grammar", node, CONSTRAIN_GRAMMAR);
+}
+
 static int read_fields(struct source *s) {
     const cJSON *body = s->r->body;
     return read_format(s) || read_structured(s) ||
@@ -180,7 +186,7 @@ static int read_fields(struct source *s) {
                    take_text(s, "regex", json_get(body, "regex"), CONSTRAIN_REGEX) ||
                    take_text(s, "guided_grammar", json_get(body, "guided_grammar"),
                              CONSTRAIN_GRAMMAR) ||
-                   take_text(s, "grammar", json_get(body, "grammar"), CONSTRAIN_GRAMMAR) ||
+                   read_grammar(s) ||
                    take_text(s, "ebnf", json_get(body, "ebnf"), CONSTRAIN_GRAMMAR)
                ? -1
                : 0;

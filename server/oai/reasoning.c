@@ -34,7 +34,7 @@ struct oai_voice oai_voice_open(const struct oai_answer *answer, int index) {
     if (!oai_splits_reasoning(answer) || answer->rules->think.begin < 0) return voice;
     while (last > 0 && is_blank(answer->engine, request->prompt[last])) last--;
     voice.thinking = voice.fresh = request->prompt[last] == answer->rules->think.begin;
-    voice.may_begin = !voice.thinking;
+    voice.may_begin = true; /* some models repeat the tag that the template has opened */
     return voice;
 }
 

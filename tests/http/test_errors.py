@@ -108,6 +108,7 @@ INVALID = [
     (CHAT, {"response_format": {"type": "json_object"}, "json_schema": {}}, "json_schema"),
     (CHAT, {"structured_outputs": []}, "structured_outputs"), (TEXT, {"grammar": 'root ::= a'}, "grammar"),
     (CHAT, {"structured_outputs": {"grammar": "start: ("}}, "structured_outputs.grammar"),
+    (CHAT, {"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar"),
     (CHAT, {"structured_outputs": {"regex": "a{2,1}"}}, "structured_outputs.regex"),
     (CHAT, {"chat_template_kwargs": []}, "chat_template_kwargs"),
     (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),

@@ -59,6 +59,17 @@ def test_split(thinker, text, reasoning, content):
     assert streamed(thinker, body) == (reasoning or "", content or "", answer["usage"]["completion_tokens"])
 
 
+def test_a_tag_that_the_template_has_opened(thinker):
+    """Models that repeat the tag think once; a later tag is text."""
+    if not thinker.opened:
+        pytest.skip("the template opens no tag")
+    body = chat_body("\n" + THINK + "\none " + THINK + " two" + END + "yes", max_tokens=64)
+    answer = thinker.post(CHAT, body).json()
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("one <think> two", "yes")
+    assert streamed(thinker, body)[:2] == ("one <think> two", "yes")
+
+
 def test_one_that_does_not_think(thinker):
     if thinker.opened:
         pytest.skip("the template made it think")
