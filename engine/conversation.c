@@ -126,7 +126,7 @@ uint64_t conversation_hash(uint64_t hash, const int32_t *tokens, int32_t count) 
 
 /* Compares whole blocks by memcmp, because a prompt may share thousands of tokens with hundreds of
  * conversations. */
-static int32_t common_prefix(const int32_t *a, int32_t a_count, const int32_t *b, int32_t b_count) {
+int32_t conversation_common(const int32_t *a, int32_t a_count, const int32_t *b, int32_t b_count) {
     enum { BLOCK = 64 };
     int32_t n = a_count < b_count ? a_count : b_count, i = 0;
     while (n - i >= BLOCK && memcmp(a + i, b + i, BLOCK * sizeof *a) == 0) i += BLOCK;
@@ -143,22 +143,8 @@ struct conversation *conversation_same(struct conversation_table *table,
             continue;
         if (memcmp(conv->space, as->space, sizeof conv->space) != 0) continue;
         if (!kv_params_equal(&conv->kv, &as->kv)) continue;
-        if (common_prefix(conv->tokens, conv->token_count, as->tokens, as->token_count) ==
+        if (conversation_common(conv->tokens, conv->token_count, as->tokens, as->token_count) ==
             conv->token_count)
-            return conv;
-    }
-    return NULL;
-}
-
-struct conversation *conversation_alike(struct conversation_table *table,
-                                        const struct conversation *as, int32_t first) {
-    for (int i = 0; i < table->capacity; i++) {
-        struct conversation *conv = &table->all[i];
-        if (conv->id == 0 || !conv->checkpoint || conv->began.tokens != as->began.tokens) continue;
-        if (conv->evicted_at != as->evicted_at || conv->token_count < first) continue;
-        if (memcmp(conv->space, as->space, sizeof conv->space) != 0) continue;
-        if (!kv_params_equal(&conv->kv, &as->kv)) continue;
-        if (memcmp(conv->tokens, as->tokens, (size_t)first * sizeof *conv->tokens) == 0)
             return conv;
     }
     return NULL;
@@ -285,8 +271,8 @@ static uint64_t find_dialogue(struct conversation_table *table,
         struct conversation *conv = &table->all[i];
         if (conv->id == 0 || memcmp(conv->space, query->space, sizeof conv->space) != 0) continue;
         if (!kv_params_equal(&conv->kv, query->kv)) continue;
-        int32_t shared =
-            common_prefix(conv->tokens, conv->token_count, query->prompt, query->prompt_count);
+        int32_t shared = conversation_common(conv->tokens, conv->token_count, query->prompt,
+                                             query->prompt_count);
         if (shared < common || shared < CONVERSATION_CUT_MIN) continue;
         if (last && conv->use < last->use) continue;
         if (repeats_answer(conv, query, shared)) last = conv;
@@ -297,13 +283,17 @@ static uint64_t find_dialogue(struct conversation_table *table,
 struct conversation_match conversation_find(struct conversation_table *table,
                                             const struct conversation_query *query) {
     struct conversation_match best = {0}, lost = {0};
+    int32_t most = 0;
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *conv = &table->all[i];
         if (conv->id == 0 || memcmp(conv->space, query->space, sizeof conv->space) != 0) continue;
-        int32_t shared =
-            common_prefix(conv->tokens, conv->token_count, query->prompt, query->prompt_count);
+        int32_t shared = conversation_common(conv->tokens, conv->token_count, query->prompt,
+                                             query->prompt_count);
         struct conversation_match match = {0};
-        if (kv_params_equal(&conv->kv, query->kv)) match = match_row(conv, query, shared);
+        if (kv_params_equal(&conv->kv, query->kv)) {
+            match = match_row(conv, query, shared);
+            if (shared > most) most = shared;
+        }
         match.lost = match.conv && table->sliding_windows && match.common < match.conv->evicted_at;
         if (match.lost && !query->kv->policy->bounded) match = (struct conversation_match){0};
         if (!extends(&match)) note_miss(&lost, row_miss(conv, query, shared), shared);
@@ -313,6 +303,7 @@ struct conversation_match conversation_find(struct conversation_table *table,
     if (!best.conv || lost.common > best.common + 1) best.miss = lost.miss;
     if (!best.conv && best.miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
         best.miss = ENGINE_MISS_FORGOTTEN;
+    best.shared = most;
     best.cut = best.conv && (!extends(&best) || best.conv->checkpoint);
     best.from = best.conv && !best.cut ? best.conv->id : find_dialogue(table, query, best.common);
     return best;

@@ -25,15 +25,18 @@
  *   A prompt that differs earlier is computed again, because the evictions chose among the earlier
  *   tokens with later tokens in view.
  *
- * Checkpoints are conversations that a running sequence leaves behind just before it evicts. A
- * later prompt can continue from a cut of one where the conversation itself can no longer be cut
- * (sched_keep.c). They are never written to disk.
+ * Checkpoints are conversations that a running sequence leaves behind (sched_checkpoint.c). One
+ * that it leaves just before it evicts serves where the conversation itself can no longer be cut. A
+ * prefix is a checkpoint that it leaves in the middle of its prompt, where other prompts may part
+ * from it. A prefix belongs to no dialogue, and because it ends where the common tokens end, it
+ * serves rules that cannot be cut, too. Checkpoints are never written to disk.
  *
  * Removal: when room is needed, superseded conversations are removed first, then the least recently
  * used one. A conversation is superseded while exactly one kept turn continued it: that turn holds
  * all of it, and only a retry or another last turn would ask for it. When two or more turns
  * continued it, it is a history that branches, and is kept like any other. A checkpoint begins as
- * superseded, by the sequence that left it.
+ * superseded, by the sequence that left it: a prefix that no second prompt used goes before any
+ * conversation, one that was used is kept like a history that branches.
  *
  * Owner: the scheduler, on the engine thread. Slots belong to the scheduler too; this table only
  * remembers them. */
@@ -55,12 +58,12 @@ enum conversation_saved {
     CONVERSATION_NOT_SAVABLE /* the file would be larger than state-bytes */
 };
 
-/* A dialogue's checkpoints: the one that holds the end of its first message, and the one that holds
- * the end of its last prompt. */
-enum { CONVERSATION_LEFT_FIRST, CONVERSATION_LEFT_LAST, CONVERSATION_LEFT };
-
 /* Cuts of fewer tokens are not worth a fork: all prompts of a template begin with the same few. */
 #define CONVERSATION_CUT_MIN 16
+
+/* Prefixes of fewer tokens, or of fewer than this many beyond what a prompt finds anyway, are not
+ * worth a slot or a wait. */
+#define CONVERSATION_PREFIX_MIN 64
 
 struct conversation {
     uint64_t id; /* random; 0 = free entry */
@@ -73,10 +76,11 @@ struct conversation {
     int32_t evicted_at;  /* tokens it had when something was evicted last; 0 = never */
     bool exact; /* in its last turn all sequences with these tokens, begun at the same place,
                    evict when it did: neither at its prompt's end nor in its answer */
-    struct reserve_turn began;        /* where its last turn began; all 0: from nothing */
-    int32_t began_held;               /* due_state.held there */
-    bool checkpoint;                  /* left behind by a running sequence */
-    uint64_t left[CONVERSATION_LEFT]; /* ids of checkpoints that its turns left behind; 0 = none */
+    struct reserve_turn began; /* where its last turn began; all 0: from nothing */
+    int32_t began_held;        /* due_state.held there */
+    bool checkpoint;           /* left behind by a running sequence */
+    bool prefix;               /* a checkpoint in the middle of a prompt, of no dialogue */
+    uint64_t left;             /* id of the checkpoint with the end of its last prompt; 0 = none */
     uint64_t prompt_hash, token_hash; /* conversation_hash of prompt_end and of all tokens */
     int32_t held;                     /* entries per stream on average, rounded up */
     int32_t fullest;                  /* the same average on the rank that has most */
@@ -147,11 +151,6 @@ struct conversation *conversation_first_to_go(struct conversation_table *table,
 struct conversation *conversation_same(struct conversation_table *table,
                                        const struct conversation *as);
 
-/* Returns the checkpoint of the same interval as `as` (a checkpoint to be) that shares at least the
- * first `first` tokens with it, or NULL. */
-struct conversation *conversation_alike(struct conversation_table *table,
-                                        const struct conversation *as, int32_t first);
-
 /* The parts of a request that the search needs. */
 struct conversation_query {
     const uint8_t *space; /* [16] */
@@ -167,6 +166,8 @@ bool conversation_can_cut(const struct kern_rule *rule);
 struct conversation_match {
     struct conversation *conv; /* NULL: none serves */
     int32_t common;            /* number of its tokens that the request uses */
+    int32_t shared;            /* the most tokens that any conversation with the request's settings
+                                  has in common with its prompt, of use or not */
     bool exact;                /* the request continues the turn that read them */
     bool lost; /* the next query would see entries that are gone: they had left the sliding window
                   at an eviction after these tokens; not with an unbounded policy, which promises
@@ -188,6 +189,9 @@ struct conversation_match conversation_find(struct conversation_table *table,
 /* Returns the last place, at most `most` tokens, where the conversation can be cut for a prompt of
  * prompt_count tokens; 0: there is none. */
 int32_t conversation_cut(const struct conversation *conv, int32_t most, int32_t prompt_count);
+
+/* Returns the number of first tokens that a and b have in common. */
+int32_t conversation_common(const int32_t *a, int32_t a_count, const int32_t *b, int32_t b_count);
 
 /* Remembers that a conversation whose prompt has this hash had to make room. */
 void conversation_note_gone(struct conversation_table *table, const uint8_t space[16],

@@ -241,7 +241,9 @@ struct engine_kv {
 struct engine_request {
     const int32_t *prompt;
     int32_t prompt_count; /* >= 1 */
-    int32_t max_tokens;   /* >= 0; 0 only scores the prompt (echo) */
+    int32_t border;     /* the first tokens of the prompt that other prompts may have, too, such as
+                           those of a system message; a hint; 0 = unknown */
+    int32_t max_tokens; /* >= 0; 0 only scores the prompt (echo) */
     int32_t min_tokens;
     float temperature, top_p, min_p, repetition, presence, frequency;
     int32_t top_k;
@@ -357,12 +359,13 @@ struct engine_job {
     /* Used by the engine only. */
     struct kv_params *params; /* the request's kv parameters, resolved; NULL: not yet */
     struct engine_job *next;
-    int choices_left; /* choices that have not ended yet */
-    int stage;        /* enum sched_stage: the job's owner, checked where it changes hands */
-    int client;       /* record of the job's client, see engine/queue.h */
-    uint64_t arrival; /* number of the job in its replica's order of arrival */
-    uint64_t round;   /* admission round in which the job was last tried */
-    int64_t pages;    /* pages that each choice needs when started from nothing; 0 = unknown */
+    int choices_left;     /* choices that have not ended yet */
+    int stage;            /* enum sched_stage: the job's owner, checked where it changes hands */
+    int client;           /* record of the job's client, see engine/queue.h */
+    uint64_t arrival;     /* number of the job in its replica's order of arrival */
+    uint64_t round;       /* admission round in which the job was last tried */
+    uint64_t awaits_step; /* number of the step in which it began to wait for a prefix; 0: never */
+    int64_t pages;        /* pages that each choice needs when started from nothing; 0 = unknown */
 };
 
 /* A reader's view of a choice. `finish` is loaded before the counts: a count that was loaded first
@@ -479,6 +482,13 @@ static inline const char *engine_miss_name(enum engine_miss miss) { /* for logs,
       "Requests that continued a conversation.")                                                   \
     X(conversation_cuts, "keepd_conversation_cuts_total",                                          \
       "Of these, requests that shared only the first tokens of the conversation.")                 \
+    X(prefixes, "keepd_prefixes_total",                                                            \
+      "States kept in the middle of a prompt, for other prompts that begin alike.")                \
+    X(prefix_hits, "keepd_prefix_hits_total", "Requests that continued such a state.")             \
+    X(prefix_waits, "keepd_prefix_waits_total",                                                    \
+      "Requests that waited while another request read the beginning of their prompt.")            \
+    X(prefixes_dropped, "keepd_prefixes_dropped_total",                                            \
+      "Such states that were removed to make room.")                                               \
     X(conversation_misses, "keepd_conversation_misses_total",                                      \
       "Requests that started without a conversation.")                                             \
     X(state_restored, "keepd_state_restored_total", "Conversations read back from disk.")          \

@@ -1,6 +1,6 @@
 /* The steps of the scheduler: which sequences evict, which rows a batch has, how samples become
  * tokens, and how sequences and jobs end. Admission is sched_admit.c, conversations are
- * sched_keep.c, writing and restoring them sched_save.c.
+ * sched_keep.c and sched_checkpoint.c, writing and restoring them sched_save.c.
  *
  * A step costs time in proportion to the running sequences, never to the waiting jobs. Scratch
  * arrays are taken at sched_open, so a step allocates nothing of its own. Every order in a step is
@@ -234,7 +234,7 @@ static void leave(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct engine_choice *choice = seq->choice;
     if (seq->index > 0 || !leave_conversation(sched, seq)) {
-        sched_drop_checkpoints(sched, seq);
+        sched_drop_checkpoint(sched, seq);
         sched_release_slot(sched, seq->slot);
     }
     enum engine_finish finish = seq->finish;
@@ -475,6 +475,7 @@ static void add_prompt(struct sched *sched, struct step *step, struct sequence *
     if (!seq->may_evict && held_if_due(seq) > 0) count--; /* up to the eviction, not into it */
     int32_t left = sched->options.rows_max - step->batch.rows;
     if (count > left) count = left;
+    if (count > sched_border_room(seq)) count = sched_border_room(seq);
     if (request->prompt_logprobs) count = scored_rows(step, seq, count);
     if (count <= 0) return;
     int32_t row = step->batch.rows, pos = seq->due.tokens;
@@ -651,6 +652,7 @@ static int run_step(struct sched *sched) {
     count_appended(sched, &step);
     rc = evict_where(sched, due_in_prompt);
     if (rc != 0) return rc;
+    sched_leave_prefixes(sched);
     fork_choices(sched);
     take_samples(sched, &step);
     finish_scored(sched);

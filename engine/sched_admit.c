@@ -277,6 +277,7 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
         rc = sched_go_on(sched, opened[0], entry, used_up);
     if (rc == 0) rc = prepare(sched, opened, job->choice_count);
     if (rc == 0) {
+        sched_plan_borders(sched, opened[0], entry);
         start(sched, entry, opened);
         return ADMITTED;
     }
@@ -304,6 +305,7 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
         return WAIT;
     }
     if (!sched_find(sched, &entry)) return WAIT;
+    if (sched_awaits_prefix(sched, &entry)) return WAIT;
     plan_pages(sched, &entry);
     if (entry.pages > options->pages_total / choices)
         return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
@@ -471,6 +473,8 @@ static void charge_empty_places(struct sched *sched) {
 
 void sched_admit_waiting(struct sched *sched) {
     if (queue_plan_places(&sched->queue, sched->counters.steps)) sched_changed(sched);
+    if (sched->head && sched_waited(sched, sched->head) == SCHED_PASS_STEPS)
+        sched_changed(sched); /* it waits for a prefix no longer */
     for (choose_head(sched); sched->head && !sched->head_waits; choose_head(sched)) {
         bool is_admitted = try_to_admit(sched, sched->head);
         (void)queue_plan_places(&sched->queue, sched->counters.steps);

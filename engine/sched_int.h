@@ -1,5 +1,6 @@
 /* Declarations shared by the files of the scheduler: sched.c (steps), sched_admit.c (admission),
- * sched_keep.c (conversations that stay), sched_save.c (state files). No other file includes this.
+ * sched_keep.c (conversations that stay), sched_checkpoint.c (those that running sequences leave),
+ * sched_save.c (state files). No other file includes this.
  */
 #ifndef KEEPD_ENGINE_SCHED_INT_H
 #define KEEPD_ENGINE_SCHED_INT_H
@@ -79,14 +80,35 @@ bool sched_make_place(struct sched *sched, int more);
 /* Takes a conversation out of the table and gives its slot back. */
 void sched_drop(struct sched *sched, struct conversation *conv, const char *why);
 
-/* Leaves a checkpoint of a sequence that is about to evict, if it is useful and there is room. */
-void sched_leave_checkpoint(struct sched *sched, struct sequence *seq);
-/* Drops the checkpoints of a sequence that is not kept as a conversation, except those that other
- * requests continued. */
-void sched_drop_checkpoints(struct sched *sched, const struct sequence *seq);
+/* Takes a conversation out to make room, and notes that it was there. */
+void sched_forget(struct sched *sched, struct conversation *conv, const char *why);
+
+/* Pages that are neither reserved nor held by retained conversations. */
+int64_t sched_pages_free(const struct sched *sched);
+
+/* Drops the checkpoint of a sequence that is not kept as a conversation, unless other requests
+ * continued it. */
+void sched_drop_checkpoint(struct sched *sched, const struct sequence *seq);
 
 /* Keeps an answered sequence's streams as a conversation: takes its slot and its tokens. */
 void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_report *report);
+
+/* ---- sched_checkpoint.c ---------------------------------------------------------------------- */
+
+/* Leaves a checkpoint of a sequence that is about to evict, if it is useful and there is room. */
+void sched_leave_checkpoint(struct sched *sched, struct sequence *seq);
+
+/* Notes where a new sequence leaves prefixes. */
+void sched_plan_borders(struct sched *sched, struct sequence *seq, const struct sched_entry *entry);
+/* How many prompt tokens the sequence may append before it leaves its next prefix. */
+int32_t sched_border_room(const struct sequence *seq);
+/* Leaves the prefixes of all sequences that have reached a border. */
+void sched_leave_prefixes(struct sched *sched);
+/* Does the waiting job find more of its prompt read if it waits for a running sequence? Then that
+ * sequence leaves a prefix for it. */
+bool sched_awaits_prefix(struct sched *sched, const struct sched_entry *entry);
+/* Steps since the job first waited for a prefix; 0: it has not. */
+uint64_t sched_waited(const struct sched *sched, const struct engine_job *job);
 
 /* ---- sched_save.c ---------------------------------------------------------------------------- */
 

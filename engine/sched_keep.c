@@ -1,7 +1,7 @@
 /* Conversations between turns. A request looks for the conversation that saves it most tokens and
  * continues a fork of it; an answered sequence is kept as a conversation, and the one that it
- * continued becomes superseded. Checkpoints are left before evictions, so that later prompts can be
- * cut there. Conversations are removed here when their pages or their places are needed. */
+ * continued becomes superseded. Conversations are removed here when their pages or their places are
+ * needed. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -27,7 +27,8 @@ static bool is_on_disk(const struct sched *sched, const struct conversation *con
 
 /* Removes a conversation to make room. Unless it is on disk, it is noted as gone, so that a
  * later request that could have continued it reports why it cannot. */
-static void forget(struct sched *sched, struct conversation *conv, const char *why) {
+void sched_forget(struct sched *sched, struct conversation *conv, const char *why) {
+    sched->counters.prefixes_dropped += conv->prefix;
     if (!is_on_disk(sched, conv))
         conversation_note_gone(&sched->conversations, conv->space, conv->prompt_end,
                                conv->prompt_hash);
@@ -40,7 +41,7 @@ static void forget(struct sched *sched, struct conversation *conv, const char *w
 /* ---- Room ------------------------------------------------------------------------------------ */
 
 /* Returns the pages that are neither reserved nor held by retained conversations. */
-static int64_t pages_free(const struct sched *sched) {
+int64_t sched_pages_free(const struct sched *sched) {
     return sched->options.pages_total - sched->pages_reserved - sched->conversations.pages;
 }
 
@@ -50,14 +51,14 @@ bool sched_make_room(struct sched *sched, int64_t pages, const struct conversati
     *used_up = conv && pages + conv->pages > left;
     int64_t own = *used_up ? conv->pages : 0;
     if (pages > left) return false;
-    while (pages > pages_free(sched) + own) {
+    while (pages > sched_pages_free(sched) + own) {
         struct conversation *first = conversation_first_to_go(&sched->conversations, conv);
         if (!first) return false;
         if (!sched_save_for_room(sched, first)) {
             sched->needs_store = true;
             return false;
         }
-        forget(sched, first, "pages");
+        sched_forget(sched, first, "pages");
     }
     return true;
 }
@@ -87,24 +88,25 @@ static int fork_row(struct sched *sched, struct sequence *seq,
     conversation_touch(&sched->conversations, conv,
                        match->from == conv->id ? seq->job->request.hint : conv->hint, clock_ns());
     if (conv->checkpoint) conversation_followed(&sched->conversations, conv);
+    sched->counters.prefix_hits += conv->prefix;
     return kern->ops->fork(kern, conv->slot, seq->slot);
 }
 
 /* Drops a checkpoint with its turn, unless other dialogues continued the checkpoint. */
-static void drop_left(struct sched *sched, struct conversation *conv, int which) {
-    struct conversation *checkpoint = conversation_by_id(&sched->conversations, conv->left[which]);
-    conv->left[which] = 0;
+static void drop_left(struct sched *sched, struct conversation *conv) {
+    struct conversation *checkpoint = conversation_by_id(&sched->conversations, conv->left);
+    conv->left = 0;
     if (checkpoint && conversation_superseded(checkpoint))
         sched_drop(sched, checkpoint, "superseded");
 }
 
-/* The checkpoints of a turn that is used up go with it: nothing else would delete them. */
+/* The checkpoint of a turn that is used up goes with it: nothing else would delete it. */
 static void take_row(struct sched *sched, struct sequence *seq, struct conversation *conv) {
     sched_forget_copying(sched, conv);
     struct conversation taken = conversation_take(&sched->conversations, conv);
     seq->slot = taken.slot;
     mem_free(taken.tokens);
-    for (int i = 0; i < CONVERSATION_LEFT; i++) drop_left(sched, &taken, i);
+    drop_left(sched, &taken);
 }
 
 /* Returns the file to delete when a successor of `conv` is on disk: its own, or the one it
@@ -181,11 +183,9 @@ static void keep_file(struct sched *sched, uint64_t id) {
     if (sched->export.replaces == id) sched->export.replaces = 0;
 }
 
-void sched_drop_checkpoints(struct sched *sched, const struct sequence *seq) {
-    for (int i = 0; i < CONVERSATION_LEFT; i++) {
-        struct conversation *conv = conversation_by_id(&sched->conversations, seq->left[i]);
-        if (conv && conversation_superseded(conv)) sched_drop(sched, conv, "left alone");
-    }
+void sched_drop_checkpoint(struct sched *sched, const struct sequence *seq) {
+    struct conversation *conv = conversation_by_id(&sched->conversations, seq->left);
+    if (conv && conversation_superseded(conv)) sched_drop(sched, conv, "left alone");
 }
 
 /* Marks the turn that the sequence continued as superseded and drops the superseded turn before it,
@@ -197,7 +197,7 @@ static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
     if (!from) return seq->origin_file;
     struct conversation *before = conversation_by_id(table, from->origin);
     if (before && conversation_superseded(before)) sched_drop(sched, before, "superseded");
-    drop_left(sched, from, CONVERSATION_LEFT_LAST);
+    drop_left(sched, from);
     conversation_followed(table, from);
     if (!conversation_superseded(from)) {
         keep_file(sched, from->id);
@@ -234,105 +234,20 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
                                 .entries = entries,
                                 .pages = report->rank_pages,
                                 .slot = seq->slot,
+                                .left = seq->left,
                                 .origin = seq->origin};
     memcpy(conv.space, seq->job->request.space, sizeof conv.space);
-    memcpy(conv.left, seq->left, sizeof conv.left);
-    const struct conversation *from = conversation_by_id(table, seq->origin);
-    if (from && conv.left[CONVERSATION_LEFT_FIRST] == 0)
-        conv.left[CONVERSATION_LEFT_FIRST] = from->left[CONVERSATION_LEFT_FIRST];
     struct conversation *same = conversation_same(table, &conv);
     if (same) {
         conv.turns = same->turns; /* successors of the old one are successors of this one */
         conv.replaces = file_of(same);
-        for (int i = 0; i < CONVERSATION_LEFT; i++)
-            if (same->left[i] != conv.left[i]) drop_left(sched, same, i);
+        if (same->left != conv.left) drop_left(sched, same);
         sched_drop(sched, same, "repeated");
     } else {
         conv.replaces = supersede(sched, seq);
     }
     (void)sched_make_place(sched, 1); /* may fail now; tried again later, see sched_open */
     conversation_add(table, &conv, clock_ns());
-}
-
-/* ---- Checkpoints -------------------------------------------------------------------------------
- */
-
-/* Returns the number of tokens up to and including the end mark of the first message: other prompts
- * with the same system prompt share them. 0: there is no mark. */
-static int32_t first_message(const struct sched *sched, const struct sequence *seq) {
-    const struct seq_text *text = &sched->options.text;
-    for (int32_t i = 0; i < seq->prompt_count; i++)
-        for (int k = 0; k < text->eos_count; k++)
-            if (seq->tokens[i] == text->eos[k]) return i + 1;
-    return 0;
-}
-
-/* Makes room by dropping superseded conversations only, which costs at most a retry. */
-static bool has_room_to_spare(struct sched *sched, int64_t pages) {
-    struct conversation_table *table = &sched->conversations;
-    while (table->count >= sched->options.conversations_max || pages > pages_free(sched)) {
-        struct conversation *first = conversation_first_to_go(table, NULL);
-        if (!first || !conversation_superseded(first)) return false;
-        forget(sched, first, "checkpoint");
-    }
-    return sched->free_slot_count > 0;
-}
-
-/* Adds a fork of the sequence to the table; returns its id, 0 without room or memory. */
-static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
-                           struct conversation *conv) {
-    struct kern *kern = sched->options.kern;
-    struct kern_report report = {0};
-    int64_t count = sched_streams(sched);
-    if (kern->ops->report(kern, seq->slot, &report) != 0) return 0;
-    if (!has_room_to_spare(sched, report.rank_pages)) return 0;
-    int32_t *tokens = mem_try_alloc((size_t)conv->token_count, sizeof *tokens);
-    if (!tokens) return 0;
-    memcpy(tokens, conv->tokens, (size_t)conv->token_count * sizeof *tokens);
-    conv->tokens = tokens;
-    conv->slot = sched_take_slot(sched);
-    conv->entries = (int64_t)report.entries;
-    conv->held = (int32_t)((conv->entries + count - 1) / count);
-    conv->fullest = sched_fullest(sched, &report);
-    conv->pages = report.rank_pages;
-    if (kern->ops->fork(kern, seq->slot, conv->slot) == 0)
-        return conversation_add(&sched->conversations, conv, clock_ns())->id;
-    sched_release_slot(sched, conv->slot);
-    mem_free(tokens);
-    return 0;
-}
-
-/* A checkpoint at the end of an interval between two evictions can be cut anywhere in that
- * interval. Two intervals are useful. The one with the end of the first message serves other
- * dialogues that begin alike. The one with the end of the prompt serves the same prompt again,
- * templates that render it differently in the next turn, and edits. Both may be the same interval.
- */
-void sched_leave_checkpoint(struct sched *sched, struct sequence *seq) {
-    const struct engine_request *request = &seq->job->request;
-    struct conversation_table *table = &sched->conversations;
-    struct conversation conv = {.kv = seq->kv,
-                                .hint = request->hint,
-                                .tokens = seq->tokens,
-                                .token_count = seq->due.tokens,
-                                .prompt_end = seq->due.tokens,
-                                .evicted_at = seq->evicted_at,
-                                .exact = seq->exact,
-                                .began = seq->began,
-                                .began_held = seq->began_held,
-                                .checkpoint = true,
-                                .turns = 1};
-    if (seq->index > 0 || seq->leader || table->capacity == 0) return;
-    if (!request->kv.retain || request->prompt_logprobs) return;
-    if (!conversation_can_cut(&seq->kv.rule)) return;
-    int32_t from = conv.evicted_at, to = conv.token_count, first = first_message(sched, seq);
-    memcpy(conv.space, request->space, sizeof conv.space);
-    bool has_first = seq->exact && seq->began.tokens == 0 && first >= CONVERSATION_CUT_MIN &&
-                     from <= first && first < to;
-    bool has_last = from < seq->prompt_count && seq->prompt_count <= to;
-    if (has_first && !has_last && conversation_alike(table, &conv, first)) return;
-    if ((!has_first && !has_last) || conversation_same(table, &conv)) return;
-    uint64_t id = leave_fork(sched, seq, &conv);
-    if (id != 0) seq->left[has_first ? CONVERSATION_LEFT_FIRST : CONVERSATION_LEFT_LAST] = id;
 }
 
 /* ---- Room for one more ----------------------------------------------------------------------- */
@@ -342,7 +257,7 @@ bool sched_make_place(struct sched *sched, int more) {
     while (table->count + more > sched->options.conversations_max) {
         struct conversation *first = conversation_first_to_go(table, NULL);
         if (!sched_save_for_room(sched, first)) return false;
-        forget(sched, first, "count");
+        sched_forget(sched, first, "count");
     }
     return true;
 }
@@ -352,18 +267,30 @@ static int remove_from_disk(struct sched *sched, uint64_t id) {
     return store && id != 0 ? store_remove(store, id) : ERR_NOTFOUND;
 }
 
+/* Drops the prefixes that only this conversation's prompts have used. */
+static void delete_prefixes(struct sched *sched, const struct conversation *of) {
+    struct conversation_table *table = &sched->conversations;
+    for (int i = 0; i < table->capacity; i++) {
+        struct conversation *conv = &table->all[i];
+        if (conv == of || conv->id == 0 || !conv->prefix) continue;
+        if (!conversation_superseded(conv)) continue;
+        if (memcmp(conv->space, of->space, sizeof conv->space) != 0) continue;
+        if (conversation_common(conv->tokens, conv->token_count, of->tokens, of->token_count) ==
+            conv->token_count)
+            sched_drop(sched, conv, "deleted");
+    }
+}
+
 /* Drops a conversation and the checkpoints that its turn left. */
 static void delete_row(struct sched *sched, uint64_t id) {
     struct conversation_table *table = &sched->conversations;
     struct conversation *conv = conversation_by_id(table, id);
-    uint64_t left[CONVERSATION_LEFT];
     if (!conv) return;
-    memcpy(left, conv->left, sizeof left);
+    uint64_t left = conv->left;
+    delete_prefixes(sched, conv);
     sched_drop(sched, conv, "deleted");
-    for (int i = 0; i < CONVERSATION_LEFT; i++) {
-        struct conversation *checkpoint = conversation_by_id(table, left[i]);
-        if (checkpoint) sched_drop(sched, checkpoint, "deleted");
-    }
+    struct conversation *checkpoint = conversation_by_id(table, left);
+    if (checkpoint) sched_drop(sched, checkpoint, "deleted");
 }
 
 int sched_delete(struct sched *sched, uint64_t id) {

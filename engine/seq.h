@@ -20,6 +20,8 @@ struct seq_text {
     int eos_count;
 };
 
+#define SEQ_BORDERS 4
+
 struct sequence {
     struct engine_job *job; /* NULL = free */
     int index;              /* number of the choice */
@@ -39,7 +41,10 @@ struct sequence {
     bool exact;
     struct reserve_turn began;
     int32_t began_held;
-    uint64_t left[CONVERSATION_LEFT];
+    uint64_t left;
+    int32_t borders[SEQ_BORDERS]; /* ascending: tokens after which it leaves a prefix, see
+                                     engine/sched_checkpoint.c */
+    int border_count;
     uint64_t origin;      /* the conversation it continues; 0 = none */
     uint64_t origin_file; /* conversation whose file goes if `origin` has left memory */
     int32_t *ends;        /* EOS and stop ids, for min_tokens and constraints; owned or NULL */

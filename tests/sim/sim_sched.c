@@ -22,10 +22,12 @@
 #include "tests/sim/world.h"
 
 enum { CHAINS = 24, TURNS = 3, PROMPT_MAX = 160, ANSWER_MAX = 40, CHOICES = 4, CLIENTS = 6 };
-enum { ALIKE_MAX = 120 }; /* tokens that two chains of one space begin with */
+/* Chains in a space, and the most tokens that they begin with. */
+enum { ALIKE = 4, ALIKE_MAX = 150 };
 _Static_assert(TURNS *(PROMPT_MAX + ANSWER_MAX) <= WORLD_POSITIONS, "a chain fits the positions");
 
 static long cuts_compared, retries_compared, deleted, restarts, restored;
+static long prefixes, prefix_hits, prefix_waits;
 
 struct random {
     uint64_t state;
@@ -49,7 +51,8 @@ static struct world_options backend_of(uint64_t seed) {
 struct chain {
     struct engine_kv kv;
     uint64_t seed, alike_seed;
-    int alike; /* the first tokens, by alike_seed, which the other chain of its space has, too */
+    int alike;  /* the first tokens, by alike_seed, which other chains of its space have, too */
+    int border; /* as requests have it */
     int turn;
     int32_t prompt[WORLD_POSITIONS];
     int prompt_count;
@@ -72,16 +75,17 @@ struct chain {
     bool done[TURNS];
 };
 
-/* Two chains share a space, and now and then begin alike with equal settings. */
+/* Some chains share a space, and many of these begin alike with equal settings. */
 static void pair_chain(struct chain *c, struct random *r, int index) {
     const struct chain *other = c - 1;
     c->alike_seed = c->seed;
     c->alike = below(r, ALIKE_MAX);
-    if (index % 2 == 1) {
+    if (index % ALIKE > 0) {
         c->alike = other->alike;
         c->alike_seed = other->alike_seed;
         if (below(r, 3) > 0) c->kv = other->kv;
     }
+    c->border = below(r, 2) * c->alike;
     if (c->extra[0] < c->alike + 8) c->extra[0] = c->alike + 8;
 }
 
@@ -135,6 +139,7 @@ static void submit(struct world *w, struct chain *c, int index) {
     memset(job, 0, sizeof *job);
     job->request = (struct engine_request){.prompt = c->prompt,
                                            .prompt_count = c->prompt_count,
+                                           .border = c->border,
                                            .max_tokens = c->max_tokens[t],
                                            .temperature = c->temperature,
                                            .top_p = 1,
@@ -148,7 +153,7 @@ static void submit(struct world *w, struct chain *c, int index) {
                                            .stop_count = 1,
                                            .kv = c->kv};
     c->stops[0] = (struct engine_stop){c->stop, sizeof c->stop};
-    int client = index % CLIENTS, space = index / 2;
+    int client = index % CLIENTS, space = index / ALIKE;
     memcpy(job->request.space, &space, sizeof space);
     memcpy(job->request.client, &client, sizeof client);
     CHECK(world_submit(w, job) == 0);
@@ -223,6 +228,14 @@ static void collect(struct chain *c) {
 /* ---- The storm, then each chain alone ---------------------------------------------------------
  */
 
+static void count_world(const struct world *w) {
+    const struct engine_counters *counters = &w->sched.counters;
+    restored += (long)counters->state_restored;
+    prefixes += (long)counters->prefixes;
+    prefix_hits += (long)counters->prefix_hits;
+    prefix_waits += (long)counters->prefix_waits;
+}
+
 /* Operations of a service besides answering. */
 static void disturb(struct world *w, const struct world_options *options, struct random *r) {
     struct conversation_table *table = &w->sched.conversations;
@@ -232,7 +245,7 @@ static void disturb(struct world *w, const struct world_options *options, struct
     }
     if (!options->state_dir || !sched_idle(&w->sched) || below(r, 2)) return;
     if (below(r, 2)) world_save_all(w);
-    restored += (long)w->sched.counters.state_restored;
+    count_world(w);
     world_close(w);
     world_open(w, options);
     restarts++;
@@ -300,7 +313,7 @@ static void storm(struct chain *chains, uint64_t seed) {
         disturb(&w, &options, &r);
     }
     CHECK(sched_idle(&w.sched) && w.sched.pages_reserved == 0);
-    restored += (long)w.sched.counters.state_restored;
+    count_world(&w);
     world_close(&w);
     if (options.state_dir) world_remove_dir(dir);
 }
@@ -369,11 +382,12 @@ int main(int argc, char **argv) {
     mem_free(chains);
     printf("%ld cuts compared, %ld retries compared, %ld deleted, %ld restarts, %ld restored; ",
            cuts_compared, retries_compared, deleted, restarts, restored);
+    printf("%ld prefixes, %ld hits, %ld waits; ", prefixes, prefix_hits, prefix_waits);
     printf("%llu seeds: %ld turns, %ld continued, %ld cancelled, %ld scored, %ld stopped\n",
            (unsigned long long)seeds, turns, continued, cancelled, scored, stopped);
     /* All seeds together must have exercised every feature; a single seed may lack some. */
     CHECK(seeds < 10 || (cuts_compared > 0 && retries_compared > 0 && deleted > 0 && restarts > 0 &&
-                         restored > 0));
+                         restored > 0 && prefixes > 0 && prefix_hits > 0 && prefix_waits > 0));
     CHECK(seeds < 10 || (turns > 0 && continued > 0 && cancelled > 0 && scored > 0 && stopped > 0));
     return 0;
 }
