@@ -766,6 +766,12 @@ int engine_render_chat(const struct engine *e, const cJSON *context, struct aren
     return rc;
 }
 
+int32_t engine_chat_border(const struct engine *e, const cJSON *context,
+                           const struct engine_ids *ids) {
+    return (int32_t)text_chat_border(&e->text, context, ids->ids, ids->count,
+                                     CONVERSATION_PREFIX_MIN);
+}
+
 size_t engine_token_bytes(const struct engine *e, int32_t id, const char **bytes) {
     return tok_bytes(e->text.tok, id, bytes);
 }

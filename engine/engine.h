@@ -174,6 +174,11 @@ int engine_tokenize(const struct engine *engine, const char *text, size_t size, 
 int engine_render_chat(const struct engine *engine, const cJSON *context, struct arena *arena,
                        struct engine_ids *out, struct fault *fault);
 
+/* Returns how many tokens of the rendered chat its system messages and tools fix: the border of a
+ * request (struct engine_request); 0: none worth keeping. */
+int32_t engine_chat_border(const struct engine *engine, const cJSON *context,
+                           const struct engine_ids *ids);
+
 /* Returns the raw bytes of a token, possibly part of a character; 0 for ids outside the vocabulary.
  */
 size_t engine_token_bytes(const struct engine *engine, int32_t id, const char **bytes);

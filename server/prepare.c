@@ -253,6 +253,8 @@ static int make_job(struct exchange *ex, int i) {
     request->prompt = ids.ids;
     request->prompt_count = (int32_t)ids.count;
     request->choices = ex->request.n;
+    if (ex->request.context && request->kv.retain)
+        request->border = engine_chat_border(ex->server->engine, ex->request.context, &ids);
     if (!ex->request.seed_given) request->seed = make_seed(&ex->server->rules);
     return check_scores(ex, request) || check_job(ex, i) ? -1 : 0;
 }

@@ -134,6 +134,14 @@ int engine_render_chat(const struct engine *e, const cJSON *context, struct aren
     return 0;
 }
 
+int32_t engine_chat_border(const struct engine *e, const cJSON *context,
+                           const struct engine_ids *ids) {
+    (void)e;
+    (void)context;
+    (void)ids;
+    return 0; /* the fake engine shares nothing */
+}
+
 static const unsigned char *byte_table(void) {
     static const unsigned char table[256] = {
 #define R1(n)  n

@@ -417,10 +417,20 @@ static int list_trusted(const struct text *text, struct arena *arena, struct cha
     return 0;
 }
 
+/* Selects the template that renders the chat; NULL: the model has none. */
+static const struct chat *template_of(const struct text *text, const cJSON *context) {
+    return text->tool_chat && json_get(context, "tools") ? text->tool_chat : text->chat;
+}
+
+static int encode(const struct text *text, const struct chat_text *rendered, size_t max_ids,
+                  struct arena *arena, struct tok_ids *out, struct fault *fault) {
+    return tok_encode(text->tok, rendered->text, rendered->size, TOK_SPECIALS, rendered->untrusted,
+                      rendered->untrusted_count, max_ids, arena, out, fault);
+}
+
 int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
                      struct arena *arena, struct tok_ids *out, struct fault *fault) {
-    bool tools = text->tool_chat && json_get(context, "tools");
-    const struct chat *chat = tools ? text->tool_chat : text->chat;
+    const struct chat *chat = template_of(text, context);
     if (!chat)
         return fault_set(fault, ERR_UNSUPPORTED, "messages",
                          "this model has no chat template; use /v1/completions");
@@ -433,9 +443,77 @@ int text_render_chat(const struct text *text, const cJSON *context, size_t max_i
     if (rc == 0) rc = chat_render(chat, &input, arena, &rendered, fault);
     if (rc == 0 && cJSON_IsTrue(json_get(context, "continue_final_message")))
         rc = cut_after_final(&rendered, context, arena, fault);
-    if (rc == 0)
-        rc = tok_encode(text->tok, rendered.text, rendered.size, TOK_SPECIALS, rendered.untrusted,
-                        rendered.untrusted_count, max_ids, arena, out, fault);
+    if (rc == 0) rc = encode(text, &rendered, max_ids, arena, out, fault);
     cJSON_Delete(full);
     return rc;
+}
+
+/* ---- The border ------------------------------------------------------------------------------ */
+
+#define BORDER_BYTES_MAX ((size_t)64 << 20)
+
+/* The other question: a character that no text has, and that no template trims. */
+static const char other_question[] = "\xEE\x80\x80"; /* U+E000 */
+
+static bool is_system(const cJSON *message) {
+    const cJSON *role = json_get(message, "role");
+    return cJSON_IsString(role) && (strcmp(role->valuestring, "system") == 0 ||
+                                    strcmp(role->valuestring, "developer") == 0);
+}
+
+/* Are tools and system messages long enough? Contents that are no text count as long. */
+static bool has_head(const cJSON *context, size_t least) {
+    const cJSON *message, *content, *tools = json_get(context, "tools");
+    size_t bytes = tools && cJSON_GetArraySize(tools) > 0 ? least : 0;
+    cJSON_ArrayForEach(message, json_get(context, "messages")) {
+        if (!is_system(message)) break;
+        content = json_get(message, "content");
+        bytes += cJSON_IsString(content) ? strlen(content->valuestring) : least;
+    }
+    return bytes > 0 && bytes >= least;
+}
+
+/* Puts the system messages and the other question in the place of the messages. */
+static bool ask_otherwise(cJSON *full, const cJSON *context) {
+    cJSON *messages = cJSON_CreateArray(), *user = cJSON_CreateObject(), *message;
+    bool ok = messages && user && cJSON_AddStringToObject(user, "role", "user") &&
+              cJSON_AddStringToObject(user, "content", other_question);
+    cJSON_ArrayForEach(message, json_get(context, "messages")) {
+        if (!ok || !is_system(message)) break;
+        ok = cJSON_AddItemReferenceToArray(messages, message);
+    }
+    if (!ok || !cJSON_AddItemToArray(messages, user)) {
+        cJSON_Delete(user);
+        cJSON_Delete(messages);
+        return false;
+    }
+    if (cJSON_ReplaceItemInObjectCaseSensitive(full, "messages", messages)) return true;
+    cJSON_Delete(messages);
+    return false;
+}
+
+size_t text_chat_border(const struct text *text, const cJSON *context, const int32_t *ids,
+                        size_t count, size_t least) {
+    struct chat_input input = {.now = clock_unix_seconds()};
+    struct chat_text rendered = {0};
+    struct tok_ids other = {0};
+    struct fault fault = {0};
+    struct arena arena;
+    size_t common = 0;
+    const struct chat *chat = template_of(text, context);
+    if (!chat || !has_head(context, least)) return 0;
+    cJSON *full = with_model_strings(text, context);
+    arena_open(&arena, BORDER_BYTES_MAX);
+    input.context = full;
+    int rc = full && ask_otherwise(full, context) ? 0 : ERR_NOMEM;
+    if (rc == 0) rc = list_trusted(text, &arena, &input, &fault);
+    if (rc == 0) rc = chat_render(chat, &input, &arena, &rendered, &fault);
+    /* The other chat is longer than this one by a few tokens at most. */
+    if (rc == 0 && rendered.size > least)
+        rc = encode(text, &rendered, count + 256, &arena, &other, &fault);
+    while (rc == 0 && common < count && common < other.count && ids[common] == other.ids[common])
+        common++;
+    cJSON_Delete(full);
+    arena_close(&arena);
+    return common;
 }

@@ -32,4 +32,11 @@ void text_close(struct text *text);
 int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
                      struct arena *arena, struct tok_ids *out, struct fault *fault);
 
+/* Returns how many of a rendered chat's tokens do not depend on what its user says: the tokens that
+ * it has in common with a chat of the same system messages and tools and another question. Tokens
+ * that a merge across the end of this text would change are not among them. 0: there are no such
+ * messages and tools, they have fewer than `least` bytes, or they cannot be rendered alone. */
+size_t text_chat_border(const struct text *text, const cJSON *context, const int32_t *ids,
+                        size_t count, size_t least);
+
 #endif

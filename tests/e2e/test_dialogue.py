@@ -1,5 +1,9 @@
-"""A long conversation in constant memory: twenty turns, over 6,000 tokens, budget 256."""
+"""A long conversation in constant memory: twenty turns, over 6,000 tokens, budget 256. Chats that begin alike."""
+import concurrent.futures
 import random
+
+import pytest
+import requests
 
 BUDGET, BUFFER, CHUNK = 256, 128, 512
 WORDS = "river mountain forest road bridge window garden table market street village train tower".split()
@@ -45,21 +49,55 @@ def test_twenty_turns(daemon):
     assert d.metric("keepd_preemptions_total") == 0
 
 
-def test_chats_that_begin_alike_are_read_once(daemon):
+RULES = " ".join(f"Rule {i}: the garage number {i} is near the river." for i in range(140))
+
+
+def asker(d, **headers):
+    def ask(question, max_tokens=12, salt="", **kv):
+        body = {"messages": [{"role": "system", "content": RULES}, {"role": "user", "content": question}],
+                "temperature": 0, "max_tokens": max_tokens, "cache_salt": salt, "kv": kv}
+        r = requests.post(f"{d.url}/v1/chat/completions", json=body, headers=headers, timeout=300)
+        assert r.status_code == 200, r.text
+        usage = r.json()["usage"]
+        return r.json()["choices"][0]["message"], usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+    return ask
+
+
+@pytest.mark.parametrize("policy", ["global", "full", "snapkv", "h2o"])
+def test_chats_that_begin_alike_are_read_once(daemon, policy):
     """The second chat with a long system prompt reads its own message alone, though evictions came in between, and
     answers what it answers without reuse."""
     d = daemon()
-    rules = " ".join(f"Rule {i}: the garage number {i} is near the river." for i in range(140))
-
-    def ask(question, **kv):
-        return d.chat([{"role": "system", "content": rules}, {"role": "user", "content": question}], max_tokens=12,
-                      kv=kv)
-
-    ask("Where is the garage?")
-    second, alone = ask("What is near the river?"), ask("What is near the river?", reuse=False)
-    usage = second["usage"]
-    assert usage["prompt_tokens"] > 2000 and usage["kv_details"]["evicted_entries"] > 0
-    assert usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"] / 20
-    assert alone["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert second["choices"][0]["message"] == alone["choices"][0]["message"]
+    ask = asker(d)
+    ask("Where is the garage?", policy=policy)
+    second, tokens, cached = ask("What is near the river?", policy=policy)
+    alone, _, none = ask("What is near the river?", policy=policy, reuse=False)
+    assert tokens > 2000 and tokens - cached < tokens / 20
+    assert none == 0 and second == alone
     assert d.metric("keepd_conversation_cuts_total") == 1
+
+
+def test_chats_that_come_at_once_are_read_once(daemon):
+    """Six chats with one new system prompt: the first reads it and the others wait for that."""
+    d = daemon()
+    ask = asker(d)
+    questions = [f"What is rule {i}?" for i in range(6)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(ask, questions))
+    assert sorted(cached > 1900 for _, _, cached in answers) == [False] + [True] * 5
+    assert sum(cached for _, _, cached in answers if cached < 1900) == 0
+    assert d.metric("vllm:prompt_tokens_total") - d.metric("vllm:prompt_tokens_cached_total") < 2 * answers[0][1]
+    for question, (message, _, _) in zip(questions[:2], answers):
+        assert message == ask(question, reuse=False)[0]
+
+
+def test_walls_between_prompts(daemon):
+    """Another key, another salt and other settings share nothing."""
+    d = daemon("--api-key", "one", "--api-key", "two")
+    one, two = asker(d, Authorization="Bearer one"), asker(d, Authorization="Bearer two")
+    assert one("Where is the garage?", max_tokens=1)[2] == 0
+    assert two("What is near the river?", max_tokens=1)[2] == 0
+    assert one("What is near the river?", max_tokens=1, salt="s")[2] == 0
+    assert one("What is near the river?", max_tokens=1, budget=900)[2] == 0
+    assert one("What is near the river?", max_tokens=1)[2] > 1900

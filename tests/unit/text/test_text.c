@@ -128,6 +128,65 @@ Test(text, templates_in_their_order) {
     text_close(&text);
 }
 
+/* The border of a chat, and in *out its rendered tokens up to there. */
+static size_t border(const struct text *text, const char *context, size_t least, char *out) {
+    struct fault fault = {0};
+    struct arena arena;
+    struct tok_ids ids = {0};
+    cJSON *tree = NULL;
+    cr_assert_eq(json_parse(context, strlen(context),
+                            &(struct json_limits){.bytes = 8 << 20, .depth = 16}, &tree, &fault),
+                 0);
+    arena_open(&arena, 256 << 20);
+    cr_assert_eq(text_render_chat(text, tree, 1000, &arena, &ids, &fault), 0);
+    size_t at = text_chat_border(text, tree, ids.ids, ids.count, least);
+    cr_assert_leq(at, ids.count);
+    for (size_t i = 0; i < at; i++) out[i] = (char)ids.ids[i];
+    out[at] = '\0';
+    arena_close(&arena);
+    json_free(tree);
+    return at;
+}
+
+#define SAYS(role, content) "{\"role\":\"" role "\",\"content\":\"" content "\"}"
+
+Test(text, the_border_is_where_a_user_begins_to_speak) {
+    struct text text;
+    char out[256];
+    write_text("chat_template.jinja",
+               "{% if tools %}T{{ tools[0].type }}.{% endif %}"
+               "{% for m in messages %}{{ m.role }}:{{ m.content | trim }};{% endfor %}!");
+    open_text(&text);
+    static const char *const asks[] = {
+        "{\"messages\":[" SAYS("system", "be kind") "," SAYS("user", "hi") "]}",
+        "{\"messages\":[" SAYS("system", "be kind") "," SAYS("user", "") "]}",
+        "{\"messages\":[" SAYS("system", "be kind") "," SAYS("user", "a") "," SAYS(
+            "assistant", "b") "," SAYS("system", "c") "]}"};
+    for (int i = 0; i < 3; i++) {
+        border(&text, asks[i], 7, out);
+        cr_expect_str_eq(out, "system:be kind;user:");
+        cr_expect_eq(border(&text, asks[i], 8, out), 0, "shorter than asked for");
+    }
+    border(&text, "{\"messages\":[" SAYS("system", "be kind") "]}", 7, out);
+    cr_expect_str_eq(out, "system:be kind;");
+    border(&text, "{\"messages\":[" SAYS("user", "hi") "],\"tools\":[{\"type\":\"function\"}]}", 7,
+           out);
+    cr_expect_str_eq(out, "Tfunction.user:");
+    cr_expect_eq(border(&text, hello, 1, out), 0, "nothing is said before the user");
+    text_close(&text);
+    /* A template that has the question first, and one that refuses the other one. */
+    write_text("chat_template.jinja", "{{ messages[1].content }}{{ messages[0].content }}");
+    open_text(&text);
+    cr_expect_eq(border(&text, asks[0], 1, out), 0);
+    text_close(&text);
+    write_text("chat_template.jinja",
+               "{% if messages[1].content != 'hi' %}"
+               "{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}");
+    open_text(&text);
+    cr_expect_eq(border(&text, asks[0], 1, out), 0);
+    text_close(&text);
+}
+
 static const char with_tools[] =
     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":\"function\"}]}";
 
