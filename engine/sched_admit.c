@@ -474,7 +474,7 @@ static void charge_empty_places(struct sched *sched) {
 void sched_admit_waiting(struct sched *sched) {
     if (queue_plan_places(&sched->queue, sched->counters.steps)) sched_changed(sched);
     if (sched->head && sched_waited(sched, sched->head) == SCHED_PASS_STEPS)
-        sched_changed(sched); /* it waits for a prefix no longer */
+        sched_changed(sched); /* the head waits for a prefix no longer */
     for (choose_head(sched); sched->head && !sched->head_waits; choose_head(sched)) {
         bool is_admitted = try_to_admit(sched, sched->head);
         (void)queue_plan_places(&sched->queue, sched->counters.steps);

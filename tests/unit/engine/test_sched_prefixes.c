@@ -27,7 +27,7 @@ static void open_world(struct world *w, int sequences, int conversations) {
 static struct engine_job job_after(int number, int max_tokens, struct engine_kv kv) {
     struct engine_job job = job_of(number, BEGIN + 20, max_tokens, kv);
     int32_t *prompt = prompt_of(number, BEGIN);
-    prompt[BEGIN] = 1 + number; /* whatever the prompts have next */
+    prompt[BEGIN] = 1 + number; /* the prompts differ from here on */
     job.request.prompt = prompt;
     job.request.border = BEGIN;
     return job;
