@@ -93,8 +93,6 @@ Test(cuts, an_answer_is_the_one_without_reuse) {
                 engine_job_close(&jobs[i]);
             }
         }
-        struct kv_params kv = {0};
-        kv_params_set_policy(&kv, policy_find(policy));
         cr_assert_gt(saved, 20, "%s", policy);
         cr_assert_eq(evicted > 0, p > 0, "%s", policy);
     }
