@@ -205,7 +205,7 @@ static void collect(struct chain *c) {
     c->scores[t] = 0;
     for (int i = 1; c->scored[t] && i < c->prompt_count; i++) {
         const struct engine_token *token = &job->prompt_tokens[i];
-        if (finish == ENGINE_FINISH_ABORT) break;
+        if (finish == ENGINE_FINISH_ABORT || finish == ENGINE_FINISH_ERROR) break;
         CHECK(token->token == c->prompt[i] && token->rank >= 1 && token->logprob <= 0);
         CHECK(t == 0 || job->prompt_top[i * t].logprob >= token->logprob);
         c->scores[t] += (double)token->logprob * i;
