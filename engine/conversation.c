@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "kernels/rule.h"
 
 /* ---- The table ------------------------------------------------------------------------------- */
 
@@ -175,8 +176,7 @@ static bool extends_gone(const struct conversation_table *table,
 /* ---- Cuts ------------------------------------------------------------------------------------ */
 
 bool conversation_can_cut(const struct kern_rule *rule) {
-    return rule->score != KERN_SCORE_ATTENTION ||
-           (rule->observe.window > 0 && !rule->observe.global);
+    return !rule_adds(rule);
 }
 
 int32_t conversation_cut(const struct conversation *conv, int32_t most, int32_t prompt_count) {

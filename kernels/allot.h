@@ -39,10 +39,12 @@ ALLOT_FUNCTION void allot_by_remainder(struct allot_part *parts, int count, int6
     for (int i = 0; i < count; i++) {
         struct allot_part *p = &parts[i];
         if (p->settled) continue;
-        /* multiplied first: if weights are the parts themselves, equal remainders stay equal */
-        double exact = sum > 0 ? (double)room * allot_usable(p->weight) / sum : (double)room / ones;
-        p->part = (int64_t)floor(exact);
-        p->rest = exact - (double)p->part;
+        /* A remainder is exact, so that equal ones stay equal: with whole weights as long as the
+         * product is below 2^53. */
+        double weight = sum > 0 ? allot_usable(p->weight) : 1, whole = sum > 0 ? sum : ones;
+        double product = (double)room * weight;
+        p->rest = fmod(product, whole);
+        p->part = (int64_t)rint((product - p->rest) / whole);
         left -= p->part;
     }
     for (; left > 0; left--) {

@@ -100,9 +100,10 @@ struct kern_shape {
  * protected only in the selection. Scores are float32; higher scores are kept. Sources are named
  * with the rows of paging/policy.c. */
 
-#define KERN_WINDOW_MAX       64 /* queries that a backend remembers per sequence and layer */
-#define KERN_SMOOTH_WIDTH_MAX 31 /* widest smoothing, odd */
-#define KERN_GAMMA_MAX        16 /* largest kern_classes.gamma */
+#define KERN_WINDOW_MAX       64   /* queries that a backend remembers per sequence and layer */
+#define KERN_SMOOTH_WIDTH_MAX 31   /* widest smoothing, odd */
+#define KERN_GAMMA_MAX        16   /* largest kern_classes.gamma */
+#define KERN_LAG_MAX          1024 /* largest kern_redundancy.lag */
 
 /* The score of an entry. One list makes the enum and, for tests, the names. */
 #define KERN_SCORE_MAP(X)                                                                          \
@@ -212,14 +213,34 @@ struct kern_observe {
                     S), with sums over the candidates (EMS) */
 };
 
+/* Measures, R, of how dispensable an entry is. */
+enum kern_measure {
+    KERN_MEASURE_LIKENESS, /* how much it resembles the others; see struct kern_redundancy */
+    KERN_MEASURE_LENGTH,   /* |k_j| (knorm); the other members of the struct have no meaning */
+    KERN_MEASURE_LAG       /* minus the mean of the key's and the value's scores (LagKV, see lag) */
+};
+
 /* Key redundancy (R-KV, G-KV). khat_i = k_i / (|k_i| + eps), C[i,j] = khat_i . khat_j, C[i,i] = 0;
  * l(i) = the newest j with C[i,j] > threshold, and C[i,l(i)] = 0: the newest of look-alikes is
- * forgiven. rho[j] = sum_i C[i,j] / n, R = softmax(rho). score = lambda S - (1 - lambda) R. */
+ * forgiven. rho[j] = sum_i C[i,j] / n, R = softmax(rho). score = lambda S - (1 - lambda) R. With
+ * lambda 0 and no window no attention is observed or added up: keys and values alone decide.
+ *
+ * LAG: the candidates without sinks are divided, oldest first, into parts of `lag` entries; what is
+ * left over has the smallest R. A row x of a part becomes (x - min) / (max - min) per dimension,
+ * with min and max over the next part (the last whole part and the rest have none: they, too, have
+ * the smallest R); where max = min the quotient counts as 0. The standard deviation over the
+ * dimensions (unbiased), softmax over the part: the score of the key, and likewise of the value. An
+ * entry's rank by their mean within its part, divided by lag, is -R (ties: the newer ranks higher).
+ */
 struct kern_redundancy {
     bool on;
+    enum kern_measure measure;
+    int32_t lag; /* LAG: entries of a part, 2 to KERN_LAG_MAX */
     float lambda, threshold, eps;
     bool normalise;       /* divide R by the largest value of a candidate */
     bool candidates_only; /* i and j run over candidates, not over all entries of the stream */
+    bool own; /* the likeness l(i) forgives is taken from rho[i], not from rho[l(i)]: an entry with
+                 a look-alike is forgiven itself (R-KV's equations 5 and 6) */
     bool index_zero; /* parity: a row i without any j above the threshold has C[i,0] = 0 instead */
 };
 
@@ -270,7 +291,8 @@ struct kern_rule {
     bool published; /* RETENTION, parity: the published offsets (score.h) */
     float retain;   /* RETENTION: an entry whose score is below log(retain) is evicted even if there
                        is room; 0 = off */
-    float floor;    /* part of a scope's allotment that streams get without competition, 0..1. All
+    float floor;    /* part of a scope's allotment that streams get without competition, 0..1, in
+                       whole ten-thousandths (rule_floor), so that no rounding decides ties. All
                        entries compete, protected ones first. LAYER (Ada-KV): a stream's weight is
                        1 - floor times the number of its entries among the scope's best, plus floor
                        times an even part. SEQUENCE (global gates): a stream's allotment is

@@ -12,8 +12,15 @@ static inline int32_t rule_window(const struct kern_rule *rule) {
 
 /* Does the rule add up the attention of every query? */
 static inline bool rule_adds(const struct kern_rule *rule) {
-    return rule && rule->score == KERN_SCORE_ATTENTION &&
-           (rule->observe.window == 0 || rule->observe.global);
+    if (!rule || rule->score != KERN_SCORE_ATTENTION) return false;
+    bool unused = rule->redundancy.on && !(rule->redundancy.lambda > 0);
+    return rule->observe.global || (rule->observe.window == 0 && !unused);
+}
+
+/* kern_rule.floor in whole parts of RULE_FLOOR_PARTS: a float32 of 0.2 is slightly more. */
+#define RULE_FLOOR_PARTS 10000
+static inline int64_t rule_floor(const struct kern_rule *rule) {
+    return (int64_t)((double)rule->floor * RULE_FLOOR_PARTS + 0.5);
 }
 
 static inline bool rule_classes(const struct kern_rule *rule) {

@@ -5,6 +5,6 @@
 
 #define POLICY_NAMES                                                                               \
     "full, streaming, trimkv, global, gkv, rkv, snapkv, pyramidkv, adakv, morphkv, cake, h2o, "    \
-    "kvcompress, d2o, ems"
+    "kvcompress, d2o, ems, tova, keydiff, knorm, lagkv"
 
 #endif

@@ -29,19 +29,33 @@
  *         is divided by its largest also with `history` none (code: only with a history).
  * rkv     arXiv 2505.24133. `variant` code: averages over the window, then smooths by maxima;
  *         redundancy over all entries. paper: smooths each query, redundancy over the candidates.
- *         Lambda 0.1 is the paper's (code: 0.07); one look-alike is forgiven, as in the code
- * (paper: beta of them). `parity`: rows without look-alike lose the element of entry 0. snapkv
- * arXiv 2404.14469, repeated at every eviction as later papers do for generation; mean over the
- * group; smoothing by averages over 5. pyramidkv   arXiv 2406.02069. The published integer step
- * overshoots the total by up to L (L - 1) / 2 entries; here the same line in real numbers, rounded
- * to the exact total. Where the first layers do not hold as much yet, the others get the rest by
- * their weights (code: a flatter line, and an even split of short prompts). adakv   arXiv
- * 2407.11550: floor 0.2 of the layer's allotment, the rest to the best of all its heads. The
- * published rounding loses entries; this one does not. morphkv arXiv 2503.00979, sum-fused. The
- * published code keeps a log of logits that comes apart under GQA; here the window's queries are
- * asked again. cake    arXiv 2503.12491. Every eviction uses mean + 200 variance over the window;
- * the published code does so for the prompt and asks only the last query while generating. Layers'
- *         allotments are measured at the first eviction.
+ *         Equations 5 and 6 (`variant` paper) forgive an entry that has a look-alike; the code
+ *         forgives the newest look-alike. Lambda 0.1 is the paper's (code: 0.07); one look-alike
+ *         counts, as in the code (paper: beta of them). `parity`: rows without look-alike lose the
+ *         element of entry 0.
+ * snapkv  arXiv 2404.14469, repeated at every eviction as later papers do for generation; mean over
+ *         the group; smoothing by averages over 5.
+ * pyramidkv   arXiv 2406.02069. The published integer step overshoots the total by up to
+ *         L (L - 1) / 2 entries; here the same line in real numbers, rounded to the exact total.
+ *         Where the first layers do not hold as much yet, the others get the rest by their weights
+ *         (code: a flatter line, and an even split of short prompts).
+ * adakv   arXiv 2407.11550: floor 0.2 of the layer's allotment, the rest to the best of all its
+ *         heads. The published rounding loses entries; this one does not.
+ * morphkv arXiv 2503.00979, sum-fused. The published code keeps a log of logits that comes apart
+ *         under GQA; here the window's queries are asked again.
+ * cake    arXiv 2503.12491. Every eviction uses mean + 200 variance over the window; the published
+ *         code does so for the prompt and asks only the last query while generating. Layers'
+ *         allotments are measured at the first eviction. The paper chooses tau1 and tau2 for each
+ *         model; the defaults of 1 are the code's.
+ * tova    arXiv 2401.18079: attention of the last query. The paper averages over all heads of a
+ *         layer, which then keep the same tokens; here every KV head averages over its own group.
+ * keydiff arXiv 2504.15364: entries whose keys resemble the mean of all unit keys go first. That
+ *         is redundancy without forgiveness; a softmax does not change the order.
+ * knorm   arXiv 2406.11430: entries with the shortest keys stay. The paper leaves out the first
+ *         two layers; here, as in kvpress, none is left out.
+ * lagkv   arXiv 2504.04704. Parts are formed anew at every eviction, from what is held (code: a
+ *         part is compressed once); one budget takes the place of a share of each part. The last
+ *         whole part and what follows it are kept first, newest first.
  * h2o     arXiv 2306.14048: attention of all queries added up, half of the budget recent.
  * kvcompress   arXiv 2410.00161: squared attention of all queries, all heads compete (code: of a
  *         prompt's queries the last 32 by default, and none closer to the key than a buffer).
@@ -164,7 +178,7 @@ static const struct policy policies[] = {
     {
         .name = "cake",
         .summary = "mean and variance of the last 32 queries' attention; layers by preference",
-        .fields = POLICY_WINDOW,
+        .fields = POLICY_WINDOW | POLICY_TAU1 | POLICY_TAU2,
         .bounded = true,
         .rule = {WINDOW(32), .layers = KERN_LAYERS_PREFERENCE, .tau1 = 1, .tau2 = 1,
                  .observe = {.window = 32,
@@ -211,6 +225,32 @@ static const struct policy policies[] = {
                              .global = true,
                              .smooth = KERN_SMOOTH_AVERAGE,
                              .smooth_width = 7}},
+    },
+    {
+        .name = "tova",
+        .summary = "attention of the last query; mean over the group",
+        .fields = POLICY_WINDOW,
+        .bounded = true,
+        .rule = {WINDOW(1), .observe = {.window = 1}},
+    },
+    {
+        .name = "keydiff",
+        .summary = "keys that differ from the mean of all keys",
+        .bounded = true,
+        .rule = {WINDOW(0), .redundancy = {.on = true, .threshold = 1}},
+    },
+    {
+        .name = "knorm",
+        .summary = "the shortest keys",
+        .bounded = true,
+        .rule = {WINDOW(0), .redundancy = {.on = true, .measure = KERN_MEASURE_LENGTH}},
+    },
+    {
+        .name = "lagkv",
+        .summary = "keys and values that the entries after them do not explain",
+        .fields = POLICY_LAG,
+        .bounded = true,
+        .rule = {WINDOW(0), .redundancy = {.on = true, .measure = KERN_MEASURE_LAG, .lag = 128}},
     },
 };
 
@@ -262,6 +302,9 @@ MEMBER(threshold, float, retain)
 MEMBER(gamma, float, classes.gamma)
 MEMBER(tau, float, classes.tau)
 MEMBER(positions, bool, classes.positions)
+MEMBER(tau1, float, tau1)
+MEMBER(tau2, float, tau2)
+MEMBER(lag, int32_t, redundancy.lag)
 
 static double get_merge(const struct kern_rule *rule) {
     return (double)rule->merge;
@@ -278,7 +321,7 @@ static double get_variant(const struct kern_rule *rule) {
 }
 
 static void set_variant(struct kern_rule *rule, double x) {
-    rule->observe.smooth_first = rule->redundancy.candidates_only = x != 0;
+    rule->observe.smooth_first = rule->redundancy.candidates_only = rule->redundancy.own = x != 0;
 }
 
 static double get_parity(const struct kern_rule *rule) {
@@ -317,6 +360,9 @@ static const struct parameter {
     {"gamma", POLICY_GAMMA, 1, KERN_GAMMA_MAX, false, NULL, set_gamma, get_gamma},
     {"tau", POLICY_TAU, 0, 1, false, NULL, set_tau, get_tau},
     {"positions", POLICY_POSITIONS, 0, 1, true, NULL, set_positions, get_positions},
+    {"tau1", POLICY_TAU1, 0.01, 100, false, NULL, set_tau1, get_tau1},
+    {"tau2", POLICY_TAU2, 0.01, 100, false, NULL, set_tau2, get_tau2},
+    {"lag", POLICY_LAG, 2, KERN_LAG_MAX, true, NULL, set_lag, get_lag},
 };
 #define PARAMETER_COUNT (sizeof parameters / sizeof *parameters)
 
@@ -472,6 +518,12 @@ static int check_budget(const struct kv_params *params, struct fault *fault) {
     return 0;
 }
 
+/* Likeness is compared with every entry in the worst case, keys and values with a whole part. */
+static int64_t redundancy_halves(const struct kern_redundancy *redundancy, int64_t held) {
+    if (redundancy->measure == KERN_MEASURE_LAG) return 4;
+    return redundancy->measure == KERN_MEASURE_LIKENESS && redundancy->threshold < 1 ? held : 1;
+}
+
 int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t row_entries) {
     const struct kern_rule *rule = &params->rule;
     if ((!params->policy->bounded && !kv_params_expires(params)) || held <= 0) return 0;
@@ -480,7 +532,7 @@ int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t r
     int64_t goes = held > params->budget ? held - params->budget : 0;
     int64_t halves = 2;
     halves += (int64_t)((double)rule->observe.window * (classes ? (double)rule->classes.gamma : 1));
-    if (rule->redundancy.on) halves += held;
+    if (rule->redundancy.on) halves += redundancy_halves(&rule->redundancy, held);
     if (classes)
         halves += 2 * goes;
     else if (rule->merge != KERN_MERGE_NONE)

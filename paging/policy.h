@@ -28,9 +28,12 @@ enum policy_field {
     POLICY_PARITY = 1u << 9,    /* "parity": published offsets, or the published artefact */
     POLICY_RECENT = 1u << 10 /* for kv_params_fit alone */,
     POLICY_SINKS = 1u << 11,
-    POLICY_GAMMA = 1u << 12,    /* "gamma": tokens remembered in classes, in parts of the budget */
-    POLICY_TAU = 1u << 13,      /* "tau": likeness above which an entry joins a class */
-    POLICY_POSITIONS = 1u << 14 /* "positions": members are at their own */
+    POLICY_GAMMA = 1u << 12,     /* "gamma": tokens remembered in classes, in parts of the budget */
+    POLICY_TAU = 1u << 13,       /* "tau": likeness above which an entry joins a class */
+    POLICY_POSITIONS = 1u << 14, /* "positions": members are at their own */
+    POLICY_TAU1 = 1u << 15,      /* "tau1", "tau2": temperatures of CAKE's layers */
+    POLICY_TAU2 = 1u << 16,
+    POLICY_LAG = 1u << 17 /* "lag": entries of a part */
 };
 
 struct policy {
@@ -107,7 +110,8 @@ int kv_params_check(const struct kv_params *params, struct fault *fault);
  *
  *   scores, the cutoff and closing the gaps     1
  *   queries asked again (observe.window)        window / 2, for keys only; times gamma with classes
- *   redundancy                                  held / 2: in the worst case each key meets all
+ *   redundancy                                  held / 2: in the worst case each key meets all;
+ *                                               1/2 where nothing is forgiven, 2 with a lag
  *   merging (D2O)                               (held - M) / 2: evicted keys meet kept keys
  *   classes (EMS)                               held - M: keys and values
  *

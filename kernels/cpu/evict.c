@@ -186,17 +186,16 @@ static int allot_by_count(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
     int heads = cache->heads_model, own = cache->options.heads_kv;
     struct allot_part *parts = cache->parts + cache->options.layers;
-    double floor = (double)job->due->rule->floor;
+    int64_t floor = rule_floor(job->due->rule);
     int rc = find_scope_cutoffs(job, count);
     if (!rc) each_stream(job, count_best);
     if (!rc) rc = evict_tell(job);
     for (int layer = 0; layer < count && !rc; layer++) {
         int64_t room = cache->scopes[layer].total;
-        double even = (double)room / heads;
         for (int i = 0; i < heads; i++) {
             const struct cpu_evict_fact *fact = evict_fact(job, layer, i);
-            double weight = (1 - floor) * (double)fact->best + floor * even;
-            parts[i] = (struct allot_part){.weight = weight, .most = fact->length};
+            int64_t weight = (RULE_FLOOR_PARTS - floor) * fact->best * heads + floor * room;
+            parts[i] = (struct allot_part){.weight = (double)weight, .most = fact->length};
         }
         allot_split(parts, heads, room);
         for (int i = 0; i < own; i++) {
@@ -213,7 +212,7 @@ static int allot_above_floor(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
     struct cpu_evict_scope *scope = cache->scopes;
     int64_t streams = (int64_t)cache->options.layers * cache->heads_model;
-    int64_t least = (int64_t)(job->due->rule->floor * (float)scope->allotment / (float)streams);
+    int64_t least = rule_floor(job->due->rule) * scope->allotment / (RULE_FLOOR_PARTS * streams);
     scope->total -= least * streams;
     scope->allotment = scope->total;
     int rc = find_scope_cutoffs(job, count);

@@ -68,6 +68,14 @@ void evict_redundancy(const struct cpu_cache *cache, const struct kern_redundanc
                       const struct cpu_stream *stream, int32_t candidates, struct cpu_work *work,
                       float *out);
 
+/* ---- Lag: lag.c -------------------------------------------------------------------------------
+ */
+
+/* R of the first `candidates` entries, of which the first `sinks` are sinks -> out
+ * (KERN_MEASURE_LAG). */
+void evict_lag(const struct cpu_cache *cache, int32_t lag, const struct cpu_stream *stream,
+               int32_t sinks, int32_t candidates, struct cpu_work *work, float *out);
+
 /* ---- Allotments: allot.c ----------------------------------------------------------------------
  */
 

@@ -107,7 +107,11 @@ static void judge(const struct evict_job *job, int stream, struct cpu_work *work
         memcpy(out, fresh, (size_t)count * sizeof *out);
     if (!rule->redundancy.on || count == 0) return;
     float lambda = rule->redundancy.lambda, *redundancy = work->squares;
-    evict_redundancy(job->cache, &rule->redundancy, &view, count, work, redundancy);
+    int32_t sinks = job->cache->evict[stream].fixed - (view.length - count);
+    if (rule->redundancy.measure == KERN_MEASURE_LAG)
+        evict_lag(job->cache, rule->redundancy.lag, &view, sinks, count, work, redundancy);
+    else
+        evict_redundancy(job->cache, &rule->redundancy, &view, count, work, redundancy);
     for (int32_t i = 0; i < count; i++) out[i] = lambda * out[i] - (1 - lambda) * redundancy[i];
 }
 

@@ -37,6 +37,17 @@ static void wide_block(const struct rows *rows, int32_t first, int count) {
     }
 }
 
+/* |k| -> out. */
+static void measure_lengths(const struct rows *rows, int32_t candidates, float *out) {
+    float *key = rows->work->rows;
+    for (int32_t i = 0; i < candidates; i++) {
+        double squares = 0;
+        wide_key(rows, i, key);
+        for (int d = 0; d < rows->dim; d++) squares += (double)key[d] * (double)key[d];
+        out[i] = (float)sqrt(squares);
+    }
+}
+
 /* Computes `norm`, and sets rho of each entry to minus its similarity with itself. */
 static void measure(const struct rows *rows) {
     float *key = rows->work->rows;
@@ -76,10 +87,11 @@ static bool forgive_row(const struct rows *rows, int32_t i, const float *dot, in
     for (int32_t j = count - 1; j >= 0; j--) {
         float alike = dot[j] * rows->norm[at + j];
         if (alike <= rows->rule->threshold || at + j == i || isnan(alike)) continue;
-        rows->rho[at + j] -= alike;
+        rows->rho[rows->rule->own ? i : at + j] -= alike;
         return true;
     }
-    if (at == 0 && rows->rule->index_zero && i > 0) rows->rho[0] -= dot[0] * rows->norm[0];
+    if (at == 0 && rows->rule->index_zero && i > 0)
+        rows->rho[rows->rule->own ? i : 0] -= dot[0] * rows->norm[0];
     return false;
 }
 
@@ -128,9 +140,13 @@ void evict_redundancy(const struct cpu_cache *cache, const struct kern_redundanc
                         .work = work,
                         .norm = work->norm,
                         .rho = work->rho};
+    if (rule->measure == KERN_MEASURE_LENGTH) {
+        measure_lengths(&rows, candidates, out);
+        return;
+    }
     measure(&rows);
     add_sums(&rows);
-    forgive(&rows);
+    if (rule->threshold < 1) forgive(&rows);
     float most = -INFINITY;
     double sum = 0;
     for (int32_t i = 0; i < rows.count; i++) rows.rho[i] /= (float)rows.count;

@@ -190,15 +190,13 @@ static __global__ void k_count_best(const struct evict_args a) {
 }
 
 /* Ada-KV, one layer: see kern_rule.floor. */
-static __device__ void floor_by_count(const struct layer &l, double floor, int64_t room,
+static __device__ void floor_by_count(const struct layer &l, int64_t floor, int64_t room,
                                       struct allot_part *parts, struct cutoff *cutoffs) {
     int heads = l.streams.pages.heads_model;
-    double even = __ddiv_rn((double)room, heads);
     for (int i = 0; i < heads; i++) {
         const struct stream_state &state = head_of(l, i);
         parts[i] = {};
-        parts[i].weight =
-            __dadd_rn(__dmul_rn(__dadd_rn(1, -floor), state.best), __dmul_rn(floor, even));
+        parts[i].weight = (double)((RULE_FLOOR_PARTS - floor) * state.best * heads + floor * room);
         parts[i].most = state.length;
     }
     allot_split(parts, heads, room);
@@ -217,9 +215,8 @@ static __global__ void k_allot_floor(const struct evict_args a) {
     struct cutoff *cutoffs = a.cutoffs + d.second.first_cutoff;
     if (d.rule.scope == KERN_SCOPE_LAYER) {
         for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x)
-            floor_by_count({a.streams, first, i}, (double)d.rule.floor,
-                           a.cutoffs[d.first.first_cutoff + i].room, parts + i * p.heads_model,
-                           cutoffs + i * p.heads_kv);
+            floor_by_count({a.streams, first, i}, d.floor, a.cutoffs[d.first.first_cutoff + i].room,
+                           parts + i * p.heads_model, cutoffs + i * p.heads_kv);
         return;
     }
     int64_t streams = (int64_t)p.layers * p.heads_model;

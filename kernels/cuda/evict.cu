@@ -344,9 +344,13 @@ static __global__ void k_reopen(const struct evict_args a, bool own) {
 /* ---- The host's side ------------------------------------------------------------------------- */
 
 int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
-    if (!rule_classes(rule) || rule_adds(rule)) return 0;
-    return fault_set(fault, ERR_UNSUPPORTED, "merge",
-                     "classes need the attention of all queries added up");
+    if (rule_classes(rule) && !rule_adds(rule))
+        return fault_set(fault, ERR_UNSUPPORTED, "merge",
+                         "classes need the attention of all queries added up");
+    if (rule->redundancy.on && rule->redundancy.measure == KERN_MEASURE_LAG)
+        return fault_set(fault, ERR_UNSUPPORTED, "redundancy.measure",
+                         "entries are not compared with later ones on this device");
+    return 0;
 }
 
 /* Requirements of the rules of the current sequences. */
@@ -411,7 +415,7 @@ static void make_contests(const struct cuda *cuda, struct lists *l, struct due *
     int64_t allotment = (int64_t)(one ? 1 : layer ? cuda->pages.heads_model : streams) * d->budget;
     bool floors = rule->floor > 0 && !one;
     if (floors && !layer)
-        allotment -= (int64_t)(rule->floor * (float)allotment / (float)streams) * streams;
+        allotment -= rule_floor(rule) * allotment / (RULE_FLOOR_PARTS * streams) * streams;
     d->first = make_contest(cuda, l, WHICH_FIRST, here, !one, allotment);
     if (floors) d->second = make_contest(cuda, l, WHICH_SECOND, 1, false, 0);
     if (d->first.joint && cuda->options.rank_cap > 0)
@@ -423,6 +427,7 @@ static struct due make_due(const struct cuda *cuda, const struct kern_evict *fro
     struct due d = {};
     d.rule = *from->rule;
     d.rule.redundancy.on = d.rule.redundancy.on && d.rule.score == KERN_SCORE_ATTENTION;
+    d.floor = rule_floor(from->rule);
     d.slot = from->slot;
     d.tokens = from->tokens;
     d.budget = from->budget;

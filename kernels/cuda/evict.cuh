@@ -198,6 +198,7 @@ struct due {
     uint32_t least;               /* entries with a lower key are evicted in any case */
     bool remembers;               /* entries store their new score */
     bool measures;                /* the layers' weights are measured now */
+    int64_t floor;                /* rule_floor */
     int32_t members_max;          /* kern_members_max */
     struct contest first, second; /* second: with a floor, once streams have allotments */
     struct contest reach;         /* with classes: the entries that may join one */

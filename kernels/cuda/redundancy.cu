@@ -89,6 +89,10 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
         int64_t at = state.first + base + key;
         a.norm[at] = (float)norm;
         if (merge) continue;
+        if (d.rule.redundancy.measure == KERN_MEASURE_LENGTH) {
+            a.alike[at] = __fsqrt_rn(squares);
+            continue;
+        }
         a.alike[at] = (float)(-(double)squares * norm * norm);
         a.forgiven[at] = 0;
     }
@@ -126,11 +130,12 @@ static __device__ bool seek(const struct evict_args &a, const struct seekers &s,
         bool fits = at < keys && base + at != self && alike > s.rule->threshold;
         uint32_t votes = __ballot_sync(WARP_ALL, fits);
         if (!votes) continue;
-        if (lane == 31 - __clz((int)votes)) forgive_entry(a, s, base + at, alike);
+        if (lane == 31 - __clz((int)votes))
+            forgive_entry(a, s, s.rule->own ? self : base + at, alike);
         return true;
     }
     if (base == 0 && s.rule->index_zero && self > 0 && lane == 0)
-        forgive_entry(a, s, 0, __fmul_rn(__fmul_rn(out[0], norm), s.norms[0]));
+        forgive_entry(a, s, s.rule->own ? self : 0, __fmul_rn(__fmul_rn(out[0], norm), s.norms[0]));
     return false;
 }
 
@@ -203,7 +208,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_forgive(const struct
         s.state = &a.streams.states[item.state];
         const struct due &d = a.due[s.state->subject];
         s.rule = &d.rule.redundancy;
-        if (!s.rule->on) continue;
+        if (!s.rule->on || s.rule->measure != KERN_MEASURE_LIKENESS) continue;
         s.count = compared(*s.rule, *s.state);
         s.first = item.chunk * PRODUCT_KEYS + i % PARTS * PRODUCT_ROWS;
         s.rows = s.count - s.first < PRODUCT_ROWS ? s.count - s.first : PRODUCT_ROWS;
@@ -214,7 +219,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_forgive(const struct
             product_take_key<D>(s.product, k / CHUNKS, p, table, s.first + k / CHUNKS, k % CHUNKS);
         __syncthreads();
         add_linear<D>(a, s);
-        seek_all<D>(a, s, table);
+        if (s.rule->threshold < 1) seek_all<D>(a, s, table);
     }
 }
 
@@ -228,7 +233,7 @@ static __global__ void k_redundancy_end(const struct evict_args a) {
     if (pages_failed(a.streams.pages)) return;
     const struct stream_state &state = a.streams.states[blockIdx.x];
     const struct kern_redundancy rule = a.due[state.subject].rule.redundancy;
-    if (!rule.on) return;
+    if (!rule.on || rule.measure != KERN_MEASURE_LIKENESS) return;
     int count = compared(rule, state), among = rule.normalise ? state.candidates : count;
     float *rho = a.alike + state.first, most = -INFINITY;
     for (int i = threadIdx.x; i < count; i += (int)blockDim.x) {

@@ -24,6 +24,9 @@ static const struct {
     {"gamma", "expected a number", KV_NUMBER},
     {"tau", "expected a number", KV_NUMBER},
     {"positions", "expected true or false", KV_TRUTH},
+    {"tau1", "expected a number", KV_NUMBER},
+    {"tau2", "expected a number", KV_NUMBER},
+    {"lag", "expected a number", KV_NUMBER},
 };
 #define KV_OPTIONS (sizeof kv_options / sizeof *kv_options)
 _Static_assert(KV_OPTIONS <= ENGINE_KV_OPTIONS, "each may be given once");

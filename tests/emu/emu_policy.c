@@ -34,7 +34,7 @@ static void artefact(struct kern_rule *rule) {
     rule->redundancy.index_zero = true;
 }
 static void paper(struct kern_rule *rule) {
-    rule->redundancy.candidates_only = rule->observe.smooth_first = true;
+    rule->redundancy.candidates_only = rule->redundancy.own = rule->observe.smooth_first = true;
 }
 static void without_redundancy(struct kern_rule *rule) {
     rule->redundancy.on = false;
@@ -103,11 +103,12 @@ static const struct method variants[] = {
     {"ems", apart},
 };
 
-/* Every bounded row of paging/policy.c as it is, then the variants. */
+/* Every bounded row of paging/policy.c that the device runs, as it is, then the variants. */
 static int all_methods(struct method *methods, int max) {
     int count = 0;
     for (int i = 0; policy_at(i); i++)
-        if (policy_at(i)->bounded && count < max)
+        if (policy_at(i)->bounded && policy_at(i)->rule.redundancy.measure != KERN_MEASURE_LAG &&
+            count < max)
             methods[count++] = (struct method){policy_at(i)->name, as_it_is};
     for (size_t i = 0; i < sizeof variants / sizeof *variants && count < max; i++)
         methods[count++] = variants[i];
@@ -280,6 +281,7 @@ static struct kern_rule random_rule(uint64_t *r) {
                                                .eps = 1e-6f,
                                                .normalise = pick(r, 2),
                                                .candidates_only = pick(r, 2),
+                                               .own = pick(r, 2),
                                                .index_zero = pick(r, 2)};
     return rule;
 }

@@ -235,11 +235,14 @@ static const struct field fields[] = {
     FIELD(KIND_BOOL, observe.smooth_first, NULL),
     FIELD(KIND_BOOL, observe.global, NULL),
     FIELD(KIND_BOOL, redundancy.on, NULL),
+    FIELD(KIND_ENUM, redundancy.measure, "likeness", "length", "lag"),
+    FIELD(KIND_INT, redundancy.lag, NULL),
     FIELD(KIND_FLOAT, redundancy.lambda, NULL),
     FIELD(KIND_FLOAT, redundancy.threshold, NULL),
     FIELD(KIND_FLOAT, redundancy.eps, NULL),
     FIELD(KIND_BOOL, redundancy.normalise, NULL),
     FIELD(KIND_BOOL, redundancy.candidates_only, NULL),
+    FIELD(KIND_BOOL, redundancy.own, NULL),
     FIELD(KIND_BOOL, redundancy.index_zero, NULL),
 };
 

@@ -70,7 +70,7 @@ def test_random_streams(name, tmp_path):
 def test_layers_with_a_sliding_window(path, tmp_path):
     """Observation ends where a layer's sliding window ends. The second layer's excludes some
     candidates of every query, and for some methods all of them."""
-    recording = redundant_recording(71, 3, 4, 2, 16, 260)
+    recording = redundant_recording(71, 3, 4, 2, 16, 280)
     runs = [Run(name, recording, 220 + i, 60, 8, 64, [512, 40]) for i, name in enumerate([*BOUNDED, *VARIANTS, "full"])]
     windows = agree(tmp_path, runs, path, tolerance=1e-5 if path == "reference" else 1e-4, sliding_windows=(0, 11, 45))
     without = replay.drive(tmp_path, runs, path=path)
@@ -197,7 +197,8 @@ def dialogue():
     return model_recording(Reference(MODEL), prompt + found["greedy"])
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+# The model normalises keys: their lengths tie.
+@pytest.mark.parametrize("name", [name for name in BOUNDED if name != "knorm"])
 def test_a_dialogue_of_the_bundled_model(name, dialogue, tmp_path):
     # Equal tokens have equal keys and values in layer 0: whom of several equals they join is a tie.
     layers = [1, 2, 5] if name == "ems" else [0, 2, 5]

@@ -8,9 +8,10 @@ def largest_remainder(total, weights):
     weights = np.asarray(weights, np.float64)
     if weights.sum() <= 0:
         weights = np.ones(len(weights))
-    exact = total * weights / sum(weights)
-    parts = np.floor(exact).astype(np.int64)
-    order = np.argsort(-(exact - parts), kind="stable")
+    product, whole = total * weights, sum(weights)
+    rest = np.fmod(product, whole)  # exact, so that equal remainders stay equal
+    parts = np.rint((product - rest) / whole).astype(np.int64)
+    order = np.argsort(-rest, kind="stable")
     parts[order[:total - parts.sum()]] += 1
     return parts
 

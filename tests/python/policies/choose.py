@@ -64,8 +64,8 @@ def counts(scope, room, scored, positions):
 
 
 def floor_allotment(rule, scope):
-    """In float32, as a floor of 0.7 of 10 entries is meant to be 7."""
-    return int(np.float32(rule.floor) * np.float32(scope.room) / np.float32(len(scope.streams)))
+    """Exact, as a floor of 0.7 of 10 entries is meant to be 7."""
+    return round(rule.floor * 10000) * scope.room // (10000 * len(scope.streams))
 
 
 def quotas(scope, scored, positions, rule):
@@ -73,7 +73,8 @@ def quotas(scope, scored, positions, rule):
     size = len(scope.streams)
     lengths = np.array([len(positions[s]) for s in scope.streams])
     if rule.scope == "layer" and rule.floor > 0:  # Ada-KV: a part of the room alike, the rest by count
-        weights = (1 - rule.floor) * counts(scope, scope.room, scored, positions) + rule.floor * (scope.room / size)
+        part = round(rule.floor * 10000)  # whole numbers, so that no rounding decides between equal remainders
+        weights = (10000 - part) * counts(scope, scope.room, scored, positions) * size + part * scope.room
         return allot.split(scope.room, weights, lengths)
     least = floor_allotment(rule, scope)  # global gates: the best of the rest, and the floor on top
     return np.minimum(counts(scope, scope.room - size * least, scored, positions) + least, lengths)

@@ -112,15 +112,36 @@ def forgiven(similarity, threshold):
     return np.where(above.any(axis=1), last, -1)
 
 
-def mean_similarity(similarity, forgive, index_zero=False):
+def mean_similarity(similarity, forgive, index_zero=False, own=False):
     """rho: how much the others look like an entry, each of them without the likeness it forgives
-    (-1: none). index_zero: such a row forgives entry 0, as the published tensor code does."""
+    (-1: none). index_zero: such a row forgives entry 0, as the published tensor code does. own: how
+    much an entry looks like the others, without the likeness it forgives (the paper)."""
     c = similarity.copy()
     if index_zero:
         forgive = np.where(forgive < 0, 0, forgive)
     rows = np.flatnonzero(forgive >= 0)
     c[rows, forgive[rows]] = 0
-    return c.sum(axis=0) / len(c)
+    return c.sum(axis=1 if own else 0) / len(c)
+
+
+# --- lag: LagKV (arXiv 2504.04704) ------------------------------------------------------------
+
+
+def lag_deviation(part, reference):
+    """How much each row spreads once the reference's ranges are taken out, as a softmax over the part."""
+    low, range_ = reference.min(axis=0), np.ptp(reference, axis=0)
+    x = np.divide(part - low, range_, out=np.zeros_like(part), where=range_ > 0)
+    return softmax(x.std(axis=1, ddof=1))
+
+
+def lag_scores(keys, values, sinks, lag):
+    """1 for all but whole parts that another whole part follows; in these the rank divided by lag."""
+    out = np.ones(len(keys))
+    for first in range(sinks, len(keys) - 2 * lag + 1, lag):
+        here, next_ = slice(first, first + lag), slice(first + lag, first + 2 * lag)
+        score = sum(lag_deviation(x[here], x[next_]) for x in (keys, values))
+        out[here] = np.argsort(np.argsort(score, kind="stable")) / lag
+    return out
 
 
 # --- layer statistics: CAKE (arXiv 2503.12491), D2O (arXiv 2406.13035) ------------------------

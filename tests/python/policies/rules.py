@@ -31,11 +31,14 @@ class Observe:
 @dataclass(frozen=True)
 class Redundancy:
     on: bool = False
+    measure: str = "likeness"  # likeness, length, lag
+    lag: int = 0
     weight: float = 0.0  # lambda
     threshold: float = 0.0
     eps: float = 0.0
     normalise: bool = False
     candidates_only: bool = False
+    own: bool = False
     index_zero: bool = False
 
 

@@ -112,7 +112,7 @@ def similarity(stream, candidates, rule):
 def redundancy(stream, candidates, rule, forgive=None):
     """R of every candidate. `forgive`: other choices of the column each row forgives."""
     c, wanted = similarity(stream, candidates, rule)
-    rho = f.mean_similarity(c, f.forgiven(c, rule.threshold) if forgive is None else forgive, rule.index_zero)
+    rho = f.mean_similarity(c, f.forgiven(c, rule.threshold) if forgive is None else forgive, rule.index_zero, rule.own)
     r = f.softmax(rho)[wanted]
     return r / r.max() if rule.normalise and len(r) else r
 
@@ -161,7 +161,8 @@ class Sequence:
 
     def accumulates(self):
         observe = self.rule.observe
-        added_up = self.rule.score == "attention" and (observe.window == 0 or observe.all_queries)
+        unused = self.rule.redundancy.on and self.rule.redundancy.weight == 0
+        added_up = self.rule.score == "attention" and (observe.window == 0 and not unused or observe.all_queries)
         return added_up or self.rule.layers == "density"
 
     # --- appending
@@ -259,9 +260,19 @@ class Sequence:
         r = self.rule.redundancy
         if not r.on or not old.any():
             return importance, np.abs(importance)
-        redundant = redundancy(stream, old, r, forgive)
+        redundant = self.dispensable(stream, old, r, forgive)
+        if r.weight == 0:
+            return -redundant, np.abs(redundant)
         parts = r.weight * importance, (1 - r.weight) * redundant
         return parts[0] - parts[1], np.abs(parts[0]) + np.abs(parts[1])
+
+    def dispensable(self, stream, old, r, forgive):
+        if r.measure == "length":
+            return np.linalg.norm(stream.keys[old], axis=1)
+        if r.measure == "lag":
+            sinks = int((stream.pos[old] < self.rule.sinks).sum())
+            return -f.lag_scores(stream.keys[old], stream.values[old], sinks, r.lag)
+        return redundancy(stream, old, r, forgive)
 
     # --- layers
 

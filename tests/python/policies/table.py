@@ -54,6 +54,14 @@ ROWS = {
     "ems": attention(merge="classes", recent=32, classes=Classes(gamma=4, tau=0.6, positions=True),
                      observe=Observe(window=32, group="sum", reduce="sum", all_queries=True,
                                      smooth="average", smooth_width=7)),
+    # TOVA (arXiv 2401.18079), per KV head
+    "tova": attention(recent=1, observe=Observe(window=1, group="mean")),
+    # KeyDiff (arXiv 2504.15364): the mean of unit keys, nothing forgiven
+    "keydiff": attention(redundancy=Redundancy(on=True, threshold=1)),
+    # L2 norm of keys (arXiv 2406.11430)
+    "knorm": attention(redundancy=Redundancy(on=True, measure="length")),
+    # LagKV (arXiv 2504.04704)
+    "lagkv": attention(redundancy=Redundancy(on=True, measure="lag", lag=128)),
 }
 
 # Recent entries as a part of the budget: H2O's half; D2O's one in four (N : M = 3 : 1)
@@ -70,7 +78,8 @@ VARIANTS = {
     "gkv mean": ("gkv", dict(observe=dict(history="mean"))),
     "gkv sum": ("gkv", dict(observe=dict(history="sum"))),
     "rkv artefact": ("rkv", dict(redundancy=dict(index_zero=True))),
-    "rkv paper": ("rkv", dict(redundancy=dict(candidates_only=True), observe=dict(smooth_first=True))),
+    "rkv paper": ("rkv", dict(redundancy=dict(candidates_only=True, own=True), observe=dict(smooth_first=True))),
+    "lagkv short": ("lagkv", dict(redundancy=dict(lag=20))),
     "rkv code weight": ("rkv", dict(redundancy=dict(weight=0.07))),
     "gkv without redundancy": ("gkv", dict(redundancy=dict(on=False))),
     "gkv smoothed": ("gkv", dict(observe=dict(smooth="max", smooth_width=5))),
@@ -107,6 +116,8 @@ def mistakes(name):
         return [dict(sinks=r.sinks + 1)]
     if r.score == "retention":
         return [dict(horizon=r.horizon + 40), dict(sinks=r.sinks + 3)]
+    if r.redundancy.measure == "lag":
+        return [dict(sinks=r.sinks + 1), dict(redundancy=dict(lag=20))]
     found = [dict(recent=r.recent + 1)]
     if r.observe.window:
         found += [dict(observe=dict(window=r.observe.window - 1)),
@@ -115,7 +126,7 @@ def mistakes(name):
         found.append(dict(observe=dict(decay=r.observe.decay - 0.1)))
     if r.observe.smooth != "none":
         found.append(dict(observe=dict(smooth_width=r.observe.smooth_width + 2)))
-    if r.redundancy.on:
+    if r.redundancy.on and r.redundancy.measure == "likeness" and r.redundancy.weight:
         found += [dict(redundancy=dict(weight=r.redundancy.weight + 0.05)), dict(redundancy=dict(threshold=0.45))]
     if r.layers != "uniform":
         found.append(dict(layers="uniform"))
@@ -146,7 +157,7 @@ def random_rule(rng):
     layers = one_of("uniform", "pyramid", "preference" if window else "density")
     redundancy = dict(on=bool(rng.integers(2)), weight=float(rng.random()), threshold=float(rng.uniform(0, 0.9)),
                       eps=1e-6, normalise=bool(rng.integers(2)), candidates_only=bool(rng.integers(2)),
-                      index_zero=bool(rng.integers(2)))
+                      own=bool(rng.integers(2)), index_zero=bool(rng.integers(2)))
     merge = one_of("none", "none", "paper", "code", "classes")
     if merge == "classes" and window:  # classes merge by accumulated attention
         observe |= dict(all_queries=True, history="none", group=one_of("mean", "max", "sum", "squares"))

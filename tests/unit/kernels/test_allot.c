@@ -109,6 +109,25 @@ Test(allot, heads_of_a_layer_compete) {
     cpu_cache_close(&bed.cache);
 }
 
+/* Counts 0, 1 and 5 of three heads: parts 0.4, 1.2 and 4.4. The remainders of the first and the
+ * last are equal, so the lower head gets the sixth entry, also if 0.2 has no exact binary form. */
+Test(allot, equal_remainders_go_to_the_lower_head) {
+    struct kern_rule rule = {
+        .score = KERN_SCORE_ATTENTION, .scope = KERN_SCOPE_LAYER, .floor = 0.2f};
+    struct bed bed = bed_open(1, 3, 3, 4, &rule);
+    bed_append(&bed, 0, 5);
+    bed.tokens = 5;
+    for (int head = 0; head < 3; head++)
+        for (int i = 0; i < 5; i++)
+            cpu_cache_score(&bed.cache, *cpu_cache_table(&bed.cache, 0, head))[i] =
+                head == 2 || (head == 1 && i == 0) ? 1 : 0;
+    cr_assert_eq(bed_evict(&bed, 0, 2), 0);
+    cr_assert_eq(*cpu_cache_length(&bed.cache, 0, 0), 1);
+    cr_assert_eq(*cpu_cache_length(&bed.cache, 0, 1), 1);
+    cr_assert_eq(*cpu_cache_length(&bed.cache, 0, 2), 4);
+    cpu_cache_close(&bed.cache);
+}
+
 /* The counts are those of the whole layer's best, 4 and 16 of 20, then mixed with an even part. */
 Test(allot, a_floor_mixes_counts_with_even_parts) {
     struct kern_rule rule = {

@@ -68,7 +68,7 @@ static void oracle(const struct bed *bed, int stream, int count, int candidates,
         if (newest < 0 && rule->index_zero) newest = 0;
         for (int j = 0; j < count; j++)
             if (j != i && j != newest)
-                rho[j] += cosine(bed, stream, i, j, (double)rule->eps) / count;
+                rho[rule->own ? i : j] += cosine(bed, stream, i, j, (double)rule->eps) / count;
     }
     for (int i = 0; i < count; i++) sum += exp(rho[i]);
     for (int i = 0; i < candidates; i++) most = fmax(most, exp(rho[i]));
@@ -90,6 +90,7 @@ Test(redundancy, equals_the_whole_matrix) {
                                        .eps = 1e-6f,
                                        .normalise = seed % 2,
                                        .candidates_only = seed % 5 == 2,
+                                       .own = seed % 4 >= 2,
                                        .index_zero = seed % 3 == 1};
         for (int head = 0; head < 2; head++) {
             struct cpu_stream stream = cpu_cache_stream(&bed.cache, 0, 0, head);

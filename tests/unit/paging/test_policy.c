@@ -178,6 +178,13 @@ Test(policy, parameters_belong_to_policies) {
     choose("ems", "tau", 1.5, NULL, false);
     choose("ems", "gamma", 1, NULL, true);
     choose("ems", "gamma", 0.5, NULL, false);
+    choose("cake", "tau1", 1.6, NULL, true);
+    choose("cake", "tau2", 0.4, NULL, true);
+    choose("cake", "tau2", 0, NULL, false);
+    choose("snapkv", "tau1", 1, NULL, false);
+    choose("lagkv", "lag", 64, NULL, true);
+    choose("lagkv", "lag", 1, NULL, false);
+    choose("lagkv", "lag", KERN_LAG_MAX + 1, NULL, false);
     choose("ems", "gamma", KERN_GAMMA_MAX + 1, NULL, false);
     choose("ems", "positions", 0, NULL, true);
     choose("ems", "window", 16, NULL, true);
@@ -257,7 +264,10 @@ static double half_rows(const struct kv_params *params, double held) {
     bool classes = rule->merge == KERN_MERGE_CLASSES;
     double goes = held - params->budget, window = rule->observe.window;
     double halves = 2 + window * (classes ? (double)rule->classes.gamma : 1);
-    if (rule->redundancy.on) halves += held;
+    bool pairs =
+        rule->redundancy.measure == KERN_MEASURE_LIKENESS && rule->redundancy.threshold < 1;
+    bool lags = rule->redundancy.measure == KERN_MEASURE_LAG;
+    if (rule->redundancy.on) halves += lags ? 4 : pairs ? held : 1;
     if (classes) halves += 2 * goes;
     if (rule->merge == KERN_MERGE_PAPER || rule->merge == KERN_MERGE_CODE) halves += goes;
     return halves * (held < KV_ROW_ENTRIES ? held / KV_ROW_ENTRIES : 1);

@@ -1,0 +1,88 @@
+/* LagKV (arXiv 2504.04704), kern.h, KERN_MEASURE_LAG: an entry counts as much as its key and its
+ * value differ from what the entries after it would lead one to expect. All arithmetic is in
+ * double, because entries are ranked within their part. */
+#include <math.h>
+
+#include "kernels/cpu/evict.h"
+#include "kernels/cpu/internal.h"
+
+struct part {
+    const struct cpu_cache *cache;
+    const struct cpu_stream *stream;
+    int32_t first, count; /* entries; the next part has as many */
+    int dim;
+    float *row, *low, *high; /* [dim] */
+};
+
+static const float *wide(const struct part *p, bool values, int32_t index) {
+    uint32_t page = p->stream->pages[index / p->cache->page_slots];
+    const void *rows = values ? cpu_cache_v(p->cache, page) : cpu_cache_k(p->cache, page);
+    cpu_cache_wide_row(p->cache, rows, index % p->cache->page_slots, p->row);
+    return p->row;
+}
+
+/* The least and the largest number of each dimension in the next part. */
+static void find_bounds(const struct part *p, bool values) {
+    for (int32_t i = p->first + p->count; i < p->first + 2 * p->count; i++) {
+        const float *row = wide(p, values, i);
+        bool is_first = i == p->first + p->count;
+        for (int d = 0; d < p->dim; d++) {
+            if (is_first || row[d] < p->low[d]) p->low[d] = row[d];
+            if (is_first || row[d] > p->high[d]) p->high[d] = row[d];
+        }
+    }
+}
+
+/* The unbiased standard deviation, over the dimensions, of the row within the bounds. */
+static double deviation(const struct part *p, const float *row) {
+    double sum = 0, squares = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int d = 0; d < p->dim; d++) {
+            double range = (double)p->high[d] - (double)p->low[d];
+            double x = range > 0 ? ((double)row[d] - (double)p->low[d]) / range : 0;
+            if (pass == 0)
+                sum += x / p->dim;
+            else
+                squares += (x - sum) * (x - sum);
+        }
+    return p->dim > 1 ? sqrt(squares / (p->dim - 1)) : 0;
+}
+
+/* Adds the part's scores of keys or values: a softmax of the deviations. */
+static void add_scores(const struct part *p, bool values, double *deviations, double *scores) {
+    double most = -INFINITY, sum = 0;
+    find_bounds(p, values);
+    for (int32_t i = 0; i < p->count; i++) {
+        deviations[i] = deviation(p, wide(p, values, p->first + i));
+        most = fmax(most, deviations[i]);
+    }
+    for (int32_t i = 0; i < p->count; i++) sum += exp(deviations[i] - most);
+    for (int32_t i = 0; i < p->count; i++) scores[i] += exp(deviations[i] - most) / sum;
+}
+
+static void rank_part(const struct part *p, float *out) {
+    double deviations[KERN_LAG_MAX], scores[KERN_LAG_MAX] = {0};
+    add_scores(p, false, deviations, scores);
+    add_scores(p, true, deviations, scores);
+    for (int32_t i = 0; i < p->count; i++) {
+        int32_t below = 0;
+        for (int32_t j = 0; j < p->count; j++)
+            below += scores[j] < scores[i] || (scores[j] == scores[i] && j < i);
+        out[p->first + i] = -(float)below / (float)p->count;
+    }
+}
+
+void evict_lag(const struct cpu_cache *cache, int32_t lag, const struct cpu_stream *stream,
+               int32_t sinks, int32_t candidates, struct cpu_work *work, float *out) {
+    int dim = cache->options.head_dim;
+    struct part part = {.cache = cache,
+                        .stream = stream,
+                        .first = sinks,
+                        .count = lag,
+                        .dim = dim,
+                        .row = work->rows,
+                        .low = work->rows + dim,
+                        .high = work->rows + 2 * (size_t)dim};
+    for (int32_t i = 0; i < candidates; i++) out[i] = -1;
+    for (; part.first + 2 * lag <= candidates; part.first += lag) rank_part(&part, out);
+}
