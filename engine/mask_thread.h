@@ -19,7 +19,7 @@
 #include "constrain/constrain.h"
 #include "engine/engine.h"
 
-#define MASK_SLICE_WORK 16000 /* of a task's first slice; each further one has twice as much */
+#define MASK_SLICE_WORK 16000 /* first slice of a task; the next ones double */
 #define MASK_NICE       10    /* about a tenth of a processor that others want to use, too */
 
 /* Called by the thread when a task has ended; may be {NULL}. */
@@ -48,7 +48,7 @@ struct mask_task {
 struct mask_thread {
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct mask_task *first, *last; /* those that wait for a slice */
+    struct mask_task *first, *last; /* the queue of tasks */
     bool started, stopping;
     pthread_t thread;
 };
