@@ -115,6 +115,10 @@ const struct option config_options[] = {
      "Tokens by which a sequence may exceed its budget before the next eviction."},
     {"kv-chunk", INT, AT(kv_chunk), 1, MANY, "512", "N", 0,
      "Prompt tokens between two evictions while a prompt is processed."},
+    {"kv-overflow", CHOICE, AT(kv_overflow), 0, 0, "error", "error|shift", 0,
+     "What happens to a text that needs more positions than the model has. error: the request is "
+     "refused. shift: kept entries get new places, closer together, so that the text may go on; "
+     "requests whose policy cannot do this are refused as with error. A request may choose."},
     {"kv-pool-bytes", BYTES, AT(kv_pool_bytes), 0, INT64_MAX, "0", "BYTES", 0,
      "Memory for the cache pages of each rank. 0: on a GPU, what remains after weights and "
      "working memory on the fullest device; on the CPU, enough for max-num-seqs, at most half "

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "kernels/places.h"
 #include "kernels/rule.h"
 
 /* ---- The table ------------------------------------------------------------------------------- */
@@ -179,9 +180,17 @@ bool conversation_can_cut(const struct kern_rule *rule) {
     return !rule_adds(rule);
 }
 
+int32_t conversation_least_cut(const struct conversation *conv) {
+    int32_t places = conv->kv.places;
+    if (places == 0) return conv->evicted_at;
+    int32_t shifted = places_shifted_at(places, places_shifts(places, conv->token_count));
+    return conv->evicted_at > shifted ? conv->evicted_at : shifted;
+}
+
 int32_t conversation_cut(const struct conversation *conv, int32_t most, int32_t prompt_count) {
     const struct kv_params *kv = &conv->kv;
-    int64_t began = conv->began.tokens, least = conv->evicted_at > began ? conv->evicted_at : began;
+    int64_t began = conv->began.tokens, least = conversation_least_cut(conv);
+    if (least < began) least = began;
     int64_t next = due_next_while_reading(kv, &conv->began, conv->began_held, conv->evicted_at);
     int64_t cut = most < next ? most : next - 1;
     if (!conv->exact || cut < least) return 0;

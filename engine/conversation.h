@@ -11,12 +11,12 @@
  *   that a request started from nothing would have made, the request continues as that request: see
  *   below.
  * - It is cut: the prompt repeats only its first tokens. Nothing was evicted after the conversation
- *   had `evicted_at` tokens, so no decision depends on the tokens behind a cut from there on, and
- *   the streams cut there are bitwise those of a sequence that never had these tokens. The request
- *   then continues the turn that made the conversation, as if it had read the tokens up to the cut
- *   itself. Its answer is bitwise the one that it would give if it had continued where that turn
- *   began; if that turn began from nothing, the one without reuse. Four things limit where a cut
- *   can be:
+ *   had `evicted_at` tokens, and it has as many shifts (kernels/places.h) as the cut, so no
+ * decision depends on the tokens behind a cut from there on, and the streams cut there are bitwise
+ * those of a sequence that never had these tokens. The request then continues the turn that made
+ * the conversation, as if it had read the tokens up to the cut itself. Its answer is bitwise the
+ * one that it would give if it had continued where that turn began; if that turn began from
+ * nothing, the one without reuse. Four things limit where a cut can be:
  *     - that turn evicted as every prompt with these tokens does (`exact`);
  *     - the cut lies before the next eviction of such a prompt;
  *     - rules that add up the attention of every query cannot subtract that of later tokens: they
@@ -185,6 +185,9 @@ struct conversation_match {
  * query's hint, then the one used last. */
 struct conversation_match conversation_find(struct conversation_table *table,
                                             const struct conversation_query *query);
+
+/* Returns the least number of tokens at which nothing has been evicted or shifted since. */
+int32_t conversation_least_cut(const struct conversation *conv);
 
 /* Returns the last place, at most `most` tokens, where the conversation can be cut for a prompt of
  * prompt_count tokens; 0: there is none. */

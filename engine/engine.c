@@ -185,6 +185,7 @@ static struct kern_cache_options cache_options(const struct engine *e, enum kern
                                        .max_positions = e->info.max_model_len,
                                        .rank_cap = so->shape.rank_cap,
                                        .inv_freq = config->inv_freq,
+                                       .rotations = config->rotations,
                                        .rows_max = so->rows_max,
                                        .logits_max = so->logits_max,
                                        .vocab = config->vocab,
@@ -236,7 +237,7 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                                                .head_dim = config->head_dim},
                                   .check = check_state,
                                   .backend = e->replicas[0].kern,
-                                  .done = replica_wake,
+                                  .done = replica_store_done,
                                   .arg = first};
     if (!o->state_dir || o->state_dir[0] == '\0') return 0;
     if (!ops_of(e)->snapshot_export)
@@ -252,7 +253,7 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     if (rc == 0) rc = store_open(&store, &first->store, fault);
     if (rc != 0) return rc;
     for (int i = 1; i < e->replica_count; i++)
-        e->replicas[i].store = store_join(first->store, replica_wake, &e->replicas[i]);
+        e->replicas[i].store = store_join(first->store, replica_store_done, &e->replicas[i]);
     store_space_key(first->store, e->space_key);
     so->save_idle_ns = (int64_t)o->state_idle_seconds * 1000000000;
     so->copy_bytes = SCHED_COPY_BYTES;
@@ -356,8 +357,13 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     so->kv.trained = trained_of(model_of(e));
     if (rc == 0) rc = resolve_policy(e, &so->kv, fault);
     so->kv.rule_check = ops_of(e)->rule_check;
+    so->kv.positions = e->info.max_model_len;
+    so->kv.can_shift = ops_of(e)->shift != NULL;
     so->kv.unrotated = !model_config_rotates_alike(model_config(model_of(e)));
     if (rc == 0) rc = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
+    so->kv.shifts = e->options.kv_shift;
+    if (rc == 0 && so->kv.shifts)
+        rc = name_option(sched_check_shift(&so->kv, &so->kv.defaults, fault), fault);
     if (rc != 0) return rc;
     so->kv.budget_max = e->options.kv_budget_max;
     so->kv.has_gates = model_has_gates(model_of(e));
@@ -600,7 +606,6 @@ void engine_close(struct engine *e) {
     atomic_store(&e->common.stopping, true);
     for (int i = 0; i < e->replica_count; i++) replica_signal(&e->replicas[i]);
     for (int i = 0; i < e->replica_count; i++) replica_stop(&e->replicas[i]);
-    if (e->constraints.vocabulary.token_bytes) constraint_table_stop(&e->constraints);
     for (int i = e->replica_count - 1; i >= 0; i--) replica_close(&e->replicas[i]);
     if (e->constraints.vocabulary.token_bytes) constraint_table_close(&e->constraints);
     text_close(&e->text);
@@ -662,16 +667,26 @@ static int check_counts(const struct engine *e, const struct engine_request *r,
     return 0;
 }
 
+int engine_longest(const struct engine *e, const struct engine_kv *kv) {
+    const struct sched_kv *rules = &e->replicas[0].sched.options.kv;
+    struct kv_params params;
+    struct fault ignored = {0};
+    int rc = sched_resolve_kv(kv, rules, &params, &ignored);
+    bool shifts = rc == 0 ? params.places > 0 : kv->overflow == ENGINE_OVERFLOW_SHIFT;
+    return shifts ? ENGINE_SHIFTED_TOKENS : e->info.max_model_len;
+}
+
 int engine_check(const struct engine *e, struct engine_job *job, struct fault *fault) {
     const struct engine_request *r = &job->request;
     const struct sched_options *options = &e->replicas[0].sched.options;
     int rc = check_counts(e, r, fault);
     if (rc != 0) return rc;
-    if ((int64_t)r->prompt_count + r->max_tokens > e->info.max_model_len)
+    int longest = engine_longest(e, &r->kv);
+    if ((int64_t)r->prompt_count + r->max_tokens > longest || r->max_tokens > e->info.max_model_len)
         return fault_set(
             fault, ERR_CONTEXT, "prompt",
-            "maximum context length is %d tokens; the prompt has %d and %d were asked for",
-            e->info.max_model_len, r->prompt_count, r->max_tokens);
+            "maximum context length is %d tokens; the prompt has %d and %d were asked for", longest,
+            r->prompt_count, r->max_tokens);
     rc = check_tokens(e, r, fault);
     if (rc == 0) rc = sched_resolve_job(&options->kv, job, fault);
     if (rc == 0) rc = sched_check(options, job, fault);
@@ -745,7 +760,8 @@ int engine_conversation_delete(struct engine *e, struct engine_delete *order) {
 
 /* Bounds the work of /tokenize, which may ask for more tokens than a prompt can have. */
 static size_t ids_max(const struct engine *e) {
-    return (size_t)e->info.max_model_len * 4 + 65536;
+    size_t most = (size_t)e->info.max_model_len;
+    return (most > ENGINE_SHIFTED_TOKENS ? most : ENGINE_SHIFTED_TOKENS) * 4 + 65536;
 }
 
 int engine_tokenize(const struct engine *e, const char *text, size_t size, bool add_special,
@@ -758,11 +774,10 @@ int engine_tokenize(const struct engine *e, const char *text, size_t size, bool 
     return rc;
 }
 
-int engine_render_chat(const struct engine *e, const cJSON *context, struct arena *arena,
-                       struct engine_ids *out, struct fault *fault) {
+int engine_render_chat(const struct engine *e, const cJSON *context, int longest,
+                       struct arena *arena, struct engine_ids *out, struct fault *fault) {
     struct tok_ids ids = {0};
-    size_t most = (size_t)e->info.max_model_len; /* a longer prompt would be refused */
-    int rc = text_render_chat(&e->text, context, most, arena, &ids, fault);
+    int rc = text_render_chat(&e->text, context, (size_t)longest, arena, &ids, fault);
     *out = (struct engine_ids){ids.ids, ids.count};
     return rc;
 }

@@ -74,6 +74,7 @@ struct engine_options {
     int kv_budget_max;     /* cap for requests; 0 = none */
     int64_t kv_pool_bytes; /* 0 = chosen: all free memory of a device; on the host by max_num_seqs
                               and the budget, at most half of the free memory */
+    bool kv_shift;         /* the default of kv.overflow: shift, for requests that can be shifted */
     const char *kv_dtype;  /* "auto" (as weights; bf16 for f16), "f32", "bf16", "fp8", "fp8_e4m3" */
     int max_num_seqs;      /* sequences running at once */
     int max_num_batched_tokens;  /* rows per step */
@@ -170,9 +171,9 @@ int engine_tokenize(const struct engine *engine, const char *text, size_t size, 
 /* Renders the chat template and tokenizes the result. `context` holds messages, tools,
  * chat_template_kwargs' members and add_generation_prompt; the engine adds bos_token and eos_token.
  * With continue_final_message true the text ends with that of the last message, which must not be
- * blank. */
-int engine_render_chat(const struct engine *engine, const cJSON *context, struct arena *arena,
-                       struct engine_ids *out, struct fault *fault);
+ * blank. ERR_LIMIT: it has more than `longest` tokens. */
+int engine_render_chat(const struct engine *engine, const cJSON *context, int longest,
+                       struct arena *arena, struct engine_ids *out, struct fault *fault);
 
 /* Returns how many tokens of the rendered chat its system messages and tools fix: the border of a
  * request (struct engine_request); 0: none worth keeping. */
@@ -233,6 +234,13 @@ struct engine_kv_option {
 #define ENGINE_KV_OPTIONS 16
 
 /* The kv object of a request: absent members are -1 or NULL and take the engine's defaults. */
+/* The end of a text that needs more positions than the model has: the request is refused, or its
+ * sequence is shifted (kernels/places.h). */
+enum engine_overflow { ENGINE_OVERFLOW_DEFAULT, ENGINE_OVERFLOW_ERROR, ENGINE_OVERFLOW_SHIFT };
+
+/* The most tokens of prompt and answer together, where sequences are shifted. */
+#define ENGINE_SHIFTED_TOKENS (1 << 20)
+
 struct engine_kv {
     const char *policy;
     int32_t budget, buffer, chunk, sinks, recent;
@@ -240,6 +248,7 @@ struct engine_kv {
     int32_t option_count;
     bool reuse;  /* default true: continue a retained conversation that matches */
     bool retain; /* default true: keep the state for the next turn */
+    enum engine_overflow overflow;
     enum engine_report report;
 };
 
@@ -335,6 +344,7 @@ struct engine_kv_details {
     int64_t evicted_entries; /* by this conversation so far */
     int32_t dropped_tokens;  /* tokens of a previous turn that were dropped because the new prompt
                                 differs */
+    int32_t shifts;          /* times that its places were used up (kernels/places.h) */
     int64_t bytes;           /* memory held: pages * page_bytes */
     int32_t *lengths;        /* [layers * heads_kv] when reported, else NULL */
     int32_t *positions;      /* concatenated, stream after stream, or NULL */
@@ -405,6 +415,11 @@ static inline bool engine_see_job(const struct engine_job *job, uint32_t *tokens
  * Loop thread. */
 bool engine_queue_enter(struct engine *engine, int jobs);
 void engine_queue_leave(struct engine *engine, int jobs);
+
+/* The most tokens of a prompt and its answer together, with this kv object: the model's positions,
+ * or ENGINE_SHIFTED_TOKENS where the sequence is shifted. An answer alone has at most
+ * max_model_len. Any thread. */
+int engine_longest(const struct engine *engine, const struct engine_kv *kv);
 
 /* Checks the job's request (any thread): token ids in range, lengths against max_model_len
  * (ERR_CONTEXT), kv parameters, pool size (ERR_LIMIT), ERR_NOMEM. fault->field names the OpenAI
@@ -482,9 +497,8 @@ static inline const char *engine_miss_name(enum engine_miss miss) { /* for logs,
     X(cached_tokens, NULL, NULL)   /* prompt tokens found in conversations */                      \
     X(generation_tokens, NULL, NULL)                                                               \
     X(evictions, "keepd_evictions_total", "Evictions: one sequence brought down to its budget.")   \
-    X(masks_deferred, "keepd_masks_deferred_total",                                                \
-      "Masks of constrained answers that cost more than a step may spend, made beside the steps.") \
-    X(mask_work, NULL, NULL) /* units of work that steps spent on masks */                         \
+    X(shifts, "keepd_shifts_total",                                                                \
+      "Shifts: a sequence that had used up the model's positions got room for more.")              \
     X(preemptions, "keepd_preemptions_total", "Always 0: reservations are exact.")                 \
     X(conversation_hits, "keepd_conversation_hits_total",                                          \
       "Requests that continued a conversation.")                                                   \
@@ -511,7 +525,7 @@ struct engine_counters {
 #undef X
     uint64_t conversation_lost[ENGINE_MISS_COUNT]; /* by reason; only requests that wanted to
                                                       continue a conversation */
-    struct hist eviction_seconds, mask_seconds, iteration_tokens;
+    struct hist eviction_seconds, iteration_tokens;
 };
 
 static inline void engine_counters_add(struct engine_counters *sum,
@@ -522,7 +536,6 @@ static inline void engine_counters_add(struct engine_counters *sum,
     for (int i = 0; i < ENGINE_MISS_COUNT; i++)
         sum->conversation_lost[i] += one->conversation_lost[i];
     hist_merge(&sum->eviction_seconds, &one->eviction_seconds);
-    hist_merge(&sum->mask_seconds, &one->mask_seconds);
     hist_merge(&sum->iteration_tokens, &one->iteration_tokens);
 }
 

@@ -25,8 +25,6 @@ struct sched_want {
 
 static const double eviction_bounds[] = {1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5e-4, 1e-3,
                                          2.5e-3, 5e-3,   1e-2, 2.5e-2, 5e-2,   0.1,  0.25};
-static const double mask_bounds[] = {1e-6, 1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5e-4,
-                                     1e-3, 2.5e-3, 5e-3,   1e-2, 2.5e-2, 5e-2};
 static const double iteration_bounds[] = {1,   8,    16,   32,   64,   128,  256,
                                           512, 1024, 2048, 4096, 8192, 16384};
 #define COUNT_OF(a) ((int)(sizeof(a) / sizeof((a)[0])))
@@ -60,7 +58,6 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     conversation_table_open(&sched->conversations, more ? slots : options->conversations_max,
                             options->shape.sliding_layers > 0);
     hist_open(&sched->counters.eviction_seconds, eviction_bounds, COUNT_OF(eviction_bounds));
-    hist_open(&sched->counters.mask_seconds, mask_bounds, COUNT_OF(mask_bounds));
     hist_open(&sched->counters.iteration_tokens, iteration_bounds, COUNT_OF(iteration_bounds));
 }
 
@@ -181,6 +178,7 @@ static void fill_details(struct sched *sched, struct sequence *seq,
     int64_t appended = sched_streams(sched) * seq->due.tokens;
     kv->evicted_entries = appended > kv->kept_entries ? appended - kv->kept_entries : 0;
     kv->dropped_tokens = seq->dropped;
+    kv->shifts = sched_shifts(sched, seq->due.tokens);
     kv->bytes = report->pages * sched->options.page_bytes;
 }
 
@@ -303,6 +301,11 @@ static int64_t eviction_rows(const struct sched *sched, const struct sequence *s
     return kv_eviction_rows(&seq->kv, held, sched->options.row_entries);
 }
 
+/* The next token has no place. */
+static bool wants_shift(const struct sequence *seq) {
+    return !seq->leader && due_shift(&seq->kv, &seq->due);
+}
+
 static void charge_eviction(struct sched *sched, const struct sequence *seq) {
     int64_t rows = eviction_rows(sched, seq, seq->due.held);
     CHECK(seq->may_evict);
@@ -347,6 +350,29 @@ static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence
     return rc == 0 ? evict_due(sched, count, who) : rc;
 }
 
+/* Shifts the sequences that have no place for their next token; after the evictions due before it.
+ */
+static int shift_due(struct sched *sched) {
+    struct kern *kern = sched->options.kern;
+    int rc = 0;
+    for (int i = 0; i < sched->running && rc == 0; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (!seq->may_evict || !wants_shift(seq)) continue;
+        const struct kern_shift shift = {.slot = seq->slot,
+                                         .sinks = seq->kv.rule.sinks,
+                                         .from = seq->due.shifts,
+                                         .to = due_shifts(&seq->kv, seq->due.tokens)};
+        sched_leave_checkpoint(sched, seq);
+        rc = kern->ops->shift(kern, &shift);
+        due_shifted(&seq->kv, &seq->due);
+        int64_t rows = kv_shift_rows(seq->due.held, sched->options.row_entries);
+        queue_charge(&sched->queue, seq->job, rows);
+        queue_client_of(&sched->queue, seq->job)->evict_rows += rows;
+        sched->counters.shifts++;
+    }
+    return rc;
+}
+
 static bool due_to_generate(const struct sequence *seq) {
     return seq->may_evict && seq_generating(seq) && due_before_generate(&seq->kv, &seq->due);
 }
@@ -364,9 +390,16 @@ static int64_t held_if_due(const struct sequence *seq) {
     return due_after_append(&seq->kv, &state) ? state.held : 0;
 }
 
+/* The rows of the eviction and of the shift that can come in this step; 0: neither can. */
+static int64_t rows_if_due(const struct sched *sched, const struct sequence *seq) {
+    int64_t held = held_if_due(seq), rows = held > 0 ? eviction_rows(sched, seq, held) : 0;
+    if (wants_shift(seq)) rows += kv_shift_rows(seq->due.held, sched->options.row_entries);
+    return rows;
+}
+
 /* Whether the sequence can run without evicting: with prompt rows before its next eviction. */
 static bool goes_on_anyway(const struct sequence *seq) {
-    return seq_prefilling(seq) && due_prompt_room(&seq->kv, &seq->due) > 1;
+    return seq_prefilling(seq) && !wants_shift(seq) && due_prompt_room(&seq->kv, &seq->due) > 1;
 }
 
 static bool is_paid(const struct sched *sched, const struct sequence *seq) {
@@ -393,9 +426,8 @@ static int find_due(struct sched *sched, bool *others) {
     *others = false;
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        bool is_due = held_if_due(seq) > 0;
+        bool is_due = rows_if_due(sched, seq) > 0;
         seq->may_evict = false;
-        if (seq_waits(seq) && seq_generating(seq)) continue;
         *others = *others || (!seq->leader && (!is_due || goes_on_anyway(seq)));
         if (!is_due) continue;
         if (seq->due_since == 0) seq->due_since = now;
@@ -415,7 +447,7 @@ static void plan_evictions(struct sched *sched) {
     int64_t left = sched->options.rows_max;
     for (int i = 0; i < count; i++) {
         struct sequence *seq = sched->sorted[i];
-        int64_t rows = eviction_rows(sched, seq, held_if_due(seq));
+        int64_t rows = rows_if_due(sched, seq);
         bool fits = rows <= left || left == sched->options.rows_max;
         bool is_needed = !others && i == 0;
         if (!is_needed && (!fits || !is_paid(sched, seq))) continue;
@@ -436,11 +468,13 @@ struct step {
 static void add_rows(struct sched *sched, struct step *step, struct sequence *seq, int32_t count) {
     CHECK(count > 0 && !seq->leader && seq->due.tokens + count <= seq->token_count);
     sched->span_sequences[step->batch.span_count] = seq;
-    sched->spans[step->batch.span_count++] = (struct kern_span){.slot = seq->slot,
-                                                                .row = step->batch.rows,
-                                                                .count = count,
-                                                                .pos = seq->due.tokens,
-                                                                .rule = &seq->kv.rule};
+    sched->spans[step->batch.span_count++] =
+        (struct kern_span){.slot = seq->slot,
+                           .row = step->batch.rows,
+                           .count = count,
+                           .pos = seq->due.tokens,
+                           .behind = due_behind(&seq->kv, &seq->due),
+                           .rule = &seq->kv.rule};
     memcpy(sched->rows + step->batch.rows, seq->tokens + seq->due.tokens,
            (size_t)count * sizeof *sched->rows);
     step->batch.rows += count;
@@ -462,16 +496,6 @@ static void add_first_wants(struct sched *sched, struct step *step, struct seque
     }
 }
 
-/* Returns whether a choice that begins after the leader's prompt waits for its first mask. */
-static bool first_waits(const struct sched *sched, const struct sequence *leader) {
-    bool waits = seq_waits(leader);
-    for (int i = 0; i < sched->running && !waits; i++) {
-        const struct sequence *seq = &sched->sequences[sched->order[i]];
-        waits = seq->leader == leader && seq_waits(seq);
-    }
-    return waits;
-}
-
 /* How many of `count` rows a prompt that wants scores gets: every row but the prompt's last scores
  * the token after it. */
 static int32_t scored_rows(struct step *step, const struct sequence *seq, int32_t count) {
@@ -486,12 +510,11 @@ static int32_t scored_rows(struct step *step, const struct sequence *seq, int32_
 static void add_prompt(struct sched *sched, struct step *step, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     int32_t count = due_prompt_room(&seq->kv, &seq->due);
-    int32_t rest = seq->prompt_count - seq->due.tokens;
+    if (!seq->may_evict && wants_shift(seq)) return;
     if (!seq->may_evict && held_if_due(seq) > 0) count--; /* up to the eviction, not into it */
     int32_t left = sched->options.rows_max - step->batch.rows;
     if (count > left) count = left;
     if (count > sched_border_room(seq)) count = sched_border_room(seq);
-    if (count == rest && first_waits(sched, seq)) count--;
     if (request->prompt_logprobs) count = scored_rows(step, seq, count);
     if (count <= 0) return;
     int32_t row = step->batch.rows, pos = seq->due.tokens;
@@ -530,14 +553,14 @@ static void build_step(struct sched *sched, struct step *step) {
                           .spare_logits = logits - sched->running};
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (!seq_generating(seq) || seq_waits(seq)) continue;
-        if (due_before_generate(&seq->kv, &seq->due)) continue;
+        if (!seq_generating(seq) || due_before_generate(&seq->kv, &seq->due)) continue;
+        if (!seq->may_evict && wants_shift(seq)) continue;
         add_want(sched, step, seq, step->batch.rows, -1);
         add_rows(sched, step, seq, 1);
     }
     int prompts = sort_prompts(sched);
     for (int i = 0; i < prompts; i++) add_prompt(sched, step, sched->sorted[i]);
-    CHECK(step->batch.rows <= options->rows_max);
+    CHECK(step->batch.rows > 0 && step->batch.rows <= options->rows_max);
     CHECK(step->want_count <= logits);
 }
 
@@ -571,23 +594,6 @@ static void fail_constraint(struct sched *sched, struct engine_job *job, int rc)
                              : "the answer's constraint leaves no token to go on with");
 }
 
-/* Finds out how a constrained answer may continue, if the step can afford it. */
-static void settle(struct sched *sched, struct sequence *seq) {
-    int64_t start = clock_ns();
-    int rc = seq_settle(seq, &sched->mask_work, sched->options.mask_wake);
-    sched->mask_ns += clock_ns() - start;
-    if (rc == ERR_BUSY && !seq->deferred) sched->counters.masks_deferred++;
-    seq->deferred = rc == ERR_BUSY;
-    if (rc != 0 && rc != ERR_BUSY) fail_constraint(sched, seq->job, rc);
-}
-
-static void settle_waiting(struct sched *sched) {
-    for (int i = 0; i < sched->running; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (seq_waits(seq)) settle(sched, seq);
-    }
-}
-
 static void prepare_samples(struct sched *sched, const struct step *step) {
     for (int i = 0; i < step->want_count; i++) {
         const struct sched_want *want = &sched->wants[i];
@@ -595,6 +601,8 @@ static void prepare_samples(struct sched *sched, const struct step *step) {
             seq_score_params(want->seq, want->scored, &sched->samples[i]);
             continue;
         }
+        int rc = seq_constrain(want->seq);
+        if (rc != 0) fail_constraint(sched, want->seq->job, rc);
         seq_sample_params(want->seq, &sched->samples[i]);
     }
 }
@@ -639,10 +647,10 @@ static void take_samples(struct sched *sched, const struct step *step) {
         }
         struct engine_job *job = want->seq->job;
         if (job->first_token_ns == 0) job->first_token_ns = clock_ns(); /* announced by the token */
-        seq_add_token(want->seq, &sched->options.text, &sched->sampled[i]);
+        int rc = seq_add_token(want->seq, &sched->options.text, &sched->sampled[i]);
+        if (rc != 0) fail_constraint(sched, job, rc);
         sched->counters.generation_tokens++;
         queue_charge(&sched->queue, job, 1);
-        if (seq_waits(want->seq)) settle(sched, want->seq);
     }
 }
 
@@ -668,10 +676,9 @@ static int run_step(struct sched *sched) {
     uint64_t before = tokens_so_far(&sched->counters);
     plan_evictions(sched);
     int rc = evict_where(sched, due_to_generate);
+    if (rc == 0) rc = shift_due(sched);
     if (rc != 0) return rc;
     build_step(sched, &step);
-    sched->all_wait = step.batch.rows == 0;
-    if (sched->all_wait) return 0;
     rc = sched->options.model_step(sched->options.model, &step.batch, sched->want, step.want_count,
                                    &logits);
     if (rc != 0) return rc;
@@ -700,16 +707,10 @@ bool sched_step(struct sched *sched, bool *device_failed) {
     leave_finished(sched);
     sched_drop_cancelled(sched);
     sched_admit_waiting(sched);
-    sched->mask_work = (struct constraint_work){.left = CONSTRAINT_STEP_WORK};
-    sched->mask_ns = 0;
-    settle_waiting(sched);
-    leave_finished(sched);
     if (sched->running == 0) return had_work;
     pay_evictions(sched);
     int rc = run_step(sched);
     sched->counters.steps++;
-    sched->counters.mask_work += sched->mask_work.spent;
-    if (sched->mask_ns > 0) hist_add(&sched->counters.mask_seconds, (double)sched->mask_ns * 1e-9);
     if (rc != 0) {
         if (rc == ERR_FULL) sched->counters.preemptions++; /* a reservation was wrong: a bug */
         log_error("step failed: %s; %d running requests end with an error", err_text(rc),

@@ -5,7 +5,8 @@
  *   1. cancelled jobs leave; waiting jobs are admitted by fair shares between clients while their
  *      reservations fit (engine/sched_admit.c; retained conversations make room, see
  *      engine/conversation.h);
- *   2. generating sequences whose next append would exceed M + buffer evict;
+ *   2. generating sequences whose next append would exceed M + buffer evict; then sequences that
+ *      have used up the model's positions are shifted (kernels/places.h);
  *   3. a batch: one row for every generating sequence, then prompt rows, oldest first, up to the
  *      step's row budget and never past a sequence's next eviction point;
  *   4. the model runs; wanted rows are sampled or scored; tokens are published;
@@ -24,10 +25,6 @@
  * reserved as if it shared nothing, so whatever is shared later only adds to what is free. The same
  * holds for conversations that are continued: the fork reserves in full, the conversation keeps
  * counting its own pages, and pages that both refer to are counted twice but held once.
- *
- * A constrained sequence takes part in a step when the mask of its next token is known. Masks that
- * cost more than a step may spend are made beside the steps (engine/mask_thread.h), so it may miss
- * some; a prompt waits with its last row.
  *
  * Each running sequence has one row of logits for its next token. Prompts that are to be scored
  * share the remaining rows of logits, so scoring a long prompt delays no answer.
@@ -69,6 +66,9 @@ struct sched_kv {
     bool has_gates;
     struct kv_trained trained; /* the settings for which the gates were trained */
     bool unrotated;            /* some layers do not rotate their keys, or by other frequencies */
+    bool shifts;               /* requests that do not say otherwise, and can, are shifted */
+    bool can_shift;            /* the backend can */
+    int32_t positions;         /* number of the model's positions */
     int (*rule_check)(const struct kern_rule *rule, struct fault *fault); /* the backend's */
 };
 
@@ -85,9 +85,8 @@ struct sched_options {
     int64_t save_idle_ns; /* idle time after which a conversation is written */
     size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
-    int row_entries;            /* see kv_eviction_rows */
-    int clients_max;            /* rows of the queue, see engine/queue.h */
-    struct mask_wake mask_wake; /* for a scheduler that is stalled; may be {NULL} */
+    int row_entries; /* see kv_eviction_rows */
+    int clients_max; /* rows of the queue, see engine/queue.h */
 };
 
 /* The owner of a job: its submitter, the scheduler's queue, its running sequences, or, after its
@@ -151,9 +150,6 @@ struct sched {
     atomic_int *queue_places;     /* given back when a job leaves the waiting list; may be NULL */
     atomic_int *pending_jobs;     /* counted down when a job finishes; may be NULL */
     atomic_llong *pending_tokens; /* likewise, by sched_job_tokens */
-    struct constraint_work mask_work; /* budget of the step for masks */
-    int64_t mask_ns;                  /* time of it */
-    bool all_wait; /* the last step had no row: all running sequences wait for masks */
     /* scratch of one step */
     struct kern_span *spans;
     struct sequence **span_sequences; /* the sequence of spans[i] */
@@ -191,7 +187,7 @@ int sched_check(const struct sched_options *options, const struct engine_job *jo
  * backend reported ERR_DEVICE: running jobs have failed, and later steps would fail too. */
 bool sched_step(struct sched *sched, bool *device_failed);
 bool sched_idle(const struct sched *sched);
-/* Returns true if everything that runs waits for masks, and every waiting job for the store. */
+/* Returns true if nothing runs and every waiting job waits for the store. */
 bool sched_stalled(const struct sched *sched);
 /* Grows while requests make progress: with every step and every block that is copied, read or
  * written. While the head of the queue waits for the store it grows with the blocks alone, because
@@ -225,6 +221,10 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
 /* Resolves the job's kv object into job->params, unless that was done before. Errors as above, and
  * ERR_NOMEM. */
 int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, struct fault *fault);
+
+/* ERR_UNSUPPORTED or ERR_INVALID name the obstacle to shifts with these parameters. Pure. */
+int sched_check_shift(const struct sched_kv *rules, const struct kv_params *kv,
+                      struct fault *fault);
 
 /* ERR_UNSUPPORTED names kv.policy: the backend cannot run the rule, and says why. Pure. */
 int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv, struct fault *fault);

@@ -68,6 +68,26 @@ int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv,
                      kv->policy->name, why.text);
 }
 
+int sched_check_shift(const struct sched_kv *rules, const struct kv_params *kv,
+                      struct fault *fault) {
+    if (!rules->can_shift)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv.overflow",
+                         "\"shift\" is not possible on this server's device");
+    return kv_params_check_shift(kv, rules->positions, fault);
+}
+
+/* A server's default gives way to settings that cannot be shifted, a request's wish does not. */
+static int resolve_overflow(const struct engine_kv *wanted, const struct sched_kv *rules,
+                            struct kv_params *out, struct fault *fault) {
+    struct fault why = {0};
+    bool asked = wanted->overflow == ENGINE_OVERFLOW_SHIFT;
+    out->places = 0;
+    if (!asked && (wanted->overflow == ENGINE_OVERFLOW_ERROR || !rules->shifts)) return 0;
+    int rc = sched_check_shift(rules, out, &why);
+    if (rc == 0) out->places = rules->positions;
+    return rc != 0 && asked ? fault_set(fault, rc, why.field, "%s", why.text) : 0;
+}
+
 int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
                      struct kv_params *out, struct fault *fault) {
     const struct kv_params *defaults = &rules->defaults;
@@ -101,6 +121,7 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
                            (wanted->recent != -1 ? POLICY_RECENT : 0));
     int rc = kv_params_check(out, fault);
     if (rc == 0) rc = sched_check_rule(rules, out, fault);
+    if (rc == 0) rc = resolve_overflow(wanted, rules, out, fault);
     return rc == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : rc;
 }
 
@@ -488,7 +509,5 @@ void sched_admit_waiting(struct sched *sched) {
 }
 
 bool sched_stalled(const struct sched *sched) {
-    if (sched->running > 0 && !sched->all_wait) return false;
-    if (sched->queue.waiting == 0 && !sched->head) return sched->running > 0;
-    return sched->head && sched->head_waits && sched->others_wait;
+    return sched->running == 0 && sched->head && sched->head_waits && sched->others_wait;
 }

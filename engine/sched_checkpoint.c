@@ -1,8 +1,8 @@
 /* Checkpoints: states that running sequences leave behind, for prompts that begin like theirs.
  *
- * A sequence leaves a checkpoint before the eviction that follows the end of its prompt. It can be
- * cut anywhere behind the eviction before it, and serves the same prompt again, templates that
- * render it differently in the next turn, and edits.
+ * A sequence leaves a checkpoint before the eviction or shift that follows its prompt. It
+ * can be cut anywhere behind the eviction or shift before it, and serves the same prompt again,
+ * templates that render it differently in the next turn, and edits.
  *
  * A sequence leaves a prefix where its prompt has a border: a number of tokens after which other
  * prompts go on differently. A border comes from one of three sources:
@@ -88,8 +88,9 @@ static bool leaves_any(const struct sched *sched, const struct sequence *seq) {
 
 void sched_leave_checkpoint(struct sched *sched, struct sequence *seq) {
     if (!leaves_any(sched, seq) || !conversation_can_cut(&seq->kv.rule)) return;
-    if (seq->evicted_at >= seq->prompt_count || seq->prompt_count > seq->due.tokens) return;
     struct conversation conv = checkpoint_of(seq);
+    if (conversation_least_cut(&conv) >= seq->prompt_count) return;
+    if (seq->prompt_count > seq->due.tokens) return;
     if (conversation_same(&sched->conversations, &conv)) return;
     uint64_t id = leave_fork(sched, seq, &conv);
     if (id != 0) seq->left = id;

@@ -6,6 +6,7 @@
 #define KEEPD_ENGINE_SCHED_INT_H
 
 #include "engine/sched.h"
+#include "kernels/places.h"
 
 /* The results of admission for one waiting job. */
 struct sched_entry {
@@ -29,6 +30,11 @@ static inline int32_t sched_fullest(const struct sched *sched, const struct kern
 
 static inline const struct kern_ops *sched_ops(const struct sched *sched) {
     return sched->options.kern->ops;
+}
+
+/* How often the streams of a sequence or conversation with this many tokens have been shifted. */
+static inline int32_t sched_shifts(const struct sched *sched, int32_t tokens) {
+    return places_shifts(sched->options.kv.positions, tokens);
 }
 
 /* Notes a change that waiting jobs may wait for: they are tried again. */

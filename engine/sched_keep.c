@@ -145,11 +145,21 @@ static int begin_due(struct sched *sched, struct sequence *seq,
     return rc;
 }
 
+/* Tokens that were dropped may have used up places: the streams return to those of `to` tokens. */
+static int shift_back(struct sched *sched, const struct sequence *seq, int32_t from, int32_t to) {
+    struct kern *kern = sched->options.kern;
+    const struct kern_shift shift = {.slot = seq->slot,
+                                     .sinks = seq->kv.rule.sinks,
+                                     .from = sched_shifts(sched, from),
+                                     .to = sched_shifts(sched, to)};
+    return shift.from == shift.to ? 0 : kern->ops->shift(kern, &shift);
+}
+
 int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
                 bool used_up) {
     struct kern *kern = sched->options.kern;
     const struct conversation_match *match = &entry->match;
-    int32_t dropped = match->conv->token_count - match->common;
+    int32_t count = match->conv->token_count, dropped = count - match->common;
     bool own = match->from == match->conv->id;
     int rc = 0;
     /* An eviction behind the common tokens belongs to what is dropped. */
@@ -162,8 +172,10 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
     else
         rc = fork_row(sched, seq, match);
     if (rc == 0 && dropped > 0) rc = kern->ops->truncate(kern, seq->slot, match->common);
+    if (rc == 0) rc = shift_back(sched, seq, count, match->common);
     if (rc == 0) rc = begin_due(sched, seq, match);
     if (rc != 0) return rc;
+    seq->due.shifts = sched_shifts(sched, match->common);
     seq->dropped = own ? dropped : 0;
     seq->job->cached_tokens = match->common;
     atomic_store_explicit(&seq->job->prompt_read, (uint_fast32_t)match->common,

@@ -322,6 +322,7 @@ struct kern_span {
     int32_t row;
     int32_t count;
     int32_t pos;
+    int32_t behind; /* how far the tokens' places lie behind their positions (kernels/places.h) */
     const struct kern_rule *rule; /* records needed for evictions; NULL: none. Constant during a
                                      sequence's life; read only during the step's calls */
 };
@@ -360,8 +361,9 @@ struct kern_experts;
 
 enum kern_matmul_mode { KERN_SET, KERN_ADD }; /* y = x W^T (+ bias), or y += x W^T (+ bias) */
 
-/* Rotary embedding, rotate-half pairs (j, j + D/2); cos and sin of pos * inv_freq[j], both times
- * `scale` (1 unless the model says so). RoFormer, arXiv 2104.09864. */
+/* Rotary embedding, rotate-half pairs (j, j + D/2); cos and sin of place * inv_freq[j], both times
+ * `scale` (1 unless the model says so). The place of a token is its position until the sequence is
+ * shifted (struct kern_shift). RoFormer, arXiv 2104.09864. */
 struct kern_rope {
     const float *inv_freq; /* [head_dim / 2], host memory, valid as long as the model; a pair with
                               frequency 0 is not changed, not even by `scale` */
@@ -386,7 +388,7 @@ struct kern_gate;
 /* ---- The paged cache ----------------------------------------------------------------------- */
 
 /* A page holds `page_slots` entries of ONE (layer, KV head) of one sequence: keys after RoPE at
- * their true position, values, and side records that move with the entry: pos int32, log_beta
+ * the place of their token, values, and side records that move with the entry: pos int32, log_beta
  * float32, score float32 (stored by the rule). page_bytes counts K, V and side records. A query
  * ring of [layers][KERN_WINDOW_MAX][heads_q * head_dim] float32 per slot is not included; its
  * memory is resident only as far as rules with a window use it. */
@@ -395,7 +397,8 @@ struct kern_cache_options {
     enum kern_dtype dtype;
     int64_t pages;     /* pages of each rank's pool (kernels/ranks.h); zeroed once */
     int slots;         /* sequences plus retained conversations */
-    int max_positions; /* upper bound of a stream's length */
+    int max_positions; /* places of the model: upper bound of a stream's length and, in sequences
+                          that are not shifted, of positions */
     float rank_cap;    /* where the streams of a scope are on several ranks, one rank gets at most
                           rank_cap (>= 1) times an even part of the allotment, rounded down, or its
                           protected entries; the others get the rest. 0: no cap, so that results do
@@ -403,6 +406,9 @@ struct kern_cache_options {
     /* The rotation of the keys, [head_dim / 2], for rules with classes; valid as long as the cache.
      * NULL: keys are not rotated. */
     const float *inv_freq;
+    /* The rotation of the keys in every layer, [layers] of [head_dim / 2], for shifts; valid as
+     * long as the cache. NULL, or NULL for a layer: keys are not rotated. */
+    const float *const *rotations;
     /* The largest step: its rows, how many of them are sampled, and the vocabulary. Opening
      * allocates everything such steps need in addition to pages, so that none runs out of memory.
      * 0: unknown; allocated by the step. `qk_norm_wide`: steps contain qk_norm. */
@@ -439,6 +445,17 @@ struct kern_evict {
     int32_t budget; /* M: entries per stream on average */
     const struct kern_rule *rule;
     struct kern_trace *trace; /* NULL: none */
+};
+
+/* Moves a slot's tokens from their places after `from` shifts to those after `to` shifts
+ * (kernels/places.h): rotates the stored keys, and the remembered queries, by the difference, in
+ * float32 and rounded once to the stored form. A token whose place stays keeps its bits. With more
+ * shifts, a stream longer than places_kept drops its oldest entries behind the sinks. Positions,
+ * ages and scores do not change. Not for slots with classes. */
+struct kern_shift {
+    int32_t slot;
+    int32_t sinks; /* kern_rule.sinks */
+    int32_t from, to;
 };
 
 /* Contents of a sequence. The caller provides the arrays; any may be NULL. */
@@ -627,6 +644,9 @@ struct kern_ops {
                    const struct kern_attend_options *options); /* after write_kv of the layer */
     int (*evict)(struct kern *kern, const struct kern_evict *due, int count);
     int (*truncate)(struct kern *kern, int slot, int32_t pos); /* drops entries at or after pos */
+    /* NULL: this backend cannot shift. ERR_FULL (no free pages for copies of shared pages) changes
+     * nothing. */
+    int (*shift)(struct kern *kern, const struct kern_shift *shift);
     int (*fork)(struct kern *kern, int from,
                 int to);                          /* shares all pages, copy on write; `to` empty */
     void (*release)(struct kern *kern, int slot); /* frees all pages of the slot */

@@ -734,6 +734,7 @@ static const struct kern_ops table = {
     .attend = op_attend,
     .evict = ranks_evict,
     .truncate = ranks_truncate,
+    .shift = ranks_shift,
     .prepare = ranks_prepare,
     .fork = ranks_fork,
     .release = ranks_release,
@@ -772,6 +773,7 @@ static void fill_ops(struct ranks *ranks) {
     ranks->ops.rule_check = own->rule_check;
     if (!own->borrow) ranks->ops.borrow = NULL;
     if (!own->prepare) ranks->ops.prepare = NULL;
+    if (!own->shift) ranks->ops.shift = NULL;
     if (!own->cache_fit) ranks->ops.cache_fit = NULL;
     if (!own->bind) ranks->ops.bind = NULL;
     if (!own->experts_load) {

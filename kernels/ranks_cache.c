@@ -113,6 +113,23 @@ int ranks_truncate(struct kern *kern, int slot, int32_t pos) {
     return ranks_error(ranks_of(kern), call.codes);
 }
 
+struct shift_call {
+    const struct kern_shift *shift;
+    int codes[COMM_RANKS_MAX];
+};
+
+static void shift_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct shift_call *call = arg;
+    call->codes[rank] = kern->ops->shift(kern, call->shift);
+}
+
+int ranks_shift(struct kern *kern, const struct kern_shift *shift) {
+    struct shift_call call = {.shift = shift};
+    ranks_each(ranks_of(kern), shift_on, &call);
+    return ranks_error(ranks_of(kern), call.codes);
+}
+
 static void prepare_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     struct slot_call *call = arg;
@@ -390,11 +407,13 @@ static void import_on(struct ranks *ranks, struct kern *kern, int rank, void *ar
 
 static struct snapshot_shape whole_shape(const struct ranks *ranks) {
     return (struct snapshot_shape){&ranks->whole, ranks->page_slots, ranks->member_slots,
-                                   ranks->whole.heads_kv / ranks->own.heads_kv};
+                                   ranks->whole.heads_kv / ranks->own.heads_kv,
+                                   ranks->ops.shift != NULL};
 }
 
 static struct snapshot_shape own_shape(const struct ranks *ranks) {
-    return (struct snapshot_shape){&ranks->own, ranks->page_slots, ranks->member_slots, 1};
+    return (struct snapshot_shape){&ranks->own, ranks->page_slots, ranks->member_slots, 1,
+                                   ranks->ops.shift != NULL};
 }
 
 /* The block of a stream is on its rank. */

@@ -48,6 +48,7 @@ int ranks_cache_fit(struct kern *kern, const struct kern_cache_options *options,
 int ranks_begin_step(struct kern *kern, const struct kern_batch *batch);
 int ranks_prepare(struct kern *kern, int slot, const struct kern_rule *rule);
 int ranks_truncate(struct kern *kern, int slot, int32_t pos);
+int ranks_shift(struct kern *kern, const struct kern_shift *shift);
 int ranks_fork(struct kern *kern, int from, int to);
 void ranks_release(struct kern *kern, int slot);
 int ranks_report(struct kern *kern, int slot, struct kern_report *report);

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "kernels/comm.h"
+#include "kernels/places.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "snapshots are little-endian");
 
@@ -70,6 +71,9 @@ static void fill_head(const struct snapshot_shape *shape, const struct snapshot_
     describe(head, "weights", at.tau - at.weights);
     describe(head, "tau", at.ring_pos - at.tau);
     describe(head, "ring", at.size - at.ring_pos);
+    /* Keys of a text that is longer lie at places that depend on the model's positions. */
+    if (slot->next_pos > shape->options->max_positions)
+        describe(head, "places", (size_t)shape->options->max_positions);
 }
 
 void snapshot_write_head(const struct snapshot_shape *shape, const struct snapshot_slot *slot,
@@ -141,12 +145,13 @@ static int check_slot(const struct snapshot_shape *shape, const struct kern_bloc
     memcpy(&head, block->data, sizeof head);
     if (head.window < 0 || head.window > KERN_WINDOW_MAX)
         return malformed(fault, "a window out of range", 0);
-    if (head.next_pos < 0 || head.next_pos > most)
-        return fault_set(fault, ERR_LIMIT, "snapshot", "its positions end at %d, ours at %d",
-                         head.next_pos, most);
+    if (head.next_pos < 0) return malformed(fault, "a negative number of tokens", 0);
     if (head.next_pos != tokens) return malformed(fault, "it has seen another number of tokens", 0);
     *slot = snapshot_read_slot(block);
     fill_head(shape, slot, &own);
+    if (head.next_pos > most && (!shape->shifts || memcmp(&own, &head, sizeof own) != 0))
+        return fault_set(fault, ERR_LIMIT, "snapshot", "its positions end at %d, ours at %d",
+                         head.next_pos, most);
     if (memcmp(&own, &head, sizeof own) != 0)
         return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
                          "entries carry other side records than this version's");
@@ -201,6 +206,12 @@ static bool are_members(const struct kern_block *block, const char *at, int32_t 
     return true;
 }
 
+/* The most entries of a stream: as many as there are places below the next token's. */
+static int32_t length_most(const struct snapshot_shape *shape, int32_t next_pos) {
+    int32_t positions = shape->options->max_positions;
+    return next_pos - places_shifts(positions, next_pos) * places_room(positions);
+}
+
 /* Checks the members behind the entries. A position belongs to one token, so entries and members
  * together never exceed the number of positions, also after later ones are dropped: buffers for a
  * stream rely on it. */
@@ -212,6 +223,8 @@ static int check_members(const struct snapshot_shape *shape, const struct kern_b
     if (count < 1 || count > next_pos - length ||
         block->size != snapshot_stream_size(shape, length, count))
         return malformed(fault, "not the size of its members", index);
+    if (next_pos > shape->options->max_positions)
+        return malformed(fault, "members of classes that cannot be shifted", index);
     if (shape->member_slots == 0)
         return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
                          "its entries have classes, which this backend does not keep");
@@ -226,7 +239,7 @@ static int check_stream(const struct snapshot_shape *shape, const struct kern_bl
                         int index, int32_t next_pos, struct fault *fault) {
     if (block->size < sizeof(int32_t)) return malformed(fault, "too short", index);
     int32_t length = snapshot_length(block), last = -1;
-    if (length < 0 || length > shape->options->max_positions)
+    if (length < 0 || length > length_most(shape, next_pos))
         return malformed(fault, "a length out of range", index);
     if (block->size < snapshot_part_at(shape, length, SNAPSHOT_PARTS))
         return malformed(fault, "not the size of its entries", index);

@@ -3,7 +3,8 @@
  * from outside must meet. Pure: a backend copies between these positions and its own memory.
  *
  * Block 0, the slot: version, next position, window, measured, then a description of every side
- * array (bytes per entry) and every slot array (bytes in all), then the slot arrays: the layers'
+ * array (bytes per entry) and every slot array (bytes in all), and, of a slot that was shifted, the
+ * number of its model's positions (kernels/places.h); then the slot arrays: the layers'
  * weights, the streams' merge thresholds, and, with a window, the positions of the stored queries
  * and the queries, layer after layer. Block 1 + stream: length, then the parts, each [length] in
  * the stream's order; then, where classes have members (kern.h), their number, above 0, and a
@@ -41,6 +42,7 @@ struct snapshot_shape {
     int page_slots;   /* entries per page, to count the pages of an import */
     int member_slots; /* members per page; 0: this backend stores none */
     int ranks;        /* ranks that hold different heads */
+    bool shifts;      /* this backend can shift slots (kern_shift), so it may take shifted ones */
 };
 
 struct snapshot_slot {

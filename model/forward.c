@@ -11,16 +11,15 @@ static const float *normed(struct model *model, const float *x, const float *wei
     return out;
 }
 
-static struct kern_rope rope_of(const struct model_config *c, const struct model_layer_config *l) {
-    if (!l->rotated) return (struct kern_rope){c->inv_freq_none, 1};
-    if (l->local) return (struct kern_rope){c->inv_freq_local, 1};
-    return (struct kern_rope){c->inv_freq, c->rope_scale};
+static struct kern_rope rope_of(const struct model_config *c, int layer) {
+    if (!c->rotations[layer]) return (struct kern_rope){c->inv_freq_none, 1};
+    return (struct kern_rope){c->rotations[layer], c->per_layer[layer].local ? 1 : c->rope_scale};
 }
 
 static void norm_and_rotate(struct model *model, int index, const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
-    const struct kern_rope rope = rope_of(c, &c->per_layer[index]);
+    const struct kern_rope rope = rope_of(c, index);
     const bool wide = c->qk_norm_wide;
     const float *q_norm = wide ? NULL : layer->q_norm, *k_norm = wide ? NULL : layer->k_norm;
     struct kern *kern = model->kern;

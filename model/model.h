@@ -43,13 +43,12 @@ struct model_config {
     enum kern_activation activation;
     bool pre_norms, post_norms; /* attention and the feed-forward network have norms of their
                                    inputs, of their outputs */
-    bool fused;     /* files join q, k and v in one tensor, and gate and up in another */
-    bool glm_names; /* files join gate and up; norms of outputs have names of their own */
+    bool fused; /* files join q, k and v in one tensor, and gate and up in another */
     bool qkv_bias, o_bias, qk_norm, tied_embeddings;
     bool qk_norm_wide; /* norms of all heads of q, and of k, together; else of each head */
-    bool permuted_qk;  /* in the files: rows 2 i and 2 i + 1 of a head of q and k, of the R that
-                          rotate, are i and i + R/2 */
-    int32_t bos;       /* -1: none */
+    bool
+        permuted_qk; /* in the files: rows 2 i and 2 i + 1 of a head of q and k are i and i + D/2 */
+    int32_t bos;     /* -1: none */
     int32_t eos[MODEL_EOS_MAX]; /* union of config.json and generation_config.json */
     int eos_count;
     /* request defaults from generation_config.json; NAN / -1 where absent */
@@ -63,6 +62,8 @@ struct model_config {
     float *inv_freq_local;                /* [head_dim / 2], owned; NULL: no layer is local */
     float *inv_freq_none;                 /* [head_dim / 2] zeros, owned; NULL: all layers rotate */
     struct model_layer_config *per_layer; /* [layers], owned */
+    const float **rotations;              /* [layers], owned: of the tables above that by which the
+                                             layer rotates; NULL: it does not */
 };
 
 /* Pure: config.json and generation_config.json (NULL when absent). `context`: the most tokens that

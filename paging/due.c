@@ -2,6 +2,8 @@
 
 #include <math.h>
 
+#include "kernels/places.h"
+
 static int64_t min64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
@@ -26,11 +28,34 @@ static int64_t ceiling(const struct kv_params *params) {
     return kept(params) + max64(params->buffer, 1);
 }
 
+int32_t due_shifts(const struct kv_params *params, int32_t tokens) {
+    return params->places > 0 ? places_shifts(params->places, tokens + 1) : 0;
+}
+
+bool due_shift(const struct kv_params *params, const struct due_state *state) {
+    return state->shifts < due_shifts(params, state->tokens);
+}
+
+void due_shifted(const struct kv_params *params, struct due_state *state) {
+    state->shifts = due_shifts(params, state->tokens);
+}
+
+int32_t due_behind(const struct kv_params *params, const struct due_state *state) {
+    return due_shifts(params, state->tokens) * places_room(params->places);
+}
+
+/* The tokens that find places before the next shift; at least one, after a shift that is due. */
+static int64_t places_left(const struct kv_params *params, const struct due_state *state) {
+    if (params->places == 0) return INT64_MAX;
+    return (int64_t)params->places + due_behind(params, state) - state->tokens;
+}
+
 int32_t due_prompt_room(const struct kv_params *params, const struct due_state *state) {
     int32_t rest = state->prompt_new - state->prompt_done;
     if (rest <= 0) return 0;
     if (!evicts(params)) return rest;
-    return (int32_t)min64(rest, params->chunk - state->prompt_done % params->chunk);
+    int64_t to_chunk = params->chunk - state->prompt_done % params->chunk;
+    return (int32_t)min64(min64(rest, to_chunk), places_left(params, state));
 }
 
 void due_append(struct due_state *state, int32_t count) {

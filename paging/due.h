@@ -24,11 +24,12 @@ struct due_state {
     int32_t held;        /* entries per stream, on average, or of a sliding layer: see above */
     int32_t prompt_done; /* new tokens appended in this request; past prompt_new: generated */
     int32_t prompt_new;  /* new prompt tokens this request must append in all */
+    int32_t shifts;      /* times that it was shifted */
 };
 
-/* How many prompt tokens may be appended before the next eviction point: 1..C, never past the
- * prompt's end; 0 when the prompt is done. Without a bound the whole rest. Splitting this further
- * over steps is the scheduler's freedom. */
+/* How many prompt tokens may be appended before the next eviction point or the next shift: 1..C,
+ * never past the prompt's end; 0 when the prompt is done. Without a bound the whole rest. Splitting
+ * this further over steps is the scheduler's freedom. A shift that is due comes first. */
 int32_t due_prompt_room(const struct kv_params *params, const struct due_state *state);
 
 /* Appends `count` tokens (prompt or generated) to the bookkeeping. */
@@ -38,6 +39,16 @@ void due_append(struct due_state *state, int32_t count);
 bool due_after_append(const struct kv_params *params, const struct due_state *state);
 /* Before appending one generated token: must it evict first? */
 bool due_before_generate(const struct kv_params *params, const struct due_state *state);
+/* Before appending a token, after an eviction that is due: must the sequence be shifted first? With
+ * kv_params.places, each time all places are used up (kernels/places.h); a function of `tokens`
+ * alone. */
+bool due_shift(const struct kv_params *params, const struct due_state *state);
+/* How often a text of `tokens` tokens has been shifted when the next token is appended. */
+int32_t due_shifts(const struct kv_params *params, int32_t tokens);
+/* How far the places of the next tokens lie behind their positions (kern_span.behind). */
+int32_t due_behind(const struct kv_params *params, const struct due_state *state);
+/* Bookkeeping of a shift. */
+void due_shifted(const struct kv_params *params, struct due_state *state);
 /* Bookkeeping of an eviction. */
 void due_evicted(const struct kv_params *params, struct due_state *state);
 /* The budget of an eviction (kern_evict.budget). */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "kernels/places.h"
 
 /* Where a paper and its code disagree, and where they differ from what is done here:
  *
@@ -16,8 +17,9 @@
  *         every interval. One decision per KV head, where some published code selects per query
  *         head and so multiplies the cache by the group. Four sinks by default, where most papers
  *         protect none: losing the first tokens has turned other engines' output to garbage.
- *         A budget counts protected entries. Keys stay at their true positions.
- * streaming   StreamingLLM (arXiv 2309.17453) re-rotates entries to their place in the cache.
+ *         A budget counts protected entries. Keys stay at their true positions until a sequence is
+ * shifted. streaming   StreamingLLM (arXiv 2309.17453) re-rotates entries to their place in the
+ * cache; here only a sequence that is shifted does so, when the model's positions are used up.
  * trimkv, global   arXiv 2512.03324 and 2605.09649. `parity` takes the published offsets of age.
  *         Floor and threshold are the published code's; a threshold never lifts the budget, and is
  *         one of the mean retention over the horizon (with `parity`, of the published sum).
@@ -539,6 +541,39 @@ int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t r
         halves += goes;
     if (held >= row_entries) return (halves + 1) / 2; /* halves * held might not fit */
     return (halves * held + 2 * row_entries - 1) / (2 * row_entries);
+}
+
+/* 4 rows: each number is converted, rotated and rounded, where attention multiplies and adds it. */
+int64_t kv_shift_rows(int64_t held, int64_t row_entries) {
+    if (held < 1) held = 1;
+    return held >= row_entries ? 4 : (4 * held + row_entries - 1) / row_entries;
+}
+
+int kv_params_check_shift(const struct kv_params *params, int32_t positions, struct fault *fault) {
+    const char *name = params->policy->name;
+    int64_t between = params->chunk > params->buffer ? params->chunk : params->buffer;
+    if (!params->policy->bounded)
+        return fault_set(fault, ERR_INVALID, "kv.overflow",
+                         "\"shift\" needs a policy that evicts: '%s' keeps every entry", name);
+    if (params->rule.merge == KERN_MERGE_CLASSES)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv.overflow",
+                         "policy '%s' remembers tokens by their positions and cannot be shifted",
+                         name);
+    if (positions < PLACES_LEAST)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv.overflow",
+                         "a shift needs at least %d positions and the model has %d", PLACES_LEAST,
+                         positions);
+    if (params->rule.sinks > places_sinks_max(positions))
+        return fault_set(
+            fault, ERR_INVALID, "kv.sinks",
+            "with kv.overflow \"shift\" at most %d of the model's %d positions, not %d",
+            places_sinks_max(positions), positions, params->rule.sinks);
+    if (params->budget + between > places_kept(positions))
+        return fault_set(fault, ERR_INVALID, "kv.budget",
+                         "with kv.overflow \"shift\" budget and chunk, and budget and buffer, may "
+                         "together be at most %d of the model's %d positions, not %lld",
+                         places_kept(positions), positions, (long long)(params->budget + between));
+    return 0;
 }
 
 /* After `between` tokens beyond the budget a sequence evicts: is that often enough to be cheap? */

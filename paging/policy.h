@@ -55,6 +55,8 @@ struct kv_params {
     int32_t buffer;         /* tokens a sequence may grow past M before it evicts */
     int32_t chunk;          /* C: prompt tokens between evictions while prefilling */
     int32_t sliding_window; /* the model's, the longest of its layers; 0: no layer has one */
+    int32_t places;         /* the model's positions, if a text that uses them up is shifted
+                               (kernels/places.h); 0: it has no more tokens than the model has positions */
     struct kern_rule rule;
 };
 
@@ -125,7 +127,16 @@ int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t r
  * tokens account for. */
 #define KV_EVICTION_ROWS_MAX 64
 
-/* Do both keep the same entries of the same sequence? */
+/* The rows of a shift of `held` entries per stream at most: the keys are read, rotated and written
+ * once. */
+int64_t kv_shift_rows(int64_t held, int64_t row_entries);
+
+/* Can sequences with these parameters be shifted by a model with `positions` positions?
+ * ERR_UNSUPPORTED or ERR_INVALID name the obstacle: kv.overflow, or kv.budget. */
+int kv_params_check_shift(const struct kv_params *params, int32_t positions, struct fault *fault);
+
+/* Do both keep the same entries of the same sequence, as far as both may continue it? `places` does
+ * not matter: it decides only whether a text may go on. */
 bool kv_params_equal(const struct kv_params *a, const struct kv_params *b);
 
 /* The budget as clients see it: -1 = everything is kept. */

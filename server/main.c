@@ -86,6 +86,7 @@ static struct engine_options engine_options(const struct config *config, struct 
         .kv_chunk = (int)config->kv_chunk,
         .kv_budget_max = (int)config->kv_budget_max,
         .kv_pool_bytes = config->kv_pool_bytes,
+        .kv_shift = strcmp(config->kv_overflow, "shift") == 0,
         .kv_dtype = config->kv_dtype,
         .max_num_seqs = (int)config->max_num_seqs,
         .max_num_batched_tokens = (int)config->max_num_batched_tokens,

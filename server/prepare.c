@@ -52,7 +52,7 @@ static void name_field(struct fault *fault, const char *field) {
 
 static int refuse_prompt(struct exchange *ex, const char *field, struct fault *fault) {
     const struct oai_request *request = &ex->request;
-    int longest = ex->server->rules.info->max_model_len;
+    int longest = request->longest;
     if (fault->code == ERR_LIMIT && !fault->field[0] && request->kind->form) {
         oai_refuse(&ex->error, 400, "context_length_exceeded", field,
                    "This model's maximum context length is %d tokens. However, your %s resulted "
@@ -179,7 +179,7 @@ static int tokenize_prompt(struct exchange *ex, const char *prompt, struct engin
 static int render_chat(struct exchange *ex, struct engine_ids *ids, struct fault *fault) {
     const struct engine *engine = ex->server->engine;
     const struct oai_request *request = &ex->request;
-    int rc = engine_render_chat(engine, request->context, &ex->arena, ids, fault);
+    int rc = engine_render_chat(engine, request->context, request->longest, &ex->arena, ids, fault);
     if (rc || !request->earlier) return rc;
     return oai_continue_ids(engine, request->earlier, request->earlier_count, &ex->arena, ids);
 }
@@ -243,6 +243,7 @@ static int make_job(struct exchange *ex, int i) {
     struct engine_request *request = &ex->jobs[i].request;
     struct engine_ids ids;
     char field[OAI_PATH];
+    ex->request.longest = engine_longest(ex->server->engine, &ex->request.sampling.kv);
     if (find_prompt(ex, i, &ids)) return -1;
     oai_truncate(&ex->request, &ex->server->rules, &ids);
     oai_prompt_path(&ex->request, i, field);

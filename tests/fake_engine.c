@@ -201,7 +201,6 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     pthread_mutex_init(&e->mutex, NULL);
     pthread_cond_init(&e->work, NULL);
     hist_open(&e->status.counters.eviction_seconds, eviction_bounds, 5);
-    hist_open(&e->status.counters.mask_seconds, eviction_bounds, 5);
     hist_open(&e->status.counters.iteration_tokens, token_bounds, 13);
     fill_info(e);
     constraint_table_open(&e->constraints,
@@ -252,12 +251,17 @@ static int64_t pages_for(const struct engine *e, int64_t tokens, int32_t budget)
     return (held + PAGE_SLOTS - 1) / PAGE_SLOTS * LAYERS * HEADS;
 }
 
+int engine_longest(const struct engine *e, const struct engine_kv *kv) {
+    return kv->overflow == ENGINE_OVERFLOW_SHIFT ? ENGINE_SHIFTED_TOKENS : e->info.max_model_len;
+}
+
 int engine_check(const struct engine *e, struct engine_job *job, struct fault *fault) {
     const struct engine_request *r = &job->request;
     if (r->prompt_count < 1) return fault_set(fault, ERR_INVALID, "prompt", "no tokens");
-    if (r->prompt_count + (int64_t)r->max_tokens > e->info.max_model_len)
+    int longest = engine_longest(e, &r->kv);
+    if (r->prompt_count + (int64_t)r->max_tokens > longest)
         return fault_set(fault, ERR_CONTEXT, "prompt", "maximum context length is %d tokens",
-                         e->info.max_model_len);
+                         longest);
     if (r->choices < 0 || r->choices > e->info.max_choices)
         return fault_set(fault, ERR_LIMIT, "n", "n is %d, this server allows %d", r->choices,
                          e->info.max_choices);

@@ -41,7 +41,7 @@ int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
     return rc;
 }
 
-/* Finds the position and span of every row, so that workers need not search the spans. */
+/* Finds the place and span of every row, so that workers need not search the spans. */
 const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch) {
     cpu_room_must(&cpu->rows, (size_t)batch->rows * sizeof(struct cpu_row));
     struct cpu_row *rows = cpu->rows.mem;
@@ -49,7 +49,8 @@ const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch) 
         const struct kern_span *span = &batch->spans[s];
         CHECK(span->row >= 0 && span->count >= 0 && span->row <= batch->rows - span->count);
         for (int i = 0; i < span->count; i++)
-            rows[span->row + i] = (struct cpu_row){.span = s, .pos = span->pos + i};
+            rows[span->row + i] =
+                (struct cpu_row){.span = s, .place = span->pos + i - span->behind};
     }
     return rows;
 }
@@ -74,7 +75,7 @@ static size_t qkv_stride(const struct kern_cache_options *o) {
  */
 
 /* Sines cost as much as a layer's norms, and every layer of a step needs the same ones: they are
- * kept per row and recomputed only where the row's position has changed. */
+ * kept per row and recomputed only where the row's place has changed. */
 static void reserve_angles(struct cpu *cpu, int rows, int dim, const struct kern_rope *rope) {
     size_t had = cpu->angle_pos.bytes;
     cpu_room_must(&cpu->angles, (size_t)rows * (size_t)dim * sizeof(float));
@@ -90,8 +91,8 @@ static void reserve_angles(struct cpu *cpu, int rows, int dim, const struct kern
 static const float *row_angles(const struct step_job *job, int64_t row, int half) {
     float *cosine = (float *)job->cpu->angles.mem + row * 2 * half, *sine = cosine + half;
     int32_t *made = (int32_t *)job->cpu->angle_pos.mem + row;
-    if (*made == job->rows[row].pos) return cosine;
-    *made = job->rows[row].pos;
+    if (*made == job->rows[row].place) return cosine;
+    *made = job->rows[row].place;
     for (int j = 0; j < half; j++) {
         float angle = (float)*made * job->rope->inv_freq[j];
         float scale = job->rope->inv_freq[j] > 0 ? job->rope->scale : 1;

@@ -451,7 +451,8 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *span = &batch->spans[i];
         CHECK(span->count > 0 && span->pos >= slot_at(cache, span->slot)->next_pos);
-        if (span->pos > cache->options.max_positions - span->count) return ERR_LIMIT;
+        CHECK(span->behind >= 0 && span->behind <= span->pos);
+        if (span->pos - span->behind > cache->options.max_positions - span->count) return ERR_LIMIT;
         need += pages_needed(cache, batch, i);
     }
     int64_t free_before = cache->free_count;

@@ -172,7 +172,8 @@ int cpu_cache_open_rank(struct cpu_cache *cache, const struct kern_cache_options
 void cpu_cache_close(struct cpu_cache *cache); /* idempotent; a zeroed struct is allowed */
 
 /* Appends span->count entries to every stream of each span's slot. ERR_FULL when the free pages do
- * not suffice for the whole batch, ERR_LIMIT beyond max_positions; neither changes anything. */
+ * not suffice for the whole batch, ERR_LIMIT where places reach max_positions; neither changes
+ * anything. */
 int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch);
 /* Evicts one sequence after the other. ERR_FULL (no free pages for copies of shared pages) leaves
  * the failing sequence and later ones unchanged. */
@@ -180,6 +181,9 @@ int cpu_cache_evict(struct cpu_cache *cache, const struct kern_evict *due, int c
 /* ERR_FULL (no free pages for copies of shared pages, needed to drop members of classes) changes
  * nothing. */
 int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos);
+/* ERR_FULL (no free pages for copies of shared pages) changes nothing. The model has at least
+ * PLACES_LEAST positions (kernels/places.h). */
+int cpu_cache_shift(struct cpu_cache *cache, const struct kern_shift *shift);
 /* ERR_LIMIT (a page's reference count would overflow) changes nothing. */
 int cpu_cache_fork(struct cpu_cache *cache, int from, int to);
 void cpu_cache_release(struct cpu_cache *cache, int slot); /* a slot not in use is allowed */

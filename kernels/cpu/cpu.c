@@ -164,6 +164,10 @@ static int op_truncate(struct kern *kern, int slot, int32_t pos) {
     return cpu_cache_truncate(&cpu_of(kern)->cache, slot, pos);
 }
 
+static int op_shift(struct kern *kern, const struct kern_shift *shift) {
+    return cpu_cache_shift(&cpu_of(kern)->cache, shift);
+}
+
 static int op_fork(struct kern *kern, int from, int to) {
     return cpu_cache_fork(&cpu_of(kern)->cache, from, to);
 }
@@ -260,6 +264,7 @@ static const struct kern_ops table = {
     .attend = cpu_attend,
     .evict = op_evict,
     .truncate = op_truncate,
+    .shift = op_shift,
     .fork = op_fork,
     .release = op_release,
     .report = op_report,
@@ -327,7 +332,7 @@ int cpu_open(const struct cpu_options *options, struct kern **out, struct fault 
     cpu->base.ops = &cpu->ops;
     cpu->kernels = kernels;
     if (options->activations != CPU_F32) cpu->block_kernels = cpu_block_kernels_of(kernels->name);
-    cpu->wide = options->activations == CPU_INT16;
+    cpu->x_parts = options->activations == CPU_INT16 ? 2 : 1;
     cpu->comm = comm;
     cpu->leaves = CPU_LEAVES / comm->ranks;
     int rc = open_threads(cpu, options->threads);

@@ -14,7 +14,8 @@ _Static_assert(sizeof(struct cpu_member) == sizeof(struct snapshot_member) &&
                "members are copied as they lie");
 
 static struct snapshot_shape shape_of(const struct cpu_cache *cache) {
-    return (struct snapshot_shape){&cache->options, cache->page_slots, cache->member_slots, 1};
+    return (struct snapshot_shape){&cache->options, cache->page_slots, cache->member_slots, 1,
+                                   true};
 }
 
 static size_t query_bytes(const struct cpu_cache *cache) {

@@ -13,7 +13,7 @@
 #define THREADS 256
 
 static struct snapshot_shape shape_of(const struct cuda *cuda) {
-    return {&cuda->options, cuda->pages.page_slots, PAGE_MEMBERS, 1};
+    return {&cuda->options, cuda->pages.page_slots, PAGE_MEMBERS, 1, false};
 }
 
 static_assert(sizeof(struct member) == sizeof(struct snapshot_member) &&

@@ -89,11 +89,24 @@ static int read_report(struct oai_reader *r, const cJSON *kv) {
                        "expected \"none\", \"lengths\", \"positions\" or \"trace\"");
 }
 
+static int read_overflow(struct oai_reader *r, const cJSON *kv) {
+    struct engine_kv *to = &r->out->sampling.kv;
+    const char *overflow = "";
+    if (oai_get_str(r, "kv", kv, "overflow", &overflow)) return -1;
+    if (strcmp(overflow, "error") == 0)
+        to->overflow = ENGINE_OVERFLOW_ERROR;
+    else if (strcmp(overflow, "shift") == 0)
+        to->overflow = ENGINE_OVERFLOW_SHIFT;
+    else if (json_get(kv, "overflow"))
+        return oai_invalid(r, "kv.overflow", "expected \"error\" or \"shift\"");
+    return 0;
+}
+
 /* Only keepd has a kv object. A misspelt member of it is an error even where unknown fields of the
  * body are accepted: otherwise it would silently change what is kept. */
 static int check_names(struct oai_reader *r, const cJSON *kv) {
-    static const char *const names[] = {"policy", "budget", "buffer", "chunk", "sinks",
-                                        "recent", "reuse",  "retain", "report"};
+    static const char *const names[] = {"policy", "budget",   "buffer", "chunk",  "sinks",
+                                        "recent", "overflow", "reuse",  "retain", "report"};
     const cJSON *node;
     cJSON_ArrayForEach(node, kv) {
         bool known = false;
@@ -124,7 +137,7 @@ int oai_read_kv(struct oai_reader *r) {
         oai_get_int(r, "kv", object, "recent", 0, INT32_MAX, &kv->recent) ||
         oai_get_bool(r, "kv", object, "reuse", &kv->reuse) ||
         oai_get_bool(r, "kv", object, "retain", &kv->retain) || read_options(r, object) ||
-        read_report(r, object))
+        read_overflow(r, object) || read_report(r, object))
         return -1;
     if (kv->policy) kv->policy = arena_strndup(r->arena, kv->policy, strlen(kv->policy));
     return kv->policy || !json_get(object, "policy") ? 0 : oai_no_memory(r);

@@ -117,6 +117,7 @@ struct oai_request {
     const char *session; /* session_id, prompt_cache_key or user, or "": a hint that helps to find a
                             conversation and gives access to none */
     int32_t n;           /* choices per prompt */
+    int32_t longest;     /* tokens that a prompt and its answer may have together */
     int32_t max_tokens;  /* -1 = not given */
     bool endless;        /* max_tokens is what the context leaves */
     int32_t truncate; /* tokens kept of a longer prompt's end; 0 = all, -1 = what the context has */

@@ -162,6 +162,7 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
     struct oai_reader r = {body, rules, arena, out, error};
     *out = (struct oai_request){.kind = kind,
                                 .n = 1,
+                                .longest = rules->info->max_model_len,
                                 .max_tokens = -1,
                                 .named_tool = -1,
                                 .logprobs = -1,
@@ -255,7 +256,7 @@ static size_t reserved(const struct oai_request *request, const struct oai_rules
 
 void oai_truncate(const struct oai_request *request, const struct oai_rules *rules,
                   struct engine_ids *ids) {
-    size_t longest = (size_t)rules->info->max_model_len, most = (size_t)request->truncate;
+    size_t longest = (size_t)request->longest, most = (size_t)request->truncate;
     if (request->truncate == 0) return;
     if (request->truncate < 0) {
         size_t wanted = reserved(request, rules);
@@ -268,16 +269,16 @@ void oai_truncate(const struct oai_request *request, const struct oai_rules *rul
 
 int oai_fit(const struct oai_request *request, const char *field, size_t count,
             const struct oai_rules *rules, int32_t *max_tokens, struct oai_error *error) {
-    size_t longest = (size_t)rules->info->max_model_len;
+    size_t longest = (size_t)request->longest, answer = (size_t)rules->info->max_model_len;
     size_t wanted = request->max_tokens < 0 ? 1 : (size_t)request->max_tokens;
     if (count == 0)
         return oai_refuse(error, 400, "invalid_value", field,
                           "Invalid value for '%s': the prompt has no tokens.", field);
-    if (count > longest || wanted > longest - count)
+    if (count > longest || wanted > longest - count || wanted > answer)
         return refuse_length(request, field, longest, count, wanted, error);
     if (request->max_tokens < 0) {
         size_t preset = preset_tokens(request, rules);
-        wanted = longest - count;
+        wanted = longest - count < answer ? longest - count : answer;
         if (preset && wanted > preset) wanted = preset;
     }
     *max_tokens = (int32_t)wanted;

@@ -84,6 +84,7 @@ static struct engine_kv_details sum_details(const struct oai_answer *answer) {
         sum.kept_entries += kv->kept_entries;
         sum.evicted_entries += kv->evicted_entries;
         sum.dropped_tokens += kv->dropped_tokens;
+        sum.shifts += kv->shifts;
         sum.bytes += kv->bytes;
     }
     return sum;
@@ -113,8 +114,9 @@ void oai_render_kv_details(struct buf *out, const struct oai_answer *answer) {
         buf_str(out, ",\"budget\":null");
     buf_fmt(out,
             ",\"seen_tokens\":%" PRId32 ",\"kept_entries\":%" PRId64 ",\"evicted_entries\":%" PRId64
-            ",\"dropped_tokens\":%" PRId32 ",\"bytes\":%" PRId64,
-            kv.seen_tokens, kv.kept_entries, kv.evicted_entries, kv.dropped_tokens, kv.bytes);
+            ",\"dropped_tokens\":%" PRId32 ",\"shifts\":%" PRId32 ",\"bytes\":%" PRId64,
+            kv.seen_tokens, kv.kept_entries, kv.evicted_entries, kv.dropped_tokens, kv.shifts,
+            kv.bytes);
     if (kv.lengths) {
         buf_str(out, ",\"lengths\":");
         write_nested(out, answer->rules->info, kv.lengths, NULL);

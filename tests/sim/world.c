@@ -85,6 +85,11 @@ static int truncate_at(struct kern *kern, int slot, int32_t pos) {
     return rc != 0 ? rc : plan.real->truncate(kern, slot, pos);
 }
 
+static int shift_slot(struct kern *kern, const struct kern_shift *shift) {
+    int rc = fails(WORLD_SHIFT);
+    return rc != 0 ? rc : plan.real->shift(kern, shift);
+}
+
 static int fork_slot(struct kern *kern, int from, int to) {
     int rc = fails(WORLD_FORK);
     return rc != 0 ? rc : plan.real->fork(kern, from, to);
@@ -109,6 +114,7 @@ static void plan_failures(struct world *w) {
     w->ops.sync = sync_all;
     w->ops.report = report;
     w->ops.truncate = truncate_at;
+    w->ops.shift = shift_slot;
     w->ops.fork = fork_slot;
     w->ops.snapshot_export = export_block;
     w->ops.snapshot_import = import_block;
@@ -168,6 +174,9 @@ static void check_batch(struct world *w, const struct kern_batch *batch, const i
     w->want_count = want_count;
 }
 
+static const float inv_freq[WORLD_DIM / 2] = {1, 0.5f, 0.25f, 0.1f, 0.05f, 0.01f, 0.001f, 0};
+static const float *const rotations[WORLD_LAYERS] = {inv_freq, inv_freq};
+
 static int fake_step(void *model, const struct kern_batch *batch, const int32_t *want,
                      int want_count, const float **logits) {
     struct world *w = model;
@@ -180,6 +189,8 @@ static int fake_step(void *model, const struct kern_batch *batch, const int32_t 
     for (int layer = 0; layer < WORLD_LAYERS; layer++) {
         fill_rows(w, batch, layer);
         attend.sliding_window = layer % 2 == 0 ? sliding_window : 0;
+        const struct kern_rope rope = {inv_freq, 1};
+        if (w->options.positions > 0) w->ops.qk_rope(w->kern, w->qkv, NULL, NULL, 0, &rope, batch);
         w->ops.write_kv(w->kern, layer, w->qkv, w->log_beta, batch);
         w->ops.attend(w->kern, layer, w->out, w->qkv, batch, &attend);
         add_logits(w, want, want_count, layer);
@@ -214,7 +225,9 @@ static void open_cache(struct world *w, const struct world_options *o,
                                        .dtype = KERN_F32,
                                        .pages = o->pages,
                                        .slots = o->sequences + o->conversations,
-                                       .max_positions = WORLD_POSITIONS,
+                                       .max_positions =
+                                           o->positions > 0 ? o->positions : WORLD_POSITIONS,
+                                       .rotations = o->positions > 0 ? rotations : NULL,
                                        .rows_max = o->rows,
                                        .logits_max = o->logits,
                                        .vocab = WORLD_VOCAB};
@@ -292,6 +305,8 @@ void world_open(struct world *w, const struct world_options *options) {
         .kv = {.defaults =
                    {.budget = 32, .buffer = 8, .chunk = 32, .sliding_window = o->sliding_window},
                .has_gates = true,
+               .positions = o->positions > 0 ? o->positions : WORLD_POSITIONS,
+               .can_shift = true,
                .rule_check = w->ops.rule_check},
         .kern = w->kern,
         .model = w,

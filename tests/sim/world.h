@@ -14,6 +14,8 @@ struct world_options {
     const char *path; /* path of the CPU backend; NULL = reference */
     int threads;      /* 0 = 1 */
     int64_t pages;
+    int positions; /* number of the model's positions, with keys that rotate; 0 = WORLD_POSITIONS,
+                      and keys do not */
     int sequences, conversations;
     int rows;              /* rows of a step */
     int logits;            /* logits of a step; 0 = sequences + 4 */
@@ -39,6 +41,7 @@ enum world_op {
     WORLD_FORK,
     WORLD_EXPORT,
     WORLD_IMPORT,
+    WORLD_SHIFT,  /* see test_sched_shift.c */
     WORLD_LOGITS, /* with any code: the logits of the first row that is sampled become NaN */
     WORLD_OPS
 };

@@ -1,6 +1,7 @@
 /* The rule is replayed token by token and compared with the formulas, over all small cases. */
 #include <criterion/criterion.h>
 
+#include "kernels/places.h"
 #include "paging/due.h"
 
 static struct kv_params params_of(const char *policy, int budget, int buffer, int chunk) {
@@ -331,4 +332,70 @@ Test(due, what_a_window_leaves_at_a_cut) {
     cr_assert_eq(reserve_whole(&full, 9), 9);
     full.sliding_window = 0;
     cr_assert_eq(reserve_whole(&full, 1000), 1000);
+}
+
+/* ---- Shifts ---------------------------------------------------------------------------------- */
+
+/* As play; checks that every token finds a place and that shifts come by the tokens alone. */
+static int32_t play_shifted(const struct kv_params *params, struct due_state *state,
+                            int32_t generate, int32_t step) {
+    int32_t shifts = 0, end = state->tokens + state->prompt_new + generate;
+    while (state->tokens < end) {
+        bool in_prompt = state->prompt_done < state->prompt_new;
+        if (!in_prompt && due_before_generate(params, state)) due_evicted(params, state);
+        if (due_shift(params, state)) {
+            cr_assert_eq(state->tokens, params->places + shifts * places_room(params->places));
+            shifts++;
+            due_shifted(params, state);
+            cr_assert_not(due_shift(params, state)); /* a step without room appends nothing */
+        }
+        int32_t room = in_prompt ? due_prompt_room(params, state) : 1;
+        cr_assert_gt(room, 0);
+        if (room > step) room = step;
+        int32_t behind = due_behind(params, state);
+        cr_assert_eq(behind, shifts * places_room(params->places));
+        due_append(state, room);
+        cr_assert_leq(state->tokens - behind, params->places);
+        if (due_after_append(params, state)) due_evicted(params, state);
+    }
+    return shifts;
+}
+
+Test(due, shifts_come_by_the_tokens_alone) {
+    for (int places = 128; places <= 300; places += 43)
+        for (int chunk = 1; chunk <= 60; chunk += 7)
+            for (int prompt = 0; prompt <= 1000; prompt += 111)
+                for (int step = 1; step <= 64; step *= 4) {
+                    struct kv_params params = params_of("global", 30, 9, chunk);
+                    params.places = places;
+                    struct due_state state = start(0, prompt), other = start(0, prompt);
+                    int32_t shifts = play_shifted(&params, &state, 1200 - prompt, 1000);
+                    cr_assert_eq(play_shifted(&params, &other, 1200 - prompt, step), shifts);
+                    cr_assert_eq(shifts, places_shifts(places, 1200));
+                    cr_assert_eq(state.held, other.held);
+                    params.places = 0; /* evictions come as without shifts */
+                    struct due_state without = start(0, prompt);
+                    cr_assert_leq(play(&params, &without, 1200 - prompt, 1000), 30 + 9 + chunk);
+                    cr_assert_eq(state.held, without.held);
+                }
+}
+
+Test(due, settings_that_cannot_be_shifted_are_named) {
+    static const struct {
+        const char *policy, *field;
+        int budget, chunk, sinks, positions;
+    } rows[] = {
+        {"full", "kv.overflow", 30, 8, 0, 256},      {"ems", "kv.overflow", 64, 64, 4, 1024},
+        {"streaming", "kv.overflow", 30, 8, 4, 127}, {"streaming", "kv.budget", 185, 8, 4, 256},
+        {"streaming", "kv.sinks", 130, 8, 65, 256},  {"streaming", NULL, 184, 8, 64, 256},
+        {"global", NULL, 1024, 512, 4, 8192},        {"h2o", NULL, 64, 8, 0, 128},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct kv_params params = params_of(rows[i].policy, rows[i].budget, 4, rows[i].chunk);
+        struct fault fault = {0};
+        params.rule.sinks = rows[i].sinks;
+        int rc = kv_params_check_shift(&params, rows[i].positions, &fault);
+        cr_assert_eq(rc == 0, rows[i].field == NULL, "row %zu: %s", i, fault.text);
+        if (rows[i].field) cr_assert_str_eq(fault.field, rows[i].field);
+    }
 }

@@ -1,0 +1,108 @@
+"""kv.overflow "shift" on the real daemon, with 256 of keepd-nano's positions: texts go on in the same memory, an answer
+does not depend on company, on the split of its prompt or on a restart, and what cannot be shifted is refused by name."""
+import concurrent.futures
+
+import requests
+from test_state import wait_for_files
+
+POSITIONS = 256
+FLAGS = ("--max-model-len", str(POSITIONS), "--kv-budget", "64", "--kv-chunk", "32", "--kv-buffer", "16", "--kv-pool-bytes", "32M")
+SHIFT = {"policy": "global", "overflow": "shift"}
+
+
+def ids(count, seed=1):
+    """Token ids of a text, by a linear congruence."""
+    out = []
+    for _ in range(count):
+        seed = (seed * 1103515245 + 12345) % 2**31
+        out.append(300 + seed // 65536 % 400)
+    return out
+
+
+def complete(d, prompt, status=200, **fields):
+    kv = {**SHIFT, **fields.pop("kv", {})}
+    body = {"model": "keepd-nano", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 0, "kv": kv, **fields}
+    r = requests.post(f"{d.url}/v1/completions", json=body, timeout=300)
+    assert r.status_code == status, r.text
+    return r.json()
+
+
+def scores(answer):
+    return answer["choices"][0]["logprobs"]["token_logprobs"], answer["choices"][0]["text"]
+
+
+def shifts(tokens):
+    return 0 if tokens <= POSITIONS else (tokens - POSITIONS - 1) // 64 + 1
+
+
+def test_a_text_goes_on_in_the_same_memory(daemon):
+    d = daemon(*FLAGS)
+    sizes = []
+    for count in (100, 247, 249, 700, 3000):
+        details = complete(d, ids(count), kv={"reuse": False})["usage"]["kv_details"]
+        assert details["shifts"] == shifts(count + 7), details
+        sizes.append(details["bytes"])
+    assert max(sizes[1:]) <= 1.1 * min(sizes[1:])
+    assert d.metric("keepd_shifts_total") == sum(shifts(count + 7) for count in (249, 700, 3000))
+    assert d.metric("keepd_preemptions_total") == 0
+
+
+def test_the_last_position_is_where_it_was_without(daemon):
+    d = daemon(*FLAGS)
+    for count in (POSITIONS - 8, POSITIONS - 7):
+        kv = {"reuse": False}
+        shifted = complete(d, ids(count), kv=kv)
+        if count + 8 <= POSITIONS:
+            assert scores(complete(d, ids(count), kv={**kv, "overflow": "error"})) == scores(shifted)
+        else:
+            error = complete(d, ids(count), 400, kv={**kv, "overflow": "error"})["error"]
+            assert error["code"] == "context_length_exceeded" and error["n_ctx"] == POSITIONS
+
+
+def test_an_answer_is_its_own(daemon):
+    policies = ["global", "streaming", "snapkv", "h2o", "rkv", "d2o"]
+    asked = [(ids(300 + 150 * i, i + 1), {"policy": name, "reuse": False}) for i, name in enumerate(policies)]
+    d, other = daemon(*FLAGS), daemon(*FLAGS, "--max-num-batched-tokens", "37", "--max-num-seqs", "8", "--tensor-parallel-size", "2")
+    alone = [scores(complete(d, prompt, kv=kv)) for prompt, kv in asked]
+    with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
+        assert list(pool.map(lambda a: scores(complete(other, a[0], kv=a[1])), asked)) == alone
+
+
+def test_turns_continue_across_shifts_and_restarts(daemon, tmp_path):
+    state = ("--state-dir", str(tmp_path / "state"), "--state-idle", "0")
+    d = daemon(*FLAGS, *state)
+    first = complete(d, ids(500), return_token_ids=True)
+    longer = ids(500) + first["choices"][0]["token_ids"] + ids(200, 7)
+    wait_for_files(tmp_path / "state", 1)
+    second = complete(d, longer)
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 507
+    # The answer is edited away: the prompt goes on from the end of the first prompt, at the places of fewer tokens.
+    edited = complete(d, ids(500) + ids(40, 9))
+    assert edited["usage"]["prompt_tokens_details"]["cached_tokens"] == 500
+    assert d.stop() == 0
+    again = daemon(*FLAGS, *state)
+    restored = complete(again, longer + ids(30, 3))
+    assert restored["usage"]["prompt_tokens_details"]["cached_tokens"] >= 507
+    assert restored["usage"]["kv_details"]["shifts"] == shifts(len(longer) + 30 + 7)
+    assert again.stop() == 0
+    # With another number of positions the places would be others: the file is not used.
+    fewer = daemon(*FLAGS[2:], "--max-model-len", "384", *state)
+    assert complete(fewer, longer + ids(30, 3))["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_what_cannot_be_shifted_is_refused_by_name(daemon):
+    d = daemon(*FLAGS)
+    for kv, field in (({"policy": "full"}, "kv.overflow"), ({"policy": "ems"}, "kv.overflow"), ({"budget": 200}, "kv.budget"),
+                      ({"sinks": 65, "budget": 100}, "kv.sinks"), ({"overflow": "wrap"}, "kv.overflow"), ({"overflow": 1}, "kv.overflow")):
+        error = complete(d, ids(300), 400, kv=kv)["error"]
+        assert error["param"] == field, error
+    error = complete(d, ids(300), 400, max_tokens=257)["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert complete(d, ids(300), 400, kv={"overflow": None})["error"]["code"] == "context_length_exceeded"
+
+
+def test_the_servers_default(daemon):
+    d = daemon(*FLAGS, "--kv-overflow", "shift")
+    assert complete(d, ids(400), kv={"overflow": None})["usage"]["kv_details"]["shifts"] == shifts(407)
+    full = complete(d, ids(400), 400, kv={"overflow": None, "policy": "full"})["error"]
+    assert full["code"] == "context_length_exceeded"
