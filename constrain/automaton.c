@@ -6,11 +6,12 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-#define TABLE_SIZE     4096u
-#define SEEN_SIZE      65536u /* well above CONSTRAIN_ITEMS_MAX */
-#define SEEN_FEW       16u    /* so many items are compared one by one */
-#define ITEMS_PER_WORK 8u     /* items, of known derivatives, that one unit of work pays for */
-#define NO_STACK       0u     /* nothing follows */
+#define TABLE_SIZE      4096u
+#define SEEN_SIZE       65536u /* well above CONSTRAIN_ITEMS_MAX */
+#define SEEN_FEW        16u    /* so many items are compared one by one */
+#define ITEMS_PER_WORK  8u     /* items, of known derivatives, that one unit of work pays for */
+#define SORTED_PER_WORK 4u     /* items that are sorted, likewise */
+#define NO_STACK        0u     /* nothing follows */
 
 int automaton_open(struct automaton *a, struct node_pool *pool, uint32_t root) {
     *a = (struct automaton){.root = root, .generation = 1};
@@ -236,6 +237,7 @@ static uint32_t finish_state(struct automaton *a) {
         if (node_at(&a->pool, a->open[i].node)->regular && a->open[i].node != NODE_EMPTY)
             a->open[count++] = a->open[i];
     if (count == 0 && !a->accepts) return AUTOMATON_DEAD;
+    if (count > 1 && !node_work(&a->pool, count / SORTED_PER_WORK)) return 0;
     if (count > 1) qsort(a->open, count, sizeof *a->open, compare_items);
     uint32_t hash = a->accepts;
     for (uint32_t i = 0; i < count; i++)

@@ -75,7 +75,7 @@ size_t automaton_bytes(const struct automaton *automaton);
 /* Returns the state of the empty text, 0 on failure (pool.rc). */
 uint32_t automaton_start(struct automaton *automaton);
 /* Returns the state after one more byte of a class; 0 on failure: pool.rc is ERR_LIMIT or
- * ERR_NOMEM, and nothing but automaton_reset may be called. */
+ * ERR_NOMEM, and nothing but node_pool_resume and automaton_reset may be called. */
 uint32_t automaton_step(struct automaton *automaton, uint32_t state, int class);
 
 static inline uint32_t automaton_move(struct automaton *a, uint32_t state, unsigned byte) {

@@ -21,6 +21,8 @@ struct constrain {
     struct mask_maker maker;
     struct constrain_budget *budget;
     size_t charged; /* bytes of it */
+    bool forgets;   /* everything learned is to be forgotten before anything else */
+    bool shrinks;   /* and its memory freed */
 };
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
@@ -157,14 +159,15 @@ static size_t size_of(const struct constrain *c) {
     return sizeof *c + automaton_bytes(&c->automaton) + mask_maker_bytes(&c->maker);
 }
 
-static void forget(struct constrain *c, bool shrink) {
-    if (shrink) {
+static void forget(struct constrain *c) {
+    if (c->shrinks) {
         automaton_shrink(&c->automaton);
         mask_maker_shrink(&c->maker);
     } else {
         automaton_reset(&c->automaton);
         mask_maker_forget(&c->maker);
     }
+    c->forgets = c->shrinks = false;
 }
 
 /* Compiles into *c. */
@@ -249,36 +252,82 @@ static int look_on(struct constrain *c, struct constrain_at *at, const char *tex
     return a->pool.rc;
 }
 
-/* Reads the text and finds its state. After a limit everything learned is forgotten, and it tries
- * once more. */
-static int look(struct constrain *c, struct constrain_at *at, const char *text, size_t size,
-                uint32_t *mask, struct constrain_next *next) {
+struct question {
+    const char *text;
+    size_t size;
+    uint32_t *mask;
+    struct constrain_next *next;
+};
+
+/* Looks once more where a limit on what is learned was reached and everything was forgotten.
+ * ERR_BUSY: the work is spent. `at` is as before, unless rc is 0. */
+static int look_twice(struct constrain *c, struct constrain_at *at, const struct question *q,
+                      const struct constrain_effort *effort) {
     struct automaton *a = &c->automaton;
-    pthread_mutex_lock(&c->lock);
-    a->pool.work_limit = a->pool.work + CONSTRAIN_MASK_WORK_MAX;
-    int rc = look_on(c, at, text, size, mask, next);
-    if (a->pool.rc != 0) {
-        bool spent = a->pool.work > a->pool.work_limit;
-        forget(c, false);
-        if (!spent) {
-            a->pool.work_limit = a->pool.work + CONSTRAIN_MASK_WORK_MAX;
-            rc = look_on(c, at, text, size, mask, next);
-        }
-        if (a->pool.rc != 0) forget(c, false);
+    for (int tries = 0;; tries++) {
+        struct constrain_at to = *at;
+        if (c->forgets && !effort->may_wait) return ERR_BUSY;
+        if (c->forgets) forget(c);
+        int rc = look_on(c, &to, q->text, q->size, q->mask, q->next);
+        if (rc == 0) *at = to;
+        if (a->pool.rc == 0) return rc;
+        if (node_pool_resume(&a->pool)) return ERR_BUSY;
+        c->forgets = true;
+        if (tries > 0) return rc;
     }
-    if (!charge(c, size_of(c))) {
-        forget(c, true);
-        (void)charge(c, size_of(c));
+}
+
+/* Everything that a text beyond the limits has taught is forgotten. */
+static int count_work(struct constrain *c, struct constrain_at *at, uint64_t work, int rc) {
+    if (rc != ERR_BUSY) {
+        at->work = 0;
+        return rc;
     }
+    at->work += (uint32_t)work;
+    if (at->work < CONSTRAIN_MASK_WORK_MAX) return ERR_BUSY;
+    c->forgets = true;
+    return ERR_LIMIT;
+}
+
+static void charge_all(struct constrain *c, bool may_wait) {
+    if (charge(c, size_of(c))) return;
+    c->forgets = c->shrinks = true;
+    if (!may_wait) return;
+    forget(c);
+    (void)charge(c, size_of(c));
+}
+
+static int look(struct constrain *c, struct constrain_at *at, const struct question *q,
+                struct constrain_effort *effort) {
+    struct node_pool *pool = &c->automaton.pool;
+    uint64_t most = effort->work;
+    effort->work = 0;
+    if (effort->may_wait)
+        pthread_mutex_lock(&c->lock);
+    else if (pthread_mutex_trylock(&c->lock) != 0)
+        return ERR_BUSY;
+    uint64_t begin = pool->work;
+    pool->work_limit = begin + most;
+    int rc = look_twice(c, at, q, effort);
+    effort->work = pool->work - begin;
+    rc = count_work(c, at, effort->work, rc);
+    charge_all(c, effort->may_wait);
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
 
-int constrain_read(struct constrain *c, struct constrain_at *at, const char *text, size_t size) {
-    return look(c, at, text, size, NULL, NULL);
+int constrain_next_within(struct constrain *c, struct constrain_at *at, const char *text,
+                          size_t size, uint32_t *mask, struct constrain_next *next,
+                          struct constrain_effort *effort) {
+    return look(c, at, &(struct question){text, size, mask, next}, effort);
 }
 
 int constrain_next(struct constrain *c, struct constrain_at *at, const char *text, size_t size,
                    uint32_t *mask, struct constrain_next *next) {
-    return look(c, at, text, size, mask, next);
+    struct constrain_effort effort = {CONSTRAIN_MASK_WORK_MAX, true};
+    return look(c, at, &(struct question){text, size, mask, next}, &effort);
+}
+
+int constrain_read(struct constrain *c, struct constrain_at *at, const char *text, size_t size) {
+    return constrain_next(c, at, text, size, NULL, NULL);
 }

@@ -109,6 +109,7 @@ struct constrain_at {
     uint64_t generation;
     size_t read; /* bytes of the text */
     uint32_t state;
+    uint32_t work; /* spent by calls for this text that ended with ERR_BUSY */
 };
 
 /* Continues to read a text at `at`. `text` is the whole text from its beginning, because states
@@ -126,5 +127,18 @@ struct constrain_next {
  * constrain_mask_words words. Errors as constrain_read. */
 int constrain_next(struct constrain *constrain, struct constrain_at *at, const char *text,
                    size_t size, uint32_t *mask, struct constrain_next *next);
+
+/* How much one call may do. */
+struct constrain_effort {
+    uint64_t work; /* at most so much; after the call: what it was. A unit takes up to 1 us */
+    bool may_wait; /* for threads that use the language, and while learned states are freed */
+};
+
+/* The same within an effort. ERR_BUSY: it was not enough. What was learned stays, so that further
+ * calls for the same text continue the work; an effort that grows comes to an end, at the latest
+ * with ERR_LIMIT after CONSTRAIN_MASK_WORK_MAX. */
+int constrain_next_within(struct constrain *constrain, struct constrain_at *at, const char *text,
+                          size_t size, uint32_t *mask, struct constrain_next *next,
+                          struct constrain_effort *effort);
 
 #endif

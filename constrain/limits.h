@@ -8,10 +8,10 @@
 
 #ifdef CONSTRAIN_LITTLE_WORK /* builds with sanitizers, for fuzzers that run many texts */
 #define CONSTRAIN_WORK_MAX      100000
-#define CONSTRAIN_MASK_WORK_MAX 10000
+#define CONSTRAIN_MASK_WORK_MAX 12500
 #else
 #define CONSTRAIN_WORK_MAX      4000000 /* work of one compilation: at most a few seconds */
-#define CONSTRAIN_MASK_WORK_MAX 400000  /* work of one mask */
+#define CONSTRAIN_MASK_WORK_MAX 500000  /* work of one mask */
 #endif
 #define CONSTRAIN_NODES_MAX    500000  /* expressions of one language, compiled; 32 bytes each */
 #define CONSTRAIN_CHILDREN_MAX 4000000 /* alternatives in all expressions together */

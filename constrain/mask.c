@@ -8,7 +8,8 @@
 enum { PLAIN_UNKNOWN = 0, PLAIN_NONE = AUTOMATON_DEAD };
 /* automaton_state.free */
 enum { FREE_UNKNOWN, FREE, FREE_NOT };
-#define FREE_TOKENS 32u /* below this, walking is cheaper than asking */
+#define FREE_TOKENS    32u /* below this, walking is cheaper than asking */
+#define NODES_PER_WORK 64u /* nodes of a trie, on known ways, that one unit of work pays for */
 
 int mask_maker_open(struct mask_maker *maker, const struct constrain_tokens *tokens) {
     *maker = (struct mask_maker){.tokens = tokens};
@@ -55,14 +56,19 @@ static void allow(const struct constrain_tokens *tokens, int32_t token, uint32_t
     for (; token >= 0; token = tokens->same[token]) mask[token / 32] |= 1u << (token % 32);
 }
 
+/* Counts the nodes of a walk as work. */
+static bool pays(struct automaton *a, uint32_t visited) {
+    return visited % NODES_PER_WORK != 0 || node_work(&a->pool, 1);
+}
+
 static bool walk(const struct mask_maker *maker, struct automaton *a, const struct trie *trie,
                  uint32_t start, uint32_t *mask) {
     const struct trie_node *nodes = trie->nodes;
     uint32_t *path = maker->path;
     path[0] = start;
-    for (uint32_t i = 0; i < trie->count;) {
+    for (uint32_t i = 0, visited = 1; i < trie->count; visited++) {
         uint32_t state = automaton_move(a, path[nodes[i].depth - 1], nodes[i].byte);
-        if (state == AUTOMATON_UNKNOWN) return false;
+        if (state == AUTOMATON_UNKNOWN || !pays(a, visited)) return false;
         if (state == AUTOMATON_DEAD) {
             i = nodes[i].end;
             continue;
@@ -158,11 +164,11 @@ static bool walk_plain(const struct mask_maker *maker, struct automaton *a, uint
     for (size_t i = 0; all && i < maker->tokens->words; i++)
         mask[i] |= maker->tokens->plain_masks[TOKENS_PLAIN_MAX][i];
     maker->path[0] = start;
-    for (uint32_t i = 0; i < trie->count && a->pool.rc == 0;) {
+    for (uint32_t i = 0, visited = 1; i < trie->count && a->pool.rc == 0; visited++) {
         const struct trie_node *node = &nodes[i];
         uint32_t state = automaton_move(a, maker->path[node->depth - 1], node->byte);
         bool dead = state == AUTOMATON_DEAD;
-        if (state == AUTOMATON_UNKNOWN) return false;
+        if (state == AUTOMATON_UNKNOWN || !pays(a, visited)) return false;
         if (!dead && !is_free_below(a, trie, i, state)) {
             maker->path[node->depth] = state;
             if (!all) allow(maker->tokens, node->token, mask);

@@ -147,6 +147,13 @@ bool node_work(struct node_pool *pool, uint64_t amount) {
     return pool->rc == 0;
 }
 
+bool node_pool_resume(struct node_pool *pool) {
+    if (pool->rc != ERR_LIMIT || pool->work <= pool->work_limit) return false;
+    pool->rc = 0;
+    pool->scratch_count = 0;
+    return true;
+}
+
 /* Copies what lies outside of the node: its children, or its set. */
 static bool add_outside(struct node_pool *pool, const struct wanted *wanted, struct node *node) {
     if (wanted->list != NULL) {

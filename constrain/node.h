@@ -118,6 +118,11 @@ void node_pool_reset(struct node_pool *pool, const struct node_mark *mark);
 size_t node_pool_bytes(const struct node_pool *pool);
 void node_pool_shrink(struct node_pool *pool); /* frees what is not in use */
 
+/* After work_limit was reached: true, and the pool may be used again with another limit. Nodes,
+ * derivatives and answers to questions are recorded when they are complete, so what was finished
+ * stays and the rest is as if it had not begun. false: rc has another cause. */
+bool node_pool_resume(struct node_pool *pool);
+
 /* ---- Sets ---------------------------------------------------------------------------------- */
 
 static inline bool byte_set_has(const struct byte_set *set, unsigned byte) {

@@ -12,6 +12,11 @@ void constraint_table_open(struct constraint_table *table,
     *table =
         (struct constraint_table){.vocabulary = *vocabulary, .budget.limit = CONSTRAIN_MEMORY_MAX};
     CHECK(pthread_mutex_init(&table->lock, NULL) == 0);
+    CHECK(mask_thread_open(&table->masks) == 0);
+}
+
+void constraint_table_stop(struct constraint_table *table) {
+    mask_thread_stop(&table->masks);
 }
 
 static void free_constraint(struct engine_constraint *constraint) {
@@ -21,6 +26,7 @@ static void free_constraint(struct engine_constraint *constraint) {
 
 void constraint_table_close(struct constraint_table *table) {
     struct engine_constraint *next;
+    mask_thread_close(&table->masks);
     for (struct engine_constraint *c = table->first; c != NULL; c = next) {
         next = c->next;
         CHECK(c->users == 0);
@@ -149,7 +155,7 @@ void constraint_close(struct constraint_table *table, struct engine_constraint *
 
 /* ---- One answer ------------------------------------------------------------------------------ */
 
-static const struct constraint_table *table_of(const struct engine_request *request) {
+static struct constraint_table *table_of(const struct engine_request *request) {
     return request->constraint->table;
 }
 
@@ -177,10 +183,12 @@ int constraint_run_open(struct constraint_run *run, const struct engine_request 
     run->mask = mem_try_alloc(words, sizeof *run->mask);
     if (run->mask == NULL) return ERR_NOMEM;
     run->phase = first_phase(request);
+    run->waits = constraint_masks(run) && request->max_tokens > 0;
     return 0;
 }
 
-void constraint_run_close(struct constraint_run *run) {
+void constraint_run_close(struct constraint_run *run, const struct engine_request *request) {
+    if (run->task != NULL) mask_task_drop(&table_of(request)->masks, run->task);
     mem_free(run->mask);
     *run = (struct constraint_run){0};
 }
@@ -205,21 +213,6 @@ static bool is_empty(const struct constraint_run *run, const struct constraint_t
     return any == 0;
 }
 
-int constraint_fill(struct constraint_run *run, const struct engine_request *request,
-                    const char *text, size_t size, const struct constraint_ends *ends) {
-    const struct constraint_table *table = table_of(request);
-    struct constrain_next next = {0};
-    int rc = constrain_next(request->constraint->language, &run->at, text + run->begin,
-                            size - run->begin, run->mask, &next);
-    if (rc != 0) return rc;
-    if (run->phase == CONSTRAINT_BEGIN) allow(run, table, &request->think_begin, 1);
-    if (run->phase == CONSTRAINT_AFTER) allow(run, table, table->newlines, table->newline_count);
-    forbid(run, table, ends->ids, ends->count); /* an end may not come before the text is whole */
-    if (next.accepts && (!ends->hold || is_empty(run, table)))
-        allow(run, table, ends->ids, ends->count);
-    return is_empty(run, table) ? ERR_INVALID : 0;
-}
-
 /* Line breaks behind the reasoning are not part of the answer. */
 static bool skips(const struct constraint_run *run, const char *text, size_t old_size,
                   size_t size) {
@@ -227,12 +220,10 @@ static bool skips(const struct constraint_run *run, const char *text, size_t old
            is_newlines(text + old_size, size - old_size);
 }
 
-int constraint_note(struct constraint_run *run, const struct engine_request *request, int32_t token,
-                    const char *text, size_t old_size, size_t size, bool *whole) {
-    struct constrain_next next = {.continues = true};
-    int rc = 0;
-    *whole = false;
-    if (run->phase == CONSTRAINT_NONE) return 0;
+void constraint_note(struct constraint_run *run, const struct engine_request *request,
+                     int32_t token, const char *text, size_t old_size, size_t size) {
+    run->grown = false;
+    if (run->phase == CONSTRAINT_NONE) return;
     if (run->phase == CONSTRAINT_BEGIN && token == request->think_begin) {
         run->phase = CONSTRAINT_THINKING;
     } else if (run->phase == CONSTRAINT_THINKING) {
@@ -243,9 +234,88 @@ int constraint_note(struct constraint_run *run, const struct engine_request *req
         if (++run->skipped == CONSTRAINT_NEWLINE_BYTES) run->phase = CONSTRAINT_ON;
     } else {
         run->phase = CONSTRAINT_ON;
-        rc = constrain_next(request->constraint->language, &run->at, text + run->begin,
-                            size - run->begin, NULL, &next);
-        *whole = rc == 0 && next.accepts && !next.continues;
+        run->grown = true;
     }
+    run->waits = constraint_masks(run);
+}
+
+/* ---- Masks ----------------------------------------------------------------------------------- */
+
+static void release_constraint(void *arg) {
+    struct engine_constraint *constraint = arg;
+    constraint_close(constraint->table, constraint);
+}
+
+static int post_task(struct constraint_run *run, const struct engine_request *request,
+                     const struct constraint_text *text) {
+    struct constraint_table *table = table_of(request);
+    size_t words = text->last ? 0 : constrain_mask_words(table->vocabulary.size);
+    struct mask_task *task =
+        mask_task_open(&run->at, text->text + run->begin, text->size - run->begin, words);
+    if (task == NULL) return ERR_NOMEM;
+    pthread_mutex_lock(&table->lock);
+    task->release_arg = find(table, request->constraint->key); /* one user more */
+    pthread_mutex_unlock(&table->lock);
+    task->release = release_constraint;
+    task->language = request->constraint->language;
+    task->wake = text->wake;
+    int rc = mask_thread_post(&table->masks, task);
+    if (rc != 0) {
+        mask_task_drop(&table->masks, task);
+        return rc;
+    }
+    run->task = task;
+    return ERR_BUSY;
+}
+
+/* Takes the result of the thread. */
+static int take_task(struct constraint_run *run, const struct engine_request *request,
+                     struct constrain_next *next) {
+    struct mask_task *task = run->task;
+    if (!mask_task_done(task)) return ERR_BUSY;
+    int rc = task->rc;
+    *next = task->next;
+    run->at = task->at;
+    run->costly = task->slice > 2 * (uint64_t)MASK_SLICE_WORK; /* more than one slice */
+    if (task->mask != NULL)
+        memcpy(run->mask, task->mask,
+               constrain_mask_words(table_of(request)->vocabulary.size) * sizeof *run->mask);
+    mask_task_drop(&table_of(request)->masks, task);
+    run->task = NULL;
     return rc;
+}
+
+/* Tries here first, and leaves to the thread what costs too much. */
+static int find_next(struct constraint_run *run, const struct engine_request *request,
+                     const struct constraint_text *text, struct constraint_work *work,
+                     struct constrain_next *next) {
+    if (run->task != NULL) return take_task(run, request, next);
+    uint64_t most = run->costly ? CONSTRAINT_KNOWN_WORK : CONSTRAINT_ANSWER_WORK;
+    struct constrain_effort effort = {.work = most < work->left ? most : work->left};
+    int rc = constrain_next_within(request->constraint->language, &run->at, text->text + run->begin,
+                                   text->size - run->begin, text->last ? NULL : run->mask, next,
+                                   &effort);
+    work->left -= effort.work < work->left ? effort.work : work->left;
+    work->spent += effort.work;
+    if (rc == ERR_BUSY) return post_task(run, request, text);
+    run->costly = false;
+    return rc;
+}
+
+int constraint_fill(struct constraint_run *run, const struct engine_request *request,
+                    const struct constraint_text *text, struct constraint_work *work, bool *whole) {
+    const struct constraint_table *table = table_of(request);
+    struct constrain_next next = {0};
+    int rc = find_next(run, request, text, work, &next);
+    *whole = false;
+    if (rc != 0) return rc;
+    run->waits = false;
+    *whole = run->grown && next.accepts && !next.continues;
+    if (*whole || text->last) return 0;
+    if (run->phase == CONSTRAINT_BEGIN) allow(run, table, &request->think_begin, 1);
+    if (run->phase == CONSTRAINT_AFTER) allow(run, table, table->newlines, table->newline_count);
+    forbid(run, table, text->ends, text->end_count); /* not before the text is whole */
+    if (next.accepts && (!text->hold || is_empty(run, table)))
+        allow(run, table, text->ends, text->end_count);
+    return is_empty(run, table) ? ERR_INVALID : 0;
 }

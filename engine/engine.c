@@ -237,7 +237,7 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                                                .head_dim = config->head_dim},
                                   .check = check_state,
                                   .backend = e->replicas[0].kern,
-                                  .done = replica_store_done,
+                                  .done = replica_wake,
                                   .arg = first};
     if (!o->state_dir || o->state_dir[0] == '\0') return 0;
     if (!ops_of(e)->snapshot_export)
@@ -253,7 +253,7 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     if (rc == 0) rc = store_open(&store, &first->store, fault);
     if (rc != 0) return rc;
     for (int i = 1; i < e->replica_count; i++)
-        e->replicas[i].store = store_join(first->store, replica_store_done, &e->replicas[i]);
+        e->replicas[i].store = store_join(first->store, replica_wake, &e->replicas[i]);
     store_space_key(first->store, e->space_key);
     so->save_idle_ns = (int64_t)o->state_idle_seconds * 1000000000;
     so->copy_bytes = SCHED_COPY_BYTES;
@@ -606,6 +606,7 @@ void engine_close(struct engine *e) {
     atomic_store(&e->common.stopping, true);
     for (int i = 0; i < e->replica_count; i++) replica_signal(&e->replicas[i]);
     for (int i = 0; i < e->replica_count; i++) replica_stop(&e->replicas[i]);
+    if (e->constraints.vocabulary.token_bytes) constraint_table_stop(&e->constraints);
     for (int i = e->replica_count - 1; i >= 0; i--) replica_close(&e->replicas[i]);
     if (e->constraints.vocabulary.token_bytes) constraint_table_close(&e->constraints);
     text_close(&e->text);

@@ -497,6 +497,9 @@ static inline const char *engine_miss_name(enum engine_miss miss) { /* for logs,
     X(cached_tokens, NULL, NULL)   /* prompt tokens found in conversations */                      \
     X(generation_tokens, NULL, NULL)                                                               \
     X(evictions, "keepd_evictions_total", "Evictions: one sequence brought down to its budget.")   \
+    X(masks_deferred, "keepd_masks_deferred_total",                                                \
+      "Masks of constrained answers that cost more than a step may spend, made beside the steps.") \
+    X(mask_work, NULL, NULL) /* units of work that steps spent on masks */                         \
     X(shifts, "keepd_shifts_total",                                                                \
       "Shifts: a sequence that had used up the model's positions got room for more.")              \
     X(preemptions, "keepd_preemptions_total", "Always 0: reservations are exact.")                 \
@@ -525,7 +528,7 @@ struct engine_counters {
 #undef X
     uint64_t conversation_lost[ENGINE_MISS_COUNT]; /* by reason; only requests that wanted to
                                                       continue a conversation */
-    struct hist eviction_seconds, iteration_tokens;
+    struct hist eviction_seconds, mask_seconds, iteration_tokens;
 };
 
 static inline void engine_counters_add(struct engine_counters *sum,
@@ -536,6 +539,7 @@ static inline void engine_counters_add(struct engine_counters *sum,
     for (int i = 0; i < ENGINE_MISS_COUNT; i++)
         sum->conversation_lost[i] += one->conversation_lost[i];
     hist_merge(&sum->eviction_seconds, &one->eviction_seconds);
+    hist_merge(&sum->mask_seconds, &one->mask_seconds);
     hist_merge(&sum->iteration_tokens, &one->iteration_tokens);
 }
 

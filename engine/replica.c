@@ -38,6 +38,7 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     own.model = r->model;
     own.model_step = model_step_of;
     own.store = r->store;
+    own.mask_wake = (struct mask_wake){replica_wake, r};
     sched_open(&r->sched, &own);
     r->sched.queue_places = &r->waiting;
     r->sched.pending_jobs = &r->pending;
@@ -197,8 +198,9 @@ static void sleep_until(struct replica *r, int64_t ns) {
 }
 
 /* Sleeps until there is work or the end, or a conversation has been idle for so long that it is to
- * be written; the status then shows that work waits. While jobs wait for the store alone, only
- * new work, cancelling and the store end it; cancelling does not signal, so that is looked for. */
+ * be written; the status then shows that work waits. While all jobs wait for the store or for
+ * masks, only new work, cancelling and what they wait for end it; cancelling does not signal, so
+ * that is looked for. */
 static void wait_for_work(struct replica *r) {
     int64_t next = sched_next_save_ns(&r->sched);
     bool idle = sched_idle(&r->sched);
@@ -208,14 +210,14 @@ static void wait_for_work(struct replica *r) {
     pthread_mutex_lock(&r->lock);
     while (!atomic_load(&r->common->stopping)) {
         take_submits(r); /* under the lock: a submit after this look finds us waiting and signals */
-        if (sched_idle(&r->sched) != idle || !ring_empty(&r->deletes) || r->store_done) break;
+        if (sched_idle(&r->sched) != idle || !ring_empty(&r->deletes) || r->woken) break;
         if (!idle && !sched_stalled(&r->sched)) break; /* a new job may pass the head */
         if (clock_ns() >= next || (atomic_load(&r->common->draining) && !r->drain_seen)) break;
         sleep_until(r, next);
     }
     if (idle) r->progress_ns = clock_ns(); /* the time without progress begins with the work */
     r->drain_seen = atomic_load(&r->common->draining);
-    r->store_done = false;
+    r->woken = false;
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -383,10 +385,10 @@ int replica_conversations(struct replica *r, const struct engine_conversation_fi
     return count;
 }
 
-void replica_store_done(void *arg) {
+void replica_wake(void *arg) {
     struct replica *r = arg;
     pthread_mutex_lock(&r->lock);
-    r->store_done = true;
+    r->woken = true;
     pthread_cond_signal(&r->work);
     pthread_mutex_unlock(&r->lock);
 }

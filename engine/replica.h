@@ -53,7 +53,7 @@ struct replica {
     pthread_mutex_t lock; /* for sleeping while idle and for all below */
     pthread_cond_t work;
     bool drain_seen;     /* by the thread: it has begun to write everything */
-    bool store_done;     /* since the thread looked last */
+    bool woken;          /* since the thread looked last */
     uint64_t progress;   /* the scheduler's, when it was looked at last */
     int64_t progress_ns; /* when that moved, or there was nothing to do */
     struct engine_status status;
@@ -74,7 +74,7 @@ void replica_stop(struct replica *replica); /* common->stopping is set: its thre
 void replica_close(struct replica *replica);
 
 void replica_signal(struct replica *replica);         /* something has changed: look again */
-void replica_store_done(void *replica);               /* the store's callback */
+void replica_wake(void *replica);                     /* a file or a mask may have come */
 bool replica_has_room(const struct replica *replica); /* in its queue; stays true until submit */
 void replica_submit(struct replica *replica, struct engine_job *job);
 /* The order is every replica's; who looks last says that it is done. There is room for it. */

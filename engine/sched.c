@@ -25,6 +25,8 @@ struct sched_want {
 
 static const double eviction_bounds[] = {1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5e-4, 1e-3,
                                          2.5e-3, 5e-3,   1e-2, 2.5e-2, 5e-2,   0.1,  0.25};
+static const double mask_bounds[] = {1e-6, 1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5e-4,
+                                     1e-3, 2.5e-3, 5e-3,   1e-2, 2.5e-2, 5e-2};
 static const double iteration_bounds[] = {1,   8,    16,   32,   64,   128,  256,
                                           512, 1024, 2048, 4096, 8192, 16384};
 #define COUNT_OF(a) ((int)(sizeof(a) / sizeof((a)[0])))
@@ -58,6 +60,7 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     conversation_table_open(&sched->conversations, more ? slots : options->conversations_max,
                             options->shape.sliding_layers > 0);
     hist_open(&sched->counters.eviction_seconds, eviction_bounds, COUNT_OF(eviction_bounds));
+    hist_open(&sched->counters.mask_seconds, mask_bounds, COUNT_OF(mask_bounds));
     hist_open(&sched->counters.iteration_tokens, iteration_bounds, COUNT_OF(iteration_bounds));
 }
 
@@ -428,6 +431,7 @@ static int find_due(struct sched *sched, bool *others) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         bool is_due = rows_if_due(sched, seq) > 0;
         seq->may_evict = false;
+        if (seq_waits(seq) && seq_generating(seq)) continue;
         *others = *others || (!seq->leader && (!is_due || goes_on_anyway(seq)));
         if (!is_due) continue;
         if (seq->due_since == 0) seq->due_since = now;
@@ -496,6 +500,16 @@ static void add_first_wants(struct sched *sched, struct step *step, struct seque
     }
 }
 
+/* Returns whether a choice that begins after the leader's prompt waits for its first mask. */
+static bool first_waits(const struct sched *sched, const struct sequence *leader) {
+    bool waits = seq_waits(leader);
+    for (int i = 0; i < sched->running && !waits; i++) {
+        const struct sequence *seq = &sched->sequences[sched->order[i]];
+        waits = seq->leader == leader && seq_waits(seq);
+    }
+    return waits;
+}
+
 /* How many of `count` rows a prompt that wants scores gets: every row but the prompt's last scores
  * the token after it. */
 static int32_t scored_rows(struct step *step, const struct sequence *seq, int32_t count) {
@@ -510,11 +524,13 @@ static int32_t scored_rows(struct step *step, const struct sequence *seq, int32_
 static void add_prompt(struct sched *sched, struct step *step, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     int32_t count = due_prompt_room(&seq->kv, &seq->due);
+    int32_t rest = seq->prompt_count - seq->due.tokens;
     if (!seq->may_evict && wants_shift(seq)) return;
     if (!seq->may_evict && held_if_due(seq) > 0) count--; /* up to the eviction, not into it */
     int32_t left = sched->options.rows_max - step->batch.rows;
     if (count > left) count = left;
     if (count > sched_border_room(seq)) count = sched_border_room(seq);
+    if (count == rest && first_waits(sched, seq)) count--;
     if (request->prompt_logprobs) count = scored_rows(step, seq, count);
     if (count <= 0) return;
     int32_t row = step->batch.rows, pos = seq->due.tokens;
@@ -553,14 +569,15 @@ static void build_step(struct sched *sched, struct step *step) {
                           .spare_logits = logits - sched->running};
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (!seq_generating(seq) || due_before_generate(&seq->kv, &seq->due)) continue;
+        if (!seq_generating(seq) || seq_waits(seq)) continue;
+        if (due_before_generate(&seq->kv, &seq->due)) continue;
         if (!seq->may_evict && wants_shift(seq)) continue;
         add_want(sched, step, seq, step->batch.rows, -1);
         add_rows(sched, step, seq, 1);
     }
     int prompts = sort_prompts(sched);
     for (int i = 0; i < prompts; i++) add_prompt(sched, step, sched->sorted[i]);
-    CHECK(step->batch.rows > 0 && step->batch.rows <= options->rows_max);
+    CHECK(step->batch.rows <= options->rows_max);
     CHECK(step->want_count <= logits);
 }
 
@@ -594,6 +611,23 @@ static void fail_constraint(struct sched *sched, struct engine_job *job, int rc)
                              : "the answer's constraint leaves no token to go on with");
 }
 
+/* Finds out how a constrained answer may continue, if the step can afford it. */
+static void settle(struct sched *sched, struct sequence *seq) {
+    int64_t start = clock_ns();
+    int rc = seq_settle(seq, &sched->mask_work, sched->options.mask_wake);
+    sched->mask_ns += clock_ns() - start;
+    if (rc == ERR_BUSY && !seq->deferred) sched->counters.masks_deferred++;
+    seq->deferred = rc == ERR_BUSY;
+    if (rc != 0 && rc != ERR_BUSY) fail_constraint(sched, seq->job, rc);
+}
+
+static void settle_waiting(struct sched *sched) {
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq_waits(seq)) settle(sched, seq);
+    }
+}
+
 static void prepare_samples(struct sched *sched, const struct step *step) {
     for (int i = 0; i < step->want_count; i++) {
         const struct sched_want *want = &sched->wants[i];
@@ -601,8 +635,6 @@ static void prepare_samples(struct sched *sched, const struct step *step) {
             seq_score_params(want->seq, want->scored, &sched->samples[i]);
             continue;
         }
-        int rc = seq_constrain(want->seq);
-        if (rc != 0) fail_constraint(sched, want->seq->job, rc);
         seq_sample_params(want->seq, &sched->samples[i]);
     }
 }
@@ -647,10 +679,10 @@ static void take_samples(struct sched *sched, const struct step *step) {
         }
         struct engine_job *job = want->seq->job;
         if (job->first_token_ns == 0) job->first_token_ns = clock_ns(); /* announced by the token */
-        int rc = seq_add_token(want->seq, &sched->options.text, &sched->sampled[i]);
-        if (rc != 0) fail_constraint(sched, job, rc);
+        seq_add_token(want->seq, &sched->options.text, &sched->sampled[i]);
         sched->counters.generation_tokens++;
         queue_charge(&sched->queue, job, 1);
+        if (seq_waits(want->seq)) settle(sched, want->seq);
     }
 }
 
@@ -679,6 +711,8 @@ static int run_step(struct sched *sched) {
     if (rc == 0) rc = shift_due(sched);
     if (rc != 0) return rc;
     build_step(sched, &step);
+    sched->all_wait = step.batch.rows == 0;
+    if (sched->all_wait) return 0;
     rc = sched->options.model_step(sched->options.model, &step.batch, sched->want, step.want_count,
                                    &logits);
     if (rc != 0) return rc;
@@ -707,10 +741,16 @@ bool sched_step(struct sched *sched, bool *device_failed) {
     leave_finished(sched);
     sched_drop_cancelled(sched);
     sched_admit_waiting(sched);
+    sched->mask_work = (struct constraint_work){.left = CONSTRAINT_STEP_WORK};
+    sched->mask_ns = 0;
+    settle_waiting(sched);
+    leave_finished(sched);
     if (sched->running == 0) return had_work;
     pay_evictions(sched);
     int rc = run_step(sched);
     sched->counters.steps++;
+    sched->counters.mask_work += sched->mask_work.spent;
+    if (sched->mask_ns > 0) hist_add(&sched->counters.mask_seconds, (double)sched->mask_ns * 1e-9);
     if (rc != 0) {
         if (rc == ERR_FULL) sched->counters.preemptions++; /* a reservation was wrong: a bug */
         log_error("step failed: %s; %d running requests end with an error", err_text(rc),

@@ -26,6 +26,10 @@
  * holds for conversations that are continued: the fork reserves in full, the conversation keeps
  * counting its own pages, and pages that both refer to are counted twice but held once.
  *
+ * A constrained sequence takes part in a step when the mask of its next token is known. Masks that
+ * cost more than a step may spend are made beside the steps (engine/mask_thread.h), so it may miss
+ * some; a prompt waits with its last row.
+ *
  * Each running sequence has one row of logits for its next token. Prompts that are to be scored
  * share the remaining rows of logits, so scoring a long prompt delays no answer.
  *
@@ -85,8 +89,9 @@ struct sched_options {
     int64_t save_idle_ns; /* idle time after which a conversation is written */
     size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
-    int row_entries; /* see kv_eviction_rows */
-    int clients_max; /* rows of the queue, see engine/queue.h */
+    int row_entries;            /* see kv_eviction_rows */
+    int clients_max;            /* rows of the queue, see engine/queue.h */
+    struct mask_wake mask_wake; /* for a scheduler that is stalled; may be {NULL} */
 };
 
 /* The owner of a job: its submitter, the scheduler's queue, its running sequences, or, after its
@@ -150,6 +155,9 @@ struct sched {
     atomic_int *queue_places;     /* given back when a job leaves the waiting list; may be NULL */
     atomic_int *pending_jobs;     /* counted down when a job finishes; may be NULL */
     atomic_llong *pending_tokens; /* likewise, by sched_job_tokens */
+    struct constraint_work mask_work; /* budget of the step for masks */
+    int64_t mask_ns;                  /* time of it */
+    bool all_wait; /* the last step had no row: all running sequences wait for masks */
     /* scratch of one step */
     struct kern_span *spans;
     struct sequence **span_sequences; /* the sequence of spans[i] */
@@ -187,7 +195,7 @@ int sched_check(const struct sched_options *options, const struct engine_job *jo
  * backend reported ERR_DEVICE: running jobs have failed, and later steps would fail too. */
 bool sched_step(struct sched *sched, bool *device_failed);
 bool sched_idle(const struct sched *sched);
-/* Returns true if nothing runs and every waiting job waits for the store. */
+/* Returns true if everything that runs waits for masks, and every waiting job for the store. */
 bool sched_stalled(const struct sched *sched);
 /* Grows while requests make progress: with every step and every block that is copied, read or
  * written. While the head of the queue waits for the store it grows with the blocks alone, because

@@ -509,5 +509,7 @@ void sched_admit_waiting(struct sched *sched) {
 }
 
 bool sched_stalled(const struct sched *sched) {
-    return sched->running == 0 && sched->head && sched->head_waits && sched->others_wait;
+    if (sched->running > 0 && !sched->all_wait) return false;
+    if (sched->queue.waiting == 0 && !sched->head) return sched->running > 0;
+    return sched->head && sched->head_waits && sched->others_wait;
 }

@@ -128,9 +128,9 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
 
 void seq_close(struct sequence *seq) {
     trace_drop(seq);
+    if (seq->job) constraint_run_close(&seq->constraint, &seq->job->request);
     mem_free(seq->tokens);
     mem_free(seq->ends);
-    constraint_run_close(&seq->constraint);
     *seq = (struct sequence){.slot = -1};
 }
 
@@ -153,13 +153,6 @@ int32_t seq_output_count(const struct sequence *seq) {
 /* Before min_tokens an answer ends only where its constraint leaves nothing else. */
 static bool holds(const struct sequence *seq) {
     return seq_output_count(seq) < seq->job->request.min_tokens;
-}
-
-int seq_constrain(struct sequence *seq) {
-    const struct constraint_ends ends = {seq->ends, seq->end_count, holds(seq)};
-    if (!constraint_masks(&seq->constraint)) return 0;
-    return constraint_fill(&seq->constraint, &seq->job->request, seq->choice->text, seq->text_size,
-                           &ends);
 }
 
 void seq_sample_params(const struct sequence *seq, struct kern_sample *params) {
@@ -238,7 +231,7 @@ size_t seq_stop_tail(const struct engine_stop *stops, int32_t count, const char 
 
 /* Returns the bytes of text that may be shown. */
 static size_t update_finish(struct sequence *seq, const struct seq_text *text, int32_t token,
-                            size_t old_size, int *rc) {
+                            size_t old_size) {
     const struct engine_request *request = &seq->job->request;
     struct engine_choice *choice = seq->choice;
     int32_t outputs = seq_output_count(seq);
@@ -247,10 +240,8 @@ static size_t update_finish(struct sequence *seq, const struct seq_text *text, i
     bool is_stop_token = (!request->ignore_eos && contains(text->eos, text->eos_count, token)) ||
                          contains(request->stop_ids, request->stop_id_count, token);
     int32_t index = -1;
-    bool whole = false;
     if (!is_stop_token)
-        *rc = constraint_note(&seq->constraint, request, token, choice->text, old_size,
-                              seq->text_size, &whole);
+        constraint_note(&seq->constraint, request, token, choice->text, old_size, seq->text_size);
     if (is_stop_token) {
         seq->finish = ENGINE_FINISH_STOP;
         choice->stop_token = token;
@@ -261,9 +252,7 @@ static size_t update_finish(struct sequence *seq, const struct seq_text *text, i
         seq->finish = ENGINE_FINISH_STOP;
         choice->stop_index = index;
         safe = begin;
-    } else if (whole) {
-        seq->finish = ENGINE_FINISH_STOP;
-    } else if (outputs >= request->max_tokens) {
+    } else if (outputs >= request->max_tokens && !seq_waits(seq)) {
         seq->finish = ENGINE_FINISH_LENGTH;
     } else {
         safe -= seq_stop_tail(request->stops, request->stop_count, choice->text, safe);
@@ -279,8 +268,8 @@ static void record_top(struct engine_top *top, int32_t count, const struct kern_
         top[i] = (struct engine_top){sampled->top_token[i], sampled->top_logprob[i]};
 }
 
-int seq_add_token(struct sequence *seq, const struct seq_text *text,
-                  const struct kern_sampled *sampled) {
+void seq_add_token(struct sequence *seq, const struct seq_text *text,
+                   const struct kern_sampled *sampled) {
     struct engine_choice *choice = seq->choice;
     const struct engine_request *request = &seq->job->request;
     int32_t at = seq_output_count(seq);
@@ -292,8 +281,7 @@ int seq_add_token(struct sequence *seq, const struct seq_text *text,
     if (size > 0) memcpy(choice->text + old_size, bytes, size);
     seq->text_size += (uint32_t)size;
     seq->tokens[seq->token_count++] = sampled->token;
-    int rc = 0;
-    size_t safe = update_finish(seq, text, sampled->token, old_size, &rc);
+    size_t safe = update_finish(seq, text, sampled->token, old_size);
     choice->tokens[at] = (struct engine_token){.token = sampled->token,
                                                .logprob = sampled->logprob,
                                                .rank = sampled->rank,
@@ -302,7 +290,24 @@ int seq_add_token(struct sequence *seq, const struct seq_text *text,
         record_top(choice->top + (size_t)at * (size_t)request->top_logprobs, request->top_logprobs,
                    sampled);
     publish_token(choice, (uint32_t)at + 1, safe);
-    return rc;
+}
+
+int seq_settle(struct sequence *seq, struct constraint_work *work, struct mask_wake wake) {
+    const struct engine_request *request = &seq->job->request;
+    int32_t outputs = seq_output_count(seq);
+    const struct constraint_text text = {.text = seq->choice->text,
+                                         .size = seq->text_size,
+                                         .last = outputs >= request->max_tokens,
+                                         .ends = seq->ends,
+                                         .end_count = seq->end_count,
+                                         .hold = holds(seq),
+                                         .wake = wake};
+    bool whole;
+    int rc = constraint_fill(&seq->constraint, request, &text, work, &whole);
+    if (rc != 0 || (!whole && !text.last)) return rc;
+    seq->finish = whole ? ENGINE_FINISH_STOP : ENGINE_FINISH_LENGTH;
+    publish_token(seq->choice, (uint32_t)outputs, seq->text_size);
+    return 0;
 }
 
 void seq_add_prompt_score(struct sequence *seq, int32_t index, const struct kern_sampled *sampled) {

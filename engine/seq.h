@@ -50,6 +50,7 @@ struct sequence {
     int32_t *ends;        /* EOS and stop ids, for min_tokens and constraints; owned or NULL */
     int32_t end_count;
     struct constraint_run constraint;
+    bool deferred;                    /* the mask thread makes its mask */
     uint32_t text_size;               /* bytes of choice->text written */
     enum engine_finish finish;        /* decided, not yet published */
     struct kern_trace trace;          /* the present eviction's, engine/trace.h */
@@ -78,18 +79,24 @@ static inline bool seq_generating(const struct sequence *seq) {
 }
 int32_t seq_output_count(const struct sequence *seq);
 
-/* Finds out which tokens a constrained answer may go on with; before seq_sample_params. An error is
- * the request's: its constraint ran into a limit. */
-int seq_constrain(struct sequence *seq);
+/* A constrained answer waits for the mask of its next token, or for the decision that it has ended.
+ * It takes part in no step until then. */
+static inline bool seq_waits(const struct sequence *seq) {
+    return seq->constraint.waits && seq->finish == ENGINE_RUNNING;
+}
+/* Ends the waiting, and sets seq->finish where the answer is whole. ERR_BUSY: not yet; `wake` is
+ * called in time. Another error is the request's: its constraint ran into a limit. */
+int seq_settle(struct sequence *seq, struct constraint_work *work, struct mask_wake wake);
+
 /* The sampling parameters of the sequence's next token. */
 void seq_sample_params(const struct sequence *seq, struct kern_sample *params);
 /* The same for the score of prompt token `index`. */
 void seq_score_params(const struct sequence *seq, int32_t index, struct kern_sample *params);
 
-/* Records a sampled token: output arrays, text, stop conditions. Sets seq->finish when it ends. An
- * error is that of its constraint; the token is recorded. */
-int seq_add_token(struct sequence *seq, const struct seq_text *text,
-                  const struct kern_sampled *sampled);
+/* Records a sampled token: output arrays, text, stop conditions. Sets seq->finish when it ends. A
+ * constrained answer may wait afterwards: seq_settle. */
+void seq_add_token(struct sequence *seq, const struct seq_text *text,
+                   const struct kern_sampled *sampled);
 
 /* Records the score of prompt token `index` (echo). */
 void seq_add_prompt_score(struct sequence *seq, int32_t index, const struct kern_sampled *sampled);

@@ -30,7 +30,8 @@ enum experts {
     EXPERTS_NONE,
     EXPERTS_SOME_LAYERS, /* layers of decoder_sparse_step but for mlp_only_layers, of their own
                             width moe_intermediate_size; norm_topk_prob */
-    EXPERTS_ALL_LAYERS   /* width intermediate_size; the chosen weights add up to 1 */
+    EXPERTS_ALL_LAYERS,  /* width intermediate_size; the chosen weights add up to 1 */
+    EXPERTS_ALL_BY_FLAG  /* the same, but norm_topk_prob decides what they add up to */
 };
 
 struct family {
@@ -38,15 +39,21 @@ struct family {
     int head_dim; /* when the file has none; 0 = hidden_size / num_attention_heads */
     bool qk_norm;
     bool qkv_bias_always; /* else attention_bias decides for q, k, v and o alike */
+    bool qkv_bias;        /* attention_bias, when the file does not say */
+    bool o_bias_apart;    /* attention_out_bias decides for o; absent: it has none */
+    bool interleaved;     /* rotation turns the numbers 2 i and 2 i + 1 of a head together */
     enum windows windows;
     bool fused;                 /* see struct model_config */
     bool factors;               /* Granite's four multipliers */
     int unrotated_layers_every; /* without "no_rope_layers": every n-th layer; 0 = none */
     double rms_eps;             /* when the file has none; 0 = 1e-6 */
     double rope_theta;          /* when the file has none; 0 = 10000 */
+    double partial_rotary;      /* the same, partial_rotary_factor; 0 = 1 */
     int sliding_window;         /* when the file has no "sliding_window"; null in it means none */
     bool tied_embeddings;       /* when the file does not say */
     enum experts experts;
+    bool glm_names;     /* see struct model_config */
+    bool norms_around;  /* norms of the inputs and of the outputs of both blocks */
     bool gemma;         /* norms by 1 + w, on both sides of a block; scaled embeddings; GELU */
     int pattern;        /* WINDOWS_PATTERN, when the file has no sliding_window_pattern */
     bool local_rope;    /* layers with windows rotate without scaling */
@@ -85,6 +92,16 @@ static const struct family families[] = {
     {"Olmo3ForCausalLM", "olmo3", 0, .rms_eps = 1e-5, .rope_theta = 5e5, .sliding_window = 4096,
      .windows = WINDOWS_PATTERN, .pattern = 4, .local_rope = true, .qk_norm = true,
      .wide_qk_norm = true, .norms_behind = true},
+    {"MinistralForCausalLM", "ministral", 0, .sliding_window = 4096, .windows = WINDOWS_ALL},
+    {"SeedOssForCausalLM", "seed_oss", 128, .qkv_bias = true, .o_bias_apart = true},
+    {"Ernie4_5ForCausalLM", "ernie4_5", 128, .interleaved = true, .rms_eps = 1e-5,
+     .rope_theta = 5e5, .tied_embeddings = true},
+    {"GlmForCausalLM", "glm", 128, .interleaved = true, .o_bias_apart = true, .rms_eps = 1.5625e-7,
+     .partial_rotary = 0.5, .glm_names = true},
+    {"Glm4ForCausalLM", "glm4", 128, .interleaved = true, .o_bias_apart = true,
+     .rms_eps = 1.5625e-7, .partial_rotary = 0.5, .glm_names = true, .norms_around = true},
+    {"OlmoeForCausalLM", "olmoe", 0, .rms_eps = 1e-5, .qk_norm = true, .wide_qk_norm = true,
+     .experts = EXPERTS_ALL_BY_FLAG},
     {"Exaone4ForCausalLM", "exaone4", 0, .rms_eps = 1e-5, .sliding_window = 4096,
      .windows = WINDOWS_PATTERN, .pattern = 4, .still_globals = true, .qk_norm = true,
      .norms_behind = true},
@@ -113,8 +130,8 @@ static int unsupported(struct fault *fault, const char *field, const char *value
     return fault_set(
         fault, ERR_UNSUPPORTED, field,
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
-        "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Qwen3Moe, Mixtral, "
-        "GptOss (ForCausalLM)",
+        "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Ministral, SeedOss, Ernie4_5, Glm, Glm4, "
+        "Qwen3Moe, Mixtral, Olmoe, GptOss (ForCausalLM)",
         value, reason_of(value));
 }
 
@@ -285,6 +302,7 @@ static const struct own_field {
     OWN("residual_multiplier", factors),
     OWN("attention_multiplier", factors),
     OWN("logits_scaling", factors),
+    OWN("attention_out_bias", o_bias_apart),
     OWN("swiglu_alpha", gpt_oss),
     OWN("swiglu_limit", gpt_oss),
     OWN("num_experts", experts),
@@ -303,6 +321,7 @@ static int refuse_present(const cJSON *root, const struct family *family, struct
     static const char *const fields[] = {
         "quantization",     "text_config",      "logit_scale",
         "n_routed_experts", "n_shared_experts", "shared_expert_intermediate_size",
+        "clip_qkv",
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (json_get(root, fields[i]))
@@ -321,12 +340,15 @@ static int refuse_present(const cJSON *root, const struct family *family, struct
 static int refuse_values(const cJSON *root, const struct family *family, struct fault *fault) {
     const char *known = family->gemma ? "gelu_pytorch_tanh" : "silu", *act = known;
     const char *key = family->gemma ? "hidden_activation" : "hidden_act";
-    bool mlp_bias = false, bidirectional = false;
+    bool mlp_bias = false, bidirectional = false, use_bias = false;
     int rc = json_bool(root, NULL, "mlp_bias", &mlp_bias, fault);
+    if (!rc) rc = json_bool(root, NULL, "use_bias", &use_bias, fault);
     if (!rc) rc = json_str(root, NULL, key, &act, fault);
     if (!rc) rc = json_bool(root, NULL, "use_bidirectional_attention", &bidirectional, fault);
     if (rc) return rc;
-    if (mlp_bias) return fault_set(fault, ERR_UNSUPPORTED, "mlp_bias", "true is not supported");
+    if (mlp_bias || use_bias)
+        return fault_set(fault, ERR_UNSUPPORTED, mlp_bias ? "mlp_bias" : "use_bias",
+                         "true is not supported");
     if (bidirectional)
         return fault_set(fault, ERR_UNSUPPORTED, "use_bidirectional_attention",
                          "true is not supported");
@@ -487,9 +509,10 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
     if (out->experts_used > out->experts)
         return fault_set(fault, ERR_INVALID, keys[1], "%d of %d experts", out->experts_used,
                          out->experts);
-    out->experts_normalised = !some;
-    out->mixtral_names = !some && !family->gpt_oss;
-    int rc = some ? json_bool(root, NULL, "norm_topk_prob", &out->experts_normalised, fault) : 0;
+    const bool says = some || family->experts == EXPERTS_ALL_BY_FLAG;
+    out->experts_normalised = !says;
+    out->mixtral_names = !says && !family->gpt_oss;
+    int rc = says ? json_bool(root, NULL, "norm_topk_prob", &out->experts_normalised, fault) : 0;
     if (rc) return rc;
     rc = read_routed(root, family, out, fault);
     if (!rc && routed_layers(out) == 0) out->experts = out->experts_used = out->expert_ff = 0;
@@ -552,19 +575,22 @@ static int read_gpt_oss(const cJSON *root, struct model_config *out, struct faul
 static int read_flags(const cJSON *root, const struct family *family, struct model_config *out,
                       struct fault *fault) {
     double eps = family->rms_eps > 0 ? family->rms_eps : 1e-6;
-    bool bias = family->gpt_oss;
+    bool bias = family->gpt_oss || family->qkv_bias, o_bias = false;
     out->tied_embeddings = family->tied_embeddings;
     int rc = json_num(root, NULL, "rms_norm_eps", 0, 0.1, &eps, fault);
     if (!rc) rc = json_bool(root, NULL, "attention_bias", &bias, fault);
+    if (!rc) rc = json_bool(root, NULL, "attention_out_bias", &o_bias, fault);
     if (!rc) rc = json_bool(root, NULL, "tie_word_embeddings", &out->tied_embeddings, fault);
     out->rms_eps = (float)eps;
     out->qk_norm = family->qk_norm;
     out->qk_norm_wide = family->wide_qk_norm;
     out->pre_norms = !family->norms_behind;
-    out->post_norms = family->norms_behind || family->gemma;
+    out->post_norms = family->norms_behind || family->gemma || family->norms_around;
     out->qkv_bias = bias || family->qkv_bias_always;
-    out->o_bias = bias && !family->qkv_bias_always;
+    out->o_bias = family->o_bias_apart ? o_bias : bias && !family->qkv_bias_always;
     out->fused = family->fused;
+    out->permuted_qk = family->interleaved;
+    out->glm_names = family->glm_names;
     out->embed_scale = out->logit_scale = 1;
     out->attend_scale = 1 / sqrtf((float)out->head_dim);
     if (!rc && family->factors) rc = read_factors(root, out, fault);
@@ -685,7 +711,8 @@ static int read_config(const cJSON *root, int context, struct model_config *out,
     if (!rc) rc = read_dtype(root, out, fault);
     if (!rc) rc = read_tokens(root, out, fault);
     if (rc) return rc;
-    const struct model_rope rope = {family->rope_theta, family->local_rope, family->local_theta};
+    const struct model_rope rope = {family->rope_theta, family->local_rope, family->local_theta,
+                                    family->partial_rotary};
     return model_config_read_rope(root, &rope, context, out, fault);
 }
 

@@ -29,6 +29,7 @@ static const struct architecture {
     bool windows_said;     /* a file without a window has none, whatever its family's default */
     bool factors;          /* Granite's keys */
     bool yarn_untruncated; /* config.json says so ("truncate": false), files do not */
+    bool unnormalised;     /* the weights of the chosen experts are not divided by their sum */
     int heads_scale;       /* Gemma: with so many layers, queries are scaled by the mean size of a
                               head in the embeddings, else by the head's own (llama.cpp's rule) */
 } architectures[] = {
@@ -43,6 +44,8 @@ static const struct architecture {
     {.name = "smollm3", .type = "smollm3", .permuted = true},
     {.name = "olmo2", .type = "olmo2", .windowed = "olmo3"},
     {.name = "exaone4", .type = "exaone4", .windows_said = true},
+    {.name = "ernie4_5", .type = "ernie4_5", .permuted = true}, /* as the published weights are */
+    {.name = "olmoe", .type = "olmoe", .unnormalised = true},
     {.name = "gpt-oss", .type = "gpt_oss", .yarn_untruncated = true},
 };
 
@@ -219,7 +222,8 @@ static int read_experts(const struct translation *t) {
         return fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".expert_weights_scale", key),
                          "%g is not supported", scale);
     if (!json_get(t->config, "num_local_experts")) return 0;
-    return cJSON_AddBoolToObject(t->config, "norm_topk_prob", true) ? 0 : no_memory(t);
+    bool normalised = !t->row->unnormalised;
+    return cJSON_AddBoolToObject(t->config, "norm_topk_prob", normalised) ? 0 : no_memory(t);
 }
 
 /* ---- Heads and the rotation ---------------------------------------------------------------- */

@@ -217,9 +217,9 @@ static int rope_find_kind(const struct rope *rope, const struct rope_kind **out,
 static int read_rotary_dims(double rotary, struct model_config *out, struct fault *fault) {
     out->rotary_dims = (int)(out->head_dim * rotary);
     if (out->rotary_dims >= 2 && out->rotary_dims % 2 == 0) {
-        if (out->rotary_dims == out->head_dim || !(out->qk_norm || out->qkv_bias)) return 0;
+        if (out->rotary_dims == out->head_dim || !out->qk_norm) return 0;
         return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
-                         "%g is not supported with norms or biases of queries and keys", rotary);
+                         "%g is not supported with norms of queries and keys", rotary);
     }
     return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
                      "%g of %d numbers is not an even number of them", rotary, out->head_dim);
@@ -260,7 +260,7 @@ int model_config_read_rope(const cJSON *root, const struct model_rope *defaults,
                         .attention = 1,
                         .nested = defaults->local};
     const struct rope_kind *kind = &rope_kinds[0];
-    double rotary = 1;
+    double rotary = defaults->rotary > 0 ? defaults->rotary : 1;
     int rc = rope_find(root, &rotary, &rope, fault);
     if (!rc) rc = read_rotary_dims(rotary, out, fault);
     rope.dims = out->rotary_dims;

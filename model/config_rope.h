@@ -11,11 +11,12 @@ struct model_rope {
     double theta;       /* 0 = 10000 */
     bool local;         /* layers with windows rotate without scaling, by inv_freq_local */
     double local_theta; /* theta of those layers; 0 = theta of the others */
+    double rotary;      /* partial_rotary_factor; 0 = 1 */
 };
 
 /* Reads rope_theta, rope_scaling or rope_parameters and partial_rotary_factor of config.json's tree
  * `root`. Fills in rotary_dims, rope_scale, inv_freq and inv_freq_local, which `out` owns then,
- * also after a failure; head_dim, max_positions, qk_norm and qkv_bias are set before. `context`: as
+ * also after a failure; head_dim, max_positions and qk_norm are set before. `context`: as
  * for model_config_parse. Faults name the field. */
 int model_config_read_rope(const cJSON *root, const struct model_rope *defaults, int context,
                            struct model_config *out, struct fault *fault);

@@ -43,12 +43,13 @@ struct model_config {
     enum kern_activation activation;
     bool pre_norms, post_norms; /* attention and the feed-forward network have norms of their
                                    inputs, of their outputs */
-    bool fused; /* files join q, k and v in one tensor, and gate and up in another */
+    bool fused;     /* files join q, k and v in one tensor, and gate and up in another */
+    bool glm_names; /* files join gate and up; norms of outputs have names of their own */
     bool qkv_bias, o_bias, qk_norm, tied_embeddings;
     bool qk_norm_wide; /* norms of all heads of q, and of k, together; else of each head */
-    bool
-        permuted_qk; /* in the files: rows 2 i and 2 i + 1 of a head of q and k are i and i + D/2 */
-    int32_t bos;     /* -1: none */
+    bool permuted_qk;  /* in the files: rows 2 i and 2 i + 1 of a head of q and k, of the R that
+                          rotate, are i and i + R/2 */
+    int32_t bos;       /* -1: none */
     int32_t eos[MODEL_EOS_MAX]; /* union of config.json and generation_config.json */
     int eos_count;
     /* request defaults from generation_config.json; NAN / -1 where absent */

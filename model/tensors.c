@@ -80,12 +80,14 @@ static const struct {
                      true},
     [ROLE_ATTN_POST_NORM] = {{[NAMING_GGUF] = "post_attention_norm.weight",
                               [NAMING_GGUF_GPT_OSS] = "",
-                              [NAMING_HF_POST_NORMS] = "post_attention_layernorm.weight"},
+                              [NAMING_HF_POST_NORMS] = "post_attention_layernorm.weight",
+                              [NAMING_HF_GLM] = "post_self_attn_layernorm.weight"},
                              WIDTH_MODEL,
                              WIDTH_NONE,
                              true},
     [ROLE_FFN_POST_NORM] = {{[NAMING_GGUF] = "post_ffw_norm.weight",
-                             [NAMING_HF_POST_NORMS] = "post_feedforward_layernorm.weight"},
+                             [NAMING_HF_POST_NORMS] = "post_feedforward_layernorm.weight",
+                             [NAMING_HF_GLM] = "post_mlp_layernorm.weight"},
                             WIDTH_MODEL,
                             WIDTH_NONE,
                             true},
@@ -97,11 +99,13 @@ static const struct {
          WIDTH_NONE,
          true},
     [ROLE_GATE] = {{"mlp.gate_proj.weight", "mlp.gate_up_proj.weight",
-                    "ffn_gate.weight", [NAMING_GGUF_FUSED] = "ffn_up.weight"},
+                    "ffn_gate.weight", [NAMING_GGUF_FUSED] = "ffn_up.weight",
+                    [NAMING_HF_GLM] = "mlp.gate_up_proj.weight"},
                    WIDTH_FF,
                    WIDTH_MODEL,
                    true},
-    [ROLE_UP] = {{"mlp.up_proj.weight", "mlp.gate_up_proj.weight", "ffn_up.weight"},
+    [ROLE_UP] = {{"mlp.up_proj.weight", "mlp.gate_up_proj.weight",
+                  "ffn_up.weight", [NAMING_HF_GLM] = "mlp.gate_up_proj.weight"},
                  WIDTH_FF,
                  WIDTH_MODEL,
                  true},
@@ -159,6 +163,7 @@ static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.la
                                                          [NAMING_HF_POST_NORMS] = "model.layers",
                                                          [NAMING_HF_MIXTRAL] = "model.layers",
                                                          [NAMING_HF_GPT_OSS] = "model.layers",
+                                                         [NAMING_HF_GLM] = "model.layers",
                                                          [NAMING_GGUF_GPT_OSS] = "blk"};
 
 static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
@@ -177,6 +182,7 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
                                        : NAMING_GGUF;
     return config->gpt_oss_names   ? NAMING_HF_GPT_OSS
            : config->fused         ? NAMING_HF_FUSED
+           : config->glm_names     ? NAMING_HF_GLM
            : config->post_norms    ? NAMING_HF_POST_NORMS
            : config->mixtral_names ? NAMING_HF_MIXTRAL
                                    : NAMING_HF;
@@ -216,8 +222,8 @@ bool tensor_is_rotated(enum role role) {
 }
 
 int tensor_stored_row(const struct model_config *config, int row) {
-    int half = config->head_dim / 2;
-    return config->permuted_qk ? 2 * (row % half) + row / half : row;
+    int half = config->rotary_dims / 2;
+    return config->permuted_qk && row < 2 * half ? 2 * (row % half) + row / half : row;
 }
 
 void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer,
@@ -325,7 +331,7 @@ bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index,
         [NAMING_HF] = {"mlp.gate_proj.bias", "mlp.up_proj.bias", "mlp.down_proj.bias",
                        "pre_feedforward_layernorm.weight"},
     };
-    if (naming == NAMING_HF_FUSED) naming = NAMING_HF;
+    if (naming == NAMING_HF_FUSED || naming == NAMING_HF_GLM) naming = NAMING_HF;
     if (index >= 8 || !names[naming][index]) return false;
     name_in_layer(out, naming, names[naming][index], layer, 0);
     return true;

@@ -14,6 +14,7 @@
 
 #define ANSWER_BYTES_MAX ((size_t)1 << 30)
 #define HELD_BYTES_MIN   ((size_t)256 << 20)
+#define TEXT_THREADS     4 /* libuv's worker threads, each of which writes one text */
 #define TOKENS_WAIT      "Too many prompt tokens are waiting, please try again."
 
 /* --- life --- */
@@ -215,20 +216,20 @@ static void submit(struct exchange *ex) {
     }
 }
 
-/* Work in progress is not counted: each of libuv's few threads may use as much as was left when
- * its request began. */
+/* Texts that are being written are not counted as held. Each thread writes one, which may have an
+ * equal part of the same bytes (exchange_dispatch), so both together have at most twice as many. */
 void exchange_hold_text(struct exchange *ex) {
     struct buf *body = &ex->answer.body;
     struct server *server = ex->server;
     if (!body->failed && exchange_hold(ex, body->capacity)) return;
-    bool too_long = body->full && body->limit + 1 == most_held(server); /* nobody else holds any */
+    bool too_long = body->full;
     buf_close(body);
     buf_open(body, ANSWER_BYTES_MAX);
     if (too_long) {
         oai_refuse(&ex->error, 400, "invalid_value", NULL,
-                   "The answer would be longer than %zu bytes, the memory for such answers. Please "
-                   "send a shorter text or fewer tokens.",
-                   most_held(server));
+                   "The answer would be longer than %zu bytes, the memory for one such answer. "
+                   "Please send a shorter text or fewer tokens.",
+                   most_held(server) / TEXT_THREADS);
         exchange_refuse(ex, &ex->error);
     } else {
         refuse_busy(ex, STATS_REJECT_MEMORY, "The server is short of memory.");
@@ -316,8 +317,8 @@ void exchange_dispatch(struct exchange *ex) {
         }
         ex->places = 1;
     } else {
-        size_t left = most_held(ex->server) - (ex->server->held_bytes - ex->held);
-        ex->answer.body.limit = left ? left - 1 : 0; /* one byte is the buffer's own */
+        ex->answer.body.limit =
+            most_held(ex->server) / TEXT_THREADS - 1; /* one byte is the buffer's own */
     }
     start_work(ex);
 }

@@ -389,6 +389,8 @@ static void write_keepd(struct writer *w, const struct engine_status *s) {
                      (double)s->counters.conversation_lost[i]);
     }
     write_hist(w, "keepd_eviction_seconds", "Time per eviction.", &s->counters.eviction_seconds);
+    write_hist(w, "keepd_mask_seconds", "Time of a step for the masks of constrained answers.",
+               &s->counters.mask_seconds);
 }
 
 /* The state directory is one for all, and in the first replica's status. */

@@ -201,6 +201,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     pthread_mutex_init(&e->mutex, NULL);
     pthread_cond_init(&e->work, NULL);
     hist_open(&e->status.counters.eviction_seconds, eviction_bounds, 5);
+    hist_open(&e->status.counters.mask_seconds, eviction_bounds, 5);
     hist_open(&e->status.counters.iteration_tokens, token_bounds, 13);
     fill_info(e);
     constraint_table_open(&e->constraints,

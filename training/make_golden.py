@@ -16,11 +16,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoTokenizer, Exaone4Config, Exaone4ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
-                          Gemma3ForCausalLM, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM,
-                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
-                          Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SmolLM3Config,
+from transformers import (AutoModelForCausalLM, AutoTokenizer, Ernie4_5Config, Ernie4_5ForCausalLM, Exaone4Config,
+                          Exaone4ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
+                          Gemma3ForCausalLM, Gemma3TextConfig, Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM,
+                          LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
+                          Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SeedOssConfig, SeedOssForCausalLM, SmolLM3Config,
                           SmolLM3ForCausalLM)
 
 SHAPE = dict(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -203,7 +204,48 @@ def gptoss(out):
     (d / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss)
+def ministral(out):
+    """bf16, windows in three of four layers, a head size of its own."""
+    c = MinistralConfig(**{**SHAPE, "num_hidden_layers": 4}, head_dim=32, sliding_window=40, tie_word_embeddings=False,
+                        layer_types=["full_attention"] + ["sliding_attention"] * 3,
+                        rope_parameters={"rope_type": "default", "rope_theta": 1e8})
+    spread(MinistralForCausalLM(c), 21).bfloat16().save_pretrained(out / "ministral")
+
+
+def seedoss(out):
+    """bf16, biases on q, k and v and not on o."""
+    c = SeedOssConfig(**SHAPE, head_dim=32, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 1e7})
+    spread(SeedOssForCausalLM(c), 22).bfloat16().save_pretrained(out / "seedoss")
+
+
+def ernie45(out):
+    """bf16, rotation of numbers side by side."""
+    c = Ernie4_5Config(**{**SHAPE, "pad_token_id": 0}, head_dim=32, tie_word_embeddings=True,
+                       rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    spread(Ernie4_5ForCausalLM(c), 23).bfloat16().save_pretrained(out / "ernie45")
+
+
+def glm(out):
+    """bf16, gate and up in one tensor, half of each head rotates, numbers side by side, biases on q, k and v."""
+    c = GlmConfig(**{**SHAPE, "pad_token_id": 0}, head_dim=32, attention_bias=True, tie_word_embeddings=False)
+    spread(GlmForCausalLM(c), 24).bfloat16().save_pretrained(out / "glm")
+
+
+def glm4(out):
+    """bf16, as glm, with norms behind both blocks, too; no biases."""
+    c = Glm4Config(**{**SHAPE, "pad_token_id": 0}, head_dim=32, attention_bias=False, tie_word_embeddings=False)
+    spread(Glm4ForCausalLM(c), 25).bfloat16().save_pretrained(out / "glm4")
+
+
+def olmoe(out):
+    """bf16, three of six experts whose weights are not divided by their sum, norms of whole queries and keys."""
+    c = OlmoeConfig(**{**SHAPE, "intermediate_size": 40, "pad_token_id": 0}, num_experts=6, num_experts_per_tok=3,
+                    tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    spread(OlmoeForCausalLM(c), 26).bfloat16().save_pretrained(out / "olmoe")
+
+
+FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
+            ernie45, glm, glm4, olmoe)
 
 
 def random_prompts():

@@ -122,7 +122,7 @@ class Keepd(Server):
         full = ["--kv-policy", "full"] if o.get("full") else ["--kv-budget", str(BUDGET)]
         pool = ["--kv-pool-bytes", str(o["pool"])] if "pool" in o else []
         return [args.keepd, "--model", str(model), "--served-model-name", "m", "--port", str(self.port), "--threads",
-                str(args.threads), "--max-num-seqs", str(o["places"]), "--log-level", "warn", *full, *pool]
+                str(args.threads), "--max-num-seqs", str(o["places"]), "--log-level", "warn", *full, *pool, *o.get("options", [])]
 
     def request(self, prompt, tokens, cached):
         return "/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0,

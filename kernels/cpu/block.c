@@ -18,8 +18,9 @@ const struct cpu_block_kernels *cpu_block_kernels_of(const char *path) {
     return &cpu_block_kernels_portable;
 }
 
-size_t cpu_codes_bytes(const struct kern_weight *w, int rows) {
-    return (size_t)rows * (size_t)w->blocks * (KERN_BLOCK + sizeof(struct cpu_x_block));
+size_t cpu_codes_bytes(const struct kern_weight *w, int rows, bool wide) {
+    return (size_t)rows * (size_t)w->blocks *
+           ((size_t)KERN_BLOCK * (wide ? 2 : 1) + sizeof(struct cpu_x_block));
 }
 
 /* Returns the bytes of a panel, in whole cache lines. */

@@ -1,4 +1,4 @@
-/* Products of weights in blocks (kernels/blocks.h) with activations in int8.
+/* Products of weights in blocks (kernels/blocks.h) with activations in int8 or int16.
  *
  * A panel of 16 outputs is [blocks][codes] and then [blocks][factors]:
  *
@@ -11,17 +11,16 @@
  *                   otherwise float32
  *
  * An activation row is rounded in blocks of 32 inputs, too: x = scale c, c = x / scale to nearest
- * even, in -127..127, with scale = largest |x| / 127. A block below 2^-100 is zero; one with a
- * number that is not finite gives NaN. With two parts, x - scale c is rounded in the same way, with
- * a scale of its own: together they have 16 bits.
+ * even, with scale = largest |x| / 127 and c in -127..127, or / 32767 and -32767..32767. A block
+ * below 2^-100 is zero; one with a number that is not finite gives NaN.
  *
- * The product of a block is a whole number and exact. The sum of an output is in float32:
+ * The product of a block is a whole number below 2^31 and exact; converted to float32, it is
+ * rounded to nearest even. The sum of an output is in float32:
  *
  *   sum = fma(least, x.scale * sum of c, sum)            Q8M, Q4M and Q8SM
  *   sum = fma(sum of n c, scale * x.scale, sum)          Q8S and Q8SM: of each half in turn
  *
- * over the blocks of a leaf in ascending order; with two parts the leaf's sum is that of the first
- * plus that of the second. Leaves are added as a tree. Every instruction set,
+ * over the blocks of a leaf in ascending order. Leaves are added as a tree. Every instruction set,
  * number of rows and rank computes exactly this, so all of them give the same bits. */
 #ifndef KEEPD_KERNELS_CPU_BLOCK_H
 #define KEEPD_KERNELS_CPU_BLOCK_H
@@ -54,14 +53,13 @@ struct cpu_x_block {
     int32_t first;    /* the same of the first half's codes */
 };
 
-/* Activations of a pass: [rows][depth] codes, [rows][blocks]. */
-size_t cpu_codes_bytes(const struct kern_weight *w, int rows);
+/* Activations of a pass: [rows][depth] codes of 8 or, if `wide`, 16 bits, [rows][blocks]. */
+size_t cpu_codes_bytes(const struct kern_weight *w, int rows, bool wide);
 
 struct cpu_block_kernels {
-    /* Rounds one row of `cols` numbers to two parts, or to one if low_codes is NULL. */
-    void (*round_row)(const struct kern_weight *w, const float *x, int8_t *codes,
-                      struct cpu_x_block *blocks, int8_t *low_codes,
-                      struct cpu_x_block *low_blocks);
+    /* Rounds one row of `cols` numbers to int8 or, if `wide`, int16. */
+    void (*round_row)(const struct kern_weight *w, const float *x, bool wide, char *codes,
+                      struct cpu_x_block *blocks);
     /* As cpu_kernels.matmul, from job->codes and job->x_blocks. */
     void (*multiply)(const struct cpu_matmul_job *job, int64_t first, int64_t count);
 };

@@ -11,7 +11,7 @@
 /* How weights in blocks (kernels/blocks.h) are multiplied; kernels/cpu/block.h has the formulas. */
 enum cpu_activations {
     CPU_INT8,  /* activations are rounded to 8 bits, with a scale for each 32 of them */
-    CPU_INT16, /* likewise, and what the rounding left is rounded to 8 bits, too */
+    CPU_INT16, /* the same to 16 bits */
     CPU_F32,   /* activations are not rounded, and weights are multiplied as if they were float32 */
 };
 

@@ -86,16 +86,14 @@ static inline int cpu_leaf_level(int leaf) {
  * and they bound the packing buffer. */
 #define MATMUL_ROWS 256
 
-/* Parts of an activation that is rounded to int8: the rounded value, and the rounded remainder. */
-#define CPU_X_PARTS 2
-
 struct cpu_matmul_job {
     const struct kern_weight *weight;
     const float *x;     /* [rows][cols] */
     const char *packed; /* x packed by the path's pack_x, or NULL */
-    /* x in int8 (block.h), in one part or two, [rows][depth] and [rows][blocks]; or NULL */
-    const int8_t *codes[CPU_X_PARTS];
-    const struct cpu_x_block *x_blocks[CPU_X_PARTS];
+    /* x in int8 or, if `wide`, int16 (block.h), [rows][depth] and [rows][blocks]; or NULL */
+    const char *codes;
+    const struct cpu_x_block *x_blocks;
+    bool wide;
     const float *scale; /* [weight->rows] scales of the sums, or NULL */
     const float *bias;  /* [weight->rows] or NULL */
     float *y;           /* [rows][weight->rows] */
@@ -207,14 +205,14 @@ struct cpu {
     struct kern_ops ops;
     const struct cpu_kernels *kernels;
     const struct cpu_block_kernels *block_kernels; /* NULL: activations stay float32 */
-    int x_parts;                                   /* parts of activations in int8 */
+    bool wide;                                     /* activations become int16, not int8 */
     const struct comm *comm;                       /* comm_none with one rank */
     int leaves; /* leaves of this rank's part of a sum that ranks split */
     struct cpu_team *team;
     int threads;
 
     struct cpu_room *scratch;  /* [threads] */
-    struct cpu_room packed;    /* activations of one pass, packed by pack_x or in int8 */
+    struct cpu_room packed;    /* activations of one pass, packed by pack_x or rounded */
     struct cpu_room partial;   /* several ranks: partial products of one pass */
     struct cpu_room bias;      /* a rank's part of a bias */
     int failed;                /* the communicator's first error, kept for good */

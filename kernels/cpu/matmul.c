@@ -23,7 +23,7 @@ static size_t partial_bytes(const struct cpu *cpu, const struct kern_weight *w) 
     return 0;
 }
 
-/* Are the weight's products of activations in int8? */
+/* Are the weight's products of rounded activations? */
 static bool in_codes(const struct cpu *cpu, const struct kern_weight *w) {
     return w->layout == CPU_BLOCKS && cpu->block_kernels;
 }
@@ -35,8 +35,7 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
     if (!rc && k->packed_bytes && weight->layout >= CPU_PANEL_PAIRS)
         rc = cpu_room_grow(&cpu->packed, k->packed_bytes(weight->depth));
     if (!rc && in_codes(cpu, weight))
-        rc = cpu_room_grow(&cpu->packed,
-                           (size_t)cpu->x_parts * cpu_codes_bytes(weight, MATMUL_ROWS));
+        rc = cpu_room_grow(&cpu->packed, cpu_codes_bytes(weight, MATMUL_ROWS, cpu->wide));
     if (!rc) rc = cpu_room_grow(&cpu->partial, partial_bytes(cpu, weight));
     if (!rc && weight->rows < weight->rows_model)
         rc = cpu_room_grow(&cpu->bias, (size_t)weight->rows * sizeof(float));
@@ -59,29 +58,23 @@ static void pack_rows(void *arg, int worker) {
         pass->cpu->kernels->pack_x(&pass->job, (int)b * 16, pass->cpu->packed.mem);
 }
 
-/* Returns part `i` of the rounded rows of a pass, in cpu->packed; NULL if there is none. */
-struct x_part {
-    int8_t *codes;
-    struct cpu_x_block *blocks;
-};
-
-static struct x_part x_part(const struct cpu *cpu, const struct kern_weight *w, int i) {
-    if (i >= cpu->x_parts) return (struct x_part){0};
-    int8_t *codes = (int8_t *)cpu->packed.mem + (size_t)i * cpu_codes_bytes(w, MATMUL_ROWS);
-    return (struct x_part){codes, (struct cpu_x_block *)(void *)(codes + MATMUL_ROWS * w->depth)};
+/* The rounded rows of a pass lie in cpu->packed: all codes, then all blocks. */
+static struct cpu_x_block *rounded_blocks(const struct cpu *cpu, const struct kern_weight *w) {
+    const int64_t codes = MATMUL_ROWS * w->depth * (cpu->wide ? 2 : 1);
+    return (struct cpu_x_block *)(void *)((char *)cpu->packed.mem + codes);
 }
 
 static void round_rows(void *arg, int worker) {
     (void)worker;
     struct pass *pass = arg;
+    struct cpu *cpu = pass->cpu;
     const struct kern_weight *w = pass->job.weight;
-    const struct x_part high = x_part(pass->cpu, w, 0), low = x_part(pass->cpu, w, 1);
+    struct cpu_x_block *blocks = rounded_blocks(cpu, w);
     int64_t end;
     for (int64_t r; (r = cpu_tickets_take(&pass->blocks, 1, &end)) >= 0;)
-        pass->cpu->block_kernels->round_row(w, pass->job.x + r * w->cols, high.codes + r * w->depth,
-                                            high.blocks + r * w->blocks,
-                                            low.codes ? low.codes + r * w->depth : NULL,
-                                            low.codes ? low.blocks + r * w->blocks : NULL);
+        cpu->block_kernels->round_row(w, pass->job.x + r * w->cols, cpu->wide,
+                                      (char *)cpu->packed.mem + r * w->depth * (cpu->wide ? 2 : 1),
+                                      blocks + r * w->blocks);
 }
 
 /* Each worker claims one portion ahead of the one it computes, to know what to prefetch. */
@@ -92,7 +85,7 @@ static void multiply(void *arg, int worker) {
     int64_t p = cpu_tickets_take(&pass->panels, pass->grain, &end);
     while (p >= 0) {
         int64_t next = cpu_tickets_take(&pass->panels, pass->grain, &next_end);
-        if (pass->job.codes[0])
+        if (pass->job.codes)
             pass->cpu->block_kernels->multiply(&pass->job, p, end - p);
         else
             pass->cpu->kernels->matmul(&pass->job, p, end - p, next, scratch);
@@ -118,7 +111,7 @@ static int pass_rows(const struct kern_weight *w) {
     return rows < 64 ? 64 : rows > MATMUL_ROWS ? MATMUL_ROWS : (int)rows;
 }
 
-/* Makes the activations what the weight's products take: packed, rounded to int8, or as they are.
+/* Makes the activations what the weight's products take: packed, rounded, or as they are.
  */
 static void prepare(struct pass *pass) {
     struct cpu *cpu = pass->cpu;
@@ -129,11 +122,9 @@ static void prepare(struct pass *pass) {
         cpu_tickets_set(&pass->blocks, (job->rows + 15) / 16);
         cpu_run(cpu, job->rows * w->cols / 4, pack_rows, pass);
     } else if (in_codes(cpu, w)) {
-        for (int i = 0; i < CPU_X_PARTS; i++) {
-            const struct x_part part = x_part(cpu, w, i);
-            job->codes[i] = part.codes;
-            job->x_blocks[i] = part.blocks;
-        }
+        job->codes = cpu->packed.mem;
+        job->x_blocks = rounded_blocks(cpu, w);
+        job->wide = cpu->wide;
         cpu_tickets_set(&pass->blocks, job->rows);
         cpu_run(cpu, job->rows * w->cols / 4, round_rows, pass);
     }

@@ -1,5 +1,6 @@
-/* Products of weights in blocks with activations in int8, over vectors of sixteen integers;
- * compiled for the portable path, AVX2, and AVX-512 with VNNI. block.h says what is computed. */
+/* Products of weights in blocks with activations in int8 or int16, over vectors of sixteen
+ * integers; compiled for the portable path, AVX2, and AVX-512 with VNNI. block.h says what is
+ * computed. */
 #include "base/check.h"
 #include "kernels/cpu/block.h"
 #include "kernels/cpu/simd.h"
@@ -7,10 +8,22 @@
 
 #define EACH(count, i) _Pragma("GCC unroll 8") for (int i = 0; i < (count); i++)
 
-/* ---- Sixteen sums of four products each -------------------------------------------------------
- * `whole`: sixteen running sums. `codes`: four unsigned numbers for each of them, of 8 or 4 bits.
- * The codes are unsigned, so the sums contain an offset. `start` is its correction; whole_open or
- * whole_close applies it. */
+/* ---- Sixteen sums -------------------------------------------------------------------------------
+ * `whole`: sixteen running sums. `codes`: 64 bytes of a panel. One of the vectors that they unpack
+ * to has for each sum four numbers of 8 bits or, where activations are `wide` (int16), two of 16
+ * bits: those at even bytes or those at odd ones, of the low or the high half of the byte where
+ * codes have 4 bits. `input`: the activations that all sums multiply with them. Numbers are
+ * unsigned, so the sums contain an offset. `start` is its correction; whole_open or whole_close
+ * applies it. */
+
+/* A type's layout of blocks, the part of a block: half `part` of 2, or all of it, and whether
+ * activations are int16. A constant in every compiled loop. */
+struct form {
+    int bits;
+    bool least;
+    int parts, part;
+    bool wide;
+};
 
 #if defined(__AVX512VNNI__)
 
@@ -22,30 +35,30 @@ typedef __m512i whole;
 typedef __m512i codes;
 typedef __m512i input;
 
-SIMD whole whole_open(int32_t start, const int bits) {
-    (void)bits;
+SIMD whole whole_open(int32_t start, const struct form f) {
+    (void)f;
     return _mm512_set1_epi32(start);
 }
-SIMD input input_load(const int8_t *x) {
-    int32_t four;
-    memcpy(&four, x, sizeof four);
-    return _mm512_set1_epi32(four);
+SIMD input input_load(const char *x) {
+    int32_t some;
+    memcpy(&some, x, sizeof some);
+    return _mm512_set1_epi32(some);
 }
 SIMD codes codes_load(const char *at) {
     return _mm512_loadu_si512(at);
 }
-SIMD codes codes_low(codes both) {
-    return _mm512_and_si512(both, _mm512_set1_epi8(15));
+SIMD codes codes_unpack(codes all, const int which, const struct form f) {
+    const codes mask = f.wide ? _mm512_set1_epi16(f.bits == 4 ? 15 : 255) : _mm512_set1_epi8(15);
+    const int shift = f.wide ? f.bits * (which / 2) + 8 * (which % 2) : 4 * which;
+    if (f.bits == 8 && !f.wide) return all;
+    if (shift) all = _mm512_srli_epi16(all, (unsigned)shift);
+    return f.wide && shift == 16 - f.bits ? all : _mm512_and_si512(all, mask);
 }
-SIMD codes codes_high(codes both) {
-    return _mm512_and_si512(_mm512_srli_epi16(both, 4), _mm512_set1_epi8(15));
+SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
+    return f.wide ? _mm512_dpwssd_epi32(sum, w, x) : _mm512_dpbusd_epi32(sum, w, x);
 }
-SIMD whole whole_dot(whole sum, codes w, input x, const int bits) {
-    (void)bits;
-    return _mm512_dpbusd_epi32(sum, w, x);
-}
-SIMD v16 whole_close(whole sum, int32_t start, const int bits) {
-    (void)start, (void)bits;
+SIMD v16 whole_close(whole sum, int32_t start, const struct form f) {
+    (void)start, (void)f;
     return _mm512_cvtepi32_ps(sum);
 }
 SIMD v16 factor_load(const char *at, bool halves) {
@@ -66,50 +79,52 @@ typedef struct {
 typedef whole codes;
 typedef __m256i input;
 
-/* Products of 4-bit codes are summed in 16 bits until they are closed: at most 8 x 2 x 15 x 127 =
- * 30480. */
-SIMD whole whole_open(int32_t start, const int bits) {
-    (void)start, (void)bits;
-    return (whole){_mm256_setzero_si256(), _mm256_setzero_si256()};
+/* Products of 4-bit codes with int8 are summed in 16 bits until they are closed: at most 8 x 2 x 15
+ * x 127 = 30480. */
+SIMD whole whole_open(int32_t start, const struct form f) {
+    const __m256i all = f.wide ? _mm256_set1_epi32(start) : _mm256_setzero_si256();
+    return (whole){all, all};
 }
-SIMD input input_load(const int8_t *x) {
-    int32_t four;
-    memcpy(&four, x, sizeof four);
-    return _mm256_set1_epi32(four);
+SIMD input input_load(const char *x) {
+    int32_t some;
+    memcpy(&some, x, sizeof some);
+    return _mm256_set1_epi32(some);
 }
 SIMD codes codes_load(const char *at) {
     return (codes){_mm256_loadu_si256((const __m256i *)at),
                    _mm256_loadu_si256((const __m256i *)at + 1)};
 }
-SIMD codes codes_low(codes both) {
-    const __m256i mask = _mm256_set1_epi8(15);
-    return (codes){_mm256_and_si256(both.lo, mask), _mm256_and_si256(both.hi, mask)};
+SIMD __m256i unpack_half(__m256i all, const int which, const struct form f) {
+    const __m256i mask = f.wide ? _mm256_set1_epi16(f.bits == 4 ? 15 : 255) : _mm256_set1_epi8(15);
+    const int shift = f.wide ? f.bits * (which / 2) + 8 * (which % 2) : 4 * which;
+    if (f.bits == 8 && !f.wide) return all;
+    if (shift) all = _mm256_srli_epi16(all, shift);
+    return f.wide && shift == 16 - f.bits ? all : _mm256_and_si256(all, mask);
 }
-SIMD codes codes_high(codes both) {
-    const __m256i mask = _mm256_set1_epi8(15);
-    return (codes){_mm256_and_si256(_mm256_srli_epi16(both.lo, 4), mask),
-                   _mm256_and_si256(_mm256_srli_epi16(both.hi, 4), mask)};
+SIMD codes codes_unpack(codes all, const int which, const struct form f) {
+    return (codes){unpack_half(all.lo, which, f), unpack_half(all.hi, which, f)};
 }
-/* A sum of two products would overflow 16 bits with unsigned codes (255 x 127 x 2), but not with
- * signed ones (128 x 127 x 2). So the offset is taken off the code and its sign moved to x, and
- * `start` has nothing to correct. */
-SIMD __m256i dot_half(__m256i sum, __m256i w, input x, const int bits) {
-    if (bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
+/* With int8, a sum of two products would overflow 16 bits with unsigned codes (255 x 127 x 2), but
+ * not with signed ones (128 x 127 x 2). So the offset is taken off the code and its sign moved to
+ * x, and `start` has nothing to correct. */
+SIMD __m256i dot_half(__m256i sum, __m256i w, input x, const struct form f) {
+    if (f.wide) return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
+    if (f.bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
     __m256i n = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(n), _mm256_sign_epi8(x, n));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-SIMD whole whole_dot(whole sum, codes w, input x, const int bits) {
-    return (whole){dot_half(sum.lo, w.lo, x, bits), dot_half(sum.hi, w.hi, x, bits)};
+SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
+    return (whole){dot_half(sum.lo, w.lo, x, f), dot_half(sum.hi, w.hi, x, f)};
 }
-SIMD __m256 close_half(__m256i sum, int32_t start, const int bits) {
-    if (bits == 4)
+SIMD __m256 close_half(__m256i sum, int32_t start, const struct form f) {
+    if (f.bits == 4 && !f.wide)
         sum = _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)),
                                _mm256_set1_epi32(start));
     return _mm256_cvtepi32_ps(sum);
 }
-SIMD v16 whole_close(whole sum, int32_t start, const int bits) {
-    return V16(close_half(sum.lo, start, bits), close_half(sum.hi, start, bits));
+SIMD v16 whole_close(whole sum, int32_t start, const struct form f) {
+    return V16(close_half(sum.lo, start, f), close_half(sum.hi, start, f));
 }
 SIMD v16 factor_load(const char *at, bool halves) {
     return halves ? v16_load_f16((const uint16_t *)at) : v16_load((const float *)at);
@@ -129,15 +144,15 @@ typedef struct {
 typedef struct {
     uint8_t at[64];
 } codes;
-typedef const int8_t *input;
+typedef const char *input;
 
-SIMD whole whole_open(int32_t start, const int bits) {
+SIMD whole whole_open(int32_t start, const struct form f) {
     whole sum;
-    (void)bits;
+    (void)f;
     for (int i = 0; i < 16; i++) sum.at[i] = start;
     return sum;
 }
-SIMD input input_load(const int8_t *x) {
+SIMD input input_load(const char *x) {
     return x;
 }
 SIMD codes codes_load(const char *at) {
@@ -145,23 +160,28 @@ SIMD codes codes_load(const char *at) {
     memcpy(w.at, at, sizeof w.at);
     return w;
 }
-SIMD codes codes_low(codes both) {
-    for (int i = 0; i < 64; i++) both.at[i] &= 15;
-    return both;
+/* Unpacked numbers have one byte each, also beside int16: sum i has those from 4 i or, of 2, from
+ * 2 i. */
+SIMD codes codes_unpack(codes all, const int which, const struct form f) {
+    codes out = all;
+    if (f.wide)
+        for (int i = 0; i < 32; i++) out.at[i] = all.at[2 * i + which % 2];
+    if (f.bits == 8) return out;
+    for (int i = 0; i < 64; i++) out.at[i] = out.at[i] >> (which / (f.wide ? 2 : 1) ? 4 : 0) & 15;
+    return out;
 }
-SIMD codes codes_high(codes both) {
-    for (int i = 0; i < 64; i++) both.at[i] >>= 4;
-    return both;
-}
-SIMD whole whole_dot(whole sum, codes w, input x, const int bits) {
-    (void)bits;
-    for (int i = 0; i < 16; i++)
-        for (int j = 0; j < 4; j++) sum.at[i] += w.at[4 * i + j] * x[j];
+SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
+    int16_t pair[2] = {0, 0};
+    if (f.wide) memcpy(pair, x, sizeof pair);
+    for (ptrdiff_t i = 0; i < 16 && f.wide; i++)
+        sum.at[i] += w.at[2 * i] * pair[0] + w.at[2 * i + 1] * pair[1];
+    for (ptrdiff_t i = 0; i < 16 && !f.wide; i++)
+        for (ptrdiff_t j = 0; j < 4; j++) sum.at[i] += w.at[4 * i + j] * (int8_t)x[j];
     return sum;
 }
-SIMD v16 whole_close(whole sum, int32_t start, const int bits) {
+SIMD v16 whole_close(whole sum, int32_t start, const struct form f) {
     float to[16];
-    (void)start, (void)bits;
+    (void)start, (void)f;
     for (int i = 0; i < 16; i++) to[i] = (float)sum.at[i];
     return v16_load(to);
 }
@@ -187,8 +207,8 @@ typedef v16 block_sums[ROWS][PANELS_ONE_ROW];
 
 /* A leaf of some rows and panels. Panels that are missing at the end repeat another. */
 struct leaf_data {
-    const int8_t *x;
-    int64_t depth; /* codes from row to row */
+    const char *x;
+    int64_t x_bytes; /* from row to row */
     const struct cpu_x_block *x_blocks;
     int64_t blocks; /* from row to row */
     int64_t count;  /* blocks of the leaf */
@@ -197,21 +217,15 @@ struct leaf_data {
     bool halves, fetch;
 };
 
-SIMD void dot_step(whole (*sum)[PANELS_ONE_ROW], const codes *w, const int8_t *x, int64_t depth,
-                   const int bits, const int rows, const int panels) {
+SIMD void dot_step(whole (*sum)[PANELS_ONE_ROW], const codes *w, const int which, const char *x,
+                   int64_t x_bytes, const struct form f, const int rows, const int panels) {
+    codes unpacked[PANELS_ONE_ROW];
+    EACH(panels, p) unpacked[p] = codes_unpack(w[p], which, f);
     EACH(rows, r) {
-        input four = input_load(x + r * depth);
-        EACH(panels, p) sum[r][p] = whole_dot(sum[r][p], w[p], four, bits);
+        input some = input_load(x + r * x_bytes);
+        EACH(panels, p) sum[r][p] = whole_dot(sum[r][p], unpacked[p], some, f);
     }
 }
-
-/* The layout of a type's blocks, and the part of a block: half `part` of 2, or all of it. A
- * constant in every compiled loop. */
-struct form {
-    int bits;
-    bool least;
-    int parts, part;
-};
 
 SIMD int32_t start_of(const struct cpu_x_block *x, const struct form f) {
     return f.parts == 1 ? x->start : f.part == 0 ? x->first : x->start - x->first;
@@ -220,13 +234,13 @@ SIMD int32_t start_of(const struct cpu_x_block *x, const struct form f) {
 /* Adds the integer products of a part of block b. */
 SIMD void dot_block(whole (*sum)[PANELS_ONE_ROW], const struct leaf_data *in, int64_t b,
                     const struct form f, const int rows, const int panels) {
-    const int bits = f.bits, count = PANEL * KERN_BLOCK / 8 * bits / 64 / f.parts;
-    const size_t bytes = (size_t)(PANEL * KERN_BLOCK / 8 * bits);
-    const int8_t *x = in->x + b * KERN_BLOCK + (ptrdiff_t)f.part * (KERN_BLOCK / 2);
-    codes w[PANELS_ONE_ROW], high[PANELS_ONE_ROW];
+    const int count = PANEL * KERN_BLOCK / 8 * f.bits / 64 / f.parts, size = f.wide ? 2 : 1;
+    const size_t bytes = (size_t)(PANEL * KERN_BLOCK / 8 * f.bits);
+    const char *x = in->x + size * (b * KERN_BLOCK + (ptrdiff_t)f.part * (KERN_BLOCK / 2));
+    codes w[PANELS_ONE_ROW];
     EACH(rows, r) {
         int32_t start = start_of(&in->x_blocks[r * in->blocks + b], f);
-        EACH(panels, p) sum[r][p] = whole_open(start, bits);
+        EACH(panels, p) sum[r][p] = whole_open(start, f);
     }
     _Pragma("GCC unroll 8") for (int v = 0; v < count; v++) {
         EACH(panels, p) {
@@ -234,10 +248,14 @@ SIMD void dot_block(whole (*sum)[PANELS_ONE_ROW], const struct leaf_data *in, in
                 in->codes[p] + (size_t)b * bytes + (ptrdiff_t)64 * (f.part * count + v);
             if (rows == 1 || in->fetch) __builtin_prefetch(at + AHEAD);
             w[p] = codes_load(at);
-            if (bits == 4) high[p] = codes_high(w[p]), w[p] = codes_low(w[p]);
         }
-        dot_step(sum, w, x + (ptrdiff_t)4 * v, in->depth, bits, rows, panels);
-        if (bits == 4) dot_step(sum, high, x + 16 + (ptrdiff_t)4 * v, in->depth, 4, rows, panels);
+        const char *low = x + (ptrdiff_t)4 * size * v;
+        const char *high = low + (ptrdiff_t)size * KERN_BLOCK / 2;
+        dot_step(sum, w, 0, low, in->x_bytes, f, rows, panels);
+        if (f.wide) dot_step(sum, w, 1, low + 4, in->x_bytes, f, rows, panels);
+        if (f.bits == 8) continue;
+        dot_step(sum, w, size, high, in->x_bytes, f, rows, panels);
+        if (f.wide) dot_step(sum, w, 3, high + 4, in->x_bytes, f, rows, panels);
     }
 }
 
@@ -253,23 +271,24 @@ SIMD void scale_block(v16 (*to)[PANELS_ONE_ROW], whole (*sum)[PANELS_ONE_ROW],
         if (least) term = factor_load(at + (size_t)f.parts * each, in->halves);
         EACH(rows, r) {
             const struct cpu_x_block *x = &in->x_blocks[r * in->blocks + b];
-            v16 value = whole_close(sum[r][p], start_of(x, f), f.bits);
+            v16 value = whole_close(sum[r][p], start_of(x, f), f);
             if (least) to[r][p] = fused(term, v16_set(x->sum), to[r][p]);
             to[r][p] = fused(value, v16_mul(scale, v16_set(x->scale)), to[r][p]);
         }
     }
 }
 
-SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const int bits, const bool least,
-                   const int parts, const int rows, const int panels) {
+SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const struct form first,
+                   const int rows, const int panels) {
     v16 total[ROWS][PANELS_ONE_ROW];
     whole sum[ROWS][PANELS_ONE_ROW];
+    struct form second = first;
+    second.part = 1;
     EACH(rows, r) EACH(panels, p) total[r][p] = v16_set(0);
     for (int64_t b = 0; b < in->count; b++) {
-        const struct form first = {bits, least, parts, 0}, second = {bits, least, parts, 1};
         dot_block(sum, in, b, first, rows, panels);
         scale_block(total, sum, in, b, first, rows, panels);
-        if (parts == 1) continue;
+        if (first.parts == 1) continue;
         dot_block(sum, in, b, second, rows, panels);
         scale_block(total, sum, in, b, second, rows, panels);
     }
@@ -281,7 +300,10 @@ typedef void leaf_loop(block_sums to, const struct leaf_data *in);
 
 #define LOOP(name, bits, least, parts, rows, panels)                                               \
     __attribute__((noinline)) static void name(block_sums to, const struct leaf_data *in) {        \
-        sum_leaf(to, in, bits, least, parts, rows, panels);                                        \
+        sum_leaf(to, in, (struct form){bits, least, parts, 0, false}, rows, panels);               \
+    }                                                                                              \
+    __attribute__((noinline)) static void name##_wide(block_sums to, const struct leaf_data *in) { \
+        sum_leaf(to, in, (struct form){bits, least, parts, 0, true}, rows, panels);                \
     }
 #define SHAPE(R, P)                                                                                \
     LOOP(q8_##R, 8, false, 1, R, P)                                                                \
@@ -291,7 +313,12 @@ typedef void leaf_loop(block_sums to, const struct leaf_data *in);
     LOOP(q8s_##R, 8, false, 2, R, P)                                                               \
     LOOP(q8sm_##R, 8, true, 2, R, P)
 #define SHAPE_OF(R)                                                                                \
-    { q8_##R, q8m_##R, q4_##R, q4m_##R, q8s_##R, q8sm_##R }
+    {                                                                                              \
+        {q8_##R, q8m_##R, q4_##R, q4m_##R, q8s_##R, q8sm_##R}, {                                   \
+            q8_##R##_wide, q8m_##R##_wide, q4_##R##_wide, q4m_##R##_wide, q8s_##R##_wide,          \
+                q8sm_##R##_wide                                                                    \
+        }                                                                                          \
+    }
 
 SHAPE(1, PANELS_ONE_ROW)
 #if ROWS > 1
@@ -304,8 +331,8 @@ SHAPE(5, PANELS)
 SHAPE(6, PANELS)
 #endif
 
-/* Loops by number of rows, then in the order of kern_dtype. */
-static leaf_loop *const loops[ROWS][KERN_Q8SM - KERN_Q8 + 1] = {
+/* Loops by number of rows, then for int8 and int16, then in the order of kern_dtype. */
+static leaf_loop *const loops[ROWS][2][KERN_Q8SM - KERN_Q8 + 1] = {
     SHAPE_OF(1),
 #if ROWS > 1
     SHAPE_OF(2), SHAPE_OF(3),
@@ -324,13 +351,13 @@ struct piece {
     int panels;
 };
 
-static void one_part(block_sums sum, const struct cpu_matmul_job *job, const struct piece *at,
-                     struct cpu_leaf leaf, int part) {
+static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct piece *at,
+                     struct cpu_leaf leaf) {
     const struct kern_weight *w = job->weight;
-    const int64_t first = leaf.first / KERN_BLOCK;
-    struct leaf_data in = {.x = job->codes[part] + at->row * w->depth + leaf.first,
-                           .depth = w->depth,
-                           .x_blocks = job->x_blocks[part] + at->row * w->blocks + first,
+    const int64_t first = leaf.first / KERN_BLOCK, size = job->wide ? 2 : 1;
+    struct leaf_data in = {.x = job->codes + size * (at->row * w->depth + leaf.first),
+                           .x_bytes = size * w->depth,
+                           .x_blocks = job->x_blocks + at->row * w->blocks + first,
                            .blocks = w->blocks,
                            .count = blocks_of(leaf.count),
                            .factor_bytes = cpu_block_factors(w),
@@ -343,19 +370,7 @@ static void one_part(block_sums sum, const struct cpu_matmul_job *job, const str
         in.factors[p] =
             data + (size_t)w->blocks * cpu_block_codes(w) + (size_t)first * cpu_block_factors(w);
     }
-    loops[at->rows - 1][w->dtype - KERN_Q8](sum, &in);
-}
-
-/* Computes both parts of x one after the other: the second finds the leaf's weights in the
- * first-level cache. */
-static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct piece *at,
-                     struct cpu_leaf leaf) {
-    one_part(sum, job, at, leaf, 0);
-    if (!job->codes[1]) return;
-    block_sums low;
-    one_part(low, job, at, leaf, 1);
-    for (int r = 0; r < at->rows; r++)
-        for (int p = 0; p < at->panels; p++) sum[r][p] = v16_add(sum[r][p], low[r][p]);
+    loops[at->rows - 1][job->wide][w->dtype - KERN_Q8](sum, &in);
 }
 
 static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
@@ -407,50 +422,46 @@ static inline int32_t nearest(float x) {
     return (int32_t)(number_bits(x + 0x1.8p23f) - number_bits(0x1.8p23f));
 }
 
-static void round_block(const float *x, int8_t *to, struct cpu_x_block *block, int offset) {
-    uint32_t most = 0;
-    int32_t sums[2] = {0, 0};
+/* `most`: the largest code. The codes of int16 lie in the order in which the weights are unpacked:
+ * of four inputs the first, the third, the second, the fourth. */
+static void round_block(const float *x, char *to, struct cpu_x_block *block, int offset,
+                        const int most) {
+    uint32_t largest = 0;
+    int32_t code[KERN_BLOCK], sums[2] = {0, 0};
     for (int i = 0; i < KERN_BLOCK; i++) {
         uint32_t size = number_bits(x[i]) & 0x7fffffffu;
-        most = size > most ? size : most;
+        largest = size > largest ? size : largest;
     }
-    float top = number_from_bits(most);
-    bool number = most < 0x7f800000u, some = number && top >= LEAST;
-    float by = some ? 127 / top : 0;
-    for (int half = 0; half < 2; half++) {
-        for (int i = half * HALF; i < (half + 1) * HALF; i++) {
-            int32_t code = some ? nearest(x[i] * by) : 0;
-            to[i] = (int8_t)code;
-            sums[half] += code;
-        }
+    const float top = number_from_bits(largest), all = (float)most;
+    const bool number = largest < 0x7f800000u, some = number && top >= LEAST;
+    const float by = some ? all / top : 0;
+    for (int i = 0; i < KERN_BLOCK; i++) code[i] = some ? nearest(x[i] * by) : 0;
+    for (int i = 0; i < HALF; i++) sums[0] += code[i], sums[1] += code[HALF + i];
+    for (int i = 0; i < KERN_BLOCK; i++) {
+        const int from = i / 4 * 4 + i % 2 * 2 + i / 2 % 2;
+        if (most == INT8_MAX)
+            ((int8_t *)to)[i] = (int8_t)code[i];
+        else
+            ((int16_t *)(void *)to)[i] = (int16_t)code[from];
     }
-    block->scale = some ? top / 127 : number ? 0 : NAN;
+    block->scale = some ? top / all : number ? 0 : NAN;
     block->sum = block->scale * (float)(sums[0] + sums[1]);
     block->start = -offset * (sums[0] + sums[1]);
     block->first = -offset * sums[0];
 }
 
-/* Rounds a block to one or two parts: the second has the remainders of the first. */
-static void round_parts(const float *x, int8_t *to, struct cpu_x_block *block, int8_t *low_to,
-                        struct cpu_x_block *low_block, int offset) {
-    float rest[KERN_BLOCK];
-    round_block(x, to, block, offset);
-    if (!low_to) return;
-    for (int i = 0; i < KERN_BLOCK; i++) rest[i] = x[i] - block->scale * (float)to[i];
-    round_block(rest, low_to, low_block, offset);
-}
-
-static void block_round_row(const struct kern_weight *w, const float *x, int8_t *to,
-                            struct cpu_x_block *blocks, int8_t *low_to,
-                            struct cpu_x_block *low_blocks) {
+static void block_round_row(const struct kern_weight *w, const float *x, bool wide, char *to,
+                            struct cpu_x_block *blocks) {
     const int offset = cpu_block_offset(w->dtype);
     for (int64_t b = 0; b < w->blocks; b++) {
         const int64_t at = b * KERN_BLOCK, left = w->cols - at;
         const float *from = x + at;
         float last[KERN_BLOCK] = {0};
         if (left < KERN_BLOCK) from = memcpy(last, from, (size_t)left * sizeof *last);
-        round_parts(from, to + at, &blocks[b], low_to ? low_to + at : NULL,
-                    low_to ? &low_blocks[b] : NULL, offset);
+        if (wide)
+            round_block(from, to + 2 * at, &blocks[b], offset, INT16_MAX);
+        else
+            round_block(from, to + at, &blocks[b], offset, INT8_MAX);
     }
 }
 

@@ -1,5 +1,6 @@
 /* The common part of the fuzzers of constrain/: a text is compiled, and where it is a language, a
- * walk through its masks must find every state alive, and the masks and the reader must agree. */
+ * walk through its masks must find every state alive, and the masks and the reader must agree.
+ * Masks are made in parts that depend on the input, and once more in one piece. */
 #ifndef KEEPD_TESTS_FUZZ_FUZZ_CONSTRAIN_H
 #define KEEPD_TESTS_FUZZ_FUZZ_CONSTRAIN_H
 
@@ -39,16 +40,30 @@ static inline int32_t fuzz_choose(const uint32_t *mask, uint32_t seed) {
     return -1;
 }
 
+static inline int fuzz_in_parts(struct constrain *language, struct constrain_at *at,
+                                const char *text, size_t size, uint32_t *mask,
+                                struct constrain_next *next, uint64_t part) {
+    int rc = ERR_BUSY;
+    for (; rc == ERR_BUSY; part *= 2) {
+        struct constrain_effort effort = {part, true};
+        rc = constrain_next_within(language, at, text, size, mask, next, &effort);
+    }
+    return rc;
+}
+
 static inline void fuzz_walk(struct constrain *language, uint32_t seed) {
-    uint32_t mask[(FUZZ_TOKENS + 31) / 32];
+    uint32_t mask[(FUZZ_TOKENS + 31) / 32], again[(FUZZ_TOKENS + 31) / 32];
     struct constrain_at at = {0};
     char text[FUZZ_TEXT];
     size_t size = 0;
     for (int step = 0; step < FUZZ_STEPS && size + 8 < sizeof text; step++) {
-        struct constrain_next next = {0};
-        int rc = constrain_next(language, &at, text, size, mask, &next);
+        struct constrain_next next = {0}, same = {0};
+        int rc = fuzz_in_parts(language, &at, text, size, mask, &next, 1 + seed % 64);
         if (rc == ERR_LIMIT || rc == ERR_NOMEM) return;
         CHECK(rc == 0);
+        rc = constrain_next(language, &at, text, size, again, &same);
+        CHECK(rc == 0 && memcmp(mask, again, sizeof mask) == 0);
+        CHECK(same.accepts == next.accepts && same.continues == next.continues);
         int32_t id = fuzz_choose(mask, seed);
         CHECK(next.accepts || next.continues); /* no state is a dead end */
         CHECK(next.continues || id < 0);

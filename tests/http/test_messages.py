@@ -1,6 +1,7 @@
 """Messages that clients send back: keepd's own answers, and every text that JSON can hold."""
 import json
 
+import pytest
 from conftest import MODEL, chat_body
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -19,6 +20,15 @@ def test_a_cut_thought_may_be_sent_back(start, fake):
     first = daemon.post(CHAT, chat_body("a long thought", max_tokens=4)).json()["choices"][0]
     assert first["finish_reason"] == "length" and first["message"]["content"] is None
     r = daemon.post(CHAT, {**chat_body(), "messages": [USER, first["message"], USER]})
+    assert r.status_code == 200, r.text
+
+
+@pytest.mark.parametrize("message", [
+    {"role": "assistant", "content": None, "refusal": "No."}, {"role": "assistant", "content": None},
+    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+    {"role": "assistant", "content": None, "reasoning_content": "hm"}, {"role": "tool", "tool_call_id": "1", "content": None}])
+def test_null_content(shared, message):
+    r = shared.chat(messages=[USER, message, USER])
     assert r.status_code == 200, r.text
 
 

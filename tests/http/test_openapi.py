@@ -61,6 +61,14 @@ def test_every_post_answers_as_described(shared, path):
     check(answer_schema(path, "post"), r.json())
 
 
+def test_ids_have_a_maximum(shared):
+    """An id that the description permits is read or refused as one that the model does not have."""
+    most = SCHEMAS["DetokenizeRequest"]["properties"]["tokens"]["items"]["maximum"]
+    for value, code in ((most, "invalid_value"), (most + 1, "invalid_value")):
+        r = shared.post("/detokenize", {"tokens": [value]})
+        assert (r.status_code, r.json()["error"]["code"]) == (400, code)
+
+
 def test_full_answers_fit(shared):
     wide = dict(n=2, logprobs=True, top_logprobs=2, prompt_logprobs=2, stop=["x"], stop_token_ids=[1],
                 return_token_ids=True, kv={"report": "trace"})

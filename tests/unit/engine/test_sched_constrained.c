@@ -3,6 +3,7 @@
  * language. */
 #include <criterion/criterion.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/constraint.h"
 #include "paging/policy.h"
@@ -157,4 +158,109 @@ Test(constrained, free_sequences_beside_are_bitwise_the_same) {
     }
     cr_assert_gt(reached, 30, "only %d answers reached their language", reached);
     close_languages(&l);
+}
+
+/* ---- Costly languages ------------------------------------------------------------------------ */
+
+enum { HOSTILE = 6, STEP_WORK_MAX = 32000, STALLS_MAX = 600000 };
+
+/* Nested repetitions, recursion without a bound, and expressions whose states multiply. */
+static const struct {
+    enum constrain_kind kind;
+    const char *text; /* NULL: 10,000 words */
+} hostile[HOSTILE] = {
+    {CONSTRAIN_REGEX, "(([a-z]{0,30}.?){0,30}[c-z]{2,9}){0,30}x"},
+    {CONSTRAIN_REGEX,
+     "((((((((a{0,9}b?){0,9}b?){0,9}b?){0,9}b?){0,9}b?){0,9}b?){0,9}b?){0,9}b?){0,9}z"},
+    {CONSTRAIN_GRAMMAR, "root ::= s{0,100}\ns ::= \"b\" s{0,100} \"c\" | \"d\" s{0,100} | [d-z] | "
+                        "\"b\" s s{0,50} s{0,30} \"c\""},
+    {CONSTRAIN_GRAMMAR, "root ::= x{1,100}\nx ::= [b-z] x{0,30} [A-F]? | [b-m] [b-z] x{0,20}"},
+    {CONSTRAIN_REGEX, "(.*[b-z].{20}|.*[c-m].{30}|.*[d-k].{25})+Z"},
+    {CONSTRAIN_REGEX, NULL},
+};
+
+static void write_words(struct buf *out) {
+    buf_open(out, 1 << 20);
+    for (uint32_t i = 0; i < 10000; i++) {
+        uint64_t rest = world_mix(i);
+        if (i > 0) buf_char(out, '|');
+        for (int k = 0; k < 12; k++, rest /= 25) buf_char(out, (char)('b' + rest % 25));
+    }
+}
+
+static struct engine_constraint *open_hostile(struct constraint_table *table, int i) {
+    struct engine_constraint *constraint = NULL;
+    struct fault fault = {0};
+    struct buf words;
+    write_words(&words);
+    const char *text = hostile[i].text ? hostile[i].text : words.data;
+    const struct constrain_part part = {
+        .kind = hostile[i].kind, .field = "f", .text = text, .size = strlen(text)};
+    cr_assert_eq(constraint_open(table, &part, &constraint, &fault), 0, "%s", fault.text);
+    buf_close(&words);
+    return constraint;
+}
+
+static struct engine_job hostile_job(int number, const struct engine_constraint *constraint) {
+    struct engine_job job = job_of(number, 9, TOKENS, global(24, 8, 16));
+    job.request.constraint = constraint;
+    job.request.think_begin = job.request.think_end = -1;
+    job.request.ignore_eos = constraint == NULL;
+    return job;
+}
+
+/* Runs jobs of which the first is free, if there are several. In no step do masks cost more than
+ * the bound, and the free answer gets a token in every step from its first one to its last. */
+static void run_beside(struct engine_job *jobs, int count) {
+    struct world w;
+    struct fault fault = {0};
+    int stalls = 0;
+    world_open(
+        &w, &(struct world_options){.pages = 4000, .sequences = 8, .conversations = 0, .rows = 90});
+    for (int i = 0; i < count; i++) {
+        cr_assert_eq(sched_resolve_job(&w.sched.options.kv, &jobs[i], &fault), 0, "%s", fault.text);
+        submit(&w, &jobs[i]);
+    }
+    while (!sched_idle(&w.sched)) {
+        uint64_t before = w.sched.counters.mask_work;
+        int tokens = count_of(&jobs[0]);
+        cr_assert_not(world_step(&w));
+        uint64_t spent = w.sched.counters.mask_work - before;
+        cr_assert_leq(spent, STEP_WORK_MAX, "a step that spent %llu", (unsigned long long)spent);
+        if (count > 1 && tokens > 0 && tokens < TOKENS)
+            cr_assert_eq(count_of(&jobs[0]), tokens + 1, "a step without a free token");
+        if (!sched_stalled(&w.sched)) continue;
+        cr_assert_lt(++stalls, STALLS_MAX, "does not end");
+        usleep(100);
+    }
+    if (count > 1) cr_assert_gt(w.sched.counters.masks_deferred, 0);
+    world_close(&w);
+}
+
+/* Runs the chosen jobs with languages that nothing was learned of yet. */
+static void run_hostile(struct engine_job *jobs, int first, int count) {
+    const struct constrain_vocabulary v = {WORLD_VOCAB, letter, NULL};
+    struct engine_constraint *list[HOSTILE];
+    struct constraint_table table;
+    constraint_table_open(&table, &v);
+    for (int i = 0; i < HOSTILE; i++) list[i] = open_hostile(&table, i);
+    for (int i = first; i < first + count; i++)
+        jobs[i] = hostile_job(i, i > 0 ? list[i - 1] : NULL);
+    run_beside(jobs + first, count);
+    for (int i = 0; i < HOSTILE; i++) constraint_close(&table, list[i]);
+    constraint_table_close(&table);
+}
+
+Test(constrained, costly_masks_cost_no_step_more_than_its_bound) {
+    struct engine_job jobs[1 + HOSTILE], alone[1 + HOSTILE];
+    int ended = 0;
+    run_hostile(jobs, 0, 1 + HOSTILE);
+    for (int i = 0; i < 1 + HOSTILE; i++) {
+        run_hostile(alone, i, 1);
+        expect_same(&jobs[i], &alone[i], i);
+        ended += finish_of(&jobs[i]) == ENGINE_FINISH_ERROR;
+        engine_job_close(&jobs[i]);
+        engine_job_close(&alone[i]);
+    }
+    cr_assert(ended > 0 && ended < HOSTILE, "%d answers ended by a limit", ended);
 }

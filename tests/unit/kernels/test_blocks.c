@@ -102,7 +102,7 @@ static float *product(struct kern *kern, const struct shape *s, const struct ker
 /* The rounding of an input errs by at most half a step of its block; float32 sums add the rest. */
 static void check_near(const struct shape *s, const struct blocks *m, const float *y,
                        enum cpu_activations activations, const char *what) {
-    const double steps = activations == CPU_INT16 ? 254 * 254 : 254;
+    const double steps = activations == CPU_INT16 ? 2 * 32767 : 2 * 127;
     float *x = inputs(s->rows, s->cols), *bias = fresh((size_t)s->outputs, 72);
     float *was = fresh((size_t)s->rows * (size_t)s->outputs, 73);
     for (int i = 0; i < s->rows * s->outputs; i++) {

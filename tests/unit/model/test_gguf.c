@@ -80,8 +80,9 @@ enum {
 struct family {
     const char *architecture, *class;
     bool permuted, bias, qk_norm;
-    bool fused;      /* q, k and v in one tensor, gate and up in another */
-    bool post_norms; /* norms of the blocks' outputs; `no_pre_norms`: and none of their inputs */
+    bool fused;        /* q, k and v in one tensor, gate and up in another */
+    bool post_norms;   /* norms of the blocks' outputs; `no_pre_norms`: and none of their inputs */
+    bool unnormalised; /* experts: norm_topk_prob is false */
     bool no_pre_norms, wide_norms, plus_one; /* plus_one: a directory has the norms less 1 */
     bool factors;                            /* longrope's two tensors */
     void (*put)(struct buf *file);           /* further metadata, `puts` values */
@@ -174,6 +175,10 @@ static const struct family families[] = {
      .put = put_exaone4, .puts = 2, .json = FIRST_LAYER},
     {"exaone4", "Exaone4ForCausalLM", .qk_norm = true, .post_norms = true, .no_pre_norms = true,
      .json = "\"sliding_window\":null"},
+    {"ernie4_5", "Ernie4_5ForCausalLM", .permuted = false},
+    {"olmoe", "OlmoeForCausalLM", .unnormalised = true, .qk_norm = true, .wide_norms = true,
+     .experts = {"mlp.gate", "mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj",
+                 "mlp.experts.%d.down_proj"}},
 };
 
 struct making {
@@ -474,12 +479,15 @@ static void write_directory(struct making *m, const char *dir) {
             "{\"architectures\":[\"%s\"],\"hidden_size\":%d,\"intermediate_size\":%d,"
             "\"num_hidden_layers\":%d,\"num_attention_heads\":%d,\"num_key_value_heads\":%d,"
             "\"head_dim\":%d,\"vocab_size\":%d,\"max_position_embeddings\":128,"
-            "\"rms_norm_eps\":1e-5,\"rope_theta\":500000,\"tie_word_embeddings\":%s%s%s%s%.*s}",
+            "\"rms_norm_eps\":1e-5,\"rope_theta\":500000,\"tie_word_embeddings\":%s%s%s%s%s%.*s}",
             m->family->class, D, FF, LAYERS, HEADS, HEADS_KV, HEAD, VOCAB,
             m->tied ? "true" : "false",
             m->family->experts[0] ? ",\"num_local_experts\":3,\"num_experts_per_tok\":2,"
-                                    "\"moe_intermediate_size\":256,\"norm_topk_prob\":true"
+                                    "\"moe_intermediate_size\":256,\"norm_topk_prob\":"
                                   : "",
+            !m->family->experts[0]    ? ""
+            : m->family->unnormalised ? "false"
+                                      : "true",
             m->family->json ? "," : "", m->family->json ? m->family->json : "",
             (int)m->factors.size, m->factors.size ? m->factors.data : "");
     write_parts(dir, "config.json", &config, 1);

@@ -267,6 +267,24 @@ Test(model, olmo3_as_transformers) {
 Test(model, exaone4_as_transformers) {
     check_golden_paths("exaone4", NULL);
 }
+Test(model, ministral_as_transformers) {
+    check_golden_paths("ministral", NULL);
+}
+Test(model, seedoss_as_transformers) {
+    check_golden_paths("seedoss", NULL);
+}
+Test(model, ernie45_as_transformers) {
+    check_golden_paths("ernie45", NULL);
+}
+Test(model, glm_as_transformers) {
+    check_golden_paths("glm", NULL);
+}
+Test(model, glm4_as_transformers) {
+    check_golden_paths("glm4", NULL);
+}
+Test(model, olmoe_as_transformers) {
+    check_golden_caches("olmoe", NULL, false);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }

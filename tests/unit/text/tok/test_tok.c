@@ -1,5 +1,7 @@
 /* Tokens against huggingface/tokenizers and llama.cpp. */
 #include <criterion/criterion.h>
+#include <glob.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/gguf.h"
@@ -220,60 +222,87 @@ Test(tok, real_smollm2) {
     tok_close(tok);
 }
 
-/* One line of ids per text; texts are separated by a line of their own. */
-static void check_llama_cpp(const struct tok *tok, const char *inp, const char *out) {
+/* Compares texts with their ids: one line of ids per text; texts are separated by a line of their
+ * own. */
+struct compared {
+    int texts, differ;
+};
+
+static struct compared compare_llama_cpp(const struct tok *tok, const char *inp, const char *out) {
     static const char separator[] = "\n__ggml_vocab_test__\n";
     size_t size, out_size;
     char *texts = read_text(inp, &size), *lines = read_text(out, &out_size), *line = lines;
     char *text = texts, *end = texts + size;
-    int count = 0;
+    struct compared found = {0};
     while (text < end) {
         char *next = memmem(text, (size_t)(end - text), separator, sizeof separator - 1);
-        size_t n = (size_t)((next ? next : end) - text);
+        size_t n = (size_t)((next ? next : end) - text), i = 0;
         struct tok_ids ids = encode(tok, text, n, 0);
-        size_t i = 0;
+        bool equal = true;
         for (; *line && *line != '\n'; line += strspn(line, " "), i++) {
             long expected = strtol(line, &line, 10);
-            cr_expect(i < ids.count && ids.ids[i] == expected, "text %d, token %zu", count, i);
+            equal = equal && i < ids.count && ids.ids[i] == expected;
         }
-        cr_expect_eq(i, ids.count, "text %d", count);
+        equal = equal && i == ids.count;
+        if (!equal) fprintf(stderr, "%s: text %d differs\n", inp, found.texts);
+        found.differ += !equal;
+        found.texts++;
         if (*line) line++;
-        count++;
         if (!next) break;
         text = next + sizeof separator - 1;
     }
-    cr_expect_geq(count, 40);
+    cr_expect_geq(found.texts, 40);
     mem_free(texts);
     mem_free(lines);
+    return found;
 }
 
-static struct tok *open_gguf(const char *path) {
-    struct fault fault = {0};
+/* A file's tokenizer, or NULL with the reason. */
+static struct tok *open_gguf(const char *path, struct fault *fault) {
     struct gguf gguf;
     struct tok *tok;
     size_t size;
     char *data = read_text(path, &size);
-    cr_assert_eq(gguf_parse(data, size, &gguf, &fault), 0, "%s: %s", path, fault.text);
-    cr_assert_eq(tok_open_gguf(&gguf, &tok, &fault), 0, "%s: %s: %s", path, fault.field,
-                 fault.text);
+    cr_assert_eq(gguf_parse(data, size, &gguf, fault), 0, "%s: %s", path, fault->text);
+    int rc = tok_open_gguf(&gguf, &tok, fault);
+    cr_assert(rc == 0 || rc == ERR_UNSUPPORTED, "%s: %s: %s", path, fault->field, fault->text);
     gguf_close(&gguf);
     mem_free(data);
-    return tok;
+    return rc == 0 ? tok : NULL;
 }
 
-/* Vocabularies as files without tensors, with merges and with scores. */
+/* llama.cpp does not compose characters (NFC). The tokenizer of Qwen3.5 does, and three of its
+ * texts contain characters that are not composed. */
+static void check_texts(const struct tok *tok, const char *name, const char *inp, const char *out) {
+    struct compared found = compare_llama_cpp(tok, inp, out);
+    int differ = strstr(name, "qwen35") ? 3 : 0;
+    printf("%-34s %d texts, %d differ\n", name, found.texts, found.differ);
+    cr_expect_eq(found.differ, differ, "%s", name);
+}
+
+/* Vocabularies as files without tensors: those of llama.cpp's tests, as many as are there. Files of
+ * tokenizers that no supported family has are refused by name. */
 Test(tok, real_gguf) {
-    static const char *const names[] = {"gpt-2", "deepseek-coder", "llama-spm"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char name[128], path[512], inp[520], out[520];
-        snprintf(name, sizeof name, "tokenizers/ggml-vocab-%s.gguf", names[i]);
-        if (!more_data(path, sizeof path, name)) return;
+    char pattern[512];
+    if (!more_data(pattern, sizeof pattern, "tokenizers/ggml-vocab-*.gguf")) return;
+    glob_t found;
+    cr_assert_eq(glob(pattern, 0, NULL, &found), 0);
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        const char *path = found.gl_pathv[i], *name = strrchr(path, '/') + 1;
+        char inp[520], out[520];
+        struct fault fault = {0};
         snprintf(inp, sizeof inp, "%s.inp", path);
         snprintf(out, sizeof out, "%s.out", path);
-        struct tok *tok = open_gguf(path);
-        check_llama_cpp(tok, inp, out);
+        struct tok *tok = open_gguf(path, &fault);
+        if (!tok)
+            printf("%-34s refused: %s: %s\n", name, fault.field, fault.text);
+        else if (access(inp, R_OK) != 0)
+            printf("%-34s opened; no texts\n", name);
+        else
+            check_texts(tok, name, inp, out);
         tok_close(tok);
     }
+    globfree(&found);
 }
 
 Test(tok, real_qwen2) {
@@ -284,7 +313,7 @@ Test(tok, real_qwen2) {
     struct tok *tok = open_dir(dir);
     cr_expect_eq(id_of(tok, "<|im_end|>"), 151645);
     cr_expect(!tok_is_special(tok, id_of(tok, "<tool_call>")));
-    check_llama_cpp(tok, inp, out);
+    check_texts(tok, "qwen2", inp, out);
     check_golden(tok, DATA "golden-qwen2.json");
     tok_close(tok);
 }

@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""keepd beside the fastest engines for CPUs, by the format of the weights, on this machine, now.
+
+    formats.py [--llama DIR] [--ik DIR] [--openvino PYTHON] PREFIX [PREFIX ...]
+
+PREFIX-FORMAT.gguf is read by every engine, so all multiply the same bits; a missing file is skipped with a line.
+`llama-quantize` makes them from PREFIX-bf16.gguf: `llama-quantize --pure P-bf16.gguf P-q4_0.gguf q4_0`.
+
+    --llama DIR        llama.cpp's llama-bench and llama-batched-bench
+    --ik DIR           those of ik_llama.cpp, with run-time repacking (-rtr)
+    --openvino PYTHON  a Python interpreter with the package openvino-genai
+
+An engine that is not named, or lacks its programs, is skipped with a line. keepd is measured through HTTP, by its
+client; the others by their own benches, inside their process. In every round the engines take their turns one after
+another, keepd in the middle, and every ratio is of two turns of one round: the median over the rounds, with the
+lowest and the highest. The read bandwidth is measured in every round, too (bench_machine). The generation of one
+text is also shown as a part of it: the bytes of the file's matrices, once for each token.
+"""
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import random
+import re
+import statistics
+import subprocess
+import sys
+
+from compare import ROOT, Keepd, generating, reading
+
+CASES = {"prompt": "prompt of 512", "1": "generation, batch 1", "8": "generation, batch 8", "32": "generation, batch 32"}
+PROMPT, TOKENS, SHORT = 512, 32, 16
+
+
+def text_of(command, **options):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, **options)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
+    return done.stdout + done.stderr
+
+
+class KeepdTurn:
+    """keepd's server on one file; stopped (SIGSTOP) outside its turns."""
+
+    name = "keepd"
+
+    def __init__(self, args, model):
+        self.server = Keepd(args, model, {"places": 32, "full": True, "options": args.keepd_options.split()})
+
+    def measure(self, cases, number):
+        rng, found = random.Random(number), {}
+        with self.server.turn() as s:
+            for case in cases:
+                found[case] = reading(s, rng, PROMPT) if case == "prompt" else generating(s, rng, int(case), TOKENS)
+        return found
+
+    def stop(self):
+        self.server.stop()
+
+
+class GgmlTurn:
+    """llama.cpp or a fork: their own benches, a process for each measurement."""
+
+    def __init__(self, name, folder, options, args, model):
+        self.name, self.folder, self.options, self.args, self.model = name, folder, options, args, model
+
+    def prompt(self):
+        bench = [self.folder / "llama-bench", "-m", self.model, "-t", self.args.threads, "-p", PROMPT, "-n", 0, "-r", 2, "-o", "json"]
+        out = text_of([*bench, *(["-rtr", 1] if "-rtr" in self.options else [])])
+        return json.loads(out[out.index("[\n"):out.rindex("]") + 1])[0]["avg_ts"]
+
+    def batches(self, sizes):
+        bench = [self.folder / "llama-batched-bench", "-m", self.model, "-t", self.args.threads, "-tb", self.args.threads,
+                 "-c", 64 * max(sizes), "-npp", SHORT, "-ntg", TOKENS, "-npl", ",".join(map(str, sizes)), *self.options]
+        rows = re.findall(r"^\|" + r"\s*([\d.]+)\s*\|" * 8, text_of(bench).replace("||", "|"), re.MULTILINE)
+        return {row[2]: float(row[7]) for row in rows}
+
+    def measure(self, cases, number):
+        found = {"prompt": self.prompt()} if "prompt" in cases else {}
+        sizes = [int(c) for c in cases if c != "prompt"]
+        return found | (self.batches(sizes) if sizes else {})
+
+    def stop(self):
+        pass
+
+
+OPENVINO = """
+import json, sys, time
+import openvino_genai as ov
+model, threads, prompt, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+pipe = ov.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads)
+config = ov.GenerationConfig(max_new_tokens=tokens, min_new_tokens=tokens, ignore_eos=True)
+rate = {}
+for length, case in ((prompt, "prompt"), (16, "1")):
+    ids = ov.TokenizedInputs
+    import numpy, openvino
+    data = numpy.random.default_rng(1).integers(300, 20000, (1, length))
+    inputs = openvino.Tensor(data)
+    for _ in range(2):
+        metrics = pipe.generate(inputs, config).perf_metrics
+        rate[case] = length / metrics.get_ttft().mean * 1e3 if case == "prompt" else 1e3 / metrics.get_tpot().mean
+print(json.dumps(rate))
+"""
+
+
+class OpenvinoTurn:
+    """OpenVINO GenAI: one text at a time."""
+
+    name = "OpenVINO GenAI"
+
+    def __init__(self, args, model):
+        self.args, self.model = args, model
+
+    def measure(self, cases, number):
+        out = text_of([self.args.openvino, "-c", OPENVINO, self.model, self.args.threads, PROMPT, TOKENS])
+        rates = json.loads(out[out.rindex("{"):out.rindex("}") + 1])
+        return {case: rate for case, rate in rates.items() if case in cases}
+
+    def stop(self):
+        pass
+
+
+def engines(args):
+    """[(name, what opens it on a file, its version and flags)], keepd in the middle."""
+    found = []
+    for name, folder, options in (("llama.cpp", args.llama, []), ("ik_llama.cpp", args.ik, ["-rtr"])):
+        missing = [p for p in ("llama-bench", "llama-batched-bench") if not folder or not (folder / p).exists()]
+        if missing:
+            print(f"{name}: skipped, no {missing[0]}" + (f" in {folder}" if folder else ": its folder is not given"))
+            continue
+        with contextlib.suppress(RuntimeError):
+            version = re.search(r"build.*?: *(\S+.*)", text_of([folder / "llama-bench", "--version"])) if name == "llama.cpp" else None
+        found.append((name, lambda model, n=name, f=folder, o=options: GgmlTurn(n, f, o, args, model),
+                      " ".join([version[1] if version else "", *options]).strip()))
+    if args.openvino:
+        version = text_of([args.openvino, "-c", "import openvino_genai as o; print(o.__version__)"]).strip()
+        found.append(("OpenVINO GenAI", lambda model: OpenvinoTurn(args, model), version))
+    else:
+        print("OpenVINO GenAI: skipped, no interpreter is given")
+    commit = text_of(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT).strip()
+    found.insert(1, ("keepd", lambda model: KeepdTurn(args, model), f"{commit} {args.keepd_options}".strip()))
+    return found
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def read_rate(args):
+    """Bytes per second that all cores read now."""
+    return json.loads(text_of([args.machine]))["read_bytes_per_s"]
+
+
+def one_round(args, running, number):
+    """{engine: {case: tokens/s}}; engines whose turn fails are left out, with a line."""
+    found = {}
+    for engine in running if number % 2 == 0 else running[::-1]:
+        try:
+            found[engine.name] = engine.measure(args.cases, number)
+        except (RuntimeError, ValueError) as e:
+            print(f"  {engine.name}: {e}", file=sys.stderr, flush=True)
+            continue
+        print(f"  {engine.name}: " + ", ".join(f"{c} {r:.4g}" for c, r in found[engine.name].items()), file=sys.stderr, flush=True)
+    return found
+
+
+def rounds_of(args, known, model):
+    running = []
+    try:
+        for _, opened, _ in known:
+            running.append(opened(model))
+        return [{"read": read_rate(args), "rates": one_round(args, running, n)} for n in range(args.rounds)]
+    finally:
+        for engine in running:
+            engine.stop()
+
+
+def spread(values, show="{:.2f}"):
+    values = sorted(values)
+    middle = show.format(statistics.median(values))
+    return middle if len(values) == 1 else f"{middle} ({show.format(values[0])}-{show.format(values[-1])})"
+
+
+def line(case, rounds, names, size):
+    """One row of the table: the medians, and keepd beside the best of the others in each round."""
+    both = [r["rates"] for r in rounds if case in r["rates"].get("keepd", {})]
+    cells = []
+    for name in names:
+        rates = [r[name][case] for r in both if case in r.get(name, {})]
+        cells.append(f"{statistics.median(rates):.1f}" if rates else "")
+    best = [r["keepd"][case] / max(o[case] for n, o in r.items() if n != "keepd" and case in o)
+            for r in both if any(n != "keepd" and case in o for n, o in r.items())]
+    part = [r["rates"]["keepd"][case] * size / r["read"] for r in rounds if case in r["rates"].get("keepd", {})]
+    return f"| {CASES[case]} | {' | '.join(cells)} | {spread(best) if best else ''} | " \
+           f"{spread([100 * p for p in part], '{:.0f}') + ' %' if case == '1' else ''} |"
+
+
+def matrix_bytes(path):
+    """Bytes that one token reads: of the file's matrices, which are nearly all of it without the vocabulary's text. An
+    embedding that is not the LM head, too, is counted, though one token reads one row of it."""
+    import gguf
+    reader = gguf.GGUFReader(path)
+    names = {t.name for t in reader.tensors}
+    return sum(int(t.n_bytes) for t in reader.tensors
+               if len(t.shape) > 1 and not (t.name == "token_embd.weight" and "output.weight" in names))
+
+
+def table(args, known, prefix, form, path):
+    size = matrix_bytes(path)
+    print(f"\n{path.name}: {size / 1e6:.0f} MB of matrices", file=sys.stderr, flush=True)
+    rounds = rounds_of(args, known, path)
+    names = [name for name, _, _ in known]
+    read = spread([r["read"] / 1e9 for r in rounds], "{:.1f}")
+    print(f"\n| {prefix.name}, {form}; {read} GB/s read | {' | '.join(names)} | keepd / best other | of reading |")
+    print("|---|" + "--:|" * (len(names) + 2))
+    for case in args.cases:
+        print(line(case, rounds, names, size), flush=True)
+    return {"file": path.name, "matrix_bytes": size, "rounds": rounds}
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("prefixes", nargs="+", type=pathlib.Path, metavar="PREFIX")
+    ap.add_argument("--formats", nargs="+", default=["bf16", "q8_0", "q4_0"], metavar="FORMAT")
+    ap.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    ap.add_argument("--llama", type=pathlib.Path, metavar="DIR")
+    ap.add_argument("--ik", type=pathlib.Path, metavar="DIR")
+    ap.add_argument("--openvino", metavar="PYTHON")
+    ap.add_argument("--keepd", default=str(ROOT / "build" / "keepd"))
+    ap.add_argument("--keepd-options", default="", help="more of them, as one word")
+    ap.add_argument("--machine", default=str(ROOT / "build" / "release" / "bench" / "speed" / "bench_machine"))
+    ap.add_argument("--threads", type=int, default=os.cpu_count())
+    ap.add_argument("--rounds", type=int, default=3)
+    ap.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "bench" / "compare")
+    a = ap.parse_args()
+    a.logs, a.nice = a.out, 0
+    a.out.mkdir(parents=True, exist_ok=True)
+    known = engines(a)
+    cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    print(f"{datetime.date.today().isoformat()}, {cpu[1] if cpu else 'unknown processor'}, {a.threads} threads; "
+          + "; ".join(f"{name} {version}" for name, _, version in known), flush=True)
+    found = []
+    for prefix in a.prefixes:
+        for form in a.formats:
+            path = prefix.parent / f"{prefix.name}-{form}.gguf"
+            if path.exists():
+                found.append(table(a, known, prefix, form, path))
+            else:
+                print(f"\n{path}: skipped, there is no such file")
+    (a.out / "formats.json").write_text(json.dumps({"engines": [k[::2] for k in known], "tables": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
