@@ -261,3 +261,33 @@ def test_the_conversation_goes_on(caller):
     cached = second.usage.prompt_tokens_details.cached_tokens
     assert cached >= first.usage.prompt_tokens + first.usage.completion_tokens - 1, "the calls too"
     assert second.usage.kv_details["dropped_tokens"] == 0
+
+
+@pytest.mark.parametrize("opened", [1, 2], ids=["the model opens its thought", "the template opens it"])
+def test_an_agent_that_thinks(start, fake, tmp_path, opened):
+    """A model that thinks, calls, and answers from the result, by a script: whole and streamed, on all three routes."""
+    tag = "" if opened == 2 else "\x01"
+    script = [["98 degrees", f"{tag}I have it.\x02It is 98 degrees."], ["Dallas", f"{tag}They want\nto know.\x02{hermes()}"]]
+    (tmp_path / "script.json").write_text(json.dumps(script))
+    daemon = start(env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_THINK": str(opened),
+                        "KEEPD_FAKE_SCRIPT": str(tmp_path / "script.json")})
+    asked = ask(daemon, "How warm is it in Dallas?")
+    message = asked["message"]
+    assert message["reasoning"] == "They want\nto know." and message["content"] is None
+    assert [c["function"]["name"] for c in message["tool_calls"]] == ["get_weather"] and asked["finish_reason"] == "tool_calls"
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "98 degrees"}
+    told = ask(daemon, "", messages=[{"role": "user", "content": "How warm is it in Dallas?"}, message, result])
+    assert (told["message"]["reasoning"], told["message"]["content"]) == ("I have it.", "It is 98 degrees.")
+
+    flat = [{"type": "function", **t["function"]} for t in TOOLS]
+    first = daemon.post("/v1/responses", {"input": "How warm is it in Dallas?", "tools": flat}).json()
+    assert [item["type"] for item in first["output"]] == ["reasoning", "function_call"]
+    second = daemon.post("/v1/responses", {"previous_response_id": first["id"], "input": [
+        {"type": "function_call_output", "call_id": first["output"][1]["call_id"], "output": "98 degrees"}]}).json()
+    assert [item["type"] for item in second["output"]] == ["reasoning", "message"]
+    assert second["output"][1]["content"][0]["text"] == "It is 98 degrees."
+
+    tools = [{"name": t["function"]["name"], "input_schema": t["function"].get("parameters", {"type": "object"})} for t in TOOLS]
+    blocks = daemon.post("/v1/messages", {"max_tokens": 400, "tools": tools, "messages": [
+        {"role": "user", "content": "How warm is it in Dallas?"}]}).json()["content"]
+    assert [b["type"] for b in blocks] == ["thinking", "tool_use"] and blocks[1]["input"] == json.loads(WEATHER)
