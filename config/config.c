@@ -89,8 +89,8 @@ const struct option config_options[] = {
     {"reasoning-parser", CHOICE, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
      "auto: text between <think> tags is returned as reasoning_content. none: answers are "
      "returned unchanged."},
-    {"tool-call-parser", CHOICE, AT(tool_call_parser), 0, 0, "auto", "auto|hermes|llama3|harmony|none", 0,
-     "Format of the model's tool calls: <tool_call> tags (hermes: Qwen, Hermes), channels (harmony: gpt-oss) or a bare JSON "
+    {"tool-call-parser", CHOICE, AT(tool_call_parser), 0, 0, "auto", "auto|hermes|llama3|mistral|harmony|none", 0,
+     "Format of the model's tool calls: <tool_call> tags (hermes: Qwen, Hermes), channels (harmony: gpt-oss), a list behind [TOOL_CALLS] (mistral) or a bare JSON "
      "object (llama3: Llama 3.x). auto: detected from the chat template. none: requests that "
      "allow tool calls are rejected."},
     {"request-timeout", INT, AT(request_timeout), 0, 86400, "0", "SECONDS", RELOADABLE,

@@ -196,13 +196,17 @@ static int read_fields(struct source *s) {
 
 /* How calls are written. */
 struct call_form {
-    const char *before, *arguments, *after, *between;
+    const char *open, *before, *arguments, *after, *between, *close;
 };
 
 static const struct call_form *form_of(enum tool_format format) {
-    static const struct call_form hermes = {"<tool_call>\n{\"name\": \"",
-                                            "\", \"arguments\": ", "}\n</tool_call>", "\n"};
-    static const struct call_form llama3 = {"{\"name\": \"", "\", \"parameters\": ", "}", "; "};
+    static const struct call_form hermes = {
+        "", "<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>", "\n", ""};
+    static const struct call_form llama3 = {"", "{\"name\": \"", "\", \"parameters\": ", "}", "; ",
+                                            ""};
+    static const struct call_form mistral = {"[", "{\"name\": \"", "\", \"arguments\": ", "}", ", ",
+                                             "]"};
+    if (format == TOOL_FORMAT_MISTRAL) return &mistral;
     return format == TOOL_FORMAT_HERMES ? &hermes : &llama3;
 }
 
@@ -256,20 +260,23 @@ static int any_call(struct oai_reader *r, bool only_strict, struct constrain_par
     return 0;
 }
 
-/* Builds first (between next)*, or only the first. */
+/* Builds open first (between next)* close, or only the first. */
 static int call_list(struct oai_reader *r, const struct constrain_part *call,
                      struct constrain_part *part) {
-    struct constrain_part *pieces = new_parts(r, 2), *more = new_parts(r, 1);
+    struct constrain_part *pieces = new_parts(r, 4), *more = new_parts(r, 1);
     struct constrain_part *next = new_parts(r, 2);
+    const struct call_form *form = form_of(r->out->tools.format);
     if (!pieces || !more || !next) return -1;
     bool several = r->out->tools.parallel && r->out->named_tool < 0;
-    next[0] = text_part(form_of(r->out->tools.format)->between);
+    next[0] = text_part(form->between);
     next[1] = *call;
     *more = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = next, .count = 2};
-    pieces[0] = *call;
-    pieces[1] = (struct constrain_part){
+    pieces[0] = text_part(form->open);
+    pieces[1] = *call;
+    pieces[2] = (struct constrain_part){
         .kind = CONSTRAIN_REPEAT, .children = more, .count = 1, .max = several ? -1 : 0};
-    *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 2};
+    pieces[3] = text_part(form->close);
+    *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 4};
     return 0;
 }
 
@@ -290,7 +297,10 @@ static int free_calls(struct oai_reader *r, const struct constrain_part *call,
         *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 2};
         return 0;
     }
-    pieces[0] = text_part("(?![ \\t\\r\\n]*\\{)[\\s\\S]*");
+    /* A call of mistral may begin anywhere with a bracket and a brace. */
+    pieces[0] = text_part(r->out->tools.format == TOOL_FORMAT_MISTRAL
+                              ? "(?![ \\t\\r\\n]*\\{)(?![\\s\\S]*\\[[ \\t\\r\\n]*\\{)[\\s\\S]*"
+                              : "(?![ \\t\\r\\n]*\\{)[\\s\\S]*");
     pieces[0].kind = CONSTRAIN_REGEX;
     *part = (struct constrain_part){.kind = CONSTRAIN_ALT, .children = pieces, .count = 2};
     return call_list(r, call, &pieces[1]);

@@ -12,11 +12,14 @@
 #define CALL_OPENS  "<tool_call>"
 #define CALL_CLOSES "</tool_call>"
 #define PYTHON_TAG  "<|python_tag|>"
+#define CALLS_TAG   "[TOOL_CALLS]"
+#define ARGS_TAG    "[ARGS]"
 
 /* --- formats --- */
 
 const char *tool_format_name(enum tool_format format) {
-    static const char *const names[TOOL_FORMATS] = {"none", "hermes", "llama3", "harmony"};
+    static const char *const names[TOOL_FORMATS] = {"none", "hermes", "llama3", "mistral",
+                                                    "harmony"};
     return names[format];
 }
 
@@ -53,6 +56,7 @@ enum tool_format tool_format_of(const char *chat_template) {
     if (!chat_template) return TOOL_FORMAT_NONE;
     if (is_hermes(chat_template)) return TOOL_FORMAT_HERMES;
     if (is_harmony(chat_template)) return TOOL_FORMAT_HARMONY;
+    if (strstr(chat_template, CALLS_TAG)) return TOOL_FORMAT_MISTRAL;
     return is_llama3(chat_template) ? TOOL_FORMAT_LLAMA3 : TOOL_FORMAT_NONE;
 }
 
@@ -236,19 +240,61 @@ static enum match match_llama3(const struct tool_reader *r, struct cursor *c) {
     return tag == MATCH_NO ? MATCH_YES : tag;
 }
 
+/* Matches the name of a tool and the brace of its arguments. */
+static enum match match_named(const struct tool_set *tools, struct cursor *c, struct head *head) {
+    head->name.begin = c->at;
+    while (c->at < c->end && c->text[c->at] != '[' && c->text[c->at] != '{') {
+        unsigned char byte = (unsigned char)c->text[c->at++];
+        if (byte <= ' ') return MATCH_NO;
+    }
+    head->name.end = c->at;
+    if (c->at == c->end) return MATCH_MORE;
+    if (!is_tool(tools, c, &head->name)) return MATCH_NO;
+    enum match match = match_word(c, ARGS_TAG);
+    if (match == MATCH_MORE) return match;
+    match = match_mark(c, "{");
+    head->form = OBJECT;
+    head->arguments = match == MATCH_YES ? --c->at : 0;
+    return match;
+}
+
+/* Matches a call with its tag, with the list's bracket, or, where nothing was said before, with
+ * neither. */
+static enum match match_mistral(const struct tool_reader *r, struct cursor *c, bool first,
+                                struct head *head) {
+    if (r->calls && first) {
+        enum match comma = match_mark(c, ",");
+        if (comma == MATCH_MORE) return comma;
+    }
+    enum match tag = first ? match_mark(c, CALLS_TAG) : match_word(c, CALLS_TAG);
+    if (tag == MATCH_MORE) return tag;
+    enum match bracket = match_mark(c, "[");
+    if (bracket == MATCH_MORE) return bracket;
+    if (!first && tag == MATCH_NO && bracket == MATCH_NO) return MATCH_NO;
+    if (bracket == MATCH_NO && c->text[c->at] != '{') return match_named(r->tools, c, head);
+    return match_head(r->tools, c, head);
+}
+
+static enum match match_call(const struct tool_reader *r, struct cursor *c, bool first,
+                             struct head *head) {
+    if (r->tools->format == TOOL_FORMAT_MISTRAL) return match_mistral(r, c, first, head);
+    enum match match =
+        r->tools->format == TOOL_FORMAT_HERMES ? match_hermes(c, first) : match_llama3(r, c);
+    return match == MATCH_YES ? match_head(r->tools, c, head) : match;
+}
+
 static enum match match_opening(const struct tool_reader *r, struct cursor *c, bool first,
                                 struct head *head) {
     size_t begin = c->at;
     bool cut = c->end - begin >= TOOL_HELD_MAX;
     if (cut) c->end = begin + TOOL_HELD_MAX;
-    enum match match =
-        r->tools->format == TOOL_FORMAT_HERMES ? match_hermes(c, first) : match_llama3(r, c);
-    if (match == MATCH_YES) match = match_head(r->tools, c, head);
+    enum match match = match_call(r, c, first, head);
     return match == MATCH_MORE && cut ? MATCH_NO : match;
 }
 
 static bool may_open(const struct tool_reader *r, char byte, bool first) {
     if (r->tools->format == TOOL_FORMAT_HARMONY) return false;
+    if (r->tools->format == TOOL_FORMAT_MISTRAL) return first || byte == '[';
     return first || (r->tools->format == TOOL_FORMAT_HERMES && (byte == '<' || byte == '\n'));
 }
 
@@ -288,9 +334,11 @@ static void end_call(struct tool_reader *r, size_t at) {
 /* Returns whether the held text is a separator between calls, which is dropped if no call follows.
  */
 static bool is_separator(const struct tool_reader *r, const char *text, size_t end) {
+    char separator = r->tools->format == TOOL_FORMAT_LLAMA3    ? ';'
+                     : r->tools->format == TOOL_FORMAT_MISTRAL ? ','
+                                                               : ' ';
     for (size_t i = r->at; i < end; i++)
-        if (!tool_json_blank(text[i]) && (text[i] != ';' || r->tools->format != TOOL_FORMAT_LLAMA3))
-            return false;
+        if (!tool_json_blank(text[i]) && text[i] != separator) return false;
     return r->calls > 0;
 }
 
@@ -341,10 +389,20 @@ static struct tool_piece next_in_rest(struct tool_reader *r, const char *text, s
     return at > r->at ? give(r, TOOL_ARGUMENTS, at) : more();
 }
 
+/* Reads the end of a list of calls, where there is one. */
+static struct tool_piece next_in_list(struct tool_reader *r, const char *text, size_t end,
+                                      bool last) {
+    while (r->at < end && (tool_json_blank(text[r->at]) || strchr("}]", text[r->at]))) r->at++;
+    if (r->at == end) return more();
+    end_call(r, r->at);
+    return next_in_text(r, text, end, last);
+}
+
 /* Reads what follows whole arguments: }\n</tool_call>, or the model's variant of it. */
 static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
     struct cursor c = {text, r->at, end};
+    if (r->tools->format == TOOL_FORMAT_MISTRAL) return next_in_list(r, text, end, last);
     bool hermes = r->tools->format == TOOL_FORMAT_HERMES;
     while (c.at < end && (tool_json_blank(text[c.at]) || (hermes && text[c.at] == '}'))) c.at++;
     r->at = c.at;
@@ -372,7 +430,7 @@ static struct tool_piece next_in_members(struct tool_reader *r, const char *text
     r->phase = TOOL_IN_TAIL;
     if (step != TOOL_JSON_DONE) return next_in_tail(r, text, end, last);
     r->at = at;
-    if (r->tools->format == TOOL_FORMAT_HERMES) return next_in_tail(r, text, end, last);
+    if (r->tools->format != TOOL_FORMAT_LLAMA3) return next_in_tail(r, text, end, last);
     end_call(r, at);
     return next_in_text(r, text, end, last);
 }

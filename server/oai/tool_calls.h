@@ -3,9 +3,12 @@
  *
  *   hermes   <tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>   Qwen2.5, Qwen3, Hermes
  *   llama3   {"name": "f", "parameters": {...}}                             Llama 3.1 to 3.3
+ *   mistral  [TOOL_CALLS][{"name": "f", "arguments": {...}}]                Mistral, Ministral
+ *            [TOOL_CALLS]f[ARGS]{...}                                       since 2025
  *   harmony  a message to functions.f in a channel of its own              gpt-oss
  *
- * The last is read from the tokens (channels.c), which say where a call begins and ends; here its
+ * Tags that are special tokens leave no text; a call is found without them, too. harmony is read
+ * from the tokens (channels.c), which say where a call begins and ends; here its
  * arguments are text up to that end.
  *
  * Members of the object may stand before and behind the arguments and are left out; the name may
@@ -37,6 +40,7 @@ enum tool_format {
     TOOL_FORMAT_NONE,
     TOOL_FORMAT_HERMES,
     TOOL_FORMAT_LLAMA3,
+    TOOL_FORMAT_MISTRAL,
     TOOL_FORMAT_HARMONY,
     TOOL_FORMATS
 };

@@ -153,7 +153,7 @@ static int refuse_format(const struct oai_reader *r) {
     return oai_refuse(
         r->error, 400, "unsupported_parameter", "tools",
         "Unsupported value for 'tools': this model's chat template shows no form of "
-        "calls that this server reads (--tool-call-parser: hermes, llama3, harmony). With "
+        "calls that this server reads (--tool-call-parser: hermes, llama3, mistral, harmony). With "
         "'tool_choice' \"none\" the model sees the tools and answers in text.");
 }
 
@@ -210,9 +210,19 @@ void oai_render_part_id(struct buf *out, const struct oai_answer *answer, const 
     buf_fmt(out, "\"%s%.24s%02x%02x\"", prefix, random ? random + 1 : answer->id, a, b);
 }
 
+/* Templates of mistral demand 9 letters and digits. */
+void oai_render_call_id(struct buf *out, const struct oai_answer *answer, unsigned index,
+                        unsigned call) {
+    const char *random = strpbrk(answer->id, "-_");
+    if (answer->request->tools.format == TOOL_FORMAT_MISTRAL)
+        buf_fmt(out, "\"%.5s%02x%02x\"", random ? random + 1 : answer->id, index & 255, call & 255);
+    else
+        oai_render_part_id(out, answer, "call_", index, call);
+}
+
 static void write_id(struct buf *out, const struct oai_answer *answer, int index, uint32_t call) {
     buf_str(out, "\"id\":");
-    oai_render_part_id(out, answer, "call_", (unsigned)index, call);
+    oai_render_call_id(out, answer, (unsigned)index, call);
     buf_str(out, ",\"type\":\"function\"");
 }
 

@@ -106,13 +106,23 @@ def writer():
     yield from run_daemon("--api-key", KEY, *flags, binary="server/keepd")
 
 
-@pytest.fixture(scope="session")
-def toolbox(tmp_path_factory):
-    """The bundled model with a template that knows tools."""
+def run_toolbox(tmp_path_factory, *flags):
     model = tmp_path_factory.mktemp("toolbox") / "model"
     shutil.copytree(ROOT / "bundled/keepd-nano", model)
     (model / "chat_template.jinja").write_text(HERMES)
-    yield from run_daemon("--api-key", KEY, "--model", str(model), binary="server/keepd")
+    yield from run_daemon("--api-key", KEY, "--model", str(model), *flags, binary="server/keepd")
+
+
+@pytest.fixture(scope="session")
+def toolbox(tmp_path_factory):
+    """The bundled model with a template that knows tools."""
+    yield from run_toolbox(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def mistral(tmp_path_factory):
+    """The same with calls in Mistral's form."""
+    yield from run_toolbox(tmp_path_factory, "--tool-call-parser", "mistral")
 
 
 @pytest.fixture(scope="session")

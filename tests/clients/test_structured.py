@@ -40,8 +40,9 @@ def test_openai_parse_async(writer):
     assert isinstance(asyncio.run(talk()).choices[0].message.parsed, Person)
 
 
-def test_openai_parse_tools(toolbox):
-    answer = client(toolbox).chat.completions.parse(
+@pytest.mark.parametrize("form", ["toolbox", "mistral"])
+def test_openai_parse_tools(request, form):
+    answer = client(request.getfixturevalue(form)).chat.completions.parse(
         model=MODEL, messages=ASK, tools=[openai.pydantic_function_tool(Person)], tool_choice="required",
         parallel_tool_calls=False, max_tokens=300, temperature=0)
     assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments, Person)

@@ -405,15 +405,39 @@ static enum tool_format format_of_file(const char *name) {
     return tool_format_of(source);
 }
 
+Test(tool_calls, mistral) {
+    static const char *const cases[][2] = {
+        {"hello [1, 2]", "hello [1, 2]"},
+        {"[TOOL_CALLS][" F "]", "<f|{\"a\": 1}>!"},
+        {"[TOOL_CALLS] [" F ", " F "]", "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
+        {"[" F "]", "<f|{\"a\": 1}>!"},
+        {" \n[" F ",\n" F "]\n", "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
+        {F, "<f|{\"a\": 1}>!"},
+        {"[{\"name\": \"f\", \"arguments\": {}, \"id\": \"abc012345\"}]", "<f|{}>!"},
+        {"[{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}]", "<f|{\"a\": 1}>!"},
+        {"[{\"name\": \"f\"}]", "<f|{}>!"},
+        {"Look: [" F "]", "Look: <f|{\"a\": 1}>!"},
+        {"Look.[TOOL_CALLS][" F "] So.", "Look.<f|{\"a\": 1}>So.!"},
+        {"[TOOL_CALLS]get_weather[ARGS]{\"a\": [1]}", "<get_weather|{\"a\": [1]}>!"},
+        {"get_weather{\"a\": [1]}", "<get_weather|{\"a\": [1]}>!"},
+        {"[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]get_weather[ARGS]{}", "<f|{}><get_weather|{}>!"},
+        {"[TOOL_CALLS]g[ARGS]{}", "[TOOL_CALLS]g[ARGS]{}"},
+        {"f is a function", "f is a function"},
+        {"[{\"name\": \"g\", \"arguments\": {}}]", "[{\"name\": \"g\", \"arguments\": {}}]"},
+        {"[" F, "<f|{\"a\": 1}>!"},
+        {"[{\"name\": \"f\", \"arguments\": {\"a\"", "<f|{\"a\">"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(TOOL_FORMAT_MISTRAL, cases[i][0], cases[i][1]);
+}
+
 Test(tool_calls, templates_say_how) {
     static const char *const hermes[] = {"Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B",
                                          "Qwen-QwQ-32B"};
-    static const char *const others[] = {"Qwen3-Coder",
-                                         "GLM-4.6",
-                                         "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-                                         "ibm-granite-granite-3.3-2B-Instruct",
-                                         "microsoft-Phi-3.5-mini-instruct",
-                                         "mistralai-Mistral-Nemo-Instruct-2407"};
+    static const char *const others[] = {
+        "Qwen3-Coder", "GLM-4.6", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+        "ibm-granite-granite-3.3-2B-Instruct", "microsoft-Phi-3.5-mini-instruct"};
+    cr_expect_eq(format_of_file("mistralai-Mistral-Nemo-Instruct-2407"), TOOL_FORMAT_MISTRAL);
     for (size_t i = 0; i < sizeof hermes / sizeof *hermes; i++)
         cr_expect_eq(format_of_file(hermes[i]), TOOL_FORMAT_HERMES, "%s", hermes[i]);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
