@@ -479,7 +479,8 @@ static struct span make_span(const struct cuda *cuda, const struct kern_span *fr
     s.window = rule_window(from->rule);
     s.ring = s.window > 0 ? slot->ring : NULL;
     s.adds = rule_adds(from->rule);
-    s.score = s.window > 0 && !s.adds ? SCORE_NONE : 0;
+    bool scored = from->rule && from->rule->score == KERN_SCORE_ATTENTION;
+    s.score = scored && !s.adds ? SCORE_NONE : 0;
     s.begins = !slot->in_use;
     s.classes = rule_classes(from->rule);
     return s;

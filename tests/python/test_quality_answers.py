@@ -1,0 +1,120 @@
+"""Questions about contexts (bench/quality/answers.py): rows, both protocols against a daemon that is played, and the table."""
+import csv
+import json
+import pathlib
+import sys
+import types
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench" / "quality"))
+import answers  # noqa: E402
+from lab import rows, statistics  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    monkeypatch.setattr(statistics, "RESAMPLES", 500)
+
+
+def count(text):
+    return len(text.split())
+
+
+@pytest.mark.parametrize("task", rows.MAKERS)
+def test_rows_are_reproducible_and_hold_their_answers(task):
+    made = rows.make(task, 300, 1, [rows.PROSE], count)
+    assert made == rows.make(task, 300, 1, [rows.PROSE], count) != rows.make(task, 300, 2, [rows.PROSE], count)
+    assert len(made) == rows.QUESTIONS and len({json.dumps(r["context"]) for r in made}) == 1
+    text = json.dumps(made[0]["context"])
+    assert 0.4 * 300 < count(text) < 1.5 * 300
+    for r in made:
+        assert r["answer"][0] in text and r["question"].strip() not in text
+        assert not r["choices"] or r["answer"][0] in r["choices"]
+    assert len({r["question"] for r in made}) == rows.QUESTIONS
+
+
+class Played:
+    """Answers as the daemon does: prompts continue conversations of their salt, and a prompt that exceeds budget and
+    buffer is compressed at its end. `late`: compresses one token later. A token is a word."""
+
+    def __init__(self, late=0):
+        self.late, self.kept, self.prompts, self.url = late, {}, [], "played:"
+        self.http = types.SimpleNamespace(get=lambda *_, **__: types.SimpleNamespace(json=lambda: {"data": []}))
+
+    def post(self, path, body):
+        if path == "/apply-template":
+            return {"prompt": " ".join(f"<{m['role']}> {m['content']}" for m in body["messages"]) + " <answer> "}
+        if path == "/tokenize":
+            return {"tokens": body["prompt"].split()}
+        ids, kv, budget = body["prompt"], body["kv"], body["kv"].get("budget", 1 << 30)
+        known = [k for k in self.kept if k[0] == body["cache_salt"] and list(k[1]) == ids[:len(k[1])]]
+        last = max(known, key=lambda k: len(k[1]), default=None)
+        held = self.kept[last] + len(ids) - len(last[1]) if last else len(ids)
+        if held > budget + kv.get("buffer", 0):
+            held = budget + self.late
+        if kv.get("retain", True):
+            self.kept[body["cache_salt"], tuple(ids)] = held
+        self.prompts.append(ids)
+        streams = 6
+        return {"choices": [{"text": " 17"}], "usage": {
+            "prompt_tokens_details": {"cached_tokens": len(last[1]) if last else 0},
+            "kv_details": {"seen_tokens": len(ids), "kept_entries": streams * held, "evicted_entries": streams * (len(ids) - held)}}}
+
+
+def group():
+    context = "Every " + "word " * 200
+    return [dict(context=context, question=f"Which number has {w} ?", answer_prefix=f"{w} :", answer=[v], max_new_tokens=3,
+                 task="pairs") for w, v in (("acorn", "17"), ("birch", "23"))]
+
+
+def asked(tmp_path, daemon, protocols=answers.PROTOCOLS, method="snapkv"):
+    store = answers.Store(tmp_path)
+    context = answers.Context(daemon, "pairs", 0, group())
+    answers.run_cell(daemon, store, context, method, 1.0 if method == "full" else 0.25, protocols, "")
+    return store
+
+
+def test_both_protocols_compress_where_they_say(tmp_path):
+    daemon = Played()
+    store = asked(tmp_path, daemon, ["known"])
+    after_question, prompt = daemon.prompts[:2]
+    assert after_question[-1] == "?" and prompt == after_question + ["<answer>", "acorn", ":"]
+    daemon.prompts.clear()
+    store = asked(tmp_path, daemon, ["unknown"])
+    assert daemon.prompts[0][-1] == "word" and [p[-2] for p in daemon.prompts[1:]] == ["acorn", "birch"]
+    found = {p: store.done["pairs", 0, "snapkv", 0.25, p] for p in answers.PROTOCOLS}
+    assert [(line["got"], line["of"]) for line in found.values()] == [(1, 2), (1, 2)]
+    daemon.prompts.clear()
+    asked(tmp_path, daemon)          # everything is in the file
+    assert not daemon.prompts
+
+
+@pytest.mark.parametrize("protocol", answers.PROTOCOLS)
+def test_a_compression_at_another_moment_is_noticed(tmp_path, protocol):
+    with pytest.raises(RuntimeError, match="another moment"):
+        asked(tmp_path, Played(late=-1), [protocol])
+
+
+def test_the_table_pairs_by_context_and_full_serves_both_protocols(tmp_path):
+    store = answers.Store(tmp_path)
+    for number in range(4):
+        for method, share, protocol, got in (("full", 1.0, "unknown", 6), ("global", 0.25, "known", 5)):
+            if number < 3 or method == "full":
+                store.add(task="told", context=number, method=method, share=share, protocol=protocol, got=got, of=8, texts=[])
+    table = answers.Table(store, ["told"])
+    assert table.over_full("known", "global", 0.25) == pytest.approx((-1 / 8, -1 / 8, -1 / 8))
+    assert table.over_full("unknown", "global", 0.25) is None
+    assert table.mean("known", "full", 0.25)[0] == pytest.approx(6 / 8)
+    assert "| `global` | 62.5 [62.5, 62.5] | -12.5 [-12.5, -12.5] | 24 |" in table.markdown("known", [0.25])
+
+
+def test_kvpress_reads_what_is_written(tmp_path):
+    store = asked(tmp_path, Played(), ["unknown"])
+    answers.write_kvpress(types.SimpleNamespace(out=tmp_path), store, [("pairs", 0, group())])
+    folder = tmp_path / "snapkv__0.75__unknown"
+    predictions = list(csv.DictReader((folder / "predictions.csv").open()))
+    assert [p["predicted_answer"] for p in predictions] == [" 17", " 17"]
+    assert json.loads((folder / "metrics.json").read_text()) == {"pairs": {"string_match": 50.0}}
+    assert "compression_ratio: 0.75" in (folder / "config.yaml").read_text()
