@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/cuda/experts.h"
 #include "kernels/cuda/internal.h"
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -98,6 +99,9 @@ static struct kern_ops make_table(const char *name) {
     t.glu = op_glu;
     t.gather_rows = op_gather_rows;
     t.gate = op_gate;
+    t.experts_load = op_experts_load;
+    t.experts_free = op_experts_free;
+    t.experts = op_experts;
     t.cache_open = op_cache_open;
     t.cache_info = op_cache_info;
     t.cache_fit = op_cache_fit;

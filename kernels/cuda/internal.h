@@ -159,7 +159,7 @@ struct cuda {
         uint64_t at;
     } rounded;
     bool has_e4m3;       /* products of layers are E4M3, so activations are rounded to E4M3 */
-    struct room hidden;  /* layers of gates */
+    struct room hidden;  /* layers of gates and of experts */
     struct room squares; /* sums of squares of heads, see rope.cu */
     struct room select;  /* all stages of evict */
     struct room look;    /* attention added up in one step */

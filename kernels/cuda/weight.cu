@@ -2,6 +2,7 @@
  * cuBLASLt accepts as the transposed operand. */
 #include <string.h>
 
+#include "kernels/cuda/experts.h"
 #include "kernels/cuda/internal.h"
 #include "kernels/number.h"
 
@@ -348,7 +349,7 @@ int rooms_reserve(struct cuda *cuda) {
 }
 
 /* The room allocated by matmul_reserve; a rank without one fails for all. */
-static float *partial_of(struct cuda *cuda, size_t floats) {
+float *partial_take(struct cuda *cuda, size_t floats) {
     float *mem = static_cast<float *>(room_take(cuda, &cuda->partial, floats * sizeof *mem));
     if (!mem) device_lose(cuda->device);
     return mem;
@@ -366,7 +367,7 @@ static void multiply_summed(struct cuda *cuda, float *y, const float *x,
                             const struct kern_weight *w, const float *bias, int rows,
                             enum kern_matmul_mode mode) {
     size_t count = (size_t)rows * (size_t)w->rows;
-    float *sums = partial_of(cuda, count);
+    float *sums = partial_take(cuda, count);
     if (sums) multiply(cuda, sums, x, w, NULL, rows, KERN_SET);
     join_reduce(cuda, sums, count, COMM_F32, COMM_SUM);
     if (!sums) return;
@@ -395,7 +396,7 @@ static __global__ void k_join(const struct join_args a) {
 static void multiply_gathered(struct cuda *cuda, float *y, const float *x,
                               const struct kern_weight *w, int rows) {
     size_t stride = gather_stride(cuda, w->rows_model), ranks = (size_t)cuda->comm->ranks;
-    float *parts = partial_of(cuda, ranks * stride);
+    float *parts = partial_take(cuda, ranks * stride);
     float *own = parts ? parts + (size_t)cuda->comm->rank * stride : NULL;
     for (int row = 0; row < rows; row += GATHER_ROWS) {
         int count = rows - row < GATHER_ROWS ? rows - row : GATHER_ROWS;

@@ -258,6 +258,14 @@ Test(emu_model, families_beside_the_reference) {
          0.15, 0.03},
         {"olmo2", "", 0.15, 0.03},
         {"exaone4", "\"sliding_window\": 24, \"sliding_window_pattern\": 2, ", 0.15, 0.03},
+        {"qwen3_moe",
+         "\"num_experts\": 6, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 48, "
+         "\"mlp_only_layers\": [1], ",
+         0.15, 0.03},
+        /* All experts: with a choice, rounding chooses others, whatever the arithmetic is worth. */
+        {"mixtral",
+         "\"num_local_experts\": 3, \"num_experts_per_tok\": 3, \"sliding_window\": 24, ", 0.15,
+         0.03},
     };
     static const struct kern_rule rule = {.score = KERN_SCORE_ATTENTION,
                                           .sinks = 2,

@@ -1,0 +1,384 @@
+/* Mixtures of experts (kern.h): rows choose their experts on the device, uses are sorted by expert,
+ * and a block multiplies up to GROUP rows of one expert with some of its outputs, so that a weight
+ * is read once for all of them.
+ *
+ * An output of a row is one sum, in an order that depends on the matrix alone, and a row adds its
+ * experts in ascending order: neither depends on what other rows chose. Activations stay float32.
+ * No count leaves the device: launches are as large as any choice could need, and blocks without
+ * work end at once. */
+#include <string.h>
+
+#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/experts.h"
+
+#define THREADS 256
+#define WARPS   (THREADS / 32)
+#define GROUP   8 /* rows of one expert that are multiplied together */
+#define EXPERTS_MAX                                                                                \
+    1024 /* a lane of a warp keeps which of its 32 experts are taken in one word                   \
+          */
+
+/* One expert's matrix on the device. */
+struct matrix {
+    const void *data;
+    const float *scale; /* [rows], E4M3, or NULL */
+    int32_t dtype;
+};
+
+/* Where a bias of the model has the numbers of this rank's outputs. */
+struct bias {
+    const float *all; /* [count, stride], or NULL */
+    int32_t stride, first[2];
+};
+
+struct kern_experts {
+    struct kern_experts_spec spec; /* without its arrays of weights */
+    int d_ff;                      /* this rank's */
+    struct matrix *gate_up, *down; /* device, [count] */
+    struct bias gate_up_bias;
+};
+
+struct group {
+    int32_t expert, first, count; /* uses [first, first + count) of the sorted ones */
+};
+
+/* Arrays of a step in cuda->hidden. A use is one expert of one row. */
+struct routes {
+    int32_t *chosen; /* [rows, used] ascending */
+    float *weight;   /* [rows, used] */
+    int32_t *place;  /* [rows, used] the use's place among the sorted ones */
+    int32_t *source; /* [rows * used] row of a sorted use */
+    float *ff;       /* [rows * used, d_ff] */
+    float *out;      /* [rows * used, d_model] */
+    struct group *groups;
+    int32_t *group_count;
+};
+
+/* ---- Loading -------------------------------------------------------------------------------- */
+
+static size_t groups_max(int count, size_t uses) {
+    size_t most = (size_t)count + uses / GROUP;
+    return most < uses ? most : uses;
+}
+
+/* Scratch of one row; with more rows there are fewer groups for each. */
+static size_t row_bytes(const struct kern_experts *experts) {
+    const struct kern_experts_spec *spec = &experts->spec;
+    size_t numbers = (size_t)(experts->d_ff + spec->d_model + 1) * sizeof(float);
+    size_t group = sizeof(struct group) + 3 * sizeof(int32_t);
+    return (size_t)spec->used * (numbers + group) + sizeof(int32_t);
+}
+
+static struct matrix *upload_matrices(struct cuda *cuda, struct kern_weight *const *weights,
+                                      int count) {
+    size_t bytes = (size_t)count * sizeof(struct matrix);
+    struct matrix *host = static_cast<struct matrix *>(mem_try_alloc((size_t)count, sizeof *host));
+    void *to = host ? device_alloc(cuda->device, bytes) : NULL;
+    for (int e = 0; host && e < count; e++) {
+        host[e].data = weights[e]->data;
+        host[e].scale = weights[e]->scale;
+        host[e].dtype = weights[e]->dtype;
+    }
+    if (to) device_upload(cuda->device, to, host, bytes);
+    mem_free(host);
+    return static_cast<struct matrix *>(to);
+}
+
+int op_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
+                    struct kern_experts **out, struct fault *fault) {
+    struct cuda *cuda = cuda_of(kern);
+    const struct kern_weight *first = spec->gate_up[0];
+    CHECK(spec->used >= 1 && spec->used <= spec->count && spec->count <= EXPERTS_MAX);
+    CHECK(first->parts == 2 && first->part[0].count == first->part[1].count);
+    /* The one family with this activation, gpt-oss, has learned sinks, which attend.cu lacks. */
+    if (spec->activation == KERN_SWIGLU_CLAMPED)
+        return fault_set(fault, ERR_UNSUPPORTED, "model_type",
+                         "gpt-oss: this backend does not compute attention with learned sinks");
+    struct kern_experts *experts =
+        static_cast<struct kern_experts *>(mem_try_alloc(1, sizeof *experts));
+    if (!experts) return fault_set(fault, ERR_NOMEM, "", "no memory for a layer's experts");
+    experts->spec = *spec;
+    experts->spec.gate_up = experts->spec.down = NULL;
+    experts->d_ff = (int)(first->rows / 2);
+    experts->gate_up_bias = {
+        spec->gate_up_bias, 2 * spec->d_ff, {(int)first->part[0].first, (int)first->part[1].first}};
+    experts->gate_up = upload_matrices(cuda, spec->gate_up, spec->count);
+    experts->down = upload_matrices(cuda, spec->down, spec->count);
+    int rc = experts->gate_up && experts->down ? device_sync(cuda->device) : ERR_NOMEM;
+    if (rc) {
+        op_experts_free(kern, experts);
+        return fault_set(fault, rc, "", "no device memory for a layer's experts, or %s",
+                         err_text(rc));
+    }
+    if (row_bytes(experts) > cuda->hidden_row) cuda->hidden_row = row_bytes(experts);
+    *out = experts;
+    return 0;
+}
+
+void op_experts_free(struct kern *kern, struct kern_experts *experts) {
+    if (!experts) return;
+    device_free(cuda_of(kern)->device, experts->gate_up);
+    device_free(cuda_of(kern)->device, experts->down);
+    mem_free(experts);
+}
+
+/* ---- Choosing ------------------------------------------------------------------------------- */
+
+struct choose_args {
+    const float *logits;
+    struct routes r;
+    int rows, count, used;
+    bool normalise;
+};
+
+struct choice {
+    float logit;
+    int expert; /* -1: none */
+};
+
+/* The best expert of the warp that is not taken: the largest logit, then the lowest number. NaN
+ * gives an arbitrary one, but the same to every lane; such a step fails when it is sampled. */
+static __device__ struct choice choose_best(const float *logits, int count, uint32_t taken,
+                                            int lane) {
+    struct choice best = {0, -1};
+    for (int i = 0, e = lane; e < count; i++, e += 32)
+        if (!(taken >> i & 1) && (best.expert < 0 || logits[e] > best.logit)) best = {logits[e], e};
+    for (int by = 16; by > 0; by /= 2) {
+        float logit = __shfl_xor_sync(WARP_ALL, best.logit, by);
+        int expert = __shfl_xor_sync(WARP_ALL, best.expert, by);
+        bool wins =
+            best.expert < 0 || logit > best.logit || (logit == best.logit && expert < best.expert);
+        if (expert >= 0 && wins) best = {logit, expert};
+    }
+    best.logit = __shfl_sync(WARP_ALL, best.logit, 0);
+    best.expert = __shfl_sync(WARP_ALL, best.expert, 0);
+    return best;
+}
+
+/* Sorts a row's choices by expert and divides their weights: few, by one thread. */
+static __device__ void order_row(int32_t *chosen, float *weight, int used, float sum) {
+    for (int k = 0; k < used; k++) {
+        int expert = chosen[k], to = k;
+        float w = weight[k] / sum;
+        for (; to > 0 && chosen[to - 1] > expert; to--) {
+            chosen[to] = chosen[to - 1];
+            weight[to] = weight[to - 1];
+        }
+        chosen[to] = expert;
+        weight[to] = w;
+    }
+}
+
+/* A warp per row. */
+static __global__ void k_choose(const struct choose_args a) {
+    ptx_overlap_grids();
+    int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    int lane = threadIdx.x % 32;
+    if (row >= a.rows) return;
+    const float *logits = a.logits + row * a.count;
+    int32_t *chosen = a.r.chosen + row * a.used;
+    float *weight = a.r.weight + row * a.used, most = 0, sum = 0;
+    uint32_t taken = 0;
+    for (int k = 0; k < a.used; k++) {
+        struct choice best = choose_best(logits, a.count, taken, lane);
+        if (k == 0) most = best.logit;
+        if (best.expert % 32 == lane) taken |= 1u << (best.expert / 32);
+        float w = expf(best.logit - most);
+        sum += w;
+        if (lane > 0) continue;
+        chosen[k] = best.expert;
+        weight[k] = w;
+    }
+    float rest = 0;
+    for (int i = 0, e = lane; e < a.count && !a.normalise; i++, e += 32)
+        if (!(taken >> i & 1)) rest += expf(logits[e] - most);
+    for (int by = 16; by > 0; by /= 2) rest += __shfl_xor_sync(WARP_ALL, rest, by);
+    if (lane == 0) order_row(chosen, weight, a.used, sum + rest);
+}
+
+/* One block; a thread per expert sorts its uses by row and cuts them into groups. */
+static __global__ void k_sort(const struct choose_args a) {
+    ptx_overlap_grids();
+    SHARED_MEMORY(shared);
+    int *room = (int *)shared, at = 0, groups = 0, total, uses = a.rows * a.used;
+    for (int first = 0; first < a.count; first += (int)blockDim.x) {
+        int expert = first + (int)threadIdx.x, mine = 0;
+        for (int i = 0; expert < a.count && i < uses; i++) mine += a.r.chosen[i] == expert;
+        int begin = at + block_scan(mine, room, &total);
+        at += total;
+        int parts = (mine + GROUP - 1) / GROUP, part = groups + block_scan(parts, room, &total);
+        groups += total;
+        for (int done = 0; done < mine; done += GROUP)
+            a.r.groups[part++] = {expert, begin + done, mine - done < GROUP ? mine - done : GROUP};
+        for (int i = 0; mine > 0 && i < uses; i++) {
+            if (a.r.chosen[i] != expert) continue;
+            a.r.place[i] = begin;
+            a.r.source[begin++] = i / a.used;
+        }
+    }
+    if (threadIdx.x == 0) *a.r.group_count = groups;
+}
+
+/* ---- Products ------------------------------------------------------------------------------- */
+
+struct product_args {
+    const struct matrix *matrices;
+    const float *x;
+    float *y; /* [uses, outputs] */
+    struct bias bias;
+    struct routes r;
+    int cols, outputs;
+    enum kern_activation activation;
+};
+
+static __device__ __forceinline__ float weight_at(const struct matrix &m, int64_t i) {
+    if (m.dtype == KERN_F32) return static_cast<const float *>(m.data)[i];
+    if (m.dtype == KERN_BF16)
+        return __uint_as_float((uint32_t) static_cast<const uint16_t *>(m.data)[i] << 16);
+    return ptx_unpack_f16(ptx_f16_of_e4m3(static_cast<const uint8_t *>(m.data)[i])).x;
+}
+
+static __device__ __forceinline__ float activate(float gate, float up,
+                                                 enum kern_activation activation) {
+    float inner = gate;
+    if (activation == KERN_GELU_TANH) inner = 1.59576912f * (gate + 0.044715f * gate * gate * gate);
+    return gate / (1.0f + expf(-inner)) * up;
+}
+
+/* Rows of a group times row `at` of the matrix: lane u gets the product of row u. All lanes of a
+ * warp; `rows`: their first numbers. */
+static __device__ float multiply_group(const struct matrix &m, int64_t at,
+                                       const float *const rows[GROUP], int cols, int lane) {
+    float sum[GROUP] = {0}, mine = 0;
+    for (int i = lane; i < cols; i += 32) {
+        float w = weight_at(m, at * cols + i);
+#pragma unroll
+        for (int u = 0; u < GROUP; u++) sum[u] = fmaf(w, rows[u][i], sum[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < GROUP; u++) {
+        for (int by = 16; by > 0; by /= 2) sum[u] += __shfl_xor_sync(WARP_ALL, sum[u], by);
+        if (lane == u) mine = sum[u];
+    }
+    return m.scale ? mine * m.scale[at] : mine;
+}
+
+static __device__ __forceinline__ float bias_at(const struct bias &b, int expert, int part, int i) {
+    return b.all ? b.all[(int64_t)expert * b.stride + b.first[part] + i] : 0;
+}
+
+/* Blocks (outputs, group), a warp per output. GATED: gate and up of an output, and their
+ * activation; its rows are gathered from x. Places of a group without a row repeat its first. */
+template <bool GATED> static __global__ void k_product(const struct product_args a) {
+    ptx_overlap_grids();
+    if ((int)blockIdx.y >= *a.r.group_count) return;
+    const struct group g = a.r.groups[blockIdx.y];
+    int lane = threadIdx.x % 32, out = (int)(blockIdx.x * WARPS + threadIdx.x / 32);
+    if (out >= a.outputs) return;
+    const struct matrix m = a.matrices[g.expert];
+    const float *rows[GROUP];
+#pragma unroll
+    for (int u = 0; u < GROUP; u++) {
+        int use = g.first + (u < g.count ? u : 0);
+        rows[u] = a.x + (int64_t)(GATED ? a.r.source[use] : use) * a.cols;
+    }
+    float value = multiply_group(m, out, rows, a.cols, lane) + bias_at(a.bias, g.expert, 0, out);
+    if (GATED) {
+        float up = multiply_group(m, (int64_t)out + a.outputs, rows, a.cols, lane);
+        value = activate(value, up + bias_at(a.bias, g.expert, 1, out), a.activation);
+    }
+    if (lane < g.count) a.y[(int64_t)(g.first + lane) * a.outputs + out] = value;
+}
+
+/* ---- The sum -------------------------------------------------------------------------------- */
+
+struct sum_args {
+    float *y;
+    struct routes r;
+    int64_t count; /* rows * width */
+    int width, used;
+    bool add;
+};
+
+static __global__ void k_sum(const struct sum_args a) {
+    ptx_overlap_grids();
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= a.count) return;
+    int64_t row = i / a.width, column = i % a.width;
+    float sum = a.add ? a.y[i] : 0;
+    for (int k = 0; k < a.used; k++) {
+        int64_t use = row * a.used + k;
+        sum = fmaf(a.r.weight[use], a.r.out[a.r.place[use] * (int64_t)a.width + column], sum);
+    }
+    a.y[i] = sum;
+}
+
+static __global__ void k_add_sums(float *y, const float *sums, int64_t count) {
+    ptx_overlap_grids();
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) y[i] += sums[i];
+}
+
+/* ---- The stage ------------------------------------------------------------------------------ */
+
+static bool take_routes(struct cuda *cuda, const struct kern_experts *experts, int rows,
+                        struct routes *r) {
+    const struct kern_experts_spec *spec = &experts->spec;
+    size_t uses = (size_t)rows * (size_t)spec->used;
+    r->ff = static_cast<float *>(room_take(cuda, &cuda->hidden, (size_t)rows * row_bytes(experts)));
+    if (!r->ff) return false;
+    r->out = r->ff + uses * (size_t)experts->d_ff;
+    r->weight = r->out + uses * (size_t)spec->d_model;
+    r->chosen = reinterpret_cast<int32_t *>(r->weight + uses);
+    r->place = r->chosen + uses;
+    r->source = r->place + uses;
+    r->group_count = r->source + uses;
+    r->groups = reinterpret_cast<struct group *>(r->group_count + 1);
+    return true;
+}
+
+static void multiply_all(struct cuda *cuda, const struct kern_experts *experts,
+                         const struct routes &r, const float *x, int rows) {
+    const struct kern_experts_spec *spec = &experts->spec;
+    size_t uses = (size_t)rows * (size_t)spec->used;
+    unsigned groups = (unsigned)groups_max(spec->count, uses);
+    const struct product_args in = {
+        experts->gate_up, x, r.ff, experts->gate_up_bias, r, spec->d_model, experts->d_ff,
+        spec->activation};
+    LAUNCH_OVERLAPPED(cuda->device, k_product<true>, dim3(blocks_for(experts->d_ff, WARPS), groups),
+                      THREADS, 0, in);
+    /* The ranks' products are summed: the first adds the bias. */
+    const float *bias = cuda->comm->rank == 0 ? spec->down_bias : NULL;
+    const struct product_args back = {
+        experts->down, r.ff,          r.out,           {bias, spec->d_model, {0, 0}}, r,
+        experts->d_ff, spec->d_model, spec->activation};
+    LAUNCH_OVERLAPPED(cuda->device, k_product<false>,
+                      dim3(blocks_for(spec->d_model, WARPS), groups), THREADS, 0, back);
+}
+
+void op_experts(struct kern *kern, float *y, const float *x, const float *logits,
+                const struct kern_experts *experts, int rows) {
+    struct cuda *cuda = cuda_of(kern);
+    const struct kern_experts_spec *spec = &experts->spec;
+    int64_t count = (int64_t)rows * spec->d_model;
+    bool joins = cuda->comm->ranks > 1;
+    struct routes r;
+    if (rows == 0) return;
+    bool has_room = take_routes(cuda, experts, rows, &r);
+    float *sums = joins ? partial_take(cuda, (size_t)count) : y;
+    if (has_room && sums) {
+        const struct choose_args choose = {logits,      r,          rows,
+                                           spec->count, spec->used, spec->normalise};
+        LAUNCH_OVERLAPPED(cuda->device, k_choose, blocks_for(rows, WARPS), THREADS, 0, choose);
+        LAUNCH_OVERLAPPED(cuda->device, k_sort, 1, THREADS, WARPS * sizeof(int), choose);
+        multiply_all(cuda, experts, r, x, rows);
+        const struct sum_args sum = {sums, r, count, spec->d_model, spec->used, !joins};
+        LAUNCH_OVERLAPPED(cuda->device, k_sum, blocks_for(count, THREADS), THREADS, 0, sum);
+    }
+    if (!joins) return;
+    if (!has_room) device_lose(cuda->device); /* the others wait for this rank's sums */
+    join_reduce(cuda, sums, (size_t)count, COMM_F32, COMM_SUM);
+    if (has_room && sums)
+        LAUNCH_OVERLAPPED(cuda->device, k_add_sums, blocks_for(count, THREADS), THREADS, 0, y, sums,
+                          count);
+}
