@@ -133,6 +133,10 @@ const struct option config_options[] = {
      "Maximum number of sequences that run at the same time."},
     {"max-num-batched-tokens", INT, AT(max_num_batched_tokens), 1, 1048576, "2048", "N", 0,
      "Maximum number of tokens computed in one step, prompts and answers together."},
+    {"step-stretch", INT, AT(step_stretch), 0, 100000, "200", "PERCENT", 0,
+     "Duration of a step in which prompts are read beside answers that are generated, in percent "
+     "of a step without prompts. Smaller: answers flow more evenly; larger: prompts are read "
+     "sooner. 0: no limit but max-num-batched-tokens. Answers do not depend on it."},
     {"default-max-tokens", INT, AT(default_max_tokens), 0, MANY, "1024", "N", 0,
      "Maximum answer length of a chat request that sets none. 0: up to the end of the context. "
      "/v1/completions uses 16, as OpenAI does."},

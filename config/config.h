@@ -31,8 +31,9 @@ struct config {
     char *kv_dtype;        /* auto, f32, bf16, fp8, fp8_e4m3 */
     char *gates;           /* NULL = the model directory's */
     int64_t max_num_seqs, max_num_batched_tokens, max_model_len, default_max_tokens;
-    int64_t seed;    /* the seed of requests without one; -1 = random */
-    char *state_dir; /* NULL = conversations end with the process */
+    int64_t step_stretch; /* percent; 0 = no limit */
+    int64_t seed;         /* the seed of requests without one; -1 = random */
+    char *state_dir;      /* NULL = conversations end with the process */
     int64_t max_choices, state_bytes, state_idle;
     int64_t max_queue, max_conversations, max_body_bytes, max_connections, drain_seconds;
     int64_t max_header_bytes, max_connections_per_client, max_queue_tokens;

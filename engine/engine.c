@@ -563,6 +563,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     struct sched_options so = {.sequences_max = options->max_num_seqs,
                                .conversations_max = options->max_conversations,
                                .rows_max = options->max_num_batched_tokens,
+                               .step_stretch = options->step_stretch,
                                .logits_max = logits_max,
                                .row_entries = KV_ROW_ENTRIES,
                                .clients_max = clients_max(options)};

@@ -77,7 +77,9 @@ struct engine_options {
     bool kv_shift;         /* the default of kv.overflow: shift, for requests that can be shifted */
     const char *kv_dtype;  /* "auto" (as weights; bf16 for f16), "f32", "bf16", "fp8", "fp8_e4m3" */
     int max_num_seqs;      /* sequences running at once */
-    int max_num_batched_tokens;  /* rows per step */
+    int max_num_batched_tokens; /* rows per step */
+    int step_stretch; /* percent: the duration of a step with prompts beside answers; 0 = as long as
+                         its rows take */
     int max_model_len;           /* 0 = the model's */
     int max_queue;               /* bound on waiting jobs */
     int max_conversations;       /* retained between turns */

@@ -4,7 +4,9 @@
  *
  * A step costs time in proportion to the running sequences, never to the waiting jobs. Scratch
  * arrays are taken at sched_open, so a step allocates nothing of its own. Every order in a step is
- * a function of the jobs and of earlier steps, never of time: a run can be repeated exactly. */
+ * a function of the jobs and of earlier steps, never of time. Only the number of prompt rows beside
+ * answers may depend on measured times (options.step_stretch); without that, a run can be repeated
+ * exactly. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -466,7 +468,9 @@ static void plan_evictions(struct sched *sched) {
 struct step {
     struct kern_batch batch;
     int want_count;
-    int spare_logits; /* for scores: beyond one row for every running sequence */
+    int streams;       /* sequences that generate: their rows come first */
+    int32_t rows_most; /* of the whole step */
+    int spare_logits;  /* for scores: beyond one row for every running sequence */
 };
 
 static void add_rows(struct sched *sched, struct step *step, struct sequence *seq, int32_t count) {
@@ -527,7 +531,7 @@ static void add_prompt(struct sched *sched, struct step *step, struct sequence *
     int32_t rest = seq->prompt_count - seq->due.tokens;
     if (!seq->may_evict && wants_shift(seq)) return;
     if (!seq->may_evict && held_if_due(seq) > 0) count--; /* up to the eviction, not into it */
-    int32_t left = sched->options.rows_max - step->batch.rows;
+    int32_t left = step->rows_most - step->batch.rows;
     if (count > left) count = left;
     if (count > sched_border_room(seq)) count = sched_border_room(seq);
     if (count == rest && first_waits(sched, seq)) count--;
@@ -575,6 +579,10 @@ static void build_step(struct sched *sched, struct step *step) {
         add_want(sched, step, seq, step->batch.rows, -1);
         add_rows(sched, step, seq, 1);
     }
+    step->streams = step->batch.span_count;
+    int32_t left = options->rows_max - step->streams;
+    step->rows_most =
+        step->streams + pace_rows(&sched->pace, step->streams, options->step_stretch, left);
     int prompts = sort_prompts(sched);
     for (int i = 0; i < prompts; i++) add_prompt(sched, step, sched->sorted[i]);
     CHECK(step->batch.rows <= options->rows_max);
@@ -705,6 +713,7 @@ static int run_step(struct sched *sched) {
     struct kern *kern = sched->options.kern;
     struct step step;
     const float *logits = NULL;
+    int64_t begin;
     uint64_t before = tokens_so_far(&sched->counters);
     plan_evictions(sched);
     int rc = evict_where(sched, due_to_generate);
@@ -713,6 +722,7 @@ static int run_step(struct sched *sched) {
     build_step(sched, &step);
     sched->all_wait = step.batch.rows == 0;
     if (sched->all_wait) return 0;
+    begin = clock_ns();
     rc = sched->options.model_step(sched->options.model, &step.batch, sched->want, step.want_count,
                                    &logits);
     if (rc != 0) return rc;
@@ -724,6 +734,7 @@ static int run_step(struct sched *sched) {
         rc = kern->ops->sync(kern);
     }
     if (rc != 0) return rc;
+    pace_note(&sched->pace, step.streams, step.batch.rows - step.streams, clock_ns() - begin);
     count_appended(sched, &step);
     rc = evict_where(sched, due_in_prompt);
     if (rc != 0) return rc;

@@ -8,7 +8,8 @@
  *   2. generating sequences whose next append would exceed M + buffer evict; then sequences that
  *      have used up the model's positions are shifted (kernels/places.h);
  *   3. a batch: one row for every generating sequence, then prompt rows, oldest first, up to the
- *      step's row budget and never past a sequence's next eviction point;
+ *      step's row budget (beside answers a smaller one, engine/pace.h) and never past a sequence's
+ *      next eviction point or border;
  *   4. the model runs; wanted rows are sampled or scored; tokens are published;
  *   5. sequences at an eviction point evict; finished ones leave, their streams stay as a
  *      conversation or go back to the pool.
@@ -34,12 +35,14 @@
  * share the remaining rows of logits, so scoring a long prompt delays no answer.
  *
  * Thread: the engine thread. The scheduler knows nothing of HTTP or of the format of files, and
- * uses the clock only to measure durations. */
+ * uses the clock only to measure durations. With step_stretch these decide how many prompt rows a
+ * step has. */
 #ifndef KEEPD_ENGINE_SCHED_H
 #define KEEPD_ENGINE_SCHED_H
 
 #include "engine/conversation.h"
 #include "engine/engine.h"
+#include "engine/pace.h"
 #include "engine/queue.h"
 #include "engine/seq.h"
 #include "engine/store.h"
@@ -89,6 +92,7 @@ struct sched_options {
     int64_t save_idle_ns; /* idle time after which a conversation is written */
     size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
+    int step_stretch;           /* the percentage of pace_rows; 0: steps do not depend on time */
     int row_entries;            /* see kv_eviction_rows */
     int clients_max;            /* rows of the queue, see engine/queue.h */
     struct mask_wake mask_wake; /* for a scheduler that is stalled; may be {NULL} */
@@ -152,6 +156,7 @@ struct sched {
     struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
     struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */
     struct engine_counters counters;
+    struct pace pace;
     atomic_int *queue_places;     /* given back when a job leaves the waiting list; may be NULL */
     atomic_int *pending_jobs;     /* counted down when a job finishes; may be NULL */
     atomic_llong *pending_tokens; /* likewise, by sched_job_tokens */

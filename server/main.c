@@ -90,6 +90,7 @@ static struct engine_options engine_options(const struct config *config, struct 
         .kv_dtype = config->kv_dtype,
         .max_num_seqs = (int)config->max_num_seqs,
         .max_num_batched_tokens = (int)config->max_num_batched_tokens,
+        .step_stretch = (int)config->step_stretch,
         .max_model_len = (int)config->max_model_len,
         .max_queue = (int)config->max_queue,
         .max_conversations = (int)config->max_conversations,

@@ -1,0 +1,71 @@
+/* How many prompt rows a step has beside answers. Times are given, not measured. */
+#include <criterion/criterion.h>
+
+#include "engine/pace.h"
+
+Test(pace, prompts_alone_get_all_rows) {
+    const struct pace pace = {.idle_ns = {[4] = 20e6}, .row_ns = 1e6};
+    cr_assert_eq(pace_rows(&pace, 0, 200, 2048), 2048);
+    cr_assert_eq(pace_rows(&pace, 16, 0, 2048), 2048, "without a limit, too");
+}
+
+Test(pace, a_step_is_stretched_to_its_percentage) {
+    const struct pace pace = {.idle_ns = {[4] = 100e6}, .row_ns = 1e6};
+    cr_assert_eq(pace_rows(&pace, 16, 200, 2048), 100);
+    cr_assert_eq(pace_rows(&pace, 16, 300, 2048), 200);
+    cr_assert_eq(pace_rows(&pace, 16, 300, 150), 150);
+    cr_assert_eq(pace_rows(&pace, 16, 110, 2048), PACE_LEAST, "prompts always go on");
+    cr_assert_eq(pace_rows(&pace, 16, 50, 2048), PACE_LEAST);
+    cr_assert_eq(pace_rows(&pace, 16, 110, 5), 5);
+}
+
+Test(pace, the_nearest_known_number_of_streams_serves) {
+    const struct pace pace = {.idle_ns = {[2] = 50e6, [4] = 100e6}, .row_ns = 1e6};
+    const struct {
+        int streams;
+        int32_t rows;
+    } cases[] = {{1, 50},  {2, 50},   {3, 50},   {4, 50},     {5, 50},     {8, 50},
+                 {9, 100}, {16, 100}, {17, 100}, {4096, 100}, {65536, 100}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        cr_assert_eq(pace_rows(&pace, cases[i].streams, 200, 2048), cases[i].rows, "%d streams",
+                     cases[i].streams);
+    const struct pace unknown = {.row_ns = 1e6};
+    cr_assert_eq(pace_rows(&unknown, 3, 200, 2048), PACE_FIRST);
+}
+
+/* Times of a machine whose steps last 30 ms and 0.5 ms more for each prompt row. */
+static int64_t machine(int32_t prompt_rows) {
+    return 30000000 + (int64_t)prompt_rows * 500000;
+}
+
+/* Whatever came first, the choice settles where the step lasts twice as long as an idle one. */
+Test(pace, the_choice_settles) {
+    for (int first = 0; first < 3; first++) {
+        struct pace pace = {0};
+        if (first == 0) pace_note(&pace, 0, 512, 512 * (int64_t)300000);
+        if (first == 1) pace_note(&pace, 16, 0, machine(0));
+        int32_t rows = 0;
+        for (int step = 0; step < 40; step++) {
+            rows = pace_rows(&pace, 16, 200, 2048);
+            cr_assert(rows >= PACE_LEAST && rows <= 300, "%d", rows);
+            pace_note(&pace, 16, rows, machine(rows));
+            if (step % 8 == 7) pace_note(&pace, 16, 0, machine(0));
+        }
+        cr_assert(rows >= 45 && rows <= 80, "start %d: %d rows", first, rows);
+    }
+}
+
+/* A measured time that makes no sense leaves a choice that does. */
+Test(pace, odd_times_do_no_harm) {
+    struct pace pace = {0};
+    pace_note(&pace, 16, 0, 0);
+    pace_note(&pace, 16, 64, -5);
+    cr_assert_eq(pace_rows(&pace, 16, 200, 2048), PACE_FIRST);
+    pace_note(&pace, 16, 0, 90000000);
+    pace_note(&pace, 16, 64, 1000000); /* quicker than without prompts */
+    int32_t rows = pace_rows(&pace, 16, 200, 2048);
+    cr_assert(rows >= PACE_LEAST && rows <= 2048);
+    for (int i = 0; i < 30; i++) pace_note(&pace, 16, 64, 90000000 + 64 * (int64_t)1000000);
+    rows = pace_rows(&pace, 16, 200, 2048);
+    cr_assert(rows > 80 && rows < 100, "%d", rows);
+}
