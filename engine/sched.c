@@ -469,7 +469,7 @@ struct step {
     struct kern_batch batch;
     int want_count;
     int streams;       /* sequences that generate: their rows come first */
-    int32_t rows_most; /* of the whole step */
+    int32_t rows_most; /* rows that the step may have */
     int spare_logits;  /* for scores: beyond one row for every running sequence */
 };
 
