@@ -38,7 +38,7 @@ static int64_t machine(int32_t prompt_rows) {
     return 30000000 + (int64_t)prompt_rows * 500000;
 }
 
-/* Whatever came first, the choice settles where the step lasts twice as long as an idle one. */
+/* The choice settles where the step lasts twice as long as an idle one, whichever came first. */
 Test(pace, the_choice_settles) {
     for (int first = 0; first < 3; first++) {
         struct pace pace = {0};
