@@ -23,7 +23,7 @@ struct pace {
      * streams, the last also that of more; 0 = not known. */
     double idle_ns[PACE_SIZES];
     bool measured[PACE_SIZES]; /* otherwise inferred from a step with prompt rows */
-    double row_ns; /* added by one prompt row; 0 = not known */
+    double row_ns;             /* added by one prompt row; 0 = not known */
 };
 
 /* Prompt rows for a step with `streams` generating sequences. `percent`: 0 = no limit. */
