@@ -463,6 +463,23 @@ Test(emu_policy, window_queries_end_with_the_sliding_window) {
     }
 }
 
+/* With room for everything, as `full` evicts: what no later query sees leaves, and nothing else. */
+Test(emu_policy, what_leaves_the_sliding_window_with_room_for_everything) {
+    static const struct kern_rule rule = {.score = KERN_SCORE_RECENCY};
+    struct pair p = open_pair(shapes[0], 8192, 77);
+    p.sliding_window = 12;
+    static struct held held;
+    for (int pos = 0; pos < 90; pos += 30) {
+        struct kern_span span = {.slot = 1, .count = 30, .pos = pos, .rule = &rule};
+        struct kern_evict due = {.slot = 1, .tokens = pos + 30, .budget = pos + 30, .rule = &rule};
+        feed(&p, &span, 1, "full");
+        evict(&p, &due, 1, "full");
+        read_held(p.kern[EMULATED], 1, &held);
+        cr_assert_eq(held.report.entries, (size_t)(shapes[0].layers * shapes[0].heads_kv * 11));
+    }
+    both_close(p.kern);
+}
+
 /* Accumulated attention ends with the layer's sliding window: older keys get none. */
 Test(emu_policy, mass_ends_with_the_sliding_window) {
     static const struct method adders[] = {{"h2o", as_it_is}, {"d2o", as_it_is}, {"ems", loose}};
