@@ -310,6 +310,19 @@ static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
     return NULL;
 }
 
+/* Returns the kernels that round activations as the options say; NULL: there are none. */
+static const struct cpu_kernels *rounding(const struct cpu_kernels *kernels,
+                                          const struct cpu_options *options, struct fault *fault) {
+    if (!kernels || options->activations != CPU_BF16) return kernels;
+#if defined(__x86_64__)
+    if (kernels == &cpu_kernels_avx512 && cpu_isa_detect().bf16) return &cpu_kernels_bf16;
+#endif
+    fault_set(fault, ERR_UNSUPPORTED, "cpu-activations",
+              "bf16 needs the path avx512 and a processor with AVX512_BF16; the path is %s",
+              kernels->name);
+    return NULL;
+}
+
 static int open_threads(struct cpu *cpu, int threads) {
     int rc = cpu_team_open(threads, &cpu->team);
     if (rc) return rc;
@@ -320,7 +333,7 @@ static int open_threads(struct cpu *cpu, int threads) {
 
 int cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault) {
     const struct comm *comm = options->comm ? options->comm : &comm_none;
-    const struct cpu_kernels *kernels = choose(options->path, fault);
+    const struct cpu_kernels *kernels = rounding(choose(options->path, fault), options, fault);
     struct cpu *cpu = kernels ? mem_try_alloc(1, sizeof *cpu) : NULL;
     if (!cpu) {
         comm->ops->close(comm);
@@ -332,7 +345,7 @@ int cpu_open(const struct cpu_options *options, struct kern **out, struct fault 
     cpu->base.ops = &cpu->ops;
     cpu->kernels = kernels;
     if (options->activations != CPU_F32) cpu->block_kernels = cpu_block_kernels_of(kernels->name);
-    cpu->wide = options->activations == CPU_INT16;
+    cpu->wide = options->activations != CPU_INT8;
     cpu->comm = comm;
     cpu->leaves = CPU_LEAVES / comm->ranks;
     int rc = open_threads(cpu, options->threads);

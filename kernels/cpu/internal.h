@@ -171,8 +171,9 @@ struct cpu_kernels {
     void (*matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                    void *scratch);
     size_t (*matmul_scratch)(const struct kern_weight *weight); /* NULL: none */
-    /* For weights in pairs, if the path wants bf16 activations: bytes for MATMUL_ROWS rows, and
-     * packing of rows [row, row + 16) clipped to the job. NULL: the path reads x itself. */
+    /* For weights in pairs, if the path wants bf16 activations (in pairs or alone): bytes for
+     * MATMUL_ROWS rows, and packing of rows [row, row + 16) clipped to the job. NULL: the path
+     * reads x itself. */
     size_t (*packed_bytes)(int64_t depth);
     void (*pack_x)(const struct cpu_matmul_job *job, int row, char *packed);
 
@@ -188,6 +189,7 @@ extern const struct cpu_kernels cpu_kernels_portable;
 #if defined(__x86_64__)
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
+extern const struct cpu_kernels cpu_kernels_bf16; /* avx512 with activations in bf16 */
 extern const struct cpu_kernels cpu_kernels_amx;
 #endif
 

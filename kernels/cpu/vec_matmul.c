@@ -29,10 +29,12 @@
         EACH(panels, p_) sum[r_][p_] = v16_fma(x_, w[p_], sum[r_][p_]);                            \
     }
 
-/* A leaf's data for a block: inputs `stride` apart from row to row, panels `next` bytes. */
+/* A leaf's data for a block: inputs `stride` apart from row to row, panels `next` bytes. `packed`:
+ * where the path rounds activations to bf16, the inputs of the leaf so rounded, [rows][depth]. */
 struct leaf_data {
     const float *x;
-    int64_t stride, count;
+    const char *packed;
+    int64_t stride, depth, count;
     const char *panel;
     size_t next;
 };
@@ -52,8 +54,40 @@ SIMD void load_pairs(const struct leaf_data *in, int64_t k, v16 *first, v16 *sec
     }
 }
 
+#if defined(__AVX512BF16__)
+
+/* Two inputs at a time: both weights and both inputs are pairs of bf16. The last input of an odd
+ * leaf meets a zero. */
+SIMD void sum_bf16(block_sums to, const struct leaf_data *in, const int rows, const int panels) {
+    v16 sum[ROWS][4];
+    __m512i w[4];
+    EACH(rows, r) EACH(panels, p) sum[r][p] = v16_set(0);
+    for (int64_t k = 0; k < in->count; k += 2) {
+        const char *at = in->panel + k * PANEL * 2;
+        EACH(panels, p) {
+            __builtin_prefetch(at + (size_t)p * in->next + AHEAD);
+            w[p] = _mm512_loadu_si512(at + (size_t)p * in->next);
+        }
+        EACH(rows, r) {
+            int32_t pair;
+            memcpy(&pair, in->packed + 2 * (r * in->depth + k), sizeof pair);
+            const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+            EACH(panels, p) sum[r][p] = _mm512_dpbf16_ps(sum[r][p], (__m512bh)w[p], x);
+        }
+    }
+    EACH(rows, r) EACH(panels, p) to[r][p] = sum[r][p];
+}
+
+#endif
+
 SIMD void sum_pairs(block_sums to, const struct leaf_data *in, const int size, const int rows,
                     const int panels) {
+#if defined(__AVX512BF16__)
+    if (size == 2) {
+        sum_bf16(to, in, rows, panels);
+        return;
+    }
+#endif
     v16 sum[ROWS][4], first[4], second[4];
     int64_t k = 0;
     EACH(rows, r) EACH(panels, p) sum[r][p] = v16_set(0);
@@ -165,10 +199,12 @@ static void one_leaf(block_sums sum, const struct cpu_matmul_job *job,
     const struct shape *shape = shape_of(b->rows, b->panels);
     struct leaf_data in = {.x = job->x + b->row * w->cols + leaf.first,
                            .stride = w->cols,
+                           .depth = w->depth,
                            .count = leaf.count,
                            .panel = w->data + (size_t)b->panel * w->panel_bytes,
                            .next = w->panel_bytes};
     if (w->layout == CPU_PANEL_PAIRS) {
+        if (job->packed) in.packed = job->packed + 2 * (b->row * w->depth + leaf.place);
         in.panel += leaf.place * PANEL * 2;
         shape->pairs(sum, &in);
     } else if (w->layout == CPU_PANEL_E4M3) {
@@ -228,3 +264,50 @@ size_t VEC(matmul_scratch)(const struct kern_weight *weight) {
     if (weight->layout != CPU_BLOCKS) return 0;
     return (size_t)weight->cols * PANEL * sizeof(float);
 }
+
+#if defined(__AVX512BF16__)
+
+/* ---- Activations in bf16 ------------------------------------------------------------------------
+ */
+
+static size_t packed_bytes(int64_t depth) {
+    return (size_t)depth * MATMUL_ROWS * 2;
+}
+
+/* Rounds rows [row, row + 16) to bf16, each leaf at its place and padded with zeros. */
+static void pack_x(const struct cpu_matmul_job *job, int row, char *packed) {
+    const struct kern_weight *w = job->weight;
+    for (int r = row; r < row + 16 && r < job->rows; r++) {
+        uint16_t *to = (uint16_t *)(void *)packed + r * w->depth;
+        memset(to, 0, (size_t)w->depth * sizeof *to);
+        for (int l = 0; l < w->leaves; l++) {
+            const struct cpu_leaf leaf = cpu_leaf_of(w, l);
+            const float *x = job->x + r * w->cols + leaf.first;
+            int64_t i = 0;
+            for (; i + 16 <= leaf.count; i += 16)
+                v16_store_bf16(to + leaf.place + i, v16_load(x + i));
+            for (; i < leaf.count; i++) to[leaf.place + i] = number_to_bf16(x[i]);
+        }
+    }
+}
+
+const struct cpu_kernels VEC(kernels) = {
+    .name = "cpu-avx512-bf16",
+    .layout_bf16 = CPU_PANEL_PAIRS,
+    .layout_e4m3 = CPU_PANEL_E4M3,
+    .layout_other = CPU_PANEL_F32,
+    .rms_norm = cpu_rms_norm_avx512,
+    .glu = cpu_glu_avx512,
+    .rope = cpu_rope_avx512,
+    .write_row = cpu_write_row_avx512,
+    .matmul = VEC(matmul),
+    .matmul_scratch = VEC(matmul_scratch),
+    .packed_bytes = packed_bytes,
+    .pack_x = pack_x,
+    .math = &cpu_math_avx512,
+    .attend_scratch = cpu_attend_scratch_avx512,
+    .attend_lanes = cpu_attend_lanes_avx512,
+    .attend = cpu_attend_avx512,
+};
+
+#endif
