@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What formats of weights cost in accuracy: Kullback-Leibler divergence from the model's own numbers, and how often the
+"""The cost in accuracy of formats of weights: Kullback-Leibler divergence from the model's own numbers, and how often the
 most likely token is the same.
 
     formats.py [--quantize PROGRAM] [FORMAT ...]
