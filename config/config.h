@@ -28,7 +28,7 @@ struct config {
     int64_t kv_budget, kv_budget_max, kv_buffer, kv_chunk;
     int64_t kv_pool_bytes; /* accepts K, M, G suffixes; 0 = chosen */
     char *kv_overflow;     /* error, shift */
-    char *kv_dtype;        /* auto, f32, bf16, fp8, fp8_e4m3 */
+    char *kv_dtype;        /* auto, f32, bf16, fp8, fp8_e4m3, q8, q4 */
     char *gates;           /* NULL = the model directory's */
     int64_t max_num_seqs, max_num_batched_tokens, max_model_len, default_max_tokens;
     int64_t step_stretch; /* percent; 0 = no limit */

@@ -139,8 +139,8 @@ static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault
 static const struct {
     const char *name;
     enum kern_dtype dtype;
-} kv_dtypes[] = {
-    {"f32", KERN_F32}, {"bf16", KERN_BF16}, {"fp8", KERN_E4M3}, {"fp8_e4m3", KERN_E4M3}};
+} kv_dtypes[] = {{"f32", KERN_F32},       {"bf16", KERN_BF16}, {"fp8", KERN_E4M3},
+                 {"fp8_e4m3", KERN_E4M3}, {"q8", KERN_ROW8},   {"q4", KERN_ROW4}};
 enum { KV_DTYPES = sizeof kv_dtypes / sizeof *kv_dtypes };
 
 static int resolve_kv_dtype(struct engine *e, enum kern_dtype *dtype, struct fault *fault) {
@@ -150,8 +150,8 @@ static int resolve_kv_dtype(struct engine *e, enum kern_dtype *dtype, struct fau
     *dtype = model_config(model_of(e))->dtype == KERN_F32 ? KERN_F32 : KERN_BF16;
     while (chosen && i < KV_DTYPES && strcmp(name, kv_dtypes[i].name) != 0) i++;
     if (i == KV_DTYPES)
-        return fault_set(fault, ERR_INVALID, "kv-dtype", "'%.20s' is not auto, f32, bf16 or fp8",
-                         name);
+        return fault_set(fault, ERR_INVALID, "kv-dtype",
+                         "'%.20s' is not auto, f32, bf16, fp8, q8 or q4", name);
     if (chosen) *dtype = kv_dtypes[i].dtype;
     for (i = 0; kv_dtypes[i].dtype != *dtype;) i++;
     snprintf(e->info.kv_dtype, sizeof e->info.kv_dtype, "%s", kv_dtypes[i].name);

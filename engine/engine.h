@@ -75,7 +75,8 @@ struct engine_options {
     int64_t kv_pool_bytes; /* 0 = chosen: all free memory of a device; on the host by max_num_seqs
                               and the budget, at most half of the free memory */
     bool kv_shift;         /* the default of kv.overflow: shift, for requests that can be shifted */
-    const char *kv_dtype;  /* "auto" (as weights; bf16 for f16), "f32", "bf16", "fp8", "fp8_e4m3" */
+    const char *kv_dtype;  /* "auto" (as weights; bf16 for f16), "f32", "bf16", "fp8", "fp8_e4m3",
+                              "q8", "q4" */
     int max_num_seqs;      /* sequences running at once */
     int max_num_batched_tokens; /* rows per step */
     int step_stretch; /* percent: the duration of a step with prompts beside answers; 0 = as long as

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "engine/conversation.h"
+#include "kernels/row.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state files are little-endian");
 
@@ -69,7 +70,8 @@ uint64_t state_size_limit(const struct state_head *head) {
     double streams = (double)its->layers * its->heads_kv, tokens = head->token_count;
     double held = 2 * ((double)kv->budget + kv->buffer + kv->chunk + 1);
     if (held > tokens || !kv->policy->bounded) held = tokens;
-    double row = (double)its->head_dim * (double)kern_dtype_bytes((enum kern_dtype)its->dtype);
+    double row = (double)row_code_bytes((enum kern_dtype)its->dtype, its->head_dim) +
+                 (double)row_factor_bytes((enum kern_dtype)its->dtype);
     double window = kv->rule.score == KERN_SCORE_ATTENTION ? kv->rule.observe.window : 0;
     double members = (double)kern_members_max(&kv->rule, kv->budget);
     double queries = window * streams * 128 * (double)its->head_dim * sizeof(float);

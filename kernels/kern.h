@@ -26,8 +26,8 @@
 
 /* E4M3: one byte, sign, 4 bits of exponent (bias 7), 3 bits of mantissa, no infinities, NaN is 0x7f
  * and 0xff, largest 448 (OCP 8-bit floating point, "FP8 E4M3"). Q8 to Q8SM: blocks of whole numbers
- * with common factors (kernels/blocks.h), for weights only. State files contain these enum
- * values. */
+ * with common factors (kernels/blocks.h), for weights only. ROW8 and ROW4: rows of codes with one
+ * factor each (kernels/row.h), for caches only. State files contain these enum values. */
 enum kern_dtype {
     KERN_F32,
     KERN_F16,
@@ -38,16 +38,18 @@ enum kern_dtype {
     KERN_Q4,
     KERN_Q4M,
     KERN_Q8S,
-    KERN_Q8SM
+    KERN_Q8SM,
+    KERN_ROW8,
+    KERN_ROW4
 };
 
 #define KERN_BLOCK 32 /* numbers in a block */
 
 static inline bool kern_dtype_blocks(enum kern_dtype dtype) {
-    return dtype >= KERN_Q8;
+    return dtype >= KERN_Q8 && dtype <= KERN_Q8SM;
 }
 
-/* One element; not for blocks. */
+/* One element; not for blocks and rows. */
 static inline size_t kern_dtype_bytes(enum kern_dtype dtype) {
     return dtype == KERN_F32 ? 4 : dtype == KERN_E4M3 ? 1 : 2;
 }

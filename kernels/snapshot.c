@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "kernels/comm.h"
 #include "kernels/places.h"
+#include "kernels/row.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "snapshots are little-endian");
 
@@ -87,8 +88,9 @@ void snapshot_write_head(const struct snapshot_shape *shape, const struct snapsh
 
 size_t snapshot_part_bytes(const struct snapshot_shape *shape, enum snapshot_part part) {
     const struct kern_cache_options *o = shape->options;
-    return part < SNAPSHOT_SIDES ? sides[part].bytes
-                                 : (size_t)o->head_dim * kern_dtype_bytes(o->dtype);
+    if (part < SNAPSHOT_SIDES) return sides[part].bytes;
+    return part < SNAPSHOT_KEY_FACTOR ? row_code_bytes(o->dtype, o->head_dim)
+                                      : row_factor_bytes(o->dtype);
 }
 
 size_t snapshot_part_at(const struct snapshot_shape *shape, int32_t length, int part) {

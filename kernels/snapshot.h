@@ -20,13 +20,16 @@ extern "C" {
 
 #include "kernels/kern.h"
 
-/* The parts of an entry: side records, then key and value in the cache's dtype. */
+/* The parts of an entry: side records, then key and value in the cache's dtype, then their factors,
+ * of 0 bytes in a dtype without factors (kernels/row.h). */
 enum snapshot_part {
     SNAPSHOT_POS, /* first, because it is checked */
     SNAPSHOT_LOG_BETA,
     SNAPSHOT_SCORE,
     SNAPSHOT_KEY,
     SNAPSHOT_VALUE,
+    SNAPSHOT_KEY_FACTOR,
+    SNAPSHOT_VALUE_FACTOR,
     SNAPSHOT_PARTS
 };
 #define SNAPSHOT_SIDES SNAPSHOT_KEY

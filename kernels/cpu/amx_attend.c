@@ -39,7 +39,8 @@ struct room {
 };
 
 static bool fits(const struct kern_cache_options *o) {
-    return o->dtype != KERN_F32 && (o->head_dim == 32 || o->head_dim == 64 || o->head_dim == 128);
+    return (o->dtype == KERN_BF16 || o->dtype == KERN_E4M3) &&
+           (o->head_dim == 32 || o->head_dim == 64 || o->head_dim == 128);
 }
 
 size_t cpu_attend_scratch_amx(const struct kern_cache_options *options) {

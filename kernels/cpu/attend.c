@@ -230,6 +230,22 @@ void cpu_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float
 /* ---- Writing ----------------------------------------------------------------------------------
  */
 
+/* Writes a key or a value of the model. */
+static void write_entry(const struct cpu *cpu, uint32_t page, bool values, int slot,
+                        const float *from) {
+    const struct cpu_cache *cache = &cpu->cache;
+    const struct kern_cache_options *o = &cache->options;
+    float rotated[ROW_DIM_MAX];
+    if (!row_scaled(o->dtype)) {
+        char *rows = values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page);
+        cpu->kernels->write_row(rows + (size_t)slot * cache->row_size, from, o->head_dim, o->dtype);
+        return;
+    }
+    memcpy(rotated, from, (size_t)o->head_dim * sizeof *from);
+    row_rotate(rotated, o->head_dim);
+    cpu_cache_store_row(cache, page, values, slot, rotated);
+}
+
 static void write_row(const struct step_job *job, int64_t row) {
     const struct cpu_cache *cache = &job->cpu->cache;
     const struct kern_cache_options *o = &cache->options;
@@ -241,10 +257,8 @@ static void write_row(const struct step_job *job, int64_t row) {
         int entry = stream.length - span->count + (int)row - span->row;
         uint32_t page = stream.pages[entry / cache->page_slots];
         int slot = entry % cache->page_slots;
-        char *to_k = (char *)cpu_cache_k(cache, page) + (size_t)slot * cache->row_size;
-        char *to_v = (char *)cpu_cache_v(cache, page) + (size_t)slot * cache->row_size;
-        job->cpu->kernels->write_row(to_k, k, o->head_dim, o->dtype);
-        job->cpu->kernels->write_row(to_v, v, o->head_dim, o->dtype);
+        write_entry(job->cpu, page, false, slot, k);
+        write_entry(job->cpu, page, true, slot, v);
         cpu_cache_log_beta(cache, page)[slot] =
             job->log_beta ? job->log_beta[row * o->heads_kv + head] : 0.0f;
     }
@@ -373,6 +387,8 @@ static void keep_queries(struct cpu_cache *cache, const struct cpu_attend_job *j
             const float *q = job->qkv + (size_t)(span->row + i) * job->qkv_stride;
             float *to = cpu_cache_query(cache, span->slot, job->layer, (span->pos + i) % window);
             for (size_t d = 0; d < size; d++) to[d] = q[d] * job->scale;
+            for (size_t d = 0; d < size; d += (size_t)job->head_dim)
+                cpu_cache_rotate(cache, to + d);
         }
     }
 }

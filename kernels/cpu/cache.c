@@ -23,36 +23,44 @@ static size_t round_up(size_t n, size_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
 
-static int slots_per_page(size_t row_size) {
-    size_t slots = CPU_PAGE_BYTES / (2 * row_size);
-    return slots > 0 ? (int)slots : 1;
-}
+/* Sizes of the pages of a cache. */
+struct page_shape {
+    size_t row_size, size;
+    int slots, members;
+};
 
-static size_t page_kv_size(size_t row_size) {
-    return round_up(2 * row_size * (size_t)slots_per_page(row_size), 64);
-}
-
-static int members_per_page(size_t row_size) {
-    return (int)(page_kv_size(row_size) / sizeof(struct cpu_member));
+static struct page_shape page_shape_of(enum kern_dtype dtype, int head_dim) {
+    struct page_shape shape = {.row_size = row_code_bytes(dtype, head_dim)};
+    size_t slots = CPU_PAGE_BYTES / (2 * shape.row_size);
+    if (slots < 1) slots = 1;
+    shape.slots = (int)slots;
+    shape.size = round_up(2 * slots * (shape.row_size + row_factor_bytes(dtype)), 64);
+    shape.members = (int)(shape.size / sizeof(struct cpu_member));
+    return shape;
 }
 
 void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info) {
-    size_t row_size = (size_t)head_dim * kern_dtype_bytes(dtype);
-    int slots = slots_per_page(row_size);
+    struct page_shape shape = page_shape_of(dtype, head_dim);
     size_t side = 0;
     for (int i = 0; i < CPU_CACHE_SIDES; i++) side += cpu_cache_sides[i].bytes;
-    info->page_slots = slots;
-    info->member_slots = members_per_page(row_size);
-    info->page_bytes = (int64_t)(page_kv_size(row_size) + (size_t)slots * side);
+    info->page_slots = shape.slots;
+    info->member_slots = shape.members;
+    info->page_bytes = (int64_t)(shape.size + (size_t)shape.slots * side);
 }
 
 static int check_options(const struct kern_cache_options *options, struct fault *fault) {
-    if (options->dtype != KERN_F32 && options->dtype != KERN_BF16 && options->dtype != KERN_E4M3)
+    const bool scaled = row_scaled(options->dtype);
+    if (options->dtype != KERN_F32 && options->dtype != KERN_BF16 && options->dtype != KERN_E4M3 &&
+        !scaled)
         return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
-                         "the CPU cache holds f32, bf16 or fp8 (e4m3)");
+                         "the CPU cache holds f32, bf16, fp8 (e4m3), q8 or q4");
     if (options->layers < 1 || options->heads_kv < 1 || options->head_dim < 1)
         return fault_set(fault, ERR_INVALID, "cache",
                          "layers, heads and head_dim must be positive");
+    if (scaled && options->head_dim > ROW_DIM_MAX)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
+                         "q8 and q4 hold heads of up to %d numbers; this model's have %d",
+                         ROW_DIM_MAX, options->head_dim);
     if (options->rank_cap != 0 && !(options->rank_cap >= 1))
         return fault_set(fault, ERR_INVALID, "cache", "rank_cap must be 0 or at least 1");
     if (options->slots < 1 || options->max_positions < 1)
@@ -75,8 +83,7 @@ int cpu_cache_lanes(const struct kern_cache_options *options) {
 
 /* The longest stream, at least one page. */
 static size_t work_stride(const struct kern_cache_options *options) {
-    size_t slots =
-        (size_t)slots_per_page((size_t)options->head_dim * kern_dtype_bytes(options->dtype));
+    size_t slots = (size_t)page_shape_of(options->dtype, options->head_dim).slots;
     size_t most = (size_t)options->max_positions;
     return round_up(most > slots ? most : slots, 16);
 }
@@ -103,10 +110,11 @@ static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *o
     cache->options = *options;
     cache->streams = (int)streams;
     cache->rows = 2 * cache->streams;
-    cache->row_size = (size_t)options->head_dim * kern_dtype_bytes(options->dtype);
-    cache->page_slots = slots_per_page(cache->row_size);
-    cache->page_size = page_kv_size(cache->row_size);
-    cache->member_slots = members_per_page(cache->row_size);
+    struct page_shape shape = page_shape_of(options->dtype, options->head_dim);
+    cache->row_size = shape.row_size;
+    cache->page_slots = shape.slots;
+    cache->page_size = shape.size;
+    cache->member_slots = shape.members;
     cache->stream_pages = (size_t)cpu_cache_pages_for(cache, options->max_positions);
     cache->member_pages =
         (size_t)cpu_cache_row_pages(cache, cache->streams, options->max_positions);
@@ -317,14 +325,25 @@ void cpu_cache_extend(struct cpu_cache *cache, int slot, int row, int32_t length
     *old = length;
 }
 
-void cpu_cache_wide_row(const struct cpu_cache *cache, const void *rows, int at, float *to) {
-    const char *row = (const char *)rows + (size_t)at * cache->row_size;
-    number_read_row(to, row, cache->options.head_dim, cache->options.dtype);
+void cpu_cache_wide_row(const struct cpu_cache *cache, uint32_t page, bool values, int at,
+                        float *to) {
+    const struct kern_cache_options *o = &cache->options;
+    const struct cpu_rows row = cpu_cache_rows(cache, page, values, at);
+    if (row_scaled(o->dtype))
+        row_read(to, row.at, *row.factors, o->head_dim, o->dtype);
+    else
+        number_read_row(to, row.at, o->head_dim, o->dtype);
 }
 
-void cpu_cache_store_row(const struct cpu_cache *cache, void *rows, int at, const float *from) {
-    char *row = (char *)rows + (size_t)at * cache->row_size;
-    number_write_row(row, from, cache->options.head_dim, cache->options.dtype);
+void cpu_cache_store_row(const struct cpu_cache *cache, uint32_t page, bool values, int at,
+                         const float *from) {
+    const struct kern_cache_options *o = &cache->options;
+    char *row = (char *)(values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page)) +
+                (size_t)at * cache->row_size;
+    if (row_scaled(o->dtype))
+        row_write(row, cpu_cache_factors(cache, page, values) + at, from, o->head_dim, o->dtype);
+    else
+        number_write_row(row, from, o->head_dim, o->dtype);
 }
 
 int32_t cpu_cache_find(const struct cpu_cache *cache, const struct cpu_stream *entries,

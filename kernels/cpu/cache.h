@@ -1,9 +1,10 @@
 /* The paged cache of the CPU backend: pages, page tables, lengths, eviction.
  *
  * A page holds P entries of one stream (slot, layer, KV head): keys [P][D], then values [P][D], in
- * the cache's dtype, 8 KiB together; beside it, indexed by the same page number, pos[P] and
- * log_beta[P]. Entries of a stream are dense (entry i sits in page i / P, slot i % P) and ascending
- * in pos. Contents at or after a stream's length are stale and must not be read.
+ * the cache's dtype, 8 KiB together; in a dtype with factors (kernels/row.h) then the keys' factors
+ * [P] and the values' [P]. Beside it, indexed by the same page number, lie pos[P] and log_beta[P].
+ * Entries of a stream are dense (entry i sits in page i / P, slot i % P) and ascending in pos.
+ * Contents at or after a stream's length are stale and must not be read.
  *
  * All memory is one zeroed mapping made at open, touched only as far as used; after open nothing
  * allocates, so nothing here can run out of memory later. Free pages are a stack, not a ring: the
@@ -35,10 +36,11 @@
 #include <string.h>
 
 #include "kernels/kern.h"
+#include "kernels/row.h"
 #include "kernels/rule.h"
 #include "kernels/shard.h"
 
-#define CPU_PAGE_BYTES 8192 /* keys and values of one page, unless one row is larger */
+#define CPU_PAGE_BYTES 8192 /* numbers or codes of one page, unless one row is larger */
 
 /* Runs fn(arg, 0 .. items - 1, worker), each item exactly once, in any order on any thread.
  * `worker` is below the number given at open and runs one item at a time. Returns when all items
@@ -46,13 +48,21 @@
 typedef void cpu_item(void *arg, int item, int worker);
 typedef void cpu_parallel(void *ctx, int items, cpu_item *fn, void *arg);
 
+/* Consecutive rows of a page, or of floats. */
+struct cpu_rows {
+    const void *at;          /* [rows][row_code_bytes] */
+    const uint16_t *factors; /* [rows], in a dtype with factors */
+    int dim;
+    enum kern_dtype dtype;
+};
+
 /* The arithmetic of observing attention and comparing keys: one table per path of the CPU backend;
  * cpu_math_plain (double sums in ascending order) otherwise. */
 struct cpu_math {
-    /* out[l * stride + j] = q[l] . row[j] for `lanes` vectors of `dim` floats and `count` rows in
-     * the cache's dtype, all one after the other. A product depends on its two vectors alone. */
-    void (*dots)(float *out, size_t stride, const float *q, int lanes, const void *rows, int count,
-                 int dim, enum kern_dtype dtype);
+    /* out[l * stride + j] = q[l] . row[j] for `lanes` vectors of `dim` floats, one after the other,
+     * and `count` rows. A product depends on its two vectors alone. */
+    void (*dots)(float *out, size_t stride, const float *q, int lanes, struct cpu_rows rows,
+                 int count);
     /* x <- softmax(x), with one more term exp(sink) in the sum; -INFINITY: none. Depends on x and
      * sink alone. */
     void (*softmax)(float *x, int count, float sink);
@@ -61,7 +71,7 @@ struct cpu_math {
     /* out[l * stride + d] += p[l * p_stride + j] row[j][d] for j = 0 .. count - 1, in this order.
      */
     void (*weigh)(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
-                  const void *rows, int count, int dim, enum kern_dtype dtype);
+                  struct cpu_rows rows, int count);
 };
 extern const struct cpu_math cpu_math_plain;
 
@@ -89,8 +99,8 @@ struct cpu_cache {
     int rows;               /* 2 * streams: row `stream` its entries, `streams + stream` members */
     int page_slots;         /* P */
     int member_slots;       /* members per page */
-    size_t row_size;        /* bytes of one key or value */
-    size_t page_size;       /* bytes of one page's keys and values, a multiple of 64 */
+    size_t row_size;        /* bytes of one key or value, without its factor */
+    size_t page_size;       /* bytes of one page's keys, values and factors, a multiple of 64 */
     cpu_parallel *parallel; /* optional, set after open; NULL = serial */
     void *parallel_ctx;
     const struct cpu_math *math; /* set after open; cpu_math_plain */
@@ -161,8 +171,8 @@ enum { CPU_CACHE_SIDES = sizeof cpu_cache_sides / sizeof *cpu_cache_sides };
 
 /* page_bytes: keys, values and side records; page_slots is at least 1 for rows of any length. */
 void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
-/* dtype f32, bf16 or e4m3; `workers` is the number of workers of `parallel`. On failure nothing is
- * held and *cache is zeroed. */
+/* dtype f32, bf16, e4m3, row8 or row4; `workers` is the number of workers of `parallel`. On failure
+ * nothing is held and *cache is zeroed. */
 int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options, int workers,
                    struct fault *fault);
 /* The same for one of several ranks: `options` counts the model's heads, `pages` the rank's pages.
@@ -274,9 +284,17 @@ struct cpu_work {
     float *turned;              /* [2 * lanes][head_dim] */
 };
 struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker);
-/* Row `at` of a page's keys or values, converted to floats; and back, rounded to nearest even. */
-void cpu_cache_wide_row(const struct cpu_cache *cache, const void *rows, int at, float *to);
-void cpu_cache_store_row(const struct cpu_cache *cache, void *rows, int at, const float *from);
+/* Row `at` of a page's keys or values, converted to floats; and back, rounded to nearest. Rotated
+ * in a dtype with factors (kernels/row.h). */
+void cpu_cache_wide_row(const struct cpu_cache *cache, uint32_t page, bool values, int at,
+                        float *to);
+void cpu_cache_store_row(const struct cpu_cache *cache, uint32_t page, bool values, int at,
+                         const float *from);
+/* Rotates a vector of head_dim floats as the cache's rows are, there and back; in a dtype without
+ * factors it does not change. */
+static inline void cpu_cache_rotate(const struct cpu_cache *cache, float *x) {
+    if (row_scaled(cache->options.dtype)) row_rotate(x, cache->options.head_dim);
+}
 /* Number of queries processed together: whole groups, at least 16 heads. */
 int cpu_cache_lanes(const struct kern_cache_options *options);
 
@@ -400,6 +418,24 @@ static inline void *cpu_cache_v(const struct cpu_cache *cache, uint32_t page) {
     return cache->pool + page * cache->page_size + (size_t)cache->page_slots * cache->row_size;
 }
 
+/* First factor of a page's keys or values; meaningless in a dtype without factors. */
+static inline uint16_t *cpu_cache_factors(const struct cpu_cache *cache, uint32_t page,
+                                          bool values) {
+    size_t slots = (size_t)cache->page_slots;
+    char *keys = cache->pool + page * cache->page_size + 2 * slots * cache->row_size;
+    return (uint16_t *)keys + (values ? slots : 0);
+}
+
+/* A page's keys or values from entry `first` on. */
+static inline struct cpu_rows cpu_cache_rows(const struct cpu_cache *cache, uint32_t page,
+                                             bool values, int first) {
+    const char *rows = values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page);
+    return (struct cpu_rows){.at = rows + (size_t)first * cache->row_size,
+                             .factors = cpu_cache_factors(cache, page, values) + first,
+                             .dim = cache->options.head_dim,
+                             .dtype = cache->options.dtype};
+}
+
 static inline int32_t *cpu_cache_pos(const struct cpu_cache *cache, uint32_t page) {
     return cache->pos + (size_t)page * (size_t)cache->page_slots;
 }
@@ -450,6 +486,9 @@ static inline void cpu_cache_move_entry(struct cpu_cache *cache, uint32_t to_pag
            cache->row_size);
     memcpy((char *)cpu_cache_v(cache, to_page) + to, (char *)cpu_cache_v(cache, from_page) + from,
            cache->row_size);
+    for (int values = 0; values < 2 && row_scaled(cache->options.dtype); values++)
+        cpu_cache_factors(cache, to_page, values)[to_slot] =
+            cpu_cache_factors(cache, from_page, values)[from_slot];
     cpu_cache_pos(cache, to_page)[to_slot] = cpu_cache_pos(cache, from_page)[from_slot];
     cpu_cache_log_beta(cache, to_page)[to_slot] = cpu_cache_log_beta(cache, from_page)[from_slot];
     cpu_cache_score(cache, to_page)[to_slot] = cpu_cache_score(cache, from_page)[from_slot];

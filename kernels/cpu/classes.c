@@ -86,14 +86,17 @@ void cpu_classes_logits(const struct cpu_cache *cache, const struct cpu_classes 
         for (int32_t m = first; m < first + n; m++) {
             int32_t centre = classes->centres[m];
             uint32_t page = classes->entries.pages[centre / slots];
-            if (centre != last)
-                cpu_cache_wide_row(cache, cpu_cache_k(cache, page), centre % slots, key);
+            float *turned = work->turned + (size_t)(m - first) * (size_t)dim;
+            if (centre != last) {
+                cpu_cache_wide_row(cache, page, false, centre % slots, key);
+                cpu_cache_rotate(cache, key);
+            }
             last = centre;
-            member_key(cache, cpu_cache_member(cache, classes->members.pages, m), key,
-                       work->turned + (size_t)(m - first) * (size_t)dim);
+            member_key(cache, cpu_cache_member(cache, classes->members.pages, m), key, turned);
+            cpu_cache_rotate(cache, turned);
         }
-        cache->math->dots(work->logits + first, work->stride, q, lanes, work->turned, n, dim,
-                          KERN_F32);
+        cache->math->dots(work->logits + first, work->stride, q, lanes,
+                          (struct cpu_rows){work->turned, NULL, dim, KERN_F32}, n);
     }
 }
 
@@ -147,13 +150,8 @@ static uint32_t page_of(const struct join *m, int32_t index) {
     return m->view.pages[index / m->cache->page_slots];
 }
 
-static void *row_page(const struct join *m, bool values, int32_t index) {
-    uint32_t page = page_of(m, index);
-    return values ? cpu_cache_v(m->cache, page) : cpu_cache_k(m->cache, page);
-}
-
 static void wide(const struct join *m, bool values, int32_t index, float *to) {
-    cpu_cache_wide_row(m->cache, row_page(m, values, index), index % m->cache->page_slots, to);
+    cpu_cache_wide_row(m->cache, page_of(m, index), values, index % m->cache->page_slots, to);
 }
 
 static int32_t pos_of(const struct join *m, int32_t index) {
@@ -180,14 +178,15 @@ static void measure(const struct join *m) {
     }
 }
 
-/* Writes keys at position 0, or values, of `count` entries, scaled to length 1; zeros stay zeros.
- */
+/* Writes keys at position 0, not rotated as the cache's rows are, or values as they are, of `count`
+ * entries, scaled to length 1; zeros stay zeros. */
 static void unit_rows(const struct join *m, bool values, const int32_t *entries, int count,
                       float *to) {
     const float *lengths = values ? m->length_v : m->length_k;
     for (int i = 0; i < count; i++, to += m->dim) {
         float length = lengths[entries[i]];
         wide(m, values, entries[i], to);
+        if (!values) cpu_cache_rotate(m->cache, to);
         if (!values) turn(m->cache, pos_of(m, entries[i]), true, to);
         for (int d = 0; d < m->dim; d++) to[d] = length > 0 ? to[d] / length : 0;
     }
@@ -202,8 +201,8 @@ static void meet(const struct join *m, const int32_t *gone, int lanes, const int
     for (int values = 0; values < 2; values++) {
         unit_rows(m, values, centres, count, rows);
         m->cache->math->dots(cosines[values], CPU_ROWS_BLOCK,
-                             values ? m->work.turned : m->work.rows, lanes, rows, count, m->dim,
-                             KERN_F32);
+                             values ? m->work.turned : m->work.rows, lanes,
+                             (struct cpu_rows){rows, NULL, m->dim, KERN_F32}, count);
     }
     for (int j = 0; j < count; j++)
         for (int l = 0; l < lanes; l++) {
@@ -264,7 +263,7 @@ static void link_joining(const struct join *m) {
  */
 
 static void store(const struct join *m, bool values, int32_t index, const float *row) {
-    cpu_cache_store_row(m->cache, row_page(m, values, index), index % m->cache->page_slots, row);
+    cpu_cache_store_row(m->cache, page_of(m, index), values, index % m->cache->page_slots, row);
 }
 
 /* Sums mass times unit key at position 0, or times value, over the centre and the entries that
@@ -290,6 +289,7 @@ static void merge_class(const struct join *m, int32_t centre) {
     float length = length_of(sum, m->dim);
     for (int d = 0; d < m->dim && length > 0; d++) sum[d] *= m->length_k[centre] / length;
     turn(m->cache, pos_of(m, centre), false, sum);
+    cpu_cache_rotate(m->cache, sum);
     if (length > 0) store(m, false, centre, sum);
     if (!(total > 0)) return;
     sum_class(m, true, centre, sum);

@@ -15,9 +15,9 @@ struct part {
 };
 
 static const float *wide(const struct part *p, bool values, int32_t index) {
-    uint32_t page = p->stream->pages[index / p->cache->page_slots];
-    const void *rows = values ? cpu_cache_v(p->cache, page) : cpu_cache_k(p->cache, page);
-    cpu_cache_wide_row(p->cache, rows, index % p->cache->page_slots, p->row);
+    int32_t slots = p->cache->page_slots;
+    cpu_cache_wide_row(p->cache, p->stream->pages[index / slots], values, index % slots, p->row);
+    cpu_cache_rotate(p->cache, p->row); /* dimensions are compared one by one */
     return p->row;
 }
 

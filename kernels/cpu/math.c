@@ -4,18 +4,22 @@
 
 #include "kernels/cpu/internal.h"
 
-static double element(const void *rows, enum kern_dtype dtype, size_t at) {
-    return (double)number_element((const char *)rows + at * kern_dtype_bytes(dtype), dtype);
+/* Number d of row j. */
+static float element(const struct cpu_rows *rows, int j, int d) {
+    const char *row = (const char *)rows->at + (size_t)j * row_code_bytes(rows->dtype, rows->dim);
+    if (row_scaled(rows->dtype))
+        return number_from_bf16(rows->factors[j]) * (float)row_level(row, d, rows->dtype);
+    return number_element(row + (size_t)d * kern_dtype_bytes(rows->dtype), rows->dtype);
 }
 
-static void plain_dots(float *out, size_t stride, const float *q, int lanes, const void *rows,
-                       int count, int dim, enum kern_dtype dtype) {
+static void plain_dots(float *out, size_t stride, const float *q, int lanes, struct cpu_rows rows,
+                       int count) {
     for (int l = 0; l < lanes; l++)
         for (int j = 0; j < count; j++) {
             double sum = 0;
-            for (int d = 0; d < dim; d++)
-                sum += (double)q[(size_t)l * (size_t)dim + (size_t)d] *
-                       element(rows, dtype, (size_t)j * (size_t)dim + (size_t)d);
+            for (int d = 0; d < rows.dim; d++)
+                sum += (double)q[(size_t)l * (size_t)rows.dim + (size_t)d] *
+                       (double)element(&rows, j, d);
             out[(size_t)l * stride + (size_t)j] = (float)sum;
         }
 }
@@ -33,11 +37,10 @@ static void plain_soft_cap(float *x, int count, float cap) {
 }
 
 static void plain_weigh(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
-                        const void *rows, int count, int dim, enum kern_dtype dtype) {
+                        struct cpu_rows rows, int count) {
     for (int l = 0; l < lanes; l++, out += stride, p += p_stride)
         for (int j = 0; j < count; j++)
-            for (int d = 0; d < dim; d++)
-                out[d] += p[j] * (float)element(rows, dtype, (size_t)j * (size_t)dim + (size_t)d);
+            for (int d = 0; d < rows.dim; d++) out[d] += p[j] * element(&rows, j, d);
 }
 
 const struct cpu_math cpu_math_plain = {

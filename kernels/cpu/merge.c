@@ -21,13 +21,12 @@ static bool stays(const struct merge *m, int32_t index) {
     return evict_keeps(m->job, m->stream, m->view.pages, index);
 }
 
-static void *row_page(const struct merge *m, bool values, int32_t index) {
-    uint32_t page = m->view.pages[index / m->cache->page_slots];
-    return values ? cpu_cache_v(m->cache, page) : cpu_cache_k(m->cache, page);
+static uint32_t page_of(const struct merge *m, int32_t index) {
+    return m->view.pages[index / m->cache->page_slots];
 }
 
 static void wide(const struct merge *m, bool values, int32_t index, float *to) {
-    cpu_cache_wide_row(m->cache, row_page(m, values, index), index % m->cache->page_slots, to);
+    cpu_cache_wide_row(m->cache, page_of(m, index), values, index % m->cache->page_slots, to);
 }
 
 /* 1 / |k| of all entries, 0 for a key of zeros. */
@@ -54,7 +53,7 @@ static void find_targets(const struct merge *m, const int32_t *gone, int lanes) 
     for (int32_t at = 0; at < length; at += slots) {
         int32_t count = length - at < slots ? length - at : slots;
         m->cache->math->dots(m->work.logits, (size_t)slots, m->work.rows, lanes,
-                             row_page(m, false, at), count, m->dim, m->cache->options.dtype);
+                             cpu_cache_rows(m->cache, page_of(m, at), false, 0), count);
         for (int32_t j = 0; j < count; j++) {
             if (!stays(m, at + j)) continue;
             for (int l = 0; l < lanes; l++) {
@@ -121,7 +120,7 @@ static void merge_row(const struct merge *m, bool values, int32_t target) {
     }
     CHECK(total > 0);
     for (int d = 0; d < m->dim; d++) sum[d] /= total;
-    cpu_cache_store_row(m->cache, row_page(m, values, target), target % m->cache->page_slots, sum);
+    cpu_cache_store_row(m->cache, page_of(m, target), values, target % m->cache->page_slots, sum);
 }
 
 void evict_merge_stream(void *arg, int stream, int worker) {

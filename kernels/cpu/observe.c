@@ -39,8 +39,8 @@ static void products(const struct view *view, const float *q, int lanes, int32_t
     int32_t slots = cache->page_slots;
     for (int32_t i = 0; i < count; i += slots)
         cache->math->dots(work->logits + view->members + i, work->stride, q, lanes,
-                          cpu_cache_k(cache, view->stream.pages[i / slots]),
-                          count - i < slots ? count - i : slots, view->dim, cache->options.dtype);
+                          cpu_cache_rows(cache, view->stream.pages[i / slots], false, 0),
+                          count - i < slots ? count - i : slots);
     if (view->members > 0) cpu_classes_logits(cache, &view->classes, q, lanes, work);
     for (int l = 0; l < lanes && view->cap > 0; l++)
         cache->math->soft_cap(work->logits + (size_t)l * work->stride, view->members + count,
@@ -348,11 +348,10 @@ static void weigh(const struct view *view, float *out, const float *p, size_t st
     const struct cpu_cache *cache = view->cache;
     int32_t slots = cache->page_slots;
     for (int32_t i = from, n; i < to; i += n) {
-        const char *values = cpu_cache_v(cache, view->stream.pages[i / slots]);
         n = slots - i % slots < to - i ? slots - i % slots : to - i;
         cache->math->weigh(out, (size_t)view->dim, p + i, stride, lanes,
-                           values + (size_t)(i % slots) * cache->row_size, n, view->dim,
-                           cache->options.dtype);
+                           cpu_cache_rows(cache, view->stream.pages[i / slots], true, i % slots),
+                           n);
     }
 }
 
@@ -369,6 +368,8 @@ static void answer(const struct view *view, const struct cpu_mass *mass, int fir
         float *sum = work->turned + (size_t)t * size;
         weigh(view, sum, p + (size_t)(t * mass->out_count) * work->stride, work->stride,
               mass->out_count, sees, sees + t);
+        for (int l = 0; l < mass->out_count; l++)
+            cpu_cache_rotate(view->cache, sum + (size_t)(l * view->dim));
         memcpy(mass->out + (size_t)(first + t) * mass->out_stride, sum, size * sizeof *sum);
     }
 }
@@ -419,6 +420,8 @@ void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass
             for (size_t d = 0; d < row; d++)
                 work.rows[(size_t)t * row + d] =
                     mass->q[(size_t)(first + t) * mass->q_stride + d] * mass->scale;
+        for (int l = 0; l < count * group; l++)
+            cpu_cache_rotate(cache, work.rows + (size_t)(l * view.dim));
         products(&view, work.rows, count * group, before + first + count, &work);
         meet(&view, mass, first, count, &work);
     }

@@ -23,9 +23,8 @@ struct rows {
 };
 
 static void wide_key(const struct rows *rows, int32_t index, float *to) {
-    cpu_cache_wide_row(
-        rows->cache, cpu_cache_k(rows->cache, rows->stream->pages[index / rows->cache->page_slots]),
-        index % rows->cache->page_slots, to);
+    int32_t slots = rows->cache->page_slots;
+    cpu_cache_wide_row(rows->cache, rows->stream->pages[index / slots], false, index % slots, to);
 }
 
 /* khat_i of `count` rows from `first` -> work->rows, consecutive. */
@@ -73,9 +72,9 @@ static void add_sums(const struct rows *rows) {
     }
     for (int32_t i = 0; i < rows->count; i += slots) {
         int32_t n = rows->count - i < slots ? rows->count - i : slots;
-        rows->cache->math->dots(dot, rows->work->stride, total, 1,
-                                cpu_cache_k(rows->cache, rows->stream->pages[i / slots]), n,
-                                rows->dim, rows->cache->options.dtype);
+        rows->cache->math->dots(
+            dot, rows->work->stride, total, 1,
+            cpu_cache_rows(rows->cache, rows->stream->pages[i / slots], false, 0), n);
         for (int32_t j = 0; j < n; j++) rows->rho[i + j] += dot[j] * rows->norm[i + j];
     }
 }
@@ -101,9 +100,9 @@ static int forgive_page(const struct rows *rows, int32_t *who, int lanes, int32_
                         int32_t count) {
     size_t slots = (size_t)rows->cache->page_slots, dim = (size_t)rows->dim;
     int looking = 0;
-    rows->cache->math->dots(rows->work->logits, slots, rows->work->rows, lanes,
-                            cpu_cache_k(rows->cache, rows->stream->pages[at / (int32_t)slots]),
-                            count, rows->dim, rows->cache->options.dtype);
+    rows->cache->math->dots(
+        rows->work->logits, slots, rows->work->rows, lanes,
+        cpu_cache_rows(rows->cache, rows->stream->pages[at / (int32_t)slots], false, 0), count);
     for (int l = 0; l < lanes; l++) {
         const float *dot = rows->work->logits + (size_t)l * slots;
         if (forgive_row(rows, who[l], dot, at, count)) continue;

@@ -86,7 +86,7 @@ static void matmul(const struct cpu_matmul_job *job, int64_t first, int64_t coun
  */
 
 static size_t attend_scratch(const struct kern_cache_options *options) {
-    return ((size_t)options->max_positions + (size_t)options->head_dim) * sizeof(float);
+    return ((size_t)options->max_positions + 2 * (size_t)options->head_dim) * sizeof(float);
 }
 
 static int attend_lanes(const struct kern_cache_options *options) {
@@ -95,13 +95,15 @@ static int attend_lanes(const struct kern_cache_options *options) {
 }
 
 static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream *stream,
-                       const float *q, float sink, int32_t lo, int32_t hi, float *score,
+                       const float *query, float sink, int32_t lo, int32_t hi, float *score,
                        float *vector, float *out) {
     const struct cpu_cache *cache = job->cache;
     int slots = cache->page_slots;
-    float most = sink;
+    float most = sink, *q = vector + job->head_dim;
+    memcpy(q, query, (size_t)job->head_dim * sizeof *q);
+    cpu_cache_rotate(cache, q);
     for (int32_t e = lo; e < hi; e++) {
-        cpu_cache_wide_row(cache, cpu_cache_k(cache, stream->pages[e / slots]), e % slots, vector);
+        cpu_cache_wide_row(cache, stream->pages[e / slots], false, e % slots, vector);
         score[e] = dot(q, vector, job->head_dim) * job->scale;
         if (job->cap > 0) score[e] = job->cap * tanhf(score[e] / job->cap);
         most = fmaxf(most, score[e]);
@@ -111,17 +113,18 @@ static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream
     for (int32_t e = lo; e < hi; e++) {
         float p = expf(score[e] - most);
         sum += p;
-        cpu_cache_wide_row(cache, cpu_cache_v(cache, stream->pages[e / slots]), e % slots, vector);
+        cpu_cache_wide_row(cache, stream->pages[e / slots], true, e % slots, vector);
         for (int i = 0; i < job->head_dim; i++) out[i] += p * vector[i];
     }
     for (int i = 0; i < job->head_dim; i++) out[i] /= sum;
+    cpu_cache_rotate(cache, out);
 }
 
 static void attend(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    void *scratch) {
     const struct kern_span *span = &job->batch->spans[item->span];
     struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, item->head);
-    float *vector = scratch, *score = vector + job->head_dim;
+    float *vector = scratch, *score = vector + 2 * (size_t)job->head_dim;
     for (int l = 0; l < item->lanes; l++) {
         int32_t lo, hi;
         float sink, sum;

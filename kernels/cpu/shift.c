@@ -80,6 +80,13 @@ static void rotate(const struct turn *turn, float *x) {
     }
 }
 
+/* The same for a key or query as the cache stores it. */
+static void rotate_stored(const struct cpu_cache *cache, const struct turn *turn, float *x) {
+    cpu_cache_rotate(cache, x);
+    rotate(turn, x);
+    cpu_cache_rotate(cache, x);
+}
+
 static struct turn turn_of(const struct cpu_cache *cache, int layer, struct cpu_work *work) {
     int half = cache->options.head_dim / 2;
     return (struct turn){.inv_freq = rotation_of(cache, layer),
@@ -106,9 +113,9 @@ static void shift_stream(void *arg, int stream, int worker) {
         int32_t by = moved_by(job, cpu_cache_pos(cache, page)[at]);
         if (by == 0 || !turn.inv_freq) continue;
         set_turn(&turn, by);
-        cpu_cache_wide_row(cache, cpu_cache_k(cache, page), at, work.rows);
-        rotate(&turn, work.rows);
-        cpu_cache_store_row(cache, cpu_cache_k(cache, page), at, work.rows);
+        cpu_cache_wide_row(cache, page, false, at, work.rows);
+        rotate_stored(cache, &turn, work.rows);
+        cpu_cache_store_row(cache, page, false, at, work.rows);
     }
 }
 
@@ -127,7 +134,7 @@ static void shift_queries(const struct shift_job *job) {
             if (pos[i] < 0) continue;
             set_turn(&turn, moved_by(job, pos[i]));
             for (int head = 0; head < o->heads_q && turn.by != 0; head++)
-                rotate(&turn, query + (size_t)head * (size_t)o->head_dim);
+                rotate_stored(cache, &turn, query + (size_t)head * (size_t)o->head_dim);
         }
     }
 }

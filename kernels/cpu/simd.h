@@ -83,6 +83,17 @@ SIMD v16 v16_load_n(const float *p, int n) {
 SIMD void v16_store_n(float *p, v16 a, int n) {
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a);
 }
+/* Sixteen levels of kernels/row.h: of ROW8, and of ROW4's bytes of sixteen, the low bits or, if
+ * `high`, the high ones. */
+SIMD v16 v16_load_row8(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+SIMD v16 v16_load_row4(const uint8_t *p, bool high) {
+    const v16 levels =
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)row_levels)));
+    __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm512_permutexvar_ps(high ? _mm512_srli_epi32(pairs, 4) : pairs, levels);
+}
 SIMD v16 v16_load_bf16(const uint16_t *p) {
     __m256i half = _mm256_loadu_si256((const __m256i *)p);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
@@ -249,6 +260,18 @@ SIMD void v16_store_n(float *p, v16 a, int n) {
 SIMD __m256 bf16_half(const uint16_t *p) {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+SIMD v16 row8_floats(__m128i codes) {
+    return V16(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+               _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8))));
+}
+SIMD v16 v16_load_row8(const int8_t *p) {
+    return row8_floats(_mm_loadu_si128((const __m128i *)p));
+}
+SIMD v16 v16_load_row4(const uint8_t *p, bool high) {
+    __m128i pairs = _mm_loadu_si128((const __m128i *)p);
+    pairs = _mm_and_si128(high ? _mm_srli_epi16(pairs, 4) : pairs, _mm_set1_epi8(15));
+    return row8_floats(_mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)row_levels), pairs));
 }
 SIMD v16 v16_load_bf16(const uint16_t *p) {
     return V16(bf16_half(p), bf16_half(p + 8));
@@ -467,6 +490,16 @@ SIMD void v16_store_n(float *p, v16 a, int n) {
 SIMD v4 bf16_quarter(const uint16_t *p) {
     u4 bits = {p[0], p[1], p[2], p[3]};
     return (v4)(bits << 16);
+}
+SIMD v16 v16_load_row8(const int8_t *p) {
+    float x[16];
+    for (int i = 0; i < 16; i++) x[i] = (float)p[i];
+    return v16_load(x);
+}
+SIMD v16 v16_load_row4(const uint8_t *p, bool high) {
+    float x[16];
+    for (int i = 0; i < 16; i++) x[i] = (float)row_levels[high ? p[i] >> 4 : p[i] & 15];
+    return v16_load(x);
 }
 SIMD v16 v16_load_bf16(const uint16_t *p) {
     return (v16){bf16_quarter(p), bf16_quarter(p + 4), bf16_quarter(p + 8), bf16_quarter(p + 12)};

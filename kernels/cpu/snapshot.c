@@ -52,7 +52,9 @@ static void export_slot(const struct cpu_cache *cache, int slot, char *to) {
 /* Address of one part's records in a page. */
 static char *part_of(const struct cpu_cache *cache, uint32_t page, int part) {
     if (part < SNAPSHOT_SIDES) return cpu_cache_side(cache, part, page);
-    return part == SNAPSHOT_KEY ? cpu_cache_k(cache, page) : cpu_cache_v(cache, page);
+    const bool values = part == SNAPSHOT_VALUE || part == SNAPSHOT_VALUE_FACTOR;
+    if (part >= SNAPSHOT_KEY_FACTOR) return (char *)cpu_cache_factors(cache, page, values);
+    return values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page);
 }
 
 /* Entries of page `i` of a stream of this length. */

@@ -65,7 +65,7 @@ static bool side_by_side(struct set set) {
 static void pack_set(struct room *room, struct set set) {
     float *q = room->q + (int64_t)set.first * room->width,
           *packed = room->k; /* the keys' buffer is still unused and as large */
-    pack_many(packed, &(struct rows){q, room->width, room->width, KERN_F32}, set.lanes);
+    pack_many(packed, &(struct rows){q, room->width, room->width, KERN_F32, NULL}, set.lanes);
     memcpy(q, packed, (size_t)(MANY * room->width) * sizeof *q);
 }
 
@@ -87,6 +87,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
             to[i] = i < job->head_dim ? q[i] * job->scale : 0.0f;
             acc[i] = 0;
         }
+        cpu_cache_rotate(job->cache, to);
     }
     for (int l = 0; l < item->lanes; l += MANY)
         if (side_by_side(set_at(item, l))) pack_set(room, set_at(item, l));
@@ -233,20 +234,17 @@ static void meet(struct room *room, struct set set, const struct chunk *c) {
     add_values(room, set, c, many);
 }
 
-/* Processes a chunk as stored, or, for more lanes than a tile has, converted to floats. */
+/* Processes a chunk as stored or, for more lanes than a tile has and for rows with factors,
+ * converted to floats. */
 static void meet_chunk(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                        struct room *room, uint32_t page, int slot, struct chunk c) {
-    const struct cpu_cache *cache = job->cache;
-    size_t offset = (size_t)slot * cache->row_size;
-    c.k = (struct rows){(const char *)cpu_cache_k(cache, page) + offset, job->head_dim,
-                        job->head_dim, cache->options.dtype};
-    c.v = c.k;
-    c.v.at = (const char *)cpu_cache_v(cache, page) + offset;
-    if (item->lanes > TILE) {
+    c.k = rows_of(cpu_cache_rows(job->cache, page, false, slot));
+    c.v = rows_of(cpu_cache_rows(job->cache, page, true, slot));
+    if (item->lanes > TILE || row_scaled(c.k.dtype)) {
         const void *k = widen_rows(&c.k, c.count, room->k);
         const void *v = widen_rows(&c.v, c.count, room->v);
-        c.k = (struct rows){k, room->width, room->width, KERN_F32};
-        c.v = (struct rows){v, room->width, room->width, KERN_F32};
+        c.k = (struct rows){k, room->width, room->width, KERN_F32, NULL};
+        c.v = (struct rows){v, room->width, room->width, KERN_F32, NULL};
     }
     for (int l = 0; l < item->lanes; l += MANY) meet(room, set_at(item, l), &c);
 }
@@ -257,6 +255,7 @@ static void finish(const struct cpu_attend_job *job, const struct cpu_attend_ite
         float *out = cpu_attend_out(job, item, l);
         float scale = 1.0f / room->sum[l];
         for (int i = 0; i < job->head_dim; i++) out[i] = room->acc[l * room->width + i] * scale;
+        cpu_cache_rotate(job->cache, out);
     }
 }
 

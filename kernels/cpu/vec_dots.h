@@ -34,13 +34,19 @@
 
 #define UNROLL _Pragma("GCC unroll 4")
 
-/* Consecutive rows, `stride` elements apart; elements past `dim` count as 0. */
+/* Consecutive rows, `stride` elements apart; elements past `dim` count as 0. Rows with factors
+ * (kernels/row.h) are widened first. */
 struct rows {
     const void *at;
     int64_t stride;
     int dim;
     enum kern_dtype dtype;
+    const uint16_t *factors;
 };
+
+static inline struct rows rows_of(struct cpu_rows rows) {
+    return (struct rows){rows.at, rows.dim, rows.dim, rows.dtype, rows.factors};
+}
 
 /* out[l * out_stride + j] = q[l] . row[j] */
 struct dots {
@@ -140,10 +146,35 @@ static inline void pack_many(float *packed, const struct rows *rows, int count) 
         pack_typed(packed, rows, count, KERN_E4M3);
 }
 
+/* Sixteen numbers of row j from d on, a multiple of sixteen. */
+SIMD v16 scaled_load(const struct rows *rows, int64_t j, int d, const enum kern_dtype dtype) {
+    const char *row = (const char *)rows->at + j * (int64_t)row_code_bytes(dtype, rows->dim);
+    const v16 level = dtype == KERN_ROW8
+                          ? v16_load_row8((const int8_t *)row + d)
+                          : v16_load_row4((const uint8_t *)row + d / 32 * 16, d & 16);
+    return v16_mul(level, v16_set(number_from_bf16(rows->factors[j])));
+}
+
+SIMD void widen_scaled(const struct rows *rows, int count, float *copy,
+                       const enum kern_dtype dtype) {
+    const int64_t width = padded(rows->dim);
+    for (int64_t j = 0; j < count; j++) {
+        int d = 0;
+        for (; d + 16 <= rows->dim; d += 16)
+            v16_store(copy + j * width + d, scaled_load(rows, j, d, dtype));
+        if (d < rows->dim)
+            v16_store(copy + j * width + d,
+                      v16_keep(scaled_load(rows, j, d, dtype), 0, rows->dim - d, 0));
+    }
+}
+
 /* Rows as floats, each of padded(dim) elements with zeros behind: in place if they already are,
  * otherwise a copy. */
 static inline const float *widen_rows(const struct rows *rows, int count, float *copy) {
     int64_t width = padded(rows->dim);
+    if (rows->dtype == KERN_ROW8) widen_scaled(rows, count, copy, KERN_ROW8);
+    if (rows->dtype == KERN_ROW4) widen_scaled(rows, count, copy, KERN_ROW4);
+    if (row_scaled(rows->dtype)) return copy;
     if (rows->dtype == KERN_F32 && rows->stride == width && rows->dim == width) return rows->at;
     for (int64_t j = 0; j < count; j++) {
         int d = 0;

@@ -9,7 +9,7 @@
 static void side_by_side(float *out, size_t stride, const float *q, int lanes, struct rows rows,
                          int count) {
     float packed[DIM_MANY * MANY], wide[MANY * DIM_MANY], score[MANY * MANY];
-    const struct rows queries = {q, rows.dim, rows.dim, KERN_F32};
+    const struct rows queries = {q, rows.dim, rows.dim, KERN_F32, NULL};
     q = widen_rows(&queries, lanes, wide);
     size_t size = (size_t)rows.dim * kern_dtype_bytes(rows.dtype);
     for (int j = 0; j < count; j += MANY) {
@@ -22,16 +22,34 @@ static void side_by_side(float *out, size_t stride, const float *q, int lanes, s
     }
 }
 
-static void dots(float *out, size_t stride, const float *q, int lanes, const void *rows, int count,
-                 int dim, enum kern_dtype dtype) {
-    struct rows r = {rows, dim, dim, dtype};
-    for (int n; lanes >= MANY_MIN && dim <= DIM_MANY; lanes -= n) {
+static void dots_typed(float *out, size_t stride, const float *q, int lanes, struct rows rows,
+                       int count) {
+    for (int n; lanes >= MANY_MIN && rows.dim <= DIM_MANY; lanes -= n) {
         n = lanes < MANY ? lanes : MANY;
-        side_by_side(out, stride, q, n, r, count);
+        side_by_side(out, stride, q, n, rows, count);
         out += (size_t)n * stride;
-        q += (size_t)n * (size_t)dim;
+        q += (size_t)n * (size_t)rows.dim;
     }
-    dots_few(&(struct dots){out, (int64_t)stride, q, dim, r}, lanes, count);
+    dots_few(&(struct dots){out, (int64_t)stride, q, rows.dim, rows}, lanes, count);
+}
+
+/* Up to sixteen rows with factors from `first` on as floats, in `wide`. */
+static struct rows widened(struct cpu_rows rows, int first, int count, float *wide) {
+    struct rows some = rows_of(rows);
+    some.at = (const char *)rows.at + (size_t)first * row_code_bytes(rows.dtype, rows.dim);
+    some.factors += first;
+    return (struct rows){widen_rows(&some, count, wide), padded(rows.dim), rows.dim, KERN_F32,
+                         NULL};
+}
+
+static void dots(float *out, size_t stride, const float *q, int lanes, struct cpu_rows rows,
+                 int count) {
+    float wide[MANY * ROW_DIM_MAX];
+    if (!row_scaled(rows.dtype)) dots_typed(out, stride, q, lanes, rows_of(rows), count);
+    for (int j = 0; j < count && row_scaled(rows.dtype); j += MANY) {
+        int n = count - j < MANY ? count - j : MANY;
+        dots_typed(out + j, stride, q, lanes, widened(rows, j, n, wide), n);
+    }
 }
 
 static void softmax(float *x, int count, float sink) {
@@ -63,14 +81,20 @@ static void soft_cap(float *x, int count, float cap) {
 }
 
 static void weigh(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
-                  const void *rows, int count, int dim, enum kern_dtype dtype) {
+                  struct cpu_rows rows, int count) {
+    float wide[MANY * ROW_DIM_MAX];
     struct weighing w = {.out = out,
                          .out_stride = (int64_t)stride,
                          .p = p,
                          .p_lane = (int64_t)p_stride,
                          .p_row = 1,
-                         .rows = {rows, dim, dim, dtype}};
-    weigh_rows(w, lanes, 0, count);
+                         .rows = rows_of(rows)};
+    if (!row_scaled(rows.dtype)) weigh_rows(w, lanes, 0, count);
+    for (int j = 0; j < count && row_scaled(rows.dtype); j += MANY, w.p += MANY) {
+        int n = count - j < MANY ? count - j : MANY;
+        w.rows = widened(rows, j, n, wide);
+        weigh_rows(w, lanes, 0, n);
+    }
 }
 
 const struct cpu_math VEC(math) = {

@@ -27,7 +27,8 @@ static int check_options(const struct kern_cache_options *o, struct fault *fault
                          "the CUDA backend serves head sizes 64, 128 and 256; this model has %d",
                          o->head_dim);
     if (o->dtype != KERN_BF16 && o->dtype != KERN_E4M3)
-        return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype", "the CUDA cache holds bf16 or fp8");
+        return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
+                         "the CUDA cache holds bf16 or fp8; q8 and q4 are for the CPU");
     if (o->layers < 1 || o->heads_kv < 1 || o->heads_q < 1 || o->heads_q % o->heads_kv != 0)
         return fault_set(fault, ERR_INVALID, "cache", "%d query heads on %d KV heads", o->heads_q,
                          o->heads_kv);

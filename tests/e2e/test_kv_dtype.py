@@ -1,12 +1,13 @@
-"""--kv-dtype fp8: the same pages hold twice the entries; answers do not depend on company; a state file of
-another number format is nobody's."""
+"""--kv-dtype fp8, q8, q4: pages hold more entries; answers do not depend on company; a state file of another number
+format is nobody's."""
 import concurrent.futures
 import shutil
 
+import pytest
 import requests
 from test_state import FLAGS, ask, cached, first_turn, next_turn, tokens, wait_for_files
 
-FP8 = ("--kv-dtype", "fp8")
+NARROW = ("fp8", "q8", "q4")
 POOL = ("--kv-pool-bytes", "16M", "--max-num-seqs", "8")
 
 
@@ -30,8 +31,18 @@ def test_a_page_holds_twice_the_entries(daemon):
     assert kept[0] == kept[1] and sizes[1] < sizes[0]
 
 
-def test_an_answer_is_its_own(daemon):
-    d = daemon(*FLAGS, *FP8, "--cpu-path", "auto", "--max-num-batched-tokens", "96")
+@pytest.mark.parametrize("name,entries", (("q8", 2), ("q4", 4)))
+def test_a_page_with_factors(daemon, name, entries):
+    """Two bytes more for each key and value, and metadata of 12 for each entry."""
+    pools = [daemon(*POOL, *FLAGS, "--kv-dtype", dtype).kv()["pool"] for dtype in ("bf16", name)]
+    slots = pools[1]["page_slots"]
+    assert slots == entries * pools[0]["page_slots"]
+    assert pools[1]["page_bytes"] == pools[0]["page_bytes"] + 4 * slots + 12 * (slots - pools[0]["page_slots"])
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_an_answer_is_its_own(daemon, name):
+    d = daemon(*FLAGS, "--kv-dtype", name, "--cpu-path", "auto", "--max-num-batched-tokens", "96")
     asked = [[{"role": "user", "content": f"Number {i}. {first_turn()[0]['content']}"}] for i in range(4)]
     kv = {"kv": {"reuse": False}, "max_tokens": 12, "logprobs": True}
     alone = [tokens(d.chat(messages, **kv)) for messages in asked]
@@ -39,9 +50,11 @@ def test_an_answer_is_its_own(daemon):
         assert list(pool.map(lambda messages: tokens(d.chat(messages, **kv)), asked)) == alone
 
 
-def test_state_files_of_another_format_are_left_alone(daemon, tmp_path):
+@pytest.mark.parametrize("name", NARROW)
+def test_state_files_of_another_format_are_left_alone(daemon, tmp_path, name):
+    narrow = ("--kv-dtype", name)
     state, copy = tmp_path / "state", tmp_path / "copy"
-    d = daemon("--state-dir", str(state), "--state-idle", "0", *FLAGS, *FP8)
+    d = daemon("--state-dir", str(state), "--state-idle", "0", *FLAGS, *narrow)
     first = ask(d, first_turn())
     files = wait_for_files(state, 1)
     shutil.copytree(state, copy)
@@ -51,6 +64,6 @@ def test_state_files_of_another_format_are_left_alone(daemon, tmp_path):
     assert cached(ask(other, second)) == 0
     assert (copy / files[0].name).exists()
     assert other.stop() == 0
-    again = daemon("--state-dir", str(copy), "--state-idle", "86400", *FLAGS, *FP8)
+    again = daemon("--state-dir", str(copy), "--state-idle", "86400", *FLAGS, *narrow)
     answer = ask(again, second)
     assert cached(answer) == cached(expected) > 0 and tokens(answer) == tokens(expected)

@@ -9,8 +9,11 @@
 #include "kernels/cpu/internal.h"
 #include "kernels/ranks.h"
 
-static const char *const kv_names[] = {
-    [KERN_F32] = "f32", [KERN_F16] = "", [KERN_BF16] = "bf16", [KERN_E4M3] = "fp8"};
+static const char *const kv_names[] = {[KERN_F32] = "f32",
+                                       [KERN_BF16] = "bf16",
+                                       [KERN_E4M3] = "fp8",
+                                       [KERN_ROW8] = "q8",
+                                       [KERN_ROW4] = "q4"};
 
 const char *replay_kv_name(enum kern_dtype dtype) {
     return kv_names[dtype];
@@ -18,11 +21,12 @@ const char *replay_kv_name(enum kern_dtype dtype) {
 
 int replay_kv_dtype(const char *name, enum kern_dtype *dtype, struct fault *fault) {
     for (size_t i = 0; i < sizeof kv_names / sizeof *kv_names; i++) {
-        if (name[0] == '\0' || strcmp(name, kv_names[i]) != 0) continue;
+        if (!kv_names[i] || strcmp(name, kv_names[i]) != 0) continue;
         *dtype = (enum kern_dtype)i;
         return 0;
     }
-    return fault_set(fault, ERR_INVALID, "kv_dtype", "'%.20s' is not f32, bf16 or fp8", name);
+    return fault_set(fault, ERR_INVALID, "kv_dtype", "'%.20s' is not f32, bf16, fp8, q8 or q4",
+                     name);
 }
 
 bool replay_path_available(const char *path) {
@@ -145,8 +149,8 @@ void replay_entries(struct kern *kern, int slot, bool values, float *to) {
         int length = *cpu_cache_length(cache, slot, stream);
         for (int i = 0; i < length; i++, to += dim) {
             uint32_t page = table[i / cache->page_slots];
-            const void *rows = values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page);
-            cpu_cache_wide_row(cache, rows, i % cache->page_slots, to);
+            cpu_cache_wide_row(cache, page, values, i % cache->page_slots, to);
+            cpu_cache_rotate(cache, to);
         }
     }
 }

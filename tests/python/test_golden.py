@@ -186,7 +186,8 @@ def test_every_logprob_of_the_float32_path(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kv_dtype, ties", (("bf16", 1e-2), ("fp8", 5e-2)))
+@pytest.mark.parametrize("kv_dtype, ties", (("bf16", 1e-2), ("fp8", 5e-2), ("q8", 1e-3),
+                                            ("q4", 1e-2)))
 def test_a_narrow_cache_is_off_by_the_rounding_of_what_it_stores(family, kv_dtype, ties):
     """With keys and values rounded in the reference too, only stray ties of that rounding are left."""
     ids = random_tokens(150)
@@ -358,11 +359,11 @@ def log_beta_bar(path, kv_dtype):
     The tiles of amx round activations to 16 bits, and for narrow caches queries and weights of attention to bf16, which
     the reference does not; there it has not been measured.
     """
-    return 0.1 if path == "amx" else {"f32": 1e-5, "bf16": 1.3e-3, "fp8": 1.4e-5}[kv_dtype]
+    return 0.1 if path == "amx" else {"f32": 1e-5, "bf16": 1.3e-3, "fp8": 1.4e-5, "q8": 1e-3, "q4": 1e-2}[kv_dtype]
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "fp8"))
+@pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "fp8", "q8", "q4"))
 def test_every_path_selects_by_its_own_scores(path, kv_dtype, gates):
     if not has_path(path):
         pytest.skip(f"this processor has no {path}")

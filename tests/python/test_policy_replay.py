@@ -80,7 +80,7 @@ def test_layers_with_a_sliding_window(path, tmp_path):
         assert [len(p) for p in state.pos[::2]] == [state.pos[0][-1] + 1, 10, 44]
 
 
-@pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "fp8"))
+@pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "fp8", "q8", "q4"))
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_and_policies_side_by_side(path, kv_dtype, tmp_path):
     """One batch of all policies: none disturbs another, and each agrees."""

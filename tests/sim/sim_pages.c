@@ -447,13 +447,13 @@ static void check(struct sim *sim) {
  */
 
 static void open_caches(struct sim *sim) {
-    static const int dims[] = {128, 256, 512, 1024};
-    static const enum kern_dtype dtypes[] = {KERN_F32, KERN_BF16, KERN_E4M3};
+    static const int dims[] = {64, 128, 256, 512};
+    static const enum kern_dtype dtypes[] = {KERN_F32, KERN_BF16, KERN_E4M3, KERN_ROW8, KERN_ROW4};
     struct kern_cache_options options = {.layers = pick(sim, 1, 3),
                                          .heads_q = 3,
                                          .heads_kv = pick(sim, 1, 3),
                                          .head_dim = dims[pick(sim, 0, 3)],
-                                         .dtype = dtypes[pick(sim, 0, 2)],
+                                         .dtype = dtypes[pick(sim, 0, 4)],
                                          .slots = SLOTS,
                                          .max_positions = POSITIONS};
     struct kern_cache_info info;

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import classes, allot
+from . import classes, allot, rows
 from . import formulas as f
 
 
@@ -55,8 +55,9 @@ def round_e4m3(x):
     return np.clip(np.rint(x / step) * step, -448, 448)
 
 
-STORED = {"f32": np.asarray, "bf16": round_bf16, "fp8": round_e4m3}  # rounding of stored keys and values
-ULP = {"f32": 1e-4, "bf16": 2 ** -7, "fp8": 2 ** -3}  # how far a tie of that rounding moves one
+# Rounding of stored keys and values, and how far a tie of that rounding moves one.
+STORED = {"f32": np.asarray, "bf16": round_bf16, "fp8": round_e4m3, "q8": rows.round_q8, "q4": rows.round_q4}
+ULP = {"f32": 1e-4, "bf16": 2 ** -7, "fp8": 2 ** -3, "q8": 2 ** -4, "q4": 2 ** -2}
 
 
 # --- scoring ------------------------------------------------------------------------------------

@@ -53,6 +53,17 @@ static inline bool content_row_is(const struct cpu_cache *cache, const char *row
            memcmp(row + cache->row_size - sizeof hash, &hash, sizeof hash) == 0;
 }
 
+/* The factor of a row with this hash, in a dtype with factors. */
+static inline uint16_t content_factor(uint32_t hash) {
+    return (uint16_t)(hash >> 8);
+}
+
+static inline bool content_factor_is(const struct cpu_cache *cache, uint32_t page, bool values,
+                                     int at, uint32_t hash) {
+    return !row_scaled(cache->options.dtype) ||
+           cpu_cache_factors(cache, page, values)[at] == content_factor(hash);
+}
+
 /* Fills the last `count` entries of every stream, as the kernels do after begin_step. */
 static inline void content_write(struct cpu_cache *cache, int slot, uint32_t salt, int32_t count) {
     for (int stream = 0; stream < cache->streams; stream++) {
@@ -66,6 +77,9 @@ static inline void content_write(struct cpu_cache *cache, int slot, uint32_t sal
                               content_hash(salt, stream, pos, 0));
             content_write_row(cache, (char *)cpu_cache_v(cache, page) + row,
                               content_hash(salt, stream, pos, 1));
+            for (uint32_t values = 0; values < 2 && row_scaled(cache->options.dtype); values++)
+                cpu_cache_factors(cache, page, values)[i % slots] =
+                    content_factor(content_hash(salt, stream, pos, values));
             cpu_cache_log_beta(cache, page)[i % slots] = content_log_beta(salt, stream, pos);
         }
     }
@@ -83,6 +97,8 @@ static inline bool content_holds(const struct cpu_cache *cache, int slot, int st
                           content_hash(salt, stream, pos, 0)) &&
            content_row_is(cache, (char *)cpu_cache_v(cache, page) + row,
                           content_hash(salt, stream, pos, 1)) &&
+           content_factor_is(cache, page, false, at, content_hash(salt, stream, pos, 0)) &&
+           content_factor_is(cache, page, true, at, content_hash(salt, stream, pos, 1)) &&
            memcmp(&cpu_cache_log_beta(cache, page)[at], &log_beta, sizeof log_beta) == 0;
 }
 

@@ -24,7 +24,11 @@ static const struct shape shapes[] = {
     {256, 2, 1, 5, KERN_F32, false},  {32, 4, 2, 0, KERN_E4M3, false},
     {64, 14, 2, 0, KERN_E4M3, false}, {128, 8, 1, 0, KERN_E4M3, false},
     {80, 4, 2, 0, KERN_E4M3, false},  {6, 2, 1, 0, KERN_E4M3, false},
-    {64, 4, 2, 37, KERN_E4M3, false},
+    {64, 4, 2, 37, KERN_E4M3, false}, {64, 9, 3, 0, KERN_ROW8, false},
+    {128, 4, 2, 0, KERN_ROW8, false}, {80, 4, 2, 37, KERN_ROW8, false},
+    {20, 2, 1, 0, KERN_ROW8, true},   {64, 9, 3, 37, KERN_ROW4, false},
+    {128, 8, 1, 0, KERN_ROW4, true},  {96, 4, 2, 0, KERN_ROW4, false},
+    {256, 2, 1, 5, KERN_ROW4, false}, {6, 2, 1, 0, KERN_ROW4, false},
 
     {64, 8, 2, 37, KERN_BF16, true},  {64, 8, 4, 0, KERN_F32, true},
 };
@@ -38,21 +42,53 @@ static const float sink_table[8] = {1, -3, 12, 0, 2.5f, -60, 40, 5};
 
 /* The content of sequence `slot` at a position of a layer: one table per shape, made once. */
 static const struct shape *table_shape;
-static float *table; /* [2 slots][LAYERS][TOKENS][stride] */
+static float *table;  /* [2 slots][LAYERS][TOKENS][stride] */
+static float *stored; /* the same keys and values, as the cache rounds them */
 
 static int stride_of(const struct shape *s) {
     return (s->heads_q + 2 * s->heads_kv) * s->head_dim;
 }
 
-static const float *row_of(const struct shape *s, int slot, int layer, int pos) {
-    size_t stride = (size_t)stride_of(s), count = 2 * LAYERS * TOKENS * stride;
-    if (table_shape != s) {
-        free(table);
-        table = fresh(count, (uint64_t)(s - shapes) + 1);
-        for (size_t i = 0; i < count; i++) table[i] *= 2;
-        table_shape = s;
+/* To the cache's format and back. */
+static void round_row(const struct shape *s, float *x) {
+    char row[256 * sizeof *x];
+    uint16_t factor;
+    if (!row_scaled(s->dtype)) {
+        number_write_row(row, x, s->head_dim, s->dtype);
+        number_read_row(x, row, s->head_dim, s->dtype);
+        return;
     }
-    return table + (size_t)((slot * LAYERS + layer) * TOKENS + pos) * stride;
+    row_rotate(x, s->head_dim);
+    row_write(row, &factor, x, s->head_dim, s->dtype);
+    row_read(x, row, factor, s->head_dim, s->dtype);
+    row_rotate(x, s->head_dim);
+}
+
+static void make_tables(const struct shape *s) {
+    size_t stride = (size_t)stride_of(s), count = 2 * LAYERS * TOKENS * stride;
+    free(table), free(stored);
+    table = fresh(count, (uint64_t)(s - shapes) + 1);
+    stored = malloc(count * sizeof *stored);
+    for (size_t i = 0; i < count; i++) stored[i] = table[i] *= 2;
+    for (size_t row = 0; row < count; row += stride)
+        for (int head = s->heads_q; head < s->heads_q + 2 * s->heads_kv; head++)
+            round_row(s, stored + row + (size_t)(head * s->head_dim));
+    table_shape = s;
+}
+
+static size_t row_at(const struct shape *s, int slot, int layer, int pos) {
+    if (table_shape != s) make_tables(s);
+    return (size_t)((slot * LAYERS + layer) * TOKENS + pos) * (size_t)stride_of(s);
+}
+
+static const float *row_of(const struct shape *s, int slot, int layer, int pos) {
+    size_t at = row_at(s, slot, layer, pos);
+    return table + at;
+}
+
+static const float *stored_row(const struct shape *s, int slot, int layer, int pos) {
+    size_t at = row_at(s, slot, layer, pos);
+    return stored + at;
 }
 
 struct bench {
@@ -123,12 +159,6 @@ static void append(struct bench *b, int slot, int from, int to) {
 /* ---- Against double -----------------------------------------------------------------------------
  */
 
-static double cached(const struct shape *s, float x) {
-    _Alignas(float) char row[sizeof x];
-    number_write_row(row, &x, 1, s->dtype);
-    return (double)number_element(row, s->dtype);
-}
-
 /* Positions `held` of a stream, all at most `pos` (the window is applied here). */
 static void attend_exact(const struct bench *b, int slot, int layer, int head, int pos,
                          const int32_t *held, int count, double *out, double *reach) {
@@ -140,9 +170,9 @@ static void attend_exact(const struct bench *b, int slot, int layer, int head, i
     *reach = 0;
     for (int e = 0; e < count; e++) {
         double dot = 0, size = 0;
-        const float *other = row_of(s, slot, layer, held[e]);
+        const float *other = stored_row(s, slot, layer, held[e]);
         for (int i = 0; i < d; i++) {
-            double p = q[head * d + i] * cached(s, other[(s->heads_q + kv) * d + i]);
+            double p = (double)q[head * d + i] * (double)other[(s->heads_q + kv) * d + i];
             dot += p;
             size += fabs(p);
         }
@@ -156,9 +186,9 @@ static void attend_exact(const struct bench *b, int slot, int layer, int head, i
     for (int e = 0; e < count; e++) {
         double p = exp(weight[e] - most);
         sum += p;
-        const float *other = row_of(s, slot, layer, held[e]);
+        const float *other = stored_row(s, slot, layer, held[e]);
         for (int i = 0; i < d; i++)
-            out[i] += p * cached(s, other[(s->heads_q + s->heads_kv + kv) * d + i]);
+            out[i] += p * (double)other[(s->heads_q + s->heads_kv + kv) * d + i];
     }
     for (int i = 0; i < d; i++) out[i] /= sum;
 }
@@ -168,6 +198,7 @@ static void attend_exact(const struct bench *b, int slot, int layer, int head, i
 static double attend_bound(int path, const struct shape *s, double reach) {
     double unit = 0x1p-24 * (s->head_dim + TOKENS);
     if (path_is(path, "amx") && s->dtype != KERN_F32) unit += 0x1.1p-9;
+    if (row_scaled(s->dtype)) unit *= 2; /* rotations */
     return 2 * 2 * unit * (1 + reach);
 }
 

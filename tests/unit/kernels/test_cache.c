@@ -72,6 +72,9 @@ Test(cache, page_layout) {
         {KERN_F32, 80, 12, 7680 + 12 * 12},   {KERN_BF16, 20, 102, 8192 + 102 * 12},
         {KERN_E4M3, 128, 32, 8192 + 32 * 12}, {KERN_E4M3, 64, 64, 8192 + 64 * 12},
         {KERN_E4M3, 80, 51, 8192 + 51 * 12},  {KERN_E4M3, 4096, 1, 8192 + 12},
+        {KERN_ROW8, 64, 64, 8448 + 64 * 12},  {KERN_ROW8, 128, 32, 8320 + 32 * 12},
+        {KERN_ROW8, 80, 42, 8256 + 42 * 12},  {KERN_ROW4, 64, 128, 8704 + 128 * 12},
+        {KERN_ROW4, 128, 64, 8448 + 64 * 12}, {KERN_ROW4, 512, 16, 8256 + 16 * 12},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kern_cache_info info;
@@ -108,6 +111,7 @@ Test(cache, open_refuses_what_cannot_be) {
         cpu_cache_close(&cache);                                                                   \
     } while (0)
     REFUSES(ERR_UNSUPPORTED, "kv_dtype", dtype, KERN_F16);
+    REFUSES(ERR_UNSUPPORTED, "kv_dtype", dtype, KERN_Q8);
     REFUSES(ERR_INVALID, "cache", layers, 0);
     REFUSES(ERR_INVALID, "cache", head_dim, -1);
     REFUSES(ERR_INVALID, "cache", slots, 0);

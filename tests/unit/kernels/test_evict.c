@@ -162,13 +162,13 @@ static struct kern_evict random_due(uint64_t *random, int32_t tokens, struct ker
 }
 
 static void random_case(uint64_t seed) {
-    static const int dims[] = {128, 256, 512, 1024};
-    static const enum kern_dtype dtypes[] = {KERN_F32, KERN_BF16, KERN_E4M3};
+    static const int dims[] = {64, 128, 256, 512};
+    static const enum kern_dtype dtypes[] = {KERN_F32, KERN_BF16, KERN_E4M3, KERN_ROW8, KERN_ROW4};
     static struct held held;
     uint64_t random = seed;
     int layers = 1 + (int)content_random(&random, 3), heads = 1 + (int)content_random(&random, 4);
     struct cpu_cache cache =
-        open_cache(layers, heads, dims[content_random(&random, 4)], dtypes[seed % 3], 1200);
+        open_cache(layers, heads, dims[content_random(&random, 4)], dtypes[seed % 5], 1200);
     if (seed % 4 == 0) cache.parallel = scrambled;
     uint32_t salt = (uint32_t)seed * 4 + content_random(&random, 4);
     int32_t tokens = 0;

@@ -13,43 +13,73 @@ static const struct cpu_math *math_of(int path) {
     return math;
 }
 
+/* ROWS random rows as a cache stores them. */
+struct stored {
+    char *data;
+    uint16_t factors[ROWS];
+    struct cpu_rows rows;
+};
+
+static struct stored *store(int dim, enum kern_dtype dtype, uint64_t seed) {
+    struct stored *s = calloc(1, sizeof *s);
+    float *from = fresh((size_t)ROWS * (size_t)dim, seed);
+    size_t bytes = row_code_bytes(dtype, dim);
+    s->data = malloc(ROWS * bytes);
+    for (int i = 0; i < ROWS; i++)
+        if (row_scaled(dtype))
+            row_write(s->data + (size_t)i * bytes, &s->factors[i], from + i * dim, dim, dtype);
+        else
+            number_write_row(s->data + (size_t)i * bytes, from + i * dim, dim, dtype);
+    s->rows = (struct cpu_rows){s->data, s->factors, dim, dtype};
+    free(from);
+    return s;
+}
+
+static void store_free(struct stored *s) {
+    free(s->data), free(s);
+}
+
+static struct cpu_rows rows_from(const struct stored *s, int first) {
+    struct cpu_rows rows = s->rows;
+    rows.at = s->data + (size_t)first * row_code_bytes(rows.dtype, rows.dim);
+    rows.factors += first;
+    return rows;
+}
+
 static void check_dots(const struct cpu_math *math, int dim, enum kern_dtype dtype) {
-    float *q = fresh((size_t)LANES * (size_t)dim, 3), *rows = fresh((size_t)ROWS * (size_t)dim, 4);
-    char *data = malloc((size_t)ROWS * (size_t)dim * sizeof(float));
+    float *q = fresh((size_t)LANES * (size_t)dim, 3);
+    struct stored *s = store(dim, dtype, 4);
     float want[LANES * ROWS], got[LANES * 40], one;
-    number_write_row(data, rows, ROWS * dim, dtype);
-    cpu_math_plain.dots(want, ROWS, q, LANES, data, ROWS, dim, dtype);
-    math->dots(got, 40, q, LANES, data, ROWS, dim, dtype);
+    cpu_math_plain.dots(want, ROWS, q, LANES, s->rows, ROWS);
+    math->dots(got, 40, q, LANES, s->rows, ROWS);
     for (int l = 0; l < LANES; l++)
         for (int j = 0; j < ROWS; j++) {
-            const char *row = data + (size_t)(j * dim) * kern_dtype_bytes(dtype);
             cr_assert_float_eq(got[l * 40 + j], want[l * ROWS + j], 1e-5 * sqrt(dim));
-            math->dots(&one, 1, q + l * dim, 1, row, 1, dim, dtype);
+            math->dots(&one, 1, q + l * dim, 1, rows_from(s, j), 1);
             cr_assert_float_eq(one, got[l * 40 + j], 0, "lane %d row %d: alone %g", l, j,
                                (double)one);
         }
-    free(q), free(rows), free(data);
+    free(q), store_free(s);
 }
 
 /* Lanes together and alone, all rows at once and in two parts. */
 static void check_weigh(const struct cpu_math *math, int dim, enum kern_dtype dtype) {
-    size_t row = (size_t)dim * kern_dtype_bytes(dtype), all = (size_t)LANES * (size_t)dim;
-    float *p = fresh(LANES * ROWS, 5), *rows = fresh((size_t)ROWS * (size_t)dim, 6);
+    size_t all = (size_t)LANES * (size_t)dim;
+    float *p = fresh(LANES * ROWS, 5);
     float *want = fresh(all, 7), *got = fresh(all, 7), *one = fresh(all, 7);
-    char *data = malloc((size_t)ROWS * row);
-    number_write_row(data, rows, ROWS * dim, dtype);
-    cpu_math_plain.weigh(want, (size_t)dim, p, ROWS, LANES, data, ROWS, dim, dtype);
-    math->weigh(got, (size_t)dim, p, ROWS, LANES, data, ROWS, dim, dtype);
+    struct stored *s = store(dim, dtype, 6);
+    cpu_math_plain.weigh(want, (size_t)dim, p, ROWS, LANES, s->rows, ROWS);
+    math->weigh(got, (size_t)dim, p, ROWS, LANES, s->rows, ROWS);
     for (int l = 0; l < LANES; l++) {
         float *out = one + l * dim;
-        math->weigh(out, 1, p + l * ROWS, 1, 1, data, 20, dim, dtype);
-        math->weigh(out, 1, p + l * ROWS + 20, 1, 1, data + 20 * row, ROWS - 20, dim, dtype);
+        math->weigh(out, 1, p + l * ROWS, 1, 1, s->rows, 20);
+        math->weigh(out, 1, p + l * ROWS + 20, 1, 1, rows_from(s, 20), ROWS - 20);
     }
     for (size_t i = 0; i < all; i++) {
         cr_assert_float_eq(got[i], want[i], 1e-4);
         cr_assert_float_eq(one[i], got[i], 0, "dim %d [%zu]: alone %g", dim, i, (double)one[i]);
     }
-    free(p), free(rows), free(want), free(got), free(one), free(data);
+    free(p), free(want), free(got), free(one), store_free(s);
 }
 
 static void check_softmax(const struct cpu_math *math, float sink) {
@@ -73,12 +103,12 @@ static void check_softmax(const struct cpu_math *math, float sink) {
 
 Test(math, every_path_agrees_with_the_plain_one) {
     static const int dims[] = {2, 16, 20, 64, 80, 128, 300};
-    static const enum kern_dtype dtypes[] = {KERN_F32, KERN_BF16, KERN_E4M3};
+    static const enum kern_dtype dtypes[] = {KERN_F32, KERN_BF16, KERN_E4M3, KERN_ROW8, KERN_ROW4};
     for (int path = 0; path < PATH_COUNT; path++) {
         const struct cpu_math *math = math_of(path);
         if (!math) continue;
         for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
-            for (int t = 0; t < 3; t++) {
+            for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++) {
                 check_dots(math, dims[i], dtypes[t]);
                 check_weigh(math, dims[i], dtypes[t]);
             }

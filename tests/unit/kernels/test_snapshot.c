@@ -123,6 +123,8 @@ Test(snapshot, comes_back_bit_for_bit_in_any_layout) {
     round_trip(KERN_BF16, 8, 3, WINDOW);
     round_trip(KERN_BF16, 5, 8, 0);
     round_trip(KERN_E4M3, 16, 5, WINDOW);
+    round_trip(KERN_ROW8, 7, 16, WINDOW);
+    round_trip(KERN_ROW4, 32, 5, 0);
 }
 
 /* The slot goes on where it was: appending, truncating and forking work as on the original. */
