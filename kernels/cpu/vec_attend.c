@@ -8,7 +8,7 @@
 #include <float.h>
 
 #include "kernels/cpu/vec.h"
-#include "kernels/cpu/vec_dots.h"
+#include "kernels/cpu/vec_rows.h"
 
 #define LANES 32
 #define CHUNK 16
@@ -21,14 +21,21 @@ struct room {
     float keep[LANES];            /* factor of the lane's sums after its maximum has grown */
     float cap;                    /* kern_attend_options */
     int width;
-    float *q;     /* [LANES][width], scaled; a set side by side: [width][MANY] */
-    float *acc;   /* [LANES][width] */
-    float *k, *v; /* [CHUNK][width] */
+    bool scaled; /* rows have factors: */
+    int words;
+    int16_t *whole;      /* [LANES][words] queries in whole numbers; a set side by side: packed */
+    float factor[LANES]; /* of these */
+    float of_values[CHUNK]; /* factors of a chunk's values */
+    float *q;               /* [LANES][width], scaled; a set side by side: [width][MANY] */
+    float *acc;             /* [LANES][width] */
+    float *k, *v;           /* [CHUNK][width] */
 };
 
 size_t VEC(attend_scratch)(const struct kern_cache_options *options) {
     size_t vectors = 2 * LANES + 2 * CHUNK;
-    return sizeof(struct room) + 64 + vectors * (size_t)padded(options->head_dim) * sizeof(float);
+    size_t words = (LANES + MANY) * (size_t)row_width(options->head_dim);
+    return sizeof(struct room) + 64 + vectors * (size_t)padded(options->head_dim) * sizeof(float) +
+           words * sizeof(int16_t);
 }
 
 int VEC(attend_lanes)(const struct kern_cache_options *options) {
@@ -45,6 +52,9 @@ static struct room *room_of(const struct cpu_attend_job *job, void *scratch) {
     room->acc = room->q + LANES * width;
     room->k = room->acc + LANES * width;
     room->v = room->k + CHUNK * width;
+    room->scaled = row_scaled(job->cache->options.dtype);
+    room->words = row_width(job->head_dim);
+    room->whole = (int16_t *)(room->v + CHUNK * width);
     return room;
 }
 
@@ -65,6 +75,13 @@ static bool side_by_side(struct set set) {
 static void pack_set(struct room *room, struct set set) {
     float *q = room->q + (int64_t)set.first * room->width,
           *packed = room->k; /* the keys' buffer is still unused and as large */
+    if (room->scaled) {
+        int16_t *whole = room->whole + set.first * room->words,
+                *copy = room->whole + LANES * room->words;
+        pack_words(copy, whole, set.lanes, room->words);
+        memcpy(whole, copy, (size_t)(MANY * room->words) * sizeof *whole);
+        return;
+    }
     pack_many(packed, &(struct rows){q, room->width, room->width, KERN_F32, NULL}, set.lanes);
     memcpy(q, packed, (size_t)(MANY * room->width) * sizeof *q);
 }
@@ -87,7 +104,11 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
             to[i] = i < job->head_dim ? q[i] * job->scale : 0.0f;
             acc[i] = 0;
         }
-        cpu_cache_rotate(job->cache, to);
+        room->factor[l] = 0;
+        if (!room->scaled) continue;
+        row_rotate(to, job->head_dim);
+        room->factor[l] =
+            pack_query(room->whole + l * room->words, to, job->head_dim, job->cache->options.dtype);
     }
     for (int l = 0; l < item->lanes; l += MANY)
         if (side_by_side(set_at(item, l))) pack_set(room, set_at(item, l));
@@ -129,7 +150,11 @@ static void meet_few(struct room *room, struct set set, const struct chunk *c) {
     float *weight = room->weight + (int64_t)set.first * CHUNK;
     struct dots dots = {weight, CHUNK, room->q + (int64_t)set.first * room->width, room->width,
                         c->k};
-    dots_few(&dots, set.lanes, c->count);
+    if (room->scaled)
+        row_scores_few(weight, room->whole + set.first * room->words, room->factor + set.first,
+                       set.lanes, &c->k, c->count);
+    else
+        dots_few(&dots, set.lanes, c->count);
     for (int l = set.first; l < set.first + set.lanes; l++, weight += CHUNK) {
         struct seen seen = seen_of(room, l, c);
         room->keep[l] = 1;
@@ -139,7 +164,7 @@ static void meet_few(struct room *room, struct set set, const struct chunk *c) {
         s = v16_keep(s, seen.lo, seen.hi, -INFINITY);
         raise_most(room, l, fmaxf(room->most[l], v16_most(s)));
         s = v16_exp(v16_sub(s, v16_set(room->most[l])));
-        v16_store(weight, s);
+        v16_store(weight, room->scaled ? v16_mul(s, v16_load(room->of_values)) : s);
         room->sum[l] = room->sum[l] * room->keep[l] + v16_sum(s);
     }
 }
@@ -175,7 +200,12 @@ static v16 sum_many(const float *weight) {
 static void meet_many(struct room *room, struct set set, const struct chunk *c) {
     float *weight = room->weight + (int64_t)set.first * CHUNK;
     int last = set.first + set.lanes - 1;
-    dots_many(weight, room->q + (int64_t)set.first * room->width, c->k.at, room->width, c->count);
+    if (room->scaled)
+        row_scores_many(weight, room->whole + set.first * room->words, room->factor + set.first,
+                        &c->k, c->count);
+    else
+        dots_many(weight, room->q + (int64_t)set.first * room->width, c->k.at, room->width,
+                  c->count);
     if (room->cap > 0) cap_many(weight, c->count, room->cap);
     if (room->lo[last] > c->entry || room->hi[set.first] < c->entry + c->count)
         mask_many(room, set, c, weight);
@@ -189,6 +219,10 @@ static void meet_many(struct room *room, struct set set, const struct chunk *c) 
     v16 keep = v16_exp(v16_sub(before, top));
     v16 sum = v16_mul(v16_load(room->sum + set.first), keep);
     v16_store(room->sum + set.first, v16_add(sum, sum_many(weight)));
+    for (int j = 0; j < c->count && room->scaled; j++) {
+        float *to = weight + (int64_t)j * MANY;
+        v16_store(to, v16_mul(v16_load(to), v16_set(room->of_values[j])));
+    }
     v16_store(room->most + set.first, most);
     v16_store(room->keep + set.first, keep);
 }
@@ -234,13 +268,19 @@ static void meet(struct room *room, struct set set, const struct chunk *c) {
     add_values(room, set, c, many);
 }
 
-/* Processes a chunk as stored or, for more lanes than a tile has and for rows with factors,
- * converted to floats. */
+/* Processes a chunk as stored or, for more lanes than a tile has, converted to floats; of rows with
+ * factors only the values' levels. */
 static void meet_chunk(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                        struct room *room, uint32_t page, int slot, struct chunk c) {
     c.k = rows_of(cpu_cache_rows(job->cache, page, false, slot));
     c.v = rows_of(cpu_cache_rows(job->cache, page, true, slot));
-    if (item->lanes > TILE || row_scaled(c.k.dtype)) {
+    if (room->scaled) {
+        for (int j = 0; j < c.count; j++) room->of_values[j] = number_from_bf16(c.v.factors[j]);
+        if (item->lanes > TILE) {
+            widen_levels(&c.v, c.count, room->v);
+            c.v = (struct rows){room->v, room->width, room->width, KERN_F32, NULL};
+        }
+    } else if (item->lanes > TILE) {
         const void *k = widen_rows(&c.k, c.count, room->k);
         const void *v = widen_rows(&c.v, c.count, room->v);
         c.k = (struct rows){k, room->width, room->width, KERN_F32, NULL};

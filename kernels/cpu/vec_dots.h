@@ -146,25 +146,24 @@ static inline void pack_many(float *packed, const struct rows *rows, int count) 
         pack_typed(packed, rows, count, KERN_E4M3);
 }
 
-/* Sixteen numbers of row j from d on, a multiple of sixteen. */
-SIMD v16 scaled_load(const struct rows *rows, int64_t j, int d, const enum kern_dtype dtype) {
+/* Sixteen levels of row j from d on, a multiple of sixteen. */
+SIMD v16 load_levels(const struct rows *rows, int64_t j, int d, const enum kern_dtype dtype) {
     const char *row = (const char *)rows->at + j * (int64_t)row_code_bytes(dtype, rows->dim);
-    const v16 level = dtype == KERN_ROW8
-                          ? v16_load_row8((const int8_t *)row + d)
-                          : v16_load_row4((const uint8_t *)row + d / 32 * 16, d & 16);
-    return v16_mul(level, v16_set(number_from_bf16(rows->factors[j])));
+    if (dtype == KERN_ROW8) return v16_load_row8((const int8_t *)row + d);
+    return v16_load_row4((const uint8_t *)row + d / ROW_STEP * 16, d & 16);
 }
 
-SIMD void widen_scaled(const struct rows *rows, int count, float *copy,
+/* `levels`: without the factors. */
+SIMD void widen_scaled(const struct rows *rows, int count, float *copy, bool levels,
                        const enum kern_dtype dtype) {
     const int64_t width = padded(rows->dim);
     for (int64_t j = 0; j < count; j++) {
-        int d = 0;
-        for (; d + 16 <= rows->dim; d += 16)
-            v16_store(copy + j * width + d, scaled_load(rows, j, d, dtype));
-        if (d < rows->dim)
+        const v16 factor = v16_set(levels ? 1 : number_from_bf16(rows->factors[j]));
+        for (int d = 0; d < rows->dim; d += 16) {
+            const v16 x = v16_mul(load_levels(rows, j, d, dtype), factor);
             v16_store(copy + j * width + d,
-                      v16_keep(scaled_load(rows, j, d, dtype), 0, rows->dim - d, 0));
+                      d + 16 <= rows->dim ? x : v16_keep(x, 0, rows->dim - d, 0));
+        }
     }
 }
 
@@ -172,8 +171,8 @@ SIMD void widen_scaled(const struct rows *rows, int count, float *copy,
  * otherwise a copy. */
 static inline const float *widen_rows(const struct rows *rows, int count, float *copy) {
     int64_t width = padded(rows->dim);
-    if (rows->dtype == KERN_ROW8) widen_scaled(rows, count, copy, KERN_ROW8);
-    if (rows->dtype == KERN_ROW4) widen_scaled(rows, count, copy, KERN_ROW4);
+    if (rows->dtype == KERN_ROW8) widen_scaled(rows, count, copy, false, KERN_ROW8);
+    if (rows->dtype == KERN_ROW4) widen_scaled(rows, count, copy, false, KERN_ROW4);
     if (row_scaled(rows->dtype)) return copy;
     if (rows->dtype == KERN_F32 && rows->stride == width && rows->dim == width) return rows->at;
     for (int64_t j = 0; j < count; j++) {
@@ -247,7 +246,8 @@ static void dots_many(float *out, const float *packed, const float *rows, int wi
 /* ---- Weighing rows ----------------------------------------------------------------------------
  */
 
-/* out[l] = keep[l] out[l] + sum_j p[l][j] row[j], rows in ascending order. */
+/* out[l] = keep[l] out[l] + sum_j p[l][j] row[j], rows in ascending order. Of rows with factors, p
+ * includes the factors already. */
 struct weighing {
     float *out;
     int64_t out_stride;
@@ -256,6 +256,12 @@ struct weighing {
     int64_t p_lane, p_row; /* strides from lane to lane and from weight to weight of one lane */
     struct rows rows;
 };
+
+/* Sixteen numbers, or levels of rows with factors. */
+SIMD v16 weigh_load(const struct rows *rows, int j, int d, int left, const enum kern_dtype dtype) {
+    if (dtype == KERN_ROW8 || dtype == KERN_ROW4) return load_levels(rows, j, d, dtype);
+    return v16_load_row(rows->at, j * rows->stride + d, left, dtype);
+}
 
 SIMD void weigh_tile(const struct weighing *w, const int lanes, int from, int to, int d,
                      const int vectors, int left, const enum kern_dtype dtype) {
@@ -267,7 +273,7 @@ SIMD void weigh_tile(const struct weighing *w, const int lanes, int from, int to
             v16_mul(sum[l][i], v16_set(w->keep[l]));
     for (int j = from; j < to; j++) {
         UNROLL for (int i = 0; i < vectors; i++) row[i] =
-            v16_load_row(w->rows.at, j * w->rows.stride + d + 16 * i, left, dtype);
+            weigh_load(&w->rows, j, d + 16 * i, left, dtype);
         UNROLL for (int l = 0; l < lanes; l++) {
             v16 p = v16_set(w->p[l * w->p_lane + j * w->p_row]);
             UNROLL for (int i = 0; i < vectors; i++) sum[l][i] = v16_fma(p, row[i], sum[l][i]);
@@ -296,6 +302,10 @@ SIMD void weigh_lanes(const struct weighing *w, const int lanes, int from, int t
         weigh_typed(w, lanes, from, to, KERN_F32);
     else if (w->rows.dtype == KERN_BF16)
         weigh_typed(w, lanes, from, to, KERN_BF16);
+    else if (w->rows.dtype == KERN_ROW8)
+        weigh_typed(w, lanes, from, to, KERN_ROW8);
+    else if (w->rows.dtype == KERN_ROW4)
+        weigh_typed(w, lanes, from, to, KERN_ROW4);
     else
         weigh_typed(w, lanes, from, to, KERN_E4M3);
 }
@@ -303,9 +313,11 @@ SIMD void weigh_lanes(const struct weighing *w, const int lanes, int from, int t
 /* Adds rows [from, to) for `lanes` lanes. */
 static void weigh_rows(struct weighing w, int lanes, int from, int to) {
     for (int n; lanes > 0; lanes -= n) {
-        n = lanes >= TILE ? TILE : lanes >= 2 ? 2 : 1;
+        n = lanes < TILE ? lanes : TILE;
         if (n == TILE)
             weigh_lanes(&w, TILE, from, to);
+        else if (n == 3)
+            weigh_lanes(&w, 3, from, to);
         else if (n == 2)
             weigh_lanes(&w, 2, from, to);
         else

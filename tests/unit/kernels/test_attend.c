@@ -198,7 +198,7 @@ static void attend_exact(const struct bench *b, int slot, int layer, int head, i
 static double attend_bound(int path, const struct shape *s, double reach) {
     double unit = 0x1p-24 * (s->head_dim + TOKENS);
     if (path_is(path, "amx") && s->dtype != KERN_F32) unit += 0x1.1p-9;
-    if (row_scaled(s->dtype)) unit *= 2; /* rotations */
+    if (row_scaled(s->dtype)) unit = 2 * unit + 0x1p-15; /* rotations; queries of 16 bits */
     return 2 * 2 * unit * (1 + reach);
 }
 
