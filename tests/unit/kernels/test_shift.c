@@ -74,7 +74,7 @@ static void check(const struct cpu_cache *cache) {
 
 /* Where entry `index` of a stream lies. */
 struct place {
-    void *keys;
+    uint32_t page;
     int at;
     int32_t pos;
 };
@@ -83,7 +83,7 @@ static struct place find(const struct cpu_cache *cache, int slot, int stream, in
     const uint32_t *table = cpu_cache_table(cache, slot, stream);
     int at = index % cache->page_slots;
     uint32_t page = table[index / cache->page_slots];
-    return (struct place){cpu_cache_k(cache, page), at, cpu_cache_pos(cache, page)[at]};
+    return (struct place){page, at, cpu_cache_pos(cache, page)[at]};
 }
 
 static float noise(int stream, int32_t pos, int d) {
@@ -100,7 +100,7 @@ static void append(struct cpu_cache *cache, int slot, int32_t pos, int32_t count
             struct place p = find(cache, slot, stream, length - count + i);
             float row[DIM];
             for (int d = 0; d < DIM; d++) row[d] = noise(stream, p.pos, d);
-            cpu_cache_store_row(cache, p.keys, p.at, row);
+            cpu_cache_store_row(cache, p.page, false, p.at, row);
         }
     check(cache);
 }
@@ -120,7 +120,7 @@ static float *keys_of(const struct cpu_cache *cache, int slot) {
     for (int stream = 0; stream < STREAMS; stream++)
         for (int32_t i = 0; i < *cpu_cache_length(cache, slot, stream); i++) {
             struct place p = find(cache, slot, stream, i);
-            cpu_cache_wide_row(cache, p.keys, p.at, out + (stream * POSITIONS + i) * DIM);
+            cpu_cache_wide_row(cache, p.page, false, p.at, out + (stream * POSITIONS + i) * DIM);
         }
     return out;
 }
