@@ -24,7 +24,7 @@ struct room {
     bool scaled; /* rows have factors: */
     int words;
     int16_t *whole;      /* [LANES][words] queries in whole numbers; a set side by side: packed */
-    float factor[LANES]; /* of these */
+    float factor[LANES]; /* the queries' factors */
     float of_values[CHUNK]; /* factors of a chunk's values */
     float *q;               /* [LANES][width], scaled; a set side by side: [width][MANY] */
     float *acc;             /* [LANES][width] */
