@@ -160,3 +160,41 @@ Test(cuts, an_eviction_at_the_end_of_its_prompt_is_its_own) {
         world_close(&w);
     }
 }
+
+/* The turn before evicted in its answer; the next one drops that answer. With two ranks all that
+ * stays may lie on the fuller one, and the reservation has to cover that. */
+Test(cuts, a_cut_reserves_for_the_fuller_rank) {
+    static int32_t prompt[300];
+    struct world w;
+    struct engine_kv kv = kv_of("global", 64, 16, 64);
+    world_open(
+        &w, &(struct world_options){.pages = 600, .sequences = 1, .conversations = 2, .rows = 4});
+    struct engine_job first = run(&w, 0, 127, 128, 40, &kv);
+    memcpy(prompt, first.request.prompt, 128 * sizeof *prompt);
+    struct engine_job next = job_of(1, 300, 1, kv);
+    for (int i = 128; i < 300; i++) prompt[i] = first.choice[0].tokens[0].token == 1 ? 2 : 1;
+    next.request.prompt = prompt;
+    struct reserve_shape *shape = &w.sched.options.shape;
+    shape->ranks = 2;
+    shape->rank_cap = 1.25f;
+    const struct conversation *before = w.sched.conversations.all;
+    while (!before->id || before->checkpoint) before++;
+    struct reserve_turn turn = {.held = before->held,
+                                .fullest = before->fullest,
+                                .drops = true,
+                                .tokens = 128,
+                                .added = 172};
+    submit(&w, &next);
+    world_step(&w);
+    cr_assert_eq(next.cached_tokens, 128);
+    struct sequence *seq = &w.sched.sequences[w.sched.order[0]];
+    int64_t peak = reserve_peak(&seq->kv, turn.held, turn.added, 0);
+    cr_assert_eq(seq->pages_reserved, reserve_turn_pages(shape, &seq->kv, &turn, peak));
+    turn.drops = false;
+    cr_assert_gt(seq->pages_reserved, reserve_turn_pages(shape, &seq->kv, &turn, peak));
+    atomic_store(&next.cancel, 1); /* the world has one rank, which needs more */
+    run_until_idle(&w);
+    engine_job_close(&first);
+    engine_job_close(&next);
+    world_close(&w);
+}
