@@ -1,0 +1,97 @@
+"""The daemon's log-probabilities of a text with more tokens than positions, against a float64 model that applies the
+same evictions and rotates every key by its own arithmetic of places."""
+import math
+import pathlib
+import sys
+
+import pytest
+import requests
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/python"))
+np = pytest.importorskip("numpy")
+from reference_model import Reference, rotate  # noqa: E402
+
+POSITIONS, SINKS, TOKENS = 256, 4, 620
+OWN = {"streaming": {"recent": 0}, "global": {"recent": 16, "horizon": 128, "parity": False}}
+FLAGS = ("--max-model-len", str(POSITIONS), "--kv-dtype", "f32", "--cpu-path", "reference")
+
+
+def text(count):
+    state, out = 99, []
+    for _ in range(count):
+        state = (state * 1103515245 + 12345) % 2**31
+        out.append(260 + state // 4096 % 900)
+    return out
+
+
+def place(pos, shifts):
+    """The documented map: a quarter of the positions is freed by each shift; blocks of 32 behind the near places move together."""
+    if shifts == 0 or pos < SINKS:
+        return pos
+    room, block = POSITIONS // 4, pos // 32 * 32
+    near = 32 * math.ceil(SINKS / 32) + room
+    x = block - shifts * room
+    return (x if x >= near else near - math.floor(room * (near - x) / (room + near - x))) + pos - block
+
+
+class Shifted(Reference):
+    """Appends token after token; before a token that has no place, all keys are turned to lower places."""
+    shifts = dropped = 0
+
+    def shift(self):
+        for stream in self.cache.all_streams():
+            over = len(stream) - (POSITIONS - POSITIONS // 4)
+            if over > 0:  # long streams drop their oldest entries behind the sinks
+                self.dropped += over
+                stream.keep((stream.pos < SINKS) | (np.arange(len(stream)) >= SINKS + over))
+            by = np.array([place(p, self.shifts + 1) - place(p, self.shifts) for p in stream.pos])
+            stream.keys = rotate(stream.keys[:, None], by[:, None] * self.inv, 1.0)[:, 0]
+        self.shifts += 1
+
+    def project(self, layer, x, positions):
+        return super().project(layer, x, positions - self.shifts * (POSITIONS // 4))
+
+    def read(self, ids, evictions):
+        """Log-probabilities after each token; `evictions` {tokens: [layer][head][positions]}."""
+        rows = []
+        for i, token in enumerate(ids):
+            if self.tokens - self.shifts * (POSITIONS // 4) == POSITIONS:
+                self.shift()
+            rows.append(self.append([token])[0])
+            if i + 1 in evictions:
+                self.evict(evictions[i + 1])
+        return np.stack(rows)
+
+    def evict(self, gone):
+        """Also checks that retention is judged by true ages: nothing kept ranks below what went."""
+        scores = {True: [], False: []}
+        for layer, row in enumerate(self.cache.streams):
+            for head, stream in enumerate(row):
+                leaves = np.isin(stream.pos, gone[layer][head])
+                assert leaves.sum() == len(gone[layer][head])
+                open_to_all = (stream.pos >= SINKS) & (stream.pos < self.tokens - self.cache.rule.recent)
+                for went in (True, False):
+                    scores[went].append(self.cache.scored(layer, head).score[(leaves == went) & open_to_all])
+                stream.keep(~leaves)
+        assert np.concatenate(scores[True]).max() <= np.concatenate(scores[False]).min() + 1e-3
+
+
+@pytest.mark.parametrize("policy", ["streaming", "global"])
+def test_scores_are_those_of_a_float64_model(daemon, policy):
+    from policies import table
+    ids = text(TOKENS)
+    kv = {"policy": policy, "budget": 80, "chunk": 24, "buffer": 8, "sinks": SINKS, **OWN[policy], "overflow": "shift", "reuse": False, "report": "trace"}
+    body = {"model": "keepd-nano", "prompt": ids, "max_tokens": 1, "echo": True, "logprobs": 0, "temperature": 0, "kv": kv}
+    r = requests.post(f"{daemon(*FLAGS).url}/v1/completions", json=body, timeout=300)
+    assert r.status_code == 200, r.text
+    details, said = r.json()["usage"]["kv_details"], r.json()["choices"][0]["logprobs"]["token_logprobs"][1:TOKENS]
+    assert details["shifts"] == math.ceil((TOKENS - POSITIONS) / (POSITIONS // 4))
+    model = Shifted(ROOT / "bundled/keepd-nano")
+    model.reset(table.rule(policy).but(sinks=SINKS, recent=OWN[policy]["recent"], horizon=128.0))
+    rows = model.read(ids[:-1], {e["tokens"]: e["evicted"] for e in details["trace"]})
+    held = rows[np.arange(TOKENS - 1), ids[1:]]
+    worst = np.abs(held - np.array(said)).max()
+    assert worst < 2e-3, worst
+    assert model.shifts == details["shifts"]
+    assert (model.dropped > 0) == (policy == "global")  # a head of keepd-nano keeps all that it may
