@@ -1,8 +1,13 @@
 """kv.overflow "shift" on the real daemon, with 256 of keepd-nano's positions: texts go on in the same memory, an answer
 does not depend on company, on the split of its prompt or on a restart, and what cannot be shifted is refused by name."""
 import concurrent.futures
+import json
+import os
+import subprocess
+import sys
 
 import requests
+from conftest import ROOT
 from test_state import wait_for_files
 
 POSITIONS = 256
@@ -106,3 +111,17 @@ def test_the_servers_default(daemon):
     assert complete(d, ids(400), kv={"overflow": None})["usage"]["kv_details"]["shifts"] == shifts(407)
     full = complete(d, ids(400), 400, kv={"overflow": None, "policy": "full"})["error"]
     assert full["code"] == "context_length_exceeded"
+
+
+def test_the_endless_dialogue(tmp_path):
+    binary = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build/keepd"))
+    out, svg = tmp_path / "run.jsonl", tmp_path / "run.svg"
+    tool = [sys.executable, str(ROOT / "bench/quality/endless.py")]
+    flags = [f"--flag={flag}" for flag in FLAGS]
+    subprocess.run([*tool, "--binary", binary, "--model", str(ROOT / "bundled/keepd-nano"), "--tokens", "900", "--step", "400",
+                    "--budget", "64", "--out", str(out), *flags], check=True, timeout=300)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows[-1]["tokens"] >= 900 and rows[-1]["repeated"]
+    assert [r["shifts"] for r in rows] == [shifts(r["tokens"]) for r in rows]
+    subprocess.run([*tool, "--plot", str(svg), str(out)], check=True, timeout=60)
+    assert svg.read_text().startswith("<svg")
