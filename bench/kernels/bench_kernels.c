@@ -4,6 +4,7 @@
  *
  *   bench_kernels [--path P] [--threads N] [--seconds S] [--thin N]
  *                 [--only products|attention|decode|prompt|policies] [--weights bf16|e4m3]
+ *                 [--kv-dtype bf16|f32|fp8|q8|q4]
  *
  * The model is a Qwen3-0.6B shape with random weights: no engine, no tokenizer. Results and dropped
  * experiments: README.md. */
@@ -30,11 +31,13 @@ static struct {
     double seconds; /* per measurement */
     struct shape shape;
     enum kern_dtype weights; /* format of the layers' weights */
+    enum kern_dtype cache;   /* format of keys and values */
     struct kern *kern;
     double bandwidth; /* bytes per second, read by all threads */
 } bench = {.path = "auto",
            .seconds = 1,
            .weights = KERN_BF16,
+           .cache = KERN_BF16,
            .shape = {.layers = 28,
                      .d_model = 1024,
                      .d_ff = 3072,
@@ -362,15 +365,21 @@ static void model_make(struct model *m) {
     m->logits = floats((size_t)SLOTS * (size_t)s->vocab);
 }
 
+/* Bytes of a token's keys and values in one layer. */
+static double token_bytes(const struct shape *s) {
+    return 2.0 * s->heads_kv *
+           (double)(row_code_bytes(bench.cache, s->head_dim) + row_factor_bytes(bench.cache));
+}
+
 static void cache_make(void) {
     const struct shape *s = &bench.shape;
     struct kern_cache_info info;
-    bench.kern->ops->cache_info(KERN_BF16, s->head_dim, &info);
+    bench.kern->ops->cache_info(bench.cache, s->head_dim, &info);
     struct kern_cache_options o = {.layers = s->layers,
                                    .heads_q = s->heads_q,
                                    .heads_kv = s->heads_kv,
                                    .head_dim = s->head_dim,
-                                   .dtype = KERN_BF16,
+                                   .dtype = bench.cache,
                                    .slots = SLOTS + 1,
                                    .max_positions = CONTEXT + 2 * STEP_ROWS};
     int64_t entries = 1100 * (SLOTS + 1);
@@ -418,7 +427,7 @@ static void bench_step(struct model *m, const char *what, int batch_size, int co
         for (int i = 0; i < batch_size; i++) bench.kern->ops->truncate(bench.kern, i, pos);
     }
     const struct shape *s = &bench.shape;
-    double kv = (double)s->layers * s->heads_kv * s->head_dim * 4.0 * pos * batch_size;
+    double kv = (double)s->layers * token_bytes(s) * pos * batch_size;
     double floor_seconds = ((double)m->bytes + kv) / bench.bandwidth;
     printf("%-8s batch %2d x %3d tokens at %4d: %8.1f tokens/s, %3.0f%% of the read bandwidth\n",
            what, batch_size, count, pos, rows / best, 100 * floor_seconds / best);
@@ -474,7 +483,7 @@ static void bench_attend(struct attention *a, int batch_size, int count, int pos
         bench.kern->ops->write_kv(bench.kern, i, a->m.noise, NULL, &a->batch);
     double best = best_time(attend_layers, a);
     double seen = (double)s->layers * batch_size * count * (pos + (count + 1) / 2.0);
-    double bytes = (double)s->layers * batch_size * (pos + count) * s->heads_kv * s->head_dim * 4.0;
+    double bytes = (double)s->layers * batch_size * (pos + count) * token_bytes(s);
     printf("D %3d group %d batch %d x %3d tokens at %4d: %8.1f us  %6.2f ns per query and entry",
            s->head_dim, s->heads_q / s->heads_kv, batch_size, count, pos, best * 1e6,
            best * 1e9 / (seen * s->heads_q));
@@ -485,7 +494,7 @@ static void bench_attend(struct attention *a, int batch_size, int count, int pos
 }
 
 static void bench_attention(void) {
-    static const int shapes[][3] = {{8, 4, 64}, {14, 2, 64}, {16, 8, 128}};
+    static const int shapes[][3] = {{8, 4, 64}, {14, 2, 64}, {9, 3, 64}, {16, 8, 128}};
     const struct shape shape = bench.shape;
     struct kern *kern = bench.kern;
     struct cpu_options options = {.path = bench.path, .threads = bench.threads};
@@ -676,6 +685,16 @@ static void thin(int by) {
     bench.shape.vocab /= by;
 }
 
+static enum kern_dtype cache_dtype(const char *name) {
+    static const struct {
+        const char *name;
+        enum kern_dtype dtype;
+    } names[] = {{"f32", KERN_F32}, {"fp8", KERN_E4M3}, {"q8", KERN_ROW8}, {"q4", KERN_ROW4}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i].name)) return names[i].dtype;
+    return KERN_BF16;
+}
+
 static void parse(int argc, char **argv) {
     for (int i = 1; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--path")) bench.path = argv[i + 1];
@@ -683,6 +702,7 @@ static void parse(int argc, char **argv) {
         if (!strcmp(argv[i], "--threads")) bench.threads = atoi(argv[i + 1]);
         if (!strcmp(argv[i], "--seconds")) bench.seconds = atof(argv[i + 1]);
         if (!strcmp(argv[i], "--thin")) thin(atoi(argv[i + 1]));
+        if (!strcmp(argv[i], "--kv-dtype")) bench.cache = cache_dtype(argv[i + 1]);
         if (!strcmp(argv[i], "--weights"))
             bench.weights = strcmp(argv[i + 1], "e4m3") ? KERN_BF16 : KERN_E4M3;
     }
