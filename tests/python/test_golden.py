@@ -321,8 +321,9 @@ def test_policies_keep_what_the_reference_keeps(family, policy, gates):
 OBSERVING = [name for name in table.ROWS if table.rule(name).score == "attention"]
 # A dialogue repeats its words, so that in the first layer an evicted key is exactly as like its word
 # before as its word behind it, and rounding chooses what it merges into: the merged keys are looked at.
+# keepd-nano normalises keys, so that their lengths (knorm) tie.
 END_TO_END = [(name, "qwen3") for name in OBSERVING] + \
-    [pytest.param(name, "keepd-nano", marks=needs_bundled) for name in OBSERVING]
+    [pytest.param(name, "keepd-nano", marks=needs_bundled) for name in OBSERVING if name != "knorm"]
 
 
 @pytest.mark.parametrize("name, model", END_TO_END)

@@ -97,6 +97,8 @@ class Follower:
         """Scores with other likenesses forgiven, where a cosine is at the threshold."""
         sequence, heads = self.sequence, self.sequence.heads_kv
         rule, stream = sequence.rule.redundancy, sequence.all_streams()[i]
+        if rule.threshold >= 1:
+            return None
         c, _ = similarity(stream, sequence.candidates(stream), rule)
         options = [f.forgiven(c, rule.threshold + d) for d in (0, -1e-6, 1e-6)]
         rows = np.flatnonzero((options[0] != options[1]) | (options[0] != options[2]))

@@ -106,8 +106,9 @@ def cosines(a, b, eps=0.0):
 
 
 def forgiven(similarity, threshold):
-    """For each row the newest column above the threshold, -1 where there is none."""
-    above = similarity > threshold
+    """For each row the newest column above the threshold, -1 where there is none. No cosine is above 1,
+    although rounding may make it so."""
+    above = (similarity > threshold) & (threshold < 1)
     last = similarity.shape[1] - 1 - np.argmax(above[:, ::-1], axis=1)
     return np.where(above.any(axis=1), last, -1)
 
