@@ -49,6 +49,8 @@ void pace_note(struct pace *pace, int streams, int32_t prompt_rows, int64_t ns) 
         double rest = pace->row_ns > 0 ? spent - prompt_rows * pace->row_ns : spent / 2;
         *idle = rest > spent / 4 ? rest : spent / 4;
     }
+    /* Without prompt rows the step would not have lasted longer. */
+    if (*idle > spent) mean_in(idle, spent, 0.5);
     double each = (spent - *idle) / prompt_rows, least = spent / prompt_rows / 8;
     mean_in(&pace->row_ns, each > least ? each : least, 0.25);
 }

@@ -235,7 +235,8 @@ static bool leave_conversation(struct sched *sched, struct sequence *seq) {
     return true;
 }
 
-/* Takes a sequence out of the running set. Aborted and failed requests leave no state. */
+/* Takes a sequence out of the running set. Of aborted and failed requests only the prefixes stay
+ * that they left: tokens of their prompts that other prompts begin with, too. */
 static void leave(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct engine_choice *choice = seq->choice;
@@ -423,6 +424,22 @@ static void pay_evictions(struct sched *sched) {
     }
 }
 
+/* Returns whether a choice that begins after the leader's prompt waits for its first mask. */
+static bool first_waits(const struct sched *sched, const struct sequence *leader) {
+    bool waits = seq_waits(leader);
+    for (int i = 0; i < sched->running && !waits; i++) {
+        const struct sequence *seq = &sched->sequences[sched->order[i]];
+        waits = seq->leader == leader && seq_waits(seq);
+    }
+    return waits;
+}
+
+/* Returns whether the sequence gets no row before a mask is made. */
+static bool waits_for_mask(const struct sched *sched, const struct sequence *seq) {
+    if (!seq_prefilling(seq)) return seq_generating(seq) && seq_waits(seq);
+    return seq->prompt_count - seq->due.tokens == 1 && first_waits(sched, seq);
+}
+
 /* Running sequences that may be due in this step, the one that has waited longest first. Returns
  * how many; *others: some other sequence has work. */
 static int find_due(struct sched *sched, bool *others) {
@@ -433,7 +450,7 @@ static int find_due(struct sched *sched, bool *others) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         bool is_due = rows_if_due(sched, seq) > 0;
         seq->may_evict = false;
-        if (seq_waits(seq) && seq_generating(seq)) continue;
+        if (waits_for_mask(sched, seq)) continue;
         *others = *others || (!seq->leader && (!is_due || goes_on_anyway(seq)));
         if (!is_due) continue;
         if (seq->due_since == 0) seq->due_since = now;
@@ -502,16 +519,6 @@ static void add_first_wants(struct sched *sched, struct step *step, struct seque
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (seq->leader == leader) add_want(sched, step, seq, row, -1);
     }
-}
-
-/* Returns whether a choice that begins after the leader's prompt waits for its first mask. */
-static bool first_waits(const struct sched *sched, const struct sequence *leader) {
-    bool waits = seq_waits(leader);
-    for (int i = 0; i < sched->running && !waits; i++) {
-        const struct sequence *seq = &sched->sequences[sched->order[i]];
-        waits = seq->leader == leader && seq_waits(seq);
-    }
-    return waits;
 }
 
 /* How many of `count` rows a prompt that wants scores gets: every row but the prompt's last scores
@@ -615,8 +622,9 @@ static void fail_job(struct sched *sched, struct engine_job *job, int rc, const 
 
 static void fail_constraint(struct sched *sched, struct engine_job *job, int rc) {
     fail_job(sched, job, rc,
-             rc == ERR_LIMIT ? "the answer's constraint is too complex to go on with"
-                             : "the answer's constraint leaves no token to go on with");
+             rc == ERR_LIMIT   ? "the answer's constraint is too complex to go on with"
+             : rc == ERR_NOMEM ? "no memory for the answer's constraint"
+                               : "the answer's constraint leaves no token to go on with");
 }
 
 /* Finds out how a constrained answer may continue, if the step can afford it. */

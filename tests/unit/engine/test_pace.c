@@ -65,7 +65,24 @@ Test(pace, odd_times_do_no_harm) {
     pace_note(&pace, 16, 64, 1000000); /* quicker than without prompts */
     int32_t rows = pace_rows(&pace, 16, 200, 2048);
     cr_assert(rows >= PACE_LEAST && rows <= 2048);
-    for (int i = 0; i < 30; i++) pace_note(&pace, 16, 64, 90000000 + 64 * (int64_t)1000000);
+    for (int i = 0; i < 60; i++) {
+        pace_note(&pace, 16, 64, 90000000 + 64 * (int64_t)1000000);
+        pace_note(&pace, 16, 0, 90000000);
+    }
     rows = pace_rows(&pace, 16, 200, 2048);
     cr_assert(rows > 80 && rows < 100, "%d", rows);
+}
+
+/* One slow first step without prompts, and then prompts in every step, some of them short. */
+Test(pace, one_slow_measurement_is_forgotten) {
+    struct pace pace = {0};
+    int32_t rows = 0;
+    pace_note(&pace, 0, 512, machine(512));
+    pace_note(&pace, 16, 0, 100 * machine(0));
+    for (int step = 0; step < 40; step++) {
+        rows = pace_rows(&pace, 16, 200, 2048);
+        int32_t some = step % 5 == 4 && rows > 64 ? 64 : rows;
+        pace_note(&pace, 16, some, machine(some));
+    }
+    cr_assert(rows <= 300, "%d rows", rows);
 }

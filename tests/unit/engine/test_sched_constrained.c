@@ -264,3 +264,44 @@ Test(constrained, costly_masks_cost_no_step_more_than_its_bound) {
     }
     cr_assert(ended > 0 && ended < HOSTILE, "%d answers ended by a limit", ended);
 }
+
+/* A prompt whose last row waits for a mask gets no row, so it is no reason for the evictions of
+ * another client to be put off. */
+Test(constrained, evictions_do_not_wait_for_another_clients_mask) {
+    static struct mask_task never; /* is not done */
+    struct languages l;
+    struct world w;
+    struct fault fault = {0};
+    open_languages(&l);
+    world_open(
+        &w, &(struct world_options){
+                .pages = 4000, .sequences = 2, .conversations = 0, .rows = 20, .row_entries = 1});
+    struct engine_job jobs[2] = {job_of(0, 100, 60, global(80, 0, 4)), make_job(2, "full", &l)};
+    jobs[0].request.kv.policy = "rkv"; /* an eviction costs more than a step pays */
+    for (int i = 0; i < 2; i++) {
+        jobs[i].request.client[0] = (uint8_t)i;
+        cr_assert_eq(sched_resolve_job(&w.sched.options.kv, &jobs[i], &fault), 0, "%s", fault.text);
+    }
+    submit(&w, &jobs[0]);
+    while (count_of(&jobs[0]) < 3) cr_assert_not(world_step(&w));
+    submit(&w, &jobs[1]);
+    cr_assert_not(world_step(&w));
+    struct sequence *seq = &w.sched.sequences[w.sched.order[1]];
+    cr_assert(seq->job == &jobs[1] && seq_prefilling(seq));
+    seq->constraint.waits = true;
+    seq->constraint.task = &never;
+    for (int i = 0; seq->prompt_count - seq->due.tokens > 1; i++) {
+        cr_assert_lt(i, 100);
+        cr_assert_not(world_step(&w));
+    }
+    for (int i = 0; i < 10; i++) {
+        int tokens = count_of(&jobs[0]);
+        cr_assert_not(world_step(&w));
+        cr_assert_eq(count_of(&jobs[0]), tokens + 1, "step %d", i);
+    }
+    seq->constraint.task = NULL;
+    run_until_idle(&w);
+    for (int i = 0; i < 2; i++) engine_job_close(&jobs[i]);
+    world_close(&w);
+    close_languages(&l);
+}
