@@ -17,8 +17,8 @@
  *         every interval. One decision per KV head, where some published code selects per query
  *         head and so multiplies the cache by the group. Four sinks by default, where most papers
  *         protect none: losing the first tokens has turned other engines' output to garbage.
- *         A budget counts protected entries. Keys stay at their true positions until a sequence is
- * shifted. streaming   StreamingLLM (arXiv 2309.17453) re-rotates entries to their place in the
+ *         A budget counts protected entries. Keys stay at their true positions as long as nothing
+ * is shifted. streaming   StreamingLLM (arXiv 2309.17453) re-rotates entries to their place in the
  * cache; here only a sequence that is shifted does so, when the model's positions are used up.
  * trimkv, global   arXiv 2512.03324 and 2605.09649. `parity` takes the published offsets of age.
  *         Floor and threshold are the published code's; a threshold never lifts the budget, and is
@@ -568,11 +568,12 @@ int kv_params_check_shift(const struct kv_params *params, int32_t positions, str
             fault, ERR_INVALID, "kv.sinks",
             "with kv.overflow \"shift\" at most %d of the model's %d positions, not %d",
             places_sinks_max(positions), positions, params->rule.sinks);
-    if (params->budget + between > places_kept(positions))
+    long long most = params->budget + between;
+    if (most > places_kept(positions))
         return fault_set(fault, ERR_INVALID, "kv.budget",
                          "with kv.overflow \"shift\" budget and chunk, and budget and buffer, may "
                          "together be at most %d of the model's %d positions, not %lld",
-                         places_kept(positions), positions, (long long)(params->budget + between));
+                         places_kept(positions), positions, most);
     return 0;
 }
 

@@ -76,8 +76,8 @@ static void pack_set(struct room *room, struct set set) {
     float *q = room->q + (int64_t)set.first * room->width,
           *packed = room->k; /* the keys' buffer is still unused and as large */
     if (room->scaled) {
-        int16_t *whole = room->whole + set.first * room->words,
-                *copy = room->whole + LANES * room->words;
+        int16_t *whole = room->whole + (int64_t)set.first * room->words,
+                *copy = room->whole + (int64_t)LANES * room->words;
         pack_words(copy, whole, set.lanes, room->words);
         memcpy(whole, copy, (size_t)(MANY * room->words) * sizeof *whole);
         return;
@@ -107,8 +107,8 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
         room->factor[l] = 0;
         if (!room->scaled) continue;
         row_rotate(to, job->head_dim);
-        room->factor[l] =
-            pack_query(room->whole + l * room->words, to, job->head_dim, job->cache->options.dtype);
+        room->factor[l] = pack_query(room->whole + (int64_t)l * room->words, to, job->head_dim,
+                                     job->cache->options.dtype);
     }
     for (int l = 0; l < item->lanes; l += MANY)
         if (side_by_side(set_at(item, l))) pack_set(room, set_at(item, l));
@@ -151,8 +151,8 @@ static void meet_few(struct room *room, struct set set, const struct chunk *c) {
     struct dots dots = {weight, CHUNK, room->q + (int64_t)set.first * room->width, room->width,
                         c->k};
     if (room->scaled)
-        row_scores_few(weight, room->whole + set.first * room->words, room->factor + set.first,
-                       set.lanes, &c->k, c->count);
+        row_scores_few(weight, room->whole + (int64_t)set.first * room->words,
+                       room->factor + set.first, set.lanes, &c->k, c->count);
     else
         dots_few(&dots, set.lanes, c->count);
     for (int l = set.first; l < set.first + set.lanes; l++, weight += CHUNK) {
@@ -201,8 +201,8 @@ static void meet_many(struct room *room, struct set set, const struct chunk *c) 
     float *weight = room->weight + (int64_t)set.first * CHUNK;
     int last = set.first + set.lanes - 1;
     if (room->scaled)
-        row_scores_many(weight, room->whole + set.first * room->words, room->factor + set.first,
-                        &c->k, c->count);
+        row_scores_many(weight, room->whole + (int64_t)set.first * room->words,
+                        room->factor + set.first, &c->k, c->count);
     else
         dots_many(weight, room->q + (int64_t)set.first * room->width, c->k.at, room->width,
                   c->count);

@@ -111,7 +111,7 @@ def test_every_policy_runs(cuda):
         if policy in REFUSED:
             error = r.json()["error"]
             assert r.status_code == 400 and error["param"] == "kv.policy", (policy, r.text)
-            assert error["message"].endswith(f"policy '{policy}' cannot run here: {REFUSED[policy]}"), r.text
+            assert error["message"].endswith(f"policy '{policy}' cannot run here: {REFUSED[policy]}."), r.text
             continue
         assert r.status_code == 200, (policy, r.text)
         details = r.json()["usage"]["kv_details"]
