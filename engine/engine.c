@@ -675,7 +675,10 @@ int engine_longest(const struct engine *e, const struct engine_kv *kv) {
     struct kv_params params;
     struct fault ignored = {0};
     int rc = sched_resolve_kv(kv, rules, &params, &ignored);
-    bool shifts = rc == 0 ? params.places > 0 : kv->overflow == ENGINE_OVERFLOW_SHIFT;
+    /* Settings that do not resolve are refused by their field, not for the prompt's length. */
+    bool shifts = rc == 0 ? params.places > 0
+                          : kv->overflow == ENGINE_OVERFLOW_SHIFT ||
+                                (kv->overflow != ENGINE_OVERFLOW_ERROR && rules->shifts);
     return shifts ? ENGINE_SHIFTED_TOKENS : e->info.max_model_len;
 }
 

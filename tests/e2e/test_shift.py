@@ -111,6 +111,9 @@ def test_the_servers_default(daemon):
     assert complete(d, ids(400), kv={"overflow": None})["usage"]["kv_details"]["shifts"] == shifts(407)
     full = complete(d, ids(400), 400, kv={"overflow": None, "policy": "full"})["error"]
     assert full["code"] == "context_length_exceeded"
+    for kv, field in (({"policy": "lagkv", "lag": 1}, "kv.lag"), ({"policy": "keydiff", "window": 3}, "kv.window"), ({"policy": "none"}, "kv.policy")):
+        error = complete(d, ids(400), 400, kv={"overflow": None, **kv})["error"]
+        assert error["param"] == field, error
 
 
 def test_the_endless_dialogue(tmp_path):
