@@ -49,12 +49,12 @@
  *         code does so for the prompt and asks only the last query while generating. Layers'
  *         allotments are measured at the first eviction. The paper chooses tau1 and tau2 for each
  *         model; the defaults of 1 are the code's.
- * tova    arXiv 2401.18079: attention of the last query. The paper averages over all heads of a
+ * tova    arXiv 2401.06104: attention of the last query. The paper averages over all heads of a
  *         layer, which then keep the same tokens; here every KV head averages over its own group.
  * keydiff arXiv 2504.15364: entries whose keys resemble the mean of all unit keys go first. That
  *         is redundancy without forgiveness; a softmax does not change the order.
  * knorm   arXiv 2406.11430: entries with the shortest keys stay. The paper leaves out the first
- *         two layers; here, as in kvpress, none is left out.
+ *         two layers; here none is left out.
  * lagkv   arXiv 2504.04704. Parts are formed anew at every eviction, from what is held (code: a
  *         part is compressed once); one budget takes the place of a share of each part. The last
  *         whole part and what follows it are kept first, newest first.

@@ -11,7 +11,7 @@
 static void write_use(struct buf *out, const struct oai_answer *answer,
                       const struct oai_items *items) {
     buf_str(out, "{\"type\":\"tool_use\",\"id\":");
-    oai_render_part_id(out, answer, "toolu_", 0, items->call);
+    oai_render_call_id(out, answer, "toolu_", 0, items->call);
     buf_str(out, ",\"name\":");
     oai_write_text(out, &items->name);
     buf_str(out, ",\"input\":");

@@ -1,6 +1,7 @@
 /* The language of answers: response_format, and the fields of vLLM, SGLang and llama.cpp that mean
  * the same; and the calls that tool_choice and strict tools promise, in the model's form of calls.
  * All become parts of constrain/constrain.h; what they describe is compiled by the engine. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -280,6 +281,47 @@ static int call_list(struct oai_reader *r, const struct constrain_part *call,
     return 0;
 }
 
+#define BLANK      "[ \\t\\r\\n]*"
+#define NOT_BEGIN  "(?!" BLANK
+#define NOT_INSIDE "(?![\\s\\S]*"
+
+/* Writes the names as alternatives of a regular expression; they are letters, digits, _ and -.
+ * Returns NULL without memory. */
+static const char *name_pattern(const struct oai_reader *r) {
+    const struct tool_set *tools = &r->out->tools;
+    size_t size = 0;
+    for (int i = 0; i < tools->count; i++) size += strlen(tools->names[i]) + 1;
+    char *pattern = arena_alloc(r->arena, size, 1), *at = pattern;
+    if (!pattern) return NULL;
+    for (int i = 0; i < tools->count; i++) {
+        if (i > 0) *at++ = '|';
+        at = stpcpy(at, tools->names[i]);
+    }
+    return pattern;
+}
+
+/* Builds text that tool_calls.c does not read as a call of llama3 or mistral. A call of llama3
+ * begins the text; so does one of mistral without a tag or a bracket, where a name and a brace are
+ * enough. */
+static int plain_text(struct oai_reader *r, struct constrain_part *part) {
+    static const char *const forms[] = {NOT_BEGIN "(<\\|python_tag\\|>" BLANK ")?\\{)[\\s\\S]*",
+                                        NOT_BEGIN "\\{)" NOT_INSIDE "\\[TOOL_CALLS\\])" NOT_INSIDE
+                                                  "\\[" BLANK "\\{)" NOT_BEGIN "(",
+                                        ")(\\[ARGS\\]" BLANK ")?\\{)[\\s\\S]*"};
+    if (r->out->tools.format == TOOL_FORMAT_LLAMA3) {
+        *part = text_part(forms[0]);
+    } else {
+        const char *names = name_pattern(r);
+        size_t size = names ? strlen(forms[1]) + strlen(names) + strlen(forms[2]) + 1 : 0;
+        char *pattern = names ? arena_alloc(r->arena, size, 1) : NULL;
+        if (!pattern) return oai_no_memory(r);
+        snprintf(pattern, size, "%s%s%s", forms[1], names, forms[2]);
+        *part = text_part(pattern);
+    }
+    part->kind = CONSTRAIN_REGEX;
+    return 0;
+}
+
 /* Builds calls, or text in which no call begins. */
 static int free_calls(struct oai_reader *r, const struct constrain_part *call,
                       struct constrain_part *part) {
@@ -297,11 +339,7 @@ static int free_calls(struct oai_reader *r, const struct constrain_part *call,
         *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 2};
         return 0;
     }
-    /* A call of mistral may begin anywhere with a bracket and a brace. */
-    pieces[0] = text_part(r->out->tools.format == TOOL_FORMAT_MISTRAL
-                              ? "(?![ \\t\\r\\n]*\\{)(?![\\s\\S]*\\[[ \\t\\r\\n]*\\{)[\\s\\S]*"
-                              : "(?![ \\t\\r\\n]*\\{)[\\s\\S]*");
-    pieces[0].kind = CONSTRAIN_REGEX;
+    if (plain_text(r, &pieces[0])) return -1;
     *part = (struct constrain_part){.kind = CONSTRAIN_ALT, .children = pieces, .count = 2};
     return call_list(r, call, &pieces[1]);
 }

@@ -271,8 +271,9 @@ void oai_render_call_arguments(struct buf *out, uint32_t call, const char *text,
 /* Writes "prefix..." with quotes: the id of a part of an answer, as unique as the answer's own. */
 void oai_render_part_id(struct buf *out, const struct oai_answer *answer, const char *prefix,
                         unsigned a, unsigned b);
-void oai_render_call_id(struct buf *out, const struct oai_answer *answer, unsigned index,
-                        unsigned call);
+/* The same for a call; ids of mistral are 9 letters and digits and have no prefix. */
+void oai_render_call_id(struct buf *out, const struct oai_answer *answer, const char *prefix,
+                        unsigned index, unsigned call);
 
 /* The parts of answers that several kinds share. */
 

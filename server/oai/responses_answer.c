@@ -45,7 +45,7 @@ static void write_call(struct buf *out, const struct oai_answer *answer,
                        const struct oai_items *items, enum progress progress) {
     static const struct buf nothing = {0};
     buf_str(out, ",\"call_id\":");
-    oai_render_call_id(out, answer, 0, items->call);
+    oai_render_call_id(out, answer, "call_", 0, items->call);
     buf_str(out, ",\"name\":");
     oai_write_text(out, &items->name);
     buf_str(out, ",\"arguments\":");

@@ -117,6 +117,16 @@ static bool is_tool(const struct tool_set *tools, const struct cursor *c, const 
     return false;
 }
 
+static bool begins_tool(const struct tool_set *tools, const struct cursor *c,
+                        const struct span *span) {
+    size_t size = span->end - span->begin;
+    for (int i = 0; i < tools->count; i++)
+        if (strlen(tools->names[i]) >= size &&
+            memcmp(tools->names[i], c->text + span->begin, size) == 0)
+            return true;
+    return false;
+}
+
 /* The beginning of a call as far as it is read. */
 struct head {
     struct span name;
@@ -240,15 +250,13 @@ static enum match match_llama3(const struct tool_reader *r, struct cursor *c) {
     return tag == MATCH_NO ? MATCH_YES : tag;
 }
 
-/* Matches the name of a tool and the brace of its arguments. */
+/* Matches the name of a tool and the brace of its arguments. Text is held back only while it is the
+ * beginning of a name. */
 static enum match match_named(const struct tool_set *tools, struct cursor *c, struct head *head) {
     head->name.begin = c->at;
-    while (c->at < c->end && c->text[c->at] != '[' && c->text[c->at] != '{') {
-        unsigned char byte = (unsigned char)c->text[c->at++];
-        if (byte <= ' ') return MATCH_NO;
-    }
+    while (c->at < c->end && c->text[c->at] != '[' && c->text[c->at] != '{') c->at++;
     head->name.end = c->at;
-    if (c->at == c->end) return MATCH_MORE;
+    if (c->at == c->end) return begins_tool(tools, c, &head->name) ? MATCH_MORE : MATCH_NO;
     if (!is_tool(tools, c, &head->name)) return MATCH_NO;
     enum match match = match_word(c, ARGS_TAG);
     if (match == MATCH_MORE) return match;
@@ -392,7 +400,9 @@ static struct tool_piece next_in_rest(struct tool_reader *r, const char *text, s
 /* Reads the end of a list of calls, where there is one. */
 static struct tool_piece next_in_list(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
-    while (r->at < end && (tool_json_blank(text[r->at]) || strchr("}]", text[r->at]))) r->at++;
+    while (r->at < end &&
+           (tool_json_blank(text[r->at]) || text[r->at] == '}' || text[r->at] == ']'))
+        r->at++;
     if (r->at == end) return more();
     end_call(r, r->at);
     return next_in_text(r, text, end, last);

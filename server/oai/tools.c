@@ -211,18 +211,18 @@ void oai_render_part_id(struct buf *out, const struct oai_answer *answer, const 
 }
 
 /* Templates of mistral demand 9 letters and digits. */
-void oai_render_call_id(struct buf *out, const struct oai_answer *answer, unsigned index,
-                        unsigned call) {
+void oai_render_call_id(struct buf *out, const struct oai_answer *answer, const char *prefix,
+                        unsigned index, unsigned call) {
     const char *random = strpbrk(answer->id, "-_");
     if (answer->request->tools.format == TOOL_FORMAT_MISTRAL)
         buf_fmt(out, "\"%.5s%02x%02x\"", random ? random + 1 : answer->id, index & 255, call & 255);
     else
-        oai_render_part_id(out, answer, "call_", index, call);
+        oai_render_part_id(out, answer, prefix, index, call);
 }
 
 static void write_id(struct buf *out, const struct oai_answer *answer, int index, uint32_t call) {
     buf_str(out, "\"id\":");
-    oai_render_call_id(out, answer, (unsigned)index, call);
+    oai_render_call_id(out, answer, "call_", (unsigned)index, call);
     buf_str(out, ",\"type\":\"function\"");
 }
 

@@ -217,6 +217,10 @@ def test_mistral(start, fake):
             assert choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"
             ids = [str(c["id"]) for c in choice["message"]["tool_calls"]]
             assert len({*ids}) == 2 and all(len(i) == 9 and i.isalnum() for i in ids)
+            message = daemon.post("/v1/messages", {"max_tokens": 200, "messages": [{"role": "user", "content": f"{tag}[{text % ('now', '{}')}]"}], "tools": [
+                {"name": "now", "input_schema": {"type": "object"}}]}).json()
+            use = [str(block["id"]) for block in message["content"] if block["type"] == "tool_use"]
+            assert len(use) == 1 and len(use[0]) == 9 and use[0].isalnum()
         choice = ask(daemon, "Say.[TOOL_CALLS]get_weather[ARGS]" + WEATHER)
         assert calls(choice) == [("get_weather", WEATHER)] and choice["message"]["content"] == "Say."
         assert ask(daemon, "[1, 2]")["message"]["content"] == "[1, 2]"

@@ -54,7 +54,7 @@ ROWS = {
     "ems": attention(merge="classes", recent=32, classes=Classes(gamma=4, tau=0.6, positions=True),
                      observe=Observe(window=32, group="sum", reduce="sum", all_queries=True,
                                      smooth="average", smooth_width=7)),
-    # TOVA (arXiv 2401.18079), per KV head
+    # TOVA (arXiv 2401.06104), per KV head
     "tova": attention(recent=1, observe=Observe(window=1, group="mean")),
     # KeyDiff (arXiv 2504.15364): the mean of unit keys, nothing forgiven
     "keydiff": attention(redundancy=Redundancy(on=True, threshold=1)),

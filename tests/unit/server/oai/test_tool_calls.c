@@ -266,6 +266,34 @@ Test(tool_calls, what_is_held_back) {
     }
 }
 
+/* A word that is no tool's name begins no call of mistral. */
+Test(tool_calls, mistral_holds_back_names_only) {
+    const struct tool_set tools = {TOOL_FORMAT_MISTRAL, names, 2, true};
+    static const struct {
+        const char *text;
+        size_t given;
+    } cases[] = {{"你好，很高兴", 18}, {"get_we", 0}, {"get_weather", 0}, {"get_weather[AR", 0},
+                 {"get_weather!", 12}, {"g", 0},      {"fa", 2},          {" \nhello", 7}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tool_reader r = {.tools = &tools};
+        struct tool_piece piece = tool_reader_next(&r, cases[i].text, strlen(cases[i].text), false);
+        size_t given = piece.kind == TOOL_MORE ? 0 : piece.end;
+        cr_expect_eq(given, cases[i].given, "%s: %zu", cases[i].text, given);
+    }
+}
+
+/* The end of a list of calls is white space, braces and brackets; a NUL behind it is text. */
+Test(tool_calls, mistral_keeps_nul) {
+    const struct tool_set tools = {TOOL_FORMAT_MISTRAL, names, 2, true};
+    static const char text[] = "[" F "]\0x";
+    struct tool_reader r = {.tools = &tools};
+    struct tool_piece piece, last = {0};
+    while ((piece = tool_reader_next(&r, text, sizeof text - 1, true)).kind != TOOL_MORE)
+        last = piece;
+    cr_assert_eq(last.kind, TOOL_TEXT);
+    cr_assert_eq(last.begin, sizeof text - 3);
+}
+
 Test(tool_calls, what_is_held_back_is_short) {
     const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
     struct buf text;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "oai_case.h"
+#include "tests/unit/constrain/language.h"
 #include "text/chat.h"
 
 #define HERE KEEPD_SOURCE_DIR "/tests/data/jinja/"
@@ -175,4 +176,54 @@ Test(oai_tools, a_parser_is_of_no_use_without_a_template_that_knows_tools) {
         cr_expect_eq(oai_find_tools(engine, cases[i].parser), cases[i].format, "%zu", i);
         engine_close(engine);
     }
+}
+
+/* The constraint of strict tools with "auto": texts that the reader of calls takes for calls are
+ * not in its language, unless their arguments keep to the schema. */
+static void check_free_text(enum tool_format format, const char *text, bool allowed) {
+    static const char body[] =
+        "{" MESSAGES ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f_g\",\"strict\":"
+        "true,\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},"
+        "\"required\":[\"a\"],\"additionalProperties\":false}}}]}";
+    struct oai_case c;
+    case_open(&c);
+    c.rules.tool_format = format;
+    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
+    cr_assert(c.request.constraint);
+    struct language l = language_of(c.request.constraint);
+    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    cr_expect_eq(language_holds(&l, text), allowed, "%s: %s", tool_format_name(format), text);
+    language_close(&l);
+    struct tool_reader reader = {.tools = &c.request.tools};
+    struct tool_piece piece;
+    bool called = false;
+    while ((piece = tool_reader_next(&reader, text, strlen(text), true)).kind != TOOL_MORE)
+        called |= piece.kind == TOOL_CALL;
+    if (!allowed) cr_expect(called, "%s: %s", tool_format_name(format), text);
+    case_close(&c);
+}
+
+Test(oai_tools, free_text_of_strict_tools_holds_no_call) {
+    static const char *const mistral[] = {"f_g{\"b\":1}",
+                                          " f_g[ARGS]{\"b\":1}",
+                                          "f_g[ARGS] {}",
+                                          "[TOOL_CALLS]f_g[ARGS]{}",
+                                          "So: [TOOL_CALLS]f_g{}",
+                                          "So: [TOOL_CALLS]{\"name\": \"f_g\", \"arguments\": {}}",
+                                          "So: [{\"name\": \"f_g\", \"arguments\": {}}]",
+                                          "[{\"name\": \"f_g\", \"arguments\": {\"b\": 1}}]"};
+    static const char *const free_text[] = {
+        "", "hello", "f_g is a function", "fxg{1}", "x = f_g{1}", "\\boxed{42}", "a[1] {2}"};
+    static const char *const llama[] = {
+        "{\"name\": \"f_g\", \"parameters\": {}}",
+        " <|python_tag|> {\"name\": \"f_g\", \"parameters\": {\"b\": 1}}"};
+    for (size_t i = 0; i < sizeof mistral / sizeof *mistral; i++)
+        check_free_text(TOOL_FORMAT_MISTRAL, mistral[i], false);
+    for (size_t i = 0; i < sizeof llama / sizeof *llama; i++)
+        check_free_text(TOOL_FORMAT_LLAMA3, llama[i], false);
+    for (size_t i = 0; i < sizeof free_text / sizeof *free_text; i++) {
+        check_free_text(TOOL_FORMAT_MISTRAL, free_text[i], true);
+        check_free_text(TOOL_FORMAT_LLAMA3, free_text[i], true);
+    }
+    check_free_text(TOOL_FORMAT_MISTRAL, "[{\"name\": \"f_g\", \"arguments\": {\"a\": 1}}]", true);
 }
