@@ -243,7 +243,6 @@ static int make_job(struct exchange *ex, int i) {
     struct engine_request *request = &ex->jobs[i].request;
     struct engine_ids ids;
     char field[OAI_PATH];
-    ex->request.longest = engine_longest(ex->server->engine, &ex->request.sampling.kv);
     if (find_prompt(ex, i, &ids)) return -1;
     oai_truncate(&ex->request, &ex->server->rules, &ids);
     oai_prompt_path(&ex->request, i, field);
@@ -312,6 +311,7 @@ static int prepare(struct exchange *ex) {
                        &ex->error) ||
         oai_parse(kind, ex->tree, rules, ex->key_id, &ex->arena, &ex->request, &ex->error))
         return -1;
+    ex->request.longest = engine_longest(ex->server->engine, &ex->request.sampling.kv);
     int rc = kind->form ? make_jobs(ex) : answer_text(ex);
     if (rc) oai_rename_field(kind, &ex->error);
     return rc;

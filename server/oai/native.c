@@ -201,7 +201,7 @@ static void write_whole(struct buf *out, const struct oai_answer *one, int index
     write_prompt(out, one);
     buf_fmt(out, ",\"has_new_line\":%s",
             choice->text && memchr(choice->text, '\n', size) ? "true" : "false");
-    write_end(out, &job->request, choice, tokens, one->rules->info->max_model_len);
+    write_end(out, &job->request, choice, tokens, one->request->longest);
     if (text && request->logprobs >= 0) {
         buf_str(out, ",\"completion_probabilities\":");
         oai_render_native_logprobs(out, one, choice_no, 0, oai_shown_count(one, choice_no));

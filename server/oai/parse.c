@@ -274,8 +274,13 @@ int oai_fit(const struct oai_request *request, const char *field, size_t count,
     if (count == 0)
         return oai_refuse(error, 400, "invalid_value", field,
                           "Invalid value for '%s': the prompt has no tokens.", field);
-    if (count > longest || wanted > longest - count || wanted > answer)
+    if (count > longest || wanted > longest - count)
         return refuse_length(request, field, longest, count, wanted, error);
+    if (wanted > answer)
+        return oai_refuse(error, 400, "invalid_value", "max_tokens",
+                          "Invalid value for 'max_tokens': an answer may have at most %zu tokens, "
+                          "also where the text is shifted; found %zu.",
+                          answer, wanted);
     if (request->max_tokens < 0) {
         size_t preset = preset_tokens(request, rules);
         wanted = longest - count < answer ? longest - count : answer;

@@ -102,8 +102,25 @@ def test_what_cannot_be_shifted_is_refused_by_name(daemon):
         error = complete(d, ids(300), 400, kv=kv)["error"]
         assert error["param"] == field, error
     error = complete(d, ids(300), 400, max_tokens=257)["error"]
-    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "max_tokens" and "at most 256 tokens" in error["message"], error
     assert complete(d, ids(300), 400, kv={"overflow": None})["error"]["code"] == "context_length_exceeded"
+
+
+def test_long_chats_are_counted(daemon):
+    d = daemon(*FLAGS, "--kv-overflow", "shift")
+    messages = [{"role": "user", "content": "The cat sat on the mat. " * 100}]
+    for path in ("/v1/chat/completions/input_tokens", "/v1/messages/count_tokens", "/apply-template"):
+        r = requests.post(f"{d.url}{path}", json={"model": "keepd-nano", "messages": messages}, timeout=60)
+        assert r.status_code == 200, (path, r.text)
+    counted = requests.post(f"{d.url}/v1/messages/count_tokens", json={"model": "keepd-nano", "messages": messages}, timeout=60).json()
+    assert counted["input_tokens"] > POSITIONS
+
+
+def test_a_shifted_text_is_not_truncated(daemon):
+    d = daemon(*FLAGS, "--kv-overflow", "shift")
+    body = {"prompt": ids(300), "n_predict": 4, "ignore_eos": True}
+    answer = requests.post(f"{d.url}/completion", json=body, timeout=60).json()
+    assert answer["tokens_predicted"] == 4 and answer["truncated"] is False, answer
 
 
 def test_the_servers_default(daemon):
