@@ -127,7 +127,7 @@ const struct option config_options[] = {
      "Number format of cached keys and values. auto: the format of the weights, bf16 for f16 "
      "weights. fp8 (fp8_e4m3): 8-bit E4M3, rounded to nearest, at most 448; holds twice as "
      "many entries as bf16 in the same memory. q8, q4 (CPU): 8 or 4 bits and a factor for each "
-     "rotated key or value; hold 1.9 and 3.4 times as many."},
+     "rotated key or value; they hold 1.9 and 3.4 times as many entries as bf16."},
 
     {.help = "Engine"},
     {"max-num-seqs", INT, AT(max_num_seqs), 1, 65536, "64", "N", 0,
@@ -137,7 +137,8 @@ const struct option config_options[] = {
     {"step-stretch", INT, AT(step_stretch), 0, 100000, "200", "PERCENT", 0,
      "Duration of a step in which prompts are read beside answers that are generated, in percent "
      "of a step without prompts. Smaller: answers flow more evenly; larger: prompts are read "
-     "sooner. 0: no limit but max-num-batched-tokens. Answers do not depend on it."},
+     "sooner. A step reads at least 32 prompt tokens, also with 1 to 100. 0: no limit but "
+     "max-num-batched-tokens. Answers do not depend on it."},
     {"default-max-tokens", INT, AT(default_max_tokens), 0, MANY, "1024", "N", 0,
      "Maximum answer length of a chat request that sets none. 0: up to the end of the context. "
      "/v1/completions uses 16, as OpenAI does."},

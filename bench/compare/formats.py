@@ -87,17 +87,15 @@ class GgmlTurn:
 
 
 OPENVINO = """
-import json, sys, time
+import json, sys
+import numpy, openvino
 import openvino_genai as ov
 model, threads, prompt, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 pipe = ov.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads)
 config = ov.GenerationConfig(max_new_tokens=tokens, min_new_tokens=tokens, ignore_eos=True)
 rate = {}
 for length, case in ((prompt, "prompt"), (16, "1")):
-    ids = ov.TokenizedInputs
-    import numpy, openvino
-    data = numpy.random.default_rng(1).integers(300, 20000, (1, length))
-    inputs = openvino.Tensor(data)
+    inputs = openvino.Tensor(numpy.random.default_rng(1).integers(300, 20000, (1, length)))
     for _ in range(2):
         metrics = pipe.generate(inputs, config).perf_metrics
         rate[case] = length / metrics.get_ttft().mean * 1e3 if case == "prompt" else 1e3 / metrics.get_tpot().mean
@@ -130,8 +128,10 @@ def engines(args):
         if missing:
             print(f"{name}: skipped, no {missing[0]}" + (f" in {folder}" if folder else ": its folder is not given"))
             continue
-        with contextlib.suppress(RuntimeError):
-            version = re.search(r"build.*?: *(\S+.*)", text_of([folder / "llama-bench", "--version"])) if name == "llama.cpp" else None
+        version = None
+        if name == "llama.cpp":
+            with contextlib.suppress(RuntimeError):
+                version = re.search(r"build.*?: *(\S+.*)", text_of([folder / "llama-bench", "--version"]))
         found.append((name, lambda model, n=name, f=folder, o=options: GgmlTurn(n, f, o, args, model),
                       " ".join([version[1] if version else "", *options]).strip()))
     if args.openvino:

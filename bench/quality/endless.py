@@ -4,7 +4,7 @@
     endless.py --binary build/keepd --model bundled/keepd-nano --tokens 100000 --out endless.jsonl
 
 The user tells eight facts at the start, then chatters; in the middle of the dialogue each fact is told once more, and
-eight others are not. Every --step tokens all facts told so far are asked, each in a branch of its own that the dialogue
+eight new ones are told once. Every --step tokens all facts told so far are asked, each in a branch of its own that the dialogue
 does not keep. A line of --out has what was read, shifts, bytes of the conversation's pages, the daemon's resident memory
 and the number of right answers; --plot draws the memory curve of finished files as SVG.
 """

@@ -2,7 +2,7 @@
 """The cost in accuracy of formats of weights: Kullback-Leibler divergence from the model's own numbers, and how often the
 most likely token is the same.
 
-    formats.py [--quantize PROGRAM] [FORMAT ...]
+    weights.py [--quantize PROGRAM] [FORMAT ...]
 
 Every prediction of every text is compared over the whole vocabulary, with products of exact activations (float32) and a
 float32 cache. A FORMAT is q8 or q4 (keepd's own, `--quantization`), or one that llama.cpp's llama-quantize writes
