@@ -14,8 +14,9 @@
  * gives bitwise the answer that it gives alone. The step that reaches a border ends there.
  *
  * A job whose prompt begins like one that is being read waits until the running sequence has left a
- * prefix, instead of reading the same tokens beside it. It waits for at most SCHED_PASS_STEPS
- * steps, and no longer than the other sequence reads.
+ * prefix, instead of reading the same tokens beside it. It waits no longer than the other sequence
+ * reads. Once it has waited SCHED_PASS_STEPS steps, the next try admits it; the head of the queue
+ * is tried at once, other jobs when something changes.
  *
  * Checkpoints only take room that is free or held by superseded conversations, so they cost no
  * conversation its place. */

@@ -279,16 +279,32 @@ static int remove_from_disk(struct sched *sched, uint64_t id) {
     return store && id != 0 ? store_remove(store, id) : ERR_NOTFOUND;
 }
 
-/* Drops the prefixes that only this conversation's prompts have used. */
+/* Returns whether a kept conversation other than `of` begins with the prefix. */
+static bool begins_another(const struct conversation_table *table,
+                           const struct conversation *prefix, const struct conversation *of) {
+    for (int i = 0; i < table->capacity; i++) {
+        const struct conversation *conv = &table->all[i];
+        if (conv == of || conv->id == 0 || conv->checkpoint) continue;
+        if (memcmp(conv->space, prefix->space, sizeof conv->space) != 0) continue;
+        if (!kv_params_equal(&conv->kv, &prefix->kv)) continue;
+        if (conversation_common(prefix->tokens, prefix->token_count, conv->tokens,
+                                conv->token_count) == prefix->token_count)
+            return true;
+    }
+    return false;
+}
+
+/* Drops the prefixes with which this conversation begins and no other that is kept. Whether they
+ * were used does not count: the same dialogue may have used them, with a retry. */
 static void delete_prefixes(struct sched *sched, const struct conversation *of) {
     struct conversation_table *table = &sched->conversations;
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *conv = &table->all[i];
         if (conv == of || conv->id == 0 || !conv->prefix) continue;
-        if (!conversation_superseded(conv)) continue;
         if (memcmp(conv->space, of->space, sizeof conv->space) != 0) continue;
         if (conversation_common(conv->tokens, conv->token_count, of->tokens, of->token_count) ==
-            conv->token_count)
+                conv->token_count &&
+            !begins_another(table, conv, of))
             sched_drop(sched, conv, "deleted");
     }
 }

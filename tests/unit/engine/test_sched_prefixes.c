@@ -225,25 +225,34 @@ Test(prefixes, unused_ones_make_room_first) {
     }
 }
 
-/* With a conversation goes what only its own prompt left. */
+static uint64_t a_conversation(const struct world *w) {
+    const struct conversation_table *table = &w->sched.conversations;
+    for (int i = 0; i < table->capacity; i++)
+        if (table->all[i].id != 0 && !table->all[i].checkpoint) return table->all[i].id;
+    return 0;
+}
+
+/* A prefix goes with the last conversation that begins with it, also where the same prompt came
+ * again and used it. */
 Test(prefixes, deleting_a_conversation_deletes_its_prefix) {
-    for (int used = 0; used < 2; used++) {
+    const struct { int numbers[2], count; } cases[] = {{{0}, 1}, {{0, 1}, 2}, {{0, 0}, 2}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct world w;
         open_world(&w, 1, 6);
-        uint64_t id = 0;
-        for (int i = 0; i <= used; i++) {
-            struct engine_job job = job_after(i, 2, kv_of("h2o"));
+        for (int i = 0; i < cases[c].count; i++) {
+            struct engine_job job = job_after(cases[c].numbers[i], 2 + i, kv_of("h2o"));
             submit(&w, &job);
             run_until_idle(&w);
+            cr_assert_eq(job.cached_tokens, i > 0 ? BEGIN : 0);
             engine_job_close(&job);
         }
-        const struct conversation_table *table = &w.sched.conversations;
-        for (int i = 0; i < table->capacity; i++)
-            if (table->all[i].id != 0 && !table->all[i].checkpoint) id = table->all[i].id;
-        cr_assert(id != 0 && find_prefix(&w));
-        cr_assert_eq(sched_delete(&w.sched, id), 0);
-        world_check(&w);
-        cr_assert_eq(find_prefix(&w) != NULL, used);
+        cr_assert_eq(turns_kept(&w), cases[c].count);
+        for (int i = 0; i < cases[c].count; i++) {
+            cr_assert(find_prefix(&w), "case %zu, %d deleted", c, i);
+            cr_assert_eq(sched_delete(&w.sched, a_conversation(&w)), 0);
+            world_check(&w);
+        }
+        cr_assert_not(find_prefix(&w), "case %zu", c);
         world_close(&w);
     }
 }
