@@ -367,8 +367,11 @@ def document(results, facts, cells, template):
     judged, measured = goals(results), costs(results)
     refused = sorted({f"- `{r['cell']}`: {r['refused']}" for c in cells if (r := results.row(c)) and "refused" in r})
     absent = [f"- `{name}`: {why}" for name, why in facts["not_offered"].items()]
-    empty = sorted({f"`{c.method}`" for c in cells if not results.rows(c)})
-    absent += [f"- Not in every cell: {', '.join(empty)}. What is empty was not measured."] if empty else []
+    present = {c.method for c in cells if results.rows(c)}
+    empty = {c.method for c in cells if not results.rows(c)}
+    for where, methods in (("any", empty - present), ("every", empty & present)):
+        names = ", ".join(f"`{m}`" for m in sorted(methods))
+        absent += [f"- Not in {where} cell: {names}. What is empty was not measured."] if names else []
     counts = [len(results.sample(c)) * tasks.FORKS for c in cells if c.task != "loss" and c.length == results.trained and results.sample(c)]
     fields = {
         "sha": facts["sha"][:12], "trained": results.trained, "date": facts["date"], "daemon": facts["daemon"],
