@@ -49,15 +49,14 @@
  *         code does so for the prompt and asks only the last query while generating. Layers'
  *         allotments are measured at the first eviction. The paper chooses tau1 and tau2 for each
  *         model; the defaults of 1 are the code's.
- * tova    arXiv 2401.06104: attention of the last query. The paper averages over all heads of a
- *         layer, which then keep the same tokens; here every KV head averages over its own group.
+ * tova    arXiv 2401.06104: attention of the last query. Every KV head averages over the query
+ *         heads of its own group and decides for itself.
  * keydiff arXiv 2504.15364: entries whose keys resemble the mean of all unit keys go first. That
  *         is redundancy without forgiveness; a softmax does not change the order.
- * knorm   arXiv 2406.11430: entries with the shortest keys stay. The paper leaves out the first
- *         two layers; here none is left out.
- * lagkv   arXiv 2504.04704. Parts are formed anew at every eviction, from what is held (code: a
- *         part is compressed once); one budget takes the place of a share of each part. The last
- *         whole part and what follows it are kept first, newest first.
+ * knorm   arXiv 2406.11430: entries with the shortest keys stay, in every layer.
+ * lagkv   arXiv 2504.04704. Parts are formed anew at every eviction, from what is held; one budget
+ *         takes the place of a share of each part. The last whole part and what follows it are
+ *         kept first, newest first.
  * h2o     arXiv 2306.14048: attention of all queries added up, half of the budget recent.
  * kvcompress   arXiv 2410.00161: squared attention of all queries, all heads compete (code: of a
  *         prompt's queries the last 32 by default, and none closer to the key than a buffer).
