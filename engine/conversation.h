@@ -12,11 +12,11 @@
  *   below.
  * - It is cut: the prompt repeats only its first tokens. Nothing was evicted after the conversation
  *   had `evicted_at` tokens, and it has as many shifts (kernels/places.h) as the cut, so no
- * decision depends on the tokens behind a cut from there on, and the streams cut there are bitwise
- * those of a sequence that never had these tokens. The request then continues the turn that made
- * the conversation, as if it had read the tokens up to the cut itself. Its answer is bitwise the
- * one that it would give if it had continued where that turn began; if that turn began from
- * nothing, the one without reuse. Four things limit where a cut can be:
+ *   decision depends on the tokens behind a cut from there on, and the streams cut there are
+ *   bitwise those of a sequence that never had these tokens. The request then continues the turn
+ *   that made the conversation, as if it had read the tokens up to the cut itself. Its answer is
+ *   bitwise the one that it would give if it had continued where that turn began; if that turn
+ *   began from nothing, the one without reuse. Four things limit where a cut can be:
  *     - that turn evicted as every prompt with these tokens does (`exact`);
  *     - the cut lies before the next eviction of such a prompt;
  *     - rules that add up the attention of every query cannot subtract that of later tokens: they
