@@ -120,8 +120,9 @@ static float *keys_of(const struct cpu_cache *cache, int slot) {
     for (int stream = 0; stream < STREAMS; stream++)
         for (int32_t i = 0; i < *cpu_cache_length(cache, slot, stream); i++) {
             struct place p = find(cache, slot, stream, i);
-            cpu_cache_wide_row(cache, p.page, false, p.at, out + (stream * POSITIONS + i) * DIM);
-            cpu_cache_rotate(cache, out + (stream * POSITIONS + i) * DIM);
+            float *row = out + (size_t)(stream * POSITIONS + i) * DIM;
+            cpu_cache_wide_row(cache, p.page, false, p.at, row);
+            cpu_cache_rotate(cache, row);
         }
     return out;
 }
