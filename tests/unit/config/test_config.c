@@ -170,7 +170,7 @@ Test(config, wrong_values_say_what_was_expected) {
            "K, M or G"); /* 2^64 + 1G */
     refuse("--model m --kv-pool-bytes 1KB", "", "kv-pool-bytes", "not '1KB'");
     refuse("--model m --kv-dtype f16", "", "kv-dtype",
-           "one of auto|f32|bf16|fp8|fp8_e4m3, not 'f16'");
+           "one of auto|f32|bf16|fp8|fp8_e4m3|q8|q4, not 'f16'");
     refuse("--model m --kv-dtype aut", "", "kv-dtype", "not 'aut'");
     refuse("--model m --strict-params=maybe", "", "strict-params", "true or false");
     refuse("--model m --api-key=", "", "api-key", "must not be empty");
@@ -355,7 +355,7 @@ Test(config, help_names_every_option) {
     char *text = read_all(out), *rest;
     cr_assert_not_null(strstr(text, "  --kv-budget N "));
     cr_assert_not_null(strstr(text, "[1024]"));
-    cr_assert_not_null(strstr(text, "  --kv-dtype auto|f32|bf16|fp8|fp8_e4m3\n"));
+    cr_assert_not_null(strstr(text, "  --kv-dtype auto|f32|bf16|fp8|fp8_e4m3|q8|q4\n"));
     cr_assert_not_null(strstr(text, "  --check-config "));
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         cr_assert_leq(strlen(line), 96);
