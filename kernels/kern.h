@@ -49,7 +49,8 @@ static inline bool kern_dtype_blocks(enum kern_dtype dtype) {
     return dtype >= KERN_Q8 && dtype <= KERN_Q8SM;
 }
 
-/* One element; not for blocks and rows. */
+/* Bytes of a number stored by itself (F32, BF16, F16, E4M3). Blocks and rows hold many numbers and
+ * their factors together: their sizes are in kernels/blocks.h and kernels/row.h. */
 static inline size_t kern_dtype_bytes(enum kern_dtype dtype) {
     return dtype == KERN_F32 ? 4 : dtype == KERN_E4M3 ? 1 : 2;
 }

@@ -18,7 +18,7 @@
     1024 /* a lane of a warp keeps which of its 32 experts are taken in one word                   \
           */
 
-/* One expert's matrix on the device. */
+/* The weights of one expert, as a matrix in device memory. */
 struct matrix {
     const void *data;
     const float *scale; /* [rows], E4M3, or NULL */
@@ -196,7 +196,8 @@ static __global__ void k_choose(const struct choose_args a) {
     if (lane == 0) order_row(chosen, weight, a.used, sum + rest);
 }
 
-/* One block; a thread per expert sorts its uses by row and cuts them into groups. */
+/* Each thread sorts the uses of one expert by row and cuts them into groups. The grid is one block.
+ */
 static __global__ void k_sort(const struct choose_args a) {
     ptx_overlap_grids();
     SHARED_MEMORY(shared);

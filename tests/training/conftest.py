@@ -5,13 +5,17 @@ environment of the other suites has no torch.
 """
 
 import json
+import os
+import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = ROOT / "training"
+BINARY = Path(os.environ.get("KEEPD_BIN", ROOT / "build/keepd"))
 sys.path.insert(0, str(TRAINING))
 
 try:
@@ -24,6 +28,19 @@ except ImportError as e:
 else:
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
+
+@contextmanager
+def serve(model, *args):
+    """Runs a daemon with this model; gives its address."""
+    process = subprocess.Popen([BINARY, "--model", model, "--port", "0", *args], stdout=subprocess.PIPE, text=True)
+    try:
+        ready = process.stdout.readline()
+        assert ready.startswith("keepd ready at "), ready
+        yield ready.split()[3]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
 
 CHATML = """{%- for m in messages %}
 {{- '<|im_start|>' + m.role + '\\n' }}

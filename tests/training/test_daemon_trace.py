@@ -1,20 +1,16 @@
 """A trace of the real daemon, as a mask, gives the log-probabilities the daemon computed."""
 
 import json
-import os
-import subprocess
 import urllib.request
-from pathlib import Path
 
 import pytest
 import torch
 
 import distill
-from conftest import ROOT
+from conftest import BINARY, ROOT, serve
 from eviction_trace import parse_record
 from gates import GatedModel, read_header, simulate
 
-BINARY = Path(os.environ.get("KEEPD_BIN", ROOT / "build/keepd"))
 MODEL = ROOT / "bundled/keepd-nano"
 needs_daemon = pytest.mark.skipif(not BINARY.exists() or not (MODEL / "model.safetensors").exists(),
                                   reason=f"{BINARY} is not built")
@@ -22,13 +18,8 @@ needs_daemon = pytest.mark.skipif(not BINARY.exists() or not (MODEL / "model.saf
 
 @pytest.fixture(scope="module")
 def url():
-    process = subprocess.Popen([BINARY, "--model", MODEL, "--port", "0", "--threads", "1", "--kv-dtype", "f32"],
-                               stdout=subprocess.PIPE, text=True)
-    ready = process.stdout.readline()
-    assert ready.startswith("keepd ready at "), ready
-    yield ready.split()[3]
-    process.terminate()
-    process.communicate(timeout=60)
+    with serve(MODEL, "--threads", "1", "--kv-dtype", "f32") as url:
+        yield url
 
 
 def ask(url, body):

@@ -4,7 +4,6 @@ Skipped where the file was not fetched (tools/fetch-model smollm2). tests/e2e/te
 forward pass of our own, without torch."""
 
 import json
-import os
 import subprocess
 import sys
 import urllib.request
@@ -14,12 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from conftest import ROOT
+from conftest import BINARY, ROOT, serve
 
 sys.path.insert(0, str(ROOT / "tests/e2e"))
 from smollm2 import TEXTS  # noqa: E402
-
-BINARY = Path(os.environ.get("KEEPD_BIN", ROOT / "build/keepd"))
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +34,8 @@ def reference(file):
 
 @pytest.fixture(scope="module")
 def url(file):
-    process = subprocess.Popen([BINARY, "--model", file, "--port", "0", "--kv-dtype", "f32", "--cpu-activations", "f32"],
-                               stdout=subprocess.PIPE, text=True)
-    ready = process.stdout.readline()
-    assert ready.startswith("keepd ready at "), ready
-    yield ready.split()[3]
-    process.terminate()
-    process.communicate(timeout=60)
+    with serve(file, "--kv-dtype", "f32", "--cpu-activations", "f32") as url:
+        yield url
 
 
 def ask(url, path, **body):

@@ -73,7 +73,8 @@ Test(pace, odd_times_do_no_harm) {
     cr_assert(rows > 80 && rows < 100, "%d", rows);
 }
 
-/* One slow first step without prompts, and then prompts in every step, some of them short. */
+/* The first step, without prompts, is measured as slow; all later steps have prompts, some short.
+ */
 Test(pace, one_slow_measurement_is_forgotten) {
     struct pace pace = {0};
     int32_t rows = 0;

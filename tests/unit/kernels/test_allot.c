@@ -91,41 +91,36 @@ Test(allot, pyramid_follows_the_published_line) {
     cpu_cache_close(&bed.cache);
 }
 
-/* Two heads, base 3, floor 0.2 as in Ada-KV's example: counts 1 and 5, and all six are given. */
+/* Heads of one layer that compete, with a floor of 0.2: counts[h] entries of head h are kept when
+ * `budget` are to be kept per head on average. scores[heads][entries]. */
+static void compete(int heads, int entries, const float *scores, int budget, const int *counts) {
+    struct kern_rule rule = {
+        .score = KERN_SCORE_ATTENTION, .scope = KERN_SCOPE_LAYER, .floor = 0.2f};
+    struct bed bed = bed_open(1, heads, heads, 4, &rule);
+    bed_append(&bed, 0, entries);
+    bed.tokens = entries;
+    for (int head = 0; head < heads; head++)
+        for (int i = 0; i < entries; i++)
+            cpu_cache_score(&bed.cache, *cpu_cache_table(&bed.cache, 0, head))[i] =
+                scores[head * entries + i];
+    cr_assert_eq(bed_evict(&bed, 0, budget), 0);
+    for (int head = 0; head < heads; head++)
+        cr_assert_eq(*cpu_cache_length(&bed.cache, 0, head), counts[head], "head %d", head);
+    cpu_cache_close(&bed.cache);
+}
+
+/* Base 3, floor 0.2 as in Ada-KV's example: counts 1 and 5, and all six are given. */
 Test(allot, heads_of_a_layer_compete) {
     static const float scores[2][6] = {{.50f, .20f, .10f, .05f, .01f, .01f},
                                        {.30f, .28f, .26f, .24f, .22f, .20f}};
-    struct kern_rule rule = {
-        .score = KERN_SCORE_ATTENTION, .scope = KERN_SCOPE_LAYER, .floor = 0.2f};
-    struct bed bed = bed_open(1, 2, 2, 4, &rule);
-    bed_append(&bed, 0, 6);
-    bed.tokens = 6;
-    for (int head = 0; head < 2; head++)
-        for (int i = 0; i < 6; i++)
-            cpu_cache_score(&bed.cache, *cpu_cache_table(&bed.cache, 0, head))[i] = scores[head][i];
-    cr_assert_eq(bed_evict(&bed, 0, 3), 0);
-    cr_assert_eq(*cpu_cache_length(&bed.cache, 0, 0), 1);
-    cr_assert_eq(*cpu_cache_length(&bed.cache, 0, 1), 5);
-    cpu_cache_close(&bed.cache);
+    compete(2, 6, scores[0], 3, (int[]){1, 5});
 }
 
 /* Counts 0, 1 and 5 of three heads: parts 0.4, 1.2 and 4.4. The remainders of the first and the
  * last are equal, so the lower head gets the sixth entry, also if 0.2 has no exact binary form. */
 Test(allot, equal_remainders_go_to_the_lower_head) {
-    struct kern_rule rule = {
-        .score = KERN_SCORE_ATTENTION, .scope = KERN_SCOPE_LAYER, .floor = 0.2f};
-    struct bed bed = bed_open(1, 3, 3, 4, &rule);
-    bed_append(&bed, 0, 5);
-    bed.tokens = 5;
-    for (int head = 0; head < 3; head++)
-        for (int i = 0; i < 5; i++)
-            cpu_cache_score(&bed.cache, *cpu_cache_table(&bed.cache, 0, head))[i] =
-                head == 2 || (head == 1 && i == 0) ? 1 : 0;
-    cr_assert_eq(bed_evict(&bed, 0, 2), 0);
-    cr_assert_eq(*cpu_cache_length(&bed.cache, 0, 0), 1);
-    cr_assert_eq(*cpu_cache_length(&bed.cache, 0, 1), 1);
-    cr_assert_eq(*cpu_cache_length(&bed.cache, 0, 2), 4);
-    cpu_cache_close(&bed.cache);
+    static const float scores[3][5] = {{0}, {1}, {1, 1, 1, 1, 1}};
+    compete(3, 5, scores[0], 2, (int[]){1, 1, 4});
 }
 
 /* The counts are those of the whole layer's best, 4 and 16 of 20, then mixed with an even part. */
