@@ -1,0 +1,25 @@
+/* The engine's own state, for the files that implement engine/engine.h: open.c fills it in, and
+ * engine.c uses it. Everything but `entered` is constant from the end of engine_open to
+ * engine_close; what changes has its own lock or is atomic (replica.h, constraint.h). */
+#ifndef KEEPD_ENGINE_ENGINE_INT_H
+#define KEEPD_ENGINE_ENGINE_INT_H
+
+#include "engine/constraint.h"
+#include "engine/engine.h"
+#include "engine/replica.h"
+#include "text/text.h"
+
+struct engine {
+    struct engine_options options;
+    struct engine_info info;
+    char *model_dir;
+    uint8_t space_key[16];
+    struct text text;
+    struct constraint_table constraints;
+    struct replica_common common;
+    int entered;              /* places taken by jobs that are not submitted yet; loop thread */
+    struct replica *replicas; /* [replica_count] */
+    int replica_count;
+};
+
+#endif

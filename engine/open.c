@@ -1,0 +1,553 @@
+/* Opens an engine: turns the options into its parts. Checks come in the order that fails early:
+ * options, text, backend, model, cache, state directory. A check alone (check_only) goes the same
+ * way and stops before weights and pools are allocated. Every fault names its option or its file.
+ *
+ * Runs on one thread, before the replicas' threads exist. The calls of the running engine are in
+ * engine.c. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/backend.h"
+#include "engine/engine_int.h"
+#include "engine/state_dir.h"
+#include "kernels/comm.h"
+#include "model/gates.h"
+#include "model/identity.h"
+
+/* Constant facts come from the first replica: all replicas have the same model and the same kind of
+ * backend. */
+static const struct model *model_of(const struct engine *e) {
+    return e->replicas[0].model;
+}
+
+static const struct kern_ops *ops_of(const struct engine *e) {
+    return e->replicas[0].kern->ops;
+}
+
+static size_t text_token_bytes(const void *arg, int32_t id, const char **bytes) {
+    const struct tok *tok = arg;
+    if (tok_is_special(tok, id)) return 0; /* markers are not part of an answer */
+    return tok_bytes(tok, id, bytes);
+}
+
+/* Returns the number after `prefix` in the first line that begins with it; -1 when there is none.
+ */
+static int64_t find_number(const char *path, const char *prefix) {
+    char line[256], *end;
+    int64_t number = -1;
+    FILE *file = fopen(path, "re");
+    while (file && number < 0 && fgets(line, sizeof line, file)) {
+        if (strncmp(line, prefix, strlen(prefix)) != 0) continue;
+        long long value = strtoll(line + strlen(prefix), &end, 10);
+        if (end > line + strlen(prefix)) number = value;
+    }
+    if (file) fclose(file);
+    return number;
+}
+
+/* Returns the memory that the system has left, and at most the rest of a container's limit. The
+ * page cache does not count as used: the kernel reclaims it. */
+static int64_t memory_available(void) {
+    int64_t kib = find_number("/proc/meminfo", "MemAvailable:");
+    int64_t bytes = kib > 0 ? kib * 1024 : (int64_t)1 << 30;
+    int64_t limit = find_number("/sys/fs/cgroup/memory.max", "");
+    int64_t used = find_number("/sys/fs/cgroup/memory.stat", "anon ");
+    if (limit < 0 || used < 0) return bytes;
+    int64_t left = limit > used ? limit - used : 0;
+    return left < bytes ? left : bytes;
+}
+
+/* "kv.buffer" of a request is --kv-buffer here. */
+static int name_option(int rc, struct fault *fault) {
+    char *dot = strchr(fault->field, '.');
+    if (rc != 0 && dot && strncmp(fault->field, "kv.", 3) == 0) *dot = '-';
+    return rc;
+}
+
+/* The settings that the gates' file recommends, for the policy that uses it. */
+static struct kv_trained trained_of(const struct model *model) {
+    const struct gates_header *gates = model_gates(model);
+    return (struct kv_trained){.named = (gates->horizon > 0 ? POLICY_HORIZON : 0) |
+                                        (gates->sinks >= 0 ? POLICY_SINKS : 0) |
+                                        (gates->recent >= 0 ? POLICY_RECENT : 0) |
+                                        (gates->parity >= 0 ? POLICY_PARITY : 0),
+                               .horizon = gates->horizon,
+                               .sinks = gates->sinks,
+                               .recent = gates->recent,
+                               .parity = gates->parity == 1};
+}
+
+static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault *fault) {
+    struct kv_params *kv = &rules->defaults;
+    const char *name = e->options.kv_policy;
+    bool gates = model_has_gates(model_of(e));
+    bool automatic = engine_chooses(name);
+    if (automatic) name = gates ? "global" : "full";
+    const struct policy *policy = policy_find(name); /* found: see check_options */
+    if ((policy->needs & POLICY_NEEDS_GATES) != 0 && !gates)
+        return fault_set(fault, ERR_INVALID, "kv-policy", "'%s' needs retention gates; %.200s%s",
+                         name, e->options.gates ? "--gates ''" : e->options.model_dir,
+                         e->options.gates ? " says to use none"
+                                          : " has no gates.safetensors and --gates was not given");
+    if (!policy->bounded && e->options.kv_budget_max > 0)
+        return fault_set(fault, ERR_INVALID, "kv-budget-max",
+                         "policy '%s' keeps everything, so no request could be served",
+                         policy->name);
+    if (automatic && !gates)
+        log_info("the model has no retention gates: the cache keeps everything (policy full)");
+    *kv = (struct kv_params){.budget = e->options.kv_budget,
+                             .buffer = e->options.kv_buffer,
+                             .chunk = e->options.kv_chunk,
+                             .sliding_window =
+                                 model_config_sliding_window(model_config(model_of(e)))};
+    kv_params_set_policy(kv, policy);
+    kv_params_set_trained(kv, &rules->trained);
+    /* The same rule as for requests that lower the budget. */
+    kv_params_fit(kv, 0);
+    int rc = name_option(kv_params_check(kv, fault), fault);
+    if (rc == 0 && e->options.kv_budget_max > 0 && kv->budget > e->options.kv_budget_max)
+        rc = fault_set(fault, ERR_INVALID, "kv-budget", "is above kv-budget-max (%d)",
+                       e->options.kv_budget_max);
+    return rc;
+}
+
+/* Reports use the first name of a dtype. */
+static const struct {
+    const char *name;
+    enum kern_dtype dtype;
+} kv_dtypes[] = {{"f32", KERN_F32},       {"bf16", KERN_BF16}, {"fp8", KERN_E4M3},
+                 {"fp8_e4m3", KERN_E4M3}, {"q8", KERN_ROW8},   {"q4", KERN_ROW4}};
+enum { KV_DTYPES = sizeof kv_dtypes / sizeof *kv_dtypes };
+
+static int resolve_kv_dtype(struct engine *e, enum kern_dtype *dtype, struct fault *fault) {
+    const char *name = e->options.kv_dtype;
+    bool chosen = !engine_chooses(name);
+    int i = 0;
+    *dtype = model_config(model_of(e))->dtype == KERN_F32 ? KERN_F32 : KERN_BF16;
+    while (chosen && i < KV_DTYPES && strcmp(name, kv_dtypes[i].name) != 0) i++;
+    if (i == KV_DTYPES)
+        return fault_set(fault, ERR_INVALID, "kv-dtype",
+                         "'%.20s' is not auto, f32, bf16, fp8, q8 or q4", name);
+    if (chosen) *dtype = kv_dtypes[i].dtype;
+    for (i = 0; kv_dtypes[i].dtype != *dtype;) i++;
+    snprintf(e->info.kv_dtype, sizeof e->info.kv_dtype, "%s", kv_dtypes[i].name);
+    return 0;
+}
+
+/* Chooses the pages of one rank in host memory, which is shared with other processes: enough for
+ * every place to run at the default budget and for as many retained conversations, bounded by half
+ * of the free memory. The pool is reserved address space; pages cost memory when first used. */
+static int64_t choose_host_pages(const struct engine *e, const struct reserve_shape *shape,
+                                 const struct kv_params *kv, int64_t page_bytes) {
+    int64_t longest = e->info.max_model_len;
+    const struct reserve_turn turn = {.added = longest};
+    int64_t each = reserve_turn_pages(shape, kv, &turn, reserve_whole(kv, longest));
+    int64_t wanted = each * e->options.max_num_seqs * 2;
+    int ranks = e->options.tensor_parallel_size > 1 ? e->options.tensor_parallel_size : 1;
+    int64_t most = memory_available() / 2 / e->replica_count / ranks / page_bytes;
+    return wanted < most ? wanted : most;
+}
+
+static struct kern_cache_options cache_options(const struct engine *e, enum kern_dtype dtype,
+                                               const struct sched_options *so) {
+    const struct model_config *config = model_config(model_of(e));
+    return (struct kern_cache_options){.layers = config->layers,
+                                       .heads_q = config->heads_q,
+                                       .heads_kv = config->heads_kv,
+                                       .head_dim = config->head_dim,
+                                       .dtype = dtype,
+                                       .pages = so->pages_total,
+                                       .slots = so->sequences_max + so->conversations_max,
+                                       .max_positions = e->info.max_model_len,
+                                       .rank_cap = so->shape.rank_cap,
+                                       .inv_freq = config->inv_freq,
+                                       .rotations = config->rotations,
+                                       .rows_max = so->rows_max,
+                                       .logits_max = so->logits_max,
+                                       .vocab = config->vocab,
+                                       .qk_norm_wide = config->qk_norm_wide};
+}
+
+/* Chooses the number of pages: kv_pool_bytes if given; on a dedicated device, all that fits beside
+ * the weights; otherwise as choose_host_pages. */
+static int choose_pages(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
+                        struct fault *fault) {
+    const struct kern_cache_options cache = cache_options(e, dtype, so);
+    int64_t bytes = e->options.kv_pool_bytes;
+    if (bytes > 0)
+        so->pages_total = bytes / so->page_bytes;
+    else if (ops_of(e)->cache_fit)
+        return ops_of(e)->cache_fit(e->replicas[0].kern, &cache, &so->pages_total, fault);
+    else
+        so->pages_total = choose_host_pages(e, &so->shape, &so->kv.defaults, so->page_bytes);
+    return 0;
+}
+
+/* Checks with the first replica's backend: every replica's cache has the same shape. */
+static int check_state(void *backend, struct state_view *view, struct fault *fault) {
+    struct kern *kern = backend;
+    const struct state_head *head = &view->head;
+    return kern->ops->snapshot_check(kern, view->blocks, head->block_count, head->token_count,
+                                     &view->report, fault);
+}
+
+static enum quantization quantization_of(const struct engine_options *o) {
+    static const char *const names[] = {
+        [QUANTIZE_FP8] = "fp8", [QUANTIZE_Q8] = "q8", [QUANTIZE_Q4] = "q4"};
+    for (int i = QUANTIZE_FP8; o->quantization && i <= QUANTIZE_Q4; i++)
+        if (!strcmp(o->quantization, names[i])) return (enum quantization)i;
+    return QUANTIZE_NONE;
+}
+
+/* The first replica's store opens the directory; the stores of the others join it. */
+static int open_store(struct engine *e, struct sched_options *so, enum kern_dtype dtype,
+                      struct fault *fault) {
+    struct replica *first = &e->replicas[0];
+    const struct model_config *config = model_config(model_of(e));
+    const struct engine_options *o = &e->options;
+    struct store_options store = {.dir = o->state_dir,
+                                  .bytes = o->state_bytes,
+                                  .identity = {.dtype = (int32_t)dtype,
+                                               .layers = config->layers,
+                                               .heads_kv = config->heads_kv,
+                                               .head_dim = config->head_dim},
+                                  .check = check_state,
+                                  .backend = e->replicas[0].kern,
+                                  .done = replica_wake,
+                                  .arg = first};
+    if (!o->state_dir || o->state_dir[0] == '\0') return 0;
+    if (!ops_of(e)->snapshot_export)
+        return fault_set(fault, ERR_UNSUPPORTED, "state-dir",
+                         "the %s backend cannot write conversations; leave state-dir empty or use "
+                         "device cpu",
+                         ops_of(e)->name);
+    if (o->check_only) return state_dir_check(o->state_dir, fault);
+    struct state_identity *identity = &store.identity;
+    int rc = identity_model(o->model_dir, o->random_weights, quantization_of(o), identity->weights,
+                            fault);
+    if (rc == 0) rc = identity_gates(o->model_dir, o->gates, identity->gates, fault);
+    if (rc == 0) rc = store_open(&store, &first->store, fault);
+    if (rc != 0) return rc;
+    for (int i = 1; i < e->replica_count; i++)
+        e->replicas[i].store = store_join(first->store, replica_wake, &e->replicas[i]);
+    store_space_key(first->store, e->space_key);
+    so->save_idle_ns = (int64_t)o->state_idle_seconds * 1000000000;
+    so->copy_bytes = SCHED_COPY_BYTES;
+    struct store_stats stats;
+    store_stats(first->store, &stats);
+    log_info("state directory: %d conversations of this model, %lld bytes in all", stats.files,
+             (long long)stats.bytes);
+    return 0;
+}
+
+/* Returns the number of ranks that hold different heads: ranks beyond the number of heads share
+ * them (kernels/shard.h). */
+static int pool_ranks(const struct engine *e) {
+    int ranks = e->options.tensor_parallel_size, heads = model_config(model_of(e))->heads_kv;
+    return ranks < 1 ? 1 : ranks < heads ? ranks : heads;
+}
+
+/* Sets the shape and the size of the pool on each rank of each replica. */
+static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
+                     struct fault *fault) {
+    const struct model_config *config = model_config(model_of(e));
+    struct kern_cache_info info = {0};
+    ops_of(e)->cache_info(dtype, config->head_dim, &info);
+    so->shape = (struct reserve_shape){.layers = config->layers,
+                                       .heads_kv = config->heads_kv,
+                                       .page_slots = info.page_slots,
+                                       .member_slots = info.member_slots,
+                                       .ranks = pool_ranks(e),
+                                       .rank_cap = (float)e->options.kv_rank_cap / 100,
+                                       .sliding_layers = model_config_sliding_layers(config)};
+    so->page_bytes = info.page_bytes;
+    int rc = choose_pages(e, dtype, so, fault);
+    if (rc != 0) return rc;
+    int64_t least = reserve_streams(&so->shape);
+    if (so->pages_total >= least) return 0;
+    return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
+                     "the pool has %lld pages of %lld bytes; one token needs %lld",
+                     (long long)so->pages_total, (long long)info.page_bytes, (long long)least);
+}
+
+static void log_pool(const struct engine *e, const struct sched_options *so) {
+    char ranks[40] = "";
+    if (e->options.tensor_parallel_size > 1)
+        snprintf(ranks, sizeof ranks, " on each of %d ranks", e->options.tensor_parallel_size);
+    log_info("cache: %lld pages of %lld bytes%s", (long long)so->pages_total,
+             (long long)so->page_bytes, ranks);
+}
+
+static int open_pool(const struct engine *e, struct replica *replica, enum kern_dtype dtype,
+                     const struct sched_options *so, struct fault *fault) {
+    const struct kern_cache_options cache = cache_options(e, dtype, so);
+    struct kern *kern = replica->kern;
+    if (kern->ops->bind) kern->ops->bind(kern);
+    return kern->ops->cache_open(kern, &cache, fault);
+}
+
+static enum cpu_activations cpu_activations_of(const char *name) {
+    if (name && !strcmp(name, "int16")) return CPU_INT16;
+    if (name && !strcmp(name, "bf16")) return CPU_BF16;
+    return name && !strcmp(name, "f32") ? CPU_F32 : CPU_INT8;
+}
+
+static int open_backends(struct engine *e, struct fault *fault) {
+    const struct engine_options *o = &e->options;
+    const struct backend_options backend = {.device = o->device,
+                                            .cpu_path = o->cpu_path,
+                                            .cpu_activations =
+                                                cpu_activations_of(o->cpu_activations),
+                                            .threads = o->threads,
+                                            .replicas = e->replica_count,
+                                            .ranks = o->tensor_parallel_size};
+    struct kern *kerns[ENGINE_REPLICAS_MAX] = {0};
+    int rc = backend_open(&backend, kerns, fault);
+    for (int i = 0; i < e->replica_count; i++) e->replicas[i].kern = kerns[i];
+    return rc;
+}
+
+/* The first replica's weights serve all of them where the backend can share. */
+static int open_model(struct engine *e, struct replica *replica, int logits_max,
+                      struct fault *fault) {
+    const struct engine_options *o = &e->options;
+    struct kern *kern = replica->kern;
+    const struct model_options options = {.dir = o->model_dir,
+                                          .context = o->max_model_len,
+                                          .gates = o->gates,
+                                          .rows_max = o->max_num_batched_tokens,
+                                          .logits_max = logits_max,
+                                          .owner = e->replicas[0].model,
+                                          .random_weights = o->random_weights,
+                                          .quantization = quantization_of(o),
+                                          .check_only = o->check_only,
+                                          .threads = o->threads,
+                                          .progress = o->progress,
+                                          .progress_arg = o->arg};
+    if (kern->ops->bind) kern->ops->bind(kern);
+    return model_open(kern, &options, &replica->model, fault);
+}
+
+static int open_cache(struct engine *e, struct sched_options *so, struct fault *fault) {
+    enum kern_dtype dtype = KERN_F32;
+    int rc = resolve_kv_dtype(e, &dtype, fault);
+    so->kv.trained = trained_of(model_of(e));
+    if (rc == 0) rc = resolve_policy(e, &so->kv, fault);
+    so->kv.rule_check = ops_of(e)->rule_check;
+    so->kv.positions = e->info.max_model_len;
+    so->kv.can_shift = ops_of(e)->shift != NULL;
+    so->kv.unrotated = !model_config_rotates_alike(model_config(model_of(e)));
+    if (rc == 0) rc = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
+    so->kv.shifts = e->options.kv_shift;
+    if (rc == 0 && so->kv.shifts)
+        rc = name_option(sched_check_shift(&so->kv, &so->kv.defaults, fault), fault);
+    if (rc != 0) return rc;
+    so->kv.budget_max = e->options.kv_budget_max;
+    so->kv.has_gates = model_has_gates(model_of(e));
+    rc = plan_pool(e, dtype, so, fault);
+    if (rc == 0 && !e->options.check_only) log_pool(e, so);
+    for (int i = 0; i < e->replica_count && rc == 0 && !e->options.check_only; i++) {
+        if (i > 0) rc = open_model(e, &e->replicas[i], so->logits_max, fault);
+        if (rc == 0) rc = open_pool(e, &e->replicas[i], dtype, so, fault);
+    }
+    return rc == 0 ? open_store(e, so, dtype, fault) : rc;
+}
+
+static int max_choices(const struct engine_options *options) {
+    int most =
+        options->max_num_seqs < ENGINE_CHOICES_MAX ? options->max_num_seqs : ENGINE_CHOICES_MAX;
+    int wanted = options->max_choices;
+    return wanted > 0 && wanted < most ? wanted : most;
+}
+
+static void fill_info(struct engine *e, const struct sched_options *so) {
+    const struct model_config *config = model_config(model_of(e));
+    struct engine_info *info = &e->info;
+    info->model_dir = e->model_dir;
+    snprintf(info->family, sizeof info->family, "%s", config->family);
+    snprintf(info->backend, sizeof info->backend, "%s", ops_of(e)->name);
+    snprintf(info->kv_policy, sizeof info->kv_policy, "%s", so->kv.defaults.policy->name);
+    info->kv_budget = kv_params_shown_budget(&so->kv.defaults);
+    info->kv_buffer = so->kv.defaults.buffer;
+    info->kv_chunk = so->kv.defaults.chunk;
+    info->kv_budget_max = so->kv.budget_max;
+    info->has_gates = so->kv.has_gates;
+    info->trained_budget = model_gates(model_of(e))->trained_budget;
+    info->layers = config->layers;
+    info->heads_kv = config->heads_kv;
+    info->head_dim = config->head_dim;
+    info->vocab = config->vocab;
+    info->max_num_seqs = e->options.max_num_seqs;
+    info->max_queue = e->options.max_queue;
+    info->max_choices = max_choices(&e->options);
+    memcpy(info->space_key, e->space_key, sizeof info->space_key);
+    info->replicas = e->replica_count;
+    info->threads = backend_threads(e->options.threads);
+    info->pages_total = so->pages_total;
+    info->page_bytes = so->page_bytes;
+    info->page_slots = so->shape.page_slots;
+    info->pool_ranks = so->shape.ranks;
+    info->weight_bytes = model_weight_bytes(model_of(e));
+    info->has_chat_template = e->text.chat != NULL;
+    info->chat_template = e->text.source;
+    info->tool_template = e->text.tool_source ? e->text.tool_source : e->text.source;
+    info->bos_token = e->text.bos;
+    info->eos_token = e->text.eos;
+    info->eos = config->eos;
+    info->eos_count = config->eos_count;
+    info->temperature = config->temperature;
+    info->top_p = config->top_p;
+    info->min_p = config->min_p;
+    info->repetition = config->repetition;
+    info->top_k = config->top_k;
+}
+
+/* conversation_bytes spreads the entries evenly over the streams; reserve_pages bounds any spread
+ * during a whole turn. */
+static void fill_found(struct engine *e, const struct sched_options *so,
+                       struct engine_found *found) {
+    const struct model_config *config = model_config(model_of(e));
+    fill_info(e, so);
+    *found = (struct engine_found){.kv_budget = e->info.kv_budget,
+                                   .has_gates = e->info.has_gates,
+                                   .trained_budget = e->info.trained_budget,
+                                   .max_model_len = e->info.max_model_len,
+                                   .eos_count = config->eos_count};
+    memcpy(found->kv_policy, e->info.kv_policy, sizeof found->kv_policy);
+    memcpy(found->kv_dtype, e->info.kv_dtype, sizeof found->kv_dtype);
+    _Static_assert(sizeof found->eos == sizeof config->eos, "as many ends");
+    memcpy(found->eos, config->eos, sizeof found->eos);
+    int64_t streams = (int64_t)config->layers * config->heads_kv, slots = so->shape.page_slots;
+    int64_t longest = found->max_model_len, held = found->kv_budget;
+    const struct reserve_turn turn = {.added = longest};
+    struct reserve_shape whole = so->shape;
+    whole.ranks = 1;
+    found->conversation_bytes =
+        so->page_bytes * (so->kv.defaults.policy->bounded
+                              ? streams * (held + slots - 1) / slots
+                              : reserve_turn_pages(&whole, &so->kv.defaults, &turn,
+                                                   reserve_whole(&so->kv.defaults, longest)));
+}
+
+static int refuse_policy(const char *name, struct fault *fault) {
+    char known[256] = "auto";
+    for (int i = 0; policy_at(i); i++)
+        snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", policy_at(i)->name);
+    return fault_set(fault, ERR_INVALID, "kv-policy", "'%.40s' is not one of %s", name, known);
+}
+
+static int check_options(const struct engine_options *o, struct fault *fault) {
+    if (o->max_num_seqs < 1)
+        return fault_set(fault, ERR_INVALID, "max-num-seqs", "must be at least 1");
+    if (o->max_num_batched_tokens <= o->max_num_seqs)
+        return fault_set(fault, ERR_INVALID, "max-num-batched-tokens",
+                         "must exceed max-num-seqs (%d), so that prompts progress beside answers",
+                         o->max_num_seqs);
+    if (o->max_queue < 1) return fault_set(fault, ERR_INVALID, "max-queue", "must be at least 1");
+    if (o->max_conversations < 0)
+        return fault_set(fault, ERR_INVALID, "max-conversations", "must be at least 0");
+    if (o->max_choices < 0)
+        return fault_set(fault, ERR_INVALID, "max-choices", "must be at least 0");
+    if (o->data_parallel_size < 0 || o->data_parallel_size > ENGINE_REPLICAS_MAX)
+        return fault_set(fault, ERR_INVALID, "data-parallel-size", "must be 1 to %d",
+                         ENGINE_REPLICAS_MAX);
+    if (o->tensor_parallel_size < 0 || o->tensor_parallel_size > COMM_RANKS_MAX ||
+        (o->tensor_parallel_size & (o->tensor_parallel_size - 1)) != 0)
+        return fault_set(fault, ERR_INVALID, "tensor-parallel-size", "must be 1, 2, 4 or 8");
+    if (o->kv_rank_cap != 0 && o->kv_rank_cap < 100)
+        return fault_set(fault, ERR_INVALID, "kv-rank-cap", "must be 0 or at least 100 percent");
+    if (!engine_chooses(o->kv_policy) && !policy_find(o->kv_policy))
+        return refuse_policy(o->kv_policy, fault);
+    return 0;
+}
+
+/* Checks the options against the model, and the tokenizer against the model. */
+static int check_model(struct engine *e, struct fault *fault) {
+    const struct engine_options *o = &e->options;
+    const struct model_config *config = model_config(model_of(e));
+    e->info.max_model_len = config->max_positions;
+    if (o->max_model_len > config->max_positions)
+        return fault_set(fault, ERR_INVALID, "max-model-len", "the model's positions end at %d",
+                         config->max_positions);
+    if (o->max_model_len > 0) e->info.max_model_len = o->max_model_len;
+    if (tok_vocab_size(e->text.tok) > config->vocab)
+        return fault_set(fault, ERR_INVALID, "tokenizer.json",
+                         "has token ids up to %d but the model's vocab_size is %d",
+                         tok_vocab_size(e->text.tok) - 1, config->vocab);
+    return 0;
+}
+
+static struct engine *new_engine(const struct engine_options *options) {
+    struct engine *e = mem_must_alloc(1, sizeof *e);
+    e->options = *options;
+    e->model_dir = mem_must_strdup(options->model_dir);
+    e->common.wake = options->wake;
+    e->common.arg = options->arg;
+    e->common.max_queue = options->max_queue;
+    e->replica_count = options->data_parallel_size > 0 ? options->data_parallel_size : 1;
+    e->replicas = mem_must_alloc((size_t)e->replica_count, sizeof *e->replicas);
+    for (int i = 0; i < e->replica_count; i++) replica_open(&e->replicas[i], i, &e->common);
+    CHECK(getrandom(e->space_key, sizeof e->space_key, 0) == (ssize_t)sizeof e->space_key);
+    return e;
+}
+
+/* Opens the parts that all replicas share and fills in the scheduler options that they have in
+ * common. */
+static int open_parts(struct engine *e, struct sched_options *so, struct fault *fault) {
+    int rc = text_open(e->options.model_dir, &e->text, fault);
+    if (rc == 0) rc = open_backends(e, fault);
+    if (rc == 0) rc = open_model(e, &e->replicas[0], so->logits_max, fault);
+    if (rc == 0) rc = check_model(e, fault);
+    if (rc == 0) rc = open_cache(e, so, fault);
+    if (rc != 0) return rc;
+    const struct model_config *config = model_config(model_of(e));
+    so->vocab = config->vocab;
+    so->text = (struct seq_text){.token_bytes = text_token_bytes,
+                                 .arg = e->text.tok,
+                                 .token_bytes_max = tok_bytes_max(e->text.tok),
+                                 .eos = config->eos,
+                                 .eos_count = config->eos_count};
+    constraint_table_open(&e->constraints,
+                          &(struct constrain_vocabulary){.size = config->vocab,
+                                                         .token_bytes = text_token_bytes,
+                                                         .arg = e->text.tok});
+    return 0;
+}
+
+/* Returns the bound on records of clients: one for each job that can be here at once, so that no
+ * two clients share a record; at most 4096, because a larger table takes too long to search. */
+static int clients_max(const struct engine_options *options) {
+    int64_t jobs = (int64_t)options->max_queue + options->max_num_seqs;
+    return jobs < 4096 ? (int)jobs : 4096;
+}
+
+int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault) {
+    *out = NULL;
+    int rc = check_options(options, fault);
+    if (rc != 0) return rc;
+    struct engine *e = new_engine(options);
+    int logits_max = options->max_num_seqs + 64; /* room to score prompts beside decoding */
+    if (logits_max > options->max_num_batched_tokens) logits_max = options->max_num_batched_tokens;
+    struct sched_options so = {.sequences_max = options->max_num_seqs,
+                               .conversations_max = options->max_conversations,
+                               .rows_max = options->max_num_batched_tokens,
+                               .step_stretch = options->step_stretch,
+                               .logits_max = logits_max,
+                               .row_entries = KV_ROW_ENTRIES,
+                               .clients_max = clients_max(options)};
+    rc = open_parts(e, &so, fault);
+    if (rc == 0 && options->check_only && options->found) fill_found(e, &so, options->found);
+    if (rc != 0 || options->check_only) {
+        engine_close(e);
+        return rc;
+    }
+    fill_info(e, &so);
+    for (int i = 0; i < e->replica_count; i++) replica_ready(&e->replicas[i], &so);
+    *out = e;
+    return 0;
+}
