@@ -97,8 +97,8 @@ static void report_progress(struct loader *loader, size_t bytes) {
     loader->model->weight_bytes += bytes;
     const struct model_options *options = loader->options;
     if (!options->progress) return;
-    double fraction = loader->total ? (double)loader->read / (double)loader->total : 1;
-    options->progress(options->progress_arg, fraction < 1 ? fraction : 1, "weights");
+    size_t read = loader->read < loader->total ? loader->read : loader->total;
+    options->progress(options->progress_arg, read, loader->total, "weights");
 }
 
 /* ---- Rows of heads ------------------------------------------------------------------------- */

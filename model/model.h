@@ -94,7 +94,8 @@ struct model_options {
                             a seeded generator (timing) */
     int threads; /* threads that convert weights while loading; 0 = the cores this process may use
                   */
-    void (*progress)(void *arg, double fraction, const char *what); /* may be NULL */
+    /* Bytes read, of all bytes; may be NULL. */
+    void (*progress)(void *arg, uint64_t done, uint64_t total, const char *what);
     void *progress_arg;
 };
 

@@ -1,6 +1,6 @@
 /* The program: reads the options, opens the engine and the server, runs until a signal, and closes
- * both. Every request ends in server_run, before engine_close. The only file that includes config/.
- */
+ * both. Every request ends in server_run, before engine_close. `keepd bench` opens the same engine
+ * without a server. The only file that includes config/. */
 #include <dirent.h>
 #include <errno.h>
 #include <libgen.h>
@@ -16,62 +16,34 @@
 #include "base/mem.h"
 #include "config/config.h"
 #include "engine/engine.h"
+#include "server/bench.h"
 #include "server/oai/tool_calls.h"
+#include "server/progress.h"
 #include "server/server.h"
 #include "server/systemd.h"
 
 #define INSPECT_MAX ((size_t)1 << 20)
 #define EXIT_CONFIG 78 /* sysexits: the model or an option is refused; a restart will not help */
 
-/* --- progress while the model loads, on stderr --- */
-
-struct progress {
-    bool tty;
-    int shown;           /* percent on the screen */
-    int64_t notified_ns; /* when systemd was last told */
-};
-
-#define NOTIFY_EVERY_NS  1000000000ll
-#define LOADING_PATIENCE "60000000" /* microseconds without progress until systemd gives up */
-
-static void notify_progress(struct progress *progress, int percent, const char *what) {
-    int64_t now_ns = clock_ns();
-    if (percent < 100 && progress->notified_ns && now_ns - progress->notified_ns < NOTIFY_EVERY_NS)
-        return;
-    progress->notified_ns = now_ns;
-    systemd_notify("STATUS=Loading %s: %d %%\nEXTEND_TIMEOUT_USEC=" LOADING_PATIENCE,
-                   what ? what : "the model", percent);
-}
-
-static void show_progress(void *arg, double fraction, const char *what) {
-    struct progress *progress = arg;
-    int percent = fraction <= 0 ? 0 : fraction >= 1 ? 100 : (int)(fraction * 100);
-    int step = progress->tty ? 1 : 10;
-    notify_progress(progress, percent, what);
-    if (percent != 100 && percent < progress->shown + step) return;
-    if (percent <= progress->shown) return;
-    progress->shown = percent;
-    if (!progress->tty) {
-        fprintf(stderr, "loading %d%% %s\n", percent, what ? what : "");
-        return;
-    }
-    fprintf(stderr, "\r\033[K[%-30.*s] %3d%% %.40s", percent * 30 / 100,
-            "##############################", percent, what ? what : "");
-    if (percent == 100) fputc('\n', stderr);
-}
+/* --- callbacks of the engine --- */
 
 /* engine_open knows one `arg` for both callbacks. */
 struct callbacks {
     struct progress progress;
     struct server *server;
+    struct bench *bench; /* in place of a server */
 };
 
-static void on_progress(void *arg, double fraction, const char *what) {
-    show_progress(&((struct callbacks *)arg)->progress, fraction, what);
+static void on_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
+    progress_note(&((struct callbacks *)arg)->progress, done, total, what);
 }
 
 static void on_wake(void *arg) {
-    server_wake(((struct callbacks *)arg)->server);
+    const struct callbacks *callbacks = arg;
+    if (callbacks->bench)
+        bench_wake(callbacks->bench);
+    else
+        server_wake(callbacks->server);
 }
 
 /* --- options --- */
@@ -297,14 +269,26 @@ static void print_ready(const struct config *config, const struct server *server
     fflush(stdout);
 }
 
+static int open_engine(const struct engine_options *options, struct callbacks *callbacks,
+                       struct engine **engine, struct fault *fault) {
+    progress_open(&callbacks->progress, isatty(STDERR_FILENO));
+    int rc = engine_open(options, engine, fault);
+    progress_close(&callbacks->progress, rc == 0);
+    return rc;
+}
+
+static int start_engine(struct engine *engine, struct fault *fault) {
+    int rc = engine_start(engine);
+    return rc ? fault_set(fault, rc, "engine", "does not start: %s", err_text(rc)) : 0;
+}
+
 static int serve(const struct config *config, struct server *server, struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
     struct engine *engine = NULL;
     struct fault fault = {0};
     int status = EXIT_SUCCESS;
-    if (engine_open(&options, &engine, &fault)) return refuse_start(&fault);
-    int rc = engine_start(engine);
-    if (rc) fault_set(&fault, rc, "engine", "does not start: %s", err_text(rc));
+    if (open_engine(&options, callbacks, &engine, &fault)) return refuse_start(&fault);
+    int rc = start_engine(engine, &fault);
     if (!rc) rc = server_start(server, engine, &fault);
     if (rc) {
         status = refuse("cannot serve", &fault);
@@ -347,7 +331,7 @@ static int inspect(const struct config *config, struct callbacks *callbacks) {
 }
 
 static int run(struct config *config, int argc, char **argv) {
-    struct callbacks callbacks = {.progress = {.tty = isatty(STDERR_FILENO), .shown = -1}};
+    struct callbacks callbacks = {0};
     struct fault fault = {0};
     char *dir = mem_must_strdup(config->model);
     struct server_options options = server_options(config, basename(dir));
@@ -380,12 +364,61 @@ static void give_memory_back(void) {
     mallopt(M_TRIM_THRESHOLD, 64 << 10);
 }
 
+/* --- keepd bench --- */
+
+static int measure(const struct config *config, const struct bench_options *tests) {
+    struct callbacks callbacks = {.bench = bench_open()};
+    struct engine_options options = engine_options(config, &callbacks);
+    struct engine *engine = NULL;
+    struct fault fault = {0};
+    char *dir = mem_must_strdup(config->model);
+    int status = EXIT_SUCCESS, widest = bench_widest(tests);
+    if (options.max_num_seqs < widest) options.max_num_seqs = widest;
+    if (check_model(config->model, &fault) || open_engine(&options, &callbacks, &engine, &fault)) {
+        status = refuse_start(&fault);
+    } else {
+        const char *name = config->served_model_name ? config->served_model_name : basename(dir);
+        int rc = start_engine(engine, &fault);
+        if (!rc) rc = bench_run(callbacks.bench, engine, tests, name, stdout, &fault);
+        if (rc) status = refuse("cannot measure", &fault);
+        engine_close(engine);
+    }
+    bench_close(callbacks.bench);
+    mem_free(dir);
+    return status;
+}
+
+static int run_bench(int argc, char **argv) {
+    extern char **environ;
+    char **rest = mem_must_alloc((size_t)argc + 2, sizeof *rest);
+    struct config config = {0};
+    struct bench_options tests;
+    struct fault fault = {0};
+    int status = EXIT_SUCCESS, count = 0;
+    int rc = bench_parse(argc, argv, &tests, rest, &fault);
+    while (!rc && rest[count]) count++;
+    if (!rc && tests.help)
+        bench_help(stdout);
+    else if (rc || config_load(count, rest, environ, &config, &fault)) {
+        fprintf(stderr, "keepd: %s%s%s (keepd bench --help describes the arguments)\n", fault.field,
+                fault.field[0] ? ": " : "", fault.text);
+        status = EXIT_CONFIG;
+    } else {
+        set_log(&config);
+        status = measure(&config, &tests);
+    }
+    config_close(&config);
+    mem_free(rest);
+    return status;
+}
+
 int main(int argc, char **argv) {
     extern char **environ;
     struct config config = {0};
     struct fault fault = {0};
     int status = EXIT_SUCCESS;
     give_memory_back();
+    if (argc > 1 && strcmp(argv[1], "bench") == 0) return run_bench(argc, argv);
     if (config_load(argc, argv, environ, &config, &fault)) {
         fprintf(stderr, "keepd: %s%s%s (keepd --help lists the options)\n", fault.field,
                 fault.field[0] ? ": " : "", fault.text);

@@ -211,7 +211,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->info.eos_count = 1;
     e->status.pages_total = e->info.pages_total;
     if (options->progress)
-        for (int i = 0; i <= 10; i++) options->progress(options->arg, i / 10.0, "nothing");
+        for (uint64_t i = 0; i <= 10; i++) options->progress(options->arg, i, 10, "nothing");
     *out = e;
     return 0;
 }
