@@ -264,8 +264,17 @@ uint32_t automaton_start(struct automaton *a) {
     return a->start;
 }
 
+/* Notes where a byte leads, for all bytes that are alike. */
+static void note_move(struct automaton *a, uint32_t id, uint32_t next,
+                      const struct byte_set *alike) {
+    uint32_t *moves = a->moves + (size_t)id * (size_t)a->pool.classes;
+    for (int class = 0; class < a->pool.classes; class ++)
+        if (byte_set_has(alike, a->pool.example[class])) moves[class] = next;
+}
+
 uint32_t automaton_step(struct automaton *a, uint32_t id, int class) {
     struct node_pool *pool = &a->pool;
+    struct byte_set alike = byte_set_all();
     if (id == AUTOMATON_DEAD) return AUTOMATON_DEAD;
     CHECK(id < a->state_count);
     uint32_t first = a->states[id].first, count = a->states[id].count;
@@ -273,10 +282,12 @@ uint32_t automaton_step(struct automaton *a, uint32_t id, int class) {
     (void)node_work(pool, count / ITEMS_PER_WORK);
     for (uint32_t i = 0; i < count && pool->rc == 0; i++) {
         struct automaton_item item = a->items[first + i];
+        pool->alike = alike;
         uint32_t node = node_derive(pool, item.node, class);
+        alike = pool->alike; /* node_is_alive derives, too */
         if (node != NODE_NONE && node_is_alive(pool, node)) add_open(a, node, item.stack);
     }
     uint32_t next = pool->rc == 0 ? finish_state(a) : 0;
-    if (next != 0) a->moves[(size_t)id * (size_t)pool->classes + (size_t) class] = next;
+    if (next != 0) note_move(a, id, next, &alike);
     return next;
 }

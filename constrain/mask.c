@@ -52,8 +52,13 @@ size_t mask_maker_bytes(const struct mask_maker *maker) {
 
 /* ---- Walking --------------------------------------------------------------------------------- */
 
-static void allow(const struct constrain_tokens *tokens, int32_t token, uint32_t *mask) {
-    for (; token >= 0; token = tokens->same[token]) mask[token / 32] |= 1u << (token % 32);
+/* Allows the tokens that end at a node. */
+static void allow(const struct constrain_tokens *tokens, const struct trie_node *node,
+                  uint32_t *mask) {
+    int32_t token = node->token;
+    if (token >= 0) mask[token / 32] |= 1u << (token % 32);
+    if (!node->twins) return; /* reading `same` would miss the cache */
+    while ((token = tokens->same[token]) >= 0) mask[token / 32] |= 1u << (token % 32);
 }
 
 /* Counts the nodes of a walk as work. */
@@ -74,7 +79,7 @@ static bool walk(const struct mask_maker *maker, struct automaton *a, const stru
             continue;
         }
         path[nodes[i].depth] = state;
-        allow(maker->tokens, nodes[i].token, mask);
+        allow(maker->tokens, &nodes[i], mask);
         i++;
     }
     return true;
@@ -171,7 +176,7 @@ static bool walk_plain(const struct mask_maker *maker, struct automaton *a, uint
         if (state == AUTOMATON_UNKNOWN || !pays(a, visited)) return false;
         if (!dead && !is_free_below(a, trie, i, state)) {
             maker->path[node->depth] = state;
-            if (!all) allow(maker->tokens, node->token, mask);
+            if (!all) allow(maker->tokens, node, mask);
             i++;
             continue;
         }

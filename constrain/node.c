@@ -12,6 +12,14 @@
 #define LIST_PER_WORK 8u      /* elements of a list that one unit of work sorts */
 #define TEXT_PER_WORK 8u      /* bytes of a text, likewise */
 #define MEMO_MAX      524288u /* derivatives remembered; beyond it all are forgotten */
+#define ALIKES_MAX    1024u   /* different sets among them; beyond it a class is alike to none */
+
+/* Sets of bytes that are alike, interned. Set 0 is none: only the byte itself. */
+struct node_alikes {
+    struct byte_set sets[ALIKES_MAX];
+    uint16_t slots[2 * ALIKES_MAX]; /* hash table of sets; 0 = free */
+    uint32_t count;                 /* sets, from 1 on */
+};
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
@@ -69,6 +77,7 @@ void node_pool_close(struct node_pool *pool) {
     mem_free(pool->sets);
     mem_free(pool->table);
     mem_free(pool->memo);
+    mem_free(pool->alikes);
     mem_free(pool->rules);
     mem_free(pool->scratch);
     *pool = (struct node_pool){0};
@@ -199,6 +208,12 @@ static uint32_t intern(struct node_pool *pool, const struct node *node) {
     return find_or_add(pool, &(struct wanted){.node = *node});
 }
 
+static void forget_derivatives(struct node_pool *pool) {
+    if (pool->memo != NULL) memset(pool->memo, 0, pool->memo_size * sizeof *pool->memo);
+    if (pool->alikes != NULL) memset(pool->alikes, 0, sizeof *pool->alikes);
+    pool->memo_count = 0;
+}
+
 struct node_mark node_pool_mark(const struct node_pool *pool) {
     return (struct node_mark){pool->count, pool->child_count, pool->set_count};
 }
@@ -209,15 +224,16 @@ void node_pool_reset(struct node_pool *pool, const struct node_mark *mark) {
     pool->set_count = mark->sets;
     pool->scratch_count = 0;
     pool->rc = 0;
-    pool->memo_count = 0;
-    if (pool->memo != NULL) memset(pool->memo, 0, pool->memo_size * sizeof *pool->memo);
+    forget_derivatives(pool);
     link_all(pool);
 }
 
 size_t node_pool_bytes(const struct node_pool *pool) {
     return pool->capacity * sizeof *pool->nodes + pool->child_capacity * sizeof *pool->children +
            pool->set_capacity * sizeof *pool->sets + pool->table_size * sizeof *pool->table +
-           pool->memo_size * sizeof *pool->memo + pool->rule_capacity * sizeof *pool->rules +
+           pool->memo_size * sizeof *pool->memo +
+           (pool->alikes != NULL ? sizeof *pool->alikes : 0) +
+           pool->rule_capacity * sizeof *pool->rules +
            pool->scratch_capacity * sizeof *pool->scratch;
 }
 
@@ -238,7 +254,9 @@ void node_pool_shrink(struct node_pool *pool) {
     shrink(&pool->sets, pool->set_count, &pool->set_capacity, sizeof *pool->sets);
     shrink(&pool->scratch, pool->scratch_count + 1, &pool->scratch_capacity, sizeof *pool->scratch);
     mem_free(pool->memo);
+    mem_free(pool->alikes);
     pool->memo = NULL;
+    pool->alikes = NULL;
     pool->memo_size = pool->memo_count = 0;
 }
 
@@ -635,11 +653,6 @@ static void split_classes(uint8_t class_of[256], int *classes, const struct byte
     }
 }
 
-static void forget_derivatives(struct node_pool *pool) {
-    if (pool->memo != NULL) memset(pool->memo, 0, pool->memo_size * sizeof *pool->memo);
-    pool->memo_count = 0;
-}
-
 void node_classes(struct node_pool *pool) {
     if (pool->classes > 0 && pool->classed_sets == pool->set_count) return;
     int before = pool->classes;
@@ -692,10 +705,44 @@ static void memo_grow(struct node_pool *pool) {
     mem_free(old);
 }
 
+/* Returns the number of a set; 0: there are too many. */
+static uint32_t find_alike(struct node_alikes *alikes, const struct byte_set *set) {
+    uint64_t hash = 0;
+    for (int k = 0; k < 4; k++) hash = (hash ^ set->bits[k]) * 0x9E3779B97F4A7C15u;
+    uint32_t at = (uint32_t)(hash >> 32) & (2 * ALIKES_MAX - 1);
+    while (alikes->slots[at] != 0) {
+        if (memcmp(&alikes->sets[alikes->slots[at]], set, sizeof *set) == 0)
+            return alikes->slots[at];
+        at = (at + 1) & (2 * ALIKES_MAX - 1);
+    }
+    if (alikes->count + 1 == ALIKES_MAX) return 0;
+    alikes->sets[++alikes->count] = *set;
+    return alikes->slots[at] = (uint16_t)alikes->count;
+}
+
+static void keep_alike(struct node_pool *pool, const struct byte_set *set) {
+    for (int k = 0; k < 4; k++) pool->alike.bits[k] &= set->bits[k];
+}
+
+/* Keeps the bytes on the same side of a set as `byte`; returns the side. */
+static bool keep_side(struct node_pool *pool, const struct byte_set *set, unsigned byte) {
+    bool has = byte_set_has(set, byte);
+    for (int k = 0; k < 4; k++) pool->alike.bits[k] &= has ? set->bits[k] : ~set->bits[k];
+    return has;
+}
+
+static void keep_class(struct node_pool *pool, int class) {
+    struct byte_set one = {0};
+    byte_set_add(&one, pool->example[class]);
+    keep_alike(pool, &one);
+}
+
 static void memo_add(struct node_pool *pool, uint64_t key, uint32_t value) {
     if (pool->memo_count + 1 > pool->memo_size / 2) memo_grow(pool);
+    if (pool->alikes == NULL) pool->alikes = mem_try_alloc(1, sizeof *pool->alikes);
+    if (pool->alikes == NULL) pool->rc = ERR_NOMEM;
     if (pool->rc != 0) return;
-    *memo_find(pool, key) = (struct node_memo){key, value};
+    *memo_find(pool, key) = (struct node_memo){key, value, find_alike(pool->alikes, &pool->alike)};
     pool->memo_count++;
 }
 
@@ -724,7 +771,9 @@ static uint32_t derive_list(struct node_pool *pool, const struct node *node, int
 }
 
 static uint32_t derive_mod(struct node_pool *pool, const struct node *node, uint32_t id,
-                           unsigned byte) {
+                           int class) {
+    unsigned byte = pool->example[class];
+    keep_class(pool, class);
     if (byte == '.' || byte == '-') return id;
     if (byte < '0' || byte > '9') return NODE_NONE;
     uint64_t value = (uint64_t)node->b * 10 + (byte - '0');
@@ -733,7 +782,6 @@ static uint32_t derive_mod(struct node_pool *pool, const struct node *node, uint
 
 static uint32_t derive(struct node_pool *pool, uint32_t id, int class) {
     struct node node = pool->nodes[id]; /* a copy: the array may move */
-    unsigned byte = pool->example[class];
     switch ((enum node_kind)node.kind) {
     case NODE_KIND_SEQ:
         return derive_seq(pool, id, class);
@@ -749,27 +797,40 @@ static uint32_t derive(struct node_pool *pool, uint32_t id, int class) {
         return head == NODE_NONE ? head : node_seq(pool, head, node_repeat(pool, node.a, min, max));
     }
     case NODE_KIND_MOD:
-        return derive_mod(pool, &node, id, byte);
+        return derive_mod(pool, &node, id, class);
     default:
         CHECK_MSG(false, "a node of kind %d has no derivative", node.kind);
     }
 }
 
+/* Returns a derivative that is remembered, and keeps what is alike. */
+static bool recall(struct node_pool *pool, uint32_t id, int class, uint32_t *value) {
+    if (pool->memo_size == 0) return false;
+    const struct node_memo *memo = memo_find(pool, memo_key(id, class));
+    if (memo->key == 0) return false;
+    if (memo->alike == 0)
+        keep_class(pool, class);
+    else
+        keep_alike(pool, &pool->alikes->sets[memo->alike]);
+    *value = memo->value;
+    return true;
+}
+
 uint32_t node_derive(struct node_pool *pool, uint32_t id, int class) {
     const struct node *node = &pool->nodes[id];
+    struct byte_set before = pool->alike;
+    uint32_t result;
     if (pool->rc != 0 || id == NODE_NONE || id == NODE_EMPTY) return NODE_NONE;
     if (id == NODE_ALL) return NODE_ALL;
     if (node->kind == NODE_KIND_BYTES)
-        return byte_set_has(&pool->sets[node->a], pool->example[class]) ? NODE_EMPTY : NODE_NONE;
-    if (pool->memo_size > 0) {
-        const struct node_memo *memo = memo_find(pool, memo_key(id, class));
-        if (memo->key != 0) return memo->value;
-    }
+        return keep_side(pool, &pool->sets[node->a], pool->example[class]) ? NODE_EMPTY : NODE_NONE;
+    if (recall(pool, id, class, &result)) return result;
     if (!node_work(pool, 1)) return NODE_NONE;
-    uint32_t result = derive(pool, id, class);
-    if (pool->rc != 0) return NODE_NONE;
-    memo_add(pool, memo_key(id, class), result);
-    return result;
+    pool->alike = byte_set_all();
+    result = derive(pool, id, class);
+    if (pool->rc == 0) memo_add(pool, memo_key(id, class), result);
+    keep_alike(pool, &before);
+    return pool->rc == 0 ? result : NODE_NONE;
 }
 
 /* ---- Is there a string? ---------------------------------------------------------------------- */
@@ -837,6 +898,18 @@ static void search_visit(struct node_pool *pool, uint32_t mark, uint32_t id, uin
     push(pool, from);
 }
 
+/* Visits the derivatives of the node at `at`, each once for bytes that are alike. */
+static void search_from(struct node_pool *pool, uint32_t mark, uint32_t at, bool *alive) {
+    struct byte_set done = {0};
+    for (int class = 0; class < pool->classes && !*alive && pool->rc == 0; class ++) {
+        if (byte_set_has(&done, pool->example[class])) continue;
+        pool->alike = byte_set_all();
+        uint32_t next = node_derive(pool, pool->scratch[at], class);
+        for (int k = 0; k < 4; k++) done.bits[k] |= pool->alike.bits[k];
+        if (pool->rc == 0) search_visit(pool, mark, next, at, alive);
+    }
+}
+
 /* If nothing was found, no visited node holds a string. Otherwise visited nodes that are not on the
  * path stay unknown. */
 static bool search(struct node_pool *pool, uint32_t id) {
@@ -844,10 +917,7 @@ static bool search(struct node_pool *pool, uint32_t id) {
     bool alive = false;
     search_visit(pool, mark, id, UINT32_MAX, &alive);
     for (uint32_t at = mark; at + 1 < pool->scratch_count && !alive && pool->rc == 0; at += 2)
-        for (int class = 0; class < pool->classes && !alive && pool->rc == 0; class ++) {
-            uint32_t next = node_derive(pool, pool->scratch[at], class);
-            if (pool->rc == 0) search_visit(pool, mark, next, at, &alive);
-        }
+        search_from(pool, mark, at, &alive);
     enum node_alive others = alive || pool->rc != 0 ? NODE_UNKNOWN : NODE_DEAD;
     for (uint32_t at = mark; at + 1 < pool->scratch_count; at += 2) {
         struct node *node = &pool->nodes[pool->scratch[at]];

@@ -66,7 +66,10 @@ enum node_alive { NODE_UNKNOWN, NODE_ALIVE, NODE_DEAD, NODE_VISITED };
 struct node_memo {
     uint64_t key; /* node << 8 | class; 0 = empty */
     uint32_t value;
+    uint32_t alike; /* set of node_pool.alikes */
 };
+
+struct node_alikes; /* node.c */
 
 struct node_pool {
     struct node *nodes;
@@ -80,7 +83,9 @@ struct node_pool {
     uint32_t table_size;
     struct node_memo *memo; /* derivatives */
     uint32_t memo_count, memo_size;
-    uint32_t *rules; /* [rule_count] bodies */
+    struct byte_set alike;      /* see node_derive */
+    struct node_alikes *alikes; /* sets of bytes for the memo; as old as it */
+    uint32_t *rules;            /* [rule_count] bodies */
     uint32_t rule_count, rule_capacity;
     /* The nodes for any text, and for any text as written in a JSON string. Each absorbs the other
      * alternatives of a union, and its complement is the empty language. 0 = not built yet. */
@@ -127,6 +132,9 @@ bool node_pool_resume(struct node_pool *pool);
 
 static inline bool byte_set_has(const struct byte_set *set, unsigned byte) {
     return set->bits[byte >> 6] >> (byte & 63) & 1;
+}
+static inline struct byte_set byte_set_all(void) {
+    return (struct byte_set){{UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX}};
 }
 static inline void byte_set_add(struct byte_set *set, unsigned byte) {
     set->bits[byte >> 6] |= (uint64_t)1 << (byte & 63);
@@ -176,6 +184,8 @@ uint32_t node_rule(struct node_pool *pool, uint32_t rule);
  * forgotten. After nodes were constructed, call it before node_derive, node_is_alive, node_live and
  * node_matches. */
 void node_classes(struct node_pool *pool);
+/* Classes tell bytes apart that any node of the pool does. Few of them matter to one node, so a
+ * derivative also removes from pool->alike the examples of classes by which it might differ. */
 uint32_t node_derive(struct node_pool *pool, uint32_t node, int class);
 /* Does a regular node's language hold a string? Searches its derivatives where AND or NOT leave it
  * open; ERR_LIMIT when the search is too long. */

@@ -106,6 +106,7 @@ static void fill_trie(struct constrain_tokens *tokens, struct trie *trie, const 
         }
         struct trie_node *last = &trie->nodes[path[token->size - 1]];
         tokens->same[token->id] = last->token;
+        last->twins = last->token >= 0;
         last->token = token->id;
         trie->order[i] = token->id;
     }

@@ -8,10 +8,10 @@
 struct trie_node {
     uint32_t end;
     uint32_t first; /* the subtree's first token in trie.order; the next one's is at nodes[end] */
-    int32_t token;  /* token that ends here; -1 = none. Others with the same bytes:
-                       constrain_tokens.same */
+    int32_t token;  /* token that ends here; -1 = none */
     uint16_t depth; /* bytes from the root, 1 and more */
     uint8_t byte;
+    bool twins; /* other tokens have the same bytes: constrain_tokens.same */
 };
 
 struct trie {

@@ -1,0 +1,69 @@
+/* Derivatives of expressions: bytes that are said to be alike have the same derivative, and a byte
+ * that an expression does not tell from others is derived once. */
+#include "constrain/node.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "constrain/regex.h"
+
+#define DEPTH 3 /* derivatives of derivatives that are compared */
+
+static uint32_t compile(struct node_pool *pool, const char *text) {
+    struct fault fault = {0};
+    uint32_t node = NODE_NONE;
+    cr_assert_eq(regex_compile(pool, text, strlen(text), REGEX_WHOLE, &node, &fault), 0);
+    return node;
+}
+
+/* Returns the number of derivatives that differ by what is alike. */
+static int compare(struct node_pool *pool, uint32_t node, int depth) {
+    uint32_t next[256];
+    struct byte_set alike[256];
+    int groups = 0;
+    node_classes(pool);
+    for (int i = 0; i < pool->classes; i++) {
+        pool->alike = byte_set_all();
+        next[i] = node_derive(pool, node, i);
+        alike[i] = pool->alike;
+        cr_assert(byte_set_has(&alike[i], pool->example[i]));
+    }
+    for (int i = 0; i < pool->classes; i++) {
+        bool first = true;
+        for (int k = 0; k < pool->classes; k++) {
+            if (!byte_set_has(&alike[i], pool->example[k])) continue;
+            cr_assert_eq(next[i], next[k], "node %u, classes %d and %d", node, i, k);
+            first = first && k >= i;
+        }
+        groups += first;
+        if (depth > 0 && next[i] > NODE_ALL) compare(pool, next[i], depth - 1);
+    }
+    cr_assert_eq(pool->rc, 0);
+    return groups;
+}
+
+Test(node, bytes_that_are_alike_have_one_derivative) {
+    static const char *const texts[] = {"[a-c]x|(?!ab)[a-z]{2,5}|é+z?",
+                                        "(?=.*[0-9])(?=.*[a-f]).{3,9}!", "(a|bc|d.*)*(?!e)[^q]",
+                                        "(x?y?z?){2,3}(foo|bar|baz)"};
+    struct node_pool pool;
+    cr_assert(node_pool_open(&pool, CONSTRAIN_NODES_MAX));
+    uint32_t digits = node_repeat(&pool, node_range(&pool, '0', '9'), 1, 9);
+    uint32_t some = node_alt2(&pool, digits, node_range(&pool, '+', '.'));
+    compare(&pool, node_and2(&pool, some, node_mod(&pool, 7, 0)), DEPTH);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        compare(&pool, compile(&pool, texts[i]), DEPTH);
+    node_pool_close(&pool);
+}
+
+Test(node, what_others_tell_apart_is_derived_once) {
+    struct node_pool pool;
+    cr_assert(node_pool_open(&pool, CONSTRAIN_NODES_MAX));
+    uint32_t letters = compile(&pool, "[a-z]{3,60}");
+    uint32_t words = compile(&pool, "the|quick|brown|fox|jumps|over|a|lazy|dog");
+    node_classes(&pool);
+    cr_assert_gt(pool.classes, 26);
+    cr_assert_eq(compare(&pool, letters, 0), 2);
+    cr_assert_eq(compare(&pool, words, 0), 10, "nine first letters, and all other bytes");
+    node_pool_close(&pool);
+}
