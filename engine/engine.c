@@ -243,6 +243,14 @@ size_t engine_first_bytes(const struct engine *e, int32_t id, const char **bytes
     return tok_bytes_first(e->text.tok, id, bytes);
 }
 
+size_t engine_token_name(const struct engine *e, int32_t id, const char **name) {
+    return tok_name(e->text.tok, id, name);
+}
+
+int engine_added_before(const struct engine *e) {
+    return tok_added_before(e->text.tok);
+}
+
 bool engine_token_is_special(const struct engine *e, int32_t id) {
     return tok_is_special(e->text.tok, id);
 }

@@ -191,6 +191,11 @@ size_t engine_token_bytes(const struct engine *engine, int32_t id, const char **
  * of a text, and their decoders drop it again. */
 size_t engine_first_bytes(const struct engine *engine, int32_t id, const char **bytes);
 bool engine_token_is_special(const struct engine *engine, int32_t id);
+/* Returns the vocabulary's own spelling of a token, which is valid UTF-8; 0 for ids outside the
+ * vocabulary. */
+size_t engine_token_name(const struct engine *engine, int32_t id, const char **name);
+/* Returns how many special tokens engine_tokenize adds in front of a text. */
+int engine_added_before(const struct engine *engine);
 
 /* ---- Constraints (any thread) ---------------------------------------------------------------- */
 

@@ -146,9 +146,12 @@ struct stream_choice {
     size_t text_shown;
     struct oai_offset offset;
     struct oai_voice voice;
-    struct tool_reader calls;    /* in the answering voice's text */
-    bool reading;                /* the voice has begun and not ended */
-    bool begun, finished, ended; /* finished: the engine has ended it; ended: so have the events */
+    struct tool_reader calls; /* in the answering voice's text */
+    bool reading;             /* the voice has begun and not ended */
+    int finish;               /* how the engine ended it; ENGINE_RUNNING: not yet */
+    struct oai_delta held;    /* a part that goes with the end, if `holds` */
+    bool holds;
+    bool begun, ended; /* ended: so have the events */
 };
 
 struct stream {

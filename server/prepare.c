@@ -239,12 +239,24 @@ static int check_scores(struct exchange *ex, const struct engine_request *reques
                       OAI_SCORES_MAX, ex->scores);
 }
 
+/* Notes how many of the prompt's first tokens are not the client's. `cut`: tokens that were dropped
+ * in front. */
+static void note_added(struct exchange *ex, int i, size_t cut) {
+    const struct oai_request *request = &ex->request;
+    const struct oai_prompt *prompt = &request->prompts[i];
+    bool text = prompt->text || (prompt->mixed && cJSON_IsString(prompt->mixed->child));
+    size_t added = (size_t)engine_added_before(ex->server->engine);
+    request->added[i] = text && request->add_special && added > cut ? (int32_t)(added - cut) : 0;
+}
+
 static int make_job(struct exchange *ex, int i) {
     struct engine_request *request = &ex->jobs[i].request;
     struct engine_ids ids;
     char field[OAI_PATH];
     if (find_prompt(ex, i, &ids)) return -1;
+    size_t whole = ids.count;
     oai_truncate(&ex->request, &ex->server->rules, &ids);
+    if (ex->request.added) note_added(ex, i, whole - ids.count);
     oai_prompt_path(&ex->request, i, field);
     *request = ex->request.sampling;
     if (oai_fit(&ex->request, field, ids.count, &ex->server->rules, &request->max_tokens,
@@ -288,6 +300,12 @@ static int make_jobs(struct exchange *ex) {
     set_hint(ex);
     memcpy(ex->request.sampling.client, ex->client, sizeof ex->client);
     ex->job_count = count;
+    if (ex->request.echo && !ex->request.context) {
+        ex->request.added = arena_alloc(&ex->arena, (size_t)count, sizeof *ex->request.added);
+        if (!ex->request.added)
+            return oai_refuse(&ex->error, 503, "overloaded", NULL,
+                              "The server is short of memory.");
+    }
     if (open_constraint(ex)) return -1;
     for (int i = 0; i < count; i++)
         if (make_job(ex, i)) return -1;

@@ -358,6 +358,7 @@ static const struct route routes[] = {
     {"/is_sleeping", ROUTE_WHOLE, "GET", get_is_sleeping, NULL, false},
     {"/openapi.json", ROUTE_WHOLE, "GET", get_openapi, NULL, false},
     {"/health", ROUTE_WHOLE, "GET", get_health, NULL, true},
+    {"/ping", ROUTE_WHOLE, "GET", get_health, NULL, true}, /* SageMaker's name */
     {"/metrics", ROUTE_WHOLE, "GET", get_metrics, NULL, false},
     {"/version", ROUTE_WHOLE, "GET", get_version, NULL, false},
     {"/kv", ROUTE_WHOLE, "GET", get_kv, NULL, false},

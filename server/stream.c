@@ -30,13 +30,40 @@ static const struct oai_form *form_of(const struct exchange *ex) {
     return ex->request.kind->form;
 }
 
+static bool is_failure(int finish) {
+    return finish == ENGINE_FINISH_ABORT || finish == ENGINE_FINISH_ERROR;
+}
+
+static bool joins_end(const struct stream_choice *c) {
+    const struct oai_form *form = form_of(c->exchange);
+    return form->joins_end && form->joins_end(&c->exchange->request);
+}
+
+/* Whether a delta goes with the end: that of the token at which the length ends the choice, or the
+ * scores of a token without text. Both are known only together with the end, so that what an event
+ * holds does not depend on timing. */
+static bool goes_with_end(const struct stream_choice *c, const struct oai_delta *delta) {
+    if (!c->finish || is_failure(c->finish) || delta->kind != TOOL_TEXT || !joins_end(c))
+        return false;
+    if (c->tokens_seen < oai_token_count(c->source)) return false;
+    return c->finish == ENGINE_FINISH_LENGTH || !delta->size;
+}
+
+static void give_delta(struct stream_choice *c, const struct oai_delta *delta) {
+    struct oai_events *events = &c->exchange->stream.events;
+    if (c->holds) form_of(c->exchange)->delta(events, &c->held);
+    c->holds = goes_with_end(c, delta);
+    c->held = *delta;
+    if (!c->holds) form_of(c->exchange)->delta(events, delta);
+}
+
 /* A delta with the scores of the tokens not shown yet, up to tokens_seen. */
 static void send_delta(struct stream_choice *c, enum tool_piece_kind kind, const char *text,
                        size_t size) {
     struct exchange *ex = c->exchange;
     uint32_t end = c->tokens_seen;
     if (c->voice.thinking && ex->request.hide_reasoning) return;
-    if (c->finished && end > oai_shown_count(&ex->facts, c->index))
+    if (c->finish && end > oai_shown_count(&ex->facts, c->index))
         end = oai_shown_count(&ex->facts, c->index);
     struct oai_delta delta = {
         .index = c->index,
@@ -51,7 +78,7 @@ static void send_delta(struct stream_choice *c, enum tool_piece_kind kind, const
         .ids_end = c->tokens_seen,
         .offset = &c->offset,
     };
-    form_of(ex)->delta(&ex->stream.events, &delta);
+    give_delta(c, &delta);
     c->tokens_shown = end;
     c->tokens_sent = c->tokens_seen;
 }
@@ -108,6 +135,12 @@ static void change_voice(struct stream_choice *c, const struct oai_voice *next, 
         send_delta(c, TOOL_CALL, tools->names[next->tool], strlen(tools->names[next->tool]));
 }
 
+/* Whether the next token waits for the end, with which it will be one event. */
+static bool waits_for_end(const struct stream_choice *c, const struct engine_seen *p) {
+    const struct engine_request *request = &oai_job_of(&c->exchange->facts, c->index)->request;
+    return !p->finish && c->tokens_seen + 1 == (uint32_t)request->max_tokens && joins_end(c);
+}
+
 /* Sends tokens while their text is safe: no character and no stop string in the making. */
 static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
     struct exchange *ex = c->exchange;
@@ -115,7 +148,7 @@ static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
         const struct engine_token *token = &c->source->tokens[c->tokens_seen];
         size_t begin = c->tokens_seen ? token[-1].text_end : 0, end = token->text_end;
         struct oai_voice next = c->voice;
-        if (end > p->text && !p->finish) return;
+        if ((end > p->text && !p->finish) || waits_for_end(c, p)) return;
         if (end > p->text) end = p->text;
         bool tag = oai_voice_step(&next, &ex->facts, token->token);
         if (tag) {
@@ -128,10 +161,6 @@ static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
         ex->stream.events.tokens++;
         send_characters(c, end);
     }
-}
-
-static bool is_failure(int finish) {
-    return finish == ENGINE_FINISH_ABORT || finish == ENGINE_FINISH_ERROR;
 }
 
 /* The first event waits for all prompts to begin and says what was found in conversations; the last
@@ -169,8 +198,13 @@ static void end_choice(struct stream_choice *c, const struct engine_seen *p) {
     c->voice.thinking = false;
     if (ex->request.logprobs >= 0 && c->tokens_shown < oai_shown_count(&ex->facts, c->index))
         send_delta(c, TOOL_TEXT, "", 0);
+    const struct oai_delta nothing = {.index = c->index,
+                                      .text = "",
+                                      .ids_begin = c->tokens_sent,
+                                      .ids_end = c->tokens_seen,
+                                      .offset = &c->offset};
     if (form_of(ex)->finish && !is_failure(p->finish))
-        form_of(ex)->finish(&ex->stream.events, c->index, c->tokens_sent,
+        form_of(ex)->finish(&ex->stream.events, c->holds ? &c->held : &nothing,
                             tool_reader_called(&c->calls));
     c->ended = true;
 }
@@ -182,7 +216,7 @@ static void render_choice(struct stream_choice *c, bool last) {
     if (last && !c->exchange->finished) p.finish = ENGINE_RUNNING;
     if (p.finish) p.text = oai_shown_size(&c->exchange->facts, c->index);
     if (c->ended || (!p.tokens && !p.finish)) return;
-    c->finished = p.finish != ENGINE_RUNNING;
+    c->finish = p.finish;
     if (!c->begun && (p.tokens || !is_failure(p.finish))) begin_choice(c);
     send_tokens(c, &p);
     if (p.finish && c->tokens_seen == p.tokens) end_choice(c, &p);
@@ -211,7 +245,8 @@ static bool choice_has_news(const struct stream_choice *c) {
     struct engine_seen p = engine_see_choice(c->source);
     if (c->ended) return false;
     return p.finish ||
-           (c->tokens_seen < p.tokens && c->source->tokens[c->tokens_seen].text_end <= p.text);
+           (c->tokens_seen < p.tokens && c->source->tokens[c->tokens_seen].text_end <= p.text &&
+            !waits_for_end(c, &p));
 }
 
 bool stream_has_news(const struct exchange *ex) {

@@ -1,4 +1,5 @@
 /* The fake engine's tokens and its chat template; fake_engine.c says what they are. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -166,6 +167,19 @@ size_t engine_token_bytes(const struct engine *e, int32_t id, const char **bytes
 
 size_t engine_first_bytes(const struct engine *e, int32_t id, const char **bytes) {
     return engine_token_bytes(e, id, bytes);
+}
+
+/* A byte that is no character by itself is spelled as SentencePiece does. */
+size_t engine_token_name(const struct engine *e, int32_t id, const char **name) {
+    static _Thread_local char byte[8];
+    if (id < 0x80 || id > 0xFF) return engine_token_bytes(e, id, name);
+    *name = byte;
+    return (size_t)snprintf(byte, sizeof byte, "<0x%02X>", (unsigned)id);
+}
+
+int engine_added_before(const struct engine *e) {
+    (void)e;
+    return 0;
 }
 
 bool engine_token_is_special(const struct engine *e, int32_t id) {

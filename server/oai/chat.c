@@ -113,14 +113,15 @@ static bool write_message(struct buf *out, const struct oai_answer *answer, int 
     oai_calls_end(&message.calls);
     if (reasoning->failed || oai_calls_failed(&message.calls)) out->failed = true;
     buf_str(out, "\"message\":{\"role\":\"assistant\",\"content\":");
-    if (content->size || (!reasoning->size && !calls->size))
+    bool thought = reasoning->size || oai_has_thought(answer, index);
+    if (content->size || (!thought && !calls->size))
         json_write_str(out, content->data ? content->data : "", content->size);
     else
         buf_str(out, "null");
     buf_str(out, ",\"refusal\":null");
-    if (reasoning->size && !answer->request->hide_reasoning) {
+    if (thought && !answer->request->hide_reasoning) {
         buf_char(out, ',');
-        write_reasoning(out, reasoning->data, reasoning->size);
+        write_reasoning(out, reasoning->data ? reasoning->data : "", reasoning->size);
     }
     if (calls->size) {
         buf_str(out, ",\"tool_calls\":[");
@@ -170,6 +171,11 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
 
 /* --- streams --- */
 
+/* The end of a choice. */
+struct end {
+    bool called; /* with a call */
+};
+
 static void open_stream(struct oai_events *events) {
     oai_chunk_open(events, "chat.completion.chunk");
 }
@@ -197,19 +203,31 @@ static void write_piece(struct oai_events *events, const struct oai_delta *delta
     }
 }
 
-static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
+/* `end`: the choice ends with this event; NULL: it goes on. */
+static void write_event(struct oai_events *events, const struct oai_delta *delta,
+                        const struct end *end) {
     struct buf *out = &events->out;
     oai_chunk_begin(events);
     buf_fmt(out, "{\"index\":%d,\"delta\":{", delta->index);
-    write_piece(events, delta);
+    if (!end || delta->size) write_piece(events, delta);
     buf_str(out, "},\"logprobs\":");
-    oai_render_chat_logprobs(out, events->answer, delta->index, delta->begin, delta->end);
-    buf_str(out, ",\"finish_reason\":null");
+    if (!end || delta->end > delta->begin)
+        oai_render_chat_logprobs(out, events->answer, delta->index, delta->begin, delta->end);
+    else
+        buf_str(out, "null");
+    if (end)
+        oai_render_finish(out, events->answer, delta->index, end->called);
+    else
+        buf_str(out, ",\"finish_reason\":null");
     if (events->answer->request->return_token_ids)
         oai_render_answer_ids(out, oai_choice_of(events->answer, delta->index), delta->ids_begin,
                               delta->ids_end);
     buf_char(out, '}');
     oai_chunk_end(events);
+}
+
+static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
+    write_event(events, delta, NULL);
 }
 
 static void begin_choice(struct oai_events *events, int index, struct oai_offset *offset) {
@@ -229,15 +247,13 @@ static void begin_choice(struct oai_events *events, int index, struct oai_offset
                                             .offset = offset});
 }
 
-static void finish_choice(struct oai_events *events, int index, uint32_t ids_begin, bool called) {
-    const struct engine_choice *choice = oai_choice_of(events->answer, index);
-    oai_chunk_begin(events);
-    buf_fmt(&events->out, "{\"index\":%d,\"delta\":{},\"logprobs\":null", index);
-    oai_render_finish(&events->out, events->answer, index, called);
-    if (events->answer->request->return_token_ids)
-        oai_render_answer_ids(&events->out, choice, ids_begin, oai_token_count(choice));
-    buf_char(&events->out, '}');
-    oai_chunk_end(events);
+static void finish_choice(struct oai_events *events, const struct oai_delta *rest, bool called) {
+    write_event(events, rest, &(struct end){called});
+}
+
+/* A client that asks for the usage of each event counts tokens by events. */
+static bool joins_end(const struct oai_request *request) {
+    return request->include_usage && request->continuous_usage;
 }
 
 /* --- the row --- */
@@ -250,6 +266,7 @@ static const struct oai_form form = {
     .begin = begin_choice,
     .delta = write_delta,
     .finish = finish_choice,
+    .joins_end = joins_end,
     .end = oai_chunks_end,
 };
 
@@ -269,4 +286,19 @@ const struct oai_kind oai_chat_count = {
     .fields = fields,
     .parse = oai_read_messages,
     .answer = oai_count_answer,
+};
+
+/* SageMaker's route, as vLLM serves it: a chat, or a completion if the body has a prompt. */
+static const struct oai_kind *choose(const cJSON *body) {
+    return json_get(body, "prompt") ? &oai_completion : &oai_chat;
+}
+
+const struct oai_kind oai_invocation = {
+    .path = "/invocations",
+    .schema = "ChatRequest",
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_COMPLETION | OAI_FIELDS_MESSAGES,
+    .fields = fields,
+    .parse = parse,
+    .form = &form,
+    .choose = choose,
 };

@@ -111,15 +111,23 @@ static void open_stream(struct oai_events *events) {
     oai_chunk_open(events, "text_completion");
 }
 
-static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
+/* `ended`: the choice ends with this event. */
+static void write_event(struct oai_events *events, const struct oai_delta *delta, bool ended) {
     struct buf *out = &events->out;
+    bool scored = delta->echo || delta->end > delta->begin || !ended;
     oai_chunk_begin(events);
     buf_fmt(out, "{\"index\":%d,\"text\":", delta->index);
     json_write_str(out, delta->text, delta->size);
     buf_str(out, ",\"logprobs\":");
-    oai_render_text_logprobs(out, events->answer, delta->index, delta->begin, delta->end,
-                             delta->echo, delta->offset);
-    buf_str(out, ",\"finish_reason\":null");
+    if (scored)
+        oai_render_text_logprobs(out, events->answer, delta->index, delta->begin, delta->end,
+                                 delta->echo, delta->offset);
+    else
+        buf_str(out, "null");
+    if (ended)
+        oai_render_finish(out, events->answer, delta->index, false);
+    else
+        buf_str(out, ",\"finish_reason\":null");
     if (events->answer->request->return_token_ids) {
         oai_render_answer_ids(out, oai_choice_of(events->answer, delta->index), delta->ids_begin,
                               delta->ids_end);
@@ -127,6 +135,10 @@ static void write_delta(struct oai_events *events, const struct oai_delta *delta
     }
     buf_char(out, '}');
     oai_chunk_end(events);
+}
+
+static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
+    write_event(events, delta, false);
 }
 
 /* Sends the echoed prompt, with its scores. */
@@ -145,18 +157,17 @@ static void begin_choice(struct oai_events *events, int index, struct oai_offset
     buf_close(&text);
 }
 
-static void finish_choice(struct oai_events *events, int index, uint32_t ids_begin, bool called) {
-    const struct engine_choice *choice = oai_choice_of(events->answer, index);
+static void finish_choice(struct oai_events *events, const struct oai_delta *rest, bool called) {
     (void)called;
-    oai_chunk_begin(events);
-    buf_fmt(&events->out, "{\"index\":%d,\"text\":\"\",\"logprobs\":null", index);
-    oai_render_finish(&events->out, events->answer, index, false);
-    if (events->answer->request->return_token_ids) {
-        oai_render_answer_ids(&events->out, choice, ids_begin, oai_token_count(choice));
-        if (!ids_begin) oai_render_prompt_ids(&events->out, events->answer, index);
-    }
-    buf_char(&events->out, '}');
-    oai_chunk_end(events);
+    write_event(events, rest, true);
+}
+
+/* Clients of this route come from servers that send an event for each token and no other, and some
+ * count tokens by events. OpenAI's own examples read an event's text before its reason, which not
+ * all clients of chats do. */
+static bool joins_end(const struct oai_request *request) {
+    (void)request;
+    return true;
 }
 
 /* --- the row --- */
@@ -170,6 +181,7 @@ static const struct oai_form form = {
     .begin = begin_choice,
     .delta = write_delta,
     .finish = finish_choice,
+    .joins_end = joins_end,
     .end = oai_chunks_end,
 };
 

@@ -76,7 +76,10 @@ struct oai_form {
     const char *id_prefix; /* "chatcmpl-" */
     int preset_tokens;     /* max_tokens when absent; 0 = the server's default */
     bool may_be_empty;     /* max_tokens 0 reads the prompt and answers nothing */
-    const char *ping;      /* an event that says that a stream lives; NULL: a comment */
+    /* Whether a stream's last token and the reason of its end are one event, where both are known
+     * at once. NULL: they are two events, as OpenAI's */
+    bool (*joins_end)(const struct oai_request *request);
+    const char *ping; /* an event that says that a stream lives; NULL: a comment */
     void (*answer)(struct buf *out, const struct oai_answer *answer); /* all choices finished */
     /* Called when all choices have finished without failure, before the answer's last bytes are
      * sent. May be NULL
@@ -89,8 +92,9 @@ struct oai_form {
     /* `offset` is moved to the first token behind the text that `begin` writes */
     void (*begin)(struct oai_events *events, int index, struct oai_offset *offset);
     void (*delta)(struct oai_events *events, const struct oai_delta *delta);
-    /* `ids_begin`: the first token that no delta had. May be NULL */
-    void (*finish)(struct oai_events *events, int index, uint32_t ids_begin, bool called);
+    /* `rest`: the part of the choice that no delta had: the ids of its last tokens and, if the last
+     * token and the end are one event (`joins_end`), that token's text and scores. May be NULL */
+    void (*finish)(struct oai_events *events, const struct oai_delta *rest, bool called);
     void (*end)(struct oai_events *events, const struct oai_error *error); /* NULL: no failure */
 };
 
@@ -111,6 +115,8 @@ struct oai_kind {
     void (*answer)(struct buf *out, const struct engine *engine, const struct oai_request *request,
                    const struct engine_ids *ids);
     const struct oai_form *form;
+    /* Returns the kind that a body is read as, where one route has several; NULL: this one. */
+    const struct oai_kind *(*choose)(const cJSON *body);
     const struct oai_alias
         *aliases; /* ended by a name of NULL; may be NULL. The first alias that fits is used */
     /* Writes errors; NULL: in OpenAI's form. */
@@ -118,7 +124,8 @@ struct oai_kind {
 };
 
 extern const struct oai_kind oai_chat, oai_completion, oai_native, oai_infill, oai_tokenize,
-    oai_detokenize, oai_template, oai_responses, oai_messages, oai_count_tokens, oai_chat_count;
+    oai_detokenize, oai_template, oai_responses, oai_messages, oai_count_tokens, oai_chat_count,
+    oai_invocation;
 /* Gives the error's field the name that the kind's clients know. */
 void oai_rename_field(const struct oai_kind *kind, struct oai_error *error);
 /* All rows; NULL past the end. */

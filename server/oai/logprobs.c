@@ -180,18 +180,21 @@ static uint64_t offset_of_token(const struct oai_offset *offset, const char *byt
     return offset->characters + broken;
 }
 
-static void write_offset(struct buf *out, struct oai_offset *offset, const struct engine *engine,
-                         int32_t id) {
-    const char *bytes = "";
-    size_t size = engine_token_is_special(engine, id) ? 0 : engine_token_bytes(engine, id, &bytes);
+static void write_offset(struct buf *out, struct oai_offset *offset, const char *bytes,
+                         size_t size) {
     buf_fmt(out, "%" PRIu64, offset_of_token(offset, bytes, size));
     for (size_t i = 0; i < size; i++) offset_add_byte(offset, bytes[i]);
+}
+
+/* Returns the bytes of an answer's token in its text, which has no special tokens. */
+static size_t shown_bytes(const struct engine *engine, int32_t id, const char **bytes) {
+    return engine_token_is_special(engine, id) ? 0 : engine_token_bytes(engine, id, bytes);
 }
 
 enum column { COLUMN_TOKEN, COLUMN_LOGPROB, COLUMN_TOP, COLUMN_OFFSET };
 
 static void write_cell(struct buf *out, const struct oai_answer *answer, const struct scored *s,
-                       enum column column, struct oai_offset *offset) {
+                       enum column column) {
     switch (column) {
     case COLUMN_TOKEN:
         write_token_text(out, answer, s->token->token, "bytes:");
@@ -209,7 +212,6 @@ static void write_cell(struct buf *out, const struct oai_answer *answer, const s
             buf_str(out, "null");
         break;
     case COLUMN_OFFSET:
-        write_offset(out, offset, answer->engine, s->token->token);
         break;
     }
 }
@@ -230,7 +232,14 @@ static void write_column(struct buf *out, const struct oai_answer *answer,
         uint32_t at = prompt ? i : range->begin + i - range->prompt;
         struct scored s = scored_at(answer, range->index, prompt, at, wanted);
         if (i) buf_char(out, ',');
-        write_cell(out, answer, &s, column, offset);
+        if (column != COLUMN_OFFSET) {
+            write_cell(out, answer, &s, column);
+            continue;
+        }
+        const char *bytes = "";
+        size_t size = prompt ? oai_echo_bytes(answer, range->index, at, &bytes)
+                             : shown_bytes(answer->engine, s.token->token, &bytes);
+        write_offset(out, offset, bytes, size);
     }
     buf_char(out, ']');
 }

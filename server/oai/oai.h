@@ -108,7 +108,9 @@ struct oai_request {
     struct oai_prompt *prompts; /* in the arena */
     int prompt_count;           /* 1 for a chat */
     bool prompt_list;           /* errors about the i-th prompt name prompt[i] */
-    const char *prompt_field;   /* "messages" or "prompt", for errors about length */
+    int32_t *added; /* [prompt_count], in the arena: tokens in front of each prompt that the
+                       tokenizer has added, which an echo leaves out; NULL: none */
+    const char *prompt_field; /* "messages" or "prompt", for errors about length */
     bool add_special, parse_special;
     const char *suffix;           /* text behind the answer, NULL = none; points into the tree */
     const struct oai_file *files; /* in the arena */
@@ -257,6 +259,8 @@ bool oai_reads_channels(const struct oai_answer *answer);
 struct oai_voice oai_channels_open(const struct oai_answer *answer,
                                    const struct engine_request *request);
 bool oai_channels_step(struct oai_voice *voice, const struct oai_answer *answer, int32_t token);
+/* Returns whether the model or the template began a thought, even if it is empty. */
+bool oai_has_thought(const struct oai_answer *answer, int index);
 /* Returns whether later tokens may be reasoning. */
 bool oai_voice_may_think(const struct oai_voice *voice);
 
@@ -282,6 +286,8 @@ void oai_render_answer_head(struct buf *out, const struct oai_answer *answer, co
 /* Returns the tokens of all choices so far. */
 uint64_t oai_tokens_total(const struct oai_answer *answer);
 void oai_render_prompt_ids(struct buf *out, const struct oai_answer *answer, int index);
+/* Returns the bytes of the prompt's i-th token in an echo of the prompt. */
+size_t oai_echo_bytes(const struct oai_answer *answer, int index, uint32_t i, const char **bytes);
 /* Writes [ids] of generated tokens, including one that ended the answer without text. */
 void oai_render_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
                     uint32_t end);

@@ -160,6 +160,7 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
               const uint8_t key[16], struct arena *arena, struct oai_request *out,
               struct oai_error *error) {
     struct oai_reader r = {body, rules, arena, out, error};
+    if (kind->choose) kind = kind->choose(body);
     *out = (struct oai_request){.kind = kind,
                                 .n = 1,
                                 .longest = rules->info->max_model_len,

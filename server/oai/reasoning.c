@@ -57,6 +57,16 @@ bool oai_voice_may_think(const struct oai_voice *voice) {
     return voice->thinking || voice->may_begin || voice->channels;
 }
 
+bool oai_has_thought(const struct oai_answer *answer, int index) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    if (!oai_splits_reasoning(answer)) return false;
+    struct oai_voice voice = oai_voice_open(answer, index);
+    uint32_t count = oai_token_count(choice);
+    for (uint32_t i = 0; i < count && !voice.thinking && oai_voice_may_think(&voice); i++)
+        oai_voice_step(&voice, answer, choice->tokens[i].token);
+    return voice.thinking;
+}
+
 size_t oai_voice_skip(struct oai_voice *voice, const char *text, size_t size) {
     size_t skip = 0;
     if (!voice->fresh) return 0;

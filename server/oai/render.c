@@ -191,16 +191,21 @@ void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t
 
 /* --- prompts, ends, ids --- */
 
+size_t oai_echo_bytes(const struct oai_answer *answer, int index, uint32_t i, const char **bytes) {
+    const int32_t *added = answer->request->added;
+    int32_t token = oai_job_of(answer, index)->request.prompt[i];
+    uint32_t first = added ? (uint32_t)added[index / answer->request->n] : 0;
+    if (i < first) return 0;
+    return i == first ? engine_first_bytes(answer->engine, token, bytes)
+                      : engine_token_bytes(answer->engine, token, bytes);
+}
+
 void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, int index) {
     const struct engine_request *request = &oai_job_of(answer, index)->request;
-    bool first = true;
-    for (int32_t i = 0; i < request->prompt_count; i++) {
+    for (uint32_t i = 0; i < (uint32_t)request->prompt_count; i++) {
         const char *bytes = "";
-        if (engine_token_is_special(answer->engine, request->prompt[i])) continue;
-        size_t size = first ? engine_first_bytes(answer->engine, request->prompt[i], &bytes)
-                            : engine_token_bytes(answer->engine, request->prompt[i], &bytes);
+        size_t size = oai_echo_bytes(answer, index, i, &bytes);
         buf_add(out, bytes, size);
-        first = false;
     }
 }
 

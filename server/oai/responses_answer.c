@@ -309,8 +309,8 @@ static void begin_choice(struct oai_events *events, int index, struct oai_offset
     announce(events);
 }
 
-static void finish_choice(struct oai_events *events, int index, uint32_t ids_begin, bool called) {
-    (void)index, (void)ids_begin, (void)called;
+static void finish_choice(struct oai_events *events, const struct oai_delta *rest, bool called) {
+    (void)rest, (void)called;
     oai_items_end(&events->items);
 }
 

@@ -84,10 +84,10 @@ static void write_tokens(struct buf *out, const struct engine *engine,
     buf_str(out, request->return_token_strs ? "[" : "null}");
     if (!request->return_token_strs) return;
     for (size_t i = 0; i < ids->count; i++) {
-        const char *bytes = "";
-        size_t size = engine_token_bytes(engine, ids->ids[i], &bytes);
+        const char *name = "";
+        size_t size = engine_token_name(engine, ids->ids[i], &name);
         if (i) buf_char(out, ',');
-        json_write_str(out, bytes, size);
+        json_write_str(out, name, size);
     }
     buf_str(out, "]}");
 }

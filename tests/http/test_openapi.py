@@ -18,6 +18,7 @@ GOOD = {CHAT: chat_body(max_tokens=3), TEXT: {"model": MODEL, "prompt": "abc", "
         "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
         "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
         "/v1/chat/completions/input_tokens": chat_body(max_tokens=3)}
+INVOCATION = "/invocations"  # has the bodies of two others
 
 
 def check(name, value):
@@ -59,6 +60,21 @@ def test_every_post_answers_as_described(shared, path):
     r = shared.post(path, GOOD[path])
     assert r.status_code == 200, r.text
     check(answer_schema(path, "post"), r.json())
+
+
+def test_invocations(shared):
+    """SageMaker's route answers as the one that the body belongs to."""
+    for path in (CHAT, TEXT):
+        body = {**GOOD[path], "temperature": 0}
+        own, other = (shared.post(p, body).json() for p in (INVOCATION, path))
+        assert own["object"] == other["object"] and own["choices"] == other["choices"]
+        assert own["id"].split("-")[0] == other["id"].split("-")[0]
+    chunks = events(requests.post(shared.url + INVOCATION, json={**GOOD[TEXT], "stream": True}, stream=True, timeout=60))
+    check("CompletionChunk", json.loads(chunks[0]))
+    assert shared.post(INVOCATION, {}).json()["error"]["param"] == "messages"
+    assert shared.post(INVOCATION, {"prompt": {}}).json()["error"]["param"] == "prompt"
+    names = [{"$ref": f"#/components/schemas/{name}"} for name in ("ChatRequest", "CompletionRequest")]
+    assert DOCUMENT["paths"][INVOCATION]["post"]["requestBody"]["content"]["application/json"]["schema"] == {"anyOf": names}
 
 
 def test_ids_have_a_maximum(shared):

@@ -40,7 +40,7 @@ def streamed(daemon, body):
     return reasoning, content, scores
 
 
-CASES = [("\nhm, \u00e9\n" + END + "\n\nyes", "hm, \u00e9\n", "yes"), (END + "at once", None, "at once"),
+CASES = [("\nhm, \u00e9\n" + END + "\n\nyes", "hm, \u00e9\n", "yes"), (END + "at once", "", "at once"), ("", "", None),
          ("cut of", "cut of", None), ("a <think> b" + END + "c </think> d", "a <think> b", "c </think> d"),
          ("one" + END + "two" + END + "three", "one", "two</think>three")]
 

@@ -42,6 +42,19 @@ def test_offsets_count_characters(shared, fake):
             assert choice["text"][offset:].startswith(token)
 
 
+def test_an_echo_has_the_prompts_special_tokens(shared, fake):
+    """Whether they were given as text or as ids: the echo is the prompt, and offsets fit it."""
+    prompt = "<|im_start|>\u00e9<|im_end|>b"
+    ids = shared.post("/tokenize", {"prompt": prompt}).json()["tokens"]
+    assert len(ids) == 5
+    for given in (prompt, ids):
+        choice = shared.post(TEXT, text_body(given, echo=True, logprobs=0, max_tokens=2)).json()["choices"][0]
+        assert choice["text"].startswith(prompt)
+        assert choice["logprobs"]["text_offset"][:6] == [0, 12, 12, 13, 23, 24]
+    cut = shared.post(TEXT, text_body(prompt, echo=True, truncate_prompt_tokens=2, max_tokens=1)).json()
+    assert cut["choices"][0]["text"].startswith("<|im_end|>b")
+
+
 def test_prompt_logprobs(shared):
     """vLLM's field: per token a map of ids, the prompt's own among them, with rank and text."""
     ids = shared.post("/tokenize", {"prompt": "some words"}).json()["tokens"]

@@ -61,9 +61,39 @@ def test_completion_bytes(shared, fake):
              b'"finish_reason":null}]}\n\n')
     assert masked(r.content) == (
         begin + b'{"index":0,"text":"a",' + score % (b"a", b"-0.25", b"a", b"-0.25", b"0")
-        + begin + b'{"index":0,"text":"b",' + score % (b"b", b"-0.375", b"b", b"-0.375", b"1")
-        + begin + b'{"index":0,"text":"","logprobs":null,"finish_reason":"length","stop_reason":null}]}\n\n'
+        + begin + b'{"index":0,"text":"b",' + (score % (b"b", b"-0.375", b"b", b"-0.375", b"1")).replace(
+            b'"finish_reason":null', b'"finish_reason":"length","stop_reason":null')
         + b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("path,fields", [(TEXT, {"n": 3, "logprobs": 1}), (TEXT, {"n": 2}), (CHAT, {"n": 2, "logprobs": True})])
+@pytest.mark.parametrize("most", [1, 4, 30])
+def test_the_last_token_and_the_end_are_one_event(shared, fake, path, fields, most):
+    """As vLLM sends them: of a completion, and of a chat whose client counts tokens by events."""
+    body = {**(chat_body("abcdef") if path == CHAT else {"model": MODEL, "prompt": "abcdef"}), **fields, "temperature": 0,
+            "max_tokens": most, "return_token_ids": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    whole = shared.post(path, {k: v for k, v in body.items() if k != "stream_options"}).json()["choices"]
+    chunks = [json.loads(e) for e in events(streamed(shared, body, path))[:-1]]
+    for i, choice in enumerate(whole):
+        own = [(c["choices"][0], c["usage"]) for c in chunks if c["choices"] and c["choices"][0]["index"] == i]
+        own = [(c, usage) for c, usage in own if c.get("delta", {}).get("role") is None]
+        text = "".join(c["delta"].get("content", "") if path == CHAT else c["text"] for c, _ in own)
+        assert text == (choice["message"]["content"] if path == CHAT else choice["text"])
+        assert [id for c, _ in own for id in c["token_ids"]] == choice["token_ids"]
+        assert len(own) == len(choice["token_ids"]), "an event for each token and no other"
+        assert [c["finish_reason"] for c, _ in own] == [None] * (len(own) - 1) + [choice["finish_reason"]]
+        if "logprobs" in fields:
+            assert all(c["logprobs"] for c, _ in own)
+    assert chunks[-2]["usage"]["completion_tokens"] == sum(len(c["token_ids"]) for c in whole)
+
+
+def test_a_last_token_that_ends_in_a_character(shared, fake):
+    """Half a character at the end is part of the last event, and what a stop string leaves is sent before it."""
+    body = {"model": MODEL, "prompt": "a\U0001f600", "temperature": 0}
+    for fields, texts, reason in (({"max_tokens": 3}, ["a", "\ufffd"], "length"), ({"stop": "a"}, [""], "stop")):
+        chunks = [json.loads(e)["choices"][0] for e in events(streamed(shared, {**body, **fields}, TEXT))[:-1]]
+        assert [c["text"] for c in chunks] == texts and chunks[-1]["finish_reason"] == reason
 
 
 def test_the_end_is_one_write(shared):
@@ -81,7 +111,12 @@ def test_the_end_is_one_write(shared):
 
 def test_bytes_do_not_depend_on_timing(slow, shared):
     body = chat_body("x\u00e9\U0001f600yz END of it", stop=["END OF", "zzz"], logprobs=True, top_logprobs=1, max_tokens=40)
-    assert masked(streamed(slow(step_us=3000), body).content) == masked(streamed(shared, body).content)
+    daemon = slow(step_us=3000)
+    assert masked(streamed(daemon, body).content) == masked(streamed(shared, body).content)
+    body = {"temperature": 0, "model": MODEL, "prompt": "x\u00e9\U0001f600yz", "stop": ["zq"], "logprobs": 1, "max_tokens": 8}
+    for more in ({}, {"stop": ["z"]}, {"max_tokens": 40}, {"return_token_ids": True}):
+        once, again = (masked(streamed(d, {**body, **more}, TEXT).content) for d in (daemon, shared))
+        assert once == again
 
 
 @pytest.mark.parametrize("text", ["\U0001f600\u00e9\u4e2d", "a\u0301", "\u2028\u2029", "\"\\\n\t\r", "</script>"])
@@ -126,9 +161,9 @@ def test_min_tokens_and_ignore_eos(shared, fake):
 def test_echo_streamed(shared, fake):
     body = {"model": MODEL, "prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0}
     chunks = [json.loads(e)["choices"][0] for e in events(streamed(shared, body, TEXT))[:-1]]
-    assert [c["text"] for c in chunks] == ["abc", "a", "b", ""]
+    assert [c["text"] for c in chunks] == ["abc", "a", "b"]
     assert chunks[0]["logprobs"]["tokens"] == ["a", "b", "c"] and chunks[0]["logprobs"]["token_logprobs"][0] is None
-    assert [o for c in chunks[:-1] for o in c["logprobs"]["text_offset"]] == [0, 1, 2, 3, 4]
+    assert [o for c in chunks for o in c["logprobs"]["text_offset"]] == [0, 1, 2, 3, 4]
 
 
 def test_silent_streams_get_comments(slow):

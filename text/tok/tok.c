@@ -45,6 +45,17 @@ size_t tok_bytes_first(const struct tok *tok, int32_t id, const char **bytes) {
     return tok->tokens[id].first_size;
 }
 
+size_t tok_name(const struct tok *tok, int32_t id, const char **name) {
+    *name = "";
+    if (id < 0 || id >= tok->vocab_size) return 0;
+    *name = tok->text + tok->tokens[id].name;
+    return tok->tokens[id].name_size;
+}
+
+int tok_added_before(const struct tok *tok) {
+    return tok->before_count;
+}
+
 size_t tok_bytes_max(const struct tok *tok) {
     return tok->bytes_max;
 }

@@ -70,6 +70,10 @@ size_t tok_bytes(const struct tok *tok, int32_t id, const char **bytes);
 /* The same where the token begins a text: SentencePiece's decoders drop its first space. */
 size_t tok_bytes_first(const struct tok *tok, int32_t id, const char **bytes);
 size_t tok_bytes_max(const struct tok *tok); /* the longest token's bytes */
+/* The vocabulary's own spelling of a token, such as "\u0120the" or "<0x0A>"; valid UTF-8. Unknown
+ * ids give 0 bytes. */
+size_t tok_name(const struct tok *tok, int32_t id, const char **name);
+int tok_added_before(const struct tok *tok); /* tokens that TOK_TEMPLATE puts in front of a text */
 bool tok_is_special(const struct tok *tok, int32_t id);
 
 #endif

@@ -93,7 +93,8 @@ Test(oai_render, completion_with_echo) {
     cr_assert_str_eq(
         out.data,
         "{\"id\":\"chatcmpl-1\",\"object\":\"text_completion\",\"created\":1700000000,"
-        "\"model\":\"m\\\"x\",\"choices\":[{\"index\":0,\"text\":\"a\xC3\xA9h\xEF\xBF\xBD\","
+        "\"model\":\"m\\\"x\",\"choices\":[{\"index\":0,\"text\":\"a<|im_start|>"
+        "\xC3\xA9h\xEF\xBF\xBD\","
         "\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":null,\"prompt_logprobs\":"
         "null,\"token_ids\":null,\"prompt_token_ids\":null}]" USAGE END);
 }
@@ -123,8 +124,23 @@ Test(oai_render, completion_logprobs_with_echo) {
                   "\"token_logprobs\":[null,-1,-1.5,-0.125,-0.5],\"top_logprobs\":[null,{\"<|im_"
                   "start|>\":-1},"
                   "{\"bytes:\\\\xc3\":-1.5},{\"bytes:\\\\xa9\":-0.125},{\"h\":-0.5}],"
-                  "\"text_offset\":[0,1,1,1,2]}");
-    cr_assert(offset.characters == 3 && offset.part_size == 0);
+                  "\"text_offset\":[0,1,13,13,14]}");
+    cr_assert(offset.characters == 15 && offset.part_size == 0);
+}
+
+Test(oai_render, an_echo_leaves_out_what_the_tokenizer_added) {
+    struct oai_offset offset = {0};
+    int32_t added[] = {1};
+    request.kind = &oai_completion;
+    request.added = added;
+    request.tokens_as_ids = true;
+    job.request.top_logprobs = request.logprobs = 0;
+    oai_render_prompt_text(&out, &answer, 0);
+    cr_assert_str_eq(out.data, "<|im_start|>\xC3\xA9");
+    buf_clear(&out);
+    oai_render_text_logprobs(&out, &answer, 0, 0, 1, true, &offset);
+    cr_assert(strstr(out.data, "{\"tokens\":[\"token_id:97\",\"token_id:256\","));
+    cr_assert(strstr(out.data, "\"text_offset\":[0,0,12,12,13]}"), "%s", out.data);
 }
 
 Test(oai_render, the_chosen_token_is_always_among_the_alternatives) {
@@ -320,7 +336,7 @@ Test(oai_render, tokens_and_text) {
     request.return_token_strs = true;
     oai_tokenize.answer(&out, engine, &request, &(struct engine_ids){ids, 3});
     cr_assert_str_eq(out.data, "{\"count\":3,\"max_model_len\":8192,\"tokens\":[97,258,195],"
-                               "\"token_strs\":[\"a\",\"<|endoftext|>\",\"\xEF\xBF\xBD\"]}");
+                               "\"token_strs\":[\"a\",\"<|endoftext|>\",\"<0xC3>\"]}");
     buf_clear(&out);
     request.return_token_strs = false;
     oai_tokenize.answer(&out, engine, &request, &(struct engine_ids){ids, 0});

@@ -283,6 +283,15 @@ Test(tok_load, tells_tokens_apart) {
     cr_expect_eq(tok_bytes(tok, 303, &bytes), 0);
     cr_expect_eq(tok_bytes(tok, -1, &bytes), 0);
     cr_expect_eq(tok_bytes_max(tok), 5);
+    const char *name;
+    cr_expect_eq(tok_name(tok, 257, &name), 4); /* as the file spells it */
+    cr_expect_eq(memcmp(name,
+                        "\xC4\xA0"
+                        "ab",
+                        4),
+                 0);
+    cr_expect(tok_name(tok, 301, &name) == 0 && tok_name(tok, 303, &name) == 0 &&
+              tok_name(tok, -1, &name) == 0);
     cr_expect(tok_is_special(tok, 300));
     cr_expect(!tok_is_special(tok, 302) && !tok_is_special(tok, 301) && !tok_is_special(tok, -1) &&
               !tok_is_special(tok, 303));
