@@ -122,7 +122,8 @@ const struct option config_options[] = {
     {"kv-pool-bytes", BYTES, AT(kv_pool_bytes), 0, INT64_MAX, "0", "BYTES", 0,
      "Memory for the cache pages of each rank. 0: on a GPU, what remains after weights and "
      "working memory on the fullest device; on the CPU, enough for max-num-seqs, at most half "
-     "of the free memory."},
+     "of the free memory. The numbers of the tokens of retained conversations, 4 bytes each, "
+     "count as part of it."},
     {"kv-dtype", CHOICE, AT(kv_dtype), 0, 0, "auto", "auto|f32|bf16|fp8|fp8_e4m3|q8|q4", 0,
      "Number format of cached keys and values. auto: the format of the weights, bf16 for f16 "
      "weights. fp8 (fp8_e4m3): 8-bit E4M3, rounded to nearest, at most 448; holds twice as "

@@ -53,6 +53,7 @@ static void count(struct conversation_table *table, const struct conversation *c
     table->count += sign;
     table->pages += sign * conv->pages;
     table->entries += sign * conv->entries;
+    table->tokens += (int64_t)sign * conv->token_count;
     table->superseded_pages += old ? sign * conv->pages : 0;
     table->superseded_entries += old ? sign * conv->entries : 0;
 }

@@ -36,7 +36,9 @@
  * all of it, and only a retry or another last turn would ask for it. When two or more turns
  * continued it, it is a history that branches, and is kept like any other. A checkpoint begins as
  * superseded, by the sequence that left it: a prefix that no second prompt used goes before any
- * conversation, one that was used is kept like a history that branches.
+ * conversation, one that was used is kept like a history that branches. Room means places in the
+ * table and pages of the pool; the list of a conversation's tokens counts as pages
+ * (sched_pages_with).
  *
  * Owner: the scheduler, on the engine thread. Slots belong to the scheduler too; this table only
  * remembers them. */
@@ -111,7 +113,7 @@ struct conversation_table {
     struct conversation *all; /* [capacity]; id 0 = unused */
     int capacity, count;
     bool sliding_windows;                         /* the model has them in some layers */
-    int64_t pages, entries;                       /* sums over all */
+    int64_t pages, entries, tokens;               /* sums over all */
     int64_t superseded_pages, superseded_entries; /* the part of superseded ones */
     uint64_t next_use;
     uint64_t id_seed, id_count;

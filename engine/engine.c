@@ -306,6 +306,7 @@ static void add_status(struct engine_status *sum, const struct engine_status *on
     sum->pages_reserved += one->pages_reserved;
     sum->pages_retained += one->pages_retained;
     sum->pages_superseded += one->pages_superseded;
+    sum->tokens_retained += one->tokens_retained;
     sum->stopped |= one->stopped;
     sum->entries_kept += one->entries_kept;
     sum->entries_superseded += one->entries_superseded;

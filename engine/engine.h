@@ -383,13 +383,19 @@ struct engine_job {
     /* Used by the engine only. */
     struct kv_params *params; /* the request's kv parameters, resolved; NULL: not yet */
     struct engine_job *next;
-    int choices_left;     /* choices that have not ended yet */
-    int stage;            /* enum sched_stage: the job's owner, checked where it changes hands */
-    int client;           /* record of the job's client, see engine/queue.h */
-    uint64_t arrival;     /* number of the job in its replica's order of arrival */
-    uint64_t round;       /* admission round in which the job was last tried */
-    uint64_t awaits_step; /* number of the step in which it began to wait for a prefix; 0: never */
-    int64_t pages;        /* pages that each choice needs when started from nothing; 0 = unknown */
+    int choices_left; /* choices that have not ended yet */
+    int stage;        /* enum sched_stage: the job's owner, checked where it changes hands */
+    int client;       /* record of the job's client, see engine/queue.h */
+    uint64_t arrival; /* number of the job in its replica's order of arrival */
+    uint64_t round;   /* admission round in which the job was last tried */
+    int64_t pages;    /* pages that each choice needs when started from nothing; 0 = unknown */
+    /* The wait for a prefix that a running sequence reads: engine/sched_checkpoint.c. */
+    struct {
+        uint64_t since;  /* number of the step in which the job first waited; 0: never */
+        uint64_t reader; /* arrival of the job that reads the prefix */
+        int sequence;    /* index of its sequence */
+        int32_t border;  /* tokens of the prefix; 0: the job does not wait */
+    } prefix;
 };
 
 /* A reader's view of a choice. `finish` is loaded before the counts: a count that was loaded first
@@ -521,6 +527,8 @@ static inline const char *engine_miss_name(enum engine_miss miss) { /* for logs,
     X(prefix_hits, "keepd_prefix_hits_total", "Requests that continued such a state.")             \
     X(prefix_waits, "keepd_prefix_waits_total",                                                    \
       "Requests that waited while another request read the beginning of their prompt.")            \
+    X(searches, "keepd_conversation_searches_total",                                               \
+      "Searches of the retained conversations, each for one waiting request.")                     \
     X(prefixes_dropped, "keepd_prefixes_dropped_total",                                            \
       "Such states that were removed to make room.")                                               \
     X(conversation_misses, "keepd_conversation_misses_total",                                      \
@@ -562,6 +570,7 @@ struct engine_status {
     /* The ranks' pools are equally large; pages are those of the fullest rank. */
     int64_t pages_total, pages_used, pages_reserved, pages_retained;
     int64_t pages_superseded; /* the part of pages_retained in superseded conversations */
+    int64_t tokens_retained;  /* tokens of retained conversations, whose numbers are kept, too */
     int64_t progress_ns; /* clock_ns of the last progress on requests: a step or, where the first
                             waiting job needs the state directory, a piece read or written there */
     bool stopped;        /* the backend failed: every job ends with an error until a restart */

@@ -39,6 +39,8 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     own.model_step = model_step_of;
     own.store = r->store;
     own.mask_wake = (struct mask_wake){replica_wake, r};
+    own.answered = r->common->wake;
+    own.answered_arg = r->common->arg;
     sched_open(&r->sched, &own);
     r->sched.queue_places = &r->waiting;
     r->sched.pending_jobs = &r->pending;
@@ -117,10 +119,9 @@ static int64_t min64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Counts the pages of conversations. Each counts all of its own, shared ones included, because
- * admission must do so. At most the pages in use are shown, which is exact while nothing runs. */
-
-/* Copies what others may see. Running sequences count their entries by formula. */
+/* Copies what others may see. Running sequences count their entries by formula. Conversations count
+ * all of their pages, shared ones included, because admission must do so; at most the pages in use
+ * are shown, which is exact while nothing runs. */
 static void publish(struct replica *r) {
     const struct sched *s = &r->sched;
     struct kern_cache_stats stats = {0};
@@ -145,6 +146,7 @@ static void publish(struct replica *r) {
         .pages_reserved = s->pages_reserved,
         .pages_retained = min64(s->conversations.pages, stats.rank_pages_used),
         .pages_superseded = min64(s->conversations.superseded_pages, stats.rank_pages_used),
+        .tokens_retained = s->conversations.tokens,
         .progress_ns = r->progress_ns,
         .stopped = r->status.stopped,
         .entries_kept =

@@ -38,7 +38,7 @@ static const double iteration_bounds[] = {1,   8,    16,   32,   64,   128,  256
 void sched_open(struct sched *sched, const struct sched_options *options) {
     CHECK(options->rows_max > options->sequences_max); /* prompts always find room beside decode */
     CHECK(options->logits_max >= options->sequences_max + 1);
-    *sched = (struct sched){.options = *options};
+    *sched = (struct sched){.options = *options, .wait_ends = UINT64_MAX};
     size_t sequences = (size_t)options->sequences_max, logits = (size_t)options->logits_max;
     int slots = options->sequences_max + options->conversations_max;
     sched->sequences = mem_must_alloc(sequences, sizeof *sched->sequences);
@@ -246,6 +246,7 @@ static void leave(struct sched *sched, struct sequence *seq) {
     }
     enum engine_finish finish = seq->finish;
     remove_sequence(sched, seq);
+    (void)sched_make_place(sched, 0); /* for the tokens; tried again like that for the count */
     end_choice(sched, job, choice, finish);
 }
 
@@ -655,13 +656,13 @@ static void prepare_samples(struct sched *sched, const struct step *step) {
     }
 }
 
-/* After the prompt, each choice continues on its own. */
+/* After the prompt, each choice continues on its own, if its first token has not ended it. */
 static void fork_choices(struct sched *sched) {
     struct kern *kern = sched->options.kern;
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (!seq->leader || seq_prefilling(seq->leader)) continue;
-        if (seq->finish != ENGINE_RUNNING) continue; /* the job has just failed */
+        if (seq->finish != ENGINE_RUNNING) continue;
         int rc = kern->ops->fork(kern, seq->leader->slot, seq->slot);
         if (rc != 0) {
             fail_job(sched, seq->job, rc, err_text(rc));
@@ -681,7 +682,9 @@ static bool is_number(const struct kern_sampled *sampled) {
     return sampled->rank == 0 || (sampled->rank > 0 && isfinite(sampled->logprob));
 }
 
-static void take_samples(struct sched *sched, const struct step *step) {
+/* Returns whether some sample was the first token of a job. */
+static bool take_samples(struct sched *sched, const struct step *step) {
+    bool began = false;
     for (int i = 0; i < step->want_count; i++) {
         const struct sched_want *want = &sched->wants[i];
         if (want->seq->finish != ENGINE_RUNNING) continue; /* the job has just failed */
@@ -694,12 +697,22 @@ static void take_samples(struct sched *sched, const struct step *step) {
             continue;
         }
         struct engine_job *job = want->seq->job;
+        began = began || job->first_token_ns == 0;
         if (job->first_token_ns == 0) job->first_token_ns = clock_ns(); /* announced by the token */
         seq_add_token(want->seq, &sched->options.text, &sched->sampled[i]);
         sched->counters.generation_tokens++;
         queue_charge(&sched->queue, job, 1);
         if (seq_waits(want->seq)) settle(sched, want->seq);
     }
+    return began;
+}
+
+/* Some sequence is about to evict, which may take longer than the step took so far. */
+static bool any_due(const struct sched *sched) {
+    bool due = false;
+    for (int i = 0; i < sched->running && !due; i++)
+        due = due_in_prompt(&sched->sequences[sched->order[i]]);
+    return due;
 }
 
 /* A request for no tokens (echo alone) ends with its prompt. */
@@ -744,11 +757,13 @@ static int run_step(struct sched *sched) {
     if (rc != 0) return rc;
     pace_note(&sched->pace, step.streams, step.batch.rows - step.streams, clock_ns() - begin);
     count_appended(sched, &step);
+    /* The first tokens come from logits that the eviction at the prompt's end does not change. */
+    if (take_samples(sched, &step) && sched->options.answered && any_due(sched))
+        sched->options.answered(sched->options.answered_arg);
     rc = evict_where(sched, due_in_prompt);
     if (rc != 0) return rc;
     sched_leave_prefixes(sched);
     fork_choices(sched);
-    take_samples(sched, &step);
     finish_scored(sched);
     hist_add(&sched->counters.iteration_tokens, (double)(tokens_so_far(&sched->counters) - before));
     return 0;

@@ -11,8 +11,8 @@
  *      step's row budget (beside answers a smaller one, engine/pace.h) and never past a sequence's
  *      next eviction point or border;
  *   4. the model runs; wanted rows are sampled or scored; tokens are published;
- *   5. sequences at an eviction point evict; finished ones leave, their streams stay as a
- *      conversation or go back to the pool.
+ *   5. sequences at an eviction point evict, after readers were woken for first tokens; finished
+ *      ones leave, their streams stay as a conversation or go back to the pool.
  * Other requests change when a token is computed, never which token: eviction points depend on the
  * request alone (paging/due.h) and the backend's rows are independent (kernels/kern.h).
  *
@@ -21,8 +21,8 @@
  * continue. Any other failure of the backend ends the running requests too, and only those.
  *
  * A job with n choices is n sequences, admitted together or not at all. The first reads the prompt;
- * with its last token (and the eviction due then) the others become copy-on-write forks of it, and
- * all sample their first token from the same logits, each with its own seed. Every one of them
+ * with its last token all sample their first token from the same logits, each with its own seed,
+ * and after the eviction due then the others become copy-on-write forks of it. Every one of them
  * reserved as if it shared nothing, so whatever is shared later only adds to what is free. The same
  * holds for conversations that are continued: the fork reserves in full, the conversation keeps
  * counting its own pages, and pages that both refer to are counted twice but held once.
@@ -96,6 +96,10 @@ struct sched_options {
     int row_entries;            /* see kv_eviction_rows */
     int clients_max;            /* rows of the queue, see engine/queue.h */
     struct mask_wake mask_wake; /* for a scheduler that is stalled; may be {NULL} */
+    /* Called in a step that has published first tokens and goes on with their evictions; may be
+     * NULL. */
+    void (*answered)(void *arg);
+    void *answered_arg;
 };
 
 /* The owner of a job: its submitter, the scheduler's queue, its running sequences, or, after its
@@ -144,6 +148,7 @@ struct sched {
     bool head_waits;    /* the head was tried, and nothing has changed since */
     bool others_wait;   /* all others that may pass it were tried, likewise */
     uint64_t round;     /* grows whenever something changes that others may wait for */
+    uint64_t wait_ends; /* number of the step in which the first wait for a prefix is over */
     enum engine_miss head_lost; /* why the file found for it cannot be used; NEW: no such file */
     uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
     bool needs_store;           /* when it was tried, it had to wait for the store */

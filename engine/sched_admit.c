@@ -388,6 +388,7 @@ static void choose_head(struct sched *sched) {
     if (sched->head && !may_be_head(sched, sched->head)) end_head(sched);
     if (sched->head) return;
     sched->head = queue_next(&sched->queue, may_be_head, sched);
+    if (sched->head) sched->head->prefix.border = 0; /* the head may use the store: search again */
     sched->head_step = sched->counters.steps;
 }
 
@@ -441,9 +442,16 @@ static int32_t steps_to_head(const struct sched *sched) {
     return left > 0 ? steps_left(sched->sorted[left - 1]) : 0;
 }
 
+/* Does the job wait for a prefix? Notes when that is over at the latest. */
+static bool awaits(struct sched *sched, const struct engine_job *job) {
+    if (!sched_still_awaits(sched, job)) return false;
+    if (sched_wait_end(job) < sched->wait_ends) sched->wait_ends = sched_wait_end(job);
+    return true;
+}
+
 /* Room for jobs other than the head. */
 struct room {
-    const struct sched *sched;
+    struct sched *sched;
     int places;
     int64_t pages;
     int32_t steps; /* steps within which they must end */
@@ -451,8 +459,9 @@ struct room {
 
 static bool may_pass(const void *arg, const struct engine_job *job) {
     const struct room *room = arg;
-    return job != room->sched->head && job->round != room->sched->round &&
-           job->choice_count <= room->places && job->pages * job->choice_count <= room->pages &&
+    return job != room->sched->head && !awaits(room->sched, job) &&
+           job->round != room->sched->round && job->choice_count <= room->places &&
+           job->pages * job->choice_count <= room->pages &&
            steps_needed(room->sched, job) <= room->steps &&
            queue_may_start(&room->sched->queue, job, room->places, false);
 }
@@ -494,9 +503,13 @@ static void charge_empty_places(struct sched *sched) {
 
 void sched_admit_waiting(struct sched *sched) {
     if (queue_plan_places(&sched->queue, sched->counters.steps)) sched_changed(sched);
-    if (sched->head && sched_waited(sched, sched->head) == SCHED_PASS_STEPS)
-        sched_changed(sched); /* the head waits for a prefix no longer */
+    if (sched->counters.steps + 1 >= sched->wait_ends) {
+        sched->wait_ends = UINT64_MAX;
+        sched_changed(sched); /* some job waits for a prefix no longer */
+    }
     for (choose_head(sched); sched->head && !sched->head_waits; choose_head(sched)) {
+        sched->head_waits = awaits(sched, sched->head);
+        if (sched->head_waits) break;
         bool is_admitted = try_to_admit(sched, sched->head);
         (void)queue_plan_places(&sched->queue, sched->counters.steps);
         if (is_admitted) continue;

@@ -15,8 +15,8 @@
  *
  * A job whose prompt begins like one that is being read waits until the running sequence has left a
  * prefix, instead of reading the same tokens beside it. It waits no longer than the other sequence
- * reads. Once it has waited SCHED_PASS_STEPS steps, the next try admits it; the head of the queue
- * is tried at once, other jobs when something changes.
+ * reads, and at most SCHED_PASS_STEPS steps in all. Until then it is not searched for again: the
+ * job remembers the sequence and the border that it waits for.
  *
  * Checkpoints only take room that is free or held by superseded conversations, so they cost no
  * conversation its place. */
@@ -28,8 +28,9 @@
 #include "engine/sched_int.h"
 
 /* Makes room by dropping superseded conversations only, which costs at most a retry. */
-static bool has_room_to_spare(struct sched *sched, int64_t pages) {
+static bool has_room_to_spare(struct sched *sched, int64_t pages, int32_t tokens) {
     struct conversation_table *table = &sched->conversations;
+    pages = sched_pages_with(sched, pages, tokens);
     while (table->count >= sched->options.conversations_max || pages > sched_pages_free(sched)) {
         struct conversation *first = conversation_first_to_go(table, NULL);
         if (!first || !conversation_superseded(first)) return false;
@@ -45,7 +46,7 @@ static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
     struct kern_report report = {0};
     int64_t count = sched_streams(sched);
     if (kern->ops->report(kern, seq->slot, &report) != 0) return 0;
-    if (!has_room_to_spare(sched, report.rank_pages)) return 0;
+    if (!has_room_to_spare(sched, report.rank_pages, conv->token_count)) return 0;
     int32_t *tokens = mem_try_alloc((size_t)conv->token_count, sizeof *tokens);
     if (!tokens) return 0;
     memcpy(tokens, conv->tokens, (size_t)conv->token_count * sizeof *tokens);
@@ -167,15 +168,24 @@ static int32_t common_ahead(const struct sched *sched, const struct sequence *se
                                request->prompt_count - 1);
 }
 
-uint64_t sched_waited(const struct sched *sched, const struct engine_job *job) {
-    return job->awaits_step != 0 ? sched->counters.steps + 1 - job->awaits_step : 0;
+/* Has the job used up the time that it may wait? */
+static bool has_waited(const struct sched *sched, const struct engine_job *job) {
+    return job->prefix.since != 0 && sched->counters.steps + 1 >= sched_wait_end(job);
+}
+
+bool sched_still_awaits(const struct sched *sched, const struct engine_job *job) {
+    const struct sequence *reader = &sched->sequences[job->prefix.sequence];
+    return job->prefix.border > 0 && !has_waited(sched, job) && reader->job &&
+           reader->job->arrival == job->prefix.reader && reader->finish == ENGINE_RUNNING &&
+           reader->due.tokens < job->prefix.border;
 }
 
 bool sched_awaits_prefix(struct sched *sched, const struct sched_entry *entry) {
     struct engine_job *job = entry->job;
-    if (!entry->wants_conversation || sched_waited(sched, job) >= SCHED_PASS_STEPS) return false;
     struct sequence *best = NULL;
     int32_t most = entry->match.common + CONVERSATION_PREFIX_MIN - 1;
+    job->prefix.border = 0;
+    if (!entry->wants_conversation || has_waited(sched, job)) return false;
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         int32_t common = common_ahead(sched, seq, entry);
@@ -183,9 +193,13 @@ bool sched_awaits_prefix(struct sched *sched, const struct sched_entry *entry) {
         best = seq;
         most = common;
     }
-    if (!best || add_border(best, most) < entry->match.common + CONVERSATION_PREFIX_MIN)
-        return false;
-    sched->counters.prefix_waits += job->awaits_step == 0;
-    if (job->awaits_step == 0) job->awaits_step = sched->counters.steps + 1;
+    int32_t border = best ? add_border(best, most) : 0;
+    if (border < entry->match.common + CONVERSATION_PREFIX_MIN) return false;
+    sched->counters.prefix_waits += job->prefix.since == 0;
+    if (job->prefix.since == 0) job->prefix.since = sched->counters.steps + 1;
+    job->prefix.reader = best->job->arrival;
+    job->prefix.sequence = (int)(best - sched->sequences);
+    job->prefix.border = border;
+    if (sched_wait_end(job) < sched->wait_ends) sched->wait_ends = sched_wait_end(job);
     return true;
 }

@@ -80,8 +80,8 @@ void sched_note_origin(struct sched *sched, struct sequence *seq, uint64_t from)
 int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
                 bool used_up);
 
-/* Removes conversations until there are places for `more`. Returns false when the next one to
- * remove has to be written first. */
+/* Removes conversations until there are places for `more`, and until their memory fits the pool.
+ * Returns false when the next one to remove has to be written first. */
 bool sched_make_place(struct sched *sched, int more);
 /* Takes a conversation out of the table and gives its slot back. */
 void sched_drop(struct sched *sched, struct conversation *conv, const char *why);
@@ -89,8 +89,10 @@ void sched_drop(struct sched *sched, struct conversation *conv, const char *why)
 /* Takes a conversation out to make room, and notes that it was there. */
 void sched_forget(struct sched *sched, struct conversation *conv, const char *why);
 
-/* Pages that are neither reserved nor held by retained conversations. */
+/* Pages that are neither reserved nor retained. */
 int64_t sched_pages_free(const struct sched *sched);
+/* The retained memory of a conversation: its pages and, counted in pages, its list of tokens. */
+int64_t sched_pages_with(const struct sched *sched, int64_t pages, int64_t tokens);
 
 /* Drops the checkpoint of a sequence that is not kept as a conversation, unless other requests
  * continued it. */
@@ -113,8 +115,13 @@ void sched_leave_prefixes(struct sched *sched);
 /* Does the waiting job find more of its prompt read if it waits for a running sequence? Then that
  * sequence leaves a prefix for it. */
 bool sched_awaits_prefix(struct sched *sched, const struct sched_entry *entry);
-/* Steps since the job first waited for a prefix; 0: it has not. */
-uint64_t sched_waited(const struct sched *sched, const struct engine_job *job);
+/* Is the prefix still being read that the job was found to wait for, and may it wait longer? Costs
+ * no search. */
+bool sched_still_awaits(const struct sched *sched, const struct engine_job *job);
+/* Number of the step from which on the job waits for no prefix. */
+static inline uint64_t sched_wait_end(const struct engine_job *job) {
+    return job->prefix.since + SCHED_PASS_STEPS;
+}
 
 /* ---- sched_save.c ---------------------------------------------------------------------------- */
 

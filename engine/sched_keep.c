@@ -40,18 +40,35 @@ void sched_forget(struct sched *sched, struct conversation *conv, const char *wh
 
 /* ---- Room ------------------------------------------------------------------------------------ */
 
-/* Returns the pages that are neither reserved nor held by retained conversations. */
+/* The lists of tokens and the pages share one bound, the size of the pool. With several ranks,
+ * pages are those of one rank, and the lists exist once. Less than a page of lists in all is not
+ * counted. */
+int64_t sched_pages_with(const struct sched *sched, int64_t pages, int64_t tokens) {
+    const struct sched_options *options = &sched->options;
+    int64_t bytes = options->page_bytes * (options->shape.ranks > 1 ? options->shape.ranks : 1);
+    return pages + (bytes > 0 ? tokens * (int64_t)sizeof(int32_t) / bytes : 0);
+}
+
+/* Returns the pages that are not reserved and that conversations other than `except` (NULL: none)
+ * leave; below 0 when a conversation that has just been kept has more tokens than there is room
+ * for. */
+static int64_t pages_free_without(const struct sched *sched, const struct conversation *except) {
+    const struct conversation_table *table = &sched->conversations;
+    return sched->options.pages_total - sched->pages_reserved -
+           sched_pages_with(sched, table->pages - (except ? except->pages : 0),
+                            table->tokens - (except ? except->token_count : 0));
+}
+
 int64_t sched_pages_free(const struct sched *sched) {
-    return sched->options.pages_total - sched->pages_reserved - sched->conversations.pages;
+    return pages_free_without(sched, NULL);
 }
 
 bool sched_make_room(struct sched *sched, int64_t pages, const struct conversation *conv,
                      bool *used_up) {
     int64_t left = sched->options.pages_total - sched->pages_reserved;
-    *used_up = conv && pages + conv->pages > left;
-    int64_t own = *used_up ? conv->pages : 0;
+    *used_up = conv && pages + sched_pages_with(sched, conv->pages, conv->token_count) > left;
     if (pages > left) return false;
-    while (pages > sched_pages_free(sched) + own) {
+    while (pages > pages_free_without(sched, *used_up ? conv : NULL)) {
         struct conversation *first = conversation_first_to_go(&sched->conversations, conv);
         if (!first) return false;
         if (!sched_save_for_room(sched, first)) {
@@ -75,6 +92,7 @@ bool sched_find(struct sched *sched, struct sched_entry *entry) {
     entry->wants_conversation = request->kv.reuse && !request->prompt_logprobs;
     if (!entry->wants_conversation) return true;
     entry->match = conversation_find(&sched->conversations, &query);
+    sched->counters.searches++;
     return sched_restore(sched, entry, &query);
 }
 
@@ -266,10 +284,12 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
 
 bool sched_make_place(struct sched *sched, int more) {
     struct conversation_table *table = &sched->conversations;
-    while (table->count + more > sched->options.conversations_max) {
+    while (table->count > 0) {
+        bool too_many = table->count + more > sched->options.conversations_max;
+        if (!too_many && sched_pages_free(sched) >= 0) break;
         struct conversation *first = conversation_first_to_go(table, NULL);
         if (!sched_save_for_room(sched, first)) return false;
-        sched_forget(sched, first, "count");
+        sched_forget(sched, first, too_many ? "count" : "tokens");
     }
     return true;
 }

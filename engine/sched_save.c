@@ -354,14 +354,15 @@ static void go_on_importing(struct sched *sched, size_t most) {
 static enum restored begin_import(struct sched *sched, const struct state_view *view) {
     bool used_up;
     uint64_t id = view->head.id;
-    if (view->report.rank_pages > sched->options.pages_total) {
+    int64_t pages = sched_pages_with(sched, view->report.rank_pages, view->head.token_count);
+    if (pages > sched->options.pages_total) {
         log_warn("conversation=%016llx on disk has more pages than the pool",
                  (unsigned long long)id);
         sched->head_lost = ENGINE_MISS_TOO_LARGE;
         store_ignore(sched->options.store, id);
         return NOT_THIS_ONE;
     }
-    if (!sched_make_room(sched, view->report.rank_pages, NULL, &used_up)) return NOT_YET;
+    if (!sched_make_room(sched, pages, NULL, &used_up)) return NOT_YET;
     if (!sched_make_place(sched, 1)) {
         sched->needs_store = true;
         return NOT_YET;

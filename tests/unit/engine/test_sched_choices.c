@@ -204,3 +204,47 @@ Test(choices, scores_with_several_choices) {
     engine_job_close(&job);
     world_close(&w);
 }
+
+/* ---- First tokens ---------------------------------------------------------------------------- */
+
+struct first {
+    const struct engine_job *job;
+    const struct sched *sched;
+    int calls, published, evictions;
+};
+
+static void note_first(void *arg) {
+    struct first *first = arg;
+    first->calls++;
+    for (int i = 0; i < first->job->choice_count; i++)
+        first->published += atomic_load(&first->job->choice[i].token_count) == 1;
+    first->evictions = (int)first->sched->counters.evictions;
+}
+
+/* The first tokens are published before the eviction that ends the prompt, also for choices that
+ * are forked after it and for choices that end with their first token. */
+Test(choices, first_tokens_come_before_the_eviction_that_ends_the_prompt) {
+    enum { CHOICES = 3 };
+    for (int max_tokens = 1; max_tokens <= 9; max_tokens += 8) {
+        struct world w;
+        struct engine_job job = job_of(1, 60, max_tokens, global(16, 4, 64));
+        struct first first = {.job = &job, .sched = &w.sched};
+        job.request.choices = CHOICES;
+        world_open(&w, &(struct world_options){
+                           .pages = 400, .sequences = 4, .conversations = 4, .rows = 64});
+        w.sched.options.answered = note_first;
+        w.sched.options.answered_arg = &first;
+        submit(&w, &job);
+        cr_assert_not(world_step(&w));
+        cr_assert_eq(first.calls, 1);
+        cr_assert_eq(first.published, CHOICES);
+        cr_assert_eq(first.evictions, 0);
+        cr_assert_eq(w.sched.counters.evictions, 1);
+        run_until_idle(&w);
+        cr_assert_eq(first.calls, 1);
+        for (int i = 0; i < CHOICES; i++)
+            cr_assert_eq(atomic_load(&job.choice[i].token_count), (unsigned)max_tokens);
+        engine_job_close(&job);
+        world_close(&w);
+    }
+}

@@ -280,6 +280,44 @@ Test(conversations, a_conversation_is_used_up_when_both_do_not_fit) {
     world_close(&w);
 }
 
+static int64_t token_pages(const struct world *w) {
+    return w->sched.conversations.tokens * (int64_t)sizeof(int32_t) / w->sched.options.page_bytes;
+}
+
+/* The numbers of retained tokens share the pool's bound with the pages. Here a page is as large as
+ * 16 of them, so that a prompt of 500 tokens takes 31 pages. */
+Test(conversations, the_tokens_of_conversations_are_counted_as_pages) {
+    struct world w;
+    const struct conversation_table *table = &w.sched.conversations;
+    world_open(
+        &w, &(struct world_options){.pages = 100, .sequences = 2, .conversations = 8, .rows = 64});
+    w.sched.options.page_bytes = 64;
+    for (int i = 0; i < 6; i++) {
+        cr_assert_eq(turn(&w, i, 0, 500, global(16, 4, 16)), 0);
+        cr_assert_leq(table->pages + token_pages(&w), 100);
+        cr_assert_leq(turns_kept(&w), 2);
+        cr_assert_geq(turns_kept(&w), i < 1 ? 1 : 2);
+    }
+    cr_assert_geq(turn(&w, 5, 0, 520, global(16, 4, 16)), 500, "the last one was kept");
+    for (int i = 6; i < 14; i++) turn(&w, i, 0, 20, global(16, 4, 16));
+    cr_assert_eq(table->count, 8, "short ones have room");
+    world_close(&w);
+}
+
+/* A conversation whose tokens alone are too many is answered, but not kept. */
+Test(conversations, a_conversation_with_too_many_tokens_is_not_kept) {
+    struct world w;
+    world_open(
+        &w, &(struct world_options){.pages = 30, .sequences = 2, .conversations = 8, .rows = 64});
+    w.sched.options.page_bytes = 64;
+    turn(&w, 0, 0, 500, global(16, 4, 16));
+    cr_assert_eq(turns_kept(&w), 0);
+    cr_assert_eq(pages_used(&w), 0);
+    turn(&w, 1, 0, 50, global(16, 4, 16));
+    cr_assert_eq(turns_kept(&w), 1);
+    world_close(&w);
+}
+
 Test(conversations, why_a_prefix_was_lost_is_counted) {
     struct world w;
     const uint64_t *lost = w.sched.counters.conversation_lost;

@@ -199,6 +199,61 @@ Test(prefixes, a_wait_is_bounded) {
     world_close(&w);
 }
 
+/* While a prompt is read, streams end beside it, each of which might make room for a waiting job.
+ * Jobs that wait for the prompt's beginning are not searched for each time. */
+Test(prefixes, jobs_that_wait_are_not_searched_for_again) {
+    enum { WAITERS = 10, STREAMS = 14 };
+    struct world w;
+    struct engine_job streams[STREAMS], jobs[1 + WAITERS];
+    open_world(&w, STREAMS + 1 + WAITERS, 4);
+    w.sched.options.rows_max = STREAMS + WAITERS + 4; /* a slow reader */
+    for (int i = 0; i < STREAMS; i++) {
+        streams[i] = job_of(15, 1, 3 + i, full());
+        streams[i].request.kv.reuse = streams[i].request.kv.retain = false;
+        submit(&w, &streams[i]);
+    }
+    for (int i = 0; i <= WAITERS; i++) {
+        jobs[i] = job_of(i, 600, 2, kv_of("global"));
+        jobs[i].request.prompt = prompt_of(i, 450);
+        submit(&w, &jobs[i]);
+    }
+    uint64_t round = w.sched.round;
+    step_until_read(&w, &jobs[0], 440);
+    cr_assert_geq(w.sched.round - round, STREAMS, "nothing changed meanwhile");
+    cr_assert_eq(w.sched.counters.prefix_waits, WAITERS);
+    cr_assert_leq(w.sched.counters.searches, 1 + 2 * WAITERS);
+    run_until_idle(&w);
+    cr_assert_eq(w.sched.counters.prefix_hits, WAITERS);
+    cr_assert_leq(w.sched.counters.searches, 1 + 4 * WAITERS);
+    world_close(&w);
+    for (int i = 0; i < STREAMS; i++) engine_job_close(&streams[i]);
+    for (int i = 0; i <= WAITERS; i++) end_as_alone(&jobs[i]);
+}
+
+/* The wait of a job that passes the head ends by itself, although nothing changes then. Two long
+ * prompts keep the awaited one from being read; the head has no room. */
+Test(prefixes, a_passing_job_ends_its_wait_itself) {
+    struct world w;
+    struct engine_job jobs[] = {job_of(5, 580, 60, full()), job_of(6, 580, 50, full()),
+                                job_of(0, 200, 2, full()), job_of(2, 580, 50, full()),
+                                job_of(1, 72, 1, full())};
+    struct engine_job *head = &jobs[3], *passing = &jobs[4];
+    head->request.choices = 2;
+    passing->request.prompt = prompt_of(1, 66);
+    world_open(
+        &w, &(struct world_options){.pages = 110, .sequences = 4, .conversations = 4, .rows = 7});
+    for (int i = 0; i < 5; i++) submit(&w, &jobs[i]);
+    for (int i = 0; i <= SCHED_PASS_STEPS; i++) {
+        cr_assert_eq(atomic_load(&passing->admitted), 0, "step %d", i);
+        world_step(&w);
+        cr_assert(w.sched.head == head && atomic_load(&jobs[2].prompt_read) == 0);
+    }
+    cr_assert_eq(atomic_load(&passing->admitted), 1);
+    run_until_idle(&w);
+    for (int i = 0; i < 5; i++) engine_job_close(&jobs[i]);
+    world_close(&w);
+}
+
 /* A prefix that nobody used goes before any conversation; one that was used stays with them. */
 Test(prefixes, unused_ones_make_room_first) {
     for (int used = 0; used < 2; used++) {
