@@ -92,6 +92,8 @@ int model_load_gates(struct model *model, const struct model_options *options,
 void random_fill(struct cpu_team *team, uint64_t *random, uint64_t *words, size_t count,
                  int64_t cols);
 size_t random_bytes(const struct model_config *config); /* all matrices of a model */
+/* Numbers within 1/4 of `around`; *random goes on. */
+void random_vector(uint64_t *random, float *out, size_t count, float around);
 /* Gates for timing: as costly as real ones, and their scores spread over entries. */
 int random_gates(struct model *model, struct fault *fault);
 

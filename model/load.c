@@ -528,7 +528,7 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
     name_of(loader, slot->parts[0], layer, name);
     float *host = mem_try_alloc(total, sizeof *host);
     if (!host) return fault_set(loader->fault, ERR_NOMEM, name, "out of memory");
-    for (size_t i = 0; !loader->weights && i < total; i++) host[i] = slot->norm ? 1 : 0;
+    if (!loader->weights) random_vector(&loader->random, host, total, slot->norm ? 1 : 0);
     int rc = loader->weights ? read_vector(loader, layer, slot, host, &bytes) : 0;
     float scale = slot_scale(slot, &loader->model->config);
     float offset = loader->weights && slot->norm ? loader->model->config.norm_offset : 0;

@@ -42,6 +42,16 @@ void random_fill(struct cpu_team *team, uint64_t *random, uint64_t *words, size_
     *random += count * RANDOM_STEP;
 }
 
+/* In [-1, 1). */
+static float random_number(uint64_t *random) {
+    *random = *random * 6364136223846793005ull + 1442695040888963407ull;
+    return (float)(*random >> 40) * 0x1p-23f - 1;
+}
+
+void random_vector(uint64_t *random, float *out, size_t count, float around) {
+    for (size_t i = 0; i < count; i++) out[i] = around + random_number(random) / 4;
+}
+
 size_t random_bytes(const struct model_config *c) {
     size_t d = (size_t)c->d_model, routed = (size_t)routed_layers(c);
     size_t layers = (size_t)c->layers * d * (size_t)(qkv_width(c) + q_width(c));
@@ -62,9 +72,8 @@ int random_gates(struct model *model, struct fault *fault) {
     for (size_t i = 0; i < h; i++) row[i] = (int32_t)i;
     for (int l = 0; l < c->layers && !rc; l++) {
         for (size_t i = 0; i < m * d + m + h * m; i++) {
-            random = random * 6364136223846793005ull + 1442695040888963407ull;
             float scale = i < m * d ? 1 / sqrtf((float)d) : 1 / sqrtf((float)m);
-            data[i] = ((float)(random >> 40) * 0x1p-23f - 1) * scale;
+            data[i] = random_number(&random) * scale;
         }
         for (size_t i = 0; i < h; i++) bias[i] = 6;
         const struct kern_gate_spec spec = {.w1 = w1,

@@ -55,7 +55,8 @@ struct attend_args {
     int heads_q; /* query heads in a row of qkv */
     int heads, query,
         group; /* query heads per KV head; this rank computes [query, query + group) of them */
-    float scale, cap; /* kern_attend_options, times log2(e) */
+    float scale, cap;   /* kern_attend_options, times log2(e) */
+    const float *sinks; /* the same, of all query heads of this rank's KV heads; NULL: none */
 };
 
 /* ---- The tile: 16 rows, in the fragments of mma.m16n8k16 ------------------------------------- */
@@ -269,6 +270,14 @@ struct fold {
     float m, l; /* over all chunks so far */
 };
 
+/* The fold before the first chunk: a learned sink has no value, but its term in the sum. `own`: the
+ * query head among those of its KV head that this rank computes. */
+static __device__ __forceinline__ struct fold fold_start(const struct attend_args &a, int head,
+                                                         int own) {
+    if (!a.sinks) return {-INFINITY, 0};
+    return {__fmul_rn(a.sinks[head * a.heads + a.query + own], LOG2_E), 1};
+}
+
 struct fold_weights {
     float old, add; /* o = o * old + chunk's o * add */
 };
@@ -332,15 +341,17 @@ static __device__ __forceinline__ void fetch(const struct pages &p, const int32_
 }
 
 template <int D, int E>
-static __device__ __forceinline__ void write_chunk(const struct tile<D> &t, const struct rows &r,
-                                                   float *partial, bool whole, int lane) {
+static __device__ __forceinline__ void write_chunk(const struct attend_args &a,
+                                                   const struct tile<D> &t, const struct rows &r,
+                                                   int head, float *partial, bool whole, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float l = row_sum(t.l[i]);
         if (!r.q[i]) continue;
-        struct fold f = {-INFINITY, 0};
+        int own = (lane >> 2) + 8 * i;
+        struct fold f = fold_start(a, head, own);
         struct fold_weights w = fold_chunk(f, t.m[i], l);
-        float *to = whole ? r.out[i] : partial + ((lane >> 2) + 8 * i) * (D + 2);
+        float *to = whole ? r.out[i] : partial + own * (D + 2);
         for (int n = 0; n < D / 8; n++) {
             float2 pair = tile_pair<D, E>(t.o, n, i);
             if (whole) {
@@ -394,8 +405,8 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
             fetch<S::DECODE_PAGES>(a.pages, table, page + (i + S::DECODE_STAGES) * S::DECODE_PAGES,
                                    page_end, ring + at * BYTES, &barriers[at]);
     }
-    write_chunk<D, E>(t, r, a.partials + (int64_t)item * a.group * (D + 2), length <= CHUNK_KEYS,
-                      lane);
+    write_chunk<D, E>(a, t, r, head, a.partials + (int64_t)item * a.group * (D + 2),
+                      length <= CHUNK_KEYS, lane);
 }
 
 template <int D, int E>
@@ -451,7 +462,7 @@ static __global__ void k_attend_combine(const struct attend_args a) {
     int length = *pages_length(a.pages, s.slot, a.layer * a.pages.heads_kv + head);
     if (length <= CHUNK_KEYS) return;
     const struct plan_stream plan = a.streams[row * a.pages.heads_kv + head];
-    struct fold f = {-INFINITY, 0};
+    struct fold f = fold_start(a, head, head_q % a.group);
     float o[D / 32] = {0};
     for (int chunk = 0; chunk * CHUNK_KEYS < length; chunk += COMBINE_PARTS) {
         struct part<D> parts[COMBINE_PARTS];
@@ -542,8 +553,12 @@ static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
 
     struct rows r;
     struct tile<D> t;
-    struct fold f[2] = {{-INFINITY, 0}, {-INFINITY, 0}};
+    struct fold f[2];
     float o[D / 8][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        f[i] =
+            fold_start(a, head, (place.first + warp * TILE_ROWS + (lane >> 2) + 8 * i) % a.group);
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
@@ -692,7 +707,12 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     CHECK(cuda->has_cache && layer >= 0 && layer < cuda->options.layers);
     const struct step *step = step_of(cuda, batch);
     if (!step->spans) return;
-    keep_queries(cuda, layer, qkv, options);
+    const int first_head = cuda->shard.first * cuda_group(cuda);
+    cuda->attended[layer] = {options->sinks ? options->sinks + first_head : NULL,
+                             options->sliding_window};
+    cuda->scale = options->scale;
+    cuda->cap = options->cap;
+    keep_queries(cuda, layer, qkv);
     struct attend_args args = {};
     args.pages = cuda->pages;
     args.spans = step->spans;
@@ -713,8 +733,9 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     args.sliding_window = options->sliding_window;
     args.scale = options->scale * LOG2_E;
     args.cap = options->cap * LOG2_E;
+    args.sinks = cuda->attended[layer].sinks;
     if (cuda->options.head_dim == 64) attend<64>(cuda, args, step->tile_count);
     if (cuda->options.head_dim == 128) attend<128>(cuda, args, step->tile_count);
     if (cuda->options.head_dim == 256) attend<256>(cuda, args, step->tile_count);
-    add_mass(cuda, layer, out, options->sliding_window);
+    add_mass(cuda, layer, out);
 }

@@ -235,11 +235,13 @@ void cache_close(struct cuda *cuda) {
     mass_close(cuda);
     mem_free(cuda->slots);
     mem_free(cuda->lengths);
+    mem_free(cuda->attended);
     mem_free(cuda->step.host);
     memset(&cuda->pages, 0, sizeof cuda->pages);
     memset(&cuda->step, 0, sizeof cuda->step);
     cuda->slots = NULL;
     cuda->lengths = NULL;
+    cuda->attended = NULL;
     cuda->has_cache = false;
 }
 
@@ -256,7 +258,9 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
     cuda->lengths = static_cast<int32_t *>(
         mem_try_alloc(2 * (size_t)cuda->pages.streams, sizeof *cuda->lengths));
     cuda->lengths_slot = -1;
-    rc = cuda->slots && cuda->lengths ? alloc_pages(cuda) : ERR_NOMEM;
+    cuda->attended = static_cast<struct attended *>(
+        mem_try_alloc((size_t)options->layers, sizeof *cuda->attended));
+    rc = cuda->slots && cuda->lengths && cuda->attended ? alloc_pages(cuda) : ERR_NOMEM;
     if (!rc) rc = rooms_reserve(cuda);
     if (rc) {
         cache_close(cuda);

@@ -111,7 +111,7 @@ static __device__ float judge(const struct evict_args &a, const struct due &d,
 /* Entries of the stream up to this position have expired (struct kern_evict); -1: none. */
 static __device__ __forceinline__ int32_t expired_up_to(const struct evict_args &a,
                                                         const struct due &d, int stream) {
-    int32_t visible = a.sliding_windows ? a.sliding_windows[stream / a.streams.pages.heads_kv] : 0;
+    int32_t visible = a.attended[stream / a.streams.pages.heads_kv].sliding_window;
     bool merges = d.rule.merge != KERN_MERGE_NONE;
     return visible > 0 && !merges && d.tokens >= visible ? d.tokens - visible : -1;
 }
@@ -607,14 +607,10 @@ static bool stage_lists(struct cuda *cuda, struct lists *l, struct stages *s) {
     s->args.streams.subjects = s->look.streams.subjects = stage(cuda, l->subjects, n);
     s->look.looks = stage(cuda, l->looks, n);
     s->measures = stage(cuda, l->measures, n);
-    const int32_t *sliding_windows = look_sliding_windows(cuda);
-    if (sliding_windows)
-        s->look.sliding_windows = stage(cuda, sliding_windows, (size_t)cuda->options.layers);
-    if (sliding_windows && !s->look.sliding_windows) return false;
-    s->args.sliding_windows = s->look.sliding_windows;
+    s->args.attended = s->look.attended = stage(cuda, cuda->attended, (size_t)cuda->options.layers);
     const struct cutoff *cutoffs = stage(cuda, l->cutoffs, l->cutoff_count);
     if (!positions || !s->args.due || !s->look.looks || !s->measures || !cutoffs ||
-        !s->args.streams.subjects)
+        !s->args.attended || !s->args.streams.subjects)
         return false;
     device_copy(cuda->device, s->args.cutoffs, cutoffs, l->cutoff_count * sizeof *cutoffs);
     if (l->bin_scopes)

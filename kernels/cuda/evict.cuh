@@ -145,20 +145,17 @@ struct look_args {
     float *out;                /* LOOK_MASS with classes: attention's results, of all rows */
     int queries_max, vectors_max, parts_max;
     int heads_q, group;
-    int query, queries;             /* query heads of a group that this rank computes */
-    const int32_t *sliding_windows; /* [layers]: keys that far behind a query are masked; 0: none */
-    int sliding_window;             /* the same for all layers, without `sliding_windows` */
-    bool plain, classes;            /* are there looks of this kind? */
-    float scale, cap;               /* kern_attend_options, times log2(e) */
+    int query, queries;              /* query heads of a group that this rank computes */
+    const struct attended *attended; /* [layers] */
+    struct attended same;            /* without `attended`: the same for all layers */
+    bool plain, classes;             /* are there looks of this kind? */
+    float scale, cap;                /* kern_attend_options, times log2(e) */
 };
 
 void look_all(struct cuda *cuda, const struct look_args &args);
 /* Computes attention where entries have classes, from the sums that look_all has left. */
 void classes_attend(struct cuda *cuda, const struct look_args &args);
 void look_room(struct pieces *room, struct look_args *args); /* allocates its results */
-/* Host, [layers]: sliding window of each layer's last attention, which also applies to queries
- * observed later; NULL: no layer has had one. */
-const int32_t *look_sliding_windows(const struct cuda *cuda);
 /* The queries of a slot's window; `positions` has room for KERN_WINDOW_MAX, and the caller stages
  * it. */
 void look_at_window(const struct slot *slot, int32_t tokens, struct look *look, int32_t *positions);
@@ -219,9 +216,9 @@ struct evict_args {
     struct chunk *chunks; /* [items], in the order of the list of chunks */
     int32_t *ticket;      /* the next chunk to compact */
     float cap;
-    const int32_t *sliding_windows; /* [layers]: see look_args; NULL: no layer has one */
-    float *fresh;                   /* [entries]: scores that candidates will store */
-    double *sums;                   /* [items][2]: results of LOOK_PREFERENCE */
+    const struct attended *attended; /* [layers] */
+    float *fresh;                    /* [entries]: scores that candidates will store */
+    double *sums;                    /* [items][2]: results of LOOK_PREFERENCE */
 
     /* Redundancy and merging, one number per entry; NULL if no rule needs them. */
     float *norm, *alike;

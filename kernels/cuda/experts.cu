@@ -1,6 +1,7 @@
 /* Mixtures of experts (kern.h): rows choose their experts on the device, uses are sorted by expert,
  * and a block multiplies up to GROUP rows of one expert with some of its outputs, so that a weight
- * is read once for all of them.
+ * is read once for all of them. Sorting counts: a warp counts PIECE uses, one block adds up the
+ * counts of all warps, and each warp then knows where its uses go.
  *
  * An output of a row is one sum, in an order that depends on the matrix alone, and a row adds its
  * experts in ascending order: neither depends on what other rows chose. Activations stay float32.
@@ -8,12 +9,15 @@
  * work end at once. */
 #include <string.h>
 
+#include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/experts.h"
 
 #define THREADS 256
 #define WARPS   (THREADS / 32)
-#define GROUP   8 /* rows of one expert that are multiplied together */
+#define GROUP   8   /* rows of one expert that are multiplied together */
+#define PIECE   256 /* uses that one warp sorts */
+#define SORTERS 4   /* warps of a block that sorts */
 #define EXPERTS_MAX                                                                                \
     1024 /* a lane of a warp keeps which of its 32 experts are taken in one word                   \
           */
@@ -52,6 +56,7 @@ struct routes {
     float *out;      /* [rows * used, d_model] */
     struct group *groups;
     int32_t *group_count;
+    int32_t *counts; /* [pieces][experts] uses of a piece; then the place of the first */
 };
 
 /* ---- Loading -------------------------------------------------------------------------------- */
@@ -61,12 +66,17 @@ static size_t groups_max(int count, size_t uses) {
     return most < uses ? most : uses;
 }
 
-/* Scratch of one row; with more rows there are fewer groups for each. */
+static size_t pieces_of(size_t uses) {
+    return (uses + PIECE - 1) / PIECE;
+}
+
+/* Scratch of one row; with more rows there are fewer groups and pieces for each. */
 static size_t row_bytes(const struct kern_experts *experts) {
     const struct kern_experts_spec *spec = &experts->spec;
     size_t numbers = (size_t)(experts->d_ff + spec->d_model + 1) * sizeof(float);
     size_t group = sizeof(struct group) + 3 * sizeof(int32_t);
-    return (size_t)spec->used * (numbers + group) + sizeof(int32_t);
+    size_t counts = pieces_of((size_t)spec->used) * (size_t)spec->count;
+    return (size_t)spec->used * (numbers + group) + (1 + counts) * sizeof(int32_t);
 }
 
 static struct matrix *upload_matrices(struct cuda *cuda, struct kern_weight *const *weights,
@@ -90,10 +100,6 @@ int op_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
     const struct kern_weight *first = spec->gate_up[0];
     CHECK(spec->used >= 1 && spec->used <= spec->count && spec->count <= EXPERTS_MAX);
     CHECK(first->parts == 2 && first->part[0].count == first->part[1].count);
-    /* The one family with this activation, gpt-oss, has learned sinks, which attend.cu lacks. */
-    if (spec->activation == KERN_SWIGLU_CLAMPED)
-        return fault_set(fault, ERR_UNSUPPORTED, "model_type",
-                         "gpt-oss: this backend does not compute attention with learned sinks");
     struct kern_experts *experts =
         static_cast<struct kern_experts *>(mem_try_alloc(1, sizeof *experts));
     if (!experts) return fault_set(fault, ERR_NOMEM, "", "no memory for a layer's experts");
@@ -196,28 +202,85 @@ static __global__ void k_choose(const struct choose_args a) {
     if (lane == 0) order_row(chosen, weight, a.used, sum + rest);
 }
 
-/* Each thread sorts the uses of one expert by row and cuts them into groups. The grid is one block.
- */
-static __global__ void k_sort(const struct choose_args a) {
+/* A warp's 32 uses from use `first` on: those before this lane's that have its expert, and whether
+ * it is the first of them. */
+struct peers {
+    int64_t use; /* -1: none */
+    int expert, before, all;
+};
+
+static __device__ __forceinline__ struct peers peers_of(const struct choose_args &a, int64_t first,
+                                                        int64_t end, int lane) {
+    struct peers p = {first + lane < end ? first + lane : -1, 0, 0, 0};
+    p.expert = p.use < 0 ? -1 - lane : a.r.chosen[p.use]; /* a lane without a use is alone */
+    uint32_t same = __match_any_sync(WARP_ALL, p.expert);
+    p.before = __popc(same & ((1u << lane) - 1));
+    p.all = __popc(same);
+    return p;
+}
+
+/* A warp per piece: -> counts of its uses of each expert. */
+static __global__ void k_count(const struct choose_args a) {
+    ptx_overlap_grids();
+    int64_t piece = (int64_t)blockIdx.x * SORTERS + threadIdx.x / 32;
+    int64_t uses = (int64_t)a.rows * a.used;
+    int lane = threadIdx.x % 32;
+    int64_t first = piece * PIECE, end = first + PIECE < uses ? first + PIECE : uses;
+    if (first >= uses) return;
+    int32_t *counts = a.r.counts + piece * a.count;
+    for (int e = lane; e < a.count; e += 32) counts[e] = 0;
+    __syncwarp();
+    for (; first < end; first += 32) {
+        struct peers p = peers_of(a, first, end, lane);
+        if (p.use >= 0 && p.before == 0) counts[p.expert] += p.all;
+        __syncwarp();
+    }
+}
+
+/* A thread per expert: -> place of the first use of each piece, and the groups. The grid is one
+ * block. */
+static __global__ void k_place(const struct choose_args a) {
     ptx_overlap_grids();
     SHARED_MEMORY(shared);
-    int *room = (int *)shared, at = 0, groups = 0, total, uses = a.rows * a.used;
+    int64_t pieces = ((int64_t)a.rows * a.used + PIECE - 1) / PIECE;
+    int *room = (int *)shared, at = 0, groups = 0, total;
     for (int first = 0; first < a.count; first += (int)blockDim.x) {
         int expert = first + (int)threadIdx.x, mine = 0;
-        for (int i = 0; expert < a.count && i < uses; i++) mine += a.r.chosen[i] == expert;
-        int begin = at + block_scan(mine, room, &total);
+        for (int64_t i = 0; expert < a.count && i < pieces; i++)
+            mine += a.r.counts[i * a.count + expert];
+        int begin = at + block_scan(mine, room, &total), place = begin;
         at += total;
         int parts = (mine + GROUP - 1) / GROUP, part = groups + block_scan(parts, room, &total);
         groups += total;
         for (int done = 0; done < mine; done += GROUP)
             a.r.groups[part++] = {expert, begin + done, mine - done < GROUP ? mine - done : GROUP};
-        for (int i = 0; mine > 0 && i < uses; i++) {
-            if (a.r.chosen[i] != expert) continue;
-            a.r.place[i] = begin;
-            a.r.source[begin++] = i / a.used;
+        for (int64_t i = 0; expert < a.count && i < pieces; i++) {
+            int32_t *count = &a.r.counts[i * a.count + expert], of_piece = *count;
+            *count = place;
+            place += of_piece;
         }
     }
     if (threadIdx.x == 0) *a.r.group_count = groups;
+}
+
+/* A warp per piece: -> places of its uses, those of an expert in the order of rows. */
+static __global__ void k_sort(const struct choose_args a) {
+    ptx_overlap_grids();
+    int64_t piece = (int64_t)blockIdx.x * SORTERS + threadIdx.x / 32;
+    int64_t uses = (int64_t)a.rows * a.used;
+    int lane = threadIdx.x % 32;
+    int64_t first = piece * PIECE, end = first + PIECE < uses ? first + PIECE : uses;
+    if (first >= uses) return;
+    int32_t *places = a.r.counts + piece * a.count;
+    for (; first < end; first += 32) {
+        struct peers p = peers_of(a, first, end, lane);
+        int begin = p.use < 0 ? 0 : places[p.expert];
+        __syncwarp();
+        if (p.use < 0) continue;
+        a.r.place[p.use] = begin + p.before;
+        a.r.source[begin + p.before] = (int32_t)(p.use / a.used);
+        if (p.before == 0) places[p.expert] = begin + p.all;
+    }
 }
 
 /* ---- Products ------------------------------------------------------------------------------- */
@@ -237,13 +300,6 @@ static __device__ __forceinline__ float weight_at(const struct matrix &m, int64_
     if (m.dtype == KERN_BF16)
         return __uint_as_float((uint32_t) static_cast<const uint16_t *>(m.data)[i] << 16);
     return ptx_unpack_f16(ptx_f16_of_e4m3(static_cast<const uint8_t *>(m.data)[i])).x;
-}
-
-static __device__ __forceinline__ float activate(float gate, float up,
-                                                 enum kern_activation activation) {
-    float inner = gate;
-    if (activation == KERN_GELU_TANH) inner = 1.59576912f * (gate + 0.044715f * gate * gate * gate);
-    return gate / (1.0f + expf(-inner)) * up;
 }
 
 /* Rows of a group times row `at` of the matrix: lane u gets the product of row u. All lanes of a
@@ -268,13 +324,14 @@ static __device__ __forceinline__ float bias_at(const struct bias &b, int expert
     return b.all ? b.all[(int64_t)expert * b.stride + b.first[part] + i] : 0;
 }
 
-/* Blocks (outputs, group), a warp per output. GATED: gate and up of an output, and their
- * activation; its rows are gathered from x. Places of a group without a row repeat its first. */
+/* Blocks (group, outputs), a warp per output: only the first dimension of a grid can count the
+ * groups of a long prompt. GATED: gate and up of an output, and their activation; its rows are
+ * gathered from x. Places of a group without a row repeat its first. */
 template <bool GATED> static __global__ void k_product(const struct product_args a) {
     ptx_overlap_grids();
-    if ((int)blockIdx.y >= *a.r.group_count) return;
-    const struct group g = a.r.groups[blockIdx.y];
-    int lane = threadIdx.x % 32, out = (int)(blockIdx.x * WARPS + threadIdx.x / 32);
+    if ((int)blockIdx.x >= *a.r.group_count) return;
+    const struct group g = a.r.groups[blockIdx.x];
+    int lane = threadIdx.x % 32, out = (int)(blockIdx.y * WARPS + threadIdx.x / 32);
     if (out >= a.outputs) return;
     const struct matrix m = a.matrices[g.expert];
     const float *rows[GROUP];
@@ -286,7 +343,7 @@ template <bool GATED> static __global__ void k_product(const struct product_args
     float value = multiply_group(m, out, rows, a.cols, lane) + bias_at(a.bias, g.expert, 0, out);
     if (GATED) {
         float up = multiply_group(m, (int64_t)out + a.outputs, rows, a.cols, lane);
-        value = activate(value, up + bias_at(a.bias, g.expert, 1, out), a.activation);
+        value = gated(value, up + bias_at(a.bias, g.expert, 1, out), a.activation);
     }
     if (lane < g.count) a.y[(int64_t)(g.first + lane) * a.outputs + out] = value;
 }
@@ -334,7 +391,8 @@ static bool take_routes(struct cuda *cuda, const struct kern_experts *experts, i
     r->place = r->chosen + uses;
     r->source = r->place + uses;
     r->group_count = r->source + uses;
-    r->groups = reinterpret_cast<struct group *>(r->group_count + 1);
+    r->counts = r->group_count + 1;
+    r->groups = reinterpret_cast<struct group *>(r->counts + pieces_of(uses) * (size_t)spec->count);
     return true;
 }
 
@@ -346,7 +404,7 @@ static void multiply_all(struct cuda *cuda, const struct kern_experts *experts,
     const struct product_args in = {
         experts->gate_up, x, r.ff, experts->gate_up_bias, r, spec->d_model, experts->d_ff,
         spec->activation};
-    LAUNCH_OVERLAPPED(cuda->device, k_product<true>, dim3(blocks_for(experts->d_ff, WARPS), groups),
+    LAUNCH_OVERLAPPED(cuda->device, k_product<true>, dim3(groups, blocks_for(experts->d_ff, WARPS)),
                       THREADS, 0, in);
     /* The ranks' products are summed: the first adds the bias. */
     const float *bias = cuda->comm->rank == 0 ? spec->down_bias : NULL;
@@ -354,7 +412,7 @@ static void multiply_all(struct cuda *cuda, const struct kern_experts *experts,
         experts->down, r.ff,          r.out,           {bias, spec->d_model, {0, 0}}, r,
         experts->d_ff, spec->d_model, spec->activation};
     LAUNCH_OVERLAPPED(cuda->device, k_product<false>,
-                      dim3(blocks_for(spec->d_model, WARPS), groups), THREADS, 0, back);
+                      dim3(groups, blocks_for(spec->d_model, WARPS)), THREADS, 0, back);
 }
 
 void op_experts(struct kern *kern, float *y, const float *x, const float *logits,
@@ -371,7 +429,10 @@ void op_experts(struct kern *kern, float *y, const float *x, const float *logits
         const struct choose_args choose = {logits,      r,          rows,
                                            spec->count, spec->used, spec->normalise};
         LAUNCH_OVERLAPPED(cuda->device, k_choose, blocks_for(rows, WARPS), THREADS, 0, choose);
-        LAUNCH_OVERLAPPED(cuda->device, k_sort, 1, THREADS, WARPS * sizeof(int), choose);
+        const unsigned sorters = blocks_for((int64_t)rows * spec->used, SORTERS * PIECE);
+        LAUNCH_OVERLAPPED(cuda->device, k_count, sorters, SORTERS * 32, 0, choose);
+        LAUNCH_OVERLAPPED(cuda->device, k_place, 1, THREADS, WARPS * sizeof(int), choose);
+        LAUNCH_OVERLAPPED(cuda->device, k_sort, sorters, SORTERS * 32, 0, choose);
         multiply_all(cuda, experts, r, x, rows);
         const struct sum_args sum = {sums, r, count, spec->d_model, spec->used, !joins};
         LAUNCH_OVERLAPPED(cuda->device, k_sum, blocks_for(count, THREADS), THREADS, 0, sum);

@@ -94,6 +94,12 @@ struct prefill_tile {
     int32_t span, first;
 };
 
+/* The options of a layer's last attention, which also apply to queries that are observed later. */
+struct attended {
+    const float *sinks; /* kern_attend_options: of this rank's heads, device; NULL: none */
+    int32_t sliding_window;
+};
+
 #define CUDA_ROPES 2 /* different rotations of one model's layers */
 
 /* A rotation: the frequencies and scale that `angles` was made with. */
@@ -158,15 +164,16 @@ struct cuda {
         int64_t rows, cols;
         uint64_t at;
     } rounded;
-    bool has_e4m3;       /* products of layers are E4M3, so activations are rounded to E4M3 */
-    struct room hidden;  /* layers of gates and of experts */
-    struct room squares; /* sums of squares of heads, see rope.cu */
-    struct room select;  /* all stages of evict */
-    struct room look;    /* attention added up in one step */
-    struct mass *mass;   /* lists for the same, see observe.cu */
-    float scale, cap;    /* kern_attend_options of attention's last call */
-    struct room sample;  /* see sample.cu */
-    struct room gather;  /* reports, snapshots */
+    bool has_e4m3;             /* products of layers are E4M3, so activations are rounded to E4M3 */
+    struct room hidden;        /* layers of gates and of experts */
+    struct room squares;       /* sums of squares of heads, see rope.cu */
+    struct room select;        /* all stages of evict */
+    struct room look;          /* attention added up in one step */
+    struct mass *mass;         /* lists for the same, see observe.cu */
+    struct attended *attended; /* host, [layers] */
+    float scale, cap;          /* kern_attend_options of attention's last call */
+    struct room sample;        /* see sample.cu */
+    struct room gather;        /* reports, snapshots */
     uint16_t *rings[RING_SIZES][RINGS_SPARE]; /* unused rings, see observe.cu */
     int ring_count[RING_SIZES];
 };
@@ -236,12 +243,10 @@ bool rings_close(struct cuda *cuda); /* frees unused rings; returns false if the
 int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule);
 /* Serves the rules of the step: stages lists once per step; stores the queries of a layer before
  * its attention; adds up their attention after it, and computes attention where entries have
- * classes. `sliding_window` as in kern_attend_options. Returns false if there is no memory for the
- * lists. */
+ * classes. Returns false if there is no memory for the lists. */
 bool mass_stage(struct cuda *cuda, const struct kern_batch *batch);
-void keep_queries(struct cuda *cuda, int layer, const float *qkv,
-                  const struct kern_attend_options *options);
-void add_mass(struct cuda *cuda, int layer, float *out, int sliding_window);
+void keep_queries(struct cuda *cuda, int layer, const float *qkv);
+void add_mass(struct cuda *cuda, int layer, float *out);
 void mass_close(struct cuda *cuda);
 
 /* attend.cu */

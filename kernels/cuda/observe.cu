@@ -117,6 +117,11 @@ static __global__ void k_keep_queries(const struct keep_args a) {
 /* ---- Visible entries --------------------------------------------------------------------------
  */
 
+static __device__ __forceinline__ struct attended attended_of(const struct look_args &a,
+                                                              int layer) {
+    return a.attended ? a.attended[layer] : a.same;
+}
+
 /* A thread per query; blocks (state, part). */
 static __global__ void k_look_sees(const struct look_args a) {
     const struct pages &p = a.streams.pages;
@@ -130,7 +135,7 @@ static __global__ void k_look_sees(const struct look_args a) {
     sight.high = pages_before(p, table, st.length, sight.pos + 1);
     if (look.observe.support == KERN_SUPPORT_CANDIDATES && sight.high > st.candidates)
         sight.high = st.candidates;
-    int visible = a.sliding_windows ? a.sliding_windows[st.stream / p.heads_kv] : a.sliding_window;
+    int visible = attended_of(a, st.stream / p.heads_kv).sliding_window;
     if (visible > 0) sight.least = sight.pos - visible;
     if (visible > 0) sight.low = pages_before(p, table, st.length, sight.least + 1);
     a.sees[(int64_t)blockIdx.x * a.queries_max + query] = sight;
@@ -246,6 +251,22 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_stats(const str
     }
 }
 
+/* The part of one softmax that is not an entry's: the learned sink of vector `vector`, or nothing.
+ */
+static __device__ struct look_stat sink_stat(const struct look_args &a, const struct look &look,
+                                             int stream, int vector) {
+    const int heads = a.streams.pages.heads_kv;
+    const float *sinks = attended_of(a, stream / heads).sinks;
+    if (!sinks) return {-INFINITY, 0};
+    sinks += stream % heads * a.group;
+    if (!of_logits(look)) return {__fmul_rn(sinks[vector % a.group], LOG2_E), 1};
+    float sink = sinks[0];
+    for (int r = 1; r < a.group; r++)
+        sink = look.observe.group == KERN_GROUP_MAX_LOGIT ? fmaxf(sink, sinks[r])
+                                                          : __fadd_rn(sink, sinks[r]);
+    return {__fmul_rn(sink, LOG2_E), 1};
+}
+
 /* A thread per vector; blocks (state, part). */
 static __global__ void k_look_fold(const struct look_args a) {
     if (pages_failed(a.streams.pages)) return;
@@ -254,7 +275,7 @@ static __global__ void k_look_fold(const struct look_args a) {
     int vectors = look.query_count * (of_logits(look) ? 1 : a.group);
     int v = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     if (look.kind == LOOK_NONE || v >= vectors) return;
-    struct look_stat all = {-INFINITY, 0};
+    struct look_stat all = sink_stat(a, look, st.stream, v);
     for (int chunk = 0; chunk < st.work; chunk++)
         all = stat_fold(all, a.partial[(int64_t)(st.item + chunk) * a.vectors_max + v]);
     all = {all.most == -INFINITY ? 0 : all.most, all.scale > 0 ? __fdiv_rn(1, all.scale) : 0};
@@ -528,14 +549,12 @@ void look_room(struct pieces *room, struct look_args *args) {
 /* The step's spans that add up mass, as subjects of one layer: the same for all layers, apart from
  * the streams' offset. */
 struct mass {
-    int32_t *sliding_windows; /* host, [layers]: see look_sliding_windows */
-    int count;                /* spans; 0: none, and the other members are unused */
+    int count; /* spans; 0: none, and the other members are unused */
     struct look_args args;
     uint16_t *now; /* [rows][heads_q * head_dim]: queries of the current layer */
 };
 
 void mass_close(struct cuda *cuda) {
-    if (cuda->mass) mem_free(cuda->mass->sliding_windows);
     mem_free(cuda->mass);
     cuda->mass = NULL;
 }
@@ -604,17 +623,10 @@ static void mass_lists(const struct cuda *cuda, const struct kern_batch *batch,
     }
 }
 
-/* Clears everything but the sliding windows that attention has reported. */
-static void mass_clear(struct mass *mass) {
-    int32_t *sliding_windows = mass->sliding_windows;
-    *mass = {};
-    mass->sliding_windows = sliding_windows;
-}
-
 bool mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
     if (!cuda->mass) cuda->mass = static_cast<struct mass *>(mem_must_alloc(1, sizeof *cuda->mass));
     struct mass *mass = cuda->mass;
-    mass_clear(mass);
+    *mass = {};
     mass_measure(cuda, batch, mass);
     if (mass->count == 0) return true;
     size_t count = (size_t)mass->count;
@@ -633,16 +645,13 @@ bool mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
     mem_free(looks);
     mem_free(subjects);
     if (room.base && mass->args.looks && mass->args.streams.subjects) return true;
-    mass_clear(mass);
+    *mass = {};
     return false;
 }
 
-void keep_queries(struct cuda *cuda, int layer, const float *qkv,
-                  const struct kern_attend_options *options) {
+void keep_queries(struct cuda *cuda, int layer, const float *qkv) {
     const struct kern_cache_options *o = &cuda->options;
     const struct step *step = &cuda->step;
-    cuda->scale = options->scale;
-    cuda->cap = options->cap;
     if (!step->keeps) return;
     int width = o->heads_q * o->head_dim;
     struct keep_args args = {
@@ -652,27 +661,13 @@ void keep_queries(struct cuda *cuda, int layer, const float *qkv,
            THREADS, 0, args);
 }
 
-static void note_sliding_window(struct cuda *cuda, int layer, int sliding_window) {
+void add_mass(struct cuda *cuda, int layer, float *out) {
     struct mass *mass = cuda->mass;
-    if (sliding_window > 0 && !mass->sliding_windows)
-        mass->sliding_windows = static_cast<int32_t *>(
-            mem_must_alloc((size_t)cuda->options.layers, sizeof *mass->sliding_windows));
-    if (mass->sliding_windows) mass->sliding_windows[layer] = sliding_window;
-}
-
-const int32_t *look_sliding_windows(const struct cuda *cuda) {
-    return cuda->mass ? cuda->mass->sliding_windows : NULL;
-}
-
-void add_mass(struct cuda *cuda, int layer, float *out, int sliding_window) {
-    struct mass *mass = cuda->mass;
-    if (!mass) return;
-    note_sliding_window(cuda, layer, sliding_window);
-    if (mass->count == 0) return;
+    if (!mass || mass->count == 0) return;
     mass->args.scale = cuda->scale * LOG2_E;
     mass->args.cap = cuda->cap * LOG2_E;
     mass->args.out = out;
-    mass->args.sliding_window = sliding_window;
+    mass->args.same = cuda->attended[layer];
     mass->args.streams.stream_offset = layer * cuda->options.heads_kv;
     streams_find(cuda, mass->args.streams, mass->count, cuda->options.heads_kv);
     streams_plan(cuda, mass->args.streams);

@@ -1,4 +1,5 @@
 /* Operations on rows: each by itself, sums in an order that depends on the row's width alone. */
+#include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/internal.h"
 #include "kernels/quantize.h"
@@ -185,13 +186,6 @@ void op_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap) {
                       count, cap);
 }
 
-template <enum kern_activation ACTIVATION>
-static __device__ __forceinline__ float gated(float gate, float up) {
-    float inner = gate;
-    if (ACTIVATION == KERN_GELU_TANH) inner = 1.59576912f * (gate + 0.044715f * gate * gate * gate);
-    return gate / (1.0f + expf(-inner)) * up;
-}
-
 /* A thread per number; `half`: y as bf16, or NULL. */
 template <enum kern_activation ACTIVATION>
 static __global__ void k_glu(float *y, uint16_t *half, const float *gate_up, int64_t count,
@@ -200,7 +194,7 @@ static __global__ void k_glu(float *y, uint16_t *half, const float *gate_up, int
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     int64_t at = i / d_ff * 2 * d_ff + i % d_ff;
-    float value = gated<ACTIVATION>(gate_up[at], gate_up[at + d_ff]);
+    float value = gated(gate_up[at], gate_up[at + d_ff], ACTIVATION);
     y[i] = value;
     if (half) half[i] = (uint16_t)ptx_pack_bf16(value, 0);
 }
@@ -215,8 +209,8 @@ static __global__ void k_glu_rows(float *y, const struct rounded round, const fl
     float *row = y + blockIdx.x * d_ff, most = 0;
     for (int64_t i = threadIdx.x; i < d_ff / 4; i += (int)blockDim.x) {
         float4 g = gate[i], u = up[i];
-        float4 v = {gated<ACTIVATION>(g.x, u.x), gated<ACTIVATION>(g.y, u.y),
-                    gated<ACTIVATION>(g.z, u.z), gated<ACTIVATION>(g.w, u.w)};
+        float4 v = {gated(g.x, u.x, ACTIVATION), gated(g.y, u.y, ACTIVATION),
+                    gated(g.z, u.z, ACTIVATION), gated(g.w, u.w, ACTIVATION)};
         ((float4 *)row)[i] = v;
         most = most_of(most, v);
     }
@@ -241,8 +235,10 @@ void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_f
     struct cuda *cuda = cuda_of(kern);
     if (activation == KERN_SILU)
         glu<KERN_SILU>(cuda, y, gate_up, rows, d_ff);
-    else
+    else if (activation == KERN_GELU_TANH)
         glu<KERN_GELU_TANH>(cuda, y, gate_up, rows, d_ff);
+    else
+        glu<KERN_SWIGLU_CLAMPED>(cuda, y, gate_up, rows, d_ff);
 }
 
 static __global__ void k_add_bias(float *y, const float *bias, int64_t count, int64_t cols) {

@@ -11,30 +11,40 @@
 
 struct shape {
     int head_dim, heads_q, heads_kv, sliding_window;
-    bool fp8;
+    bool fp8, sinks;
 };
 
-/* Groups of 1, 2, 4, 8, 7 and 16 query heads. */
+/* Groups of 1, 2, 4, 8, 7 and 16 query heads; the last ones with learned sinks, as gpt-oss has. */
 static const struct shape shapes[] = {
-    {64, 2, 2, 0, false},   {64, 4, 2, 0, false},  {64, 14, 2, 0, false}, {64, 4, 2, 37, false},
-    {128, 2, 2, 0, false},  {128, 8, 2, 0, false}, {128, 8, 1, 0, false}, {128, 4, 2, 1, false},
-    {128, 16, 1, 0, false}, {256, 2, 1, 0, false}, {256, 8, 1, 0, false}, {256, 2, 1, 300, false},
-    {64, 4, 2, 0, true},    {64, 14, 2, 37, true}, {128, 8, 2, 0, true},  {128, 8, 1, 40, true},
-    {256, 2, 1, 0, true},   {256, 8, 1, 300, true}};
+    {64, 2, 2, 0, false, false},  {64, 4, 2, 0, false, false},   {64, 14, 2, 0, false, false},
+    {64, 4, 2, 37, false, false}, {128, 2, 2, 0, false, false},  {128, 8, 2, 0, false, false},
+    {128, 8, 1, 0, false, false}, {128, 4, 2, 1, false, false},  {128, 16, 1, 0, false, false},
+    {256, 2, 1, 0, false, false}, {256, 8, 1, 0, false, false},  {256, 2, 1, 300, false, false},
+    {64, 4, 2, 0, true, false},   {64, 14, 2, 37, true, false},  {128, 8, 2, 0, true, false},
+    {128, 8, 1, 40, true, false}, {256, 2, 1, 0, true, false},   {256, 8, 1, 300, true, false},
+    {64, 16, 2, 0, false, true},  {64, 16, 2, 128, false, true}, {128, 6, 2, 0, true, true},
+    {256, 3, 1, 300, false, true}};
 
 #define SHAPE_COUNT ((int)(sizeof shapes / sizeof *shapes))
 #define TOKENS      600
+#define HEADS_MAX   16
 
 struct bench {
     struct kern *kern;
     const struct shape *shape;
     int stride, out_size;
     float *table;       /* [SLOTS][TOKENS][stride]: what a sequence has at a position */
+    float *sinks;       /* the device's, [heads_q]; NULL: none */
     float *kept[SLOTS]; /* [TOKENS][out_size] */
 };
 
 static enum kern_dtype dtype_of(const struct shape *s) {
     return s->fp8 ? KERN_E4M3 : KERN_BF16;
+}
+
+/* From far below the logits to above them. */
+static float sink_of(int head) {
+    return (float)(head % 5) * 3 - 6;
 }
 
 static struct bench open_bench(const struct shape *s) {
@@ -57,10 +67,14 @@ static struct bench open_bench(const struct shape *s) {
     b.table = fresh((size_t)(SLOTS * TOKENS * b.stride), (uint64_t)(s - shapes) + 1);
     for (int i = 0; i < SLOTS * TOKENS * b.stride; i++) b.table[i] *= 2;
     for (int i = 0; i < SLOTS; i++) b.kept[i] = fresh((size_t)(TOKENS * b.out_size), 0);
+    float sinks[HEADS_MAX];
+    for (int head = 0; head < s->heads_q; head++) sinks[head] = sink_of(head);
+    if (s->sinks) b.sinks = put(b.kern, sinks, (size_t)s->heads_q);
     return b;
 }
 
 static void close_bench(struct bench *b) {
+    b->kern->ops->mem_free(b->kern, b->sinks);
     b->kern->ops->close(b->kern);
     free(b->table);
     for (int i = 0; i < SLOTS; i++) free(b->kept[i]);
@@ -75,7 +89,8 @@ static void step(struct bench *b, struct kern_span *spans, int count) {
     const struct kern_ops *ops = b->kern->ops;
     struct kern_batch batch = {.spans = spans, .span_count = count};
     struct kern_attend_options options = {.sliding_window = b->shape->sliding_window,
-                                          .scale = 1 / sqrtf((float)b->shape->head_dim)};
+                                          .scale = 1 / sqrtf((float)b->shape->head_dim),
+                                          .sinks = b->sinks};
     for (int s = 0; s < count; s++) {
         spans[s].row = batch.rows;
         batch.rows += spans[s].count;
@@ -130,6 +145,7 @@ static void exact(const struct bench *b, int slot, int pos, int head, const int3
         most = fmax(most, weight[e]);
     }
     for (int i = 0; i < d; i++) out[i] = 0;
+    if (s->sinks) sum = exp((double)sink_of(head) - most);
     for (int e = 0; e < count; e++) {
         double p = exp(weight[e] - most);
         const float *v = row_of(b, slot, held[e]) + (s->heads_q + s->heads_kv + kv) * d;
@@ -242,7 +258,7 @@ static void check_splits(const struct shape *shape) {
 }
 
 Test(emu_attend, splits_and_company_change_nothing) {
-    static const int some[] = {1, 3, 5, 11, 13, 14, 16};
+    static const int some[] = {1, 3, 5, 11, 13, 14, 16, 19, 20};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) check_splits(&shapes[some[i]]);
 }
 
@@ -268,7 +284,8 @@ static void check_uneven(const struct shape *shape) {
 }
 
 Test(emu_attend, uneven_streams_after_eviction) {
-    static const struct shape narrow = {128, 4, 2, 0, true}, wide = {128, 4, 2, 0, false};
+    static const struct shape narrow = {128, 4, 2, 0, true, false};
+    static const struct shape wide = {128, 4, 2, 0, false, false};
     for (int fp8 = 0; fp8 < 2; fp8++) check_uneven(fp8 ? &narrow : &wide);
 }
 

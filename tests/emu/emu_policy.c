@@ -508,3 +508,23 @@ Test(emu_policy, mass_ends_with_the_sliding_window) {
         both_close(p.kern);
     }
 }
+
+/* Learned sinks take their share of every softmax, and soft caps apply in it: of each query head,
+ * of joined logits, of classes, and of attention that is added up. */
+Test(emu_policy, sinks_and_caps) {
+    static const struct method takers[] = {
+        {"h2o", as_it_is}, {"ems", loose},     {"snapkv", as_it_is}, {"rkv", as_it_is},
+        {"gkv", smoothed}, {"cake", as_it_is}, {"morphkv", as_it_is}};
+    const float sinks[] = {1.5f, -2, 3, 0.25f, -1, 2};
+    for (int i = 0; i < (int)(sizeof takers / sizeof *takers); i++) {
+        struct kern_rule rule = rule_of(&takers[i], 40);
+        const struct kern_cache_options *shape = &shapes[i % 3];
+        struct pair p = open_pair(*shape, 8192, (uint64_t)(130 + i));
+        p.cap = i % 2 ? 4 : 0;
+        for (int b = 0; b < BACKENDS; b++)
+            p.sinks[b] = put(p.kern[b], sinks, (size_t)shape->heads_q);
+        play_one(&p, 1, &rule, 40, (const int[]){70, 17, 1}, 3, takers[i].policy);
+        for (int b = 0; b < BACKENDS; b++) p.kern[b]->ops->mem_free(p.kern[b], p.sinks[b]);
+        both_close(p.kern);
+    }
+}

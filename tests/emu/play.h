@@ -17,8 +17,10 @@ struct pair {
     struct kern *kern[BACKENDS];
     struct kern_cache_options options;
     uint64_t seed;
-    bool turned[SLOTS]; /* queries and keys are rotated, and values come in families, too */
-    int sliding_window; /* 0: none */
+    bool turned[SLOTS];     /* queries and keys are rotated, and values come in families, too */
+    int sliding_window;     /* 0: none */
+    float cap;              /* soft cap; 0: none */
+    float *sinks[BACKENDS]; /* learned sinks, per backend; NULL: none */
 };
 
 /* Slots whose rule has classes get rotated keys: look-alikes are alike at position 0. */
@@ -123,7 +125,9 @@ static inline struct layer_rows make_layer(const struct pair *p, const struct ke
 static inline float *run_step(struct pair *p, struct kern *kern, const struct kern_batch *batch) {
     const struct kern_cache_options *o = &p->options;
     const struct kern_attend_options attend = {.sliding_window = p->sliding_window,
-                                               .scale = 1 / sqrtf((float)o->head_dim)};
+                                               .scale = 1 / sqrtf((float)o->head_dim),
+                                               .cap = p->cap,
+                                               .sinks = p->sinks[kern == p->kern[EMULATED]]};
     size_t out_size = (size_t)(batch->rows * o->heads_q * o->head_dim);
     size_t qkv_size = (size_t)(batch->rows * (o->heads_q + 2 * o->heads_kv) * o->head_dim);
     float *all = malloc((size_t)o->layers * out_size * sizeof *all);
