@@ -151,6 +151,7 @@ struct sched {
     uint64_t wait_ends; /* number of the step in which the first wait for a prefix is over */
     enum engine_miss head_lost; /* why the file found for it cannot be used; NEW: no such file */
     uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
+    int64_t awaits_list;        /* jobs wait for a listing that begins after this time; 0 = none */
     bool needs_store;           /* when it was tried, it had to wait for the store */
     struct sched_search search;
     struct sched_export export;

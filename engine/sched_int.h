@@ -126,6 +126,9 @@ static inline uint64_t sched_wait_end(const struct engine_job *job) {
 /* ---- sched_save.c ---------------------------------------------------------------------------- */
 
 bool sched_wants_saving(const struct sched *sched, const struct conversation *conv);
+/* Returns the id that a conversation has by its content; 0: it has none, because it is never
+ * written. */
+uint64_t sched_name(const struct sched *sched, const struct conversation *conv);
 /* May the conversation be removed? If it must be written before, begins to write it, at once or
  * when the store can. */
 bool sched_save_for_room(struct sched *sched, struct conversation *conv);

@@ -267,6 +267,7 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
                                 .left = seq->left,
                                 .origin = seq->origin};
     memcpy(conv.space, seq->job->request.space, sizeof conv.space);
+    conv.id = sched_name(sched, &conv);
     struct conversation *same = conversation_same(table, &conv);
     if (same) {
         conv.turns = same->turns; /* successors of the old one are successors of this one */
@@ -276,6 +277,8 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     } else {
         conv.replaces = supersede(sched, seq);
     }
+    if (conversation_by_id(table, conv.id)) conv.id = 0; /* taken: it gets a random one */
+    if (conv.replaces == conv.id) conv.replaces = 0;     /* the file is written over */
     (void)sched_make_place(sched, 1); /* may fail now; tried again later, see sched_open */
     conversation_add(table, &conv, clock_ns());
 }

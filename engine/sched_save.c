@@ -80,6 +80,13 @@ static size_t measure(struct sched *sched, const struct conversation *conv, uint
     return total;
 }
 
+uint64_t sched_name(const struct sched *sched, const struct conversation *conv) {
+    struct state_head head;
+    if (!sched->options.store || !state_holds(&conv->kv)) return 0;
+    fill_head(sched, conv, &head);
+    return state_name(&head);
+}
+
 static void begin_export(struct sched *sched, struct conversation *conv) {
     struct sched_export *export = &sched->export;
     CHECK(!export->data);
@@ -135,7 +142,7 @@ static void remove_replaced(struct sched *sched, uint64_t id) {
     struct conversation *old = conversation_by_id(&sched->conversations, id);
     if (id == 0 || (old && !conversation_superseded(old))) return;
     if (old) old->saved = CONVERSATION_UNSAVED; /* a request may still continue it */
-    (void)store_remove(sched->options.store, id);
+    store_remove_replaced(sched->options.store, id);
 }
 
 /* Lets failed conversations be written again: after a write that succeeded, and once when the
@@ -166,7 +173,8 @@ static void take_saved(struct sched *sched) {
     sched->head_waits = false; /* the next conversation can be written now */
     struct conversation *conv = conversation_by_id(&sched->conversations, id);
     if (conv) {
-        conv->saved = saved_by(rc);
+        /* A conversation that was repeated meanwhile has the same name and is written again. */
+        if (conv->saved == CONVERSATION_WRITING) conv->saved = saved_by(rc);
     } else if (rc != 0 && export->made_room) {
         conversation_note_gone(&sched->conversations, head->space, head->prompt_end,
                                head->prompt_hash);
@@ -223,10 +231,27 @@ static void wake_head(struct sched *sched) {
     sched->head_waits = false;
 }
 
+/* Tries the waiting jobs again once the directory is listed. */
+static void wake_listed(struct sched *sched) {
+    if (sched->awaits_list == 0 || !store_fresh(sched->options.store, sched->awaits_list)) return;
+    sched->awaits_list = 0;
+    sched_changed(sched);
+}
+
+/* May the index be searched for the job? It may not while it lacks what other daemons had written
+ * when the job came. */
+static bool is_listed(struct sched *sched, const struct engine_job *job) {
+    if (store_fresh(sched->options.store, job->queued_ns)) return true;
+    if (sched->awaits_list < job->queued_ns) sched->awaits_list = job->queued_ns;
+    sched->needs_store = true;
+    return false;
+}
+
 void sched_save(struct sched *sched, int64_t now_ns, bool all) {
     struct store *store = sched->options.store;
     if (!store) return;
     wake_head(sched);
+    wake_listed(sched);
     take_saved(sched);
     if (all && !sched->saving_all) retry_failed(sched);
     sched->saving_all = all;
@@ -435,6 +460,7 @@ void sched_end_waiting(struct sched *sched) {
 bool sched_restore(struct sched *sched, struct sched_entry *entry,
                    const struct conversation_query *query) {
     if (!sched->options.store || sched->conversations.capacity == 0) return true;
+    if (!is_listed(sched, entry->job)) return false;
     /* The store reads only for the head; a passing job that could use a file waits until it is the
      * head. */
     if (entry->passing)

@@ -96,35 +96,55 @@ static void write_kv(const struct kv_params *kv, struct head_bytes *out) {
     memcpy(out->values, choices.values, sizeof out->values);
 }
 
+static void fill_bytes(const struct state_head *head, struct head_bytes *bytes) {
+    const struct state_identity *identity = &head->identity;
+    *bytes = (struct head_bytes){.version = VERSION,
+                                 .block_count = (uint32_t)head->block_count,
+                                 .file_size = head->file_size,
+                                 .id = head->id,
+                                 .hint = head->hint,
+                                 .saved_unix = head->saved_unix,
+                                 .dtype = identity->dtype,
+                                 .layers = identity->layers,
+                                 .heads_kv = identity->heads_kv,
+                                 .head_dim = identity->head_dim,
+                                 .token_count = head->token_count,
+                                 .prompt_end = head->prompt_end,
+                                 .prompt_hash = head->prompt_hash,
+                                 .token_hash = head->token_hash,
+                                 .history = 2 * (uint32_t)head->evicted_at + head->fresh};
+    write_kv(&head->kv, bytes);
+    memcpy(bytes->magic, magic, sizeof magic);
+    memcpy(bytes->space, head->space, sizeof bytes->space);
+    memcpy(bytes->weights, identity->weights, sizeof bytes->weights);
+    memcpy(bytes->gates, identity->gates, sizeof bytes->gates);
+}
+
 size_t state_write_head(const struct state_head *head, const int32_t *tokens, const uint64_t *sizes,
                         char *out) {
-    const struct state_identity *identity = &head->identity;
-    struct head_bytes bytes = {.version = VERSION,
-                               .block_count = (uint32_t)head->block_count,
-                               .file_size = head->file_size,
-                               .id = head->id,
-                               .hint = head->hint,
-                               .saved_unix = head->saved_unix,
-                               .dtype = identity->dtype,
-                               .layers = identity->layers,
-                               .heads_kv = identity->heads_kv,
-                               .head_dim = identity->head_dim,
-                               .token_count = head->token_count,
-                               .prompt_end = head->prompt_end,
-                               .prompt_hash = head->prompt_hash,
-                               .token_hash = head->token_hash,
-                               .history = 2 * (uint32_t)head->evicted_at + head->fresh};
+    struct head_bytes bytes;
     size_t tokens_size = (size_t)head->token_count * sizeof *tokens;
     CHECK(counts_fit(head->token_count, head->block_count));
-    write_kv(&head->kv, &bytes);
-    memcpy(bytes.magic, magic, sizeof magic);
-    memcpy(bytes.space, head->space, sizeof bytes.space);
-    memcpy(bytes.weights, identity->weights, sizeof bytes.weights);
-    memcpy(bytes.gates, identity->gates, sizeof bytes.gates);
+    fill_bytes(head, &bytes);
     memcpy(out, &bytes, sizeof bytes);
     memcpy(out + sizeof bytes, tokens, tokens_size);
     memcpy(out + sizeof bytes + tokens_size, sizes, (size_t)head->block_count * sizeof *sizes);
     return blocks_at(head->token_count, head->block_count);
+}
+
+/* Hashes the head without the members that copies of one conversation may not share. The space is
+ * secret, so the name tells nobody else what the conversation is. */
+uint64_t state_name(const struct state_head *head) {
+    struct head_bytes bytes;
+    uint8_t digest[SHA256_BYTES];
+    uint64_t name;
+    fill_bytes(head, &bytes);
+    bytes.block_count = bytes.history = 0;
+    bytes.file_size = bytes.id = bytes.hint = 0;
+    bytes.saved_unix = 0;
+    sha256(&bytes, sizeof bytes, digest);
+    memcpy(&name, digest, sizeof name);
+    return name != 0 ? name : 1;
 }
 
 /* Signs the digest. The magic bytes are part of the signed text, so that this use of the key

@@ -60,6 +60,11 @@ struct state_view {
     struct kern_report report; /* set by the caller that checks the blocks */
 };
 
+/* Returns the id that follows from what the conversation is: the head's identity, space, kv
+ * parameters, and counts and hashes of the tokens. So every daemon gives the same conversation the
+ * same name. Never 0. */
+uint64_t state_name(const struct state_head *head);
+
 /* Can a file hold these parameters and give them back equal? Only parameters of bounded policies
  * are written. */
 bool state_holds(const struct kv_params *kv);

@@ -19,7 +19,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-enum { NAME_BYTES = 32, PIECE_BYTES = 1 << 22 };
+enum { NAME_BYTES = 48, PIECE_BYTES = 1 << 22 };
 enum { SYNC_BYTES = 1 << 25 }; /* bytes written between two syncs */
 
 /* ---- Names and bytes ------------------------------------------------------------------------- */
@@ -33,6 +33,28 @@ static bool parse_name(const char *name, const char *suffix, uint64_t *id) {
     char again[NAME_BYTES];
     *id = strtoull(name, NULL, 16);
     name_of(*id, suffix, again);
+    return strcmp(name, again) == 0;
+}
+
+/* The name of a file that this daemon is writing. */
+static void temporary_of(const struct state_dir *dir, uint64_t id, char name[NAME_BYTES]) {
+    snprintf(name, NAME_BYTES, ".%016llx.%016llx.tmp", (unsigned long long)id,
+             (unsigned long long)dir->lease.number);
+}
+
+/* Parses ".<16 hex digits>.<16 hex digits>.tmp", or the form without the second number (*writer is
+ * 0 then), which versions without leases wrote. */
+static bool parse_temporary(const char *name, uint64_t *writer) {
+    char again[NAME_BYTES];
+    uint64_t id;
+    *writer = 0;
+    if (name[0] != '.') return false;
+    if (parse_name(name + 1, "tmp", &id)) return true;
+    if (strlen(name) != strlen(".0123456789abcdef.0123456789abcdef.tmp")) return false;
+    id = strtoull(name + 1, NULL, 16);
+    *writer = strtoull(name + 18, NULL, 16);
+    snprintf(again, sizeof again, ".%016llx.%016llx.tmp", (unsigned long long)id,
+             (unsigned long long)*writer);
     return strcmp(name, again) == 0;
 }
 
@@ -104,25 +126,17 @@ static int open_path(struct state_dir *dir, struct fault *fault) {
                      strerror(errno));
 }
 
+/* Daemons of earlier versions hold the lock exclusively, because they share the directory with
+ * nobody; this version holds it shared, so that neither starts beside the other. A file system
+ * without such locks has no such protection. */
 static int take_lock(struct state_dir *dir, struct fault *fault) {
     dir->lock_file = openat(dir->fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (dir->lock_file < 0)
         return fault_set(fault, ERR_IO, "state-dir", "its lock cannot be opened: %s",
                          strerror(errno));
-    if (flock(dir->lock_file, LOCK_EX | LOCK_NB) == 0) return 0;
-    return fault_set(fault, ERR_BUSY, "state-dir", "another keepd uses %.200s", dir->path);
-}
-
-/* Writes the key under a temporary name first, so that a key is never half written. */
-static int make_key(struct state_dir *dir, struct fault *fault) {
-    int fd =
-        openat(dir->fd, ".key.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
-    CHECK(getrandom(dir->key, sizeof dir->key, 0) == (ssize_t)sizeof dir->key);
-    bool made = fd >= 0 && write_all(dir, fd, (const char *)dir->key, sizeof dir->key) == 0 &&
-                fsync(fd) == 0;
-    if (fd >= 0) close(fd);
-    if (made && renameat(dir->fd, ".key.tmp", dir->fd, "key") == 0 && fsync(dir->fd) == 0) return 0;
-    return fault_set(fault, ERR_IO, "state-dir", "its key cannot be written: %s", strerror(errno));
+    if (flock(dir->lock_file, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
+    return fault_set(fault, ERR_BUSY, "state-dir",
+                     "another keepd, of a version that shares nothing, uses %.200s", dir->path);
 }
 
 /* Reads the key. ERR_NOTFOUND: there is none yet; no fault is set. */
@@ -144,9 +158,44 @@ static int load_key(struct state_dir *dir, struct fault *fault) {
     return rc;
 }
 
+static int cannot_write_key(struct fault *fault) {
+    return fault_set(fault, ERR_IO, "state-dir", "its key cannot be written: %s", strerror(errno));
+}
+
+/* Gives the key its name, unless another daemon was faster (ERR_BUSY). File systems without hard
+ * links have only the rename, with which the last of several daemons would win. */
+static int name_key(struct state_dir *dir, const char *temporary) {
+    if (linkat(dir->fd, temporary, dir->fd, "key", 0) == 0) {
+        unlinkat(dir->fd, temporary, 0);
+        return 0;
+    }
+    if (errno == EEXIST) return ERR_BUSY;
+    if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS) return ERR_IO;
+    return renameat(dir->fd, temporary, dir->fd, "key") == 0 ? 0 : ERR_IO;
+}
+
+/* Writes the key under a temporary name first, so that a key is never half written. When several
+ * daemons begin at once, all take the key of the first. */
+static int make_key(struct state_dir *dir, struct fault *fault) {
+    char temporary[NAME_BYTES];
+    temporary_of(dir, 0, temporary);
+    int fd = openat(dir->fd, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
+                    (mode_t)0600);
+    CHECK(getrandom(dir->key, sizeof dir->key, 0) == (ssize_t)sizeof dir->key);
+    bool made = fd >= 0 && write_all(dir, fd, (const char *)dir->key, sizeof dir->key) == 0 &&
+                fsync(fd) == 0;
+    if (fd >= 0) close(fd);
+    int rc = made ? name_key(dir, temporary) : ERR_IO;
+    if (rc == 0 && fsync(dir->fd) != 0) rc = ERR_IO;
+    if (rc == ERR_IO) (void)cannot_write_key(fault); /* before errno changes */
+    if (rc != 0) unlinkat(dir->fd, temporary, 0);
+    return rc == ERR_BUSY ? load_key(dir, fault) : rc;
+}
+
 static void begin(struct state_dir *dir, const char *path) {
     dir->path = path;
     dir->fd = dir->lock_file = -1;
+    dir->lease = (struct state_lease){.folder = -1, .file = -1};
     atomic_init(&dir->progress, 0);
 }
 
@@ -155,6 +204,7 @@ int state_dir_open(struct state_dir *dir, const char *path, struct fault *fault)
     if (mkdir(path, 0700) != 0 && errno != EEXIST) return cannot_make(path, fault);
     int rc = open_path(dir, fault);
     if (rc == 0) rc = take_lock(dir, fault);
+    if (rc == 0) rc = state_lease_open(&dir->lease, dir->fd, fault);
     if (rc == 0) rc = load_key(dir, fault);
     return rc == ERR_NOTFOUND ? make_key(dir, fault) : rc;
 }
@@ -183,35 +233,63 @@ int state_dir_check(const char *path, struct fault *fault) {
 }
 
 void state_dir_close(struct state_dir *dir) {
+    state_lease_close(&dir->lease);
     if (dir->lock_file >= 0) close(dir->lock_file);
     if (dir->fd >= 0) close(dir->fd);
 }
 
 /* ---- Listing --------------------------------------------------------------------------------- */
 
+/* Deletes a file that its daemon will not finish, and adds the size of one that it may. */
+static void visit_temporary(const struct state_dir *dir, const char *name, uint64_t writer,
+                            int64_t *unfinished) {
+    struct stat st;
+    bool left = writer == 0 ? dir->lease.count == 0 : !state_lease_lives(&dir->lease, writer);
+    if (left)
+        unlinkat(dir->fd, name, 0);
+    else if (fstatat(dir->fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        *unfinished += st.st_size;
+}
+
 static int list_entry(const struct state_dir *dir, const char *name, state_dir_visit *visit,
-                      void *arg) {
+                      void *arg, int64_t *unfinished) {
     uint64_t id;
     if (parse_name(name, "state", &id)) return visit(arg, id, false);
     if (parse_name(name, "bad", &id)) return visit(arg, id, true);
-    if (name[0] == '.' && parse_name(name + 1, "tmp", &id)) unlinkat(dir->fd, name, 0);
+    if (parse_temporary(name, &id)) visit_temporary(dir, name, id, unfinished);
     return 0;
 }
 
 int state_dir_list(const struct state_dir *dir, state_dir_visit *visit, void *arg,
-                   struct fault *fault) {
+                   int64_t *unfinished, struct fault *fault) {
     int fd = openat(dir->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *list = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
     int rc = 0;
+    *unfinished = 0;
     if (!list) {
         if (fd >= 0) close(fd);
         return fault_set(fault, ERR_IO, "state-dir", "cannot be listed: %s", strerror(errno));
     }
-    while (rc == 0 && (entry = readdir(list)) != NULL)
-        rc = list_entry(dir, entry->d_name, visit, arg);
+    for (errno = 0; rc == 0 && (entry = readdir(list)) != NULL; errno = 0)
+        rc = list_entry(dir, entry->d_name, visit, arg, unfinished);
+    if (rc == 0 && errno != 0)
+        rc = fault_set(fault, ERR_IO, "state-dir", "cannot be listed: %s", strerror(errno));
     closedir(list);
     return rc;
+}
+
+static struct state_dir_file file_of(const struct stat *st) {
+    return (struct state_dir_file){st->st_size, st->st_mtime,
+                                   (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec};
+}
+
+int64_t state_dir_changed_ns(const struct state_dir *dir) {
+    struct stat st;
+    int fd = openat(dir->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* asks the server again */
+    int64_t ns = fd >= 0 && fstat(fd, &st) == 0 ? file_of(&st).used_ns : 0;
+    if (fd >= 0) close(fd);
+    return ns;
 }
 
 bool state_dir_stat(const struct state_dir *dir, uint64_t id, bool bad,
@@ -220,7 +298,7 @@ bool state_dir_stat(const struct state_dir *dir, uint64_t id, bool bad,
     struct stat st;
     name_of(id, bad ? "bad" : "state", name);
     if (fstatat(dir->fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return false;
-    *out = (struct state_dir_file){st.st_size, st.st_mtime};
+    *out = file_of(&st);
     return true;
 }
 
@@ -233,7 +311,7 @@ int state_dir_read_head(struct state_dir *dir, uint64_t id, struct state_dir_fil
     name_of(id, "state", name);
     int fd = open_regular(dir, name, &st);
     if (fd < 0) return fault_set(fault, ERR_IO, name, "%s", strerror(errno));
-    *out = (struct state_dir_file){st.st_size, st.st_mtime};
+    *out = file_of(&st);
     int rc = 0;
     if ((size_t)st.st_size < sizeof bytes)
         rc = fault_set(fault, ERR_MALFORMED, name, "torn: shorter than its head");
@@ -269,7 +347,7 @@ static int check_size(struct state_dir *dir, int fd, const char *name, size_t si
 }
 
 int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state_view *view,
-                   struct fault *fault) {
+                   struct state_dir_file *taken, struct fault *fault) {
     char name[NAME_BYTES];
     struct stat st;
     name_of(id, "state", name);
@@ -287,6 +365,7 @@ int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state
             rc = fault_set(fault, ERR_IO, name, "cannot be read");
     }
     (void)futimens(fd, NULL); /* a failure affects only the order of deletion */
+    if (fstat(fd, &st) == 0) *taken = file_of(&st);
     close(fd);
     if (rc == 0) rc = state_check_seal(*data, size, dir->key, fault);
     if (rc == 0) rc = state_parse(*data, size, view, fault);
@@ -308,9 +387,9 @@ static int write_temporary(struct state_dir *dir, const char *name, const char *
 }
 
 int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size) {
-    char name[NAME_BYTES], temporary[NAME_BYTES + 1] = ".";
+    char name[NAME_BYTES], temporary[NAME_BYTES];
     name_of(id, "state", name);
-    name_of(id, "tmp", temporary + 1);
+    temporary_of(dir, id, temporary);
     state_seal(data, size, dir->key);
     int rc = write_temporary(dir, temporary, data, size);
     if (rc == 0 && (renameat(dir->fd, temporary, dir->fd, name) != 0 || fsync(dir->fd) != 0))
@@ -336,6 +415,12 @@ void state_dir_delete(const struct state_dir *dir, uint64_t id, bool bad) {
     name_of(id, bad ? "bad" : "state", name);
     if (unlinkat(dir->fd, name, 0) != 0 && errno != ENOENT)
         log_warn("state file %s cannot be deleted: %s", name, strerror(errno));
+}
+
+bool state_dir_taken(const struct state_dir *dir, uint64_t id, int64_t since_ns) {
+    struct state_dir_file file;
+    if (!state_dir_stat(dir, id, false, &file) || file.used_ns <= since_ns) return false;
+    return dir->lease.now_unix - file.used_unix <= STATE_LEASE_SECONDS;
 }
 
 void state_dir_sync(struct state_dir *dir) {

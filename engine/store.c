@@ -4,129 +4,31 @@
  */
 #include "engine/store.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "engine/state_dir.h"
-#include "engine/store_index.h"
-
-enum { REMOVES_MAX = 64 };
-
-enum write_state { WRITE_FREE, WRITE_READY, WRITE_RUNNING, WRITE_DONE };
-enum read_state { READ_FREE, READ_WANTED, READ_RUNNING, READ_DONE };
-
-/* The state that the stores of one directory share. */
-struct directory {
-    struct store_options options; /* without done and arg, which each store has */
-    struct state_dir dir;
-    pthread_t thread;
-    bool started;
-    pthread_mutex_t lock; /* guards all below, and `write` and `read` of the stores */
-    pthread_cond_t work, settled;
-    bool stop;
-    struct store_index index;
-    struct store_stats stats; /* without files and bytes, which the index counts */
-    uint64_t removes[REMOVES_MAX];
-    int remove_count;
-    struct store *stores[STORES_MAX];
-    int store_count;
-    int turn;                    /* index of the store that is asked first */
-    const struct store *serving; /* the store that the thread works for */
-};
-
-struct store {
-    struct directory *directory;
-    int index; /* number of the store, see store_join */
-    void (*done)(void *arg);
-    void *arg;
-    struct {
-        enum write_state state;
-        struct state_head head;
-        char *data;
-        size_t size;
-        int rc;
-        bool removed; /* removed while it was written */
-    } write;
-    struct {
-        enum read_state state;
-        uint64_t id;
-        char *data;
-        struct state_view view;
-        int rc;
-        bool removed;  /* removed while it was read */
-        bool unwanted; /* unloaded while it was read: freed at the end */
-    } read;
-};
-
-/* ---- Scanning -------------------------------------------------------------------------------- */
-
-/* Drops the index entry of an earlier file that was put aside under this id: the new file has
- * replaced it. */
-static void forget_bad(struct directory *d, uint64_t id) {
-    struct store_file *before = store_index_find(&d->index, id, true);
-    if (before) store_index_drop(&d->index, before);
-}
-
-static int scan_state(struct directory *d, uint64_t id) {
-    struct store_file file = {0};
-    struct state_dir_file on_disk = {0};
-    struct fault fault = {0};
-    int rc = state_dir_read_head(&d->dir, id, &on_disk, &file.head, &fault);
-    if (rc == ERR_IO) {
-        log_warn("state file %s skipped: %s", fault.field, fault.text);
-        return 0;
-    }
-    if (rc == ERR_MALFORMED || rc == ERR_INVALID) {
-        d->stats.refused++;
-        file.bad = state_dir_put_aside(&d->dir, id, fault.text);
-        if (file.bad) forget_bad(d, id);
-    }
-    file.bytes = on_disk.bytes;
-    file.used_unix = on_disk.used_unix;
-    file.head.id = id; /* the head of another version may differ */
-    file.ours = rc == 0 && state_is_ours(&file.head, &d->options.identity);
-    return store_index_add(&d->index, &file);
-}
-
-static int scan_bad(struct directory *d, uint64_t id) {
-    struct state_dir_file on_disk;
-    if (!state_dir_stat(&d->dir, id, true, &on_disk)) return 0;
-    forget_bad(d, id); /* the listing may show a file that was put aside a moment ago */
-    return store_index_add(&d->index, &(struct store_file){.head.id = id,
-                                                           .bytes = on_disk.bytes,
-                                                           .used_unix = on_disk.used_unix,
-                                                           .bad = true});
-}
-
-static int scan_file(void *arg, uint64_t id, bool bad) {
-    return bad ? scan_bad(arg, id) : scan_state(arg, id);
-}
-
-static int scan(struct directory *d, struct fault *fault) {
-    int rc = state_dir_list(&d->dir, scan_file, d, fault);
-    if (rc == 0) rc = store_index_sort(&d->index);
-    if (rc == 0 || rc == ERR_IO) return rc;
-    if (rc != ERR_LIMIT) return fault_set(fault, rc, "state-dir", "no memory");
-    return fault_set(fault, rc, "state-dir", "holds more than %d state files", STORE_FILES_MAX);
-}
+#include "engine/store_int.h"
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
 static void *directory_main(void *arg);
-static int make_space(struct directory *d, int count, int64_t size);
 
 static int open_directory(struct directory *d, struct fault *fault) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&d->lock, NULL);
-    pthread_cond_init(&d->work, NULL);
+    pthread_cond_init(&d->work, &monotonic);
     pthread_cond_init(&d->settled, NULL);
+    pthread_condattr_destroy(&monotonic);
     int rc = state_dir_open(&d->dir, d->options.dir, fault);
-    if (rc == 0) rc = scan(d, fault);
-    if (rc == 0) rc = make_space(d, 0, 0); /* the bound may be lower than at the last start */
+    if (rc == 0) rc = store_scan(d, fault);
+    if (rc == 0) rc = store_make_space(d, 0, 0); /* the bound may be lower than at the last start */
     if (rc != 0 || d->options.inline_io) return rc;
     d->started = pthread_create(&d->thread, NULL, directory_main, d) == 0;
     if (d->started) return 0;
@@ -179,7 +81,7 @@ struct store *store_join(struct store *with, void (*done)(void *arg), void *arg)
 static bool is_settled(const struct store *store) {
     bool writes = store->write.state == WRITE_READY || store->write.state == WRITE_RUNNING;
     bool reads = store->read.state == READ_WANTED || store->read.state == READ_RUNNING;
-    return !writes && !reads && store->directory->serving != store;
+    return !writes && !reads && !store->directory->waking && store->directory->serving != store;
 }
 
 /* The lock is held. */
@@ -220,24 +122,6 @@ void store_space_key(const struct store *store, uint8_t out[16]) {
 
 /* ---- I/O (the store's thread; the lock is not held) ------------------------------------------ */
 
-/* Deletes files, the one used longest ago first, until `count` more of `size` bytes fit. */
-static int make_space(struct directory *d, int count, int64_t size) {
-    if (size > d->options.bytes) return ERR_LIMIT;
-    for (;;) {
-        pthread_mutex_lock(&d->lock);
-        bool fits =
-            d->index.bytes <= d->options.bytes - size && d->index.count <= STORE_FILES_MAX - count;
-        uint64_t id = fits ? 0 : d->index.oldest->head.id;
-        bool bad = !fits && d->index.oldest->bad;
-        if (!fits) store_index_drop(&d->index, d->index.oldest);
-        pthread_mutex_unlock(&d->lock);
-        if (fits) return 0;
-        log_debug("state file of conversation=%016llx deleted reason=bytes",
-                  (unsigned long long)id);
-        state_dir_delete(&d->dir, id, bad);
-    }
-}
-
 static void run_write(struct store *store) {
     struct directory *d = store->directory;
     struct store_file file = {.head = store->write.head,
@@ -247,15 +131,18 @@ static void run_write(struct store *store) {
                               .owner = store};
     char *data = store->write.data; /* owned by this thread while RUNNING */
     size_t size = store->write.size;
-    int rc = make_space(d, 1, (int64_t)size);
+    int rc = store_make_space(d, 1, (int64_t)size);
     if (rc == ERR_LIMIT)
         log_warn("conversation=%016llx not written: its %zu bytes are more than state-bytes",
                  (unsigned long long)file.head.id, size);
     if (rc == 0) rc = state_dir_write(&d->dir, file.head.id, data, size);
     mem_free(data);
+    struct state_dir_file on_disk;
+    if (rc == 0 && state_dir_stat(&d->dir, file.head.id, false, &on_disk))
+        file.used_ns = on_disk.used_ns;
     pthread_mutex_lock(&d->lock);
     bool removed = store->write.removed;
-    if (rc == 0 && !removed) rc = store_index_add(&d->index, &file);
+    if (rc == 0 && !removed) rc = store_note_file(d, &file);
     d->stats.written += rc == 0;
     d->stats.failed += rc != 0;
     d->index.changes++; /* the conversation is a file now, or will not be one */
@@ -279,8 +166,8 @@ static int check_members(const struct state_view *view, struct fault *fault) {
 /* Reads a whole file and checks that it belongs to this model and that the backend can import it.
  */
 static int read_file(struct directory *d, uint64_t id, char **data, struct state_view *view,
-                     struct fault *fault) {
-    int rc = state_dir_read(&d->dir, id, data, view, fault);
+                     struct state_dir_file *taken, struct fault *fault) {
+    int rc = state_dir_read(&d->dir, id, data, view, taken, fault);
     if (rc != 0) return rc;
     if (!state_is_ours(&view->head, &d->options.identity))
         return fault_set(fault, ERR_INVALID, "state-dir", "it belongs to another model or gates");
@@ -295,7 +182,7 @@ static bool is_refusal(int rc) {
 static void refuse_file(struct directory *d, uint64_t id, const struct fault *fault) {
     bool aside = state_dir_put_aside(&d->dir, id, fault->text);
     pthread_mutex_lock(&d->lock);
-    if (aside) forget_bad(d, id);
+    if (aside) store_forget_bad(d, id);
     struct store_file *file = store_index_find(&d->index, id, false);
     bool deleted = !file; /* deleted while it was read: the renamed file is deleted, too */
     if (!deleted) store_index_refuse(&d->index, file, aside);
@@ -325,8 +212,9 @@ static void run_read(struct store *store) {
     uint64_t id = store->read.id;
     char *data = NULL;
     struct state_view view = {0};
+    struct state_dir_file taken = {0};
     struct fault fault = {0};
-    int rc = read_file(d, id, &data, &view, &fault);
+    int rc = read_file(d, id, &data, &view, &taken, &fault);
     if (is_refusal(rc))
         refuse_file(d, id, &fault);
     else if (rc != 0)
@@ -342,7 +230,7 @@ static void run_read(struct store *store) {
     if (file && rc == ERR_NOTFOUND)
         store_index_drop(&d->index, file); /* deleted from outside */
     else if (file)
-        store_index_touch(&d->index, file, clock_unix_seconds());
+        store_index_touch(&d->index, file, clock_unix_seconds(), taken.used_ns);
     d->stats.read += rc == 0;
     store->read.data = data;
     store->read.view = view;
@@ -384,15 +272,54 @@ static void serve(struct store *store, void (*run)(struct store *)) {
     pthread_cond_broadcast(&d->settled);
 }
 
-/* Runs one task: deletions first, then reads, because jobs wait for them, then writes. Returns
- * false when there is none. The lock is held; it is released during the work. */
+/* Deletes a file; one that a newer turn replaced stays if another daemon continues it, too. */
+static void run_remove(struct directory *d, const struct store_removal *removal) {
+    bool stays = removal->replaced && store_is_shared(d) &&
+                 state_dir_taken(&d->dir, removal->id, removal->used_ns);
+    if (stays) return;
+    state_dir_delete(&d->dir, removal->id, false);
+    state_dir_sync(&d->dir);
+}
+
+/* The lock is held. Others may have been added meanwhile. */
+static void end_remove(struct directory *d, uint64_t id) {
+    int at = 0;
+    while (d->removes[at].id != id) at++;
+    d->removes[at] = d->removes[--d->remove_count];
+}
+
+/* Wakes every replica: jobs may wait for the listing. The owners close no store while it is served,
+ * so the list of stores is copied under the lock, and `serving` names all. */
+static void wake_all(struct directory *d) {
+    struct store *stores[STORES_MAX];
+    pthread_mutex_lock(&d->lock);
+    int count = d->store_count;
+    memcpy(stores, d->stores, sizeof stores);
+    d->waking = true;
+    pthread_mutex_unlock(&d->lock);
+    for (int i = 0; i < count; i++)
+        if (stores[i]->done) stores[i]->done(stores[i]->arg);
+    pthread_mutex_lock(&d->lock);
+    d->waking = false;
+    pthread_cond_broadcast(&d->settled);
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* Runs one task: deletions first, then listings and reads, because jobs wait for them, then writes.
+ * Returns false when there is none. The lock is held; it is released during the work. */
 static bool run_one(struct directory *d) {
     struct store *store;
     if (d->remove_count > 0) {
-        uint64_t id = d->removes[--d->remove_count];
+        struct store_removal removal = d->removes[d->remove_count - 1]; /* stays until it is done */
         pthread_mutex_unlock(&d->lock);
-        state_dir_delete(&d->dir, id, false);
-        state_dir_sync(&d->dir);
+        run_remove(d, &removal);
+        pthread_mutex_lock(&d->lock);
+        end_remove(d, removal.id);
+    } else if (d->list_wanted) {
+        d->list_wanted = false;
+        pthread_mutex_unlock(&d->lock);
+        store_look(d);
+        wake_all(d);
         pthread_mutex_lock(&d->lock);
     } else if ((store = next_store(d, wants_read)) != NULL) {
         store->read.state = READ_RUNNING;
@@ -412,9 +339,15 @@ static void *directory_main(void *arg) {
     struct directory *d = arg;
     pthread_mutex_lock(&d->lock);
     for (;;) {
+        if (store_renew_due(d)) {
+            pthread_mutex_unlock(&d->lock);
+            store_renew(d);
+            pthread_mutex_lock(&d->lock);
+        }
         if (run_one(d)) continue;
         if (d->stop) break;
-        pthread_cond_wait(&d->work, &d->lock);
+        struct timespec next = store_renewal(d);
+        pthread_cond_timedwait(&d->work, &d->lock, &next);
     }
     pthread_mutex_unlock(&d->lock);
     return NULL;
@@ -507,6 +440,19 @@ static void note_best(void *to, const struct store_file *file, int32_t usable, b
     if (usable <= found->usable && !(equal && hinted)) return;
     found->id = file->head.id;
     found->usable = usable;
+}
+
+bool store_fresh(struct store *store, int64_t since_ns) {
+    struct directory *d = store->directory;
+    if (d->options.inline_io) store_renew(d);
+    pthread_mutex_lock(&d->lock);
+    if (d->shared && d->listed_ns < since_ns) {
+        d->list_wanted = true;
+        begin_work(d);
+    }
+    bool fresh = !d->shared || d->listed_ns >= since_ns;
+    pthread_mutex_unlock(&d->lock);
+    return fresh;
 }
 
 uint64_t store_find(struct store *store, const struct conversation_query *query, int32_t least) {
@@ -603,7 +549,7 @@ bool store_saved(struct store *store, uint64_t *id, int *rc) {
     return done;
 }
 
-int store_remove(struct store *store, uint64_t id) {
+static int remove_file(struct store *store, uint64_t id, bool replaced) {
     struct directory *d = store->directory;
     int rc = ERR_NOTFOUND;
     pthread_mutex_lock(&d->lock);
@@ -617,14 +563,23 @@ int store_remove(struct store *store, uint64_t id) {
     if (file && !may_use(store, file)) file = NULL;
     bool full = d->remove_count == REMOVES_MAX;
     if (file) {
+        const struct store_removal removal = {id, replaced, file->used_ns};
         store_index_drop(&d->index, file);
-        if (!full) d->removes[d->remove_count++] = id;
+        if (!full) d->removes[d->remove_count++] = removal;
         if (!full) begin_work(d);
         rc = 0;
     }
     pthread_mutex_unlock(&d->lock);
     if (file && full) state_dir_delete(&d->dir, id, false); /* rare: slow rather than unbounded */
     return rc;
+}
+
+int store_remove(struct store *store, uint64_t id) {
+    return remove_file(store, id, false);
+}
+
+void store_remove_replaced(struct store *store, uint64_t id) {
+    (void)remove_file(store, id, true);
 }
 
 /* ---- Reading --------------------------------------------------------------------------------- */

@@ -3,16 +3,29 @@
  *
  * - key: 32 random bytes, mode 0600, created at the first start. Anyone with the key can write
  *   files that are accepted. A copy of the directory with its key can be used on another machine.
- * - lock: held by the daemon that uses the directory.
- * - <16 hex digits>.state: a conversation; the digits are its id.
+ * - daemons/: a lease of each daemon that uses the directory (engine/state_lease.h).
+ * - lock: keeps daemons away that share a directory with nobody, because they are of an earlier
+ *   version.
+ * - <16 hex digits>.state: a conversation; the digits are its id, and follow from what the
+ *   conversation is: model, gates, space, kv parameters and tokens (state_name).
  * - <16 hex digits>.bad: a file that was refused: torn, forged or damaged.
- * - .<16 hex digits>.tmp: a file being written; the next start deletes leftovers.
+ * - .<16 hex digits>.<16 hex digits>.tmp: a file that the daemon with the second number is writing.
+ *   It is deleted when that daemon's lease has expired.
  *
  * A file appears whole or not at all: it is written under another name, synced and renamed. A
  * refused file is logged, counted and put aside; nothing else follows from it. The directory is
  * opened once. File names are made of ids only, and links are never followed. All files together
  * stay within a number of bytes: the file used longest ago is deleted first, whichever model it
  * belongs to.
+ *
+ * Several daemons may use one directory, also on different machines, if its file system renames
+ * atomically. Files never change, so no lock is needed. Each daemon keeps an index of its own.
+ * While others are there, it lists the directory again before it searches it, if the directory has
+ * changed, and before it writes. Two daemons that write the same conversation write the same name.
+ * A daemon that has continued a conversation deletes the file that its own replaces, unless another
+ * daemon has used that file in the last minute. All daemons delete the same oldest files, so the
+ * bytes stay within their bound, but for one file that each daemon may begin to write at the same
+ * time. What a daemon misses or deletes too early costs only the time to compute a prompt again.
  *
  * An index in memory describes the files: space, kv parameters, lengths and hashes of tokens, from
  * the files' heads. The index suffices to find a conversation; a file is checked when it is read,
@@ -50,8 +63,8 @@ struct store_options {
     void *arg;
 };
 
-/* Opens the directory: creates it, its key and its lock if they are missing, and reads the heads of
- * its files. ERR_BUSY: another daemon uses it. fault->field is "state-dir". */
+/* Opens the directory: creates it, its key and its lease if they are missing, and reads the heads
+ * of its files. ERR_BUSY: a daemon that shares nothing uses it. fault->field is "state-dir". */
 int store_open(const struct store_options *options, struct store **out, struct fault *fault);
 /* Opens another store of the same directory. Stores are numbered in the order of opening; that of
  * store_open is 0. */
@@ -67,6 +80,10 @@ void store_space_key(const struct store *store, uint8_t out[16]);
 
 /* ---- Finding ------------------------------------------------------------------------------- */
 
+/* Does the index show everything that other daemons had written at this time (clock_ns)? If not,
+ * the directory's thread is asked to list it; after that it calls `done`. Without other daemons the
+ * answer is always true. */
+bool store_fresh(struct store *store, int64_t since_ns);
 /* Returns the id of the conversation on disk that serves the query best, if the query would use
  * more than `least` of its tokens; 0: there is none. The conversation belongs to this store from
  * now on. */
@@ -91,6 +108,9 @@ bool store_saved(struct store *store, uint64_t *id, int *rc);
 /* Deletes the file, even while it is written or read. ERR_NOTFOUND: there is none, or it belongs to
  * another store. */
 int store_remove(struct store *store, uint64_t id);
+/* Deletes the file of a conversation that a newer turn replaced, unless another daemon continues
+ * the conversation, too. */
+void store_remove_replaced(struct store *store, uint64_t id);
 
 /* ---- Reading ------------------------------------------------------------------------------- */
 

@@ -104,8 +104,10 @@ void store_index_refuse(struct store_index *index, struct store_file *file, bool
     file->ours = false;
 }
 
-void store_index_touch(struct store_index *index, struct store_file *file, int64_t now_unix) {
-    file->used_unix = now_unix;
+void store_index_touch(struct store_index *index, struct store_file *file, int64_t used_unix,
+                       int64_t used_ns) {
+    file->used_unix = used_unix;
+    if (used_ns > 0) file->used_ns = used_ns;
     unlink_age(index, file);
     link_newest(index, file);
 }

@@ -116,16 +116,3 @@ def test_damaged_files_are_refused_and_cost_no_answer(daemon, tmp_path):
         assert answer["choices"][0]["message"]["content"]
         assert file.with_suffix(".bad").exists() and not file.exists()
         assert d.stop() == 0
-
-
-def test_a_directory_serves_one_daemon(daemon, tmp_path):
-    import os
-    import subprocess
-    state = tmp_path / "state"
-    daemon("--state-dir", str(state), *FLAGS)
-    from conftest import ROOT
-    binary = os.environ.get("KEEPD_BIN", str(ROOT / "build" / "keepd"))
-    run = subprocess.run([binary, "--model", str(ROOT / "bundled/keepd-nano"), "--port", "0",
-                          "--state-dir", str(state)], capture_output=True, text=True, timeout=120)
-    assert run.returncode != 0
-    assert "state-dir" in run.stderr and "another keepd" in run.stderr

@@ -438,6 +438,7 @@ void world_remove_dir(const char *dir) {
     CHECK(list);
     while ((entry = readdir(list)) != NULL)
         if (entry->d_type == DT_REG) (void)unlinkat(dirfd(list), entry->d_name, 0);
+    (void)unlinkat(dirfd(list), "daemons", AT_REMOVEDIR);
     closedir(list);
     CHECK(rmdir(dir) == 0);
 }

@@ -104,6 +104,38 @@ Test(state, any_other_identity_is_not_ours) {
 }
 
 /* Truncated at every byte: the checksum fails, and the parser alone also detects it. */
+/* Copies of one conversation have one name, wherever and whenever they were made; anything else
+ * that a continuation depends on gives another. */
+Test(state, the_name_follows_from_what_the_conversation_is) {
+    struct file f = make_file();
+    struct state_head same = f.head;
+    const struct state_head h = f.head;
+    same.id = 1;
+    same.hint = 2;
+    same.saved_unix = 3;
+    same.file_size = 4;
+    same.block_count = 5;
+    same.evicted_at = 6;
+    same.fresh = false;
+    cr_assert_eq(state_name(&same), state_name(&h));
+    struct state_head others[11];
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) others[i] = h;
+    others[0].identity.weights[0]++;
+    others[1].identity.gates[31]++;
+    others[2].identity.dtype++;
+    others[3].space[15]++;
+    others[4].kv = kv_of("global", 33);
+    others[5].kv = kv_of("streaming", 32);
+    others[6].token_count++;
+    others[7].prompt_end--;
+    others[8].prompt_hash++;
+    others[9].token_hash++;
+    others[10].kv.rule.recent++;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        cr_assert_neq(state_name(&others[i]), state_name(&h), "%zu", i);
+    mem_free(f.data);
+}
+
 Test(state, a_torn_file_is_refused_at_every_length) {
     struct file f = make_file();
     for (size_t size = 0; size < f.size; size++) {

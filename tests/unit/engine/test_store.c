@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -442,11 +443,18 @@ Test(store, strange_entries_are_survived) {
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-Test(store, one_daemon_at_a_time) {
-    struct store *store = open_store();
-    cr_assert_eq(refuse_open("another keepd"), ERR_BUSY);
-    store_close(store);
+/* A daemon of an earlier version, which shares the directory with nobody, holds the lock so. */
+Test(store, a_version_that_shares_nothing) {
     store_close(open_store());
+    int fd = open(path_of("lock"), O_RDWR | O_CLOEXEC);
+    cr_assert(fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0);
+    cr_assert_eq(refuse_open("another keepd"), ERR_BUSY);
+    close(fd);
+    struct store *store = open_store();
+    fd = open(path_of("lock"), O_RDWR | O_CLOEXEC);
+    cr_assert(flock(fd, LOCK_EX | LOCK_NB) != 0, "nor does it start beside this version");
+    close(fd);
+    store_close(store);
 }
 
 Test(store, the_key_is_secret_and_whole) {

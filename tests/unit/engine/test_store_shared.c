@@ -1,0 +1,390 @@
+/* Tests several daemons that use one state directory: each is a store that was opened for itself.
+ */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "engine/state_dir.h"
+#include "tests/unit/engine/store_bed.h"
+
+TestSuite(store_shared, .init = make_dir, .fini = remove_dir);
+
+static const char *const name_1 = "00000000000001f5.state"; /* 501 */
+
+/* Makes the index show what the others did until now. */
+static void look(struct store *store) {
+    cr_assert(store_fresh(store, clock_ns()));
+}
+
+static uint64_t find_whole(struct store *store, int seed) {
+    look(store);
+    return find(store, seed, TOKENS, "space", 32, 0);
+}
+
+/* Sets the time stamp of a file, in seconds from now. */
+static void set_age(const char *name, int seconds) {
+    const struct timespec times[2] = {{.tv_sec = time(NULL) + seconds},
+                                      {.tv_sec = time(NULL) + seconds}};
+    cr_assert_eq(utimensat(AT_FDCWD, path_of(name), times, 0), 0);
+}
+
+static void touch(const char *name) {
+    close(open(path_of(name), O_CREAT | O_WRONLY, 0600));
+}
+
+static bool is_there(const char *name) {
+    return access(path_of(name), F_OK) == 0;
+}
+
+static int64_t bytes_there(void) {
+    DIR *list = opendir(dir);
+    const struct dirent *entry;
+    int64_t bytes = 0;
+    struct stat st;
+    while ((entry = readdir(list)) != NULL)
+        if (strstr(entry->d_name, ".state") && stat(path_of(entry->d_name), &st) == 0)
+            bytes += st.st_size;
+    closedir(list);
+    return bytes;
+}
+
+/* ---- Finding --------------------------------------------------------------------------------- */
+
+Test(store_shared, what_one_daemon_writes_another_continues) {
+    struct store *a = open_store(), *b = open_store();
+    uint8_t keys[2][16];
+    store_space_key(a, keys[0]);
+    store_space_key(b, keys[1]);
+    cr_assert_eq(memcmp(keys[0], keys[1], 16), 0, "spaces mean the same to both");
+    look(a);
+    cr_assert_eq(save(a, 1, 100), 0);
+    cr_assert_eq(find_whole(b, 1), 501);
+    cr_assert_eq(load(b, 501), 0);
+    cr_assert_eq(find_whole(a, 1), 501, "and the first still can");
+    cr_assert_eq(save(b, 2, 100), 0);
+    cr_assert_eq(find_whole(a, 2), 502);
+    cr_assert_eq(load(a, 502), 0);
+    cr_assert(stats_of(a).files == 2 && stats_of(b).files == 2);
+    cr_assert_eq(stats_of(a).bytes, bytes_there());
+    cr_assert_eq(stats_of(b).bytes, bytes_there());
+    store_close(a);
+    store_close(b);
+}
+
+Test(store_shared, what_one_daemon_deletes_others_forget) {
+    struct store *a = open_store(), *b = open_store();
+    look(a);
+    cr_assert_eq(save(a, 1, 100), 0);
+    cr_assert_eq(find_whole(b, 1), 501);
+    cr_assert_eq(store_remove(b, 501), 0);
+    cr_assert_eq(find_whole(a, 1), 0);
+    cr_assert(stats_of(a).files == 0 && stats_of(a).bytes == 0);
+    store_close(a);
+    store_close(b);
+}
+
+/* A listing that is older than the job may lack what was written before the job came. */
+Test(store_shared, an_index_is_fresh_only_after_a_listing) {
+    struct store_options options = options_of();
+    struct store *a, *b = open_store();
+    struct fault fault;
+    options.inline_io = false;
+    cr_assert_eq(store_open(&options, &a, &fault), 0);
+    int64_t now = clock_ns();
+    cr_assert_not(store_fresh(a, now), "nothing was listed since then");
+    while (!store_fresh(a, now)) usleep(1000);
+    cr_assert(store_fresh(a, now - 1));
+    store_close(b);
+    store_close(a);
+}
+
+/* Alone, a daemon lists nothing: it knows every file that it wrote. */
+Test(store_shared, a_daemon_alone_need_not_list) {
+    struct store *a = open_store(), *b = open_store();
+    look(b);
+    store_close(a);
+    look(b); /* the last listing shows what the other left */
+    uint64_t before = store_progress(b);
+    cr_assert(store_fresh(b, clock_ns()));
+    cr_assert_eq(store_progress(b), before);
+    store_close(b);
+}
+
+/* Equal conversations have equal names, so the second copy replaces the first. */
+Test(store_shared, a_conversation_is_there_once) {
+    struct store *a = open_store(), *b = open_store();
+    look(a);
+    cr_assert_eq(save(a, 1, 100), 0);
+    cr_assert_eq(save(b, 1, 60), 0); /* without having looked */
+    look(a);
+    look(b);
+    cr_assert_eq(files_with(".state"), 1);
+    cr_assert_eq(stats_of(b).bytes, bytes_there());
+    cr_assert_eq(load(a, 501), 0);
+    cr_assert_eq(save(a, 1, 100), 0);
+    cr_assert(stats_of(a).files == 1 && stats_of(a).bytes == bytes_there());
+    store_close(a);
+    store_close(b);
+}
+
+/* ---- Leases ---------------------------------------------------------------------------------- */
+
+/* A file that a newer turn replaced stays while another daemon may be continuing it, too. */
+Test(store_shared, a_lease_keeps_a_replaced_file) {
+    struct store *a = open_store(), *b = open_store();
+    look(a);
+    cr_assert_eq(save(a, 1, 100), 0);
+    cr_assert_eq(find_whole(b, 1), 501);
+    cr_assert_eq(load(b, 501), 0);
+    set_age(name_1, 1); /* the clock of the file system may not have moved since */
+    store_remove_replaced(a, 501);
+    cr_assert(is_there(name_1));
+    cr_assert_eq(find_whole(a, 1), 501, "it is still there to be continued");
+    set_age(name_1, -2 * STATE_LEASE_SECONDS);
+    store_remove_replaced(a, 501);
+    cr_assert_not(is_there(name_1), "the lease has expired");
+    store_close(a);
+    store_close(b);
+}
+
+/* Nobody else used it, or there is nobody else: it goes. So does one that a client deletes. */
+Test(store_shared, without_a_lease_a_replaced_file_goes) {
+    for (int i = 0; i < 3; i++) {
+        struct store *a = open_store(), *b = i == 1 ? NULL : open_store();
+        look(a);
+        cr_assert_eq(save(a, 1, 100), 0);
+        if (i > 0) set_age(name_1, 1);
+        if (i == 2)
+            cr_assert_eq(store_remove(a, 501), 0);
+        else
+            store_remove_replaced(a, 501);
+        cr_assert_not(is_there(name_1), "%d", i);
+        store_close(a);
+        store_close(b);
+    }
+}
+
+Test(store_shared, leases_end_with_their_daemons) {
+    struct store *a = open_store(), *b = open_store();
+    store_close(b);
+    char path[80];
+    snprintf(path, sizeof path, "%s/daemons", dir);
+    DIR *list = opendir(path);
+    int count = 0;
+    for (const struct dirent *entry; (entry = readdir(list)) != NULL;)
+        count += entry->d_name[0] != '.';
+    closedir(list);
+    cr_assert_eq(count, 1);
+    store_close(a);
+    cr_assert_eq(rmdir(path), 0, "no lease is left");
+}
+
+static struct state_lease open_lease(int fd) {
+    struct state_lease lease;
+    struct fault fault = {0};
+    cr_assert_eq(state_lease_open(&lease, fd, &fault), 0, "%s", fault.text);
+    return lease;
+}
+
+Test(store_shared, leases_expire) {
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct state_lease a = open_lease(fd), b = open_lease(fd);
+    char name[64];
+    cr_assert(b.count == 1 && state_lease_lives(&b, a.number) && a.number != b.number);
+    state_lease_renew(&a);
+    cr_assert(a.count == 1 && state_lease_lives(&a, b.number) && state_lease_lives(&a, a.number));
+    snprintf(name, sizeof name, "daemons/%016llx", (unsigned long long)b.number);
+    set_age(name, 30); /* a clock that is ahead */
+    state_lease_renew(&a);
+    cr_assert_eq(a.count, 1);
+    set_age(name, -STATE_LEASE_SECONDS / 2); /* or behind */
+    state_lease_renew(&a);
+    cr_assert_eq(a.count, 1);
+    set_age(name, -2 * STATE_LEASE_SECONDS);
+    state_lease_renew(&a);
+    cr_assert(a.count == 0 && !state_lease_lives(&a, b.number) && is_there(name));
+    set_age(name, -20 * STATE_LEASE_SECONDS);
+    state_lease_renew(&a);
+    cr_assert(!is_there(name), "removed");
+    state_lease_renew(&b); /* the daemon only hung, and makes its lease again */
+    cr_assert(is_there(name));
+    state_lease_renew(&a);
+    cr_assert_eq(a.count, 1);
+    state_lease_close(&a);
+    state_lease_close(&b);
+    close(fd);
+}
+
+/* Strange names among the leases are nobody's. */
+Test(store_shared, names_that_are_no_leases) {
+    store_close(open_store());
+    touch("daemons/x");
+    touch("daemons/00000000000000AB");
+    touch("daemons/00000000000000ab0");
+    struct store *store = open_store();
+    cr_assert(store_fresh(store, INT64_MAX), "alone");
+    store_close(store);
+    cr_assert_eq(unlink(path_of("daemons/x")), 0);
+    cr_assert_eq(unlink(path_of("daemons/00000000000000AB")), 0);
+    cr_assert_eq(unlink(path_of("daemons/00000000000000ab0")), 0);
+}
+
+/* ---- Files that are being written ------------------------------------------------------------ */
+
+/* Files that a live daemon is writing count, and stay; those of a dead one go. */
+Test(store_shared, unfinished_files) {
+    struct store *a = open_store();
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct state_lease b = open_lease(fd);
+    char live[64], lease[64];
+    const char *dead = ".00000000000001f5.00000000000000ff.tmp", *old = ".00000000000001f5.tmp";
+    snprintf(live, sizeof live, ".00000000000001f6.%016llx.tmp", (unsigned long long)b.number);
+    touch(dead);
+    touch(live);
+    touch(old);
+    look(a);
+    cr_assert(is_there(live) && !is_there(dead));
+    cr_assert(is_there(old), "its writer has no number: it may live");
+    snprintf(lease, sizeof lease, "daemons/%016llx", (unsigned long long)b.number);
+    set_age(lease, -2 * STATE_LEASE_SECONDS);
+    store_close(a);
+    a = open_store();
+    cr_assert(!is_there(live) && !is_there(old));
+    store_close(a);
+    state_lease_close(&b);
+    close(fd);
+}
+
+/* ---- Room ------------------------------------------------------------------------------------ */
+
+/* Three daemons write in turn: all files together stay within the bytes, and the oldest go first,
+ * whoever wrote them. */
+Test(store_shared, the_bytes_of_all_are_bounded) {
+    struct store_options options = options_of();
+    struct store *stores[3];
+    struct fault fault;
+    options.bytes = (int64_t)state_file_size(TOKENS, 2, 1000) * 4;
+    for (int i = 0; i < 3; i++) cr_assert_eq(store_open(&options, &stores[i], &fault), 0);
+    for (int i = 0; i < 3; i++) look(stores[i]);
+    for (int i = 0; i < 12; i++) {
+        char name[32];
+        cr_assert_eq(save(stores[i % 3], i, 1000), 0);
+        cr_assert_leq(bytes_there(), options.bytes);
+        snprintf(name, sizeof name, "%016x.state", 500 + i);
+        set_age(name, i - 100); /* apart, so that their order does not hang on the clock's tick */
+        snprintf(name, sizeof name, "%016x.state", 500 + i - 4);
+        cr_assert(i < 4 || !is_there(name), "%d", i);
+    }
+    cr_assert_eq(files_with(".state"), 4);
+    for (int i = 0; i < 3; i++) store_close(stores[i]);
+}
+
+/* A file that another daemon used is not the oldest any more. */
+Test(store_shared, use_by_another_daemon_counts) {
+    struct store_options options = options_of();
+    struct store *a, *b;
+    struct fault fault;
+    options.bytes = (int64_t)state_file_size(TOKENS, 2, 1000) * 2;
+    cr_assert_eq(store_open(&options, &a, &fault), 0);
+    cr_assert_eq(store_open(&options, &b, &fault), 0);
+    look(a);
+    cr_assert_eq(save(a, 1, 1000), 0);
+    cr_assert_eq(save(a, 2, 1000), 0);
+    cr_assert_eq(find_whole(b, 1), 501);
+    cr_assert_eq(load(b, 501), 0);
+    set_age(name_1, 1);
+    cr_assert_eq(save(a, 3, 1000), 0);
+    cr_assert(is_there(name_1) && files_with(".state") == 2);
+    store_close(a);
+    store_close(b);
+}
+
+/* Bytes that another daemon is writing count as if they were there. */
+Test(store_shared, bytes_on_the_way_count) {
+    struct store_options options = options_of();
+    struct store *a;
+    struct fault fault;
+    int64_t size = (int64_t)state_file_size(TOKENS, 2, 1000);
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct state_lease b = open_lease(fd);
+    char live[64];
+    options.bytes = size * 2;
+    cr_assert_eq(store_open(&options, &a, &fault), 0);
+    cr_assert_eq(save(a, 1, 1000), 0);
+    snprintf(live, sizeof live, ".00000000000001f6.%016llx.tmp", (unsigned long long)b.number);
+    touch(live);
+    cr_assert_eq(truncate(path_of(live), size), 0);
+    cr_assert_eq(save(a, 2, 1000), 0);
+    cr_assert_eq(files_with(".state"), 1);
+    store_close(a);
+    state_lease_close(&b);
+    close(fd);
+}
+
+/* ---- Starting at once ------------------------------------------------------------------------ */
+
+static void *open_directory(void *arg) {
+    struct fault fault = {0};
+    return (void *)(intptr_t)state_dir_open(arg, dir, &fault);
+}
+
+/* Daemons that start at once on a new directory agree on its key. */
+Test(store_shared, one_key_for_all) {
+    enum { DAEMONS = 8 };
+    struct state_dir dirs[DAEMONS];
+    pthread_t threads[DAEMONS];
+    for (int i = 0; i < DAEMONS; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, open_directory, &dirs[i]), 0);
+    for (int i = 0; i < DAEMONS; i++) {
+        void *rc;
+        cr_assert_eq(pthread_join(threads[i], &rc), 0);
+        cr_assert_eq((intptr_t)rc, 0);
+        cr_assert_eq(memcmp(dirs[i].key, dirs[0].key, SHA256_BYTES), 0, "%d", i);
+    }
+    for (int i = 0; i < DAEMONS; i++) state_dir_close(&dirs[i]);
+    cr_assert_eq(files_with(".tmp"), 0);
+}
+
+/* ---- Both write at once ---------------------------------------------------------------------- */
+
+static void *write_some(void *arg) {
+    struct store *store = arg;
+    for (int i = 0; i < 20; i++) {
+        struct state_head head;
+        uint64_t id;
+        int rc;
+        char *data = make_file(store, i, 100, &head);
+        store_save(store, &head, data, head.file_size);
+        while (!store_saved(store, &id, &rc)) usleep(100);
+        cr_assert_eq(rc, 0);
+        while (!store_fresh(store, clock_ns() - 100000000)) usleep(100);
+        (void)find(store, (i * 7) % 20, TOKENS, "space", 32, 0);
+    }
+    return NULL;
+}
+
+/* With their threads, two daemons write the same conversations, list, and find. */
+Test(store_shared, two_daemons_write_the_same) {
+    struct store_options options = options_of();
+    struct store *stores[2];
+    struct fault fault;
+    pthread_t threads[2];
+    options.inline_io = false;
+    for (int i = 0; i < 2; i++) cr_assert_eq(store_open(&options, &stores[i], &fault), 0);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, write_some, stores[i]), 0);
+    for (int i = 0; i < 2; i++) cr_assert_eq(pthread_join(threads[i], NULL), 0);
+    for (int i = 0; i < 2; i++) store_close(stores[i]);
+    cr_assert_eq(files_with(".state"), 20);
+    struct store *store = open_store();
+    for (int i = 0; i < 20; i++) cr_assert_eq(load(store, 500 + (uint64_t)i), 0);
+    cr_assert_eq(stats_of(store).refused, 0);
+    store_close(store);
+}
