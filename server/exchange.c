@@ -266,7 +266,8 @@ static void after_work(uv_work_t *work, int status) {
     give_places_back(ex);
     if (!ex->waiting) quota_release(ex); /* the engine has nothing of it */
     if (accepted && --server->accepted == 0) server_all_submitted(server);
-    if (ex->phase == PHASE_READY || exchange_stream_ready(ex, clock_ns())) exchange_resume(ex);
+    if (ex->phase == PHASE_READY || ex->request.background || exchange_stream_ready(ex, clock_ns()))
+        exchange_resume(ex);
     exchange_unref(ex);
 }
 
@@ -356,7 +357,7 @@ bool exchange_stream_ready(const struct exchange *ex, int64_t now_ns) {
 }
 
 static bool wants_resume(struct exchange *ex, int64_t now_ns) {
-    if (!ex->request.stream) return ex->finished;
+    if (!ex->request.stream) return ex->finished || ex->request.background;
     if (ex->phase == PHASE_WAIT) return ex->finished || exchange_stream_ready(ex, now_ns);
     if (stream_has_news(ex)) return true;
     ex->stream.ping =
@@ -413,6 +414,7 @@ void exchange_poll(struct exchange *ex, int64_t now_ns) {
                        ? ex->jobs_finished == ex->jobs_submitted
                        : atomic_load_explicit(&ex->removal.done, memory_order_acquire) != 0;
     if (ex->suspended && wants_resume(ex, now_ns)) exchange_resume(ex);
+    if (ex->finished && ex->request.background) background_end(ex);
     if (ex->finished) end_wait(ex);
 }
 
@@ -438,7 +440,7 @@ void exchange_answer_wait(struct exchange *ex) {
     } else {
         const struct oai_form *form = ex->request.kind->form;
         form->answer(&ex->answer.body, &ex->facts);
-        if (form->keep) form->keep(&ex->facts);
+        if (form->keep) form->keep(&ex->facts, NULL);
         ex->answer.status = 200;
     }
 }

@@ -358,7 +358,10 @@ static enum MHD_Result proceed(struct exchange *ex, int64_t now_ns) {
     }
     if (ex->phase == PHASE_WAIT && exchange_stream_ready(ex, now_ns))
         return (enum MHD_Result)stream_queue(ex);
-    if (ex->phase == PHASE_WAIT && ex->finished) exchange_answer_wait(ex);
+    if (ex->phase == PHASE_WAIT && ex->request.background)
+        background_answer(ex);
+    else if (ex->phase == PHASE_WAIT && ex->finished)
+        exchange_answer_wait(ex);
     if (ex->phase == PHASE_READY) {
         conn_set_state(ex->conn, CONN_BUSY);
         return queue_answer(ex);
@@ -430,6 +433,6 @@ void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls
     ex->conn = NULL;
     ex->connection = NULL;
     ex->suspended = false;
-    exchange_gone(ex);
+    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK || !background_stays(ex)) exchange_gone(ex);
     exchange_unref(ex);
 }

@@ -176,7 +176,8 @@ enum route_end {
     ROUTE_WHOLE, /* nothing */
     ROUTE_NAME,  /* a name, which may have slashes */
     ROUTE_ID,    /* one without slashes */
-    ROUTE_ITEMS  /* an id and /input_items */
+    ROUTE_ITEMS, /* an id and /input_items */
+    ROUTE_CANCEL /* an id and /cancel */
 };
 
 /* One row of routes.c, or of a kind of request. */
@@ -203,6 +204,7 @@ struct exchange {
     bool gone;            /* the client left, or took too long */
     int places;           /* queue places that the request still holds */
     bool expired;         /* exceeded its time limit */
+    bool forgotten;       /* in the background: its response was deleted, so it is not stored */
     int64_t deadline_ns;  /* 0 = none */
     int64_t queue_tokens; /* reserved in the queue, see quota.h */
     uint8_t client[16];   /* identity for fair queueing, see set_client */
@@ -265,6 +267,18 @@ bool exchange_hold(struct exchange *exchange, size_t size);
  * that bodies and such answers share; the request is refused where that has no room. */
 void exchange_hold_text(struct exchange *exchange);
 void exchange_drop_body(struct exchange *exchange);
+
+/* background.c: responses that their clients ask for later. Their exchanges live on without a
+ * connection until the engine has finished; then the response is stored. They take the same places
+ * in the queue, and have the same deadlines, as other requests. */
+void background_answer(struct exchange *exchange);      /* PHASE_WAIT is over: it says "queued" */
+bool background_stays(const struct exchange *exchange); /* it does not end with its client */
+void background_end(struct exchange *exchange);         /* its jobs have finished */
+/* The owner's unfinished response with this id; NULL: there is none. */
+struct exchange *background_find(const struct server *server, const struct oai_owner *owner,
+                                 const char *id);
+void background_render(struct buf *out, const struct exchange *exchange);
+void background_cancel(struct exchange *exchange);
 
 /* prepare.c: parses a body on a libuv worker; uses only the exchange and immutable data. */
 void prepare_run(uv_work_t *work);

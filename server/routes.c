@@ -288,22 +288,56 @@ static void refuse_response(struct exchange *ex, int rc, const char *id) {
 }
 
 static int render_response(struct exchange *ex, const struct oai_owner *owner, const char *id) {
+    const struct exchange *running = background_find(ex->server, owner, id);
+    if (running) {
+        background_render(&ex->answer.body, running);
+        return 0;
+    }
     return oai_records_find(ex->server->rules.records, owner, id,
                             (struct oai_record_parts){.answer = &ex->answer.body});
 }
 
 static int render_items(struct exchange *ex, const struct oai_owner *owner, const char *id) {
+    const struct exchange *running = background_find(ex->server, owner, id);
     struct buf *out = &ex->answer.body;
+    int rc = 0;
     buf_str(out, "{\"object\":\"list\",\"data\":[");
-    int rc = oai_records_find(ex->server->rules.records, owner, id,
+    if (running)
+        buf_str(out, running->request.own_items);
+    else
+        rc = oai_records_find(ex->server->rules.records, owner, id,
                               (struct oai_record_parts){.input = out});
     buf_str(out, "],\"has_more\":false}");
     return rc;
 }
 
 static int render_deleted(struct exchange *ex, const struct oai_owner *owner, const char *id) {
+    struct exchange *running = background_find(ex->server, owner, id);
     buf_fmt(&ex->answer.body, "{\"id\":\"%s\",\"object\":\"response\",\"deleted\":true}", id);
-    return oai_records_delete(ex->server->rules.records, owner, id);
+    if (!running) return oai_records_delete(ex->server->rules.records, owner, id);
+    background_cancel(running);
+    running->forgotten = true;
+    return 0;
+}
+
+/* Cancelling a response that has ended changes nothing. One that was not in the background cannot
+ * be cancelled (OpenAI's words). */
+static int render_cancelled(struct exchange *ex, const struct oai_owner *owner, const char *id) {
+    struct exchange *running = background_find(ex->server, owner, id);
+    bool background = false;
+    if (running) {
+        background_cancel(running);
+        background_render(&ex->answer.body, running);
+        return 0;
+    }
+    int rc = oai_records_find(
+        ex->server->rules.records, owner, id,
+        (struct oai_record_parts){.answer = &ex->answer.body, .background = &background});
+    if (rc || background) return rc;
+    oai_refuse(&ex->error, 400, "invalid_value", "response_id",
+               "Cannot cancel a synchronous response.");
+    exchange_refuse(ex, &ex->error);
+    return 0;
 }
 
 static void answer_response(struct exchange *ex,
@@ -320,7 +354,7 @@ static void answer_response(struct exchange *ex,
         int rc = render(ex, &owner, id);
         if (rc)
             refuse_response(ex, rc, id);
-        else
+        else if (!ex->refused)
             exchange_hold_text(ex);
     }
     buf_close(&salt);
@@ -338,6 +372,10 @@ static void delete_response(struct exchange *ex) {
     answer_response(ex, render_deleted);
 }
 
+static void cancel_response(struct exchange *ex) {
+    answer_response(ex, render_cancelled);
+}
+
 /* --- the table --- */
 
 static const struct route routes[] = {
@@ -349,6 +387,7 @@ static const struct route routes[] = {
     {"/v1/responses/", ROUTE_ID, "GET", get_response, NULL, false},
     {"/v1/responses/", ROUTE_ID, "DELETE", delete_response, NULL, false},
     {"/v1/responses/", ROUTE_ITEMS, "GET", get_input_items, NULL, false},
+    {"/v1/responses/", ROUTE_CANCEL, "POST", cancel_response, NULL, false},
     {"/load", ROUTE_WHOLE, "GET", get_load, NULL, false},
     {"/v1/loads", ROUTE_WHOLE, "GET", get_loads, NULL, false},
     {"/tokenizer_info", ROUTE_WHOLE, "GET", get_tokenizer_info, NULL, false},
@@ -364,7 +403,9 @@ static const struct route routes[] = {
     {"/kv", ROUTE_WHOLE, "GET", get_kv, NULL, false},
 };
 
-static const char items_tail[] = "/input_items";
+/* The rest of a path behind an id. */
+static const char *const tails[] = {
+    [ROUTE_ID] = "", [ROUTE_ITEMS] = "/input_items", [ROUTE_CANCEL] = "/cancel"};
 
 /* The id in front of the tail. */
 static size_t id_size(const char *rest) {
@@ -378,9 +419,9 @@ static bool is_path(const struct route *route, const char *path) {
     case ROUTE_NAME:
         return *rest != '\0';
     case ROUTE_ID:
-        return *rest && !rest[id_size(rest)];
     case ROUTE_ITEMS:
-        return id_size(rest) && strcmp(rest + id_size(rest), items_tail) == 0;
+    case ROUTE_CANCEL:
+        return id_size(rest) && strcmp(rest + id_size(rest), tails[route->end]) == 0;
     case ROUTE_WHOLE:
         break;
     }

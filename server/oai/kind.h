@@ -81,10 +81,13 @@ struct oai_form {
     bool (*joins_end)(const struct oai_request *request);
     const char *ping; /* an event that says that a stream lives; NULL: a comment */
     void (*answer)(struct buf *out, const struct oai_answer *answer); /* all choices finished */
-    /* Called when all choices have finished without failure, before the answer's last bytes are
-     * sent. May be NULL
-     */
-    void (*keep)(const struct oai_answer *answer);
+    /* Stores an answer whose choices have all finished, before its last bytes are sent. One in the
+     * background is stored, too, if it failed (`error`; NULL: it did not) or was cancelled. May be
+     * NULL */
+    void (*keep)(const struct oai_answer *answer, const struct oai_error *error);
+    /* Writes an answer in the background that has not finished or was cancelled. NULL: there are
+     * none. `begun`: the engine works for it. */
+    void (*unfinished)(struct buf *out, const struct oai_answer *answer, bool begun);
     /* A stream calls open, then progress while the prompt is read (on request), then begin, deltas
      * and finish for each choice, then end. */
     void (*open)(struct oai_events *events); /* writes `head` */

@@ -124,6 +124,7 @@ struct oai_request {
     bool endless;        /* max_tokens is what the context leaves */
     int32_t truncate; /* tokens kept of a longer prompt's end; 0 = all, -1 = what the context has */
     int32_t logprobs, prompt_logprobs; /* alternatives shown for each token; -1 = no scores */
+    bool background;                   /* the answer is stored, and the client asks for it later */
     bool stream, include_usage, continuous_usage, include_progress, echo;
     bool split_reasoning, hide_reasoning;
     bool include_stop;          /* the stop string is shown */
@@ -207,6 +208,7 @@ struct oai_answer {
     const char *id; /* "chatcmpl-..." or "cmpl-..." */
     const char *model;
     int64_t created;
+    bool cancelled; /* in the background, by its client */
 };
 
 const struct engine_job *oai_job_of(const struct oai_answer *answer, int index);

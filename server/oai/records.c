@@ -160,6 +160,7 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
     row->texts.answer_size = record->answer_size;
     row->texts.tokens = tokens;
     row->texts.token_count = record->token_count;
+    row->texts.background = record->background;
     pthread_mutex_lock(&records->lock);
     struct holder *holder = hold(records, owner->key);
     if (holder) {
@@ -185,6 +186,7 @@ int oai_records_find(struct oai_records *records, const struct oai_owner *owner,
         if (parts.items) buf_add(parts.items, t->items, t->items_size);
         if (parts.input) buf_add(parts.input, t->items, t->input_size);
         if (parts.answer) buf_add(parts.answer, t->answer, t->answer_size);
+        if (parts.background) *parts.background = t->background;
         if (parts.tokens) buf_add(parts.tokens, t->tokens, t->token_count * sizeof *t->tokens);
     }
     pthread_mutex_unlock(&records->lock);

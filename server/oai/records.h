@@ -7,6 +7,7 @@
 #ifndef KEEPD_SERVER_OAI_RECORDS_H
 #define KEEPD_SERVER_OAI_RECORDS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -29,6 +30,7 @@ struct oai_record {
     size_t answer_size;
     const int32_t *tokens; /* ids of prompt and answer, as the model had them */
     size_t token_count;
+    bool background; /* it was computed in the background */
 };
 
 /* A record takes at most this part of the table's bytes. */
@@ -45,6 +47,7 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
 /* Appends the record's parts to the buffers that are not NULL. ERR_NOTFOUND, ERR_NOMEM. */
 struct oai_record_parts {
     struct buf *items, *input, *answer, *tokens; /* tokens: an int32_t each */
+    bool *background;
 };
 int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
                      struct oai_record_parts parts);

@@ -11,7 +11,7 @@
 #define ITEMS_BYTES_MAX (256u << 20)
 
 static const struct oai_field fields[] = {
-    {"background", OAI_FALSE},
+    {"background", OAI_ANY},
     {"chat_template_kwargs", OAI_ANY},
     {"context_management", OAI_NOLIST},
     {"conversation", OAI_NEVER},
@@ -506,6 +506,20 @@ static int read_owner(struct oai_rewrite *w) {
     return w->r->out->owner.salt ? 0 : oai_no_memory(w->r);
 }
 
+/* Reads `background`: the response is asked for later, so it must be stored. */
+static int read_background(struct oai_rewrite *w) {
+    struct oai_request *out = w->r->out;
+    if (oai_get_bool(w->r, NULL, w->body, "background", &out->background)) return -1;
+    if (!out->background) return 0;
+    if (!out->own_items)
+        return oai_invalid(w->r, "background",
+                           "background can only be used when `store` is true and the server "
+                           "stores responses");
+    if (out->stream)
+        return oai_rewrite_refuse(w, "stream", "a response in the background is not streamed");
+    return 0;
+}
+
 static int parse(struct oai_reader *r) {
     struct oai_rewrite w;
     if (oai_rewrite_open(&w, r) || read_owner(&w) || check_repeated(&w) || read_items(&w) ||
@@ -513,7 +527,7 @@ static int parse(struct oai_reader *r) {
         oai_read_messages(r))
         return -1;
     r->out->split_reasoning = true;
-    if (oai_read_tools(r) || oai_read_generation(r)) return -1;
+    if (oai_read_tools(r) || oai_read_generation(r) || read_background(&w)) return -1;
     r->out->prompt_field = "input";
     return keep_repeated(&w);
 }

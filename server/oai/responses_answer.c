@@ -109,8 +109,9 @@ static void write_usage(struct buf *out, const struct oai_answer *answer) {
     buf_char(out, '}');
 }
 
-enum status { IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED };
-static const char *const status_names[] = {"in_progress", "completed", "incomplete", "failed"};
+enum status { QUEUED, IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED, CANCELLED };
+static const char *const status_names[] = {"queued",     "in_progress", "completed",
+                                           "incomplete", "failed",      "cancelled"};
 
 /* Writes a failure; a failed response has only a few codes. */
 static void write_failure(struct buf *out, const struct oai_error *error) {
@@ -129,8 +130,9 @@ static void write_response(struct buf *out, const struct oai_answer *answer, enu
     bool ended = status == COMPLETED || status == INCOMPLETE;
     buf_fmt(out,
             "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%" PRId64
-            ",\"status\":\"%s\",\"background\":false,\"model\":",
-            answer->id, answer->created, status_names[status]);
+            ",\"status\":\"%s\",\"background\":%s,\"model\":",
+            answer->id, answer->created, status_names[status],
+            answer->request->background ? "true" : "false");
     json_write_str(out, answer->model, strlen(answer->model));
     write_failure(out, error);
     buf_str(out, ",\"incomplete_details\":");
@@ -161,21 +163,33 @@ static void add_tokens(struct buf *out, const struct oai_answer *answer) {
         buf_add(out, &choice->tokens[i].token, sizeof choice->tokens[i].token);
 }
 
+static void write_unfinished(struct buf *out, const struct oai_answer *answer, bool begun) {
+    enum status status = answer->cancelled ? CANCELLED : begun ? IN_PROGRESS : QUEUED;
+    write_response(out, answer, status, NULL);
+}
+
 /* Stores the response. If there is no room it cannot be continued, but its client is still
- * answered.
+ * answered. One that failed or was cancelled has no output.
  */
-static void keep(const struct oai_answer *answer) {
+static void keep(const struct oai_answer *answer, const struct oai_error *error) {
     const struct oai_request *request = answer->request;
+    bool ended = !answer->cancelled && !error;
     struct buf items, text, tokens;
     if (!request->own_items) return;
     buf_open(&items, OAI_RECORD_BYTES);
     buf_open(&text, OAI_RECORD_BYTES);
     buf_open(&tokens, OAI_RECORD_BYTES);
     buf_str(&items, request->own_items);
-    buf_char(&items, ',');
-    oai_items_write(&items, answer, write_unscored);
-    write_answer(&text, answer);
-    add_tokens(&tokens, answer);
+    if (ended) {
+        buf_char(&items, ',');
+        oai_items_write(&items, answer, write_unscored);
+        write_answer(&text, answer);
+        add_tokens(&tokens, answer);
+    } else if (answer->cancelled) {
+        write_unfinished(&text, answer, true);
+    } else {
+        write_response(&text, answer, FAILED, error);
+    }
     const struct oai_record record = {
         .items = items.data,
         .items_size = items.size,
@@ -184,6 +198,7 @@ static void keep(const struct oai_answer *answer) {
         .answer_size = text.size,
         .tokens = (const int32_t *)(const void *)tokens.data,
         .token_count = tokens.size / sizeof(int32_t),
+        .background = request->background,
     };
     if (!items.failed && !text.failed && !tokens.failed)
         (void)oai_records_put(answer->rules->records, &request->owner, answer->id, &record);
@@ -328,6 +343,7 @@ const struct oai_form oai_response_form = {
     .id_prefix = "resp_",
     .answer = write_answer,
     .keep = keep,
+    .unfinished = write_unfinished,
     .open = open_stream,
     .progress = write_progress,
     .begin = begin_choice,

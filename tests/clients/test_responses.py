@@ -133,8 +133,21 @@ def test_agent(toolbox, stored):
         items += [call.model_dump(), *new]
 
 
+def test_background(nano):
+    responses = client(nano).responses
+    response = responses.create(**options(background=True))
+    assert response.status == "queued"
+    while response.status in ("queued", "in_progress"):
+        response = responses.retrieve(response.id)
+    assert response.status in ("completed", "incomplete") and response.output_text
+    assert responses.cancel(response.id).status == response.status
+    responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        responses.retrieve(response.id)
+
+
 def test_refusals(nano):
-    for fields, param in (({"background": True}, "background"), ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    for fields, param in (({"background": True, "stream": True}, "stream"), ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
                           ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "low"}]}]},
                            "input[0].content[0].type")):
         with pytest.raises(openai.BadRequestError) as caught:

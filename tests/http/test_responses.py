@@ -409,7 +409,7 @@ def user(*parts):
     ("temperature", "invalid_value", {"temperature": 3}),
     ("kv.budget", "invalid_value", {"kv": {"budget": 0}}),
     *[(name, "unsupported_parameter", {name: value}) for name, value in {
-        "background": True, "conversation": "conv_1", "prompt": {"id": "x"}, "messages": [], "max_tokens": 3, "n": 2,
+        "conversation": "conv_1", "prompt": {"id": "x"}, "messages": [], "max_tokens": 3, "n": 2,
         "response_format": {"type": "text"}, "logprobs": True, "prompt_logprobs": 1, "return_token_ids": True,
         "verbose": True, "moderation": {}, "context_management": [{"type": "compaction"}]}.items()],
 ], ids=lambda v: v if isinstance(v, str) else "")

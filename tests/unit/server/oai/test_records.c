@@ -14,7 +14,7 @@ static int put(struct oai_records *records, const struct oai_owner *owner, const
                const char *items, const char *answer) {
     static const int32_t tokens[] = {7, 8};
     const struct oai_record record = {
-        items, strlen(items), strcspn(items, "|"), answer, strlen(answer), tokens, 2};
+        items, strlen(items), strcspn(items, "|"), answer, strlen(answer), tokens, 2, false};
     return oai_records_put(records, owner, id, &record);
 }
 

@@ -1,0 +1,64 @@
+/* Responses in the background: answered at once, computed without a client, stored at their end. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "server/http.h"
+
+void background_answer(struct exchange *ex) {
+    ex->request.kind->form->unfinished(&ex->answer.body, &ex->facts, false);
+    ex->answer.status = 200;
+    ex->phase = PHASE_READY;
+}
+
+bool background_stays(const struct exchange *ex) {
+    return ex->request.background && ex->waiting && ex->phase == PHASE_SENT;
+}
+
+struct exchange *background_find(const struct server *server, const struct oai_owner *owner,
+                                 const char *id) {
+    for (struct exchange *ex = server->jobs; ex; ex = ex->next) {
+        const struct oai_owner *own = &ex->request.owner;
+        if (ex->request.background && !ex->forgotten && strcmp(ex->id, id) == 0 &&
+            memcmp(own->key, owner->key, sizeof own->key) == 0 &&
+            strcmp(own->salt, owner->salt) == 0)
+            return ex;
+    }
+    return NULL;
+}
+
+void background_render(struct buf *out, const struct exchange *ex) {
+    bool begun = atomic_load_explicit(&ex->jobs[0].admitted, memory_order_acquire) != 0;
+    ex->request.kind->form->unfinished(out, &ex->facts, begun);
+}
+
+void background_cancel(struct exchange *ex) {
+    ex->facts.cancelled = true;
+    exchange_cancel(ex);
+}
+
+static const char *outcome(const struct exchange *ex) {
+    if (ex->forgotten) return "deleted";
+    if (ex->facts.cancelled) return "cancelled";
+    return ex->error.status ? "failed" : "stored";
+}
+
+/* The line of its request was written when the client was answered. */
+static void log_end(const struct exchange *ex) {
+    const struct log_field fields[] = {
+        {"request_id", ex->request_id, 0},
+        {"id", ex->id, 0},
+        {"outcome", outcome(ex), 0},
+        {"ms", NULL, (clock_ns() - ex->received_ns) / 1000000},
+        {"prompt_tokens", NULL, (int64_t)oai_prompt_total(&ex->facts)},
+        {"completion_tokens", NULL, (int64_t)oai_tokens_total(&ex->facts)},
+    };
+    log_event(LOG_LEVEL_INFO, "background", fields, sizeof fields / sizeof *fields);
+}
+
+void background_end(struct exchange *ex) {
+    if (!ex->forgotten && !ex->gone)
+        ex->request.kind->form->keep(&ex->facts, ex->error.status ? &ex->error : NULL);
+    log_end(ex);
+}
