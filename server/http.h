@@ -271,9 +271,10 @@ void exchange_drop_body(struct exchange *exchange);
 /* background.c: responses that their clients ask for later. Their exchanges live on without a
  * connection until the engine has finished; then the response is stored. They take the same places
  * in the queue, and have the same deadlines, as other requests. */
-void background_answer(struct exchange *exchange);      /* PHASE_WAIT is over: it says "queued" */
-bool background_stays(const struct exchange *exchange); /* it does not end with its client */
-void background_end(struct exchange *exchange);         /* its jobs have finished */
+void background_answer(struct exchange *exchange); /* says "queued"; PHASE_WAIT is over */
+bool background_stays(
+    const struct exchange *exchange);           /* false: the exchange ends with its client */
+void background_end(struct exchange *exchange); /* after its jobs have finished */
 /* The owner's unfinished response with this id; NULL: there is none. */
 struct exchange *background_find(const struct server *server, const struct oai_owner *owner,
                                  const char *id);

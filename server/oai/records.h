@@ -30,7 +30,7 @@ struct oai_record {
     size_t answer_size;
     const int32_t *tokens; /* ids of prompt and answer, as the model had them */
     size_t token_count;
-    bool background; /* it was computed in the background */
+    bool background; /* computed in the background */
 };
 
 /* A record takes at most this part of the table's bytes. */

@@ -87,7 +87,7 @@ def test_one_that_takes_too_long(patient):
 
 
 def test_the_queue_is_full(slow):
-    """Its place in the queue is a place as any other's."""
+    """A response in the background takes a place as every request does."""
     daemon = slow("--max-num-seqs", "1", "--max-queue", "1", step_us=20000)
     first = begin(daemon, LONG)
     daemon.wait("it runs", lambda: status(daemon, first) == "in_progress")
