@@ -56,11 +56,13 @@ static int64_t rows_before(const struct summing *s, const struct slot *slot, int
 static void add_vector(struct summing *s, const struct slot *slot, int part, int layer) {
     const enum role role = slot->parts[part];
     const struct tensor *tensor = find(s, role, layer);
+    const int64_t before = rows_before(s, slot, part, layer);
     int64_t rows, cols;
     tensor_shape(s->config, role, &rows, &cols);
     for (int64_t i = 0; tensor && i < rows; i++) {
+        const size_t row = (size_t)(before + stored_row(s->config, role, i));
         float number;
-        if (!tensor_read_floats(tensor, (size_t)stored_row(s->config, role, i), 1, &number)) return;
+        if (!tensor_read_floats(tensor, row, 1, &number)) return;
         if (slot->norm) number += s->config->norm_offset;
         add_numbers(&s->vectors, &number, 1);
     }

@@ -17,6 +17,8 @@
 #define ARCHITECTURE_MAX 32
 #define TEXT_MAX         64
 #define KEY_MAX          (2 * (size_t)TEXT_MAX)
+#define FUSED            "blk.0.attn_qkv.weight" /* q, k and v in one tensor */
+#define FUSED_BIAS       "blk.0.attn_qkv.bias"
 #define FACTORS_MAX      512 /* half of the largest head */
 #define LAYERS_MAX       512 /* as in config.c */
 
@@ -29,9 +31,10 @@ static const struct architecture {
     bool windows_said;     /* a file without a window has none, whatever its family's default */
     bool factors;          /* Granite's keys */
     bool yarn_untruncated; /* config.json says so ("truncate": false), files do not */
-    bool unnormalised;     /* the weights of the chosen experts are not divided by their sum */
-    int heads_scale;       /* Gemma: with so many layers, queries are scaled by the mean size of a
-                              head in the embeddings, else by the head's own (llama.cpp's rule) */
+    bool norm_after_attention; /* see struct model_config */
+    bool unnormalised;         /* the weights of the chosen experts are not divided by their sum */
+    int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
+                        head in the embeddings, else by the head's own (llama.cpp's rule) */
 } architectures[] = {
     {.name = "llama", .type = "llama", .mixture = "mixtral", .permuted = true},
     {.name = "qwen2", .type = "qwen2"},
@@ -46,7 +49,10 @@ static const struct architecture {
     {.name = "exaone4", .type = "exaone4", .windows_said = true},
     {.name = "ernie4_5", .type = "ernie4_5", .permuted = true}, /* as the published weights are */
     {.name = "olmoe", .type = "olmoe", .unnormalised = true},
-    {.name = "gpt-oss", .type = "gpt_oss", .yarn_untruncated = true},
+    {.name = "gpt-oss", .type = "gpt_oss", .yarn_untruncated = true, .norm_after_attention = true},
+    {.name = "seed_oss", .type = "seed_oss", .norm_after_attention = true},
+    {.name = "chatglm", .type = "glm", .permuted = true}, /* as the published weights are */
+    {.name = "glm4", .type = "glm4", .permuted = true},
 };
 
 static const struct architecture *find_architecture(const char *name) {
@@ -200,7 +206,8 @@ static const struct tensor *find_role(const struct translation *t, enum role rol
 
 static int read_tensors(const struct translation *t) {
     const struct tensor *embed = find_role(t, ROLE_EMBED);
-    bool tied = !find_role(t, ROLE_HEAD), bias = find_role(t, ROLE_Q_BIAS) != NULL;
+    bool tied = !find_role(t, ROLE_HEAD);
+    bool bias = find_role(t, ROLE_Q_BIAS) || weights_find(t->weights, FUSED_BIAS);
     if (!embed || embed->dims != 2 || embed->shape[0] > INT32_MAX)
         return fault_set(t->fault, ERR_NOTFOUND, "token_embd.weight",
                          "tensor is missing, or no matrix");
@@ -252,7 +259,7 @@ static int read_head(const struct translation *t) {
     }
     rc = get_int(t, ".rope.dimension_count", &rotated);
     if (!rc) rc = set_num(t, t->config, "head_dim", (double)key);
-    if (!rc && rotated != key && key > 0)
+    if (!rc && key > 0)
         rc = set_num(t, t->config, "partial_rotary_factor", (double)rotated / (double)key);
     return rc;
 }
@@ -325,6 +332,9 @@ static int read_rope(const struct translation *t) {
         return fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.scaling.type", key),
                          "\"longrope\" without " LONG_FACTORS " is not supported");
     double attention = 1;
+    if (has_key(t, ".rope.dimension_sections"))
+        return fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.dimension_sections", key),
+                         "rotations for images are not supported");
     rc = yarn ? 0 : get_num(t, ".rope.scaling.attn_factor", &attention);
     if (!rc && attention != 1)
         rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.scaling.attn_factor", key),
@@ -455,7 +465,8 @@ static int translate(struct translation *t) {
         return fault_set(
             t->fault, ERR_UNSUPPORTED, "general.architecture",
             "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe, phi3, "
-            "gemma2, gemma3, granite, smollm3, olmo2, exaone4, gpt-oss",
+            "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
+            "chatglm, glm4",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
     if (!rc)
@@ -507,6 +518,8 @@ int model_config_from_gguf(const struct weights *weights, int context, struct mo
     }
     if (!rc) {
         out->permuted_qk = t.row->permuted;
+        out->norm_after_attention = t.row->norm_after_attention;
+        if (out->glm_names) out->fused = weights_find(weights, FUSED) != NULL;
         out->norm_offset = 0; /* converters add Gemma's 1 */
     }
     cJSON_Delete(t.config);

@@ -43,7 +43,9 @@ struct model_config {
     enum kern_activation activation;
     bool pre_norms, post_norms; /* attention and the feed-forward network have norms of their
                                    inputs, of their outputs */
-    bool fused;     /* files join q, k and v in one tensor, and gate and up in another */
+    bool fused;                /* files join q, k and v in one tensor, and gate and up in another */
+    bool norm_after_attention; /* GGUF files name the norm of the network's inputs as Gemma's name
+                                  the norm of attention's output */
     bool glm_names; /* files join gate and up; norms of outputs have names of their own */
     bool qkv_bias, o_bias, qk_norm, tied_embeddings;
     bool qk_norm_wide; /* norms of all heads of q, and of k, together; else of each head */

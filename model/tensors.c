@@ -59,9 +59,21 @@ static const struct {
                 WIDTH_KV,
                 WIDTH_MODEL,
                 true},
-    [ROLE_Q_BIAS] = {{"self_attn.q_proj.bias", NULL, "attn_q.bias"}, WIDTH_Q, WIDTH_NONE, true},
-    [ROLE_K_BIAS] = {{"self_attn.k_proj.bias", NULL, "attn_k.bias"}, WIDTH_KV, WIDTH_NONE, true},
-    [ROLE_V_BIAS] = {{"self_attn.v_proj.bias", NULL, "attn_v.bias"}, WIDTH_KV, WIDTH_NONE, true},
+    [ROLE_Q_BIAS] = {{"self_attn.q_proj.bias", NULL,
+                      "attn_q.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias"},
+                     WIDTH_Q,
+                     WIDTH_NONE,
+                     true},
+    [ROLE_K_BIAS] = {{"self_attn.k_proj.bias", NULL,
+                      "attn_k.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias"},
+                     WIDTH_KV,
+                     WIDTH_NONE,
+                     true},
+    [ROLE_V_BIAS] = {{"self_attn.v_proj.bias", NULL,
+                      "attn_v.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias"},
+                     WIDTH_KV,
+                     WIDTH_NONE,
+                     true},
     [ROLE_Q_NORM] = {{"self_attn.q_norm.weight", NULL, "attn_q_norm.weight"},
                      WIDTH_Q_NORM,
                      WIDTH_NONE,
@@ -79,7 +91,7 @@ static const struct {
                      WIDTH_NONE,
                      true},
     [ROLE_ATTN_POST_NORM] = {{[NAMING_GGUF] = "post_attention_norm.weight",
-                              [NAMING_GGUF_GPT_OSS] = "",
+                              [NAMING_GGUF_AFTER_ATTENTION] = "",
                               [NAMING_HF_POST_NORMS] = "post_attention_layernorm.weight",
                               [NAMING_HF_GLM] = "post_self_attn_layernorm.weight"},
                              WIDTH_MODEL,
@@ -94,16 +106,17 @@ static const struct {
     [ROLE_FFN_NORM] =
         {{"post_attention_layernorm.weight", NULL,
           "ffn_norm.weight", [NAMING_HF_POST_NORMS] = "pre_feedforward_layernorm.weight",
-          [NAMING_GGUF_GPT_OSS] = "post_attention_norm.weight"},
+          [NAMING_GGUF_AFTER_ATTENTION] = "post_attention_norm.weight"},
          WIDTH_MODEL,
          WIDTH_NONE,
          true},
-    [ROLE_GATE] = {{"mlp.gate_proj.weight", "mlp.gate_up_proj.weight",
-                    "ffn_gate.weight", [NAMING_GGUF_FUSED] = "ffn_up.weight",
-                    [NAMING_HF_GLM] = "mlp.gate_up_proj.weight"},
-                   WIDTH_FF,
-                   WIDTH_MODEL,
-                   true},
+    [ROLE_GATE] =
+        {{"mlp.gate_proj.weight", "mlp.gate_up_proj.weight",
+          "ffn_gate.weight", [NAMING_GGUF_FUSED] = "ffn_up.weight",
+          [NAMING_GGUF_GLM] = "ffn_up.weight", [NAMING_HF_GLM] = "mlp.gate_up_proj.weight"},
+         WIDTH_FF,
+         WIDTH_MODEL,
+         true},
     [ROLE_UP] = {{"mlp.up_proj.weight", "mlp.gate_up_proj.weight",
                   "ffn_up.weight", [NAMING_HF_GLM] = "mlp.gate_up_proj.weight"},
                  WIDTH_FF,
@@ -164,7 +177,8 @@ static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.la
                                                          [NAMING_HF_MIXTRAL] = "model.layers",
                                                          [NAMING_HF_GPT_OSS] = "model.layers",
                                                          [NAMING_HF_GLM] = "model.layers",
-                                                         [NAMING_GGUF_GPT_OSS] = "blk"};
+                                                         [NAMING_GGUF_AFTER_ATTENTION] = "blk",
+                                                         [NAMING_GGUF_GLM] = "blk"};
 
 static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
                           int layer, int expert) {
@@ -177,9 +191,10 @@ static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const c
 
 enum naming tensor_naming(const struct model_config *config, bool gguf) {
     if (gguf)
-        return config->fused           ? NAMING_GGUF_FUSED
-               : config->gpt_oss_names ? NAMING_GGUF_GPT_OSS
-                                       : NAMING_GGUF;
+        return config->fused                  ? NAMING_GGUF_FUSED
+               : config->norm_after_attention ? NAMING_GGUF_AFTER_ATTENTION
+               : config->glm_names            ? NAMING_GGUF_GLM
+                                              : NAMING_GGUF;
     return config->gpt_oss_names   ? NAMING_HF_GPT_OSS
            : config->fused         ? NAMING_HF_FUSED
            : config->glm_names     ? NAMING_HF_GLM

@@ -17,7 +17,8 @@ enum naming {
     NAMING_HF_MIXTRAL,
     NAMING_HF_GPT_OSS,
     NAMING_HF_GLM,
-    NAMING_GGUF_GPT_OSS,
+    NAMING_GGUF_AFTER_ATTENTION, /* the norm of the network's inputs is named after attention */
+    NAMING_GGUF_GLM,
     NAMING_COUNT
 };
 
@@ -59,7 +60,8 @@ enum role {
 #define TENSOR_NAME_MAX 96
 
 static inline bool naming_is_gguf(enum naming naming) {
-    return naming == NAMING_GGUF || naming == NAMING_GGUF_FUSED || naming == NAMING_GGUF_GPT_OSS;
+    return naming == NAMING_GGUF || naming == NAMING_GGUF_FUSED ||
+           naming == NAMING_GGUF_AFTER_ATTENTION || naming == NAMING_GGUF_GLM;
 }
 
 enum naming tensor_naming(const struct model_config *config, bool gguf);

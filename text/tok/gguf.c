@@ -34,6 +34,8 @@ enum token_type { NORMAL = 1, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE };
 
 static const char llama3[] =
     CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" TAIL;
+static const char seed[] =
+    CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}\\r\\n]+|" TAIL;
 static const char qwen35[] = CONTRACTIONS
     "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" TAIL;
 static const char tekken[] = CASED("") "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" TAIL;
@@ -52,7 +54,9 @@ static const struct words {
     bool nfc, ignore_merges, add_bos;
 } table[] = {
     {" llama-bpe llama3 llama-v3 falcon3 pixtral ", {llama3}, false, true, true},
-    {" smaug-bpe dbrx glm4 chatglm-bpe ", {llama3}, false, false, false},
+    {" smaug-bpe dbrx chatglm-bpe ", {llama3}, false, false, false},
+    {" glm4 ", {llama3}, false, true, false},
+    {" seed-coder ", {seed}, false, false, false},
     {" qwen2 deepseek-r1-qwen ", {tok_regex_qwen2}, true, false, false},
     {" stablelm2 ", {tok_regex_qwen2}, false, false, false},
     {" qwen35 ", {qwen35}, true, false, false},

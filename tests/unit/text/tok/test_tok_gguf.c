@@ -170,6 +170,12 @@ Test(tok_gguf, words_by_name) {
     tok = open_good(&(struct vocab){WORDS, .pre = "smollm"});
     expect_ids(tok, "ab12", TOK_TEMPLATE, "1 52 53"); /* every digit alone */
     tok_close(tok);
+    tok = open_good(&(struct vocab){WORDS, .pre = "seed-coder"});
+    expect_ids(tok, "ab12", TOK_TEMPLATE, "1 52 53");
+    tok_close(tok);
+    tok = open_good(&(struct vocab){WORDS, .pre = "glm4"});
+    expect_ids(tok, "ab12", TOK_TEMPLATE, "1 2");
+    tok_close(tok);
     tok = open_good(&(struct vocab){WORDS, .pre = "llama-bpe"});
     expect_ids(tok, "ab12", TOK_TEMPLATE, "0 1 2"); /* begins with a token unless told otherwise */
     tok_close(tok);
