@@ -54,4 +54,4 @@ def test_log_probabilities_of_texts_are_those_of_transformers(url, reference):
         expected = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
         differences += (said - expected).abs().tolist()
     print(f"smollm2: {len(TEXTS)} texts, {len(differences)} tokens, log-probability off by at most {max(differences):.1e}")
-    assert len(differences) > 400 and max(differences) <= 1e-3
+    assert len(differences) > 400 and max(differences) <= 2e-4

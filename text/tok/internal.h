@@ -116,6 +116,9 @@ enum tok_step_kind {
     TOK_STEP_LOWERCASE,
     TOK_STEP_STRIP,         /* white space at one end, or both */
     TOK_STEP_STRIP_ACCENTS, /* all marks */
+    TOK_STEP_STRIP_MARKS,   /* marks without width */
+    TOK_STEP_CLEAN,         /* controls, and white space of every kind */
+    TOK_STEP_CHINESE,       /* a space on both sides of each Chinese character */
     TOK_STEP_NMT,           /* some control and white space characters */
     TOK_STEP_CHARSMAP       /* `find` is the trie, `content` the texts (charsmap.c) */
 };

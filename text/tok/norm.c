@@ -156,6 +156,35 @@ static int drop_mark(uint32_t code, uint32_t out[3]) {
     return unicode_is_mark(code) ? 0 : -1;
 }
 
+/* The next three are the parts of BertNormalizer. */
+static int drop_narrow_mark(uint32_t code, uint32_t out[3]) {
+    (void)out;
+    return unicode_category(code) == UNICODE_MN ? 0 : -1;
+}
+
+static int bert_clean_char(uint32_t code, uint32_t out[3]) {
+    const enum unicode_category category = unicode_category(code);
+    const bool line = code == '\t' || code == '\n' || code == '\r';
+    const bool control = category >= UNICODE_CC && !line;
+    if (control || code == 0xFFFD) return 0;
+    out[0] = ' ';
+    return code != ' ' && (line || unicode_is_space(code)) ? 1 : -1;
+}
+
+/* The blocks of ideographs that BERT knows, with the gap that `tokenizers` has before U+2B920. */
+static int bert_apart(uint32_t code, uint32_t out[3]) {
+    static const uint32_t blocks[][2] = {{0x3400, 0x4DBF},   {0x4E00, 0x9FFF},   {0xF900, 0xFAFF},
+                                         {0x20000, 0x2A6DF}, {0x2A700, 0x2B81F}, {0x2B920, 0x2CEAF},
+                                         {0x2F800, 0x2FA1F}};
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        if (code < blocks[i][0] || code > blocks[i][1]) continue;
+        out[0] = out[2] = ' ';
+        out[1] = code;
+        return 3;
+    }
+    return -1;
+}
+
 /* As SentencePiece's rules for machine translation: some controls go, others become spaces. */
 static int clean_char(uint32_t code, uint32_t out[3]) {
     bool control = (code >= 0x01 && code <= 0x08) || code == 0x0B ||
@@ -219,6 +248,12 @@ static int run_step(const struct tok *tok, struct arena *arena, struct tok_scrat
         return strip(arena, step, in, out);
     case TOK_STEP_STRIP_ACCENTS:
         return change_chars(arena, drop_mark, in, out);
+    case TOK_STEP_STRIP_MARKS:
+        return change_chars(arena, drop_narrow_mark, in, out);
+    case TOK_STEP_CLEAN:
+        return change_chars(arena, bert_clean_char, in, out);
+    case TOK_STEP_CHINESE:
+        return change_chars(arena, bert_apart, in, out);
     case TOK_STEP_NMT:
         return change_chars(arena, clean_char, in, out);
     case TOK_STEP_CHARSMAP:

@@ -124,6 +124,28 @@ static int load_plain(struct pipe *p, const cJSON *node, const char *type, const
     return refuse_type(p, path, type);
 }
 
+/* BertNormalizer: its switches are steps of their own; strip_accents follows lowercase unless it is
+ * said. */
+static int load_bert(struct pipe *p, const cJSON *node, const char *path) {
+    bool clean = true, chinese = true, lower = true;
+    int rc = json_bool(node, path, "clean_text", &clean, p->fault);
+    if (!rc) rc = json_bool(node, path, "handle_chinese_chars", &chinese, p->fault);
+    if (!rc) rc = json_bool(node, path, "lowercase", &lower, p->fault);
+    bool accents = lower;
+    if (!rc) rc = json_bool(node, path, "strip_accents", &accents, p->fault);
+    const struct {
+        bool on;
+        struct tok_step step;
+    } steps[] = {{clean, {.kind = TOK_STEP_CLEAN}},
+                 {chinese, {.kind = TOK_STEP_CHINESE}},
+                 {accents, {.kind = TOK_STEP_FORM, .form = TOK_NFD}},
+                 {accents, {.kind = TOK_STEP_STRIP_MARKS}},
+                 {lower, {.kind = TOK_STEP_LOWERCASE}}};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps && !rc; i++)
+        if (steps[i].on) rc = add_step(p->tok, &steps[i].step, path, p->fault);
+    return rc;
+}
+
 static int load_normalizer(struct pipe *p, const cJSON *node, const char *type, const char *path) {
     struct tok_step step = {.kind = TOK_STEP_PREPEND};
     const char *content = "", *find = NULL;
@@ -139,6 +161,8 @@ static int load_normalizer(struct pipe *p, const cJSON *node, const char *type, 
             rc = fault_set(p->fault, ERR_MALFORMED, path, "replaces an empty string");
     } else if (strcmp(type, "Precompiled") == 0) {
         return load_charsmap(p, node, path);
+    } else if (strcmp(type, "BertNormalizer") == 0) {
+        return load_bert(p, node, path);
     } else {
         return load_plain(p, node, type, path);
     }

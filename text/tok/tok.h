@@ -3,15 +3,16 @@
  *
  * It executes the file as huggingface/tokenizers does: added tokens are cut out first; the
  * normalizer (NFC, NFD, NFKC, NFKD, Prepend, Replace, Precompiled, Lowercase, Strip, StripAccents,
- * Nmt); the pre-tokenizer (Split, ByteLevel, Digits, Punctuation, Whitespace, WhitespaceSplit,
- * Metaspace); the model (byte-level BPE, BPE over characters with byte fallback, Unigram); the
- * post-processor (TemplateProcessing, RobertaProcessing) for plain completions; the decoder
- * (ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace). Every other component is refused at
- * load by name.
+ * Nmt, BertNormalizer); the pre-tokenizer (Split, ByteLevel, Digits, Punctuation, Whitespace,
+ * WhitespaceSplit, Metaspace); the model (byte-level BPE, BPE over characters with byte fallback,
+ * Unigram); the post-processor (TemplateProcessing, RobertaProcessing) for plain completions; the
+ * decoder (ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace). Every other component is
+ * refused at load by name.
  *
  * Characters have the properties of Unicode 16 (text/unicode), as in the expressions of tokenizers
- * 0.22. Its normal forms, StripAccents and Punctuation still know Unicode 8 or 9 alone, and its
- * Lowercase and Digits Unicode 17: there the two differ on characters of other versions. */
+ * 0.22. Its normal forms, StripAccents, BertNormalizer and Punctuation still know Unicode 8 or 9
+ * alone, and its Lowercase and Digits Unicode 17: there the two differ on characters of other
+ * versions. */
 #ifndef KEEPD_TEXT_TOK_TOK_H
 #define KEEPD_TEXT_TOK_TOK_H
 

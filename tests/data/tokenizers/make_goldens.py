@@ -328,6 +328,13 @@ def lowercase_style():
     return t
 
 
+def bert_style():
+    t = unigram(380)
+    t.normalizer = normalizers.BertNormalizer()
+    t.decoder = decoders.Metaspace()
+    return t
+
+
 def case(tokenizer, text, specials, template):
     tokenizer.encode_special_tokens = not specials
     ids = tokenizer.encode(text, add_special_tokens=template).ids
@@ -371,7 +378,7 @@ def qwen2(folder):
 def main():
     for make in (qwen_style, llama3_style, smollm_style, gpt2_style, deepseek_style, behaviors, llama2_style,
                  gemma_style, metaspace_style, unknown_style, falcon_style, lacking_style, t5_style, unigram_bytes,
-                 precompiled_style, lowercase_style):
+                 precompiled_style, lowercase_style, bert_style):
         name = make.__name__.replace("_", "-")
         tokenizer = make()
         tokenizer.save(str(HERE / f"{name}.json"), pretty=False)

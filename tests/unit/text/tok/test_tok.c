@@ -192,6 +192,10 @@ Test(tok, golden_lowercase_style) {
     check_kept("lowercase-style");
 }
 
+Test(tok, golden_bert_style) {
+    check_kept("bert-style");
+}
+
 /* ---- Real vocabularies, where there is more data -------------------------------------------- */
 
 static bool more_data(char *path, size_t size, const char *name) {
