@@ -14,7 +14,8 @@
 
 #define ANSWER_BYTES_MAX ((size_t)1 << 30)
 #define HELD_BYTES_MIN   ((size_t)256 << 20)
-#define TEXT_THREADS     4 /* libuv's worker threads, each of which writes one text */
+#define VALUE_BYTES      100 /* of a JSON value in a tree, about */
+#define TEXT_THREADS     4   /* libuv's worker threads, each of which writes one text */
 #define TOKENS_WAIT      "Too many prompt tokens are waiting, please try again."
 
 /* --- life --- */
@@ -271,8 +272,20 @@ static void after_work(uv_work_t *work, int status) {
     exchange_unref(ex);
 }
 
+/* The tree of a body is many times its size. One that is larger than those of usual requests shares
+ * the memory of bodies until it is freed, with the body. */
+static bool hold_tree(struct exchange *ex) {
+    size_t most = oai_json_nodes(&ex->server->rules); /* more are refused while they are read */
+    size_t values = ex->values < most ? ex->values : most;
+    return values <= OAI_JSON_VALUES || exchange_hold(ex, (values - OAI_JSON_VALUES) * VALUE_BYTES);
+}
+
 static void start_work(struct exchange *ex) {
     ex->work.data = ex;
+    if (!hold_tree(ex)) {
+        refuse_busy(ex, STATS_REJECT_MEMORY, "The server is short of memory.");
+        return;
+    }
     if (uv_queue_work(&ex->server->loop, &ex->work, prepare_run, after_work)) {
         struct oai_error error;
         oai_refuse(&error, 503, "overloaded", NULL, "The server cannot take more work.");

@@ -328,6 +328,13 @@ static enum MHD_Result begin(struct server *server, struct conn *conn,
     return queue_answer(ex);
 }
 
+/* Each value of a tree follows a comma or an opening bracket, or is the first. */
+static size_t count_values(const char *data, size_t size) {
+    size_t count = 0;
+    for (size_t i = 0; i < size; i++) count += data[i] == ',' || data[i] == '[' || data[i] == '{';
+    return count;
+}
+
 static enum MHD_Result receive(struct exchange *ex, const char *data, size_t size) {
     struct server *server = ex->server;
     ex->body_seen += size;
@@ -338,6 +345,7 @@ static enum MHD_Result receive(struct exchange *ex, const char *data, size_t siz
         return MHD_YES;
     }
     buf_add(&ex->body, data, size);
+    ex->values += count_values(data, size);
     if (ex->body.failed || !exchange_hold(ex, size)) {
         struct oai_error error;
         exchange_drop_body(ex);

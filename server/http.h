@@ -214,7 +214,8 @@ struct exchange {
     char session[OAI_KEY_BYTES + 1]; /* the client's X-Session-ID, or "" */
     int64_t received_ns, created;
     struct buf body;
-    size_t body_seen, held; /* held: bytes of the body, or of a text answer */
+    size_t body_seen, held; /* held: bytes of the body and of a large tree, or of a text answer */
+    size_t values;          /* upper bound for the JSON values of the body */
     struct answer answer;
     /* written by the libuv worker */
     uv_work_t work;

@@ -192,9 +192,10 @@ void oai_request_close(struct oai_request *request) {
     request->chat = NULL;
 }
 
-/* There is room for every token id of a full context, and the rest of a large chat. */
+/* There is room for every token id of the longest text, and the rest of a large chat. */
 size_t oai_json_nodes(const struct oai_rules *rules) {
-    return 100000 + 2 * (size_t)rules->info->max_model_len;
+    size_t context = 2 * (size_t)rules->info->max_model_len;
+    return OAI_JSON_VALUES + (context > ENGINE_SHIFTED_TOKENS ? context : ENGINE_SHIFTED_TOKENS);
 }
 
 int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules, cJSON **tree,

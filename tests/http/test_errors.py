@@ -1,7 +1,9 @@
 """Bad input of every kind: the OpenAI error object names the field, and the engine never sees it."""
 import json
+import threading
 
 import pytest
+import requests
 from conftest import FAKE, LENGTH, MODEL, ROOT, chat_body
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -311,6 +313,30 @@ def test_body_of_countless_values(shared):
     for body in (b'{"model":"tiny","prompt":[' + zeros, b'{"model":"tiny","messages":[],"user":[' + zeros):
         r = shared.http.post(shared.url + TEXT, data=body, headers={"Content-Type": "application/json"}, timeout=60)
         assert "JSON body" in (text := check_error(r, 400, None, None)) and "JSON values" in text
+
+
+def test_a_million_token_ids(shared, fake):
+    """A text that may outgrow the context may be given as ids."""
+    body = {"model": MODEL, "prompt": [65] * 1_000_000, "max_tokens": 1, "kv": {"overflow": "shift", "retain": False}}
+    assert shared.post(TEXT, body).json()["usage"]["prompt_tokens"] == 1_000_000
+
+
+def test_large_trees_share_the_memory_of_bodies(start, fake, tmp_path):
+    gate = tmp_path / "gate"
+    daemon = start("--max-body-bytes", "4M", env={"KEEPD_FAKE_GATE": str(gate)})
+    body = {**chat_body("at the gate", max_tokens=1), "unknown": [0] * 1_048_000}
+    codes = []
+    ask = lambda: codes.append(requests.post(daemon.url + CHAT, json=body, timeout=60).status_code)
+    waiting = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    daemon.wait("the refusal of the third", lambda: codes)
+    assert codes == [503] and daemon.chat(max_tokens=1).status_code == 200, "a small one has room"
+    gate.touch()
+    for thread in waiting:
+        thread.join()
+    assert sorted(codes) == [200, 200, 503]
+    assert daemon.post(CHAT, body).status_code == 200, "the memory is given back"
 
 
 def test_json_suite(shared):
