@@ -168,10 +168,8 @@ struct items {
 
 /* Parses stored items (stored.h). */
 static int parse_stored(struct oai_rewrite *w, const struct buf *text, cJSON **tree) {
-    const struct json_limits limits = {.bytes = text->size,
-                                       .depth = OAI_JSON_DEPTH,
-                                       .nuls = true,
-                                       .nodes = oai_json_nodes(w->r->rules)};
+    const struct json_limits limits = {
+        .bytes = text->size, .depth = OAI_JSON_DEPTH, .nuls = true, .nodes = OAI_JSON_VALUES};
     struct fault fault;
     int rc = json_parse(text->data, text->size, &limits, tree, &fault);
     if (rc == ERR_LIMIT)

@@ -286,9 +286,11 @@ static enum match match_mistral(const struct tool_reader *r, struct cursor *c, b
 static enum match match_call(const struct tool_reader *r, struct cursor *c, bool first,
                              struct head *head) {
     if (r->tools->format == TOOL_FORMAT_MISTRAL) return match_mistral(r, c, first, head);
-    enum match match =
-        r->tools->format == TOOL_FORMAT_HERMES ? match_hermes(c, first) : match_llama3(r, c);
-    return match == MATCH_YES ? match_head(r->tools, c, head) : match;
+    bool hermes = r->tools->format == TOOL_FORMAT_HERMES;
+    enum match match = hermes ? match_hermes(c, first) : match_llama3(r, c);
+    if (match == MATCH_YES) match = match_head(r->tools, c, head);
+    /* An object without a tag, in the middle of a text, is a call only if it has arguments. */
+    return match == MATCH_YES && !hermes && !first && head->form == EMPTY ? MATCH_NO : match;
 }
 
 static enum match match_opening(const struct tool_reader *r, struct cursor *c, bool first,
@@ -300,10 +302,13 @@ static enum match match_opening(const struct tool_reader *r, struct cursor *c, b
     return match == MATCH_MORE && cut ? MATCH_NO : match;
 }
 
-static bool may_open(const struct tool_reader *r, char byte, bool first) {
+/* `depth`: braces that are open in the text. A call of llama3 is an object of its own, not part of
+ * another. */
+static bool may_open(const struct tool_reader *r, char byte, bool first, uint32_t depth) {
     if (r->tools->format == TOOL_FORMAT_HARMONY) return false;
+    if (r->tools->format == TOOL_FORMAT_LLAMA3) return first || (byte == '{' && !depth);
     if (r->tools->format == TOOL_FORMAT_MISTRAL) return first || byte == '[';
-    return first || (r->tools->format == TOOL_FORMAT_HERMES && (byte == '<' || byte == '\n'));
+    return first || byte == '<' || byte == '\n';
 }
 
 /* --- phases --- */
@@ -336,6 +341,7 @@ static struct tool_piece begin_call(struct tool_reader *r, const struct head *he
 static void end_call(struct tool_reader *r, size_t at) {
     r->at = at;
     r->spoken = false;
+    r->depth = 0;
     r->phase = TOOL_IN_TEXT;
 }
 
@@ -350,14 +356,20 @@ static bool is_separator(const struct tool_reader *r, const char *text, size_t e
     return r->calls > 0;
 }
 
+static uint32_t depth_behind(uint32_t depth, char byte) {
+    if (byte == '{') return depth + 1;
+    return byte == '}' && depth ? depth - 1 : depth;
+}
+
 static struct tool_piece next_in_text(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
     size_t at = r->at;
-    for (; at < end; at++) {
+    uint32_t depth = r->depth;
+    for (; at < end; depth = depth_behind(depth, text[at++])) {
         struct cursor c = {text, at, end};
         struct head head = {0};
         bool first = !r->spoken && at == r->at;
-        if (!may_open(r, text[at], first)) continue;
+        if (!may_open(r, text[at], first, depth)) continue;
         enum match match = match_opening(r, &c, first, &head);
         if (match == MATCH_MORE && last && first && is_separator(r, text, end)) {
             r->at = end;
@@ -367,6 +379,7 @@ static struct tool_piece next_in_text(struct tool_reader *r, const char *text, s
         if (match == MATCH_YES && at == r->at) return begin_call(r, &head);
         break;
     }
+    r->depth = depth;
     return at > r->at ? give(r, TOOL_TEXT, at) : more();
 }
 

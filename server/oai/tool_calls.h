@@ -2,7 +2,7 @@
  * on (their chat templates say so to the model):
  *
  *   hermes   <tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>   Qwen2.5, Qwen3, Hermes
- *   llama3   {"name": "f", "parameters": {...}}                             Llama 3.1 to 3.3
+ *   llama3   {"name": "f", "parameters": {...}}, also behind text           Llama 3.1 to 3.3
  *   mistral  [TOOL_CALLS][{"name": "f", "arguments": {...}}]                Mistral, Ministral
  *            [TOOL_CALLS]f[ARGS]{...}                                       since 2025
  *   harmony  a message to functions.f in a channel of its own              gpt-oss
@@ -83,6 +83,7 @@ struct tool_reader {
     size_t at;                    /* text before this offset is done */
     uint32_t calls;               /* begun */
     bool spoken;                  /* text came since the beginning or since the last call */
+    uint32_t depth;               /* braces that are open in that text */
     enum {
         TOOL_IN_TEXT,
         TOOL_IN_ARGUMENTS, /* an object */

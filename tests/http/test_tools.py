@@ -234,7 +234,10 @@ def test_llama(start, fake):
         assert calls(choice) == [("get_weather", WEATHER), ("now", "{}")]
         assert choice["message"]["content"] is None
         choice = ask(daemon, "Say: " + llama())
-        assert choice["message"]["content"] == "Say: " + llama() and choice["finish_reason"] == "stop"
+        assert calls(choice) == [("get_weather", WEATHER)] and choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == "Say: "
+        choice = ask(daemon, '{"x": ' + llama() + "}")
+        assert choice["message"]["content"] == '{"x": ' + llama() + "}" and choice["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("opened", [1, 2])

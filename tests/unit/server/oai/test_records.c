@@ -182,7 +182,7 @@ Test(oai_records, are_continued_as_messages) {
     case_close(&c);
 }
 
-/* A chain cannot make a tree that a request could not. */
+/* A chain cannot make a tree larger than those of usual requests. */
 Test(oai_records, are_bounded_in_values) {
     struct oai_case c;
     struct buf items;

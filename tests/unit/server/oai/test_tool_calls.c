@@ -209,7 +209,13 @@ Test(tool_calls, arguments_that_are_no_json) {
 Test(tool_calls, llama3) {
     static const char *const cases[][2] = {
         {"", ""},
-        {"hello " P, "hello " P},
+        {"hello " P " bye", "hello <f|{\"a\": 1}> bye!"},
+        {"two:" P "; " P, "two:<f|{\"a\": 1}><f|{\"a\": 1}>!"},
+        {"if (x) { y(); }} " P, "if (x) { y(); }} <f|{\"a\": 1}>!"},
+        {"{\"a\": " P "}", "{\"a\": " P "}"},
+        {"a {\"name\": \"f\"} b", "a {\"name\": \"f\"} b"},
+        {"a {\"name\": \"g\", \"parameters\": {}} b", "a {\"name\": \"g\", \"parameters\": {}} b"},
+        {"a {\"name\": \"f\", \"parameters\"", "a {\"name\": \"f\", \"parameters\""},
         {P, "<f|{\"a\": 1}>!"},
         {"\n\n<|python_tag|>" P, "<f|{\"a\": 1}>!"},
         {"{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}", "<f|{}>!"},
@@ -226,7 +232,7 @@ Test(tool_calls, llama3) {
         {"{\"name\": \"g\", \"parameters\": {}}", "{\"name\": \"g\", \"parameters\": {}}"},
         {"{\"answer\": 42}", "{\"answer\": 42}"},
         {"<|python_tag|>print(1)", "<|python_tag|>print(1)"},
-        {"<tool_call>\n" F "\n</tool_call>", "<tool_call>\n" F "\n</tool_call>"},
+        {"<tool_call>\n" F "\n</tool_call>", "<tool_call>\n<f|{\"a\": 1}>\n</tool_call>!"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check(TOOL_FORMAT_LLAMA3, cases[i][0], cases[i][1]);
