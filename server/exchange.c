@@ -14,7 +14,7 @@
 
 #define ANSWER_BYTES_MAX ((size_t)1 << 30)
 #define HELD_BYTES_MIN   ((size_t)256 << 20)
-#define VALUE_BYTES      100 /* of a JSON value in a tree, about */
+#define VALUE_BYTES      100 /* about what a JSON value in a tree takes */
 #define TEXT_THREADS     4   /* libuv's worker threads, each of which writes one text */
 #define TOKENS_WAIT      "Too many prompt tokens are waiting, please try again."
 

@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 #define OAI_JSON_DEPTH         512    /* JSON_MAX_DEPTH */
-#define OAI_JSON_VALUES        100000 /* of a body, besides the token ids of the longest text */
+#define OAI_JSON_VALUES        100000 /* JSON values besides the token ids of the longest text */
 #define OAI_MESSAGES_MAX       4096
 #define OAI_TOOLS_MAX          128
 #define OAI_TOOL_NAME_BYTES    64
