@@ -301,23 +301,22 @@ static const char *name_pattern(const struct oai_reader *r) {
 }
 
 /* Builds text that tool_calls.c does not read as a call of llama3 or mistral. A call of llama3
- * begins the text; so does one of mistral without a tag or a bracket, where a name and a brace are
- * enough. */
+ * begins the text or has the name of a tool. One of mistral without a tag or a bracket begins the
+ * text, where a name and a brace are enough. */
 static int plain_text(struct oai_reader *r, struct constrain_part *part) {
-    static const char *const forms[] = {NOT_BEGIN "(<\\|python_tag\\|>" BLANK ")?\\{)[\\s\\S]*",
-                                        NOT_BEGIN "\\{)" NOT_INSIDE "\\[TOOL_CALLS\\])" NOT_INSIDE
-                                                  "\\[" BLANK "\\{)" NOT_BEGIN "(",
-                                        ")(\\[ARGS\\]" BLANK ")?\\{)[\\s\\S]*"};
-    if (r->out->tools.format == TOOL_FORMAT_LLAMA3) {
-        *part = text_part(forms[0]);
-    } else {
-        const char *names = name_pattern(r);
-        size_t size = names ? strlen(forms[1]) + strlen(names) + strlen(forms[2]) + 1 : 0;
-        char *pattern = names ? arena_alloc(r->arena, size, 1) : NULL;
-        if (!pattern) return oai_no_memory(r);
-        snprintf(pattern, size, "%s%s%s", forms[1], names, forms[2]);
-        *part = text_part(pattern);
-    }
+    static const char *const llama3[] = {NOT_BEGIN "(<\\|python_tag\\|>" BLANK ")?\\{)" NOT_INSIDE
+                                                   "\"name\"" BLANK ":" BLANK "\"(",
+                                         ")\")[\\s\\S]*"};
+    static const char *const mistral[] = {NOT_BEGIN "\\{)" NOT_INSIDE "\\[TOOL_CALLS\\])" NOT_INSIDE
+                                                    "\\[" BLANK "\\{)" NOT_BEGIN "(",
+                                          ")(\\[ARGS\\]" BLANK ")?\\{)[\\s\\S]*"};
+    const char *const *form = r->out->tools.format == TOOL_FORMAT_LLAMA3 ? llama3 : mistral;
+    const char *names = name_pattern(r);
+    size_t size = names ? strlen(form[0]) + strlen(names) + strlen(form[1]) + 1 : 0;
+    char *pattern = names ? arena_alloc(r->arena, size, 1) : NULL;
+    if (!pattern) return oai_no_memory(r);
+    snprintf(pattern, size, "%s%s%s", form[0], names, form[1]);
+    *part = text_part(pattern);
     part->kind = CONSTRAIN_REGEX;
     return 0;
 }

@@ -302,8 +302,8 @@ static enum match match_opening(const struct tool_reader *r, struct cursor *c, b
     return match == MATCH_MORE && cut ? MATCH_NO : match;
 }
 
-/* `depth`: braces that are open in the text. A call of llama3 is an object of its own, not part of
- * another. */
+/* `depth`: brackets that are open in the text. A call of llama3 is an object of its own, not part
+ * of another. */
 static bool may_open(const struct tool_reader *r, char byte, bool first, uint32_t depth) {
     if (r->tools->format == TOOL_FORMAT_HARMONY) return false;
     if (r->tools->format == TOOL_FORMAT_LLAMA3) return first || (byte == '{' && !depth);
@@ -357,8 +357,8 @@ static bool is_separator(const struct tool_reader *r, const char *text, size_t e
 }
 
 static uint32_t depth_behind(uint32_t depth, char byte) {
-    if (byte == '{') return depth + 1;
-    return byte == '}' && depth ? depth - 1 : depth;
+    if (byte == '{' || byte == '[') return depth + 1;
+    return (byte == '}' || byte == ']') && depth ? depth - 1 : depth;
 }
 
 static struct tool_piece next_in_text(struct tool_reader *r, const char *text, size_t end,

@@ -83,7 +83,7 @@ struct tool_reader {
     size_t at;                    /* text before this offset is done */
     uint32_t calls;               /* begun */
     bool spoken;                  /* text came since the beginning or since the last call */
-    uint32_t depth;               /* braces that are open in that text */
+    uint32_t depth;               /* brackets that are open in that text */
     enum {
         TOOL_IN_TEXT,
         TOOL_IN_ARGUMENTS, /* an object */

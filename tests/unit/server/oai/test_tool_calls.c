@@ -213,6 +213,7 @@ Test(tool_calls, llama3) {
         {"two:" P "; " P, "two:<f|{\"a\": 1}><f|{\"a\": 1}>!"},
         {"if (x) { y(); }} " P, "if (x) { y(); }} <f|{\"a\": 1}>!"},
         {"{\"a\": " P "}", "{\"a\": " P "}"},
+        {"[" P "]", "[" P "]"},
         {"a {\"name\": \"f\"} b", "a {\"name\": \"f\"} b"},
         {"a {\"name\": \"g\", \"parameters\": {}} b", "a {\"name\": \"g\", \"parameters\": {}} b"},
         {"a {\"name\": \"f\", \"parameters\"", "a {\"name\": \"f\", \"parameters\""},

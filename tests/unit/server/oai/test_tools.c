@@ -215,7 +215,8 @@ Test(oai_tools, free_text_of_strict_tools_holds_no_call) {
     static const char *const free_text[] = {
         "", "hello", "f_g is a function", "fxg{1}", "x = f_g{1}", "\\boxed{42}", "a[1] {2}"};
     static const char *const llama[] = {
-        "{\"name\": \"f_g\", \"parameters\": {}}",
+        "{\"name\": \"f_g\", \"parameters\": {}}", "So: {\"name\": \"f_g\", \"parameters\": {}}",
+        "So:\n{\"type\": \"function\", \"parameters\": {\"b\": 1}, \"name\" :\"f_g\"} is it",
         " <|python_tag|> {\"name\": \"f_g\", \"parameters\": {\"b\": 1}}"};
     for (size_t i = 0; i < sizeof mistral / sizeof *mistral; i++)
         check_free_text(TOOL_FORMAT_MISTRAL, mistral[i], false);
