@@ -211,6 +211,14 @@ struct kern_observe {
     enum kern_smooth smooth; /* over the candidates of a stream, in order; not stored */
     int32_t smooth_width;
     bool smooth_first; /* smooth each query's p, before `reduce` */
+    /* Expected Attention; 0: off, otherwise with a window. The window's queries stand for those of
+     * the next `expect` positions: each is rotated from its own position to the mean of the
+     * rotations by T .. T + expect - 1. With m[r] and v[r] the mean and the variance over t
+     * (divided by w) of the logits of these queries, S[i] = |v_i| sum_r softmax(m[r] + v[r] /
+     * 2)[i], the softmax over the candidates without sinks. The logarithm of S is the score; caps
+     * and sinks of the attention do not enter, and only `window` of the other members has a
+     * meaning. */
+    int32_t expect;
     bool global; /* with a window and no history: every query's attention is also added up, as with
                     window 0, into G, with the same kinds of group; then S <- max(G sum(S) / sum(G),
                     S), with sums over the candidates (EMS) */
@@ -409,8 +417,9 @@ struct kern_cache_options {
     /* The rotation of the keys, [head_dim / 2], for rules with classes; valid as long as the cache.
      * NULL: keys are not rotated. */
     const float *inv_freq;
-    /* The rotation of the keys in every layer, [layers] of [head_dim / 2], for shifts; valid as
-     * long as the cache. NULL, or NULL for a layer: keys are not rotated. */
+    /* The rotation of the keys in every layer, [layers] of [head_dim / 2], for shifts and
+     * observe.expect; valid as long as the cache. NULL, or NULL for a layer: keys are not rotated.
+     */
     const float *const *rotations;
     /* The largest step: its rows, how many of them are sampled, and the vocabulary. Opening
      * allocates everything such steps need in addition to pages, so that none runs out of memory.

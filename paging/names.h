@@ -5,6 +5,6 @@
 
 #define POLICY_NAMES                                                                               \
     "full, streaming, trimkv, global, gkv, rkv, snapkv, pyramidkv, adakv, morphkv, cake, h2o, "    \
-    "kvcompress, d2o, ems, tova, keydiff, knorm, lagkv"
+    "kvcompress, d2o, ems, tova, expected_attention, keydiff, knorm, lagkv"
 
 #endif

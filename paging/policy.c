@@ -51,6 +51,10 @@
  *         model; the defaults of 1 are the code's.
  * tova    arXiv 2401.06104: attention of the last query. Every KV head averages over the query
  *         heads of its own group and decides for itself.
+ * expected_attention   arXiv 2510.00636. Mean and covariance are those of the last 64 queries (the
+ *         paper: of all queries of the prompt but the first), which are what a sequence
+ *         remembers. The next 512 positions, and no constant added to the attention, are the
+ *         published code's defaults.
  * keydiff arXiv 2504.15364: entries whose keys resemble the mean of all unit keys go first. That
  *         is redundancy without forgiveness; a softmax does not change the order.
  * knorm   arXiv 2406.11430: entries with the shortest keys stay, in every layer.
@@ -233,6 +237,12 @@ static const struct policy policies[] = {
         .fields = POLICY_WINDOW,
         .bounded = true,
         .rule = {WINDOW(1), .observe = {.window = 1}},
+    },
+    {
+        .name = "expected_attention",
+        .summary = "attention that the next queries, if they are like the last, will give",
+        .bounded = true,
+        .rule = {WINDOW(0), .observe = {.window = 64, .expect = 512}},
     },
     {
         .name = "keydiff",

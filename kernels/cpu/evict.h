@@ -49,6 +49,12 @@ void evict_count_stream(void *arg, int stream, int worker);
 void evict_observe(const struct evict_job *job, int stream, int32_t candidates,
                    struct cpu_work *work, float *out);
 
+/* The logarithms of the attention that the first `candidates` entries, of which the first `sinks`
+ * are sinks, can expect of coming queries -> out[candidates], which is not
+ * work->sum (kern_observe.expect). */
+void evict_expect(const struct evict_job *job, int stream, int32_t sinks, int32_t candidates,
+                  struct cpu_work *work, float *out);
+
 /* CAKE's two sums over the stream's query heads. */
 struct evict_preference {
     double entropy, variance;

@@ -94,6 +94,12 @@ static void judge(const struct evict_job *job, int stream, struct cpu_work *work
     const struct kern_observe *observe = &rule->observe;
     struct cpu_stream view = evict_stream(job, stream);
     int32_t count = job->cache->evict[stream].candidates;
+    int32_t sinks = job->cache->evict[stream].fixed - (view.length - count);
+    if (observe->expect > 0) {
+        evict_expect(job, stream, sinks, count, work, fresh);
+        memcpy(out, fresh, (size_t)count * sizeof *out);
+        return;
+    }
     if (observe->window > 0)
         evict_observe(job, stream, count, work, fresh);
     else
@@ -107,7 +113,6 @@ static void judge(const struct evict_job *job, int stream, struct cpu_work *work
         memcpy(out, fresh, (size_t)count * sizeof *out);
     if (!rule->redundancy.on || count == 0) return;
     float lambda = rule->redundancy.lambda, *redundancy = work->squares;
-    int32_t sinks = job->cache->evict[stream].fixed - (view.length - count);
     if (rule->redundancy.measure == KERN_MEASURE_LAG)
         evict_lag(job->cache, rule->redundancy.lag, &view, sinks, count, work, redundancy);
     else

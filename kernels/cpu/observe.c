@@ -298,6 +298,93 @@ void evict_observe(const struct evict_job *job, int stream, int32_t candidates,
     }
 }
 
+/* ---- Queries to come --------------------------------------------------------------------------
+ */
+
+/* Rotates a query of `age` tokens ago to the mean of the next `expect` positions: the sum of
+ * exp(i w f) over f = 0 .. n - 1 is exp(i w (n - 1) / 2) sin(n w / 2) / sin(w / 2). */
+static void turn_ahead(const struct cpu_cache *cache, const float *inv_freq, int32_t age,
+                       int32_t expect, float *x) {
+    int half = cache->options.head_dim / 2;
+    double n = expect;
+    cpu_cache_rotate(cache, x);
+    for (int j = 0; j < half && inv_freq; j++) {
+        double w = (double)inv_freq[j];
+        if (w == 0) continue;
+        double size = sin(n * w / 2) / (n * sin(w / 2)), angle = w * (age + (n - 1) / 2);
+        float cosine = (float)(size * cos(angle)), sine = (float)(size * sin(angle));
+        float a = x[j], b = x[half + j];
+        x[j] = a * cosine - b * sine;
+        x[half + j] = b * cosine + a * sine;
+    }
+    cpu_cache_rotate(cache, x);
+}
+
+/* Mean and squared deviations of the logits of one head's queries -> sum, squares. */
+static void expect_head(struct window *w, const float *inv_freq, int32_t tokens, int head) {
+    int block = cpu_cache_lanes(&w->view.cache->options), dim = w->view.dim;
+    memset(w->sum, 0, (size_t)w->candidates * sizeof *w->sum);
+    memset(w->work->squares, 0, (size_t)w->candidates * sizeof *w->work->squares);
+    w->added = 0;
+    for (int first = 0; first < w->count; first += block) {
+        int lanes = w->count - first < block ? w->count - first : block;
+        for (int l = 0; l < lanes; l++) {
+            float *row = w->work->rows + (size_t)l * (size_t)dim;
+            memcpy(row, w->queries[first + l] + (size_t)head * (size_t)dim,
+                   (size_t)dim * sizeof *row);
+            turn_ahead(w->view.cache, inv_freq, tokens - w->seen[first + l].pos, w->observe->expect,
+                       row);
+        }
+        products(&w->view, w->work->rows, lanes, w->candidates, w->work);
+        for (int l = 0; l < lanes; l++) add_query(w, w->work->logits + (size_t)l * w->work->stride);
+    }
+}
+
+/* log(e^a + e^b) */
+static float log_sum(float a, float b) {
+    float most = a > b ? a : b;
+    return most + log1pf(expf(-fabsf(a - b)));
+}
+
+/* Adds the head's share, a softmax of mean + variance / 2, to the logarithms in out. */
+static void add_expected(const struct window *w, int32_t sinks, bool first, float *out) {
+    float *z = w->sum, most = -INFINITY;
+    double sum = 0;
+    for (int32_t i = sinks; i < w->candidates; i++) {
+        if (w->added > 0) z[i] += w->work->squares[i] / (2 * (float)w->added);
+        most = z[i] > most ? z[i] : most;
+    }
+    for (int32_t i = sinks; i < w->candidates; i++) sum += exp((double)z[i] - (double)most);
+    float whole = most + (float)log(sum);
+    for (int32_t i = sinks; i < w->candidates; i++)
+        out[i] = first ? z[i] - whole : log_sum(out[i], z[i] - whole);
+}
+
+static float value_length(const struct window *w, int32_t index) {
+    int32_t slots = w->view.cache->page_slots;
+    float *row = w->work->rows;
+    double squares = 0;
+    cpu_cache_wide_row(w->view.cache, w->view.stream.pages[index / slots], true, index % slots,
+                       row);
+    for (int d = 0; d < w->view.dim; d++) squares += (double)row[d] * (double)row[d];
+    return (float)sqrt(squares);
+}
+
+void evict_expect(const struct evict_job *job, int stream, int32_t sinks, int32_t candidates,
+                  struct cpu_work *work, float *out) {
+    const struct kern_cache_options *o = &job->cache->options;
+    const float *inv_freq = o->rotations ? o->rotations[stream / o->heads_kv] : NULL;
+    struct window w = open_window(job, stream, candidates, KERN_SUPPORT_ALL, work);
+    w.reduce = KERN_REDUCE_MEAN_VAR;
+    w.view.cap = 0;
+    for (int32_t i = 0; i < sinks; i++) out[i] = 0; /* protected */
+    for (int head = 0; head < w.view.group; head++) {
+        expect_head(&w, inv_freq, job->due->tokens, head);
+        add_expected(&w, sinks, head == 0, out);
+    }
+    for (int32_t i = sinks; i < candidates; i++) out[i] += logf(value_length(&w, i));
+}
+
 /* ---- Preference of layers ---------------------------------------------------------------------
  */
 

@@ -350,6 +350,9 @@ int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
     if (rule->redundancy.on && rule->redundancy.measure == KERN_MEASURE_LAG)
         return fault_set(fault, ERR_UNSUPPORTED, "redundancy.measure",
                          "entries are not compared with later ones on this device");
+    if (rule->observe.expect > 0)
+        return fault_set(fault, ERR_UNSUPPORTED, "observe.expect",
+                         "the queries to come are not estimated on this device");
     return 0;
 }
 

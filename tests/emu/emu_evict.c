@@ -276,6 +276,8 @@ Test(emu_evict, every_rule_runs) {
     const struct kern_rule lagging = {
         .score = KERN_SCORE_ATTENTION,
         .redundancy = {.on = true, .measure = KERN_MEASURE_LAG, .lag = 8}};
+    const struct kern_rule expecting = {.score = KERN_SCORE_ATTENTION,
+                                        .observe = {.window = 8, .expect = 16}};
     struct fault fault = {0};
     struct kern_span span = {.slot = 2, .count = 1, .rule = &classes};
     struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = 1};
@@ -285,6 +287,8 @@ Test(emu_evict, every_rule_runs) {
     cr_assert_str_eq(fault.field, "merge");
     cr_assert_eq(ops->rule_check(&lagging, &fault), ERR_UNSUPPORTED);
     cr_assert_str_eq(fault.field, "redundancy.measure");
+    cr_assert_eq(ops->rule_check(&expecting, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "observe.expect");
     cr_assert_eq(ops->begin_step(p.kern[EMULATED], &batch), ERR_UNSUPPORTED);
     cr_assert_eq(ops->evict(p.kern[EMULATED], &due, 1), ERR_UNSUPPORTED);
     for (int slot = 1; slot < 3; slot++) expect_same_held(p.kern, slot, 1, "refused");

@@ -108,7 +108,7 @@ static int all_methods(struct method *methods, int max) {
     int count = 0;
     for (int i = 0; policy_at(i); i++)
         if (policy_at(i)->bounded && policy_at(i)->rule.redundancy.measure != KERN_MEASURE_LAG &&
-            count < max)
+            policy_at(i)->rule.observe.expect == 0 && count < max)
             methods[count++] = (struct method){policy_at(i)->name, as_it_is};
     for (size_t i = 0; i < sizeof variants / sizeof *variants && count < max; i++)
         methods[count++] = variants[i];

@@ -57,7 +57,8 @@ struct run {
     cJSON *config;
     struct kern_cache_options cache;
     float *inv_freq;
-    int *sliding_windows; /* [layers], or NULL */
+    const float **rotations; /* [layers] inv_freq */
+    int *sliding_windows;    /* [layers], or NULL */
     struct sequence sequences[SEQUENCES_MAX];
     int sequence_count;
     int qkv_width, out_width, rows_max;
@@ -233,6 +234,7 @@ static const struct field fields[] = {
     FIELD(KIND_ENUM, observe.smooth, "none", "average", "max"),
     FIELD(KIND_INT, observe.smooth_width, NULL),
     FIELD(KIND_BOOL, observe.smooth_first, NULL),
+    FIELD(KIND_INT, observe.expect, NULL),
     FIELD(KIND_BOOL, observe.global, NULL),
     FIELD(KIND_BOOL, redundancy.on, NULL),
     FIELD(KIND_ENUM, redundancy.measure, "likeness", "length", "lag"),
@@ -415,6 +417,9 @@ static int read_rotation(struct run *run, struct fault *fault) {
     if (count != half || count != cJSON_GetArraySize(list))
         return fault_set(fault, ERR_INVALID, "inv_freq", "must be %d numbers", half);
     run->cache.inv_freq = run->inv_freq;
+    run->rotations = mem_must_alloc((size_t)run->cache.layers, sizeof *run->rotations);
+    for (int layer = 0; layer < run->cache.layers; layer++) run->rotations[layer] = run->inv_freq;
+    run->cache.rotations = run->rotations;
     return 0;
 }
 
@@ -603,6 +608,7 @@ static void close_run(struct run *run) {
     for (int i = 0; i < run->sequence_count; i++) mem_free(run->sequences[i].out);
     mem_free(run->host);
     mem_free(run->inv_freq);
+    mem_free(run->rotations);
     mem_free(run->sliding_windows);
     json_free(run->config);
     weights_close(run->input);

@@ -100,7 +100,8 @@ def policies(daemon):
 
 
 # Policies that need what this backend does not compute, and what it says of them.
-REFUSED = {"lagkv": "entries are not compared with later ones on this device"}
+REFUSED = {"lagkv": "entries are not compared with later ones on this device",
+           "expected_attention": "the queries to come are not estimated on this device"}
 
 
 @pytest.mark.slow

@@ -171,7 +171,7 @@ def test_degenerate_streams_with_hardly_any_room(kind, edge, tmp_path):
     for i, name in enumerate(BOUNDED):
         rule = table.rule(name).but(sinks=i % 2)
         window = min(rule.observe.window, 5)
-        rule = rule.but(observe=dict(window=window), recent=window or 3)
+        rule = rule.but(observe=dict(window=window), recent=0 if rule.observe.expect else window or 3)
         runs.append(Run(name, recording, 60 + i, max(1, rule.sinks + rule.recent + room), buffer, chunk, [512], rule))
     result = replay.drive(tmp_path, runs)
     for i, run in enumerate(runs):

@@ -6,7 +6,7 @@ from . import tasks
 # Every method the laboratory knows, in the order of tables and legends; which of them a daemon
 # offers is asked of it (client.offered).
 METHODS = ("full", "global", "trimkv", "gkv", "rkv", "d2o", "ems", "kvcompress", "cake", "adakv",
-           "pyramidkv", "snapkv", "morphkv", "h2o", "tova", "keydiff", "knorm", "lagkv", "streaming")
+           "pyramidkv", "snapkv", "morphkv", "h2o", "tova", "expected_attention", "keydiff", "knorm", "lagkv", "streaming")
 SHARES = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
 QUARTER = 1 / 4
 STEP = 1 / 4              # buffer and chunk as parts of the fraction

@@ -11,7 +11,7 @@ LOOK = {"full": ("#808890", ""), "global": ("#12a150", ""), "trimkv": ("#e8710a"
         "kvcompress": ("#b58900", ""), "cake": ("#b58900", "5 3"), "adakv": ("#0aa2a8", ""),
         "pyramidkv": ("#0aa2a8", "5 3"), "snapkv": ("#0aa2a8", "2 2"), "morphkv": ("#c0392b", ""), "h2o": ("#c0392b", "5 3"),
         "static": ("#6b4f2a", ""), "tova": ("#6b4f2a", "5 3"), "keydiff": ("#4c6a92", ""), "knorm": ("#4c6a92", "5 3"),
-        "lagkv": ("#4c6a92", "2 2")}
+        "lagkv": ("#4c6a92", "2 2"), "expected_attention": ("#6b4f2a", "2 2")}
 HUE = "#2f81f7"
 
 

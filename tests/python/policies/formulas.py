@@ -96,6 +96,29 @@ def with_history(now, past, form, decay):
     return decay * old + now
 
 
+# --- Expected Attention (arXiv 2510.00636) ----------------------------------------------------
+
+
+def rotation(inv_freq, position):
+    """The matrix that rotates a key or query to a position."""
+    angles = position * np.asarray(inv_freq, np.float64)
+    c, s = np.diag(np.cos(angles)), np.diag(np.sin(angles))
+    return np.block([[c, -s], [s, c]])
+
+
+def expected_attention(queries, positions, keys, values, inv_freq, ahead, scale):
+    """Scores of entries by the queries [queries, group, D] at `positions`: their distribution before the rotation is
+    taken for that of the queries at the positions `ahead`, whose rotations are averaged."""
+    turn = np.mean([rotation(inv_freq, p) for p in ahead], axis=0)
+    score = 0
+    for head in range(queries.shape[1]):
+        plain = np.stack([rotation(inv_freq, p).T @ q for q, p in zip(queries[:, head], positions)])
+        mean, covariance = turn @ plain.mean(axis=0), turn @ np.cov(plain.T, bias=True) @ turn.T
+        z = scale * keys @ mean + scale ** 2 / 2 * np.einsum("nd,de,ne->n", keys, covariance, keys)
+        score = score + softmax(z) / queries.shape[1]
+    return score * np.linalg.norm(values, axis=1)
+
+
 # --- redundancy: R-KV (arXiv 2505.24133) ----------------------------------------------------
 
 

@@ -25,6 +25,7 @@ class Observe:
     smooth: str = "none"  # none, average, max
     smooth_width: int = 0
     smooth_first: bool = False
+    expect: int = 0  # positions to come, 0: observe the window's attention
     all_queries: bool = False  # "global"
 
 

@@ -234,6 +234,8 @@ class Sequence:
 
     def by_attention(self, layer, head, forgive):
         stream, observe, old = self.streams[layer][head], self.rule.observe, self.candidates(self.streams[layer][head])
+        if observe.expect:
+            return self.by_expectation(layer, head)
         memory, now = stream.memory.copy(), self.importance(layer, head, old)
         if observe.window and observe.history != "none":
             now = memory[old] = f.with_history(now, memory[old], observe.history, observe.decay)
@@ -242,6 +244,18 @@ class Sequence:
         score, size = np.zeros(len(stream)), np.zeros(len(stream))
         score[old], size[old] = self.mixed(stream, old, now, forgive)
         return score, size, memory
+
+    def by_expectation(self, layer, head):
+        """By the logarithm, in which rounding is even for large and small scores."""
+        stream, q = self.streams[layer][head], self.queries[layer][:, head * self.group:(head + 1) * self.group]
+        mine = stream.pos >= self.rule.sinks
+        score = np.zeros(len(stream))
+        with np.errstate(divide="ignore"):
+            score[mine] = np.log(f.expected_attention(
+                q, np.arange(self.tokens - len(q), self.tokens), stream.keys[mine], stream.values[mine],
+                np.zeros(self.head_dim // 2) if self.inv_freq is None else self.inv_freq,
+                np.arange(self.tokens, self.tokens + self.rule.observe.expect), self.scale))
+        return score, np.maximum(1, np.abs(score)), stream.memory
 
     def importance(self, layer, head, old):
         stream, observe = self.streams[layer][head], self.rule.observe

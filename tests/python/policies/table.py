@@ -56,6 +56,8 @@ ROWS = {
                                      smooth="average", smooth_width=7)),
     # TOVA (arXiv 2401.06104), per KV head
     "tova": attention(recent=1, observe=Observe(window=1, group="mean")),
+    # Expected Attention (arXiv 2510.00636), with the queries of the window
+    "expected_attention": attention(observe=Observe(window=64, expect=512)),
     # KeyDiff (arXiv 2504.15364): the mean of unit keys, nothing forgiven
     "keydiff": attention(redundancy=Redundancy(on=True, threshold=1)),
     # L2 norm of keys (arXiv 2406.11430)
@@ -118,6 +120,8 @@ def mistakes(name):
         return [dict(horizon=r.horizon + 40), dict(sinks=r.sinks + 3)]
     if r.redundancy.measure == "lag":
         return [dict(sinks=r.sinks + 1), dict(redundancy=dict(lag=20))]
+    if r.observe.expect:
+        return [dict(observe=dict(window=60)), dict(observe=dict(expect=64)), dict(sinks=r.sinks + 1)]
     found = [dict(recent=r.recent + 1)]
     if r.observe.window:
         found += [dict(observe=dict(window=r.observe.window - 1)),
