@@ -146,6 +146,10 @@ class FitRun(Run):
         self.held_out, self.captures = captures[::HELD_OUT], [c for n, c in enumerate(captures) if n % HELD_OUT]
         layers, heads, _, _ = captures[0].loss.shape
         bank = GateBank(layers, heads, captures[0].x.shape[-1], a.width, "rg", "untied", math.log(a.length / 8))
+        if a.per_head:
+            bank.w_last.data.zero_()
+            for name, parameter in bank.named_parameters():
+                parameter.requires_grad_(name == "c")
         self.base = base_digests(a.model)
         super().__init__(a, world, bank, torch.optim.Adam(bank.parameters(), lr=a.lr, betas=(0.9, 0.98)))
 
@@ -190,6 +194,8 @@ def arguments():
     ap.add_argument("--entries", type=count, default=384, help="entries per head that are measured in each text")
     ap.add_argument("--window", type=count, default=64, help="tokens between two evictions")
     ap.add_argument("--width", type=count, default=64, help="of the gates' hidden layer")
+    ap.add_argument("--per-head", action="store_true",
+                    help="one lifetime for each head, whatever the token: a head keeps its newest tokens, and only how many is fitted")
     ap.add_argument("--sinks", type=int, default=4, help="protected first tokens")
     ap.add_argument("--recent", type=int, default=16, help="protected last tokens")
     ap.add_argument("--rows", type=count, default=4, help="texts per step")

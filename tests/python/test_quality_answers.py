@@ -10,6 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "quality"))
 import answers  # noqa: E402
+import beside_kvpress  # noqa: E402
 from lab import rows, statistics  # noqa: E402
 
 
@@ -118,3 +119,47 @@ def test_kvpress_reads_what_is_written(tmp_path):
     assert [p["predicted_answer"] for p in predictions] == [" 17", " 17"]
     assert json.loads((folder / "metrics.json").read_text()) == {"pairs": {"string_match": 50.0}}
     assert "compression_ratio: 0.75" in (folder / "config.yaml").read_text()
+
+
+# --- beside kvpress ----------------------------------------------------------------------------------
+
+
+def test_the_second_half_is_scored_after_one_eviction(tmp_path):
+    """keepd's side of beside_kvpress.py: one chunk is one half, and only the other half counts."""
+    asked = []
+
+    class Scoring:
+        def post(self, path, body):
+            return {"tokens": list(range(len(body["prompt"].split())))}
+
+        def score(self, ids, kv):
+            asked.append((len(ids), kv))
+            return [-1.0] * 31 + [-2.0] * 32
+
+    essays = tmp_path / "essays"
+    essays.mkdir()
+    (essays / "long.txt").write_text("word " * 70)
+    (essays / "short.txt").write_text("word " * 20)
+    a = types.SimpleNamespace(out=tmp_path / "out", essays=essays, methods=["tova"], shares=[0.25], length=64, count=9)
+    beside_kvpress.keepd_texts(a, Scoring())
+    assert asked == [(64, {"policy": "full"}), (64, {"policy": "tova", "budget": 8, "buffer": 32, "chunk": 32})]
+    nats = beside_kvpress.Nats(a.out)
+    assert nats.cells == {("keepd", "full", 1.0): {0: (64.0, 32)}, ("keepd", "tova", 0.25): {0: (64.0, 32)}}
+    beside_kvpress.keepd_texts(a, Scoring())
+    assert len(asked) == 2
+
+
+def test_both_sides_are_compared_where_both_were_measured(tmp_path):
+    nats, store = beside_kvpress.Nats(tmp_path), answers.Store(tmp_path)
+    for text, (own, theirs) in enumerate(((30.0, 20.0), (34.0, 24.0), (50.0, None))):
+        for side, value in (("keepd", own), ("kvpress", theirs)):
+            for method, share, extra in (("full", 1.0, 0), ("tova", 0.25, 5)):
+                if value is not None:
+                    nats.add(side=side, method=method, share=share, text=text, nats=value + extra, tokens=10)
+    assert "| `tova` | 1/4 | +0.500 [0.500, 0.500] | +0.500 [0.500, 0.500] | +1.000 [1.000, 1.000] | 2 |" in beside_kvpress.nats_table(nats)
+    for context, own, theirs in ((0, 4, 3), (1, 2, 1), (2, 1, None)):
+        for method, got in (("tova", own), ("kvpress:tova", theirs)):
+            if got is not None:
+                store.add(task="pairs", context=context, method=method, share=0.25, protocol="unknown", got=got, of=4, texts=[])
+    line = beside_kvpress.answers_table(store).splitlines()[-1]
+    assert line.startswith("| `tova` | 1/4 | 75.0") and "| 25.0 [25.0, 25.0] | 8 |" in line and "50.0" in line

@@ -110,7 +110,7 @@ def made_capture(seed, n=64):
 
 def options(base, tmp_path, **changes):
     return types.SimpleNamespace(**{**dict(model=base, seed=1, length=64, width=4, lr=0.1, warmup=2, minutes=60, max_steps=80,
-                                           every=1000, rows=2, run=tmp_path / "run", gates=tmp_path / "g.safetensors",
+                                           every=1000, rows=2, per_head=False, run=tmp_path / "run", gates=tmp_path / "g.safetensors",
                                            sinks=1, recent=2), **changes})
 
 
@@ -123,6 +123,19 @@ def test_learns_to_keep_what_is_worth_it(base, tmp_path):
     after = run.evaluate()["lost"]["0.25"]
     assert after["newest"] == before["newest"] > 0.3
     assert after["gates"] < 0.1 < before["gates"]
+
+
+def test_per_head_gates_ignore_their_input(base, tmp_path):
+    """One head is worth more than the others: it gets the room, and all of its tokens have one lifetime."""
+    world = types.SimpleNamespace(first=True, size=1, device="cpu", agree=lambda x: x, sum_gradients=lambda p: None)
+    worth = torch.tensor([[1.0, 0.01], [0.01, 0.01]])[..., None, None]
+    captures = [c._replace(loss=c.loss * worth) for c in map(made_capture, range(9))]
+    run = FitRun(options(base, tmp_path, per_head=True), world, captures)
+    run.resume()
+    run.train()
+    rates = log_rates(run.module, captures[0].x)
+    assert (rates - rates[..., :1]).abs().max() == 0
+    assert rates[0, 0, 0] < rates.flatten(0, 1)[1:, 0].min() - 0.5
 
 
 def test_hard_loss_is_the_part_below_the_cutoff(base, tmp_path):
