@@ -93,7 +93,8 @@ def degenerate_recording(kind, seed, layers, heads_q, heads_kv, head_dim, tokens
 
 def recording_for(name, *shape):
     """Random streams in which a policy finds work."""
-    return (redundant_recording if name.startswith("ems") else random_recording)(*shape)
+    rotated = name.startswith(("ems", "expected"))
+    return (redundant_recording if rotated else random_recording)(*shape)
 
 
 def model_recording(reference, tokens):
