@@ -1,6 +1,8 @@
 #include "engine/constraint.h"
 
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/mem.h"
@@ -127,10 +129,36 @@ static int compile(struct constraint_table *table, const struct constrain_part *
     return rc;
 }
 
+struct compilation {
+    struct constraint_table *table;
+    const struct constrain_part *part;
+    struct constrain *language;
+    struct fault *fault;
+    int rc;
+};
+
+static void *compile_apart(void *arg) {
+    struct compilation *c = arg;
+    /* Where it is not permitted, the thread works at the usual priority. */
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), CONSTRAINT_NICE);
+    c->rc = compile(c->table, c->part, &c->language, c->fault);
+    return NULL;
+}
+
+/* Compiles in a thread for this language alone, because a thread cannot raise its priority again.
+ */
+static void compile_at_low_priority(struct compilation *c) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, compile_apart, c) == 0)
+        CHECK(pthread_join(thread, NULL) == 0);
+    else
+        c->rc = compile(c->table, c->part, &c->language, c->fault);
+}
+
 int constraint_open(struct constraint_table *table, const struct constrain_part *part,
                     struct engine_constraint **out, struct fault *fault) {
+    struct compilation compilation = {.table = table, .part = part, .fault = fault};
     uint8_t key[SHA256_BYTES];
-    struct constrain *language;
     *out = NULL;
     int rc = make_key(part, key);
     pthread_mutex_lock(&table->lock);
@@ -139,9 +167,9 @@ int constraint_open(struct constraint_table *table, const struct constrain_part 
     pthread_mutex_unlock(&table->lock);
     if (rc != 0) return fault_set(fault, rc, part->field, "%s", err_text(rc));
     if (*out != NULL) return 0;
-    rc = compile(table, part, &language, fault);
-    if (rc != 0) return rc;
-    *out = add(table, key, language);
+    compile_at_low_priority(&compilation);
+    if (compilation.rc != 0) return compilation.rc;
+    *out = add(table, key, compilation.language);
     return *out != NULL ? 0 : fault_set(fault, ERR_NOMEM, part->field, "%s", err_text(ERR_NOMEM));
 }
 

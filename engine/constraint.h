@@ -2,8 +2,9 @@
  * in its language.
  *
  * The table belongs to the engine and is used by any thread, under its lock; compilation runs
- * outside of the lock. A language in use stays; of the others the CONSTRAINTS_KEPT used last stay.
- * The vocabulary's trie is built by the first request that needs it.
+ * outside of the lock, in a thread of its own with a lower priority: a costly language takes little
+ * from the threads that compute. A language in use stays; of the others the CONSTRAINTS_KEPT used
+ * last stay. The vocabulary's trie is built by the first request that needs it.
  *
  * The engine's thread makes the masks that cost little. In one step it spends at most
  * CONSTRAINT_STEP_WORK on all of them, and CONSTRAINT_ANSWER_WORK on one. A mask that costs more is
@@ -27,6 +28,7 @@
 #define CONSTRAINT_STEP_WORK     24000 /* units of constrain_effort: a few milliseconds */
 #define CONSTRAINT_ANSWER_WORK   8000
 #define CONSTRAINT_KNOWN_WORK    64 /* is enough for a mask that is known */
+#define CONSTRAINT_NICE          5  /* a quarter of a processor that others want to use, too */
 #define CONSTRAINT_NEWLINES      16 /* tokens that are line breaks only */
 #define CONSTRAINT_NEWLINE_BYTES 2  /* line breaks of each, at most */
 
