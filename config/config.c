@@ -89,7 +89,7 @@ const struct option config_options[] = {
     {"reasoning-parser", CHOICE, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
      "auto: text between <think> tags is returned as reasoning_content. none: answers are "
      "returned unchanged."},
-    {"tool-call-parser", CHOICE, AT(tool_call_parser), 0, 0, "auto", "auto|hermes|llama3|mistral|harmony|none", 0,
+    {"tool-call-parser", CHOICE, AT(tool_call_parser), 0, 0, "auto", "auto|hermes|llama3|mistral|qwen3_coder|harmony|none", 0,
      "Format of the model's tool calls: <tool_call> tags (hermes: Qwen, Hermes), channels (harmony: gpt-oss), a list behind [TOOL_CALLS] (mistral) or a bare JSON "
      "object (llama3: Llama 3.x). auto: detected from the chat template. none: requests that "
      "allow tool calls are rejected."},

@@ -51,12 +51,16 @@ struct constrain_part {
     size_t size;
     const cJSON *schema;
     bool only_objects; /* SCHEMA: only instances that are objects */
-    bool one_spacing;  /* Set for the outermost part: JSON has one space behind ',' and ':' and none
-                          elsewhere, as chat templates write it */
+    bool tagged; /* SCHEMA: of objects, whose members are written as tags (constrain/schema.h) */
+    bool one_spacing; /* Set for the outermost part: JSON has one space behind ',' and ':' and none
+                         elsewhere, as chat templates write it */
     const struct constrain_part *children;
     int count;
     int min, max;
 };
+
+/* Does a schema say by its own keywords that its instances are strings? */
+bool constrain_is_text(const cJSON *schema);
 
 /* Writes a key by which caches find a part: two parts have equal keys exactly if they are equal. */
 void constrain_part_write(const struct constrain_part *part, struct buf *out);

@@ -317,9 +317,14 @@ static uint32_t typed_node(struct schema *s, const struct conjunction *c, unsign
     if (types & SCHEMA_BOOLEAN) node_list_add(pool, s->nodes->boolean);
     if (types & (SCHEMA_INTEGER | SCHEMA_FRACTION))
         node_list_add(pool, schema_number(s, c, !(types & SCHEMA_FRACTION)));
-    if (types & SCHEMA_STRING) node_list_add(pool, schema_string(s, c));
+    enum schema_form form = s->form;
+    if (types & SCHEMA_STRING)
+        node_list_add(pool, form == SCHEMA_JSON ? schema_string(s, c)
+                                                : schema_tag_text(s, schema_content(s, c)));
+    s->form = SCHEMA_JSON; /* elements and members are JSON */
     if (types & SCHEMA_ARRAY) node_list_add(pool, schema_array(s, c));
-    if (types & SCHEMA_OBJECT) node_list_add(pool, schema_object(s, c));
+    if (types & SCHEMA_OBJECT) node_list_add(pool, schema_object(s, c, form == SCHEMA_TAGGED));
+    s->form = form;
     return node_list_alt(pool, list);
 }
 
@@ -357,7 +362,7 @@ struct given {
     uint32_t content, number; /* the other keywords allow these; or NOT_ASKED */
     struct node_word *words;
     size_t word_count;
-    uint32_t list; /* objects and arrays */
+    uint32_t list; /* objects and arrays, and strings behind a tag */
 };
 
 /* false: noted, or the pool's error. */
@@ -405,6 +410,11 @@ static bool satisfies(struct schema *s, struct given *g, const cJSON *value, con
 }
 
 static void add_given(struct schema *s, struct given *g, const cJSON *value) {
+    if (s->form == SCHEMA_TAGGED) {
+        schema_refuse(s, ERR_UNSUPPORTED, g->at, "enum",
+                      "enum and const of all arguments are not supported where calls are tags");
+        return;
+    }
     unsigned type = type_of_value(value);
     const char *canonical = schema_canonical(s, value);
     if (canonical == NULL || !(g->types & type) || !is_given(s, g, canonical)) return;
@@ -418,6 +428,13 @@ static void add_given(struct schema *s, struct given *g, const cJSON *value) {
     }
     bool plain = type & (SCHEMA_NULL | SCHEMA_BOOLEAN);
     if (!plain && !satisfies(s, g, value, canonical)) return;
+    if (type == SCHEMA_STRING && s->form != SCHEMA_JSON) {
+        size_t size;
+        const char *string = schema_text(s, value->valuestring, &size);
+        uint32_t node = string != NULL ? node_text(s->pool, string, size) : NODE_NONE;
+        node_list_add(s->pool, schema_tag_text(s, node));
+        return;
+    }
     struct buf text;
     buf_open(&text, (size_t)64 << 20);
     if (type == SCHEMA_STRING)
@@ -477,7 +494,7 @@ static uint32_t plain_node(struct schema *s, const struct conjunction *c) {
         if (json_get(schema, "enum") != NULL || json_get(schema, "const") != NULL)
             return values_node(s, c, types, schema);
     }
-    if (c->count == 0) return s->nodes->value;
+    if (c->count == 0 && s->form == SCHEMA_JSON) return s->nodes->value;
     return typed_node(s, c, types);
 }
 
@@ -521,6 +538,7 @@ struct schema_memo {
     struct memo_row {
         struct conjunction key; /* flattened */
         uint64_t hash;
+        enum schema_form form;
         bool done;
         uint32_t node, rule; /* rule: UINT32_MAX until the conjunction occurs inside itself */
         struct memo_row *next;
@@ -568,11 +586,14 @@ uint32_t schema_node(struct schema *s, struct conjunction conjunction) {
     if (s->rc != 0 || all.never) return NODE_NONE;
     uint64_t hash = memo_hash(&all);
     struct memo_row **chain = &s->memo->chains[hash >> 32 & (MEMO_CHAINS - 1)], *row = *chain;
-    while (row != NULL && (row->hash != hash || !is_equal(s, &row->key, &all))) row = row->next;
+    while (row != NULL &&
+           (row->hash != hash || row->form != s->form || !is_equal(s, &row->key, &all)))
+        row = row->next;
     if (row != NULL) return memo_use(s, row);
     row = schema_alloc(s, 1, sizeof *row);
     if (row == NULL) return NODE_NONE;
-    *row = (struct memo_row){.key = all, .hash = hash, .rule = UINT32_MAX, .next = *chain};
+    *row = (struct memo_row){
+        .key = all, .hash = hash, .form = s->form, .rule = UINT32_MAX, .next = *chain};
     *chain = row;
     if (s->depth >= JSON_MAX_DEPTH)
         return schema_refuse(s, ERR_LIMIT, all.count > 0 ? all.list[0].schema : NULL, NULL,
@@ -589,9 +610,13 @@ static cJSON object_name = {
 static const cJSON object_schema = {.type = cJSON_Object, .child = &object_name};
 
 int schema_compile(struct json_nodes *nodes, const cJSON *schema, bool only_objects,
-                   const char *field, uint32_t *out, struct fault *fault) {
-    struct schema s = {
-        .nodes = nodes, .pool = nodes->pool, .root = schema, .field = field, .fault = fault};
+                   enum schema_form form, const char *field, uint32_t *out, struct fault *fault) {
+    struct schema s = {.nodes = nodes,
+                       .pool = nodes->pool,
+                       .root = schema,
+                       .form = form,
+                       .field = field,
+                       .fault = fault};
     *out = NODE_NONE;
     arena_open(&s.arena, ARENA_BYTES);
     s.memo = schema_alloc(&s, 1, sizeof *s.memo);

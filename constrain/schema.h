@@ -18,9 +18,22 @@
 
 #include "constrain/json.h"
 
+/* How an instance is written. */
+enum schema_form {
+    SCHEMA_JSON, /* JSON */
+    /* An object, written as one tag for each member, in the order of the names:
+     *   <parameter=NAME>\nVALUE\n</parameter>\n
+     * Members that the schema does not name are left out. VALUE is TEXT if constrain_is_text holds
+     * for the schema that `properties` of the outermost schema gives the name, otherwise MIXED. */
+    SCHEMA_TAGGED,
+    SCHEMA_TEXT,  /* the string itself, in which there is no "</parameter>" */
+    SCHEMA_MIXED, /* JSON, or a TEXT that is no scalar of JSON and begins with no brace or bracket
+                   */
+};
+
 /* `only_objects`: only instances that are objects. `field`: where the schema stands, in front of
  * paths in faults. ERR_INVALID: not a schema, or one without an instance. */
 int schema_compile(struct json_nodes *nodes, const cJSON *schema, bool only_objects,
-                   const char *field, uint32_t *out, struct fault *fault);
+                   enum schema_form form, const char *field, uint32_t *out, struct fault *fault);
 
 #endif

@@ -47,6 +47,8 @@ struct schema {
     struct schema_index *index;       /* NULL until needed */
     struct schema_rewrites *rewrites; /* NULL until needed */
     struct rewrite_row *rewriting;    /* schemas being rewritten, the innermost first */
+    enum schema_form form;            /* the present form of instances */
+    uint32_t texts[2];                /* strings that may be TEXT; and MIXED; 0: not built */
     int depth, branches;
     int rc; /* sticks */
     struct fault *fault;
@@ -122,7 +124,12 @@ const cJSON *schema_only(struct schema *s, const cJSON *at, const cJSON *branch,
  * allOf, anyOf, oneOf, enum or const. */
 uint32_t schema_string(struct schema *s, const struct conjunction *c);
 uint32_t schema_array(struct schema *s, const struct conjunction *c);
-uint32_t schema_object(struct schema *s, const struct conjunction *c);
+uint32_t schema_object(struct schema *s, const struct conjunction *c, bool tagged);
+
+/* Returns the strings of an expression over characters that may stand as they are, by s->form. */
+uint32_t schema_tag_text(struct schema *s, uint32_t content);
+/* Returns a member as a tag. */
+uint32_t schema_tag(struct schema *s, const char *name, uint32_t value);
 
 /* Reads a count such as minItems from all conjuncts. *value becomes the largest or the smallest of
  * these counts and of itself. */

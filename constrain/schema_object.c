@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "constrain/constrain.h"
 #include "constrain/schema_int.h"
 
 /* A member that the schema names. */
@@ -38,6 +39,8 @@ struct object {
     uint32_t own;     /* the names themselves */
     uint32_t others;  /* a member that is not named; NODE_NONE: there is none */
     uint32_t min, max;
+    bool tagged;    /* members are tags (constrain/schema.h) */
+    uint32_t comma; /* between members */
 };
 
 /* ---- Reading --------------------------------------------------------------------------------- */
@@ -182,9 +185,15 @@ static void build_names(struct object *o) {
         if (text == NULL) return;
         bool allowed =
             o->allowed == s->nodes->any_text || node_matches(s->pool, o->allowed, text, size);
+        if (o->tagged)
+            s->form =
+                constrain_is_text(schema_member(s, json_get(s->root, "properties"), named->name))
+                    ? SCHEMA_TEXT
+                    : SCHEMA_MIXED;
         uint32_t value =
             allowed ? value_node(o, named->name, patterns_of(o, text, size)) : NODE_NONE;
-        named->node = json_member(s->nodes, json_name(s->nodes, named->name), value);
+        named->node = o->tagged ? schema_tag(s, named->name, value)
+                                : json_member(s->nodes, json_name(s->nodes, named->name), value);
     }
 }
 
@@ -213,6 +222,7 @@ static void collect_own(struct object *o) {
 
 static void build_others(struct object *o) {
     struct schema *s = o->s;
+    if (o->tagged) return;
     collect_own(o);
     uint32_t list = node_list_open(s->pool);
     for (unsigned matched = 0; matched < 1u << o->pattern_count && s->rc == 0; matched++) {
@@ -231,7 +241,7 @@ static uint32_t others_node(struct object *o, uint32_t count) {
     uint32_t min = o->min > count ? o->min - count : 0;
     uint32_t max = o->max == NODE_ENDLESS ? NODE_ENDLESS : o->max - count;
     if (o->others == NODE_NONE) return min == 0 ? NODE_EMPTY : NODE_NONE;
-    uint32_t next = node_seq(pool, o->s->nodes->comma, o->others);
+    uint32_t next = node_seq(pool, o->comma, o->others);
     if (count > 0) return node_repeat(pool, next, min, max);
     if (max == 0) return NODE_NONE;
     return node_seq(
@@ -249,7 +259,7 @@ static void fill_row(struct object *o, int i, uint32_t most, const uint32_t *bel
         bool may = o->max == NODE_ENDLESS || count < o->max;
         uint32_t member = may ? named->node : NODE_NONE;
         uint32_t tail = next == 0 ? NODE_NONE : below[next];
-        if (count > 0) member = node_seq(pool, o->s->nodes->comma, member);
+        if (count > 0) member = node_seq(pool, o->comma, member);
         if (next == count && !named->required && count > 0)
             row[count] = node_seq(pool, node_option(pool, member), tail);
         else
@@ -303,8 +313,9 @@ static void check_min(struct object *o) {
         "'required' has as many");
 }
 
-uint32_t schema_object(struct schema *s, const struct conjunction *c) {
-    struct object o = {.s = s, .c = c, .max = NODE_ENDLESS};
+uint32_t schema_object(struct schema *s, const struct conjunction *c, bool tagged) {
+    struct object o = {.s = s, .c = c, .max = NODE_ENDLESS, .tagged = tagged};
+    o.comma = tagged ? NODE_EMPTY : s->nodes->comma;
     collect_names(&o);
     collect_patterns(&o);
     collect_allowed(&o);
@@ -317,6 +328,7 @@ uint32_t schema_object(struct schema *s, const struct conjunction *c) {
     if (s->rc != 0 || s->pool->rc != 0) return NODE_NONE;
     bool may_be_empty = is_optional(&o);
     uint32_t members = o.max == 0 ? NODE_NONE : members_node(&o);
+    if (tagged) return may_be_empty ? node_option(s->pool, members) : members;
     if (members == NODE_NONE && may_be_empty) return json_braces(s->nodes, NODE_EMPTY, false);
     return json_braces(s->nodes, members, may_be_empty);
 }

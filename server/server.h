@@ -58,10 +58,9 @@ struct server_options {
     int max_connections_per_client; /* 0 = any */
     int64_t max_queue_tokens;       /* prompt tokens that may wait; 0 = any */
     bool strict_params;
-    bool no_ui;           /* nothing is served at / */
-    bool split_reasoning; /* text between <think> tags is returned separately */
-    const char
-        *tool_call_parser; /* "auto", "hermes", "llama3", "harmony" or "none", see oai_find_tools */
+    bool no_ui;                   /* nothing is served at / */
+    bool split_reasoning;         /* text between <think> tags is returned separately */
+    const char *tool_call_parser; /* "auto", "none" or a tool_format_name, see oai_find_tools */
     struct server_timeouts timeouts;
     void (*reload)(void *arg); /* on SIGHUP, by server_run; NULL: the signal ends the process */
     void *arg;

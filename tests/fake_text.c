@@ -19,6 +19,8 @@ const char *fake_tool_template(void) {
     const char *form = getenv("KEEPD_FAKE_TOOLS");
     if (!form) return "fake";
     if (strcmp(form, "harmony") == 0) return "{{ tools }}<|channel|>commentary to=functions.";
+    if (strcmp(form, "qwen3_coder") == 0)
+        return "{{ tools }}<tool_call>\\n<function=f>\\n<parameter=";
     if (strcmp(form, "mistral") == 0) return "{{ tools }}[TOOL_CALLS][";
     return strcmp(form, "hermes") == 0 ? "{{ tools }}<tool_call>\\n{\"name\": "
                                        : "{{ tools }}{\"name\": function name, \"parameters\": ";

@@ -207,7 +207,10 @@ static const struct call_form *form_of(enum tool_format format) {
                                             ""};
     static const struct call_form mistral = {"[", "{\"name\": \"", "\", \"arguments\": ", "}", ", ",
                                              "]"};
+    static const struct call_form coder = {
+        "", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "\n", ""};
     if (format == TOOL_FORMAT_MISTRAL) return &mistral;
+    if (format == TOOL_FORMAT_QWEN3_CODER) return &coder;
     return format == TOOL_FORMAT_HERMES ? &hermes : &llama3;
 }
 
@@ -215,18 +218,20 @@ static const struct call_form *form_of(enum tool_format format) {
 static int arguments_part(struct oai_reader *r, const cJSON *function, int index, bool free,
                           struct constrain_part *part) {
     const cJSON *schema = json_get(function, "parameters");
+    bool tagged = r->out->tools.format == TOOL_FORMAT_QWEN3_CODER;
     char path[OAI_PATH];
     oai_path(path, "tools[%d].function.parameters", index);
     if (free) {
-        part->kind = CONSTRAIN_OBJECT;
+        *part = text_part(tagged ? "</function>" : "");
+        part->kind = tagged ? CONSTRAIN_WITHOUT : CONSTRAIN_OBJECT;
         return 0;
     }
     if (!schema) {
-        *part = text_part("{}");
+        *part = text_part(tagged ? "" : "{}");
         return 0;
     }
-    *part =
-        (struct constrain_part){.kind = CONSTRAIN_SCHEMA, .schema = schema, .only_objects = true};
+    *part = (struct constrain_part){
+        .kind = CONSTRAIN_SCHEMA, .schema = schema, .only_objects = true, .tagged = tagged};
     part->field = new_path(r, path);
     return part->field ? 0 : -1;
 }
@@ -300,10 +305,20 @@ static const char *name_pattern(const struct oai_reader *r) {
     return pattern;
 }
 
-/* Builds text that tool_calls.c does not read as a call of llama3 or mistral. A call of llama3
- * begins the text or has the name of a tool. One of mistral without a tag or a bracket begins the
- * text, where a name and a brace are enough. */
+/* Builds text that tool_calls.c does not read as a call. A call of llama3 begins the text or has
+ * the name of a tool. One of mistral without a tag or a bracket begins the text, where a name and a
+ * brace are enough. */
 static int plain_text(struct oai_reader *r, struct constrain_part *part) {
+    if (r->out->tools.format == TOOL_FORMAT_HERMES) {
+        *part = text_part("<tool_call>");
+        part->kind = CONSTRAIN_WITHOUT;
+        return 0;
+    }
+    if (r->out->tools.format == TOOL_FORMAT_QWEN3_CODER) {
+        *part = text_part(NOT_INSIDE "(<tool_call>|<function=))[\\s\\S]*");
+        part->kind = CONSTRAIN_REGEX;
+        return 0;
+    }
     static const char *const llama3[] = {NOT_BEGIN "(<\\|python_tag\\|>" BLANK ")?\\{)" NOT_INSIDE
                                                    "\"name\"" BLANK ":" BLANK "\"(",
                                          ")\")[\\s\\S]*"};
@@ -324,21 +339,19 @@ static int plain_text(struct oai_reader *r, struct constrain_part *part) {
 /* Builds calls, or text in which no call begins. */
 static int free_calls(struct oai_reader *r, const struct constrain_part *call,
                       struct constrain_part *part) {
-    static const char tag[] = "<tool_call>";
-    struct constrain_part text = {.kind = CONSTRAIN_WITHOUT, .text = tag, .size = sizeof tag - 1};
+    enum tool_format format = r->out->tools.format;
     struct constrain_part *pieces = new_parts(r, 2), *more = new_parts(r, 1);
     struct constrain_part *next = new_parts(r, 2);
-    if (!pieces || !more || !next) return -1;
-    if (r->out->tools.format == TOOL_FORMAT_HERMES) {
+    if (!pieces || !more || !next || plain_text(r, &pieces[0])) return -1;
+    if (format == TOOL_FORMAT_HERMES || format == TOOL_FORMAT_QWEN3_CODER) {
         next[0] = *call;
-        next[1] = pieces[0] = text;
+        next[1] = pieces[0];
         *more = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = next, .count = 2};
         pieces[1] = (struct constrain_part){
             .kind = CONSTRAIN_REPEAT, .children = more, .count = 1, .max = -1};
         *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 2};
         return 0;
     }
-    if (plain_text(r, &pieces[0])) return -1;
     *part = (struct constrain_part){.kind = CONSTRAIN_ALT, .children = pieces, .count = 2};
     return call_list(r, call, &pieces[1]);
 }

@@ -8,18 +8,20 @@
 #include <string.h>
 
 #include "base/utf8.h"
+#include "server/oai/tool_match.h"
 
-#define CALL_OPENS  "<tool_call>"
-#define CALL_CLOSES "</tool_call>"
-#define PYTHON_TAG  "<|python_tag|>"
-#define CALLS_TAG   "[TOOL_CALLS]"
-#define ARGS_TAG    "[ARGS]"
+#define CALL_OPENS     "<tool_call>"
+#define CALL_CLOSES    "</tool_call>"
+#define PYTHON_TAG     "<|python_tag|>"
+#define CALLS_TAG      "[TOOL_CALLS]"
+#define ARGS_TAG       "[ARGS]"
+#define FUNCTION_OPENS "<function="
 
 /* --- formats --- */
 
 const char *tool_format_name(enum tool_format format) {
-    static const char *const names[TOOL_FORMATS] = {"none", "hermes", "llama3", "mistral",
-                                                    "harmony"};
+    static const char *const names[TOOL_FORMATS] = {"none",    "hermes",      "llama3",
+                                                    "mistral", "qwen3_coder", "harmony"};
     return names[format];
 }
 
@@ -56,35 +58,17 @@ enum tool_format tool_format_of(const char *chat_template) {
     if (!chat_template) return TOOL_FORMAT_NONE;
     if (is_hermes(chat_template)) return TOOL_FORMAT_HERMES;
     if (is_harmony(chat_template)) return TOOL_FORMAT_HARMONY;
+    if (strstr(chat_template, FUNCTION_OPENS) && strstr(chat_template, "<parameter="))
+        return TOOL_FORMAT_QWEN3_CODER;
     if (strstr(chat_template, CALLS_TAG)) return TOOL_FORMAT_MISTRAL;
     return is_llama3(chat_template) ? TOOL_FORMAT_LLAMA3 : TOOL_FORMAT_NONE;
 }
 
 /* --- the beginning of a call: tried again with every byte, so it is short --- */
 
-enum match { MATCH_NO, MATCH_MORE, MATCH_YES };
-
-struct cursor {
-    const char *text;
-    size_t at, end;
-};
-
 struct span {
     size_t begin, end;
 };
-
-static void skip_blank(struct cursor *c) {
-    while (c->at < c->end && tool_json_blank(c->text[c->at])) c->at++;
-}
-
-static enum match match_word(struct cursor *c, const char *word) {
-    size_t size = strlen(word), left = c->end - c->at;
-    size_t most = size < left ? size : left;
-    if (memcmp(c->text + c->at, word, most) != 0) return MATCH_NO;
-    if (most < size) return MATCH_MORE;
-    c->at += size;
-    return MATCH_YES;
-}
 
 /* Matches white space and one character. */
 static enum match match_mark(struct cursor *c, const char *mark) {
@@ -111,10 +95,16 @@ static bool is_word(const struct cursor *c, const struct span *span, const char 
     return strlen(word) == size && memcmp(c->text + span->begin, word, size) == 0;
 }
 
-static bool is_tool(const struct tool_set *tools, const struct cursor *c, const struct span *name) {
+/* Returns the index of the tool; -1: there is none of this name. */
+static int find_tool(const struct tool_set *tools, const struct cursor *c,
+                     const struct span *name) {
     for (int i = 0; i < tools->count; i++)
-        if (is_word(c, name, tools->names[i])) return true;
-    return false;
+        if (is_word(c, name, tools->names[i])) return i;
+    return -1;
+}
+
+static bool is_tool(const struct tool_set *tools, const struct cursor *c, const struct span *name) {
+    return find_tool(tools, c, name) >= 0;
 }
 
 static bool begins_tool(const struct tool_set *tools, const struct cursor *c,
@@ -130,7 +120,7 @@ static bool begins_tool(const struct tool_set *tools, const struct cursor *c,
 /* The beginning of a call as far as it is read. */
 struct head {
     struct span name;
-    enum { NO_ARGUMENTS, OBJECT, STRING, EMPTY } form;
+    enum { NO_ARGUMENTS, OBJECT, STRING, EMPTY, TAGS } form;
     size_t arguments; /* where they begin: at the brace, behind the quote; EMPTY: where they end */
     bool whole;       /* name and arguments have begun */
 };
@@ -283,8 +273,26 @@ static enum match match_mistral(const struct tool_reader *r, struct cursor *c, b
     return match_head(r->tools, c, head);
 }
 
+/* Matches a function's tag. Models leave out the call's tag before it now and then. */
+static enum match match_coder(const struct tool_set *tools, struct cursor *c, bool first,
+                              struct head *head) {
+    enum match match = match_hermes(c, first);
+    if (match == MATCH_MORE) return match;
+    if (match == MATCH_YES) skip_blank(c);
+    match = match_word(c, FUNCTION_OPENS);
+    if (match != MATCH_YES) return match;
+    head->name.begin = c->at;
+    while (c->at < c->end && c->text[c->at] != '>') c->at++;
+    head->name.end = c->at;
+    if (c->at == c->end) return begins_tool(tools, c, &head->name) ? MATCH_MORE : MATCH_NO;
+    head->form = TAGS;
+    head->arguments = c->at + 1;
+    return is_tool(tools, c, &head->name) ? MATCH_YES : MATCH_NO;
+}
+
 static enum match match_call(const struct tool_reader *r, struct cursor *c, bool first,
                              struct head *head) {
+    if (r->tools->format == TOOL_FORMAT_QWEN3_CODER) return match_coder(r->tools, c, first, head);
     if (r->tools->format == TOOL_FORMAT_MISTRAL) return match_mistral(r, c, first, head);
     bool hermes = r->tools->format == TOOL_FORMAT_HERMES;
     enum match match = hermes ? match_hermes(c, first) : match_llama3(r, c);
@@ -302,6 +310,11 @@ static enum match match_opening(const struct tool_reader *r, struct cursor *c, b
     return match == MATCH_MORE && cut ? MATCH_NO : match;
 }
 
+/* Does <tool_call> enclose the calls? */
+static bool has_call_tag(const struct tool_reader *r) {
+    return r->tools->format == TOOL_FORMAT_HERMES || r->tools->format == TOOL_FORMAT_QWEN3_CODER;
+}
+
 /* `depth`: brackets that are open in the text. A call of llama3 is an object of its own, not part
  * of another. */
 static bool may_open(const struct tool_reader *r, char byte, bool first, uint32_t depth) {
@@ -313,29 +326,29 @@ static bool may_open(const struct tool_reader *r, char byte, bool first, uint32_
 
 /* --- phases --- */
 
-static struct tool_piece piece(enum tool_piece_kind kind, size_t begin, size_t end) {
-    return (struct tool_piece){.kind = kind, .begin = begin, .end = end};
-}
-
 static struct tool_piece more(void) {
-    return piece(TOOL_MORE, 0, 0);
+    return tool_piece(TOOL_MORE, 0, 0);
 }
 
 static struct tool_piece give(struct tool_reader *r, enum tool_piece_kind kind, size_t end) {
-    struct tool_piece out = piece(kind, r->at, end);
+    struct tool_piece out = tool_piece(kind, r->at, end);
     r->spoken |= kind == TOOL_TEXT;
     r->at = end;
     return out;
 }
 
-static struct tool_piece begin_call(struct tool_reader *r, const struct head *head) {
+static struct tool_piece begin_call(struct tool_reader *r, const char *text,
+                                    const struct head *head) {
+    int tool = find_tool(r->tools, &(struct cursor){.text = text}, &head->name);
+    r->tags = (struct tool_tags){.texts = r->tools->texts ? r->tools->texts[tool] : NULL};
     r->at = head->arguments;
     r->calls++;
     r->json = (struct tool_json){0};
     r->phase = head->form == OBJECT   ? TOOL_IN_ARGUMENTS
                : head->form == STRING ? TOOL_IN_STRING
+               : head->form == TAGS   ? TOOL_IN_TAGS
                                       : TOOL_IN_BARE;
-    return piece(TOOL_CALL, head->name.begin, head->name.end);
+    return tool_piece(TOOL_CALL, head->name.begin, head->name.end);
 }
 
 static void end_call(struct tool_reader *r, size_t at) {
@@ -376,7 +389,7 @@ static struct tool_piece next_in_text(struct tool_reader *r, const char *text, s
             return more();
         }
         if (match == MATCH_NO || (match == MATCH_MORE && last)) continue;
-        if (match == MATCH_YES && at == r->at) return begin_call(r, &head);
+        if (match == MATCH_YES && at == r->at) return begin_call(r, text, &head);
         break;
     }
     r->depth = depth;
@@ -429,7 +442,7 @@ static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, s
     bool hermes = r->tools->format == TOOL_FORMAT_HERMES;
     while (c.at < end && (tool_json_blank(text[c.at]) || (hermes && text[c.at] == '}'))) c.at++;
     r->at = c.at;
-    enum match match = match_word(&c, hermes ? CALL_CLOSES : "}");
+    enum match match = match_word(&c, has_call_tag(r) ? CALL_CLOSES : "}");
     if (match == MATCH_MORE) {
         if (last) r->at = end;
         return more();
@@ -525,7 +538,7 @@ static struct tool_piece next_in_string(struct tool_reader *r, const char *text,
     while (at < end && text[at] != '"' && text[at] != '\\') at++;
     if (at > begin) {
         r->at = at;
-        return piece(TOOL_ARGUMENTS, begin, at);
+        return tool_piece(TOOL_ARGUMENTS, begin, at);
     }
     if (at == end) return more();
     if (text[at] == '"') {
@@ -534,10 +547,18 @@ static struct tool_piece next_in_string(struct tool_reader *r, const char *text,
         return next_in_members(r, text, end, last);
     }
     struct cursor c = {text, at, end};
-    struct tool_piece out = piece(TOOL_ARGUMENTS, at, at);
+    struct tool_piece out = tool_piece(TOOL_ARGUMENTS, at, at);
     if (decode_escape(&c, last, &out) == MATCH_MORE) return more();
     r->at = out.end = c.at;
     return out;
+}
+
+static struct tool_piece next_in_tags(struct tool_reader *r, const char *text, size_t end,
+                                      bool last) {
+    struct tool_piece out = tool_tags_next(&r->tags, text, &r->at, end, last);
+    if (r->tags.place != TOOL_TAGS_OVER) return out;
+    r->phase = TOOL_IN_TAIL;
+    return out.kind != TOOL_MORE ? out : next_in_tail(r, text, end, last);
 }
 
 static struct tool_piece next_piece(struct tool_reader *r, const char *text, size_t end,
@@ -552,9 +573,11 @@ static struct tool_piece next_piece(struct tool_reader *r, const char *text, siz
         return next_in_string(r, text, end, last);
     case TOOL_IN_REST:
         return next_in_rest(r, text, end, last);
+    case TOOL_IN_TAGS:
+        return next_in_tags(r, text, end, last);
     case TOOL_IN_BARE:
         r->phase = TOOL_IN_MEMBERS;
-        return piece(TOOL_BARE, r->at, r->at);
+        return tool_piece(TOOL_BARE, r->at, r->at);
     case TOOL_IN_MEMBERS:
         return next_in_members(r, text, end, last);
     case TOOL_IN_TAIL:

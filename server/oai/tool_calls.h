@@ -5,6 +5,8 @@
  *   llama3   {"name": "f", "parameters": {...}}, also behind text           Llama 3.1 to 3.3
  *   mistral  [TOOL_CALLS][{"name": "f", "arguments": {...}}]                Mistral, Ministral
  *            [TOOL_CALLS]f[ARGS]{...}                                       since 2025
+ *   qwen3_coder  <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n
+ *                </tool_call>                                               Qwen3-Coder
  *   harmony  a message to functions.f in a channel of its own              gpt-oss
  *
  * Tags that are special tokens leave no text; a call is found without them, too. harmony is read
@@ -21,7 +23,8 @@
  * any. Until then the text is held back, at most TOOL_HELD_MAX bytes; if it turns out to be no
  * call, it is passed on as text. Arguments are passed on up to their closing brace as the model
  * wrote them. If they stop being JSON, everything up to the call's end belongs to them, because
- * nothing shows where they should have ended.
+ * nothing shows where they should have ended. Arguments of qwen3_coder are tags, which
+ * are given as the JSON object that they mean (tool_tags.h).
  *
  * Pure; any thread. Nothing is copied: pieces are offsets into the caller's text, but for
  * characters that a string wrote as escapes. */
@@ -33,6 +36,8 @@
 #include <stdint.h>
 
 #include "server/oai/tool_json.h"
+#include "server/oai/tool_piece.h"
+#include "server/oai/tool_tags.h"
 
 #define TOOL_HELD_MAX 512
 
@@ -41,6 +46,7 @@ enum tool_format {
     TOOL_FORMAT_HERMES,
     TOOL_FORMAT_LLAMA3,
     TOOL_FORMAT_MISTRAL,
+    TOOL_FORMAT_QWEN3_CODER,
     TOOL_FORMAT_HARMONY,
     TOOL_FORMATS
 };
@@ -54,28 +60,9 @@ struct tool_set {
     const char *const *names;
     int count;
     bool parallel; /* false: calls after the first are left out */
+    /* qwen3_coder: for each tool its parameters that are strings, NULL at the end */
+    const char *const *const *texts;
 };
-
-enum tool_piece_kind {
-    TOOL_MORE,      /* no further piece in this text */
-    TOOL_TEXT,      /* the answer's */
-    TOOL_CALL,      /* a call begins; the piece is its name */
-    TOOL_ARGUMENTS, /* arguments of the last call, to be appended */
-    TOOL_BARE       /* the call that has begun last has none, so they are {}; an empty piece */
-};
-
-struct tool_piece {
-    enum tool_piece_kind kind;
-    size_t begin, end;
-    char decoded[4]; /* arguments that were written as a string: what text[begin, end) stands for */
-    uint8_t decoded_size; /* 0 = itself */
-};
-
-static inline const char *tool_piece_text(const struct tool_piece *piece, const char *text,
-                                          size_t *size) {
-    *size = piece->decoded_size ? piece->decoded_size : piece->end - piece->begin;
-    return piece->decoded_size ? piece->decoded : text + piece->begin;
-}
 
 /* Zero but for `tools` before the first byte. */
 struct tool_reader {
@@ -90,10 +77,12 @@ struct tool_reader {
         TOOL_IN_STRING,    /* a string that holds one */
         TOOL_IN_REST,      /* arguments that are no JSON */
         TOOL_IN_BARE,
+        TOOL_IN_TAGS,    /* arguments of qwen3_coder: tool_tags.h */
         TOOL_IN_MEMBERS, /* behind the arguments, in the call's object */
         TOOL_IN_TAIL     /* behind the call's object */
     } phase;
     struct tool_json json;
+    struct tool_tags tags;
 };
 
 /* Returns the next piece of text[at, end). Call it until it returns TOOL_MORE. `last`: the text

@@ -150,11 +150,11 @@ static int read_choice(const struct oai_reader *r, bool *searches) {
 }
 
 static int refuse_format(const struct oai_reader *r) {
-    return oai_refuse(
-        r->error, 400, "unsupported_parameter", "tools",
-        "Unsupported value for 'tools': this model's chat template shows no form of "
-        "calls that this server reads (--tool-call-parser: hermes, llama3, mistral, harmony). With "
-        "'tool_choice' \"none\" the model sees the tools and answers in text.");
+    return oai_refuse(r->error, 400, "unsupported_parameter", "tools",
+                      "Unsupported value for 'tools': this model's chat template shows no form of "
+                      "calls that this server reads (--tool-call-parser: hermes, llama3, mistral, "
+                      "qwen3_coder, harmony). With "
+                      "'tool_choice' \"none\" the model sees the tools and answers in text.");
 }
 
 /* Copies the names, because the body's tree is freed before the answer begins. */
@@ -170,6 +170,37 @@ static int read_names(struct oai_reader *r, const cJSON *tools) {
     }
     r->out->tools.names = names;
     r->out->tools.count = count;
+    return 0;
+}
+
+/* Copies the names of a tool's parameters that are strings. NULL: no memory. */
+static const char *const *text_parameters(const struct oai_reader *r, const cJSON *tool) {
+    const cJSON *parameters = json_get(json_get(tool, "function"), "parameters"), *child;
+    const cJSON *properties = json_get(parameters, "properties");
+    size_t count = 0, room = (size_t)cJSON_GetArraySize(properties) + 1;
+    const char **names = arena_alloc(r->arena, room, sizeof *names);
+    if (!names) return NULL;
+    cJSON_ArrayForEach(child, properties) {
+        if (!cJSON_IsObject(properties) || !constrain_is_text(child)) continue;
+        names[count] = arena_strndup(r->arena, child->string, strlen(child->string));
+        if (!names[count++]) return NULL;
+    }
+    names[count] = NULL;
+    return names;
+}
+
+/* Tags do not say whether a value is a string; the schemas do. */
+static int read_texts(struct oai_reader *r, const cJSON *tools) {
+    const cJSON *tool;
+    const char *const **texts =
+        arena_alloc(r->arena, (size_t)cJSON_GetArraySize(tools), sizeof *texts);
+    int i = 0;
+    if (!texts) return oai_no_memory(r);
+    cJSON_ArrayForEach(tool, tools) {
+        texts[i] = text_parameters(r, tool);
+        if (!texts[i++]) return oai_no_memory(r);
+    }
+    r->out->tools.texts = texts;
     return 0;
 }
 
@@ -193,6 +224,7 @@ int oai_read_tools(struct oai_reader *r) {
                           "channels (harmony), which cannot be promised: use \"auto\" or "
                           "\"none\".");
     out->format = r->rules->tool_format;
+    if (out->format == TOOL_FORMAT_QWEN3_CODER && read_texts(r, tools)) return -1;
     return read_names(r, tools);
 }
 

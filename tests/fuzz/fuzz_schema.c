@@ -1,4 +1,5 @@
-/* JSON schemas of clients. The first byte chooses the walk, and whether only objects are wanted. */
+/* JSON schemas of clients. The first byte chooses the walk, and whether only objects are
+ * wanted, and these as tags. */
 #include "base/json.h"
 #include "fuzz_constrain.h"
 
@@ -10,10 +11,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     cJSON *tree;
     if (size == 0 || json_parse((const char *)data + 1, size - 1, &limits, &tree, NULL) != 0)
         return 0;
-    fuzz_part(
-        &(struct constrain_part){
-            .kind = CONSTRAIN_SCHEMA, .field = "f", .schema = tree, .only_objects = data[0] & 1},
-        data[0]);
+    fuzz_part(&(struct constrain_part){.kind = CONSTRAIN_SCHEMA,
+                                       .field = "f",
+                                       .schema = tree,
+                                       .only_objects = data[0] & 3,
+                                       .tagged = data[0] & 2},
+              data[0]);
     json_free(tree);
     return 0;
 }

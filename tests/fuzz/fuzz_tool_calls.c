@@ -83,8 +83,12 @@ static void check_json(const char *text, size_t size) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < 2 || size > TEXT_BYTES_MAX) return 0;
-    const struct tool_set tools = {data[0] & 1 ? TOOL_FORMAT_LLAMA3 : TOOL_FORMAT_HERMES, names, 2,
-                                   !(data[0] & 2)};
+    static const char *const texts[] = {"s", "city", NULL}, *const none[] = {NULL};
+    static const char *const *const parameters[] = {texts, none};
+    static const enum tool_format formats[] = {TOOL_FORMAT_HERMES, TOOL_FORMAT_LLAMA3,
+                                               TOOL_FORMAT_MISTRAL, TOOL_FORMAT_QWEN3_CODER};
+    const struct tool_set tools = {formats[(data[0] & 1) | (data[0] >> 1 & 2)], names, 2,
+                                   !(data[0] & 2), parameters};
     const char *text = (const char *)data + 2;
     const char *brace = memchr(text, '{', size - 2);
     struct meaning whole, cut;

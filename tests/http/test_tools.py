@@ -226,6 +226,23 @@ def test_mistral(start, fake):
         assert ask(daemon, "[1, 2]")["message"]["content"] == "[1, 2]"
 
 
+def test_qwen3_coder(start, fake):
+    """Arguments in tags are JSON, streamed and whole; what is a string the schema says."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {
+        "type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {}}}}}]
+    text = "<tool_call>\n<function=f>\n%s</function>\n</tool_call>" % "".join(
+        f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in
+        (("s", '12 "a"\né'), ("n", "12"), ("o", '{"a": [1]}'), ("other", "words")))
+    wanted = {"s": '12 "a"\né', "n": 12, "o": {"a": [1]}, "other": "words"}
+    for daemon in (start(env={"KEEPD_FAKE_TOOLS": "qwen3_coder"}),
+                   start("--tool-call-parser", "qwen3_coder", env={"KEEPD_FAKE_TOOLS": "hermes"})):
+        assert daemon.get("/server_info").json()["tool_call_parser"] == "qwen3_coder"
+        choice = ask(daemon, "Say.\n" + text, tools=tools)
+        (name, arguments), = calls(choice)
+        assert name == "f" and json.loads(arguments) == wanted and choice["message"]["content"] == "Say."
+        assert choice["finish_reason"] == "tool_calls"
+
+
 def test_llama(start, fake):
     for daemon in (start(env={"KEEPD_FAKE_TOOLS": "llama3"}),
                    start("--tool-call-parser", "llama3", env={"KEEPD_FAKE_TOOLS": "hermes"})):

@@ -70,7 +70,7 @@ static void check_set(const struct tool_set *tools, const char *text, const char
 }
 
 static void check(enum tool_format format, const char *text, const char *expected) {
-    const struct tool_set tools = {format, names, 2, true};
+    const struct tool_set tools = {format, names, 2, true, NULL};
     check_set(&tools, text, expected);
 }
 
@@ -240,8 +240,8 @@ Test(tool_calls, llama3) {
 }
 
 Test(tool_calls, only_the_first) {
-    const struct tool_set hermes = {TOOL_FORMAT_HERMES, names, 2, false};
-    const struct tool_set llama = {TOOL_FORMAT_LLAMA3, names, 2, false};
+    const struct tool_set hermes = {TOOL_FORMAT_HERMES, names, 2, false, NULL};
+    const struct tool_set llama = {TOOL_FORMAT_LLAMA3, names, 2, false, NULL};
     check_set(&hermes,
               "<tool_call>\n" F "\n</tool_call>\n<tool_call>\n{\"name\": \"f\", \"arguments\": "
               "{\"b\": 2}}\n</tool_call> and",
@@ -254,7 +254,7 @@ Test(tool_calls, only_the_first) {
 
 /* Text is held back as long as it may begin a call, and no longer. */
 Test(tool_calls, what_is_held_back) {
-    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
+    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true, NULL};
     static const struct {
         const char *text;
         size_t given;
@@ -275,7 +275,7 @@ Test(tool_calls, what_is_held_back) {
 
 /* A word that is no tool's name begins no call of mistral. */
 Test(tool_calls, mistral_holds_back_names_only) {
-    const struct tool_set tools = {TOOL_FORMAT_MISTRAL, names, 2, true};
+    const struct tool_set tools = {TOOL_FORMAT_MISTRAL, names, 2, true, NULL};
     static const struct {
         const char *text;
         size_t given;
@@ -291,7 +291,7 @@ Test(tool_calls, mistral_holds_back_names_only) {
 
 /* The end of a list of calls is white space, braces and brackets; a NUL behind it is text. */
 Test(tool_calls, mistral_keeps_nul) {
-    const struct tool_set tools = {TOOL_FORMAT_MISTRAL, names, 2, true};
+    const struct tool_set tools = {TOOL_FORMAT_MISTRAL, names, 2, true, NULL};
     static const char text[] = "[" F "]\0x";
     struct tool_reader r = {.tools = &tools};
     struct tool_piece piece, last = {0};
@@ -302,7 +302,7 @@ Test(tool_calls, mistral_keeps_nul) {
 }
 
 Test(tool_calls, what_is_held_back_is_short) {
-    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
+    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true, NULL};
     struct buf text;
     buf_open(&text, 1 << 20);
     buf_str(&text, "<tool_call>{\"x\": \"");
@@ -316,7 +316,7 @@ Test(tool_calls, what_is_held_back_is_short) {
 
 /* White space behind a call, too: text that was returned in pieces is text as a whole. */
 Test(tool_calls, white_space_that_is_too_long_is_text) {
-    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
+    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true, NULL};
     struct buf text, expected;
     buf_open(&text, 1 << 20);
     buf_open(&expected, 1 << 20);
@@ -334,7 +334,7 @@ Test(tool_calls, white_space_that_is_too_long_is_text) {
 
 /* Text continues after reasoning that interrupts it. */
 Test(tool_calls, text_in_two_parts) {
-    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
+    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true, NULL};
     static const char text[] = "\n <tool<think>hm</think><tool_call>" F "</tool_call>";
     struct tool_reader r = {.tools = &tools};
     enum tool_piece_kind kind = TOOL_TEXT;
@@ -466,12 +466,59 @@ Test(tool_calls, mistral) {
         check(TOOL_FORMAT_MISTRAL, cases[i][0], cases[i][1]);
 }
 
+#define TAG(name, value) "<parameter=" name ">\n" value "\n</parameter>\n"
+#define CODER(arguments) "<tool_call>\n<function=f>\n" arguments "</function>\n</tool_call>"
+
+static void check_coder(const char *text, const char *expected) {
+    static const char *const texts[] = {"s", "t", NULL}, *const none[] = {NULL};
+    static const char *const *const all[] = {texts, none};
+    const struct tool_set tools = {TOOL_FORMAT_QWEN3_CODER, names, 2, true, all};
+    check_set(&tools, text, expected);
+}
+
+Test(tool_calls, qwen3_coder) {
+    static const char *const cases[][2] = {
+        {"", ""},
+        {CODER(""), "<f|{}>!"},
+        {CODER(TAG("s", "Paris") TAG("n", "3")), "<f|{\"s\": \"Paris\", \"n\": 3}>!"},
+        {"Let me look.\n" CODER(TAG("n", "-1.5e3")), "Let me look.<f|{\"n\": -1.5e3}>!"},
+        {CODER(TAG("n", "1")) "\n" CODER(TAG("n", "2")), "<f|{\"n\": 1}><f|{\"n\": 2}>!"},
+        {"<function=f>" TAG("s", "") "</function>", "<f|{\"s\": \"\"}>!"},
+        {CODER(TAG("s", "a\n\tb \"q\" \\ \x01 <b>\n")),
+         "<f|{\"s\": \"a\\n\\tb \\\"q\\\" \\\\ \\u0001 <b>\\n\"}>!"},
+        {CODER("<parameter=s>x</parameter>"), "<f|{\"s\": \"x\"}>!"},
+        {CODER(TAG("s", "3") TAG("t", "true") TAG("t", "{\"a\": 1}")),
+         "<f|{\"s\": \"3\", \"t\": \"true\", \"t\": \"{\\\"a\\\": 1}\"}>!"},
+        {CODER(TAG("n", "True") TAG("m", "None") TAG("o", " false ") TAG("p", "null")),
+         "<f|{\"n\": true, \"m\": null, \"o\": false, \"p\": null}>!"},
+        {CODER(TAG("n", "some words") TAG("m", "3 4") TAG("o", "007") TAG("p", "-")
+                   TAG("q", "1,2")),
+         "<f|{\"n\": \"some words\", \"m\": \"3 4\", \"o\": \"007\", \"p\": \"-\", \"q\": "
+         "\"1,2\"}>!"},
+        {CODER(TAG("n", "{\"a\": [1, \"</parameter>\"]}") TAG("m", "[]")),
+         "<f|{\"n\": {\"a\": [1, \"</parameter>\"]}, \"m\": []}>!"},
+        {CODER(TAG("n", "{a}") TAG("m", "1")), "<f|{\"n\": {a}, \"m\": 1}>!"},
+        {CODER(TAG("n\"", "1")), "<f|{\"n\\\"\": 1}>!"},
+        {CODER("so " TAG("n", "1") "and " TAG("m", "[1] 2")), "<f|{\"n\": 1, \"m\": [1]}>!"},
+        {"<tool_call><function=get_weather>" TAG("s", "3") "</tool_call> There.",
+         "<get_weather|{\"s\": 3}>There.!"},
+        {CODER(TAG("s", "1")) " There.", "<f|{\"s\": \"1\"}> There.!"},
+        {"<tool_call>\n<function=f>\n<parameter=s>\nPar", "<f|{\"s\": \"Par>"},
+        {"<tool_call>\n<function=f>\n<parameter=n>\n12", "<f|{\"n\": \"12>"},
+        {"<tool_call>\n<function=f>\n", "<f|>"},
+        {"<function=g>\n</function>", "<function=g>\n</function>"},
+        {"a <tool_call> b", "a <tool_call> b"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_coder(cases[i][0], cases[i][1]);
+}
+
 Test(tool_calls, templates_say_how) {
     static const char *const hermes[] = {"Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B",
                                          "Qwen-QwQ-32B"};
-    static const char *const others[] = {
-        "Qwen3-Coder", "GLM-4.6", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-        "ibm-granite-granite-3.3-2B-Instruct", "microsoft-Phi-3.5-mini-instruct"};
+    static const char *const others[] = {"GLM-4.6", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+                                         "ibm-granite-granite-3.3-2B-Instruct",
+                                         "microsoft-Phi-3.5-mini-instruct"};
+    cr_expect_eq(format_of_file("Qwen3-Coder"), TOOL_FORMAT_QWEN3_CODER);
     cr_expect_eq(format_of_file("mistralai-Mistral-Nemo-Instruct-2407"), TOOL_FORMAT_MISTRAL);
     for (size_t i = 0; i < sizeof hermes / sizeof *hermes; i++)
         cr_expect_eq(format_of_file(hermes[i]), TOOL_FORMAT_HERMES, "%s", hermes[i]);

@@ -87,7 +87,7 @@ static void take(void *to, const struct oai_delta *delta) {
 /* The message a client has of this text, and gives back with what the tool said. */
 static void write_next(struct buf *out, const char *text, const char *reasoning) {
     static const char *const names[] = {"get_weather"};
-    struct oai_request request = {.tools = {TOOL_FORMAT_HERMES, names, 1, true}};
+    struct oai_request request = {.tools = {TOOL_FORMAT_HERMES, names, 1, true, NULL}};
     struct oai_answer answer = {.id = "chatcmpl-0123456789abcdef", .request = &request};
     struct oai_calls calls;
     oai_calls_open(&calls, &answer, 0, 1 << 20);
@@ -163,10 +163,16 @@ Test(oai_tools, a_parser_is_of_no_use_without_a_template_that_knows_tools) {
         const char *model, *parser;
         enum tool_format format;
     } cases[] = {
-        {NULL, "auto", TOOL_FORMAT_NONE},         {NULL, "hermes", TOOL_FORMAT_NONE},
-        {"hermes", "auto", TOOL_FORMAT_HERMES},   {"llama3", "auto", TOOL_FORMAT_LLAMA3},
-        {"hermes", "llama3", TOOL_FORMAT_LLAMA3}, {"hermes", "none", TOOL_FORMAT_NONE},
-        {"llama3", "hermes", TOOL_FORMAT_HERMES}, {"harmony", "auto", TOOL_FORMAT_HARMONY},
+        {NULL, "auto", TOOL_FORMAT_NONE},
+        {NULL, "hermes", TOOL_FORMAT_NONE},
+        {"hermes", "auto", TOOL_FORMAT_HERMES},
+        {"llama3", "auto", TOOL_FORMAT_LLAMA3},
+        {"hermes", "llama3", TOOL_FORMAT_LLAMA3},
+        {"hermes", "none", TOOL_FORMAT_NONE},
+        {"llama3", "hermes", TOOL_FORMAT_HERMES},
+        {"harmony", "auto", TOOL_FORMAT_HARMONY},
+        {"qwen3_coder", "auto", TOOL_FORMAT_QWEN3_CODER},
+        {"hermes", "qwen3_coder", TOOL_FORMAT_QWEN3_CODER},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct engine *engine;
@@ -227,4 +233,82 @@ Test(oai_tools, free_text_of_strict_tools_holds_no_call) {
         check_free_text(TOOL_FORMAT_LLAMA3, free_text[i], true);
     }
     check_free_text(TOOL_FORMAT_MISTRAL, "[{\"name\": \"f_g\", \"arguments\": {\"a\": 1}}]", true);
+    static const char *const coder[] = {
+        "<function=f_g>\n</function>",
+        "So: "
+        "<tool_call>\n<function=f_g>\n<parameter=b>\n1\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f_g>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>"};
+    for (size_t i = 0; i < sizeof coder / sizeof *coder; i++)
+        check_free_text(TOOL_FORMAT_QWEN3_CODER, coder[i], false);
+    check_free_text(TOOL_FORMAT_QWEN3_CODER, "a < b, {1}", true);
+    check_free_text(TOOL_FORMAT_QWEN3_CODER,
+                    "So: <tool_call>\n<function=f_g>\n<parameter=a>\n1\n</parameter>\n</function>\n"
+                    "</tool_call>\n",
+                    true);
+}
+
+/* Promised calls in tags keep to the schema, and the reader gives arguments as they were meant. */
+Test(oai_tools, promised_tags_keep_to_the_schema) {
+    static const char body[] =
+        "{" MESSAGES ",\"tool_choice\":\"required\",\"parallel_tool_calls\":false,\"tools\":[{"
+        "\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+        "\"properties\":{\"s\":{\"type\":\"string\",\"minLength\":2},\"n\":{\"$ref\":\"#/$defs/"
+        "n\"},"
+        "\"o\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]},\"e\":{\"enum\":[\"a b\","
+        "\"2\",1]},\"l\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}},\"required\":[\"s\"]"
+        ","
+        "\"$defs\":{\"n\":{\"type\":\"integer\",\"maximum\":5}}}}}]}";
+    static const struct {
+        const char *tags, *arguments; /* NULL: not allowed */
+    } cases[] = {
+        {"<parameter=s>\nab\n</parameter>\n", "{\"s\": \"ab\"}"},
+        {"<parameter=s>\n12\n</parameter>\n", "{\"s\": \"12\"}"},
+        {"<parameter=s>\n{\n\n</parameter>\n", "{\"s\": \"{\\n\"}"},
+        {"<parameter=s>\na\n</parameter>\n", NULL},
+        {"<parameter=s>\nab</parameter>\n", NULL},
+        {"<parameter=s>\nab</parameter>\n\n</parameter>\n", NULL},
+        {"", NULL},
+        {"<parameter=n>\n5\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=n>\n5\n</parameter>\n",
+         "{\"s\": \"ab\", \"n\": 5}"},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=n>\n6\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=n>\n\"5\"\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\nnull\n</parameter>\n",
+         "{\"s\": \"ab\", \"o\": null}"},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\nsome words\n</parameter>\n",
+         "{\"s\": \"ab\", \"o\": \"some words\"}"},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\n3\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\n True\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\n [x\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=e>\na b\n</parameter>\n",
+         "{\"s\": \"ab\", \"e\": \"a b\"}"},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=e>\n1\n</parameter>\n",
+         "{\"s\": \"ab\", \"e\": 1}"},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=e>\n2\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=l>\n[\"a\", \"\"]\n</parameter>\n",
+         "{\"s\": \"ab\", \"l\": [\"a\", \"\"]}"},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=x>\n1\n</parameter>\n", NULL},
+    };
+    struct oai_case c;
+    case_open(&c);
+    c.rules.tool_format = TOOL_FORMAT_QWEN3_CODER;
+    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
+    struct language l = language_of(c.request.constraint);
+    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[512], arguments[512] = "";
+        snprintf(text, sizeof text, "<tool_call>\n<function=f>\n%s</function>\n</tool_call>",
+                 cases[i].tags);
+        cr_expect_eq(language_holds(&l, text), cases[i].arguments != NULL, "%s", text);
+        struct tool_reader reader = {.tools = &c.request.tools};
+        struct tool_piece piece;
+        while ((piece = tool_reader_next(&reader, text, strlen(text), true)).kind != TOOL_MORE) {
+            size_t size;
+            const char *at = tool_piece_text(&piece, text, &size);
+            if (piece.kind == TOOL_ARGUMENTS) strncat(arguments, at, size);
+        }
+        if (cases[i].arguments) cr_expect_str_eq(arguments, cases[i].arguments);
+    }
+    language_close(&l);
+    case_close(&c);
 }
