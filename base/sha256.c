@@ -13,6 +13,20 @@ void sha256(const void *data, size_t size, uint8_t out[SHA256_BYTES]) {
     sha256_digest(&ctx, SHA256_BYTES, out);
 }
 
+_Static_assert(sizeof(struct sha256_ctx) <= sizeof(struct sha256_stream), "the context fits");
+
+void sha256_begin(struct sha256_stream *stream) {
+    sha256_init((struct sha256_ctx *)stream->state);
+}
+
+void sha256_add(struct sha256_stream *stream, const void *data, size_t size) {
+    sha256_update((struct sha256_ctx *)stream->state, size, data);
+}
+
+void sha256_end(struct sha256_stream *stream, uint8_t out[SHA256_BYTES]) {
+    sha256_digest((struct sha256_ctx *)stream->state, SHA256_BYTES, out);
+}
+
 void sha256_hex(const void *data, size_t size, char out[SHA256_HEX]) {
     uint8_t digest[SHA256_BYTES];
     sha256(data, size, digest);

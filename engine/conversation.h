@@ -94,7 +94,8 @@ struct conversation {
     uint64_t origin; /* id of the conversation that its turn continued; 0 = none */
     int32_t turns;   /* number of kept turns that continued this one */
     enum conversation_saved saved;
-    bool arriving;     /* still being copied in from disk: no request continues it yet */
+    bool asked;    /* somebody waits for its file: it is written although it was used just now */
+    bool arriving; /* still being copied in from disk: no request continues it yet */
     uint64_t replaces; /* id of the superseded conversation whose file is deleted when this one is
                           on disk; 0 = none */
     uint64_t change;   /* table->changes at the last change of this one */

@@ -191,15 +191,15 @@ int engine_submit(struct engine *e, struct engine_job *job) {
     return 0;
 }
 
-int engine_conversation_delete(struct engine *e, struct engine_delete *order) {
+int engine_conversation_order(struct engine *e, struct engine_order *order) {
     atomic_store(&order->done, 0);
     for (int i = 0; i < e->replica_count; i++)
         if (!replica_runs(&e->replicas[i])) return ERR_STOPPED;
-    if (atomic_load(&e->common.deletes) == ENGINE_DELETES_MAX) return ERR_FULL;
-    atomic_fetch_add(&e->common.deletes, 1);
+    if (atomic_load(&e->common.orders) == ENGINE_ORDERS_MAX) return ERR_FULL;
+    atomic_fetch_add(&e->common.orders, 1);
     atomic_store(&order->replicas_left, e->replica_count);
-    atomic_store(&order->found, false);
-    for (int i = 0; i < e->replica_count; i++) replica_order_delete(&e->replicas[i], order);
+    atomic_store(&order->code, ERR_NOTFOUND);
+    for (int i = 0; i < e->replica_count; i++) replica_order(&e->replicas[i], order);
     return 0;
 }
 

@@ -603,23 +603,54 @@ static inline bool engine_conversation_is(const struct engine_conversation_filte
 int engine_conversations(struct engine *engine, const struct engine_conversation_filter *filter,
                          struct engine_conversation_row *rows, int max);
 
-/* ---- Deleting conversations (loop thread) -------------------------------------------------- */
+/* ---- Orders about conversations (loop thread) ---------------------------------------------- */
 
-/* An order to delete one conversation; the caller must keep it until `done`. */
-struct engine_delete {
-    uint64_t id;
-    int result;      /* 0, or ERR_NOTFOUND; valid once done */
-    atomic_int done; /* release-stored last; `wake` is called after it */
-    /* Used by the engine only. */
-    atomic_int replicas_left; /* replicas that have not searched yet */
-    atomic_bool found;
+enum engine_order_kind {
+    ENGINE_ORDER_DELETE, /* forget it, in memory and on disk */
+    ENGINE_ORDER_WRITE   /* write it to the state directory now */
 };
 
-#define ENGINE_DELETES_MAX 64
+/* An order about one conversation; the caller must keep it until `done`. */
+struct engine_order {
+    enum engine_order_kind kind;
+    uint64_t id;
+    int result;      /* 0, or ERR_NOTFOUND; WRITE also ERR_UNSUPPORTED (such conversations are never
+                        written), ERR_LIMIT (too large), ERR_IO, ERR_STOPPED; valid once done */
+    atomic_int done; /* release-stored last; `wake` is called after it */
+    /* Used by the engine only. */
+    atomic_int replicas_left; /* replicas that have not answered yet */
+    atomic_int code;          /* the answer of the replica that has it; ERR_NOTFOUND: none so far */
+};
 
-/* Deletes the conversation and the superseded one that it continued, in memory and on disk, before
- * the next step; requests that already continue it keep their fork. ERR_FULL: too many orders wait.
- * ERR_STOPPED: the engine has not started or has ended. Neither error takes the order. */
-int engine_conversation_delete(struct engine *engine, struct engine_delete *order);
+#define ENGINE_ORDERS_MAX 64
+
+/* DELETE: deletes the conversation and the superseded one that it continued before the next step;
+ * requests that already continue it keep their fork. WRITE: is done when the file is there. Errors
+ * that do not take the order: ERR_FULL: too many orders wait; ERR_STOPPED: the engine has not
+ * started or has ended. */
+int engine_conversation_order(struct engine *engine, struct engine_order *order);
+
+/* ---- Moving conversations (any thread; these calls wait for the disk) ----------------------- */
+
+/* A conversation leaves as its state file, and comes as one: signed, and checked before it is used.
+ * All calls need a state directory: ERR_UNSUPPORTED. */
+
+/* Opens the file of a conversation that was written; the caller closes *fd. ERR_NOTFOUND, ERR_IO.
+ */
+int engine_state_open(struct engine *engine, uint64_t id, int *fd, uint64_t *bytes,
+                      struct fault *fault);
+
+struct engine_upload;
+/* Begins to take a file. Only one of this space is accepted. ERR_NOMEM. */
+int engine_upload_open(struct engine *engine, const uint8_t space[16], struct engine_upload **out,
+                       struct fault *fault);
+/* ERR_MALFORMED, ERR_INVALID, ERR_UNSUPPORTED, ERR_LIMIT, ERR_FULL, ERR_IO: see
+ * engine/store_move.h. After an error the upload can only be closed. */
+int engine_upload_add(struct engine_upload *upload, const char *data, size_t size,
+                      struct fault *fault);
+/* The next request that repeats the conversation continues it. */
+int engine_upload_end(struct engine_upload *upload, struct engine_conversation_row *row,
+                      struct fault *fault);
+void engine_upload_close(struct engine_upload *upload); /* NULL is allowed */
 
 #endif

@@ -22,7 +22,7 @@ void replica_open(struct replica *r, int index, struct replica_common *common) {
     pthread_cond_init(&r->work, &monotonic);
     pthread_condattr_destroy(&monotonic);
     ring_open(&r->submits, (size_t)common->max_queue);
-    ring_open(&r->deletes, ENGINE_DELETES_MAX);
+    ring_open(&r->orders, ENGINE_ORDERS_MAX);
 }
 
 static int model_step_of(void *model, const struct kern_batch *batch, const int32_t *want,
@@ -166,28 +166,49 @@ static void take_submits(struct replica *r) {
     while ((job = ring_pop(&r->submits)) != NULL) sched_submit(&r->sched, job);
 }
 
-/* Answers an order once the last replica has looked at it. */
-static void end_delete(struct replica *r, struct engine_delete *order) {
+/* Notes this replica's answer to an order; the last one ends the order. */
+static void answer_order(struct replica *r, struct engine_order *order, int rc) {
+    if (rc != ERR_NOTFOUND) atomic_store(&order->code, rc);
     if (atomic_fetch_sub(&order->replicas_left, 1) > 1) return;
-    order->result = atomic_load(&order->found) ? 0 : ERR_NOTFOUND;
-    atomic_fetch_sub(&r->common->deletes, 1);
+    order->result = atomic_load(&order->code);
+    atomic_fetch_sub(&r->common->orders, 1);
     atomic_store_explicit(&order->done, 1, memory_order_release);
 }
 
-/* Carries out orders to delete, between steps. A client whose order is done sees lists without the
- * conversation. */
-static void take_deletes(struct replica *r) {
-    struct engine_delete *orders[ENGINE_DELETES_MAX];
-    int count = 0;
-    while (count < ENGINE_DELETES_MAX && (orders[count] = ring_pop(&r->deletes)) != NULL) {
-        if (sched_delete(&r->sched, orders[count]->id) == 0)
-            atomic_store(&orders[count]->found, true);
-        count++;
+/* Answers the orders whose conversation is written, or never will be. Returns how many. */
+static int end_writes(struct replica *r) {
+    int left = 0, ended = 0;
+    for (int i = 0; i < r->write_count; i++) {
+        struct engine_order *order = r->writes[i];
+        int rc = sched_write(&r->sched, order->id);
+        bool waits = rc == ERR_BUSY && !atomic_load(&r->common->stopping) && !r->status.stopped;
+        if (waits)
+            r->writes[left++] = order;
+        else
+            answer_order(r, order, rc == ERR_BUSY ? ERR_STOPPED : rc);
+        ended += !waits;
     }
-    if (count == 0) return;
-    publish(r);
-    for (int i = 0; i < count; i++) end_delete(r, orders[i]);
-    r->common->wake(r->common->arg);
+    r->write_count = left;
+    return ended;
+}
+
+/* Carries out orders, between steps. A client whose order to delete is done sees lists without the
+ * conversation. */
+static void take_orders(struct replica *r) {
+    struct engine_order *deletes[ENGINE_ORDERS_MAX], *order;
+    int codes[ENGINE_ORDERS_MAX], count = 0;
+    while (count < ENGINE_ORDERS_MAX && (order = ring_pop(&r->orders)) != NULL) {
+        if (order->kind == ENGINE_ORDER_WRITE) {
+            r->writes[r->write_count++] = order; /* at most ENGINE_ORDERS_MAX exist */
+            continue;
+        }
+        codes[count] = sched_delete(&r->sched, order->id);
+        deletes[count++] = order;
+    }
+    int ended = end_writes(r);
+    if (count > 0) publish(r);
+    for (int i = 0; i < count; i++) answer_order(r, deletes[i], codes[i]);
+    if (count + ended > 0) r->common->wake(r->common->arg);
 }
 
 /* Waits on the condition, with the lock held, until a signal or the given time. */
@@ -212,7 +233,7 @@ static void wait_for_work(struct replica *r) {
     pthread_mutex_lock(&r->lock);
     while (!atomic_load(&r->common->stopping)) {
         take_submits(r); /* under the lock: a submit after this look finds us waiting and signals */
-        if (sched_idle(&r->sched) != idle || !ring_empty(&r->deletes) || r->woken) break;
+        if (sched_idle(&r->sched) != idle || !ring_empty(&r->orders) || r->woken) break;
         if (!idle && !sched_stalled(&r->sched)) break; /* a new job may pass the head */
         if (clock_ns() >= next || (atomic_load(&r->common->draining) && !r->drain_seen)) break;
         sleep_until(r, next);
@@ -238,8 +259,8 @@ static void *replica_main(void *arg) {
     if (r->kern->ops->bind) r->kern->ops->bind(r->kern);
     while (!atomic_load(&r->common->stopping)) {
         take_submits(r);
-        take_deletes(r);
         if (!failed) sched_save(&r->sched, clock_ns(), atomic_load(&r->common->draining));
+        take_orders(r); /* after what was written is known */
         if (sched_idle(&r->sched)) {
             publish(r);
             if (atomic_load(&r->common->draining) && !atomic_load(&r->unsaved))
@@ -261,7 +282,7 @@ static void *replica_main(void *arg) {
         r->common->wake(r->common->arg);
         if (sched_stalled(&r->sched) && !sched_copying(&r->sched)) wait_for_work(r);
     }
-    take_deletes(r);
+    take_orders(r);
     pthread_mutex_lock(&r->lock);
     r->status.stopped = true;
     pthread_mutex_unlock(&r->lock);
@@ -299,7 +320,7 @@ void replica_close(struct replica *r) {
     model_close(r->model);
     if (r->kern) r->kern->ops->close(r->kern);
     ring_close(&r->submits);
-    ring_close(&r->deletes);
+    ring_close(&r->orders);
     pthread_cond_destroy(&r->work);
     pthread_mutex_destroy(&r->lock);
     mem_free(r->sequence_rows);
@@ -336,8 +357,8 @@ bool replica_runs(struct replica *r) {
     return runs;
 }
 
-void replica_order_delete(struct replica *r, struct engine_delete *order) {
-    bool pushed = ring_push(&r->deletes, order);
+void replica_order(struct replica *r, struct engine_order *order) {
+    bool pushed = ring_push(&r->orders, order);
     CHECK(pushed); /* the ring holds as many as may wait */
     replica_signal(r);
 }

@@ -4,9 +4,9 @@
  * nothing else that changes. What others may see of a replica (counts, running sequences,
  * conversations) is copied under its lock after every step.
  *
- * Threads: open, start, stop and close belong to the engine's owner; submit and order_delete to the
- * loop; the rest of the functions to anybody. `sched`, `kern` and `model` are the replica's
- * thread's after replica_start, but for sched.options, which never changes. */
+ * Threads: open, start, stop and close belong to the engine's owner; submit and order to the loop;
+ * the rest of the functions to anybody. `sched`, `kern` and `model` are the replica's thread's
+ * after replica_start, but for sched.options, which never changes. */
 #ifndef KEEPD_ENGINE_REPLICA_H
 #define KEEPD_ENGINE_REPLICA_H
 
@@ -23,8 +23,8 @@
 struct replica_common {
     void (*wake)(void *arg); /* after a step that changed some job */
     void *arg;
-    int max_queue;      /* jobs that may wait for each of them */
-    atomic_int deletes; /* orders that some replica has not looked at */
+    int max_queue;     /* jobs that may wait for each of them */
+    atomic_int orders; /* orders that some replica has not answered */
     atomic_bool draining, stopping;
 };
 
@@ -43,11 +43,13 @@ struct replica {
     struct kern *kern;
     struct model *model;
     struct sched sched;
-    struct ring submits, deletes; /* loop -> replica */
-    atomic_int waiting;           /* submitted jobs that have not been admitted, < max_queue */
-    atomic_int pending;           /* submitted jobs that have not finished: what drain waits for */
-    atomic_llong tokens;          /* computed at most by the pending jobs: the replica's load */
-    atomic_bool unsaved;          /* something is not on disk yet that could be */
+    struct ring submits, orders;                    /* loop -> replica */
+    struct engine_order *writes[ENGINE_ORDERS_MAX]; /* orders whose file is not written yet */
+    int write_count;
+    atomic_int waiting;  /* submitted jobs that have not been admitted, < max_queue */
+    atomic_int pending;  /* submitted jobs that have not finished: what drain waits for */
+    atomic_llong tokens; /* computed at most by the pending jobs: the replica's load */
+    atomic_bool unsaved; /* something is not on disk yet that could be */
     bool started;
     pthread_t thread;
     pthread_mutex_t lock; /* for sleeping while idle and for all below */
@@ -78,7 +80,7 @@ void replica_wake(void *replica);                     /* a file or a mask may ha
 bool replica_has_room(const struct replica *replica); /* in its queue; stays true until submit */
 void replica_submit(struct replica *replica, struct engine_job *job);
 /* The order is every replica's; who looks last says that it is done. There is room for it. */
-void replica_order_delete(struct replica *replica, struct engine_delete *order);
+void replica_order(struct replica *replica, struct engine_order *order);
 /* Does its thread take orders? */
 bool replica_runs(struct replica *replica);
 /* How well its conversations in memory serve the search, at best. */

@@ -222,6 +222,12 @@ void sched_publish_finished(struct sched *sched);
  * steps. */
 int sched_delete(struct sched *sched, uint64_t id);
 
+/* Has a conversation written soon, for somebody who waits for its file. ERR_BUSY: not written yet;
+ * 0: the file is there; ERR_NOTFOUND: the conversation is neither in memory nor on disk;
+ * ERR_UNSUPPORTED: it is never written (superseded, or its policy keeps everything); ERR_LIMIT:
+ * its file would be too large; ERR_IO: it could not be written. Between steps. */
+int sched_write(struct sched *sched, uint64_t id);
+
 /* Continues to write and restore conversations, a few blocks at a time. Called before every step
  * and while there is nothing else to do. `all`: conversations that were used just now are written,
  * too, and failed writes are tried once more. Does nothing without a store. */

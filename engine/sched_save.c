@@ -215,11 +215,34 @@ static struct conversation *next_to_save(struct sched *sched, int64_t now_ns, bo
     int64_t idle = sched->options.save_idle_ns;
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *conv = &table->all[i];
-        if (conv->id == 0 || (!all && now_ns - conv->last_used_ns < idle)) continue;
+        if (conv->id == 0) continue;
+        if (!all && !conv->asked && now_ns - conv->last_used_ns < idle) continue;
         if (!sched_wants_saving(sched, conv)) continue;
         if (!next || conv->use < next->use) next = conv;
     }
     return next;
+}
+
+int sched_write(struct sched *sched, uint64_t id) {
+    struct conversation *conv = conversation_by_id(&sched->conversations, id);
+    if (!sched->options.store) return ERR_NOTFOUND;
+    if (!conv || conv->arriving) return store_has(sched->options.store, id) ? 0 : ERR_NOTFOUND;
+    switch (conv->saved) {
+    case CONVERSATION_SAVED:
+        if (store_has(sched->options.store, id)) return 0;
+        conv->saved = CONVERSATION_UNSAVED; /* the file made room for others */
+        break;
+    case CONVERSATION_WRITING:
+        return ERR_BUSY;
+    case CONVERSATION_FAILED:
+        return ERR_IO;
+    case CONVERSATION_NOT_SAVABLE:
+        return ERR_LIMIT;
+    case CONVERSATION_UNSAVED:
+        break;
+    }
+    conv->asked = sched_wants_saving(sched, conv);
+    return conv->asked ? ERR_BUSY : ERR_UNSUPPORTED;
 }
 
 static void go_on_importing(struct sched *sched, size_t most);
@@ -297,7 +320,7 @@ int64_t sched_next_save_ns(const struct sched *sched) {
     for (int i = 0; i < table->capacity; i++) {
         const struct conversation *conv = &table->all[i];
         if (conv->id == 0 || !sched_wants_saving(sched, conv)) continue;
-        int64_t due = conv->last_used_ns + sched->options.save_idle_ns;
+        int64_t due = conv->asked ? 0 : conv->last_used_ns + sched->options.save_idle_ns;
         if (due < next) next = due;
     }
     int64_t look = sched->looked_ns + LOOK_NS + 1;

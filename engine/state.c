@@ -171,20 +171,25 @@ static bool equal_in_constant_time(const uint8_t *a, const uint8_t *b, size_t si
     return different == 0;
 }
 
-int state_check_seal(const char *data, size_t size, const uint8_t key[SHA256_BYTES],
-                     struct fault *fault) {
-    uint8_t digest[SHA256_BYTES], mac[SHA256_BYTES];
-    if (size < STATE_HEAD_BYTES + STATE_SEAL_BYTES)
-        return fault_set(fault, ERR_MALFORMED, "state", "torn: it has only %zu bytes", size);
-    const uint8_t *seal = (const uint8_t *)data + size - STATE_SEAL_BYTES;
-    sha256(data, size - STATE_SEAL_BYTES, digest);
-    if (!equal_in_constant_time(digest, seal, sizeof digest))
+int state_compare_seal(const uint8_t digest[SHA256_BYTES], const uint8_t seal[STATE_SEAL_BYTES],
+                       const uint8_t key[SHA256_BYTES], struct fault *fault) {
+    uint8_t mac[SHA256_BYTES];
+    if (!equal_in_constant_time(digest, seal, SHA256_BYTES))
         return fault_set(fault, ERR_MALFORMED, "state", "torn or changed: its checksum is another");
     sign(digest, key, mac);
     if (!equal_in_constant_time(mac, seal + SHA256_BYTES, sizeof mac))
         return fault_set(fault, ERR_INVALID, "state",
                          "forged, or written with another key than this directory's");
     return 0;
+}
+
+int state_check_seal(const char *data, size_t size, const uint8_t key[SHA256_BYTES],
+                     struct fault *fault) {
+    uint8_t digest[SHA256_BYTES];
+    if (size < STATE_HEAD_BYTES + STATE_SEAL_BYTES)
+        return fault_set(fault, ERR_MALFORMED, "state", "torn: it has only %zu bytes", size);
+    sha256(data, size - STATE_SEAL_BYTES, digest);
+    return state_compare_seal(digest, (const uint8_t *)data + size - STATE_SEAL_BYTES, key, fault);
 }
 
 static int malformed(struct fault *fault, const char *what) {

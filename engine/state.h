@@ -85,6 +85,10 @@ size_t state_write_head(const struct state_head *head, const int32_t *tokens, co
 /* Writes digest and mac to the last STATE_SEAL_BYTES of the file. */
 void state_seal(char *data, size_t size, const uint8_t key[SHA256_BYTES]);
 
+/* Checks a seal, the last STATE_SEAL_BYTES of a file, against the digest of all before it. Errors
+ * as state_check_seal. */
+int state_compare_seal(const uint8_t digest[SHA256_BYTES], const uint8_t seal[STATE_SEAL_BYTES],
+                       const uint8_t key[SHA256_BYTES], struct fault *fault);
 /* Checks digest and mac; always called before the rest of the file is used. ERR_MALFORMED: torn;
  * ERR_INVALID: sealed with another key. */
 int state_check_seal(const char *data, size_t size, const uint8_t key[SHA256_BYTES],

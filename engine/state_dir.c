@@ -400,6 +400,46 @@ int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size)
     return rc;
 }
 
+/* ---- Moving ---------------------------------------------------------------------------------- */
+
+int state_dir_create(const struct state_dir *dir, uint64_t number) {
+    char name[NAME_BYTES];
+    temporary_of(dir, number, name);
+    return openat(dir->fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                  (mode_t)0600);
+}
+
+int state_dir_append(struct state_dir *dir, int fd, const char *data, size_t size) {
+    return write_all(dir, fd, data, size);
+}
+
+int state_dir_adopt(struct state_dir *dir, uint64_t number, uint64_t id, struct fault *fault) {
+    char name[NAME_BYTES], temporary[NAME_BYTES];
+    name_of(id, "state", name);
+    temporary_of(dir, number, temporary);
+    if (renameat(dir->fd, temporary, dir->fd, name) == 0 && fsync(dir->fd) == 0) return 0;
+    fault_set(fault, ERR_IO, "state", "cannot be written: %s", strerror(errno));
+    unlinkat(dir->fd, temporary, 0);
+    return ERR_IO;
+}
+
+void state_dir_discard(const struct state_dir *dir, uint64_t number) {
+    char name[NAME_BYTES];
+    temporary_of(dir, number, name);
+    unlinkat(dir->fd, name, 0);
+}
+
+int state_dir_open_file(const struct state_dir *dir, uint64_t id, uint64_t *bytes) {
+    char name[NAME_BYTES];
+    struct stat st = {0};
+    name_of(id, "state", name);
+    int fd = open_regular(dir, name, &st);
+    *bytes = (uint64_t)st.st_size;
+    return fd;
+}
+
+/* ---- Removing -------------------------------------------------------------------------------- */
+
 bool state_dir_put_aside(const struct state_dir *dir, uint64_t id, const char *why) {
     char name[NAME_BYTES], bad[NAME_BYTES];
     name_of(id, "state", name);

@@ -57,6 +57,16 @@ int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state
                    struct state_dir_file *taken, struct fault *fault);
 /* Seals and writes a file, whole or not at all. ERR_IO is logged. */
 int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size);
+/* Makes a file under a temporary name with this number, for bytes that come in pieces; returns its
+ * descriptor, -1: errno says why. Any thread. */
+int state_dir_create(const struct state_dir *dir, uint64_t number);
+int state_dir_append(struct state_dir *dir, int fd, const char *data, size_t size); /* ERR_IO */
+/* Gives the synced file its name. ERR_IO: *fault says why, and the temporary file is gone. */
+int state_dir_adopt(struct state_dir *dir, uint64_t number, uint64_t id, struct fault *fault);
+void state_dir_discard(const struct state_dir *dir, uint64_t number);
+/* Opens a conversation's file for reading; *bytes is its size. -1: errno says why. Any thread. */
+int state_dir_open_file(const struct state_dir *dir, uint64_t id, uint64_t *bytes);
+
 /* Renames a refused file and logs why. False: the file keeps its name, and is refused again at the
  * next start. */
 bool state_dir_put_aside(const struct state_dir *dir, uint64_t id, const char *why);

@@ -288,6 +288,28 @@ static void end_remove(struct directory *d, uint64_t id) {
     d->removes[at] = d->removes[--d->remove_count];
 }
 
+static void run_adoption(struct directory *d, struct store_adoption *adoption) {
+    const struct state_head *head = adoption->head;
+    struct store_file file = {.head = *head,
+                              .bytes = (int64_t)head->file_size,
+                              .used_unix = clock_unix_seconds(),
+                              .ours = true};
+    struct fault *fault = &adoption->fault;
+    struct state_dir_file on_disk;
+    if (store_make_space(d, 1, file.bytes) != 0)
+        fault_set(fault, ERR_LIMIT, "state", "longer than the whole directory may be");
+    else
+        (void)state_dir_adopt(&d->dir, adoption->number, head->id, fault);
+    if (fault->code == 0 && state_dir_stat(&d->dir, head->id, false, &on_disk))
+        file.used_ns = on_disk.used_ns;
+    pthread_mutex_lock(&d->lock);
+    if (fault->code == 0 && store_note_file(d, &file) != 0)
+        fault_set(fault, ERR_NOMEM, "state", "no memory");
+    adoption->done = true;
+    pthread_cond_broadcast(&d->settled);
+    pthread_mutex_unlock(&d->lock);
+}
+
 /* Wakes every replica: jobs may wait for the listing. The owners close no store while it is served,
  * so the list of stores is copied under the lock, and `serving` names all. */
 static void wake_all(struct directory *d) {
@@ -315,6 +337,13 @@ static bool run_one(struct directory *d) {
         run_remove(d, &removal);
         pthread_mutex_lock(&d->lock);
         end_remove(d, removal.id);
+    } else if (d->adoptions) {
+        struct store_adoption *adoption = d->adoptions;
+        d->adoptions = adoption->next;
+        pthread_mutex_unlock(&d->lock);
+        run_adoption(d, adoption);
+        wake_all(d); /* a job may wait for just this conversation */
+        pthread_mutex_lock(&d->lock);
     } else if (d->list_wanted) {
         d->list_wanted = false;
         pthread_mutex_unlock(&d->lock);
@@ -359,6 +388,15 @@ static void begin_work(struct directory *d) {
         pthread_cond_signal(&d->work);
     else
         while (run_one(d)) continue;
+}
+
+void store_adopt(struct directory *d, struct store_adoption *adoption) {
+    pthread_mutex_lock(&d->lock);
+    adoption->next = d->adoptions;
+    d->adoptions = adoption;
+    begin_work(d);
+    while (!adoption->done) pthread_cond_wait(&d->settled, &d->lock);
+    pthread_mutex_unlock(&d->lock);
 }
 
 /* ---- Finding --------------------------------------------------------------------------------- */

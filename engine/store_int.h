@@ -22,6 +22,15 @@ struct store_removal {
     int64_t used_ns; /* time stamp when this daemon used the file */
 };
 
+/* A file that came from another machine and is whole: it gets its name. */
+struct store_adoption {
+    struct store_adoption *next;
+    uint64_t number; /* number in the temporary name */
+    const struct state_head *head;
+    bool done;
+    struct fault fault; /* code 0: it is there */
+};
+
 /* The state that the stores of one directory share. */
 struct directory {
     struct store_options options; /* without done and arg, which each store has */
@@ -35,6 +44,8 @@ struct directory {
     struct store_stats stats; /* without files and bytes, which the index counts */
     struct store_removal removes[REMOVES_MAX];
     int remove_count;
+    struct store_adoption *adoptions; /* waiting; at most one for each upload */
+    int64_t uploading;                /* bytes of all uploads that have not ended */
     struct store *stores[STORES_MAX];
     int store_count;
     int turn;                    /* index of the store that is asked first */
@@ -73,6 +84,9 @@ struct store {
         bool unwanted; /* unloaded while it was read: freed at the end */
     } read;
 };
+
+/* Gives a file that was uploaded its name, on the directory's thread. Waits. */
+void store_adopt(struct directory *d, struct store_adoption *adoption);
 
 /* ---- store_scan.c (the lock is not held, unless stated otherwise) --------------------------- */
 

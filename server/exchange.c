@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/move.h"
 #include "server/quota.h"
 
 #define ANSWER_BYTES_MAX ((size_t)1 << 30)
@@ -70,6 +71,7 @@ void exchange_unref(struct exchange *ex) {
     engine_constraint_close(server->engine, ex->constraint);
     mem_free(ex->jobs);
     mem_free(ex->progress);
+    move_close(ex);
     exchange_drop_body(ex);
     stream_close(&ex->stream);
     oai_request_close(&ex->request);
@@ -314,6 +316,10 @@ void exchange_dispatch(struct exchange *ex) {
         ex->route->act(ex);
         return;
     }
+    if (!ex->route->kind) {
+        move_finish(ex);
+        return;
+    }
     ex->request.kind = ex->route->kind;
     if (ex->request.kind->form) {
         keep_headers(ex);
@@ -337,13 +343,16 @@ void exchange_dispatch(struct exchange *ex) {
     start_work(ex);
 }
 
-void exchange_delete(struct exchange *ex, uint64_t conversation) {
-    ex->removal.id = conversation;
-    int rc = engine_conversation_delete(ex->server->engine, &ex->removal);
+void exchange_order(struct exchange *ex, enum engine_order_kind kind, uint64_t conversation) {
+    ex->order.kind = kind;
+    ex->order.id = conversation;
+    int rc = engine_conversation_order(ex->server->engine, &ex->order);
     if (rc) {
         if (rc == ERR_FULL)
             oai_refuse(&ex->error, 503, "overloaded", NULL,
-                       "Too many conversations are being deleted, please try again.");
+                       kind == ENGINE_ORDER_DELETE
+                           ? "Too many conversations are being deleted, please try again."
+                           : "Too many conversations are being written, please try again.");
         else
             refuse_code(ex, rc);
         exchange_refuse(ex, &ex->error);
@@ -425,7 +434,7 @@ void exchange_poll(struct exchange *ex, int64_t now_ns) {
         if (!ex->progress[i].finished) poll_job(ex, i, now_ns);
     ex->finished = ex->jobs_submitted
                        ? ex->jobs_finished == ex->jobs_submitted
-                       : atomic_load_explicit(&ex->removal.done, memory_order_acquire) != 0;
+                       : atomic_load_explicit(&ex->order.done, memory_order_acquire) != 0;
     if (ex->suspended && wants_resume(ex, now_ns)) exchange_resume(ex);
     if (ex->finished && ex->request.background) background_end(ex);
     if (ex->finished) end_wait(ex);
@@ -433,15 +442,38 @@ void exchange_poll(struct exchange *ex, int64_t now_ns) {
 
 /* --- answers --- */
 
-static void answer_delete(struct exchange *ex) {
-    if (ex->removal.result) {
+static void refuse_order(struct exchange *ex) {
+    switch (ex->order.result) {
+    case ERR_UNSUPPORTED:
+        oai_refuse(&ex->error, 409, "conversation_not_written", "id",
+                   "This conversation has no file: a later turn continued it, or its policy keeps "
+                   "everything, or there is no state directory (--state-dir).");
+        break;
+    case ERR_LIMIT:
+    case ERR_IO:
+        oai_refuse(&ex->error, 409, "conversation_not_written", "id",
+                   "This conversation could not be written: %s.", err_text(ex->order.result));
+        break;
+    case ERR_STOPPED:
+        oai_refuse(&ex->error, 503, "stopped", NULL, "The server is shutting down.");
+        break;
+    default:
         oai_refuse(&ex->error, 404, "conversation_not_found", "id",
                    "There is no such conversation.");
-        exchange_refuse(ex, &ex->error);
-        return;
+        break;
     }
-    oai_render_deleted(&ex->answer.body, ex->removal.id);
-    ex->answer.status = 200;
+    exchange_refuse(ex, &ex->error);
+}
+
+static void answer_order(struct exchange *ex) {
+    if (ex->order.result != 0) {
+        refuse_order(ex);
+    } else if (ex->order.kind == ENGINE_ORDER_WRITE) {
+        move_send(ex, ex->order.id);
+    } else {
+        oai_render_deleted(&ex->answer.body, ex->order.id);
+        ex->answer.status = 200;
+    }
 }
 
 void exchange_answer_wait(struct exchange *ex) {
@@ -449,7 +481,7 @@ void exchange_answer_wait(struct exchange *ex) {
     if (ex->error.status) {
         exchange_refuse(ex, &ex->error);
     } else if (!ex->job_count) {
-        answer_delete(ex);
+        answer_order(ex);
     } else {
         const struct oai_form *form = ex->request.kind->form;
         form->answer(&ex->answer.body, &ex->facts);

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/move.h"
 #include "server/origin.h"
 #include "server/quota.h"
 #include "server/sip.h"
@@ -175,7 +176,7 @@ static int refuse_route(struct exchange *ex, const char *path, const char *metho
                    path);
     else if (!ex->route)
         oai_refuse(&error, 404, "unknown_url", NULL, "Invalid URL (%.16s %.200s)", method, path);
-    else if (!ex->route->act && !is_json(ex))
+    else if (ex->route->kind && !is_json(ex))
         oai_refuse(&error, 415, "unsupported_media_type", NULL,
                    "Unsupported media type: only 'application/json' is allowed.");
     else
@@ -222,7 +223,10 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
         refuse_route(ex, path, method, allow) || refuse_coding(ex) || refuse_timeout(ex) ||
         refuse_rate(ex, key))
         return;
-    if (declared_size(ex) > o->max_body_bytes) refuse_size(ex);
+    if (!ex->route->act && !ex->route->kind)
+        (void)move_begin(ex);
+    else if (declared_size(ex) > o->max_body_bytes)
+        refuse_size(ex);
 }
 
 /* --- responses --- */
@@ -254,7 +258,7 @@ void http_add_common_headers(struct exchange *ex, struct MHD_Response *response)
 /* Names are a browser's to check; nothing is done on the strength of a header alone. */
 static void add_preflight_headers(struct exchange *ex, struct MHD_Response *response) {
     const char *asked = header(ex, "Access-Control-Request-Headers");
-    MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, DELETE");
+    MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, PUT, DELETE");
     MHD_add_response_header(response, "Access-Control-Max-Age", "600");
     if (asked) MHD_add_response_header(response, "Access-Control-Allow-Headers", asked);
 }
@@ -294,6 +298,8 @@ static enum MHD_Result queue_answer(struct exchange *ex) {
     ex->phase = PHASE_SENT;
     if (ex->answer.preflight) {
         response = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
+    } else if (move_sends(ex)) {
+        response = move_response(ex);
     } else {
         if (body->failed || !body->data) return MHD_NO; /* out of memory */
         response =
@@ -335,14 +341,16 @@ static size_t count_values(const char *data, size_t size) {
     return count;
 }
 
-static enum MHD_Result receive(struct exchange *ex, const char *data, size_t size) {
+/* Returns how many bytes were taken; the others come again. */
+static size_t receive(struct exchange *ex, const char *data, size_t size) {
     struct server *server = ex->server;
+    if (!ex->refused && ex->move) size = move_receive(ex, data, size);
     ex->body_seen += size;
-    if (ex->refused) return MHD_YES;
+    if (ex->refused || ex->move) return size;
     if (ex->body_seen > server->options.max_body_bytes) {
         exchange_drop_body(ex);
         refuse_size(ex);
-        return MHD_YES;
+        return size;
     }
     buf_add(&ex->body, data, size);
     ex->values += count_values(data, size);
@@ -352,9 +360,8 @@ static enum MHD_Result receive(struct exchange *ex, const char *data, size_t siz
         oai_refuse(&error, 503, "overloaded", NULL, "The server is short of memory.");
         exchange_refuse(ex, &error);
         server->stats.rejected[STATS_REJECT_MEMORY]++;
-        return MHD_YES;
     }
-    return MHD_YES;
+    return size;
 }
 
 static enum MHD_Result proceed(struct exchange *ex, int64_t now_ns) {
@@ -370,6 +377,7 @@ static enum MHD_Result proceed(struct exchange *ex, int64_t now_ns) {
         background_answer(ex);
     else if (ex->phase == PHASE_WAIT && ex->finished)
         exchange_answer_wait(ex);
+    if (ex->suspended) return MHD_YES; /* the answer needs the disk first */
     if (ex->phase == PHASE_READY) {
         conn_set_state(ex->conn, CONN_BUSY);
         return queue_answer(ex);
@@ -389,9 +397,8 @@ enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const 
     if (!ex) return begin(cls, conn, connection, url, method, con_cls);
     if (ex->gone) return MHD_NO;
     if (*upload_data_size) {
-        enum MHD_Result rc = receive(ex, upload_data, *upload_data_size);
-        *upload_data_size = 0;
-        return rc;
+        *upload_data_size -= receive(ex, upload_data, *upload_data_size);
+        return MHD_YES;
     }
     return proceed(ex, clock_ns());
 }
@@ -423,7 +430,7 @@ static void log_request(struct exchange *ex, enum MHD_RequestTerminationCode cod
         {"prompt_tokens", NULL, prompt},
         {"completion_tokens", NULL, answer},
     };
-    bool work = ex->route && !ex->route->act;
+    bool work = ex->route && ex->route->kind;
     log_event(work ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG, "request", fields,
               sizeof fields / sizeof *fields);
 }

@@ -173,11 +173,12 @@ struct job_progress {
 
 /* The end of a path behind its route's. */
 enum route_end {
-    ROUTE_WHOLE, /* nothing */
-    ROUTE_NAME,  /* a name, which may have slashes */
-    ROUTE_ID,    /* one without slashes */
-    ROUTE_ITEMS, /* an id and /input_items */
-    ROUTE_CANCEL /* an id and /cancel */
+    ROUTE_WHOLE,  /* nothing */
+    ROUTE_NAME,   /* a name, which may have slashes */
+    ROUTE_ID,     /* one without slashes */
+    ROUTE_ITEMS,  /* an id and /input_items */
+    ROUTE_CANCEL, /* an id and /cancel */
+    ROUTE_STATE   /* an id and /state */
 };
 
 /* One row of routes.c, or of a kind of request. */
@@ -186,7 +187,8 @@ struct route {
     enum route_end end;
     const char *method;                     /* "GET" also answers HEAD */
     void (*act)(struct exchange *exchange); /* without a body: answers, or waits for the engine */
-    const struct oai_kind *kind;            /* kind of the body; set if `act` is not */
+    const struct oai_kind *kind;            /* kind of the body; if neither is set, the body is a
+                                               file that passes through (server/move.h) */
     bool open;                              /* needs no key */
 };
 
@@ -233,8 +235,9 @@ struct exchange {
     bool finished; /* all submitted jobs are */
     uint32_t tokens_counted;
     int64_t last_output_ns;
-    struct oai_answer facts;      /* once the jobs are submitted */
-    struct engine_delete removal; /* for DELETE /v1/conversations/{id} */
+    struct oai_answer facts;   /* once the jobs are submitted */
+    struct engine_order order; /* about a conversation; see exchange_order */
+    struct move *move;         /* a conversation that comes or leaves; NULL = none */
     struct stream stream;
 };
 
@@ -259,8 +262,10 @@ void exchange_dispatch(struct exchange *exchange);             /* the body is co
 void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
 bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
 void exchange_answer_wait(struct exchange *exchange); /* PHASE_WAIT is over */
-/* Asks the engine to delete the conversation and waits; refuses where that is impossible. */
-void exchange_delete(struct exchange *exchange, uint64_t conversation);
+/* Gives the engine an order about the conversation and waits; refuses where that is impossible. */
+void exchange_order(struct exchange *exchange, enum engine_order_kind kind, uint64_t conversation);
+/* The space of the client's key and of the salt that it names (?cache_salt=). Not 0: refused. */
+int exchange_space(struct exchange *exchange, uint8_t space[16]);
 /* Takes `size` bytes more of the memory that bodies and text answers share; false: too little is
  * left. The exchange gives it back with its body, and at its end. */
 bool exchange_hold(struct exchange *exchange, size_t size);

@@ -220,7 +220,7 @@ static int find_salt(struct exchange *ex, struct buf *text) {
 }
 
 /* A client sees and deletes those of its own key and of the salt it names. */
-static int find_space(struct exchange *ex, uint8_t space[16]) {
+int exchange_space(struct exchange *ex, uint8_t space[16]) {
     struct buf salt;
     buf_open(&salt, 2 * OAI_KEY_BYTES + 1);
     int rc = find_salt(ex, &salt);
@@ -234,7 +234,7 @@ static int find_space(struct exchange *ex, uint8_t space[16]) {
 
 static void get_conversations(struct exchange *ex) {
     uint8_t space[16];
-    if (find_space(ex, space)) return;
+    if (exchange_space(ex, space)) return;
     struct engine_conversation_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
     if (rows) {
         const struct engine_conversation_filter own = {.space = space};
@@ -253,18 +253,34 @@ static bool owns_conversation(struct exchange *ex, const uint8_t space[16], uint
     return engine_conversations(ex->server->engine, &own, &row, 1) > 0;
 }
 
+static void refuse_conversation(struct exchange *ex, const char *name) {
+    oai_refuse(&ex->error, 404, "conversation_not_found", "id", "There is no conversation '%.64s'.",
+               name);
+    exchange_refuse(ex, &ex->error);
+}
+
 static void delete_conversation(struct exchange *ex) {
     const char *name = behind(ex->route, ex->path);
     uint8_t space[16];
     uint64_t id;
-    if (find_space(ex, space)) return;
-    if (oai_conversation_id(name, &id) && owns_conversation(ex, space, id)) {
-        exchange_delete(ex, id);
-        return;
-    }
-    oai_refuse(&ex->error, 404, "conversation_not_found", "id", "There is no conversation '%.64s'.",
-               name);
-    exchange_refuse(ex, &ex->error);
+    if (exchange_space(ex, space)) return;
+    if (oai_conversation_id(name, &id) && owns_conversation(ex, space, id))
+        exchange_order(ex, ENGINE_ORDER_DELETE, id);
+    else
+        refuse_conversation(ex, name);
+}
+
+static void get_state(struct exchange *ex) {
+    char name[ID_BYTES];
+    const char *rest = behind(ex->route, ex->path);
+    uint8_t space[16];
+    uint64_t id;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(rest, "/"), rest);
+    if (exchange_space(ex, space)) return;
+    if (oai_conversation_id(name, &id) && owns_conversation(ex, space, id))
+        exchange_order(ex, ENGINE_ORDER_WRITE, id);
+    else
+        refuse_conversation(ex, name);
 }
 
 /* --- stored responses --- */
@@ -383,7 +399,9 @@ static const struct route routes[] = {
     {"/v1/models", ROUTE_WHOLE, "GET", get_models, NULL, false},
     {"/v1/models/", ROUTE_NAME, "GET", get_model, NULL, false},
     {"/v1/conversations", ROUTE_WHOLE, "GET", get_conversations, NULL, false},
-    {"/v1/conversations/", ROUTE_NAME, "DELETE", delete_conversation, NULL, false},
+    {"/v1/conversations", ROUTE_WHOLE, "PUT", NULL, NULL, false},
+    {"/v1/conversations/", ROUTE_ID, "DELETE", delete_conversation, NULL, false},
+    {"/v1/conversations/", ROUTE_STATE, "GET", get_state, NULL, false},
     {"/v1/responses/", ROUTE_ID, "GET", get_response, NULL, false},
     {"/v1/responses/", ROUTE_ID, "DELETE", delete_response, NULL, false},
     {"/v1/responses/", ROUTE_ITEMS, "GET", get_input_items, NULL, false},
@@ -404,8 +422,10 @@ static const struct route routes[] = {
 };
 
 /* The rest of a path behind an id. */
-static const char *const tails[] = {
-    [ROUTE_ID] = "", [ROUTE_ITEMS] = "/input_items", [ROUTE_CANCEL] = "/cancel"};
+static const char *const tails[] = {[ROUTE_ID] = "",
+                                    [ROUTE_ITEMS] = "/input_items",
+                                    [ROUTE_CANCEL] = "/cancel",
+                                    [ROUTE_STATE] = "/state"};
 
 /* The id in front of the tail. */
 static size_t id_size(const char *rest) {
@@ -421,6 +441,7 @@ static bool is_path(const struct route *route, const char *path) {
     case ROUTE_ID:
     case ROUTE_ITEMS:
     case ROUTE_CANCEL:
+    case ROUTE_STATE:
         return id_size(rest) && strcmp(rest + id_size(rest), tails[route->end]) == 0;
     case ROUTE_WHOLE:
         break;
@@ -441,7 +462,7 @@ static bool route_at(int index, struct route *route) {
 
 /* The header of a 405, for the methods of the rows with one path: two at most, the first GET. */
 static const char *allow_also(const char *allow, const char *method) {
-    if (allow) return "GET, HEAD, DELETE";
+    if (allow) return strcmp(method, "PUT") == 0 ? "GET, HEAD, PUT" : "GET, HEAD, DELETE";
     return strcmp(method, "GET") == 0 ? "GET, HEAD" : method;
 }
 

@@ -83,8 +83,8 @@ struct engine {
     pthread_cond_t work;
     struct sequence *running, *waiting, **waiting_end;
     struct constraint_table constraints; /* compiled, and not obeyed */
-    struct engine_delete *deletes[ENGINE_DELETES_MAX];
-    int delete_count;
+    struct engine_order *orders[ENGINE_ORDERS_MAX];
+    int order_count;
     struct conversation conversations[CONVERSATIONS_MAX];
     uint64_t next_conversation;
     struct engine_status status;
@@ -574,36 +574,71 @@ static void admit_waiting(struct engine *e) {
 }
 
 /* The conversation, and the superseded one it came from. */
-static void apply_deletes(struct engine *e) {
-    for (int i = 0; i < e->delete_count; i++) {
-        struct engine_delete *order = e->deletes[i];
+static void apply_orders(struct engine *e) {
+    for (int i = 0; i < e->order_count; i++) {
+        struct engine_order *order = e->orders[i];
         struct conversation *c = find_conversation(e, order->id);
         struct conversation *before = c ? find_conversation(e, c->origin) : NULL;
-        order->result = c ? 0 : ERR_NOTFOUND;
-        if (before && before->superseded) drop_conversation(e, before);
-        if (c) drop_conversation(e, c);
+        bool deletes = order->kind == ENGINE_ORDER_DELETE;
+        order->result = !c ? ERR_NOTFOUND : deletes ? 0 : ERR_UNSUPPORTED;
+        if (deletes && before && before->superseded) drop_conversation(e, before);
+        if (deletes && c) drop_conversation(e, c);
         atomic_store_explicit(&order->done, 1, memory_order_release);
     }
-    e->delete_count = 0;
+    e->order_count = 0;
 }
 
-int engine_conversation_delete(struct engine *e, struct engine_delete *order) {
+int engine_conversation_order(struct engine *e, struct engine_order *order) {
     int rc = 0;
     pthread_mutex_lock(&e->mutex);
     if (!e->started || e->stop || e->status.stopped) rc = ERR_STOPPED;
-    if (!rc && e->delete_count == ENGINE_DELETES_MAX) rc = ERR_FULL;
+    if (!rc && e->order_count == ENGINE_ORDERS_MAX) rc = ERR_FULL;
     if (!rc) {
         atomic_store(&order->done, 0);
-        e->deletes[e->delete_count++] = order;
+        e->orders[e->order_count++] = order;
         pthread_cond_signal(&e->work);
     }
     pthread_mutex_unlock(&e->mutex);
     return rc;
 }
 
+/* There is no state directory. */
+static int no_directory(struct fault *fault) {
+    return fault_set(fault, ERR_UNSUPPORTED, "state-dir", "this server has no state directory");
+}
+
+int engine_state_open(struct engine *e, uint64_t id, int *fd, uint64_t *bytes,
+                      struct fault *fault) {
+    (void)e, (void)id, (void)fd, (void)bytes;
+    return no_directory(fault);
+}
+
+int engine_upload_open(struct engine *e, const uint8_t space[16], struct engine_upload **out,
+                       struct fault *fault) {
+    (void)e, (void)space;
+    *out = NULL;
+    return no_directory(fault);
+}
+
+int engine_upload_add(struct engine_upload *upload, const char *data, size_t size,
+                      struct fault *fault) {
+    (void)upload, (void)data, (void)size;
+    return no_directory(fault);
+}
+
+int engine_upload_end(struct engine_upload *upload, struct engine_conversation_row *row,
+                      struct fault *fault) {
+    (void)upload, (void)row;
+    return no_directory(fault);
+}
+
+void engine_upload_close(struct engine_upload *upload) {
+    (void)upload;
+}
+
 static void step(struct engine *e) {
     struct sequence **link = &e->running;
-    apply_deletes(e);
+    apply_orders(e);
     admit_waiting(e);
     hist_add(&e->status.counters.iteration_tokens, e->status.running);
     while (*link) {
@@ -652,7 +687,7 @@ static void *run(void *arg) {
     pthread_mutex_lock(&e->mutex);
     while (!e->stop && !e->status.stopped) {
         e->status.progress_ns = clock_ns();
-        if (!e->running && !e->waiting && !e->delete_count) {
+        if (!e->running && !e->waiting && !e->order_count) {
             pthread_cond_wait(&e->work, &e->mutex);
             due_ns = clock_ns();
             continue;
@@ -663,7 +698,7 @@ static void *run(void *arg) {
         await_step(e, &due_ns);
         pthread_mutex_lock(&e->mutex);
     }
-    apply_deletes(e);
+    apply_orders(e);
     finish_all(e, e->stop ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR);
     pthread_mutex_unlock(&e->mutex);
     e->options.wake(e->options.arg);

@@ -197,6 +197,13 @@ void oai_render_deleted(struct buf *out, uint64_t conversation) {
             conversation);
 }
 
+void oai_render_uploaded(struct buf *out, const struct engine_conversation_row *row) {
+    buf_fmt(out,
+            "{\"id\":\"%016" PRIx64 "\",\"object\":\"conversation\",\"tokens\":%" PRId32
+            ",\"disk_bytes\":%" PRId64 "}",
+            row->id, row->tokens, row->disk_bytes);
+}
+
 /* --- GET /kv --- */
 
 static void write_policy(struct buf *out, const char *policy, int32_t budget) {

@@ -361,6 +361,8 @@ void oai_render_slots(struct buf *out, const struct engine_info *info,
 void oai_render_conversations(struct buf *out, const struct engine_conversation_row *rows,
                               int count);
 void oai_render_deleted(struct buf *out, uint64_t conversation);
+/* PUT /v1/conversations */
+void oai_render_uploaded(struct buf *out, const struct engine_conversation_row *row);
 /* "%016x" -> id; false: something else. */
 bool oai_conversation_id(const char *text, uint64_t *id);
 void oai_render_kv(struct buf *out, const struct engine_info *info,

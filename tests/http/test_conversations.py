@@ -54,6 +54,23 @@ def test_a_deleted_conversation_is_not_continued(start):
     assert daemon.chat(messages=messages).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+def test_moving_needs_a_state_directory(start):
+    """Both ways are refused by name here; tests/e2e/test_move.py moves conversations."""
+    daemon = start()
+    daemon.chat("stays", max_tokens=2)
+    daemon.wait_idle()
+    (row,) = listed(daemon)
+    r = daemon.get(f"/v1/conversations/{row['id']}/state")
+    assert r.status_code == 409 and r.json()["error"]["code"] == "conversation_not_written"
+    assert daemon.get(f"/v1/conversations/{'0' * 16}/state").status_code == 404
+    for body in (b"", b"x" * 1000, b"x" * 1000000):
+        r = requests.put(f"{daemon.url}/v1/conversations", data=body, timeout=60)
+        assert r.status_code == 400 and r.json()["error"]["code"] == "unsupported_state", r.text
+    r = requests.post(f"{daemon.url}/v1/conversations", data=b"x", timeout=60)
+    assert r.status_code == 405 and r.headers["Allow"] == "GET, HEAD, PUT"
+    assert daemon.chat("goes on", max_tokens=2).status_code == 200
+
+
 def test_salts_see_only_their_own(start):
     daemon = start()
     daemon.chat("of alice", max_tokens=2, cache_salt="alice")

@@ -46,7 +46,7 @@ def test_every_get_answers_as_described(shared):
     shared.chat("leave something behind", max_tokens=2)
     stored = shared.post("/v1/responses", GOOD["/v1/responses"]).json()["id"]
     for path, methods in DOCUMENT["paths"].items():
-        if "get" not in methods:
+        if "get" not in methods or path.endswith("/state"):  # needs a state directory: tests/e2e/test_move.py
             continue
         r = shared.get(path.replace("{id}", stored if "responses" in path else MODEL))
         assert r.status_code == 200, path

@@ -373,9 +373,9 @@ static void wait_and_close(int count) {
 }
 
 static int delete_one(struct engine *engine, uint64_t id) {
-    static struct engine_delete order;
-    order = (struct engine_delete){.id = id};
-    CHECK(engine_conversation_delete(engine, &order) == 0);
+    static struct engine_order order;
+    order = (struct engine_order){.id = id};
+    CHECK(engine_conversation_order(engine, &order) == 0);
     while (atomic_load_explicit(&order.done, memory_order_acquire) == 0) usleep(200);
     return order.result;
 }

@@ -317,9 +317,9 @@ static void try_hint(void) {
  */
 
 static int delete_one(struct engine *engine, uint64_t id) {
-    static struct engine_delete order;
-    order = (struct engine_delete){.id = id};
-    CHECK(engine_conversation_delete(engine, &order) == 0);
+    static struct engine_order order;
+    order = (struct engine_order){.id = id};
+    CHECK(engine_conversation_order(engine, &order) == 0);
     while (atomic_load_explicit(&order.done, memory_order_acquire) == 0) usleep(200);
     return order.result;
 }
@@ -417,8 +417,8 @@ static void try_failure(void) {
     CHECK(status.stopped && status.jobs == 0 && status.pages_reserved == 0);
     engine_replica_status(engine, 0, &status);
     CHECK(!status.stopped);
-    struct engine_delete order = {.id = 1};
-    CHECK(engine_conversation_delete(engine, &order) == ERR_STOPPED);
+    struct engine_order order = {.id = 1};
+    CHECK(engine_conversation_order(engine, &order) == ERR_STOPPED);
     CHECK(engine_queue_enter(engine, 2 * options_of(2).max_queue));
     CHECK(!engine_queue_enter(engine, 1)); /* no place of the two queues was lost */
     engine_queue_leave(engine, 2 * options_of(2).max_queue);

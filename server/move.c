@@ -1,0 +1,227 @@
+#include "server/move.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+
+struct move {
+    struct engine_upload *upload; /* NULL: the file leaves, or nothing came yet */
+    uint8_t space[16];
+    uint64_t id;
+    int fd;            /* the file that leaves; -1 = none */
+    uint64_t at, size; /* bytes read of the file that leaves, and all its bytes */
+    char *buffer;      /* [MOVE_BYTES] */
+    size_t filled, taken;
+    bool working; /* a thread has the buffer */
+    bool last;    /* the body is complete */
+    bool sends;   /* the answer is the file */
+    struct engine_conversation_row row;
+    int rc;
+    struct fault fault;
+};
+
+static bool open_move(struct exchange *ex) {
+    struct move *move = mem_try_alloc(1, sizeof *move);
+    char *buffer = move && exchange_hold(ex, MOVE_BYTES) ? mem_try_alloc(MOVE_BYTES, 1) : NULL;
+    if (!buffer) {
+        mem_free(move);
+        oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
+        exchange_refuse(ex, &ex->error);
+        return false;
+    }
+    *move = (struct move){.fd = -1, .buffer = buffer};
+    ex->move = move;
+    return true;
+}
+
+void move_close(struct exchange *ex) {
+    struct move *move = ex->move;
+    if (!move) return;
+    ex->move = NULL;
+    engine_upload_close(move->upload);
+    if (move->fd >= 0) close(move->fd);
+    mem_free(move->buffer);
+    mem_free(move);
+}
+
+/* The file is at fault, or the request, or this server. */
+static void refuse(struct exchange *ex, const struct fault *fault) {
+    struct oai_error *error = &ex->error;
+    switch (fault->code) {
+    case ERR_MALFORMED:
+    case ERR_INVALID:
+        oai_refuse(error, 400, "invalid_state", NULL, "The state is refused: %s.", fault->text);
+        break;
+    case ERR_LIMIT:
+        oai_refuse(error, 413, "request_too_large", NULL, "The state is refused: %s.", fault->text);
+        break;
+    case ERR_UNSUPPORTED:
+        oai_refuse(error, 400, "unsupported_state", NULL, "The state cannot be used: %s.",
+                   fault->text);
+        break;
+    case ERR_NOTFOUND:
+        oai_refuse(error, 404, "conversation_not_found", "id", "There is no such conversation.");
+        break;
+    default:
+        oai_refuse_fault(error, fault);
+        break;
+    }
+    exchange_refuse(ex, error);
+}
+
+/* ---- A file comes --------------------------------------------------------------------------- */
+
+bool move_begin(struct exchange *ex) {
+    uint8_t space[16];
+    if (exchange_space(ex, space) != 0 || !open_move(ex)) return false;
+    memcpy(ex->move->space, space, sizeof space);
+    return true;
+}
+
+/* On a thread of libuv: writes what the buffer has. */
+static void write_work(uv_work_t *work) {
+    struct exchange *ex = work->data;
+    struct move *move = ex->move;
+    int rc = 0;
+    if (!move->upload)
+        rc = engine_upload_open(ex->server->engine, move->space, &move->upload, &move->fault);
+    if (rc == 0 && move->filled > 0)
+        rc = engine_upload_add(move->upload, move->buffer, move->filled, &move->fault);
+    if (rc == 0 && move->last) rc = engine_upload_end(move->upload, &move->row, &move->fault);
+    move->rc = rc;
+}
+
+static void answer_upload(struct exchange *ex) {
+    oai_render_uploaded(&ex->answer.body, &ex->move->row);
+    ex->answer.status = 200;
+    ex->phase = PHASE_READY;
+}
+
+static void start_work(struct exchange *ex, uv_work_cb work, uv_after_work_cb after) {
+    ex->work.data = ex;
+    if (uv_queue_work(&ex->server->loop, &ex->work, work, after) != 0) {
+        oai_refuse(&ex->error, 503, "overloaded", NULL, "The server cannot take more work.");
+        exchange_refuse(ex, &ex->error);
+        return;
+    }
+    ex->move->working = true;
+    ex->refs++;
+    ex->server->works++;
+    exchange_suspend(ex);
+}
+
+static void end_work(struct exchange *ex, int status) {
+    ex->move->working = false;
+    ex->server->works--;
+    if (status != 0)
+        ex->move->rc =
+            fault_set(&ex->move->fault, ERR_STOPPED, "state", "the server is shutting down");
+}
+
+static void after_write(uv_work_t *work, int status) {
+    struct exchange *ex = work->data;
+    struct move *move = ex->move;
+    end_work(ex, status);
+    move->filled = 0;
+    if (move->rc != 0)
+        refuse(ex, &move->fault);
+    else if (move->last)
+        answer_upload(ex);
+    exchange_resume(ex);
+    exchange_unref(ex);
+}
+
+size_t move_receive(struct exchange *ex, const char *data, size_t size) {
+    struct move *move = ex->move;
+    size_t room = MOVE_BYTES - move->filled;
+    if (size > room) size = room;
+    memcpy(move->buffer + move->filled, data, size);
+    move->filled += size;
+    if (move->filled == MOVE_BYTES) start_work(ex, write_work, after_write);
+    return size;
+}
+
+void move_finish(struct exchange *ex) {
+    ex->move->last = true;
+    ex->phase = PHASE_WORK;
+    start_work(ex, write_work, after_write);
+}
+
+/* ---- A file leaves -------------------------------------------------------------------------- */
+
+/* On a thread of libuv: opens the file, or reads the next bytes of it. */
+static void read_work(uv_work_t *work) {
+    struct exchange *ex = work->data;
+    struct move *move = ex->move;
+    ssize_t n;
+    move->rc = 0;
+    if (move->fd < 0)
+        move->rc =
+            engine_state_open(ex->server->engine, move->id, &move->fd, &move->size, &move->fault);
+    if (move->rc != 0) return;
+    do n = pread(move->fd, move->buffer, MOVE_BYTES, (off_t)move->at);
+    while (n < 0 && errno == EINTR);
+    move->filled = n > 0 ? (size_t)n : 0;
+    move->taken = 0;
+    move->at += move->filled;
+    if (n <= 0) /* never at the end: the size is known */
+        move->rc = fault_set(&move->fault, ERR_IO, "state", "cannot be read");
+}
+
+static void after_open(uv_work_t *work, int status) {
+    struct exchange *ex = work->data;
+    end_work(ex, status);
+    if (ex->move->rc != 0) {
+        refuse(ex, &ex->move->fault);
+    } else {
+        ex->move->sends = true;
+        ex->answer.status = 200;
+        ex->answer.content_type = "application/octet-stream";
+        ex->phase = PHASE_READY;
+    }
+    exchange_resume(ex);
+    exchange_unref(ex);
+}
+
+void move_send(struct exchange *ex, uint64_t id) {
+    if (!open_move(ex)) return;
+    ex->move->id = id;
+    ex->phase = PHASE_WORK;
+    start_work(ex, read_work, after_open);
+}
+
+bool move_sends(const struct exchange *ex) {
+    return ex->move && ex->move->sends;
+}
+
+static void after_read(uv_work_t *work, int status) {
+    struct exchange *ex = work->data;
+    end_work(ex, status);
+    if (ex->move->rc != 0 && !ex->gone)
+        log_warn("a state file cannot be sent: %s", ex->move->fault.text);
+    exchange_resume(ex);
+    exchange_unref(ex);
+}
+
+/* libmicrohttpd's reader. */
+static ssize_t read_file(void *cls, uint64_t position, char *to, size_t max) {
+    struct exchange *ex = cls;
+    struct move *move = ex->move;
+    (void)position;
+    if (ex->gone || move->rc != 0) return MHD_CONTENT_READER_END_WITH_ERROR;
+    size_t size = move->filled - move->taken;
+    if (size > max) size = max;
+    memcpy(to, move->buffer + move->taken, size);
+    move->taken += size;
+    if (size > 0) return (ssize_t)size;
+    if (move->at == move->size) return MHD_CONTENT_READER_END_OF_STREAM;
+    start_work(ex, read_work, after_read);
+    return move->working ? 0 : MHD_CONTENT_READER_END_WITH_ERROR;
+}
+
+struct MHD_Response *move_response(struct exchange *ex) {
+    return MHD_create_response_from_callback(ex->move->size, 64 << 10, read_file, ex, NULL);
+}

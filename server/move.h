@@ -1,0 +1,24 @@
+/* Conversations that leave or come as state files: GET /v1/conversations/{id}/state and
+ * PUT /v1/conversations. A file passes through one buffer of MOVE_BYTES, and the disk is read and
+ * written on libuv's threads, while the connection is suspended. Loop thread. */
+#ifndef KEEPD_SERVER_MOVE_H
+#define KEEPD_SERVER_MOVE_H
+
+#include "server/http.h"
+
+#define MOVE_BYTES ((size_t)256 << 10)
+
+/* Before the body: true, or the exchange is refused. */
+bool move_begin(struct exchange *exchange);
+/* Takes bytes of the body; returns how many. The rest comes again once the disk has these. */
+size_t move_receive(struct exchange *exchange, const char *data, size_t size);
+void move_finish(struct exchange *exchange); /* the body is complete */
+
+/* The conversation is written: opens its file, and then answers with it. */
+void move_send(struct exchange *exchange, uint64_t id);
+bool move_sends(const struct exchange *exchange); /* move_response makes the answer */
+struct MHD_Response *move_response(struct exchange *exchange);
+
+void move_close(struct exchange *exchange);
+
+#endif
