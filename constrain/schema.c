@@ -122,12 +122,11 @@ static bool is_neutral(const cJSON *value) {
 
 /* Refuses keywords that could make an instance invalid and are not enforced. */
 static void check_keywords(struct schema *s, const cJSON *schema) {
-    static const char *const refused[] = {"contains", "unevaluatedItems", "unevaluatedProperties",
+    static const char *const refused[] = {"unevaluatedItems", "unevaluatedProperties",
                                           "$dynamicRef", "$recursiveRef"};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const cJSON *value = json_get(schema, refused[i]);
-        bool neutral = value == NULL || (refused[i][0] != 'c' && refused[i][0] != '$' &&
-                                         refused[i][0] != 'i' && is_neutral(value));
+        bool neutral = value == NULL || (refused[i][0] != '$' && is_neutral(value));
         if (!neutral)
             schema_refuse(s, ERR_UNSUPPORTED, schema, refused[i],
                           "the keyword '%s' is not supported", refused[i]);
@@ -137,7 +136,7 @@ static void check_keywords(struct schema *s, const cJSON *schema) {
 /* ---- References ------------------------------------------------------------------------------ */
 
 /* Adds what a conjunct refers to, and its allOf, until nothing of the kind is left. */
-static struct conjunction flatten(struct schema *s, const struct conjunction *c) {
+struct conjunction schema_flatten(struct schema *s, const struct conjunction *c) {
     int room = c->count + 8;
     struct conjunction all = schema_open(s, room);
     all.never = c->never;
@@ -343,7 +342,8 @@ static bool limits_structures(const struct conjunction *c) {
                                            "prefixItems",
                                            "minItems",
                                            "maxItems",
-                                           "uniqueItems"};
+                                           "uniqueItems",
+                                           "contains"};
     for (int i = 0; i < c->count; i++)
         for (size_t k = 0; k < sizeof keywords / sizeof *keywords; k++)
             if (json_get(c->list[i].schema, keywords[k]) != NULL) return true;
@@ -582,7 +582,7 @@ static uint32_t memo_fill(struct schema *s, struct memo_row *row) {
 
 uint32_t schema_node(struct schema *s, struct conjunction conjunction) {
     if (s->rc != 0 || s->pool->rc != 0 || conjunction.never) return NODE_NONE;
-    struct conjunction all = flatten(s, &conjunction);
+    struct conjunction all = schema_flatten(s, &conjunction);
     if (s->rc != 0 || all.never) return NODE_NONE;
     uint64_t hash = memo_hash(&all);
     struct memo_row **chain = &s->memo->chains[hash >> 32 & (MEMO_CHAINS - 1)], *row = *chain;

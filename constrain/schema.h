@@ -7,12 +7,13 @@
  *
  * Enforced: type, enum, const, properties, patternProperties, additionalProperties, required,
  * propertyNames, minProperties, maxProperties, items, prefixItems, additionalItems, minItems,
- * maxItems, minLength, maxLength (in code points), pattern, format, minimum, maximum,
- * exclusiveMinimum, exclusiveMaximum, multipleOf, anyOf, allOf, $ref within the document; not, if,
- * dependencies (also as dependentRequired and dependentSchemas) and oneOf where the opposites that
- * they need can be written (schema_rewrite.c). Refused with its path: every other keyword that
- * could make an instance invalid, and a $ref to another document. Keywords that no standard defines
- * are annotations: they are ignored. */
+ * maxItems, contains, minContains, minLength, maxLength (in code points), pattern, format, minimum,
+ * maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, anyOf, allOf, $ref within the document;
+ * not, if, dependencies (also as dependentRequired and dependentSchemas), maxContains and oneOf
+ * where the opposites that they need can be written (schema_rewrite.c); uniqueItems where enum or
+ * const give the values of the elements. Refused with its path: every other keyword that could make
+ * an instance invalid, and a $ref to another document. Keywords that no standard defines are
+ * annotations: they are ignored. */
 #ifndef KEEPD_CONSTRAIN_SCHEMA_H
 #define KEEPD_CONSTRAIN_SCHEMA_H
 

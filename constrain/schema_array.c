@@ -1,5 +1,7 @@
 /* Arrays of a schema. `prefixItems` and `items` are today's names; an array in `items` with
  * `additionalItems` behind it is the older spelling. */
+#include <string.h>
+
 #include "base/json.h"
 #include "constrain/schema_int.h"
 
@@ -37,30 +39,46 @@ static struct element_rules *all_rules(struct schema *s, const struct conjunctio
     return s->rc == 0 ? rules : NULL;
 }
 
-/* Builds the next element. */
-static uint32_t element_node(struct schema *s, const struct conjunction *c,
-                             struct element_rules *rules) {
+/* Returns what the next element has to satisfy. */
+static struct conjunction next_element(struct schema *s, const struct conjunction *c,
+                                       struct element_rules *rules) {
     struct conjunction all = schema_open(s, c->count);
     for (int i = 0; i < c->count && s->rc == 0; i++) {
         const cJSON *own = rules[i].next;
         schema_add(s, &all, own != NULL ? own : rules[i].rest);
         if (own != NULL) rules[i].next = own->next;
     }
-    return schema_node(s, all);
+    return all;
 }
 
-/* Builds an element behind every prefix. */
-static uint32_t rest_node(struct schema *s, const struct conjunction *c,
-                          struct element_rules *rules) {
+/* Returns what an element behind every prefix has to satisfy. */
+static struct conjunction rest_element(struct schema *s, const struct conjunction *c,
+                                       struct element_rules *rules) {
     for (int i = 0; i < c->count; i++) rules[i].next = NULL;
-    return element_node(s, c, rules);
+    return next_element(s, c, rules);
 }
 
-static void check_unique(struct schema *s, const struct conjunction *c, uint32_t max) {
+/* Returns the only schema with `contains`; NULL: none, or refused. */
+static const cJSON *find_contains(struct schema *s, const struct conjunction *c) {
+    const cJSON *found = NULL, *schema;
+    for (int i = 0; i < c->count; i++) {
+        schema = c->list[i].schema;
+        const cJSON *min = json_get(schema, "minContains");
+        bool all = cJSON_IsNumber(min) && strcmp(min->valuestring, "0") == 0 &&
+                   json_get(schema, "maxContains") == NULL;
+        if (json_get(schema, "contains") == NULL || all) continue;
+        if (found != NULL)
+            schema_refuse(s, ERR_UNSUPPORTED, schema, "contains",
+                          "several 'contains' for one array are not supported");
+        found = schema;
+    }
+    return found;
+}
+
+static const cJSON *find_unique(const struct conjunction *c, uint32_t max) {
     for (int i = 0; i < c->count && max > 1; i++)
-        if (cJSON_IsTrue(json_get(c->list[i].schema, "uniqueItems")))
-            schema_refuse(s, ERR_UNSUPPORTED, c->list[i].schema, "uniqueItems",
-                          "the keyword 'uniqueItems' is not supported");
+        if (cJSON_IsTrue(json_get(c->list[i].schema, "uniqueItems"))) return c->list[i].schema;
+    return NULL;
 }
 
 /* Builds the elements from `index` on, from the last one to the first; with index > 0 others stand
@@ -81,25 +99,51 @@ static uint32_t list_node(struct schema *s, const uint32_t *prefix, uint32_t siz
     return node_seq(pool, first, tail);
 }
 
+/* Builds the array of elements that depend on each other. */
+static uint32_t list_of(struct schema *s, struct element_list *list, const cJSON *contains,
+                        const cJSON *unique) {
+    bool may_be_empty = list->min == 0;
+    list->at = contains != NULL ? contains : unique;
+    if (unique != NULL && (contains != NULL || list->size > 0))
+        return schema_refuse(s, ERR_UNSUPPORTED, unique, "uniqueItems",
+                             "'uniqueItems' beside 'contains' or 'prefixItems' is not supported");
+    uint32_t inner = contains != NULL     ? schema_contains(s, list, &may_be_empty)
+                     : list->rest != NULL ? schema_unique(s, list)
+                                          : NODE_NONE;
+    if (inner != NODE_NONE) return json_brackets(s->nodes, inner, may_be_empty);
+    return may_be_empty ? json_brackets(s->nodes, NODE_EMPTY, false) : NODE_NONE;
+}
+
 uint32_t schema_array(struct schema *s, const struct conjunction *c) {
-    uint32_t min = 0, max = NODE_ENDLESS, size = 0, count;
+    uint32_t min = 0, max = NODE_ENDLESS, size = 0, count, rest = NODE_NONE;
     struct element_rules *rules = all_rules(s, c, &count);
     schema_count(s, c, "minItems", false, &min);
     schema_count(s, c, "maxItems", true, &max);
-    check_unique(s, c, max);
+    const cJSON *contains = find_contains(s, c), *unique = find_unique(c, max);
     if (rules == NULL || s->rc != 0 || min > max) return NODE_NONE;
     uint32_t *prefix = schema_alloc(s, count, sizeof *prefix);
-    if (prefix == NULL) return NODE_NONE;
+    struct conjunction *elements = schema_alloc(s, (size_t)count + 1, sizeof *elements);
+    if (prefix == NULL || elements == NULL) return NODE_NONE;
     while (size < count && size < max) {
-        prefix[size] = element_node(s, c, rules);
+        elements[size] = next_element(s, c, rules);
+        prefix[size] = schema_node(s, elements[size]);
         if (s->rc != 0 || prefix[size] == NODE_NONE) break;
         size++;
     }
     if (size < count && size < max) max = size; /* no element can stand there */
-    uint32_t rest = size < max ? rest_node(s, c, rules) : NODE_NONE;
+    if (size < max) {
+        elements[count] = rest_element(s, c, rules);
+        rest = schema_node(s, elements[count]);
+    }
     if (s->rc != 0 || s->pool->rc != 0) return NODE_NONE;
     if (rest == NODE_NONE && max > size) max = size;
     if (min > max) return NODE_NONE;
+    struct element_list list = {.elements = elements,
+                                .size = size,
+                                .rest = rest != NODE_NONE ? &elements[count] : NULL,
+                                .min = min,
+                                .max = max};
+    if (contains != NULL || (unique != NULL && max > 1)) return list_of(s, &list, contains, unique);
     uint32_t inner = list_node(s, prefix, size, rest, min, max);
     return json_brackets(s->nodes, inner, min == 0 && max > 0);
 }

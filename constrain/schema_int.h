@@ -106,6 +106,8 @@ struct conjunction schema_open(struct schema *s, int count);
 /* Adds a schema: an object, true or false. NULL: nothing. `at` is its parent, for faults. */
 void schema_add(struct schema *s, struct conjunction *conjunction, const cJSON *schema);
 
+/* Adds what the schemas refer to, and their allOf, until nothing of the kind is left. */
+struct conjunction schema_flatten(struct schema *s, const struct conjunction *c);
 /* Returns the expression of a conjunction. */
 uint32_t schema_node(struct schema *s, struct conjunction conjunction);
 
@@ -114,6 +116,11 @@ uint32_t schema_node(struct schema *s, struct conjunction conjunction);
  */
 const cJSON *schema_rewritten(struct schema *s, const cJSON *schema);
 bool schema_is_rewritten(struct schema *s, const cJSON *schema);
+/* Returns a schema of the instances that a schema rejects, the same pointer for the same schema.
+ * NULL: none is exact. */
+const cJSON *schema_opposite(struct schema *s, const cJSON *schema);
+/* Returns {"const": value}. */
+const cJSON *schema_const(struct schema *s, const cJSON *value);
 /* Is it a value of `not` that is enforced as it is: types, strings, a pattern? */
 bool schema_not_is_plain(const cJSON * not );
 /* The instances of one branch of the oneOf of `at` that no other branch has. */
@@ -124,6 +131,20 @@ const cJSON *schema_only(struct schema *s, const cJSON *at, const cJSON *branch,
  * allOf, anyOf, oneOf, enum or const. */
 uint32_t schema_string(struct schema *s, const struct conjunction *c);
 uint32_t schema_array(struct schema *s, const struct conjunction *c);
+
+/* Elements that depend on each other (schema_list.c). */
+struct element_list {
+    const struct conjunction *elements; /* [size] the first ones */
+    uint32_t size;
+    const struct conjunction *rest; /* the others; NULL: there are none */
+    uint32_t min, max;              /* number of elements */
+    const cJSON *at;                /* the schema with the keyword */
+};
+/* Elements between the brackets, at least one of them, of which as many as the keywords of `at` say
+ * satisfy its `contains`. *may_be_empty: or none. */
+uint32_t schema_contains(struct schema *s, const struct element_list *list, bool *may_be_empty);
+/* The same for different elements. Their values must be given by enum or const. */
+uint32_t schema_unique(struct schema *s, const struct element_list *list);
 uint32_t schema_object(struct schema *s, const struct conjunction *c, bool tagged);
 
 /* Returns the strings of an expression over characters that may stand as they are, by s->form. */

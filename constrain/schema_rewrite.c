@@ -21,7 +21,7 @@ struct rewrite_row {
     struct rewrite_row *next;
 };
 
-enum { REWRITTEN, ONLY, TABLES };
+enum { REWRITTEN, ONLY, OPPOSITE, CONST, TABLES };
 
 struct schema_rewrites {
     struct rewrite_row *chains[TABLES][CHAINS];
@@ -412,6 +412,26 @@ const cJSON *schema_rewritten(struct schema *s, const cJSON *schema) {
     row->done = true;
     row->made = all->child != NULL ? node : NULL;
     return row->made;
+}
+
+/* ---- Single schemas -------------------------------------------------------------------------- */
+
+const cJSON *schema_opposite(struct schema *s, const cJSON *schema) {
+    struct rewrite_row *row = row_of(s, OPPOSITE, schema);
+    if (row == NULL || row->done) return row != NULL ? row->made : NULL;
+    row->made = negate(s, schema, 0);
+    row->done = true;
+    return row->made;
+}
+
+const cJSON *schema_const(struct schema *s, const cJSON *value) {
+    struct rewrite_row *row = row_of(s, CONST, value);
+    if (row == NULL || row->done) return row != NULL ? row->made : NULL;
+    cJSON *node = new_value(s, cJSON_Object);
+    put(node, "const", share(s, value));
+    row->made = node;
+    row->done = true;
+    return node;
 }
 
 /* ---- oneOf ----------------------------------------------------------------------------------- */

@@ -138,7 +138,7 @@ UNSUPPORTED = [
     (CHAT, {"audio": {"voice": "x"}}, "audio"), (CHAT, {"functions": [{}]}, "functions"),
     (CHAT, {"function_call": "auto"}, "function_call"), (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
-    (CHAT, {"guided_json": {"contains": {}}}, "guided_json.contains"),
+    (CHAT, {"guided_json": {"unevaluatedItems": False}}, "guided_json.unevaluatedItems"),
     (CHAT, {"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
     (TEXT, {"grammar": 'root ::= <think>'}, "grammar"), (CHAT, {"guided_grammar": "%declare A"}, "guided_grammar"),
     (CHAT, {"chat_template": "{{ x }}"}, "chat_template"),

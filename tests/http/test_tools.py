@@ -187,7 +187,7 @@ def test_choices_that_are_refused(caller, choice, param, code):
 def test_schemas_of_tools_that_are_promised(caller):
     """Where a call is promised, and for strict tools always, a schema must be one that is enforced."""
     def tool(**fields):
-        return [{"type": "function", "function": {"name": "f", "parameters": {"contains": {"const": 1}}, **fields}}]
+        return [{"type": "function", "function": {"name": "f", "parameters": {"unevaluatedProperties": False}, **fields}}]
     for fields in (dict(tools=tool(), tool_choice="required"), dict(tools=tool(strict=True))):
         r = caller.chat("hi", **fields)
         assert (r.status_code, r.json()["error"]["param"]) == (400, "tools[0].function.parameters.contains"), r.text

@@ -119,6 +119,34 @@ static const struct instance instances[] = {
      {"\"a b\"", "\"//x\"", "\"http://[x]/\"", "\"%\""}},
     {"{\"type\":\"string\",\"format\":\"my-own\"}", {"\"x\""}, {"1"}},
     {"true", {"1"}, {""}},
+    {"{\"type\":\"array\",\"contains\":{\"type\":\"integer\"}}",
+     {"[1]", "[\"a\",1]", "[1,null,2]", "[[], {}, 3]"},
+     {"[]", "[\"a\"]", "[[1]]"}},
+    {"{\"contains\":{\"const\":1}}", {"[0,1]", "7", "{}"}, {"[0]", "[]"}},
+    {"{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"contains\":{\"minimum\":5},"
+     "\"minContains\":2,\"maxContains\":3,\"minItems\":3}",
+     {"[5,6,7]", "[1,5,6]", "[1,5,2,6,3,7,4]", "[5,6,1,1,1]"},
+     {"[5,6]", "[1,1,5]", "[5,6,7,8]", "[5,6,\"x\"]", "[1,1,1,5,5,5,5]"}},
+    {"{\"type\":\"array\",\"contains\":{\"type\":\"string\"},\"minContains\":0,\"maxContains\":1,"
+     "\"maxItems\":3}",
+     {"[]", "[1]", "[1,\"a\",2]", "[1,2,3]"},
+     {"[\"a\",\"b\"]", "[1,2,3,4]"}},
+    {"{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\"},{\"type\":\"null\"}],\"items\":{"
+     "\"type\":\"integer\"},\"contains\":{\"enum\":[\"x\",7]}}",
+     {"[\"x\"]", "[\"x\",null]", "[\"a\",null,7]", "[\"a\",null,1,7,2]"},
+     {"[\"a\"]", "[\"a\",null,1]", "[7]", "[]"}},
+    {"{\"type\":\"array\",\"items\":{\"enum\":[\"a\",\"b\",1,1.0]},\"uniqueItems\":true,"
+     "\"minItems\":1}",
+     {"[\"a\"]", "[\"b\",\"a\"]", "[1, \"a\", \"b\"]"},
+     {"[]", "[\"a\",\"a\"]", "[1,1.0]", "[\"c\"]", "[\"a\",\"b\",\"a\"]"}},
+    {"{\"type\":\"array\",\"items\":{\"enum\":[\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\",\"h\","
+     "\"i\"]},\"uniqueItems\":true,\"minItems\":2,\"maxItems\":3}",
+     {"[\"a\",\"b\"]", "[\"a\",\"e\",\"i\"]"},
+     {"[]", "[\"a\"]", "[\"a\",\"a\"]", "[\"a\",\"b\",\"c\",\"d\"]"}},
+    {"{\"type\":\"array\",\"uniqueItems\":true,\"maxItems\":1}", {"[]", "[1]"}, {"[1,2]"}},
+    {"{\"oneOf\":[{\"const\":9007199254740993},{\"const\":9007199254740992}]}",
+     {"9007199254740993", "9007199254740992"},
+     {"9007199254740994"}},
     {"{\"not\":{\"required\":[\"a\"]}}", {"{}", "{\"b\":1}"}, {"{\"a\":1}", "1"}},
     {"{\"type\":\"object\",\"properties\":{\"k\":{\"enum\":[\"x\",\"y\"]},\"n\":{\"type\":"
      "\"integer\"}},"
@@ -177,7 +205,10 @@ static const struct {
     const char *schema, *field;
     int rc;
 } refusals[] = {
-    {"{\"contains\":{}}", "f.contains", ERR_UNSUPPORTED},
+    {"{\"contains\":{\"items\":{}},\"maxContains\":1}", "f.maxContains", ERR_UNSUPPORTED},
+    {"{\"contains\":{},\"allOf\":[{\"contains\":{}}]}", "f.allOf[0].contains", ERR_UNSUPPORTED},
+    {"{\"contains\":{},\"uniqueItems\":true}", "f.uniqueItems", ERR_UNSUPPORTED},
+    {"{\"contains\":{},\"maxItems\":100000}", "f.contains", ERR_LIMIT},
     {"{\"properties\":{\"a\":{\"items\":{\"if\":{\"multipleOf\":2},\"then\":false}}}}",
      "f.properties.a.items.if", ERR_UNSUPPORTED},
     {"{\"type\":\"array\",\"uniqueItems\":true}", "f.uniqueItems", ERR_UNSUPPORTED},

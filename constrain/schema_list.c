@@ -1,0 +1,202 @@
+/* Arrays whose elements depend on each other: `contains` and `uniqueItems`. Each is a table of what
+ * may follow, filled from its end, with a row for the elements that are written. */
+#include <string.h>
+
+#include "base/json.h"
+#include "constrain/schema_int.h"
+
+#define TABLE_MAX  8192 /* entries of a table */
+#define ANY_ORDER  8 /* different values that may stand in any order; more keep that of the enum */
+#define VALUES_MAX 512
+
+static uint32_t separated(struct schema *s, bool first, uint32_t element, uint32_t tail) {
+    uint32_t node = node_seq(s->pool, element, tail);
+    return first ? node : node_seq(s->pool, s->nodes->comma, node);
+}
+
+static bool fits(struct schema *s, const struct element_list *list, const char *keyword,
+                 uint64_t entries) {
+    if (entries > TABLE_MAX)
+        schema_refuse(s, ERR_LIMIT, list->at, keyword,
+                      "the numbers of elements that it has to tell apart are too large");
+    return entries <= TABLE_MAX;
+}
+
+/* ---- contains -------------------------------------------------------------------------------- */
+
+struct contains {
+    struct schema *s;
+    const struct element_list *list;
+    const cJSON *schema, *opposite; /* opposite: NULL without an upper bound */
+    uint32_t min, max;
+    uint32_t most; /* elements that are told apart */
+    uint32_t top;  /* likewise, elements that satisfy the schema */
+};
+
+/* Builds the element at a place: one that satisfies the schema, or one that need or must not. */
+static uint32_t element_at(struct contains *c, uint32_t place, bool satisfies) {
+    const struct element_list *list = c->list;
+    const struct conjunction *base = place < list->size ? &list->elements[place] : list->rest;
+    if (base == NULL) return NODE_NONE;
+    struct conjunction all = schema_open(c->s, base->count + 1);
+    if (c->s->rc != 0) return NODE_NONE;
+    for (int i = 0; i < base->count; i++) schema_add(c->s, &all, base->list[i].schema);
+    all.never = base->never;
+    schema_add(c->s, &all, satisfies ? c->schema : c->opposite);
+    return schema_node(c->s, all);
+}
+
+/* Fills the row behind `c->most` elements. With an upper bound on these nothing follows. */
+static void last_row(struct contains *c, uint32_t *row) {
+    struct node_pool *pool = c->s->pool;
+    bool more = c->list->max == NODE_ENDLESS;
+    uint32_t comma = c->s->nodes->comma, loop = NODE_EMPTY, element = NODE_NONE;
+    if (more) {
+        loop = node_repeat(pool, node_seq(pool, comma, element_at(c, c->most, false)), 0,
+                           NODE_ENDLESS);
+        element = element_at(c, c->most, true);
+    }
+    for (uint32_t count = c->top + 1; count-- > 0;) {
+        uint32_t end = count >= c->min ? NODE_EMPTY : NODE_NONE;
+        if (count < c->top)
+            end = node_alt2(pool, end, separated(c->s, false, element, row[count + 1]));
+        row[count] = node_seq(pool, loop, end);
+    }
+}
+
+static void fill_row(struct contains *c, uint32_t place, const uint32_t *below, uint32_t *row) {
+    uint32_t any = element_at(c, place, false), element = element_at(c, place, true);
+    for (uint32_t count = 0; count <= c->top; count++) {
+        bool may_end = place > 0 && place >= c->list->min && count >= c->min;
+        uint32_t list = node_list_open(c->s->pool);
+        if (may_end) node_list_add(c->s->pool, NODE_EMPTY);
+        node_list_add(c->s->pool, separated(c->s, place == 0, any, below[count]));
+        if (count < c->top)
+            node_list_add(c->s->pool, separated(c->s, place == 0, element, below[count + 1]));
+        row[count] = node_list_alt(c->s->pool, list);
+    }
+}
+
+uint32_t schema_contains(struct schema *s, const struct element_list *list, bool *may_be_empty) {
+    struct contains c = {.s = s, .list = list, .schema = json_get(list->at, "contains")};
+    struct conjunction one = schema_open(s, 1);
+    if (s->rc != 0) return NODE_NONE;
+    schema_add(s, &one, list->at);
+    c.min = json_get(list->at, "minContains") != NULL ? 0 : 1;
+    c.max = NODE_ENDLESS;
+    schema_count(s, &one, "minContains", false, &c.min);
+    schema_count(s, &one, "maxContains", true, &c.max);
+    bool bounded = c.max != NODE_ENDLESS;
+    if (bounded) c.opposite = schema_opposite(s, c.schema);
+    if (bounded && c.opposite == NULL)
+        schema_refuse(s, ERR_UNSUPPORTED, list->at, "maxContains",
+                      "'maxContains' is supported where the opposite of 'contains' can be written");
+    c.top = bounded ? c.max : c.min;
+    c.most = list->max != NODE_ENDLESS ? list->max
+             : list->min > list->size  ? list->min
+                                       : list->size;
+    *may_be_empty = list->min == 0 && c.min == 0;
+    if (s->rc != 0 || c.min > c.top ||
+        !fits(s, list, "contains", ((uint64_t)c.most + 1) * ((uint64_t)c.top + 1)))
+        return NODE_NONE;
+    uint32_t *below = schema_alloc(s, (size_t)c.top + 1, sizeof *below);
+    uint32_t *row = schema_alloc(s, (size_t)c.top + 1, sizeof *row);
+    if (below == NULL || row == NULL) return NODE_NONE;
+    if (c.most == 0 && list->max == NODE_ENDLESS) c.most = 1; /* the first one has no comma */
+    last_row(&c, below);
+    for (uint32_t place = c.most; place-- > 0 && s->rc == 0 && s->pool->rc == 0;) {
+        fill_row(&c, place, below, row);
+        uint32_t *swap = below;
+        below = row;
+        row = swap;
+    }
+    return c.most > 0 ? below[0] : NODE_NONE;
+}
+
+/* ---- uniqueItems ----------------------------------------------------------------------------- */
+
+/* The expressions of different values. */
+struct values {
+    uint32_t nodes[VALUES_MAX];
+    const char *texts[VALUES_MAX];
+    uint32_t count;
+};
+
+static void add_value(struct schema *s, const struct element_list *list,
+                      const struct conjunction *elements, const cJSON *value, struct values *out) {
+    const char *text = schema_canonical(s, value);
+    struct conjunction all = schema_open(s, elements->count + 1);
+    if (text == NULL || s->rc != 0) return;
+    (void)node_work(s->pool, out->count / 8);
+    for (uint32_t i = 0; i < out->count; i++)
+        if (strcmp(out->texts[i], text) == 0) return;
+    for (int i = 0; i < elements->count; i++) schema_add(s, &all, elements->list[i].schema);
+    schema_add(s, &all, schema_const(s, value));
+    uint32_t node = schema_node(s, all);
+    if (node == NODE_NONE) return;
+    if (out->count == VALUES_MAX) {
+        schema_refuse(s, ERR_LIMIT, list->at, "uniqueItems", "more than %d values", VALUES_MAX);
+        return;
+    }
+    out->texts[out->count] = text;
+    out->nodes[out->count++] = node;
+}
+
+static void collect_values(struct schema *s, const struct element_list *list, struct values *out) {
+    struct conjunction all = schema_flatten(s, list->rest);
+    for (int i = 0; i < all.count && s->rc == 0; i++) {
+        const cJSON *values = json_get(all.list[i].schema, "enum"), *child;
+        const cJSON *only = json_get(all.list[i].schema, "const");
+        if (only != NULL) add_value(s, list, list->rest, only, out);
+        if (only == NULL && cJSON_IsArray(values))
+            cJSON_ArrayForEach(child, values) add_value(s, list, list->rest, child, out);
+        if (only != NULL || cJSON_IsArray(values)) return;
+    }
+    schema_refuse(s, ERR_UNSUPPORTED, list->at, "uniqueItems",
+                  "'uniqueItems' is supported where enum or const give the elements' values");
+}
+
+/* A row for each set of values that are written. */
+static uint32_t any_order(struct schema *s, const struct element_list *list,
+                          const struct values *v) {
+    struct node_pool *pool = s->pool;
+    uint32_t rows[1 << ANY_ORDER], sets = 1u << v->count;
+    for (uint32_t set = sets; set-- > 0;) {
+        uint32_t written = (uint32_t)__builtin_popcount(set), open = node_list_open(pool);
+        if (set != 0 && written >= list->min) node_list_add(pool, NODE_EMPTY);
+        for (uint32_t i = 0; i < v->count && written < list->max; i++)
+            if (!(set >> i & 1))
+                node_list_add(pool, separated(s, set == 0, v->nodes[i], rows[set | 1u << i]));
+        rows[set] = node_list_alt(pool, open);
+    }
+    return rows[0];
+}
+
+/* A row for each value, with a column for each number of values that are written. */
+static uint32_t one_order(struct schema *s, const struct element_list *list,
+                          const struct values *v) {
+    struct node_pool *pool = s->pool;
+    uint32_t most = list->max != NODE_ENDLESS ? list->max : list->min > 1 ? list->min : 1;
+    if (most > v->count) most = v->count;
+    if (!fits(s, list, "uniqueItems", ((uint64_t)most + 1) * ((uint64_t)v->count + 1)))
+        return NODE_NONE;
+    uint32_t *row = schema_alloc(s, (size_t)most + 1, sizeof *row);
+    if (row == NULL) return NODE_NONE;
+    for (uint32_t n = 0; n <= most; n++) row[n] = n > 0 && n >= list->min ? NODE_EMPTY : NODE_NONE;
+    for (uint32_t i = v->count; i-- > 0;)
+        for (uint32_t n = 0; n <= most; n++) {
+            uint32_t next = n < most ? n + 1 : list->max > most ? n : 0;
+            if (next == 0) continue;
+            row[n] = node_alt2(pool, row[n], separated(s, n == 0, v->nodes[i], row[next]));
+        }
+    return row[0];
+}
+
+uint32_t schema_unique(struct schema *s, const struct element_list *list) {
+    struct values *values = schema_alloc(s, 1, sizeof *values);
+    if (values == NULL) return NODE_NONE;
+    values->count = 0;
+    collect_values(s, list, values);
+    if (s->rc != 0 || s->pool->rc != 0) return NODE_NONE;
+    return values->count <= ANY_ORDER ? any_order(s, list, values) : one_order(s, list, values);
+}
