@@ -29,6 +29,7 @@
 #define OAI_METADATA_MAX       16   /* pairs of metadata */
 #define OAI_METADATA_KEY       64   /* characters of a key of metadata */
 #define OAI_METADATA_VALUE     512  /* characters of a value of metadata */
+#define OAI_PAGE_MAX           100  /* items of a page that a client asks for */
 #define OAI_RECORDS_MAX        4096 /* stored responses */
 #define OAI_RECORD_BYTES       ((size_t)64 << 20) /* together; one takes at most a part (records.h) */
 #define OAI_NAMES_MAX          16                 /* served model names */

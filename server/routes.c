@@ -1,5 +1,6 @@
 /* The routing table, and the handlers of routes that need no work by the engine. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include "base/mem.h"
 #include "server/http.h"
 #include "server/oai/openapi.h"
+#include "server/oai/stored.h"
 
 #define ROWS_MAX 1024
 
@@ -313,17 +315,53 @@ static int render_response(struct exchange *ex, const struct oai_owner *owner, c
                             (struct oai_record_parts){.answer = &ex->answer.body});
 }
 
+static const char *find_argument(struct exchange *ex, const char *name) {
+    return MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, name);
+}
+
+/* Reads ?limit=, ?order= and ?after=. */
+static int find_page(struct exchange *ex, struct oai_page *page) {
+    const char *limit = find_argument(ex, "limit"), *order = find_argument(ex, "order");
+    *page = (struct oai_page){.after = find_argument(ex, "after")};
+    page->descending = order && strcmp(order, "desc") == 0;
+    page->limit = limit && strlen(limit) <= 3 && strspn(limit, "0123456789") == strlen(limit)
+                      ? atoi(limit)
+                      : 0;
+    if (order && !page->descending && strcmp(order, "asc") != 0)
+        oai_refuse(&ex->error, 400, "invalid_value", "order",
+                   "Invalid value for 'order': expected \"asc\" or \"desc\".");
+    else if (limit && (page->limit < 1 || page->limit > OAI_PAGE_MAX))
+        oai_refuse(&ex->error, 400, "invalid_value", "limit",
+                   "Invalid value for 'limit': expected an integer from 1 to %d.", OAI_PAGE_MAX);
+    else
+        return 0;
+    exchange_refuse(ex, &ex->error);
+    return -1;
+}
+
 static int render_items(struct exchange *ex, const struct oai_owner *owner, const char *id) {
     const struct exchange *running = background_find(ex->server, owner, id);
-    struct buf *out = &ex->answer.body;
+    struct oai_page page;
+    struct buf items;
     int rc = 0;
-    buf_str(out, "{\"object\":\"list\",\"data\":[");
+    if (find_page(ex, &page)) return 0;
+    buf_open(&items, OAI_RECORD_BYTES);
     if (running)
-        buf_str(out, running->request.own_items);
+        buf_str(&items, running->request.own_items);
     else
         rc = oai_records_find(ex->server->rules.records, owner, id,
-                              (struct oai_record_parts){.input = out});
-    buf_str(out, "],\"has_more\":false}");
+                              (struct oai_record_parts){.input = &items});
+    if (rc == 0)
+        rc = items.failed ? ERR_NOMEM
+                          : oai_write_page(&ex->answer.body, items.size ? items.data : "",
+                                           items.size, &page);
+    if (rc == ERR_NOTFOUND && items.size) {
+        oai_refuse(&ex->error, 400, "invalid_value", "after",
+                   "Invalid value for 'after': the response has no such item.");
+        exchange_refuse(ex, &ex->error);
+        rc = 0;
+    }
+    buf_close(&items);
     return rc;
 }
 

@@ -92,3 +92,54 @@ void oai_store_items(struct buf *out, const cJSON *list, int *place) {
         write_item(out, item, type, (*place)++);
     }
 }
+
+/* ---- Pages ---- */
+
+static const cJSON *next_item(const cJSON *list, const cJSON *item, bool descending) {
+    if (!item) return descending && list->child ? list->child->prev : list->child;
+    if (!descending) return item->next;
+    return item != list->child ? item->prev : NULL;
+}
+
+static const cJSON *find_item(const cJSON *list, const char *id, bool descending) {
+    const cJSON *found = NULL;
+    for (const cJSON *item = NULL; (item = next_item(list, item, descending)) != NULL;)
+        if (is_word(json_get(item, "id"), id)) found = item;
+    return found;
+}
+
+static void write_page(struct buf *out, const cJSON *list, const cJSON *item,
+                       const struct oai_page *page) {
+    const cJSON *first = next_item(list, item, page->descending), *last = NULL;
+    int count = 0;
+    buf_str(out, "{\"object\":\"list\",\"data\":[");
+    for (item = first; item && (page->limit == 0 || count < page->limit); count++) {
+        if (count > 0) buf_char(out, ',');
+        json_write_node(out, item);
+        last = item;
+        item = next_item(list, item, page->descending);
+    }
+    buf_str(out, "],\"first_id\":");
+    json_write_node(out, last ? json_get(first, "id") : NULL);
+    buf_str(out, ",\"last_id\":");
+    json_write_node(out, last ? json_get(last, "id") : NULL);
+    buf_fmt(out, ",\"has_more\":%s}", item ? "true" : "false");
+}
+
+int oai_write_page(struct buf *out, const char *items, size_t size, const struct oai_page *page) {
+    const struct json_limits limits = {.bytes = size + 2, .depth = JSON_MAX_DEPTH, .nuls = true};
+    struct buf text;
+    cJSON *list = NULL;
+    buf_open(&text, size + 2);
+    buf_char(&text, '[');
+    buf_add(&text, items, size);
+    buf_char(&text, ']');
+    int rc = text.failed ? ERR_NOMEM : json_parse(text.data, text.size, &limits, &list, NULL);
+    const cJSON *item = NULL;
+    if (rc == 0 && page->after && !(item = find_item(list, page->after, page->descending)))
+        rc = ERR_NOTFOUND;
+    if (rc == 0) write_page(out, list, item, page);
+    json_free(list);
+    buf_close(&text);
+    return rc;
+}

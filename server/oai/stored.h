@@ -5,6 +5,7 @@
 #define KEEPD_SERVER_OAI_STORED_H
 
 #include <cjson/cJSON.h>
+#include <stdbool.h>
 
 #include "base/buf.h"
 
@@ -12,5 +13,16 @@
  * without a usable id get one by their place, items without a type are messages. Reasoning without
  * content, which is not read, is left out. `*place` counts the items. */
 void oai_store_items(struct buf *out, const cJSON *list, int *place);
+
+/* A part of a list of items. */
+struct oai_page {
+    const char *after; /* id of the item before the first one; NULL: from the beginning */
+    int limit;         /* items, at most; 0 = all */
+    bool descending;   /* the last item comes first */
+};
+
+/* Writes a page of `items`, elements of an array, as a list. ERR_NOTFOUND: no item has the id; of
+ * several the last counts, so that pages come to an end. */
+int oai_write_page(struct buf *out, const char *items, size_t size, const struct oai_page *page);
 
 #endif

@@ -265,6 +265,30 @@ def test_previous_response(shared):
     assert other["usage"]["input_tokens"] == second["usage"]["input_tokens"] - len("And yours?") + len("Or so?")
 
 
+def test_pages_of_items(shared):
+    first = ask(shared, [{"role": "user", "content": f"number {i}"} for i in range(5)])
+    path = f"{PATH}/{first['id']}/input_items"
+    whole = shared.get(path).json()
+    ids = [item["id"] for item in whole["data"]]
+    assert len(set(ids)) == 5 and not whole["has_more"] and (whole["first_id"], whole["last_id"]) == (ids[0], ids[-1])
+    for order, wanted in (("asc", ids), ("desc", ids[::-1])):
+        seen, after = [], ""
+        while True:
+            page = shared.get(f"{path}?limit=2&order={order}{after}").json()
+            seen += [item["id"] for item in page["data"]]
+            if not page["has_more"]:
+                break
+            assert len(page["data"]) == 2 and page["last_id"] == seen[-1]
+            after = f"&after={page['last_id']}"
+        assert seen == wanted
+    end = shared.get(f"{path}?after={ids[-1]}").json()
+    assert (end["data"], end["first_id"], end["last_id"], end["has_more"]) == ([], None, None, False)
+    for query, param in (("limit=0", "limit"), ("limit=101", "limit"), ("limit=1x", "limit"), ("order=up", "order"),
+                         ("after=nothing", "after")):
+        r = shared.get(f"{path}?{query}")
+        assert (r.status_code, r.json()["error"]["param"]) == (400, param), r.text
+
+
 def test_only_what_is_read_again_is_stored(shared):
     """Items are listed without what a client added to them, and reasoning without content is left out."""
     junk = {"extra": [[0]] * 1000, "encrypted_content": "x" * 10000}

@@ -190,7 +190,7 @@ def test_schemas_of_tools_that_are_promised(caller):
         return [{"type": "function", "function": {"name": "f", "parameters": {"unevaluatedProperties": False}, **fields}}]
     for fields in (dict(tools=tool(), tool_choice="required"), dict(tools=tool(strict=True))):
         r = caller.chat("hi", **fields)
-        assert (r.status_code, r.json()["error"]["param"]) == (400, "tools[0].function.parameters.contains"), r.text
+        assert (r.status_code, r.json()["error"]["param"]) == (400, "tools[0].function.parameters.unevaluatedProperties"), r.text
     assert caller.chat("hi", tools=tool()).status_code == 200
     assert caller.chat("hi", tool_choice="required").json()["error"]["param"] == "tool_choice"
 
