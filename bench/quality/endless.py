@@ -2,10 +2,13 @@
 """One dialogue that is much longer than the model's positions, with kv.overflow "shift".
 
     endless.py --binary build/keepd --model bundled/keepd-nano --tokens 100000 --out endless.jsonl
+    endless.py --model SmolLM2.gguf --flag=--gates=FILE --people --essays essays/ --at 4000,12000,50000,100000
 
 The user tells eight facts at the start, then chatters; in the middle of the dialogue each fact is told once more, and
 eight new ones are told once. Every --step tokens all facts told so far are asked, each in a branch of its own that the dialogue
-does not keep. A line of --out has what was read, shifts, bytes of the conversation's pages, the daemon's resident memory
+does not keep. With --people the facts are those of answers.py about people, between pieces of essays; a question is answered by
+one of the values of its kind, because a small general model would rather go on with a sentence of its own. With --policy
+full nothing is evicted or shifted: that shows what the model itself can do. A line of --out has what was read, shifts, bytes of the conversation's pages, the daemon's resident memory
 and the number of right answers; --plot draws the memory curve of finished files as SVG.
 """
 import argparse
@@ -15,7 +18,7 @@ import random
 import sys
 import time
 
-from lab import client, tasks
+from lab import client, rows, tasks
 
 corpus = tasks.corpus
 
@@ -27,6 +30,9 @@ def arguments():
     ap.add_argument("--flag", action="append", default=[], help="a further flag of the daemon, as --flag=--gates=FILE")
     ap.add_argument("--tokens", type=int, default=100_000)
     ap.add_argument("--step", type=int, default=4000)
+    ap.add_argument("--at", help="tokens at which facts are asked, separated by commas, instead of every --step")
+    ap.add_argument("--people", action="store_true", help="facts about people, for general models")
+    ap.add_argument("--essays", type=pathlib.Path, help="folder of .txt files that --people talks about")
     ap.add_argument("--policy", default="global")
     ap.add_argument("--budget", type=int, default=1024)
     ap.add_argument("--seed", type=int, default=1)
@@ -48,67 +54,140 @@ def right(answer, fact):
     return value in answer.lower()
 
 
-def shown(dialogue):
-    return [{"role": m["role"], "content": m["content"]} for m in dialogue.messages]
+class Told:
+    """A dialogue of the generator that keepd-nano was trained with."""
+
+    def __init__(self, a, run):
+        self.run, self.words = run, corpus.Words(random.Random(a.seed), "train")
+        self.dialogue = corpus.Dialogue("memory", "train")
+        known = corpus.facts(self.words, 16)
+        self.early, self.late = known[:8], known[8:]
+
+    def messages(self):
+        return [{"role": m["role"], "content": m["content"]} for m in self.dialogue.messages]
+
+    def tell(self, fact):
+        corpus.tell(self.words, self.dialogue, [fact])
+        self.chatter()
+
+    def chatter(self):
+        self.dialogue.say(*corpus.chatter(self.words))
+
+    def filler(self):
+        self.dialogue.say(corpus.filler(self.words, 8, 16), "That sounds nice.")  # a request has at most 4,096 messages
+
+    def tokens(self):
+        return self.dialogue.tokens()
+
+    def ask(self, fact):
+        question = {"role": "user", "content": self.words.rng.choice(fact.asked)}
+        answer = self.run.post(self.messages() + [question], 32, retain=False)
+        return right(answer["choices"][0]["message"]["content"] or "", fact)
+
+
+class People:
+    """Facts about people (lab/rows.py) between pieces of essays, or small talk."""
+    PIECE = 700                   # letters of an essay in one message
+
+    def __init__(self, a, run):
+        self.run, self.rng, self.said, self.letters = run, random.Random(a.seed), [], 0
+        essays = [p.read_text(errors="replace") for p in sorted(a.essays.glob("*.txt"))] if a.essays else []
+        self.pieces = [text[i:i + self.PIECE].replace("\n", " ") for text in essays for i in range(0, len(text), self.PIECE)]
+        self.rng.shuffle(self.pieces)
+        known = rows.facts(self.rng)
+        while len(known) < 2 * rows.QUESTIONS:         # of other people
+            names = {f[1] for f in known}
+            known += [f for f in rows.facts(self.rng) if f[1] not in names][:2 * rows.QUESTIONS - len(known)]
+        self.early, self.late = known[:rows.QUESTIONS], known[rows.QUESTIONS:]
+
+    def messages(self):
+        return [dict(role=role, content=text) for role, text in self.said]
+
+    def say(self, user, assistant):
+        self.said += [("user", user), ("assistant", assistant)]
+        self.letters += len(user) + len(assistant) + 40
+
+    def tell(self, fact):
+        self.say(fact[0], self.rng.choice(rows.NOTED))
+        self.chatter()
+
+    def chatter(self):
+        self.say(*self.rng.choice(rows.SMALL_TALK))
+
+    def filler(self):
+        if self.pieces:
+            self.say("I have read this: " + self.pieces[len(self.said) % len(self.pieces)], "That is interesting.")
+        else:
+            self.chatter()
+
+    def tokens(self):
+        return self.letters // 4
+
+    def ask(self, fact):
+        _, asked, begins, value, values = fact
+        c, turn = self.run.http, self.messages() + [{"role": "user", "content": asked}]
+        prompt = c.post("/apply-template", {"messages": turn})["prompt"] + begins
+        answer = c.post("/v1/completions", {"prompt": prompt, "max_tokens": 8, "temperature": 0, "add_special_tokens": False,
+                                            "guided_choice": [" " + v for v in values], "kv": {**self.run.kv, "retain": False}})
+        return answer["choices"][0]["text"].strip().lower() == value.lower()
 
 
 class Run:
     def __init__(self, a):
-        self.a, self.rng = a, random.Random(a.seed)
-        self.words = corpus.Words(self.rng, "train")
-        self.dialogue = corpus.Dialogue("memory", "train")
-        known = corpus.facts(self.words, 16)
-        self.early, self.late = known[:8], known[8:]
-        self.daemon = client.Daemon(a.binary, a.model, "--kv-overflow", "shift", "--max-conversations", "4", *a.flag)
+        self.a, self.talk = a, (People if a.people else Told)(a, self)
+        shifts = () if a.policy == "full" else ("--kv-overflow", "shift")
+        self.daemon = client.Daemon(a.binary, a.model, *shifts, "--max-conversations", "4", *a.flag)
         self.http = client.Client(self.daemon.url)
-        self.kv = {"policy": a.policy, "budget": a.budget}
+        self.kv = {"policy": a.policy} if a.policy == "full" else {"policy": a.policy, "budget": a.budget}
 
     def post(self, messages, most, **kv):
         return self.http.post("/v1/chat/completions", {"messages": messages, "max_tokens": most, "temperature": 0,
                                                        "kv": {**self.kv, **kv}})
 
-    def told(self, facts):
-        for fact in facts:
-            corpus.tell(self.words, self.dialogue, [fact])
-            self.dialogue.say(*corpus.chatter(self.words))
-
     def early_entries(self):
         """Entries that are still kept of the tokens in which the early facts were first told."""
-        usage = self.post(shown(self.dialogue)[:-1] + [{"role": "user", "content": "Thank you!"}], 1, retain=False, report="positions")["usage"]
+        usage = self.post(self.talk.messages()[:-1] + [{"role": "user", "content": "Thank you!"}], 1, retain=False, report="positions")["usage"]
         return sum(pos < self.told_tokens for layer in usage["kv_details"]["positions"] for head in layer for pos in head)
-
-    def ask(self, fact):
-        question = {"role": "user", "content": self.words.rng.choice(fact.asked)}
-        answer = self.post(shown(self.dialogue) + [question], 32, retain=False)
-        return right(answer["choices"][0]["message"]["content"] or "", fact)
 
     def measure(self, repeated):
         began = time.time()
         # The last message of the history is the assistant's: the next user's message makes it part of a prompt.
-        self.dialogue.say(*corpus.chatter(self.words))
-        usage = self.post(shown(self.dialogue)[:-1], 1)["usage"]
+        self.talk.chatter()
+        usage = self.post(self.talk.messages()[:-1], 1)["usage"]
         details, read = usage["kv_details"], usage["prompt_tokens"]
         row = {"tokens": read, "shifts": details["shifts"], "bytes": details["bytes"], "resident": resident(self.daemon.process.pid),
                "read_seconds": round(time.time() - began, 2), "repeated": repeated,
                "computed": read - usage["prompt_tokens_details"]["cached_tokens"],
-               "early_entries": self.early_entries(), "early_right": sum(map(self.ask, self.early)), "late_right": sum(map(self.ask, self.late)) if repeated else None}
+               "early_entries": self.early_entries(),
+               "early_right": sum(map(self.talk.ask, self.talk.early)), "late_right": sum(map(self.talk.ask, self.talk.late)) if repeated else None}
         print(json.dumps(row), flush=True)
         if self.a.out:
             with self.a.out.open("a") as f:
                 f.write(json.dumps(row) + "\n")
         return read
 
+    def tell(self, facts):
+        for fact in facts:
+            self.talk.tell(fact)
+
+    def aims(self, read):
+        """The next number of tokens at which facts are asked."""
+        if not self.a.at:
+            return read + self.a.step
+        return next((at for at in map(int, self.a.at.split(",")) if at > 1.02 * read), None)
+
     def run(self):
         read, repeated = 0, False
-        self.told(self.early)
-        self.told_tokens = self.post(shown(self.dialogue)[:-1], 1)["usage"]["prompt_tokens"]
-        while read < self.a.tokens:
-            if not repeated and read >= self.a.tokens / 2:
-                self.told(self.early + self.late)
+        self.tell(self.talk.early)
+        self.told_tokens = self.post(self.talk.messages()[:-1], 1)["usage"]["prompt_tokens"]
+        last = 0.98 * max(map(int, self.a.at.split(","))) if self.a.at else self.a.tokens
+        while read < last:
+            if not repeated and read >= last / 2:
+                self.tell(self.talk.early + self.talk.late)
                 repeated = True
-            aim = self.dialogue.tokens() + self.a.step
-            while self.dialogue.tokens() < aim:
-                self.dialogue.say(corpus.filler(self.words, 8, 16), "That sounds nice.")  # a request has at most 4,096 messages
+            most = self.talk.tokens() + max(1, self.aims(read) - read)
+            while self.talk.tokens() < most:
+                self.talk.filler()
             read = self.measure(repeated)
         self.daemon.stop()
 

@@ -7,6 +7,7 @@
     quality.py --cells 'trace/1024/*/0.25' --dialogues 120
                                      more dialogues for some cells (task/length/method/share)
     quality.py ablations             horizon, sinks and interval of `global`, one at a time
+    quality.py known                 the question is known when the cache is compressed; prints a table
     quality.py gates untied=FILE wide=FILE
                                      other gates against the model's own, each on a daemon of its own
     quality.py costs                 times and memory only, anew: best while nothing else runs
@@ -38,7 +39,7 @@ SMOKE_LENGTH = 256
 
 def arguments():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("what", nargs="?", default="run", choices=("run", "costs", "ablations", "gates", "selftest", "report"))
+    ap.add_argument("what", nargs="?", default="run", choices=("run", "costs", "ablations", "known", "gates", "selftest", "report"))
     ap.add_argument("files", nargs="*", metavar="NAME=FILE", help="gates: the files to compare")
     ap.add_argument("--minutes", type=float, help="end after this time, with a balanced table")
     ap.add_argument("--thorough", action="store_true", help=f"{THOROUGH} rounds instead of {ROUNDS}")
@@ -184,6 +185,14 @@ def run_ablations(a, results_store):
         run_cells(c, a, results_store, plan.ablations(a.length) + plain)
 
 
+def run_known(a, results_store):
+    """Prints the table; the documents have the other protocol."""
+    with connected(a) as c:
+        methods, _ = probe(c, a)
+        run_cells(c, a, results_store, plan.known(a.length, methods))
+    print(report.known_table(report.Results(results_store, a.length, methods), methods))
+
+
 def gates_kind(path):
     """Reads the metadata of a gates file (model/gates.h)."""
     with pathlib.Path(path).open("rb") as f:
@@ -245,8 +254,8 @@ def main():
     results_store = store.Store(a.store, sha)
     if a.forget:
         results_store.forget(set(a.forget))
-    if a.what == "selftest":
-        return selftest(a, results_store)
+    if a.what in ("selftest", "known"):
+        return (selftest if a.what == "selftest" else run_known)(a, results_store)
     try:
         if a.what == "run":
             with connected(a) as c:

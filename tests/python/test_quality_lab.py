@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "quality"))
 import quality  # noqa: E402
-from lab import anatomy, plan, plots, report, statistics, store, tasks  # noqa: E402
+from lab import anatomy, plan, plots, report, runner, statistics, store, tasks  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -246,3 +246,32 @@ def test_documents_of_a_run_with_holes(tmp_path):
 def test_every_method_has_its_look():
     assert set(plots.LOOK) == {*plan.METHODS, "static"}  # a gates file in answers.py
     assert len(set(plots.LOOK.values())) == len(plots.LOOK)
+
+
+# --- the question is known -----------------------------------------------------------------------
+
+
+def test_known_cells_compress_once_behind_the_question(tmp_path):
+    cells = plan.known(1024, ["full", "global", "snapkv"])
+    assert len({c.name for c in cells}) == len(cells) == 4 * (1 + 2 * 3)
+    short = next(c for c in cells if c.method == "snapkv" and c.share == 1 / 8 and dict(c.extra).get("window"))
+    kv = plan.kv_fields(short, argparse.Namespace(tokens=1000))
+    assert kv == {"policy": "snapkv", "budget": 125, "buffer": tasks.ANSWER_TOKENS[short.task], "chunk": plan.NEVER, "window": 8}
+
+    asked = []
+    dialogue = argparse.Namespace(history=["history"], tokens=1000, questions=[
+        argparse.Namespace(message=n, expected="right", depth=0) for n in range(4)])
+    client_ = argparse.Namespace(chat=lambda messages, most, fields, **_: asked.append((messages, fields)) or {
+        "choices": [{"message": {"content": "It is right" if messages[1] else "wrong"}}], "usage": {"kv_details": {"kept_entries": 1}}})
+    lab = runner.Runner(client_, store.Store(tmp_path, "ef" * 32), True)
+    lab.dialogue = lambda *_: dialogue
+    lab.unit(short, 0)
+    assert [m for m, _ in asked] == [["history", n] for n in range(4)]      # nothing is read before its question
+    assert all(fields["budget"] == 125 for _, fields in asked)
+    lab.store.add("needle/1024/full/1/0", {"method": "full", "dialogue": 0, "got": 4, "of": 4})
+    for task in tasks.ANSWERED:
+        for cell in cells:
+            if cell.task == task and (cell.method == "full" or cell == plan.Cell(task, 1024, "snapkv", 1 / 8, 1.0, short.extra)):
+                lab.store.add(f"{cell.name}/0", {"method": cell.method, "dialogue": 0, "got": 4 if cell.method == "full" else 3, "of": 4})
+    lines = report.known_table(report.Results(lab.store, 1024, []), ["full", "global", "snapkv"]).splitlines()
+    assert "| snapkv, window 8 |  |  | 75.0 [75.0, 75.0] | -25.0 [-25.0, -25.0] |" in lines

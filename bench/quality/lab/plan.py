@@ -10,6 +10,7 @@ METHODS = ("full", "global", "trimkv", "gkv", "rkv", "d2o", "ems", "kvcompress",
 SHARES = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
 QUARTER = 1 / 4
 STEP = 1 / 4              # buffer and chunk as parts of the fraction
+NEVER = 1 << 20           # a chunk that no prompt reaches
 SMALLEST = 16             # entries per head; smaller fractions of short texts are not measured
 
 
@@ -17,8 +18,8 @@ SMALLEST = 16             # entries per head; smaller fractions of short texts a
 class Cell:
     """A task at a length under a method that may hold `share` of the history's tokens.
 
-    `weight`: dialogues per round. `extra`: further kv fields, or "step" for another buffer and
-    chunk. `gates`: which gates the daemon serves, where a run compares several.
+    `weight`: dialogues per round. `extra`: further kv fields, "step" for another buffer and chunk, or
+    "known": history and question are read together and compressed once, before the answer. `gates`: which gates the daemon serves, where a run compares several.
     """
     task: str
     length: int
@@ -66,6 +67,8 @@ def kv_fields(cell, dialogue):
         return {"policy": "full"}
     extra = dict(cell.extra)
     total = max(SMALLEST, int(dialogue.tokens * cell.share))
+    if extra.pop("known", 0):
+        return {"policy": cell.method, "budget": total, "buffer": tasks.ANSWER_TOKENS[cell.task], "chunk": NEVER, **extra}
     step = spacing(total, extra.pop("step", STEP), dialogue.read, dialogue.turn)
     budget = max(1, total - peak(step, dialogue.read, dialogue.turn))
     return {"policy": cell.method, "budget": budget, "buffer": step, "chunk": step, **extra}
@@ -111,6 +114,20 @@ GATES_SHARES = (1 / 4, 1 / 8)
 def with_gates(trained, label, method="global"):
     """The cells that compare gates; the model's own have label ""."""
     return [Cell(task, trained, method, share, 1.0, (), label) for task in tasks.ANSWERED for share in GATES_SHARES]
+
+
+KNOWN_SHARES = (1 / 4, 1 / 8)
+# Windows nearer to the length of nano's questions than the defaults of 16 and 32.
+KNOWN_WINDOWS = {"snapkv": 8, "adakv": 8, "cake": 8, "morphkv": 8, "gkv": 8}
+
+
+def known(trained, methods):
+    """The cells in which the question is known when the cache is compressed; also with a shorter window."""
+    variants = [(m, (("known", 1),)) for m in methods if m != "full"]
+    variants += [(m, (("known", 1), ("window", KNOWN_WINDOWS[m]))) for m in methods if m in KNOWN_WINDOWS]
+    plain = [Cell(task, trained, "full") for task in tasks.ANSWERED if "full" in methods]
+    return plain + [Cell(task, trained, method, share, 1.0, extra)
+                    for task in tasks.ANSWERED for share in KNOWN_SHARES for method, extra in variants]
 
 
 def smoke(trained, methods):

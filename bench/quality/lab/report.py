@@ -138,6 +138,27 @@ def means_table(results):
     return table(["method", *map(share_name, plan.SHARES), "1/4 minus full", "1/4 minus global"], rows)
 
 
+def known_table(results, methods):
+    """Means of the tasks with the question known when the cache is compressed."""
+    def mean(cells):
+        return statistics.over_tasks([statistics.aligned(results.sample(c))[0] for c in cells])
+
+    def over_full(cells):
+        return statistics.over_tasks([statistics.differences(results.sample(c), results.sample(plan.Cell(c.task, c.length, "full")))
+                                      for c in cells])
+
+    columns, full = {}, [c for c in plan.known(results.trained, methods) if c.method == "full"]
+    for c in plan.known(results.trained, methods):
+        if c.method != "full":
+            columns.setdefault((c.method, dict(c.extra).get("window")), {}).setdefault(c.share, []).append(c)
+    rows = [["full", *[percent(mean(full)), ""] * len(plan.KNOWN_SHARES)]]
+    for (method, window), cells in columns.items():
+        rows.append([method + (f", window {window}" if window else ""),
+                     *(percent(f(cells[s])) for s in plan.KNOWN_SHARES for f in (mean, over_full))])
+    head = ["method"] + [x for s in plan.KNOWN_SHARES for x in (share_name(s), f"{share_name(s)} - full")]
+    return table(head, [row for row in rows if any(row[1:])])
+
+
 def longer_table(results, length):
     """All tasks at a length beyond the trained one, a quarter of the tokens, minus the full cache."""
     rows = []
