@@ -95,7 +95,7 @@ class People:
         self.pieces = [text[i:i + self.PIECE].replace("\n", " ") for text in essays for i in range(0, len(text), self.PIECE)]
         self.rng.shuffle(self.pieces)
         known = rows.facts(self.rng)
-        while len(known) < 2 * rows.QUESTIONS:         # of other people
+        while len(known) < 2 * rows.QUESTIONS:         # The later facts are about other people.
             names = {f[1] for f in known}
             known += [f for f in rows.facts(self.rng) if f[1] not in names][:2 * rows.QUESTIONS - len(known)]
         self.early, self.late = known[:rows.QUESTIONS], known[rows.QUESTIONS:]
