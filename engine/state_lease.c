@@ -63,8 +63,8 @@ static void look_at(struct state_lease *lease, const char *name) {
     int64_t age = lease->now_unix - st.st_mtime;
     if (age > REMOVE_SECONDS)
         unlinkat(lease->folder, name, 0);
-    else if (age <= STATE_LEASE_SECONDS && lease->count < STATE_DAEMONS_MAX)
-        lease->others[lease->count++] = number;
+    else
+        lease->count += age <= STATE_LEASE_SECONDS;
 }
 
 static bool look_at_others(struct state_lease *lease) {
@@ -109,8 +109,13 @@ void state_lease_renew(struct state_lease *lease) {
         log_warn("the lease of the state directory cannot be renewed: %s", strerror(errno));
 }
 
+/* Asks the file system, because a daemon that began since the others were looked at makes its lease
+ * first. */
 bool state_lease_lives(const struct state_lease *lease, uint64_t number) {
-    for (int i = 0; i < lease->count; i++)
-        if (lease->others[i] == number) return true;
-    return number == lease->number;
+    char name[NAME_BYTES];
+    struct stat st;
+    name_of(number, name);
+    if (number == lease->number) return true;
+    return fstatat(lease->folder, name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+           lease->now_unix - st.st_mtime <= STATE_LEASE_SECONDS;
 }

@@ -24,14 +24,12 @@
 
 #define STATE_LEASE_SECONDS 60
 #define STATE_RENEW_SECONDS 2
-#define STATE_DAEMONS_MAX   256 /* more leases than these are not looked at */
 
 struct state_lease {
     uint64_t number;  /* this daemon's; 0: closed */
     int folder, file; /* descriptors of daemons/ and of the lease; -1: none */
     int64_t now_unix; /* the file system's time when the lease was renewed last */
     int count;        /* other leases that have not expired, when they were looked at last */
-    uint64_t others[STATE_DAEMONS_MAX];
 };
 
 /* Makes the lease, and looks at the others, in the directory with this descriptor. ERR_IO:
@@ -44,7 +42,7 @@ void state_lease_close(struct state_lease *lease);
  * long ago are removed. A failure is logged, and leaves what was known. */
 void state_lease_renew(struct state_lease *lease);
 
-/* Is this the number of a daemon that runs, this one included? */
+/* Is this the number of a daemon that runs, this one included? Looks at its lease. */
 bool state_lease_lives(const struct state_lease *lease, uint64_t number);
 
 #endif

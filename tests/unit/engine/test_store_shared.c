@@ -262,6 +262,26 @@ Test(store_shared, unfinished_files) {
     close(fd);
 }
 
+/* A daemon that began after the others' leases were looked at is alive, too. */
+Test(store_shared, a_file_of_a_daemon_that_just_began_stays) {
+    struct store *a = open_store();
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct state_dir old = {.path = dir, .fd = fd, .lock_file = -1, .lease = open_lease(fd)};
+    struct state_lease b = open_lease(fd);
+    char live[64];
+    int64_t unfinished;
+    struct fault fault;
+    snprintf(live, sizeof live, ".00000000000001f6.%016llx.tmp", (unsigned long long)b.number);
+    touch(live);
+    cr_assert_eq(state_dir_list(&old, NULL, NULL, &unfinished, &fault), 0);
+    cr_assert(is_there(live));
+    state_lease_close(&old.lease);
+    state_lease_close(&b);
+    close(fd);
+    store_close(a);
+    cr_assert_eq(unlink(path_of(live)), 0);
+}
+
 /* ---- Room ------------------------------------------------------------------------------------ */
 
 /* Three daemons write in turn: all files together stay within the bytes, and the oldest go first,
