@@ -243,7 +243,10 @@ static void add_header(struct MHD_Response *response, const char *name, const ch
 }
 
 void http_add_common_headers(struct exchange *ex, struct MHD_Response *response) {
+    const char *session = header(ex, "X-Session-ID");
     MHD_add_response_header(response, "x-request-id", ex->request_id);
+    if (session && *session && strlen(session) <= OAI_KEY_BYTES)
+        MHD_add_response_header(response, "X-Session-ID", session);
     if (ex->answer.origin) {
         MHD_add_response_header(response, "Access-Control-Allow-Origin", ex->answer.origin);
         MHD_add_response_header(response, "Access-Control-Expose-Headers",

@@ -6,25 +6,32 @@
 
 #include "server/http.h"
 
+/* The running and waiting sequences as a part of the places; above 1 some wait. */
+static double utilization(const struct engine_info *info, const struct engine_status *s) {
+    double places = (double)info->max_num_seqs * info->replicas;
+    return places > 0 ? (s->running + s->waiting) / places : 0;
+}
+
 void load_add_header(struct exchange *ex, struct MHD_Response *response) {
     const char *format = MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND,
                                                      "endpoint-load-metrics-format");
     struct engine_status s;
-    char value[160];
+    char value[200];
     int status = ex->answer.status;
     if (!format || !ex->route || ex->route->act) return;
     if (status == 401 || status == 403) return; /* not a client of ours */
     engine_status(ex->server->engine, &s);
+    double used = stats_cache_usage(&s), busy = utilization(ex->server->rules.info, &s);
     if (strcasecmp(format, "text") == 0)
-        snprintf(
-            value, sizeof value,
-            "TEXT named_metrics.kv_cache_usage_perc=%.6g, named_metrics.num_requests_waiting=%d",
-            stats_cache_usage(&s), s.waiting);
+        snprintf(value, sizeof value,
+                 "TEXT application_utilization=%.6g, named_metrics.kv_cache_usage_perc=%.6g, "
+                 "named_metrics.num_requests_waiting=%d",
+                 busy, used, s.waiting);
     else if (strcasecmp(format, "json") == 0)
         snprintf(value, sizeof value,
-                 "JSON {\"named_metrics\": {\"kv_cache_usage_perc\": %.6g, "
-                 "\"num_requests_waiting\": %d}}",
-                 stats_cache_usage(&s), s.waiting);
+                 "JSON {\"application_utilization\": %.6g, \"named_metrics\": "
+                 "{\"kv_cache_usage_perc\": %.6g, \"num_requests_waiting\": %d}}",
+                 busy, used, s.waiting);
     else
         return;
     MHD_add_response_header(response, "endpoint-load-metrics", value);

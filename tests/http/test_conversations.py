@@ -1,5 +1,6 @@
 """Retained conversations: listing, deleting, sharing only within a key and a salt; hints grant no access."""
 import concurrent.futures
+import re
 
 import pytest
 import requests
@@ -147,9 +148,20 @@ def test_load_header(shared):
             r = shared.post(CHAT, chat_body(stream=stream), headers={"endpoint-load-metrics-format": form})
             value = r.headers["endpoint-load-metrics"]
             assert value.startswith(form.upper()) and "kv_cache_usage_perc" in value and "num_requests_waiting" in value
+            assert 0 <= float(re.search(r'application_utilization"?[=:] ?([0-9.e-]+)', value).group(1)) <= 1
     assert "endpoint-load-metrics" not in shared.chat().headers
     assert "endpoint-load-metrics" not in shared.post(CHAT, chat_body(),
                                                       headers={"endpoint-load-metrics-format": "XML"}).headers
+
+
+def test_the_session_is_returned(shared):
+    """For routers and logs. A longer one than keepd reads is not returned."""
+    for stream in (False, True):
+        r = shared.post(CHAT, chat_body(stream=stream), headers={"X-Session-ID": "dialogue-7"})
+        assert r.headers["X-Session-ID"] == "dialogue-7"
+    assert shared.post(CHAT, {}, headers={"X-Session-ID": "a b"}).headers["X-Session-ID"] == "a b"
+    assert "X-Session-ID" not in shared.chat().headers
+    assert "X-Session-ID" not in shared.post(CHAT, chat_body(), headers={"X-Session-ID": "x" * 1025}).headers
 
 
 def test_load_header_wants_a_key(start):

@@ -32,8 +32,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = ("Nora", "Otto", "Ada", "Karl", "Mina", "Juri", "Lena", "Paul")
 CITIES = ("Lisbon", "Turin", "Oslo", "Ghent", "Riga", "Graz", "Porto", "Lyon")
 ATTEMPTS = 20
-KILL_SECONDS = 5  # a request that began later was not on its way to the killed daemon
-PHASES = ("before the kill", "5 s from the kill on", "later")
+AFTER_SECONDS = 5
+PHASES = ("before the kill", f"{AFTER_SECONDS} s from the kill on", "later")
 
 
 def free_port():
@@ -193,7 +193,7 @@ class Run:
             cached = usage["prompt_tokens_details"]["cached_tokens"]
             row = {"turn": turn, "begun": begun, "ttft": first, "server": server, "prompt": usage["prompt_tokens"],
                    "continued": before is not None and cached >= before["prompt"],
-                   "stayed": before is not None and server == before["server"]}
+                   "stayed": before is not None and server == before["server"], "came_from": before and before["server"]}
             before = row
             self.note((number, turn), row, text)
             messages = messages + [{"role": "assistant", "content": text}]
@@ -230,17 +230,18 @@ def percent(rows, name):
 
 def summary(run):
     kill = dict(run.events)["kill"]
-    other = [f for f in run.failures if f["begun"] > kill + KILL_SECONDS or f["ended"] < kill]
+    other = [f for f in run.failures if f["begun"] > kill or f["ended"] < kill]
     later = [row for row in run.rows if row["turn"] > 0]
+    missed = [f"{row['begun'] - run.begun:.1f} s: {row['came_from']} to {row['server']}" for row in later if not row["continued"]]
     phases = {name: [] for name in PHASES}
     for row in run.rows:
         since = row["begun"] - kill
-        phases[PHASES[0 if since < 0 else 1 if since < KILL_SECONDS else 2]].append(row["ttft"])
+        phases[PHASES[0 if since < 0 else 1 if since < AFTER_SECONDS else 2]].append(row["ttft"])
     return {"router": run.options.router, "sessions": run.options.sessions, "turns": len(run.rows),
             "clients": run.options.clients, "seconds": round(run.seconds, 1),
             "events": {name: round(at - run.begun, 1) for name, at in run.events},
-            "failed_with_the_kill": len(run.failures) - len(other), "failed_otherwise": other,
-            "continued_percent": percent(later, "continued"),
+            "failed_with_the_kill": len(run.failures) - len(other), "failed_otherwise": [f"{f['begun'] - kill:+.2f} s: {f['text']}" for f in other],
+            "continued_percent": percent(later, "continued"), "not_continued": missed,
             "same_daemon_percent": percent(later, "stayed") if later[0]["server"] else None,
             "texts_different": len(run.different),
             "first_token_ms": {name: {"turns": len(values), "p50": percentile(values, 0.5), "p99": percentile(values, 0.99)}
