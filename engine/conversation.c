@@ -109,14 +109,26 @@ static bool goes_before(const struct conversation *a, const struct conversation 
 }
 
 struct conversation *conversation_first_to_go(struct conversation_table *table,
-                                              const struct conversation *except) {
+                                              const struct conversation *except,
+                                              const uint8_t *client) {
     struct conversation *first = NULL;
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *conv = &table->all[i];
         if (conv->id == 0 || conv == except) continue;
+        if (client && memcmp(conv->client, client, sizeof conv->client) != 0) continue;
         if (!first || goes_before(conv, first)) first = conv;
     }
     return first;
+}
+
+int64_t conversation_pages_of(const struct conversation_table *table, const uint8_t client[16]) {
+    int64_t pages = 0;
+    for (int i = 0; i < table->capacity; i++) {
+        const struct conversation *conv = &table->all[i];
+        if (conv->id != 0 && memcmp(conv->client, client, sizeof conv->client) == 0)
+            pages += conv->pages;
+    }
+    return pages;
 }
 
 /* ---- Search ---------------------------------------------------------------------------------- */

@@ -70,7 +70,8 @@ enum conversation_saved {
 struct conversation {
     uint64_t id; /* random; 0 = free entry */
     uint8_t space[16];
-    uint64_t hint; /* session of the last request that used it */
+    uint8_t client[16]; /* the client whose quota its pages count for */
+    uint64_t hint;      /* session of the last request that used it */
     struct kv_params kv;
     int32_t *tokens;     /* appended so far, owned; [token_count] */
     int32_t token_count; /* T */
@@ -148,7 +149,10 @@ static inline bool conversation_superseded(const struct conversation *conv) {
 struct conversation *conversation_by_id(struct conversation_table *table, uint64_t id);
 /* Returns the conversation that is removed first, NULL when there is none but `except`. */
 struct conversation *conversation_first_to_go(struct conversation_table *table,
-                                              const struct conversation *except);
+                                              const struct conversation *except,
+                                              const uint8_t *client);
+/* Returns the sum of the pages of this client's conversations. */
+int64_t conversation_pages_of(const struct conversation_table *table, const uint8_t client[16]);
 /* Returns the conversation with the same tokens and prompt end in the same space with equal
  * parameters, a checkpoint if `as` is one, or NULL. */
 struct conversation *conversation_same(struct conversation_table *table,

@@ -292,6 +292,9 @@ struct engine_request {
                       equally well, the one with this hint is continued; never a key */
     uint8_t client[16]; /* identifies the client for fair shares; affects when the request runs,
                            never its answer */
+    int32_t weight;     /* the client's share in proportion to others'; 0 counts as 1 */
+    int64_t pages_max;  /* pages that the client's running requests and retained conversations may
+                           have together, on each replica; 0 = any */
 };
 
 /* Why a choice ended; the second argument is the metrics label. One list makes enum and names. */

@@ -10,7 +10,7 @@
 
 void queue_open(struct queue *queue, int records_max, int places) {
     CHECK(records_max > 0 && places > 0);
-    *queue = (struct queue){.records_max = records_max, .places = places, .share = places};
+    *queue = (struct queue){.records_max = records_max, .places = places};
     queue->records = mem_must_alloc((size_t)records_max, sizeof *queue->records);
 }
 
@@ -77,6 +77,13 @@ static int places_of(const struct queue *queue, const struct engine_job *job) {
     return job->choice_count <= most_kept(queue) ? job->choice_count : 0;
 }
 
+/* Returns the client's part of the places. All of them until the first plan. */
+static int share_of(const struct queue *queue, const struct queue_client *client) {
+    int64_t weights = queue->weights > client->weight ? queue->weights : client->weight;
+    int64_t share = queue->places * (int64_t)client->weight / weights;
+    return share > 1 ? (int)share : 1;
+}
+
 static bool is_recent(const struct queue *queue, const struct queue_client *client) {
     return client->jobs > 0 ||
            (client->peak > 0 && queue->step - client->peak_step < QUEUE_KEEP_STEPS);
@@ -94,25 +101,30 @@ static void note_peak(const struct queue *queue, struct queue_client *client) {
 static int lacks(const struct queue *queue, const struct queue_client *client) {
     bool old = queue->step - client->peak_step >= QUEUE_KEEP_STEPS;
     int wanted = old ? client->places : client->peak;
-    if (wanted > queue->share) wanted = queue->share;
+    int share = share_of(queue, client);
+    if (wanted > share) wanted = share;
     return is_recent(queue, client) && wanted > client->running ? wanted - client->running : 0;
 }
 
 bool queue_plan_places(struct queue *queue, uint64_t step) {
-    int share = queue->share, kept = queue->kept, clients = 0;
+    int64_t weights = queue->weights;
+    int kept = queue->kept;
     queue->step = step;
-    for (int i = 0; i < queue->record_count; i++) clients += is_recent(queue, &queue->records[i]);
-    queue->share = clients > 1 ? queue->places / clients : queue->places;
-    if (queue->share < 1) queue->share = 1;
-    queue->kept = 0;
+    queue->weights = queue->kept = 0;
+    for (int i = 0; i < queue->record_count; i++)
+        if (is_recent(queue, &queue->records[i])) queue->weights += queue->records[i].weight;
     for (int i = 0; i < queue->record_count; i++) queue->kept += lacks(queue, &queue->records[i]);
-    return queue->share != share || queue->kept != kept;
+    return queue->weights != weights || queue->kept != kept;
+}
+
+int queue_share(const struct queue *queue, const struct engine_job *job) {
+    return share_of(queue, queue_client_of(queue, job));
 }
 
 bool queue_may_start(const struct queue *queue, const struct engine_job *job, int free, bool turn) {
     const struct queue_client *client = queue_client_of(queue, job);
     int kept = queue->kept - lacks(queue, client), most = most_kept(queue);
-    if (client->running + job->choice_count <= queue->share) return true;
+    if (client->running + job->choice_count <= share_of(queue, client)) return true;
     /* A job that fits neither the share nor what is kept would wait for ever: by service alone. */
     if (turn && (job->choice_count > most || client->running == 0)) return true;
     return job->choice_count <= free - (kept < most ? kept : most);
@@ -127,6 +139,8 @@ void queue_join(struct queue *queue, struct engine_job *job) {
         if (client->served < queue->least) client->served = queue->least;
         queue->clients++;
     }
+    client->weight = job->request.weight > 0 ? job->request.weight : 1;
+    client->pages_max = job->request.pages_max;
     job->client = (int)(client - queue->records);
     job->arrival = queue->arrived++;
     job->next = NULL;
@@ -139,6 +153,7 @@ void queue_join(struct queue *queue, struct engine_job *job) {
     client->places += places_of(queue, job);
     note_peak(queue, client);
     client->waiting++;
+    client->prompts_waiting += job->request.prompt_count;
     queue->waiting++;
 }
 
@@ -153,6 +168,7 @@ void queue_take(struct queue *queue, struct engine_job *job) {
     *link = job->next;
     if (client->last == job) client->last = before;
     client->waiting--;
+    client->prompts_waiting -= job->request.prompt_count;
     queue->waiting--;
 }
 

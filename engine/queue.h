@@ -1,10 +1,11 @@
 /* The waiting jobs of a scheduler, by client: whose turn it is, by fair shares.
  *
  * Each client has a record: its waiting jobs in the order of arrival, and `served`, the work done
- * for it. Next is the client that was served least, ties by arrival (the virtual token counter of
- * Sheng et al., OSDI 2024). Work is counted in tokens: one for each prompt token computed and each
- * token generated, more for evictions (paging/policy.h) and for places that stay empty for its job
- * (engine/sched.c). A cost is charged when it arises, so an answer that ends early costs less.
+ * for it, divided by the client's weight. Next is the client that was served least, ties by arrival
+ * (the virtual token counter of Sheng et al., OSDI 2024). Work is counted in tokens: one for each
+ * prompt token computed and each token generated, more for evictions (paging/policy.h) and for
+ * places that stay empty for its job (engine/sched.c). A cost is charged when it arises, so an
+ * answer that ends early costs less.
  *
  * A client that comes back, or is new, starts no lower than the active client served least: being
  * away earns nothing. A record is kept for as long as its client has jobs here, waiting or running;
@@ -22,14 +23,20 @@
 
 struct queue_client {
     uint8_t key[16];
-    int jobs;                        /* waiting or running; 0: only `served` is of interest */
-    int waiting;                     /* the waiting ones of `jobs` */
-    int running;                     /* sequences of the others; the scheduler's */
-    int places;                      /* wanted by its jobs, see queue_plan_places */
-    int peak;                        /* the most `places` lately */
-    uint64_t peak_step;              /* when */
-    int64_t served;                  /* tokens */
-    int64_t evict_rows;              /* eviction work not paid for yet; the scheduler's */
+    int jobs;                /* waiting or running; 0: only `served` is of interest */
+    int waiting;             /* the waiting ones of `jobs` */
+    int running;             /* sequences of the others; the scheduler's */
+    int places;              /* wanted by its jobs, see queue_plan_places */
+    int peak;                /* the most `places` lately */
+    uint64_t peak_step;      /* when */
+    int32_t weight;          /* 1 and more; that of the newest job */
+    int64_t served;          /* tokens for each unit of weight */
+    int64_t rest;            /* tokens not yet in `served`, fewer than the weight */
+    int64_t prompts_waiting; /* tokens of its waiting jobs' prompts */
+    int64_t prompts_ahead;   /* these and what its running ones still read; the scheduler's */
+    int64_t pages;           /* reserved by its running sequences; the scheduler's */
+    int64_t pages_max;       /* the client's quota, 0 = none; that of the newest job */
+    int64_t evict_rows;      /* eviction work not paid for yet; the scheduler's */
     struct engine_job *first, *last; /* waiting, linked by job->next */
 };
 
@@ -42,7 +49,7 @@ struct queue {
     uint64_t arrived; /* number of jobs so far; the next job's number */
     int places;       /* the most sequences that run at once */
     uint64_t step;    /* see queue_plan_places */
-    int share;        /* places of each client */
+    int64_t weights;  /* sum of those of the clients that have a share of the places */
     int kept;         /* places kept free for clients below their shares */
 };
 
@@ -64,7 +71,15 @@ static inline struct queue_client *queue_client_of(const struct queue *queue,
     return &queue->records[job->client];
 }
 static inline void queue_charge(struct queue *queue, const struct engine_job *job, int64_t tokens) {
-    queue_client_of(queue, job)->served += tokens;
+    struct queue_client *client = queue_client_of(queue, job);
+    client->rest += tokens;
+    client->served += client->rest / client->weight;
+    client->rest %= client->weight;
+}
+/* Pages that the client may still reserve beside its running sequences. */
+static inline int64_t queue_pages_left(const struct queue *queue, const struct engine_job *job) {
+    const struct queue_client *client = queue_client_of(queue, job);
+    return client->pages_max > 0 ? client->pages_max - client->pages : INT64_MAX;
 }
 
 /* The waiting job whose turn it is among those that `suits` accepts (NULL: all); NULL: none. */
@@ -78,16 +93,19 @@ int queue_others(const struct queue *queue, const struct engine_job *job);
  * place in a moment in which no other waits, and the next question would wait for the first of them
  * to end. Hence a quarter of the places is kept for clients that hold less than their share.
  *
- * Every client that has a job, or had one in the last QUEUE_KEEP_STEPS steps, has an equal share of
- * the places, at least one. Below its share a client takes any free place. Beyond it, a job is
- * admitted only if enough places stay free: as many as other clients lack of their shares, but of
- * each at most as many as its jobs wanted at once lately, and of all together at most a quarter of
- * the places (with fewer than four places none). Jobs that want more places than that quarter are
- * not bound when it is their turn, and nothing is kept for them: their turn is by service alone.
- * The same holds for any job of a client that runs nothing, which may want more than its share. */
+ * Every client that has a job, or had one in the last QUEUE_KEEP_STEPS steps, has a share of the
+ * places in proportion to its weight, at least one. Below its share a client takes any free place.
+ * Beyond it, a job is admitted only if enough places stay free: as many as other clients lack of
+ * their shares, but of each at most as many as its jobs wanted at once lately, and of all together
+ * at most a quarter of the places (with fewer than four places none). Jobs that want more places
+ * than that quarter are not bound when it is their turn, and nothing is kept for them: their turn
+ * is by service alone. The same holds for any job of a client that runs nothing, which may want
+ * more than its share. */
 
 /* Computes what is kept in this step. Returns whether it has changed. */
 bool queue_plan_places(struct queue *queue, uint64_t step);
+/* Returns the places that the job's client has a share of. */
+int queue_share(const struct queue *queue, const struct engine_job *job);
 /* Whether the job may take `free` places, or some of them; `turn`: it is the job's turn. */
 bool queue_may_start(const struct queue *queue, const struct engine_job *job, int free, bool turn);
 

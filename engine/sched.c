@@ -131,7 +131,9 @@ static void remove_sequence(struct sched *sched, struct sequence *seq) {
     memmove(&sched->order[at], &sched->order[at + 1],
             (size_t)(sched->running - at) * sizeof *sched->order);
     sched->pages_reserved -= seq->pages_reserved;
-    queue_client_of(&sched->queue, seq->job)->running--;
+    struct queue_client *client = queue_client_of(&sched->queue, seq->job);
+    client->running--;
+    client->pages -= seq->pages_reserved;
     sched_changed(sched); /* pages and a place are free */
     seq_close(seq);
 }
@@ -532,11 +534,16 @@ static int32_t scored_rows(struct step *step, const struct sequence *seq, int32_
     return count;
 }
 
-/* Adds the rows of a prefilling sequence, and the logits that it wants. */
-static void add_prompt(struct sched *sched, struct step *step, struct sequence *seq) {
+static int32_t prompt_rest(const struct sequence *seq) {
+    return seq->prompt_count - seq->due.tokens;
+}
+
+/* Adds at most `most` rows of a prefilling sequence, and the logits that it wants. */
+static void add_prompt(struct sched *sched, struct step *step, struct sequence *seq, int32_t most) {
     const struct engine_request *request = &seq->job->request;
     int32_t count = due_prompt_room(&seq->kv, &seq->due);
-    int32_t rest = seq->prompt_count - seq->due.tokens;
+    int32_t rest = prompt_rest(seq);
+    if (count > most) count = most;
     if (!seq->may_evict && wants_shift(seq)) return;
     if (!seq->may_evict && held_if_due(seq) > 0) count--; /* up to the eviction, not into it */
     int32_t left = step->rows_most - step->batch.rows;
@@ -574,6 +581,48 @@ static int sort_prompts(struct sched *sched) {
     return count;
 }
 
+static struct queue_client *reader_of(const struct sched *sched, int prompt) {
+    return queue_client_of(&sched->queue, sched->sorted[prompt]->job);
+}
+
+/* Returns which of the sorted prompts is read before older ones: of those whose clients were served
+ * equally, the first one of the client that has the fewest prompt tokens ahead of it for its
+ * weight. 0: none is. */
+static int find_favoured(const struct sched *sched, int prompts) {
+    int best = 0, equals = 1;
+    while (equals < prompts &&
+           turn_of(sched, sched->sorted[equals]) == turn_of(sched, sched->sorted[0]))
+        equals++;
+    for (int i = 0; i < prompts; i++)
+        reader_of(sched, i)->prompts_ahead = reader_of(sched, i)->prompts_waiting;
+    for (int i = 0; i < prompts; i++)
+        reader_of(sched, i)->prompts_ahead += prompt_rest(sched->sorted[i]);
+    for (int i = 1; i < equals; i++) {
+        const struct queue_client *a = reader_of(sched, i), *b = reader_of(sched, best);
+        if (a != b && a->prompts_ahead * b->weight < b->prompts_ahead * a->weight) best = i;
+    }
+    return best;
+}
+
+/* A client with little to read does not wait until one with much has read it. The favoured prompt
+ * shares the rows of the step with the one whose turn it is, in proportion to their clients'
+ * weights, and takes what the others leave. So neither can be starved by the other. */
+static void add_prompts(struct sched *sched, struct step *step) {
+    int prompts = sort_prompts(sched), favoured = find_favoured(sched, prompts);
+    if (favoured > 0) {
+        int64_t own = reader_of(sched, favoured)->weight,
+                weights = own + reader_of(sched, 0)->weight;
+        int64_t rows = step->rows_most - step->batch.rows, others = 0;
+        for (int i = 0; i < prompts; i++)
+            if (i != favoured) others += prompt_rest(sched->sorted[i]);
+        int64_t theirs = rows - (rows * own + weights - 1) / weights;
+        if (theirs > others) theirs = others;
+        add_prompt(sched, step, sched->sorted[favoured], (int32_t)(rows - theirs));
+    }
+    for (int i = 0; i < prompts; i++)
+        if (i != favoured || favoured == 0) add_prompt(sched, step, sched->sorted[i], INT32_MAX);
+}
+
 static void build_step(struct sched *sched, struct step *step) {
     const struct sched_options *options = &sched->options;
     int logits = options->logits_max < options->rows_max ? options->logits_max : options->rows_max;
@@ -591,8 +640,7 @@ static void build_step(struct sched *sched, struct step *step) {
     int32_t left = options->rows_max - step->streams;
     step->rows_most =
         step->streams + pace_rows(&sched->pace, step->streams, options->step_stretch, left);
-    int prompts = sort_prompts(sched);
-    for (int i = 0; i < prompts; i++) add_prompt(sched, step, sched->sorted[i]);
+    add_prompts(sched, step);
     CHECK(step->batch.rows <= options->rows_max);
     CHECK(step->want_count <= logits);
 }

@@ -9,7 +9,9 @@
  * fitting. After the first interval, each place that stays empty while another client's job waits
  * is charged to the head's client, one token per step: a client that asks for every place pays for
  * the time in which they drain. A job that would take places that are kept for other clients
- * (engine/queue.h) is not the head and does not pass.
+ * (engine/queue.h) is not the head and does not pass; nor is one for which its client's quota of
+ * pages has no room beside what the client runs. For the quota, the client's own conversations give
+ * way.
  *
  * Only the head uses the store: a job that may find its conversation on disk does not pass. All is
  * counted in steps and tokens, never in time, so that a run can be repeated exactly. */
@@ -159,6 +161,12 @@ int sched_check(const struct sched_options *options, const struct engine_job *jo
                 struct fault *fault) {
     int choices = seq_job_choices(&job->request);
     int64_t pages = pages_for(options, job->params, &from_nothing, &job->request);
+    int64_t quota = job->request.pages_max;
+    if (quota > 0 && pages > quota / choices)
+        return fault_set(fault, ERR_LIMIT, choices > 1 ? "n" : "kv.budget",
+                         "this request may need %lld pages of cache for each of its choices and "
+                         "its API key may have %lld in all",
+                         (long long)pages, (long long)quota);
     if (pages <= options->pages_total / choices) return 0;
     if (pages <= options->pages_total)
         return fault_set(fault, ERR_LIMIT, "n",
@@ -226,6 +234,7 @@ static void start(struct sched *sched, const struct sched_entry *entry, struct s
         sched->order[sched->running++] = (int)(seq - sched->sequences);
     }
     queue_client_of(&sched->queue, job)->running += job->choice_count;
+    queue_client_of(&sched->queue, job)->pages += entry->pages * job->choice_count;
     CHECK(sched->running <= sched->options.sequences_max);
     CHECK(sched->pages_reserved + sched->conversations.pages <= sched->options.pages_total);
     count_start(sched, entry);
@@ -245,7 +254,9 @@ static void start_afresh(struct sched_entry *entry) {
  * needs the pages of the turn that it continues. */
 static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     const struct engine_request *request = &entry->job->request;
-    int64_t most = sched->options.pages_total / entry->job->choice_count;
+    int64_t quota = queue_pages_left(&sched->queue, entry->job);
+    int64_t all = sched->options.pages_total;
+    int64_t most = (quota < all ? quota : all) / entry->job->choice_count;
     const struct conversation_match *match = &entry->match;
     const struct conversation *conv = match->conv;
     entry->began = from_nothing;
@@ -268,11 +279,11 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
 static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used_up) {
     int choices = entry->job->choice_count;
     const struct conversation *conv = entry->match.conv;
-    if (!sched_make_room(sched, entry->pages * choices, conv, used_up)) return false;
+    if (!sched_make_room(sched, entry->job, entry->pages * choices, conv, used_up)) return false;
     if (!*used_up || conv->id == entry->match.from || conv->checkpoint) return true;
     start_afresh(entry);
     plan_pages(sched, entry);
-    return sched_make_room(sched, entry->pages * choices, NULL, used_up);
+    return sched_make_room(sched, entry->job, entry->pages * choices, NULL, used_up);
 }
 
 /* Takes the memory that the rule needs beside pages, for every choice, so that no step or fork can
@@ -311,6 +322,19 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
                                   : "the conversation's cache could not be continued");
 }
 
+/* A quota may have been lowered since the request was checked. */
+static bool outgrows_quota(const struct sched *sched, const struct engine_job *job) {
+    int64_t most = queue_client_of(&sched->queue, job)->pages_max;
+    return most > 0 && job->pages * job->choice_count > most;
+}
+
+/* Until its client's running requests leave room in the quota, a job waits aside: it is not the
+ * head, so it delays no other client. */
+static bool suits_quota(const struct sched *sched, const struct engine_job *job) {
+    return job->pages * job->choice_count <= queue_pages_left(&sched->queue, job) ||
+           outgrows_quota(sched, job);
+}
+
 static enum admission admit(struct sched *sched, struct engine_job *job) {
     const struct sched_options *options = &sched->options;
     struct sched_entry entry = {.job = job, .passing = job != sched->head};
@@ -330,6 +354,8 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
     plan_pages(sched, &entry);
     if (entry.pages > options->pages_total / choices)
         return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
+    if (outgrows_quota(sched, job))
+        return refuse(job, ERR_LIMIT, "the request can never fit the quota of its API key");
     if (!make_room(sched, &entry, &used_up)) return WAIT;
     return enter(sched, &entry, used_up);
 }
@@ -380,7 +406,7 @@ static int places_free(const struct sched *sched) {
 
 static bool may_be_head(const void *arg, const struct engine_job *job) {
     const struct sched *sched = arg;
-    return queue_may_start(&sched->queue, job, places_free(sched), true);
+    return queue_may_start(&sched->queue, job, places_free(sched), true) && suits_quota(sched, job);
 }
 
 /* A head beyond its client's share of places gives way when others have come. */
@@ -463,7 +489,8 @@ static bool may_pass(const void *arg, const struct engine_job *job) {
            job->round != room->sched->round && job->choice_count <= room->places &&
            job->pages * job->choice_count <= room->pages &&
            steps_needed(room->sched, job) <= room->steps &&
-           queue_may_start(&room->sched->queue, job, room->places, false);
+           queue_may_start(&room->sched->queue, job, room->places, false) &&
+           suits_quota(room->sched, job);
 }
 
 /* Returns within how many steps a job must end to pass the head: any number at first, then as many

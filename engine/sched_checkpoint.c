@@ -28,14 +28,21 @@
 #include "engine/sched_int.h"
 
 /* Makes room by dropping superseded conversations only, which costs at most a retry. */
-static bool has_room_to_spare(struct sched *sched, int64_t pages, int32_t tokens) {
-    struct conversation_table *table = &sched->conversations;
+static bool drop_superseded(struct sched *sched, const uint8_t *client) {
+    struct conversation *first = conversation_first_to_go(&sched->conversations, NULL, client);
+    if (!first || !conversation_superseded(first)) return false;
+    sched_forget(sched, first, "checkpoint");
+    return true;
+}
+
+static bool has_room_to_spare(struct sched *sched, const struct engine_job *job, int64_t pages,
+                              int32_t tokens) {
+    while (pages > sched_quota_free(sched, job))
+        if (!drop_superseded(sched, job->request.client)) return false;
     pages = sched_pages_with(sched, pages, tokens);
-    while (table->count >= sched->options.conversations_max || pages > sched_pages_free(sched)) {
-        struct conversation *first = conversation_first_to_go(table, NULL);
-        if (!first || !conversation_superseded(first)) return false;
-        sched_forget(sched, first, "checkpoint");
-    }
+    while (sched->conversations.count >= sched->options.conversations_max ||
+           pages > sched_pages_free(sched))
+        if (!drop_superseded(sched, NULL)) return false;
     return sched->free_slot_count > 0;
 }
 
@@ -46,7 +53,7 @@ static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
     struct kern_report report = {0};
     int64_t count = sched_streams(sched);
     if (kern->ops->report(kern, seq->slot, &report) != 0) return 0;
-    if (!has_room_to_spare(sched, report.rank_pages, conv->token_count)) return 0;
+    if (!has_room_to_spare(sched, seq->job, report.rank_pages, conv->token_count)) return 0;
     int32_t *tokens = mem_try_alloc((size_t)conv->token_count, sizeof *tokens);
     if (!tokens) return 0;
     memcpy(tokens, conv->tokens, (size_t)conv->token_count * sizeof *tokens);
@@ -78,6 +85,7 @@ static struct conversation checkpoint_of(const struct sequence *seq) {
                                 .checkpoint = true,
                                 .turns = 1};
     memcpy(conv.space, request->space, sizeof conv.space);
+    memcpy(conv.client, request->client, sizeof conv.client);
     return conv;
 }
 

@@ -64,12 +64,16 @@ void sched_stop_waiting(struct sched *sched, struct engine_job *job);
  * freed first. */
 bool sched_find(struct sched *sched, struct sched_entry *entry);
 
-/* Frees pages until `pages` fit beside the running sequences. Removes conversations in their order
- * of removal, and `conv`, the one to continue, last: then its pages become part of the reservation
- * and *used_up is set. Returns false when a sequence must end, or a conversation be written, first.
+/* Frees pages until `pages` fit beside the running sequences, in the quota of the job's client and
+ * in the pool. Removes conversations, for the quota the client's own, in their order of removal,
+ * and `conv`, the one to continue, last: then its pages become part of the reservation and *used_up
+ * is set. Returns false when a sequence must end, or a conversation be written, first.
  */
-bool sched_make_room(struct sched *sched, int64_t pages, const struct conversation *conv,
-                     bool *used_up);
+bool sched_make_room(struct sched *sched, const struct engine_job *job, int64_t pages,
+                     const struct conversation *conv, bool *used_up);
+
+/* Pages that the job's client may reserve or retain beside all that it has. */
+int64_t sched_quota_free(const struct sched *sched, const struct engine_job *job);
 
 /* Records the turn that the sequence follows, if any; also for a sequence that has to start from
  * nothing. */

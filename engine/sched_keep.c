@@ -63,20 +63,48 @@ int64_t sched_pages_free(const struct sched *sched) {
     return pages_free_without(sched, NULL);
 }
 
-bool sched_make_room(struct sched *sched, int64_t pages, const struct conversation *conv,
-                     bool *used_up) {
+int64_t sched_quota_free(const struct sched *sched, const struct engine_job *job) {
+    int64_t left = queue_pages_left(&sched->queue, job);
+    if (left == INT64_MAX) return left;
+    return left - conversation_pages_of(&sched->conversations, job->request.client);
+}
+
+/* Removes the first conversation to go but `except`, one of the client's own unless `client` is
+ * NULL. Returns false when there is none, or it has to be written first. */
+static bool drop_first(struct sched *sched, const uint8_t *client,
+                       const struct conversation *except) {
+    struct conversation *first = conversation_first_to_go(&sched->conversations, except, client);
+    if (!first) return false;
+    if (!sched_save_for_room(sched, first)) {
+        sched->needs_store = true;
+        return false;
+    }
+    sched_forget(sched, first, client ? "quota" : "pages");
+    return true;
+}
+
+/* Tokens of conversations do not count for quotas. */
+static bool fit_quota(struct sched *sched, const struct engine_job *job, int64_t pages,
+                      const struct conversation *conv, bool *used_up) {
+    const uint8_t *client = job->request.client;
+    int64_t quota = queue_pages_left(&sched->queue, job), own = 0;
+    if (quota == INT64_MAX) return true;
+    if (conv && memcmp(conv->client, client, sizeof conv->client) == 0) own = conv->pages;
+    if (own > 0 && pages + own > quota) *used_up = true;
+    if (!*used_up) own = 0;
+    if (pages > quota) return false;
+    while (pages > sched_quota_free(sched, job) + own)
+        if (!drop_first(sched, client, conv)) return false;
+    return true;
+}
+
+bool sched_make_room(struct sched *sched, const struct engine_job *job, int64_t pages,
+                     const struct conversation *conv, bool *used_up) {
     int64_t left = sched->options.pages_total - sched->pages_reserved;
     *used_up = conv && pages + sched_pages_with(sched, conv->pages, conv->token_count) > left;
-    if (pages > left) return false;
-    while (pages > pages_free_without(sched, *used_up ? conv : NULL)) {
-        struct conversation *first = conversation_first_to_go(&sched->conversations, conv);
-        if (!first) return false;
-        if (!sched_save_for_room(sched, first)) {
-            sched->needs_store = true;
-            return false;
-        }
-        sched_forget(sched, first, "pages");
-    }
+    if (pages > left || !fit_quota(sched, job, pages, conv, used_up)) return false;
+    while (pages > pages_free_without(sched, *used_up ? conv : NULL))
+        if (!drop_first(sched, NULL, conv)) return false;
     return true;
 }
 
@@ -267,6 +295,7 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
                                 .left = seq->left,
                                 .origin = seq->origin};
     memcpy(conv.space, seq->job->request.space, sizeof conv.space);
+    memcpy(conv.client, seq->job->request.client, sizeof conv.client);
     conv.id = sched_name(sched, &conv);
     struct conversation *same = conversation_same(table, &conv);
     if (same) {
@@ -290,7 +319,7 @@ bool sched_make_place(struct sched *sched, int more) {
     while (table->count > 0) {
         bool too_many = table->count + more > sched->options.conversations_max;
         if (!too_many && sched_pages_free(sched) >= 0) break;
-        struct conversation *first = conversation_first_to_go(table, NULL);
+        struct conversation *first = conversation_first_to_go(table, NULL, NULL);
         if (!sched_save_for_room(sched, first)) return false;
         sched_forget(sched, first, too_many ? "count" : "tokens");
     }

@@ -343,6 +343,7 @@ static int32_t *copy_tokens(const struct state_view *view) {
     return tokens;
 }
 
+/* The conversation counts for the quota of the job that asked for it, the head. */
 static void add_row(struct sched *sched, const struct state_view *view, int32_t *tokens) {
     int64_t entries = (int64_t)view->report.entries, count = sched_streams(sched);
     const struct state_head *head = &view->head;
@@ -362,6 +363,7 @@ static void add_row(struct sched *sched, const struct state_view *view, int32_t 
                                 .saved = CONVERSATION_SAVED,
                                 .arriving = true};
     memcpy(conv.space, head->space, sizeof conv.space);
+    memcpy(conv.client, sched->head->request.client, sizeof conv.client);
     if (sched_shifts(sched, conv.token_count) > 0) conv.kv.places = sched->options.kv.positions;
     conversation_add(&sched->conversations, &conv, clock_ns());
 }
@@ -410,7 +412,12 @@ static enum restored begin_import(struct sched *sched, const struct state_view *
         store_ignore(sched->options.store, id);
         return NOT_THIS_ONE;
     }
-    if (!sched_make_room(sched, pages, NULL, &used_up)) return NOT_YET;
+    /* The head must not wait for running requests of its own client: others wait for the head. */
+    if (pages > queue_pages_left(&sched->queue, sched->head)) {
+        sched->head_lost = ENGINE_MISS_TOO_LARGE;
+        return GIVE_UP;
+    }
+    if (!sched_make_room(sched, sched->head, pages, NULL, &used_up)) return NOT_YET;
     if (!sched_make_place(sched, 1)) {
         sched->needs_store = true;
         return NOT_YET;

@@ -149,7 +149,7 @@ Test(queue, a_client_that_runs_nothing_has_its_turn) {
     pair.choice_count = 2;
     queue_join(&q, &pair);
     queue_plan_places(&q, 1);
-    cr_assert_eq(q.share, 1);
+    cr_assert_eq(queue_share(&q, &pair), 1);
     cr_assert(queue_may_start(&q, &pair, 1, true));
     cr_assert_not(queue_may_start(&q, &pair, 1, false));
     queue_take(&q, &pair);
@@ -169,7 +169,7 @@ Test(queue, places_are_kept_for_clients_below_their_share) {
     cr_assert(queue_may_start(&q, &more, 1, true), "nobody else is there");
     start(&q, b, 4, 2);
     cr_assert(queue_plan_places(&q, 2));
-    cr_assert_eq(q.share, 6);
+    cr_assert_eq(queue_share(&q, &a[0]), 6);
     cr_assert_eq(q.kept, 0, "they never wanted more than four");
     stop(&q, b + 1, 3);
     cr_assert(queue_plan_places(&q, 3));
@@ -219,4 +219,84 @@ Test(queue, nothing_is_kept_in_vain) {
         stop(&q, a, 2);
         queue_close(&q);
     }
+}
+
+/* A client with three times the weight has its turn three times as often; no token is lost to
+ * rounding. */
+Test(queue, service_counts_in_proportion_to_weights) {
+    struct queue q;
+    struct engine_job heavy[8], light[8];
+    int turns[2] = {0};
+    queue_open(&q, 8, 16);
+    for (int i = 0; i < 8; i++) {
+        heavy[i] = job_for(1);
+        light[i] = job_for(2);
+        heavy[i].request.weight = 3;
+        queue_join(&q, &heavy[i]);
+        queue_join(&q, &light[i]);
+    }
+    for (int i = 0; i < 8; i++) {
+        struct engine_job *next = queue_next(&q, NULL, NULL);
+        turns[next >= light && next < light + 8]++;
+        queue_take(&q, next);
+        for (int token = 0; token < 10; token++) queue_charge(&q, next, 1);
+        queue_end(&q, next);
+    }
+    cr_assert_eq(turns[0], 6);
+    cr_assert_eq(served(&q, &heavy[0]), 20);
+    cr_assert_eq(served(&q, &light[0]), 20);
+    for (int i = 0; i < 8; i++) {
+        struct engine_job *next = queue_next(&q, NULL, NULL);
+        queue_take(&q, next);
+        queue_end(&q, next);
+    }
+    queue_close(&q);
+}
+
+Test(queue, places_are_shared_in_proportion_to_weights) {
+    struct queue q;
+    struct engine_job heavy[3], light[2], lone = job_for(3);
+    queue_open(&q, 8, 16);
+    for (int i = 0; i < 3; i++) {
+        heavy[i] = job_for(1);
+        heavy[i].choice_count = 1;
+        heavy[i].request.weight = 3;
+        queue_join(&q, &heavy[i]);
+    }
+    cr_assert_eq(queue_share(&q, &heavy[0]), 16, "before the first plan nobody else is known");
+    start(&q, light, 2, 2);
+    queue_plan_places(&q, 1);
+    cr_assert_eq(queue_share(&q, &heavy[0]), 12);
+    cr_assert_eq(queue_share(&q, &light[0]), 4);
+    cr_assert_eq(q.kept, 3, "as many as it wants of its share");
+    lone.request.weight = 1000;
+    queue_join(&q, &lone);
+    queue_plan_places(&q, 2);
+    cr_assert_eq(queue_share(&q, &light[0]), 1, "at least one");
+    queue_take(&q, &lone);
+    queue_end(&q, &lone);
+    for (int i = 0; i < 3; i++) {
+        queue_take(&q, &heavy[i]);
+        queue_end(&q, &heavy[i]);
+    }
+    stop(&q, light, 2);
+    queue_close(&q);
+}
+
+/* Clients beside each other: one's quota is not the other's. */
+Test(queue, quotas_count_what_the_client_has) {
+    struct queue q;
+    struct engine_job bound = job_for(1), free = job_for(2);
+    queue_open(&q, 8, 16);
+    bound.request.pages_max = 10;
+    queue_join(&q, &bound);
+    queue_join(&q, &free);
+    queue_client_of(&q, &bound)->pages = 7;
+    cr_assert_eq(queue_pages_left(&q, &bound), 3);
+    cr_assert_eq(queue_pages_left(&q, &free), INT64_MAX);
+    queue_take(&q, &bound);
+    queue_take(&q, &free);
+    queue_end(&q, &bound);
+    queue_end(&q, &free);
+    queue_close(&q);
 }
