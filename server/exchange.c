@@ -66,6 +66,7 @@ void exchange_unref(struct exchange *ex) {
     if (--ex->refs) return;
     CHECK(!ex->connection && !ex->waiting && ex->jobs_submitted == ex->jobs_finished);
     quota_release(ex);
+    quota_leave(ex);
     if (ex->places) engine_queue_leave(server->engine, ex->places);
     for (int i = 0; i < ex->job_count; i++) engine_job_close(&ex->jobs[i]);
     engine_constraint_close(server->engine, ex->constraint);
@@ -176,6 +177,13 @@ static void refuse_busy(struct exchange *ex, enum stats_reject reason, const cha
     oai_refuse(&ex->error, 503, "overloaded", NULL, "%s", text);
     exchange_refuse(ex, &ex->error);
     ex->server->stats.rejected[reason]++;
+}
+
+static void refuse_key_busy(struct exchange *ex) {
+    oai_refuse(&ex->error, 429, "too_many_requests", NULL,
+               "This key may have %lld requests at once.", (long long)ex->settings.requests_max);
+    exchange_refuse(ex, &ex->error);
+    ex->server->stats.rejected[STATS_REJECT_REQUESTS]++;
 }
 
 /* The engine says no more than this. */
@@ -325,6 +333,10 @@ void exchange_dispatch(struct exchange *ex) {
         keep_headers(ex);
         if (ex->server->draining) {
             refuse_busy(ex, STATS_REJECT_DRAINING, "The server is shutting down.");
+            return;
+        }
+        if (!quota_enter(ex)) {
+            refuse_key_busy(ex);
             return;
         }
         if (!quota_reserve(ex)) {

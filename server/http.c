@@ -157,6 +157,10 @@ static int answer_preflight(struct exchange *ex, const char *method) {
 static int refuse_key(struct exchange *ex, struct key **key) {
     struct oai_error error;
     *key = find_key(ex);
+    if (*key) {
+        memcpy(ex->key_digest, (*key)->digest, sizeof ex->key_digest);
+        ex->settings = (*key)->settings;
+    }
     if (*key || (ex->route && ex->route->open)) return 0;
     if (header(ex, "Authorization") || header(ex, "x-api-key"))
         oai_refuse(&error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
@@ -197,6 +201,7 @@ static int refuse_rate(struct exchange *ex, struct key *key) {
     exchange_refuse(ex, &error);
     ex->answer.retry_ms = (int)wait_ms;
     server->stats.rejected[STATS_REJECT_RATE]++;
+    key->rejected++;
     return -1;
 }
 

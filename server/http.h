@@ -202,16 +202,19 @@ struct exchange {
     const struct route *route; /* `found`; NULL = there is none */
     enum phase phase;
     bool suspended;
-    bool refused;         /* `answer` is set; the rest of the body is read and discarded */
-    bool gone;            /* the client left, or took too long */
-    int places;           /* queue places that the request still holds */
-    bool expired;         /* exceeded its time limit */
-    bool forgotten;       /* in the background: its response was deleted, so it is not stored */
-    int64_t deadline_ns;  /* 0 = none */
-    int64_t queue_tokens; /* reserved in the queue, see quota.h */
-    uint8_t client[16];   /* identity for fair queueing, see set_client */
-    uint8_t key_id[16];   /* hash of the API key, or of ""; part of a conversation's space */
-    char path[288];       /* room for the longest model name */
+    bool refused;           /* `answer` is set; the rest of the body is read and discarded */
+    bool gone;              /* the client left, or took too long */
+    int places;             /* queue places that the request still holds */
+    bool expired;           /* exceeded its time limit */
+    bool forgotten;         /* in the background: its response was deleted, so it is not stored */
+    int64_t deadline_ns;    /* 0 = none */
+    int64_t queue_tokens;   /* reserved in the queue, see quota.h */
+    uint8_t client[16];     /* identity for fair queueing, see set_client */
+    uint8_t key_digest[16]; /* of its key in server->keys */
+    struct key_settings settings; /* its key's when it came */
+    bool entered;                 /* counted as active for its key */
+    uint8_t key_id[16]; /* hash of the API key, or of ""; part of a conversation's space */
+    char path[288];     /* room for the longest model name */
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];
     char session[OAI_KEY_BYTES + 1]; /* the client's X-Session-ID, or "" */
     int64_t received_ns, created;

@@ -12,7 +12,10 @@
 
 /* --- reading --- */
 
-static int add_key(struct keys *keys, const char *text, const char *option, struct fault *fault) {
+static const struct key_settings plain_settings = {.weight = 1};
+
+static int add_key(struct keys *keys, const char *text, const struct key_settings *settings,
+                   const char *option, struct fault *fault) {
     size_t size = strlen(text);
     if (keys->count == KEYS_MAX)
         return fault_set(fault, ERR_LIMIT, option, "more than %d keys", KEYS_MAX);
@@ -23,8 +26,66 @@ static int add_key(struct keys *keys, const char *text, const char *option, stru
             return fault_set(fault, ERR_INVALID, option,
                              "a key holds a blank or a byte that cannot stand in a header");
     struct key *key = &keys->items[keys->count++];
+    key->settings = *settings;
     sip_hash128(keys->secret, text, size, key->digest);
     return 0;
+}
+
+static bool is_name(const char *text) {
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                  "-_.";
+    size_t size = strlen(text);
+    return size > 0 && size <= KEY_NAME_MAX && strspn(text, allowed) == size;
+}
+
+static bool read_number(const char *text, int64_t most, int64_t *value) {
+    char *end;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (end == text || *end || errno || number < 1 || number > most) return false;
+    *value = number;
+    return true;
+}
+
+/* One setting behind a key. Faults do not repeat it: it may be the rest of a secret. */
+static int read_setting(char *text, struct key_settings *settings, const char *option,
+                        struct fault *fault) {
+    char *value = strchr(text, '=');
+    int64_t weight = settings->weight;
+    bool ok = true;
+    if (value) *value++ = '\0';
+    if (value && strcmp(text, "name") == 0) {
+        ok = is_name(value);
+        if (ok) strcpy(settings->name, value);
+    } else if (value && strcmp(text, "weight") == 0) {
+        ok = read_number(value, KEY_WEIGHT_MAX, &weight);
+        settings->weight = (int32_t)weight;
+    } else if (value && strcmp(text, "pages") == 0) {
+        ok = read_number(value, INT64_MAX, &settings->pages_max);
+    } else if (value && strcmp(text, "requests") == 0) {
+        ok = read_number(value, INT32_MAX, &settings->requests_max);
+    } else {
+        return fault_set(fault, ERR_INVALID, option,
+                         "behind a key there may be name=TEXT, weight=N, pages=N and requests=N, "
+                         "separated by blanks");
+    }
+    if (ok) return 0;
+    return fault_set(fault, ERR_INVALID, option, "%s behind a key must be %s", text,
+                     strcmp(text, "name") == 0     ? "1 to 32 letters, digits, '-', '_' or '.'"
+                     : strcmp(text, "weight") == 0 ? "a whole number from 1 to 1000"
+                                                   : "a whole number from 1 on");
+}
+
+/* A line without its end: a key, then its settings. */
+static int add_line(struct keys *keys, char *line, const char *option, struct fault *fault) {
+    struct key_settings settings = plain_settings;
+    char *rest, *key = strtok_r(line, " \t", &rest), *setting;
+    int rc = 0;
+    while (!rc && (setting = strtok_r(NULL, " \t", &rest)))
+        rc = read_setting(setting, &settings, option, fault);
+    if (!rc && settings.name[0] && ++keys->named > KEY_NAMES_MAX)
+        rc = fault_set(fault, ERR_LIMIT, option, "more than %d keys with names", KEY_NAMES_MAX);
+    return rc ? rc : add_key(keys, key, &settings, option, fault);
 }
 
 /* Without its newline and blanks around it; NULL for lines that hold no key. */
@@ -37,7 +98,7 @@ static char *key_of_line(char *line) {
 
 static int read_file(struct keys *keys, const char *path, struct fault *fault) {
     static const char option[] = "api-key-file";
-    char line[KEY_BYTES_MAX + 64], *key;
+    char line[KEY_BYTES_MAX + 256], *key;
     size_t before = keys->count;
     int rc = 0;
     FILE *file = fopen(path, "re");
@@ -48,7 +109,7 @@ static int read_file(struct keys *keys, const char *path, struct fault *fault) {
             rc = fault_set(fault, ERR_LIMIT, option, "a line is longer than %zu bytes",
                            sizeof line - 2);
         else if ((key = key_of_line(line)))
-            rc = add_key(keys, key, option, fault);
+            rc = add_line(keys, key, option, fault);
     }
     if (!rc && ferror(file))
         rc = fault_set(fault, ERR_IO, option, "cannot read %.200s: %s", path, strerror(errno));
@@ -64,11 +125,17 @@ static int by_digest(const void *a, const void *b) {
                   sizeof((const struct key *)a)->digest);
 }
 
+static void inherit(struct key *key, const struct key *before) {
+    struct key_settings settings = key->settings;
+    *key = *before;
+    key->settings = settings;
+}
+
 size_t keys_inherit(struct keys *keys, const struct keys *before) {
     size_t compared = 0;
     for (size_t i = 0, at = 0; i < keys->count && at < before->count; compared++) {
         int order = by_digest(&before->items[at], &keys->items[i]);
-        if (order == 0) keys->items[i] = before->items[at];
+        if (order == 0) inherit(&keys->items[i], &before->items[at]);
         if (order < 0)
             at++;
         else
@@ -86,11 +153,13 @@ int keys_open(struct keys *keys, char *const *texts, size_t text_count, const ch
     else
         CHECK(getrandom(keys->secret, sizeof keys->secret, 0) == sizeof keys->secret);
     keys->items = mem_must_alloc(KEYS_MAX, sizeof *keys->items);
-    for (size_t i = 0; i < text_count && !rc; i++) rc = add_key(keys, texts[i], "api-key", fault);
+    for (size_t i = 0; i < text_count && !rc; i++)
+        rc = add_key(keys, texts[i], &plain_settings, "api-key", fault);
     if (!rc && file) rc = read_file(keys, file, fault);
     qsort(keys->items, keys->count, sizeof *keys->items, by_digest);
     if (before) (void)keys_inherit(keys, before);
     if (before) keys->anyone = before->anyone;
+    keys->anyone.settings = plain_settings;
     if (rc) keys_close(keys);
     return rc;
 }
@@ -118,6 +187,20 @@ struct key *keys_find(struct keys *keys, const char *text) {
     for (size_t i = 0; i < keys->count; i++)
         if (equal_digests(keys->items[i].digest, digest)) found = &keys->items[i];
     return found;
+}
+
+struct key *keys_by_digest(struct keys *keys, const uint8_t digest[16]) {
+    size_t from = 0, to = keys->count;
+    if (!keys->count) return &keys->anyone;
+    while (from < to) { /* to the end of the equal ones, as keys_find */
+        size_t middle = from + (to - from) / 2;
+        if (memcmp(keys->items[middle].digest, digest, sizeof keys->items[middle].digest) <= 0)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    if (from == 0 || !equal_digests(keys->items[from - 1].digest, digest)) return NULL;
+    return &keys->items[from - 1];
 }
 
 int64_t key_spend(struct key *key, int64_t per_minute, int64_t now_ns) {

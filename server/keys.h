@@ -1,4 +1,4 @@
-/* API keys: authentication and rate limits. Loop thread only.
+/* API keys: authentication, rate limits, and the settings of tenants. Loop thread only.
  *
  * Keys are kept as digests keyed with a secret of this process. A lookup hashes the candidate and
  * compares all digests in full, so its time reveals nothing about the keys. */
@@ -14,32 +14,54 @@
 #define KEYS_MAX      4096
 #define KEY_BYTES_MAX 1024
 
+/* Keys that may have names: each name is a label of several metrics. */
+#define KEY_NAMES_MAX  256
+#define KEY_NAME_MAX   32
+#define KEY_WEIGHT_MAX 1000
+
+/* How a line of the key file sets a key apart from others. */
+struct key_settings {
+    char name[KEY_NAME_MAX + 1]; /* in metrics; "" = none. Several keys may have the same one */
+    int32_t weight;              /* its share in proportion to others' */
+    int64_t pages_max;           /* see struct engine_request; 0 = any */
+    int64_t requests_max;        /* requests at once; 0 = any */
+};
+
 struct key {
     uint8_t digest[16];
+    struct key_settings settings;
     double allowance;    /* requests that may start now, refilled by the rate */
     int64_t refilled_ns; /* 0: never used, so the allowance is full */
+    uint64_t active;     /* requests that wait or run */
+    uint64_t requests, rejected, prompt_tokens,
+        generation_tokens; /* since the key was first read */
 };
 
 struct keys {
     uint8_t secret[16];
     struct key *items; /* by digest */
     size_t count;      /* 0 = no key needed */
+    size_t named;      /* keys with a name */
     struct key anyone;
 };
 
 /* `texts` are taken as they are; `file` (may be NULL) has one key per line, blank lines and lines
- * that begin with # are ignored. Keys that are in `before` (may be NULL) keep their allowance.
+ * that begin with # are ignored. Settings may follow the key: name=TEXT, weight=N, pages=N and
+ * requests=N. Keys that are in `before` (may be NULL) keep their allowance and their counts, and
+ * take the new settings.
  * On failure *keys is empty and fault->field is "api-key" or "api-key-file". A file without any key
  * is a failure: it would open the server to everybody. */
 int keys_open(struct keys *keys, char *const *texts, size_t text_count, const char *file,
               const struct keys *before, struct fault *fault);
 void keys_close(struct keys *keys);
-/* Keys that are in `before`, of the same secret, get its allowance; keys_open does this.
+/* Keys that are in `before`, of the same secret, get all but its settings; keys_open does this.
  * Returns how many pairs it compared: fewer than there are keys in both. */
 size_t keys_inherit(struct keys *keys, const struct keys *before);
 
 /* NULL: unknown key. If there are no keys, all clients share `anyone`. */
 struct key *keys_find(struct keys *keys, const char *text);
+/* The same for a digest of a key that was found before; a reload may have removed it. */
+struct key *keys_by_digest(struct keys *keys, const uint8_t digest[16]);
 
 /* Token bucket: takes one request off the key's allowance, which holds at most `per_minute`
  * requests and is refilled at that rate. 0, or milliseconds until the next request may start. */

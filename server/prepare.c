@@ -299,6 +299,8 @@ static int make_jobs(struct exchange *ex) {
         return oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
     set_hint(ex);
     memcpy(ex->request.sampling.client, ex->client, sizeof ex->client);
+    ex->request.sampling.weight = ex->settings.weight;
+    ex->request.sampling.pages_max = ex->settings.pages_max;
     ex->job_count = count;
     if (ex->request.echo && !ex->request.context) {
         ex->request.added = arena_alloc(&ex->arena, (size_t)count, sizeof *ex->request.added);

@@ -44,6 +44,35 @@ void quota_release(struct exchange *ex) {
     set_reservation(ex, 0);
 }
 
+/* NULL: a reload has removed the key. */
+static struct key *key_of(struct exchange *ex) {
+    return keys_by_digest(&ex->server->keys, ex->key_digest);
+}
+
+bool quota_enter(struct exchange *ex) {
+    struct key *key = key_of(ex);
+    if (!key) return true;
+    if (key->settings.requests_max > 0 && key->active >= (uint64_t)key->settings.requests_max) {
+        key->rejected++;
+        return false;
+    }
+    key->active++;
+    key->requests++;
+    ex->entered = true;
+    return true;
+}
+
+void quota_leave(struct exchange *ex) {
+    struct key *key = ex->entered ? key_of(ex) : NULL;
+    ex->entered = false;
+    if (!key) return;
+    if (key->active > 0) key->active--; /* 0: the key was removed, and is back */
+    for (int i = 0; i < ex->jobs_submitted; i++) {
+        key->prompt_tokens += (uint64_t)ex->jobs[i].request.prompt_count;
+        key->generation_tokens += ex->progress[i].tokens_counted;
+    }
+}
+
 bool quota_deadline(const char *header, int64_t cap_seconds, int64_t now_ns, int64_t *deadline_ns) {
     double seconds = cap_seconds > 0 ? (double)cap_seconds : INFINITY;
     if (header) {

@@ -1,4 +1,5 @@
-/* The queue's limit on waiting prompt tokens, and the time limit of a request. http.c and the
+/* The queue's limit on waiting prompt tokens, a key's limit on requests at once, and the time limit
+ * of a request. http.c and the
  * parser in oai/ check the limits of a single request; the engine checks its capacity.
  * docs/OPERATIONS.md lists them all. Loop thread only. */
 #ifndef KEEPD_SERVER_QUOTA_H
@@ -19,6 +20,12 @@ bool quota_confirm(struct exchange *exchange);
 /* On every poll: reduces the reservation to the prompts that still wait. */
 void quota_settle(struct exchange *exchange);
 void quota_release(struct exchange *exchange);
+
+/* Counts the request as active for its key until quota_leave. False: the key has as many as it may.
+ */
+bool quota_enter(struct exchange *exchange);
+/* Ends what quota_enter began and counts the request's tokens for its key. */
+void quota_leave(struct exchange *exchange);
 
 /* The client's X-Request-Timeout (seconds, "2.5"), capped by the server's; *deadline_ns 0 = none.
  * False: the header is not a valid time. */

@@ -80,6 +80,7 @@ static void get_metrics(struct exchange *ex) {
     struct stats_input input = {.model_name = server->rules.names[0],
                                 .info = server->rules.info,
                                 .statuses = statuses,
+                                .keys = &server->keys,
                                 .queue_tokens = server->queue_tokens,
                                 .connections = server->conn_count,
                                 .connections_total = server->conn_total,

@@ -421,6 +421,59 @@ static void write_process(struct writer *w, const struct stats_input *input) {
                      (double)input->resident_bytes);
 }
 
+/* The sum over all keys of this name; `offset` is that of a count in struct key. */
+static double count_of_name(const struct keys *keys, const char *name, size_t offset) {
+    double sum = 0;
+    for (size_t i = 0; i < keys->count; i++) {
+        const struct key *key = &keys->items[i];
+        if (strcmp(key->settings.name, name) == 0)
+            sum += (double)*(const uint64_t *)((const char *)key + offset);
+    }
+    return sum;
+}
+
+/* Collects the names, each once; returns how many. */
+static int names_of(const struct keys *keys, const char *names[KEY_NAMES_MAX]) {
+    int count = 0;
+    for (size_t i = 0; i < keys->count && count < KEY_NAMES_MAX; i++) {
+        const char *name = keys->items[i].settings.name;
+        int at = 0;
+        while (at < count && strcmp(names[at], name) != 0) at++;
+        if (*name && at == count) names[count++] = name;
+    }
+    return count;
+}
+
+/* A tenant is the name of one or several keys. */
+static void write_tenants(struct writer *w, const struct keys *keys) {
+    static const struct {
+        const char *name, *type, *help;
+        size_t offset;
+    } rows[] = {
+#define ROW(name, type, help, member) {name, type, help, offsetof(struct key, member)}
+        ROW("keepd_tenant_requests_active", "gauge", "Requests that wait or run, by key name.",
+            active),
+        ROW("keepd_tenant_requests_total", "counter", "Accepted requests by key name.", requests),
+        ROW("keepd_tenant_requests_rejected_total", "counter",
+            "Requests beyond the key's rate or number at once, by key name.", rejected),
+        ROW("keepd_tenant_prompt_tokens_total", "counter",
+            "Prompt tokens of ended requests, cached ones included, by key name.", prompt_tokens),
+        ROW("keepd_tenant_generation_tokens_total", "counter",
+            "Generated tokens of ended requests by key name.", generation_tokens),
+#undef ROW
+    };
+    const char *names[KEY_NAMES_MAX];
+    int count = keys ? names_of(keys, names) : 0;
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+        write_head(w, rows[r].name, rows[r].type, rows[r].help);
+        for (int i = 0; i < count; i++) {
+            char label[KEY_NAME_MAX + 16];
+            snprintf(label, sizeof label, "tenant=\"%s\"", names[i]);
+            write_sample(w, rows[r].name, label, count_of_name(keys, names[i], rows[r].offset));
+        }
+    }
+}
+
 static void write_replica(struct writer *w, const struct stats *stats,
                           const struct stats_input *input, int replica) {
     const struct stats_requests *requests = &stats->replicas[replica];
@@ -439,6 +492,7 @@ static void write_replica(struct writer *w, const struct stats *stats,
     write_keepd(w, status);
     if (replica > 0) return;
     write_rejected(w, stats);
+    write_tenants(w, input->keys);
     write_state(w, status);
     write_process(w, input);
 }

@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "base/hist.h"
 #include "engine/engine.h"
+#include "server/keys.h"
 
 /* Why a request was refused before any work: one list makes enum and labels. */
 #define STATS_REJECT_MAP(X)                                                                        \
@@ -17,7 +18,8 @@
     X(DRAINING, "draining")                                                                        \
     X(MEMORY, "memory")                                                                            \
     X(TOKENS, "queue_tokens")                                                                      \
-    X(RATE, "rate_limit")
+    X(RATE, "rate_limit")                                                                          \
+    X(REQUESTS, "key_requests")
 
 enum stats_reject {
 #define X(name, label) STATS_REJECT_##name,
@@ -60,6 +62,7 @@ struct stats_input {
     const char *model_name;
     const struct engine_info *info;
     const struct engine_status *statuses; /* [info->replicas] */
+    const struct keys *keys; /* the settings and counts of those with names; NULL = none */
     int64_t queue_tokens;
     int connections;
     uint64_t connections_total;

@@ -112,3 +112,92 @@ Test(keys, comparing_reads_every_byte_of_every_key) {
     munmap(room, 2 * page);
     keys_close(&keys);
 }
+
+/* ---- Settings -------------------------------------------------------------------------------- */
+
+static int open_text(struct keys *keys, const char *text, const struct keys *before,
+                     struct fault *fault) {
+    char path[] = "/tmp/test_keys_XXXXXX";
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+    close(fd);
+    int rc = keys_open(keys, NULL, 0, path, before, fault);
+    unlink(path);
+    return rc;
+}
+
+Test(keys, settings_follow_a_key) {
+    struct keys keys;
+    struct fault fault = {0};
+    cr_assert_eq(open_text(&keys,
+                           "plain\n"
+                           "# name=comment\n"
+                           "  full \tname=a.b-C_9 requests=3  weight=1000 pages=123456789012 \r\n"
+                           "last weight=2",
+                           NULL, &fault),
+                 0, "%s", fault.text);
+    const struct key_settings *plain = &keys_find(&keys, "plain")->settings;
+    const struct key_settings *full = &keys_find(&keys, "full")->settings;
+    cr_assert(plain->weight == 1 && plain->pages_max == 0 && plain->requests_max == 0);
+    cr_assert_str_empty(plain->name);
+    cr_assert(full->weight == 1000 && full->pages_max == 123456789012 && full->requests_max == 3);
+    cr_assert_str_eq(full->name, "a.b-C_9");
+    cr_assert_eq(keys_find(&keys, "last")->settings.weight, 2);
+    cr_assert_null(keys_find(&keys, "name=comment"));
+    keys_close(&keys);
+}
+
+Test(keys, wrong_settings_are_refused_without_the_secret) {
+    static const char *const lines[] = {
+        "secret weight=0",    "secret weight=1001",
+        "secret weight=",     "secret weight=2x",
+        "secret pages=-1",    "secret pages=99999999999999999999",
+        "secret requests=0",  "secret requests=1e3",
+        "secret name=",       "secret name=a b",
+        "secret name=\"x\"",  "secret name=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        "secret othersecret", "secret colour=secret",
+        "secret =3"};
+    struct keys keys;
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        struct fault fault = {0};
+        cr_assert_eq(open_text(&keys, lines[i], NULL, &fault), ERR_INVALID, "%s", lines[i]);
+        cr_assert(strstr(fault.text, "behind a key") && !strstr(fault.text, "secret"), "%s: %s",
+                  lines[i], fault.text);
+    }
+}
+
+Test(keys, a_reload_keeps_counts_and_takes_settings) {
+    struct keys before, keys;
+    struct fault fault = {0};
+    cr_assert_eq(open_text(&before, "one name=a weight=2\ntwo", NULL, &fault), 0);
+    keys_find(&before, "one")->active = 3;
+    keys_find(&before, "one")->requests = 7;
+    cr_assert_eq(open_text(&keys, "one name=b requests=4\nthree", &before, &fault), 0);
+    const struct key *one = keys_find(&keys, "one");
+    cr_assert(one->active == 3 && one->requests == 7 && one->settings.requests_max == 4);
+    cr_assert(one->settings.weight == 1 && strcmp(one->settings.name, "b") == 0);
+    cr_assert_eq(keys_by_digest(&keys, one->digest), one);
+    cr_assert_null(keys_by_digest(&keys, keys_find(&before, "two")->digest));
+    keys_close(&keys);
+    keys_close(&before);
+}
+
+Test(keys, names_are_bounded) {
+    static char text[(KEY_NAMES_MAX + 1) * 24];
+    struct keys keys;
+    struct fault fault = {0};
+    int at = 0, first = 0;
+    for (int i = 0; i <= KEY_NAMES_MAX; i++) {
+        if (i == KEY_NAMES_MAX) first = at;
+        at += snprintf(text + at, sizeof text - (size_t)at, "key%d name=n%d\n", i, i);
+    }
+    cr_assert_eq(open_text(&keys, text, NULL, &fault), ERR_LIMIT);
+    text[first] = '\0';
+    cr_assert_eq(open_text(&keys, text, NULL, &fault), 0);
+    for (int i = 0; i < KEY_NAMES_MAX; i++) {
+        char name[24];
+        snprintf(name, sizeof name, "key%d", i);
+        cr_assert_eq(keys_by_digest(&keys, keys_find(&keys, name)->digest), keys_find(&keys, name));
+    }
+    keys_close(&keys);
+}
