@@ -23,20 +23,20 @@
 
 struct queue_client {
     uint8_t key[16];
-    int jobs;                /* waiting or running; 0: only `served` is of interest */
-    int waiting;             /* the waiting ones of `jobs` */
-    int running;             /* sequences of the others; the scheduler's */
-    int places;              /* wanted by its jobs, see queue_plan_places */
-    int peak;                /* the most `places` lately */
-    uint64_t peak_step;      /* when */
-    int32_t weight;          /* 1 and more; that of the newest job */
-    int64_t served;          /* tokens for each unit of weight */
-    int64_t rest;            /* tokens not yet in `served`, fewer than the weight */
-    int64_t prompts_waiting; /* tokens of its waiting jobs' prompts */
-    int64_t prompts_ahead;   /* these and what its running ones still read; the scheduler's */
-    int64_t pages;           /* reserved by its running sequences; the scheduler's */
-    int64_t pages_max;       /* the client's quota, 0 = none; that of the newest job */
-    int64_t evict_rows;      /* eviction work not paid for yet; the scheduler's */
+    int jobs;                        /* waiting or running; 0: only `served` is of interest */
+    int waiting;                     /* the waiting ones of `jobs` */
+    int running;                     /* sequences of the others; the scheduler's */
+    int places;                      /* wanted by its jobs, see queue_plan_places */
+    int peak;                        /* the most `places` lately */
+    uint64_t peak_step;              /* when */
+    int32_t weight;                  /* 1 and more; that of the newest job */
+    int64_t served;                  /* tokens for each unit of weight */
+    int64_t rest;                    /* tokens not yet in `served`, fewer than the weight */
+    int64_t prompts_waiting;         /* tokens of its waiting jobs' prompts */
+    int64_t prompts_ahead;           /* and what its running ones still read; the scheduler's */
+    int64_t pages;                   /* reserved by its running sequences; the scheduler's */
+    int64_t pages_max;               /* the client's quota, 0 = none; that of the newest job */
+    int64_t evict_rows;              /* eviction work not paid for yet; the scheduler's */
     struct engine_job *first, *last; /* waiting, linked by job->next */
 };
 

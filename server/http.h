@@ -210,8 +210,8 @@ struct exchange {
     int64_t deadline_ns;    /* 0 = none */
     int64_t queue_tokens;   /* reserved in the queue, see quota.h */
     uint8_t client[16];     /* identity for fair queueing, see set_client */
-    uint8_t key_digest[16]; /* of its key in server->keys */
-    struct key_settings settings; /* its key's when it came */
+    uint8_t key_digest[16]; /* the digest of its key in server->keys */
+    struct key_settings settings; /* the settings of its key when it came */
     bool entered;                 /* counted as active for its key */
     uint8_t key_id[16]; /* hash of the API key, or of ""; part of a conversation's space */
     char path[288];     /* room for the longest model name */

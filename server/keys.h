@@ -22,7 +22,7 @@
 /* How a line of the key file sets a key apart from others. */
 struct key_settings {
     char name[KEY_NAME_MAX + 1]; /* in metrics; "" = none. Several keys may have the same one */
-    int32_t weight;              /* its share in proportion to others' */
+    int32_t weight;              /* share in proportion to others' */
     int64_t pages_max;           /* see struct engine_request; 0 = any */
     int64_t requests_max;        /* requests at once; 0 = any */
 };

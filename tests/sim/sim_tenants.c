@@ -19,7 +19,7 @@
 
 enum { PLACES = 8, ROWS = 64, JOBS_MAX = 100, PROMPT_MAX = 500, WAITS_MAX = 4096 };
 
-/* What a client asks for. */
+/* The questions of a client. */
 struct tenant {
     const char *name;
     int jobs, prompt, tokens; /* requests at a time; the longest prompt; tokens of an answer */
