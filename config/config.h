@@ -45,7 +45,7 @@ struct config {
     int64_t data_parallel_size, tensor_parallel_size, kv_rank_cap, threads;
     char *device;          /* auto, cpu, cuda */
     char *cpu_path;        /* auto, reference, portable, avx2, avx512, amx */
-    char *cpu_activations; /* int8, int16, bf16, f32 */
+    char *cpu_activations; /* auto, int8, int16, bf16, f32 */
     char *log_format;      /* plain, json */
     char *log_level;       /* error, warn, info, debug */
     bool random_weights;   /* read only config.json from the model directory (timing) */

@@ -91,7 +91,7 @@ struct engine_options {
     int threads;                 /* compute threads of all replicas together; 0 = one per core */
     const char *device;          /* "auto", "cpu", "cuda": see engine/backend.h */
     const char *cpu_path;        /* see kernels/cpu/cpu.h */
-    const char *cpu_activations; /* int8, int16, bf16, f32 (enum cpu_activations); NULL: int8 */
+    const char *cpu_activations; /* a name of enum cpu_activations; NULL: auto */
     bool random_weights;
     const char *quantization; /* weight format: NULL or "none" as in the files, "fp8", "q8", "q4" */
     bool check_only; /* engine_open checks without loading weights: it refuses the same options, and

@@ -294,7 +294,8 @@ static int open_pool(const struct engine *e, struct replica *replica, enum kern_
 static enum cpu_activations cpu_activations_of(const char *name) {
     if (name && !strcmp(name, "int16")) return CPU_INT16;
     if (name && !strcmp(name, "bf16")) return CPU_BF16;
-    return name && !strcmp(name, "f32") ? CPU_F32 : CPU_INT8;
+    if (name && !strcmp(name, "int8")) return CPU_INT8;
+    return name && !strcmp(name, "f32") ? CPU_F32 : CPU_BY_WEIGHT;
 }
 
 static int open_backends(struct engine *e, struct fault *fault) {

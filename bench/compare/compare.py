@@ -77,14 +77,16 @@ class Server:
 
     def stream(self, prompt, tokens, cached=False):
         """[the moments at which tokens came], the request's being 0."""
-        start, moments = time.perf_counter(), []
+        start, lines = time.perf_counter(), []
         path, body = self.request(prompt, tokens, cached)
         with self.call("POST", path, {**body, "stream": True}) as r:
             if r.status != 200:
                 sys.exit(f"{self.name}: {r.read().decode()}")
             for line in r:
-                if line.startswith(b"data: {") and self.has_token(json.loads(line[6:])):
-                    moments.append(time.perf_counter() - start)
+                if line.startswith(b"data: {"):
+                    lines.append((time.perf_counter() - start, line))
+        # Parsed afterwards: until then the processors belong to the server.
+        moments = [moment for moment, line in lines if self.has_token(json.loads(line[6:]))]
         if not 0.9 * tokens <= len(moments) <= tokens:    # a token that ends inside a character has no event
             sys.exit(f"{self.name}: {len(moments)} events for {tokens} tokens")
         return moments

@@ -3,8 +3,9 @@
  * its best product.
  *
  *   bench_kernels [--path P] [--threads N] [--seconds S] [--thin N]
- *                 [--only products|attention|decode|prompt|policies] [--weights bf16|e4m3]
- *                 [--kv-dtype bf16|f32|fp8|q8|q4]
+ *                 [--only products|attention|decode|prompt|policies]
+ *                 [--weights bf16|e4m3|q8|q4|q4m] [--kv-dtype bf16|f32|fp8|q8|q4]
+ *                 [--activations int8|int16|auto]
  *
  * The model is a Qwen3-0.6B shape with random weights: no engine, no tokenizer. Results and dropped
  * experiments: README.md. */
@@ -30,8 +31,9 @@ static struct {
     int threads;
     double seconds; /* per measurement */
     struct shape shape;
-    enum kern_dtype weights; /* format of the layers' weights */
+    enum kern_dtype weights; /* format of the layers' weights and, in blocks, of the vocabulary's */
     enum kern_dtype cache;   /* format of keys and values */
+    enum cpu_activations activations;
     struct kern *kern;
     double bandwidth; /* bytes per second, read by all threads */
 } bench = {.path = "auto",
@@ -291,12 +293,18 @@ struct model {
 };
 
 /* Where a step's time goes. */
-static double spent[8];
-static const char *const spent_on[] = {"qkv", "attend", "o", "gate_up", "down", "logits", "rest"};
+enum stage { NORM, QKV, ROPE, ATTEND, O, GATE_UP, GLU, DOWN, LOGITS, STAGES };
+static const char *const stage_names[STAGES] = {"norm",    "qkv", "rope", "attend", "o",
+                                                "gate_up", "glu", "down", "logits"};
+static struct {
+    double spent[STAGES];
+    double best[STAGES]; /* of one call */
+} stages;
 
-static double stage(int which, double since) {
+static double stage(enum stage which, double since) {
     double t = now();
-    spent[which] += t - since;
+    stages.spent[which] += t - since;
+    stages.best[which] = fmin(stages.best[which], t - since);
     return t;
 }
 
@@ -307,35 +315,35 @@ static void step(struct model *m, const struct kern_batch *batch, const int32_t 
     int rows = batch->rows;
     struct kern_attend_options attend = {.scale = 1 / sqrtf((float)s->head_dim)};
     struct kern_rope rope = {.inv_freq = m->inv_freq, .scale = 1};
-    double t = now();
     if (ops->begin_step(k, batch)) fail("begin_step", ERR_FULL, NULL);
     ops->embed(k, m->x, m->vocab, 1, batch->tokens, rows);
+    double t = now();
     for (int i = 0; i < s->layers; i++) {
         ops->rms_norm(k, m->h, m->x, m->norm, rows, s->d_model, 1e-6f);
-        t = stage(6, t);
+        t = stage(NORM, t);
         ops->matmul(k, m->qkv, m->h, m->layer[i].qkv, NULL, rows, KERN_SET);
-        t = stage(0, t);
+        t = stage(QKV, t);
         ops->qk_rope(k, m->qkv, m->norm, m->norm, 1e-6f, &rope, batch);
         ops->write_kv(k, i, m->qkv, NULL, batch);
-        t = stage(6, t);
+        t = stage(ROPE, t);
         ops->attend(k, i, m->att, m->qkv, batch, &attend);
-        t = stage(1, t);
+        t = stage(ATTEND, t);
         ops->matmul(k, m->x, m->att, m->layer[i].o, NULL, rows, KERN_ADD);
-        t = stage(2, t);
+        t = stage(O, t);
         ops->rms_norm(k, m->h, m->x, m->norm, rows, s->d_model, 1e-6f);
-        t = stage(6, t);
+        t = stage(NORM, t);
         ops->matmul(k, m->ff, m->h, m->layer[i].gate_up, NULL, rows, KERN_SET);
-        t = stage(3, t);
+        t = stage(GATE_UP, t);
         ops->glu(k, m->act, m->ff, rows, s->d_ff, KERN_SILU);
-        t = stage(6, t);
+        t = stage(GLU, t);
         ops->matmul(k, m->x, m->act, m->layer[i].down, NULL, rows, KERN_ADD);
-        t = stage(4, t);
+        t = stage(DOWN, t);
     }
     ops->gather_rows(k, m->h, m->x, want, wants, s->d_model);
     ops->rms_norm(k, m->h, m->h, m->norm, wants, s->d_model, 1e-6f);
-    t = stage(6, t);
+    t = now();
     ops->matmul(k, m->logits, m->h, m->vocab, NULL, wants, KERN_SET);
-    stage(5, t);
+    stage(LOGITS, t);
 }
 
 static void model_make(struct model *m) {
@@ -347,10 +355,11 @@ static void model_make(struct model *m) {
                                      random_weight(s->d_model, att, bench.weights),
                                      random_weight(2 * s->d_ff, s->d_model, bench.weights),
                                      random_weight(s->d_model, s->d_ff, bench.weights)};
-    m->vocab = random_weight(s->vocab, s->d_model, KERN_BF16);
-    size_t layer = (size_t)s->d_model * (size_t)(qkv + att + 3 * s->d_ff);
-    m->bytes = kern_dtype_bytes(bench.weights) * (size_t)s->layers * layer +
-               2 * (size_t)s->vocab * (size_t)s->d_model;
+    const enum kern_dtype vocab = kern_dtype_blocks(bench.weights) ? bench.weights : KERN_BF16;
+    m->vocab = random_weight(s->vocab, s->d_model, vocab);
+    m->bytes =
+        (size_t)s->layers * weight_bytes(qkv + att + 3 * s->d_ff, s->d_model, bench.weights) +
+        weight_bytes(s->vocab, s->d_model, vocab);
     m->norm = floats((size_t)(s->d_model > s->head_dim ? s->d_model : s->head_dim));
     for (int i = 0; i < s->d_model; i++) m->norm[i] = 1;
     for (int i = 0; i < s->head_dim / 2; i++)
@@ -390,12 +399,21 @@ static void cache_make(void) {
     if (rc) fail("cache", rc, &fault);
 }
 
+/* On a busy machine a whole step is always disturbed, but hardly ever each call of an operation. */
 static void report_stages(double whole) {
     double all = 0;
-    for (int i = 0; i < 7; i++) all += spent[i];
+    for (int i = 0; i < STAGES; i++) all += stages.spent[i];
     printf("      ");
-    for (int i = 0; i < 7; i++) printf(" %s %.0f%%", spent_on[i], 100 * spent[i] / all);
-    printf(" of %.2f ms\n", whole * 1e3);
+    for (int i = 0; i < STAGES; i++)
+        printf(" %s %.0f%%", stage_names[i], 100 * stages.spent[i] / all);
+    printf(" of %.2f ms\n       best calls, us:", whole * 1e3);
+    double best = 0;
+    for (int i = 0; i < STAGES; i++) {
+        double calls = i == LOGITS ? 1 : i == NORM ? 2 * bench.shape.layers : bench.shape.layers;
+        best += calls * stages.best[i];
+        printf(" %s %.1f", stage_names[i], stages.best[i] * 1e6);
+    }
+    printf("; a step of them: %.2f ms\n", best * 1e3);
 }
 
 /* `count` tokens of `batch_size` sequences at position pos each; the best of several steps. The
@@ -413,17 +431,18 @@ static void bench_step(struct model *m, const char *what, int batch_size, int co
     struct kern_batch batch = {
         .tokens = tokens, .spans = spans, .rows = rows, .span_count = batch_size};
     double best = 1e9, begin = now();
+    for (int i = 0; i < STAGES; i++) stages.best[i] = 1e9;
     for (int runs = 0; runs < 3 || now() - begin < bench.seconds; runs++) {
-        double kept[8];
-        memcpy(kept, spent, sizeof kept);
-        memset(spent, 0, sizeof spent);
+        double kept[STAGES];
+        memcpy(kept, stages.spent, sizeof kept);
+        memset(stages.spent, 0, sizeof stages.spent);
         double start = now();
         step(m, &batch, want, batch_size);
         double took = now() - start;
         if (took < best)
             best = took;
         else
-            memcpy(spent, kept, sizeof kept);
+            memcpy(stages.spent, kept, sizeof kept);
         for (int i = 0; i < batch_size; i++) bench.kern->ops->truncate(bench.kern, i, pos);
     }
     const struct shape *s = &bench.shape;
@@ -586,9 +605,9 @@ static double policy_step(struct model *m, const struct kern_rule *rule, int slo
     }
     struct kern_batch batch = {
         .tokens = tokens, .spans = spans, .rows = slots * count, .span_count = slots};
-    memset(spent, 0, sizeof spent);
+    memset(stages.spent, 0, sizeof stages.spent);
     step(m, &batch, want, slots);
-    return spent[1];
+    return stages.spent[ATTEND];
 }
 
 /* The buffer's worth of tokens from `pos`, then an eviction; the time of that. */
@@ -685,15 +704,21 @@ static void thin(int by) {
     bench.shape.vocab /= by;
 }
 
-static enum kern_dtype cache_dtype(const char *name) {
-    static const struct {
-        const char *name;
-        enum kern_dtype dtype;
-    } names[] = {{"f32", KERN_F32}, {"fp8", KERN_E4M3}, {"q8", KERN_ROW8}, {"q4", KERN_ROW4}};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strcmp(name, names[i].name)) return names[i].dtype;
-    return KERN_BF16;
+struct named {
+    const char *name;
+    enum kern_dtype dtype;
+};
+
+/* Returns KERN_BF16 for any other name. */
+static enum kern_dtype named_dtype(const struct named *names, const char *name) {
+    while (names->name && strcmp(name, names->name)) names++;
+    return names->name ? names->dtype : KERN_BF16;
 }
+
+static const struct named cache_names[] = {
+    {"f32", KERN_F32}, {"fp8", KERN_E4M3}, {"q8", KERN_ROW8}, {"q4", KERN_ROW4}, {0}};
+static const struct named weight_names[] = {
+    {"e4m3", KERN_E4M3}, {"q8", KERN_Q8}, {"q4", KERN_Q4}, {"q4m", KERN_Q4M}, {0}};
 
 static void parse(int argc, char **argv) {
     for (int i = 1; i + 1 < argc; i += 2) {
@@ -702,16 +727,20 @@ static void parse(int argc, char **argv) {
         if (!strcmp(argv[i], "--threads")) bench.threads = atoi(argv[i + 1]);
         if (!strcmp(argv[i], "--seconds")) bench.seconds = atof(argv[i + 1]);
         if (!strcmp(argv[i], "--thin")) thin(atoi(argv[i + 1]));
-        if (!strcmp(argv[i], "--kv-dtype")) bench.cache = cache_dtype(argv[i + 1]);
-        if (!strcmp(argv[i], "--weights"))
-            bench.weights = strcmp(argv[i + 1], "e4m3") ? KERN_BF16 : KERN_E4M3;
+        if (!strcmp(argv[i], "--kv-dtype")) bench.cache = named_dtype(cache_names, argv[i + 1]);
+        if (!strcmp(argv[i], "--weights")) bench.weights = named_dtype(weight_names, argv[i + 1]);
+        if (!strcmp(argv[i], "--activations"))
+            bench.activations = !strcmp(argv[i + 1], "int8")    ? CPU_INT8
+                                : !strcmp(argv[i + 1], "int16") ? CPU_INT16
+                                                                : CPU_BY_WEIGHT;
     }
 }
 
 int main(int argc, char **argv) {
     parse(argc, argv);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    struct cpu_options options = {.path = bench.path, .threads = bench.threads};
+    struct cpu_options options = {
+        .path = bench.path, .threads = bench.threads, .activations = bench.activations};
     struct fault fault;
     int rc = cpu_open(&options, &bench.kern, &fault);
     if (rc) fail("open", rc, &fault);

@@ -53,15 +53,32 @@ struct cpu_x_block {
     int32_t first;    /* the same of the first half's codes */
 };
 
-/* Activations of a pass: [rows][depth] codes of 8 or, if `wide`, 16 bits, [rows][blocks]. */
+/* The rows of a pass are divided into pieces, which are multiplied together: the fewest of about
+ * equal size. */
+struct cpu_piece {
+    int row, rows;
+};
+
+static inline int cpu_piece_count(int rows, int most) {
+    return (rows + most - 1) / most;
+}
+
+static inline struct cpu_piece cpu_piece_of(int rows, int most, int i) {
+    const int count = cpu_piece_count(rows, most), row = rows * i / count;
+    return (struct cpu_piece){row, rows * (i + 1) / count - row};
+}
+
+/* Bytes of the activations of a pass: of each piece [blocks][rows][KERN_BLOCK] codes of 8 or, if
+ * `wide`, 16 bits; then, of each piece, [blocks][rows] struct cpu_x_block. */
 size_t cpu_codes_bytes(const struct kern_weight *w, int rows, bool wide);
 
 struct cpu_block_kernels {
-    /* Rounds one row of `cols` numbers to int8 or, if `wide`, int16. */
+    int rows; /* of a piece, at most */
+    /* Rounds one row of `cols` numbers to int8 or, if `wide`, int16. `step`: rows of its piece. */
     void (*round_row)(const struct kern_weight *w, const float *x, bool wide, char *codes,
-                      struct cpu_x_block *blocks);
+                      struct cpu_x_block *blocks, int64_t step);
     /* As cpu_kernels.matmul, from job->codes and job->x_blocks. */
-    void (*multiply)(const struct cpu_matmul_job *job, int64_t first, int64_t count);
+    void (*multiply)(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next);
 };
 
 extern const struct cpu_block_kernels cpu_block_kernels_portable;

@@ -345,7 +345,7 @@ int cpu_open(const struct cpu_options *options, struct kern **out, struct fault 
     cpu->base.ops = &cpu->ops;
     cpu->kernels = kernels;
     if (options->activations != CPU_F32) cpu->block_kernels = cpu_block_kernels_of(kernels->name);
-    cpu->wide = options->activations != CPU_INT8;
+    cpu->activations = options->activations;
     cpu->comm = comm;
     cpu->leaves = CPU_LEAVES / comm->ranks;
     int rc = open_threads(cpu, options->threads);

@@ -207,9 +207,9 @@ struct cpu {
     struct kern_ops ops;
     const struct cpu_kernels *kernels;
     const struct cpu_block_kernels *block_kernels; /* NULL: activations stay float32 */
-    bool wide;                                     /* activations become int16, not int8 */
-    const struct comm *comm;                       /* comm_none with one rank */
-    int leaves; /* leaves of this rank's part of a sum that ranks split */
+    enum cpu_activations activations;
+    const struct comm *comm; /* comm_none with one rank */
+    int leaves;              /* leaves of this rank's part of a sum that ranks split */
     struct cpu_team *team;
     int threads;
 

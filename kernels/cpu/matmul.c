@@ -28,6 +28,12 @@ static bool in_codes(const struct cpu *cpu, const struct kern_weight *w) {
     return w->layout == CPU_BLOCKS && cpu->block_kernels;
 }
 
+/* Are they rounded to int16, not to int8? */
+static bool is_wide(const struct cpu *cpu, const struct kern_weight *w) {
+    if (cpu->activations == CPU_BY_WEIGHT) return cpu_block_bits(w->dtype) > 4;
+    return cpu->activations != CPU_INT8;
+}
+
 int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
     const struct cpu_kernels *k = cpu->kernels;
     int rc = 0;
@@ -35,7 +41,8 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
     if (!rc && k->packed_bytes && weight->layout >= CPU_PANEL_PAIRS)
         rc = cpu_room_grow(&cpu->packed, k->packed_bytes(weight->depth));
     if (!rc && in_codes(cpu, weight))
-        rc = cpu_room_grow(&cpu->packed, cpu_codes_bytes(weight, MATMUL_ROWS, cpu->wide));
+        rc =
+            cpu_room_grow(&cpu->packed, cpu_codes_bytes(weight, MATMUL_ROWS, is_wide(cpu, weight)));
     if (!rc) rc = cpu_room_grow(&cpu->partial, partial_bytes(cpu, weight));
     if (!rc && weight->rows < weight->rows_model)
         rc = cpu_room_grow(&cpu->bias, (size_t)weight->rows * sizeof(float));
@@ -45,7 +52,7 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
 struct pass {
     struct cpu *cpu;
     struct cpu_matmul_job job;
-    struct cpu_tickets blocks; /* blocks of 16 rows to pack, or rows to round */
+    struct cpu_tickets blocks; /* blocks of 16 rows to pack, or pieces to round */
     struct cpu_tickets panels;
     int64_t grain;
 };
@@ -60,21 +67,36 @@ static void pack_rows(void *arg, int worker) {
 
 /* The rounded rows of a pass lie in cpu->packed: all codes, then all blocks. */
 static struct cpu_x_block *rounded_blocks(const struct cpu *cpu, const struct kern_weight *w) {
-    const int64_t codes = MATMUL_ROWS * w->depth * (cpu->wide ? 2 : 1);
+    const int64_t codes = MATMUL_ROWS * w->depth * (is_wide(cpu, w) ? 2 : 1);
     return (struct cpu_x_block *)(void *)((char *)cpu->packed.mem + codes);
 }
 
-static void round_rows(void *arg, int worker) {
+static void round_pieces(void *arg, int worker) {
     (void)worker;
     struct pass *pass = arg;
     struct cpu *cpu = pass->cpu;
+    const struct cpu_block_kernels *k = cpu->block_kernels;
     const struct kern_weight *w = pass->job.weight;
-    struct cpu_x_block *blocks = rounded_blocks(cpu, w);
+    const bool wide = pass->job.wide;
+    const int64_t size = wide ? 2 : 1;
     int64_t end;
-    for (int64_t r; (r = cpu_tickets_take(&pass->blocks, 1, &end)) >= 0;)
-        cpu->block_kernels->round_row(w, pass->job.x + r * w->cols, cpu->wide,
-                                      (char *)cpu->packed.mem + r * w->depth * (cpu->wide ? 2 : 1),
-                                      blocks + r * w->blocks);
+    for (int64_t i; (i = cpu_tickets_take(&pass->blocks, 1, &end)) >= 0;) {
+        const struct cpu_piece piece = cpu_piece_of(pass->job.rows, k->rows, (int)i);
+        char *codes = (char *)cpu->packed.mem + size * piece.row * w->depth;
+        struct cpu_x_block *blocks = rounded_blocks(cpu, w) + piece.row * w->blocks;
+        for (int r = 0; r < piece.rows; r++)
+            k->round_row(w, pass->job.x + (piece.row + r) * w->cols, wide,
+                         codes + size * KERN_BLOCK * r, blocks + r, piece.rows);
+    }
+}
+
+/* Claims panels: `grain` at first and fewer at the end, in whole groups of four, so that no worker
+ * waits long for the last portion. */
+static int64_t take_panels(struct pass *pass, int64_t *end) {
+    const int64_t taken = atomic_load_explicit(&pass->panels.next, memory_order_relaxed);
+    const int64_t part = (pass->panels.count - taken) / ((int64_t)4 * pass->cpu->threads);
+    const int64_t grain = part < 4 ? 4 : part & ~(int64_t)3;
+    return cpu_tickets_take(&pass->panels, grain < pass->grain ? grain : pass->grain, end);
 }
 
 /* Each worker claims one portion ahead of the one it computes, to know what to prefetch. */
@@ -82,11 +104,11 @@ static void multiply(void *arg, int worker) {
     struct pass *pass = arg;
     void *scratch = pass->cpu->scratch[worker].mem;
     int64_t end, next_end = 0;
-    int64_t p = cpu_tickets_take(&pass->panels, pass->grain, &end);
+    int64_t p = take_panels(pass, &end);
     while (p >= 0) {
-        int64_t next = cpu_tickets_take(&pass->panels, pass->grain, &next_end);
+        int64_t next = take_panels(pass, &next_end);
         if (pass->job.codes)
-            pass->cpu->block_kernels->multiply(&pass->job, p, end - p);
+            pass->cpu->block_kernels->multiply(&pass->job, p, end - p, next);
         else
             pass->cpu->kernels->matmul(&pass->job, p, end - p, next, scratch);
         p = next;
@@ -124,9 +146,9 @@ static void prepare(struct pass *pass) {
     } else if (in_codes(cpu, w)) {
         job->codes = cpu->packed.mem;
         job->x_blocks = rounded_blocks(cpu, w);
-        job->wide = cpu->wide;
-        cpu_tickets_set(&pass->blocks, job->rows);
-        cpu_run(cpu, job->rows * w->cols / 4, round_rows, pass);
+        job->wide = is_wide(cpu, w);
+        cpu_tickets_set(&pass->blocks, cpu_piece_count(job->rows, cpu->block_kernels->rows));
+        cpu_run(cpu, 4 * job->rows * w->cols, round_pieces, pass);
     }
 }
 

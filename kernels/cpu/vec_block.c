@@ -27,9 +27,10 @@ struct form {
 
 #if defined(__AVX512VNNI__)
 
-/* An input is broadcast once for all panels of a block of outputs. 24 of 32 registers hold sums. */
-#define ROWS   6
-#define PANELS 2
+/* An input is broadcast once for all panels of a tile. 24 of 32 registers hold sums. */
+#define ROWS          6
+#define PANELS        2
+#define PANELS_OF_TWO 4
 
 typedef __m512i whole;
 typedef __m512i codes;
@@ -70,8 +71,9 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 
 #elif defined(__AVX2__)
 
-#define ROWS   3
-#define PANELS 1
+#define ROWS          3
+#define PANELS        1
+#define PANELS_OF_TWO 1
 
 typedef struct {
     __m256i lo, hi;
@@ -135,8 +137,9 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 
 #else
 
-#define ROWS   1
-#define PANELS 1
+#define ROWS          1
+#define PANELS        1
+#define PANELS_OF_TWO 1
 
 typedef struct {
     int32_t at[16];
@@ -200,26 +203,30 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 /* ---- A block of outputs -------------------------------------------------------------------------
  */
 
-#define PANELS_ONE_ROW 4
-#define AHEAD          2048 /* bytes of codes: the latency of memory at a core's bandwidth */
+#define AHEAD           4 /* blocks */
+#define FETCHING_ROWS   3
+#define PANELS_MOST     4
+#define PANELS_OF(rows) ((rows) == 1 ? PANELS_MOST : (rows) == 2 ? PANELS_OF_TWO : PANELS)
 
-typedef v16 block_sums[ROWS][PANELS_ONE_ROW];
+typedef v16 block_sums[ROWS][PANELS_MOST];
 
-/* A leaf of some rows and panels. Panels that are missing at the end repeat another. */
+/* A leaf of some rows and panels. Panels that are missing at the end repeat another. The rows of a
+ * piece lie beside each other: [blocks][rows]. */
 struct leaf_data {
     const char *x;
-    int64_t x_bytes; /* from row to row */
     const struct cpu_x_block *x_blocks;
-    int64_t blocks; /* from row to row */
-    int64_t count;  /* blocks of the leaf */
-    const char *codes[PANELS_ONE_ROW], *factors[PANELS_ONE_ROW];
+    int64_t count; /* blocks of the leaf */
+    const char *codes[PANELS_MOST], *factors[PANELS_MOST];
     size_t factor_bytes;
-    bool halves, fetch;
+    bool halves;
+    const char *fetch; /* what later loops will read: `lines` cache lines for each block */
+    int lines;
 };
 
-SIMD void dot_step(whole (*sum)[PANELS_ONE_ROW], const codes *w, const int which, const char *x,
-                   int64_t x_bytes, const struct form f, const int rows, const int panels) {
-    codes unpacked[PANELS_ONE_ROW];
+SIMD void dot_step(whole (*sum)[PANELS_MOST], const codes *w, const int which, const char *x,
+                   const struct form f, const int rows, const int panels) {
+    const ptrdiff_t x_bytes = f.wide ? 2 * KERN_BLOCK : KERN_BLOCK;
+    codes unpacked[PANELS_MOST];
     EACH(panels, p) unpacked[p] = codes_unpack(w[p], which, f);
     EACH(rows, r) {
         input some = input_load(x + r * x_bytes);
@@ -232,37 +239,33 @@ SIMD int32_t start_of(const struct cpu_x_block *x, const struct form f) {
 }
 
 /* Adds the integer products of a part of block b. */
-SIMD void dot_block(whole (*sum)[PANELS_ONE_ROW], const struct leaf_data *in, int64_t b,
+SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64_t b,
                     const struct form f, const int rows, const int panels) {
     const int count = PANEL * KERN_BLOCK / 8 * f.bits / 64 / f.parts, size = f.wide ? 2 : 1;
     const size_t bytes = (size_t)(PANEL * KERN_BLOCK / 8 * f.bits);
-    const char *x = in->x + size * (b * KERN_BLOCK + (ptrdiff_t)f.part * (KERN_BLOCK / 2));
-    codes w[PANELS_ONE_ROW];
+    const char *x = in->x + size * (b * rows * KERN_BLOCK + (ptrdiff_t)f.part * (KERN_BLOCK / 2));
+    codes w[PANELS_MOST];
     EACH(rows, r) {
-        int32_t start = start_of(&in->x_blocks[r * in->blocks + b], f);
+        int32_t start = start_of(&in->x_blocks[b * rows + r], f);
         EACH(panels, p) sum[r][p] = whole_open(start, f);
     }
     _Pragma("GCC unroll 8") for (int v = 0; v < count; v++) {
-        EACH(panels, p) {
-            const char *at =
-                in->codes[p] + (size_t)b * bytes + (ptrdiff_t)64 * (f.part * count + v);
-            if (rows == 1 || in->fetch) __builtin_prefetch(at + AHEAD);
-            w[p] = codes_load(at);
-        }
+        EACH(panels, p)
+        w[p] = codes_load(in->codes[p] + (size_t)b * bytes + (ptrdiff_t)64 * (f.part * count + v));
         const char *low = x + (ptrdiff_t)4 * size * v;
         const char *high = low + (ptrdiff_t)size * KERN_BLOCK / 2;
-        dot_step(sum, w, 0, low, in->x_bytes, f, rows, panels);
-        if (f.wide) dot_step(sum, w, 1, low + 4, in->x_bytes, f, rows, panels);
+        dot_step(sum, w, 0, low, f, rows, panels);
+        if (f.wide) dot_step(sum, w, 1, low + 4, f, rows, panels);
         if (f.bits == 8) continue;
-        dot_step(sum, w, size, high, in->x_bytes, f, rows, panels);
-        if (f.wide) dot_step(sum, w, 3, high + 4, in->x_bytes, f, rows, panels);
+        dot_step(sum, w, size, high, f, rows, panels);
+        if (f.wide) dot_step(sum, w, 3, high + 4, f, rows, panels);
     }
 }
 
-/* Adds a part of block b to sums in float32. */
-SIMD void scale_block(v16 (*to)[PANELS_ONE_ROW], whole (*sum)[PANELS_ONE_ROW],
-                      const struct leaf_data *in, int64_t b, const struct form f, const int rows,
-                      const int panels) {
+/* Adds a part of block b to sums in float32. They are in registers, too: stores to memory would
+ * wait for those of results, which miss the caches. */
+SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const struct leaf_data *in,
+                      int64_t b, const struct form f, const int rows, const int panels) {
     const bool least = f.least && f.part == 0;
     const size_t each = in->factor_bytes / (size_t)(f.parts + f.least);
     EACH(panels, p) {
@@ -270,22 +273,34 @@ SIMD void scale_block(v16 (*to)[PANELS_ONE_ROW], whole (*sum)[PANELS_ONE_ROW],
         v16 scale = factor_load(at + (size_t)f.part * each, in->halves), term = scale;
         if (least) term = factor_load(at + (size_t)f.parts * each, in->halves);
         EACH(rows, r) {
-            const struct cpu_x_block *x = &in->x_blocks[r * in->blocks + b];
-            v16 value = whole_close(sum[r][p], start_of(x, f), f);
-            if (least) to[r][p] = fused(term, v16_set(x->sum), to[r][p]);
-            to[r][p] = fused(value, v16_mul(scale, v16_set(x->scale)), to[r][p]);
+            const struct cpu_x_block *x = &in->x_blocks[b * rows + r];
+            v16 value = whole_close(sum[r][p], start_of(x, f), f), all = to[r][p];
+            if (least) all = fused(term, v16_set(x->sum), all);
+            to[r][p] = fused(value, v16_mul(scale, v16_set(x->scale)), all);
         }
     }
 }
 
+/* Fetches the activations of block b, perhaps of the next piece, from the second-level cache. */
+SIMD void fetch_inputs(const struct leaf_data *in, int64_t b, const struct form f, const int rows) {
+    const int64_t x_bytes = (f.wide ? 2 : 1) * KERN_BLOCK * rows;
+    const int64_t block_bytes = rows * (int64_t)sizeof *in->x_blocks;
+    const char *x = in->x + b * x_bytes, *x_blocks = (const char *)in->x_blocks + b * block_bytes;
+    for (int at = 0; at < x_bytes; at += 64) __builtin_prefetch(x + at);
+    for (int at = 0; at < block_bytes; at += 64) __builtin_prefetch(x_blocks + at);
+}
+
 SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const struct form first,
                    const int rows, const int panels) {
-    v16 total[ROWS][PANELS_ONE_ROW];
-    whole sum[ROWS][PANELS_ONE_ROW];
+    v16 total[ROWS][PANELS_MOST];
+    whole sum[ROWS][PANELS_MOST];
     struct form second = first;
     second.part = 1;
+    const char *fetch = in->fetch;
     EACH(rows, r) EACH(panels, p) total[r][p] = v16_set(0);
     for (int64_t b = 0; b < in->count; b++) {
+        for (int i = 0; i < in->lines; i++, fetch += 64) __builtin_prefetch(fetch, 0, 2);
+        if (rows >= FETCHING_ROWS) fetch_inputs(in, b + AHEAD, first, rows);
         dot_block(sum, in, b, first, rows, panels);
         scale_block(total, sum, in, b, first, rows, panels);
         if (first.parts == 1) continue;
@@ -298,20 +313,20 @@ SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const struct form 
 /* Each loop is a function of its own, so that its sums stay in registers. */
 typedef void leaf_loop(block_sums to, const struct leaf_data *in);
 
-#define LOOP(name, bits, least, parts, rows, panels)                                               \
+#define LOOP(name, bits, least, parts, rows)                                                       \
     __attribute__((noinline)) static void name(block_sums to, const struct leaf_data *in) {        \
-        sum_leaf(to, in, (struct form){bits, least, parts, 0, false}, rows, panels);               \
+        sum_leaf(to, in, (struct form){bits, least, parts, 0, false}, rows, PANELS_OF(rows));      \
     }                                                                                              \
     __attribute__((noinline)) static void name##_wide(block_sums to, const struct leaf_data *in) { \
-        sum_leaf(to, in, (struct form){bits, least, parts, 0, true}, rows, panels);                \
+        sum_leaf(to, in, (struct form){bits, least, parts, 0, true}, rows, PANELS_OF(rows));       \
     }
-#define SHAPE(R, P)                                                                                \
-    LOOP(q8_##R, 8, false, 1, R, P)                                                                \
-    LOOP(q8m_##R, 8, true, 1, R, P)                                                                \
-    LOOP(q4_##R, 4, false, 1, R, P)                                                                \
-    LOOP(q4m_##R, 4, true, 1, R, P)                                                                \
-    LOOP(q8s_##R, 8, false, 2, R, P)                                                               \
-    LOOP(q8sm_##R, 8, true, 2, R, P)
+#define SHAPE(R)                                                                                   \
+    LOOP(q8_##R, 8, false, 1, R)                                                                   \
+    LOOP(q8m_##R, 8, true, 1, R)                                                                   \
+    LOOP(q4_##R, 4, false, 1, R)                                                                   \
+    LOOP(q4m_##R, 4, true, 1, R)                                                                   \
+    LOOP(q8s_##R, 8, false, 2, R)                                                                  \
+    LOOP(q8sm_##R, 8, true, 2, R)
 #define SHAPE_OF(R)                                                                                \
     {                                                                                              \
         {q8_##R, q8m_##R, q4_##R, q4m_##R, q8s_##R, q8sm_##R}, {                                   \
@@ -320,15 +335,15 @@ typedef void leaf_loop(block_sums to, const struct leaf_data *in);
         }                                                                                          \
     }
 
-SHAPE(1, PANELS_ONE_ROW)
+SHAPE(1)
 #if ROWS > 1
-SHAPE(2, PANELS)
-SHAPE(3, PANELS)
+SHAPE(2)
+SHAPE(3)
 #endif
 #if ROWS > 3
-SHAPE(4, PANELS)
-SHAPE(5, PANELS)
-SHAPE(6, PANELS)
+SHAPE(4)
+SHAPE(5)
+SHAPE(6)
 #endif
 
 /* Loops by number of rows, then for int8 and int16, then in the order of kern_dtype. */
@@ -345,32 +360,35 @@ static leaf_loop *const loops[ROWS][2][KERN_Q8SM - KERN_Q8 + 1] = {
 /* ---- A product ----------------------------------------------------------------------------------
  */
 
-struct piece {
-    int row, rows;
+/* Rows and panels that are multiplied together. */
+struct tile {
+    struct cpu_piece piece;
     int64_t panel;
     int panels;
+    const char *fetch; /* as in leaf_data, for the tile's first leaf */
+    int lines;
 };
 
-static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct piece *at,
+static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct tile *at,
                      struct cpu_leaf leaf) {
     const struct kern_weight *w = job->weight;
     const int64_t first = leaf.first / KERN_BLOCK, size = job->wide ? 2 : 1;
-    struct leaf_data in = {.x = job->codes + size * (at->row * w->depth + leaf.first),
-                           .x_bytes = size * w->depth,
-                           .x_blocks = job->x_blocks + at->row * w->blocks + first,
-                           .blocks = w->blocks,
+    const int64_t rows = at->piece.rows;
+    struct leaf_data in = {.x = job->codes + size * (at->piece.row * w->depth + leaf.first * rows),
+                           .x_blocks = job->x_blocks + at->piece.row * w->blocks + first * rows,
                            .count = blocks_of(leaf.count),
                            .factor_bytes = cpu_block_factors(w),
                            .halves = w->halves,
-                           .fetch = job->rows <= ROWS};
-    for (int p = 0; p < PANELS_ONE_ROW; p++) {
+                           .fetch = at->fetch + 64 * at->lines * first,
+                           .lines = at->lines};
+    for (int p = 0; p < PANELS_MOST; p++) {
         const int64_t panel = at->panel + (p < at->panels ? p : 0);
         const char *data = w->data + (size_t)panel * w->panel_bytes;
         in.codes[p] = data + (size_t)first * cpu_block_codes(w);
         in.factors[p] =
             data + (size_t)w->blocks * cpu_block_codes(w) + (size_t)first * cpu_block_factors(w);
     }
-    loops[at->rows - 1][job->wide][w->dtype - KERN_Q8](sum, &in);
+    loops[rows - 1][job->wide][w->dtype - KERN_Q8](sum, &in);
 }
 
 static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
@@ -382,32 +400,51 @@ static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v
     v16_store_n(y, sum, n);
 }
 
-static void multiply_piece(const struct cpu_matmul_job *job, const struct piece *at) {
+static void multiply_tile(const struct cpu_matmul_job *job, const struct tile *at) {
     block_sums level[CPU_LEAF_LEVELS];
     for (int l = 0; l < job->weight->leaves; l++) {
         int top = cpu_leaf_level(l);
         one_leaf(level[top], job, at, cpu_leaf_of(job->weight, l));
         for (int n = l; n & 1; n >>= 1, top--)
-            for (int r = 0; r < at->rows; r++)
+            for (int r = 0; r < at->piece.rows; r++)
                 for (int p = 0; p < at->panels; p++)
                     level[top - 1][r][p] = v16_add(level[top - 1][r][p], level[top][r][p]);
     }
-    for (int r = 0; r < at->rows; r++)
+    for (int r = 0; r < at->piece.rows; r++)
         for (int p = 0; p < at->panels; p++)
-            put(job, at->row + r, (at->panel + p) * PANEL, level[0][r][p]);
+            put(job, at->piece.row + r, (at->panel + p) * PANEL, level[0][r][p]);
 }
 
-/* Processes all rows, in the fewest blocks of about equal size. */
-static void block_multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count) {
+/* Multiplies all rows with some panels. Meanwhile it fetches the panels that come next, in the
+ * order of memory and in even shares: the read bandwidth needs one long stream, and a tile that
+ * waited for memory would leave the memory idle while the other tiles compute. */
+static void multiply_panels(const struct cpu_matmul_job *job, int64_t panel, int panels,
+                            int64_t next) {
+    const struct kern_weight *w = job->weight;
+    const int pieces = cpu_piece_count(job->rows, ROWS);
+    const int64_t lines = panels * (int64_t)(w->panel_bytes / 64);
+    const int64_t steps = pieces * w->blocks, each = (lines + steps - 1) / steps;
+    const char *fetch = w->data + (size_t)(next < 0 ? panel : next) * w->panel_bytes;
+    for (int i = 0; i < pieces; i++) {
+        const int64_t start = i * w->blocks * each;
+        struct tile at = {.piece = cpu_piece_of(job->rows, ROWS, i),
+                          .panel = panel,
+                          .panels = panels,
+                          .fetch = fetch + 64 * start,
+                          .lines = next >= 0 && start < lines ? (int)each : 0};
+        multiply_tile(job, &at);
+    }
+}
+
+static void block_multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count,
+                           int64_t next) {
     CHECK(!job->scale); /* blocks have their own */
-    int most = job->rows == 1 ? PANELS_ONE_ROW : PANELS;
+    const int last = cpu_piece_count(job->rows, ROWS) - 1;
+    const int most = PANELS_OF(cpu_piece_of(job->rows, ROWS, last).rows); /* the longest piece */
     while (count > 0) {
-        struct piece at = {.panel = first, .panels = count < most ? (int)count : most};
-        for (int left = (job->rows + ROWS - 1) / ROWS; left; left--, at.row += at.rows) {
-            at.rows = (job->rows - at.row + left - 1) / left;
-            multiply_piece(job, &at);
-        }
-        first += at.panels, count -= at.panels;
+        const int panels = count < most ? (int)count : most;
+        first += panels, count -= panels;
+        multiply_panels(job, first - panels, panels, count ? first : next);
     }
 }
 
@@ -451,19 +488,19 @@ static void round_block(const float *x, char *to, struct cpu_x_block *block, int
 }
 
 static void block_round_row(const struct kern_weight *w, const float *x, bool wide, char *to,
-                            struct cpu_x_block *blocks) {
+                            struct cpu_x_block *blocks, int64_t step) {
     const int offset = cpu_block_offset(w->dtype);
     for (int64_t b = 0; b < w->blocks; b++) {
-        const int64_t at = b * KERN_BLOCK, left = w->cols - at;
-        const float *from = x + at;
+        const int64_t left = w->cols - b * KERN_BLOCK;
+        const float *from = x + b * KERN_BLOCK;
         float last[KERN_BLOCK] = {0};
         if (left < KERN_BLOCK) from = memcpy(last, from, (size_t)left * sizeof *last);
         if (wide)
-            round_block(from, to + 2 * at, &blocks[b], offset, INT16_MAX);
+            round_block(from, to + 2 * KERN_BLOCK * step * b, &blocks[b * step], offset, INT16_MAX);
         else
-            round_block(from, to + at, &blocks[b], offset, INT8_MAX);
+            round_block(from, to + KERN_BLOCK * step * b, &blocks[b * step], offset, INT8_MAX);
     }
 }
 
-const struct cpu_block_kernels VEC(block_kernels) = {.round_row = block_round_row,
-                                                     .multiply = block_multiply};
+const struct cpu_block_kernels VEC(block_kernels) = {
+    .rows = ROWS, .round_row = block_round_row, .multiply = block_multiply};

@@ -154,6 +154,27 @@ Test(blocks, every_path_computes_the_same_bits) {
     same_bits(CPU_INT16);
 }
 
+Test(blocks, by_weight_rounds_to_int8_beside_four_bits_alone) {
+    const struct shape *s = &shapes[3];
+    struct kern *by_weight = open_as(1, CPU_BY_WEIGHT);
+    for (int d = 0; d < DTYPES; d++) {
+        const enum kern_dtype dtype = (enum kern_dtype)(KERN_Q8 + d);
+        struct kern *narrow = open_as(1, CPU_INT8), *wide = open_as(1, CPU_INT16);
+        struct blocks m = blocks_make(s->outputs, s->cols, dtype, true, 5);
+        float *got = product(by_weight, s, &m.file);
+        float *as[2] = {product(narrow, s, &m.file), product(wide, s, &m.file)};
+        const int want = cpu_block_bits(dtype) == 4 ? 0 : 1;
+        for (int i = 0; i < 2; i++)
+            cr_assert_eq(!memcmp(as[i], got, sizeof *got * (size_t)s->outputs), i == want, "%s",
+                         dtype_names[d]);
+        free(got), free(as[0]), free(as[1]);
+        blocks_close(&m);
+        narrow->ops->close(narrow);
+        wide->ops->close(wide);
+    }
+    by_weight->ops->close(by_weight);
+}
+
 static void independent_rows(enum cpu_activations activations) {
     enum { ALL = 270, OUT = 67, COLS = 800 };
     static const int counts[] = {1, 2, 3, 4, 5, 6, 7, 33, 64, 257};
