@@ -298,7 +298,7 @@ static const char *const stage_names[STAGES] = {"norm",    "qkv", "rope", "atten
                                                 "gate_up", "glu", "down", "logits"};
 static struct {
     double spent[STAGES];
-    double best[STAGES]; /* of one call */
+    double best[STAGES]; /* the shortest call */
 } stages;
 
 static double stage(enum stage which, double since) {

@@ -73,7 +73,7 @@ static inline struct cpu_piece cpu_piece_of(int rows, int most, int i) {
 size_t cpu_codes_bytes(const struct kern_weight *w, int rows, bool wide);
 
 struct cpu_block_kernels {
-    int rows; /* of a piece, at most */
+    int rows; /* the most rows of a piece */
     /* Rounds one row of `cols` numbers to int8 or, if `wide`, int16. `step`: rows of its piece. */
     void (*round_row)(const struct kern_weight *w, const float *x, bool wide, char *codes,
                       struct cpu_x_block *blocks, int64_t step);

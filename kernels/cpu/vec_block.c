@@ -219,7 +219,7 @@ struct leaf_data {
     const char *codes[PANELS_MOST], *factors[PANELS_MOST];
     size_t factor_bytes;
     bool halves;
-    const char *fetch; /* what later loops will read: `lines` cache lines for each block */
+    const char *fetch; /* memory that later loops read: `lines` cache lines for each block */
     int lines;
 };
 
