@@ -318,8 +318,9 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
         seq_close(opened[i]);
     }
     return refuse(job, rc,
-                  rc == ERR_NOMEM ? "no memory for the request"
-                                  : "the conversation's cache could not be continued");
+                  rc == ERR_NOMEM         ? "no memory for the request"
+                  : rc == ERR_UNSUPPORTED ? "this device cannot run the policy"
+                                          : "the conversation's cache could not be continued");
 }
 
 /* A quota may have been lowered since the request was checked. */

@@ -56,6 +56,9 @@ struct comm_ops {
      * device; does not block. NULL: queued work always ends. */
     int (*check)(const struct comm *comm);
     void (*close)(const struct comm *comm);
+    /* Allocates what a sum of `bytes` bytes of floats needs beside its array, so that no collective
+     * has to: ERR_NOMEM. NULL: nothing. */
+    int (*reserve)(const struct comm *comm, size_t bytes);
 };
 
 struct comm {

@@ -31,9 +31,9 @@ template <int D, int E> struct shape {
     static const int ROW = D * E;
     static const int P = PAGE_SIDE / ROW;
     static const int DECODE_PAGES = P < TILE_KEYS ? TILE_KEYS / P : 1;
-    static const int DECODE_WARPS = D == 256 ? 4 : 8;
+    static const int DECODE_WARPS = D == 256 ? 4 : 8; /* half on devices with less shared memory */
     static const int DECODE_STAGES = 3;
-    static const int DECODE_SHARED = DECODE_WARPS * DECODE_STAGES * (DECODE_PAGES * PAGE_BYTES + 8);
+    static const int DECODE_SHARED = DECODE_STAGES * (DECODE_PAGES * PAGE_BYTES + 8); /* a warp's */
     static const int PREFILL_PAGES = (D == 256 ? 32 : 64) / P;
     static const int PREFILL_WARPS = PREFILL_ROWS / TILE_ROWS;
     static const int PREFILL_STAGES = 3;
@@ -409,15 +409,15 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
                       length <= CHUNK_KEYS, lane);
 }
 
-template <int D, int E>
-static __global__ void __launch_bounds__(shape<D, E>::DECODE_WARPS * 32, 1)
+template <int D, int E, int WARPS>
+static __global__ void __launch_bounds__(WARPS * 32, 1)
     k_attend_decode(const struct attend_args a) {
     typedef shape<D, E> S;
     SHARED_MEMORY(shared);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int BYTES = S::DECODE_STAGES * S::DECODE_PAGES * PAGE_BYTES;
     char *ring = shared + warp * BYTES;
-    uint64_t *barriers = (uint64_t *)(shared + S::DECODE_WARPS * BYTES) + warp * S::DECODE_STAGES;
+    uint64_t *barriers = (uint64_t *)(shared + WARPS * BYTES) + warp * S::DECODE_STAGES;
     if (lane == 0) {
         for (int i = 0; i < S::DECODE_STAGES; i++) ptx_barrier_init(&barriers[i], 1);
         ptx_barrier_init_fence();
@@ -425,7 +425,7 @@ static __global__ void __launch_bounds__(shape<D, E>::DECODE_WARPS * 32, 1)
     __syncwarp();
     ptx_overlap_grids();
     if (pages_failed(a.pages)) return;
-    int workers = gridDim.x * S::DECODE_WARPS, count = *a.item_count;
+    int workers = gridDim.x * WARPS, count = *a.item_count;
     uint32_t use = 0;
     /* Neighbouring items go to different blocks, so that a few streams use the whole machine. */
     for (int item = warp * gridDim.x + blockIdx.x; item < count; item += workers)
@@ -640,19 +640,38 @@ static __global__ void k_plan(const struct plan_args a) {
 /* ---- The host's side ------------------------------------------------------------------------- */
 
 /* Upper bound of items for all decoding rows of one layer: streams have no more chunks than
- * positions, and the pool has no more entries. */
-static int64_t plan_items_max(const struct cuda *cuda) {
+ * positions, and no more entries than the pool and those that forks share, each counted again. */
+static int64_t plan_items_max(const struct cuda *cuda, int64_t forked_entries) {
     const struct kern_cache_options *o = &cuda->options;
     int64_t streams = (int64_t)o->slots * o->heads_kv;
     int64_t by_positions = streams * ((o->max_positions + CHUNK_KEYS - 1) / CHUNK_KEYS);
-    int64_t by_pool = streams + o->pages * cuda->pages.page_slots / CHUNK_KEYS;
+    int64_t entries = o->pages * cuda->pages.page_slots + forked_entries;
+    int64_t by_pool = streams + entries / CHUNK_KEYS;
     return by_positions < by_pool ? by_positions : by_pool;
+}
+
+int attend_grow(struct cuda *cuda, int64_t forked_entries) {
+    int64_t items = plan_items_max(cuda, forked_entries);
+    if (items <= cuda->items_max) return 0;
+    items = plan_items_max(cuda, 2 * forked_entries); /* so that few forks in a row grow it */
+    size_t row = ((size_t)cuda->options.head_dim + 2) * sizeof(float);
+    void *plan = device_alloc(cuda->device,
+                              (size_t)cuda->options.layers * (size_t)items * sizeof *cuda->items);
+    void *partials = device_alloc(cuda->device, (size_t)items * (size_t)cuda_group(cuda) * row);
+    bool good = plan && partials;
+    device_free(cuda->device, good ? cuda->items : plan);
+    device_free(cuda->device, good ? cuda->partials : partials);
+    if (!good) return ERR_NOMEM;
+    cuda->items = static_cast<struct plan_item *>(plan);
+    cuda->partials = static_cast<float *>(partials);
+    cuda->items_max = items;
+    return 0;
 }
 
 int attend_regions(struct cuda *cuda, struct region *regions) {
     const struct kern_cache_options *o = &cuda->options;
     size_t layers = (size_t)o->layers, streams = (size_t)o->slots * (size_t)o->heads_kv;
-    cuda->items_max = plan_items_max(cuda);
+    cuda->items_max = plan_items_max(cuda, 0);
     size_t items = (size_t)cuda->items_max, group = (size_t)cuda_group(cuda);
     size_t row = ((size_t)o->head_dim + 2) * sizeof(float);
     const struct region own[] = {
@@ -676,6 +695,19 @@ void attend_plan(struct cuda *cuda) {
            PLAN_THREADS / 32 * sizeof(int), args);
 }
 
+template <int D, int E> static size_t shared_as(void) {
+    typedef shape<D, E> S;
+    int decode = S::DECODE_WARPS / 2 * S::DECODE_SHARED;
+    return (size_t)(decode > S::PREFILL_SHARED ? decode : S::PREFILL_SHARED);
+}
+
+size_t attend_shared(const struct cuda *cuda) {
+    bool narrow = cuda->options.dtype == KERN_E4M3;
+    if (cuda->options.head_dim == 64) return narrow ? shared_as<64, 1>() : shared_as<64, 2>();
+    if (cuda->options.head_dim == 128) return narrow ? shared_as<128, 1>() : shared_as<128, 2>();
+    return narrow ? shared_as<256, 1>() : shared_as<256, 2>();
+}
+
 template <int D, int E>
 static void attend_as(struct cuda *cuda, const struct attend_args &args, int tile_count) {
     typedef shape<D, E> S;
@@ -684,9 +716,14 @@ static void attend_as(struct cuda *cuda, const struct attend_args &args, int til
                           dim3((unsigned)tile_count, (unsigned)args.pages.heads_kv),
                           S::PREFILL_WARPS * 32, S::PREFILL_SHARED, args);
     if (args.decode_count == 0) return;
-    LAUNCH_OVERLAPPED(cuda->device, (k_attend_decode<D, E>),
-                      (unsigned)device_processors(cuda->device), S::DECODE_WARPS * 32,
-                      S::DECODE_SHARED, args);
+    const unsigned blocks = (unsigned)device_processors(cuda->device);
+    const int warps = S::DECODE_WARPS, few = warps / 2;
+    if (device_shared(cuda->device) >= (size_t)(warps * S::DECODE_SHARED))
+        LAUNCH_OVERLAPPED(cuda->device, (k_attend_decode<D, E, warps>), blocks, warps * 32,
+                          warps * S::DECODE_SHARED, args);
+    else
+        LAUNCH_OVERLAPPED(cuda->device, (k_attend_decode<D, E, few>), blocks, few * 32,
+                          few * S::DECODE_SHARED, args);
     LAUNCH_OVERLAPPED(
         cuda->device, (k_attend_combine<D>),
         blocks_for((int64_t)args.decode_count * args.pages.heads_kv * args.group, COMBINE_WARPS),

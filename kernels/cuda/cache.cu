@@ -245,6 +245,17 @@ void cache_close(struct cuda *cuda) {
     cuda->has_cache = false;
 }
 
+/* Rules that need more than attention are refused when a sequence wants them (op_prepare). */
+static int check_shared(const struct cuda *cuda, struct fault *fault) {
+    size_t attention = attend_shared(cuda), moves = compact_shared(cuda);
+    size_t needs = attention > moves ? attention : moves, has = device_shared(cuda->device);
+    if (needs <= has) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "device",
+                     "a block of the device has %zu KiB of shared memory; heads of %d numbers need "
+                     "%zu KiB",
+                     has >> 10, cuda->options.head_dim, (needs + 1023) >> 10);
+}
+
 int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
                   struct fault *fault) {
     struct cuda *cuda = cuda_of(kern);
@@ -252,6 +263,8 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
     int rc = check_options(options, fault);
     if (rc) return rc;
     set_shape(cuda, options);
+    rc = check_shared(cuda, fault);
+    if (rc) return rc;
     cuda->scale = 1 / sqrtf((float)options->head_dim); /* until attention sets another one */
     cuda->slots =
         static_cast<struct slot *>(mem_try_alloc((size_t)options->slots, sizeof *cuda->slots));
@@ -607,6 +620,13 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
     return 0;
 }
 
+/* The device has rejected a step or an eviction, for which the bounds were already lowered: nothing
+ * is known of a slot but its tokens. */
+static void forget_bounds(struct cuda *cuda) {
+    for (int i = 0; i < cuda->options.slots; i++)
+        cuda->slots[i].entries_most = (int64_t)cuda->pages.streams * cuda->slots[i].next_pos;
+}
+
 /* Reads the state once per step, together with the tokens if the step samples; later calls without
  * changes need no read. */
 int cache_sync(struct cuda *cuda) {
@@ -621,6 +641,7 @@ int cache_sync(struct cuda *cuda) {
     device_zero(cuda->device, &cuda->pages.state->error, sizeof state->error);
     rc = state->error;
     state->error = 0;
+    forget_bounds(cuda);
     return rc;
 }
 
@@ -735,6 +756,7 @@ void op_release(struct kern *kern, int slot) {
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
     if (cuda->slots[slot].in_use) op_truncate(kern, slot, 0);
     ring_give(cuda, &cuda->slots[slot]);
+    cuda->forked_entries -= cuda->slots[slot].forked;
     cuda->slots[slot] = {};
 }
 
@@ -769,7 +791,9 @@ int op_fork(struct kern *kern, int from, int to) {
     CHECK(to >= 0 && to < cuda->options.slots);
     CHECK(cuda->slots[from].in_use && !cuda->slots[to].in_use);
     struct slot *source = &cuda->slots[from], *target = &cuda->slots[to];
-    int rc = join_agree(cuda, ring_take(cuda, target, source->window));
+    int rc = ring_take(cuda, target, source->window);
+    if (!rc) rc = attend_grow(cuda, cuda->forked_entries + source->entries_most);
+    rc = join_agree(cuda, rc);
     if (rc) return rc;
     cache_changes(cuda);
     LAUNCH(cuda->device, k_fork, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, from, to);
@@ -779,6 +803,8 @@ int op_fork(struct kern *kern, int from, int to) {
     uint16_t *ring = target->ring;
     *target = *source;
     target->ring = ring;
+    target->forked = source->entries_most;
+    cuda->forked_entries += target->forked;
     return 0;
 }
 

@@ -106,9 +106,10 @@ static void local_close(const struct comm *comm) {
     mem_free(local_of(comm));
 }
 
-static const struct comm_ops local_ops = {"local",          true,        local_all_reduce,
-                                          local_all_gather, local_agree, local_abort,
-                                          local_attach,     NULL,        local_close};
+static const struct comm_ops local_ops = {
+    "local",     true,        local_all_reduce, local_all_gather,
+    local_agree, local_abort, local_attach,     NULL,
+    local_close, NULL};
 
 int comm_local_open(int ranks, const struct comm **out) {
     const struct comm *host[COMM_RANKS_MAX];

@@ -368,6 +368,14 @@ template <int PIECES> static void move(struct cuda *cuda, const struct evict_arg
            args);
 }
 
+size_t compact_shared(const struct cuda *cuda) {
+    int row = cuda->pages.row_bytes;
+    return (size_t)(row == 64    ? load_bytes<4>()
+                    : row == 128 ? load_bytes<8>()
+                    : row == 256 ? load_bytes<16>()
+                                 : load_bytes<32>());
+}
+
 void compact_all(struct cuda *cuda, const struct evict_args &args) {
     int row = args.streams.pages.row_bytes;
     if (row == 64) move<4>(cuda, args);

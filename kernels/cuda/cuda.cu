@@ -163,6 +163,7 @@ int cuda_open(const struct cuda_options *options, struct kern **out, struct faul
     cuda->ops = make_table(device_name(cuda->device));
     cuda->base.ops = &cuda->ops;
     cuda->step.rows = -1;
+    cuda->layers_dtype = KERN_BF16;
     cuda->eager = options->eager || comm->ranks > 1;
     device_overlap(cuda->device, !options->apart);
     *out = &cuda->base;

@@ -1,8 +1,13 @@
-/* kernels/cuda/device.h over the CUDA runtime and cuBLASLt. Never links libcuda: on a machine
- * without a driver the program starts, device_count reports it, and the CPU backend is used. */
+/* kernels/cuda/device.h over the CUDA runtime, which is linked into the program, and cuBLASLt,
+ * which is loaded with the first device. Never links libcuda: on a machine without a driver or
+ * without these libraries the program starts, device_count or device_open reports it, and the CPU
+ * backend is used. */
 #include <cublasLt.h>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/device.h"
@@ -10,6 +15,10 @@
 extern "C" {
 #include "base/log.h"
 }
+
+#if CUDART_VERSION < 13000
+#error "CUDA 13 is needed: cudaStreamGetCaptureInfo has another signature before"
+#endif
 
 #define UPLOAD_BYTES    ((size_t)16 << 20) /* pinned buffer of weight uploads */
 #define STAGE_BYTES     ((size_t)4 << 20)  /* least size of a chunk of host lists */
@@ -46,6 +55,7 @@ struct fetch {
 
 struct device {
     int index, processors, capability; /* compute capability, 90 = 9.0 */
+    int shared;                        /* bytes of shared memory that a block can have */
     cudaStream_t stream;
     cudaEvent_t marks[DEVICE_MARKS];
     const struct comm *watched;
@@ -73,6 +83,45 @@ struct device {
     int failed; /* first error since the last sync */
     bool lost;  /* the context is poisoned, permanently */
 };
+
+/* ---- cuBLASLt -------------------------------------------------------------------------------- */
+
+#define BLAS_LIBRARY "libcublasLt.so.13"
+
+#define BLAS_FUNCTIONS(X)                                                                          \
+    X(cublasLtCreate)                                                                              \
+    X(cublasLtDestroy)                                                                             \
+    X(cublasLtMatmul)                                                                              \
+    X(cublasLtMatmulAlgoConfigGetAttribute)                                                        \
+    X(cublasLtMatmulAlgoGetHeuristic)                                                              \
+    X(cublasLtMatmulDescCreate)                                                                    \
+    X(cublasLtMatmulDescDestroy)                                                                   \
+    X(cublasLtMatmulDescSetAttribute)                                                              \
+    X(cublasLtMatmulPreferenceCreate)                                                              \
+    X(cublasLtMatmulPreferenceDestroy)                                                             \
+    X(cublasLtMatmulPreferenceSetAttribute)                                                        \
+    X(cublasLtMatrixLayoutCreate)                                                                  \
+    X(cublasLtMatrixLayoutDestroy)
+
+/* Loaded with the first device, so that the program starts, and its CPU computes, on machines
+ * without the library. */
+static struct {
+#define MEMBER(name) decltype(&::name) name;
+    BLAS_FUNCTIONS(MEMBER)
+#undef MEMBER
+    char missing[200]; /* why it is not loaded; "": it is */
+} lt;
+
+static void load_blas(void) {
+    void *handle = dlopen(BLAS_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    const char *missing = handle ? NULL : dlerror();
+#define LOAD(name)                                                                                 \
+    lt.name = reinterpret_cast<decltype(lt.name)>(handle ? dlsym(handle, #name) : NULL);           \
+    if (!lt.name && !missing) missing = BLAS_LIBRARY " lacks " #name;
+    BLAS_FUNCTIONS(LOAD)
+#undef LOAD
+    snprintf(lt.missing, sizeof lt.missing, "%s", missing ? missing : "");
+}
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
@@ -113,8 +162,16 @@ static bool ok(struct device *device, cudaError_t error, const char *what) {
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
+/* Kernels are loaded when the context is made, not when they are first launched: loading one waits
+ * for the device, and a rank that waits inside a collective of another one would wait for ever. */
+static void load_eagerly(void) {
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
+
 int device_count(struct fault *fault) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     int count = 0;
+    (void)pthread_once(&once, load_eagerly);
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0) {
         fault_set(fault, ERR_NOTFOUND, "device", "no CUDA device: %s",
@@ -125,15 +182,17 @@ int device_count(struct fault *fault) {
     return count;
 }
 
-static int check_device(int index, int *processors, int *capability, struct fault *fault) {
+static int check_device(int index, struct device *device, struct fault *fault) {
     int count = device_count(fault), major = 0, minor = 0;
     if (count == 0) return ERR_NOTFOUND;
     if (index < 0 || index >= count)
         return fault_set(fault, ERR_NOTFOUND, "device", "device %d of %d", index, count);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
-    cudaDeviceGetAttribute(processors, cudaDevAttrMultiProcessorCount, index);
-    *capability = 10 * major + minor;
+    cudaDeviceGetAttribute(&device->processors, cudaDevAttrMultiProcessorCount, index);
+    cudaDeviceGetAttribute(&device->shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+    device->index = index;
+    device->capability = 10 * major + minor;
     if (major < 9)
         return fault_set(fault, ERR_UNSUPPORTED, "device",
                          "the device has compute capability %d.%d; 9.0 (Hopper) or later is needed",
@@ -158,13 +217,16 @@ static bool open_chunk(struct chunk *chunk, size_t bytes) {
 }
 
 int device_open(int index, struct device **out, struct fault *fault) {
-    int processors = 0, capability = 0, rc = check_device(index, &processors, &capability, fault);
-    if (rc) return rc;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, load_blas);
+    if (lt.missing[0]) return fault_set(fault, ERR_NOTFOUND, "device", "%s", lt.missing);
     struct device *device = static_cast<struct device *>(mem_try_alloc(1, sizeof *device));
     if (!device) return fault_set(fault, ERR_NOMEM, "device", "no memory");
-    device->index = index;
-    device->processors = processors;
-    device->capability = capability;
+    int rc = check_device(index, device, fault);
+    if (rc) {
+        mem_free(device);
+        return rc;
+    }
     bool good = ok(device, cudaSetDevice(index), "cudaSetDevice") &&
                 ok(device, cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking),
                    "cudaStreamCreate") &&
@@ -177,7 +239,7 @@ int device_open(int index, struct device **out, struct fault *fault) {
     for (cudaEvent_t &mark : device->marks)
         good = good && ok(device, cudaEventCreateWithFlags(&mark, cudaEventDisableTiming),
                           "cudaEventCreate");
-    if (good && cublasLtCreate(&device->blas) != CUBLAS_STATUS_SUCCESS) good = false;
+    if (good && lt.cublasLtCreate(&device->blas) != CUBLAS_STATUS_SUCCESS) good = false;
     if (!good) {
         device_close(device);
         return fault_set(fault, ERR_DEVICE, "device", "cannot open CUDA device %d", index);
@@ -193,7 +255,7 @@ void device_bind(struct device *device) {
 void device_close(struct device *device) {
     if (!device) return;
     graph_close(&device->graphs, device);
-    if (device->blas) cublasLtDestroy(device->blas);
+    if (device->blas) lt.cublasLtDestroy(device->blas);
     if (device->stream) cudaStreamDestroy(device->stream);
     for (int i = 0; i < 2; i++)
         if (device->upload_done[i]) cudaEventDestroy(device->upload_done[i]);
@@ -213,6 +275,10 @@ const char *device_name(const struct device *) {
 
 int device_processors(const struct device *device) {
     return device->processors;
+}
+
+size_t device_shared(const struct device *device) {
+    return (size_t)device->shared;
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -538,15 +604,15 @@ struct matmul_plan {
 };
 
 static void close_plan(struct matmul_plan *p) {
-    if (p->operation) cublasLtMatmulDescDestroy(p->operation);
-    if (p->w) cublasLtMatrixLayoutDestroy(p->w);
-    if (p->x) cublasLtMatrixLayoutDestroy(p->x);
-    if (p->y) cublasLtMatrixLayoutDestroy(p->y);
+    if (p->operation) lt.cublasLtMatmulDescDestroy(p->operation);
+    if (p->w) lt.cublasLtMatrixLayoutDestroy(p->w);
+    if (p->x) lt.cublasLtMatrixLayoutDestroy(p->x);
+    if (p->y) lt.cublasLtMatrixLayoutDestroy(p->y);
 }
 
 static bool set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
                 const void *value, size_t size) {
-    return cublasLtMatmulDescSetAttribute(operation, attribute, value, size) ==
+    return lt.cublasLtMatmulDescSetAttribute(operation, attribute, value, size) ==
            CUBLAS_STATUS_SUCCESS;
 }
 
@@ -569,11 +635,11 @@ static bool open_plan(struct matmul_plan *p, const struct matmul_args *a) {
     uint64_t rows_u = static_cast<uint64_t>(a->rows), n_u = static_cast<uint64_t>(n),
              k_u = static_cast<uint64_t>(k);
     bool good =
-        cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
+        lt.cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
             CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatrixLayoutCreate(&p->w, type, k_u, n_u, k) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatrixLayoutCreate(&p->x, type, k_u, rows_u, k) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatrixLayoutCreate(&p->y, CUDA_R_32F, n_u, rows_u, n) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatrixLayoutCreate(&p->w, type, k_u, n_u, k) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatrixLayoutCreate(&p->x, type, k_u, rows_u, k) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatrixLayoutCreate(&p->y, CUDA_R_32F, n_u, rows_u, n) == CUBLAS_STATUS_SUCCESS &&
         set(p->operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
     if (good && a->dtype == KERN_E4M3) good = set_scales(p->operation, a);
     if (good && a->bias)
@@ -588,10 +654,10 @@ static bool one_sum(const cublasLtMatmulAlgo_t *algorithm) {
     int32_t split = 1;
     uint32_t reduction = 0;
     size_t written;
-    cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split,
-                                         sizeof split, &written);
-    cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-                                         &reduction, sizeof reduction, &written);
+    lt.cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split,
+                                            sizeof split, &written);
+    lt.cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                                            &reduction, sizeof reduction, &written);
     return split <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
@@ -609,7 +675,7 @@ static int best_algorithm(const cublasLtMatmulHeuristicResult_t *found, int coun
 
 static bool prefer(cublasLtMatmulPreference_t preference,
                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value, size_t size) {
-    return cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, size) ==
+    return lt.cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, size) ==
            CUBLAS_STATUS_SUCCESS;
 }
 
@@ -624,17 +690,17 @@ static int find_algorithms(struct device *device, const struct matmul_plan *plan
     const uint64_t workspace = WORKSPACE_BYTES;
     const uint32_t align = DEVICE_MATMUL_ALIGN;
     int count = 0;
-    if (cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return 0;
+    if (lt.cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return 0;
     bool good = prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                        sizeof workspace) &&
                 prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &mask, sizeof mask);
     for (cublasLtMatmulPreferenceAttributes_t attribute : aligned)
         good = good && prefer(preference, attribute, &align, sizeof align);
-    if (!good || cublasLtMatmulAlgoGetHeuristic(device->blas, plan->operation, plan->w, plan->x,
-                                                plan->y, plan->y, preference, HEURISTIC_MAX, found,
-                                                &count) != CUBLAS_STATUS_SUCCESS)
+    if (!good || lt.cublasLtMatmulAlgoGetHeuristic(device->blas, plan->operation, plan->w, plan->x,
+                                                   plan->y, plan->y, preference, HEURISTIC_MAX,
+                                                   found, &count) != CUBLAS_STATUS_SUCCESS)
         count = 0;
-    cublasLtMatmulPreferenceDestroy(preference);
+    lt.cublasLtMatmulPreferenceDestroy(preference);
     return count;
 }
 
@@ -685,9 +751,9 @@ static bool multiply_as(struct device *device, const struct matmul_args *a, int6
     if (!shape) return false;
     bool good =
         open_plan(&plan, a) &&
-        cublasLtMatmul(device->blas, plan.operation, &one, a->w, plan.w, a->x, plan.x, &beta, a->y,
-                       plan.y, a->y, plan.y, &shape->algorithm, device->workspace, WORKSPACE_BYTES,
-                       device->stream) == CUBLAS_STATUS_SUCCESS;
+        lt.cublasLtMatmul(device->blas, plan.operation, &one, a->w, plan.w, a->x, plan.x, &beta,
+                          a->y, plan.y, a->y, plan.y, &shape->algorithm, device->workspace,
+                          WORKSPACE_BYTES, device->stream) == CUBLAS_STATUS_SUCCESS;
     close_plan(&plan);
     return good;
 }

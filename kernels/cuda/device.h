@@ -39,6 +39,8 @@ void device_close(struct device *device);             /* NULL allowed */
 const char *device_name(const struct device *device); /* name of the backend: "cuda" */
 int device_processors(
     const struct device *device); /* multiprocessors, to choose the number of blocks */
+size_t
+device_shared(const struct device *device); /* bytes of shared memory that a block can have */
 
 void *device_alloc(struct device *device, size_t bytes); /* not zeroed; NULL: out of memory */
 void device_free(struct device *device, void *mem);
@@ -146,9 +148,11 @@ template <class... P> void launch_run(struct device *device, const void *data) {
     const launch_call<P...> call{{launch_argument<P>(at)...}}; /* braces: from left to right */
     auto kernel = reinterpret_cast<void (*)(P...)>(const_cast<void *>(l->kernel));
     if (!device_runs(device)) return;
-    device_ran(emu_launch(
-        l->name, dim3(l->grid_x, l->grid_y), (int)l->threads, l->shared,
-        [=] { std::apply(kernel, call.args); }, l->overlaps != 0));
+    device_ran(l->shared > device_shared(device)
+                   ? "a launch wants more shared memory than a block of the device has"
+                   : emu_launch(
+                         l->name, dim3(l->grid_x, l->grid_y), (int)l->threads, l->shared,
+                         [=] { std::apply(kernel, call.args); }, l->overlaps != 0));
 }
 #else
 /* `args`: a pointer to each. */

@@ -299,6 +299,7 @@ static __device__ __forceinline__ float weight_at(const struct matrix &m, int64_
     if (m.dtype == KERN_F32) return static_cast<const float *>(m.data)[i];
     if (m.dtype == KERN_BF16)
         return __uint_as_float((uint32_t) static_cast<const uint16_t *>(m.data)[i] << 16);
+    if (m.dtype == KERN_F16) return ptx_unpack_f16(static_cast<const uint16_t *>(m.data)[i]).x;
     return ptx_unpack_f16(ptx_f16_of_e4m3(static_cast<const uint8_t *>(m.data)[i])).x;
 }
 

@@ -17,7 +17,7 @@
 struct kern_weight {
     void *data;
     float *scale;          /* device, [rows]: E4M3, otherwise NULL */
-    enum kern_dtype dtype; /* BF16 or E4M3, or F32 for everything else */
+    enum kern_dtype dtype; /* F16, BF16 or E4M3, or F32 for everything else */
     int64_t rows, cols;
 
     enum kern_shard shard;
@@ -34,11 +34,12 @@ struct room {
     size_t bytes;
 };
 
-/* Activations in the number format of a product: bf16, or E4M3 with a scale for each row
- * (kernels/quantize.h). Passed to kernels by value. */
+/* Activations in the number format of a product: bf16, f16 (at most 65504 in magnitude), or E4M3
+ * with a scale for each row (kernels/quantize.h). Passed to kernels by value. */
 struct rounded {
     void *x;      /* [rows][cols]; NULL: none */
-    float *scale; /* [rows], or NULL: bf16 */
+    float *scale; /* [rows]: E4M3; otherwise NULL */
+    enum kern_dtype dtype;
 };
 
 struct slot {
@@ -47,6 +48,7 @@ struct slot {
     bool measured; /* has evicted: the layers' weights are measured */
     int32_t next_pos;
     int64_t entries_most;    /* upper bound of its entries, counted from appends and evictions */
+    int64_t forked;          /* entries that it shared with its source when it was forked */
     bool classes;            /* the slot's entries may have members */
     int32_t members_each;    /* upper bound of members per stream that evictions leave */
     int64_t members_brought; /* members imported with a snapshot */
@@ -145,11 +147,11 @@ struct cuda {
     bool state_known;
 
     /* Attention's plan, computed by begin_step for all layers, and its partial results. */
-    struct plan_item *items;     /* [layers][items_max] */
-    struct plan_stream *streams; /* [layers][slots * heads_kv] */
-    int32_t *item_counts;        /* [layers] */
-    int64_t items_max;
-    float *partials; /* [items_max][group][head_dim + 2]: o, then m, l */
+    struct plan_item *items;           /* [layers][items_max] */
+    struct plan_stream *streams;       /* [layers][slots * heads_kv] */
+    int32_t *item_counts;              /* [layers] */
+    int64_t items_max, forked_entries; /* the latter: sum over slots */
+    float *partials;                   /* [items_max][group][head_dim + 2]: o, then m, l */
 
     struct cuda_rope ropes[CUDA_ROPES];
 
@@ -164,16 +166,17 @@ struct cuda {
         int64_t rows, cols;
         uint64_t at;
     } rounded;
-    bool has_e4m3;             /* products of layers are E4M3, so activations are rounded to E4M3 */
-    struct room hidden;        /* layers of gates and of experts */
-    struct room squares;       /* sums of squares of heads, see rope.cu */
-    struct room select;        /* all stages of evict */
-    struct room look;          /* attention added up in one step */
-    struct mass *mass;         /* lists for the same, see observe.cu */
-    struct attended *attended; /* host, [layers] */
-    float scale, cap;          /* kern_attend_options of attention's last call */
-    struct room sample;        /* see sample.cu */
-    struct room gather;        /* reports, snapshots */
+    enum kern_dtype layers_dtype; /* BF16, or F16 or E4M3 if products of layers are: activations are
+                                     rounded to it */
+    struct room hidden;           /* layers of gates and of experts */
+    struct room squares;          /* sums of squares of heads, see rope.cu */
+    struct room select;           /* all stages of evict */
+    struct room look;             /* attention added up in one step */
+    struct mass *mass;            /* lists for the same, see observe.cu */
+    struct attended *attended;    /* host, [layers] */
+    float scale, cap;             /* kern_attend_options of attention's last call */
+    struct room sample;           /* see sample.cu */
+    struct room gather;           /* reports, snapshots */
     uint16_t *rings[RING_SIZES][RINGS_SPARE]; /* unused rings, see observe.cu */
     int ring_count[RING_SIZES];
 };
@@ -252,9 +255,16 @@ void mass_close(struct cuda *cuda);
 /* attend.cu */
 /* Adds the arrays of attention's plan; returns their number. */
 int attend_regions(struct cuda *cuda, struct region *regions);
+/* Makes room for the plan where slots have so many entries more than the pool, because forks share
+ * pages; ERR_NOMEM leaves the old room. */
+int attend_grow(struct cuda *cuda, int64_t forked_entries);
+size_t attend_shared(const struct cuda *cuda); /* bytes of shared memory that a block needs */
 void attend_plan(struct cuda *cuda);
 void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
                const struct kern_batch *batch, const struct kern_attend_options *options);
+
+/* compact.cu */
+size_t compact_shared(const struct cuda *cuda); /* bytes of shared memory that a block needs */
 
 /* evict.cu */
 int op_rule_check(const struct kern_rule *rule, struct fault *fault);

@@ -81,9 +81,22 @@ int ring_take(struct cuda *cuda, struct slot *slot, int32_t window) {
     return 0;
 }
 
+/* Bytes of shared memory that a block needs for a rule that looks at keys; 0: it does not. */
+static size_t rule_shared(const struct cuda *cuda, const struct kern_rule *rule) {
+    const int D = cuda->options.head_dim, parts = rule_window(rule) ? cuda_group(cuda) : 1;
+    bool looks = rule_window(rule) || rule_adds(rule);
+    if (!looks && !rule->redundancy.on && rule->merge == KERN_MERGE_NONE) return 0;
+    size_t product = (size_t)(D == 64    ? product_shape<64>::SHARED
+                              : D == 128 ? product_shape<128>::SHARED
+                                         : product_shape<256>::SHARED);
+    size_t sums = (size_t)(2 * parts + 1) * PRODUCT_KEYS * sizeof(float);
+    return product + (size_t)work_bytes() + sums + (rule_classes(rule) ? (size_t)class_bytes() : 0);
+}
+
 int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
+    if (rule && rule_shared(cuda, rule) > device_shared(cuda->device)) return ERR_UNSUPPORTED;
     return ring_take(cuda, &cuda->slots[slot], rule_window(rule));
 }
 

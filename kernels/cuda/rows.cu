@@ -12,19 +12,21 @@
 
 /* ---- Embedding and gathering ---------------------------------------------------------------- */
 
-static __device__ __forceinline__ float element(const void *at, int64_t i, bool wide) {
-    if (wide) return static_cast<const float *>(at)[i];
-    return __uint_as_float((uint32_t) static_cast<const uint16_t *>(at)[i] << 16);
+/* F32, BF16 or F16. */
+static __device__ __forceinline__ float element(const void *at, int64_t i, enum kern_dtype dtype) {
+    if (dtype == KERN_F32) return static_cast<const float *>(at)[i];
+    uint32_t bits = static_cast<const uint16_t *>(at)[i];
+    return dtype == KERN_F16 ? ptx_unpack_f16(bits).x : __uint_as_float(bits << 16);
 }
 
 /* This rank holds tokens [first, first + count) of the vocabulary. */
-static __global__ void k_embed(float *x, const void *table, bool wide, float scale,
+static __global__ void k_embed(float *x, const void *table, enum kern_dtype dtype, float scale,
                                const int32_t *tokens, int cols, int first, int count) {
     ptx_overlap_grids();
     int64_t row = blockIdx.x, at = tokens[row] - first;
     bool here = at >= 0 && at < count;
     for (int i = threadIdx.x; i < cols; i += (int)blockDim.x)
-        x[row * cols + i] = here ? scale * element(table, at * cols + i, wide) : 0;
+        x[row * cols + i] = here ? scale * element(table, at * cols + i, dtype) : 0;
 }
 
 void op_embed(struct kern *kern, float *x, const struct kern_weight *table, float scale,
@@ -34,8 +36,8 @@ void op_embed(struct kern *kern, float *x, const struct kern_weight *table, floa
     const void *ids = device_stage(cuda->device, tokens, (size_t)rows * sizeof *tokens);
     if (ids)
         LAUNCH_OVERLAPPED(cuda->device, k_embed, (unsigned)rows, THREADS, 0, x, table->data,
-                          table->dtype == KERN_F32, scale, static_cast<const int32_t *>(ids),
-                          (int)table->cols, (int)table->part[0].first, (int)table->rows);
+                          table->dtype, scale, static_cast<const int32_t *>(ids), (int)table->cols,
+                          (int)table->part[0].first, (int)table->rows);
     /* Bits that are zero everywhere else. */
     join_reduce(cuda, x, (size_t)rows * (size_t)table->cols, COMM_U32, COMM_SUM);
 }
@@ -78,6 +80,11 @@ static __device__ void round_row(const struct rounded &to, const float *row, int
     if (threadIdx.x == 0) to.scale[blockIdx.x] = scale;
 }
 
+/* Rounds two numbers to BF16 or F16. */
+static __device__ __forceinline__ uint32_t pack_pair(float low, float high, enum kern_dtype dtype) {
+    return dtype == KERN_F16 ? ptx_pack_f16(low, high) : ptx_pack_bf16(low, high);
+}
+
 /* A block per row. */
 static __global__ void k_narrow_rows(const struct rounded to, const float *from, int64_t cols) {
     ptx_overlap_grids();
@@ -89,12 +96,13 @@ static __global__ void k_narrow_rows(const struct rounded to, const float *from,
     round_row(to, row, cols, most, shared);
 }
 
-/* Rounds to bf16, two at a time; `count` may be odd. */
-static __global__ void k_narrow(uint16_t *to, const float *from, int64_t count) {
+/* Rounds to 16 bits, two at a time; `count` may be odd. */
+static __global__ void k_narrow(const struct rounded round, const float *from, int64_t count) {
     ptx_overlap_grids();
+    uint16_t *to = (uint16_t *)round.x;
     int64_t i = 2 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
-    uint32_t pair = ptx_pack_bf16(from[i], i + 1 < count ? from[i + 1] : 0);
+    uint32_t pair = pack_pair(from[i], i + 1 < count ? from[i + 1] : 0, round.dtype);
     if (i + 1 < count)
         *(uint32_t *)(to + i) = pair;
     else
@@ -108,8 +116,8 @@ void narrow(struct cuda *cuda, struct rounded to, const float *x, int rows, int6
         LAUNCH_OVERLAPPED(cuda->device, k_narrow_rows, (unsigned)rows, THREADS,
                           THREADS / 32 * sizeof(float), to, x, cols);
     else
-        LAUNCH_OVERLAPPED(cuda->device, k_narrow, blocks_for(count, 2 * THREADS), THREADS, 0,
-                          static_cast<uint16_t *>(to.x), x, count);
+        LAUNCH_OVERLAPPED(cuda->device, k_narrow, blocks_for(count, 2 * THREADS), THREADS, 0, to, x,
+                          count);
 }
 
 /* ---- Norm and activation --------------------------------------------------------------------- */
@@ -142,7 +150,7 @@ static __global__ void k_rms_norm(float *y, const struct rounded round, const fl
             float value = from[k] * scale * by[k];
             y[first + i] = value;
             most = fmaxf(most, fabsf(value));
-            if (half) half[first + i] = (uint16_t)ptx_pack_bf16(value, 0);
+            if (half) half[first + i] = (uint16_t)pack_pair(value, 0, round.dtype);
         }
     }
     if (round.scale) round_row(round, y + first, dim, most, shared);
@@ -186,17 +194,17 @@ void op_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap) {
                       count, cap);
 }
 
-/* A thread per number; `half`: y as bf16, or NULL. */
+/* A thread per number; `round`: y in 16 bits, or none. */
 template <enum kern_activation ACTIVATION>
-static __global__ void k_glu(float *y, uint16_t *half, const float *gate_up, int64_t count,
-                             int d_ff) {
+static __global__ void k_glu(float *y, const struct rounded round, const float *gate_up,
+                             int64_t count, int d_ff) {
     ptx_overlap_grids();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     int64_t at = i / d_ff * 2 * d_ff + i % d_ff;
     float value = gated(gate_up[at], gate_up[at + d_ff], ACTIVATION);
     y[i] = value;
-    if (half) half[i] = (uint16_t)ptx_pack_bf16(value, 0);
+    if (round.x) ((uint16_t *)round.x)[i] = (uint16_t)pack_pair(value, 0, round.dtype);
 }
 
 /* A block per row, because the row's largest number must be known before the first is rounded. */
@@ -226,7 +234,7 @@ static void glu(struct cuda *cuda, float *y, const float *gate_up, int rows, int
                           GLU_THREADS / 32 * sizeof(float), y, round, gate_up, (int64_t)d_ff);
     else
         LAUNCH_OVERLAPPED(cuda->device, k_glu<ACTIVATION>, blocks_for(count, THREADS), THREADS, 0,
-                          y, static_cast<uint16_t *>(round.x), gate_up, count, d_ff);
+                          y, round, gate_up, count, d_ff);
     rounded_put(cuda, round, y, rows, d_ff);
 }
 

@@ -36,12 +36,12 @@ static struct rounded rounded_place(struct cuda *cuda, struct room *room, int ro
     size_t scales = dtype == KERN_E4M3 ? (size_t)rows * sizeof(float) : 0;
     char *mem = static_cast<char *>(room_take(cuda, room, bytes + scales));
     float *scale = mem && scales ? reinterpret_cast<float *>(mem + bytes) : NULL;
-    return {mem, scale};
+    return {mem, scale, dtype};
 }
 
 struct rounded rounded_take(struct cuda *cuda, int rows, int64_t cols) {
-    enum kern_dtype dtype = cuda->has_e4m3 ? KERN_E4M3 : KERN_BF16;
-    if (rows == 0 || (dtype == KERN_E4M3 && cols % DEVICE_E4M3_STEP)) return {NULL, NULL};
+    enum kern_dtype dtype = cuda->layers_dtype;
+    if (rows == 0 || (dtype == KERN_E4M3 && cols % DEVICE_E4M3_STEP)) return {NULL, NULL, dtype};
     return rounded_place(cuda, &cuda->rounded.room, rows, cols, dtype);
 }
 
@@ -56,10 +56,9 @@ void rounded_put(struct cuda *cuda, struct rounded made, const float *y, int row
 struct rounded rounded_find(const struct cuda *cuda, const float *x, int rows, int64_t cols,
                             enum kern_dtype dtype) {
     const auto &r = cuda->rounded;
-    bool same = r.of == x && r.rows == rows && r.cols == cols &&
-                (r.made.scale != NULL) == (dtype == KERN_E4M3) &&
+    bool same = r.of == x && r.rows == rows && r.cols == cols && r.made.dtype == dtype &&
                 r.at == device_graphs(cuda->device)->queued;
-    return same ? r.made : rounded{NULL, NULL};
+    return same ? r.made : rounded{NULL, NULL, dtype};
 }
 
 /* ---- Loading --------------------------------------------------------------------------------- */
@@ -84,10 +83,10 @@ static size_t weight_bytes(const struct kern_weight *w) {
 }
 
 static void measure(struct kern_weight *w, const struct kern_matrix *own) {
-    w->dtype = own[0].dtype == KERN_E4M3 ? KERN_E4M3 : KERN_BF16;
+    w->dtype = own[0].dtype;
     w->cols = own[0].cols;
     for (int i = 0; i < w->parts; i++) {
-        if (own[i].dtype != w->dtype) w->dtype = KERN_F32;
+        if (own[i].dtype != own[0].dtype) w->dtype = KERN_F32;
         w->rows += own[i].rows;
     }
 }
@@ -180,7 +179,8 @@ static int check_e4m3(struct cuda *cuda, const struct kern_weight *w, struct fau
 
 /* Notes the number of outputs that wait for other ranks' parts; see matmul_reserve. */
 static void note_width(struct cuda *cuda, const struct kern_weight *w) {
-    size_t row = (size_t)w->cols * sizeof(uint16_t) + sizeof(float); /* bf16, or fp8 and a scale */
+    size_t row =
+        (size_t)w->cols * sizeof(uint16_t) + sizeof(float); /* 16 bits, or fp8 and a scale */
     if (row > cuda->narrow_row) cuda->narrow_row = row;
     if (w->shard == KERN_SHARD_COLS && w->rows > cuda->summed) cuda->summed = w->rows;
     if (w->shard == KERN_SHARD_VOCAB && w->rows_model > cuda->gathered)
@@ -213,7 +213,10 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
                          bytes >> 20, err_text(rc), memory.unused >> 20, memory.total >> 20);
     }
     note_width(cuda, w);
-    cuda->has_e4m3 |= w->dtype == KERN_E4M3;
+    bool of_layers = shard == KERN_SHARD_ROWS || shard == KERN_SHARD_COLS;
+    if (w->dtype == KERN_E4M3) cuda->layers_dtype = KERN_E4M3;
+    if (w->dtype == KERN_F16 && of_layers && cuda->layers_dtype == KERN_BF16)
+        cuda->layers_dtype = KERN_F16;
     *out = w;
     return 0;
 }
@@ -294,8 +297,14 @@ static size_t partial_bytes(const struct cuda *cuda, int rows) {
 }
 
 int matmul_reserve(struct cuda *cuda, int rows) {
-    size_t bytes = partial_bytes(cuda, rows);
-    return bytes == 0 || room_take(cuda, &cuda->partial, bytes) ? 0 : ERR_NOMEM;
+    const struct comm *comm = cuda->comm;
+    size_t bytes = partial_bytes(cuda, rows), squares = 0;
+    if (cuda->options.qk_norm_wide)
+        squares = (size_t)rows * (size_t)(cuda->options.heads_q + cuda->options.heads_kv) *
+                  (size_t)comm->ranks * sizeof(float);
+    if (bytes && !room_take(cuda, &cuda->partial, bytes)) return ERR_NOMEM;
+    if (!comm->ops->reserve) return 0;
+    return comm->ops->reserve(comm, bytes > squares ? bytes : squares);
 }
 
 enum {

@@ -37,3 +37,11 @@ def test_a_gpu_that_is_asked_for():
                           timeout=120, env={**os.environ, **HIDDEN})
     assert done.returncode == 78 and done.stdout == ""
     assert done.stderr.startswith("keepd: device: no CUDA device: ") and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_no_library_of_cuda_is_needed_to_start():
+    """The runtime is part of the program; cuBLASLt, NCCL and the driver are loaded when a GPU is opened."""
+    listed = subprocess.run(["readelf", "-d", BINARY], capture_output=True, text=True, check=True).stdout
+    needed = [line for line in listed.splitlines() if "(NEEDED)" in line]
+    assert needed and not any(name in line for line in needed for name in ("cudart", "cublas", "nccl", "libcuda")), needed
+    assert any("RUNPATH" in line or "RPATH" in line for line in listed.splitlines()), "where the toolkit's libraries are"

@@ -312,3 +312,60 @@ Test(emu_attend, stale_entries_do_not_count) {
         close_bench(&b);
     }
 }
+
+/* ---- Devices with less shared memory ----------------------------------------------------------
+ */
+
+#define SM_120 "101376" /* bytes of a block of compute capability 12.0 */
+
+/* Fewer warps of a block give the same bits; every launch of the emulator is held to the limit. */
+Test(emu_attend, less_shared_memory) {
+    for (int i = 0; i < SHAPE_COUNT; i += 5) {
+        float *out[2];
+        const struct shape *s = &shapes[i];
+        if (s->head_dim == 256 && !s->fp8) continue;
+        for (int less = 0; less < 2; less++) {
+            if (less) setenv("KEEPD_EMU_SHARED", SM_120, 1);
+            struct bench b = open_bench(s);
+            append(&b, 0, 0, 300);
+            append(&b, 0, 300, 301);
+            out[less] = malloc((size_t)b.out_size * sizeof(float));
+            memcpy(out[less], b.kept[0] + 300 * b.out_size, (size_t)b.out_size * sizeof(float));
+            if (less) cr_assert(!memcmp(out[0], out[1], (size_t)b.out_size * sizeof(float)));
+            close_bench(&b);
+            unsetenv("KEEPD_EMU_SHARED");
+        }
+        free(out[0]), free(out[1]);
+    }
+}
+
+Test(emu_attend, what_needs_more_shared_memory_is_refused) {
+    static const struct kern_rule looks = {.score = KERN_SCORE_ATTENTION,
+                                           .observe = {.window = 32}};
+    static const struct kern_rule classes = {.score = KERN_SCORE_ATTENTION,
+                                             .merge = KERN_MERGE_CLASSES,
+                                             .classes = {.gamma = 2, .tau = 0.5f}};
+    struct kern_cache_options options = {.layers = 1,
+                                         .heads_q = 4,
+                                         .heads_kv = 1,
+                                         .head_dim = 256,
+                                         .dtype = KERN_BF16,
+                                         .pages = 16,
+                                         .slots = 1,
+                                         .max_positions = 64};
+    const struct cuda_options cuda = {.device = 0};
+    struct fault fault = {0};
+    struct kern *kern;
+    setenv("KEEPD_EMU_SHARED", SM_120, 1);
+    MUST(cuda_open(&cuda, &kern, NULL));
+    cr_assert_eq(kern->ops->cache_open(kern, &options, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "device");
+    cr_assert_str_eq(fault.text, "a block of the device has 99 KiB of shared memory; heads of 256 "
+                                 "numbers need 131 KiB");
+    options.head_dim = 128;
+    MUST(kern->ops->cache_open(kern, &options, &fault));
+    MUST(kern->ops->prepare(kern, 0, &looks));
+    cr_assert_eq(kern->ops->prepare(kern, 0, &classes), ERR_UNSUPPORTED);
+    MUST(kern->ops->prepare(kern, 0, NULL));
+    kern->ops->close(kern);
+}

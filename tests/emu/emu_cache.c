@@ -246,3 +246,65 @@ Test(emu_cache, as_large_as_the_device_allows) {
     second->ops->close(second);
     kern->ops->close(kern);
 }
+
+/* ---- Forks of a long beginning ----------------------------------------------------------------
+ */
+
+enum { FORKS = 24, BEGINNING = 576, WIDTH = 3 * 64 };
+
+/* Decodes one token in slots [0, count), all with the same row; returns attention's rows. */
+static float *decode_alike(struct kern *kern, const float *row, int count) {
+    struct kern_span spans[FORKS];
+    const struct kern_attend_options options = {.scale = 0.125f};
+    float rows[FORKS * WIDTH];
+    for (int i = 0; i < count; i++) {
+        spans[i] = (struct kern_span){.slot = i, .row = i, .count = 1, .pos = BEGINNING};
+        memcpy(rows + i * WIDTH, row, WIDTH * sizeof *row);
+    }
+    const struct kern_batch batch = {.spans = spans, .rows = count, .span_count = count};
+    float *qkv = put(kern, rows, (size_t)(count * WIDTH));
+    float *out = put(kern, NULL, (size_t)(count * 64));
+    MUST(kern->ops->begin_step(kern, &batch));
+    kern->ops->write_kv(kern, 0, qkv, NULL, &batch);
+    kern->ops->attend(kern, 0, out, qkv, &batch, &options);
+    kern->ops->mem_free(kern, qkv);
+    return take(kern, out, (size_t)(count * 64));
+}
+
+/* Together the forks have many times the entries of the pool, and each attends to all of its own.
+ */
+Test(emu_cache, forks_have_more_entries_than_the_pool) {
+    const struct cuda_options cuda = {.device = 0};
+    const struct kern_cache_options options = {.layers = 1,
+                                               .heads_q = 1,
+                                               .heads_kv = 1,
+                                               .head_dim = 64,
+                                               .dtype = KERN_BF16,
+                                               .pages = BEGINNING / 32 + FORKS,
+                                               .slots = FORKS,
+                                               .max_positions = 8192};
+    float *rows = fresh((BEGINNING + 1) * WIDTH, 9), *alone = NULL;
+    for (int forks = 1; forks <= FORKS; forks += FORKS - 1) {
+        struct kern *kern;
+        const struct kern_span span = {.slot = 0, .count = BEGINNING};
+        const struct kern_batch batch = {.spans = &span, .rows = BEGINNING, .span_count = 1};
+        MUST(cuda_open(&cuda, &kern, NULL));
+        MUST(kern->ops->cache_open(kern, &options, NULL));
+        float *qkv = put(kern, rows, BEGINNING * WIDTH);
+        MUST(kern->ops->begin_step(kern, &batch));
+        kern->ops->write_kv(kern, 0, qkv, NULL, &batch);
+        for (int i = 1; i < forks; i++) MUST(kern->ops->fork(kern, 0, i));
+        float *out = decode_alike(kern, rows + BEGINNING * WIDTH, forks);
+        for (int i = 0; i < forks && alone; i++)
+            cr_assert_eq(memcmp(out + i * 64, alone, 64 * sizeof *out), 0, "fork %d", i);
+        if (alone)
+            free(out);
+        else
+            alone = out;
+        for (int i = 0; i < forks; i++) kern->ops->release(kern, i);
+        expect_sound(kern);
+        kern->ops->mem_free(kern, qkv);
+        kern->ops->close(kern);
+    }
+    free(rows), free(alone);
+}

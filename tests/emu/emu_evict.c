@@ -202,6 +202,8 @@ Test(emu_evict, forks_do_not_see_each_other) {
 /* A fork that cannot be written without copies, and no page for them: it stays as it was. */
 Test(emu_evict, a_full_pool_leaves_the_fork_unchanged) {
     struct kern_rule rule = {.score = KERN_SCORE_RETENTION, .horizon = 128};
+    const struct kern_rule alike = {.score = KERN_SCORE_ATTENTION,
+                                    .redundancy = {.on = true, .threshold = 0.5f, .eps = 1e-6f}};
     struct kern_evict due = {.slot = 1, .tokens = 20, .budget = 12, .rule = &rule};
     int failures = 0;
     for (int64_t pages = 12; pages <= 22; pages++) {
@@ -218,6 +220,11 @@ Test(emu_evict, a_full_pool_leaves_the_fork_unchanged) {
                      rc[ORACLE]);
         failures += rc[EMULATED] == ERR_FULL;
         for (int slot = 0; slot < SLOTS; slot++) expect_same_held(p.kern, slot, 4, "full pool");
+        for (int b = 0; b < BACKENDS; b++) p.kern[b]->ops->release(p.kern[b], 0);
+        due.rule =
+            &alike; /* the room for it is as large as the slot may be: still 20 entries a stream */
+        evict(&p, &due, 1, "after a full pool");
+        due.rule = &rule;
         close_pair(&p);
     }
     cr_assert(failures > 0 && failures < 11, "%d", failures);

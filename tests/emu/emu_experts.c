@@ -24,6 +24,7 @@ static const struct mixture mixtures[] = {
     {9, 40, 8, 32, 16, true, true, KERN_E4M3, KERN_SILU},
     {21, 40, 3, 48, 32, false, false, KERN_BF16, KERN_SILU},
     {13, 8, 4, 64, 48, true, true, KERN_BF16, KERN_SWIGLU_CLAMPED},
+    {6, 5, 2, 32, 16, true, false, KERN_F16, KERN_SILU},
     {430, 5, 3, 16, 8, true, false, KERN_BF16, KERN_SILU},
 };
 

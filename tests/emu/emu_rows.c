@@ -260,6 +260,7 @@ Test(emu_rows, norms_and_activations_round_for_the_product_after_them) {
         emu_set_seed(i);
         check_products_after(KERN_BF16, widths[i]);
         check_products_after(KERN_E4M3, widths[i]);
+        check_products_after(KERN_F16, widths[i]);
     }
 }
 
