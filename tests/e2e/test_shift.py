@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import requests
 from conftest import ROOT
 from test_state import wait_for_files
@@ -40,8 +41,9 @@ def shifts(tokens):
     return 0 if tokens <= POSITIONS else (tokens - POSITIONS - 1) // 64 + 1
 
 
-def test_a_text_goes_on_in_the_same_memory(daemon):
-    d = daemon(*FLAGS)
+@pytest.mark.parametrize("kv_dtype", ["auto", "q8", "q4"])
+def test_a_text_goes_on_in_the_same_memory(daemon, kv_dtype):
+    d = daemon(*FLAGS, "--kv-dtype", kv_dtype)
     sizes = []
     for count in (100, 247, 249, 700, 3000):
         details = complete(d, ids(count), kv={"reuse": False})["usage"]["kv_details"]
@@ -64,10 +66,12 @@ def test_the_last_position_is_where_it_was_without(daemon):
             assert error["code"] == "context_length_exceeded" and error["n_ctx"] == POSITIONS
 
 
-def test_an_answer_is_its_own(daemon):
+@pytest.mark.parametrize("kv_dtype", ["auto", "q8", "q4"])
+def test_an_answer_is_its_own(daemon, kv_dtype):
     policies = ["global", "streaming", "snapkv", "h2o", "rkv", "d2o"]
     asked = [(ids(300 + 150 * i, i + 1), {"policy": name, "reuse": False}) for i, name in enumerate(policies)]
-    d, other = daemon(*FLAGS), daemon(*FLAGS, "--max-num-batched-tokens", "37", "--max-num-seqs", "8", "--tensor-parallel-size", "2")
+    flags = (*FLAGS, "--kv-dtype", kv_dtype)
+    d, other = daemon(*flags), daemon(*flags, "--max-num-batched-tokens", "37", "--max-num-seqs", "8", "--tensor-parallel-size", "2")
     alone = [scores(complete(d, prompt, kv=kv)) for prompt, kv in asked]
     with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
         assert list(pool.map(lambda a: scores(complete(other, a[0], kv=a[1])), asked)) == alone

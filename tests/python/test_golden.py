@@ -185,11 +185,16 @@ def test_every_logprob_of_the_float32_path(family):
     assert np.abs(found - expected).max() < 1e-3
 
 
+# Where float32 and float64 round a stored number to different codes. llama, q8: number 11 of token 19's row in the first
+# layer lies 8e-6 of a step from a tie. qwen3, q4: from token 94 on. Rounding to bf16 meets ties in every model.
+TIES = {("llama", "q8"): 2e-2, ("qwen3", "q4"): 2e-3}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kv_dtype, ties", (("bf16", 1e-2), ("fp8", 5e-2), ("q8", 5e-2),
-                                            ("q4", 5e-2)))
-def test_a_narrow_cache_is_off_by_the_rounding_of_what_it_stores(family, kv_dtype, ties):
+@pytest.mark.parametrize("kv_dtype", ("bf16", "fp8", "q8", "q4"))
+def test_a_narrow_cache_is_off_by_the_rounding_of_what_it_stores(family, kv_dtype):
     """With keys and values rounded in the reference too, only stray ties of that rounding are left."""
+    ties = 1e-2 if kv_dtype == "bf16" else TIES.get((family, kv_dtype), 1e-4)
     ids = random_tokens(150)
     expected = Reference(MODELS / family, kv_dtype=kv_dtype).append(ids)
     found = np.array(run(MODELS / family, ids, "--rows", "all", "--kv-dtype", kv_dtype)["logprobs"])
