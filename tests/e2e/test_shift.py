@@ -49,7 +49,8 @@ def test_a_text_goes_on_in_the_same_memory(daemon, kv_dtype):
         details = complete(d, ids(count), kv={"reuse": False})["usage"]["kv_details"]
         assert details["shifts"] == shifts(count + 7), details
         sizes.append(details["bytes"])
-    assert max(sizes[1:]) <= 1.1 * min(sizes[1:])
+    # Narrow pages hold more entries each, so the streams' last pages, which are partly filled, are more of the whole.
+    assert max(sizes[1:]) <= (1.1 if kv_dtype == "auto" else 1.25) * min(sizes[1:])
     assert d.metric("keepd_shifts_total") == sum(shifts(count + 7) for count in (249, 700, 3000))
     assert d.metric("keepd_preemptions_total") == 0
 
