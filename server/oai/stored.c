@@ -108,6 +108,14 @@ static const cJSON *find_item(const cJSON *list, const char *id, bool descending
     return found;
 }
 
+static void write_page_end(struct buf *out, const char *name, const cJSON *item) {
+    buf_fmt(out, ",\"%s\":", name);
+    if (item)
+        json_write_node(out, json_get(item, "id"));
+    else
+        buf_str(out, "null");
+}
+
 static void write_page(struct buf *out, const cJSON *list, const cJSON *item,
                        const struct oai_page *page) {
     const cJSON *first = next_item(list, item, page->descending), *last = NULL;
@@ -119,10 +127,9 @@ static void write_page(struct buf *out, const cJSON *list, const cJSON *item,
         last = item;
         item = next_item(list, item, page->descending);
     }
-    buf_str(out, "],\"first_id\":");
-    json_write_node(out, last ? json_get(first, "id") : NULL);
-    buf_str(out, ",\"last_id\":");
-    json_write_node(out, last ? json_get(last, "id") : NULL);
+    buf_char(out, ']');
+    write_page_end(out, "first_id", first);
+    write_page_end(out, "last_id", last);
     buf_fmt(out, ",\"has_more\":%s}", item ? "true" : "false");
 }
 
