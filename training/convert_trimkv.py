@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from gates import write_gates
-from models import base_digests, read_config, read_json
+from models import base_digests, read_json
 from options import file, positive
 
 NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.retention_gate\.(linear[123]\.(?:weight|bias)|bias)")
@@ -122,8 +122,9 @@ def last_projection(state, kind, layers, heads, tied, warn):
 def convert(state, config, base, horizon=None, warn=print):
     """(tensors, header without base) of the gates file."""
     layers, heads, d_model = base_shape(base)
-    if base.get("hidden_act", "silu") != "silu":
-        raise Layout(f"base config.json: hidden_act: {base['hidden_act']!r} is not supported, only 'silu'")
+    act = base.get("hidden_act") or base.get("hidden_activation") or "silu"
+    if act != "silu":
+        raise Layout(f"base config.json: hidden_act: {act!r} is not supported, only 'silu'")
     kind = gate_type(state, config)
     m = check_shapes(state, kind, layers, heads, d_model)
     if config.get("retention_gate_intermediate_size", m) != m:
@@ -176,7 +177,9 @@ def main():
     def warn(text):
         print(f"warning: {text}", file=sys.stderr)
 
-    base, config = read_config(a.base), read_gate_config(a.weights, a.config)
+    if not (a.base / "config.json").exists():
+        raise SystemExit(f"{a.base / 'config.json'}: not found; --base is a model directory")
+    base, config = read_json(a.base / "config.json"), read_gate_config(a.weights, a.config)
     try:
         tensors, header = convert(read_state(a.weights), config, base, a.horizon, warn)
     except Layout as e:

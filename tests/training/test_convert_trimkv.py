@@ -2,16 +2,17 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import convert_trimkv
-from conftest import make_model
+from conftest import make_model, save_tokenizer, serve
 from gates import GateBank, GatedModel, read_header
 from models import base_digests
 
@@ -177,3 +178,39 @@ def test_the_engine_computes_the_same(tmp_path, convert, base, kind, tied):
     gated(ids[None], torch.arange(len(ids))[None])
     for layer in range(L):
         torch.testing.assert_close(found[layer], original_log_beta(state, layer, inputs[layer]), atol=2e-3, rtol=2e-3)
+
+
+MODELS = sorted(p.parent for p in (Path(__file__).resolve().parents[1] / "data/models").glob("*/model*.safetensors"))
+
+
+@pytest.mark.parametrize("model", sorted(set(MODELS)), ids=lambda p: p.name)
+def test_a_base_of_every_family_is_named_as_the_daemon_names_it(model, tmp_path, convert):
+    """Gates of one family after another are converted, and accepted by a daemon that has their base, and only by it."""
+    base, (config,) = tmp_path / "base", [json.loads((model / "config.json").read_text())]
+    shutil.copytree(model, base)
+    save_tokenizer(base)
+    layers, heads, d = config["num_hidden_layers"], config.get("num_key_value_heads") or config["num_attention_heads"], config["hidden_size"]
+    bank, gates = GateBank(layers, heads, d, 8, tying="untied"), tmp_path / "gates.safetensors"
+    act = config.get("hidden_act") or config.get("hidden_activation")
+    state = {}
+    for layer in range(layers):
+        at = f"model.layers.{layer}.self_attn.retention_gate."
+        state |= {at + "linear1.weight": bank.w1[layer].detach().clone(), at + "linear1.bias": bank.b1[layer].detach().clone(),
+                  at + "linear2.weight": torch.randn(heads, 8), at + "bias": torch.randn(heads)}
+    failure, _ = convert(state, base)
+    if act != "silu":
+        assert act in failure
+        bank.save(gates, base_digests(base), 64)
+    else:
+        assert failure is None
+    with serve(base, "--gates", gates, "--no-ui"):
+        pass
+    header = read_header(gates)
+    assert header["base"] == base_digests(base)
+    for path in base.glob("model*.safetensors"):
+        weights = load_file(path)
+        if "model.norm.weight" in weights:
+            weights["model.norm.weight"] += 1
+            save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(AssertionError), serve(base, "--gates", gates, "--no-ui"):
+        pass
