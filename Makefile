@@ -67,7 +67,7 @@ check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long
 	@tools/run_ctest asan -L long -LE plain
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
 	@$(MAKE) --no-print-directory load
-	@python3 tests/scale/run.py --sessions 60 --turns 4 --clients 8 --pause 0.5
+	@python3 tests/scale/run.py --sessions 80 --turns 4 --clients 8 --pause 0.5
 
 lint: ## check formatting, include directions, function lengths, words; run clang-tidy
 	@tools/install-deps check
@@ -95,10 +95,10 @@ load: ## clients of every kind at once, plain and over TLS, three minutes (SECON
 	@tools/build release keepd keepd-fake load
 	@python3 tests/load/run.py $(SECONDS) $(MODE)
 
-scale: ## 200 multi-turn sessions through HAProxy, one daemon killed, one drained, one added (ARGS="--router vllm-router": through that)
+scale: ## 200 multi-turn sessions through HAProxy, one daemon killed, one drained, one added (ARGS="--router smg": through that)
 	@tools/install-deps scale
 	@$(MAKE) --no-print-directory build
-	@python3 tests/scale/run.py $(ARGS)
+	@python3 tests/scale/run.py --json build/scale.json $(ARGS)
 
 bench: ## measure this machine: bandwidth, prompt and generation rates
 	@tools/install-deps test

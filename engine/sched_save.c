@@ -265,7 +265,8 @@ static void wake_listed(struct sched *sched) {
  * when the job came. */
 static bool is_listed(struct sched *sched, const struct engine_job *job) {
     if (store_fresh(sched->options.store, job->queued_ns)) return true;
-    if (sched->awaits_list < job->queued_ns) sched->awaits_list = job->queued_ns;
+    int64_t *since = &sched->awaits_list; /* the oldest job's: newer ones keep nobody waiting */
+    if (*since == 0 || job->queued_ns < *since) *since = job->queued_ns;
     sched->needs_store = true;
     return false;
 }

@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
 """Multi-turn sessions through a router in front of three daemons, while one is killed, one drained and one added.
 
-    run.py [--router haproxy|vllm-router] [--sessions 200] [--turns 5] [--clients 16] [--json FILE]
+    run.py [--router haproxy|vllm-router|smg] [--sessions 200] [--turns 5] [--clients 16] [--json FILE]
 
 The daemons share one state directory and serve the bundled model. A first run against a single daemon gives each turn's
 text. Then the same sessions run through the router. When a fifth of the turns is answered, one daemon is killed; at two
 fifths one is drained (SIGTERM), at three fifths a new one starts. A client retries a request that failed.
 
-It fails if a request failed that the killed daemon did not have, if a turn was never answered, if fewer than 95 % of the
+It fails if a request failed that the killed daemon did not have (or that the router sent there before its checks found
+that it is gone: vllm-router and SMG), if a turn was never answered, if fewer than 95 % of the
 turns continued their conversation (the prompt of the turn before was found in the cache), or if a text differs from the
 single daemon's.
 
 HAProxy runs with deploy/haproxy.cfg, its addresses replaced. Without the router's program: says so and succeeds."""
 import argparse
 import concurrent.futures
+import csv
 import http.client
+import io
 import json
 import os
 import pathlib
@@ -74,6 +77,8 @@ class Daemon:
 class HAProxy:
     """The configuration that is shipped, with other addresses. The last of four servers starts later; health checks see it."""
 
+    notices_seconds = 0.1  # HAProxy tries another daemon as soon as a connection fails
+
     def __init__(self, folder, port, ports, log):
         text = (ROOT / "deploy/haproxy.cfg").read_text()
         text = re.sub(r"stats socket \S+", f"stats socket {folder}/admin.sock", text)
@@ -81,41 +86,84 @@ class HAProxy:
         text = re.sub(r"    server .*\n", "", text)
         text += "".join(f"    server {name} 127.0.0.1:{p}\n" for name, p in zip("abcd", ports))
         (folder / "haproxy.cfg").write_text(text)
+        self.admin = str(folder / "admin.sock")
         self.process = subprocess.Popen(["haproxy", "-db", "-f", folder / "haproxy.cfg"], stdout=log, stderr=log)
+        wait_for("HAProxy's checks", lambda: [self.status(name) for name in "abcd"] == ["UP", "UP", "UP", "DOWN"])
+
+    def status(self, server):
+        try:
+            with socket.socket(socket.AF_UNIX) as s:
+                s.connect(self.admin)
+                s.sendall(b"show stat\n")
+                table = b"".join(iter(lambda: s.recv(65536), b"")).decode()
+        except OSError:
+            return None
+        rows = csv.DictReader(io.StringIO(table.removeprefix("# ")))
+        return next((row["status"] for row in rows if (row["pxname"], row["svname"]) == ("keepd", server)), None)
 
     def add(self, port):
         pass
 
     def remove(self, port):
         pass
+
+
+def order(port, method, path, body=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read()
+    assert answer.status < 300, (path, answer.status, text)
+    return json.loads(text) if method == "GET" else None
+
+
+CHECKS = ("--health-check-interval-secs", "1", "--health-check-timeout-secs", "2", "--health-failure-threshold", "2",
+          "--health-success-threshold", "1", "--retry-max-retries", "5", "--worker-startup-check-interval", "1")
 
 
 class VllmRouter:
     """vllm-router (PyPI), by consistent hashing of X-Session-ID. It is told who comes and goes."""
 
+    notices_seconds = 4
+
     def __init__(self, folder, port, ports, log):
         self.port = port
         self.process = subprocess.Popen(
             ["vllm-router", "--host", "127.0.0.1", "--port", str(port), "--policy", "consistent_hash",
-             "--worker-urls", *[f"http://127.0.0.1:{p}" for p in ports[:3]], "--prometheus-port", str(free_port()),
-             "--health-check-interval-secs", "1", "--health-check-timeout-secs", "2", "--health-failure-threshold", "2",
-             "--health-success-threshold", "1", "--retry-max-retries", "5", "--worker-startup-check-interval", "1"],
+             "--worker-urls", *[f"http://127.0.0.1:{p}" for p in ports[:3]], "--prometheus-port", str(free_port()), *CHECKS],
             stdout=log, stderr=log, cwd=folder)
 
-    def order(self, path):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request("POST", path)
-        answer = connection.getresponse()
-        assert answer.status == 200, (path, answer.read())
-
     def add(self, port):
-        self.order(f"/add_worker?url=http://127.0.0.1:{port}")
+        order(self.port, "POST", f"/add_worker?url=http://127.0.0.1:{port}")
 
     def remove(self, port):
-        self.order(f"/remove_worker?url=http://127.0.0.1:{port}")
+        order(self.port, "POST", f"/remove_worker?url=http://127.0.0.1:{port}")
 
 
-ROUTERS = {"haproxy": HAProxy, "vllm-router": VllmRouter}
+class Smg:
+    """SMG (PyPI), by consistent hashing of X-Session-ID. It is told who comes and goes."""
+
+    notices_seconds = 4
+
+    def __init__(self, folder, port, ports, log):
+        self.port = port
+        self.process = subprocess.Popen(
+            ["smg", "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", "consistent_hashing",
+             "--routing-key-headers", "x-session-id", "--disable-tokenizer-autoload",
+             "--worker-urls", *[f"http://127.0.0.1:{p}" for p in ports[:3]], "--prometheus-port", str(free_port()), *CHECKS],
+            stdout=log, stderr=log, cwd=folder)
+        wait_for("SMG's workers", lambda: is_healthy(port) and len(order(port, "GET", "/workers")["workers"]) == 3)
+
+    def add(self, port):
+        order(self.port, "POST", "/workers", {"url": f"http://127.0.0.1:{port}"})
+
+    def remove(self, port):
+        workers = order(self.port, "GET", "/workers")["workers"]
+        (gone,) = [worker["id"] for worker in workers if worker["url"] == f"http://127.0.0.1:{port}"]
+        order(self.port, "DELETE", f"/workers/{gone}")
+
+
+ROUTERS = {"haproxy": HAProxy, "vllm-router": VllmRouter, "smg": Smg}
 
 
 def question(session, turn):
@@ -230,7 +278,8 @@ def percent(rows, name):
 
 def summary(run):
     kill = dict(run.events)["kill"]
-    other = [f for f in run.failures if f["begun"] > kill or f["ended"] < kill]
+    noticed = kill + ROUTERS[run.options.router].notices_seconds
+    other = [f for f in run.failures if f["begun"] > noticed or f["ended"] < kill]
     later = [row for row in run.rows if row["turn"] > 0]
     missed = [f"{row['begun'] - run.begun:.1f} s: {row['came_from']} to {row['server']}" for row in later if not row["continued"]]
     phases = {name: [] for name in PHASES}

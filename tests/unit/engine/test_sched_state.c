@@ -23,6 +23,16 @@ uint64_t __wrap_store_find(struct store *store, const struct conversation_query 
     return __real_store_find(store, query, least);
 }
 
+/* The time of the last listing: the linker's --wrap. */
+static int64_t listed_ns = INT64_MAX;
+
+bool __wrap_store_fresh(struct store *store, int64_t since_ns);
+
+bool __wrap_store_fresh(struct store *store, int64_t since_ns) {
+    (void)store;
+    return since_ns <= listed_ns;
+}
+
 /* A world with a state directory of its own. */
 struct stored {
     struct world w;
@@ -104,6 +114,31 @@ Test(state, what_makes_room_comes_back) {
     }
     cr_assert_eq(s.w.sched.counters.conversation_lost[ENGINE_MISS_FORGOTTEN], 0);
     cr_assert_eq(s.w.sched.counters.preemptions, 0);
+    stored_close(&s);
+}
+
+/* Beside other daemons, a job is tried when the directory was listed after it came. Jobs that come
+ * later, one after each listing, do not make it wait for theirs. */
+Test(state, a_job_waits_for_a_listing_of_its_own) {
+    struct stored s;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open(&s, (struct world_options){.conversations = 9});
+    struct engine_job jobs[] = {job_of(1, 20, 2, kv), job_of(2, 20, 2, kv), job_of(3, 20, 2, kv)};
+    listed_ns = 5;
+    for (int i = 0; i < 3; i++) {
+        jobs[i].queued_ns = 10 * (i + 1);
+        submit(&s.w, &jobs[i]);
+    }
+    for (int i = 0; i < 9; i++) (void)world_step(&s.w);
+    cr_assert_eq(s.w.sched.running, 0);
+    for (int i = 0; i < 3; i++) {
+        listed_ns = 10 * (i + 1) + 5;
+        for (int k = 0; k < 9; k++) (void)world_step(&s.w);
+        for (int k = 0; k < 3; k++)
+            cr_assert_eq(atomic_load(&jobs[k].finished), k <= i, "job %d at listing %d", k, i);
+    }
+    listed_ns = INT64_MAX;
+    for (int i = 0; i < 3; i++) engine_job_close(&jobs[i]);
     stored_close(&s);
 }
 
