@@ -116,6 +116,7 @@ int main() {
         comm_run(&kind, ranks, sums_take_no_memory, nullptr);
     }
     expect_no_joining("FAKE_NCCL_FAILS", "NCCL cannot join rank 2: fake");
+    setenv("KEEPD_EMU_JOIN_SECONDS", "0.3", 1);
     expect_no_joining("FAKE_NCCL_HANGS", "the other ranks did not answer");
     puts("communicators over NCCL: the cases of all, and ranks that cannot be joined");
     return 0;
