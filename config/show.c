@@ -44,6 +44,8 @@ static void print_option(FILE *out, const struct option *option) {
 
 void config_help(FILE *out) {
     fputs("Usage: keepd --model MODEL [options]\n"
+          "       keepd chat [URL]      chats with a daemon: keepd chat --help\n"
+          "       keepd bench MODEL     measures prompt and generation rates: keepd bench --help\n"
           "\n"
           "Serves a language model over the OpenAI HTTP API with a bounded key/value cache.\n"
           "Every option is also read from the environment (KEEPD_KV_BUDGET for --kv-budget) and\n"
@@ -99,6 +101,8 @@ static void man_option(FILE *out, const struct option *option) {
 static const char man_head[] =
     ".SH NAME\nkeepd \\- serves a language model with a bounded key/value cache\n"
     ".SH SYNOPSIS\n.B keepd\n\\fB\\-\\-model\\fR \\fIDIR\\fR [\\fIoptions\\fR]\n"
+    ".br\n.B keepd chat\n[\\fIURL\\fR] [\\fIoptions\\fR]\n"
+    ".br\n.B keepd bench\n\\fIMODEL\\fR [\\fIoptions\\fR]\n"
     ".SH DESCRIPTION\n"
     "keepd serves a language model in Hugging Face format over the OpenAI HTTP API. The key/value "
     "cache of each conversation is bounded by a budget.\n.PP\n"
@@ -109,6 +113,14 @@ static const char man_head[] =
     "of these sources.\n";
 
 static const char man_tail[] =
+    ".SH COMMANDS\n"
+    ".TP\n.B keepd chat\nChats with a running daemon in a terminal, or answers the lines of a "
+    "pipe. Without a URL: "
+    "http://127.0.0.1:8080. \\fIkeepd chat \\-\\-help\\fR lists its options and \\fI/help\\fR its "
+    "commands.\n"
+    ".TP\n.B keepd bench\nMeasures how fast the machine reads prompts and generates, with the "
+    "engine's options as given, and "
+    "prints one table. \\fIkeepd bench \\-\\-help\\fR lists the others.\n"
     ".SH SIGNALS\n"
     ".TP\n.B SIGTERM, SIGINT\nRefuse new requests, finish accepted ones within drain\\-seconds, "
     "and exit. A second signal ends them at once.\n"

@@ -20,7 +20,7 @@ foreach(unit keepd.service keepd@.service keepd.conf)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/deploy/${unit})
 endforeach()
 
-install(TARGETS keepd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS keepd keepd-chat RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${man_page} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES ${CMAKE_BINARY_DIR}/completion/bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME keepd)
 install(FILES ${CMAKE_BINARY_DIR}/completion/zsh DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions RENAME _keepd)

@@ -1,6 +1,6 @@
 /* The program: reads the options, opens the engine and the server, runs until a signal, and closes
  * both. Every request ends in server_run, before engine_close. `keepd bench` opens the same engine
- * without a server. The only file that includes config/. */
+ * without a server; `keepd chat` starts the client. The only file that includes config/. */
 #include <dirent.h>
 #include <errno.h>
 #include <libgen.h>
@@ -412,12 +412,27 @@ static int run_bench(int argc, char **argv) {
     return status;
 }
 
+/* --- keepd chat --- */
+
+/* The client is a program of its own, in the daemon's folder (client/chat.c). */
+static int run_chat(char **argv) {
+    static const char name[] = "/keepd-chat";
+    char path[4096];
+    ssize_t size = readlink("/proc/self/exe", path, sizeof path - sizeof name);
+    char *end = size > 0 ? memrchr(path, '/', (size_t)size) : NULL;
+    snprintf(end ? end : path, sizeof name, "%s", name);
+    execv(path, argv + 1);
+    fprintf(stderr, "keepd: chat: cannot start %s: %s\n", path, strerror(errno));
+    return EXIT_FAILURE;
+}
+
 int main(int argc, char **argv) {
     extern char **environ;
     struct config config = {0};
     struct fault fault = {0};
     int status = EXIT_SUCCESS;
     give_memory_back();
+    if (argc > 1 && strcmp(argv[1], "chat") == 0) return run_chat(argv);
     if (argc > 1 && strcmp(argv[1], "bench") == 0) return run_bench(argc, argv);
     if (config_load(argc, argv, environ, &config, &fault)) {
         fprintf(stderr, "keepd: %s%s%s (keepd --help lists the options)\n", fault.field,

@@ -1,0 +1,211 @@
+"""keepd chat: the terminal client, from a pipe and on a pseudo-terminal, beside the daemon with the bundled model."""
+import fcntl
+import os
+import pathlib
+import pty
+import re
+import select
+import subprocess
+import termios
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
+TELL = "My sister Nora lives in Lisbon. The code of the garage is 4815."
+ASK = "What is the code of the garage?"
+ENV = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
+ENV.pop("KEEPD_API_KEY", None)
+
+
+def chat(*args, lines=(), env=None):
+    return subprocess.run([BINARY, "chat", *args], input="".join(f"{line}\n" for line in lines), capture_output=True, text=True,
+                          timeout=120, env={**ENV, **(env or {})})
+
+
+def test_a_pipe_gets_answers_alone(daemon):
+    run = chat(daemon().url, "--temperature", "0", lines=[TELL, "", "/budget 512", ASK])
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "Noted.\nThe code of the garage is 4815.\n"
+    details = re.findall(r"^\[(\d+) tokens seen.*; kept (\d+) entries of (\d+) \(\d+\.\d MB\), evicted 0; \d+ tokens/s\]$", run.stderr, re.M)
+    assert len(details) == 2 and int(details[1][0]) > int(details[0][0]) > 0 and details[1][1] == details[1][2]
+    assert "budget: 512" in run.stderr and "\x1b" not in run.stdout + run.stderr
+
+
+def test_settings_reach_the_daemon(daemon):
+    """With a budget of 24 entries a head the long question does not fit, and the turn says what was evicted."""
+    url = daemon().url
+    long = " ".join(f"The code of gate {i} is {1000 + 7 * i}." for i in range(20))
+    run = chat(url, "--policy", "streaming", "--budget", "24", "--tokens", "5", "--system", "Be short.", lines=[long, "/policy", "/tokens"])
+    assert run.returncode == 0, run.stderr
+    kept, every, evicted = map(int, re.search(r"kept (\d+) entries of (\d+) .*evicted (\d+)", run.stderr).groups())
+    assert evicted > 0 and kept + evicted == every
+    assert "policy: streaming" in run.stderr and "tokens: 5" in run.stderr
+
+
+def test_branches_and_undo(daemon):
+    run = chat(daemon().url, "--temperature", "0", lines=[TELL, "/fork", "/new", ASK, "/go 1", ASK, "/undo", "/go 3", "/bogus", "/policy nonsense",
+                                                          "/budget x", "/quit", ASK])
+    assert run.returncode == 0, run.stderr
+    answers = run.stdout.splitlines()
+    assert answers[0] == "Noted." and "4815" not in answers[1] and "4815" in answers[2] and len(answers) == 3
+    assert "* branch 1: 2 messages" in run.stderr and "  branch 2: 2 messages" in run.stderr
+    assert "unknown command '/bogus'" in run.stderr and "unknown policy 'nonsense'; there are full" in run.stderr
+    assert "budget takes a whole number" in run.stderr
+
+
+def test_messages_for_people(daemon, tmp_path):
+    keyed = daemon("--api-key", "the-key").url
+    file = tmp_path / "key"
+    file.write_text("# mine\n\n the-key name=me weight=2\n")
+    for args, env, code, message in [
+            ((keyed,), {}, 1, "the daemon wants an API key: set KEEPD_API_KEY"),
+            ((keyed,), {"KEEPD_API_KEY": "wrong"}, 1, "the daemon does not know this API key"),
+            ((keyed,), {"KEEPD_API_KEY": "the-key"}, 0, ""),
+            ((keyed + "/", "--api-key-file", str(file)), {}, 0, ""),
+            ((keyed, "--api-key-file", "/dev/null"), {}, 78, "holds no key"),
+            (("http://127.0.0.1:1",), {}, 1, "no daemon at http://127.0.0.1:1 ("),
+            (("unix:" + str(tmp_path / "none"),), {}, 1, "no daemon at unix:"),
+            (("ftp://x",), {}, 78, "the URL begins with"),
+            ((keyed, "--budget", "many"), {}, 78, "--budget takes a whole number"),
+            ((keyed, "--unknown"), {}, 78, "unknown option")]:
+        run = chat(*args, lines=["Who are you?"], env=env)
+        assert run.returncode == code and message in run.stderr, (args, run.stderr)
+        assert "the-key" not in run.stderr
+
+
+def test_full_daemon(daemon):
+    """A refused message is no part of the dialogue; the exit status tells."""
+    url = daemon("--rate-limit", "1", "--api-key", "k").url
+    run = chat(url, "--temperature", "0", lines=[TELL, ASK, "/go"], env={"KEEPD_API_KEY": "k"})
+    assert run.returncode == 1 and run.stdout == "Noted.\n"
+    assert re.search(r"the daemon is full: Rate limit reached: .* Try again in \d+ s\.", run.stderr)
+    assert "* branch 1: 2 messages" in run.stderr
+
+
+def test_another_server():
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    import threading
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Other)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    run = chat(f"http://127.0.0.1:{server.server_port}", lines=["hi"])
+    server.shutdown()
+    assert run.returncode == 1 and "is not keepd" in run.stderr
+
+
+class Terminal:
+    def __init__(self, *args):
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen([BINARY, "chat", *args], stdin=slave, stdout=slave, stderr=slave, env=ENV, start_new_session=True,
+                                        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        os.close(slave)
+        self.text = ""
+
+    def wait(self, pattern):
+        """Reads until the pattern has come; what was read up to its end is gone."""
+        end = time.monotonic() + 60
+        while not (found := re.search(pattern, self.text, re.S)):
+            assert time.monotonic() < end, self.text
+            if select.select([self.master], [], [], 0.1)[0]:
+                self.text += os.read(self.master, 65536).decode()
+        before, self.text = self.text[:found.end()], self.text[found.end():]
+        return before
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+
+@pytest.fixture
+def terminal():
+    opened = []
+    yield lambda *args: opened.append(Terminal(*args)) or opened[-1]
+    for one in opened:
+        one.process.kill()
+        one.process.wait()
+        os.close(one.master)
+
+
+def test_a_terminal(daemon, terminal):
+    """Lines are edited, Ctrl-C throws a line away, the history comes back, Ctrl-D ends."""
+    t = terminal(daemon().url, "--temperature", "0")
+    t.wait(r"keepd-nano at http://\S+, policy global, budget 1024\. /help lists the commands\.")
+    t.wait("> ")
+    t.type("nonsense that is thrown away\x03")
+    t.wait(r"\^C.*> ")
+    t.type("Who are yow\x7fu?\r")
+    shown = t.wait(r"tokens/s\].*> ")
+    assert "I am keepd-nano" in shown and re.search(r"reading the prompt: \d+ of \d+ tokens", shown)
+    t.type("/go\r")
+    assert "branch 1: 2 messages" in t.wait("messages.*> ")
+    t.type("\x1b[A\x1b[A\r")  # twice up: the question again
+    assert "I am keepd-nano" in t.wait(r"tokens/s\].*> ")
+    t.type("\x04")
+    assert t.process.wait(timeout=60) == 0
+
+
+def test_control_c_stops_the_answer_and_not_the_program(daemon, terminal):
+    """The answer has no end of its own here: the temperature is high and the limit far away."""
+    running = daemon()
+    t = terminal(running.url, "--temperature", "2", "--tokens", "8000")
+    t.wait("> ")
+    for _ in range(20):  # an answer may end by itself before the key arrives
+        t.type("Tell me a story about my sister Nora in Lisbon.\r")
+        t.wait(r"reading the prompt[^\r]*\x1b\[0m\r\x1b\[K.")
+        t.type("\x03")
+        if "[stopped]" in t.wait(r"\[stopped\].*> |tokens/s.*> "):
+            break
+    else:
+        pytest.fail("no answer was stopped")
+    end = time.monotonic() + 30
+    while running.kv()["running_count"]:
+        assert time.monotonic() < end, "the daemon goes on"
+        time.sleep(0.05)
+    t.type("/temperature 0\r")
+    t.wait("temperature: 0.*> ")
+    t.type("Who are you?\r")
+    t.wait(r"tokens/s\].*> ")
+    assert t.process.poll() is None
+
+
+def test_text_cannot_control_the_terminal(terminal):
+    """Control characters of an answer are shown as U+FFFD on a terminal."""
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    import threading
+
+    class Hostile(BaseHTTPRequestHandler):
+        def answer(self, kind, text):
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def do_GET(self):
+            self.answer("application/json", b'{"served_model_name": "m", "kv_policy": "full", "has_chat_template": true}')
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer("text/event-stream", b'data: {"choices":[{"delta":{"content":"red \\u001b[31m \\u009b31m bell\\u0007 end"}}]}\r\n\r\ndata: [DONE]\n\n')
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Hostile)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    t = terminal(f"http://127.0.0.1:{server.server_port}")
+    t.wait("> ")
+    t.type("hi\r")
+    assert "red \ufffd[31m \ufffd31m bell\ufffd end\r\n" in t.wait("end\r\n")
+    server.shutdown()
