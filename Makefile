@@ -5,7 +5,7 @@
 #   make serve MODEL=smollm2        a small real model, fetched on the first use (tools/fetch-model)
 #   make serve MODEL=/path/to/model another one: a directory or a GGUF file
 .DEFAULT_GOAL := help
-.PHONY: help serve build install package package-test test check lint format fuzz mutants load scale bench quality clean
+.PHONY: help serve build install package package-test image image-test test check lint format fuzz mutants load scale bench quality clean
 
 MODEL ?= bundled/keepd-nano
 ARGS ?=
@@ -62,7 +62,7 @@ check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long
 	@tools/run_pytest slow -m slow
 	@tools/run_clients
 	@tools/run_training
-	@$(MAKE) --no-print-directory package-test
+	@$(MAKE) --no-print-directory package-test image-test
 	@tools/build asan all long_tests
 	@tools/run_ctest asan -L long -LE plain
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
@@ -89,6 +89,14 @@ package-test: ## install the package in a clean Debian root, use, upgrade and pu
 	@tools/install-deps package
 	@$(MAKE) --no-print-directory package
 	@python3 tests/package/run.py build/keepd_*.deb
+
+image: ## build an OCI image, without a daemon: build/keepd-image.tar
+	@tools/install-deps package
+	@$(MAKE) --no-print-directory package
+	@python3 tools/image build/keepd_*.deb build/keepd-image.tar
+
+image-test: image ## check the image's layout, and use it: not as root, with its own libraries alone
+	@python3 tests/package/image.py build/keepd-image.tar
 
 load: ## clients of every kind at once, plain and over TLS, three minutes (SECONDS=600: ten each; MODE=tls: only TLS); fails on a leak or a lost answer
 	@tools/install-deps test
