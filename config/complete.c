@@ -79,7 +79,9 @@ static void print_bash(FILE *out) {
 }
 
 static void print_zsh(FILE *out) {
-    fputs("#compdef keepd\n# zsh completion of keepd: keepd --completion zsh\n_arguments \"1::command:(chat bench)\"", out);
+    fputs("#compdef keepd\n# zsh completion of keepd: keepd --completion zsh\n_arguments "
+          "\"1::command:(chat bench)\"",
+          out);
     for (size_t i = 0; i < config_option_count; i++) {
         const struct option *option = &config_options[i];
         if (!option->name) continue;
