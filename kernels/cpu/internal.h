@@ -13,6 +13,7 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "kernels/cpu/alloc.h"
 #include "kernels/cpu/cache.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/team.h"
@@ -213,6 +214,7 @@ struct cpu {
     struct cpu_team *team;
     int threads;
 
+    struct cpu_arena weights;
     struct cpu_room *scratch;  /* [threads] */
     struct cpu_room packed;    /* activations of one pass, packed by pack_x or rounded */
     struct cpu_room partial;   /* several ranks: partial products of one pass */

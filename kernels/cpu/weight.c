@@ -198,7 +198,7 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
         w->halves = job.halves;
     }
     size_t bytes = place(w, cpu->kernels);
-    w->data = cpu_alloc(bytes);
+    w->data = cpu_arena_alloc(&cpu->weights, bytes);
     if (w->dtype == KERN_E4M3) w->scale = cpu_alloc((size_t)w->rows * sizeof *w->scale);
     bool room = w->data && (w->scale || w->dtype != KERN_E4M3);
     rc = room ? cpu_matmul_reserve(cpu, w) : ERR_NOMEM;
@@ -216,9 +216,8 @@ fail:
 }
 
 void cpu_weight_free(struct kern *kern, struct kern_weight *weight) {
-    (void)kern;
     if (!weight) return;
-    cpu_free(weight->data);
+    cpu_arena_free(&cpu_of(kern)->weights, weight->data);
     cpu_free(weight->scale);
     mem_free(weight);
 }

@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "kernels/comm_host.h"
+#include "kernels/cpu/alloc.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/sample.h"
 #include "paths.h"
@@ -83,6 +84,29 @@ Test(cpu, memory_is_zeroed_and_aligned) {
     cr_assert_null(kern->ops->mem_alloc(kern, SIZE_MAX - 8));
     kern->ops->mem_free(kern, NULL);
     kern->ops->close(kern);
+}
+
+Test(cpu, blocks_of_an_arena_share_chunks) {
+    static const size_t sizes[] = {3 << 20, 100, 65 << 20, 3 << 20};
+    struct cpu_arena arena = {0};
+    char *block[4];
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 4; i++) {
+            block[i] = cpu_arena_alloc(&arena, sizes[i]);
+            cr_assert_not_null(block[i]);
+            cr_assert_eq((uintptr_t)block[i] % 64, 0u);
+            cr_assert(!block[i][0] && !block[i][sizes[i] - 1]);
+            memset(block[i], 1 + i, sizes[i]);
+        }
+        cr_assert_eq(block[3] - block[0], (3 << 20) + 64);
+        for (int i = 0; i < 4; i++) {
+            cr_assert(block[i][0] == 1 + i && block[i][sizes[i] - 1] == 1 + i);
+            cpu_arena_free(&arena, block[i]);
+        }
+        cr_assert_null(arena.chunk);
+    }
+    cr_assert_null(cpu_arena_alloc(&arena, SIZE_MAX - 8));
+    cpu_arena_free(&arena, NULL);
 }
 
 /* ---- The n-th allocation fails, for every n -----------------------------------------------------
