@@ -184,7 +184,7 @@ const struct option config_options[] = {
      "Device that computes. auto: a GPU if this build and this machine have one."},
     {"cpu-path", CHOICE, AT(cpu_path), 0, 0, "auto", "auto|reference|portable|avx2|avx512|amx", 0,
      "CPU kernels to use. auto: the fastest that this machine can run."},
-    {"cpu-activations", CHOICE, AT(cpu_activations), 0, 0, "auto", "auto|int8|int16|bf16|f32",
+    {"cpu-activations", CHOICE, AT(cpu_activations), 0, 0, "int16", "auto|int8|int16|bf16|f32",
      0,
      "How the CPU rounds activations before it multiplies them with weights in 8-bit and 4-bit "
      "blocks (quantised GGUF files). int8: to 8 bits, with one scale per 32 numbers; the fastest. "
