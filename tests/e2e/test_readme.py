@@ -52,13 +52,16 @@ def test_make_has_the_targets():
 
 
 def test_commands_of_the_daemon():
-    """`--inspect` runs as it stands; a start is checked, up to the listening socket."""
+    """`--inspect` runs as it stands, `bench` with few tokens; a start is checked, up to the listening socket."""
+    more = {"--inspect": [], "bench": ["-p", "16", "-n", "4", "-b", "1,2", "-r", "1"], "--model": ["--check-config"]}
     lines = [line for line in shell_commands() if line.startswith("build/keepd")]
-    assert len(lines) == 2
+    assert [line.split()[1] for line in lines] == list(more)
     for line in lines:
         words = line.replace("/path/to/model", "bundled/keepd-nano").split()
-        more = [] if "--inspect" in words else ["--check-config"]
-        subprocess.run([*words, *more], cwd=ROOT, check=True, capture_output=True, timeout=60)
+        run = subprocess.run([*words, *more[words[1]]], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0, run.stderr
+        if words[1] == "bench":
+            assert "| prompt 16 | 1 |" in run.stdout and "| generate 4 | 2 |" in run.stdout, run.stdout
 
 
 def test_named_files_exist():

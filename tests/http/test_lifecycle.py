@@ -44,9 +44,15 @@ def test_example_of_a_model_without_a_template(start, fake):
     assert '"object":"text_completion"' in r.stdout, r
 
 
-def test_progress_is_shown(start):
+def test_progress_is_logged(start):
+    """Outside of a terminal the log has two lines about loading: what begins, and what it took."""
+    def lines(text):
+        return [line for line in daemon.errors if text in line]
+
     daemon = start()
-    daemon.wait("the progress", lambda: any("100%" in line for line in daemon.errors))
+    daemon.wait("the end of loading", lambda: lines("loaded "))
+    assert len(lines("loading nothing: 10 bytes")) == 1 and not any("\r" in line or "\x1b" in line for line in daemon.errors)
+    assert [bool(re.search(r"loaded 10 bytes in \d+\.\d s, ", line)) for line in lines("loaded ")] == [True]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -11,6 +11,7 @@ USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 LIMITS = {k: float(v) if "." in v else int(v) for k, v in re.findall(
     r"^#define OAI_(\w+)\s+([0-9.]+)", (ROOT / "server" / "limits.h").read_text(), re.M)}
+SHIFTED = 1 << int(re.search(r"^#define ENGINE_SHIFTED_TOKENS \(1 << (\d+)\)", (ROOT / "engine" / "engine.h").read_text(), re.M)[1])
 
 
 def chat(**fields):
@@ -23,6 +24,18 @@ def text(**fields):
 
 def respond(**fields):
     return "/v1/responses", {"model": MODEL, "input": "abc", "max_output_tokens": 2, "kv": {"retain": False}, **fields}
+
+
+def count(value):
+    """The JSON values of a body; names of members are none."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return 1 + sum(map(count, inner))
+
+
+def values(n):
+    """A body of n values, besides as many as a text that is shifted may have tokens."""
+    path, body = chat(metadata=[])
+    return path, {**body, "metadata": [0] * (n + SHIFTED - count(body))}
 
 
 # name of the limit -> (the field that is named, a request of size n)
@@ -50,6 +63,8 @@ CASES = {
     "KEY_BYTES": ("cache_salt", lambda n: chat(cache_salt="x" * n)),
     "REPETITION_MAX": ("repetition_penalty", lambda n: chat(repetition_penalty=n)),
     "JSON_DEPTH": (None, lambda n: chat(user=None, metadata=json.loads("[" * (n - 1) + "]" * (n - 1)))),
+    "JSON_VALUES": (None, values),
+    "PAGE_MAX": ("limit", None),  # an argument of a GET: below
 }
 # test_native.py, an option, a default, test_errors.py, tests/unit/server/oai/test_records.c
 ELSEWHERE = {"FILES_MAX", "NAMES_MAX", "COMPLETION_TOKENS", "REPETITION_MIN", "RECORDS_MAX"}
@@ -110,6 +125,18 @@ def test_choices_times_tokens_times_alternatives(roomy, echo):
     assert r.status_code == 200, r.text
     r = roomy.post(*text(**{**fields, "prompt": [fields["prompt"]] * 2}, max_tokens=most))
     assert r.status_code == 400, "prompts add up"
+
+
+def test_pages(roomy):
+    most = LIMITS["PAGE_MAX"]
+    path, body = respond(input=[USER] * (most + 1))
+    r = roomy.post(path, body)
+    assert r.status_code == 200, r.text
+    items = f"{path}/{r.json()['id']}/input_items?limit="
+    page = roomy.get(items + str(most)).json()
+    assert len(page["data"]) == most and page["has_more"]
+    r = roomy.get(items + str(most + 1))
+    assert r.status_code == 400 and r.json()["error"]["param"] == "limit" and str(most) in r.json()["error"]["message"], r.text
 
 
 def test_biases(shared):
