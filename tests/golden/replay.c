@@ -58,6 +58,7 @@ static int open_cache(struct replay *replay, const struct replay_options *option
         .slots = options->slots,
         .max_positions = options->positions_max,
         .inv_freq = c->inv_freq,
+        .rotations = c->rotations,
     };
     return replay->kern->ops->cache_open(replay->kern, &cache, fault);
 }
