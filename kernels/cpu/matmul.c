@@ -148,7 +148,7 @@ static void prepare(struct pass *pass) {
         job->x_blocks = rounded_blocks(cpu, w);
         job->wide = is_wide(cpu, w);
         cpu_tickets_set(&pass->blocks, cpu_piece_count(job->rows, cpu->block_kernels->rows));
-        cpu_run(cpu, 4 * job->rows * w->cols, round_pieces, pass);
+        cpu_run(cpu, job->rows * w->cols * 4, round_pieces, pass);
     }
 }
 

@@ -283,7 +283,7 @@ SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const s
 
 /* Fetches the activations of block b, perhaps of the next piece, from the second-level cache. */
 SIMD void fetch_inputs(const struct leaf_data *in, int64_t b, const struct form f, const int rows) {
-    const int64_t x_bytes = (f.wide ? 2 : 1) * KERN_BLOCK * rows;
+    const int64_t x_bytes = (int64_t)rows * KERN_BLOCK * (f.wide ? 2 : 1);
     const int64_t block_bytes = rows * (int64_t)sizeof *in->x_blocks;
     const char *x = in->x + b * x_bytes, *x_blocks = (const char *)in->x_blocks + b * block_bytes;
     for (int at = 0; at < x_bytes; at += 64) __builtin_prefetch(x + at);
@@ -379,7 +379,7 @@ static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const str
                            .count = blocks_of(leaf.count),
                            .factor_bytes = cpu_block_factors(w),
                            .halves = w->halves,
-                           .fetch = at->fetch + 64 * at->lines * first,
+                           .fetch = at->fetch + first * at->lines * 64,
                            .lines = at->lines};
     for (int p = 0; p < PANELS_MOST; p++) {
         const int64_t panel = at->panel + (p < at->panels ? p : 0);
@@ -496,7 +496,7 @@ static void block_round_row(const struct kern_weight *w, const float *x, bool wi
         float last[KERN_BLOCK] = {0};
         if (left < KERN_BLOCK) from = memcpy(last, from, (size_t)left * sizeof *last);
         if (wide)
-            round_block(from, to + 2 * KERN_BLOCK * step * b, &blocks[b * step], offset, INT16_MAX);
+            round_block(from, to + KERN_BLOCK * step * b * 2, &blocks[b * step], offset, INT16_MAX);
         else
             round_block(from, to + KERN_BLOCK * step * b, &blocks[b * step], offset, INT8_MAX);
     }
