@@ -392,12 +392,13 @@ int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size)
     temporary_of(dir, id, temporary);
     state_seal(data, size, dir->key);
     int rc = write_temporary(dir, temporary, data, size);
-    if (rc == 0 && (renameat(dir->fd, temporary, dir->fd, name) != 0 || fsync(dir->fd) != 0))
-        rc = ERR_IO;
-    if (rc == 0) return 0;
+    bool copy = faccessat(dir->fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0; /* written before */
+    bool renamed = rc == 0 && renameat(dir->fd, temporary, dir->fd, name) == 0;
+    if (renamed && fsync(dir->fd) == 0) return 0;
     log_warn("state file %s cannot be written: %s", name, strerror(errno));
     unlinkat(dir->fd, temporary, 0);
-    return rc;
+    if (renamed && !copy) unlinkat(dir->fd, name, 0);
+    return ERR_IO;
 }
 
 /* ---- Moving ---------------------------------------------------------------------------------- */

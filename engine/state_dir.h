@@ -55,7 +55,8 @@ int state_dir_read_head(struct state_dir *dir, uint64_t id, struct state_dir_fil
  * it in *taken. Errors as of state_parse, and ERR_NOTFOUND, ERR_IO, ERR_NOMEM. */
 int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state_view *view,
                    struct state_dir_file *taken, struct fault *fault);
-/* Seals and writes a file, whole or not at all. ERR_IO is logged. */
+/* Seals and writes a file, whole or not at all. ERR_IO is logged; a file that had the name before
+ * is still there then, or an equal one in its place. */
 int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size);
 /* Makes a file under a temporary name with this number, for bytes that come in pieces; returns its
  * descriptor, -1: errno says why. Any thread. */

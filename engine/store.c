@@ -136,6 +136,7 @@ static void run_write(struct store *store) {
         log_warn("conversation=%016llx not written: its %zu bytes are more than state-bytes",
                  (unsigned long long)file.head.id, size);
     if (rc == 0) rc = state_dir_write(&d->dir, file.head.id, data, size);
+    bool written = rc == 0; /* if not, a file with this name is an earlier copy, and good */
     mem_free(data);
     struct state_dir_file on_disk;
     if (rc == 0 && state_dir_stat(&d->dir, file.head.id, false, &on_disk))
@@ -150,7 +151,9 @@ static void run_write(struct store *store) {
     store->write.rc = rc;
     store->write.state = WRITE_DONE;
     pthread_mutex_unlock(&d->lock);
-    if (removed || rc != 0) state_dir_delete(&d->dir, file.head.id, false);
+    /* A file that is not in the index stays beside other daemons: the next listing finds it. */
+    bool lost = written && rc != 0 && !store_is_shared(d);
+    if (removed || lost) state_dir_delete(&d->dir, file.head.id, false);
 }
 
 /* Reservations rely on the most members that the policy keeps, so a file with more is refused.

@@ -533,6 +533,35 @@ Test(store, failing_writes_leave_nothing) {
     cr_assert_eq(failed, 5, "write, fdatasync, fsync, rename, fsync of the directory");
 }
 
+/* The name of a conversation is the same for all daemons, so a copy may be there already. */
+Test(store, failing_writes_leave_the_copy_of_another) {
+    struct store *a = open_store(), *b = open_store();
+    cr_assert_eq(save(a, 1, 100), 0);
+    for (long n = 0; n < 5; n++) {
+        fail_left = n;
+        cr_assert_eq(save(b, 1, 100), ERR_IO, "call %ld", n);
+        cr_assert_eq(fail_left, -1);
+        cr_assert_eq(files_with(".tmp"), 0);
+        cr_assert_eq(load(a, 501), 0, "call %ld", n);
+    }
+    store_close(b);
+    store_close(a);
+}
+
+/* A conversation that is longer than the whole directory may be deletes nothing either. */
+Test(store, a_write_that_never_fits_leaves_the_copy_of_another) {
+    struct store_options options = options_of();
+    struct store *a = open_store(), *b;
+    struct fault fault;
+    options.bytes = 100;
+    cr_assert_eq(store_open(&options, &b, &fault), 0);
+    cr_assert_eq(save(a, 1, 100), 0);
+    cr_assert_eq(save(b, 1, 100), ERR_LIMIT);
+    cr_assert_eq(load(a, 501), 0);
+    store_close(b);
+    store_close(a);
+}
+
 Test(store, reading_without_memory_is_no_damage) {
     struct store *store = open_store();
     cr_assert_eq(save(store, 1, 100), 0);
