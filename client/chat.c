@@ -17,19 +17,23 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "client/dialogue.h"
 #include "client/http.h"
 #include "client/line.h"
 
 #define DEFAULT_URL  "http://127.0.0.1:8080"
 #define BRANCHES_MAX 16
+#define SAY_MAX      4096 /* bytes of a line on stderr; the rest of a longer one is left out */
 #define EXIT_USAGE   78
 
 struct chat {
     struct http_options options;
     struct http *http;
-    bool terminal; /* stdin and stdout are one */
-    bool failed;   /* some request was not answered */
+    bool out_terminal; /* stdout is a terminal */
+    bool err_terminal; /* stderr is a terminal */
+    bool editing;      /* stdin and stdout are terminals: lines are edited */
+    bool failed;       /* some request was not answered */
     char *model;
     char policies[1024]; /* names with blanks around each; "" = unknown */
     char policy[64];     /* the server's own choice */
@@ -44,14 +48,40 @@ struct chat {
 
 /* ---- Output ---------------------------------------------------------------------------------- */
 
+/* Control characters but tab and newline (C0, DEL, and C1, which UTF-8 begins with C2). */
+static bool is_control(const char *text) {
+    unsigned char byte = (unsigned char)text[0], next = byte ? (unsigned char)text[1] : 0;
+    if (byte == 0xc2) return next < 0xa0;
+    return (byte < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f;
+}
+
+/* Writes text that may be the server's, as all text is written. On a terminal its control
+ * characters would move the cursor, set the title or the clipboard: they are replaced there, and so
+ * are bytes that are no UTF-8, which some terminals take for C1. */
+static void put_text(FILE *out, bool terminal, const char *text) {
+    size_t left = strlen(text), size;
+    if (!terminal) {
+        fputs(text, out);
+        return;
+    }
+    for (; left > 0; text += size, left -= size) {
+        if (utf8_step(text, left, &size) != UTF8_CHAR || is_control(text))
+            fputs("\xef\xbf\xbd", out);
+        else
+            fwrite(text, 1, size, out);
+    }
+}
+
 __attribute__((format(printf, 2, 3))) static void say(const struct chat *chat, const char *format,
                                                       ...) {
+    char text[SAY_MAX];
     va_list args;
     va_start(args, format);
-    if (chat->terminal) fputs("\033[2m", stderr);
-    vfprintf(stderr, format, args);
-    fputs(chat->terminal ? "\033[0m\n" : "\n", stderr);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    if (chat->err_terminal) fputs("\033[2m", stderr);
+    put_text(stderr, chat->err_terminal, text);
+    fputs(chat->err_terminal ? "\033[0m\n" : "\n", stderr);
 }
 
 static void clear_report(struct chat *chat) {
@@ -59,37 +89,20 @@ static void clear_report(struct chat *chat) {
     chat->reporting = false;
 }
 
-/* A model's text may hold control characters: on a terminal they would move the cursor and more
- * (C0 but tab and newline; C1, which UTF-8 begins with C2). */
-static void put_text(const struct chat *chat, const char *text) {
-    for (const char *at = text; *at; at++) {
-        unsigned char byte = (unsigned char)*at, next = (unsigned char)at[1];
-        bool control = (byte < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f;
-        if (chat->terminal && byte == 0xc2 && next >= 0x80 && next < 0xa0) {
-            at++;
-            control = true;
-        }
-        if (chat->terminal && control)
-            fputs("\xef\xbf\xbd", stdout);
-        else
-            fputc(byte, stdout);
-    }
-}
-
 static void show(void *arg, const char *text, bool reasoning) {
     struct chat *chat = arg;
     clear_report(chat);
-    if (reasoning && !chat->terminal) return;
+    if (reasoning && !chat->out_terminal) return;
     if (reasoning != chat->thinking) fputs(reasoning ? "\033[2m" : "\033[0m\n", stdout);
     chat->thinking = reasoning;
-    put_text(chat, text);
+    put_text(stdout, chat->out_terminal, text);
     chat->end = text[strlen(text) - 1];
     fflush(stdout);
 }
 
 static void report(void *arg, int64_t read, int64_t total) {
     struct chat *chat = arg;
-    if (!chat->terminal || total <= 0) return;
+    if (!chat->err_terminal || total <= 0) return;
     fprintf(stderr, "\r\033[K\033[2mreading the prompt: %" PRId64 " of %" PRId64 " tokens\033[0m",
             read, total);
     chat->reporting = true;
@@ -97,7 +110,7 @@ static void report(void *arg, int64_t read, int64_t total) {
 
 static void report_wait(void *arg) {
     struct chat *chat = arg;
-    if (!chat->terminal) return;
+    if (!chat->err_terminal) return;
     fputs("\033[2mwaiting for the daemon; it may be loading its model or be busy (Ctrl-C gives "
           "up)\033[0m",
           stderr);
@@ -390,7 +403,7 @@ static void take_info(struct chat *chat, const cJSON *info) {
 }
 
 static void greet(const struct chat *chat) {
-    if (!chat->terminal) return;
+    if (!chat->editing) return;
     if (chat->budget > 0)
         say(chat, "%s at %s, policy %s, budget %" PRId64 ". /help lists the commands.", chat->model,
             chat->options.url, chat->policy, chat->budget);
@@ -432,7 +445,7 @@ static bool connect_daemon(struct chat *chat) {
 }
 
 static void talk(struct chat *chat) {
-    struct line *line = line_open(chat->terminal);
+    struct line *line = line_open(chat->editing);
     const char *text = "";
     for (bool more = true; more;) {
         enum line_end end = line_read(line, &text);
@@ -445,7 +458,7 @@ static void talk(struct chat *chat) {
             ask(chat, text);
     }
     line_close(line);
-    if (chat->terminal) fputc('\n', stdout);
+    if (chat->editing) fputc('\n', stdout);
 }
 
 /* ---- Arguments ------------------------------------------------------------------------------- */
@@ -553,7 +566,9 @@ static bool read_arguments(struct chat *chat, int argc, char **argv, char *key, 
 }
 
 int main(int argc, char **argv) {
-    struct chat chat = {.terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)};
+    struct chat chat = {.out_terminal = isatty(STDOUT_FILENO),
+                        .err_terminal = isatty(STDERR_FILENO),
+                        .editing = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)};
     char key[2048], url[1024];
     int status;
     setlocale(LC_CTYPE, "");

@@ -1,5 +1,6 @@
 """keepd chat: the terminal client, from a pipe and on a pseudo-terminal, beside the daemon with the bundled model."""
 import fcntl
+import json
 import os
 import pathlib
 import pty
@@ -179,33 +180,90 @@ def test_control_c_stops_the_answer_and_not_the_program(daemon, terminal):
     assert t.process.poll() is None
 
 
-def test_text_cannot_control_the_terminal(terminal):
-    """Control characters of an answer are shown as U+FFFD on a terminal."""
-    from http.server import BaseHTTPRequestHandler, HTTPServer
+RED = "\x1b[31m\x9b31m\x07"
+SHOWN = "\ufffd[31m\ufffd31m\ufffd"
+INFO = {"served_model_name": "m", "kv_policy": "full", "kv_policies": ["full"], "has_chat_template": True}
+
+
+@pytest.fixture
+def hostile():
+    """A server that is not keepd's. hostile(get, post): each a status and a body; returns its URL."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
     import threading
+    servers = []
 
-    class Hostile(BaseHTTPRequestHandler):
-        def answer(self, kind, text):
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+    def serve(get, post):
+        class Hostile(BaseHTTPRequestHandler):
+            def answer(self, status, body):
+                self.send_response(status)
+                self.send_header("Content-Type", "text/event-stream" if self.command == "POST" else "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
-        def do_GET(self):
-            self.answer("application/json", b'{"served_model_name": "m", "kv_policy": "full", "has_chat_template": true}')
+            def do_GET(self):
+                self.answer(*get)
 
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.answer("text/event-stream", b'data: {"choices":[{"delta":{"content":"red \\u001b[31m \\u009b31m bell\\u0007 end"}}]}\r\n\r\ndata: [DONE]\n\n')
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.answer(*post)
 
-        def log_message(self, *args):
-            pass
+            def log_message(self, *args):
+                pass
 
-    server = HTTPServer(("127.0.0.1", 0), Hostile)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    t = terminal(f"http://127.0.0.1:{server.server_port}")
-    t.wait("> ")
-    t.type("hi\r")
-    assert "red \ufffd[31m \ufffd31m bell\ufffd end\r\n" in t.wait("end\r\n")
-    server.shutdown()
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Hostile))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def info(**fields):
+    return 200, json.dumps({**INFO, **fields}).encode()
+
+
+def event(**fields):
+    return 200, b"data: %s\r\n\r\ndata: [DONE]\n\n" % json.dumps(fields).encode()
+
+
+def says(text):
+    return event(choices=[{"delta": {"content": text}}])
+
+
+@pytest.mark.parametrize("get,post,typed", [
+    (info(), says(f"red {RED} end"), "hi"),
+    (info(), event(error={"message": f"red {RED} end"}), "hi"),
+    (info(), (500, json.dumps({"error": {"message": f"red {RED} end"}}).encode()), "hi"),
+    (info(), (500, f"red {RED} end".encode()), "hi"),
+    (info(), (500, b"red \x1b[31m\x9b31m\x07 end"), "hi"),  # no UTF-8: one byte is a control character of C1
+    (info(), (503, f"red {RED} end".encode()), "hi"),
+    (info(served_model_name=f"red {RED} end"), says("x"), None),
+    (info(kv_policy=f"red {RED} end"), says("x"), None),
+    (info(kv_policies=["full", f"red {RED} end"]), says("x"), "/policy none"),
+    ((500, f"red {RED} end".encode()), says("x"), None)])
+def test_text_cannot_control_the_terminal(terminal, hostile, get, post, typed):
+    """Control characters of an answer, a name or an error are shown as U+FFFD on a terminal."""
+    t = terminal(hostile(get, post))
+    if typed:
+        t.wait("> ")
+        t.type(typed + "\r")
+    assert f"red {SHOWN} end" in t.wait("red .* end")
+
+
+@pytest.mark.parametrize("out", [True, False])
+def test_each_stream_is_looked_at_by_itself(hostile, out):
+    """What stdin is does not count: a terminal gets no control characters, and a file gets the text as it is, without colours."""
+    url = hostile(info(), event(choices=[{"delta": {"content": f"red {RED} end"}}], error={"message": f"bad {RED} end"}))
+    master, slave = pty.openpty()
+    streams = {"stdout": slave, "stderr": subprocess.PIPE} if out else {"stdout": subprocess.PIPE, "stderr": slave}
+    run = subprocess.run([BINARY, "chat", url], input=b"hi\n", env=ENV, timeout=60, **streams)
+    os.close(slave)
+    shown = os.read(master, 65536).decode()
+    os.close(master)
+    written = (run.stderr if out else run.stdout).decode()
+    word, other = ("red", "bad") if out else ("bad", "red")
+    assert run.returncode == 1 and f"{word} {SHOWN} end" in shown and f"{other} {RED} end" in written
+    assert written == (f"keepd chat: bad {RED} end\n" if out else f"red {RED} end\n")
