@@ -48,10 +48,11 @@ struct chat {
 
 /* ---- Output ---------------------------------------------------------------------------------- */
 
-/* Control characters but tab and newline (C0, DEL, and C1, which UTF-8 begins with C2). */
+/* Does a character of UTF-8 control a terminal: C0 but tab and newline, DEL, or C1, which begins
+ * with C2? */
 static bool is_control(const char *text) {
-    unsigned char byte = (unsigned char)text[0], next = byte ? (unsigned char)text[1] : 0;
-    if (byte == 0xc2) return next < 0xa0;
+    unsigned char byte = (unsigned char)*text;
+    if (byte == 0xc2) return (unsigned char)text[1] < 0xa0;
     return (byte < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f;
 }
 

@@ -255,7 +255,7 @@ def test_text_cannot_control_the_terminal(terminal, hostile, get, post, typed):
 
 @pytest.mark.parametrize("out", [True, False])
 def test_each_stream_is_looked_at_by_itself(hostile, out):
-    """What stdin is does not count: a terminal gets no control characters, and a file gets the text as it is, without colours."""
+    """A terminal gets no control characters, and a file the text as it is, without colours, whatever stdin is."""
     url = hostile(info(), event(choices=[{"delta": {"content": f"red {RED} end"}}], error={"message": f"bad {RED} end"}))
     master, slave = pty.openpty()
     streams = {"stdout": slave, "stderr": subprocess.PIPE} if out else {"stdout": subprocess.PIPE, "stderr": slave}
