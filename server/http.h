@@ -213,6 +213,7 @@ struct exchange {
     uint8_t key_digest[16]; /* the digest of its key in server->keys */
     struct key_settings settings; /* the settings of its key when it came */
     bool entered;                 /* counted as active for its key */
+    bool in_background;           /* counted in server->background */
     uint8_t key_id[16]; /* hash of the API key, or of ""; part of a conversation's space */
     char path[288];     /* room for the longest model name */
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];
@@ -280,6 +281,10 @@ void exchange_drop_body(struct exchange *exchange);
 /* background.c: responses that their clients ask for later. Their exchanges live on without a
  * connection until the engine has finished; then the response is stored. They take the same places
  * in the queue, and have the same deadlines, as other requests. */
+/* Counts a response, so that those without a client hold at most a quarter of the queue's places:
+ * no connections bound them. Nonzero: there are too many, exchange->error says so. Any thread. */
+int background_enter(struct exchange *exchange);
+void background_leave(struct exchange *exchange);
 void background_answer(struct exchange *exchange); /* says "queued"; PHASE_WAIT is over */
 bool background_stays(
     const struct exchange *exchange);           /* false: the exchange ends with its client */
@@ -349,6 +354,7 @@ struct server {
     struct exchange *jobs;     /* exchanges with jobs in the engine */
     int exchanges, works;      /* alive; being read by worker threads */
     int accepted;              /* `works` that have a place in the queue */
+    atomic_int background;     /* responses in the background, see background_enter */
     size_t held_bytes;         /* bytes that all exchanges hold */
     struct stats stats;
     bool draining, aborting;

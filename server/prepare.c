@@ -331,6 +331,7 @@ static int prepare(struct exchange *ex) {
                        &ex->error) ||
         oai_parse(kind, ex->tree, rules, ex->key_id, &ex->arena, &ex->request, &ex->error))
         return -1;
+    if (ex->request.background && background_enter(ex)) return -1;
     ex->request.longest = engine_longest(ex->server->engine, &ex->request.sampling.kv);
     int rc = kind->form ? make_jobs(ex) : answer_text(ex);
     if (rc) oai_rename_field(kind, &ex->error);

@@ -86,14 +86,19 @@ def test_one_that_takes_too_long(patient):
     assert "longer than" in answer["error"]["message"]
 
 
-def test_the_queue_is_full(slow):
-    """A response in the background takes a place as every request does."""
-    daemon = slow("--max-num-seqs", "1", "--max-queue", "1", step_us=20000)
-    first = begin(daemon, LONG)
-    daemon.wait("it runs", lambda: status(daemon, first) == "in_progress")
-    second = begin(daemon, "next")
-    assert daemon.post(PATH, body(background=True)).status_code == 503
-    assert [daemon.post(p + "/cancel", None).status_code for p in (first, second)] == [200, 200]
+def test_a_part_of_the_queue(slow):
+    """No connections bound the responses in the background, so they hold at most a quarter of the queue's places:
+    others are still served. One that ends, or is deleted, makes room."""
+    daemon = slow("--max-num-seqs", "1", "--max-queue", "8", step_us=20000)
+    first, second = begin(daemon, LONG), begin(daemon, "next")
+    third = daemon.post(PATH, body(background=True))
+    assert (third.status_code, third.json()["error"]["param"]) == (503, "background")
+    with requests.post(f"{daemon.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "hello"}], "stream": True},
+                       stream=True, timeout=60) as waiting:
+        assert waiting.status_code == 200
+        assert [daemon.post(p + "/cancel", None).status_code for p in (first, second)] == [200, 200]
+        assert b"[DONE]" in waiting.content
+    assert ended(daemon, begin(daemon, "again"))["status"] == "completed"
 
 
 def test_owners(slow):
