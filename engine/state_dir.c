@@ -69,13 +69,19 @@ static int write_piece(int fd, const char *data, size_t size) {
     return 0;
 }
 
+/* A file may take longer than a lease lasts, so each piece keeps the daemon's lease. */
+static void end_piece(struct state_dir *dir) {
+    atomic_fetch_add(&dir->progress, 1);
+    state_lease_keep(&dir->lease);
+}
+
 /* Writes and syncs in pieces, so that a slow disk can be told from one that hangs: a write to the
  * page cache is no progress on disk, and one sync at the end would take as long as all of them. */
 static int write_all(struct state_dir *dir, int fd, const char *data, size_t size) {
     while (size > 0) {
         size_t piece = size > SYNC_BYTES ? SYNC_BYTES : size;
         if (write_piece(fd, data, piece) != 0 || fdatasync(fd) != 0) return ERR_IO;
-        atomic_fetch_add(&dir->progress, 1);
+        end_piece(dir);
         data += piece;
         size -= piece;
     }
@@ -87,7 +93,7 @@ static int read_all(struct state_dir *dir, int fd, char *data, size_t size) {
         ssize_t n = read(fd, data, size > PIECE_BYTES ? PIECE_BYTES : size);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return ERR_IO; /* an error, or the file was truncated meanwhile */
-        atomic_fetch_add(&dir->progress, 1);
+        end_piece(dir);
         data += n;
         size -= (size_t)n;
     }

@@ -11,7 +11,10 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
+
+#define SECOND_NS INT64_C(1000000000)
 
 enum { NAME_BYTES = 17, REMOVE_SECONDS = 10 * STATE_LEASE_SECONDS };
 
@@ -39,12 +42,19 @@ static bool make_file(struct state_lease *lease) {
     return lease->file >= 0;
 }
 
+/* The time stamp of a lease may be ahead of the present, too, where clocks differ. */
+static bool is_within(const struct state_lease *lease, const struct stat *st, int64_t seconds) {
+    int64_t age = lease->now_unix - st->st_mtime;
+    return age <= seconds && age >= -seconds;
+}
+
 /* Sets the time stamp and reads it back: it is the file system's present time. */
 static bool stamp(struct state_lease *lease) {
     struct stat st;
     if (futimens(lease->file, NULL) != 0 || fstat(lease->file, &st) != 0) return false;
     if (st.st_nlink == 0) return false; /* somebody removed it */
     lease->now_unix = st.st_mtime;
+    lease->stamped_ns = clock_ns();
     return true;
 }
 
@@ -60,11 +70,10 @@ static void look_at(struct state_lease *lease, const char *name) {
     uint64_t number;
     if (!parse_name(name, &number) || number == lease->number) return;
     if (fstatat(lease->folder, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return;
-    int64_t age = lease->now_unix - st.st_mtime;
-    if (age > REMOVE_SECONDS)
+    if (!is_within(lease, &st, REMOVE_SECONDS))
         unlinkat(lease->folder, name, 0);
     else
-        lease->count += age <= STATE_LEASE_SECONDS;
+        lease->count += is_within(lease, &st, STATE_LEASE_SECONDS);
 }
 
 static bool look_at_others(struct state_lease *lease) {
@@ -109,6 +118,13 @@ void state_lease_renew(struct state_lease *lease) {
         log_warn("the lease of the state directory cannot be renewed: %s", strerror(errno));
 }
 
+void state_lease_keep(struct state_lease *lease) {
+    int64_t now_ns = clock_ns();
+    if (lease->file < 0 || now_ns - lease->stamped_ns < STATE_RENEW_SECONDS * SECOND_NS) return;
+    lease->stamped_ns = now_ns;
+    (void)futimens(lease->file, NULL); /* the next renewal tells of a failure */
+}
+
 /* Asks the file system, because a daemon that began since the others were looked at makes its lease
  * first. */
 bool state_lease_lives(const struct state_lease *lease, uint64_t number) {
@@ -117,5 +133,5 @@ bool state_lease_lives(const struct state_lease *lease, uint64_t number) {
     name_of(number, name);
     if (number == lease->number) return true;
     return fstatat(lease->folder, name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-           lease->now_unix - st.st_mtime <= STATE_LEASE_SECONDS;
+           is_within(lease, &st, STATE_LEASE_SECONDS);
 }

@@ -2,8 +2,8 @@
  * network file systems do not always have.
  *
  * - A daemon's lease is the file daemons/<16 hex digits>; the digits are its random number. The
- *   daemon sets the file's time stamp again and again. A lease whose time stamp is older than
- *   STATE_LEASE_SECONDS has expired: its daemon has ended, or hangs.
+ *   daemon sets the file's time stamp again and again. A lease whose time stamp is more than
+ *   STATE_LEASE_SECONDS old, or so far in the future, has expired: its daemon has ended, or hangs.
  * - A conversation's lease is the time stamp of its own file. The daemon that reads the file, to
  *   continue the conversation, sets it.
  *
@@ -26,10 +26,11 @@
 #define STATE_RENEW_SECONDS 2
 
 struct state_lease {
-    uint64_t number;  /* this daemon's; 0: closed */
-    int folder, file; /* descriptors of daemons/ and of the lease; -1: none */
-    int64_t now_unix; /* the file system's time when the lease was renewed last */
-    int count;        /* other leases that have not expired, when they were looked at last */
+    uint64_t number;    /* this daemon's; 0: closed */
+    int folder, file;   /* descriptors of daemons/ and of the lease; -1: none */
+    int64_t now_unix;   /* the file system's time when the lease was renewed last */
+    int count;          /* other leases that have not expired, when they were looked at last */
+    int64_t stamped_ns; /* clock_ns when the time stamp was set last */
 };
 
 /* Makes the lease, and looks at the others, in the directory with this descriptor. ERR_IO:
@@ -41,6 +42,10 @@ void state_lease_close(struct state_lease *lease);
 /* Renews the lease, also where somebody removed it, and looks at the others. Leases that expired
  * long ago are removed. A failure is logged, and leaves what was known. */
 void state_lease_renew(struct state_lease *lease);
+
+/* Sets the lease's time stamp if that is due: for work that may take longer than a lease lasts.
+ * Looks at nothing, and leaves now_unix. */
+void state_lease_keep(struct state_lease *lease);
 
 /* Is this the number of a daemon that runs, this one included? Looks at its lease. */
 bool state_lease_lives(const struct state_lease *lease, uint64_t number);

@@ -99,7 +99,8 @@ void store_look(struct directory *d);
 /* Deletes files, the one used longest ago first, until `count` more of `size` bytes fit. ERR_LIMIT:
  * so many bytes never fit. */
 int store_make_space(struct directory *d, int count, int64_t size);
-/* Adds a file to the index, in place of an earlier one with its id. The lock is held. */
+/* Adds a file to the index, in place of an earlier one with its id, whose owner keeps it unless the
+ * new one has an owner. The lock is held. */
 int store_note_file(struct directory *d, const struct store_file *file);
 /* Drops the index entry of an earlier file that was put aside under this id: the new file has
  * replaced it. The lock is held. */

@@ -20,8 +20,9 @@ void store_forget_bad(struct directory *d, uint64_t id) {
 
 int store_note_file(struct directory *d, const struct store_file *file) {
     struct store_file *before = store_index_find(&d->index, file->head.id, file->bad);
-    if (before) store_index_drop(&d->index, before);
     struct store_file copy = *file;
+    if (before && !copy.owner) copy.owner = before->owner;
+    if (before) store_index_drop(&d->index, before);
     copy.seen = d->listing;
     return store_index_add(&d->index, &copy);
 }
@@ -156,8 +157,11 @@ struct timespec store_renewal(const struct directory *d) {
 }
 
 void store_renew(struct directory *d) {
+    int before = d->dir.lease.count;
     state_lease_renew(&d->dir.lease);
     d->renewed_ns = clock_ns();
+    /* The end of a lease does not change the directory, but what may be deleted there. */
+    if (d->dir.lease.count < before) d->listed_at_ns = 0;
     pthread_mutex_lock(&d->lock);
     /* After the last of the others has ended, once more, for what it left behind. */
     d->list_wanted |= d->shared || d->dir.lease.count > 0;

@@ -222,6 +222,52 @@ Test(store_shared, leases_expire) {
     close(fd);
 }
 
+/* A clock that was wrong for a while must not leave a lease that never expires. */
+Test(store_shared, leases_from_the_future_expire) {
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct state_lease a = open_lease(fd), b = open_lease(fd);
+    char name[64];
+    snprintf(name, sizeof name, "daemons/%016llx", (unsigned long long)b.number);
+    set_age(name, 2 * STATE_LEASE_SECONDS);
+    state_lease_renew(&a);
+    cr_assert(a.count == 0 && !state_lease_lives(&a, b.number) && is_there(name));
+    set_age(name, 20 * STATE_LEASE_SECONDS);
+    state_lease_renew(&a);
+    cr_assert(!is_there(name), "removed");
+    state_lease_close(&a);
+    state_lease_close(&b);
+    close(fd);
+}
+
+/* A daemon that writes or reads a long file, or lists many, lives. */
+Test(store_shared, long_work_keeps_the_lease) {
+    struct store *store = open_store();
+    struct state_dir worker;
+    struct state_head head;
+    struct state_view view = {0};
+    struct state_dir_file taken;
+    struct fault fault;
+    cr_assert_eq(state_dir_open(&worker, dir, &fault), 0);
+    struct state_lease other = open_lease(worker.fd);
+    char lease[64], *data = make_file(store, 1, 100, &head), *again = NULL;
+    snprintf(lease, sizeof lease, "daemons/%016llx", (unsigned long long)worker.lease.number);
+    for (int i = 0; i < 3; i++) {
+        set_age(lease, -2 * STATE_LEASE_SECONDS);
+        worker.lease.stamped_ns -= (int64_t)2 * STATE_LEASE_SECONDS * 1000000000;
+        cr_assert_not(state_lease_lives(&other, worker.lease.number));
+        if (i == 0) cr_assert_eq(state_dir_write(&worker, 501, data, head.file_size), 0);
+        if (i == 1) cr_assert_eq(state_dir_read(&worker, 501, &again, &view, &taken, &fault), 0);
+        if (i == 2) cr_assert_eq(state_dir_read_head(&worker, 501, &taken, &head, &fault), 0);
+        cr_assert(state_lease_lives(&other, worker.lease.number), "%d", i);
+    }
+    state_view_close(&view);
+    mem_free(data);
+    mem_free(again);
+    state_lease_close(&other);
+    state_dir_close(&worker);
+    store_close(store);
+}
+
 /* Strange names among the leases are nobody's. */
 Test(store_shared, names_that_are_no_leases) {
     store_close(open_store());
@@ -259,6 +305,32 @@ Test(store_shared, unfinished_files) {
     cr_assert(!is_there(live) && !is_there(old));
     store_close(a);
     state_lease_close(&b);
+    close(fd);
+}
+
+/* The end of a lease does not change the directory, and yet it is listed once more. */
+Test(store_shared, unfinished_files_of_a_daemon_that_was_killed) {
+    struct store *a = open_store();
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct state_lease b = open_lease(fd), c = open_lease(fd);
+    for (int i = 0; i < 2; i++) {
+        const struct state_lease *killed = i == 0 ? &b : &c; /* beside a third daemon, and alone */
+        char live[64], lease[64];
+        snprintf(live, sizeof live, ".00000000000001f6.%016llx.tmp",
+                 (unsigned long long)killed->number);
+        snprintf(lease, sizeof lease, "daemons/%016llx", (unsigned long long)killed->number);
+        touch(live);
+        set_age(".", -10); /* a listing of a directory that is changing now is repeated anyway */
+        look(a);
+        cr_assert(is_there(live));
+        set_age(lease, -2 * STATE_LEASE_SECONDS);
+        look(a);
+        cr_assert_eq(load(a, 999), ERR_NOTFOUND); /* any work does what is due first */
+        cr_assert_not(is_there(live), "%d", i);
+    }
+    state_lease_close(&b);
+    state_lease_close(&c);
+    store_close(a);
     close(fd);
 }
 

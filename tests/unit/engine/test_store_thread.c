@@ -8,6 +8,7 @@
 
 #include "engine/state_dir.h"
 #include "engine/store.h"
+#include "engine/store_move.h"
 #include "tests/unit/engine/store_bed.h"
 
 TestSuite(store_thread, .init = make_dir, .fini = remove_dir);
@@ -167,6 +168,36 @@ Test(store_thread, what_one_store_made_is_its_own) {
     cr_assert_eq(store_remove(b, 501), 0);
     store_close(b);
     cr_assert_eq(files_with(".state"), 1);
+}
+
+/* Sends the file of conversation 501 to the store again, as a client does. */
+static void upload_again(struct store *store) {
+    char data[4096];
+    FILE *file = fopen(path_of("00000000000001f5.state"), "rb");
+    size_t size = fread(data, 1, sizeof data, file);
+    const uint8_t space[16] = "space";
+    struct store_upload *upload;
+    struct store_row row;
+    struct fault fault = {0};
+    fclose(file);
+    cr_assert_eq(store_upload_open(store, space, &upload, &fault), 0);
+    cr_assert_eq(store_upload_add(upload, data, size, &fault), 0, "%s", fault.text);
+    cr_assert_eq(store_upload_end(upload, &row, &fault), 0, "%s", fault.text);
+    cr_assert_eq(row.id, 501);
+    store_upload_close(upload);
+}
+
+/* So it is never in the memory of two replicas. */
+Test(store_thread, an_uploaded_copy_takes_no_file_from_its_owner) {
+    struct store *a = open_store(), *b = store_join(a, NULL, NULL);
+    cr_assert_eq(save(a, 1, 100), 0);
+    upload_again(b);
+    cr_assert_eq(find(b, 1, TOKENS, "space", 32, 0), 0);
+    cr_assert_eq(store_remove(b, 501), ERR_NOTFOUND);
+    cr_assert_eq(find(a, 1, TOKENS, "space", 32, 0), 501);
+    cr_assert_eq(store_remove(a, 501), 0);
+    store_close(b);
+    store_close(a);
 }
 
 /* A file of an earlier process belongs to the store that finds it first. */
