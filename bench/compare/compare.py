@@ -131,7 +131,8 @@ class Keepd(Server):
                                    "ignore_eos": True, "kv": {"reuse": cached, "retain": cached}}
 
     def has_token(self, event):
-        return bool(event["choices"]) and event["choices"][0]["finish_reason"] is None
+        """The last token's event also has the reason why the answer ended."""
+        return any(c["finish_reason"] is None or c["text"] for c in event["choices"])
 
     def ids(self, prompt, tokens):
         path, body = self.request(prompt, tokens, False)
