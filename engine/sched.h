@@ -152,6 +152,9 @@ struct sched {
     enum engine_miss head_lost; /* why the file found for it cannot be used; NEW: no such file */
     uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
     int64_t awaits_list;        /* jobs wait for a listing that begins after this time; 0 = none */
+    int64_t list_asked_ns;      /* when that wait was first seen; 0: not yet */
+    uint64_t list_asked_step;   /* counters.steps then */
+    int64_t list_forgone_ns;    /* jobs that came before this time wait for no listing any more */
     bool needs_store;           /* when it was tried, it had to wait for the store */
     struct sched_search search;
     struct sched_export export;

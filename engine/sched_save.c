@@ -19,6 +19,7 @@
 #include "engine/sched_int.h"
 
 #define LOOK_NS 100000000 /* between searches of the table */
+#define LIST_NS 500000000 /* the longest wait for a listing of the directory */
 
 static struct kern *kern_of(const struct sched *sched) {
     return sched->options.kern;
@@ -254,16 +255,33 @@ static void wake_head(struct sched *sched) {
     sched->head_waits = false;
 }
 
-/* Tries the waiting jobs again once the directory is listed. */
-static void wake_listed(struct sched *sched) {
-    if (sched->awaits_list == 0 || !store_fresh(sched->options.store, sched->awaits_list)) return;
-    sched->awaits_list = 0;
+/* Has the wait for a listing lasted too long? The thread that lists may be writing to a slow disk,
+ * or one that hangs, and others wait behind the head. The steps are those for which others may pass
+ * it; the time counts when nothing runs. Either decides only whether a conversation is found. */
+static bool list_overdue(const struct sched *sched, int64_t now_ns) {
+    return sched->counters.steps - sched->list_asked_step >= SCHED_PASS_STEPS ||
+           now_ns - sched->list_asked_ns >= LIST_NS;
+}
+
+/* Tries the waiting jobs again once the directory is listed, or without a listing in the end. */
+static void wake_listed(struct sched *sched, int64_t now_ns) {
+    if (sched->awaits_list == 0) return;
+    if (sched->list_asked_ns == 0) {
+        sched->list_asked_ns = now_ns;
+        sched->list_asked_step = sched->counters.steps;
+    }
+    if (!store_fresh(sched->options.store, sched->awaits_list)) {
+        if (!list_overdue(sched, now_ns)) return;
+        sched->list_forgone_ns = now_ns;
+    }
+    sched->awaits_list = sched->list_asked_ns = 0;
     sched_changed(sched);
 }
 
 /* May the index be searched for the job? It may not while it lacks what other daemons had written
- * when the job came. */
+ * when the job came, unless the job has waited too long for that. */
 static bool is_listed(struct sched *sched, const struct engine_job *job) {
+    if (job->queued_ns <= sched->list_forgone_ns) return true;
     if (store_fresh(sched->options.store, job->queued_ns)) return true;
     int64_t *since = &sched->awaits_list; /* the oldest job's: newer ones keep nobody waiting */
     if (*since == 0 || job->queued_ns < *since) *since = job->queued_ns;
@@ -275,7 +293,7 @@ void sched_save(struct sched *sched, int64_t now_ns, bool all) {
     struct store *store = sched->options.store;
     if (!store) return;
     wake_head(sched);
-    wake_listed(sched);
+    wake_listed(sched, now_ns);
     take_saved(sched);
     if (all && !sched->saving_all) retry_failed(sched);
     sched->saving_all = all;

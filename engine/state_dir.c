@@ -36,26 +36,41 @@ static bool parse_name(const char *name, const char *suffix, uint64_t *id) {
     return strcmp(name, again) == 0;
 }
 
-/* The name of a file that this daemon is writing. */
-static void temporary_of(const struct state_dir *dir, uint64_t id, char name[NAME_BYTES]) {
-    snprintf(name, NAME_BYTES, ".%016llx.%016llx.tmp", (unsigned long long)id,
-             (unsigned long long)dir->lease.number);
+/* Unfinished files, by suffix: the daemon's own writing, and what a client uploads. */
+static const char written_suffix[] = "tmp", uploaded_suffix[] = "part";
+
+static void name_unfinished(uint64_t id, uint64_t writer, const char *suffix,
+                            char name[NAME_BYTES]) {
+    snprintf(name, NAME_BYTES, ".%016llx.%016llx.%s", (unsigned long long)id,
+             (unsigned long long)writer, suffix);
 }
 
-/* Parses ".<16 hex digits>.<16 hex digits>.tmp", or the form without the second number (*writer is
- * 0 then), which versions without leases wrote. */
-static bool parse_temporary(const char *name, uint64_t *writer) {
+/* The name of a file that this daemon is writing. */
+static void temporary_of(const struct state_dir *dir, uint64_t id, char name[NAME_BYTES]) {
+    name_unfinished(id, dir->lease.number, written_suffix, name);
+}
+
+static void upload_of(const struct state_dir *dir, uint64_t number, char name[NAME_BYTES]) {
+    name_unfinished(number, dir->lease.number, uploaded_suffix, name);
+}
+
+/* Parses ".<16 hex digits>.<16 hex digits>.<suffix>". */
+static bool parse_unfinished(const char *name, const char *suffix, uint64_t *writer) {
     char again[NAME_BYTES];
+    if (name[0] != '.' || strlen(name) <= strlen(".0123456789abcdef.0123456789abcdef."))
+        return false;
+    *writer = strtoull(name + 18, NULL, 16);
+    name_unfinished(strtoull(name + 1, NULL, 16), *writer, suffix, again);
+    return strcmp(name, again) == 0;
+}
+
+/* Parses the name of a file that a daemon is writing. Versions without leases wrote names without
+ * the writer's number: *writer is 0 then. */
+static bool parse_temporary(const char *name, uint64_t *writer) {
     uint64_t id;
     *writer = 0;
-    if (name[0] != '.') return false;
-    if (parse_name(name + 1, "tmp", &id)) return true;
-    if (strlen(name) != strlen(".0123456789abcdef.0123456789abcdef.tmp")) return false;
-    id = strtoull(name + 1, NULL, 16);
-    *writer = strtoull(name + 18, NULL, 16);
-    snprintf(again, sizeof again, ".%016llx.%016llx.tmp", (unsigned long long)id,
-             (unsigned long long)*writer);
-    return strcmp(name, again) == 0;
+    if (name[0] == '.' && parse_name(name + 1, written_suffix, &id)) return true;
+    return parse_unfinished(name, written_suffix, writer);
 }
 
 static int write_piece(int fd, const char *data, size_t size) {
@@ -246,23 +261,26 @@ void state_dir_close(struct state_dir *dir) {
 
 /* ---- Listing --------------------------------------------------------------------------------- */
 
-/* Deletes a file that its daemon will not finish, and adds the size of one that it may. */
-static void visit_temporary(const struct state_dir *dir, const char *name, uint64_t writer,
-                            int64_t *unfinished) {
-    struct stat st;
+/* Deletes a file that its daemon will not finish. Returns the size of one that it may. */
+static int64_t visit_unfinished(const struct state_dir *dir, const char *name, uint64_t writer) {
+    struct stat st = {0};
+    if (writer == dir->lease.number) return 0;
     bool left = writer == 0 ? dir->lease.count == 0 : !state_lease_lives(&dir->lease, writer);
     if (left)
         unlinkat(dir->fd, name, 0);
-    else if (fstatat(dir->fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0)
-        *unfinished += st.st_size;
+    else if (fstatat(dir->fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return 0;
+    return left ? 0 : st.st_size;
 }
 
 static int list_entry(const struct state_dir *dir, const char *name, state_dir_visit *visit,
                       void *arg, int64_t *unfinished) {
-    uint64_t id;
+    uint64_t id, writer;
     if (parse_name(name, "state", &id)) return visit(arg, id, false);
     if (parse_name(name, "bad", &id)) return visit(arg, id, true);
-    if (parse_temporary(name, &id)) visit_temporary(dir, name, id, unfinished);
+    if (parse_temporary(name, &writer)) *unfinished += visit_unfinished(dir, name, writer);
+    /* Nobody has checked an upload's bytes: they must not displace files that are good. */
+    if (parse_unfinished(name, uploaded_suffix, &writer)) (void)visit_unfinished(dir, name, writer);
     return 0;
 }
 
@@ -411,19 +429,25 @@ int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size)
 
 int state_dir_create(const struct state_dir *dir, uint64_t number) {
     char name[NAME_BYTES];
-    temporary_of(dir, number, name);
+    upload_of(dir, number, name);
     return openat(dir->fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                   (mode_t)0600);
 }
 
-int state_dir_append(struct state_dir *dir, int fd, const char *data, size_t size) {
-    return write_all(dir, fd, data, size);
+int state_dir_append(struct state_dir *dir, int fd, const char *data, size_t size,
+                     size_t *unsynced) {
+    if (write_piece(fd, data, size) != 0) return ERR_IO;
+    *unsynced += size;
+    if (*unsynced < SYNC_BYTES) return 0;
+    *unsynced = 0;
+    atomic_fetch_add(&dir->progress, 1);
+    return fdatasync(fd) == 0 ? 0 : ERR_IO;
 }
 
 int state_dir_adopt(struct state_dir *dir, uint64_t number, uint64_t id, struct fault *fault) {
     char name[NAME_BYTES], temporary[NAME_BYTES];
     name_of(id, "state", name);
-    temporary_of(dir, number, temporary);
+    upload_of(dir, number, temporary);
     if (renameat(dir->fd, temporary, dir->fd, name) == 0 && fsync(dir->fd) == 0) return 0;
     fault_set(fault, ERR_IO, "state", "cannot be written: %s", strerror(errno));
     unlinkat(dir->fd, temporary, 0);
@@ -432,7 +456,7 @@ int state_dir_adopt(struct state_dir *dir, uint64_t number, uint64_t id, struct 
 
 void state_dir_discard(const struct state_dir *dir, uint64_t number) {
     char name[NAME_BYTES];
-    temporary_of(dir, number, name);
+    upload_of(dir, number, name);
     unlinkat(dir->fd, name, 0);
 }
 

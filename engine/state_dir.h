@@ -34,7 +34,8 @@ int state_dir_check(const char *path, struct fault *fault);
 
 /* Calls `visit` for each state file (`bad`: for each one that was put aside) until it returns an
  * error, which is returned. Deletes the unfinished files of daemons that have ended; *unfinished is
- * the size of those that others are writing. ERR_IO: the directory cannot be listed, see *fault. */
+ * the size of those that other daemons are writing, without uploads. ERR_IO: the directory cannot
+ * be listed, see *fault. */
 typedef int state_dir_visit(void *arg, uint64_t id, bool bad);
 int state_dir_list(const struct state_dir *dir, state_dir_visit *visit, void *arg,
                    int64_t *unfinished, struct fault *fault);
@@ -61,7 +62,10 @@ int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size)
 /* Makes a file under a temporary name with this number, for bytes that come in pieces; returns its
  * descriptor, -1: errno says why. Any thread. */
 int state_dir_create(const struct state_dir *dir, uint64_t number);
-int state_dir_append(struct state_dir *dir, int fd, const char *data, size_t size); /* ERR_IO */
+/* Appends bytes and syncs them now and then: *unsynced, 0 at first, counts those that are not
+ * synced. ERR_IO. */
+int state_dir_append(struct state_dir *dir, int fd, const char *data, size_t size,
+                     size_t *unsynced);
 /* Gives the synced file its name. ERR_IO: *fault says why, and the temporary file is gone. */
 int state_dir_adopt(struct state_dir *dir, uint64_t number, uint64_t id, struct fault *fault);
 void state_dir_discard(const struct state_dir *dir, uint64_t number);

@@ -10,7 +10,7 @@
  *   conversation is: model, gates, space, kv parameters and tokens (state_name).
  * - <16 hex digits>.bad: a file that was refused: torn, forged or damaged.
  * - .<16 hex digits>.<16 hex digits>.tmp: a file that the daemon with the second number is writing.
- *   It is deleted when that daemon's lease has expired.
+ *   It is deleted when that daemon's lease has expired. With the suffix "part": an upload.
  *
  * A file appears whole or not at all: it is written under another name, synced and renamed. A
  * refused file is logged, counted and put aside; nothing else follows from it. The directory is
@@ -25,7 +25,8 @@
  * A daemon that has continued a conversation deletes the file that its own replaces, unless another
  * daemon has used that file in the last minute. All daemons delete the same oldest files, so the
  * bytes stay within their bound, but for one file that each daemon may begin to write at the same
- * time. What a daemon misses or deletes too early costs only the time to compute a prompt again.
+ * time, and for uploads: they have a bound of their own and displace nothing before they are
+ * checked. What a daemon misses or deletes too early costs only the time to compute a prompt again.
  *
  * An index in memory describes the files: space, kv parameters, lengths and hashes of tokens, from
  * the files' heads. The index suffices to find a conversation; a file is checked when it is read,

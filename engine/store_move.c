@@ -16,7 +16,8 @@ struct store_upload {
     int fd;          /* -1: not made yet */
     bool counted;    /* in directory->uploading */
     bool kept;
-    uint64_t seen; /* bytes so far */
+    uint64_t seen;   /* bytes so far */
+    size_t unsynced; /* of these, see state_dir_append */
     struct state_head head;
     char head_bytes[STATE_HEAD_BYTES];
     uint8_t seal[STATE_SEAL_BYTES];
@@ -86,7 +87,8 @@ static int take_head(struct store_upload *upload, struct fault *fault) {
 
 static int write_bytes(struct store_upload *upload, const char *data, size_t size,
                        struct fault *fault) {
-    if (state_dir_append(&upload->directory->dir, upload->fd, data, size) == 0) return 0;
+    struct state_dir *dir = &upload->directory->dir;
+    if (state_dir_append(dir, upload->fd, data, size, &upload->unsynced) == 0) return 0;
     return fault_set(fault, ERR_IO, "state", "cannot be written: %s", strerror(errno));
 }
 

@@ -152,7 +152,7 @@ def test_clients_that_leave(daemon, tmp_path):
     with get(a, row, stream=True) as r:
         assert r.raw.read(1000) == data[:1000]
     for _ in range(100):
-        left = [f for f in (tmp_path / "b").iterdir() if f.suffix == ".tmp"]
+        left = [f for f in (tmp_path / "b").iterdir() if f.suffix == ".part"]
         if not left:
             break
         threading.Event().wait(0.1)

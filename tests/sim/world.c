@@ -411,7 +411,7 @@ void world_check(const struct world *w) {
 bool world_step(struct world *w) {
     bool failed = false;
     w->span_count = w->rows = w->want_count = 0;
-    sched_save(&w->sched, clock_ns(), false);
+    sched_save(&w->sched, w->now_ns > 0 ? w->now_ns : clock_ns(), false);
     sched_step(&w->sched, &failed);
     sched_publish_finished(&w->sched);
     CHECK(w->sched.counters.preemptions == 0 || plan.rc == ERR_FULL);

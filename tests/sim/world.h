@@ -55,6 +55,7 @@ struct world {
     struct world_options options;
     struct sched sched;
     atomic_int places, pending; /* counters of the engine */
+    int64_t now_ns;             /* the time of saving; 0: the clock's */
     /* results of the last step */
     struct kern_span spans[64];
     int span_count, rows, want_count;

@@ -125,6 +125,7 @@ Test(state, a_job_waits_for_a_listing_of_its_own) {
     stored_open(&s, (struct world_options){.conversations = 9});
     struct engine_job jobs[] = {job_of(1, 20, 2, kv), job_of(2, 20, 2, kv), job_of(3, 20, 2, kv)};
     listed_ns = 5;
+    s.w.now_ns = 1000; /* it stands still: no wait is too long */
     for (int i = 0; i < 3; i++) {
         jobs[i].queued_ns = 10 * (i + 1);
         submit(&s.w, &jobs[i]);
@@ -139,6 +140,34 @@ Test(state, a_job_waits_for_a_listing_of_its_own) {
     }
     listed_ns = INT64_MAX;
     for (int i = 0; i < 3; i++) engine_job_close(&jobs[i]);
+    stored_close(&s);
+}
+
+/* A directory's thread that hangs keeps no job waiting: neither while others run, for the steps in
+ * which they may pass, nor when nothing runs. */
+Test(state, a_listing_that_does_not_come_is_forgone) {
+    struct stored s;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open(&s, (struct world_options){.conversations = 9});
+    struct engine_job running = job_of(1, 20, 400, kv), jobs[2];
+    submit(&s.w, &running);
+    s.w.now_ns = 1000;
+    while (s.w.sched.running == 0) (void)world_step(&s.w);
+    listed_ns = 5;
+    for (int i = 0; i < 2; i++) {
+        jobs[i] = job_of(2 + i, 20, 2, kv);
+        jobs[i].queued_ns = ++s.w.now_ns; /* after the first wait was given up */
+        submit(&s.w, &jobs[i]);
+        for (int k = 0; k < SCHED_PASS_STEPS - 4; k++) (void)world_step(&s.w);
+        cr_assert_not(atomic_load(&jobs[i].finished), "it waits for a while");
+        if (i == 1) s.w.now_ns += 1000000000; /* time decides where no step passes */
+        for (int k = 0; k < 12; k++) (void)world_step(&s.w);
+        cr_assert(atomic_load(&jobs[i].finished), "job %d", i);
+        if (i == 0) run_until_idle(&s.w);
+    }
+    listed_ns = INT64_MAX;
+    for (int i = 0; i < 2; i++) engine_job_close(&jobs[i]);
+    engine_job_close(&running);
     stored_close(&s);
 }
 

@@ -42,7 +42,10 @@ ssize_t __wrap_write(int fd, const void *data, size_t size) {
     return fd > 2 && fails(ENOSPC) ? -1 : __real_write(fd, data, size);
 }
 
+static int syncs;
+
 int __wrap_fdatasync(int fd) {
+    syncs++;
     return fails(EIO) ? -1 : __real_fdatasync(fd);
 }
 
@@ -573,4 +576,25 @@ Test(store, reading_without_memory_is_no_damage) {
     cr_assert(stats_of(store).refused == 0 && files_with(".bad") == 0);
     cr_assert_eq(load(store, 501), 0);
     store_close(store);
+}
+
+/* ---- Bytes that come in pieces --------------------------------------------------------------- */
+
+/* They are synced once for many pieces: a large file does not cost a sync for each. */
+Test(store, pieces_are_synced_together) {
+    enum { PIECE = 1 << 20 };
+    static const char piece[PIECE];
+    struct state_dir own;
+    struct fault fault;
+    size_t unsynced = 0;
+    cr_assert_eq(state_dir_open(&own, dir, &fault), 0);
+    int fd = state_dir_create(&own, 7);
+    syncs = 0;
+    for (int i = 0; i < 64; i++)
+        cr_assert_eq(state_dir_append(&own, fd, piece, PIECE, &unsynced), 0);
+    cr_assert(syncs > 0 && syncs <= 2, "%d", syncs);
+    close(fd);
+    state_dir_discard(&own, 7);
+    cr_assert_eq(files_with(".part"), 0);
+    state_dir_close(&own);
 }

@@ -420,6 +420,49 @@ Test(store_shared, bytes_on_the_way_count) {
     close(fd);
 }
 
+/* Bytes that clients upload displace nothing before they are checked, whoever receives them; those
+ * of a daemon that has ended are deleted. */
+Test(store_shared, uploads_displace_nothing) {
+    struct store_options options = options_of();
+    struct store *a;
+    struct fault fault;
+    int64_t size = (int64_t)state_file_size(TOKENS, 2, 1000);
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct state_lease b = open_lease(fd);
+    char live[64];
+    const char *dead = ".00000000000001f7.00000000000000ff.part";
+    options.bytes = size * 2;
+    cr_assert_eq(store_open(&options, &a, &fault), 0);
+    cr_assert_eq(save(a, 1, 1000), 0);
+    snprintf(live, sizeof live, ".00000000000001f6.%016llx.part", (unsigned long long)b.number);
+    touch(live);
+    touch(dead);
+    cr_assert_eq(truncate(path_of(live), size), 0);
+    look(a);
+    cr_assert_eq(save(a, 2, 1000), 0);
+    cr_assert_eq(files_with(".state"), 2);
+    cr_assert(is_there(live) && !is_there(dead));
+    store_close(a);
+    state_lease_close(&b);
+    close(fd);
+}
+
+/* A daemon neither counts nor deletes what it is writing itself. */
+Test(store_shared, its_own_unfinished_files) {
+    struct state_dir own;
+    struct fault fault;
+    char mine[64];
+    int64_t unfinished;
+    cr_assert_eq(state_dir_open(&own, dir, &fault), 0);
+    snprintf(mine, sizeof mine, ".00000000000001f6.%016llx.tmp",
+             (unsigned long long)own.lease.number);
+    touch(mine);
+    cr_assert_eq(truncate(path_of(mine), 1000), 0);
+    cr_assert_eq(state_dir_list(&own, NULL, NULL, &unfinished, &fault), 0);
+    cr_assert(is_there(mine) && unfinished == 0);
+    state_dir_close(&own);
+}
+
 /* ---- Starting at once ------------------------------------------------------------------------ */
 
 static void *open_directory(void *arg) {
