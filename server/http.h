@@ -348,14 +348,16 @@ struct server {
     struct conn *attaching;         /* between MHD_add_connection and its notification */
     struct conn *soon;              /* the one libmicrohttpd writes for; NULL = none */
     int conn_count;
-    struct buf framed;         /* the same, checked and rewritten for libmicrohttpd */
-    char scratch[RELAY_BYTES]; /* bytes being relayed; empty between callbacks */
-    uint64_t conn_total;       /* accepted since the start */
-    struct exchange *jobs;     /* exchanges with jobs in the engine */
-    int exchanges, works;      /* alive; being read by worker threads */
-    int accepted;              /* `works` that have a place in the queue */
-    atomic_int background;     /* responses in the background, see background_enter */
-    size_t held_bytes;         /* bytes that all exchanges hold */
+    struct buf framed;              /* the same, checked and rewritten for libmicrohttpd */
+    char scratch[RELAY_BYTES];      /* bytes being relayed; empty between callbacks */
+    uint64_t conn_total;            /* accepted since the start */
+    struct exchange *jobs;          /* exchanges with jobs in the engine */
+    int exchanges, works;           /* alive; being read by worker threads */
+    int accepted;                   /* `works` that have a place in the queue */
+    struct exchange *moves_waiting; /* `works` of move.c for which there is no thread yet */
+    int moves_working;              /* moves that have a thread */
+    atomic_int background;          /* responses in the background, see background_enter */
+    size_t held_bytes;              /* bytes that all exchanges hold */
     struct stats stats;
     bool draining, aborting;
     bool failed;  /* the engine failed, so the server drains */

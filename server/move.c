@@ -4,10 +4,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
 
+/* Disks may be slow. Half of libuv's threads always remain for the texts of other requests. */
+enum { WORKING_MAX = 2 };
+
 struct move {
+    struct exchange *next; /* in server->moves_waiting */
+    uv_work_cb work;       /* what it waits to do */
+    uv_after_work_cb after;
     struct engine_upload *upload; /* NULL: the file leaves, or nothing came yet */
     uint8_t space[16];
     uint64_t id;
@@ -15,7 +22,7 @@ struct move {
     uint64_t at, size; /* bytes read of the file that leaves, and all its bytes */
     char *buffer;      /* [MOVE_BYTES] */
     size_t filled, taken;
-    bool working; /* a thread has the buffer */
+    bool working; /* a thread has the buffer, or will have it */
     bool last;    /* the body is complete */
     bool sends;   /* the answer is the file */
     struct engine_conversation_row row;
@@ -100,22 +107,37 @@ static void answer_upload(struct exchange *ex) {
     ex->phase = PHASE_READY;
 }
 
-static void start_work(struct exchange *ex, uv_work_cb work, uv_after_work_cb after) {
-    ex->work.data = ex;
-    if (uv_queue_work(&ex->server->loop, &ex->work, work, after) != 0) {
-        oai_refuse(&ex->error, 503, "overloaded", NULL, "The server cannot take more work.");
-        exchange_refuse(ex, &ex->error);
-        return;
+/* Gives waiting moves to the threads, in the order in which they came. */
+static void start_next(struct server *server) {
+    while (server->moves_waiting && server->moves_working < WORKING_MAX) {
+        struct exchange *ex = server->moves_waiting;
+        server->moves_waiting = ex->move->next;
+        server->moves_working++;
+        ex->work.data = ex;
+        CHECK(uv_queue_work(&server->loop, &ex->work, ex->move->work, ex->move->after) == 0);
     }
+}
+
+/* The connection is suspended until `after`; there is at most one wait for each. */
+static void start_work(struct exchange *ex, uv_work_cb work, uv_after_work_cb after) {
+    struct exchange **end = &ex->server->moves_waiting;
+    while (*end) end = &(*end)->move->next;
+    *end = ex;
+    ex->move->next = NULL;
+    ex->move->work = work;
+    ex->move->after = after;
     ex->move->working = true;
     ex->refs++;
     ex->server->works++;
     exchange_suspend(ex);
+    start_next(ex->server);
 }
 
 static void end_work(struct exchange *ex, int status) {
     ex->move->working = false;
     ex->server->works--;
+    ex->server->moves_working--;
+    start_next(ex->server);
     if (status != 0)
         ex->move->rc =
             fault_set(&ex->move->fault, ERR_STOPPED, "state", "the server is shutting down");
@@ -219,7 +241,7 @@ static ssize_t read_file(void *cls, uint64_t position, char *to, size_t max) {
     if (size > 0) return (ssize_t)size;
     if (move->at == move->size) return MHD_CONTENT_READER_END_OF_STREAM;
     start_work(ex, read_work, after_read);
-    return move->working ? 0 : MHD_CONTENT_READER_END_WITH_ERROR;
+    return 0;
 }
 
 struct MHD_Response *move_response(struct exchange *ex) {

@@ -1,6 +1,7 @@
 /* Conversations that leave or come as state files: GET /v1/conversations/{id}/state and
  * PUT /v1/conversations. A file passes through one buffer of MOVE_BYTES, and the disk is read and
- * written on libuv's threads, while the connection is suspended. Loop thread. */
+ * written on libuv's threads, while the connection is suspended; on two of them at once, so that a
+ * slow disk keeps no other request waiting. Loop thread. */
 #ifndef KEEPD_SERVER_MOVE_H
 #define KEEPD_SERVER_MOVE_H
 

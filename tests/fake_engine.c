@@ -24,7 +24,9 @@
  * Environment: KEEPD_FAKE_STEP_US, time per step (0); KEEPD_FAKE_PREFILL_STEPS, steps before the
  * first token (1); KEEPD_FAKE_NO_TEMPLATE, a model without a chat template; KEEPD_FAKE_SUBMITS,
  * jobs taken before one is refused for lack of memory, once those have a token; KEEPD_FAKE_GATE, a
- * path: messages that contain "at the gate" are rendered once a file is there. */
+ * path: messages that contain "at the gate" are rendered, and uploads refused, once a file is
+ * there.
+ */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -617,6 +619,7 @@ int engine_upload_open(struct engine *e, const uint8_t space[16], struct engine_
                        struct fault *fault) {
     (void)e, (void)space;
     *out = NULL;
+    fake_wait_at_gate();
     return no_directory(fault);
 }
 

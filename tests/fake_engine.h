@@ -16,6 +16,7 @@ enum { START = VOCAB_FIM, CHANNEL, MESSAGE, END, CONSTRAIN, CALL, RETURN, VOCAB_
 
 extern const char *const fake_special_names[]; /* from IM_START on */
 const char *fake_tool_template(void);          /* as KEEPD_FAKE_TOOLS says */
+void fake_wait_at_gate(void);                  /* until the file of KEEPD_FAKE_GATE is there */
 bool fake_has_channels(const struct engine *e);
 bool fake_opens_thought(const struct engine *e);
 

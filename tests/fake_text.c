@@ -94,9 +94,9 @@ static void add_calls(struct engine_ids *out, const cJSON *message) {
     buf_close(&calls);
 }
 
-static void wait_at_gate(const char *content) {
+void fake_wait_at_gate(void) {
     const char *gate = getenv("KEEPD_FAKE_GATE");
-    while (gate && strstr(content, "at the gate") && access(gate, F_OK)) usleep(1000);
+    while (gate && access(gate, F_OK)) usleep(1000);
 }
 
 int engine_render_chat(const struct engine *e, const cJSON *context, int longest,
@@ -110,7 +110,7 @@ int engine_render_chat(const struct engine *e, const cJSON *context, int longest
     cJSON_ArrayForEach(message, messages) {
         const char *role = json_get(message, "role")->valuestring;
         const char *content = json_get(message, "content")->valuestring;
-        wait_at_gate(content);
+        if (strstr(content, "at the gate")) fake_wait_at_gate();
         if (strstr(content, "refuse this template"))
             return fault_set(fault, ERR_INVALID, "chat template line 1", "the template refuses it");
         out->ids[out->count++] = IM_START;

@@ -72,6 +72,20 @@ def test_moving_needs_a_state_directory(start):
     assert daemon.chat("goes on", max_tokens=2).status_code == 200
 
 
+def test_a_slow_disk_keeps_no_text_waiting(start, fake, tmp_path):
+    """Uploads have at most half of the threads that read requests; the others wait for their turn."""
+    gate = tmp_path / "gate"
+    daemon = start(env={"KEEPD_FAKE_GATE": str(gate)})
+    socks = [daemon.socket() for _ in range(6)]
+    for sock in socks:
+        sock.sendall(b"PUT /v1/conversations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nConnection: close\r\n\r\nno state!")
+    assert daemon.chat("not at a closed one", max_tokens=2).status_code == 200
+    gate.touch()
+    for sock in socks:
+        assert read_all(sock).startswith(b"HTTP/1.1 400")
+        sock.close()
+
+
 def test_salts_see_only_their_own(start):
     daemon = start()
     daemon.chat("of alice", max_tokens=2, cache_salt="alice")
