@@ -17,7 +17,7 @@ struct store_upload {
     bool counted;    /* in directory->uploading */
     bool kept;
     uint64_t seen;   /* bytes so far */
-    size_t unsynced; /* of these, see state_dir_append */
+    size_t unsynced; /* bytes written since the last sync, see state_dir_append */
     struct state_head head;
     char head_bytes[STATE_HEAD_BYTES];
     uint8_t seal[STATE_SEAL_BYTES];

@@ -13,7 +13,7 @@ enum { WORKING_MAX = 2 };
 
 struct move {
     struct exchange *next; /* in server->moves_waiting */
-    uv_work_cb work;       /* what it waits to do */
+    uv_work_cb work;       /* the work that waits for a thread */
     uv_after_work_cb after;
     struct engine_upload *upload; /* NULL: the file leaves, or nothing came yet */
     uint8_t space[16];

@@ -125,7 +125,7 @@ Test(state, a_job_waits_for_a_listing_of_its_own) {
     stored_open(&s, (struct world_options){.conversations = 9});
     struct engine_job jobs[] = {job_of(1, 20, 2, kv), job_of(2, 20, 2, kv), job_of(3, 20, 2, kv)};
     listed_ns = 5;
-    s.w.now_ns = 1000; /* it stands still: no wait is too long */
+    s.w.now_ns = 1000; /* a clock that stands still: no wait is too long */
     for (int i = 0; i < 3; i++) {
         jobs[i].queued_ns = 10 * (i + 1);
         submit(&s.w, &jobs[i]);

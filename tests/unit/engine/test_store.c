@@ -580,7 +580,7 @@ Test(store, reading_without_memory_is_no_damage) {
 
 /* ---- Bytes that come in pieces --------------------------------------------------------------- */
 
-/* They are synced once for many pieces: a large file does not cost a sync for each. */
+/* Pieces are synced once for many pieces: a large file does not cost a sync for each. */
 Test(store, pieces_are_synced_together) {
     enum { PIECE = 1 << 20 };
     static const char piece[PIECE];
