@@ -25,7 +25,8 @@ static int add_key(struct keys *keys, const char *text, const struct key_setting
         if ((unsigned char)text[i] <= ' ' || (unsigned char)text[i] >= 0x7f)
             return fault_set(fault, ERR_INVALID, option,
                              "a key holds a blank or a byte that cannot stand in a header");
-    struct key *key = &keys->items[keys->count++];
+    struct key *key = &keys->items[keys->count];
+    key->listed = (uint32_t)keys->count++;
     key->settings = *settings;
     sip_hash128(keys->secret, text, size, key->digest);
     return 0;
@@ -125,6 +126,27 @@ static int by_digest(const void *a, const void *b) {
                   sizeof((const struct key *)a)->digest);
 }
 
+static int by_listing(const void *a, const void *b) {
+    const struct key *x = a, *y = b;
+    int order = by_digest(x, y);
+    return order ? order : (x->listed > y->listed) - (x->listed < y->listed);
+}
+
+/* Sorts the keys. Of one that is listed more than once the last row stays: with two rows, requests
+ * would be counted in one of them and a reload might take the other. */
+static void sort_keys(struct keys *keys) {
+    size_t kept = 0;
+    qsort(keys->items, keys->count, sizeof *keys->items, by_listing);
+    for (size_t i = 0; i < keys->count; i++) {
+        struct key *last = kept ? &keys->items[kept - 1] : NULL;
+        bool again = last && by_digest(last, &keys->items[i]) == 0;
+        if (again && last->settings.name[0]) keys->named--;
+        if (!again) kept++;
+        keys->items[kept - 1] = keys->items[i];
+    }
+    keys->count = kept;
+}
+
 static void inherit(struct key *key, const struct key *before) {
     struct key_settings settings = key->settings;
     *key = *before;
@@ -136,10 +158,8 @@ size_t keys_inherit(struct keys *keys, const struct keys *before) {
     for (size_t i = 0, at = 0; i < keys->count && at < before->count; compared++) {
         int order = by_digest(&before->items[at], &keys->items[i]);
         if (order == 0) inherit(&keys->items[i], &before->items[at]);
-        if (order < 0)
-            at++;
-        else
-            i++; /* a key that is listed twice finds the same one twice */
+        if (order <= 0) at++;
+        if (order >= 0) i++;
     }
     return compared;
 }
@@ -156,7 +176,7 @@ int keys_open(struct keys *keys, char *const *texts, size_t text_count, const ch
     for (size_t i = 0; i < text_count && !rc; i++)
         rc = add_key(keys, texts[i], &plain_settings, "api-key", fault);
     if (!rc && file) rc = read_file(keys, file, fault);
-    qsort(keys->items, keys->count, sizeof *keys->items, by_digest);
+    sort_keys(keys);
     if (before) (void)keys_inherit(keys, before);
     if (before) keys->anyone = before->anyone;
     keys->anyone.settings = plain_settings;
@@ -192,7 +212,7 @@ struct key *keys_find(struct keys *keys, const char *text) {
 struct key *keys_by_digest(struct keys *keys, const uint8_t digest[16]) {
     size_t from = 0, to = keys->count;
     if (!keys->count) return &keys->anyone;
-    while (from < to) { /* to the end of the equal ones, as keys_find */
+    while (from < to) { /* to the end of the keys up to this one */
         size_t middle = from + (to - from) / 2;
         if (memcmp(keys->items[middle].digest, digest, sizeof keys->items[middle].digest) <= 0)
             from = middle + 1;

@@ -182,6 +182,33 @@ Test(keys, a_reload_keeps_counts_and_takes_settings) {
     keys_close(&before);
 }
 
+/* The usual case: --api-key and the file have the same one. */
+Test(keys, a_key_that_is_listed_twice_is_one) {
+    static char *given[] = {"one", "two"};
+    static const char text[] = "one name=a\none name=b requests=2\n";
+    char path[] = "/tmp/test_keys_XXXXXX";
+    struct keys before, keys;
+    struct fault fault = {0};
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0 && write(fd, text, sizeof text - 1) == (ssize_t)sizeof text - 1);
+    close(fd);
+    cr_assert_eq(keys_open(&before, given, 2, path, NULL, &fault), 0, "%s", fault.text);
+    cr_assert(before.count == 2 && before.named == 1);
+    struct key *one = keys_find(&before, "one");
+    cr_assert_str_eq(one->settings.name, "b", "the last line holds");
+    one->active = 3;
+    one->requests = 7;
+    cr_assert_eq(key_spend(one, 1, 1), 0);
+    cr_assert_eq(keys_open(&keys, given, 2, path, &before, &fault), 0, "%s", fault.text);
+    one = keys_find(&keys, "one");
+    cr_assert(one->active == 3 && one->requests == 7 && one->settings.requests_max == 2);
+    cr_assert_gt(key_spend(one, 1, 2), 0);
+    cr_assert_eq(keys_by_digest(&keys, one->digest), one);
+    unlink(path);
+    keys_close(&keys);
+    keys_close(&before);
+}
+
 Test(keys, names_are_bounded) {
     static char text[(KEY_NAMES_MAX + 1) * 24];
     struct keys keys;
