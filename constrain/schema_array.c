@@ -65,7 +65,7 @@ static const cJSON *find_contains(struct schema *s, const struct conjunction *c)
         schema = c->list[i].schema;
         const cJSON *min = json_get(schema, "minContains");
         bool all = cJSON_IsNumber(min) && strcmp(min->valuestring, "0") == 0 &&
-                   json_get(schema, "maxContains") == NULL;
+                   json_get(schema, "maxContains") == NULL && schema_counts_contains(s);
         if (json_get(schema, "contains") == NULL || all) continue;
         if (found != NULL)
             schema_refuse(s, ERR_UNSUPPORTED, schema, "contains",

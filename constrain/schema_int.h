@@ -140,6 +140,8 @@ struct element_list {
     uint32_t min, max;              /* number of elements */
     const cJSON *at;                /* the schema with the keyword */
 };
+/* Are minContains and maxContains keywords of the document's draft? Drafts up to 7 have neither. */
+bool schema_counts_contains(const struct schema *s);
 /* Elements between the brackets, at least one of them, of which as many as the keywords of `at` say
  * satisfy its `contains`. *may_be_empty: or none. */
 uint32_t schema_contains(struct schema *s, const struct element_list *list, bool *may_be_empty);

@@ -77,15 +77,24 @@ static void fill_row(struct contains *c, uint32_t place, const uint32_t *below, 
     }
 }
 
+bool schema_counts_contains(const struct schema *s) {
+    static const char *const without[] = {"/draft-04/", "/draft-06/", "/draft-07/"};
+    const cJSON *draft = json_get(s->root, "$schema");
+    for (size_t i = 0; i < sizeof without / sizeof *without && cJSON_IsString(draft); i++)
+        if (strstr(draft->valuestring, without[i]) != NULL) return false;
+    return true;
+}
+
 uint32_t schema_contains(struct schema *s, const struct element_list *list, bool *may_be_empty) {
     struct contains c = {.s = s, .list = list, .schema = json_get(list->at, "contains")};
     struct conjunction one = schema_open(s, 1);
     if (s->rc != 0) return NODE_NONE;
     schema_add(s, &one, list->at);
-    c.min = json_get(list->at, "minContains") != NULL ? 0 : 1;
+    bool counts = schema_counts_contains(s);
+    c.min = counts && json_get(list->at, "minContains") != NULL ? 0 : 1;
     c.max = NODE_ENDLESS;
-    schema_count(s, &one, "minContains", false, &c.min);
-    schema_count(s, &one, "maxContains", true, &c.max);
+    if (counts) schema_count(s, &one, "minContains", false, &c.min);
+    if (counts) schema_count(s, &one, "maxContains", true, &c.max);
     bool bounded = c.max != NODE_ENDLESS;
     if (bounded) c.opposite = schema_opposite(s, c.schema);
     if (bounded && c.opposite == NULL)

@@ -131,6 +131,18 @@ static const struct instance instances[] = {
      "\"maxItems\":3}",
      {"[]", "[1]", "[1,\"a\",2]", "[1,2,3]"},
      {"[\"a\",\"b\"]", "[1,2,3,4]"}},
+    {"{\"$schema\":\"http://json-schema.org/draft-07/schema#\",\"type\":\"array\",\"contains\":{"
+     "\"const\":1},\"minContains\":0}",
+     {"[1]", "[0,1]"},
+     {"[]", "[0]"}},
+    {"{\"$schema\":\"http://json-schema.org/draft-06/schema\",\"type\":\"array\",\"contains\":{"
+     "\"const\":1},\"minContains\":2,\"maxContains\":0}",
+     {"[1]", "[1,1,1]"},
+     {"[]", "[0]"}},
+    {"{\"$schema\":\"https://json-schema.org/draft/2020-12/schema\",\"type\":\"array\","
+     "\"contains\":{\"const\":1},\"minContains\":0}",
+     {"[]", "[0]", "[1]"},
+     {"1"}},
     {"{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\"},{\"type\":\"null\"}],\"items\":{"
      "\"type\":\"integer\"},\"contains\":{\"enum\":[\"x\",7]}}",
      {"[\"x\"]", "[\"x\",null]", "[\"a\",null,7]", "[\"a\",null,1,7,2]"},
