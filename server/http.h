@@ -214,6 +214,7 @@ struct exchange {
     struct key_settings settings; /* the settings of its key when it came */
     bool entered;                 /* counted as active for its key */
     bool in_background;           /* counted in server->background */
+    uint64_t key_added;           /* see struct key; the key that counts it */
     uint8_t key_id[16]; /* hash of the API key, or of ""; part of a conversation's space */
     char path[288];     /* room for the longest model name */
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];

@@ -28,6 +28,7 @@ static int add_key(struct keys *keys, const char *text, const struct key_setting
     struct key *key = &keys->items[keys->count];
     key->listed = (uint32_t)keys->count++;
     key->settings = *settings;
+    key->added = keys->reading;
     sip_hash128(keys->secret, text, size, key->digest);
     return 0;
 }
@@ -167,7 +168,7 @@ size_t keys_inherit(struct keys *keys, const struct keys *before) {
 int keys_open(struct keys *keys, char *const *texts, size_t text_count, const char *file,
               const struct keys *before, struct fault *fault) {
     int rc = 0;
-    *keys = (struct keys){0};
+    *keys = (struct keys){.reading = before ? before->reading + 1 : 1};
     if (before)
         memcpy(keys->secret, before->secret, sizeof keys->secret);
     else

@@ -33,6 +33,7 @@ struct key {
     struct key_settings settings;
     double allowance;    /* requests that may start now, refilled by the rate */
     int64_t refilled_ns; /* 0: never used, so the allowance is full */
+    uint64_t added;      /* number of the reading that added it; another one after a removal */
     uint64_t active;     /* requests that wait or run */
     uint64_t requests, rejected, prompt_tokens,
         generation_tokens; /* since the key was first read */
@@ -43,6 +44,7 @@ struct keys {
     struct key *items; /* by digest */
     size_t count;      /* 0 = no key needed */
     size_t named;      /* keys with a name */
+    uint64_t reading;  /* number of this reading, from 1 on */
     struct key anyone;
 };
 

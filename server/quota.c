@@ -44,7 +44,7 @@ void quota_release(struct exchange *ex) {
     set_reservation(ex, 0);
 }
 
-/* NULL: a reload has removed the key. */
+/* Returns NULL when a reload has removed the key. */
 static struct key *key_of(struct exchange *ex) {
     return keys_by_digest(&ex->server->keys, ex->key_digest);
 }
@@ -59,14 +59,15 @@ bool quota_enter(struct exchange *ex) {
     key->active++;
     key->requests++;
     ex->entered = true;
+    ex->key_added = key->added;
     return true;
 }
 
 void quota_leave(struct exchange *ex) {
     struct key *key = ex->entered ? key_of(ex) : NULL;
     ex->entered = false;
-    if (!key) return;
-    if (key->active > 0) key->active--; /* 0: the key was removed, and is back */
+    if (!key || key->added != ex->key_added) return; /* removed, and perhaps added again */
+    key->active--;
     for (int i = 0; i < ex->jobs_submitted; i++) {
         key->prompt_tokens += (uint64_t)ex->jobs[i].request.prompt_count;
         key->generation_tokens += ex->progress[i].tokens_counted;

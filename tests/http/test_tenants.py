@@ -26,11 +26,13 @@ def wait_for(daemon, key, name, metric, value):
 
 
 def test_requests_at_once(slow, tmp_path):
-    """A key with requests=2 has a third one refused until one ends; others are not concerned; a reload changes the limit."""
+    """A key with requests=2 has a third one refused until one ends; others are not concerned; a reload changes the limit.
+
+    A key that was removed and comes back counts only its own requests."""
     file = tmp_path / "keys"
     file.write_text("bound name=batch requests=2\nfree name=chat\n")
-    daemon = slow("--api-key-file", str(file), step_us=20000)
-    long = chat_body(max_tokens=400, ignore_eos=True)
+    daemon = slow("--api-key-file", str(file), step_us=80000)
+    long = chat_body(max_tokens=900, ignore_eos=True)  # over a minute: it ends only when its client leaves
     sent = [daemon.post(CHAT, {**long, "stream": True}, headers=as_key("bound"), stream=True) for _ in range(2)]
     wait_for(daemon, "free", "batch", "requests_active", 2)
     r = daemon.post(CHAT, long, headers=as_key("bound"))
@@ -47,8 +49,16 @@ def test_requests_at_once(slow, tmp_path):
     file.write_text("free name=chat\n")
     daemon.process.send_signal(signal.SIGHUP)
     daemon.wait("the reload", lambda: sum("read again" in line for line in daemon.errors) == 2)
+    file.write_text("bound name=batch requests=1\nfree name=chat\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait("the reload", lambda: sum("read again" in line for line in daemon.errors) == 3)
+    sent.append(daemon.post(CHAT, {**long, "stream": True}, headers=as_key("bound"), stream=True))  # the key is a new one
+    wait_for(daemon, "free", "batch", "requests_active", 1)
+    sent.pop(0).close()
+    daemon.wait("the old one's end", lambda: daemon.get("/kv", headers=as_key("free")).json()["running_count"] == 1)
+    assert daemon.post(CHAT, chat_body(max_tokens=1), headers=as_key("bound")).status_code == 429
     sent.pop().close()
-    daemon.wait("the end", lambda: daemon.get("/kv", headers=as_key("free")).json()["running_count"] == 0)
+    wait_for(daemon, "free", "batch", "requests_active", 0)
 
 
 def test_metrics_have_names_and_no_key(start, tmp_path):

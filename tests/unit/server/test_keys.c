@@ -182,6 +182,17 @@ Test(keys, a_reload_keeps_counts_and_takes_settings) {
     keys_close(&before);
 }
 
+Test(keys, one_that_comes_back_is_another) {
+    static const char *const texts_of[] = {"one\ntwo", "one", "one\ntwo"};
+    struct keys keys[3];
+    struct fault fault = {0};
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(open_text(&keys[i], texts_of[i], i ? &keys[i - 1] : NULL, &fault), 0);
+    cr_assert_eq(keys_find(&keys[2], "one")->added, keys_find(&keys[0], "one")->added);
+    cr_assert_neq(keys_find(&keys[2], "two")->added, keys_find(&keys[0], "two")->added);
+    for (int i = 0; i < 3; i++) keys_close(&keys[i]);
+}
+
 /* The usual case: --api-key and the file have the same one. */
 Test(keys, a_key_that_is_listed_twice_is_one) {
     static char *given[] = {"one", "two"};
