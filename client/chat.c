@@ -202,6 +202,9 @@ static void end_turn(struct turn *turn, struct http_answer *got) {
         say(chat, "keepd chat: %s", answer->error);
     } else if (!answered) {
         say_failure(chat, got);
+    } else if (!answer->ended) {
+        chat->failed = true;
+        say(chat, "keepd chat: the answer was cut off");
     } else if (answer->has_details) {
         show_details(chat, answer);
     }

@@ -267,3 +267,11 @@ def test_each_stream_is_looked_at_by_itself(hostile, out):
     word, other = ("red", "bad") if out else ("bad", "red")
     assert run.returncode == 1 and f"{word} {SHOWN} end" in shown and f"{other} {RED} end" in written
     assert written == (f"keepd chat: bad {RED} end\n" if out else f"red {RED} end\n")
+
+
+@pytest.mark.parametrize("reason,code", [(None, 1), ("stop", 0)])
+def test_an_answer_that_is_cut_off_is_no_answer(hostile, reason, code):
+    """A stream that closes before its finish_reason: the exit status tells, and the text so far is shown."""
+    run = chat(hostile(info(), event(choices=[{"delta": {"content": "half"}, "finish_reason": reason}])), lines=["hi"])
+    assert run.returncode == code and run.stdout == "half\n"
+    assert ("the answer was cut off" in run.stderr) == bool(code)
