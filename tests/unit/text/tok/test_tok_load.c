@@ -56,7 +56,7 @@ static const struct refusal {
     int rc;
     const char *field;
 } refusals[] = {
-    {{.normalizer = "{\"type\":\"BertNormalizer\"}"}, UNSUPPORTED, "normalizer"},
+    {{.normalizer = "{\"type\":\"CharNormalizer\"}"}, UNSUPPORTED, "normalizer"},
     {{.normalizer = "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":"
                     "\"Replace\",\"pattern\":{\"Regex\":\"(\"},\"content\":\"\"}]}"},
      UNSUPPORTED,
