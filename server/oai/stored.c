@@ -95,58 +95,109 @@ void oai_store_items(struct buf *out, const cJSON *list, int *place) {
 
 /* ---- Pages ---- */
 
-static const cJSON *next_item(const cJSON *list, const cJSON *item, bool descending) {
-    if (!item) return descending && list->child ? list->child->prev : list->child;
-    if (!descending) return item->next;
-    return item != list->child ? item->prev : NULL;
+/* Pages are made on the loop thread and an item list may have megabytes, so the list is scanned for
+ * the ends of its items and not parsed. It was written by oai_store_items. */
+struct span {
+    size_t at, size;
+};
+
+struct item_list {
+    const char *text;
+    const struct span *items;
+    int count;
+};
+
+enum { ID_AT = 6 }; /* an item begins with {"id": */
+
+/* Returns the end of the value at `at`: the comma behind it, or `end`. */
+static size_t value_end(const char *text, size_t at, size_t end) {
+    bool quoted = false;
+    int depth = 0;
+    for (; at < end && (text[at] != ',' || quoted || depth > 0); at++) {
+        if (quoted && text[at] == '\\')
+            at++;
+        else if (text[at] == '"')
+            quoted = !quoted;
+        else if (!quoted && (text[at] == '{' || text[at] == '['))
+            depth++;
+        else if (!quoted && (text[at] == '}' || text[at] == ']'))
+            depth--;
+    }
+    return at < end ? at : end;
 }
 
-static const cJSON *find_item(const cJSON *list, const char *id, bool descending) {
-    const cJSON *found = NULL;
-    for (const cJSON *item = NULL; (item = next_item(list, item, descending)) != NULL;)
-        if (is_word(json_get(item, "id"), id)) found = item;
+static void find_items(struct buf *spans, const char *text, size_t size) {
+    for (size_t at = 0; at < size;) {
+        struct span item = {at, value_end(text, at, size) - at};
+        buf_add(spans, &item, sizeof item);
+        at += item.size + 1;
+    }
+}
+
+/* An item's id in quotes: the first member. */
+static struct span id_of(const struct item_list *list, int i) {
+    const struct span *item = &list->items[i];
+    size_t at = item->at + ID_AT;
+    return (struct span){at, value_end(list->text, at, item->at + item->size) - at};
+}
+
+static int nth(const struct item_list *list, int n, bool descending) {
+    return descending ? list->count - 1 - n : n;
+}
+
+/* Returns how many items precede the page, or -1: there is no such item. */
+static int find_after(const struct item_list *list, const char *id, bool descending) {
+    int found = -1;
+    struct buf quoted;
+    buf_open(&quoted, 6 * strlen(id) + 3);
+    json_write_str(&quoted, id, strlen(id));
+    for (int n = 0; n < list->count; n++) {
+        struct span one = id_of(list, nth(list, n, descending));
+        if (one.size == quoted.size && memcmp(list->text + one.at, quoted.data, one.size) == 0)
+            found = n + 1;
+    }
+    buf_close(&quoted);
     return found;
 }
 
-static void write_page_end(struct buf *out, const char *name, const cJSON *item) {
+static void write_page_end(struct buf *out, const char *name, const struct item_list *list, int i) {
     buf_fmt(out, ",\"%s\":", name);
-    if (item)
-        json_write_node(out, json_get(item, "id"));
-    else
+    if (i >= 0) {
+        struct span id = id_of(list, i);
+        buf_add(out, list->text + id.at, id.size);
+    } else {
         buf_str(out, "null");
+    }
 }
 
-static void write_page(struct buf *out, const cJSON *list, const cJSON *item,
+static void write_page(struct buf *out, const struct item_list *list, int first,
                        const struct oai_page *page) {
-    const cJSON *first = next_item(list, item, page->descending), *last = NULL;
-    int count = 0;
+    int end = list->count;
+    bool down = page->descending;
+    if (page->limit > 0 && page->limit < end - first) end = first + page->limit;
     buf_str(out, "{\"object\":\"list\",\"data\":[");
-    for (item = first; item && (page->limit == 0 || count < page->limit); count++) {
-        if (count > 0) buf_char(out, ',');
-        json_write_node(out, item);
-        last = item;
-        item = next_item(list, item, page->descending);
+    for (int n = first; n < end; n++) {
+        const struct span *item = &list->items[nth(list, n, down)];
+        if (n > first) buf_char(out, ',');
+        buf_add(out, list->text + item->at, item->size);
     }
     buf_char(out, ']');
-    write_page_end(out, "first_id", first);
-    write_page_end(out, "last_id", last);
-    buf_fmt(out, ",\"has_more\":%s}", item ? "true" : "false");
+    write_page_end(out, "first_id", list, first < end ? nth(list, first, down) : -1);
+    write_page_end(out, "last_id", list, first < end ? nth(list, end - 1, down) : -1);
+    buf_fmt(out, ",\"has_more\":%s}", end < list->count ? "true" : "false");
 }
 
 int oai_write_page(struct buf *out, const char *items, size_t size, const struct oai_page *page) {
-    const struct json_limits limits = {.bytes = size + 2, .depth = JSON_MAX_DEPTH, .nuls = true};
-    struct buf text;
-    cJSON *list = NULL;
-    buf_open(&text, size + 2);
-    buf_char(&text, '[');
-    buf_add(&text, items, size);
-    buf_char(&text, ']');
-    int rc = text.failed ? ERR_NOMEM : json_parse(text.data, text.size, &limits, &list, NULL);
-    const cJSON *item = NULL;
-    if (rc == 0 && page->after && !(item = find_item(list, page->after, page->descending)))
+    struct buf spans;
+    int rc = 0, first = 0;
+    buf_open(&spans, (size + 1) * sizeof(struct span));
+    find_items(&spans, items, size);
+    const struct item_list list = {items, (const struct span *)(const void *)spans.data,
+                                   (int)(spans.size / sizeof(struct span))};
+    if (spans.failed) rc = ERR_NOMEM;
+    if (rc == 0 && page->after && (first = find_after(&list, page->after, page->descending)) < 0)
         rc = ERR_NOTFOUND;
-    if (rc == 0) write_page(out, list, item, page);
-    json_free(list);
-    buf_close(&text);
+    if (rc == 0) write_page(out, &list, first, page);
+    buf_close(&spans);
     return rc;
 }
