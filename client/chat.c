@@ -372,7 +372,7 @@ static void on_help(struct chat *chat, const char *text) {
     for (size_t i = 0; i < COMMANDS; i++) say(chat, "%-13s %s", commands[i].name, commands[i].help);
 }
 
-/* False: it was the last one. */
+/* Returns false after the command that ends the chat. */
 static bool run_command(struct chat *chat, const char *line) {
     size_t size = strcspn(line, " \t");
     const char *rest = line + size + strspn(line + size, " \t");
@@ -513,7 +513,7 @@ static bool wrong(const char *text) {
     return false;
 }
 
-/* False: it was refused, or --help. */
+/* Returns false if an option was refused, and after --help. */
 static bool read_option(struct chat *chat, int option, char *key, size_t key_size, int *status) {
     struct dialogue_settings *settings = &chat->settings;
     char *end;

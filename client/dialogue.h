@@ -35,7 +35,7 @@ void dialogue_open(struct dialogue *dialogue);
 void dialogue_close(struct dialogue *dialogue);
 /* Copies the messages into a dialogue with a session of its own. */
 void dialogue_fork(const struct dialogue *from, struct dialogue *to);
-/* False: it has as many messages as it may. */
+/* Returns false if it already has as many messages as it may. */
 bool dialogue_say(struct dialogue *dialogue, bool assistant, const char *text);
 void dialogue_take_back(struct dialogue *dialogue, int count); /* the last messages */
 void dialogue_write(const struct dialogue *dialogue, const struct dialogue_settings *settings,

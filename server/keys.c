@@ -49,7 +49,8 @@ static bool read_number(const char *text, int64_t most, int64_t *value) {
     return true;
 }
 
-/* One setting behind a key. Faults do not repeat it: it may be the rest of a secret. */
+/* Reads one setting after a key. A fault does not repeat its text, which may be the rest of a
+ * secret. */
 static int read_setting(char *text, struct key_settings *settings, const char *option,
                         struct fault *fault) {
     char *value = strchr(text, '=');
@@ -68,11 +69,11 @@ static int read_setting(char *text, struct key_settings *settings, const char *o
         ok = read_number(value, INT32_MAX, &settings->requests_max);
     } else {
         return fault_set(fault, ERR_INVALID, option,
-                         "behind a key there may be name=TEXT, weight=N, pages=N and requests=N, "
+                         "after a key there may be name=TEXT, weight=N, pages=N and requests=N, "
                          "separated by blanks");
     }
     if (ok) return 0;
-    return fault_set(fault, ERR_INVALID, option, "%s behind a key must be %s", text,
+    return fault_set(fault, ERR_INVALID, option, "%s after a key must be %s", text,
                      strcmp(text, "name") == 0     ? "1 to 32 letters, digits, '-', '_' or '.'"
                      : strcmp(text, "weight") == 0 ? "a whole number from 1 to 1000"
                                                    : "a whole number from 1 on");

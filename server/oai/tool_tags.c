@@ -208,7 +208,7 @@ static struct tool_piece next_in_json(struct tool_tags *t, const char *text, siz
     return to > *at ? take(at, to) : more();
 }
 
-/* Up to the end of the value: the text belongs to it, or is left out. */
+/* Reads up to the end of a value, whose text is kept or left out. */
 static struct tool_piece next_to_close(struct tool_tags *t, const char *text, size_t *at,
                                        size_t end, bool last) {
     bool kept = t->place == TOOL_TAGS_REST;

@@ -3,23 +3,7 @@
  * devices that are lost. */
 #include "kernels/cuda/comm_local.h"
 
-#include "kernels/cuda/device.h"
-#include "tests/unit/kernels/comm_cases.h"
-
-static struct device *device_of(void *device) {
-    return static_cast<struct device *>(device);
-}
-
-/* As a backend does (cuda_open): all at once, each with a device of its own handle. */
-static void *attach_to(const struct comm *comm, int index) {
-    struct fault fault = {};
-    struct device *device = nullptr;
-    MUST(device_open(index, &device, &fault) == 0);
-    MUST(comm->ops->agree(comm, 0) == 0);
-    MUST(comm->ops->attach(comm, device, &fault) == 0);
-    MUST(comm->ops->agree(comm, 0) == 0);
-    return device;
-}
+#include "tests/emu/comm_devices.h"
 
 static void *begin_together(const struct comm *comm) {
     return attach_to(comm, 0);
@@ -27,27 +11,6 @@ static void *begin_together(const struct comm *comm) {
 
 static void *begin_apart(const struct comm *comm) {
     return attach_to(comm, comm->rank);
-}
-
-static void end(const struct comm *comm, void *device) {
-    comm->ops->close(comm);
-    device_close(device_of(device));
-}
-
-static void *alloc(void *device, size_t bytes) {
-    return device_alloc(device_of(device), bytes);
-}
-
-static void release(void *device, void *mem) {
-    device_free(device_of(device), mem);
-}
-
-static void put(void *device, void *to, const void *from, size_t bytes) {
-    device_upload(device_of(device), to, from, bytes);
-}
-
-static int take(void *device, void *to, const void *from, size_t bytes) {
-    return device_download(device_of(device), to, from, bytes);
 }
 
 static const struct comm_kind together = {

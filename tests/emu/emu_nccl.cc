@@ -4,12 +4,7 @@
 
 #include <string.h>
 
-#include "kernels/cuda/device.h"
-#include "tests/unit/kernels/comm_cases.h"
-
-static struct device *device_of(void *device) {
-    return static_cast<struct device *>(device);
-}
+#include "tests/emu/comm_devices.h"
 
 static int open(int ranks, const struct comm **comm) {
     struct fault fault = {};
@@ -17,34 +12,7 @@ static int open(int ranks, const struct comm **comm) {
 }
 
 static void *begin(const struct comm *comm) {
-    struct fault fault = {};
-    struct device *device = nullptr;
-    MUST(device_open(comm->rank, &device, &fault) == 0);
-    MUST(comm->ops->agree(comm, 0) == 0);
-    MUST(comm->ops->attach(comm, device, &fault) == 0);
-    MUST(comm->ops->agree(comm, 0) == 0);
-    return device;
-}
-
-static void end(const struct comm *comm, void *device) {
-    comm->ops->close(comm);
-    device_close(device_of(device));
-}
-
-static void *alloc(void *device, size_t bytes) {
-    return device_alloc(device_of(device), bytes);
-}
-
-static void release(void *device, void *mem) {
-    device_free(device_of(device), mem);
-}
-
-static void put(void *device, void *to, const void *from, size_t bytes) {
-    device_upload(device_of(device), to, from, bytes);
-}
-
-static int take(void *device, void *to, const void *from, size_t bytes) {
-    return device_download(device_of(device), to, from, bytes);
+    return attach_to(comm, comm->rank);
 }
 
 static const struct comm_kind kind = {"nccl", 1, open, begin, end, alloc, release, put, take};

@@ -101,6 +101,6 @@ def test_faults_name_the_option_and_not_the_key(start, tmp_path):
     daemon = start("--api-key-file", str(file))
     file.write_text("secret weight=none\n")
     daemon.process.send_signal(signal.SIGHUP)
-    daemon.wait("the refusal", lambda: any("reload rejected, nothing changed: api-key-file: weight behind a key" in line for line in daemon.errors))
+    daemon.wait("the refusal", lambda: any("reload rejected, nothing changed: api-key-file: weight after a key" in line for line in daemon.errors))
     assert not any("secret" in line for line in daemon.errors)
     assert daemon.get("/v1/models", headers=as_key("good")).status_code == 200

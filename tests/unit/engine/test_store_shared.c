@@ -398,6 +398,16 @@ Test(store_shared, use_by_another_daemon_counts) {
     store_close(b);
 }
 
+/* A file that the daemon of a lease has begun; returns its name. */
+static const char *begin_file(const struct state_lease *lease, const char *suffix, int64_t size) {
+    static char name[64];
+    snprintf(name, sizeof name, ".00000000000001f6.%016llx.%s", (unsigned long long)lease->number,
+             suffix);
+    touch(name);
+    cr_assert_eq(truncate(path_of(name), size), 0);
+    return name;
+}
+
 /* Bytes that another daemon is writing count as if they were there. */
 Test(store_shared, bytes_on_the_way_count) {
     struct store_options options = options_of();
@@ -406,13 +416,10 @@ Test(store_shared, bytes_on_the_way_count) {
     int64_t size = (int64_t)state_file_size(TOKENS, 2, 1000);
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct state_lease b = open_lease(fd);
-    char live[64];
     options.bytes = size * 2;
     cr_assert_eq(store_open(&options, &a, &fault), 0);
     cr_assert_eq(save(a, 1, 1000), 0);
-    snprintf(live, sizeof live, ".00000000000001f6.%016llx.tmp", (unsigned long long)b.number);
-    touch(live);
-    cr_assert_eq(truncate(path_of(live), size), 0);
+    begin_file(&b, "tmp", size);
     cr_assert_eq(save(a, 2, 1000), 0);
     cr_assert_eq(files_with(".state"), 1);
     store_close(a);
@@ -429,15 +436,12 @@ Test(store_shared, uploads_displace_nothing) {
     int64_t size = (int64_t)state_file_size(TOKENS, 2, 1000);
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct state_lease b = open_lease(fd);
-    char live[64];
     const char *dead = ".00000000000001f7.00000000000000ff.part";
     options.bytes = size * 2;
     cr_assert_eq(store_open(&options, &a, &fault), 0);
     cr_assert_eq(save(a, 1, 1000), 0);
-    snprintf(live, sizeof live, ".00000000000001f6.%016llx.part", (unsigned long long)b.number);
-    touch(live);
+    const char *live = begin_file(&b, "part", size);
     touch(dead);
-    cr_assert_eq(truncate(path_of(live), size), 0);
     look(a);
     cr_assert_eq(save(a, 2, 1000), 0);
     cr_assert_eq(files_with(".state"), 2);
@@ -451,13 +455,9 @@ Test(store_shared, uploads_displace_nothing) {
 Test(store_shared, its_own_unfinished_files) {
     struct state_dir own;
     struct fault fault;
-    char mine[64];
     int64_t unfinished;
     cr_assert_eq(state_dir_open(&own, dir, &fault), 0);
-    snprintf(mine, sizeof mine, ".00000000000001f6.%016llx.tmp",
-             (unsigned long long)own.lease.number);
-    touch(mine);
-    cr_assert_eq(truncate(path_of(mine), 1000), 0);
+    const char *mine = begin_file(&own.lease, "tmp", 1000);
     cr_assert_eq(state_dir_list(&own, NULL, NULL, &unfinished, &fault), 0);
     cr_assert(is_there(mine) && unfinished == 0);
     state_dir_close(&own);

@@ -161,7 +161,7 @@ Test(keys, wrong_settings_are_refused_without_the_secret) {
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         struct fault fault = {0};
         cr_assert_eq(open_text(&keys, lines[i], NULL, &fault), ERR_INVALID, "%s", lines[i]);
-        cr_assert(strstr(fault.text, "behind a key") && !strstr(fault.text, "secret"), "%s: %s",
+        cr_assert(strstr(fault.text, "after a key") && !strstr(fault.text, "secret"), "%s: %s",
                   lines[i], fault.text);
     }
 }
