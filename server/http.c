@@ -349,9 +349,11 @@ static size_t count_values(const char *data, size_t size) {
     return count;
 }
 
-/* Returns how many bytes were taken; the others come again. */
+/* Returns how many bytes were taken; the others come again. libmicrohttpd goes on to chunks that it
+ * has already read, although the connection was suspended: they wait. */
 static size_t receive(struct exchange *ex, const char *data, size_t size) {
     struct server *server = ex->server;
+    if (ex->suspended) return 0;
     if (!ex->refused && ex->move) size = move_receive(ex, data, size);
     ex->body_seen += size;
     if (ex->refused || ex->move) return size;

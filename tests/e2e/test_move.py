@@ -81,6 +81,18 @@ def test_files_that_are_refused(daemon, tmp_path):
     assert cached(ask(b, next_turn(first_turn(), first, "What is my cat called?"))) == 0
 
 
+@pytest.mark.parametrize("size", [16 << 10, 64 << 10, 100_000])
+def test_files_in_chunks(daemon, tmp_path, size):
+    """Chunks may end where the daemon's buffer does: then libmicrohttpd has the next one at hand while the piece is written."""
+    a, b = two(daemon, tmp_path)
+    ask(a, first_turn())
+    data = get(a, last(a)).content
+    chunks = lambda data: (data[i:i + size] for i in range(0, len(data), size))
+    refused(b, chunks(data[:16] + b"x" * (2 * MIB)), "state")
+    assert put(b, chunks(data)).status_code == 200
+    assert get(b, last(b)).content == data
+
+
 @pytest.mark.parametrize("how", ["key", "gates", "name", "format"])
 def test_foreign_files_are_refused(daemon, tmp_path, how):
     """Another key of the directory, other gates, another model name, another format of the cache."""
