@@ -59,8 +59,10 @@ struct constrain_part {
     int min, max;
 };
 
-/* Does a schema say by its own keywords that its instances are strings? */
-bool constrain_is_text(const cJSON *schema);
+/* Does a schema, which is a part of `root`, say that its instances are strings: by its own
+ * keywords, or by those of the definitions it refers to? False also where that takes too long to
+ * find out. */
+bool constrain_is_text(const cJSON *root, const cJSON *schema);
 
 /* Writes a key by which caches find a part: two parts have equal keys exactly if they are equal. */
 void constrain_part_write(const struct constrain_part *part, struct buf *out);

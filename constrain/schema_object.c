@@ -186,10 +186,10 @@ static void build_names(struct object *o) {
         bool allowed =
             o->allowed == s->nodes->any_text || node_matches(s->pool, o->allowed, text, size);
         if (o->tagged)
-            s->form =
-                constrain_is_text(schema_member(s, json_get(s->root, "properties"), named->name))
-                    ? SCHEMA_TEXT
-                    : SCHEMA_MIXED;
+            s->form = constrain_is_text(
+                          s->root, schema_member(s, json_get(s->root, "properties"), named->name))
+                          ? SCHEMA_TEXT
+                          : SCHEMA_MIXED;
         uint32_t value =
             allowed ? value_node(o, named->name, patterns_of(o, text, size)) : NODE_NONE;
         named->node = o->tagged ? schema_tag(s, named->name, value)

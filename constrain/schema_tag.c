@@ -9,15 +9,66 @@
 
 #define PARAMETER_CLOSES "</parameter>"
 
-bool constrain_is_text(const cJSON *schema) {
-    const cJSON *type = json_get(schema, "type"), *values = json_get(schema, "enum"), *child;
-    if (type != NULL) return cJSON_IsString(type) && strcmp(type->valuestring, "string") == 0;
-    if (!cJSON_IsArray(values) || values->child == NULL)
-        return cJSON_IsString(json_get(schema, "const"));
+#define TEXT_STEPS 1024 /* schemas and definitions that are looked at for one answer */
+
+struct look {
+    const cJSON *root;
+    int left; /* steps; a schema looked at after the last is no text */
+};
+
+/* Returns the definition that a $ref names; NULL: the $ref has another form, or nothing is there.
+ */
+static const cJSON *definition(struct look *look, const char *ref) {
+    static const char *const places[] = {"$defs", "definitions"};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        const cJSON *all = json_get(look->root, places[i]), *child;
+        size_t size = strlen(places[i]);
+        if (strncmp(ref, "#/", 2) != 0 || strncmp(ref + 2, places[i], size) != 0 ||
+            ref[2 + size] != '/' || !cJSON_IsObject(all))
+            continue;
+        cJSON_ArrayForEach(child, all) {
+            if (look->left-- <= 0) return NULL;
+            if (strcmp(child->string, ref + 3 + size) == 0) return child;
+        }
+    }
+    return NULL;
+}
+
+static bool is_text(struct look *look, const cJSON *schema);
+
+/* Returns whether all schemas of a list are texts, or, without `all`, whether one is. */
+static bool are_texts(struct look *look, const cJSON *schemas, bool all) {
+    const cJSON *child;
+    if (!cJSON_IsArray(schemas) || schemas->child == NULL) return false;
+    cJSON_ArrayForEach(child, schemas) {
+        if (is_text(look, child) != all) return !all;
+    }
+    return all;
+}
+
+static bool are_strings(const cJSON *values) {
+    const cJSON *child;
     cJSON_ArrayForEach(child, values) {
         if (!cJSON_IsString(child)) return false;
     }
-    return true;
+    return cJSON_IsArray(values) && values->child != NULL;
+}
+
+static bool is_text(struct look *look, const cJSON *schema) {
+    const cJSON *type = json_get(schema, "type"), *ref = json_get(schema, "$ref");
+    if (schema == NULL || look->left-- <= 0) return false;
+    if (cJSON_IsArray(type) && type->child != NULL && type->child->next == NULL) type = type->child;
+    if (type != NULL) return cJSON_IsString(type) && strcmp(type->valuestring, "string") == 0;
+    return are_strings(json_get(schema, "enum")) || cJSON_IsString(json_get(schema, "const")) ||
+           (cJSON_IsString(ref) && is_text(look, definition(look, ref->valuestring))) ||
+           are_texts(look, json_get(schema, "allOf"), false) ||
+           are_texts(look, json_get(schema, "anyOf"), true) ||
+           are_texts(look, json_get(schema, "oneOf"), true);
+}
+
+bool constrain_is_text(const cJSON *root, const cJSON *schema) {
+    struct look look = {.root = root, .left = TEXT_STEPS};
+    return is_text(&look, schema);
 }
 
 /* Builds the strings that are read as they are. Behind MIXED tags, a string that reads as another

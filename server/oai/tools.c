@@ -181,7 +181,7 @@ static const char *const *text_parameters(const struct oai_reader *r, const cJSO
     const char **names = arena_alloc(r->arena, room, sizeof *names);
     if (!names) return NULL;
     cJSON_ArrayForEach(child, properties) {
-        if (!cJSON_IsObject(properties) || !constrain_is_text(child)) continue;
+        if (!cJSON_IsObject(properties) || !constrain_is_text(parameters, child)) continue;
         names[count] = arena_strndup(r->arena, child->string, strlen(child->string));
         if (!names[count++]) return NULL;
     }

@@ -255,9 +255,14 @@ Test(oai_tools, promised_tags_keep_to_the_schema) {
         "\"properties\":{\"s\":{\"type\":\"string\",\"minLength\":2},\"n\":{\"$ref\":\"#/$defs/"
         "n\"},"
         "\"o\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]},\"e\":{\"enum\":[\"a b\","
-        "\"2\",1]},\"l\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}},\"required\":[\"s\"]"
+        "\"2\",1]},\"v\":{\"$ref\":\"#/$defs/"
+        "v\"},\"w\":{\"oneOf\":[{\"const\":\"null\"},{\"allOf\":[{"
+        "\"$ref\":\"#/$defs/v\"}]}]},\"c\":{\"$ref\":\"#/$defs/"
+        "c\"},\"l\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}},\"required\":[\"s\"]"
         ","
-        "\"$defs\":{\"n\":{\"type\":\"integer\",\"maximum\":5}}}}}]}";
+        "\"$defs\":{\"n\":{\"type\":\"integer\",\"maximum\":5},\"v\":{\"type\":[\"string\"],"
+        "\"enum\":[\"1\","
+        "\"2\"]},\"c\":{\"anyOf\":[{\"$ref\":\"#/$defs/c\"},{\"type\":\"string\"}]}}}}}]}";
     static const struct {
         const char *tags, *arguments; /* NULL: not allowed */
     } cases[] = {
@@ -285,6 +290,11 @@ Test(oai_tools, promised_tags_keep_to_the_schema) {
         {"<parameter=s>\nab\n</parameter>\n<parameter=e>\n1\n</parameter>\n",
          "{\"s\": \"ab\", \"e\": 1}"},
         {"<parameter=s>\nab\n</parameter>\n<parameter=e>\n2\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=v>\n2\n</parameter>\n",
+         "{\"s\": \"ab\", \"v\": \"2\"}"},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=v>\n3\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=w>\nnull\n</parameter>\n",
+         "{\"s\": \"ab\", \"w\": \"null\"}"},
         {"<parameter=s>\nab\n</parameter>\n<parameter=l>\n[\"a\", \"\"]\n</parameter>\n",
          "{\"s\": \"ab\", \"l\": [\"a\", \"\"]}"},
         {"<parameter=s>\nab\n</parameter>\n<parameter=x>\n1\n</parameter>\n", NULL},
