@@ -69,7 +69,7 @@ struct node_memo {
     uint32_t alike; /* set of node_pool.alikes */
 };
 
-struct node_alikes; /* node.c */
+struct node_alikes; /* node_derive.c */
 
 struct node_pool {
     struct node *nodes;

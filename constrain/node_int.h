@@ -1,0 +1,23 @@
+/* Shared by the two files of the pool of expressions: node.c (memory, interning, constructors) and
+ * node_derive.c (byte classes, derivatives, the search for a string). Contracts are those of
+ * constrain/node.h. */
+#ifndef KEEPD_CONSTRAIN_NODE_INT_H
+#define KEEPD_CONSTRAIN_NODE_INT_H
+
+#include "constrain/node.h"
+
+#define LIST_PER_WORK 8u /* elements of a list that one unit of work sorts */
+
+/* Adds a child of an ALT or AND to the list in scratch; children of the same kind are taken apart.
+ */
+void node_push_flat(struct node_pool *pool, enum node_kind kind, uint32_t id);
+/* Makes a conjunction of scratch[mark, ...) and drops that part, as node_list_alt does for
+ * alternatives. */
+uint32_t node_list_and(struct node_pool *pool, uint32_t mark);
+
+/* The memory of remembered derivatives. */
+void node_derivatives_forget(struct node_pool *pool);
+void node_derivatives_free(struct node_pool *pool);
+size_t node_derivatives_bytes(const struct node_pool *pool);
+
+#endif
