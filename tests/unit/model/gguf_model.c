@@ -9,6 +9,7 @@
 
 #include "kernels/number.h"
 #include "model/blocks.h"
+#include "tests/unit/parts.h"
 
 static uint32_t random_bits(struct making *m) {
     m->random = m->random * 6364136223846793005ull + 1442695040888963407ull;
@@ -299,15 +300,6 @@ void gguf_put_sizes(struct buf *file, const char *architecture, int rotated, boo
     snprintf(key, sizeof key, "%s.rope.freq_base", architecture);
     put_f32(file, key, 500000);
 }
-void gguf_write_parts(const char *dir, const char *name, const struct buf *parts, int count) {
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    FILE *file = fopen(path, "wb");
-    cr_assert_not_null(file);
-    for (int i = 0; i < count; i++)
-        cr_assert_eq(fwrite(parts[i].data, 1, parts[i].size, file), parts[i].size);
-    cr_assert_eq(fclose(file), 0);
-}
 
 static void write_gguf(struct making *m, const char *dir) {
     struct buf parts[2];
@@ -322,7 +314,7 @@ static void write_gguf(struct making *m, const char *dir) {
     buf_add(&parts[0], m->infos.data, m->infos.size);
     put_padding(&parts[0], 32);
     parts[1] = m->data;
-    gguf_write_parts(dir, "model.gguf", parts, 2);
+    write_parts(dir, "model.gguf", parts, 2);
     buf_close(&parts[0]);
 }
 
@@ -335,7 +327,7 @@ static void write_directory(struct making *m, const char *dir) {
     buf_add(&parts[0], &size, sizeof size);
     parts[1] = m->header;
     parts[2] = m->area;
-    gguf_write_parts(dir, "model.safetensors", parts, 3);
+    write_parts(dir, "model.safetensors", parts, 3);
     buf_close(&parts[0]);
     buf_open(&config, 4096);
     buf_fmt(&config,
@@ -353,7 +345,7 @@ static void write_directory(struct making *m, const char *dir) {
                                       : "true",
             m->family->json ? "," : "", m->family->json ? m->family->json : "",
             (int)m->factors.size, m->factors.size ? m->factors.data : "");
-    gguf_write_parts(dir, "config.json", &config, 1);
+    write_parts(dir, "config.json", &config, 1);
     buf_close(&config);
 }
 

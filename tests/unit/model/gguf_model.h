@@ -58,6 +58,5 @@ void gguf_model_remove(const char *dir);
 /* The metadata of the sizes above: GGUF_SIZES values, three more with experts. */
 enum { GGUF_SIZES = 11 };
 void gguf_put_sizes(struct buf *file, const char *architecture, int rotated, bool experts);
-void gguf_write_parts(const char *dir, const char *name, const struct buf *parts, int count);
 
 #endif

@@ -14,6 +14,7 @@
 #include "kernels/quantize.h"
 #include "model/weights.h"
 #include "tests/golden/replay.h"
+#include "tests/unit/parts.h"
 
 #define SOURCE KEEPD_SOURCE_DIR "/tests/data/models/qwen3"
 #define LAYERS 3
@@ -110,16 +111,6 @@ static void add_model(struct file *f, const struct kind *kind) {
     weights_close(w);
 }
 
-static void write_file(const char *dir, const char *name, const struct buf *parts, int count) {
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    FILE *file = fopen(path, "wb");
-    cr_assert_not_null(file);
-    for (int i = 0; i < count; i++)
-        cr_assert_eq(fwrite(parts[i].data, 1, parts[i].size, file), parts[i].size);
-    cr_assert_eq(fclose(file), 0);
-}
-
 /* The source's config.json, saying in front what its weights are. */
 static void write_config(const char *dir) {
     char *text;
@@ -130,7 +121,7 @@ static void write_config(const char *dir) {
     buf_str(&out, "{\"quantization_config\": {\"quant_method\": \"fp8\", "
                   "\"activation_scheme\": \"dynamic\"},");
     buf_str(&out, strchr(text, '{') + 1);
-    write_file(dir, "config.json", &out, 1);
+    write_parts(dir, "config.json", &out, 1);
     buf_close(&out);
     mem_free(text);
 }
@@ -150,7 +141,7 @@ static void make(char dir[64], const struct kind *kind) {
     uint64_t bytes = f.header.size;
     buf_add(&size, &bytes, sizeof bytes);
     const struct buf parts[] = {size, f.header, f.data};
-    write_file(dir, "model.safetensors", parts, 3);
+    write_parts(dir, "model.safetensors", parts, 3);
     write_config(dir);
     buf_close(&size);
     buf_close(&f.header);

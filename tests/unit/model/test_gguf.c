@@ -15,6 +15,7 @@
 #include "model/internal.h"
 #include "tests/golden/replay.h"
 #include "tests/unit/model/gguf_model.h"
+#include "tests/unit/parts.h"
 
 /* ---- Blocks -------------------------------------------------------------------------------- */
 
@@ -271,7 +272,7 @@ static void write_split(const char *dir, const char *name, int number, int count
     put_tensor(&file, tensor, 1, shape, GGUF_FORMAT_F32, 0);
     put_padding(&file, 32);
     put(&file, (uint64_t)number, 8);
-    gguf_write_parts(dir, name, &file, 1);
+    write_parts(dir, name, &file, 1);
     buf_close(&file);
 }
 

@@ -10,6 +10,7 @@
 #include "model/config_gguf.h"
 #include "model/internal.h"
 #include "tests/unit/model/gguf_model.h"
+#include "tests/unit/parts.h"
 
 /* A file with nothing but an embedding and, `factors`, frequencies of the rotation. */
 struct described {
@@ -35,7 +36,7 @@ static int describe(const struct described *d, struct model_config *out, struct 
     put_padding(&file, 32);
     buf_add(&file, zeros, sizeof zeros);
     for (int i = 0; d->factors && i < HEAD / 2; i++) put(&file, number_bits(i < 20 ? 1 : 8), 4);
-    gguf_write_parts(dir, "m.gguf", &file, 1);
+    write_parts(dir, "m.gguf", &file, 1);
     snprintf(path, sizeof path, "%s/m.gguf", dir);
     *fault = (struct fault){0};
     cr_assert_eq(weights_open(path, &w, fault), 0, "%s", fault->text);
