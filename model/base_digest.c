@@ -74,6 +74,11 @@ static bool read_row(const struct tensor *tensor, int64_t row, int64_t cols, flo
     if (tensor->dtype != TENSOR_BLOCKS)
         return tensor_is_float(tensor->dtype) &&
                tensor_read_floats(tensor, (size_t)(row * cols), (size_t)cols, out);
+    if (tensor->packed) {
+        if (row < tensor->shape[0] && cols == tensor->shape[1])
+            packed_read(tensor->packed, row, 0, cols, out);
+        return row < tensor->shape[0] && cols == tensor->shape[1];
+    }
     const int block = gguf_format_block(tensor->format, &block_bytes);
     const size_t count = (size_t)(cols / block), bytes = count * block_bytes;
     if (((size_t)row + 1) * bytes > tensor->bytes) return false;

@@ -17,6 +17,7 @@
 
 #include "base/gguf.h"
 #include "kernels/number.h"
+#include "model/weights.h"
 
 static float half_at(const uint8_t *from) {
     return number_from_f16((uint16_t)(from[0] | from[1] << 8));
@@ -152,6 +153,13 @@ block_maker *block_maker_of(uint32_t format, enum kern_dtype *dtype) {
     if (!found) return NULL;
     *dtype = found->dtype;
     return found->make;
+}
+
+bool block_dtype_of(const struct tensor *tensor, enum kern_dtype *dtype) {
+    if (tensor->dtype != TENSOR_BLOCKS) return false;
+    if (!tensor->packed) return block_maker_of(tensor->format, dtype) != NULL;
+    *dtype = packed_is_symmetric(tensor->packed) ? KERN_Q4 : KERN_Q4M;
+    return true;
 }
 
 /* ---- As float32 -------------------------------------------------------------------------------

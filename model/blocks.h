@@ -28,4 +28,8 @@ typedef void block_maker(const uint8_t *from, size_t blocks, struct block *out);
 /* *dtype: the type of the blocks. NULL where the numbers have no such form (MXFP4). */
 block_maker *block_maker_of(uint32_t format, enum kern_dtype *dtype);
 
+/* The type of a tensor's blocks. False: it has none, or the numbers have no such form. */
+struct tensor;
+bool block_dtype_of(const struct tensor *tensor, enum kern_dtype *dtype);
+
 #endif

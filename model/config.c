@@ -9,6 +9,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "model/config_quant.h"
 #include "model/config_rope.h"
 #include "model/internal.h"
 
@@ -219,68 +220,6 @@ static int check_heads(const struct family *family, struct model_config *out, st
                          "found %d",
                          out->head_dim);
     return 0;
-}
-
-/* Numbers of one kind in a compressed-tensors group: E4M3 whole, or per channel, or dynamic per
- * token. */
-static bool is_e4m3(const cJSON *numbers, bool activations) {
-    const char *type = "", *strategy = "";
-    int64_t bits = 0;
-    bool dynamic = false, symmetric = true;
-    struct fault ignored = {0};
-    if (json_str(numbers, NULL, "type", &type, &ignored) ||
-        json_str(numbers, NULL, "strategy", &strategy, &ignored) ||
-        json_int(numbers, NULL, "num_bits", 0, 64, &bits, &ignored) ||
-        json_bool(numbers, NULL, "dynamic", &dynamic, &ignored) ||
-        json_bool(numbers, NULL, "symmetric", &symmetric, &ignored))
-        return false;
-    if (bits != 8 || strcmp(type, "float") != 0 || !symmetric || dynamic != activations)
-        return false;
-    if (activations) return strcmp(strategy, "token") == 0;
-    return strcmp(strategy, "channel") == 0 || strcmp(strategy, "tensor") == 0;
-}
-
-static bool is_compressed_fp8(const cJSON *quantization) {
-    const cJSON *groups = json_get(quantization, "config_groups"), *group;
-    const char *format = "";
-    struct fault ignored = {0};
-    if (json_str(quantization, NULL, "format", &format, &ignored) ||
-        strcmp(format, "float-quantized") != 0 || json_get(quantization, "kv_cache_scheme") ||
-        !cJSON_IsObject(groups))
-        return false;
-    cJSON_ArrayForEach(group, groups) {
-        const cJSON *inputs = json_get(group, "input_activations");
-        if (!is_e4m3(json_get(group, "weights"), false) || (inputs && !is_e4m3(inputs, true)) ||
-            json_get(group, "output_activations"))
-            return false;
-    }
-    return true;
-}
-
-/* Weights that are E4M3 already, a scale each or one per output (`weight_scale`), activations
- * without a scale of their own: quant_method "fp8", or compressed-tensors' "float-quantized". */
-static int check_quantization(const cJSON *root, const struct family *family, struct fault *fault) {
-    const cJSON *quantization = json_get(root, "quantization_config");
-    const char *method = "", *scheme = "dynamic";
-    if (!quantization) return 0;
-    int rc = json_str(quantization, "quantization_config", "quant_method", &method, fault);
-    if (!rc)
-        rc = json_str(quantization, "quantization_config", "activation_scheme", &scheme, fault);
-    if (rc) return rc;
-    const cJSON *transform = json_get(quantization, "transform_config");
-    if (transform && !(cJSON_IsObject(transform) && !transform->child))
-        return fault_set(fault, ERR_UNSUPPORTED, "quantization_config.transform_config",
-                         "transformed weights are not supported");
-    if (strcmp(method, "mxfp4") == 0 && family->gpt_oss) return 0;
-    bool fp8 = strcmp(method, "fp8") == 0 && strcmp(scheme, "dynamic") == 0 &&
-               !json_get(quantization, "weight_block_size");
-    if (fp8 || (strcmp(method, "compressed-tensors") == 0 && is_compressed_fp8(quantization)))
-        return 0;
-    return fault_set(
-        fault, ERR_UNSUPPORTED, "quantization_config",
-        "weights of \"%.32s\" are not supported, but for fp8 with one scale per tensor "
-        "or per channel and dynamic activations",
-        method);
 }
 
 /* Fields of one family, which mean another computation in a file of the others. */
@@ -703,7 +642,7 @@ static int read_config(const cJSON *root, int context, struct model_config *out,
     rc = read_sizes(root, out, fault);
     if (!rc) rc = check_heads(family, out, fault);
     if (!rc) rc = refuse_present(root, family, fault);
-    if (!rc) rc = check_quantization(root, family, fault);
+    if (!rc) rc = model_config_read_quantization(root, family->gpt_oss, &out->packing, fault);
     if (!rc) rc = refuse_values(root, family, fault);
     if (!rc) rc = read_layers(root, family, out, fault);
     if (!rc) rc = read_flags(root, family, out, fault);

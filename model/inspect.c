@@ -41,7 +41,7 @@ static double loaded_bytes(const struct tensor *tensor) {
     if (strcmp(tensor->type, "MXFP4") == 0 || strcmp(tensor->type, "U8") == 0)
         return 2 * elements_of(tensor);
     if (tensor->dtype != TENSOR_BLOCKS) return (double)tensor->bytes;
-    if (!block_maker_of(tensor->format, &dtype)) return 4 * elements_of(tensor);
+    if (!block_dtype_of(tensor, &dtype)) return 4 * elements_of(tensor);
     return elements_of(tensor) / KERN_BLOCK * (double)blocks_bytes(dtype, KERN_BLOCK);
 }
 

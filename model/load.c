@@ -298,8 +298,7 @@ static bool in_blocks(const struct loader *loader, const struct slot *slot, int 
     for (int i = 0; i < slot->count; i++) {
         name_of(loader, slot->parts[i], layer, name);
         const struct tensor *tensor = weights_find(loader->weights, name);
-        if (!tensor || tensor->dtype != TENSOR_BLOCKS || !block_maker_of(tensor->format, &dtype))
-            return false;
+        if (!tensor || !block_dtype_of(tensor, &dtype)) return false;
     }
     return true;
 }
@@ -381,7 +380,7 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
                               .blocks = blocks};
     out->data = rows_at(&rows);
     out->dtype = rows_dtype(&rows);
-    if (blocks) (void)block_maker_of(tensor->format, &out->dtype);
+    if (blocks) (void)block_dtype_of(tensor, &out->dtype);
     loader->read += tensor->bytes / (size_t)experts * (size_t)out->rows / (size_t)all;
     if (tensor->dtype != TENSOR_E4M3) return room ? read_rows(loader, name, &rows, room, out) : 0;
     bool whole = slot->shard == KERN_SHARD_VOCAB || slot->shard == KERN_SHARD_NONE;
@@ -398,8 +397,9 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
     char *room = NULL;
     const bool check_only = loader->options->check_only, blocks = in_blocks(loader, slot, layer);
     for (int i = 0; i < slot->count; i++) rows += (size_t)matrices[i].rows;
-    bool made =
-        naming_is_gguf(loader->naming) || tensor_is_split_mxfp4(loader->naming, slot->parts[0]);
+    bool made = naming_is_gguf(loader->naming) ||
+                loader->model->config.packing.kind != PACKING_NONE ||
+                tensor_is_split_mxfp4(loader->naming, slot->parts[0]);
     if (!check_only && (made || (slot->heads && loader->order))) {
         room = room_of(&loader->rows, rows, (size_t)matrices[0].cols * sizeof(float));
         if (!room)

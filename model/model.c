@@ -90,7 +90,8 @@ int model_read(const char *path, int context, bool random, struct model_config *
     *weights = NULL;
     if (!gguf_is_path(path)) {
         int rc = load_config(config, path, context, fault);
-        return rc || random ? rc : weights_open(path, weights, fault);
+        if (!rc && !random) rc = weights_open(path, weights, fault);
+        return rc || random ? rc : weights_join(*weights, &config->packing, fault);
     }
     if (random)
         return fault_set(fault, ERR_UNSUPPORTED, "model",

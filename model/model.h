@@ -11,6 +11,7 @@
 #include "base/err.h"
 #include "kernels/kern.h"
 #include "kernels/quantize.h"
+#include "model/packed.h"
 
 #define MODEL_EOS_MAX 16
 
@@ -57,7 +58,8 @@ struct model_config {
     /* request defaults from generation_config.json; NAN / -1 where absent */
     float temperature, top_p, min_p, repetition;
     int top_k;
-    enum kern_dtype dtype; /* format of the weights */
+    enum kern_dtype dtype;  /* format of the weights */
+    struct packing packing; /* how a directory has matrices in 4 bits them */
     float rope_scale;
     /* [head_dim / 2], owned. With rotary_dims below head_dim, rows of q and k are permuted as they
      * are loaded, so that the pairs that rotate come first; the others have 0 here. */

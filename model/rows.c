@@ -15,8 +15,9 @@
 
 struct reading {
     const struct rows *rows;
-    block_reader *blocks; /* NULL: numbers lie one by one */
-    block_maker *make;    /* NULL: numbers of blocks become float32 */
+    block_reader *blocks; /* reader of the tensor's GGUF type, or NULL */
+    block_maker *make;    /* maker of the same, or NULL */
+    bool wide;            /* numbers of blocks become floats, not struct block */
     size_t from_bytes;    /* one row in the file */
     int64_t cols;
     char *to;        /* NULL: they stay in the file */
@@ -55,7 +56,7 @@ enum kern_dtype rows_dtype(const struct rows *rows) {
     const struct tensor *tensor = rows->tensor;
     if (rows->scales) return KERN_BF16;
     if (tensor->dtype == TENSOR_BLOCKS)
-        return tensor->format == GGUF_FORMAT_MXFP4 ? KERN_BF16 : KERN_F32;
+        return !tensor->packed && tensor->format == GGUF_FORMAT_MXFP4 ? KERN_BF16 : KERN_F32;
     return tensor->dtype == TENSOR_F32    ? KERN_F32
            : tensor->dtype == TENSOR_F16  ? KERN_F16
            : tensor->dtype == TENSOR_E4M3 ? KERN_E4M3
@@ -109,6 +110,10 @@ static void read_blocks(const struct reading *job, int64_t source, int64_t at, i
         block_read_split_mxfp4(from + at / 2, scales, (size_t)(count / BLOCK_MXFP4), out);
         return;
     }
+    if (rows->tensor->packed) {
+        packed_read(rows->tensor->packed, rows->first + source, at, count, out);
+        return;
+    }
     size_t bytes;
     int block = gguf_format_block(rows->tensor->format, &bytes);
     job->blocks(from + (size_t)(at / block) * bytes, (size_t)(count / block), out);
@@ -126,23 +131,33 @@ static void read_narrow(const struct reading *job, int64_t source, char *to) {
     }
 }
 
+/* A row as struct block. */
+static void make_blocks(const struct reading *job, int64_t source, struct block *to) {
+    const struct rows *rows = job->rows;
+    const char *from = (const char *)rows_at(rows) + (size_t)source * job->from_bytes;
+    size_t bytes;
+    if (rows->tensor->packed)
+        packed_blocks(rows->tensor->packed, rows->first + source, 0, blocks_of(job->cols), to);
+    else
+        job->make((const uint8_t *)from,
+                  (size_t)(job->cols / gguf_format_block(rows->tensor->format, &bytes)), to);
+}
+
 static void read_row(struct reading *job, int64_t row) {
     const int64_t source = rows_source(job->rows, row);
     const char *from = (const char *)rows_at(job->rows) + (size_t)source * job->from_bytes;
     char *to = job->to ? job->to + (size_t)row * job->to_bytes : NULL;
-    size_t bytes;
-    if (job->make)
-        job->make((const uint8_t *)from,
-                  (size_t)(job->cols / gguf_format_block(job->rows->tensor->format, &bytes)),
-                  (struct block *)(void *)to);
-    else if (job->blocks && job->dtype == KERN_F32)
+    const bool made = job->rows->tensor->dtype == TENSOR_BLOCKS && !job->wide;
+    if (made)
+        make_blocks(job, source, (struct block *)(void *)to);
+    else if (job->wide && job->dtype == KERN_F32)
         read_blocks(job, source, 0, job->cols, (float *)(void *)to);
-    else if (job->blocks || job->rows->scales)
+    else if (job->wide)
         read_narrow(job, source, to);
     else if (to)
         memcpy(to, from, job->from_bytes);
-    int64_t bad = job->make ? find_bad_block((const struct block *)(const void *)to, job->cols)
-                            : find_special(to ? to : from, job->cols, job->dtype);
+    int64_t bad = made ? find_bad_block((const struct block *)(const void *)to, job->cols)
+                       : find_special(to ? to : from, job->cols, job->dtype);
     if (bad == job->cols) return;
     bad += (job->rows->first + source) * job->cols;
     int64_t before = atomic_load(&job->bad);
@@ -170,13 +185,15 @@ int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
                           .to = to,
                           .dtype = rows_dtype(rows),
                           .bad = INT64_MAX};
-    if (tensor->dtype == TENSOR_BLOCKS) job.blocks = block_reader_of(tensor->format);
-    job.to_bytes = (size_t)job.cols * kern_dtype_bytes(job.dtype);
-    if (job.blocks && rows->blocks) {
-        enum kern_dtype dtype;
+    const bool blocks = tensor->dtype == TENSOR_BLOCKS;
+    enum kern_dtype dtype;
+    if (blocks && !tensor->packed) {
+        job.blocks = block_reader_of(tensor->format);
         job.make = block_maker_of(tensor->format, &dtype);
-        job.to_bytes = (size_t)blocks_of(job.cols) * sizeof(struct block);
     }
+    job.wide = rows->scales || (blocks && !rows->blocks);
+    job.to_bytes = blocks && rows->blocks ? (size_t)blocks_of(job.cols) * sizeof(struct block)
+                                          : (size_t)job.cols * kern_dtype_bytes(job.dtype);
     cpu_tickets_set(&job.tickets, rows->count);
     cpu_team_run(team, read_some, &job);
     return job.bad == INT64_MAX ? -1 : job.bad;

@@ -31,6 +31,7 @@ struct weights {
     size_t shard_count;
     struct tensor *tensors; /* tensors of all shards, sorted by name */
     size_t count;
+    struct packed_set *packed; /* memory that entries refer to, or NULL */
     size_t bytes;
     bool is_gguf;
 };
@@ -120,8 +121,14 @@ void weights_close(struct weights *w) {
     if (!w) return;
     for (size_t i = 0; i < w->shard_count; i++) close_shard(&w->shards[i]);
     mem_free(w->shards);
+    packed_close(w->packed);
     mem_free(w->tensors);
     mem_free(w);
+}
+
+int weights_join(struct weights *w, const struct packing *how, struct fault *fault) {
+    if (how->kind == PACKING_NONE) return 0;
+    return packed_join(how, w->tensors, &w->count, &w->packed, fault);
 }
 
 const struct tensor *weights_find(const struct weights *w, const char *name) {

@@ -10,10 +10,12 @@
 #include "base/err.h"
 #include "base/gguf.h"
 #include "kernels/kern.h"
+#include "model/packed.h"
 
 #define TENSOR_DIMS_MAX 4
 
-/* BLOCKS: numbers in blocks with a common scale, of a kind that model/blocks.h reads. */
+/* BLOCKS: numbers in blocks with a common scale: of a GGUF type that model/blocks.h reads, or of a
+ * directory (model/packed.h). */
 enum tensor_dtype {
     TENSOR_F32,
     TENSOR_F16,
@@ -28,7 +30,8 @@ struct tensor {
     const char *name; /* NUL-terminated, owned by the file table */
     const char *type; /* the name in the file's format, "BF16", "Q4_K"; static */
     enum tensor_dtype dtype;
-    uint32_t format; /* BLOCKS: enum gguf_format */
+    uint32_t format; /* BLOCKS: enum gguf_format, where `packed` is NULL */
+    const struct packed *packed;
     int dims;
     int64_t shape[TENSOR_DIMS_MAX]; /* the last varies fastest */
     const void *data;               /* points into the mapping; aligned to nothing */
@@ -56,6 +59,9 @@ struct weights; /* one or more mapped files */
 /* A directory, or a GGUF file by its name (gguf_is_path), of several the first. */
 int weights_open(const char *path, struct weights **out, struct fault *fault);
 int weights_open_file(const char *path, struct weights **out, struct fault *fault);
+/* Joins the tensors of matrices in 4 bits in the table of a directory (packed_join); once, before
+ * the table is used. */
+int weights_join(struct weights *weights, const struct packing *how, struct fault *fault);
 void weights_close(struct weights *weights);
 const struct tensor *weights_find(const struct weights *weights, const char *name); /* or NULL */
 const struct tensor *weights_at(const struct weights *weights, size_t index);       /* by name */

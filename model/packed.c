@@ -1,0 +1,373 @@
+#include "model/packed.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "kernels/blocks.h"
+#include "model/weights.h"
+
+#define WORD 8 /* numbers in an I32 */
+
+struct packed {
+    enum packing_kind kind;
+    const char *codes, *zeros; /* zeros NULL: all are 8 */
+    int less_one;              /* added to stored zero points */
+    struct tensor scales;
+    int64_t rows, cols, group, groups;
+};
+
+/* The memory that a joined table's entries refer to. */
+struct packed_set {
+    struct packed *matrices;
+    char *names;
+};
+
+/* Tensors of a kind, by the ends of their names. */
+struct parts {
+    const char *type, *codes, *zeros, *scales, *index, *shape;
+};
+
+static const struct parts parts_of[] = {
+    [PACKING_AWQ] = {"AWQ", ".qweight", ".qzeros", ".scales", NULL, NULL},
+    [PACKING_GPTQ] = {"GPTQ", ".qweight", ".qzeros", ".scales", ".g_idx", NULL},
+    [PACKING_TENSORS] = {"INT4", ".weight_packed", ".weight_zero_point", ".weight_scale",
+                         ".weight_g_idx", ".weight_shape"},
+};
+
+struct joining {
+    const struct packing *how;
+    const struct parts *parts;
+    struct tensor *tensors;
+    size_t count;
+    bool *used; /* [count] entries that are part of a matrix */
+    struct packed_set *set;
+    struct tensor *made; /* [made_count] entries of matrices */
+    size_t made_count;
+    char *name; /* where the next name goes in set->names */
+    struct fault *fault;
+};
+
+/* ---- Numbers --------------------------------------------------------------------------------- */
+
+static uint32_t word_at(const char *words, int64_t index) {
+    uint32_t word;
+    memcpy(&word, words + (size_t)index * sizeof word, sizeof word); /* aligned to nothing */
+    return word;
+}
+
+static int number_at(const char *words, int64_t index, int place) {
+    return (int)(word_at(words, index) >> 4 * place & 15);
+}
+
+/* The place in its word of an output that AWQ packs. */
+static int awq_place(int64_t row) {
+    const int in_word = (int)(row % WORD);
+    return in_word / 2 + in_word % 2 * 4;
+}
+
+static int zero_at(const struct packed *p, int64_t row, int64_t group) {
+    if (!p->zeros) return 8;
+    if (p->kind == PACKING_TENSORS)
+        return number_at(p->zeros, row / WORD * p->groups + group, (int)(row % WORD));
+    const int place = p->kind == PACKING_AWQ ? awq_place(row) : (int)(row % WORD);
+    return number_at(p->zeros, group * (p->rows / WORD) + row / WORD, place) + p->less_one;
+}
+
+static float scale_at(const struct packed *p, int64_t row, int64_t group) {
+    const int64_t at = p->kind == PACKING_TENSORS ? row * p->groups + group : group * p->rows + row;
+    float scale = 0;
+    (void)tensor_read_floats(&p->scales, (size_t)at, 1, &scale);
+    return scale;
+}
+
+/* Numbers of KERN_BLOCK inputs from `col` on. */
+static void read_codes(const struct packed *p, int64_t row, int64_t col, int offset, int8_t *n) {
+    const int place = awq_place(row);
+    for (int i = 0; p->kind == PACKING_AWQ && i < KERN_BLOCK; i++)
+        n[i] = (int8_t)(number_at(p->codes, (col + i) * (p->rows / WORD) + row / WORD, place) -
+                        offset);
+    for (int i = 0; p->kind != PACKING_AWQ && i < KERN_BLOCK; i += WORD) {
+        const int64_t word = (col + i) / WORD;
+        const uint32_t eight =
+            word_at(p->codes,
+                    p->kind == PACKING_GPTQ ? word * p->rows + row : row * (p->cols / WORD) + word);
+        for (int k = 0; k < WORD; k++) n[i + k] = (int8_t)((int)(eight >> 4 * k & 15) - offset);
+    }
+}
+
+bool packed_is_symmetric(const struct packed *packed) {
+    return !packed->zeros;
+}
+
+void packed_blocks(const struct packed *p, int64_t row, int64_t first, int64_t count,
+                   struct block *out) {
+    for (int64_t b = first; b < first + count; b++, out++) {
+        const int64_t group = b * KERN_BLOCK / p->group;
+        const float scale = scale_at(p, row, group);
+        *out = (struct block){.scale = {scale, scale}, .least = BLOCK_NO_LEAST};
+        if (p->zeros) out->least = -(scale * (float)zero_at(p, row, group));
+        read_codes(p, row, b * KERN_BLOCK, p->zeros ? 0 : 8, out->n);
+    }
+}
+
+void packed_read(const struct packed *p, int64_t row, int64_t at, int64_t count, float *out) {
+    for (const int64_t end = at + count; at < end; at += KERN_BLOCK) {
+        struct block block;
+        packed_blocks(p, row, at / KERN_BLOCK, 1, &block);
+        for (int i = 0; i < KERN_BLOCK; i++) *out++ = block_number(&block, i);
+    }
+}
+
+/* ---- One matrix ------------------------------------------------------------------------------ */
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
+}
+
+/* The tensor whose name is that of the codes with another end, marked as used; or NULL. */
+static struct tensor *part_of(struct joining *j, const struct tensor *codes, const char *end) {
+    char name[512];
+    const int stem = (int)(strlen(codes->name) - strlen(j->parts->codes));
+    const int n = end ? snprintf(name, sizeof name, "%.*s%s", stem, codes->name, end) : -1;
+    const struct tensor key = {.name = name};
+    if (n < 0 || (size_t)n >= sizeof name) return NULL;
+    struct tensor *found = bsearch(&key, j->tensors, j->count, sizeof key, compare_names);
+    if (found) j->used[found - j->tensors] = true;
+    return found;
+}
+
+static int missing(struct joining *j, const struct tensor *codes, const char *end) {
+    char name[160];
+    const int stem = (int)(strlen(codes->name) - strlen(j->parts->codes));
+    snprintf(name, sizeof name, "%.*s%s", stem, codes->name, end);
+    return fault_set(j->fault, ERR_NOTFOUND, name, "tensor is missing: weights of %s",
+                     j->parts->type);
+}
+
+static int expect(struct joining *j, const struct tensor *tensor, const char *type, int64_t first,
+                  int64_t second) {
+    const int64_t shape[2] = {first, second};
+    char found[96];
+    const bool type_fits = type ? strcmp(tensor->type, type) == 0 : tensor_is_float(tensor->dtype);
+    if (type_fits && tensor->dims == 2 && memcmp(tensor->shape, shape, sizeof shape) == 0) return 0;
+    tensor_shape_text(tensor->shape, tensor->dims, found, sizeof found);
+    return fault_set(j->fault, ERR_INVALID, tensor->name, "%s [%s], expected %s [%lld, %lld]",
+                     tensor->type, found, type ? type : "F32, F16 or BF16", (long long)first,
+                     (long long)second);
+}
+
+/* The groups must be those of the inputs' order. Older files have zeros where it is so. */
+static int check_index(struct joining *j, const struct packed *p, const struct tensor *index) {
+    bool zeros = !j->how->reordered, ordered = true;
+    if (strcmp(index->type, "I32") != 0 || index->dims != 1 || index->shape[0] != p->cols)
+        return fault_set(j->fault, ERR_INVALID, index->name, "expected I32 [%lld]",
+                         (long long)p->cols);
+    for (int64_t i = 0; i < p->cols; i++) {
+        const uint32_t group = word_at(index->data, i);
+        zeros &= group == 0;
+        ordered &= group == (uint64_t)(i / p->group);
+    }
+    if (zeros || ordered) return 0;
+    return fault_set(j->fault, ERR_UNSUPPORTED, index->name,
+                     "inputs are not in the order of their groups (desc_act)");
+}
+
+/* Symmetric files have 8 in every place, or 7 where it is stored less 1. Both are found under
+ * either name of the format. Zeros stays NULL where all zero points are 8. */
+static int take_zeros(struct joining *j, struct packed *p, const struct tensor *zeros) {
+    const size_t words = zeros->bytes / sizeof(uint32_t);
+    const uint32_t eights = 0x88888888u, sevens = 0x77777777u;
+    const uint32_t first = words ? word_at(zeros->data, 0) : eights;
+    bool alike = true;
+    for (size_t i = 0; i < words; i++) alike &= word_at(zeros->data, (int64_t)i) == first;
+    if (j->how->kind == PACKING_GPTQ && j->how->symmetric) {
+        if (alike && (first == eights || first == sevens)) return 0;
+        return fault_set(j->fault, ERR_INVALID, zeros->name,
+                         "zero points are not all alike, although \"sym\" is true");
+    }
+    p->less_one = j->how->kind == PACKING_GPTQ && j->how->less_one;
+    if (!alike || first != (p->less_one ? sevens : eights)) p->zeros = zeros->data;
+    return 0;
+}
+
+static int check_shape_tensor(struct joining *j, const struct packed *p,
+                              const struct tensor *shape) {
+    int64_t sizes[2] = {0};
+    if (shape && shape->bytes == sizeof sizes) memcpy(sizes, shape->data, sizeof sizes);
+    if (!shape || (strcmp(shape->type, "I64") == 0 && sizes[0] == p->rows && sizes[1] == p->cols))
+        return 0;
+    return fault_set(j->fault, ERR_INVALID, shape->name, "expected I64 of %lld and %lld",
+                     (long long)p->rows, (long long)p->cols);
+}
+
+static int set_sizes(struct joining *j, struct packed *p, const struct tensor *codes) {
+    if (strcmp(codes->type, "I32") != 0 || codes->dims != 2 || codes->shape[0] > INT32_MAX ||
+        codes->shape[1] > INT32_MAX)
+        return fault_set(j->fault, ERR_INVALID, codes->name, "expected I32 of two dimensions");
+    const int64_t a = codes->shape[0], b = codes->shape[1];
+    p->rows = j->how->kind == PACKING_AWQ ? b * WORD : j->how->kind == PACKING_GPTQ ? b : a;
+    p->cols = j->how->kind == PACKING_AWQ ? a : (j->how->kind == PACKING_GPTQ ? a : b) * WORD;
+    p->group = j->how->group ? j->how->group : p->cols;
+    if (p->rows < 1 || p->cols < 1 || p->cols % p->group || p->group % KERN_BLOCK || p->rows % WORD)
+        return fault_set(j->fault, ERR_UNSUPPORTED, codes->name,
+                         "%lld outputs of %lld inputs in groups of %lld: groups must be whole, of "
+                         "multiples of %d inputs, and outputs a multiple of %d",
+                         (long long)p->rows, (long long)p->cols, (long long)p->group, KERN_BLOCK,
+                         WORD);
+    p->groups = p->cols / p->group;
+    return 0;
+}
+
+static int make_packed(struct joining *j, const struct tensor *codes, struct packed *p) {
+    const bool by_output = j->how->kind == PACKING_TENSORS;
+    const struct tensor *scales = part_of(j, codes, j->parts->scales);
+    const struct tensor *zeros = part_of(j, codes, j->parts->zeros);
+    const struct tensor *index = part_of(j, codes, j->parts->index);
+    const struct tensor *shape = part_of(j, codes, j->parts->shape);
+    *p = (struct packed){.kind = j->how->kind, .codes = codes->data};
+    int rc = set_sizes(j, p, codes);
+    if (!rc && !scales) rc = missing(j, codes, j->parts->scales);
+    if (!rc && !zeros && !(by_output && j->how->symmetric)) rc = missing(j, codes, j->parts->zeros);
+    if (!rc && !index && j->how->reordered) rc = missing(j, codes, j->parts->index);
+    if (rc) return rc;
+    p->scales = *scales;
+    rc = by_output ? expect(j, scales, NULL, p->rows, p->groups)
+                   : expect(j, scales, NULL, p->groups, p->rows);
+    if (!rc && zeros)
+        rc = by_output ? expect(j, zeros, "I32", p->rows / WORD, p->groups)
+                       : expect(j, zeros, "I32", p->groups, p->rows / WORD);
+    if (!rc && zeros) rc = take_zeros(j, p, zeros);
+    if (!rc && index) rc = check_index(j, p, index);
+    return rc ? rc : check_shape_tensor(j, p, shape);
+}
+
+/* ---- keepd's own blocks ---------------------------------------------------------------------- */
+
+static bool ends_with(const char *name, const char *end) {
+    const size_t size = strlen(name), tail = strlen(end);
+    return size > tail && strcmp(name + size - tail, end) == 0;
+}
+
+/* Finds the format that the name ends with; `end` becomes that part. */
+static bool own_format(const char *name, char end[16], uint32_t *format) {
+    static const uint32_t formats[] = {GGUF_FORMAT_Q8_0, GGUF_FORMAT_Q4_1};
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+        *format = formats[i];
+        snprintf(end, 16, ".%s", gguf_format_name(formats[i]));
+        if (ends_with(name, end)) return true;
+    }
+    return false;
+}
+
+static int make_own(struct joining *j, const struct tensor *from, uint32_t format,
+                    struct tensor *out) {
+    size_t bytes;
+    const int block = gguf_format_block(format, &bytes), last = from->dims - 1;
+    if (strcmp(from->type, "U8") != 0 || last < 1 || last > 2 || from->shape[last] % (int64_t)bytes)
+        return fault_set(j->fault, ERR_INVALID, from->name,
+                         "expected U8 of two or three dimensions, the last of whole blocks of %zu",
+                         bytes);
+    *out = *from;
+    out->shape[last] = from->shape[last] / (int64_t)bytes * block;
+    out->dtype = TENSOR_BLOCKS;
+    out->format = format;
+    out->type = gguf_format_name(format);
+    return 0;
+}
+
+/* ---- The table ------------------------------------------------------------------------------- */
+
+/* Does the entry stand for a matrix? `end`: the part of its name that does not name the matrix. */
+static bool is_main(const struct joining *j, const struct tensor *tensor, char end[16],
+                    uint32_t *format) {
+    if (j->how->kind == PACKING_OWN) return own_format(tensor->name, end, format);
+    snprintf(end, 16, "%s", j->parts->codes);
+    return ends_with(tensor->name, end);
+}
+
+static int make_matrix(struct joining *j, size_t index, const char *end, uint32_t format) {
+    static const char weight[] = ".weight";
+    const struct tensor *from = &j->tensors[index];
+    const bool own = j->how->kind == PACKING_OWN;
+    struct packed *packed = &j->set->matrices[j->made_count];
+    struct tensor *out = &j->made[j->made_count++];
+    const size_t stem = strlen(from->name) - strlen(end);
+    int rc = own ? make_own(j, from, format, out) : make_packed(j, from, packed);
+    if (rc) return rc;
+    if (!own)
+        *out = (struct tensor){.type = j->parts->type,
+                               .dtype = TENSOR_BLOCKS,
+                               .packed = packed,
+                               .dims = 2,
+                               .shape = {packed->rows, packed->cols},
+                               .data = from->data,
+                               .bytes = from->bytes};
+    out->name = j->name;
+    memcpy(j->name, from->name, stem);
+    memcpy(j->name + stem, own ? "" : weight, own ? 1 : sizeof weight);
+    j->name += stem + (own ? 1 : sizeof weight);
+    j->used[index] = true;
+    return 0;
+}
+
+/* Memory for all matrices of the table. */
+static int reserve(struct joining *j, size_t matrices, size_t name_bytes) {
+    j->set = mem_try_alloc(1, sizeof *j->set);
+    if (!j->set) return ERR_NOMEM;
+    j->set->matrices = mem_try_alloc(matrices, sizeof *j->set->matrices);
+    j->set->names = j->name = mem_try_alloc(name_bytes, 1);
+    j->made = mem_try_alloc(matrices, sizeof *j->made);
+    j->used = mem_try_alloc(j->count, sizeof *j->used);
+    return j->set->matrices && j->name && j->made && j->used ? 0 : ERR_NOMEM;
+}
+
+static int join(struct joining *j) {
+    char end[16];
+    uint32_t format = 0;
+    size_t matrices = 0, name_bytes = 0;
+    for (size_t i = 0; i < j->count; i++) {
+        if (!is_main(j, &j->tensors[i], end, &format)) continue;
+        matrices++;
+        name_bytes += strlen(j->tensors[i].name) + sizeof ".weight";
+    }
+    int rc = reserve(j, matrices, name_bytes);
+    if (rc) return fault_set(j->fault, rc, NULL, "not enough memory for the tensor table");
+    for (size_t i = 0; i < j->count && !rc; i++)
+        if (is_main(j, &j->tensors[i], end, &format)) rc = make_matrix(j, i, end, format);
+    return rc;
+}
+
+/* Puts the matrices in the place of their parts. Returns the number of entries. */
+static size_t replace(struct joining *j) {
+    size_t kept = 0;
+    for (size_t i = 0; i < j->count; i++)
+        if (!j->used[i]) j->tensors[kept++] = j->tensors[i];
+    if (j->made_count) memcpy(j->tensors + kept, j->made, j->made_count * sizeof *j->made);
+    kept += j->made_count;
+    if (kept) qsort(j->tensors, kept, sizeof *j->tensors, compare_names);
+    return kept;
+}
+
+int packed_join(const struct packing *how, struct tensor *tensors, size_t *count,
+                struct packed_set **out, struct fault *fault) {
+    struct joining j = {.how = how, .tensors = tensors, .count = *count, .fault = fault};
+    if (how->kind != PACKING_OWN) j.parts = &parts_of[how->kind];
+    int rc = join(&j);
+    if (!rc) *count = replace(&j);
+    for (size_t i = 1; !rc && i < *count; i++)
+        if (strcmp(tensors[i - 1].name, tensors[i].name) == 0)
+            rc = fault_set(fault, ERR_MALFORMED, tensors[i].name, "is there twice");
+    mem_free(j.made);
+    mem_free(j.used);
+    *out = j.set;
+    return rc;
+}
+
+void packed_close(struct packed_set *set) {
+    if (!set) return;
+    mem_free(set->matrices);
+    mem_free(set->names);
+    mem_free(set);
+}
