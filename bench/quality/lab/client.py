@@ -56,7 +56,13 @@ class Client:
 
     def post(self, path, body):
         for attempt in range(30):
-            r = self.http.post(self.url + path, json={"model": MODEL, **body}, timeout=TIMEOUT)
+            try:
+                r = self.http.post(self.url + path, json={"model": MODEL, **body}, timeout=TIMEOUT)
+            except requests.ConnectionError:        # a connection that was idle is closed while the request is on its way
+                if attempt == 3:
+                    raise
+                time.sleep(1)
+                continue
             if r.status_code != 503:
                 break
             time.sleep(min(10.0, float(r.headers.get("retry-after", 1)) * (1 + attempt / 4)))

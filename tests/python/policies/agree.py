@@ -45,10 +45,29 @@ class State:
     members: list | None = None
 
 
+class Rounding:
+    """Rounds merged rows as the cache stores them, and remembers what they were: float32 may see the other side of a tie."""
+
+    def __init__(self, store, nudge):
+        self.store, self.nudge, self.exact = store, nudge, {}
+
+    def __call__(self, row):
+        rounded = np.asarray(self.store(row), np.float64)
+        self.exact[rounded.tobytes()] = row
+        return rounded
+
+    def off(self, mine, theirs):
+        """How far each number of a row is from the nearest that a merge within the rounding of float32 may store."""
+        exact = self.exact.get(mine.tobytes())
+        either = [mine] if exact is None else [mine, *(self.store(exact * (1 + side * self.nudge)) for side in (-1, 1))]
+        return np.min([np.abs(row - theirs) / np.maximum(1, np.abs(row)) for row in either], axis=0)
+
+
 class Follower:
     def __init__(self, sequence, tolerance=1e-5, merge_tolerance=1e-4, adopt_merged=False):
         self.sequence, self.tolerance, self.merge_tolerance = sequence, tolerance, merge_tolerance
         self.adopt_merged = adopt_merged  # a rounded cache: a tie of the rounding must not spread
+        self.rounding = Rounding(sequence.store, tolerance)
         self.tally = Tally()
 
     def evict(self, keep, engine):
@@ -69,6 +88,7 @@ class Follower:
                 plan = self.merge(stream, kept[i])
             if engine.keys:
                 self.compare(stream, plan, engine.keys[i], engine.values[i])
+        self.rounding.exact.clear()
         self.tally.evictions += 1
         self.tally.entries += sum(int(mask.sum()) for mask in kept)
 
@@ -184,7 +204,7 @@ class Follower:
         plan = merge.plan(stream, mask, self.sequence.rule)
         if plan:
             self.tally.merged += int(plan.joins().sum())
-            merge.apply(stream, plan, self.sequence.rule, self.sequence.store)
+            merge.apply(stream, plan, self.sequence.rule, self.rounding)
         stream.keep(mask)
         return plan
 
@@ -196,7 +216,7 @@ class Follower:
         if plan:
             self.tally.merged_otherwise += plan.as_done(stream, members, most, self.tolerance)
             self.tally.merged += int(plan.joins().sum())
-            length = classes.apply(stream, plan, sequence.store, sequence.inv_freq)
+            length = classes.apply(stream, plan, self.rounding, sequence.inv_freq)
         if not mask.all():
             stream.members = classes.look_up(stream, plan, mask, length, most)
         stream.keep(mask)
@@ -212,6 +232,8 @@ class Follower:
         wrong = np.zeros(len(stream), bool)
         for name, mine, theirs in (("keys", stream.keys, keys), ("values", stream.values, values)):
             off = np.abs(mine - theirs) / np.maximum(1, np.abs(mine))
+            for row in np.flatnonzero((off > self.merge_tolerance).any(axis=1)):
+                off[row] = self.rounding.off(mine[row], theirs[row])
             self.tally.note(name, np.where(off > self.merge_tolerance, 0, off).max(initial=0))
             wrong |= (off > self.merge_tolerance).any(axis=1)
         if wrong.any():

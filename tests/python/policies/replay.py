@@ -15,7 +15,7 @@ from .agree import Follower, State
 from .classes import Members
 from .rules import Rule
 from .schedule import schedule
-from .sequence import STORED, ULP, Sequence
+from .sequence import STORED, Sequence
 from .streams import Recording
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -112,7 +112,7 @@ def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5, sliding_windows=
     sequence = Sequence(run.rule.as_float32(), r.q.shape[0], r.q.shape[2], r.k.shape[2], r.q.shape[3], r.q.shape[3] ** -0.5,
                         STORED[kv_dtype],
                         None if r.inv_freq is None else np.asarray(r.inv_freq, np.float64), sliding_windows)
-    follower = Follower(sequence, tolerance, ULP[kv_dtype], kv_dtype != "f32")
+    follower = Follower(sequence, tolerance, adopt_merged=kv_dtype != "f32")
     # A policy without a budget keeps what the next query sees of the longest window.
     kept = run.budget if run.name != "full" else max(sliding_windows) - 1
     peak = run.buffer + run.chunk + (run.budget if run.name != "full" else r.tokens)

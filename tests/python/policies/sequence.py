@@ -55,9 +55,8 @@ def round_e4m3(x):
     return np.clip(np.rint(x / step) * step, -448, 448)
 
 
-# Rounding of stored keys and values, and how far a tie of that rounding moves one.
+# Rounding of stored keys and values.
 STORED = {"f32": np.asarray, "bf16": round_bf16, "fp8": round_e4m3, "q8": rows.round_q8, "q4": rows.round_q4}
-ULP = {"f32": 1e-4, "bf16": 2 ** -7, "fp8": 2 ** -3, "q8": 2 ** -4, "q4": 2 ** -2}
 
 
 # --- scoring ------------------------------------------------------------------------------------
