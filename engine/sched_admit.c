@@ -286,14 +286,14 @@ static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used
     return sched_make_room(sched, entry->job, entry->pages * choices, NULL, used_up);
 }
 
-/* Takes the memory that the rule needs beside pages, for every choice, so that no step or fork can
- * fail for lack of it. */
-static int prepare(struct sched *sched, struct sequence **opened, int count) {
+/* Takes the memory that the rule needs beside a choice's pages, for every choice, so that no step
+ * or fork can fail for lack of it. */
+static int prepare(struct sched *sched, struct sequence **opened, int count, int64_t pages) {
     struct kern *kern = sched->options.kern;
     int rc = 0;
     for (int i = 1; i < count; i++) opened[i]->slot = sched_take_slot(sched);
     for (int i = 0; kern->ops->prepare && i < count && rc == 0; i++)
-        rc = kern->ops->prepare(kern, opened[i]->slot, &opened[i]->kv.rule);
+        rc = kern->ops->prepare(kern, opened[i]->slot, &opened[i]->kv.rule, pages);
     return rc;
 }
 
@@ -307,7 +307,7 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
         opened[0]->slot = sched_take_slot(sched);
     else
         rc = sched_go_on(sched, opened[0], entry, used_up);
-    if (rc == 0) rc = prepare(sched, opened, job->choice_count);
+    if (rc == 0) rc = prepare(sched, opened, job->choice_count, entry->pages);
     if (rc == 0) {
         sched_plan_borders(sched, opened[0], entry);
         start(sched, entry, opened);

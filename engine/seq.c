@@ -104,6 +104,10 @@ static int alloc_ends(struct sequence *seq, const struct seq_text *text) {
     return 0;
 }
 
+static bool has_penalties(const struct engine_request *request) {
+    return request->repetition != 1 || request->presence != 0 || request->frequency != 0;
+}
+
 int seq_open(struct sequence *seq, struct engine_job *job, int index, const struct kv_params *kv,
              const struct seq_text *text) {
     const struct engine_request *request = &job->request;
@@ -116,6 +120,7 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
     size_t room = (size_t)request->prompt_count + (size_t)request->max_tokens;
     seq->tokens = mem_try_alloc(room, sizeof *seq->tokens);
     if (!seq->tokens || alloc_ends(seq, text) != 0 ||
+        (has_penalties(request) && tally_open(&seq->tally, (int32_t)room) != 0) ||
         constraint_run_open(&seq->constraint, request) != 0) {
         seq_close(seq);
         return ERR_NOMEM;
@@ -131,6 +136,7 @@ void seq_close(struct sequence *seq) {
     if (seq->job) constraint_run_close(&seq->constraint, &seq->job->request);
     mem_free(seq->tokens);
     mem_free(seq->ends);
+    tally_close(&seq->tally);
     *seq = (struct sequence){.slot = -1};
 }
 
@@ -155,14 +161,14 @@ static bool holds(const struct sequence *seq) {
     return seq_output_count(seq) < seq->job->request.min_tokens;
 }
 
-void seq_sample_params(const struct sequence *seq, struct kern_sample *params) {
+void seq_sample_params(struct sequence *seq, struct kern_sample *params) {
     const struct engine_request *request = &seq->job->request;
     bool masks = constraint_masks(&seq->constraint); /* the mask says whether the answer may end */
     bool hold = !masks && (holds(seq) || seq->constraint.phase == CONSTRAINT_THINKING);
+    if (seq->tally.list) tally_add(&seq->tally, seq->tokens, seq->prompt_count, seq->token_count);
     *params = (struct kern_sample){
-        .history = seq->tokens,
-        .prompt_count = seq->prompt_count,
-        .output_count = seq_output_count(seq),
+        .seen = seq->tally.list,
+        .seen_count = seq->tally.count,
         .bias = (const struct kern_logit_bias *)request->bias,
         .bias_count = request->bias_count,
         .banned = hold ? seq->ends : NULL,

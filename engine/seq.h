@@ -9,6 +9,7 @@
 #include "engine/constraint.h"
 #include "engine/conversation.h"
 #include "engine/engine.h"
+#include "engine/tally.h"
 #include "paging/due.h"
 
 /* Facts about the model's text that a sequence needs. */
@@ -49,6 +50,7 @@ struct sequence {
     uint64_t origin_file; /* conversation whose file goes if `origin` has left memory */
     int32_t *ends;        /* EOS and stop ids, for min_tokens and constraints; owned or NULL */
     int32_t end_count;
+    struct tally tally; /* for penalties; closed without */
     struct constraint_run constraint;
     bool deferred;                    /* the mask thread makes its mask */
     uint32_t text_size;               /* bytes of choice->text written */
@@ -89,7 +91,7 @@ static inline bool seq_waits(const struct sequence *seq) {
 int seq_settle(struct sequence *seq, struct constraint_work *work, struct mask_wake wake);
 
 /* The sampling parameters of the sequence's next token. */
-void seq_sample_params(const struct sequence *seq, struct kern_sample *params);
+void seq_sample_params(struct sequence *seq, struct kern_sample *params);
 /* The same for the score of prompt token `index`. */
 void seq_score_params(const struct sequence *seq, int32_t index, struct kern_sample *params);
 

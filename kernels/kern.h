@@ -520,13 +520,18 @@ struct kern_logit_bias {
     float bias;
 };
 
+/* A token of a sequence, with the number of its occurrences in the answer. */
+struct kern_seen {
+    int32_t token, outputs;
+};
+
 /* One row to sample. Order: penalties (repetition over prompt and output; presence and frequency
  * over output only) -> logit_bias -> banned, allowed -> temperature -> top_k -> top_p -> min_p;
  * then argmax(logit + Gumbel(Philox4x32-10(seed; position, token id))), ties to the lowest id.
  * temperature 0 is the plain argmax after penalties and bias. */
 struct kern_sample {
-    const int32_t *history; /* prompt, then output token ids; may be NULL if no penalty is set */
-    int32_t prompt_count, output_count;
+    const struct kern_seen *seen; /* prompt and output, each token once; read for penalties */
+    int32_t seen_count;
     const struct kern_logit_bias *bias;
     int32_t bias_count;
     const int32_t
@@ -631,11 +636,12 @@ struct kern_ops {
     /* Can this backend run the rule? ERR_UNSUPPORTED names the unsupported member of kern_rule;
      * begin_step and evict answer the same. Pure, any thread. */
     int (*rule_check)(const struct kern_rule *rule, struct fault *fault);
-    /* Allocates what the rule needs for the slot in addition to pages (on a device: its query
-     * ring), before the slot's first step with the rule; release frees it. ERR_NOMEM concerns this
-     * sequence alone, whereas a step that has to allocate it fails as a whole. A fork allocates its
-     * own unless its slot was prepared. NULL: nothing is needed. */
-    int (*prepare)(struct kern *kern, int slot, const struct kern_rule *rule);
+    /* Allocates what the rule needs for the slot in addition to its `pages` pages, the most that it
+     * will have (on a device: its query ring, and the rooms of its evictions and of attention that
+     * is added up), before the slot's first step with the rule; release gives it back. ERR_NOMEM
+     * concerns this sequence alone, whereas a step that has to allocate it fails as a whole. A fork
+     * allocates its own ring unless its slot was prepared. NULL: nothing is needed. */
+    int (*prepare)(struct kern *kern, int slot, const struct kern_rule *rule, int64_t pages);
     int (*begin_step)(
         struct kern *kern,
         const struct kern_batch *batch); /* takes the pages for all layers; ERR_FULL takes none (a

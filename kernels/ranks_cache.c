@@ -98,6 +98,7 @@ struct slot_call {
     int slot, other;
     int32_t pos;
     const struct kern_rule *rule;
+    int64_t pages;
     int codes[COMM_RANKS_MAX];
 };
 
@@ -133,11 +134,11 @@ int ranks_shift(struct kern *kern, const struct kern_shift *shift) {
 static void prepare_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     struct slot_call *call = arg;
-    call->codes[rank] = kern->ops->prepare(kern, call->slot, call->rule);
+    call->codes[rank] = kern->ops->prepare(kern, call->slot, call->rule, call->pages);
 }
 
-int ranks_prepare(struct kern *kern, int slot, const struct kern_rule *rule) {
-    struct slot_call call = {.slot = slot, .rule = rule};
+int ranks_prepare(struct kern *kern, int slot, const struct kern_rule *rule, int64_t pages) {
+    struct slot_call call = {.slot = slot, .rule = rule, .pages = pages};
     ranks_each(ranks_of(kern), prepare_on, &call);
     return ranks_error(ranks_of(kern), call.codes);
 }

@@ -46,7 +46,7 @@ int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options
 int ranks_cache_fit(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
                     struct fault *fault);
 int ranks_begin_step(struct kern *kern, const struct kern_batch *batch);
-int ranks_prepare(struct kern *kern, int slot, const struct kern_rule *rule);
+int ranks_prepare(struct kern *kern, int slot, const struct kern_rule *rule, int64_t pages);
 int ranks_truncate(struct kern *kern, int slot, int32_t pos);
 int ranks_shift(struct kern *kern, const struct kern_shift *shift);
 int ranks_fork(struct kern *kern, int from, int to);

@@ -26,7 +26,7 @@ typedef int32_t int4 __attribute__((vector_size(16)));
 
 struct scratch {
     float *logit;   /* [vocab] adjusted and scaled */
-    int32_t *order; /* [vocab] scratch: counts, heaps, candidates */
+    int32_t *order; /* [vocab] scratch: heaps, candidates */
 };
 
 size_t cpu_sample_scratch_bytes(int vocab) {
@@ -262,25 +262,18 @@ static bool in_range(int32_t token, int vocab) {
 
 static bool has_penalties(const struct kern_sample *p) {
     bool neutral = p->repetition == 1.0f && p->presence == 0.0f && p->frequency == 0.0f;
-    return !neutral && p->history;
+    return !neutral && p->seen_count > 0;
 }
 
 /* Repetition once per distinct token of prompt and output; presence once and frequency per
- * occurrence, over the output. `count` is scratch of vocab int32. */
-static void apply_penalties(float *logit, int vocab, const struct kern_sample *p, int32_t *count) {
-    int total = p->prompt_count + p->output_count;
-    /* count = occurrences in the output; -1 = already processed */
-    for (int i = 0; i < total; i++)
-        if (in_range(p->history[i], vocab)) count[p->history[i]] = 0;
-    for (int i = p->prompt_count; i < total; i++)
-        if (in_range(p->history[i], vocab)) count[p->history[i]]++;
-    for (int i = 0; i < total; i++) {
-        int32_t token = p->history[i];
-        if (!in_range(token, vocab) || count[token] < 0) continue;
-        float *x = &logit[token];
+ * occurrence, over the output. */
+static void apply_penalties(float *logit, int vocab, const struct kern_sample *p) {
+    for (int i = 0; i < p->seen_count; i++) {
+        const struct kern_seen *seen = &p->seen[i];
+        if (!in_range(seen->token, vocab)) continue;
+        float *x = &logit[seen->token];
         *x = *x > 0 ? *x / p->repetition : *x * p->repetition;
-        if (count[token] > 0) *x -= p->presence + p->frequency * (float)count[token];
-        count[token] = -1;
+        if (seen->outputs > 0) *x -= p->presence + p->frequency * (float)seen->outputs;
     }
 }
 
@@ -301,7 +294,7 @@ static const float *adjust(const float *logits, int vocab, const struct kern_sam
     if (!penalties && p->bias_count == 0 && p->banned_count == 0 && p->allowed == NULL)
         return logits;
     memcpy(s->logit, logits, (size_t)vocab * sizeof(float));
-    if (penalties) apply_penalties(s->logit, vocab, p, s->order);
+    if (penalties) apply_penalties(s->logit, vocab, p);
     for (int i = 0; i < p->bias_count; i++)
         if (in_range(p->bias[i].token, vocab)) s->logit[p->bias[i].token] += p->bias[i].bias;
     for (int i = 0; i < p->banned_count; i++)

@@ -800,9 +800,11 @@ int op_fork(struct kern *kern, int from, int to) {
     if (source->ring)
         device_copy(cuda->device, target->ring, source->ring, ring_bytes(cuda, source->window));
     source->shared = true;
-    uint16_t *ring = target->ring;
+    struct slot own = *target;
     *target = *source;
-    target->ring = ring;
+    target->ring = own.ring;
+    target->adds = own.adds;
+    target->pages = own.pages;
     target->forked = source->entries_most;
     cuda->forked_entries += target->forked;
     return 0;

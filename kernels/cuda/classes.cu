@@ -99,7 +99,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_class_out(const stru
     for (int n = 0; n < D / 8; n++)
         for (int i = 0; i < 4; i++) o[n][i] = 0;
     work_queries<D>(w, a, first, count);
-    const struct look_stat *stats = a.stats + (int64_t)w.index * a.vectors_max + first * a.group;
+    const struct look_stat *stats = look_stats(a, w.look, w.index) + first * a.group;
     for (int v = threadIdx.x; v < vectors; v += PRODUCT_THREADS) w.stat[v] = stats[v];
     __syncthreads();
     int end = w.sees[count - 1].high;

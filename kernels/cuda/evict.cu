@@ -515,13 +515,19 @@ struct stages {
     struct evict_args args;
     struct look_args look;       /* .looks: observations for scores */
     const struct look *measures; /* observations for layer weights */
+    struct look_sizes sizes;
     struct wants wants;
     size_t joint_bins; /* elements */
     unsigned blocks[WHICH_COUNT];
     int count;
 };
 
-/* Upper bound of a slot's members. */
+/* Upper bounds of what a slot has when it evicts. */
+struct holding {
+    int64_t entries, members;
+    int queries;
+};
+
 static int64_t members_held(const struct cuda *cuda, int index) {
     const struct slot *slot = &cuda->slots[index];
     int64_t each = (int64_t)cuda->pages.streams * slot->members_each + slot->members_brought;
@@ -529,8 +535,22 @@ static int64_t members_held(const struct cuda *cuda, int index) {
     return each < positions ? each : positions;
 }
 
-/* Computes the sizes that do not depend on memory. */
-static void measure_stages(const struct cuda *cuda, const struct lists *l, struct stages *s) {
+static struct holding holding_now(const struct cuda *cuda, const struct lists *l, int index) {
+    int slot = l->dues[index].slot;
+    return {cuda->slots[slot].entries_most, members_held(cuda, slot), l->looks[index].query_count};
+}
+
+/* With all pages that the slot will have. */
+static struct holding holding_most(const struct cuda *cuda, int slot,
+                                   const struct kern_rule *rule) {
+    int64_t pages = cuda->slots[slot].pages;
+    return {pages * cuda->pages.page_slots, pages * PAGE_MEMBERS, rule_window(rule)};
+}
+
+/* Computes the sizes that do not depend on memory, and the looks' parts of arrays. `most`: what the
+ * only sequence may have later; NULL: what all have now. */
+static void measure_stages(const struct cuda *cuda, struct lists *l, struct stages *s,
+                           const struct holding *most) {
     struct streams_args *streams = &s->args.streams;
     streams->pages = cuda->pages;
     streams->state_count = s->count * cuda->pages.streams;
@@ -540,16 +560,22 @@ static void measure_stages(const struct cuda *cuda, const struct lists *l, struc
     s->args.speaks = cuda->shard.speaks;
     s->args.cap = cuda->options.rank_cap;
     for (int i = 0; i < s->count; i++) {
-        const struct slot *slot = &cuda->slots[l->dues[i].slot];
-        streams->entries_max += slot->entries_most;
-        streams->items_max +=
-            streams_items_max(cuda->pages.streams, slot->entries_most, cuda->options.max_positions);
-        if (l->looks[i].query_count > s->look.queries_max)
-            s->look.queries_max = l->looks[i].query_count;
+        const struct holding held = most ? *most : holding_now(cuda, l, i);
+        struct look *look = &l->looks[i], *measure = &l->measures[i];
+        int64_t items =
+            streams_items_max(cuda->pages.streams, held.entries, cuda->options.max_positions);
+        streams->entries_max += held.entries;
+        streams->items_max += items;
+        look->query_count = measure->query_count = held.queries;
+        look_place(look, cuda->pages.streams, items, cuda_group(cuda), &s->sizes);
+        measure->partial_first = look->partial_first;
+        measure->stats_first = look->stats_first;
+        measure->sees_first = look->sees_first;
+        if (held.queries > s->look.queries_max) s->look.queries_max = held.queries;
+        if (s->wants.classes) s->args.old_max = held.members; /* such a sequence goes alone */
     }
     if (s->wants.merge) /* blocks have fewer entries than a chunk */
         streams->items_max *= PRODUCT_KEYS / (s->wants.classes ? JOIN_ROWS : PRODUCT_ROWS);
-    if (s->wants.classes) s->args.old_max = members_held(cuda, l->dues[0].slot);
     s->look.classes = s->wants.classes;
     s->look.plain = !s->wants.classes;
     s->look.group = cuda_group(cuda);
@@ -593,7 +619,7 @@ static void place_stages(const struct cuda *cuda, const struct lists *l, struct 
     s->look.streams = a->streams;
     s->look.fresh = a->fresh;
     s->look.sums = a->sums;
-    if (w->window || w->preference) look_room(room, &s->look);
+    if (w->window || w->preference) look_room(room, &s->look, &s->sizes);
 }
 
 template <class T> static const T *stage(struct cuda *cuda, const T *from, size_t count) {
@@ -624,19 +650,45 @@ static bool stage_lists(struct cuda *cuda, struct lists *l, struct stages *s) {
     return true;
 }
 
-static bool open_stages(struct cuda *cuda, const struct kern_evict *due, int count,
-                        struct stages *s) {
+/* Bytes of the room. */
+static size_t size_stages(struct cuda *cuda, struct lists *l, struct stages *s,
+                          const struct holding *most) {
+    struct pieces room = {};
+    measure_stages(cuda, l, s, most);
+    place_stages(cuda, l, &room, s);
+    return room.used;
+}
+
+/* ERR_NOMEM, on all ranks, if there is no memory. */
+static int open_stages(struct cuda *cuda, const struct kern_evict *due, int count,
+                       struct stages *s) {
     s->count = count;
     struct lists l = make_lists(cuda, due, count, &s->wants);
     memcpy(s->blocks, l.blocks, sizeof s->blocks);
-    measure_stages(cuda, &l, s);
-    struct pieces room = {};
-    place_stages(cuda, &l, &room, s);
-    room = {static_cast<char *>(room_take(cuda, &cuda->select, room.used)), 0};
-    if (room.base) place_stages(cuda, &l, &room, s);
-    bool good = room.base && stage_lists(cuda, &l, s);
+    size_t bytes = size_stages(cuda, &l, s, NULL);
+    int rc = join_agree(cuda, room_reserve(cuda, &cuda->select, bytes));
+    if (!rc) {
+        struct pieces room = {static_cast<char *>(room_take(cuda, &cuda->select, bytes)), 0};
+        place_stages(cuda, &l, &room, s);
+        rc = join_agree(cuda, stage_lists(cuda, &l, s) ? 0 : ERR_NOMEM);
+    }
     close_lists(&l);
-    return good;
+    return rc;
+}
+
+int evict_reserve(struct cuda *cuda, int slot, const struct kern_rule *rule) {
+    const struct kern_evict due = {.slot = slot,
+                                   .tokens = cuda->options.max_positions,
+                                   .budget = 1,
+                                   .rule = rule,
+                                   .trace = NULL};
+    const struct holding most = holding_most(cuda, slot, rule);
+    struct stages s = {};
+    s.count = 1;
+    struct lists l = make_lists(cuda, &due, 1, &s.wants);
+    size_t bytes = size_stages(cuda, &l, &s, &most);
+    close_lists(&l);
+    return room_reserve(cuda, &cuda->select, bytes);
 }
 
 /* ---- The stages -------------------------------------------------------------------------------
@@ -706,7 +758,7 @@ static void choose(struct cuda *cuda, const struct stages &s) {
  * large. */
 static int evict(struct cuda *cuda, const struct kern_evict *due, int count, bool shared) {
     struct stages s = {};
-    int rc = join_agree(cuda, open_stages(cuda, due, count, &s) ? 0 : ERR_NOMEM);
+    int rc = open_stages(cuda, due, count, &s);
     if (rc) return rc;
     score(cuda, &s);
     choose(cuda, s);
@@ -739,13 +791,15 @@ static bool goes_alone(const struct cuda *cuda, const struct kern_evict *due) {
     return cuda->slots[due->slot].shared || rule_classes(due->rule);
 }
 
-/* Sequences without shared pages and classes are evicted together, in runs. */
+/* Sequences without shared pages and classes are evicted together, in runs: shorter ones where
+ * there is no memory for all, because the room of one is there (op_prepare). */
 static int evict_all(struct cuda *cuda, const struct kern_evict *due, int count) {
     int rc = 0;
     for (int i = 0, n; i < count && !rc; i += n) {
         bool alone = goes_alone(cuda, &due[i]);
         for (n = 1; !alone && i + n < count && !goes_alone(cuda, &due[i + n]);) n++;
-        rc = evict(cuda, &due[i], n, cuda->slots[due[i].slot].shared);
+        do rc = evict(cuda, &due[i], n, cuda->slots[due[i].slot].shared);
+        while (rc == ERR_NOMEM && n > 1 && (n = n / 2));
     }
     return rc;
 }

@@ -122,6 +122,12 @@ struct look {
     const uint16_t *queries;  /* [layer][place][heads_q * head_dim] */
     int64_t layer_stride;     /* in elements; 0: queries of one layer only */
     const int32_t *query_pos; /* [query_count], ascending; NULL: from origin on */
+    int64_t partial_first, stats_first, sees_first; /* its parts of these arrays */
+};
+
+/* Numbers of elements of the arrays below. */
+struct look_sizes {
+    int64_t partial, stats, sees;
 };
 
 /* Entries [low, high) visible to a query, and the members at positions (least, pos]. */
@@ -137,12 +143,13 @@ struct look_stat {
 struct look_args {
     struct streams_args streams;
     const struct look *looks;
-    struct look_stat *partial; /* [items][vectors] */
-    struct look_stat *stats;   /* [states][vectors] */
-    struct sight *sees;        /* [states][queries]: entries over which the softmax runs */
-    float *fresh;              /* [entries] */
-    double *sums;              /* [items][2] */
-    float *out;                /* LOOK_MASS with classes: attention's results, of all rows */
+    /* For each look its own part: [its items][its queries * group], [its states][the same], and
+     * [its states][its queries], the entries over which the softmax runs. */
+    struct look_stat *partial, *stats;
+    struct sight *sees;
+    float *fresh; /* [entries] */
+    double *sums; /* [items][2] */
+    float *out;   /* LOOK_MASS with classes: attention's results, of all rows */
     int queries_max, vectors_max, parts_max;
     int heads_q, group;
     int query, queries;              /* query heads of a group that this rank computes */
@@ -155,7 +162,12 @@ struct look_args {
 void look_all(struct cuda *cuda, const struct look_args &args);
 /* Computes attention where entries have classes, from the sums that look_all has left. */
 void classes_attend(struct cuda *cuda, const struct look_args &args);
-void look_room(struct pieces *room, struct look_args *args); /* allocates its results */
+/* Allocates its results. The largest comes last: it grows with the entries, and arguments of a step
+ * should not change with it (graph.h). */
+void look_room(struct pieces *room, struct look_args *args, const struct look_sizes *sizes);
+/* Gives a look of so many streams, which have at most `items` chunks, its parts. */
+void look_place(struct look *look, int64_t streams, int64_t items, int group,
+                struct look_sizes *sizes);
 /* The queries of a slot's window; `positions` has room for KERN_WINDOW_MAX, and the caller stages
  * it. */
 void look_at_window(const struct slot *slot, int32_t tokens, struct look *look, int32_t *positions);

@@ -46,6 +46,8 @@ struct slot {
     bool in_use;
     bool shared;   /* has been forked: pages may be shared, so writers check */
     bool measured; /* has evicted: the layers' weights are measured */
+    bool adds;     /* prepared for a rule that adds up attention */
+    int64_t pages; /* the most that it will have, as prepare was told */
     int32_t next_pos;
     int64_t entries_most;    /* upper bound of its entries, counted from appends and evictions */
     int64_t forked;          /* entries that it shared with its source when it was forked */
@@ -192,6 +194,8 @@ static inline int cuda_group(const struct cuda *cuda) {
 /* Returns the room's memory, at least `bytes`; NULL if there is none (the device keeps the
  * failure). Previous contents are lost. */
 void *room_take(struct cuda *cuda, struct room *room, size_t bytes);
+/* Makes the room at least so large, for later steps; ERR_NOMEM leaves it as it was. */
+int room_reserve(struct cuda *cuda, struct room *room, size_t bytes);
 
 /* cuda.cu: collectives of the ranks; no effect for a single rank. All ranks make the same calls,
  * whatever has failed before, so that none waits: a rank that cannot continue loses its device, and
@@ -243,7 +247,7 @@ int ring_take(struct cuda *cuda, struct slot *slot, int32_t window);
 void ring_give(struct cuda *cuda, struct slot *slot); /* allowed without a ring */
 size_t ring_bytes(const struct cuda *cuda, int32_t window);
 bool rings_close(struct cuda *cuda); /* frees unused rings; returns false if there were none */
-int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule);
+int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule, int64_t pages);
 /* Serves the rules of the step: stages lists once per step; stores the queries of a layer before
  * its attention; adds up their attention after it, and computes attention where entries have
  * classes. Returns false if there is no memory for the lists. */
@@ -269,6 +273,8 @@ size_t compact_shared(const struct cuda *cuda); /* bytes of shared memory that a
 /* evict.cu */
 int op_rule_check(const struct kern_rule *rule, struct fault *fault);
 int op_evict(struct kern *kern, const struct kern_evict *due, int count);
+/* Makes room for evictions of the slot alone with all its pages; ERR_NOMEM. */
+int evict_reserve(struct cuda *cuda, int slot, const struct kern_rule *rule);
 
 /* rope.cu */
 void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,

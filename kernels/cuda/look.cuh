@@ -77,6 +77,27 @@ static __device__ void work_begin(struct work &w, const struct look_args &a, int
     w.width = of_logits(w.look) ? 1 : a.group;
 }
 
+/* The parts of a look for a state, `index` of its streams. */
+static __device__ __forceinline__ int look_state(const struct look_args &a, int index) {
+    return index - a.streams.subjects[a.streams.states[index].subject].state_first;
+}
+
+static __device__ __forceinline__ struct sight *look_sees(const struct look_args &a,
+                                                          const struct look &look, int index) {
+    return a.sees + look.sees_first + (int64_t)look_state(a, index) * look.query_count;
+}
+
+static __device__ __forceinline__ struct look_stat *look_stats(const struct look_args &a,
+                                                               const struct look &look, int index) {
+    return a.stats + look.stats_first + (int64_t)look_state(a, index) * look.query_count * a.group;
+}
+
+static __device__ __forceinline__ struct look_stat *
+look_partial(const struct look_args &a, const struct look &look, int index, int item) {
+    int first = a.streams.states[index - look_state(a, index)].item;
+    return a.partial + look.partial_first + (int64_t)(item - first) * look.query_count * a.group;
+}
+
 /* Loads queries [first, first + count) into the rows of the product, and what they see. */
 template <int D>
 static __device__ void work_queries(const struct work &w, const struct look_args &a, int first,
@@ -91,7 +112,7 @@ static __device__ void work_queries(const struct work &w, const struct look_args
         const uint16_t *q = from + ((int64_t)place * a.heads_q + head + row % a.group) * D;
         *(uint4 *)product_row<D>(w.product, row, chunk) = *(const uint4 *)(q + chunk * CHUNK_DIMS);
     }
-    const struct sight *sees = a.sees + (int64_t)w.index * a.queries_max + first;
+    const struct sight *sees = look_sees(a, w.look, w.index) + first;
     for (int i = threadIdx.x; i < count; i += PRODUCT_THREADS) w.sees[i] = sees[i];
 }
 

@@ -93,13 +93,6 @@ static size_t rule_shared(const struct cuda *cuda, const struct kern_rule *rule)
     return product + (size_t)work_bytes() + sums + (rule_classes(rule) ? (size_t)class_bytes() : 0);
 }
 
-int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule) {
-    struct cuda *cuda = cuda_of(kern);
-    CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
-    if (rule && rule_shared(cuda, rule) > device_shared(cuda->device)) return ERR_UNSUPPORTED;
-    return ring_take(cuda, &cuda->slots[slot], rule_window(rule));
-}
-
 /* ---- Keeping queries ------------------------------------------------------------------------- */
 
 struct keep_args {
@@ -151,7 +144,7 @@ static __global__ void k_look_sees(const struct look_args a) {
     int visible = attended_of(a, st.stream / p.heads_kv).sliding_window;
     if (visible > 0) sight.least = sight.pos - visible;
     if (visible > 0) sight.low = pages_before(p, table, st.length, sight.least + 1);
-    a.sees[(int64_t)blockIdx.x * a.queries_max + query] = sight;
+    look_sees(a, look, blockIdx.x)[query] = sight;
 }
 
 /* ---- The first pass ---------------------------------------------------------------------------
@@ -222,7 +215,7 @@ static __device__ void stats_members(const struct work &w, const struct look_arg
 template <int D, bool CLASSES>
 static __device__ void stats_chunk(struct work &w, const struct look_args &a, int item) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    struct look_stat *to = a.partial + (int64_t)item * a.vectors_max;
+    struct look_stat *to = look_partial(a, w.look, w.index, item);
     bool fetched = false;
     for (int first = 0; first < w.look.query_count; first += w.queries) {
         int count = w.look.query_count - first;
@@ -290,9 +283,9 @@ static __global__ void k_look_fold(const struct look_args a) {
     if (look.kind == LOOK_NONE || v >= vectors) return;
     struct look_stat all = sink_stat(a, look, st.stream, v);
     for (int chunk = 0; chunk < st.work; chunk++)
-        all = stat_fold(all, a.partial[(int64_t)(st.item + chunk) * a.vectors_max + v]);
+        all = stat_fold(all, look_partial(a, look, blockIdx.x, st.item + chunk)[v]);
     all = {all.most == -INFINITY ? 0 : all.most, all.scale > 0 ? __fdiv_rn(1, all.scale) : 0};
-    a.stats[(int64_t)blockIdx.x * a.vectors_max + v] = all;
+    look_stats(a, look, blockIdx.x)[v] = all;
 }
 
 /* ---- The second pass --------------------------------------------------------------------------
@@ -447,8 +440,7 @@ static __device__ void add_entries(struct work &w, const struct look_args &a, st
         if (count > w.queries) count = w.queries;
         __syncthreads();
         work_queries<D>(w, a, first, count);
-        const struct look_stat *stats =
-            a.stats + (int64_t)w.index * a.vectors_max + first * w.width;
+        const struct look_stat *stats = look_stats(a, w.look, w.index) + first * w.width;
         for (int v = threadIdx.x; v < count * w.width; v += PRODUCT_THREADS) w.stat[v] = stats[v];
         __syncthreads();
         bool seen = w.sees[count - 1].high > w.base;
@@ -548,12 +540,21 @@ void look_all(struct cuda *cuda, const struct look_args &args) {
     if (cuda->options.head_dim == 256) look_keys<256>(cuda, args);
 }
 
-void look_room(struct pieces *room, struct look_args *args) {
-    size_t items = (size_t)args->streams.items_max, states = (size_t)args->streams.state_count;
-    size_t vectors = (size_t)args->vectors_max;
-    args->partial = piece<struct look_stat>(room, items * vectors);
-    args->stats = piece<struct look_stat>(room, states * vectors);
-    args->sees = piece<struct sight>(room, states * (size_t)args->queries_max);
+void look_place(struct look *look, int64_t streams, int64_t items, int group,
+                struct look_sizes *sizes) {
+    int64_t queries = look->query_count;
+    look->partial_first = sizes->partial;
+    look->stats_first = sizes->stats;
+    look->sees_first = sizes->sees;
+    sizes->partial += items * queries * group;
+    sizes->stats += streams * queries * group;
+    sizes->sees += streams * queries;
+}
+
+void look_room(struct pieces *room, struct look_args *args, const struct look_sizes *sizes) {
+    args->stats = piece<struct look_stat>(room, (size_t)sizes->stats);
+    args->sees = piece<struct sight>(room, (size_t)sizes->sees);
+    args->partial = piece<struct look_stat>(room, (size_t)sizes->partial);
 }
 
 /* ---- Every query as it comes ------------------------------------------------------------------
@@ -564,6 +565,7 @@ void look_room(struct pieces *room, struct look_args *args) {
 struct mass {
     int count; /* spans; 0: none, and the other members are unused */
     struct look_args args;
+    struct look_sizes sizes;
     uint16_t *now; /* [rows][heads_q * head_dim]: queries of the current layer */
 };
 
@@ -579,7 +581,14 @@ static int64_t round_up(int64_t x) {
     return up;
 }
 
-/* Sizes from the batch; the bounds hold before and after the step. */
+/* The most chunks that one layer's streams of a slot can have; the bound holds before and after a
+ * step that appends `count` tokens and ends before position `end`. */
+static int64_t mass_items(const struct cuda *cuda, int slot, int32_t count, int32_t end) {
+    int64_t entries = cuda->slots[slot].entries_most + (int64_t)cuda->pages.streams * count;
+    return streams_items_max(cuda->options.heads_kv, entries, end);
+}
+
+/* Sizes from the batch. */
 static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch,
                          struct mass *mass) {
     const struct kern_cache_options *o = &cuda->options;
@@ -587,10 +596,9 @@ static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *s = &batch->spans[i];
         if (!rule_adds(s->rule)) continue;
-        int64_t entries =
+        args->streams.items_max += mass_items(cuda, s->slot, s->count, s->pos + s->count);
+        args->streams.entries_max +=
             cuda->slots[s->slot].entries_most + (int64_t)cuda->pages.streams * s->count;
-        args->streams.items_max += streams_items_max(o->heads_kv, entries, s->pos + s->count);
-        args->streams.entries_max += entries;
         if (s->count > args->queries_max) args->queries_max = s->count;
         (rule_classes(s->rule) ? args->classes : args->plain) = true;
         mass->count++;
@@ -610,14 +618,51 @@ static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch
 static void mass_room(const struct cuda *cuda, int rows, struct pieces *room, struct mass *mass) {
     const struct kern_cache_options *o = &cuda->options;
     streams_room(room, &mass->args.streams);
-    look_room(room, &mass->args);
     mass->now = piece<uint16_t>(room, (size_t)rows * (size_t)o->heads_q * (size_t)o->head_dim);
+    look_room(room, &mass->args, &mass->sizes);
 }
 
-static void mass_lists(const struct cuda *cuda, const struct kern_batch *batch,
-                       const struct mass *mass, struct look *looks, struct subject *subjects) {
+/* The room of the largest step of all prepared sequences: each has a query, and one of them, with
+ * the most chunks, has all others. */
+static int mass_reserve(struct cuda *cuda) {
+    const struct kern_cache_options *o = &cuda->options;
+    struct mass mass = {};
+    int64_t items = 0, most = 0, rows = o->rows_max, group = cuda_group(cuda);
+    for (int i = 0; i < o->slots; i++) {
+        const struct slot *slot = &cuda->slots[i];
+        if (!slot->adds) continue;
+        int64_t each =
+            streams_items_max(o->heads_kv, slot->pages * cuda->pages.page_slots, o->max_positions);
+        if (each > most) most = each;
+        items += each;
+        mass.count++;
+    }
+    if (mass.count == 0 || rows == 0) return 0;
+    mass.args.streams.pages = cuda->pages;
+    mass.args.streams.ranks = cuda->comm->ranks;
+    mass.args.streams.items_max = round_up(items);
+    mass.args.streams.state_count = mass.count * o->heads_kv;
+    mass.sizes = {most * rows * group, o->heads_kv * rows * group, o->heads_kv * rows};
+    struct pieces room = {};
+    mass_room(cuda, o->rows_max, &room, &mass);
+    return room_reserve(cuda, &cuda->look, room.used);
+}
+
+int op_prepare(struct kern *kern, int index, const struct kern_rule *rule, int64_t pages) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(cuda->has_cache && index >= 0 && index < cuda->options.slots && pages >= 0);
+    struct slot *slot = &cuda->slots[index];
+    if (rule && rule_shared(cuda, rule) > device_shared(cuda->device)) return ERR_UNSUPPORTED;
+    slot->pages = pages;
+    slot->adds = rule_adds(rule);
+    int rc = ring_take(cuda, slot, rule_window(rule));
+    if (!rc && slot->adds) rc = mass_reserve(cuda);
+    return rc || !rule ? rc : evict_reserve(cuda, index, rule);
+}
+
+static void mass_lists(const struct cuda *cuda, const struct kern_batch *batch, struct mass *mass,
+                       struct look *looks, struct subject *subjects) {
     int heads = cuda->options.heads_kv, count = 0;
-    int64_t width = (int64_t)cuda->options.heads_q * cuda->options.head_dim;
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *s = &batch->spans[i];
         if (!rule_adds(s->rule)) continue;
@@ -630,7 +675,8 @@ static void mass_lists(const struct cuda *cuda, const struct kern_batch *batch,
         look->row = s->row;
         look->classes = rule_classes(s->rule);
         look->positions = look->classes && s->rule->classes.positions;
-        look->queries = mass->now + s->row * width;
+        look_place(look, heads, mass_items(cuda, s->slot, s->count, s->pos + s->count),
+                   mass->args.group, &mass->sizes);
         subjects[count] = {s->slot, 0, INT32_MAX, 0, heads, count * heads};
         count++;
     }
@@ -643,14 +689,17 @@ bool mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
     mass_measure(cuda, batch, mass);
     if (mass->count == 0) return true;
     size_t count = (size_t)mass->count;
-    struct pieces room = {};
-    mass_room(cuda, batch->rows, &room, mass);
-    room = {static_cast<char *>(room_take(cuda, &cuda->look, room.used)), 0};
-    if (room.base) mass_room(cuda, batch->rows, &room, mass);
     struct look *looks = static_cast<struct look *>(mem_must_alloc(count, sizeof *looks));
     struct subject *subjects =
         static_cast<struct subject *>(mem_must_alloc(count, sizeof *subjects));
     mass_lists(cuda, batch, mass, looks, subjects);
+    struct pieces room = {};
+    mass_room(cuda, batch->rows, &room, mass);
+    room = {static_cast<char *>(room_take(cuda, &cuda->look, room.used)), 0};
+    if (room.base) mass_room(cuda, batch->rows, &room, mass);
+    for (size_t i = 0; i < count; i++)
+        looks[i].queries =
+            mass->now + looks[i].row * (int64_t)cuda->options.heads_q * cuda->options.head_dim;
     mass->args.looks =
         static_cast<const struct look *>(device_stage(cuda->device, looks, count * sizeof *looks));
     mass->args.streams.subjects = static_cast<const struct subject *>(

@@ -29,15 +29,11 @@
 
 typedef unsigned long long place_t; /* order of tokens: larger is better */
 
-struct penalty {
-    int32_t token, output_count;
-};
-
 /* One row's parameters; lists are ranges of the arrays below. */
 struct sample_row {
     float temperature, top_p, min_p, repetition, presence, frequency;
     int32_t top_k, position, top_count, forced;
-    int32_t penalty_first, penalty_count, bias_first, bias_count, banned_first, banned_count;
+    int32_t seen_first, seen_count, bias_first, bias_count, banned_first, banned_count;
     int32_t allowed_first; /* word of sample_args.allowed; -1 = all tokens are allowed */
     uint64_t seed;
 };
@@ -46,7 +42,7 @@ struct sample_args {
     const float *logits;
     float *work; /* [rows][vocab]: logits of rows that are adjusted */
     const struct sample_row *rows;
-    const struct penalty *penalties;
+    const struct kern_seen *seen;
     const struct kern_logit_bias *biases;
     const int32_t *banned;
     const uint32_t *allowed; /* masks, one after the other */
@@ -166,21 +162,23 @@ static __device__ void apply_bias(const struct kern_logit_bias *list, int count,
         if (list[i].token == token) work[token] += list[i].bias;
 }
 
-static __device__ void apply_penalty(const struct sample_row &r, struct penalty p, float *work) {
-    float x = work[p.token];
+static __device__ void apply_penalty(const struct sample_row &r, struct kern_seen seen, float *work,
+                                     int vocab) {
+    if (seen.token < 0 || seen.token >= vocab) return;
+    float x = work[seen.token];
     x = x > 0 ? __fdiv_rn(x, r.repetition) : __fmul_rn(x, r.repetition);
-    if (p.output_count > 0)
-        x = __fadd_rn(x, -__fadd_rn(r.presence, __fmul_rn(r.frequency, (float)p.output_count)));
-    work[p.token] = x;
+    if (seen.outputs > 0)
+        x = __fadd_rn(x, -__fadd_rn(r.presence, __fmul_rn(r.frequency, (float)seen.outputs)));
+    work[seen.token] = x;
 }
 
 static __device__ const float *adjust(const struct sample_args &a, const struct sample_row &r,
                                       const float *raw, float *work) {
-    if (r.penalty_count + r.bias_count + r.banned_count == 0 && r.allowed_first < 0) return raw;
+    if (r.seen_count + r.bias_count + r.banned_count == 0 && r.allowed_first < 0) return raw;
     for (int i = threadIdx.x; i < a.vocab; i += THREADS) work[i] = raw[i];
     __syncthreads();
-    for (int i = threadIdx.x; i < r.penalty_count; i += THREADS)
-        apply_penalty(r, a.penalties[r.penalty_first + i], work);
+    for (int i = threadIdx.x; i < r.seen_count; i += THREADS)
+        apply_penalty(r, a.seen[r.seen_first + i], work, a.vocab);
     __syncthreads();
     for (int i = threadIdx.x; i < r.bias_count; i += THREADS)
         apply_bias(a.biases + r.bias_first, r.bias_count, i, work, a.vocab);
@@ -415,12 +413,11 @@ static __global__ void __launch_bounds__(THREADS) k_sample(const struct sample_a
 /* Concatenated lists of all rows. */
 struct lists {
     struct sample_row *rows;
-    struct penalty *penalties;
+    struct kern_seen *seen;
     struct kern_logit_bias *biases;
     int32_t *banned;
     uint32_t *allowed;
-    int32_t *seen; /* [vocab]: 1 + occurrences in the output; 0: not in the history */
-    size_t penalty_count, bias_count, banned_count, allowed_count;
+    size_t seen_count, bias_count, banned_count, allowed_count;
 };
 
 static size_t mask_words(int vocab) {
@@ -428,54 +425,31 @@ static size_t mask_words(int vocab) {
 }
 
 static void close_lists(struct lists *l) {
-    void *arrays[] = {l->rows, l->penalties, l->biases, l->banned, l->allowed, l->seen};
+    void *arrays[] = {l->rows, l->seen, l->biases, l->banned, l->allowed};
     for (void *array : arrays) mem_free(array);
 }
 
 static bool has_penalties(const struct kern_sample *p) {
     bool neutral = p->repetition == 1.0f && p->presence == 0.0f && p->frequency == 0.0f;
-    return !neutral && p->history;
+    return !neutral && p->seen_count > 0;
 }
 
 static bool open_lists(struct lists *l, const struct kern_sample *params, int rows, int vocab) {
-    size_t penalties = 0, biases = 0, banned = 0, masks = 0;
+    size_t seen = 0, biases = 0, banned = 0, masks = 0;
     for (int i = 0; i < rows; i++) {
         const struct kern_sample *p = &params[i];
-        if (has_penalties(p)) penalties += (size_t)p->prompt_count + (size_t)p->output_count;
+        if (has_penalties(p)) seen += (size_t)p->seen_count;
         biases += (size_t)p->bias_count;
         banned += (size_t)p->banned_count;
         masks += p->allowed ? mask_words(vocab) : 0;
     }
     memset(l, 0, sizeof *l);
     l->rows = static_cast<struct sample_row *>(mem_try_alloc((size_t)rows, sizeof *l->rows));
-    l->penalties =
-        static_cast<struct penalty *>(mem_try_alloc(penalties + 1, sizeof(struct penalty)));
+    l->seen = static_cast<struct kern_seen *>(mem_try_alloc(seen + 1, sizeof *l->seen));
     l->biases = static_cast<struct kern_logit_bias *>(mem_try_alloc(biases + 1, sizeof *l->biases));
     l->banned = static_cast<int32_t *>(mem_try_alloc(banned + 1, sizeof *l->banned));
     l->allowed = static_cast<uint32_t *>(mem_try_alloc(masks + 1, sizeof *l->allowed));
-    if (penalties) l->seen = static_cast<int32_t *>(mem_try_alloc((size_t)vocab, sizeof *l->seen));
-    return l->rows && l->penalties && l->biases && l->banned && l->allowed &&
-           (l->seen || !penalties);
-}
-
-/* Adds every distinct token of the history once, with its occurrences in the output. */
-static void add_penalties(struct lists *l, const struct kern_sample *p, int vocab) {
-    int total = p->prompt_count + p->output_count;
-    size_t first = l->penalty_count;
-    for (int i = 0; i < total; i++) {
-        int32_t token = p->history[i];
-        if (token < 0 || token >= vocab) continue;
-        if (!l->seen[token]) {
-            l->seen[token] = 1;
-            l->penalties[l->penalty_count++].token = token;
-        }
-        if (i >= p->prompt_count) l->seen[token]++;
-    }
-    for (size_t i = first; i < l->penalty_count; i++) {
-        struct penalty *penalty = &l->penalties[i];
-        penalty->output_count = l->seen[penalty->token] - 1;
-        l->seen[penalty->token] = 0;
-    }
+    return l->rows && l->seen && l->biases && l->banned && l->allowed;
 }
 
 static void add_row(struct lists *l, struct sample_row *r, const struct kern_sample *p, int vocab) {
@@ -497,13 +471,14 @@ static void add_row(struct lists *l, struct sample_row *r, const struct kern_sam
           0,
           -1,
           p->seed};
-    r->penalty_first = (int32_t)l->penalty_count;
+    r->seen_first = (int32_t)l->seen_count;
     r->bias_first = (int32_t)l->bias_count;
     r->banned_first = (int32_t)l->banned_count;
-    if (has_penalties(p)) add_penalties(l, p, vocab);
-    r->penalty_count = (int32_t)l->penalty_count - r->penalty_first;
+    r->seen_count = has_penalties(p) ? p->seen_count : 0;
     r->bias_count = p->bias_count;
     r->banned_count = p->banned_count;
+    if (r->seen_count)
+        memcpy(l->seen + l->seen_count, p->seen, (size_t)p->seen_count * sizeof *p->seen);
     if (p->bias_count)
         memcpy(l->biases + l->bias_count, p->bias, (size_t)p->bias_count * sizeof *p->bias);
     if (p->banned_count)
@@ -513,6 +488,7 @@ static void add_row(struct lists *l, struct sample_row *r, const struct kern_sam
         memcpy(l->allowed + l->allowed_count, p->allowed, mask_words(vocab) * sizeof *p->allowed);
         l->allowed_count += mask_words(vocab);
     }
+    l->seen_count += (size_t)r->seen_count;
     l->bias_count += (size_t)p->bias_count;
     l->banned_count += (size_t)p->banned_count;
 }
@@ -522,15 +498,15 @@ static bool stage_lists(struct cuda *cuda, const struct lists *l, int rows,
     struct device *device = cuda->device;
     args->rows = static_cast<const struct sample_row *>(
         device_stage(device, l->rows, (size_t)rows * sizeof *l->rows));
-    args->penalties = static_cast<const struct penalty *>(
-        device_stage(device, l->penalties, (l->penalty_count + 1) * sizeof *l->penalties));
+    args->seen = static_cast<const struct kern_seen *>(
+        device_stage(device, l->seen, (l->seen_count + 1) * sizeof *l->seen));
     args->biases = static_cast<const struct kern_logit_bias *>(
         device_stage(device, l->biases, (l->bias_count + 1) * sizeof *l->biases));
     args->banned = static_cast<const int32_t *>(
         device_stage(device, l->banned, (l->banned_count + 1) * sizeof *l->banned));
     args->allowed = static_cast<const uint32_t *>(
         device_stage(device, l->allowed, (l->allowed_count + 1) * sizeof *l->allowed));
-    return args->rows && args->penalties && args->biases && args->banned && args->allowed;
+    return args->rows && args->seen && args->biases && args->banned && args->allowed;
 }
 
 static size_t answer_bytes(int rows) {
@@ -556,7 +532,7 @@ int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
     for (int i = 0; ok && i < rows; i++) {
         CHECK(params[i].top_count <= KERN_TOP_MAX && params[i].forced < vocab);
         add_row(&lists, &lists.rows[i], &params[i], vocab);
-        work |= lists.rows[i].penalty_count + params[i].bias_count + params[i].banned_count > 0;
+        work |= lists.rows[i].seen_count + params[i].bias_count + params[i].banned_count > 0;
         work |= params[i].allowed != nullptr;
     }
     ok = ok && stage_lists(cuda, &lists, rows, &args);

@@ -26,6 +26,17 @@ void *room_take(struct cuda *cuda, struct room *room, size_t bytes) {
     return room->mem;
 }
 
+int room_reserve(struct cuda *cuda, struct room *room, size_t bytes) {
+    if (bytes <= room->bytes) return 0;
+    bytes += bytes / 8; /* so that few sequences more need no new one */
+    void *mem = device_alloc(cuda->device, bytes);
+    if (!mem) return ERR_NOMEM;
+    device_free(cuda->device, room->mem);
+    room->mem = mem;
+    room->bytes = bytes;
+    return 0;
+}
+
 /* ---- Rounded on the way -----------------------------------------------------------------------
  */
 

@@ -46,7 +46,7 @@ Test(emu_alloc, a_ring_that_cannot_be_had_is_one_sequences_trouble) {
         struct kern_batch batch = {.spans = spans, .span_count = 1, .rows = 1};
         int slot = step == 0 ? 0 : 1;
         mem_fail_after(step == 1 ? 0 : -1);
-        int rc = kern->ops->prepare(kern, slot, &rule);
+        int rc = kern->ops->prepare(kern, slot, &rule, 10);
         cr_assert_eq(rc, step == 1 ? ERR_NOMEM : 0, "step %d: %d", step, rc);
         batch.span_count = batch.rows = step == 2 ? 2 : 1;
         mem_fail_after(-1);
@@ -161,9 +161,9 @@ static int failures_of_a_step(const struct kern_cache_options *options) {
     const struct kern_rope rope = {inv_freq, 1};
     const struct kern_span span = {.count = ROWS};
     const struct kern_batch batch = {.spans = &span, .rows = ROWS, .span_count = 1};
-    const int32_t history[] = {1, 2, 3};
-    const struct kern_sample sample = {.history = history,
-                                       .prompt_count = 3,
+    const struct kern_seen seen[] = {{1, 0}, {2, 0}, {3, 0}};
+    const struct kern_sample sample = {.seen = seen,
+                                       .seen_count = 3,
                                        .repetition = 1.5f,
                                        .temperature = 1,
                                        .top_p = 1,
@@ -205,4 +205,122 @@ Test(emu_alloc, the_rooms_of_the_largest_step_are_taken_with_the_cache) {
     bounded.vocab = 40;
     int before = failures_of_a_step(&small), after = failures_of_a_step(&bounded);
     cr_assert_eq(before - after, 3, "%d, %d", before, after);
+}
+
+/* ---- What a rule needs is taken at admission --------------------------------------------------
+ */
+
+enum { HELD = 600, KEPT = 100, STEP = 60 };
+
+static const struct kern_cache_options rooms = {.layers = 2,
+                                                .heads_q = 4,
+                                                .heads_kv = 2,
+                                                .head_dim = 64,
+                                                .dtype = KERN_BF16,
+                                                .pages = 200,
+                                                .slots = 2,
+                                                .max_positions = 1000,
+                                                .rows_max = STEP + 1,
+                                                .logits_max = 1,
+                                                .vocab = 10};
+
+static const struct kern_rule observing[] = {
+    {.score = KERN_SCORE_ATTENTION, .observe = {.reduce = KERN_REDUCE_SUM}},
+    {.score = KERN_SCORE_ATTENTION, .observe = {.window = 32}},
+    {.score = KERN_SCORE_ATTENTION,
+     .layers = KERN_LAYERS_PREFERENCE,
+     .tau1 = 1,
+     .tau2 = 1,
+     .observe = {.window = 32, .reduce = KERN_REDUCE_MEAN_VAR}},
+    {.score = KERN_SCORE_ATTENTION,
+     .redundancy = {.on = true, .lambda = 0.1f, .threshold = 0.5f},
+     .observe = {.window = 8}},
+    {.score = KERN_SCORE_ATTENTION,
+     .merge = KERN_MERGE_CODE,
+     .merge_beta = 0.7f,
+     .observe = {.reduce = KERN_REDUCE_SUM}}};
+
+/* Pages that still fit the device. */
+static int64_t fit(struct kern *kern) {
+    int64_t pages;
+    MUST(kern->ops->cache_fit(kern, &rooms, &pages, NULL));
+    return pages;
+}
+
+/* Reads a text into slot 0, while slot 1 answers with a token in each step. */
+static void read_texts(struct kern *kern, const struct kern_rule *rule) {
+    for (int step = 0; step < HELD / STEP; step++) {
+        const struct kern_span spans[] = {
+            {.slot = 0, .count = STEP, .pos = step * STEP, .rule = rule},
+            {.slot = 1, .row = STEP, .count = 1, .pos = step, .rule = rule}};
+        const struct kern_batch batch = {.spans = spans, .span_count = 2, .rows = STEP + 1};
+        MUST(kern->ops->begin_step(kern, &batch));
+        MUST(kern->ops->sync(kern));
+    }
+}
+
+static struct kern *open_prepared(const struct kern_rule *rule, bool prepared) {
+    const struct cuda_options cuda = {.eager = true};
+    struct kern *kern;
+    struct kern_cache_info info;
+    MUST(cuda_open(&cuda, &kern, NULL));
+    MUST(kern->ops->cache_open(kern, &rooms, NULL));
+    kern->ops->cache_info(rooms.dtype, rooms.head_dim, &info);
+    int streams = rooms.layers * rooms.heads_kv;
+    int64_t pages = (int64_t)streams * (HELD + info.page_slots - 1) / info.page_slots;
+    for (int slot = 0; slot < 2 && prepared; slot++)
+        MUST(kern->ops->prepare(kern, slot, rule, pages));
+    return kern;
+}
+
+static void expect_entries(struct kern *kern, int slot, int entries) {
+    struct kern_report report = {0};
+    MUST(kern->ops->report(kern, slot, &report));
+    cr_assert_eq((int)report.entries, entries);
+}
+
+Test(emu_alloc, no_step_of_an_admitted_sequence_takes_memory_for_its_rule) {
+    for (size_t i = 0; i < sizeof observing / sizeof *observing; i++)
+        for (int prepared = 0; prepared < 2; prepared++) {
+            const struct kern_rule *rule = &observing[i];
+            struct kern *kern = open_prepared(rule, prepared);
+            const struct kern_evict due = {.tokens = HELD, .budget = KEPT, .rule = rule};
+            int64_t before = fit(kern);
+            read_texts(kern, rule);
+            MUST(kern->ops->evict(kern, &due, 1));
+            MUST(kern->ops->sync(kern));
+            expect_entries(kern, 0, KEPT * rooms.layers * rooms.heads_kv);
+            if (prepared)
+                cr_assert_eq(fit(kern), before, "rule %zu", i);
+            else
+                cr_assert_lt(fit(kern), before, "rule %zu", i);
+            kern->ops->close(kern);
+        }
+}
+
+/* Without memory to evict from several sequences at once, they evict one after the other. */
+Test(emu_alloc, sequences_evict_alone_where_memory_is_short) {
+    const struct kern_rule *rule = &observing[1];
+    const struct kern_evict due[] = {{.slot = 0, .tokens = HELD, .budget = KEPT, .rule = rule},
+                                     {.slot = 1, .tokens = HELD, .budget = KEPT, .rule = rule}};
+    struct kern *kern = open_prepared(rule, true);
+    for (int pos = 0; pos < HELD; pos += STEP) {
+        for (int slot = 0; slot < 2; slot++) {
+            const struct kern_span span = {.slot = slot, .count = STEP, .pos = pos, .rule = rule};
+            const struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = STEP};
+            MUST(kern->ops->begin_step(kern, &batch));
+            MUST(kern->ops->sync(kern));
+        }
+    }
+    mem_fail_after(0);
+    int rc = kern->ops->evict(kern, due, 2);
+    bool failed = !mem_fail_pending();
+    mem_fail_after(-1);
+    MUST(rc);
+    MUST(kern->ops->sync(kern));
+    cr_assert(failed);
+    for (int slot = 0; slot < 2; slot++)
+        expect_entries(kern, slot, KEPT * rooms.layers * rooms.heads_kv);
+    expect_sound(kern);
+    kern->ops->close(kern);
 }

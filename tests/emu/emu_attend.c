@@ -364,8 +364,8 @@ Test(emu_attend, what_needs_more_shared_memory_is_refused) {
                                  "numbers need 131 KiB");
     options.head_dim = 128;
     MUST(kern->ops->cache_open(kern, &options, &fault));
-    MUST(kern->ops->prepare(kern, 0, &looks));
-    cr_assert_eq(kern->ops->prepare(kern, 0, &classes), ERR_UNSUPPORTED);
-    MUST(kern->ops->prepare(kern, 0, NULL));
+    MUST(kern->ops->prepare(kern, 0, &looks, 10));
+    cr_assert_eq(kern->ops->prepare(kern, 0, &classes, 10), ERR_UNSUPPORTED);
+    MUST(kern->ops->prepare(kern, 0, NULL, 10));
     kern->ops->close(kern);
 }

@@ -383,14 +383,14 @@ static int waits_of_a_step(struct run *r, int pos, const struct kern_sample *how
 }
 
 Test(emu_model, a_step_waits_once) {
-    static const int32_t history[] = {20, 21, 22, 21};
+    static const struct kern_seen seen[] = {{20, 0}, {21, 1}, {22, 1}};
     const struct kern_sample plain = {
         .repetition = 1, .top_p = 1, .top_count = -1, .forced = -1, .seed = 5};
     struct kern_sample random = plain, scored = plain, penalised = plain;
     random.temperature = 0.8f, random.top_p = 0.9f, random.top_k = 40;
     scored.top_count = KERN_TOP_MAX;
     penalised.temperature = 1, penalised.top_count = 3, penalised.repetition = 1.2f;
-    penalised.history = history, penalised.prompt_count = 2, penalised.output_count = 2;
+    penalised.seen = seen, penalised.seen_count = 3;
     const struct kern_sample *const all[] = {&plain, &random, &scored, &penalised};
     for (int eager = 0; eager < 2; eager++) {
         const struct cuda_options cuda = {.eager = eager};

@@ -27,7 +27,8 @@ static void fill_logits(float *logits, int vocab, int shape, uint32_t stream) {
 
 struct lists {
     struct kern_logit_bias bias[4];
-    int32_t banned[3], history[12];
+    int32_t banned[3];
+    struct kern_seen seen[6];
     uint32_t allowed[(VOCAB_MAX + 31) / 32]; /* every fifth token, the first one too */
 };
 
@@ -49,9 +50,8 @@ static struct kern_sample random_setting(uint32_t trial, int row, int vocab,
     if (h / 1800 % 2) p.bias = l->bias, p.bias_count = 4;
     if (h / 3600 % 2 && vocab > 10) p.banned = l->banned, p.banned_count = 3;
     if (h / 7200 % 2) {
-        p.history = l->history;
-        p.prompt_count = 5;
-        p.output_count = 7;
+        p.seen = l->seen;
+        p.seen_count = 6;
         p.repetition = 1.3f;
         p.presence = 0.2f;
         p.frequency = h / 14400 % 2 ? -0.1f : 0.7f;
@@ -92,7 +92,7 @@ Test(emu_sample, every_setting_equals_the_cpu) {
     static float logits[ROWS * VOCAB_MAX];
     struct lists lists = {.bias = {{0, 3}, {7, -2.5f}, {7, 0.25f}, {-4, 1}},
                           .banned = {1, 5, 100000},
-                          .history = {0, 3, 3, 2, 9999999, 1, 3, 3, 0, 4, -1, 6}};
+                          .seen = {{0, 1}, {3, 2}, {9999999, 0}, {2, 0}, {-1, 1}, {6, 1}}};
     struct kern *kern[BACKENDS];
     for (int i = 0; i < VOCAB_MAX; i += 5) lists.allowed[i / 32] |= 1u << (i % 32);
     both_open(kern);

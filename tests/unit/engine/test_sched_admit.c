@@ -201,8 +201,10 @@ Test(sched_admit, a_rule_the_backend_cannot_run_ends_only_its_request) {
 }
 
 /* A device without memory for remembered queries. */
-static int no_memory_to_remember(struct kern *kern, int slot, const struct kern_rule *rule) {
+static int no_memory_to_remember(struct kern *kern, int slot, const struct kern_rule *rule,
+                                 int64_t pages) {
     (void)kern, (void)slot;
+    cr_assert_gt(pages, 0);
     return rule->observe.window > 0 ? ERR_NOMEM : 0;
 }
 

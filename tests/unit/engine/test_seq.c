@@ -38,6 +38,7 @@ static void open_with(struct fixture *f, struct engine_request request) {
     request.prompt = prompt;
     request.prompt_count = 2;
     if (request.max_tokens == 0) request.max_tokens = 8;
+    if (request.repetition == 0) request.repetition = 1;
     f->job.request = request;
     struct kv_params kv = {.policy = policy_find("full")};
     cr_assert_eq(seq_job_alloc(&f->job, 3), 0);
@@ -162,8 +163,53 @@ Test(seq, min_tokens_bans_and_waits) {
     seq_sample_params(&f.seq, &params);
     cr_assert_eq(params.banned_count, 0);
     cr_assert_eq(params.position, 5);
-    cr_assert(params.prompt_count == 2 && params.output_count == 3 && params.history[4] == 24);
+    cr_assert_eq(params.seen_count, 0); /* no penalties */
     shut(&f);
+}
+
+/* The list for penalties grows with the answer: each token once, prompt tokens counted 0 times. */
+Test(seq, penalties_count_the_answer_as_it_comes) {
+    struct fixture f;
+    struct kern_sample params;
+    open_with(&f, (struct engine_request){.presence = 0.5f});
+    seq_sample_params(&f.seq, &params);
+    cr_assert_eq(params.seen_count, prompt[0] == prompt[1] ? 1 : 2);
+    for (int i = 0; i < params.seen_count; i++) cr_assert_eq(params.seen[i].outputs, 0);
+    feed(&f, "a");
+    feed(&f, "b");
+    feed(&f, "a");
+    int32_t before = params.seen_count;
+    for (int again = 0; again < 2; again++) {
+        seq_sample_params(&f.seq, &params);
+        cr_assert_eq(params.seen_count, before + 2);
+        cr_assert_eq(params.seen[before].outputs, 2);
+        cr_assert_eq(params.seen[before + 1].outputs, 1);
+        cr_assert_eq(params.seen[before].token, f.seq.tokens[2]);
+    }
+    shut(&f);
+}
+
+/* Against counting the whole text anew, with tokens whose hashes collide. */
+Test(seq, a_tally_equals_counting) {
+    enum { TOKENS = 400, PROMPT = 130, VOCAB = 1 << 20 };
+    static int32_t counts[VOCAB], tokens[TOKENS];
+    struct tally tally;
+    cr_assert_eq(tally_open(&tally, TOKENS), 0);
+    for (int i = 0; i < TOKENS; i++) tokens[i] = (i * i % 97) * (i % 3 ? 1 : 8192);
+    for (int end = 1; end <= TOKENS; end += 1 + end % 7) {
+        tally_add(&tally, tokens, PROMPT, end);
+        memset(counts, 0, sizeof counts);
+        int distinct = 0;
+        for (int i = 0; i < end; i++) {
+            distinct += counts[tokens[i]] == 0;
+            counts[tokens[i]] |= 1 << 30;
+            counts[tokens[i]] += i >= PROMPT;
+        }
+        cr_assert_eq(tally.count, distinct);
+        for (int i = 0; i < tally.count; i++)
+            cr_assert_eq(tally.list[i].outputs, counts[tally.list[i].token] & ((1 << 30) - 1));
+    }
+    tally_close(&tally);
 }
 
 Test(seq, stop_tail) {

@@ -57,12 +57,11 @@ Test(sample, bias_and_ban) {
 /* Repetition counts prompt and output; presence and frequency the output only. */
 Test(sample, penalties) {
     float logits[] = {4, 3, 2.9f, -1};
-    int32_t history[] = {0, 0, 1, 1, 3}; /* prompt 0 0, output 1 1 3 */
+    struct kern_seen seen[] = {{0, 0}, {1, 2}, {3, 1}}; /* prompt 0 0, output 1 1 3 */
     struct kern_sample p = plain();
     p.temperature = 0;
-    p.history = history;
-    p.prompt_count = 2;
-    p.output_count = 3;
+    p.seen = seen;
+    p.seen_count = 3;
     p.presence = 0.5f;
     cr_assert_eq(run(logits, 4, &p).token, 0); /* 0 is only in the prompt */
     p.repetition = 2;                          /* 4/2 = 2, (3)/2 - .5 = 1, 2.9 untouched */
@@ -76,11 +75,11 @@ Test(sample, penalties) {
 /* A repeated token becomes less likely also where its logit is negative. */
 Test(sample, repetition_lowers_negative_logits) {
     float logits[] = {-2, -3};
-    int32_t history[] = {0};
+    struct kern_seen seen[] = {{0, 0}};
     struct kern_sample p = plain();
     p.temperature = 0;
-    p.history = history;
-    p.prompt_count = 1;
+    p.seen = seen;
+    p.seen_count = 1;
     p.repetition = 2;
     cr_assert_eq(run(logits, 2, &p).token, 1);
 }
@@ -311,14 +310,14 @@ Test(sample, scores_equal_the_definition) {
 Test(sample, leaves_logits_alone) {
     float logits[40], copy[40];
     struct kern_logit_bias bias[] = {{3, 9}};
-    int32_t history[] = {1, 2, 3};
+    struct kern_seen seen[] = {{1, 1}, {2, 1}, {3, 1}};
     fill_logits(logits, 40, 1, 1);
     memcpy(copy, logits, sizeof copy);
     struct kern_sample p = plain();
     p.temperature = 0.5f;
     p.repetition = 1.5f;
-    p.history = history;
-    p.output_count = 3;
+    p.seen = seen;
+    p.seen_count = 3;
     p.bias = bias;
     p.bias_count = 1;
     p.top_p = 0.9f;
