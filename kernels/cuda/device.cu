@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/products.h"
 
 extern "C" {
 #include "base/log.h"
@@ -26,19 +27,8 @@ extern "C" {
 #define FETCH_BYTES     ((size_t)256 << 10) /* pinned; enough for 1,500 sampled tokens per wait */
 #define FETCHES_MAX     8
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* recommended for cuBLASLt on Hopper */
-#define SHAPES_MAX      256                /* different (n, k, dtype) of a model: a handful */
-#define HEURISTIC_ROWS                                                                             \
-    64 /* number of rows for which a shape's algorithm is chosen; see one_sum                      \
-        */
-#define HEURISTIC_MAX 32
-
-/* The algorithm of a product, chosen once per shape for `rows` rows. */
-struct matmul_shape {
-    int64_t n, k, rows;
-    enum kern_dtype dtype;
-    bool bias;
-    cublasLtMatmulAlgo_t algorithm;
-};
+#define TRIAL_BYTES                                                                                \
+    ((size_t)1 << 30) /* memory of a comparison of products; larger ones are left out */
 
 /* Host lists of a step: pinned memory and its copy on the device. */
 struct chunk {
@@ -78,10 +68,10 @@ struct device {
     bool capturing, capture_failed; /* while capturing, failures affect only the capture */
     bool serial;                    /* launches never overlap */
     bool joined;                    /* another stream has joined: the next launch waits for it */
-    struct matmul_shape shapes[SHAPES_MAX];
-    int shape_count;
-    int failed; /* first error since the last sync */
-    bool lost;  /* the context is poisoned, permanently */
+    struct products products;
+    const struct matmul_args *trial; /* the weight for which algorithms are compared */
+    int failed;                      /* first error since the last sync */
+    bool lost;                       /* the context is poisoned, permanently */
 };
 
 /* ---- cuBLASLt -------------------------------------------------------------------------------- */
@@ -648,8 +638,8 @@ static bool open_plan(struct matmul_plan *p, const struct matmul_args *a) {
     return good;
 }
 
-/* Sums of one output have one order for any number of rows if the kernel is the same and does not
- * split k: so one algorithm per shape, chosen for HEURISTIC_ROWS rows, without split. */
+/* Without a split of k, sums of one output have one order for any number of rows, as far as the
+ * kernel is the same: see products.h. */
 static bool one_sum(const cublasLtMatmulAlgo_t *algorithm) {
     int32_t split = 1;
     uint32_t reduction = 0;
@@ -661,18 +651,6 @@ static bool one_sum(const cublasLtMatmulAlgo_t *algorithm) {
     return split <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-/* The first algorithm with one order of sums, preferably one without a workspace, where parts of
- * sums could wait for each other. -1: none. */
-static int best_algorithm(const cublasLtMatmulHeuristicResult_t *found, int count) {
-    int best = -1;
-    for (int i = 0; i < count; i++) {
-        if (found[i].state != CUBLAS_STATUS_SUCCESS || !one_sum(&found[i].algo)) continue;
-        if (found[i].workspaceSize == 0) return i;
-        if (best < 0) best = i;
-    }
-    return best;
-}
-
 static bool prefer(cublasLtMatmulPreference_t preference,
                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value, size_t size) {
     return lt.cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, size) ==
@@ -682,7 +660,7 @@ static bool prefer(cublasLtMatmulPreference_t preference,
 /* Finds algorithms with the reduction schemes of `mask` and none: for few rows, many faster ones
  * split k and would fill the list. Returns their number. */
 static int find_algorithms(struct device *device, const struct matmul_plan *plan, uint32_t mask,
-                           cublasLtMatmulHeuristicResult_t found[HEURISTIC_MAX]) {
+                           cublasLtMatmulHeuristicResult_t found[PRODUCT_FOUND]) {
     static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -697,85 +675,159 @@ static int find_algorithms(struct device *device, const struct matmul_plan *plan
     for (cublasLtMatmulPreferenceAttributes_t attribute : aligned)
         good = good && prefer(preference, attribute, &align, sizeof align);
     if (!good || lt.cublasLtMatmulAlgoGetHeuristic(device->blas, plan->operation, plan->w, plan->x,
-                                                   plan->y, plan->y, preference, HEURISTIC_MAX,
+                                                   plan->y, plan->y, preference, PRODUCT_FOUND,
                                                    found, &count) != CUBLAS_STATUS_SUCCESS)
         count = 0;
     lt.cublasLtMatmulPreferenceDestroy(preference);
     return count;
 }
 
-static bool choose_algorithm(struct device *device, struct matmul_shape *shape,
-                             const struct matmul_args *args) {
+static_assert(sizeof(struct product_algorithm) == sizeof(cublasLtMatmulAlgo_t),
+              "products.h keeps the library's algorithms as they are");
+
+/* Adds the algorithms with one order of sums: first those without a workspace, where parts of sums
+ * could wait for each other. */
+static int add_algorithms(const cublasLtMatmulHeuristicResult_t *list, int listed,
+                          struct product_algorithm found[PRODUCT_FOUND]) {
+    int count = 0;
+    for (int turn = 0; turn < 2; turn++)
+        for (int i = 0; i < listed; i++)
+            if (list[i].state == CUBLAS_STATUS_SUCCESS && (list[i].workspaceSize > 0) == turn &&
+                one_sum(&list[i].algo))
+                memcpy(&found[count++], &list[i].algo, sizeof *found);
+    return count;
+}
+
+static int propose(void *arg, const struct product_shape *shape, int64_t rows,
+                   struct product_algorithm found[PRODUCT_FOUND]) {
     static const uint32_t masks[] = {CUBLASLT_REDUCTION_SCHEME_NONE,
                                      CUBLASLT_REDUCTION_SCHEME_MASK};
+    struct device *device = static_cast<struct device *>(arg);
+    const float *any = static_cast<const float *>(device->workspace); /* for the query, not read */
+    const struct matmul_args wanted = {NULL,     NULL,         NULL, shape->bias ? any : NULL,
+                                       any,      any,          rows, shape->n,
+                                       shape->k, shape->dtype, 0};
+    cublasLtMatmulHeuristicResult_t list[PRODUCT_FOUND];
     struct matmul_plan plan;
-    struct matmul_args wanted = *args;
-    wanted.rows = shape->rows;
-    cublasLtMatmulHeuristicResult_t found[HEURISTIC_MAX];
-    int best = -1;
+    int count = 0;
     bool good = open_plan(&plan, &wanted);
-    for (int i = 0; good && best < 0 && i < 2; i++)
-        best = best_algorithm(found, find_algorithms(device, &plan, masks[i], found));
-    if (best >= 0) shape->algorithm = found[best].algo;
+    for (int i = 0; good && count == 0 && i < 2; i++)
+        count = add_algorithms(list, find_algorithms(device, &plan, masks[i], list), found);
     close_plan(&plan);
-    return best >= 0;
+    return count;
 }
 
-/* NULL: there is no algorithm. */
-static const struct matmul_shape *find_shape(struct device *device, const struct matmul_args *a,
-                                             int64_t rows) {
-    enum kern_dtype dtype = static_cast<enum kern_dtype>(a->dtype);
-    bool bias = a->bias != NULL;
-    for (int i = 0; i < device->shape_count; i++) {
-        const struct matmul_shape *s = &device->shapes[i];
-        if (s->n == a->n && s->k == a->k && s->rows == rows && s->dtype == dtype && s->bias == bias)
-            return s;
-    }
-    if (device->shape_count == SHAPES_MAX) return NULL;
-    struct matmul_shape *fresh = &device->shapes[device->shape_count];
-    fresh->n = a->n;
-    fresh->k = a->k;
-    fresh->rows = rows;
-    fresh->dtype = dtype;
-    fresh->bias = bias;
-    if (!choose_algorithm(device, fresh, a)) return NULL;
-    device->shape_count++;
-    return fresh;
-}
-
-/* Multiplies with the algorithm that was chosen for `rows` rows. */
-static bool multiply_as(struct device *device, const struct matmul_args *a, int64_t rows) {
-    const struct matmul_shape *shape = find_shape(device, a, rows);
+static bool multiply_with(struct device *device, const struct matmul_args *a,
+                          const struct product_algorithm *algorithm) {
     const float one = 1, beta = a->add ? 1 : 0;
+    cublasLtMatmulAlgo_t algo;
     struct matmul_plan plan = {};
-    if (!shape) return false;
-    bool good =
-        open_plan(&plan, a) &&
-        lt.cublasLtMatmul(device->blas, plan.operation, &one, a->w, plan.w, a->x, plan.x, &beta,
-                          a->y, plan.y, a->y, plan.y, &shape->algorithm, device->workspace,
-                          WORKSPACE_BYTES, device->stream) == CUBLAS_STATUS_SUCCESS;
+    memcpy(&algo, algorithm, sizeof algo);
+    bool good = open_plan(&plan, a) &&
+                lt.cublasLtMatmul(device->blas, plan.operation, &one, a->w, plan.w, a->x, plan.x,
+                                  &beta, a->y, plan.y, a->y, plan.y, &algo, device->workspace,
+                                  WORKSPACE_BYTES, device->stream) == CUBLAS_STATUS_SUCCESS;
     close_plan(&plan);
     return good;
 }
 
-/* If a shape's algorithm rejects so many rows, which no document excludes, another one is chosen
- * for about as many: then a row's result may depend on the other rows, which is logged once. */
-static bool multiply_otherwise(struct device *device, const struct matmul_args *a) {
-    int64_t rows = 1;
-    while (rows < a->rows) rows *= 2;
-    int known = device->shape_count;
-    if (!multiply_as(device, a, rows)) return false;
-    if (device->shape_count > known)
-        log_warn("cuda: products of %lld x %lld have another algorithm for %lld rows: the last "
-                 "bits of their sums depend on how many rows are computed together",
-                 (long long)a->n, (long long)a->k, (long long)rows);
-    return true;
+/* Numbers between 2^-7 and 1 with random signs, the same for each index. */
+static __global__ void k_random(void *to, int64_t count, enum kern_dtype dtype) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    uint32_t h = (uint32_t)i * 0x9E3779B1u + 0x85EBCA6Bu;
+    h = (h ^ h >> 15) * 0x2C1B3C6Du;
+    h ^= h >> 13;
+    if (dtype == KERN_F32)
+        static_cast<uint32_t *>(to)[i] = (h & 0x80000000u) | (0x3C000000u + (h & 0x03FFFFFFu));
+    else if (dtype == KERN_BF16)
+        static_cast<uint16_t *>(to)[i] = (uint16_t)((h & 0x8000u) | (0x3C00u + (h & 0x03FFu)));
+    else if (dtype == KERN_F16)
+        static_cast<uint16_t *>(to)[i] = (uint16_t)((h & 0x8000u) | (0x2000u + (h & 0x1BFFu)));
+    else
+        static_cast<uint8_t *>(to)[i] = (uint8_t)((h & 0x80u) | (0x08u + (h & 0x2Fu)));
 }
 
+static __global__ void k_differ(const uint32_t *a, const uint32_t *b, int64_t count,
+                                uint32_t *differ) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count && a[i] != b[i]) *differ = 1;
+}
+
+/* Fills the rows and their scales, multiplies twice and compares, in `memory`. */
+static bool trial_equal(struct device *device, char *memory, struct matmul_args a,
+                        const struct product_algorithm *first,
+                        const struct product_algorithm *second) {
+    const int threads = 256;
+    int64_t outputs = a.rows * a.n, inputs = a.rows * a.k;
+    size_t bytes = (size_t)outputs * sizeof(float);
+    uint32_t differ = 1, *flag = reinterpret_cast<uint32_t *>(memory + 2 * bytes);
+    float *scale = reinterpret_cast<float *>(flag) + DEVICE_MATMUL_ALIGN;
+    void *x =
+        scale + (a.rows + DEVICE_MATMUL_ALIGN - 1) / DEVICE_MATMUL_ALIGN * DEVICE_MATMUL_ALIGN;
+    a.x = x;
+    if (a.dtype == KERN_E4M3) a.x_scale = scale;
+    k_random<<<blocks_for(inputs, threads), threads, 0, device->stream>>>(
+        x, inputs, static_cast<enum kern_dtype>(a.dtype));
+    k_random<<<blocks_for(a.rows, threads), threads, 0, device->stream>>>(scale, a.rows, KERN_F32);
+    a.y = reinterpret_cast<float *>(memory);
+    bool good = multiply_with(device, &a, first);
+    a.y = reinterpret_cast<float *>(memory + bytes);
+    good = good && multiply_with(device, &a, second) &&
+           ok(device, cudaMemsetAsync(flag, 0, sizeof *flag, device->stream), "memset");
+    k_differ<<<blocks_for(outputs, threads), threads, 0, device->stream>>>(
+        reinterpret_cast<const uint32_t *>(memory),
+        reinterpret_cast<const uint32_t *>(memory + bytes), outputs, flag);
+    return good &&
+           ok(device,
+              cudaMemcpyAsync(&differ, flag, sizeof differ, cudaMemcpyDefault, device->stream),
+              "copy") &&
+           ok(device, cudaStreamSynchronize(device->stream), "a product") && !differ;
+}
+
+/* Without memory for a comparison, nothing is known. */
+static bool same_bits(void *arg, const struct product_shape *shape, int64_t rows,
+                      const struct product_algorithm *first,
+                      const struct product_algorithm *second) {
+    struct device *device = static_cast<struct device *>(arg);
+    struct matmul_args a = *device->trial;
+    a.rows = rows;
+    size_t bytes = 2 * (size_t)(rows * shape->n) * sizeof(float) +
+                   (size_t)(rows + 3 * DEVICE_MATMUL_ALIGN) * sizeof(float) +
+                   (size_t)(rows * shape->k) * kern_dtype_bytes(shape->dtype);
+    char *memory = bytes <= TRIAL_BYTES ? static_cast<char *>(device_alloc(device, bytes)) : NULL;
+    bool same = memory && !device->lost && trial_equal(device, memory, a, first, second);
+    if (memory) ok(device, cudaFree(memory), "cudaFree");
+    return same;
+}
+
+static struct product_shape shape_of(const struct matmul_args *a) {
+    return {a->n, a->k, static_cast<enum kern_dtype>(a->dtype), a->bias != NULL};
+}
+
+void device_matmul_compare(struct device *device, const struct matmul_args *weight) {
+    const struct product_library library = {device, propose, same_bits};
+    const struct product_shape shape = shape_of(weight);
+    device->trial = weight;
+    if (!device->lost) products_compare(&device->products, &library, &shape);
+    device->trial = NULL;
+}
+
+/* If the shape's algorithm rejects so many rows, which no document excludes, another one is used
+ * for these: then a row's result may depend on the other rows, which is logged once. */
 static void run_matmul(struct device *device, const void *data) {
     const struct matmul_args *a = static_cast<const struct matmul_args *>(data);
-    if (device->lost || multiply_as(device, a, HEURISTIC_ROWS) || multiply_otherwise(device, a))
-        return;
+    const struct product_library library = {device, propose, same_bits};
+    const struct product_shape shape = shape_of(a);
+    const struct product_algorithm *algorithm;
+    if (device->lost) return;
+    while ((algorithm = products_find(&device->products, &library, &shape, a->rows))) {
+        if (multiply_with(device, a, algorithm)) return;
+        if (products_refused(&device->products, &library, &shape, a->rows))
+            log_warn("cuda: products of %lld x %lld have another algorithm for %lld rows: the last "
+                     "bits of their sums depend on how many rows are computed together",
+                     (long long)a->n, (long long)a->k, (long long)a->rows);
+    }
     log_error("cuda: cuBLASLt refuses a product of %lld x %lld x %lld", (long long)a->rows,
               (long long)a->n, (long long)a->k);
     device_failed(device, ERR_DEVICE);
@@ -787,14 +839,14 @@ void device_matmul(struct device *device, const struct matmul_args *args) {
 }
 
 int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault *fault) {
-    const float *any = static_cast<const float *>(device->workspace); /* for the query, not read */
-    const struct matmul_args args = {NULL, NULL, NULL, NULL, any, any, 1, n, k, KERN_E4M3, 0};
+    const struct product_library library = {device, propose, same_bits};
+    const struct product_shape shape = {n, k, KERN_E4M3, false};
     if (device->capability != 90)
         return fault_set(fault, ERR_UNSUPPORTED, "quantization",
                          "fp8 products with a scale per row need compute capability 9.0 (Hopper); "
                          "the device has %d.%d",
                          device->capability / 10, device->capability % 10);
-    if (find_shape(device, &args, HEURISTIC_ROWS)) return 0;
+    if (products_find(&device->products, &library, &shape, PRODUCT_ROWS)) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "quantization",
                      "cuBLASLt has no fp8 product of %lld inputs and %lld outputs", (long long)k,
                      (long long)n);

@@ -107,6 +107,9 @@ struct matmul_args {
 #define DEVICE_MATMUL_ALIGN 16
 
 void device_matmul(struct device *device, const struct matmul_args *args);
+/* Called when a weight has been loaded, with its w, w_scale, n, k and dtype: chooses how its
+ * products are computed for few rows and for many (products.h). Waits for the device. */
+void device_matmul_compare(struct device *device, const struct matmul_args *weight);
 /* Can the device compute E4M3 products of this shape? ERR_UNSUPPORTED says why not. */
 int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault *fault);
 

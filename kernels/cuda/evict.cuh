@@ -122,7 +122,7 @@ struct look {
     const uint16_t *queries;  /* [layer][place][heads_q * head_dim] */
     int64_t layer_stride;     /* in elements; 0: queries of one layer only */
     const int32_t *query_pos; /* [query_count], ascending; NULL: from origin on */
-    int64_t partial_first, stats_first, sees_first; /* its parts of these arrays */
+    int64_t partial_first, stats_first, sees_first; /* where its parts of these arrays begin */
 };
 
 /* Numbers of elements of the arrays below. */

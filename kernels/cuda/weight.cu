@@ -224,6 +224,13 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
                          bytes >> 20, err_text(rc), memory.unused >> 20, memory.total >> 20);
     }
     note_width(cuda, w);
+    struct matmul_args loaded = {};
+    loaded.w = w->data;
+    loaded.w_scale = w->scale;
+    loaded.n = w->rows;
+    loaded.k = w->cols;
+    loaded.dtype = w->dtype;
+    device_matmul_compare(cuda->device, &loaded);
     bool of_layers = shard == KERN_SHARD_ROWS || shard == KERN_SHARD_COLS;
     if (w->dtype == KERN_E4M3) cuda->layers_dtype = KERN_E4M3;
     if (w->dtype == KERN_F16 && of_layers && cuda->layers_dtype == KERN_BF16)

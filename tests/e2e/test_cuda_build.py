@@ -1,6 +1,7 @@
 """The build of `cmake --preset cuda`, where there is no GPU: it starts, and says so; made by .ci/run where nvcc is."""
 import os
 import pathlib
+import shutil
 import subprocess
 
 import pytest
@@ -45,3 +46,13 @@ def test_no_library_of_cuda_is_needed_to_start():
     needed = [line for line in listed.splitlines() if "(NEEDED)" in line]
     assert needed and not any(name in line for line in needed for name in ("cudart", "cublas", "nccl", "libcuda")), needed
     assert any("RUNPATH" in line or "RPATH" in line for line in listed.splitlines()), "where the toolkit's libraries are"
+
+
+def test_decoding_spills_no_registers():
+    """tools/kernel_resources reads the compiled kernels."""
+    if not shutil.which("cuobjdump"):
+        pytest.skip("skip: cuobjdump is not here")
+    done = subprocess.run([ROOT / "tools/kernel_resources"], capture_output=True, text=True, check=True)
+    rows = [line.rsplit(None, 3) for line in done.stdout.splitlines()[1:]]
+    decode = [row for row in rows if row[0].startswith("k_attend_decode<")]
+    assert decode and all(int(row[2]) == 0 for row in decode), done.stdout

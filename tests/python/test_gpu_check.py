@@ -19,16 +19,17 @@ import serving  # noqa: E402
 import side_by_side  # noqa: E402
 
 
-def load_check():
-    loader = importlib.machinery.SourceFileLoader("gpu_check", str(ROOT / "bench/gpu/check"))
-    loader_spec = importlib.util.spec_from_loader("gpu_check", loader)
+def load_script(name, path):
+    loader = importlib.machinery.SourceFileLoader(name, str(ROOT / path))
+    loader_spec = importlib.util.spec_from_loader(name, loader)
     module = importlib.util.module_from_spec(loader_spec)
     loader.exec_module(module)
     return module
 
 
 sys.dont_write_bytecode = True
-gpu_check = load_check()
+gpu_check = load_script("gpu_check", "bench/gpu/check")
+resources = load_script("kernel_resources", "tools/kernel_resources")
 
 
 @pytest.fixture
@@ -66,6 +67,31 @@ def test_the_roofline_is_the_designs():
     assert model.parameters() == pytest.approx(7.504e9, rel=1e-3) and model.token_bytes() == 131072
     for batch, entries, ms in ((1, 1024, 3.52), (64, 1024, 5.49), (256, 1024, 12.9), (59, 16384, 33.0)):
         assert 1e3 * model.step_seconds(rates, batch, entries) == pytest.approx(ms, rel=0.005)
+
+
+# --- registers ---
+
+
+DUMPED = """
+Fatbin elf code:
+================
+arch = sm_90
+
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function _Z8k_decodeILi64ELb0EEv4args:
+  REG:165 STACK:16 SHARED:1024 LOCAL:8 CONSTANT[0]:560 TEXTURE:0 SURFACE:0 SAMPLER:0
+ Function _Z8k_randomPvl:
+  REG:12 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:548 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+def test_registers_are_read_from_what_cuobjdump_says():
+    assert resources.parse(DUMPED) == [("_Z8k_decodeILi64ELb0EEv4args", 165, 24, 1024), ("_Z8k_randomPvl", 12, 0, 0)]
+    assert resources.short("void k_decode<(int)128, (bool)1>(decode_args)") == "k_decode<128, 1>"
+    assert resources.short("k_random(void*, long)") == "k_random"
+    assert resources.table([("a", 8, 0, 0), ("b", 9, 1, 2)])[1].split() == ["b", "9", "1", "2"]
 
 
 # --- steps ---

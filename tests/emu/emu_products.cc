@@ -1,0 +1,141 @@
+/* kernels/cuda/products.h with a library whose algorithms are numbers: each has a set of bits, and
+ * the largest number of rows that it accepts. */
+#include "kernels/cuda/products.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define EXPECT(condition)                                                                          \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+struct fake {
+    /* Algorithms proposed for up to 16, 64, 256 and more rows; 0 ends the list. */
+    uint64_t proposed[PRODUCT_BUCKETS][PRODUCT_FOUND];
+    int bits[16];
+    int64_t rows_max[16];
+    int asked, multiplied;
+};
+
+static int find(void *arg, const struct product_shape *, int64_t rows,
+                struct product_algorithm found[PRODUCT_FOUND]) {
+    struct fake *fake = static_cast<struct fake *>(arg);
+    const uint64_t *proposed = fake->proposed[product_bucket(rows)];
+    int count = 0;
+    fake->asked++;
+    for (; proposed[count]; count++) found[count] = {{proposed[count]}};
+    return count;
+}
+
+static bool same(void *arg, const struct product_shape *, int64_t rows,
+                 const struct product_algorithm *a, const struct product_algorithm *b) {
+    struct fake *fake = static_cast<struct fake *>(arg);
+    fake->multiplied++;
+    return fake->bits[a->data[0]] == fake->bits[b->data[0]] && rows <= fake->rows_max[a->data[0]] &&
+           rows <= fake->rows_max[b->data[0]];
+}
+
+static struct fake open_fake(const uint64_t few, const uint64_t own, const uint64_t more,
+                             const uint64_t many) {
+    struct fake fake = {};
+    const uint64_t first[PRODUCT_BUCKETS] = {few, own, more, many};
+    for (int b = 0; b < PRODUCT_BUCKETS; b++) fake.proposed[b][0] = first[b];
+    for (int64_t &rows : fake.rows_max) rows = INT64_MAX;
+    return fake;
+}
+
+static const struct product_shape shape = {4096, 1024, KERN_BF16, false};
+static struct products products;
+
+static uint64_t chosen(const struct product_library *library, int64_t rows) {
+    const struct product_algorithm *algorithm = products_find(&products, library, &shape, rows);
+    return algorithm ? algorithm->data[0] : 0;
+}
+
+/* What is proposed for a bucket is used there if its bits are those of the shape's own. */
+static void only_equal_bits_are_used() {
+    struct fake fake = open_fake(2, 1, 3, 4);
+    const struct product_library library = {&fake, find, same};
+    fake.bits[3] = 1;        /* 256 rows: other bits, */
+    fake.proposed[2][1] = 5; /* but the next one has equal ones */
+    fake.bits[4] = fake.bits[6] = 1;
+    fake.proposed[3][1] = 6; /* more rows: no algorithm has */
+    products = {};
+    EXPECT(chosen(&library, 1) == 1 && chosen(&library, 5000) == 1); /* nothing is compared yet */
+    products_compare(&products, &library, &shape);
+    const struct {
+        int64_t rows;
+        uint64_t algorithm;
+    } wanted[] = {{1, 2}, {16, 2}, {17, 1}, {64, 1}, {65, 5}, {256, 5}, {257, 1}, {100000, 1}};
+    for (const auto &want : wanted) EXPECT(chosen(&library, want.rows) == want.algorithm);
+    int asked = fake.asked, multiplied = fake.multiplied;
+    products_compare(&products, &library, &shape);
+    for (int64_t rows = 1; rows < 3000; rows++) (void)chosen(&library, rows);
+    EXPECT(fake.asked == asked && fake.multiplied == multiplied);
+}
+
+/* An algorithm whose rows the library refuses gives way to the shape's own; if that is refused, to
+ * another one, whose bits may be others; and if there is none, nobody asks again. */
+static void refused_algorithms_are_not_asked_again() {
+    struct fake fake = open_fake(2, 1, 2, 3);
+    const struct product_library library = {&fake, find, same};
+    products = {};
+    products_compare(&products, &library, &shape);
+    EXPECT(chosen(&library, 300) == 3);
+    EXPECT(!products_refused(&products, &library, &shape, 300) && chosen(&library, 300) == 1);
+    fake.proposed[3][0] = 1;
+    fake.proposed[3][1] = 7;
+    EXPECT(products_refused(&products, &library, &shape, 300) && chosen(&library, 300) == 7);
+    EXPECT(!products_refused(&products, &library, &shape, 300) && chosen(&library, 300) == 0);
+    EXPECT(chosen(&library, 20) == 1 && chosen(&library, 100) == 2);
+    int asked = fake.asked;
+    for (int i = 0; i < 10; i++) EXPECT(chosen(&library, 300 + i) == 0);
+    EXPECT(fake.asked == asked);
+}
+
+/* A shape for which the library has nothing is asked for once. */
+static void shapes_without_an_algorithm_are_remembered() {
+    struct fake fake = open_fake(0, 0, 2, 2);
+    const struct product_library library = {&fake, find, same};
+    products = {};
+    for (int64_t rows = 1; rows < 5000; rows *= 3) EXPECT(chosen(&library, rows) == 0);
+    products_compare(&products, &library, &shape);
+    EXPECT(fake.asked == 1 && fake.multiplied == 0);
+}
+
+/* Shapes that differ in one property have algorithms of their own; a full table has room for no
+ * more. */
+static void every_shape_is_its_own() {
+    struct fake fake = open_fake(1, 1, 1, 1);
+    const struct product_library library = {&fake, find, same};
+    const struct product_shape others[] = {{4096, 1024, KERN_BF16, true},
+                                           {4096, 1024, KERN_F16, false},
+                                           {4096, 1025, KERN_BF16, false},
+                                           {4097, 1024, KERN_BF16, false}};
+    products = {};
+    EXPECT(chosen(&library, 1) == 1);
+    fake.proposed[1][0] = 9;
+    for (const struct product_shape &other : others)
+        EXPECT(products_find(&products, &library, &other, 1)->data[0] == 9);
+    EXPECT(chosen(&library, 1) == 1 && fake.asked == 5);
+    struct product_shape next = shape;
+    for (int i = products.count; i < PRODUCT_SHAPES; i++) {
+        next.n = 10000 + i;
+        EXPECT(products_find(&products, &library, &next, 1));
+    }
+    next.n = 1;
+    EXPECT(!products_find(&products, &library, &next, 1));
+    EXPECT(!products_refused(&products, &library, &next, 1));
+}
+
+int main() {
+    only_equal_bits_are_used();
+    refused_algorithms_are_not_asked_again();
+    shapes_without_an_algorithm_are_remembered();
+    every_shape_is_its_own();
+    return 0;
+}
