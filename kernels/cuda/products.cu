@@ -59,7 +59,7 @@ bool products_refused(struct products *products, const struct product_library *l
     struct product_choice *choice = &product->choices[product_bucket(rows)];
     const struct product_algorithm *own = &product->choices[product_bucket(PRODUCT_ROWS)].algorithm;
     if (!choice->odd && !same_algorithm(&choice->algorithm, own)) {
-        choice->algorithm = *own; /* it gives the same bits */
+        choice->algorithm = *own; /* which gives the same bits */
         return false;
     }
     int count = choice->odd ? 0 : library->find(library->arg, shape, rows, found);

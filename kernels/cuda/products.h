@@ -19,7 +19,7 @@ extern "C" {
 #define PRODUCT_ROWS    64  /* the number of rows for which a shape's own algorithm is chosen */
 #define PRODUCT_BUCKETS 4
 #define PRODUCT_FOUND   32 /* algorithms that the library proposes at a time */
-#define PRODUCT_TRIES   4  /* of these, compared for a bucket */
+#define PRODUCT_TRIES   4  /* algorithms compared for a bucket */
 
 struct product_shape {
     int64_t n, k;
@@ -32,9 +32,9 @@ struct product_algorithm {
     uint64_t data[8];
 };
 
-/* What a library can do. `find`: algorithms for so many rows that do not split the inner dimension,
- * best first; returns their number. `same`: multiplies random rows with both; do both accept the
- * rows, and are all bits equal? */
+/* The functions of a library. `find`: algorithms for so many rows that do not split the inner
+ * dimension, best first; returns their number. `same`: multiplies random rows with both; do both
+ * accept the rows, and are all bits equal? */
 struct product_library {
     void *arg;
     int (*find)(void *arg, const struct product_shape *shape, int64_t rows,

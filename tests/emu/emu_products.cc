@@ -56,7 +56,7 @@ static uint64_t chosen(const struct product_library *library, int64_t rows) {
     return algorithm ? algorithm->data[0] : 0;
 }
 
-/* What is proposed for a bucket is used there if its bits are those of the shape's own. */
+/* An algorithm proposed for a bucket is used there if its bits are those of the shape's own. */
 static void only_equal_bits_are_used() {
     struct fake fake = open_fake(2, 1, 3, 4);
     const struct product_library library = {&fake, find, same};
