@@ -58,8 +58,9 @@ bool products_refused(struct products *products, const struct product_library *l
     if (!product) return false;
     struct product_choice *choice = &product->choices[product_bucket(rows)];
     const struct product_algorithm *own = &product->choices[product_bucket(PRODUCT_ROWS)].algorithm;
+    /* The own one gives the same bits. */
     if (!choice->odd && !same_algorithm(&choice->algorithm, own)) {
-        choice->algorithm = *own; /* which gives the same bits */
+        choice->algorithm = *own;
         return false;
     }
     int count = choice->odd ? 0 : library->find(library->arg, shape, rows, found);
