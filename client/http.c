@@ -23,7 +23,7 @@ struct http {
     CURL *easy;
 };
 
-/* One request. */
+/* A request that is under way. */
 struct transfer {
     struct http *http;
     struct http_answer *answer;

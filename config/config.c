@@ -90,8 +90,9 @@ const struct option config_options[] = {
      "auto: text between <think> tags is returned as reasoning_content. none: answers are "
      "returned unchanged."},
     {"tool-call-parser", CHOICE, AT(tool_call_parser), 0, 0, "auto", "auto|hermes|llama3|mistral|qwen3_coder|harmony|none", 0,
-     "Format of the model's tool calls: <tool_call> tags (hermes: Qwen, Hermes), channels (harmony: gpt-oss), a list behind [TOOL_CALLS] (mistral) or a bare JSON "
-     "object (llama3: Llama 3.x). auto: detected from the chat template. none: requests that "
+     "Format of the model's tool calls: <tool_call> tags around JSON (hermes: Qwen, Hermes) or "
+     "around tags for each argument (qwen3_coder), channels (harmony: gpt-oss), a list after "
+     "[TOOL_CALLS] (mistral) or a bare JSON object (llama3: Llama 3.x). auto: detected from the chat template. none: requests that "
      "allow tool calls are rejected."},
     {"request-timeout", INT, AT(request_timeout), 0, 86400, "0", "SECONDS", RELOADABLE,
      "Maximum duration of a request, measured from its arrival; a request that takes longer "

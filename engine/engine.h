@@ -643,6 +643,9 @@ int engine_conversation_order(struct engine *engine, struct engine_order *order)
 int engine_state_open(struct engine *engine, uint64_t id, int *fd, uint64_t *bytes,
                       struct fault *fault);
 
+/* Returns the most bytes that a file may have that comes; -1: there is no state directory. */
+int64_t engine_upload_max(const struct engine *engine);
+
 struct engine_upload;
 /* Begins to take a file. Only one of this space is accepted. ERR_NOMEM. */
 int engine_upload_open(struct engine *engine, const uint8_t space[16], struct engine_upload **out,

@@ -14,6 +14,11 @@ int engine_state_open(struct engine *e, uint64_t id, int *fd, uint64_t *bytes,
     return store ? store_open_file(store, id, fd, bytes, fault) : no_directory(fault);
 }
 
+int64_t engine_upload_max(const struct engine *e) {
+    const struct store *store = e->replicas[0].store;
+    return store ? store_upload_max(store) : -1;
+}
+
 int engine_upload_open(struct engine *e, const uint8_t space[16], struct engine_upload **out,
                        struct fault *fault) {
     struct store *store = e->replicas[0].store;

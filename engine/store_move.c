@@ -24,12 +24,20 @@ struct store_upload {
     struct sha256_stream hash;
 };
 
+static int64_t upload_max(const struct directory *d) {
+    return d->options.bytes / STORE_UPLOADS_SHARE;
+}
+
 int store_open_file(struct store *store, uint64_t id, int *fd, uint64_t *bytes,
                     struct fault *fault) {
     *fd = state_dir_open_file(&store->directory->dir, id, bytes);
     if (*fd >= 0) return 0;
     return fault_set(fault, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, "state", "%s",
                      strerror(errno));
+}
+
+int64_t store_upload_max(const struct store *store) {
+    return upload_max(store->directory);
 }
 
 int store_upload_open(struct store *store, const uint8_t space[16], struct store_upload **out,
@@ -47,7 +55,7 @@ int store_upload_open(struct store *store, const uint8_t space[16], struct store
 /* Takes the file's bytes from those that all uploads may have. */
 static int count_bytes(struct store_upload *upload, struct fault *fault) {
     struct directory *d = upload->directory;
-    int64_t most = d->options.bytes / STORE_UPLOADS_SHARE, size = (int64_t)upload->head.file_size;
+    int64_t most = upload_max(d), size = (int64_t)upload->head.file_size;
     if (size > most)
         return fault_set(fault, ERR_LIMIT, "state",
                          "%lld bytes; an upload may have %lld, a quarter of state-bytes",

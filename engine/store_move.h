@@ -14,6 +14,9 @@ struct store_upload;
 int store_open_file(struct store *store, uint64_t id, int *fd, uint64_t *bytes,
                     struct fault *fault);
 
+/* Returns the most bytes that an upload may have. */
+int64_t store_upload_max(const struct store *store);
+
 /* Begins an upload of a conversation of this space. ERR_NOMEM. */
 int store_upload_open(struct store *store, const uint8_t space[16], struct store_upload **out,
                       struct fault *fault);

@@ -54,18 +54,19 @@ void background_cancel(struct exchange *ex) {
     exchange_cancel(ex);
 }
 
-static const char *outcome(const struct exchange *ex) {
+static const char *outcome(const struct exchange *ex, bool kept) {
     if (ex->forgotten) return "deleted";
-    if (ex->facts.cancelled) return "cancelled";
+    if (ex->facts.cancelled || ex->gone) return "cancelled";
+    if (!kept) return "lost";
     return ex->error.status ? "failed" : "stored";
 }
 
 /* The line of its request was written when the client was answered. */
-static void log_end(const struct exchange *ex) {
+static void log_end(const struct exchange *ex, bool kept) {
     const struct log_field fields[] = {
         {"request_id", ex->request_id, 0},
         {"id", ex->id, 0},
-        {"outcome", outcome(ex), 0},
+        {"outcome", outcome(ex, kept), 0},
         {"ms", NULL, (clock_ns() - ex->received_ns) / 1000000},
         {"prompt_tokens", NULL, (int64_t)oai_prompt_total(&ex->facts)},
         {"completion_tokens", NULL, (int64_t)oai_tokens_total(&ex->facts)},
@@ -74,7 +75,8 @@ static void log_end(const struct exchange *ex) {
 }
 
 void background_end(struct exchange *ex) {
-    if (!ex->forgotten && !ex->gone)
-        ex->request.kind->form->keep(&ex->facts, ex->error.status ? &ex->error : NULL);
-    log_end(ex);
+    const struct oai_error *error = ex->error.status ? &ex->error : NULL;
+    bool kept = false;
+    if (!ex->forgotten && !ex->gone) kept = ex->request.kind->form->keep(&ex->facts, error);
+    log_end(ex, kept);
 }

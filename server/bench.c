@@ -11,6 +11,8 @@
 #include "base/json.h"
 #include "base/mem.h"
 
+#define JSON_BYTES_MAX ((size_t)64 << 20) /* all rows; a name can be long */
+
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
 void bench_help(FILE *out) {
@@ -379,11 +381,15 @@ int bench_run(struct bench *bench, struct engine *engine, const struct bench_opt
               const char *name, FILE *out, struct fault *fault) {
     struct table table = {
         .bench = bench, .engine = engine, .options = options, .name = name, .out = out};
-    buf_open(&table.json, (size_t)1 << 20);
+    buf_open(&table.json, JSON_BYTES_MAX);
     if (!options->json) print_head(out);
     int rc = run_tests(&table, false, &options->prompts, fault);
     if (rc == 0) rc = run_tests(&table, true, &options->tokens, fault);
+    if (rc == 0 && table.json.failed)
+        rc = fault_set(fault, ERR_NOMEM, "json", "no memory for the rows");
     if (rc == 0 && options->json) fprintf(out, "%s]\n", table.json.data ? table.json.data : "[");
+    if (rc == 0 && (fflush(out) != 0 || ferror(out)))
+        rc = fault_set(fault, ERR_IO, NULL, "the table cannot be written");
     buf_close(&table.json);
     return rc;
 }

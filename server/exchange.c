@@ -498,7 +498,7 @@ void exchange_answer_wait(struct exchange *ex) {
     } else {
         const struct oai_form *form = ex->request.kind->form;
         form->answer(&ex->answer.body, &ex->facts);
-        if (form->keep) form->keep(&ex->facts, NULL);
+        if (form->keep) (void)form->keep(&ex->facts, NULL);
         ex->answer.status = 200;
     }
 }

@@ -229,7 +229,7 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
         refuse_rate(ex, key))
         return;
     if (!ex->route->act && !ex->route->kind)
-        (void)move_begin(ex);
+        (void)move_begin(ex, declared_size(ex));
     else if (declared_size(ex) > o->max_body_bytes)
         refuse_size(ex);
 }
@@ -255,7 +255,8 @@ void http_add_common_headers(struct exchange *ex, struct MHD_Response *response)
     if (ex->answer.origin) {
         MHD_add_response_header(response, "Access-Control-Allow-Origin", ex->answer.origin);
         MHD_add_response_header(response, "Access-Control-Expose-Headers",
-                                "x-request-id, retry-after, retry-after-ms, x-should-retry");
+                                "x-request-id, X-Session-ID, retry-after, retry-after-ms, "
+                                "x-should-retry");
         MHD_add_response_header(response, "Vary", "Origin");
     }
     load_add_header(ex, response);
@@ -421,7 +422,7 @@ static int final_status(struct exchange *ex, enum MHD_RequestTerminationCode cod
     return (int)info->http_status;
 }
 
-/* One line per request: work at info, questions (health, metrics) at debug. */
+/* One line per request: work and changes at info, questions (health, metrics) at debug. */
 static void log_request(struct exchange *ex, enum MHD_RequestTerminationCode code) {
     int64_t prompt = 0, answer = 0;
     for (int i = 0; i < ex->jobs_submitted; i++) {
@@ -440,7 +441,7 @@ static void log_request(struct exchange *ex, enum MHD_RequestTerminationCode cod
         {"prompt_tokens", NULL, prompt},
         {"completion_tokens", NULL, answer},
     };
-    bool work = ex->route && ex->route->kind;
+    bool work = ex->route && (ex->route->kind || strcmp(ex->route->method, "GET") != 0);
     log_event(work ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG, "request", fields,
               sizeof fields / sizeof *fields);
 }

@@ -1,6 +1,7 @@
 #include "server/keys.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,7 @@
 static const struct key_settings plain_settings = {.weight = 1};
 
 static int add_key(struct keys *keys, const char *text, const struct key_settings *settings,
-                   const char *option, struct fault *fault) {
+                   uint32_t line, const char *option, struct fault *fault) {
     size_t size = strlen(text);
     if (keys->count == KEYS_MAX)
         return fault_set(fault, ERR_LIMIT, option, "more than %d keys", KEYS_MAX);
@@ -27,6 +28,7 @@ static int add_key(struct keys *keys, const char *text, const struct key_setting
                              "a key holds a blank or a byte that cannot stand in a header");
     struct key *key = &keys->items[keys->count];
     key->listed = (uint32_t)keys->count++;
+    key->line = line;
     key->settings = *settings;
     key->added = keys->reading;
     sip_hash128(keys->secret, text, size, key->digest);
@@ -79,16 +81,17 @@ static int read_setting(char *text, struct key_settings *settings, const char *o
                                                    : "a whole number from 1 on");
 }
 
-/* A line without its end: a key, then its settings. */
-static int add_line(struct keys *keys, char *line, const char *option, struct fault *fault) {
+/* A line without its end, of this number: a key, then its settings. */
+static int add_line(struct keys *keys, char *text, uint32_t line, const char *option,
+                    struct fault *fault) {
     struct key_settings settings = plain_settings;
-    char *rest, *key = strtok_r(line, " \t", &rest), *setting;
+    char *rest, *key = strtok_r(text, " \t", &rest), *setting;
     int rc = 0;
     while (!rc && (setting = strtok_r(NULL, " \t", &rest)))
         rc = read_setting(setting, &settings, option, fault);
     if (!rc && settings.name[0] && ++keys->named > KEY_NAMES_MAX)
         rc = fault_set(fault, ERR_LIMIT, option, "more than %d keys with names", KEY_NAMES_MAX);
-    return rc ? rc : add_key(keys, key, &settings, option, fault);
+    return rc ? rc : add_key(keys, key, &settings, line, option, fault);
 }
 
 /* Without its newline and blanks around it; NULL for lines that hold no key. */
@@ -103,16 +106,18 @@ static int read_file(struct keys *keys, const char *path, struct fault *fault) {
     static const char option[] = "api-key-file";
     char line[KEY_BYTES_MAX + 256], *key;
     size_t before = keys->count;
+    uint32_t number = 0;
     int rc = 0;
     FILE *file = fopen(path, "re");
     if (!file)
         return fault_set(fault, ERR_IO, option, "cannot open %.200s: %s", path, strerror(errno));
     while (!rc && fgets(line, sizeof line, file)) {
+        number++;
         if (!strchr(line, '\n') && !feof(file))
             rc = fault_set(fault, ERR_LIMIT, option, "a line is longer than %zu bytes",
                            sizeof line - 2);
         else if ((key = key_of_line(line)))
-            rc = add_line(keys, key, option, fault);
+            rc = add_line(keys, key, number, option, fault);
     }
     if (!rc && ferror(file))
         rc = fault_set(fault, ERR_IO, option, "cannot read %.200s: %s", path, strerror(errno));
@@ -134,19 +139,31 @@ static int by_listing(const void *a, const void *b) {
     return order ? order : (x->listed > y->listed) - (x->listed < y->listed);
 }
 
+static bool equal_settings(const struct key_settings *a, const struct key_settings *b) {
+    return strcmp(a->name, b->name) == 0 && a->weight == b->weight &&
+           a->pages_max == b->pages_max && a->requests_max == b->requests_max;
+}
+
 /* Sorts the keys. Of one that is listed more than once the last row stays: with two rows, requests
- * would be counted in one of them and a reload might take the other. */
-static void sort_keys(struct keys *keys) {
+ * would be counted in one of them and a reload might take the other. Two lines of the file that
+ * differ are refused, because one of them would have no effect. */
+static int sort_keys(struct keys *keys, struct fault *fault) {
     size_t kept = 0;
     qsort(keys->items, keys->count, sizeof *keys->items, by_listing);
     for (size_t i = 0; i < keys->count; i++) {
+        const struct key *key = &keys->items[i];
         struct key *last = kept ? &keys->items[kept - 1] : NULL;
-        bool again = last && by_digest(last, &keys->items[i]) == 0;
+        bool again = last && by_digest(last, key) == 0;
+        if (again && last->line && !equal_settings(&last->settings, &key->settings))
+            return fault_set(fault, ERR_INVALID, "api-key-file",
+                             "line %" PRIu32 " has the key of line %" PRIu32 " with other settings",
+                             key->line, last->line);
         if (again && last->settings.name[0]) keys->named--;
         if (!again) kept++;
-        keys->items[kept - 1] = keys->items[i];
+        keys->items[kept - 1] = *key;
     }
     keys->count = kept;
+    return 0;
 }
 
 static void inherit(struct key *key, const struct key *before) {
@@ -176,9 +193,9 @@ int keys_open(struct keys *keys, char *const *texts, size_t text_count, const ch
         CHECK(getrandom(keys->secret, sizeof keys->secret, 0) == sizeof keys->secret);
     keys->items = mem_must_alloc(KEYS_MAX, sizeof *keys->items);
     for (size_t i = 0; i < text_count && !rc; i++)
-        rc = add_key(keys, texts[i], &plain_settings, "api-key", fault);
+        rc = add_key(keys, texts[i], &plain_settings, 0, "api-key", fault);
     if (!rc && file) rc = read_file(keys, file, fault);
-    sort_keys(keys);
+    if (!rc) rc = sort_keys(keys, fault);
     if (before) (void)keys_inherit(keys, before);
     if (before) keys->anyone = before->anyone;
     keys->anyone.settings = plain_settings;

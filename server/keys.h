@@ -30,6 +30,7 @@ struct key_settings {
 struct key {
     uint8_t digest[16];
     uint32_t listed; /* place among all that are listed; read by keys_open alone */
+    uint32_t line;   /* number in the file, from 1 on; 0: not from the file */
     struct key_settings settings;
     double allowance;    /* requests that may start now, refilled by the rate */
     int64_t refilled_ns; /* 0: never used, so the allowance is full */
@@ -50,11 +51,11 @@ struct keys {
 
 /* `texts` are taken as they are; `file` (may be NULL) has one key per line, blank lines and lines
  * that begin with # are ignored. Settings may follow the key: name=TEXT, weight=N, pages=N and
- * requests=N. A key that is listed more than once is one key, with the settings of its last line;
- * the texts come before the file. Keys that are in `before` (may be NULL) keep their allowance and
- * their counts, and take the new settings.
- * On failure *keys is empty and fault->field is "api-key" or "api-key-file". A file without any key
- * is a failure: it would open the server to everybody. */
+ * requests=N. A key that is in the texts and in the file is one key, with the settings of the file;
+ * lines of the file for one key must have the same settings. Keys that are in `before` (may be
+ * NULL) keep their allowance and their counts, and take the new settings. On failure *keys is empty
+ * and fault->field is "api-key" or "api-key-file". A file without any key is a failure: it would
+ * open the server to everybody. */
 int keys_open(struct keys *keys, char *const *texts, size_t text_count, const char *file,
               const struct keys *before, struct fault *fault);
 void keys_close(struct keys *keys);

@@ -26,6 +26,7 @@
 #define OAI_LOGPROBS_MAX       20   /* ENGINE_TOP_MAX */
 #define OAI_KEY_BYTES          1024 /* cache_salt, prompt_cache_key and other opaque keys */
 #define OAI_ID_BYTES           512  /* user, safety_identifier, and the ids of items and calls */
+#define OAI_ROLE_MAX           64   /* bytes of a message's role */
 #define OAI_METADATA_MAX       16   /* pairs of metadata */
 #define OAI_METADATA_KEY       64   /* characters of a key of metadata */
 #define OAI_METADATA_VALUE     512  /* characters of a value of metadata */

@@ -1,6 +1,7 @@
 #include "server/move.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -81,8 +82,17 @@ static void refuse(struct exchange *ex, const struct fault *fault) {
 
 /* ---- A file comes --------------------------------------------------------------------------- */
 
-bool move_begin(struct exchange *ex) {
+bool move_begin(struct exchange *ex, uint64_t size) {
+    int64_t most = engine_upload_max(ex->server->engine);
     uint8_t space[16];
+    struct fault fault;
+    if (most >= 0 && size > (uint64_t)most) {
+        fault_set(&fault, ERR_LIMIT, "state",
+                  "%" PRIu64 " bytes; an upload may have %" PRId64 ", a quarter of state-bytes",
+                  size, most);
+        refuse(ex, &fault);
+        return false;
+    }
     if (exchange_space(ex, space) != 0 || !open_move(ex)) return false;
     memcpy(ex->move->space, space, sizeof space);
     return true;

@@ -9,8 +9,9 @@
 
 #define MOVE_BYTES ((size_t)256 << 10)
 
-/* Before the body: true, or the exchange is refused. */
-bool move_begin(struct exchange *exchange);
+/* Before the body, of which `size` bytes are announced (0: unknown): true, or the exchange is
+ * refused. */
+bool move_begin(struct exchange *exchange, uint64_t size);
 /* Takes bytes of the body; returns how many. The rest comes again once the disk has these. */
 size_t move_receive(struct exchange *exchange, const char *data, size_t size);
 void move_finish(struct exchange *exchange); /* the body is complete */

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -421,27 +422,28 @@ static void write_process(struct writer *w, const struct stats_input *input) {
                      (double)input->resident_bytes);
 }
 
-/* The sum over all keys of this name; `offset` is that of a count in struct key. */
-static double count_of_name(const struct keys *keys, const char *name, size_t offset) {
-    double sum = 0;
-    for (size_t i = 0; i < keys->count; i++) {
-        const struct key *key = &keys->items[i];
-        if (strcmp(key->settings.name, name) == 0)
-            sum += (double)*(const uint64_t *)((const char *)key + offset);
-    }
-    return sum;
+static int by_name(const void *a, const void *b) {
+    const struct key *const *x = a, *const *y = b;
+    return strcmp((*x)->settings.name, (*y)->settings.name);
 }
 
-/* Collects the names, each once; returns how many. */
-static int names_of(const struct keys *keys, const char *names[KEY_NAMES_MAX]) {
+/* Collects the keys that have names, those of one name side by side; returns how many. */
+static int named_keys(const struct keys *keys, const struct key *named[KEY_NAMES_MAX]) {
     int count = 0;
-    for (size_t i = 0; i < keys->count && count < KEY_NAMES_MAX; i++) {
-        const char *name = keys->items[i].settings.name;
-        int at = 0;
-        while (at < count && strcmp(names[at], name) != 0) at++;
-        if (*name && at == count) names[count++] = name;
-    }
+    for (size_t i = 0; i < keys->count && count < KEY_NAMES_MAX; i++)
+        if (keys->items[i].settings.name[0]) named[count++] = &keys->items[i];
+    qsort(named, (size_t)count, sizeof *named, by_name);
     return count;
+}
+
+/* Returns the count at `offset` in struct key, summed up over the key and those behind it that have
+ * its name; *i becomes the next name's. */
+static double sum_of_name(const struct key *const *named, int count, size_t offset, int *i) {
+    const struct key *const *first = &named[*i];
+    double sum = 0;
+    for (; *i < count && by_name(first, &named[*i]) == 0; ++*i)
+        sum += (double)*(const uint64_t *)((const char *)named[*i] + offset);
+    return sum;
 }
 
 /* A tenant is the name of one or several keys. */
@@ -462,14 +464,14 @@ static void write_tenants(struct writer *w, const struct keys *keys) {
             "Generated tokens of ended requests by key name.", generation_tokens),
 #undef ROW
     };
-    const char *names[KEY_NAMES_MAX];
-    int count = keys ? names_of(keys, names) : 0;
+    const struct key *named[KEY_NAMES_MAX];
+    int count = keys ? named_keys(keys, named) : 0;
     for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
         write_head(w, rows[r].name, rows[r].type, rows[r].help);
-        for (int i = 0; i < count; i++) {
+        for (int i = 0; i < count;) {
             char label[KEY_NAME_MAX + 16];
-            snprintf(label, sizeof label, "tenant=\"%s\"", names[i]);
-            write_sample(w, rows[r].name, label, count_of_name(keys, names[i], rows[r].offset));
+            snprintf(label, sizeof label, "tenant=\"%s\"", named[i]->settings.name);
+            write_sample(w, rows[r].name, label, sum_of_name(named, count, rows[r].offset, &i));
         }
     }
 }

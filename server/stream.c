@@ -236,7 +236,7 @@ static void render(struct exchange *ex) {
     }
     stream->next = (stream->next + 1) % count;
     if (stream->left) return;
-    if (form_of(ex)->keep && !ex->error.status) form_of(ex)->keep(&ex->facts, NULL);
+    if (form_of(ex)->keep && !ex->error.status) (void)form_of(ex)->keep(&ex->facts, NULL);
     form_of(ex)->end(&stream->events, ex->error.status ? &ex->error : NULL);
     stream->ended = true;
 }

@@ -39,23 +39,23 @@ static bool is_trusted(const struct chat_input *input, const char *name) {
     return false;
 }
 
-/* Templates build special tokens around roles: '<|' + message.role + '|>'. The API allows only
- * these words, so a role that is one of them is as good as the template's own text. */
-static bool is_known_role(const char *s) {
+bool chat_is_known_role(const char *role) {
     static const char *const roles[] = {"system",    "developer", "user",
                                         "assistant", "tool",      "function"};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
-        if (strcmp(s, roles[i]) == 0) return true;
+        if (strcmp(role, roles[i]) == 0) return true;
     return false;
 }
 
+/* Templates build special tokens around roles: '<|' + message.role + '|>'. A role that is one of
+ * the known words is as good as the template's own text; any other is the request's text. */
 static int add_role(struct jinja_run *run, const cJSON *message, struct jinja_value *value) {
     const cJSON *role;
     struct jinja_value key, text;
     int rc = 0;
     cJSON_ArrayForEach(role, message) {
         if (!cJSON_IsString(role) || !role->string || strcmp(role->string, "role") != 0) continue;
-        if (!role->valuestring || !is_known_role(role->valuestring)) continue;
+        if (!role->valuestring || !chat_is_known_role(role->valuestring)) continue;
         rc = jinja_str_c(run, "role", &key);
         if (!rc) rc = jinja_json_string(run, role->valuestring, false, false, &text);
         if (!rc) rc = jinja_dict_set(run, value->dict, &key, &text);

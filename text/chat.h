@@ -6,7 +6,7 @@
  * Rendering remembers which output bytes came from the request (string values of `messages` and
  * `tools`, their keys too) so that the tokenizer recognises special tokens only in what the
  * template itself wrote: "<|im_end|>" typed by a user cannot end a turn. A message's `role` is
- * trusted if the API defines it (system, developer, user, assistant, tool, function), because
+ * trusted if it is one of OpenAI's (system, developer, user, assistant, tool, function), because
  * templates write '<|' + message.role + '|>'. */
 #ifndef KEEPD_TEXT_CHAT_H
 #define KEEPD_TEXT_CHAT_H
@@ -31,6 +31,9 @@ struct chat_input {
     int trusted_count;
     int64_t now; /* unix seconds for strftime_now (UTC) */
 };
+
+/* Is this one of OpenAI's roles? Any other belongs to the template. */
+bool chat_is_known_role(const char *role);
 
 struct chat_text {
     char *text; /* UTF-8, in the arena, NUL-terminated */

@@ -422,6 +422,82 @@ static const struct chat *template_of(const struct text *text, const cJSON *cont
     return text->tool_chat && json_get(context, "tools") ? text->tool_chat : text->chat;
 }
 
+/* ---- Roles of the template's own ------------------------------------------------------------- */
+
+#define AGAIN_BYTES_MAX ((size_t)64 << 20) /* a chat that is rendered a second time */
+
+static const char *role_of(const cJSON *message) {
+    const cJSON *role = json_get(message, "role");
+    return cJSON_IsString(role) ? role->valuestring : "user";
+}
+
+/* OpenAI's `function` is an old role, which most templates lack. */
+static bool is_own_role(const char *role) {
+    return !chat_is_known_role(role) || strcmp(role, "function") == 0;
+}
+
+/* Replaces the messages by those that have another role. */
+static bool leave_out(cJSON *full, const cJSON *context, const char *role) {
+    cJSON *others = cJSON_CreateArray(), *message;
+    bool ok = others != NULL;
+    cJSON_ArrayForEach(message, json_get(context, "messages")) {
+        if (strcmp(role_of(message), role) == 0) continue;
+        ok = ok && cJSON_AddItemReferenceToArray(others, message);
+    }
+    if (ok && cJSON_ReplaceItemInObjectCaseSensitive(full, "messages", others)) return true;
+    cJSON_Delete(others);
+    return false;
+}
+
+/* Does the chat read the same without the messages of a role? A template that refuses the other
+ * messages alone needs these. */
+static bool is_left_out(const struct text *text, const cJSON *context, const struct chat_text *with,
+                        struct chat_input input, const char *role) {
+    struct chat_text without = {0};
+    struct fault fault;
+    struct arena arena;
+    cJSON *full = with_model_strings(text, context);
+    arena_open(&arena, AGAIN_BYTES_MAX);
+    input.context = full;
+    bool same = full && leave_out(full, context, role) &&
+                chat_render(template_of(text, context), &input, &arena, &without, &fault) == 0 &&
+                without.size == with->size && memcmp(without.text, with->text, with->size) == 0;
+    cJSON_Delete(full);
+    arena_close(&arena);
+    return same;
+}
+
+/* Many templates pass over a role that they do not know: a typing error would lose its message. */
+static int check_roles(const struct text *text, const cJSON *context,
+                       const struct chat_text *rendered, const struct chat_input *input,
+                       struct fault *fault) {
+    const char *seen[TEXT_OWN_ROLES_MAX];
+    const cJSON *message;
+    char field[64];
+    int count = 0, at = -1;
+    cJSON_ArrayForEach(message, json_get(context, "messages")) {
+        const char *role = role_of(message);
+        int i = 0;
+        at++;
+        if (!is_own_role(role)) continue;
+        while (i < count && strcmp(seen[i], role) != 0) i++;
+        if (i < count) continue;
+        snprintf(field, sizeof field, "messages[%d].role", at);
+        if (count == TEXT_OWN_ROLES_MAX)
+            return fault_set(fault, ERR_INVALID, field,
+                             "at most %d roles may be other than OpenAI's", TEXT_OWN_ROLES_MAX);
+        if (is_left_out(text, context, rendered, *input, role))
+            return fault_set(fault, ERR_INVALID, field,
+                             "this model's chat template leaves out messages of the role '%.32s'",
+                             role);
+        seen[count++] = role;
+    }
+    return 0;
+}
+
+/* ---- Chats ------------------------------------------------------------------------------------
+ */
+
 static int encode(const struct text *text, const struct chat_text *rendered, size_t max_ids,
                   struct arena *arena, struct tok_ids *out, struct fault *fault) {
     return tok_encode(text->tok, rendered->text, rendered->size, TOK_SPECIALS, rendered->untrusted,
@@ -441,6 +517,7 @@ int text_render_chat(const struct text *text, const cJSON *context, size_t max_i
     *out = (struct tok_ids){0};
     int rc = list_trusted(text, arena, &input, fault);
     if (rc == 0) rc = chat_render(chat, &input, arena, &rendered, fault);
+    if (rc == 0) rc = check_roles(text, context, &rendered, &input, fault);
     if (rc == 0 && cJSON_IsTrue(json_get(context, "continue_final_message")))
         rc = cut_after_final(&rendered, context, arena, fault);
     if (rc == 0) rc = encode(text, &rendered, max_ids, arena, out, fault);

@@ -26,7 +26,11 @@ struct text {
 int text_open(const char *path, struct text *text, struct fault *fault);
 void text_close(struct text *text);
 
-/* Renders a chat and tokenises it. ERR_LIMIT without a field: more than `max_ids` tokens. ERR_LIMIT
+/* A chat may have this many roles that are not OpenAI's: each costs one more rendering. */
+#define TEXT_OWN_ROLES_MAX 4
+
+/* Renders a chat and tokenises it. ERR_INVALID with the field "messages[I].role": the template
+ * leaves out the messages of this role, which is not one of OpenAI's. ERR_LIMIT without a field: more than `max_ids` tokens. ERR_LIMIT
  * with a field: the limit of the place that the field names (the template's line, the tokenizer).
  */
 int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,

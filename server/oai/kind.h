@@ -82,9 +82,9 @@ struct oai_form {
     const char *ping; /* an event that says that a stream lives; NULL: a comment */
     void (*answer)(struct buf *out, const struct oai_answer *answer); /* all choices finished */
     /* Stores an answer whose choices have all finished, before its last bytes are sent. One in the
-     * background is stored, too, if it failed (`error`; NULL: it did not) or was cancelled. May be
-     * NULL */
-    void (*keep)(const struct oai_answer *answer, const struct oai_error *error);
+     * background is stored, too, if it failed (`error`; NULL: it did not) or was cancelled. Returns
+     * whether it is stored, or was not to be. May be NULL */
+    bool (*keep)(const struct oai_answer *answer, const struct oai_error *error);
     /* Writes an answer in the background that has not finished or was cancelled. NULL: there are
      * none. `begun`: the engine works for it. */
     void (*unfinished)(struct buf *out, const struct oai_answer *answer, bool begun);

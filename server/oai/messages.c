@@ -165,8 +165,9 @@ static int put_tool_calls(cJSON *copy, const cJSON *calls, const char *path,
 
 /* --- messages --- */
 
+/* OpenAI's roles are shown by every template. Others are the template's own, such as `document` or
+ * `critic`; whether it has them shows when it renders the chat. */
 static int put_role(cJSON *copy, const cJSON *message, const char *path, struct oai_error *error) {
-    static const char *const roles[] = {"system", "user", "assistant", "tool", "developer"};
     const cJSON *role = json_get(message, "role");
     char field[OAI_PATH];
     oai_path(field, "%s.role", path);
@@ -174,16 +175,15 @@ static int put_role(cJSON *copy, const cJSON *message, const char *path, struct 
         return oai_refuse(error, 400, "missing_required_parameter", field,
                           "Missing required parameter: '%s'.", field);
     if (!cJSON_IsString(role)) return oai_expected(error, field, "a string", role);
-    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
-        if (strcmp(role->valuestring, roles[i])) continue;
-        /* OpenAI's newer name for the same role; templates know the older one */
-        bool developer = strcmp(roles[i], "developer") == 0;
-        return put(copy, "role", cJSON_CreateString(developer ? "system" : roles[i]), error);
-    }
-    return oai_refuse(error, 400, "invalid_value", field,
-                      "Invalid value for '%s': expected 'system', 'developer', 'user', "
-                      "'assistant' or 'tool', found '%.32s'.",
-                      field, role->valuestring);
+    const char *name = role->valuestring;
+    size_t size = strlen(name);
+    if (size == 0 || size > OAI_ROLE_MAX)
+        return oai_refuse(error, 400, "invalid_value", field,
+                          "Invalid value for '%s': expected 1 to %d bytes, found %zu.", field,
+                          OAI_ROLE_MAX, size);
+    /* "developer" is OpenAI's newer name of "system", which templates know. */
+    if (strcmp(name, "developer") == 0) name = "system";
+    return put(copy, "role", cJSON_CreateString(name), error);
 }
 
 /* Most templates read a thought from the first of these members, that of gpt-oss from the second. A

@@ -171,11 +171,11 @@ static void write_unfinished(struct buf *out, const struct oai_answer *answer, b
 /* Stores the response. If there is no room it cannot be continued, but its client is still
  * answered. One that failed or was cancelled has no output.
  */
-static void keep(const struct oai_answer *answer, const struct oai_error *error) {
+static bool keep(const struct oai_answer *answer, const struct oai_error *error) {
     const struct oai_request *request = answer->request;
     bool ended = !answer->cancelled && !error;
     struct buf items, text, tokens;
-    if (!request->own_items) return;
+    if (!request->own_items) return true;
     buf_open(&items, OAI_RECORD_BYTES);
     buf_open(&text, OAI_RECORD_BYTES);
     buf_open(&tokens, OAI_RECORD_BYTES);
@@ -200,11 +200,12 @@ static void keep(const struct oai_answer *answer, const struct oai_error *error)
         .token_count = tokens.size / sizeof(int32_t),
         .background = request->background,
     };
-    if (!items.failed && !text.failed && !tokens.failed)
-        (void)oai_records_put(answer->rules->records, &request->owner, answer->id, &record);
+    bool kept = !items.failed && !text.failed && !tokens.failed &&
+                oai_records_put(answer->rules->records, &request->owner, answer->id, &record) == 0;
     buf_close(&items);
     buf_close(&text);
     buf_close(&tokens);
+    return kept;
 }
 
 /* --- streams --- */

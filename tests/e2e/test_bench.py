@@ -1,4 +1,5 @@
 """keepd bench measures the engine in the process; loading shows its progress."""
+import errno
 import json
 import os
 import pathlib
@@ -44,6 +45,18 @@ def test_json_has_every_run():
         assert row["mean"] == pytest.approx(sum(row["rates"]) / 2)
 
 
+def test_nothing_is_cut_off():
+    """Rows of more than a mebibyte are whole, and a table that cannot be written is a failure."""
+    name = "n" * 100_000
+    quick = ("-p", ",".join(["1"] * 12), "-n", "0", "-b", "1", "-r", "1", "--threads", "1")
+    run = bench(MODEL, *quick, "--json", "--served-model-name", name)
+    assert run.returncode == 0, run.stderr
+    assert [row["model"] for row in json.loads(run.stdout)] == [name] * 12
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([BINARY, "bench", MODEL, *quick], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert run.returncode != 0 and "cannot be written" in run.stderr
+
+
 @pytest.mark.parametrize("args, message", [
     ((), "no model given"),
     ((MODEL, "-p", "8,x"), "-p: must be whole numbers"),
@@ -70,8 +83,14 @@ def test_progress_on_a_terminal_is_one_line_that_is_drawn_again():
     master, slave = pty.openpty()
     run = subprocess.run([BINARY, "bench", MODEL, *SMALL], stdout=subprocess.PIPE, stderr=slave, timeout=120)
     os.close(slave)
-    shown = os.read(master, 65536).decode()
+    shown = b""
+    try:
+        while part := os.read(master, 65536):
+            shown += part
+    except OSError as error:  # how a terminal without a writer ends
+        assert error.errno == errno.EIO
     os.close(master)
+    shown = shown.decode()
     assert run.returncode == 0
     drawn = re.findall(r"\r\x1b\[Kweights \[#* *\] +(\d+) %  \S+ \S+ of 11\.\d MB", shown)
     assert drawn and drawn[-1] == "100" and sorted(map(int, drawn)) == list(map(int, drawn))

@@ -1,5 +1,6 @@
 """A conversation leaves one daemon over HTTP and is continued by another, bitwise; what is torn, forged or foreign is refused."""
 import shutil
+import socket
 import struct
 import threading
 
@@ -134,7 +135,7 @@ def test_what_has_no_file(daemon, tmp_path):
 
 
 def test_uploads_are_bounded(daemon, tmp_path):
-    """By a quarter of the directory's bytes; a file that is too long is refused by its head."""
+    """By a quarter of the directory's bytes; a file that is too long is refused by the length of its body or by its head."""
     a = daemon("--state-dir", str(tmp_path / "a"), *FLAGS)
     ask(a, first_turn())
     data = get(a, last(a)).content
@@ -142,11 +143,14 @@ def test_uploads_are_bounded(daemon, tmp_path):
     shutil.copy(tmp_path / "a/key", tmp_path / "b/key")
     b = daemon("--state-dir", str(tmp_path / "b"), "--state-bytes", str(2 * len(data)), *FLAGS)
     refused(b, data, "a quarter of state-bytes", status=413)
+    refused(b, (data[i:i + 1000] for i in range(0, len(data), 1000)), "a quarter of state-bytes", status=413)
+    with socket.create_connection(("127.0.0.1", int(b.url.rsplit(":", 1)[1])), timeout=60) as sock:  # at once, without the body
+        sock.sendall(f"PUT {URL} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {1 << 60}\r\n\r\n".encode())
+        assert sock.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
 def test_clients_that_leave(daemon, tmp_path):
     """Half an upload leaves nothing; half a download ends; many at once stay within the daemon's memory."""
-    import socket
     a, b = two(daemon, tmp_path)
     ask(a, [{"role": "user", "content": LONG}])
     row = last(a)

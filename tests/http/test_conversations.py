@@ -70,6 +70,10 @@ def test_moving_needs_a_state_directory(start):
     r = requests.post(f"{daemon.url}/v1/conversations", data=b"x", timeout=60)
     assert r.status_code == 405 and r.headers["Allow"] == "GET, HEAD, PUT"
     assert daemon.chat("goes on", max_tokens=2).status_code == 200
+    assert daemon.http.delete(f"{daemon.url}/v1/conversations/{row['id']}", timeout=60).status_code == 200
+    assert daemon.stop() == 0
+    logged = [line for line in daemon.errors if "path=/v1/conversations" in line]  # changes, and no questions
+    assert [line.split()[1] for line in logged] == ["info"] * 4, daemon.errors
 
 
 def test_a_slow_disk_keeps_no_text_waiting(start, fake, tmp_path):
@@ -169,7 +173,13 @@ def test_load_header(shared):
 
 
 def test_the_session_is_returned(shared):
-    """For routers and logs. A longer one than keepd reads is not returned."""
+    """For routers and logs. A longer one than keepd reads is not returned. The description names the header."""
+    document = shared.get("/openapi.json").json()
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/completion", "/infill", "/invocations"):
+        operation = document["paths"][path]["post"]
+        assert operation["parameters"] == [{"$ref": "#/components/parameters/Session"}]
+        assert operation["responses"]["200"]["headers"] == {"X-Session-ID": {"$ref": "#/components/headers/Session"}}
+    assert document["components"]["parameters"]["Session"]["name"] == "X-Session-ID"
     for stream in (False, True):
         r = shared.post(CHAT, chat_body(stream=stream), headers={"X-Session-ID": "dialogue-7"})
         assert r.headers["X-Session-ID"] == "dialogue-7"

@@ -79,7 +79,7 @@ INVALID = [
     (CHAT, {"messages": []}, "messages"), (CHAT, {"messages": "hi"}, "messages"), (CHAT, {"messages": {}}, "messages"),
     (CHAT, {"messages": ["hi"]}, "messages[0]"), (CHAT, {"messages": [USER, 1]}, "messages[1]"),
     (CHAT, message(role=1, content="x"), "messages[0].role"),
-    (CHAT, message(role="robot", content="x"), "messages[0].role"),
+    (CHAT, message(role="", content="x"), "messages[0].role"),
     (CHAT, message(role="user", content=1), "messages[0].content"),
     (CHAT, message(role="user", content={}), "messages[0].content"),
     (CHAT, message(role="user", content=["x"]), "messages[0].content[0]"),

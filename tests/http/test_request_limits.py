@@ -55,6 +55,7 @@ CASES = {
     "SAMPLERS_MAX": ("samplers", lambda n: chat(samplers=["top_k"] * n)),
     "MEMBERS_MAX": ("response_fields", lambda n: ("/completion", {"prompt": "a", "response_fields": ["content"] * n})),
     "ID_BYTES": ("user", lambda n: respond(user="u" * n)),
+    "ROLE_MAX": ("messages[0].role", lambda n: chat(messages=[{"role": "r" * n, "content": "x"}])),
     "METADATA_MAX": ("metadata", lambda n: respond(metadata={str(i): "x" for i in range(n)})),
     "METADATA_KEY": ("metadata", lambda n: respond(metadata={"\u00e9" * n: "x"})),
     "METADATA_VALUE": ("metadata.k", lambda n: respond(metadata={"k": "\u00e9" * n})),

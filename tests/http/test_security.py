@@ -118,6 +118,9 @@ def test_cross_origin(guarded):
         r = guarded.post(CHAT, chat_body(stream=stream), headers={"Origin": "https://chat.example"})
         assert r.status_code == 200 and r.headers["access-control-allow-origin"] == "https://chat.example"
         assert r.headers["vary"] == "Origin"
+    r = guarded.post(CHAT, chat_body(), headers={"Origin": "https://chat.example", "X-Session-ID": "s"})
+    exposed = [name.strip().lower() for name in r.headers["access-control-expose-headers"].split(",")]
+    assert r.headers["x-session-id"] == "s" and {"x-session-id", "x-request-id", "retry-after"} <= set(exposed)
     refused = requests.post(guarded.url + CHAT, json=chat_body(), headers={"Origin": "https://chat.example"}, timeout=60)
     assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
     for origin in ("https://evil.example", "null", "https://chat.example.evil"):

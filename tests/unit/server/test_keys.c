@@ -196,7 +196,7 @@ Test(keys, one_that_comes_back_is_another) {
 /* The usual case: --api-key and the file have the same one. */
 Test(keys, a_key_that_is_listed_twice_is_one) {
     static char *given[] = {"one", "two"};
-    static const char text[] = "one name=a\none name=b requests=2\n";
+    static const char text[] = "one name=b requests=2\n\none requests=2  name=b\n";
     char path[] = "/tmp/test_keys_XXXXXX";
     struct keys before, keys;
     struct fault fault = {0};
@@ -206,7 +206,7 @@ Test(keys, a_key_that_is_listed_twice_is_one) {
     cr_assert_eq(keys_open(&before, given, 2, path, NULL, &fault), 0, "%s", fault.text);
     cr_assert(before.count == 2 && before.named == 1);
     struct key *one = keys_find(&before, "one");
-    cr_assert_str_eq(one->settings.name, "b", "the last line holds");
+    cr_assert_str_eq(one->settings.name, "b", "the file holds");
     one->active = 3;
     one->requests = 7;
     cr_assert_eq(key_spend(one, 1, 1), 0);
@@ -218,6 +218,21 @@ Test(keys, a_key_that_is_listed_twice_is_one) {
     unlink(path);
     keys_close(&keys);
     keys_close(&before);
+}
+
+Test(keys, lines_of_one_key_that_differ_are_refused) {
+    static const char *const files[] = {"one\ntwo\n# a remark\none name=a",
+                                        "two\none weight=2\n\none",
+                                        "two\none pages=2\n\none pages=3"};
+    struct keys keys;
+    for (int i = 0; i < 3; i++) {
+        struct fault fault = {0};
+        cr_assert_eq(open_text(&keys, files[i], NULL, &fault), ERR_INVALID, "%s", files[i]);
+        cr_expect_str_eq(fault.field, "api-key-file");
+        cr_expect_str_eq(fault.text, i == 0 ? "line 4 has the key of line 1 with other settings"
+                                            : "line 4 has the key of line 2 with other settings");
+        cr_expect_null(keys.items);
+    }
 }
 
 Test(keys, names_are_bounded) {

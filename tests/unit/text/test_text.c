@@ -444,6 +444,48 @@ Test(text, a_long_final_message_that_repeats_itself_is_not_searched_forever) {
     text_close(&text);
 }
 
+/* Renders messages of the role `document` and, of a typing error, `asistant`. */
+static int render_roles(const char *template, const char *messages, char *field) {
+    struct text text;
+    struct fault fault = {0};
+    char context[1024], out[256];
+    write_text("chat_template.jinja", template);
+    open_text(&text);
+    snprintf(context, sizeof context, "{\"messages\":[%s]}", messages);
+    int rc = render(&text, context, out, sizeof out, &fault);
+    snprintf(field, sizeof out, "%s", rc ? fault.field : out);
+    text_close(&text);
+    return rc;
+}
+
+/* A role that the API does not define belongs to the template; what a template leaves out is not
+ * lost in silence. */
+Test(text, roles_of_a_template) {
+    static const char any[] = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
+    static const char some[] = "{% for m in messages if m.role in ['user', 'document'] %}"
+                               "{{ m.role }}:{{ m.content }};{% endfor %}";
+    static const char strict[] = "{% for m in messages %}{% if m.role == 'document' %}"
+                                 "{{ raise_exception('no documents') }}{% endif %}{% endfor %}";
+#define ONE SAYS("user", "a") "," SAYS("document", "b")
+    char field[256];
+    cr_expect_eq(render_roles(any, ONE, field), 0);
+    cr_expect_str_eq(field, "user:a;document:b;");
+    cr_expect_eq(render_roles(some, ONE, field), 0);
+    cr_expect_str_eq(field, "user:a;document:b;");
+    cr_expect_eq(render_roles(some, ONE "," SAYS("asistant", "c"), field), ERR_INVALID);
+    cr_expect_str_eq(field, "messages[2].role");
+    cr_expect_eq(render_roles(some, SAYS("function", "b"), field), ERR_INVALID);
+    cr_expect_str_eq(field, "messages[0].role");
+    cr_expect_eq(render_roles(some, ONE "," SAYS("tool", "c"), field), 0, "OpenAI's own");
+    cr_expect_eq(render_roles(strict, ONE, field), ERR_INVALID);
+    cr_expect_str_eq(field, "messages", "the template's own refusal");
+#define FOUR                                                                                       \
+    SAYS("a", "1") "," SAYS("b", "2") "," SAYS("a", "3") "," SAYS("c", "4") "," SAYS("d", "5")
+    cr_expect_eq(render_roles(any, FOUR, field), 0, "%s", field);
+    cr_expect_eq(render_roles(any, FOUR "," SAYS("e", "6"), field), ERR_INVALID);
+    cr_expect_str_eq(field, "messages[5].role");
+}
+
 Test(text, errors_of_a_template_are_the_requests) {
     struct text text;
     struct fault fault = {0};
