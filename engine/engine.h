@@ -259,6 +259,7 @@ struct engine_kv {
     bool retain; /* default true: keep the state for the next turn */
     enum engine_overflow overflow;
     enum engine_report report;
+    bool live; /* reports what choice 0 holds while it runs, too: struct engine_live */
 };
 
 struct engine_request {
@@ -364,6 +365,24 @@ struct engine_kv_details {
     int32_t evictions_lost;            /* evictions not recorded for lack of memory */
 };
 
+/* The lengths of choice 0's streams when it has seen `tokens` tokens. Each further token adds one
+ * entry to every stream, until an eviction or a shift, after which the next report comes. */
+struct engine_held {
+    int32_t tokens;
+    int32_t *lengths; /* [layers * heads_kv] */
+};
+
+/* Three reports go round between the engine, which writes one, and one reader, so that neither
+ * waits for the other: the newest whole one lies between the two. */
+#define ENGINE_LIVE_REPORTS 3
+struct engine_live {
+    struct engine_held held[ENGINE_LIVE_REPORTS];
+    atomic_uint between; /* index of the report between the two, and ENGINE_LIVE_NEW */
+    unsigned writing, reading;
+    int32_t lengths[]; /* all three reports have theirs here */
+};
+#define ENGINE_LIVE_NEW 4u /* the reader has not seen it */
+
 struct engine_job {
     struct engine_request request;
     atomic_int cancel;
@@ -372,7 +391,8 @@ struct engine_job {
     atomic_int finished; /* 1 once every choice has ended: the job belongs to the submitter again */
     struct engine_choice *choice; /* [choice_count], allocated by engine_submit, NULL before */
     int choice_count;
-    int replica; /* index of the replica that computes the job; set by engine_submit */
+    struct engine_live *live; /* NULL: not asked for */
+    int replica;              /* index of the replica that computes the job; set by engine_submit */
     struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] is unscored */
     struct engine_top *prompt_top;      /* [prompt_count * top_logprobs] */
     int32_t cached_tokens;              /* prompt tokens not computed; valid once admitted */
@@ -425,6 +445,21 @@ static inline bool engine_see_job(const struct engine_job *job, uint32_t *tokens
     for (int i = 0; i < job->choice_count; i++)
         *tokens += engine_see_choice(&job->choice[i]).tokens;
     return finished;
+}
+
+/* Is there a report that engine_see_held has not returned? */
+static inline bool engine_held_is_new(const struct engine_job *job) {
+    return job->live &&
+           (atomic_load_explicit(&job->live->between, memory_order_relaxed) & ENGINE_LIVE_NEW) != 0;
+}
+
+/* Returns the newest report, valid until the next call; NULL: there is no new one. */
+static inline const struct engine_held *engine_see_held(struct engine_job *job) {
+    struct engine_live *live = job->live;
+    if (!engine_held_is_new(job)) return NULL;
+    live->reading = atomic_exchange_explicit(&live->between, live->reading, memory_order_acq_rel) &
+                    ~ENGINE_LIVE_NEW;
+    return &live->held[live->reading];
 }
 
 /* Takes places in the bounded queues, one for each job of a request, before any work is done for

@@ -374,6 +374,7 @@ static int shift_due(struct sched *sched) {
         sched_leave_checkpoint(sched, seq);
         rc = kern->ops->shift(kern, &shift);
         due_shifted(&seq->kv, &seq->due);
+        seq->changed = true;
         int64_t rows = kv_shift_rows(seq->due.held, sched->options.row_entries);
         queue_charge(&sched->queue, seq->job, rows);
         queue_client_of(&sched->queue, seq->job)->evict_rows += rows;
@@ -778,6 +779,23 @@ static uint64_t tokens_so_far(const struct engine_counters *counters) {
     return counters->computed_tokens + counters->generation_tokens;
 }
 
+/* Reports what the jobs that asked for it hold, where more has changed than that each stream has
+ * one entry more for each token: a step in which nothing is evicted needs no report. A report that
+ * fails is left out. */
+static void report_changed(struct sched *sched) {
+    struct kern *kern = sched->options.kern;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (!seq->changed || seq->index > 0 || seq->due.tokens == 0) continue;
+        struct engine_held *held = publish_held_next(seq->job);
+        seq->changed = false;
+        if (!held) continue;
+        struct kern_report report = {.lengths = held->lengths};
+        held->tokens = seq->due.tokens;
+        if (kern->ops->report(kern, seq->slot, &report) == 0) publish_held(seq->job);
+    }
+}
+
 static int run_step(struct sched *sched) {
     struct kern *kern = sched->options.kern;
     struct step step;
@@ -812,6 +830,7 @@ static int run_step(struct sched *sched) {
     if (rc != 0) return rc;
     sched_leave_prefixes(sched);
     fork_choices(sched);
+    report_changed(sched);
     finish_scored(sched);
     hist_add(&sched->counters.iteration_tokens, (double)(tokens_so_far(&sched->counters) - before));
     return 0;

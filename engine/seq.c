@@ -28,11 +28,13 @@ void engine_job_close(struct engine_job *job) {
     job->params = NULL;
     mem_free(job->prompt_tokens);
     mem_free(job->prompt_top);
+    mem_free(job->live);
     mem_free(job->kv.lengths);
     mem_free(job->kv.positions);
     trace_close(&job->kv);
     job->prompt_tokens = NULL;
     job->prompt_top = NULL;
+    job->live = NULL;
     job->kv.lengths = NULL;
     job->kv.positions = NULL;
 }
@@ -73,7 +75,7 @@ int seq_job_choices(const struct engine_request *request) {
     return request->choices > 0 ? request->choices : 1;
 }
 
-int seq_job_alloc(struct engine_job *job, size_t token_bytes_max) {
+int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t streams) {
     const struct engine_request *request = &job->request;
     int count = seq_job_choices(request), rc = 0;
     if (request->prompt_count < 1 || request->max_tokens < 0) return ERR_INVALID;
@@ -83,6 +85,7 @@ int seq_job_alloc(struct engine_job *job, size_t token_bytes_max) {
     for (int i = 0; i < count && rc == 0; i++)
         rc = alloc_choice(&job->choice[i], request, token_bytes_max);
     if (rc == 0 && request->prompt_logprobs) rc = alloc_prompt(job);
+    if (rc == 0 && request->kv.live) rc = publish_live_open(job, (size_t)streams);
     if (rc != 0) engine_job_close(job);
     return rc;
 }
@@ -116,7 +119,8 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
                              .choice = &job->choice[index],
                              .slot = -1,
                              .kv = *kv,
-                             .exact = true};
+                             .exact = true,
+                             .changed = true};
     size_t room = (size_t)request->prompt_count + (size_t)request->max_tokens;
     seq->tokens = mem_try_alloc(room, sizeof *seq->tokens);
     if (!seq->tokens || alloc_ends(seq, text) != 0 ||
@@ -147,6 +151,7 @@ void seq_evicted(struct sequence *seq) {
     if (due->prompt_done > due->prompt_new || due->prompt_done % seq->kv.chunk != 0)
         seq->exact = false;
     seq->evicted_at = due->tokens;
+    seq->changed = true;
     due_evicted(&seq->kv, &seq->due);
 }
 

@@ -31,7 +31,8 @@ struct sequence {
     int32_t slot;
     struct kv_params kv;
     struct due_state due;
-    bool may_evict;      /* in this step: see sched.c, eviction */
+    bool may_evict; /* in this step: see sched.c, eviction */
+    bool changed;   /* the streams changed otherwise than by an append since the last live report */
     uint64_t due_since;  /* counters.steps when it was first refused; 0: it was not */
     int32_t *tokens;     /* [prompt_count + max_tokens]; owned */
     int32_t token_count; /* known: prompt and sampled; the last sampled one is not appended yet */
@@ -64,8 +65,9 @@ int seq_job_choices(const struct engine_request *request); /* at least 1 */
 /* Bookkeeping of an eviction. */
 void seq_evicted(struct sequence *seq);
 
-/* Output arrays of a job, sized for the whole answer. ERR_NOMEM frees what was taken. */
-int seq_job_alloc(struct engine_job *job, size_t token_bytes_max);
+/* Output arrays of a job, sized for the whole answer; `streams`: those of one sequence. ERR_NOMEM
+ * frees what was taken. */
+int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t streams);
 
 /* Prepares a free sequence for choice `index` of `job`, with nothing cached, no slot and no leader.
  * ERR_NOMEM leaves it free. */

@@ -20,6 +20,7 @@
 void stream_close(struct stream *stream) {
     buf_close(&stream->events.head);
     buf_close(&stream->events.out);
+    buf_close(&stream->events.note);
     oai_items_close(&stream->events.items);
     mem_free(stream->choices);
 }
@@ -175,12 +176,31 @@ static bool next_progress(const struct exchange *ex, uint64_t *read) {
     return true;
 }
 
+static void send_note(struct exchange *ex) {
+    struct oai_events *events = &ex->stream.events;
+    form_of(ex)->progress(events);
+    if (events->note.failed) events->out.failed = true;
+    buf_clear(&events->note);
+}
+
 static void send_progress(struct exchange *ex) {
     uint64_t read;
     while (next_progress(ex, &read)) {
-        form_of(ex)->progress(&ex->stream.events, read);
+        oai_render_progress(&ex->stream.events.note, &ex->facts, read);
+        send_note(ex);
         ex->stream.progress_sent = read;
     }
+}
+
+static bool held_has_news(const struct exchange *ex) {
+    return !ex->error.status && engine_held_is_new(&ex->jobs[0]);
+}
+
+static void send_held(struct exchange *ex) {
+    const struct engine_held *held = held_has_news(ex) ? engine_see_held(&ex->jobs[0]) : NULL;
+    if (!held) return;
+    oai_render_held(&ex->stream.events.note, &ex->facts, held);
+    send_note(ex);
 }
 
 static void begin_choice(struct stream_choice *c) {
@@ -228,6 +248,7 @@ static void render(struct exchange *ex) {
     buf_clear(&stream->events.out);
     stream->out_at = 0;
     send_progress(ex);
+    send_held(ex);
     for (int i = 0; i < count; i++) {
         struct stream_choice *c = &stream->choices[(stream->next + i) % count];
         if (c->ended) continue;
@@ -251,7 +272,7 @@ static bool choice_has_news(const struct stream_choice *c) {
 
 bool stream_has_news(const struct exchange *ex) {
     uint64_t read;
-    if (ex->finished || next_progress(ex, &read)) return true;
+    if (ex->finished || next_progress(ex, &read) || held_has_news(ex)) return true;
     for (int i = 0; i < oai_choice_count(&ex->facts); i++)
         if (choice_has_news(&ex->stream.choices[i])) return true;
     return false;
@@ -305,6 +326,7 @@ static int open_stream(struct exchange *ex) {
     stream->ping = true; /* a first line, unless there are tokens */
     buf_open(&stream->events.head, HEAD_BYTES_MAX);
     buf_open(&stream->events.out, OUT_BYTES_MAX);
+    buf_open(&stream->events.note, OUT_BYTES_MAX);
     form_of(ex)->open(&stream->events);
     return stream->events.head.failed ? ERR_NOMEM : 0;
 }

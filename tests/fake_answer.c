@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "engine/publish.h"
 #include "tests/fake_engine.h"
 
 enum { TOKEN_BYTES_MAX = 16 };
@@ -141,7 +142,7 @@ bool fake_outputs_open(struct engine_job *job) {
     for (size_t i = 0; i < prompt; i++)
         score_token(&job->prompt_tokens[i], top ? &job->prompt_top[i * top] : NULL, (int)top,
                     r->prompt[i]);
-    return true;
+    return !r->kv.live || publish_live_open(job, FAKE_LAYERS * FAKE_HEADS) == 0;
 }
 
 void engine_job_close(struct engine_job *job) {
@@ -153,6 +154,7 @@ void engine_job_close(struct engine_job *job) {
     mem_free(job->choice);
     mem_free(job->prompt_tokens);
     mem_free(job->prompt_top);
+    mem_free(job->live);
     mem_free(job->kv.lengths);
     mem_free(job->kv.positions);
     for (struct engine_eviction *next; job->kv.evictions; job->kv.evictions = next) {

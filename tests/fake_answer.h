@@ -10,6 +10,8 @@
 
 #include "engine/engine.h"
 
+enum { FAKE_LAYERS = 2, FAKE_HEADS = 2 };
+
 /* The answers that a prompt asks for. `thinks`, `channels` and `script` are set before
  * fake_answer_open. */
 struct fake_answer {

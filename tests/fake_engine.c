@@ -40,10 +40,11 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "engine/constraint.h"
+#include "engine/publish.h"
 #include "tests/fake_answer.h"
 #include "tests/fake_engine.h"
 
-enum { LAYERS = 2, HEADS = 2, PAGE_SLOTS = 16, PAGE_BYTES = 8192, MODEL_LEN = 8192 };
+enum { PAGE_SLOTS = 16, PAGE_BYTES = 8192, MODEL_LEN = 8192 };
 enum { CONVERSATIONS_MAX = 2048 };
 
 struct sequence {
@@ -111,8 +112,8 @@ static void fill_info(struct engine *e) {
                                    .kv_budget_max = o->kv_budget_max,
                                    .kv_dtype = "f32",
                                    .has_gates = true,
-                                   .layers = LAYERS,
-                                   .heads_kv = HEADS,
+                                   .layers = FAKE_LAYERS,
+                                   .heads_kv = FAKE_HEADS,
                                    .head_dim = 64,
                                    .vocab = e->channels                    ? VOCAB_CHANNELS
                                             : env_int("KEEPD_FAKE_FIM", 0) ? VOCAB_FIM
@@ -251,7 +252,7 @@ static int32_t budget_of(const struct engine *e, const struct engine_request *r)
 static int64_t pages_for(const struct engine *e, int64_t tokens, int32_t budget) {
     int64_t held =
         budget < 0 || tokens < budget + e->info.kv_buffer ? tokens : budget + e->info.kv_buffer;
-    return (held + PAGE_SLOTS - 1) / PAGE_SLOTS * LAYERS * HEADS;
+    return (held + PAGE_SLOTS - 1) / PAGE_SLOTS * FAKE_LAYERS * FAKE_HEADS;
 }
 
 int engine_longest(const struct engine *e, const struct engine_kv *kv) {
@@ -447,11 +448,12 @@ static void continue_conversation(struct engine *e, struct sequence *s) {
 static void fill_report(const struct engine_job *job, struct engine_kv_details *kv,
                         int32_t per_stream) {
     if (job->request.kv.report == ENGINE_REPORT_NONE) return;
-    kv->lengths = mem_try_alloc((size_t)LAYERS * HEADS, sizeof *kv->lengths);
-    for (int i = 0; kv->lengths && i < LAYERS * HEADS; i++) kv->lengths[i] = per_stream;
+    kv->lengths = mem_try_alloc((size_t)FAKE_LAYERS * FAKE_HEADS, sizeof *kv->lengths);
+    for (int i = 0; kv->lengths && i < FAKE_LAYERS * FAKE_HEADS; i++) kv->lengths[i] = per_stream;
     if (job->request.kv.report != ENGINE_REPORT_POSITIONS) return;
-    kv->positions = mem_try_alloc((size_t)per_stream * LAYERS * HEADS + 1, sizeof *kv->positions);
-    for (int32_t i = 0; kv->positions && i < per_stream * LAYERS * HEADS; i++)
+    kv->positions =
+        mem_try_alloc((size_t)per_stream * FAKE_LAYERS * FAKE_HEADS + 1, sizeof *kv->positions);
+    for (int32_t i = 0; kv->positions && i < per_stream * FAKE_LAYERS * FAKE_HEADS; i++)
         kv->positions[i] = kv->seen_tokens - per_stream + i % per_stream;
 }
 
@@ -464,8 +466,8 @@ static void fill_details(struct engine *e, const struct sequence *s, uint32_t an
              job->request.kv.policy ? job->request.kv.policy : e->info.kv_policy);
     kv->budget = s->budget;
     kv->seen_tokens = seen;
-    kv->kept_entries = (int64_t)held * LAYERS * HEADS;
-    kv->evicted_entries = (int64_t)(seen - held) * LAYERS * HEADS;
+    kv->kept_entries = (int64_t)held * FAKE_LAYERS * FAKE_HEADS;
+    kv->evicted_entries = (int64_t)(seen - held) * FAKE_LAYERS * FAKE_HEADS;
     kv->bytes = pages_for(e, seen, s->budget) * PAGE_BYTES;
     e->status.entries_evicted += (uint64_t)kv->evicted_entries;
     e->status.counters.evictions += kv->evicted_entries > 0;
@@ -519,6 +521,15 @@ static enum engine_finish append_all(struct engine *e, struct sequence *s) {
     return last;
 }
 
+/* Every head holds the whole prompt when it is read. */
+static void report_held(struct engine_job *job) {
+    struct engine_held *held = publish_held_next(job);
+    if (!held) return;
+    held->tokens = job->request.prompt_count;
+    for (int i = 0; i < FAKE_LAYERS * FAKE_HEADS; i++) held->lengths[i] = held->tokens;
+    publish_held(job);
+}
+
 static enum engine_finish step_sequence(struct engine *e, struct sequence *s) {
     struct engine_job *job = s->job;
     if (atomic_load_explicit(&job->cancel, memory_order_acquire)) return ENGINE_FINISH_ABORT;
@@ -529,6 +540,7 @@ static enum engine_finish step_sequence(struct engine *e, struct sequence *s) {
         if (s->prefill_left > 0) return ENGINE_RUNNING;
     }
     atomic_store(&job->prompt_read, (uint_fast32_t)job->request.prompt_count);
+    if (atomic_load(&job->choice[0].token_count) == 0) report_held(job);
     if (s->answer.fail_at == (int32_t)atomic_load(&job->choice[0].token_count)) {
         fault_set(&job->fault, ERR_INTERNAL, NULL, "the fake engine was told to fail");
         return ENGINE_FINISH_ERROR;

@@ -176,8 +176,7 @@ static void announce(struct oai_events *events) {
 }
 
 /* Sends a ping while the prompt is read; this form has no event for the progress. */
-static void write_progress(struct oai_events *events, uint64_t read) {
-    (void)read;
+static void write_progress(struct oai_events *events) {
     buf_str(&events->out, ping);
 }
 

@@ -32,10 +32,10 @@ void oai_chunk_close(struct oai_events *events) {
     buf_str(out, "}\n\n");
 }
 
-void oai_chunk_progress(struct oai_events *events, uint64_t read) {
+void oai_chunk_progress(struct oai_events *events) {
     oai_chunk_begin(events);
     buf_str(&events->out, "],");
-    oai_render_progress(&events->out, events->answer, read);
+    buf_add(&events->out, events->note.data, events->note.size);
     oai_chunk_close(events);
 }
 

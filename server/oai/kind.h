@@ -17,6 +17,7 @@ struct oai_events {
     const struct oai_answer *answer; /* borrowed */
     struct buf head;                 /* an event's beginning, up to its choices */
     struct buf out;                  /* rendered, not yet taken */
+    struct buf note;                 /* members of the next event about progress, without braces */
     uint64_t tokens; /* sum over the choices of the tokens shown in events; independent of timing */
     struct oai_items items; /* used by forms that answer with items */
     uint64_t sequence;      /* events so far, where they are numbered */
@@ -88,10 +89,10 @@ struct oai_form {
     /* Writes an answer in the background that has not finished or was cancelled. NULL: there are
      * none. `begun`: the engine works for it. */
     void (*unfinished)(struct buf *out, const struct oai_answer *answer, bool begun);
-    /* A stream calls open, then progress while the prompt is read (on request), then begin, deltas
-     * and finish for each choice, then end. */
-    void (*open)(struct oai_events *events); /* writes `head` */
-    void (*progress)(struct oai_events *events, uint64_t read);
+    /* A stream calls open, then begin, deltas and finish for each choice, then end; and progress,
+     * on request, between any two. */
+    void (*open)(struct oai_events *events);     /* writes `head` */
+    void (*progress)(struct oai_events *events); /* writes `note` in an event */
     /* `offset` is moved to the first token behind the text that `begin` writes */
     void (*begin)(struct oai_events *events, int index, struct oai_offset *offset);
     void (*delta)(struct oai_events *events, const struct oai_delta *delta);
@@ -142,7 +143,7 @@ void oai_count_answer(struct buf *out, const struct engine *engine,
 void oai_chunk_open(struct oai_events *events, const char *object);
 void oai_chunk_begin(struct oai_events *events);
 void oai_chunk_end(struct oai_events *events); /* after the choice */
-void oai_chunk_progress(struct oai_events *events, uint64_t read);
+void oai_chunk_progress(struct oai_events *events);
 void oai_chunk_close(struct oai_events *events); /* after the choices, which are closed */
 void oai_chunks_end(struct oai_events *events, const struct oai_error *error);
 

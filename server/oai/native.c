@@ -310,10 +310,10 @@ static void begin_event(struct oai_events *events, int index, const char *text, 
     buf_str(&events->out, ",\"stop\":false,\"tokens\":");
 }
 
-static void write_progress(struct oai_events *events, uint64_t read) {
+static void write_progress(struct oai_events *events) {
     begin_event(events, 0, "", 0);
     buf_str(&events->out, "[],");
-    oai_render_progress(&events->out, events->answer, read);
+    buf_add(&events->out, events->note.data, events->note.size);
     buf_str(&events->out, "}\n\n");
 }
 

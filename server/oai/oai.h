@@ -301,6 +301,9 @@ void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice, 
 uint64_t oai_prompt_read(const struct oai_answer *answer);
 uint64_t oai_prompt_cached(const struct oai_answer *answer);
 uint64_t oai_prompt_total(const struct oai_answer *answer);
+/* Writes "kv_progress":{...}: what the first choice's heads hold. */
+void oai_render_held(struct buf *out, const struct oai_answer *answer,
+                     const struct engine_held *held);
 /* Writes "prompt_progress":{...} in llama.cpp's form; `read`: tokens so far. */
 void oai_render_progress(struct buf *out, const struct oai_answer *answer, uint64_t read);
 /* Writes the last members of an answer, whole or streamed: ,"timings":{...} on request. All jobs

@@ -172,6 +172,13 @@ void oai_render_progress(struct buf *out, const struct oai_answer *answer, uint6
             oai_prompt_total(answer), oai_prompt_cached(answer), read);
 }
 
+void oai_render_held(struct buf *out, const struct oai_answer *answer,
+                     const struct engine_held *held) {
+    buf_fmt(out, "\"kv_progress\":{\"seen_tokens\":%" PRId32 ",\"lengths\":", held->tokens);
+    write_nested(out, answer->rules->info, held->lengths, NULL);
+    buf_char(out, '}');
+}
+
 void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,
                       bool finished) {
     uint64_t prompt = oai_prompt_total(answer);

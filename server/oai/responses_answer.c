@@ -310,13 +310,13 @@ static void announce(struct oai_events *events) {
 }
 
 /* Writes progress in the form of llama.cpp's server. */
-static void write_progress(struct oai_events *events, uint64_t read) {
+static void write_progress(struct oai_events *events) {
     announce(events);
     begin_event(events, "response.in_progress");
     buf_str(&events->out, "\"response\":");
     write_response(&events->out, events->answer, IN_PROGRESS, NULL);
     buf_char(&events->out, ',');
-    oai_render_progress(&events->out, events->answer, read);
+    buf_add(&events->out, events->note.data, events->note.size);
     end_event(events);
 }
 

@@ -357,7 +357,8 @@ static int read_stream(struct oai_reader *r) {
                    oai_get_bool(r, "stream_options", options, "continuous_usage_stats",
                                 &out->continuous_usage) ||
                    oai_get_bool(r, "stream_options", options, "include_progress",
-                                &out->include_progress)
+                                &out->include_progress) ||
+                   oai_get_bool(r, "stream_options", options, "include_kv", &out->sampling.kv.live)
                ? -1
                : 0;
 }

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 
 import pytest
+import requests
 
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
@@ -17,6 +18,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SECONDS = 60
 SMALL, LARGE = 14, 48  # places of the budget's slider: 54 and 1,024 entries
@@ -31,6 +33,31 @@ QUESTION = "What is the code of the garage?"
 # Requests for answers stay without one until they are aborted.
 HOLD = ("window.fetch = (fetch => (path, init) => path.includes('chat') ? new Promise((_, fail) => init.signal"
         ".addEventListener('abort', () => fail(new Error('aborted')))) : fetch(path, init))(window.fetch)")
+# Long answers, whose events pass one by one up to the fifth token behind the first report of the heads; the rest
+# waits for release(). Every event that passed is in window.passed, under the policy of its request.
+GATE = """
+window.passed = {}; window.opened = new Promise(open => { window.release = open; });
+window.fetch = (fetch => async (path, init) => {
+  if (!path.includes('chat')) return fetch(path, init);
+  const body = {...JSON.parse(init.body), ignore_eos: true, max_tokens: 1500};
+  const answer = await fetch(path, {...init, body: JSON.stringify(body)});
+  const events = window.passed[body.kv.policy] = [];
+  let rest = '', tokens = -1;
+  const gate = new TransformStream({async transform(text, to) {
+    const parts = (rest + text).split('\\n\\n');
+    rest = parts.pop();
+    for (const part of parts) {
+      if (tokens >= 5) await window.opened;
+      const event = part.startsWith('data: {') ? JSON.parse(part.slice(6)) : {};
+      if (event.kv_progress) tokens = Math.max(tokens, 0);
+      if (tokens >= 0 && event.choices?.length) tokens++;
+      events.push(event);
+      to.enqueue(part + '\\n\\n');
+    }
+  }});
+  return new Response(answer.body.pipeThrough(new TextDecoderStream()).pipeThrough(gate).pipeThrough(new TextEncoderStream()));
+})(window.fetch);
+"""
 
 
 class Page:
@@ -93,6 +120,10 @@ class Page:
 
     def names(self):
         return [button.text for button in self.all("#chats button")]
+
+    def entries(self):
+        """By head, as the map says it."""
+        return self.driver.execute_script("return [...document.querySelectorAll('#map button')].map(cell => cell.title)")
 
     def picture(self, name):
         if folder := os.environ.get("KEEPD_SCREENSHOTS"):
@@ -245,3 +276,99 @@ def test_an_answer_in_progress_is_left(visit):
     page.all("#chats button")[1].click()
     page.wait(lambda: len(page.all(".answer")) == 2)
     assert [button.text for button in page.all(".answer:last-child button")].count("Fork") == 2
+
+
+def entries_now(events):
+    """The map's titles: the newest report, and one entry more in every head for each token after it. The last
+    token is in no head yet."""
+    held = [e["kv_progress"] for e in events if "kv_progress" in e][-1]
+    total = [e["prompt_progress"]["total"] for e in events if "prompt_progress" in e][-1]
+    tokens = sum(len(c["logprobs"]["content"]) for e in events for c in e.get("choices", []) if c.get("logprobs"))
+    return titles([[length + total + tokens - 1 - held["seen_tokens"] for length in layer] for layer in held["lengths"]])
+
+
+def titles(lengths):
+    return [f"layer {layer}, head {head}: {length:,} entries"
+            for layer, heads in enumerate(lengths) for head, length in enumerate(heads)]
+
+
+def test_the_map_moves_while_answers_run(visit):
+    page = visit()
+    page.ready()
+    page.send(TALK[1])
+    page.budget(SMALL)
+    page.one("#compare").click()
+    Select(page.one("#policy-b")).select_by_visible_text("streaming")
+    page.budget(SMALL, "-b")
+    page.driver.execute_script(GATE)
+    page.one("#input").send_keys(QUESTION, Keys.ENTER)
+
+    def passed(policy):
+        return page.driver.execute_script("return window.passed[arguments[0]] ?? []", policy)
+
+    def at_gate(policy):
+        events = passed(policy)
+        return any("kv_progress" in e for e in events) and page.entries() == entries_now(events)
+
+    page.wait(lambda: at_gate("global"))
+    assert "and it runs" in page.one("#summary").text and page.one("#stop").is_displayed()
+    assert not page.all("#held span") and not page.one("#legend").is_displayed()
+    before = page.entries()
+    first, second = page.all("#which button")
+    assert first.get_attribute("aria-pressed") == "true"
+    second.click()
+    assert page.one("#summary").text.startswith("streaming")
+    page.wait(lambda: at_gate("streaming"))
+    page.all("#map button")[5].click()  # stays chosen to the end
+    page.picture("page-live")
+    page.driver.execute_script("window.release()")
+    page.wait(lambda: page.one("#send").is_displayed())
+    usage = [e["usage"]["kv_details"] for e in passed("streaming") if e.get("usage")][-1]
+    assert page.entries() == titles(usage["lengths"])
+    assert "layer 1, head 1" in page.one("#held-title").text and page.all("#held span")
+    page.all("#which button")[0].click()
+    assert page.entries() != before and page.one("#summary").text.startswith("global")
+
+
+def test_the_numbers_move_while_answers_run(visit):
+    page = visit("--default-max-tokens", "8000")
+    page.ready()
+    assert page.one("#running").text == "0"
+    # nobody reads the answers: they end when the connection does
+    body = {"model": "keepd-nano", "messages": [{"role": "user", "content": "hello"}], "stream": True, "n": 8,
+            "max_tokens": 8000, "ignore_eos": True}
+    url = page.driver.current_url.rstrip("/") + "/v1/chat/completions"
+    with requests.post(url, json=body, stream=True, timeout=60) as answer:
+        assert answer.status_code == 200
+        page.wait(lambda: page.one("#running").text == "8" and page.one("#rate").text != "0")
+        assert page.one("#pool").get_attribute("aria-label") != "0 % of the cache in use"
+    page.wait(lambda: page.one("#running").text == "0" and page.one("#rate").text == "0")
+
+
+def test_reasoning_and_calls_are_folded(visit, tmp_path, monkeypatch):
+    """On the fake engine, whose answers are told. What the user opens stays open while the answer goes on."""
+    fake = next(iter(sorted((ROOT / "build").glob("*/server/keepd-fake"))), None)
+    if not fake:
+        pytest.skip("skip: keepd-fake is not built")
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([["It rains.", "Take an umbrella."], ["weather", "\x01I ask the tool.\x02" + call]]))
+    for name, value in (("KEEPD_BIN", fake), ("KEEPD_FAKE_SCRIPT", script), ("KEEPD_FAKE_THINK", 1), ("KEEPD_FAKE_TOOLS", "hermes")):
+        monkeypatch.setenv(name, str(value))
+    page = visit()
+    page.ready()
+    page.one("#more summary").click()
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    page.one("#tools").send_keys(json.dumps([tool]))
+    page.send("How is the weather in Oslo?")
+    folds = page.all(".answer details")
+    assert [fold.find_element(By.CSS_SELECTOR, "summary").text for fold in folds] == ["Reasoning", "Call of weather"]
+    assert not any(fold.get_attribute("open") for fold in folds)
+    assert "I ask the tool." not in page.one(".answer").text and "Oslo" not in page.one(".answer").text
+    for fold in folds:
+        fold.find_element(By.CSS_SELECTOR, "summary").click()
+    assert "I ask the tool." in page.one(".answer").text and '"Oslo"' in page.one(".answer").text
+    # the next message is the call's result; what is open stays open
+    assert "umbrella" in page.send("It rains.")[0]
+    assert [who.text for who in page.all(".who")][2] == "Result of the call"
+    assert [bool(fold.get_attribute("open")) for fold in page.all(".answer")[0].find_elements(By.TAG_NAME, "details")] == [True] * 2

@@ -255,3 +255,18 @@ def test_long_answer_with_every_position(shared):
     streams = events(streamed(shared, chat_body("y" * 400, max_tokens=200, ignore_eos=True, kv={"report": "positions"},
                                                 stream_options={"include_usage": True})))
     assert "positions" in json.loads(streams[-2])["usage"]["kv_details"] and streams[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_entries_of_each_head_while_an_answer_runs(start, path):
+    """Opted in: an event without choices before the first token, once, because the fake engine does not evict."""
+    daemon = start()
+    body = chat_body("p" * 300) if path == CHAT else {"model": MODEL, "prompt": "p" * 300, "max_tokens": 4}
+    options = {"include_kv": True, "include_usage": True}
+    chunks = [json.loads(e) for e in events(streamed(daemon, {**body, "stream_options": options}, path))[:-1]]
+    total = chunks[-1]["usage"]["prompt_tokens"]
+    assert [c["kv_progress"] for c in chunks if "kv_progress" in c] == [{"seen_tokens": total, "lengths": [[total] * 2] * 2}]
+    assert "kv_progress" in chunks[0] and chunks[0]["choices"] == []
+    assert not any("kv_progress" in e for e in events(streamed(daemon, body, path)))
+    wrong = daemon.post(path, {**body, "stream": True, "stream_options": {"include_kv": 1}})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "stream_options.include_kv"

@@ -351,7 +351,7 @@ void world_close(struct world *w) {
 
 int world_submit(struct world *w, struct engine_job *job) {
     int rc = sched_resolve_job(&w->sched.options.kv, job, &job->fault);
-    if (rc == 0) rc = seq_job_alloc(job, 1);
+    if (rc == 0) rc = seq_job_alloc(job, 1, WORLD_STREAMS);
     if (rc != 0) return rc;
     atomic_fetch_add(&w->places, 1);
     atomic_fetch_add(&w->pending, 1);
