@@ -54,8 +54,9 @@ struct config {
     bool no_ui;            /* no page at / */
     char *reasoning_parser;
     char *tool_call_parser;
-    char *inspect;    /* a model to describe, as --model */
-    char *completion; /* a shell: bash, zsh, fish */
+    char *inspect;     /* a model to describe, as --model */
+    char *quantize_to; /* where the model is saved with rounded matrices */
+    char *completion;  /* a shell: bash, zsh, fish */
     bool check_config, help, man, version;
 };
 

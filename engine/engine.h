@@ -122,6 +122,11 @@ void engine_close(struct engine *engine); /* aborts the remaining jobs (ABORT), 
 int engine_inspect(const struct engine_options *options, struct buf *out, char **tool_template,
                    struct fault *fault);
 
+/* Saves the model with its matrices rounded as `quantization` says (model/save.h), after the checks
+ * of engine_open on a CPU. *bytes: of the weights that were written. */
+int engine_save(const struct engine_options *options, const char *to, size_t *bytes,
+                struct fault *fault);
+
 /* Constant facts, valid from open to close. */
 struct engine_info {
     const char *model_dir;

@@ -18,6 +18,7 @@
 #include "kernels/comm.h"
 #include "model/gates.h"
 #include "model/identity.h"
+#include "model/save.h"
 
 /* Constant facts come from the first replica: all replicas have the same model and the same kind of
  * backend. */
@@ -551,4 +552,21 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     for (int i = 0; i < e->replica_count; i++) replica_ready(&e->replicas[i], &so);
     *out = e;
     return 0;
+}
+
+int engine_save(const struct engine_options *options, const char *to, size_t *bytes,
+                struct fault *fault) {
+    struct engine_options check = *options;
+    struct engine *engine;
+    check.check_only = true;
+    check.device = "cpu";
+    int rc = engine_open(&check, &engine, fault);
+    const struct model_options model = {.dir = options->model_dir,
+                                        .gates = options->gates,
+                                        .context = options->max_model_len,
+                                        .quantization = quantization_of(options),
+                                        .threads = options->threads,
+                                        .progress = options->progress,
+                                        .progress_arg = options->arg};
+    return rc ? rc : model_save(&model, to, bytes, fault);
 }

@@ -162,6 +162,27 @@ bool block_dtype_of(const struct tensor *tensor, enum kern_dtype *dtype) {
     return true;
 }
 
+uint32_t block_format_of(enum kern_dtype dtype) {
+    return dtype == KERN_Q8 ? GGUF_FORMAT_Q8_0 : GGUF_FORMAT_Q4_1;
+}
+
+static uint8_t *put_half(float x, uint8_t *out) {
+    const uint16_t half = number_to_f16(x);
+    *out++ = (uint8_t)half;
+    *out++ = (uint8_t)(half >> 8);
+    return out;
+}
+
+void block_write(enum kern_dtype dtype, const struct block *from, size_t blocks, uint8_t *out) {
+    for (; blocks; blocks--, from++) {
+        out = put_half(from->scale[0], out);
+        if (dtype == KERN_Q4M) out = put_half(from->least, out);
+        for (int i = 0; dtype == KERN_Q4M && i < KERN_BLOCK / 2; i++)
+            *out++ = (uint8_t)(from->n[i] | from->n[i + KERN_BLOCK / 2] << 4);
+        for (int i = 0; dtype == KERN_Q8 && i < KERN_BLOCK; i++) *out++ = (uint8_t)from->n[i];
+    }
+}
+
 /* ---- As float32 -------------------------------------------------------------------------------
  */
 

@@ -28,6 +28,11 @@ typedef void block_maker(const uint8_t *from, size_t blocks, struct block *out);
 /* *dtype: the type of the blocks. NULL where the numbers have no such form (MXFP4). */
 block_maker *block_maker_of(uint32_t format, enum kern_dtype *dtype);
 
+/* The GGUF type that has exactly the numbers of KERN_Q8 (GGUF_FORMAT_Q8_0) or KERN_Q4M
+ * (GGUF_FORMAT_Q4_1) whose factors are float16; and writes such blocks in it. */
+uint32_t block_format_of(enum kern_dtype dtype);
+void block_write(enum kern_dtype dtype, const struct block *from, size_t blocks, uint8_t *out);
+
 /* The type of a tensor's blocks. False: it has none, or the numbers have no such form. */
 struct tensor;
 bool block_dtype_of(const struct tensor *tensor, enum kern_dtype *dtype);

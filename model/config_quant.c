@@ -149,6 +149,25 @@ static bool is_packed_tensors(const cJSON *quantization) {
            strcmp(format, "pack-quantized") == 0;
 }
 
+/* As keepd saves a model. */
+static int read_own(const cJSON *q, struct packing *out, struct fault *fault) {
+    static const struct {
+        const char *name;
+        enum kern_dtype dtype;
+    } dtypes[] = {{"F32", KERN_F32}, {"F16", KERN_F16}, {"BF16", KERN_BF16}};
+    const char *format = "", *dtype = "BF16";
+    int rc = json_str(q, PATH, "format", &format, fault);
+    if (!rc) rc = json_str(q, PATH, "dtype", &dtype, fault);
+    if (rc) return rc;
+    if (strcmp(format, "blocks") != 0)
+        return refuse(fault, PATH ".format", "only \"blocks\" is supported");
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+        out->dtype = dtypes[i].dtype;
+        if (strcmp(dtype, dtypes[i].name) == 0) return 0;
+    }
+    return refuse(fault, PATH ".dtype", "expected F32, F16 or BF16");
+}
+
 /* ---- The whole ------------------------------------------------------------------------------- */
 
 /* Weights in E4M3 with a scale each or one per output (`weight_scale`), and activations without a
@@ -173,14 +192,16 @@ int model_config_read_quantization(const cJSON *root, bool mxfp4, struct packing
         return refuse(fault, PATH ".transform_config", "transformed weights are not supported");
     if ((strcmp(method, "mxfp4") == 0 && mxfp4) || is_fp8(quantization, method, scheme)) return 0;
     out->symmetric = true;
-    out->kind = strcmp(method, "awq") == 0    ? PACKING_AWQ
-                : strcmp(method, "gptq") == 0 ? PACKING_GPTQ
+    out->kind = strcmp(method, "awq") == 0     ? PACKING_AWQ
+                : strcmp(method, "gptq") == 0  ? PACKING_GPTQ
+                : strcmp(method, "keepd") == 0 ? PACKING_OWN
                 : strcmp(method, "compressed-tensors") == 0 && is_packed_tensors(quantization)
                     ? PACKING_TENSORS
                     : PACKING_NONE;
     if (out->kind == PACKING_AWQ) return read_awq(quantization, out, fault);
     if (out->kind == PACKING_GPTQ) return read_gptq(quantization, out, fault);
     if (out->kind == PACKING_TENSORS) return read_tensors(quantization, out, fault);
+    if (out->kind == PACKING_OWN) return read_own(quantization, out, fault);
     return fault_set(
         fault, ERR_UNSUPPORTED, PATH,
         "weights of \"%.32s\" are not supported, but for fp8 with one scale per tensor or per "

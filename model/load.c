@@ -1,6 +1,5 @@
 /* Weights: from the files, or the generator, into the backend. Which tensors there are is said by
  * tensors.h. */
-#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,11 +11,10 @@
 #include "kernels/quantize.h"
 #include "model/blocks.h"
 #include "model/internal.h"
+#include "model/rounding.h"
 #include "model/rows.h"
 #include "model/tensors.h"
 #include "model/weights.h"
-
-#define CODES_LOOKED_AT ((size_t)4096) /* together, before one of them is looked for */
 
 /* Memory that is kept from one matrix to the next and grows: touching fresh memory takes as long as
  * making what is in it. */
@@ -131,55 +129,6 @@ static const int *order_of(const struct loader *loader, enum role role) {
 
 /* ---- Matrices ------------------------------------------------------------------------------ */
 
-/* The first code that is not a number, or `count`. */
-static size_t find_nan(const uint8_t *codes, size_t count) {
-    for (size_t at = 0, end; at < count; at = end) {
-        unsigned any = 0;
-        end = count - at < CODES_LOOKED_AT ? count : at + CODES_LOOKED_AT;
-        for (size_t i = at; i < end; i++) any |= (codes[i] & 0x7f) == 0x7f;
-        for (size_t i = at; any && i < end; i++)
-            if ((codes[i] & 0x7f) == 0x7f) return i;
-    }
-    return count;
-}
-
-/* The scales of an E4M3 matrix: one for all, or one per output, in the tensor that has its name and
- * "_scale". What is no number, or becomes none with its scale, is refused here: no backend looks
- * for it. Where only the description is checked, the elements are not read. */
-static int read_scales(struct loader *loader, const char *name, const struct tensor *codes,
-                       float *out) {
-    char scale_name[TENSOR_NAME_MAX + 8];
-    size_t rows = (size_t)codes->shape[0], count = 1;
-    snprintf(scale_name, sizeof scale_name, "%s_scale", name);
-    const struct tensor *scale = weights_find(loader->weights, scale_name);
-    if (!scale)
-        return fault_set(loader->fault, ERR_NOTFOUND, scale_name,
-                         "tensor is missing: the scale of an F8_E4M3 matrix");
-    for (int i = 0; i < scale->dims; i++) count *= (size_t)scale->shape[i];
-    if ((count != 1 && (count != rows || scale->shape[0] != codes->shape[0])) ||
-        !tensor_read_floats(scale, 0, count, out))
-        return fault_set(loader->fault, ERR_UNSUPPORTED, scale_name,
-                         "expected one number or %zu, F32, F16 or BF16", rows);
-    for (size_t i = count; i < rows; i++) out[i] = out[0];
-    for (size_t i = 0; i < count; i++)
-        if (!(out[i] >= 0 && out[i] <= FLT_MAX / QUANTIZE_MOST))
-            return fault_set(loader->fault, ERR_INVALID, scale_name, "%g is no scale",
-                             (double)out[i]);
-    size_t nan = loader->options->check_only ? codes->bytes : find_nan(codes->data, codes->bytes);
-    if (nan == codes->bytes) return 0;
-    return fault_set(loader->fault, ERR_INVALID, name, "element %zu is not a number", nan);
-}
-
-/* The format that a matrix becomes. Routers, whose errors choose other experts, keep their types;
- * and so do the vocabulary's matrices, whose errors are seen in every token, except that they
- * become Q8. */
-static enum quantization target_of(const struct loader *loader, enum kern_shard shard) {
-    enum quantization wanted = loader->options->quantization;
-    if (shard == KERN_SHARD_NONE) return QUANTIZE_NONE;
-    if (shard != KERN_SHARD_VOCAB) return wanted;
-    return wanted == QUANTIZE_FP8 || wanted == QUANTIZE_NONE ? QUANTIZE_NONE : QUANTIZE_Q8;
-}
-
 static int no_room_for(struct loader *loader, const char *name, size_t rows, size_t cols) {
     return fault_set(loader->fault, ERR_NOMEM, name, "no memory for [%zu, %zu] in fewer bits", rows,
                      cols);
@@ -228,9 +177,10 @@ static int make_blocks(struct loader *loader, const char *name, struct kern_matr
 /* Hands the matrix to the backend, quantised where that was asked for and it is not in blocks
  * already. `name`: of what is at fault. */
 static int give_matrix(struct loader *loader, const char *name, struct kern_matrix *matrices,
-                       int count, enum kern_shard shard, struct kern_weight **out) {
+                       const struct slot *slot, struct kern_weight **out) {
     const struct kern_ops *ops = loader->model->kern->ops;
-    const enum quantization to = target_of(loader, shard);
+    const int count = slot->count;
+    const enum quantization to = rounding_format(slot, loader->options->quantization);
     size_t rows = 0;
     int rc = 0;
     for (int i = 0; i < count; i++) rows += (size_t)matrices[i].rows;
@@ -241,15 +191,17 @@ static int give_matrix(struct loader *loader, const char *name, struct kern_matr
     else if (to != QUANTIZE_NONE && !kern_dtype_blocks(matrices[0].dtype))
         rc = make_blocks(loader, name, matrices, count, rows,
                          to == QUANTIZE_Q8 ? KERN_Q8 : KERN_Q4M);
-    if (!rc) rc = ops->weight_load(loader->model->kern, matrices, count, shard, out, loader->fault);
+    if (!rc)
+        rc =
+            ops->weight_load(loader->model->kern, matrices, count, slot->shard, out, loader->fault);
     mem_free(scales);
     return rc;
 }
 
-static int load_random_matrix(struct loader *loader, struct kern_matrix *matrices, int count,
-                              enum kern_shard shard, struct kern_weight **out) {
+static int load_random_matrix(struct loader *loader, struct kern_matrix *matrices,
+                              const struct slot *slot, struct kern_weight **out) {
     int64_t rows = 0, cols = matrices[0].cols;
-    for (int i = 0; i < count; i++) rows += matrices[i].rows;
+    for (int i = 0; i < slot->count; i++) rows += matrices[i].rows;
     size_t words = ((size_t)rows * (size_t)cols + 3) / 4;
     uint64_t *data = mem_try_alloc(words, sizeof *data);
     if (!data)
@@ -257,11 +209,11 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
                          (long long)rows, (long long)cols);
     random_fill(loader->team, &loader->random, data, words, cols);
     const uint16_t *at = (const uint16_t *)data;
-    for (int i = 0; i < count; at += matrices[i].rows * cols, i++) {
+    for (int i = 0; i < slot->count; at += matrices[i].rows * cols, i++) {
         matrices[i].data = at;
         matrices[i].dtype = KERN_BF16;
     }
-    int rc = give_matrix(loader, "random weights", matrices, count, shard, out);
+    int rc = give_matrix(loader, "random weights", matrices, slot, out);
     mem_free(data);
     loader->read += words * sizeof *data;
     if (!rc) report_progress(loader, words * sizeof *data);
@@ -291,16 +243,9 @@ static void shared_rows(const struct loader *loader, const struct slot *slot, in
 
 /* Does the backend take the slot's matrices in the blocks that they have in the file? */
 static bool in_blocks(const struct loader *loader, const struct slot *slot, int layer) {
-    char name[TENSOR_NAME_MAX];
-    enum kern_dtype dtype;
-    if (!loader->model->kern->ops->blocks) return false;
-    if (target_of(loader, slot->shard) == QUANTIZE_FP8) return false;
-    for (int i = 0; i < slot->count; i++) {
-        name_of(loader, slot->parts[i], layer, name);
-        const struct tensor *tensor = weights_find(loader->weights, name);
-        if (!tensor || !block_dtype_of(tensor, &dtype)) return false;
-    }
-    return true;
+    return loader->model->kern->ops->blocks &&
+           rounding_format(slot, loader->options->quantization) != QUANTIZE_FP8 &&
+           rounding_is_done(loader->weights, loader->naming, slot, layer, loader->expert);
 }
 
 /* In memory on the way to the backend. */
@@ -353,6 +298,13 @@ static int find_split_mxfp4(struct loader *loader, const char *name, int64_t row
     return 0;
 }
 
+/* Saved models have blocks under the same name. */
+static bool is_split_mxfp4(const struct loader *loader, enum role role, const char *name) {
+    const struct tensor *tensor = weights_find(loader->weights, name);
+    return tensor_is_split_mxfp4(loader->naming, role) &&
+           !(tensor && tensor->dtype == TENSOR_BLOCKS);
+}
+
 /* `room` NULL: only the description is checked. */
 static int find_matrix(struct loader *loader, const struct slot *slot, int part, int layer,
                        bool blocks, float *scales, char **room, struct kern_matrix *out) {
@@ -365,7 +317,7 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     const int64_t experts = stacked ? loader->model->config.experts : 1;
     const bool alternates = tensor_alternates(loader->naming, slot->parts[part]);
     const struct tensor *scale_bytes = NULL;
-    int rc = tensor_is_split_mxfp4(loader->naming, slot->parts[part])
+    int rc = is_split_mxfp4(loader, slot->parts[part], name)
                  ? find_split_mxfp4(loader, name, all, out->cols, &tensor, &scale_bytes)
                  : find_tensor(loader, name, stacked ? (int)experts : 0, all, out->cols, &tensor);
     if (rc) return rc;
@@ -388,7 +340,8 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
         return fault_set(loader->fault, ERR_UNSUPPORTED, name,
                          "type F8_E4M3 is not supported here: F32, F16, BF16");
     out->scale = scales;
-    return read_scales(loader, name, tensor, scales);
+    return rounding_read_scales(loader->weights, name, tensor, loader->options->check_only, scales,
+                                loader->fault);
 }
 
 static int find_matrices(struct loader *loader, int layer, const struct slot *slot, float *scales,
@@ -431,14 +384,12 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
         rows += (size_t)m->rows;
     }
     if (!loader->weights && loader->options->check_only) return 0;
-    if (!loader->weights)
-        return load_random_matrix(loader, matrices, slot->count, slot->shard, out);
+    if (!loader->weights) return load_random_matrix(loader, matrices, slot, out);
     name_of(loader, slot->parts[0], layer, name);
     float *scales = mem_try_alloc(rows, sizeof *scales);
     if (!scales) return fault_set(loader->fault, ERR_NOMEM, name, "no memory for its scales");
     int rc = find_matrices(loader, layer, slot, scales, matrices, &bytes);
-    if (!rc && !loader->options->check_only)
-        rc = give_matrix(loader, name, matrices, slot->count, slot->shard, out);
+    if (!rc && !loader->options->check_only) rc = give_matrix(loader, name, matrices, slot, out);
     mem_free(scales);
     if (!rc && !loader->options->check_only) report_progress(loader, bytes);
     return rc;
@@ -682,7 +633,9 @@ static int open_loader(struct loader *loader) {
     if (embed && tensor_is_float(embed->dtype))
         config->dtype = rows_dtype(&(struct rows){.tensor = embed});
     if (embed && embed->dtype == TENSOR_BLOCKS)
-        config->dtype = KERN_BF16; /* the cache needs no more */
+        config->dtype = config->packing.kind == PACKING_OWN
+                            ? config->packing.dtype
+                            : KERN_BF16; /* the cache needs no more */
     rc = make_order(loader);
     if (rc || !naming_is_gguf(loader->naming)) return rc;
     loader->used = mem_try_alloc(weights_count(weights), sizeof *loader->used);

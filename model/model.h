@@ -59,7 +59,7 @@ struct model_config {
     float temperature, top_p, min_p, repetition;
     int top_k;
     enum kern_dtype dtype;  /* format of the weights */
-    struct packing packing; /* how a directory has matrices in 4 bits them */
+    struct packing packing; /* form of matrices in 4 bits in a directory */
     float rope_scale;
     /* [head_dim / 2], owned. With rotary_dims below head_dim, rows of q and k are permuted as they
      * are loaded, so that the pairs that rotate come first; the others have 0 here. */

@@ -29,7 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/err.h"
+#include "kernels/kern.h"
 
 enum packing_kind {
     PACKING_NONE,
@@ -42,10 +42,11 @@ enum packing_kind {
 /* The description of such matrices in config.json. */
 struct packing {
     enum packing_kind kind;
-    int group;      /* inputs of a group, a multiple of 32; 0: all inputs */
-    bool symmetric; /* z is 8 */
-    bool less_one;  /* GPTQ: zero points are stored less 1 */
-    bool reordered; /* GPTQ: desc_act */
+    int group;             /* inputs of a group, a multiple of 32; 0: all inputs */
+    bool symmetric;        /* z is 8 */
+    bool less_one;         /* GPTQ: zero points are stored less 1 */
+    bool reordered;        /* GPTQ: desc_act */
+    enum kern_dtype dtype; /* keepd's own: of the embeddings before they were rounded */
 };
 
 struct tensor; /* model/weights.h */

@@ -330,6 +330,18 @@ static int inspect(const struct config *config, struct callbacks *callbacks) {
     return rc == 0 ? EXIT_SUCCESS : EXIT_CONFIG;
 }
 
+static int save(const struct config *config, struct callbacks *callbacks) {
+    struct engine_options options = engine_options(config, callbacks);
+    struct fault fault = {0};
+    size_t bytes = 0;
+    progress_open(&callbacks->progress, isatty(STDERR_FILENO));
+    int rc = engine_save(&options, config->quantize_to, &bytes, &fault);
+    progress_close(&callbacks->progress, rc == 0);
+    if (rc) return refuse_start(&fault);
+    printf("%s: %.1f MB of weights\n", config->quantize_to, (double)bytes * 1e-6);
+    return EXIT_SUCCESS;
+}
+
 static int run(struct config *config, int argc, char **argv) {
     struct callbacks callbacks = {0};
     struct fault fault = {0};
@@ -346,6 +358,8 @@ static int run(struct config *config, int argc, char **argv) {
         status = check(config, &callbacks);
     else if (config->inspect)
         status = inspect(config, &callbacks);
+    else if (config->quantize_to)
+        status = save(config, &callbacks);
     else if (server_bind(callbacks.server, &fault))
         status = refuse("cannot serve", &fault);
     else

@@ -159,6 +159,12 @@ const char *engine_policy_at(const struct engine *e, int index) {
     return index < (int)(sizeof policy_names / sizeof *policy_names) ? policy_names[index] : NULL;
 }
 
+int engine_save(const struct engine_options *options, const char *to, size_t *bytes,
+                struct fault *fault) {
+    (void)options, (void)to, (void)bytes;
+    return fault_set(fault, ERR_UNSUPPORTED, "quantize-to", "the fake engine has no weights");
+}
+
 int engine_inspect(const struct engine_options *options, struct buf *out, char **tool_template,
                    struct fault *fault) {
     buf_fmt(out, "family       none: %s is not read here\n", options->model_dir);

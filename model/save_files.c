@@ -1,0 +1,186 @@
+#include "model/save_files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+#define COPIED_AT_ONCE ((size_t)1 << 20)
+
+/* The one folder that a model's directory may have for us (text/text.c). */
+#define TEMPLATES "additional_chat_templates"
+
+static int io(struct fault *fault, const char *path) {
+    return fault_set(fault, ERR_IO, "quantize-to", "%.200s: %s", path, strerror(errno));
+}
+
+static int join(char out[PATH_MAX], const char *folder, const char *name, struct fault *fault) {
+    const int n = snprintf(out, PATH_MAX, name ? "%s/%s" : "%s", folder, name);
+    if (n >= 0 && n < PATH_MAX) return 0;
+    return fault_set(fault, ERR_INVALID, "quantize-to", "a file's name is too long");
+}
+
+/* ---- Beginning and end ----------------------------------------------------------------------- */
+
+int save_files_open(struct save_files *files, const char *to, bool directory, struct fault *fault) {
+    struct stat info;
+    size_t size = strlen(to);
+    while (size > 1 && to[size - 1] == '/') size--;
+    files->directory = directory;
+    if (size + sizeof ".partial" > sizeof files->partial)
+        return fault_set(fault, ERR_INVALID, "quantize-to", "the name is too long");
+    snprintf(files->to, sizeof files->to, "%.*s", (int)size, to);
+    snprintf(files->partial, sizeof files->partial, "%.*s.partial", (int)size, to);
+    if (lstat(files->to, &info) == 0)
+        return fault_set(fault, ERR_INVALID, "quantize-to", "%.200s exists, and is not overwritten",
+                         files->to);
+    if (lstat(files->partial, &info) == 0)
+        return fault_set(fault, ERR_INVALID, "quantize-to",
+                         "%.200s exists: another run writes it, or did not end; remove it then",
+                         files->partial);
+    return directory && mkdir(files->partial, 0777) ? io(fault, files->partial) : 0;
+}
+
+static int sync_folder(const char *path) {
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return ERR_IO;
+    const int rc = fsync(fd) ? ERR_IO : 0;
+    close(fd);
+    return rc;
+}
+
+/* The folder that holds `path`. */
+static void parent_of(const char *path, char out[PATH_MAX]) {
+    const char *end = strrchr(path, '/');
+    snprintf(out, PATH_MAX, "%.*s", end ? (int)(end - path + (end == path)) : 1, end ? path : ".");
+}
+
+static void remove_folder(const char *path) {
+    DIR *folder = opendir(path);
+    const struct dirent *entry;
+    char inner[PATH_MAX];
+    while (folder && (entry = readdir(folder))) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        if (join(inner, path, entry->d_name, NULL) || !unlink(inner)) continue;
+        if (!strcmp(entry->d_name, TEMPLATES)) remove_folder(inner);
+    }
+    if (folder) closedir(folder);
+    (void)rmdir(path);
+}
+
+/* A file that another process has put there in the meantime stays. */
+static int give_name(const struct save_files *files) {
+    const int rc = renameat2(AT_FDCWD, files->partial, AT_FDCWD, files->to, RENAME_NOREPLACE);
+    if (rc == 0 || (errno != EINVAL && errno != ENOSYS)) return rc;
+    return rename(files->partial, files->to); /* a file system without that flag */
+}
+
+int save_files_close(const struct save_files *files, int rc, struct fault *fault) {
+    char parent[PATH_MAX];
+    parent_of(files->to, parent);
+    if (!rc && files->directory && sync_folder(files->partial)) rc = io(fault, files->partial);
+    if (!rc && give_name(files)) rc = io(fault, files->to);
+    if (!rc) return sync_folder(parent) ? io(fault, parent) : 0;
+    if (files->directory)
+        remove_folder(files->partial);
+    else
+        (void)unlink(files->partial);
+    return rc;
+}
+
+/* ---- One file -------------------------------------------------------------------------------- */
+
+int save_files_begin(const struct save_files *files, const char *name, FILE **out,
+                     struct fault *fault) {
+    char path[PATH_MAX];
+    int rc = join(path, files->partial, name, fault);
+    if (rc) return rc;
+    *out = fopen(path, "wbx");
+    return *out ? 0 : io(fault, path);
+}
+
+int save_files_end(FILE *file, int rc, struct fault *fault) {
+    if (!rc && (fflush(file) || fsync(fileno(file)))) rc = io(fault, "a file");
+    if (fclose(file) && !rc) rc = io(fault, "a file");
+    return rc;
+}
+
+int save_files_write(const struct save_files *files, const char *name, const struct buf *content,
+                     struct fault *fault) {
+    FILE *file;
+    int rc = save_files_begin(files, name, &file, fault);
+    if (rc) return rc;
+    if (content->failed || fwrite(content->data, 1, content->size, file) != content->size)
+        rc = io(fault, name);
+    return save_files_end(file, rc, fault);
+}
+
+int save_files_copy(const struct save_files *files, const char *from, const char *name,
+                    struct fault *fault) {
+    FILE *to, *source = fopen(from, "rbe");
+    if (!source) return io(fault, from);
+    int rc = save_files_begin(files, name, &to, fault);
+    if (!rc) {
+        char *part = mem_must_alloc(COPIED_AT_ONCE, 1);
+        size_t got;
+        while (!rc && (got = fread(part, 1, COPIED_AT_ONCE, source)) > 0)
+            if (fwrite(part, 1, got, to) != got) rc = io(fault, name);
+        if (!rc && ferror(source)) rc = io(fault, from);
+        mem_free(part);
+        rc = save_files_end(to, rc, fault);
+    }
+    fclose(source);
+    return rc;
+}
+
+/* ---- Files beside the weights ---------------------------------------------------------------- */
+
+static bool is_carried(const char *name) {
+    static const char *const ends[] = {".safetensors", ".index.json", ".bin", ".pt",     ".pth",
+                                       ".gguf",        ".onnx",       ".h5",  ".msgpack"};
+    const size_t size = strlen(name);
+    if (name[0] == '.' || !strcmp(name, "config.json")) return false;
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        const size_t end = strlen(ends[i]);
+        if (size >= end && !strcmp(name + size - end, ends[i])) return false;
+    }
+    return true;
+}
+
+/* `inner`: the folder in the model's directory, or NULL for that itself. */
+static int copy_folder(const struct save_files *files, const char *from, const char *inner,
+                       struct fault *fault) {
+    DIR *folder = opendir(from);
+    const struct dirent *entry;
+    int rc = 0;
+    if (!folder) return io(fault, from);
+    while (!rc && (entry = readdir(folder))) {
+        char path[PATH_MAX], name[PATH_MAX];
+        struct stat info;
+        if (!is_carried(entry->d_name)) continue;
+        rc = join(path, from, entry->d_name, fault);
+        if (!rc)
+            rc = inner ? join(name, inner, entry->d_name, fault)
+                       : join(name, entry->d_name, NULL, fault);
+        if (!rc && stat(path, &info)) rc = io(fault, path);
+        if (!rc && S_ISREG(info.st_mode)) rc = save_files_copy(files, path, name, fault);
+    }
+    closedir(folder);
+    return rc;
+}
+
+int save_files_copy_others(const struct save_files *files, const char *from, struct fault *fault) {
+    char templates[PATH_MAX], made[PATH_MAX];
+    int rc = copy_folder(files, from, NULL, fault);
+    if (!rc) rc = join(templates, from, TEMPLATES, fault);
+    if (!rc) rc = join(made, files->partial, TEMPLATES, fault);
+    if (rc || access(templates, F_OK)) return rc;
+    if (mkdir(made, 0777)) return io(fault, made);
+    rc = copy_folder(files, templates, TEMPLATES, fault);
+    return !rc && sync_folder(made) ? io(fault, made) : rc;
+}

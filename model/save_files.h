@@ -1,0 +1,35 @@
+/* The files of a saved model: what appears whole or not at all, and what is copied. */
+#ifndef KEEPD_MODEL_SAVE_FILES_H
+#define KEEPD_MODEL_SAVE_FILES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+
+/* A new file, or a new directory of files, under the name TO.partial. */
+struct save_files {
+    char to[4096], partial[4096];
+    bool directory;
+};
+
+/* ERR_INVALID: `to` exists, or what an earlier run left. */
+int save_files_open(struct save_files *files, const char *to, bool directory, struct fault *fault);
+/* Creates a file for writing; `name` NULL: the new file itself. *out is closed by save_files_end.
+ */
+int save_files_begin(const struct save_files *files, const char *name, FILE **out,
+                     struct fault *fault);
+/* Flushes the file to disk and closes it. `rc`: an earlier error, which is returned. */
+int save_files_end(FILE *file, int rc, struct fault *fault);
+int save_files_write(const struct save_files *files, const char *name, const struct buf *content,
+                     struct fault *fault);
+int save_files_copy(const struct save_files *files, const char *from, const char *name,
+                    struct fault *fault);
+/* Copies everything of a model's directory that is not weights, gates or config.json. */
+int save_files_copy_others(const struct save_files *files, const char *from, struct fault *fault);
+/* Gives it its name where `rc` is 0; otherwise removes what was written and returns `rc`. */
+int save_files_close(const struct save_files *files, int rc, struct fault *fault);
+
+#endif

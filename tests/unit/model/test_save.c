@@ -1,0 +1,202 @@
+/* Saved models: loaded again they have bitwise the weights of a start with `--quantization`; errors
+ * leave nothing behind. */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "model/save.h"
+#include "tests/golden/replay.h"
+#include "tests/unit/model/gguf_model.h"
+#include "tests/unit/parts.h"
+
+#define MODELS KEEPD_SOURCE_DIR "/tests/data/models"
+#define COUNT  24
+
+static void clear(const char *path) {
+    char command[160];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    cr_expect_eq(system(command), 0);
+}
+
+static bool exists(const char *folder, const char *name) {
+    char path[160];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return access(path, F_OK) == 0;
+}
+
+static float *logits_of(const char *model, enum quantization quantization, enum kern_dtype *dtype,
+                        size_t *size) {
+    struct replay replay;
+    struct fault fault = {0};
+    int32_t ids[COUNT];
+    const int whole = COUNT;
+    const struct replay_options options = {.dir = model,
+                                           .gates = "",
+                                           .path = "auto",
+                                           .threads = 2,
+                                           .rows_max = COUNT,
+                                           .positions_max = COUNT,
+                                           .slots = 1,
+                                           .quantization = quantization};
+    for (int i = 0; i < COUNT; i++) ids[i] = i * 37 % 64;
+    cr_assert_eq(replay_open(&options, &replay, &fault), 0, "%s: %s: %s", model, fault.field,
+                 fault.text);
+    *size = COUNT * (size_t)replay.vocab * sizeof(float);
+    *dtype = model_config(replay.model)->dtype;
+    float *logits = malloc(*size);
+    cr_assert_eq(replay_run(&replay, 0, ids, COUNT, &whole, 1, logits), 0);
+    replay_close(&replay);
+    return logits;
+}
+
+static int save(const char *model, const char *to, enum quantization quantization,
+                struct fault *fault) {
+    const struct model_options options = {
+        .dir = model, .gates = "", .quantization = quantization, .threads = 2};
+    size_t bytes;
+    *fault = (struct fault){0};
+    return model_save(&options, to, &bytes, fault);
+}
+
+/* False: the model has rows that are no whole blocks, which is an error. */
+static bool check_saved(const char *model, const char *end, enum quantization quantization) {
+    char folder[] = "/tmp/keepd-save-XXXXXX", to[64];
+    struct fault fault;
+    enum kern_dtype dtypes[2];
+    size_t sizes[2];
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(to, sizeof to, "%s/saved%s", folder, end);
+    int rc = save(model, to, quantization, &fault);
+    if (rc == ERR_UNSUPPORTED && strstr(fault.text, "no whole blocks")) {
+        clear(folder);
+        return false;
+    }
+    cr_assert_eq(rc, 0, "%s: %s: %s", model, fault.field, fault.text);
+    float *rounded = logits_of(model, quantization, &dtypes[0], &sizes[0]);
+    float *saved = logits_of(to, QUANTIZE_NONE, &dtypes[1], &sizes[1]);
+    float *exact = logits_of(model, QUANTIZE_NONE, &dtypes[0], &sizes[0]);
+    cr_expect(sizes[0] == sizes[1] && !memcmp(rounded, saved, sizes[0]), "%s to %d", model,
+              quantization);
+    cr_expect(memcmp(rounded, exact, sizes[0]) != 0, "%s was not rounded", model);
+    cr_expect(end[0] || dtypes[0] == dtypes[1], "%s: the cache would have another type", model);
+    free(rounded), free(saved), free(exact);
+    clear(folder);
+    return true;
+}
+
+Test(save, every_family_is_loaded_as_it_was_rounded) {
+    DIR *models = opendir(MODELS);
+    const struct dirent *entry;
+    int count = 0, refused = 0;
+    cr_assert_not_null(models);
+    while ((entry = readdir(models))) {
+        char model[512];
+        snprintf(model, sizeof model, MODELS "/%s", entry->d_name);
+        if (!exists(model, "config.json") || entry->d_name[0] == '.') continue;
+        refused += !check_saved(model, "", count % 2 ? QUANTIZE_Q8 : QUANTIZE_Q4);
+        count++;
+    }
+    closedir(models);
+    cr_expect(count >= 20 && refused <= 3, "%d of %d models were refused", refused, count);
+}
+
+static const struct family llama = {"llama", "LlamaForCausalLM", .permuted = true};
+
+static const struct family experts = {"qwen3moe", "Qwen3MoeForCausalLM", .qk_norm = true,
+                                      .experts = {"mlp.gate", "mlp.experts.%d.gate_proj",
+                                                  "mlp.experts.%d.up_proj",
+                                                  "mlp.experts.%d.down_proj"}};
+
+/* The same numbers both ways. */
+Test(save, gguf_files_become_gguf_files) {
+    static const struct {
+        const struct family *family;
+        uint32_t format;
+    } cases[] = {{&llama, GGUF_FORMAT_F32},
+                 {&llama, GGUF_FORMAT_BF16},
+                 {&llama, GGUF_FORMAT_F16},
+                 {&experts, GGUF_FORMAT_BF16}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct making m = {
+            .family = cases[i].family, .format = cases[i].format, .tied = i == 1, .random = i + 1};
+        char dir[64], model[80];
+        gguf_model_make(dir, &m);
+        snprintf(model, sizeof model, "%s/model.gguf", dir);
+        (void)check_saved(model, ".gguf", i ? QUANTIZE_Q4 : QUANTIZE_Q8);
+        (void)check_saved(dir, "", i ? QUANTIZE_Q8 : QUANTIZE_Q4);
+        gguf_model_remove(dir);
+    }
+}
+
+/* Text beside the weights, in a folder of its own, too. */
+Test(save, other_files_are_carried_over) {
+    char folder[] = "/tmp/keepd-save-XXXXXX", from[64], to[64], templates[128];
+    struct buf text;
+    struct fault fault;
+    char *found;
+    size_t size;
+    struct making m = {.family = &llama, .format = GGUF_FORMAT_BF16, .random = 1};
+    gguf_model_make(from, &m);
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(to, sizeof to, "%s/saved", folder);
+    snprintf(templates, sizeof templates, "%s/additional_chat_templates", from);
+    cr_assert_eq(mkdir(templates, 0700), 0);
+    buf_open(&text, 64);
+    buf_str(&text, "text");
+    write_parts(from, "tokenizer.json", &text, 1);
+    write_parts(from, "gates.safetensors", &text, 1);
+    write_parts(from, "pytorch_model.bin", &text, 1);
+    write_parts(templates, "tool_use.jinja", &text, 1);
+    cr_assert_eq(save(from, to, QUANTIZE_Q8, &fault), 0, "%s", fault.text);
+    cr_expect(exists(to, "tokenizer.json") &&
+              exists(to, "additional_chat_templates/tool_use.jinja"));
+    cr_expect(!exists(to, "gates.safetensors") && !exists(to, "pytorch_model.bin") &&
+              !exists(to, "model.gguf"));
+    const struct model_options options = {.dir = from, .quantization = QUANTIZE_Q8, .threads = 1};
+    snprintf(to, sizeof to, "%s/with gates/", folder);
+    cr_assert_eq(model_save(&options, to, &size, &fault), 0, "%s", fault.text);
+    snprintf(to, sizeof to, "%s/with gates/gates.safetensors", folder);
+    cr_assert_eq(file_read(to, 64, &found, &size, NULL), 0);
+    cr_expect_str_eq(found, "text");
+    mem_free(found);
+    buf_close(&text);
+    clear(folder);
+    clear(from);
+}
+
+Test(save, errors_leave_nothing_behind) {
+    char folder[] = "/tmp/keepd-save-XXXXXX", from[64], model[80], to[64];
+    struct fault fault;
+    struct making m = {
+        .family = &llama, .format = GGUF_FORMAT_BF16, .random = 1, .nan = "blk.1.ffn_down.weight"};
+    gguf_model_make(from, &m);
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(model, sizeof model, "%s/model.gguf", from);
+    snprintf(to, sizeof to, "%s/saved.gguf", folder);
+    cr_expect_eq(save(model, to, QUANTIZE_Q4, &fault), ERR_INVALID);
+    cr_expect_str_eq(fault.field, "blk.1.ffn_down.weight");
+    cr_expect(!exists(folder, "saved.gguf") && !exists(folder, "saved.gguf.partial"));
+    cr_expect_eq(save(from, to, QUANTIZE_Q4, &fault), ERR_INVALID);
+    cr_expect_not_null(strstr(fault.text, "must not end in .gguf"));
+    cr_expect_eq(save(from, folder, QUANTIZE_Q4, &fault), ERR_INVALID);
+    cr_expect_not_null(strstr(fault.text, "is not overwritten"));
+    snprintf(to, sizeof to, "%s/saved", folder);
+    cr_expect_eq(save(from, to, QUANTIZE_FP8, &fault), ERR_INVALID);
+    cr_expect_not_null(strstr(fault.text, "q8 or q4"));
+    cr_assert_eq(save(from, to, QUANTIZE_Q4, &fault), 0, "%s", fault.text);
+    char again[80];
+    snprintf(again, sizeof again, "%s/again", folder);
+    cr_expect_eq(save(to, again, QUANTIZE_Q4, &fault), ERR_UNSUPPORTED);
+    cr_expect_not_null(strstr(fault.text, "in few bits already"));
+    cr_assert_eq(mkdir(strcat(again, ".partial"), 0700), 0);
+    again[strlen(again) - strlen(".partial")] = '\0';
+    cr_expect_eq(save(from, again, QUANTIZE_Q4, &fault), ERR_INVALID);
+    cr_expect_not_null(strstr(fault.text, "another run"));
+    clear(folder);
+    gguf_model_remove(from);
+}
