@@ -11,7 +11,9 @@
 #define SEEN_FEW        16u    /* so many items are compared one by one */
 #define ITEMS_PER_WORK  8u     /* items, of known derivatives, that one unit of work pays for */
 #define SORTED_PER_WORK 4u     /* items that are sorted, likewise */
-#define NO_STACK        0u     /* nothing follows */
+#define MORE_STATES     (CONSTRAIN_PREPARED / 4u) /* automaton_prepare */
+#define NO_STACK        0u                        /* nothing follows */
+#define NEAR_LEVELS_MAX 16 /* levels of a stack that are made near; the next ones stay */
 
 int automaton_open(struct automaton *a, struct node_pool *pool, uint32_t root) {
     *a = (struct automaton){.root = root, .generation = 1};
@@ -81,6 +83,17 @@ void automaton_shrink(struct automaton *a) {
     drop(&a->moves, &a->state_capacity);
     drop(&a->states, &a->state_capacity);
     drop(&a->open, &a->open_capacity);
+}
+
+void automaton_prepare(struct automaton *a) {
+    struct node_pool *pool = &a->pool;
+    size_t row = (size_t)pool->classes * sizeof *a->moves;
+    uint32_t capacity = a->state_capacity;
+    node_pool_prepare(pool);
+    node_prepare(pool, &a->moves, a->state_count, &capacity, row, MORE_STATES);
+    node_prepare(pool, &a->states, a->state_count, &a->state_capacity, sizeof *a->states,
+                 MORE_STATES);
+    node_prepare(pool, &a->items, a->item_count, &a->item_capacity, sizeof *a->items, MORE_STATES);
 }
 
 /* ---- Stacks ---------------------------------------------------------------------------------- */
@@ -290,4 +303,63 @@ uint32_t automaton_step(struct automaton *a, uint32_t id, int class) {
     uint32_t next = pool->rc == 0 ? finish_state(a) : 0;
     if (next != 0) note_move(a, id, next, &alike);
     return next;
+}
+
+/* ---- Near states ----------------------------------------------------------------------------- */
+
+/* Returns a stack whose first `bytes` bytes are as those of the given one. Is called once for each
+ * level that is so near. */
+static uint32_t near_stack(struct automaton *a, uint32_t stack, int64_t bytes, int levels) {
+    struct automaton_stack top = a->stacks[stack];
+    if (stack == NO_STACK || bytes < 0 || a->pool.rc != 0) return NO_STACK;
+    if (levels == 0 || !node_work(&a->pool, 1)) return stack;
+    int64_t left = bytes - node_at(&a->pool, top.node)->shortest;
+    uint32_t below = near_stack(a, top.below, left, levels - 1);
+    return push_stack(a, node_near(&a->pool, top.node, (uint32_t)bytes), below);
+}
+
+/* Can many tokens be read? Where few can, a mask costs less than a near state. */
+static bool is_wide(const struct automaton *a, uint32_t first, uint32_t count) {
+    for (uint32_t i = first; i < first + count; i++)
+        if (node_at(&a->pool, a->items[i].node)->wide) return true;
+    return false;
+}
+
+uint32_t automaton_near(struct automaton *a, uint32_t id, int i, uint32_t bytes) {
+    uint32_t near = a->states[id].near[i], first = a->states[id].first, count = a->states[id].count;
+    if (near != 0) return near;
+    if (!is_wide(a, first, count)) return id;
+    open_items(a);
+    a->accepts = a->states[id].accepts;
+    for (uint32_t k = 0; k < count && a->pool.rc == 0; k++) {
+        struct automaton_item item = a->items[first + k];
+        int64_t left = (int64_t)bytes - node_at(&a->pool, item.node)->shortest;
+        uint32_t node = node_near(&a->pool, item.node, bytes);
+        add_open(a, node, near_stack(a, item.stack, left, NEAR_LEVELS_MAX));
+    }
+    near = a->pool.rc == 0 ? finish_state(a) : 0;
+    if (near != 0) a->states[id].near[i] = a->states[near].near[i] = near;
+    return near;
+}
+
+/* Adds the items after a plain character. AUTOMATON_DIFFERS: characters differ. */
+static uint32_t open_plain(struct automaton *a, uint32_t first, uint32_t count) {
+    for (uint32_t i = 0; i < count && a->pool.rc == 0; i++) {
+        struct automaton_item item = a->items[first + i];
+        uint32_t node = node_plain(&a->pool, item.node);
+        if (node == NODE_DIFFERS) return AUTOMATON_DIFFERS;
+        if (node != NODE_NONE && node_is_alive(&a->pool, node)) add_open(a, node, item.stack);
+    }
+    return 0;
+}
+
+uint32_t automaton_plain(struct automaton *a, uint32_t id) {
+    if (id == AUTOMATON_DEAD) return id;
+    if (a->states[id].plain != 0) return a->states[id].plain;
+    open_items(a);
+    uint32_t plain = open_plain(a, a->states[id].first, a->states[id].count);
+    if (plain == 0 && a->pool.rc == 0) plain = finish_state(a);
+    if (a->pool.rc != 0) return 0;
+    a->states[id].plain = plain;
+    return plain;
 }

@@ -19,6 +19,8 @@
 #include "constrain/node.h"
 
 enum { AUTOMATON_UNKNOWN = 0, AUTOMATON_DEAD = 1 };
+#define AUTOMATON_DIFFERS   UINT32_MAX
+#define AUTOMATON_DISTANCES 3
 
 struct automaton_item {
     uint32_t node; /* regular, not NODE_EMPTY, not NODE_NONE */
@@ -31,12 +33,13 @@ struct automaton_stack {
 };
 
 struct automaton_state {
-    uint32_t first, count; /* items */
-    uint32_t next;         /* hash chain */
-    uint32_t mask;         /* 1 + index of its mask in the caller's cache; 0 = none */
-    uint32_t plain;        /* the caller's: see mask.c */
-    uint8_t free;          /* likewise */
-    bool accepts;          /* the text so far is a string of the language */
+    uint32_t first, count;              /* items */
+    uint32_t next;                      /* hash chain */
+    uint32_t near[AUTOMATON_DISTANCES]; /* see automaton_near; 0 = unknown */
+    uint32_t plain;                     /* see automaton_plain; 0 = unknown */
+    uint32_t mask[AUTOMATON_DISTANCES]; /* 1 + index of its masks in the caller's cache; 0 = none */
+    uint8_t free;                       /* the caller's: see mask.c */
+    bool accepts;                       /* the text so far is a string of the language */
 };
 
 struct automaton_seen {
@@ -70,13 +73,22 @@ void automaton_close(struct automaton *automaton);
 
 /* Forgets all states. */
 void automaton_reset(struct automaton *automaton);
-void automaton_shrink(struct automaton *automaton); /* also frees their memory */
+void automaton_shrink(struct automaton *automaton);  /* also frees their memory */
+void automaton_prepare(struct automaton *automaton); /* see node_pool_prepare */
 size_t automaton_bytes(const struct automaton *automaton);
 /* Returns the state of the empty text, 0 on failure (pool.rc). */
 uint32_t automaton_start(struct automaton *automaton);
 /* Returns the state after one more byte of a class; 0 on failure: pool.rc is ERR_LIMIT or
  * ERR_NOMEM, and nothing but node_pool_resume and automaton_reset may be called. */
 uint32_t automaton_step(struct automaton *automaton, uint32_t state, int class);
+
+/* Returns a state that cannot be told from this one within the next `bytes` bytes, but is the same
+ * for many others (node_near). It is remembered as that of distance `i`. 0 on failure. */
+uint32_t automaton_near(struct automaton *automaton, uint32_t state, int i, uint32_t bytes);
+/* Returns the state after any one plain character (constrain/tokens.h); AUTOMATON_DEAD if none may
+ * follow; AUTOMATON_DIFFERS if they lead to different states or this was not found out. 0 on
+ * failure. */
+uint32_t automaton_plain(struct automaton *automaton, uint32_t state);
 
 static inline uint32_t automaton_move(struct automaton *a, uint32_t state, unsigned byte) {
     int class = a->pool.class_of[byte];

@@ -136,10 +136,18 @@ static int build(struct building *b, const struct constrain_part *part, uint32_t
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
+/* Frees what only the compilation needed, and provides what the first masks will need. */
+static int prepare(struct constrain *c) {
+    automaton_shrink(&c->automaton);
+    automaton_prepare(&c->automaton);
+    return c->automaton.pool.rc != 0 ? c->automaton.pool.rc : mask_maker_prepare(&c->maker);
+}
+
 static int open_language(struct constrain *c, struct building *b, uint32_t root,
                          const struct constrain_tokens *tokens) {
     int rc = automaton_open(&c->automaton, &b->pool, root);
     if (rc == 0) rc = mask_maker_open(&c->maker, tokens);
+    if (rc == 0) rc = prepare(c);
     if (rc == 0 && pthread_mutex_init(&c->lock, NULL) != 0) rc = ERR_NOMEM;
     if (rc == 0) return 0;
     mask_maker_close(&c->maker);
@@ -197,7 +205,6 @@ int constrain_open(const struct constrain_part *part, const struct constrain_tok
     c->budget = budget;
     int rc = charge(c, CONSTRAIN_COMPILE_BYTES) ? compile(c, part, tokens, fault) : ERR_FULL;
     if (rc == 0) {
-        automaton_shrink(&c->automaton);
         (void)charge(c, size_of(c));
         *out = c;
         return 0;
@@ -246,10 +253,7 @@ static int look_on(struct constrain *c, struct constrain_at *at, const char *tex
     if (rc != 0 || next == NULL) return rc;
     next->accepts = a->states[at->state].accepts;
     next->continues = continues(a, at->state);
-    if (mask != NULL && a->pool.rc == 0) {
-        const uint32_t *made = mask_make(&c->maker, a, at->state);
-        if (made != NULL) memcpy(mask, made, c->maker.tokens->words * sizeof *mask);
-    }
+    if (mask != NULL && a->pool.rc == 0) (void)mask_make(&c->maker, a, at->state, mask);
     return a->pool.rc;
 }
 

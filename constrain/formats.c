@@ -30,7 +30,6 @@
 /* No label has "--" in its third place, which IDNA reserves. */
 #define LABEL    "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 #define HOSTNAME "(?!(?:.*\\.)?..--)(?=.{1,253}$)" LABEL "(?:\\." LABEL ")*"
-#define ATOM     "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 
 #define ESCAPED "%[0-9A-Fa-f]{2}"
 #define PCHAR   "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|" ESCAPED ")"
@@ -58,7 +57,7 @@ static const struct {
     {"duration", "P(?:[0-9]+W|(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"
                  "(?:T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S))?"
                  "|T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S))"},
-    {"email", "(?=[^@]{1,64}@)" ATOM "(?:\\." ATOM ")*@" LABEL "(?:\\." LABEL ")+"},
+    {"email", "@" LABEL "(?:\\." LABEL ")+"},
     {"hostname", HOSTNAME},
     {"ipv4", IPV4},
     {"ipv6", IPV6},
@@ -79,7 +78,8 @@ enum format_use format_find(const char *name, const char **pattern) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         if (strcmp(formats[i].name, name) != 0) continue;
         *pattern = formats[i].pattern;
-        return *pattern != NULL ? FORMAT_PATTERN : FORMAT_REFUSED;
+        if (*pattern == NULL) return FORMAT_REFUSED;
+        return strcmp(name, "email") == 0 ? FORMAT_EMAIL : FORMAT_PATTERN;
     }
     return FORMAT_UNKNOWN;
 }

@@ -9,9 +9,13 @@
 #ifdef CONSTRAIN_LITTLE_WORK /* builds with sanitizers, for fuzzers that run many texts */
 #define CONSTRAIN_WORK_MAX      100000
 #define CONSTRAIN_MASK_WORK_MAX 12500
+#define CONSTRAIN_MASK_BYTES    16384
+#define CONSTRAIN_PREPARED      64
 #else
 #define CONSTRAIN_WORK_MAX      4000000 /* work of one compilation: at most a few seconds */
 #define CONSTRAIN_MASK_WORK_MAX 500000  /* work of one mask */
+#define CONSTRAIN_MASK_BYTES    8388608 /* masks that one language keeps */
+#define CONSTRAIN_PREPARED      4096    /* expressions for which a new language has memory */
 #endif
 #define CONSTRAIN_NODES_MAX    500000  /* expressions of one language, compiled; 32 bytes each */
 #define CONSTRAIN_CHILDREN_MAX 4000000 /* alternatives in all expressions together */
@@ -32,7 +36,6 @@
 #define CONSTRAIN_DIGITS_MAX     40      /* decimal digits of a bound of numbers */
 #define CONSTRAIN_DIVISOR_MAX    100000  /* multipleOf, without its decimal point */
 #define CONSTRAIN_SPACE_MAX      32      /* indentation of a JSON text */
-#define CONSTRAIN_MASK_BYTES     8388608 /* masks that one language keeps */
 #define CONSTRAIN_QUANTIFIERS    4       /* quantifiers in a row */
 
 /* Levels of recursion that one derivative of an expression needs: of compiled expressions, and of

@@ -1,14 +1,14 @@
 #include "constrain/mask.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/mem.h"
 
-/* automaton_state.plain: unknown, no common next state, or that state. */
-enum { PLAIN_UNKNOWN = 0, PLAIN_NONE = AUTOMATON_DEAD };
-/* automaton_state.free */
-enum { FREE_UNKNOWN, FREE, FREE_NOT };
+static_assert(TOKENS_TIERS == AUTOMATON_DISTANCES, "each tier has its near states");
 #define FREE_TOKENS    32u /* below this, walking is cheaper than asking */
+#define NEAR_BYTES     32u /* with longer tokens, a near state costs more than it saves */
+#define MASKS_PREPARED (CONSTRAIN_PREPARED / 64u)
 #define NODES_PER_WORK 64u /* nodes of a trie, on known ways, that one unit of work pays for */
 
 int mask_maker_open(struct mask_maker *maker, const struct constrain_tokens *tokens) {
@@ -45,9 +45,29 @@ void mask_maker_shrink(struct mask_maker *maker) {
     maker->made = 0;
 }
 
+static bool add_room(struct mask_maker *maker) {
+    uint32_t *mask = mem_try_alloc(maker->tokens->words + 1, sizeof *mask);
+    if (mask != NULL) maker->kept[maker->made++] = mask;
+    return mask != NULL;
+}
+
+int mask_maker_prepare(struct mask_maker *maker) {
+    size_t bytes = maker->tokens->words * sizeof **maker->kept;
+    while (maker->made < MASKS_PREPARED && maker->made < maker->capacity) {
+        if (!add_room(maker)) return ERR_NOMEM;
+        memset(maker->kept[maker->made - 1], 0, bytes);
+    }
+    return 0;
+}
+
 size_t mask_maker_bytes(const struct mask_maker *maker) {
     return (size_t)maker->made * maker->tokens->words * sizeof **maker->kept +
            maker->capacity * (sizeof *maker->kept + sizeof *maker->owner);
+}
+
+/* The place in its state that names a mask. */
+static uint32_t *mask_of(const struct mask_maker *maker, struct automaton *a, uint32_t slot) {
+    return &a->states[maker->owner[slot].state].mask[maker->owner[slot].tier];
 }
 
 /* ---- Walking --------------------------------------------------------------------------------- */
@@ -87,38 +107,6 @@ static bool walk(const struct mask_maker *maker, struct automaton *a, const stru
 
 /* ---- Plain characters ------------------------------------------------------------------------ */
 
-/* Finds the state to which all characters of a row lead. `*common`: PLAIN_UNKNOWN before the first
- * one. */
-static bool common_next(struct automaton *a, uint32_t state, const struct utf8_row *row, int at,
-                        uint32_t *common) {
-    int last_class = -1;
-    for (unsigned byte = row->first[at]; byte <= row->last[at]; byte++) {
-        if (a->pool.class_of[byte] == last_class) continue;
-        last_class = a->pool.class_of[byte];
-        uint32_t next = automaton_move(a, state, byte);
-        if (next == AUTOMATON_UNKNOWN || next == AUTOMATON_DEAD) return false;
-        if (at < 3 && at + 1 < row->bytes) {
-            if (!common_next(a, next, row, at + 1, common)) return false;
-        } else if (*common == PLAIN_UNKNOWN) {
-            *common = next;
-        } else if (*common != next) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Returns the next state after any plain character, or PLAIN_NONE. */
-static uint32_t plain_next(struct automaton *a, uint32_t state) {
-    uint32_t common = PLAIN_UNKNOWN;
-    if (a->states[state].plain != PLAIN_UNKNOWN) return a->states[state].plain;
-    bool has = true;
-    for (int i = 0; i < TOKENS_UTF8_ROWS && has; i++)
-        has = common_next(a, state, &tokens_plain_rows[i], 0, &common);
-    if (a->pool.rc == 0) a->states[state].plain = has ? common : PLAIN_NONE;
-    return has ? common : PLAIN_NONE;
-}
-
 static bool leads_on(struct automaton *a, uint32_t state) {
     for (int i = 0; i < TOKENS_UTF8_ROWS; i++)
         for (unsigned byte = tokens_plain_rows[i].first[0]; byte <= tokens_plain_rows[i].last[0];
@@ -127,54 +115,59 @@ static bool leads_on(struct automaton *a, uint32_t state) {
     return false;
 }
 
-/* May every plain token be read from the state, up to the longest? */
-static bool is_free(struct automaton *a, uint32_t state) {
-    uint32_t at = state, next = state;
-    if (a->states[state].free != FREE_UNKNOWN) return a->states[state].free == FREE;
-    for (int i = 0; i < TOKENS_PLAIN_MAX && next != PLAIN_NONE; i++) {
-        next = plain_next(a, at);
-        if (next == at) break;
+/* Counts the plain characters that lead from a state to one next state each, up to the most that a
+ * plain token has. */
+static int free_characters(struct automaton *a, uint32_t state) {
+    uint32_t at = state;
+    int count = 0;
+    if (a->states[state].free != 0) return a->states[state].free - 1;
+    while (count < TOKENS_PLAIN_MAX) {
+        uint32_t next = automaton_plain(a, at);
+        if (next <= AUTOMATON_DEAD || next == AUTOMATON_DIFFERS) break;
+        count = next == at ? TOKENS_PLAIN_MAX : count + 1;
         at = next;
     }
-    if (a->pool.rc != 0) return false;
-    a->states[state].free = next != PLAIN_NONE ? FREE : FREE_NOT;
-    return next != PLAIN_NONE;
+    if (a->pool.rc == 0) a->states[state].free = (uint8_t)(1 + count);
+    return count;
 }
 
 static uint32_t tokens_below(const struct trie *trie, uint32_t i) {
     return trie->nodes[trie->nodes[i].end].first - trie->nodes[i].first;
 }
 
-static bool is_free_below(struct automaton *a, const struct trie *trie, uint32_t i,
+/* May all tokens of a subtree be read on from the state? */
+static bool is_free_below(struct automaton *a, const struct token_tier *tier, uint32_t i,
                           uint32_t state) {
-    return state > AUTOMATON_DEAD && tokens_below(trie, i) >= FREE_TOKENS && is_free(a, state);
+    return state > AUTOMATON_DEAD && tokens_below(&tier->plain, i) >= FREE_TOKENS &&
+           free_characters(a, state) >= tier->characters;
 }
 
 /* Returns whether most tokens lie in subtrees of the first level that are allowed as a whole. */
-static bool most_are_free(struct automaton *a, const struct trie *trie, uint32_t start) {
+static bool most_are_free(struct automaton *a, const struct token_tier *tier, uint32_t start) {
+    const struct trie *trie = &tier->plain;
     uint64_t free = 0;
     for (uint32_t i = 0; i < trie->count; i = trie->nodes[i].end)
-        if (is_free_below(a, trie, i, automaton_move(a, start, trie->nodes[i].byte)))
+        if (is_free_below(a, tier, i, automaton_move(a, start, trie->nodes[i].byte)))
             free += tokens_below(trie, i);
     return 2 * free > trie->nodes[trie->count].first;
 }
 
 /* Walks through the plain tokens, but skips subtrees that are allowed as a whole. If these are most
  * of the trie, the mask begins with all tokens and loses the others. */
-static bool walk_plain(const struct mask_maker *maker, struct automaton *a, uint32_t start,
-                       uint32_t *mask) {
-    const struct trie *trie = &maker->tokens->plain;
+static bool walk_plain(const struct mask_maker *maker, struct automaton *a,
+                       const struct token_tier *tier, uint32_t start, uint32_t *mask) {
+    const struct trie *trie = &tier->plain;
     const struct trie_node *nodes = trie->nodes;
-    bool all = most_are_free(a, trie, start);
+    bool all = most_are_free(a, tier, start);
     for (size_t i = 0; all && i < maker->tokens->words; i++)
-        mask[i] |= maker->tokens->plain_masks[TOKENS_PLAIN_MAX][i];
+        mask[i] |= tier->plain_masks[TOKENS_PLAIN_MAX][i];
     maker->path[0] = start;
     for (uint32_t i = 0, visited = 1; i < trie->count && a->pool.rc == 0; visited++) {
         const struct trie_node *node = &nodes[i];
         uint32_t state = automaton_move(a, maker->path[node->depth - 1], node->byte);
         bool dead = state == AUTOMATON_DEAD;
         if (state == AUTOMATON_UNKNOWN || !pays(a, visited)) return false;
-        if (!dead && !is_free_below(a, trie, i, state)) {
+        if (!dead && !is_free_below(a, tier, i, state)) {
             maker->path[node->depth] = state;
             if (!all) allow(maker->tokens, node, mask);
             i++;
@@ -192,21 +185,23 @@ static bool walk_plain(const struct mask_maker *maker, struct automaton *a, uint
     return a->pool.rc == 0;
 }
 
-/* Adds the plain tokens: those of at most `count` characters by their mask, others by a walk. */
-static bool add_plain(const struct mask_maker *maker, struct automaton *a, uint32_t state,
-                      uint32_t *mask) {
-    const struct constrain_tokens *tokens = maker->tokens;
-    uint32_t at = state, next;
-    int count = 0;
-    while (count < TOKENS_PLAIN_MAX && (next = plain_next(a, at)) != PLAIN_NONE) {
-        count = next == at ? TOKENS_PLAIN_MAX : count + 1;
-        at = next;
-    }
+/* Returns the state after `count` plain characters. */
+static uint32_t after_plain(struct automaton *a, uint32_t state, int count) {
+    while (count-- > 0) state = automaton_plain(a, state);
+    return state;
+}
+
+/* Adds the plain tokens: those of at most so many characters as are free by their mask, others by a
+ * walk. */
+static bool add_plain(const struct mask_maker *maker, struct automaton *a,
+                      const struct token_tier *tier, uint32_t state, uint32_t *mask) {
+    int count = free_characters(a, state);
     if (a->pool.rc != 0) return false;
-    for (size_t i = 0; count > 0 && i < tokens->words; i++)
-        mask[i] |= tokens->plain_masks[count][i];
-    if (count == TOKENS_PLAIN_MAX || (count > 0 && !leads_on(a, at))) return a->pool.rc == 0;
-    return walk_plain(maker, a, state, mask);
+    for (size_t i = 0; count > 0 && i < maker->tokens->words; i++)
+        mask[i] |= tier->plain_masks[count][i];
+    if (count >= tier->characters) return true;
+    if (count > 0 && !leads_on(a, after_plain(a, state, count))) return a->pool.rc == 0;
+    return a->pool.rc == 0 && walk_plain(maker, a, tier, state, mask);
 }
 
 /* ---- Masks ----------------------------------------------------------------------------------- */
@@ -215,29 +210,41 @@ static bool add_plain(const struct mask_maker *maker, struct automaton *a, uint3
 static uint32_t *next_mask(struct mask_maker *maker, struct automaton *a) {
     uint32_t slot = maker->next;
     size_t words = maker->tokens->words;
-    if (slot == maker->made) {
-        maker->kept[slot] = mem_try_alloc(words + 1, sizeof **maker->kept);
-        if (maker->kept[slot] == NULL) {
-            a->pool.rc = ERR_NOMEM;
-            return NULL;
-        }
-        maker->made++;
+    if (slot == maker->made && !add_room(maker)) {
+        a->pool.rc = ERR_NOMEM;
+        return NULL;
     }
-    if (slot < maker->count) a->states[maker->owner[slot]].mask = 0;
+    if (slot < maker->count) *mask_of(maker, a, slot) = 0;
     memset(maker->kept[slot], 0, words * sizeof **maker->kept);
     return maker->kept[slot];
 }
 
-const uint32_t *mask_make(struct mask_maker *maker, struct automaton *a, uint32_t state) {
-    if (a->states[state].mask != 0) return maker->kept[a->states[state].mask - 1];
+/* Returns the mask of one tier's tokens in a state that is near for it. */
+static const uint32_t *make_tier(struct mask_maker *maker, struct automaton *a, int i,
+                                 uint32_t state) {
+    const struct token_tier *tier = &maker->tokens->tiers[i];
+    if (a->states[state].mask[i] != 0) return maker->kept[a->states[state].mask[i] - 1];
     uint32_t slot = maker->next, *mask = next_mask(maker, a);
     if (mask == NULL) return NULL;
-    maker->owner[slot] = state;
-    bool made =
-        add_plain(maker, a, state, mask) && walk(maker, a, &maker->tokens->rest, state, mask);
+    maker->owner[slot] = (struct mask_owner){state, i};
+    bool made = add_plain(maker, a, tier, state, mask) && walk(maker, a, &tier->rest, state, mask);
     if (slot == maker->count) maker->count++;
     if (!made) return NULL;
-    a->states[state].mask = slot + 1;
+    a->states[state].mask[i] = slot + 1;
     maker->next = (slot + 1) % maker->capacity;
     return mask;
+}
+
+bool mask_make(struct mask_maker *maker, struct automaton *a, uint32_t state, uint32_t *mask) {
+    const struct constrain_tokens *tokens = maker->tokens;
+    memset(mask, 0, tokens->words * sizeof *mask);
+    for (int i = 0; i < TOKENS_TIERS; i++) {
+        if (tokens->tiers[i].bytes == 0) continue; /* no token is so long */
+        uint32_t bytes = tokens->tiers[i].bytes;
+        uint32_t near = bytes <= NEAR_BYTES ? automaton_near(a, state, i, bytes) : state;
+        const uint32_t *part = near != 0 ? make_tier(maker, a, i, near) : NULL;
+        if (part == NULL) return false;
+        for (size_t k = 0; k < tokens->words; k++) mask[k] |= part[k];
+    }
+    return true;
 }

@@ -35,6 +35,13 @@ void node_push(struct node_pool *pool, uint32_t value) {
     pool->scratch[pool->scratch_count++] = value;
 }
 
+void node_prepare(struct node_pool *pool, void *array, uint32_t count, uint32_t *capacity,
+                  size_t size, uint32_t more) {
+    void **at = array;
+    if (node_reserve(pool, array, count, capacity, size, more))
+        memset((char *)*at + count * size, 0, more * size);
+}
+
 static void add_constant(struct node_pool *pool, enum node_kind kind) {
     bool nullable = kind != NODE_KIND_NONE;
     pool->nodes[pool->count++] = (struct node){.kind = (uint8_t)kind,
@@ -236,6 +243,16 @@ void node_pool_shrink(struct node_pool *pool) {
     node_derivatives_free(pool);
 }
 
+void node_pool_prepare(struct node_pool *pool) {
+    node_prepare(pool, &pool->nodes, pool->count, &pool->capacity, sizeof *pool->nodes,
+                 CONSTRAIN_PREPARED);
+    node_prepare(pool, &pool->children, pool->child_count, &pool->child_capacity,
+                 sizeof *pool->children, CONSTRAIN_PREPARED);
+    node_prepare(pool, &pool->scratch, pool->scratch_count, &pool->scratch_capacity,
+                 sizeof *pool->scratch, CONSTRAIN_PREPARED);
+    node_derivatives_prepare(pool);
+}
+
 /* ---- Sets ------------------------------------------------------------------------------------ */
 
 void byte_set_range(struct byte_set *set, unsigned first, unsigned last) {
@@ -246,10 +263,20 @@ bool byte_set_empty(const struct byte_set *set) {
     return (set->bits[0] | set->bits[1] | set->bits[2] | set->bits[3]) == 0;
 }
 
+static int count_bytes(const struct byte_set *set) {
+    int count = 0;
+    for (int k = 0; k < 4; k++) count += __builtin_popcountll(set->bits[k]);
+    return count;
+}
+
 uint32_t node_bytes(struct node_pool *pool, const struct byte_set *set) {
     if (byte_set_empty(set) || pool->rc != 0) return NODE_NONE;
-    struct node node = {
-        .kind = NODE_KIND_BYTES, .regular = true, .exact = true, .alive = NODE_ALIVE};
+    struct node node = {.kind = NODE_KIND_BYTES,
+                        .regular = true,
+                        .exact = true,
+                        .alive = NODE_ALIVE,
+                        .wide = count_bytes(set) >= NODE_WIDE,
+                        .shortest = 1};
     return find_or_add(pool, &(struct wanted){.node = node, .set = set});
 }
 
@@ -288,6 +315,10 @@ static uint16_t seq_levels(const struct node *x, const struct node *y) {
     return larger(levels_around(x->levels), enters ? second : 0);
 }
 
+static uint8_t shortest_of(uint64_t bytes) {
+    return (uint8_t)(bytes < NODE_SHORTEST_MAX ? bytes : NODE_SHORTEST_MAX);
+}
+
 static uint32_t make_seq(struct node_pool *pool, uint32_t a, uint32_t b) {
     if (a == NODE_NONE || b == NODE_NONE) return NODE_NONE;
     if (a == NODE_EMPTY) return b;
@@ -299,6 +330,8 @@ static uint32_t make_seq(struct node_pool *pool, uint32_t a, uint32_t b) {
                         .nullable = x->nullable && y->nullable,
                         .regular = x->regular && y->regular,
                         .exact = x->exact && y->exact,
+                        .wide = x->wide || (x->nullable && y->wide),
+                        .shortest = shortest_of((uint64_t)x->shortest + y->shortest),
                         .levels = seq_levels(x, y),
                         .a = a,
                         .b = b};
@@ -348,18 +381,25 @@ void node_push_flat(struct node_pool *pool, enum node_kind kind, uint32_t id) {
 }
 
 struct list_facts {
-    bool nullable, regular, exact;
+    bool nullable, regular, exact, wide;
+    uint8_t shortest;
     uint16_t levels;
 };
 
 static struct list_facts facts_of(const struct node_pool *pool, uint32_t mark, bool conjunction) {
-    struct list_facts facts = {.nullable = conjunction, .regular = true, .exact = !conjunction};
+    struct list_facts facts = {.nullable = conjunction,
+                               .regular = true,
+                               .exact = !conjunction,
+                               .shortest = conjunction ? 0 : NODE_SHORTEST_MAX};
     for (uint32_t i = mark; i < pool->scratch_count; i++) {
         const struct node *node = &pool->nodes[pool->scratch[i]];
         facts.nullable =
             conjunction ? facts.nullable && node->nullable : facts.nullable || node->nullable;
         facts.regular = facts.regular && node->regular;
         facts.exact = facts.exact && node->exact;
+        facts.wide = facts.wide || node->wide;
+        if (conjunction ? node->shortest > facts.shortest : node->shortest < facts.shortest)
+            facts.shortest = node->shortest;
         facts.levels = larger(facts.levels, levels_around(node->levels));
     }
     return facts;
@@ -376,6 +416,8 @@ static uint32_t intern_list(struct node_pool *pool, enum node_kind kind, uint32_
                             .nullable = facts.nullable,
                             .regular = facts.regular,
                             .exact = facts.exact,
+                            .wide = facts.wide,
+                            .shortest = facts.shortest,
                             .levels = facts.levels,
                             .b = count};
         id = find_or_add(pool, &(struct wanted){.node = node, .list = pool->scratch + mark});
@@ -503,6 +545,7 @@ uint32_t node_not(struct node_pool *pool, uint32_t a) {
                         .nullable = !x->nullable,
                         .regular = true,
                         .exact = false,
+                        .wide = true,
                         .levels = levels_around(x->levels),
                         .a = a};
     return intern(pool, &node);
@@ -522,6 +565,8 @@ uint32_t node_repeat(struct node_pool *pool, uint32_t a, uint32_t min, uint32_t 
                         .nullable = min == 0,
                         .regular = x->regular,
                         .exact = x->exact,
+                        .wide = x->wide,
+                        .shortest = shortest_of((uint64_t)x->shortest * min),
                         .levels = levels_around(x->levels),
                         .a = a,
                         .min = min,

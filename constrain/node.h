@@ -41,7 +41,9 @@ enum node_kind {
 
 /* Ids of the nodes that every pool has. */
 enum { NODE_NONE = 0, NODE_EMPTY = 1, NODE_ALL = 2 };
-#define NODE_ENDLESS UINT32_MAX /* max of a repetition without one */
+#define NODE_ENDLESS      UINT32_MAX /* max of a repetition without one */
+#define NODE_SHORTEST_MAX 255
+#define NODE_WIDE         16
 
 struct byte_set {
     uint64_t bits[4];
@@ -49,12 +51,14 @@ struct byte_set {
 
 struct node {
     uint8_t kind;
-    bool nullable;   /* holds ""; of regular nodes only */
-    bool regular;    /* refers to no rule */
-    bool exact;      /* holds no AND and no NOT */
-    uint8_t alive;   /* enum node_alive */
-    uint16_t levels; /* depth of recursion of a derivative or of a search for a string */
-    uint32_t a, b;   /* by kind; ALT and AND: first child in `children`, number of children; BYTES:
+    bool nullable : 1; /* holds ""; of regular nodes only */
+    bool regular : 1;  /* refers to no rule */
+    bool exact : 1;    /* holds no AND and no NOT */
+    bool wide : 1;     /* a string may begin with any of NODE_WIDE bytes, by a rough count */
+    uint8_t alive;     /* enum node_alive */
+    uint8_t shortest;  /* no string has fewer bytes; NODE_SHORTEST_MAX: or more */
+    uint16_t levels;   /* depth of recursion of a derivative or of a search for a string */
+    uint32_t a, b; /* by kind; ALT and AND: first child in `children`, number of children; BYTES:
                         set */
     uint32_t min, max; /* REPEAT */
     uint32_t next;     /* next node with the same hash; 0 = none */
@@ -64,7 +68,7 @@ struct node {
 enum node_alive { NODE_UNKNOWN, NODE_ALIVE, NODE_DEAD, NODE_VISITED };
 
 struct node_memo {
-    uint64_t key; /* node << 8 | class; 0 = empty */
+    uint64_t key; /* node << 8 | class, or a question (node_derive.c); 0 = empty */
     uint32_t value;
     uint32_t alike; /* set of node_pool.alikes */
 };
@@ -105,6 +109,10 @@ struct node_pool {
 bool node_reserve(struct node_pool *pool, void *array, uint32_t count, uint32_t *capacity,
                   size_t size, uint32_t more);
 
+/* The same, and writes zeros to it. */
+void node_prepare(struct node_pool *pool, void *array, uint32_t count, uint32_t *capacity,
+                  size_t size, uint32_t more);
+
 /* Counts work of the pool or of its user: one unit is about the time in which a node is found.
  * false: too much (rc is ERR_LIMIT), or an earlier error. */
 bool node_work(struct node_pool *pool, uint64_t amount);
@@ -122,6 +130,9 @@ void node_pool_reset(struct node_pool *pool, const struct node_mark *mark);
 
 size_t node_pool_bytes(const struct node_pool *pool);
 void node_pool_shrink(struct node_pool *pool); /* frees what is not in use */
+/* Makes room for what a first answer adds, and writes to it, so that the system provides it now and
+ * not between two tokens. */
+void node_pool_prepare(struct node_pool *pool);
 
 /* After work_limit was reached: true, and the pool may be used again with another limit. Nodes,
  * derivatives and answers to questions are recorded when they are complete, so what was finished
@@ -187,6 +198,16 @@ void node_classes(struct node_pool *pool);
 /* Classes tell bytes apart that any node of the pool does. Few of them matter to one node, so a
  * derivative also removes from pool->alike the examples of classes by which it might differ. */
 uint32_t node_derive(struct node_pool *pool, uint32_t node, int class);
+/* Returns a node that cannot be told from this one within the next `bytes` bytes: of texts that are
+ * no longer, the same ones belong to both languages, and the same ones can be continued.
+ * Repetitions that end farther away become endless, and what begins farther away becomes NODE_ALL;
+ * so places of a language that differ only there have one node. */
+uint32_t node_near(struct node_pool *pool, uint32_t node, uint32_t bytes);
+#define NODE_NEAR_MAX 254u /* most bytes; with more, the node itself is returned */
+/* Returns the derivative by any one plain character (constrain/tokens.h) if all characters have the
+ * same; NODE_NONE if none may follow. NODE_DIFFERS: they have not, or this was not found out. */
+uint32_t node_plain(struct node_pool *pool, uint32_t node);
+#define NODE_DIFFERS UINT32_MAX
 /* Does a regular node's language hold a string? Searches its derivatives where AND or NOT leave it
  * open; ERR_LIMIT when the search is too long. */
 bool node_is_alive(struct node_pool *pool, uint32_t node);

@@ -8,6 +8,7 @@
 #include "constrain/node_int.h"
 
 #define MEMO_MIN      1024u
+#define MEMO_PREPARED (8u * CONSTRAIN_PREPARED)
 #define MEMO_MAX      524288u /* derivatives remembered; beyond it all are forgotten */
 #define ALIKES_MAX    1024u   /* different sets among them; beyond it a class is alike to none */
 #define TEXT_PER_WORK 8u      /* bytes of a text that one unit of work derives by */
@@ -87,8 +88,7 @@ static struct node_memo *memo_find(const struct node_pool *pool, uint64_t key) {
     return &pool->memo[at];
 }
 
-static void memo_grow(struct node_pool *pool) {
-    uint32_t size = pool->memo_size > 0 ? pool->memo_size * 2 : MEMO_MIN;
+static void memo_grow(struct node_pool *pool, uint32_t size) {
     struct node_memo *old = pool->memo;
     uint32_t old_size = pool->memo_size;
     if (size > MEMO_MAX) {
@@ -105,6 +105,18 @@ static void memo_grow(struct node_pool *pool) {
     for (uint32_t i = 0; i < old_size; i++)
         if (old[i].key != 0) *memo_find(pool, old[i].key) = old[i];
     mem_free(old);
+}
+
+static bool open_alikes(struct node_pool *pool) {
+    if (pool->alikes == NULL) pool->alikes = mem_try_alloc(1, sizeof *pool->alikes);
+    if (pool->alikes == NULL) pool->rc = ERR_NOMEM;
+    return pool->alikes != NULL;
+}
+
+/* Tables that came from the allocator may not be in memory before they are written to. */
+void node_derivatives_prepare(struct node_pool *pool) {
+    if (pool->memo_size < MEMO_PREPARED) memo_grow(pool, MEMO_PREPARED);
+    if (pool->rc == 0 && open_alikes(pool)) node_derivatives_forget(pool);
 }
 
 /* Returns the number of a set; 0: there are too many. */
@@ -139,13 +151,29 @@ static void keep_class(struct node_pool *pool, int class) {
     keep_alike(pool, &one);
 }
 
-static void memo_add(struct node_pool *pool, uint64_t key, uint32_t value) {
-    if (pool->memo_count + 1 > pool->memo_size / 2) memo_grow(pool);
-    if (pool->alikes == NULL) pool->alikes = mem_try_alloc(1, sizeof *pool->alikes);
-    if (pool->alikes == NULL) pool->rc = ERR_NOMEM;
-    if (pool->rc != 0) return;
-    *memo_find(pool, key) = (struct node_memo){key, value, find_alike(pool->alikes, &pool->alike)};
+/* `alike`: NULL for answers to questions. */
+static void memo_add(struct node_pool *pool, uint64_t key, uint32_t value,
+                     const struct byte_set *alike) {
+    if (pool->memo_count + 1 > pool->memo_size / 2)
+        memo_grow(pool, pool->memo_size > 0 ? pool->memo_size * 2 : MEMO_MIN);
+    if (pool->rc != 0 || !open_alikes(pool)) return;
+    uint32_t set = alike != NULL ? find_alike(pool->alikes, alike) : 0;
+    *memo_find(pool, key) = (struct node_memo){key, value, set};
     pool->memo_count++;
+}
+
+#define QUESTION (UINT64_C(1) << 63) /* in keys of answers */
+
+bool node_recall(const struct node_pool *pool, uint32_t id, uint32_t question, uint32_t *answer) {
+    if (pool->memo_size == 0) return false;
+    const struct node_memo *memo = memo_find(pool, QUESTION | (uint64_t)id << 8 | question);
+    if (memo->key == 0) return false;
+    *answer = memo->value;
+    return true;
+}
+
+void node_note(struct node_pool *pool, uint32_t id, uint32_t question, uint32_t answer) {
+    if (pool->rc == 0) memo_add(pool, QUESTION | (uint64_t)id << 8 | question, answer, NULL);
 }
 
 /* Goes down the sequence for as long as its heads hold "". */
@@ -230,7 +258,7 @@ uint32_t node_derive(struct node_pool *pool, uint32_t id, int class) {
     if (!node_work(pool, 1)) return NODE_NONE;
     pool->alike = byte_set_all();
     result = derive(pool, id, class);
-    if (pool->rc == 0) memo_add(pool, memo_key(id, class), result);
+    if (pool->rc == 0) memo_add(pool, memo_key(id, class), result, &pool->alike);
     keep_alike(pool, &before);
     return pool->rc == 0 ? result : NODE_NONE;
 }
@@ -279,6 +307,10 @@ static enum node_alive look(struct node_pool *pool, uint32_t id) {
     if (node->kind == NODE_KIND_SEQ) known = look_seq(pool, node);
     if (known != NODE_UNKNOWN && pool->rc == 0) node->alive = (uint8_t)known;
     return known;
+}
+
+bool node_surely_alive(struct node_pool *pool, uint32_t id) {
+    return look(pool, id) == NODE_ALIVE;
 }
 
 /* A breadth-first search through derivatives. Its queue consists of pairs in scratch: a node, and

@@ -1,6 +1,6 @@
-/* Shared by the two files of the pool of expressions: node.c (memory, interning, constructors) and
- * node_derive.c (byte classes, derivatives, the search for a string). Contracts are those of
- * constrain/node.h. */
+/* Shared by the files of the pool of expressions: node.c (memory, interning, constructors),
+ * node_derive.c (byte classes, derivatives, the search for a string) and node_near.c. Contracts are
+ * those of constrain/node.h. */
 #ifndef KEEPD_CONSTRAIN_NODE_INT_H
 #define KEEPD_CONSTRAIN_NODE_INT_H
 
@@ -15,9 +15,17 @@ void node_push_flat(struct node_pool *pool, enum node_kind kind, uint32_t id);
  * alternatives. */
 uint32_t node_list_and(struct node_pool *pool, uint32_t mark);
 
+/* Is it plain from the structure alone that there is a string? */
+bool node_surely_alive(struct node_pool *pool, uint32_t id);
+
+/* Answers to questions about nodes are remembered beside derivatives. `question`: 0 .. 255. */
+bool node_recall(const struct node_pool *pool, uint32_t id, uint32_t question, uint32_t *answer);
+void node_note(struct node_pool *pool, uint32_t id, uint32_t question, uint32_t answer);
+
 /* The memory of remembered derivatives. */
 void node_derivatives_forget(struct node_pool *pool);
 void node_derivatives_free(struct node_pool *pool);
 size_t node_derivatives_bytes(const struct node_pool *pool);
+void node_derivatives_prepare(struct node_pool *pool);
 
 #endif

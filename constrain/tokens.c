@@ -7,6 +7,10 @@
 
 #define DEPTH_MAX 65534
 
+/* Longest tokens of the tiers: about three quarters of a large vocabulary are in the first, and
+ * nearly all others in the second. */
+static const uint32_t tier_bytes[TOKENS_TIERS] = {8, 16, DEPTH_MAX};
+
 const struct utf8_row tokens_plain_rows[TOKENS_UTF8_ROWS] = {
     {1, {0x20}, {0x21}},
     {1, {0x23}, {0x5B}},
@@ -61,10 +65,11 @@ static int plain_count(const struct token *token) {
     return count;
 }
 
-static bool add_plain(struct constrain_tokens *tokens, const struct token *token) {
+static bool add_plain(struct token_tier *tier, const struct token *token) {
     int count = plain_count(token);
     for (int i = count; count > 0 && i <= TOKENS_PLAIN_MAX; i++)
-        tokens->plain_masks[i][token->id / 32] |= 1u << (token->id % 32);
+        tier->plain_masks[i][token->id / 32] |= 1u << (token->id % 32);
+    if (count > tier->characters) tier->characters = count;
     return count > 0;
 }
 
@@ -129,30 +134,49 @@ static int build_trie(struct constrain_tokens *tokens, struct trie *trie, struct
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
+/* Collects the tokens of a tier: those that are longer than `above` and have at most tier->bytes.
+ */
 static int collect(const struct constrain_vocabulary *vocabulary, struct constrain_tokens *tokens,
-                   struct token *plain, struct token *rest) {
+                   struct token_tier *tier, uint32_t above, struct token *plain,
+                   struct token *rest) {
     size_t plains = 0, others = 0;
+    uint32_t longest = 0;
     for (int32_t id = 0; id < vocabulary->size; id++) {
         struct token token = {.id = id};
         token.size = vocabulary->token_bytes(vocabulary->arg, id, &token.bytes);
         if (token.size > DEPTH_MAX) return ERR_LIMIT;
-        if (token.size == 0) continue;
-        if (token.size > tokens->depth) tokens->depth = (uint16_t)token.size;
-        if (add_plain(tokens, &token))
+        if (token.size <= above || token.size > tier->bytes) continue;
+        if (token.size > longest) longest = (uint32_t)token.size;
+        if (add_plain(tier, &token))
             plain[plains++] = token;
         else
             rest[others++] = token;
     }
-    int rc = build_trie(tokens, &tokens->plain, plain, plains);
-    return rc != 0 ? rc : build_trie(tokens, &tokens->rest, rest, others);
+    tier->bytes = longest;
+    if (longest > tokens->depth) tokens->depth = (uint16_t)longest;
+    int rc = build_trie(tokens, &tier->plain, plain, plains);
+    return rc != 0 ? rc : build_trie(tokens, &tier->rest, rest, others);
 }
 
-static bool alloc_masks(struct constrain_tokens *tokens) {
+static bool alloc_masks(struct constrain_tokens *tokens, struct token_tier *tier) {
     for (int i = 1; i <= TOKENS_PLAIN_MAX; i++) {
-        tokens->plain_masks[i] = mem_try_alloc(tokens->words + 1, sizeof **tokens->plain_masks);
-        if (tokens->plain_masks[i] == NULL) return false;
+        tier->plain_masks[i] = mem_try_alloc(tokens->words + 1, sizeof **tier->plain_masks);
+        if (tier->plain_masks[i] == NULL) return false;
     }
     return true;
+}
+
+static int open_tiers(const struct constrain_vocabulary *vocabulary,
+                      struct constrain_tokens *tokens, struct token *plain, struct token *rest) {
+    int rc = 0;
+    for (int i = 0; i < TOKENS_TIERS && rc == 0; i++) {
+        struct token_tier *tier = &tokens->tiers[i];
+        tier->bytes = tier_bytes[i];
+        rc = alloc_masks(tokens, tier)
+                 ? collect(vocabulary, tokens, tier, i > 0 ? tier_bytes[i - 1] : 0, plain, rest)
+                 : ERR_NOMEM;
+    }
+    return rc;
 }
 
 int constrain_tokens_open(const struct constrain_vocabulary *vocabulary,
@@ -167,8 +191,7 @@ int constrain_tokens_open(const struct constrain_vocabulary *vocabulary,
         tokens->size = vocabulary->size;
         tokens->words = constrain_mask_words(vocabulary->size);
         tokens->same = mem_try_alloc(size + 1, sizeof *tokens->same);
-        if (tokens->same != NULL && alloc_masks(tokens))
-            rc = collect(vocabulary, tokens, plain, rest);
+        if (tokens->same != NULL) rc = open_tiers(vocabulary, tokens, plain, rest);
     }
     mem_free(plain);
     mem_free(rest);
@@ -179,13 +202,17 @@ int constrain_tokens_open(const struct constrain_vocabulary *vocabulary,
     return rc;
 }
 
+static void close_tier(struct token_tier *tier) {
+    for (int i = 1; i <= TOKENS_PLAIN_MAX; i++) mem_free(tier->plain_masks[i]);
+    mem_free(tier->plain.order);
+    mem_free(tier->rest.order);
+    mem_free(tier->plain.nodes);
+    mem_free(tier->rest.nodes);
+}
+
 void constrain_tokens_close(struct constrain_tokens *tokens) {
     if (tokens == NULL) return;
-    for (int i = 1; i <= TOKENS_PLAIN_MAX; i++) mem_free(tokens->plain_masks[i]);
+    for (int i = 0; i < TOKENS_TIERS; i++) close_tier(&tokens->tiers[i]);
     mem_free(tokens->same);
-    mem_free(tokens->plain.order);
-    mem_free(tokens->rest.order);
-    mem_free(tokens->plain.nodes);
-    mem_free(tokens->rest.nodes);
     mem_free(tokens);
 }

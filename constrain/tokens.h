@@ -24,13 +24,22 @@ struct trie {
  * '\' and U+007F. Plain tokens consist of 1 to TOKENS_PLAIN_MAX whole plain characters. */
 #define TOKENS_PLAIN_MAX 16
 
+/* Tokens are divided by their length, because places of a language that differ only farther away
+ * than a token is long have the same mask of these tokens. */
+#define TOKENS_TIERS 3
+struct token_tier {
+    uint32_t bytes; /* length of the longest token */
+    int characters; /* plain tokens have at most so many */
+    struct trie plain, rest;
+    uint32_t *plain_masks[TOKENS_PLAIN_MAX + 1]; /* [n]: plain tokens of at most n characters */
+};
+
 struct constrain_tokens {
     int32_t size;
     size_t words; /* words of a mask */
     uint16_t depth;
     int32_t *same; /* [size] the next token with the same bytes, -1 = none */
-    struct trie plain, rest;
-    uint32_t *plain_masks[TOKENS_PLAIN_MAX + 1]; /* [n]: plain tokens of at most n characters */
+    struct token_tier tiers[TOKENS_TIERS];
 };
 
 /* Whole UTF-8 sequences: the ranges of their bytes, by Unicode 15, table 3-7. The plain characters

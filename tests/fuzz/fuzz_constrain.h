@@ -9,10 +9,21 @@
 #include "base/check.h"
 #include "constrain/constrain.h"
 
-enum { FUZZ_TOKENS = 256 + 8, FUZZ_STEPS = 12, FUZZ_TEXT = 256 };
+enum { FUZZ_TOKENS = 256 + 12, FUZZ_STEPS = 12, FUZZ_TEXT = 256, FUZZ_LONGEST = 24 };
 
 static inline size_t fuzz_token(const void *arg, int32_t id, const char **bytes) {
-    static const char *const words[] = {"ab", "\"a", "\":", "{\"", "12", "é", "]}", ", "};
+    static const char *const words[] = {"ab",
+                                        "\"a",
+                                        "\":",
+                                        "{\"",
+                                        "12",
+                                        "é",
+                                        "]}",
+                                        ", ",
+                                        "\": [{\"a\": \"",
+                                        "aaaaaaaaaaaaaaaaaaaa",
+                                        "0123456789",
+                                        "ab ab ab ab é"};
     static char single[256];
     (void)arg;
     if (id >= 256) {
@@ -51,12 +62,27 @@ static inline int fuzz_in_parts(struct constrain *language, struct constrain_at 
     return rc;
 }
 
+/* One token that depends on the input is allowed exactly if the reader goes on with it. */
+static inline void fuzz_check(struct constrain *language, const char *text, size_t size,
+                              const uint32_t *mask, uint32_t seed) {
+    char longer[FUZZ_TEXT + FUZZ_LONGEST];
+    struct constrain_at at = {0};
+    const char *bytes;
+    uint32_t id = seed / 7 % FUZZ_TOKENS;
+    size_t more = fuzz_token(NULL, (int32_t)id, &bytes);
+    memcpy(longer, text, size);
+    memcpy(longer + size, bytes, more);
+    int rc = constrain_read(language, &at, longer, size + more);
+    if (rc == ERR_LIMIT || rc == ERR_NOMEM) return;
+    CHECK((mask[id / 32] >> (id % 32) & 1) == (rc == 0));
+}
+
 static inline void fuzz_walk(struct constrain *language, uint32_t seed) {
     uint32_t mask[(FUZZ_TOKENS + 31) / 32], again[(FUZZ_TOKENS + 31) / 32];
     struct constrain_at at = {0};
     char text[FUZZ_TEXT];
     size_t size = 0;
-    for (int step = 0; step < FUZZ_STEPS && size + 8 < sizeof text; step++) {
+    for (int step = 0; step < FUZZ_STEPS && size + FUZZ_LONGEST < sizeof text; step++) {
         struct constrain_next next = {0}, same = {0};
         int rc = fuzz_in_parts(language, &at, text, size, mask, &next, 1 + seed % 64);
         if (rc == ERR_LIMIT || rc == ERR_NOMEM) return;
@@ -64,6 +90,7 @@ static inline void fuzz_walk(struct constrain *language, uint32_t seed) {
         rc = constrain_next(language, &at, text, size, again, &same);
         CHECK(rc == 0 && memcmp(mask, again, sizeof mask) == 0);
         CHECK(same.accepts == next.accepts && same.continues == next.continues);
+        fuzz_check(language, text, size, mask, seed);
         int32_t id = fuzz_choose(mask, seed);
         CHECK(next.accepts || next.continues); /* no state is a dead end */
         CHECK(next.continues || id < 0);

@@ -10,10 +10,34 @@
 #include "constrain/limits.h"
 
 /* The 256 bytes, words, and a special token. Two tokens have the same bytes. */
-static const char *const language_words[] = {
-    "ab",     "abc",      "aab", "ba", "true", "nul", "{\"",   "\":",
-    "\", \"", "12",       "0.5", "-1", "  ",   "\n ", "hello", "é",
-    "日本",   "\xE6\x97", "\"}", "[[", "]]",   "x y", "abc",   "zzzzzzzzzzzzzzzzzzzzzzzzzz"};
+static const char *const language_words[] = {"ab",
+                                             "abc",
+                                             "aab",
+                                             "ba",
+                                             "true",
+                                             "nul",
+                                             "{\"",
+                                             "\":",
+                                             "\", \"",
+                                             "12",
+                                             "0.5",
+                                             "-1",
+                                             "  ",
+                                             "\n ",
+                                             "hello",
+                                             "é",
+                                             "日本",
+                                             "\xE6\x97",
+                                             "\"}",
+                                             "[[",
+                                             "]]",
+                                             "x y",
+                                             "abc",
+                                             "zzzzzzzzzzzzzzzzzzzzzzzzzz",
+                                             "abcabcabcab",
+                                             "ääää-ääää",
+                                             "aaaaaaaaaaaaaaaaaaaaaa",
+                                             "\"}, {\"name\": \""};
 enum {
     LANGUAGE_WORDS = sizeof language_words / sizeof *language_words,
     LANGUAGE_TOKENS = 256 + LANGUAGE_WORDS + 1

@@ -229,3 +229,56 @@ Test(constrain, memory_may_be_short_anywhere) {
     }
     cr_assert_fail("more allocations than expected");
 }
+
+/* ---- Masks and the reader ---------------------------------------------------------------------
+ */
+
+static void compare_with_reader(struct language *l, const char *text, size_t size) {
+    char longer[512];
+    memcpy(longer, text, size);
+    for (int32_t id = 0; id < LANGUAGE_TOKENS - 1; id++) {
+        const char *bytes = "";
+        size_t more = language_bytes(NULL, id, &bytes);
+        struct constrain_at at = {0};
+        memcpy(longer + size, bytes, more);
+        int rc = constrain_read(l->constrain, &at, longer, size + more);
+        cr_assert_eq(language_allows(l, id), rc == 0, "after '%.*s': token %d", (int)size, text,
+                     id);
+    }
+}
+
+/* Follows one long text, so that counted repetitions are met near their ends and far from them. */
+Test(constrain, masks_agree_with_the_reader_at_every_distance) {
+    static const struct {
+        const char *schema, *text;
+    } cases[] = {
+        {"{\"type\":\"string\",\"minLength\":3,\"maxLength\":28}",
+         "\"abcabcabcabäabcab日bcabcabc\""},
+        {"{\"type\":\"string\",\"format\":\"email\"}",
+         "\"aaaaaaaa.bbbbbbbbbbbbbbbb.ccccccccccccccccccc.ddddddddddddd@abc.example\""},
+        {"{\"type\":\"string\",\"pattern\":\"^[a-c]{2,9}z{0,30}$\",\"maxLength\":26}",
+         "\"abcabczzzzzzzzzzzzzzzzzzzz\""},
+        {"{\"type\":\"array\",\"maxItems\":3,\"items\":{\"type\":\"object\",\"properties\":{"
+         "\"name\":{\"type\":"
+         "\"string\"}},\"required\":[\"name\"],\"additionalProperties\":false}}",
+         "[{\"name\": \"ab\"}, {\"name\": \"\"}, {\"name\": \"x y\"}]"},
+        {"{\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"},\"properties\":{"
+         "\"ä\":{"
+         "\"const\":1}}}",
+         "{\"abc\": 12, \"ää\": -1}"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct language l = language_schema(cases[i].schema);
+        struct constrain_at at = {0};
+        struct constrain_next next;
+        size_t size = strlen(cases[i].text);
+        cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+        for (size_t read = 0; read <= size; read++) {
+            int rc = constrain_next(l.constrain, &at, cases[i].text, read, l.mask, &next);
+            cr_assert_eq(rc, 0, "%s at %zu", cases[i].text, read);
+            compare_with_reader(&l, cases[i].text, read);
+        }
+        cr_assert(next.accepts, "%s", cases[i].text);
+        language_close(&l);
+    }
+}

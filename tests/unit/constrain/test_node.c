@@ -1,5 +1,6 @@
 /* Derivatives of expressions: bytes that are said to be alike have the same derivative, and a byte
- * that an expression does not tell from others is derived once. */
+ * that an expression does not tell from others is derived once. Near expressions agree with the
+ * others for as many bytes as they should, and derivatives by characters with those by bytes. */
 #include "constrain/node.h"
 
 #include <criterion/criterion.h>
@@ -65,5 +66,71 @@ Test(node, what_others_tell_apart_is_derived_once) {
     cr_assert_gt(pool.classes, 26);
     cr_assert_eq(compare(&pool, letters, 0), 2);
     cr_assert_eq(compare(&pool, words, 0), 10, "nine first letters, and all other bytes");
+    node_pool_close(&pool);
+}
+
+/* Both accept the same texts of at most `bytes` more bytes, and can continue the same. */
+static void compare_near(struct node_pool *pool, uint32_t node, uint32_t near, int bytes) {
+    cr_assert_eq(node_at(pool, node)->nullable, node_at(pool, near)->nullable);
+    cr_assert_eq(node_live(pool, node) == NODE_NONE, node_live(pool, near) == NODE_NONE);
+    if (bytes == 0 || node == near) return;
+    for (int i = 0; i < pool->classes; i++)
+        compare_near(pool, node_derive(pool, node, i), node_derive(pool, near, i), bytes - 1);
+    cr_assert_eq(pool->rc, 0);
+}
+
+Test(node, what_is_near_agrees_as_far_as_a_token_sees) {
+    static const char *const texts[] = {"a{2,9}b{3}",          "(ab?){0,7}(c|d{5,6}a)",
+                                        "(?=.{2,5}$)a*b{1,4}", "(a{3}|b){2,}aab",
+                                        "(?!aab)[ab]{1,30}",   "a(b(a(b(a(b(a)?)?)?)?)?)?",
+                                        "(aaaa|bb){2,3}b?",    "(a?b?){0,4}(?=a)a{1,2}b"};
+    struct node_pool pool;
+    int smaller = 0;
+    cr_assert(node_pool_open(&pool, CONSTRAIN_NODES_MAX));
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        uint32_t node = compile(&pool, texts[i]);
+        for (uint32_t bytes = 0; bytes <= 4; bytes++) {
+            node_classes(&pool);
+            uint32_t near = node_near(&pool, node, bytes);
+            smaller += near != node;
+            compare_near(&pool, node, near, (int)bytes);
+        }
+    }
+    cr_assert_gt(smaller, 20);
+    cr_assert_eq(node_near(&pool, compile(&pool, "x{1,60}y"), 8),
+                 node_near(&pool, compile(&pool, "x{1,59}y"), 8));
+    node_pool_close(&pool);
+}
+
+static uint32_t derive_text(struct node_pool *pool, uint32_t node, const char *text) {
+    for (; *text != '\0'; text++)
+        node = node_derive(pool, node, pool->class_of[(unsigned char)*text]);
+    return node;
+}
+
+Test(node, plain_characters_lead_to_one_derivative) {
+    static const struct {
+        const char *text;
+        bool differs;
+    } cases[] = {{".{3,60}x?", true},
+                 {"[^\"\\\\]{3,60}\"", false},
+                 {"\"|\\n", false},
+                 {"[a-z]{2}", true},
+                 {"(?=[^\"]{2,}$)[^\"\\\\]{0,4}", false},
+                 {"(\"?[^\"]){2,3}", false},
+                 {"é[^\"]{2}", true}};
+    static const char *const characters[] = {"a", " ", "~", "é", "\u0800", "日", "\U0001F600"};
+    struct node_pool pool;
+    cr_assert(node_pool_open(&pool, CONSTRAIN_NODES_MAX));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t node = compile(&pool, cases[i].text);
+        node_classes(&pool);
+        uint32_t plain = node_plain(&pool, node);
+        cr_assert_eq(plain == NODE_DIFFERS, cases[i].differs, "%s", cases[i].text);
+        for (size_t k = 0; k < sizeof characters / sizeof *characters && !cases[i].differs; k++)
+            cr_assert_eq(derive_text(&pool, node, characters[k]), plain, "%s by %s", cases[i].text,
+                         characters[k]);
+    }
+    cr_assert_eq(pool.rc, 0);
     node_pool_close(&pool);
 }
