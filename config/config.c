@@ -185,13 +185,13 @@ const struct option config_options[] = {
      "Device that computes. auto: a GPU if this build and this machine have one."},
     {"cpu-path", CHOICE, AT(cpu_path), 0, 0, "auto", "auto|reference|portable|avx2|avx512|amx", 0,
      "CPU kernels to use. auto: the fastest that this machine can run."},
-    {"cpu-activations", CHOICE, AT(cpu_activations), 0, 0, "int16", "auto|int8|int16|bf16|f32",
-     0,
+    {"cpu-activations", CHOICE, AT(cpu_activations), 0, 0, "int8", "auto|int8|int16|bf16|f32", 0,
      "How the CPU rounds activations before it multiplies them with weights in 8-bit and 4-bit "
-     "blocks (quantised GGUF files). int8: to 8 bits, with one scale per 32 numbers; the fastest. "
-     "int16: to 16 bits. auto: int8 with 4-bit blocks and int16 with 8-bit blocks. bf16: as int16 with blocks, and to bf16 with weights in bf16, on processors "
-     "with AVX512_BF16. f32: not at all; slow, and exactly the products of the numbers in the "
-     "file."},
+     "blocks (quantised GGUF files). int8: to 8 bits, with one scale per 32 numbers, and to twice "
+     "8 bits where that errs most; the fastest. int16: to 16 bits. auto: int8 with 4-bit blocks "
+     "and int16 with 8-bit blocks. bf16: as int16 with blocks, and to bf16 with weights in bf16, "
+     "on processors with AVX512_BF16. f32: not at all; slow, and exactly the products of the "
+     "numbers in the file."},
 
     {.help = "General"},
     {"config", TEXT, AT(config_file), 1, 0, NULL, "FILE", NOT_IN_FILE,

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A model of real size that two servers can both load: random bf16 weights of the Qwen3-0.6B shape with
-gates, as a Hugging Face directory, and the same numbers as GGUF.
+"""A model of real size that two servers can both load: random bf16 weights of the Qwen3-0.6B or Llama-3.2-1B shape
+with gates, as a Hugging Face directory, and the same numbers as GGUF.
 
     make_model.py DIR                the whole shape: DIR and DIR.gguf, 1.2 GB each
     make_model.py DIR --thinner 7    a seventh of the layers and of the vocabulary, for long texts
-    make_model.py DIR --convert      only DIR.gguf of the Qwen3 model that is there
+    make_model.py DIR --shape llama  that of Llama-3.2-1B: 2.5 GB each
+    make_model.py DIR --convert      only DIR.gguf of the Qwen3 or Llama model that is there
 
 Needs the package `gguf`. The tokenizer is made up: every token is a word of its own, so a client sees each token
 arrive, and prompts are given as token ids.
@@ -32,10 +33,19 @@ WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": 
 NUMPY = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "I32": np.int32}
 
 
-def shape(thinner):
+# Without the published scaling of rope, which costs no time.
+LLAMA_3_2_1B = {
+    **QWEN3_0_6B, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048,
+    "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "head_dim": 64, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000,
+}
+SHAPES = {"qwen3": QWEN3_0_6B, "llama": LLAMA_3_2_1B}
+
+
+def shape(name, thinner):
     """Vocabularies are whole multiples of 64, as real ones are."""
-    return {**QWEN3_0_6B, "num_hidden_layers": QWEN3_0_6B["num_hidden_layers"] // thinner,
-            "vocab_size": QWEN3_0_6B["vocab_size"] // thinner // 64 * 64}
+    c = SHAPES[name]
+    return {**c, "num_hidden_layers": c["num_hidden_layers"] // thinner, "vocab_size": c["vocab_size"] // thinner // 64 * 64}
 
 
 # --- safetensors ----------------------------------------------------------------------------------
@@ -80,13 +90,15 @@ def read_safetensors(path):
 
 
 def matrices(c):
-    """{name: shape} as Qwen3 publishes them."""
+    """{name: shape} as Qwen3 and Llama publish them."""
     d, inner, size = c["hidden_size"], c["intermediate_size"], c["head_dim"]
     q, kv = c["num_attention_heads"] * size, c["num_key_value_heads"] * size
     layer = {"input_layernorm": (d,), "self_attn.q_proj": (q, d), "self_attn.k_proj": (kv, d),
              "self_attn.v_proj": (kv, d), "self_attn.o_proj": (d, q), "self_attn.q_norm": (size,),
              "self_attn.k_norm": (size,), "post_attention_layernorm": (d,), "mlp.gate_proj": (inner, d),
              "mlp.up_proj": (inner, d), "mlp.down_proj": (d, inner)}
+    if c["model_type"] == "llama":
+        layer = {name: s for name, s in layer.items() if not name.endswith(("q_norm", "k_norm"))}
     all_of = {"model.embed_tokens.weight": (c["vocab_size"], d), "model.norm.weight": (d,)}
     for i in range(c["num_hidden_layers"]):
         all_of |= {f"model.layers.{i}.{name}.weight": s for name, s in layer.items()}
@@ -168,6 +180,7 @@ def describe(w, c):
     w.add_value_length(c["head_dim"])
     w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     w.add_rope_freq_base(c["rope_theta"])
+    w.add_rope_dimension_count(c["head_dim"])
     w.add_vocab_size(c["vocab_size"])
     w.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
 
@@ -190,11 +203,18 @@ def end_token(c):
     return end[0] if isinstance(end, list) else end
 
 
+def in_pairs(name, a, c):
+    """Rows of queries and keys as llama files have them: a head's two halves by turns."""
+    if c["model_type"] != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return a
+    return a.reshape(-1, 2, c["head_dim"] // 2, a.shape[1]).swapaxes(1, 2).reshape(a.shape)
+
+
 def convert(directory, path):
     c = json.loads((directory / "config.json").read_text())
-    if c["architectures"] != ["Qwen3ForCausalLM"]:
-        sys.exit(f"{directory}: {c['architectures'][0]} is not converted here, only Qwen3ForCausalLM")
-    w = gguf.GGUFWriter(path, "qwen3")
+    if c["model_type"] not in SHAPES:
+        sys.exit(f"{directory}: {c['model_type']} is not converted here, only {' and '.join(SHAPES)}")
+    w = gguf.GGUFWriter(path, c["model_type"])
     describe(w, c)
     add_tokenizer(w, json.loads((directory / "tokenizer.json").read_text()), c["vocab_size"])
     w.add_eos_token_id(end_token(c))
@@ -205,7 +225,7 @@ def convert(directory, path):
         if a.ndim == 1:
             w.add_tensor(gguf_name(name), float_of(a))
         else:
-            w.add_tensor(gguf_name(name), np.ascontiguousarray(a).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+            w.add_tensor(gguf_name(name), np.ascontiguousarray(in_pairs(name, a, c)).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -215,12 +235,13 @@ def convert(directory, path):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("dir", type=pathlib.Path)
+    ap.add_argument("--shape", choices=list(SHAPES), default="qwen3")
     ap.add_argument("--thinner", type=int, default=1, metavar="N")
     ap.add_argument("--convert", action="store_true", help="the model is there")
     ap.add_argument("--gguf", type=pathlib.Path, help="default: DIR.gguf")
     a = ap.parse_args()
     if not a.convert:
-        make(a.dir, shape(a.thinner))
+        make(a.dir, shape(a.shape, a.thinner))
     convert(a.dir, a.gguf or a.dir.parent / (a.dir.name + ".gguf"))
 
 

@@ -19,7 +19,7 @@ const struct cpu_block_kernels *cpu_block_kernels_of(const char *path) {
 }
 
 size_t cpu_codes_bytes(const struct kern_weight *w, int rows, bool wide) {
-    return (size_t)rows * (size_t)w->blocks *
+    return (size_t)rows * (size_t)cpu_x_places(w, wide) *
            ((size_t)KERN_BLOCK * (wide ? 2 : 1) + sizeof(struct cpu_x_block));
 }
 

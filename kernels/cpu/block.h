@@ -14,14 +14,20 @@
  * even, with scale = largest |x| / 127 and c in -127..127, or / 32767 and -32767..32767. A block
  * below 2^-100 is zero; one with a number that is not finite gives NaN.
  *
+ * In int8 one block in each group of CPU_REST_GROUP has a second part. Groups are consecutive
+ * blocks of a leaf, and the last may have fewer. The block with the largest scale (the first of
+ * several) errs most: its rest, x - scale c, is rounded to int8 in the same way and multiplied with
+ * the same weights, as one more block behind the group.
+ *
  * The product of a block is a whole number below 2^31 and exact; converted to float32, it is
  * rounded to nearest even. The sum of an output is in float32:
  *
  *   sum = fma(least, x.scale * sum of c, sum)            Q8M, Q4M and Q8SM
  *   sum = fma(sum of n c, scale * x.scale, sum)          Q8S and Q8SM: of each half in turn
  *
- * over the blocks of a leaf in ascending order. Leaves are added as a tree. Every instruction set,
- * number of rows and rank computes exactly this, so all of them give the same bits. */
+ * over the blocks of a leaf in ascending order, with each group's rest behind it. Leaves are added
+ * as a tree. Every instruction set, number of rows and rank computes exactly this, so all of them
+ * give the same bits. */
 #ifndef KEEPD_KERNELS_CPU_BLOCK_H
 #define KEEPD_KERNELS_CPU_BLOCK_H
 
@@ -46,12 +52,25 @@ static inline size_t cpu_block_factors(const struct kern_weight *w) {
     return (size_t)PANEL * (w->halves ? 2 : 4) * block_factors(w->dtype);
 }
 
-/* A block of an activation row. */
+#define CPU_REST_GROUP 8
+
+/* A block of an activation row, or the rest of one. */
 struct cpu_x_block {
     float scale, sum; /* sum: scale times the sum of codes */
     int32_t start;    /* -cpu_block_offset times the sum of codes */
     int32_t first;    /* the same of the first half's codes */
+    int32_t of;       /* a rest's block, counted from the first of its group */
 };
+
+/* Places of an activation row: a place for each block and, in int8, for the rest of each group,
+ * behind the group. A leaf's places follow each other; a few between leaves may be unused. */
+static inline int64_t cpu_x_place(int64_t block, int leaf, bool wide) {
+    return wide ? block : block + block / CPU_REST_GROUP + leaf;
+}
+
+static inline int64_t cpu_x_places(const struct kern_weight *w, bool wide) {
+    return cpu_x_place(w->blocks, w->leaves, wide);
+}
 
 /* The rows of a pass are divided into pieces, which are multiplied together: the fewest of about
  * equal size. */
@@ -68,8 +87,8 @@ static inline struct cpu_piece cpu_piece_of(int rows, int most, int i) {
     return (struct cpu_piece){row, rows * (i + 1) / count - row};
 }
 
-/* Bytes of the activations of a pass: of each piece [blocks][rows][KERN_BLOCK] codes of 8 or, if
- * `wide`, 16 bits; then, of each piece, [blocks][rows] struct cpu_x_block. */
+/* Bytes of the activations of a pass: of each piece [places][rows][KERN_BLOCK] codes of 8 or, if
+ * `wide`, 16 bits; then, of each piece, [places][rows] struct cpu_x_block. */
 size_t cpu_codes_bytes(const struct kern_weight *w, int rows, bool wide);
 
 struct cpu_block_kernels {

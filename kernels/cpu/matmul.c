@@ -67,7 +67,8 @@ static void pack_rows(void *arg, int worker) {
 
 /* The rounded rows of a pass lie in cpu->packed: all codes, then all blocks. */
 static struct cpu_x_block *rounded_blocks(const struct cpu *cpu, const struct kern_weight *w) {
-    const int64_t codes = MATMUL_ROWS * w->depth * (is_wide(cpu, w) ? 2 : 1);
+    const bool wide = is_wide(cpu, w);
+    const int64_t codes = MATMUL_ROWS * cpu_x_places(w, wide) * KERN_BLOCK * (wide ? 2 : 1);
     return (struct cpu_x_block *)(void *)((char *)cpu->packed.mem + codes);
 }
 
@@ -78,15 +79,15 @@ static void round_pieces(void *arg, int worker) {
     const struct cpu_block_kernels *k = cpu->block_kernels;
     const struct kern_weight *w = pass->job.weight;
     const bool wide = pass->job.wide;
-    const int64_t size = wide ? 2 : 1;
+    const int64_t places = cpu_x_places(w, wide), bytes = KERN_BLOCK * (wide ? 2 : 1);
     int64_t end;
     for (int64_t i; (i = cpu_tickets_take(&pass->blocks, 1, &end)) >= 0;) {
         const struct cpu_piece piece = cpu_piece_of(pass->job.rows, k->rows, (int)i);
-        char *codes = (char *)cpu->packed.mem + size * piece.row * w->depth;
-        struct cpu_x_block *blocks = rounded_blocks(cpu, w) + piece.row * w->blocks;
+        char *codes = (char *)cpu->packed.mem + bytes * piece.row * places;
+        struct cpu_x_block *blocks = rounded_blocks(cpu, w) + piece.row * places;
         for (int r = 0; r < piece.rows; r++)
-            k->round_row(w, pass->job.x + (piece.row + r) * w->cols, wide,
-                         codes + size * KERN_BLOCK * r, blocks + r, piece.rows);
+            k->round_row(w, pass->job.x + (piece.row + r) * w->cols, wide, codes + bytes * r,
+                         blocks + r, piece.rows);
     }
 }
 

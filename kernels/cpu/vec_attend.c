@@ -10,7 +10,7 @@
 #include "kernels/cpu/vec.h"
 #include "kernels/cpu/vec_rows.h"
 
-#define LANES 32
+#define LANES 64
 #define CHUNK 16
 
 /* Scratch of one worker. Vectors are padded with zeros to `width` floats, a multiple of 16. */

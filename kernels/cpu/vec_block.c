@@ -211,7 +211,7 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 typedef v16 block_sums[ROWS][PANELS_MOST];
 
 /* A leaf of some rows and panels. Panels that are missing at the end repeat another. The rows of a
- * piece lie beside each other: [blocks][rows]. */
+ * piece lie beside each other: [places][rows]. */
 struct leaf_data {
     const char *x;
     const struct cpu_x_block *x_blocks;
@@ -238,15 +238,26 @@ SIMD int32_t start_of(const struct cpu_x_block *x, const struct form f) {
     return f.parts == 1 ? x->start : f.part == 0 ? x->first : x->start - x->first;
 }
 
+/* A place of some rows. */
+struct inputs {
+    const char *x;
+    const struct cpu_x_block *blocks;
+};
+
+SIMD struct inputs inputs_at(struct inputs in, int64_t place, const struct form f, const int rows) {
+    const int64_t bytes = f.wide ? 2 * KERN_BLOCK : KERN_BLOCK;
+    return (struct inputs){in.x + place * rows * bytes, in.blocks + place * rows};
+}
+
 /* Adds the integer products of a part of block b. */
 SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64_t b,
-                    const struct form f, const int rows, const int panels) {
+                    struct inputs from, const struct form f, const int rows, const int panels) {
     const int count = PANEL * KERN_BLOCK / 8 * f.bits / 64 / f.parts, size = f.wide ? 2 : 1;
     const size_t bytes = (size_t)(PANEL * KERN_BLOCK / 8 * f.bits);
-    const char *x = in->x + size * (b * rows * KERN_BLOCK + (ptrdiff_t)f.part * (KERN_BLOCK / 2));
+    const char *x = from.x + (ptrdiff_t)size * f.part * (KERN_BLOCK / 2);
     codes w[PANELS_MOST];
     EACH(rows, r) {
-        int32_t start = start_of(&in->x_blocks[b * rows + r], f);
+        int32_t start = start_of(&from.blocks[r], f);
         EACH(panels, p) sum[r][p] = whole_open(start, f);
     }
     _Pragma("GCC unroll 8") for (int v = 0; v < count; v++) {
@@ -265,7 +276,8 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
 /* Adds a part of block b to sums in float32. They are in registers, too: stores to memory would
  * wait for those of results, which miss the caches. */
 SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const struct leaf_data *in,
-                      int64_t b, const struct form f, const int rows, const int panels) {
+                      int64_t b, struct inputs from, const struct form f, const int rows,
+                      const int panels) {
     const bool least = f.least && f.part == 0;
     const size_t each = in->factor_bytes / (size_t)(f.parts + f.least);
     EACH(panels, p) {
@@ -273,7 +285,7 @@ SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const s
         v16 scale = factor_load(at + (size_t)f.part * each, in->halves), term = scale;
         if (least) term = factor_load(at + (size_t)f.parts * each, in->halves);
         EACH(rows, r) {
-            const struct cpu_x_block *x = &in->x_blocks[b * rows + r];
+            const struct cpu_x_block *x = &from.blocks[r];
             v16 value = whole_close(sum[r][p], start_of(x, f), f), all = to[r][p];
             if (least) all = fused(term, v16_set(x->sum), all);
             to[r][p] = fused(value, v16_mul(scale, v16_set(x->scale)), all);
@@ -281,31 +293,54 @@ SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const s
     }
 }
 
-/* Fetches the activations of block b, perhaps of the next piece, from the second-level cache. */
-SIMD void fetch_inputs(const struct leaf_data *in, int64_t b, const struct form f, const int rows) {
-    const int64_t x_bytes = (int64_t)rows * KERN_BLOCK * (f.wide ? 2 : 1);
-    const int64_t block_bytes = rows * (int64_t)sizeof *in->x_blocks;
-    const char *x = in->x + b * x_bytes, *x_blocks = (const char *)in->x_blocks + b * block_bytes;
-    for (int at = 0; at < x_bytes; at += 64) __builtin_prefetch(x + at);
-    for (int at = 0; at < block_bytes; at += 64) __builtin_prefetch(x_blocks + at);
-}
-
-SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const struct form first,
-                   const int rows, const int panels) {
-    v16 total[ROWS][PANELS_MOST];
+/* Adds block b of the weights times a place of the activations. */
+SIMD void add_block(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
+                    struct inputs from, const struct form first, const int rows, const int panels) {
     whole sum[ROWS][PANELS_MOST];
     struct form second = first;
     second.part = 1;
+    dot_block(sum, in, b, from, first, rows, panels);
+    scale_block(to, sum, in, b, from, first, rows, panels);
+    if (first.parts == 1) return;
+    dot_block(sum, in, b, from, second, rows, panels);
+    scale_block(to, sum, in, b, from, second, rows, panels);
+}
+
+/* Adds the rests of the group that begins with block b: each row has the rest of another block. The
+ * weights are still in the first-level cache. */
+SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
+                    struct inputs from, const struct form f, const int rows, const int panels) {
+    EACH(rows, r) {
+        struct inputs one = {from.x + (ptrdiff_t)r * KERN_BLOCK, from.blocks + r};
+        add_block(to + r, in, b + one.blocks->of, one, f, 1, panels);
+    }
+}
+
+/* Fetches the activations of a place, perhaps of the next piece, from the second-level cache. */
+SIMD void fetch_inputs(struct inputs from, const struct form f, const int rows) {
+    const int64_t x_bytes = (int64_t)rows * KERN_BLOCK * (f.wide ? 2 : 1);
+    const int64_t block_bytes = rows * (int64_t)sizeof *from.blocks;
+    for (int at = 0; at < x_bytes; at += 64) __builtin_prefetch(from.x + at);
+    for (int at = 0; at < block_bytes; at += 64) __builtin_prefetch((const char *)from.blocks + at);
+}
+
+SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const struct form f, const int rows,
+                   const int panels) {
+    v16 total[ROWS][PANELS_MOST];
+    const int64_t group = f.wide ? in->count : CPU_REST_GROUP;
+    struct inputs from = {in->x, in->x_blocks};
     const char *fetch = in->fetch;
     EACH(rows, r) EACH(panels, p) total[r][p] = v16_set(0);
-    for (int64_t b = 0; b < in->count; b++) {
-        for (int i = 0; i < in->lines; i++, fetch += 64) __builtin_prefetch(fetch, 0, 2);
-        if (rows >= FETCHING_ROWS) fetch_inputs(in, b + AHEAD, first, rows);
-        dot_block(sum, in, b, first, rows, panels);
-        scale_block(total, sum, in, b, first, rows, panels);
-        if (first.parts == 1) continue;
-        dot_block(sum, in, b, second, rows, panels);
-        scale_block(total, sum, in, b, second, rows, panels);
+    for (int64_t first = 0, end; first < in->count; first = end) {
+        end = first + group < in->count ? first + group : in->count;
+        for (int64_t b = first; b < end; b++, from = inputs_at(from, 1, f, rows)) {
+            for (int i = 0; i < in->lines; i++, fetch += 64) __builtin_prefetch(fetch, 0, 2);
+            if (rows >= FETCHING_ROWS) fetch_inputs(inputs_at(from, AHEAD, f, rows), f, rows);
+            add_block(total, in, b, from, f, rows, panels);
+        }
+        if (f.wide) continue;
+        add_rests(total, in, first, from, f, rows, panels);
+        from = inputs_at(from, 1, f, rows);
     }
     EACH(rows, r) EACH(panels, p) to[r][p] = total[r][p];
 }
@@ -370,12 +405,14 @@ struct tile {
 };
 
 static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct tile *at,
-                     struct cpu_leaf leaf) {
+                     int number) {
     const struct kern_weight *w = job->weight;
-    const int64_t first = leaf.first / KERN_BLOCK, size = job->wide ? 2 : 1;
-    const int64_t rows = at->piece.rows;
-    struct leaf_data in = {.x = job->codes + size * (at->piece.row * w->depth + leaf.first * rows),
-                           .x_blocks = job->x_blocks + at->piece.row * w->blocks + first * rows,
+    const struct cpu_leaf leaf = cpu_leaf_of(w, number);
+    const int64_t first = leaf.first / KERN_BLOCK, rows = at->piece.rows;
+    const int64_t place =
+        at->piece.row * cpu_x_places(w, job->wide) + cpu_x_place(first, number, job->wide) * rows;
+    struct leaf_data in = {.x = job->codes + place * KERN_BLOCK * (job->wide ? 2 : 1),
+                           .x_blocks = job->x_blocks + place,
                            .count = blocks_of(leaf.count),
                            .factor_bytes = cpu_block_factors(w),
                            .halves = w->halves,
@@ -400,11 +437,20 @@ static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v
     v16_store_n(y, sum, n);
 }
 
+/* Fetches the lines of the tile's results, which would make its last stores wait. */
+static void fetch_results(const struct cpu_matmul_job *job, const struct tile *at) {
+    for (int r = 0; r < at->piece.rows; r++) {
+        const float *y = job->y + (at->piece.row + r) * job->weight->rows + at->panel * PANEL;
+        for (int p = 0; p < at->panels; p++) __builtin_prefetch(y + (ptrdiff_t)p * PANEL, 1);
+    }
+}
+
 static void multiply_tile(const struct cpu_matmul_job *job, const struct tile *at) {
     block_sums level[CPU_LEAF_LEVELS];
+    if (at->piece.rows >= FETCHING_ROWS) fetch_results(job, at);
     for (int l = 0; l < job->weight->leaves; l++) {
         int top = cpu_leaf_level(l);
-        one_leaf(level[top], job, at, cpu_leaf_of(job->weight, l));
+        one_leaf(level[top], job, at, l);
         for (int n = l; n & 1; n >>= 1, top--)
             for (int r = 0; r < at->piece.rows; r++)
                 for (int p = 0; p < at->panels; p++)
@@ -487,18 +533,67 @@ static void round_block(const float *x, char *to, struct cpu_x_block *block, int
     block->first = -offset * sums[0];
 }
 
+/* A row's inputs, and the places of its blocks. */
+struct rounding {
+    const float *x;
+    char *to;
+    struct cpu_x_block *blocks;
+    int64_t cols, step; /* step: from place to place */
+    int offset;
+    bool wide;
+};
+
+/* Returns the numbers of a block: in place, or the last of a row with zeros behind, in `room`. */
+static const float *numbers_of(const struct rounding *row, int64_t block, float *room) {
+    const float *from = row->x + block * KERN_BLOCK;
+    const int64_t left = row->cols - block * KERN_BLOCK;
+    if (left >= KERN_BLOCK) return from;
+    memset(room, 0, KERN_BLOCK * sizeof *room);
+    return memcpy(room, from, (size_t)left * sizeof *room);
+}
+
+/* Rounds block `from` to a place; what it leaves, to another. */
+static void round_at(const struct rounding *row, int64_t block, int64_t place) {
+    float room[KERN_BLOCK];
+    round_block(numbers_of(row, block, room),
+                row->to + KERN_BLOCK * row->step * place * (row->wide ? 2 : 1),
+                &row->blocks[place * row->step], row->offset, row->wide ? INT16_MAX : INT8_MAX);
+}
+
+static void round_rest(const struct rounding *row, int64_t block, int64_t from, int64_t place) {
+    float room[KERN_BLOCK], rest[KERN_BLOCK];
+    const float *x = numbers_of(row, block, room);
+    const int8_t *code = (const int8_t *)row->to + KERN_BLOCK * row->step * from;
+    const float scale = row->blocks[from * row->step].scale;
+    for (int i = 0; i < KERN_BLOCK; i++) rest[i] = x[i] - scale * (float)code[i];
+    round_block(rest, row->to + KERN_BLOCK * row->step * place, &row->blocks[place * row->step],
+                row->offset, INT8_MAX);
+}
+
+/* Rounds `count` blocks from `block` on to int8, and behind them the rest of the coarsest. */
+static void round_group(const struct rounding *row, int64_t block, int count, int64_t place) {
+    int of = 0;
+    for (int i = 0; i < count; i++) {
+        round_at(row, block + i, place + i);
+        if (row->blocks[(place + i) * row->step].scale >
+            row->blocks[(place + of) * row->step].scale)
+            of = i;
+    }
+    round_rest(row, block + of, place + of, place + count);
+    row->blocks[(place + count) * row->step].of = of;
+}
+
 static void block_round_row(const struct kern_weight *w, const float *x, bool wide, char *to,
                             struct cpu_x_block *blocks, int64_t step) {
-    const int offset = cpu_block_offset(w->dtype);
-    for (int64_t b = 0; b < w->blocks; b++) {
-        const int64_t left = w->cols - b * KERN_BLOCK;
-        const float *from = x + b * KERN_BLOCK;
-        float last[KERN_BLOCK] = {0};
-        if (left < KERN_BLOCK) from = memcpy(last, from, (size_t)left * sizeof *last);
-        if (wide)
-            round_block(from, to + KERN_BLOCK * step * b * 2, &blocks[b * step], offset, INT16_MAX);
-        else
-            round_block(from, to + KERN_BLOCK * step * b, &blocks[b * step], offset, INT8_MAX);
+    const struct rounding row = {x, to, blocks, w->cols, step, cpu_block_offset(w->dtype), wide};
+    for (int64_t b = 0; b < w->blocks && wide; b++) round_at(&row, b, b);
+    for (int l = 0; l < w->leaves && !wide; l++) {
+        const struct cpu_leaf leaf = cpu_leaf_of(w, l);
+        const int64_t first = leaf.first / KERN_BLOCK, count = blocks_of(leaf.count);
+        int64_t place = cpu_x_place(first, l, false);
+        for (int64_t b = 0; b < count; b += CPU_REST_GROUP, place += CPU_REST_GROUP + 1)
+            round_group(&row, first + b,
+                        (int)(count - b < CPU_REST_GROUP ? count - b : CPU_REST_GROUP), place);
     }
 }
 

@@ -40,7 +40,7 @@ def test_chat(daemon, file):
     assert r["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("activations, bound", [("int16", 1e-2), ("f32", 1e-3)])
+@pytest.mark.parametrize("activations, bound", [("int8", 0.5), ("int16", 1e-2), ("f32", 1e-3)])
 def test_likelihoods_are_those_of_the_numbers_in_the_file(daemon, file, reference, activations, bound):
     d = daemon("--model", str(file), "--kv-dtype", "f32", "--cpu-activations", activations)
     worst = total = 0
@@ -60,7 +60,7 @@ def test_likelihoods_are_those_of_the_numbers_in_the_file(daemon, file, referenc
 
 
 def test_greedy_answer_is_the_most_likely_one(daemon, file, reference):
-    d = daemon("--model", str(file), "--kv-dtype", "f32")
+    d = daemon("--model", str(file), "--kv-dtype", "f32", "--cpu-activations", "int16")
     ids = post(d, "/tokenize", messages=[{"role": "user", "content": "Name three colours of the rainbow."}],
                add_generation_prompt=True)["tokens"]
     r = post(d, "/v1/completions", prompt=ids, max_tokens=24, temperature=0, logprobs=1, echo=False, return_token_ids=True)

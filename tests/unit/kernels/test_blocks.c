@@ -300,6 +300,39 @@ Test(blocks, unusual_inputs) {
     unusual_rows(CPU_INT16);
 }
 
+/* In int8, the block of a group with the largest numbers errs no more than twice 8 bits do. Here it
+ * is the only one with numbers: a later one in each group, the last group being short. */
+Test(blocks, the_coarsest_block_of_a_group_has_twice_eight_bits) {
+    enum { OUT = 16, GROUPS = 3, COLS = ((GROUPS - 1) * CPU_REST_GROUP + 3) * KERN_BLOCK };
+    for (int path = 1; path < PATH_COUNT; path++) {
+        struct kern *kern = open_as(path, CPU_INT8);
+        if (!kern) continue;
+        for (int d = 0; d < DTYPES; d++) {
+            struct blocks m = blocks_make(OUT, COLS, (enum kern_dtype)(KERN_Q8 + d), true, 14);
+            float x[COLS] = {0}, y[OUT];
+            for (int g = 0; g < GROUPS; g++)
+                for (int k = 0; k < KERN_BLOCK; k++)
+                    x[(g * CPU_REST_GROUP + g) * KERN_BLOCK + k] =
+                        noise(15, (uint64_t)(g * 99 + k));
+            struct kern_weight *w = load(kern, &m.file, KERN_SHARD_NONE);
+            kern->ops->matmul(kern, y, x, w, NULL, 1, KERN_SET);
+            for (int o = 0; o < OUT; o++) {
+                double sum = 0, magnitude = 0;
+                for (int k = 0; k < COLS; k++) {
+                    const double product = (double)x[k] * (double)m.value[o * COLS + k];
+                    sum += product;
+                    if (x[k] != 0) magnitude += fabs((double)m.value[o * COLS + k]);
+                }
+                cr_assert(fabs(y[o] - sum) <= magnitude / (2 * 127 * 127), "%s, %s: %.9g not %.9g",
+                          kern->ops->name, dtype_names[d], (double)y[o], sum);
+            }
+            kern->ops->weight_free(kern, w);
+            blocks_close(&m);
+        }
+        kern->ops->close(kern);
+    }
+}
+
 /* Parts of unlike types keep all of their numbers. */
 Test(blocks, parts_are_joined_exactly) {
     enum { COLS = 72, ROWS = 19 };
