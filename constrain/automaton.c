@@ -310,9 +310,9 @@ uint32_t automaton_step(struct automaton *a, uint32_t id, int class) {
 /* Returns a stack whose first `bytes` bytes are as those of the given one. Is called once for each
  * level that is so near. */
 static uint32_t near_stack(struct automaton *a, uint32_t stack, int64_t bytes, int levels) {
-    struct automaton_stack top = a->stacks[stack];
     if (stack == NO_STACK || bytes < 0 || a->pool.rc != 0) return NO_STACK;
     if (levels == 0 || !node_work(&a->pool, 1)) return stack;
+    struct automaton_stack top = a->stacks[stack];
     int64_t left = bytes - node_at(&a->pool, top.node)->shortest;
     uint32_t below = near_stack(a, top.below, left, levels - 1);
     return push_stack(a, node_near(&a->pool, top.node, (uint32_t)bytes), below);

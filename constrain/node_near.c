@@ -1,6 +1,6 @@
 /* Expressions as a token sees them: derivatives by whole characters, and expressions that agree
  * with others for some bytes. Both are found from the structure, so they cost less than derivatives
- * derivatives by bytes. */
+ * by bytes. */
 #include <assert.h>
 
 #include "constrain/node.h"
