@@ -63,8 +63,9 @@ static void op_close(struct kern *kern) {
         (void)device_sync(cuda->device);
         (void)join_agree(cuda, 0); /* no rank uses the memory that is freed now */
         cache_close(cuda);
-        struct room *rooms[] = {&cuda->narrow, &cuda->partial, &cuda->hidden, &cuda->select,
-                                &cuda->look,   &cuda->sample,  &cuda->gather, &cuda->squares};
+        struct room *rooms[] = {&cuda->narrow, &cuda->partial, &cuda->hidden,
+                                &cuda->select, &cuda->look,    &cuda->sample,
+                                &cuda->gather, &cuda->squares, &cuda->sums};
         for (struct room *room : rooms) device_free(cuda->device, room->mem);
         device_free(cuda->device, cuda->rounded.room.mem);
         for (struct cuda_rope &rope : cuda->ropes) {
@@ -80,6 +81,7 @@ static void op_close(struct kern *kern) {
 static struct kern_ops make_table(const char *name) {
     struct kern_ops t = {};
     t.name = name;
+    t.blocks = true;
     t.close = op_close;
     t.bind = op_bind;
     t.mem_alloc = op_mem_alloc;

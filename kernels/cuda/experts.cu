@@ -12,6 +12,7 @@
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/experts.h"
+#include "kernels/cuda/packed.cuh"
 
 #define THREADS 256
 #define WARPS   (THREADS / 32)
@@ -25,7 +26,7 @@
 /* The weights of one expert, as a matrix in device memory. */
 struct matrix {
     const void *data;
-    const float *scale; /* [rows], E4M3, or NULL */
+    const float *scale; /* E4M3: [rows]; in blocks: factors; or NULL */
     int32_t dtype;
 };
 
@@ -295,7 +296,13 @@ struct product_args {
     enum kern_activation activation;
 };
 
-static __device__ __forceinline__ float weight_at(const struct matrix &m, int64_t i) {
+static __device__ __forceinline__ float weight_at(const struct matrix &m, int64_t row, int column,
+                                                  int cols) {
+    const int64_t i = row * cols + column;
+    if (m.dtype >= KERN_Q8)
+        return packed_number(
+            {static_cast<const uint8_t *>(m.data), m.scale, m.dtype, cols / KERN_BLOCK, 0}, row,
+            column);
     if (m.dtype == KERN_F32) return static_cast<const float *>(m.data)[i];
     if (m.dtype == KERN_BF16)
         return __uint_as_float((uint32_t) static_cast<const uint16_t *>(m.data)[i] << 16);
@@ -309,7 +316,7 @@ static __device__ float multiply_group(const struct matrix &m, int64_t at,
                                        const float *const rows[GROUP], int cols, int lane) {
     float sum[GROUP] = {0}, mine = 0;
     for (int i = lane; i < cols; i += 32) {
-        float w = weight_at(m, at * cols + i);
+        float w = weight_at(m, at, i, cols);
 #pragma unroll
         for (int u = 0; u < GROUP; u++) sum[u] = fmaf(w, rows[u][i], sum[u]);
     }
@@ -318,7 +325,7 @@ static __device__ float multiply_group(const struct matrix &m, int64_t at,
         for (int by = 16; by > 0; by /= 2) sum[u] += __shfl_xor_sync(WARP_ALL, sum[u], by);
         if (lane == u) mine = sum[u];
     }
-    return m.scale ? mine * m.scale[at] : mine;
+    return m.dtype == KERN_E4M3 ? mine * m.scale[at] : mine;
 }
 
 static __device__ __forceinline__ float bias_at(const struct bias &b, int expert, int part, int i) {

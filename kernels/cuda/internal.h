@@ -16,8 +16,8 @@
 /* Row-major [rows][cols], the layout of the file; each of several ranks has its part. */
 struct kern_weight {
     void *data;
-    float *scale;          /* device, [rows]: E4M3, otherwise NULL */
-    enum kern_dtype dtype; /* F16, BF16 or E4M3, or F32 for everything else */
+    float *scale;          /* device: E4M3: [rows]; in blocks: factors; otherwise NULL */
+    enum kern_dtype dtype; /* F16, BF16, E4M3, in blocks (packed.cuh), or F32 */
     int64_t rows, cols;
 
     enum kern_shard shard;
@@ -137,7 +137,8 @@ struct cuda {
     bool has_cache;
     bool eager; /* no graphs; with several ranks there are none either, see README.md */
     int64_t summed,
-        gathered; /* largest number of outputs of a weight whose products ranks sum, or gather */
+        gathered;    /* largest number of outputs of a weight whose products ranks sum, or gather */
+    size_t sums_row; /* largest number of bytes of the sums of a row's blocks */
     size_t narrow_row, hidden_row; /* largest number of bytes of a row in a weight's number format;
                                       of a gate's layers */
     struct pages pages;
@@ -171,6 +172,7 @@ struct cuda {
     enum kern_dtype layers_dtype; /* BF16, or F16 or E4M3 if products of layers are: activations are
                                      rounded to it */
     struct room hidden;           /* layers of gates and of experts */
+    struct room sums;             /* of the activations of blocks, see packed.cu */
     struct room squares;          /* sums of squares of heads, see rope.cu */
     struct room select;           /* all stages of evict */
     struct room look;             /* attention added up in one step */

@@ -58,6 +58,22 @@ static __device__ __forceinline__ uint32_t ptx_pack_f16(float low, float high) {
     return pair;
 }
 
+/* a - b of two float16 each, nearest even. */
+static __device__ __forceinline__ uint32_t ptx_sub_f16(uint32_t a, uint32_t b) {
+    uint32_t pair;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    return pair;
+}
+
+/* Bytes 0 and 1 (high: 2 and 3) of the word, each plus 1024, in float16. */
+static __device__ __forceinline__ uint32_t ptx_f16_of_bytes(uint32_t word, bool high) {
+    uint32_t pair;
+    asm("prmt.b32 %0, %1, %2, %3;"
+        : "=r"(pair)
+        : "r"(word), "r"(0x64646464u), "r"(high ? 0x7372u : 0x7170u));
+    return pair;
+}
+
 static __device__ __forceinline__ float2 ptx_unpack_f16(uint32_t pair) {
     float2 wide;
     asm("{\n"

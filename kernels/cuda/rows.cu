@@ -1,7 +1,7 @@
 /* Operations on rows: each by itself, sums in an order that depends on the row's width alone. */
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/block.cuh"
-#include "kernels/cuda/internal.h"
+#include "kernels/cuda/packed.cuh"
 #include "kernels/quantize.h"
 
 #define NORM_BATCH 8
@@ -29,12 +29,26 @@ static __global__ void k_embed(float *x, const void *table, enum kern_dtype dtyp
         x[row * cols + i] = here ? scale * element(table, at * cols + i, dtype) : 0;
 }
 
+/* The same for a vocabulary in blocks. */
+static __global__ void k_embed_packed(float *x, const struct packed table, float scale,
+                                      const int32_t *tokens, int cols, int first, int count) {
+    ptx_overlap_grids();
+    int64_t row = blockIdx.x, at = tokens[row] - first;
+    bool here = at >= 0 && at < count;
+    for (int i = threadIdx.x; i < cols; i += (int)blockDim.x)
+        x[row * cols + i] = here ? scale * packed_number(table, at, i) : 0;
+}
+
 void op_embed(struct kern *kern, float *x, const struct kern_weight *table, float scale,
               const int32_t *tokens, int rows) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(table->dtype != KERN_E4M3); /* vocabularies keep the file's numbers */
     const void *ids = device_stage(cuda->device, tokens, (size_t)rows * sizeof *tokens);
-    if (ids)
+    if (ids && kern_dtype_blocks(table->dtype))
+        LAUNCH_OVERLAPPED(cuda->device, k_embed_packed, (unsigned)rows, THREADS, 0, x,
+                          packed_of(table), scale, static_cast<const int32_t *>(ids),
+                          (int)table->cols, (int)table->part[0].first, (int)table->rows);
+    else if (ids)
         LAUNCH_OVERLAPPED(cuda->device, k_embed, (unsigned)rows, THREADS, 0, x, table->data,
                           table->dtype, scale, static_cast<const int32_t *>(ids), (int)table->cols,
                           (int)table->part[0].first, (int)table->rows);

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "kernels/cuda/experts.h"
-#include "kernels/cuda/internal.h"
+#include "kernels/cuda/packed.cuh"
 #include "kernels/number.h"
 
 #define THREADS          256
@@ -90,14 +90,23 @@ static int check_parts(const struct kern_matrix *parts, int part_count, struct f
 }
 
 static size_t weight_bytes(const struct kern_weight *w) {
+    if (kern_dtype_blocks(w->dtype)) return packed_code_bytes(w);
     return (size_t)w->rows * (size_t)w->cols * kern_dtype_bytes(w->dtype);
+}
+
+/* The number format of a product's activations. */
+static enum kern_dtype inputs_dtype(const struct kern_weight *w) {
+    return kern_dtype_blocks(w->dtype) ? KERN_F16 : w->dtype;
 }
 
 static void measure(struct kern_weight *w, const struct kern_matrix *own) {
     w->dtype = own[0].dtype;
     w->cols = own[0].cols;
     for (int i = 0; i < w->parts; i++) {
-        if (own[i].dtype != own[0].dtype) w->dtype = KERN_F32;
+        if (kern_dtype_blocks(w->dtype))
+            w->dtype = packed_join(w->dtype, own[i].dtype);
+        else if (own[i].dtype != own[0].dtype)
+            w->dtype = KERN_F32;
         w->rows += own[i].rows;
     }
 }
@@ -155,10 +164,11 @@ static float *alloc_floats(struct cuda *cuda, int64_t count) {
 
 /* False: the device has no memory for all of it. */
 static bool alloc_weight(struct cuda *cuda, struct kern_weight *w) {
-    bool scaled = w->dtype == KERN_E4M3;
+    bool packed = kern_dtype_blocks(w->dtype), scaled = w->dtype == KERN_E4M3 || packed;
     bool biased = w->shard == KERN_SHARD_ROWS && w->rows < w->rows_model;
     w->data = device_alloc(cuda->device, weight_bytes(w));
-    if (w->data && scaled) w->scale = alloc_floats(cuda, w->rows);
+    if (w->data && scaled)
+        w->scale = alloc_floats(cuda, packed ? (int64_t)packed_factor_count(w) : w->rows);
     if (w->data && biased) w->bias = alloc_floats(cuda, w->rows);
     return w->data && (w->scale || !scaled) && (w->bias || !biased);
 }
@@ -167,8 +177,9 @@ static int upload_parts(struct cuda *cuda, struct kern_weight *w, const struct k
     size_t row_bytes = (size_t)w->cols * kern_dtype_bytes(w->dtype);
     char *to = static_cast<char *>(w->data);
     float *scale = w->scale;
-    int rc = 0;
-    for (int i = 0; i < w->parts && !rc; i++) {
+    bool packed = kern_dtype_blocks(w->dtype);
+    int rc = packed ? packed_upload(cuda, w, own) : 0;
+    for (int i = 0; i < w->parts && !rc && !packed; i++) {
         rc = upload_part(cuda, to, w->dtype, &own[i]);
         to += (size_t)own[i].rows * row_bytes;
         if (!scale) continue;
@@ -188,11 +199,26 @@ static int check_e4m3(struct cuda *cuda, const struct kern_weight *w, struct fau
     return device_check_e4m3(cuda->device, w->rows, w->cols, fault);
 }
 
+/* A block's inputs stay together, and lanes read several at once. */
+static int check_blocks(const struct kern_weight *w, const struct kern_matrix *parts,
+                        const struct kern_matrix *own, struct fault *fault) {
+    if (!kern_dtype_blocks(w->dtype)) return 0;
+    size_t before =
+        (size_t)(static_cast<const char *>(own[0].data) - static_cast<const char *>(parts[0].data));
+    bool cut = w->shard == KERN_SHARD_COLS && before % sizeof(struct block);
+    if (w->cols % KERN_BLOCK == 0 && !cut) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "",
+                     "weights in blocks need multiples of %d inputs on every rank, not %lld",
+                     KERN_BLOCK, (long long)w->cols);
+}
+
 /* Notes the number of outputs that wait for other ranks' parts; see matmul_reserve. */
 static void note_width(struct cuda *cuda, const struct kern_weight *w) {
     size_t row =
         (size_t)w->cols * sizeof(uint16_t) + sizeof(float); /* 16 bits, or fp8 and a scale */
     if (row > cuda->narrow_row) cuda->narrow_row = row;
+    size_t sums = packed_least(w->dtype) ? (size_t)blocks_of(w->cols) * sizeof(float) : 0;
+    if (sums > cuda->sums_row) cuda->sums_row = sums;
     if (w->shard == KERN_SHARD_COLS && w->rows > cuda->summed) cuda->summed = w->rows;
     if (w->shard == KERN_SHARD_VOCAB && w->rows_model > cuda->gathered)
         cuda->gathered = w->rows_model;
@@ -211,6 +237,7 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
     take_parts(cuda, w, parts, part_count, own);
     measure(w, own);
     rc = check_e4m3(cuda, w, fault);
+    if (!rc) rc = check_blocks(w, parts, own, fault);
     if (rc) {
         mem_free(w);
         return rc;
@@ -230,10 +257,10 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
     loaded.n = w->rows;
     loaded.k = w->cols;
     loaded.dtype = w->dtype;
-    device_matmul_compare(cuda->device, &loaded);
+    if (!kern_dtype_blocks(w->dtype)) device_matmul_compare(cuda->device, &loaded);
     bool of_layers = shard == KERN_SHARD_ROWS || shard == KERN_SHARD_COLS;
     if (w->dtype == KERN_E4M3) cuda->layers_dtype = KERN_E4M3;
-    if (w->dtype == KERN_F16 && of_layers && cuda->layers_dtype == KERN_BF16)
+    if (inputs_dtype(w) == KERN_F16 && of_layers && cuda->layers_dtype == KERN_BF16)
         cuda->layers_dtype = KERN_F16;
     *out = w;
     return 0;
@@ -249,14 +276,15 @@ void op_weight_free(struct kern *kern, struct kern_weight *weight) {
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* Rounds activations to the weight's number format. False: no memory (the device keeps the
- * failure). */
+/* Rounds activations to the number format of the weight's products. False: no memory (the device
+ * keeps the failure). */
 static bool narrow_inputs(struct cuda *cuda, const float *x, const struct kern_weight *weight,
                           struct matmul_args *args) {
     int rows = (int)args->rows;
-    struct rounded made = rounded_find(cuda, x, rows, weight->cols, weight->dtype);
+    enum kern_dtype dtype = inputs_dtype(weight);
+    struct rounded made = rounded_find(cuda, x, rows, weight->cols, dtype);
     if (!made.x) {
-        made = rounded_place(cuda, &cuda->narrow, rows, weight->cols, weight->dtype);
+        made = rounded_place(cuda, &cuda->narrow, rows, weight->cols, dtype);
         if (!made.x) return false;
         narrow(cuda, made, x, rows, weight->cols);
     }
@@ -266,6 +294,17 @@ static bool narrow_inputs(struct cuda *cuda, const float *x, const struct kern_w
     if (weight->scale)
         args->bias = NULL; /* float32, which cuBLASLt does not add in such products */
     return true;
+}
+
+static void multiply_packed(struct cuda *cuda, const struct matmul_args *args,
+                            const struct kern_weight *weight, const float *bias) {
+    size_t bytes = (size_t)args->rows * (size_t)blocks_of(weight->cols) * sizeof(float);
+    float *sums = NULL;
+    if (packed_least(weight->dtype)) {
+        sums = static_cast<float *>(room_take(cuda, &cuda->sums, bytes));
+        if (!sums) return;
+    }
+    packed_multiply(cuda, args->y, args->x, weight, bias, sums, (int)args->rows, args->add);
 }
 
 /* Multiplies this rank's inputs and outputs. */
@@ -283,6 +322,10 @@ static void multiply(struct cuda *cuda, float *y, const float *x, const struct k
                                weight->dtype,
                                mode == KERN_ADD};
     if (weight->dtype != KERN_F32 && !narrow_inputs(cuda, x, weight, &args)) return;
+    if (kern_dtype_blocks(weight->dtype)) {
+        multiply_packed(cuda, &args, weight, bias);
+        return;
+    }
     device_matmul(cuda->device, &args);
     if (bias && !args.bias) add_bias(cuda, y, bias, rows, weight->rows);
 }
@@ -333,6 +376,7 @@ enum {
     ROOM_MORE_ANGLES,
     ROOM_SAMPLE,
     ROOM_SQUARES,
+    ROOM_SUMS,
     ROOMS
 };
 
@@ -345,6 +389,7 @@ static void measure_rooms(const struct cuda *cuda, const struct kern_cache_optio
     bytes[ROOM_ANGLES] = bytes[ROOM_MORE_ANGLES] = rows * (size_t)o->head_dim * sizeof(float);
     bytes[ROOM_SQUARES] =
         rows * (size_t)((o->heads_q + o->heads_kv) * cuda->comm->ranks) * sizeof(float);
+    bytes[ROOM_SUMS] = rows * cuda->sums_row;
     bytes[ROOM_SAMPLE] = sample_bytes(o->logits_max, o->vocab);
 }
 
@@ -359,8 +404,8 @@ size_t rooms_bytes(const struct cuda *cuda, const struct kern_cache_options *opt
 int rooms_reserve(struct cuda *cuda) {
     const struct kern_cache_options *o = &cuda->options;
     struct room *const rooms[ROOMS] = {
-        &cuda->narrow,          &cuda->rounded.room, &cuda->hidden, &cuda->ropes[0].angles,
-        &cuda->ropes[1].angles, &cuda->sample,       &cuda->squares};
+        &cuda->narrow,          &cuda->rounded.room, &cuda->hidden,  &cuda->ropes[0].angles,
+        &cuda->ropes[1].angles, &cuda->sample,       &cuda->squares, &cuda->sums};
     size_t bytes[ROOMS];
     if (o->rows_max == 0) return 0;
     measure_rooms(cuda, o, bytes);

@@ -755,6 +755,16 @@ float2 ptx_unpack_f16(uint32_t pair) {
             number_from_f16(static_cast<uint16_t>(pair >> 16))};
 }
 
+uint32_t ptx_sub_f16(uint32_t a, uint32_t b) {
+    float2 x = ptx_unpack_f16(a), y = ptx_unpack_f16(b);
+    return ptx_pack_f16(x.x - y.x, x.y - y.y);
+}
+
+uint32_t ptx_f16_of_bytes(uint32_t word, bool high) {
+    if (high) word >>= 16;
+    return 0x64006400u | (word & 255) | (word >> 8 & 255) << 16;
+}
+
 uint32_t ptx_f16_of_e4m3(uint32_t pair) {
     return ptx_pack_f16(number_from_e4m3(static_cast<uint8_t>(pair)),
                         number_from_e4m3(static_cast<uint8_t>(pair >> 8)));

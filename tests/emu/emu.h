@@ -305,6 +305,8 @@ uint32_t ptx_pack_e4m3(float low, float high);
 uint32_t ptx_f16_of_e4m3(uint32_t pair);
 uint32_t ptx_pack_f16(float low, float high);
 float2 ptx_unpack_f16(uint32_t pair);
+uint32_t ptx_sub_f16(uint32_t a, uint32_t b);
+uint32_t ptx_f16_of_bytes(uint32_t word, bool high);
 
 void ptx_barrier_init(uint64_t *barrier, int arrivals, emu_place place = EMU_HERE);
 void ptx_barrier_init_fence(emu_place place = EMU_HERE);

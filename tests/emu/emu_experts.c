@@ -26,6 +26,8 @@ static const struct mixture mixtures[] = {
     {13, 8, 4, 64, 48, true, true, KERN_BF16, KERN_SWIGLU_CLAMPED},
     {6, 5, 2, 32, 16, true, false, KERN_F16, KERN_SILU},
     {430, 5, 3, 16, 8, true, false, KERN_BF16, KERN_SILU},
+    {9, 6, 2, 64, 64, true, true, KERN_Q4M, KERN_SILU},
+    {5, 4, 2, 32, 64, true, false, KERN_Q8S, KERN_SILU},
 };
 
 struct stage {
@@ -34,8 +36,10 @@ struct stage {
     struct kern_experts *experts;
 };
 
-/* The gate and the up product are parts of one weight, as a model has them. */
-static void stage_open(struct stage *stage, struct kern *kern, const struct mixture *m) {
+/* The gate and the up product are parts of one weight, as a model has them. `plain`: blocks become
+ * float32. */
+static void stage_open(struct stage *stage, struct kern *kern, const struct mixture *m,
+                       bool plain) {
     const size_t wide = (size_t)m->experts * 2 * (size_t)m->d_ff;
     const size_t narrow = (size_t)(m->experts * m->d_model);
     struct fault fault = {0};
@@ -47,9 +51,14 @@ static void stage_open(struct stage *stage, struct kern *kern, const struct mixt
         struct test_matrix gate = matrix_make(m->d_ff, m->d_model, m->dtype, 10 + (uint64_t)e);
         struct test_matrix up = matrix_make(m->d_ff, m->d_model, m->dtype, 100 + (uint64_t)e);
         struct test_matrix down = matrix_make(m->d_model, m->d_ff, m->dtype, 200 + (uint64_t)e);
-        const struct kern_matrix parts[] = {gate.file, up.file};
+        struct kern_matrix parts[] = {gate.file, up.file, down.file};
+        if (plain && kern_dtype_blocks(m->dtype)) {
+            parts[0] = matrix_wide(&gate);
+            parts[1] = matrix_wide(&up);
+            parts[2] = matrix_wide(&down);
+        }
         MUST(kern->ops->weight_load(kern, parts, 2, KERN_SHARD_ROWS, &stage->gate_up[e], &fault));
-        MUST(kern->ops->weight_load(kern, &down.file, 1, KERN_SHARD_COLS, &stage->down[e], &fault));
+        MUST(kern->ops->weight_load(kern, &parts[2], 1, KERN_SHARD_COLS, &stage->down[e], &fault));
         matrix_close(&gate), matrix_close(&up), matrix_close(&down);
     }
     const struct kern_experts_spec spec = {.count = m->experts,
@@ -96,7 +105,7 @@ static void check_mixture(struct kern *kern[BACKENDS], const struct mixture *m) 
     if (m->experts > 2) logits[0] = logits[2]; /* equal logits: the lower expert */
     for (int b = 0; b < BACKENDS; b++) {
         struct stage stage;
-        stage_open(&stage, kern[b], m);
+        stage_open(&stage, kern[b], m, b == ORACLE);
         found[b] = compute(kern[b], &stage, m, x, logits, y, 0, m->rows);
         for (int row = 0; b == EMULATED && row < m->rows; row += m->rows / 16 + 4) {
             float *alone = compute(kern[b], &stage, m, x, logits, y, row, 1);

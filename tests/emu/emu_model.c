@@ -42,16 +42,16 @@ static struct run open_run_with(struct kern *kern, const struct model_options *o
     return r;
 }
 
-static struct run open_run_as(struct kern *kern, bool fp8, enum kern_dtype pages) {
+static struct run open_run_as(struct kern *kern, enum quantization to, enum kern_dtype pages) {
     const struct model_options options = {.dir = KEEPD_SOURCE_DIR "/bundled/keepd-nano",
                                           .rows_max = PROMPT + 10,
                                           .logits_max = 3,
-                                          .quantization = fp8 ? QUANTIZE_FP8 : QUANTIZE_NONE};
+                                          .quantization = to};
     return open_run_with(kern, &options, pages);
 }
 
 static struct run open_run(struct kern *kern) {
-    return open_run_as(kern, false, KERN_BF16);
+    return open_run_as(kern, QUANTIZE_NONE, KERN_BF16);
 }
 
 static void close_run(struct run *r) {
@@ -195,9 +195,31 @@ Test(emu_model, keepd_nano_in_fp8_beside_the_reference) {
     struct run run[BACKENDS];
     emu_set_seed(6);
     both_open(kern);
-    for (int b = 0; b < BACKENDS; b++) run[b] = open_run_as(kern[b], true, KERN_BF16);
+    for (int b = 0; b < BACKENDS; b++) run[b] = open_run_as(kern[b], QUANTIZE_FP8, KERN_BF16);
     compare(run, &rule, "weights in fp8", 1.5, 0.25);
     for (int b = 0; b < BACKENDS; b++) close_run(&run[b]);
+}
+
+/* The same weights in blocks on both, whole vocabularies in 8 bits; the device alone rounds
+ * activations, to float16. */
+Test(emu_model, keepd_nano_in_blocks_beside_the_reference) {
+    static const struct kern_rule rule = {
+        .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128};
+    static const enum quantization formats[] = {QUANTIZE_Q8, QUANTIZE_Q4};
+    static const char *const names[] = {"weights in 8 bits", "weights in 4 bits"};
+    for (int i = 0; i < 2; i++) {
+        struct kern *kern[BACKENDS];
+        struct run run[BACKENDS];
+        emu_set_seed(8 + (uint64_t)i);
+        const struct cpu_options exact = {
+            .path = "reference", .threads = 1, .activations = CPU_F32};
+        both_open(kern);
+        kern[ORACLE]->ops->close(kern[ORACLE]);
+        MUST(cpu_open(&exact, &kern[ORACLE], NULL));
+        for (int b = 0; b < BACKENDS; b++) run[b] = open_run_as(kern[b], formats[i], KERN_BF16);
+        compare(run, &rule, names[i], 0.1, 0.02);
+        for (int b = 0; b < BACKENDS; b++) close_run(&run[b]);
+    }
 }
 
 /* Pages of e4m3 on both. A key that bf16 activations move a little may be rounded to the next of
@@ -209,7 +231,7 @@ Test(emu_model, keepd_nano_on_fp8_pages_beside_the_reference) {
     struct run run[BACKENDS];
     emu_set_seed(7);
     both_open(kern);
-    for (int b = 0; b < BACKENDS; b++) run[b] = open_run_as(kern[b], false, KERN_E4M3);
+    for (int b = 0; b < BACKENDS; b++) run[b] = open_run_as(kern[b], QUANTIZE_NONE, KERN_E4M3);
     compare(run, &rule, "pages of fp8", 1.2, 0.2);
     for (int b = 0; b < BACKENDS; b++) close_run(&run[b]);
 }

@@ -64,6 +64,13 @@ def test_the_pool_is_what_the_device_has(breakable):
     assert refused.returncode == 1 and "18 MiB are free" in refused.stderr and "lower max-model-len" in refused.stderr
 
 
+@pytest.mark.parametrize("to", ["q8", "q4"])
+def test_weights_in_blocks(daemon_of, to):
+    """Weights in 8 and 4 bits are multiplied as they are and a chat is answered."""
+    daemon = daemon_of("--quantization", to, *POOL)
+    assert len(content(daemon.chat("What is a cache?", max_tokens=4, **fresh()))) > 0
+
+
 def test_which_backend(cuda):
     assert ("cuda-emulated" if EMULATED else "cuda") in cuda.ready_line
 

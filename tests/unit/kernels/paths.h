@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/blocks.h"
 #include "kernels/cpu/internal.h"
 #include "tests/unit/kernels/noise.h"
 
@@ -47,9 +48,37 @@ static inline uint16_t to_f16(float x) { /* for normal results only */
                       (bits >> 13 & 1023));
 }
 
+/* A matrix in blocks: numbers of the format's range, halves with scales of their own where it has
+ * them. */
+static inline struct test_matrix matrix_of_blocks(int64_t rows, int64_t cols, enum kern_dtype dtype,
+                                                  uint64_t seed) {
+    size_t each = (size_t)blocks_of(cols), count = (size_t)rows * each;
+    struct block *blocks = calloc(count, sizeof *blocks);
+    struct test_matrix m = {.value = fresh((size_t)(rows * cols), seed), .bytes = (void *)blocks};
+    const int lowest = dtype == KERN_Q4 ? -8 : dtype == KERN_Q4M ? 0 : -128;
+    const int numbers = dtype == KERN_Q4 || dtype == KERN_Q4M ? 16 : 256;
+    if (!blocks) abort();
+    for (size_t b = 0; b < count; b++) {
+        uint64_t random = mix(seed + b);
+        blocks[b].scale[0] = ldexpf(1 + (float)(random % 8) / 8, -7);
+        blocks[b].scale[1] = blocks[b].scale[0] * (block_is_split(dtype) ? 0.75f : 1);
+        blocks[b].least =
+            block_has_least(dtype) ? -0.25f - (float)(random >> 8 & 7) / 32 : BLOCK_NO_LEAST;
+        for (int i = 0; i < KERN_BLOCK && (int64_t)(b % each) * KERN_BLOCK + i < cols; i++) {
+            blocks[b].n[i] =
+                (int8_t)(lowest + (int)(mix(random + (uint64_t)i) % (uint64_t)numbers));
+            m.value[(b / each) * (size_t)cols + b % each * KERN_BLOCK + (size_t)i] =
+                block_number(&blocks[b], i);
+        }
+    }
+    m.file = (struct kern_matrix){.data = blocks, .dtype = dtype, .rows = rows, .cols = cols};
+    return m;
+}
+
 /* The file's data starts one byte off: files promise no alignment. */
 static inline struct test_matrix matrix_make(int64_t rows, int64_t cols, enum kern_dtype dtype,
                                              uint64_t seed) {
+    if (kern_dtype_blocks(dtype)) return matrix_of_blocks(rows, cols, dtype, seed);
     size_t count = (size_t)(rows * cols), size = kern_dtype_bytes(dtype);
     struct test_matrix m = {.value = fresh(count, seed),
                             .scale = malloc((size_t)rows * sizeof *m.scale),
@@ -73,6 +102,12 @@ static inline struct test_matrix matrix_make(int64_t rows, int64_t cols, enum ke
     m.file = (struct kern_matrix){.data = to, .dtype = dtype, .rows = rows, .cols = cols};
     if (dtype == KERN_E4M3) m.file.scale = m.scale;
     return m;
+}
+
+/* The same numbers in float32: for backends that round the activations of blocks. */
+static inline struct kern_matrix matrix_wide(const struct test_matrix *m) {
+    return (struct kern_matrix){
+        .data = m->value, .dtype = KERN_F32, .rows = m->file.rows, .cols = m->file.cols};
 }
 
 static inline void matrix_close(struct test_matrix *m) {
