@@ -172,7 +172,7 @@ struct cuda {
     enum kern_dtype layers_dtype; /* BF16, or F16 or E4M3 if products of layers are: activations are
                                      rounded to it */
     struct room hidden;           /* layers of gates and of experts */
-    struct room sums;             /* of the activations of blocks, see packed.cu */
+    struct room sums;             /* sums of the activations of blocks, see packed.cu */
     struct room squares;          /* sums of squares of heads, see rope.cu */
     struct room select;           /* all stages of evict */
     struct room look;             /* attention added up in one step */

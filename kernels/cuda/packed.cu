@@ -139,7 +139,7 @@ static __device__ __forceinline__ void operands(uint32_t a[4], const uint32_t *w
     }
 }
 
-/* What a lane holds of a tile of PACKED_OUTPUTS outputs. */
+/* A lane's part of a tile of PACKED_OUTPUTS outputs. */
 struct tile {
     uint32_t words[4];
     float scale[2][2], least[2]; /* [half], then of rows g and g + 8 */
@@ -219,7 +219,7 @@ static __device__ void write_tile(const struct packed_args &a, const float acc[M
     }
 }
 
-/* What a lane holds of one block of inputs. */
+/* A lane's part of one block of inputs. */
 template <int M, int N> struct part {
     struct tile tiles[M];
     uint2 x[N][2];

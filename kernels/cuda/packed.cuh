@@ -20,7 +20,7 @@ struct packed {
     const uint8_t *codes;
     const float *factors;
     int32_t dtype;  /* KERN_Q8 to KERN_Q8SM */
-    int32_t blocks; /* of a row */
+    int32_t blocks; /* blocks of a row */
     int64_t outputs;
 };
 
