@@ -130,6 +130,37 @@ bool queue_may_start(const struct queue *queue, const struct engine_job *job, in
     return job->choice_count <= free - (kept < most ? kept : most);
 }
 
+/* ---- Crowding -------------------------------------------------------------------------------- */
+
+static bool was_seen(const struct queue *queue, const struct queue_client *client) {
+    return client->jobs > 0 ||
+           (client->reads > 0 && queue->step - client->seen_step < QUEUE_CROWD_STEPS);
+}
+
+int32_t queue_find_crowd(struct queue *queue) {
+    int64_t weights = 0, running = 0;
+    int32_t reads = 0;
+    bool crowded = false;
+    for (int i = 0; i < queue->record_count; i++) {
+        running += queue->records[i].running;
+        if (was_seen(queue, &queue->records[i])) weights += queue->records[i].weight;
+    }
+    for (int i = 0; i < queue->record_count; i++) {
+        struct queue_client *client = &queue->records[i];
+        client->crowds = client->running * weights > running * client->weight;
+        crowded = crowded || client->crowds;
+        if (client->crowds || client->reads == 0 || !was_seen(queue, client)) continue;
+        if (reads == 0 || client->reads < reads) reads = client->reads;
+    }
+    return crowded ? reads : 0;
+}
+
+void queue_note_prompt(struct queue *queue, const struct engine_job *job, int32_t tokens) {
+    struct queue_client *client = queue_client_of(queue, job);
+    int64_t sum = client->reads > 0 ? 3 * (int64_t)client->reads + tokens : 4 * (int64_t)tokens;
+    client->reads = sum > 4 ? (int32_t)(sum / 4) : 1;
+}
+
 /* ---- Jobs ------------------------------------------------------------------------------------ */
 
 void queue_join(struct queue *queue, struct engine_job *job) {
@@ -150,6 +181,7 @@ void queue_join(struct queue *queue, struct engine_job *job) {
         client->first = job;
     client->last = job;
     client->jobs++;
+    client->seen_step = queue->step;
     client->places += places_of(queue, job);
     note_peak(queue, client);
     client->waiting++;
@@ -175,6 +207,7 @@ void queue_take(struct queue *queue, struct engine_job *job) {
 void queue_end(struct queue *queue, struct engine_job *job) {
     struct queue_client *client = queue_client_of(queue, job);
     CHECK(client->jobs > client->waiting);
+    client->seen_step = queue->step;
     note_peak(queue, client);
     client->places -= places_of(queue, job);
     if (--client->jobs > 0) return;

@@ -37,6 +37,9 @@ struct queue_client {
     int64_t pages;                   /* reserved by its running sequences; the scheduler's */
     int64_t pages_max;               /* the client's quota, 0 = none; that of the newest job */
     int64_t evict_rows;              /* eviction work not paid for yet; the scheduler's */
+    uint64_t seen_step;              /* when a job of it last came or ended */
+    int32_t reads;                   /* mean of its latest prompts: tokens to compute; 0: none */
+    bool crowds;                     /* see queue_find_crowd */
     struct engine_job *first, *last; /* waiting, linked by job->next */
 };
 
@@ -108,6 +111,17 @@ bool queue_plan_places(struct queue *queue, uint64_t step);
 int queue_share(const struct queue *queue, const struct engine_job *job);
 /* Whether the job may take `free` places, or some of them; `turn`: it is the job's turn. */
 bool queue_may_start(const struct queue *queue, const struct engine_job *job, int free, bool turn);
+
+/* Crowding. Each client that has a job, or had one in the last QUEUE_CROWD_STEPS steps, has a part
+ * of the sequences that run, in proportion to its weight. A client that runs more than its part
+ * crowds. One client alone never does. */
+#define QUEUE_CROWD_STEPS 4096
+
+/* Finds out which clients crowd. Returns the fewest prompt tokens that one of the others usually
+ * has read (queue_note_prompt); 0: nobody crowds, or the others have read nothing yet. */
+int32_t queue_find_crowd(struct queue *queue);
+/* Notes that a job begins to run and has so many prompt tokens computed. */
+void queue_note_prompt(struct queue *queue, const struct engine_job *job, int32_t tokens);
 
 /* Cancelled jobs, wherever they wait: the first one, or NULL. */
 struct engine_job *queue_cancelled(const struct queue *queue);

@@ -19,12 +19,6 @@
 #include "engine/sched_int.h"
 #include "engine/trace.h"
 
-/* A row whose logits are wanted: the next token of a sequence, or the score of a prompt token. */
-struct sched_want {
-    struct sequence *seq;
-    int32_t scored; /* index of the prompt token this row's logits score; -1 = sample */
-};
-
 static const double eviction_bounds[] = {1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5e-4, 1e-3,
                                          2.5e-3, 5e-3,   1e-2, 2.5e-2, 5e-2,   0.1,  0.25};
 static const double mask_bounds[] = {1e-6, 1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5e-4,
@@ -38,7 +32,8 @@ static const double iteration_bounds[] = {1,   8,    16,   32,   64,   128,  256
 void sched_open(struct sched *sched, const struct sched_options *options) {
     CHECK(options->rows_max > options->sequences_max); /* prompts always find room beside decode */
     CHECK(options->logits_max >= options->sequences_max + 1);
-    *sched = (struct sched){.options = *options, .wait_ends = UINT64_MAX};
+    *sched = (struct sched){
+        .options = *options, .wait_ends = UINT64_MAX, .turns = {.number = PACE_TURNS}};
     size_t sequences = (size_t)options->sequences_max, logits = (size_t)options->logits_max;
     int slots = options->sequences_max + options->conversations_max;
     sched->sequences = mem_must_alloc(sequences, sizeof *sched->sequences);
@@ -311,7 +306,7 @@ static int64_t eviction_rows(const struct sched *sched, const struct sequence *s
 }
 
 /* The next token has no place. */
-static bool wants_shift(const struct sequence *seq) {
+bool sched_wants_shift(const struct sequence *seq) {
     return !seq->leader && due_shift(&seq->kv, &seq->due);
 }
 
@@ -366,7 +361,7 @@ static int shift_due(struct sched *sched) {
     int rc = 0;
     for (int i = 0; i < sched->running && rc == 0; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (!seq->may_evict || !wants_shift(seq)) continue;
+        if (!seq->may_evict || !sched_wants_shift(seq)) continue;
         const struct kern_shift shift = {.slot = seq->slot,
                                          .sinks = seq->kv.rule.sinks,
                                          .from = seq->due.shifts,
@@ -392,7 +387,7 @@ static bool due_in_prompt(const struct sequence *seq) {
 }
 
 /* The entries per stream that an eviction in this step would begin with; 0: none can come. */
-static int64_t held_if_due(const struct sequence *seq) {
+int64_t sched_held_if_due(const struct sequence *seq) {
     struct due_state state = seq->due;
     if (seq->leader) return 0;
     if (seq_generating(seq)) return due_before_generate(&seq->kv, &state) ? state.held : 0;
@@ -402,14 +397,15 @@ static int64_t held_if_due(const struct sequence *seq) {
 
 /* The rows of the eviction and of the shift that can come in this step; 0: neither can. */
 static int64_t rows_if_due(const struct sched *sched, const struct sequence *seq) {
-    int64_t held = held_if_due(seq), rows = held > 0 ? eviction_rows(sched, seq, held) : 0;
-    if (wants_shift(seq)) rows += kv_shift_rows(seq->due.held, sched->options.row_entries);
+    int64_t held = sched_held_if_due(seq), rows = held > 0 ? eviction_rows(sched, seq, held) : 0;
+    if (sched_wants_shift(seq)) rows += kv_shift_rows(seq->due.held, sched->options.row_entries);
     return rows;
 }
 
 /* Whether the sequence can run without evicting: with prompt rows before its next eviction. */
 static bool goes_on_anyway(const struct sequence *seq) {
-    return seq_prefilling(seq) && !wants_shift(seq) && due_prompt_room(&seq->kv, &seq->due) > 1;
+    return seq_prefilling(seq) && !sched_wants_shift(seq) &&
+           due_prompt_room(&seq->kv, &seq->due) > 1;
 }
 
 static bool is_paid(const struct sched *sched, const struct sequence *seq) {
@@ -429,7 +425,7 @@ static void pay_evictions(struct sched *sched) {
 }
 
 /* Returns whether a choice that begins after the leader's prompt waits for its first mask. */
-static bool first_waits(const struct sched *sched, const struct sequence *leader) {
+bool sched_first_waits(const struct sched *sched, const struct sequence *leader) {
     bool waits = seq_waits(leader);
     for (int i = 0; i < sched->running && !waits; i++) {
         const struct sequence *seq = &sched->sequences[sched->order[i]];
@@ -441,7 +437,7 @@ static bool first_waits(const struct sched *sched, const struct sequence *leader
 /* Returns whether the sequence gets no row before a mask is made. */
 static bool waits_for_mask(const struct sched *sched, const struct sequence *seq) {
     if (!seq_prefilling(seq)) return seq_generating(seq) && seq_waits(seq);
-    return seq->prompt_count - seq->due.tokens == 1 && first_waits(sched, seq);
+    return seq->prompt_count - seq->due.tokens == 1 && sched_first_waits(sched, seq);
 }
 
 /* Running sequences that may be due in this step, the one that has waited longest first. Returns
@@ -454,7 +450,7 @@ static int find_due(struct sched *sched, bool *others) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         bool is_due = rows_if_due(sched, seq) > 0;
         seq->may_evict = false;
-        if (waits_for_mask(sched, seq)) continue;
+        if (seq->sits_out || waits_for_mask(sched, seq)) continue;
         *others = *others || (!seq->leader && (!is_due || goes_on_anyway(seq)));
         if (!is_due) continue;
         if (seq->due_since == 0) seq->due_since = now;
@@ -484,169 +480,10 @@ static void plan_evictions(struct sched *sched) {
     }
 }
 
-/* ---- The batch ------------------------------------------------------------------------------- */
+/* ---- A step -----------------------------------------------------------------------------------
+ */
 
-struct step {
-    struct kern_batch batch;
-    int want_count;
-    int streams;       /* sequences that generate: their rows come first */
-    int32_t rows_most; /* rows that the step may have */
-    int spare_logits;  /* for scores: beyond one row for every running sequence */
-};
-
-static void add_rows(struct sched *sched, struct step *step, struct sequence *seq, int32_t count) {
-    CHECK(count > 0 && !seq->leader && seq->due.tokens + count <= seq->token_count);
-    sched->span_sequences[step->batch.span_count] = seq;
-    sched->spans[step->batch.span_count++] =
-        (struct kern_span){.slot = seq->slot,
-                           .row = step->batch.rows,
-                           .count = count,
-                           .pos = seq->due.tokens,
-                           .behind = due_behind(&seq->kv, &seq->due),
-                           .rule = &seq->kv.rule};
-    memcpy(sched->rows + step->batch.rows, seq->tokens + seq->due.tokens,
-           (size_t)count * sizeof *sched->rows);
-    step->batch.rows += count;
-}
-
-static void add_want(struct sched *sched, struct step *step, struct sequence *seq, int32_t row,
-                     int32_t scored) {
-    sched->want[step->want_count] = row;
-    sched->wants[step->want_count++] = (struct sched_want){seq, scored};
-}
-
-/* The prompt's last row gives the first token of every choice. */
-static void add_first_wants(struct sched *sched, struct step *step, struct sequence *leader,
-                            int32_t row) {
-    add_want(sched, step, leader, row, -1);
-    for (int i = 0; i < sched->running; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (seq->leader == leader) add_want(sched, step, seq, row, -1);
-    }
-}
-
-/* How many of `count` rows a prompt that wants scores gets: every row but the prompt's last scores
- * the token after it. */
-static int32_t scored_rows(struct step *step, const struct sequence *seq, int32_t count) {
-    int32_t scores = seq->prompt_count - 1 - seq->due.tokens;
-    if (scores > count) scores = count;
-    if (scores > step->spare_logits) scores = count = step->spare_logits;
-    step->spare_logits -= scores;
-    return count;
-}
-
-static int32_t prompt_rest(const struct sequence *seq) {
-    return seq->prompt_count - seq->due.tokens;
-}
-
-/* Adds at most `most` rows of a prefilling sequence, and the logits that it wants. */
-static void add_prompt(struct sched *sched, struct step *step, struct sequence *seq, int32_t most) {
-    const struct engine_request *request = &seq->job->request;
-    int32_t count = due_prompt_room(&seq->kv, &seq->due);
-    int32_t rest = prompt_rest(seq);
-    if (count > most) count = most;
-    if (!seq->may_evict && wants_shift(seq)) return;
-    if (!seq->may_evict && held_if_due(seq) > 0) count--; /* up to the eviction, not into it */
-    int32_t left = step->rows_most - step->batch.rows;
-    if (count > left) count = left;
-    if (count > sched_border_room(seq)) count = sched_border_room(seq);
-    if (count == rest && first_waits(sched, seq)) count--;
-    if (request->prompt_logprobs) count = scored_rows(step, seq, count);
-    if (count <= 0) return;
-    int32_t row = step->batch.rows, pos = seq->due.tokens;
-    add_rows(sched, step, seq, count);
-    for (int32_t i = 0; request->prompt_logprobs && i < count; i++)
-        if (pos + i + 1 < seq->prompt_count) add_want(sched, step, seq, row + i, pos + i + 1);
-    if (pos + count == seq->prompt_count && request->max_tokens > 0)
-        add_first_wants(sched, step, seq, row + count - 1);
-}
-
-/* Prompts are read in the order of their clients' service, rounded to SCHED_PROMPT_TURN tokens,
- * then oldest first. So one client's long prompts delay another client by at most one such
- * interval, and one prompt is finished before the next begins. */
-static int64_t turn_of(const struct sched *sched, const struct sequence *seq) {
-    return queue_client_of(&sched->queue, seq->job)->served / SCHED_PROMPT_TURN;
-}
-
-static int sort_prompts(struct sched *sched) {
-    int count = 0;
-    for (int i = 0; i < sched->running; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (!seq_prefilling(seq)) continue;
-        int at = count++;
-        int64_t turn = turn_of(sched, seq);
-        for (; at > 0 && turn_of(sched, sched->sorted[at - 1]) > turn; at--)
-            sched->sorted[at] = sched->sorted[at - 1];
-        sched->sorted[at] = seq;
-    }
-    return count;
-}
-
-static struct queue_client *reader_of(const struct sched *sched, int prompt) {
-    return queue_client_of(&sched->queue, sched->sorted[prompt]->job);
-}
-
-/* Returns which of the sorted prompts is read before older ones: of those whose clients were served
- * equally, the first one of the client that has the fewest prompt tokens ahead of it for its
- * weight. 0: none is. */
-static int find_favoured(const struct sched *sched, int prompts) {
-    int best = 0, equals = 1;
-    while (equals < prompts &&
-           turn_of(sched, sched->sorted[equals]) == turn_of(sched, sched->sorted[0]))
-        equals++;
-    for (int i = 0; i < prompts; i++)
-        reader_of(sched, i)->prompts_ahead = reader_of(sched, i)->prompts_waiting;
-    for (int i = 0; i < prompts; i++)
-        reader_of(sched, i)->prompts_ahead += prompt_rest(sched->sorted[i]);
-    for (int i = 1; i < equals; i++) {
-        const struct queue_client *a = reader_of(sched, i), *b = reader_of(sched, best);
-        if (a != b && a->prompts_ahead * b->weight < b->prompts_ahead * a->weight) best = i;
-    }
-    return best;
-}
-
-/* A client with little to read does not wait until one with much has read it. The favoured prompt
- * shares the rows of the step with the one whose turn it is, in proportion to their clients'
- * weights, and takes what the others leave. So neither can be starved by the other. */
-static void add_prompts(struct sched *sched, struct step *step) {
-    int prompts = sort_prompts(sched), favoured = find_favoured(sched, prompts);
-    if (favoured > 0) {
-        int64_t own = reader_of(sched, favoured)->weight,
-                weights = own + reader_of(sched, 0)->weight;
-        int64_t rows = step->rows_most - step->batch.rows, others = 0;
-        for (int i = 0; i < prompts; i++)
-            if (i != favoured) others += prompt_rest(sched->sorted[i]);
-        int64_t theirs = rows - (rows * own + weights - 1) / weights;
-        if (theirs > others) theirs = others;
-        add_prompt(sched, step, sched->sorted[favoured], (int32_t)(rows - theirs));
-    }
-    for (int i = 0; i < prompts; i++)
-        if (i != favoured || favoured == 0) add_prompt(sched, step, sched->sorted[i], INT32_MAX);
-}
-
-static void build_step(struct sched *sched, struct step *step) {
-    const struct sched_options *options = &sched->options;
-    int logits = options->logits_max < options->rows_max ? options->logits_max : options->rows_max;
-    *step = (struct step){.batch = {.tokens = sched->rows, .spans = sched->spans},
-                          .spare_logits = logits - sched->running};
-    for (int i = 0; i < sched->running; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (!seq_generating(seq) || seq_waits(seq)) continue;
-        if (due_before_generate(&seq->kv, &seq->due)) continue;
-        if (!seq->may_evict && wants_shift(seq)) continue;
-        add_want(sched, step, seq, step->batch.rows, -1);
-        add_rows(sched, step, seq, 1);
-    }
-    step->streams = step->batch.span_count;
-    int32_t left = options->rows_max - step->streams;
-    step->rows_most =
-        step->streams + pace_rows(&sched->pace, step->streams, options->step_stretch, left);
-    add_prompts(sched, step);
-    CHECK(step->batch.rows <= options->rows_max);
-    CHECK(step->want_count <= logits);
-}
-
-static void count_appended(struct sched *sched, const struct step *step) {
+static void count_appended(struct sched *sched, const struct sched_step *step) {
     for (int i = 0; i < step->batch.span_count; i++) {
         struct sequence *seq = sched->span_sequences[i];
         int32_t count = sched->spans[i].count;
@@ -694,7 +531,7 @@ static void settle_waiting(struct sched *sched) {
     }
 }
 
-static void prepare_samples(struct sched *sched, const struct step *step) {
+static void prepare_samples(struct sched *sched, const struct sched_step *step) {
     for (int i = 0; i < step->want_count; i++) {
         const struct sched_want *want = &sched->wants[i];
         if (want->scored >= 0) {
@@ -732,7 +569,7 @@ static bool is_number(const struct kern_sampled *sampled) {
 }
 
 /* Returns whether some sample was the first token of a job. */
-static bool take_samples(struct sched *sched, const struct step *step) {
+static bool take_samples(struct sched *sched, const struct sched_step *step) {
     bool began = false;
     for (int i = 0; i < step->want_count; i++) {
         const struct sched_want *want = &sched->wants[i];
@@ -796,20 +633,35 @@ static void report_changed(struct sched *sched) {
     }
 }
 
-static int run_step(struct sched *sched) {
-    struct kern *kern = sched->options.kern;
-    struct step step;
-    const float *logits = NULL;
-    int64_t begin;
-    uint64_t before = tokens_so_far(&sched->counters);
+static int prepare_step(struct sched *sched, struct sched_step *step) {
     plan_evictions(sched);
     int rc = evict_where(sched, due_to_generate);
     if (rc == 0) rc = shift_due(sched);
+    if (rc == 0) sched_build_step(sched, step);
+    return rc;
+}
+
+/* The time by which steps are measured. */
+static int64_t step_clock(const struct sched *sched) {
+    return sched->options.clock ? sched->options.clock(sched->options.model) : clock_ns();
+}
+
+static int run_step(struct sched *sched) {
+    struct kern *kern = sched->options.kern;
+    struct sched_step step;
+    const float *logits = NULL;
+    int64_t begin;
+    uint64_t before = tokens_so_far(&sched->counters);
+    bool some_sit_out = sched_plan_turns(sched);
+    int rc = prepare_step(sched, &step);
+    if (rc == 0 && step.batch.rows == 0 && some_sit_out) {
+        sched_skip_turns(sched);
+        rc = prepare_step(sched, &step);
+    }
     if (rc != 0) return rc;
-    build_step(sched, &step);
     sched->all_wait = step.batch.rows == 0;
     if (sched->all_wait) return 0;
-    begin = clock_ns();
+    begin = step_clock(sched);
     rc = sched->options.model_step(sched->options.model, &step.batch, sched->want, step.want_count,
                                    &logits);
     if (rc != 0) return rc;
@@ -821,7 +673,8 @@ static int run_step(struct sched *sched) {
         rc = kern->ops->sync(kern);
     }
     if (rc != 0) return rc;
-    pace_note(&sched->pace, step.streams, step.batch.rows - step.streams, clock_ns() - begin);
+    pace_note(&sched->pace, step.streams, step.batch.rows - step.streams,
+              step_clock(sched) - begin);
     count_appended(sched, &step);
     /* The first tokens come from logits that the eviction at the prompt's end does not change. */
     if (take_samples(sched, &step) && sched->options.answered && any_due(sched))

@@ -9,7 +9,8 @@
  *      have used up the model's positions are shifted (kernels/places.h);
  *   3. a batch: one row for every generating sequence, then prompt rows, oldest first, up to the
  *      step's row budget (beside answers a smaller one, engine/pace.h) and never past a sequence's
- *      next eviction point or border;
+ *      next eviction point or border; clients that run more than their part take turns
+ *      (engine/sched_turns.c);
  *   4. the model runs; wanted rows are sampled or scored; tokens are published;
  *   5. sequences at an eviction point evict, after readers were woken for first tokens; finished
  *      ones leave, their streams stay as a conversation or go back to the pool.
@@ -92,10 +93,11 @@ struct sched_options {
     int64_t save_idle_ns; /* idle time after which a conversation is written */
     size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
-    int step_stretch;           /* the percentage of pace_rows; 0: steps do not depend on time */
-    int row_entries;            /* see kv_eviction_rows */
-    int clients_max;            /* rows of the queue, see engine/queue.h */
-    struct mask_wake mask_wake; /* for a scheduler that is stalled; may be {NULL} */
+    int step_stretch;              /* the percentage of pace_rows; 0: steps do not depend on time */
+    int64_t (*clock)(void *model); /* measures steps; NULL: clock_ns. Simulations have their own. */
+    int row_entries;               /* see kv_eviction_rows */
+    int clients_max;               /* rows of the queue, see engine/queue.h */
+    struct mask_wake mask_wake;    /* for a scheduler that is stalled; may be {NULL} */
     /* Called in a step that has published first tokens and goes on with their evictions; may be
      * NULL. */
     void (*answered)(void *arg);
@@ -122,6 +124,17 @@ struct sched_import {
     const struct state_view *view; /* the store's, until it is unloaded */
     int block;                     /* the next one */
     bool for_head;                 /* the job that asked for it is still the head */
+};
+
+/* Who takes part in this step: see engine/sched_turns.c. */
+struct sched_turns {
+    bool reads;      /* the step is for prompts of crowding clients */
+    bool apart;      /* prompts of clients that do not crowd are read in a step of their own */
+    int32_t rest;    /* rows of all prompts that are read apart */
+    double bound_ns; /* the longest that a step with work of crowding clients may take; 0: any */
+    int streams;     /* answers that go on, whether or not they sit out */
+    uint64_t number; /* of the present or last turn of answers */
+    uint64_t apart_steps, divided_steps; /* counted: of the first kind, and others without some */
 };
 
 /* Result of the head's search on disk, for as long as it is valid. */
@@ -166,6 +179,7 @@ struct sched {
     struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */
     struct engine_counters counters;
     struct pace pace;
+    struct sched_turns turns;
     atomic_int *queue_places;     /* given back when a job leaves the waiting list; may be NULL */
     atomic_int *pending_jobs;     /* counted down when a job finishes; may be NULL */
     atomic_llong *pending_tokens; /* likewise, by sched_job_tokens */

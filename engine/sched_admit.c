@@ -235,6 +235,7 @@ static void start(struct sched *sched, const struct sched_entry *entry, struct s
     }
     queue_client_of(&sched->queue, job)->running += job->choice_count;
     queue_client_of(&sched->queue, job)->pages += entry->pages * job->choice_count;
+    queue_note_prompt(&sched->queue, job, job->request.prompt_count - job->cached_tokens);
     CHECK(sched->running <= sched->options.sequences_max);
     CHECK(sched->pages_reserved + sched->conversations.pages <= sched->options.pages_total);
     count_start(sched, entry);

@@ -1,6 +1,7 @@
-/* Declarations shared by the files of the scheduler: sched.c (steps), sched_admit.c (admission),
- * sched_keep.c (conversations that stay), sched_checkpoint.c (those that running sequences leave),
- * sched_save.c (state files). No other file includes this.
+/* Declarations shared by the files of the scheduler: sched.c (steps), sched_turns.c (who takes part
+ * in a step), sched_batch.c (the rows of a step), sched_admit.c (admission), sched_keep.c
+ * (conversations that stay), sched_checkpoint.c (those that running sequences leave), sched_save.c
+ * (state files). No other file includes this.
  */
 #ifndef KEEPD_ENGINE_SCHED_INT_H
 #define KEEPD_ENGINE_SCHED_INT_H
@@ -48,6 +49,44 @@ void sched_release_slot(struct sched *sched, int32_t slot);
 
 /* Ends a job that waited and never ran. */
 void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish);
+
+/* ---- sched.c ----------------------------------------------------------------------------------
+ */
+
+/* A row whose logits are wanted: the next token of a sequence, or the score of a prompt token. */
+struct sched_want {
+    struct sequence *seq;
+    int32_t scored; /* index of the prompt token this row's logits score; -1 = sample */
+};
+
+struct sched_step {
+    struct kern_batch batch;
+    int want_count;
+    int streams;       /* sequences that generate: their rows come first */
+    int32_t rows_most; /* rows that the step may have */
+    int spare_logits;  /* for scores: beyond one row for every running sequence */
+};
+
+/* The sequence's next token has no place. */
+bool sched_wants_shift(const struct sequence *seq);
+/* Returns the entries per stream that an eviction in this step would begin with; 0: none can come.
+ */
+int64_t sched_held_if_due(const struct sequence *seq);
+/* Returns whether a choice that begins after the leader's prompt waits for its first mask. */
+bool sched_first_waits(const struct sched *sched, const struct sequence *leader);
+
+/* ---- sched_turns.c --------------------------------------------------------------------------- */
+
+/* Decides which running sequences sit out this step (seq->sits_out). Returns whether some do. */
+bool sched_plan_turns(struct sched *sched);
+/* Nobody sits out: those whose turn it was have no row. */
+void sched_skip_turns(struct sched *sched);
+/* Returns how many prompt rows a step with this many answers may have. */
+int32_t sched_prompt_rows(const struct sched *sched, int streams);
+
+/* ---- sched_batch.c --------------------------------------------------------------------------- */
+
+void sched_build_step(struct sched *sched, struct sched_step *step);
 
 /* ---- sched_admit.c --------------------------------------------------------------------------- */
 

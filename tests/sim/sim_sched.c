@@ -33,7 +33,7 @@ static bool is_shifted(uint64_t seed) {
 }
 
 static long shifted, cuts_compared, retries_compared, deleted, restarts, restored;
-static long prefixes, prefix_hits, prefix_waits;
+static long prefixes, prefix_hits, prefix_waits, apart, divided;
 
 struct random {
     uint64_t state;
@@ -252,6 +252,8 @@ static void count_world(const struct world *w) {
     prefixes += (long)counters->prefixes;
     prefix_hits += (long)counters->prefix_hits;
     prefix_waits += (long)counters->prefix_waits;
+    apart += (long)w->sched.turns.apart_steps;
+    divided += (long)w->sched.turns.divided_steps;
 }
 
 /* Operations of a service besides answering. */
@@ -311,6 +313,7 @@ static void storm(struct chain *chains, uint64_t seed) {
     options.logits = options.sequences + 1 + below(&r, 8);
     options.row_entries = seed % 4 < 2; /* evictions are expensive and deferred, or cheap */
     options.clients = 1 + below(&r, CLIENTS);
+    options.step_stretch = seed % 3 == 1 ? 200 : 0;
     world_open(&w, &options);
     for (int i = 0; i < CHAINS; i++) {
         plan_chain(&chains[i], &r, i, options.sequences, is_shifted(seed));
@@ -404,12 +407,14 @@ int main(int argc, char **argv) {
            cuts_compared, retries_compared, deleted, restarts, restored);
     printf("%ld shifts, %ld prefixes, %ld hits, %ld waits; ", shifted, prefixes, prefix_hits,
            prefix_waits);
+    printf("%ld prompts read apart, %ld divided steps; ", apart, divided);
     printf("%llu seeds: %ld turns, %ld continued, %ld cancelled, %ld scored, %ld stopped\n",
            (unsigned long long)seeds, turns, continued, cancelled, scored, stopped);
     /* All seeds together must have exercised every feature; a single seed may lack some. */
     CHECK(seeds < 10 ||
           (cuts_compared > 0 && retries_compared > 0 && deleted > 0 && restarts > 0 &&
            restored > 0 && shifted > 0 && prefixes > 0 && prefix_hits > 0 && prefix_waits > 0));
+    CHECK(seeds < 10 || (apart > 0 && divided > 0));
     CHECK(seeds < 10 || (turns > 0 && continued > 0 && cancelled > 0 && scored > 0 && stopped > 0));
     return 0;
 }

@@ -1,13 +1,16 @@
-/* Tenants: clients with weights and quotas of pages. All is counted in steps and tokens, so that a
- * run can be repeated exactly.
+/* Tenants: clients with weights and quotas of pages. All is counted in steps and tokens, or in the
+ * time that steps of so many rows take by definition (world_step_ns), so that a run can be repeated
+ * exactly.
  *
  *   flood  a hundred requests at a time, most of them waiting
  *   guest  a request at a time, alone first, then beside the flood
  *
- * Shown: the guest's p99 time to its first token beside the flood is at most twice the one alone;
- * clients that flood alike are served in proportion to their weights; in every step the pages that
- * a client's running requests have reserved and its conversations hold are within its quota, while
- * it goes on, and its turns are found again; a quota delays nobody else.
+ * Shown: the guest's p99 time to its first token beside the flood is at most twice the one alone,
+ * in steps and, where steps with many answers are longer than its whole prompt, in time; answers of
+ * a third client wait no longer than --step-stretch allows; clients that flood alike are served in
+ * proportion to their weights; in every step the pages that a client's running requests have
+ * reserved and its conversations hold are within its quota, while it goes on, and its turns are
+ * found again; a quota delays nobody else.
  *
  * Usage: sim_tenants [first_seed] [seeds] */
 #include <stdio.h>
@@ -17,7 +20,15 @@
 #include "base/check.h"
 #include "tests/sim/world.h"
 
-enum { PLACES = 8, ROWS = 64, JOBS_MAX = 100, PROMPT_MAX = 500, WAITS_MAX = 4096 };
+enum {
+    PLACES = 8,
+    PLACES_MANY = 48,
+    ROWS = 64,
+    ROWS_MANY = 640,
+    JOBS_MAX = 100,
+    PROMPT_MAX = 500,
+    WAITS_MAX = 4096
+};
 
 /* The questions of a client. */
 struct tenant {
@@ -37,11 +48,16 @@ struct client {
     int32_t prompts[JOBS_MAX][PROMPT_MAX + 200];
     int32_t said[JOBS_MAX]; /* tokens of the dialogue so far */
     uint32_t waits_of[WAITS_MAX];
-    uint64_t answers, found;
+    int64_t since_ns[JOBS_MAX];
+    int64_t times[WAITS_MAX]; /* to first tokens */
+    int64_t last_ns, gap_ns;  /* of its first job: when the latest token came, the longest wait */
+    uint_fast32_t tokens_seen;
+    uint64_t answers, found, begun;
 };
 
 static struct client clients[3];
 static int client_count;
+static int64_t last_step_ns;
 static uint64_t seed, now; /* now: the number of rounds, also of those without a step */
 
 static int below(int n) {
@@ -83,7 +99,10 @@ static void ask(struct world *w, struct client *c, int i) {
     memcpy(job->request.space, &index, sizeof index);
     CHECK(world_submit(w, job) == 0);
     c->since[i] = now;
+    /* It came at some moment of the step that has just ended. */
+    c->since_ns[i] = w->spent_ns - last_step_ns * below(100) / 100;
     c->waits[i] = true;
+    if (i == 0) c->tokens_seen = 0;
 }
 
 /* The answer's tokens become part of the dialogue. */
@@ -99,6 +118,15 @@ static void finish(struct client *c, int i) {
     engine_job_close(job);
 }
 
+static void look_at_gaps(const struct world *w, struct client *c) {
+    uint_fast32_t tokens = atomic_load(&c->jobs[0].choice[0].token_count);
+    if (tokens == c->tokens_seen) return;
+    if (c->tokens_seen > 0 && w->spent_ns - c->last_ns > c->gap_ns)
+        c->gap_ns = w->spent_ns - c->last_ns;
+    c->tokens_seen = tokens;
+    c->last_ns = w->spent_ns;
+}
+
 static void look(struct world *w, struct client *c, int i) {
     struct engine_job *job = &c->jobs[i];
     if (job->choice && c->waits[i] && atomic_load(&job->choice[0].token_count) > 0) {
@@ -106,7 +134,9 @@ static void look(struct world *w, struct client *c, int i) {
         CHECK(waited < WAITS_MAX);
         c->waits[i] = false;
         c->waits_of[waited]++;
+        c->times[c->begun++ % WAITS_MAX] = w->spent_ns - c->since_ns[i];
     }
+    if (job->choice && i == 0) look_at_gaps(w, c);
     if (job->choice && atomic_load(&job->finished) == 0) return;
     if (job->choice) {
         finish(c, i);
@@ -143,6 +173,18 @@ static int p99(const struct client *c) {
     return at;
 }
 
+static int compare_times(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static double p99_ms(struct client *c) {
+    size_t count = c->begun < WAITS_MAX ? (size_t)c->begun : WAITS_MAX;
+    CHECK(count >= 100);
+    qsort(c->times, count, sizeof *c->times, compare_times);
+    return (double)c->times[count * 99 / 100] * 1e-6;
+}
+
 static int64_t served(const struct world *w, const struct client *c) {
     const struct queue_client *record = queue_client_of(&w->sched.queue, &c->jobs[0]);
     return record->served * record->weight;
@@ -160,23 +202,22 @@ static void end(struct world *w) {
 }
 
 /* Runs these tenants together; `work`: tokens that each of them was served, not divided. */
-static void run(const struct tenant *tenants, int count, uint64_t steps, uint64_t with_seed,
-                int64_t work[]) {
+static void run_with(const struct world_options *options, const struct tenant *tenants, int count,
+                     uint64_t steps, uint64_t with_seed, int64_t work[]) {
     struct world w;
     seed = with_seed;
     now = 0;
+    last_step_ns = 0;
     memset(clients, 0, sizeof clients);
     client_count = count;
     for (int c = 0; c < count; c++) clients[c].tenant = tenants[c];
-    world_open(&w, &(struct world_options){.path = "auto",
-                                           .pages = (int64_t)WORLD_STREAMS * 40 * PLACES,
-                                           .sequences = PLACES,
-                                           .conversations = 24,
-                                           .rows = ROWS});
+    world_open(&w, options);
     for (; now < steps; now++) {
         for (int c = 0; c < count; c++)
             for (int i = 0; i < clients[c].tenant.jobs; i++) look(&w, &clients[c], i);
+        last_step_ns = -w.spent_ns;
         CHECK(!world_step(&w));
+        last_step_ns += w.spent_ns;
         for (int c = 0; c < count; c++) check_quota(&w, &clients[c]);
     }
     for (int c = 0; c < count; c++) {
@@ -187,6 +228,16 @@ static void run(const struct tenant *tenants, int count, uint64_t steps, uint64_
     }
     end(&w);
     world_close(&w);
+}
+
+static void run(const struct tenant *tenants, int count, uint64_t steps, uint64_t with_seed,
+                int64_t work[]) {
+    const struct world_options options = {.path = "auto",
+                                          .pages = (int64_t)WORLD_STREAMS * 40 * PLACES,
+                                          .sequences = PLACES,
+                                          .conversations = 24,
+                                          .rows = ROWS};
+    run_with(&options, tenants, count, steps, with_seed, work);
 }
 
 /* The flood is of short questions, of long answers, or of long prompts. */
@@ -206,6 +257,38 @@ static void expect_guest_undisturbed(uint64_t with_seed) {
                floods[f].name);
         CHECK_MSG(beside <= 2 * alone, "%d steps, alone %d", beside, alone);
         CHECK(clients[1].answers > 0);
+    }
+}
+
+/* A step with all answers takes longer than the guest's whole prompt, or than a part of it. The
+ * third client has one answer at a time, so it does not crowd. */
+static void expect_first_tokens_soon(uint64_t with_seed) {
+    static const struct tenant guests[] = {{"guest", 1, 40, 4, 24, 1, 0, false},
+                                           {"reads", 1, 400, 4, 24, 1, 0, false}};
+    static const struct tenant floods[] = {{"flood", JOBS_MAX, 40, 100, 0, 1, 0, false},
+                                           {"floods", JOBS_MAX, PROMPT_MAX, 20, 0, 1, 0, false}};
+    static const struct tenant third = {"third", 1, 20, 200, 0, 1, 0, false};
+    const struct world_options options = {.path = "auto",
+                                          .pages = (int64_t)WORLD_STREAMS * 40 * PLACES_MANY,
+                                          .sequences = PLACES_MANY,
+                                          .rows = ROWS_MANY,
+                                          .step_stretch = 200};
+    int64_t work[3];
+    for (int g = 0; g < 2; g++) {
+        run_with(&options, &guests[g], 1, 2400, with_seed, work);
+        double alone = p99_ms(&clients[0]);
+        for (int f = 0; f < 2; f++) {
+            const struct tenant all[] = {guests[g], floods[f], third};
+            run_with(&options, all, 3, 3600, with_seed, work);
+            double beside = p99_ms(&clients[0]), gap = (double)clients[2].gap_ns * 1e-6;
+            double whole = (double)world_step_ns(PLACES_MANY, 0) * 1e-6;
+            printf(
+                "  %s: first token after %.1f ms at p99 alone, %.1f beside %s; gap %.1f of %.1f\n",
+                guests[g].name, alone, beside, floods[f].name, gap, whole);
+            CHECK_MSG(beside <= 2 * alone, "%.1f ms, alone %.1f", beside, alone);
+            CHECK_MSG(gap <= 2.5 * whole, "another client's answer waited %.1f ms", gap);
+            CHECK(clients[1].answers > 0);
+        }
     }
 }
 
@@ -241,6 +324,7 @@ int main(int argc, char **argv) {
     for (uint64_t s = first; s < first + seeds; s++) {
         printf("seed %llu:\n", (unsigned long long)s);
         expect_guest_undisturbed(s);
+        if (s == first) expect_first_tokens_soon(s);
         expect_weights(s);
         expect_quota(s);
     }

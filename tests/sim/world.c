@@ -174,6 +174,17 @@ static void check_batch(struct world *w, const struct kern_batch *batch, const i
     w->want_count = want_count;
 }
 
+/* Spans of one row count as answers. */
+static void spend(struct world *w, const struct kern_batch *batch) {
+    int streams = 0;
+    for (int i = 0; i < batch->span_count; i++) streams += batch->spans[i].count == 1;
+    w->spent_ns += world_step_ns(streams, batch->rows - streams);
+}
+
+static int64_t spent(void *model) {
+    return ((struct world *)model)->spent_ns;
+}
+
 static const float inv_freq[WORLD_DIM / 2] = {1, 0.5f, 0.25f, 0.1f, 0.05f, 0.01f, 0.001f, 0};
 static const float *const rotations[WORLD_LAYERS] = {inv_freq, inv_freq};
 
@@ -183,6 +194,7 @@ static int fake_step(void *model, const struct kern_batch *batch, const int32_t 
     struct kern_attend_options attend = {.scale = 1.0f};
     int sliding_window = w->options.sliding_window;
     check_batch(w, batch, want, want_count);
+    spend(w, batch);
     int rc = w->ops.begin_step(w->kern, batch);
     if (rc != 0) return rc;
     memset(w->logits, 0, (size_t)want_count * WORLD_VOCAB * sizeof(float));
@@ -311,6 +323,8 @@ void world_open(struct world *w, const struct world_options *options) {
         .kern = w->kern,
         .model = w,
         .model_step = fake_step,
+        .step_stretch = o->step_stretch,
+        .clock = spent,
         .text = {.token_bytes = letter, .token_bytes_max = 1, .eos = eos, .eos_count = 1},
         .shape = {WORLD_LAYERS, WORLD_HEADS_KV, info.page_slots, info.member_slots,
                   .sliding_layers = o->sliding_window > 0 ? (WORLD_LAYERS + 1) / 2 : 0},

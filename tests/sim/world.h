@@ -24,9 +24,10 @@ struct world_options {
     bool state_eager;      /* write every conversation as soon as possible, not only for room */
     bool state_hangs;      /* reading one does not end before world_end_hang; on its own thread */
     size_t
-        copy_bytes;  /* bytes copied per step; 0 = SCHED_COPY_BYTES, which is everything at once */
-    int row_entries; /* see struct sched_options; 0 = KV_ROW_ENTRIES; 1: evictions cost much */
-    int clients;     /* clients that the queue distinguishes; 0 = 32 */
+        copy_bytes;   /* bytes copied per step; 0 = SCHED_COPY_BYTES, which is everything at once */
+    int row_entries;  /* see struct sched_options; 0 = KV_ROW_ENTRIES; 1: evictions cost much */
+    int clients;      /* clients that the queue distinguishes; 0 = 32 */
+    int step_stretch; /* see struct sched_options; steps then take the time of world_step_ns */
     int sliding_window; /* The window of every second layer, from the first on; 0: none. */
 };
 
@@ -56,6 +57,7 @@ struct world {
     struct sched sched;
     atomic_int places, pending; /* counters of the engine */
     int64_t now_ns;             /* the time of saving; 0: the clock's */
+    int64_t spent_ns;           /* the time that all steps have taken, see world_step_ns */
     /* results of the last step */
     struct kern_span spans[64];
     int span_count, rows, want_count;
@@ -72,6 +74,11 @@ int world_submit(struct world *world, struct engine_job *job);
  * no preemption unless a failure is planned. Returns whether the device failed. */
 bool world_step(struct world *world);
 void world_check(const struct world *world);
+
+/* The time that a step takes: for the model, for each answer and for each prompt row. */
+static inline int64_t world_step_ns(int streams, int prompt_rows) {
+    return 4000000 + streams * (int64_t)1000000 + prompt_rows * (int64_t)500000;
+}
 
 /* The n-th next call of `op` (0 = the very next) returns `rc` and does nothing. */
 void world_fail(enum world_op op, long n, int rc);

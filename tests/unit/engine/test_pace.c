@@ -87,3 +87,62 @@ Test(pace, one_slow_measurement_is_forgotten) {
     }
     cr_assert(rows <= 300, "%d rows", rows);
 }
+
+/* Steps of 4 ms, and 1 ms more for each answer; 0.5 ms for each row of a prompt. */
+static struct pace measured(void) {
+    struct pace pace = {0};
+    for (int i = 0; i < 3; i++) {
+        pace_note(&pace, 1, 0, 5000000);
+        pace_note(&pace, 64, 0, 68000000);
+        pace_note(&pace, 0, 32, 20000000);
+        pace_note(&pace, 0, 256, 132000000);
+    }
+    return pace;
+}
+
+Test(pace, times_lie_between_those_that_were_measured) {
+    struct pace pace = measured();
+    cr_assert_float_eq(pace_streams_ns(&pace, 16), 20e6, 1e3);
+    cr_assert_float_eq(pace_streams_ns(&pace, 128), 136e6, 1e3, "in proportion");
+    cr_assert_float_eq(pace_prompt_ns(&pace, 16), 10e6, 1e3);
+    cr_assert_float_eq(pace_prompt_ns(&pace, 64), 40e6, 1e3, "by the next smaller size");
+    cr_assert_float_eq(pace_prompt_ns(&pace, 512), 264e6, 1e3);
+    const struct pace unknown = {0};
+    cr_assert_float_eq(pace_streams_ns(&unknown, 16), 0, 0);
+    cr_assert_float_eq(pace_prompt_ns(&unknown, 16), 0, 0);
+    cr_assert_eq(pace_rows_within(&unknown, 1, 1e9, 2048), PACE_FIRST);
+    cr_assert_eq(pace_rows_apart(&unknown, 16, 200, 2048), PACE_FIRST);
+}
+
+Test(pace, answers_take_turns_until_a_step_is_short_enough) {
+    struct pace pace = measured();
+    const struct {
+        double bound_ns;
+        int turns;
+    } cases[] = {{68e6, 1}, {67e6, 2}, {36e6, 2}, {35e6, 4}, {1, 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        cr_assert_eq(pace_turns(&pace, 0, 64, cases[i].bound_ns), cases[i].turns, "%zu", i);
+    cr_assert_eq(pace_turns(&pace, 60, 4, 1), 1, "the few others take part in every step");
+    cr_assert_eq(pace_turns(&pace, 0, 1, 1), 1);
+    cr_assert_eq(pace_turns(&pace, 0, 3, 1), 4, "at most four");
+}
+
+/* Where a step with many answers takes no longer than one with few, nothing is divided. */
+Test(pace, turns_that_gain_nothing_are_not_taken) {
+    struct pace pace = {0};
+    pace_note(&pace, 1, 0, 10000000);
+    pace_note(&pace, 64, 0, 12000000);
+    pace_note(&pace, 0, 32, 11000000);
+    cr_assert_eq(pace_turns(&pace, 0, 64, 1), 1);
+    cr_assert_not(pace_apart(&pace, 64, 32));
+    pace = measured();
+    cr_assert(pace_apart(&pace, 64, 32));
+    cr_assert_not(pace_apart(&pace, 5, 32));
+}
+
+Test(pace, a_step_of_prompts_alone_takes_no_longer_than_one_is_stretched) {
+    struct pace pace = measured();
+    cr_assert_eq(pace_rows_apart(&pace, 64, 200, 2048), 108, "68 ms by the rows of 20 ms");
+    cr_assert_eq(pace_rows_apart(&pace, 64, 200, 100), 100);
+    cr_assert_eq(pace_rows_within(&pace, 1, 5e6 + 1, 2048), PACE_LEAST);
+}

@@ -300,3 +300,38 @@ Test(queue, quotas_count_what_the_client_has) {
     queue_end(&q, &free);
     queue_close(&q);
 }
+
+/* The client with more than its part of what runs crowds, if another was seen lately. */
+Test(queue, who_runs_more_than_its_part_crowds) {
+    struct queue q;
+    struct engine_job a = job_for(1), b = job_for(2);
+    queue_open(&q, 8, 8);
+    queue_join(&q, &a);
+    queue_take(&q, &a);
+    queue_client_of(&q, &a)->running = 6;
+    queue_note_prompt(&q, &a, 100);
+    cr_assert_eq(queue_find_crowd(&q), 0, "one client alone never crowds");
+    cr_assert_not(queue_client_of(&q, &a)->crowds);
+    queue_join(&q, &b);
+    cr_assert_eq(queue_find_crowd(&q), 0, "nothing is known of the other's prompts yet");
+    queue_take(&q, &b);
+    queue_client_of(&q, &b)->running = 1;
+    queue_note_prompt(&q, &b, 40);
+    queue_note_prompt(&q, &b, 80);
+    cr_assert_eq(queue_find_crowd(&q), 50, "a mean in which the latest counts for a quarter");
+    cr_assert(queue_client_of(&q, &a)->crowds && !queue_client_of(&q, &b)->crowds);
+    queue_client_of(&q, &b)->running = 6;
+    cr_assert_eq(queue_find_crowd(&q), 0, "both run alike");
+    queue_client_of(&q, &a)->weight = 2;
+    cr_assert_eq(queue_find_crowd(&q), 100, "by their weights the second crowds");
+    queue_client_of(&q, &a)->weight = 1;
+    queue_client_of(&q, &b)->running = 0;
+    queue_end(&q, &b);
+    (void)queue_plan_places(&q, QUEUE_CROWD_STEPS - 1);
+    cr_assert_eq(queue_find_crowd(&q), 50, "it may come back");
+    (void)queue_plan_places(&q, QUEUE_CROWD_STEPS);
+    cr_assert_eq(queue_find_crowd(&q), 0);
+    queue_client_of(&q, &a)->running = 0;
+    queue_end(&q, &a);
+    queue_close(&q);
+}

@@ -1,0 +1,162 @@
+/* The batch of a step: one row for every answer whose turn it is, then prompt rows, and whose
+ * prompt is read first. Nothing here depends on time but the number of prompt rows (engine/pace.h).
+ */
+#include <string.h>
+
+#include "base/check.h"
+#include "engine/sched_int.h"
+
+static void add_rows(struct sched *sched, struct sched_step *step, struct sequence *seq,
+                     int32_t count) {
+    CHECK(count > 0 && !seq->leader && seq->due.tokens + count <= seq->token_count);
+    sched->span_sequences[step->batch.span_count] = seq;
+    sched->spans[step->batch.span_count++] =
+        (struct kern_span){.slot = seq->slot,
+                           .row = step->batch.rows,
+                           .count = count,
+                           .pos = seq->due.tokens,
+                           .behind = due_behind(&seq->kv, &seq->due),
+                           .rule = &seq->kv.rule};
+    memcpy(sched->rows + step->batch.rows, seq->tokens + seq->due.tokens,
+           (size_t)count * sizeof *sched->rows);
+    step->batch.rows += count;
+}
+
+static void add_want(struct sched *sched, struct sched_step *step, struct sequence *seq,
+                     int32_t row, int32_t scored) {
+    sched->want[step->want_count] = row;
+    sched->wants[step->want_count++] = (struct sched_want){seq, scored};
+}
+
+/* The prompt's last row gives the first token of every choice. */
+static void add_first_wants(struct sched *sched, struct sched_step *step, struct sequence *leader,
+                            int32_t row) {
+    add_want(sched, step, leader, row, -1);
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq->leader == leader) add_want(sched, step, seq, row, -1);
+    }
+}
+
+/* How many of `count` rows a prompt that wants scores gets: every row but the prompt's last scores
+ * the token after it. */
+static int32_t scored_rows(struct sched_step *step, const struct sequence *seq, int32_t count) {
+    int32_t scores = seq->prompt_count - 1 - seq->due.tokens;
+    if (scores > count) scores = count;
+    if (scores > step->spare_logits) scores = count = step->spare_logits;
+    step->spare_logits -= scores;
+    return count;
+}
+
+static int32_t prompt_rest(const struct sequence *seq) {
+    return seq->prompt_count - seq->due.tokens;
+}
+
+/* Adds at most `most` rows of a prefilling sequence, and the logits that it wants. */
+static void add_prompt(struct sched *sched, struct sched_step *step, struct sequence *seq,
+                       int32_t most) {
+    const struct engine_request *request = &seq->job->request;
+    int32_t count = due_prompt_room(&seq->kv, &seq->due);
+    int32_t rest = prompt_rest(seq);
+    if (count > most) count = most;
+    if (!seq->may_evict && sched_wants_shift(seq)) return;
+    if (!seq->may_evict && sched_held_if_due(seq) > 0)
+        count--; /* up to the eviction, not into it */
+    int32_t left = step->rows_most - step->batch.rows;
+    if (count > left) count = left;
+    if (count > sched_border_room(seq)) count = sched_border_room(seq);
+    if (count == rest && sched_first_waits(sched, seq)) count--;
+    if (request->prompt_logprobs) count = scored_rows(step, seq, count);
+    if (count <= 0) return;
+    int32_t row = step->batch.rows, pos = seq->due.tokens;
+    add_rows(sched, step, seq, count);
+    for (int32_t i = 0; request->prompt_logprobs && i < count; i++)
+        if (pos + i + 1 < seq->prompt_count) add_want(sched, step, seq, row + i, pos + i + 1);
+    if (pos + count == seq->prompt_count && request->max_tokens > 0)
+        add_first_wants(sched, step, seq, row + count - 1);
+}
+
+/* Prompts are read in the order of their clients' service, rounded to SCHED_PROMPT_TURN tokens,
+ * then oldest first. So one client's long prompts delay another client by at most one such
+ * interval, and one prompt is finished before the next begins. */
+static int64_t turn_of(const struct sched *sched, const struct sequence *seq) {
+    return queue_client_of(&sched->queue, seq->job)->served / SCHED_PROMPT_TURN;
+}
+
+static int sort_prompts(struct sched *sched) {
+    int count = 0;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (!seq_prefilling(seq) || seq->sits_out) continue;
+        int at = count++;
+        int64_t turn = turn_of(sched, seq);
+        for (; at > 0 && turn_of(sched, sched->sorted[at - 1]) > turn; at--)
+            sched->sorted[at] = sched->sorted[at - 1];
+        sched->sorted[at] = seq;
+    }
+    return count;
+}
+
+static struct queue_client *reader_of(const struct sched *sched, int prompt) {
+    return queue_client_of(&sched->queue, sched->sorted[prompt]->job);
+}
+
+/* Returns which of the sorted prompts is read before older ones: of those whose clients were served
+ * equally, the first one of the client that has the fewest prompt tokens ahead of it for its
+ * weight. 0: none is. */
+static int find_favoured(const struct sched *sched, int prompts) {
+    int best = 0, equals = 1;
+    while (equals < prompts &&
+           turn_of(sched, sched->sorted[equals]) == turn_of(sched, sched->sorted[0]))
+        equals++;
+    for (int i = 0; i < prompts; i++)
+        reader_of(sched, i)->prompts_ahead = reader_of(sched, i)->prompts_waiting;
+    for (int i = 0; i < prompts; i++)
+        reader_of(sched, i)->prompts_ahead += prompt_rest(sched->sorted[i]);
+    for (int i = 1; i < equals; i++) {
+        const struct queue_client *a = reader_of(sched, i), *b = reader_of(sched, best);
+        if (a != b && a->prompts_ahead * b->weight < b->prompts_ahead * a->weight) best = i;
+    }
+    return best;
+}
+
+/* A client with little to read does not wait until one with much has read it. The favoured prompt
+ * shares the rows of the step with the one whose turn it is, in proportion to their clients'
+ * weights, and takes what the others leave. So neither can be starved by the other. */
+static void add_prompts(struct sched *sched, struct sched_step *step) {
+    int prompts = sort_prompts(sched), favoured = find_favoured(sched, prompts);
+    if (favoured > 0) {
+        int64_t own = reader_of(sched, favoured)->weight,
+                weights = own + reader_of(sched, 0)->weight;
+        int64_t rows = step->rows_most - step->batch.rows, others = 0;
+        for (int i = 0; i < prompts; i++)
+            if (i != favoured) others += prompt_rest(sched->sorted[i]);
+        int64_t theirs = rows - (rows * own + weights - 1) / weights;
+        if (theirs > others) theirs = others;
+        add_prompt(sched, step, sched->sorted[favoured], (int32_t)(rows - theirs));
+    }
+    for (int i = 0; i < prompts; i++)
+        if (i != favoured || favoured == 0) add_prompt(sched, step, sched->sorted[i], INT32_MAX);
+}
+
+void sched_build_step(struct sched *sched, struct sched_step *step) {
+    const struct sched_options *options = &sched->options;
+    int logits = options->logits_max < options->rows_max ? options->logits_max : options->rows_max;
+    *step = (struct sched_step){.batch = {.tokens = sched->rows, .spans = sched->spans},
+                                .spare_logits = logits - sched->running};
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (!seq_generating(seq) || seq_waits(seq)) continue;
+        if (seq->sits_out || due_before_generate(&seq->kv, &seq->due)) continue;
+        if (!seq->may_evict && sched_wants_shift(seq)) continue;
+        add_want(sched, step, seq, step->batch.rows, -1);
+        add_rows(sched, step, seq, 1);
+    }
+    step->streams = step->batch.span_count;
+    int32_t left = options->rows_max - step->streams;
+    int32_t most = sched_prompt_rows(sched, step->streams);
+    step->rows_most = step->streams + (most < left ? most : left);
+    add_prompts(sched, step);
+    CHECK(step->batch.rows <= options->rows_max);
+    CHECK(step->want_count <= logits);
+}
