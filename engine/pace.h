@@ -28,7 +28,7 @@ struct pace {
     double idle_streams[PACE_SIZES]; /* mean number of streams in the steps of idle_ns */
     bool measured[PACE_SIZES];       /* otherwise inferred from a step with prompt rows */
     double row_ns;                   /* added by one prompt row; 0 = not known */
-    /* Of steps with prompt rows alone: nanoseconds and rows, [i] of more than 2^(i-1) and up to 2^i
+    /* Nanoseconds and rows of steps with prompt rows alone, [i] of more than 2^(i-1) and up to 2^i
      * rows, the last also of more; 0 = not known. */
     double prompt_ns[PACE_SIZES], prompt_rows[PACE_SIZES];
 };

@@ -126,14 +126,14 @@ struct sched_import {
     bool for_head;                 /* the job that asked for it is still the head */
 };
 
-/* Who takes part in this step: see engine/sched_turns.c. */
+/* The plan of a step, see engine/sched_turns.c. */
 struct sched_turns {
     bool reads;      /* the step is for prompts of crowding clients */
     bool apart;      /* prompts of clients that do not crowd are read in a step of their own */
     int32_t rest;    /* rows of all prompts that are read apart */
     double bound_ns; /* the longest that a step with work of crowding clients may take; 0: any */
     int streams;     /* answers that go on, whether or not they sit out */
-    uint64_t number; /* of the present or last turn of answers */
+    uint64_t number; /* the number of turns of answers so far */
     uint64_t apart_steps, divided_steps; /* counted: of the first kind, and others without some */
 };
 

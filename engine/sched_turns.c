@@ -1,4 +1,5 @@
-/* Who takes part in a step, while some client runs more than its part (engine/queue.h, crowding).
+/* Turns: the sequences that take part in a step, while some client runs more than its part
+ * (engine/queue.h, crowding).
  *
  * A prompt that arrives waits for the step that has begun, and then for its own. Beside a client
  * with many answers both are long: their length is that of all answers, which have nothing to do
@@ -24,7 +25,7 @@ static bool crowds(const struct sched *sched, const struct sequence *seq) {
 /* Answers that sat out longer than they ever should are alike. */
 enum { AGES = 2 * PACE_TURNS };
 
-/* What there is to do, of crowding clients and of the others. */
+/* The work that there is, of crowding clients and of the others. */
 struct work {
     int streams[2];    /* answers; [1]: of crowding clients */
     int prompts[2];    /* prompts that are being read */
@@ -74,8 +75,8 @@ static void take_turns(struct sched *sched, const struct work *work, int parts) 
     }
 }
 
-/* Of the sequences of crowding clients, or of the others, all that read their prompts sit out, or
- * all that generate. */
+/* All sequences of crowding clients, or of the others, sit out that read their prompts, or that
+ * generate. */
 static void set_aside(struct sched *sched, bool crowd, bool prompts) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];

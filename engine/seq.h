@@ -34,7 +34,7 @@ struct sequence {
     bool may_evict; /* in this step: see sched.c, eviction */
     bool changed;   /* the streams changed otherwise than by an append since the last live report */
     uint64_t due_since;  /* counters.steps when it was first refused; 0: it was not */
-    bool sits_out;       /* of this step: see engine/sched_turns.c */
+    bool sits_out;       /* takes no part in this step: see engine/sched_turns.c */
     uint64_t last_turn;  /* number of the turn in which its answer went on */
     int32_t *tokens;     /* [prompt_count + max_tokens]; owned */
     int32_t token_count; /* known: prompt and sampled; the last sampled one is not appended yet */

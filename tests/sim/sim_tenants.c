@@ -50,7 +50,7 @@ struct client {
     uint32_t waits_of[WAITS_MAX];
     int64_t since_ns[JOBS_MAX];
     int64_t times[WAITS_MAX]; /* to first tokens */
-    int64_t last_ns, gap_ns;  /* of its first job: when the latest token came, the longest wait */
+    int64_t last_ns, gap_ns;  /* first job: when its latest token came; its longest wait */
     uint_fast32_t tokens_seen;
     uint64_t answers, found, begun;
 };
@@ -99,7 +99,7 @@ static void ask(struct world *w, struct client *c, int i) {
     memcpy(job->request.space, &index, sizeof index);
     CHECK(world_submit(w, job) == 0);
     c->since[i] = now;
-    /* It came at some moment of the step that has just ended. */
+    /* The question came at some moment of the step that has just ended. */
     c->since_ns[i] = w->spent_ns - last_step_ns * below(100) / 100;
     c->waits[i] = true;
     if (i == 0) c->tokens_seen = 0;
@@ -182,7 +182,8 @@ static double p99_ms(struct client *c) {
     size_t count = c->begun < WAITS_MAX ? (size_t)c->begun : WAITS_MAX;
     CHECK(count >= 100);
     qsort(c->times, count, sizeof *c->times, compare_times);
-    return (double)c->times[count * 99 / 100] * 1e-6;
+    size_t at = count * 99 / 100;
+    return (double)c->times[at] * 1e-6;
 }
 
 static int64_t served(const struct world *w, const struct client *c) {
