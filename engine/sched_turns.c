@@ -3,19 +3,22 @@
  *
  * A prompt that arrives waits for the step that has begun, and then for its own. Beside a client
  * with many answers both are long: their length is that of all answers, which have nothing to do
- * with the prompt. So while a client crowds:
- *   - prompts of the other clients are read in steps of their own, apart from all answers. Such a
- *     step has as many rows as a step with answers may have, and the next one belongs to the
- *     others, so no answer waits longer than --step-stretch allows.
- *   - the crowding clients' answers go on in two or four turns if a step with all of them would
- * take longer than the others' usual prompts take alone, and in two while such a prompt is being
- * read. Their prompts get the rows that fill a step up to that time. So a first token of another
- *     client waits for about the time of its own prompt at most, and then takes that time.
- * Answers of clients that do not crowd take part in every step with answers.
+ * with the prompt. So while a client crowds, two things change.
+ *
+ * Prompts of the other clients are read in steps of their own, apart from all answers. Such a step
+ * takes no longer than --step-stretch lets prompt rows lengthen a step, and the next one belongs to
+ * the answers. A rest of up to half as many rows is read with it.
+ *
+ * The crowding clients' answers go on in two or four turns if a step with all of them would take
+ * longer than half of what the others' usual prompts take alone, and in two while such a prompt is
+ * being read. Their prompts are read in turns with their answers, by as many rows as fill that
+ * time. So a first token of another client waits for about half the time of its own prompt, and
+ * then takes that time. Answers of clients that do not crowd take part in every step with answers.
  *
  * Which of these is worth its cost follows from measured step times (engine/pace.h): on a device on
  * which a step with many answers takes no longer than one with few, nothing is divided. Without
- * options.step_stretch everybody takes part in every step. */
+ * options.step_stretch everybody takes part in every step.
+ */
 #include "engine/sched_int.h"
 
 static bool crowds(const struct sched *sched, const struct sequence *seq) {
