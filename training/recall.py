@@ -19,7 +19,7 @@ from options import count, file
 
 PEOPLE = """Abel Agnes Alma Anton Arlo Astrid Bela Bridget Cecil Clara Conrad Dagmar Della Desmond Edith Elias Esther
 Ezra Felix Freya Gerald Greta Harold Hedda Hugo Ines Irma Isaac Jonas Judith Kurt Lars Lorna Lucius Mabel Magnus Martha
-Milo Myra Nils Nora Olaf Opal Otto Pearl Percy Petra Ralph Ramona Rufus Ruth Selma Sigrid Silas Stella Thea Theo Tobias
+Milo Myra Nils Nora Olaf Osmund Otto Pearl Percy Petra Ralph Ramona Rufus Ruth Selma Sigrid Silas Stella Thea Theo Tobias
 Una Victor Viola Walter Wilma Winston""".split()
 THINGS = """toaster blender kettlebell backpack tripod notebook stapler flashlight hairdryer keyboard wheelbarrow suitcase
 thermos bookshelf armchair mattress doormat teaspoon saucepan corkscrew screwdriver pliers sandpaper paintbrush hose

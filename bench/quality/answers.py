@@ -41,6 +41,7 @@ def arguments():
     ap.add_argument("--tasks", default=",".join(rows.MAKERS))
     ap.add_argument("--length", type=int, default=512, help="tokens of a context (512)")
     ap.add_argument("--contexts", type=int, default=13, help="contexts of each task (13)")
+    ap.add_argument("--first", type=int, default=0, help="number of the first context; those of other numbers are another split (0)")
     ap.add_argument("--methods", default="full,global,snapkv,rkv,streaming")
     ap.add_argument("--shares", default="0.25,0.125", help="of a context's tokens (0.25,0.125)")
     ap.add_argument("--protocols", default=",".join(PROTOCOLS))
@@ -292,7 +293,7 @@ def groups(a, c):
     @functools.lru_cache(maxsize=4096)
     def count(text):
         return len(c.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"])
-    for number in range(a.contexts):
+    for number in range(a.first, a.first + a.contexts):
         for task in a.tasks.split(","):
             yield task, number, rows.make(task, a.length, number, essays, count)
 
