@@ -140,7 +140,7 @@ class ReinforceRun(Run):
         return out
 
     def log_probabilities(self, rec):
-        """Of the completion's tokens, each under what it could see."""
+        """Log-probabilities of the completion's tokens, each under what it could see."""
         ids = torch.tensor([rec.ids[:-1]], device=self.world.device)
         hidden = self.student.hidden(ids, rec.until[..., :-1].to(self.world.device))[0, rec.prompt - 1:]
         wanted = torch.tensor(rec.ids[rec.prompt:], device=self.world.device)[:, None]
