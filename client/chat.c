@@ -228,6 +228,14 @@ static void ask(struct chat *chat, const char *text) {
     turn.answer.progress = report;
     turn.answer.arg = chat;
     dialogue_write(current(chat), &chat->settings, chat->model, &body);
+    if (body.failed) {
+        say(chat, "keepd chat: this dialogue is too long to be sent; /undo takes messages back");
+        chat->failed = true;
+        dialogue_take_back(current(chat), 1);
+        buf_close(&body);
+        dialogue_answer_close(&turn.answer);
+        return;
+    }
     http_ask(chat->http, "/v1/chat/completions", current(chat)->session, &body, take, on_slow,
              &turn, &got);
     end_turn(&turn, &got);
@@ -372,17 +380,21 @@ static void on_help(struct chat *chat, const char *text) {
     for (size_t i = 0; i < COMMANDS; i++) say(chat, "%-13s %s", commands[i].name, commands[i].help);
 }
 
-/* Returns false after the command that ends the chat. */
+/* Returns false after the command that ends the chat. Blanks around its argument are cut off. */
 static bool run_command(struct chat *chat, const char *line) {
     size_t size = strcspn(line, " \t");
-    const char *rest = line + size + strspn(line + size, " \t");
+    char *rest = mem_must_strdup(line + size + strspn(line + size, " \t"));
+    bool more = true;
+    for (size_t end = strlen(rest); end > 0 && strchr(" \t", rest[end - 1]);) rest[--end] = '\0';
     for (size_t i = 0; i < COMMANDS; i++) {
         if (strlen(commands[i].name) != size || memcmp(commands[i].name, line, size) != 0) continue;
-        if (!commands[i].run) return false;
-        commands[i].run(chat, rest);
-        return true;
+        more = commands[i].run != NULL;
+        if (more) commands[i].run(chat, rest);
+        mem_free(rest);
+        return more;
     }
     say(chat, "unknown command '%.*s'; /help lists them", (int)(size < 40 ? size : 40), line);
+    mem_free(rest);
     return true;
 }
 
@@ -474,7 +486,8 @@ static const char usage[] =
     "pipe\n"
     "each line is a message. Answers go to stdout, all else to stderr.\n"
     "\n"
-    "  URL                  http://, https:// or unix:/path [" DEFAULT_URL "]\n"
+    "  URL                  http://, https:// or unix:/path [KEEPD_URL in the environment, or\n"
+    "                       " DEFAULT_URL "]\n"
     "  --api-key-file FILE  file whose first line is the API key; KEEPD_API_KEY in the "
     "environment\n"
     "                       is the key itself\n"
@@ -551,16 +564,27 @@ static bool read_option(struct chat *chat, int option, char *key, size_t key_siz
     }
 }
 
+/* A line break would begin another header. */
+static bool is_key(const char *key) {
+    for (; key && *key; key++)
+        if ((unsigned char)*key <= ' ' || (unsigned char)*key >= 0x7f) return false;
+    return true;
+}
+
 static bool read_arguments(struct chat *chat, int argc, char **argv, char *key, size_t key_size,
                            char *url, size_t url_size, int *status) {
     const char *given = getenv("KEEPD_API_KEY");
     *status = EXIT_USAGE;
+    const char *where = getenv("KEEPD_URL");
     if (given && *given) chat->options.key = given;
+    if (!where || !*where) where = DEFAULT_URL;
     opterr = 0;
     for (int option; (option = getopt_long(argc, argv, "", long_options, NULL)) != -1;)
         if (!read_option(chat, option, key, key_size, status)) return false;
     if (argc - optind > 1) return wrong("more than one URL");
-    snprintf(url, url_size, "%s", optind < argc ? argv[optind] : DEFAULT_URL);
+    if (!is_key(chat->options.key))
+        return wrong("the API key has a blank or a byte that cannot stand in a header");
+    snprintf(url, url_size, "%s", optind < argc ? argv[optind] : where);
     for (size_t size = strlen(url); size > 0 && url[size - 1] == '/';) url[--size] = '\0';
     if (strncmp(url, "http://", 7) != 0 && strncmp(url, "https://", 8) != 0 &&
         strncmp(url, "unix:/", 6) != 0)

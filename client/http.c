@@ -106,8 +106,15 @@ static void set_up(struct transfer *transfer, const char *path, struct curl_slis
     curl_easy_setopt(easy, CURLOPT_POSTFIELDS, body->data);
 }
 
+static bool came(int fd) {
+    struct signalfd_siginfo info;
+    return fd >= 0 && read(fd, &info, sizeof info) == sizeof info;
+}
+
 /* Runs the transfer until it ends or SIGINT comes, which is blocked here and read as a descriptor,
- * so that none is lost between two waits. Returns whether it ended. */
+ * so that none is lost between two waits. Returns whether it ended: an answer that was there when
+ * the signal came is read to its end, and a signal that comes with the end is for this answer, not
+ * for the program. */
 static bool run(struct transfer *transfer, void (*slow)(void *arg), CURLcode *code) {
     struct http *http = transfer->http;
     int64_t begin_ns = clock_ns();
@@ -120,22 +127,23 @@ static bool run(struct transfer *transfer, void (*slow)(void *arg), CURLcode *co
     int fd = signalfd(-1, &interrupt, SFD_CLOEXEC | SFD_NONBLOCK);
     struct curl_waitfd wait = {.fd = fd, .events = CURL_WAIT_POLLIN};
     while (running > 0 && !interrupted) {
-        struct signalfd_siginfo info;
         if (curl_multi_perform(http->multi, &running) != CURLM_OK) break;
         if (running > 0) curl_multi_poll(http->multi, &wait, fd >= 0 ? 1 : 0, WAIT_MS, NULL);
-        interrupted = fd >= 0 && read(fd, &info, sizeof info) == sizeof info;
+        interrupted = came(fd);
         if (slow && !transfer->began && clock_ns() - begin_ns > SLOW_NS) {
             slow(transfer->arg);
             slow = NULL;
         }
     }
+    if (interrupted && running > 0) (void)curl_multi_perform(http->multi, &running);
+    (void)came(fd);
     if (fd >= 0) close(fd);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     *code = CURLE_FAILED_INIT;
     int left;
     for (CURLMsg *message; (message = curl_multi_info_read(http->multi, &left));)
         if (message->msg == CURLMSG_DONE) *code = message->data.result;
-    return !interrupted;
+    return !interrupted || running == 0;
 }
 
 static void take_end(struct transfer *transfer, CURLcode code, const char *why) {

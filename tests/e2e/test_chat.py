@@ -6,6 +6,8 @@ import pathlib
 import pty
 import re
 import select
+import signal
+import socket
 import subprocess
 import termios
 import time
@@ -18,6 +20,7 @@ TELL = "My sister Nora lives in Lisbon. The code of the garage is 4815."
 ASK = "What is the code of the garage?"
 ENV = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
 ENV.pop("KEEPD_API_KEY", None)
+ENV.pop("KEEPD_URL", None)
 
 
 def chat(*args, lines=(), env=None):
@@ -267,6 +270,60 @@ def test_each_stream_is_looked_at_by_itself(hostile, out):
     word, other = ("red", "bad") if out else ("bad", "red")
     assert run.returncode == 1 and f"{word} {SHOWN} end" in shown and f"{other} {RED} end" in written
     assert written == (f"keepd chat: bad {RED} end\n" if out else f"red {RED} end\n")
+
+
+def test_what_is_refused_before_it_is_sent(hostile):
+    """A key that would begin another header, and a dialogue whose body is longer than the client writes."""
+    url = hostile(info(), event(choices=[{"delta": {"content": "sent"}, "finish_reason": "stop"}]))
+    for key in ("k\r\nX-Other: 1", "k\n", "a b", "\u00e9"):
+        run = chat(url, lines=["hi"], env={"KEEPD_API_KEY": key})
+        assert run.returncode == 78 and "cannot stand in a header" in run.stderr and not run.stdout
+    run = chat(url, lines=["x" * (65 << 20), "hi"])
+    assert run.returncode == 1 and "too long to be sent" in run.stderr and run.stdout == "sent\n"
+
+
+def test_blanks_around_an_argument(hostile):
+    run = chat(hostile(info(), says("x")), lines=["/policy  full \t", "/budget 12 ", "/policy\t", "/quit ", "not read"])
+    assert run.returncode == 0 and run.stdout == ""
+    assert run.stderr.splitlines() == ["policy: full", "budget: 12", "policy: full"]
+
+
+def test_the_url_may_stand_in_the_environment(hostile):
+    """As the health check of the image needs it; an argument comes first."""
+    url = hostile(info(), says("x"))
+    assert chat(env={"KEEPD_URL": url}).returncode == 0
+    assert chat(url, env={"KEEPD_URL": "http://127.0.0.1:1"}).returncode == 0
+    run = chat(env={"KEEPD_URL": "http://127.0.0.1:1"})
+    assert run.returncode == 1 and "no daemon at http://127.0.0.1:1" in run.stderr
+
+
+def test_ctrl_c_with_the_end_of_an_answer():
+    """The whole answer is there when the signal comes: it is shown, with its numbers, and the client goes on."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    client = subprocess.Popen([BINARY, "chat", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV)
+    client.stdin.write(b"one\ntwo\n")
+    client.stdin.close()
+    status, answer = info()
+    _, stream = event(choices=[{"delta": {"content": "whole"}, "finish_reason": "stop"}])
+    connection, _ = listener.accept()
+    read = connection.makefile("rb")
+    for body, stop in ((answer, False), (stream, True), (stream, False)):
+        head = {}
+        read.readline()
+        while (line := read.readline().strip()):
+            name, value = line.lower().split(b":", 1)
+            head[name] = value
+        read.read(int(head.get(b"content-length", 0)))
+        if stop:
+            os.kill(client.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, client.pid, os.WSTOPPED | os.WNOWAIT)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        if stop:
+            os.kill(client.pid, signal.SIGINT)
+            os.kill(client.pid, signal.SIGCONT)
+    out, errors = client.stdout.read(), client.stderr.read()
+    assert client.wait(60) == 0 and out == b"whole\nwhole\n" and b"stopped" not in errors, (out, errors)
 
 
 @pytest.mark.parametrize("reason,code", [(None, 1), ("stop", 0)])
