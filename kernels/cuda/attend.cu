@@ -199,11 +199,12 @@ static __device__ __forceinline__ uint32_t odd_dims(uint32_t four) {
 }
 
 /* 16 keys, 2 t, + 1 and 8 further, of 16 dims. */
+template <bool TAIL>
 static __device__ __forceinline__ void add_values_e4m3(float o[2][4], const uint32_t p[4],
                                                        uint32_t low, uint32_t high, int mine,
-                                                       int length, bool tail) {
+                                                       int length) {
     uint32_t b[4] = {even_dims(low), even_dims(high), odd_dims(low), odd_dims(high)};
-    if (tail) {
+    if (TAIL) {
 #pragma unroll
         for (int i = 0; i < 4; i++) b[i] = mask_pair(b[i], mine + 8 * (i & 1), length);
     }
@@ -211,22 +212,23 @@ static __device__ __forceinline__ void add_values_e4m3(float o[2][4], const uint
     ptx_mma_f16(o[1], p, b[2], b[3]);
 }
 
-template <int D, int E>
+/* TAIL: some of the keys are beyond the end of the stream. A parameter of the template, because in
+ * one loop for both the branch would keep each product behind its own load. */
+template <int D, int E, bool TAIL>
 static __device__ __forceinline__ void tile_add_values(struct tile<D> &t, const char *stage,
                                                        int key, int lane, const uint32_t p[4],
                                                        int entry, int length) {
-    bool tail = entry + TILE_KEYS > length;
     int mine = entry + 2 * (lane & 3), row = key + (lane & 7) + 8 * (lane >> 3 & 1);
 #pragma unroll
     for (int n = 0; n < D * E / 32; n++) {
         uint32_t b[4];
         ptx_load_matrix_transposed(b, stage_row<D, E>(stage, 1, row, 2 * n + (lane >> 4)));
         if (E == 1) {
-            add_values_e4m3(t.o + 4 * n, p, b[0], b[1], mine, length, tail);
-            add_values_e4m3(t.o + 4 * n + 2, p, b[2], b[3], mine, length, tail);
+            add_values_e4m3<TAIL>(t.o + 4 * n, p, b[0], b[1], mine, length);
+            add_values_e4m3<TAIL>(t.o + 4 * n + 2, p, b[2], b[3], mine, length);
             continue;
         }
-        if (tail) {
+        if (TAIL) {
 #pragma unroll
             for (int i = 0; i < 4; i++) b[i] = mask_pair(b[i], mine + 8 * (i & 1), length);
         }
@@ -261,7 +263,10 @@ static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct
     }
     const uint32_t p[4] = {pack<E>(s[0][0], s[0][1]), pack<E>(s[0][2], s[0][3]),
                            pack<E>(s[1][0], s[1][1]), pack<E>(s[1][2], s[1][3])};
-    tile_add_values<D, E>(t, stage, key, lane, p, entry, length);
+    if (entry + TILE_KEYS > length)
+        tile_add_values<D, E, true>(t, stage, key, lane, p, entry, length);
+    else
+        tile_add_values<D, E, false>(t, stage, key, lane, p, entry, length);
 }
 
 /* ---- Folding chunks -------------------------------------------------------------------------- */

@@ -220,20 +220,29 @@ static __device__ __forceinline__ struct peers peers_of(const struct choose_args
     return p;
 }
 
+/* The warp's piece: uses [first, end), none if first is not below end, and its counts. */
+struct piece {
+    int64_t first, end;
+    int32_t *counts; /* [experts] */
+};
+
+static __device__ __forceinline__ struct piece piece_of(const struct choose_args &a) {
+    int64_t index = (int64_t)blockIdx.x * SORTERS + threadIdx.x / 32;
+    int64_t uses = (int64_t)a.rows * a.used, first = index * PIECE;
+    return {first, first + PIECE < uses ? first + PIECE : uses, a.r.counts + index * a.count};
+}
+
 /* A warp per piece: -> counts of its uses of each expert. */
 static __global__ void k_count(const struct choose_args a) {
     ptx_overlap_grids();
-    int64_t piece = (int64_t)blockIdx.x * SORTERS + threadIdx.x / 32;
-    int64_t uses = (int64_t)a.rows * a.used;
+    const struct piece piece = piece_of(a);
     int lane = threadIdx.x % 32;
-    int64_t first = piece * PIECE, end = first + PIECE < uses ? first + PIECE : uses;
-    if (first >= uses) return;
-    int32_t *counts = a.r.counts + piece * a.count;
-    for (int e = lane; e < a.count; e += 32) counts[e] = 0;
+    if (piece.first >= piece.end) return;
+    for (int e = lane; e < a.count; e += 32) piece.counts[e] = 0;
     __syncwarp();
-    for (; first < end; first += 32) {
-        struct peers p = peers_of(a, first, end, lane);
-        if (p.use >= 0 && p.before == 0) counts[p.expert] += p.all;
+    for (int64_t first = piece.first; first < piece.end; first += 32) {
+        struct peers p = peers_of(a, first, piece.end, lane);
+        if (p.use >= 0 && p.before == 0) piece.counts[p.expert] += p.all;
         __syncwarp();
     }
 }
@@ -267,14 +276,11 @@ static __global__ void k_place(const struct choose_args a) {
 /* A warp per piece: -> places of its uses, those of an expert in the order of rows. */
 static __global__ void k_sort(const struct choose_args a) {
     ptx_overlap_grids();
-    int64_t piece = (int64_t)blockIdx.x * SORTERS + threadIdx.x / 32;
-    int64_t uses = (int64_t)a.rows * a.used;
+    const struct piece piece = piece_of(a);
     int lane = threadIdx.x % 32;
-    int64_t first = piece * PIECE, end = first + PIECE < uses ? first + PIECE : uses;
-    if (first >= uses) return;
-    int32_t *places = a.r.counts + piece * a.count;
-    for (; first < end; first += 32) {
-        struct peers p = peers_of(a, first, end, lane);
+    int32_t *places = piece.counts;
+    for (int64_t first = piece.first; first < piece.end; first += 32) {
+        struct peers p = peers_of(a, first, piece.end, lane);
         int begin = p.use < 0 ? 0 : places[p.expert];
         __syncwarp();
         if (p.use < 0) continue;
