@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "constrain/ahead.h"
 #include "constrain/automaton.h"
 #include "constrain/grammar.h"
 #include "constrain/json.h"
@@ -140,7 +141,10 @@ static int build(struct building *b, const struct constrain_part *part, uint32_t
 static int prepare(struct constrain *c) {
     automaton_shrink(&c->automaton);
     automaton_prepare(&c->automaton);
-    return c->automaton.pool.rc != 0 ? c->automaton.pool.rc : mask_maker_prepare(&c->maker);
+    if (c->automaton.pool.rc != 0) return c->automaton.pool.rc;
+    int rc = mask_maker_prepare(&c->maker);
+    if (rc == 0) ahead_learn(&c->automaton, &c->maker, CONSTRAIN_AHEAD_WORK);
+    return rc;
 }
 
 static int open_language(struct constrain *c, struct building *b, uint32_t root,

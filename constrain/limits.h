@@ -11,11 +11,13 @@
 #define CONSTRAIN_MASK_WORK_MAX 12500
 #define CONSTRAIN_MASK_BYTES    16384
 #define CONSTRAIN_PREPARED      64
+#define CONSTRAIN_AHEAD_WORK    500
 #else
 #define CONSTRAIN_WORK_MAX      4000000 /* work of one compilation: at most a few seconds */
 #define CONSTRAIN_MASK_WORK_MAX 500000  /* work of one mask */
 #define CONSTRAIN_MASK_BYTES    8388608 /* masks that one language keeps */
 #define CONSTRAIN_PREPARED      4096    /* expressions for which a new language has memory */
+#define CONSTRAIN_AHEAD_WORK    20000 /* work on masks that are made when a language is compiled */
 #endif
 #define CONSTRAIN_NODES_MAX    500000  /* expressions of one language, compiled; 32 bytes each */
 #define CONSTRAIN_CHILDREN_MAX 4000000 /* alternatives in all expressions together */

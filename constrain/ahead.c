@@ -1,0 +1,91 @@
+#include "constrain/ahead.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+#define AHEAD_BYTES 1024 /* length of the text */
+
+static bool is_letter(int byte) {
+    return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') ||
+           (byte >= '0' && byte <= '9') || byte == '_';
+}
+
+/* The text since the last byte of punctuation. */
+struct word {
+    struct byte_set used;
+    bool begun;
+    bool quoted; /* in a JSON string, which only '"' ends */
+};
+
+/* Chooses the first byte of a list that may follow; -1: none does. */
+static int first_of(struct automaton *a, uint32_t state, const char *list,
+                    const struct byte_set *but_not) {
+    for (; *list != '\0'; list++)
+        if (!byte_set_has(but_not, (unsigned char)*list) &&
+            automaton_move(a, state, (unsigned char)*list) > AUTOMATON_DEAD)
+            return *list;
+    return -1;
+}
+
+/* Chooses the next byte, so that the text is short and meets most kinds of places: a space behind
+ * ',' and ':', as most models write; at the beginning of a word a letter or digit; then what ends
+ * it, or a byte that is new in it. -1: none follows. `*choices`: 2 if there is more than one. */
+static int choose(struct automaton *a, uint32_t state, int last, const struct word *word,
+                  int *choices) {
+    const char *ends = word->quoted ? "\"" : "\"}],:";
+    static const char inner[] = "a@.1-T:/e0";
+    static const struct byte_set none;
+    int any = -1, byte = -1;
+    *choices = 0;
+    for (int class = 0; class < a->pool.classes && *choices < 2; class ++) {
+        if (automaton_move(a, state, a->pool.example[class]) <= AUTOMATON_DEAD) continue;
+        if (any < 0) any = a->pool.example[class];
+        (*choices)++;
+    }
+    if (*choices < 2) return any;
+    if ((last == ',' || last == ':') && automaton_move(a, state, ' ') > AUTOMATON_DEAD) return ' ';
+    if (word->begun) byte = first_of(a, state, ends, &none);
+    if (byte < 0) byte = first_of(a, state, inner, &word->used);
+    if (byte < 0) byte = first_of(a, state, ends, &none);
+    if (byte < 0) byte = first_of(a, state, inner, &none);
+    return byte >= 0 ? byte : any;
+}
+
+static void note_byte(struct word *word, int byte) {
+    bool ends = byte != '\0' && strchr(word->quoted ? "\"" : " \"{}[],:", byte) != NULL;
+    if (ends) {
+        *word = (struct word){.quoted = (byte == '"') != word->quoted};
+        return;
+    }
+    byte_set_add(&word->used, (unsigned)byte & 255);
+    word->begun = true;
+}
+
+/* Inside a word that the language alone decides, tokens seldom end, so no mask is made there. */
+static void follow(struct automaton *a, struct mask_maker *maker, uint32_t *mask) {
+    uint32_t state = automaton_start(a);
+    struct word word = {0};
+    int byte = 0, choices;
+    for (int i = 0; i < AHEAD_BYTES && byte >= 0 && a->pool.rc == 0; i++) {
+        int last = byte;
+        byte = choose(a, state, last, &word, &choices);
+        if (a->pool.rc == 0 && byte >= 0 && (choices > 1 || !is_letter(last)))
+            (void)mask_make(maker, a, state, mask);
+        if (a->pool.rc != 0 || byte < 0) return;
+        state = automaton_move(a, state, (unsigned)byte & 255);
+        note_byte(&word, byte);
+    }
+}
+
+void ahead_learn(struct automaton *a, struct mask_maker *maker, uint64_t work) {
+    struct node_pool *pool = &a->pool;
+    uint32_t *mask = mem_try_alloc(maker->tokens->words + 1, sizeof *mask);
+    if (mask == NULL || pool->rc != 0) return;
+    pool->work_limit = pool->work + work;
+    follow(a, maker, mask);
+    mem_free(mask);
+    if (pool->rc == 0 || node_pool_resume(pool)) return;
+    automaton_reset(a);
+    mask_maker_forget(maker);
+}
