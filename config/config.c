@@ -54,7 +54,7 @@ const struct option config_options[] = {
      "is accepted. Default: no key is required."},
     {"api-key-file", TEXT, AT(api_key_file), 1, 0, NULL, "FILE", RELOADABLE,
      "File with one API key per line, accepted in addition to those of --api-key. Settings may "
-     "follow a key: name=TEXT weight=N pages=N requests=N. Read again on SIGHUP."},
+     "follow a key: name=TEXT weight=N pages=N pins=N requests=N. Read again on SIGHUP."},
     {"unix-socket", TEXT, AT(unix_socket), 1, 0, NULL, "PATH", 0,
      "Listen on this Unix socket instead of TCP."},
     {"unix-socket-mode", TEXT, AT(unix_socket_mode), 1, 0, "0660", "MODE", 0,

@@ -23,8 +23,10 @@ static uint64_t mix(uint64_t x) {
 }
 
 void conversation_table_open(struct conversation_table *table, int capacity, bool sliding_windows) {
-    *table = (struct conversation_table){
-        .capacity = capacity, .sliding_windows = sliding_windows, .next_use = 1};
+    *table = (struct conversation_table){.capacity = capacity,
+                                         .sliding_windows = sliding_windows,
+                                         .expires_ns = INT64_MAX,
+                                         .next_use = 1};
     table->all = mem_must_alloc((size_t)(capacity > 0 ? capacity : 1), sizeof *table->all);
     /* Ids are also file names, so they must differ from those of other processes. */
     CHECK(getrandom(&table->id_seed, sizeof table->id_seed, 0) == (ssize_t)sizeof table->id_seed);
@@ -82,11 +84,16 @@ struct conversation conversation_take(struct conversation_table *table, struct c
     return taken;
 }
 
+static int64_t expires_ns(const struct conversation *conv) {
+    return conv->ttl > 0 ? conv->last_used_ns + (int64_t)conv->ttl * 1000000000 : INT64_MAX;
+}
+
 void conversation_touch(struct conversation_table *table, struct conversation *conv, uint64_t hint,
                         int64_t now_ns) {
     conv->use = table->next_use++;
     conv->last_used_ns = now_ns;
     conv->hint = hint;
+    if (expires_ns(conv) < table->expires_ns) table->expires_ns = expires_ns(conv);
     changed(table, conv);
 }
 
@@ -104,18 +111,23 @@ struct conversation *conversation_by_id(struct conversation_table *table, uint64
 }
 
 static bool goes_before(const struct conversation *a, const struct conversation *b) {
+    if (a->pinned != b->pinned) return b->pinned;
     bool old = conversation_superseded(a);
     return old == conversation_superseded(b) ? a->use < b->use : old;
 }
 
+static bool is_of(const struct conversation *conv, const uint8_t *client) {
+    return conv->id != 0 && (!client || memcmp(conv->client, client, sizeof conv->client) == 0);
+}
+
 struct conversation *conversation_first_to_go(struct conversation_table *table,
                                               const struct conversation *except,
-                                              const uint8_t *client) {
+                                              const uint8_t *client, bool pinned) {
     struct conversation *first = NULL;
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *conv = &table->all[i];
-        if (conv->id == 0 || conv == except) continue;
-        if (client && memcmp(conv->client, client, sizeof conv->client) != 0) continue;
+        if (conv == except) continue;
+        if (!is_of(conv, client) || (conv->pinned && !pinned)) continue;
         if (!first || goes_before(conv, first)) first = conv;
     }
     return first;
@@ -125,10 +137,41 @@ int64_t conversation_pages_of(const struct conversation_table *table, const uint
     int64_t pages = 0;
     for (int i = 0; i < table->capacity; i++) {
         const struct conversation *conv = &table->all[i];
-        if (conv->id != 0 && memcmp(conv->client, client, sizeof conv->client) == 0)
-            pages += conv->pages;
+        if (is_of(conv, client)) pages += conv->pages;
     }
     return pages;
+}
+
+struct conversation_pins conversation_pins_of(const struct conversation_table *table,
+                                              const uint8_t *client) {
+    struct conversation_pins pins = {0};
+    for (int i = 0; i < table->capacity; i++) {
+        const struct conversation *conv = &table->all[i];
+        if (!conv->pinned || !is_of(conv, client)) continue;
+        pins.count++;
+        pins.pages += conv->pages;
+        pins.tokens += conv->token_count;
+    }
+    return pins;
+}
+
+void conversation_unpin(struct conversation_table *table, struct conversation *conv) {
+    conv->pinned = false;
+    changed(table, conv);
+}
+
+/* Uses move times forward, so the time in the table may be too early; it is made exact here. */
+struct conversation *conversation_expired(struct conversation_table *table, int64_t now_ns) {
+    struct conversation *expired = NULL;
+    if (now_ns < table->expires_ns) return NULL;
+    table->expires_ns = INT64_MAX;
+    for (int i = 0; i < table->capacity; i++) {
+        struct conversation *conv = &table->all[i];
+        if (conv->id == 0) continue;
+        if (expires_ns(conv) < table->expires_ns) table->expires_ns = expires_ns(conv);
+        if (expires_ns(conv) <= now_ns) expired = conv;
+    }
+    return expired;
 }
 
 /* ---- Search ---------------------------------------------------------------------------------- */

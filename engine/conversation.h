@@ -40,6 +40,15 @@
  * table and pages of the pool; the list of a conversation's tokens counts as pages
  * (sched_pages_with).
  *
+ * Pins: a pinned conversation is removed only for its own client, or for a request that could not
+ * fit beside the pins at all. Pins have less than half of the pool and of the places, so all others
+ * find room. When a turn that asks for a pin continues a pinned one of its client, the pin moves to
+ * it. A pin holds in memory; a conversation read back from disk has none.
+ *
+ * Time to live: a conversation with one is deleted, in memory and on disk, when it was not used for
+ * so long. Only this and the writing of idle conversations look at the clock; both happen between
+ * steps and only add to or take from the states that a request may start from.
+ *
  * Owner: the scheduler, on the engine thread. Slots belong to the scheduler too; this table only
  * remembers them. */
 #ifndef KEEPD_ENGINE_CONVERSATION_H
@@ -91,6 +100,8 @@ struct conversation {
     int64_t pages;                    /* exact, of the rank that has most, shared pages included */
     int32_t slot;
     int64_t last_used_ns;
+    int32_t ttl; /* seconds after its last use at which it is deleted; 0 = none */
+    bool pinned;
     uint64_t use;    /* order of last use; the smallest is removed first */
     uint64_t origin; /* id of the conversation that its turn continued; 0 = none */
     int32_t turns;   /* number of kept turns that continued this one */
@@ -117,6 +128,7 @@ struct conversation_table {
     bool sliding_windows;                         /* the model has them in some layers */
     int64_t pages, entries, tokens;               /* sums over all */
     int64_t superseded_pages, superseded_entries; /* the part of superseded ones */
+    int64_t expires_ns; /* no time to live ends earlier; INT64_MAX: none ends */
     uint64_t next_use;
     uint64_t id_seed, id_count;
     uint64_t changes; /* grows with every change of a conversation */
@@ -147,10 +159,21 @@ static inline bool conversation_superseded(const struct conversation *conv) {
 }
 
 struct conversation *conversation_by_id(struct conversation_table *table, uint64_t id);
-/* Returns the conversation that is removed first, NULL when there is none but `except`. */
+/* Returns the conversation that is removed first, of this client unless it is NULL; NULL when there
+ * is none but `except`. `pinned`: pinned ones count, too, and go last. */
 struct conversation *conversation_first_to_go(struct conversation_table *table,
                                               const struct conversation *except,
+                                              const uint8_t *client, bool pinned);
+struct conversation_pins {
+    int count;
+    int64_t pages, tokens;
+};
+/* Adds up the pinned conversations, of this client unless it is NULL. */
+struct conversation_pins conversation_pins_of(const struct conversation_table *table,
                                               const uint8_t *client);
+void conversation_unpin(struct conversation_table *table, struct conversation *conv);
+/* Returns a conversation whose time to live has ended, or NULL. */
+struct conversation *conversation_expired(struct conversation_table *table, int64_t now_ns);
 /* Returns the sum of the pages of this client's conversations. */
 int64_t conversation_pages_of(const struct conversation_table *table, const uint8_t client[16]);
 /* Returns the conversation with the same tokens and prompt end in the same space with equal

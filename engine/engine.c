@@ -308,6 +308,7 @@ static void add_status(struct engine_status *sum, const struct engine_status *on
     sum->pages_reserved += one->pages_reserved;
     sum->pages_retained += one->pages_retained;
     sum->pages_superseded += one->pages_superseded;
+    sum->pages_pinned += one->pages_pinned;
     sum->tokens_retained += one->tokens_retained;
     sum->stopped |= one->stopped;
     sum->entries_kept += one->entries_kept;
@@ -356,6 +357,7 @@ static int list_disk(struct engine *e, const struct engine_conversation_filter *
                                                     .replica = -1,
                                                     .hint = files[i].hint,
                                                     .tokens = files[i].tokens,
+                                                    .ttl = files[i].ttl,
                                                     .budget = kv_params_shown_budget(&files[i].kv),
                                                     .idle_ns =
                                                         (now - files[i].used_unix) * 1000000000};

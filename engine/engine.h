@@ -262,6 +262,8 @@ struct engine_kv {
     int32_t option_count;
     bool reuse;  /* default true: continue a retained conversation that matches */
     bool retain; /* default true: keep the state for the next turn */
+    int32_t ttl; /* seconds after its last use at which the kept state is deleted; 0 = none */
+    bool pin;    /* the kept state makes no room for others, as far as pins_max goes */
     enum engine_overflow overflow;
     enum engine_report report;
     bool live; /* reports what choice 0 holds while it runs, too: struct engine_live */
@@ -301,6 +303,7 @@ struct engine_request {
     int32_t weight;     /* the client's share in proportion to others'; 0 counts as 1 */
     int64_t pages_max;  /* pages that the client's running requests and retained conversations may
                            have together, on each replica; 0 = any */
+    int64_t pins_max;   /* pages that the client's pinned conversations may have, on each replica */
 };
 
 /* Why a choice ended; the second argument is the metrics label. One list makes enum and names. */
@@ -362,6 +365,7 @@ struct engine_kv_details {
     int64_t evicted_entries; /* by this conversation so far */
     int32_t dropped_tokens;  /* tokens of a previous turn that were dropped because the new prompt
                                 differs */
+    bool pinned;             /* the kept state is pinned */
     int32_t shifts;          /* times that its places were used up (kernels/places.h) */
     int64_t bytes;           /* memory held: pages * page_bytes */
     int32_t *lengths;        /* [layers * heads_kv] when reported, else NULL */
@@ -515,6 +519,8 @@ struct engine_conversation_row {
     uint8_t space[16];
     uint64_t hint;
     bool superseded;    /* a later turn continued it */
+    bool pinned;        /* makes no room for others */
+    int32_t ttl;        /* seconds of idle time after which it is deleted; 0 = none */
     int64_t disk_bytes; /* size of its file in the state directory; 0 = none */
 };
 
@@ -576,6 +582,10 @@ static inline const char *engine_miss_name(enum engine_miss miss) { /* for logs,
       "Such states that were removed to make room.")                                               \
     X(conversation_misses, "keepd_conversation_misses_total",                                      \
       "Requests that started without a conversation.")                                             \
+    X(conversations_expired, "keepd_conversations_expired_total",                                  \
+      "Conversations deleted at the end of their time to live.")                                   \
+    X(pins_refused, "keepd_pins_refused_total",                                                    \
+      "Turns that were kept without the pin they asked for, because pins have a bound.")           \
     X(state_restored, "keepd_state_restored_total", "Conversations read back from disk.")          \
     X(state_failed, "keepd_state_failed_total", "Conversations that could not be written.")        \
     X(state_lost, "keepd_state_lost_total",                                                        \
@@ -613,6 +623,7 @@ struct engine_status {
     /* The ranks' pools are equally large; pages are those of the fullest rank. */
     int64_t pages_total, pages_used, pages_reserved, pages_retained;
     int64_t pages_superseded; /* the part of pages_retained in superseded conversations */
+    int64_t pages_pinned;     /* the part in pinned ones */
     int64_t tokens_retained;  /* tokens of retained conversations, whose numbers are kept, too */
     int64_t progress_ns; /* clock_ns of the last progress on requests: a step or, where the first
                             waiting job needs the state directory, a piece read or written there */

@@ -104,6 +104,8 @@ static void copy_conversations(struct replica *r) {
         copy->row.held = c->held;
         copy->row.budget = kv_params_shown_budget(&c->kv);
         copy->row.pages = c->pages;
+        copy->row.pinned = c->pinned;
+        copy->row.ttl = c->ttl;
         stpncpy(copy->row.policy, c->kv.policy->name, sizeof copy->row.policy - 1);
     }
 }
@@ -146,6 +148,7 @@ static void publish(struct replica *r) {
         .pages_reserved = s->pages_reserved,
         .pages_retained = min64(s->conversations.pages, stats.rank_pages_used),
         .pages_superseded = min64(s->conversations.superseded_pages, stats.rank_pages_used),
+        .pages_pinned = conversation_pins_of(&s->conversations, NULL).pages,
         .tokens_retained = s->conversations.tokens,
         .progress_ns = r->progress_ns,
         .stopped = r->status.stopped,
@@ -221,14 +224,15 @@ static void sleep_until(struct replica *r, int64_t ns) {
 }
 
 /* Sleeps until there is work or the end, or a conversation has been idle for so long that it is to
- * be written; the status then shows that work waits. While all jobs wait for the store or for
- * masks, only new work, cancelling and what they wait for end it; cancelling does not signal, so
- * that is looked for. */
+ * be written, or one's time to live ends; the status then shows that work waits. While all jobs
+ * wait for the store or for masks, only new work, cancelling and what they wait for end it;
+ * cancelling does not signal, so that is looked for. */
 static void wait_for_work(struct replica *r) {
     int64_t next = sched_next_save_ns(&r->sched);
     bool idle = sched_idle(&r->sched);
     if (atomic_load(&r->common->draining) && next != INT64_MAX)
         return; /* nothing is too young then */
+    if (r->sched.conversations.expires_ns < next) next = r->sched.conversations.expires_ns;
     if (!idle) next = clock_ns() + 50000000;
     pthread_mutex_lock(&r->lock);
     while (!atomic_load(&r->common->stopping)) {
@@ -261,6 +265,7 @@ static void *replica_main(void *arg) {
         take_submits(r);
         if (!failed) sched_save(&r->sched, clock_ns(), atomic_load(&r->common->draining));
         take_orders(r); /* after what was written is known */
+        if (!failed) sched_expire(&r->sched, clock_ns());
         if (sched_idle(&r->sched)) {
             publish(r);
             if (atomic_load(&r->common->draining) && !atomic_load(&r->unsaved))

@@ -29,7 +29,8 @@
 
 /* Makes room by dropping superseded conversations only, which costs at most a retry. */
 static bool drop_superseded(struct sched *sched, const uint8_t *client) {
-    struct conversation *first = conversation_first_to_go(&sched->conversations, NULL, client);
+    struct conversation *first =
+        conversation_first_to_go(&sched->conversations, NULL, client, false);
     if (!first || !conversation_superseded(first)) return false;
     sched_forget(sched, first, "checkpoint");
     return true;

@@ -72,8 +72,9 @@ int64_t sched_quota_free(const struct sched *sched, const struct engine_job *job
 /* Removes the first conversation to go but `except`, one of the client's own unless `client` is
  * NULL. Returns false when there is none, or it has to be written first. */
 static bool drop_first(struct sched *sched, const uint8_t *client,
-                       const struct conversation *except) {
-    struct conversation *first = conversation_first_to_go(&sched->conversations, except, client);
+                       const struct conversation *except, bool pinned) {
+    struct conversation *first =
+        conversation_first_to_go(&sched->conversations, except, client, pinned);
     if (!first) return false;
     if (!sched_save_for_room(sched, first)) {
         sched->needs_store = true;
@@ -94,8 +95,32 @@ static bool fit_quota(struct sched *sched, const struct engine_job *job, int64_t
     if (!*used_up) own = 0;
     if (pages > quota) return false;
     while (pages > sched_quota_free(sched, job) + own)
-        if (!drop_first(sched, client, conv)) return false;
+        if (!drop_first(sched, client, conv, true)) return false;
     return true;
+}
+
+static int64_t pages_pinned(const struct sched *sched, const uint8_t *client) {
+    struct conversation_pins pins = conversation_pins_of(&sched->conversations, client);
+    return sched_pages_with(sched, pins.pages, pins.tokens);
+}
+
+/* A pin stays within the client's quota, and all pins within half of the pool and of the places, so
+ * that others always find room. */
+static bool may_pin(const struct sched *sched, const struct engine_request *request,
+                    const struct conversation *conv) {
+    int64_t pages = sched_pages_with(sched, conv->pages, conv->token_count);
+    int count = conversation_pins_of(&sched->conversations, NULL).count;
+    return pages + pages_pinned(sched, request->client) <= request->pins_max &&
+           pages + pages_pinned(sched, NULL) <= sched->options.pages_total / 2 &&
+           count + 1 <= sched->options.conversations_max / 2;
+}
+
+/* Removes the first conversation to go; the client's own pinned ones where no other is left. */
+static bool drop_first_for(struct sched *sched, const struct engine_job *job,
+                           const struct conversation *except, bool pinned) {
+    bool any = conversation_first_to_go(&sched->conversations, except, NULL, pinned) != NULL;
+    return any ? drop_first(sched, NULL, except, pinned)
+               : drop_first(sched, job->request.client, except, true);
 }
 
 bool sched_make_room(struct sched *sched, const struct engine_job *job, int64_t pages,
@@ -103,8 +128,9 @@ bool sched_make_room(struct sched *sched, const struct engine_job *job, int64_t 
     int64_t left = sched->options.pages_total - sched->pages_reserved;
     *used_up = conv && pages + sched_pages_with(sched, conv->pages, conv->token_count) > left;
     if (pages > left || !fit_quota(sched, job, pages, conv, used_up)) return false;
+    bool pinned = pages > sched->options.pages_total - pages_pinned(sched, NULL);
     while (pages > pages_free_without(sched, *used_up ? conv : NULL))
-        if (!drop_first(sched, NULL, conv)) return false;
+        if (!drop_first_for(sched, job, conv, pinned)) return false;
     return true;
 }
 
@@ -251,10 +277,12 @@ void sched_drop_checkpoint(struct sched *sched, const struct sequence *seq) {
  * the new conversation will replace, 0: none. */
 static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
     struct conversation_table *table = &sched->conversations;
+    const struct engine_request *request = &seq->job->request;
     struct conversation *from = conversation_by_id(table, seq->origin);
     if (!from) return seq->origin_file;
     struct conversation *before = conversation_by_id(table, from->origin);
-    if (before && conversation_superseded(before)) sched_drop(sched, before, "superseded");
+    if (before && conversation_superseded(before) && !before->pinned)
+        sched_drop(sched, before, "superseded");
     drop_left(sched, from);
     conversation_followed(table, from);
     if (!conversation_superseded(from)) {
@@ -262,6 +290,8 @@ static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
         return 0;
     }
     if (from->saved == CONVERSATION_UNSAVED) sched_forget_copying(sched, from);
+    bool own = memcmp(from->client, request->client, sizeof from->client) == 0;
+    if (request->kv.pin && own) conversation_unpin(table, from);
     return file_of(from);
 }
 
@@ -278,8 +308,10 @@ static int32_t *take_tokens(struct sequence *seq) {
 void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_report *report) {
     struct conversation_table *table = &sched->conversations;
     int64_t entries = (int64_t)report->entries, count = sched_streams(sched);
+    const struct engine_request *request = &seq->job->request;
     struct conversation conv = {.kv = seq->kv,
-                                .hint = seq->job->request.hint,
+                                .hint = request->hint,
+                                .ttl = request->kv.ttl,
                                 .tokens = take_tokens(seq),
                                 .token_count = seq->due.tokens,
                                 .prompt_end = seq->prompt_count,
@@ -294,8 +326,8 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
                                 .slot = seq->slot,
                                 .left = seq->left,
                                 .origin = seq->origin};
-    memcpy(conv.space, seq->job->request.space, sizeof conv.space);
-    memcpy(conv.client, seq->job->request.client, sizeof conv.client);
+    memcpy(conv.space, request->space, sizeof conv.space);
+    memcpy(conv.client, request->client, sizeof conv.client);
     conv.id = sched_name(sched, &conv);
     struct conversation *same = conversation_same(table, &conv);
     if (same) {
@@ -308,6 +340,9 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     }
     if (conversation_by_id(table, conv.id)) conv.id = 0; /* taken: it gets a random one */
     if (conv.replaces == conv.id) conv.replaces = 0;     /* the file is written over */
+    conv.pinned = request->kv.pin && may_pin(sched, request, &conv);
+    sched->counters.pins_refused += request->kv.pin && !conv.pinned;
+    seq->job->kv.pinned = conv.pinned;
     (void)sched_make_place(sched, 1); /* may fail now; tried again later, see sched_open */
     conversation_add(table, &conv, clock_ns());
 }
@@ -319,7 +354,8 @@ bool sched_make_place(struct sched *sched, int more) {
     while (table->count > 0) {
         bool too_many = table->count + more > sched->options.conversations_max;
         if (!too_many && sched_pages_free(sched) >= 0) break;
-        struct conversation *first = conversation_first_to_go(table, NULL, NULL);
+        struct conversation *first = conversation_first_to_go(table, NULL, NULL, false);
+        if (!first) break; /* pins alone never exceed the bounds */
         if (!sched_save_for_room(sched, first)) return false;
         sched_forget(sched, first, too_many ? "count" : "tokens");
     }
@@ -385,4 +421,13 @@ int sched_delete(struct sched *sched, uint64_t id) {
     }
     delete_row(sched, id);
     return 0;
+}
+
+void sched_expire(struct sched *sched, int64_t now_ns) {
+    const struct conversation *conv;
+    while ((conv = conversation_expired(&sched->conversations, now_ns)) != NULL) {
+        log_debug("conversation=%016llx gone reason=expired", (unsigned long long)conv->id);
+        sched->counters.conversations_expired++;
+        (void)sched_delete(sched, conv->id);
+    }
 }

@@ -57,6 +57,7 @@ static void fill_head(const struct sched *sched, const struct conversation *conv
                                 .id = conv->id,
                                 .hint = conv->hint,
                                 .saved_unix = clock_unix_seconds(),
+                                .ttl = conv->ttl,
                                 .kv = conv->kv,
                                 .token_count = conv->token_count,
                                 .prompt_end = conv->prompt_end,
@@ -368,6 +369,7 @@ static void add_row(struct sched *sched, const struct state_view *view, int32_t 
     const struct state_head *head = &view->head;
     struct conversation conv = {.id = head->id,
                                 .hint = head->hint,
+                                .ttl = head->ttl,
                                 .kv = head->kv,
                                 .tokens = tokens,
                                 .token_count = head->token_count,

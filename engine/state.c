@@ -26,7 +26,7 @@ struct head_bytes {
     uint64_t id;
     uint8_t space[16];
     uint64_t hint;
-    int64_t saved_unix;
+    uint32_t saved_unix, ttl; /* files of before ttl have 0 there: the time had 64 bits */
     uint8_t weights[SHA256_BYTES];
     uint8_t gates[SHA256_BYTES];
     int32_t dtype, layers, heads_kv, head_dim;
@@ -103,7 +103,8 @@ static void fill_bytes(const struct state_head *head, struct head_bytes *bytes) 
                                  .file_size = head->file_size,
                                  .id = head->id,
                                  .hint = head->hint,
-                                 .saved_unix = head->saved_unix,
+                                 .saved_unix = (uint32_t)head->saved_unix,
+                                 .ttl = (uint32_t)head->ttl,
                                  .dtype = identity->dtype,
                                  .layers = identity->layers,
                                  .heads_kv = identity->heads_kv,
@@ -141,7 +142,7 @@ uint64_t state_name(const struct state_head *head) {
     fill_bytes(head, &bytes);
     bytes.block_count = bytes.history = 0;
     bytes.file_size = bytes.id = bytes.hint = 0;
-    bytes.saved_unix = 0;
+    bytes.saved_unix = bytes.ttl = 0;
     sha256(&bytes, sizeof bytes, digest);
     memcpy(&name, digest, sizeof name);
     return name != 0 ? name : 1;
@@ -226,6 +227,7 @@ static int check_numbers(const struct head_bytes *bytes, struct fault *fault) {
         return malformed(fault, "the prompt's end is not among the tokens");
     if (bytes->history / 2 > (uint32_t)bytes->token_count)
         return malformed(fault, "its last eviction is not among the tokens");
+    if (bytes->ttl > INT32_MAX) return malformed(fault, "its time to live is out of range");
     if (bytes->id == 0) return malformed(fault, "it has no id");
     return 0;
 }
@@ -247,6 +249,7 @@ int state_parse_head(const char *data, size_t size, struct state_head *out, stru
     out->id = bytes.id;
     out->hint = bytes.hint;
     out->saved_unix = bytes.saved_unix;
+    out->ttl = (int32_t)bytes.ttl;
     out->token_count = bytes.token_count;
     out->prompt_end = bytes.prompt_end;
     bool known = bytes.version == VERSION; /* an old file may have evicted with its last token */

@@ -42,7 +42,8 @@ struct state_head {
     uint64_t id;
     uint8_t space[16];
     uint64_t hint;
-    int64_t saved_unix; /* seconds */
+    int64_t saved_unix; /* seconds, to the year 2106 */
+    int32_t ttl;        /* as in struct conversation */
     struct kv_params kv;
     int32_t token_count, prompt_end;
     int32_t evicted_at; /* as in struct conversation */

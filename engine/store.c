@@ -29,6 +29,7 @@ static int open_directory(struct directory *d, struct fault *fault) {
     int rc = state_dir_open(&d->dir, d->options.dir, fault);
     if (rc == 0) rc = store_scan(d, fault);
     if (rc == 0) rc = store_make_space(d, 0, 0); /* the bound may be lower than at the last start */
+    if (rc == 0) store_expire(d);
     if (rc != 0 || d->options.inline_io) return rc;
     d->started = pthread_create(&d->thread, NULL, directory_main, d) == 0;
     if (d->started) return 0;
@@ -684,6 +685,7 @@ int store_list(struct store *store, const struct engine_conversation_filter *fil
                                          .hint = file->head.hint,
                                          .kv = file->head.kv,
                                          .tokens = file->head.token_count,
+                                         .ttl = file->head.ttl,
                                          .bytes = file->bytes,
                                          .used_unix = file->used_unix};
         memcpy(rows[count++].space, file->head.space, sizeof rows->space);

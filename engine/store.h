@@ -142,7 +142,7 @@ struct store_row {
     uint64_t id, hint;
     uint8_t space[16];
     struct kv_params kv;
-    int32_t tokens;
+    int32_t tokens, ttl;
     int64_t bytes;
     int64_t used_unix;
 };

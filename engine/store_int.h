@@ -106,6 +106,10 @@ int store_note_file(struct directory *d, const struct store_file *file);
  * replaced it. The lock is held. */
 void store_forget_bad(struct directory *d, uint64_t id);
 
+/* Deletes the files whose time to live has ended, counted from their last use by the file system's
+ * clock. */
+void store_expire(struct directory *d);
+
 /* Renews the daemon's lease, and asks for a listing while there are other daemons. So whoever is
  * idle deletes what dead daemons left. */
 void store_renew(struct directory *d);

@@ -167,6 +167,7 @@ void store_renew(struct directory *d) {
     d->list_wanted |= d->shared || d->dir.lease.count > 0;
     d->shared = d->dir.lease.count > 0;
     pthread_mutex_unlock(&d->lock);
+    store_expire(d);
 }
 
 /* ---- Room ------------------------------------------------------------------------------------ */
@@ -199,13 +200,13 @@ static uint64_t next_to_go(struct directory *d, int count, int64_t size, bool *b
     return id;
 }
 
-static void delete_for_room(struct directory *d, uint64_t id, bool bad) {
+static void delete_file(struct directory *d, uint64_t id, bool bad, const char *why) {
     pthread_mutex_lock(&d->lock);
     struct store_file *file = store_index_find(&d->index, id, bad);
     if (file) store_index_drop(&d->index, file);
     pthread_mutex_unlock(&d->lock);
     if (!file) return;
-    log_debug("state file of conversation=%016llx deleted reason=bytes", (unsigned long long)id);
+    log_debug("state file of conversation=%016llx deleted reason=%s", (unsigned long long)id, why);
     state_dir_delete(&d->dir, id, bad);
 }
 
@@ -213,7 +214,7 @@ static void delete_until_fits(struct directory *d, int count, int64_t size) {
     uint64_t id;
     bool bad;
     while ((id = next_to_go(d, count, size, &bad)) != 0)
-        if (bad || !was_used(d, id)) delete_for_room(d, id, bad);
+        if (bad || !was_used(d, id)) delete_file(d, id, bad, "bytes");
 }
 
 int store_make_space(struct directory *d, int count, int64_t size) {
@@ -226,4 +227,27 @@ int store_make_space(struct directory *d, int count, int64_t size) {
 void store_look(struct directory *d) {
     refresh(d);
     delete_until_fits(d, 0, 0);
+}
+
+/* ---- Time to live ---------------------------------------------------------------------------- */
+
+static bool is_expired(const struct directory *d, const struct store_file *file) {
+    return file->head.ttl > 0 && file->used_unix + file->head.ttl <= d->dir.lease.now_unix;
+}
+
+/* Returns the id of the expired file that was used longest ago; 0: there is none. */
+static uint64_t next_expired(struct directory *d) {
+    uint64_t id = 0;
+    pthread_mutex_lock(&d->lock);
+    for (const struct store_file *file = d->index.oldest; file && id == 0; file = file->newer)
+        if (!file->bad && is_expired(d, file)) id = file->head.id;
+    pthread_mutex_unlock(&d->lock);
+    return id;
+}
+
+/* Another daemon's use, once it is seen, moves the file behind all that were used longer ago. */
+void store_expire(struct directory *d) {
+    uint64_t id;
+    while ((id = next_expired(d)) != 0)
+        if (!was_used(d, id)) delete_file(d, id, false, "expired");
 }

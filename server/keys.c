@@ -67,12 +67,14 @@ static int read_setting(char *text, struct key_settings *settings, const char *o
         settings->weight = (int32_t)weight;
     } else if (value && strcmp(text, "pages") == 0) {
         ok = read_number(value, INT64_MAX, &settings->pages_max);
+    } else if (value && strcmp(text, "pins") == 0) {
+        ok = read_number(value, INT64_MAX, &settings->pins_max);
     } else if (value && strcmp(text, "requests") == 0) {
         ok = read_number(value, INT32_MAX, &settings->requests_max);
     } else {
         return fault_set(fault, ERR_INVALID, option,
-                         "after a key there may be name=TEXT, weight=N, pages=N and requests=N, "
-                         "separated by blanks");
+                         "after a key there may be name=TEXT, weight=N, pages=N, pins=N and "
+                         "requests=N, separated by blanks");
     }
     if (ok) return 0;
     return fault_set(fault, ERR_INVALID, option, "%s after a key must be %s", text,
@@ -141,7 +143,8 @@ static int by_listing(const void *a, const void *b) {
 
 static bool equal_settings(const struct key_settings *a, const struct key_settings *b) {
     return strcmp(a->name, b->name) == 0 && a->weight == b->weight &&
-           a->pages_max == b->pages_max && a->requests_max == b->requests_max;
+           a->pages_max == b->pages_max && a->pins_max == b->pins_max &&
+           a->requests_max == b->requests_max;
 }
 
 /* Sorts the keys. Of one that is listed more than once the last row stays: with two rows, requests

@@ -24,6 +24,7 @@ struct key_settings {
     char name[KEY_NAME_MAX + 1]; /* in metrics; "" = none. Several keys may have the same one */
     int32_t weight;              /* share in proportion to others' */
     int64_t pages_max;           /* see struct engine_request; 0 = any */
+    int64_t pins_max;            /* likewise; 0 = no pins */
     int64_t requests_max;        /* requests at once; 0 = any */
 };
 
@@ -50,12 +51,12 @@ struct keys {
 };
 
 /* `texts` are taken as they are; `file` (may be NULL) has one key per line, blank lines and lines
- * that begin with # are ignored. Settings may follow the key: name=TEXT, weight=N, pages=N and
- * requests=N. A key that is in the texts and in the file is one key, with the settings of the file;
- * lines of the file for one key must have the same settings. Keys that are in `before` (may be
- * NULL) keep their allowance and their counts, and take the new settings. On failure *keys is empty
- * and fault->field is "api-key" or "api-key-file". A file without any key is a failure: it would
- * open the server to everybody. */
+ * that begin with # are ignored. Settings may follow the key: name=TEXT, weight=N, pages=N,
+ * pins=N and requests=N. A key that is in the texts and in the file is one key, with the settings
+ * of the file; lines of the file for one key must have the same settings. Keys that are in `before`
+ * (may be NULL) keep their allowance and their counts, and take the new settings. On failure *keys
+ * is empty and fault->field is "api-key" or "api-key-file". A file without any key is a failure: it
+ * would open the server to everybody. */
 int keys_open(struct keys *keys, char *const *texts, size_t text_count, const char *file,
               const struct keys *before, struct fault *fault);
 void keys_close(struct keys *keys);

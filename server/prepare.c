@@ -301,6 +301,10 @@ static int make_jobs(struct exchange *ex) {
     memcpy(ex->request.sampling.client, ex->client, sizeof ex->client);
     ex->request.sampling.weight = ex->settings.weight;
     ex->request.sampling.pages_max = ex->settings.pages_max;
+    ex->request.sampling.pins_max = ex->settings.pins_max;
+    if (ex->request.sampling.kv.pin && ex->settings.pins_max == 0)
+        return oai_refuse(&ex->error, 400, "invalid_value", "kv.retain.pin",
+                          "Invalid value for 'kv.retain.pin': this key has no pages for pins.");
     ex->job_count = count;
     if (ex->request.echo && !ex->request.context) {
         ex->request.added = arena_alloc(&ex->arena, (size_t)count, sizeof *ex->request.added);

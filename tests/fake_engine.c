@@ -66,7 +66,8 @@ struct conversation {
     char policy[32];
     int64_t pages, used_ns;
     uint64_t hint, origin;
-    bool superseded;
+    bool superseded, pinned;
+    int32_t ttl;
 };
 
 static const int32_t fake_end = IM_END;
@@ -405,6 +406,9 @@ static void retain(struct engine *e, const struct sequence *s, uint32_t answer) 
     c->id = fake_mix(++e->next_conversation);
     c->hint = r->hint;
     c->origin = s->origin;
+    c->ttl = r->kv.ttl;
+    c->pinned = r->kv.pin;
+    s->job->kv.pinned = c->pinned;
     supersede(e, s->origin);
     c->count = count;
     c->prompt_count = r->prompt_count;
@@ -819,7 +823,9 @@ int engine_conversations(struct engine *e, const struct engine_conversation_filt
                                                        .pages = c->pages,
                                                        .idle_ns = clock_ns() - c->used_ns,
                                                        .hint = c->hint,
-                                                       .superseded = c->superseded};
+                                                       .superseded = c->superseded,
+                                                       .pinned = c->pinned,
+                                                       .ttl = c->ttl};
         memcpy(rows[count].space, c->space, sizeof c->space);
         snprintf(rows[count++].policy, sizeof rows->policy, "%s", c->policy);
     }

@@ -124,6 +124,29 @@ static int check_names(struct oai_reader *r, const cJSON *kv) {
     return 0;
 }
 
+/* `retain`: whether the turn is kept, or an object: it is kept, for how long and how safely. */
+static int read_retain(struct oai_reader *r, const cJSON *kv) {
+    struct engine_kv *to = &r->out->sampling.kv;
+    const cJSON *retain = json_get(kv, "retain"), *node;
+    if (!cJSON_IsObject(retain)) {
+        if (!retain || cJSON_IsNull(retain) || cJSON_IsBool(retain))
+            return oai_get_bool(r, "kv", kv, "retain", &to->retain);
+        return oai_invalid(r, "kv.retain", "expected true, false or an object");
+    }
+    cJSON_ArrayForEach(node, retain) {
+        char field[OAI_PATH];
+        if (strcmp(node->string, "ttl") == 0 || strcmp(node->string, "pin") == 0) continue;
+        oai_path(field, "kv.retain.%.64s", node->string);
+        return oai_refuse(r->error, 400, "unknown_parameter", field, "Unknown parameter: '%s'.",
+                          field);
+    }
+    to->retain = true;
+    return oai_get_int(r, "kv.retain", retain, "ttl", 1, INT32_MAX, &to->ttl) ||
+                   oai_get_bool(r, "kv.retain", retain, "pin", &to->pin)
+               ? -1
+               : 0;
+}
+
 int oai_read_kv(struct oai_reader *r) {
     struct engine_kv *kv = &r->out->sampling.kv;
     const cJSON *object;
@@ -135,9 +158,8 @@ int oai_read_kv(struct oai_reader *r) {
         oai_get_int(r, "kv", object, "chunk", 1, INT32_MAX, &kv->chunk) ||
         oai_get_int(r, "kv", object, "sinks", 0, INT32_MAX, &kv->sinks) ||
         oai_get_int(r, "kv", object, "recent", 0, INT32_MAX, &kv->recent) ||
-        oai_get_bool(r, "kv", object, "reuse", &kv->reuse) ||
-        oai_get_bool(r, "kv", object, "retain", &kv->retain) || read_options(r, object) ||
-        read_overflow(r, object) || read_report(r, object))
+        oai_get_bool(r, "kv", object, "reuse", &kv->reuse) || read_retain(r, object) ||
+        read_options(r, object) || read_overflow(r, object) || read_report(r, object))
         return -1;
     if (kv->policy) kv->policy = arena_strndup(r->arena, kv->policy, strlen(kv->policy));
     return kv->policy || !json_get(object, "policy") ? 0 : oai_no_memory(r);

@@ -241,9 +241,14 @@ static void write_conversation(struct buf *out, const struct engine_conversation
     buf_fmt(out,
             "{\"id\":\"%016" PRIx64 "\",\"object\":\"conversation\",\"tokens\":%" PRId32
             ",\"held\":%" PRId32 ",\"pages\":%" PRId64 ",\"disk_bytes\":%" PRId64
-            ",\"idle_seconds\":%.3f,\"superseded\":%s",
+            ",\"idle_seconds\":%.3f,\"superseded\":%s,\"pinned\":%s,\"ttl\":",
             row->id, row->tokens, row->held, row->pages, row->disk_bytes,
-            (double)row->idle_ns / 1e9, row->superseded ? "true" : "false");
+            (double)row->idle_ns / 1e9, row->superseded ? "true" : "false",
+            row->pinned ? "true" : "false");
+    if (row->ttl > 0)
+        buf_fmt(out, "%.3f", fmax(0, row->ttl - (double)row->idle_ns / 1e9));
+    else
+        buf_str(out, "null");
     if (row->replica >= 0)
         buf_fmt(out, ",\"engine\":%d", row->replica);
     else

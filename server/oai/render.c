@@ -85,6 +85,7 @@ static struct engine_kv_details sum_details(const struct oai_answer *answer) {
         sum.evicted_entries += kv->evicted_entries;
         sum.dropped_tokens += kv->dropped_tokens;
         sum.shifts += kv->shifts;
+        sum.pinned = sum.pinned && kv->pinned;
         sum.bytes += kv->bytes;
     }
     return sum;
@@ -117,6 +118,8 @@ void oai_render_kv_details(struct buf *out, const struct oai_answer *answer) {
             ",\"dropped_tokens\":%" PRId32 ",\"shifts\":%" PRId32 ",\"bytes\":%" PRId64,
             kv.seen_tokens, kv.kept_entries, kv.evicted_entries, kv.dropped_tokens, kv.shifts,
             kv.bytes);
+    if (answer->jobs[0].request.kv.pin)
+        buf_fmt(out, ",\"pinned\":%s", kv.pinned ? "true" : "false");
     if (kv.lengths) {
         buf_str(out, ",\"lengths\":");
         write_nested(out, answer->rules->info, kv.lengths, NULL);

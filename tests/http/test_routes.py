@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 TEXT = "/v1/completions"
 GAUGES = """vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc vllm:cache_config_info
 vllm:gpu_cache_usage_perc vllm:gpu_prefix_cache_hit_rate keepd_pages_total keepd_pages_used keepd_pages_reserved
-keepd_pages_retained keepd_pages_superseded keepd_entries_kept keepd_entries_superseded keepd_conversations""".split()
+keepd_pages_retained keepd_pages_superseded keepd_pages_pinned keepd_entries_kept keepd_entries_superseded keepd_conversations""".split()
 COUNTERS = """vllm:prompt_tokens vllm:generation_tokens vllm:request_success vllm:num_preemptions
 vllm:prefix_cache_queries vllm:prefix_cache_hits keepd_entries_evicted keepd_evictions keepd_preemptions""".split()
 HISTOGRAMS = """vllm:time_to_first_token_seconds vllm:inter_token_latency_seconds vllm:e2e_request_latency_seconds

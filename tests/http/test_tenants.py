@@ -104,3 +104,25 @@ def test_faults_name_the_option_and_not_the_key(start, tmp_path):
     daemon.wait("the refusal", lambda: any("reload rejected, nothing changed: api-key-file: weight after a key" in line for line in daemon.errors))
     assert not any("secret" in line for line in daemon.errors)
     assert daemon.get("/v1/models", headers=as_key("good")).status_code == 200
+
+
+def test_pins_and_times_to_live(start, tmp_path):
+    """Both are asked for in `kv.retain`; pins need pages of the key; lists show both."""
+    file = tmp_path / "keys"
+    file.write_text("free name=free\npins name=pins pins=100\n")
+    daemon = start("--api-key-file", str(file))
+
+    def ask(key, retain, text="a"):
+        return daemon.post(CHAT, chat_body(text, max_tokens=2, kv={"retain": retain}), headers=as_key(key))
+
+    for retain, field in (({"pin": True}, "kv.retain.pin"), ({"ttl": 0}, "kv.retain.ttl"), ({"ttl": 1.5}, "kv.retain.ttl"),
+                          ({"pin": 1}, "kv.retain.pin"), ({"for": 3}, "kv.retain.for"), (3600, "kv.retain"), ([], "kv.retain")):
+        r = ask("free", retain)
+        assert r.status_code == 400 and r.json()["error"]["param"] == field, r.text
+    details = ask("pins", {"pin": True, "ttl": 3600}).json()["usage"]["kv_details"]
+    assert details["pinned"] is True
+    assert "pinned" not in ask("pins", {"ttl": None}, "b").json()["usage"]["kv_details"]
+    rows = daemon.get("/v1/conversations", headers=as_key("pins")).json()["data"]
+    assert sorted((row["pinned"], row["ttl"] is None) for row in rows) == [(False, True), (True, False)]
+    assert 3500 < next(row["ttl"] for row in rows if row["pinned"]) <= 3600
+    assert ask("free", {}).status_code == 200

@@ -81,13 +81,15 @@ static inline void fill_tokens(int32_t *tokens, int seed, int count) {
 }
 
 /* The file of conversation `seed`, of `room` bytes beside its head. */
-static inline char *make_file(struct store *store, int seed, size_t room, struct state_head *head) {
+static inline char *make_living_file(struct store *store, int seed, size_t room, int32_t ttl,
+                                     struct state_head *head) {
     int32_t tokens[TOKENS];
     uint64_t sizes[] = {room, 0};
     fill_tokens(tokens, seed, TOKENS);
     *head = (struct state_head){.identity = *store_identity(store),
                                 .id = 500 + (uint64_t)seed,
                                 .space = "space",
+                                .ttl = ttl,
                                 .kv = kv_of(32),
                                 .token_count = TOKENS,
                                 .prompt_end = PROMPT,
@@ -98,6 +100,10 @@ static inline char *make_file(struct store *store, int seed, size_t room, struct
     char *data = mem_must_alloc(head->file_size, 1);
     memset(data + state_write_head(head, tokens, sizes, data), seed, room);
     return data;
+}
+
+static inline char *make_file(struct store *store, int seed, size_t room, struct state_head *head) {
+    return make_living_file(store, seed, room, 0, head);
 }
 
 static inline int save(struct store *store, int seed, size_t room) {

@@ -42,6 +42,7 @@ static struct file make_file(void) {
                               .space = "a space",
                               .hint = 77,
                               .saved_unix = 1700000000,
+                              .ttl = 3600,
                               .kv = kv_of("global", 32),
                               .token_count = TOKENS,
                               .prompt_end = 6,
@@ -75,6 +76,7 @@ Test(state, comes_back) {
     cr_assert_eq(state_parse(f.data, f.size, &view, &fault), 0, "%s", fault.text);
     const struct state_head *h = &view.head;
     cr_assert(h->id == f.head.id && h->hint == 77 && h->saved_unix == 1700000000);
+    cr_assert_eq(h->ttl, 3600);
     cr_assert(h->token_count == TOKENS && h->prompt_end == 6 && h->block_count == BLOCKS);
     cr_assert(h->evicted_at == 5 && h->fresh);
     cr_assert_eq(memcmp(h->space, f.head.space, sizeof h->space), 0);
@@ -113,6 +115,7 @@ Test(state, the_name_follows_from_what_the_conversation_is) {
     same.id = 1;
     same.hint = 2;
     same.saved_unix = 3;
+    same.ttl = 7;
     same.file_size = 4;
     same.block_count = 5;
     same.evicted_at = 6;

@@ -192,6 +192,37 @@ Test(store, the_order_after_a_new_start) {
     store_close(store);
 }
 
+/* Sets the time of a file's last use, in seconds before now. */
+static void set_age(int seed, int seconds) {
+    char name[32];
+    struct timespec times[2] = {{.tv_sec = time(NULL) - seconds}, {.tv_sec = time(NULL) - seconds}};
+    snprintf(name, sizeof name, "%016x.state", 500 + seed);
+    cr_assert_eq(utimensat(AT_FDCWD, path_of(name), times, 0), 0);
+}
+
+/* A file with a time to live is deleted when it was not used for so long: at a start, and later. */
+Test(store, times_to_live) {
+    struct store *store = open_store();
+    for (int i = 1; i <= 4; i++) {
+        struct state_head head;
+        char *data = make_living_file(store, i, 1000, i == 4 ? 0 : 100 * i, &head);
+        store_save(store, &head, data, head.file_size);
+        uint64_t id;
+        int rc;
+        cr_assert(store_saved(store, &id, &rc) && rc == 0);
+    }
+    store_close(store);
+    set_age(1, 150), set_age(2, 150), set_age(3, 299), set_age(4, 1000000);
+    store = open_store();
+    cr_assert(!store_has(store, 501) && store_has(store, 502) && store_has(store, 504));
+    cr_assert_eq(files_with(".state"), 3);
+    store_close(store);
+    set_age(3, 310);
+    store = open_store();
+    cr_assert(!store_has(store, 503) && store_has(store, 502));
+    store_close(store);
+}
+
 /* Even within one second the least recently used file is deleted first. */
 Test(store, the_order_within_a_second) {
     struct store_options options = options_of();
