@@ -28,10 +28,11 @@ int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
 /* Makes blocks of KERN_Q8 (8.5 bits per number in memory) or KERN_Q4M (5 bits). Factors are
  * float16. Q8: the scale is the largest magnitude / 127. Q4M: of several ranges inside the block's,
  * each with the factors that fit its numbers n best (least squares), those with the smallest
- * squared error. `from` may also be E4M3; `to` is [rows][blocks_of(cols)]. Otherwise as
+ * squared error. `inputs`: [cols] weights of the squared errors, at least 0, for Q4M; NULL: all are
+ * alike. `from` may also be E4M3; `to` is [rows][blocks_of(cols)]. Otherwise as
  * quantize_rows; besides, a number beyond float16's range is an error. */
-int quantize_blocks(const struct kern_matrix *from, enum kern_dtype dtype, struct block *to,
-                    struct cpu_team *team, struct fault *fault);
+int quantize_blocks(const struct kern_matrix *from, enum kern_dtype dtype, const float *inputs,
+                    struct block *to, struct cpu_team *team, struct fault *fault);
 
 /* The scale of numbers whose largest magnitude is `most`. */
 static inline float quantize_scale(float most) {

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "model/blocks.h"
 #include "model/internal.h"
+#include "model/rows.h"
 #include "model/tensors.h"
 
 struct summing {
@@ -68,25 +68,6 @@ static void add_vector(struct summing *s, const struct slot *slot, int part, int
     }
 }
 
-/* False: the tensor has no such row, or is of a type whose numbers need a scale of their own. */
-static bool read_row(const struct tensor *tensor, int64_t row, int64_t cols, float *out) {
-    size_t block_bytes;
-    if (tensor->dtype != TENSOR_BLOCKS)
-        return tensor_is_float(tensor->dtype) &&
-               tensor_read_floats(tensor, (size_t)(row * cols), (size_t)cols, out);
-    if (tensor->packed) {
-        if (row < tensor->shape[0] && cols == tensor->shape[1])
-            packed_read(tensor->packed, row, 0, cols, out);
-        return row < tensor->shape[0] && cols == tensor->shape[1];
-    }
-    const int block = gguf_format_block(tensor->format, &block_bytes);
-    const size_t count = (size_t)(cols / block), bytes = count * block_bytes;
-    if (((size_t)row + 1) * bytes > tensor->bytes) return false;
-    block_reader_of(tensor->format)((const uint8_t *)tensor->data + (size_t)row * bytes, count,
-                                    out);
-    return true;
-}
-
 static void add_matrix(struct summing *s, const struct slot *slot, int part, int layer) {
     const enum role role = slot->parts[part];
     const struct tensor *tensor = find(s, role, layer);
@@ -95,7 +76,7 @@ static void add_matrix(struct summing *s, const struct slot *slot, int part, int
     tensor_shape(s->config, role, &rows, &cols);
     const int64_t sample[] = {0, rows / 2, rows - 1};
     for (int i = 0; tensor && cols <= s->width && i < 3; i++)
-        if (read_row(tensor, before + stored_row(s->config, role, sample[i]), cols, s->row))
+        if (rows_read_one(tensor, before + stored_row(s->config, role, sample[i]), cols, s->row))
             add_numbers(&s->matrices, s->row, cols);
 }
 

@@ -154,16 +154,18 @@ static int make_e4m3(struct loader *loader, const char *name, struct kern_matrix
     return 0;
 }
 
+/* `inputs`: see quantize_blocks. */
 static int make_blocks(struct loader *loader, const char *name, struct kern_matrix *matrices,
-                       int count, size_t rows, enum kern_dtype dtype) {
-    size_t each = (size_t)blocks_of(matrices[0].cols);
+                       int count, enum kern_dtype dtype, const float *inputs) {
+    size_t each = (size_t)blocks_of(matrices[0].cols), rows = 0;
+    for (int i = 0; i < count; i++) rows += (size_t)matrices[i].rows;
     struct block *to =
         (struct block *)(void *)room_of(&loader->codes, rows, each * sizeof(struct block));
     if (!to) return no_room_for(loader, name, rows, (size_t)matrices[0].cols);
     for (int i = 0; i < count; i++) {
         struct kern_matrix *m = &matrices[i];
         struct fault fault = {0};
-        int rc = quantize_blocks(m, dtype, to, loader->team, &fault);
+        int rc = quantize_blocks(m, dtype, inputs, to, loader->team, &fault);
         if (rc) return fault_set(loader->fault, rc, name, "%s", fault.text);
         m->data = to;
         m->scale = NULL;
@@ -174,10 +176,28 @@ static int make_blocks(struct loader *loader, const char *name, struct kern_matr
     return 0;
 }
 
+/* Matrices in Q8 or Q4. */
+static int round_slot(struct loader *loader, const char *name, struct kern_matrix *matrices,
+                      const struct slot *slot, int layer, enum quantization to) {
+    const struct rounding rounding = {.config = &loader->model->config,
+                                      .weights = loader->weights,
+                                      .naming = loader->naming,
+                                      .team = loader->team};
+    if (to == QUANTIZE_Q8 || !loader->weights)
+        return make_blocks(loader, name, matrices, slot->count,
+                           to == QUANTIZE_Q8 ? KERN_Q8 : KERN_Q4M, NULL);
+    float *inputs = mem_try_alloc((size_t)matrices[0].cols, sizeof *inputs);
+    if (!inputs) return no_room_for(loader, name, 1, (size_t)matrices[0].cols);
+    const bool known = rounding_inputs(&rounding, slot, layer, loader->expert, inputs);
+    int rc = make_blocks(loader, name, matrices, slot->count, KERN_Q4M, known ? inputs : NULL);
+    mem_free(inputs);
+    return rc;
+}
+
 /* Hands the matrix to the backend, quantised where that was asked for and it is not in blocks
  * already. `name`: of what is at fault. */
 static int give_matrix(struct loader *loader, const char *name, struct kern_matrix *matrices,
-                       const struct slot *slot, struct kern_weight **out) {
+                       const struct slot *slot, int layer, struct kern_weight **out) {
     const struct kern_ops *ops = loader->model->kern->ops;
     const int count = slot->count;
     const enum quantization to = rounding_format(slot, loader->options->quantization);
@@ -189,8 +209,7 @@ static int give_matrix(struct loader *loader, const char *name, struct kern_matr
     if (to == QUANTIZE_FP8)
         rc = make_e4m3(loader, name, matrices, count, rows, scales);
     else if (to != QUANTIZE_NONE && !kern_dtype_blocks(matrices[0].dtype))
-        rc = make_blocks(loader, name, matrices, count, rows,
-                         to == QUANTIZE_Q8 ? KERN_Q8 : KERN_Q4M);
+        rc = round_slot(loader, name, matrices, slot, layer, to);
     if (!rc)
         rc =
             ops->weight_load(loader->model->kern, matrices, count, slot->shard, out, loader->fault);
@@ -213,7 +232,7 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
         matrices[i].data = at;
         matrices[i].dtype = KERN_BF16;
     }
-    int rc = give_matrix(loader, "random weights", matrices, slot, out);
+    int rc = give_matrix(loader, "random weights", matrices, slot, -1, out);
     mem_free(data);
     loader->read += words * sizeof *data;
     if (!rc) report_progress(loader, words * sizeof *data);
@@ -223,22 +242,6 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
 static int refuse_element(struct loader *loader, const char *name, int64_t element) {
     return fault_set(loader->fault, ERR_INVALID, name, "element %lld is not a finite number",
                      (long long)element);
-}
-
-/* The rows of a tensor that several parts of a slot share: those before the part's own, and all. */
-static void shared_rows(const struct loader *loader, const struct slot *slot, int part, int layer,
-                        int64_t *before, int64_t *all) {
-    char name[TENSOR_NAME_MAX], other[TENSOR_NAME_MAX];
-    int64_t rows, cols;
-    *before = *all = 0;
-    name_of(loader, slot->parts[part], layer, name);
-    for (int i = 0; i < slot->count; i++) {
-        name_of(loader, slot->parts[i], layer, other);
-        if (strcmp(name, other) != 0) continue;
-        tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
-        *all += rows;
-        if (i < part) *before += rows;
-    }
 }
 
 /* Does the backend take the slot's matrices in the blocks that they have in the file? */
@@ -312,7 +315,7 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     const struct tensor *tensor = NULL; /* set where there is no error */
     int64_t before, all;
     name_of(loader, slot->parts[part], layer, name);
-    shared_rows(loader, slot, part, layer, &before, &all);
+    slot_shared_rows(&loader->model->config, loader->naming, slot, part, layer, &before, &all);
     const bool stacked = tensor_is_stacked(loader->naming, slot->parts[part]);
     const int64_t experts = stacked ? loader->model->config.experts : 1;
     const bool alternates = tensor_alternates(loader->naming, slot->parts[part]);
@@ -389,7 +392,8 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     float *scales = mem_try_alloc(rows, sizeof *scales);
     if (!scales) return fault_set(loader->fault, ERR_NOMEM, name, "no memory for its scales");
     int rc = find_matrices(loader, layer, slot, scales, matrices, &bytes);
-    if (!rc && !loader->options->check_only) rc = give_matrix(loader, name, matrices, slot, out);
+    if (!rc && !loader->options->check_only)
+        rc = give_matrix(loader, name, matrices, slot, layer, out);
     mem_free(scales);
     if (!rc && !loader->options->check_only) report_progress(loader, bytes);
     return rc;
@@ -444,7 +448,7 @@ static int read_part(struct loader *loader, int layer, const struct slot *slot, 
     int64_t cols, before, all;
     name_of(loader, slot->parts[part], layer, name);
     tensor_shape(config, slot->parts[part], &rows.count, &cols);
-    shared_rows(loader, slot, part, layer, &before, &all);
+    slot_shared_rows(&loader->model->config, loader->naming, slot, part, layer, &before, &all);
     int rc = find_tensor(loader, name, slot->experts ? experts : 0, all, 0, &rows.tensor);
     rows.step = alternates ? (int)(all / rows.count) : 1;
     for (int e = 0; e < experts && !rc; e++) {

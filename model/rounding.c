@@ -1,9 +1,14 @@
 #include "model/rounding.h"
 
 #include <float.h>
+#include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "base/mem.h"
 #include "model/blocks.h"
+#include "model/rows.h"
 
 #define CODES_LOOKED_AT ((size_t)4096) /* together, before one of them is looked for */
 
@@ -24,6 +29,137 @@ bool rounding_is_done(const struct weights *weights, enum naming naming, const s
     }
     return true;
 }
+
+/* ---- Sizes of inputs ------------------------------------------------------------------------- */
+
+#define LEAST_SHARE 1e-3f /* smallest estimate, as a share of the mean */
+#define ROWS_TAKEN  16
+
+/* The squared lengths of a matrix's rows. */
+struct lengths {
+    const struct tensor *tensor;
+    int64_t first, step, rows, cols;
+    const float *inputs; /* [cols] weights of the squares */
+    float *out;          /* [rows] multiplied by them */
+    float *room;         /* [threads][cols] */
+    struct cpu_tickets tickets;
+    _Atomic bool failed;
+};
+
+static void measure_some(void *arg, int worker) {
+    struct lengths *job = arg;
+    float *row = job->room + worker * job->cols;
+    int64_t end;
+    for (int64_t i; (i = cpu_tickets_take(&job->tickets, ROWS_TAKEN, &end)) >= 0;)
+        for (; i < end; i++) {
+            float sum = 0;
+            if (!rows_read_one(job->tensor, job->first + i * job->step, job->cols, row)) {
+                atomic_store(&job->failed, true);
+                return;
+            }
+            for (int64_t c = 0; c < job->cols; c++) sum += job->inputs[c] * row[c] * row[c];
+            job->out[i] *= sum;
+        }
+}
+
+static const struct slot *slot_of(enum role role, int *part) {
+    for (size_t i = 0; i < layer_slot_count; i++)
+        for (*part = 0; *part < layer_slots[i].count; (*part)++)
+            if (layer_slots[i].parts[*part] == role) return &layer_slots[i];
+    return NULL;
+}
+
+/* Multiplies out[i] by the squared length of row i of the role's matrix. */
+static bool multiply_lengths(const struct rounding *r, enum role role, int layer, int expert,
+                             const float *inputs, float *out) {
+    char name[TENSOR_NAME_MAX];
+    struct lengths job = {.inputs = inputs, .out = out, .step = 1};
+    int64_t before, all;
+    int part = 0;
+    const struct slot *slot = slot_of(role, &part);
+    tensor_name(name, r->naming, role, layer, expert);
+    tensor_shape(r->config, role, &job.rows, &job.cols);
+    slot_shared_rows(r->config, r->naming, slot, part, layer, &before, &all);
+    job.tensor = weights_find(r->weights, name);
+    if (!job.tensor || tensor_is_split_mxfp4(r->naming, role)) return false;
+    const bool alternates = tensor_alternates(r->naming, role);
+    job.first = (alternates ? before / job.rows : before) +
+                (tensor_is_stacked(r->naming, role) ? expert * all : 0);
+    if (alternates) job.step = all / job.rows;
+    job.room = mem_try_alloc((size_t)cpu_team_threads(r->team) * (size_t)job.cols, sizeof(float));
+    if (!job.room) return false;
+    cpu_tickets_set(&job.tickets, job.rows);
+    cpu_team_run(r->team, measure_some, &job);
+    mem_free(job.room);
+    return !job.failed;
+}
+
+/* Squares of a norm's factors. */
+static bool read_norm(const struct rounding *r, enum role role, int layer, float *out) {
+    char name[TENSOR_NAME_MAX];
+    const int64_t count = r->config->d_model;
+    tensor_name(name, r->naming, role, layer, 0);
+    const struct tensor *tensor = weights_find(r->weights, name);
+    if (!r->config->pre_norms || !tensor || tensor->dims != 1 || tensor->shape[0] != count ||
+        !tensor_read_floats(tensor, 0, (size_t)count, out))
+        return false;
+    for (int64_t i = 0; i < count; i++) {
+        const float factor = out[i] + r->config->norm_offset;
+        out[i] = factor * factor;
+    }
+    return true;
+}
+
+/* Query heads read the mean of the values of the head that they share. */
+static void spread_heads(const struct model_config *c, const float *values, float *out) {
+    const int shared = c->heads_q / c->heads_kv;
+    for (int head = 0; head < c->heads_q; head++)
+        memcpy(out + (int64_t)head * c->head_dim, values + (int64_t)(head / shared) * c->head_dim,
+               (size_t)c->head_dim * sizeof *out);
+}
+
+static bool measure(const struct rounding *r, enum role role, int layer, int expert, float *norm,
+                    float *values, float *out) {
+    const bool attention = role == ROLE_Q || role == ROLE_O, routed = role >= ROLE_EXPERT_GATE;
+    if (!read_norm(r, attention ? ROLE_ATTN_NORM : ROLE_FFN_NORM, layer, norm)) return false;
+    if (role == ROLE_O) {
+        if (!multiply_lengths(r, ROLE_V, layer, 0, norm, values)) return false;
+        spread_heads(r->config, values, out);
+        return true;
+    }
+    if (role != ROLE_DOWN && role != ROLE_EXPERT_DOWN) {
+        memcpy(out, norm, (size_t)r->config->d_model * sizeof *out);
+        return true;
+    }
+    return multiply_lengths(r, routed ? ROLE_EXPERT_GATE : ROLE_GATE, layer, expert, norm, out) &&
+           multiply_lengths(r, routed ? ROLE_EXPERT_UP : ROLE_UP, layer, expert, norm, out);
+}
+
+bool rounding_inputs(const struct rounding *r, const struct slot *slot, int layer, int expert,
+                     float *out) {
+    const struct model_config *c = r->config;
+    const enum role role = slot->parts[0];
+    int64_t rows, cols;
+    double sum = 0;
+    tensor_shape(c, role, &rows, &cols);
+    if (role != ROLE_Q && role != ROLE_O && role != ROLE_GATE && role != ROLE_DOWN &&
+        role != ROLE_EXPERT_GATE && role != ROLE_EXPERT_DOWN)
+        return false;
+    const int64_t values = (int64_t)c->heads_kv * c->head_dim;
+    float *room = mem_try_alloc((size_t)(c->d_model + values), sizeof *room);
+    if (!room) return false;
+    for (int64_t i = 0; i < cols; i++) out[i] = 1;
+    for (int64_t i = 0; i < values; i++) room[c->d_model + i] = 1;
+    const bool found = measure(r, role, layer, expert, room, room + c->d_model, out);
+    mem_free(room);
+    for (int64_t i = 0; found && i < cols; i++) sum += (double)out[i];
+    if (!found || !(sum > 0) || !isfinite(sum)) return false;
+    for (int64_t i = 0; i < cols; i++)
+        out[i] = fmaxf(out[i] * (float)((double)cols / sum), LEAST_SHARE);
+    return true;
+}
+
+/* ---- Scales of E4M3 -------------------------------------------------------------------------- */
 
 /* The first code that is not a number, or `count`. */
 static size_t find_nan(const uint8_t *codes, size_t count) {

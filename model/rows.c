@@ -198,3 +198,21 @@ int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
     cpu_team_run(team, read_some, &job);
     return job.bad == INT64_MAX ? -1 : job.bad;
 }
+
+bool rows_read_one(const struct tensor *tensor, int64_t row, int64_t cols, float *out) {
+    size_t block_bytes;
+    if (tensor->packed) {
+        if (row >= tensor->shape[0] || cols != tensor->shape[1]) return false;
+        packed_read(tensor->packed, row, 0, cols, out);
+        return true;
+    }
+    if (tensor->dtype != TENSOR_BLOCKS)
+        return tensor_is_float(tensor->dtype) &&
+               tensor_read_floats(tensor, (size_t)(row * cols), (size_t)cols, out);
+    const int block = gguf_format_block(tensor->format, &block_bytes);
+    const size_t count = (size_t)(cols / block), bytes = count * block_bytes;
+    if (((size_t)row + 1) * bytes > tensor->bytes) return false;
+    block_reader_of(tensor->format)((const uint8_t *)tensor->data + (size_t)row * bytes, count,
+                                    out);
+    return true;
+}

@@ -34,4 +34,8 @@ enum kern_dtype rows_dtype(const struct rows *rows);
  * tensor that is no finite number. */
 int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team);
 
+/* Row `row` of a matrix, or of several that follow each other, as float32. False: the tensor has no
+ * such row, or is of a type whose numbers need a scale of their own. */
+bool rows_read_one(const struct tensor *tensor, int64_t row, int64_t cols, float *out);
+
 #endif

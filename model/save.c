@@ -26,6 +26,8 @@
 struct planned {
     bool used, rounded;
     enum kern_dtype dtype;       /* KERN_Q8 or KERN_Q4M, where it is rounded */
+    const struct slot *slot;     /* the slot that it belongs to, in this layer */
+    int layer, expert, experts;  /* matrices of several experts follow each other */
     const struct tensor *scales; /* the scales of split MXFP4 */
     int64_t rows, cols;          /* sizes of all matrices in it together, where it is rounded */
     size_t bytes;                /* in the new file */
@@ -38,6 +40,7 @@ struct saving {
     enum naming naming;
     struct planned *plan; /* [tensors] */
     struct cpu_team *team;
+    float *inputs;        /* [cols] of the matrix that is rounded */
     char *numbers;        /* rows that the file does not have as they are rounded */
     struct block *blocks; /* rows, rounded */
     uint8_t *bytes;       /* the same as the file has them */
@@ -64,13 +67,16 @@ static const struct tensor *use(struct saving *s, const char *name) {
     return tensor;
 }
 
+/* `place`: slot, layer, expert and type. */
 static int plan_rounding(struct saving *s, const char *name, const struct tensor *tensor,
-                         const struct tensor *scales, enum kern_dtype dtype) {
+                         const struct planned *place) {
     struct planned *p = planned_of(s, tensor);
+    const struct tensor *scales = place->scales;
     const int last = tensor->dims - (scales ? 2 : 1);
     size_t bytes;
-    (void)gguf_format_block(block_format_of(dtype), &bytes);
-    *p = (struct planned){.used = true, .rounded = true, .dtype = dtype, .scales = scales};
+    (void)gguf_format_block(block_format_of(place->dtype), &bytes);
+    *p = *place;
+    p->used = p->rounded = true;
     p->cols = scales ? tensor->shape[last] * BLOCK_MXFP4 : tensor->shape[last];
     p->rows = 1;
     for (int i = 0; i < last; i++) p->rows *= tensor->shape[i];
@@ -96,7 +102,14 @@ static int plan_matrix(struct saving *s, const struct slot *slot, enum role role
     if (to == QUANTIZE_NONE || rounding_is_done(s->weights, s->naming, slot, layer, expert))
         return 0;
     if (scales) planned_of(s, scales)->used = false;
-    return plan_rounding(s, name, tensor, scales, to == QUANTIZE_Q8 ? KERN_Q8 : KERN_Q4M);
+    const struct planned place = {.dtype = to == QUANTIZE_Q8 ? KERN_Q8 : KERN_Q4M,
+                                  .slot = slot,
+                                  .layer = layer,
+                                  .expert = expert,
+                                  .experts =
+                                      tensor_is_stacked(s->naming, role) ? s->config.experts : 1,
+                                  .scales = scales};
+    return plan_rounding(s, name, tensor, &place);
 }
 
 static int plan_slot(struct saving *s, const struct slot *slot, int layer) {
@@ -146,9 +159,9 @@ static int put(struct saving *s, const void *data, size_t bytes) {
     return fault_set(s->fault, ERR_IO, "quantize-to", "cannot be written");
 }
 
-/* `scales`: of an E4M3 matrix. */
+/* `scales`: of an E4M3 matrix; `inputs`: see quantize_blocks. */
 static int round_rows(struct saving *s, const struct tensor *tensor, const struct planned *p,
-                      const float *scales, int64_t first, int64_t count) {
+                      const float *scales, const float *inputs, int64_t first, int64_t count) {
     const struct rows rows = {
         .tensor = tensor, .scales = p->scales, .first = first, .count = count};
     char *room = rows_need_room(&rows) ? s->numbers : NULL;
@@ -162,15 +175,30 @@ static int round_rows(struct saving *s, const struct tensor *tensor, const struc
                                   .rows = count,
                                   .cols = p->cols,
                                   .scale = scales ? scales + first : NULL};
-    int rc = quantize_blocks(&m, p->dtype, s->blocks, s->team, &fault);
+    int rc = quantize_blocks(&m, p->dtype, inputs, s->blocks, s->team, &fault);
     if (rc) return fault_set(s->fault, rc, tensor->name, "%s", fault.text);
     const size_t blocks = (size_t)(count * (p->cols / KERN_BLOCK));
     block_write(p->dtype, s->blocks, blocks, s->bytes);
     return put(s, s->bytes, p->bytes / (size_t)p->rows * (size_t)count);
 }
 
-static int put_rounded(struct saving *s, const struct tensor *tensor, const struct planned *p) {
+/* Rounds matrix `index` of a tensor of several. */
+static int round_matrix(struct saving *s, const struct tensor *tensor, const struct planned *p,
+                        const float *scales, int index) {
     const int64_t step = p->cols < NUMBERS_AT_ONCE ? NUMBERS_AT_ONCE / p->cols : 1;
+    const int64_t rows = p->rows / p->experts, end = rows * (index + 1);
+    const struct rounding rounding = {
+        .config = &s->config, .weights = s->weights, .naming = s->naming, .team = s->team};
+    const bool known = p->dtype == KERN_Q4M &&
+                       rounding_inputs(&rounding, p->slot, p->layer, p->expert + index, s->inputs);
+    int rc = 0;
+    for (int64_t first = rows * index; first < end && !rc; first += step)
+        rc = round_rows(s, tensor, p, scales, known ? s->inputs : NULL, first,
+                        end - first < step ? end - first : step);
+    return rc;
+}
+
+static int put_rounded(struct saving *s, const struct tensor *tensor, const struct planned *p) {
     float *scales = NULL;
     int rc = 0;
     if (tensor->dtype == TENSOR_E4M3) {
@@ -179,9 +207,7 @@ static int put_rounded(struct saving *s, const struct tensor *tensor, const stru
                  ? rounding_read_scales(s->weights, tensor->name, tensor, false, scales, s->fault)
                  : fault_set(s->fault, ERR_NOMEM, tensor->name, "no memory for its scales");
     }
-    for (int64_t first = 0; first < p->rows && !rc; first += step)
-        rc = round_rows(s, tensor, p, scales, first,
-                        p->rows - first < step ? p->rows - first : step);
+    for (int i = 0; i < p->experts && !rc; i++) rc = round_matrix(s, tensor, p, scales, i);
     mem_free(scales);
     return rc;
 }
@@ -212,13 +238,15 @@ static int put_tensors(struct saving *s, size_t alignment) {
 
 /* Memory for the rows that are rounded together. */
 static int open_room(struct saving *s) {
-    int64_t most = NUMBERS_AT_ONCE;
+    int64_t most = NUMBERS_AT_ONCE, widest = 0;
     for (size_t i = 0; i < count_of(s); i++)
-        if (s->plan[i].rounded && s->plan[i].cols > most) most = s->plan[i].cols;
+        if (s->plan[i].rounded && s->plan[i].cols > widest) widest = s->plan[i].cols;
+    if (widest > most) most = widest;
+    s->inputs = mem_try_alloc((size_t)widest, sizeof *s->inputs);
     s->numbers = mem_try_alloc((size_t)most, sizeof(float));
     s->blocks = mem_try_alloc((size_t)(most / KERN_BLOCK), sizeof *s->blocks);
     s->bytes = mem_try_alloc((size_t)(most / KERN_BLOCK), sizeof *s->blocks);
-    if (!s->numbers || !s->blocks || !s->bytes)
+    if (!s->inputs || !s->numbers || !s->blocks || !s->bytes)
         return fault_set(s->fault, ERR_NOMEM, "model", "no memory for rows to be rounded");
     const int rc = cpu_team_open(s->options->threads, &s->team);
     return rc ? fault_set(s->fault, rc, "threads", "cannot start the threads that round weights")
@@ -331,7 +359,7 @@ static void add_text(struct buf *out, const char *text) {
     buf_str(out, text);
 }
 
-/* Values of this kind say how a file is split. */
+/* A model in one file has no need of the keys that say how it was split. */
 static bool is_kept(const struct gguf_value *value) {
     return strncmp(value->key, "split.", strlen("split.")) != 0;
 }
@@ -431,6 +459,7 @@ int model_save(const struct model_options *options, const char *to, size_t *byte
     if (!rc) rc = save(&s, to);
     *bytes = s.written;
     cpu_team_close(s.team);
+    mem_free(s.inputs);
     mem_free(s.numbers);
     mem_free(s.blocks);
     mem_free(s.bytes);

@@ -335,6 +335,21 @@ bool slot_wanted(const struct slot *slot, const struct model_config *config, int
     return !slot->wanted || *(const bool *)((const char *)config + slot->wanted);
 }
 
+void slot_shared_rows(const struct model_config *config, enum naming naming,
+                      const struct slot *slot, int part, int layer, int64_t *before, int64_t *all) {
+    char name[TENSOR_NAME_MAX], other[TENSOR_NAME_MAX];
+    int64_t rows, cols;
+    *before = *all = 0;
+    tensor_name(name, naming, slot->parts[part], layer, 0);
+    for (int i = 0; i < slot->count; i++) {
+        tensor_name(other, naming, slot->parts[i], layer, 0);
+        if (strcmp(name, other) != 0) continue;
+        tensor_shape(config, slot->parts[i], &rows, &cols);
+        *all += rows;
+        if (i < part) *before += rows;
+    }
+}
+
 float slot_scale(const struct slot *slot, const struct model_config *config) {
     return slot->scaled ? *(const float *)(const void *)((const char *)config + slot->scaled) : 1;
 }

@@ -114,6 +114,9 @@ extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;
 
 bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer);
+/* The rows of a tensor that several parts of a slot share: those before the part's own, and all. */
+void slot_shared_rows(const struct model_config *config, enum naming naming,
+                      const struct slot *slot, int part, int layer, int64_t *before, int64_t *all);
 float slot_scale(const struct slot *slot,
                  const struct model_config *config); /* factor on a vector */
 

@@ -106,31 +106,32 @@ static void nearest_q4(const float *x, float scale, float least, float *n) {
     }
 }
 
-/* Finds the factors with the least sum of (x - scale n - least)^2; leaves them unchanged if all n
+/* Finds the factors with the least sum of w (x - scale n - least)^2; leaves them unchanged if all n
  * are equal. */
-static void fit_q4(const float *x, const float *n, float *scale, float *least) {
-    float sum_n = 0, sum_nn = 0, sum_x = 0, sum_xn = 0;
+static void fit_q4(const float *x, const float *w, const float *n, float *scale, float *least) {
+    float sum = 0, sum_n = 0, sum_nn = 0, sum_x = 0, sum_xn = 0;
     for (int i = 0; i < KERN_BLOCK; i++) {
-        sum_n += n[i], sum_nn += n[i] * n[i];
-        sum_x += x[i], sum_xn += x[i] * n[i];
+        const float wn = w[i] * n[i];
+        sum += w[i], sum_n += wn, sum_nn += wn * n[i];
+        sum_x += w[i] * x[i], sum_xn += wn * x[i];
     }
-    float spread = KERN_BLOCK * sum_nn - sum_n * sum_n;
-    float slope = (KERN_BLOCK * sum_xn - sum_x * sum_n) / (spread > 0 ? spread : 1);
+    float spread = sum * sum_nn - sum_n * sum_n;
+    float slope = (sum * sum_xn - sum_x * sum_n) / (spread > 0 ? spread : 1);
     if (!(spread > 0) || !(slope > 0)) return;
     *scale = slope;
-    *least = (sum_x - slope * sum_n) / KERN_BLOCK;
+    *least = (sum_x - slope * sum_n) / sum;
 }
 
-static float error_q4(const float *x, const float *n, float scale, float least) {
+static float error_q4(const float *x, const float *w, const float *n, float scale, float least) {
     float sum = 0;
     for (int i = 0; i < KERN_BLOCK; i++) {
         float off = x[i] - (scale * n[i] + least);
-        sum += off * off;
+        sum += w[i] * (off * off);
     }
     return sum;
 }
 
-static void quantize_q4(const float *x, struct block *to) {
+static void quantize_q4(const float *x, const float *w, struct block *to) {
     float low = x[0], high = x[0], best = INFINITY, n[KERN_BLOCK];
     for (int i = 0; i < KERN_BLOCK; i++) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
     for (int at = 0; at < SHRINK_STEPS * SHRINK_STEPS; at++) {
@@ -139,10 +140,10 @@ static void quantize_q4(const float *x, struct block *to) {
         float above = SHRINK * (float)high_step * (high - low);
         float least = low + below, scale = (high - above - least) / 15;
         nearest_q4(x, scale, least, n);
-        fit_q4(x, n, &scale, &least);
+        fit_q4(x, w, n, &scale, &least);
         scale = as_half(scale), least = as_half(least);
         nearest_q4(x, scale, least, n);
-        float error = error_q4(x, n, scale, least);
+        float error = error_q4(x, w, n, scale, least);
         if (!(error < best)) continue;
         best = error;
         to->scale[0] = to->scale[1] = scale, to->least = least;
@@ -153,6 +154,7 @@ static void quantize_q4(const float *x, struct block *to) {
 struct blocking {
     const struct kern_matrix *from;
     enum kern_dtype dtype;
+    const float *inputs; /* or NULL */
     struct block *to;
     struct cpu_tickets rows;
     _Atomic int64_t bad; /* as in struct quantizing */
@@ -165,8 +167,10 @@ static bool block_row(const struct blocking *job, int64_t r) {
     const int64_t stride = m->stride > 0 ? m->stride : m->cols, count = blocks_of(m->cols);
     const char *row = (const char *)m->data + (size_t)(r * stride) * size;
     for (int64_t b = 0; b < count; b++) {
-        float x[KERN_BLOCK] = {0};
+        float x[KERN_BLOCK] = {0}, w[KERN_BLOCK];
         int64_t left = m->cols - b * KERN_BLOCK;
+        for (int64_t i = 0; i < KERN_BLOCK; i++)
+            w[i] = !job->inputs ? 1 : i < left ? job->inputs[b * KERN_BLOCK + i] : 0;
         for (int64_t i = 0; i < KERN_BLOCK && i < left; i++) {
             x[i] = number_element(row + (size_t)(b * KERN_BLOCK + i) * size, m->dtype);
             if (m->scale) x[i] *= m->scale[r];
@@ -177,7 +181,7 @@ static bool block_row(const struct blocking *job, int64_t r) {
         if (job->dtype == KERN_Q8)
             quantize_q8(x, to);
         else
-            quantize_q4(x, to);
+            quantize_q4(x, w, to);
         for (int64_t i = left; i < KERN_BLOCK; i++) to->n[i] = 0;
     }
     return true;
@@ -196,9 +200,10 @@ static void block_some(void *arg, int worker) {
     }
 }
 
-int quantize_blocks(const struct kern_matrix *from, enum kern_dtype dtype, struct block *to,
-                    struct cpu_team *team, struct fault *fault) {
-    struct blocking job = {.from = from, .dtype = dtype, .to = to, .bad = from->rows};
+int quantize_blocks(const struct kern_matrix *from, enum kern_dtype dtype, const float *inputs,
+                    struct block *to, struct cpu_team *team, struct fault *fault) {
+    struct blocking job = {
+        .from = from, .dtype = dtype, .inputs = inputs, .to = to, .bad = from->rows};
     cpu_tickets_set(&job.rows, from->rows);
     if (team)
         cpu_team_run(team, block_some, &job);

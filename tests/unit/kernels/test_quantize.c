@@ -207,7 +207,7 @@ static void check_blocks(const struct test_matrix *m, enum kern_dtype dtype, dou
     const int64_t cols = m->file.cols, count = m->file.rows * blocks_of(cols);
     struct block *blocks = calloc((size_t)count, sizeof *blocks);
     double plain;
-    cr_assert_eq(quantize_blocks(&m->file, dtype, blocks, NULL, NULL), 0);
+    cr_assert_eq(quantize_blocks(&m->file, dtype, NULL, blocks, NULL, NULL), 0);
     for (int64_t b = 0; b < count; b++) {
         int64_t used = cols - b % blocks_of(cols) * KERN_BLOCK;
         cr_assert_eq(number_from_f16(number_to_f16(blocks[b].scale[0])), blocks[b].scale[0]);
@@ -235,6 +235,43 @@ Test(quantize, blocks_are_near_their_numbers) {
     }
 }
 
+/* The sum of the squared errors times the weights of the inputs. */
+static double weighted_error(const struct test_matrix *m, const struct block *blocks,
+                             const float *inputs) {
+    const int64_t cols = m->file.cols;
+    double sum = 0;
+    for (int64_t r = 0; r < m->file.rows; r++)
+        for (int64_t c = 0; c < cols; c++) {
+            const struct block *block = &blocks[r * blocks_of(cols) + c / KERN_BLOCK];
+            const float x =
+                number_element((const char *)m->file.data + 4 * (r * cols + c), KERN_F32);
+            sum +=
+                (double)inputs[c] * pow((double)x - block_number(block, (int)(c % KERN_BLOCK)), 2);
+        }
+    return sum;
+}
+
+/* Three inputs of each block count a hundred times as much as the others, and one does not. */
+Test(quantize, errors_of_larger_inputs_are_smaller) {
+    struct test_matrix m = matrix_make(37, 96, KERN_F32, 21);
+    const size_t count = 37 * 3;
+    struct block *alike = calloc(count, sizeof *alike), *weighted = calloc(count, sizeof *weighted);
+    float inputs[96], ones[96];
+    for (int i = 0; i < 96; i++) {
+        ones[i] = 1;
+        inputs[i] = i % 32 == 7 ? 0 : i % 32 < 3 ? 100 : 1;
+    }
+    cr_assert_eq(quantize_blocks(&m.file, KERN_Q4M, NULL, alike, NULL, NULL), 0);
+    cr_assert_eq(quantize_blocks(&m.file, KERN_Q4M, ones, weighted, NULL, NULL), 0);
+    cr_assert(!memcmp(alike, weighted, count * sizeof *alike), "equal weights change nothing");
+    cr_assert_eq(quantize_blocks(&m.file, KERN_Q4M, inputs, weighted, NULL, NULL), 0);
+    const double before = weighted_error(&m, alike, inputs);
+    const double after = weighted_error(&m, weighted, inputs);
+    cr_assert(after < 0.5 * before, "weighted error %g, %g without weights", after, before);
+    matrix_close(&m);
+    free(alike), free(weighted);
+}
+
 /* Blocks of one number, of zeros, and of numbers below float16's. */
 Test(quantize, blocks_of_unusual_numbers) {
     static const float values[] = {0, 0.25f, -3, 0x1p-30f, 60000};
@@ -243,8 +280,8 @@ Test(quantize, blocks_of_unusual_numbers) {
         struct block q8, q4;
         for (int i = 0; i < KERN_BLOCK; i++) x[i] = values[v];
         const struct kern_matrix m = {.data = x, .dtype = KERN_F32, .rows = 1, .cols = KERN_BLOCK};
-        cr_assert_eq(quantize_blocks(&m, KERN_Q8, &q8, NULL, NULL), 0);
-        cr_assert_eq(quantize_blocks(&m, KERN_Q4M, &q4, NULL, NULL), 0);
+        cr_assert_eq(quantize_blocks(&m, KERN_Q8, NULL, &q8, NULL, NULL), 0);
+        cr_assert_eq(quantize_blocks(&m, KERN_Q4M, NULL, &q4, NULL, NULL), 0);
         for (int i = 0; i < KERN_BLOCK; i++) {
             float bound = fabsf(x[i]) * 0x1p-10f + 0x1p-25f;
             cr_assert(fabsf(block_number(&q8, i) - x[i]) <= bound, "q8 of %g", (double)x[i]);
@@ -257,11 +294,11 @@ Test(quantize, threads_change_no_block) {
     struct test_matrix m = matrix_make(MANY, COLS, KERN_BF16, 5);
     const size_t bytes = (size_t)(MANY * blocks_of(COLS)) * sizeof(struct block);
     struct block *want = calloc(1, bytes), *got = malloc(bytes);
-    cr_assert_eq(quantize_blocks(&m.file, KERN_Q4M, want, NULL, NULL), 0);
+    cr_assert_eq(quantize_blocks(&m.file, KERN_Q4M, NULL, want, NULL, NULL), 0);
     for (int threads = 1; threads <= 5; threads += 2) {
         struct cpu_team *team = open_team(threads);
         memset(got, 0xff, bytes);
-        cr_assert_eq(quantize_blocks(&m.file, KERN_Q4M, got, team, NULL), 0);
+        cr_assert_eq(quantize_blocks(&m.file, KERN_Q4M, NULL, got, team, NULL), 0);
         cr_assert(!memcmp(got, want, bytes), "%d threads", threads);
         cpu_team_close(team);
     }
@@ -278,7 +315,7 @@ Test(quantize, the_first_row_without_blocks_is_named) {
         struct cpu_team *team = open_team(3);
         struct fault fault = {0};
         for (int row = 77; row < MANY; row++) x[row * COLS + 5] = bad[i];
-        cr_assert_eq(quantize_blocks(&m, KERN_Q8, blocks, team, &fault), ERR_INVALID);
+        cr_assert_eq(quantize_blocks(&m, KERN_Q8, NULL, blocks, team, &fault), ERR_INVALID);
         cr_assert(strstr(fault.text, "row 77 "), "%s", fault.text);
         cpu_team_close(team);
         free(x);
