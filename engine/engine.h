@@ -421,6 +421,8 @@ struct engine_job {
     uint64_t arrival; /* number of the job in its replica's order of arrival */
     uint64_t round;   /* admission round in which the job was last tried */
     int64_t pages;    /* pages that each choice needs when started from nothing; 0 = unknown */
+    uint64_t
+        saves; /* count of saves that the job waits to change, see sched_admit.c; 0: it does not */
     /* The wait for a prefix that a running sequence reads: engine/sched_checkpoint.c. */
     struct {
         uint64_t since;  /* number of the step in which the job first waited; 0: never */

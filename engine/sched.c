@@ -33,7 +33,7 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     CHECK(options->rows_max > options->sequences_max); /* prompts always find room beside decode */
     CHECK(options->logits_max >= options->sequences_max + 1);
     *sched = (struct sched){
-        .options = *options, .wait_ends = UINT64_MAX, .turns = {.number = PACE_TURNS}};
+        .options = *options, .wait_ends = UINT64_MAX, .saves = 1, .turns = {.number = PACE_TURNS}};
     size_t sequences = (size_t)options->sequences_max, logits = (size_t)options->logits_max;
     int slots = options->sequences_max + options->conversations_max;
     sched->sequences = mem_must_alloc(sequences, sizeof *sched->sequences);

@@ -172,9 +172,10 @@ struct sched {
     struct sched_search search;
     struct sched_export export;
     struct sched_import import;
-    bool saving_all;                                   /* see sched_save */
-    bool saving_ended;                                 /* nothing more is written */
-    int64_t looked_ns;                                 /* for conversations to write */
+    bool saving_all;   /* see sched_save */
+    bool saving_ended; /* nothing more is written */
+    uint64_t saves;    /* 1, and more for each write that went on, ended or failed */
+    int64_t looked_ns; /* for conversations to write */
     struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
     struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */
     struct engine_counters counters;

@@ -330,9 +330,11 @@ static bool outgrows_quota(const struct sched *sched, const struct engine_job *j
     return most > 0 && job->pages * job->choice_count > most;
 }
 
-/* Until its client's running requests leave room in the quota, a job waits aside: it is not the
- * head, so it delays no other client. */
+/* Until its client's running requests leave room in the quota, or a conversation of its client is
+ * written that makes room there, a job waits aside: it is not the head, so it delays no other
+ * client. */
 static bool suits_quota(const struct sched *sched, const struct engine_job *job) {
+    if (job->saves == sched->saves && sched_saves(sched)) return false;
     return job->pages * job->choice_count <= queue_pages_left(&sched->queue, job) ||
            outgrows_quota(sched, job);
 }
@@ -368,7 +370,7 @@ void sched_submit(struct sched *sched, struct engine_job *job) {
     CHECK(job->stage == SCHED_SUBMITTER && job->choice_count > 0);
     CHECK(job->choices_left == job->choice_count && job->params);
     job->stage = SCHED_QUEUED;
-    job->round = 0;
+    job->round = job->saves = 0;
     job->pages = pages_for(&sched->options, job->params, &from_nothing, &job->request);
     queue_join(&sched->queue, job);
     sched->others_wait = false;
@@ -541,11 +543,14 @@ void sched_admit_waiting(struct sched *sched) {
         if (sched->head_waits) break;
         bool is_admitted = try_to_admit(sched, sched->head);
         (void)queue_plan_places(&sched->queue, sched->counters.steps);
-        if (is_admitted) continue;
+        if (is_admitted || !suits_quota(sched, sched->head)) continue;
         sched_changed(sched); /* the head is only tried after a change */
         sched->head_waits = true;
     }
-    if (!sched->head) return;
+    if (!sched->head) { /* everybody waits aside */
+        sched->others_wait = true;
+        return;
+    }
     let_pass(sched);
     charge_empty_places(sched);
 }
@@ -553,5 +558,5 @@ void sched_admit_waiting(struct sched *sched) {
 bool sched_stalled(const struct sched *sched) {
     if (sched->running > 0 && !sched->all_wait) return false;
     if (sched->queue.waiting == 0 && !sched->head) return sched->running > 0;
-    return sched->head && sched->head_waits && sched->others_wait;
+    return sched->others_wait && (!sched->head || sched->head_waits);
 }

@@ -106,9 +106,10 @@ bool sched_find(struct sched *sched, struct sched_entry *entry);
 /* Frees pages until `pages` fit beside the running sequences, in the quota of the job's client and
  * in the pool. Removes conversations, for the quota the client's own, in their order of removal,
  * and `conv`, the one to continue, last: then its pages become part of the reservation and *used_up
- * is set. Returns false when a sequence must end, or a conversation be written, first.
+ * is set. Returns false when a sequence must end, or a conversation be written, first. If the quota
+ * needs that write, the job waits aside until then (job->saves).
  */
-bool sched_make_room(struct sched *sched, const struct engine_job *job, int64_t pages,
+bool sched_make_room(struct sched *sched, struct engine_job *job, int64_t pages,
                      const struct conversation *conv, bool *used_up);
 
 /* Pages that the job's client may reserve or retain beside all that it has. */
@@ -175,6 +176,8 @@ uint64_t sched_name(const struct sched *sched, const struct conversation *conv);
 /* May the conversation be removed? If it must be written before, begins to write it, at once or
  * when the store can. */
 bool sched_save_for_room(struct sched *sched, struct conversation *conv);
+/* Is a conversation being copied or written? The next one cannot begin yet. */
+bool sched_saves(const struct sched *sched);
 void sched_forget_copying(struct sched *sched,
                           const struct conversation *conv); /* before removal */
 /* Restores the conversation on disk that the query would use. Returns false while it is not there

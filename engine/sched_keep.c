@@ -84,8 +84,9 @@ static bool drop_first(struct sched *sched, const uint8_t *client,
     return true;
 }
 
-/* Tokens of conversations do not count for quotas. */
-static bool fit_quota(struct sched *sched, const struct engine_job *job, int64_t pages,
+/* Tokens of conversations do not count for quotas. While a conversation must be written first, the
+ * job waits aside: only its own client waits for the disk. */
+static bool fit_quota(struct sched *sched, struct engine_job *job, int64_t pages,
                       const struct conversation *conv, bool *used_up) {
     const uint8_t *client = job->request.client;
     int64_t quota = queue_pages_left(&sched->queue, job), own = 0;
@@ -94,8 +95,13 @@ static bool fit_quota(struct sched *sched, const struct engine_job *job, int64_t
     if (own > 0 && pages + own > quota) *used_up = true;
     if (!*used_up) own = 0;
     if (pages > quota) return false;
-    while (pages > sched_quota_free(sched, job) + own)
-        if (!drop_first(sched, client, conv, true)) return false;
+    while (pages > sched_quota_free(sched, job) + own) {
+        bool needs_store = sched->needs_store;
+        if (drop_first(sched, client, conv, true)) continue;
+        sched->needs_store = needs_store;
+        job->saves = sched->saves;
+        return false;
+    }
     return true;
 }
 
@@ -123,7 +129,7 @@ static bool drop_first_for(struct sched *sched, const struct engine_job *job,
                : drop_first(sched, job->request.client, except, true);
 }
 
-bool sched_make_room(struct sched *sched, const struct engine_job *job, int64_t pages,
+bool sched_make_room(struct sched *sched, struct engine_job *job, int64_t pages,
                      const struct conversation *conv, bool *used_up) {
     int64_t left = sched->options.pages_total - sched->pages_reserved;
     *used_up = conv && pages + sched_pages_with(sched, conv->pages, conv->token_count) > left;

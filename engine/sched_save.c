@@ -36,19 +36,26 @@ bool sched_wants_saving(const struct sched *sched, const struct conversation *co
 
 /* ---- Out ------------------------------------------------------------------------------------- */
 
+/* Has the jobs tried again that wait until a conversation may be removed. */
+static void save_went_on(struct sched *sched) {
+    sched->head_waits = false;
+    sched->saves++;
+}
+
 /* Drops an unfinished copy. Once the store has the file, the other members of `export` stay,
  * because take_saved needs them. */
 static void cancel_export(struct sched *sched) {
     if (!sched->export.data) return;
     mem_free(sched->export.data);
     sched->export = (struct sched_export){0};
+    save_went_on(sched);
 }
 
 static void give_up(struct sched *sched, struct conversation *conv, const char *why) {
     log_warn("conversation=%016llx cannot be written: %s", (unsigned long long)conv->id, why);
     conv->saved = CONVERSATION_FAILED;
     sched->counters.state_failed++;
-    sched->head_waits = false;
+    save_went_on(sched);
 }
 
 static void fill_head(const struct sched *sched, const struct conversation *conv,
@@ -136,7 +143,7 @@ static void go_on_exporting(struct sched *sched, size_t most) {
     store_save(sched->options.store, &export->head, export->data, export->size);
     export->data = NULL;
     conv->saved = CONVERSATION_WRITING;
-    sched->head_waits = false; /* the pages may be freed now */
+    save_went_on(sched); /* the pages may be freed now */
 }
 
 /* Deletes the file of a superseded state, which is useless once its successor is on disk. */
@@ -172,7 +179,7 @@ static void take_saved(struct sched *sched) {
     uint64_t id;
     int rc;
     if (!store_saved(sched->options.store, &id, &rc)) return;
-    sched->head_waits = false; /* the next conversation can be written now */
+    save_went_on(sched); /* the next conversation can be written now */
     struct conversation *conv = conversation_by_id(&sched->conversations, id);
     if (conv) {
         /* A conversation that was repeated meanwhile has the same name and is written again. */
@@ -196,6 +203,10 @@ bool sched_save_for_room(struct sched *sched, struct conversation *conv) {
         if (export->data) go_on_exporting(sched, sched->options.copy_bytes);
     }
     return !sched_wants_saving(sched, conv);
+}
+
+bool sched_saves(const struct sched *sched) {
+    return sched->export.data || !store_can_save(sched->options.store);
 }
 
 static void end_import(struct sched *sched) {

@@ -33,6 +33,16 @@ bool __wrap_store_fresh(struct store *store, int64_t since_ns) {
     return since_ns <= listed_ns;
 }
 
+/* A disk that is busy with another file: the linker's --wrap. */
+static bool disk_busy;
+
+bool __real_store_can_save(struct store *store);
+bool __wrap_store_can_save(struct store *store);
+
+bool __wrap_store_can_save(struct store *store) {
+    return !disk_busy && __real_store_can_save(store);
+}
+
 /* A world with a state directory of its own. */
 struct stored {
     struct world w;
@@ -686,6 +696,43 @@ Test(state, a_hanging_disk_is_no_progress) {
     cr_assert(job.cached_tokens == 60 && sched_progress(&s.w.sched) > hanging);
     engine_job_close(&other);
     engine_job_close(&job);
+    stored_close(&s);
+}
+
+/* A client whose own conversation must be written before there is room in its quota waits for the
+ * disk alone. */
+Test(state, a_quota_that_needs_the_disk_delays_no_other_client) {
+    struct stored s;
+    struct engine_job bound, other, later;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open(&s, (struct world_options){.conversations = 9});
+    cr_assert_eq(turn(&s.w, 1, 0, 60, kv), 0);
+    disk_busy = true;
+    other = job_of(2, 20, 400, kv);
+    other.request.client[0] = 2;
+    submit(&s.w, &other);
+    bound = job_of(3, 60, 3, kv);
+    bound.request.kv.reuse = false;
+    submit(&s.w, &bound);
+    queue_client_of(&s.w.sched.queue, &bound)->pages_max = bound.pages;
+    for (int i = 0; i < 3 * SCHED_PASS_STEPS; i++) world_step(&s.w);
+    cr_assert_eq(atomic_load(&bound.admitted), 0, "its conversation is not written yet");
+    cr_assert_neq(s.w.sched.head, &bound);
+    later = job_of(4, 20, 3, kv);
+    later.request.client[0] = 4;
+    submit(&s.w, &later);
+    world_step(&s.w);
+    cr_assert_eq(atomic_load(&later.admitted), 1);
+    while (s.w.sched.running > 0) world_step(&s.w);
+    world_step(&s.w);
+    cr_assert(sched_stalled(&s.w.sched), "nothing is to be done before the disk is free");
+    disk_busy = false;
+    run_until_idle(&s.w);
+    cr_assert_eq(finish_of(&bound), ENGINE_FINISH_LENGTH);
+    cr_assert_eq(stats_of(&s).files, 1, "what gave way is on disk");
+    engine_job_close(&bound);
+    engine_job_close(&other);
+    engine_job_close(&later);
     stored_close(&s);
 }
 
