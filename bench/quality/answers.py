@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 
-from lab import client, plots, report, rows, statistics
+from lab import client, packed, plots, report, rows, statistics
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROTOCOLS = ("unknown", "known")
@@ -46,6 +46,8 @@ def arguments():
     ap.add_argument("--shares", default="0.25,0.125", help="of a context's tokens (0.25,0.125)")
     ap.add_argument("--protocols", default=",".join(PROTOCOLS))
     ap.add_argument("--out", type=pathlib.Path, required=True)
+    ap.add_argument("--from", type=pathlib.Path, action="append", default=[], dest="earlier", metavar="FILE",
+                    help="go on from these lines, too (JSON lines, .xz or not; bench/results has some)")
     ap.add_argument("--label", default="", help="added to the methods' names, where several gates are compared")
     ap.add_argument("--kvpress", action="store_true", help="also write kvpress's files")
     ap.add_argument("--report", action="store_true", help="ask nothing, only print the table")
@@ -75,6 +77,12 @@ class Store:
 
     def keep(self, line):
         self.done[line["task"], line["context"], line["method"], line["share"], line["protocol"]] = line
+
+    def take(self, lines):
+        """Adds lines of an earlier run that are missing here."""
+        for line in lines:
+            if (line["task"], line["context"], line["method"], line["share"], line["protocol"]) not in self.done:
+                self.add(**line)
 
     def add(self, **line):
         with self.lock:
@@ -318,6 +326,8 @@ def measure(c, a, store):
 def main():
     a = arguments()
     store = Store(a.out)
+    for path in a.earlier:
+        store.take(packed.rows(path))
     if a.report:
         show(a, store)
         return

@@ -29,7 +29,7 @@ import pathlib
 import sys
 import time
 
-from lab import anatomy, client, plan, report, runner, store, tasks
+from lab import anatomy, client, packed, plan, report, runner, store, tasks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "docs" / "QUALITY.template.md"
@@ -50,6 +50,8 @@ def arguments():
     ap.add_argument("--sharing", choices=("auto", "fork", "again"), default="auto",
                     help="read a history once for its questions, or again for each; auto: once where the daemon can")
     ap.add_argument("--forget", action="append", default=[], metavar="METHOD", help="drop what was measured of it")
+    ap.add_argument("--from", type=pathlib.Path, action="append", default=[], dest="earlier", metavar="FILE",
+                    help="go on from these rows, too (JSON lines, .xz or not; bench/results has some)")
     ap.add_argument("--url", help="a running daemon; default: start one")
     ap.add_argument("--binary", default=str(ROOT / "build" / "keepd"))
     ap.add_argument("--model", default=str(ROOT / "bundled/keepd-nano"))
@@ -252,6 +254,8 @@ def main():
     a = arguments()
     sha = sha_of(a.model)
     results_store = store.Store(a.store, sha)
+    for path in a.earlier:
+        results_store.take(packed.rows(path))
     if a.forget:
         results_store.forget(set(a.forget))
     if a.what in ("selftest", "known"):

@@ -92,6 +92,14 @@ def test_both_protocols_compress_where_they_say(tmp_path):
     assert not daemon.prompts
 
 
+def test_lines_of_an_earlier_run_are_not_asked_again(tmp_path):
+    lines = [dict(task="pairs", context=0, method="snapkv", share=0.25, protocol=p, got=2, of=2, texts=["", ""]) for p in answers.PROTOCOLS]
+    answers.Store(tmp_path).take(lines)
+    daemon = Played()
+    assert set(asked(tmp_path, daemon).done) == {("pairs", 0, "snapkv", 0.25, p) for p in answers.PROTOCOLS}
+    assert not daemon.prompts
+
+
 @pytest.mark.parametrize("protocol", answers.PROTOCOLS)
 def test_a_compression_at_another_moment_is_noticed(tmp_path, protocol):
     with pytest.raises(RuntimeError, match="another moment"):

@@ -1,9 +1,11 @@
 """The laboratory's own arithmetic: schedules, shares, statistics, tasks, stored rows, documents."""
 import argparse
 import json
+import lzma
 import pathlib
 import shutil
 import sys
+import types
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "quality"))
 import quality  # noqa: E402
-from lab import anatomy, plan, plots, report, runner, statistics, store, tasks  # noqa: E402
+from lab import anatomy, client, packed, plan, plots, report, runner, statistics, store, tasks  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +152,33 @@ def test_store_survives_a_cut_line_and_forgets_methods(tmp_path):
     assert len(store.Store(tmp_path, "ab" * 32).under("memory/64/full/1")) == 2
     again.forget({"h2o"})
     assert set(store.Store(tmp_path, "ab" * 32).rows) == {"memory/64/full/1/0", "memory/64/full/1/1"}
+
+
+def test_a_run_goes_on_from_packed_rows(tmp_path):
+    rows = [{"key": f"memory/64/full/1/{n}", "method": "full", "got": n} for n in range(3)]
+    whole = "".join(json.dumps(r) + "\n" for r in rows) + '{"key": "memory/64/full/1/3", "met'
+    (tmp_path / "rows.jsonl.xz").write_bytes(lzma.compress(whole.encode()))
+    s = store.Store(tmp_path, "ab" * 32)
+    s.add(rows[1]["key"], {"method": "full", "got": 9})
+    s.take(packed.rows(tmp_path / "rows.jsonl.xz"))
+    assert [r["got"] for r in sorted(store.Store(tmp_path, "ab" * 32).rows.values(), key=lambda r: r["key"])] == [0, 9, 2]
+
+
+def test_a_connection_that_was_closed_is_asked_again(monkeypatch):
+    monkeypatch.setattr(client.time, "sleep", lambda _: None)
+    c, left = client.Client("http://nowhere"), [3]
+
+    def post(*_, **__):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise client.requests.ConnectionError
+        return types.SimpleNamespace(status_code=200, raise_for_status=lambda: None, json=lambda: {"answer": 1})
+
+    c.local.session = types.SimpleNamespace(post=post)
+    assert c.post("/x", {}) == {"answer": 1}
+    left[0] = 4
+    with pytest.raises(client.requests.ConnectionError):
+        c.post("/x", {})
 
 
 METHODS = ("full", "global", "trimkv", "rkv", "streaming")

@@ -43,6 +43,12 @@ class Store:
             self.file.write(json.dumps(row) + "\n")
             self.file.flush()
 
+    def take(self, rows):
+        """Adds rows of an earlier run that are missing here."""
+        for row in rows:
+            if row["key"] not in self.rows:
+                self.add(row["key"], row)
+
     def under(self, group):
         """Rows whose key is `group`, a slash and one more word."""
         with self.lock:
