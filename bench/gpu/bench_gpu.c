@@ -115,22 +115,43 @@ static void time_copy(void) {
     free(c.index);
 }
 
-/* A matrix that every row of is like every other; `fp8`: as --quantization fp8 loads it. */
-static int load_weight(int outputs, int inputs, bool fp8, struct kern_weight **out) {
+/* Formats of weights: their names in labels, and bytes of a number in the device's memory. */
+static const char *const in_formats[] = {
+    [QUANTIZE_FP8] = " in fp8", [QUANTIZE_Q8] = " in 8 bits", [QUANTIZE_Q4] = " in 4 bits"};
+static const double format_bytes[] = {
+    [QUANTIZE_NONE] = 2, [QUANTIZE_FP8] = 1, [QUANTIZE_Q8] = 36.0 / 32, [QUANTIZE_Q4] = 24.0 / 32};
+
+static const char *in_format(enum quantization to) {
+    return in_formats[to] ? in_formats[to] : "";
+}
+
+static void fill_blocks(struct block *blocks, size_t count, bool narrow) {
+    for (size_t b = 0; b < count; b++) {
+        blocks[b] = (struct block){{0x1p-7f, 0x1p-7f}, narrow ? -0x1p-4f : BLOCK_NO_LEAST, {0}};
+        for (int i = 0; i < KERN_BLOCK; i++)
+            blocks[b].n[i] = (int8_t)((int)(b * 5 + (size_t)i * 7) % (narrow ? 16 : 100));
+    }
+}
+
+/* A matrix that every row of is like every other, as --quantization loads it. */
+static int load_weight(int outputs, int inputs, enum quantization to, struct kern_weight **out) {
     size_t rows = (size_t)outputs, count = rows * (size_t)inputs;
     uint16_t *file = malloc(count * sizeof *file);
-    uint8_t *codes = fp8 ? malloc(count) : NULL;
+    void *codes = malloc(to == QUANTIZE_FP8 ? count : count / KERN_BLOCK * sizeof(struct block));
     float *scales = malloc(rows * sizeof *scales);
-    if (!file || !scales || (fp8 && !codes)) fail("memory", ERR_NOMEM, NULL);
+    struct fault fault = {0};
+    if (!file || !scales || !codes) fail("memory", ERR_NOMEM, NULL);
     for (size_t i = 0; i < count; i++) file[i] = (uint16_t)(0x3c00 + i * 37 % 256 + (i % 2 << 15));
     struct kern_matrix m = {.data = file, .dtype = KERN_BF16, .rows = outputs, .cols = inputs};
-    if (fp8) {
+    if (to == QUANTIZE_FP8) {
         must(quantize_rows(&m, codes, scales, NULL, NULL), "fp8");
-        m.data = codes;
         m.scale = scales;
         m.dtype = KERN_E4M3;
+    } else if (to != QUANTIZE_NONE) {
+        fill_blocks(codes, count / KERN_BLOCK, to == QUANTIZE_Q4);
+        m.dtype = to == QUANTIZE_Q8 ? KERN_Q8 : KERN_Q4M;
     }
-    struct fault fault = {0};
+    if (to != QUANTIZE_NONE) m.data = codes;
     int rc = kern->ops->weight_load(kern, &m, 1, KERN_SHARD_NONE, out, &fault);
     if (rc) fprintf(stderr, "bench_gpu: weight: %s\n", fault.text);
     if (rc && rc != ERR_UNSUPPORTED) fail("weight", rc, &fault);
@@ -140,7 +161,7 @@ static int load_weight(int outputs, int inputs, bool fp8, struct kern_weight **o
 
 static bool has_fp8(void) {
     struct kern_weight *weight;
-    if (load_weight(64, 64, true, &weight)) return false;
+    if (load_weight(64, 64, QUANTIZE_FP8, &weight)) return false;
     kern->ops->weight_free(kern, weight);
     return true;
 }
@@ -156,24 +177,78 @@ static void do_product(void *arg) {
     kern->ops->matmul(kern, p->y, p->x, p->weight, NULL, p->rows, KERN_SET);
 }
 
-static void time_product(const char *name, int outputs, int inputs, bool fp8) {
+/* Outputs of a row with so many others: those of `most` rows at once are `all`. */
+static double equal_outputs(struct product *p, int rows, int most, int64_t outputs,
+                            const float *all) {
+    float *some = malloc((size_t)(rows * outputs) * sizeof *some);
+    int64_t equal = 0;
+    if (!some) fail("memory", ERR_NOMEM, NULL);
+    p->rows = rows;
+    do_product(p);
+    must(kern->ops->download(kern, some, p->y, (size_t)(rows * outputs) * sizeof *some), "product");
+    for (int64_t i = 0; i < rows * outputs; i++) equal += memcmp(&some[i], &all[i], 4) == 0;
+    free(some);
+    return most > 0 ? (double)equal / (double)(rows * outputs) : 0;
+}
+
+/* A row's bits must not depend on how many rows are multiplied with it. */
+static void compare_products(const char *name, struct product *p, int outputs, int most) {
+    static const int rows[] = {1, 64, 256};
+    size_t count = (size_t)most * (size_t)outputs;
+    float *all = malloc(count * sizeof *all);
+    if (!all) fail("memory", ERR_NOMEM, NULL);
+    p->rows = most;
+    do_product(p);
+    must(kern->ops->download(kern, all, p->y, count * sizeof *all), "product");
+    for (int i = 0; i < 3 && rows[i] < most; i++) {
+        char label[160];
+        snprintf(label, sizeof label, "product %s, %d rows: outputs with the bits of %d rows", name,
+                 rows[i], most);
+        keyed_row("product_bits", label, equal_outputs(p, rows[i], most, outputs, all), "of 1",
+                  "1");
+    }
+    free(all);
+}
+
+/* How the library computes what has been loaded; a line for each shape and number of rows. */
+static void list_products(void) {
+    static struct cuda_product list[512];
+    int count = cuda_products(kern, list, sizeof list / sizeof *list);
+    for (int i = 0; i < count; i++) {
+        const struct cuda_product *p = &list[i];
+        char label[128];
+        snprintf(label, sizeof label,
+                 "product %lld x %lld, up to %lld rows: tile %d, stages %d, split %d%s",
+                 (long long)p->n, (long long)p->k, (long long)p->rows, p->tile, p->stages, p->split,
+                 p->own ? ", as for 64 rows" : "");
+        row(label, (double)p->waves, "waves", "");
+    }
+}
+
+static void time_product(const char *name, int outputs, int inputs, enum quantization to) {
     static const int rows[] = {1, 64, 256, 512};
+    const int most = scaled(2048, 70);
     struct product p;
     double count = (double)outputs * inputs;
-    must(load_weight(outputs, inputs, fp8, &p.weight), "weight");
-    p.x = numbers((size_t)512 * (size_t)inputs);
-    p.y = numbers((size_t)512 * (size_t)outputs);
+    must(load_weight(outputs, inputs, to, &p.weight), "weight");
+    p.x = numbers((size_t)most * (size_t)inputs);
+    p.y = numbers((size_t)most * (size_t)outputs);
     for (int i = 0; i < (small ? 1 : 4); i++) {
         char label[96];
         p.rows = rows[i];
         double t = seconds(do_product, &p);
-        const char *in = fp8 ? " in fp8" : "", *most = fp8 ? "1,000 to 1,400" : "600";
+        const char *in = in_format(to), *best = to == QUANTIZE_NONE  ? "600"
+                                                : to == QUANTIZE_FP8 ? "1,000 to 1,400"
+                                                                     : "100";
         snprintf(label, sizeof label, "product %s%s, %d rows: weights read", name, in, rows[i]);
-        row(label, (fp8 ? 1e-12 : 2e-12) * count / t, "TB/s", rows[i] == 1 ? "3.9 to 4.3" : "");
+        row(label, 1e-12 * format_bytes[to] * count / t, "TB/s", rows[i] == 1 ? "3.9 to 4.3" : "");
         snprintf(label, sizeof label, "product %s%s, %d rows: arithmetic", name, in, rows[i]);
-        keyed_row(fp8 ? "" : "products", label, 2e-12 * count * rows[i] / t, "TFLOP/s",
-                  rows[i] == 512 ? most : "");
+        keyed_row(to == QUANTIZE_NONE ? "products" : "", label, 2e-12 * count * rows[i] / t,
+                  "TFLOP/s", rows[i] == 512 ? best : "");
     }
+    char label[64];
+    snprintf(label, sizeof label, "%s%s", name, in_format(to));
+    compare_products(label, &p, outputs, most);
     kern->ops->weight_free(kern, p.weight);
     kern->ops->mem_free(kern, p.x);
     kern->ops->mem_free(kern, p.y);
@@ -400,7 +475,8 @@ static void open_backend(int layers, int64_t entries, const struct cuda_options 
 /* How a step is timed: what is left out, what is added. */
 struct mode {
     const char *how;
-    bool eager, apart, fp8;
+    bool eager, apart;
+    enum quantization to;
     bool keyed; /* goals are about these */
 };
 
@@ -409,8 +485,8 @@ struct mode {
  * reading and multiplying; every sequence's entries are read. */
 static double roofline(const struct mode *mode, int count, int entries) {
     const double layers = 6.979e9, head = 0.525e9, read = 4.3e12;
-    double body = fmax(layers * (mode->fp8 ? 1 : 2) / read,
-                       2 * layers * count / (mode->fp8 ? 1400e12 : 790e12));
+    double rate = mode->to == QUANTIZE_FP8 ? 1400e12 : 790e12;
+    double body = fmax(layers * format_bytes[mode->to] / read, 2 * layers * count / rate);
     double last = fmax(head * 2 / read, 2 * head * count / 790e12);
     return 1e3 * (body + last + (double)count * entries * LAYERS * HEADS_KV * ENTRY_BYTES / read);
 }
@@ -419,28 +495,59 @@ struct step_model {
     int layers, d, ff, vocab, entries;
     struct kern_weight *embed, *qkv, *o, *gate_up, *down, *head;
     float *norm_weight, *x, *norm, *rows, *heads, *gate_up_out, *ff_out, *logits;
+    struct kern_gate *gate;
+    float *log_beta;
     float inv_freq[DIM / 2];
 };
 
-static struct kern_weight *weight(int outputs, int inputs, bool fp8) {
+static struct kern_weight *weight(int outputs, int inputs, enum quantization to) {
     struct kern_weight *loaded;
-    must(load_weight(outputs, inputs, fp8, &loaded), "weight");
+    must(load_weight(outputs, inputs, to, &loaded), "weight");
     return loaded;
 }
 
-static void open_step_model(struct step_model *m, int rows, int entries, bool fp8) {
+/* One layer's retention gate, of the size of published ones. */
+static struct kern_gate *open_gate(int d) {
+    enum { WIDTH = 512 };
+    const size_t first = (size_t)WIDTH * (size_t)d, last = (size_t)HEADS_KV * WIDTH;
+    float *numbers_of = calloc(first + WIDTH + last + HEADS_KV, sizeof *numbers_of);
+    int32_t row_of[HEADS_KV];
+    struct kern_gate *gate;
+    struct fault fault = {0};
+    if (!numbers_of) fail("memory", ERR_NOMEM, NULL);
+    for (size_t i = 0; i < first + WIDTH + last; i++) numbers_of[i] = (float)(i % 17) * 0x1p-10f;
+    for (int h = 0; h < HEADS_KV; h++) row_of[h] = h;
+    const struct kern_gate_spec spec = {.w1 = numbers_of,
+                                        .b1 = numbers_of + first,
+                                        .last = numbers_of + first + WIDTH,
+                                        .bias = numbers_of + first + WIDTH + last,
+                                        .row = row_of,
+                                        .width = WIDTH,
+                                        .d_model = d,
+                                        .heads_kv = HEADS_KV,
+                                        .row_count = HEADS_KV,
+                                        .embeddings = 1};
+    int rc = kern->ops->gate_load(kern, &spec, &gate, &fault);
+    if (rc) fail("gate", rc, &fault);
+    free(numbers_of);
+    return gate;
+}
+
+static void open_step_model(struct step_model *m, int rows, int entries, enum quantization to) {
     size_t n = (size_t)rows;
     *m = (struct step_model){.layers = scaled(LAYERS, 2),
                              .d = scaled(MODEL, 64),
                              .ff = scaled(14336, 128),
                              .vocab = scaled(128256, 256),
                              .entries = entries};
-    m->embed = weight(m->vocab, m->d, false);
-    m->qkv = weight((int)width, m->d, fp8);
-    m->o = weight(m->d, HEADS_Q * DIM, fp8);
-    m->gate_up = weight(2 * m->ff, m->d, fp8);
-    m->down = weight(m->d, m->ff, fp8);
-    m->head = weight(m->vocab, m->d, false);
+    m->embed = weight(m->vocab, m->d, QUANTIZE_NONE);
+    m->qkv = weight((int)width, m->d, to);
+    m->o = weight(m->d, HEADS_Q * DIM, to);
+    m->gate_up = weight(2 * m->ff, m->d, to);
+    m->down = weight(m->d, m->ff, to);
+    m->head = weight(m->vocab, m->d, QUANTIZE_NONE);
+    m->gate = open_gate(m->d);
+    m->log_beta = numbers(n * HEADS_KV);
     m->norm_weight = numbers((size_t)m->d);
     m->x = numbers(n * (size_t)m->d);
     m->norm = numbers(n * (size_t)m->d);
@@ -455,8 +562,9 @@ static void open_step_model(struct step_model *m, int rows, int entries, bool fp
 /* The next one, and the longest caches, need the room. */
 static void close_step_model(struct step_model *m) {
     struct kern_weight *weights[] = {m->embed, m->qkv, m->o, m->gate_up, m->down, m->head};
-    float *arrays[] = {m->norm_weight, m->x,           m->norm,   m->rows,
-                       m->heads,       m->gate_up_out, m->ff_out, m->logits};
+    kern->ops->gate_free(kern, m->gate);
+    float *arrays[] = {m->log_beta, m->norm_weight, m->x,      m->norm,  m->rows,
+                       m->heads,    m->gate_up_out, m->ff_out, m->logits};
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
         kern->ops->weight_free(kern, weights[i]);
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
@@ -470,8 +578,9 @@ static void run_layer(struct step_model *m, int layer, const struct kern_batch *
     int rows = batch->rows;
     ops->rms_norm(kern, m->norm, m->x, m->norm_weight, rows, m->d, 1e-5f);
     ops->matmul(kern, m->rows, m->norm, m->qkv, NULL, rows, KERN_SET);
+    ops->gate(kern, m->log_beta, m->norm, m->gate, rows);
     ops->qk_rope(kern, m->rows, NULL, NULL, 1e-5f, &rope, batch);
-    ops->write_kv(kern, layer, m->rows, NULL, batch);
+    ops->write_kv(kern, layer, m->rows, m->log_beta, batch);
     ops->attend(kern, layer, m->heads, m->rows, batch, &options);
     ops->matmul(kern, m->x, m->heads, m->o, NULL, rows, KERN_ADD);
     ops->rms_norm(kern, m->norm, m->x, m->norm_weight, rows, m->d, 1e-5f);
@@ -561,8 +670,8 @@ static void time_steps(const struct mode *mode, const int *counts, int sizes, in
     int most = counts[sizes - 1];
     open_backend(scaled(LAYERS, 2),
                  (int64_t)most * (entries + scaled(64, 24)) * scaled(LAYERS, 2) * HEADS_KV, &cuda);
-    if (!mode->fp8 || has_fp8()) {
-        open_step_model(&m, most, entries, mode->fp8);
+    if (mode->to != QUANTIZE_FP8 || has_fp8()) {
+        open_step_model(&m, most, entries, mode->to);
         for (int i = 0; i < sizes; i++) time_step(&m, counts[i], mode);
         close_step_model(&m);
     }
@@ -579,23 +688,26 @@ static void time_full(double mib, const struct mode *mode) {
 }
 
 static void time_products(void) {
-    for (int fp8 = 0; fp8 < (has_fp8() ? 2 : 1); fp8++) {
+    for (int to = QUANTIZE_NONE; to <= QUANTIZE_Q4; to++) {
+        if (to == QUANTIZE_FP8 && !has_fp8()) continue;
         if (small) {
-            time_product("small", 32, 64, fp8);
+            time_product("small", 32, 64, (enum quantization)to);
             continue;
         }
-        time_product("qkv", 6144, MODEL, fp8);
-        time_product("o", MODEL, MODEL, fp8);
-        time_product("gate_up", 28672, MODEL, fp8);
-        time_product("down", MODEL, 14336, fp8);
+        time_product("qkv", 6144, MODEL, (enum quantization)to);
+        time_product("o", MODEL, MODEL, (enum quantization)to);
+        time_product("gate_up", 28672, MODEL, (enum quantization)to);
+        time_product("down", MODEL, 14336, (enum quantization)to);
     }
+    list_products();
 }
 
 int main(int argc, char **argv) {
     static const struct mode modes[] = {{"", .keyed = true},
                                         {", nothing overlapping", .apart = true},
                                         {", graphs off", .eager = true},
-                                        {", weights in fp8", .fp8 = true}};
+                                        {", weights in fp8", .to = QUANTIZE_FP8},
+                                        {", weights in 4 bits", .to = QUANTIZE_Q4}};
     static const int counts[] = {1, 64, 256}, few[] = {1, 2, 3};
     const struct cuda_options plain = {.device = 0};
     double mib = argc > 1 ? strtod(argv[1], NULL) : 0;

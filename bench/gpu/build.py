@@ -1,15 +1,18 @@
 """Building: the kernels and their programs without CMake, because machines with a GPU often lack the daemon's
 libraries; and the daemon with it, where they are. bench/gpu/carry brings them along."""
 import concurrent.futures
+import glob
 import os
+import pathlib
 import platform
 import shutil
 import subprocess
+import sys
 import time
 
 from harness import KEPT_OUTPUT, ROOT, LeftOut, run_group
 
-CASES = ["cache", "attend", "classes", "evict", "policy", "ranks", "rows", "sample", "snapshot"]
+CASES = ["cache", "attend", "classes", "evict", "experts", "packed", "policy", "ranks", "rows", "sample", "snapshot"]
 BASE = ["check", "clock", "err", "log", "mem"]
 PATHS = {  # as in kernels/cpu/CMakeLists.txt
     "portable": [],
@@ -21,9 +24,55 @@ C_FLAGS = ["-std=gnu17", "-O3", "-g", "-D_GNU_SOURCE", "-ffp-contract=off", f"-I
 GENCODE = ["-gencode", "arch=compute_90,code=sm_90", "-gencode", "arch=compute_90,code=compute_90"]
 LIBRARIES = ["libmicrohttpd", "gnutls", "libcjson", "libuv", "libpcre2-8", "inih", "nettle"]
 CARRIED = ROOT / "build" / "gpu-carry"
+# Loaded when a GPU is opened; the last one only for several.
+CUDA_LIBRARIES = ["libcublasLt.so.13", "libnccl.so.2"]
 
 
-def units(out, emulate):
+def cuda_places(environment):
+    """Folders that may hold CUDA's libraries, the toolkit's first: its own, the loader's, and those of pip's packages for
+    every Python here."""
+    nvcc = shutil.which("nvcc", path=environment.get("PATH"))
+    homes = [environment.get("CUDA_HOME"), environment.get("CUDA_PATH"), nvcc and pathlib.Path(nvcc).resolve().parents[1],
+             *sorted(glob.glob("/usr/local/cuda*"), reverse=True)]
+    places = [pathlib.Path(home) / part for home in homes if home for part in ("lib64", "lib", "targets/x86_64-linux/lib")]
+    places += [pathlib.Path(p) for p in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p]
+    places += [pathlib.Path("/usr/lib") / f"{platform.machine()}-linux-gnu", pathlib.Path("/usr/lib64")]
+    pythons = [sys.prefix, ROOT / ".venv", ROOT / "training/.venv", environment.get("VIRTUAL_ENV"), environment.get("TRAINING_PYTHON") and
+               pathlib.Path(environment["TRAINING_PYTHON"]).parents[1], "/usr", "/usr/local"]
+    for prefix in filter(None, pythons):
+        for packages in ("site-packages", "dist-packages"):
+            places += [pathlib.Path(p) for p in sorted(glob.glob(f"{prefix}/lib/python3*/{packages}/nvidia/*/lib"))]
+    return list(dict.fromkeys(places))
+
+
+def find_cuda(environment):
+    """{library: folder} of CUDA_LIBRARIES that are here."""
+    found = {}
+    for place in cuda_places(environment):
+        for name in CUDA_LIBRARIES:
+            if name not in found and (place / name).exists():
+                found[name] = place
+    return found
+
+
+def headers_of(found):
+    """Folders of headers beside the libraries: pip's packages have them apart from the toolkit."""
+    return [f"-I{folder.parent / 'include'}" for folder in dict.fromkeys(found.values()) if (folder.parent / "include").is_dir()]
+
+
+def use_cuda(check, environment):
+    """Makes programs find CUDA's libraries by rpath, wherever they are. What was found."""
+    found = find_cuda(environment)
+    for name in CUDA_LIBRARIES:
+        check.echo(f"   {name}: {found.get(name, 'not found')}")
+    if CUDA_LIBRARIES[0] not in found:
+        check.left(f"a daemon on the GPU: {CUDA_LIBRARIES[0]} is in none of {len(cuda_places(environment))} folders (CUDA_HOME names another toolkit)")
+    rpaths = [f"-Wl,-rpath,{folder}" for folder in dict.fromkeys(found.values())]
+    environment["LDFLAGS"] = " ".join(filter(None, [environment.get("LDFLAGS"), *rpaths]))
+    return found
+
+
+def units(out, emulate, found=()):
     """(object, command) of every translation unit."""
     def c(source, name, *flags):
         target = out / f"{name}.o"
@@ -44,14 +93,14 @@ def units(out, emulate):
                 yield c(source, source.stem, *AMX)
         else:
             yield c(source, source.stem)
-    yield from (emulated_units if emulate else device_units)(out)
+    yield from emulated_units(out) if emulate else device_units(out, dict(found))
 
 
-def device_units(out):
+def device_units(out, found):
     for source in sorted((ROOT / "kernels/cuda").glob("*.cu")):
         target = out / f"cuda_{source.stem}.o"
-        yield target, ["nvcc", "-std=c++17", "-O3", "-lineinfo", *GENCODE, f"-I{ROOT}", "-D_GNU_SOURCE", "-c", source,
-                       "-o", target]
+        yield target, ["nvcc", "-std=c++17", "-O3", "-lineinfo", *GENCODE, f"-I{ROOT}", *headers_of(found), "-D_GNU_SOURCE",
+                       "-c", source, "-o", target]
     target = out / "no_seed.o"
     yield target, ["gcc", *C_FLAGS, "-c", ROOT / "bench/gpu/no_seed.c", "-o", target]
 
@@ -83,13 +132,16 @@ def run_all(check, commands, limit):
 def kernels(check, emulate):
     """The case list and bench_gpu, in check.out. True if all of them are there."""
     start = time.monotonic()
-    built = list(units(check.out, emulate))
+    found = {} if emulate else find_cuda(check.environment)
+    built = list(units(check.out, emulate, found))
     programs = {f"cases_{name}": ROOT / f"tests/emu/emu_{name}.c" for name in CASES}
     programs["bench_gpu"] = ROOT / "bench/gpu/bench_gpu.c"
     compiled = [["gcc", *C_FLAGS, f"-I{ROOT}/bench/gpu/criterion", "-c", source, "-o", check.out / f"{name}_main.o"]
                 for name, source in programs.items()]
     linker = ["g++"] if emulate else ["nvcc", *GENCODE]
-    libraries = ["-lm", "-lpthread"] + ([] if emulate else ["-lcublasLt"])
+    libraries = ["-lm", "-lpthread"]
+    if not emulate:  # cuBLASLt is loaded when a device is opened, like NCCL
+        libraries += ["-ldl", *(f"-Xlinker=-rpath,{folder}" for folder in dict.fromkeys(found.values()))]
     linked = [[*linker, check.out / f"{name}_main.o", *(target for target, _ in built), *libraries, "-o", check.out / name]
               for name in programs]
     # The slowest first: nvcc's files.

@@ -131,10 +131,10 @@ class Check:
             self.rows.append({"key": key, "name": name, "value": value, "unit": unit, "prediction": prediction})
         self.echo(f"   {name:<86} {value:>10.4g} {unit:<8} {prediction}")
 
-    def keyed(self, key):
-        """The largest value of the rows with this key; None: not measured."""
+    def keyed(self, key, of=max):
+        """The largest value (or the least) of the rows with this key; None: not measured."""
         with self.lock:
-            return max((r["value"] for r in self.rows if r["key"] == key), default=None)
+            return of((r["value"] for r in self.rows if r["key"] == key), default=None)
 
     def goal(self, what, value, wanted, unit, most=False):
         """A goal: a minimum, or with `most` a maximum. A value of None was not measured."""
@@ -142,17 +142,18 @@ class Check:
         with self.lock:
             self.goals.append({"what": what, "value": value, "goal": wanted, "most": most, "unit": unit, "met": met})
 
-    def step(self, name, command, limit=240, environment=None, partly=False):
+    def step(self, name, command, limit=240, environment=None, partly=False, judge=None):
         """Runs a command until it ends, its limit passes or no time is left. Its standard output; of one that failed None,
-        or with `partly` what it had written by then."""
+        or with `partly` what it had written by then. `judge`: of status and both outputs, what failed, or an empty text."""
         seconds = self.seconds_for(limit)
         if seconds < 1:
             self.left(f"{name}: no time was left")
             return None
         start = time.monotonic()
         code, text, both = run_group([str(c) for c in command], seconds, {**self.environment, **(environment or {})})
-        if code:
-            self.record(name, False, time.monotonic() - start, both[-KEPT_OUTPUT:])
+        failure = judge(code, both) if judge else both or f"status {code}" if code else ""
+        if failure:
+            self.record(name, False, time.monotonic() - start, failure[-KEPT_OUTPUT:])
             return text if partly else None
         self.record(name, True, time.monotonic() - start, "\n".join(both.strip().splitlines()[-1:]))
         return text

@@ -137,6 +137,10 @@ uint64_t cuda_queued(struct kern *kern) {
     return device_graphs(cuda_of(kern)->device)->queued;
 }
 
+int cuda_products(struct kern *kern, struct cuda_product *list, int most) {
+    return device_products(cuda_of(kern)->device, list, most);
+}
+
 uint64_t cuda_waits(struct kern *kern) {
     return device_waits(cuda_of(kern)->device);
 }

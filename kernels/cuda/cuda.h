@@ -36,6 +36,17 @@ uint64_t cuda_queued(struct kern *kern);
 uint64_t cuda_waits(struct kern *kern);
 /* Steps that were launched as a graph. */
 uint64_t cuda_replays(struct kern *kern);
+/* How a matrix library computes the products of one shape for up to `rows` rows. */
+struct cuda_product {
+    int64_t n, k, rows; /* outputs, inputs */
+    int tile, stages;   /* the library's numbers of them */
+    int split;          /* parts of the inner dimension */
+    float waves;        /* of the device's multiprocessors */
+    bool own;           /* the shape's own algorithm, chosen for 64 rows */
+};
+/* The products of all weights that are loaded, as many as `most`; returns their number. A device
+ * without such a library has none. */
+int cuda_products(struct kern *kern, struct cuda_product *list, int most);
 int cuda_open(const struct cuda_options *options, struct kern **out, struct fault *fault);
 
 /* Assigns devices to the ranks of a replica -> devices[ranks]; the only place that does. Replica i

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/products.h"
 
@@ -82,6 +83,7 @@ struct device {
     X(cublasLtCreate)                                                                              \
     X(cublasLtDestroy)                                                                             \
     X(cublasLtMatmul)                                                                              \
+    X(cublasLtMatmulAlgoCheck)                                                                     \
     X(cublasLtMatmulAlgoConfigGetAttribute)                                                        \
     X(cublasLtMatmulAlgoGetHeuristic)                                                              \
     X(cublasLtMatmulDescCreate)                                                                    \
@@ -811,6 +813,52 @@ void device_matmul_compare(struct device *device, const struct matmul_args *weig
     device->trial = weight;
     if (!device->lost) products_compare(&device->products, &library, &shape);
     device->trial = NULL;
+}
+
+static int attribute(const cublasLtMatmulAlgo_t *algorithm,
+                     cublasLtMatmulAlgoConfigAttributes_t which) {
+    int32_t value = 0;
+    size_t written;
+    lt.cublasLtMatmulAlgoConfigGetAttribute(algorithm, which, &value, sizeof value, &written);
+    return value;
+}
+
+static struct cuda_product describe(struct device *device, const struct product *product,
+                                    int bucket) {
+    const struct product_shape *shape = &product->shape;
+    const float *any = static_cast<const float *>(device->workspace); /* not read */
+    int64_t rows = product_bucket_rows(bucket);
+    const struct matmul_args args = {NULL,     NULL,         NULL, shape->bias ? any : NULL,
+                                     any,      any,          rows, shape->n,
+                                     shape->k, shape->dtype, 0};
+    const struct product_choice *choice = &product->choices[bucket];
+    const struct product_choice *own = &product->choices[product_bucket(PRODUCT_ROWS)];
+    cublasLtMatmulHeuristicResult_t result = {};
+    cublasLtMatmulAlgo_t algo;
+    struct matmul_plan plan;
+    memcpy(&algo, &choice->algorithm, sizeof algo);
+    if (open_plan(&plan, &args))
+        (void)lt.cublasLtMatmulAlgoCheck(device->blas, plan.operation, plan.w, plan.x, plan.y,
+                                         plan.y, &algo, &result);
+    close_plan(&plan);
+    return {shape->n,
+            shape->k,
+            rows,
+            attribute(&algo, CUBLASLT_ALGO_CONFIG_TILE_ID),
+            attribute(&algo, CUBLASLT_ALGO_CONFIG_STAGES_ID),
+            attribute(&algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+            result.wavesCount,
+            memcmp(&choice->algorithm, &own->algorithm, sizeof algo) == 0};
+}
+
+int device_products(struct device *device, struct cuda_product *list, int most) {
+    const struct products *products = &device->products;
+    int count = 0;
+    for (int i = 0; i < products->count; i++)
+        for (int b = 0; b < PRODUCT_BUCKETS && count < most; b++)
+            if (!products->list[i].choices[b].refuses)
+                list[count++] = describe(device, &products->list[i], b);
+    return count;
 }
 
 /* If the shape's algorithm rejects so many rows, which no document excludes, another one is used

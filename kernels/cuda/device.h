@@ -27,6 +27,7 @@ extern "C" {
 #include "kernels/cuda/ptx.cuh"
 
 struct device;
+struct cuda_product;
 
 /* Number of devices of this machine that the backend can use; if 0, `fault` says why. */
 int device_count(struct fault *fault);
@@ -110,6 +111,8 @@ void device_matmul(struct device *device, const struct matmul_args *args);
 /* Called when a weight has been loaded, with its w, w_scale, n, k and dtype: chooses how its
  * products are computed for few rows and for many (products.h). Waits for the device. */
 void device_matmul_compare(struct device *device, const struct matmul_args *weight);
+/* cuda_products of cuda.h. */
+int device_products(struct device *device, struct cuda_product *list, int most);
 /* Can the device compute E4M3 products of this shape? ERR_UNSUPPORTED says why not. */
 int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault *fault);
 

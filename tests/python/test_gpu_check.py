@@ -69,6 +69,35 @@ def test_the_roofline_is_the_designs():
         assert 1e3 * model.step_seconds(rates, batch, entries) == pytest.approx(ms, rel=0.005)
 
 
+# --- the plan ---
+
+
+def test_the_plan_is_eight_minutes():
+    """Two lanes side by side, then what is timed; what prompts and steps take under the plan's assumptions fits its parts."""
+    lanes = max(gpu_check.planned(gpu_check.KERNEL_LANE), gpu_check.planned(gpu_check.DAEMON_LANE))
+    assert lanes + gpu_check.planned(gpu_check.ALONE) <= 480
+    assert {*gpu_check.KERNEL_LANE, *gpu_check.DAEMON_LANE, *gpu_check.ALONE, "ranks"} == set(gpu_check.PLAN)
+    serve, budget = gpu_check.Sizes(dry=False).predicted_serve()
+    assert serve <= gpu_check.PLAN["serve"][0] and budget + 45 <= gpu_check.PLAN["long"][0]
+
+
+RACES = """========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at void k_attend_decode<128, 2, 8>(attend_args)+0x10
+=========     and Read access at void k_attend_decode<128, 2, 8>(attend_args)+0x20 [16 hazards]
+=========
+========= Warning: Race reported between Write access at k_select(evict_args)+0x10
+=========     and Read access at k_select(evict_args)+0x20 [2 hazards]
+========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)
+"""
+
+
+def test_known_races_are_told_apart():
+    known, unknown = gpu_check.sort_races(RACES)
+    assert list(known.values()) == [1] and "mbarrier" in next(iter(known))
+    assert len(unknown) == 1 and "k_select" in unknown[0]
+    assert gpu_check.sort_races("========= RACECHECK SUMMARY: 0 hazards displayed\n") == ({}, [])
+
+
 # --- registers ---
 
 
@@ -157,7 +186,7 @@ def test_what_is_timed_has_its_time(tmp_path, monkeypatch):
     timed = sum(gpu_check.PLAN[part][0] for part in ("timing", "serve", "long"))
     for seconds, limits in ((timed + 30, [30] * 8), (timed + 100, [60] * 8), (timed + 4, [])):
         check, given = harness.Check(tmp_path, seconds, "a test", echo=lambda _: None), []
-        monkeypatch.setattr(check, "step", lambda name, command, limit, given=given: given.append(limit))
+        monkeypatch.setattr(check, "step", lambda name, command, limit, given=given, **_: given.append(limit))
         gpu = gpu_check.GpuCheck(check, [], False, pathlib.Path("/there/keepd"), set(gpu_check.PLAN))
         gpu.sanitize()
         assert given == pytest.approx(limits, abs=10) and len(check.left_out) == 8 - len(limits)
@@ -214,7 +243,7 @@ def test_goals_without_a_number_are_not_measured(check):
 
 def test_goals_are_judged(check):
     """The issue's list on an H200, all met but for the waits; an H100 is asked for its share of the bandwidth."""
-    numbers = {"copy": 4.3, "products": 700, "decode_even": 3.2, "decode_uneven": 3.1, "prefill": 250, "evict_window": 100, "step_ms_64": 7,
+    numbers = {"copy": 4.3, "products": 700, "product_bits": 1, "decode_even": 3.2, "decode_uneven": 3.1, "prefill": 250, "evict_window": 100, "step_ms_64": 7,
                "step_ms_256": 16, "output_64": 9000, "output_256": 15000, "served_global_64": 8500, "served_global_256": 14500,
                "graphs_64": 1, "graphs_256": 1, "waits": 2, "full": 1500, "long_budget": 14000, "long_full": 1500}
     for key, value in numbers.items():
@@ -282,6 +311,24 @@ def test_tests_that_lack_a_module_are_named(tmp_path):
     good, bad = gpu_check.importable(sys.executable, sorted(tmp_path.glob("test_*.py")))
     assert [f.name for f in good] == ["test_a.py"]
     assert [(f.name, why) for f, why in bad] == [("test_b.py", "no_such_module_a, no_such_module_b")]
+
+
+def test_cudas_libraries_are_found_where_pip_puts_them(tmp_path, check):
+    """Beside the toolkit's folders, which come first."""
+    pip, toolkit = tmp_path / "venv/lib/python3.12/site-packages/nvidia", tmp_path / "cuda"
+    for folder, name in ((pip / "cu13/lib", "libcublasLt.so.13"), (pip / "nccl/lib", "libnccl.so.2")):
+        folder.mkdir(parents=True)
+        (folder / name).write_text("")
+    (pip / "cu13/include").mkdir()
+    environment = {"VIRTUAL_ENV": str(tmp_path / "venv"), "CUDA_HOME": str(toolkit), "PATH": ""}
+    folders = build.cuda_places(environment)
+    assert folders.index(toolkit / "lib64") < folders.index(pip / "cu13/lib")
+    found = {name: pip / folder for name, folder in (("libcublasLt.so.13", "cu13/lib"), ("libnccl.so.2", "nccl/lib"))}
+    assert build.headers_of(found) == [f"-I{pip}/cu13/include"]
+    (toolkit / "lib64").mkdir(parents=True)
+    (toolkit / "lib64/libcublasLt.so.13").write_text("")
+    assert build.use_cuda(check, environment)["libcublasLt.so.13"] == toolkit / "lib64"
+    assert f"-Wl,-rpath,{toolkit}/lib64" in environment["LDFLAGS"] and not check.left_out
 
 
 def test_no_interpreter_has_it():
@@ -395,6 +442,8 @@ echo "$(basename "$0") $*" >>"$PLAYED/runs"
 class Played:
     def __init__(self, folder):
         self.folder, self.results = folder, folder / "results"
+        (folder / "cuda/lib64").mkdir(parents=True)
+        (folder / "cuda/lib64/libcublasLt.so.13").write_text("")
         (folder / "bin").mkdir()
         for name in ("gcc", "g++", "nvcc", "nvidia-smi", "compute-sanitizer"):
             self.script(folder / "bin" / name, TOOL)
@@ -417,10 +466,11 @@ class Played:
         return file.read_text().splitlines() if file.exists() else []
 
     def check(self, *flags):
-        environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "PLAYED": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "PLAYED": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1",
+                       "CUDA_HOME": str(self.folder / "cuda")}
         done = subprocess.run([sys.executable, ROOT / "bench/gpu/check", "--out", self.folder / "out", "--results", self.results, *flags],
                               env=environment, text=True, capture_output=True, timeout=300)
-        return done, results(self.results.with_suffix(".json")) if self.results.with_suffix(".json").exists() else None
+        return done, next(map(results, self.results.glob("*.json")), None)
 
 
 @pytest.fixture
@@ -445,6 +495,9 @@ def test_the_script_on_a_gpu(played):
     assert "**missed**" in done.stdout and "everything passed" in done.stdout
     compiled = [c for c in played.said("calls") if c.startswith("nvcc") and " -c " in c]
     assert len(compiled) == len(list((ROOT / "kernels/cuda").glob("*.cu"))) and all("sm_90" in c for c in compiled)
+    linked = [c for c in played.said("calls") if c.startswith("nvcc") and " -c " not in c and "-o" in c]
+    assert linked and all(f"-Xlinker=-rpath,{played.folder}/cuda/lib64" in c for c in linked), "cuBLASLt is loaded from there"
+    assert [p.name for p in played.results.glob("*.md")] == [f"h200-{time.strftime('%Y-%m-%d')}.md"]
 
 
 def test_a_wrong_case_fails_and_the_rest_is_timed(played):
@@ -520,3 +573,26 @@ def test_the_plan_fits(played):
     seconds = {part: s for part, (s, _) in gpu_check.PLAN.items()}
     lane = max(seconds["build"] + seconds["cases"] + seconds["sanitize"], seconds["build"] + seconds["model"] + seconds["chat"] + seconds["http"])
     assert lane + sum(seconds[p] for p in ("timing", "serve", "long", "side", "suite")) <= 480
+
+
+def test_races_that_are_not_known_fail(played):
+    played.script(played.folder / "bin/compute-sanitizer", f"#!/bin/sh\ncase \"$*\" in *racecheck*) cat <<'END'\n{RACES}END\nexit 9 ;; esac\n")
+    done, result = played.check("--only", KERNELS, "--keepd", "/bin/false")
+    failed = {s["name"]: s["output"] for s in result["steps"] if not s["ok"]}
+    assert len(failed) == 3 and all("racecheck" in name and "k_select" in said and "k_attend" not in said for name, said in failed.items())
+    assert done.returncode == 1 and sum("the emulator checks their fences" in what for what in result["left_out"]) == 3
+
+
+def test_the_commands_of_the_page(played, tmp_path):
+    """Every command of docs/GPU.md runs, over the machine that is played."""
+    commands = [line.split() for line in (ROOT / "docs/GPU.md").read_text().splitlines() if line.startswith("    bench/gpu/")]
+    assert [c[0] for c in commands] == ["bench/gpu/carry"] + 4 * ["bench/gpu/check"]
+    carried = subprocess.run([sys.executable, ROOT / commands[0][0], "--to", tmp_path / "carried"], capture_output=True, timeout=300, check=False)
+    assert carried.returncode == 0 and (tmp_path / "carried/lib").is_dir()
+    for command in commands[1:]:
+        flags = [{"DIR": str(played.results), "COMMIT": "0123abc"}.get(word, word) for word in command[1:]]
+        short = [] if "--plan" in flags else ["--only", "sanitize" if "--emulate" in flags else KERNELS, "--keepd", "/bin/false"]
+        done, result = played.check(*flags, *short)
+        assert done.returncode == 0, done.stdout + done.stderr
+        if "COMMIT" in command:
+            assert result["commit"] == "0123abc"
