@@ -41,7 +41,7 @@ struct cuda_product {
     int64_t n, k, rows; /* outputs, inputs */
     int tile, stages;   /* the library's numbers of them */
     int split;          /* parts of the inner dimension */
-    float waves;        /* of the device's multiprocessors */
+    float waves;        /* waves of blocks on the multiprocessors */
     bool own;           /* the shape's own algorithm, chosen for 64 rows */
 };
 /* The products of all weights that are loaded, as many as `most`; returns their number. A device
