@@ -37,8 +37,8 @@ const struct option config_options[] = {
      "fp8: convert the layers' matrices to 8-bit floating point (E4M3, one scale per output) "
      "while loading, half the memory of bf16; embeddings, LM head, norms and gates are not "
      "converted. On a GPU, activations are also rounded to fp8, row by row. q8, q4: convert "
-     "matrices to blocks of 8-bit or 4-bit numbers, 8.5 or 5 bits per number; embeddings and LM "
-     "head to 8 bits. Quantised matrices of a GGUF file stay what they are."},
+     "matrices to blocks of 8-bit or 4-bit numbers, 8.5 or about 5.4 bits per number; embeddings "
+     "and LM head to 8 bits. Quantised matrices of a GGUF file stay what they are."},
     {"random-weights", FLAG, AT(random_weights), 0, 0, "false", NULL, 0,
      "Read only config.json from the model directory and generate random weights, for speed "
      "measurements."},

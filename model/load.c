@@ -200,7 +200,8 @@ static int give_matrix(struct loader *loader, const char *name, struct kern_matr
                        const struct slot *slot, int layer, struct kern_weight **out) {
     const struct kern_ops *ops = loader->model->kern->ops;
     const int count = slot->count;
-    const enum quantization to = rounding_format(slot, loader->options->quantization);
+    const enum quantization to =
+        rounding_format(&loader->model->config, slot, layer, loader->options->quantization);
     size_t rows = 0;
     int rc = 0;
     for (int i = 0; i < count; i++) rows += (size_t)matrices[i].rows;
@@ -218,7 +219,7 @@ static int give_matrix(struct loader *loader, const char *name, struct kern_matr
 }
 
 static int load_random_matrix(struct loader *loader, struct kern_matrix *matrices,
-                              const struct slot *slot, struct kern_weight **out) {
+                              const struct slot *slot, int layer, struct kern_weight **out) {
     int64_t rows = 0, cols = matrices[0].cols;
     for (int i = 0; i < slot->count; i++) rows += matrices[i].rows;
     size_t words = ((size_t)rows * (size_t)cols + 3) / 4;
@@ -232,7 +233,7 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
         matrices[i].data = at;
         matrices[i].dtype = KERN_BF16;
     }
-    int rc = give_matrix(loader, "random weights", matrices, slot, -1, out);
+    int rc = give_matrix(loader, "random weights", matrices, slot, layer, out);
     mem_free(data);
     loader->read += words * sizeof *data;
     if (!rc) report_progress(loader, words * sizeof *data);
@@ -247,7 +248,8 @@ static int refuse_element(struct loader *loader, const char *name, int64_t eleme
 /* Does the backend take the slot's matrices in the blocks that they have in the file? */
 static bool in_blocks(const struct loader *loader, const struct slot *slot, int layer) {
     return loader->model->kern->ops->blocks &&
-           rounding_format(slot, loader->options->quantization) != QUANTIZE_FP8 &&
+           rounding_format(&loader->model->config, slot, layer, loader->options->quantization) !=
+               QUANTIZE_FP8 &&
            rounding_is_done(loader->weights, loader->naming, slot, layer, loader->expert);
 }
 
@@ -387,7 +389,7 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
         rows += (size_t)m->rows;
     }
     if (!loader->weights && loader->options->check_only) return 0;
-    if (!loader->weights) return load_random_matrix(loader, matrices, slot, out);
+    if (!loader->weights) return load_random_matrix(loader, matrices, slot, layer, out);
     name_of(loader, slot->parts[0], layer, name);
     float *scales = mem_try_alloc(rows, sizeof *scales);
     if (!scales) return fault_set(loader->fault, ERR_NOMEM, name, "no memory for its scales");

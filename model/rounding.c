@@ -12,8 +12,16 @@
 
 #define CODES_LOOKED_AT ((size_t)4096) /* together, before one of them is looked for */
 
-enum quantization rounding_format(const struct slot *slot, enum quantization wanted) {
+static bool is_sensitive(const struct model_config *config, const struct slot *slot, int layer) {
+    const int eighth = config->layers / 8;
+    if (slot->parts[0] != ROLE_DOWN && slot->parts[0] != ROLE_EXPERT_DOWN) return false;
+    return layer < eighth || layer >= config->layers - eighth || (layer - eighth) % 3 == 2;
+}
+
+enum quantization rounding_format(const struct model_config *config, const struct slot *slot,
+                                  int layer, enum quantization wanted) {
     if (slot->shard == KERN_SHARD_NONE) return QUANTIZE_NONE;
+    if (wanted == QUANTIZE_Q4 && is_sensitive(config, slot, layer)) return QUANTIZE_Q8;
     if (slot->shard != KERN_SHARD_VOCAB) return wanted;
     return wanted == QUANTIZE_FP8 || wanted == QUANTIZE_NONE ? QUANTIZE_NONE : QUANTIZE_Q8;
 }

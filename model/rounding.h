@@ -8,10 +8,13 @@
 #include "model/tensors.h"
 #include "model/weights.h"
 
-/* The format that the slot's matrices become. Routers, whose errors choose other experts, keep
- * their types; the vocabulary's matrices, whose errors are seen in every token, become Q8 or stay.
- */
-enum quantization rounding_format(const struct slot *slot, enum quantization wanted);
+/* The format that the slot's matrices become in a layer. Routers, whose errors choose other
+ * experts, keep their types; the vocabulary's matrices, whose errors are seen in every token,
+ * become Q8 or stay. With Q4 the matrices `down` become Q8 in half of the layers: the first and the
+ * last eighth, and every third between them. Their errors cost most, and there most of all;
+ * llama.cpp's Q4_K_M gives them more bits in the same layers. */
+enum quantization rounding_format(const struct model_config *config, const struct slot *slot,
+                                  int layer, enum quantization wanted);
 
 /* Do the files have all matrices of the slot in blocks? Those stay as they are. `expert`: the one
  * whose matrices are meant. */

@@ -93,7 +93,7 @@ static int plan_matrix(struct saving *s, const struct slot *slot, enum role role
     char name[TENSOR_NAME_MAX], other[TENSOR_NAME_MAX];
     tensor_name(name, s->naming, role, layer, expert);
     const struct tensor *tensor = use(s, name), *scales = NULL;
-    const enum quantization to = rounding_format(slot, s->options->quantization);
+    const enum quantization to = rounding_format(&s->config, slot, layer, s->options->quantization);
     if (!tensor) return 0; /* an LM head that is the embeddings */
     if (tensor_is_split_mxfp4(s->naming, role)) {
         snprintf(other, sizeof other, "%.*sscales", (int)(strlen(name) - strlen("blocks")), name);
