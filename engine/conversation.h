@@ -77,7 +77,7 @@ enum conversation_saved {
 #define CONVERSATION_PREFIX_MIN 64
 
 struct conversation {
-    uint64_t id; /* random; 0 = free entry */
+    uint64_t id; /* follows from the content, see sched_name; or random; 0 = free entry */
     uint8_t space[16];
     uint8_t client[16]; /* the client whose quota its pages count for */
     uint64_t hint;      /* session of the last request that used it */

@@ -675,7 +675,8 @@ struct engine_order {
     atomic_int done; /* release-stored last; `wake` is called after it */
     /* Used by the engine only. */
     atomic_int replicas_left; /* replicas that have not answered yet */
-    atomic_int code;          /* the answer of the replica that has it; ERR_NOTFOUND: none so far */
+    atomic_int
+        code; /* the answer of a replica that has it, 0 before errors; ERR_NOTFOUND: none yet */
 };
 
 #define ENGINE_ORDERS_MAX 64

@@ -169,9 +169,13 @@ static void take_submits(struct replica *r) {
     while ((job = ring_pop(&r->submits)) != NULL) sched_submit(&r->sched, job);
 }
 
-/* Notes this replica's answer to an order; the last one ends the order. */
+/* Notes this replica's answer to an order; the last one ends the order. Success is the answer if
+ * one replica reports it: another may have an older copy that cannot be written. */
 static void answer_order(struct replica *r, struct engine_order *order, int rc) {
-    if (rc != ERR_NOTFOUND) atomic_store(&order->code, rc);
+    int code = atomic_load(&order->code);
+    while (rc != ERR_NOTFOUND && code != 0 &&
+           !atomic_compare_exchange_weak(&order->code, &code, rc))
+        continue;
     if (atomic_fetch_sub(&order->replicas_left, 1) > 1) return;
     order->result = atomic_load(&order->code);
     atomic_fetch_sub(&r->common->orders, 1);

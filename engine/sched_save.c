@@ -99,6 +99,7 @@ uint64_t sched_name(const struct sched *sched, const struct conversation *conv) 
 static void begin_export(struct sched *sched, struct conversation *conv) {
     struct sched_export *export = &sched->export;
     CHECK(!export->data);
+    conv->asked = false; /* an order to write is for this write */
     uint64_t *sizes = mem_try_alloc((size_t)block_count(sched), sizeof *sizes);
     size_t bytes = sizes ? measure(sched, conv, sizes) : 0;
     size_t size = bytes > 0 ? state_file_size(conv->token_count, block_count(sched), bytes) : 0;

@@ -141,7 +141,7 @@ static void run_write(struct store *store) {
     mem_free(data);
     struct state_dir_file on_disk;
     if (rc == 0 && state_dir_stat(&d->dir, file.head.id, false, &on_disk))
-        file.used_ns = on_disk.used_ns;
+        file.used_ns = file.own_ns = on_disk.used_ns;
     pthread_mutex_lock(&d->lock);
     bool removed = store->write.removed;
     if (rc == 0 && !removed) rc = store_note_file(d, &file);
@@ -235,6 +235,7 @@ static void run_read(struct store *store) {
         store_index_drop(&d->index, file); /* deleted from outside */
     else if (file)
         store_index_touch(&d->index, file, clock_unix_seconds(), taken.used_ns);
+    if (rc == 0 && file) file->own_ns = taken.used_ns;
     d->stats.read += rc == 0;
     store->read.data = data;
     store->read.view = view;
@@ -279,7 +280,7 @@ static void serve(struct store *store, void (*run)(struct store *)) {
 /* Deletes a file; one that a newer turn replaced stays if another daemon continues it, too. */
 static void run_remove(struct directory *d, const struct store_removal *removal) {
     bool stays = removal->replaced && store_is_shared(d) &&
-                 state_dir_taken(&d->dir, removal->id, removal->used_ns);
+                 state_dir_taken(&d->dir, removal->id, removal->own_ns);
     if (stays) return;
     state_dir_delete(&d->dir, removal->id, false);
     state_dir_sync(&d->dir);
@@ -315,7 +316,7 @@ static void run_adoption(struct directory *d, struct store_adoption *adoption) {
 }
 
 /* Wakes every replica: jobs may wait for the listing. The owners close no store while it is served,
- * so the list of stores is copied under the lock, and `serving` names all. */
+ * so the list of stores is copied under the lock, and `waking` stands for all. */
 static void wake_all(struct directory *d) {
     struct store *stores[STORES_MAX];
     pthread_mutex_lock(&d->lock);
@@ -605,7 +606,7 @@ static int remove_file(struct store *store, uint64_t id, bool replaced) {
     if (file && !may_use(store, file)) file = NULL;
     bool full = d->remove_count == REMOVES_MAX;
     if (file) {
-        const struct store_removal removal = {id, replaced, file->used_ns};
+        const struct store_removal removal = {id, replaced, file->own_ns};
         store_index_drop(&d->index, file);
         if (!full) d->removes[d->remove_count++] = removal;
         if (!full) begin_work(d);

@@ -9,7 +9,8 @@ static struct store_file **bucket_of_id(struct store_index *index, uint64_t id) 
     return &index->by_id[id % STORE_FILES_MAX];
 }
 
-/* Spaces are secret hashes, so no client can fill the bucket of another by choosing prompts. */
+/* Spaces are secret hashes. A client may learn its own, but not that of another, so it cannot
+ * choose prompts that fill the bucket of one. */
 static size_t prompt_bucket(const uint8_t space[16], uint64_t hash) {
     uint64_t secret;
     memcpy(&secret, space, sizeof secret);
@@ -81,7 +82,8 @@ int store_index_add(struct store_index *index, const struct store_file *copy) {
 static int compare_age(const void *a, const void *b) {
     const struct store_file *x = *(struct store_file *const *)a,
                             *y = *(struct store_file *const *)b;
-    return (x->used_unix > y->used_unix) - (x->used_unix < y->used_unix);
+    if (x->used_unix != y->used_unix) return x->used_unix < y->used_unix ? -1 : 1;
+    return (x->used_ns > y->used_ns) - (x->used_ns < y->used_ns);
 }
 
 int store_index_sort(struct store_index *index) {

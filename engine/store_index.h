@@ -19,7 +19,8 @@ struct store_file {
     struct store_file *next_of_id, *next_of_prompt; /* in their buckets */
     struct store_file *older, *newer;               /* by their last use */
     int64_t bytes, used_unix;
-    int64_t used_ns;           /* the file's time stamp when this daemon used it or found it */
+    int64_t used_ns;           /* the file's time stamp when this daemon looked last */
+    int64_t own_ns;            /* time stamp when this daemon used the file; 0: never */
     uint64_t seen;             /* number of the last listing that showed it */
     bool bad;                  /* <id>.bad */
     bool ours;                 /* written by this model with these gates, and not bad */
@@ -44,6 +45,7 @@ int store_index_add(struct store_index *index, const struct store_file *copy);
 void store_index_drop(struct store_index *index, struct store_file *file); /* frees it, too */
 /* Marks a file as refused, so that no search returns it; `aside`: it was renamed to <id>.bad. */
 void store_index_refuse(struct store_index *index, struct store_file *file, bool aside);
+/* Makes a file the newest that was used at this time, by whichever daemon. 0: unknown. */
 void store_index_touch(struct store_index *index, struct store_file *file, int64_t used_unix,
                        int64_t used_ns);
 /* Sorts by last use, after files were added in any order. ERR_NOMEM: they stay in the order of

@@ -1,5 +1,6 @@
-/* Declarations shared by the files of the store: store.c (the stores and their thread) and
- * store_scan.c (the files that there are). No other file includes this. */
+/* Declarations shared by the files of the store: store.c (the stores and their thread),
+ * store_scan.c (the files that there are) and store_move.c (those that come and leave). No other
+ * file includes this. */
 #ifndef KEEPD_ENGINE_STORE_INT_H
 #define KEEPD_ENGINE_STORE_INT_H
 
@@ -18,8 +19,8 @@ enum read_state { READ_FREE, READ_WANTED, READ_RUNNING, READ_DONE };
 /* A file that is to be deleted. */
 struct store_removal {
     uint64_t id;
-    bool replaced; /* by a newer turn: the file stays if another daemon has used it since used_ns */
-    int64_t used_ns; /* time stamp when this daemon used the file */
+    bool replaced;  /* by a newer turn: the file stays if another daemon has used it since own_ns */
+    int64_t own_ns; /* time stamp when this daemon used the file; 0: never */
 };
 
 /* A file that came from another machine and is whole: it gets its name. */
@@ -45,7 +46,7 @@ struct directory {
     struct store_removal removes[REMOVES_MAX];
     int remove_count;
     struct store_adoption *adoptions; /* waiting; at most one for each upload */
-    int64_t uploading;                /* bytes of all uploads that have not ended */
+    int64_t uploading;                /* bytes that came of all uploads that have not ended */
     struct store *stores[STORES_MAX];
     int store_count;
     int turn;                    /* index of the store that is asked first */

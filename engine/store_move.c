@@ -14,7 +14,7 @@ struct store_upload {
     uint8_t space[16];
     uint64_t number; /* number in the temporary name */
     int fd;          /* -1: not made yet */
-    bool counted;    /* in directory->uploading */
+    int64_t counted; /* bytes that it adds to directory->uploading */
     bool kept;
     uint64_t seen;   /* bytes so far */
     size_t unsynced; /* bytes written since the last sync, see state_dir_append */
@@ -52,19 +52,27 @@ int store_upload_open(struct store *store, const uint8_t space[16], struct store
     return 0;
 }
 
-/* Takes the file's bytes from those that all uploads may have. */
-static int count_bytes(struct store_upload *upload, struct fault *fault) {
+static int check_size(const struct store_upload *upload, struct fault *fault) {
+    int64_t most = upload_max(upload->directory), size = (int64_t)upload->head.file_size;
+    if (size <= most) return 0;
+    return fault_set(fault, ERR_LIMIT, "state",
+                     "%lld bytes; an upload may have %lld, a quarter of state-bytes",
+                     (long long)size, (long long)most);
+}
+
+/* Takes bytes from those that all uploads may have. Only bytes that have come count, so a slow
+ * upload does not keep others away by what its head says. */
+static int count_bytes(struct store_upload *upload, size_t size, struct fault *fault) {
     struct directory *d = upload->directory;
-    int64_t most = upload_max(d), size = (int64_t)upload->head.file_size;
-    if (size > most)
-        return fault_set(fault, ERR_LIMIT, "state",
-                         "%lld bytes; an upload may have %lld, a quarter of state-bytes",
-                         (long long)size, (long long)most);
     pthread_mutex_lock(&d->lock);
-    upload->counted = size <= most - d->uploading;
-    if (upload->counted) d->uploading += size;
+    bool fits = (int64_t)size <= upload_max(d) - d->uploading;
+    if (fits) d->uploading += (int64_t)size;
     pthread_mutex_unlock(&d->lock);
-    return upload->counted ? 0 : fault_set(fault, ERR_FULL, "state", "too many uploads at once");
+    if (!fits)
+        return fault_set(fault, ERR_FULL, "state",
+                         "uploads that have not ended take a quarter of state-bytes");
+    upload->counted += (int64_t)size;
+    return 0;
 }
 
 /* Checks what can be checked before the seal is there. */
@@ -81,7 +89,7 @@ static int check_head(struct store_upload *upload, struct fault *fault) {
     if (head->file_size < STATE_HEAD_BYTES + STATE_SEAL_BYTES ||
         head->file_size > state_size_limit(head))
         return fault_set(fault, ERR_MALFORMED, "state", "longer than its conversation can be");
-    return count_bytes(upload, fault);
+    return check_size(upload, fault);
 }
 
 static int take_head(struct store_upload *upload, struct fault *fault) {
@@ -112,6 +120,8 @@ static int add_content(struct store_upload *upload, const char *data, size_t siz
                        struct fault *fault) {
     if (size > upload->head.file_size - upload->seen)
         return fault_set(fault, ERR_MALFORMED, "state", "longer than its head says");
+    int rc = count_bytes(upload, size, fault);
+    if (rc != 0) return rc;
     look_at(upload, data, size);
     upload->seen += size;
     return write_bytes(upload, data, size, fault);
@@ -160,7 +170,7 @@ void store_upload_close(struct store_upload *upload) {
     if (!upload) return;
     struct directory *d = upload->directory;
     pthread_mutex_lock(&d->lock);
-    if (upload->counted) d->uploading -= (int64_t)upload->head.file_size;
+    d->uploading -= upload->counted;
     pthread_mutex_unlock(&d->lock);
     if (upload->fd >= 0) {
         close(upload->fd);

@@ -122,6 +122,7 @@ static void list_again(struct directory *d, int64_t changed_ns) {
     int64_t unfinished;
     pthread_mutex_lock(&d->lock);
     d->listing++;
+    uint64_t changes = d->index.changes;
     pthread_mutex_unlock(&d->lock);
     int rc = state_dir_list(&d->dir, scan_file, d, &unfinished, &fault);
     if (rc != 0) {
@@ -135,6 +136,8 @@ static void list_again(struct directory *d, int64_t changed_ns) {
     pthread_mutex_lock(&d->lock);
     d->unfinished = unfinished;
     drop_unseen(d);
+    /* New files came in the order of the listing. Without memory for it they stay the newest. */
+    if (d->index.changes != changes) (void)store_index_sort(&d->index);
     pthread_mutex_unlock(&d->lock);
 }
 

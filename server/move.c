@@ -26,6 +26,7 @@ struct move {
     bool working; /* a thread has the buffer, or will have it */
     bool last;    /* the body is complete */
     bool sends;   /* the answer is the file */
+    bool comes;   /* the body is the file */
     struct engine_conversation_row row;
     int rc;
     struct fault fault;
@@ -73,6 +74,10 @@ static void refuse(struct exchange *ex, const struct fault *fault) {
     case ERR_NOTFOUND:
         oai_refuse(error, 404, "conversation_not_found", "id", "There is no such conversation.");
         break;
+    case ERR_FULL:
+        oai_refuse(error, 503, "overloaded", NULL, "The state cannot be taken now: %s.",
+                   fault->text);
+        break;
     default:
         oai_refuse_fault(error, fault);
         break;
@@ -81,6 +86,17 @@ static void refuse(struct exchange *ex, const struct fault *fault) {
 }
 
 /* ---- A file comes --------------------------------------------------------------------------- */
+
+/* Slow uploads of one client must not take the bytes of all others. */
+static bool client_uploads(const struct exchange *ex) {
+    for (const struct conn *conn = ex->server->conns; conn; conn = conn->next) {
+        const struct exchange *other = conn->exchange;
+        if (other && other != ex && other->move && other->move->comes &&
+            memcmp(other->client, ex->client, sizeof other->client) == 0)
+            return true;
+    }
+    return false;
+}
 
 bool move_begin(struct exchange *ex, uint64_t size) {
     int64_t most = engine_upload_max(ex->server->engine);
@@ -93,7 +109,13 @@ bool move_begin(struct exchange *ex, uint64_t size) {
         refuse(ex, &fault);
         return false;
     }
+    if (client_uploads(ex)) {
+        fault_set(&fault, ERR_FULL, "state", "another upload of this client has not ended");
+        refuse(ex, &fault);
+        return false;
+    }
     if (exchange_space(ex, space) != 0 || !open_move(ex)) return false;
+    ex->move->comes = true;
     memcpy(ex->move->space, space, sizeof space);
     return true;
 }

@@ -1,7 +1,6 @@
 /* The queue's limit on waiting prompt tokens, a key's limit on requests at once, and the time limit
- * of a request. http.c and the
- * parser in oai/ check the limits of a single request; the engine checks its capacity.
- * docs/OPERATIONS.md lists them all. Loop thread only. */
+ * of a request. http.c and the parser in oai/ check the limits of a single request; the engine
+ * checks its capacity. docs/OPERATIONS.md lists them all. Loop thread only. */
 #ifndef KEEPD_SERVER_QUOTA_H
 #define KEEPD_SERVER_QUOTA_H
 

@@ -149,6 +149,32 @@ def test_uploads_are_bounded(daemon, tmp_path):
         assert sock.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
+def test_one_upload_of_a_client(daemon, tmp_path):
+    """A slow upload keeps only its own key's next one away, and by a text of its own; when it has gone, the next is taken."""
+    a = daemon("--state-dir", str(tmp_path / "a"), "--api-key", "alice", "--api-key", "bob", *FLAGS)
+    headers = {key: {"Authorization": f"Bearer {key}"} for key in ("alice", "bob")}
+    requests.post(f"{a.url}/v1/chat/completions", json={"model": "keepd-nano", "messages": first_turn(), "max_tokens": 16}, headers=headers["alice"], timeout=60).raise_for_status()
+    rows = requests.get(a.url + URL, headers=headers["alice"], timeout=60).json()["data"]
+    r = get(a, next(row for row in rows if not row["superseded"]), headers=headers["alice"])
+    assert r.status_code == 200, r.text
+    data = r.content
+    with socket.create_connection(("127.0.0.1", int(a.url.rsplit(":", 1)[1])), timeout=60) as sock:
+        sock.sendall(f"PUT {URL} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer alice\r\n"
+                     f"Content-Length: {len(data)}\r\n\r\n".encode() + data[:1000])
+        for _ in range(200):
+            if put(a, data, headers=headers["alice"]).status_code == 503:
+                break
+            threading.Event().wait(0.02)
+        refused(a, data, "another upload of this client", status=503, headers=headers["alice"])
+        assert put(a, data, headers=headers["bob"]).status_code == 400, "another's state, but not too many uploads"
+    for _ in range(200):
+        r = put(a, data, headers=headers["alice"])
+        if r.status_code == 200:
+            break
+        threading.Event().wait(0.02)
+    assert r.status_code == 200, r.text
+
+
 def test_clients_that_leave(daemon, tmp_path):
     """Half an upload leaves nothing; half a download ends; many at once stay within the daemon's memory."""
     a, b = two(daemon, tmp_path)

@@ -380,6 +380,44 @@ static int delete_one(struct engine *engine, uint64_t id) {
     return order.result;
 }
 
+/* Has a conversation written by order, and sends its file to the engine again, in pieces, as
+ * threads of the server do. */
+struct mover {
+    struct engine *engine;
+    uint64_t id;
+    uint8_t space[16];
+};
+
+static void *move_there_and_back(void *arg) {
+    const struct mover *mover = arg;
+    static _Thread_local char data[1 << 20];
+    struct engine_upload *upload;
+    struct engine_conversation_row row;
+    struct fault fault = {0};
+    uint64_t bytes;
+    int fd;
+    CHECK(engine_state_open(mover->engine, mover->id, &fd, &bytes, &fault) == 0);
+    CHECK(bytes <= sizeof data && read(fd, data, bytes) == (ssize_t)bytes);
+    close(fd);
+    CHECK(engine_upload_open(mover->engine, mover->space, &upload, &fault) == 0);
+    for (size_t at = 0; at < bytes; at += 10000) {
+        size_t size = bytes - at < 10000 ? bytes - at : 10000;
+        CHECK_MSG(engine_upload_add(upload, data + at, size, &fault) == 0, "%s", fault.text);
+    }
+    CHECK_MSG(engine_upload_end(upload, &row, &fault) == 0 && row.id == mover->id, "%s",
+              fault.text);
+    engine_upload_close(upload);
+    return NULL;
+}
+
+static int write_one(struct engine *engine, uint64_t id) {
+    static struct engine_order order;
+    order = (struct engine_order){.kind = ENGINE_ORDER_WRITE, .id = id};
+    CHECK(engine_conversation_order(engine, &order) == 0);
+    while (atomic_load_explicit(&order.done, memory_order_acquire) == 0) usleep(200);
+    return order.result;
+}
+
 static void remove_dir(const char *dir) {
     char command[128];
     CHECK(snprintf(command, sizeof command, "rm -r %s", dir) > 0 && system(command) == 0);
@@ -410,6 +448,37 @@ static void try_state(void) {
     CHECK(status.counters.state_restored == 3 && status.counters.cached_tokens == 3 * (PROMPT / 2));
     for (int count; (count = engine_conversations(engine, &everyone, rows, CONVERSATIONS + 1)) > 0;)
         for (int i = 0; i < count; i++) (void)delete_one(engine, rows[i].id);
+    engine_close(engine);
+    remove_dir(dir);
+}
+
+/* Conversations are written by order and come back as uploads, two at a time, while jobs continue
+ * and while the engine writes others. */
+static void try_moves(void) {
+    char dir[] = "/tmp/keepd-engine-XXXXXX";
+    struct engine_conversation_row rows[CONVERSATIONS + 1];
+    struct mover movers[2];
+    pthread_t threads[2];
+    CHECK(mkdtemp(dir));
+    struct engine *engine = open_with_state(dir, 3600);
+    for (int i = 0; i < 2; i++) submit_some(engine, i, PROMPT / 2, 1);
+    wait_and_close(2);
+    int count = engine_conversations(engine, &everyone, rows, CONVERSATIONS + 1);
+    int kept = 0;
+    for (int i = 0; i < count; i++)
+        if (!rows[i].superseded) rows[kept++] = rows[i];
+    CHECK_MSG(kept == 2, "%d of %d", kept, count);
+    CHECK(write_one(engine, 1) == ERR_NOTFOUND);
+    for (int i = 0; i < 2; i++) submit_some(engine, i, PROMPT, 1);
+    for (int i = 0; i < 2; i++) {
+        int rc = write_one(engine, rows[i].id);
+        CHECK_MSG(rc == 0, "%d", rc);
+        movers[i] = (struct mover){.engine = engine, .id = rows[i].id};
+        memcpy(movers[i].space, rows[i].space, sizeof movers[i].space);
+        CHECK(pthread_create(&threads[i], NULL, move_there_and_back, &movers[i]) == 0);
+    }
+    wait_and_close(2);
+    for (int i = 0; i < 2; i++) CHECK(pthread_join(threads[i], NULL) == 0);
     engine_close(engine);
     remove_dir(dir);
 }
@@ -469,6 +538,7 @@ int main(void) {
     try_bad_options();
     try_lesser_backend();
     try_state();
+    try_moves();
     try_failing_backend_with_state();
     printf("%d wakes, checksum %llu\n", atomic_load(&engines_wakes), (unsigned long long)sum);
     return 0;

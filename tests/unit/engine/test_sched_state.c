@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/sched_int.h"
 #include "tests/unit/engine/requests.h"
 
 /* Searches on disk: the linker's --wrap. */
@@ -733,6 +734,28 @@ Test(state, a_quota_that_needs_the_disk_delays_no_other_client) {
     engine_job_close(&bound);
     engine_job_close(&other);
     engine_job_close(&later);
+    stored_close(&s);
+}
+
+/* An order to write holds for one write: when its file has made room for others, the conversation
+ * is written when it has been idle, like any other. */
+Test(state, an_order_to_write_holds_once) {
+    struct stored s;
+    stored_open(&s, (struct world_options){.conversations = 9});
+    cr_assert_eq(turn(&s.w, 1, 0, 60, global(16, 4, 8)), 0);
+    struct conversation *conv = NULL;
+    const int64_t second = 1000000000;
+    int64_t now = clock_ns();
+    for (int i = 0; i < s.w.sched.conversations.capacity && !conv; i++)
+        if (sched_wants_saving(&s.w.sched, &s.w.sched.conversations.all[i]))
+            conv = &s.w.sched.conversations.all[i];
+    cr_assert_eq(sched_write(&s.w.sched, conv->id), ERR_BUSY);
+    for (int i = 0; i < 4; i++) sched_save(&s.w.sched, now += second, false);
+    cr_assert_eq(sched_write(&s.w.sched, conv->id), 0);
+    conv->saved = CONVERSATION_UNSAVED; /* as when the file is gone */
+    cr_assert_eq(store_remove(s.w.store, conv->id), 0);
+    for (int i = 0; i < 4; i++) sched_save(&s.w.sched, now += second, false);
+    cr_assert_eq(stats_of(&s).files, 0);
     stored_close(&s);
 }
 

@@ -55,6 +55,14 @@ static int64_t bytes_there(void) {
     return bytes;
 }
 
+/* One daemon writes conversation 1; the other finds it and reads it. */
+static void pass_on(struct store *from, struct store *to) {
+    look(from);
+    cr_assert_eq(save(from, 1, 100), 0);
+    cr_assert_eq(find_whole(to, 1), 501);
+    cr_assert_eq(load(to, 501), 0);
+}
+
 /* ---- Finding --------------------------------------------------------------------------------- */
 
 Test(store_shared, what_one_daemon_writes_another_continues) {
@@ -63,10 +71,7 @@ Test(store_shared, what_one_daemon_writes_another_continues) {
     store_space_key(a, keys[0]);
     store_space_key(b, keys[1]);
     cr_assert_eq(memcmp(keys[0], keys[1], 16), 0, "spaces mean the same to both");
-    look(a);
-    cr_assert_eq(save(a, 1, 100), 0);
-    cr_assert_eq(find_whole(b, 1), 501);
-    cr_assert_eq(load(b, 501), 0);
+    pass_on(a, b);
     cr_assert_eq(find_whole(a, 1), 501, "and the first still can");
     cr_assert_eq(save(b, 2, 100), 0);
     cr_assert_eq(find_whole(a, 2), 502);
@@ -139,10 +144,7 @@ Test(store_shared, a_conversation_is_there_once) {
 /* A file that a newer turn replaced stays while another daemon may be continuing it, too. */
 Test(store_shared, a_lease_keeps_a_replaced_file) {
     struct store *a = open_store(), *b = open_store();
-    look(a);
-    cr_assert_eq(save(a, 1, 100), 0);
-    cr_assert_eq(find_whole(b, 1), 501);
-    cr_assert_eq(load(b, 501), 0);
+    pass_on(a, b);
     set_age(name_1, 1); /* the clock of the file system may not have moved since */
     store_remove_replaced(a, 501);
     cr_assert(is_there(name_1));
@@ -150,6 +152,50 @@ Test(store_shared, a_lease_keeps_a_replaced_file) {
     set_age(name_1, -2 * STATE_LEASE_SECONDS);
     store_remove_replaced(a, 501);
     cr_assert_not(is_there(name_1), "the lease has expired");
+    store_close(a);
+    store_close(b);
+}
+
+/* A use by another daemon is not forgotten when this one learns of it as it looks for the oldest
+ * file. */
+Test(store_shared, a_lease_that_was_seen_keeps_a_replaced_file) {
+    struct store_options options = options_of();
+    struct store *a, *b = open_store();
+    struct fault fault = {0};
+    options.bytes = 5 * (int64_t)state_file_size(TOKENS, 2, 100) / 2; /* two files fit */
+    cr_assert_eq(store_open(&options, &a, &fault), 0);
+    look(a);
+    cr_assert_eq(save(a, 1, 100), 0);
+    cr_assert_eq(save(a, 2, 100), 0);
+    cr_assert_eq(find_whole(b, 1), 501);
+    cr_assert_eq(load(b, 501), 0);
+    set_age(name_1, 1); /* the clock of the file system may not have moved since */
+    cr_assert_eq(save(a, 3, 100), 0);
+    cr_assert(is_there(name_1), "it is not the oldest");
+    cr_assert_eq(files_with(".state"), 2);
+    store_remove_replaced(a, 501);
+    cr_assert(is_there(name_1));
+    store_close(a);
+    store_close(b);
+}
+
+/* Files that a listing finds are as old as their time stamps say, whatever order it has. */
+Test(store_shared, a_listing_puts_files_in_the_order_of_their_use) {
+    struct store *a = open_store(), *b = open_store();
+    const int ages[] = {-40, -10, -70, -30, -20, -60, -50};
+    const struct engine_conversation_filter all = {0};
+    struct store_row rows[8];
+    look(b);
+    for (int i = 0; i < 7; i++) {
+        char name[32];
+        cr_assert_eq(save(a, 1 + i, 100), 0);
+        snprintf(name, sizeof name, "%016llx.state", 501ull + (unsigned)i);
+        set_age(name, ages[i]);
+    }
+    look(b);
+    cr_assert_eq(store_list(b, &all, rows, 8), 7);
+    const uint64_t newest_first[] = {502, 505, 504, 501, 507, 506, 503};
+    for (int i = 0; i < 7; i++) cr_assert_eq(rows[i].id, newest_first[i], "%d", i);
     store_close(a);
     store_close(b);
 }

@@ -187,6 +187,60 @@ static void upload_again(struct store *store) {
     store_upload_close(upload);
 }
 
+/* Begins an upload of a file of `room` bytes beside its head, and sends all of it but its seal. */
+static struct store_upload *begin_upload(struct store *store, int seed, size_t room, int *rc,
+                                         struct fault *fault) {
+    struct state_head head;
+    struct store_upload *upload;
+    char *data = make_file(store, seed, room, &head);
+    cr_assert_eq(store_upload_open(store, head.space, &upload, fault), 0);
+    *rc = store_upload_add(upload, data, head.file_size - STATE_SEAL_BYTES, fault);
+    mem_free(data);
+    return upload;
+}
+
+/* Uploads that have not ended share a quarter of the directory's bytes, by what has come of them;
+ * when they fail their bytes are free again. */
+Test(store_thread, uploads_share_their_bytes) {
+    struct store *store = open_store();
+    size_t most = (size_t)store_upload_max(store), half = most / 2 - 2000;
+    int rc;
+    for (int round = 0; round < 3; round++) {
+        struct store_upload *uploads[3];
+        struct fault fault = {0};
+        uploads[0] = begin_upload(store, 1, half, &rc, &fault);
+        cr_assert_eq(rc, 0, "%s", fault.text);
+        uploads[1] = begin_upload(store, 2, half, &rc, &fault);
+        cr_assert_eq(rc, 0, "%s", fault.text);
+        uploads[2] = begin_upload(store, 3, half, &rc, &fault);
+        cr_assert_eq(rc, ERR_FULL);
+        cr_assert_not_null(strstr(fault.text, "uploads that have not ended"));
+        for (int i = 0; i < 3; i++) store_upload_close(uploads[i]);
+        cr_assert_eq(files_with(".part"), 0);
+    }
+    store_close(store);
+}
+
+/* A head that promises a long file takes nothing from the others. */
+Test(store_thread, an_upload_counts_what_has_come) {
+    struct store *store = open_store();
+    size_t most = (size_t)store_upload_max(store);
+    struct state_head head;
+    struct store_upload *trickle, *other;
+    struct fault fault = {0};
+    char *data = make_file(store, 1, most - 4000, &head);
+    int rc;
+    cr_assert_eq(store_upload_open(store, head.space, &trickle, &fault), 0);
+    cr_assert_eq(store_upload_add(trickle, data, 2 * STATE_HEAD_BYTES, &fault), 0, "%s",
+                 fault.text);
+    other = begin_upload(store, 2, most - 8000, &rc, &fault);
+    cr_assert_eq(rc, 0, "%s", fault.text);
+    store_upload_close(other);
+    store_upload_close(trickle);
+    mem_free(data);
+    store_close(store);
+}
+
 /* So it is never in the memory of two replicas. */
 Test(store_thread, an_uploaded_copy_takes_no_file_from_its_owner) {
     struct store *a = open_store(), *b = store_join(a, NULL, NULL);
