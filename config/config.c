@@ -86,6 +86,9 @@ const struct option config_options[] = {
      "Reject requests with unknown fields instead of ignoring the fields."},
     {"no-ui", FLAG, AT(no_ui), 0, 0, "false", NULL, 0,
      "Do not serve the page at /, on which people chat and see what the cache keeps."},
+    {"otlp-endpoint", TEXT, AT(otlp_endpoint), 1, 0, NULL, "URL", 0,
+     "Send a span of each request to this OpenTelemetry collector, by OTLP over HTTP: "
+     "http://HOST:4318, to which /v1/traces is added. Needs libcurl."},
     {"reasoning-parser", CHOICE, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
      "auto: text between <think> tags is returned as reasoning_content. none: answers are "
      "returned unchanged."},

@@ -52,6 +52,7 @@ struct config {
     char *quantization;    /* none, fp8, q8, q4 */
     bool strict_params;    /* unknown request fields are a 400 */
     bool no_ui;            /* no page at / */
+    char *otlp_endpoint;   /* where spans are sent */
     char *reasoning_parser;
     char *tool_call_parser;
     char *inspect;     /* a model to describe, as --model */

@@ -65,6 +65,7 @@ void exchange_unref(struct exchange *ex) {
     struct server *server = ex->server;
     if (--ex->refs) return;
     CHECK(!ex->connection && !ex->waiting && ex->jobs_submitted == ex->jobs_finished);
+    spans_send(ex);
     quota_release(ex);
     quota_leave(ex);
     background_leave(ex);

@@ -80,6 +80,22 @@ static void set_request_id(struct exchange *ex) {
         at += snprintf(ex->request_id + at, sizeof ex->request_id - (size_t)at, "%02x", random[i]);
 }
 
+/* A header that comes twice is as good as none. */
+static enum MHD_Result count_traceparent(void *cls, enum MHD_ValueKind kind, const char *name,
+                                         const char *value) {
+    int *count = cls;
+    (void)kind, (void)value;
+    *count += strcasecmp(name, "traceparent") == 0;
+    return MHD_YES;
+}
+
+static void set_trace(struct exchange *ex) {
+    const char *parent = header(ex, "traceparent");
+    int count = 0;
+    MHD_get_connection_values(ex->connection, MHD_HEADER_KIND, count_traceparent, &count);
+    if (count != 1 || !parent || !spans_parse(parent, &ex->trace)) spans_begin(&ex->trace);
+}
+
 static size_t declared_size(struct exchange *ex) {
     const char *value = header(ex, "Content-Length");
     return value ? (size_t)strtoull(value, NULL, 10) : 0;
@@ -332,6 +348,7 @@ static enum MHD_Result begin(struct server *server, struct conn *conn,
     *con_cls = ex;
     snprintf(ex->path, sizeof ex->path, "%s", path);
     set_request_id(ex);
+    if (server->otlp) set_trace(ex);
     conn_set_state(conn, CONN_BODY);
     conn->begun++;
     if (is_rejected(ex))
@@ -423,7 +440,7 @@ static int final_status(struct exchange *ex, enum MHD_RequestTerminationCode cod
 }
 
 /* One line per request: work and changes at info, questions (health, metrics) at debug. */
-static void log_request(struct exchange *ex, enum MHD_RequestTerminationCode code) {
+static void log_request(struct exchange *ex) {
     int64_t prompt = 0, answer = 0;
     for (int i = 0; i < ex->jobs_submitted; i++) {
         const struct engine_job *job = &ex->jobs[i];
@@ -436,8 +453,8 @@ static void log_request(struct exchange *ex, enum MHD_RequestTerminationCode cod
         {"request_id", ex->request_id, 0},
         {"id", ex->id, 0},
         {"path", ex->path, 0},
-        {"status", NULL, final_status(ex, code)},
-        {"ms", NULL, (clock_ns() - ex->received_ns) / 1000000},
+        {"status", NULL, ex->status},
+        {"ms", NULL, (ex->ended_ns - ex->received_ns) / 1000000},
         {"prompt_tokens", NULL, prompt},
         {"completion_tokens", NULL, answer},
     };
@@ -451,7 +468,9 @@ void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls
     struct exchange *ex = *con_cls;
     (void)cls, (void)connection;
     if (!ex) return;
-    log_request(ex, code);
+    ex->ended_ns = clock_ns();
+    ex->status = final_status(ex, code);
+    log_request(ex);
     *con_cls = NULL;
     relay_soon(ex->conn);
     if (ex->conn->state != CONN_CLOSING) conn_set_state(ex->conn, CONN_IDLE);

@@ -20,6 +20,7 @@
 #include "server/page/page.h"
 #include "server/server.h"
 #include "server/sock.h"
+#include "server/spans.h"
 #include "server/stats.h"
 #include "server/systemd.h"
 #include "server/tls.h"
@@ -220,6 +221,9 @@ struct exchange {
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];
     char session[OAI_KEY_BYTES + 1]; /* the client's X-Session-ID, or "" */
     int64_t received_ns, created;
+    int64_t ended_ns; /* the answer's end; 0: not yet */
+    int status;       /* final, with ended_ns */
+    struct spans_context trace;
     struct buf body;
     size_t body_seen, held; /* held: bytes of the body and of a large tree, or of a text answer */
     size_t values;          /* upper bound for the JSON values of the body */
@@ -319,6 +323,7 @@ const struct route *route_find(const char *path, const char *method, struct rout
 struct server {
     struct server_options options;
     struct engine *engine;
+    struct otlp *otlp; /* NULL: no spans */
     struct oai_rules rules;
     char *names; /* storage of rules.names */
     char url[256];

@@ -341,6 +341,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     int rc = set_names(server, options->names, fault);
     if (!rc) rc = check_socket_mode(options->unix_socket_mode, fault);
     if (!rc && !socket_is_passed()) rc = sock_check(&address, fault);
+    if (!rc && options->otlp_endpoint) rc = otlp_open(options->otlp_endpoint, &server->otlp, fault);
     if (!rc) rc = open_keys(&server->keys, &options->now, NULL, fault);
     if (!rc) rc = read_tls(&options->now, &server->tls, fault);
     if (rc) {
@@ -549,6 +550,7 @@ void server_close(struct server *server) {
     CHECK(uv_loop_close(&server->loop) == 0);
     CHECK(!server->conns && !server->jobs && server->exchanges == 0);
     if (server->listen_fd >= 0) close(server->listen_fd);
+    otlp_close(server->otlp);
     tls_config_close(server->tls);
     buf_close(&server->framed);
     keys_close(&server->keys);

@@ -135,6 +135,7 @@ static struct server_options server_options(const struct config *config, const c
         .max_queue_tokens = config->max_queue_tokens,
         .strict_params = config->strict_params,
         .no_ui = config->no_ui,
+        .otlp_endpoint = config->otlp_endpoint,
         .split_reasoning = strcmp(config->reasoning_parser, "none") != 0,
         .tool_call_parser = config->tool_call_parser,
         .timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS")),

@@ -81,6 +81,7 @@ static void get_metrics(struct exchange *ex) {
                                 .info = server->rules.info,
                                 .statuses = statuses,
                                 .keys = &server->keys,
+                                .spans = otlp_counts_of(server->otlp),
                                 .queue_tokens = server->queue_tokens,
                                 .connections = server->conn_count,
                                 .connections_total = server->conn_total,

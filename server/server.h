@@ -59,6 +59,7 @@ struct server_options {
     int64_t max_queue_tokens;       /* prompt tokens that may wait; 0 = any */
     bool strict_params;
     bool no_ui;                   /* nothing is served at / */
+    const char *otlp_endpoint;    /* see server/otlp.h; NULL = no spans */
     bool split_reasoning;         /* text between <think> tags is returned separately */
     const char *tool_call_parser; /* "auto", "none" or a tool_format_name, see oai_find_tools */
     struct server_timeouts timeouts;

@@ -479,6 +479,17 @@ static void write_tenants(struct writer *w, const struct keys *keys) {
     }
 }
 
+/* A trace is here what one request contributes to it. */
+static void write_spans(struct writer *w, const struct otlp_counts *counts) {
+    static const char dropped[] = "keepd_traces_dropped_total";
+    write_head(w, "keepd_traces_exported_total", "counter",
+               "Requests whose spans the collector took.");
+    write_sample(w, "keepd_traces_exported_total", NULL, (double)counts->exported);
+    write_head(w, dropped, "counter", "Requests whose spans were dropped, by reason.");
+    write_sample(w, dropped, "reason=\"queue_full\"", (double)counts->full);
+    write_sample(w, dropped, "reason=\"collector\"", (double)counts->refused);
+}
+
 static void write_replica(struct writer *w, const struct stats *stats,
                           const struct stats_input *input, int replica) {
     const struct stats_requests *requests = &stats->replicas[replica];
@@ -498,6 +509,7 @@ static void write_replica(struct writer *w, const struct stats *stats,
     if (replica > 0) return;
     write_rejected(w, stats);
     write_tenants(w, input->keys);
+    write_spans(w, &input->spans);
     write_state(w, status);
     write_process(w, input);
 }

@@ -11,6 +11,7 @@
 #include "base/hist.h"
 #include "engine/engine.h"
 #include "server/keys.h"
+#include "server/otlp.h"
 
 /* Why a request was refused before any work: one list makes enum and labels. */
 #define STATS_REJECT_MAP(X)                                                                        \
@@ -63,6 +64,7 @@ struct stats_input {
     const struct engine_info *info;
     const struct engine_status *statuses; /* [info->replicas] */
     const struct keys *keys; /* the settings and counts of those with names; NULL = none */
+    struct otlp_counts spans;
     int64_t queue_tokens;
     int connections;
     uint64_t connections_total;
