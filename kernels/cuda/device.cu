@@ -28,6 +28,7 @@ extern "C" {
 #define FETCH_BYTES     ((size_t)256 << 10) /* pinned; enough for 1,500 sampled tokens per wait */
 #define FETCHES_MAX     8
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* recommended for cuBLASLt on Hopper */
+#define DIVIDED_MAX     128
 #define TRIAL_BYTES                                                                                \
     ((size_t)1 << 30) /* memory of a comparison of products; larger ones are left out */
 
@@ -70,9 +71,11 @@ struct device {
     bool serial;                    /* launches never overlap */
     bool joined;                    /* another stream has joined: the next launch waits for it */
     struct products products;
-    const struct matmul_args *trial; /* the weight for which algorithms are compared */
-    int failed;                      /* first error since the last sync */
-    bool lost;                       /* the context is poisoned, permanently */
+    const struct matmul_args *trial;  /* the weight for which algorithms are compared */
+    const void *divided[DIVIDED_MAX]; /* kernels that prefer_shared has seen */
+    int divided_count;
+    int failed; /* first error since the last sync */
+    bool lost;  /* the context is poisoned, permanently */
 };
 
 /* ---- cuBLASLt -------------------------------------------------------------------------------- */
@@ -526,8 +529,22 @@ static bool may_overlap(struct device *device) {
            cudaGraphNodeGetType(before[0], &type) == cudaSuccess && type == cudaGraphNodeTypeKernel;
 }
 
+/* Overlapping kernels want one division of a multiprocessor's memory into shared memory and cache,
+ * attention's, which has most shared memory: the division only changes while nothing runs there. A
+ * hint, so failures are ignored. */
+static void prefer_shared(struct device *device, const void *kernel) {
+    for (int i = 0; i < device->divided_count; i++)
+        if (device->divided[i] == kernel) return;
+    if (device->divided_count == DIVIDED_MAX) return;
+    device->divided[device->divided_count++] = kernel;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared) != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
 void device_run_launch(struct device *device, const struct launch *l, void **args) {
     if (device->lost) return;
+    if (l->overlaps) prefer_shared(device, l->kernel);
     if (l->shared > (size_t)48 << 10 &&
         !ok(device,
             cudaFuncSetAttribute(l->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

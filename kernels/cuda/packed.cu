@@ -28,9 +28,9 @@ enum kern_dtype packed_join(enum kern_dtype a, enum kern_dtype b) {
     return wide[block_is_split(a) || block_is_split(b)][block_has_least(a) || block_has_least(b)];
 }
 
-/* An even number of groups of outputs: some tiles of the product have two. */
+/* Groups of outputs in fours: some tiles of the product have as many. */
 static int64_t tiles_of(const struct kern_weight *w) {
-    return (w->rows + 2 * PACKED_OUTPUTS - 1) / (2 * PACKED_OUTPUTS) * 2 * blocks_of(w->cols);
+    return (w->rows + 4 * PACKED_OUTPUTS - 1) / (4 * PACKED_OUTPUTS) * 4 * blocks_of(w->cols);
 }
 
 size_t packed_code_bytes(const struct kern_weight *w) {
@@ -311,8 +311,10 @@ static void multiply(struct cuda *cuda, const struct packed_args &args) {
         launch<NARROW, SPLIT, 1, 1, 4>(cuda, args);
     else if (args.rows <= 32)
         launch<NARROW, SPLIT, 1, 4, 2>(cuda, args);
-    else
+    else if (args.rows <= 64)
         launch<NARROW, SPLIT, 2, 8, 1>(cuda, args);
+    else
+        launch<NARROW, SPLIT, 4, 6, 1>(cuda, args);
 }
 
 void packed_multiply(struct cuda *cuda, float *y, const void *x, const struct kern_weight *w,

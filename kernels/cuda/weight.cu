@@ -200,13 +200,8 @@ static int check_e4m3(struct cuda *cuda, const struct kern_weight *w, struct fau
 }
 
 /* A block's inputs stay together, and lanes read several at once. */
-static int check_blocks(const struct kern_weight *w, const struct kern_matrix *parts,
-                        const struct kern_matrix *own, struct fault *fault) {
-    if (!kern_dtype_blocks(w->dtype)) return 0;
-    size_t before =
-        (size_t)(static_cast<const char *>(own[0].data) - static_cast<const char *>(parts[0].data));
-    bool cut = w->shard == KERN_SHARD_COLS && before % sizeof(struct block);
-    if (w->cols % KERN_BLOCK == 0 && !cut) return 0;
+static int check_blocks(const struct kern_weight *w, struct fault *fault) {
+    if (!kern_dtype_blocks(w->dtype) || w->cols % KERN_BLOCK == 0) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "",
                      "weights in blocks need multiples of %d inputs on every rank, not %lld",
                      KERN_BLOCK, (long long)w->cols);
@@ -237,7 +232,7 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
     take_parts(cuda, w, parts, part_count, own);
     measure(w, own);
     rc = check_e4m3(cuda, w, fault);
-    if (!rc) rc = check_blocks(w, parts, own, fault);
+    if (!rc) rc = check_blocks(w, fault);
     if (rc) {
         mem_free(w);
         return rc;
