@@ -186,6 +186,10 @@ static const struct instance instances[] = {
      {"\"c\"", "\"\""},
      {"\"b\"", "\"xyz\"", "1"}},
     {"{\"type\":\"string\",\"not\":{\"pattern\":\"[0-9]\"}}", {"\"a\""}, {"\"a1\"", "1"}},
+    /* Draft 4 names parts with "id". */
+    {"{\"definitions\":{\"x\":{\"id\":\"#part\",\"const\":1}},\"allOf\":[{\"$ref\":\"#part\"}]}",
+     {"1"},
+     {"2"}},
     /* A schema that a rewritten keyword copies keeps the resource of its references. */
     {"{\"$defs\":{\"v\":{\"const\":\"outer\"}},\"allOf\":[{\"$id\":\"http://x/in\",\"$defs\":"
      "{\"v\":{\"const\":\"inner\"}},\"if\":{\"type\":\"string\"},\"then\":{\"$ref\":"
