@@ -56,7 +56,7 @@ static const cJSON *follow_pointer(struct schema *s, const cJSON *root, const ch
 static const cJSON *find_fragment(struct schema *s, const cJSON *resource, const char *fragment) {
     if (*fragment == '\0' || *fragment == '/') return follow_pointer(s, resource, fragment);
     const cJSON *found = schema_find_named(s, resource, "$anchor", fragment);
-    if (found == NULL) found = schema_find_named(s, resource, "$id", fragment - 1); /* "#name" */
+    if (found == NULL) found = schema_find_named(s, resource, "$id", fragment - 1);    /* "#name" */
     return found != NULL ? found : schema_find_named(s, resource, "id", fragment - 1); /* draft 4 */
 }
 
