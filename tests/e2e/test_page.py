@@ -33,6 +33,9 @@ QUESTION = "What is the code of the garage?"
 # Requests for answers stay without one until they are aborted.
 HOLD = ("window.fetch = (fetch => (path, init) => path.includes('chat') ? new Promise((_, fail) => init.signal"
         ".addEventListener('abort', () => fail(new Error('aborted')))) : fetch(path, init))(window.fetch)")
+# Keeps what is asked for, in window.asked.
+RECORD = ("window.asked = []; window.fetch = (fetch => (path, init) => { if (path.includes('chat')) window.asked.push("
+          "JSON.parse(init.body)); return fetch(path, init); })(window.fetch)")
 # Long answers, whose events pass one by one up to the fifth token behind the first report of the heads; the rest
 # waits for release(). Every event that passed is in window.passed, under the policy of its request.
 GATE = """
@@ -372,3 +375,70 @@ def test_reasoning_and_calls_are_folded(visit, tmp_path, monkeypatch):
     assert "umbrella" in page.send("It rains.")[0]
     assert [who.text for who in page.all(".who")][2] == "Result of the call"
     assert [bool(fold.get_attribute("open")) for fold in page.all(".answer")[0].find_elements(By.TAG_NAME, "details")] == [True] * 2
+
+
+def test_policy_budget_and_seed_are_those_of_each_message(visit):
+    page = visit()
+    page.ready()
+    page.driver.execute_script(RECORD)
+    page.one("#more summary").click()
+    page.one("#temperature").send_keys("1.5")
+    page.one("#tokens").send_keys("40")
+    answers = []
+    for seed, policy, place in (("7", "global", SMALL), ("7", "global", SMALL), ("8", "streaming", LARGE)):
+        page.press("New")
+        page.one("#seed").clear()
+        page.one("#seed").send_keys(seed)
+        Select(page.one("#policy")).select_by_visible_text(policy)
+        page.budget(place)
+        page.send(TALK[0])
+        answers.append(page.all(".answer .text")[-1].text)
+    assert answers[0] == answers[1]
+    page.one("#seed").clear()
+    page.send(QUESTION)
+    asked = page.driver.execute_script("return window.asked.map(body => [body.seed ?? null, body.kv.policy, body.kv.budget])")
+    assert asked == [[7, "global", 54], [7, "global", 54], [8, "streaming", 1024], [None, "streaming", 1024]]
+
+
+def test_by_keyboard_alone(visit):
+    page = visit()
+    page.ready()
+
+    def active():
+        return page.driver.switch_to.active_element
+
+    def tab_to(selector):
+        for _ in range(60):
+            if page.driver.execute_script("return document.activeElement.matches(arguments[0])", selector):
+                return
+            active().send_keys(Keys.TAB)
+        raise AssertionError(f"Tab does not reach {selector}")
+
+    tab_to("#input")
+    active().send_keys(TALK[0], Keys.ENTER)
+    page.wait(lambda: page.all("#held span") and page.one("#send").is_displayed())
+    tab_to("#map button")
+    for key, head in ((Keys.ARROW_RIGHT, "layer 0, head 1"), (Keys.ARROW_DOWN, "layer 1, head 1"), (Keys.ARROW_LEFT, "layer 1, head 0")):
+        active().send_keys(key)
+        assert active().get_attribute("aria-label").startswith(head)
+    active().send_keys(Keys.ENTER)
+    assert "layer 1, head 0" in page.one("#held-title").text
+    tab_to("#held")
+    for key, token in ((Keys.ARROW_RIGHT, "Token 0 "), (Keys.ARROW_DOWN, "Token 10 "), (Keys.ARROW_LEFT, "Token 9 ")):
+        active().send_keys(key)
+        assert page.one("#token-text").text.startswith(token)
+    # Escape ends an answer, and the focus is where the next message is written
+    page.driver.execute_script(HOLD)
+    tab_to("#input")
+    active().send_keys("hello", Keys.ENTER)
+    page.wait(lambda: page.one("#stop").is_displayed())
+    active().send_keys(Keys.ESCAPE)
+    page.wait(lambda: page.all(".answer .error"))
+    assert active().get_attribute("id") == "input"
+    # a button and a dialog: Enter opens it, Escape leaves it
+    tab_to("#rename")
+    active().send_keys(Keys.ENTER)
+    page.wait(lambda: page.one("#dialog").is_displayed())
+    assert active().get_attribute("id") == "reply"
+    active().send_keys("By keys", Keys.ENTER)
+    page.wait(lambda: page.names()[0].endswith("By keys"))
