@@ -559,6 +559,7 @@ int engine_save(const struct engine_options *options, const char *to, size_t *by
     struct engine_options check = *options;
     struct engine *engine;
     check.check_only = true;
+    check.progress = NULL;
     check.device = "cpu";
     int rc = engine_open(&check, &engine, fault);
     const struct model_options model = {.dir = options->model_dir,

@@ -82,7 +82,7 @@ Test(config, defaults) {
     cr_assert_eq(config->seed, -1);
     cr_assert_eq(config->max_body_bytes, 8 << 20);
     cr_assert_str_eq(config->cpu_path, "auto");
-    cr_assert_str_eq(config->cpu_activations, "int16");
+    cr_assert_str_eq(config->cpu_activations, "int8");
     cr_assert_str_eq(config->quantization, "none");
     cr_assert_str_eq(config->log_level, "info");
     cr_assert_not(config->strict_params || config->random_weights || config->check_config);
