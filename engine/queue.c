@@ -149,7 +149,8 @@ int32_t queue_find_crowd(struct queue *queue) {
         struct queue_client *client = &queue->records[i];
         client->crowds = client->running * weights > running * client->weight;
         crowded = crowded || client->crowds;
-        if (client->crowds || client->reads == 0 || !was_seen(queue, client)) continue;
+        if (client->crowds || client->waiting > 0 || client->reads == 0) continue;
+        if (!was_seen(queue, client)) continue;
         if (reads == 0 || client->reads < reads) reads = client->reads;
     }
     return crowded ? reads : 0;

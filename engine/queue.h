@@ -118,7 +118,8 @@ bool queue_may_start(const struct queue *queue, const struct engine_job *job, in
 #define QUEUE_CROWD_STEPS 4096
 
 /* Finds out which clients crowd. Returns the fewest prompt tokens that one of the others usually
- * has read (queue_note_prompt); 0: nobody crowds, or the others have read nothing yet. */
+ * has read (queue_note_prompt), of those without waiting jobs: a first token that waits for a place
+ * gains nothing from short steps. 0: nobody crowds, or there is no such other client. */
 int32_t queue_find_crowd(struct queue *queue);
 /* Notes that a job begins to run and has so many prompt tokens computed. */
 void queue_note_prompt(struct queue *queue, const struct engine_job *job, int32_t tokens);

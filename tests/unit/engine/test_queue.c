@@ -320,6 +320,9 @@ Test(queue, who_runs_more_than_its_part_crowds) {
     queue_note_prompt(&q, &b, 80);
     cr_assert_eq(queue_find_crowd(&q), 50, "a mean in which the latest counts for a quarter");
     cr_assert(queue_client_of(&q, &a)->crowds && !queue_client_of(&q, &b)->crowds);
+    queue_client_of(&q, &b)->waiting++;
+    cr_assert_eq(queue_find_crowd(&q), 0, "the other waits for places, not for steps");
+    queue_client_of(&q, &b)->waiting--;
     queue_client_of(&q, &b)->running = 6;
     cr_assert_eq(queue_find_crowd(&q), 0, "both run alike");
     queue_client_of(&q, &a)->weight = 2;
