@@ -164,10 +164,16 @@ int constraint_open(struct constraint_table *table, const struct constrain_part 
     pthread_mutex_lock(&table->lock);
     if (rc == 0) rc = open_tokens(table);
     if (rc == 0) *out = find(table, key);
+    bool wanted = rc == 0 && *out == NULL, busy = table->compiling >= CONSTRAINTS_AT_ONCE;
+    if (wanted && !busy) table->compiling++;
     pthread_mutex_unlock(&table->lock);
     if (rc != 0) return fault_set(fault, rc, part->field, "%s", err_text(rc));
-    if (*out != NULL) return 0;
+    if (!wanted) return 0;
+    if (busy) return ERR_BUSY;
     compile_at_low_priority(&compilation);
+    pthread_mutex_lock(&table->lock);
+    table->compiling--;
+    pthread_mutex_unlock(&table->lock);
     if (compilation.rc != 0) return compilation.rc;
     *out = add(table, key, compilation.language);
     return *out != NULL ? 0 : fault_set(fault, ERR_NOMEM, part->field, "%s", err_text(ERR_NOMEM));

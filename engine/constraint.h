@@ -23,6 +23,8 @@
 #include "engine/mask_thread.h"
 
 #define CONSTRAINTS_KEPT 16
+#define CONSTRAINTS_AT_ONCE                                                                        \
+    2 /* compiled at the same time; more threads stay free to read requests */
 #define CONSTRAINT_TEXT_BYTES                                                                      \
     ((size_t)64 << 20)                 /* the text of a constraint, from which its hash is made */
 #define CONSTRAINT_STEP_WORK     24000 /* units of constrain_effort: a few milliseconds */
@@ -40,6 +42,7 @@ struct constraint_table {
     int newline_count;
     struct engine_constraint *first; /* the list begins with the one used last */
     int idle;                        /* constraints without users */
+    int compiling;                   /* languages */
     struct constrain_budget budget;  /* memory of all of them */
     struct mask_thread masks;
 };

@@ -209,7 +209,8 @@ struct engine_constraint;
 
 /* Compiles it, or finds it among those compiled before. Errors as constrain_open. Takes up to
  * seconds: not on the loop. The constraint stays valid until engine_constraint_close, which comes
- * after the last job that uses it is closed and before engine_close. */
+ * after the last job that uses it is closed and before engine_close. ERR_BUSY, without a fault: as
+ * many as may be are compiled now; ask again later, from a thread that others need meanwhile. */
 int engine_constraint_open(struct engine *engine, const struct constrain_part *part,
                            struct engine_constraint **out, struct fault *fault);
 void engine_constraint_close(struct engine *engine, struct engine_constraint *constraint);

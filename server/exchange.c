@@ -265,6 +265,13 @@ static void after_work(uv_work_t *work, int status) {
     struct exchange *ex = work->data;
     struct server *server = ex->server;
     bool accepted = ex->places > 0;
+    if (ex->again) {
+        if (!status && !ex->gone &&
+            uv_queue_work(&server->loop, work, prepare_run, after_work) == 0)
+            return;
+        prepare_end(ex);
+        if (!ex->gone) oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is busy.");
+    }
     server->works--;
     exchange_drop_body(ex);
     hold_repeated(ex);

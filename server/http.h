@@ -234,6 +234,7 @@ struct exchange {
     struct arena arena;
     struct oai_request request;
     struct engine_constraint *constraint; /* for all jobs; NULL = none */
+    bool again; /* other languages are compiled: the work is to be queued once more */
     struct oai_error error;
     int64_t scores; /* upper bound for the answer, see OAI_SCORES_MAX */
     /* the jobs: one per prompt, allocated by the libuv worker */
@@ -301,7 +302,8 @@ void background_render(struct buf *out, const struct exchange *exchange);
 void background_cancel(struct exchange *exchange);
 
 /* prepare.c: parses a body on a libuv worker; uses only the exchange and immutable data. */
-void prepare_run(uv_work_t *work);
+void prepare_run(uv_work_t *work);           /* with exchange->again set: to be queued once more */
+void prepare_end(struct exchange *exchange); /* instead of that: frees what the work needed */
 /* The space of the client's conversations with this salt, on this server's model. */
 int prepare_space(const struct exchange *exchange, const char *salt, uint8_t space[16]);
 

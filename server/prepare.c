@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/json.h"
@@ -13,6 +14,7 @@
 
 #define ARENA_BYTES    ((size_t)64 << 20)
 #define ARENA_PER_BYTE 32
+#define AGAIN_US       1000 /* until a language is asked for again */
 
 /* Conversations are found only by the same key with the same salt on the same model. The hash is
  * keyed by a secret of the engine's, so nobody can aim at another's space. */
@@ -271,13 +273,17 @@ static int make_job(struct exchange *ex, int i) {
     return check_scores(ex, request) || check_job(ex, i) ? -1 : 0;
 }
 
-/* One language for all prompts, compiled here, off the loop and off the engine's thread. */
+/* One language for all prompts, compiled here, off the loop and off the engine's thread. ERR_BUSY:
+ * not yet. */
 static int open_constraint(struct exchange *ex) {
     struct engine_request *sampling = &ex->request.sampling;
     struct fault fault = {0};
-    if (!ex->request.constraint) return 0;
-    if (engine_constraint_open(ex->server->engine, ex->request.constraint, &ex->constraint, &fault))
-        return oai_refuse_fault(&ex->error, &fault);
+    int rc;
+    if (!ex->request.constraint || ex->constraint) return 0;
+    rc =
+        engine_constraint_open(ex->server->engine, ex->request.constraint, &ex->constraint, &fault);
+    ex->again = rc == ERR_BUSY;
+    if (rc) return ex->again ? rc : oai_refuse_fault(&ex->error, &fault);
     sampling->constraint = ex->constraint;
     sampling->think_begin = ex->server->rules.think.begin;
     sampling->think_end = ex->server->rules.think.end;
@@ -312,7 +318,6 @@ static int make_jobs(struct exchange *ex) {
             return oai_refuse(&ex->error, 503, "overloaded", NULL,
                               "The server is short of memory.");
     }
-    if (open_constraint(ex)) return -1;
     for (int i = 0; i < count; i++)
         if (make_job(ex, i)) return -1;
     return 0;
@@ -337,17 +342,19 @@ static int prepare(struct exchange *ex) {
         return -1;
     if (ex->request.background && background_enter(ex)) return -1;
     ex->request.longest = engine_longest(ex->server->engine, &ex->request.sampling.kv);
-    int rc = kind->form ? make_jobs(ex) : answer_text(ex);
-    if (rc) oai_rename_field(kind, &ex->error);
-    return rc;
+    return 0;
 }
 
-void prepare_run(uv_work_t *work) {
-    struct exchange *ex = work->data;
-    arena_open(&ex->arena, ARENA_BYTES + ARENA_PER_BYTE * ex->body.size);
-    prepare(ex);
-    /* The jobs keep their data in the arena; the tree is many times the size of the body and is
-     * freed now. */
+static int answer(struct exchange *ex) {
+    if (!ex->request.kind->form) return answer_text(ex);
+    int rc = open_constraint(ex);
+    return rc ? rc : make_jobs(ex);
+}
+
+/* The jobs keep their data in the arena; the tree is many times the size of the body and is freed
+ * now. */
+void prepare_end(struct exchange *ex) {
+    ex->again = false;
     oai_request_close(&ex->request);
     json_free(ex->tree);
     ex->tree = NULL;
@@ -356,4 +363,22 @@ void prepare_run(uv_work_t *work) {
     ex->request.salt = ex->request.session = ex->request.suffix = NULL;
     ex->request.files = NULL;
     if (!ex->job_count) arena_close(&ex->arena); /* a text answer is complete */
+}
+
+/* A request whose language cannot be compiled yet leaves the worker, so that the others in the
+ * queue get their turns, and comes back. It keeps its thread for a moment, so that the queue is not
+ * asked without rest. */
+void prepare_run(uv_work_t *work) {
+    struct exchange *ex = work->data;
+    bool ready = true;
+    if (!ex->again) {
+        arena_open(&ex->arena, ARENA_BYTES + ARENA_PER_BYTE * ex->body.size);
+        ready = prepare(ex) == 0;
+    }
+    ex->again = false;
+    if (ready && answer(ex) && !ex->again) oai_rename_field(ex->request.kind, &ex->error);
+    if (ex->again)
+        usleep(AGAIN_US);
+    else
+        prepare_end(ex);
 }

@@ -48,3 +48,21 @@ Test(constraint, compiles_apart_at_a_lower_priority) {
     constraint_close(&table, again);
     constraint_table_close(&table);
 }
+
+Test(constraint, few_are_compiled_at_the_same_time) {
+    const struct constrain_vocabulary v = {6, letter, NULL};
+    struct constraint_table table;
+    struct engine_constraint *first, *again, *none;
+    struct fault fault = {0};
+    constraint_table_open(&table, &v);
+    cr_assert_eq(open_regex(&table, "(ab)*c", &first, &fault), 0, "%s", fault.text);
+    cr_expect_eq(table.compiling, 0);
+    table.compiling = CONSTRAINTS_AT_ONCE; /* as if other threads did */
+    cr_expect_eq(open_regex(&table, "(ab)*d", &none, &fault), ERR_BUSY);
+    cr_expect(none == NULL && fault.code == 0);
+    cr_assert_eq(open_regex(&table, "(ab)*c", &again, &fault), 0, "a known one does not wait");
+    cr_expect_eq(table.compiling, CONSTRAINTS_AT_ONCE);
+    constraint_close(&table, first);
+    constraint_close(&table, again);
+    constraint_table_close(&table);
+}
