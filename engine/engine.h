@@ -616,10 +616,10 @@ static inline void engine_counters_add(struct engine_counters *sum,
     hist_merge(&sum->iteration_tokens, &one->iteration_tokens);
 }
 
-/* A copy of the state that is published after every step: of one replica, or of all. For all
- * replicas the counts are sums, and progress_ns is that of the busy replica that has been silent
- * for longest. All replicas share one state directory; its counts are in the first replica's
- * checkpoint. */
+/* A copy of the state that is published after every step and when jobs are admitted: of one
+ * replica, or of all. For all replicas the counts are sums, and progress_ns is that of the busy
+ * replica that has been silent for longest. All replicas share one state directory; its counts are
+ * in the first replica's checkpoint. */
 struct engine_status {
     int jobs; /* jobs submitted and not finished */
     int running, waiting, conversations;

@@ -1,6 +1,6 @@
 /* The replica's thread and its lock: jobs and orders come in, the scheduler runs step by step, and
- * after each step the state that others may see is published. Other threads never touch the
- * scheduler. */
+ * the state that others may see is published after each step and when a step has admitted jobs.
+ * Other threads never touch the scheduler. */
 #include "engine/replica.h"
 
 #include <stdio.h>
@@ -32,6 +32,11 @@ static int model_step_of(void *model, const struct kern_batch *batch, const int3
 
 static void publish(struct replica *r);
 
+/* A step may read a part of a prompt that takes seconds: its job is shown as running meanwhile. */
+static void publish_admitted(void *arg) {
+    publish(arg);
+}
+
 void replica_ready(struct replica *r, const struct sched_options *options) {
     struct sched_options own = *options;
     own.kern = r->kern;
@@ -41,6 +46,8 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     own.mask_wake = (struct mask_wake){replica_wake, r};
     own.answered = r->common->wake;
     own.answered_arg = r->common->arg;
+    own.admitted = publish_admitted;
+    own.admitted_arg = r;
     sched_open(&r->sched, &own);
     r->sched.queue_places = &r->waiting;
     r->sched.pending_jobs = &r->pending;

@@ -2,7 +2,7 @@
  *
  * An engine has one or several (data parallelism); they share the text and the state directory, and
  * nothing else that changes. What others may see of a replica (counts, running sequences,
- * conversations) is copied under its lock after every step.
+ * conversations) is copied under its lock after every step, and when jobs are admitted.
  *
  * Threads: open, start, stop and close belong to the engine's owner; submit and order to the loop;
  * the rest of the functions to anybody. `sched`, `kern` and `model` are the replica's thread's

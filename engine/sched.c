@@ -694,7 +694,10 @@ bool sched_step(struct sched *sched, bool *device_failed) {
     bool had_work = !sched_idle(sched);
     leave_finished(sched);
     sched_drop_cancelled(sched);
+    int before = sched->running;
     sched_admit_waiting(sched);
+    if (sched->running > before && sched->options.admitted)
+        sched->options.admitted(sched->options.admitted_arg);
     sched->mask_work = (struct constraint_work){.left = CONSTRAINT_STEP_WORK};
     sched->mask_ns = 0;
     settle_waiting(sched);

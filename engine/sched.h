@@ -102,6 +102,9 @@ struct sched_options {
      * NULL. */
     void (*answered)(void *arg);
     void *answered_arg;
+    /* Called in a step that has admitted jobs, before the model runs; may be NULL. */
+    void (*admitted)(void *arg);
+    void *admitted_arg;
 };
 
 /* The owner of a job: its submitter, the scheduler's queue, its running sequences, or, after its

@@ -5,7 +5,7 @@
 #include "kernels/cpu/cpu.h"
 
 atomic_bool engines_failing, engines_holding;
-atomic_int engines_turns, engines_wakes;
+atomic_int engines_samples, engines_turns, engines_wakes;
 
 /* Copies: a backend's own table ends with it, and several engines may be open. Each form is written
  * once, before the first engine that uses it has a thread. */
@@ -34,6 +34,7 @@ void engines_wake(void *arg) {
 
 static int sample_or_fail(struct kern *kern, const float *logits, int rows, int vocab,
                           const struct kern_sample *params, struct kern_sampled *out) {
+    atomic_fetch_add(&engines_samples, 1);
     while (atomic_load(&engines_holding)) usleep(500);
     if (atomic_load(&engines_failing)) return ERR_DEVICE;
     return real_sample(kern, logits, rows, vocab, params, out);

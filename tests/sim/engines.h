@@ -9,6 +9,7 @@
 /* Faults of all open instances; any thread may set them. */
 extern atomic_bool engines_failing; /* sampling reports a device failure */
 extern atomic_bool engines_holding; /* sampling waits until this is over */
+extern atomic_int engines_samples;  /* calls of sampling that have begun */
 extern atomic_int engines_turns;    /* loop turns of engine threads: each reads the counts */
 
 /* Instances opened from now on: those before the n-th have no faults. */

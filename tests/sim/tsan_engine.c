@@ -195,6 +195,26 @@ static uint64_t try_many(struct engine *engine) {
     return sum;
 }
 
+/* A job is shown as running while its first step runs, which reads this whole prompt. */
+static void try_first_step(struct engine *engine) {
+    struct engine_status status;
+    struct engine_sequence_row row;
+    struct engine_job *job = fill(engine, 0);
+    int samples = atomic_load(&engines_samples);
+    job->request.prompt_count = 8;
+    job->request.prompt_logprobs = 0;
+    atomic_store(&engines_holding, true);
+    CHECK(engine_queue_enter(engine, 1) && engine_submit(engine, job) == 0);
+    while (atomic_load(&engines_samples) == samples) usleep(500);
+    engine_status(engine, &status);
+    CHECK_MSG(status.running == 1 && status.waiting == 0 && status.pages_reserved > 0,
+              "%d running and %d waiting", status.running, status.waiting);
+    CHECK(engine_sequences(engine, &row, 1) == 1 && row.prefilling && row.tokens == 0);
+    atomic_store(&engines_holding, false);
+    wait_for(job);
+    engine_job_close(job);
+}
+
 /* A conversation's idle time goes on while the engine sleeps. */
 static void try_idle(struct engine *engine) {
     struct engine_conversation_row rows[CONVERSATIONS], later[CONVERSATIONS];
@@ -526,6 +546,7 @@ static void try_lesser_backend(void) {
 int main(void) {
     struct engine *engine = open_engine();
     uint64_t sum = try_many(engine);
+    try_first_step(engine);
     try_idle(engine);
     try_places(engine);
     try_checks(engine);
