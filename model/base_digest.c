@@ -123,6 +123,8 @@ int base_digest(const struct model_config *config, const struct weights *weights
             if (slot_wanted(&layer_slots[i], config, l)) add_slot(&s, &layer_slots[i], l);
     write_digest(&s.vectors, out->vectors);
     write_digest(&s.matrices, out->matrices);
+    if (config->packing.base_matrices[0])
+        memcpy(out->matrices, config->packing.base_matrices, SHA256_HEX);
     mem_free(s.row);
     return 0;
 }

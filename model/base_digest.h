@@ -8,6 +8,9 @@
  *             then each layer's. The LM head and matrices of experts are left out, and those in
  *             fp8.
  *
+ * A directory that keepd saved with rounded matrices has the `matrices` of its source, which its
+ * config.json states (save.h).
+ *
  * A number enters as float32, little-endian. Rows are numbered as in a directory of Hugging Face,
  * also those of q and k that converters to GGUF reorder; Gemma's norms enter with their 1 added. */
 #ifndef KEEPD_MODEL_BASE_DIGEST_H

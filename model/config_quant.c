@@ -9,6 +9,7 @@
 
 #include "base/json.h"
 #include "kernels/kern.h"
+#include "model/digest_field.h"
 
 #define PATH "quantization_config"
 
@@ -158,6 +159,7 @@ static int read_own(const cJSON *q, struct packing *out, struct fault *fault) {
     const char *format = "", *dtype = "BF16";
     int rc = json_str(q, PATH, "format", &format, fault);
     if (!rc) rc = json_str(q, PATH, "dtype", &dtype, fault);
+    if (!rc) rc = digest_field_read(q, PATH, "base_matrices", out->base_matrices, fault);
     if (rc) return rc;
     if (strcmp(format, "blocks") != 0)
         return refuse(fault, PATH ".format", "only \"blocks\" is supported");

@@ -2,13 +2,13 @@
  * converts the weights one layer at a time, because backends copy them. */
 #include "model/gates.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "model/digest_field.h"
 
 /* ---- Header -------------------------------------------------------------------------------- */
 
@@ -77,27 +77,13 @@ static int read_rule(const cJSON *root, struct gates_header *out, struct fault *
     return 0;
 }
 
-static int read_digest(const cJSON *base, const char *key, char out[SHA256_HEX],
-                       struct fault *fault) {
-    char field[32];
-    const char *hex = "";
-    int rc = json_str(base, "keepd.base", key, &hex, fault);
-    if (rc || !*hex) return rc;
-    size_t size = strlen(hex);
-    snprintf(field, sizeof field, "keepd.base.%s", key);
-    if (size != SHA256_HEX - 1 || strspn(hex, "0123456789abcdefABCDEF") != size)
-        return fault_set(fault, ERR_INVALID, field, "expected 64 hex digits");
-    for (size_t i = 0; i < size; i++) out[i] = (char)tolower((unsigned char)hex[i]);
-    return 0;
-}
-
 static int read_base(const cJSON *root, struct gates_header *out, struct fault *fault) {
     const cJSON *base = json_get(root, "base");
     if (!base) return 0;
     if (!cJSON_IsObject(base))
         return fault_set(fault, ERR_INVALID, "keepd.base", "expected an object");
-    int rc = read_digest(base, "vectors", out->base.vectors, fault);
-    return rc ? rc : read_digest(base, "matrices", out->base.matrices, fault);
+    int rc = digest_field_read(base, "keepd.base", "vectors", out->base.vectors, fault);
+    return rc ? rc : digest_field_read(base, "keepd.base", "matrices", out->base.matrices, fault);
 }
 
 int gates_header_parse(const char *json, size_t size, struct gates_header *out,

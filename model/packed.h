@@ -29,6 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/sha256.h"
 #include "kernels/kern.h"
 
 enum packing_kind {
@@ -47,6 +48,8 @@ struct packing {
     bool less_one;         /* GPTQ: zero points are stored less 1 */
     bool reordered;        /* GPTQ: desc_act */
     enum kern_dtype dtype; /* keepd's own: of the embeddings before they were rounded */
+    /* keepd's own: base_digest.matrices before they were rounded; "" = unknown */
+    char base_matrices[SHA256_HEX];
 };
 
 struct tensor; /* model/weights.h */

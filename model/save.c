@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "model/base_digest.h"
 #include "model/blocks.h"
 #include "model/internal.h"
 #include "model/rounding.h"
@@ -44,7 +45,7 @@ struct saving {
     char *numbers;        /* rows that the file does not have as they are rounded */
     struct block *blocks; /* rows, rounded */
     uint8_t *bytes;       /* the same as the file has them */
-    FILE *file;
+    struct save_file file;
     uint64_t done;
     size_t written;
     struct fault *fault;
@@ -155,8 +156,7 @@ static int make_plan(struct saving *s) {
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
 static int put(struct saving *s, const void *data, size_t bytes) {
-    if (bytes == 0 || fwrite(data, 1, bytes, s->file) == bytes) return 0;
-    return fault_set(s->fault, ERR_IO, "quantize-to", "cannot be written");
+    return save_files_put(&s->file, data, bytes, s->fault);
 }
 
 /* `scales`: of an E4M3 matrix; `inputs`: see quantize_blocks. */
@@ -296,13 +296,15 @@ static const char *dtype_name(enum kern_dtype dtype) {
     return dtype == KERN_F32 ? "F32" : dtype == KERN_F16 ? "F16" : "BF16";
 }
 
-/* The source's config.json, which says in front how its matrices are now. */
+/* The source's config.json, which says in front how its matrices are now, and which they were:
+ * gates that fit the source fit these, too. */
 static int save_config(const struct saving *s, const struct save_files *files) {
     static const struct json_limits limits = {.bytes = CONFIG_MAX, .depth = 64, .nodes = 100000};
     char path[PATH_MAX], name[TENSOR_NAME_MAX], *text = NULL;
     size_t size;
     cJSON *root = NULL;
     const cJSON *member;
+    struct base_digest base;
     struct buf out;
     tensor_name(name, s->naming, ROLE_EMBED, -1, 0);
     const struct tensor *embed = weights_find(s->weights, name);
@@ -311,10 +313,11 @@ static int save_config(const struct saving *s, const struct save_files *files) {
     buf_open(&out, CONFIG_MAX);
     int rc = file_read(path, CONFIG_MAX, &text, &size, s->fault);
     if (!rc) rc = json_parse(text, size, &limits, &root, s->fault);
+    if (base_digest(&s->config, s->weights, &base)) out.failed = true;
     buf_fmt(&out,
             "{\"quantization_config\": {\"quant_method\": \"keepd\", \"format\": \"blocks\", "
-            "\"dtype\": \"%s\"}",
-            dtype_name(dtype));
+            "\"dtype\": \"%s\", \"base_matrices\": \"%s\"}",
+            dtype_name(dtype), base.matrices);
     cJSON_ArrayForEach(member, root) {
         if (strcmp(member->string, "quantization_config") == 0) continue;
         buf_str(&out, ",\n ");
@@ -345,7 +348,7 @@ static int save_directory(struct saving *s, const struct save_files *files) {
     if (!rc) rc = save_gates(s, files);
     if (!rc) rc = save_files_copy_others(files, s->options->dir, s->fault);
     if (!rc) rc = save_files_begin(files, "model.safetensors", &s->file, s->fault);
-    return rc ? rc : save_files_end(s->file, put_safetensors(s), s->fault);
+    return rc ? rc : save_files_end(&s->file, put_safetensors(s), s->fault);
 }
 
 /* ---- A GGUF file ----------------------------------------------------------------------------- */
@@ -421,7 +424,7 @@ static int put_gguf(struct saving *s) {
 
 static int save_gguf(struct saving *s, const struct save_files *files) {
     int rc = save_files_begin(files, NULL, &s->file, s->fault);
-    return rc ? rc : save_files_end(s->file, put_gguf(s), s->fault);
+    return rc ? rc : save_files_end(&s->file, put_gguf(s), s->fault);
 }
 
 /* ---- The whole ------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 
 #define COPIED_AT_ONCE ((size_t)1 << 20)
@@ -95,44 +96,49 @@ int save_files_close(const struct save_files *files, int rc, struct fault *fault
 
 /* ---- One file -------------------------------------------------------------------------------- */
 
-int save_files_begin(const struct save_files *files, const char *name, FILE **out,
+int save_files_begin(const struct save_files *files, const char *name, struct save_file *out,
                      struct fault *fault) {
-    char path[PATH_MAX];
-    int rc = join(path, files->partial, name, fault);
+    int rc = join(out->path, files->partial, name, fault);
     if (rc) return rc;
-    *out = fopen(path, "wbx");
-    return *out ? 0 : io(fault, path);
+    out->file = fopen(out->path, "wbx");
+    return out->file ? 0 : io(fault, out->path);
 }
 
-int save_files_end(FILE *file, int rc, struct fault *fault) {
-    if (!rc && (fflush(file) || fsync(fileno(file)))) rc = io(fault, "a file");
-    if (fclose(file) && !rc) rc = io(fault, "a file");
+int save_files_put(const struct save_file *file, const void *data, size_t bytes,
+                   struct fault *fault) {
+    if (bytes == 0 || fwrite(data, 1, bytes, file->file) == bytes) return 0;
+    return io(fault, file->path);
+}
+
+int save_files_end(const struct save_file *file, int rc, struct fault *fault) {
+    if (!rc && (fflush(file->file) || fsync(fileno(file->file)))) rc = io(fault, file->path);
+    if (fclose(file->file) && !rc) rc = io(fault, file->path);
     return rc;
 }
 
 int save_files_write(const struct save_files *files, const char *name, const struct buf *content,
                      struct fault *fault) {
-    FILE *file;
+    struct save_file file;
+    if (content->failed) return fault_set(fault, ERR_NOMEM, "model", "no memory for %s", name);
     int rc = save_files_begin(files, name, &file, fault);
     if (rc) return rc;
-    if (content->failed || fwrite(content->data, 1, content->size, file) != content->size)
-        rc = io(fault, name);
-    return save_files_end(file, rc, fault);
+    return save_files_end(&file, save_files_put(&file, content->data, content->size, fault), fault);
 }
 
 int save_files_copy(const struct save_files *files, const char *from, const char *name,
                     struct fault *fault) {
-    FILE *to, *source = fopen(from, "rbe");
+    struct save_file to;
+    FILE *source = fopen(from, "rbe");
     if (!source) return io(fault, from);
     int rc = save_files_begin(files, name, &to, fault);
     if (!rc) {
         char *part = mem_must_alloc(COPIED_AT_ONCE, 1);
         size_t got;
         while (!rc && (got = fread(part, 1, COPIED_AT_ONCE, source)) > 0)
-            if (fwrite(part, 1, got, to) != got) rc = io(fault, name);
+            rc = save_files_put(&to, part, got, fault);
         if (!rc && ferror(source)) rc = io(fault, from);
         mem_free(part);
-        rc = save_files_end(to, rc, fault);
+        rc = save_files_end(&to, rc, fault);
     }
     fclose(source);
     return rc;
@@ -141,8 +147,9 @@ int save_files_copy(const struct save_files *files, const char *from, const char
 /* ---- Files beside the weights ---------------------------------------------------------------- */
 
 static bool is_carried(const char *name) {
-    static const char *const ends[] = {".safetensors", ".index.json", ".bin", ".pt",     ".pth",
-                                       ".gguf",        ".onnx",       ".h5",  ".msgpack"};
+    static const char *const ends[] = {".safetensors", ".index.json", ".bin",      ".pt",
+                                       ".pth",         ".gguf",       ".onnx",     ".h5",
+                                       ".msgpack",     ".sha256",     "SHA256SUMS"};
     const size_t size = strlen(name);
     if (name[0] == '.' || !strcmp(name, "config.json")) return false;
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
@@ -150,6 +157,15 @@ static bool is_carried(const char *name) {
         if (size >= end && !strcmp(name + size - end, ends[i])) return false;
     }
     return true;
+}
+
+/* Is it a regular file that can be read? */
+static bool is_readable(const char *path) {
+    struct stat info;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) return false;
+    if (access(path, R_OK) == 0) return true;
+    log_warn("%s is left out: %s", path, strerror(errno));
+    return false;
 }
 
 /* `inner`: the folder in the model's directory, or NULL for that itself. */
@@ -161,14 +177,12 @@ static int copy_folder(const struct save_files *files, const char *from, const c
     if (!folder) return io(fault, from);
     while (!rc && (entry = readdir(folder))) {
         char path[PATH_MAX], name[PATH_MAX];
-        struct stat info;
         if (!is_carried(entry->d_name)) continue;
         rc = join(path, from, entry->d_name, fault);
         if (!rc)
             rc = inner ? join(name, inner, entry->d_name, fault)
                        : join(name, entry->d_name, NULL, fault);
-        if (!rc && stat(path, &info)) rc = io(fault, path);
-        if (!rc && S_ISREG(info.st_mode)) rc = save_files_copy(files, path, name, fault);
+        if (!rc && is_readable(path)) rc = save_files_copy(files, path, name, fault);
     }
     closedir(folder);
     return rc;

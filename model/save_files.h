@@ -1,4 +1,5 @@
-/* The files of a saved model: what appears whole or not at all, and what is copied. */
+/* The files of a saved model, which appear whole or not at all, and copies of those beside the
+ * weights. */
 #ifndef KEEPD_MODEL_SAVE_FILES_H
 #define KEEPD_MODEL_SAVE_FILES_H
 
@@ -15,19 +16,28 @@ struct save_files {
     bool directory;
 };
 
-/* ERR_INVALID: `to` exists, or what an earlier run left. */
+/* ERR_INVALID: `to` or TO.partial exists. */
 int save_files_open(struct save_files *files, const char *to, bool directory, struct fault *fault);
+/* A file that is being written. */
+struct save_file {
+    FILE *file;
+    char path[4096];
+};
+
 /* Creates a file for writing; `name` NULL: the new file itself. *out is closed by save_files_end.
  */
-int save_files_begin(const struct save_files *files, const char *name, FILE **out,
+int save_files_begin(const struct save_files *files, const char *name, struct save_file *out,
                      struct fault *fault);
+int save_files_put(const struct save_file *file, const void *data, size_t bytes,
+                   struct fault *fault);
 /* Flushes the file to disk and closes it. `rc`: an earlier error, which is returned. */
-int save_files_end(FILE *file, int rc, struct fault *fault);
+int save_files_end(const struct save_file *file, int rc, struct fault *fault);
 int save_files_write(const struct save_files *files, const char *name, const struct buf *content,
                      struct fault *fault);
 int save_files_copy(const struct save_files *files, const char *from, const char *name,
                     struct fault *fault);
-/* Copies everything of a model's directory that is not weights, gates or config.json. */
+/* Copies everything of a model's directory that is not weights, gates, config.json or a sum of
+ * files. What cannot be read is left out with a warning: loading reads what a model needs. */
 int save_files_copy_others(const struct save_files *files, const char *from, struct fault *fault);
 /* Gives it its name where `rc` is 0; otherwise removes what was written and returns `rc`. */
 int save_files_close(const struct save_files *files, int rc, struct fault *fault);

@@ -272,7 +272,7 @@ static void print_ready(const struct config *config, const struct server *server
 
 static int open_engine(const struct engine_options *options, struct callbacks *callbacks,
                        struct engine **engine, struct fault *fault) {
-    progress_open(&callbacks->progress, isatty(STDERR_FILENO));
+    progress_open(&callbacks->progress, PROGRESS_LOADING, isatty(STDERR_FILENO));
     int rc = engine_open(options, engine, fault);
     progress_close(&callbacks->progress, rc == 0);
     return rc;
@@ -335,7 +335,7 @@ static int save(const struct config *config, struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
     struct fault fault = {0};
     size_t bytes = 0;
-    progress_open(&callbacks->progress, isatty(STDERR_FILENO));
+    progress_open(&callbacks->progress, PROGRESS_ROUNDING, isatty(STDERR_FILENO));
     int rc = engine_save(&options, config->quantize_to, &bytes, &fault);
     progress_close(&callbacks->progress, rc == 0);
     if (rc) return refuse_start(&fault);

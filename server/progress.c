@@ -13,6 +13,11 @@
 
 enum { BAR = 16, SIZE_TEXT = 16 };
 
+static const struct {
+    const char *status, *begins, *ended;
+} words[] = {[PROGRESS_LOADING] = {"Loading", "loading", "loaded"},
+             [PROGRESS_ROUNDING] = {"Rounding", "rounding", "rounded"}};
+
 static void size_text(char out[SIZE_TEXT], double bytes) {
     static const char *const units[] = {"bytes", "kB", "MB", "GB", "TB"};
     size_t unit = 0;
@@ -56,8 +61,8 @@ static void notify(struct progress *progress, int percent, const char *what, int
     if (percent < 100 && progress->notified_ns && now_ns - progress->notified_ns < NOTIFY_EVERY_NS)
         return;
     progress->notified_ns = now_ns;
-    systemd_notify("STATUS=Loading %s: %d %%\nEXTEND_TIMEOUT_USEC=" LOADING_PATIENCE, what,
-                   percent);
+    systemd_notify("STATUS=%s %s: %d %%\nEXTEND_TIMEOUT_USEC=" LOADING_PATIENCE,
+                   words[progress->work].status, what, percent);
 }
 
 static void draw(struct progress *progress, uint64_t total, const char *what, int64_t now_ns) {
@@ -69,9 +74,10 @@ static void draw(struct progress *progress, uint64_t total, const char *what, in
     fprintf(stderr, "\r\033[K%s", line);
 }
 
-void progress_open(struct progress *progress, bool terminal) {
+void progress_open(struct progress *progress, enum progress_work work, bool terminal) {
     int64_t now_ns = clock_ns();
-    *progress = (struct progress){.terminal = terminal, .began_ns = now_ns, .opened_ns = now_ns};
+    *progress = (struct progress){
+        .work = work, .terminal = terminal, .began_ns = now_ns, .opened_ns = now_ns};
 }
 
 void progress_note(struct progress *progress, uint64_t done, uint64_t total, const char *what) {
@@ -87,21 +93,22 @@ void progress_note(struct progress *progress, uint64_t done, uint64_t total, con
     if (progress->terminal)
         draw(progress, total, what, now_ns);
     else if (!progress->begun)
-        log_info("loading %s: %s", what, size);
+        log_info("%s %s: %s", words[progress->work].begins, what, size);
     progress->begun = true;
 }
 
-void progress_close(struct progress *progress, bool loaded) {
+void progress_close(struct progress *progress, bool whole) {
+    const char *ended = words[progress->work].ended;
     double seconds = (double)(clock_ns() - progress->opened_ns) / 1e9;
     double bytes = (double)(progress->before + progress->done);
     char size[SIZE_TEXT], rate[SIZE_TEXT];
     if (!progress->begun) return;
     size_text(size, bytes);
     size_text(rate, seconds > 0 ? bytes / seconds : 0);
-    if (progress->terminal && !loaded)
+    if (progress->terminal && !whole)
         fputc('\n', stderr);
     else if (progress->terminal)
-        fprintf(stderr, "\r\033[Kloaded %s in %.1f s, %s/s\n", size, seconds, rate);
-    else if (loaded)
-        log_info("loaded %s in %.1f s, %s/s", size, seconds, rate);
+        fprintf(stderr, "\r\033[K%s %s in %.1f s, %s/s\n", ended, size, seconds, rate);
+    else if (whole)
+        log_info("%s %s in %.1f s, %s/s", ended, size, seconds, rate);
 }

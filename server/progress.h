@@ -1,6 +1,6 @@
-/* Progress while the model loads: on a terminal one line that is drawn again, with bytes, rate and
- * the time that is left; elsewhere one log line at the beginning and one at the end. The service
- * manager is told every second.
+/* Progress while the model loads, or is rounded for a file: on a terminal one line that is drawn
+ * again, with bytes, rate and the time that is left; elsewhere one log line at the beginning and
+ * one at the end. The service manager is told every second.
  *
  * Thread: the one that opens the engine. */
 #ifndef KEEPD_SERVER_PROGRESS_H
@@ -10,7 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum progress_work { PROGRESS_LOADING, PROGRESS_ROUNDING };
+
 struct progress {
+    enum progress_work work;
     bool terminal;       /* stderr is one */
     bool begun;          /* something was reported */
     uint64_t done;       /* bytes of the last report */
@@ -21,11 +24,11 @@ struct progress {
     int64_t notified_ns; /* when the service manager was last told */
 };
 
-void progress_open(struct progress *progress, bool terminal);
+void progress_open(struct progress *progress, enum progress_work work, bool terminal);
 /* `done` of `total` bytes; 0 of 0 where the total is unknown. */
 void progress_note(struct progress *progress, uint64_t done, uint64_t total, const char *what);
-/* Ends the line; `loaded`: and says how long it took. */
-void progress_close(struct progress *progress, bool loaded);
+/* Ends the line; `whole`: and says how long it took. */
+void progress_close(struct progress *progress, bool whole);
 
 #define PROGRESS_LINE 80
 /* The line of a terminal, at most 79 columns: a bar, bytes, and from half a second on the mean rate

@@ -10,11 +10,15 @@ NANO = ROOT / "bundled/keepd-nano"
 QUESTION = [{"role": "user", "content": "My sister Nora lives in Lisbon. The code of the garage is 4815. Where does Nora live?"}]
 
 
-def save(to, *flags):
+def keepd(*args):
     binary = os.environ.get("KEEPD_BIN", ROOT / "build/keepd")
     if not pathlib.Path(binary).exists():
         pytest.skip(f"skip: {binary} is not built")
-    return subprocess.run([binary, "--model", NANO, "--quantize-to", to, *flags], capture_output=True, text=True, timeout=120)
+    return subprocess.run([binary, *args], capture_output=True, text=True, timeout=120)
+
+
+def save(to, *flags):
+    return keepd("--model", NANO, "--quantize-to", to, *flags)
 
 
 def answer(d):
@@ -30,6 +34,11 @@ def test_the_same_bits_as_rounded_while_loading(daemon, tmp_path, form):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{tmp_path / 'saved'}: ") and done.stdout.endswith(" MB of weights\n")
     sizes = [sum(f.stat().st_size for f in folder.glob("model*.safetensors")) for folder in (NANO, tmp_path / "saved")]
+    rounding, rounded = [line for line in done.stderr.splitlines() if "round" in line]
+    assert "rounding weights: 11." in rounding and "rounded 11." in rounded and "load" not in done.stderr
+    checked = keepd("--model", tmp_path / "saved", "--check-config")
+    assert checked.returncode == 0 and "warn" not in checked.stderr, checked.stderr  # the gates fit as they fit the source
+    assert not (tmp_path / "saved/SHA256SUMS").exists()
     assert sizes[1] < sizes[0] * (0.54 if form == "q8" else 0.42)
     assert answer(daemon("--model", str(tmp_path / "saved"))) == answer(daemon("--quantization", form))
 

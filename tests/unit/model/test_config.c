@@ -492,6 +492,9 @@ static const struct refusal refusals[] = {
      ERR_UNSUPPORTED, "quantization_config.group_size"},
     {"\"quantization_config\": {\"quant_method\": \"awq\", \"w_bit\": \"4\"},", ERR_INVALID,
      "quantization_config.w_bit"},
+    {"\"quantization_config\": {\"quant_method\": \"keepd\", \"format\": \"blocks\", "
+     "\"base_matrices\": \"12\"},",
+     ERR_INVALID, "quantization_config.base_matrices"},
     {"\"quantization_config\": {\"quant_method\": 8},", ERR_INVALID,
      "quantization_config.quant_method"},
     {"\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"static\"},",

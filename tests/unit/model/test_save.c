@@ -2,13 +2,17 @@
  * leave nothing behind. */
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "model/base_digest.h"
+#include "model/internal.h"
 #include "model/save.h"
 #include "tests/golden/replay.h"
 #include "tests/unit/model/gguf_model.h"
@@ -63,6 +67,25 @@ static int save(const char *model, const char *to, enum quantization quantizatio
     return model_save(&options, to, &bytes, fault);
 }
 
+static struct base_digest digest_of(const char *model) {
+    struct base_digest digest;
+    struct model_config config = {0};
+    struct weights *weights = NULL;
+    struct fault fault = {0};
+    cr_assert_eq(model_read(model, 0, false, &config, &weights, &fault), 0, "%s", fault.text);
+    cr_assert_eq(base_digest(&config, weights, &digest), 0);
+    weights_close(weights);
+    model_config_close(&config);
+    return digest;
+}
+
+/* Gates fit a saved directory as they fit the directory that it was made from. */
+static void check_digests(const char *model, const char *to) {
+    const struct base_digest source = digest_of(model), saved = digest_of(to);
+    cr_expect_str_eq(saved.vectors, source.vectors, "%s", model);
+    cr_expect_str_eq(saved.matrices, source.matrices, "%s", model);
+}
+
 /* False: the model has rows that are no whole blocks, which is an error. */
 static bool check_saved(const char *model, const char *end, enum quantization quantization) {
     char folder[] = "/tmp/keepd-save-XXXXXX", to[64];
@@ -85,6 +108,7 @@ static bool check_saved(const char *model, const char *end, enum quantization qu
     cr_expect(memcmp(rounded, exact, sizes[0]) != 0, "%s was not rounded", model);
     cr_expect(end[0] || dtypes[0] == dtypes[1], "%s: the cache would have another type", model);
     free(rounded), free(saved), free(exact);
+    if (!end[0]) check_digests(model, to);
     clear(folder);
     return true;
 }
@@ -133,9 +157,10 @@ Test(save, gguf_files_become_gguf_files) {
     }
 }
 
-/* Text beside the weights, in a folder of its own, too. */
+/* Text beside the weights, in a folder of its own, too; but no sums of files that are written anew,
+ * and no link to a file that is not there. */
 Test(save, other_files_are_carried_over) {
-    char folder[] = "/tmp/keepd-save-XXXXXX", from[64], to[64], templates[128];
+    char folder[] = "/tmp/keepd-save-XXXXXX", from[64], to[80], templates[128];
     struct buf text;
     struct fault fault;
     char *found;
@@ -151,12 +176,18 @@ Test(save, other_files_are_carried_over) {
     write_parts(from, "tokenizer.json", &text, 1);
     write_parts(from, "gates.safetensors", &text, 1);
     write_parts(from, "pytorch_model.bin", &text, 1);
+    write_parts(from, "SHA256SUMS", &text, 1);
+    write_parts(from, "model.safetensors.sha256", &text, 1);
+    snprintf(to, sizeof to, "%s/link.txt", from);
+    cr_assert_eq(symlink("nowhere", to), 0);
+    snprintf(to, sizeof to, "%s/saved", folder);
     write_parts(templates, "tool_use.jinja", &text, 1);
     cr_assert_eq(save(from, to, QUANTIZE_Q8, &fault), 0, "%s", fault.text);
     cr_expect(exists(to, "tokenizer.json") &&
               exists(to, "additional_chat_templates/tool_use.jinja"));
     cr_expect(!exists(to, "gates.safetensors") && !exists(to, "pytorch_model.bin") &&
-              !exists(to, "model.gguf"));
+              !exists(to, "model.gguf") && !exists(to, "SHA256SUMS") &&
+              !exists(to, "model.safetensors.sha256") && !exists(to, "link.txt"));
     const struct model_options options = {.dir = from, .quantization = QUANTIZE_Q8, .threads = 1};
     snprintf(to, sizeof to, "%s/with gates/", folder);
     cr_assert_eq(model_save(&options, to, &size, &fault), 0, "%s", fault.text);
@@ -197,6 +228,34 @@ Test(save, errors_leave_nothing_behind) {
     again[strlen(again) - strlen(".partial")] = '\0';
     cr_expect_eq(save(from, again, QUANTIZE_Q4, &fault), ERR_INVALID);
     cr_expect_not_null(strstr(fault.text, "another run"));
+    clear(folder);
+    gguf_model_remove(from);
+}
+
+/* The limit on a file's size stands for a full disk. */
+Test(save, a_write_that_fails_names_its_file_and_the_reason) {
+    char folder[] = "/tmp/keepd-save-XXXXXX", from[64], path[128];
+    struct fault fault;
+    struct making m = {.family = &llama, .format = GGUF_FORMAT_BF16, .random = 1};
+    gguf_model_make(from, &m);
+    cr_assert_not_null(mkdtemp(folder));
+    cr_assert_neq(signal(SIGXFSZ, SIG_IGN), SIG_ERR);
+    for (int i = 0; i < 2; i++) {
+        char model[80], to[64];
+        const struct rlimit limit = {.rlim_cur = 4096, .rlim_max = RLIM_INFINITY};
+        const struct rlimit none = {.rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY};
+        snprintf(model, sizeof model, "%s%s", from, i ? "/model.gguf" : "");
+        snprintf(to, sizeof to, "%s/saved%s", folder, i ? ".gguf" : "");
+        snprintf(path, sizeof path, "%s.partial%s", to, i ? "" : "/model.safetensors");
+        cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        const int rc = save(model, to, QUANTIZE_Q8, &fault);
+        cr_assert_eq(setrlimit(RLIMIT_FSIZE, &none), 0);
+        cr_expect_eq(rc, ERR_IO);
+        cr_expect(strstr(fault.text, path) && strstr(fault.text, "File too large"), "%s",
+                  fault.text);
+        cr_expect(!exists(folder, "saved") && !exists(folder, "saved.partial") &&
+                  !exists(folder, "saved.gguf") && !exists(folder, "saved.gguf.partial"));
+    }
     clear(folder);
     gguf_model_remove(from);
 }
