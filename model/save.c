@@ -40,6 +40,7 @@ struct saving {
     struct weights *weights;
     enum naming naming;
     struct planned *plan; /* [tensors] */
+    bool mostly_rounded;  /* more than half of the new file's bytes */
     struct cpu_team *team;
     float *inputs;        /* [cols] of the matrix that is rounded */
     char *numbers;        /* rows that the file does not have as they are rounded */
@@ -130,13 +131,23 @@ static int plan_slot(struct saving *s, const struct slot *slot, int layer) {
     return rc;
 }
 
+static int refuse_few_bits(struct fault *fault) {
+    return fault_set(fault, ERR_UNSUPPORTED, "quantize-to",
+                     "the model's matrices are in few bits already");
+}
+
 /* A GGUF file keeps all its tensors: those that no slot has are known to the configuration. */
-static void plan_rest(struct saving *s) {
+static int plan_rest(struct saving *s) {
+    size_t rounded = 0, all = 0;
     for (size_t i = 0; i < count_of(s); i++) {
         struct planned *p = &s->plan[i];
         p->used |= naming_is_gguf(s->naming);
         if (p->used && !p->rounded) p->bytes = weights_at(s->weights, i)->bytes;
+        if (p->rounded) rounded += p->bytes;
+        if (p->used) all += p->bytes;
     }
+    s->mostly_rounded = rounded > all / 2;
+    return rounded ? 0 : refuse_few_bits(s->fault);
 }
 
 static int make_plan(struct saving *s) {
@@ -149,8 +160,7 @@ static int make_plan(struct saving *s) {
     for (int l = 0; l < s->config.layers && !rc; l++)
         for (size_t i = 0; i < layer_slot_count && !rc; i++)
             if (slot_wanted(&layer_slots[i], &s->config, l)) rc = plan_slot(s, &layer_slots[i], l);
-    if (!rc) plan_rest(s);
-    return rc;
+    return rc ? rc : plan_rest(s);
 }
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
@@ -369,13 +379,14 @@ static bool is_kept(const struct gguf_value *value) {
 
 /* general.file_type names the type that most tensors have, by the numbers of llama.cpp. */
 static void add_value(const struct saving *s, const struct gguf_value *value, struct buf *out) {
+    const bool type = s->mostly_rounded && !strcmp(value->key, "general.file_type");
     add_text(out, value->key);
     add_number(out, value->array ? GGUF_ARRAY : value->type, 4);
     if (value->array) {
         add_number(out, value->type, 4);
         add_number(out, value->count, 8);
     }
-    if (!value->array && value->type == GGUF_U32 && !strcmp(value->key, "general.file_type"))
+    if (type && !value->array && value->type == GGUF_U32)
         add_number(out, s->options->quantization == QUANTIZE_Q8 ? 7 : 3, 4);
     else
         buf_add(out, value->data, value->bytes);
@@ -439,9 +450,7 @@ static int check(const struct saving *s, const char *to) {
         return fault_set(s->fault, ERR_INVALID, "quantize-to",
                          gguf ? "a GGUF file becomes a file: the name must end in .gguf"
                               : "a directory becomes a directory: the name must not end in .gguf");
-    if (s->config.packing.kind == PACKING_NONE) return 0;
-    return fault_set(s->fault, ERR_UNSUPPORTED, "quantize-to",
-                     "the model's matrices are in few bits already");
+    return s->config.packing.kind == PACKING_NONE ? 0 : refuse_few_bits(s->fault);
 }
 
 static int save(struct saving *s, const char *to) {

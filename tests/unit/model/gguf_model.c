@@ -105,7 +105,9 @@ static void add_plain(struct making *m, const char *name, const char *type, int6
 /* `turned`: rows 2 i and 2 i + 1 of a head in the file are rows i and i + HEAD / 2. */
 static void add_matrix(struct making *m, const char *gguf, const char *hf, int rows, int cols,
                        bool turned) {
-    struct matrix from = random_matrix(m, m->format, (size_t)rows, (size_t)cols);
+    const bool plain = m->plain && !strcmp(m->plain, gguf);
+    const uint32_t format = plain ? GGUF_FORMAT_F32 : m->format;
+    struct matrix from = random_matrix(m, format, (size_t)rows, (size_t)cols);
     char *ordered = malloc((size_t)rows * from.row_bytes);
     for (int r = 0; r < rows; r++) {
         int place = r % HEAD, to = r;
@@ -113,8 +115,8 @@ static void add_matrix(struct making *m, const char *gguf, const char *hf, int r
         memcpy(ordered + (size_t)to * from.row_bytes, from.plain + (size_t)r * from.row_bytes,
                from.row_bytes);
     }
-    add_gguf(m, gguf, 0, rows, cols, m->format, from.file, from.file_bytes);
-    add_plain(m, hf, plain_type(m->format), rows, cols, ordered, (size_t)rows * from.row_bytes);
+    add_gguf(m, gguf, 0, rows, cols, format, from.file, from.file_bytes);
+    add_plain(m, hf, plain_type(format), rows, cols, ordered, (size_t)rows * from.row_bytes);
     free(from.file), free(from.plain), free(ordered);
 }
 

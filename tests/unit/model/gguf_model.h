@@ -43,7 +43,8 @@ struct making {
     const struct family *family;
     uint32_t format;
     bool tied;
-    const char *without, *nan; /* names in the GGUF file: left out; with an element that is none */
+    /* Names in the GGUF file: left out; with an element that is none; a matrix in F32. */
+    const char *without, *nan, *plain;
     uint64_t random;
     struct buf infos, data;  /* parts of the GGUF file */
     struct buf header, area; /* parts of model.safetensors */

@@ -157,6 +157,55 @@ Test(save, gguf_files_become_gguf_files) {
     }
 }
 
+static void put_file_type(struct buf *file) {
+    put_u32(file, "general.file_type", GGUF_FORMAT_F32);
+}
+
+static int64_t file_type_of(const char *model) {
+    struct model_config config = {0};
+    struct weights *weights = NULL;
+    struct fault fault = {0};
+    int64_t type = -1;
+    cr_assert_eq(model_read(model, 0, false, &config, &weights, &fault), 0, "%s", fault.text);
+    cr_assert_eq(gguf_int(weights_gguf(weights), "general.file_type", 0, 100, &type, &fault), 0);
+    weights_close(weights);
+    model_config_close(&config);
+    return type;
+}
+
+/* Matrices in blocks stay what they are: a file that has no others is refused, and the type that
+ * the file names is that of most matrices. */
+Test(save, a_file_names_the_type_of_most_of_its_matrices) {
+    static const struct family typed = {"llama", "LlamaForCausalLM", .permuted = true,
+                                        .put = put_file_type, .puts = 1};
+    static const struct {
+        uint32_t format;
+        const char *plain;
+        int rc;
+        int64_t type;
+    } cases[] = {{GGUF_FORMAT_BF16, NULL, 0, 7},
+                 {GGUF_FORMAT_Q4_0, "token_embd.weight", 0, 0},
+                 {GGUF_FORMAT_Q4_0, NULL, ERR_UNSUPPORTED, 0}};
+    char folder[] = "/tmp/keepd-save-XXXXXX", to[64];
+    cr_assert_not_null(mkdtemp(folder));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct making m = {
+            .family = &typed, .format = cases[i].format, .plain = cases[i].plain, .random = i + 1};
+        struct fault fault;
+        char from[64], model[80];
+        gguf_model_make(from, &m);
+        snprintf(model, sizeof model, "%s/model.gguf", from);
+        snprintf(to, sizeof to, "%s/%zu.gguf", folder, i);
+        cr_expect_eq(save(model, to, QUANTIZE_Q8, &fault), cases[i].rc, "%zu", i);
+        if (cases[i].rc)
+            cr_expect(access(to, F_OK) && strstr(fault.text, "in few bits already"));
+        else
+            cr_expect_eq(file_type_of(to), cases[i].type, "%zu", i);
+        gguf_model_remove(from);
+    }
+    clear(folder);
+}
+
 /* Text beside the weights, in a folder of its own, too; but no sums of files that are written anew,
  * and no link to a file that is not there. */
 Test(save, other_files_are_carried_over) {
