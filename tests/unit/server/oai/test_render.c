@@ -231,16 +231,24 @@ Test(oai_render, prompt_scores) {
 Test(oai_render, conversations) {
     struct engine_conversation_row rows[] = {
         {.id = 1, .replica = -1, .tokens = 9, .held = 8, .policy = "full", .budget = -1},
-        {.id = 2, .replica = 1, .policy = "global", .budget = 7}};
+        {.id = 2,
+         .replica = 1,
+         .idle_ns = 500000000,
+         .ttl = 3,
+         .pinned = true,
+         .policy = "global",
+         .budget = 7}};
     oai_render_conversations(&out, rows, 2);
-    cr_assert_str_eq(
-        out.data, "{\"object\":\"list\",\"data\":[{\"id\":\"0000000000000001\",\"object\":"
-                  "\"conversation\",\"tokens\":9,\"held\":8,\"pages\":0,\"disk_bytes\":0,"
-                  "\"idle_seconds\":0.000,\"superseded\":false,\"engine\":null,\"policy\":\"full\","
-                  "\"budget\":null},{\"id\":\"0000000000000002\",\"object\":"
-                  "\"conversation\",\"tokens\":0,\"held\":0,\"pages\":0,\"disk_bytes\":0,"
-                  "\"idle_seconds\":0.000,\"superseded\":false,\"engine\":1,\"policy\":\"global\","
-                  "\"budget\":7}]}");
+    cr_assert_str_eq(out.data,
+                     "{\"object\":\"list\",\"data\":[{\"id\":\"0000000000000001\",\"object\":"
+                     "\"conversation\",\"tokens\":9,\"held\":8,\"pages\":0,\"disk_bytes\":0,"
+                     "\"idle_seconds\":0.000,\"superseded\":false,\"pinned\":false,\"ttl\":null,"
+                     "\"engine\":null,\"policy\":\"full\","
+                     "\"budget\":null},{\"id\":\"0000000000000002\",\"object\":"
+                     "\"conversation\",\"tokens\":0,\"held\":0,\"pages\":0,\"disk_bytes\":0,"
+                     "\"idle_seconds\":0.500,\"superseded\":false,\"pinned\":true,\"ttl\":2.500,"
+                     "\"engine\":1,\"policy\":\"global\","
+                     "\"budget\":7}]}");
 }
 
 Test(oai_render, conversation_ids) {
@@ -380,5 +388,5 @@ Test(oai_render, kv) {
         "\"completion_tokens\":4,\"pages_reserved\":2,\"policy\":\"full\",\"budget\":null}],"
         "\"conversations\":[{\"id\":\"fe00000000000000\",\"object\":\"conversation\",\"tokens\":3,"
         "\"held\":3,\"pages\":1,\"disk_bytes\":0,\"idle_seconds\":1.500,\"superseded\":false,"
-        "\"engine\":0,\"policy\":\"global\",\"budget\":64}]}");
+        "\"pinned\":false,\"ttl\":null,\"engine\":0,\"policy\":\"global\",\"budget\":64}]}");
 }
