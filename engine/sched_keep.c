@@ -129,12 +129,35 @@ static bool drop_first_for(struct sched *sched, const struct engine_job *job,
                : drop_first(sched, job->request.client, except, true);
 }
 
+/* Adds up the pins of all clients but this one. */
+static struct conversation_pins pins_of_others(const struct sched *sched, const uint8_t *client) {
+    struct conversation_pins all = conversation_pins_of(&sched->conversations, NULL);
+    struct conversation_pins own = conversation_pins_of(&sched->conversations, client);
+    return (struct conversation_pins){.count = all.count - own.count,
+                                      .pages = all.pages - own.pages,
+                                      .tokens = all.tokens - own.tokens};
+}
+
+/* Other clients' pins stay, unless the job could not fit beside them even if nothing ran.
+ * Everything else may go but `conv`, which is used up if the job does not fit beside it and the
+ * pins that stay. So once nothing runs, the job fits. */
 bool sched_make_room(struct sched *sched, struct engine_job *job, int64_t pages,
                      const struct conversation *conv, bool *used_up) {
-    int64_t left = sched->options.pages_total - sched->pages_reserved;
-    *used_up = conv && pages + sched_pages_with(sched, conv->pages, conv->token_count) > left;
-    if (pages > left || !fit_quota(sched, job, pages, conv, used_up)) return false;
-    bool pinned = pages > sched->options.pages_total - pages_pinned(sched, NULL);
+    const uint8_t *client = job->request.client;
+    int64_t total = sched->options.pages_total, left = total - sched->pages_reserved;
+    struct conversation_pins stay = pins_of_others(sched, client), with = {0};
+    bool pinned = pages > total - sched_pages_with(sched, stay.pages, stay.tokens);
+    if (pinned) stay = (struct conversation_pins){0};
+    with = stay;
+    bool stays =
+        conv && conv->pinned && !pinned && memcmp(conv->client, client, sizeof conv->client) != 0;
+    if (conv && !stays) {
+        with.pages += conv->pages;
+        with.tokens += conv->token_count;
+    }
+    *used_up = conv && !stays && pages > left - sched_pages_with(sched, with.pages, with.tokens);
+    if (pages > left - sched_pages_with(sched, stay.pages, stay.tokens)) return false;
+    if (!fit_quota(sched, job, pages, conv, used_up)) return false;
     while (pages > pages_free_without(sched, *used_up ? conv : NULL))
         if (!drop_first_for(sched, job, conv, pinned)) return false;
     return true;

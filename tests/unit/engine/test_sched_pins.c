@@ -121,6 +121,54 @@ Test(pins, own_ones_go_where_others_are_pinned) {
     world_close(&w);
 }
 
+/* A follow-up that does not fit beside its conversation and another client's pins uses the
+ * conversation up: its own, or one that another client of its space keeps. */
+Test(pins, leave_room_for_follow_ups) {
+    for (int owner = 2; owner <= 3; owner++) {
+        struct world w;
+        world_open(&w, &options);
+        cr_assert(keep(&w, 1, 1, 9, pinned(), 10).pinned);
+        (void)keep(&w, owner, 2, 6, full(), 0);
+        struct engine_job job = job_of(2, 10 * page - 8, 3, full());
+        job.request.client[0] = 2;
+        submit(&w, &job);
+        for (int i = 0; i < 1000 && !atomic_load(&job.admitted); i++) (void)world_step(&w);
+        cr_assert(atomic_load(&job.admitted), "owner %d", owner);
+        cr_assert_gt(job.cached_tokens, 0);
+        run_until_idle(&w);
+        cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+        cr_assert_eq(conversation_pins_of(&w.sched.conversations, NULL).pages, 9 * WORLD_STREAMS);
+        engine_job_close(&job);
+        world_close(&w);
+    }
+}
+
+/* A pinned conversation is used up for its own client; another client's follow-up waits until it
+ * fits beside the pin. */
+Test(pins, are_used_up_by_their_own_client_alone) {
+    for (int client = 1; client <= 2; client++) {
+        struct world w;
+        world_open(&w, &options);
+        cr_assert(keep(&w, 1, 1, 9, pinned(), 10).pinned);
+        struct engine_job running = job_of(2, 2 * page, 2 * page, full());
+        running.request.client[0] = 3;
+        submit(&w, &running);
+        cr_assert_not(world_step(&w));
+        struct engine_job job = job_of(1, 10 * page - 8, 3, full());
+        job.request.client[0] = (uint8_t)client;
+        submit(&w, &job);
+        for (int i = 0; i < 3; i++) (void)world_step(&w);
+        cr_assert_eq(atomic_load(&job.admitted), client == 1);
+        run_until_idle(&w);
+        cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+        cr_assert_gt(job.cached_tokens, 0);
+        cr_assert_eq(conversation_pins_of(&w.sched.conversations, NULL).count, client - 1);
+        engine_job_close(&running);
+        engine_job_close(&job);
+        world_close(&w);
+    }
+}
+
 /* The next turn of the dialogue takes the pin over, if it asks for one; otherwise it stays. */
 Test(pins, move_along_a_dialogue) {
     for (int asks = 0; asks < 2; asks++) {
