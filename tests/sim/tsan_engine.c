@@ -383,6 +383,16 @@ static void submit_some(struct engine *engine, int index, int prompt_count, int 
     CHECK(engine_submit(engine, job) == 0);
 }
 
+/* Continues what submit_some left and retains nothing, so that the conversation it began from stays
+ * the current one. */
+static void submit_fork(struct engine *engine, int index) {
+    struct engine_job *job = fill(engine, index);
+    job->request.prompt_logprobs = false;
+    job->request.kv.retain = false;
+    CHECK(engine_queue_enter(engine, 1));
+    CHECK(engine_submit(engine, job) == 0);
+}
+
 static void wait_and_close(int count) {
     for (int i = 0; i < count; i++) {
         wait_for(&jobs[i]);
@@ -489,7 +499,7 @@ static void try_moves(void) {
         if (!rows[i].superseded) rows[kept++] = rows[i];
     CHECK_MSG(kept == 2, "%d of %d", kept, count);
     CHECK(write_one(engine, 1) == ERR_NOTFOUND);
-    for (int i = 0; i < 2; i++) submit_some(engine, i, PROMPT, 1);
+    for (int i = 0; i < 2; i++) submit_fork(engine, i);
     for (int i = 0; i < 2; i++) {
         int rc = write_one(engine, rows[i].id);
         CHECK_MSG(rc == 0, "%d", rc);
