@@ -2,6 +2,7 @@
 
 #include <curl/curl.h>
 #include <dlfcn.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,7 +19,8 @@
 #define BACKOFF_MOST (10 * SECOND_NS)
 #define ATTEMPT_MS   10000L
 #define CONNECT_MS   3000L
-#define BATCH_MAX    256 /* requests sent at once */
+#define WARN_NS      (60 * SECOND_NS) /* between warnings while no spans are taken */
+#define BATCH_MAX    256              /* requests sent at once */
 #define BODY_BYTES   (OTLP_BYTES_MAX + 4096)
 
 /* The functions of libcurl that are used, in the order of curl_names. */
@@ -49,9 +51,11 @@ struct item {
 struct otlp {
     struct api curl;
     void *library;
-    char *url;
+    char *url, *shown; /* without the name and password */
     CURL *easy;
     struct curl_slist *headers;
+    bool failing; /* the thread's: the last attempt failed */
+    int64_t warned_ns;
     pthread_t thread;
     bool started;
     pthread_mutex_t lock; /* guards the rest */
@@ -68,14 +72,18 @@ struct otlp {
 
 enum sent { SENT, AGAIN, REFUSED };
 
-/* Called by libcurl about once a second, and while data moves: nonzero ends the transfer. */
-static int goes_on(void *arg, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d) {
-    struct otlp *otlp = arg;
-    (void)a, (void)b, (void)c, (void)d;
+/* Returns whether the time for what waits at the end is over. */
+static bool is_late(struct otlp *otlp) {
     pthread_mutex_lock(&otlp->lock);
     bool late = otlp->stop && clock_ns() >= otlp->stop_ns;
     pthread_mutex_unlock(&otlp->lock);
     return late;
+}
+
+/* Called by libcurl about once a second, and while data moves: nonzero ends the transfer. */
+static int on_progress(void *arg, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d) {
+    (void)a, (void)b, (void)c, (void)d;
+    return is_late(arg);
 }
 
 static size_t discard(char *data, size_t size, size_t count, void *arg) {
@@ -83,17 +91,39 @@ static size_t discard(char *data, size_t size, size_t count, void *arg) {
     return size * count;
 }
 
-static enum sent send_body(struct otlp *otlp, const struct buf *body, bool quiet) {
+/* Warns of the first of several failures, and then once a minute. */
+static void note_failure(struct otlp *otlp, CURLcode code, long status) {
+    int64_t now = clock_ns();
+    if (otlp->failing && now < otlp->warned_ns + WARN_NS) return;
+    otlp->failing = true;
+    otlp->warned_ns = now;
+    uint64_t dropped = otlp_counts_of(otlp).refused;
+    if (code != CURLE_OK)
+        log_warn("spans were not taken by %s: %s (spans of %" PRIu64 " requests are lost so far)",
+                 otlp->shown, otlp->curl.easy_strerror(code), dropped);
+    else
+        log_warn("spans were not taken by %s: status %ld (spans of %" PRIu64
+                 " requests are lost so far)",
+                 otlp->shown, status, dropped);
+}
+
+static void note_success(struct otlp *otlp) {
+    if (otlp->failing) log_info("spans are taken by %s again", otlp->shown);
+    otlp->failing = false;
+}
+
+static enum sent send_body(struct otlp *otlp, const struct buf *body) {
     const struct api *curl = &otlp->curl;
     long status = 0;
     curl->easy_setopt(otlp->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)body->size);
     curl->easy_setopt(otlp->easy, CURLOPT_POSTFIELDS, body->data);
     CURLcode code = curl->easy_perform(otlp->easy);
     if (code == CURLE_OK) curl->easy_getinfo(otlp->easy, CURLINFO_RESPONSE_CODE, &status);
-    if (status >= 200 && status < 300) return SENT;
-    if (!quiet)
-        log_warn("spans were not taken by %s: %s (status %ld)", otlp->url,
-                 curl->easy_strerror(code), status);
+    if (status >= 200 && status < 300) {
+        note_success(otlp);
+        return SENT;
+    }
+    note_failure(otlp, code, status);
     bool again = code != CURLE_OK || status == 429 || (status >= 502 && status <= 504);
     return again ? AGAIN : REFUSED;
 }
@@ -144,14 +174,12 @@ static void write_body(struct buf *body, struct item *const *batch, int count) {
 /* Sends until the collector has taken or refused it. The last attempt is made at the end. */
 static bool deliver(struct otlp *otlp, const struct buf *body) {
     int64_t pause_ns = BACKOFF_NS;
-    enum sent sent;
-    bool tried = false, more = true;
-    while ((sent = body->failed ? REFUSED : send_body(otlp, body, tried)) == AGAIN && more) {
-        tried = true;
-        more = pause_for(otlp, pause_ns);
+    enum sent sent = body->failed ? REFUSED : AGAIN;
+    for (bool more = true; sent == AGAIN && more && !is_late(otlp);) {
+        sent = send_body(otlp, body);
+        if (sent == AGAIN) more = pause_for(otlp, pause_ns);
         pause_ns = pause_ns * 2 > BACKOFF_MOST ? BACKOFF_MOST : pause_ns * 2;
     }
-    if (sent == SENT && tried) log_info("spans are taken by %s again", otlp->url);
     return sent == SENT;
 }
 
@@ -190,6 +218,16 @@ static int load_library(struct otlp *otlp, struct fault *fault) {
     return 0;
 }
 
+/* The URL for messages: what stands before the last @ of its authority is left out. */
+static void set_shown(struct otlp *otlp) {
+    size_t size = strlen(otlp->url) + 1;
+    const char *authority = strstr(otlp->url, "://") + 3, *host = authority;
+    for (const char *at = authority; *at && *at != '/'; at++)
+        if (*at == '@') host = at + 1;
+    otlp->shown = mem_must_alloc(size, 1);
+    snprintf(otlp->shown, size, "%.*s%s", (int)(authority - otlp->url), otlp->url, host);
+}
+
 static int set_url(struct otlp *otlp, const char *endpoint, struct fault *fault) {
     static const char path[] = "/v1/traces";
     size_t size = strlen(endpoint);
@@ -204,6 +242,7 @@ static int set_url(struct otlp *otlp, const char *endpoint, struct fault *fault)
                  strncmp(endpoint + size - (sizeof path - 1), path, sizeof path - 1) == 0;
     otlp->url = mem_must_alloc(size + sizeof path, 1);
     snprintf(otlp->url, size + sizeof path, "%.*s%s", (int)size, endpoint, whole ? "" : path);
+    set_shown(otlp);
     return 0;
 }
 
@@ -222,7 +261,9 @@ static int set_up(struct otlp *otlp, struct fault *fault) {
     curl->easy_setopt(otlp->easy, CURLOPT_TIMEOUT_MS, ATTEMPT_MS);
     curl->easy_setopt(otlp->easy, CURLOPT_CONNECTTIMEOUT_MS, CONNECT_MS);
     curl->easy_setopt(otlp->easy, CURLOPT_NOPROGRESS, 0L);
-    curl->easy_setopt(otlp->easy, CURLOPT_XFERINFOFUNCTION, goes_on);
+    /* A look-up that does not end is left behind, on its own thread, where an attempt ends. */
+    curl->easy_setopt(otlp->easy, CURLOPT_QUICK_EXIT, 1L);
+    curl->easy_setopt(otlp->easy, CURLOPT_XFERINFOFUNCTION, on_progress);
     curl->easy_setopt(otlp->easy, CURLOPT_XFERINFODATA, otlp);
     return 0;
 }
@@ -272,6 +313,7 @@ void otlp_close(struct otlp *otlp) {
     pthread_mutex_destroy(&otlp->lock);
     pthread_cond_destroy(&otlp->work);
     mem_free(otlp->url);
+    mem_free(otlp->shown);
     mem_free(otlp);
 }
 

@@ -1,11 +1,12 @@
 """Spans of requests, sent to a collector that is up, down, slow or refuses them."""
 import http.server
 import json
+import os
 import socket
 import threading
 
 import pytest
-from conftest import MODEL, chat_body
+from conftest import MODEL, chat_body, find_built
 
 CHAT = "/v1/chat/completions"
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -152,6 +153,19 @@ def test_a_collector_that_refuses_is_not_asked_again(start, collector):
     assert len(taker.requests) == 1
 
 
+def test_failures_that_last_are_one_warning(start, collector):
+    """Without the password of the endpoint."""
+    taker = collector(400)
+    daemon = start("--otlp-endpoint", f"http://user:s3cret@127.0.0.1:{taker.port}")
+    for sent in range(1, 6):
+        assert daemon.chat().status_code == 200
+        daemon.wait("the count", lambda: counts(daemon) == (0, 0, sent))
+    assert len(taker.requests) == 5 and daemon.stop() == 0
+    warnings = [line for line in daemon.errors if "spans were not taken" in line]
+    assert len(warnings) == 1 and f"by http://127.0.0.1:{taker.port}/v1/traces: status 400" in warnings[0]
+    assert not any("s3cret" in line for line in daemon.errors)
+
+
 def test_a_collector_that_hangs_delays_nothing(start):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         daemon = start(*flags(silent.getsockname()[1]))
@@ -159,6 +173,17 @@ def test_a_collector_that_hangs_delays_nothing(start):
             assert daemon.chat().status_code == 200
         assert counts(daemon) == (0, 0, 0)
         assert daemon.stop() == 0  # gives up what it cannot send
+
+
+def test_a_name_that_is_never_found_delays_nothing(start):
+    resolver = find_built("tests/silent_resolver.so")
+    if resolver is None:
+        pytest.skip("skip: silent_resolver is not built")
+    options = ":".join(filter(None, (os.environ.get("ASAN_OPTIONS"), "verify_asan_link_order=0")))
+    daemon = start("--otlp-endpoint", "http://silent.invalid:4318", env={"LD_PRELOAD": str(resolver), "ASAN_OPTIONS": options})
+    for _ in range(20):
+        assert daemon.chat().status_code == 200
+    assert daemon.stop() == 0
 
 
 def test_an_endpoint_that_is_none(start):
