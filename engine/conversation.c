@@ -104,6 +104,14 @@ void conversation_followed(struct conversation_table *table, struct conversation
     changed(table, conv);
 }
 
+void conversation_unfollowed(struct conversation_table *table, struct conversation *conv) {
+    CHECK(conv->turns > 0);
+    count(table, conv, -1);
+    conv->turns--;
+    count(table, conv, 1);
+    changed(table, conv);
+}
+
 struct conversation *conversation_by_id(struct conversation_table *table, uint64_t id) {
     for (int i = 0; id != 0 && i < table->capacity; i++)
         if (table->all[i].id == id) return &table->all[i];

@@ -153,6 +153,8 @@ void conversation_touch(struct conversation_table *table, struct conversation *c
 
 /* Notes that a kept turn continued the conversation. */
 void conversation_followed(struct conversation_table *table, struct conversation *conv);
+/* Notes that a kept turn that continued the conversation is no longer kept. */
+void conversation_unfollowed(struct conversation_table *table, struct conversation *conv);
 
 static inline bool conversation_superseded(const struct conversation *conv) {
     return conv->turns == 1;

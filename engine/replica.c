@@ -242,8 +242,10 @@ static void wait_for_work(struct replica *r) {
     int64_t next = sched_next_save_ns(&r->sched);
     bool idle = sched_idle(&r->sched);
     if (atomic_load(&r->common->draining) && next != INT64_MAX)
-        return; /* nothing is too young then */
-    if (r->sched.conversations.expires_ns < next) next = r->sched.conversations.expires_ns;
+        return;                        /* nothing is too young then */
+    bool expires = !r->status.stopped; /* nothing is deleted after the backend has failed */
+    if (expires && r->sched.conversations.expires_ns < next)
+        next = r->sched.conversations.expires_ns;
     if (!idle) next = clock_ns() + 50000000;
     pthread_mutex_lock(&r->lock);
     while (!atomic_load(&r->common->stopping)) {

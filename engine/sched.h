@@ -242,7 +242,8 @@ void sched_publish_finished(struct sched *sched);
 /* Forgets a conversation and the superseded one it came from, also on disk. ERR_NOTFOUND. Between
  * steps. */
 int sched_delete(struct sched *sched, uint64_t id);
-/* Deletes the conversations whose time to live has ended, as sched_delete does. Between steps. */
+/* Deletes the conversations whose time to live has ended, in memory and on disk, and nothing of the
+ * turns that they continued. Between steps. */
 void sched_expire(struct sched *sched, int64_t now_ns);
 
 /* Has a conversation written soon, for somebody who waits for its file. ERR_BUSY: not written yet;

@@ -105,20 +105,29 @@ static bool fit_quota(struct sched *sched, struct engine_job *job, int64_t pages
     return true;
 }
 
-static int64_t pages_pinned(const struct sched *sched, const uint8_t *client) {
+/* Adds up the pins of the client, or of all for NULL, without that of `old` (NULL: none). */
+static struct conversation_pins pins_without(const struct sched *sched, const uint8_t *client,
+                                             const struct conversation *old) {
     struct conversation_pins pins = conversation_pins_of(&sched->conversations, client);
-    return sched_pages_with(sched, pins.pages, pins.tokens);
+    if (!old || !old->pinned) return pins;
+    if (client && memcmp(old->client, client, sizeof old->client) != 0) return pins;
+    pins.count--;
+    pins.pages -= old->pages;
+    pins.tokens -= old->token_count;
+    return pins;
 }
 
 /* A pin stays within the client's quota, and all pins within half of the pool and of the places, so
- * that others always find room. */
+ * that others always find room. The pin of `old` (NULL: none) ends with it. */
 static bool may_pin(const struct sched *sched, const struct engine_request *request,
-                    const struct conversation *conv) {
+                    const struct conversation *conv, const struct conversation *old) {
+    struct conversation_pins own = pins_without(sched, request->client, old);
+    struct conversation_pins all = pins_without(sched, NULL, old);
     int64_t pages = sched_pages_with(sched, conv->pages, conv->token_count);
-    int count = conversation_pins_of(&sched->conversations, NULL).count;
-    return pages + pages_pinned(sched, request->client) <= request->pins_max &&
-           pages + pages_pinned(sched, NULL) <= sched->options.pages_total / 2 &&
-           count + 1 <= sched->options.conversations_max / 2;
+    return pages + sched_pages_with(sched, own.pages, own.tokens) <= request->pins_max &&
+           pages + sched_pages_with(sched, all.pages, all.tokens) <=
+               sched->options.pages_total / 2 &&
+           all.count + 1 <= sched->options.conversations_max / 2;
 }
 
 /* Removes the first conversation to go; the client's own pinned ones where no other is left. */
@@ -306,7 +315,6 @@ void sched_drop_checkpoint(struct sched *sched, const struct sequence *seq) {
  * the new conversation will replace, 0: none. */
 static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
     struct conversation_table *table = &sched->conversations;
-    const struct engine_request *request = &seq->job->request;
     struct conversation *from = conversation_by_id(table, seq->origin);
     if (!from) return seq->origin_file;
     struct conversation *before = conversation_by_id(table, from->origin);
@@ -319,9 +327,33 @@ static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
         return 0;
     }
     if (from->saved == CONVERSATION_UNSAVED) sched_forget_copying(sched, from);
-    bool own = memcmp(from->client, request->client, sizeof from->client) == 0;
-    if (request->kv.pin && own) conversation_unpin(table, from);
     return file_of(from);
+}
+
+/* Returns the pinned conversation whose pin the turn takes over if it gets one; NULL: none. */
+static struct conversation *pin_before(struct sched *sched, const struct sequence *seq) {
+    const uint8_t *client = seq->job->request.client;
+    struct conversation *from = conversation_by_id(&sched->conversations, seq->origin);
+    if (!from || !from->pinned || !conversation_superseded(from)) return NULL;
+    return memcmp(from->client, client, sizeof from->client) == 0 ? from : NULL;
+}
+
+/* Pins a turn that asks for it, within the bounds; a pin that is refused moves nothing. */
+static void take_pin(struct sched *sched, const struct sequence *seq, struct conversation *conv) {
+    struct conversation *from = pin_before(sched, seq);
+    conv->pinned = may_pin(sched, &seq->job->request, conv, from);
+    if (conv->pinned && from) conversation_unpin(&sched->conversations, from);
+}
+
+/* A repetition leaves a pin to the client that has it, unless it has more pages and they are too
+ * many for that client. */
+static void keep_pin(struct sched *sched, const struct engine_request *request,
+                     const struct conversation *same, struct conversation *conv) {
+    bool own = memcmp(same->client, request->client, sizeof same->client) == 0;
+    bool stays = same->pinned && conv->pages <= same->pages;
+    if (stays) memcpy(conv->client, same->client, sizeof conv->client);
+    bool asks = request->kv.pin || (same->pinned && own);
+    conv->pinned = stays || (asks && may_pin(sched, request, conv, same));
 }
 
 /* Shrinks the token list, which had room for the longest answer. If that fails, it only costs
@@ -362,14 +394,15 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     if (same) {
         conv.turns = same->turns; /* successors of the old one are successors of this one */
         conv.replaces = file_of(same);
+        keep_pin(sched, request, same, &conv);
         if (same->left != conv.left) drop_left(sched, same);
         sched_drop(sched, same, "repeated");
     } else {
         conv.replaces = supersede(sched, seq);
+        if (request->kv.pin) take_pin(sched, seq, &conv);
     }
     if (conversation_by_id(table, conv.id)) conv.id = 0; /* taken: it gets a random one */
     if (conv.replaces == conv.id) conv.replaces = 0;     /* the file is written over */
-    conv.pinned = request->kv.pin && may_pin(sched, request, &conv);
     sched->counters.pins_refused += request->kv.pin && !conv.pinned;
     seq->job->kv.pinned = conv.pinned;
     (void)sched_make_place(sched, 1); /* may fail now; tried again later, see sched_open */
@@ -452,11 +485,23 @@ int sched_delete(struct sched *sched, uint64_t id) {
     return 0;
 }
 
+/* The turn that an expired one continued is the last of its dialogue again, with the file that it
+ * may have. */
+static void expire(struct sched *sched, const struct conversation *conv) {
+    struct conversation_table *table = &sched->conversations;
+    struct conversation *before = conversation_by_id(table, conv->origin);
+    (void)remove_from_disk(sched, conv->id);
+    if (sched->export.head.id == conv->id) sched->export.replaces = 0;
+    if (before && !before->checkpoint && conversation_superseded(before))
+        conversation_unfollowed(table, before);
+    delete_row(sched, conv->id);
+}
+
 void sched_expire(struct sched *sched, int64_t now_ns) {
     const struct conversation *conv;
     while ((conv = conversation_expired(&sched->conversations, now_ns)) != NULL) {
         log_debug("conversation=%016llx gone reason=expired", (unsigned long long)conv->id);
         sched->counters.conversations_expired++;
-        (void)sched_delete(sched, conv->id);
+        expire(sched, conv);
     }
 }

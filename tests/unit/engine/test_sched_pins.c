@@ -185,6 +185,34 @@ Test(pins, move_along_a_dialogue) {
     }
 }
 
+/* Neither a repetition without a pin, whoever sends it, nor a pin that is refused takes a pin away.
+ */
+Test(pins, end_only_where_one_takes_over) {
+    for (int client = 1; client <= 2; client++) {
+        struct world w;
+        world_open(&w, &options);
+        cr_assert(keep(&w, 1, 1, 3, pinned(), 3).pinned);
+        (void)keep(&w, client, 1, 3, full(), client == 1 ? 3 : 0);
+        uint8_t owner[16] = {1};
+        cr_assert_eq(conversation_pins_of(&w.sched.conversations, owner).count, 1);
+        cr_assert_eq(turns_kept(&w), 1);
+        cr_assert_not(keep(&w, 1, 1, 5, pinned(), 3).pinned);
+        cr_assert_eq(conversation_pins_of(&w.sched.conversations, NULL).pages, 3 * WORLD_STREAMS);
+        cr_assert_eq(w.sched.counters.pins_refused, 1);
+        world_close(&w);
+    }
+}
+
+/* The pin that moves leaves its pages to the bound. */
+Test(pins, move_within_their_bound) {
+    struct world w;
+    world_open(&w, &options);
+    cr_assert(keep(&w, 1, 1, 3, pinned(), 5).pinned);
+    cr_assert(keep(&w, 1, 1, 5, pinned(), 5).pinned);
+    cr_assert_eq(conversation_pins_of(&w.sched.conversations, NULL).pages, 5 * WORLD_STREAMS);
+    world_close(&w);
+}
+
 Test(pins, a_delete_releases_them) {
     struct world w;
     world_open(&w, &options);
@@ -251,4 +279,37 @@ Test(ttl, ends_on_disk_and_spares_who_runs) {
     engine_job_close(&job);
     world_close(&w);
     world_remove_dir(dir);
+}
+
+/* The turn before stays, with its pin, and is written again. */
+Test(ttl, ends_without_the_turn_before) {
+    for (int pin = 0; pin < 2; pin++) {
+        struct world w;
+        char dir[64];
+        world_make_dir(dir);
+        struct world_options stored = options;
+        stored.state_dir = dir;
+        world_open(&w, &stored);
+        struct engine_kv kv = global(40, 8, 32);
+        kv.pin = pin;
+        cr_assert_eq(keep(&w, 1, 1, 2, kv, 8).pinned, pin);
+        world_save_all(&w);
+        kv.pin = false;
+        kv.ttl = 100;
+        (void)keep(&w, 1, 1, 4, kv, 8);
+        world_save_all(&w);
+        const struct conversation_table *table = &w.sched.conversations;
+        cr_assert_gt(table->superseded_pages, 0);
+        sched_expire(&w.sched, clock_ns() + 101 * SECOND);
+        cr_assert_eq(w.sched.counters.conversations_expired, 1);
+        cr_assert_not_null(of_prompt(&w, 1));
+        cr_assert_eq(table->superseded_pages, 0);
+        cr_assert_eq(conversation_pins_of(table, NULL).count, pin);
+        world_save_all(&w);
+        struct store_stats stats;
+        store_stats(w.store, &stats);
+        cr_assert_eq(stats.files, 1);
+        world_close(&w);
+        world_remove_dir(dir);
+    }
 }
