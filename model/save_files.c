@@ -28,6 +28,13 @@ static int join(char out[PATH_MAX], const char *folder, const char *name, struct
 
 /* ---- Beginning and end ----------------------------------------------------------------------- */
 
+/* Creates the new directory, or the new file, empty: another run then finds it. */
+static int create(const struct save_files *files) {
+    if (files->directory) return mkdir(files->partial, 0777);
+    const int fd = open(files->partial, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return fd < 0 ? -1 : close(fd);
+}
+
 int save_files_open(struct save_files *files, const char *to, bool directory, struct fault *fault) {
     struct stat info;
     size_t size = strlen(to);
@@ -40,11 +47,11 @@ int save_files_open(struct save_files *files, const char *to, bool directory, st
     if (lstat(files->to, &info) == 0)
         return fault_set(fault, ERR_INVALID, "quantize-to", "%.200s exists, and is not overwritten",
                          files->to);
-    if (lstat(files->partial, &info) == 0)
-        return fault_set(fault, ERR_INVALID, "quantize-to",
-                         "%.200s exists: another run writes it, or did not end; remove it then",
-                         files->partial);
-    return directory && mkdir(files->partial, 0777) ? io(fault, files->partial) : 0;
+    if (create(files) == 0) return 0;
+    if (errno != EEXIST) return io(fault, files->partial);
+    return fault_set(fault, ERR_INVALID, "quantize-to",
+                     "%.200s exists: another run writes it, or did not end; remove it then",
+                     files->partial);
 }
 
 static int sync_folder(const char *path) {
@@ -100,7 +107,7 @@ int save_files_begin(const struct save_files *files, const char *name, struct sa
                      struct fault *fault) {
     int rc = join(out->path, files->partial, name, fault);
     if (rc) return rc;
-    out->file = fopen(out->path, "wbx");
+    out->file = fopen(out->path, name ? "wbx" : "wb");
     return out->file ? 0 : io(fault, out->path);
 }
 

@@ -14,6 +14,7 @@
 #include "model/base_digest.h"
 #include "model/internal.h"
 #include "model/save.h"
+#include "model/save_files.h"
 #include "tests/golden/replay.h"
 #include "tests/unit/model/gguf_model.h"
 #include "tests/unit/parts.h"
@@ -279,6 +280,27 @@ Test(save, errors_leave_nothing_behind) {
     cr_expect_not_null(strstr(fault.text, "another run"));
     clear(folder);
     gguf_model_remove(from);
+}
+
+/* Of two runs that write the same file, the second is refused and leaves the first one's alone. */
+Test(save, two_runs_do_not_write_one_file) {
+    char folder[] = "/tmp/keepd-save-XXXXXX", to[64];
+    struct save_files first, second;
+    struct save_file file;
+    struct fault fault = {0};
+    cr_assert_not_null(mkdtemp(folder));
+    for (int directory = 0; directory < 2; directory++) {
+        snprintf(to, sizeof to, "%s/%d.gguf", folder, directory);
+        cr_assert_eq(save_files_open(&first, to, directory, &fault), 0, "%s", fault.text);
+        cr_expect_eq(save_files_open(&second, to, directory, &fault), ERR_INVALID);
+        cr_expect_not_null(strstr(fault.text, "another run"));
+        int rc = save_files_begin(&first, directory ? "part" : NULL, &file, &fault);
+        cr_assert_eq(rc, 0, "%s", fault.text);
+        rc = save_files_end(&file, save_files_put(&file, "text", 4, &fault), &fault);
+        cr_assert_eq(save_files_close(&first, rc, &fault), 0, "%s", fault.text);
+        cr_expect_eq(access(to, F_OK), 0);
+    }
+    clear(folder);
 }
 
 /* The limit on a file's size stands for a full disk. */
