@@ -282,7 +282,7 @@ Test(save, errors_leave_nothing_behind) {
     gguf_model_remove(from);
 }
 
-/* Of two runs that write the same file, the second is refused and leaves the first one's alone. */
+/* The second of two runs that write the same file is refused, and leaves the first one alone. */
 Test(save, two_runs_do_not_write_one_file) {
     char folder[] = "/tmp/keepd-save-XXXXXX", to[64];
     struct save_files first, second;
