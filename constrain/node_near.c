@@ -13,7 +13,8 @@ static_assert(NODE_NEAR_MAX < ASK_PLAIN, "keys of remembered answers differ");
 
 /* ---- Near expressions ------------------------------------------------------------------------ */
 
-/* A repetition of which only `most` rounds can end in time. */
+/* Returns a repetition that is like this one for `bytes` bytes, within which `most` rounds can end.
+ */
 static uint32_t near_repeat(struct node_pool *pool, uint32_t id, uint32_t bytes) {
     struct node node = pool->nodes[id];
     const struct node *body = &pool->nodes[node.a];

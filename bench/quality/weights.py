@@ -8,7 +8,7 @@ most likely token is the same.
 Every prediction of every text is compared over the whole vocabulary, with products of exact activations (float32) and a
 float32 cache. A FORMAT is q8 or q4 (keepd's own, `--quantization`), or one that llama.cpp's llama-quantize writes
 (q8_0, q4_0, q4_k_m, ...), for which --quantize names that program: keepd reads those numbers exactly, so these rows
-are llama.cpp's formats without the rounding of activations. The last column rounds them to 8 bits, as llama.cpp does.
+are llama.cpp's formats without the rounding of activations. The last columns round them as keepd's `int8` does.
 kv-q8, kv-q4, kv-fp8 and kv-bf16 are types of the cache, with the model's own weights.
 Models: Qwen3 directories in bf16 (default: keepd-nano), and GGUF files, which are read as they are; of these only pages
 are predicted. Needs the packages numpy, gguf and tokenizers.
@@ -111,7 +111,7 @@ def main():
     base = {kind: [predictions(a, a.model, ids, "--exact", "yes") for ids in found] for kind, found in all_texts.items()}
     with tempfile.TemporaryDirectory() as folder:
         for kind, found in all_texts.items():
-            print(f"\n| {kind}, {sum(map(len, found)):,} tokens | mean KL | p99 | same token | with activations of 8 bits: mean KL | p99 | same token |")
+            print(f"\n| {kind}, {sum(map(len, found)):,} tokens | mean KL | p99 | same token | with `int8` activations: mean KL | p99 | same token |")
             print("|---|--:|--:|--:|--:|--:|--:|")
             for form in a.formats:
                 model, options = source_of(a, pathlib.Path(folder), form)
