@@ -1,6 +1,6 @@
 /* The batch of a step: one row for every answer whose turn it is, then prompt rows, and whose
- * prompt is read first. Nothing here depends on time but the number of prompt rows (engine/pace.h).
- */
+ * prompt is read first. Measured times decide only how many prompt rows there are (engine/pace.h)
+ * and whose turn it is (sched_turns.c). */
 #include <string.h>
 
 #include "base/check.h"

@@ -61,7 +61,7 @@ class Daemon:
                         "--threads", str(a.threads)]
 
     def __enter__(self):
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
         for line in self.process.stdout:
             if "http://" in line:
                 threading.Thread(target=self.process.stdout.read, daemon=True).start()

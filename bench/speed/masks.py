@@ -14,11 +14,11 @@ Printed for each, medians of the rounds:
   request  the whole requests' time, beside the free ones: compilation and first tokens too
 Masks are made before the forward pass, on the engine's thread: nothing is hidden behind it."""
 import argparse
+import concurrent.futures
 import json
 import pathlib
 import statistics
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -45,6 +45,8 @@ class Server:
         self.process = subprocess.Popen([binary, "--model", model, "--port", str(port), "--kv-policy", "full", "--log-level", "warn"],
                                         stdout=subprocess.DEVNULL)
         for _ in range(600):
+            if self.process.poll() is not None:
+                break
             try:
                 urllib.request.urlopen(self.base + "/health")
                 return
@@ -70,24 +72,9 @@ class Server:
 
 def run(server, jobs, width):
     """Returns the share, and microseconds a token: of masks, between tokens, and of whole requests."""
-    left, done, lock = list(jobs), [], threading.Lock()
-
-    def work():
-        while True:
-            with lock:
-                if not left:
-                    return
-                job = left.pop(0)
-            result = server.ask(*job)
-            with lock:
-                done.append(result)
-
     before, begin = server.metric("keepd_mask_seconds_sum"), time.perf_counter()
-    threads = [threading.Thread(target=work) for _ in range(width)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(width) as threads:
+        done = list(threads.map(lambda job: server.ask(*job), jobs))  # raises what a request raised
     spent = time.perf_counter() - begin
     masks, tokens = server.metric("keepd_mask_seconds_sum") - before, sum(n for n, _ in done)
     return masks / spent, masks / tokens * 1e6, statistics.mean(ms for _, ms in done) * 1e3, spent / tokens * 1e6
