@@ -277,6 +277,8 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
     if (!match->exact && seq->evicted_at > match->common) seq->evicted_at = match->common;
     seq->began = entry->began;
     seq->began_held = match->conv->began_held;
+    if (match->conv->ttl > 0 && match->conv->saved == CONVERSATION_SAVED)
+        store_touch(sched->options.store, match->conv->id);
     if (used_up)
         take_row(sched, seq, match->conv);
     else

@@ -370,6 +370,18 @@ static int check_size(struct state_dir *dir, int fd, const char *name, size_t si
     return 0;
 }
 
+bool state_dir_touch(const struct state_dir *dir, uint64_t id, struct state_dir_file *out) {
+    char name[NAME_BYTES];
+    struct stat st;
+    name_of(id, "state", name);
+    int fd = open_regular(dir, name, &st);
+    if (fd < 0) return false;
+    bool touched = futimens(fd, NULL) == 0 && fstat(fd, &st) == 0;
+    if (touched) *out = file_of(&st);
+    close(fd);
+    return touched;
+}
+
 int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state_view *view,
                    struct state_dir_file *taken, struct fault *fault) {
     char name[NAME_BYTES];

@@ -47,6 +47,8 @@ struct state_dir_file {
     int64_t used_unix, used_ns; /* time stamp: the last use by any daemon */
 };
 bool state_dir_stat(const struct state_dir *dir, uint64_t id, bool bad, struct state_dir_file *out);
+/* Sets the file's time of last use to now, and tells it in *out. False: there is no such file. */
+bool state_dir_touch(const struct state_dir *dir, uint64_t id, struct state_dir_file *out);
 /* Reads the head of a file; fills in *out even when the head is refused. Errors as of
  * state_parse_head, and ERR_IO. fault->field is the file's name. */
 int state_dir_read_head(struct state_dir *dir, uint64_t id, struct state_dir_file *out,

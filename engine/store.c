@@ -293,6 +293,16 @@ static void end_remove(struct directory *d, uint64_t id) {
     d->removes[at] = d->removes[--d->remove_count];
 }
 
+/* Sets a file's time of last use. */
+static void run_touch(struct directory *d, uint64_t id) {
+    struct state_dir_file on_disk;
+    if (!state_dir_touch(&d->dir, id, &on_disk)) return;
+    pthread_mutex_lock(&d->lock);
+    struct store_file *file = store_index_find(&d->index, id, false);
+    if (file) file->used_ns = file->own_ns = on_disk.used_ns;
+    pthread_mutex_unlock(&d->lock);
+}
+
 static void run_adoption(struct directory *d, struct store_adoption *adoption) {
     const struct state_head *head = adoption->head;
     struct store_file file = {.head = *head,
@@ -332,8 +342,9 @@ static void wake_all(struct directory *d) {
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Runs one task: deletions first, then listings and reads, because jobs wait for them, then writes.
- * Returns false when there is none. The lock is held; it is released during the work. */
+/* Runs one task: deletions and touches first, then listings and reads, because jobs wait for them,
+ * then writes. Returns false when there is none. The lock is held; it is released during the work.
+ */
 static bool run_one(struct directory *d) {
     struct store *store;
     if (d->remove_count > 0) {
@@ -342,6 +353,11 @@ static bool run_one(struct directory *d) {
         run_remove(d, &removal);
         pthread_mutex_lock(&d->lock);
         end_remove(d, removal.id);
+    } else if (d->touch_count > 0) {
+        uint64_t id = d->touches[--d->touch_count];
+        pthread_mutex_unlock(&d->lock);
+        run_touch(d, id);
+        pthread_mutex_lock(&d->lock);
     } else if (d->adoptions) {
         struct store_adoption *adoption = d->adoptions;
         d->adoptions = adoption->next;
@@ -556,6 +572,26 @@ void store_ignore(struct store *store, uint64_t id) {
     if (file) file->ignored = true;
     d->index.changes++;
     pthread_mutex_unlock(&d->lock);
+}
+
+static bool is_touched(const struct directory *d, uint64_t id) {
+    for (int i = 0; i < d->touch_count; i++)
+        if (d->touches[i] == id) return true;
+    return false;
+}
+
+void store_touch(struct store *store, uint64_t id) {
+    struct directory *d = store->directory;
+    pthread_mutex_lock(&d->lock);
+    struct store_file *file = store_index_find(&d->index, id, false);
+    bool full = d->touch_count == TOUCHES_MAX, wanted = file && !is_touched(d, id);
+    if (file) store_index_touch(&d->index, file, clock_unix_seconds(), 0);
+    if (wanted && !full) {
+        d->touches[d->touch_count++] = id;
+        begin_work(d);
+    }
+    pthread_mutex_unlock(&d->lock);
+    if (wanted && full) run_touch(d, id); /* rare: slow rather than unbounded */
 }
 
 /* ---- Writing --------------------------------------------------------------------------------- */

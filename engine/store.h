@@ -99,6 +99,10 @@ bool store_has(struct store *store, uint64_t id);
  * another version. */
 void store_ignore(struct store *store, uint64_t id);
 
+/* Notes that a conversation with a time to live was used in memory: its file, if it has one, lives
+ * as much longer, for other daemons and after a restart, too. */
+void store_touch(struct store *store, uint64_t id);
+
 /* ---- Writing ------------------------------------------------------------------------------- */
 
 bool store_can_save(struct store *store); /* the store is not writing */

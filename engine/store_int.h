@@ -11,7 +11,7 @@
 #include "engine/store.h"
 #include "engine/store_index.h"
 
-enum { REMOVES_MAX = 64 };
+enum { REMOVES_MAX = 64, TOUCHES_MAX = 64 };
 
 enum write_state { WRITE_FREE, WRITE_READY, WRITE_RUNNING, WRITE_DONE };
 enum read_state { READ_FREE, READ_WANTED, READ_RUNNING, READ_DONE };
@@ -45,6 +45,8 @@ struct directory {
     struct store_stats stats; /* without files and bytes, which the index counts */
     struct store_removal removes[REMOVES_MAX];
     int remove_count;
+    uint64_t touches[TOUCHES_MAX]; /* ids of files whose time of last use is to be set */
+    int touch_count;
     struct store_adoption *adoptions; /* waiting; at most one for each upload */
     int64_t uploading;                /* bytes that came of all uploads that have not ended */
     struct store *stores[STORES_MAX];

@@ -1,6 +1,9 @@
 /* Pins and times to live of conversations: who makes room for whom, and when one is deleted. */
 #include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/clock.h"
 #include "tests/unit/engine/requests.h"
@@ -312,4 +315,28 @@ Test(ttl, ends_without_the_turn_before) {
         world_close(&w);
         world_remove_dir(dir);
     }
+}
+
+/* A use in memory counts for the file, too, whether or not the turn after it is kept. */
+Test(ttl, counts_for_the_file_from_uses_in_memory) {
+    struct world w;
+    char dir[64], path[128];
+    world_make_dir(dir);
+    struct world_options stored = options;
+    stored.state_dir = dir;
+    world_open(&w, &stored);
+    struct engine_kv kv = global(40, 8, 32);
+    kv.ttl = 100;
+    (void)keep(&w, 1, 1, 2, kv, 0);
+    world_save_all(&w);
+    snprintf(path, sizeof path, "%s/%016llx.state", dir, (unsigned long long)of_prompt(&w, 1)->id);
+    const struct timespec old[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    cr_assert_eq(utimensat(AT_FDCWD, path, old, 0), 0);
+    kv.retain = false;
+    (void)keep(&w, 1, 1, 3, kv, 0);
+    struct stat st;
+    cr_assert_eq(stat(path, &st), 0);
+    cr_assert_gt(st.st_mtime, 1000);
+    world_close(&w);
+    world_remove_dir(dir);
 }

@@ -223,6 +223,30 @@ Test(store, times_to_live) {
     store_close(store);
 }
 
+/* A use in memory counts like a read, in the index and on disk. */
+Test(store, a_touch_prolongs_the_time_to_live) {
+    struct store *store = open_store();
+    struct state_head head;
+    uint64_t id;
+    int rc;
+    char *data = make_living_file(store, 1, 1000, 100, &head);
+    store_save(store, &head, data, head.file_size);
+    cr_assert(store_saved(store, &id, &rc) && rc == 0);
+    store_close(store);
+    for (int touched = 1; touched >= 0; touched--) {
+        set_age(1, 90);
+        store = open_store();
+        if (touched) store_touch(store, id);
+        store_touch(store, 999); /* there is no such file */
+        store_close(store);
+        struct stat st;
+        char name[64];
+        snprintf(name, sizeof name, "%016llx.state", (unsigned long long)id);
+        cr_assert_eq(stat(path_of(name), &st), 0);
+        cr_assert_eq(time(NULL) - st.st_mtime < 45, touched);
+    }
+}
+
 /* Even within one second the least recently used file is deleted first. */
 Test(store, the_order_within_a_second) {
     struct store_options options = options_of();
