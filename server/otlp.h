@@ -20,7 +20,7 @@ struct otlp;
 /* Counts of requests, not of single spans. */
 struct otlp_counts {
     uint64_t exported;
-    uint64_t full;    /* dropped: the queue had no room */
+    uint64_t full;    /* dropped: the queue had no room, or they were too large for it */
     uint64_t refused; /* dropped: the collector refused them, or the daemon ended before it took
                          them */
 };

@@ -310,7 +310,8 @@ static int make_jobs(struct exchange *ex) {
     ex->request.sampling.pins_max = ex->settings.pins_max;
     if (ex->request.sampling.kv.pin && ex->settings.pins_max == 0)
         return oai_refuse(&ex->error, 400, "invalid_value", "kv.retain.pin",
-                          "Invalid value for 'kv.retain.pin': this key has no pages for pins.");
+                          "Invalid value for 'kv.retain.pin': only a key that has pins=N in "
+                          "--api-key-file may pin.");
     ex->job_count = count;
     if (ex->request.echo && !ex->request.context) {
         ex->request.added = arena_alloc(&ex->arena, (size_t)count, sizeof *ex->request.added);

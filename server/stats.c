@@ -485,7 +485,9 @@ static void write_spans(struct writer *w, const struct otlp_counts *counts) {
     write_head(w, "keepd_traces_exported_total", "counter",
                "Requests whose spans the collector took.");
     write_sample(w, "keepd_traces_exported_total", NULL, (double)counts->exported);
-    write_head(w, dropped, "counter", "Requests whose spans were dropped, by reason.");
+    write_head(w, dropped, "counter",
+               "Requests whose spans were dropped: queue_full (no room, or too large) or "
+               "collector (refused, or not taken before the end).");
     write_sample(w, dropped, "reason=\"queue_full\"", (double)counts->full);
     write_sample(w, dropped, "reason=\"collector\"", (double)counts->refused);
 }

@@ -359,6 +359,32 @@ static void try_failing_backend(void) {
     engine_close(engine);
 }
 
+static void expect_sleep(void) {
+    int before = atomic_load(&engines_turns);
+    usleep(20000); /* if it did not sleep, there would be thousands of turns */
+    CHECK_MSG(atomic_load(&engines_turns) - before < 20, "%d turns with nothing to do",
+              atomic_load(&engines_turns) - before);
+}
+
+/* After a device error nothing expires, and the thread sleeps beyond a time to live. */
+static void try_failing_backend_with_ttl(void) {
+    struct engine *engine = open_engine();
+    struct engine_job *job = fill(engine, 0);
+    job->request.kv.ttl = 1;
+    CHECK(engine_queue_enter(engine, 1) && engine_submit(engine, job) == 0);
+    wait_for(job);
+    engine_job_close(job);
+    atomic_store(&engines_failing, true);
+    submit(engine, 1);
+    wait_for(&jobs[1]);
+    CHECK(jobs[1].fault.code == ERR_DEVICE);
+    engine_job_close(&jobs[1]);
+    atomic_store(&engines_failing, false);
+    usleep(1100000);
+    expect_sleep();
+    engine_close(engine);
+}
+
 /* ---- A state directory, deletes and choices -------------------------------------------------- */
 
 static struct engine *open_with_state(const char *dir, int idle_seconds) {
@@ -529,10 +555,7 @@ static void try_failing_backend_with_state(void) {
     atomic_store(&engines_failing, false);
     engine_drain(engine);
     while (!engine_idle(engine)) usleep(500);
-    int before = atomic_load(&engines_turns);
-    usleep(20000); /* if it did not sleep, there would be thousands of turns */
-    CHECK_MSG(atomic_load(&engines_turns) - before < 20, "%d turns with nothing to do",
-              atomic_load(&engines_turns) - before);
+    expect_sleep();
     engine_close(engine);
     remove_dir(dir);
 }
@@ -566,6 +589,7 @@ int main(void) {
     try_drain(engine);
     engine_close(engine);
     try_failing_backend();
+    try_failing_backend_with_ttl();
     try_bad_options();
     try_lesser_backend();
     try_state();
