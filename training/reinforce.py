@@ -58,7 +58,7 @@ class Daemon:
 
     def __init__(self, a, model):
         self.command = [str(a.daemon), "--model", str(model), "--port", "0", "--served-model-name", "m", "--kv-dtype", "f32",
-                        "--threads", str(a.threads)]
+                        "--log-level", "warn", "--threads", str(a.threads)]
 
     def __enter__(self):
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)

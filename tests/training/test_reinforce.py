@@ -81,3 +81,11 @@ def test_a_step_with_the_daemon(script, tmp_path):
     curve = [json.loads(s) for s in (tmp_path / "run/curve.jsonl").read_text().splitlines()]
     assert [n["step"] for n in curve] == [0, 1] and set(curve[0]["right"]) == {"1", "0.125"}
     assert (tmp_path / "out/gates.safetensors").exists()
+
+
+@needs_daemon
+def test_a_daemon_that_does_not_start_says_why(tmp_path, capfd):
+    with pytest.raises(SystemExit, match="did not become ready"), \
+            reinforce.Daemon(SimpleNamespace(daemon=BINARY, threads=1), tmp_path / "no model"):
+        pass
+    assert f"{tmp_path / 'no model'}" in capfd.readouterr().err
