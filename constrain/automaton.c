@@ -48,8 +48,8 @@ void automaton_close(struct automaton *a) {
     *a = (struct automaton){0};
 }
 
-void automaton_reset(struct automaton *a) {
-    node_pool_reset(&a->pool, &a->compiled);
+/* Forgets states, items and stacks. */
+static void forget_states(struct automaton *a) {
     a->generation++;
     a->start = 0;
     a->stack_count = 1;
@@ -57,6 +57,11 @@ void automaton_reset(struct automaton *a) {
     a->state_count = AUTOMATON_DEAD + 1;
     memset(a->stack_table, 0, a->stack_table_size * sizeof *a->stack_table);
     memset(a->state_table, 0, a->state_table_size * sizeof *a->state_table);
+}
+
+void automaton_reset(struct automaton *a) {
+    node_pool_reset(&a->pool, &a->compiled);
+    forget_states(a);
 }
 
 size_t automaton_bytes(const struct automaton *a) {
@@ -98,10 +103,13 @@ void automaton_prepare(struct automaton *a) {
 
 /* ---- Stacks ---------------------------------------------------------------------------------- */
 
+static uint32_t *stack_head(struct automaton *a, uint32_t node, uint32_t below) {
+    return &a->stack_table[node_mix(node_mix(1, node), below) & (a->stack_table_size - 1)];
+}
+
 static uint32_t push_stack(struct automaton *a, uint32_t node, uint32_t below) {
     if (node == NODE_EMPTY) return below;
-    uint32_t *head =
-        &a->stack_table[node_mix(node_mix(1, node), below) & (a->stack_table_size - 1)];
+    uint32_t *head = stack_head(a, node, below);
     for (uint32_t id = *head; id != 0; id = a->stacks[id].next)
         if (a->stacks[id].node == node && a->stacks[id].below == below) return id;
     if (a->stack_count >= CONSTRAIN_STACKS_MAX) a->pool.rc = ERR_LIMIT;
@@ -220,6 +228,14 @@ static bool is_state(const struct automaton *a, const struct automaton_state *st
     return count == 0 || memcmp(a->items + state->first, a->open, count * sizeof *a->open) == 0;
 }
 
+static uint32_t *state_head(struct automaton *a, const struct automaton_item *items, uint32_t count,
+                            bool accepts) {
+    uint32_t hash = accepts;
+    for (uint32_t i = 0; i < count; i++)
+        hash = node_mix(node_mix(hash, items[i].node), items[i].stack);
+    return &a->state_table[hash & (a->state_table_size - 1)];
+}
+
 static uint32_t new_state(struct automaton *a, uint32_t count, bool accepts, uint32_t *head) {
     uint32_t id = a->state_count, capacity = a->state_capacity;
     size_t row = (size_t)a->pool.classes;
@@ -252,10 +268,7 @@ static uint32_t finish_state(struct automaton *a) {
     if (count == 0 && !a->accepts) return AUTOMATON_DEAD;
     if (count > 1 && !node_work(&a->pool, count / SORTED_PER_WORK)) return 0;
     if (count > 1) qsort(a->open, count, sizeof *a->open, compare_items);
-    uint32_t hash = a->accepts;
-    for (uint32_t i = 0; i < count; i++)
-        hash = node_mix(node_mix(hash, a->open[i].node), a->open[i].stack);
-    uint32_t *head = &a->state_table[hash & (a->state_table_size - 1)];
+    uint32_t *head = state_head(a, a->open, count, a->accepts);
     for (uint32_t id = *head; id != 0; id = a->states[id].next)
         if (is_state(a, &a->states[id], count, a->accepts)) return id;
     return new_state(a, count, a->accepts, head);
@@ -362,4 +375,113 @@ uint32_t automaton_plain(struct automaton *a, uint32_t id) {
     if (a->pool.rc != 0) return 0;
     a->states[id].plain = plain;
     return plain;
+}
+
+/* ---- Keeping states -------------------------------------------------------------------------- */
+
+/* Tables by old numbers: not 0 if it is to be kept, then the new number. */
+struct keeping {
+    uint32_t *nodes; /* behind the language */
+    uint32_t *stacks, *states;
+    uint32_t stack_end, state_end; /* of the old numbers */
+};
+
+static bool open_keeping(const struct automaton *a, struct keeping *k) {
+    *k = (struct keeping){.stack_end = a->stack_count, .state_end = a->state_count};
+    k->nodes = mem_try_alloc(a->pool.count - a->compiled.nodes + 1, sizeof *k->nodes);
+    k->stacks = mem_try_alloc(k->stack_end, sizeof *k->stacks);
+    k->states = mem_try_alloc(k->state_end, sizeof *k->states);
+    return k->nodes != NULL && k->stacks != NULL && k->states != NULL;
+}
+
+static void close_keeping(struct keeping *k) {
+    mem_free(k->nodes);
+    mem_free(k->stacks);
+    mem_free(k->states);
+}
+
+static void keep_node(const struct automaton *a, struct keeping *k, uint32_t node) {
+    if (node >= a->compiled.nodes) k->nodes[node - a->compiled.nodes] = 1;
+}
+
+static uint32_t kept_node(const struct automaton *a, const struct keeping *k, uint32_t node) {
+    return node >= a->compiled.nodes ? k->nodes[node - a->compiled.nodes] : node;
+}
+
+/* Marks what the states are made of. A stack is younger than those below it. */
+static void mark_parts(const struct automaton *a, struct keeping *k) {
+    for (uint32_t id = AUTOMATON_DEAD + 1; id < k->state_end; id++) {
+        const struct automaton_state *state = &a->states[id];
+        for (uint32_t i = 0; k->states[id] != 0 && i < state->count; i++) {
+            keep_node(a, k, a->items[state->first + i].node);
+            k->stacks[a->items[state->first + i].stack] = 1;
+        }
+    }
+    k->stacks[NO_STACK] = 0;
+    for (uint32_t id = k->stack_end; id-- > NO_STACK + 1;) {
+        if (k->stacks[id] == 0) continue;
+        keep_node(a, k, a->stacks[id].node);
+        if (a->stacks[id].below != NO_STACK) k->stacks[a->stacks[id].below] = 1;
+    }
+}
+
+/* Numbers keep their order, so that items stay sorted. */
+static void move_stacks(struct automaton *a, struct keeping *k) {
+    for (uint32_t id = NO_STACK + 1; id < k->stack_end; id++) {
+        if (k->stacks[id] == 0) continue;
+        uint32_t node = kept_node(a, k, a->stacks[id].node), below = k->stacks[a->stacks[id].below];
+        uint32_t *head = stack_head(a, node, below);
+        a->stacks[a->stack_count] = (struct automaton_stack){node, below, *head};
+        k->stacks[id] = *head = a->stack_count++;
+    }
+}
+
+static void move_states(struct automaton *a, struct keeping *k) {
+    size_t row = (size_t)a->pool.classes;
+    for (uint32_t id = AUTOMATON_DEAD + 1; id < k->state_end; id++) {
+        if (k->states[id] == 0) continue;
+        struct automaton_state old = a->states[id];
+        struct automaton_item *items = a->items + a->item_count;
+        for (uint32_t i = 0; i < old.count; i++) {
+            struct automaton_item item = a->items[old.first + i];
+            items[i] = (struct automaton_item){kept_node(a, k, item.node), k->stacks[item.stack]};
+        }
+        uint32_t *head = state_head(a, items, old.count, old.accepts);
+        a->states[a->state_count] = (struct automaton_state){
+            .first = a->item_count, .count = old.count, .next = *head, .accepts = old.accepts};
+        memset(a->moves + a->state_count * row, 0, row * sizeof *a->moves);
+        a->item_count += old.count;
+        k->states[id] = *head = a->state_count++;
+    }
+}
+
+static void keep_marked(struct automaton *a, struct keeping *k) {
+    mark_parts(a, k);
+    node_pool_keep(&a->pool, &a->compiled, k->nodes);
+    forget_states(a);
+    move_stacks(a, k);
+    move_states(a, k);
+    a->pool.work += (a->pool.count - a->compiled.nodes) + a->stack_count + a->item_count;
+}
+
+void automaton_keep(struct automaton *a, uint32_t *states, int count) {
+    struct keeping k;
+    bool kept = open_keeping(a, &k);
+    for (int i = 0; kept && i < count; i++) {
+        CHECK(states[i] > AUTOMATON_DEAD && states[i] < a->state_count);
+        k.states[states[i]] = 1;
+    }
+    if (kept)
+        keep_marked(a, &k);
+    else
+        automaton_reset(a);
+    for (int i = 0; i < count; i++) states[i] = kept ? k.states[states[i]] : 0;
+    close_keeping(&k);
+}
+
+bool automaton_is_full(const struct automaton *a) {
+    return a->pool.count - a->compiled.nodes > CONSTRAIN_LAZY_NODES_MAX / 2 ||
+           a->pool.child_count - a->compiled.children > CONSTRAIN_CHILDREN_MAX / 2 ||
+           a->stack_count > CONSTRAIN_STACKS_MAX / 2 ||
+           a->item_count > CONSTRAIN_ITEMS_KEPT_MAX / 2;
 }

@@ -11,8 +11,9 @@
  * Every state but AUTOMATON_DEAD has a continuation to a whole string, because expressions without
  * any string are dropped where they arise (node_is_alive).
  *
- * Limits: when there are too many states, stacks or expressions, everything learned is forgotten:
- * `generation` changes, and earlier state numbers are void. One thread at a time. */
+ * Limits: when there are too many states, stacks or expressions, everything learned is forgotten,
+ * except for the states that are to be kept: `generation` changes, and earlier state numbers are
+ * void. One thread at a time. */
 #ifndef KEEPD_CONSTRAIN_AUTOMATON_H
 #define KEEPD_CONSTRAIN_AUTOMATON_H
 
@@ -73,6 +74,11 @@ void automaton_close(struct automaton *automaton);
 
 /* Forgets all states. */
 void automaton_reset(struct automaton *automaton);
+/* Forgets all states but these, and writes their new numbers in their place; 0 for all if there is
+ * no memory for that. What was kept counts as work. */
+void automaton_keep(struct automaton *automaton, uint32_t *states, int count);
+/* Has so little room, after states were kept, that the limits would soon be reached again? */
+bool automaton_is_full(const struct automaton *automaton);
 void automaton_shrink(struct automaton *automaton);  /* also frees their memory */
 void automaton_prepare(struct automaton *automaton); /* see node_pool_prepare */
 size_t automaton_bytes(const struct automaton *automaton);

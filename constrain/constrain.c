@@ -16,6 +16,13 @@
 #include "constrain/schema.h"
 #include "constrain/unicode.h"
 
+/* Where an answer is: kept when all else is forgotten. */
+struct kept {
+    uint64_t generation; /* as its struct constrain_at says; 0 = free */
+    uint32_t state;
+    uint32_t now; /* the state's number in this generation */
+};
+
 struct constrain {
     pthread_mutex_t lock; /* guards everything below */
     struct automaton automaton;
@@ -24,6 +31,8 @@ struct constrain {
     size_t charged; /* bytes of it */
     bool forgets;   /* everything learned is to be forgotten before anything else */
     bool shrinks;   /* and its memory freed */
+    struct kept kept[CONSTRAIN_KEPT_MAX]; /* a ring */
+    int next_kept;
 };
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
@@ -172,17 +181,6 @@ static size_t size_of(const struct constrain *c) {
     return sizeof *c + automaton_bytes(&c->automaton) + mask_maker_bytes(&c->maker);
 }
 
-static void forget(struct constrain *c) {
-    if (c->shrinks) {
-        automaton_shrink(&c->automaton);
-        mask_maker_shrink(&c->maker);
-    } else {
-        automaton_reset(&c->automaton);
-        mask_maker_forget(&c->maker);
-    }
-    c->forgets = c->shrinks = false;
-}
-
 /* Compiles into *c. */
 static int compile(struct constrain *c, const struct constrain_part *part,
                    const struct constrain_tokens *tokens, struct fault *fault) {
@@ -233,13 +231,78 @@ void constrain_close(struct constrain *c) {
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
-/* Reads up to the end of the text. ERR_INVALID, or the pool's error. */
-static int read_on(struct constrain *c, struct constrain_at *at, const char *text, size_t size) {
+static struct kept *find_kept(struct constrain *c, const struct constrain_at *at) {
+    for (int i = 0; i < CONSTRAIN_KEPT_MAX; i++)
+        if (c->kept[i].generation == at->generation && c->kept[i].state == at->state)
+            return &c->kept[i];
+    return NULL;
+}
+
+/* An answer goes on from `at` to `to`, whose state is of this generation. */
+static void go_on(struct constrain *c, struct constrain_at *at, const struct constrain_at *to) {
+    struct kept *kept = at->generation != 0 ? find_kept(c, at) : NULL;
+    if (kept == NULL) {
+        kept = &c->kept[c->next_kept];
+        c->next_kept = (c->next_kept + 1) % CONSTRAIN_KEPT_MAX;
+    }
+    *kept = (struct kept){to->generation, to->state, to->state};
+    *at = *to;
+}
+
+/* Forgets all but the state of the answer that asks, and of the others in the ring. */
+static void keep(struct constrain *c, struct constrain_at *at, bool others) {
+    uint32_t states[CONSTRAIN_KEPT_MAX + 1];
+    struct kept *owners[CONSTRAIN_KEPT_MAX];
+    bool mine = at->generation == c->automaton.generation && at->state > AUTOMATON_DEAD;
+    int count = 0;
+    for (int i = 0; i < CONSTRAIN_KEPT_MAX; i++) {
+        if (!others) c->kept[i] = (struct kept){0};
+        if (c->kept[i].generation == 0) continue;
+        owners[count] = &c->kept[i];
+        states[count++] = c->kept[i].now;
+    }
+    if (mine) states[count] = at->state;
+    automaton_keep(&c->automaton, states, count + mine);
+    for (int i = 0; i < count; i++) {
+        owners[i]->now = states[i];
+        if (states[i] == 0) *owners[i] = (struct kept){0};
+    }
+    if (!mine || states[count] == 0) return;
+    at->generation = c->automaton.generation;
+    at->state = states[count];
+}
+
+static void forget(struct constrain *c, struct constrain_at *at) {
+    if (c->shrinks) {
+        memset(c->kept, 0, sizeof c->kept);
+        automaton_shrink(&c->automaton);
+        mask_maker_shrink(&c->maker);
+    } else {
+        keep(c, at, true);
+        if (automaton_is_full(&c->automaton)) keep(c, at, false);
+        mask_maker_forget(&c->maker);
+    }
+    c->forgets = c->shrinks = false;
+}
+
+/* Finds the answer's state in this generation, or begins again. */
+static void find(struct constrain *c, struct constrain_at *at) {
     struct automaton *a = &c->automaton;
-    if (at->generation != a->generation)
-        *at = (struct constrain_at){.generation = a->generation, .state = automaton_start(a)};
-    while (at->read < size && at->state > AUTOMATON_DEAD)
-        at->state = automaton_move(a, at->state, (unsigned char)text[at->read++]);
+    if (at->generation == a->generation) return;
+    struct kept *kept = at->generation != 0 ? find_kept(c, at) : NULL;
+    at->generation = a->generation;
+    at->state = kept != NULL ? kept->now : automaton_start(a);
+    if (kept == NULL) at->read = 0;
+}
+
+/* Reads up to a place of the text. ERR_INVALID, or the pool's error: `at` is where it occurred. */
+static int read_on(struct automaton *a, struct constrain_at *at, const char *text, size_t end) {
+    while (a->pool.rc == 0 && at->read < end && at->state > AUTOMATON_DEAD) {
+        uint32_t state = automaton_move(a, at->state, (unsigned char)text[at->read]);
+        if (a->pool.rc != 0) break;
+        at->state = state;
+        at->read++;
+    }
     if (a->pool.rc != 0) return a->pool.rc;
     return at->state == AUTOMATON_DEAD ? ERR_INVALID : 0;
 }
@@ -250,17 +313,6 @@ static bool continues(struct automaton *a, uint32_t state) {
     return false;
 }
 
-static int look_on(struct constrain *c, struct constrain_at *at, const char *text, size_t size,
-                   uint32_t *mask, struct constrain_next *next) {
-    struct automaton *a = &c->automaton;
-    int rc = read_on(c, at, text, size);
-    if (rc != 0 || next == NULL) return rc;
-    next->accepts = a->states[at->state].accepts;
-    next->continues = continues(a, at->state);
-    if (mask != NULL && a->pool.rc == 0) (void)mask_make(&c->maker, a, at->state, mask);
-    return a->pool.rc;
-}
-
 struct question {
     const char *text;
     size_t size;
@@ -268,27 +320,57 @@ struct question {
     struct constrain_next *next;
 };
 
-/* Looks once more where a limit on what is learned was reached and everything was forgotten.
- * ERR_BUSY: the work is spent. `at` is as before, unless rc is 0. */
-static int look_twice(struct constrain *c, struct constrain_at *at, const struct question *q,
+/* Looks from `to` on. What is read again, after it was forgotten, stays read: `at` follows. */
+static int look_on(struct constrain *c, struct constrain_at *at, struct constrain_at *to,
+                   const struct question *q) {
+    struct automaton *a = &c->automaton;
+    size_t known = q->size < to->reached ? q->size : to->reached;
+    find(c, to);
+    bool again = to->read < known;
+    int rc = read_on(a, to, q->text, known);
+    if (again && to->state > AUTOMATON_DEAD) {
+        if (to->read > to->again) to->again = to->read;
+        go_on(c, at, to);
+    }
+    if (rc == 0) rc = read_on(a, to, q->text, q->size);
+    if (rc != 0 || q->next == NULL) return rc;
+    q->next->accepts = a->states[to->state].accepts;
+    q->next->continues = continues(a, to->state);
+    if (q->mask != NULL && a->pool.rc == 0) (void)mask_make(&c->maker, a, to->state, q->mask);
+    return a->pool.rc;
+}
+
+/* Looks once more where a limit on what is learned was reached and all but the place in the text
+ * was forgotten, as long as that leads on. ERR_BUSY: the work is spent. `at` is as before, unless
+ * rc is 0, or part of the text was read again. */
+static int look_often(struct constrain *c, struct constrain_at *at, const struct question *q,
                       const struct constrain_effort *effort) {
     struct automaton *a = &c->automaton;
-    for (int tries = 0;; tries++) {
-        struct constrain_at to = *at;
+    struct constrain_at to = *at;
+    bool first = true;
+    for (;;) {
         if (c->forgets && !effort->may_wait) return ERR_BUSY;
-        if (c->forgets) forget(c);
-        int rc = look_on(c, &to, q->text, q->size, q->mask, q->next);
-        if (rc == 0) *at = to;
+        if (c->forgets) forget(c, &to);
+        size_t before = to.read;
+        int rc = look_on(c, at, &to, q);
+        if (rc == 0) {
+            to.reached = to.read;
+            go_on(c, at, &to);
+        }
         if (a->pool.rc == 0) return rc;
         if (node_pool_resume(&a->pool)) return ERR_BUSY;
         c->forgets = true;
-        if (tries > 0) return rc;
+        if (!first && to.read <= before) return rc;
+        first = false;
     }
 }
 
-/* Everything that a text beyond the limits has taught is forgotten. */
-static int count_work(struct constrain *c, struct constrain_at *at, uint64_t work, int rc) {
-    if (rc != ERR_BUSY) {
+/* Counts work that ended with nothing. Work that led on in a text that was forgotten is paid for by
+ * what was read. All that a text beyond the limits has taught is forgotten. */
+static int count_work(struct constrain *c, struct constrain_at *at, bool led_on, uint64_t work,
+                      int rc) {
+    if (rc != ERR_BUSY) at->again = 0;
+    if (rc != ERR_BUSY || led_on) {
         at->work = 0;
         return rc;
     }
@@ -298,11 +380,11 @@ static int count_work(struct constrain *c, struct constrain_at *at, uint64_t wor
     return ERR_LIMIT;
 }
 
-static void charge_all(struct constrain *c, bool may_wait) {
+static void charge_all(struct constrain *c, struct constrain_at *at, bool may_wait) {
     if (charge(c, size_of(c))) return;
     c->forgets = c->shrinks = true;
     if (!may_wait) return;
-    forget(c);
+    forget(c, at);
     (void)charge(c, size_of(c));
 }
 
@@ -310,6 +392,7 @@ static int look(struct constrain *c, struct constrain_at *at, const struct quest
                 struct constrain_effort *effort) {
     struct node_pool *pool = &c->automaton.pool;
     uint64_t most = effort->work;
+    size_t again = at->again;
     effort->work = 0;
     if (effort->may_wait)
         pthread_mutex_lock(&c->lock);
@@ -317,10 +400,10 @@ static int look(struct constrain *c, struct constrain_at *at, const struct quest
         return ERR_BUSY;
     uint64_t begin = pool->work;
     pool->work_limit = begin + most;
-    int rc = look_twice(c, at, q, effort);
+    int rc = look_often(c, at, q, effort);
     effort->work = pool->work - begin;
-    rc = count_work(c, at, effort->work, rc);
-    charge_all(c, effort->may_wait);
+    rc = count_work(c, at, at->again > again, effort->work, rc);
+    charge_all(c, at, effort->may_wait);
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -333,8 +416,12 @@ int constrain_next_within(struct constrain *c, struct constrain_at *at, const ch
 
 int constrain_next(struct constrain *c, struct constrain_at *at, const char *text, size_t size,
                    uint32_t *mask, struct constrain_next *next) {
-    struct constrain_effort effort = {CONSTRAIN_MASK_WORK_MAX, true};
-    return look(c, at, &(struct question){text, size, mask, next}, &effort);
+    int rc = ERR_BUSY;
+    while (rc == ERR_BUSY) {
+        struct constrain_effort effort = {CONSTRAIN_MASK_WORK_MAX, true};
+        rc = look(c, at, &(struct question){text, size, mask, next}, &effort);
+    }
+    return rc;
 }
 
 int constrain_read(struct constrain *c, struct constrain_at *at, const char *text, size_t size) {

@@ -114,13 +114,17 @@ void constrain_close(struct constrain *constrain);
 struct constrain_at {
     uint64_t generation;
     size_t read; /* bytes of the text */
+    /* After the state was forgotten: bytes that had been read before, and most bytes that were read
+     * again by calls for this text that ended with ERR_BUSY. */
+    size_t reached, again;
     uint32_t state;
-    uint32_t work; /* spent by calls for this text that ended with ERR_BUSY */
+    uint32_t work; /* spent by such calls since `again` grew */
 };
 
 /* Continues to read a text at `at`. `text` is the whole text from its beginning, because states
- * that were forgotten must be found again. ERR_INVALID: it does not belong to the language and
- * cannot be continued to do so. ERR_LIMIT, ERR_NOMEM. */
+ * that were forgotten must be found again: when the limits of what is learned are reached, only the
+ * states of the last CONSTRAIN_KEPT_MAX answers are kept. ERR_INVALID: it does not belong to the
+ * language and cannot be continued to do so. ERR_LIMIT, ERR_NOMEM. */
 int constrain_read(struct constrain *constrain, struct constrain_at *at, const char *text,
                    size_t size);
 
@@ -142,7 +146,8 @@ struct constrain_effort {
 
 /* The same within an effort. ERR_BUSY: it was not enough. What was learned stays, so that further
  * calls for the same text continue the work; an effort that grows comes to an end, at the latest
- * with ERR_LIMIT after CONSTRAIN_MASK_WORK_MAX. */
+ * with ERR_LIMIT after CONSTRAIN_MASK_WORK_MAX in which no more of a forgotten text was read
+ * again. */
 int constrain_next_within(struct constrain *constrain, struct constrain_at *at, const char *text,
                           size_t size, uint32_t *mask, struct constrain_next *next,
                           struct constrain_effort *effort);

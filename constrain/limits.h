@@ -22,9 +22,10 @@
 #define CONSTRAIN_NODES_MAX    500000  /* expressions of one language, compiled; 32 bytes each */
 #define CONSTRAIN_CHILDREN_MAX 4000000 /* alternatives in all expressions together */
 #define CONSTRAIN_LAZY_NODES_MAX                                                                   \
-    250000                               /* expressions that answers add, until they are forgotten \
-                                          */
-#define CONSTRAIN_STATES_MAX     16384   /* states that answers add, likewise */
+    250000                             /* expressions that answers add, until they are forgotten   \
+                                        */
+#define CONSTRAIN_STATES_MAX     16384 /* states that answers add, likewise */
+#define CONSTRAIN_KEPT_MAX       64    /* answers whose states are kept when states are forgotten */
 #define CONSTRAIN_STACKS_MAX     250000  /* continuations that answers add, likewise */
 #define CONSTRAIN_ITEMS_KEPT_MAX 1000000 /* readings in all states, likewise */
 #define CONSTRAIN_ITEMS_MAX      20000   /* parallel readings of one text */

@@ -207,14 +207,65 @@ struct node_mark node_pool_mark(const struct node_pool *pool) {
     return (struct node_mark){pool->count, pool->child_count, pool->set_count};
 }
 
-void node_pool_reset(struct node_pool *pool, const struct node_mark *mark) {
+static void set_counts(struct node_pool *pool, const struct node_mark *mark) {
     pool->count = mark->nodes;
     pool->child_count = mark->children;
     pool->set_count = mark->sets;
+}
+
+/* Forgets what refers to nodes by ids that are void now. */
+static void forget_ids(struct node_pool *pool) {
     pool->scratch_count = 0;
     pool->rc = 0;
     node_derivatives_forget(pool);
     link_all(pool);
+}
+
+void node_pool_reset(struct node_pool *pool, const struct node_mark *mark) {
+    set_counts(pool, mark);
+    forget_ids(pool);
+}
+
+/* The id of a node's part, by its number; NULL: there are no more. A rule's body is compiled. */
+static uint32_t *part_at(struct node_pool *pool, struct node *node, uint32_t i) {
+    if (has_list(node->kind)) return i < node->b ? &pool->children[node->a + i] : NULL;
+    bool two = node->kind == NODE_KIND_SEQ;
+    bool one = two || node->kind == NODE_KIND_NOT || node->kind == NODE_KIND_REPEAT;
+    if (i == 0 && one) return &node->a;
+    return i == 1 && two ? &node->b : NULL;
+}
+
+/* Moves a node, with what lies outside of it, to the end of those that were kept. */
+static uint32_t move_node(struct node_pool *pool, const struct node_mark *mark, const uint32_t *ids,
+                          struct node node) {
+    if (has_list(node.kind)) {
+        memmove(pool->children + pool->child_count, pool->children + node.a,
+                node.b * sizeof *pool->children);
+        node.a = pool->child_count;
+        pool->child_count += node.b;
+    } else if (node.kind == NODE_KIND_BYTES) {
+        pool->sets[pool->set_count] = pool->sets[node.a];
+        node.a = pool->set_count++;
+    }
+    uint32_t *part;
+    for (uint32_t i = 0; (part = part_at(pool, &node, i)) != NULL; i++)
+        if (*part >= mark->nodes) *part = ids[*part - mark->nodes];
+    pool->nodes[pool->count] = node;
+    return pool->count++;
+}
+
+/* A node is younger than its parts, and so are its children in `children` and its set: all move
+ * towards the beginning, in their order. */
+void node_pool_keep(struct node_pool *pool, const struct node_mark *mark, uint32_t *ids) {
+    uint32_t first = mark->nodes, end = pool->count, *part;
+    for (uint32_t id = end; id-- > first;)
+        for (uint32_t i = 0;
+             ids[id - first] != 0 && (part = part_at(pool, &pool->nodes[id], i)) != NULL; i++)
+            if (*part >= first) ids[*part - first] = 1;
+    set_counts(pool, mark);
+    for (uint32_t id = first; id < end; id++)
+        if (ids[id - first] != 0) ids[id - first] = move_node(pool, mark, ids, pool->nodes[id]);
+    forget_ids(pool);
 }
 
 size_t node_pool_bytes(const struct node_pool *pool) {

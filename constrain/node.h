@@ -127,6 +127,10 @@ struct node_mark {
 };
 struct node_mark node_pool_mark(const struct node_pool *pool);
 void node_pool_reset(struct node_pool *pool, const struct node_mark *mark);
+/* The same, except for some nodes and those that they are built of. ids[i], of node mark->nodes + i
+ * and for all nodes behind the mark: not 0 if the node is to be kept; then its new id, 0 for a node
+ * that was forgotten. The order of ids is kept. */
+void node_pool_keep(struct node_pool *pool, const struct node_mark *mark, uint32_t *ids);
 
 size_t node_pool_bytes(const struct node_pool *pool);
 void node_pool_shrink(struct node_pool *pool); /* frees what is not in use */

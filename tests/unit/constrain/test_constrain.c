@@ -146,24 +146,110 @@ Test(constrain, refused_expressions_are_named) {
 /* ---- Limits ------------------------------------------------------------------------------------
  */
 
-/* An answer reads the same after everything learned was forgotten. */
-Test(constrain, long_answers_outlive_the_states) {
-    static char text[3 * CONSTRAIN_STATES_MAX];
-    struct language l = language_text(CONSTRAIN_REGEX, "a{0,1000000}");
-    struct constrain_at at = {0}, other = {0};
+/* Reads a text up to `size` in steps, as an answer does, with a mask at each. */
+static void answer(struct language *l, struct constrain_at *at, const char *text, size_t size,
+                   size_t step) {
     struct constrain_next next;
-    memset(text, 'a', sizeof text);
-    cr_assert_eq(constrain_next(l.constrain, &other, text, 10, l.mask, &next), 0);
-    for (size_t size = 0; size < sizeof text; size += 8000) {
-        int rc = constrain_next(l.constrain, &at, text, size, l.mask, &next);
-        if (rc != 0) {
-            cr_assert_eq(rc, ERR_LIMIT);
-            break;
-        }
-        cr_assert(next.accepts && language_allows(&l, 'a') && !language_allows(&l, 'b'));
+    for (size_t end = at->read + step; end <= size; end += step) {
+        int rc = constrain_next(l->constrain, at, text, end, l->mask, &next);
+        cr_assert_eq(rc, 0, "%d after %zu bytes", rc, end);
+        cr_assert(end == size || language_allows(l, (unsigned char)text[end]), "byte %zu", end);
     }
-    cr_assert_eq(constrain_next(l.constrain, &other, text, 12, l.mask, &next), 0);
-    cr_assert(next.accepts && language_allows(&l, 'a'), "the other answer goes on");
+}
+
+static void compare_with_fresh(struct language *l, struct language *fresh,
+                               const struct constrain_at *at, const char *text) {
+    struct constrain_at to = *at, from = {0};
+    struct constrain_next next, same;
+    cr_assert_eq(constrain_next(l->constrain, &to, text, at->read, l->mask, &next), 0);
+    cr_assert_eq(constrain_next(fresh->constrain, &from, text, at->read, fresh->mask, &same), 0);
+    cr_assert(next.accepts == same.accepts && next.continues == same.continues);
+    cr_assert_arr_eq(l->mask, fresh->mask, sizeof l->mask);
+}
+
+/* Each byte teaches a state or more: the answer goes on where all but its place is forgotten. */
+Test(constrain, long_answers_outlive_the_states) {
+    enum { SIZE = 3 * CONSTRAIN_STATES_MAX / 2 };
+    static const char *const schemas[] = {
+        "{\"type\":\"string\",\"maxLength\":30000}",
+        "{\"type\":\"array\",\"maxItems\":5000,\"items\":{\"type\":\"object\",\"properties\":{"
+        "\"a\":{\"type\":\"string\",\"maxLength\":60},\"b\":{\"type\":\"integer\",\"maximum\":"
+        "1000000}},\"required\":[\"a\",\"b\"]}}"};
+    static const char *const parts[] = {"ab c", "{\"a\": \"hello world\", \"b\": 17}, "};
+    static char text[SIZE + 1];
+    for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
+        struct language l = language_schema(schemas[i]), fresh = language_schema(schemas[i]);
+        struct constrain_at at = {0}, whole = {0};
+        text[0] = i == 0 ? '"' : '[';
+        for (size_t k = 0; k < SIZE - 1; k++) text[1 + k] = parts[i][k % strlen(parts[i])];
+        answer(&l, &at, text, SIZE, 1);
+        compare_with_fresh(&l, &fresh, &at, text);
+        cr_assert_eq(constrain_read(l.constrain, &whole, text, SIZE), 0, "read in one piece");
+        language_close(&l);
+        language_close(&fresh);
+    }
+}
+
+/* Counts to a bound: an answer that lost its place would end earlier or later. */
+Test(constrain, a_long_answer_ends_at_its_bound) {
+    static char text[40001];
+    struct language l = language_text(CONSTRAIN_REGEX, "a{0,40000}");
+    struct constrain_at at = {0};
+    memset(text, 'a', sizeof text);
+    answer(&l, &at, text, 40000, 100);
+    cr_assert_not(language_allows(&l, 'a'));
+    cr_assert_eq(constrain_read(l.constrain, &at, text, 40001), ERR_INVALID);
+    language_close(&l);
+}
+
+/* Rules with stacks, alternatives and sets are kept exactly. */
+Test(constrain, nested_answers_outlive_the_states) {
+    enum { SIZE = 3 * CONSTRAIN_STATES_MAX };
+    static const char grammar[] =
+        "root ::= \"(\" root \")\" | [a-c]{3,30000} (\"x\" | \"yz\") root?";
+    static char text[SIZE];
+    struct language l = language_text(CONSTRAIN_GRAMMAR, grammar);
+    struct language fresh = language_text(CONSTRAIN_GRAMMAR, grammar);
+    struct constrain_at at = {0};
+    memset(text, 'b', sizeof text);
+    memset(text, '(', 40);
+    memset(text + 29000, 'x', 1);
+    memset(text + 29001, '(', 500);
+    answer(&l, &at, text, SIZE, 64);
+    compare_with_fresh(&l, &fresh, &at, text);
+    language_close(&l);
+    language_close(&fresh);
+}
+
+/* An answer makes the language forget, in which others have their places. */
+Test(constrain, answers_that_share_a_language_keep_their_places) {
+    enum { SIZE = 2 * CONSTRAIN_STATES_MAX };
+    static char text[2][SIZE];
+    struct language l = language_text(CONSTRAIN_REGEX, "(a{0,100000}|b{0,100000})c");
+    struct constrain_at at[2] = {0}, idle = {0};
+    memset(text[0], 'a', SIZE);
+    memset(text[1], 'b', SIZE);
+    answer(&l, &idle, text[1], 5000, 1000);
+    for (size_t end = 64; end <= SIZE; end += 64)
+        for (int i = 0; i < 2; i++) answer(&l, &at[i], text[i], end, 64);
+    answer(&l, &idle, text[1], 7000, 1000);
+    language_close(&l);
+}
+
+/* A text that was read in steps is read again, although that costs more than a mask may. */
+Test(constrain, costly_texts_are_read_again) {
+    static const char pattern[] = "(?:(?:(?:(?:, ){2,9}){16,40}){16,40}|a{0,100000})";
+    static char text[2][3 * CONSTRAIN_STATES_MAX / 2];
+    struct language l = language_text(CONSTRAIN_REGEX, pattern);
+    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    struct constrain_at at = {0}, others[CONSTRAIN_KEPT_MAX + 1] = {0}, once = {0};
+    for (size_t i = 0; i < sizeof text[0]; i++) text[0][i] = ", "[i % 2];
+    memset(text[1], 'a', sizeof text[1]);
+    answer(&l, &at, text[0], 850, 1);
+    for (int i = 0; i <= CONSTRAIN_KEPT_MAX; i++) answer(&l, &others[i], text[1], 1, 1);
+    answer(&l, &others[0], text[1], sizeof text[1], 512);
+    cr_assert_eq(constrain_read(l.constrain, &once, text[0], 850), ERR_LIMIT, "it is costly");
+    answer(&l, &at, text[0], 860, 1);
     language_close(&l);
 }
 
