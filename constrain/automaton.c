@@ -383,7 +383,7 @@ uint32_t automaton_plain(struct automaton *a, uint32_t id) {
 struct keeping {
     uint32_t *nodes; /* behind the language */
     uint32_t *stacks, *states;
-    uint32_t stack_end, state_end; /* of the old numbers */
+    uint32_t stack_end, state_end; /* numbers of stacks and states before */
 };
 
 static bool open_keeping(const struct automaton *a, struct keeping *k) {
