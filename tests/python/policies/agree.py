@@ -45,6 +45,9 @@ class State:
     members: list | None = None
 
 
+ROW_ERROR = 1e-6  # the error of a merge in float32, as a part of the largest number of its row
+
+
 class Rounding:
     """Rounds merged rows as the cache stores them, and remembers what they were: float32 may see the other side of a tie."""
 
@@ -58,8 +61,11 @@ class Rounding:
 
     def off(self, mine, theirs):
         """How far each number of a row is from the nearest that a merge within the rounding of float32 may store."""
-        exact = self.exact.get(mine.tobytes())
-        either = [mine] if exact is None else [mine, *(self.store(exact * (1 + side * self.nudge)) for side in (-1, 1))]
+        exact, either = self.exact.get(mine.tobytes()), [mine]
+        if exact is not None:  # a merged number that is nearly 0 has the error of the largest ones in it
+            error = ROW_ERROR * np.abs(exact).max()
+            either += [self.store(exact * (1 + side * self.nudge)) for side in (-1, 1)]
+            either += [self.store(exact + side * error) for side in (-1, 1)]
         return np.min([np.abs(row - theirs) / np.maximum(1, np.abs(row)) for row in either], axis=0)
 
 
