@@ -79,7 +79,7 @@ static void round_pieces(void *arg, int worker) {
     const struct cpu_block_kernels *k = cpu->block_kernels;
     const struct kern_weight *w = pass->job.weight;
     const bool wide = pass->job.wide;
-    const int64_t places = cpu_x_places(w, wide), bytes = KERN_BLOCK * (wide ? 2 : 1);
+    const int64_t places = cpu_x_places(w, wide), bytes = KERN_BLOCK * (int64_t)(wide ? 2 : 1);
     int64_t end;
     for (int64_t i; (i = cpu_tickets_take(&pass->blocks, 1, &end)) >= 0;) {
         const struct cpu_piece piece = cpu_piece_of(pass->job.rows, k->rows, (int)i);
