@@ -57,7 +57,7 @@ static int age_of(const struct sched *sched, const struct sequence *seq) {
     return age < AGES ? (int)age : AGES - 1;
 }
 
-/* One part of the crowding clients' answers goes on: those that have waited longest. */
+/* Lets one part of the crowding clients' answers go on: those that have waited longest. */
 static void take_turns(struct sched *sched, const struct work *work, int parts) {
     int of_age[AGES] = {0}, left = (work->streams[1] + parts - 1) / parts;
     sched->turns.number++;

@@ -439,7 +439,7 @@ static int final_status(struct exchange *ex, enum MHD_RequestTerminationCode cod
     return (int)info->http_status;
 }
 
-/* One line per request: work and changes at info, questions (health, metrics) at debug. */
+/* Logs a request in one line: work and changes at info, questions (health, metrics) at debug. */
 static void log_request(struct exchange *ex) {
     int64_t prompt = 0, answer = 0;
     for (int i = 0; i < ex->jobs_submitted; i++) {

@@ -273,7 +273,7 @@ static int make_job(struct exchange *ex, int i) {
     return check_scores(ex, request) || check_job(ex, i) ? -1 : 0;
 }
 
-/* One language for all prompts, compiled here, off the loop and off the engine's thread. ERR_BUSY:
+/* Compiles one language for all prompts here, off the loop and off the engine's thread. ERR_BUSY:
  * not yet. */
 static int open_constraint(struct exchange *ex) {
     struct engine_request *sampling = &ex->request.sampling;

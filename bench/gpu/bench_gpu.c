@@ -506,7 +506,7 @@ static struct kern_weight *weight(int outputs, int inputs, enum quantization to)
     return loaded;
 }
 
-/* One layer's retention gate, of the size of published ones. */
+/* Opens a layer's retention gate, of the size of published ones. */
 static struct kern_gate *open_gate(int d) {
     enum { WIDTH = 512 };
     const size_t first = (size_t)WIDTH * (size_t)d, last = (size_t)HEADS_KV * WIDTH;

@@ -1,5 +1,5 @@
 /* One device as the backend's host code sees it: memory, copies, launches, matrix products, one
- * stream. Two implementations: kernels/cuda/device.cu (CUDA runtime and cuBLASLt) and
+ * stream. Two implementations: device.cu with device_blas.cu (CUDA runtime, cuBLASLt) and
  * tests/emu/device_emu.cc (the fiber emulator). C++, for the sources of this folder only.
  *
  * Everything is queued in order on one stream; repeated steps are launched as a graph

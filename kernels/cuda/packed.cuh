@@ -72,7 +72,7 @@ static __device__ __forceinline__ int64_t packed_tile(const struct packed &w, in
     return out / PACKED_OUTPUTS * w.blocks + block;
 }
 
-/* One number, for what is not a matrix product. */
+/* Unpacks one number, for uses other than matrix products. */
 static __device__ __forceinline__ float packed_number(const struct packed &w, int64_t out,
                                                       int64_t in) {
     int o = (int)(out % PACKED_OUTPUTS), i = (int)(in % KERN_BLOCK);

@@ -5,7 +5,7 @@
  * shape's own. Few rows and many are faster with other tiles, so for each bucket of row counts
  * another algorithm takes its place, but only one that was seen to give the shape's own bits, on
  * random rows, when the first weight of the shape was loaded. What the library refuses once is not
- * asked again. Host code; device.cu passes cuBLASLt. */
+ * asked again. Host code; device_blas.cu passes cuBLASLt. */
 #ifndef KEEPD_KERNELS_CUDA_PRODUCTS_H
 #define KEEPD_KERNELS_CUDA_PRODUCTS_H
 

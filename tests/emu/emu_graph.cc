@@ -9,14 +9,6 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device.h"
 
-#define EXPECT(condition)                                                                          \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
 struct note {
     int64_t what, more[3];
 };
@@ -43,7 +35,7 @@ static void add(int64_t what) {
 }
 
 static void expect_all_done() {
-    EXPECT(done == wanted);
+    CHECK(done == wanted);
     done.clear();
     wanted.clear();
 }
@@ -63,16 +55,16 @@ static void region(uint64_t key, int count, int64_t first, int odd) {
 static void test_what_repeats() {
     uint64_t before = replays();
     for (int i = 0; i < 5; i++) region(1, 9, 100, -1);
-    EXPECT(replays() == before + 4);
+    CHECK(replays() == before + 4);
     region(1, 9, 100, 4);   /* differs in the middle, */
     region(1, 8, 100, -1);  /* ends early, */
     region(1, 12, 100, -1); /* goes on, */
     region(1, 0, 0, -1);    /* is empty: */
-    EXPECT(replays() == before + 4);
+    CHECK(replays() == before + 4);
     for (int i = 0; i < 3; i++) region(1, 12, 100, -1); /* and is seen again */
-    EXPECT(replays() == before + 6);
+    CHECK(replays() == before + 6);
     for (int i = 0; i < 3; i++) region(2, 12, 100, -1);
-    EXPECT(replays() == before + 8);
+    CHECK(replays() == before + 8);
     add(5); /* outside of regions */
     expect_all_done();
 }
@@ -86,13 +78,13 @@ static void test_settling() {
             add(200 + k);
             if (i != 1 && k == 3) {
                 graph_settle(device_graphs(device), device);
-                EXPECT(done == wanted);
+                CHECK(done == wanted);
             }
         }
         graph_end(device_graphs(device), device);
         expect_all_done();
     }
-    EXPECT(replays() == before);
+    CHECK(replays() == before);
 }
 
 /* Steps that never repeat are run directly; nothing is deferred any more. */
@@ -100,7 +92,7 @@ static void test_giving_up() {
     for (int i = 0; i < GRAPH_MISSES + 3; i++) region(4, 5, 1000 + 10 * i, -1);
     graph_begin(device_graphs(device), device, 4);
     add(1);
-    EXPECT(done.size() == 1 && device_graphs(device)->mode == GRAPH_OFF);
+    CHECK(done.size() == 1 && device_graphs(device)->mode == GRAPH_OFF);
     graph_end(device_graphs(device), device);
     expect_all_done();
 }
@@ -110,7 +102,7 @@ static void test_more_keys_than_places() {
         for (uint64_t key = 10; key < 10 + 2 * GRAPHS_MAX; key++) region(key, 4, (int64_t)key, -1);
     uint64_t before = replays();
     for (int i = 0; i < 3; i++) region(10, 4, 10, -1); /* had made room */
-    EXPECT(replays() == before + 2);
+    CHECK(replays() == before + 2);
 }
 
 /* The n-th allocation fails: of the list, or of the captured copy. */
@@ -155,8 +147,8 @@ static int repeated_steps(struct kern *kern, int rows, int count) {
             span->count = 1;
             span->pos = pos;
         }
-        EXPECT(kern->ops->begin_step(kern, &batch) == 0);
-        EXPECT(kern->ops->sync(kern) == 0);
+        CHECK(kern->ops->begin_step(kern, &batch) == 0);
+        CHECK(kern->ops->sync(kern) == 0);
     }
     return static_cast<int>(cuda_replays(kern) - before);
 }
@@ -171,19 +163,19 @@ static void test_rows_of_steps() {
     cache.dtype = KERN_BF16;
     cache.slots = GRAPH_ROWS_MAX + 1;
     cache.pages = 2 * cache.slots;
-    EXPECT(cuda_open(&options, &kern, &fault) == 0);
-    EXPECT(kern->ops->cache_open(kern, &cache, &fault) == 0);
-    EXPECT(repeated_steps(kern, GRAPH_ROWS_MAX + 1, 1) == 0); /* from now on all slots are in use */
+    CHECK(cuda_open(&options, &kern, &fault) == 0);
+    CHECK(kern->ops->cache_open(kern, &cache, &fault) == 0);
+    CHECK(repeated_steps(kern, GRAPH_ROWS_MAX + 1, 1) == 0); /* from now on all slots are in use */
     /* The first of as many rows gives the emulator's lists their places, the second is noted. */
-    EXPECT(repeated_steps(kern, 1, 4) == 2);
-    EXPECT(repeated_steps(kern, GRAPH_ROWS_MAX, 4) == 2);
-    EXPECT(repeated_steps(kern, GRAPH_ROWS_MAX + 1, 4) == 0);
+    CHECK(repeated_steps(kern, 1, 4) == 2);
+    CHECK(repeated_steps(kern, GRAPH_ROWS_MAX, 4) == 2);
+    CHECK(repeated_steps(kern, GRAPH_ROWS_MAX + 1, 4) == 0);
     kern->ops->close(kern);
 }
 
 int main() {
     struct fault fault = {};
-    EXPECT(device_open(0, &device, &fault) == 0);
+    CHECK(device_open(0, &device, &fault) == 0);
     test_what_repeats();
     test_settling();
     test_giving_up();

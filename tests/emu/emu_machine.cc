@@ -8,13 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define EXPECT(condition)                                                                          \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+extern "C" {
+#include "base/check.h"
+}
 
 #define ALL 0xffffffffu
 
@@ -40,8 +36,8 @@ template <class Body> static void expect_fault(Body body, bool overlapped = fals
         _exit(0);
     }
     int status;
-    EXPECT(waitpid(child, &status, 0) == child);
-    EXPECT(!(WIFEXITED(status) && WEXITSTATUS(status) == 0));
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(!(WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 
 /* ---- Right kernels ------------------------------------------------------------------------- */
@@ -50,25 +46,25 @@ static void every_thread_runs_once() {
     for (uint64_t seed = 0; seed < 4; seed++) {
         int seen[6][70] = {};
         emu_seed(seed);
-        EXPECT(!run(dim3(3, 2), 70, 0, [&] {
-            EXPECT(gridDim.x == 3 && gridDim.y == 2 && blockDim.x == 70);
+        CHECK(!run(dim3(3, 2), 70, 0, [&] {
+            CHECK(gridDim.x == 3 && gridDim.y == 2 && blockDim.x == 70);
             seen[blockIdx.y * 3 + blockIdx.x][threadIdx.x]++;
         }));
         for (auto &block : seen)
-            for (int count : block) EXPECT(count == 1);
+            for (int count : block) CHECK(count == 1);
     }
 }
 
 static void barriers_order_shared_memory() {
     for (uint64_t seed = 0; seed < 4; seed++) {
         emu_seed(seed);
-        EXPECT(!run(2, 256, 1024, [] {
+        CHECK(!run(2, 256, 1024, [] {
             SHARED_MEMORY(shared);
             int *room = reinterpret_cast<int *>(shared), me = static_cast<int>(threadIdx.x);
             for (int round = 0; round < 3; round++) {
                 room[me] = me + round;
                 __syncthreads();
-                EXPECT(room[255 - me] == 255 - me + round);
+                CHECK(room[255 - me] == 255 - me + round);
                 __syncthreads();
             }
         }));
@@ -77,11 +73,11 @@ static void barriers_order_shared_memory() {
 
 static void shared_memory_starts_as_nan() {
     for (int times = 0; times < 2; times++)
-        EXPECT(!run(2, 32, 1024, [] {
+        CHECK(!run(2, 32, 1024, [] {
             SHARED_MEMORY(shared);
             float *room = reinterpret_cast<float *>(shared);
             for (int i = static_cast<int>(threadIdx.x); i < 256; i += 32) {
-                EXPECT(isnan(room[i]));
+                CHECK(isnan(room[i]));
                 room[i] = 0;
             }
         }));
@@ -89,16 +85,16 @@ static void shared_memory_starts_as_nan() {
 
 static void collectives() {
     emu_seed(9);
-    EXPECT(!run(1, 64, 0, [] {
+    CHECK(!run(1, 64, 0, [] {
         int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-        EXPECT(__shfl_sync(ALL, lane + 100 * warp, 7) == 7 + 100 * warp);
-        EXPECT(__shfl_xor_sync(ALL, lane, 5) == (lane ^ 5));
-        EXPECT(__shfl_up_sync(ALL, lane, 4) == (lane < 4 ? lane : lane - 4));
-        EXPECT(__shfl_down_sync(ALL, lane, 4) == (lane > 27 ? lane : lane + 4));
-        EXPECT(__shfl_xor_sync(ALL, 1.5 * lane, 1) == 1.5 * (lane ^ 1));
-        EXPECT(__ballot_sync(ALL, lane % 3 == 0) == 0x49249249u);
-        EXPECT(__any_sync(ALL, lane == 31) && !__any_sync(ALL, false));
-        EXPECT(__all_sync(ALL, true) && !__all_sync(ALL, lane != 4));
+        CHECK(__shfl_sync(ALL, lane + 100 * warp, 7) == 7 + 100 * warp);
+        CHECK(__shfl_xor_sync(ALL, lane, 5) == (lane ^ 5));
+        CHECK(__shfl_up_sync(ALL, lane, 4) == (lane < 4 ? lane : lane - 4));
+        CHECK(__shfl_down_sync(ALL, lane, 4) == (lane > 27 ? lane : lane + 4));
+        CHECK(__shfl_xor_sync(ALL, 1.5 * lane, 1) == 1.5 * (lane ^ 1));
+        CHECK(__ballot_sync(ALL, lane % 3 == 0) == 0x49249249u);
+        CHECK(__any_sync(ALL, lane == 31) && !__any_sync(ALL, false));
+        CHECK(__all_sync(ALL, true) && !__all_sync(ALL, lane != 4));
     }));
 }
 
@@ -106,12 +102,12 @@ static void named_barriers() {
     static int order;
     order = 0;
     emu_seed(2);
-    EXPECT(!run(1, 128, 0, [] {
+    CHECK(!run(1, 128, 0, [] {
         bool first = threadIdx.x < 64;
         ptx_named_barrier(first ? 1 : 2, 64);
         if (threadIdx.x == 0) order = 1;
         __syncthreads();
-        EXPECT(order == 1);
+        CHECK(order == 1);
     }));
 }
 
@@ -122,7 +118,7 @@ static void matrices() {
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 8; j++) b[i][j] = static_cast<float>((i * 5 + j) % 7 - 3);
     emu_seed(4);
-    EXPECT(!run(1, 32, 1024, [] {
+    CHECK(!run(1, 32, 1024, [] {
         SHARED_MEMORY(shared);
         uint32_t *rows = reinterpret_cast<uint32_t *>(shared); /* b transposed: 8 rows of 16 */
         int lane = static_cast<int>(threadIdx.x), g = lane / 4, t = lane % 4;
@@ -138,21 +134,21 @@ static void matrices() {
         for (int i = 0; i < 2; i++)
             right_f16[i] = ptx_pack_f16(b[2 * t + 8 * i][g], b[2 * t + 8 * i + 1][g]);
         ptx_load_matrix(right, shared + lane % 8 * 32 + lane / 8 % 2 * 16);
-        EXPECT(right[0] == ptx_pack_bf16(b[2 * t][g], b[2 * t + 1][g]));
-        EXPECT(right[1] == ptx_pack_bf16(b[2 * t + 8][g], b[2 * t + 9][g]));
+        CHECK(right[0] == ptx_pack_bf16(b[2 * t][g], b[2 * t + 1][g]));
+        CHECK(right[1] == ptx_pack_bf16(b[2 * t + 8][g], b[2 * t + 9][g]));
         ptx_load_matrix_transposed(again, shared + lane % 8 * 32);
-        EXPECT(again[0] == ptx_pack_bf16(b[g][2 * t], b[g][2 * t + 1]));
+        CHECK(again[0] == ptx_pack_bf16(b[g][2 * t], b[g][2 * t + 1]));
         float sum[4] = {1, 2, 3, 4}, same[4] = {1, 2, 3, 4};
         ptx_mma(sum, left, right[0], right[1]);
         ptx_mma_f16(same, left_f16, right_f16[0], right_f16[1]);
-        for (int i = 0; i < 4; i++) EXPECT(same[i] == sum[i]);
+        for (int i = 0; i < 4; i++) CHECK(same[i] == sum[i]);
         for (int i = 0; i < 4; i++) c[g + 8 * (i >> 1)][2 * t + (i & 1)] = sum[i] - 1 - i;
     }));
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 8; j++) {
             float want = 0;
             for (int k = 0; k < 16; k++) want += a[i][k] * b[k][j];
-            EXPECT(c[i][j] == want);
+            CHECK(c[i][j] == want);
         }
 }
 
@@ -163,13 +159,13 @@ static void narrow_numbers() {
         float want = exponent ? ldexpf(1 + static_cast<float>(mantissa) / 8, exponent - 7)
                               : ldexpf(static_cast<float>(mantissa), -9);
         bool nan = (code & 0x7f) == 0x7f;
-        EXPECT(x.y == 1 && (nan ? isnan(x.x) != 0 : x.x == (code & 0x80 ? -want : want)));
-        EXPECT(nan || ptx_pack_e4m3(x.x, 1) == (code | 0x38 << 8));
+        CHECK(x.y == 1 && (nan ? isnan(x.x) != 0 : x.x == (code & 0x80 ? -want : want)));
+        CHECK(nan || ptx_pack_e4m3(x.x, 1) == (code | 0x38 << 8));
     }
-    EXPECT(ptx_pack_f16(65519, -1e30f) == 0xfbff7bff); /* the largest */
-    EXPECT(ptx_pack_f16(1 + 0x1p-11f, 1 + 0x3p-11f) == 0x3c023c00);
-    EXPECT(ptx_pack_f16(0x1p-25f, 0x3p-25f) == 0x00020000);
-    EXPECT(ptx_pack_f16(-0x1p-24f, NAN) == 0x7fff8001);
+    CHECK(ptx_pack_f16(65519, -1e30f) == 0xfbff7bff); /* the largest */
+    CHECK(ptx_pack_f16(1 + 0x1p-11f, 1 + 0x3p-11f) == 0x3c023c00);
+    CHECK(ptx_pack_f16(0x1p-25f, 0x3p-25f) == 0x00020000);
+    CHECK(ptx_pack_f16(-0x1p-24f, NAN) == 0x7fff8001);
 }
 
 static void bulk_copies() {
@@ -177,7 +173,7 @@ static void bulk_copies() {
     for (int i = 0; i < 64; i++) global[i] = static_cast<float>(i);
     for (uint64_t seed = 0; seed < 4; seed++) { /* odd: as late as possible */
         emu_seed(seed);
-        EXPECT(!run(2, 32, 1024, [=] {
+        CHECK(!run(2, 32, 1024, [=] {
             SHARED_MEMORY(shared);
             float *to = reinterpret_cast<float *>(shared);
             uint64_t *barrier = reinterpret_cast<uint64_t *>(shared + 512);
@@ -193,8 +189,8 @@ static void bulk_copies() {
                     ptx_bulk_copy(to + 32, global + 32, 128, barrier);
                 }
                 ptx_barrier_wait(barrier, round & 1);
-                EXPECT(to[threadIdx.x] == static_cast<float>(threadIdx.x));
-                EXPECT(to[63 - threadIdx.x] == static_cast<float>(63 - threadIdx.x));
+                CHECK(to[threadIdx.x] == static_cast<float>(threadIdx.x));
+                CHECK(to[63 - threadIdx.x] == static_cast<float>(63 - threadIdx.x));
                 __syncwarp();
                 to[threadIdx.x] = 0;
                 ptx_shared_fence();
@@ -296,8 +292,8 @@ static void what_the_copy_engine_is_not_told_is_named() {
     };
     for (uint64_t seed = 0; seed < 2; seed++) {
         emu_seed(seed);
-        EXPECT(!run(1, 1, 1024, [=] { twice(true, false, false, false); }));
-        EXPECT(!run(1, 1, 1024, [=] { twice(true, true, true, false); }));
+        CHECK(!run(1, 1, 1024, [=] { twice(true, false, false, false); }));
+        CHECK(!run(1, 1, 1024, [=] { twice(true, true, true, false); }));
         expect_error("no fence has shown", 1, [=] { twice(false, false, false, false); });
         expect_error("no fence says so", 1, [=] { twice(true, true, false, false); });
     }
@@ -321,7 +317,7 @@ static void reading_before_the_copy_came_gives_nan() {
     global = static_cast<float *>(emu_alloc(32));
     for (int i = 0; i < 8; i++) global[i] = 1;
     emu_seed(1);
-    EXPECT(!run(1, 1, 1024, [] {
+    CHECK(!run(1, 1, 1024, [] {
         SHARED_MEMORY(shared);
         uint64_t *barrier = reinterpret_cast<uint64_t *>(shared + 512);
         memset(shared, 0, 64);
@@ -331,16 +327,16 @@ static void reading_before_the_copy_came_gives_nan() {
         ptx_bulk_copy(shared, global, 32, barrier);
         was_nan = isnan(reinterpret_cast<float *>(shared)[3]);
         ptx_barrier_wait(barrier, 0);
-        EXPECT(reinterpret_cast<float *>(shared)[3] == 1);
+        CHECK(reinterpret_cast<float *>(shared)[3] == 1);
     }));
-    EXPECT(was_nan);
+    CHECK(was_nan);
     emu_free(global);
 }
 
 static void out_of_bounds_stops() {
     static float *global;
     global = static_cast<float *>(emu_alloc(64));
-    EXPECT(isnan(global[3]) && emu_allocated() == 64);
+    CHECK(isnan(global[3]) && emu_allocated() == 64);
     expect_fault([] { global[16] = 1; });
     expect_fault([] { (void)*static_cast<volatile float *>(global + 16); });
     expect_fault([] {
@@ -348,8 +344,8 @@ static void out_of_bounds_stops() {
         *static_cast<volatile char *>(shared + 1024) = 1;
     });
     emu_free(global);
-    EXPECT(emu_allocated() == 0);
-    EXPECT(run(1, 1025, 0, [] {}) && run(1, 32, 300 << 10, [] {}));
+    CHECK(emu_allocated() == 0);
+    CHECK(run(1, 1025, 0, [] {}) && run(1, 32, 300 << 10, [] {}));
 }
 
 /* ---- Launches that overlap ------------------------------------------------------------------ */
@@ -360,7 +356,7 @@ static void overlapped_launches_wait_before_they_look() {
         emu_seed(seed);
         for (int i = 0; i < 256; i++) global[i] = i;
         for (int launch = 0; launch < 5; launch++)
-            EXPECT(!emu_launch(
+            CHECK(!emu_launch(
                 "overlapped", 2, 128, 1024,
                 [=] {
                     SHARED_MEMORY(shared);
@@ -371,7 +367,7 @@ static void overlapped_launches_wait_before_they_look() {
                     global[me] += reinterpret_cast<int *>(shared)[threadIdx.x ^ 1] == (me ^ 1);
                 },
                 true));
-        for (int i = 0; i < 256; i++) EXPECT(global[i] == i + 5);
+        for (int i = 0; i < 256; i++) CHECK(global[i] == i + 5);
     }
     expect_fault(
         [=] {
@@ -393,8 +389,8 @@ static void overlapped_launches_wait_before_they_look() {
             ptx_overlap_grids();
         },
         true);
-    EXPECT(error && strstr(error, "thread 40") && strstr(error, "without ptx_overlap_grids"));
-    EXPECT(!run(1, 64, 0, [=] { global[threadIdx.x] = 1; })); /* seen again, and free to do so */
+    CHECK(error && strstr(error, "thread 40") && strstr(error, "without ptx_overlap_grids"));
+    CHECK(!run(1, 64, 0, [=] { global[threadIdx.x] = 1; })); /* seen again, and free to do so */
     emu_free(global);
 }
 

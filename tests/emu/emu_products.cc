@@ -5,13 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define EXPECT(condition)                                                                          \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+extern "C" {
+#include "base/check.h"
+}
 
 struct fake {
     /* Algorithms proposed for up to 16, 64, 256 and more rows; 0 ends the list. */
@@ -65,17 +61,17 @@ static void only_equal_bits_are_used() {
     fake.bits[4] = fake.bits[6] = 1;
     fake.proposed[3][1] = 6; /* more rows: no algorithm has */
     products = {};
-    EXPECT(chosen(&library, 1) == 1 && chosen(&library, 5000) == 1); /* nothing is compared yet */
+    CHECK(chosen(&library, 1) == 1 && chosen(&library, 5000) == 1); /* nothing is compared yet */
     products_compare(&products, &library, &shape);
     const struct {
         int64_t rows;
         uint64_t algorithm;
     } wanted[] = {{1, 2}, {16, 2}, {17, 1}, {64, 1}, {65, 5}, {256, 5}, {257, 1}, {100000, 1}};
-    for (const auto &want : wanted) EXPECT(chosen(&library, want.rows) == want.algorithm);
+    for (const auto &want : wanted) CHECK(chosen(&library, want.rows) == want.algorithm);
     int asked = fake.asked, multiplied = fake.multiplied;
     products_compare(&products, &library, &shape);
     for (int64_t rows = 1; rows < 3000; rows++) (void)chosen(&library, rows);
-    EXPECT(fake.asked == asked && fake.multiplied == multiplied);
+    CHECK(fake.asked == asked && fake.multiplied == multiplied);
 }
 
 /* An algorithm whose rows the library refuses gives way to the shape's own; if that is refused, to
@@ -85,16 +81,16 @@ static void refused_algorithms_are_not_asked_again() {
     const struct product_library library = {&fake, find, same};
     products = {};
     products_compare(&products, &library, &shape);
-    EXPECT(chosen(&library, 300) == 3);
-    EXPECT(!products_refused(&products, &library, &shape, 300) && chosen(&library, 300) == 1);
+    CHECK(chosen(&library, 300) == 3);
+    CHECK(!products_refused(&products, &library, &shape, 300) && chosen(&library, 300) == 1);
     fake.proposed[3][0] = 1;
     fake.proposed[3][1] = 7;
-    EXPECT(products_refused(&products, &library, &shape, 300) && chosen(&library, 300) == 7);
-    EXPECT(!products_refused(&products, &library, &shape, 300) && chosen(&library, 300) == 0);
-    EXPECT(chosen(&library, 20) == 1 && chosen(&library, 100) == 2);
+    CHECK(products_refused(&products, &library, &shape, 300) && chosen(&library, 300) == 7);
+    CHECK(!products_refused(&products, &library, &shape, 300) && chosen(&library, 300) == 0);
+    CHECK(chosen(&library, 20) == 1 && chosen(&library, 100) == 2);
     int asked = fake.asked;
-    for (int i = 0; i < 10; i++) EXPECT(chosen(&library, 300 + i) == 0);
-    EXPECT(fake.asked == asked);
+    for (int i = 0; i < 10; i++) CHECK(chosen(&library, 300 + i) == 0);
+    CHECK(fake.asked == asked);
 }
 
 /* A shape for which the library has nothing is asked for once. */
@@ -102,9 +98,9 @@ static void shapes_without_an_algorithm_are_remembered() {
     struct fake fake = open_fake(0, 0, 2, 2);
     const struct product_library library = {&fake, find, same};
     products = {};
-    for (int64_t rows = 1; rows < 5000; rows *= 3) EXPECT(chosen(&library, rows) == 0);
+    for (int64_t rows = 1; rows < 5000; rows *= 3) CHECK(chosen(&library, rows) == 0);
     products_compare(&products, &library, &shape);
-    EXPECT(fake.asked == 1 && fake.multiplied == 0);
+    CHECK(fake.asked == 1 && fake.multiplied == 0);
 }
 
 /* Shapes that differ in one property have algorithms of their own; a full table has room for no
@@ -117,19 +113,19 @@ static void every_shape_is_its_own() {
                                            {4096, 1025, KERN_BF16, false},
                                            {4097, 1024, KERN_BF16, false}};
     products = {};
-    EXPECT(chosen(&library, 1) == 1);
+    CHECK(chosen(&library, 1) == 1);
     fake.proposed[1][0] = 9;
     for (const struct product_shape &other : others)
-        EXPECT(products_find(&products, &library, &other, 1)->data[0] == 9);
-    EXPECT(chosen(&library, 1) == 1 && fake.asked == 5);
+        CHECK(products_find(&products, &library, &other, 1)->data[0] == 9);
+    CHECK(chosen(&library, 1) == 1 && fake.asked == 5);
     struct product_shape next = shape;
     for (int i = products.count; i < PRODUCT_SHAPES; i++) {
         next.n = 10000 + i;
-        EXPECT(products_find(&products, &library, &next, 1));
+        CHECK(products_find(&products, &library, &next, 1));
     }
     next.n = 1;
-    EXPECT(!products_find(&products, &library, &next, 1));
-    EXPECT(!products_refused(&products, &library, &next, 1));
+    CHECK(!products_find(&products, &library, &next, 1));
+    CHECK(!products_refused(&products, &library, &next, 1));
 }
 
 int main() {

@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "constrain/constrain.h"
 
-enum { FUZZ_TOKENS = 256 + 12, FUZZ_STEPS = 12, FUZZ_TEXT = 256, FUZZ_LONGEST = 24 };
+enum { FUZZ_TOKENS = 256 + 14, FUZZ_STEPS = 12, FUZZ_TEXT = 256, FUZZ_LONGEST = 40 };
 
 static inline size_t fuzz_token(const void *arg, int32_t id, const char **bytes) {
     static const char *const words[] = {"ab",
@@ -23,7 +23,9 @@ static inline size_t fuzz_token(const void *arg, int32_t id, const char **bytes)
                                         "\": [{\"a\": \"",
                                         "aaaaaaaaaaaaaaaaaaaa",
                                         "0123456789",
-                                        "ab ab ab ab é"};
+                                        "ab ab ab ab é",
+                                        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+                                        "0123456789012345678901234567890123456789"};
     static char single[256];
     (void)arg;
     if (id >= 256) {
@@ -62,7 +64,8 @@ static inline int fuzz_in_parts(struct constrain *language, struct constrain_at 
     return rc;
 }
 
-/* One token that depends on the input is allowed exactly if the reader goes on with it. */
+/* Checks that a token, which depends on the input, is allowed exactly if the reader goes on with
+ * it. */
 static inline void fuzz_check(struct constrain *language, const char *text, size_t size,
                               const uint32_t *mask, uint32_t seed) {
     char longer[FUZZ_TEXT + FUZZ_LONGEST];

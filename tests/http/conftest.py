@@ -50,10 +50,12 @@ class Daemon:
             [binary, "--model", model, "--port", "0", "--served-model-name", f"{MODEL},alias", "--max-model-len",
              str(LENGTH), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True)
         self.errors = []
-        threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True).start()
+        reader = threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True)
+        reader.start()
         self.ready_line = self.process.stdout.readline()
         if not self.ready_line.startswith("keepd ready at "):
             code = self.process.wait(timeout=60)
+            reader.join(timeout=60)
             pytest.fail(f"no ready line, exit {code}: {''.join(self.errors)}")
         self.url = self.ready_line.split()[3]
         self.port = int(self.url.rsplit(":", 1)[1]) if "://" in self.url else None

@@ -32,13 +32,20 @@ static int open_regex(struct constraint_table *table, const char *text,
     return constraint_open(table, &part, out, fault);
 }
 
-Test(constraint, compiles_apart_at_a_lower_priority) {
+/* A table of letters that knows (ab)*c. */
+static struct engine_constraint *open_with_one(struct constraint_table *table) {
     const struct constrain_vocabulary v = {6, letter, NULL};
-    struct constraint_table table;
-    struct engine_constraint *first, *again, *none;
+    struct engine_constraint *first;
     struct fault fault = {0};
-    constraint_table_open(&table, &v);
-    cr_assert_eq(open_regex(&table, "(ab)*c", &first, &fault), 0, "%s", fault.text);
+    constraint_table_open(table, &v);
+    cr_assert_eq(open_regex(table, "(ab)*c", &first, &fault), 0, "%s", fault.text);
+    return first;
+}
+
+Test(constraint, compiles_apart_at_a_lower_priority) {
+    struct constraint_table table;
+    struct engine_constraint *first = open_with_one(&table), *again, *none;
+    struct fault fault = {0};
     cr_expect(calls == 1 && priority == CONSTRAINT_NICE && lowered != gettid());
     cr_assert_eq(open_regex(&table, "(ab)*c", &again, &fault), 0);
     cr_expect(again == first && calls == 1, "a known language is not compiled again");
@@ -50,12 +57,9 @@ Test(constraint, compiles_apart_at_a_lower_priority) {
 }
 
 Test(constraint, few_are_compiled_at_the_same_time) {
-    const struct constrain_vocabulary v = {6, letter, NULL};
     struct constraint_table table;
-    struct engine_constraint *first, *again, *none;
+    struct engine_constraint *first = open_with_one(&table), *again, *none;
     struct fault fault = {0};
-    constraint_table_open(&table, &v);
-    cr_assert_eq(open_regex(&table, "(ab)*c", &first, &fault), 0, "%s", fault.text);
     cr_expect_eq(table.compiling, 0);
     table.compiling = CONSTRAINTS_AT_ONCE; /* as if other threads did */
     cr_expect_eq(open_regex(&table, "(ab)*d", &none, &fault), ERR_BUSY);

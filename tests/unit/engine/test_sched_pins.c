@@ -45,6 +45,12 @@ static struct engine_kv pinned(void) {
     return kv;
 }
 
+/* A world in which client 1 has pinned the turn of prompt 1. */
+static void open_pinned(struct world *w, int pages, int64_t pins_max) {
+    world_open(w, &options);
+    cr_assert(keep(w, 1, 1, pages, pinned(), pins_max).pinned);
+}
+
 static struct conversation *of_prompt(struct world *w, int number) {
     struct conversation_table *table = &w->sched.conversations;
     const int32_t *prompt = prompt_of(number, 0);
@@ -58,8 +64,7 @@ static struct conversation *of_prompt(struct world *w, int number) {
 
 Test(pins, make_no_room_for_others) {
     struct world w;
-    world_open(&w, &options);
-    cr_assert(keep(&w, 1, 1, 4, pinned(), 10).pinned);
+    open_pinned(&w, 4, 10);
     for (int i = 2; i < 8; i++) cr_assert_not(keep(&w, 2, i, 4, full(), 0).pinned);
     cr_assert_not_null(of_prompt(&w, 1));
     cr_assert_null(of_prompt(&w, 2));
@@ -71,8 +76,7 @@ Test(pins, make_no_room_for_others) {
 /* Not beyond the client's own bound, nor beyond half of the pool or of the places in all. */
 Test(pins, are_bounded) {
     struct world w;
-    world_open(&w, &options);
-    cr_assert(keep(&w, 1, 1, 4, pinned(), 7).pinned);
+    open_pinned(&w, 4, 7);
     cr_assert_not(keep(&w, 1, 2, 4, pinned(), 7).pinned);
     cr_assert(keep(&w, 2, 3, 4, pinned(), 7).pinned);
     cr_assert_not(keep(&w, 3, 4, 4, pinned(), 7).pinned, "more than half of the pool");
@@ -106,8 +110,7 @@ Test(pins, give_way_to_who_could_not_fit_beside_them) {
 
 Test(pins, own_ones_go_where_others_are_pinned) {
     struct world w;
-    world_open(&w, &options);
-    cr_assert(keep(&w, 1, 1, 5, pinned(), 10).pinned);
+    open_pinned(&w, 5, 10);
     cr_assert(keep(&w, 2, 2, 5, pinned(), 10).pinned);
     struct engine_job running = job_of(3, 2 * page, 5 * page, full());
     running.request.client[0] = 3;
@@ -129,8 +132,7 @@ Test(pins, own_ones_go_where_others_are_pinned) {
 Test(pins, leave_room_for_follow_ups) {
     for (int owner = 2; owner <= 3; owner++) {
         struct world w;
-        world_open(&w, &options);
-        cr_assert(keep(&w, 1, 1, 9, pinned(), 10).pinned);
+        open_pinned(&w, 9, 10);
         (void)keep(&w, owner, 2, 6, full(), 0);
         struct engine_job job = job_of(2, 10 * page - 8, 3, full());
         job.request.client[0] = 2;
@@ -151,8 +153,7 @@ Test(pins, leave_room_for_follow_ups) {
 Test(pins, are_used_up_by_their_own_client_alone) {
     for (int client = 1; client <= 2; client++) {
         struct world w;
-        world_open(&w, &options);
-        cr_assert(keep(&w, 1, 1, 9, pinned(), 10).pinned);
+        open_pinned(&w, 9, 10);
         struct engine_job running = job_of(2, 2 * page, 2 * page, full());
         running.request.client[0] = 3;
         submit(&w, &running);
@@ -176,8 +177,7 @@ Test(pins, are_used_up_by_their_own_client_alone) {
 Test(pins, move_along_a_dialogue) {
     for (int asks = 0; asks < 2; asks++) {
         struct world w;
-        world_open(&w, &options);
-        cr_assert(keep(&w, 1, 1, 3, pinned(), 6).pinned);
+        open_pinned(&w, 3, 6);
         cr_assert_eq(keep(&w, 1, 1, 5, asks ? pinned() : full(), 6).pinned, asks);
         const struct conversation_table *table = &w.sched.conversations;
         cr_assert_eq(table->superseded_pages, 3 * WORLD_STREAMS);
@@ -193,8 +193,7 @@ Test(pins, move_along_a_dialogue) {
 Test(pins, end_only_where_one_takes_over) {
     for (int client = 1; client <= 2; client++) {
         struct world w;
-        world_open(&w, &options);
-        cr_assert(keep(&w, 1, 1, 3, pinned(), 3).pinned);
+        open_pinned(&w, 3, 3);
         (void)keep(&w, client, 1, 3, full(), client == 1 ? 3 : 0);
         uint8_t owner[16] = {1};
         cr_assert_eq(conversation_pins_of(&w.sched.conversations, owner).count, 1);
@@ -209,8 +208,7 @@ Test(pins, end_only_where_one_takes_over) {
 /* The pin that moves leaves its pages to the bound. */
 Test(pins, move_within_their_bound) {
     struct world w;
-    world_open(&w, &options);
-    cr_assert(keep(&w, 1, 1, 3, pinned(), 5).pinned);
+    open_pinned(&w, 3, 5);
     cr_assert(keep(&w, 1, 1, 5, pinned(), 5).pinned);
     cr_assert_eq(conversation_pins_of(&w.sched.conversations, NULL).pages, 5 * WORLD_STREAMS);
     world_close(&w);

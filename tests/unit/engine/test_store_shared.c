@@ -55,7 +55,7 @@ static int64_t bytes_there(void) {
     return bytes;
 }
 
-/* One daemon writes conversation 1; the other finds it and reads it. */
+/* Conversation 1 is written by one daemon; the other finds it and reads it. */
 static void pass_on(struct store *from, struct store *to) {
     look(from);
     cr_assert_eq(save(from, 1, 100), 0);

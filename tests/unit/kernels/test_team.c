@@ -7,15 +7,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/check.h"
 #include "kernels/cpu/cpu.h"
-
-#define EXPECT(condition)                                                                          \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 struct tally {
     int runs[CPU_TEAM_THREADS_MAX]; /* plain: the barrier must order them */
@@ -37,20 +30,20 @@ static void work(void *arg, int worker) {
 
 static void check_team(int threads, int rounds, int items, int pause_every) {
     struct cpu_team *team;
-    EXPECT(cpu_team_open(threads, &team) == 0);
+    CHECK(cpu_team_open(threads, &team) == 0);
     int count = cpu_team_threads(team);
-    EXPECT(threads == 0 || count == threads);
+    CHECK(threads == 0 || count == threads);
     struct tally tally = {.done = calloc((size_t)items + 1, sizeof(int))};
     for (int round = 0; round < rounds; round++) {
         cpu_tickets_set(&tally.tickets, items);
         cpu_team_run(team, work, &tally);
-        for (int w = 0; w < count; w++) EXPECT(tally.runs[w] == round + 1);
-        for (int i = 0; i < items; i++) EXPECT(tally.done[i] == round + 1);
+        for (int w = 0; w < count; w++) CHECK(tally.runs[w] == round + 1);
+        for (int i = 0; i < items; i++) CHECK(tally.done[i] == round + 1);
         if (pause_every && round % pause_every == 0) usleep(2000); /* long enough to fall asleep */
     }
     long sum = 0;
     for (int w = 0; w < count; w++) sum += tally.sum[w];
-    EXPECT(sum == (long)rounds * items * (items - 1) / 2);
+    CHECK(sum == (long)rounds * items * (items - 1) / 2);
     cpu_team_close(team);
     free(tally.done);
 }
@@ -63,17 +56,17 @@ static void check_backend(const char *path) {
     enum { ROWS = 300, COLS = 64, OUTS = 200 };
     float *w = malloc(OUTS * COLS * sizeof *w), *x = malloc(ROWS * COLS * sizeof *x);
     float *y = malloc(ROWS * OUTS * sizeof *y), *z = malloc(ROWS * OUTS / 2 * sizeof *z);
-    EXPECT(w && x && y && z);
+    CHECK(w && x && y && z);
     for (int i = 0; i < OUTS * COLS; i++) w[i] = (float)(i % 7);
     for (int i = 0; i < ROWS * COLS; i++) x[i] = (float)(i % 5);
     struct kern_matrix matrix = {.data = w, .dtype = KERN_F32, .rows = OUTS, .cols = COLS};
     struct kern_weight *weight;
-    EXPECT(kern->ops->weight_load(kern, &matrix, 1, KERN_SHARD_NONE, &weight, NULL) == 0);
+    CHECK(kern->ops->weight_load(kern, &matrix, 1, KERN_SHARD_NONE, &weight, NULL) == 0);
     for (int round = 0; round < 20; round++) {
         kern->ops->matmul(kern, y, x, weight, NULL, ROWS, KERN_SET);
         float first = 0;
         for (int k = 0; k < COLS; k++) first += x[k] * w[k];
-        EXPECT(y[0] == first); /* small whole numbers: exact in any order */
+        CHECK(y[0] == first); /* small whole numbers: exact in any order */
         kern->ops->glu(kern, z, y, ROWS, OUTS / 2, KERN_SILU);
     }
     kern->ops->weight_free(kern, weight);
