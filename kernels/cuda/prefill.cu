@@ -1,0 +1,157 @@
+/* Attention of prompts: the kernel of tiles of PREFILL_ROWS rows. attend.cuh has the arithmetic. */
+#include "kernels/cuda/attend.cuh"
+
+/* The part of the stream that a block reads: the entries that some row of its tile sees. Pages
+ * before a sliding window or after the last token are not read. */
+struct reach {
+    const int32_t *table;
+    int length;         /* of the stream */
+    int begin, end;     /* entries; begin is the start of a chunk */
+    int page, page_end; /* pages with these entries, of those the stream has */
+    int stages;
+};
+
+template <int D, int E>
+static __device__ __forceinline__ struct reach reach_of(const struct attend_args &a,
+                                                        const struct span &s, int first, int head) {
+    typedef shape<D, E> S;
+    struct reach r;
+    int stream = a.layer * a.pages.heads_kv + head;
+    r.table = pages_table(a.pages, s.slot, stream);
+    r.length = *pages_length(a.pages, s.slot, stream);
+    int last = first + PREFILL_ROWS - 1, all = s.count * a.group - 1;
+    r.end = r.length - s.count + (last < all ? last : all) / a.group + 1;
+    r.begin = 0;
+    if (a.sliding_window)
+        r.begin = pages_before(a.pages, r.table, r.length,
+                               s.pos + first / a.group - a.sliding_window + 1) /
+                  CHUNK_KEYS * CHUNK_KEYS;
+    /* Whole tiles of keys, up to the end of the stream: masked keys are multiplied by zero. */
+    int tiles_end = (r.end + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
+    r.page = r.begin / S::P;
+    r.page_end = pages_for(a.pages, tiles_end < r.length ? tiles_end : r.length);
+    r.stages = (r.end - r.begin + S::PREFILL_KEYS - 1) / S::PREFILL_KEYS;
+    return r;
+}
+
+/* Starts the copy of stage `i`, if there is one, to its place in the ring. */
+template <int D, int E>
+static __device__ __forceinline__ void prefill_fetch(const struct attend_args &a,
+                                                     const struct reach &r, int i, char *ring,
+                                                     uint64_t *barriers) {
+    typedef shape<D, E> S;
+    int at = i % S::PREFILL_STAGES;
+    if (threadIdx.x == 0 && i < r.stages)
+        fetch<S::PREFILL_PAGES>(a.pages, r.table, r.page + i * S::PREFILL_PAGES, r.page_end,
+                                ring + at * S::PREFILL_BYTES, &barriers[at]);
+}
+
+/* All chunks so far, of the two rows of this lane. */
+template <int D> struct total {
+    struct fold f[2];
+    float o[D / 8][4];
+};
+
+template <int D>
+static __device__ __forceinline__ void total_start(struct total<D> &all,
+                                                   const struct attend_args &a, int row) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) all.f[i] = fold_start(a, blockIdx.y, (row + 8 * i) % a.group);
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) all.o[n][i] = 0;
+}
+
+/* Folds the chunk in `t` into the total and starts the next one. */
+template <int D>
+static __device__ __forceinline__ void total_fold(struct total<D> &all, struct tile<D> &t) {
+    struct fold_weights w[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) w[i] = fold_chunk(all.f[i], t.m[i], row_sum(t.l[i]));
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) all.o[n][i] = fold_value(w[i >> 1], all.o[n][i], t.o[n][i]);
+    tile_start<D>(t);
+}
+
+template <int D, int E>
+static __device__ __forceinline__ void total_write(const struct total<D> &all, const struct rows &r,
+                                                   int lane) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (!r.q[i]) continue;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            float2 pair = tile_pair<D, E>(all.o, n, i);
+            pair = {fold_end(all.f[i], pair.x), fold_end(all.f[i], pair.y)};
+            *(float2 *)(r.out[i] + tile_dim<E>(n, lane)) = pair;
+        }
+    }
+}
+
+/* Block (tile, head): 8 warps of 16 rows read every page together. */
+template <int D, int E>
+static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
+    k_attend_prefill(const struct attend_args a) {
+    typedef shape<D, E> S;
+    SHARED_MEMORY(shared);
+    uint64_t *barriers = (uint64_t *)(shared + S::PREFILL_STAGES * S::PREFILL_BYTES);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::PREFILL_STAGES; i++) ptx_barrier_init(&barriers[i], 1);
+        ptx_barrier_init_fence();
+    }
+    __syncthreads();
+    ptx_overlap_grids();
+    if (pages_failed(a.pages)) return;
+    const struct prefill_tile place = a.tiles[blockIdx.x];
+    const struct span s = a.spans[place.span];
+    const struct reach reach = reach_of<D, E>(a, s, place.first, blockIdx.y);
+    for (int i = 0; i < S::PREFILL_STAGES; i++) prefill_fetch<D, E>(a, reach, i, shared, barriers);
+
+    struct rows r;
+    struct tile<D> t;
+    struct total<D> all;
+    int first = place.first + warp * TILE_ROWS;
+    total_start<D>(all, a, first + (lane >> 2));
+    set_rows(r, first, lane, a, s, reach.table, reach.length, blockIdx.y);
+    tile_load_queries<D, E>(t, r, lane);
+    tile_start<D>(t);
+    for (int i = 0; i < reach.stages; i++) {
+        int at = i % S::PREFILL_STAGES, entry = reach.begin + i * S::PREFILL_KEYS;
+        ptx_barrier_wait(&barriers[at], (uint32_t)(i / S::PREFILL_STAGES) & 1);
+        for (int key = 0; key < S::PREFILL_KEYS && entry + key < r.most; key += TILE_KEYS) {
+            tile_step<D, E>(t, r, shared + at * S::PREFILL_BYTES, key, entry + key, reach.length,
+                            a.scale, a.cap, lane);
+            if ((entry + key + TILE_KEYS) % CHUNK_KEYS == 0) total_fold<D>(all, t);
+        }
+        __syncthreads();
+        prefill_fetch<D, E>(a, reach, i + S::PREFILL_STAGES, shared, barriers);
+    }
+    total_fold<D>(all, t); /* the last chunk, if it is partial; otherwise no effect */
+    total_write<D, E>(all, r, lane);
+}
+
+template <int D, int E>
+static void prompts_as(struct cuda *cuda, const struct attend_args &args, int tile_count) {
+    typedef shape<D, E> S;
+    LAUNCH_OVERLAPPED(cuda->device, (k_attend_prefill<D, E>),
+                      dim3((unsigned)tile_count, (unsigned)args.pages.heads_kv),
+                      S::PREFILL_WARPS * 32, S::PREFILL_SHARED, args);
+}
+
+template <int D>
+static void prompts(struct cuda *cuda, const struct attend_args &args, int tile_count) {
+    if (cuda->options.dtype == KERN_E4M3)
+        prompts_as<D, 1>(cuda, args, tile_count);
+    else
+        prompts_as<D, 2>(cuda, args, tile_count);
+}
+
+void attend_prompts(struct cuda *cuda, const struct attend_args &args, int tile_count) {
+    if (cuda->options.head_dim == 64) prompts<64>(cuda, args, tile_count);
+    if (cuda->options.head_dim == 128) prompts<128>(cuda, args, tile_count);
+    if (cuda->options.head_dim == 256) prompts<256>(cuda, args, tile_count);
+}
