@@ -1,6 +1,8 @@
 /* Attention of prompts: the kernel of tiles of PREFILL_ROWS rows. attend.cuh has the arithmetic. */
 #include "kernels/cuda/attend.cuh"
 
+#define TOTAL_PAIRS 8 /* pairs of sums that are read together */
+
 /* The part of the stream that a block reads: the entries that some row of its tile sees. Pages
  * before a sliding window or after the last token are not read. */
 struct reach {
@@ -46,49 +48,69 @@ static __device__ __forceinline__ void prefill_fetch(const struct attend_args &a
                                 ring + at * S::PREFILL_BYTES, &barriers[at]);
 }
 
-/* All chunks so far, of the two rows of this lane. */
+/* All chunks so far, of the two rows of this lane, in the pairs of tile_pair. Heads of 256 numbers
+ * leave no registers for these sums beside those of the current chunk, so they are in the rows'
+ * places of the output: each number is read and written by one thread, once per chunk. */
 template <int D> struct total {
+    static const bool IN_OUTPUT = D > 128;
     struct fold f[2];
-    float o[D / 8][4];
+    float2 o[2][IN_OUTPUT ? 1 : D / 8];
+    bool begun; /* a chunk has been folded */
 };
 
 template <int D>
 static __device__ __forceinline__ void total_start(struct total<D> &all,
                                                    const struct attend_args &a, int row) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) all.f[i] = fold_start(a, blockIdx.y, (row + 8 * i) % a.group);
+    for (int i = 0; i < 2; i++) {
+        all.f[i] = fold_start(a, blockIdx.y, (row + 8 * i) % a.group);
 #pragma unroll
-    for (int n = 0; n < D / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) all.o[n][i] = 0;
+        for (int n = 0; n < (all.IN_OUTPUT ? 1 : D / 8); n++) all.o[i][n] = {0, 0};
+    }
+    all.begun = false;
 }
 
-/* Folds the chunk in `t` into the total and starts the next one. */
-template <int D>
-static __device__ __forceinline__ void total_fold(struct total<D> &all, struct tile<D> &t) {
-    struct fold_weights w[2];
+/* Folds the chunk's pairs of row i, from `first` on, into the total. END: the row is written. The
+ * pairs are read together, before the first is written. */
+template <int D, int E, bool END>
+static __device__ __forceinline__ void total_pairs(struct total<D> &all, const struct tile<D> &t,
+                                                   struct fold_weights w, float *out, int i,
+                                                   int first, int lane) {
+    const bool IN_OUTPUT = total<D>::IN_OUTPUT;
+    float2 sum[TOTAL_PAIRS];
 #pragma unroll
-    for (int i = 0; i < 2; i++) w[i] = fold_chunk(all.f[i], t.m[i], row_sum(t.l[i]));
+    for (int n = 0; n < TOTAL_PAIRS; n++) {
+        sum[n] = {0, 0};
+        if (!IN_OUTPUT)
+            sum[n] = all.o[i][first + n];
+        else if (all.begun)
+            sum[n] = *(const float2 *)(out + tile_dim<E>(first + n, lane));
+    }
 #pragma unroll
-    for (int n = 0; n < D / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) all.o[n][i] = fold_value(w[i >> 1], all.o[n][i], t.o[n][i]);
-    tile_start<D>(t);
+    for (int n = 0; n < TOTAL_PAIRS; n++) {
+        float2 add = tile_pair<D, E>(t.o, first + n, i);
+        sum[n] = {fold_value(w, sum[n].x, add.x), fold_value(w, sum[n].y, add.y)};
+        if (!IN_OUTPUT) all.o[i][first + n] = sum[n];
+        if (END) sum[n] = {fold_end(all.f[i], sum[n].x), fold_end(all.f[i], sum[n].y)};
+        if (END || IN_OUTPUT) *(float2 *)(out + tile_dim<E>(first + n, lane)) = sum[n];
+    }
 }
 
-template <int D, int E>
-static __device__ __forceinline__ void total_write(const struct total<D> &all, const struct rows &r,
-                                                   int lane) {
+/* Folds the chunk in `t` into the total, and starts the next one. END: it was the last chunk,
+ * partial or without entries, which changes nothing, and the rows are written. */
+template <int D, int E, bool END>
+static __device__ __forceinline__ void total_fold(struct total<D> &all, struct tile<D> &t,
+                                                  const struct rows &r, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+        struct fold_weights w = fold_chunk(all.f[i], t.m[i], row_sum(t.l[i]));
         if (!r.q[i]) continue;
 #pragma unroll
-        for (int n = 0; n < D / 8; n++) {
-            float2 pair = tile_pair<D, E>(all.o, n, i);
-            pair = {fold_end(all.f[i], pair.x), fold_end(all.f[i], pair.y)};
-            *(float2 *)(r.out[i] + tile_dim<E>(n, lane)) = pair;
-        }
+        for (int n = 0; n < D / 8; n += TOTAL_PAIRS)
+            total_pairs<D, E, END>(all, t, w, r.out[i], i, n, lane);
     }
+    all.begun = true;
+    tile_start<D>(t);
 }
 
 /* Block (tile, head): 8 warps of 16 rows read every page together. */
@@ -125,13 +147,13 @@ static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
         for (int key = 0; key < S::PREFILL_KEYS && entry + key < r.most; key += TILE_KEYS) {
             tile_step<D, E>(t, r, shared + at * S::PREFILL_BYTES, key, entry + key, reach.length,
                             a.scale, a.cap, lane);
-            if ((entry + key + TILE_KEYS) % CHUNK_KEYS == 0) total_fold<D>(all, t);
+            if ((entry + key + TILE_KEYS) % CHUNK_KEYS == 0)
+                total_fold<D, E, false>(all, t, r, lane);
         }
         __syncthreads();
         prefill_fetch<D, E>(a, reach, i + S::PREFILL_STAGES, shared, barriers);
     }
-    total_fold<D>(all, t); /* the last chunk, if it is partial; otherwise no effect */
-    total_write<D, E>(all, r, lane);
+    total_fold<D, E, true>(all, t, r, lane);
 }
 
 template <int D, int E>
