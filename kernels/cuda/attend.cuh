@@ -31,7 +31,7 @@ template <int D, int E> struct shape {
     static const int PREFILL_PAGES = (D == 256 ? 32 : 64) / P;
     static const int PREFILL_WARPS = PREFILL_ROWS / TILE_ROWS;
     static const int PREFILL_STAGES = 3;
-    static const int PREFILL_KEYS = PREFILL_PAGES * P; /* of a stage */
+    static const int PREFILL_KEYS = PREFILL_PAGES * P; /* keys of a stage */
     static const int PREFILL_BYTES = PREFILL_PAGES * PAGE_BYTES;
     static const int PREFILL_SHARED = PREFILL_STAGES * (PREFILL_BYTES + 8);
 };

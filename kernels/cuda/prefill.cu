@@ -7,7 +7,7 @@
  * before a sliding window or after the last token are not read. */
 struct reach {
     const int32_t *table;
-    int length;         /* of the stream */
+    int length;         /* entries of the stream */
     int begin, end;     /* entries; begin is the start of a chunk */
     int page, page_end; /* pages with these entries, of those the stream has */
     int stages;
