@@ -73,21 +73,15 @@ size_t automaton_bytes(const struct automaton *a) {
            (a->stack_table_size + a->state_table_size) * sizeof *a->state_table;
 }
 
-static void drop(void *array, uint32_t *capacity) {
-    void **at = array;
-    mem_free(*at);
-    *at = NULL;
-    *capacity = 0;
-}
-
 void automaton_shrink(struct automaton *a) {
-    automaton_reset(a);
+    size_t row = (size_t)a->pool.classes * sizeof *a->moves;
+    uint32_t rows = a->state_capacity;
     node_pool_shrink(&a->pool);
-    drop(&a->stacks, &a->stack_capacity);
-    drop(&a->items, &a->item_capacity);
-    drop(&a->moves, &a->state_capacity);
-    drop(&a->states, &a->state_capacity);
-    drop(&a->open, &a->open_capacity);
+    node_shrink(&a->stacks, a->stack_count, &a->stack_capacity, sizeof *a->stacks);
+    node_shrink(&a->items, a->item_count, &a->item_capacity, sizeof *a->items);
+    node_shrink(&a->states, a->state_count, &a->state_capacity, sizeof *a->states);
+    node_shrink(&a->moves, a->state_capacity, &rows, row); /* never fewer than that */
+    node_shrink(&a->open, a->open_count, &a->open_capacity, sizeof *a->open);
 }
 
 void automaton_prepare(struct automaton *a) {

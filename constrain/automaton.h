@@ -79,7 +79,7 @@ void automaton_reset(struct automaton *automaton);
 void automaton_keep(struct automaton *automaton, uint32_t *states, int count);
 /* Has so little room, after states were kept, that the limits would soon be reached again? */
 bool automaton_is_full(const struct automaton *automaton);
-void automaton_shrink(struct automaton *automaton);  /* also frees their memory */
+void automaton_shrink(struct automaton *automaton);  /* frees memory that is not in use */
 void automaton_prepare(struct automaton *automaton); /* see node_pool_prepare */
 size_t automaton_bytes(const struct automaton *automaton);
 /* Returns the state of the empty text, 0 on failure (pool.rc). */

@@ -273,14 +273,12 @@ static void keep(struct constrain *c, struct constrain_at *at, bool others) {
 }
 
 static void forget(struct constrain *c, struct constrain_at *at) {
+    keep(c, at, true);
+    if (automaton_is_full(&c->automaton)) keep(c, at, false);
+    mask_maker_forget(&c->maker);
     if (c->shrinks) {
-        memset(c->kept, 0, sizeof c->kept);
         automaton_shrink(&c->automaton);
         mask_maker_shrink(&c->maker);
-    } else {
-        keep(c, at, true);
-        if (automaton_is_full(&c->automaton)) keep(c, at, false);
-        mask_maker_forget(&c->maker);
     }
     c->forgets = c->shrinks = false;
 }

@@ -275,22 +275,23 @@ size_t node_pool_bytes(const struct node_pool *pool) {
            pool->scratch_capacity * sizeof *pool->scratch;
 }
 
-/* An array that cannot become smaller stays as it is. */
-static void shrink(void *array, uint32_t count, uint32_t *capacity, size_t size) {
-    void **at = array;
-    void *smaller = count > 0 && count < *capacity
-                        ? mem_try_realloc(*at, *capacity * size, count * size)
-                        : NULL;
-    if (smaller == NULL) return;
+void node_shrink(void *array, uint32_t count, uint32_t *capacity, size_t size) {
+    void **at = array, *smaller = NULL;
+    if (count >= *capacity) return;
+    if (count == 0)
+        mem_free(*at);
+    else if ((smaller = mem_try_realloc(*at, *capacity * size, count * size)) == NULL)
+        return;
     *at = smaller;
     *capacity = count;
 }
 
 void node_pool_shrink(struct node_pool *pool) {
-    shrink(&pool->nodes, pool->count, &pool->capacity, sizeof *pool->nodes);
-    shrink(&pool->children, pool->child_count, &pool->child_capacity, sizeof *pool->children);
-    shrink(&pool->sets, pool->set_count, &pool->set_capacity, sizeof *pool->sets);
-    shrink(&pool->scratch, pool->scratch_count + 1, &pool->scratch_capacity, sizeof *pool->scratch);
+    node_shrink(&pool->nodes, pool->count, &pool->capacity, sizeof *pool->nodes);
+    node_shrink(&pool->children, pool->child_count, &pool->child_capacity, sizeof *pool->children);
+    node_shrink(&pool->sets, pool->set_count, &pool->set_capacity, sizeof *pool->sets);
+    node_shrink(&pool->scratch, pool->scratch_count + 1, &pool->scratch_capacity,
+                sizeof *pool->scratch);
     node_derivatives_free(pool);
 }
 

@@ -113,6 +113,9 @@ bool node_reserve(struct node_pool *pool, void *array, uint32_t count, uint32_t 
 void node_prepare(struct node_pool *pool, void *array, uint32_t count, uint32_t *capacity,
                   size_t size, uint32_t more);
 
+/* Frees room behind `count` elements. An array that cannot become smaller stays as it is. */
+void node_shrink(void *array, uint32_t count, uint32_t *capacity, size_t size);
+
 /* Counts work of the pool or of its user: one unit is about the time in which a node is found.
  * false: too much (rc is ERR_LIMIT), or an earlier error. */
 bool node_work(struct node_pool *pool, uint64_t amount);
