@@ -123,6 +123,53 @@ Test(seq, the_stop_string_that_begins_first_counts) {
     shut(&f);
 }
 
+static size_t shorter(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+/* The text may be shown up to the stop string that begins first, or up to the longest end of the
+ * text that a stop string begins with. */
+static size_t naive_safe(const struct engine_stop *stops, int count, const char *shown,
+                         enum engine_finish *finish) {
+    size_t size = strlen(shown), safe = size, held = size;
+    *finish = ENGINE_RUNNING;
+    for (int i = 0; i < count; i++)
+        for (size_t at = 0; at < size; at++) {
+            size_t same = shorter(stops[i].size, size - at);
+            if (memcmp(shown + at, stops[i].text, same) != 0) continue;
+            if (same == stops[i].size) *finish = ENGINE_FINISH_STOP, safe = shorter(safe, at);
+            held = shorter(held, at);
+        }
+    return *finish == ENGINE_FINISH_STOP ? safe : held;
+}
+
+Test(seq, stop_strings_equal_a_naive_search) {
+    unsigned random = 1;
+    for (int round = 0; round < 4000; round++) {
+        char words[3][5], shown[32] = "";
+        struct engine_stop stops[3];
+        struct fixture f;
+        enum engine_finish finish = ENGINE_RUNNING;
+        for (int i = 0; i < 3; i++) {
+            random = random * 1664525u + 1013904223u;
+            stops[i] = (struct engine_stop){words[i], 1 + (random >> 20) % 4};
+            for (int k = 0; k < 4; k++) words[i][k] = (char)('a' + (random >> (8 + 2 * k)) % 3);
+        }
+        open_with(&f, (struct engine_request){.stops = stops, .stop_count = 3});
+        for (int i = 0; i < 7 && finish == ENGINE_RUNNING; i++) {
+            random = random * 1664525u + 1013904223u;
+            const char *word = &"a\0b\0c\0"
+                                "3"[(random >> 16) % 4 * 2];
+            strcat(shown, *word == '3' ? "abc" : word);
+            feed(&f, word);
+            char safe[32] = "";
+            memcpy(safe, shown, naive_safe(stops, 3, shown, &finish));
+            expect(&f, safe, finish);
+        }
+        shut(&f);
+    }
+}
+
 Test(seq, characters_are_shown_whole) {
     struct fixture f;
     open_with(&f, (struct engine_request){0});
