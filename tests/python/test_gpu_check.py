@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import stat
 import subprocess
 import sys
@@ -353,6 +354,7 @@ def test_every_case_and_base_file_is_there():
         for target, command in build.units(pathlib.Path("/out"), emulate):
             source = command[command.index("-c") + 1]
             assert pathlib.Path(source).exists() and command[command.index("-o") + 1] == target
+            assert not emulate or not re.search(r"include.*(cuda_runtime|cublas|device_int)", pathlib.Path(source).read_text())
 
 
 PROGRAM_OF_ALL = """
