@@ -140,7 +140,9 @@ struct cuda {
         gathered;    /* largest number of outputs of a weight whose products ranks sum, or gather */
     size_t sums_row; /* largest number of bytes of the sums of a row's blocks */
     size_t narrow_row, hidden_row; /* largest number of bytes of a row in a weight's number format;
-                                      of a gate's layers */
+                                      of a gate's layers, or of an expert's */
+    size_t gate_parts_row, gate_parts_most; /* bytes of the parts' sums of a gate: of a row; of few
+                                               rows at most, see gate.cu */
     struct pages pages;
     struct slot *slots;
     struct step step;
@@ -329,6 +331,8 @@ size_t sample_bytes(int rows, int vocab);
 int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
                  struct fault *fault);
 void op_gate_free(struct kern *kern, struct kern_gate *gate);
+/* Bytes of cuda->hidden for so many rows of gates and experts. */
+size_t gate_bytes(const struct cuda *cuda, int rows);
 void op_gate(struct kern *kern, float *log_beta, const float *x, const struct kern_gate *gate,
              int rows);
 

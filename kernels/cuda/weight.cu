@@ -380,7 +380,7 @@ static void measure_rooms(const struct cuda *cuda, const struct kern_cache_optio
                           size_t bytes[ROOMS]) {
     size_t rows = (size_t)o->rows_max;
     bytes[ROOM_NARROW] = bytes[ROOM_ROUNDED] = rows * cuda->narrow_row;
-    bytes[ROOM_HIDDEN] = cuda->hidden_row ? rows * cuda->hidden_row + DEVICE_MATMUL_ALIGN : 0;
+    bytes[ROOM_HIDDEN] = gate_bytes(cuda, o->rows_max);
     bytes[ROOM_ANGLES] = bytes[ROOM_MORE_ANGLES] = rows * (size_t)o->head_dim * sizeof(float);
     bytes[ROOM_SQUARES] =
         rows * (size_t)((o->heads_q + o->heads_kv) * cuda->comm->ranks) * sizeof(float);

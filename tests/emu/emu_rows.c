@@ -339,45 +339,95 @@ Test(emu_rows, sizes_that_have_no_e4m3_product_are_refused) {
     both_close(kern);
 }
 
-static void check_gate(struct kern *kern[BACKENDS], bool second, int embeddings) {
-    enum { WIDTH = 41, MODEL = 65, HEADS = 3, LAST = 5 }; /* odd: rows begin anywhere */
-    size_t first = (size_t)(embeddings * WIDTH);
-    float *w1 = fresh(first * MODEL, 1), *b1 = fresh(first, 2), *w2 = fresh(WIDTH * WIDTH, 3);
-    float *b2 = fresh(WIDTH, 4), *last = fresh(LAST * WIDTH, 5), *bias = fresh(LAST, 6);
-    float *x = fresh(ROWS * MODEL, 7);
-    const int32_t row[HEADS] = {4, 0, 4};
+struct gate_shape {
+    int width, model, heads, embeddings;
+    bool second;
+};
+
+enum { GATE_ROWS = 5 }; /* rows of `last` */
+
+static struct kern_gate *load_gate(struct kern *kern, const struct gate_shape *g) {
+    size_t width = (size_t)g->width, first = width * (size_t)g->embeddings;
+    float *w1 = fresh(first * (size_t)g->model, 1), *b1 = fresh(first, 2);
+    float *w2 = fresh(width * width, 3), *b2 = fresh(width, 4);
+    float *last = fresh(GATE_ROWS * width, 5), *bias = fresh(GATE_ROWS, 6);
+    const int32_t row[] = {4, 0, 4, 1, 2, 3, 0, 1};
     const struct kern_gate_spec spec = {.w1 = w1,
                                         .b1 = b1,
-                                        .w2 = second ? w2 : NULL,
-                                        .b2 = second ? b2 : NULL,
+                                        .w2 = g->second ? w2 : NULL,
+                                        .b2 = g->second ? b2 : NULL,
                                         .last = last,
                                         .bias = bias,
                                         .row = row,
-                                        .width = WIDTH,
-                                        .d_model = MODEL,
-                                        .heads_kv = HEADS,
-                                        .row_count = LAST,
-                                        .embeddings = embeddings};
-    struct results r;
-    for (int b = 0; b < BACKENDS; b++) {
-        struct kern_gate *gate;
-        MUST(kern[b]->ops->gate_load(kern[b], &spec, &gate, NULL));
-        float *in = put(kern[b], x, ROWS * MODEL), *out = put(kern[b], NULL, ROWS * HEADS);
-        kern[b]->ops->gate(kern[b], out, in, gate, ROWS);
-        r.of[b] = take(kern[b], out, ROWS * HEADS);
-        kern[b]->ops->mem_free(kern[b], in);
-        kern[b]->ops->gate_free(kern[b], gate);
-    }
-    compare(&r, ROWS * HEADS, 1e-5, 1e-4, "gate");
-    free(w1), free(b1), free(w2), free(b2), free(last), free(bias), free(x);
+                                        .width = g->width,
+                                        .d_model = g->model,
+                                        .heads_kv = g->heads,
+                                        .row_count = GATE_ROWS,
+                                        .embeddings = g->embeddings};
+    struct kern_gate *gate;
+    MUST(kern->ops->gate_load(kern, &spec, &gate, NULL));
+    free(w1), free(b1), free(w2), free(b2), free(last), free(bias);
+    return gate;
 }
 
+static float *run_gate(struct kern *kern, const struct kern_gate *gate, const struct gate_shape *g,
+                       const float *x, int rows) {
+    size_t scores = (size_t)(rows * g->heads);
+    float *in = put(kern, x, (size_t)(rows * g->model)), *out = put(kern, NULL, scores);
+    kern->ops->gate(kern, out, in, gate, rows);
+    float *got = take(kern, out, scores);
+    kern->ops->mem_free(kern, in);
+    return got;
+}
+
+/* Odd sizes, so that rows begin anywhere; parts of 128 inputs, the last one shorter. */
 Test(emu_rows, gates) {
+    static const struct gate_shape shapes[] = {
+        {41, 65, 3, 1, false},  {41, 65, 3, 1, true},   {41, 65, 3, 3, false},
+        {70, 1030, 2, 1, true}, {64, 640, 3, 3, false}, {150, 260, 3, 1, true},
+    };
     struct kern *kern[BACKENDS];
     both_open(kern);
-    check_gate(kern, false, 1);
-    check_gate(kern, true, 1);
-    check_gate(kern, false, 3);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const struct gate_shape *g = &shapes[i];
+        float *x = fresh((size_t)(ROWS * g->model), 7);
+        struct results r;
+        for (int b = 0; b < BACKENDS; b++) {
+            struct kern_gate *gate = load_gate(kern[b], g);
+            r.of[b] = run_gate(kern[b], gate, g, x, ROWS);
+            kern[b]->ops->gate_free(kern[b], gate);
+        }
+        compare(&r, (size_t)(ROWS * g->heads), 1e-5, 1e-4, "gate");
+        free(x);
+    }
+    both_close(kern);
+}
+
+/* A row's scores are the same bits in any company: in blocks of eight rows and of 64, with the
+ * parts of a sum in blocks of their own and all in one. */
+Test(emu_rows, scores_of_gates_do_not_depend_on_other_rows) {
+    static const struct gate_shape shapes[] = {{130, 146, 8, 8, false}, {70, 260, 3, 1, true}};
+    static const int counts[] = {1, 8, 9, 64, 65, 200};
+    enum { MOST = 200 };
+    struct kern *kern[BACKENDS];
+    both_open(kern);
+    for (int i = 0; i < 2; i++) {
+        const struct gate_shape *g = &shapes[i];
+        float *x = fresh((size_t)(MOST * g->model), 7), *all;
+        struct kern_gate *gate = load_gate(kern[EMULATED], g);
+        all = run_gate(kern[EMULATED], gate, g, x, MOST);
+        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
+            for (int end = 0; end < 2; end++) {
+                int first = end ? MOST - counts[c] : 0;
+                float *got = run_gate(kern[EMULATED], gate, g, x + first * g->model, counts[c]);
+                cr_assert(!memcmp(got, all + first * g->heads,
+                                  (size_t)(counts[c] * g->heads) * sizeof *got),
+                          "%d rows from %d", counts[c], first);
+                free(got);
+            }
+        kern[EMULATED]->ops->gate_free(kern[EMULATED], gate);
+        free(x), free(all);
+    }
     both_close(kern);
 }
 
