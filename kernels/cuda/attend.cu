@@ -51,6 +51,7 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
                                    uint64_t *barriers, uint32_t &use, int lane) {
     typedef shape<D, E> S;
     const int KEYS = S::DECODE_PAGES * S::P, BYTES = S::DECODE_PAGES * PAGE_BYTES;
+    const struct fetchers warp = {lane, 32};
     const struct plan_item it = a.items[item];
     int head = it.stream % a.pages.heads_kv, stream = a.layer * a.pages.heads_kv + head;
     const struct span s = a.spans[a.decode[it.stream / a.pages.heads_kv]];
@@ -61,9 +62,9 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
     int stages = (to - from + KEYS - 1) / KEYS;
     uint32_t first = use;
     use += (uint32_t)stages;
-    for (int i = 0; lane == 0 && i < S::DECODE_STAGES && i < stages; i++) {
+    for (int i = 0; i < S::DECODE_STAGES && i < stages; i++) {
         uint32_t at = (first + (uint32_t)i) % S::DECODE_STAGES;
-        fetch<S::DECODE_PAGES>(a.pages, table, page + i * S::DECODE_PAGES, page_end,
+        fetch<S::DECODE_PAGES>(warp, a.pages, table, page + i * S::DECODE_PAGES, page_end,
                                ring + at * BYTES, &barriers[at]);
     }
     struct rows r;
@@ -78,9 +79,10 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
             tile_step<D, E>(t, r, ring + at * BYTES, key, from + i * KEYS + key, length, a.scale,
                             a.cap, lane);
         __syncwarp();
-        if (lane == 0 && i + S::DECODE_STAGES < stages)
-            fetch<S::DECODE_PAGES>(a.pages, table, page + (i + S::DECODE_STAGES) * S::DECODE_PAGES,
-                                   page_end, ring + at * BYTES, &barriers[at]);
+        if (i + S::DECODE_STAGES < stages)
+            fetch<S::DECODE_PAGES>(warp, a.pages, table,
+                                   page + (i + S::DECODE_STAGES) * S::DECODE_PAGES, page_end,
+                                   ring + at * BYTES, &barriers[at]);
     }
     write_chunk<D, E>(a, t, r, head, a.partials + (int64_t)item * a.group * (D + 2),
                       length <= CHUNK_KEYS, lane);
@@ -95,10 +97,7 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
     const int BYTES = S::DECODE_STAGES * S::DECODE_PAGES * PAGE_BYTES;
     char *ring = shared + warp * BYTES;
     uint64_t *barriers = (uint64_t *)(shared + WARPS * BYTES) + warp * S::DECODE_STAGES;
-    if (lane == 0) {
-        for (int i = 0; i < S::DECODE_STAGES; i++) ptx_barrier_init(&barriers[i], 1);
-        ptx_barrier_init_fence();
-    }
+    if (lane == 0) fetch_open(barriers, S::DECODE_STAGES, 32);
     __syncwarp();
     ptx_overlap_grids();
     if (pages_failed(a.pages)) return;

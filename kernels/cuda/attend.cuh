@@ -13,6 +13,7 @@
 #ifndef KEEPD_KERNELS_CUDA_ATTEND_CUH
 #define KEEPD_KERNELS_CUDA_ATTEND_CUH
 
+#include "kernels/cuda/fetch.cuh"
 #include "kernels/cuda/internal.h"
 #include "kernels/cuda/logits.cuh"
 
@@ -328,15 +329,13 @@ static __device__ __forceinline__ void set_rows(struct rows &r, int first, int l
     r.most = first > all ? 0 : length - s.count + (last < all ? last : all) / a.group + 1;
 }
 
-/* Copies whole pages [page, page + pages) of the stream into `stage`, as far as the stream has
- * them. */
+/* Fetches pages [page, page + PAGES) of the stream, as far as they are before page_end. */
 template <int PAGES>
-static __device__ __forceinline__ void fetch(const struct pages &p, const int32_t *table, int page,
-                                             int page_end, char *stage, uint64_t *barrier) {
-    int count = page_end - page < PAGES ? page_end - page : PAGES;
-    ptx_barrier_expect(barrier, (uint32_t)count * PAGE_BYTES);
-    for (int i = 0; i < count; i++)
-        ptx_bulk_copy(stage + i * PAGE_BYTES, pages_at(p, table[page + i]), PAGE_BYTES, barrier);
+static __device__ __forceinline__ void fetch(const struct fetchers &by, const struct pages &p,
+                                             const int32_t *table, int page, int page_end,
+                                             char *stage, uint64_t *barrier) {
+    fetch_pages(by, p, table + page, page_end - page < PAGES ? page_end - page : PAGES, 0,
+                PAGE_BYTES, stage, barrier);
 }
 
 /* prefill.cu: the rows of `tile_count` > 0 tiles. */

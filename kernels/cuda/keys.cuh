@@ -3,7 +3,7 @@
  * PRODUCT_ROWS vectors at a time, bf16 in, float32 sums (mma.m16n8k16), and leaves all products in
  * shared memory for further arithmetic.
  *
- * Only the key half of each page is read, by bulk copies, in the page's layout; e4m3 is converted
+ * Only the key half of each page is read, in the page's layout; e4m3 is converted
  * to bf16 in shared memory, in the layout of bf16 pages. Vectors lie in rows of 2 D + 16 bytes, so
  * that both are free of bank conflicts. A product depends on its vector and its key alone. Products
  * with keys at or after the stream's end, and rows without a vector, are undefined: readers mask
@@ -11,7 +11,7 @@
 #ifndef KEEPD_KERNELS_CUDA_KEYS_CUH
 #define KEEPD_KERNELS_CUDA_KEYS_CUH
 
-#include "kernels/cuda/pages.cuh"
+#include "kernels/cuda/fetch.cuh"
 
 #define PRODUCT_THREADS 128
 #define PRODUCT_WARPS   (PRODUCT_THREADS / 32)
@@ -48,33 +48,24 @@ template <int D> static __device__ struct product product_open(char *shared) {
     p.out = (float *)(p.rows + PRODUCT_ROWS * S::ROW_BYTES);
     p.barrier = (uint64_t *)(p.out + PRODUCT_ROWS * PRODUCT_STRIDE);
     p.uses = 0;
-    if (threadIdx.x == 0) {
-        ptx_barrier_init(p.barrier, 1);
-        ptx_barrier_init_fence();
-    }
+    if (threadIdx.x == 0) fetch_open(p.barrier, 1, PRODUCT_THREADS);
     __syncthreads();
     return p;
 }
 
 /* Starts reading the keys (side 1: the values, to the same places) of entries [first, first +
- * count), count <= PRODUCT_KEYS, first at the beginning of a page; the previous keys must no longer
- * be in use. */
+ * count), count <= PRODUCT_KEYS, first at the beginning of a page. Called by every thread; the
+ * previous keys must no longer be in use by any. */
 template <int D>
 static __device__ __forceinline__ void
 product_fetch(const struct product &p, const struct pages &pages, const int32_t *table, int first,
               int count, int side = 0) {
     typedef product_shape<D> S;
     bool narrow = pages.row_bytes == D;
-    int slots = narrow ? PAGE_SIDE / D : S::P, lane = threadIdx.x;
-    int from = first / slots, many = (count + slots - 1) / slots;
+    int slots = narrow ? PAGE_SIDE / D : S::P, many = (count + slots - 1) / slots;
     char *to = p.keys + (narrow ? S::KEY_BYTES / 2 : 0);
-    if (lane >= 32) return;
-    int32_t page = lane < many ? table[from + lane] : 0;
-    if (lane == 0) ptx_barrier_expect(p.barrier, (uint32_t)(many * PAGE_SIDE));
-    __syncwarp();
-    if (lane < many)
-        ptx_bulk_copy(to + lane * PAGE_SIDE, pages_at(pages, page) + side * PAGE_SIDE, PAGE_SIDE,
-                      p.barrier);
+    fetch_pages({(int)threadIdx.x, PRODUCT_THREADS}, pages, table + first / slots, many,
+                side * PAGE_SIDE, PAGE_SIDE, to, p.barrier);
 }
 
 /* Chunk `chunk` of the key at place `at`. */

@@ -43,8 +43,9 @@ static __device__ __forceinline__ void prefill_fetch(const struct attend_args &a
                                                      uint64_t *barriers) {
     typedef shape<D, E> S;
     int at = i % S::PREFILL_STAGES;
-    if (threadIdx.x == 0 && i < r.stages)
-        fetch<S::PREFILL_PAGES>(a.pages, r.table, r.page + i * S::PREFILL_PAGES, r.page_end,
+    const struct fetchers block = {(int)threadIdx.x, S::PREFILL_WARPS * 32};
+    if (i < r.stages)
+        fetch<S::PREFILL_PAGES>(block, a.pages, r.table, r.page + i * S::PREFILL_PAGES, r.page_end,
                                 ring + at * S::PREFILL_BYTES, &barriers[at]);
 }
 
@@ -71,20 +72,21 @@ static __device__ __forceinline__ void total_start(struct total<D> &all,
 }
 
 /* Folds the chunk's pairs of row i, from `first` on, into the total. END: the row is written. The
- * pairs are read together, before the first is written. */
+ * pairs are read together, before the first is written. Whether there is such a row is a predicate
+ * of loads and stores: with a branch around them, registers are spilled. */
 template <int D, int E, bool END>
 static __device__ __forceinline__ void total_pairs(struct total<D> &all, const struct tile<D> &t,
-                                                   struct fold_weights w, float *out, int i,
-                                                   int first, int lane) {
-    const bool IN_OUTPUT = total<D>::IN_OUTPUT;
+                                                   struct fold_weights w, const struct rows &r,
+                                                   int i, int first, int lane) {
+    const bool IN_OUTPUT = total<D>::IN_OUTPUT, there = r.high[i] > 0;
     float2 sum[TOTAL_PAIRS];
 #pragma unroll
     for (int n = 0; n < TOTAL_PAIRS; n++) {
         sum[n] = {0, 0};
         if (!IN_OUTPUT)
             sum[n] = all.o[i][first + n];
-        else if (all.begun)
-            sum[n] = *(const float2 *)(out + tile_dim<E>(first + n, lane));
+        else if (all.begun && there)
+            sum[n] = *(const float2 *)(r.out[i] + tile_dim<E>(first + n, lane));
     }
 #pragma unroll
     for (int n = 0; n < TOTAL_PAIRS; n++) {
@@ -92,7 +94,8 @@ static __device__ __forceinline__ void total_pairs(struct total<D> &all, const s
         sum[n] = {fold_value(w, sum[n].x, add.x), fold_value(w, sum[n].y, add.y)};
         if (!IN_OUTPUT) all.o[i][first + n] = sum[n];
         if (END) sum[n] = {fold_end(all.f[i], sum[n].x), fold_end(all.f[i], sum[n].y)};
-        if (END || IN_OUTPUT) *(float2 *)(out + tile_dim<E>(first + n, lane)) = sum[n];
+        if ((END || IN_OUTPUT) && there)
+            *(float2 *)(r.out[i] + tile_dim<E>(first + n, lane)) = sum[n];
     }
 }
 
@@ -104,10 +107,9 @@ static __device__ __forceinline__ void total_fold(struct total<D> &all, struct t
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         struct fold_weights w = fold_chunk(all.f[i], t.m[i], row_sum(t.l[i]));
-        if (!r.q[i]) continue;
 #pragma unroll
         for (int n = 0; n < D / 8; n += TOTAL_PAIRS)
-            total_pairs<D, E, END>(all, t, w, r.out[i], i, n, lane);
+            total_pairs<D, E, END>(all, t, w, r, i, n, lane);
     }
     all.begun = true;
     tile_start<D>(t);
@@ -121,10 +123,7 @@ static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
     SHARED_MEMORY(shared);
     uint64_t *barriers = (uint64_t *)(shared + S::PREFILL_STAGES * S::PREFILL_BYTES);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < S::PREFILL_STAGES; i++) ptx_barrier_init(&barriers[i], 1);
-        ptx_barrier_init_fence();
-    }
+    if (threadIdx.x == 0) fetch_open(barriers, S::PREFILL_STAGES, S::PREFILL_WARPS * 32);
     __syncthreads();
     ptx_overlap_grids();
     if (pages_failed(a.pages)) return;
@@ -147,9 +146,9 @@ static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
         for (int key = 0; key < S::PREFILL_KEYS && entry + key < r.most; key += TILE_KEYS) {
             tile_step<D, E>(t, r, shared + at * S::PREFILL_BYTES, key, entry + key, reach.length,
                             a.scale, a.cap, lane);
-            if ((entry + key + TILE_KEYS) % CHUNK_KEYS == 0)
-                total_fold<D, E, false>(all, t, r, lane);
         }
+        if ((entry + S::PREFILL_KEYS) % CHUNK_KEYS == 0 && entry < r.most)
+            total_fold<D, E, false>(all, t, r, lane);
         __syncthreads();
         prefill_fetch<D, E>(a, reach, i + S::PREFILL_STAGES, shared, barriers);
     }

@@ -18,6 +18,19 @@
 
 #ifndef KEEPD_EMU
 
+/* What compute capabilities before 9.0 lack: bulk copies, waits that sleep, and launches that
+ * overlap; before 8.9: conversions of E4M3. Here is what takes their place. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define PTX_90 1
+#else
+#define PTX_90 0
+#endif
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+#define PTX_E4M3 1
+#else
+#define PTX_E4M3 0
+#endif
+
 #define SHARED_MEMORY(name) extern __shared__ __align__(128) char name[]
 
 static __device__ __forceinline__ uint32_t ptx_shared(const void *at) {
@@ -30,6 +43,41 @@ static __device__ __forceinline__ float ptx_exp2(float x) {
     return y;
 }
 
+/* a b of two float16 each, nearest even. */
+static __device__ __forceinline__ uint32_t ptx_mul_f16(uint32_t a, uint32_t b) {
+    uint32_t pair;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    return pair;
+}
+
+#endif
+
+/* ---- E4M3 in software: the bits of the instructions --------------------------------------------
+ */
+
+static __device__ __forceinline__ uint32_t soft_e4m3(float x) {
+    uint32_t bits = __float_as_uint(x), size = bits & 0x7fffffffu, code;
+    if (size > 0x7f800000u) return 0x7f;
+    if (size < 121u << 23) /* below 2^-6 in steps of 2^-9, as float32 has from 2^14 on */
+        code =
+            __float_as_uint(__fadd_rn(__uint_as_float(size), 0x1p14f)) - __float_as_uint(0x1p14f);
+    else
+        code = ((size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120u << 3);
+    return (bits >> 24 & 0x80) | (code < 0x7e ? code : 0x7e);
+}
+
+/* A float16 with the fields of an E4M3 number is 2^-8 of it, normal or not; NaN has its own code.
+ */
+static __device__ __forceinline__ uint32_t soft_f16_of_e4m3(uint32_t pair) {
+    uint32_t high = (pair & 0xff) << 8 | (pair & 0xff00) << 16;
+    uint32_t nan = ((high & 0x7f007f00u) + 0x01000100u) & 0x80008000u;
+    uint32_t wide =
+        ptx_mul_f16((high & 0x80008000u) | (high & 0x7f007f00u) >> 1, 0x5c005c00u /* 256 */);
+    return (wide | (nan - (nan >> 15))) & ~nan;
+}
+
+#ifndef KEEPD_EMU
+
 /* Two bf16, nearest even; `low` in the low half. */
 static __device__ __forceinline__ uint32_t ptx_pack_bf16(float low, float high) {
     uint32_t pair;
@@ -39,16 +87,24 @@ static __device__ __forceinline__ uint32_t ptx_pack_bf16(float low, float high) 
 
 /* Two E4M3 numbers, nearest even, at most 448 in magnitude; `low` in the low byte. */
 static __device__ __forceinline__ uint32_t ptx_pack_e4m3(float low, float high) {
+#if PTX_E4M3
     uint16_t pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     return pair;
+#else
+    return soft_e4m3(low) | soft_e4m3(high) << 8;
+#endif
 }
 
 /* Two E4M3 numbers, in the low bytes, converted exactly to float16. */
 static __device__ __forceinline__ uint32_t ptx_f16_of_e4m3(uint32_t pair) {
+#if PTX_E4M3
     uint32_t wide;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"((uint16_t)pair));
     return wide;
+#else
+    return soft_f16_of_e4m3(pair);
+#endif
 }
 
 /* Two float16, nearest even, at most 65504 in magnitude; `low` in the low half. And back. */
@@ -89,10 +145,12 @@ static __device__ __forceinline__ float2 ptx_unpack_f16(uint32_t pair) {
 
 /* First statement of a kernel that LAUNCH_OVERLAPPED launches, by every thread: the next launch may
  * start, and nothing after this runs before all earlier launches have ended and their writes are
- * visible. No effect without the overlap. */
+ * visible. No effect without the overlap, which devices before 9.0 do not have. */
 static __device__ __forceinline__ void ptx_overlap_grids() {
+#if PTX_90
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 /* Four 8 x 8 matrices of 16-bit numbers from shared memory: lane 8 i + r names row r of matrix i;
@@ -140,41 +198,72 @@ static __device__ __forceinline__ void ptx_barrier_init(uint64_t *barrier, int a
 
 /* Required between initialisation and the first use by the copy engine. */
 static __device__ __forceinline__ void ptx_barrier_init_fence() {
+#if PTX_90
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 
 /* Required after threads have written where the copy engine will write next. */
 static __device__ __forceinline__ void ptx_shared_fence() {
+#if PTX_90
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* Arrives once and announces `bytes`. */
-static __device__ __forceinline__ void ptx_barrier_expect(uint64_t *barrier, uint32_t bytes) {
-    asm volatile(
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ptx_shared(barrier)),
-        "r"(bytes)
-        : "memory");
+#endif
 }
 
 /* Waits until the phase of this parity (0 for the first) has ended. */
 static __device__ __forceinline__ void ptx_barrier_wait(uint64_t *barrier, uint32_t parity) {
+#if PTX_90
+#define PTX_WAIT "mbarrier.try_wait.parity"
+#else
+#define PTX_WAIT "mbarrier.test_wait.parity"
+#endif
     asm volatile("{\n"
                  ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "again:\n" PTX_WAIT ".shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again;\n"
                  "}\n" ::"r"(ptx_shared(barrier)),
                  "r"(parity)
                  : "memory");
+#undef PTX_WAIT
+}
+
+/* Has the device bulk copies? If not, ptx_barrier_expect and ptx_bulk_copy must not be called. */
+static __device__ __forceinline__ bool ptx_has_bulk() {
+    return PTX_90;
+}
+
+/* Arrives once and announces `bytes`. */
+static __device__ __forceinline__ void ptx_barrier_expect(uint64_t *barrier, uint32_t bytes) {
+#if PTX_90
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ptx_shared(barrier)),
+        "r"(bytes)
+        : "memory");
+#endif
 }
 
 /* A bulk copy by one instruction of one thread; both addresses and `bytes` are multiples of 16. */
 static __device__ __forceinline__ void ptx_bulk_copy(void *shared, const void *global,
                                                      uint32_t bytes, uint64_t *barrier) {
+#if PTX_90
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];" ::"r"(ptx_shared(shared)),
                  "l"(global), "r"(bytes), "r"(ptx_shared(barrier))
+                 : "memory");
+#endif
+}
+
+/* Starts a copy of 16 bytes, both addresses multiples of 16. */
+static __device__ __forceinline__ void ptx_async_copy(void *shared, const void *global) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(ptx_shared(shared)),
+                 "l"(global)
+                 : "memory");
+}
+
+/* Arrives once, as soon as all copies that this thread has started have arrived. */
+static __device__ __forceinline__ void ptx_async_arrive(uint64_t *barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ptx_shared(barrier))
                  : "memory");
 }
 

@@ -109,6 +109,13 @@ struct copy {
     emu_place place;
 };
 
+/* Copies of 16 bytes that one thread has started, and where it arrives once they are there. */
+struct arrival {
+    std::vector<copy> pieces;
+    uint64_t *mbarrier;
+    emu_place place;
+};
+
 struct machine {
     const char *kernel;
     void (*body)(void *);
@@ -122,12 +129,14 @@ struct machine {
     emu_place block_place;
     named_barrier named[NAMED_MAX];
     std::vector<copy> copies;
+    std::vector<arrival> started, arrivals; /* by thread, without an mbarrier; with one */
     std::vector<fresh_mbarrier> fresh;
     char fenced[SHARED_MAX];       /* shared memory as the copy engine knows it, */
     size_t copied_from, copied_to; /* between these bytes; else it has not written there */
     char *shared_map, *shared;
     size_t shared_bytes;
     uint64_t seed, random;
+    bool slow;               /* no bulk copies */
     bool late;               /* copies arrive when nobody can go on */
     bool overlapped, hidden; /* the launch; global memory, until all have waited */
     bool crowded;            /* not emu_alone */
@@ -275,11 +284,12 @@ void fiber_main() {
 
 /* Our own layout of the 64 bits; kernels treat them as opaque. */
 struct mbarrier {
-    uint64_t magic : 15, phase : 1, count : 8, pending : 8;
+    uint64_t magic : 11, phase : 1, count : 10, pending : 10;
     int64_t bytes : 32; /* may go below zero: a copy can land before it is announced */
 };
 static_assert(sizeof(mbarrier) == sizeof(uint64_t), "one word");
-const unsigned MAGIC = 0x2b5c;
+const unsigned MAGIC = 0x35c;
+const int ARRIVALS_MAX = 1023;
 
 mbarrier get_mbarrier(uint64_t *at, emu_place place) {
     mbarrier b;
@@ -328,6 +338,19 @@ void arrive(const copy &c) {
     put_mbarrier(c.mbarrier, b);
 }
 
+/* Arrives after the thread's pieces, which threads may not have written over; false: they have. */
+bool arrive_with(const arrival &a) {
+    for (const copy &c : a.pieces) {
+        for (uint32_t i = 0; i < c.bytes; i++)
+            if (static_cast<unsigned char *>(c.to)[i] != POISON) return false;
+        memcpy(c.to, c.from, c.bytes);
+    }
+    mbarrier b = get_mbarrier(a.mbarrier, a.place);
+    b.pending--;
+    put_mbarrier(a.mbarrier, b);
+    return true;
+}
+
 bool in_shared(const void *at, size_t bytes) {
     const char *p = static_cast<const char *>(at);
     return p >= m.shared && p + bytes <= m.shared + m.shared_bytes;
@@ -351,7 +374,19 @@ void shuffle_order() {
                   m.order[static_cast<size_t>(draw(static_cast<uint64_t>(i) + 1))]);
 }
 
+bool deliver_pieces() {
+    size_t pick = static_cast<size_t>(draw(m.arrivals.size()));
+    const arrival a = m.arrivals[pick];
+    m.arrivals.erase(m.arrivals.begin() + static_cast<long>(pick));
+    if (arrive_with(a)) return true;
+    m.failed = true;
+    snprintf(m.report, sizeof m.report, "%s: threads wrote where the copies of %s:%d arrive",
+             m.kernel, a.place.file, a.place.line);
+    return true;
+}
+
 bool deliver_late() {
+    if (!m.arrivals.empty()) return deliver_pieces();
     if (m.copies.empty()) return false;
     size_t pick = static_cast<size_t>(draw(m.copies.size()));
     copy c = m.copies[pick];
@@ -437,12 +472,27 @@ void open_shared(size_t bytes) {
     m.shared = end - room;
 }
 
+/* What is left of copies at a block's end is named. */
+void check_copies(dim3 block) {
+    const copy *left = m.copies.empty() ? nullptr : &m.copies[0];
+    for (const arrival &a : m.arrivals)
+        if (!a.pieces.empty()) left = &a.pieces[0];
+    for (const arrival &a : m.started)
+        if (!a.pieces.empty()) left = &a.pieces[0];
+    if (m.failed || !left) return;
+    m.failed = true;
+    snprintf(m.report, sizeof m.report, "%s: block %u,%u ended while a copy of %s:%d was under way",
+             m.kernel, block.x, block.y, left->place.file, left->place.line);
+}
+
 void run_block(dim3 block) {
     memset(m.shared, POISON, (m.shared_bytes + 127) / 128 * 128);
     m.alive = m.threads;
     m.at_block = 0;
     m.at_grids = 0;
     m.copies.clear();
+    m.arrivals.clear();
+    m.started.assign(static_cast<size_t>(m.threads), {});
     m.fresh.clear();
     m.copied_from = m.copied_to = 0;
     memset(m.named, 0, sizeof m.named);
@@ -462,12 +512,7 @@ void run_block(dim3 block) {
     }
     shuffle_order();
     run_fibers();
-    if (!m.failed && !m.copies.empty()) {
-        m.failed = true;
-        snprintf(m.report, sizeof m.report,
-                 "%s: block %u,%u ended while a bulk copy of %s:%d was under way", m.kernel,
-                 block.x, block.y, m.copies[0].place.file, m.copies[0].place.line);
-    }
+    check_copies(block);
 }
 
 /* ---- Guarded memory ------------------------------------------------------------------------ */
@@ -541,6 +586,11 @@ void emu_fail(emu_place place, const char *format, ...) {
 
 void emu_seed(uint64_t seed) {
     m.seed = m.random = seed;
+}
+
+void emu_bulk(bool has) {
+    const guard now(one);
+    m.slow = !has;
 }
 
 void emu_alone(bool alone) {
@@ -760,6 +810,11 @@ uint32_t ptx_sub_f16(uint32_t a, uint32_t b) {
     return ptx_pack_f16(x.x - y.x, x.y - y.y);
 }
 
+uint32_t ptx_mul_f16(uint32_t a, uint32_t b) {
+    float2 x = ptx_unpack_f16(a), y = ptx_unpack_f16(b);
+    return ptx_pack_f16(x.x * y.x, x.y * y.y);
+}
+
 uint32_t ptx_f16_of_bytes(uint32_t word, bool high) {
     if (high) word >>= 16;
     return 0x64006400u | (word & 255) | (word >> 8 & 255) << 16;
@@ -870,10 +925,11 @@ void ptx_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_
 void ptx_barrier_init(uint64_t *barrier, int arrivals, emu_place place) {
     if (!in_shared(barrier, 8)) emu_fail(place, "an mbarrier outside shared memory");
     if (reinterpret_cast<uintptr_t>(barrier) % 8) emu_fail(place, "an mbarrier off 8 bytes");
-    if (arrivals < 1 || arrivals > 255) emu_fail(place, "an mbarrier of %d arrivals", arrivals);
+    if (arrivals < 1 || arrivals > ARRIVALS_MAX)
+        emu_fail(place, "an mbarrier of %d arrivals", arrivals);
     mbarrier b = {};
     b.magic = MAGIC;
-    b.count = b.pending = static_cast<unsigned>(arrivals) & 255;
+    b.count = b.pending = static_cast<unsigned>(arrivals) & ARRIVALS_MAX;
     memcpy(barrier, &b, sizeof b);
     m.fresh.push_back({barrier, m.running});
 }
@@ -892,6 +948,7 @@ void ptx_shared_fence() {
 }
 
 void ptx_barrier_expect(uint64_t *barrier, uint32_t bytes, emu_place place) {
+    if (m.slow) emu_fail(place, "the device has no mbarriers that count bytes");
     mbarrier b = get_mbarrier(barrier, place);
     if (b.pending == 0) emu_fail(place, "more arrivals than the mbarrier counts");
     if (b.bytes + static_cast<int64_t>(bytes) > EXPECT_MAX)
@@ -909,8 +966,39 @@ void ptx_barrier_wait(uint64_t *barrier, uint32_t parity, emu_place place) {
     wait_as(AT_MBARRIER, "mbarrier wait", place);
 }
 
+bool ptx_has_bulk() {
+    return !m.slow;
+}
+
+void ptx_async_copy(void *shared, const void *global, emu_place place) {
+    const uint32_t bytes = 16;
+    if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global)) % bytes)
+        emu_fail(place, "a copy that is not aligned to 16 bytes");
+    if (!in_shared(shared, bytes)) emu_fail(place, "a copy outside shared memory");
+    arrival *mine = &m.started[m.running->view.index.x];
+    memcpy(shared, global, bytes); /* faults here, not later */
+    if (m.late) memset(shared, POISON, bytes);
+    mine->pieces.push_back({shared, global, bytes, nullptr, place});
+}
+
+void ptx_async_arrive(uint64_t *barrier, emu_place place) {
+    arrival *mine = &m.started[m.running->view.index.x];
+    if (get_mbarrier(barrier, place).pending == 0)
+        emu_fail(place, "more arrivals than the mbarrier counts");
+    mine->mbarrier = barrier;
+    mine->place = place;
+    if (m.late) {
+        m.arrivals.push_back(*mine);
+        mine->pieces.clear();
+    } else {
+        mine->pieces.clear(); /* they have arrived */
+        (void)arrive_with(*mine);
+    }
+}
+
 void ptx_bulk_copy(void *shared, const void *global, uint32_t bytes, uint64_t *barrier,
                    emu_place place) {
+    if (m.slow) emu_fail(place, "the device has no bulk copies");
     if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global) | bytes) % 16)
         emu_fail(place, "a bulk copy that is not aligned to 16 bytes");
     if (!in_shared(shared, bytes)) emu_fail(place, "a bulk copy outside shared memory");

@@ -17,6 +17,8 @@
  *   - kernels that may overlap the launches before them find global memory unmapped until they have
  *     waited for those, which every thread must;
  *   - bulk copies and matrix loads check alignment, range and that someone waits for the copy;
+ *   - copies of 16 bytes by threads (cp.async) arrive, too, at once or late, and what nobody waits
+ *     for, or threads write over meanwhile, is named;
  *   - the copy engine is no thread: an mbarrier is shown to it by a fence of whom initialised it,
  *     and it does not write where threads have written since the last fence, or write meanwhile.
  *
@@ -74,6 +76,9 @@ struct emu_place {
 /* The order of everything that has none, from now on. 0: threads and blocks ascend, copies are
  * immediate. */
 void emu_seed(uint64_t seed);
+
+/* Has the device bulk copies, as it has at first? Without them whoever uses them is named. */
+void emu_bulk(bool has);
 
 /* Runs body(arg) as every thread of the grid. NULL, or what went wrong (static text, valid until
  * the next launch); then the launch was abandoned in the middle. `shared` bytes of dynamic shared
@@ -306,6 +311,7 @@ uint32_t ptx_f16_of_e4m3(uint32_t pair);
 uint32_t ptx_pack_f16(float low, float high);
 float2 ptx_unpack_f16(uint32_t pair);
 uint32_t ptx_sub_f16(uint32_t a, uint32_t b);
+uint32_t ptx_mul_f16(uint32_t a, uint32_t b);
 uint32_t ptx_f16_of_bytes(uint32_t word, bool high);
 
 void ptx_barrier_init(uint64_t *barrier, int arrivals, emu_place place = EMU_HERE);
@@ -313,6 +319,9 @@ void ptx_barrier_init_fence(emu_place place = EMU_HERE);
 void ptx_shared_fence();
 void ptx_barrier_expect(uint64_t *barrier, uint32_t bytes, emu_place place = EMU_HERE);
 void ptx_barrier_wait(uint64_t *barrier, uint32_t parity, emu_place place = EMU_HERE);
+bool ptx_has_bulk();
+void ptx_async_copy(void *shared, const void *global, emu_place place = EMU_HERE);
+void ptx_async_arrive(uint64_t *barrier, emu_place place = EMU_HERE);
 void ptx_bulk_copy(void *shared, const void *global, uint32_t bytes, uint64_t *barrier,
                    emu_place place = EMU_HERE);
 static inline void ptx_named_barrier(int id, int threads, emu_place place = EMU_HERE) {
