@@ -129,6 +129,25 @@ static struct kern_ops make_table(const char *name) {
     return t;
 }
 
+#ifndef KEEPD_CUDA_LEAST
+#define KEEPD_CUDA_LEAST 80 /* the lowest architecture in this build, from CMakeLists.txt */
+#endif
+
+int device_supported(int capability, struct fault *fault) {
+    int major = capability / 10, minor = capability % 10;
+    if (capability < 80)
+        return fault_set(fault, ERR_UNSUPPORTED, "device",
+                         "the device has compute capability %d.%d; 8.0 (Ampere) or later is needed",
+                         major, minor);
+    if (capability < KEEPD_CUDA_LEAST)
+        return fault_set(
+            fault, ERR_UNSUPPORTED, "device",
+            "the device has compute capability %d.%d; this build has kernels for %d.%d "
+            "and later (the preset cuda-all: for 8.0 and later)",
+            major, minor, KEEPD_CUDA_LEAST / 10, KEEPD_CUDA_LEAST % 10);
+    return 0;
+}
+
 int cuda_probe(struct fault *fault) {
     return device_count(fault) > 0 ? 0 : ERR_NOTFOUND;
 }

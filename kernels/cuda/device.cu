@@ -88,11 +88,7 @@ static int check_device(int index, struct device *device, struct fault *fault) {
     cudaDeviceGetAttribute(&device->shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
     device->index = index;
     device->capability = 10 * major + minor;
-    if (major < 9)
-        return fault_set(fault, ERR_UNSUPPORTED, "device",
-                         "the device has compute capability %d.%d; 9.0 (Hopper) or later is needed",
-                         major, minor);
-    return 0;
+    return device_supported(device->capability, fault);
 }
 
 static void close_chunk(struct chunk *chunk) {
@@ -168,6 +164,10 @@ const char *device_name(const struct device *) {
 
 int device_processors(const struct device *device) {
     return device->processors;
+}
+
+int device_capability(const struct device *device) {
+    return device->capability;
 }
 
 size_t device_shared(const struct device *device) {
@@ -409,8 +409,9 @@ void device_watch(struct device *device, const struct comm *comm) {
 
 /* ---- Launching ------------------------------------------------------------------------------- */
 
+/* Launches overlap from compute capability 9.0 on. */
 void device_overlap(struct device *device, bool on) {
-    device->serial = !on;
+    device->serial = !on || device->capability < 90;
 }
 
 /* In a stream, a launch may overlap only work of this stream (no document says that a launch which

@@ -42,6 +42,10 @@ int device_processors(
     const struct device *device); /* multiprocessors, to choose the number of blocks */
 size_t
 device_shared(const struct device *device); /* bytes of shared memory that a block can have */
+int device_capability(const struct device *device); /* compute capability, 90 = 9.0 */
+/* Has this build kernels for the compute capability? ERR_UNSUPPORTED says which ones it has. Both
+ * implementations call it before they open a device (cuda.cu). */
+int device_supported(int capability, struct fault *fault);
 
 void *device_alloc(struct device *device, size_t bytes); /* not zeroed; NULL: out of memory */
 void device_free(struct device *device, void *mem);
@@ -113,7 +117,8 @@ void device_matmul(struct device *device, const struct matmul_args *args);
 void device_matmul_compare(struct device *device, const struct matmul_args *weight);
 /* cuda_products of cuda.h. */
 int device_products(struct device *device, struct cuda_product *list, int most);
-/* Can the device compute E4M3 products of this shape? ERR_UNSUPPORTED says why not. */
+/* Can the device, of compute capability 9.0, compute E4M3 products of this shape? ERR_UNSUPPORTED
+ * says why not. */
 int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault *fault);
 
 /* ---- Launching ---------------------------------------------------------------------------- */

@@ -383,11 +383,6 @@ void device_matmul(struct device *device, const struct matmul_args *args) {
 int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault *fault) {
     const struct product_library library = {device, propose, same_bits};
     const struct product_shape shape = {n, k, KERN_E4M3, false};
-    if (device->capability != 90)
-        return fault_set(fault, ERR_UNSUPPORTED, "quantization",
-                         "fp8 products with a scale per row need compute capability 9.0 (Hopper); "
-                         "the device has %d.%d",
-                         device->capability / 10, device->capability % 10);
     if (products_find(&device->blas.products, &library, &shape, PRODUCT_ROWS)) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "quantization",
                      "cuBLASLt has no fp8 product of %lld inputs and %lld outputs", (long long)k,

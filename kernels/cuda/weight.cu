@@ -196,6 +196,12 @@ static int check_e4m3(struct cuda *cuda, const struct kern_weight *w, struct fau
         return fault_set(fault, ERR_UNSUPPORTED, "quantization",
                          "fp8 products need multiples of %d inputs and outputs, not %lld and %lld",
                          DEVICE_E4M3_STEP, (long long)w->cols, (long long)w->rows);
+    int capability = device_capability(cuda->device);
+    if (capability != 90)
+        return fault_set(fault, ERR_UNSUPPORTED, "quantization",
+                         "fp8 products with a scale per row need compute capability 9.0 (Hopper); "
+                         "the device has %d.%d",
+                         capability / 10, capability % 10);
     return device_check_e4m3(cuda->device, w->rows, w->cols, fault);
 }
 

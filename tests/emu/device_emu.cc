@@ -3,7 +3,8 @@
  *
  * Environment, for keepd-emu: KEEPD_EMU_LOST, a path: once a file is there the device is lost, like
  * a GPU after an error: nothing happens on it any more, and every wait says ERR_DEVICE.
- * KEEPD_EMU_MEMORY: see device_memory. KEEPD_EMU_DEVICES: how many there are, 1. As with CUDA a
+ * KEEPD_EMU_MEMORY: see device_memory. KEEPD_EMU_DEVICES: how many there are, 1.
+ * KEEPD_EMU_CAPABILITY: compute capability, 90 = 9.0. As with CUDA a
  * thread has a current device; who works on another one has forgotten device_bind. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +29,7 @@ struct fetch {
 };
 
 struct device {
-    int index;
+    int index, capability;
     std::vector<struct fetch> fetches;
     uint64_t waits, waited; /* times; graphs.queued at the last one */
     size_t placed_bytes;    /* bytes of this region, as they lie on a GPU */
@@ -78,8 +79,13 @@ int device_open(int index, struct device **out, struct fault *fault) {
     int count = device_count(fault);
     if (index < 0 || index >= count)
         return fault_set(fault, ERR_NOTFOUND, "device", "device %d of %d", index, count);
+    const char *named = getenv("KEEPD_EMU_CAPABILITY");
+    int capability = named ? atoi(named) : 90, rc = device_supported(capability, fault);
+    if (rc) return rc;
     *out = new device{};
     (*out)->index = index;
+    (*out)->capability = capability;
+    emu_bulk(capability >= 90);
     if (++devices_open > 1) emu_alone(false);
     device_bind(*out);
     return 0;
@@ -111,10 +117,24 @@ int device_processors(const struct device *) {
     return 3; /* so that workers have several items and several workers have none */
 }
 
-/* KEEPD_EMU_SHARED: another number of bytes than an H100's. */
-size_t device_shared(const struct device *) {
-    const char *bytes = getenv("KEEPD_EMU_SHARED");
-    return bytes ? (size_t)atoi(bytes) : (size_t)227 << 10;
+int device_capability(const struct device *device) {
+    return device->capability;
+}
+
+/* CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". */
+size_t device_shared(const struct device *device) {
+    switch (device->capability) {
+    case 80:
+    case 87:
+        return (size_t)163 << 10;
+    case 86:
+    case 89:
+    case 120:
+    case 121:
+        return (size_t)99 << 10;
+    default:
+        return (size_t)227 << 10;
+    }
 }
 
 /* The n-th allocation from now on fails, once, where mem_try_* would. */

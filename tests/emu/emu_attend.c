@@ -316,27 +316,54 @@ Test(emu_attend, stale_entries_do_not_count) {
 /* ---- Devices with less shared memory ----------------------------------------------------------
  */
 
-#define SM_120 "101376" /* bytes of a block of compute capability 12.0 */
+/* Compute capabilities: 9.0; as much memory, but copies by threads; less memory, with both. */
+static const char *const devices[] = {"90", "80", "86", "120"};
 
-/* Fewer warps of a block give the same bits; every launch of the emulator is held to the limit. */
-Test(emu_attend, less_shared_memory) {
+#define DEVICE_COUNT ((int)(sizeof devices / sizeof *devices))
+
+/* The outputs of a prompt and of a step after it. Odd seeds: copies are late. */
+static float *outputs_on(const struct shape *s, const char *device, uint64_t seed) {
+    setenv("KEEPD_EMU_CAPABILITY", device, 1);
+    struct bench b = open_bench(s);
+    float *out = fresh((size_t)(301 * b.out_size), 0);
+    emu_set_seed(seed);
+    append(&b, 0, 0, 300);
+    append(&b, 0, 300, 301);
+    memcpy(out, b.kept[0], (size_t)(301 * b.out_size) * sizeof *out);
+    close_bench(&b);
+    unsetenv("KEEPD_EMU_CAPABILITY");
+    return out;
+}
+
+/* Fewer warps of a block and copies by threads give the same bits; every launch of the emulator is
+ * held to the device's shared memory. */
+Test(emu_attend, other_devices) {
     for (int i = 0; i < SHAPE_COUNT; i += 5) {
-        float *out[2];
         const struct shape *s = &shapes[i];
-        if (s->head_dim == 256 && !s->fp8) continue;
-        for (int less = 0; less < 2; less++) {
-            if (less) setenv("KEEPD_EMU_SHARED", SM_120, 1);
-            struct bench b = open_bench(s);
-            append(&b, 0, 0, 300);
-            append(&b, 0, 300, 301);
-            out[less] = malloc((size_t)b.out_size * sizeof(float));
-            memcpy(out[less], b.kept[0] + 300 * b.out_size, (size_t)b.out_size * sizeof(float));
-            if (less) cr_assert(!memcmp(out[0], out[1], (size_t)b.out_size * sizeof(float)));
-            close_bench(&b);
-            unsetenv("KEEPD_EMU_SHARED");
+        size_t bytes = (size_t)(301 * s->heads_q * s->head_dim) * sizeof(float);
+        float *want = outputs_on(s, devices[0], 0);
+        for (int d = 1; d < DEVICE_COUNT; d++) {
+            if (s->head_dim == 256 && !s->fp8 && strcmp(devices[d], "80") != 0) continue;
+            for (uint64_t seed = 0; seed < 2; seed++) {
+                float *got = outputs_on(s, devices[d], seed);
+                cr_assert(!memcmp(got, want, bytes), "shape %d on %s, seed %d", i, devices[d],
+                          (int)seed);
+                free(got);
+            }
         }
-        free(out[0]), free(out[1]);
+        free(want);
     }
+}
+
+Test(emu_attend, devices_that_are_refused) {
+    const struct cuda_options cuda = {.device = 0};
+    struct fault fault = {0};
+    struct kern *kern;
+    setenv("KEEPD_EMU_CAPABILITY", "75", 1);
+    cr_assert_eq(cuda_open(&cuda, &kern, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "device");
+    cr_assert_str_eq(fault.text, "the device has compute capability 7.5; 8.0 (Ampere) or later is "
+                                 "needed");
 }
 
 Test(emu_attend, what_needs_more_shared_memory_is_refused) {
@@ -356,7 +383,7 @@ Test(emu_attend, what_needs_more_shared_memory_is_refused) {
     const struct cuda_options cuda = {.device = 0};
     struct fault fault = {0};
     struct kern *kern;
-    setenv("KEEPD_EMU_SHARED", SM_120, 1);
+    setenv("KEEPD_EMU_CAPABILITY", "120", 1);
     MUST(cuda_open(&cuda, &kern, NULL));
     cr_assert_eq(kern->ops->cache_open(kern, &options, &fault), ERR_UNSUPPORTED);
     cr_assert_str_eq(fault.field, "device");

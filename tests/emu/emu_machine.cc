@@ -1,5 +1,6 @@
 /* The emulator itself: what it promises to do, and that every kind of wrong kernel is caught. A
  * plain program: each case says what it expects, the first one that fails ends it. */
+#define KEEPD_EMU
 #include "emu.h"
 
 #include <signal.h>
@@ -7,6 +8,8 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "kernels/cuda/ptx.cuh"
 
 extern "C" {
 #include "base/check.h"
@@ -198,6 +201,69 @@ static void bulk_copies() {
             }
         }));
     }
+    emu_free(global);
+}
+
+/* E4M3 in software has the bits of the instructions: all pairs of codes; numbers between all codes.
+ */
+static void narrow_numbers_in_software() {
+    for (uint32_t pair = 0; pair < 0x10000; pair++)
+        CHECK(soft_f16_of_e4m3(pair) == ptx_f16_of_e4m3(pair));
+    for (uint32_t i = 0; i < 1u << 22;
+         i++) { /* 1,024 float32 around each of 4,096 exponents' steps */
+        float x = __uint_as_float(i << 10 | (i * 0x9E3779B1u >> 22));
+        CHECK(soft_e4m3(x) == ptx_pack_e4m3(x, 0));
+    }
+}
+
+static void copies_by_threads() {
+    float *global = static_cast<float *>(emu_alloc(512));
+    for (int i = 0; i < 128; i++) global[i] = static_cast<float>(i);
+    emu_bulk(false);
+    for (uint64_t seed = 0; seed < 4; seed++) { /* odd: as late as possible */
+        emu_seed(seed);
+        CHECK(!run(2, 32, 1024, [=] {
+            SHARED_MEMORY(shared);
+            float *to = reinterpret_cast<float *>(shared);
+            uint64_t *barrier = reinterpret_cast<uint64_t *>(shared + 512);
+            int me = static_cast<int>(threadIdx.x);
+            if (me == 0) ptx_barrier_init(barrier, 32);
+            __syncwarp();
+            for (uint32_t round = 0; round < 3; round++) {
+                ptx_async_copy(to + 4 * me, global + 4 * me);
+                ptx_async_arrive(barrier);
+                ptx_barrier_wait(barrier, round & 1);
+                CHECK(to[127 - me] == static_cast<float>(127 - me));
+                __syncwarp();
+                to[me] = 0;
+                __syncwarp();
+            }
+        }));
+    }
+    auto copy = [=](size_t to, bool arrives, bool during) {
+        SHARED_MEMORY(shared);
+        uint64_t *barrier = reinterpret_cast<uint64_t *>(shared + 512);
+        ptx_barrier_init(barrier, 1);
+        ptx_async_copy(shared + to, global);
+        if (during) shared[to + 3] = 1;
+        if (arrives) ptx_async_arrive(barrier);
+        ptx_barrier_wait(barrier, 0);
+    };
+    emu_seed(1);
+    CHECK(!run(1, 1, 1024, [=] { copy(0, true, false); }));
+    expect_error("waits for bytes in mbarrier wait", 1, [=] { copy(0, false, false); });
+    expect_error("not aligned to 16 bytes", 1, [=] { copy(8, true, false); });
+    expect_error("outside shared memory", 1, [=] { copy(1024, true, false); });
+    expect_error("threads wrote where the copies", 1, [=] { copy(0, true, true); });
+    expect_error("was under way", 1, [=] {
+        SHARED_MEMORY(shared);
+        ptx_async_copy(shared, global);
+    });
+    expect_error("has no bulk copies", 1, [=] {
+        SHARED_MEMORY(shared);
+        ptx_bulk_copy(shared, global, 16, reinterpret_cast<uint64_t *>(shared + 512));
+    });
+    emu_bulk(true);
     emu_free(global);
 }
 
@@ -402,7 +468,9 @@ int main() {
     named_barriers();
     matrices();
     narrow_numbers();
+    narrow_numbers_in_software();
     bulk_copies();
+    copies_by_threads();
     deadlocks_are_named();
     divergence_is_named();
     bad_copies_are_named();

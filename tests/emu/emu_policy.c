@@ -160,6 +160,19 @@ Test(emu_policy, methods_side_by_side) {
     for (int i = 0; i < count; i++) play(&methods[i], &methods[(i + 7) % count], i, shapes[i % 3]);
 }
 
+/* Every kernel that reads keys by copies of threads, with pages of both formats. */
+Test(emu_policy, methods_without_bulk_copies) {
+    static const struct method some[] = {
+        {"rkv", artefact}, {"d2o", as_it_is}, {"ems", as_it_is}, {"h2o", as_it_is}};
+    const int count = sizeof some / sizeof *some;
+    setenv("KEEPD_EMU_CAPABILITY", "80", 1);
+    for (int i = 0; i < count; i++) {
+        struct kern_cache_options shape = shapes[i % 2];
+        if (i >= 2) shape.dtype = KERN_E4M3;
+        play(&some[i], &some[(i + 1) % count], 100 + i, shape);
+    }
+}
+
 /* Pages of e4m3: keys that are compared, observed, merged and moved. */
 Test(emu_policy, methods_on_fp8_pages) {
     static const struct method some[] = {
