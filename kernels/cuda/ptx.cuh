@@ -18,8 +18,8 @@
 
 #ifndef KEEPD_EMU
 
-/* What compute capabilities before 9.0 lack: bulk copies, waits that sleep, and launches that
- * overlap; before 8.9: conversions of E4M3. Here is what takes their place. */
+/* Before compute capability 9.0 there are no bulk copies, no waits that sleep and no launches that
+ * overlap; before 8.9, no conversions of E4M3. This file has what takes their place. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define PTX_90 1
 #else

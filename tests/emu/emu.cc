@@ -472,7 +472,7 @@ void open_shared(size_t bytes) {
     m.shared = end - room;
 }
 
-/* What is left of copies at a block's end is named. */
+/* A copy that is under way at a block's end is an error. */
 void check_copies(dim3 block) {
     const copy *left = m.copies.empty() ? nullptr : &m.copies[0];
     for (const arrival &a : m.arrivals)
@@ -991,7 +991,7 @@ void ptx_async_arrive(uint64_t *barrier, emu_place place) {
         m.arrivals.push_back(*mine);
         mine->pieces.clear();
     } else {
-        mine->pieces.clear(); /* they have arrived */
+        mine->pieces.clear(); /* the copies have arrived */
         (void)arrive_with(*mine);
     }
 }
