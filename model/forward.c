@@ -84,6 +84,30 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     add_branch(model, x, s->ff, layer->down, NULL, layer->ffn_post_norm, rows);
 }
 
+static bool wants_every_row(const int32_t *want, int want_count, int rows) {
+    for (int i = 0; i < want_count; i++)
+        if (want[i] != i) return false;
+    return want_count == rows;
+}
+
+/* The last layer from attention's output on, for the wanted rows: nothing reads the others once the
+ * layer's entries are written. Returns the wanted rows. */
+static const float *step_wanted(struct model *model, int rows, const int32_t *want,
+                                int want_count) {
+    const struct model_config *c = &model->config;
+    const struct kern_ops *ops = model->kern->ops;
+    struct scratch *s = &model->scratch;
+    float *x = s->x, *heads = s->heads;
+    if (!wants_every_row(want, want_count, rows)) {
+        ops->gather_rows(model->kern, s->last_x, x, want, want_count, c->d_model);
+        ops->gather_rows(model->kern, s->last_heads, heads, want, want_count, q_width(c));
+        x = s->last_x;
+        heads = s->last_heads;
+    }
+    step_feed_forward(model, c->layers - 1, x, heads, want_count);
+    return x;
+}
+
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
                int want_count, const float **logits) {
     CHECK(batch->rows > 0 && batch->rows <= model->rows_max);
@@ -91,23 +115,20 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
+    const float *wanted = NULL;
     *logits = s->logits;
     int rc = kern->ops->begin_step(kern, batch);
     if (rc) return rc;
     kern->ops->embed(kern, s->x, model->embed, c->embed_scale, batch->tokens, batch->rows);
     for (int i = 0; i < c->layers; i++) {
         step_attention(model, i, batch);
-        if (i < c->layers - 1) {
+        if (i < c->layers - 1)
             step_feed_forward(model, i, s->x, s->heads, batch->rows);
-        } else if (want_count) {
-            /* Nothing reads the other rows once the last layer's entries are written. */
-            kern->ops->gather_rows(kern, s->last_x, s->x, want, want_count, c->d_model);
-            kern->ops->gather_rows(kern, s->last_heads, s->heads, want, want_count, q_width(c));
-            step_feed_forward(model, i, s->last_x, s->last_heads, want_count);
-        }
+        else if (want_count)
+            wanted = step_wanted(model, batch->rows, want, want_count);
     }
     if (want_count) {
-        kern->ops->rms_norm(kern, s->norm, s->last_x, model->final_norm, want_count, c->d_model,
+        kern->ops->rms_norm(kern, s->norm, wanted, model->final_norm, want_count, c->d_model,
                             c->rms_eps);
         kern->ops->matmul(kern, s->logits, s->norm, model->head, NULL, want_count, KERN_SET);
         if (c->logit_cap > 0)

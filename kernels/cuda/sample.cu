@@ -410,23 +410,21 @@ static __global__ void __launch_bounds__(THREADS) k_sample(const struct sample_a
 /* ---- The host's side ----------------------------------------------------------------------------
  */
 
-/* Concatenated lists of all rows. */
+/* Lists of all rows, each kind concatenated; one allocation, so that one copy brings all of them to
+ * the device. */
 struct lists {
+    char *mem;
+    size_t bytes;
     struct sample_row *rows;
     struct kern_seen *seen;
     struct kern_logit_bias *biases;
     int32_t *banned;
     uint32_t *allowed;
-    size_t seen_count, bias_count, banned_count, allowed_count;
+    size_t seen_count, bias_count, banned_count, allowed_count; /* added so far */
 };
 
 static size_t mask_words(int vocab) {
     return ((size_t)vocab + 31) / 32;
-}
-
-static void close_lists(struct lists *l) {
-    void *arrays[] = {l->rows, l->seen, l->biases, l->banned, l->allowed};
-    for (void *array : arrays) mem_free(array);
 }
 
 static bool has_penalties(const struct kern_sample *p) {
@@ -443,13 +441,17 @@ static bool open_lists(struct lists *l, const struct kern_sample *params, int ro
         banned += (size_t)p->banned_count;
         masks += p->allowed ? mask_words(vocab) : 0;
     }
-    memset(l, 0, sizeof *l);
-    l->rows = static_cast<struct sample_row *>(mem_try_alloc((size_t)rows, sizeof *l->rows));
-    l->seen = static_cast<struct kern_seen *>(mem_try_alloc(seen + 1, sizeof *l->seen));
-    l->biases = static_cast<struct kern_logit_bias *>(mem_try_alloc(biases + 1, sizeof *l->biases));
-    l->banned = static_cast<int32_t *>(mem_try_alloc(banned + 1, sizeof *l->banned));
-    l->allowed = static_cast<uint32_t *>(mem_try_alloc(masks + 1, sizeof *l->allowed));
-    return l->rows && l->seen && l->biases && l->banned && l->allowed;
+    *l = {};
+    l->bytes = (size_t)rows * sizeof *l->rows + seen * sizeof *l->seen +
+               biases * sizeof *l->biases + (banned + masks) * sizeof *l->banned;
+    l->mem = static_cast<char *>(mem_try_alloc(l->bytes, 1));
+    if (!l->mem) return false;
+    l->rows = reinterpret_cast<struct sample_row *>(l->mem);
+    l->seen = reinterpret_cast<struct kern_seen *>(l->rows + rows);
+    l->biases = reinterpret_cast<struct kern_logit_bias *>(l->seen + seen);
+    l->banned = reinterpret_cast<int32_t *>(l->biases + biases);
+    l->allowed = reinterpret_cast<uint32_t *>(l->banned + banned);
+    return true;
 }
 
 static void add_row(struct lists *l, struct sample_row *r, const struct kern_sample *p, int vocab) {
@@ -493,20 +495,16 @@ static void add_row(struct lists *l, struct sample_row *r, const struct kern_sam
     l->banned_count += (size_t)p->banned_count;
 }
 
-static bool stage_lists(struct cuda *cuda, const struct lists *l, int rows,
-                        struct sample_args *args) {
-    struct device *device = cuda->device;
-    args->rows = static_cast<const struct sample_row *>(
-        device_stage(device, l->rows, (size_t)rows * sizeof *l->rows));
-    args->seen = static_cast<const struct kern_seen *>(
-        device_stage(device, l->seen, (l->seen_count + 1) * sizeof *l->seen));
-    args->biases = static_cast<const struct kern_logit_bias *>(
-        device_stage(device, l->biases, (l->bias_count + 1) * sizeof *l->biases));
-    args->banned = static_cast<const int32_t *>(
-        device_stage(device, l->banned, (l->banned_count + 1) * sizeof *l->banned));
-    args->allowed = static_cast<const uint32_t *>(
-        device_stage(device, l->allowed, (l->allowed_count + 1) * sizeof *l->allowed));
-    return args->rows && args->seen && args->biases && args->banned && args->allowed;
+static bool stage_lists(struct cuda *cuda, const struct lists *l, struct sample_args *args) {
+    const char *mem = static_cast<const char *>(device_stage(cuda->device, l->mem, l->bytes));
+    auto place = [&](const void *host) { return mem + (static_cast<const char *>(host) - l->mem); };
+    if (!mem) return false;
+    args->rows = reinterpret_cast<const struct sample_row *>(place(l->rows));
+    args->seen = reinterpret_cast<const struct kern_seen *>(place(l->seen));
+    args->biases = reinterpret_cast<const struct kern_logit_bias *>(place(l->biases));
+    args->banned = reinterpret_cast<const int32_t *>(place(l->banned));
+    args->allowed = reinterpret_cast<const uint32_t *>(place(l->allowed));
+    return true;
 }
 
 static size_t answer_bytes(int rows) {
@@ -535,8 +533,8 @@ int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
         work |= lists.rows[i].seen_count + params[i].bias_count + params[i].banned_count > 0;
         work |= params[i].allowed != nullptr;
     }
-    ok = ok && stage_lists(cuda, &lists, rows, &args);
-    close_lists(&lists);
+    ok = ok && stage_lists(cuda, &lists, &args);
+    mem_free(lists.mem);
     size_t answers = answer_bytes(rows);
     char *room = static_cast<char *>(
         room_take(cuda, &cuda->sample, work ? sample_bytes(rows, vocab) : answers));

@@ -227,6 +227,7 @@ static void *next_place(struct device *device, size_t bytes) {
  */
 const void *device_stage(struct device *device, const void *from, size_t bytes) {
     size_t room = (bytes + 255) / 256 * 256;
+    device->graphs.queued++; /* a copy on a GPU */
     if (device->graphs.open && device->placed_bytes + room <= DEVICE_REPEAT_BYTES) {
         device->placed_bytes += room;
         void *to = next_place(device, bytes);

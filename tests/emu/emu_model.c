@@ -378,6 +378,9 @@ Test(emu_model, a_layer_is_twelve_launches) {
     /* the last norm does not know that the LM head's product is in bf16 */
     cr_assert_eq(operations(2, (struct kind){.fp8 = true}),
                  operations(2, (struct kind){.fp8 = false}) + 1);
+    /* Beside the layers: lists, append, plan, tokens, angles, norm, head, and the read of errors.
+     * No rows are gathered where all are wanted, which would be two copies and two launches. */
+    cr_assert_eq(operations(2, (struct kind){.fp8 = false}), 2 * 12 + 12);
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
