@@ -160,6 +160,10 @@ const struct option config_options[] = {
     {"max-choices", INT, AT(max_choices), 0, 128, "0", "N", 0,
      "Maximum number of choices (n) of one request. 0: as many as may run at the same time, at "
      "most 128."},
+    {"max-logprobs", INT, AT(max_logprobs), 1, MANY, "20", "N", 0,
+     "Maximum number of alternatives that a request may ask for with each token (top_logprobs, "
+     "prompt_logprobs, n_probs). If it is at least the size of the vocabulary, requests may ask "
+     "for all of it with -1; one answer then may be some hundred megabytes long."},
     {"state-dir", TEXT, AT(state_dir), 1, 0, NULL, "DIR", 0,
      "Directory in which conversations with a budget are stored, so that this daemon or "
      "another one with the same model and gates can continue them after a restart. It holds a "

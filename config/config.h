@@ -34,7 +34,7 @@ struct config {
     int64_t step_stretch; /* percent; 0 = no limit */
     int64_t seed;         /* the seed of requests without one; -1 = random */
     char *state_dir;      /* NULL = conversations end with the process */
-    int64_t max_choices, state_bytes, state_idle;
+    int64_t max_choices, max_logprobs, state_bytes, state_idle;
     int64_t max_queue, max_conversations, max_body_bytes, max_connections, drain_seconds;
     int64_t max_header_bytes, max_connections_per_client, max_queue_tokens;
     int64_t request_timeout, rate_limit; /* seconds; requests per minute and key */

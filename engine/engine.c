@@ -106,8 +106,11 @@ static int check_counts(const struct engine *e, const struct engine_request *r,
     if (r->choices > e->info.max_choices)
         return fault_set(fault, ERR_LIMIT, "n", "n is %d, this server allows %d", r->choices,
                          e->info.max_choices);
-    if (r->top_logprobs < -1 || r->top_logprobs > ENGINE_TOP_MAX)
-        return fault_set(fault, ERR_INVALID, "top_logprobs", "must be at most %d", ENGINE_TOP_MAX);
+    int most = e->info.max_logprobs;
+    if (r->top_logprobs < -1 || r->top_logprobs > most)
+        return fault_set(fault, ERR_INVALID, "top_logprobs", "must be at most %d", most);
+    if (r->prompt_top_logprobs < 0 || r->prompt_top_logprobs > most)
+        return fault_set(fault, ERR_INVALID, "prompt_logprobs", "must be 0 to %d", most);
     return 0;
 }
 

@@ -85,6 +85,7 @@ struct engine_options {
     int max_queue;               /* bound on waiting jobs */
     int max_conversations;       /* retained between turns */
     int max_choices;             /* n of one request; 0 = as many as may run at once */
+    int max_logprobs;            /* alternatives of one token; 0 = ENGINE_TOP_MAX */
     int data_parallel_size;      /* replicas; 0 = 1; the limits above hold for each one */
     int tensor_parallel_size;    /* ranks of each replica: 1, 2, 4, 8; 0 = 1 */
     int kv_rank_cap;             /* percent of an even share, see kern_cache_options; 0 = none */
@@ -140,6 +141,7 @@ struct engine_info {
     int layers, heads_kv, head_dim, vocab;
     int max_model_len, max_num_seqs, max_queue;
     int max_choices;
+    int max_logprobs; /* alternatives of one token, at most the vocabulary */
     uint8_t
         space_key[16]; /* secret key for hashing request.space. Random; with a state_dir it is
                           derived from the key there, so that spaces stay valid after a restart */
@@ -218,7 +220,7 @@ void engine_constraint_close(struct engine *engine, struct engine_constraint *co
 /* ---- Requests ------------------------------------------------------------------------------ */
 
 #define ENGINE_REPLICAS_MAX 64
-#define ENGINE_TOP_MAX      20
+#define ENGINE_TOP_MAX      20 /* max_logprobs, unless the options have another number */
 #define ENGINE_CHOICES_MAX  128
 
 /* How much a job reports about its cache. Each level includes the levels before it. */
@@ -279,10 +281,11 @@ struct engine_request {
     int32_t min_tokens;
     float temperature, top_p, min_p, repetition, presence, frequency;
     int32_t top_k;
-    uint64_t seed;        /* choice i is sampled with seed + i */
-    int32_t choices;      /* n; 0 counts as 1 */
-    int32_t top_logprobs; /* alternatives per token, <= ENGINE_TOP_MAX; -1 = no logprobs */
-    bool prompt_logprobs; /* score the prompt too (echo); never reuses a conversation */
+    uint64_t seed;               /* choice i is sampled with seed + i */
+    int32_t choices;             /* n; 0 counts as 1 */
+    int32_t top_logprobs;        /* alternatives per token, <= max_logprobs; -1 = no logprobs */
+    bool prompt_logprobs;        /* score the prompt too (echo); never reuses a conversation */
+    int32_t prompt_top_logprobs; /* alternatives per token of a scored prompt, likewise; >= 0 */
     bool ignore_eos;
     /* The language of the answers; NULL = anything. The end of an answer is possible where the text
      * is whole; where nothing may follow, the answer ends. Reasoning in front of the answer,
@@ -404,7 +407,7 @@ struct engine_job {
     struct engine_live *live; /* NULL: not asked for */
     int replica;              /* index of the replica that computes the job; set by engine_submit */
     struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] is unscored */
-    struct engine_top *prompt_top;      /* [prompt_count * top_logprobs] */
+    struct engine_top *prompt_top;      /* [prompt_count * prompt_top_logprobs] */
     int32_t cached_tokens;              /* prompt tokens not computed; valid once admitted */
     /* Valid once finished. */
     struct fault fault;

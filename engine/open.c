@@ -360,6 +360,11 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     return rc == 0 ? open_store(e, so, dtype, fault) : rc;
 }
 
+static int max_logprobs(const struct engine_options *options, int vocab) {
+    int wanted = options->max_logprobs ? options->max_logprobs : ENGINE_TOP_MAX;
+    return wanted < vocab ? wanted : vocab;
+}
+
 static int max_choices(const struct engine_options *options) {
     int most =
         options->max_num_seqs < ENGINE_CHOICES_MAX ? options->max_num_seqs : ENGINE_CHOICES_MAX;
@@ -387,6 +392,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->max_num_seqs = e->options.max_num_seqs;
     info->max_queue = e->options.max_queue;
     info->max_choices = max_choices(&e->options);
+    info->max_logprobs = so->top_max;
     memcpy(info->space_key, e->space_key, sizeof info->space_key);
     info->replicas = e->replica_count;
     info->threads = backend_threads(e->options.threads);
@@ -453,6 +459,8 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
     if (o->max_queue < 1) return fault_set(fault, ERR_INVALID, "max-queue", "must be at least 1");
     if (o->max_conversations < 0)
         return fault_set(fault, ERR_INVALID, "max-conversations", "must be at least 0");
+    if (o->max_logprobs < 0)
+        return fault_set(fault, ERR_INVALID, "max-logprobs", "must be at least 0");
     if (o->max_choices < 0)
         return fault_set(fault, ERR_INVALID, "max-choices", "must be at least 0");
     if (o->data_parallel_size < 0 || o->data_parallel_size > ENGINE_REPLICAS_MAX)
@@ -509,6 +517,7 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     if (rc != 0) return rc;
     const struct model_config *config = model_config(model_of(e));
     so->vocab = config->vocab;
+    so->top_max = max_logprobs(&e->options, config->vocab);
     so->text = (struct seq_text){.token_bytes = text_token_bytes,
                                  .arg = e->text.tok,
                                  .token_bytes_max = tok_bytes_max(e->text.tok),

@@ -400,6 +400,7 @@ void replica_status(struct replica *r, struct engine_status *out) {
     *out = r->status;
     pthread_mutex_unlock(&r->lock);
     out->jobs = atomic_load(&r->pending);
+    out->waiting = atomic_load(&r->waiting); /* also those that came while a step runs */
 }
 
 int replica_sequences(struct replica *r, struct engine_sequence_row *rows, int max) {

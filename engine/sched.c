@@ -18,6 +18,7 @@
 #include "engine/publish.h"
 #include "engine/sched_int.h"
 #include "engine/trace.h"
+#include "kernels/alternatives.h"
 
 static const double eviction_bounds[] = {1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5e-4, 1e-3,
                                          2.5e-3, 5e-3,   1e-2, 2.5e-2, 5e-2,   0.1,  0.25};
@@ -47,6 +48,10 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     sched->wants = mem_must_alloc(logits, sizeof *sched->wants);
     sched->samples = mem_must_alloc(logits, sizeof *sched->samples);
     sched->sampled = mem_must_alloc(logits, sizeof *sched->sampled);
+    if (options->top_max > KERN_TOP_MAX) {
+        sched->wide_row = mem_must_alloc((size_t)options->vocab, sizeof *sched->wide_row);
+        sched->wide_scratch = mem_must_alloc(kern_alternatives_scratch(options->vocab), 1);
+    }
     sched->free_slots = mem_must_alloc((size_t)slots, sizeof *sched->free_slots);
     for (int i = 0; i < slots; i++) sched->free_slots[i] = slots - 1 - i;
     sched->free_slot_count = slots;
@@ -153,6 +158,8 @@ void sched_close(struct sched *sched) {
     mem_free(sched->wants);
     mem_free(sched->samples);
     mem_free(sched->sampled);
+    mem_free(sched->wide_row);
+    mem_free(sched->wide_scratch);
     mem_free(sched->free_slots);
 }
 
@@ -568,14 +575,41 @@ static bool is_number(const struct kern_sampled *sampled) {
     return sampled->rank == 0 || (sampled->rank > 0 && isfinite(sampled->logprob));
 }
 
+_Static_assert(sizeof(struct engine_top) == sizeof(struct kern_alternative) &&
+                   offsetof(struct engine_top, logprob) ==
+                       offsetof(struct kern_alternative, logprob),
+               "alternatives are written into the job's list as they are");
+
+/* Fills the list of a token that wants more alternatives than the backend reports. `logits`: its
+ * row, in the backend's memory. */
+static int list_alternatives(struct sched *sched, const struct sched_want *want,
+                             const float *logits) {
+    const struct sched_options *options = &sched->options;
+    int32_t count;
+    struct engine_top *top = seq_wide_top(want->seq, want->scored, &count);
+    if (!top) return 0;
+    CHECK(sched->wide_row && count <= options->top_max);
+    int rc = sched_ops(sched)->download(options->kern, sched->wide_row, logits,
+                                        (size_t)options->vocab * sizeof *logits);
+    if (rc != 0) return rc;
+    kern_alternatives(sched->wide_row, options->vocab, sched->wide_scratch,
+                      (struct kern_alternative *)top, count);
+    return 0;
+}
+
 /* Returns whether some sample was the first token of a job. */
-static bool take_samples(struct sched *sched, const struct sched_step *step) {
+static bool take_samples(struct sched *sched, const struct sched_step *step, const float *logits) {
     bool began = false;
     for (int i = 0; i < step->want_count; i++) {
         const struct sched_want *want = &sched->wants[i];
         if (want->seq->finish != ENGINE_RUNNING) continue; /* the job has just failed */
         if (!is_number(&sched->sampled[i])) {
             fail_job(sched, want->seq->job, ERR_INTERNAL, "the model's logits are not numbers");
+            continue;
+        }
+        int rc = list_alternatives(sched, want, logits + (size_t)i * (size_t)sched->options.vocab);
+        if (rc != 0) {
+            fail_job(sched, want->seq->job, rc, err_text(rc));
             continue;
         }
         if (want->scored >= 0) {
@@ -677,7 +711,7 @@ static int run_step(struct sched *sched) {
               step_clock(sched) - begin);
     count_appended(sched, &step);
     /* The first tokens come from logits that the eviction at the prompt's end does not change. */
-    if (take_samples(sched, &step) && sched->options.answered && any_due(sched))
+    if (take_samples(sched, &step, logits) && sched->options.answered && any_due(sched))
         sched->options.answered(sched->options.answered_arg);
     rc = evict_where(sched, due_in_prompt);
     if (rc != 0) return rc;

@@ -88,6 +88,7 @@ struct sched_options {
     struct seq_text text;
     struct reserve_shape shape;
     int vocab;
+    int top_max; /* alternatives of one token that requests may want */
     int64_t pages_total, page_bytes;
     struct store *store;  /* conversations go there and come back; NULL = nowhere */
     int64_t save_idle_ns; /* idle time after which a conversation is written */
@@ -199,6 +200,8 @@ struct sched {
     struct kern_evict *due;
     struct kern_sample *samples;
     struct kern_sampled *sampled;
+    float *wide_row;    /* [vocab] logits from the backend; NULL: no request may want it */
+    void *wide_scratch; /* for kern_alternatives */
 };
 
 void sched_open(struct sched *sched, const struct sched_options *options);

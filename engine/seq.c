@@ -68,7 +68,7 @@ static int alloc_prompt(struct engine_job *job) {
     if (!job->prompt_tokens) return ERR_NOMEM;
     /* Nothing precedes the first token, so nothing scores it. */
     job->prompt_tokens[0] = (struct engine_token){.token = request->prompt[0], .logprob = NAN};
-    return alloc_top(&job->prompt_top, prompt, request->top_logprobs);
+    return alloc_top(&job->prompt_top, prompt, request->prompt_top_logprobs);
 }
 
 int seq_job_choices(const struct engine_request *request) {
@@ -166,6 +166,11 @@ static bool holds(const struct sequence *seq) {
     return seq_output_count(seq) < seq->job->request.min_tokens;
 }
 
+/* The backend reports up to KERN_TOP_MAX; more are taken from the row of logits. */
+static int32_t reported_top(int32_t wanted) {
+    return wanted < KERN_TOP_MAX ? wanted : KERN_TOP_MAX;
+}
+
 void seq_sample_params(struct sequence *seq, struct kern_sample *params) {
     const struct engine_request *request = &seq->job->request;
     bool masks = constraint_masks(&seq->constraint); /* the mask says whether the answer may end */
@@ -188,14 +193,23 @@ void seq_sample_params(struct sequence *seq, struct kern_sample *params) {
         .top_k = request->top_k,
         .seed = request->seed + (uint64_t)seq->index,
         .position = seq->token_count,
-        .top_count = request->top_logprobs,
+        .top_count = reported_top(request->top_logprobs),
         .forced = -1,
     };
 }
 
 void seq_score_params(const struct sequence *seq, int32_t index, struct kern_sample *params) {
-    int32_t top = seq->job->request.top_logprobs;
-    *params = (struct kern_sample){.top_count = top > 0 ? top : 0, .forced = seq->tokens[index]};
+    int32_t top = seq->job->request.prompt_top_logprobs;
+    *params = (struct kern_sample){.top_count = reported_top(top), .forced = seq->tokens[index]};
+}
+
+struct engine_top *seq_wide_top(const struct sequence *seq, int32_t scored, int32_t *count) {
+    const struct engine_request *request = &seq->job->request;
+    bool prompt = scored >= 0;
+    int32_t at = prompt ? scored : seq_output_count(seq);
+    *count = prompt ? request->prompt_top_logprobs : request->top_logprobs;
+    if (*count <= KERN_TOP_MAX) return NULL;
+    return (prompt ? seq->job->prompt_top : seq->choice->top) + (size_t)at * (size_t)*count;
 }
 
 _Static_assert(sizeof(struct engine_bias) == sizeof(struct kern_logit_bias) &&
@@ -278,7 +292,9 @@ static size_t update_finish(struct sequence *seq, const struct seq_text *text, i
 
 /* ---- Output ---------------------------------------------------------------------------------- */
 
+/* Lists of more than KERN_TOP_MAX are there already (seq_wide_top). */
 static void record_top(struct engine_top *top, int32_t count, const struct kern_sampled *sampled) {
+    if (count > KERN_TOP_MAX) return;
     for (int32_t i = 0; i < count; i++)
         top[i] = (struct engine_top){sampled->top_token[i], sampled->top_logprob[i]};
 }
@@ -327,7 +343,7 @@ int seq_settle(struct sequence *seq, struct constraint_work *work, struct mask_w
 
 void seq_add_prompt_score(struct sequence *seq, int32_t index, const struct kern_sampled *sampled) {
     struct engine_job *job = seq->job;
-    int32_t per_token = job->request.top_logprobs;
+    int32_t per_token = job->request.prompt_top_logprobs;
     job->prompt_tokens[index] = (struct engine_token){
         .token = sampled->token, .logprob = sampled->logprob, .rank = sampled->rank};
     if (per_token > 0)

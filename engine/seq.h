@@ -99,6 +99,11 @@ void seq_sample_params(struct sequence *seq, struct kern_sample *params);
 /* The same for the score of prompt token `index`. */
 void seq_score_params(const struct sequence *seq, int32_t index, struct kern_sample *params);
 
+/* Returns where the alternatives of the token that is sampled next, or of the prompt's token
+ * `scored` (-1: none), are written, and their number, before it is recorded; NULL: the backend
+ * reports them. */
+struct engine_top *seq_wide_top(const struct sequence *seq, int32_t scored, int32_t *count);
+
 /* Records a sampled token: output arrays, text, stop conditions. Sets seq->finish when it ends. A
  * constrained answer may wait afterwards: seq_settle. */
 void seq_add_token(struct sequence *seq, const struct seq_text *text,

@@ -184,7 +184,8 @@ static int cannot_write_key(struct fault *fault) {
 }
 
 /* Gives the key its name, unless another daemon was faster (ERR_BUSY). File systems without hard
- * links have only the rename, with which the last of several daemons would win. */
+ * links have a rename that replaces nothing. With the plain rename, which is left where there is
+ * neither, the last of several daemons wins: the caller reads the key again (ERR_BUSY, too). */
 static int name_key(struct state_dir *dir, const char *temporary) {
     if (linkat(dir->fd, temporary, dir->fd, "key", 0) == 0) {
         unlinkat(dir->fd, temporary, 0);
@@ -192,7 +193,11 @@ static int name_key(struct state_dir *dir, const char *temporary) {
     }
     if (errno == EEXIST) return ERR_BUSY;
     if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS) return ERR_IO;
-    return renameat(dir->fd, temporary, dir->fd, "key") == 0 ? 0 : ERR_IO;
+    if (renameat2(dir->fd, temporary, dir->fd, "key", RENAME_NOREPLACE) == 0) return 0;
+    if (errno == EEXIST) return ERR_BUSY;
+    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return ERR_IO;
+    if (renameat(dir->fd, temporary, dir->fd, "key") != 0 || fsync(dir->fd) != 0) return ERR_IO;
+    return ERR_BUSY;
 }
 
 /* Writes the key under a temporary name first, so that a key is never half written. When several

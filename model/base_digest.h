@@ -8,8 +8,8 @@
  *             then each layer's. The LM head and matrices of experts are left out, and those in
  *             fp8.
  *
- * A directory that keepd saved with rounded matrices has the `matrices` of its source, which its
- * config.json states (save.h).
+ * A model that keepd saved with rounded matrices has the `matrices` of its source, which the
+ * directory's config.json or the GGUF file's BASE_MATRICES_KEY states (save.h).
  *
  * A number enters as float32, little-endian. Rows are numbered as in a directory of Hugging Face,
  * also those of q and k that converters to GGUF reorder; Gemma's norms enter with their 1 added. */
@@ -20,6 +20,9 @@
 #include "base/sha256.h"
 #include "model/model.h"
 #include "model/weights.h"
+
+/* The key of a GGUF file that keepd saved: `matrices` before they were rounded. */
+#define BASE_MATRICES_KEY "keepd.base.matrices"
 
 struct base_digest {
     char vectors[SHA256_HEX], matrices[SHA256_HEX]; /* lower case; "" = unknown */

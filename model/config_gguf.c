@@ -11,12 +11,14 @@
 #include "base/gguf.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "model/base_digest.h"
+#include "model/digest_field.h"
 #include "model/internal.h"
 #include "model/tensors.h"
 
 #define ARCHITECTURE_MAX 32
-#define TEXT_MAX         64
-#define KEY_MAX          (2 * (size_t)TEXT_MAX)
+#define TEXT_MAX         80 /* a digest in hex fits */
+#define KEY_MAX          128
 #define FUSED            "blk.0.attn_qkv.weight" /* q, k and v in one tensor */
 #define FUSED_BIAS       "blk.0.attn_qkv.bias"
 #define FACTORS_MAX      512 /* half of the largest head */
@@ -452,6 +454,13 @@ static const char *model_type(const struct translation *t) {
     return t->row->type;
 }
 
+/* A file that keepd saved says which matrices it was rounded from. */
+static int read_base(const struct translation *t, struct packing *out) {
+    char text[TEXT_MAX];
+    int rc = get_text(t, BASE_MATRICES_KEY, text);
+    return rc || !text[0] ? rc : digest_read(text, BASE_MATRICES_KEY, out->base_matrices, t->fault);
+}
+
 static int translate(struct translation *t) {
     char architecture[TEXT_MAX];
     int rc = get_text(t, "general.architecture", architecture);
@@ -516,6 +525,7 @@ int model_config_from_gguf(const struct weights *weights, int context, struct mo
         rc = model_config_read(t.config, t.generation, context, out, fault);
         if (rc) rename_field(&t);
     }
+    if (!rc) rc = read_base(&t, &out->packing);
     if (!rc) {
         out->permuted_qk = t.row->permuted;
         out->norm_after_attention = t.row->norm_after_attention;

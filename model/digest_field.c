@@ -12,8 +12,12 @@ int digest_field_read(const cJSON *object, const char *path, const char *key, ch
     const char *hex = "";
     int rc = json_str(object, path, key, &hex, fault);
     if (rc || !*hex) return rc;
-    const size_t size = strlen(hex);
     snprintf(field, sizeof field, "%s.%s", path, key);
+    return digest_read(hex, field, out, fault);
+}
+
+int digest_read(const char *hex, const char *field, char out[SHA256_HEX], struct fault *fault) {
+    const size_t size = strlen(hex);
     if (size != SHA256_HEX - 1 || strspn(hex, "0123456789abcdefABCDEF") != size)
         return fault_set(fault, ERR_INVALID, field, "expected 64 hex digits");
     for (size_t i = 0; i <= size; i++) out[i] = (char)tolower((unsigned char)hex[i]);

@@ -11,5 +11,7 @@
  * ERR_INVALID. */
 int digest_field_read(const cJSON *object, const char *path, const char *key, char out[SHA256_HEX],
                       struct fault *fault);
+/* Likewise from text; `field` names it in errors. */
+int digest_read(const char *hex, const char *field, char out[SHA256_HEX], struct fault *fault);
 
 #endif

@@ -372,9 +372,21 @@ static void add_text(struct buf *out, const char *text) {
     buf_str(out, text);
 }
 
-/* A model in one file has no need of the keys that say how it was split. */
+/* A model in one file has no need of the keys that say how it was split. Which matrices the model
+ * had before they were rounded is written anew. */
 static bool is_kept(const struct gguf_value *value) {
-    return strncmp(value->key, "split.", strlen("split.")) != 0;
+    return strncmp(value->key, "split.", strlen("split.")) != 0 &&
+           strcmp(value->key, BASE_MATRICES_KEY) != 0;
+}
+
+/* Gates that fit the source fit the saved file, too. */
+static int add_base(const struct saving *s, struct buf *out) {
+    struct base_digest base;
+    int rc = base_digest(&s->config, s->weights, &base);
+    add_text(out, BASE_MATRICES_KEY);
+    add_number(out, GGUF_STRING, 4);
+    add_text(out, base.matrices);
+    return rc;
 }
 
 /* general.file_type names the type that most tensors have, by the numbers of llama.cpp. */
@@ -409,7 +421,7 @@ static void add_tensor(const struct tensor *tensor, const struct planned *p, uin
 static int put_gguf(struct saving *s) {
     const struct gguf *gguf = weights_gguf(s->weights);
     int64_t alignment = ALIGNMENT;
-    uint64_t at = 0, values = 0;
+    uint64_t at = 0, values = 1; /* the base */
     struct buf head;
     int rc = gguf_int(gguf, "general.alignment", 1, 1 << 16, &alignment, s->fault);
     buf_open(&head, (size_t)1 << 30);
@@ -420,6 +432,7 @@ static int put_gguf(struct saving *s) {
     add_number(&head, values, 8);
     for (size_t i = 0; i < gguf->value_count; i++)
         if (is_kept(&gguf->values[i])) add_value(s, &gguf->values[i], &head);
+    if (!rc) rc = add_base(s, &head);
     for (size_t i = 0; i < count_of(s); i++) {
         add_tensor(weights_at(s->weights, i), &s->plan[i], at, &head);
         at += (s->plan[i].bytes + (uint64_t)alignment - 1) / (uint64_t)alignment *

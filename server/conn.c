@@ -10,11 +10,13 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/http.h"
+#include "server/move.h"
 #include "server/sock.h"
 
-#define MS        1000000ll
-#define LEFT_MS   500
-#define LINGER_MS 2000 /* for the client to close, after the end of the output */
+#define MS                1000000ll
+#define LEFT_MS           500
+#define BODY_BYTES_PER_MS 16
+#define LINGER_MS         2000 /* for the client to close, after the end of the output */
 
 void conn_set_state(struct conn *conn, enum conn_state state) {
     conn->server->handshakes += (state == CONN_HANDSHAKE) - (conn->state == CONN_HANDSHAKE);
@@ -154,6 +156,13 @@ static bool is_stalled(struct conn *conn, int64_t now_ns) {
     return (now_ns - conn->progress_ns) / MS > conn->server->options.timeouts.stall;
 }
 
+/* Returns the time that the bytes of a body give it. An upload may have gigabytes and keeps other
+ * uploads waiting, so that it must come faster. */
+static int64_t allowed_ms(const struct exchange *ex) {
+    if (!ex) return 0;
+    return (int64_t)(ex->body_seen / (ex->move ? MOVE_BYTES_PER_MS : BODY_BYTES_PER_MS));
+}
+
 static bool is_late(struct conn *conn, int64_t now_ns) {
     const struct server_timeouts *t = &conn->server->options.timeouts;
     /* An answer that is still on its way counts as one that is being written. */
@@ -172,8 +181,7 @@ static bool is_late(struct conn *conn, int64_t now_ns) {
     case CONN_IDLE:
         return elapsed_ms > t->idle;
     case CONN_BODY:
-        return elapsed_ms >
-               t->body + (int64_t)(conn->exchange ? conn->exchange->body_seen / 16 : 0);
+        return elapsed_ms > t->body + allowed_ms(conn->exchange);
     case CONN_BUSY:
         return is_stalled(conn, now_ns);
     case CONN_CLOSING:

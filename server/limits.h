@@ -23,7 +23,6 @@
 #define OAI_SAMPLERS_MAX       16
 #define OAI_MEMBERS_MAX        64   /* response_fields */
 #define OAI_FILES_MAX          256  /* input_extra */
-#define OAI_LOGPROBS_MAX       20   /* ENGINE_TOP_MAX */
 #define OAI_KEY_BYTES          1024 /* cache_salt, prompt_cache_key and other opaque keys */
 #define OAI_ID_BYTES           512  /* user, safety_identifier, and the ids of items and calls */
 #define OAI_ROLE_MAX           64   /* bytes of a message's role */

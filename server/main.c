@@ -67,6 +67,7 @@ static struct engine_options engine_options(const struct config *config, struct 
         .max_queue = (int)config->max_queue,
         .max_conversations = (int)config->max_conversations,
         .max_choices = (int)config->max_choices,
+        .max_logprobs = (int)config->max_logprobs,
         .state_dir = config->state_dir,
         .state_bytes = config->state_bytes,
         .state_idle_seconds = (int)config->state_idle,

@@ -8,6 +8,8 @@
 #include "server/http.h"
 
 #define MOVE_BYTES ((size_t)256 << 10)
+/* An upload that comes more slowly than this on average, after its first seconds, is closed. */
+#define MOVE_BYTES_PER_MS 256
 
 /* Before the body, of which `size` bytes are announced (0: unknown): true, or the exchange is
  * refused. */

@@ -229,10 +229,11 @@ static int check_job(struct exchange *ex, int i) {
 /* Output arrays and the answer grow with choices, tokens and alternatives; each has a limit of its
  * own, their product needs one too. An echoed prompt is part of every choice. */
 static int check_scores(struct exchange *ex, const struct engine_request *request) {
-    int64_t choice = request->max_tokens + (int64_t)(ex->request.echo ? request->prompt_count : 0);
-    int64_t tokens = choice * request->choices;
-    if (request->prompt_logprobs) tokens += request->prompt_count;
-    ex->scores += tokens * (1 + (request->top_logprobs > 0 ? request->top_logprobs : 0));
+    int64_t prompt = (int64_t)request->prompt_count * (1 + request->prompt_top_logprobs);
+    int64_t answer = (int64_t)request->max_tokens *
+                     (1 + (request->top_logprobs > 0 ? request->top_logprobs : 0));
+    ex->scores += (answer + (ex->request.echo ? prompt : 0)) * request->choices;
+    if (request->prompt_logprobs) ex->scores += prompt;
     if (ex->scores <= OAI_SCORES_MAX) return 0;
     return oai_refuse(&ex->error, 400, "invalid_value", "max_tokens",
                       "Invalid value for 'max_tokens': choices x tokens x (1 + logprobs) of an "

@@ -21,7 +21,7 @@ struct server_timeouts {
     int handshake; /* 10,000: TLS, until both sides have finished */
     int header;    /* 30,000: a new connection's first request line and headers */
     int idle;      /* 75,000: the next ones on a kept-alive connection */
-    int body;      /* 30,000 and 1 ms per 16 bytes received */
+    int body;      /* 30,000 and 1 ms per 16 bytes received, 256 of an uploaded conversation */
     int stall;     /* 60,000: output is pending and the client accepts none */
     int first;     /* 1,000: longest wait of a stream's header for the first token */
     int ping;      /* 15,000: a comment is sent on a stream without events */

@@ -129,7 +129,7 @@ static bool open_choice(struct engine_choice *choice, const struct engine_reques
 
 bool fake_outputs_open(struct engine_job *job) {
     const struct engine_request *r = &job->request;
-    size_t top = r->top_logprobs > 0 ? (size_t)r->top_logprobs : 0;
+    size_t top = (size_t)r->prompt_top_logprobs;
     size_t prompt = r->prompt_logprobs ? (size_t)r->prompt_count : 0;
     job->choice = mem_try_alloc((size_t)fake_choices(r), sizeof *job->choice);
     if (!job->choice) return false;

@@ -141,6 +141,8 @@ static void fill_info(struct engine *e) {
                                    .repetition = NAN,
                                    .top_k = -1};
     if (e->info.max_choices > ENGINE_CHOICES_MAX) e->info.max_choices = ENGINE_CHOICES_MAX;
+    e->info.max_logprobs = o->max_logprobs ? o->max_logprobs : ENGINE_TOP_MAX;
+    if (e->info.max_logprobs > VOCAB) e->info.max_logprobs = VOCAB;
     if (o->max_choices && o->max_choices < e->info.max_choices)
         e->info.max_choices = o->max_choices;
     snprintf(e->info.kv_policy, sizeof e->info.kv_policy, "%s",

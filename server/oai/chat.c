@@ -31,9 +31,12 @@ static const struct oai_field fields[] = {
 static int read_logprobs(struct oai_reader *r) {
     bool wanted = false;
     int32_t top = 0;
-    if (oai_get_bool(r, NULL, r->body, "logprobs", &wanted) ||
-        oai_get_int(r, NULL, r->body, "top_logprobs", 0, OAI_LOGPROBS_MAX, &top))
+    const cJSON *flag = json_get(r->body, "logprobs");
+    if (cJSON_IsString(flag) && strcmp(flag->valuestring, "true") == 0)
+        wanted = true; /* as vLLM reads it, whose clients send it */
+    else if (oai_get_bool(r, NULL, r->body, "logprobs", &wanted))
         return -1;
+    if (oai_get_alternatives(r, r->body, "top_logprobs", &top)) return -1;
     if (top > 0 && !wanted)
         return oai_invalid(r, "top_logprobs",
                            "'logprobs' must be true when 'top_logprobs' is used");

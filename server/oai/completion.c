@@ -47,8 +47,7 @@ static int read_suffix(struct oai_reader *r) {
 static int parse(struct oai_reader *r) {
     r->out->parse_special = true;
     return oai_read_prompts(r) || oai_get_bool(r, NULL, r->body, "echo", &r->out->echo) ||
-                   oai_get_int(r, NULL, r->body, "logprobs", 0, OAI_LOGPROBS_MAX,
-                               &r->out->logprobs) ||
+                   oai_get_alternatives(r, r->body, "logprobs", &r->out->logprobs) ||
                    oai_read_generation(r) || check_best_of(r) || read_suffix(r)
                ? -1
                : 0;

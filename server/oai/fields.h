@@ -78,6 +78,10 @@ int oai_get_float(const struct oai_reader *r, const char *path, const cJSON *obj
                   const char *key, double min, double max, float *value);
 int oai_get_int(const struct oai_reader *r, const char *path, const cJSON *object, const char *key,
                 int64_t min, int32_t max, int32_t *value);
+/* Reads a number of alternatives for each token: at most engine_info.max_logprobs; -1 stands for
+ * the whole vocabulary, where that many may be had. */
+int oai_get_alternatives(const struct oai_reader *r, const cJSON *object, const char *key,
+                         int32_t *value);
 int oai_get_bool(const struct oai_reader *r, const char *path, const cJSON *object, const char *key,
                  bool *value);
 int oai_get_str(const struct oai_reader *r, const char *path, const cJSON *object, const char *key,

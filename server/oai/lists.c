@@ -60,9 +60,10 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     buf_fmt(out, ",\"version\":\"" KEEPD_VERSION "\",\"max_model_len\":%d,\"max_num_seqs\":%d",
             info->max_model_len, info->max_num_seqs);
     buf_fmt(out,
-            ",\"max_queue\":%d,\"max_choices\":%d,\"threads\":%d,\"data_parallel_size\":%d,"
+            ",\"max_queue\":%d,\"max_choices\":%d,\"max_logprobs\":%d,\"threads\":%d,\"data_"
+            "parallel_size\":%d,"
             "\"backend\":",
-            info->max_queue, info->max_choices, info->threads, info->replicas);
+            info->max_queue, info->max_choices, info->max_logprobs, info->threads, info->replicas);
     write_str(out, info->backend);
     buf_str(out, ",\"model_family\":");
     write_str(out, info->family);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/mem.h"
 #include "base/utf8.h"
 #include "server/oai/oai.h"
 
@@ -22,7 +23,8 @@ static struct scored scored_at(const struct oai_answer *answer, int index, bool 
     const struct engine_choice *choice = oai_choice_of(answer, index);
     const struct engine_token *tokens = prompt ? job->prompt_tokens : choice->tokens;
     const struct engine_top *top = prompt ? job->prompt_top : choice->top;
-    int kept = top && job->request.top_logprobs > 0 ? job->request.top_logprobs : 0;
+    int most = prompt ? job->request.prompt_top_logprobs : job->request.top_logprobs;
+    int kept = top && most > 0 ? most : 0;
     int count = wanted < kept ? wanted : kept;
     return (struct scored){&tokens[i], count > 0 ? &top[(size_t)i * (size_t)kept] : NULL,
                            count > 0 ? count : 0, !prompt || i > 0};
@@ -132,28 +134,61 @@ static bool same_key(const struct oai_answer *answer, int32_t a, int32_t b) {
     return nx == ny && memcmp(x, y, nx) == 0;
 }
 
-/* Object keys must be unique: alternative `k` is left out if it has the key of the token itself or
- * of a better alternative. */
-static bool is_repeated(const struct oai_answer *answer, const struct scored *s, int k) {
-    if (same_key(answer, s->token->token, s->top[k].token)) return true;
-    for (int i = 0; i < k; i++)
-        if (same_key(answer, s->top[i].token, s->top[k].token)) return true;
-    return false;
+/* Object keys must be unique: an alternative is left out if it has the key of the token itself or
+ * of a better alternative. There may be as many as the vocabulary has tokens, so the keys so far
+ * are found by their hash. */
+enum { KEYS_SMALL = 64 };
+struct keys {
+    int32_t *id; /* [size] a token that has the key, -1 none */
+    size_t size; /* a power of two, at least twice the number of keys */
+    int32_t small[KEYS_SMALL];
+};
+
+static bool keys_open(struct keys *keys, int count) {
+    keys->size = KEYS_SMALL;
+    while (keys->size < 2 * ((size_t)count + 1)) keys->size *= 2;
+    keys->id = keys->size > KEYS_SMALL ? mem_try_alloc(keys->size, sizeof *keys->id) : keys->small;
+    for (size_t i = 0; keys->id && i < keys->size; i++) keys->id[i] = -1;
+    return keys->id;
+}
+
+static void keys_close(struct keys *keys) {
+    if (keys->id != keys->small) mem_free(keys->id);
+}
+
+/* Returns whether the token's key is a new one. */
+static bool keys_add(struct keys *keys, const struct oai_answer *answer, int32_t id) {
+    const char *bytes = (const char *)&id;
+    size_t size = sizeof id;
+    if (!answer->request->tokens_as_ids) size = engine_token_bytes(answer->engine, id, &bytes);
+    uint64_t hash = 14695981039346656037u; /* FNV-1a */
+    for (size_t i = 0; i < size; i++) hash = (hash ^ (unsigned char)bytes[i]) * 1099511628211u;
+    size_t at = hash & (keys->size - 1);
+    for (; keys->id[at] >= 0; at = (at + 1) & (keys->size - 1))
+        if (same_key(answer, keys->id[at], id)) return false;
+    keys->id[at] = id;
+    return true;
 }
 
 /* The token itself, then the best alternatives, as vLLM orders them. */
 static void write_top_object(struct buf *out, const struct oai_answer *answer,
                              const struct scored *s) {
+    struct keys keys;
+    if (!keys_open(&keys, s->top_count)) {
+        out->failed = true;
+        return;
+    }
     buf_char(out, '{');
     for (int k = -1; k < s->top_count; k++) {
         int32_t id = k < 0 ? s->token->token : s->top[k].token;
-        if (k >= 0 && is_repeated(answer, s, k)) continue;
+        if (!keys_add(&keys, answer, id)) continue;
         if (k >= 0) buf_char(out, ',');
         write_token_text(out, answer, id, "bytes:");
         buf_char(out, ':');
         write_logprob(out, k < 0 ? s->token->logprob : s->top[k].logprob);
     }
     buf_char(out, '}');
+    keys_close(&keys);
 }
 
 /* Counts as json_write_str writes: one character for each faulty part. */

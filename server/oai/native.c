@@ -35,8 +35,8 @@ static int read_native(struct oai_reader *r) {
     int32_t alternatives = 0;
     bool cache = true;
     out->timings = true;
-    if (oai_get_int(r, NULL, r->body, "logprobs", 0, OAI_LOGPROBS_MAX, &alternatives) ||
-        oai_get_int(r, NULL, r->body, "n_probs", 0, OAI_LOGPROBS_MAX, &alternatives))
+    if (oai_get_alternatives(r, r->body, "logprobs", &alternatives) ||
+        oai_get_alternatives(r, r->body, "n_probs", &alternatives))
         return -1;
     out->logprobs = alternatives > 0 ? alternatives : -1;
     if (oai_read_generation(r) || read_members(r) ||

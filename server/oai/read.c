@@ -47,6 +47,18 @@ int oai_get_int(const struct oai_reader *r, const char *path, const cJSON *objec
     return 0;
 }
 
+int oai_get_alternatives(const struct oai_reader *r, const cJSON *object, const char *key,
+                         int32_t *value) {
+    const struct engine_info *info = r->rules->info;
+    bool whole = info->max_logprobs >= info->vocab;
+    int32_t count = *value < 0 ? 0 : *value;
+    const cJSON *node = json_get(object, key);
+    if (!node) return 0;
+    if (oai_get_int(r, NULL, object, key, whole ? -1 : 0, info->max_logprobs, &count)) return -1;
+    *value = count < 0 ? info->vocab : count;
+    return 0;
+}
+
 int oai_get_bool(const struct oai_reader *r, const char *path, const cJSON *object, const char *key,
                  bool *value) {
     struct fault fault;

@@ -356,7 +356,7 @@ static int read_include(struct oai_rewrite *w) {
     char field[OAI_PATH];
     int32_t top = 0;
     int i = 0;
-    if (oai_get_int(w->r, NULL, w->body, "top_logprobs", 0, OAI_LOGPROBS_MAX, &top)) return -1;
+    if (oai_get_alternatives(w->r, w->body, "top_logprobs", &top)) return -1;
     if (list && !cJSON_IsArray(list)) return oai_expected(w->r->error, "include", "an array", list);
     cJSON_ArrayForEach(node, list) {
         oai_path(field, "include[%d]", i++);

@@ -313,15 +313,16 @@ static int read_max_tokens(struct oai_reader *r) {
 
 /* --- contents of an answer --- */
 
-/* Reads the number of alternatives. The engine takes one for prompt and answer: the larger. */
+/* Reads the number of alternatives. Those of an echoed prompt are the answer's or the prompt's own:
+ * the engine keeps the larger number. */
 static int read_logprobs(struct oai_reader *r) {
     struct oai_request *out = r->out;
-    if (oai_get_int(r, NULL, r->body, "prompt_logprobs", 0, OAI_LOGPROBS_MAX,
-                    &out->prompt_logprobs))
-        return -1;
-    out->sampling.prompt_logprobs = out->prompt_logprobs >= 0 || (out->echo && out->logprobs >= 0);
-    out->sampling.top_logprobs =
-        out->prompt_logprobs > out->logprobs ? out->prompt_logprobs : out->logprobs;
+    if (oai_get_alternatives(r, r->body, "prompt_logprobs", &out->prompt_logprobs)) return -1;
+    int32_t echoed = out->echo ? out->logprobs : -1;
+    int32_t most = echoed > out->prompt_logprobs ? echoed : out->prompt_logprobs;
+    out->sampling.prompt_logprobs = most >= 0;
+    out->sampling.prompt_top_logprobs = most > 0 ? most : 0;
+    out->sampling.top_logprobs = out->logprobs;
     return 0;
 }
 

@@ -11,6 +11,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct engine_info info = {.vocab = 1000,
+                                        .max_logprobs = ENGINE_TOP_MAX,
                                         .max_model_len = 64,
                                         .temperature = 0.5f,
                                         .top_p = 0.9f,
@@ -26,6 +27,7 @@ static void check_sampling(const struct engine_request *s) {
     CHECK(s->temperature >= 0 && s->temperature <= 2 && s->top_p >= 0 && s->top_p <= 1);
     CHECK(s->min_p >= 0 && s->min_p <= 1 && s->repetition > 0 && s->top_k >= 0);
     CHECK(fabsf(s->presence) <= 2 && fabsf(s->frequency) <= 2);
+    CHECK(s->prompt_top_logprobs >= 0 && s->prompt_top_logprobs <= ENGINE_TOP_MAX);
     CHECK(s->top_logprobs >= -1 && s->top_logprobs <= ENGINE_TOP_MAX && s->min_tokens >= 0);
     CHECK(s->stop_count >= 0 && s->stop_count <= OAI_STOPS_MAX);
     for (int32_t i = 0; i < s->stop_count; i++)

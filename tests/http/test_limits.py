@@ -82,6 +82,23 @@ def test_slow_headers(start):
     assert daemon.metrics()["vllm:prompt_tokens_total",] == 0
 
 
+def test_slow_uploads(start, fake):
+    """An upload is long, so that it must come faster than other bodies: this rate would do for a chat."""
+    daemon = start(body=300)
+    begin, sent, refused = time.monotonic(), 0, False
+    with daemon.socket() as sock:
+        sock.sendall(b"PUT /v1/conversations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n")
+        while not refused and time.monotonic() - begin < 10:
+            try:
+                sock.sendall(b"x" * max(0, int((time.monotonic() - begin) * 64000) - sent))
+                sent = int((time.monotonic() - begin) * 64000)
+            except OSError:
+                refused = True
+            time.sleep(0.02)
+    assert refused, f"an upload of {sent} bytes in {time.monotonic() - begin:.1f} s goes on"
+    daemon.wait("the connection to close", lambda: daemon.metrics()["keepd_connections",] == 1)
+
+
 def test_idle_connections_close(start):
     daemon = start(idle=200)
     with daemon.socket() as sock:

@@ -60,7 +60,6 @@ CASES = {
     "METADATA_KEY": ("metadata", lambda n: respond(metadata={"\u00e9" * n: "x"})),
     "METADATA_VALUE": ("metadata.k", lambda n: respond(metadata={"k": "\u00e9" * n})),
     "CHOICES_LISTED_MAX": ("guided_choice", lambda n: chat(guided_choice=[str(i) for i in range(n)])),
-    "LOGPROBS_MAX": ("top_logprobs", lambda n: chat(logprobs=True, top_logprobs=n)),
     "KEY_BYTES": ("cache_salt", lambda n: chat(cache_salt="x" * n)),
     "REPETITION_MAX": ("repetition_penalty", lambda n: chat(repetition_penalty=n)),
     "JSON_DEPTH": (None, lambda n: chat(user=None, metadata=json.loads("[" * (n - 1) + "]" * (n - 1)))),
@@ -71,8 +70,6 @@ CASES = {
 ELSEWHERE = {"FILES_MAX", "NAMES_MAX", "COMPLETION_TOKENS", "REPETITION_MIN", "RECORDS_MAX"}
 ALSO = [("KEY_BYTES", "prompt_cache_key", lambda n: chat(prompt_cache_key="x" * n)),
         ("KEY_BYTES", "session_id", lambda n: chat(session_id="x" * n)),
-        ("LOGPROBS_MAX", "logprobs", lambda n: text(logprobs=n)),
-        ("LOGPROBS_MAX", "prompt_logprobs", lambda n: chat(prompt_logprobs=n)),
         ("N_MAX", "n", lambda n: text(n=n, max_tokens=1)),
         *[("ID_BYTES", name, lambda n, name=name: respond(**{name: "u" * n})) for name in ("safety_identifier", "prompt_cache_key")]]
 
@@ -115,7 +112,7 @@ def test_prompts_times_choices(roomy):
 @pytest.mark.parametrize("echo", [False, True])
 def test_choices_times_tokens_times_alternatives(roomy, echo):
     """Each count may be at its limit, but all at once would take gigabytes."""
-    n, top = LIMITS["CHOICES_MAX"], LIMITS["LOGPROBS_MAX"]
+    n, top = LIMITS["CHOICES_MAX"], 20
     fields = dict(prompt="a" if not echo else "abcdefghij", n=n // 2, logprobs=top, echo=echo)
     each = (LIMITS["SCORES_MAX"] // (1 + top)) - (len(fields["prompt"]) if echo else 0)
     most = each // fields["n"] - (len(fields["prompt"]) if echo else 0)

@@ -88,7 +88,32 @@ def test_prompt_logprobs_without_an_answer(shared):
 
 
 def test_fewer_alternatives_than_the_prompt_has(shared):
-    """The number of alternatives is computed once; prompt and answer each show the requested number."""
+    """Prompt and answer each have the number of alternatives that was asked for."""
     r = shared.post(TEXT, text_body("abc", prompt_logprobs=5, logprobs=1, max_tokens=2)).json()["choices"][0]
     assert all(len(top) <= 2 for top in r["logprobs"]["top_logprobs"])
     assert all(len(e) >= 5 for e in r["prompt_logprobs"][1:])
+
+
+def test_as_many_alternatives_as_the_server_allows(fake):
+    """--max-logprobs bounds every count; -1 asks for the whole vocabulary, where it is no larger than the bound."""
+    from conftest import Daemon
+    few, all_of_it = Daemon("--max-logprobs", "30"), Daemon("--max-logprobs", "100000")
+    counts = [(CHAT, "top_logprobs", {"logprobs": True}), (CHAT, "prompt_logprobs", {}), (TEXT, "logprobs", {}),
+              (TEXT, "prompt_logprobs", {}), ("/completion", "n_probs", {})]
+    for path, name, also in counts:
+        body = {"max_tokens": 1, **also, **({"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "xyz"})}
+        assert few.post(path, {**body, name: 30}).status_code == 200, (path, name)
+        for n in (31, -1, -2):
+            r = few.post(path, {**body, name: n})
+            assert r.status_code == 400 and r.json()["error"]["param"] == name, r.text
+        assert all_of_it.post(path, {**body, name: -1}).status_code == 200, (path, name)
+    whole = all_of_it.get("/tokenizer_info").json()["vocab_size"]
+    assert few.get("/server_info").json()["max_logprobs"] == 30 and all_of_it.get("/server_info").json()["max_logprobs"] == whole
+    chat = all_of_it.chat("abc", logprobs="true", top_logprobs=-1, prompt_logprobs=-1, max_tokens=2).json()
+    tokens = chat["choices"][0]["logprobs"]["content"]
+    assert tokens and all(len(t["top_logprobs"]) == whole for t in tokens)
+    assert all(set(e) == {str(i) for i in range(whole)} for e in chat["prompt_logprobs"][1:])
+    choice = all_of_it.post(TEXT, text_body("abc", logprobs=-1, max_tokens=1)).json()["choices"][0]
+    ids = all_of_it.post(TEXT, text_body("abc", logprobs=-1, max_tokens=1, return_tokens_as_token_ids=True)).json()["choices"][0]
+    assert len(ids["logprobs"]["top_logprobs"][0]) == whole >= len(choice["logprobs"]["top_logprobs"][0]) > whole // 2
+    assert few.stop() == 0 and all_of_it.stop() == 0

@@ -166,6 +166,7 @@ static void submit(struct world *w, struct chain *c, int index) {
                                            .hint = (uint64_t)index,
                                            .top_logprobs = c->scored[t] ? t : -1,
                                            .prompt_logprobs = c->scored[t],
+                                           .prompt_top_logprobs = c->scored[t] ? t : 0,
                                            .stops = c->stops,
                                            .stop_count = 1,
                                            .kv = c->kv};

@@ -103,6 +103,7 @@ static struct engine_job *fill(const struct engine *engine, int index) {
                                            .seed = (uint64_t)index,
                                            .top_logprobs = index % 3 - 1,
                                            .prompt_logprobs = index % 7 == 3,
+                                           .prompt_top_logprobs = index % 3,
                                            .ignore_eos = true,
                                            .kv = {.budget = 16,
                                                   .buffer = 8,
@@ -195,7 +196,8 @@ static uint64_t try_many(struct engine *engine) {
     return sum;
 }
 
-/* A job is shown as running while its first step runs, which reads this whole prompt. */
+/* A job is shown as running while its first step runs, which reads this whole prompt, and another
+ * that comes meanwhile as waiting. */
 static void try_first_step(struct engine *engine) {
     struct engine_status status;
     struct engine_sequence_row row;
@@ -210,9 +212,15 @@ static void try_first_step(struct engine *engine) {
     CHECK_MSG(status.running == 1 && status.waiting == 0 && status.pages_reserved > 0,
               "%d running and %d waiting", status.running, status.waiting);
     CHECK(engine_sequences(engine, &row, 1) == 1 && row.prefilling && row.tokens == 0);
+    submit(engine, 1);
+    engine_status(engine, &status);
+    CHECK_MSG(status.running == 1 && status.waiting == 1, "%d running and %d waiting",
+              status.running, status.waiting);
     atomic_store(&engines_holding, false);
     wait_for(job);
+    wait_for(&jobs[1]);
     engine_job_close(job);
+    engine_job_close(&jobs[1]);
 }
 
 /* A conversation's idle time goes on while the engine sleeps. */

@@ -329,6 +329,7 @@ void world_open(struct world *w, const struct world_options *options) {
         .shape = {WORLD_LAYERS, WORLD_HEADS_KV, info.page_slots, info.member_slots,
                   .sliding_layers = o->sliding_window > 0 ? (WORLD_LAYERS + 1) / 2 : 0},
         .vocab = WORLD_VOCAB,
+        .top_max = WORLD_VOCAB,
         .pages_total = o->pages,
         .page_bytes = info.page_bytes,
         .store = w->store,

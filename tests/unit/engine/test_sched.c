@@ -183,6 +183,7 @@ Test(sched, the_eviction_that_waits_longest_goes_first) {
 static void expect_finish(int prompt_count, int max_tokens, struct engine_kv kv, bool echo) {
     struct engine_job job = job_of(2, prompt_count, max_tokens, kv);
     job.request.prompt_logprobs = echo;
+    job.request.prompt_top_logprobs = echo ? 2 : 0;
     job.request.top_logprobs = echo ? 2 : -1;
     run_alone(&job);
     cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
@@ -458,7 +459,7 @@ Test(sched, scores_do_not_depend_on_the_steps) {
         struct engine_kv kv = global(bounds[b].budget, bounds[b].buffer, bounds[b].chunk);
         struct engine_job whole = job_of(3, 90, 4, kv);
         whole.request.prompt_logprobs = true;
-        whole.request.top_logprobs = 3;
+        whole.request.prompt_top_logprobs = whole.request.top_logprobs = 3;
         struct engine_job first = whole;
         run_alone(&whole);
         cr_assert_eq(whole.prompt_tokens[0].token, whole.request.prompt[0]);
@@ -489,6 +490,47 @@ Test(sched, scores_do_not_depend_on_the_steps) {
         }
         engine_job_close(&whole);
     }
+}
+
+static void expect_beginning(const struct engine_top *whole, const struct engine_top *few) {
+    double sum = 0;
+    for (int k = 0; k < WORLD_VOCAB; k++) {
+        sum += exp((double)whole[k].logprob);
+        for (int other = 0; other < k; other++) cr_assert_neq(whole[other].token, whole[k].token);
+        if (k > 0) cr_assert_leq(whole[k].logprob, whole[k - 1].logprob);
+    }
+    cr_assert_float_eq(sum, 1, 1e-5);
+    for (int k = 0; k < 3; k++) {
+        cr_assert_eq(whole[k].token, few[k].token);
+        cr_assert_float_eq(whole[k].logprob, few[k].logprob, 1e-6);
+    }
+}
+
+/* More alternatives than the backend reports come from the row of logits: every token once, in the
+ * backend's order, for prompts and for all choices of an answer. */
+Test(sched, alternatives_of_the_whole_vocabulary) {
+    struct engine_job few = job_of(3, 30, 5, global(12, 4, 10)), whole;
+    struct world w;
+    few.request.prompt_logprobs = true;
+    few.request.choices = 2;
+    few.request.prompt_top_logprobs = few.request.top_logprobs = 3;
+    whole = few;
+    whole.request.prompt_top_logprobs = whole.request.top_logprobs = WORLD_VOCAB;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 4, .conversations = 1, .rows = 50});
+    submit(&w, &few);
+    submit(&w, &whole);
+    run_until_idle(&w);
+    world_close(&w);
+    expect_same_answer(&whole, &few);
+    cr_assert_gt(count_of(&few), 0);
+    for (int t = 1; t < 30; t++)
+        expect_beginning(&whole.prompt_top[WORLD_VOCAB * t], &few.prompt_top[3 * t]);
+    for (int i = 0; i < 2; i++)
+        for (uint32_t t = 0; t < atomic_load(&few.choice[i].token_count); t++)
+            expect_beginning(&whole.choice[i].top[WORLD_VOCAB * t], &few.choice[i].top[3 * t]);
+    engine_job_close(&few);
+    engine_job_close(&whole);
 }
 
 /* Scores without alternatives: top_logprobs is their number and does not turn scores on. */

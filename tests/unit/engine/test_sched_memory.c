@@ -33,7 +33,7 @@ static void fill_crowd(struct engine_job *jobs) {
     jobs[2].request.bias_count = 2;
     jobs[3] = job_of(4, 22, 16, full());
     jobs[3].request.prompt_logprobs = true;
-    jobs[3].request.top_logprobs = 3;
+    jobs[3].request.prompt_top_logprobs = jobs[3].request.top_logprobs = 3;
     jobs[4] = job_of(5, 31, 22, kv_of("ems", ENGINE_REPORT_POSITIONS));
     jobs[4].request.min_tokens = 9;
     jobs[4].request.stop_ids = stop_ids;

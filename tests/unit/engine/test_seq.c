@@ -274,6 +274,7 @@ Test(seq, every_failed_allocation_leaves_nothing) {
                                      .max_tokens = 4,
                                      .min_tokens = 1,
                                      .prompt_logprobs = true,
+                                     .prompt_top_logprobs = 2,
                                      .top_logprobs = 2};
     for (long n = 0;; n++) {
         struct engine_job job = {.request = request};

@@ -2,6 +2,7 @@
  */
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -531,6 +532,57 @@ Test(store_shared, one_key_for_all) {
     }
     for (int i = 0; i < DAEMONS; i++) state_dir_close(&dirs[i]);
     cr_assert_eq(files_with(".tmp"), 0);
+}
+
+/* A file system without hard links, and perhaps without a rename that replaces nothing. Another
+ * daemon names its key just before this one does. */
+static struct { bool planned, no_exclusive_rename, rival; } links;
+
+int __real_linkat(int from, const char *old, int to, const char *new, int flags);
+int __real_renameat2(int from, const char *old, int to, const char *new, unsigned flags);
+int __wrap_linkat(int from, const char *old, int to, const char *new, int flags);
+int __wrap_renameat2(int from, const char *old, int to, const char *new, unsigned flags);
+
+int __wrap_linkat(int from, const char *old, int to, const char *new, int flags) {
+    if (!links.planned) return __real_linkat(from, old, to, new, flags);
+    if (links.rival) {
+        int fd = openat(to, "key", O_WRONLY | O_CREAT | O_EXCL, 0600);
+        cr_assert(fd >= 0 && write(fd, "the key of the rival is 32 bytes", 32) == 32);
+        close(fd);
+    }
+    errno = EPERM;
+    return -1;
+}
+
+int __wrap_renameat2(int from, const char *old, int to, const char *new, unsigned flags) {
+    if (!links.no_exclusive_rename) return __real_renameat2(from, old, to, new, flags);
+    errno = EINVAL;
+    return -1;
+}
+
+Test(store_shared, a_key_is_named_once_without_hard_links) {
+    struct state_dir own;
+    struct fault fault = {0};
+    links.planned = links.rival = true;
+    cr_assert_eq(state_dir_open(&own, dir, &fault), 0);
+    cr_assert_eq(memcmp(own.key, "the key of the rival is 32 bytes", 32), 0);
+    state_dir_close(&own);
+    cr_assert_eq(files_with(".tmp"), 0);
+}
+
+Test(store_shared, a_new_directory_without_hard_links) {
+    for (int i = 0; i < 2; i++) {
+        struct state_dir first, second;
+        struct fault fault = {0};
+        links.planned = true;
+        links.no_exclusive_rename = i;
+        cr_assert_eq(state_dir_open(&first, dir, &fault), 0);
+        cr_assert_eq(state_dir_open(&second, dir, &fault), 0);
+        cr_assert_eq(memcmp(first.key, second.key, SHA256_BYTES), 0);
+        state_dir_close(&first);
+        state_dir_close(&second);
+        cr_assert(files_with(".tmp") == 0 && unlink(path_of("key")) == 0);
+    }
 }
 
 /* ---- Both write at once ---------------------------------------------------------------------- */

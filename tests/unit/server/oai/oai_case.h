@@ -21,6 +21,7 @@ struct oai_case {
 
 static inline void case_open(struct oai_case *c) {
     *c = (struct oai_case){.info = {.vocab = 1000,
+                                    .max_logprobs = ENGINE_TOP_MAX,
                                     .max_model_len = 100,
                                     .temperature = NAN,
                                     .top_p = NAN,

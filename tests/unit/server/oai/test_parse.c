@@ -177,12 +177,14 @@ Test(oai_parse, several_prompts) {
 Test(oai_parse, prompt_scores) {
     parse_ok(&oai_chat, "{" MESSAGES ",\"prompt_logprobs\":7}");
     cr_assert(c.request.logprobs == -1 && c.request.prompt_logprobs == 7);
-    cr_assert(c.request.sampling.prompt_logprobs && c.request.sampling.top_logprobs == 7);
+    cr_assert(c.request.sampling.prompt_logprobs && c.request.sampling.top_logprobs == -1);
+    cr_assert_eq(c.request.sampling.prompt_top_logprobs, 7);
     oai_request_close(&c.request);
     json_free(c.tree);
     parse_ok(&oai_chat,
              "{" MESSAGES ",\"prompt_logprobs\":0,\"logprobs\":true,\"top_logprobs\":3}");
     cr_assert(c.request.sampling.prompt_logprobs && c.request.sampling.top_logprobs == 3);
+    cr_assert_eq(c.request.sampling.prompt_top_logprobs, 0);
 }
 
 Test(oai_parse, echo_scores_only_with_logprobs) {
@@ -191,6 +193,22 @@ Test(oai_parse, echo_scores_only_with_logprobs) {
     json_free(c.tree);
     parse_ok(&oai_completion, "{\"prompt\":\"a\",\"echo\":true,\"max_tokens\":1}");
     cr_assert(c.request.echo && !c.request.sampling.prompt_logprobs);
+}
+
+/* Alternatives as far as the server allows; all of them by -1, where it allows so many. */
+Test(oai_parse, alternatives) {
+    c.info.max_logprobs = 999;
+    cr_assert_eq(case_parse(&c, &oai_completion, "{\"prompt\":\"a\",\"logprobs\":-1}"), -1);
+    cr_assert_str_eq(c.error.param, "logprobs");
+    json_free(c.tree);
+    c.info.max_logprobs = 1000;
+    parse_ok(&oai_completion, "{\"prompt\":\"a\",\"echo\":true,\"logprobs\":-1}");
+    cr_assert(c.request.logprobs == 1000 && c.request.sampling.top_logprobs == 1000);
+    cr_assert(c.request.prompt_logprobs == -1 && c.request.sampling.prompt_top_logprobs == 1000);
+    oai_request_close(&c.request);
+    json_free(c.tree);
+    parse_ok(&oai_chat, "{" MESSAGES ",\"logprobs\":\"true\",\"top_logprobs\":-1}");
+    cr_assert(c.request.logprobs == 1000 && !c.request.sampling.prompt_logprobs);
 }
 
 /* Every kind of rejection: status, code, field. tests/http/test_errors.py has the table of all

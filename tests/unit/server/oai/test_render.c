@@ -218,7 +218,7 @@ Test(oai_render, prompt_scores) {
     static struct engine_top prompt_top[] = {{0, 0},    {0, 0},        {256, -1},       {'x', -2},
                                              {'y', -1}, {'z', -1.25f}, {0xA9, -0.125f}, {'q', -3}};
     job.prompt_top = prompt_top;
-    job.request.top_logprobs = 2;
+    job.request.prompt_top_logprobs = 2;
     request.prompt_logprobs = 1;
     oai_render_prompt_logprobs(&out, &answer, 0);
     cr_assert_str_eq(
