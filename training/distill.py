@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import losses
 from data import Shuffle
-from eviction_trace import Records, sees
+from eviction_trace import Records, seen
 from gates import read_header, write_gates
 from models import DTYPES, OwnAttention, base_digests, read_config
 from options import count, file, positive
@@ -28,35 +28,66 @@ COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", 
           "merges.txt", "chat_template.jinja", "generation_config.json")
 
 
-def sparse(q, k, v, until, scaling, block=512):
-    """Attention in which query t sees key i of KV head h if i <= t < until[h, i]; q [B, Hq, T, d].
+def sparse(q, k, v, until, scaling, first=0, block=128):
+    """Attention in which query t sees key i of KV head h if i <= t < until[h, i]; q [1, Hq, T, d], its first query is `first`.
 
-    By blocks of queries, so that the mask of [Hq, block, T] is the largest thing beside q, k and v.
+    By blocks of queries and by KV heads, so that only keys that some query of a block sees are multiplied: with most of a
+    text evicted they are few.
     """
-    g = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(g, 1), v.repeat_interleave(g, 1)
+    heads = k.shape[1]
+    rows = q.unflatten(1, (heads, -1))
     out = []
-    for begin in range(0, q.shape[2], block):
-        end = min(begin + block, q.shape[2])
-        mask = sees(until, begin, end).repeat_interleave(g, 0)[None]
-        out.append(F.scaled_dot_product_attention(q[:, :, begin:end], k[:, :, :end], v[:, :, :end], attn_mask=mask,
-                                                  scale=scaling))
+    for begin in range(first, first + q.shape[2], block):
+        end = min(begin + block, first + q.shape[2])
+        found = []
+        for h in range(heads):
+            at, mask = seen(until[h], begin, end)
+            part = rows[:, h, :, begin - first:end - first]
+            group = part.shape[1]
+            read = F.scaled_dot_product_attention(part.flatten(1, 2)[:, None], *(x[:, h:h + 1].index_select(2, at) for x in (k, v)),
+                                                  attn_mask=mask.repeat(group, 1), scale=scaling)
+            found.append(read[:, 0].unflatten(1, (group, -1)))
+        out.append(torch.cat(found, 1))
     return torch.cat(out, 2)
 
 
 class SparseModel(OwnAttention):
     """A model that attends to all, or to what the daemon held."""
 
-    until = None
+    until, branches = None, ()
 
     def hidden(self, ids, until=None):
-        self.until = until
+        """Whole texts [B, T], of which all see the same -> what feeds the output matrix, [B, T, d_model]."""
+        self.until, self.branches = until, ()
         return super().hidden(ids, torch.arange(ids.shape[1], device=ids.device)[None])
 
+    def completions(self, records, full=False):
+        """Several answers to a prompt, read at once -> for each, what feeds the output matrix for its tokens, [n, d_model].
+
+        The answers stand one behind the other. Each is a branch that sees the prompt and itself; evictions of the prompt are
+        the same for all, and later ones their own.
+        """
+        prompt = records[0].prompt
+        inputs = [rec.ids[prompt:-1] for rec in records]
+        ends = torch.tensor([prompt] + [len(x) for x in inputs]).cumsum(0).tolist()
+        until = [None if full else rec.until[..., :len(rec.ids) - 1].to(self.device) for rec in records]
+        self.until = None if full else until[0][..., :prompt]
+        self.branches = list(zip(ends, ends[1:], until))
+        ids = torch.tensor([records[0].ids[:prompt] + sum(inputs, [])], device=self.device)
+        places = torch.cat([torch.arange(prompt)] + [torch.arange(prompt, prompt + len(x)) for x in inputs])
+        found = super().hidden(ids, places[None].to(self.device))[0]
+        return [torch.cat([found[prompt - 1:prompt], found[begin:end]]) for begin, end, _ in self.branches]
+
     def attend(self, layer, q, k, v, scaling):
-        if self.until is None:
-            return super().attend(layer, q, k, v, scaling)
-        return sparse(q, k, v, self.until[layer], scaling)
+        size = self.branches[0][0] if self.branches else q.shape[2]
+        prompt = [x[:, :, :size] for x in (q, k, v)]
+        out = [super().attend(layer, *prompt, scaling) if self.until is None else sparse(*prompt, self.until[layer], scaling)]
+        for begin, end, until in self.branches:
+            if end > begin:
+                keys, values = (torch.cat([x[:, :, :size], x[:, :, begin:end]], 2) for x in (k, v))
+                stays = torch.full((k.shape[1], keys.shape[2]), keys.shape[2], device=k.device) if until is None else until[layer]
+                out.append(sparse(q[:, :, begin:end], keys, values, stays, scaling, first=size))
+        return torch.cat(out, 2)
 
 
 class DistillRun(Run):
@@ -70,26 +101,23 @@ class DistillRun(Run):
             self.student.checkpoint_layers()
         c = self.student.model.config
         self.records = Records(a.records, c.num_hidden_layers, c.num_key_value_heads, c.vocab_size, a.length)
-        self.shuffle = Shuffle(a.seed, len(self.records))
+        self.shuffle = Shuffle(a.seed, len(self.records.groups))
         super().__init__(a, world, self.student.model,
                          torch.optim.AdamW(self.student.model.parameters(), lr=a.lr, betas=(0.9, 0.95), weight_decay=0.0))
 
     def batch(self):
-        """This process's records of the step."""
+        """This process's groups of records of the step."""
         first = (self.step * self.world.size + self.world.rank) * self.a.rows
-        return [self.records[self.shuffle[n]] for n in range(first, first + self.a.rows)]
+        groups = self.records.groups
+        return [[self.records[i] for i in groups[self.shuffle[n]]] for n in range(first, first + self.a.rows)]
 
-    def record_loss(self, record, total):
-        """One record's share of the step's loss; 1/total is the weight of each of its completion's tokens."""
-        count = len(record.ids) - 1
-        ids = torch.tensor([record.ids[:count]], device=self.world.device)
-        until = record.until[..., :count].to(self.world.device)
-        weight = torch.zeros(1, count, device=self.world.device)
-        weight[:, record.prompt - 1:] = 1 / total
+    def group_loss(self, records, total):
+        """The share of the step's loss that answers to one prompt have; 1/total is the weight of each of their tokens."""
         with torch.autocast(torch.device(self.world.device).type, torch.bfloat16, enabled=self.a.bf16):
             with torch.no_grad():
-                full = self.teacher.hidden(ids)
-            held = self.student.hidden(ids, until)
+                full = torch.cat(self.teacher.completions(records, full=True))[None]
+            held = torch.cat(self.student.completions(records))[None]
+            weight = torch.full(held.shape[:2], 1 / total, device=held.device)
 
             def divergence(s, t, w):
                 return losses.divergence(self.student.logits(s), self.teacher.logits(t), w, self.a.temperature)
@@ -97,15 +125,15 @@ class DistillRun(Run):
             return losses.by_blocks(divergence, self.a.logit_block, held, full, weight)
 
     def train_step(self):
-        records = self.batch()
-        graded = float(sum(len(r.ids) - r.prompt for r in records))
+        groups = self.batch()
+        graded = float(sum(len(r.ids) - r.prompt for records in groups for r in records))
         total = self.world.sum(torch.tensor(graded, dtype=torch.float64, device=self.world.device)).item()
         kl = 0.0
-        for record in records:
-            loss = self.record_loss(record, total)
+        for records in groups:
+            loss = self.group_loss(records, total)
             loss.backward()
             kl += loss.item()
-        tokens = sum(len(r.ids) - 1 for r in records)
+        tokens = sum(records[0].prompt + sum(len(r.ids) - r.prompt - 1 for r in records) for records in groups)
         values = torch.tensor([kl, float(tokens)], dtype=torch.float64, device=self.world.device)
         return dict(zip(("loss", "tokens"), self.world.sum(values).tolist()))
 
@@ -136,7 +164,7 @@ def arguments():
     ap.add_argument("--teacher", type=Path, help="model directory of the teacher (default: the model itself, unadapted)")
     ap.add_argument("--temperature", type=positive, default=1.0)
     ap.add_argument("--length", type=count, default=4096, help="tokens of a record that are used")
-    ap.add_argument("--rows", type=count, default=8, help="records per step and process, one after another")
+    ap.add_argument("--rows", type=count, default=8, help="prompts per step and process, one after another, each with its answers")
     add_arguments(ap, minutes=60, lr=1e-6, warmup=10)
     a = ap.parse_args()
     if a.run is None:

@@ -56,19 +56,32 @@ def check_eviction(eviction, where, before, count, layers, heads):
 def visible_until(trace, count, layers, heads):
     """[L, H, count] int32 of a trace over `count` tokens."""
     until = torch.full((layers, heads, count), count, dtype=torch.int32)
-    gone = torch.zeros(layers, heads, count, dtype=torch.bool)
+    gone = [[[] for _ in range(heads)] for _ in range(layers)]
+    times = [[[] for _ in range(heads)] for _ in range(layers)]
     before = 0
     for n, eviction in enumerate(trace):
-        where = f"trace[{n}]"
-        before = check_eviction(eviction, where, before, count, layers, heads)
+        before = check_eviction(eviction, f"trace[{n}]", before, count, layers, heads)
         for i, layer in enumerate(eviction["evicted"]):
             for h, positions in enumerate(layer):
-                at = torch.tensor(positions, dtype=torch.long)
-                if len(set(positions)) < len(positions) or gone[i, h, at].any():
-                    raise BadRecord(f"{where}.evicted[{i}][{h}]: a position that was already evicted")
-                gone[i, h, at] = True
-                until[i, h, at] = before
+                gone[i][h] += positions
+                times[i][h] += [n] * len(positions)
+    tokens = torch.tensor([eviction["tokens"] for eviction in trace], dtype=torch.int32)
+    for i in range(layers):
+        for h in range(heads):
+            if len(set(gone[i][h])) < len(gone[i][h]):
+                n = twice(gone[i][h], times[i][h])
+                raise BadRecord(f"trace[{n}].evicted[{i}][{h}]: a position that was already evicted")
+            until[i, h, torch.tensor(gone[i][h], dtype=torch.long)] = tokens[torch.tensor(times[i][h], dtype=torch.long)]
     return until
+
+
+def twice(positions, times):
+    """When a position was evicted for the second time."""
+    seen = set()
+    for position, n in zip(positions, times):
+        if position in seen:
+            return n
+        seen.add(position)
 
 
 def parse_record(line, layers, heads, vocab):
@@ -87,24 +100,36 @@ def parse_record(line, layers, heads, vocab):
     return Record(ids, len(prompt), visible_until(record["trace"], len(ids), layers, heads))
 
 
-def sees(until, begin, end):
-    """The mask of queries begin .. end - 1 over keys 0 .. end - 1: [H, end - begin, end], true where seen."""
+def seen(until, begin, end):
+    """(keys, mask): what queries begin .. end - 1 of a head see; until [N], mask [end - begin, keys]. Other keys no query sees."""
+    keys = (until[:end] > begin).nonzero()[:, 0]
     t = torch.arange(begin, end, device=until.device)[:, None]
-    return (torch.arange(end, device=until.device) <= t) & (t < until[:, None, :end])
+    return keys, (keys <= t) & (t < until[keys])
 
 
 class Records:
-    """The records of a file, each cut to `length` + 1 tokens; those whose completion begins later are left out."""
+    """The records of a file, each cut to `length` + 1 tokens; those whose completion begins later are left out.
+
+    `groups`: lists of the numbers of neighbours that answer the same prompt under the same evictions.
+    """
 
     def __init__(self, path, layers, heads, vocab, length):
-        self.path, self.shape, self.length, self.lines = path, (layers, heads, vocab), length, []
+        self.path, self.shape, self.length, self.lines, self.groups = path, (layers, heads, vocab), length, [], []
         self.file = path.open("rb")
-        at, long = 0, 0
+        at, long, before = 0, 0, None
         for number, line in enumerate(self.file, 1):
             if line.strip():
-                fits = self.parse(line, number).prompt <= length    # a malformed record ends the run before it begins
-                long += not fits
-                self.lines += [(number, at)] if fits else []
+                record = self.parse(line, number)       # a malformed record ends the run before it begins
+                if record.prompt <= length:
+                    key = record.ids[:record.prompt], record.until[..., :record.prompt].clamp(max=record.prompt).tolist()
+                    if key == before:
+                        self.groups[-1].append(len(self.lines))
+                    else:
+                        self.groups.append([len(self.lines)])
+                    self.lines.append((number, at))
+                    before = key
+                else:
+                    long += 1
             at += len(line)
         if long:
             print(f"{path}: {long} records left out: the prompt is longer than {length} tokens", file=sys.stderr)

@@ -74,13 +74,16 @@ def field(answer, *path):
 def record_of(answer, source):
     if answer.get("usage", {}).get("kv_details", {}).get("trace_lost"):
         raise Refused("the daemon had no memory for the whole trace")
-    return {"source": source, "prompt_ids": field(answer, "prompt_token_ids"),
+    choice = field(answer, "choices", 0)
+    text = choice["text"] if "text" in choice else field(answer, "choices", 0, "message", "content")
+    prompt = choice["prompt_token_ids"] if "prompt_token_ids" in choice else field(answer, "prompt_token_ids")
+    return {"source": source, "prompt_ids": prompt,
             "completion_ids": field(answer, "choices", 0, "token_ids"),
             "trace": field(answer, "usage", "kv_details", "trace"),
             "policy": field(answer, "usage", "kv_details", "policy"),
             "budget": field(answer, "usage", "kv_details", "budget"),
             "finish_reason": field(answer, "choices", 0, "finish_reason"),
-            "text": field(answer, "choices", 0, "message", "content")}
+            "text": text}
 
 
 def read_chats(path):

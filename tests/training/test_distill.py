@@ -7,7 +7,7 @@ import torch
 
 import distill
 import losses
-from eviction_trace import BadRecord, Records, parse_record, sees, visible_until
+from eviction_trace import BadRecord, Records, parse_record, seen, visible_until
 from gates import GateBank, read_header
 from models import base_digests
 
@@ -48,14 +48,23 @@ def record(count=40, prompt=20, trace=None, seed=2):
     return {"prompt_ids": ids[:prompt], "completion_ids": ids[prompt:], "trace": random_trace(count, 8, 6) if trace is None else trace}
 
 
+def dense(until, begin, end):
+    """`seen` of a head over all keys."""
+    keys, mask = seen(until, begin, end)
+    out = torch.zeros(end - begin, end, dtype=torch.bool)
+    out[:, keys] = mask
+    assert mask.any(0).all()            # no key that nothing sees
+    return out
+
+
 def test_masks_are_what_a_replay_finds():
     trace = random_trace(41, 8, 6)
     until = visible_until(trace, 41, L, H)
     for layer in range(L):
         for begin, end in ((0, 41), (5, 23), (40, 41)):
-            got = sees(until[layer], begin, end)
             for head in range(H):
-                assert torch.equal(got[head], slow_mask(trace, 41, layer, head)[begin:end, :end])
+                got = dense(until[layer, head], begin, end)
+                assert torch.equal(got, slow_mask(trace, 41, layer, head)[begin:end, :end])
 
 
 def test_sparse_attention_is_softmax_over_the_mask():
@@ -94,12 +103,31 @@ def test_records_are_cut_and_long_prompts_left_out(tmp_path, capsys):
     records = Records(path, L, H, VOCAB, 30)
     assert len(records) == 2 and "1 records left out" in capsys.readouterr().err
     assert [len(records[i].ids) for i in range(2)] == [31, 24] and records[0].until.shape == (L, H, 31)
-    assert torch.equal(sees(records[0].until[0], 0, 31)[0], slow_mask(random_trace(40, 8, 6), 40, 0, 0)[:31, :31])
+    assert torch.equal(dense(records[0].until[0, 0], 0, 31), slow_mask(random_trace(40, 8, 6), 40, 0, 0)[:31, :31])
     with pytest.raises(SystemExit, match="no records"):
         Records(path, L, H, VOCAB, 5)
     write(path, [record(), {}])
     with pytest.raises(SystemExit, match="r.jsonl:2: prompt_ids"):
         Records(path, L, H, VOCAB, 30)
+
+
+def test_answers_to_one_prompt_are_a_group(tmp_path):
+    """The same prompt under the same evictions; what is evicted behind it may differ."""
+    other = {**record(), "completion_ids": [1, 2, 3], "trace": random_trace(40, 8, 6)[:2]}
+    path = write(tmp_path / "r.jsonl", [record(), other, record(seed=3), {**record(seed=3), "trace": []}])
+    assert Records(path, L, H, VOCAB, 60).groups == [[0, 1], [2], [3]]
+
+
+def test_a_group_has_the_loss_of_its_records(run, base, tmp_path):
+    """Answers that are read at once cost less, and the loss is the same."""
+    records = [{**record(), "completion_ids": list(range(n)), "trace": random_trace(20 + n, 8, 6)} for n in (20, 9, 1)]
+    losses = []
+    for name, between in (("together", []), ("apart", [record(seed=5)])):
+        rows = [r for one in records for r in (one, *between)]
+        write(tmp_path / "records.jsonl", rows if between else rows + [record(seed=5)] * 3)
+        assert len(Records(tmp_path / "records.jsonl", L, H, VOCAB, 99).groups) == (6 if between else 2)
+        losses.append(run(base, "--rows", 6 if between else 2, "--max-steps", 1, "--no-bf16", folder=name)[0]["loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 def test_a_student_that_lost_nothing_is_the_teacher(any_base):
