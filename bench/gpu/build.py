@@ -14,12 +14,16 @@ from harness import KEPT_OUTPUT, ROOT, LeftOut, run_group
 
 CASES = ["cache", "attend", "classes", "evict", "experts", "packed", "policy", "ranks", "rows", "sample", "snapshot"]
 BASE = ["check", "clock", "err", "log", "mem"]
-PATHS = {  # as in kernels/cpu/CMakeLists.txt
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
+PATHS = {  # as in kernels/cpu/CMakeLists.txt; test_gpu_check compares
     "portable": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
+    "avx512": AVX512,
+    "vnni": [*AVX512, "-mavx512vnni"],
+    "bf16": [*AVX512, "-mavx512bf16"],
 }
-AMX = PATHS["avx512"] + ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
+PATHS_OF = {"vec_block": ("portable", "avx2", "vnni"), "vec_matmul": ("portable", "avx2", "avx512", "bf16")}
+AMX = [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
 C_FLAGS = ["-std=gnu17", "-O3", "-g", "-D_GNU_SOURCE", "-ffp-contract=off", f"-I{ROOT}"]
 GENCODE = ["-gencode", "arch=compute_90,code=sm_90", "-gencode", "arch=compute_90,code=compute_90"]
 LIBRARIES = ["libmicrohttpd", "gnutls", "libcjson", "libuv", "libpcre2-8", "inih", "nettle"]
@@ -85,9 +89,9 @@ def units(out, emulate, found=()):
     x86 = platform.machine() == "x86_64"
     for source in sorted((ROOT / "kernels/cpu").glob("*.c")):
         if source.name.startswith("vec_"):
-            for path, flags in PATHS.items():
+            for path in PATHS_OF.get(source.stem, ("portable", "avx2", "avx512")):
                 if x86 or path == "portable":
-                    yield c(source, f"{source.stem}_{path}", f"-DCPU_PATH={path}", *flags)
+                    yield c(source, f"{source.stem}_{path}", f"-DCPU_PATH={path}", *PATHS[path])
         elif source.name.startswith("amx_"):
             if x86:
                 yield c(source, source.stem, *AMX)

@@ -357,6 +357,23 @@ def test_every_case_and_base_file_is_there():
             assert not emulate or not re.search(r"include.*(cuda_runtime|cublas|device_int)", pathlib.Path(source).read_text())
 
 
+def instructions(command):
+    """The path and the sets of instructions that a file is compiled for."""
+    return frozenset(word for word in command if word.startswith(("-DCPU_PATH=", "-mavx", "-mamx", "-mf")))
+
+
+@pytest.mark.skipif(not (ROOT / "build/dev/compile_commands.json").exists(), reason="build/dev is not there")
+def test_the_reference_is_compiled_as_cmake_does():
+    """Every file of the CPU backend, for every path."""
+    folder = ROOT / "kernels/cpu"
+    cmake = {(entry["file"], instructions(entry["command"].split()))
+             for entry in json.loads((ROOT / "build/dev/compile_commands.json").read_text()) if pathlib.Path(entry["file"]).parent == folder}
+    here = {(command[command.index("-c") + 1], instructions(map(str, command))) for _, command in build.units(pathlib.Path("/out"), True)}
+    here = {(str(source), what) for source, what in here if pathlib.Path(source).parent == folder}
+    files = {source for source, _ in cmake}
+    assert len(files) > 10 and {(source, what) for source, what in here if source in files} == cmake
+
+
 PROGRAM_OF_ALL = """
 #include <cJSON.h>
 #include <gnutls/gnutls.h>
