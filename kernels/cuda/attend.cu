@@ -10,10 +10,13 @@
  * (decoding row, head, chunk), whole chunks first. Warps take items by number: equal shares. */
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/block.cuh"
+#include "kernels/cuda/several.cuh"
 
 #define PLAN_THREADS  256
 #define COMBINE_WARPS 4
 #define COMBINE_PARTS 4 /* chunks that are read together, before the first is folded */
+/* Numbers of a partial result: o, m, l, and two that align the next one for reads of 128 bits. */
+#define PARTIAL_ROW(head_dim) ((head_dim) + 4)
 
 /* ---- Decoding -------------------------------------------------------------------------------- */
 
@@ -28,7 +31,7 @@ static __device__ __forceinline__ void write_chunk(const struct attend_args &a,
         int own = (lane >> 2) + 8 * i;
         struct fold f = fold_start(a, head, own);
         struct fold_weights w = fold_chunk(f, t.m[i], l);
-        float *to = whole ? r.out[i] : partial + own * (D + 2);
+        float *to = whole ? r.out[i] : partial + own * PARTIAL_ROW(D);
         for (int n = 0; n < D / 8; n++) {
             float2 pair = tile_pair<D, E>(t.o, n, i);
             if (whole) {
@@ -84,7 +87,7 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
                                    page + (i + S::DECODE_STAGES) * S::DECODE_PAGES, page_end,
                                    ring + at * BYTES, &barriers[at]);
     }
-    write_chunk<D, E>(a, t, r, head, a.partials + (int64_t)item * a.group * (D + 2),
+    write_chunk<D, E>(a, t, r, head, a.partials + (int64_t)item * a.group * PARTIAL_ROW(D),
                       length <= CHUNK_KEYS, lane);
 }
 
@@ -108,22 +111,30 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
         decode_item<D, E>(a, item, ring, barriers, use, lane);
 }
 
-/* A lane's part of one chunk's result; after the last chunk, undefined and unused. */
-template <int D> struct part { float m, l, o[D / 32]; };
+/* A lane's part of one chunk's result; after the last chunk, undefined and unused. A lane
+ * has PIECE consecutive dimensions of each 32 * PIECE: one read. */
+template <int D> struct part {
+    static constexpr int PIECE = D / 32 < 4 ? D / 32 : 4, PIECES = D / 32 / PIECE;
+    float m, l;
+    struct several<PIECE> o[PIECES];
+};
 
 template <int D>
 static __device__ __forceinline__ struct part<D>
 read_part(const struct attend_args &a, const struct plan_stream &plan, int chunk, int length,
           int own, int lane) {
-    struct part<D> part = {};
-    if (chunk * CHUNK_KEYS >= length) return part;
+    typedef struct part<D> P;
+    P got = {};
+    if (chunk * CHUNK_KEYS >= length) return got;
     int item = (chunk + 1) * CHUNK_KEYS <= length ? plan.full + chunk : plan.tail;
-    const float *from = a.partials + ((int64_t)item * a.group + own) * (D + 2);
-    part.m = from[D];
-    part.l = from[D + 1];
+    const float *from = a.partials + ((int64_t)item * a.group + own) * PARTIAL_ROW(D);
+    const struct several<2> sums = read_several<2>(from + D);
+    got.m = sums.of[0];
+    got.l = sums.of[1];
 #pragma unroll
-    for (int i = 0; i < D / 32; i++) part.o[i] = from[lane + 32 * i];
-    return part;
+    for (int i = 0; i < P::PIECES; i++)
+        got.o[i] = read_several<P::PIECE>(from + (lane + 32 * i) * P::PIECE);
+    return got;
 }
 
 /* A warp per (decoding row, query head): folds the chunks of streams that have several. */
@@ -139,7 +150,8 @@ static __global__ void k_attend_combine(const struct attend_args a) {
     if (length <= CHUNK_KEYS) return;
     const struct plan_stream plan = a.streams[row * a.pages.heads_kv + head];
     struct fold f = fold_start(a, head, head_q % a.group);
-    float o[D / 32] = {0};
+    constexpr int PIECE = part<D>::PIECE, PIECES = part<D>::PIECES;
+    struct several<PIECE> o[PIECES] = {};
     for (int chunk = 0; chunk * CHUNK_KEYS < length; chunk += COMBINE_PARTS) {
         struct part<D> parts[COMBINE_PARTS];
 #pragma unroll
@@ -150,12 +162,19 @@ static __global__ void k_attend_combine(const struct attend_args a) {
             if ((chunk + k) * CHUNK_KEYS >= length) break;
             struct fold_weights w = fold_chunk(f, parts[k].m, parts[k].l);
 #pragma unroll
-            for (int i = 0; i < D / 32; i++) o[i] = fold_value(w, o[i], parts[k].o[i]);
+            for (int i = 0; i < D / 32; i++) {
+                float &sum = o[i / PIECE].of[i % PIECE];
+                sum = fold_value(w, sum, parts[k].o[i / PIECE].of[i % PIECE]);
+            }
         }
     }
-    float *out = a.out + ((int64_t)s.row * heads + head_q) * D;
+    float *out = a.out + ((int64_t)s.row * heads + head_q) * D + lane * PIECE;
 #pragma unroll
-    for (int i = 0; i < D / 32; i++) out[lane + 32 * i] = fold_end(f, o[i]);
+    for (int i = 0; i < PIECES; i++) {
+#pragma unroll
+        for (int k = 0; k < PIECE; k++) o[i].of[k] = fold_end(f, o[i].of[k]);
+        write_several<PIECE>(out + 32 * i * PIECE, o[i]);
+    }
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */
@@ -228,7 +247,7 @@ int attend_grow(struct cuda *cuda, int64_t forked_entries) {
     int64_t items = plan_items_max(cuda, forked_entries);
     if (items <= cuda->items_max) return 0;
     items = plan_items_max(cuda, 2 * forked_entries); /* so that few forks in a row grow it */
-    size_t row = ((size_t)cuda->options.head_dim + 2) * sizeof(float);
+    size_t row = (size_t)PARTIAL_ROW(cuda->options.head_dim) * sizeof(float);
     void *plan = device_alloc(cuda->device,
                               (size_t)cuda->options.layers * (size_t)items * sizeof *cuda->items);
     void *partials = device_alloc(cuda->device, (size_t)items * (size_t)cuda_group(cuda) * row);
@@ -247,7 +266,7 @@ int attend_regions(struct cuda *cuda, struct region *regions) {
     size_t layers = (size_t)o->layers, streams = (size_t)o->slots * (size_t)o->heads_kv;
     cuda->items_max = plan_items_max(cuda, 0);
     size_t items = (size_t)cuda->items_max, group = (size_t)cuda_group(cuda);
-    size_t row = ((size_t)o->head_dim + 2) * sizeof(float);
+    size_t row = (size_t)PARTIAL_ROW(o->head_dim) * sizeof(float);
     const struct region own[] = {
         {(void **)&cuda->items, layers * items, sizeof *cuda->items, false},
         {(void **)&cuda->streams, layers * streams, sizeof *cuda->streams, false},

@@ -156,7 +156,7 @@ struct cuda {
     struct plan_stream *streams;       /* [layers][slots * heads_kv] */
     int32_t *item_counts;              /* [layers] */
     int64_t items_max, forked_entries; /* the latter: sum over slots */
-    float *partials;                   /* [items_max][group][head_dim + 2]: o, then m, l */
+    float *partials;                   /* [items_max][group]: o, then m, l; see PARTIAL_ROW */
 
     struct cuda_rope ropes[CUDA_ROPES];
 

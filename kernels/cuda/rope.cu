@@ -54,31 +54,44 @@ static __device__ float *head_at(float *qkv, int64_t row, int head, int heads_q,
     return qkv + (row * (heads_q + 2 * heads_kv) + head) * head_dim;
 }
 
-/* A warp per (row, head); lane l has pairs l, l + 32, ... */
-static __global__ void k_rope(const struct rope_args a) {
+static __device__ __forceinline__ float4 times(float4 a, float4 b, float scale) {
+    return {a.x * scale * b.x, a.y * scale * b.y, a.z * scale * b.z, a.w * scale * b.w};
+}
+
+static __device__ __forceinline__ float squares_of(float4 a) {
+    return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w;
+}
+
+/* D / 8 lanes per (row, head), four pairs each: every read and write is one of 128 bits, and all
+ * reads come first. Lanes behind the last row follow the last head, for the sums of their warp. */
+template <int D> static __global__ void k_rope(const struct rope_args a) {
     ptx_overlap_grids();
-    const struct warp_head own = warp_head_of(a.heads_q + a.heads_kv);
-    int64_t row = own.row;
-    int head = own.head, lane = own.lane, half = a.head_dim / 2;
-    if (row >= a.rows) return;
-    float *x = head_at(a.qkv, row, head, a.heads_q, a.heads_kv, a.head_dim);
+    constexpr int LANES = D / 8, HALF = D / 2;
+    const int heads = a.heads_q + a.heads_kv, items = a.rows * heads;
+    const int own = (int)((blockIdx.x * blockDim.x + threadIdx.x) / LANES);
+    const int item = own < items ? own : items - 1, row = item / heads, head = item % heads;
+    const int j = (int)threadIdx.x % LANES * 4;
+    float *x = head_at(a.qkv, row, head, a.heads_q, a.heads_kv, D) + j;
     const float *norm = head < a.heads_q ? a.q_norm : a.k_norm;
-    const float *cosine = a.angles + row * a.head_dim, *sine = cosine + half;
-    float scale = 1;
-    if (norm) {
-        float sum = 0;
-        for (int j = lane; j < a.head_dim; j += 32) sum += x[j] * x[j];
-        scale = 1 / sqrtf(warp_sum(sum) / (float)a.head_dim + a.eps);
+    const float *angles = a.angles + (int64_t)row * D + j;
+    float4 u = *(const float4 *)x, v = *(const float4 *)(x + HALF);
+    const float4 c = *(const float4 *)angles, s = *(const float4 *)(angles + HALF);
+    if (a.q_norm) {
+        const float4 by_u = *(const float4 *)(norm + j), by_v = *(const float4 *)(norm + j + HALF);
+        float sum = squares_of(u) + squares_of(v);
+#pragma unroll
+        for (int by = LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(WARP_ALL, sum, by);
+        const float scale = 1 / sqrtf(sum / (float)D + a.eps);
+        u = times(u, by_u, scale);
+        v = times(v, by_v, scale);
     }
-    for (int j = lane; j < half; j += 32) {
-        float u = x[j], v = x[j + half];
-        if (norm) {
-            u = u * scale * norm[j];
-            v = v * scale * norm[j + half];
-        }
-        x[j] = u * cosine[j] - v * sine[j];
-        x[j + half] = v * cosine[j] + u * sine[j];
-    }
+    if (own >= items) return;
+    const float4 low = {u.x * c.x - v.x * s.x, u.y * c.y - v.y * s.y, u.z * c.z - v.z * s.z,
+                        u.w * c.w - v.w * s.w};
+    const float4 high = {v.x * c.x + u.x * s.x, v.y * c.y + u.y * s.y, v.z * c.z + u.z * s.z,
+                         v.w * c.w + u.w * s.w};
+    *(float4 *)x = low;
+    *(float4 *)(x + HALF) = high;
 }
 
 /* The entry of this rotation; a new one takes a free entry, or the first. */
@@ -130,8 +143,15 @@ void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float 
     if (!angles) return;
     struct rope_args args = {qkv,        angles,      q_norm,      k_norm, batch->rows,
                              o->heads_q, o->heads_kv, o->head_dim, eps};
-    LAUNCH_OVERLAPPED(cuda->device, k_rope, warp_head_blocks(batch->rows, o->heads_q + o->heads_kv),
-                      THREADS, 0, args);
+    const int64_t lanes = (int64_t)batch->rows * (o->heads_q + o->heads_kv) * (o->head_dim / 8);
+    CHECK(!q_norm == !k_norm && lanes <= INT32_MAX);
+    const unsigned blocks = blocks_for(lanes, THREADS);
+    if (o->head_dim == 64)
+        LAUNCH_OVERLAPPED(cuda->device, k_rope<64>, blocks, THREADS, 0, args);
+    else if (o->head_dim == 128)
+        LAUNCH_OVERLAPPED(cuda->device, k_rope<128>, blocks, THREADS, 0, args);
+    else
+        LAUNCH_OVERLAPPED(cuda->device, k_rope<256>, blocks, THREADS, 0, args);
 }
 
 /* ---- Norms of all heads together --------------------------------------------------------------
@@ -162,7 +182,8 @@ static __global__ void k_head_squares(const struct norm_args a) {
     float sum = 0;
     if (a.speaks && own >= 0 && own < count) {
         const float *x = head_at(a.qkv, item.row, before + own, a.heads_q, a.heads_kv, a.head_dim);
-        for (int j = item.lane; j < a.head_dim; j += 32) sum += x[j] * x[j];
+        for (int j = 4 * item.lane; j < a.head_dim; j += 4 * 32)
+            sum += squares_of(*(const float4 *)(x + j));
         sum = warp_sum(sum);
     }
     if (item.lane == 0) a.squares[item.row * (a.all_q + a.all_kv) + item.head] = sum;
@@ -183,7 +204,8 @@ static __global__ void k_qk_norm(const struct norm_args a) {
     int all = key ? a.all_kv : a.all_q;
     for (int h = 0; h < all; h++) sum += sums[h];
     float by = 1 / sqrtf(sum / (float)(all * a.head_dim) + a.eps);
-    for (int j = own.lane; j < a.head_dim; j += 32) x[j] = x[j] * by * norm[j];
+    for (int j = 4 * own.lane; j < a.head_dim; j += 4 * 32)
+        *(float4 *)(x + j) = times(*(const float4 *)(x + j), *(const float4 *)(norm + j), by);
 }
 
 void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,

@@ -2,10 +2,12 @@
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/packed.cuh"
+#include "kernels/cuda/several.cuh"
 #include "kernels/quantize.h"
 
-#define NORM_BATCH 8
-#define THREADS    256
+#define NORM_BATCH  4 /* reads of a thread at a time */
+#define NARROW_EACH 8
+#define THREADS     256
 #define GLU_THREADS                                                                                \
     512 /* for a row that is rounded with a scale: one block processes all of it                   \
          */
@@ -110,17 +112,20 @@ static __global__ void k_narrow_rows(const struct rounded to, const float *from,
     round_row(to, row, cols, most, shared);
 }
 
-/* Rounds to 16 bits, two at a time; `count` may be odd. */
+/* Rounds to 16 bits, eight numbers a thread; fewer at the end. */
 static __global__ void k_narrow(const struct rounded round, const float *from, int64_t count) {
     ptx_overlap_grids();
     uint16_t *to = (uint16_t *)round.x;
-    int64_t i = 2 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
-    if (i >= count) return;
-    uint32_t pair = pack_pair(from[i], i + 1 < count ? from[i + 1] : 0, round.dtype);
-    if (i + 1 < count)
-        *(uint32_t *)(to + i) = pair;
-    else
-        to[i] = (uint16_t)pair;
+    int64_t i = NARROW_EACH * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
+    if (i + NARROW_EACH <= count) {
+        const float4 a = *(const float4 *)(from + i), b = *(const float4 *)(from + i + 4);
+        const uint4 all = {pack_pair(a.x, a.y, round.dtype), pack_pair(a.z, a.w, round.dtype),
+                           pack_pair(b.x, b.y, round.dtype), pack_pair(b.z, b.w, round.dtype)};
+        *(uint4 *)(to + i) = all;
+        return;
+    }
+#pragma unroll 1
+    for (; i < count; i++) to[i] = (uint16_t)pack_pair(from[i], 0, round.dtype);
 }
 
 void narrow(struct cuda *cuda, struct rounded to, const float *x, int rows, int64_t cols) {
@@ -130,44 +135,87 @@ void narrow(struct cuda *cuda, struct rounded to, const float *x, int rows, int6
         LAUNCH_OVERLAPPED(cuda->device, k_narrow_rows, (unsigned)rows, THREADS,
                           THREADS / 32 * sizeof(float), to, x, cols);
     else
-        LAUNCH_OVERLAPPED(cuda->device, k_narrow, blocks_for(count, 2 * THREADS), THREADS, 0, to, x,
-                          count);
+        LAUNCH_OVERLAPPED(cuda->device, k_narrow, blocks_for(count, NARROW_EACH * THREADS), THREADS,
+                          0, to, x, count);
 }
 
 /* ---- Norm and activation --------------------------------------------------------------------- */
 
-/* A block per row; `round`: y rounded, or none. A thread reads NORM_BATCH numbers before it writes
- * the first: the compiler must assume that y may overlap x, and each read would otherwise wait for
- * the previous one's write. */
+/* Writes y, and y rounded to 16 bits where `half` is not NULL. WIDTH: 1 or 4. */
+template <int WIDTH>
+static __device__ __forceinline__ void
+write_rounded(float *y, uint16_t *half, const struct several<WIDTH> &v, enum kern_dtype dtype) {
+    write_several<WIDTH>(y, v);
+    if (!half) return;
+    const uint32_t low = pack_pair(v.of[0], v.of[WIDTH / 4], dtype);
+    const uint2 pairs = {low, pack_pair(v.of[WIDTH / 2], v.of[WIDTH - 1], dtype)};
+    if (WIDTH == 1)
+        *half = (uint16_t)low;
+    else
+        *(uint2 *)half = pairs;
+}
+
+/* A block per row; `round`: y rounded, or none. WIDTH divides dim. A thread reads NORM_BATCH times
+ * before it uses the first numbers, and keeps the row's first NORM_BATCH * blockDim.x * WIDTH
+ * numbers, all of most models' rows, in registers between the sum and the result. */
+template <int WIDTH>
 static __global__ void k_rms_norm(float *y, const struct rounded round, const float *x,
                                   const float *weight, int dim, float eps) {
     ptx_overlap_grids();
     SHARED_MEMORY(shared);
     const int64_t first = (int64_t)blockIdx.x * dim;
+    const int step = WIDTH * (int)blockDim.x;
     uint16_t *half = round.scale ? NULL : (uint16_t *)round.x;
+    struct several<WIDTH> kept[NORM_BATCH] = {};
     float sum = 0, most = 0;
-    for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) sum += x[first + i] * x[first + i];
-    sum = block_total(sum, (float *)shared);
-    float scale = 1.0f / sqrtf(sum / (float)dim + eps);
-    for (int begin = threadIdx.x; begin < dim; begin += NORM_BATCH * (int)blockDim.x) {
-        float from[NORM_BATCH], by[NORM_BATCH];
+    for (int begin = WIDTH * (int)threadIdx.x; begin < dim; begin += NORM_BATCH * step) {
+        struct several<WIDTH> read[NORM_BATCH] = {};
+#pragma unroll
+        for (int k = 0; k < NORM_BATCH; k++)
+            if (begin + k * step < dim) read[k] = read_several<WIDTH>(x + first + begin + k * step);
 #pragma unroll
         for (int k = 0; k < NORM_BATCH; k++) {
-            int i = begin + k * (int)blockDim.x;
-            from[k] = i < dim ? x[first + i] : 0;
-            by[k] = i < dim ? weight[i] : 0;
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) sum += read[k].of[i] * read[k].of[i];
+            if (begin < step) kept[k] = read[k];
+        }
+    }
+    sum = block_total(sum, (float *)shared);
+    float scale = 1.0f / sqrtf(sum / (float)dim + eps);
+    for (int begin = WIDTH * (int)threadIdx.x; begin < dim; begin += NORM_BATCH * step) {
+        struct several<WIDTH> by[NORM_BATCH] = {};
+#pragma unroll
+        for (int k = 0; k < NORM_BATCH; k++) {
+            int at = begin + k * step;
+            if (at >= dim) break;
+            by[k] = read_several<WIDTH>(weight + at);
+            if (begin >= step) kept[k] = read_several<WIDTH>(x + first + at);
         }
 #pragma unroll
         for (int k = 0; k < NORM_BATCH; k++) {
-            int i = begin + k * (int)blockDim.x;
-            if (i >= dim) break;
-            float value = from[k] * scale * by[k];
-            y[first + i] = value;
-            most = fmaxf(most, fabsf(value));
-            if (half) half[first + i] = (uint16_t)pack_pair(value, 0, round.dtype);
+            int at = begin + k * step;
+            if (at >= dim) break;
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) {
+                by[k].of[i] = kept[k].of[i] * scale * by[k].of[i];
+                most = fmaxf(most, fabsf(by[k].of[i]));
+            }
+            write_rounded<WIDTH>(y + first + at, half ? half + first + at : NULL, by[k],
+                                 round.dtype);
         }
     }
     if (round.scale) round_row(round, y + first, dim, most, shared);
+}
+
+static void rms_norm(struct cuda *cuda, float *y, struct rounded round, const float *x,
+                     const float *weight, int rows, int dim, float eps) {
+    const size_t shared = THREADS / 32 * sizeof(float);
+    if (dim % 4 == 0)
+        LAUNCH_OVERLAPPED(cuda->device, k_rms_norm<4>, (unsigned)rows, THREADS, shared, y, round, x,
+                          weight, dim, eps);
+    else
+        LAUNCH_OVERLAPPED(cuda->device, k_rms_norm<1>, (unsigned)rows, THREADS, shared, y, round, x,
+                          weight, dim, eps);
 }
 
 void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
@@ -175,8 +223,7 @@ void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weigh
     struct cuda *cuda = cuda_of(kern);
     CHECK(rows >= 0 && dim > 0);
     struct rounded round = rounded_take(cuda, rows, dim);
-    LAUNCH_OVERLAPPED(cuda->device, k_rms_norm, (unsigned)rows, THREADS,
-                      THREADS / 32 * sizeof(float), y, round, x, weight, dim, eps);
+    rms_norm(cuda, y, round, x, weight, rows, dim, eps);
     rounded_put(cuda, round, y, rows, dim);
 }
 
@@ -191,8 +238,7 @@ void op_add_norm(struct kern *kern, float *y, float *x, const float *weight, int
     struct cuda *cuda = cuda_of(kern);
     int64_t count = (int64_t)rows * dim;
     const struct rounded none = {};
-    LAUNCH_OVERLAPPED(cuda->device, k_rms_norm, (unsigned)rows, THREADS,
-                      THREADS / 32 * sizeof(float), x, none, x, weight, dim, eps);
+    rms_norm(cuda, x, none, x, weight, rows, dim, eps);
     LAUNCH_OVERLAPPED(cuda->device, k_add, blocks_for(count, THREADS), THREADS, 0, y, x, count);
 }
 
@@ -208,17 +254,19 @@ void op_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap) {
                       count, cap);
 }
 
-/* A thread per number; `round`: y in 16 bits, or none. */
-template <enum kern_activation ACTIVATION>
+/* A thread per WIDTH numbers, which divides d_ff; `round`: y in 16 bits, or none. */
+template <enum kern_activation ACTIVATION, int WIDTH>
 static __global__ void k_glu(float *y, const struct rounded round, const float *gate_up,
                              int64_t count, int d_ff) {
     ptx_overlap_grids();
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int64_t i = WIDTH * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
     int64_t at = i / d_ff * 2 * d_ff + i % d_ff;
-    float value = gated(gate_up[at], gate_up[at + d_ff], ACTIVATION);
-    y[i] = value;
-    if (round.x) ((uint16_t *)round.x)[i] = (uint16_t)pack_pair(value, 0, round.dtype);
+    const struct several<WIDTH> gate = read_several<WIDTH>(gate_up + at);
+    struct several<WIDTH> up = read_several<WIDTH>(gate_up + at + d_ff);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) up.of[k] = gated(gate.of[k], up.of[k], ACTIVATION);
+    write_rounded<WIDTH>(y + i, round.x ? (uint16_t *)round.x + i : NULL, up, round.dtype);
 }
 
 /* A block per row, because the row's largest number must be known before the first is rounded. */
@@ -246,9 +294,12 @@ static void glu(struct cuda *cuda, float *y, const float *gate_up, int rows, int
     if (round.scale)
         LAUNCH_OVERLAPPED(cuda->device, k_glu_rows<ACTIVATION>, (unsigned)rows, GLU_THREADS,
                           GLU_THREADS / 32 * sizeof(float), y, round, gate_up, (int64_t)d_ff);
+    else if (d_ff % 4 == 0)
+        LAUNCH_OVERLAPPED(cuda->device, (k_glu<ACTIVATION, 4>), blocks_for(count, 4 * THREADS),
+                          THREADS, 0, y, round, gate_up, count, d_ff);
     else
-        LAUNCH_OVERLAPPED(cuda->device, k_glu<ACTIVATION>, blocks_for(count, THREADS), THREADS, 0,
-                          y, round, gate_up, count, d_ff);
+        LAUNCH_OVERLAPPED(cuda->device, (k_glu<ACTIVATION, 1>), blocks_for(count, THREADS), THREADS,
+                          0, y, round, gate_up, count, d_ff);
     rounded_put(cuda, round, y, rows, d_ff);
 }
 
