@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from harness import KEPT_OUTPUT, ROOT, LeftOut, run_group
+from harness import KEPT_OUTPUT, ROOT, LeftOut, find_capability, run_group
 
 CASES = ["cache", "attend", "classes", "evict", "experts", "packed", "policy", "ranks", "rows", "sample", "snapshot"]
 BASE = ["check", "clock", "err", "log", "mem"]
@@ -25,7 +25,6 @@ PATHS = {  # as in kernels/cpu/CMakeLists.txt; test_gpu_check compares
 PATHS_OF = {"vec_block": ("portable", "avx2", "vnni"), "vec_matmul": ("portable", "avx2", "avx512", "bf16")}
 AMX = [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
 C_FLAGS = ["-std=gnu17", "-O3", "-g", "-D_GNU_SOURCE", "-ffp-contract=off", f"-I{ROOT}"]
-GENCODE = ["-gencode", "arch=compute_90,code=sm_90", "-gencode", "arch=compute_90,code=compute_90"]
 LIBRARIES = ["libmicrohttpd", "gnutls", "libcjson", "libuv", "libpcre2-8", "inih", "nettle"]
 CARRIED = ROOT / "build" / "gpu-carry"
 # Loaded when a GPU is opened; the last one only for several.
@@ -76,6 +75,16 @@ def use_cuda(check, environment):
     return found
 
 
+def architecture(capability):
+    """What the presets cuda and cuda-all compile for: 8.0 and 8.9, then 9.0 and its PTX for what comes later."""
+    return 90 if capability >= 90 else 89 if capability == 89 else 80
+
+
+def gencode(capability):
+    arch = architecture(capability)
+    return ["-gencode", f"arch=compute_{arch},code=[sm_{arch},compute_{arch}]"]
+
+
 def units(out, emulate, found=()):
     """(object, command) of every translation unit."""
     def c(source, name, *flags):
@@ -101,9 +110,10 @@ def units(out, emulate, found=()):
 
 
 def device_units(out, found):
+    target_of = gencode(find_capability())
     for source in sorted((ROOT / "kernels/cuda").glob("*.cu")):
         target = out / f"cuda_{source.stem}.o"
-        yield target, ["nvcc", "-std=c++17", "-O3", "-lineinfo", *GENCODE, f"-I{ROOT}", *headers_of(found), "-D_GNU_SOURCE",
+        yield target, ["nvcc", "-std=c++17", "-O3", "-lineinfo", *target_of, f"-I{ROOT}", *headers_of(found), "-D_GNU_SOURCE",
                        "-c", source, "-o", target]
     target = out / "no_seed.o"
     yield target, ["gcc", *C_FLAGS, "-c", ROOT / "bench/gpu/no_seed.c", "-o", target]
@@ -142,7 +152,7 @@ def kernels(check, emulate):
     programs["bench_gpu"] = ROOT / "bench/gpu/bench_gpu.c"
     compiled = [["gcc", *C_FLAGS, f"-I{ROOT}/bench/gpu/criterion", "-c", source, "-o", check.out / f"{name}_main.o"]
                 for name, source in programs.items()]
-    linker = ["g++"] if emulate else ["nvcc", *GENCODE]
+    linker = ["g++"] if emulate else ["nvcc", *gencode(find_capability())]
     libraries = ["-lm", "-lpthread"]
     if not emulate:  # cuBLASLt is loaded when a device is opened, like NCCL
         libraries += ["-ldl", *(f"-Xlinker=-rpath,{folder}" for folder in dict.fromkeys(found.values()))]
@@ -183,6 +193,8 @@ def daemon(check, emulate):
         raise LeftOut(f"missing: {', '.join(missing)} (bench/gpu/carry brings libraries along)")
     build = check.out / "cmake"
     flags = ["--preset", "dev" if emulate else "cuda", "-DKEEPD_WERROR=OFF"]
+    if not emulate and find_capability() < 90:
+        flags += [f"-DKEEPD_CUDA_ARCHITECTURES={architecture(find_capability())}-real"]
     if not shutil.which("ninja"):
         flags += ["-G", "Unix Makefiles"]
     targets = ["keepd-emu", "emu_model"] if emulate else ["keepd", "gpu_model"]

@@ -57,6 +57,22 @@ def find_gpus():
     return parse_gpus(done.stdout) if done.returncode == 0 else []
 
 
+def parse_capability(text):
+    """The compute capability in `nvidia-smi --query-gpu=compute_cap --format=csv,noheader`, 90 = 9.0, which also stands for a
+    driver that does not say."""
+    found = re.match(r"\s*(\d+)\.(\d)\s*$", text.partition("\n")[0])
+    return 10 * int(found[1]) + int(found[2]) if found else 90
+
+
+def find_capability():
+    try:
+        done = subprocess.run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], text=True, capture_output=True, timeout=30,
+                              check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 90
+    return parse_capability(done.stdout)
+
+
 def short_name(gpu):
     """For file names: h200 of "NVIDIA H200", h100 of "NVIDIA H100 80GB HBM3", a100 of "NVIDIA A100-SXM4-80GB"."""
     model = re.search(r"\b[A-Z]{1,2}\d+[A-Z]?\b", gpu)

@@ -55,6 +55,12 @@ def test_gpus(text, expected):
     assert harness.parse_gpus(text) == [harness.Gpu(*e) for e in expected]
 
 
+def test_kernels_are_compiled_for_the_device():
+    asked = {"9.0\n": 90, "8.0\n8.0\n": 80, "8.6\n": 80, "8.9\n": 89, "12.0\n": 90, "[N/A]\n": 90, "": 90}
+    assert {text: build.architecture(harness.parse_capability(text)) for text in asked} == asked
+    assert build.gencode(86) == ["-gencode", "arch=compute_80,code=[sm_80,compute_80]"]
+
+
 @pytest.mark.parametrize("name, short", [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-80GB", "a100"),
                                          ("NVIDIA L40S", "l40s"), ("NVIDIA GB200", "gb200"), ("Tesla T4", "t4"),
                                          ("NVIDIA GeForce RTX 4090", "geforce-rtx-4090")])
