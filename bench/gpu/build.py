@@ -76,7 +76,7 @@ def use_cuda(check, environment):
 
 
 def architecture(capability):
-    """What the presets cuda and cuda-all compile for: 8.0 and 8.9, then 9.0 and its PTX for what comes later."""
+    """The architecture to compile for, one of those of the preset cuda-all; the PTX of 9.0 serves all later devices."""
     return 90 if capability >= 90 else 89 if capability == 89 else 80
 
 
