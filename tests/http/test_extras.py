@@ -163,7 +163,9 @@ def test_timings(shared, path):
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_chunks_name_the_server(shared, path):
-    whole = shared.post(path, body_of(path, "a")).json()["system_fingerprint"]
+    answer = shared.post(path, body_of(path, "a")).json()
+    whole = answer["system_fingerprint"]
+    assert answer.get("service_tier") == ("default" if path == CHAT else None), "as OpenAI's"
     chunks = streamed(shared, path, body_of(path, "a", stream_options={"include_usage": True}))
     assert {e["system_fingerprint"] for e in chunks} == {whole}
 

@@ -82,7 +82,8 @@ Test(oai_render, chat) {
         out.data, "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1700000000,"
                   "\"model\":\"m\\\"x\",\"choices\":[{\"index\":0,\"message\":{\"role\":"
                   "\"assistant\",\"content\":\"h\xEF\xBF\xBD\",\"refusal\":null},\"logprobs\":null,"
-                  "\"finish_reason\":\"stop\",\"stop_reason\":null,\"token_ids\":null}]" USAGE
+                  "\"finish_reason\":\"stop\",\"stop_reason\":null,\"token_ids\":null}],"
+                  "\"service_tier\":\"default\"" USAGE
                   ",\"prompt_logprobs\":null,\"prompt_token_ids\":null" END);
 }
 
