@@ -141,7 +141,8 @@ static void publish(struct replica *r) {
         held += due_entries(&s->options.shape, &seq->kv, &seq->due);
     }
     bool may_save = s->options.store && !r->status.stopped; /* looked at only for drain's sake */
-    atomic_store(&r->unsaved, may_save && (!atomic_load(&r->common->draining) || sched_unsaved(s)));
+    atomic_store(&r->unsaved,
+                 may_save && (!atomic_load(&r->common->draining) || sched_unsaved(&r->sched)));
     note_progress(r);
     pthread_mutex_lock(&r->lock);
     copy_sequences(r);

@@ -263,7 +263,7 @@ void sched_save(struct sched *sched, int64_t now_ns, bool all);
  * waits for them. */
 void sched_end_saving(struct sched *sched);
 bool sched_copying(const struct sched *sched);         /* there is more to do right now */
-bool sched_unsaved(const struct sched *sched);         /* not everything is on disk yet */
+bool sched_unsaved(struct sched *sched);               /* not everything is on disk yet */
 int64_t sched_next_save_ns(const struct sched *sched); /* time of the next write; INT64_MAX: none */
 
 /* Resolves a request's kv object: absent members take the defaults, another policy brings its own

@@ -96,6 +96,31 @@ uint64_t sched_name(const struct sched *sched, const struct conversation *conv) 
     return state_name(&head);
 }
 
+/* The bytes of a conversation whose file made room for others and has room again, with `more` bytes
+ * beside it; 0: it is not such a one. */
+static int64_t returning_bytes(struct sched *sched, const struct conversation *conv, int64_t more) {
+    bool on_disk = conv->id != 0 && conv->saved == CONVERSATION_SAVED && !conv->checkpoint;
+    if (!on_disk || conversation_superseded(conv) || store_has(sched->options.store, conv->id))
+        return 0;
+    uint64_t *sizes = mem_try_alloc((size_t)block_count(sched), sizeof *sizes);
+    size_t bytes = sizes ? measure(sched, conv, sizes) : 0;
+    mem_free(sizes);
+    if (bytes == 0) return 0;
+    int64_t size = (int64_t)state_file_size(conv->token_count, block_count(sched), bytes);
+    return store_may_return(sched->options.store, conv->id, size + more) ? size : 0;
+}
+
+/* When the engine drains, writes those again that were deleted to make room and have room now. */
+static void return_deleted(struct sched *sched) {
+    struct conversation_table *table = &sched->conversations;
+    int64_t sum = 0;
+    for (int i = 0; i < table->capacity; i++) {
+        int64_t bytes = returning_bytes(sched, &table->all[i], sum);
+        if (bytes > 0) table->all[i].saved = CONVERSATION_UNSAVED;
+        sum += bytes;
+    }
+}
+
 static void begin_export(struct sched *sched, struct conversation *conv) {
     struct sched_export *export = &sched->export;
     CHECK(!export->data);
@@ -308,7 +333,10 @@ void sched_save(struct sched *sched, int64_t now_ns, bool all) {
     wake_head(sched);
     wake_listed(sched, now_ns);
     take_saved(sched);
-    if (all && !sched->saving_all) retry_failed(sched);
+    if (all && !sched->saving_all) {
+        retry_failed(sched);
+        return_deleted(sched);
+    }
     sched->saving_all = all;
     bool look = all || sched->options.save_idle_ns == 0 || now_ns - sched->looked_ns > LOOK_NS;
     if (look && !sched->export.data && store_can_save(store)) {
@@ -331,14 +359,16 @@ bool sched_copying(const struct sched *sched) {
     return sched->export.data || sched->import.id != 0;
 }
 
-bool sched_unsaved(const struct sched *sched) {
+bool sched_unsaved(struct sched *sched) {
     const struct conversation_table *table = &sched->conversations;
     if (!sched->options.store) return false;
     if (sched->export.data || !store_can_save(sched->options.store)) return true;
     for (int i = 0; i < table->capacity; i++) {
         const struct conversation *conv = &table->all[i];
         if (conv->id != 0 && sched_wants_saving(sched, conv)) return true;
-        if (conv->saved == CONVERSATION_FAILED && !sched->saving_all) return true; /* once more */
+        if (sched->saving_all) continue;
+        if (conv->saved == CONVERSATION_FAILED) return true; /* once more */
+        if (!sched->saving_ended && returning_bytes(sched, conv, 0) > 0) return true;
     }
     return false;
 }

@@ -565,6 +565,15 @@ bool store_has(struct store *store, uint64_t id) {
     return has;
 }
 
+bool store_may_return(struct store *store, uint64_t id, int64_t size) {
+    struct directory *d = store->directory;
+    pthread_mutex_lock(&d->lock);
+    bool gone = !d->shared && !store_index_find(&d->index, id, false);
+    bool fits = d->index.bytes + d->unfinished <= d->options.bytes - size;
+    pthread_mutex_unlock(&d->lock);
+    return gone && fits;
+}
+
 void store_ignore(struct store *store, uint64_t id) {
     struct directory *d = store->directory;
     pthread_mutex_lock(&d->lock);

@@ -95,6 +95,9 @@ void store_affinity(struct store *store, struct conversation_search *search,
 /* Grows when the result of a search may have changed. */
 uint64_t store_changes(struct store *store);
 bool store_has(struct store *store, uint64_t id);
+/* Was the file deleted to make room, and would `size` bytes have room now? Only a daemon that is
+ * alone knows why a file has gone: another may have deleted it by a client's order. */
+bool store_may_return(struct store *store, uint64_t id, int64_t size);
 /* Ignores a conversation that this process cannot use: it needs more pages than there are, or has
  * another version. */
 void store_ignore(struct store *store, uint64_t id);

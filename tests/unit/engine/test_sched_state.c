@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
@@ -403,6 +404,41 @@ Test(state, what_failed_is_tried_again_at_the_end) {
     cr_assert(!world_fail_pending() && stats_of(&s).files == 0);
     world_save_all(&s.w);
     cr_assert_eq(stats_of(&s).files, 1);
+    stored_close(&s);
+}
+
+static uint64_t newest_id(const struct world *w) {
+    const struct conversation *newest = NULL;
+    for (int i = 0; i < w->sched.conversations.capacity; i++) {
+        const struct conversation *conv = &w->sched.conversations.all[i];
+        if (conv->id != 0 && (!newest || conv->use > newest->use)) newest = conv;
+    }
+    return newest->id;
+}
+
+/* A file that made room for others is written again when the engine drains, if there is room by
+ * then, and only then: it displaces nothing. */
+Test(state, a_file_that_made_room_returns_at_the_end) {
+    struct stored s;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open_with_file(&s, (struct world_options){.conversations = 4}, kv);
+    int64_t bytes = stats_of(&s).bytes;
+    stored_close(&s);
+    stored_open_with_file(
+        &s, (struct world_options){.conversations = 4, .state_bytes = bytes * 3 / 2}, kv);
+    uint64_t first = newest_id(&s.w);
+    turn(&s.w, 3, 0, 60, kv);
+    world_save_all(&s.w);
+    uint64_t second = newest_id(&s.w);
+    cr_assert(stats_of(&s).files == 1 && !store_has(s.w.store, first));
+    sched_save(&s.w.sched, clock_ns(), false); /* drains anew */
+    world_save_all(&s.w);
+    cr_assert(store_has(s.w.store, second), "it was displaced");
+    cr_assert_eq(sched_delete(&s.w.sched, second), 0);
+    sched_save(&s.w.sched, clock_ns(), false);
+    for (int i = 0; i < 1000 && stats_of(&s).files > 0; i++) usleep(1000);
+    world_save_all(&s.w);
+    cr_assert(store_has(s.w.store, first), "it was not written again");
     stored_close(&s);
 }
 
