@@ -1,4 +1,4 @@
-/* The CUDA backend: one NVIDIA GPU (compute capability 9.0 or later), the vtable of kern.h.
+/* The CUDA backend: one NVIDIA GPU (compute capability 8.0 or later), the vtable of kern.h.
  *
  * Activations are float32 between operations; matrix products round them to bf16 (weights in bf16;
  * float32 weights multiply in float32), attention rounds queries, keys, values and probabilities to
