@@ -429,6 +429,16 @@ def test_cases_need_no_criterion(name):
     assert done.returncode == 0, done.stderr
 
 
+def test_each_case_begins_with_the_same_environment(tmp_path):
+    """Cases choose emulated devices by variables, and here no case has a process of its own."""
+    cases = "".join(f'Test(two, {name}) {{ cr_assert(!getenv("KEEPD_CHOSEN")); setenv("KEEPD_CHOSEN", "{name}", 1); }}\n'
+                    for name in ("first", "second", "third"))
+    (tmp_path / "two.c").write_text("#include <criterion/criterion.h>\n" + cases)
+    subprocess.run(["gcc", *build.C_FLAGS, f"-I{ROOT}/bench/gpu/criterion", tmp_path / "two.c", "-o", tmp_path / "two"], check=True)
+    done = subprocess.run([tmp_path / "two"], text=True, capture_output=True, check=False)
+    assert done.stdout.endswith("3 cases passed\n"), done.stderr
+
+
 def test_prompts_differ():
     prompts = [serving.prompt(64, i) for i in range(300)]
     assert all(5 <= t < 1905 for p in prompts for t in p) and len({tuple(p[:8]) for p in prompts}) == 300

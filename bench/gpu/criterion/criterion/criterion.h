@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CASES_MAX 64
 
@@ -59,10 +60,23 @@ cases_check(bool good, const char *condition, const char *file, int line, const 
     exit(1);
 }
 
+static inline char **cases_environment(char **from) {
+    size_t count = 1; /* NULL at the end */
+    while (from[count - 1]) count++;
+    char **copy = malloc(count * sizeof *copy);
+    if (!copy) abort();
+    memcpy(copy, from, count * sizeof *copy);
+    return copy;
+}
+
+/* With Criterion each case is a process. Here each begins with the environment of the first one,
+ * because some choose an emulated device by variables. */
 int main(int argc, char **argv) {
+    char **begun = cases_environment(environ);
     int run = 0;
     for (int i = 0; i < all_cases.count; i++) {
         if (argc > 1 && !strstr(all_cases.at[i].name, argv[1])) continue;
+        environ = cases_environment(begun);
         all_cases.at[i].run();
         printf("%s\n", all_cases.at[i].name);
         run++;
