@@ -71,6 +71,17 @@ def test_weights_in_blocks(daemon_of, to):
     assert len(content(daemon.chat("What is a cache?", max_tokens=4, **fresh()))) > 0
 
 
+@pytest.mark.skipif(not EMULATED, reason="skip: only the emulator takes the part of other devices")
+def test_other_devices(cuda, daemon_of):
+    """One without bulk copies gives the same answer, bit by bit; one that is too old is refused by name."""
+    older = daemon_of(*POOL, env={"KEEPD_EMU_CAPABILITY": "80"})
+    answers = [daemon.chat("What is a cache?", max_tokens=3, logprobs=True, **fresh()).json()["choices"] for daemon in (cuda, older)]
+    assert answers[0] == answers[1] and answers[0][0]["logprobs"]["content"]
+    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda"], text=True, capture_output=True, timeout=120,
+                             env={**os.environ, "KEEPD_EMU_CAPABILITY": "75"})
+    assert refused.returncode == 78 and "compute capability 7.5; 8.0 (Ampere) or later is needed" in refused.stderr, refused
+
+
 def test_which_backend(cuda):
     assert ("cuda-emulated" if EMULATED else "cuda") in cuda.ready_line
 
