@@ -63,9 +63,9 @@ static void op_close(struct kern *kern) {
         (void)device_sync(cuda->device);
         (void)join_agree(cuda, 0); /* no rank uses the memory that is freed now */
         cache_close(cuda);
-        struct room *rooms[] = {&cuda->narrow, &cuda->partial, &cuda->hidden,
-                                &cuda->select, &cuda->look,    &cuda->sample,
-                                &cuda->gather, &cuda->squares, &cuda->sums};
+        struct room *rooms[] = {&cuda->narrow,  &cuda->partial, &cuda->parts,  &cuda->hidden,
+                                &cuda->select,  &cuda->look,    &cuda->sample, &cuda->gather,
+                                &cuda->squares, &cuda->sums};
         for (struct room *room : rooms) device_free(cuda->device, room->mem);
         device_free(cuda->device, cuda->rounded.room.mem);
         for (struct cuda_rope &rope : cuda->ropes) {

@@ -99,13 +99,18 @@ void device_watch(struct device *device, const struct comm *comm);
  * `dtype` (F32, BF16 or E4M3), sums and y float32. The order of sums depends on n and k only, never
  * on `rows`. x, w, y and bias are aligned to DEVICE_MATMUL_ALIGN bytes, as the GPU's fastest copies
  * require. E4M3: sum (r, o) is multiplied by x_scale[r] * w_scale[o], k and n are multiples of
- * DEVICE_E4M3_STEP, and there is no bias. */
+ * DEVICE_E4M3_STEP, and there is no bias.
+ *
+ * With a stride, k are the first inputs of rows of x and w that have so many. With parts, every
+ * part has k inputs, and y[parts][rows][n] has a sum for each: of the inputs part * k and on. Then
+ * there is neither a bias nor add. */
 struct matmul_args {
     float *y;
     const void *x, *w;
     const float *bias;              /* or NULL */
     const float *x_scale, *w_scale; /* E4M3, otherwise NULL */
     int64_t rows, n, k, dtype, add;
+    int64_t stride, parts; /* 0: k; 0: one part */
 };
 
 #define DEVICE_E4M3_STEP    16
@@ -115,6 +120,9 @@ void device_matmul(struct device *device, const struct matmul_args *args);
 /* Called when a weight has been loaded, with its w, w_scale, n, k and dtype: chooses how its
  * products are computed for few rows and for many (products.h). Waits for the device. */
 void device_matmul_compare(struct device *device, const struct matmul_args *weight);
+/* May these parts be multiplied one after the other, each added to y, with the bits of their
+ * ordered sum? As device_matmul_compare has seen. */
+bool device_matmul_in_turn(struct device *device, const struct matmul_args *args);
 /* cuda_products of cuda.h. */
 int device_products(struct device *device, struct cuda_product *list, int most);
 /* Can the device, of compute capability 9.0, compute E4M3 products of this shape? ERR_UNSUPPORTED

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device_int.h"
+#include "kernels/cuda/reduce.h"
 
 extern "C" {
 #include "base/log.h"
@@ -34,7 +35,8 @@ extern "C" {
     X(cublasLtMatmulPreferenceDestroy)                                                             \
     X(cublasLtMatmulPreferenceSetAttribute)                                                        \
     X(cublasLtMatrixLayoutCreate)                                                                  \
-    X(cublasLtMatrixLayoutDestroy)
+    X(cublasLtMatrixLayoutDestroy)                                                                 \
+    X(cublasLtMatrixLayoutSetAttribute)
 
 /* Loaded with the first device, so that the program starts, and its CPU computes, on machines
  * without the library. */
@@ -102,22 +104,34 @@ static bool set_scales(cublasLtMatmulDesc_t operation, const struct matmul_args 
            set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a->x_scale, sizeof a->x_scale);
 }
 
+/* Several products of one layout, the operands of each so many numbers after the last one's. */
+static bool set_batch(cublasLtMatrixLayout_t layout, int64_t parts, int64_t offset) {
+    const int32_t count = static_cast<int32_t>(parts);
+    return lt.cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                               sizeof count) == CUBLAS_STATUS_SUCCESS &&
+           lt.cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                               &offset, sizeof offset) == CUBLAS_STATUS_SUCCESS;
+}
+
 static bool open_plan(struct matmul_plan *p, const struct matmul_args *a) {
     static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF, CUDA_R_8F_E4M3};
     cudaDataType_t type = types[a->dtype];
     cublasOperation_t transposed = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     memset(p, 0, sizeof *p);
-    int64_t n = a->n, k = a->k;
+    int64_t n = a->n, k = a->k, stride = a->stride ? a->stride : k;
     uint64_t rows_u = static_cast<uint64_t>(a->rows), n_u = static_cast<uint64_t>(n),
              k_u = static_cast<uint64_t>(k);
     bool good =
         lt.cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
             CUBLAS_STATUS_SUCCESS &&
-        lt.cublasLtMatrixLayoutCreate(&p->w, type, k_u, n_u, k) == CUBLAS_STATUS_SUCCESS &&
-        lt.cublasLtMatrixLayoutCreate(&p->x, type, k_u, rows_u, k) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatrixLayoutCreate(&p->w, type, k_u, n_u, stride) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatrixLayoutCreate(&p->x, type, k_u, rows_u, stride) == CUBLAS_STATUS_SUCCESS &&
         lt.cublasLtMatrixLayoutCreate(&p->y, CUDA_R_32F, n_u, rows_u, n) == CUBLAS_STATUS_SUCCESS &&
         set(p->operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    if (good && a->parts > 1)
+        good = set_batch(p->w, a->parts, k) && set_batch(p->x, a->parts, k) &&
+               set_batch(p->y, a->parts, a->rows * n);
     if (good && a->dtype == KERN_E4M3) good = set_scales(p->operation, a);
     if (good && a->bias)
         good = set(p->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
@@ -185,16 +199,22 @@ static int add_algorithms(const cublasLtMatmulHeuristicResult_t *list, int liste
     return count;
 }
 
+/* A product of the shape, to ask about: its arrays are not read. */
+static struct matmul_args args_of(const struct device *device, const struct product_shape *shape,
+                                  int64_t rows) {
+    const float *any = static_cast<const float *>(device->blas.workspace);
+    return {NULL,        NULL,         NULL, shape->bias ? any : NULL,
+            any,         any,          rows, shape->n,
+            shape->k,    shape->dtype, 0,    shape->stride,
+            shape->parts};
+}
+
 static int propose(void *arg, const struct product_shape *shape, int64_t rows,
                    struct product_algorithm found[PRODUCT_FOUND]) {
     static const uint32_t masks[] = {CUBLASLT_REDUCTION_SCHEME_NONE,
                                      CUBLASLT_REDUCTION_SCHEME_MASK};
     struct device *device = static_cast<struct device *>(arg);
-    const float *any =
-        static_cast<const float *>(device->blas.workspace); /* for the query, not read */
-    const struct matmul_args wanted = {NULL,     NULL,         NULL, shape->bias ? any : NULL,
-                                       any,      any,          rows, shape->n,
-                                       shape->k, shape->dtype, 0};
+    const struct matmul_args wanted = args_of(device, shape, rows);
     cublasLtMatmulHeuristicResult_t list[PRODUCT_FOUND];
     struct matmul_plan plan;
     int count = 0;
@@ -245,64 +265,164 @@ static __global__ void k_differ(const uint32_t *a, const uint32_t *b, int64_t co
     if (i < count && a[i] != b[i]) *differ = 1;
 }
 
-/* Fills the rows and their scales, multiplies twice and compares, in `memory`. */
-static bool trial_equal(struct device *device, char *memory, struct matmul_args a,
-                        const struct product_algorithm *first,
-                        const struct product_algorithm *second) {
+/* Memory of a trial, freed at its end. */
+struct trial {
+    float *y[3]; /* `outputs` numbers each */
+    void *x;     /* [rows][stride] random numbers */
+    float *scale, *bias;
+    uint32_t *differ;
+    char *memory;
+    int64_t outputs;
+};
+
+static char *take(char *&at, size_t bytes) {
+    char *here = at;
+    at += (bytes + 255) / 256 * 256;
+    return here;
+}
+
+/* Without memory for a trial, nothing is known: false. */
+static bool trial_open(struct device *device, struct trial *t, const struct matmul_args *a) {
+    const enum kern_dtype dtype = static_cast<enum kern_dtype>(a->dtype);
     const int threads = 256;
-    int64_t outputs = a.rows * a.n, inputs = a.rows * a.k;
-    size_t bytes = (size_t)outputs * sizeof(float);
-    uint32_t differ = 1, *flag = reinterpret_cast<uint32_t *>(memory + 2 * bytes);
-    float *scale = reinterpret_cast<float *>(flag) + DEVICE_MATMUL_ALIGN;
-    void *x =
-        scale + (a.rows + DEVICE_MATMUL_ALIGN - 1) / DEVICE_MATMUL_ALIGN * DEVICE_MATMUL_ALIGN;
-    a.x = x;
-    if (a.dtype == KERN_E4M3) a.x_scale = scale;
-    k_random<<<blocks_for(inputs, threads), threads, 0, device->stream>>>(
-        x, inputs, static_cast<enum kern_dtype>(a.dtype));
-    k_random<<<blocks_for(a.rows, threads), threads, 0, device->stream>>>(scale, a.rows, KERN_F32);
-    a.y = reinterpret_cast<float *>(memory);
-    bool good = multiply_with(device, &a, first);
-    a.y = reinterpret_cast<float *>(memory + bytes);
-    good = good && multiply_with(device, &a, second) &&
-           device_ok(device, cudaMemsetAsync(flag, 0, sizeof *flag, device->stream), "memset");
-    k_differ<<<blocks_for(outputs, threads), threads, 0, device->stream>>>(
-        reinterpret_cast<const uint32_t *>(memory),
-        reinterpret_cast<const uint32_t *>(memory + bytes), outputs, flag);
-    return good &&
-           device_ok(
-               device,
-               cudaMemcpyAsync(&differ, flag, sizeof differ, cudaMemcpyDefault, device->stream),
-               "copy") &&
+    t->outputs = a->rows * a->n * (a->parts > 1 ? a->parts : 1);
+    int64_t inputs = a->rows * (a->stride ? a->stride : a->k);
+    size_t y = (size_t)t->outputs * sizeof(float), x = (size_t)inputs * kern_dtype_bytes(dtype);
+    size_t bytes = 3 * y + x + (size_t)(a->rows + a->n) * sizeof(float) + 8 * 256;
+    t->memory = bytes <= TRIAL_BYTES && !device->lost
+                    ? static_cast<char *>(device_alloc(device, bytes))
+                    : NULL;
+    if (!t->memory) return false;
+    char *at = t->memory;
+    for (float *&each : t->y) each = reinterpret_cast<float *>(take(at, y));
+    t->x = take(at, x);
+    t->scale = reinterpret_cast<float *>(take(at, (size_t)a->rows * sizeof(float)));
+    t->bias = reinterpret_cast<float *>(take(at, (size_t)a->n * sizeof(float)));
+    t->differ = reinterpret_cast<uint32_t *>(take(at, sizeof *t->differ));
+    k_random<<<blocks_for(inputs, threads), threads, 0, device->stream>>>(t->x, inputs, dtype);
+    k_random<<<blocks_for(a->rows, threads), threads, 0, device->stream>>>(t->scale, a->rows,
+                                                                           KERN_F32);
+    k_random<<<blocks_for(a->n, threads), threads, 0, device->stream>>>(t->bias, a->n, KERN_F32);
+    return true;
+}
+
+/* The weight's arguments with the trial's arrays. */
+static struct matmul_args trial_args(const struct trial *t, struct matmul_args a, float *y) {
+    a.y = y;
+    a.x = t->x;
+    a.x_scale = a.dtype == KERN_E4M3 ? t->scale : NULL;
+    a.bias = a.bias ? t->bias : NULL;
+    return a;
+}
+
+/* Are `count` numbers of both arrays equal? */
+static bool trial_equal(struct device *device, const struct trial *t, const float *a,
+                        const float *b, int64_t count) {
+    uint32_t differ = 1;
+    if (!device_ok(device, cudaMemsetAsync(t->differ, 0, sizeof differ, device->stream), "memset"))
+        return false;
+    k_differ<<<blocks_for(count, 256), 256, 0, device->stream>>>(
+        reinterpret_cast<const uint32_t *>(a), reinterpret_cast<const uint32_t *>(b), count,
+        t->differ);
+    return device_ok(device,
+                     cudaMemcpyAsync(&differ, t->differ, sizeof differ, cudaMemcpyDefault,
+                                     device->stream),
+                     "copy") &&
            device_ok(device, cudaStreamSynchronize(device->stream), "a product") && !differ;
 }
 
-/* Without memory for a comparison, nothing is known. */
-static bool same_bits(void *arg, const struct product_shape *shape, int64_t rows,
+static void trial_close(struct device *device, const struct trial *t) {
+    if (t->memory) device_ok(device, cudaFree(t->memory), "cudaFree");
+}
+
+static bool same_bits(void *arg, const struct product_shape *, int64_t rows,
                       const struct product_algorithm *first,
                       const struct product_algorithm *second) {
     struct device *device = static_cast<struct device *>(arg);
     struct matmul_args a = *device->blas.trial;
+    struct trial t = {};
     a.rows = rows;
-    size_t bytes = 2 * (size_t)(rows * shape->n) * sizeof(float) +
-                   (size_t)(rows + 3 * DEVICE_MATMUL_ALIGN) * sizeof(float) +
-                   (size_t)(rows * shape->k) * kern_dtype_bytes(shape->dtype);
-    char *memory = bytes <= TRIAL_BYTES ? static_cast<char *>(device_alloc(device, bytes)) : NULL;
-    bool same = memory && !device->lost && trial_equal(device, memory, a, first, second);
-    if (memory) device_ok(device, cudaFree(memory), "cudaFree");
+    bool same = trial_open(device, &t, &a);
+    if (same) {
+        const struct matmul_args one = trial_args(&t, a, t.y[0]), two = trial_args(&t, a, t.y[1]);
+        same = multiply_with(device, &one, first) && multiply_with(device, &two, second) &&
+               trial_equal(device, &t, t.y[0], t.y[1], t.outputs);
+    }
+    trial_close(device, &t);
     return same;
 }
 
+static bool multiply_found(struct device *device, const struct matmul_args *a);
+
+/* Adds one part after the other to y[1]. */
+static bool multiply_in_turn(struct device *device, const struct trial *t, struct matmul_args a) {
+    const size_t bytes = (size_t)a.k * kern_dtype_bytes(static_cast<enum kern_dtype>(a.dtype));
+    const int64_t parts = a.parts;
+    bool good = true;
+    a = trial_args(t, a, t->y[1]);
+    a.parts = 0;
+    a.add = true;
+    for (int64_t part = 0; part < parts && good; part++) {
+        good = multiply_found(device, &a);
+        a.x = static_cast<const char *>(a.x) + bytes;
+        a.w = static_cast<const char *>(a.w) + bytes;
+    }
+    return good;
+}
+
+/* As few rows and as many rows are multiplied (weight.cu), on the same random rows. */
+static bool same_in_turn(void *arg, const struct product_shape *shape) {
+    struct device *device = static_cast<struct device *>(arg);
+    struct matmul_args a = *device->blas.trial;
+    struct trial t = {};
+    a.rows = 2 * PRODUCT_PARTS_ROWS;
+    bool same = trial_open(device, &t, &a);
+    if (same) {
+        const int64_t count = a.rows * a.n;
+        const struct matmul_args at_once = trial_args(&t, a, t.y[0]);
+        for (int i = 1; i < 3; i++)
+            k_random<<<blocks_for(count, 256), 256, 0, device->stream>>>(t.y[i], count, KERN_F32);
+        same = multiply_found(device, &at_once) && multiply_in_turn(device, &t, a);
+        device_add_parts(device, t.y[2], t.y[0], static_cast<int>(shape->parts), count, true);
+        same = same && trial_equal(device, &t, t.y[1], t.y[2], count);
+    }
+    trial_close(device, &t);
+    return same;
+}
+
+static struct product_library library_of(struct device *device) {
+    return {device, propose, same_bits, same_in_turn};
+}
+
 static struct product_shape shape_of(const struct matmul_args *a) {
-    return {a->n, a->k, static_cast<enum kern_dtype>(a->dtype), a->bias != NULL};
+    return {a->n,
+            a->k,
+            static_cast<enum kern_dtype>(a->dtype),
+            a->bias != NULL,
+            a->stride ? a->stride : a->k,
+            a->parts ? a->parts : 1};
+}
+
+/* False: the library has no algorithm, or refuses the one it has. */
+static bool multiply_found(struct device *device, const struct matmul_args *a) {
+    const struct product_library library = library_of(device);
+    const struct product_shape shape = shape_of(a);
+    const struct product_algorithm *algorithm =
+        products_find(&device->blas.products, &library, &shape, a->rows);
+    return algorithm && multiply_with(device, a, algorithm);
 }
 
 void device_matmul_compare(struct device *device, const struct matmul_args *weight) {
-    const struct product_library library = {device, propose, same_bits};
+    const struct product_library library = library_of(device);
     const struct product_shape shape = shape_of(weight);
     device->blas.trial = weight;
     if (!device->lost) products_compare(&device->blas.products, &library, &shape);
     device->blas.trial = NULL;
+}
+
+bool device_matmul_in_turn(struct device *device, const struct matmul_args *args) {
+    const struct product_shape shape = shape_of(args);
+    return products_in_turn(&device->blas.products, &shape);
 }
 
 /* ---- Reporting ------------------------------------------------------------------------------- */
@@ -318,11 +438,8 @@ static int attribute(const cublasLtMatmulAlgo_t *algorithm,
 static struct cuda_product describe(struct device *device, const struct product *product,
                                     int bucket) {
     const struct product_shape *shape = &product->shape;
-    const float *any = static_cast<const float *>(device->blas.workspace); /* not read */
     int64_t rows = product_bucket_rows(bucket);
-    const struct matmul_args args = {NULL,     NULL,         NULL, shape->bias ? any : NULL,
-                                     any,      any,          rows, shape->n,
-                                     shape->k, shape->dtype, 0};
+    const struct matmul_args args = args_of(device, shape, rows);
     const struct product_choice *choice = &product->choices[bucket];
     const struct product_choice *own = &product->choices[product_bucket(PRODUCT_ROWS)];
     cublasLtMatmulHeuristicResult_t result = {};
@@ -359,7 +476,7 @@ int device_products(struct device *device, struct cuda_product *list, int most) 
  * for these: then a row's result may depend on the other rows, which is logged once. */
 static void run_matmul(struct device *device, const void *data) {
     const struct matmul_args *a = static_cast<const struct matmul_args *>(data);
-    const struct product_library library = {device, propose, same_bits};
+    const struct product_library library = library_of(device);
     const struct product_shape shape = shape_of(a);
     const struct product_algorithm *algorithm;
     if (device->lost) return;
@@ -381,8 +498,8 @@ void device_matmul(struct device *device, const struct matmul_args *args) {
 }
 
 int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault *fault) {
-    const struct product_library library = {device, propose, same_bits};
-    const struct product_shape shape = {n, k, KERN_E4M3, false};
+    const struct product_library library = library_of(device);
+    const struct product_shape shape = {n, k, KERN_E4M3, false, k, 1};
     if (products_find(&device->blas.products, &library, &shape, PRODUCT_ROWS)) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "quantization",
                      "cuBLASLt has no fp8 product of %lld inputs and %lld outputs", (long long)k,

@@ -141,6 +141,8 @@ struct cuda {
     size_t sums_row; /* largest number of bytes of the sums of a row's blocks */
     size_t narrow_row, hidden_row; /* largest number of bytes of a row in a weight's number format;
                                       of a gate's layers, or of an expert's */
+    size_t parts_row, parts_row_many; /* bytes of the parts' sums of a product: of a row; of a row
+                                         where many rows need them, too (products.h) */
     size_t gate_parts_row, gate_parts_most; /* bytes of the parts' sums of a gate: of a row; of few
                                                rows at most, see gate.cu */
     struct pages pages;
@@ -174,6 +176,7 @@ struct cuda {
     enum kern_dtype layers_dtype; /* BF16, or F16 or E4M3 if products of layers are: activations are
                                      rounded to it */
     struct room hidden;           /* layers of gates and of experts */
+    struct room parts;            /* sums of the parts of a product, see products.h */
     struct room sums;             /* sums of the activations of blocks, see packed.cu */
     struct room squares;          /* sums of squares of heads, see rope.cu */
     struct room select;           /* all stages of evict */

@@ -15,8 +15,22 @@ int64_t product_bucket_rows(int bucket) {
     return bucket_rows[bucket];
 }
 
+#define PROCESSORS 132 /* multiprocessors of an H100 or H200 */
+#define TILE       64  /* outputs of the narrowest tiles that few rows have */
+
+int product_parts(int64_t n, int64_t k, enum kern_dtype dtype) {
+    const int64_t tiles = (n + TILE - 1) / TILE;
+    int parts = 1;
+    if ((dtype != KERN_BF16 && dtype != KERN_F16) || n % 4) return 1;
+    while (parts < PRODUCT_PARTS && 2 * parts * tiles <= PROCESSORS && k % (16 * parts) == 0 &&
+           k / (2 * parts) >= PRODUCT_PART_LEAST)
+        parts *= 2;
+    return parts;
+}
+
 static bool same_shape(const struct product_shape *a, const struct product_shape *b) {
-    return a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->bias == b->bias;
+    return a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->bias == b->bias &&
+           a->stride == b->stride && a->parts == b->parts;
 }
 
 static bool same_algorithm(const struct product_algorithm *a, const struct product_algorithm *b) {
@@ -93,4 +107,11 @@ void products_compare(struct products *products, const struct product_library *l
             break;
         }
     }
+    if (shape->parts > 1) product->in_turn = library->in_turn(library->arg, shape);
+}
+
+bool products_in_turn(const struct products *products, const struct product_shape *shape) {
+    for (int i = 0; i < products->count; i++)
+        if (same_shape(&products->list[i].shape, shape)) return products->list[i].in_turn;
+    return false;
 }

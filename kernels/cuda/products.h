@@ -5,7 +5,13 @@
  * shape's own. Few rows and many are faster with other tiles, so for each bucket of row counts
  * another algorithm takes its place, but only one that was seen to give the shape's own bits, on
  * random rows, when the first weight of the shape was loaded. What the library refuses once is not
- * asked again. Host code; device_blas.cu passes cuBLASLt. */
+ * asked again.
+ *
+ * A shape with few outputs would occupy few multiprocessors. Its inputs are cut into parts, a
+ * number that depends on the shape alone, and the parts' sums are added in order: ((y + p0) + p1) +
+ * ... With few rows all parts are multiplied at once, as a batch; with many, one after the other,
+ * each added to y, if that was seen to give the same bits. Host code; device_blas.cu passes
+ * cuBLASLt. */
 #ifndef KEEPD_KERNELS_CUDA_PRODUCTS_H
 #define KEEPD_KERNELS_CUDA_PRODUCTS_H
 
@@ -21,11 +27,19 @@ extern "C" {
 #define PRODUCT_FOUND   32 /* algorithms that the library proposes at a time */
 #define PRODUCT_TRIES   4  /* algorithms compared for a bucket */
 
+#define PRODUCT_PARTS      8    /* most parts of a shape's inputs */
+#define PRODUCT_PART_LEAST 1024 /* least inputs of a part */
+#define PRODUCT_PARTS_ROWS 256  /* up to so many rows, parts are multiplied at once */
+
 struct product_shape {
-    int64_t n, k;
+    int64_t n, k; /* k: inputs of a part */
     enum kern_dtype dtype;
     bool bias;
+    int64_t stride, parts; /* stride: inputs of all parts; parts: multiplied at once */
 };
+
+/* The number of parts of a weight of n outputs and k inputs. 1: its inputs are not cut. */
+int product_parts(int64_t n, int64_t k, enum kern_dtype dtype);
 
 /* cublasLtMatmulAlgo_t, opaque. */
 struct product_algorithm {
@@ -34,13 +48,15 @@ struct product_algorithm {
 
 /* The functions of a library. `find`: algorithms for so many rows that do not split the inner
  * dimension, best first; returns their number. `same`: multiplies random rows with both; do both
- * accept the rows, and are all bits equal? */
+ * accept the rows, and are all bits equal? `in_turn`, for a shape with several parts: does adding
+ * one part after the other to y give the bits of the ordered sum of all? */
 struct product_library {
     void *arg;
     int (*find)(void *arg, const struct product_shape *shape, int64_t rows,
                 struct product_algorithm found[PRODUCT_FOUND]);
     bool (*same)(void *arg, const struct product_shape *shape, int64_t rows,
                  const struct product_algorithm *a, const struct product_algorithm *b);
+    bool (*in_turn)(void *arg, const struct product_shape *shape);
 };
 
 /* The algorithm of a bucket. */
@@ -53,6 +69,7 @@ struct product_choice {
 struct product {
     struct product_shape shape;
     bool compared; /* products_compare has been here */
+    bool in_turn;  /* parts may be multiplied one after the other */
     struct product_choice choices[PRODUCT_BUCKETS];
 };
 
@@ -77,5 +94,7 @@ bool products_refused(struct products *products, const struct product_library *l
 /* Chooses for every bucket; the first call for a shape only. */
 void products_compare(struct products *products, const struct product_library *library,
                       const struct product_shape *shape);
+/* May the shape's parts be multiplied one after the other? False before products_compare. */
+bool products_in_turn(const struct products *products, const struct product_shape *shape);
 
 #endif

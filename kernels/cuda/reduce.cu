@@ -47,3 +47,25 @@ void device_reduce(struct device *device, const struct reduce_args *args, enum c
         break;
     }
 }
+
+/* A thread per four numbers. */
+static __global__ void k_add_parts(float *y, const float *parts, int part_count, int64_t count,
+                                   bool add) {
+    ptx_overlap_grids();
+    int64_t i = 4 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    float4 sum = *(const float4 *)(add ? y + i : parts + i);
+#pragma unroll 8
+    for (int part = add ? 0 : 1; part < part_count; part++) {
+        const float4 more = *(const float4 *)(parts + part * count + i);
+        sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+    }
+    *(float4 *)(y + i) = sum;
+}
+
+void device_add_parts(struct device *device, float *y, const float *parts, int part_count,
+                      int64_t count, bool add) {
+    CHECK(count % 4 == 0);
+    LAUNCH_OVERLAPPED(device, k_add_parts, blocks_for(count, 4 * THREADS), THREADS, 0, y, parts,
+                      part_count, count, add);
+}

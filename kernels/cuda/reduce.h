@@ -17,4 +17,9 @@ struct reduce_args {
 
 void device_reduce(struct device *device, const struct reduce_args *args, enum comm_type type);
 
+/* y[count] = parts[0][count] + parts[1][count] + ..., in this order; add: y + parts[0] + ...
+ * count is a multiple of 4. */
+void device_add_parts(struct device *device, float *y, const float *parts, int part_count,
+                      int64_t count, bool add);
+
 #endif

@@ -4,6 +4,8 @@
 
 #include "kernels/cuda/experts.h"
 #include "kernels/cuda/packed.cuh"
+#include "kernels/cuda/products.h"
+#include "kernels/cuda/reduce.h"
 #include "kernels/number.h"
 
 #define THREADS          256
@@ -225,6 +227,27 @@ static void note_width(struct cuda *cuda, const struct kern_weight *w) {
         cuda->gathered = w->rows_model;
 }
 
+/* Chooses how the products of a weight are computed, and notes the memory that they need. */
+static void compare_products(struct cuda *cuda, enum kern_shard shard, struct matmul_args loaded) {
+    const int parts = product_parts(loaded.n, loaded.k, (enum kern_dtype)loaded.dtype);
+    size_t row = (size_t)parts * (size_t)loaded.n * sizeof(float);
+    if (parts > 1) {
+        loaded.stride = loaded.k;
+        loaded.k /= parts;
+    }
+    device_matmul_compare(cuda->device, &loaded);
+    if (parts > 1) {
+        loaded.parts = parts;
+        device_matmul_compare(cuda->device, &loaded);
+        size_t *most =
+            device_matmul_in_turn(cuda->device, &loaded) ? &cuda->parts_row : &cuda->parts_row_many;
+        if (row > *most) *most = row;
+    } else if (shard == KERN_SHARD_ROWS && loaded.dtype != KERN_E4M3) {
+        loaded.bias = static_cast<const float *>(loaded.w); /* not read: the shape with one */
+        device_matmul_compare(cuda->device, &loaded);
+    }
+}
+
 int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
                    enum kern_shard shard, struct kern_weight **out, struct fault *fault) {
     struct cuda *cuda = cuda_of(kern);
@@ -258,7 +281,7 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
     loaded.n = w->rows;
     loaded.k = w->cols;
     loaded.dtype = w->dtype;
-    if (!kern_dtype_blocks(w->dtype)) device_matmul_compare(cuda->device, &loaded);
+    if (!kern_dtype_blocks(w->dtype)) compare_products(cuda, w->shard, loaded);
     bool of_layers = shard == KERN_SHARD_ROWS || shard == KERN_SHARD_COLS;
     if (w->dtype == KERN_E4M3) cuda->layers_dtype = KERN_E4M3;
     if (inputs_dtype(w) == KERN_F16 && of_layers && cuda->layers_dtype == KERN_BF16)
@@ -308,6 +331,35 @@ static void multiply_packed(struct cuda *cuda, const struct matmul_args *args,
     packed_multiply(cuda, args->y, args->x, weight, bias, sums, (int)args->rows, args->add);
 }
 
+/* Multiplies the parts of a weight's inputs; see products.h. */
+static void multiply_parts(struct cuda *cuda, struct matmul_args args, int parts) {
+    const size_t bytes =
+        (size_t)args.k / (size_t)parts * kern_dtype_bytes((enum kern_dtype)args.dtype);
+    const char *x = static_cast<const char *>(args.x), *w = static_cast<const char *>(args.w);
+    const int64_t count = args.rows * args.n;
+    const bool add = args.add;
+    float *y = args.y;
+    args.stride = args.k;
+    args.k /= parts;
+    args.parts = parts;
+    if (args.rows > PRODUCT_PARTS_ROWS && device_matmul_in_turn(cuda->device, &args)) {
+        args.parts = 0;
+        for (int part = 0; part < parts; part++) {
+            args.x = x + (size_t)part * bytes;
+            args.w = w + (size_t)part * bytes;
+            args.add = add || part > 0;
+            device_matmul(cuda->device, &args);
+        }
+        return;
+    }
+    args.y = static_cast<float *>(
+        room_take(cuda, &cuda->parts, (size_t)(parts * count) * sizeof *args.y));
+    args.add = false;
+    if (!args.y) return;
+    device_matmul(cuda->device, &args);
+    device_add_parts(cuda->device, y, args.y, parts, count, add);
+}
+
 /* Multiplies this rank's inputs and outputs. */
 static void multiply(struct cuda *cuda, float *y, const float *x, const struct kern_weight *weight,
                      const float *bias, int rows, enum kern_matmul_mode mode) {
@@ -321,13 +373,21 @@ static void multiply(struct cuda *cuda, float *y, const float *x, const struct k
                                weight->rows,
                                weight->cols,
                                weight->dtype,
-                               mode == KERN_ADD};
+                               mode == KERN_ADD,
+                               0,
+                               0};
+    const int parts = product_parts(weight->rows, weight->cols, weight->dtype);
     if (weight->dtype != KERN_F32 && !narrow_inputs(cuda, x, weight, &args)) return;
     if (kern_dtype_blocks(weight->dtype)) {
         multiply_packed(cuda, &args, weight, bias);
         return;
     }
-    device_matmul(cuda->device, &args);
+    if (parts > 1) {
+        args.bias = NULL;
+        multiply_parts(cuda, args, parts);
+    } else {
+        device_matmul(cuda->device, &args);
+    }
     if (bias && !args.bias) add_bias(cuda, y, bias, rows, weight->rows);
 }
 
@@ -378,6 +438,7 @@ enum {
     ROOM_SAMPLE,
     ROOM_SQUARES,
     ROOM_SUMS,
+    ROOM_PARTS,
     ROOMS
 };
 
@@ -391,6 +452,9 @@ static void measure_rooms(const struct cuda *cuda, const struct kern_cache_optio
     bytes[ROOM_SQUARES] =
         rows * (size_t)((o->heads_q + o->heads_kv) * cuda->comm->ranks) * sizeof(float);
     bytes[ROOM_SUMS] = rows * cuda->sums_row;
+    const size_t few = rows < PRODUCT_PARTS_ROWS ? rows : PRODUCT_PARTS_ROWS;
+    const size_t in_turn = few * cuda->parts_row, at_once = rows * cuda->parts_row_many;
+    bytes[ROOM_PARTS] = in_turn > at_once ? in_turn : at_once;
     bytes[ROOM_SAMPLE] = sample_bytes(o->logits_max, o->vocab);
 }
 
@@ -404,9 +468,15 @@ size_t rooms_bytes(const struct cuda *cuda, const struct kern_cache_options *opt
 
 int rooms_reserve(struct cuda *cuda) {
     const struct kern_cache_options *o = &cuda->options;
-    struct room *const rooms[ROOMS] = {
-        &cuda->narrow,          &cuda->rounded.room, &cuda->hidden,  &cuda->ropes[0].angles,
-        &cuda->ropes[1].angles, &cuda->sample,       &cuda->squares, &cuda->sums};
+    struct room *const rooms[ROOMS] = {&cuda->narrow,
+                                       &cuda->rounded.room,
+                                       &cuda->hidden,
+                                       &cuda->ropes[0].angles,
+                                       &cuda->ropes[1].angles,
+                                       &cuda->sample,
+                                       &cuda->squares,
+                                       &cuda->sums,
+                                       &cuda->parts};
     size_t bytes[ROOMS];
     if (o->rows_max == 0) return 0;
     measure_rooms(cuda, o, bytes);

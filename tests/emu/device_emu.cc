@@ -328,25 +328,31 @@ static float element(const void *at, int64_t i, enum kern_dtype dtype) {
                           dtype);
 }
 
-/* Multiplies as cuBLASLt does on a GPU. */
-static void run_matmul(struct device *device, const void *data) {
-    const struct matmul_args &a = *static_cast<const struct matmul_args *>(data);
+/* One part of a product. */
+static void multiply_part(const struct matmul_args &a, int64_t part) {
     enum kern_dtype dtype = static_cast<enum kern_dtype>(a.dtype);
     std::vector<float> row(static_cast<size_t>(a.k));
-    if (!device_runs(device)) return;
+    const int64_t stride = a.stride ? a.stride : a.k, first = part * a.k;
     for (int64_t o = 0; o < a.n; o++) {
         for (int64_t i = 0; i < a.k; i++)
-            row[static_cast<size_t>(i)] = element(a.w, o * a.k + i, dtype);
+            row[static_cast<size_t>(i)] = element(a.w, o * stride + first + i, dtype);
         for (int64_t r = 0; r < a.rows; r++) {
             float sum = 0;
             for (int64_t i = 0; i < a.k; i++)
-                sum += element(a.x, r * a.k + i, dtype) * row[static_cast<size_t>(i)];
+                sum += element(a.x, r * stride + first + i, dtype) * row[static_cast<size_t>(i)];
             if (dtype == KERN_E4M3) sum *= a.x_scale[r] * a.w_scale[o];
             if (a.bias) sum += a.bias[o];
-            float *to = &a.y[r * a.n + o];
+            float *to = &a.y[(part * a.rows + r) * a.n + o];
             *to = a.add ? *to + sum : sum;
         }
     }
+}
+
+/* Multiplies as cuBLASLt does on a GPU. */
+static void run_matmul(struct device *device, const void *data) {
+    const struct matmul_args &a = *static_cast<const struct matmul_args *>(data);
+    if (!device_runs(device)) return;
+    for (int64_t part = 0; part == 0 || part < a.parts; part++) multiply_part(a, part);
 }
 
 /* Enforces the requirements of cuBLASLt. */
@@ -355,12 +361,17 @@ void device_matmul(struct device *device, const struct matmul_args *args) {
     const void *const arrays[] = {a->x, a->w, a->y, a->bias};
     CHECK(a->dtype != KERN_E4M3 || (a->x_scale && a->w_scale && !a->bias));
     CHECK(a->dtype != KERN_E4M3 || (a->n | a->k) % DEVICE_E4M3_STEP == 0);
+    CHECK(a->parts <= 1 || (!a->bias && !a->add && a->parts * a->k == a->stride));
     for (const void *array : arrays)
         CHECK(reinterpret_cast<uintptr_t>(array) % DEVICE_MATMUL_ALIGN == 0);
     graph_add(&device->graphs, device, run_matmul, args, sizeof *args);
 }
 
 void device_matmul_compare(struct device *, const struct matmul_args *) {}
+
+bool device_matmul_in_turn(struct device *, const struct matmul_args *) {
+    return true;
+}
 
 int device_products(struct device *, struct cuda_product *, int) {
     return 0;

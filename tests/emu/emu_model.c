@@ -128,7 +128,9 @@ static void compare(struct run run[BACKENDS], const struct kern_rule *rule, cons
 
 /* bf16 activations move log-probabilities of a trained model by up to 0.08 (ARCHITECTURE.md);
  * logits of six layers stay within 0.15 of float32's, mostly far closer. Methods that look at
- * attention may also choose otherwise between entries that are nearly equal. */
+ * attention may also choose otherwise between entries that are nearly equal: d2o's differ by 0.33
+ * or by 0.71 (0.05 or 0.12 root mean square), depending on one such choice, which another order of
+ * a norm's sum changes. */
 Test(emu_model, keepd_nano_beside_the_reference) {
     static const struct {
         const char *name;
@@ -174,8 +176,8 @@ Test(emu_model, keepd_nano_beside_the_reference) {
           .sinks = 4,
           .recent = 10,
           .observe = {.group = KERN_GROUP_SUM, .reduce = KERN_REDUCE_SUM}},
-         0.6,
-         0.1},
+         0.9,
+         0.15},
     };
     struct kern *kern[BACKENDS];
     struct run run[BACKENDS];

@@ -15,6 +15,8 @@ struct fake {
     int bits[16];
     int64_t rows_max[16];
     int asked, multiplied;
+    bool turns; /* parts in turn have the bits of the ordered sum */
+    int turned;
 };
 
 static int find(void *arg, const struct product_shape *, int64_t rows,
@@ -35,6 +37,12 @@ static bool same(void *arg, const struct product_shape *, int64_t rows,
            rows <= fake->rows_max[b->data[0]];
 }
 
+static bool in_turn(void *arg, const struct product_shape *) {
+    struct fake *fake = static_cast<struct fake *>(arg);
+    fake->turned++;
+    return fake->turns;
+}
+
 static struct fake open_fake(const uint64_t few, const uint64_t own, const uint64_t more,
                              const uint64_t many) {
     struct fake fake = {};
@@ -44,7 +52,7 @@ static struct fake open_fake(const uint64_t few, const uint64_t own, const uint6
     return fake;
 }
 
-static const struct product_shape shape = {4096, 1024, KERN_BF16, false};
+static const struct product_shape shape = {4096, 1024, KERN_BF16, false, 1024, 1};
 static struct products products;
 
 static uint64_t chosen(const struct product_library *library, int64_t rows) {
@@ -55,7 +63,7 @@ static uint64_t chosen(const struct product_library *library, int64_t rows) {
 /* An algorithm proposed for a bucket is used there if its bits are those of the shape's own. */
 static void only_equal_bits_are_used() {
     struct fake fake = open_fake(2, 1, 3, 4);
-    const struct product_library library = {&fake, find, same};
+    const struct product_library library = {&fake, find, same, in_turn};
     fake.bits[3] = 1;        /* 256 rows: other bits, */
     fake.proposed[2][1] = 5; /* but the next one has equal ones */
     fake.bits[4] = fake.bits[6] = 1;
@@ -78,7 +86,7 @@ static void only_equal_bits_are_used() {
  * another one, whose bits may be others; and if there is none, nobody asks again. */
 static void refused_algorithms_are_not_asked_again() {
     struct fake fake = open_fake(2, 1, 2, 3);
-    const struct product_library library = {&fake, find, same};
+    const struct product_library library = {&fake, find, same, in_turn};
     products = {};
     products_compare(&products, &library, &shape);
     CHECK(chosen(&library, 300) == 3);
@@ -96,7 +104,7 @@ static void refused_algorithms_are_not_asked_again() {
 /* A shape for which the library has nothing is asked for once. */
 static void shapes_without_an_algorithm_are_remembered() {
     struct fake fake = open_fake(0, 0, 2, 2);
-    const struct product_library library = {&fake, find, same};
+    const struct product_library library = {&fake, find, same, in_turn};
     products = {};
     for (int64_t rows = 1; rows < 5000; rows *= 3) CHECK(chosen(&library, rows) == 0);
     products_compare(&products, &library, &shape);
@@ -107,17 +115,17 @@ static void shapes_without_an_algorithm_are_remembered() {
  * more. */
 static void every_shape_is_its_own() {
     struct fake fake = open_fake(1, 1, 1, 1);
-    const struct product_library library = {&fake, find, same};
-    const struct product_shape others[] = {{4096, 1024, KERN_BF16, true},
-                                           {4096, 1024, KERN_F16, false},
-                                           {4096, 1025, KERN_BF16, false},
-                                           {4097, 1024, KERN_BF16, false}};
+    const struct product_library library = {&fake, find, same, in_turn};
+    const struct product_shape others[] = {
+        {4096, 1024, KERN_BF16, true, 1024, 1},  {4096, 1024, KERN_F16, false, 1024, 1},
+        {4096, 1025, KERN_BF16, false, 1025, 1}, {4097, 1024, KERN_BF16, false, 1024, 1},
+        {4096, 1024, KERN_BF16, false, 2048, 1}, {4096, 1024, KERN_BF16, false, 2048, 2}};
     products = {};
     CHECK(chosen(&library, 1) == 1);
     fake.proposed[1][0] = 9;
     for (const struct product_shape &other : others)
         CHECK(products_find(&products, &library, &other, 1)->data[0] == 9);
-    CHECK(chosen(&library, 1) == 1 && fake.asked == 5);
+    CHECK(chosen(&library, 1) == 1 && fake.asked == 7);
     struct product_shape next = shape;
     for (int i = products.count; i < PRODUCT_SHAPES; i++) {
         next.n = 10000 + i;
@@ -128,7 +136,45 @@ static void every_shape_is_its_own() {
     CHECK(!products_refused(&products, &library, &next, 1));
 }
 
+/* Inputs are cut until the tiles of few rows occupy a GPU's 132 multiprocessors, by the shape
+ * alone; other formats and short inputs are not. */
+static void few_outputs_have_parts() {
+    const struct {
+        int64_t n, k;
+        enum kern_dtype dtype;
+        int parts;
+    } wanted[] = {
+        {4096, 4096, KERN_BF16, 2},  {4096, 14336, KERN_BF16, 2}, {4096, 14336, KERN_F16, 2},
+        {6144, 4096, KERN_BF16, 1},  {28672, 4096, KERN_BF16, 1}, {2048, 8192, KERN_BF16, 4},
+        {2048, 2048, KERN_BF16, 2},  {1024, 1024, KERN_BF16, 1},  {1024, 16384, KERN_BF16, 8},
+        {16, 100000, KERN_BF16, 4},  {16, 65536, KERN_BF16, 8},   {4096, 4096, KERN_E4M3, 1},
+        {4096, 4096, KERN_F32, 1},   {4098, 4096, KERN_BF16, 1},  {4096, 4104, KERN_BF16, 1},
+        {8192, 28672, KERN_BF16, 1},
+    };
+    for (const auto &want : wanted) CHECK(product_parts(want.n, want.k, want.dtype) == want.parts);
+}
+
+/* Parts are multiplied one after the other only where that was seen to give the same bits; it is
+ * tried once, and for shapes with parts alone. */
+static void parts_in_turn_are_tried_once() {
+    static const struct product_shape cut = {4096, 2048, KERN_BF16, false, 4096, 2};
+    for (int turns = 0; turns < 2; turns++) {
+        struct fake fake = open_fake(1, 1, 1, 1);
+        const struct product_library library = {&fake, find, same, in_turn};
+        fake.turns = turns;
+        products = {};
+        CHECK(!products_in_turn(&products, &cut));
+        products_compare(&products, &library, &shape);
+        CHECK(fake.turned == 0);
+        for (int i = 0; i < 2; i++) products_compare(&products, &library, &cut);
+        CHECK(fake.turned == 1 && products_in_turn(&products, &cut) == turns);
+        CHECK(!products_in_turn(&products, &shape));
+    }
+}
+
 int main() {
+    few_outputs_have_parts();
+    parts_in_turn_are_tried_once();
     only_equal_bits_are_used();
     refused_algorithms_are_not_asked_again();
     shapes_without_an_algorithm_are_remembered();

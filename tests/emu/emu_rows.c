@@ -108,7 +108,7 @@ static struct kern_weight *load(struct kern *kern, int64_t rows, int64_t cols,
 /* For a model in bf16 and for one in fp8, which rounds other numbers on the way and not at every
  * width. */
 Test(emu_rows, norm_glu_gather) {
-    static const int dims[] = {1, 2, 31, 64, 257, 640, 1030, 2064};
+    static const int dims[] = {1, 2, 31, 64, 257, 640, 1030, 2064, 4112};
     struct kern *kern[BACKENDS];
     struct kern_weight *fp8[BACKENDS];
     both_open(kern);
@@ -172,6 +172,54 @@ Test(emu_rows, products_and_embedding) {
     both_close(kern);
 }
 
+/* Inputs that are cut into parts: two of 1,024 and eight of 1,024. Beside the reference, a row's
+ * bits are the same in any company: with the parts multiplied at once, and one after the other;
+ * added to y, and with a bias. */
+static void check_parts(struct kern *kern[BACKENDS], int64_t cols, enum kern_matmul_mode mode) {
+    enum { OUT = 16, MOST = 300 };
+    static const int counts[] = {1, 7, 256, 257};
+    char *mem;
+    const struct kern_matrix file = make_matrix(OUT, cols, KERN_BF16, 3, &mem);
+    float *x = fresh((size_t)(MOST * cols), 7), *bias = fresh(OUT, 8), *old = fresh(MOST * OUT, 9);
+    float *all[BACKENDS], *some;
+    round_all(x, (size_t)(MOST * cols));
+    for (int b = 0; b < BACKENDS; b++) {
+        const struct kern_ops *ops = kern[b]->ops;
+        struct kern_weight *weight;
+        MUST(ops->weight_load(kern[b], &file, 1, KERN_SHARD_COLS, &weight, NULL));
+        float *in = put(kern[b], x, (size_t)(MOST * cols)), *at = put(kern[b], bias, OUT);
+        float *y = put(kern[b], old, MOST * OUT);
+        ops->matmul(kern[b], y, in, weight, at, MOST, mode);
+        all[b] = take(kern[b], y, MOST * OUT);
+        for (size_t c = 0; b == EMULATED && c < sizeof counts / sizeof *counts; c++) {
+            int first = MOST - counts[c];
+            float *part = put(kern[b], x + first * cols, (size_t)(counts[c] * cols));
+            y = put(kern[b], old + (size_t)(first * OUT), (size_t)(counts[c] * OUT));
+            ops->matmul(kern[b], y, part, weight, at, counts[c], mode);
+            some = take(kern[b], y, (size_t)(counts[c] * OUT));
+            cr_assert(!memcmp(some, all[b] + (size_t)(first * OUT),
+                              (size_t)(counts[c] * OUT) * sizeof *some),
+                      "%d rows", counts[c]);
+            ops->mem_free(kern[b], part);
+            free(some);
+        }
+        ops->mem_free(kern[b], in);
+        ops->mem_free(kern[b], at);
+        ops->weight_free(kern[b], weight);
+    }
+    expect_near(all[ORACLE], all[EMULATED], MOST * OUT, 1e-6 * (double)cols, 0, "product");
+    free(mem), free(x), free(bias), free(old), free(all[ORACLE]), free(all[EMULATED]);
+}
+
+Test(emu_rows, parts_of_products_are_added_in_order) {
+    struct kern *kern[BACKENDS];
+    both_open(kern);
+    check_parts(kern, 2048, KERN_SET);
+    check_parts(kern, 2048, KERN_ADD);
+    check_parts(kern, 8192, KERN_ADD);
+    both_close(kern);
+}
+
 /* Writes y, multiplies it, and says how many operations that took. */
 struct turn {
     struct kern *kern;
@@ -206,10 +254,12 @@ static float *multiply_y(const struct turn *t, float *z, int rows, int *operatio
     return take(t->kern, z, (size_t)(rows * TURN_OUT));
 }
 
-static void check_rounding(const struct turn *t, const float *other) {
+static void check_rounding(const struct turn *t, const float *other, int product) {
     enum { FUSED, APART, CHANGED, FEWER, TURNS };
     float *got[TURNS];
     int operations[TURNS];
+    free(multiply_y(t, put(t->kern, NULL, ROWS * TURN_OUT), ROWS,
+                    operations)); /* allocates the memory of its sums */
     for (int i = 0; i < TURNS; i++) {
         int rows = i == FEWER ? 2 : ROWS;
         float *z = put(t->kern, NULL, (size_t)(rows * TURN_OUT));
@@ -218,8 +268,8 @@ static void check_rounding(const struct turn *t, const float *other) {
         if (i == CHANGED) write_again(t, other);
         got[i] = multiply_y(t, z, rows, &operations[i]);
     }
-    cr_assert_eq(operations[FUSED], 1, "%d operations", operations[FUSED]);
-    for (int i = APART; i < TURNS; i++) cr_assert_gt(operations[i], 1);
+    cr_assert_eq(operations[FUSED], product, "%d operations", operations[FUSED]);
+    for (int i = APART; i < TURNS; i++) cr_assert_gt(operations[i], product);
     cr_assert(!memcmp(got[FUSED], got[APART], ROWS * TURN_OUT * sizeof(float)));
     cr_assert(!memcmp(got[FUSED], got[FEWER], 2 * TURN_OUT * sizeof(float)));
     cr_assert(memcmp(got[FUSED], got[CHANGED], ROWS * TURN_OUT * sizeof(float)) != 0);
@@ -243,9 +293,11 @@ static void check_products_after(enum kern_dtype dtype, int cols) {
                      .in = put(kern, x, 2 * count),
                      .y = put(kern, NULL, count),
                      .cols = cols};
-    check_rounding(&t, other);
+    int product = dtype != KERN_E4M3 && cols > 2048 ? 2 : 1; /* with parts, their sum is one more */
+    write_y(&t);
+    check_rounding(&t, other, product);
     t.norm = norm;
-    check_rounding(&t, other);
+    check_rounding(&t, other, product);
     ops->mem_free(kern, t.in);
     ops->mem_free(kern, t.y);
     ops->mem_free(kern, norm);
@@ -255,7 +307,7 @@ static void check_products_after(enum kern_dtype dtype, int cols) {
 }
 
 Test(emu_rows, norms_and_activations_round_for_the_product_after_them) {
-    static const int widths[] = {16, 48, 1040, 2064};
+    static const int widths[] = {16, 48, 1040, 4112};
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         emu_set_seed(i);
         check_products_after(KERN_BF16, widths[i]);
