@@ -11,23 +11,40 @@
  *                   otherwise float32
  *
  * An activation row is rounded in blocks of 32 inputs, too: x = scale c, c = x / scale to nearest
- * even, with scale = largest |x| / 127 and c in -127..127, or / 32767 and -32767..32767. A block
- * below 2^-100 is zero; one with a number that is not finite gives NaN.
+ * even.
  *
- * In int8 one block in each group of CPU_REST_GROUP has a second part. Groups are consecutive
- * blocks of a leaf, and the last may have fewer. The block with the largest scale (the first of
- * several) errs most: its rest, x - scale c, is rounded to int8 in the same way and multiplied with
- * the same weights, as one more block behind the group.
+ * int16: scale = largest |x| / 32767. A block below 2^-80 is zero.
  *
- * The product of a block is a whole number below 2^31 and exact; converted to float32, it is
- * rounded to nearest even. The sum of an output is in float32:
+ * int8: all scales of a leaf are its unit, u, times 2^-k. A block is eight quads of four
+ * consecutive inputs, and some quads have c of 15 bits, others of 8. Groups are CPU_REST_GROUP
+ * consecutive blocks of a leaf, and the last may have fewer. A block's need is its largest |x| in
+ * quads of 8 bits or, if that is more, 2^-7 of the largest of all. CPU_RESTS times, in the block of
+ * a group with the largest need, the quad of 8 bits with the largest |x| is given 15 (the first of
+ * several). The leaf's need is the largest of them, u is the leaf's need / 127, and k of 0..30 is
+ * the largest with 2^k need <= the leaf's need. So |c| <= 127 or <= 127 * 128. In quads of 15 bits,
+ * c = 128 h + l with h = (c + 64) >> 7: the block has l beside the other c, and h is a rest, a
+ * product of four inputs with the scale 128 u 2^-k, behind the group. A leaf below 2^-80 is zero.
  *
- *   sum = fma(least, x.scale * sum of c, sum)            Q8M, Q4M and Q8SM
- *   sum = fma(sum of n c, scale * x.scale, sum)          Q8S and Q8SM: of each half in turn
+ * A block with a number that is not finite gives NaN; the need of its leaf is that of the others.
  *
- * over the blocks of a leaf in ascending order, with each group's rest behind it. Leaves are added
- * as a tree. Every instruction set, number of rows and rank computes exactly this, so all of them
- * give the same bits. */
+ * The product of a block is a whole number and exact. The sum of an output is in float32, of int16:
+ *
+ *   sum = fma(least, scale * sum of c, sum)              Q8M, Q4M and Q8SM
+ *   sum = fma(sum of n c, scale of w * scale, sum)       Q8S and Q8SM: of each half in turn
+ *
+ * with the sum of n c rounded to nearest even, and of int8, with s = 2^-k, or 128 2^-k of a rest:
+ *
+ *   sum = fma(least, s * sum of c, sum)                  Q8M, Q4M and Q8SM
+ *   sum = fma(s * sum of n c, scale of w, sum)           Q8S and Q8SM: of each half in turn
+ *
+ * over the blocks of a leaf in ascending order, with each group's rests behind it, in the order in
+ * which they were chosen. In int8 a leaf's sum is then multiplied by u. Leaves are added as a tree.
+ * Every instruction set, number of rows and rank computes exactly this, so all of them give the
+ * same bits.
+ *
+ * Multiplications are what limits products of many rows. A power of two costs none: a sum of
+ * integers of 22 bits and sign that begins at the bits of 1.5 2^(23 - k) is, as float32, 1.5 2^(23
+ * - k) + 2^-k times the sum, exactly (`back` in struct cpu_x_block). */
 #ifndef KEEPD_KERNELS_CPU_BLOCK_H
 #define KEEPD_KERNELS_CPU_BLOCK_H
 
@@ -53,19 +70,23 @@ static inline size_t cpu_block_factors(const struct kern_weight *w) {
 }
 
 #define CPU_REST_GROUP 8
+#define CPU_RESTS      1
+#define CPU_QUADS      (KERN_BLOCK / 4)
 
-/* A block of an activation row, or the rest of one. */
+/* A block of an activation row, or a rest. A rest's codes are the first four of its place. */
 struct cpu_x_block {
-    float scale, sum; /* sum: scale times the sum of codes */
-    int32_t start;    /* -cpu_block_offset times the sum of codes */
-    int32_t first;    /* the same of the first half's codes */
-    int32_t of;       /* a rest's block, counted from the first of its group */
+    float scale;      /* in int8 the unit, in every block of a leaf */
+    float back;       /* int8: 1.5 2^23 times the power of two, as above */
+    float sum;        /* int16: scale times the sum of codes; int8: the power of two times it */
+    int32_t start[2]; /* -cpu_block_offset times the sum of codes, in int8 added to the bits of
+                         `back`; [1]: of the second half, where halves have scales of their own */
+    int32_t of;       /* a rest's quad, counted from the first of its group */
 };
 
-/* Places of an activation row: a place for each block and, in int8, for the rest of each group,
+/* Places of an activation row: a place for each block and, in int8, for the rests of each group,
  * behind the group. A leaf's places follow each other; a few between leaves may be unused. */
 static inline int64_t cpu_x_place(int64_t block, int leaf, bool wide) {
-    return wide ? block : block + block / CPU_REST_GROUP + leaf;
+    return wide ? block : block + (block / CPU_REST_GROUP + leaf) * CPU_RESTS;
 }
 
 static inline int64_t cpu_x_places(const struct kern_weight *w, bool wide) {
@@ -99,6 +120,14 @@ struct cpu_block_kernels {
     /* As cpu_kernels.matmul, from job->codes and job->x_blocks. */
     void (*multiply)(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next);
 };
+
+/* vec_round.c: round_row of each path. */
+#define CPU_ROUND_ROW(path)                                                                        \
+    void cpu_round_row_##path(const struct kern_weight *w, const float *x, bool wide, char *codes, \
+                              struct cpu_x_block *blocks, int64_t step);
+CPU_ROUND_ROW(portable)
+CPU_ROUND_ROW(avx2)
+CPU_ROUND_ROW(vnni)
 
 extern const struct cpu_block_kernels cpu_block_kernels_portable;
 #if defined(__x86_64__)

@@ -14,7 +14,8 @@
  * bits: those at even bytes or those at odd ones, of the low or the high half of the byte where
  * codes have 4 bits. `input`: the activations that all sums multiply with them. Numbers are
  * unsigned, so the sums contain an offset. `start` is its correction; whole_open or whole_close
- * applies it. */
+ * applies it. A sum of int16 is converted to float32; one of int8 begins or ends with the bits of
+ * `back`, which is then subtracted (block.h). */
 
 /* A type's layout of blocks, the part of a block: half `part` of 2, or all of it, and whether
  * activations are int16. A constant in every compiled loop. */
@@ -36,8 +37,8 @@ typedef __m512i whole;
 typedef __m512i codes;
 typedef __m512i input;
 
-SIMD whole whole_open(int32_t start, const struct form f) {
-    (void)f;
+SIMD whole whole_open(int32_t start, float back, const struct form f) {
+    (void)back, (void)f;
     return _mm512_set1_epi32(start);
 }
 SIMD input input_load(const char *x) {
@@ -55,12 +56,18 @@ SIMD codes codes_unpack(codes all, const int which, const struct form f) {
     if (shift) all = _mm512_srli_epi16(all, (unsigned)shift);
     return f.wide && shift == 16 - f.bits ? all : _mm512_and_si512(all, mask);
 }
+/* Codes of int8, of the half of their bytes that is known only now. */
+SIMD codes codes_unpack_at(codes all, int which, const struct form f) {
+    if (f.bits == 8) return all;
+    return _mm512_and_si512(_mm512_srl_epi16(all, _mm_cvtsi32_si128(4 * which)),
+                            _mm512_set1_epi8(15));
+}
 SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
     return f.wide ? _mm512_dpwssd_epi32(sum, w, x) : _mm512_dpbusd_epi32(sum, w, x);
 }
-SIMD v16 whole_close(whole sum, int32_t start, const struct form f) {
-    (void)start, (void)f;
-    return _mm512_cvtepi32_ps(sum);
+SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) {
+    (void)start;
+    return f.wide ? _mm512_cvtepi32_ps(sum) : v16_sub(_mm512_castsi512_ps(sum), v16_set(back));
 }
 SIMD v16 factor_load(const char *at, bool halves) {
     return halves ? v16_load_f16((const uint16_t *)at) : v16_load((const float *)at);
@@ -83,8 +90,10 @@ typedef __m256i input;
 
 /* Products of 4-bit codes with int8 are summed in 16 bits until they are closed: at most 8 x 2 x 15
  * x 127 = 30480. */
-SIMD whole whole_open(int32_t start, const struct form f) {
-    const __m256i all = f.wide ? _mm256_set1_epi32(start) : _mm256_setzero_si256();
+SIMD whole whole_open(int32_t start, float back, const struct form f) {
+    const __m256i all = f.wide        ? _mm256_set1_epi32(start)
+                        : f.bits == 8 ? _mm256_set1_epi32((int32_t)number_bits(back))
+                                      : _mm256_setzero_si256();
     return (whole){all, all};
 }
 SIMD input input_load(const char *x) {
@@ -106,9 +115,16 @@ SIMD __m256i unpack_half(__m256i all, const int which, const struct form f) {
 SIMD codes codes_unpack(codes all, const int which, const struct form f) {
     return (codes){unpack_half(all.lo, which, f), unpack_half(all.hi, which, f)};
 }
+SIMD codes codes_unpack_at(codes all, int which, const struct form f) {
+    const __m128i shift = _mm_cvtsi32_si128(4 * which);
+    const __m256i mask = _mm256_set1_epi8(15);
+    if (f.bits == 8) return all;
+    return (codes){_mm256_and_si256(_mm256_srl_epi16(all.lo, shift), mask),
+                   _mm256_and_si256(_mm256_srl_epi16(all.hi, shift), mask)};
+}
 /* With int8, a sum of two products would overflow 16 bits with unsigned codes (255 x 127 x 2), but
  * not with signed ones (128 x 127 x 2). So the offset is taken off the code and its sign moved to
- * x, and `start` has nothing to correct. */
+ * x, and there is nothing to correct. */
 SIMD __m256i dot_half(__m256i sum, __m256i w, input x, const struct form f) {
     if (f.wide) return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
     if (f.bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
@@ -119,14 +135,15 @@ SIMD __m256i dot_half(__m256i sum, __m256i w, input x, const struct form f) {
 SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
     return (whole){dot_half(sum.lo, w.lo, x, f), dot_half(sum.hi, w.hi, x, f)};
 }
-SIMD __m256 close_half(__m256i sum, int32_t start, const struct form f) {
-    if (f.bits == 4 && !f.wide)
+SIMD __m256 close_half(__m256i sum, int32_t start, float back, const struct form f) {
+    if (f.wide) return _mm256_cvtepi32_ps(sum);
+    if (f.bits == 4)
         sum = _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)),
                                _mm256_set1_epi32(start));
-    return _mm256_cvtepi32_ps(sum);
+    return _mm256_sub_ps(_mm256_castsi256_ps(sum), _mm256_set1_ps(back));
 }
-SIMD v16 whole_close(whole sum, int32_t start, const struct form f) {
-    return V16(close_half(sum.lo, start, f), close_half(sum.hi, start, f));
+SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) {
+    return V16(close_half(sum.lo, start, back, f), close_half(sum.hi, start, back, f));
 }
 SIMD v16 factor_load(const char *at, bool halves) {
     return halves ? v16_load_f16((const uint16_t *)at) : v16_load((const float *)at);
@@ -149,9 +166,9 @@ typedef struct {
 } codes;
 typedef const char *input;
 
-SIMD whole whole_open(int32_t start, const struct form f) {
+SIMD whole whole_open(int32_t start, float back, const struct form f) {
     whole sum;
-    (void)f;
+    (void)back, (void)f;
     for (int i = 0; i < 16; i++) sum.at[i] = start;
     return sum;
 }
@@ -173,6 +190,9 @@ SIMD codes codes_unpack(codes all, const int which, const struct form f) {
     for (int i = 0; i < 64; i++) out.at[i] = out.at[i] >> (which / (f.wide ? 2 : 1) ? 4 : 0) & 15;
     return out;
 }
+SIMD codes codes_unpack_at(codes all, int which, const struct form f) {
+    return codes_unpack(all, which, f);
+}
 SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
     int16_t pair[2] = {0, 0};
     if (f.wide) memcpy(pair, x, sizeof pair);
@@ -182,10 +202,11 @@ SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
         for (ptrdiff_t j = 0; j < 4; j++) sum.at[i] += w.at[4 * i + j] * (int8_t)x[j];
     return sum;
 }
-SIMD v16 whole_close(whole sum, int32_t start, const struct form f) {
+SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) {
     float to[16];
-    (void)start, (void)f;
-    for (int i = 0; i < 16; i++) to[i] = (float)sum.at[i];
+    (void)start;
+    for (int i = 0; i < 16; i++)
+        to[i] = f.wide ? (float)sum.at[i] : number_from_bits((uint32_t)sum.at[i]) - back;
     return v16_load(to);
 }
 SIMD v16 factor_load(const char *at, bool halves) {
@@ -234,10 +255,6 @@ SIMD void dot_step(whole (*sum)[PANELS_MOST], const codes *w, const int which, c
     }
 }
 
-SIMD int32_t start_of(const struct cpu_x_block *x, const struct form f) {
-    return f.parts == 1 ? x->start : f.part == 0 ? x->first : x->start - x->first;
-}
-
 /* A place of some rows. */
 struct inputs {
     const char *x;
@@ -257,8 +274,8 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
     const char *x = from.x + (ptrdiff_t)size * f.part * (KERN_BLOCK / 2);
     codes w[PANELS_MOST];
     EACH(rows, r) {
-        int32_t start = start_of(&from.blocks[r], f);
-        EACH(panels, p) sum[r][p] = whole_open(start, f);
+        const struct cpu_x_block *block = &from.blocks[r];
+        EACH(panels, p) sum[r][p] = whole_open(block->start[f.part], block->back, f);
     }
     _Pragma("GCC unroll 8") for (int v = 0; v < count; v++) {
         EACH(panels, p)
@@ -273,22 +290,33 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
     }
 }
 
+/* The factors of a part of block b of a panel, and `least` if it is the part that has it. */
+SIMD v16 factors_at(const struct leaf_data *in, int64_t b, int p, int part, v16 *least,
+                    const struct form f) {
+    const size_t each = in->factor_bytes / (size_t)(f.parts + f.least);
+    const char *at = in->factors[p] + (size_t)b * in->factor_bytes;
+    if (f.least) *least = factor_load(at + (size_t)f.parts * each, in->halves);
+    return factor_load(at + (size_t)part * each, in->halves);
+}
+
+/* Adds the sum of a part of a block to one in float32. */
+SIMD v16 add_part(v16 to, whole sum, const struct cpu_x_block *x, v16 scale, v16 least,
+                  int32_t start, const struct form f) {
+    const v16 value = whole_close(sum, start, x->back, f);
+    if (f.least && f.part == 0) to = fused(least, v16_set(x->sum), to);
+    return fused(value, f.wide ? v16_mul(scale, v16_set(x->scale)) : scale, to);
+}
+
 /* Adds a part of block b to sums in float32. They are in registers, too: stores to memory would
  * wait for those of results, which miss the caches. */
 SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const struct leaf_data *in,
                       int64_t b, struct inputs from, const struct form f, const int rows,
                       const int panels) {
-    const bool least = f.least && f.part == 0;
-    const size_t each = in->factor_bytes / (size_t)(f.parts + f.least);
     EACH(panels, p) {
-        const char *at = in->factors[p] + (size_t)b * in->factor_bytes;
-        v16 scale = factor_load(at + (size_t)f.part * each, in->halves), term = scale;
-        if (least) term = factor_load(at + (size_t)f.parts * each, in->halves);
+        v16 least = v16_set(0), scale = factors_at(in, b, p, f.part, &least, f);
         EACH(rows, r) {
             const struct cpu_x_block *x = &from.blocks[r];
-            v16 value = whole_close(sum[r][p], start_of(x, f), f), all = to[r][p];
-            if (least) all = fused(term, v16_set(x->sum), all);
-            to[r][p] = fused(value, v16_mul(scale, v16_set(x->scale)), all);
+            to[r][p] = add_part(to[r][p], sum[r][p], x, scale, least, x->start[f.part], f);
         }
     }
 }
@@ -306,13 +334,23 @@ SIMD void add_block(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t 
     scale_block(to, sum, in, b, from, second, rows, panels);
 }
 
-/* Adds the rests of the group that begins with block b: each row has the rest of another block. The
- * weights are still in the first-level cache. */
+/* Adds a rest of each row: the group that begins with block b, and each row has another quad of it.
+ * The weights are still in the first-level cache. */
 SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
                     struct inputs from, const struct form f, const int rows, const int panels) {
+    const int vectors = f.bits == 8 ? CPU_QUADS : CPU_QUADS / 2;
     EACH(rows, r) {
-        struct inputs one = {from.x + (ptrdiff_t)r * KERN_BLOCK, from.blocks + r};
-        add_block(to + r, in, b + one.blocks->of, one, f, 1, panels);
+        const struct cpu_x_block *x = &from.blocks[r];
+        const int64_t block = b + x->of / CPU_QUADS;
+        const int quad = x->of % CPU_QUADS, half = f.parts == 2 ? quad / (CPU_QUADS / 2) : 0;
+        const input some = input_load(from.x + (ptrdiff_t)r * KERN_BLOCK);
+        EACH(panels, p) {
+            const char *at = in->codes[p] + (block * vectors + quad % vectors) * 64;
+            codes w = codes_unpack_at(codes_load(at), quad / vectors, f);
+            whole sum = whole_dot(whole_open(x->start[0], x->back, f), w, some, f);
+            v16 least = v16_set(0), scale = factors_at(in, block, p, half, &least, f);
+            to[r][p] = add_part(to[r][p], sum, x, scale, least, x->start[0], f);
+        }
     }
 }
 
@@ -338,11 +376,13 @@ SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const struct form 
             if (rows >= FETCHING_ROWS) fetch_inputs(inputs_at(from, AHEAD, f, rows), f, rows);
             add_block(total, in, b, from, f, rows, panels);
         }
-        if (f.wide) continue;
-        add_rests(total, in, first, from, f, rows, panels);
-        from = inputs_at(from, 1, f, rows);
+        for (int i = 0; i < CPU_RESTS && !f.wide; i++, from = inputs_at(from, 1, f, rows))
+            add_rests(total, in, first, from, f, rows, panels);
     }
-    EACH(rows, r) EACH(panels, p) to[r][p] = total[r][p];
+    EACH(rows, r) {
+        v16 unit = v16_set(in->count ? in->x_blocks[r].scale : 0);
+        EACH(panels, p) to[r][p] = f.wide ? total[r][p] : v16_mul(total[r][p], unit);
+    }
 }
 
 /* Each loop is a function of its own, so that its sums stay in registers. */
@@ -494,108 +534,5 @@ static void block_multiply(const struct cpu_matmul_job *job, int64_t first, int6
     }
 }
 
-/* ---- Activations --------------------------------------------------------------------------------
- */
-
-#define LEAST 0x1p-100f
-#define HALF  (KERN_BLOCK / 2)
-
-/* Rounds to nearest even: adding 1.5 * 2^23 leaves the integer in the low bits. */
-static inline int32_t nearest(float x) {
-    return (int32_t)(number_bits(x + 0x1.8p23f) - number_bits(0x1.8p23f));
-}
-
-/* `most`: the largest code. The codes of int16 lie in the order in which the weights are unpacked:
- * of four inputs the first, the third, the second, the fourth. */
-static void round_block(const float *x, char *to, struct cpu_x_block *block, int offset,
-                        const int most) {
-    uint32_t largest = 0;
-    int32_t code[KERN_BLOCK], sums[2] = {0, 0};
-    for (int i = 0; i < KERN_BLOCK; i++) {
-        uint32_t size = number_bits(x[i]) & 0x7fffffffu;
-        largest = size > largest ? size : largest;
-    }
-    const float top = number_from_bits(largest), all = (float)most;
-    const bool number = largest < 0x7f800000u, some = number && top >= LEAST;
-    const float by = some ? all / top : 0;
-    for (int i = 0; i < KERN_BLOCK; i++) code[i] = some ? nearest(x[i] * by) : 0;
-    for (int i = 0; i < HALF; i++) sums[0] += code[i], sums[1] += code[HALF + i];
-    for (int i = 0; i < KERN_BLOCK; i++) {
-        const int from = i / 4 * 4 + i % 2 * 2 + i / 2 % 2;
-        if (most == INT8_MAX)
-            ((int8_t *)to)[i] = (int8_t)code[i];
-        else
-            ((int16_t *)(void *)to)[i] = (int16_t)code[from];
-    }
-    block->scale = some ? top / all : number ? 0 : NAN;
-    block->sum = block->scale * (float)(sums[0] + sums[1]);
-    block->start = -offset * (sums[0] + sums[1]);
-    block->first = -offset * sums[0];
-}
-
-/* A row's inputs, and the places of its blocks. */
-struct rounding {
-    const float *x;
-    char *to;
-    struct cpu_x_block *blocks;
-    int64_t cols, step; /* step: from place to place */
-    int offset;
-    bool wide;
-};
-
-/* Returns the numbers of a block: in place, or the last of a row with zeros behind, in `room`. */
-static const float *numbers_of(const struct rounding *row, int64_t block, float *room) {
-    const float *from = row->x + block * KERN_BLOCK;
-    const int64_t left = row->cols - block * KERN_BLOCK;
-    if (left >= KERN_BLOCK) return from;
-    memset(room, 0, KERN_BLOCK * sizeof *room);
-    return memcpy(room, from, (size_t)left * sizeof *room);
-}
-
-/* Rounds block `from` to a place; what it leaves, to another. */
-static void round_at(const struct rounding *row, int64_t block, int64_t place) {
-    float room[KERN_BLOCK];
-    round_block(numbers_of(row, block, room),
-                row->to + KERN_BLOCK * row->step * place * (row->wide ? 2 : 1),
-                &row->blocks[place * row->step], row->offset, row->wide ? INT16_MAX : INT8_MAX);
-}
-
-static void round_rest(const struct rounding *row, int64_t block, int64_t from, int64_t place) {
-    float room[KERN_BLOCK], rest[KERN_BLOCK];
-    const float *x = numbers_of(row, block, room);
-    const int8_t *code = (const int8_t *)row->to + KERN_BLOCK * row->step * from;
-    const float scale = row->blocks[from * row->step].scale;
-    for (int i = 0; i < KERN_BLOCK; i++) rest[i] = x[i] - scale * (float)code[i];
-    round_block(rest, row->to + KERN_BLOCK * row->step * place, &row->blocks[place * row->step],
-                row->offset, INT8_MAX);
-}
-
-/* Rounds `count` blocks from `block` on to int8, and behind them the rest of the coarsest. */
-static void round_group(const struct rounding *row, int64_t block, int count, int64_t place) {
-    int of = 0;
-    for (int i = 0; i < count; i++) {
-        round_at(row, block + i, place + i);
-        if (row->blocks[(place + i) * row->step].scale >
-            row->blocks[(place + of) * row->step].scale)
-            of = i;
-    }
-    round_rest(row, block + of, place + of, place + count);
-    row->blocks[(place + count) * row->step].of = of;
-}
-
-static void block_round_row(const struct kern_weight *w, const float *x, bool wide, char *to,
-                            struct cpu_x_block *blocks, int64_t step) {
-    const struct rounding row = {x, to, blocks, w->cols, step, cpu_block_offset(w->dtype), wide};
-    for (int64_t b = 0; b < w->blocks && wide; b++) round_at(&row, b, b);
-    for (int l = 0; l < w->leaves && !wide; l++) {
-        const struct cpu_leaf leaf = cpu_leaf_of(w, l);
-        const int64_t first = leaf.first / KERN_BLOCK, count = blocks_of(leaf.count);
-        int64_t place = cpu_x_place(first, l, false);
-        for (int64_t b = 0; b < count; b += CPU_REST_GROUP, place += CPU_REST_GROUP + 1)
-            round_group(&row, first + b,
-                        (int)(count - b < CPU_REST_GROUP ? count - b : CPU_REST_GROUP), place);
-    }
-}
-
 const struct cpu_block_kernels VEC(block_kernels) = {
-    .rows = ROWS, .round_row = block_round_row, .multiply = block_multiply};
+    .rows = ROWS, .round_row = VEC(round_row), .multiply = block_multiply};
