@@ -194,8 +194,8 @@ const struct option config_options[] = {
      "CPU kernels to use. auto: the fastest that this machine can run."},
     {"cpu-activations", CHOICE, AT(cpu_activations), 0, 0, "int8", "auto|int8|int16|bf16|f32", 0,
      "How the CPU rounds activations before it multiplies them with weights in 8-bit and 4-bit "
-     "blocks (quantised GGUF files). int8: to 8 bits, with one scale per 32 numbers, and to twice "
-     "8 bits where that errs most; the fastest. int16: to 16 bits. auto: int8 with 4-bit blocks "
+     "blocks (quantised GGUF files). int8: to 8 bits, with one scale per 32 numbers, and the "
+     "largest numbers to 15 bits; the fastest. int16: to 16 bits. auto: int8 with 4-bit blocks "
      "and int16 with 8-bit blocks. bf16: as int16 with blocks, and to bf16 with weights in bf16, "
      "on processors with AVX512_BF16. f32: not at all; slow, and exactly the products of the "
      "numbers in the file."},

@@ -16,14 +16,13 @@
  * int16: scale = largest |x| / 32767. A block below 2^-80 is zero.
  *
  * int8: all scales of a leaf are its unit, u, times 2^-k. A block is eight quads of four
- * consecutive inputs, and some quads have c of 15 bits, others of 8. Groups are CPU_REST_GROUP
- * consecutive blocks of a leaf, and the last may have fewer. A block's need is its largest |x| in
- * quads of 8 bits or, if that is more, 2^-7 of the largest of all. CPU_RESTS times, in the block of
- * a group with the largest need, the quad of 8 bits with the largest |x| is given 15 (the first of
- * several). The leaf's need is the largest of them, u is the leaf's need / 127, and k of 0..30 is
- * the largest with 2^k need <= the leaf's need. So |c| <= 127 or <= 127 * 128. In quads of 15 bits,
- * c = 128 h + l with h = (c + 64) >> 7: the block has l beside the other c, and h is a rest, a
- * product of four inputs with the scale 128 u 2^-k, behind the group. A leaf below 2^-80 is zero.
+ * consecutive inputs. Groups are CPU_REST_GROUP consecutive blocks of a leaf, and the last may have
+ * fewer. In each group the quad with the largest |x| (the first of several) has c of 15 bits, all
+ * others of 8. A block's need is its largest |x| in quads of 8 bits or, if that is more, 2^-7 of
+ * its largest. The leaf's need is the largest of them, u is the leaf's need / 127, and k of 0..30
+ * is the largest with 2^k need <= the leaf's need. So |c| <= 127 or <= 127 * 128. Of a quad of 15
+ * bits the block has l = c - 128 h with h = (c + 64) >> 7, and h is the group's rest: a product of
+ * four inputs, with the scale 128 u 2^-k. A leaf below 2^-80 is zero.
  *
  * A block with a number that is not finite gives NaN; the need of its leaf is that of the others.
  *
@@ -37,8 +36,8 @@
  *   sum = fma(least, s * sum of c, sum)                  Q8M, Q4M and Q8SM
  *   sum = fma(s * sum of n c, scale of w, sum)           Q8S and Q8SM: of each half in turn
  *
- * over the blocks of a leaf in ascending order, with each group's rests behind it, in the order in
- * which they were chosen. In int8 a leaf's sum is then multiplied by u. Leaves are added as a tree.
+ * over the blocks of a leaf in ascending order, with each group's rest behind it. In int8 a leaf's
+ * sum is then multiplied by u. Leaves are added as a tree.
  * Every instruction set, number of rows and rank computes exactly this, so all of them give the
  * same bits.
  *
@@ -69,24 +68,27 @@ static inline size_t cpu_block_factors(const struct kern_weight *w) {
     return (size_t)PANEL * (w->halves ? 2 : 4) * block_factors(w->dtype);
 }
 
-#define CPU_REST_GROUP 8
-#define CPU_RESTS      1
+#define CPU_REST_GROUP 4
 #define CPU_QUADS      (KERN_BLOCK / 4)
 
-/* A block of an activation row, or a rest. A rest's codes are the first four of its place. */
+/* A block of an activation row, or a rest. A rest's codes are the first four of its place; it says
+ * where its weights are. */
 struct cpu_x_block {
     float scale;      /* in int8 the unit, in every block of a leaf */
     float back;       /* int8: 1.5 2^23 times the power of two, as above */
     float sum;        /* int16: scale times the sum of codes; int8: the power of two times it */
     int32_t start[2]; /* -cpu_block_offset times the sum of codes, in int8 added to the bits of
                          `back`; [1]: of the second half, where halves have scales of their own */
-    int32_t of;       /* a rest's quad, counted from the first of its group */
+    uint32_t codes;   /* a rest: bytes from its group's codes in a panel to its 64, plus 4 if they
+                         are in the high halves of the bytes */
+    uint32_t factors; /* a rest: bytes from its group's factors to the scales */
+    uint32_t least;   /* a rest: bytes from its group's factors to the terms */
 };
 
-/* Places of an activation row: a place for each block and, in int8, for the rests of each group,
+/* Places of an activation row: a place for each block and, in int8, for the rest of each group,
  * behind the group. A leaf's places follow each other; a few between leaves may be unused. */
 static inline int64_t cpu_x_place(int64_t block, int leaf, bool wide) {
-    return wide ? block : block + (block / CPU_REST_GROUP + leaf) * CPU_RESTS;
+    return wide ? block : block + block / CPU_REST_GROUP + leaf;
 }
 
 static inline int64_t cpu_x_places(const struct kern_weight *w, bool wide) {

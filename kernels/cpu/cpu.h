@@ -11,8 +11,8 @@
 /* How activations are rounded for products with weights in blocks (kernels/blocks.h), whose
  * formulas kernels/cpu/block.h has, and for products with weights in bf16. */
 enum cpu_activations {
-    CPU_INT8,      /* activations are rounded to 8 bits, with a scale for each 32 of them, and to
-                      twice 8 bits where that errs most */
+    CPU_INT8,      /* activations are rounded to 8 bits, with a scale for each 32 of them, and the
+                      largest of them to 15 bits */
     CPU_INT16,     /* to 16 bits, with a scale for each 32 */
     CPU_BY_WEIGHT, /* weights with codes of 4 bits: as CPU_INT8, otherwise as CPU_INT16 */
     CPU_BF16,      /* blocks: as CPU_INT16; weights in bf16: to bf16, on the path avx512 only */

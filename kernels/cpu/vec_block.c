@@ -56,11 +56,10 @@ SIMD codes codes_unpack(codes all, const int which, const struct form f) {
     if (shift) all = _mm512_srli_epi16(all, (unsigned)shift);
     return f.wide && shift == 16 - f.bits ? all : _mm512_and_si512(all, mask);
 }
-/* Codes of int8, of the half of their bytes that is known only now. */
-SIMD codes codes_unpack_at(codes all, int which, const struct form f) {
+/* Unpacks codes beside int8; `shift`: 0, or 4 for the high halves of the bytes. */
+SIMD codes codes_shift(codes all, int shift, const struct form f) {
     if (f.bits == 8) return all;
-    return _mm512_and_si512(_mm512_srl_epi16(all, _mm_cvtsi32_si128(4 * which)),
-                            _mm512_set1_epi8(15));
+    return _mm512_and_si512(_mm512_srl_epi16(all, _mm_cvtsi32_si128(shift)), _mm512_set1_epi8(15));
 }
 SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
     return f.wide ? _mm512_dpwssd_epi32(sum, w, x) : _mm512_dpbusd_epi32(sum, w, x);
@@ -70,7 +69,8 @@ SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) 
     return f.wide ? _mm512_cvtepi32_ps(sum) : v16_sub(_mm512_castsi512_ps(sum), v16_set(back));
 }
 SIMD v16 factor_load(const char *at, bool halves) {
-    return halves ? v16_load_f16((const uint16_t *)at) : v16_load((const float *)at);
+    return __builtin_expect(halves, 1) ? v16_load_f16((const uint16_t *)at)
+                                       : v16_load((const float *)at);
 }
 SIMD v16 fused(v16 a, v16 b, v16 c) {
     return v16_fma(a, b, c);
@@ -115,12 +115,12 @@ SIMD __m256i unpack_half(__m256i all, const int which, const struct form f) {
 SIMD codes codes_unpack(codes all, const int which, const struct form f) {
     return (codes){unpack_half(all.lo, which, f), unpack_half(all.hi, which, f)};
 }
-SIMD codes codes_unpack_at(codes all, int which, const struct form f) {
-    const __m128i shift = _mm_cvtsi32_si128(4 * which);
+SIMD codes codes_shift(codes all, int shift, const struct form f) {
+    const __m128i by = _mm_cvtsi32_si128(shift);
     const __m256i mask = _mm256_set1_epi8(15);
     if (f.bits == 8) return all;
-    return (codes){_mm256_and_si256(_mm256_srl_epi16(all.lo, shift), mask),
-                   _mm256_and_si256(_mm256_srl_epi16(all.hi, shift), mask)};
+    return (codes){_mm256_and_si256(_mm256_srl_epi16(all.lo, by), mask),
+                   _mm256_and_si256(_mm256_srl_epi16(all.hi, by), mask)};
 }
 /* With int8, a sum of two products would overflow 16 bits with unsigned codes (255 x 127 x 2), but
  * not with signed ones (128 x 127 x 2). So the offset is taken off the code and its sign moved to
@@ -146,7 +146,8 @@ SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) 
     return V16(close_half(sum.lo, start, back, f), close_half(sum.hi, start, back, f));
 }
 SIMD v16 factor_load(const char *at, bool halves) {
-    return halves ? v16_load_f16((const uint16_t *)at) : v16_load((const float *)at);
+    return __builtin_expect(halves, 1) ? v16_load_f16((const uint16_t *)at)
+                                       : v16_load((const float *)at);
 }
 SIMD v16 fused(v16 a, v16 b, v16 c) {
     return v16_fma(a, b, c);
@@ -190,8 +191,8 @@ SIMD codes codes_unpack(codes all, const int which, const struct form f) {
     for (int i = 0; i < 64; i++) out.at[i] = out.at[i] >> (which / (f.wide ? 2 : 1) ? 4 : 0) & 15;
     return out;
 }
-SIMD codes codes_unpack_at(codes all, int which, const struct form f) {
-    return codes_unpack(all, which, f);
+SIMD codes codes_shift(codes all, int shift, const struct form f) {
+    return codes_unpack(all, shift / 4, f);
 }
 SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
     int16_t pair[2] = {0, 0};
@@ -210,7 +211,8 @@ SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) 
     return v16_load(to);
 }
 SIMD v16 factor_load(const char *at, bool halves) {
-    return halves ? v16_load_f16((const uint16_t *)at) : v16_load((const float *)at);
+    return __builtin_expect(halves, 1) ? v16_load_f16((const uint16_t *)at)
+                                       : v16_load((const float *)at);
 }
 SIMD v16 fused(v16 a, v16 b, v16 c) {
     float x[16], y[16], z[16];
@@ -242,6 +244,7 @@ struct leaf_data {
     bool halves;
     const char *fetch; /* memory that later loops read: `lines` cache lines for each block */
     int lines;
+    int merges; /* sums before `to` that the leaf's are added to, the last one first */
 };
 
 SIMD void dot_step(whole (*sum)[PANELS_MOST], const codes *w, const int which, const char *x,
@@ -290,15 +293,6 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
     }
 }
 
-/* The factors of a part of block b of a panel, and `least` if it is the part that has it. */
-SIMD v16 factors_at(const struct leaf_data *in, int64_t b, int p, int part, v16 *least,
-                    const struct form f) {
-    const size_t each = in->factor_bytes / (size_t)(f.parts + f.least);
-    const char *at = in->factors[p] + (size_t)b * in->factor_bytes;
-    if (f.least) *least = factor_load(at + (size_t)f.parts * each, in->halves);
-    return factor_load(at + (size_t)part * each, in->halves);
-}
-
 /* Adds the sum of a part of a block to one in float32. */
 SIMD v16 add_part(v16 to, whole sum, const struct cpu_x_block *x, v16 scale, v16 least,
                   int32_t start, const struct form f) {
@@ -312,8 +306,11 @@ SIMD v16 add_part(v16 to, whole sum, const struct cpu_x_block *x, v16 scale, v16
 SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const struct leaf_data *in,
                       int64_t b, struct inputs from, const struct form f, const int rows,
                       const int panels) {
+    const size_t each = in->factor_bytes / (size_t)(f.parts + f.least);
     EACH(panels, p) {
-        v16 least = v16_set(0), scale = factors_at(in, b, p, f.part, &least, f);
+        const char *at = in->factors[p] + (size_t)b * in->factor_bytes;
+        v16 scale = factor_load(at + (size_t)f.part * each, in->halves), least = scale;
+        if (f.least) least = factor_load(at + (size_t)f.parts * each, in->halves);
         EACH(rows, r) {
             const struct cpu_x_block *x = &from.blocks[r];
             to[r][p] = add_part(to[r][p], sum[r][p], x, scale, least, x->start[f.part], f);
@@ -338,17 +335,17 @@ SIMD void add_block(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t 
  * The weights are still in the first-level cache. */
 SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
                     struct inputs from, const struct form f, const int rows, const int panels) {
-    const int vectors = f.bits == 8 ? CPU_QUADS : CPU_QUADS / 2;
+    const size_t bytes = (size_t)(PANEL * KERN_BLOCK / 8 * f.bits);
     EACH(rows, r) {
         const struct cpu_x_block *x = &from.blocks[r];
-        const int64_t block = b + x->of / CPU_QUADS;
-        const int quad = x->of % CPU_QUADS, half = f.parts == 2 ? quad / (CPU_QUADS / 2) : 0;
         const input some = input_load(from.x + (ptrdiff_t)r * KERN_BLOCK);
         EACH(panels, p) {
-            const char *at = in->codes[p] + (block * vectors + quad % vectors) * 64;
-            codes w = codes_unpack_at(codes_load(at), quad / vectors, f);
+            const char *codes_of = in->codes[p] + (size_t)b * bytes + (x->codes & ~63u);
+            const char *factors_of = in->factors[p] + (size_t)b * in->factor_bytes;
+            codes w = codes_shift(codes_load(codes_of), (int)(x->codes & 63), f);
             whole sum = whole_dot(whole_open(x->start[0], x->back, f), w, some, f);
-            v16 least = v16_set(0), scale = factors_at(in, block, p, half, &least, f);
+            v16 scale = factor_load(factors_of + x->factors, in->halves), least = scale;
+            if (f.least) least = factor_load(factors_of + x->least, in->halves);
             to[r][p] = add_part(to[r][p], sum, x, scale, least, x->start[0], f);
         }
     }
@@ -362,7 +359,7 @@ SIMD void fetch_inputs(struct inputs from, const struct form f, const int rows) 
     for (int at = 0; at < block_bytes; at += 64) __builtin_prefetch((const char *)from.blocks + at);
 }
 
-SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const struct form f, const int rows,
+SIMD void sum_leaf(block_sums *to, const struct leaf_data *in, const struct form f, const int rows,
                    const int panels) {
     v16 total[ROWS][PANELS_MOST];
     const int64_t group = f.wide ? in->count : CPU_REST_GROUP;
@@ -376,23 +373,30 @@ SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const struct form 
             if (rows >= FETCHING_ROWS) fetch_inputs(inputs_at(from, AHEAD, f, rows), f, rows);
             add_block(total, in, b, from, f, rows, panels);
         }
-        for (int i = 0; i < CPU_RESTS && !f.wide; i++, from = inputs_at(from, 1, f, rows))
-            add_rests(total, in, first, from, f, rows, panels);
+        if (f.wide) continue;
+        add_rests(total, in, first, from, f, rows, panels);
+        from = inputs_at(from, 1, f, rows);
     }
     EACH(rows, r) {
         v16 unit = v16_set(in->count ? in->x_blocks[r].scale : 0);
-        EACH(panels, p) to[r][p] = f.wide ? total[r][p] : v16_mul(total[r][p], unit);
+        EACH(panels, p) total[r][p] = f.wide ? total[r][p] : v16_mul(total[r][p], unit);
     }
+    for (int i = 0; i < in->merges; i++) {
+        to--;
+        EACH(rows, r) EACH(panels, p) total[r][p] = v16_add((*to)[r][p], total[r][p]);
+    }
+    EACH(rows, r) EACH(panels, p)(*to)[r][p] = total[r][p];
 }
 
 /* Each loop is a function of its own, so that its sums stay in registers. */
-typedef void leaf_loop(block_sums to, const struct leaf_data *in);
+typedef void leaf_loop(block_sums *to, const struct leaf_data *in);
 
 #define LOOP(name, bits, least, parts, rows)                                                       \
-    __attribute__((noinline)) static void name(block_sums to, const struct leaf_data *in) {        \
+    __attribute__((noinline)) static void name(block_sums *to, const struct leaf_data *in) {       \
         sum_leaf(to, in, (struct form){bits, least, parts, 0, false}, rows, PANELS_OF(rows));      \
     }                                                                                              \
-    __attribute__((noinline)) static void name##_wide(block_sums to, const struct leaf_data *in) { \
+    __attribute__((noinline)) static void name##_wide(block_sums *to,                              \
+                                                      const struct leaf_data *in) {                \
         sum_leaf(to, in, (struct form){bits, least, parts, 0, true}, rows, PANELS_OF(rows));       \
     }
 #define SHAPE(R)                                                                                   \
@@ -435,43 +439,72 @@ static leaf_loop *const loops[ROWS][2][KERN_Q8SM - KERN_Q8 + 1] = {
 /* ---- A product ----------------------------------------------------------------------------------
  */
 
+/* A leaf of a weight: its blocks, their places, and where they begin in a panel. */
+struct leaf_part {
+    int64_t first, count, place;
+    size_t codes, factors;
+    int merges; /* levels that its sums complete (cpu_leaf_level) */
+};
+
 /* Rows and panels that are multiplied together. */
 struct tile {
     struct cpu_piece piece;
     int64_t panel;
     int panels;
+    const struct leaf_part *leaves;
     const char *fetch; /* as in leaf_data, for the tile's first leaf */
     int lines;
 };
 
-static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct tile *at,
+static void find_leaves(const struct cpu_matmul_job *job, struct leaf_part *to) {
+    const struct kern_weight *w = job->weight;
+    for (int l = 0; l < w->leaves; l++) {
+        const struct cpu_leaf leaf = cpu_leaf_of(w, l);
+        const int64_t first = leaf.first / KERN_BLOCK;
+        to[l] = (struct leaf_part){
+            .first = first,
+            .count = blocks_of(leaf.count),
+            .place = cpu_x_place(first, l, job->wide),
+            .codes = (size_t)first * cpu_block_codes(w),
+            .factors =
+                (size_t)w->blocks * cpu_block_codes(w) + (size_t)first * cpu_block_factors(w),
+            .merges = __builtin_ctz(~(unsigned)l),
+        };
+    }
+}
+
+/* Adds leaf `number` to the stack of sums (cpu_leaf_of). */
+static void one_leaf(block_sums *level, const struct cpu_matmul_job *job, const struct tile *at,
                      int number) {
     const struct kern_weight *w = job->weight;
-    const struct cpu_leaf leaf = cpu_leaf_of(w, number);
-    const int64_t first = leaf.first / KERN_BLOCK, rows = at->piece.rows;
-    const int64_t place =
-        at->piece.row * cpu_x_places(w, job->wide) + cpu_x_place(first, number, job->wide) * rows;
+    const struct leaf_part *leaf = &at->leaves[number];
+    const int64_t rows = at->piece.rows;
+    const int64_t place = at->piece.row * cpu_x_places(w, job->wide) + leaf->place * rows;
     struct leaf_data in = {.x = job->codes + place * KERN_BLOCK * (job->wide ? 2 : 1),
                            .x_blocks = job->x_blocks + place,
-                           .count = blocks_of(leaf.count),
+                           .count = leaf->count,
                            .factor_bytes = cpu_block_factors(w),
                            .halves = w->halves,
-                           .fetch = at->fetch + first * at->lines * 64,
-                           .lines = at->lines};
+                           .fetch = at->fetch + leaf->first * at->lines * 64,
+                           .lines = at->lines,
+                           .merges = leaf->merges};
     for (int p = 0; p < PANELS_MOST; p++) {
         const int64_t panel = at->panel + (p < at->panels ? p : 0);
         const char *data = w->data + (size_t)panel * w->panel_bytes;
-        in.codes[p] = data + (size_t)first * cpu_block_codes(w);
-        in.factors[p] =
-            data + (size_t)w->blocks * cpu_block_codes(w) + (size_t)first * cpu_block_factors(w);
+        in.codes[p] = data + leaf->codes;
+        in.factors[p] = data + leaf->factors;
     }
-    loops[rows - 1][job->wide][w->dtype - KERN_Q8](sum, &in);
+    loops[rows - 1][job->wide][w->dtype - KERN_Q8](level + cpu_leaf_level(number), &in);
 }
 
 static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
     int64_t left = job->weight->rows - output;
     int n = left < 16 ? (int)left : 16;
     float *y = job->y + row * job->weight->rows + output;
+    if (n == 16 && !job->bias) {
+        v16_store(y, job->mode == KERN_ADD ? v16_add(v16_load(y), sum) : sum);
+        return;
+    }
     if (job->bias) sum = v16_add(sum, v16_load_n(job->bias + output, n));
     if (job->mode == KERN_ADD) sum = v16_add(v16_load_n(y, n), sum);
     v16_store_n(y, sum, n);
@@ -488,14 +521,7 @@ static void fetch_results(const struct cpu_matmul_job *job, const struct tile *a
 static void multiply_tile(const struct cpu_matmul_job *job, const struct tile *at) {
     block_sums level[CPU_LEAF_LEVELS];
     if (at->piece.rows >= FETCHING_ROWS) fetch_results(job, at);
-    for (int l = 0; l < job->weight->leaves; l++) {
-        int top = cpu_leaf_level(l);
-        one_leaf(level[top], job, at, l);
-        for (int n = l; n & 1; n >>= 1, top--)
-            for (int r = 0; r < at->piece.rows; r++)
-                for (int p = 0; p < at->panels; p++)
-                    level[top - 1][r][p] = v16_add(level[top - 1][r][p], level[top][r][p]);
-    }
+    for (int l = 0; l < job->weight->leaves; l++) one_leaf(level, job, at, l);
     for (int r = 0; r < at->piece.rows; r++)
         for (int p = 0; p < at->panels; p++)
             put(job, at->piece.row + r, (at->panel + p) * PANEL, level[0][r][p]);
@@ -510,12 +536,15 @@ static void multiply_panels(const struct cpu_matmul_job *job, int64_t panel, int
     const int pieces = cpu_piece_count(job->rows, ROWS);
     const int64_t lines = panels * (int64_t)(w->panel_bytes / 64);
     const int64_t steps = pieces * w->blocks, each = (lines + steps - 1) / steps;
+    struct leaf_part leaves[CPU_LEAVES];
     const char *fetch = w->data + (size_t)(next < 0 ? panel : next) * w->panel_bytes;
+    find_leaves(job, leaves);
     for (int i = 0; i < pieces; i++) {
         const int64_t start = i * w->blocks * each;
         struct tile at = {.piece = cpu_piece_of(job->rows, ROWS, i),
                           .panel = panel,
                           .panels = panels,
+                          .leaves = leaves,
                           .fetch = fetch + 64 * start,
                           .lines = next >= 0 && start < lines ? (int)each : 0};
         multiply_tile(job, &at);

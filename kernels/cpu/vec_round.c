@@ -9,10 +9,11 @@
 #define HALF   (KERN_BLOCK / 2)
 #define MAGIC  0x1.8p23f
 #define SHIFTS 30 /* the largest k */
-#define FINE   7  /* bits of a rest's codes below those of int8 */
+#define FINE   7  /* bits of codes of 15 bits that are not in the rest */
 
 /* A row's inputs, and the places of its blocks. */
 struct rounding {
+    const struct kern_weight *weight;
     const float *x;
     char *to;
     struct cpu_x_block *blocks;
@@ -31,62 +32,24 @@ static const float *numbers_of(const struct rounding *row, int64_t block, float 
 }
 
 /* Returns whether the bits are those of a number that is finite. */
-static inline bool finite_bits(uint32_t bits) {
+static inline bool is_finite(uint32_t bits) {
     return bits < 0x7f800000u;
 }
-
-/* ---- Thirty-two numbers -------------------------------------------------------------------------
- */
-
-#if defined(__AVX512F__)
-
-/* Returns the bits of the largest magnitude; those of NaN are the largest of all. */
-static inline uint32_t largest_of(const float *x) {
-    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
-    __m512i a = _mm512_and_si512(_mm512_loadu_si512(x), mask);
-    __m512i b = _mm512_and_si512(_mm512_loadu_si512(x + HALF), mask);
-    return _mm512_reduce_max_epu32(_mm512_max_epu32(a, b));
-}
-
-/* Writes codes x * by, to nearest even; returns the sums of each half. */
-static inline void codes_of(const float *x, float by, int8_t *to, int32_t *sums) {
-    for (int half = 0; half < 2; half++) {
-        __m512i code = _mm512_cvtps_epi32(
-            _mm512_mul_ps(_mm512_loadu_ps(x + (ptrdiff_t)HALF * half), _mm512_set1_ps(by)));
-        _mm_storeu_si128((__m128i *)(to + (ptrdiff_t)HALF * half), _mm512_cvtepi32_epi8(code));
-        sums[half] = _mm512_reduce_add_epi32(code);
-    }
-}
-
-#else
-
-static inline uint32_t largest_of(const float *x) {
-    uint32_t largest = 0;
-    for (int i = 0; i < KERN_BLOCK; i++) {
-        uint32_t size = number_bits(x[i]) & 0x7fffffffu;
-        largest = size > largest ? size : largest;
-    }
-    return largest;
-}
-
-#endif
 
 /* Rounds to nearest even: adding 1.5 * 2^23 leaves the integer in the low bits. */
 static inline int32_t nearest(float x) {
     return (int32_t)(number_bits(x + MAGIC) - number_bits(MAGIC));
 }
 
-#if !defined(__AVX512F__)
-
-static inline void codes_of(const float *x, float by, int8_t *to, int32_t *sums) {
-    int32_t code[KERN_BLOCK];
-    sums[0] = sums[1] = 0;
-    for (int i = 0; i < KERN_BLOCK; i++) code[i] = nearest(x[i] * by);
-    for (int i = 0; i < KERN_BLOCK; i++) to[i] = (int8_t)code[i];
-    for (int i = 0; i < HALF; i++) sums[0] += code[i], sums[1] += code[HALF + i];
+/* Returns the bits of the largest magnitude; those of NaN are the largest of all. */
+static inline uint32_t largest_of(const float *x, int count) {
+    uint32_t largest = 0;
+    for (int i = 0; i < count; i++) {
+        uint32_t size = number_bits(x[i]) & 0x7fffffffu;
+        largest = size > largest ? size : largest;
+    }
+    return largest;
 }
-
-#endif
 
 /* ---- int16 --------------------------------------------------------------------------------------
  */
@@ -97,11 +60,11 @@ static void round_wide(const struct rounding *row, int64_t at) {
     float room[KERN_BLOCK];
     int32_t code[KERN_BLOCK], sums[2] = {0, 0};
     const float *x = numbers_of(row, at, room), most = INT16_MAX;
-    int16_t *to = (int16_t *)(void *)(row->to + 2 * KERN_BLOCK * row->step * at);
+    int16_t *to = (int16_t *)(void *)(row->to + (int64_t)2 * KERN_BLOCK * row->step * at);
     struct cpu_x_block *block = &row->blocks[at * row->step];
-    const uint32_t largest = largest_of(x);
+    const uint32_t largest = largest_of(x, KERN_BLOCK);
     const float top = number_from_bits(largest);
-    const bool number = finite_bits(largest), some = number && top >= LEAST;
+    const bool number = is_finite(largest), some = number && top >= LEAST;
     const float by = some ? most / top : 0;
     for (int i = 0; i < KERN_BLOCK; i++) code[i] = some ? nearest(x[i] * by) : 0;
     for (int i = 0; i < HALF; i++) sums[0] += code[i], sums[1] += code[HALF + i];
@@ -113,160 +76,253 @@ static void round_wide(const struct rounding *row, int64_t at) {
 }
 
 /* ---- int8 ---------------------------------------------------------------------------------------
- */
+ * A leaf is examined first, then written, group by group. */
 
-/* A group, its first place, and the number of its blocks. */
+#define GROUP CPU_REST_GROUP
+
+/* A group: its first block and place, and the number of its blocks. */
 struct group {
     int64_t block, place;
     int count;
+};
+
+/* The blocks of a group: sums of their codes and, with halves, of the second ones. */
+struct group_codes {
+    int32_t sums[GROUP], second[GROUP];
+    uint32_t need[GROUP];
+    int32_t shift[GROUP];
+    float by[GROUP]; /* makes codes of numbers */
+};
+
+/* The unit of a leaf, the inverse, and the bits of the leaf's need. */
+struct unit {
+    float unit, by;
+    uint32_t need;
 };
 
 static struct cpu_x_block *place_of(const struct rounding *row, int64_t place) {
     return &row->blocks[place * row->step];
 }
 
-/* A block's need lies in `back` until its codes are written. */
-static uint32_t need_of(const struct cpu_x_block *block) {
-    return number_bits(block->back);
+static int8_t *codes_at(const struct rounding *row, int64_t place) {
+    return (int8_t *)row->to + KERN_BLOCK * row->step * place;
 }
 
-/* Returns the largest magnitude of a quad. */
-static uint32_t largest_of_quad(const float *x) {
-    uint32_t largest = 0;
-    for (int i = 0; i < 4; i++) {
-        uint32_t size = number_bits(x[i]) & 0x7fffffffu;
-        largest = size > largest ? size : largest;
+/* Returns whether the group has GROUP blocks, all whole. */
+static bool is_whole(const struct rounding *row, const struct group *g) {
+    return g->count == GROUP && (g->block + GROUP) * KERN_BLOCK <= row->cols;
+}
+
+#if defined(__AVX512F__)
+
+_Static_assert(GROUP == 4, "a vector of four blocks");
+
+static inline __m512i magnitudes(const float *x) {
+    return _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff));
+}
+
+/* Combines the sixteen elements of each of four vectors, halving them in each step, and puts the
+ * four results in order. */
+#define COMBINE(op, v, to)                                                                         \
+    do {                                                                                           \
+        __m512i a_ = op(_mm512_shuffle_i32x4((v)[0], (v)[1], 0x44),                                \
+                        _mm512_shuffle_i32x4((v)[0], (v)[1], 0xee));                               \
+        __m512i b_ = op(_mm512_shuffle_i32x4((v)[2], (v)[3], 0x44),                                \
+                        _mm512_shuffle_i32x4((v)[2], (v)[3], 0xee));                               \
+        a_ = op(_mm512_shuffle_i32x4(a_, b_, 0x88), _mm512_shuffle_i32x4(a_, b_, 0xdd));           \
+        a_ = op(a_, _mm512_shuffle_epi32(a_, _MM_PERM_BADC));                                      \
+        a_ = op(a_, _mm512_shuffle_epi32(a_, _MM_PERM_CDAB));                                      \
+        a_ = _mm512_maskz_compress_epi32(0x1111, a_);                                              \
+        _mm_storeu_si128((__m128i *)(to), _mm512_castsi512_si128(a_));                             \
+    } while (0)
+
+/* The bits of the largest magnitude of each of GROUP whole blocks. */
+static void largest_of_blocks(const float *x, uint32_t *to) {
+    __m512i most[GROUP];
+    for (int i = 0; i < GROUP; i++, x += (ptrdiff_t)KERN_BLOCK)
+        most[i] = _mm512_max_epu32(magnitudes(x), magnitudes(x + HALF));
+    COMBINE(_mm512_max_epu32, most, to);
+}
+
+/* Writes the codes of GROUP whole blocks, `next` bytes from block to block, and their sums. */
+static void codes_of_blocks(const float *x, int8_t *to, int64_t next, bool split,
+                            struct group_codes *codes) {
+    __m512i low[GROUP], high[GROUP];
+    for (int i = 0; i < GROUP; i++, x += (ptrdiff_t)KERN_BLOCK, to += next) {
+        const __m512 by = _mm512_set1_ps(codes->by[i]);
+        low[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), by));
+        high[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + HALF), by));
+        _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(low[i]));
+        _mm_storeu_si128((__m128i *)(to + HALF), _mm512_cvtepi32_epi8(high[i]));
+        if (!split) low[i] = _mm512_add_epi32(low[i], high[i]);
     }
-    return largest;
+    COMBINE(_mm512_add_epi32, low, codes->sums);
+    if (split) COMBINE(_mm512_add_epi32, high, codes->second);
 }
 
-/* Is the quad one of the group's first `rests`? */
-static bool is_taken(const struct rounding *row, const struct group *g, int rests, int quad) {
-    bool found = false;
-    for (int i = 0; i < rests; i++)
-        found = found || place_of(row, g->place + g->count + i)->of == quad;
-    return found;
+/* Returns the first quad of a block that has its largest magnitude, whose bits are `all`; `next`:
+ * those of the other quads' largest. */
+static int coarsest_quad(const float *x, uint32_t all, uint32_t *next) {
+    const __m512i low = magnitudes(x), high = magnitudes(x + HALF);
+    const __m512i most = _mm512_set1_epi32((int32_t)all);
+    const uint32_t at =
+        _mm512_cmpeq_epu32_mask(low, most) | (uint32_t)_mm512_cmpeq_epu32_mask(high, most) << HALF;
+    const int quad = __builtin_ctz(at) / 4;
+    const uint32_t others = ~(15u << 4 * quad);
+    *next = _mm512_reduce_max_epu32(
+        _mm512_max_epu32(_mm512_maskz_mov_epi32((__mmask16)others, low),
+                         _mm512_maskz_mov_epi32((__mmask16)(others >> HALF), high)));
+    return quad;
 }
 
-/* Gives 15 bits to the largest quad of 8 bits in block `of` of the group, which has the largest
- * number, and finds the block's need without it. */
-static void take_quad(const struct rounding *row, const struct group *g, int of, int rest) {
+#else
+
+static void largest_of_blocks(const float *x, uint32_t *to) {
+    for (int i = 0; i < GROUP; i++) to[i] = largest_of(x + (ptrdiff_t)KERN_BLOCK * i, KERN_BLOCK);
+}
+
+static int coarsest_quad(const float *x, uint32_t all, uint32_t *next) {
+    int quad = 0;
+    *next = 0;
+    while (largest_of(x + (ptrdiff_t)4 * quad, 4) != all) quad++;
+    for (int i = 0; i < CPU_QUADS; i++) {
+        const uint32_t largest = i == quad ? 0 : largest_of(x + (ptrdiff_t)4 * i, 4);
+        *next = largest > *next ? largest : *next;
+    }
+    return quad;
+}
+
+#endif
+
+/* Writes the codes of block i, and their sums. */
+static void codes_of_block(const float *x, int8_t *to, bool split, struct group_codes *codes,
+                           int i) {
+    int32_t code[KERN_BLOCK], sums[2] = {0, 0};
+    for (int k = 0; k < KERN_BLOCK; k++) code[k] = nearest(x[k] * codes->by[i]);
+    for (int k = 0; k < KERN_BLOCK; k++) to[k] = (int8_t)code[k];
+    for (int k = 0; k < HALF; k++) sums[0] += code[k], sums[1] += code[HALF + k];
+    codes->sums[i] = split ? sums[0] : sums[0] + sums[1];
+    codes->second[i] = sums[1];
+}
+
+#if !defined(__AVX512F__)
+
+static void codes_of_blocks(const float *x, int8_t *to, int64_t next, bool split,
+                            struct group_codes *codes) {
+    for (int i = 0; i < GROUP; i++, x += (ptrdiff_t)KERN_BLOCK, to += next)
+        codes_of_block(x, to, split, codes, i);
+}
+
+#endif
+
+/* Finds the needs of a group's blocks, which lie in `back` until the group is written, and the quad
+ * of its rest, counted from the first of the group. Returns the largest need. */
+static uint32_t examine(const struct rounding *row, const struct group *g, int32_t *rest) {
     float room[KERN_BLOCK];
-    const float *x = numbers_of(row, g->block + of, room);
-    uint32_t all = 0, most = 0, next = 0;
-    int best = of * CPU_QUADS;
-    for (int quad = 0; quad < CPU_QUADS; quad++) {
-        const uint32_t largest = largest_of_quad(x + (ptrdiff_t)4 * quad);
-        all = largest > all ? largest : all;
-        if (is_taken(row, g, rest, of * CPU_QUADS + quad)) continue;
-        next = largest > most ? most : largest > next ? largest : next;
-        if (largest > most) best = of * CPU_QUADS + quad, most = largest;
-    }
-    place_of(row, g->place + g->count + rest)->of = best;
-    if (!finite_bits(all)) return; /* it is NaN with any codes */
-    const float coarse = number_from_bits(all) / (1 << FINE), fine = number_from_bits(next);
-    place_of(row, g->place + of)->back = coarse > fine ? coarse : fine;
-}
-
-/* Finds the needs of a group's blocks and its quads of 15 bits; returns the largest need. */
-static uint32_t examine(const struct rounding *row, const struct group *g) {
-    uint32_t need = 0;
-    for (int i = 0; i < g->count; i++) {
-        float room[KERN_BLOCK];
-        const uint32_t largest = largest_of(numbers_of(row, g->block + i, room));
-        place_of(row, g->place + i)->back = number_from_bits(largest);
-    }
-    for (int rest = 0; rest < CPU_RESTS; rest++) {
-        int of = 0;
-        for (int i = 1; i < g->count; i++)
-            if (need_of(place_of(row, g->place + i)) > need_of(place_of(row, g->place + of)))
-                of = i;
-        take_quad(row, g, of, rest);
-    }
-    for (int i = 0; i < g->count; i++) {
-        const uint32_t bits = need_of(place_of(row, g->place + i));
-        if (finite_bits(bits) && bits > need) need = bits;
-    }
-    return need;
-}
-
-/* Describes a block of codes with sums of each half; `shift`: its k. */
-static void describe(const struct rounding *row, struct cpu_x_block *block, float unit, int shift,
-                     const int32_t *sums) {
-    const float power = number_from_bits((uint32_t)(127 - shift) << 23);
-    const int32_t both = sums[0] + sums[1];
-    block->scale = unit;
-    block->back = MAGIC * power;
-    block->sum = power * (float)both;
-    block->start[0] =
-        (int32_t)number_bits(block->back) - row->offset * (row->split ? sums[0] : both);
-    block->start[1] = (int32_t)number_bits(block->back) - row->offset * sums[1];
-}
-
-/* Divides the codes of a quad between its block and its rest; `by` makes them of its numbers.
- * `sums`: of the block's codes, which included the whole ones. */
-static void divide_quad(const float *x, float by, int8_t *low, int8_t *high, int32_t *sums,
-                        int32_t *rest_sum) {
-    for (int i = 0; i < 4; i++) {
-        const int32_t code = nearest(x[i] * by), part = (code + (1 << (FINE - 1))) >> FINE;
-        low[i] = (int8_t)(code - part * (1 << FINE));
-        high[i] = (int8_t)part;
-        *sums -= part * (1 << FINE);
-        *rest_sum += part;
-    }
-}
-
-/* The unit of a leaf, and the bits of its need. */
-struct unit {
-    float unit, by;
-    uint32_t need;
-};
-
-/* Writes block i of a group and the rests of its quads. */
-static void write_block(const struct rounding *row, const struct group *g, int i,
-                        const struct unit *leaf) {
-    struct cpu_x_block *block = place_of(row, g->place + i);
-    const uint32_t need = need_of(block);
-    const bool number = finite_bits(need);
-    const int32_t apart = number ? (int32_t)(leaf->need - need) >> 23 : 0;
-    const int shift = apart > SHIFTS ? SHIFTS : apart;
-    const float by = leaf->by * number_from_bits((uint32_t)(127 + shift) << 23);
-    float room[KERN_BLOCK];
-    const float *x = numbers_of(row, g->block + i, room);
-    int8_t *to = (int8_t *)row->to + KERN_BLOCK * row->step * (g->place + i);
-    int32_t sums[2] = {0, 0};
-    if (number)
-        codes_of(x, by, to, sums);
+    uint32_t need[GROUP], next, most = 0;
+    int of = 0;
+    if (is_whole(row, g))
+        largest_of_blocks(row->x + g->block * KERN_BLOCK, need);
     else
-        memset(to, 0, KERN_BLOCK);
-    for (int r = 0; r < CPU_RESTS; r++) {
-        struct cpu_x_block *rest = place_of(row, g->place + g->count + r);
-        int8_t *high = (int8_t *)row->to + KERN_BLOCK * row->step * (g->place + g->count + r);
-        const int quad = rest->of % CPU_QUADS;
-        int32_t rest_sums[2] = {0, 0};
-        if (rest->of / CPU_QUADS != i) continue;
-        memset(high, 0, 4);
-        if (number)
-            divide_quad(x + (ptrdiff_t)4 * quad, by, to + (ptrdiff_t)4 * quad, high,
-                        &sums[quad / (CPU_QUADS / 2)], rest_sums);
-        describe(row, rest, leaf->unit, shift - FINE, rest_sums);
+        for (int i = 0; i < g->count; i++)
+            need[i] = largest_of(numbers_of(row, g->block + i, room), KERN_BLOCK);
+    for (int i = 1; i < g->count; i++) of = need[i] > need[of] ? i : of;
+    const int quad = coarsest_quad(numbers_of(row, g->block + of, room), need[of], &next);
+    *rest = of * CPU_QUADS + quad;
+    if (is_finite(need[of])) { /* otherwise it gives NaN, with any codes */
+        const float coarse = number_from_bits(need[of]) / (1 << FINE);
+        need[of] = number_bits(coarse) > next ? number_bits(coarse) : next;
     }
-    describe(row, block, leaf->unit, shift, sums);
-    if (!number) block->back = block->sum = NAN;
+    for (int i = 0; i < g->count; i++) {
+        place_of(row, g->place + i)->back = number_from_bits(need[i]);
+        most = is_finite(need[i]) && need[i] > most ? need[i] : most;
+    }
+    return most;
+}
+
+static inline float power_of_two(int exponent) {
+    return number_from_bits((uint32_t)(127 + exponent) << 23);
+}
+
+/* Describes a block of codes or a rest; `sum` and `second`: of its codes, with halves of each
+ * half's. */
+static void describe(const struct rounding *row, struct cpu_x_block *block, float unit, int shift,
+                     int32_t sum, int32_t second) {
+    const float power = power_of_two(-shift), back = MAGIC * power;
+    block->scale = unit;
+    block->back = back;
+    block->sum = power * (float)(row->split ? sum + second : sum);
+    block->start[0] = (int32_t)number_bits(back) - row->offset * sum;
+    block->start[1] = (int32_t)number_bits(back) - row->offset * second;
+}
+
+/* Divides the codes of the group's quad between its block and the rest. */
+static void write_rest(const struct rounding *row, const struct group *g, const struct unit *leaf,
+                       struct group_codes *codes) {
+    const struct kern_weight *w = row->weight;
+    struct cpu_x_block *rest = place_of(row, g->place + g->count);
+    const int quads = CPU_QUADS * cpu_block_bits(w->dtype) / 8;
+    const int i = rest->start[0] / CPU_QUADS, quad = rest->start[0] % CPU_QUADS;
+    int8_t *low = codes_at(row, g->place + i) + (ptrdiff_t)4 * quad;
+    int8_t *high = codes_at(row, g->place + g->count);
+    const bool second = row->split && quad >= CPU_QUADS / 2;
+    int32_t *sum = second ? &codes->second[i] : &codes->sums[i], parts = 0;
+    float room[KERN_BLOCK];
+    const float *x = numbers_of(row, g->block + i, room) + (ptrdiff_t)4 * quad;
+    for (int k = 0; k < 4; k++) {
+        const int32_t code = is_finite(codes->need[i]) ? nearest(x[k] * codes->by[i]) : 0;
+        const int32_t part = (code + (1 << (FINE - 1))) >> FINE;
+        low[k] = (int8_t)(code - part * (1 << FINE));
+        high[k] = (int8_t)part;
+        parts += part;
+    }
+    *sum -= parts * (1 << FINE);
+    describe(row, rest, leaf->unit, codes->shift[i] - FINE, parts, 0);
+    const size_t vector = (size_t)PANEL * (w->halves ? 2 : 4),
+                 factors = (size_t)i * cpu_block_factors(w);
+    rest->codes = (uint32_t)((size_t)i * cpu_block_codes(w)) +
+                  (uint32_t)(64 * (quad % quads) + 4 * (quad / quads));
+    rest->factors = (uint32_t)(factors + (second ? vector : 0));
+    rest->least = (uint32_t)(factors + vector * (row->split ? 2 : 1));
+}
+
+static void write_group(const struct rounding *row, const struct group *g,
+                        const struct unit *leaf) {
+    struct group_codes codes;
+    float room[KERN_BLOCK];
+    for (int i = 0; i < g->count; i++) {
+        codes.need[i] = number_bits(place_of(row, g->place + i)->back);
+        const int apart = (int32_t)(leaf->need - codes.need[i]) >> 23;
+        codes.shift[i] = !is_finite(codes.need[i]) ? 0 : apart > SHIFTS ? SHIFTS : apart;
+        codes.by[i] = leaf->by * power_of_two(codes.shift[i]);
+    }
+    if (is_whole(row, g))
+        codes_of_blocks(row->x + g->block * KERN_BLOCK, codes_at(row, g->place),
+                        KERN_BLOCK * row->step, row->split, &codes);
+    else
+        for (int i = 0; i < g->count; i++)
+            codes_of_block(numbers_of(row, g->block + i, room), codes_at(row, g->place + i),
+                           row->split, &codes, i);
+    write_rest(row, g, leaf, &codes);
+    for (int i = 0; i < g->count; i++) {
+        struct cpu_x_block *block = place_of(row, g->place + i);
+        describe(row, block, leaf->unit, codes.shift[i], codes.sums[i], codes.second[i]);
+        if (!is_finite(codes.need[i])) block->back = block->sum = NAN;
+    }
 }
 
 static void round_leaf(const struct rounding *row, int64_t first, int64_t count, int64_t place) {
-    const int64_t groups = (count + CPU_REST_GROUP - 1) / CPU_REST_GROUP;
+    const int64_t groups = (count + GROUP - 1) / GROUP;
     struct unit leaf = {0};
     for (int pass = 0; pass < 2; pass++) {
         for (int64_t i = 0; i < groups; i++) {
-            const int64_t left = count - i * CPU_REST_GROUP;
-            const struct group g = {first + i * CPU_REST_GROUP,
-                                    place + i * (CPU_REST_GROUP + CPU_RESTS),
-                                    (int)(left < CPU_REST_GROUP ? left : CPU_REST_GROUP)};
-            const uint32_t need = pass ? 0 : examine(row, &g);
+            const int64_t left = count - i * GROUP;
+            const struct group g = {first + i * GROUP, place + i * (GROUP + 1),
+                                    (int)(left < GROUP ? left : GROUP)};
+            const uint32_t need =
+                pass ? (write_group(row, &g, &leaf), 0)
+                     : examine(row, &g, &place_of(row, g.place + g.count)->start[0]);
             if (need > leaf.need) leaf.need = need;
-            for (int b = 0; b < g.count && pass; b++) write_block(row, &g, b, &leaf);
         }
         const float top = number_from_bits(leaf.need);
         if (top >= LEAST) leaf.unit = top / INT8_MAX, leaf.by = INT8_MAX / top;
@@ -275,8 +331,15 @@ static void round_leaf(const struct rounding *row, int64_t first, int64_t count,
 
 void VEC(round_row)(const struct kern_weight *w, const float *x, bool wide, char *to,
                     struct cpu_x_block *blocks, int64_t step) {
-    const struct rounding row = {
-        x, to, blocks, w->cols, step, cpu_block_offset(w->dtype), wide, block_is_split(w->dtype)};
+    const struct rounding row = {w,
+                                 x,
+                                 to,
+                                 blocks,
+                                 w->cols,
+                                 step,
+                                 cpu_block_offset(w->dtype),
+                                 wide,
+                                 block_is_split(w->dtype)};
     for (int64_t b = 0; b < w->blocks && wide; b++) round_wide(&row, b);
     for (int l = 0; l < w->leaves && !wide; l++) {
         const struct cpu_leaf leaf = cpu_leaf_of(w, l);
