@@ -459,8 +459,10 @@ static __device__ void add_entries(struct work &w, const struct look_args &a, st
     add_end(w, a, d, item);
 }
 
+/* At least one block: shared memory decides how many there are, and for more than fit the compiler
+ * would spill registers. */
 template <int D, bool CLASSES>
-static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_add(const struct look_args a) {
+static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) k_look_add(const struct look_args a) {
     SHARED_MEMORY(shared);
     struct work w = work_open<D>(shared);
     struct add d;
