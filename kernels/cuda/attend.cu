@@ -22,16 +22,16 @@
 
 template <int D, int E>
 static __device__ __forceinline__ void write_chunk(const struct attend_args &a,
-                                                   const struct tile<D> &t, const struct rows &r,
-                                                   int head, float *partial, bool whole, int lane) {
+                                                   const struct tile<D> &t, int head, float *rows,
+                                                   int stride, bool whole, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float l = row_sum(t.l[i]);
-        if (!r.q[i]) continue;
         int own = (lane >> 2) + 8 * i;
+        if (own >= a.group) continue;
         struct fold f = fold_start(a, head, own);
         struct fold_weights w = fold_chunk(f, t.m[i], l);
-        float *to = whole ? r.out[i] : partial + own * PARTIAL_ROW(D);
+        float *to = rows + own * stride;
         for (int n = 0; n < D / 8; n++) {
             float2 pair = tile_pair<D, E>(t.o, n, i);
             if (whole) {
@@ -47,13 +47,33 @@ static __device__ __forceinline__ void write_chunk(const struct attend_args &a,
     }
 }
 
+/* The rows of a decoding token: its query heads, which all see the same entries. Rows without a
+ * query see them, too, and their results are not written. */
+static __device__ __forceinline__ struct rows decode_rows(const struct attend_args &a,
+                                                          const struct span &s,
+                                                          const int32_t *table, int length,
+                                                          int head, int lane) {
+    struct rows r = {};
+    int low = 0;
+    if (a.sliding_window) low = pages_before(a.pages, table, length, s.pos - a.sliding_window + 1);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int own = (lane >> 2) + 8 * i;
+        int64_t at = s.row * a.stride + (head * a.heads + a.query + own) * a.pages.head_dim;
+        r.q[i] = own < a.group ? a.queries + at : NULL;
+        r.low[i] = low;
+        r.high[i] = length;
+    }
+    return r;
+}
+
 /* One item: a chunk of a decoding row's stream, through this warp's own ring of stages. `use`
  * counts the stages used since the kernel began. */
 template <int D, int E>
 static __device__ void decode_item(const struct attend_args &a, int item, char *ring,
                                    uint64_t *barriers, uint32_t &use, int lane) {
     typedef shape<D, E> S;
-    const int KEYS = S::DECODE_PAGES * S::P, BYTES = S::DECODE_PAGES * PAGE_BYTES;
+    const int KEYS = S::DECODE_PAGES * S::P, BYTES = S::DECODE_PAGES * S::PAGE;
     const struct fetchers warp = {lane, 32};
     const struct plan_item it = a.items[item];
     int head = it.stream % a.pages.heads_kv, stream = a.layer * a.pages.heads_kv + head;
@@ -67,12 +87,11 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
     use += (uint32_t)stages;
     for (int i = 0; i < S::DECODE_STAGES && i < stages; i++) {
         uint32_t at = (first + (uint32_t)i) % S::DECODE_STAGES;
-        fetch<S::DECODE_PAGES>(warp, a.pages, table, page + i * S::DECODE_PAGES, page_end,
-                               ring + at * BYTES, &barriers[at]);
+        fetch<S::DECODE_PAGES, S::PAGE>(warp, a.pages, table, page + i * S::DECODE_PAGES, page_end,
+                                        ring + at * BYTES, &barriers[at]);
     }
-    struct rows r;
+    const struct rows r = decode_rows(a, s, table, length, head, lane);
     struct tile<D> t;
-    set_rows(r, 0, lane, a, s, table, length, head);
     tile_load_queries<D, E>(t, r, lane);
     tile_start<D>(t);
     for (int i = 0; i < stages; i++) {
@@ -83,12 +102,20 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
                             a.cap, lane);
         __syncwarp();
         if (i + S::DECODE_STAGES < stages)
-            fetch<S::DECODE_PAGES>(warp, a.pages, table,
-                                   page + (i + S::DECODE_STAGES) * S::DECODE_PAGES, page_end,
-                                   ring + at * BYTES, &barriers[at]);
+            fetch<S::DECODE_PAGES, S::PAGE>(warp, a.pages, table,
+                                            page + (i + S::DECODE_STAGES) * S::DECODE_PAGES,
+                                            page_end, ring + at * BYTES, &barriers[at]);
     }
-    write_chunk<D, E>(a, t, r, head, a.partials + (int64_t)item * a.group * PARTIAL_ROW(D),
-                      length <= CHUNK_KEYS, lane);
+    /* Found again: registers would have to hold them through the loop. */
+    const struct plan_item same = a.items[item];
+    head = same.stream % a.pages.heads_kv;
+    const int row = a.spans[a.decode[same.stream / a.pages.heads_kv]].row;
+    const bool whole = length <= CHUNK_KEYS; /* the rows' results, not parts of them */
+    const int64_t result = (int64_t)row * a.pages.heads_kv + head, group = a.group;
+    write_chunk<D, E>(a, t, head,
+                      whole ? a.out + result * group * D
+                            : a.partials + (uint32_t)item * group * PARTIAL_ROW(D),
+                      whole ? D : PARTIAL_ROW(D), whole, lane);
 }
 
 template <int D, int E, int WARPS>
@@ -97,17 +124,17 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
     typedef shape<D, E> S;
     SHARED_MEMORY(shared);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int BYTES = S::DECODE_STAGES * S::DECODE_PAGES * PAGE_BYTES;
+    const int BYTES = S::DECODE_STAGES * S::DECODE_PAGES * S::PAGE;
     char *ring = shared + warp * BYTES;
     uint64_t *barriers = (uint64_t *)(shared + WARPS * BYTES) + warp * S::DECODE_STAGES;
     if (lane == 0) fetch_open(barriers, S::DECODE_STAGES, 32);
     __syncwarp();
     ptx_overlap_grids();
     if (pages_failed(a.pages)) return;
-    int workers = gridDim.x * WARPS, count = *a.item_count;
+    int workers = gridDim.x * WARPS;
     uint32_t use = 0;
     /* Neighbouring items go to different blocks, so that a few streams use the whole machine. */
-    for (int item = warp * gridDim.x + blockIdx.x; item < count; item += workers)
+    for (int item = warp * gridDim.x + blockIdx.x; item < *a.item_count; item += workers)
         decode_item<D, E>(a, item, ring, barriers, use, lane);
 }
 
@@ -290,21 +317,26 @@ void attend_plan(struct cuda *cuda) {
 
 template <int D, int E> static size_t shared_as(void) {
     typedef shape<D, E> S;
-    int decode = S::DECODE_WARPS / 2 * S::DECODE_SHARED;
+    int decode = S::DECODE_FEW * S::DECODE_SHARED;
     return (size_t)(decode > S::PREFILL_SHARED ? decode : S::PREFILL_SHARED);
 }
 
+template <int D> static size_t shared_of(enum kern_dtype dtype) {
+    if (dtype == KERN_ROW8) return shared_as<D, 0>();
+    return dtype == KERN_E4M3 ? shared_as<D, 1>() : shared_as<D, 2>();
+}
+
 size_t attend_shared(const struct cuda *cuda) {
-    bool narrow = cuda->options.dtype == KERN_E4M3;
-    if (cuda->options.head_dim == 64) return narrow ? shared_as<64, 1>() : shared_as<64, 2>();
-    if (cuda->options.head_dim == 128) return narrow ? shared_as<128, 1>() : shared_as<128, 2>();
-    return narrow ? shared_as<256, 1>() : shared_as<256, 2>();
+    const enum kern_dtype dtype = cuda->options.dtype;
+    if (cuda->options.head_dim == 64) return shared_of<64>(dtype);
+    if (cuda->options.head_dim == 128) return shared_of<128>(dtype);
+    return shared_of<256>(dtype);
 }
 
 template <int D, int E> static void decode_as(struct cuda *cuda, const struct attend_args &args) {
     typedef shape<D, E> S;
     const unsigned blocks = (unsigned)device_processors(cuda->device);
-    const int warps = S::DECODE_WARPS, few = warps / 2;
+    const int warps = S::DECODE_WARPS, few = S::DECODE_FEW;
     if (device_shared(cuda->device) >= (size_t)(warps * S::DECODE_SHARED))
         LAUNCH_OVERLAPPED(cuda->device, (k_attend_decode<D, E, warps>), blocks, warps * 32,
                           warps * S::DECODE_SHARED, args);
@@ -318,10 +350,26 @@ template <int D, int E> static void decode_as(struct cuda *cuda, const struct at
 }
 
 template <int D> static void decode(struct cuda *cuda, const struct attend_args &args) {
-    if (cuda->options.dtype == KERN_E4M3)
+    if (cuda->options.dtype == KERN_ROW8)
+        decode_as<D, 0>(cuda, args);
+    else if (cuda->options.dtype == KERN_E4M3)
         decode_as<D, 1>(cuda, args);
     else
         decode_as<D, 2>(cuda, args);
+}
+
+/* The queries of the step's rows, rotated as the cache's rows are; NULL: there is no memory. */
+static struct heads_array queries_of(struct cuda *cuda, const float *qkv, int rows) {
+    const struct kern_cache_options *o = &cuda->options;
+    const int64_t width = (int64_t)o->heads_q * o->head_dim;
+    const struct heads_array from = {const_cast<float *>(qkv),
+                                     width + (int64_t)2 * o->heads_kv * o->head_dim};
+    if (!cuda->pages.scaled) return from;
+    size_t bytes = (size_t)rows * (size_t)width * sizeof(float);
+    const struct heads_array to = {static_cast<float *>(room_take(cuda, &cuda->rotated, bytes)),
+                                   width};
+    if (to.at) rotate_heads(cuda, to, from, rows, o->heads_q);
+    return to;
 }
 
 void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
@@ -335,13 +383,16 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
                              options->sliding_window};
     cuda->scale = options->scale;
     cuda->cap = options->cap;
-    keep_queries(cuda, layer, qkv);
+    const struct heads_array queries = queries_of(cuda, qkv, batch->rows);
+    if (!queries.at) return;
+    keep_queries(cuda, layer, queries.at, queries.stride);
     struct attend_args args = {};
     args.pages = cuda->pages;
     args.spans = step->spans;
     args.decode = step->decode;
     args.tiles = step->tiles;
-    args.qkv = qkv;
+    args.queries = queries.at;
+    args.stride = queries.stride;
     args.out = out;
     args.items = cuda->items + layer * cuda->items_max;
     args.streams = cuda->streams + (int64_t)layer * cuda->options.slots * cuda->options.heads_kv;
@@ -349,7 +400,6 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     args.partials = cuda->partials;
     args.decode_count = step->decode_count;
     args.layer = layer;
-    args.heads_q = cuda->options.heads_q;
     args.heads = cuda_group(cuda);
     args.query = cuda->shard.query_first;
     args.group = cuda->shard.queries;
@@ -362,4 +412,8 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     if (args.decode_count > 0 && cuda->options.head_dim == 128) decode<128>(cuda, args);
     if (args.decode_count > 0 && cuda->options.head_dim == 256) decode<256>(cuda, args);
     add_mass(cuda, layer, out);
+    if (!args.pages.scaled) return;
+    const int heads = args.pages.heads_kv * args.group; /* query heads that this rank computes */
+    const struct heads_array results = {out, (int64_t)heads * cuda->options.head_dim};
+    rotate_heads(cuda, results, results, batch->rows, heads);
 }

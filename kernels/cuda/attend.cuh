@@ -13,6 +13,7 @@
 #ifndef KEEPD_KERNELS_CUDA_ATTEND_CUH
 #define KEEPD_KERNELS_CUDA_ATTEND_CUH
 
+#include "kernels/cuda/attend_row8.cuh"
 #include "kernels/cuda/fetch.cuh"
 #include "kernels/cuda/internal.h"
 #include "kernels/cuda/logits.cuh"
@@ -21,20 +22,35 @@
 #define TILE_KEYS  16
 #define TILE_ROWS  16
 
-/* Per head size and bytes of a number, 2 for bf16 and 1 for e4m3: pages of one pipeline stage. */
+/* The part of the stream that a block of a prompt reads: the entries that some row of its tile
+ * sees. Pages before a sliding window or after the last token are not read. */
+struct reach {
+    const int32_t *table;
+    int length;         /* entries of the stream */
+    int begin, end;     /* entries; begin is the start of a chunk */
+    int page, page_end; /* pages with these entries, of those the stream has */
+    int stages;
+};
+
+/* Per head size and format E of the pages, 2 for bf16, 1 for e4m3 and 0 for codes with factors:
+ * pages of one pipeline stage. */
 template <int D, int E> struct shape {
-    static const int ROW = D * E;
+    static const int ROW = E == 2 ? 2 * D : D;
     static const int P = PAGE_SIDE / ROW;
+    static const int PAGE = PAGE_BYTES + (E == 0 ? 2 * P * (int)sizeof(uint16_t) : 0);
     static const int DECODE_PAGES = P < TILE_KEYS ? TILE_KEYS / P : 1;
-    static const int DECODE_WARPS = D == 256 ? 4 : 8; /* half on devices with less shared memory */
+    static const int DECODE_WARPS = D == 256 ? 4 : 8;
+    /* On devices with less shared memory. */
+    static const int DECODE_FEW = E > 0 ? DECODE_WARPS / 2 : D == 64 ? 3 : 4;
     static const int DECODE_STAGES = 3;
-    static const int DECODE_SHARED = DECODE_STAGES * (DECODE_PAGES * PAGE_BYTES + 8); /* a warp's */
+    static const int DECODE_SHARED = DECODE_STAGES * (DECODE_PAGES * PAGE + 8); /* a warp's */
     static const int PREFILL_PAGES = (D == 256 ? 32 : 64) / P;
     static const int PREFILL_WARPS = PREFILL_ROWS / TILE_ROWS;
     static const int PREFILL_STAGES = 3;
     static const int PREFILL_KEYS = PREFILL_PAGES * P; /* keys of a stage */
-    static const int PREFILL_BYTES = PREFILL_PAGES * PAGE_BYTES;
-    static const int PREFILL_SHARED = PREFILL_STAGES * (PREFILL_BYTES + 8);
+    static const int PREFILL_BYTES = PREFILL_PAGES * PAGE;
+    static const int PREFILL_SHARED =
+        PREFILL_STAGES * (PREFILL_BYTES + 8) + (int)sizeof(struct reach);
 };
 
 struct attend_args {
@@ -42,14 +58,14 @@ struct attend_args {
     const struct span *spans;
     const int32_t *decode;
     const struct prefill_tile *tiles;
-    const float *qkv;
+    const float *queries;
+    int64_t stride; /* from the queries of a row to those of the next */
     float *out;
     const struct plan_item *items; /* items of this layer */
     const struct plan_stream *streams;
     const int32_t *item_count;
     float *partials;
     int decode_count, layer, sliding_window;
-    int heads_q; /* query heads in a row of qkv */
     int heads, query,
         group; /* query heads per KV head; this rank computes [query, query + group) of them */
     float scale, cap;   /* kern_attend_options, times log2(e) */
@@ -70,6 +86,7 @@ template <int D> struct tile {
     uint32_t q[D / 16][4];
     float o[D / 8][4];
     float m[2], l[2]; /* l: this lane's part of the sum */
+    float by[2];      /* codes: the factors of the rows' queries */
 };
 
 /* Packs two numbers for a product with the pages'. */
@@ -91,29 +108,45 @@ template <int D> static __device__ __forceinline__ void tile_start(struct tile<D
  * product does not depend on the order of dims. E4m3 is multiplied as float16, which represents its
  * numbers and keeps more digits of the queries. */
 template <int D, int E>
-static __device__ __forceinline__ void tile_load_queries(struct tile<D> &t, const struct rows &r,
+static __device__ __forceinline__ void tile_pack_queries(struct tile<D> &t, const struct rows &r,
                                                          int lane) {
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float *q = r.q[i & 1];
-            int dim = 16 * k + (E == 1 ? 2 : 8) * (i >> 1) + 4 / E * (lane & 3);
+            int dim = 16 * k + (E == 1 ? 2 : 8) * (i >> 1) + (E == 1 ? 4 : 2) * (lane & 3);
             float2 pair = {0, 0};
             if (q) pair = *(const float2 *)(q + dim);
             t.q[k][i] = pack<E>(pair.x, pair.y);
         }
 }
 
-/* Row `key`, chunk `chunk` of a side of the pages that lie one after the other at `stage`. */
+template <int D, int E>
+static __device__ __forceinline__ void tile_load_queries(struct tile<D> &t, const struct rows &r,
+                                                         int lane) {
+    if (E == 0)
+        row8_load_queries<D>(t.q, t.by, r.q, lane);
+    else
+        tile_pack_queries<D, E>(t, r, lane);
+}
+
+/* The page of key `key`, of the pages that lie one after the other at `stage`. */
+template <int D, int E>
+static __device__ __forceinline__ const char *stage_page(const char *stage, int key) {
+    typedef shape<D, E> S;
+    return stage + key / S::P * S::PAGE;
+}
+
+/* Row `key`, chunk `chunk` of a side. */
 template <int D, int E>
 static __device__ __forceinline__ const char *stage_row(const char *stage, int side, int key,
                                                         int chunk) {
     typedef shape<D, E> S;
-    return stage + key / S::P * PAGE_BYTES + page_chunk(S::ROW, side, key % S::P, chunk);
+    return stage_page<D, E>(stage, key) + page_chunk(S::ROW, side, key % S::P, chunk);
 }
 
-/* c += a b with the four e4m3 numbers of a lane, arranged as in tile_load_queries. */
+/* c += a b with the four e4m3 numbers of a lane, arranged as in tile_pack_queries. */
 static __device__ __forceinline__ void mma_e4m3(float c[4], const uint32_t a[4], uint32_t four) {
     ptx_mma_f16(c, a, ptx_f16_of_e4m3(four & 0xffff), ptx_f16_of_e4m3(four >> 16));
 }
@@ -173,17 +206,17 @@ static __device__ __forceinline__ uint32_t mask_pair(uint32_t pair, int entry, i
 }
 
 /* Layout of the tile's sums: tile_pair is the pair of dims from tile_dim on of row g + 8 row. A
- * transposed matrix of e4m3 has two dims of two keys in a register: the even dims of 16 form one
- * fragment, the odd ones the next. */
+ * transposed matrix of e4m3 or of codes has two dims of two keys in a register: the even dims of 16
+ * form one fragment, the odd ones the next. */
 template <int E> static __device__ __forceinline__ int tile_dim(int n, int lane) {
-    return E == 1 ? 16 * (n >> 1) + 4 * (lane & 3) + 2 * (n & 1) : 8 * n + 2 * (lane & 3);
+    return E < 2 ? 16 * (n >> 1) + 4 * (lane & 3) + 2 * (n & 1) : 8 * n + 2 * (lane & 3);
 }
 
 template <int D, int E>
 static __device__ __forceinline__ float2 tile_pair(const float o[D / 8][4], int n, int row) {
     int odd = n & 1;
     float2 pair = {o[n][2 * row], o[n][2 * row + 1]};
-    if (E == 1) pair = {o[n - odd][2 * row + odd], o[n - odd + 1][2 * row + odd]};
+    if (E < 2) pair = {o[n - odd][2 * row + odd], o[n - odd + 1][2 * row + odd]};
     return pair;
 }
 
@@ -241,7 +274,12 @@ static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct
                                                  const char *stage, int key, int entry, int length,
                                                  float scale, float cap, int lane) {
     float s[2][4], keep[2];
-    tile_scores<D, E>(t, stage, key, lane, s);
+    const char *page = stage_page<D, E>(stage, key);
+    const int place = key % shape<D, E>::P; /* the key's place in its page */
+    if (E == 0)
+        row8_scores<D>(t.q, t.by, page, place, lane, s);
+    else
+        tile_scores<D, E>(t, stage, key, lane, s);
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -257,6 +295,10 @@ static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct
         for (int n = 0; n < D / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) t.o[n][i] = __fmul_rn(t.o[n][i], keep[i >> 1]);
+    }
+    if (E == 0) {
+        row8_add_values<D>(t.o, page, place, lane, s);
+        return;
     }
     const uint32_t p[4] = {pack<E>(s[0][0], s[0][1]), pack<E>(s[0][2], s[0][3]),
                            pack<E>(s[1][0], s[1][1]), pack<E>(s[1][2], s[1][3])};
@@ -311,9 +353,8 @@ static __device__ __forceinline__ void set_row(struct rows &r, int i, int index,
     r.low[i] = r.high[i] = 0;
     if (index >= s.count * a.group) return;
     int token = index / a.group, own = index % a.group;
-    int width = (a.heads_q + 2 * a.pages.heads_kv) * a.pages.head_dim;
     int64_t row = s.row + token, to = row * a.pages.heads_kv + head;
-    r.q[i] = a.qkv + row * width + (head * a.heads + a.query + own) * a.pages.head_dim;
+    r.q[i] = a.queries + row * a.stride + (head * a.heads + a.query + own) * a.pages.head_dim;
     r.out[i] = a.out + (to * a.group + own) * a.pages.head_dim;
     r.high[i] = length - s.count + token + 1;
     if (a.sliding_window)
@@ -329,13 +370,14 @@ static __device__ __forceinline__ void set_rows(struct rows &r, int first, int l
     r.most = first > all ? 0 : length - s.count + (last < all ? last : all) / a.group + 1;
 }
 
-/* Fetches pages [page, page + PAGES) of the stream, as far as they are before page_end. */
-template <int PAGES>
+/* Fetches pages [page, page + PAGES) of the stream, BYTES each, as far as they are before
+ * page_end. */
+template <int PAGES, int BYTES>
 static __device__ __forceinline__ void fetch(const struct fetchers &by, const struct pages &p,
                                              const int32_t *table, int page, int page_end,
                                              char *stage, uint64_t *barrier) {
-    fetch_pages(by, p, table + page, page_end - page < PAGES ? page_end - page : PAGES, 0,
-                PAGE_BYTES, stage, barrier);
+    fetch_pages(by, p, table + page, page_end - page < PAGES ? page_end - page : PAGES, 0, BYTES,
+                stage, barrier);
 }
 
 /* prefill.cu: the rows of `tile_count` > 0 tiles. */

@@ -13,12 +13,17 @@
 
 /* ---- Opening ------------------------------------------------------------------------------- */
 
+/* A page's rows and their factors. */
+static int page_bytes_of(enum kern_dtype dtype, int slots) {
+    return PAGE_BYTES + 2 * slots * (int)row_factor_bytes(dtype);
+}
+
 void op_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info) {
-    int slots = page_slots_of(head_dim * (int)kern_dtype_bytes(dtype));
+    int slots = page_slots_of((int)row_code_bytes(dtype, head_dim));
     info->page_slots = slots > 0 ? slots : 1;
     info->member_slots = PAGE_MEMBERS;
-    /* pos, log_beta, score, keys; reference count and place in the ring */
-    info->page_bytes = PAGE_BYTES + (int64_t)info->page_slots * 16 + 8;
+    /* factors; pos, log_beta, score, keys; reference count and place in the ring */
+    info->page_bytes = page_bytes_of(dtype, info->page_slots) + (int64_t)info->page_slots * 16 + 8;
 }
 
 static int check_options(const struct kern_cache_options *o, struct fault *fault) {
@@ -26,9 +31,9 @@ static int check_options(const struct kern_cache_options *o, struct fault *fault
         return fault_set(fault, ERR_UNSUPPORTED, "head_dim",
                          "the CUDA backend serves head sizes 64, 128 and 256; this model has %d",
                          o->head_dim);
-    if (o->dtype != KERN_BF16 && o->dtype != KERN_E4M3)
+    if (o->dtype != KERN_BF16 && o->dtype != KERN_E4M3 && o->dtype != KERN_ROW8)
         return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
-                         "the CUDA cache holds bf16 or fp8; q8 and q4 are for the CPU");
+                         "the CUDA cache holds bf16, fp8 or q8; f32 and q4 are for the CPU");
     if (o->layers < 1 || o->heads_kv < 1 || o->heads_q < 1 || o->heads_q % o->heads_kv != 0)
         return fault_set(fault, ERR_INVALID, "cache", "%d query heads on %d KV heads", o->heads_q,
                          o->heads_kv);
@@ -64,8 +69,10 @@ static void set_shape(struct cuda *cuda, const struct kern_cache_options *model)
     p->head_first = cuda->shard.first;
     p->head_dim = o->head_dim;
     p->streams = o->layers * o->heads_kv;
-    p->row_bytes = o->head_dim * (int)kern_dtype_bytes(o->dtype);
+    p->row_bytes = (int)row_code_bytes(o->dtype, o->head_dim);
     p->page_slots = page_slots_of(p->row_bytes);
+    p->page_bytes = page_bytes_of(o->dtype, p->page_slots);
+    p->scaled = row_scaled(o->dtype);
     p->stream_pages = (o->max_positions + p->page_slots - 1) / p->page_slots;
     p->member_pages = members_pages_for(o->max_positions);
 }
@@ -83,7 +90,7 @@ static int list_regions(struct cuda *cuda, struct region *regions) {
     size_t streams = (size_t)p->streams * (size_t)cuda->options.slots;
     size_t layers = (size_t)p->layers * (size_t)cuda->options.slots;
     const struct region own[] = {
-        {(void **)&p->pool, count, PAGE_BYTES, true},
+        {(void **)&p->pool, count, (size_t)p->page_bytes, true},
         {(void **)&p->pos, side, sizeof *p->pos, true},
         {(void **)&p->log_beta, side, sizeof *p->log_beta, true},
         {(void **)&p->score, side, sizeof *p->score, true},
@@ -281,7 +288,7 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
         return fault_set(fault, rc, "kv_pool_bytes",
                          "%lld pages of %d bytes, their records, tables and plans take %zu MiB; "
                          "%zu MiB of the device's memory are free",
-                         (long long)options->pages, PAGE_BYTES,
+                         (long long)options->pages, cuda->pages.page_bytes,
                          mib(cache_bytes(cuda, options, options->pages)),
                          mib(device_memory(cuda->device).unused));
     }

@@ -101,7 +101,7 @@ static int read_members(struct cuda *cuda, struct dump *d, int slot, int stream,
                              stream, table[page]);
         d->seen[table[page]]++;
         rc = device_download(cuda->device, d->members + (size_t)page * PAGE_MEMBERS,
-                             p->pool + (int64_t)table[page] * PAGE_BYTES,
+                             p->pool + (int64_t)table[page] * p->page_bytes,
                              PAGE_MEMBERS * sizeof *d->members);
     }
     return rc;

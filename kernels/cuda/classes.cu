@@ -31,15 +31,19 @@
 /* o[16 rows of the warp][D] += attention of the chunk times its values, which are in the keys'
  * memory. */
 template <int D>
-static __device__ __forceinline__ void out_add(const struct work &w, float o[D / 8][4], int row,
-                                               int lane) {
+static __device__ __forceinline__ void out_add(const struct work &w, bool factors,
+                                               float o[D / 8][4], int row, int lane) {
     for (int key = 0; key < w.keys; key += 16) {
         uint32_t p[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float2 pair = *(
-                const float2 *)(w.product.out + (row + (lane >> 2) + 8 * (i & 1)) * PRODUCT_STRIDE +
-                                key + 2 * (lane & 3) + 8 * (i >> 1));
+            const int at = key + 2 * (lane & 3) + 8 * (i >> 1);
+            float2 pair =
+                *(const float2 *)(w.product.out +
+                                  (row + (lane >> 2) + 8 * (i & 1)) * PRODUCT_STRIDE + at);
+            if (factors)
+                pair = {__fmul_rn(pair.x, w.product.factors[at]),
+                        __fmul_rn(pair.y, w.product.factors[at + 1])};
             p[i] = ptx_pack_bf16(pair.x, pair.y);
         }
 #pragma unroll
@@ -107,11 +111,11 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_class_out(const stru
         work_chunk(w, a, base);
         product_fetch<D>(w.product, a.streams.pages, w.table, base, w.keys);
         product_wait<D>(w.product, a.streams.pages);
-        product_all<D>(w.product, vectors, w.keys);
+        work_multiply<D>(w, a, vectors);
         __syncthreads();
         class_attention<D>(w, a, count);
         out_fetch<D>(w, a);
-        if (row < vectors) out_add<D>(w, o, row, lane);
+        if (row < vectors) out_add<D>(w, a.streams.pages.scaled, o, row, lane);
         __syncthreads();
     }
     if (row < vectors) out_write<D>(w, a, o, first, vectors, row, lane);
@@ -167,15 +171,10 @@ static __device__ __forceinline__ double warp_total(double x) {
     return x;
 }
 
-/* Reads dimension `dim` of a row; and writes it, rounded. */
+/* Reads dimension `dim` of a row. */
 static __device__ __forceinline__ float read_number(const struct pages &p, const int32_t *table,
                                                     int side, int entry, int dim) {
     return pages_read_number(p, table[entry / p.page_slots], side, entry % p.page_slots, dim);
-}
-
-static __device__ __forceinline__ void write_number(const struct pages &p, const int32_t *table,
-                                                    int side, int entry, int dim, float x) {
-    pages_write_number(p, table[entry / p.page_slots], side, entry % p.page_slots, dim, x);
 }
 
 /* A warp: the length of a key or value. */
@@ -228,13 +227,15 @@ struct finder {
     int first, rows; /* the evicted entries in hand */
 };
 
-/* A piece of an entry's key or value, scaled to length 1; zeros stay zeros. */
+/* A piece of an entry's key or value, scaled to length 1; zeros stay zeros. All lanes of the warp.
+ */
 template <int D>
 static __device__ __forceinline__ struct piece_pair
 unit_piece(const struct evict_args &a, const struct finder &f, int side, int entry, int chunk) {
     const struct pages &p = a.streams.pages;
     float length = (side ? a.value_norm : a.norm)[f.state->first + entry];
     struct piece_pair x = piece_load<D>(p, f.table, side, entry, chunk);
+    if (side == 0) piece_rotate<D>(x, p);
     if (side == 0) piece_turn(x, p, -p.pos[pages_side(p, f.table, entry)], chunk);
     for (int i = 0; i < CHUNK_DIMS; i++) {
         x.a[i] = length > 0 ? __fdiv_rn(x.a[i], length) : 0;
@@ -247,18 +248,20 @@ template <int D>
 static __device__ void unit_rows(const struct evict_args &a, const struct finder &f, int side,
                                  int base, int keys) {
     const int HALF = D / CHUNK_DIMS / 2;
-    for (int k = threadIdx.x; k < f.rows * HALF; k += PRODUCT_THREADS) {
-        int row = k / HALF, chunk = k % HALF, low = JOIN_ROWS + row;
+    for (int k = threadIdx.x; k < piece_lanes(f.rows * HALF); k += PRODUCT_THREADS) {
+        int row = k / HALF < f.rows ? k / HALF : 0, chunk = k % HALF, low = JOIN_ROWS + row;
         int entry = a.gone[f.state->first + f.first + row];
         struct piece_pair x = unit_piece<D>(a, f, side, entry, chunk);
+        if (k >= f.rows * HALF) continue;
         piece_split(x.a, product_row<D>(f.product, row, chunk),
                     product_row<D>(f.product, low, chunk));
         piece_split(x.b, product_row<D>(f.product, row, chunk + HALF),
                     product_row<D>(f.product, low, chunk + HALF));
     }
-    for (int k = threadIdx.x; k < keys * HALF; k += PRODUCT_THREADS) {
-        int at = k / HALF, chunk = k % HALF, low = CLASS_KEYS + at;
+    for (int k = threadIdx.x; k < piece_lanes(keys * HALF); k += PRODUCT_THREADS) {
+        int at = k / HALF < keys ? k / HALF : 0, chunk = k % HALF, low = CLASS_KEYS + at;
         struct piece_pair x = unit_piece<D>(a, f, side, base + at, chunk);
+        if (k >= keys * HALF) continue;
         piece_split(x.a, (char *)product_key<D>(f.product, at, chunk),
                     (char *)product_key<D>(f.product, low, chunk));
         piece_split(x.b, (char *)product_key<D>(f.product, at, chunk + HALF),
@@ -365,6 +368,30 @@ static __device__ void sum_turn(struct sum<D> &s, const struct pages &p, int pos
     }
 }
 
+/* Rotates as the cache's rows are, there and back (kernels/row.h). */
+template <int D> static __device__ void sum_rotate(struct sum<D> &s, int lane) {
+    for (int by = 1; by < 32; by *= 2)
+        for (int i = 0; i < D / 64; i++) {
+            float a = __shfl_xor_sync(WARP_ALL, s.a[i], by);
+            float b = __shfl_xor_sync(WARP_ALL, s.b[i], by);
+            s.a[i] = __fadd_rn(lane & by ? -s.a[i] : s.a[i], a);
+            s.b[i] = __fadd_rn(lane & by ? -s.b[i] : s.b[i], b);
+        }
+    for (int half = 1; half < D / 64; half *= 2)
+        for (int i = 0; i < D / 64; i++) {
+            if (i & half) continue;
+            float a = s.a[i], b = s.b[i];
+            s.a[i] = __fadd_rn(a, s.a[i + half]), s.a[i + half] = __fadd_rn(a, -s.a[i + half]);
+            s.b[i] = __fadd_rn(b, s.b[i + half]), s.b[i + half] = __fadd_rn(b, -s.b[i + half]);
+        }
+    for (int i = 0; i < D / 64; i++) {
+        float a = s.a[i], b = s.b[i];
+        s.a[i] = __fadd_rn(a, b);
+        s.b[i] = __fadd_rn(a, -b);
+    }
+    sum_scale<D>(s, row8_scale(D));
+}
+
 template <int D>
 static __device__ struct sum<D> sum_load(const struct pages &p, const int32_t *table, int side,
                                          int entry, int lane) {
@@ -377,13 +404,35 @@ static __device__ struct sum<D> sum_load(const struct pages &p, const int32_t *t
     return s;
 }
 
+/* Codes with their factor, of a row that is rotated already. */
+template <int D>
+static __device__ void sum_store_codes(const struct sum<D> &s, const struct pages &p, int32_t page,
+                                       int side, int row, int lane) {
+    float most = fmaxf(row8_most(s.a, D / 64), row8_most(s.b, D / 64));
+    for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(WARP_ALL, most, by));
+    uint16_t factor = row8_factor(most);
+    for (int i = 0; i < D / 64; i++)
+        for (int half = 0; half < 2; half++) {
+            int dim = lane + 32 * i + half * (D / 2);
+            char *to = pages_piece(p, page, side, row, dim / CHUNK_DIMS) + dim % CHUNK_DIMS;
+            *(uint8_t *)to = (uint8_t)row8_code(half ? s.b[i] : s.a[i], factor);
+        }
+    if (lane == 0) *pages_factor(p, page, side, row) = factor;
+}
+
 template <int D>
 static __device__ void sum_store(const struct sum<D> &s, const struct pages &p,
                                  const int32_t *table, int side, int entry, int lane) {
+    int32_t page = table[entry / p.page_slots];
+    int row = entry % p.page_slots;
+    if (p.scaled) {
+        sum_store_codes<D>(s, p, page, side, row, lane);
+        return;
+    }
     for (int i = 0; i < D / 64; i++) {
         int dim = lane + 32 * i;
-        write_number(p, table, side, entry, dim, s.a[i]);
-        write_number(p, table, side, entry, dim + D / 2, s.b[i]);
+        pages_write_number(p, page, side, row, dim, s.a[i]);
+        pages_write_number(p, page, side, row, dim + D / 2, s.b[i]);
     }
 }
 
@@ -413,6 +462,7 @@ static __device__ struct sum<D> sum_class(const struct one_class &c, int side, i
     for (int entry = c.centre; entry >= 0; entry = next_joining(c, entry)) {
         struct sum<D> s = sum_load<D>(p, c.table, side, entry, lane);
         float mass = *mass_of(c, entry), length = c.args->norm[c.state->first + entry];
+        if (side == 0 && p.scaled) sum_rotate<D>(s, lane);
         if (side == 0) sum_turn<D>(s, p, p.pos[pages_side(p, c.table, entry)], true, lane);
         for (int i = 0; i < D / 64; i++) {
             if (side == 0) s.a[i] = length > 0 ? __fdiv_rn(s.a[i], length) : 0;
@@ -439,6 +489,7 @@ static __device__ void merge_class(const struct one_class &c, int lane) {
     if (length > 0) {
         sum_scale<D>(key, __fdiv_rn(c.args->norm[c.state->first + c.centre], length));
         sum_turn<D>(key, p, p.pos[pages_side(p, c.table, c.centre)], false, lane);
+        if (p.scaled) sum_rotate<D>(key, lane);
         sum_store<D>(key, p, c.table, 0, c.centre, lane);
     }
     if (!(total > 0)) return;

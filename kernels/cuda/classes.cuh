@@ -8,6 +8,7 @@
 #define KEEPD_KERNELS_CUDA_CLASSES_CUH
 
 #include "kernels/cuda/keys.cuh"
+#include "kernels/cuda/row8.cuh"
 
 #define CLASS_KEYS (PRODUCT_KEYS / 2)
 
@@ -51,7 +52,34 @@ piece_load(const struct pages &p, const int32_t *table, int side, int entry, int
     struct piece_pair x;
     piece_widen(x.a, pages_read_piece(p, page, side, row, chunk));
     piece_widen(x.b, pages_read_piece(p, page, side, row, chunk + D / CHUNK_DIMS / 2));
+    if (!p.scaled) return x;
+    const float by = pages_scale(p, page, side, row);
+    for (int i = 0; i < CHUNK_DIMS; i++) {
+        x.a[i] = __fmul_rn(x.a[i], by);
+        x.b[i] = __fmul_rn(x.b[i], by);
+    }
     return x;
+}
+
+/* Rotates rows as the cache's rows are, there and back (kernels/row.h): neighbouring lanes have the
+ * pieces of a row, and all lanes of the warp take part. No effect where rows are not rotated. */
+template <int D>
+static __device__ __forceinline__ void piece_rotate(struct piece_pair &x, const struct pages &p) {
+    const int LANES = D / CHUNK_DIMS / 2;
+    if (!p.scaled) return;
+    const float by = row8_scale(D);
+    row8_sums(x.a, LANES);
+    row8_sums(x.b, LANES);
+    for (int i = 0; i < CHUNK_DIMS; i++) {
+        float a = x.a[i], b = x.b[i];
+        x.a[i] = __fmul_rn(__fadd_rn(a, b), by);
+        x.b[i] = __fmul_rn(__fadd_rn(a, -b), by);
+    }
+}
+
+/* `count` pieces for the threads of a block: with lanes for whole warps, as piece_rotate needs. */
+static __device__ __forceinline__ int piece_lanes(int count) {
+    return (count + 31) / 32 * 32;
 }
 
 /* Rotates by a number of positions, forward or back. */

@@ -153,6 +153,7 @@ static __global__ void __launch_bounds__(THREADS) k_own(const struct evict_args 
 struct moved {
     int32_t pos;
     float log_beta, score;
+    uint16_t factors[2]; /* factors of key and value, where rows are codes */
 };
 
 struct place {
@@ -219,7 +220,9 @@ static __device__ void take_side(const struct evict_args &a, const struct due &d
     int entry = first + (int)threadIdx.x;
     struct place at = place_of<PIECES>(table, entry);
     int64_t side = (int64_t)at.page * p.page_slots + at.row;
-    load.side[rank] = {p.pos[side], p.log_beta[side], score_of(a, d, state, entry, side)};
+    load.side[rank] = {p.pos[side], p.log_beta[side], score_of(a, d, state, entry, side), {0, 0}};
+    for (int value = 0; value < 2 && p.scaled; value++)
+        load.side[rank].factors[value] = *pages_factor(p, at.page, value, at.row);
     load.at[rank] = at;
 }
 
@@ -252,6 +255,8 @@ static __device__ void put(const struct pages &p, const int32_t *table, const st
         p.pos[side] = load.side[rank].pos;
         p.log_beta[side] = load.side[rank].log_beta;
         p.score[side] = load.side[rank].score;
+        for (int value = 0; value < 2 && p.scaled; value++)
+            *pages_factor(p, at.page, value, at.row) = load.side[rank].factors[value];
     }
     __syncthreads();
     for (int i = threadIdx.x; i < count * 2 * PIECES; i += MOVE_THREADS)

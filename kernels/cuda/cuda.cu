@@ -65,7 +65,7 @@ static void op_close(struct kern *kern) {
         cache_close(cuda);
         struct room *rooms[] = {&cuda->narrow,  &cuda->partial, &cuda->parts,  &cuda->hidden,
                                 &cuda->select,  &cuda->look,    &cuda->sample, &cuda->gather,
-                                &cuda->squares, &cuda->sums};
+                                &cuda->squares, &cuda->sums,    &cuda->rotated};
         for (struct room *room : rooms) device_free(cuda->device, room->mem);
         device_free(cuda->device, cuda->rounded.room.mem);
         for (struct cuda_rope &rope : cuda->ropes) {

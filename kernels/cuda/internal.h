@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/pages.cuh"
+#include "kernels/row.h"
 #include "kernels/rule.h"
 #include "kernels/shard.h"
 
@@ -179,6 +180,7 @@ struct cuda {
     struct room parts;            /* sums of the parts of a product, see products.h */
     struct room sums;             /* sums of the activations of blocks, see packed.cu */
     struct room squares;          /* sums of squares of heads, see rope.cu */
+    struct room rotated;          /* queries of a step, where the cache's rows are rotated */
     struct room select;           /* all stages of evict */
     struct room look;             /* attention added up in one step */
     struct mass *mass;            /* lists for the same, see observe.cu */
@@ -259,7 +261,7 @@ int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule, int64_
  * its attention; adds up their attention after it, and computes attention where entries have
  * classes. Returns false if there is no memory for the lists. */
 bool mass_stage(struct cuda *cuda, const struct kern_batch *batch);
-void keep_queries(struct cuda *cuda, int layer, const float *qkv);
+void keep_queries(struct cuda *cuda, int layer, const float *queries, int64_t stride);
 void add_mass(struct cuda *cuda, int layer, float *out);
 void mass_close(struct cuda *cuda);
 
@@ -286,6 +288,14 @@ int evict_reserve(struct cuda *cuda, int slot, const struct kern_rule *rule);
 /* rope.cu */
 void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
                 const struct kern_rope *rope, const struct kern_batch *batch);
+/* Rotates the rows of heads as the cache's rows are (kernels/row.h), from one array to another or
+ * in place; strides are floats from one row to the next. */
+struct heads_array {
+    float *at;
+    int64_t stride;
+};
+void rotate_heads(struct cuda *cuda, struct heads_array to, struct heads_array from, int rows,
+                  int heads);
 void op_write_kv(struct kern *kern, int layer, const float *qkv, const float *log_beta,
                  const struct kern_batch *batch);
 

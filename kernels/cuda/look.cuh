@@ -116,6 +116,13 @@ static __device__ void work_queries(const struct work &w, const struct look_args
     for (int i = threadIdx.x; i < count; i += PRODUCT_THREADS) w.sees[i] = sees[i];
 }
 
+/* Multiplies the current `vectors` query heads with the keys. */
+template <int D>
+static __device__ __forceinline__ void work_multiply(const struct work &w,
+                                                     const struct look_args &a, int vectors) {
+    product_all<D>(w.product, vectors, w.keys, a.streams.pages.scaled);
+}
+
 /* The logit of the current vector `vector` at a key, times log2(e). */
 static __device__ __forceinline__ float
 vector_logit(const struct work &w, const struct look_args &a, int vector, int key) {
@@ -170,10 +177,13 @@ static __device__ void members_make(const struct work &w, const struct look_args
         w.classes.gain[i] = m.gain;
     }
     __syncthreads();
-    for (int k = threadIdx.x; k < count * HALF; k += PRODUCT_THREADS) {
-        int i = k / HALF, chunk = k % HALF;
+    for (int k = threadIdx.x; k < piece_lanes(count * HALF); k += PRODUCT_THREADS) {
+        int i = k / HALF < count ? k / HALF : 0, chunk = k % HALF;
         struct piece_pair x = piece_load<D>(p, w.table, 0, w.base + w.classes.centre[i], chunk);
+        if (w.look.positions) piece_rotate<D>(x, p);
         piece_turn(x, p, w.classes.away[i], chunk);
+        if (w.look.positions) piece_rotate<D>(x, p);
+        if (k >= count * HALF) continue;
         char *high[2], *low[2];
         for (int half = 0; half < 2; half++) {
             high[half] = (char *)product_key<D>(w.product, i, chunk + half * HALF);

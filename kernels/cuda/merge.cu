@@ -14,6 +14,7 @@
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/evict.cuh"
 #include "kernels/cuda/keys.cuh"
+#include "kernels/cuda/row8.cuh"
 
 #define THREADS     256
 #define BLOCKS_EACH 2
@@ -215,19 +216,19 @@ static __global__ void k_merge_link(const struct evict_args a) {
 /* ---- Rows -------------------------------------------------------------------------------------
  */
 
-/* Eight numbers of an entry's key, or, past the key, of its value. */
-static __device__ __forceinline__ uint4 read_piece(const struct pages &p, const int32_t *table,
-                                                   int entry, int piece) {
-    int pieces = p.head_dim / CHUNK_DIMS;
-    return pages_read_piece(p, table[entry / p.page_slots], piece / pieces, entry % p.page_slots,
-                            piece % pieces);
-}
-
-static __device__ __forceinline__ void add_piece(float sum[8], uint4 piece, float weight) {
-    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+/* Adds eight numbers of an entry's key, or, past the key, of its value. */
+static __device__ __forceinline__ void add_piece(float sum[8], const struct pages &p,
+                                                 const int32_t *table, int entry, int piece,
+                                                 float weight) {
+    int pieces = p.head_dim / CHUNK_DIMS, side = piece / pieces, row = entry % p.page_slots;
+    int32_t page = table[entry / p.page_slots];
+    uint4 from = pages_read_piece(p, page, side, row, piece % pieces);
+    const uint32_t words[4] = {from.x, from.y, from.z, from.w};
+    const float by = pages_scale(p, page, side, row);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float low = __uint_as_float(words[i] << 16), high = __uint_as_float(words[i] & 0xffff0000u);
+        float low = __fmul_rn(by, __uint_as_float(words[i] << 16));
+        float high = __fmul_rn(by, __uint_as_float(words[i] & 0xffff0000u));
         sum[2 * i] = __fadd_rn(sum[2 * i], __fmul_rn(weight, low));
         sum[2 * i + 1] = __fadd_rn(sum[2 * i + 1], __fmul_rn(weight, high));
     }
@@ -235,27 +236,44 @@ static __device__ __forceinline__ void add_piece(float sum[8], uint4 piece, floa
 
 /* One lane: eight numbers of the target's key or value, with all members. */
 static __device__ void merge_piece(const struct evict_args &a, const struct stream_state &state,
-                                   const int32_t *table, bool paper, int target, int piece) {
+                                   const int32_t *table, bool paper, int target, int piece,
+                                   float sum[8]) {
     const struct pages &p = a.streams.pages;
-    float own = paper ? 2.71828183f : 1, total = own, sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    add_piece(sum, read_piece(p, table, target, piece), own);
+    float own = paper ? 2.71828183f : 1, total = own;
+    add_piece(sum, p, table, target, piece, own);
     for (int i = a.links[state.first + target]; i >= 0; i = a.links[state.first + i]) {
         float alike = a.alike[state.first + i], weight = paper ? expf(alike) : alike;
-        add_piece(sum, read_piece(p, table, i, piece), weight);
+        add_piece(sum, p, table, i, piece, weight);
         total = __fadd_rn(total, paper ? weight : 1);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) sum[i] = __fdiv_rn(sum[i], total);
-    int pieces = p.head_dim / CHUNK_DIMS;
-    pages_write_piece(p, table[target / p.page_slots], piece / pieces, target % p.page_slots,
-                      piece % pieces, sum);
+}
+
+/* A warp: the target's key and value, with all members. */
+static __device__ void merge_target(const struct evict_args &a, const struct stream_state &state,
+                                    const int32_t *table, bool paper, int target, int lane) {
+    const struct pages &p = a.streams.pages;
+    int pieces = p.head_dim / CHUNK_DIMS, row = target % p.page_slots;
+    int32_t page = table[target / p.page_slots];
+    for (int first = 0; first < 2 * pieces; first += 32) {
+        const int piece = first + lane, side = piece / pieces;
+        const bool writes = piece < 2 * pieces;
+        float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        if (writes) merge_piece(a, state, table, paper, target, piece, sum);
+        __syncwarp(); /* the old factors have been read */
+        if (p.scaled)
+            row8_write(p, page, side, row, piece % pieces, sum, writes);
+        else if (writes)
+            pages_write_piece(p, page, side, row, piece % pieces, sum);
+    }
 }
 
 /* A block per PRODUCT_ROWS evicted entries, a warp per first member of a list. */
 static __global__ void k_merge_rows(const struct evict_args a) {
     const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pieces = 2 * p.head_dim / CHUNK_DIMS;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int count = *a.streams.item_count;
     for (int i = blockIdx.x; i < count; i += (int)gridDim.x) {
         const struct item item = a.streams.items[i];
@@ -267,8 +285,7 @@ static __global__ void k_merge_rows(const struct evict_args a) {
         for (int k = item.chunk * PRODUCT_ROWS + warp; k < end; k += PRODUCT_WARPS) {
             int target = a.target[state.first + k], entry = a.gone[state.first + k];
             if (target < 0 || a.links[state.first + target] != entry) continue;
-            for (int piece = lane; piece < pieces; piece += 32)
-                merge_piece(a, state, table, d.rule.merge == KERN_MERGE_PAPER, target, piece);
+            merge_target(a, state, table, d.rule.merge == KERN_MERGE_PAPER, target, lane);
         }
     }
 }

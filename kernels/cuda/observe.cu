@@ -98,9 +98,10 @@ static size_t rule_shared(const struct cuda *cuda, const struct kern_rule *rule)
 struct keep_args {
     const struct span *spans;
     const int32_t *row_span;
-    const float *qkv;
-    uint16_t *now; /* [rows][heads_q * head_dim]: the step's queries, for mass; or NULL */
-    int rows, layer, width, stride; /* width: heads_q * head_dim; stride: of a row of qkv */
+    const float *queries;
+    uint16_t *now;          /* [rows][heads_q * head_dim]: the step's queries, for mass; or NULL */
+    int rows, layer, width; /* width: heads_q * head_dim */
+    int64_t stride;         /* from the queries of a row to those of the next */
 };
 
 /* A thread per two elements. */
@@ -111,7 +112,7 @@ static __global__ void k_keep_queries(const struct keep_args a) {
     const struct span s = a.spans[a.row_span[row]];
     bool remembered = s.ring && row - s.row >= s.count - s.window;
     if (!remembered && !s.adds) return;
-    float2 pair = *(const float2 *)(a.qkv + (int64_t)row * a.stride + at);
+    float2 pair = *(const float2 *)(a.queries + row * a.stride + at);
     uint32_t packed = ptx_pack_bf16(pair.x, pair.y);
     int pos = s.pos + row - s.row;
     if (remembered)
@@ -229,7 +230,7 @@ static __device__ void stats_chunk(struct work &w, const struct look_args &a, in
             product_wait<D>(w.product, a.streams.pages);
             fetched = w.member == w.member_end; /* members overwrite keys */
         }
-        if (seen) product_all<D>(w.product, count * a.group, w.keys);
+        if (seen) work_multiply<D>(w, a, count * a.group);
         __syncthreads();
         for (int v = warp; v < count * w.width; v += PRODUCT_WARPS) {
             struct look_stat stat = vector_stat(w, a, v, lane);
@@ -450,7 +451,7 @@ static __device__ void add_entries(struct work &w, const struct look_args &a, st
             product_wait<D>(w.product, a.streams.pages);
             fetched = w.member == w.member_end;
         }
-        if (seen) product_all<D>(w.product, count * a.group, w.keys);
+        if (seen) work_multiply<D>(w, a, count * a.group);
         __syncthreads();
         if (CLASSES && seen) class_attention<D>(w, a, count);
         add_queries<CLASSES>(w, a, d, first, count);
@@ -713,14 +714,13 @@ bool mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
     return false;
 }
 
-void keep_queries(struct cuda *cuda, int layer, const float *qkv) {
+void keep_queries(struct cuda *cuda, int layer, const float *queries, int64_t stride) {
     const struct kern_cache_options *o = &cuda->options;
     const struct step *step = &cuda->step;
     if (!step->keeps) return;
     int width = o->heads_q * o->head_dim;
-    struct keep_args args = {
-        step->spans, step->row_span, qkv,   cuda->mass->now,
-        step->rows,  layer,          width, width + 2 * o->heads_kv * o->head_dim};
+    struct keep_args args = {step->spans, step->row_span, queries, cuda->mass->now,
+                             step->rows,  layer,          width,   stride};
     LAUNCH(cuda->device, k_keep_queries, blocks_for((int64_t)step->rows * width / 2, THREADS),
            THREADS, 0, args);
 }

@@ -3,11 +3,12 @@
  * which position, and whether one may share pages (kernels/cuda/cache.cu).
  *
  * A page is 8 KiB of one head, K then V, P = 4096 / row_bytes entries of each; a row, one key or
- * value, is head_dim numbers, bf16 or e4m3 (no scale: 1 for every layer and head). A side is cut
- * into panels of 128 bytes of each row; the 16-byte chunk c of row r is at c ^ (r & 7) of its
- * panel, or, where a whole row has only 64 bytes, at c ^ (r / 2 & 3). So one bulk copy puts a page
- * into shared memory free of bank conflicts for ldmatrix, and 8 rows x 128 bytes are the
- * 128-byte-swizzled atom of wgmma.
+ * value, is head_dim numbers: bf16, e4m3 (no scale: 1 for every layer and head) or the codes of
+ * KERN_ROW8 (kernels/row.h). The factors of such rows follow the 8 KiB: those of the keys [P], then
+ * those of the values [P], in bf16. A side is cut into panels of 128 bytes of each row; the 16-byte
+ * chunk c of row r is at c ^ (r & 7) of its panel, or, where a whole row has only 64 bytes, at c ^
+ * (r / 2 & 3). So one bulk copy puts a page into shared memory free of bank conflicts for ldmatrix,
+ * and 8 rows x 128 bytes are the 128-byte-swizzled atom of wgmma.
  *
  * Entries of a stream (slot, layer, KV head) are dense and ascend in pos: entry i is row i % P of
  * page table[i / P]. Memory at or after a stream's length is stale, and may be NaN if another
@@ -53,7 +54,7 @@ struct pages_state {
 
 /* Passed to every kernel by value. */
 struct pages {
-    char *pool;             /* [count] of PAGE_BYTES */
+    char *pool;             /* [count] of page_bytes */
     int32_t *pos;           /* [count][P] */
     float *log_beta;        /* [count][P] */
     float *score;           /* [count][P]: stored by the rule, mass or last score */
@@ -69,7 +70,9 @@ struct pages {
     struct pages_state *state;
     int64_t count;
     int layers, heads_kv, head_dim, streams; /* streams = layers * heads_kv */
-    int row_bytes;                           /* bytes of one key or value */
+    int row_bytes;                           /* bytes of one key or value, without its factor */
+    int page_bytes;                          /* PAGE_BYTES, and the factors */
+    bool scaled;                             /* rows are codes with a factor, rotated */
     int heads_model, head_first;             /* KV heads of all ranks; the first one on this rank */
     int page_slots;                          /* P */
     int stream_pages;                        /* ceil(max_positions / P) */
@@ -125,7 +128,24 @@ static __device__ __forceinline__ int pages_model_stream(const struct pages &p, 
 }
 
 static __device__ __forceinline__ char *pages_at(const struct pages &p, int32_t page) {
-    return p.pool + (int64_t)page * PAGE_BYTES;
+    return p.pool + (int64_t)page * p.page_bytes;
+}
+
+/* The factor of a row, a bf16 number, where rows are codes. */
+static __device__ __forceinline__ uint16_t *pages_factor(const struct pages &p, int32_t page,
+                                                         int side, int row) {
+    return (uint16_t *)(pages_at(p, page) + PAGE_BYTES) + side * p.page_slots + row;
+}
+
+static __device__ __forceinline__ float bf16_float(uint16_t x) {
+    return __uint_as_float((uint32_t)x << 16);
+}
+
+/* The factor of the numbers that pages_read_piece returns of a row; products are exact in float32.
+ */
+static __device__ __forceinline__ float pages_scale(const struct pages &p, int32_t page, int side,
+                                                    int row) {
+    return p.scaled ? bf16_float(*pages_factor(p, page, side, row)) : 1;
 }
 
 static __device__ __forceinline__ int pages_for(const struct pages &p, int length) {
@@ -175,7 +195,7 @@ static __device__ __forceinline__ void pages_copy(const struct pages &p, int32_t
                                                   int thread, int threads) {
     const uint4 *source = (const uint4 *)pages_at(p, from);
     uint4 *target = (uint4 *)pages_at(p, to);
-    for (int i = thread; i < PAGE_BYTES / 16; i += threads) target[i] = source[i];
+    for (int i = thread; i < p.page_bytes / 16; i += threads) target[i] = source[i];
     for (int i = thread; i < p.page_slots; i += threads) {
         int64_t a = (int64_t)to * p.page_slots + i, b = (int64_t)from * p.page_slots + i;
         p.pos[a] = p.pos[b];
@@ -185,7 +205,7 @@ static __device__ __forceinline__ void pages_copy(const struct pages &p, int32_t
     }
 }
 
-/* Address of dims 8 piece.. of a row: 16 bytes of bf16, 8 of e4m3. */
+/* Address of dims 8 piece.. of a row: 16 bytes of bf16, 8 of e4m3 or of codes. */
 static __device__ __forceinline__ char *pages_piece(const struct pages &p, int32_t page, int side,
                                                     int row, int piece) {
     bool narrow = p.row_bytes == p.head_dim;
@@ -201,12 +221,28 @@ static __device__ __forceinline__ uint2 bf16_of_e4m3(uint32_t four) {
     return wide;
 }
 
-/* Reads eight numbers of a row as bf16; and writes them, rounded to the page's format. */
+/* Bytes 0 and 2, signed whole numbers, as bf16, which is exact: with 0x43 before its low seven bits
+ * a byte is 128 more than they are, and its sign says what to take off, 128 or 256. */
+static __device__ __forceinline__ uint32_t bf16_of_codes(uint32_t four) {
+    return ptx_sub_bf16((four & 0x007f007fu) | 0x43004300u, (four & 0x00800080u) | 0x43004300u);
+}
+
+/* Four numbers of one byte as bf16, which is exact: whole numbers, or e4m3. */
+static __device__ __forceinline__ uint2 bf16_of_bytes(uint32_t four, bool codes) {
+    if (!codes) return bf16_of_e4m3(four);
+    uint32_t even = bf16_of_codes(four), odd = bf16_of_codes(four >> 8);
+    uint2 wide = {(even & 0xffffu) | odd << 16, even >> 16 | (odd & 0xffff0000u)};
+    return wide;
+}
+
+/* Reads eight numbers of a row as bf16, where rows are codes without their factor (pages_scale);
+ * and writes them, rounded to the page's format, where rows are not codes (row8_write). */
 static __device__ __forceinline__ uint4 pages_read_piece(const struct pages &p, int32_t page,
                                                          int side, int row, int piece) {
     const char *at = pages_piece(p, page, side, row, piece);
     if (p.row_bytes != p.head_dim) return *(const uint4 *)at;
-    uint2 bytes = *(const uint2 *)at, low = bf16_of_e4m3(bytes.x), high = bf16_of_e4m3(bytes.y);
+    uint2 bytes = *(const uint2 *)at;
+    uint2 low = bf16_of_bytes(bytes.x, p.scaled), high = bf16_of_bytes(bytes.y, p.scaled);
     uint4 wide = {low.x, low.y, high.x, high.y};
     return wide;
 }
@@ -226,10 +262,13 @@ static __device__ __forceinline__ void pages_write_piece(const struct pages &p, 
     }
 }
 
-/* Reads one number of a row; and writes it, rounded. */
+/* Reads one number of a row; and writes it, rounded, where rows are not codes. */
 static __device__ __forceinline__ float pages_read_number(const struct pages &p, int32_t page,
                                                           int side, int row, int dim) {
     const char *at = pages_piece(p, page, side, row, dim / CHUNK_DIMS);
+    if (p.scaled)
+        return __fmul_rn((float)((const int8_t *)at)[dim % CHUNK_DIMS],
+                         bf16_float(*pages_factor(p, page, side, row)));
     if (p.row_bytes == p.head_dim)
         return ptx_unpack_f16(ptx_f16_of_e4m3(*(const uint8_t *)(at + dim % CHUNK_DIMS))).x;
     return __uint_as_float((uint32_t)((const uint16_t *)at)[dim % CHUNK_DIMS] << 16);

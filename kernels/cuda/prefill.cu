@@ -3,16 +3,6 @@
 
 #define TOTAL_PAIRS 8 /* pairs of sums that are read together */
 
-/* The part of the stream that a block reads: the entries that some row of its tile sees. Pages
- * before a sliding window or after the last token are not read. */
-struct reach {
-    const int32_t *table;
-    int length;         /* entries of the stream */
-    int begin, end;     /* entries; begin is the start of a chunk */
-    int page, page_end; /* pages with these entries, of those the stream has */
-    int stages;
-};
-
 template <int D, int E>
 static __device__ __forceinline__ struct reach reach_of(const struct attend_args &a,
                                                         const struct span &s, int first, int head) {
@@ -45,8 +35,8 @@ static __device__ __forceinline__ void prefill_fetch(const struct attend_args &a
     int at = i % S::PREFILL_STAGES;
     const struct fetchers block = {(int)threadIdx.x, S::PREFILL_WARPS * 32};
     if (i < r.stages)
-        fetch<S::PREFILL_PAGES>(block, a.pages, r.table, r.page + i * S::PREFILL_PAGES, r.page_end,
-                                ring + at * S::PREFILL_BYTES, &barriers[at]);
+        fetch<S::PREFILL_PAGES, S::PAGE>(block, a.pages, r.table, r.page + i * S::PREFILL_PAGES,
+                                         r.page_end, ring + at * S::PREFILL_BYTES, &barriers[at]);
 }
 
 /* All chunks so far, of the two rows of this lane, in the pairs of tile_pair. Heads of 256 numbers
@@ -131,6 +121,9 @@ static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
     const struct span s = a.spans[place.span];
     const struct reach reach = reach_of<D, E>(a, s, place.first, blockIdx.y);
     for (int i = 0; i < S::PREFILL_STAGES; i++) prefill_fetch<D, E>(a, reach, i, shared, barriers);
+    /* Later copies find the pages here: registers would have to hold them through the loop. */
+    struct reach *kept = (struct reach *)(barriers + S::PREFILL_STAGES);
+    if (threadIdx.x == 0) *kept = reach;
 
     struct rows r;
     struct tile<D> t;
@@ -150,7 +143,7 @@ static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
         if ((entry + S::PREFILL_KEYS) % CHUNK_KEYS == 0 && entry < r.most)
             total_fold<D, E, false>(all, t, r, lane);
         __syncthreads();
-        prefill_fetch<D, E>(a, reach, i + S::PREFILL_STAGES, shared, barriers);
+        prefill_fetch<D, E>(a, *kept, i + S::PREFILL_STAGES, shared, barriers);
     }
     total_fold<D, E, true>(all, t, r, lane);
 }
@@ -165,7 +158,9 @@ static void prompts_as(struct cuda *cuda, const struct attend_args &args, int ti
 
 template <int D>
 static void prompts(struct cuda *cuda, const struct attend_args &args, int tile_count) {
-    if (cuda->options.dtype == KERN_E4M3)
+    if (cuda->options.dtype == KERN_ROW8)
+        prompts_as<D, 0>(cuda, args, tile_count);
+    else if (cuda->options.dtype == KERN_E4M3)
         prompts_as<D, 1>(cuda, args, tile_count);
     else
         prompts_as<D, 2>(cuda, args, tile_count);

@@ -8,7 +8,9 @@
  *
  * Fragments of mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): with g = lane / 4 and t
  * = lane % 4, a[i] holds row g + 8 (i & 1), columns 2t + 8 (i >> 1), +1; b[i] rows 2t + 8 i, +1 of
- * column g; c[i] row g + 8 (i >> 1), column 2t + (i & 1). */
+ * column g; c[i] row g + 8 (i >> 1), column 2t + (i & 1). mma.m16n8k32 of bytes: a[i] holds row g +
+ * 8 (i & 1), columns 4t + 16 (i >> 1) to + 3; b[i] rows 4t + 16 i to + 3 of column g; c the same.
+ */
 #ifndef KEEPD_KERNELS_CUDA_PTX_CUH
 #define KEEPD_KERNELS_CUDA_PTX_CUH
 
@@ -130,6 +132,13 @@ static __device__ __forceinline__ uint32_t ptx_f16_of_bytes(uint32_t word, bool 
     return pair;
 }
 
+/* a - b of two bf16 each, nearest even. */
+static __device__ __forceinline__ uint32_t ptx_sub_bf16(uint32_t a, uint32_t b) {
+    uint32_t pair;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(b), "r"(0xbf80bf80u), "r"(a));
+    return pair;
+}
+
 static __device__ __forceinline__ float2 ptx_unpack_f16(uint32_t pair) {
     float2 wide;
     asm("{\n"
@@ -186,6 +195,23 @@ static __device__ __forceinline__ void ptx_mma_f16(float c[4], const uint32_t a[
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* c += a b, signed bytes in, sums of 32 bits; the same with unsigned bytes in a. */
+static __device__ __forceinline__ void ptx_mma_s8(int32_t c[4], const uint32_t a[4], uint32_t b0,
+                                                  uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ void ptx_mma_u8(int32_t c[4], const uint32_t a[4], uint32_t b0,
+                                                  uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 

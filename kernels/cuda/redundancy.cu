@@ -27,7 +27,7 @@ static __device__ __forceinline__ int compared(const struct kern_redundancy &rul
     return rule.candidates_only ? state.candidates : state.length;
 }
 
-/* Sum of squares of the key at place `at`. */
+/* Sum of squares of the key at place `at`, or of its codes. */
 template <int D> static __device__ float key_squares(const struct product &p, int at) {
     float sum = 0;
     for (int chunk = 0; chunk < D / CHUNK_DIMS; chunk++) {
@@ -57,7 +57,8 @@ static __device__ void chunk_total(const struct product &p, const float *norm, i
     }
 }
 
-/* A thread per key. `merge`: only the norms that merging needs, of all entries. */
+/* A thread per key. `merge`: only the norms that merging needs, of all entries. Where keys are
+ * codes with a factor, khat and products are made of codes, so a norm contains the factor. */
 template <int D>
 static __global__ void __launch_bounds__(PRODUCT_THREADS)
     k_key_norms(const struct evict_args a, bool merge) {
@@ -80,14 +81,16 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
         product_fetch<D>(product, p, pages_table(p, d.slot, state.stream), base, keys);
         product_wait<D>(product, p);
         float squares = key < keys ? key_squares<D>(product, key) : 0;
+        float factor = p.scaled ? product.factors[key] : 1;
+        squares = __fmul_rn(squares, __fmul_rn(factor, factor));
         double eps = merge ? 0 : (double)d.rule.redundancy.eps;
         double norm = squares > 0 ? 1 / (sqrt((double)squares) + eps) : 0;
-        norms[key] = (float)norm;
+        norms[key] = norm > 0 ? (float)(norm * (double)factor) : 0;
         __syncthreads();
         if (!merge) chunk_total<D>(product, norms, keys, a.totals + (int64_t)i * D);
         if (key >= keys) continue;
         int64_t at = state.first + base + key;
-        a.norm[at] = (float)norm;
+        a.norm[at] = norms[key];
         if (merge) continue;
         if (d.rule.redundancy.measure == KERN_MEASURE_LENGTH) {
             a.alike[at] = __fsqrt_rn(squares);

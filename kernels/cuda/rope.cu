@@ -1,6 +1,7 @@
 /* Rotation of queries and keys (RoFormer, arXiv 2104.09864; rotate-half pairs), with the optional
  * RMSNorm per head before it, and writing keys and values into their pages. */
 #include "kernels/cuda/internal.h"
+#include "kernels/cuda/row8.cuh"
 
 #define THREADS 256
 
@@ -239,6 +240,42 @@ void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float 
                       warp_head_blocks(batch->rows, o->heads_q + o->heads_kv), THREADS, 0, args);
 }
 
+/* ---- Rotation as the cache's rows ---------------------------------------------------------- */
+
+struct rotate_args {
+    const float *from;
+    float *to;
+    int64_t from_stride, to_stride;
+    int rows, heads, head_dim;
+};
+
+/* A thread per eight numbers. */
+static __global__ void k_rotate_heads(const struct rotate_args a) {
+    ptx_overlap_grids();
+    int pieces = a.head_dim / CHUNK_DIMS, each = a.heads * pieces;
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const bool writes = i < (int64_t)a.rows * each;
+    int64_t row = i / each, at = i % each * CHUNK_DIMS;
+    const float4 *from = (const float4 *)(a.from + row * a.from_stride + at);
+    float4 low = {0, 0, 0, 0}, high = low;
+    if (writes) low = from[0], high = from[1];
+    float x[CHUNK_DIMS] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    row8_rotate(x, pieces);
+    float4 *to = (float4 *)(a.to + row * a.to_stride + at);
+    if (!writes) return;
+    to[0] = {x[0], x[1], x[2], x[3]};
+    to[1] = {x[4], x[5], x[6], x[7]};
+}
+
+void rotate_heads(struct cuda *cuda, struct heads_array to, struct heads_array from, int rows,
+                  int heads) {
+    const int dim = cuda->options.head_dim;
+    struct rotate_args args = {from.at, to.at, from.stride, to.stride, rows, heads, dim};
+    LAUNCH_OVERLAPPED(cuda->device, k_rotate_heads,
+                      blocks_for((int64_t)rows * heads * (dim / CHUNK_DIMS), THREADS), THREADS, 0,
+                      args);
+}
+
 /* ---- Writing ------------------------------------------------------------------------------- */
 
 struct write_args {
@@ -250,13 +287,16 @@ struct write_args {
     int rows, layer, heads_q;
 };
 
-/* A thread per eight numbers of a key or value. */
+/* A thread per eight numbers of a key or value; where rows are rotated, neighbouring threads have a
+ * row, and all threads of a warp take part. */
 static __global__ void k_write_kv(const struct write_args a) {
     ptx_overlap_grids();
     const struct pages &p = a.pages;
     int pieces = p.head_dim / CHUNK_DIMS, each = 2 * p.heads_kv * pieces;
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (int64_t)a.rows * each || pages_failed(p)) return;
+    const bool writes = i < (int64_t)a.rows * each;
+    if (pages_failed(p) || (!writes && !p.scaled)) return;
+    if (!writes) i = 0;
     int row = (int)(i / each), rest = (int)(i % each);
     int side = rest / (p.heads_kv * pieces), head = rest / pieces % p.heads_kv;
     int piece = rest % pieces;
@@ -271,9 +311,14 @@ static __global__ void k_write_kv(const struct write_args a) {
                          (int64_t)(a.heads_q + side * p.heads_kv + head) * p.head_dim +
                          piece * CHUNK_DIMS);
     float4 low = from[0], high = from[1];
-    const float x[CHUNK_DIMS] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    pages_write_piece(p, page, side, at, piece, x);
-    if (side == 0 && piece == 0)
+    float x[CHUNK_DIMS] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    if (p.scaled) {
+        row8_rotate(x, pieces);
+        row8_write(p, page, side, at, piece, x, writes);
+    } else {
+        pages_write_piece(p, page, side, at, piece, x);
+    }
+    if (writes && side == 0 && piece == 0)
         p.log_beta[(int64_t)page * p.page_slots + at] =
             a.log_beta ? a.log_beta[(int64_t)row * p.heads_kv + head] : 0.0f;
 }

@@ -23,12 +23,14 @@ static_assert(sizeof(struct member) == sizeof(struct snapshot_member) &&
 
 /* ---- On the device ------------------------------------------------------------------------- */
 
-/* A stream's block: 32-bit words in the order of kernels/snapshot.h. */
+/* A stream's block: 32-bit words in the order of kernels/snapshot.h. Factors are halves of words,
+ * and the last of an odd number of keys' factors shares its word with the first of the values'. */
 struct block_args {
     struct pages pages;
     uint32_t *words;
     int32_t slot, stream, length, members;
-    int64_t count, entry_words; /* all words, and those before the number of members */
+    /* All words, those before the first factor, and those before the number of members. */
+    int64_t count, factor_word, entry_words;
 };
 
 /* Address of word `word` of the members in the cache. */
@@ -38,7 +40,15 @@ static __device__ uint32_t *member_home(const struct block_args &b, int64_t word
     return (uint32_t *)members_at(b.pages, table, (int)(word / each)) + word % each;
 }
 
-/* Address of word `word` of the block in the cache. */
+/* Address of half `half` of the factors in the cache. */
+static __device__ uint16_t *factor_home(const struct block_args &b, int64_t half) {
+    const struct pages &p = b.pages;
+    int value = half >= b.length, entry = (int)(half - (value ? b.length : 0));
+    const int32_t *table = pages_table(p, b.slot, b.stream);
+    return pages_factor(p, table[entry / p.page_slots], value, entry % p.page_slots);
+}
+
+/* Address of word `word` of the block in the cache, not of a word of factors. */
 static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) {
     if (word > b.entry_words) return member_home(b, word - b.entry_words - 1);
     const struct pages &p = b.pages;
@@ -57,6 +67,10 @@ static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) 
     return (uint32_t *)(page + page_chunk(p.row_bytes, value, row, column / 4)) + column % 4;
 }
 
+static __device__ __forceinline__ bool is_factors(const struct block_args &b, int64_t word) {
+    return word >= b.factor_word && word < b.entry_words;
+}
+
 static __global__ void k_export(struct block_args b) {
     int64_t word = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (word >= b.count) return;
@@ -64,13 +78,22 @@ static __global__ void k_export(struct block_args b) {
         b.words[0] = (uint32_t)b.length;
     else if (word == b.entry_words)
         b.words[word] = (uint32_t)b.members;
+    else if (is_factors(b, word))
+        b.words[word] = *factor_home(b, 2 * (word - b.factor_word)) |
+                        (uint32_t)*factor_home(b, 2 * (word - b.factor_word) + 1) << 16;
     else
         b.words[word] = *word_home(b, word);
 }
 
 static __global__ void k_import(struct block_args b) {
     int64_t word = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (word > 0 && word < b.count && word != b.entry_words) *word_home(b, word) = b.words[word];
+    if (word == 0 || word >= b.count || word == b.entry_words) return;
+    if (!is_factors(b, word)) {
+        *word_home(b, word) = b.words[word];
+        return;
+    }
+    for (int half = 0; half < 2; half++)
+        *factor_home(b, 2 * (word - b.factor_word) + half) = (uint16_t)(b.words[word] >> 16 * half);
 }
 
 /* Sets a stream's lengths and takes pages for them; enough are free. One thread. */
@@ -172,6 +195,8 @@ static struct block_args block_of(struct cuda *cuda, int slot, int stream, int32
     b.stream = stream;
     b.length = length;
     b.members = members;
+    b.factor_word =
+        (int64_t)(snapshot_part_at(&shape, length, SNAPSHOT_KEY_FACTOR) / sizeof(uint32_t));
     b.entry_words = (int64_t)(snapshot_part_at(&shape, length, SNAPSHOT_PARTS) / sizeof(uint32_t));
     b.count = (int64_t)(snapshot_stream_size(&shape, length, members) / sizeof(uint32_t));
     return b;

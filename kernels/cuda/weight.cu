@@ -437,6 +437,7 @@ enum {
     ROOM_MORE_ANGLES,
     ROOM_SAMPLE,
     ROOM_SQUARES,
+    ROOM_ROTATED,
     ROOM_SUMS,
     ROOM_PARTS,
     ROOMS
@@ -451,6 +452,8 @@ static void measure_rooms(const struct cuda *cuda, const struct kern_cache_optio
     bytes[ROOM_ANGLES] = bytes[ROOM_MORE_ANGLES] = rows * (size_t)o->head_dim * sizeof(float);
     bytes[ROOM_SQUARES] =
         rows * (size_t)((o->heads_q + o->heads_kv) * cuda->comm->ranks) * sizeof(float);
+    bytes[ROOM_ROTATED] =
+        row_scaled(o->dtype) ? rows * (size_t)(o->heads_q * o->head_dim) * sizeof(float) : 0;
     bytes[ROOM_SUMS] = rows * cuda->sums_row;
     const size_t few = rows < PRODUCT_PARTS_ROWS ? rows : PRODUCT_PARTS_ROWS;
     const size_t in_turn = few * cuda->parts_row, at_once = rows * cuda->parts_row_many;
@@ -475,6 +478,7 @@ int rooms_reserve(struct cuda *cuda) {
                                        &cuda->ropes[1].angles,
                                        &cuda->sample,
                                        &cuda->squares,
+                                       &cuda->rotated,
                                        &cuda->sums,
                                        &cuda->parts};
     size_t bytes[ROOMS];

@@ -17,9 +17,13 @@ __global__ void k_every_instruction(struct pages pages, const int32_t *table, ui
     ptx_load_matrix_transposed(b, shared + 16 * threadIdx.x);
     ptx_mma(c, a, b[0], b[1]);
     ptx_mma_f16(c, a, b[2], b[3]);
+    int32_t whole[4] = {0, 0, 0, 0};
+    ptx_mma_s8(whole, a, b[0], b[1]);
+    ptx_mma_u8(whole, a, b[2], b[3]);
     ptx_named_barrier(1, (int)blockDim.x);
     float2 wide = ptx_unpack_f16(ptx_f16_of_e4m3(ptx_pack_e4m3(c[0], c[1])));
     out[0] = ptx_pack_bf16(wide.x, wide.y) ^ ptx_pack_f16(c[2], ptx_exp2(c[3]));
     out[1] = ptx_mul_f16(ptx_sub_f16(a[0], a[1]), ptx_f16_of_bytes(a[2], true));
+    out[2] = ptx_sub_bf16((uint32_t)whole[0], (uint32_t)whole[1]);
     ptx_shared_fence();
 }

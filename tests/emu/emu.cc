@@ -829,6 +829,11 @@ static float from_bf16(uint32_t bits) {
     return __uint_as_float(bits << 16);
 }
 
+uint32_t ptx_sub_bf16(uint32_t a, uint32_t b) {
+    return ptx_pack_bf16(from_bf16(a & 0xffff) - from_bf16(b & 0xffff),
+                         from_bf16(a >> 16) - from_bf16(b >> 16));
+}
+
 static float from_f16(uint32_t bits) {
     return number_from_f16(static_cast<uint16_t>(bits));
 }
@@ -901,7 +906,34 @@ template <float number(uint32_t)> static void mma_work(const char *in, char *out
                    &c[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)], 4);
 }
 
-static void run_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_warp_work *work,
+/* PTX ISA, "Matrix Fragments for mma.m16n8k32": four bytes in a register; `A` is int8_t or uint8_t.
+ */
+template <class A> static void byte_mma_work(const char *in, char *out, const void *) {
+    int32_t a[16][32], b[32][8], c[16][8];
+    for (int lane = 0; lane < 32; lane++) {
+        mma_in x;
+        memcpy(&x, in + lane * EMU_WARP_BYTES, sizeof x);
+        int row = lane / 4, col = lane % 4;
+        for (int i = 0; i < 4; i++) {
+            memcpy(&c[row + 8 * (i >> 1)][2 * col + (i & 1)], &x.c[i], 4);
+            for (int j = 0; j < 4; j++)
+                a[row + 8 * (i & 1)][4 * col + 16 * (i >> 1) + j] = static_cast<A>(x.a[i] >> 8 * j);
+        }
+        for (int i = 0; i < 2; i++)
+            for (int j = 0; j < 4; j++)
+                b[4 * col + 16 * i + j][row] = static_cast<int8_t>(x.b[i] >> 8 * j);
+    }
+    for (int r = 0; r < 16; r++)
+        for (int k = 0; k < 32; k++)
+            for (int n = 0; n < 8; n++) c[r][n] += a[r][k] * b[k][n];
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++)
+            memcpy(out + lane * EMU_WARP_BYTES + 4 * i,
+                   &c[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)], 4);
+}
+
+/* `c`: four numbers of 32 bits. */
+static void run_mma(void *c, const uint32_t a[4], uint32_t b0, uint32_t b1, emu_warp_work *work,
                     emu_place place) {
     mma_in x;
     static_assert(sizeof x <= EMU_WARP_BYTES, "fits a lane's place");
@@ -918,6 +950,14 @@ void ptx_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_plac
 
 void ptx_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_place place) {
     run_mma(c, a, b0, b1, mma_work<from_f16>, place);
+}
+
+void ptx_mma_s8(int32_t c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_place place) {
+    run_mma(c, a, b0, b1, byte_mma_work<int8_t>, place);
+}
+
+void ptx_mma_u8(int32_t c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_place place) {
+    run_mma(c, a, b0, b1, byte_mma_work<uint8_t>, place);
 }
 
 /* ---- mbarriers ----------------------------------------------------------------------------- */

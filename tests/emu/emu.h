@@ -304,7 +304,12 @@ void ptx_load_matrix_transposed(uint32_t out[4], const void *row, emu_place plac
 void ptx_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_place place = EMU_HERE);
 void ptx_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
                  emu_place place = EMU_HERE);
+void ptx_mma_s8(int32_t c[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
+                emu_place place = EMU_HERE);
+void ptx_mma_u8(int32_t c[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
+                emu_place place = EMU_HERE);
 uint32_t ptx_pack_bf16(float low, float high);
+uint32_t ptx_sub_bf16(uint32_t a, uint32_t b);
 void ptx_overlap_grids(emu_place place = EMU_HERE);
 uint32_t ptx_pack_e4m3(float low, float high);
 uint32_t ptx_f16_of_e4m3(uint32_t pair);

@@ -1,29 +1,37 @@
-/* Attention of the CUDA kernels against float64 over the very numbers the kernels use (bf16 or e4m3
- * keys and values, bf16 queries), and the promise of kern.h: a row's answer is bitwise the same
- * however its prompt was split, whoever shares the step, and in whatever order blocks and threads
- * run. */
+/* Attention of the CUDA kernels against float64 over the very numbers the kernels use (keys and
+ * values in bf16, e4m3 or codes with a factor, queries in what they are multiplied as), and the
+ * promise of kern.h: a row's answer is bitwise the same however its prompt was split, whoever
+ * shares the step, and in whatever order blocks and threads run. */
 #include <criterion/criterion.h>
 
 #include "both.h"
 #include "kernels/number.h"
+#include "kernels/row.h"
 
 #define SLOTS 3
 
 struct shape {
     int head_dim, heads_q, heads_kv, sliding_window;
-    bool fp8, sinks;
+    enum kern_dtype dtype;
+    bool sinks;
 };
 
 /* Groups of 1, 2, 4, 8, 7 and 16 query heads; the last ones with learned sinks, as gpt-oss has. */
 static const struct shape shapes[] = {
-    {64, 2, 2, 0, false, false},  {64, 4, 2, 0, false, false},   {64, 14, 2, 0, false, false},
-    {64, 4, 2, 37, false, false}, {128, 2, 2, 0, false, false},  {128, 8, 2, 0, false, false},
-    {128, 8, 1, 0, false, false}, {128, 4, 2, 1, false, false},  {128, 16, 1, 0, false, false},
-    {256, 2, 1, 0, false, false}, {256, 8, 1, 0, false, false},  {256, 2, 1, 300, false, false},
-    {64, 4, 2, 0, true, false},   {64, 14, 2, 37, true, false},  {128, 8, 2, 0, true, false},
-    {128, 8, 1, 40, true, false}, {256, 2, 1, 0, true, false},   {256, 8, 1, 300, true, false},
-    {64, 16, 2, 0, false, true},  {64, 16, 2, 128, false, true}, {128, 6, 2, 0, true, true},
-    {256, 3, 1, 300, false, true}};
+    {64, 2, 2, 0, KERN_BF16, false},    {64, 4, 2, 0, KERN_BF16, false},
+    {64, 14, 2, 0, KERN_BF16, false},   {64, 4, 2, 37, KERN_BF16, false},
+    {128, 2, 2, 0, KERN_BF16, false},   {128, 8, 2, 0, KERN_BF16, false},
+    {128, 8, 1, 0, KERN_BF16, false},   {128, 4, 2, 1, KERN_BF16, false},
+    {128, 16, 1, 0, KERN_BF16, false},  {256, 2, 1, 0, KERN_BF16, false},
+    {256, 8, 1, 0, KERN_BF16, false},   {256, 2, 1, 300, KERN_BF16, false},
+    {64, 4, 2, 0, KERN_E4M3, false},    {64, 14, 2, 37, KERN_E4M3, false},
+    {128, 8, 2, 0, KERN_E4M3, false},   {128, 8, 1, 40, KERN_E4M3, false},
+    {256, 2, 1, 0, KERN_E4M3, false},   {256, 8, 1, 300, KERN_E4M3, false},
+    {64, 16, 2, 0, KERN_BF16, true},    {64, 16, 2, 128, KERN_BF16, true},
+    {128, 6, 2, 0, KERN_E4M3, true},    {256, 3, 1, 300, KERN_BF16, true},
+    {64, 2, 2, 0, KERN_ROW8, false},    {64, 14, 2, 37, KERN_ROW8, false},
+    {128, 8, 2, 0, KERN_ROW8, false},   {128, 16, 1, 40, KERN_ROW8, false},
+    {256, 2, 1, 300, KERN_ROW8, false}, {128, 6, 2, 0, KERN_ROW8, true}};
 
 #define SHAPE_COUNT ((int)(sizeof shapes / sizeof *shapes))
 #define TOKENS      600
@@ -38,10 +46,6 @@ struct bench {
     float *kept[SLOTS]; /* [TOKENS][out_size] */
 };
 
-static enum kern_dtype dtype_of(const struct shape *s) {
-    return s->fp8 ? KERN_E4M3 : KERN_BF16;
-}
-
 /* From far below the logits to above them. */
 static float sink_of(int head) {
     return (float)(head % 5) * 3 - 6;
@@ -54,14 +58,14 @@ static struct bench open_bench(const struct shape *s) {
                                          .heads_q = s->heads_q,
                                          .heads_kv = s->heads_kv,
                                          .head_dim = s->head_dim,
-                                         .dtype = dtype_of(s),
+                                         .dtype = s->dtype,
                                          .slots = SLOTS,
                                          .max_positions = TOKENS};
     struct kern_cache_info info;
     b.stride = (s->heads_q + 2 * s->heads_kv) * s->head_dim;
     b.out_size = s->heads_q * s->head_dim;
     MUST(cuda_open(&cuda, &b.kern, NULL));
-    b.kern->ops->cache_info(dtype_of(s), s->head_dim, &info);
+    b.kern->ops->cache_info(s->dtype, s->head_dim, &info);
     options.pages = SLOTS * s->heads_kv * (TOKENS / info.page_slots + 1);
     MUST(b.kern->ops->cache_open(b.kern, &options, NULL));
     b.table = fresh((size_t)(SLOTS * TOKENS * b.stride), (uint64_t)(s - shapes) + 1);
@@ -121,10 +125,21 @@ static void append(struct bench *b, int slot, int from, int to) {
 
 /* ---- Against float64 ------------------------------------------------------------------------- */
 
-static double stored(float x, enum kern_dtype dtype) {
-    _Alignas(float) char row[sizeof x];
-    number_write_row(row, &x, 1, dtype);
-    return (double)number_element(row, dtype);
+/* The numbers of a row, as a cache of this dtype has them; queries are float16 beside e4m3, whole
+ * numbers of 16 bits beside codes, nearer to what they are than bf16. */
+static void stored(float *to, const float *x, int d, enum kern_dtype dtype) {
+    _Alignas(float) char row[ROW_DIM_MAX * sizeof *x];
+    uint16_t factor;
+    if (!row_scaled(dtype)) {
+        number_write_row(row, x, d, dtype);
+        number_read_row(to, row, d, dtype);
+        return;
+    }
+    memcpy(to, x, (size_t)d * sizeof *to);
+    row_rotate(to, d);
+    row_write(row, &factor, to, d, dtype);
+    row_read(to, row, factor, d, dtype);
+    row_rotate(to, d);
 }
 
 /* The output of one query head over the positions `held` that it sees. */
@@ -133,14 +148,13 @@ static void exact(const struct bench *b, int slot, int pos, int head, const int3
     const struct shape *s = b->shape;
     int d = s->head_dim, kv = head / (s->heads_q / s->heads_kv);
     double weight[TOKENS], most = -INFINITY, sum = 0;
-    const float *q = row_of(b, slot, pos) + head * d;
+    float q[ROW_DIM_MAX], k[ROW_DIM_MAX], v[ROW_DIM_MAX];
+    stored(q, row_of(b, slot, pos) + head * d, d, s->dtype == KERN_BF16 ? KERN_BF16 : KERN_F32);
     for (int e = 0; e < count; e++) {
-        const float *k = row_of(b, slot, held[e]) + (s->heads_q + kv) * d;
+        stored(k, row_of(b, slot, held[e]) + (s->heads_q + kv) * d, d, s->dtype);
         bool seen = held[e] <= pos && (!s->sliding_window || held[e] > pos - s->sliding_window);
         double dot = 0;
-        /* A query is float16 where keys are e4m3: nearer to what it is than bf16. */
-        for (int i = 0; i < d; i++)
-            dot += (s->fp8 ? (double)q[i] : stored(q[i], KERN_BF16)) * stored(k[i], dtype_of(s));
+        for (int i = 0; i < d; i++) dot += (double)q[i] * (double)k[i];
         weight[e] = seen ? dot / sqrt(d) : -INFINITY;
         most = fmax(most, weight[e]);
     }
@@ -148,9 +162,9 @@ static void exact(const struct bench *b, int slot, int pos, int head, const int3
     if (s->sinks) sum = exp((double)sink_of(head) - most);
     for (int e = 0; e < count; e++) {
         double p = exp(weight[e] - most);
-        const float *v = row_of(b, slot, held[e]) + (s->heads_q + s->heads_kv + kv) * d;
+        stored(v, row_of(b, slot, held[e]) + (s->heads_q + s->heads_kv + kv) * d, d, s->dtype);
         sum += p;
-        for (int i = 0; i < d; i++) out[i] += p * stored(v[i], dtype_of(s));
+        for (int i = 0; i < d; i++) out[i] += p * (double)v[i];
     }
     for (int i = 0; i < d; i++) out[i] /= sum;
 }
@@ -169,9 +183,9 @@ static void check_token(const struct bench *b, int slot, int pos, const int32_t 
         for (int i = 0; i < s->head_dim; i++)
             cr_assert(
                 fabs(got[i] - want[i]) <= BOUND,
-                "D %d fp8 %d, %d / %d heads, window %d: slot %d pos %d head %d [%d]: %g, not %g",
-                s->head_dim, s->fp8, s->heads_q, s->heads_kv, s->sliding_window, slot, pos, head, i,
-                (double)got[i], want[i]);
+                "D %d dtype %d, %d / %d heads, window %d: slot %d pos %d head %d [%d]: %g, not %g",
+                s->head_dim, s->dtype, s->heads_q, s->heads_kv, s->sliding_window, slot, pos, head,
+                i, (double)got[i], want[i]);
     }
 }
 
@@ -258,7 +272,7 @@ static void check_splits(const struct shape *shape) {
 }
 
 Test(emu_attend, splits_and_company_change_nothing) {
-    static const int some[] = {1, 3, 5, 11, 13, 14, 16, 19, 20};
+    static const int some[] = {1, 3, 5, 11, 13, 14, 16, 19, 20, 22, 23, 24, 26, 27};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) check_splits(&shapes[some[i]]);
 }
 
@@ -284,9 +298,11 @@ static void check_uneven(const struct shape *shape) {
 }
 
 Test(emu_attend, uneven_streams_after_eviction) {
-    static const struct shape narrow = {128, 4, 2, 0, true, false};
-    static const struct shape wide = {128, 4, 2, 0, false, false};
-    for (int fp8 = 0; fp8 < 2; fp8++) check_uneven(fp8 ? &narrow : &wide);
+    static const enum kern_dtype dtypes[] = {KERN_BF16, KERN_E4M3, KERN_ROW8};
+    for (int i = 0; i < 3; i++) {
+        const struct shape shape = {128, 4, 2, 0, dtypes[i], false};
+        check_uneven(&shape);
+    }
 }
 
 /* A page that comes back from a sequence full of NaN must not leak into the next one. */
@@ -338,12 +354,13 @@ static float *outputs_on(const struct shape *s, const char *device, uint64_t see
 /* Fewer warps of a block and copies by threads give the same bits; every launch of the emulator is
  * held to the device's shared memory. */
 Test(emu_attend, other_devices) {
-    for (int i = 0; i < SHAPE_COUNT; i += 5) {
+    for (int i = 0; i < SHAPE_COUNT; i += i < 20 ? 5 : 2) {
         const struct shape *s = &shapes[i];
         size_t bytes = (size_t)(301 * s->heads_q * s->head_dim) * sizeof(float);
         float *want = outputs_on(s, devices[0], 0);
         for (int d = 1; d < DEVICE_COUNT; d++) {
-            if (s->head_dim == 256 && !s->fp8 && strcmp(devices[d], "80") != 0) continue;
+            if (s->head_dim == 256 && s->dtype == KERN_BF16 && strcmp(devices[d], "80") != 0)
+                continue;
             for (uint64_t seed = 0; seed < 2; seed++) {
                 float *got = outputs_on(s, devices[d], seed);
                 cr_assert(!memcmp(got, want, bytes), "shape %d on %s, seed %d", i, devices[d],
@@ -388,7 +405,7 @@ Test(emu_attend, what_needs_more_shared_memory_is_refused) {
     cr_assert_eq(kern->ops->cache_open(kern, &options, &fault), ERR_UNSUPPORTED);
     cr_assert_str_eq(fault.field, "device");
     cr_assert_str_eq(fault.text, "a block of the device has 99 KiB of shared memory; heads of 256 "
-                                 "numbers need 131 KiB");
+                                 "numbers need 132 KiB");
     options.head_dim = 128;
     MUST(kern->ops->cache_open(kern, &options, &fault));
     MUST(kern->ops->prepare(kern, 0, &looks, 10));

@@ -203,6 +203,8 @@ Test(emu_cache, refuses_what_it_cannot_hold) {
     bad = good;
     bad.dtype = KERN_F32;
     refused(bad, ERR_UNSUPPORTED, "kv_dtype");
+    bad.dtype = KERN_ROW4;
+    refused(bad, ERR_UNSUPPORTED, "kv_dtype");
     bad = good;
     bad.heads_q = 17;
     refused(bad, ERR_UNSUPPORTED, "cache");

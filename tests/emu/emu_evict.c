@@ -399,8 +399,8 @@ static void expect_pattern(struct pair *p, int slot, const char *what) {
 /* `count` entries, of which the pattern's go; with a fork, which then goes another way. */
 static void gaps(struct kern_cache_options shape, int which, int count, bool fork) {
     char what[96];
-    snprintf(what, sizeof what, "%s of %d go, head size %d, %zu bytes%s", patterns[which].name,
-             count, shape.head_dim, kern_dtype_bytes(shape.dtype), fork ? ", forked" : "");
+    snprintf(what, sizeof what, "%s of %d go, head size %d, dtype %d%s", patterns[which].name,
+             count, shape.head_dim, shape.dtype, fork ? ", forked" : "");
     emu_set_seed((uint64_t)(count * 16 + which));
     shape.layers = 1;
     shape.heads_kv = 2;
@@ -430,17 +430,20 @@ static void gaps(struct kern_cache_options shape, int which, int count, bool for
 static const struct kern_cache_options rows[] = {
     {.head_dim = 64, .dtype = KERN_BF16},  {.head_dim = 128, .dtype = KERN_BF16},
     {.head_dim = 256, .dtype = KERN_BF16}, {.head_dim = 64, .dtype = KERN_E4M3},
-    {.head_dim = 128, .dtype = KERN_E4M3}, {.head_dim = 256, .dtype = KERN_E4M3}};
+    {.head_dim = 128, .dtype = KERN_E4M3}, {.head_dim = 256, .dtype = KERN_E4M3},
+    {.head_dim = 64, .dtype = KERN_ROW8},  {.head_dim = 128, .dtype = KERN_ROW8},
+    {.head_dim = 256, .dtype = KERN_ROW8}};
+#define ROWS ((int)(sizeof rows / sizeof *rows))
 
 Test(emu_evict, gaps_at_the_edges_of_chunks) {
     static const int counts[] = {1, 2, 16, 127, 128, 129, 257};
     for (int i = 0; i < 7; i++)
         for (int which = 0; which < PATTERNS; which++)
-            gaps(rows[(i + which) % 6], which, counts[i], false);
+            gaps(rows[(i + which) % ROWS], which, counts[i], false);
 }
 
 Test(emu_evict, gaps_in_every_kind_of_page) {
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < ROWS; i++)
         for (int which = 0; which < PATTERNS; which++)
             gaps(rows[i], which, 330, which % 2 == i % 2);
 }
@@ -448,8 +451,8 @@ Test(emu_evict, gaps_in_every_kind_of_page) {
 /* Pages that the fork still has are copied where they are written, all others stay shared. */
 Test(emu_evict, gaps_of_forks) {
     for (int which = 0; which < PATTERNS; which++) {
-        gaps(rows[which % 6], which, 300 + which, true);
-        gaps(rows[(which + 3) % 6], which, 1 + which, true);
+        gaps(rows[which % ROWS], which, 300 + which, true);
+        gaps(rows[(which + 3) % ROWS], which, 1 + which, true);
     }
 }
 

@@ -155,6 +155,38 @@ static void matrices() {
         }
 }
 
+/* Products of bytes: the lowest number of each kind, the largest, and what lies between. */
+static void matrices_of_bytes() {
+    static int left[16][32], right[32][8];
+    for (int i = 0; i < 32; i++) {
+        for (int j = 0; j < 16; j++) left[j][i] = (i * 37 + j * 101) % 256;
+        for (int j = 0; j < 8; j++) right[i][j] = (i * 53 + j * 29) % 256 - 128;
+    }
+    emu_seed(5);
+    CHECK(!run(1, 32, 0, [] {
+        int lane = static_cast<int>(threadIdx.x), g = lane / 4, t = lane % 4;
+        uint32_t a[4] = {0}, b[2] = {0};
+        for (int j = 0; j < 4; j++) {
+            for (int i = 0; i < 4; i++)
+                a[i] |= static_cast<uint32_t>(left[g + 8 * (i & 1)][4 * t + 16 * (i >> 1) + j])
+                        << 8 * j;
+            for (int i = 0; i < 2; i++)
+                b[i] |= static_cast<uint32_t>(right[4 * t + 16 * i + j][g] & 255) << 8 * j;
+        }
+        int32_t whole[4] = {1, 2, 3, 4}, positive[4] = {1, 2, 3, 4};
+        ptx_mma_s8(whole, a, b[0], b[1]);
+        ptx_mma_u8(positive, a, b[0], b[1]);
+        for (int i = 0; i < 4; i++) {
+            int row = g + 8 * (i >> 1), col = 2 * t + (i & 1), with = 1 + i, without = 1 + i;
+            for (int k = 0; k < 32; k++) {
+                with += static_cast<int8_t>(left[row][k]) * right[k][col];
+                without += left[row][k] * right[k][col];
+            }
+            CHECK(whole[i] == with && positive[i] == without);
+        }
+    }));
+}
+
 static void narrow_numbers() {
     for (uint32_t code = 0; code < 256; code++) {
         float2 x = ptx_unpack_f16(ptx_f16_of_e4m3(code | 0x38 << 8)); /* 0x38: 1 */
@@ -467,6 +499,7 @@ int main() {
     collectives();
     named_barriers();
     matrices();
+    matrices_of_bytes();
     narrow_numbers();
     narrow_numbers_in_software();
     bulk_copies();

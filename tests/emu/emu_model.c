@@ -224,18 +224,26 @@ Test(emu_model, keepd_nano_in_blocks_beside_the_reference) {
     }
 }
 
-/* Pages of e4m3 on both. A key that bf16 activations move a little may be rounded to the next of
+/* Narrower pages on both. A key that bf16 activations move a little may be rounded to the next of
  * few numbers. */
-Test(emu_model, keepd_nano_on_fp8_pages_beside_the_reference) {
+static void compare_pages(enum kern_dtype dtype, const char *what, double most, double rms) {
     static const struct kern_rule rule = {
         .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128};
     struct kern *kern[BACKENDS];
     struct run run[BACKENDS];
     emu_set_seed(7);
     both_open(kern);
-    for (int b = 0; b < BACKENDS; b++) run[b] = open_run_as(kern[b], QUANTIZE_NONE, KERN_E4M3);
-    compare(run, &rule, "pages of fp8", 1.2, 0.2);
+    for (int b = 0; b < BACKENDS; b++) run[b] = open_run_as(kern[b], QUANTIZE_NONE, dtype);
+    compare(run, &rule, what, most, rms);
     for (int b = 0; b < BACKENDS; b++) close_run(&run[b]);
+}
+
+Test(emu_model, keepd_nano_on_fp8_pages_beside_the_reference) {
+    compare_pages(KERN_E4M3, "pages of fp8", 1.2, 0.2);
+}
+
+Test(emu_model, keepd_nano_on_q8_pages_beside_the_reference) {
+    compare_pages(KERN_ROW8, "pages of q8", 0.3, 0.05);
 }
 
 /* ---- Launches --------------------------------------------------------------------------------

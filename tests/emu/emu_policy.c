@@ -160,7 +160,7 @@ Test(emu_policy, methods_side_by_side) {
     for (int i = 0; i < count; i++) play(&methods[i], &methods[(i + 7) % count], i, shapes[i % 3]);
 }
 
-/* Every kernel that reads keys by copies of threads, with pages of both formats. */
+/* Every kernel that reads keys by copies of threads, with pages of all formats. */
 Test(emu_policy, methods_without_bulk_copies) {
     static const struct method some[] = {
         {"rkv", artefact}, {"d2o", as_it_is}, {"ems", as_it_is}, {"h2o", as_it_is}};
@@ -170,24 +170,34 @@ Test(emu_policy, methods_without_bulk_copies) {
         struct kern_cache_options shape = shapes[i % 2];
         if (i >= 2) shape.dtype = KERN_E4M3;
         play(&some[i], &some[(i + 1) % count], 100 + i, shape);
+        shape.dtype = KERN_ROW8;
+        play(&some[i], &some[(i + 1) % count], 200 + i, shape);
     }
 }
 
-/* Pages of e4m3: keys that are compared, observed, merged and moved. */
-Test(emu_policy, methods_on_fp8_pages) {
+/* Narrower pages: keys that are compared, observed, merged and moved. */
+static void play_narrow(enum kern_dtype dtype, int first) {
     static const struct method some[] = {
-        {"global", as_it_is}, {"rkv", as_it_is},  {"d2o", as_it_is},
-        {"rkv", paper},       {"cake", as_it_is}, {"h2o", as_it_is},
-        {"ems", as_it_is},    {"gkv", as_it_is},  {"d2o", merge_code}};
+        {"global", as_it_is}, {"rkv", as_it_is}, {"d2o", as_it_is},    {"rkv", paper},
+        {"cake", as_it_is},   {"h2o", as_it_is}, {"ems", as_it_is},    {"gkv", as_it_is},
+        {"d2o", merge_code},  {"ems", loose},    {"keydiff", as_it_is}};
     const int count = sizeof some / sizeof *some;
     for (int i = 0; i < count; i++) {
         struct kern_cache_options shape = shapes[i % 3];
-        shape.dtype = KERN_E4M3;
+        shape.dtype = dtype;
         if (i == 1)
             shape = (struct kern_cache_options){
-                .layers = 1, .heads_q = 2, .heads_kv = 1, .head_dim = 256, .dtype = KERN_E4M3};
-        play(&some[i], &some[(i + 3) % count], 60 + i, shape);
+                .layers = 1, .heads_q = 2, .heads_kv = 1, .head_dim = 256, .dtype = dtype};
+        play(&some[i], &some[(i + 3) % count], first + i, shape);
     }
+}
+
+Test(emu_policy, methods_on_fp8_pages) {
+    play_narrow(KERN_E4M3, 60);
+}
+
+Test(emu_policy, methods_on_pages_of_codes) {
+    play_narrow(KERN_ROW8, 160);
 }
 
 /* ---- Long and unequal streams -----------------------------------------------------------------

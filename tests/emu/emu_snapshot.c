@@ -113,13 +113,13 @@ static void import(struct kern *kern, int slot, const struct kern_block *blocks,
 static const struct {
     int head_dim;
     enum kern_dtype dtype;
-} rows[] = {{64, KERN_BF16}, {128, KERN_BF16}, {256, KERN_BF16},
-            {64, KERN_E4M3}, {128, KERN_E4M3}, {256, KERN_E4M3}};
+} rows[] = {{64, KERN_BF16},  {128, KERN_BF16}, {256, KERN_BF16}, {64, KERN_E4M3}, {128, KERN_E4M3},
+            {256, KERN_E4M3}, {64, KERN_ROW8},  {128, KERN_ROW8}, {256, KERN_ROW8}};
 
 Test(emu_snapshot, the_same_bytes_and_each_takes_the_others) {
-    for (int d = 0; d < 6; d++) {
+    for (size_t d = 0; d < sizeof rows / sizeof *rows; d++) {
         struct kern_block out[BACKENDS][BLOCKS], back[BACKENDS][BLOCKS];
-        emu_set_seed((uint64_t)d);
+        emu_set_seed(d);
         struct pair p = open_pair(rows[d].head_dim, rows[d].dtype, 2048);
         fill_slots(&p);
         for (int slot = 1; slot < 3; slot++) { /* cut, forked */
@@ -141,10 +141,9 @@ Test(emu_snapshot, the_same_bytes_and_each_takes_the_others) {
     }
 }
 
-/* An imported slot continues like its original, and neither affects the other. */
-Test(emu_snapshot, an_imported_slot_goes_on) {
+static void go_on(enum kern_dtype dtype) {
     struct kern_block out[BLOCKS], there[BACKENDS][BLOCKS], original[BLOCKS];
-    struct pair p = open_pair(128, KERN_E4M3, 2048);
+    struct pair p = open_pair(128, dtype, 2048);
     fill_slots(&p);
     export_slot(p.kern[ORACLE], 1, out);
     for (int b = 0; b < BACKENDS; b++) {
@@ -161,6 +160,12 @@ Test(emu_snapshot, an_imported_slot_goes_on) {
     free_blocks(original);
     free_blocks(out);
     both_close(p.kern);
+}
+
+/* An imported slot continues like its original, and neither affects the other. */
+Test(emu_snapshot, an_imported_slot_goes_on) {
+    go_on(KERN_E4M3);
+    go_on(KERN_ROW8);
 }
 
 static void refused(struct kern *kern, const struct kern_block *blocks, int rc) {

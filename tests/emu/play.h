@@ -1,12 +1,14 @@
 /* For tests of policies: sequences played to the CPU's reference path and to the emulated device
  * alike, and what must agree afterwards. Keys come in families, so that there are look-alikes;
- * queries ask for keys, so that attention is uneven. Activations are bf16 numbers, and pages of
- * e4m3 are rounded alike: both sides multiply the same ones. */
+ * queries ask for keys, so that attention is uneven. Activations are bf16 numbers, queries of
+ * rotated pages once they are rotated, and narrower pages are rounded alike: both sides multiply
+ * the same ones. */
 #ifndef KEEPD_TESTS_EMU_PLAY_H
 #define KEEPD_TESTS_EMU_PLAY_H
 
 #include "both.h"
 #include "kernels/number.h"
+#include "kernels/row.h"
 #include "paging/policy.h"
 
 #define SLOTS     4
@@ -40,7 +42,7 @@ static inline struct pair open_pair(struct kern_cache_options shape, int64_t ent
                                     uint64_t seed) {
     struct pair p = {.options = shape, .seed = seed};
     p.options.inv_freq = frequencies(shape.head_dim);
-    if (p.options.dtype != KERN_E4M3) p.options.dtype = KERN_BF16;
+    if (p.options.dtype == KERN_F32) p.options.dtype = KERN_BF16;
     p.options.slots = SLOTS;
     p.options.max_positions = POSITIONS;
     emu_set_seed(seed);
@@ -89,7 +91,10 @@ static inline void make_row(const struct pair *p, int slot, int layer, int pos, 
             x[d] = alone ? own : family(p, layer + value, which, d) * 0.8f + own * part;
         }
         if (p->turned[slot] && !value) rotate(p, pos, x);
+        const bool scaled = query && row_scaled(o->dtype);
+        if (scaled) row_rotate(x, o->head_dim);
         for (int d = 0; d < o->head_dim; d++) x[d] = number_from_bf16(number_to_bf16(x[d]));
+        if (scaled) row_rotate(x, o->head_dim);
     }
 }
 
@@ -194,6 +199,22 @@ static inline void expect_same_members(char *const bytes[BACKENDS], const void *
     }
 }
 
+/* Number `at` of the keys, then values, of a stream of `length` entries, and the distance of codes.
+ */
+static inline float number_of(const struct pair *p, const char *rows, int32_t length, int at,
+                              float *step) {
+    const struct kern_cache_options *o = &p->options;
+    int row = at / o->head_dim, d = at % o->head_dim;
+    size_t bytes = row_code_bytes(o->dtype, o->head_dim);
+    *step = 0;
+    if (!row_scaled(o->dtype))
+        return number_element(rows + (size_t)at * kern_dtype_bytes(o->dtype), o->dtype);
+    uint16_t factor;
+    memcpy(&factor, rows + 2 * (size_t)length * bytes + (size_t)row * sizeof factor, sizeof factor);
+    *step = number_from_bf16(factor);
+    return *step * (float)row_level(rows + (size_t)row * bytes, d, o->dtype);
+}
+
 /* Scores, where the rule has any, and keys and values within two roundings of numbers around 1: a
  * merged one is rounded once, and merged again it is made of such. */
 static inline void expect_same_entries(struct pair *p, int slot, bool scored, const char *what) {
@@ -216,13 +237,12 @@ static inline void expect_same_entries(struct pair *p, int slot, bool scored, co
         }
         if (scored) expect_near(scores[ORACLE], scores[EMULATED], (size_t)length, 1e-6, 2e-4, what);
         for (int i = 0; i < 2 * length * dim; i++) {
-            size_t at = (size_t)i * kern_dtype_bytes(dtype);
-            float x = number_element(rows[ORACLE] + at, dtype),
-                  y = number_element(rows[EMULATED] + at, dtype);
-            cr_assert(fabsf(x - y) <= fabsf(x) * step + 1e-3f,
+            float codes, x = number_of(p, rows[ORACLE], length, i, &codes),
+                         y = number_of(p, rows[EMULATED], length, i, &codes);
+            cr_assert(fabsf(x - y) <= fabsf(x) * step + 2 * codes + 1e-3f,
                       "%s: stream %d number %d: %g, not %g", what, stream, i, (double)y, (double)x);
         }
-        size_t row = (size_t)dim * kern_dtype_bytes(dtype);
+        size_t row = row_code_bytes(dtype, dim) + row_factor_bytes(dtype);
         expect_same_members(bytes, rows[ORACLE] + 2 * (size_t)length * row, size[ORACLE], what);
         for (int b = 0; b < BACKENDS; b++) free(bytes[b]);
     }

@@ -199,7 +199,8 @@ def test_a_full_pool(daemon_of):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices, dtype", [(("cuda", "cpu"), "bf16"), (("cpu", "cuda"), "bf16"), (("cuda", "cuda"), "bf16"),
-                                            (("cuda", "cpu"), "fp8"), (("cpu", "cuda"), "fp8")])
+                                            (("cuda", "cpu"), "fp8"), (("cpu", "cuda"), "fp8"),
+                                            (("cuda", "cpu"), "q8"), (("cpu", "cuda"), "q8")])
 def test_a_state_file_moves_between_devices(daemon_of, tmp_path, devices, dtype):
     """Each device continues from files of the other; the answers are those of the device that runs."""
     flags = (*POOL, "--state-dir", str(tmp_path), "--state-idle", "0", "--kv-dtype", dtype)
