@@ -7,7 +7,8 @@ Every chat has its own prompt of --seen tokens. What is measured is the generati
 
 keepd is measured through HTTP: it reads the prompts of all chats once, keeps them as conversations, and in every round answers one
 more question in each of them; medians over the rounds, with the lowest and the highest. It runs with --keepd-options, by default a
-budget of 1,024 entries and a cache of 4 bits; more of them, such as gates and a policy, can be given.
+budget of 1,024 entries and a cache of 4 bits; more of them, such as gates and a policy, can be given. With --go FILE the rounds
+begin when that file is there, so that only they, and not the long reading before them, need a machine without other work.
 
 The others are measured by their own llama-batched-bench, inside their process, with a cache of the types in --caches, and the best
 of these counts. llama.cpp reads one prompt and copies its cache to every chat (-pps with a cache for each sequence: what a step
@@ -74,6 +75,8 @@ def keepd_rates(args, chats):
                 server.stream(text, 1, cached=True)
             server.keeps = False
             print(f"keepd: {chats} chats have read {args.seen} tokens each", file=sys.stderr, flush=True)
+            while args.go and not args.go.exists():
+                time.sleep(0.2)
             for number in range(args.rounds):
                 again = [t + prompt_of(args, 1000 + 100 * number + i, QUESTION) for i, t in enumerate(texts)]
                 found.append(joint_rate(server.together(again, args.tokens, cached=True)))
@@ -93,9 +96,9 @@ def cached_tokens(server, text):
 
 def peer_rate(args, folder, options, chats, cache):
     """Tokens/s of a llama-batched-bench."""
-    room = chats * (args.seen + args.tokens + 1) + 256
+    room = chats * (args.seen + (args.peer_tokens or args.tokens) + 1) + 256
     out = text_of([folder / BENCH, "-m", args.model, "-t", args.threads, "-tb", args.threads, "-c", room, "-npp", args.seen,
-                   "-ntg", args.tokens, "-npl", chats, "-fa", "on", "-ctk", cache, "-ctv", cache, *options])
+                   "-ntg", args.peer_tokens or args.tokens, "-npl", chats, "-fa", "on", "-ctk", cache, "-ctv", cache, *options])
     rows = re.findall(r"^\|" + r"\s*([\d.]+)\s*\|" * 8, out.replace("||", "|"), re.MULTILINE)
     if not rows:
         raise RuntimeError(f"no row of results for {chats} chats: {out[-300:]}")
@@ -140,6 +143,8 @@ def main():
     ap.add_argument("--seen", type=int, default=4096, help="tokens of each chat")
     ap.add_argument("--ids", type=int, default=20000, help="prompts have token ids from 300 to this")
     ap.add_argument("--tokens", type=int, default=32, help="tokens of each answer")
+    ap.add_argument("--peer-tokens", type=int, metavar="TOKENS", help="of each answer of the others (default: --tokens)")
+    ap.add_argument("--go", type=pathlib.Path, metavar="FILE", help="keepd's rounds begin when it is there")
     ap.add_argument("--llama", type=pathlib.Path, metavar="DIR")
     ap.add_argument("--ik", type=pathlib.Path, metavar="DIR")
     ap.add_argument("--ik-most", type=int, default=4, metavar="CHATS")

@@ -6,15 +6,16 @@
 PREFIX-FORMAT.gguf is read by every engine, so all multiply the same bits; a missing file is skipped with a line.
 `llama-quantize` makes them from PREFIX-bf16.gguf: `llama-quantize --pure P-bf16.gguf P-q4_0.gguf q4_0`.
 
-    --llama DIR        llama.cpp's llama-bench and llama-batched-bench
-    --ik DIR           those of ik_llama.cpp, with run-time repacking (-rtr)
-    --openvino PYTHON  a Python interpreter with the package openvino-genai
+    --llama DIR             llama.cpp's llama-bench and llama-batched-bench
+    --ik DIR                those of ik_llama.cpp, with run-time repacking (-rtr)
+    --openvino PYTHON       a Python interpreter with the package openvino-genai
+    --llama-server PROGRAM  llama.cpp's server
 
-An engine that is not named, or lacks its programs, is skipped with a line. keepd is measured through HTTP, by its
-client; the others by their own benches, inside their process. In every round the engines take their turns one after
-another, keepd in the middle, and every ratio is of two turns of one round: the median over the rounds, with the
-lowest and the highest. The read bandwidth is measured in every round, too (bench_machine). The generation of one
-text is also shown as a part of it: the bytes of the file's matrices, once for each token.
+An engine that is not named, or lacks its programs, is skipped with a line. keepd and llama.cpp's server are measured
+through HTTP, by the same client; the others by their own benches, inside their process. In every round the engines
+take their turns one after another, keepd in the middle, and every ratio is of two turns of one round: the median over
+the rounds, with the lowest and the highest. The read bandwidth is measured in every round, too (bench_machine). The
+generation of one text is also shown as a part of it: the bytes of the file's matrices, once for each token.
 """
 import argparse
 import contextlib
@@ -28,7 +29,7 @@ import statistics
 import subprocess
 import sys
 
-from compare import ROOT, Keepd, generating, reading
+from compare import ROOT, Keepd, Llama, generating, reading
 
 CASES = {"prompt": "prompt of 512", "1": "generation, batch 1", "8": "generation, batch 8", "32": "generation, batch 32"}
 PROMPT, TOKENS, SHORT = 512, 32, 16
@@ -41,13 +42,11 @@ def text_of(command, **options):
     return done.stdout + done.stderr
 
 
-class KeepdTurn:
-    """keepd's server on one file; stopped (SIGSTOP) outside its turns."""
+class ServerTurn:
+    """A server on one file, measured through HTTP; stopped (SIGSTOP) outside its turns."""
 
-    name = "keepd"
-
-    def __init__(self, args, model):
-        self.server = Keepd(args, model, {"places": 32, "full": True, "options": args.keepd_options.split()})
+    def __init__(self, name, server):
+        self.name, self.server = name, server
 
     def measure(self, cases, number):
         rng, found = random.Random(number), {}
@@ -58,6 +57,17 @@ class KeepdTurn:
 
     def stop(self):
         self.server.stop()
+
+
+def keepd_turn(args, model):
+    return ServerTurn("keepd", Keepd(args, model, {"places": 32, "full": True, "options": args.keepd_options.split()}))
+
+
+LLAMA_SERVER = "llama.cpp's server"
+
+
+def llama_turn(args, model):
+    return ServerTurn(LLAMA_SERVER, Llama(args, model.with_suffix(""), {"places": 32, "length": PROMPT + 2 * TOKENS}))
 
 
 class GgmlTurn:
@@ -140,8 +150,12 @@ def engines(args):
         found.append(("OpenVINO GenAI", lambda model: OpenvinoTurn(args, model), version))
     else:
         print("OpenVINO GenAI: skipped, no interpreter is given")
+    if args.llama_server:
+        found.append((LLAMA_SERVER, lambda model: llama_turn(args, model), args.llama_options))
+    else:
+        print(f"{LLAMA_SERVER}: skipped, its program is not given")
     commit = text_of(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT).strip()
-    found.insert(1, ("keepd", lambda model: KeepdTurn(args, model), f"{commit} {args.keepd_options}".strip()))
+    found.insert(1, ("keepd", lambda model: keepd_turn(args, model), f"{commit} {args.keepd_options}".strip()))
     return found
 
 
@@ -228,6 +242,8 @@ def main():
     ap.add_argument("--llama", type=pathlib.Path, metavar="DIR")
     ap.add_argument("--ik", type=pathlib.Path, metavar="DIR")
     ap.add_argument("--openvino", metavar="PYTHON")
+    ap.add_argument("--llama-server", metavar="PROGRAM")
+    ap.add_argument("--llama-options", default="", help="of llama.cpp's server, besides threads, places and length; as one word")
     ap.add_argument("--keepd", default=str(ROOT / "build" / "keepd"))
     ap.add_argument("--keepd-options", default="", help="more of them, as one word")
     ap.add_argument("--machine", default=str(ROOT / "build" / "release" / "bench" / "speed" / "bench_machine"))

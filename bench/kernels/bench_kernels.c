@@ -474,21 +474,23 @@ static void fill_cache(const struct model *m, int count, int length) {
 /* ---- Attention alone ----------------------------------------------------------------------------
  */
 
-#define ATTENTION_LAYERS 4
+#define ATTENTION_BYTES 256e6 /* of CONTEXT tokens in all layers: several times any cache */
+#define PROMPT_LAYERS   4
 
 struct attention {
     struct model m;
     struct kern_batch batch;
+    int layers;
 };
 
 static void attend_layers(void *arg) {
     struct attention *a = arg;
     struct kern_attend_options options = {.scale = 1 / sqrtf((float)bench.shape.head_dim)};
-    for (int i = 0; i < bench.shape.layers; i++)
+    for (int i = 0; i < a->layers; i++)
         bench.kern->ops->attend(bench.kern, i, a->m.att, a->m.noise, &a->batch, &options);
 }
 
-/* `count` tokens of `batch_size` sequences at `pos`, in all layers. */
+/* `count` tokens of `batch_size` sequences at `pos`: one token in all layers, more in a few. */
 static void bench_attend(struct attention *a, int batch_size, int count, int pos) {
     const struct shape *s = &bench.shape;
     struct kern_span spans[SLOTS];
@@ -496,18 +498,19 @@ static void bench_attend(struct attention *a, int batch_size, int count, int pos
         spans[i] = (struct kern_span){.slot = i, .row = i * count, .count = count, .pos = pos};
     a->batch =
         (struct kern_batch){.spans = spans, .rows = batch_size * count, .span_count = batch_size};
+    a->layers = count == 1 || s->layers < PROMPT_LAYERS ? s->layers : PROMPT_LAYERS;
     fill_cache(&a->m, batch_size, pos);
     if (bench.kern->ops->begin_step(bench.kern, &a->batch)) fail("begin_step", ERR_FULL, NULL);
     for (int i = 0; i < s->layers; i++)
         bench.kern->ops->write_kv(bench.kern, i, a->m.noise, NULL, &a->batch);
     double best = best_time(attend_layers, a);
-    double seen = (double)s->layers * batch_size * count * (pos + (count + 1) / 2.0);
-    double bytes = (double)s->layers * batch_size * (pos + count) * token_bytes(s);
+    double seen = (double)a->layers * batch_size * count * (pos + (count + 1) / 2.0);
+    double bytes = (double)a->layers * batch_size * (pos + count) * token_bytes(s);
     printf("D %3d group %d batch %d x %3d tokens at %4d: %8.1f us  %6.2f ns per query and entry",
            s->head_dim, s->heads_q / s->heads_kv, batch_size, count, pos, best * 1e6,
            best * 1e9 / (seen * s->heads_q));
     printf("  %5.1f GFLOP/s", 4e-9 * seen * s->heads_q * s->head_dim / best);
-    if (count == 1) printf("  %4.1f GB/s", bytes / best * 1e-9);
+    if (count == 1) printf("  %4.1f GB/s of %.0f MB", bytes / best * 1e-9, bytes * 1e-6);
     printf("\n");
     for (int i = 0; i < batch_size; i++) bench.kern->ops->release(bench.kern, i);
 }
@@ -518,10 +521,9 @@ static void bench_attention(void) {
     struct kern *kern = bench.kern;
     struct cpu_options options = {.path = bench.path, .threads = bench.threads};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        bench.shape = (struct shape){.layers = ATTENTION_LAYERS,
-                                     .heads_q = shapes[i][0],
-                                     .heads_kv = shapes[i][1],
-                                     .head_dim = shapes[i][2]};
+        bench.shape = (struct shape){
+            .heads_q = shapes[i][0], .heads_kv = shapes[i][1], .head_dim = shapes[i][2]};
+        bench.shape.layers = (int)ceil(ATTENTION_BYTES / CONTEXT / token_bytes(&bench.shape));
         int rc = cpu_open(&options, &bench.kern, NULL);
         if (rc) fail("open", rc, NULL);
         cache_make();

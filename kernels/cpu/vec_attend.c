@@ -4,7 +4,10 @@
  *
  * Lanes are processed in sets of sixteen. In a full or nearly full set, each vector holds one value
  * of every lane: scores, maxima and sums of weights need no operation across a vector. In a small
- * set, a chunk's entries fill the vector. Both add in the same order (vec_dots.h). */
+ * set, a chunk's entries fill the vector. Both add in the same order (vec_dots.h).
+ *
+ * The keys of a page are read before its values: a processor fetches one long run of memory ahead
+ * by itself, but not runs of a chunk's keys and a chunk's values by turns. */
 #include <float.h>
 
 #include "kernels/cpu/vec.h"
@@ -17,10 +20,11 @@
 struct room {
     float most[LANES], sum[LANES];
     int32_t lo[LANES], hi[LANES]; /* entries the lane sees; neither descends */
-    float weight[LANES * CHUNK];  /* scores, then weights of a chunk's entries */
-    float keep[LANES];            /* factor of the lane's sums after its maximum has grown */
+    float weight[LANES * CHUNK];  /* scores, then weights of the entries of a piece's chunks */
+    float keep[LANES];            /* for each chunk the factors of the lanes' sums before it */
     float cap;                    /* kern_attend_options */
     int width;
+    int places;  /* lanes that have room in weight and keep for each chunk, at least the item's */
     bool scaled; /* rows have factors: */
     int words;
     int16_t *whole;      /* [LANES][words] queries in whole numbers; a set side by side: packed */
@@ -28,11 +32,11 @@ struct room {
     float of_values[CHUNK]; /* factors of a chunk's values */
     float *q;               /* [LANES][width], scaled; a set side by side: [width][MANY] */
     float *acc;             /* [LANES][width] */
-    float *k, *v;           /* [CHUNK][width] */
+    float *wide;            /* [CHUNK][width] keys or values */
 };
 
 size_t VEC(attend_scratch)(const struct kern_cache_options *options) {
-    size_t vectors = 2 * LANES + 2 * CHUNK;
+    size_t vectors = 2 * LANES + CHUNK;
     size_t words = (LANES + MANY) * (size_t)row_width(options->head_dim);
     return sizeof(struct room) + 64 + vectors * (size_t)padded(options->head_dim) * sizeof(float) +
            words * sizeof(int16_t);
@@ -43,18 +47,19 @@ int VEC(attend_lanes)(const struct kern_cache_options *options) {
     return LANES;
 }
 
-static struct room *room_of(const struct cpu_attend_job *job, void *scratch) {
+static struct room *room_of(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                            void *scratch) {
     struct room *room = scratch;
     size_t width = (size_t)padded(job->head_dim);
     room->width = (int)width;
+    room->places = item->lanes <= TILE ? TILE : (item->lanes + MANY - 1) / MANY * MANY;
     room->cap = job->cap;
     room->q = (float *)((char *)scratch + (sizeof *room + 63) / 64 * 64);
     room->acc = room->q + LANES * width;
-    room->k = room->acc + LANES * width;
-    room->v = room->k + CHUNK * width;
+    room->wide = room->acc + LANES * width;
     room->scaled = row_scaled(job->cache->options.dtype);
     room->words = row_width(job->head_dim);
-    room->whole = (int16_t *)(room->v + CHUNK * width);
+    room->whole = (int16_t *)(room->wide + CHUNK * width);
     return room;
 }
 
@@ -74,7 +79,7 @@ static bool side_by_side(struct set set) {
 /* Packs sixteen queries, one per lane, in place. */
 static void pack_set(struct room *room, struct set set) {
     float *q = room->q + (int64_t)set.first * room->width,
-          *packed = room->k; /* the keys' buffer is still unused and as large */
+          *packed = room->wide; /* still unused and as large */
     if (room->scaled) {
         int16_t *whole = room->whole + (int64_t)set.first * room->words,
                 *copy = room->whole + (int64_t)LANES * room->words;
@@ -117,11 +122,19 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
 /* ---- A chunk ------------------------------------------------------------------------------------
  */
 
-/* `count` entries from `entry` on. */
+/* `count` entries from `entry` on, at `slot` of a page, and the lanes' weights of them. */
 struct chunk {
-    struct rows k, v;
+    uint32_t page;
+    int slot, count;
     int32_t entry;
-    int count;
+    float *weight, *keep; /* those of lane 0 */
+};
+
+/* Slots [from, to) of a page whose first entry is `entry`. */
+struct piece {
+    uint32_t page;
+    int from, to;
+    int32_t entry;
 };
 
 /* The chunk's entries that a lane sees: [lo, hi), none if they meet. */
@@ -136,36 +149,37 @@ static struct seen seen_of(const struct room *room, int l, const struct chunk *c
     return lo < hi ? (struct seen){lo, hi} : (struct seen){0, 0};
 }
 
-/* Raises the lane's largest score to `most`. */
-static void raise_most(struct room *room, int l, float most) {
+/* Raises the lane's largest score to `most`. Returns the factor of its sums. */
+static float raise_most(struct room *room, int l, float most) {
     float keep[16] = {1};
     if (most > room->most[l]) /* exp(-inf - most) is 0: the first chunk starts from nothing */
         v16_store(keep, v16_exp(v16_set(room->most[l] - most)));
     room->most[l] = most;
-    room->keep[l] = keep[0];
+    return keep[0];
 }
 
 /* Weights of a few lanes, rows of CHUNK. */
-static void meet_few(struct room *room, struct set set, const struct chunk *c) {
-    float *weight = room->weight + (int64_t)set.first * CHUNK;
+static void meet_few(struct room *room, struct set set, const struct chunk *c,
+                     const struct rows *keys) {
+    float *weight = c->weight + (int64_t)set.first * CHUNK;
     struct dots dots = {weight, CHUNK, room->q + (int64_t)set.first * room->width, room->width,
-                        c->k};
+                        keys};
     if (room->scaled)
         row_scores_few(weight, room->whole + (int64_t)set.first * room->words,
-                       room->factor + set.first, set.lanes, &c->k, c->count);
+                       room->factor + set.first, set.lanes, keys, c->count);
     else
         dots_few(&dots, set.lanes, c->count);
     for (int l = set.first; l < set.first + set.lanes; l++, weight += CHUNK) {
         struct seen seen = seen_of(room, l, c);
-        room->keep[l] = 1;
+        c->keep[l] = 1;
         if (seen.hi == 0) continue;
         v16 s = v16_load(weight);
         if (room->cap > 0) s = v16_soft_cap(s, room->cap);
         s = v16_keep(s, seen.lo, seen.hi, -INFINITY);
-        raise_most(room, l, fmaxf(room->most[l], v16_most(s)));
+        c->keep[l] = raise_most(room, l, fmaxf(room->most[l], v16_most(s)));
         s = v16_exp(v16_sub(s, v16_set(room->most[l])));
         v16_store(weight, room->scaled ? v16_mul(s, v16_load(room->of_values)) : s);
-        room->sum[l] = room->sum[l] * room->keep[l] + v16_sum(s);
+        room->sum[l] = room->sum[l] * c->keep[l] + v16_sum(s);
     }
 }
 
@@ -197,14 +211,15 @@ static v16 sum_many(const float *weight) {
 
 /* Weights of packed lanes, [CHUNK][MANY]. The maximum of a lane that has seen nothing yet is -inf,
  * and -inf - -inf is NaN: the smallest float takes its place. */
-static void meet_many(struct room *room, struct set set, const struct chunk *c) {
-    float *weight = room->weight + (int64_t)set.first * CHUNK;
+static void meet_many(struct room *room, struct set set, const struct chunk *c,
+                      const struct rows *keys) {
+    float *weight = c->weight + (int64_t)set.first * CHUNK;
     int last = set.first + set.lanes - 1;
     if (room->scaled)
         row_scores_many(weight, room->whole + (int64_t)set.first * room->words,
-                        room->factor + set.first, &c->k, c->count);
+                        room->factor + set.first, keys, c->count);
     else
-        dots_many(weight, room->q + (int64_t)set.first * room->width, c->k.at, room->width,
+        dots_many(weight, room->q + (int64_t)set.first * room->width, keys->at, room->width,
                   c->count);
     if (room->cap > 0) cap_many(weight, c->count, room->cap);
     if (room->lo[last] > c->entry || room->hi[set.first] < c->entry + c->count)
@@ -224,7 +239,7 @@ static void meet_many(struct room *room, struct set set, const struct chunk *c) 
         v16_store(to, v16_mul(v16_load(to), v16_set(room->of_values[j])));
     }
     v16_store(room->most + set.first, most);
-    v16_store(room->keep + set.first, keep);
+    v16_store(c->keep + set.first, keep);
 }
 
 /* Number of lanes from l on that see the same entries as l. */
@@ -240,53 +255,100 @@ static int alike(const struct room *room, int l, int end, const struct chunk *c)
 
 /* Adds only entries that a lane sees: other memory of the page may be stale, and 0 * NaN is not
  * 0. */
-static void add_values(struct room *room, struct set set, const struct chunk *c, bool many) {
+static void add_values(struct room *room, struct set set, const struct chunk *c,
+                       const struct rows *values) {
+    const bool many = side_by_side(set);
     int end = set.first + set.lanes;
     for (int l = set.first, n; l < end; l += n) {
         struct seen seen = seen_of(room, l, c);
         int at = set.first * CHUNK + (l - set.first) * (many ? 1 : CHUNK);
         struct weighing w = {.out = room->acc + (int64_t)l * room->width,
                              .out_stride = room->width,
-                             .keep = room->keep + l,
-                             .p = room->weight + at,
+                             .keep = c->keep + l,
+                             .p = c->weight + at,
                              .p_lane = many ? 1 : CHUNK,
                              .p_row = many ? MANY : 1,
-                             .rows = c->v};
+                             .rows = values};
         n = alike(room, l, end, c);
-        if (seen.hi > 0) weigh_rows(w, n, seen.lo, seen.hi);
+        if (seen.hi > 0) weigh_rows(&w, n, seen.lo, seen.hi);
     }
 }
 
-static void meet(struct room *room, struct set set, const struct chunk *c) {
+/* Whether no lane of the set sees an entry of the chunk. */
+static bool apart(const struct room *room, struct set set, const struct chunk *c) {
     int last = set.first + set.lanes - 1;
-    if (room->hi[last] <= c->entry || room->lo[set.first] >= c->entry + c->count) return;
-    bool many = side_by_side(set);
-    if (many)
-        meet_many(room, set, c);
-    else
-        meet_few(room, set, c);
-    add_values(room, set, c, many);
+    return room->hi[last] <= c->entry || room->lo[set.first] >= c->entry + c->count;
 }
 
-/* Processes a chunk as stored or, for more lanes than a tile has, converted to floats; of rows with
- * factors only the values' levels. */
-static void meet_chunk(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
-                       struct room *room, uint32_t page, int slot, struct chunk c) {
-    c.k = rows_of(cpu_cache_rows(job->cache, page, false, slot));
-    c.v = rows_of(cpu_cache_rows(job->cache, page, true, slot));
+/* Computes the lanes' weights of a chunk. Keys are read as stored or, for more lanes than a tile
+ * has, converted to floats; keys with factors always as stored. */
+static void meet_keys(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                      struct room *room, const struct chunk *c) {
+    struct rows keys = rows_of(cpu_cache_rows(job->cache, c->page, false, c->slot));
     if (room->scaled) {
-        for (int j = 0; j < c.count; j++) room->of_values[j] = number_from_bf16(c.v.factors[j]);
-        if (item->lanes > TILE) {
-            widen_levels(&c.v, c.count, room->v);
-            c.v = (struct rows){room->v, room->width, room->width, KERN_F32, NULL};
-        }
+        const uint16_t *factors = cpu_cache_factors(job->cache, c->page, true) + c->slot;
+        for (int j = 0; j < c->count; j++) room->of_values[j] = number_from_bf16(factors[j]);
     } else if (item->lanes > TILE) {
-        const void *k = widen_rows(&c.k, c.count, room->k);
-        const void *v = widen_rows(&c.v, c.count, room->v);
-        c.k = (struct rows){k, room->width, room->width, KERN_F32, NULL};
-        c.v = (struct rows){v, room->width, room->width, KERN_F32, NULL};
+        const void *wide = widen_rows(&keys, c->count, room->wide);
+        keys = (struct rows){wide, room->width, room->width, KERN_F32, NULL};
     }
-    for (int l = 0; l < item->lanes; l += MANY) meet(room, set_at(item, l), &c);
+    for (int l = 0; l < item->lanes; l += MANY) {
+        const struct set set = set_at(item, l);
+        if (apart(room, set, c)) continue;
+        if (side_by_side(set))
+            meet_many(room, set, c, &keys);
+        else
+            meet_few(room, set, c, &keys);
+    }
+}
+
+/* Adds a chunk's values with these weights. Values with factors are converted to their levels,
+ * because the weights include the factors. */
+static void meet_values(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                        struct room *room, const struct chunk *c) {
+    struct rows values = rows_of(cpu_cache_rows(job->cache, c->page, true, c->slot));
+    if (item->lanes > TILE) {
+        const void *wide = room->wide;
+        if (room->scaled)
+            widen_levels(&values, c->count, room->wide);
+        else
+            wide = widen_rows(&values, c->count, room->wide);
+        values = (struct rows){wide, room->width, room->width, KERN_F32, NULL};
+    }
+    for (int l = 0; l < item->lanes; l += MANY) {
+        const struct set set = set_at(item, l);
+        if (!apart(room, set, c)) add_values(room, set, c, &values);
+    }
+}
+
+/* The chunk at slot `at` of a piece that begins at slot `from`. */
+SIMD struct chunk chunk_at(struct room *room, const struct piece *piece, int at) {
+    const int left = piece->to - at, place = (at - piece->from) / CHUNK * room->places;
+    return (struct chunk){.page = piece->page,
+                          .slot = at,
+                          .count = left < CHUNK ? left : CHUNK,
+                          .entry = piece->entry + at,
+                          .weight = room->weight + (int64_t)place * CHUNK,
+                          .keep = room->keep + place};
+}
+
+/* Processes the first `count` entries of a page, the first of which is `entry`: first the keys of
+ * as many chunks as there is room for, then their values. */
+static void meet_page(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                      struct room *room, uint32_t page, int32_t entry, int count) {
+    const int most = LANES / room->places * CHUNK;
+    for (int from = 0; from < count; from += most) {
+        const int to = count - from < most ? count : from + most;
+        const struct piece piece = {page, from, to, entry};
+        for (int at = from; at < to; at += CHUNK) {
+            const struct chunk c = chunk_at(room, &piece, at);
+            meet_keys(job, item, room, &c);
+        }
+        for (int at = from; at < to; at += CHUNK) {
+            const struct chunk c = chunk_at(room, &piece, at);
+            meet_values(job, item, room, &c);
+        }
+    }
 }
 
 static void finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
@@ -301,20 +363,15 @@ static void finish(const struct cpu_attend_job *job, const struct cpu_attend_ite
 
 void VEC(attend)(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                  void *scratch) {
-    struct room *room = room_of(job, scratch);
+    struct room *room = room_of(job, item, scratch);
     const struct kern_span *span = &job->batch->spans[item->span];
     struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, item->head);
     begin(job, item, &stream, room);
     int slots = job->cache->page_slots;
     int32_t last = room->hi[item->lanes - 1];
     for (int32_t page = room->lo[0] / slots; page * slots < last; page++) {
-        for (int slot = 0; slot < slots && page * slots + slot < last; slot += CHUNK) {
-            int32_t entry = page * slots + slot;
-            int count = slots - slot < CHUNK ? slots - slot : CHUNK;
-            if (count > last - entry) count = last - entry;
-            meet_chunk(job, item, room, stream.pages[page], slot,
-                       (struct chunk){.entry = entry, .count = count});
-        }
+        const int32_t left = last - page * slots;
+        meet_page(job, item, room, stream.pages[page], page * slots, left < slots ? left : slots);
     }
     finish(job, item, room);
 }

@@ -48,13 +48,18 @@ static inline struct rows rows_of(struct cpu_rows rows) {
     return (struct rows){rows.at, rows.dim, rows.dim, rows.dtype, rows.factors};
 }
 
-/* out[l * out_stride + j] = q[l] . row[j] */
+/* out[l * out_stride + j] = q[l] . row[j]
+ *
+ * This and struct weighing are handed on by pointer and never copied: a copy is made with wide
+ * loads, right after narrow stores of its parts. A processor delays such a load until the stores
+ * have left its queue, so until all earlier instructions have ended, reads of memory among them,
+ * and only then knows which addresses to read next. */
 struct dots {
     float *out;
     int64_t out_stride;
     const float *q;
     int64_t q_stride;
-    struct rows rows;
+    const struct rows *rows;
 };
 
 /* ---- Few queries ------------------------------------------------------------------------------
@@ -64,7 +69,7 @@ SIMD void few_step(const struct dots *p, v16 (*sum)[4], int lane, const int lane
                    const int rows, int d, int left, const enum kern_dtype dtype) {
     v16 key[4];
     UNROLL for (int j = 0; j < rows; j++) key[j] =
-        v16_load_row(p->rows.at, (row + j) * p->rows.stride + d, left, dtype);
+        v16_load_row(p->rows->at, (row + j) * p->rows->stride + d, left, dtype);
     UNROLL for (int l = 0; l < lanes; l++) {
         v16 q = v16_load_row(p->q, (lane + l) * p->q_stride + d, left, KERN_F32);
         UNROLL for (int j = 0; j < rows; j++) sum[l][j] = v16_fma(q, key[j], sum[l][j]);
@@ -74,7 +79,7 @@ SIMD void few_step(const struct dots *p, v16 (*sum)[4], int lane, const int lane
 SIMD void few_tile(const struct dots *p, int lane, const int lanes, int row, const int rows,
                    const enum kern_dtype dtype) {
     v16 sum[TILE][4];
-    int d = 0, dim = p->rows.dim;
+    int d = 0, dim = p->rows->dim;
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int j = 0; j < rows; j++) sum[l][j] =
         v16_set(0);
     for (; d + 16 <= dim; d += 16) few_step(p, sum, lane, lanes, row, rows, d, 16, dtype);
@@ -103,9 +108,9 @@ SIMD void few_typed(const struct dots *p, int lanes, int count, const enum kern_
 }
 
 static inline void dots_few(const struct dots *p, int lanes, int count) {
-    if (p->rows.dtype == KERN_F32)
+    if (p->rows->dtype == KERN_F32)
         few_typed(p, lanes, count, KERN_F32);
-    else if (p->rows.dtype == KERN_BF16)
+    else if (p->rows->dtype == KERN_BF16)
         few_typed(p, lanes, count, KERN_BF16);
     else
         few_typed(p, lanes, count, KERN_E4M3);
@@ -254,7 +259,7 @@ struct weighing {
     const float *keep; /* NULL: 1 */
     const float *p;
     int64_t p_lane, p_row; /* strides from lane to lane and from weight to weight of one lane */
-    struct rows rows;
+    const struct rows *rows;
 };
 
 /* Sixteen numbers, or levels of rows with factors. */
@@ -263,24 +268,26 @@ SIMD v16 weigh_load(const struct rows *rows, int j, int d, int left, const enum 
     return v16_load_row(rows->at, j * rows->stride + d, left, dtype);
 }
 
-SIMD void weigh_tile(const struct weighing *w, const int lanes, int from, int to, int d,
+SIMD void weigh_tile(const struct weighing *w, int lane, const int lanes, int from, int to, int d,
                      const int vectors, int left, const enum kern_dtype dtype) {
     v16 sum[TILE][4], row[4];
+    const float *p = w->p + lane * w->p_lane;
+    float *to_lane = w->out + lane * w->out_stride;
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
-        v16_load_row(w->out, l * w->out_stride + d + 16 * i, left, KERN_F32);
+        v16_load_row(to_lane, l * w->out_stride + d + 16 * i, left, KERN_F32);
     if (w->keep)
         UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
-            v16_mul(sum[l][i], v16_set(w->keep[l]));
+            v16_mul(sum[l][i], v16_set(w->keep[lane + l]));
     for (int j = from; j < to; j++) {
         UNROLL for (int i = 0; i < vectors; i++) row[i] =
-            weigh_load(&w->rows, j, d + 16 * i, left, dtype);
+            weigh_load(w->rows, j, d + 16 * i, left, dtype);
         UNROLL for (int l = 0; l < lanes; l++) {
-            v16 p = v16_set(w->p[l * w->p_lane + j * w->p_row]);
-            UNROLL for (int i = 0; i < vectors; i++) sum[l][i] = v16_fma(p, row[i], sum[l][i]);
+            v16 weight = v16_set(p[l * w->p_lane + j * w->p_row]);
+            UNROLL for (int i = 0; i < vectors; i++) sum[l][i] = v16_fma(weight, row[i], sum[l][i]);
         }
     }
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) {
-        float *out = w->out + l * w->out_stride + d + 16 * i;
+        float *out = to_lane + l * w->out_stride + d + 16 * i;
         if (left >= 16)
             v16_store(out, sum[l][i]);
         else
@@ -288,43 +295,40 @@ SIMD void weigh_tile(const struct weighing *w, const int lanes, int from, int to
     }
 }
 
-SIMD void weigh_typed(const struct weighing *w, const int lanes, int from, int to,
+SIMD void weigh_typed(const struct weighing *w, int lane, const int lanes, int from, int to,
                       const enum kern_dtype dtype) {
-    int d = 0, dim = w->rows.dim;
+    int d = 0, dim = w->rows->dim;
     for (; d + 16 * TILE_ROWS <= dim; d += 16 * TILE_ROWS)
-        weigh_tile(w, lanes, from, to, d, TILE_ROWS, 16, dtype);
-    for (; d + 16 <= dim; d += 16) weigh_tile(w, lanes, from, to, d, 1, 16, dtype);
-    if (d < dim) weigh_tile(w, lanes, from, to, d, 1, dim - d, dtype);
+        weigh_tile(w, lane, lanes, from, to, d, TILE_ROWS, 16, dtype);
+    for (; d + 16 <= dim; d += 16) weigh_tile(w, lane, lanes, from, to, d, 1, 16, dtype);
+    if (d < dim) weigh_tile(w, lane, lanes, from, to, d, 1, dim - d, dtype);
 }
 
-SIMD void weigh_lanes(const struct weighing *w, const int lanes, int from, int to) {
-    if (w->rows.dtype == KERN_F32)
-        weigh_typed(w, lanes, from, to, KERN_F32);
-    else if (w->rows.dtype == KERN_BF16)
-        weigh_typed(w, lanes, from, to, KERN_BF16);
-    else if (w->rows.dtype == KERN_ROW8)
-        weigh_typed(w, lanes, from, to, KERN_ROW8);
-    else if (w->rows.dtype == KERN_ROW4)
-        weigh_typed(w, lanes, from, to, KERN_ROW4);
+SIMD void weigh_lanes(const struct weighing *w, int lane, const int lanes, int from, int to) {
+    if (w->rows->dtype == KERN_F32)
+        weigh_typed(w, lane, lanes, from, to, KERN_F32);
+    else if (w->rows->dtype == KERN_BF16)
+        weigh_typed(w, lane, lanes, from, to, KERN_BF16);
+    else if (w->rows->dtype == KERN_ROW8)
+        weigh_typed(w, lane, lanes, from, to, KERN_ROW8);
+    else if (w->rows->dtype == KERN_ROW4)
+        weigh_typed(w, lane, lanes, from, to, KERN_ROW4);
     else
-        weigh_typed(w, lanes, from, to, KERN_E4M3);
+        weigh_typed(w, lane, lanes, from, to, KERN_E4M3);
 }
 
 /* Adds rows [from, to) for `lanes` lanes. */
-static void weigh_rows(struct weighing w, int lanes, int from, int to) {
-    for (int n; lanes > 0; lanes -= n) {
-        n = lanes < TILE ? lanes : TILE;
+static void weigh_rows(const struct weighing *w, int lanes, int from, int to) {
+    for (int lane = 0, n; lane < lanes; lane += n) {
+        n = lanes - lane < TILE ? lanes - lane : TILE;
         if (n == TILE)
-            weigh_lanes(&w, TILE, from, to);
+            weigh_lanes(w, lane, TILE, from, to);
         else if (n == 3)
-            weigh_lanes(&w, 3, from, to);
+            weigh_lanes(w, lane, 3, from, to);
         else if (n == 2)
-            weigh_lanes(&w, 2, from, to);
+            weigh_lanes(w, lane, 2, from, to);
         else
-            weigh_lanes(&w, 1, from, to);
-        w.out += n * w.out_stride;
-        if (w.keep) w.keep += n;
-        w.p += n * w.p_lane;
+            weigh_lanes(w, lane, 1, from, to);
     }
 }
 

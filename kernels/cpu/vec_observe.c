@@ -30,7 +30,7 @@ static void dots_typed(float *out, size_t stride, const float *q, int lanes, str
         out += (size_t)n * stride;
         q += (size_t)n * (size_t)rows.dim;
     }
-    dots_few(&(struct dots){out, (int64_t)stride, q, rows.dim, rows}, lanes, count);
+    dots_few(&(struct dots){out, (int64_t)stride, q, rows.dim, &rows}, lanes, count);
 }
 
 /* Up to sixteen rows with factors from `first` on as floats, in `wide`. */
@@ -83,17 +83,18 @@ static void soft_cap(float *x, int count, float cap) {
 static void weigh(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
                   struct cpu_rows rows, int count) {
     float wide[MANY * ROW_DIM_MAX];
+    struct rows some = rows_of(rows);
     struct weighing w = {.out = out,
                          .out_stride = (int64_t)stride,
                          .p = p,
                          .p_lane = (int64_t)p_stride,
                          .p_row = 1,
-                         .rows = rows_of(rows)};
-    if (!row_scaled(rows.dtype)) weigh_rows(w, lanes, 0, count);
+                         .rows = &some};
+    if (!row_scaled(rows.dtype)) weigh_rows(&w, lanes, 0, count);
     for (int j = 0; j < count && row_scaled(rows.dtype); j += MANY, w.p += MANY) {
         int n = count - j < MANY ? count - j : MANY;
-        w.rows = widened(rows, j, n, wide);
-        weigh_rows(w, lanes, 0, n);
+        some = widened(rows, j, n, wide);
+        weigh_rows(&w, lanes, 0, n);
     }
 }
 
