@@ -197,8 +197,15 @@ def joint_rate(streams):
     return sum(start < t <= end for s in streams for t in s) / (end - start)
 
 
-def generating(server, rng, batch, tokens):
-    return joint_rate(server.together([prompt_of(rng, 16) for _ in range(batch)], tokens))
+WORDS = "river stone garden copper yellow window mountain paper silver bridge candle winter forest market engine letter".split()
+
+
+def words_of(rng, count):
+    return " ".join(rng.choice(WORDS) for _ in range(count))
+
+
+def generating(server, rng, batch, tokens, prompt=prompt_of):
+    return joint_rate(server.together([prompt(rng, 16) for _ in range(batch)], tokens))
 
 
 SHORT = {"prompt of 512": lambda s, rng: reading(s, rng, 512),

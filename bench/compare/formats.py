@@ -29,7 +29,7 @@ import statistics
 import subprocess
 import sys
 
-from compare import ROOT, Keepd, Llama, generating, reading
+from compare import ROOT, Keepd, Llama, generating, prompt_of, reading, words_of
 
 CASES = {"prompt": "prompt of 512", "1": "generation, batch 1", "8": "generation, batch 8", "32": "generation, batch 32"}
 PROMPT, TOKENS, SHORT = 512, 32, 16
@@ -45,14 +45,16 @@ def text_of(command, **options):
 class ServerTurn:
     """A server on one file, measured through HTTP; stopped (SIGSTOP) outside its turns."""
 
-    def __init__(self, name, server):
-        self.name, self.server = name, server
+    def __init__(self, name, server, args):
+        self.name, self.server, self.prompt = name, server, words_of if args.words else prompt_of
+        with self.server.turn() as s:   # memory touched
+            generating(s, random.Random(99), max([1, *(int(c) for c in args.cases if c != "prompt")]), 4, self.prompt)
 
     def measure(self, cases, number):
         rng, found = random.Random(number), {}
         with self.server.turn() as s:
             for case in cases:
-                found[case] = reading(s, rng, PROMPT) if case == "prompt" else generating(s, rng, int(case), TOKENS)
+                found[case] = reading(s, rng, PROMPT) if case == "prompt" else generating(s, rng, int(case), TOKENS, self.prompt)
         return found
 
     def stop(self):
@@ -60,14 +62,14 @@ class ServerTurn:
 
 
 def keepd_turn(args, model):
-    return ServerTurn("keepd", Keepd(args, model, {"places": 32, "full": True, "options": args.keepd_options.split()}))
+    return ServerTurn("keepd", Keepd(args, model, {"places": 32, "full": True, "options": args.keepd_options.split()}), args)
 
 
 LLAMA_SERVER = "llama.cpp's server"
 
 
 def llama_turn(args, model):
-    return ServerTurn(LLAMA_SERVER, Llama(args, model.with_suffix(""), {"places": 32, "length": PROMPT + 2 * TOKENS}))
+    return ServerTurn(LLAMA_SERVER, Llama(args, model.with_suffix(""), {"places": 32, "length": PROMPT + 2 * TOKENS}), args)
 
 
 class GgmlTurn:
@@ -243,6 +245,8 @@ def main():
     ap.add_argument("--ik", type=pathlib.Path, metavar="DIR")
     ap.add_argument("--openvino", metavar="PYTHON")
     ap.add_argument("--llama-server", metavar="PROGRAM")
+    ap.add_argument("--words", action="store_true", help="prompts of batches are English words: a trained model answers random ids with parts "
+                    "of characters, for which llama.cpp's server sends no events")
     ap.add_argument("--llama-options", default="", help="of llama.cpp's server, besides threads, places and length; as one word")
     ap.add_argument("--keepd", default=str(ROOT / "build" / "keepd"))
     ap.add_argument("--keepd-options", default="", help="more of them, as one word")

@@ -15,6 +15,7 @@
 
 #define LANES 64
 #define CHUNK 16
+#define SMALL 512 /* bytes of a chunk's keys up to which the arithmetic limits, not the memory */
 
 /* Scratch of one worker. Vectors are padded with zeros to `width` floats, a multiple of 16. */
 struct room {
@@ -173,7 +174,7 @@ static void meet_few(struct room *room, struct set set, const struct chunk *c,
         struct seen seen = seen_of(room, l, c);
         c->keep[l] = 1;
         if (seen.hi == 0) continue;
-        v16 s = v16_load(weight);
+        v16 s = v16_load_fours(weight);
         if (room->cap > 0) s = v16_soft_cap(s, room->cap);
         s = v16_keep(s, seen.lo, seen.hi, -INFINITY);
         c->keep[l] = raise_most(room, l, fmaxf(room->most[l], v16_most(s)));
@@ -287,7 +288,7 @@ static void meet_keys(const struct cpu_attend_job *job, const struct cpu_attend_
     struct rows keys = rows_of(cpu_cache_rows(job->cache, c->page, false, c->slot));
     if (room->scaled) {
         const uint16_t *factors = cpu_cache_factors(job->cache, c->page, true) + c->slot;
-        for (int j = 0; j < c->count; j++) room->of_values[j] = number_from_bf16(factors[j]);
+        v16_store(room->of_values, v16_load_row(factors, 0, c->count, KERN_BF16));
     } else if (item->lanes > TILE) {
         const void *wide = widen_rows(&keys, c->count, room->wide);
         keys = (struct rows){wide, room->width, room->width, KERN_F32, NULL};
@@ -336,7 +337,8 @@ SIMD struct chunk chunk_at(struct room *room, const struct piece *piece, int at)
  * as many chunks as there is room for, then their values. */
 static void meet_page(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                       struct room *room, uint32_t page, int32_t entry, int count) {
-    const int most = LANES / room->places * CHUNK;
+    const bool small = CHUNK * job->cache->row_size <= SMALL;
+    const int most = small ? CHUNK : LANES / room->places * CHUNK;
     for (int from = 0; from < count; from += most) {
         const int to = count - from < most ? count : from + most;
         const struct piece piece = {page, from, to, entry};

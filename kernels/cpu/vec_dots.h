@@ -34,6 +34,23 @@
 
 #define UNROLL _Pragma("GCC unroll 4")
 
+/* v16_load of numbers that were just stored four at a time. A processor hands what was stored on to
+ * a load only if one store has all of it; otherwise the load waits until the stores have left their
+ * queue, for which all earlier instructions must have ended. */
+SIMD v16 v16_load_fours(const float *p) {
+#if defined(__AVX512F__)
+    __m512 a = _mm512_castps128_ps512(_mm_loadu_ps(p));
+    a = _mm512_insertf32x4(a, _mm_loadu_ps(p + 4), 1);
+    a = _mm512_insertf32x4(a, _mm_loadu_ps(p + 8), 2);
+    return _mm512_insertf32x4(a, _mm_loadu_ps(p + 12), 3);
+#elif defined(__AVX2__)
+    return V16(_mm256_set_m128(_mm_loadu_ps(p + 4), _mm_loadu_ps(p)),
+               _mm256_set_m128(_mm_loadu_ps(p + 12), _mm_loadu_ps(p + 8)));
+#else
+    return v16_load(p);
+#endif
+}
+
 /* Consecutive rows, `stride` elements apart; elements past `dim` count as 0. Rows with factors
  * (kernels/row.h) are widened first. */
 struct rows {
@@ -51,9 +68,8 @@ static inline struct rows rows_of(struct cpu_rows rows) {
 /* out[l * out_stride + j] = q[l] . row[j]
  *
  * This and struct weighing are handed on by pointer and never copied: a copy is made with wide
- * loads, right after narrow stores of its parts. A processor delays such a load until the stores
- * have left its queue, so until all earlier instructions have ended, reads of memory among them,
- * and only then knows which addresses to read next. */
+ * loads, right after narrow stores of its parts, and waits as v16_load_fours tells, also for reads
+ * of memory. Only then the processor knows which addresses to read next. */
 struct dots {
     float *out;
     int64_t out_stride;

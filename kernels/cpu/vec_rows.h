@@ -206,6 +206,14 @@ static inline int row_width(int dim) {
     return (dim + 2 * WORDS - 1) / (2 * WORDS) * 2 * WORDS;
 }
 
+/* As v16_load_fours. */
+SIMD n16 n16_load_fours(const int32_t *p) {
+    const v16 a = v16_load_fours((const float *)p);
+    n16 to;
+    memcpy(&to, &a, sizeof to);
+    return to;
+}
+
 /* ---- Queries ----------------------------------------------------------------------------------
  */
 
@@ -282,19 +290,17 @@ SIMD void row_few(int32_t *out, const int16_t *q, const struct rows *rows, int l
 static void row_scores_few(float *score, const int16_t *q, const float *factors, int lanes,
                            const struct rows *rows, int count) {
     int32_t whole[MANY * MANY];
-    uint16_t of_keys[MANY] = {0};
     const int width = row_width(rows->dim);
     if (rows->dtype == KERN_ROW8)
         row_few(whole, q, rows, lanes, count, width, KERN_ROW8);
     else
         row_few(whole, q, rows, lanes, count, width, KERN_ROW4);
-    memcpy(of_keys, rows->factors, (size_t)count * sizeof *of_keys);
-    const v16 keys = v16_load_bf16(of_keys);
+    const v16 keys = v16_load_row(rows->factors, 0, count, KERN_BF16);
     for (int l = 0; l < lanes; l++) {
-        n16 sums;
-        memset(whole + l * MANY + count, 0, (size_t)(MANY - count) * sizeof *whole);
-        memcpy(&sums, whole + l * MANY, sizeof sums);
-        v16_store(score + l * MANY, v16_mul(v16_mul(v16_of(sums), v16_set(factors[l])), keys));
+        int32_t *sums = whole + l * MANY;
+        for (int j = count; j < MANY; j++) sums[j] = 0;
+        v16_store(score + l * MANY,
+                  v16_mul(v16_mul(v16_of(n16_load_fours(sums)), v16_set(factors[l])), keys));
     }
 }
 
