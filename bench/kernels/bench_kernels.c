@@ -474,7 +474,7 @@ static void fill_cache(const struct model *m, int count, int length) {
 /* ---- Attention alone ----------------------------------------------------------------------------
  */
 
-#define ATTENTION_BYTES 256e6 /* of CONTEXT tokens in all layers: several times any cache */
+#define ATTENTION_BYTES 256e6 /* the cache of CONTEXT tokens, larger than a processor has */
 #define PROMPT_LAYERS   4
 
 struct attention {

@@ -128,7 +128,7 @@ struct chunk {
     uint32_t page;
     int slot, count;
     int32_t entry;
-    float *weight, *keep; /* those of lane 0 */
+    float *weight, *keep; /* lane 0 first */
 };
 
 /* Slots [from, to) of a page whose first entry is `entry`. */
