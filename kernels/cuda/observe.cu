@@ -243,7 +243,8 @@ static __device__ void stats_chunk(struct work &w, const struct look_args &a, in
 /* CLASSES: only looks whose entries have classes; otherwise only the others. The second pass does
  * the same. */
 template <int D, bool CLASSES>
-static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_stats(const struct look_args a) {
+static __global__ void __launch_bounds__(PRODUCT_THREADS, 1)
+    k_look_stats(const struct look_args a) {
     SHARED_MEMORY(shared);
     struct work w = work_open<D>(shared);
     if (CLASSES) class_open(w, shared + product_shape<D>::SHARED + work_bytes());
