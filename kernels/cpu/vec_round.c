@@ -219,7 +219,7 @@ static void codes_of_blocks(const float *x, int8_t *to, int64_t next, bool split
  * of its rest, counted from the first of the group. Returns the largest need. */
 static uint32_t examine(const struct rounding *row, const struct group *g, int32_t *rest) {
     float room[KERN_BLOCK];
-    uint32_t need[GROUP], next, most = 0;
+    uint32_t need[GROUP] = {0}, next, most = 0;
     int of = 0;
     if (is_whole(row, g))
         largest_of_blocks(row->x + g->block * KERN_BLOCK, need);
@@ -288,7 +288,7 @@ static void write_rest(const struct rounding *row, const struct group *g, const 
 
 static void write_group(const struct rounding *row, const struct group *g,
                         const struct unit *leaf) {
-    struct group_codes codes;
+    struct group_codes codes = {0};
     float room[KERN_BLOCK];
     for (int i = 0; i < g->count; i++) {
         codes.need[i] = number_bits(place_of(row, g->place + i)->back);
