@@ -22,7 +22,8 @@ PATHS = {  # as in kernels/cpu/CMakeLists.txt; test_gpu_check compares
     "vnni": [*AVX512, "-mavx512vnni"],
     "bf16": [*AVX512, "-mavx512bf16"],
 }
-PATHS_OF = {"vec_block": ("portable", "avx2", "vnni"), "vec_matmul": ("portable", "avx2", "avx512", "bf16")}
+BLOCKS = ("portable", "avx2", "vnni")
+PATHS_OF = {"vec_block": BLOCKS, "vec_round": BLOCKS, "vec_matmul": ("portable", "avx2", "avx512", "bf16")}
 AMX = [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
 C_FLAGS = ["-std=gnu17", "-O3", "-g", "-D_GNU_SOURCE", "-ffp-contract=off", f"-I{ROOT}"]
 LIBRARIES = ["libmicrohttpd", "gnutls", "libcjson", "libuv", "libpcre2-8", "inih", "nettle"]
