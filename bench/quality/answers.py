@@ -170,16 +170,18 @@ def forget(c, salt):
 
 
 def run_cell(c, store, context, method, share, wanted, label):
-    """A context under one method."""
-    kv, name, salt = kv_fields(method, share, len(context.ids)), method + label, f"answers-{time.time_ns()}-{threading.get_ident()}"
+    """A context under one method. Each protocol has conversations of its own: one that was compressed before its question must
+    not be continued where the question is to be known."""
+    kv, name = kv_fields(method, share, len(context.ids)), method + label
     for protocol in PROTOCOLS:
         if protocol not in wanted or (context.task, context.number, name, share, protocol) in store.done:
             continue
+        salt = f"answers-{time.time_ns()}-{threading.get_ident()}"
         texts = context.texts(c, kv, salt, protocol)
         got = sum(right(row, text) for row, text in zip(context.rows, texts))
         store.add(task=context.task, context=context.number, method=name, share=share, protocol=protocol, got=got,
                   of=len(texts), texts=texts)
-    forget(c, salt)
+        forget(c, salt)
 
 
 # --- results ---------------------------------------------------------------------------------------

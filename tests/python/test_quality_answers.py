@@ -87,6 +87,8 @@ def test_both_protocols_compress_where_they_say(tmp_path):
     assert daemon.prompts[0][-1] == "word" and [p[-2] for p in daemon.prompts[1:]] == ["acorn", "birch"]
     found = {p: store.done["pairs", 0, "snapkv", 0.25, p] for p in answers.PROTOCOLS}
     assert [(line["got"], line["of"]) for line in found.values()] == [(1, 2), (1, 2)]
+    both = asked(tmp_path / "both", Played())       # in one run, the known question's prompt continues nothing that was compressed before
+    assert set(both.done) == {("pairs", 0, "snapkv", 0.25, p) for p in answers.PROTOCOLS}
     daemon.prompts.clear()
     asked(tmp_path, daemon)          # everything is in the file
     assert not daemon.prompts
