@@ -131,8 +131,8 @@ const struct option config_options[] = {
     {"kv-dtype", CHOICE, AT(kv_dtype), 0, 0, "auto", "auto|f32|bf16|fp8|fp8_e4m3|q8|q4", 0,
      "Number format of cached keys and values. auto: the format of the weights, bf16 for f16 "
      "weights. fp8 (fp8_e4m3): 8-bit E4M3, rounded to nearest, at most 448; holds twice as "
-     "many entries as bf16 in the same memory. q8, q4 (CPU only): 8 or 4 bits and a factor for "
-     "each rotated key or value; they hold 1.9 and 3.4 times as many entries as bf16."},
+     "many entries as bf16 in the same memory. q8, q4: 8 or 4 bits and a factor for each rotated "
+     "key or value; they hold 1.9 and 3.4 times as many entries as bf16. q4: on the CPU only."},
 
     {.help = "Engine"},
     {"max-num-seqs", INT, AT(max_num_seqs), 1, 65536, "64", "N", 0,

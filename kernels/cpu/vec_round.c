@@ -194,15 +194,17 @@ static int coarsest_quad(const float *x, uint32_t all, uint32_t *next) {
 
 #endif
 
-/* Writes the codes of block i, and their sums. */
+/* Writes the codes of block i, and their sums, which wrap around if a number is not finite. */
 static void codes_of_block(const float *x, int8_t *to, bool split, struct group_codes *codes,
                            int i) {
-    int32_t code[KERN_BLOCK], sums[2] = {0, 0};
+    int32_t code[KERN_BLOCK];
+    uint32_t sums[2] = {0, 0};
     for (int k = 0; k < KERN_BLOCK; k++) code[k] = nearest(x[k] * codes->by[i]);
     for (int k = 0; k < KERN_BLOCK; k++) to[k] = (int8_t)code[k];
-    for (int k = 0; k < HALF; k++) sums[0] += code[k], sums[1] += code[HALF + k];
-    codes->sums[i] = split ? sums[0] : sums[0] + sums[1];
-    codes->second[i] = sums[1];
+    for (int k = 0; k < HALF; k++)
+        sums[0] += (uint32_t)code[k], sums[1] += (uint32_t)code[HALF + k];
+    codes->sums[i] = (int32_t)(split ? sums[0] : sums[0] + sums[1]);
+    codes->second[i] = (int32_t)sums[1];
 }
 
 #if !defined(__AVX512F__)
@@ -303,6 +305,8 @@ static void write_group(const struct rounding *row, const struct group *g,
         for (int i = 0; i < g->count; i++)
             codes_of_block(numbers_of(row, g->block + i, room), codes_at(row, g->place + i),
                            row->split, &codes, i);
+    for (int i = 0; i < g->count; i++) /* codes of such a block are of no number */
+        if (!is_finite(codes.need[i])) codes.sums[i] = codes.second[i] = 0;
     write_rest(row, g, leaf, &codes);
     for (int i = 0; i < g->count; i++) {
         struct cpu_x_block *block = place_of(row, g->place + i);
