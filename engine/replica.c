@@ -361,6 +361,7 @@ bool replica_has_room(const struct replica *r) {
 
 void replica_submit(struct replica *r, struct engine_job *job) {
     job->replica = r->index;
+    if (atomic_load(&r->pending) == 0) atomic_store(&r->busy_ns, clock_ns());
     atomic_fetch_add(&r->waiting, 1);
     atomic_fetch_add(&r->pending, 1);
     atomic_fetch_add(&r->tokens, sched_job_tokens(job));
@@ -401,7 +402,9 @@ void replica_status(struct replica *r, struct engine_status *out) {
     *out = r->status;
     pthread_mutex_unlock(&r->lock);
     out->jobs = atomic_load(&r->pending);
-    out->waiting = atomic_load(&r->waiting); /* also those that came while a step runs */
+    out->waiting = atomic_load(&r->waiting);    /* also those that came while a step runs */
+    int64_t busy_ns = atomic_load(&r->busy_ns); /* the thread may not have woken yet */
+    if (out->progress_ns < busy_ns) out->progress_ns = busy_ns;
 }
 
 int replica_sequences(struct replica *r, struct engine_sequence_row *rows, int max) {

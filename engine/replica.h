@@ -46,10 +46,11 @@ struct replica {
     struct ring submits, orders;                    /* loop -> replica */
     struct engine_order *writes[ENGINE_ORDERS_MAX]; /* orders whose file is not written yet */
     int write_count;
-    atomic_int waiting;  /* submitted jobs that have not been admitted, < max_queue */
-    atomic_int pending;  /* submitted jobs that have not finished: what drain waits for */
-    atomic_llong tokens; /* computed at most by the pending jobs: the replica's load */
-    atomic_bool unsaved; /* something is not on disk yet that could be */
+    atomic_int waiting;   /* submitted jobs that have not been admitted, < max_queue */
+    atomic_int pending;   /* submitted jobs that have not finished: what drain waits for */
+    atomic_llong busy_ns; /* when a job was last submitted to a replica that had none */
+    atomic_llong tokens;  /* computed at most by the pending jobs: the replica's load */
+    atomic_bool unsaved;  /* something is not on disk yet that could be */
     bool started;
     pthread_t thread;
     pthread_mutex_t lock; /* for sleeping while idle and for all below */

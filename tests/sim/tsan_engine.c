@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "engine/engine.h"
 #include "tests/sim/engines.h"
@@ -197,7 +198,7 @@ static uint64_t try_many(struct engine *engine) {
 }
 
 /* A job is shown as running while its first step runs, which reads this whole prompt, and another
- * that comes meanwhile as waiting. */
+ * that comes meanwhile as waiting. An idle engine's time without progress begins with the job. */
 static void try_first_step(struct engine *engine) {
     struct engine_status status;
     struct engine_sequence_row row;
@@ -206,7 +207,10 @@ static void try_first_step(struct engine *engine) {
     job->request.prompt_count = 8;
     job->request.prompt_logprobs = 0;
     atomic_store(&engines_holding, true);
+    int64_t begun_ns = clock_ns();
     CHECK(engine_queue_enter(engine, 1) && engine_submit(engine, job) == 0);
+    engine_status(engine, &status);
+    CHECK(status.progress_ns >= begun_ns);
     while (atomic_load(&engines_samples) == samples) usleep(500);
     engine_status(engine, &status);
     CHECK_MSG(status.running == 1 && status.waiting == 0 && status.pages_reserved > 0,
