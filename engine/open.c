@@ -284,12 +284,23 @@ static void log_pool(const struct engine *e, const struct sched_options *so) {
              (long long)so->page_bytes, ranks);
 }
 
+/* Without this check the daemon would start and refuse every request that names no policy. It needs
+ * the cache: the limits of a device depend on the shape of heads and pages. */
+static int check_default(struct kern *kern, const struct kv_params *defaults, struct fault *fault) {
+    if (!kern->ops->prepare) return 0;
+    int rc = kern->ops->prepare(kern, 0, &defaults->rule, 0);
+    kern->ops->release(kern, 0);
+    if (rc != ERR_UNSUPPORTED) return 0; /* a lack of memory ends the request that meets it */
+    return name_option(sched_refuse_policy(defaults, fault), fault);
+}
+
 static int open_pool(const struct engine *e, struct replica *replica, enum kern_dtype dtype,
                      const struct sched_options *so, struct fault *fault) {
     const struct kern_cache_options cache = cache_options(e, dtype, so);
     struct kern *kern = replica->kern;
     if (kern->ops->bind) kern->ops->bind(kern);
-    return kern->ops->cache_open(kern, &cache, fault);
+    int rc = kern->ops->cache_open(kern, &cache, fault);
+    return rc == 0 ? check_default(kern, &so->kv.defaults, fault) : rc;
 }
 
 static enum cpu_activations cpu_activations_of(const char *name) {

@@ -281,4 +281,8 @@ int sched_check_shift(const struct sched_kv *rules, const struct kv_params *kv,
 /* ERR_UNSUPPORTED names kv.policy: the backend cannot run the rule, and says why. Pure. */
 int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv, struct fault *fault);
 
+/* The fault of a policy whose rule the backend's `prepare` refused: ERR_UNSUPPORTED, with kv.policy
+ * named. Pure. */
+int sched_refuse_policy(const struct kv_params *kv, struct fault *fault);
+
 #endif

@@ -70,6 +70,11 @@ int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv,
                      kv->policy->name, why.text);
 }
 
+int sched_refuse_policy(const struct kv_params *kv, struct fault *fault) {
+    return fault_set(fault, ERR_UNSUPPORTED, "kv.policy", "policy '%s' cannot run on this device",
+                     kv->policy->name);
+}
+
 int sched_check_shift(const struct sched_kv *rules, const struct kv_params *kv,
                       struct fault *fault) {
     if (!rules->can_shift)
@@ -318,10 +323,13 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
         if (opened[i]->slot >= 0) sched_release_slot(sched, opened[i]->slot);
         seq_close(opened[i]);
     }
+    if (rc == ERR_UNSUPPORTED) {
+        sched_refuse_policy(job->params, &job->fault);
+        return REFUSED;
+    }
     return refuse(job, rc,
-                  rc == ERR_NOMEM         ? "no memory for the request"
-                  : rc == ERR_UNSUPPORTED ? "this device cannot run the policy"
-                                          : "the conversation's cache could not be continued");
+                  rc == ERR_NOMEM ? "no memory for the request"
+                                  : "the conversation's cache could not be continued");
 }
 
 /* A quota may have been lowered since the request was checked. */

@@ -3,6 +3,7 @@ errors as on a GPU, none of its speed. KEEPD_BIN with KEEPD_DEVICE=cuda is a dae
 import concurrent.futures
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -80,6 +81,40 @@ def test_other_devices(cuda, daemon_of):
     refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda"], text=True, capture_output=True, timeout=120,
                              env={**os.environ, "KEEPD_EMU_CAPABILITY": "75"})
     assert refused.returncode == 78 and "compute capability 7.5; 8.0 (Ampere) or later is needed" in refused.stderr, refused
+
+
+def with_one_key_head(directory):
+    """keepd-nano whose eight query heads share one head of keys and values."""
+    shutil.copytree(ROOT / "bundled/keepd-nano", directory, ignore=shutil.ignore_patterns("gates*"))
+    file, config = directory / "model.safetensors", directory / "config.json"
+    data = file.read_bytes()
+    first = 8 + int.from_bytes(data[:8], "little")
+    tensors = {name: t for name, t in json.loads(data[8:first]).items() if name != "__metadata__"}
+    body = b""
+    for name, tensor in tensors.items():
+        begin, end = (first + at for at in tensor["data_offsets"])
+        if "k_proj" in name or "v_proj" in name:
+            tensor["shape"][0] //= 4
+            end = begin + (end - begin) // 4
+        tensor["data_offsets"] = [len(body), len(body) + end - begin]
+        body += data[begin:end]
+    header = json.dumps(tensors).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + body)
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_key_value_heads": 1}))
+    return directory
+
+
+@pytest.mark.skipif(not EMULATED, reason="skip: only the emulator takes the part of other devices")
+def test_a_policy_that_the_device_cannot_run(daemon_of, tmp_path):
+    """A default policy is refused at startup; a request's policy ends that request and is named."""
+    flags, env = ("--model", str(with_one_key_head(tmp_path / "model")), *POOL), {"KEEPD_EMU_CAPABILITY": "86"}
+    daemon = daemon_of(*flags, env=env)
+    error = daemon.chat("Hello", max_tokens=1, **fresh(policy="ems")).json()["error"]
+    assert error["param"] == "kv.policy" and "policy 'ems' cannot run on this device" in error["message"], error
+    assert content(daemon.chat("Hello", max_tokens=1, **fresh())) is not None
+    refused = subprocess.run([BINARY, *flags, "--device", "cuda", "--kv-policy", "ems", "--port", "0"], text=True,
+                             capture_output=True, timeout=120, env={**os.environ, **env})
+    assert refused.returncode == 78 and "kv-policy: policy 'ems' cannot run on this device" in refused.stderr, refused
 
 
 def test_which_backend(cuda):

@@ -233,6 +233,30 @@ Test(sched_admit, a_rule_without_memory_ends_only_its_request) {
     engine_job_close(&refused);
 }
 
+static int no_device_for_windows(struct kern *kern, int slot, const struct kern_rule *rule,
+                                 int64_t pages) {
+    (void)kern, (void)slot, (void)pages;
+    return rule->observe.window > 0 ? ERR_UNSUPPORTED : 0;
+}
+
+Test(sched_admit, a_rule_that_the_device_refuses_names_the_policy) {
+    struct engine_job refused = job_of(2, 40, 60, global(16, 8, 32));
+    struct world w;
+    refused.request.kv.policy = "snapkv";
+    refused.request.kv.recent = 4;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 2, .rows = 50});
+    w.ops.prepare = no_device_for_windows;
+    submit(&w, &refused);
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&refused), ENGINE_FINISH_ERROR);
+    cr_assert_eq(refused.fault.code, ERR_UNSUPPORTED);
+    cr_assert_str_eq(refused.fault.field, "kv.policy");
+    cr_assert_not_null(strstr(refused.fault.text, "snapkv"), "%s", refused.fault.text);
+    world_close(&w);
+    engine_job_close(&refused);
+}
+
 Test(sched_admit, kv_parameters_name_the_field_at_fault) {
     struct sched_kv rules = {.defaults = {.budget = 32, .buffer = 8, .chunk = 32},
                              .budget_max = 64,
