@@ -120,6 +120,8 @@ void device_matmul(struct device *device, const struct matmul_args *args);
 /* Called when a weight has been loaded, with its w, w_scale, n, k and dtype: chooses how its
  * products are computed for few rows and for many (products.h). Waits for the device. */
 void device_matmul_compare(struct device *device, const struct matmul_args *weight);
+/* Has the library an algorithm for products of this shape? */
+bool device_matmul_has(struct device *device, const struct matmul_args *args);
 /* May these parts be multiplied one after the other, each added to y, with the bits of their
  * ordered sum? As device_matmul_compare has seen. */
 bool device_matmul_in_turn(struct device *device, const struct matmul_args *args);

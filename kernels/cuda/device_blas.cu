@@ -420,6 +420,12 @@ void device_matmul_compare(struct device *device, const struct matmul_args *weig
     device->blas.trial = NULL;
 }
 
+bool device_matmul_has(struct device *device, const struct matmul_args *args) {
+    const struct product_library library = library_of(device);
+    const struct product_shape shape = shape_of(args);
+    return products_has(&device->blas.products, &library, &shape);
+}
+
 bool device_matmul_in_turn(struct device *device, const struct matmul_args *args) {
     const struct product_shape shape = shape_of(args);
     return products_in_turn(&device->blas.products, &shape);

@@ -20,6 +20,7 @@ struct kern_weight {
     float *scale;          /* device: E4M3: [rows]; in blocks: factors; otherwise NULL */
     enum kern_dtype dtype; /* F16, BF16, E4M3, in blocks (packed.cuh), or F32 */
     int64_t rows, cols;
+    int cut; /* products.h: parts of the inputs, multiplied apart; 1: they are not cut */
 
     enum kern_shard shard;
     int64_t rows_model; /* rows of all ranks */

@@ -110,6 +110,15 @@ void products_compare(struct products *products, const struct product_library *l
     if (shape->parts > 1) product->in_turn = library->in_turn(library->arg, shape);
 }
 
+bool products_has(struct products *products, const struct product_library *library,
+                  const struct product_shape *shape) {
+    const struct product *product = entry_of(products, library, shape);
+    if (!product) return false;
+    for (const struct product_choice &choice : product->choices)
+        if (choice.refuses) return false;
+    return true;
+}
+
 bool products_in_turn(const struct products *products, const struct product_shape *shape) {
     for (int i = 0; i < products->count; i++)
         if (same_shape(&products->list[i].shape, shape)) return products->list[i].in_turn;

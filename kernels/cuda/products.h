@@ -10,8 +10,9 @@
  * A shape with few outputs would occupy few multiprocessors. Its inputs are cut into parts, a
  * number that depends on the shape alone, and the parts' sums are added in order: ((y + p0) + p1) +
  * ... With few rows all parts are multiplied at once, as a batch; with many, one after the other,
- * each added to y, if that was seen to give the same bits. Host code; device_blas.cu passes
- * cuBLASLt. */
+ * each added to y, if that was seen to give the same bits. A weight's inputs stay whole, for every
+ * number of rows, if the library had no algorithm for the batch when the weight was loaded. Host
+ * code; device_blas.cu passes cuBLASLt. */
 #ifndef KEEPD_KERNELS_CUDA_PRODUCTS_H
 #define KEEPD_KERNELS_CUDA_PRODUCTS_H
 
@@ -94,6 +95,9 @@ bool products_refused(struct products *products, const struct product_library *l
 /* Chooses for every bucket; the first call for a shape only. */
 void products_compare(struct products *products, const struct product_library *library,
                       const struct product_shape *shape);
+/* Has the library an algorithm for the shape, for every number of rows, as far as is known? */
+bool products_has(struct products *products, const struct product_library *library,
+                  const struct product_shape *shape);
 /* May the shape's parts be multiplied one after the other? False before products_compare. */
 bool products_in_turn(const struct products *products, const struct product_shape *shape);
 

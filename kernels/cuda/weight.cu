@@ -227,25 +227,39 @@ static void note_width(struct cuda *cuda, const struct kern_weight *w) {
         cuda->gathered = w->rows_model;
 }
 
-/* Chooses how the products of a weight are computed, and notes the memory that they need. */
-static void compare_products(struct cuda *cuda, enum kern_shard shard, struct matmul_args loaded) {
+/* The arguments of a product of one part. */
+static struct matmul_args part_of(struct matmul_args whole, int parts) {
+    whole.stride = whole.k;
+    whole.k /= parts;
+    return whole;
+}
+
+/* Chooses how parts are multiplied, and notes the memory that they need. False: the library cannot
+ * multiply them at once. */
+static bool compare_parts(struct cuda *cuda, const struct matmul_args *loaded, int parts) {
+    struct matmul_args part = part_of(*loaded, parts), batch = part;
+    size_t row = (size_t)parts * (size_t)loaded->n * sizeof(float);
+    batch.parts = parts;
+    if (!device_matmul_has(cuda->device, &batch)) return false;
+    device_matmul_compare(cuda->device, &part);
+    device_matmul_compare(cuda->device, &batch);
+    size_t *most =
+        device_matmul_in_turn(cuda->device, &batch) ? &cuda->parts_row : &cuda->parts_row_many;
+    if (row > *most) *most = row;
+    return true;
+}
+
+/* Chooses how the products of a weight are computed. Returns the number of parts in which its
+ * inputs are cut. */
+static int compare_products(struct cuda *cuda, enum kern_shard shard, struct matmul_args loaded) {
     const int parts = product_parts(loaded.n, loaded.k, (enum kern_dtype)loaded.dtype);
-    size_t row = (size_t)parts * (size_t)loaded.n * sizeof(float);
-    if (parts > 1) {
-        loaded.stride = loaded.k;
-        loaded.k /= parts;
-    }
+    if (parts > 1 && compare_parts(cuda, &loaded, parts)) return parts;
     device_matmul_compare(cuda->device, &loaded);
-    if (parts > 1) {
-        loaded.parts = parts;
-        device_matmul_compare(cuda->device, &loaded);
-        size_t *most =
-            device_matmul_in_turn(cuda->device, &loaded) ? &cuda->parts_row : &cuda->parts_row_many;
-        if (row > *most) *most = row;
-    } else if (shard == KERN_SHARD_ROWS && loaded.dtype != KERN_E4M3) {
+    if (shard == KERN_SHARD_ROWS && loaded.dtype != KERN_E4M3) {
         loaded.bias = static_cast<const float *>(loaded.w); /* not read: the shape with one */
         device_matmul_compare(cuda->device, &loaded);
     }
+    return 1;
 }
 
 int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
@@ -281,7 +295,7 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
     loaded.n = w->rows;
     loaded.k = w->cols;
     loaded.dtype = w->dtype;
-    if (!kern_dtype_blocks(w->dtype)) compare_products(cuda, w->shard, loaded);
+    w->cut = kern_dtype_blocks(w->dtype) ? 1 : compare_products(cuda, w->shard, loaded);
     bool of_layers = shard == KERN_SHARD_ROWS || shard == KERN_SHARD_COLS;
     if (w->dtype == KERN_E4M3) cuda->layers_dtype = KERN_E4M3;
     if (inputs_dtype(w) == KERN_F16 && of_layers && cuda->layers_dtype == KERN_BF16)
@@ -339,8 +353,7 @@ static void multiply_parts(struct cuda *cuda, struct matmul_args args, int parts
     const int64_t count = args.rows * args.n;
     const bool add = args.add;
     float *y = args.y;
-    args.stride = args.k;
-    args.k /= parts;
+    args = part_of(args, parts);
     args.parts = parts;
     if (args.rows > PRODUCT_PARTS_ROWS && device_matmul_in_turn(cuda->device, &args)) {
         args.parts = 0;
@@ -376,15 +389,14 @@ static void multiply(struct cuda *cuda, float *y, const float *x, const struct k
                                mode == KERN_ADD,
                                0,
                                0};
-    const int parts = product_parts(weight->rows, weight->cols, weight->dtype);
     if (weight->dtype != KERN_F32 && !narrow_inputs(cuda, x, weight, &args)) return;
     if (kern_dtype_blocks(weight->dtype)) {
         multiply_packed(cuda, &args, weight, bias);
         return;
     }
-    if (parts > 1) {
+    if (weight->cut > 1) {
         args.bias = NULL;
-        multiply_parts(cuda, args, parts);
+        multiply_parts(cuda, args, weight->cut);
     } else {
         device_matmul(cuda->device, &args);
     }

@@ -369,6 +369,10 @@ void device_matmul(struct device *device, const struct matmul_args *args) {
 
 void device_matmul_compare(struct device *, const struct matmul_args *) {}
 
+bool device_matmul_has(struct device *, const struct matmul_args *) {
+    return true;
+}
+
 bool device_matmul_in_turn(struct device *, const struct matmul_args *) {
     return true;
 }

@@ -15,16 +15,18 @@ struct fake {
     int bits[16];
     int64_t rows_max[16];
     int asked, multiplied;
-    bool turns; /* parts in turn have the bits of the ordered sum */
+    int64_t parts_max; /* of a batch; 0: any number */
+    bool turns;        /* parts in turn have the bits of the ordered sum */
     int turned;
 };
 
-static int find(void *arg, const struct product_shape *, int64_t rows,
+static int find(void *arg, const struct product_shape *wanted, int64_t rows,
                 struct product_algorithm found[PRODUCT_FOUND]) {
     struct fake *fake = static_cast<struct fake *>(arg);
     const uint64_t *proposed = fake->proposed[product_bucket(rows)];
     int count = 0;
     fake->asked++;
+    if (fake->parts_max && wanted->parts > fake->parts_max) return 0;
     for (; proposed[count]; count++) found[count] = {{proposed[count]}};
     return count;
 }
@@ -172,7 +174,28 @@ static void parts_in_turn_are_tried_once() {
     }
 }
 
+/* A library that multiplies no batches is known to when the weight is loaded, and a shape whose
+ * last algorithm is refused later is not one that it has. */
+static void batches_that_the_library_lacks_are_known() {
+    static const struct product_shape cut = {4096, 2048, KERN_BF16, false, 4096, 2};
+    static const struct product_shape part = {4096, 2048, KERN_BF16, false, 4096, 1};
+    struct fake fake = open_fake(1, 1, 1, 1);
+    const struct product_library library = {&fake, find, same, in_turn};
+    products = {};
+    CHECK(products_has(&products, &library, &cut) && products_has(&products, &library, &part));
+    CHECK(!products_refused(&products, &library, &cut, 300));
+    CHECK(!products_has(&products, &library, &cut) && products_has(&products, &library, &part));
+    products = {};
+    fake.parts_max = 1;
+    CHECK(!products_has(&products, &library, &cut) && products_has(&products, &library, &part));
+    const int asked = fake.asked;
+    CHECK(!products_has(&products, &library, &cut) && fake.asked == asked);
+    products_compare(&products, &library, &cut);
+    CHECK(fake.turned == 0 && fake.multiplied == 0);
+}
+
 int main() {
+    batches_that_the_library_lacks_are_known();
     few_outputs_have_parts();
     parts_in_turn_are_tried_once();
     only_equal_bits_are_used();
