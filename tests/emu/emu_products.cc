@@ -15,7 +15,7 @@ struct fake {
     int bits[16];
     int64_t rows_max[16];
     int asked, multiplied;
-    int64_t parts_max; /* of a batch; 0: any number */
+    int64_t parts_max; /* most parts of a batch; 0: any number */
     bool turns;        /* parts in turn have the bits of the ordered sum */
     int turned;
 };
