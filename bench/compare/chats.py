@@ -8,7 +8,9 @@ Every chat has its own prompt of --seen tokens. What is measured is the generati
 keepd is measured through HTTP: it reads the prompts of all chats once, keeps them as conversations, and in every round answers one
 more question in each of them; medians over the rounds, with the lowest and the highest. It runs with --keepd-options, by default a
 budget of 1,024 entries and a cache of 4 bits; more of them, such as gates and a policy, can be given. With --go FILE the rounds
-begin when that file is there, so that only they, and not the long reading before them, need a machine without other work.
+begin when that file is there, so that only they, and not the long reading before them, need a machine without other work. With
+--alike TOKENS the prompts begin with the same tokens, which are read once; every chat goes on from there with its own rest. The
+rest must be long enough that eviction writes all kept entries anew, into pages of each chat's own (512 tokens are).
 
 The others are measured by their own llama-batched-bench, inside their process, with a cache of the types in --caches, and the best
 of these counts. llama.cpp reads one prompt and copies its cache to every chat (-pps with a cache for each sequence: what a step
@@ -67,10 +69,13 @@ class Counted(Keepd):
 def keepd_rates(args, chats):
     """[tokens/s of each round]"""
     server = Counted(args, args.model, {"places": chats, "options": args.keepd_options.split()})
-    texts = [prompt_of(args, i, args.seen) for i in range(chats)]
+    alike = prompt_of(args, 999, args.alike)
+    texts = [alike + prompt_of(args, i, args.seen - args.alike) for i in range(chats)]
     found = []
     try:
         with server.turn():
+            if alike:
+                server.stream(alike, 1, cached=True)
             for text in texts:
                 server.stream(text, 1, cached=True)
             server.keeps = False
@@ -141,6 +146,7 @@ def main():
     ap.add_argument("model", type=pathlib.Path)
     ap.add_argument("--chats", nargs="+", type=int, default=[4, 32])
     ap.add_argument("--seen", type=int, default=4096, help="tokens of each chat")
+    ap.add_argument("--alike", type=int, default=0, metavar="TOKENS", help="at the beginning of all chats, read once by keepd")
     ap.add_argument("--ids", type=int, default=20000, help="prompts have token ids from 300 to this")
     ap.add_argument("--tokens", type=int, default=32, help="tokens of each answer")
     ap.add_argument("--peer-tokens", type=int, metavar="TOKENS", help="of each answer of the others (default: --tokens)")
