@@ -95,7 +95,7 @@ static __device__ __forceinline__ float row8_weight(float p, float factor) {
     return p > 0 ? __fmul_rn(p, factor) : 0;
 }
 
-/* o += s times the values of 16 keys, in the layout of e4m3's sums (tile_dim in attend.cu). */
+/* o += s times the values of 16 keys, in the layout of e4m3's sums (tile_dim in attend.cuh). */
 template <int D>
 static __device__ __forceinline__ void row8_add_values(float o[D / 8][4], const char *page, int key,
                                                        int lane, const float s[2][4]) {

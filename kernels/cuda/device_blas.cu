@@ -370,7 +370,7 @@ static bool multiply_in_turn(struct device *device, const struct trial *t, struc
     return good;
 }
 
-/* As few rows and as many rows are multiplied (weight.cu), on the same random rows. */
+/* Compares how weight.cu multiplies few rows and how it does many, on the same random rows. */
 static bool same_in_turn(void *arg, const struct product_shape *shape) {
     struct device *device = static_cast<struct device *>(arg);
     struct matmul_args a = *device->blas.trial;

@@ -4,10 +4,12 @@
  * Environment, for keepd-emu: KEEPD_EMU_LOST, a path: once a file is there the device is lost, like
  * a GPU after an error: nothing happens on it any more, and every wait says ERR_DEVICE.
  * KEEPD_EMU_MEMORY: see device_memory. KEEPD_EMU_DEVICES: how many there are, 1.
- * KEEPD_EMU_CAPABILITY: compute capability, 90 = 9.0. As with CUDA a
- * thread has a current device; who works on another one has forgotten device_bind. */
+ * KEEPD_EMU_CAPABILITY: compute capability, 90 = 9.0. KEEPD_EMU_BATCHES: "none": products of
+ * several parts at once are refused; "only": parts are not multiplied one after the other. As with
+ * CUDA a thread has a current device; who works on another one has forgotten device_bind. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -30,6 +32,7 @@ struct fetch {
 
 struct device {
     int index, capability;
+    bool batches, turns; /* KEEPD_EMU_BATCHES */
     std::vector<struct fetch> fetches;
     uint64_t waits, waited; /* times; graphs.queued at the last one */
     size_t placed_bytes;    /* bytes of this region, as they lie on a GPU */
@@ -85,6 +88,9 @@ int device_open(int index, struct device **out, struct fault *fault) {
     *out = new device{};
     (*out)->index = index;
     (*out)->capability = capability;
+    const char *batches = getenv("KEEPD_EMU_BATCHES");
+    (*out)->batches = !batches || strcmp(batches, "none");
+    (*out)->turns = !batches || strcmp(batches, "only");
     emu_bulk(capability >= 90);
     if (++devices_open > 1) emu_alone(false);
     device_bind(*out);
@@ -361,6 +367,7 @@ void device_matmul(struct device *device, const struct matmul_args *args) {
     const void *const arrays[] = {a->x, a->w, a->y, a->bias};
     CHECK(a->dtype != KERN_E4M3 || (a->x_scale && a->w_scale && !a->bias));
     CHECK(a->dtype != KERN_E4M3 || (a->n | a->k) % DEVICE_E4M3_STEP == 0);
+    CHECK(device->batches || a->parts <= 1);
     CHECK(a->parts <= 1 || (!a->bias && !a->add && a->parts * a->k == a->stride));
     for (const void *array : arrays)
         CHECK(reinterpret_cast<uintptr_t>(array) % DEVICE_MATMUL_ALIGN == 0);
@@ -369,12 +376,12 @@ void device_matmul(struct device *device, const struct matmul_args *args) {
 
 void device_matmul_compare(struct device *, const struct matmul_args *) {}
 
-bool device_matmul_has(struct device *, const struct matmul_args *) {
-    return true;
+bool device_matmul_has(struct device *device, const struct matmul_args *args) {
+    return device->batches || args->parts <= 1;
 }
 
-bool device_matmul_in_turn(struct device *, const struct matmul_args *) {
-    return true;
+bool device_matmul_in_turn(struct device *device, const struct matmul_args *) {
+    return device->turns;
 }
 
 int device_products(struct device *, struct cuda_product *, int) {

@@ -220,6 +220,21 @@ Test(emu_rows, parts_of_products_are_added_in_order) {
     both_close(kern);
 }
 
+/* A library that multiplies parts at once alone, and one that never does: then inputs stay whole.
+ */
+Test(emu_rows, products_are_cut_as_the_library_allows) {
+    static const char *const batches[] = {"only", "none"};
+    for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
+        struct kern *kern[BACKENDS];
+        setenv("KEEPD_EMU_BATCHES", batches[i], 1);
+        both_open(kern);
+        check_parts(kern, 2048, KERN_SET);
+        check_parts(kern, 8192, KERN_ADD);
+        both_close(kern);
+    }
+    unsetenv("KEEPD_EMU_BATCHES");
+}
+
 /* Writes y, multiplies it, and says how many operations that took. */
 struct turn {
     struct kern *kern;
