@@ -236,7 +236,7 @@ struct exchange {
     struct engine_constraint *constraint; /* for all jobs; NULL = none */
     bool again; /* other languages are compiled: the work is to be queued once more */
     struct oai_error error;
-    int64_t scores; /* upper bound for the answer, see OAI_SCORES_MAX */
+    int64_t scores, scores_at_once; /* upper bounds for the answer, see OAI_SCORES_MAX */
     /* the jobs: one per prompt, allocated by the libuv worker */
     struct engine_job *jobs;
     struct job_progress *progress; /* [job_count] */

@@ -15,6 +15,7 @@
 #define OAI_N_MAX              128     /* choices per prompt */
 #define OAI_CHOICES_MAX        256     /* per request: prompts x n */
 #define OAI_SCORES_MAX         4194304 /* per answer: choices x tokens x (1 + alternatives) */
+#define OAI_SCORES_AT_ONCE     1048576 /* the part written in one turn of the loop, see prepare.c */
 #define OAI_CHOICES_LISTED_MAX 10000   /* texts of guided_choice; constrain/limits.h has the rest */
 #define OAI_STOPS_MAX          16
 #define OAI_STOP_BYTES         1024

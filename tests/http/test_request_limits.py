@@ -51,6 +51,7 @@ CASES = {
     "STOP_BYTES": ("stop", lambda n: chat(stop="x" * n)),
     "STOP_IDS_MAX": ("stop_token_ids", lambda n: chat(stop_token_ids=[1] * n)),
     "SCORES_MAX": ("max_tokens", None),  # a product of other limits: below
+    "SCORES_AT_ONCE": ("max_tokens", None),  # likewise
     "BIAS_MAX": ("logit_bias", None),  # ids must be in the vocabulary: below
     "SAMPLERS_MAX": ("samplers", lambda n: chat(samplers=["top_k"] * n)),
     "MEMBERS_MAX": ("response_fields", lambda n: ("/completion", {"prompt": "a", "response_fields": ["content"] * n})),
@@ -111,18 +112,40 @@ def test_prompts_times_choices(roomy):
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_choices_times_tokens_times_alternatives(roomy, echo):
-    """Each count may be at its limit, but all at once would take gigabytes."""
+    """Each count may be at its limit, but all at once would take gigabytes, and seconds of the loop."""
     n, top = LIMITS["CHOICES_MAX"], 20
     fields = dict(prompt="a" if not echo else "abcdefghij", n=n // 2, logprobs=top, echo=echo)
-    each = (LIMITS["SCORES_MAX"] // (1 + top)) - (len(fields["prompt"]) if echo else 0)
-    most = each // fields["n"] - (len(fields["prompt"]) if echo else 0)
-    r = roomy.post(*text(**fields, max_tokens=most + 1))
-    assert r.status_code == 400 and r.json()["error"]["param"] == "max_tokens", r.text
-    assert str(LIMITS["SCORES_MAX"]) in r.json()["error"]["message"]
-    r = roomy.post(*text(**fields, max_tokens=most))
+
+    def most(limit):
+        return LIMITS[limit] // (1 + top) // fields["n"] - (len(fields["prompt"]) if echo else 0)
+
+    for limit, also in (("SCORES_AT_ONCE", {}), ("SCORES_MAX", {"stream": True})):
+        r = roomy.post(*text(**fields, **also, max_tokens=most(limit) + 1))
+        assert r.status_code == 400 and r.json()["error"]["param"] == "max_tokens", r.text
+        assert str(LIMITS[limit]) in r.json()["error"]["message"]
+    with roomy.post(*text(**fields, stream=True, max_tokens=most("SCORES_AT_ONCE") + 1), stream=True) as r:
+        assert r.status_code == 200, "a stream's scores are sent one by one"
+    r = roomy.post(*text(**fields, max_tokens=most("SCORES_AT_ONCE")))
     assert r.status_code == 200, r.text
-    r = roomy.post(*text(**{**fields, "prompt": [fields["prompt"]] * 2}, max_tokens=most))
+    r = roomy.post(*text(**{**fields, "prompt": [fields["prompt"]] * 2}, max_tokens=most("SCORES_AT_ONCE")))
     assert r.status_code == 400, "prompts add up"
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT, "/completion"])
+def test_prompts_scores_are_part_of_every_choice(roomy, path):
+    """Except in chats, whose answer has them once."""
+    top, n = 20, LIMITS["N_MAX"]
+    most = LIMITS["SCORES_AT_ONCE"] // (1 + top) // n
+    body = dict(max_tokens=1, n=n, prompt_logprobs=top, kv={"retain": False})
+    if path == CHAT:
+        r = roomy.post(path, {**body, "messages": [{"role": "user", "content": "a" * most}]})
+        assert r.status_code == 200 and len(r.json()["prompt_logprobs"]) > most
+        return
+    r = roomy.post(path, {**body, "prompt": "a" * (most + 1)})
+    assert r.status_code == 400 and r.json()["error"]["param"] == "prompt_logprobs", r.text
+    assert str(LIMITS["SCORES_AT_ONCE"]) in r.json()["error"]["message"]
+    r = roomy.post(path, {**body, "prompt": "a" * most, "n": n - 1})
+    assert r.status_code == 200, r.text
 
 
 def test_pages(roomy):
