@@ -192,8 +192,12 @@ def reading(server, rng, tokens):
 
 
 def joint_rate(streams):
-    """Tokens per second while all streams generate."""
+    """Tokens per second while all streams generate. Where that is less than half of the time from the first token to the last,
+    which says little, those of all that time."""
+    first, last = min(s[0] for s in streams), max(s[-1] for s in streams)
     start, end = max(s[0] for s in streams), min(s[-1] for s in streams)
+    if end - start < (last - first) / 2:
+        start, end = first, last
     return sum(start < t <= end for s in streams for t in s) / (end - start)
 
 

@@ -5,6 +5,10 @@ import sys
 
 from conftest import ROOT
 
+sys.path.append(str(ROOT / "bench/compare"))
+
+from compare import joint_rate
+
 PEER = """#!/bin/sh
 echo "$@" >>"$0.asked"
 [ "$(echo "$@" | grep -c 'ctk q8_0')" = 1 ] && rate=12.5 || rate=5.0
@@ -29,3 +33,14 @@ def test_a_row_has_the_best_of_the_others_and_the_ratio(tmp_path):
     assert 0 < low <= median <= high and abs(median / 12.5 - ratio) < 0.1
     asked = (tmp_path / "llama-batched-bench.asked").read_text().splitlines()
     assert len(asked) == 2 and all("-npp 200 -ntg 16 -npl 2" in line and "-pps -no-kvu" in line for line in asked)
+
+
+def test_a_rate_counts_the_time_in_which_all_generate():
+    together = [[0.0, 1.0, 2.0, 3.0, 4.0], [0.5, 1.5, 2.5, 3.5, 4.5]]
+    assert joint_rate(together) == 7 / 3.5
+
+
+def test_a_rate_of_answers_that_hardly_meet_counts_all_their_time():
+    assert joint_rate([[0.0, 1.0], [2.0, 4.0]]) == 3 / 4  # one after the other
+    assert joint_rate([[0.0, 1.0, 2.0], [1.999, 3.0, 4.0]]) == 5 / 4
+    assert joint_rate([[0.0, 1.0, 2.0]]) == 1
