@@ -28,7 +28,7 @@ static uint32_t digit_of(uint32_t key, int digit) {
     return key >> (digit * DIGIT_BITS) & (DIGIT_VALUES - 1);
 }
 
-/* One stable pass by one digit. */
+/* Sorts the pairs by one digit of their keys; pairs with the same digit keep their order. */
 static void sort_by(const struct pair *from, struct pair *to, int count, int digit) {
     int32_t begin[DIGIT_VALUES] = {0};
     for (int i = 0; i < count; i++) begin[digit_of(from[i].key, digit)]++;
