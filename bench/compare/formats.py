@@ -8,7 +8,7 @@ PREFIX-FORMAT.gguf is read by every engine, so all multiply the same bits; a mis
 
     --llama DIR             llama.cpp's llama-bench and llama-batched-bench
     --ik DIR                those of ik_llama.cpp, with run-time repacking (-rtr)
-    --openvino PYTHON       a Python interpreter with the package openvino-genai
+    --openvino PYTHON       a Python interpreter with the package openvino-genai; --openvino-options are properties of its device
     --llama-server PROGRAM  llama.cpp's server
 
 An engine that is not named, or lacks its programs, is skipped with a line. keepd and llama.cpp's server are measured
@@ -103,7 +103,7 @@ import json, sys
 import numpy, openvino
 import openvino_genai as ov
 model, threads, prompt, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-pipe = ov.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads)
+pipe = ov.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads, **dict(o.split("=") for o in sys.argv[5:]))
 config = ov.GenerationConfig(max_new_tokens=tokens, min_new_tokens=tokens, ignore_eos=True)
 rate = {}
 rng = numpy.random.default_rng(1)
@@ -125,12 +125,24 @@ class OpenvinoTurn:
         self.args, self.model = args, model
 
     def measure(self, cases, number):
-        out = text_of([self.args.openvino, "-c", OPENVINO, self.model, self.args.threads, PROMPT, TOKENS])
+        out = text_of([self.args.openvino, "-c", OPENVINO, self.model, self.args.threads, PROMPT, TOKENS, *self.args.openvino_options.split()])
         rates = json.loads(out[out.rindex("{"):out.rindex("}") + 1])
         return {case: rate for case, rate in rates.items() if case in cases}
 
     def stop(self):
         pass
+
+
+OPENVINO_VERSION = """
+import openvino, openvino_genai
+print(openvino_genai.__version__, openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").to_string())
+"""
+
+
+def ggml_version(folder):
+    """The version and the commit that llama-batched-bench shows."""
+    out = text_of([folder / "llama-batched-bench", "--version"])
+    return " ".join(re.sub(r"[(),]|\bbuild \d+|\bcommit\b", " ", out[out.index("version:") + 8:].splitlines()[0]).split())
 
 
 def engines(args):
@@ -141,15 +153,14 @@ def engines(args):
         if missing:
             print(f"{name}: skipped, no {missing[0]}" + (f" in {folder}" if folder else ": its folder is not given"))
             continue
-        version = None
-        if name == "llama.cpp":
-            with contextlib.suppress(RuntimeError):
-                version = re.search(r"build.*?: *(\S+.*)", text_of([folder / "llama-bench", "--version"]))
+        version = ""
+        with contextlib.suppress(RuntimeError, ValueError):    # some builds do not know the option
+            version = ggml_version(folder)
         found.append((name, lambda model, n=name, f=folder, o=options: GgmlTurn(n, f, o, args, model),
-                      " ".join([version[1] if version else "", *options]).strip()))
+                      " ".join([version, *options]).strip()))
     if args.openvino:
-        version = text_of([args.openvino, "-c", "import openvino_genai as o; print(o.__version__)"]).strip()
-        found.append(("OpenVINO GenAI", lambda model: OpenvinoTurn(args, model), version))
+        version = text_of([args.openvino, "-c", OPENVINO_VERSION]).strip()
+        found.append(("OpenVINO GenAI", lambda model: OpenvinoTurn(args, model), f"{version} {args.openvino_options}".strip()))
     else:
         print("OpenVINO GenAI: skipped, no interpreter is given")
     if args.llama_server:
@@ -159,6 +170,18 @@ def engines(args):
     commit = text_of(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT).strip()
     found.insert(1, ("keepd", lambda model: keepd_turn(args, model), f"{commit} {args.keepd_options}".strip()))
     return found
+
+
+EXTENSIONS = {"AVX2": "avx2", "AVX-512": "avx512f", "AVX-512 VNNI": "avx512_vnni", "AVX-512 BF16": "avx512_bf16",
+              "AMX int8": "amx_int8", "AMX bf16": "amx_bf16"}
+
+
+def machine(cpuinfo):
+    """The processor's name and the instruction sets that matter for products, of the text of /proc/cpuinfo."""
+    name = re.search(r"model name\s*: (.*)", cpuinfo)
+    flags = re.search(r"flags\s*: (.*)", cpuinfo)
+    known = flags[1].split() if flags else []
+    return f"{name[1] if name else 'unknown processor'} ({', '.join(n for n, f in EXTENSIONS.items() if f in known) or 'no known extension'})"
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -244,6 +267,7 @@ def main():
     ap.add_argument("--llama", type=pathlib.Path, metavar="DIR")
     ap.add_argument("--ik", type=pathlib.Path, metavar="DIR")
     ap.add_argument("--openvino", metavar="PYTHON")
+    ap.add_argument("--openvino-options", default="", metavar="'KEY=VALUE ...'", help="such as INFERENCE_PRECISION_HINT=f32")
     ap.add_argument("--llama-server", metavar="PROGRAM")
     ap.add_argument("--words", action="store_true", help="prompts of batches are English words: a trained model answers random ids with parts "
                     "of characters, for which llama.cpp's server sends no events")
@@ -258,8 +282,7 @@ def main():
     a.logs, a.nice = a.out, 0
     a.out.mkdir(parents=True, exist_ok=True)
     known = engines(a)
-    cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
-    print(f"{datetime.date.today().isoformat()}, {cpu[1] if cpu else 'unknown processor'}, {a.threads} threads; "
+    print(f"{datetime.date.today().isoformat()}, {machine(pathlib.Path('/proc/cpuinfo').read_text())}, {a.threads} threads; "
           + "; ".join(f"{name} {version}" for name, _, version in known), flush=True)
     found = []
     for prefix in a.prefixes:
