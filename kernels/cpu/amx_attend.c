@@ -1,6 +1,6 @@
-/* Attention on AMX tiles, for bf16 and e4m3 caches whose pages hold whole tiles of keys: head sizes
- * 32, 64 and 128. Other shapes always use the AVX-512 kernel; the choice depends on the shape
- * alone.
+/* Attention on AMX tiles, for caches in 16, 8 and 4 bits whose pages hold whole tiles of keys: head
+ * sizes 64 and 128, and 32 in bf16 and e4m3. Other shapes always use the AVX-512 kernel; the choice
+ * depends on the shape alone.
  *
  * Sixteen query vectors ("lanes") are multiplied with 128 entries at a time, at entries 0-127,
  * 128-255, ... of the stream, so the arithmetic of a lane depends only on the entries it sees.
@@ -14,8 +14,10 @@
  * per block for all lanes of the item.
  *
  * Queries and weights are rounded to bf16, sums are float32. An entry that a lane does not see has
- * weight exactly 0 and leaves sums and maximum unchanged, bit by bit. A block of e4m3 is first
- * converted to bf16, which represents all e4m3 numbers. */
+ * weight exactly 0 and leaves sums and maximum unchanged, bit by bit.
+ *
+ * Keys and values of 8 and 4 bits become bf16, which represents all numbers of e4m3 and all levels
+ * of kernels/row.h. Factors of rows multiply scores and weights. */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
@@ -35,10 +37,13 @@ struct room {
     float score[BLOCK][16];
     char p[CHUNKS][TILE_BYTES];
     char v[CHUNKS][DIM_MAX / 16][TILE_BYTES];
-    char wide[2][BLOCK * DIM_MAX * 2]; /* e4m3: the block's keys, then its values, as bf16 */
+    char wide[BLOCK * DIM_MAX * 2]; /* not in bf16: the block's keys in it */
+    float factor[2][BLOCK];         /* of the block's keys and values, 0 past the end */
+    float rotated[16][DIM_MAX];     /* queries of a cache whose rows are rotated */
 };
 
 static bool fits(const struct kern_cache_options *o) {
+    if (row_scaled(o->dtype)) return o->head_dim == 64 || o->head_dim == 128;
     return (o->dtype == KERN_BF16 || o->dtype == KERN_E4M3) &&
            (o->head_dim == 32 || o->head_dim == 64 || o->head_dim == 128);
 }
@@ -82,18 +87,41 @@ static void transpose(const __m512i *in, char *tile) {
     }
 }
 
+/* The number at which a tile of keys and queries begins, and how far behind it its second half is:
+ * the tiles of keys in 4 bits are pairs of halves of 64 numbers (load_numbers). */
+struct place {
+    int low, apart;
+};
+
+static struct place place_of(enum kern_dtype dtype, int tile) {
+    if (dtype != KERN_ROW4) return (struct place){tile * TILE_DEPTH, 16};
+    return (struct place){tile / 2 * 2 * TILE_DEPTH + tile % 2 * 16, TILE_DEPTH};
+}
+
 /* Packs queries as B tiles, in log2 units: row = pair of numbers, column = lane. */
-static void pack_queries(const float *const *q, int dim, float scale, char (*tiles)[TILE_BYTES]) {
-    __m512 by = v16_set(scale * LOG2_E);
-    for (int i = 0; i < dim; i += TILE_DEPTH) {
+static void pack_queries(const float *const *q, const struct cpu_attend_job *job,
+                         char (*tiles)[TILE_BYTES]) {
+    __m512 by = v16_set(job->scale * LOG2_E);
+    for (int tile = 0; tile < job->head_dim / TILE_DEPTH; tile++) {
+        const struct place at = place_of(job->cache->options.dtype, tile);
         __m512i lanes[16];
         for (int l = 0; l < 16; l++) {
-            __m512 low = q[l] ? v16_mul(v16_load(q[l] + i), by) : v16_set(0);
-            __m512 high = q[l] ? v16_mul(v16_load(q[l] + i + 16), by) : v16_set(0);
+            __m512 low = q[l] ? v16_mul(v16_load(q[l] + at.low), by) : v16_set(0);
+            __m512 high = q[l] ? v16_mul(v16_load(q[l] + at.low + at.apart), by) : v16_set(0);
             lanes[l] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
         }
-        transpose(lanes, tiles[i / TILE_DEPTH]);
+        transpose(lanes, tiles[tile]);
     }
+}
+
+/* A lane's query, rotated as the cache's rows are. */
+static const float *query_of(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                             int lane, float *rotated) {
+    const float *q = cpu_attend_query(job, item, lane);
+    if (!row_scaled(job->cache->options.dtype)) return q;
+    memcpy(rotated, q, (size_t)job->head_dim * sizeof *q);
+    row_rotate(rotated, job->head_dim);
+    return rotated;
 }
 
 /* Fills a partial last group with zero queries that see the entries of its last lane. */
@@ -113,12 +141,12 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
                 room->most[g][l] *= LOG2_E;
                 if (token != known) cpu_attend_range(job, stream, span, token, &lo, &hi);
                 known = token;
-                q[l] = cpu_attend_query(job, item, lane);
+                q[l] = query_of(job, item, lane, room->rotated[l]);
             }
             room->lo[g][l] = lo;
             room->hi[g][l] = hi;
         }
-        pack_queries(q, job->head_dim, job->scale, room->q[g]);
+        pack_queries(q, job, room->q[g]);
     }
     memset(room->acc, 0, (size_t)groups * sizeof room->acc[0]);
 }
@@ -130,6 +158,7 @@ static void finish(const struct cpu_attend_job *job, const struct cpu_attend_ite
         __m512 scale = v16_set(1.0f / room->sum[l / 16][l % 16]);
         for (int i = 0; i < job->head_dim; i += 16)
             v16_store(out + i, v16_mul(v16_load(room->acc[l / 16][i / 16][l % 16]), scale));
+        cpu_cache_rotate(job->cache, out);
     }
 }
 
@@ -143,8 +172,9 @@ struct view {
     int32_t start, count; /* the block's entries that any lane sees, at most BLOCK */
     int32_t end;          /* first entry that no lane of the item sees */
     int dim;
-    float cap;                         /* kern_attend_options, in log2 units */
-    char (*wide)[BLOCK * DIM_MAX * 2]; /* in struct room; NULL: pages are bf16 */
+    enum kern_dtype dtype;
+    float cap;  /* kern_attend_options, in log2 units */
+    char *wide; /* in struct room; NULL: pages are bf16 */
 };
 
 /* Sixteen rows from a multiple of sixteen on, as stored in the cache. */
@@ -155,47 +185,126 @@ static const char *page_rows(const struct view *view, bool values, int32_t entry
     return rows + (size_t)(entry % slots) * view->cache->row_size;
 }
 
-/* The same rows as bf16. */
-static const char *rows_at(const struct view *view, bool values, int32_t entry) {
-    if (!view->wide) return page_rows(view, values, entry);
-    return view->wide[values] + (size_t)(entry - view->start) * (size_t)view->dim * 2;
+/* Sixteen rows of keys as bf16. */
+static const char *keys_at(const struct view *view, int32_t entry) {
+    if (!view->wide) return page_rows(view, false, entry);
+    return view->wide + (size_t)(entry - view->start) * (size_t)view->dim * 2;
 }
 
-/* Converts whole groups of sixteen; entries past the end are masked later. */
-static void widen_block(const struct view *view) {
-    for (int first = 0; first < view->count; first += 16)
-        for (int values = 0; values < 2; values++) {
-            const uint8_t *from = (const uint8_t *)page_rows(view, values, view->start + first);
-            char *to = view->wide[values] + (size_t)first * (size_t)view->dim * 2;
-            for (int64_t i = 0; i < (int64_t)16 * view->dim; i += 32) {
-                __m512bh pair =
-                    _mm512_cvtne2ps_pbh(v16_load_e4m3(from + i + 16), v16_load_e4m3(from + i));
-                _mm512_storeu_si512(to + 2 * i, (__m512i)pair);
+/* Loads numbers of a row from `i` on as bf16: 32, or 64 into two vectors of a dtype whose rows have
+ * levels. Of 4 bits, the first vector has numbers 0-15 and 32-47, the second one the others. */
+SIMD void load_numbers(__m512i to[2], const char *row, int64_t i, const enum kern_dtype dtype) {
+    if (dtype == KERN_BF16)
+        to[0] = _mm512_loadu_si512(row + 2 * i);
+    else if (dtype == KERN_E4M3)
+        to[0] = (__m512i)_mm512_cvtne2ps_pbh(v16_load_e4m3((const uint8_t *)row + i + 16),
+                                             v16_load_e4m3((const uint8_t *)row + i));
+    else if (dtype == KERN_ROW8)
+        for (int half = 0; half < 2; half++) {
+            const int8_t *from = (const int8_t *)row + i + 32 * half;
+            to[half] = (__m512i)_mm512_cvtne2ps_pbh(v16_load_row8(from + 16), v16_load_row8(from));
+        }
+    else {
+        const __m512 levels =
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)row_levels)));
+        const __m512i table = (__m512i)_mm512_cvtne2ps_pbh(levels, levels);
+        const __m512i pairs =
+            _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(row + i / 2)));
+        to[0] = _mm512_permutexvar_epi16(pairs, table); /* by the low five bits */
+        to[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(pairs, 4), table);
+    }
+}
+
+/* Numbers in the vectors of load_numbers. */
+SIMD int load_count(const enum kern_dtype dtype) {
+    return dtype == KERN_ROW8 || dtype == KERN_ROW4 ? 64 : 32;
+}
+
+/* Converts the keys of whole groups of sixteen; entries past the end are masked later. */
+SIMD void widen_typed(const struct view *view, const enum kern_dtype dtype) {
+    const size_t size = view->cache->row_size;
+    char *to = view->wide;
+    for (int first = 0; first < view->count; first += 16) {
+        const char *row = page_rows(view, false, view->start + first);
+        for (int j = 0; j < 16; j++, row += size)
+            for (int i = 0; i < view->dim; i += load_count(dtype)) {
+                __m512i numbers[2];
+                load_numbers(numbers, row, i, dtype);
+                for (int half = 0; half < load_count(dtype) / 32; half++, to += 64)
+                    _mm512_storeu_si512(to, numbers[half]);
             }
+    }
+}
+
+static void widen_keys(const struct view *view) {
+    if (view->dtype == KERN_E4M3)
+        widen_typed(view, KERN_E4M3);
+    else if (view->dtype == KERN_ROW8)
+        widen_typed(view, KERN_ROW8);
+    else
+        widen_typed(view, KERN_ROW4);
+}
+
+/* Factors of the block's rows. Those past the end are zeros, because their memory is undefined. */
+static void load_factors(const struct view *view, struct room *room) {
+    for (int first = 0; first < BLOCK; first += 16)
+        for (int values = 0; values < 2; values++) {
+            const int32_t left = view->count - first, slots = view->cache->page_slots;
+            __m512 factors = v16_set(0);
+            if (left > 0) {
+                const int32_t entry = view->start + first;
+                const uint16_t *from =
+                    cpu_cache_factors(view->cache, view->pages[entry / slots], values);
+                factors =
+                    v16_keep(v16_load_bf16(from + entry % slots), 0, left < 16 ? left : 16, 0);
+            }
+            v16_store(room->factor[values] + first, factors);
         }
 }
 
 /* Interleaves rows 2j and 2j + 1 of sixteen entries' values into rows of B tiles, one tile per 16
- * numbers from `dim` on. Entries past the end become zeros: their memory is undefined, and 0 * NaN
- * is not 0. */
-static void interleave(const struct view *view, int32_t first, int dim, int count,
-                       char (*tiles)[TILE_BYTES]) {
+ * numbers from `dim` on. Entries past the end become zeros, because their memory is undefined and
+ * 0 * NaN is not 0; levels are finite. */
+SIMD void interleave_typed(const struct view *view, int32_t first, int dim, int count,
+                           char (*tiles)[TILE_BYTES], const enum kern_dtype dtype) {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
                                          8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    int32_t at = view->start + first;
-    size_t size = (size_t)view->dim * 2;
-    const char *row = rows_at(view, true, at) + 2 * (size_t)dim;
+    const int32_t at = view->start + first;
+    const size_t size = view->cache->row_size;
+    const char *row = page_rows(view, true, at);
     for (int j = 0; j < 16; j += 2, row += 2 * size) {
         __mmask32 even = at + j < view->end ? ~0u : 0, odd = at + j + 1 < view->end ? ~0u : 0;
         char *to = tiles[0] + (size_t)(first % TILE_DEPTH + j) / 2 * 64;
-        for (int64_t i = 0; i < count; i += 32, to += (size_t)2 * TILE_BYTES) {
-            __m512i a = _mm512_maskz_loadu_epi16(even, row + 2 * i);
-            __m512i b = _mm512_maskz_loadu_epi16(odd, row + size + 2 * i);
-            _mm512_store_si512(to, _mm512_permutex2var_epi16(a, low, b));
-            _mm512_store_si512(to + TILE_BYTES, _mm512_permutex2var_epi16(a, high, b));
+        for (int i = 0; i < count; i += load_count(dtype)) {
+            __m512i a[2], b[2];
+            load_numbers(a, row, dim + i, dtype);
+            load_numbers(b, row + size, dim + i, dtype);
+            for (int half = 0; half < load_count(dtype) / 32; half++) {
+                const struct place place = place_of(dtype, i / TILE_DEPTH + half);
+                if (load_count(dtype) == 32) {
+                    a[half] = _mm512_maskz_mov_epi16(even, a[half]);
+                    b[half] = _mm512_maskz_mov_epi16(odd, b[half]);
+                }
+                char *tile = to + (size_t)place.low / 16 * TILE_BYTES;
+                _mm512_store_si512(tile, _mm512_permutex2var_epi16(a[half], low, b[half]));
+                _mm512_store_si512(tile + (size_t)place.apart / 16 * TILE_BYTES,
+                                   _mm512_permutex2var_epi16(a[half], high, b[half]));
+            }
         }
     }
+}
+
+static void interleave(const struct view *view, int32_t first, int dim, int count,
+                       char (*tiles)[TILE_BYTES]) {
+    if (view->dtype == KERN_BF16)
+        interleave_typed(view, first, dim, count, tiles, KERN_BF16);
+    else if (view->dtype == KERN_E4M3)
+        interleave_typed(view, first, dim, count, tiles, KERN_E4M3);
+    else if (view->dtype == KERN_ROW8)
+        interleave_typed(view, first, dim, count, tiles, KERN_ROW8);
+    else
+        interleave_typed(view, first, dim, count, tiles, KERN_ROW4);
 }
 
 /* Loads 32 entries from `first`; the second sixteen may lie past the end of the stream. */
@@ -230,11 +339,10 @@ static void compute_scores(const struct view *view, struct room *room, int group
         _tile_loadd(7, room->q[group][3], 64);
     }
     for (int first = 0; first < view->count; first += 32) {
-        const char *a = rows_at(view, false, view->start + first);
+        const char *a = keys_at(view, view->start + first);
         /* The second tile may lie past the end: it is then computed from the first one and
          * masked. */
-        const char *b =
-            first + 16 < view->count ? rows_at(view, false, view->start + first + 16) : a;
+        const char *b = first + 16 < view->count ? keys_at(view, view->start + first + 16) : a;
         _tile_zero(0);
         _tile_zero(1);
         SCORE_STEP(0, 4)
@@ -263,6 +371,11 @@ static inline __m512 exp2_of(__m512 x) {
     p = v16_fma(p, r, v16_set(6.931472028550421e-1f));
     p = v16_fma(p, r, v16_set(1.0f));
     return _mm512_maskz_scalef_ps(normal, p, n);
+}
+
+static void multiply_scores(struct room *room, int rows) {
+    for (int i = 0; i < rows; i++)
+        v16_store(room->score[i], v16_mul(v16_load(room->score[i]), v16_set(room->factor[0][i])));
 }
 
 static void cap_scores(struct room *room, int rows, float cap) {
@@ -305,9 +418,10 @@ static __m512 block_most(const struct room *room, int rows) {
     return v16_max(a, b);
 }
 
-/* Weights of `rows` entries (a multiple of 32) as A tiles; returns their sums. Even and odd entries
- * are added separately, then together, so entries after the last visible one only add zeros. */
-static __m512 compute_weights(struct room *room, int rows, __m512 most) {
+/* Weights of `rows` entries (a multiple of 32) as A tiles, multiplied by the values' factors if
+ * `scaled`; returns their sums. Even and odd entries are added separately, then together, so
+ * entries after the last visible one only add zeros. */
+SIMD __m512 compute_weights(struct room *room, int rows, __m512 most, const bool scaled) {
     const __m512i pair =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -320,6 +434,10 @@ static __m512 compute_weights(struct room *room, int rows, __m512 most) {
             __m512 b = exp2_of(v16_sub(v16_load(room->score[i + 1]), most));
             even = v16_add(even, a);
             odd = v16_add(odd, b);
+            if (scaled) {
+                a = v16_mul(a, v16_set(room->factor[1][i]));
+                b = v16_mul(b, v16_set(room->factor[1][i + 1]));
+            }
             pairs[j] = _mm512_permutexvar_epi16(pair, (__m512i)_mm512_cvtne2ps_pbh(b, a));
         }
         transpose(pairs, room->p[first / TILE_DEPTH]);
@@ -392,7 +510,9 @@ static void add_values_two(const struct view *view, struct room *room, int group
 
 static void meet(const struct view *view, struct room *room, int group, bool ready) {
     int chunks = (view->count + TILE_DEPTH - 1) / TILE_DEPTH, rows = chunks * TILE_DEPTH;
+    const bool scaled = row_scaled(view->dtype);
     compute_scores(view, room, group);
+    if (scaled) multiply_scores(room, rows);
     if (view->cap > 0) cap_scores(room, rows, view->cap);
     if (!all_seen(view, room, group)) mask_scores(view, room, group, rows);
     __m512 before = v16_load(room->most[group]);
@@ -404,7 +524,9 @@ static void meet(const struct view *view, struct room *room, int group, bool rea
     most = _mm512_mask_mov_ps(most, nothing, v16_set(0));
     __m512 keep = exp2_of(v16_sub(before, most));
     __m512 sum = v16_mul(v16_load(room->sum[group]), keep);
-    v16_store(room->sum[group], v16_add(sum, compute_weights(room, rows, most)));
+    sum = v16_add(sum, scaled ? compute_weights(room, rows, most, true)
+                              : compute_weights(room, rows, most, false));
+    v16_store(room->sum[group], sum);
     if (changed) rescale(room, group, view->dim, keep); /* a factor of 1 changes nothing */
     if (view->dim == 32) add_values_two(view, room, group, chunks, ready);
     for (int i = 0; i + 4 <= view->dim / 16; i += 4)
@@ -418,6 +540,7 @@ void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_it
         return;
     }
     struct room *room = scratch;
+    const enum kern_dtype dtype = job->cache->options.dtype;
     const struct kern_span *span = &job->batch->spans[item->span];
     struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, item->head);
     begin(job, item, &stream, room);
@@ -426,12 +549,14 @@ void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_it
                         .pages = stream.pages,
                         .dim = job->head_dim,
                         .cap = job->cap * LOG2_E,
-                        .wide = job->cache->options.dtype == KERN_E4M3 ? room->wide : NULL,
+                        .dtype = dtype,
+                        .wide = dtype == KERN_BF16 ? NULL : room->wide,
                         .end = room->hi[last / 16][last % 16]};
     amx_configure(16, 8);
     for (view.start = room->lo[0][0] / BLOCK * BLOCK; view.start < view.end; view.start += BLOCK) {
         view.count = view.end - view.start < BLOCK ? view.end - view.start : BLOCK;
-        if (view.wide) widen_block(&view);
+        if (view.wide) widen_keys(&view);
+        if (row_scaled(dtype)) load_factors(&view, room);
         for (int c = 0; groups > 1 && c * TILE_DEPTH < view.count; c++)
             load_chunk(&view, c * TILE_DEPTH, 0, view.dim, room->v[c]);
         for (int g = 0; g < groups; g++)
