@@ -38,7 +38,7 @@ struct room {
     char p[CHUNKS][TILE_BYTES];
     char v[CHUNKS][DIM_MAX / 16][TILE_BYTES];
     char wide[BLOCK * DIM_MAX * 2]; /* not in bf16: the block's keys in it */
-    float factor[2][BLOCK];         /* of the block's keys and values, 0 past the end */
+    float factor[2][BLOCK];         /* factors of the block's keys, and of its values */
     float rotated[16][DIM_MAX];     /* queries of a cache whose rows are rotated */
 };
 
@@ -200,7 +200,7 @@ SIMD void load_numbers(__m512i to[2], const char *row, int64_t i, const enum ker
         to[0] = (__m512i)_mm512_cvtne2ps_pbh(v16_load_e4m3((const uint8_t *)row + i + 16),
                                              v16_load_e4m3((const uint8_t *)row + i));
     else if (dtype == KERN_ROW8)
-        for (int half = 0; half < 2; half++) {
+        for (int64_t half = 0; half < 2; half++) {
             const int8_t *from = (const int8_t *)row + i + 32 * half;
             to[half] = (__m512i)_mm512_cvtne2ps_pbh(v16_load_row8(from + 16), v16_load_row8(from));
         }
