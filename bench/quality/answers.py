@@ -51,7 +51,9 @@ def arguments():
     ap.add_argument("--label", default="", help="added to the methods' names, where several gates are compared")
     ap.add_argument("--kvpress", action="store_true", help="also write kvpress's files")
     ap.add_argument("--report", action="store_true", help="ask nothing, only print the table")
+    ap.add_argument("--least", type=int, default=40, help="questions of a cell that the table of all cells shows (40)")
     ap.add_argument("--plot", type=pathlib.Path, help="write a picture (SVG) of the table there")
+    ap.add_argument("--drawn", help="methods of the picture (default: all)")
     ap.add_argument("--url", help="a running daemon; default: start one")
     ap.add_argument("--binary", default=str(ROOT / "build" / "keepd"))
     ap.add_argument("--model", default=str(ROOT / "bundled/keepd-nano"))
@@ -202,6 +204,9 @@ class Table:
     def sample(self, protocol, method, share):
         return self.cells.get((protocol, method, 1.0 if method == "full" else share), {})
 
+    def asked(self, *cell):
+        return sum(of for _, of in self.sample(*cell).values())
+
     def mean(self, *cell):
         found = self.sample(*cell)
         return statistics.mean(statistics.aligned(found)[0]) if found else None
@@ -232,13 +237,41 @@ class Table:
                 lines.append(line)
         return report.table(head, lines)
 
-    def panel(self, protocol, shares):
+    def leads(self, protocol, share):
+        """Lines of the paired differences of `global` to the other methods, the smallest lower bound first."""
+        ours, out = self.sample(protocol, "global", share), []
+        for m in self.ordered(protocol, share):
+            theirs = self.sample(protocol, m, share)
+            common = set(ours) & set(theirs)
+            if m != "global" and common:
+                out.append((statistics.paired(ours, theirs), m, sum(theirs[c][1] for c in common)))
+        return [[f"`{m}`", report.percent(lead), str(pairs)] for lead, m, pairs in sorted(out, key=lambda x: x[0][1])]
+
+    def overview(self, protocols, shares, least):
+        """All cells of at least `least` questions in one table, the best first by the last share of the first protocol."""
+        cells_ = [(p, s) for p in protocols for s in shares]
+
+        def line(m):
+            counts = [self.asked(p, m, s) for p, s in cells_]
+            shown = [points(self.mean(p, m, s)) if n >= least else "" for (p, s), n in zip(cells_, counts)]
+            return [f"`{m}`" if m != "full" else "full cache", *shown, " / ".join(map(str, counts))]
+        lines = [line(m) for m in ["full", *self.ordered(protocols[0], shares[-1])]]
+        return report.table(["method", *(f"{p}, {report.share_name(s)}" for p, s in cells_), "questions"],
+                            [x for x in lines if any(x[1:-1])])
+
+    def panel(self, protocol, shares, least, drawn):
         names = [report.share_name(s) for s in shares]
-        series = {m: {report.share_name(s): self.mean(protocol, m, s) for s in shares if self.sample(protocol, m, s)}
-                  for m in self.methods}
+        series = {m: {report.share_name(s): self.mean(protocol, m, s) for s in shares if self.asked(protocol, m, s) >= least}
+                  for m in self.methods if m in drawn}
         full = self.mean(protocol, "full", 1.0)
         series["full"] = {name: full for name in names} if full else {}
         return f"question {protocol}", names, {m: v for m, v in series.items() if v}
+
+
+def points(triple):
+    """A share in whole per cent with its interval."""
+    mean, low, high = (f"{100 * x:.0f}" for x in triple)
+    return f"{mean} [{low}, {high}]"
 
 
 def questions(sample):
@@ -249,8 +282,14 @@ def show(a, store):
     table = Table(store, a.tasks.split(","))
     for protocol in a.protocols:
         print(f"\nQuestion {protocol} at the compression, right answers in %\n\n{table.markdown(protocol, a.shares)}")
+    if len(a.protocols) > 1:
+        print(f"\nAll cells\n\n{table.overview(a.protocols, a.shares, a.least)}")
+    for protocol, share in ((p, s) for p in a.protocols for s in a.shares):
+        leads = report.table(["method", "global - method", "paired questions"], table.leads(protocol, share))
+        print(f"\nQuestion {protocol}, {report.share_name(share)}: differences in points\n\n{leads}")
     if a.plot:
-        panels = [table.panel(p, a.shares) for p in a.protocols]
+        drawn = set(a.drawn.split(",")) if a.drawn else set(plots.LOOK)
+        panels = [table.panel(p, a.shares, a.least, drawn) for p in a.protocols]
         shown = [m for m in plots.LOOK if any(m in series for _, _, series in panels)]
         a.plot.write_text(plots.charts(panels, shown, "Right answers in %"))
 
