@@ -201,6 +201,14 @@ static void run(const char *model, const char *path, float *logits) {
     replay_close(&replay);
 }
 
+/* The file has routers in float32, the directory in bf16. On the amx path products with bf16 round
+ * activations to 16 bits and those with float32 do not, so there the bits are not the same. */
+static void check_same(const char *path, const float *file, const float *directory) {
+    double worst = 0;
+    for (int i = 0; i < IDS * 512; i++) worst = fmax(worst, fabs((double)file[i] - directory[i]));
+    cr_expect(worst <= (strcmp(path, "amx") ? 0 : 1e-3), "%s: %g", path, worst);
+}
+
 Test(gguf_gptoss, file_answers_as_its_directory) {
     static const char *const paths[] = {"reference", "portable", "avx2", "avx512", "amx"};
     static float file[IDS * 512], directory[IDS * 512];
@@ -213,7 +221,7 @@ Test(gguf_gptoss, file_answers_as_its_directory) {
         run(model, paths[i], file);
         run(DIRECTORY, paths[i], directory);
         cr_expect(isfinite(file[0]) && file[0] != file[1]);
-        cr_expect(memcmp(file, directory, sizeof file) == 0, "%s", paths[i]);
+        check_same(paths[i], file, directory);
     }
     (void)remove(model);
     rmdir(dir);

@@ -27,14 +27,18 @@ static const char *const paths[] = {"reference", "portable", "avx2", "avx512", "
  * all of it: the float64 reference of tests/python with nothing but those rounded to e4m3 is off by
  * the same 0.31 at most (0.028 rms) for keepd-nano and 0.37 (0.10) for the random qwen3, sixteen
  * times bf16's as it has four bits less.
- * Transformers' own bf16 forward pass of these cases is off by up to 0.17 at improbable tokens. */
+ * With a bf16 cache and heads of whole tiles the amx path rounds queries and weights of attention
+ * to bf16 as well, so its differences are up to sqrt(2) times as large: the float64 reference with
+ * these roundings, too, is 0.0021 (rms) from amx for qwen3, and without them 0.0064. Transformers'
+ * own bf16 forward pass of these cases is off by up to 0.17 at improbable tokens. */
 struct bar {
     double max; /* largest difference over the tokens that came */
     double rms;
 };
 
-static struct bar bar_of(enum kern_dtype kv_dtype) {
-    if (kv_dtype == KERN_BF16) return (struct bar){5e-2, 1e-2};
+static struct bar bar_of(const char *path, enum kern_dtype kv_dtype) {
+    bool tiles = strcmp(path, "amx") == 0;
+    if (kv_dtype == KERN_BF16) return (struct bar){5e-2, tiles ? 1.4e-2 : 1e-2};
     if (kv_dtype == KERN_E4M3) return (struct bar){0.6, 0.15};
     return (struct bar){1e-3, 1e-4};
 }
@@ -172,7 +176,8 @@ static void check_case(struct golden *g, struct replay *replay, const cJSON *ite
 
 static void check_golden(const char *name, const char *model_dir, const char *golden_dir,
                          const char *path, enum kern_dtype kv_dtype, bool expires) {
-    struct golden g = {.name = name, .path = path, .expires = expires, .bar = bar_of(kv_dtype)};
+    struct golden g = {
+        .name = name, .path = path, .expires = expires, .bar = bar_of(path, kv_dtype)};
     struct replay replay;
     open_or_fail(&replay, model_dir, path, kv_dtype, 1024, 1);
     if (expires && model_config_sliding_layers(model_config(replay.model)) == 0) {
@@ -392,7 +397,7 @@ static void check_tiny(const char *root, const struct tiny *tiny, const char *pa
     cr_assert_eq(replay_run(&replay, 0, ids, count, &count, 1, logits), 0);
 
     double worst = 0, squares = 0;
-    struct bar bar = bar_of(kv_dtype);
+    struct bar bar = bar_of(path, kv_dtype);
     for (int i = 0; i < prompt; i++) {
         for (int t = 0; t < replay.vocab; t++) {
             const size_t row = (size_t)i * vocab;
