@@ -106,7 +106,7 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
                                             page + (i + S::DECODE_STAGES) * S::DECODE_PAGES,
                                             page_end, ring + at * BYTES, &barriers[at]);
     }
-    /* Found again: registers would have to hold them through the loop. */
+    /* The item and its head are read a second time, so that no registers hold them in the loop. */
     const struct plan_item same = a.items[item];
     head = same.stream % a.pages.heads_kv;
     const int row = a.spans[a.decode[same.stream / a.pages.heads_kv]].row;

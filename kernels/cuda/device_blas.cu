@@ -441,7 +441,7 @@ static int attribute(const cublasLtMatmulAlgo_t *algorithm,
     return value;
 }
 
-static struct cuda_product describe(struct device *device, const struct product *product,
+static struct cuda_product describe(struct device *device, const struct product_entry *product,
                                     int bucket) {
     const struct product_shape *shape = &product->shape;
     int64_t rows = product_bucket_rows(bucket);

@@ -292,7 +292,7 @@ static __global__ void k_sort(const struct choose_args a) {
 
 /* ---- Products ------------------------------------------------------------------------------- */
 
-struct product_args {
+struct expert_args {
     const struct matrix *matrices;
     const float *x;
     float *y; /* [uses, outputs] */
@@ -341,7 +341,7 @@ static __device__ __forceinline__ float bias_at(const struct bias &b, int expert
 /* Blocks (group, outputs), a warp per output: only the first dimension of a grid can count the
  * groups of a long prompt. GATED: gate and up of an output, and their activation; its rows are
  * gathered from x. Places of a group without a row repeat its first. */
-template <bool GATED> static __global__ void k_product(const struct product_args a) {
+template <bool GATED> static __global__ void k_product(const struct expert_args a) {
     ptx_overlap_grids();
     if ((int)blockIdx.x >= *a.r.group_count) return;
     const struct group g = a.r.groups[blockIdx.x];
@@ -415,14 +415,14 @@ static void multiply_all(struct cuda *cuda, const struct kern_experts *experts,
     const struct kern_experts_spec *spec = &experts->spec;
     size_t uses = (size_t)rows * (size_t)spec->used;
     unsigned groups = (unsigned)groups_max(spec->count, uses);
-    const struct product_args in = {
+    const struct expert_args in = {
         experts->gate_up, x, r.ff, experts->gate_up_bias, r, spec->d_model, experts->d_ff,
         spec->activation};
     LAUNCH_OVERLAPPED(cuda->device, k_product<true>, dim3(groups, blocks_for(experts->d_ff, WARPS)),
                       THREADS, 0, in);
     /* The ranks' products are summed: the first adds the bias. */
     const float *bias = cuda->comm->rank == 0 ? spec->down_bias : NULL;
-    const struct product_args back = {
+    const struct expert_args back = {
         experts->down, r.ff,          r.out,           {bias, spec->d_model, {0, 0}}, r,
         experts->d_ff, spec->d_model, spec->activation};
     LAUNCH_OVERLAPPED(cuda->device, k_product<false>,

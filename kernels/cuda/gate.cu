@@ -142,12 +142,12 @@ void op_gate_free(struct kern *kern, struct kern_gate *gate) {
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-struct product_args {
+struct gate_args {
     const float *x, *w;
     float *y; /* [parts written][rows][outputs] */
     int64_t x_stride;
     int rows, outputs;
-    int inputs; /* ALIGNED: a multiple of 4; what a row of x has there is finite */
+    int inputs; /* ALIGNED: rounded up to 4s; rows of x have finite numbers up to there */
     int stride; /* stride of w: whole steps; zeros follow the inputs */
     int apart;  /* parts written: all, or 1 */
 };
@@ -234,7 +234,7 @@ template <int M, int N> struct place {
 };
 
 template <int M, int N>
-static __device__ __forceinline__ struct place<M, N> place_of(const struct product_args &a) {
+static __device__ __forceinline__ struct place<M, N> place_of(const struct gate_args &a) {
     constexpr int ALONG = TILE / (16 * M); /* warps along the outputs */
     constexpr int ROWS = THREADS / 32 / ALONG * 8 * N;
     const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4;
@@ -257,7 +257,7 @@ static __device__ __forceinline__ struct place<M, N> place_of(const struct produ
 /* Adds the sum of one part to `total`; the first one is the total. A thread reads AHEAD steps
  * before it multiplies the first, because the compiler moves no read across an mma. */
 template <int M, int N, int AHEAD, bool ALIGNED>
-static __device__ __forceinline__ void add_part(float total[M][N][4], const struct product_args &a,
+static __device__ __forceinline__ void add_part(float total[M][N][4], const struct gate_args &a,
                                                 const struct place<M, N> &p, int part, bool first) {
     const int end = lesser((part + 1) * PART_STEPS, a.stride / STEP), lane = threadIdx.x % 4;
     float high[M][N][4] = {}, low[M][N][4] = {};
@@ -294,7 +294,7 @@ static __device__ __forceinline__ void add_part(float total[M][N][4], const stru
 
 /* Blocks (outputs, rows x parts written). A warp multiplies 16 M outputs with 8 N rows. */
 template <int M, int N, int AHEAD, bool ALIGNED>
-static __global__ void __launch_bounds__(THREADS) k_gate_product(const struct product_args a) {
+static __global__ void __launch_bounds__(THREADS) k_gate_product(const struct gate_args a) {
     ptx_overlap_grids();
     const struct place<M, N> p = place_of<M, N>(a);
     const int lane = threadIdx.x % 32, part = (int)blockIdx.y % a.apart;
@@ -320,7 +320,7 @@ static __global__ void __launch_bounds__(THREADS) k_gate_product(const struct pr
 }
 
 template <int M, int N, int AHEAD>
-static void launch_product(struct cuda *cuda, const struct product_args &args, int rows_each) {
+static void launch_product(struct cuda *cuda, const struct gate_args &args, int rows_each) {
     dim3 grid(blocks_for(args.outputs, TILE),
               blocks_for(args.rows, rows_each) * (unsigned)args.apart);
     if (args.x_stride % 4 == 0)
@@ -342,9 +342,9 @@ struct gate_sums {
 static struct gate_sums multiply(struct cuda *cuda, const struct gate_layer *layer, float *y,
                                  const float *x, int64_t x_stride, int rows) {
     const int inputs = x_stride % 4 ? layer->inputs : round_up(layer->inputs, 4);
-    const struct product_args args = {x,        layer->w,      y,
-                                      x_stride, rows,          layer->outputs,
-                                      inputs,   layer->stride, parts_apart(layer, rows)};
+    const struct gate_args args = {x,        layer->w,      y,
+                                   x_stride, rows,          layer->outputs,
+                                   inputs,   layer->stride, parts_apart(layer, rows)};
     if (rows <= FEW_ROWS)
         launch_product<1, 1, PART_STEPS>(cuda, args, FEW_ROWS);
     else

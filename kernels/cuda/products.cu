@@ -39,13 +39,14 @@ static bool same_algorithm(const struct product_algorithm *a, const struct produ
 
 /* The shape's entry, which begins with its own algorithm for every number of rows. NULL: the table
  * is full. */
-static struct product *entry_of(struct products *products, const struct product_library *library,
-                                const struct product_shape *shape) {
+static struct product_entry *entry_of(struct products *products,
+                                      const struct product_library *library,
+                                      const struct product_shape *shape) {
     struct product_algorithm found[PRODUCT_FOUND];
     for (int i = 0; i < products->count; i++)
         if (same_shape(&products->list[i].shape, shape)) return &products->list[i];
     if (products->count == PRODUCT_SHAPES) return NULL;
-    struct product *product = &products->list[products->count++];
+    struct product_entry *product = &products->list[products->count++];
     *product = {};
     product->shape = *shape;
     int count = library->find(library->arg, shape, PRODUCT_ROWS, found);
@@ -59,7 +60,7 @@ static struct product *entry_of(struct products *products, const struct product_
 const struct product_algorithm *products_find(struct products *products,
                                               const struct product_library *library,
                                               const struct product_shape *shape, int64_t rows) {
-    struct product *product = entry_of(products, library, shape);
+    struct product_entry *product = entry_of(products, library, shape);
     if (!product) return NULL;
     const struct product_choice *choice = &product->choices[product_bucket(rows)];
     return choice->refuses ? NULL : &choice->algorithm;
@@ -68,7 +69,7 @@ const struct product_algorithm *products_find(struct products *products,
 bool products_refused(struct products *products, const struct product_library *library,
                       const struct product_shape *shape, int64_t rows) {
     struct product_algorithm found[PRODUCT_FOUND];
-    struct product *product = entry_of(products, library, shape);
+    struct product_entry *product = entry_of(products, library, shape);
     if (!product) return false;
     struct product_choice *choice = &product->choices[product_bucket(rows)];
     const struct product_algorithm *own = &product->choices[product_bucket(PRODUCT_ROWS)].algorithm;
@@ -91,7 +92,7 @@ bool products_refused(struct products *products, const struct product_library *l
 void products_compare(struct products *products, const struct product_library *library,
                       const struct product_shape *shape) {
     struct product_algorithm found[PRODUCT_FOUND];
-    struct product *product = entry_of(products, library, shape);
+    struct product_entry *product = entry_of(products, library, shape);
     if (!product || product->compared || product->choices[0].refuses) return;
     product->compared = true;
     const int base = product_bucket(PRODUCT_ROWS);
@@ -112,7 +113,7 @@ void products_compare(struct products *products, const struct product_library *l
 
 bool products_has(struct products *products, const struct product_library *library,
                   const struct product_shape *shape) {
-    const struct product *product = entry_of(products, library, shape);
+    const struct product_entry *product = entry_of(products, library, shape);
     if (!product) return false;
     for (const struct product_choice &choice : product->choices)
         if (choice.refuses) return false;

@@ -67,7 +67,7 @@ struct product_choice {
     bool odd;     /* the bits may be others than those of the shape's own algorithm */
 };
 
-struct product {
+struct product_entry {
     struct product_shape shape;
     bool compared; /* products_compare has been here */
     bool in_turn;  /* parts may be multiplied one after the other */
@@ -75,7 +75,7 @@ struct product {
 };
 
 struct products {
-    struct product list[PRODUCT_SHAPES];
+    struct product_entry list[PRODUCT_SHAPES];
     int count;
 };
 
