@@ -97,7 +97,7 @@ uint64_t sched_name(const struct sched *sched, const struct conversation *conv) 
 }
 
 /* The bytes of a conversation whose file made room for others and has room again, with `more` bytes
- * beside it; 0: it is not such a one. */
+ * beside it; 0 for any other conversation. */
 static int64_t returning_bytes(struct sched *sched, const struct conversation *conv, int64_t more) {
     bool on_disk = conv->id != 0 && conv->saved == CONVERSATION_SAVED && !conv->checkpoint;
     if (!on_disk || conversation_superseded(conv) || store_has(sched->options.store, conv->id))

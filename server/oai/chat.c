@@ -159,8 +159,8 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
         if (i) buf_char(out, ',');
         write_choice(out, answer, i);
     }
-    buf_str(out,
-            "],\"service_tier\":\"default\",\"usage\":"); /* there is one, as OpenAI names it */
+    /* OpenAI's name of the only tier that there is. */
+    buf_str(out, "],\"service_tier\":\"default\",\"usage\":");
     oai_render_usage(out, answer, oai_tokens_total(answer), true);
     buf_str(out, ",\"prompt_logprobs\":");
     oai_render_prompt_logprobs(out, answer, 0);
