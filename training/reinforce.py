@@ -293,6 +293,8 @@ def arguments():
         ap.error("MODEL, --run and --out are required")
     if a.out and a.out.resolve() == a.model.resolve():
         ap.error("--out is the model itself: a stopped run could not go on from it")
+    if a.record and a.max_steps == ap.get_default("max_steps"):
+        ap.error("--record needs --max-steps: it ends after that many")
     if a.samples < 2:
         ap.error("--samples: at least 2, of which one can be better than the other")
     return a

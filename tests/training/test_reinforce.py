@@ -106,6 +106,13 @@ def test_the_table_pairs_questions(tmp_path):
     assert lines[3].startswith("| adapted | 75.0 [") and "| 25.0 [-24.0, 74.0] |" in lines[3]
 
 
+def test_records_need_a_number_of_steps(script, tmp_path):
+    """Without one they would never end."""
+    failure, _, err = script(reinforce, MODEL, "--record", tmp_path / "records", "--run", tmp_path / "run")
+    assert failure == "2" and "--record needs --max-steps" in err
+    assert not (tmp_path / "run").exists()
+
+
 @needs_daemon
 def test_a_step_with_the_daemon(script, tmp_path):
     """The weights in training and the daemon agree on every answer's probability; the adapted model can be asked."""
