@@ -85,6 +85,17 @@ def test_ids_have_a_maximum(shared):
         assert (r.status_code, r.json()["error"]["code"]) == (400, code)
 
 
+def test_alternatives_are_bounded_by_the_server_alone():
+    """--max-logprobs may allow any number, and -1 (test_as_many_alternatives_as_the_server_allows)."""
+    for path, fields in ((CHAT, ("top_logprobs", "prompt_logprobs")), (TEXT, ("logprobs", "prompt_logprobs")),
+                         ("/completion", ("n_probs", "logprobs")), ("/v1/responses", ("top_logprobs",))):
+        for field in fields:
+            for value in (-1, 0, 21, 2**31 - 1):
+                check(request_schema(path), {**GOOD[path], field: value})
+            with pytest.raises(jsonschema.ValidationError):
+                check(request_schema(path), {**GOOD[path], field: -2})
+
+
 def test_full_answers_fit(shared):
     wide = dict(n=2, logprobs=True, top_logprobs=2, prompt_logprobs=2, stop=["x"], stop_token_ids=[1],
                 return_token_ids=True, kv={"report": "trace"})
