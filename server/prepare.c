@@ -226,36 +226,69 @@ static int check_job(struct exchange *ex, int i) {
     return oai_refuse_fault(&ex->error, &fault);
 }
 
-static int refuse_scores(struct exchange *ex, const char *field, int most, int64_t found) {
+/* Scores of one job: of its answer, and of its prompt where the prompt is echoed or listed. */
+struct scores {
+    int64_t token; /* one token of the answer in all choices */
+    int64_t answer, echo, prompt;
+    bool at_once;
+};
+
+/* An echoed prompt is part of every choice, and so is a prompt's list of scores, except in chats. A
+ * stream's scores are written as they come, except those of its prompt. */
+static struct scores count_scores(const struct oai_request *of,
+                                  const struct engine_request *request) {
+    int64_t each = 1 + (of->logprobs > 0 ? of->logprobs : 0), choices = request->choices;
+    int64_t lists = of->context ? 1 : choices;
+    struct scores scores = {.token = each * choices, .at_once = !of->stream && of->logprobs >= 0};
+    scores.answer = request->max_tokens * scores.token;
+    if (of->echo) scores.echo = request->prompt_count * scores.token;
+    if (of->prompt_logprobs >= 0)
+        scores.prompt = request->prompt_count * (int64_t)(1 + of->prompt_logprobs) * lists;
+    return scores;
+}
+
+/* Where the client named no length, the answer gets what the limits of scores leave, in equal parts
+ * for this job and the `later` ones. */
+static void fit_scores(const struct exchange *ex, struct engine_request *request, int later) {
+    const struct scores scores = count_scores(&ex->request, request);
+    int64_t rest = scores.echo + scores.prompt, room = OAI_SCORES_MAX - ex->scores - rest;
+    int64_t at_once = OAI_SCORES_AT_ONCE - ex->scores_at_once - rest;
+    int64_t least = request->min_tokens > 1 ? request->min_tokens : 1;
+    if (ex->request.max_tokens >= 0) return;
+    if (scores.at_once && at_once < room) room = at_once;
+    room /= scores.token * (1 + later);
+    if (room < least) room = least;
+    if (request->max_tokens > room) request->max_tokens = (int32_t)room;
+}
+
+static int refuse_scores(struct exchange *ex, int i, const struct scores *scores, bool at_once) {
+    int most = at_once ? OAI_SCORES_AT_ONCE : OAI_SCORES_MAX;
+    int64_t found = at_once ? ex->scores_at_once : ex->scores;
+    int64_t rest = scores->echo + scores->prompt;
+    char field[OAI_PATH] = "max_tokens";
+    if (scores->prompt > scores->answer + scores->echo ||
+        (rest > most && scores->prompt > scores->echo))
+        snprintf(field, sizeof field, "prompt_logprobs");
+    else if (rest > most)
+        oai_prompt_path(&ex->request, i, field);
     return oai_refuse(&ex->error, 400, "invalid_value", field,
                       "Invalid value for '%s': choices x tokens x (1 + logprobs) of an answer may "
                       "be at most %d%s, and this request could come to %" PRId64
                       ". Ask for fewer choices, tokens or logprobs.",
-                      field, most, most < OAI_SCORES_MAX ? " where they are sent at once" : "",
-                      found);
+                      field, most, at_once ? " where they are sent at once" : "", found);
 }
 
 /* Output arrays and the answer grow with choices, tokens and alternatives; each has a limit of its
- * own, their product needs one too. An echoed prompt is part of every choice, and so is a prompt's
- * list of scores, except in chats. The loop writes a whole answer in one turn, and nobody else is
- * served meanwhile: a score takes some 50 bytes and 0.4 us. A stream's scores are written as they
- * come, except those of its prompt. */
-static int check_scores(struct exchange *ex, const struct engine_request *request) {
-    const struct oai_request *of = &ex->request;
-    int64_t wanted = of->logprobs > 0 ? of->logprobs : 0, choices = request->choices;
-    int64_t answer = request->max_tokens * (1 + wanted) * choices;
-    int64_t prompt = 0;
-    if (of->prompt_logprobs >= 0)
-        prompt = request->prompt_count * (int64_t)(1 + of->prompt_logprobs) *
-                 (of->context ? 1 : choices);
-    int64_t echo = of->echo ? request->prompt_count * (1 + wanted) * choices : 0;
-    bool at_once = !of->stream && of->logprobs >= 0;
-    ex->scores += answer + echo + prompt;
-    ex->scores_at_once += (at_once ? answer : 0) + echo + prompt;
-    const char *field = prompt > answer + echo ? "prompt_logprobs" : "max_tokens";
-    if (ex->scores > OAI_SCORES_MAX) return refuse_scores(ex, field, OAI_SCORES_MAX, ex->scores);
-    if (ex->scores_at_once <= OAI_SCORES_AT_ONCE) return 0;
-    return refuse_scores(ex, field, OAI_SCORES_AT_ONCE, ex->scores_at_once);
+ * own, their product needs one too. The loop writes a whole answer in one turn, and nobody else is
+ * served meanwhile: a score takes some 50 bytes and 0.4 us. */
+static int check_scores(struct exchange *ex, int i) {
+    const struct scores scores = count_scores(&ex->request, &ex->jobs[i].request);
+    int64_t rest = scores.echo + scores.prompt;
+    ex->scores += scores.answer + rest;
+    ex->scores_at_once += (scores.at_once ? scores.answer : 0) + rest;
+    if (ex->scores > OAI_SCORES_MAX) return refuse_scores(ex, i, &scores, false);
+    if (ex->scores_at_once > OAI_SCORES_AT_ONCE) return refuse_scores(ex, i, &scores, true);
+    return 0;
 }
 
 /* Notes how many of the prompt's first tokens are not the client's. `cut`: tokens that were dropped
@@ -287,7 +320,8 @@ static int make_job(struct exchange *ex, int i) {
     if (ex->request.context && request->kv.retain)
         request->border = engine_chat_border(ex->server->engine, ex->request.context, &ids);
     if (!ex->request.seed_given) request->seed = make_seed(&ex->server->rules);
-    return check_scores(ex, request) || check_job(ex, i) ? -1 : 0;
+    fit_scores(ex, request, ex->job_count - i - 1);
+    return check_scores(ex, i) || check_job(ex, i) ? -1 : 0;
 }
 
 /* Compiles one language for all prompts here, off the loop and off the engine's thread. ERR_BUSY:

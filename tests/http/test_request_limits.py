@@ -171,3 +171,26 @@ def test_biases(shared):
 
 def test_user_is_of_any_length(shared):
     assert shared.chat(user="x" * 100000, max_tokens=1).status_code == 200
+
+
+def test_an_answer_without_a_length_gets_what_its_scores_may_take(roomy):
+    """In equal parts for the prompts of a request. A length that the client names is refused instead."""
+    top, n = 20, LIMITS["N_MAX"]
+    body = dict(prompt=["abc", "def"], n=n, n_probs=top, ignore_eos=True, kv={"retain": False})
+    most = LIMITS["SCORES_AT_ONCE"] // (1 + top) // n // 2
+    r = roomy.post("/completion", body)
+    assert r.status_code == 200, r.text
+    assert max(answer["tokens_predicted"] for answer in r.json()) == most
+    for also in ({"n_predict": most + 1}, {"min_tokens": most + 1}):
+        r = roomy.post("/completion", {**body, **also})
+        assert r.status_code == 400 and r.json()["error"]["param"] == "max_tokens", r.text
+    roomy.wait_idle()
+
+
+@pytest.mark.parametrize("also,param", [({"prompt_logprobs": 20}, "prompt_logprobs"), ({"echo": True}, "prompt")])
+def test_a_prompt_with_too_many_scores_is_named(roomy, also, param):
+    """Although the answer would have more of them."""
+    n = LIMITS["N_MAX"]
+    prompt = "a" * (LIMITS["SCORES_AT_ONCE"] // 21 // n + 1)
+    r = roomy.post(TEXT, dict(prompt=prompt, n=n, logprobs=20, max_tokens=len(prompt) + 1, **also))
+    assert r.status_code == 400 and r.json()["error"]["param"] == param, r.text
