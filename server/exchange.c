@@ -229,24 +229,28 @@ static void submit(struct exchange *ex) {
     }
 }
 
+void exchange_refuse_text(struct exchange *ex) {
+    struct buf *body = &ex->answer.body;
+    bool too_long = body->full;
+    size_t most = body->limit;
+    buf_close(body);
+    buf_open(body, ANSWER_BYTES_MAX);
+    if (!too_long) {
+        refuse_busy(ex, STATS_REJECT_MEMORY, "The server is short of memory.");
+        return;
+    }
+    oai_refuse(&ex->error, 400, "invalid_value", NULL,
+               "The answer would be longer than %zu bytes, the memory for one such answer. Please "
+               "send a shorter text, or ask for fewer choices, tokens or logprobs.",
+               most);
+    exchange_refuse(ex, &ex->error);
+}
+
 /* Texts that are being written are not counted as held. Each thread writes one, which may have an
  * equal part of the same bytes (exchange_dispatch), so both together have at most twice as many. */
 void exchange_hold_text(struct exchange *ex) {
-    struct buf *body = &ex->answer.body;
-    struct server *server = ex->server;
-    if (!body->failed && exchange_hold(ex, body->capacity)) return;
-    bool too_long = body->full;
-    buf_close(body);
-    buf_open(body, ANSWER_BYTES_MAX);
-    if (too_long) {
-        oai_refuse(&ex->error, 400, "invalid_value", NULL,
-                   "The answer would be longer than %zu bytes, the memory for one such answer. "
-                   "Please send a shorter text or fewer tokens.",
-                   most_held(server) / TEXT_THREADS);
-        exchange_refuse(ex, &ex->error);
-    } else {
-        refuse_busy(ex, STATS_REJECT_MEMORY, "The server is short of memory.");
-    }
+    const struct buf *body = &ex->answer.body;
+    if (body->failed || !exchange_hold(ex, body->capacity)) exchange_refuse_text(ex);
 }
 
 /* The texts that a response stores and repeats stay after the body has gone. Without jobs they have

@@ -320,6 +320,7 @@ static void add_answer_headers(struct exchange *ex, struct MHD_Response *respons
 static enum MHD_Result queue_answer(struct exchange *ex) {
     struct buf *body = &ex->answer.body;
     struct MHD_Response *response;
+    if (body->failed) exchange_refuse_text(ex);
     ex->phase = PHASE_SENT;
     if (ex->answer.preflight) {
         response = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);

@@ -282,6 +282,7 @@ bool exchange_hold(struct exchange *exchange, size_t size);
 /* A text answer waits for its client to read it. It takes the place of the body, in the memory
  * that bodies and such answers share; the request is refused where that has no room. */
 void exchange_hold_text(struct exchange *exchange);
+void exchange_refuse_text(struct exchange *exchange); /* instead of one that could not be written */
 void exchange_drop_body(struct exchange *exchange);
 
 /* background.c: responses that their clients ask for later. Their exchanges live on without a

@@ -179,7 +179,7 @@ static bool next_progress(const struct exchange *ex, uint64_t *read) {
 static void send_note(struct exchange *ex) {
     struct oai_events *events = &ex->stream.events;
     form_of(ex)->progress(events);
-    if (events->note.failed) events->out.failed = true;
+    buf_inherit(&events->out, &events->note);
     buf_clear(&events->note);
 }
 
@@ -293,6 +293,20 @@ static ssize_t take(struct exchange *ex, char *to, size_t max) {
     return (ssize_t)size;
 }
 
+/* Ends the stream with an error in place of an event that is too long. Nothing that was rendered in
+ * this turn has been sent. */
+static void end_too_long(struct exchange *ex) {
+    struct oai_events *events = &ex->stream.events;
+    oai_refuse(&ex->error, 400, "invalid_value", NULL,
+               "The stream ends here: an event of it would be longer than %zu bytes. Please ask "
+               "for fewer choices, tokens or logprobs.",
+               OUT_BYTES_MAX);
+    exchange_cancel(ex);
+    buf_clear(&events->out);
+    form_of(ex)->end(events, &ex->error);
+    ex->stream.ended = true;
+}
+
 static ssize_t read_stream(void *cls, uint64_t position, char *to, size_t max) {
     struct exchange *ex = cls;
     struct stream *stream = &ex->stream;
@@ -304,6 +318,7 @@ static ssize_t read_stream(void *cls, uint64_t position, char *to, size_t max) {
     if (!stream->events.out.size && stream->ping)
         buf_str(&stream->events.out, form_of(ex)->ping ? form_of(ex)->ping : ": keepd\n\n");
     stream->ping = false;
+    if (stream->events.out.full) end_too_long(ex);
     if (stream->events.out.failed) {
         exchange_gone(ex); /* out of memory: an incomplete event must not look like a whole one */
         return MHD_CONTENT_READER_END_WITH_ERROR;

@@ -152,7 +152,7 @@ static void begin_choice(struct oai_events *events, int index, struct oai_offset
                                             .text = text.data ? text.data : "",
                                             .size = text.size,
                                             .offset = offset});
-    if (text.failed) events->out.failed = true;
+    buf_inherit(&events->out, &text);
     buf_close(&text);
 }
 

@@ -129,7 +129,7 @@ bool oai_items_write(struct buf *out, const struct oai_answer *answer,
     oai_items_open(&whole.items, &writer, &whole);
     bool called = oai_divide(answer, 0, (struct oai_sink){take_part, &whole});
     oai_items_end(&whole.items);
-    if (whole.items.text.failed) out->failed = true;
+    buf_inherit(out, &whole.items.text);
     oai_items_close(&whole.items);
     return called;
 }
@@ -140,5 +140,5 @@ void oai_write_text(struct buf *out, const struct buf *text) {
 
 void oai_items_delta(struct oai_events *events, const struct oai_delta *delta) {
     oai_items_take(&events->items, delta);
-    if (events->items.text.failed) events->out.failed = true;
+    buf_inherit(&events->out, &events->items.text);
 }

@@ -62,3 +62,17 @@ def test_only_the_request_whose_allocation_fails(start, fake, kind):
     assert failures > (3 if KINDS[kind][1] is None else 20), failures
     daemon.wait_idle()
     assert ask(daemon, "answer") == expected["answer"]
+
+
+def test_a_text_without_memory_is_refused(start):
+    """The headers are not sent yet, so the client can read why."""
+    daemon = start(env={"KEEPD_TEST_MEMORY": "1"})
+    codes = set()
+    for _ in range(40):
+        daemon.process.send_signal(signal.SIGUSR1)
+        try:
+            codes.add(requests.get(daemon.url + "/metrics", timeout=60).status_code)
+        except requests.RequestException:
+            pass
+        daemon.process.send_signal(signal.SIGUSR2)
+    assert codes == {200, 503}
