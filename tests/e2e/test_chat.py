@@ -127,6 +127,13 @@ class Terminal:
         before, self.text = self.text[:found.end()], self.text[found.end():]
         return before
 
+    def wait_for_editing(self):
+        """libedit shows its prompt a moment before it takes Ctrl-C and Ctrl-D for keys."""
+        end = time.monotonic() + 60
+        while termios.tcgetattr(self.master)[3] & termios.ICANON:
+            assert time.monotonic() < end, "no line is edited"
+            time.sleep(0.001)
+
     def type(self, text):
         os.write(self.master, text.encode())
 
@@ -146,6 +153,7 @@ def test_a_terminal(daemon, terminal):
     t = terminal(daemon().url, "--temperature", "0")
     t.wait(r"keepd-nano at http://\S+, policy global, budget 1024\. /help lists the commands\.")
     t.wait("> ")
+    t.wait_for_editing()
     t.type("nonsense that is thrown away\x03")
     t.wait(r"\^C.*> ")
     t.type("Who are yow\x7fu?\r")
@@ -155,6 +163,7 @@ def test_a_terminal(daemon, terminal):
     assert "branch 1: 2 messages" in t.wait("messages.*> ")
     t.type("\x1b[A\x1b[A\r")  # twice up: the question again
     assert "I am keepd-nano" in t.wait(r"tokens/s\].*> ")
+    t.wait_for_editing()
     t.type("\x04")
     assert t.process.wait(timeout=60) == 0
 
