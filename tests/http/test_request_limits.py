@@ -194,3 +194,20 @@ def test_a_prompt_with_too_many_scores_is_named(roomy, also, param):
     prompt = "a" * (LIMITS["SCORES_AT_ONCE"] // 21 // n + 1)
     r = roomy.post(TEXT, dict(prompt=prompt, n=n, logprobs=20, max_tokens=len(prompt) + 1, **also))
     assert r.status_code == 400 and r.json()["error"]["param"] == param, r.text
+
+
+@pytest.mark.slow
+def test_an_event_that_is_too_long_becomes_an_error(start):
+    """The last event of a response repeats all of its scores; the events before it have come."""
+    daemon = start("--max-logprobs", "100000", "--max-model-len", "32768", "--kv-pool-bytes", "1G")
+    whole = daemon.get("/tokenizer_info").json()["vocab_size"]
+    path, body = respond(stream=True, store=False, ignore_eos=True, include=["message.output_text.logprobs"], top_logprobs=-1,
+                         max_output_tokens=LIMITS["SCORES_MAX"] // (1 + whole) - 1)
+    last = b""
+    with daemon.post(path, body, stream=True) as r:
+        assert r.status_code == 200, r.text
+        for part in r.iter_content(1 << 20):
+            last = (last + part)[-4096:]
+    event = json.loads(last.rsplit(b"data: ", 1)[1])
+    assert event["type"] == "response.failed" and "would be longer than" in event["response"]["error"]["message"]
+    daemon.wait_idle()
