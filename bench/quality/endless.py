@@ -144,21 +144,21 @@ class Run:
         return self.http.post("/v1/chat/completions", {"messages": messages, "max_tokens": most, "temperature": 0,
                                                        "kv": {**self.kv, **kv}})
 
-    def early_entries(self):
-        """Entries that are still kept of the tokens in which the early facts were first told."""
-        usage = self.post(self.talk.messages()[:-1] + [{"role": "user", "content": "Thank you!"}], 1, retain=False, report="positions")["usage"]
-        return sum(pos < self.told_tokens for layer in usage["kv_details"]["positions"] for head in layer for pos in head)
+    def early_entries(self, kept):
+        """How many of the kept entries are of the tokens in which the early facts were first told."""
+        return sum(pos < self.told_tokens for layer in kept for head in layer for pos in head)
 
     def measure(self, repeated):
         began = time.time()
         # The last message of the history is the assistant's: the next user's message makes it part of a prompt.
         self.talk.chatter()
-        usage = self.post(self.talk.messages()[:-1], 1)["usage"]
+        # The report is of this request: one of its own, with other last words, could make the daemon read the whole text again.
+        usage = self.post(self.talk.messages()[:-1], 1, report="positions")["usage"]
         details, read = usage["kv_details"], usage["prompt_tokens"]
         row = {"tokens": read, "shifts": details["shifts"], "bytes": details["bytes"], "resident": resident(self.daemon.process.pid),
                "read_seconds": round(time.time() - began, 2), "repeated": repeated,
                "computed": read - usage["prompt_tokens_details"]["cached_tokens"],
-               "early_entries": self.early_entries(),
+               "early_entries": self.early_entries(details["positions"]),
                "early_right": sum(map(self.talk.ask, self.talk.early)), "late_right": sum(map(self.talk.ask, self.talk.late)) if repeated else None}
         print(json.dumps(row), flush=True)
         if self.a.out:
