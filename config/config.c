@@ -218,7 +218,12 @@ const struct option config_options[] = {
     {"quantize-to", TEXT, AT(quantize_to), 1, 0, NULL, "PATH", COMMAND_LINE,
      "Round the model's matrices as --quantization (q8, q4) says, write the model to PATH and exit. "
      "A directory becomes a directory, with tokenizer, chat template and gates; a GGUF file becomes "
-     "one GGUF file. keepd loads PATH faster, and with the same numbers as with --quantization."},
+     "one GGUF file. keepd loads PATH faster, and unless rounding is calibrated with the same "
+     "numbers as with --quantization."},
+    {"quantize-calibrate", INT, AT(quantize_calibrate), 0, 1000000, "4096", "N", COMMAND_LINE,
+     "With --quantize-to and q4: have the model write N tokens first, and round by what these and "
+     "as many random tokens show of each matrix's inputs. That comes much closer to the model; it "
+     "takes minutes, and memory for the model as it is. 0: round by the weights alone."},
     {"version", FLAG, AT(version), 0, 0, NULL, NULL, COMMAND_LINE,
      "Print the version and exit."},
     {"completion", CHOICE, AT(completion), 0, 0, NULL, "bash|zsh|fish", COMMAND_LINE,

@@ -55,9 +55,10 @@ struct config {
     char *otlp_endpoint;   /* where spans are sent */
     char *reasoning_parser;
     char *tool_call_parser;
-    char *inspect;     /* a model to describe, as --model */
-    char *quantize_to; /* where the model is saved with rounded matrices */
-    char *completion;  /* a shell: bash, zsh, fish */
+    char *inspect;              /* a model to describe, as --model */
+    char *quantize_to;          /* where the model is saved with rounded matrices */
+    int64_t quantize_calibrate; /* tokens by which that is calibrated; 0: it is not */
+    char *completion;           /* a shell: bash, zsh, fish */
     bool check_config, help, man, version;
 };
 

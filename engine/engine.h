@@ -95,6 +95,7 @@ struct engine_options {
     const char *cpu_activations; /* a name of enum cpu_activations; NULL: auto */
     bool random_weights;
     const char *quantization; /* weight format: NULL or "none" as in the files, "fp8", "q8", "q4" */
+    int calibrate;            /* see model_options; of engine_save */
     bool check_only; /* engine_open checks without loading weights: it refuses the same options, and
                         returns 0 with *out = NULL when it finds no error */
     const char *state_dir;  /* keeps conversations across restarts; NULL or "" = none */

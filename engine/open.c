@@ -586,6 +586,7 @@ int engine_save(const struct engine_options *options, const char *to, size_t *by
                                         .gates = options->gates,
                                         .context = options->max_model_len,
                                         .quantization = quantization_of(options),
+                                        .calibrate = options->calibrate,
                                         .threads = options->threads,
                                         .progress = options->progress,
                                         .progress_arg = options->arg};

@@ -11,6 +11,11 @@ static const float *normed(struct model *model, const float *x, const float *wei
     return out;
 }
 
+static void show(const struct model *model, int layer, enum role role, const float *inputs,
+                 int rows) {
+    if (model->watch) model->watch(model->watch_arg, layer, role, inputs, rows);
+}
+
 static struct kern_rope rope_of(const struct model_config *c, int layer) {
     if (!c->rotations[layer]) return (struct kern_rope){c->inv_freq_none, 1};
     return (struct kern_rope){c->rotations[layer], c->per_layer[layer].local ? 1 : c->rope_scale};
@@ -40,6 +45,7 @@ static void step_attention(struct model *model, int index, const struct kern_bat
                                                .cap = c->attend_cap,
                                                .sinks = layer->sinks};
     const float *log_beta = NULL, *x = normed(model, s->x, layer->attn_norm, batch->rows);
+    show(model, index, ROLE_Q, x, batch->rows);
     kern->ops->matmul(kern, s->qkv, x, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
     if (layer->gate) {
         kern->ops->gate(kern, s->log_beta, x, layer->gate, batch->rows);
@@ -72,6 +78,7 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
+    show(model, index, ROLE_O, heads, rows);
     add_branch(model, x, heads, layer->o, layer->o_bias, layer->attn_post_norm, rows);
     const float *in = normed(model, x, layer->ffn_norm, rows);
     if (layer->experts) {
@@ -79,8 +86,10 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
         kern->ops->experts(kern, x, in, s->router, layer->experts, rows);
         return;
     }
+    show(model, index, ROLE_GATE, in, rows);
     kern->ops->matmul(kern, s->gate_up, in, layer->gate_up, NULL, rows, KERN_SET);
     kern->ops->glu(kern, s->ff, s->gate_up, rows, c->d_ff, c->activation);
+    show(model, index, ROLE_DOWN, s->ff, rows);
     add_branch(model, x, s->ff, layer->down, NULL, layer->ffn_post_norm, rows);
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/cpu/team.h"
 #include "model/gates.h"
 #include "model/model.h"
+#include "model/tensors.h"
 #include "model/weights.h"
 
 struct layer {
@@ -51,6 +52,10 @@ struct model {
     bool borrowed;             /* everything but the scratch is another model's */
     struct gates_header gates; /* gates_header_unknown if there are none */
     size_t weight_bytes;
+    /* Sees the inputs of each dense product of a layer, backend memory, before it is computed; the
+     * role names it by the first of its parts. NULL: nobody does. */
+    void (*watch)(void *arg, int layer, enum role role, const float *inputs, int rows);
+    void *watch_arg;
 };
 
 /* Inner width of the dense layers, 0 if there are none. */

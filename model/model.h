@@ -94,6 +94,8 @@ struct model_options {
     enum quantization quantization; /* FP8: of the layers' matrices alone. Q8, Q4: of all matrices
                                        but routers, the vocabulary's in Q8; those of a GGUF file
                                        that are in blocks stay what they are */
+    int calibrate;                  /* model_save to Q4: tokens by which rounding is calibrated
+                                       (model/calibrate.h); 0: it is as while loading */
     bool random_weights; /* take only config.json; weights, and gates where no file gives them, from
                             a seeded generator (timing) */
     int threads; /* threads that convert weights while loading; 0 = the cores this process may use

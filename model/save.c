@@ -11,8 +11,10 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "kernels/moments.h"
 #include "model/base_digest.h"
 #include "model/blocks.h"
+#include "model/calibrate.h"
 #include "model/internal.h"
 #include "model/rounding.h"
 #include "model/rows.h"
@@ -42,10 +44,11 @@ struct saving {
     struct planned *plan; /* [tensors] */
     bool mostly_rounded;  /* more than half of the new file's bytes */
     struct cpu_team *team;
-    float *inputs;        /* [cols] of the matrix that is rounded */
-    char *numbers;        /* rows that the file does not have as they are rounded */
-    struct block *blocks; /* rows, rounded */
-    uint8_t *bytes;       /* the same as the file has them */
+    struct calibration *calibration; /* NULL: none */
+    float *inputs;                   /* [cols] of the matrix that is rounded */
+    char *numbers;                   /* rows that the file does not have as they are rounded */
+    struct block *blocks;            /* rows, rounded */
+    uint8_t *bytes;                  /* the same as the file has them */
     struct save_file file;
     uint64_t done;
     size_t written;
@@ -169,9 +172,10 @@ static int put(struct saving *s, const void *data, size_t bytes) {
     return save_files_put(&s->file, data, bytes, s->fault);
 }
 
-/* `scales`: of an E4M3 matrix; `inputs`: see quantize_blocks. */
+/* `scales`: of an E4M3 matrix; `inputs`: see quantize_blocks; `factors`: see moments_quantize. */
 static int round_rows(struct saving *s, const struct tensor *tensor, const struct planned *p,
-                      const float *scales, const float *inputs, int64_t first, int64_t count) {
+                      const float *scales, const float *inputs, const float *factors, int64_t first,
+                      int64_t count) {
     const struct rows rows = {
         .tensor = tensor, .scales = p->scales, .first = first, .count = count};
     char *room = rows_need_room(&rows) ? s->numbers : NULL;
@@ -185,7 +189,8 @@ static int round_rows(struct saving *s, const struct tensor *tensor, const struc
                                   .rows = count,
                                   .cols = p->cols,
                                   .scale = scales ? scales + first : NULL};
-    int rc = quantize_blocks(&m, p->dtype, inputs, s->blocks, s->team, &fault);
+    int rc = factors ? moments_quantize(&m, factors, s->blocks, s->team, &fault)
+                     : quantize_blocks(&m, p->dtype, inputs, s->blocks, s->team, &fault);
     if (rc) return fault_set(s->fault, rc, tensor->name, "%s", fault.text);
     const size_t blocks = (size_t)(count * (p->cols / KERN_BLOCK));
     block_write(p->dtype, s->blocks, blocks, s->bytes);
@@ -199,11 +204,13 @@ static int round_matrix(struct saving *s, const struct tensor *tensor, const str
     const int64_t rows = p->rows / p->experts, end = rows * (index + 1);
     const struct rounding rounding = {
         .config = &s->config, .weights = s->weights, .naming = s->naming, .team = s->team};
-    const bool known = p->dtype == KERN_Q4M &&
+    const float *factors =
+        p->dtype == KERN_Q4M ? calibration_factors(s->calibration, p->slot, p->layer) : NULL;
+    const bool known = p->dtype == KERN_Q4M && !factors &&
                        rounding_inputs(&rounding, p->slot, p->layer, p->expert + index, s->inputs);
     int rc = 0;
     for (int64_t first = rows * index; first < end && !rc; first += step)
-        rc = round_rows(s, tensor, p, scales, known ? s->inputs : NULL, first,
+        rc = round_rows(s, tensor, p, scales, known ? s->inputs : NULL, factors, first,
                         end - first < step ? end - first : step);
     return rc;
 }
@@ -468,8 +475,11 @@ static int check(const struct saving *s, const char *to) {
 
 static int save(struct saving *s, const char *to) {
     struct save_files files;
+    const int tokens = s->options->quantization == QUANTIZE_Q4 ? s->options->calibrate : 0;
     int rc = make_plan(s);
     if (!rc) rc = open_room(s);
+    if (!rc && tokens)
+        rc = calibration_open(s->options, tokens, s->team, &s->calibration, s->fault);
     if (!rc) rc = save_files_open(&files, to, !gguf_is_path(to), s->fault);
     if (rc) return rc;
     rc = files.directory ? save_directory(s, &files) : save_gguf(s, &files);
@@ -483,6 +493,7 @@ int model_save(const struct model_options *options, const char *to, size_t *byte
     if (!rc) rc = check(&s, to);
     if (!rc) rc = save(&s, to);
     *bytes = s.written;
+    calibration_close(s.calibration);
     cpu_team_close(s.team);
     mem_free(s.inputs);
     mem_free(s.numbers);

@@ -80,6 +80,7 @@ static struct engine_options engine_options(const struct config *config, struct 
         .cpu_activations = config->cpu_activations,
         .random_weights = config->random_weights,
         .quantization = config->quantization,
+        .calibrate = (int)config->quantize_calibrate,
         .progress = on_progress,
         .wake = on_wake,
         .arg = arg,

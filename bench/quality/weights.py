@@ -6,7 +6,7 @@ most likely token is the same.
     weights.py --model MODEL.gguf --tokenizer FILE [--quantize PROGRAM] [FORMAT ...]
 
 Every prediction of every text is compared over the whole vocabulary, with products of exact activations (float32) and a
-float32 cache. A FORMAT is q8 or q4 (keepd's own, `--quantization`), or one that llama.cpp's llama-quantize writes
+float32 cache. A FORMAT is q8 or q4 (keepd's own, `--quantization`), q4-N (the same, saved with `--quantize-calibrate N`), or one that llama.cpp's llama-quantize writes
 (q8_0, q4_0, q4_k_m, ...), for which --quantize names that program: keepd reads those numbers exactly, so these rows
 are llama.cpp's formats without the rounding of activations. The last columns round them as keepd's `int8` does.
 kv-q8, kv-q4, kv-fp8 and kv-bf16 are types of the cache, with the model's own weights.
@@ -32,6 +32,10 @@ from make_model import convert  # noqa: E402
 PAGES = ("README.md", "docs/CHOOSING.md", "docs/OPERATIONS.md", "docs/POLICIES.md")
 OWN = ("q8", "q4")
 CACHES = ("kv-q8", "kv-q4", "kv-fp8", "kv-bf16")
+
+
+def is_saved(form):
+    return form.startswith("q4-") and form[3:].isdigit()
 
 
 def is_file(model):
@@ -72,7 +76,7 @@ def compared(base, other):
 
 def cell(base, other):
     kl, same = compared(base, other)
-    return f"{kl.mean():.2g} | {np.quantile(kl, 0.99):.2g} | {100 * same.mean():.1f} %"
+    return f"{kl.mean():.2g} ± {kl.std() / len(kl) ** 0.5:.1g} | {np.quantile(kl, 0.99):.2g} | {100 * same.mean():.1f} %"
 
 
 def written(args, folder, form):
@@ -84,12 +88,24 @@ def written(args, folder, form):
     return path if done.returncode == 0 else sys.exit(f"{form}: {done.stderr[-300:]}")
 
 
+def saved(args, folder, form):
+    """The model as keepd saves it."""
+    path, (kind, tokens) = folder / (form + ".gguf" * is_file(args.model)), form.split("-")
+    if path.exists():
+        return path
+    done = subprocess.run([args.keepd, "--model", args.model, "--quantization", kind, "--quantize-calibrate", tokens,
+                           "--quantize-to", path], capture_output=True, text=True, check=False)
+    return path if done.returncode == 0 else sys.exit(f"{form}: {done.stderr[-300:]}")
+
+
 def source_of(args, folder, form):
     """(model, options of golden_logits)"""
     if form in OWN:
         return args.model, ["--quantization", form]
     if form in CACHES:
         return args.model, ["--kv-dtype", form.removeprefix("kv-")]
+    if is_saved(form):
+        return saved(args, folder, form), []
     return written(args, folder, form), []
 
 
@@ -99,13 +115,14 @@ def main():
     ap.add_argument("--model", type=pathlib.Path, default=ROOT / "bundled" / "keepd-nano")
     ap.add_argument("--tokenizer", type=pathlib.Path, help="tokenizer.json (default: the model directory's)")
     ap.add_argument("--golden", default=str(ROOT / "build" / "dev" / "tests" / "golden" / "golden_logits"))
+    ap.add_argument("--keepd", default=str(ROOT / "build" / "dev" / "server" / "keepd"))
     ap.add_argument("--quantize", help="llama-quantize")
     ap.add_argument("--length", type=int, default=512, help="tokens of a text (512)")
     ap.add_argument("--count", type=int, default=4, help="dialogues (4)")
     a = ap.parse_args()
     if is_file(a.model) and not a.tokenizer:
         ap.error("a GGUF file needs --tokenizer")
-    if not a.quantize and set(a.formats) - {*OWN, *CACHES}:
+    if not a.quantize and any(not is_saved(f) for f in set(a.formats) - {*OWN, *CACHES}):
         ap.error("formats of llama.cpp need --quantize")
     all_texts = texts(a)
     base = {kind: [predictions(a, a.model, ids, "--exact", "yes") for ids in found] for kind, found in all_texts.items()}

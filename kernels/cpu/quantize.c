@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/search.h"
 #include "kernels/cpu/team.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/number.h"
@@ -131,7 +132,7 @@ static float error_q4(const float *x, const float *w, const float *n, float scal
     return sum;
 }
 
-static void quantize_q4(const float *x, const float *w, struct block *to) {
+void cpu_search_q4(const float *x, const float *w, struct block *to) {
     float low = x[0], high = x[0], best = INFINITY, n[KERN_BLOCK];
     for (int i = 0; i < KERN_BLOCK; i++) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
     for (int at = 0; at < SHRINK_STEPS * SHRINK_STEPS; at++) {
@@ -181,7 +182,7 @@ static bool block_row(const struct blocking *job, int64_t r) {
         if (job->dtype == KERN_Q8)
             quantize_q8(x, to);
         else
-            quantize_q4(x, w, to);
+            cpu_search_q4(x, w, to);
         for (int64_t i = left; i < KERN_BLOCK; i++) to->n[i] = 0;
     }
     return true;

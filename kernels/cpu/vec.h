@@ -16,6 +16,13 @@
      */                                                                                            \
     float cpu_quantize_row_##path(uint8_t *codes, const void *row, int64_t cols,                   \
                                   enum kern_dtype dtype);                                          \
+    /* A tile of 4 by 16: row i of `to` += the sum over rows of of[i] times x[0..16) */            \
+    void cpu_moments_tile_##path(float *to, int64_t to_stride, const float *x, const float *of,    \
+                                 int64_t stride, int rows);                                        \
+    /* Four sums over `count` numbers, a multiple of 16: of u times row i of e */                  \
+    void cpu_moments_dots_##path(const float *u, const float *e, int64_t stride, int64_t count,    \
+                                 float *to);                                                       \
+    void cpu_moments_subtract_##path(float *to, const float *from, float times, int64_t count);    \
     void cpu_matmul_##path(const struct cpu_matmul_job *job, int64_t first, int64_t count,         \
                            int64_t next, void *scratch);                                           \
     size_t cpu_matmul_scratch_##path(const struct kern_weight *weight);                            \

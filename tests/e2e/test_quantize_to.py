@@ -17,8 +17,8 @@ def keepd(*args):
     return subprocess.run([binary, *args], capture_output=True, text=True, timeout=120)
 
 
-def save(to, *flags):
-    return keepd("--model", NANO, "--quantize-to", to, *flags)
+def save(to, *flags, calibrate=0):
+    return keepd("--model", NANO, "--quantize-to", to, "--quantize-calibrate", str(calibrate), *flags)
 
 
 def answer(d):
@@ -41,6 +41,19 @@ def test_the_same_bits_as_rounded_while_loading(daemon, tmp_path, form):
     assert not (tmp_path / "saved/SHA256SUMS").exists()
     assert sizes[1] < sizes[0] * (0.54 if form == "q8" else 0.42)
     assert answer(daemon("--model", str(tmp_path / "saved"))) == answer(daemon("--quantization", form))
+
+
+def test_calibrated(daemon, tmp_path):
+    """Other numbers of the same size; twice the same."""
+    for to, tokens in (("plain", 0), ("saved", 300), ("again", 300)):
+        done = save(tmp_path / to, "--quantization", "q4", calibrate=tokens)
+        assert done.returncode == 0, done.stderr
+        assert ("calibrating with 300 tokens" in done.stderr) == bool(tokens)
+    plain, saved, again = [(tmp_path / to / "model.safetensors").read_bytes() for to in ("plain", "saved", "again")]
+    assert saved == again and saved != plain and len(saved) == len(plain)
+    checked = keepd("--model", tmp_path / "saved", "--check-config")
+    assert checked.returncode == 0 and "warn" not in checked.stderr, checked.stderr
+    assert "Lisbon" in answer(daemon("--model", str(tmp_path / "saved")))[0][0]["message"]["content"]
 
 
 def test_what_is_refused(tmp_path):

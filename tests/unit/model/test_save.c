@@ -2,6 +2,7 @@
  * leave nothing behind. */
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,13 +60,18 @@ static float *logits_of(const char *model, enum quantization quantization, enum 
     return logits;
 }
 
-static int save(const char *model, const char *to, enum quantization quantization,
-                struct fault *fault) {
+static int save_calibrated(const char *model, const char *to, enum quantization quantization,
+                           int tokens, struct fault *fault) {
     const struct model_options options = {
-        .dir = model, .gates = "", .quantization = quantization, .threads = 2};
+        .dir = model, .gates = "", .quantization = quantization, .calibrate = tokens, .threads = 2};
     size_t bytes;
     *fault = (struct fault){0};
     return model_save(&options, to, &bytes, fault);
+}
+
+static int save(const char *model, const char *to, enum quantization quantization,
+                struct fault *fault) {
+    return save_calibrated(model, to, quantization, 0, fault);
 }
 
 static struct base_digest digest_of(const char *model) {
@@ -128,6 +134,57 @@ Test(save, every_family_is_loaded_as_it_was_rounded) {
     }
     closedir(models);
     cr_expect(count >= 20 && refused <= 3, "%d of %d models were refused", refused, count);
+}
+
+/* The mean square of the differences between log-probabilities' logits. */
+static double distance(const char *model, const char *saved) {
+    enum kern_dtype dtype;
+    size_t sizes[2];
+    double sum = 0;
+    float *exact = logits_of(model, QUANTIZE_NONE, &dtype, &sizes[0]);
+    float *rounded = logits_of(saved, QUANTIZE_NONE, &dtype, &sizes[1]);
+    cr_assert_eq(sizes[0], sizes[1]);
+    for (size_t i = 0; i < sizes[0] / sizeof *exact; i++)
+        sum += ((double)exact[i] - rounded[i]) * ((double)exact[i] - rounded[i]);
+    free(exact), free(rounded);
+    return sum / ((double)sizes[0] / sizeof *exact);
+}
+
+/* How much closer to the model calibration comes: the ratio of the distances. */
+static double check_calibrated(const char *model) {
+    char folder[] = "/tmp/keepd-save-XXXXXX", to[2][64];
+    struct fault fault;
+    double ratio = NAN;
+    cr_assert_not_null(mkdtemp(folder));
+    for (int i = 0; i < 2; i++) snprintf(to[i], sizeof to[i], "%s/%d", folder, i);
+    if (save(model, to[0], QUANTIZE_Q4, &fault) == 0) {
+        cr_assert_eq(save_calibrated(model, to[1], QUANTIZE_Q4, 512, &fault), 0, "%s: %s: %s",
+                     model, fault.field, fault.text);
+        ratio = distance(model, to[1]) / distance(model, to[0]);
+        check_digests(model, to[1]);
+    }
+    clear(folder);
+    return ratio;
+}
+
+Test(save, calibration_comes_closer_to_a_model) {
+    const double ratio = check_calibrated(KEEPD_SOURCE_DIR "/bundled/keepd-nano");
+    cr_expect(ratio < 0.8, "%g", ratio);
+}
+
+/* Sandwiched norms, windows, biases, fused and routed matrices. The weights are random: their
+ * inputs say nothing, and how close a rounded model comes is chance. */
+Test(save, families_can_be_calibrated) {
+    static const char *const names[] = {"gemma2", "gptoss", "llama", "olmoe", "phi3", "qwen2"};
+    int saved = 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char model[512];
+        snprintf(model, sizeof model, MODELS "/%s", names[i]);
+        const double ratio = check_calibrated(model);
+        saved += !isnan(ratio);
+        cr_expect(isnan(ratio) || (ratio != 1 && ratio < 2), "%s: %g", names[i], ratio);
+    }
+    cr_expect(saved >= 4, "%d", saved);
 }
 
 static const struct family llama = {"llama", "LlamaForCausalLM", .permuted = true};
