@@ -2,10 +2,11 @@
  * + low, and stored as pairs of A tiles (pack_x); weights are stored as B tiles. The split keeps 16
  * bits of the activations: rounding them to a single bf16 moved log-probabilities of a trained
  * model by up to 0.08, the split by less than the bf16 cache does. Up to sixteen rows it costs
- * nothing, because such products wait for memory. Sums run over all inputs of a leaf in ascending
- * order, high before low, in one register, so every block shape gives a row the same bits: one to
- * sixteen rows (decoding, bound by memory: four streams of weights, prefetched) and 32 x 32 blocks
- * (prefill, bound by the tile unit: six loads per eight products).
+ * nothing, because such products wait for memory. Rounding to one bf16, which halves the products,
+ * is an option (CPU_BF16): loops are compiled for one and for two `parts`. Sums run over all inputs
+ * of a leaf in ascending order, high before low, in one register, so every block shape gives a row
+ * the same bits: one to sixteen rows (decoding, bound by memory: four streams of weights,
+ * prefetched) and 32 x 32 blocks (prefill, bound by the tile unit: six loads per eight products).
  *
  * E4M3 weights are converted to bf16, which represents all of their numbers, before use: up to
  * sixteen rows tile by tile in the first-level cache, otherwise two panels at a time for all rows
@@ -14,11 +15,22 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
-/* The high and the low tile of sixteen rows at one depth. */
-#define A_STEP ((size_t)2 * TILE_BYTES)
+/* Parts of an activation: a high and a low bf16, or one. Their tiles of sixteen rows and one depth
+ * follow each other. */
+#define SPLIT   2
+#define ROUNDED 1
+
+/* Packed rows of the job's weight take this many bytes. */
+static size_t rows_bytes(const struct cpu_matmul_job *job, int rows, int parts) {
+    return (size_t)rows * (size_t)job->weight->depth * 2 * (size_t)parts;
+}
 
 size_t cpu_packed_bytes_amx(int64_t depth) {
-    return (size_t)depth * MATMUL_ROWS * 4;
+    return (size_t)depth * MATMUL_ROWS * 2 * SPLIT;
+}
+
+static size_t packed_bytes_rounded(int64_t depth) {
+    return (size_t)depth * MATMUL_ROWS * 2 * ROUNDED;
 }
 
 /* ---- Activations --------------------------------------------------------------------------------
@@ -32,39 +44,48 @@ static inline __m512 from_bf16(__m256i half) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-/* Packs one row of a pair of A tiles: first the rounded values, then the remainders of the
+/* Packs one row of A tiles: first the rounded values, then, if split, the remainders of the
  * rounding. */
-static void pack_row(const float *x, int64_t cols, int64_t depth, char *to) {
-    for (int64_t k = 0; k < depth; k += TILE_DEPTH, to += A_STEP) {
+SIMD void pack_row(const float *x, int64_t cols, int64_t depth, char *to, const int parts) {
+    for (int64_t k = 0; k < depth; k += TILE_DEPTH, to += (ptrdiff_t)parts * TILE_BYTES) {
         __m512 first = pack_load(x + k, cols - k), second = pack_load(x + k + 16, cols - k - 16);
         __m512i high = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+        _mm512_store_si512(to, high);
+        if (parts == ROUNDED) continue;
         first = _mm512_sub_ps(first, from_bf16(_mm512_castsi512_si256(high)));
         second = _mm512_sub_ps(second, from_bf16(_mm512_extracti64x4_epi64(high, 1)));
-        _mm512_store_si512(to, high);
         _mm512_store_si512(to + TILE_BYTES, (__m512i)_mm512_cvtne2ps_pbh(second, first));
     }
 }
 
-static void pack_leaves(const struct kern_weight *w, const float *x, char *to) {
+SIMD void pack_leaves(const struct kern_weight *w, const float *x, char *to, const int parts) {
     for (int l = 0; l < w->leaves; l++) {
         struct cpu_leaf leaf = cpu_leaf_of(w, l);
         pack_row(x + leaf.first, leaf.count, w->leaf_depth,
-                 to + (size_t)leaf.place / TILE_DEPTH * A_STEP);
+                 to + leaf.place / TILE_DEPTH * parts * TILE_BYTES, parts);
+    }
+}
+
+SIMD void pack_block(const struct cpu_matmul_job *job, int row, char *packed, const int parts) {
+    const struct kern_weight *w = job->weight;
+    char *block = packed + rows_bytes(job, row, parts);
+    for (int64_t r = 0; r < 16; r++) {
+        if (row + r < job->rows) {
+            pack_leaves(w, job->x + (row + r) * w->cols, block + 64 * r, parts);
+        } else if (job->rows >
+                   16) { /* up to 16 rows, the tile configuration already ends with the last row */
+            for (int64_t t = 0; t < parts * w->depth / TILE_DEPTH; t++)
+                _mm512_store_si512(block + t * TILE_BYTES + 64 * r, _mm512_setzero_si512());
+        }
     }
 }
 
 void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed) {
-    const struct kern_weight *w = job->weight;
-    char *block = packed + (size_t)row * (size_t)w->depth * 4;
-    for (int64_t r = 0; r < 16; r++) {
-        if (row + r < job->rows) {
-            pack_leaves(w, job->x + (row + r) * w->cols, block + 64 * r);
-        } else if (job->rows >
-                   16) { /* up to 16 rows, the tile configuration already ends with the last row */
-            for (int64_t t = 0; t < 2 * w->depth / TILE_DEPTH; t++)
-                _mm512_store_si512(block + t * TILE_BYTES + 64 * r, _mm512_setzero_si512());
-        }
-    }
+    pack_block(job, row, packed, SPLIT);
+}
+
+static void pack_x_rounded(const struct cpu_matmul_job *job, int row, char *packed) {
+    pack_block(job, row, packed, ROUNDED);
 }
 
 /* ---- Weights in E4M3 ----------------------------------------------------------------------------
@@ -188,7 +209,8 @@ static inline void zero_four(void) {
 }
 
 /* Computes one leaf of four panels, starting `at` bytes of bf16 into them. */
-SIMD void few_rows_leaf(const char *a, struct group b, size_t at, size_t end, const size_t size) {
+SIMD void few_rows_leaf(const char *a, struct group b, size_t at, size_t end, const size_t size,
+                        const int parts) {
     _Alignas(64) char wide[4][TILE_BYTES];
     zero_four();
     for (; at < end; at += TILE_BYTES) {
@@ -199,20 +221,20 @@ SIMD void few_rows_leaf(const char *a, struct group b, size_t at, size_t end, co
             fetch_bytes(fetch + t * b.stride, TILE_BYTES * size / 2);
             tile[t] = tile_at(b.panel + t * b.stride, at, wide[t], size);
         }
-        _tile_loadd(4, a + 2 * at, 64);
-        _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
+        _tile_loadd(4, a + parts * at, 64);
+        if (parts == SPLIT) _tile_loadd(5, a + parts * at + TILE_BYTES, 64);
         _tile_loadd(6, tile[0], 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, tile[1], 64);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(0, 5, 6);
+        if (parts == SPLIT) _tile_dpbf16ps(0, 5, 6);
         _tile_loadd(6, tile[2], 64);
         _tile_dpbf16ps(2, 4, 6);
-        _tile_dpbf16ps(1, 5, 7);
+        if (parts == SPLIT) _tile_dpbf16ps(1, 5, 7);
         _tile_loadd(7, tile[3], 64);
         _tile_dpbf16ps(3, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        if (parts == SPLIT) _tile_dpbf16ps(2, 5, 6);
+        if (parts == SPLIT) _tile_dpbf16ps(3, 5, 7);
     }
 }
 
@@ -224,18 +246,19 @@ static inline void store_four(float (*to)[16][16]) {
 }
 
 SIMD void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct group b,
-                        const size_t size) {
+                        const size_t size, const int parts) {
     struct tree tree;
     size_t leaf = leaf_bytes(job->weight);
     for (int l = 0; l < job->weight->leaves; l++) {
-        few_rows_leaf(job->packed, b, (size_t)l * leaf, ((size_t)l + 1) * leaf, size);
+        few_rows_leaf(job->packed, b, (size_t)l * leaf, ((size_t)l + 1) * leaf, size, parts);
         store_four(tree.level[cpu_leaf_level(l)]);
         fold(&tree, l, 4, job->rows);
     }
     for (int t = 0; t < 4; t++) put(job, 0, panel + t, tree.level[0][t]);
 }
 
-SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const size_t size) {
+SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const size_t size,
+                       const int parts) {
     _Alignas(64) char wide[TILE_BYTES];
     struct tree tree;
     const struct kern_weight *w = job->weight;
@@ -245,10 +268,11 @@ SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const si
         _tile_zero(0);
         for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
             fetch_bytes(b + at * size / 2 + AHEAD, TILE_BYTES * size / 2);
-            _tile_loadd(4, a + 2 * at, 64);
-            _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
+            _tile_loadd(4, a + parts * at, 64);
             _tile_loadd(6, tile_at(b, at, wide, size), 64);
             _tile_dpbf16ps(0, 4, 6);
+            if (parts == ROUNDED) continue;
+            _tile_loadd(5, a + parts * at + TILE_BYTES, 64);
             _tile_dpbf16ps(0, 5, 6);
         }
         _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
@@ -266,17 +290,19 @@ struct fetch {
     size_t step;
 };
 
-/* Computes one depth of 32 x 32 outputs: six loads and eight products. High precedes low in each
- * sum. */
-static inline void two_by_two(const char *a, size_t a_stride, const char *b, size_t b_stride) {
+/* Computes one depth of 32 x 32 outputs: six loads and eight products, or four of each. High
+ * precedes low in each sum. */
+SIMD void two_by_two(const char *a, const char *b, size_t stride, const int parts) {
+    const size_t a_stride = (size_t)parts * stride;
     _tile_loadd(6, b, 64);
     _tile_loadd(4, a, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + b_stride, 64);
+    _tile_loadd(7, b + stride, 64);
     _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, a + a_stride, 64);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
+    if (parts == ROUNDED) return;
     _tile_loadd(4, a + TILE_BYTES, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
@@ -293,19 +319,18 @@ static void put_two_by_two(const struct cpu_matmul_job *job, int row, int64_t pa
     put(job, row + 16, panel + 1, tree->level[0][3]);
 }
 
-static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel,
-                             struct group b, struct fetch fetch) {
+SIMD void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel, struct group b,
+                           struct fetch fetch, const int parts) {
     struct tree tree;
     const struct kern_weight *w = job->weight;
-    const char *a = job->packed + (size_t)row * (size_t)w->depth * 4;
-    size_t next = b.stride; /* sixteen rows of A take twice as much memory as a panel of B */
+    const char *a = job->packed + rows_bytes(job, row, parts);
     size_t at = 0, leaf = leaf_bytes(w);
     for (int l = 0; l < w->leaves; l++) {
         zero_four();
         for (size_t end = at + leaf; at < end; at += TILE_BYTES, fetch.from += fetch.step) {
             for (size_t line = 0; line < fetch.step; line += 64)
                 _mm_prefetch(fetch.from + line, _MM_HINT_T1);
-            two_by_two(a + 2 * at, 2 * next, b.panel + at, next);
+            two_by_two(a + parts * at, b.panel + at, b.stride, parts);
         }
         store_four(tree.level[cpu_leaf_level(l)]);
         fold(&tree, l, 4, 16);
@@ -316,10 +341,10 @@ static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t 
 /* The same for panels that come from memory: 17 to 64 rows do not compute long enough to hide
  * fetching two whole panels, so each prefetches its own panel a few KiB ahead, and the start of the
  * next. */
-static void block_streaming(const struct cpu_matmul_job *job, int row, int64_t panel,
-                            struct group b) {
+SIMD void block_streaming(const struct cpu_matmul_job *job, int row, int64_t panel, struct group b,
+                          const int parts) {
     struct tree tree;
-    const char *a = job->packed + (size_t)row * (size_t)job->weight->depth * 4;
+    const char *a = job->packed + rows_bytes(job, row, parts);
     size_t at = 0, leaf = leaf_bytes(job->weight);
     for (int l = 0; l < job->weight->leaves; l++) {
         zero_four();
@@ -328,7 +353,7 @@ static void block_streaming(const struct cpu_matmul_job *job, int row, int64_t p
             const char *fetch = ahead < b.stride ? b.panel + ahead : b.after + (ahead - b.stride);
             fetch_tile(fetch);
             fetch_tile(fetch + b.stride);
-            two_by_two(a + 2 * at, 2 * b.stride, b.panel + at, b.stride);
+            two_by_two(a + parts * at, b.panel + at, b.stride, parts);
         }
         store_four(tree.level[cpu_leaf_level(l)]);
         fold(&tree, l, 4, 16);
@@ -336,19 +361,20 @@ static void block_streaming(const struct cpu_matmul_job *job, int row, int64_t p
     put_two_by_two(job, row, panel, &tree);
 }
 
-static void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t panel,
-                             struct group b) {
+SIMD void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t panel, struct group b,
+                           const int parts) {
     struct tree tree;
     const struct kern_weight *w = job->weight;
-    const char *a = job->packed + (size_t)row * (size_t)w->depth * 4;
+    const char *a = job->packed + rows_bytes(job, row, parts);
     size_t at = 0;
     for (int l = 0; l < w->leaves; l++) {
         _tile_zero(0);
         for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
             _tile_loadd(6, b.panel + at, 64);
-            _tile_loadd(4, a + 2 * at, 64);
+            _tile_loadd(4, a + parts * at, 64);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
+            if (parts == ROUNDED) continue;
+            _tile_loadd(5, a + parts * at + TILE_BYTES, 64);
             _tile_dpbf16ps(0, 5, 6);
         }
         _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
@@ -357,22 +383,23 @@ static void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t 
     put(job, row, panel, tree.level[0][0]);
 }
 
-static void block_one_by_two(const struct cpu_matmul_job *job, int row, int64_t panel,
-                             struct group b) {
+SIMD void block_one_by_two(const struct cpu_matmul_job *job, int row, int64_t panel, struct group b,
+                           const int parts) {
     struct tree tree;
     const struct kern_weight *w = job->weight;
-    const char *a = job->packed + (size_t)row * (size_t)w->depth * 4;
+    const char *a = job->packed + rows_bytes(job, row, parts);
     size_t at = 0;
     for (int l = 0; l < w->leaves; l++) {
         _tile_zero(0);
         _tile_zero(1);
         for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
             _tile_loadd(6, b.panel + at, 64);
-            _tile_loadd(4, a + 2 * at, 64);
+            _tile_loadd(4, a + parts * at, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, b.panel + b.stride + at, 64);
             _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
+            if (parts == ROUNDED) continue;
+            _tile_loadd(5, a + parts * at + TILE_BYTES, 64);
             _tile_dpbf16ps(0, 5, 6);
             _tile_dpbf16ps(1, 5, 7);
         }
@@ -394,13 +421,13 @@ static struct group panels_wide(const struct kern_weight *w, int64_t panel, size
 }
 
 /* Multiplies two panels with all rows; `after`: the next two panels, or < 0. */
-static void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64_t after,
-                          char *wide) {
+SIMD void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64_t after, char *wide,
+                        const int parts) {
     const struct kern_weight *w = job->weight;
     struct group b = panels_wide(w, panel, 2, after, wide);
     int row = 0, blocks = (job->rows + 15) / 32;
     if (blocks <= 2) {
-        block_streaming(job, 0, panel, b);
+        block_streaming(job, 0, panel, b, parts);
         row = 32;
     }
     /* Every step of a block prefetches its part of the 2 KiB (E4M3: 1 KiB) that the next panels
@@ -409,61 +436,76 @@ static void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64
     size_t step = after < 0 || blocks <= 2 ? 0 : (size_t)((lines + blocks - 1) / blocks) * 64;
     struct fetch fetch = {w->data + (size_t)(after < 0 ? panel : after) * w->panel_bytes, step};
     for (; row + 16 < job->rows; row += 32) {
-        block_two_by_two(job, row, panel, b, fetch);
+        block_two_by_two(job, row, panel, b, fetch, parts);
         fetch.from += step * (size_t)(w->depth / TILE_DEPTH);
     }
-    if (row < job->rows) block_one_by_two(job, row, panel, b);
+    if (row < job->rows) block_one_by_two(job, row, panel, b, parts);
 }
 
 SIMD void few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
-                   const size_t size) {
+                   const size_t size, const int parts) {
     for (; count >= 4; count -= 4, first += 4)
-        few_rows_four(job, first, group_of(job->weight, first, count >= 8 ? first + 4 : next),
-                      size);
-    for (; count; count--, first++) few_rows_one(job, first, size);
+        few_rows_four(job, first, group_of(job->weight, first, count >= 8 ? first + 4 : next), size,
+                      parts);
+    for (; count; count--, first++) few_rows_one(job, first, size, parts);
 }
 
-static void many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
-                      char *wide) {
+SIMD void many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+                    char *wide, const int parts) {
     for (; count >= 2; count -= 2, first += 2)
-        many_rows_two(job, first, count >= 4 ? first + 2 : next, wide);
+        many_rows_two(job, first, count >= 4 ? first + 2 : next, wide, parts);
     if (count == 0) return;
     struct group b = panels_wide(job->weight, first, 1, -1, wide);
-    for (int row = 0; row < job->rows; row += 16) block_one_by_one(job, row, first, b);
+    for (int row = 0; row < job->rows; row += 16) block_one_by_one(job, row, first, b, parts);
 }
 
-void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
-                    void *scratch) {
+SIMD void multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+                   void *scratch, const int parts) {
     if (job->weight->layout < CPU_PANEL_PAIRS) {
         cpu_matmul_avx512(job, first, count, next, scratch);
         return;
     }
     amx_configure(job->rows < 16 ? job->rows : 16, 6);
     if (job->rows > 16)
-        many_rows(job, first, count, next, scratch);
+        many_rows(job, first, count, next, scratch, parts);
     else if (number_bytes(job->weight) == 1)
-        few_rows(job, first, count, next, 1);
+        few_rows(job, first, count, next, 1, parts);
     else
-        few_rows(job, first, count, next, 2);
+        few_rows(job, first, count, next, 2, parts);
     _tile_release();
     _mm_sfence(); /* completes the non-temporal stores before the barrier */
 }
 
+void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+                    void *scratch) {
+    multiply(job, first, count, next, scratch, SPLIT);
+}
+
+static void matmul_rounded(const struct cpu_matmul_job *job, int64_t first, int64_t count,
+                           int64_t next, void *scratch) {
+    multiply(job, first, count, next, scratch, ROUNDED);
+}
+
+/* Entries that the tables of both forms of activations share. */
+#define TILES                                                                                      \
+    .layout_bf16 = CPU_PANEL_PAIRS, .layout_e4m3 = CPU_PANEL_E4M3, .layout_other = CPU_PANEL_F32,  \
+    .rms_norm = cpu_rms_norm_avx512, .glu = cpu_glu_avx512, .rope = cpu_rope_avx512,               \
+    .write_row = cpu_write_row_avx512, .matmul_scratch = cpu_matmul_scratch_amx,                   \
+    .math = &cpu_math_avx512, .attend_scratch = cpu_attend_scratch_amx,                            \
+    .attend_lanes = cpu_attend_lanes_amx, .attend = cpu_attend_amx
+
 const struct cpu_kernels cpu_kernels_amx = {
     .name = "cpu-amx",
-    .layout_bf16 = CPU_PANEL_PAIRS,
-    .layout_e4m3 = CPU_PANEL_E4M3,
-    .layout_other = CPU_PANEL_F32,
-    .rms_norm = cpu_rms_norm_avx512,
-    .glu = cpu_glu_avx512,
-    .rope = cpu_rope_avx512,
-    .write_row = cpu_write_row_avx512,
     .matmul = cpu_matmul_amx,
-    .matmul_scratch = cpu_matmul_scratch_amx,
     .packed_bytes = cpu_packed_bytes_amx,
     .pack_x = cpu_pack_x_amx,
-    .math = &cpu_math_avx512,
-    .attend_scratch = cpu_attend_scratch_amx,
-    .attend_lanes = cpu_attend_lanes_amx,
-    .attend = cpu_attend_amx,
+    TILES,
+};
+
+const struct cpu_kernels cpu_kernels_amx_bf16 = {
+    .name = "cpu-amx-bf16",
+    .matmul = matmul_rounded,
+    .packed_bytes = packed_bytes_rounded,
+    .pack_x = pack_x_rounded,
+    TILES,
 };

@@ -9,7 +9,8 @@
 const struct cpu_block_kernels *cpu_block_kernels_of(const char *path) {
 #if defined(__x86_64__)
     struct cpu_isa isa = cpu_isa_detect();
-    bool wide = !strncmp(path, "cpu-avx512", strlen("cpu-avx512")) || !strcmp(path, "cpu-amx");
+    bool wide = !strncmp(path, "cpu-avx512", strlen("cpu-avx512")) ||
+                !strncmp(path, "cpu-amx", strlen("cpu-amx"));
     if (wide && isa.vnni) return &cpu_block_kernels_vnni;
     if (wide || !strcmp(path, "cpu-avx2")) return &cpu_block_kernels_avx2;
 #else

@@ -315,10 +315,11 @@ static const struct cpu_kernels *rounding(const struct cpu_kernels *kernels,
                                           const struct cpu_options *options, struct fault *fault) {
     if (!kernels || options->activations != CPU_BF16) return kernels;
 #if defined(__x86_64__)
+    if (kernels == &cpu_kernels_amx) return &cpu_kernels_amx_bf16;
     if (kernels == &cpu_kernels_avx512 && cpu_isa_detect().bf16) return &cpu_kernels_bf16;
 #endif
     fault_set(fault, ERR_UNSUPPORTED, "cpu-activations",
-              "bf16 needs the path avx512 and a processor with AVX512_BF16; the path is %s",
+              "bf16 needs the path amx, or avx512 on a processor with AVX512_BF16; the path is %s",
               kernels->name);
     return NULL;
 }

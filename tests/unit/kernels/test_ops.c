@@ -51,6 +51,7 @@ static const struct product products[] = {
 static double rounded_x(const struct kern *kern, enum kern_dtype weights) {
     const bool wide = weights == KERN_BF16 || weights == KERN_E4M3;
     if (!strcmp(kern->ops->name, "cpu-amx") && wide) return 0x1.02p-17;
+    if (!strcmp(kern->ops->name, "cpu-amx-bf16") && wide) return 0x1.02p-9;
     return !strcmp(kern->ops->name, "cpu-avx512-bf16") && weights == KERN_BF16 ? 0x1.02p-9 : 0;
 }
 
@@ -313,14 +314,20 @@ Test(ops, rows_are_independent) {
 }
 
 Test(ops, activations_in_bf16) {
-    struct cpu_options options = {.path = "avx512", .activations = CPU_BF16, .threads = 2};
+    static const char *const paths[] = {"avx512", "amx"};
+    struct cpu_options options = {.activations = CPU_BF16, .threads = 2};
     struct fault fault = {0};
     struct kern *kern = NULL;
-    if (cpu_open(&options, &kern, &fault)) {
-        fprintf(stderr, "skip: activations in bf16: %s\n", fault.text);
-    } else {
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        options.path = paths[i];
+        if (cpu_open(&options, &kern, &fault)) {
+            fprintf(stderr, "skip: activations in bf16: %s\n", fault.text);
+            continue;
+        }
         run_products(kern);
         same_rows_in_bf16(kern);
+        same_rows(kern, KERN_E4M3, 72, 1000, KERN_SHARD_NONE);
+        same_rows(kern, KERN_E4M3, 21, 33, KERN_SHARD_COLS);
         kern->ops->close(kern);
     }
     options.path = "portable";
