@@ -5,7 +5,7 @@
  *   bench_kernels [--path P] [--threads N] [--seconds S] [--thin N]
  *                 [--only products|attention|decode|prompt|policies]
  *                 [--weights bf16|e4m3|q8|q4|q4m] [--kv-dtype bf16|f32|fp8|q8|q4]
- *                 [--activations int8|int16|auto]
+ *                 [--activations int8|int16|bf16|auto]
  *
  * The model is a Qwen3-0.6B shape with random weights: no engine, no tokenizer. Results and dropped
  * experiments: README.md. */
@@ -734,6 +734,7 @@ static void parse(int argc, char **argv) {
         if (!strcmp(argv[i], "--activations"))
             bench.activations = !strcmp(argv[i + 1], "int8")    ? CPU_INT8
                                 : !strcmp(argv[i + 1], "int16") ? CPU_INT16
+                                : !strcmp(argv[i + 1], "bf16")  ? CPU_BF16
                                                                 : CPU_BY_WEIGHT;
     }
 }
