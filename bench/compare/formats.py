@@ -16,6 +16,7 @@ through HTTP, by the same client; the others by their own benches, inside their 
 take their turns one after another, keepd in the middle, and every ratio is of two turns of one round: the median over
 the rounds, with the lowest and the highest. The read bandwidth is measured in every round, too (bench_machine). The
 generation of one text is also shown as a part of it: the bytes of the file's matrices, once for each token.
+--keepd-options may be given more than once: then keepd takes a turn with each of them.
 """
 import argparse
 import contextlib
@@ -61,8 +62,14 @@ class ServerTurn:
         self.server.stop()
 
 
-def keepd_turn(args, model):
-    return ServerTurn("keepd", Keepd(args, model, {"places": 32, "full": True, "options": args.keepd_options.split()}), args)
+def keepd_turn(args, model, name, options):
+    return ServerTurn(name, Keepd(args, model, {"places": 32, "full": True, "options": options.split()}), args)
+
+
+def keepds(args):
+    """{name: options} of keepd's turns; a single one needs no options in its name."""
+    several = args.keepd_options or [""]
+    return {f"keepd {o}".strip() if len(several) > 1 else "keepd": o for o in several}
 
 
 LLAMA_SERVER = "llama.cpp's server"
@@ -168,7 +175,8 @@ def engines(args):
     else:
         print(f"{LLAMA_SERVER}: skipped, its program is not given")
     commit = text_of(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT).strip()
-    found.insert(1, ("keepd", lambda model: keepd_turn(args, model), f"{commit} {args.keepd_options}".strip()))
+    found[1:1] = [(name, lambda model, n=name, o=options: keepd_turn(args, model, n, o), f"{commit} {options}".strip())
+                  for name, options in keepds(args).items()]
     return found
 
 
@@ -222,18 +230,29 @@ def spread(values, show="{:.2f}"):
     return middle if len(values) == 1 else f"{middle} ({show.format(values[0])}-{show.format(values[-1])})"
 
 
+def is_keepd(name):
+    return name.split()[0] == "keepd"
+
+
+def beside(case, rounds, name, size):
+    """The last two cells of a turn of keepd: its rates beside the best of the others in each round, and as a part of reading."""
+    both = [r for r in rounds if case in r["rates"].get(name, {})]
+    others = [(r["rates"][name][case], [o[case] for n, o in r["rates"].items() if not is_keepd(n) and case in o]) for r in both]
+    best = [rate / max(rates) for rate, rates in others if rates]
+    part = [100 * r["rates"][name][case] * size / r["read"] for r in both]
+    return [spread(best) if best else "", f"{spread(part, '{:.0f}')} %" if case == "1" and part else ""]
+
+
 def line(case, rounds, names, size):
-    """One row of the table: the medians, and keepd beside the best of the others in each round."""
-    both = [r["rates"] for r in rounds if case in r["rates"].get("keepd", {})]
-    cells = []
+    """One row of the table: the medians of the rounds in which keepd was measured, and the cells of each of its turns."""
+    cells, last = [], []
     for name in names:
-        rates = [r[name][case] for r in both if case in r.get(name, {})]
+        rates = [r["rates"][name][case] for r in rounds
+                 if case in r["rates"].get(name, {}) and any(is_keepd(n) and case in o for n, o in r["rates"].items())]
         cells.append(f"{statistics.median(rates):.1f}" if rates else "")
-    best = [r["keepd"][case] / max(o[case] for n, o in r.items() if n != "keepd" and case in o)
-            for r in both if any(n != "keepd" and case in o for n, o in r.items())]
-    part = [r["rates"]["keepd"][case] * size / r["read"] for r in rounds if case in r["rates"].get("keepd", {})]
-    return f"| {CASES[case]} | {' | '.join(cells)} | {spread(best) if best else ''} | " \
-           f"{spread([100 * p for p in part], '{:.0f}') + ' %' if case == '1' else ''} |"
+        if is_keepd(name):
+            last += beside(case, rounds, name, size)
+    return f"| {CASES[case]} | {' | '.join(cells + last)} |"
 
 
 def matrix_bytes(path):
@@ -252,8 +271,9 @@ def table(args, known, prefix, form, path):
     rounds = rounds_of(args, known, path)
     names = [name for name, _, _ in known]
     read = spread([r["read"] / 1e9 for r in rounds], "{:.1f}")
-    print(f"\n| {prefix.name}, {form}; {read} GB/s read | {' | '.join(names)} | keepd / best other | of reading |")
-    print("|---|" + "--:|" * (len(names) + 2))
+    last = [head for name in names if is_keepd(name) for head in (f"{name} / best other", "of reading")]
+    print(f"\n| {prefix.name}, {form}; {read} GB/s read | {' | '.join(names + last)} |")
+    print("|---|" + "--:|" * len(names + last))
     for case in args.cases:
         print(line(case, rounds, names, size), flush=True)
     return {"file": path.name, "matrix_bytes": size, "rounds": rounds}
@@ -273,7 +293,7 @@ def main():
                     "of characters, for which llama.cpp's server sends no events")
     ap.add_argument("--llama-options", default="", help="of llama.cpp's server, besides threads, places and length; as one word")
     ap.add_argument("--keepd", default=str(ROOT / "build" / "keepd"))
-    ap.add_argument("--keepd-options", default="", help="more of them, as one word")
+    ap.add_argument("--keepd-options", action="append", help="more of them, as one word; another for another turn of keepd")
     ap.add_argument("--machine", default=str(ROOT / "build" / "release" / "bench" / "speed" / "bench_machine"))
     ap.add_argument("--threads", type=int, default=os.cpu_count())
     ap.add_argument("--rounds", type=int, default=3)

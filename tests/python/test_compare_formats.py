@@ -36,3 +36,15 @@ def test_row_compares_turns_of_one_round():
               {"read": 1e9, "rates": {"keepd": {"1": 15.0}}}]
     cells = [c.strip() for c in formats.line("1", rounds, ["a", "keepd", "b"], 50e6).strip("|").split("|")]
     assert cells == ["generation, batch 1", "15.0", "15.0", "5.0", "1.25 (0.50-2.00)", "50 (50-75) %"]
+
+
+def test_keepd_with_several_options():
+    """Each has a turn and its own ratio, to the best of the others and never to the other turn of keepd."""
+    class Args:
+        keepd_options = ["--x 1", "--x 2"]
+    one, two = formats.keepds(Args)
+    assert formats.keepds(Args) == {one: "--x 1", two: "--x 2"}
+    rounds = [{"read": 1e9, "rates": {one: {"1": 10.0}, two: {"1": 40.0}, "a": {"1": 20.0}}},
+              {"read": 1e9, "rates": {one: {"1": 30.0}, "a": {"1": 20.0}}}]
+    cells = [c.strip() for c in formats.line("1", rounds, ["a", one, two], 10e6).strip("|").split("|")]
+    assert cells == ["generation, batch 1", "20.0", "20.0", "40.0", "1.00 (0.50-1.50)", "20 (10-30) %", "2.00", "40 %"]
