@@ -8,10 +8,13 @@
  * the same bits: one to sixteen rows (decoding, bound by memory: four streams of weights,
  * prefetched) and 32 x 32 blocks (prefill, bound by the tile unit: six loads per eight products).
  *
- * E4M3 weights are converted to bf16, which represents all of their numbers, before use: up to
- * sixteen rows tile by tile in the first-level cache, otherwise two panels at a time for all rows
- * of the pass. Both ways sum the same numbers. */
+ * Weights that are not stored in bf16 are converted before use: up to sixteen rows a few tiles at a
+ * time in the first-level cache, otherwise two panels at a time for all rows of the pass. Both ways
+ * sum the same numbers. bf16 represents all numbers of E4M3. With activations rounded to one bf16,
+ * those of blocks (block.h) are rounded, too: scale n + least in float32, then to nearest even. A
+ * block is as deep as a tile, so a block of a panel is one tile. */
 #include "kernels/cpu/amx.h"
+#include "kernels/cpu/block.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
@@ -31,6 +34,12 @@ size_t cpu_packed_bytes_amx(int64_t depth) {
 
 static size_t packed_bytes_rounded(int64_t depth) {
     return (size_t)depth * MATMUL_ROWS * 2 * ROUNDED;
+}
+
+/* Returns the start of a leaf in a panel, or the end of the last one, in bytes of bf16. */
+static size_t leaf_start(const struct kern_weight *w, int leaf) {
+    int64_t place = leaf < w->leaves ? cpu_leaf_of(w, leaf).place : w->depth;
+    return (size_t)place / TILE_DEPTH * TILE_BYTES;
 }
 
 /* ---- Activations --------------------------------------------------------------------------------
@@ -61,8 +70,9 @@ SIMD void pack_row(const float *x, int64_t cols, int64_t depth, char *to, const 
 SIMD void pack_leaves(const struct kern_weight *w, const float *x, char *to, const int parts) {
     for (int l = 0; l < w->leaves; l++) {
         struct cpu_leaf leaf = cpu_leaf_of(w, l);
-        pack_row(x + leaf.first, leaf.count, w->leaf_depth,
-                 to + leaf.place / TILE_DEPTH * parts * TILE_BYTES, parts);
+        size_t start = leaf_start(w, l), bytes = leaf_start(w, l + 1) - start;
+        pack_row(x + leaf.first, leaf.count, (int64_t)(bytes / TILE_BYTES * TILE_DEPTH),
+                 to + start * (size_t)parts, parts);
     }
 }
 
@@ -88,16 +98,22 @@ static void pack_x_rounded(const struct cpu_matmul_job *job, int row, char *pack
     pack_block(job, row, packed, ROUNDED);
 }
 
-/* ---- Weights in E4M3 ----------------------------------------------------------------------------
+/* ---- Weights that are converted -----------------------------------------------------------------
  */
 
-/* Converts `count` numbers, none of them NaN, to bf16 in the same order. Codes below 2^-6 are m
- * 2^-9, with a different exponent for each m. */
-static inline void widen(const char *from, char *to, size_t count) {
+/* Converts tiles [first, first + count) of a panel to pairs of bf16. */
+typedef void widener(const struct kern_weight *w, const char *panel, size_t first, size_t count,
+                     char *to);
+
+/* No number is NaN. Codes below 2^-6 are m 2^-9, with a different exponent for each m. */
+static void widen_e4m3(const struct kern_weight *w, const char *panel, size_t first, size_t count,
+                       char *to) {
     const __m512i tiny = _mm512_broadcast_i32x4(
         _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
     const __m512i exponent = _mm512_set1_epi16(0x78), sign = _mm512_set1_epi16((short)0x8000);
-    for (size_t i = 0; i < count; i += 32) {
+    const char *from = panel + first * TILE_BYTES / 2;
+    (void)w;
+    for (size_t i = 0; i < count * TILE_BYTES / 2; i += 32) {
         __m512i code = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(from + i)));
         __m512i size = _mm512_and_si512(_mm512_slli_epi16(code, 4), _mm512_set1_epi16(0x7f0));
         size = _mm512_add_epi16(size, _mm512_set1_epi16(120 << 7));
@@ -107,24 +123,130 @@ static inline void widen(const char *from, char *to, size_t count) {
     }
 }
 
-/* Returns the tile that is `at` bytes of bf16 into a panel whose numbers have `size` bytes; `wide`
- * has room for one tile. */
-SIMD const char *tile_at(const char *panel, size_t at, char *wide, const size_t size) {
-    if (size == 2) return panel + at;
-    widen(panel + at / 2, wide, TILE_BYTES / 2);
-    /* tells the compiler of the read, which _tile_loadd does not */
-    __asm__ volatile("" : : "m"(*(const char(*)[TILE_BYTES])wide));
-    return wide;
+/* The factors of a block of sixteen outputs. */
+struct factors {
+    v16 scale[2], least; /* a scale for each half of the inputs */
+};
+
+SIMD v16 factor_load(const char *at, bool halves) {
+    return halves ? v16_load_f16((const uint16_t *)(const void *)at)
+                  : v16_load((const float *)(const void *)at);
 }
 
-static size_t number_bytes(const struct kern_weight *w) {
-    return w->layout == CPU_PANEL_E4M3 ? 1 : 2;
+SIMD struct factors factors_load(const char *at, bool halves, const enum kern_dtype dtype) {
+    const size_t each = PANEL * (size_t)(halves ? 2 : 4);
+    struct factors f = {.least = v16_set(BLOCK_NO_LEAST)};
+    f.scale[0] = f.scale[1] = factor_load(at, halves);
+    if (block_is_split(dtype)) f.scale[1] = factor_load(at + each, halves);
+    if (block_has_least(dtype))
+        f.least = factor_load(at + (block_factors(dtype) - 1) * each, halves);
+    return f;
 }
 
-/* Scratch for two panels, which are twice as large in bf16. */
+/* Returns n of the code that begins at bit `place` of each integer. The permutation reads only four
+ * bits. Eight bits become those of 2^23 + n + 128. */
+SIMD v16 code_number(__m512i codes, const unsigned place, const enum kern_dtype dtype) {
+    const __m512i code = _mm512_srli_epi32(codes, place);
+    if (cpu_block_bits(dtype) == 4) {
+        const v16 count = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const float offset = (float)cpu_block_offset(dtype);
+        return _mm512_permutexvar_ps(code, v16_sub(count, v16_set(offset)));
+    }
+    const __m512i magic = _mm512_castps_si512(v16_set(0x1p23f));
+    const __m512i bits = _mm512_ternarylogic_epi32(code, _mm512_set1_epi32(255), magic, 0xea);
+    return v16_sub(_mm512_castsi512_ps(bits), v16_set(0x1p23f + 128));
+}
+
+SIMD v16 block_value(__m512i codes, const unsigned place, const struct factors *f, const int half,
+                     const enum kern_dtype dtype) {
+    const v16 n = code_number(codes, place, dtype);
+    return block_has_least(dtype) ? v16_fma(f->scale[half], n, f->least)
+                                  : v16_mul(f->scale[half], n);
+}
+
+/* Makes a row of a tile: the codes at two places of each integer. */
+SIMD void block_pairs(char *to, __m512i codes, const unsigned place, const unsigned second,
+                      const struct factors *f, const int half, const enum kern_dtype dtype) {
+    const __m512i pairs =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const v16 a = block_value(codes, place, f, half, dtype);
+    const v16 b = block_value(codes, second, f, half, dtype);
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+    _mm512_store_si512(to, _mm512_permutexvar_epi16(pairs, both));
+}
+
+SIMD void widen_blocks(const struct kern_weight *w, const char *panel, size_t first, size_t count,
+                       char *to, const enum kern_dtype dtype) {
+    const bool narrow = cpu_block_bits(dtype) == 4;
+    const int vectors = narrow ? 4 : 8;
+    const size_t codes_bytes = cpu_block_codes(w), factor_bytes = cpu_block_factors(w);
+    const char *codes = panel + first * codes_bytes;
+    const char *factors = panel + (size_t)w->blocks * codes_bytes + first * factor_bytes;
+    for (; count; count--, codes += codes_bytes, factors += factor_bytes, to += TILE_BYTES) {
+        const struct factors f = factors_load(factors, w->halves, dtype);
+        _Pragma("GCC unroll 8") for (int v = 0; v < vectors; v++) {
+            const __m512i some = _mm512_loadu_si512(codes + (ptrdiff_t)64 * v);
+            char *row = to + (ptrdiff_t)128 * v, *high = row + TILE_BYTES / 2;
+            block_pairs(row, some, 0, 8, &f, v / 4, dtype);
+            block_pairs(row + 64, some, 16, 24, &f, v / 4, dtype);
+            if (!narrow) continue;
+            block_pairs(high, some, 4, 12, &f, 1, dtype);
+            block_pairs(high + 64, some, 20, 28, &f, 1, dtype);
+        }
+    }
+}
+
+#define WIDEN_BLOCKS(name, dtype)                                                                  \
+    static void name(const struct kern_weight *w, const char *panel, size_t first, size_t count,   \
+                     char *to) {                                                                   \
+        widen_blocks(w, panel, first, count, to, dtype);                                           \
+    }
+WIDEN_BLOCKS(widen_q8, KERN_Q8)
+WIDEN_BLOCKS(widen_q8m, KERN_Q8M)
+WIDEN_BLOCKS(widen_q4, KERN_Q4)
+WIDEN_BLOCKS(widen_q4m, KERN_Q4M)
+WIDEN_BLOCKS(widen_q8s, KERN_Q8S)
+WIDEN_BLOCKS(widen_q8sm, KERN_Q8SM)
+
+/* NULL: the weight is stored in pairs of bf16. */
+static widener *widener_of(const struct kern_weight *w) {
+    switch (w->dtype) {
+    case KERN_E4M3:
+        return widen_e4m3;
+    case KERN_Q8:
+        return widen_q8;
+    case KERN_Q8M:
+        return widen_q8m;
+    case KERN_Q4:
+        return widen_q4;
+    case KERN_Q4M:
+        return widen_q4m;
+    case KERN_Q8S:
+        return widen_q8s;
+    case KERN_Q8SM:
+        return widen_q8sm;
+    default:
+        return NULL;
+    }
+}
+
+/* Converts tiles of `panels` panels that follow each other; `stride`: bytes between their tiles. */
+static void widen_panels(const struct kern_weight *w, const char *panel, size_t panels,
+                         size_t first, size_t count, char *to, size_t stride) {
+    widener *widen = widener_of(w);
+    for (size_t p = 0; p < panels; p++)
+        widen(w, panel + p * w->panel_bytes, first, count, to + p * stride);
+    __asm__ volatile("" : : : "memory"); /* _tile_loadd does not tell the compiler that it reads */
+}
+
+static size_t wide_bytes(const struct kern_weight *w) {
+    return (size_t)w->depth * PANEL * 2;
+}
+
+/* Scratch for two panels of bf16. Products of blocks with float32 need no more. */
 size_t cpu_matmul_scratch_amx(const struct kern_weight *weight) {
-    return weight->layout == CPU_PANEL_E4M3 ? 4 * weight->panel_bytes
-                                            : cpu_matmul_scratch_avx512(weight);
+    return widener_of(weight) ? 2 * wide_bytes(weight) : cpu_matmul_scratch_avx512(weight);
 }
 
 /* ---- Results ------------------------------------------------------------------------------------
@@ -197,10 +319,6 @@ static inline void fold(struct tree *tree, int leaf, int tiles, int rows) {
                                                               v16_load(tree->level[top][t][r])));
 }
 
-static size_t leaf_bytes(const struct kern_weight *w) {
-    return (size_t)w->leaf_depth / TILE_DEPTH * TILE_BYTES;
-}
-
 static inline void zero_four(void) {
     _tile_zero(0);
     _tile_zero(1);
@@ -208,33 +326,67 @@ static inline void zero_four(void) {
     _tile_zero(3);
 }
 
-/* Computes one leaf of four panels, starting `at` bytes of bf16 into them. */
-SIMD void few_rows_leaf(const char *a, struct group b, size_t at, size_t end, const size_t size,
-                        const int parts) {
-    _Alignas(64) char wide[4][TILE_BYTES];
+/* Computes one depth of four panels. */
+SIMD void four_by_one(const char *a, const char *b, size_t stride, const int parts) {
+    _tile_loadd(4, a, 64);
+    if (parts == SPLIT) _tile_loadd(5, a + TILE_BYTES, 64);
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + stride, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if (parts == SPLIT) _tile_dpbf16ps(0, 5, 6);
+    _tile_loadd(6, b + 2 * stride, 64);
+    _tile_dpbf16ps(2, 4, 6);
+    if (parts == SPLIT) _tile_dpbf16ps(1, 5, 7);
+    _tile_loadd(7, b + 3 * stride, 64);
+    _tile_dpbf16ps(3, 4, 7);
+    if (parts == SPLIT) _tile_dpbf16ps(2, 5, 6);
+    if (parts == SPLIT) _tile_dpbf16ps(3, 5, 7);
+}
+
+SIMD void one_by_one(const char *a, const char *b, const int parts) {
+    _tile_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if (parts == ROUNDED) return;
+    _tile_loadd(5, a + TILE_BYTES, 64);
+    _tile_dpbf16ps(0, 5, 6);
+}
+
+/* Computes one leaf of four panels, from `at` to `end` in bytes of bf16. */
+SIMD void few_rows_leaf(const char *a, struct group b, size_t at, size_t end, const int parts) {
     zero_four();
     for (; at < end; at += TILE_BYTES) {
-        size_t ahead = at * size / 2 + AHEAD;
+        size_t ahead = at + AHEAD;
         const char *fetch = ahead < b.stride ? b.panel + ahead : b.after + (ahead - b.stride);
-        const char *tile[4];
-        for (size_t t = 0; t < 4; t++) {
-            fetch_bytes(fetch + t * b.stride, TILE_BYTES * size / 2);
-            tile[t] = tile_at(b.panel + t * b.stride, at, wide[t], size);
-        }
-        _tile_loadd(4, a + parts * at, 64);
-        if (parts == SPLIT) _tile_loadd(5, a + parts * at + TILE_BYTES, 64);
-        _tile_loadd(6, tile[0], 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, tile[1], 64);
-        _tile_dpbf16ps(1, 4, 7);
-        if (parts == SPLIT) _tile_dpbf16ps(0, 5, 6);
-        _tile_loadd(6, tile[2], 64);
-        _tile_dpbf16ps(2, 4, 6);
-        if (parts == SPLIT) _tile_dpbf16ps(1, 5, 7);
-        _tile_loadd(7, tile[3], 64);
-        _tile_dpbf16ps(3, 4, 7);
-        if (parts == SPLIT) _tile_dpbf16ps(2, 5, 6);
-        if (parts == SPLIT) _tile_dpbf16ps(3, 5, 7);
+        for (size_t t = 0; t < 4; t++) fetch_tile(fetch + t * b.stride);
+        four_by_one(a + (size_t)parts * at, b.panel + at, b.stride, parts);
+    }
+}
+
+/* Tiles of a panel that are converted at a time: those of four panels fit the first-level cache. */
+#define RUN ((size_t)4)
+
+static inline size_t run_end(size_t at, size_t end) {
+    return at + RUN * TILE_BYTES < end ? at + RUN * TILE_BYTES : end;
+}
+
+/* The same of panels that are converted. Meanwhile it fetches the next four in the order of memory,
+ * in even shares. */
+SIMD void few_rows_leaf_wide(const struct kern_weight *w, const char *a, struct group b, size_t at,
+                             size_t end, const int parts) {
+    _Alignas(64) char wide[4][RUN * TILE_BYTES];
+    const size_t lines = b.after == b.panel ? 0 : b.stride / 16, tiles = wide_bytes(w) / TILE_BYTES;
+    zero_four();
+    while (at < end) {
+        const size_t start = at, stop = run_end(at, end);
+        const size_t last = stop / TILE_BYTES * lines / tiles;
+        for (size_t i = start / TILE_BYTES * lines / tiles; i < last; i++)
+            _mm_prefetch(b.after + 64 * i, _MM_HINT_T1);
+        widen_panels(w, b.panel, 4, start / TILE_BYTES, (stop - start) / TILE_BYTES, wide[0],
+                     sizeof wide[0]);
+        for (; at < stop; at += TILE_BYTES)
+            four_by_one(a + (size_t)parts * at, wide[0] + (at - start), sizeof wide[0], parts);
     }
 }
 
@@ -246,34 +398,40 @@ static inline void store_four(float (*to)[16][16]) {
 }
 
 SIMD void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct group b,
-                        const size_t size, const int parts) {
+                        const int parts) {
     struct tree tree;
-    size_t leaf = leaf_bytes(job->weight);
-    for (int l = 0; l < job->weight->leaves; l++) {
-        few_rows_leaf(job->packed, b, (size_t)l * leaf, ((size_t)l + 1) * leaf, size, parts);
+    const struct kern_weight *w = job->weight;
+    for (int l = 0; l < w->leaves; l++) {
+        const size_t at = leaf_start(w, l), end = leaf_start(w, l + 1);
+        if (widener_of(w))
+            few_rows_leaf_wide(w, job->packed, b, at, end, parts);
+        else
+            few_rows_leaf(job->packed, b, at, end, parts);
         store_four(tree.level[cpu_leaf_level(l)]);
         fold(&tree, l, 4, job->rows);
     }
     for (int t = 0; t < 4; t++) put(job, 0, panel + t, tree.level[0][t]);
 }
 
-SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const size_t size,
-                       const int parts) {
-    _Alignas(64) char wide[TILE_BYTES];
+SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const int parts) {
+    _Alignas(64) char wide[RUN * TILE_BYTES];
     struct tree tree;
     const struct kern_weight *w = job->weight;
     const char *b = w->data + (size_t)panel * w->panel_bytes, *a = job->packed;
-    size_t at = 0;
     for (int l = 0; l < w->leaves; l++) {
+        const size_t end = leaf_start(w, l + 1);
         _tile_zero(0);
-        for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
-            fetch_bytes(b + at * size / 2 + AHEAD, TILE_BYTES * size / 2);
-            _tile_loadd(4, a + parts * at, 64);
-            _tile_loadd(6, tile_at(b, at, wide, size), 64);
-            _tile_dpbf16ps(0, 4, 6);
-            if (parts == ROUNDED) continue;
-            _tile_loadd(5, a + parts * at + TILE_BYTES, 64);
-            _tile_dpbf16ps(0, 5, 6);
+        for (size_t at = leaf_start(w, l), stop; at < end; at = stop) {
+            const char *tiles = b + at;
+            stop = run_end(at, end);
+            if (widener_of(w)) {
+                tiles = wide;
+                widen_panels(w, b, 1, at / TILE_BYTES, (stop - at) / TILE_BYTES, wide, 0);
+            } else {
+                fetch_bytes(tiles + AHEAD, stop - at);
+            }
+            for (size_t t = 0; t < stop - at; t += TILE_BYTES)
+                one_by_one(a + (size_t)parts * (at + t), tiles + t, parts);
         }
         _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
         fold(&tree, l, 1, job->rows);
@@ -324,10 +482,11 @@ SIMD void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t pa
     struct tree tree;
     const struct kern_weight *w = job->weight;
     const char *a = job->packed + rows_bytes(job, row, parts);
-    size_t at = 0, leaf = leaf_bytes(w);
+    size_t at = 0;
     for (int l = 0; l < w->leaves; l++) {
         zero_four();
-        for (size_t end = at + leaf; at < end; at += TILE_BYTES, fetch.from += fetch.step) {
+        for (size_t end = leaf_start(w, l + 1); at < end;
+             at += TILE_BYTES, fetch.from += fetch.step) {
             for (size_t line = 0; line < fetch.step; line += 64)
                 _mm_prefetch(fetch.from + line, _MM_HINT_T1);
             two_by_two(a + parts * at, b.panel + at, b.stride, parts);
@@ -344,11 +503,12 @@ SIMD void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t pa
 SIMD void block_streaming(const struct cpu_matmul_job *job, int row, int64_t panel, struct group b,
                           const int parts) {
     struct tree tree;
+    const struct kern_weight *w = job->weight;
     const char *a = job->packed + rows_bytes(job, row, parts);
-    size_t at = 0, leaf = leaf_bytes(job->weight);
-    for (int l = 0; l < job->weight->leaves; l++) {
+    size_t at = 0;
+    for (int l = 0; l < w->leaves; l++) {
         zero_four();
-        for (size_t end = at + leaf; at < end; at += TILE_BYTES) {
+        for (size_t end = leaf_start(w, l + 1); at < end; at += TILE_BYTES) {
             size_t ahead = at + (size_t)2 * AHEAD;
             const char *fetch = ahead < b.stride ? b.panel + ahead : b.after + (ahead - b.stride);
             fetch_tile(fetch);
@@ -369,14 +529,8 @@ SIMD void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t pa
     size_t at = 0;
     for (int l = 0; l < w->leaves; l++) {
         _tile_zero(0);
-        for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
-            _tile_loadd(6, b.panel + at, 64);
-            _tile_loadd(4, a + parts * at, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            if (parts == ROUNDED) continue;
-            _tile_loadd(5, a + parts * at + TILE_BYTES, 64);
-            _tile_dpbf16ps(0, 5, 6);
-        }
+        for (size_t end = leaf_start(w, l + 1); at < end; at += TILE_BYTES)
+            one_by_one(a + (size_t)parts * at, b.panel + at, parts);
         _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
         fold(&tree, l, 1, 16);
     }
@@ -392,7 +546,7 @@ SIMD void block_one_by_two(const struct cpu_matmul_job *job, int row, int64_t pa
     for (int l = 0; l < w->leaves; l++) {
         _tile_zero(0);
         _tile_zero(1);
-        for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
+        for (size_t end = leaf_start(w, l + 1); at < end; at += TILE_BYTES) {
             _tile_loadd(6, b.panel + at, 64);
             _tile_loadd(4, a + parts * at, 64);
             _tile_dpbf16ps(0, 4, 6);
@@ -415,9 +569,10 @@ SIMD void block_one_by_two(const struct cpu_matmul_job *job, int row, int64_t pa
 static struct group panels_wide(const struct kern_weight *w, int64_t panel, size_t count,
                                 int64_t after, char *wide) {
     struct group group = group_of(w, panel, after);
-    if (number_bytes(w) == 2) return group;
-    widen(group.panel, wide, count * w->panel_bytes);
-    return (struct group){wide, wide, 2 * w->panel_bytes};
+    if (!widener_of(w)) return group;
+    const size_t stride = wide_bytes(w);
+    widen_panels(w, group.panel, count, 0, stride / TILE_BYTES, wide, stride);
+    return (struct group){wide, wide, stride};
 }
 
 /* Multiplies two panels with all rows; `after`: the next two panels, or < 0. */
@@ -426,28 +581,29 @@ SIMD void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64_t
     const struct kern_weight *w = job->weight;
     struct group b = panels_wide(w, panel, 2, after, wide);
     int row = 0, blocks = (job->rows + 15) / 32;
-    if (blocks <= 2) {
+    const bool streams = blocks <= 2 && !widener_of(w);
+    if (streams) {
         block_streaming(job, 0, panel, b, parts);
         row = 32;
     }
-    /* Every step of a block prefetches its part of the 2 KiB (E4M3: 1 KiB) that the next panels
-     * need per step. */
-    int lines = 16 * (int)number_bytes(w);
-    size_t step = after < 0 || blocks <= 2 ? 0 : (size_t)((lines + blocks - 1) / blocks) * 64;
+    /* Every step of a block prefetches its part of the lines that the next panels need per step:
+     * 2 KiB of bf16. */
+    const size_t depth = (size_t)w->depth / TILE_DEPTH, steps = depth * (size_t)blocks;
+    size_t step = after < 0 || streams ? 0 : (w->panel_bytes / 32 + steps - 1) / steps * 64;
     struct fetch fetch = {w->data + (size_t)(after < 0 ? panel : after) * w->panel_bytes, step};
     for (; row + 16 < job->rows; row += 32) {
         block_two_by_two(job, row, panel, b, fetch, parts);
-        fetch.from += step * (size_t)(w->depth / TILE_DEPTH);
+        fetch.from += step * depth;
     }
     if (row < job->rows) block_one_by_two(job, row, panel, b, parts);
 }
 
 SIMD void few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
-                   const size_t size, const int parts) {
+                   const int parts) {
     for (; count >= 4; count -= 4, first += 4)
-        few_rows_four(job, first, group_of(job->weight, first, count >= 8 ? first + 4 : next), size,
+        few_rows_four(job, first, group_of(job->weight, first, count >= 8 ? first + 4 : next),
                       parts);
-    for (; count; count--, first++) few_rows_one(job, first, size, parts);
+    for (; count; count--, first++) few_rows_one(job, first, parts);
 }
 
 SIMD void many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
@@ -461,17 +617,15 @@ SIMD void many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t cou
 
 SIMD void multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                    void *scratch, const int parts) {
-    if (job->weight->layout < CPU_PANEL_PAIRS) {
+    if (!job->packed) {
         cpu_matmul_avx512(job, first, count, next, scratch);
         return;
     }
     amx_configure(job->rows < 16 ? job->rows : 16, 6);
     if (job->rows > 16)
         many_rows(job, first, count, next, scratch, parts);
-    else if (number_bytes(job->weight) == 1)
-        few_rows(job, first, count, next, 1, parts);
     else
-        few_rows(job, first, count, next, 2, parts);
+        few_rows(job, first, count, next, parts);
     _tile_release();
     _mm_sfence(); /* completes the non-temporal stores before the barrier */
 }
@@ -507,5 +661,6 @@ const struct cpu_kernels cpu_kernels_amx_bf16 = {
     .matmul = matmul_rounded,
     .packed_bytes = packed_bytes_rounded,
     .pack_x = pack_x_rounded,
+    .packs_blocks = true,
     TILES,
 };

@@ -345,7 +345,8 @@ int cpu_open(const struct cpu_options *options, struct kern **out, struct fault 
     cpu->ops.name = kernels->name;
     cpu->base.ops = &cpu->ops;
     cpu->kernels = kernels;
-    if (options->activations != CPU_F32) cpu->block_kernels = cpu_block_kernels_of(kernels->name);
+    if (options->activations != CPU_F32 && !kernels->packs_blocks)
+        cpu->block_kernels = cpu_block_kernels_of(kernels->name);
     cpu->activations = options->activations;
     cpu->comm = comm;
     cpu->leaves = CPU_LEAVES / comm->ranks;

@@ -15,8 +15,8 @@ enum cpu_activations {
                       largest of them to 15 bits */
     CPU_INT16,     /* to 16 bits, with a scale for each 32 */
     CPU_BY_WEIGHT, /* weights with codes of 4 bits: as CPU_INT8, otherwise as CPU_INT16 */
-    CPU_BF16,      /* blocks: as CPU_INT16; weights in bf16, on tiles also in E4M3: to bf16, on the
-                      paths avx512 and amx only */
+    CPU_BF16,      /* to bf16, on the paths avx512 and amx only; on avx512 for weights in bf16
+                      alone, and blocks as CPU_INT16 */
     CPU_F32, /* activations are not rounded, and weights are multiplied as if they were float32 */
 };
 

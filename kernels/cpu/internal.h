@@ -177,6 +177,8 @@ struct cpu_kernels {
      * reads x itself. */
     size_t (*packed_bytes)(int64_t depth);
     void (*pack_x)(const struct cpu_matmul_job *job, int row, char *packed);
+    bool packs_blocks; /* is x packed for weights in blocks, too? struct cpu_block_kernels is not
+                          used then */
 
     const struct cpu_math *math; /* observing attention, comparing keys */
     size_t (*attend_scratch)(const struct kern_cache_options *options);

@@ -23,7 +23,14 @@ static size_t partial_bytes(const struct cpu *cpu, const struct kern_weight *w) 
     return 0;
 }
 
-/* Are the weight's products of rounded activations? */
+/* Are the weight's products of packed activations? */
+static bool is_packed(const struct cpu *cpu, const struct kern_weight *w) {
+    const struct cpu_kernels *k = cpu->kernels;
+    return k->pack_x &&
+           (w->layout >= CPU_PANEL_PAIRS || (w->layout == CPU_BLOCKS && k->packs_blocks));
+}
+
+/* Are they of rounded activations? */
 static bool in_codes(const struct cpu *cpu, const struct kern_weight *w) {
     return w->layout == CPU_BLOCKS && cpu->block_kernels;
 }
@@ -38,7 +45,7 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
     const struct cpu_kernels *k = cpu->kernels;
     int rc = 0;
     if (k->matmul_scratch) rc = cpu_scratch_grow(cpu, k->matmul_scratch(weight));
-    if (!rc && k->packed_bytes && weight->layout >= CPU_PANEL_PAIRS)
+    if (!rc && is_packed(cpu, weight))
         rc = cpu_room_grow(&cpu->packed, k->packed_bytes(weight->depth));
     if (!rc && in_codes(cpu, weight))
         rc =
@@ -140,7 +147,7 @@ static void prepare(struct pass *pass) {
     struct cpu *cpu = pass->cpu;
     struct cpu_matmul_job *job = &pass->job;
     const struct kern_weight *w = job->weight;
-    if (cpu->kernels->pack_x && w->layout >= CPU_PANEL_PAIRS) {
+    if (is_packed(cpu, w)) {
         job->packed = cpu->packed.mem;
         cpu_tickets_set(&pass->blocks, (job->rows + 15) / 16);
         cpu_run(cpu, job->rows * w->cols / 4, pack_rows, pass);
@@ -157,9 +164,8 @@ static void prepare(struct pass *pass) {
 static void multiply_own(struct cpu *cpu, float *y, const float *x,
                          const struct kern_weight *weight, const float *scale, const float *bias,
                          int rows, enum kern_matmul_mode mode) {
-    bool pack = cpu->kernels->pack_x && weight->layout >= CPU_PANEL_PAIRS;
     struct pass pass = {.cpu = cpu, .grain = portion(cpu, weight)};
-    int most = pack ? pass_rows(weight) : MATMUL_ROWS;
+    int most = is_packed(cpu, weight) ? pass_rows(weight) : MATMUL_ROWS;
     for (int row = 0; row < rows; row += most) {
         int count = rows - row < most ? rows - row : most;
         pass.job = (struct cpu_matmul_job){.weight = weight,

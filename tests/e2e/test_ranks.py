@@ -47,6 +47,15 @@ def test_answers_and_reports_are_those_of_one_rank(daemon):
             assert one.metric(pages) / min(count, 4) <= d.metric(pages) <= one.metric(pages)
 
 
+@pytest.mark.parametrize("quantization", ["q8", "q4"])
+def test_blocks_beside_bf16_are_those_of_one_rank(daemon, quantization):
+    if "avx512_bf16" not in pathlib.Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor lacks AVX512_BF16")
+    options = ("--quantization", quantization, "--cpu-activations", "bf16", *FLAGS)
+    expected = dialogue(daemon(*options), "global")
+    assert dialogue(daemon(*ranks(2), *options), "global") == expected
+
+
 def test_conversations_go_on_with_another_number_of_ranks(daemon, tmp_path):
     state = ("--state-dir", str(tmp_path / "state"), *FLAGS)
     d = daemon(*FLAGS)

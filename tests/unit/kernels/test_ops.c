@@ -155,8 +155,10 @@ static void leaf_product(struct kern *kern, const struct kern_matrix *whole, int
     struct kern_matrix part = *whole;
     part.cols /= CPU_LEAVES;
     part.stride = whole->cols;
-    part.data =
-        (const char *)whole->data + (size_t)(leaf * part.cols) * kern_dtype_bytes(whole->dtype);
+    const size_t first = (size_t)(leaf * part.cols);
+    part.data = (const char *)whole->data + (kern_dtype_blocks(whole->dtype)
+                                                 ? first / KERN_BLOCK * sizeof(struct block)
+                                                 : first * kern_dtype_bytes(whole->dtype));
     float *own = fresh((size_t)rows * (size_t)part.cols, 1);
     for (int r = 0; r < rows; r++)
         memcpy(own + r * part.cols, x + r * whole->cols + leaf * part.cols,
@@ -328,6 +330,12 @@ Test(ops, activations_in_bf16) {
         same_rows_in_bf16(kern);
         same_rows(kern, KERN_E4M3, 72, 1000, KERN_SHARD_NONE);
         same_rows(kern, KERN_E4M3, 21, 33, KERN_SHARD_COLS);
+        same_rows(kern, KERN_Q4, 72, 1000, KERN_SHARD_NONE);
+        same_rows(kern, KERN_Q8M, 21, 1100, KERN_SHARD_COLS);
+        for (int rows = 1; rows < 80; rows += 13) {
+            leaves_are_a_tree(kern, KERN_Q4M, rows, 2048);
+            leaves_are_a_tree(kern, KERN_Q8, rows, CPU_LEAVES * KERN_BLOCK);
+        }
         kern->ops->close(kern);
     }
     options.path = "portable";
