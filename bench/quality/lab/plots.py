@@ -135,3 +135,38 @@ def densities(curves, heading):
                 text(x0 + width, y0 + height + 14, "end", "end", "dim")]
     count = max(1, len(curves))
     return page(40 + min(count, per_row) * (width + 30), 60 + -(-count // per_row) * (height + 52), out)
+
+
+def step_axes(box, most, every):
+    """Percentages over steps: (svg, place of a step, height of a share). box: (x, y, width, height)."""
+    x0, y0, width, height = box
+
+    def place(step):
+        return x0 + width * step / most
+
+    def level(share):
+        return y0 + height * (1 - share)
+    out = []
+    for p in range(0, 101, 25):
+        y = level(p / 100)
+        out.append(f'<path class="grid" d="M{x0} {y:.1f}h{width}"/>' + text(x0 - 5, y + 4, p, "end", "dim"))
+    out += [text(place(s), y0 + height + 15, s, "middle", "dim") for s in range(0, most + 1, every)]
+    return out, place, level
+
+
+def line_of_steps(points, means, colour, place, level):
+    """Single shares as dots, moving means as a line through them; both [(step, share)]."""
+    path = "M" + "L".join(f"{place(s):.1f} {level(v):.1f}" for s, v in means)
+    return [f'<circle cx="{place(s):.1f}" cy="{level(v):.1f}" r="2" fill="{colour}" fill-opacity="0.55"/>' for s, v in points] + [
+        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="3"/>']
+
+
+def bars(x0, step, entries, level):
+    """Shares with intervals side by side, [(label, colour, (mean, low, high))]."""
+    out = []
+    for i, (label, colour, (mean, low, high)) in enumerate(entries):
+        x = x0 + step * (i + 0.5)
+        out.append(f'<path d="M{x:.1f} {level(low):.1f}V{level(high):.1f}" stroke="{colour}" stroke-width="2"/>'
+                   f'<circle cx="{x:.1f}" cy="{level(mean):.1f}" r="4.5" fill="{colour}"/>'
+                   + text(x + 8, level(mean) + 4, f"{100 * mean:.0f}") + text(x, level(0) + 15, label, "middle", "dim"))
+    return out
