@@ -8,8 +8,8 @@
  * the same bits: one to sixteen rows (decoding, bound by memory: four streams of weights,
  * prefetched) and 32 x 32 blocks (prefill, bound by the tile unit: six loads per eight products).
  *
- * Weights that are not stored in bf16 are converted before use: up to sixteen rows a few tiles at a
- * time in the first-level cache, otherwise two panels at a time for all rows of the pass. Both ways
+ * Weights that are not stored in bf16 are converted before use: up to sixteen rows tile by tile in
+ * the first-level cache, otherwise two panels at a time for all rows of the pass. Both ways
  * sum the same numbers. bf16 represents all numbers of E4M3. With activations rounded to one bf16,
  * those of blocks (block.h) are rounded, too: scale n + least in float32, then to nearest even. A
  * block is as deep as a tile, so a block of a panel is one tile. */
@@ -123,9 +123,10 @@ static void widen_e4m3(const struct kern_weight *w, const char *panel, size_t fi
     }
 }
 
-/* The factors of a block of sixteen outputs. */
+/* A row of a tile is made in two halves of eight outputs, each output's pair of inputs side by
+ * side. So factors are doubled: [half of the block's inputs][half of the outputs]. */
 struct factors {
-    v16 scale[2], least; /* a scale for each half of the inputs */
+    v16 scale[2][2], term[2][2];
 };
 
 SIMD v16 factor_load(const char *at, bool halves) {
@@ -133,68 +134,93 @@ SIMD v16 factor_load(const char *at, bool halves) {
                   : v16_load((const float *)(const void *)at);
 }
 
-SIMD struct factors factors_load(const char *at, bool halves, const enum kern_dtype dtype) {
+SIMD void twice(v16 to[2], v16 x) {
+    const __m512i eight = _mm512_set1_epi32(8);
+    const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    to[0] = _mm512_permutexvar_ps(lanes, x);
+    to[1] = _mm512_permutexvar_ps(_mm512_add_epi32(lanes, eight), x);
+}
+
+/* A code becomes float32 as the low bits of 2^15 + code, so n is that less `code_base`. Where the
+ * term can be scale * code_base, which is exact for scales of float16, the subtraction is saved. */
+#define CODE_HIGH 0x1p15f
+
+SIMD float code_base(const enum kern_dtype dtype) {
+    return CODE_HIGH + (float)cpu_block_offset(dtype);
+}
+
+SIMD void factors_load(struct factors *f, const char *at, bool halves, const bool folded,
+                       const enum kern_dtype dtype) {
     const size_t each = PANEL * (size_t)(halves ? 2 : 4);
-    struct factors f = {.least = v16_set(BLOCK_NO_LEAST)};
-    f.scale[0] = f.scale[1] = factor_load(at, halves);
-    if (block_is_split(dtype)) f.scale[1] = factor_load(at + each, halves);
-    if (block_has_least(dtype))
-        f.least = factor_load(at + (block_factors(dtype) - 1) * each, halves);
-    return f;
-}
-
-/* Returns n of the code that begins at bit `place` of each integer. The permutation reads only four
- * bits. Eight bits become those of 2^23 + n + 128. */
-SIMD v16 code_number(__m512i codes, const unsigned place, const enum kern_dtype dtype) {
-    const __m512i code = _mm512_srli_epi32(codes, place);
-    if (cpu_block_bits(dtype) == 4) {
-        const v16 count = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const float offset = (float)cpu_block_offset(dtype);
-        return _mm512_permutexvar_ps(code, v16_sub(count, v16_set(offset)));
+    twice(f->scale[0], factor_load(at, halves));
+    f->scale[1][0] = f->scale[0][0], f->scale[1][1] = f->scale[0][1];
+    if (block_is_split(dtype)) twice(f->scale[1], factor_load(at + each, halves));
+    if (block_has_least(dtype)) {
+        twice(f->term[0], factor_load(at + (block_factors(dtype) - 1) * each, halves));
+        f->term[1][0] = f->term[0][0], f->term[1][1] = f->term[0][1];
     }
-    const __m512i magic = _mm512_castps_si512(v16_set(0x1p23f));
-    const __m512i bits = _mm512_ternarylogic_epi32(code, _mm512_set1_epi32(255), magic, 0xea);
-    return v16_sub(_mm512_castsi512_ps(bits), v16_set(0x1p23f + 128));
+    for (int i = 0; i < 4 && folded; i++)
+        f->term[i / 2][i % 2] = v16_mul(f->scale[i / 2][i % 2], v16_set(-code_base(dtype)));
 }
 
-SIMD v16 block_value(__m512i codes, const unsigned place, const struct factors *f, const int half,
-                     const enum kern_dtype dtype) {
-    const v16 n = code_number(codes, place, dtype);
-    return block_has_least(dtype) ? v16_fma(f->scale[half], n, f->least)
-                                  : v16_mul(f->scale[half], n);
+/* Returns eight outputs' numbers of two inputs: the bytes `first` and the next one of two integers
+ * in each quarter of `codes`. */
+SIMD v16 block_numbers(__m512i codes, const int first, v16 scale, v16 term, const bool folded,
+                       const enum kern_dtype dtype) {
+    const char a = (char)first, b = (char)(first + 1), c = (char)(first + 4), d = (char)(first + 5);
+    const __m512i from =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, a, 0, 0, 0, b, 0, 0, 0, c, 0, 0, 0, d, 0, 0));
+    const __m512i high = _mm512_castps_si512(v16_set(CODE_HIGH));
+    const v16 code =
+        _mm512_castsi512_ps(_mm512_mask_shuffle_epi8(high, 0x2222222222222222, codes, from));
+    if (folded) return v16_fma(scale, code, term);
+    const v16 n = v16_sub(code, v16_set(code_base(dtype)));
+    return block_has_least(dtype) ? v16_fma(scale, n, term) : v16_mul(scale, n);
 }
 
-/* Makes a row of a tile: the codes at two places of each integer. */
-SIMD void block_pairs(char *to, __m512i codes, const unsigned place, const unsigned second,
-                      const struct factors *f, const int half, const enum kern_dtype dtype) {
-    const __m512i pairs =
-        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const v16 a = block_value(codes, place, f, half, dtype);
-    const v16 b = block_value(codes, second, f, half, dtype);
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(b, a);
-    _mm512_store_si512(to, _mm512_permutexvar_epi16(pairs, both));
+/* Makes two rows of a tile from 64 codes. Each quarter of `codes` has two outputs of the first half
+ * and then two of the second. */
+SIMD void block_rows(char *to, __m512i codes, const struct factors *f, const int half,
+                     const bool folded, const enum kern_dtype dtype) {
+    _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) {
+        v16 low = block_numbers(codes, 2 * i, f->scale[half][0], f->term[half][0], folded, dtype);
+        v16 high =
+            block_numbers(codes, 8 + 2 * i, f->scale[half][1], f->term[half][1], folded, dtype);
+        _mm512_store_si512(to + (ptrdiff_t)64 * i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
 }
 
-SIMD void widen_blocks(const struct kern_weight *w, const char *panel, size_t first, size_t count,
-                       char *to, const enum kern_dtype dtype) {
+SIMD void widen_some(const struct kern_weight *w, const char *panel, size_t first, size_t count,
+                     char *to, const bool folded, const enum kern_dtype dtype) {
     const bool narrow = cpu_block_bits(dtype) == 4;
     const int vectors = narrow ? 4 : 8;
     const size_t codes_bytes = cpu_block_codes(w), factor_bytes = cpu_block_factors(w);
     const char *codes = panel + first * codes_bytes;
     const char *factors = panel + (size_t)w->blocks * codes_bytes + first * factor_bytes;
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), low = _mm512_set1_epi8(15);
+    struct factors f;
     for (; count; count--, codes += codes_bytes, factors += factor_bytes, to += TILE_BYTES) {
-        const struct factors f = factors_load(factors, w->halves, dtype);
+        factors_load(&f, factors, w->halves, folded, dtype);
         _Pragma("GCC unroll 8") for (int v = 0; v < vectors; v++) {
-            const __m512i some = _mm512_loadu_si512(codes + (ptrdiff_t)64 * v);
-            char *row = to + (ptrdiff_t)128 * v, *high = row + TILE_BYTES / 2;
-            block_pairs(row, some, 0, 8, &f, v / 4, dtype);
-            block_pairs(row + 64, some, 16, 24, &f, v / 4, dtype);
-            if (!narrow) continue;
-            block_pairs(high, some, 4, 12, &f, 1, dtype);
-            block_pairs(high + 64, some, 20, 28, &f, 1, dtype);
+            char *row = to + (ptrdiff_t)128 * v;
+            __m512i some = _mm512_loadu_si512(codes + (ptrdiff_t)64 * v);
+            some = _mm512_permutexvar_epi64(order, some);
+            if (narrow) {
+                const __m512i high = _mm512_and_si512(_mm512_srli_epi16(some, 4), low);
+                block_rows(row + TILE_BYTES / 2, high, &f, 1, folded, dtype);
+                some = _mm512_and_si512(some, low);
+            }
+            block_rows(row, some, &f, v / 4, folded, dtype);
         }
     }
+}
+
+SIMD void widen_blocks(const struct kern_weight *w, const char *panel, size_t first, size_t count,
+                       char *to, const enum kern_dtype dtype) {
+    if (w->halves && !block_has_least(dtype))
+        widen_some(w, panel, first, count, to, true, dtype);
+    else
+        widen_some(w, panel, first, count, to, false, dtype);
 }
 
 #define WIDEN_BLOCKS(name, dtype)                                                                  \
@@ -364,30 +390,55 @@ SIMD void few_rows_leaf(const char *a, struct group b, size_t at, size_t end, co
     }
 }
 
-/* Tiles of a panel that are converted at a time: those of four panels fit the first-level cache. */
-#define RUN ((size_t)4)
+/* Memory to prefetch: `step` bytes at a time from `from`. */
+struct fetch {
+    const char *from;
+    size_t step;
+};
 
-static inline size_t run_end(size_t at, size_t end) {
-    return at + RUN * TILE_BYTES < end ? at + RUN * TILE_BYTES : end;
+SIMD void fetch_next(struct fetch *fetch) {
+    for (size_t line = 0; line < fetch->step; line += 64)
+        _mm_prefetch(fetch->from + line, _MM_HINT_T1);
+    fetch->from += fetch->step;
 }
 
-/* The same of panels that are converted. Meanwhile it fetches the next four in the order of memory,
- * in even shares. */
-SIMD void few_rows_leaf_wide(const struct kern_weight *w, const char *a, struct group b, size_t at,
-                             size_t end, const int parts) {
-    _Alignas(64) char wide[4][RUN * TILE_BYTES];
-    const size_t lines = b.after == b.panel ? 0 : b.stride / 16, tiles = wide_bytes(w) / TILE_BYTES;
+/* Adds A times the tile in `b` to a sum; tiles are literal numbers. */
+#define ADD_PRODUCT(sum, tile, b)                                                                  \
+    do {                                                                                           \
+        _tile_loadd(tile, b, 64);                                                                  \
+        _tile_dpbf16ps(sum, 4, tile);                                                              \
+        if (parts == SPLIT) _tile_dpbf16ps(sum, 5, tile);                                          \
+    } while (0)
+
+/* The same of panels that are converted, tile by tile: each is multiplied after the next one has
+ * been converted, because its load waits for its stores. Meanwhile the next four panels are fetched
+ * in the order of memory. */
+SIMD void few_rows_leaf_wide(const struct kern_weight *w, const char *a, struct group b,
+                             struct fetch fetch, size_t at, size_t end, const int parts) {
+    _Alignas(64) char wide[4][TILE_BYTES];
     zero_four();
-    while (at < end) {
-        const size_t start = at, stop = run_end(at, end);
-        const size_t last = stop / TILE_BYTES * lines / tiles;
-        for (size_t i = start / TILE_BYTES * lines / tiles; i < last; i++)
-            _mm_prefetch(b.after + 64 * i, _MM_HINT_T1);
-        widen_panels(w, b.panel, 4, start / TILE_BYTES, (stop - start) / TILE_BYTES, wide[0],
-                     sizeof wide[0]);
-        for (; at < stop; at += TILE_BYTES)
-            four_by_one(a + (size_t)parts * at, wide[0] + (at - start), sizeof wide[0], parts);
+    for (const size_t start = at; at < end; at += TILE_BYTES) {
+        for (size_t t = 0; t < 4; t++) {
+            fetch_next(&fetch);
+            widen_panels(w, b.panel + t * b.stride, 1, at / TILE_BYTES, 1, wide[t], 0);
+            if (t == 0 && at > start) ADD_PRODUCT(3, 7, wide[3]);
+            if (t == 1) {
+                _tile_loadd(4, a + (size_t)parts * at, 64);
+                if (parts == SPLIT) _tile_loadd(5, a + (size_t)parts * at + TILE_BYTES, 64);
+                ADD_PRODUCT(0, 6, wide[0]);
+            }
+            if (t == 2) ADD_PRODUCT(1, 7, wide[1]);
+            if (t == 3) ADD_PRODUCT(2, 6, wide[2]);
+        }
+        if (at + TILE_BYTES == end) ADD_PRODUCT(3, 7, wide[3]);
     }
+}
+
+/* Returns the share of the next four panels that is fetched with the tiles `at` and after it. */
+static struct fetch fetch_from(const struct kern_weight *w, struct group b, size_t at) {
+    const size_t tiles = wide_bytes(w) / TILE_BYTES;
+    const size_t step = b.after == b.panel ? 0 : (b.stride / 64 + tiles - 1) / tiles * 64;
+    return (struct fetch){b.after + at / TILE_BYTES * 4 * step, step};
 }
 
 static inline void store_four(float (*to)[16][16]) {
@@ -404,7 +455,7 @@ SIMD void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct 
     for (int l = 0; l < w->leaves; l++) {
         const size_t at = leaf_start(w, l), end = leaf_start(w, l + 1);
         if (widener_of(w))
-            few_rows_leaf_wide(w, job->packed, b, at, end, parts);
+            few_rows_leaf_wide(w, job->packed, b, fetch_from(w, b, at), at, end, parts);
         else
             few_rows_leaf(job->packed, b, at, end, parts);
         store_four(tree.level[cpu_leaf_level(l)]);
@@ -414,24 +465,20 @@ SIMD void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct 
 }
 
 SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const int parts) {
-    _Alignas(64) char wide[RUN * TILE_BYTES];
+    _Alignas(64) char wide[TILE_BYTES];
     struct tree tree;
     const struct kern_weight *w = job->weight;
     const char *b = w->data + (size_t)panel * w->panel_bytes, *a = job->packed;
     for (int l = 0; l < w->leaves; l++) {
         const size_t end = leaf_start(w, l + 1);
         _tile_zero(0);
-        for (size_t at = leaf_start(w, l), stop; at < end; at = stop) {
-            const char *tiles = b + at;
-            stop = run_end(at, end);
-            if (widener_of(w)) {
-                tiles = wide;
-                widen_panels(w, b, 1, at / TILE_BYTES, (stop - at) / TILE_BYTES, wide, 0);
-            } else {
-                fetch_bytes(tiles + AHEAD, stop - at);
-            }
-            for (size_t t = 0; t < stop - at; t += TILE_BYTES)
-                one_by_one(a + (size_t)parts * (at + t), tiles + t, parts);
+        for (size_t at = leaf_start(w, l); at < end; at += TILE_BYTES) {
+            const char *tile = b + at;
+            if (widener_of(w))
+                widen_panels(w, b, 1, at / TILE_BYTES, 1, wide, 0), tile = wide;
+            else
+                fetch_tile(tile + AHEAD);
+            one_by_one(a + (size_t)parts * at, tile, parts);
         }
         _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
         fold(&tree, l, 1, job->rows);
@@ -441,12 +488,6 @@ SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const in
 
 /* ---- Many rows ----------------------------------------------------------------------------------
  */
-
-/* Memory to prefetch while a block is computed: `step` bytes per tile step from `from`. */
-struct fetch {
-    const char *from;
-    size_t step;
-};
 
 /* Computes one depth of 32 x 32 outputs: six loads and eight products, or four of each. High
  * precedes low in each sum. */
