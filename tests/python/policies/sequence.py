@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import classes, allot, rows
+from . import classes, allot, rows, tiles
 from . import formulas as f
 
 
@@ -143,13 +143,16 @@ class Sequence:
     store: object = np.asarray  # the rounding of keys and values in the cache
     inv_freq: np.ndarray | None = None  # frequencies of the rotation of keys
     sliding_windows: tuple = ()  # one for each layer, 0: none; () is none anywhere
+    tiles: str | None = None  # the cache's dtype, where attention is computed on tiles (tiles.py)
     tokens: int = 0
     weights: np.ndarray | None = None  # weights of the layers, once measured
     streams: list = field(default_factory=list)
     queries: list = field(default_factory=list)  # per layer [window, Hq, D]
+    slacks: list = field(default_factory=list)  # per layer [n, Hq, D]: what ties of rounding explain in the last results
 
     def __post_init__(self):
         self.streams = [[empty_stream(self.head_dim) for _ in range(self.heads_kv)] for _ in range(self.layers)]
+        self.slacks = [None] * self.layers
         self.queries = [np.zeros((0, self.heads_q, self.head_dim)) for _ in range(self.layers)]
 
     @property
@@ -178,11 +181,12 @@ class Sequence:
     def append_layer(self, layer, q, k, v, log_beta):
         positions = np.arange(self.tokens, self.tokens + len(q))
         fresh = np.zeros(len(q)) if self.accumulates() else np.full(len(q), np.nan)
-        out = np.zeros_like(q)
+        out, slack = np.zeros_like(q), np.zeros_like(q)
         for head, stream in enumerate(self.streams[layer]):
             stream.extend(self.store(k[:, head]), self.store(v[:, head]), positions, log_beta[:, head], fresh)
             mine = slice(head * self.group, (head + 1) * self.group)
-            out[:, mine] = self.attend(layer, stream, q[:, mine], positions)
+            out[:, mine], slack[:, mine] = self.attend(layer, stream, q[:, mine], positions)
+        self.slacks[layer] = slack
         window = self.rule.observe.window
         self.queries[layer] = np.concatenate((self.queries[layer], q))[-window:] if window else self.queries[layer]
         return out
@@ -197,10 +201,16 @@ class Sequence:
         return grouped(z, group, lambda p: classes.folded(stream, p))
 
     def attend(self, layer, stream, q, positions):
+        """The results, and how far ties of rounding may move them."""
         z = self.logits(layer, stream, q, positions)
         if self.accumulates():
             stream.memory += self.grouped(stream, z, self.rule.observe.group)[0].sum(axis=0)
-        return np.einsum("gtn,nd->tgd", classes.folded(stream, f.softmax(z)), stream.values)
+        if self.tiles and self.rule.merge != "classes" and tiles.fits(self.tiles, self.head_dim):
+            q = tiles.queries(q, self.scale, self.tiles)
+            z = np.where(z > -np.inf, np.einsum("tgd,nd->gtn", q, stream.keys), -np.inf)
+            return tiles.attend(z, stream.values, self.tiles)
+        out = np.einsum("gtn,nd->tgd", classes.folded(stream, f.softmax(z)), stream.values)
+        return out, np.zeros_like(out)
 
     # --- scoring
 
