@@ -9,14 +9,14 @@
 #include "kernels/kern.h"
 
 /* How activations are rounded for products with weights in blocks (kernels/blocks.h), whose
- * formulas kernels/cpu/block.h has, and for products with weights in bf16. */
+ * formulas kernels/cpu/block.h has, and for products with weights in bf16 and fp8. */
 enum cpu_activations {
     CPU_INT8,      /* activations are rounded to 8 bits, with a scale for each 32 of them, and the
                       largest of them to 15 bits */
     CPU_INT16,     /* to 16 bits, with a scale for each 32 */
     CPU_BY_WEIGHT, /* weights with codes of 4 bits: as CPU_INT8, otherwise as CPU_INT16 */
     CPU_BF16,      /* to bf16, on the paths avx512 and amx only; on avx512 for weights in bf16
-                      alone, and blocks as CPU_INT16 */
+                      and fp8 alone, and blocks as CPU_INT16 */
     CPU_F32, /* activations are not rounded, and weights are multiplied as if they were float32 */
 };
 

@@ -54,20 +54,43 @@ SIMD void load_pairs(const struct leaf_data *in, int64_t k, v16 *first, v16 *sec
     }
 }
 
+SIMD void store_sums(block_sums to, v16 (*sum)[4], const int size, const int rows,
+                     const int panels) {
+    EACH(rows, r)
+    EACH(panels, p) to[r][p] = size == 2 ? sum[r][p] : v16_mul(sum[r][p], v16_set(1 / E4M3_UNIT));
+}
+
 #if defined(__AVX512BF16__)
+
+/* Loads the weights of two inputs as pairs of bf16, which represents all numbers of E4M3. */
+SIMD void load_stored(const struct leaf_data *in, int64_t k, __m512i *w, const int panels) {
+    const char *at = in->panel + k * PANEL * 2;
+    EACH(panels, p) {
+        __builtin_prefetch(at + (size_t)p * in->next + AHEAD);
+        w[p] = _mm512_loadu_si512(at + (size_t)p * in->next);
+    }
+}
+
+SIMD void load_e4m3(const struct leaf_data *in, int64_t k, __m512i *w, const int panels) {
+    v16 first[4], second[4];
+    load_pairs(in, k, first, second, 1, panels);
+    EACH(panels, p)
+    w[p] = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(first[p]), 16),
+                           _mm512_castps_si512(second[p]));
+}
 
 /* Two inputs at a time: both weights and both inputs are pairs of bf16. The last input of an odd
  * leaf meets a zero. */
-SIMD void sum_bf16(block_sums to, const struct leaf_data *in, const int rows, const int panels) {
+SIMD void sum_pairs(block_sums to, const struct leaf_data *in, const int size, const int rows,
+                    const int panels) {
     v16 sum[ROWS][4];
     __m512i w[4];
     EACH(rows, r) EACH(panels, p) sum[r][p] = v16_set(0);
     for (int64_t k = 0; k < in->count; k += 2) {
-        const char *at = in->panel + k * PANEL * 2;
-        EACH(panels, p) {
-            __builtin_prefetch(at + (size_t)p * in->next + AHEAD);
-            w[p] = _mm512_loadu_si512(at + (size_t)p * in->next);
-        }
+        if (size == 2)
+            load_stored(in, k, w, panels);
+        else
+            load_e4m3(in, k, w, panels);
         EACH(rows, r) {
             int32_t pair;
             memcpy(&pair, in->packed + 2 * (r * in->depth + k), sizeof pair);
@@ -75,19 +98,13 @@ SIMD void sum_bf16(block_sums to, const struct leaf_data *in, const int rows, co
             EACH(panels, p) sum[r][p] = _mm512_dpbf16_ps(sum[r][p], (__m512bh)w[p], x);
         }
     }
-    EACH(rows, r) EACH(panels, p) to[r][p] = sum[r][p];
+    store_sums(to, sum, size, rows, panels);
 }
 
-#endif
+#else
 
 SIMD void sum_pairs(block_sums to, const struct leaf_data *in, const int size, const int rows,
                     const int panels) {
-#if defined(__AVX512BF16__)
-    if (size == 2) {
-        sum_bf16(to, in, rows, panels);
-        return;
-    }
-#endif
     v16 sum[ROWS][4], first[4], second[4];
     int64_t k = 0;
     EACH(rows, r) EACH(panels, p) sum[r][p] = v16_set(0);
@@ -100,9 +117,10 @@ SIMD void sum_pairs(block_sums to, const struct leaf_data *in, const int size, c
         load_pairs(in, k, first, second, size, panels);
         STEP(sum, rows, panels, in->x + k, in->stride, first);
     }
-    EACH(rows, r)
-    EACH(panels, p) to[r][p] = size == 2 ? sum[r][p] : v16_mul(sum[r][p], v16_set(1 / E4M3_UNIT));
+    store_sums(to, sum, size, rows, panels);
 }
+
+#endif
 
 SIMD void sum_floats(block_sums to, const struct leaf_data *in, const int rows, const int panels) {
     v16 sum[ROWS][4], w[4];
@@ -203,8 +221,8 @@ static void one_leaf(block_sums sum, const struct cpu_matmul_job *job,
                            .count = leaf.count,
                            .panel = w->data + (size_t)b->panel * w->panel_bytes,
                            .next = w->panel_bytes};
+    if (job->packed) in.packed = job->packed + 2 * (b->row * w->depth + leaf.place);
     if (w->layout == CPU_PANEL_PAIRS) {
-        if (job->packed) in.packed = job->packed + 2 * (b->row * w->depth + leaf.place);
         in.panel += leaf.place * PANEL * 2;
         shape->pairs(sum, &in);
     } else if (w->layout == CPU_PANEL_E4M3) {

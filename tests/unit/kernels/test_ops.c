@@ -52,7 +52,7 @@ static double rounded_x(const struct kern *kern, enum kern_dtype weights) {
     const bool wide = weights == KERN_BF16 || weights == KERN_E4M3;
     if (!strcmp(kern->ops->name, "cpu-amx") && wide) return 0x1.02p-17;
     if (!strcmp(kern->ops->name, "cpu-amx-bf16") && wide) return 0x1.02p-9;
-    return !strcmp(kern->ops->name, "cpu-avx512-bf16") && weights == KERN_BF16 ? 0x1.02p-9 : 0;
+    return !strcmp(kern->ops->name, "cpu-avx512-bf16") && wide ? 0x1.02p-9 : 0;
 }
 
 static void check_product(const struct product *c, const struct kern *kern, const float *x,
@@ -315,6 +315,23 @@ Test(ops, rows_are_independent) {
     }
 }
 
+/* Products of activations are those of the same activations rounded to bf16. */
+static void rounds_activations(struct kern *kern, enum kern_dtype dtype) {
+    enum { ROWS = 37, OUTPUTS = 72, COLS = 333 };
+    struct test_matrix m = matrix_make(OUTPUTS, COLS, dtype, 33);
+    struct kern_weight *w = load_as(kern, &m.file, KERN_SHARD_NONE);
+    float *x = fresh(ROWS * COLS, 34);
+    float *was = fresh(ROWS * OUTPUTS, 0), *is = fresh(ROWS * OUTPUTS, 0);
+    kern->ops->matmul(kern, was, x, w, NULL, ROWS, KERN_SET);
+    for (int i = 0; i < ROWS * COLS; i++) x[i] = number_from_bf16(number_to_bf16(x[i]));
+    kern->ops->matmul(kern, is, x, w, NULL, ROWS, KERN_SET);
+    cr_assert(!memcmp(was, is, ROWS * OUTPUTS * sizeof *was), "%s, dtype %d", kern->ops->name,
+              (int)dtype);
+    kern->ops->weight_free(kern, w);
+    matrix_close(&m);
+    free(x), free(was), free(is);
+}
+
 Test(ops, activations_in_bf16) {
     static const char *const paths[] = {"avx512", "amx"};
     struct cpu_options options = {.activations = CPU_BF16, .threads = 2};
@@ -327,6 +344,8 @@ Test(ops, activations_in_bf16) {
             continue;
         }
         run_products(kern);
+        rounds_activations(kern, KERN_BF16);
+        rounds_activations(kern, KERN_E4M3);
         same_rows_in_bf16(kern);
         same_rows(kern, KERN_E4M3, 72, 1000, KERN_SHARD_NONE);
         same_rows(kern, KERN_E4M3, 21, 33, KERN_SHARD_COLS);
