@@ -6,8 +6,16 @@
 
 #include "kernels/number.h"
 
+/* Compiled for every processor, and once more for each path of the CPU backend, with that path's
+ * instructions. The operations are the same, in the same order, and none is fused: so are the
+ * bits. */
+#ifdef CPU_PATH
+#include "kernels/cpu/vec.h"
+#else
+#define VEC(name) name
 const int8_t row_levels[16] = {-127, -96, -75, -58, -44, -31, -18, -6,
                                6,    18,  31,  44,  58,  75,  96,  127};
+#endif
 
 /* The least whole number that is nearer to level i + 1 than to level i, or as near. */
 static const int8_t bounds[15] = {-111, -85, -66, -51, -37, -24, -12, 0,
@@ -42,7 +50,7 @@ static void rotate_near(float *x, int dim) {
     }
 }
 
-void row_rotate(float *x, int dim) {
+void VEC(row_rotate)(float *x, int dim) {
     const int block = dim & -dim;
     const float scale = 1 / sqrtf((float)block);
     if (block >= STEP) rotate_near(x, dim);
@@ -70,6 +78,17 @@ static float sum_products(const float *a, const float *b, int count) {
     return all;
 }
 
+/* The largest magnitude; a NaN is greater than all numbers. Magnitudes compare as their bits do,
+ * and compilers vectorise the maximum of integers. */
+static float magnitude(const float *x, int dim) {
+    int32_t most = 0;
+    for (int i = 0; i < dim; i++) {
+        const int32_t bits = (int32_t)(number_bits(x[i]) & 0x7fffffff);
+        most = bits > most ? bits : most;
+    }
+    return number_from_bits((uint32_t)most);
+}
+
 /* The whole numbers nearest to x / factor, within the levels; ties: the even one. */
 static void nearest(int8_t *to, const float *x, float factor, int dim) {
     for (int i = 0; i < dim; i++) {
@@ -80,9 +99,7 @@ static void nearest(int8_t *to, const float *x, float factor, int dim) {
     }
 }
 
-static void write8(int8_t *codes, uint16_t *factor, const float *x, int dim) {
-    float most = 0;
-    for (int i = 0; i < dim; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+static void write8(int8_t *codes, uint16_t *factor, const float *x, float most, int dim) {
     *factor = (uint16_t)((number_bits(most / ROW_LEVEL) + 0xffff) >> 16); /* rounded up */
     if (*factor > 0) nearest(codes, x, number_from_bf16(*factor), dim);
 }
@@ -116,19 +133,22 @@ static void write4(uint8_t *codes, uint16_t *factor, const float *x, int dim) {
         for (int j = 0; j < 16; j++) *codes++ = (uint8_t)(chosen[i + j] | chosen[i + j + 16] << 4);
 }
 
-void row_write(void *codes, uint16_t *factor, const float *from, int dim, enum kern_dtype dtype) {
-    bool finite = true;
-    for (int i = 0; i < dim; i++) finite &= fabsf(from[i]) <= FLT_MAX;
+void VEC(row_write)(void *codes, uint16_t *factor, const float *from, int dim,
+                    enum kern_dtype dtype) {
+    const float most = magnitude(from, dim);
+    const bool finite = most <= FLT_MAX;
     memset(codes, 0, row_code_bytes(dtype, dim));
     *factor = finite ? 0 : number_to_bf16(NAN);
     if (!finite || dim < 1 || dim > ROW_DIM_MAX) return;
     if (dtype == KERN_ROW8)
-        write8(codes, factor, from, dim);
+        write8(codes, factor, from, most, dim);
     else
         write4(codes, factor, from, dim);
 }
 
+#ifndef CPU_PATH
 void row_read(float *to, const void *codes, uint16_t factor, int dim, enum kern_dtype dtype) {
     const float by = number_from_bf16(factor);
     for (int i = 0; i < dim; i++) to[i] = by * (float)row_level(codes, i, dtype);
 }
+#endif

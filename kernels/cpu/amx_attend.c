@@ -120,7 +120,7 @@ static const float *query_of(const struct cpu_attend_job *job, const struct cpu_
     const float *q = cpu_attend_query(job, item, lane);
     if (!row_scaled(job->cache->options.dtype)) return q;
     memcpy(rotated, q, (size_t)job->head_dim * sizeof *q);
-    row_rotate(rotated, job->head_dim);
+    cpu_cache_rotate(job->cache, rotated);
     return rotated;
 }
 

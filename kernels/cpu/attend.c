@@ -242,7 +242,7 @@ static void write_entry(const struct cpu *cpu, uint32_t page, bool values, int s
         return;
     }
     memcpy(rotated, from, (size_t)o->head_dim * sizeof *from);
-    row_rotate(rotated, o->head_dim);
+    cpu_cache_rotate(cache, rotated);
     cpu_cache_store_row(cache, page, values, slot, rotated);
 }
 

@@ -341,7 +341,8 @@ void cpu_cache_store_row(const struct cpu_cache *cache, uint32_t page, bool valu
     char *row = (char *)(values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page)) +
                 (size_t)at * cache->row_size;
     if (row_scaled(o->dtype))
-        row_write(row, cpu_cache_factors(cache, page, values) + at, from, o->head_dim, o->dtype);
+        cache->math->row_write(row, cpu_cache_factors(cache, page, values) + at, from, o->head_dim,
+                               o->dtype);
     else
         number_write_row(row, from, o->head_dim, o->dtype);
 }

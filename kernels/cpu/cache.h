@@ -56,8 +56,8 @@ struct cpu_rows {
     enum kern_dtype dtype;
 };
 
-/* The arithmetic of observing attention and comparing keys: one table per path of the CPU backend;
- * cpu_math_plain (double sums in ascending order) otherwise. */
+/* The arithmetic of observing attention, comparing keys and converting rows: one table per path of
+ * the CPU backend; cpu_math_plain (double sums in ascending order) otherwise. */
 struct cpu_math {
     /* out[l * stride + j] = q[l] . row[j] for `lanes` vectors of `dim` floats, one after the other,
      * and `count` rows. A product depends on its two vectors alone. */
@@ -72,6 +72,10 @@ struct cpu_math {
      */
     void (*weigh)(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
                   struct cpu_rows rows, int count);
+    /* row_rotate and row_write of kernels/row.h: the same bits on every path. */
+    void (*row_rotate)(float *x, int dim);
+    void (*row_write)(void *codes, uint16_t *factor, const float *from, int dim,
+                      enum kern_dtype dtype);
 };
 extern const struct cpu_math cpu_math_plain;
 
@@ -293,7 +297,7 @@ void cpu_cache_store_row(const struct cpu_cache *cache, uint32_t page, bool valu
 /* Rotates a vector of head_dim floats as the cache's rows are, there and back; in a dtype without
  * factors it does not change. */
 static inline void cpu_cache_rotate(const struct cpu_cache *cache, float *x) {
-    if (row_scaled(cache->options.dtype)) row_rotate(x, cache->options.head_dim);
+    if (row_scaled(cache->options.dtype)) cache->math->row_rotate(x, cache->options.head_dim);
 }
 /* Number of queries processed together: whole groups, at least 16 heads. */
 int cpu_cache_lanes(const struct kern_cache_options *options);

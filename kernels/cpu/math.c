@@ -44,4 +44,10 @@ static void plain_weigh(float *out, size_t stride, const float *p, size_t p_stri
 }
 
 const struct cpu_math cpu_math_plain = {
-    .dots = plain_dots, .softmax = plain_softmax, .soft_cap = plain_soft_cap, .weigh = plain_weigh};
+    .dots = plain_dots,
+    .softmax = plain_softmax,
+    .soft_cap = plain_soft_cap,
+    .weigh = plain_weigh,
+    .row_rotate = row_rotate,
+    .row_write = row_write,
+};

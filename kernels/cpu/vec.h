@@ -30,6 +30,9 @@
     int cpu_attend_lanes_##path(const struct kern_cache_options *options);                         \
     void cpu_attend_##path(const struct cpu_attend_job *job, const struct cpu_attend_item *item,   \
                            void *scratch);                                                         \
+    void cpu_row_rotate_##path(float *x, int dim); /* kernels/row.c */                             \
+    void cpu_row_write_##path(void *codes, uint16_t *factor, const float *from, int dim,           \
+                              enum kern_dtype dtype);                                              \
     extern const struct cpu_math cpu_math_##path;
 
 VEC_DECLARE(portable)

@@ -112,7 +112,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
         }
         room->factor[l] = 0;
         if (!room->scaled) continue;
-        row_rotate(to, job->head_dim);
+        cpu_cache_rotate(job->cache, to);
         room->factor[l] = pack_query(room->whole + (int64_t)l * room->words, to, job->head_dim,
                                      job->cache->options.dtype);
     }

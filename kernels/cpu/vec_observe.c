@@ -99,4 +99,10 @@ static void weigh(float *out, size_t stride, const float *p, size_t p_stride, in
 }
 
 const struct cpu_math VEC(math) = {
-    .dots = dots, .softmax = softmax, .soft_cap = soft_cap, .weigh = weigh};
+    .dots = dots,
+    .softmax = softmax,
+    .soft_cap = soft_cap,
+    .weigh = weigh,
+    .row_rotate = VEC(row_rotate),
+    .row_write = VEC(row_write),
+};

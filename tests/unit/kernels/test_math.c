@@ -117,3 +117,47 @@ Test(math, every_path_agrees_with_the_plain_one) {
         check_softmax(math, 70);
     }
 }
+
+/* A row whose last number is special: so is the end that vectors may treat separately. */
+static void fill_row(float *row, int dim, int kind) {
+    static const float last[] = {1, 0, -0.0f, 0x1p-149f, -0x1.fffffep127f, INFINITY, -INFINITY};
+    const int kinds = sizeof last / sizeof *last;
+    fill(row, (size_t)dim, (uint64_t)(dim + kind));
+    if (kind == 0) memset(row, 0, (size_t)dim * sizeof *row);
+    row[dim - 1] = kind < kinds ? last[kind] : NAN;
+}
+
+static void check_row_write(const struct cpu_math *math, const float *row, int dim,
+                            enum kern_dtype dtype) {
+    uint8_t want[ROW_DIM_MAX + 1], got[ROW_DIM_MAX + 1];
+    uint16_t want_factor = 1, got_factor = 2;
+    memset(want, 77, sizeof want);
+    memset(got, 77, sizeof got);
+    row_write(want, &want_factor, row, dim, dtype);
+    math->row_write(got, &got_factor, row, dim, dtype);
+    cr_assert_eq(memcmp(want, got, sizeof want), 0, "dim %d, dtype %d", dim, dtype);
+    cr_assert_eq(want_factor, got_factor, "dim %d, dtype %d", dim, dtype);
+}
+
+/* Rows of a cache file are the same on every path. */
+Test(math, every_path_rotates_and_writes_rows_with_the_same_bits) {
+    static const int dims[] = {1, 2, 3, 17, 20, 32, 48, 64, 80, 96, 128, 300, 512};
+    for (int path = 0; path < PATH_COUNT; path++) {
+        const struct cpu_math *math = math_of(path);
+        if (!math) continue;
+        for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+            for (int kind = 0; kind < 8; kind++) {
+                float row[ROW_DIM_MAX], turned[ROW_DIM_MAX], want[ROW_DIM_MAX];
+                const size_t bytes = (size_t)dims[i] * sizeof *row;
+                fill_row(row, dims[i], kind);
+                check_row_write(math, row, dims[i], KERN_ROW8);
+                check_row_write(math, row, dims[i], KERN_ROW4);
+                if (kind >= 4) continue; /* sums may be NaN, and these have more than one form */
+                memcpy(want, row, bytes);
+                memcpy(turned, row, bytes);
+                row_rotate(want, dims[i]);
+                math->row_rotate(turned, dims[i]);
+                cr_assert_eq(memcmp(want, turned, bytes), 0, "dim %d, row %d", dims[i], kind);
+            }
+    }
+}
