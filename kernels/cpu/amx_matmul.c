@@ -402,45 +402,6 @@ SIMD void fetch_next(struct fetch *fetch) {
     fetch->from += fetch->step;
 }
 
-/* Adds A times the tile in `b` to a sum; tiles are literal numbers. */
-#define ADD_PRODUCT(sum, tile, b)                                                                  \
-    do {                                                                                           \
-        _tile_loadd(tile, b, 64);                                                                  \
-        _tile_dpbf16ps(sum, 4, tile);                                                              \
-        if (parts == SPLIT) _tile_dpbf16ps(sum, 5, tile);                                          \
-    } while (0)
-
-/* The same of panels that are converted, tile by tile: each is multiplied after the next one has
- * been converted, because its load waits for its stores. Meanwhile the next four panels are fetched
- * in the order of memory. */
-SIMD void few_rows_leaf_wide(const struct kern_weight *w, const char *a, struct group b,
-                             struct fetch fetch, size_t at, size_t end, const int parts) {
-    _Alignas(64) char wide[4][TILE_BYTES];
-    zero_four();
-    for (const size_t start = at; at < end; at += TILE_BYTES) {
-        for (size_t t = 0; t < 4; t++) {
-            fetch_next(&fetch);
-            widen_panels(w, b.panel + t * b.stride, 1, at / TILE_BYTES, 1, wide[t], 0);
-            if (t == 0 && at > start) ADD_PRODUCT(3, 7, wide[3]);
-            if (t == 1) {
-                _tile_loadd(4, a + (size_t)parts * at, 64);
-                if (parts == SPLIT) _tile_loadd(5, a + (size_t)parts * at + TILE_BYTES, 64);
-                ADD_PRODUCT(0, 6, wide[0]);
-            }
-            if (t == 2) ADD_PRODUCT(1, 7, wide[1]);
-            if (t == 3) ADD_PRODUCT(2, 6, wide[2]);
-        }
-        if (at + TILE_BYTES == end) ADD_PRODUCT(3, 7, wide[3]);
-    }
-}
-
-/* Returns the share of the next four panels that is fetched with the tiles `at` and after it. */
-static struct fetch fetch_from(const struct kern_weight *w, struct group b, size_t at) {
-    const size_t tiles = wide_bytes(w) / TILE_BYTES;
-    const size_t step = b.after == b.panel ? 0 : (b.stride / 64 + tiles - 1) / tiles * 64;
-    return (struct fetch){b.after + at / TILE_BYTES * 4 * step, step};
-}
-
 static inline void store_four(float (*to)[16][16]) {
     _tile_stored(0, to[0], 64);
     _tile_stored(1, to[1], 64);
@@ -454,32 +415,51 @@ SIMD void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct 
     const struct kern_weight *w = job->weight;
     for (int l = 0; l < w->leaves; l++) {
         const size_t at = leaf_start(w, l), end = leaf_start(w, l + 1);
-        if (widener_of(w))
-            few_rows_leaf_wide(w, job->packed, b, fetch_from(w, b, at), at, end, parts);
-        else
-            few_rows_leaf(job->packed, b, at, end, parts);
+        few_rows_leaf(job->packed, b, at, end, parts);
         store_four(tree.level[cpu_leaf_level(l)]);
         fold(&tree, l, 4, job->rows);
     }
     for (int t = 0; t < 4; t++) put(job, 0, panel + t, tree.level[0][t]);
 }
 
+SIMD void few_rows_stored(const char *a, const char *b, size_t at, size_t end, const int parts) {
+    for (; at < end; at += TILE_BYTES) {
+        fetch_tile(b + at + AHEAD);
+        one_by_one(a + (size_t)parts * at, b + at, parts);
+    }
+}
+
+/* Each tile is multiplied after the next one has been converted, because its load waits for its
+ * stores. The processor's time goes to converting, so there is nothing to gain from four panels at
+ * a time, and one at a time reads memory in its order. Meanwhile the next panel is fetched. */
+SIMD void few_rows_wide(const struct kern_weight *w, const char *a, const char *b,
+                        struct fetch *fetch, size_t at, size_t end, const int parts) {
+    _Alignas(64) char wide[2][TILE_BYTES];
+    const size_t start = at;
+    for (; at < end + TILE_BYTES; at += TILE_BYTES) {
+        const size_t tile = at / TILE_BYTES;
+        if (at < end) {
+            fetch_next(fetch);
+            widen_panels(w, b, 1, tile, 1, wide[tile % 2], 0);
+        }
+        if (at > start)
+            one_by_one(a + (size_t)parts * (at - TILE_BYTES), wide[(tile + 1) % 2], parts);
+    }
+}
+
 SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const int parts) {
-    _Alignas(64) char wide[TILE_BYTES];
     struct tree tree;
     const struct kern_weight *w = job->weight;
-    const char *b = w->data + (size_t)panel * w->panel_bytes, *a = job->packed;
+    const char *b = w->data + (size_t)panel * w->panel_bytes;
+    const size_t tiles = wide_bytes(w) / TILE_BYTES;
+    struct fetch fetch = {b + w->panel_bytes, (w->panel_bytes / 64 + tiles - 1) / tiles * 64};
     for (int l = 0; l < w->leaves; l++) {
-        const size_t end = leaf_start(w, l + 1);
+        const size_t at = leaf_start(w, l), end = leaf_start(w, l + 1);
         _tile_zero(0);
-        for (size_t at = leaf_start(w, l); at < end; at += TILE_BYTES) {
-            const char *tile = b + at;
-            if (widener_of(w))
-                widen_panels(w, b, 1, at / TILE_BYTES, 1, wide, 0), tile = wide;
-            else
-                fetch_tile(tile + AHEAD);
-            one_by_one(a + (size_t)parts * at, tile, parts);
-        }
+        if (widener_of(w))
+            few_rows_wide(w, job->packed, b, &fetch, at, end, parts);
+        else
+            few_rows_stored(job->packed, b, at, end, parts);
         _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
         fold(&tree, l, 1, job->rows);
     }
@@ -641,7 +621,7 @@ SIMD void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64_t
 
 SIMD void few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                    const int parts) {
-    for (; count >= 4; count -= 4, first += 4)
+    for (; count >= 4 && !widener_of(job->weight); count -= 4, first += 4)
         few_rows_four(job, first, group_of(job->weight, first, count >= 8 ? first + 4 : next),
                       parts);
     for (; count; count--, first++) few_rows_one(job, first, parts);
