@@ -13,11 +13,10 @@
 #include "server/move.h"
 #include "server/quota.h"
 
-#define ANSWER_BYTES_MAX ((size_t)1 << 30)
-#define HELD_BYTES_MIN   ((size_t)256 << 20)
-#define VALUE_BYTES      100 /* about what a JSON value in a tree takes */
-#define TEXT_THREADS     4   /* libuv's worker threads, each of which writes one text */
-#define TOKENS_WAIT      "Too many prompt tokens are waiting, please try again."
+#define HELD_BYTES_MIN ((size_t)256 << 20)
+#define VALUE_BYTES    100 /* about what a JSON value in a tree takes */
+#define TEXT_THREADS   4   /* libuv's worker threads, each of which writes one text */
+#define TOKENS_WAIT    "Too many prompt tokens are waiting, please try again."
 
 /* --- life --- */
 
@@ -32,7 +31,7 @@ struct exchange *exchange_open(struct server *server, struct conn *conn,
     ex->received_ns = clock_ns();
     ex->created = clock_unix_seconds();
     buf_open(&ex->body, server->options.max_body_bytes);
-    buf_open(&ex->answer.body, ANSWER_BYTES_MAX);
+    buf_open(&ex->answer.body, server->options.max_answer_bytes);
     conn->exchange = ex;
     server->exchanges++;
     return ex;
@@ -234,7 +233,7 @@ void exchange_refuse_text(struct exchange *ex) {
     bool too_long = body->full;
     size_t most = body->limit;
     buf_close(body);
-    buf_open(body, ANSWER_BYTES_MAX);
+    buf_open(body, ex->server->options.max_answer_bytes);
     if (!too_long) {
         refuse_busy(ex, STATS_REJECT_MEMORY, "The server is short of memory.");
         return;

@@ -210,6 +210,8 @@ static void on_tick(uv_timer_t *tick) {
 
 /* --- opening --- */
 
+#define ANSWER_BYTES_MAX ((size_t)1 << 30)
+
 static void set_default(int *ms, int preset) {
     if (*ms <= 0) *ms = preset;
 }
@@ -335,6 +337,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     buf_open(&server->framed, 2 * options->max_header_bytes + FRAMED_BYTES_EXTRA);
     signal(SIGPIPE, SIG_IGN);
     set_timeouts(&server->options.timeouts);
+    if (!server->options.max_answer_bytes) server->options.max_answer_bytes = ANSWER_BYTES_MAX;
     CHECK(uv_loop_init(&server->loop) == 0);
     CHECK(uv_async_init(&server->loop, &server->wake, on_wake) == 0);
     server->wake.data = server;

@@ -103,6 +103,10 @@ static struct server_timeouts timeouts_of(const char *text) {
     return t;
 }
 
+static size_t answer_bytes_of(const char *text) {
+    return text ? (size_t)atoll(text) : 0;
+}
+
 static struct server_reloadable reloadable_options(const struct config *config) {
     return (struct server_reloadable){
         .api_keys = config->api_keys.items,
@@ -141,6 +145,7 @@ static struct server_options server_options(const struct config *config, const c
         .split_reasoning = strcmp(config->reasoning_parser, "none") != 0,
         .tool_call_parser = config->tool_call_parser,
         .timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS")),
+        .max_answer_bytes = answer_bytes_of(getenv("KEEPD_TEST_ANSWER_BYTES")),
     };
 }
 

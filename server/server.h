@@ -63,6 +63,7 @@ struct server_options {
     bool split_reasoning;         /* text between <think> tags is returned separately */
     const char *tool_call_parser; /* "auto", "none" or a tool_format_name, see oai_find_tools */
     struct server_timeouts timeouts;
+    size_t max_answer_bytes;   /* longest answer that is not a stream; 0 = 1 GiB */
     void (*reload)(void *arg); /* on SIGHUP, by server_run; NULL: the signal ends the process */
     void *arg;
 };

@@ -196,6 +196,17 @@ def test_a_prompt_with_too_many_scores_is_named(roomy, also, param):
     assert r.status_code == 400 and r.json()["error"]["param"] == param, r.text
 
 
+def test_an_answer_that_is_too_long_becomes_an_error(start):
+    """The next answer on the same connection has its whole room again."""
+    daemon = start(env={"KEEPD_TEST_ANSWER_BYTES": "4000"})
+    short, long = (dict(prompt="a", n=4, max_tokens=n, ignore_eos=True, logprobs=5) for n in (1, 64))
+    for _ in range(2):
+        assert daemon.post(TEXT, short).status_code == 200
+        r = daemon.post(TEXT, long)
+        assert r.status_code == 400 and "longer than 4000 bytes" in r.json()["error"]["message"], r.text
+    daemon.wait_idle()
+
+
 @pytest.mark.slow
 def test_an_event_that_is_too_long_becomes_an_error(start):
     """The last event of a response repeats all of its scores; the events before it have come."""
