@@ -133,8 +133,9 @@ int engine_save(const struct engine_options *options, const char *to, size_t *by
 struct engine_info {
     const char *model_dir;
     char family[32];
-    char backend[32];   /* "cpu-amx" */
-    char kv_policy[32]; /* the default policy of requests */
+    char backend[32];        /* "cpu-amx" */
+    const char *activations; /* how products round activations; NULL: in one way for all weights */
+    char kv_policy[32];      /* the default policy of requests */
     int kv_budget, kv_buffer, kv_chunk, kv_budget_max;
     char kv_dtype[8];
     bool has_gates;

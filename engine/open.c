@@ -363,7 +363,10 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     so->kv.budget_max = e->options.kv_budget_max;
     so->kv.has_gates = model_has_gates(model_of(e));
     rc = plan_pool(e, dtype, so, fault);
-    if (rc == 0 && !e->options.check_only) log_pool(e, so);
+    if (rc == 0 && !e->options.check_only) {
+        if (ops_of(e)->activations) log_info("activations: %s", ops_of(e)->activations);
+        log_pool(e, so);
+    }
     for (int i = 0; i < e->replica_count && rc == 0 && !e->options.check_only; i++) {
         if (i > 0) rc = open_model(e, &e->replicas[i], so->logits_max, fault);
         if (rc == 0) rc = open_pool(e, &e->replicas[i], dtype, so, fault);
@@ -389,6 +392,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->model_dir = e->model_dir;
     snprintf(info->family, sizeof info->family, "%s", config->family);
     snprintf(info->backend, sizeof info->backend, "%s", ops_of(e)->name);
+    info->activations = ops_of(e)->activations;
     snprintf(info->kv_policy, sizeof info->kv_policy, "%s", so->kv.defaults.policy->name);
     info->kv_budget = kv_params_shown_budget(&so->kv.defaults);
     info->kv_buffer = so->kv.defaults.buffer;

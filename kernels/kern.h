@@ -565,7 +565,9 @@ struct kern_sampled {
 
 struct kern_ops {
     const char *name; /* "cpu-reference", "cpu-amx", ... */
-    bool blocks;      /* weight_load takes matrices in blocks */
+    /* How products round activations, for people; NULL: in one way for all weights. */
+    const char *activations;
+    bool blocks; /* weight_load takes matrices in blocks */
     void (*close)(struct kern *kern);
     /* From now on the calling thread uses the instance; opening binds, too. A thread that uses
      * several instances binds each before using it. NULL: any thread may use any instance. */

@@ -768,6 +768,7 @@ static void fill_ops(struct ranks *ranks) {
     snprintf(ranks->name, sizeof ranks->name, "%s, %d ranks", own->name, ranks->count);
     ranks->ops = table;
     ranks->ops.name = ranks->name;
+    ranks->ops.activations = own->activations;
     ranks->ops.blocks = own->blocks;
     ranks->ops.cache_info = own->cache_info;
     ranks->ops.rule_check = own->rule_check;

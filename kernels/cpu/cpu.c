@@ -324,6 +324,23 @@ static const struct cpu_kernels *rounding(const struct cpu_kernels *kernels,
     return NULL;
 }
 
+/* Says how activations are rounded, by the kind of weights. */
+static void describe_activations(struct cpu *cpu) {
+    const struct cpu_kernels *k = cpu->kernels;
+    const bool bf16 = cpu->activations == CPU_BF16, by_weight = cpu->activations == CPU_BY_WEIGHT;
+    const char *wide = k->packs_blocks                ? "bf16"
+                       : !cpu->block_kernels          ? "f32"
+                       : cpu->activations == CPU_INT8 ? "int8"
+                                                      : "int16";
+    snprintf(cpu->said, sizeof cpu->said,
+             "%s with 4-bit blocks, %s with 8-bit blocks, %s with bf16 and fp8, f32 with others",
+             by_weight && cpu->block_kernels ? "int8" : wide, wide,
+             !k->pack_x ? "f32"
+             : bf16     ? "bf16"
+                        : "two bf16");
+    cpu->ops.activations = cpu->said;
+}
+
 static int open_threads(struct cpu *cpu, int threads) {
     int rc = cpu_team_open(threads, &cpu->team);
     if (rc) return rc;
@@ -348,6 +365,7 @@ int cpu_open(const struct cpu_options *options, struct kern **out, struct fault 
     if (options->activations != CPU_F32 && !kernels->packs_blocks)
         cpu->block_kernels = cpu_block_kernels_of(kernels->name);
     cpu->activations = options->activations;
+    describe_activations(cpu);
     cpu->comm = comm;
     cpu->leaves = CPU_LEAVES / comm->ranks;
     int rc = open_threads(cpu, options->threads);

@@ -212,6 +212,7 @@ struct cpu {
     const struct cpu_kernels *kernels;
     const struct cpu_block_kernels *block_kernels; /* NULL: activations stay float32 */
     enum cpu_activations activations;
+    char said[96];           /* kern_ops.activations */
     const struct comm *comm; /* comm_none with one rank */
     int leaves;              /* leaves of this rank's part of a sum that ranks split */
     struct cpu_team *team;

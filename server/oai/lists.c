@@ -53,6 +53,13 @@ static void write_policies(struct buf *out, const struct engine *engine) {
     buf_char(out, ']');
 }
 
+static void write_nullable(struct buf *out, const char *text) {
+    if (text && *text)
+        write_str(out, text);
+    else
+        buf_str(out, "null");
+}
+
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     const struct engine_info *info = rules->info;
     buf_str(out, "{\"served_model_name\":");
@@ -65,6 +72,8 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
             "\"backend\":",
             info->max_queue, info->max_choices, info->max_logprobs, info->threads, info->replicas);
     write_str(out, info->backend);
+    buf_str(out, ",\"activations\":");
+    write_nullable(out, info->activations);
     buf_str(out, ",\"model_family\":");
     write_str(out, info->family);
     buf_str(out, ",\"kv_policy\":");
@@ -79,13 +88,6 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
             info->has_gates ? "true" : "false", info->has_chat_template ? "true" : "false",
             rules->think.begin >= 0 || rules->channels.split ? "true" : "false",
             tool_format_name(rules->tool_format));
-}
-
-static void write_nullable(struct buf *out, const char *text) {
-    if (text && *text)
-        write_str(out, text);
-    else
-        buf_str(out, "null");
 }
 
 void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {

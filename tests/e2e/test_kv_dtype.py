@@ -16,6 +16,12 @@ def cache_dtype(d):
     return next(line for line in lines if line.startswith("vllm:cache_config_info")).split('cache_dtype="')[1].split('"')[0]
 
 
+@pytest.mark.parametrize("option,said", (("int8", "int8 with 4-bit blocks, int8 with 8-bit"), ("f32", "f32 with 4-bit blocks, f32 with 8-bit")))
+def test_the_server_says_how_activations_are_rounded(daemon, option, said):
+    info = requests.get(f"{daemon(*FLAGS, '--cpu-activations', option).url}/server_info", timeout=10).json()
+    assert info["activations"].startswith(said), info
+
+
 def test_a_page_holds_twice_the_entries(daemon):
     wide, narrow = (daemon(*POOL, *FLAGS, "--kv-dtype", name) for name in ("bf16", "fp8_e4m3"))
     pools = [d.kv()["pool"] for d in (wide, narrow)]

@@ -332,6 +332,39 @@ static void rounds_activations(struct kern *kern, enum kern_dtype dtype) {
     free(x), free(was), free(is);
 }
 
+Test(ops, the_backend_says_how_it_rounds) {
+    static const struct {
+        const char *path;
+        enum cpu_activations activations;
+        const char *said;
+    } cases[] = {
+        {"portable", CPU_INT8,
+         "int8 with 4-bit blocks, int8 with 8-bit blocks, f32 with bf16 and fp8, f32 with others"},
+        {"portable", CPU_BY_WEIGHT,
+         "int8 with 4-bit blocks, int16 with 8-bit blocks, f32 with bf16 and fp8, f32 with others"},
+        {"reference", CPU_F32,
+         "f32 with 4-bit blocks, f32 with 8-bit blocks, f32 with bf16 and fp8, f32 with others"},
+        {"avx512", CPU_BF16,
+         "int16 with 4-bit blocks, int16 with 8-bit blocks, bf16 with bf16 and fp8, f32 with "
+         "others"},
+        {"amx", CPU_INT16,
+         "int16 with 4-bit blocks, int16 with 8-bit blocks, two bf16 with bf16 and fp8, f32 with "
+         "others"},
+        {"amx", CPU_BF16,
+         "bf16 with 4-bit blocks, bf16 with 8-bit blocks, bf16 with bf16 and fp8, f32 with "
+         "others"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct cpu_options options = {
+            .path = cases[i].path, .activations = cases[i].activations, .threads = 1};
+        struct fault fault = {0};
+        struct kern *kern = NULL;
+        if (cpu_open(&options, &kern, &fault)) continue; /* this processor lacks the path */
+        cr_assert_str_eq(kern->ops->activations, cases[i].said);
+        kern->ops->close(kern);
+    }
+}
+
 Test(ops, activations_in_bf16) {
     static const char *const paths[] = {"avx512", "amx"};
     struct cpu_options options = {.activations = CPU_BF16, .threads = 2};
