@@ -3,16 +3,17 @@
  * bits of the activations: rounding them to a single bf16 moved log-probabilities of a trained
  * model by up to 0.08, the split by less than the bf16 cache does. Up to sixteen rows it costs
  * nothing, because such products wait for memory. Rounding to one bf16, which halves the products,
- * is an option (CPU_BF16): loops are compiled for one and for two `parts`. Sums run over all inputs
- * of a leaf in ascending order, high before low, in one register, so every block shape gives a row
- * the same bits: one to sixteen rows (decoding, bound by memory: four streams of weights,
- * prefetched) and 32 x 32 blocks (prefill, bound by the tile unit: six loads per eight products).
+ * is an option (CPU_BF16): loops are compiled for one and for two `parts`.
+ *
+ * The sum of an output runs over all inputs of a leaf in ascending order, high before low, in one
+ * tile or, of many rows, in memory between chunks. So every number of rows gives a row the same
+ * bits.
  *
  * Weights that are not stored in bf16 are converted before use: up to sixteen rows tile by tile in
- * the first-level cache, otherwise two panels at a time for all rows of the pass. Both ways
- * sum the same numbers. bf16 represents all numbers of E4M3. With activations rounded to one bf16,
- * those of blocks (block.h) are rounded, too: scale n + least in float32, then to nearest even. A
- * block is as deep as a tile, so a block of a panel is one tile. */
+ * the first-level cache, otherwise a chunk of two panels at a time for all rows of the pass. Both
+ * ways sum the same numbers. bf16 represents all numbers of E4M3. With activations rounded to one
+ * bf16, those of blocks (block.h) are rounded, too: scale n + least in float32, then to nearest
+ * even. A block is as deep as a tile, so a block of a panel is one tile. */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/block.h"
 #include "kernels/cpu/simd.h"
@@ -270,11 +271,6 @@ static size_t wide_bytes(const struct kern_weight *w) {
     return (size_t)w->depth * PANEL * 2;
 }
 
-/* Scratch for two panels of bf16. Products of blocks with float32 need no more. */
-size_t cpu_matmul_scratch_amx(const struct kern_weight *weight) {
-    return widener_of(weight) ? 2 * wide_bytes(weight) : cpu_matmul_scratch_avx512(weight);
-}
-
 /* ---- Results ------------------------------------------------------------------------------------
  */
 
@@ -285,23 +281,27 @@ static bool passes_caches(const struct cpu_matmul_job *job, const float *y) {
            (uintptr_t)y % 64 == 0;
 }
 
-static void put(const struct cpu_matmul_job *job, int row, int64_t panel, const float (*sums)[16]) {
-    int64_t outputs = job->weight->rows, output = panel * PANEL;
-    int n = outputs - output < 16 ? (int)(outputs - output) : 16;
-    int rows = job->rows - row < 16 ? job->rows - row : 16;
-    __m512 scale = job->scale ? v16_load_n(job->scale + output, n) : v16_set(1);
-    __m512 bias = job->bias ? v16_load_n(job->bias + output, n) : v16_set(0);
-    float *y = job->y + row * outputs + output;
-    bool past = passes_caches(job, y);
+/* Stores tiles of sums: up to sixteen rows of one panel or, side by side, of several. Rows are
+ * stored one by one: memory takes neighbouring lines together in half of the time. */
+SIMD void put(const struct cpu_matmul_job *job, int row, int64_t panel, const float (*sums)[16][16],
+              const int panels) {
+    const int64_t outputs = job->weight->rows, first = panel * PANEL;
+    const int rows = job->rows - row < 16 ? job->rows - row : 16;
+    float *y = job->y + row * outputs + first;
+    const bool past = passes_caches(job, y);
     for (int r = 0; r < rows; r++, y += outputs) {
-        __m512 sum = v16_load(sums[r]);
-        if (job->scale) sum = v16_mul(sum, scale);
-        if (job->bias) sum = v16_add(sum, bias);
-        if (job->mode == KERN_ADD) sum = v16_add(v16_load_n(y, n), sum);
-        if (past)
-            _mm512_stream_ps(y, sum);
-        else
-            v16_store_n(y, sum, n);
+        for (int p = 0; p < panels; p++) {
+            const int64_t at = (int64_t)p * PANEL, left = outputs - first - at;
+            const int n = left < 16 ? (int)left : 16;
+            __m512 sum = v16_load(sums[p][r]);
+            if (job->scale) sum = v16_mul(sum, v16_load_n(job->scale + first + at, n));
+            if (job->bias) sum = v16_add(sum, v16_load_n(job->bias + first + at, n));
+            if (job->mode == KERN_ADD) sum = v16_add(v16_load_n(y + at, n), sum);
+            if (past)
+                _mm512_stream_ps(y + at, sum);
+            else
+                v16_store_n(y + at, sum, n);
+        }
     }
 }
 
@@ -419,7 +419,7 @@ SIMD void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct 
         store_four(tree.level[cpu_leaf_level(l)]);
         fold(&tree, l, 4, job->rows);
     }
-    for (int t = 0; t < 4; t++) put(job, 0, panel + t, tree.level[0][t]);
+    put(job, 0, panel, tree.level[0], 4);
 }
 
 SIMD void few_rows_stored(const char *a, const char *b, size_t at, size_t end, const int parts) {
@@ -463,160 +463,138 @@ SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const in
         _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
         fold(&tree, l, 1, job->rows);
     }
-    put(job, 0, panel, tree.level[0][0]);
+    put(job, 0, panel, tree.level[0], 1);
 }
 
 /* ---- Many rows ----------------------------------------------------------------------------------
- */
+ * Blocks of two tiles of rows and two panels: four loads for each four products of a part. A chunk
+ * of the two panels meets all rows of the pass, so that it is converted once and then read from the
+ * first-level cache; the sums of all blocks lie in memory between chunks. */
 
-/* Computes one depth of 32 x 32 outputs: six loads and eight products, or four of each. High
- * precedes low in each sum. */
-SIMD void two_by_two(const char *a, const char *b, size_t stride, const int parts) {
-    const size_t a_stride = (size_t)parts * stride;
+/* Bytes of a chunk of each panel, in bf16: few enough that one stays in the first-level cache
+ * beside the activations that it meets. Split activations meet a tile twice, which hides reading it
+ * from the second-level cache, so stored tiles need no chunks, and sums stay in tiles. */
+#define CHUNK_MOST ((size_t)16 * TILE_BYTES)
+
+SIMD size_t chunk_bytes(const struct kern_weight *w, const int parts) {
+    if (parts == ROUNDED) return CHUNK_MOST / 2;
+    return widener_of(w) ? CHUNK_MOST : wide_bytes(w);
+}
+
+/* Two panels or the last one. */
+struct many {
+    const struct cpu_matmul_job *job;
+    int64_t panel;
+    struct fetch fetch;
+    struct tree *trees; /* one for each two tiles of rows; a tree's tiles are [rows][panels] */
+    char *wide;
+};
+
+/* Computes one depth; `stride`: from a tile of the first panel to that of the second, `a_stride`:
+ * from a tile of rows to the next. High precedes low in each sum. */
+SIMD void two_by_two(const char *a, size_t a_stride, const char *b, size_t stride, const int high,
+                     const int panels, const int parts) {
     _tile_loadd(6, b, 64);
     _tile_loadd(4, a, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + stride, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + a_stride, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    if (panels > 1) _tile_loadd(7, b + stride, 64);
+    if (panels > 1) _tile_dpbf16ps(1, 4, 7);
+    if (high > 1) _tile_loadd(5, a + a_stride, 64);
+    if (high > 1) _tile_dpbf16ps(2, 5, 6);
+    if (high > 1 && panels > 1) _tile_dpbf16ps(3, 5, 7);
     if (parts == ROUNDED) return;
     _tile_loadd(4, a + TILE_BYTES, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + a_stride + TILE_BYTES, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    if (panels > 1) _tile_dpbf16ps(1, 4, 7);
+    if (high > 1) _tile_loadd(5, a + a_stride + TILE_BYTES, 64);
+    if (high > 1) _tile_dpbf16ps(2, 5, 6);
+    if (high > 1 && panels > 1) _tile_dpbf16ps(3, 5, 7);
 }
 
-static void put_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel,
-                           const struct tree *tree) {
-    put(job, row, panel, tree->level[0][0]);
-    put(job, row, panel + 1, tree->level[0][1]);
-    put(job, row + 16, panel, tree->level[0][2]);
-    put(job, row + 16, panel + 1, tree->level[0][3]);
+static inline void load_four(float (*from)[16][16]) {
+    _tile_loadd(0, from[0], 64);
+    _tile_loadd(1, from[1], 64);
+    _tile_loadd(2, from[2], 64);
+    _tile_loadd(3, from[3], 64);
 }
 
-SIMD void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel, struct group b,
-                           struct fetch fetch, const int parts) {
-    struct tree tree;
-    const struct kern_weight *w = job->weight;
-    const char *a = job->packed + rows_bytes(job, row, parts);
-    size_t at = 0;
-    for (int l = 0; l < w->leaves; l++) {
+/* Adds tiles [at, end), in bytes of bf16, of two panels, which begin at `b`, to the sums of a block
+ * of rows. Tiles of sums that the block lacks are loaded and stored, too. */
+SIMD void add_chunk(struct many *many, int row, const char *b, size_t stride, size_t at, size_t end,
+                    float (*sums)[16][16], bool first, const int high, const int panels,
+                    const int parts) {
+    const size_t a_stride = rows_bytes(many->job, 16, parts);
+    const char *a = many->job->packed + rows_bytes(many->job, row, parts);
+    struct fetch fetch = many->fetch;
+    if (first)
         zero_four();
-        for (size_t end = leaf_start(w, l + 1); at < end;
-             at += TILE_BYTES, fetch.from += fetch.step) {
-            for (size_t line = 0; line < fetch.step; line += 64)
-                _mm_prefetch(fetch.from + line, _MM_HINT_T1);
-            two_by_two(a + parts * at, b.panel + at, b.stride, parts);
-        }
-        store_four(tree.level[cpu_leaf_level(l)]);
-        fold(&tree, l, 4, 16);
+    else
+        load_four(sums);
+    for (; at < end; at += TILE_BYTES, b += TILE_BYTES) {
+        fetch_next(&fetch);
+        two_by_two(a + (size_t)parts * at, a_stride, b, stride, high, panels, parts);
     }
-    put_two_by_two(job, row, panel, &tree);
+    store_four(sums);
+    many->fetch = fetch;
 }
 
-/* The same for panels that come from memory: 17 to 64 rows do not compute long enough to hide
- * fetching two whole panels, so each prefetches its own panel a few KiB ahead, and the start of the
- * next. */
-SIMD void block_streaming(const struct cpu_matmul_job *job, int row, int64_t panel, struct group b,
-                          const int parts) {
-    struct tree tree;
+/* Completes a leaf, and the results behind the last one. */
+SIMD void close_leaf(const struct many *many, int leaf, int row, const int high, const int panels) {
+    struct tree *tree = &many->trees[row / 32];
+    fold(tree, leaf, 4, 16);
+    if (leaf + 1 < many->job->weight->leaves) return;
+    for (int h = 0; h < high; h++)
+        put(many->job, row + 16 * h, many->panel, tree->level[0] + (ptrdiff_t)2 * h, panels);
+}
+
+/* Multiplies tiles [at, end) of a leaf, in bytes of bf16, with all rows. */
+SIMD void all_rows(struct many *many, int leaf, size_t at, size_t end, const int panels,
+                   const int parts) {
+    const struct cpu_matmul_job *job = many->job;
     const struct kern_weight *w = job->weight;
-    const char *a = job->packed + rows_bytes(job, row, parts);
-    size_t at = 0;
+    const char *b = w->data + (size_t)many->panel * w->panel_bytes;
+    size_t stride = w->panel_bytes;
+    if (widener_of(w)) {
+        stride = end - at;
+        widen_panels(w, b, panels, at / TILE_BYTES, stride / TILE_BYTES, many->wide, stride);
+        b = many->wide;
+    } else {
+        b += at;
+    }
+    const bool first = at == leaf_start(w, leaf), last = end == leaf_start(w, leaf + 1);
+    for (int row = 0; row < job->rows; row += 32) {
+        float(*sums)[16][16] = many->trees[row / 32].level[cpu_leaf_level(leaf)];
+        if (row + 16 < job->rows)
+            add_chunk(many, row, b, stride, at, end, sums, first, 2, panels, parts);
+        else
+            add_chunk(many, row, b, stride, at, end, sums, first, 1, panels, parts);
+        if (last) close_leaf(many, leaf, row, row + 16 < job->rows ? 2 : 1, panels);
+    }
+}
+
+/* Every step of a block fetches its share of the panels that come next, `after`. */
+SIMD void many_rows_some(const struct cpu_matmul_job *job, int64_t panel, int64_t after,
+                         char *scratch, const int panels, const int parts) {
+    const struct kern_weight *w = job->weight;
+    const size_t tiles = (size_t)w->depth / TILE_DEPTH,
+                 steps = tiles * (((size_t)job->rows + 31) / 32);
+    const size_t lines = (size_t)panels * w->panel_bytes / 64;
+    struct many many = {
+        .job = job,
+        .panel = panel,
+        .fetch = {w->data + (size_t)(after < 0 ? panel : after) * w->panel_bytes,
+                  after < 0 ? 0 : (lines + steps - 1) / steps * 64},
+        .trees = (struct tree *)(void *)scratch,
+        .wide = scratch + MATMUL_ROWS / 32 * sizeof(struct tree),
+    };
+    const size_t chunk = chunk_bytes(w, parts);
     for (int l = 0; l < w->leaves; l++) {
-        zero_four();
-        for (size_t end = leaf_start(w, l + 1); at < end; at += TILE_BYTES) {
-            size_t ahead = at + (size_t)2 * AHEAD;
-            const char *fetch = ahead < b.stride ? b.panel + ahead : b.after + (ahead - b.stride);
-            fetch_tile(fetch);
-            fetch_tile(fetch + b.stride);
-            two_by_two(a + parts * at, b.panel + at, b.stride, parts);
+        const size_t end = leaf_start(w, l + 1);
+        for (size_t at = leaf_start(w, l), next; at < end; at = next) {
+            next = end - at > chunk ? at + chunk : end;
+            all_rows(&many, l, at, next, panels, parts);
         }
-        store_four(tree.level[cpu_leaf_level(l)]);
-        fold(&tree, l, 4, 16);
     }
-    put_two_by_two(job, row, panel, &tree);
-}
-
-SIMD void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t panel, struct group b,
-                           const int parts) {
-    struct tree tree;
-    const struct kern_weight *w = job->weight;
-    const char *a = job->packed + rows_bytes(job, row, parts);
-    size_t at = 0;
-    for (int l = 0; l < w->leaves; l++) {
-        _tile_zero(0);
-        for (size_t end = leaf_start(w, l + 1); at < end; at += TILE_BYTES)
-            one_by_one(a + (size_t)parts * at, b.panel + at, parts);
-        _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
-        fold(&tree, l, 1, 16);
-    }
-    put(job, row, panel, tree.level[0][0]);
-}
-
-SIMD void block_one_by_two(const struct cpu_matmul_job *job, int row, int64_t panel, struct group b,
-                           const int parts) {
-    struct tree tree;
-    const struct kern_weight *w = job->weight;
-    const char *a = job->packed + rows_bytes(job, row, parts);
-    size_t at = 0;
-    for (int l = 0; l < w->leaves; l++) {
-        _tile_zero(0);
-        _tile_zero(1);
-        for (size_t end = leaf_start(w, l + 1); at < end; at += TILE_BYTES) {
-            _tile_loadd(6, b.panel + at, 64);
-            _tile_loadd(4, a + parts * at, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, b.panel + b.stride + at, 64);
-            _tile_dpbf16ps(1, 4, 7);
-            if (parts == ROUNDED) continue;
-            _tile_loadd(5, a + parts * at + TILE_BYTES, 64);
-            _tile_dpbf16ps(0, 5, 6);
-            _tile_dpbf16ps(1, 5, 7);
-        }
-        _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
-        _tile_stored(1, tree.level[cpu_leaf_level(l)][1], 64);
-        fold(&tree, l, 2, 16);
-    }
-    put(job, row, panel, tree.level[0][0]);
-    put(job, row, panel + 1, tree.level[0][1]);
-}
-
-/* `count` panels of bf16, as stored or converted into `wide`. */
-static struct group panels_wide(const struct kern_weight *w, int64_t panel, size_t count,
-                                int64_t after, char *wide) {
-    struct group group = group_of(w, panel, after);
-    if (!widener_of(w)) return group;
-    const size_t stride = wide_bytes(w);
-    widen_panels(w, group.panel, count, 0, stride / TILE_BYTES, wide, stride);
-    return (struct group){wide, wide, stride};
-}
-
-/* Multiplies two panels with all rows; `after`: the next two panels, or < 0. */
-SIMD void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64_t after, char *wide,
-                        const int parts) {
-    const struct kern_weight *w = job->weight;
-    struct group b = panels_wide(w, panel, 2, after, wide);
-    int row = 0, blocks = (job->rows + 15) / 32;
-    const bool streams = blocks <= 2 && !widener_of(w);
-    if (streams) {
-        block_streaming(job, 0, panel, b, parts);
-        row = 32;
-    }
-    /* Every step of a block prefetches its part of the lines that the next panels need per step:
-     * 2 KiB of bf16. */
-    const size_t depth = (size_t)w->depth / TILE_DEPTH, steps = depth * (size_t)blocks;
-    size_t step = after < 0 || streams ? 0 : (w->panel_bytes / 32 + steps - 1) / steps * 64;
-    struct fetch fetch = {w->data + (size_t)(after < 0 ? panel : after) * w->panel_bytes, step};
-    for (; row + 16 < job->rows; row += 32) {
-        block_two_by_two(job, row, panel, b, fetch, parts);
-        fetch.from += step * depth;
-    }
-    if (row < job->rows) block_one_by_two(job, row, panel, b, parts);
 }
 
 SIMD void few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
@@ -628,12 +606,17 @@ SIMD void few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t coun
 }
 
 SIMD void many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
-                    char *wide, const int parts) {
+                    char *scratch, const int parts) {
     for (; count >= 2; count -= 2, first += 2)
-        many_rows_two(job, first, count >= 4 ? first + 2 : next, wide, parts);
-    if (count == 0) return;
-    struct group b = panels_wide(job->weight, first, 1, -1, wide);
-    for (int row = 0; row < job->rows; row += 16) block_one_by_one(job, row, first, b, parts);
+        many_rows_some(job, first, count > 2 ? first + 2 : next, scratch, 2, parts);
+    if (count) many_rows_some(job, first, next, scratch, 1, parts);
+}
+
+/* Scratch for the trees of a pass and a chunk of two panels. */
+size_t cpu_matmul_scratch_amx(const struct kern_weight *weight) {
+    const size_t tiles = MATMUL_ROWS / 32 * sizeof(struct tree) + 2 * CHUNK_MOST;
+    const size_t other = cpu_matmul_scratch_avx512(weight);
+    return tiles > other ? tiles : other;
 }
 
 SIMD void multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,

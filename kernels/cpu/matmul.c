@@ -133,11 +133,12 @@ static int64_t portion(const struct cpu *cpu, const struct kern_weight *w) {
     return want < 4 ? 4 : want & ~(int64_t)3;
 }
 
-/* Rows of one pass: packed activations (4 bytes each) take about one MiB, half of a core's
- * second-level cache, and stay there while the weights stream through. More rows per pass would
- * read weights less often but activations from a slower cache: measured slower. */
-static int pass_rows(const struct kern_weight *w) {
-    int64_t rows = (256 << 10) / w->depth / 32 * 32;
+/* Rows of one pass. Packed activations take at most 1.5 MiB, so that they stay in a core's
+ * second-level cache while the weights stream through. */
+static int pass_rows(const struct cpu *cpu, const struct kern_weight *w) {
+    if (!is_packed(cpu, w)) return MATMUL_ROWS;
+    const size_t row = cpu->kernels->packed_bytes(w->depth) / MATMUL_ROWS;
+    const size_t rows = ((size_t)3 << 19) / row / 32 * 32;
     return rows < 64 ? 64 : rows > MATMUL_ROWS ? MATMUL_ROWS : (int)rows;
 }
 
@@ -165,7 +166,7 @@ static void multiply_own(struct cpu *cpu, float *y, const float *x,
                          const struct kern_weight *weight, const float *scale, const float *bias,
                          int rows, enum kern_matmul_mode mode) {
     struct pass pass = {.cpu = cpu, .grain = portion(cpu, weight)};
-    int most = is_packed(cpu, weight) ? pass_rows(weight) : MATMUL_ROWS;
+    const int most = pass_rows(cpu, weight);
     for (int row = 0; row < rows; row += most) {
         int count = rows - row < most ? rows - row : most;
         pass.job = (struct cpu_matmul_job){.weight = weight,
