@@ -147,7 +147,8 @@ int32_t queue_find_crowd(struct queue *queue) {
     }
     for (int i = 0; i < queue->record_count; i++) {
         struct queue_client *client = &queue->records[i];
-        client->crowds = client->running * weights > running * client->weight;
+        client->crowds =
+            client->running > 1 && client->running * weights > running * client->weight;
         crowded = crowded || client->crowds;
         if (client->crowds || client->waiting > 0 || client->reads == 0) continue;
         if (!was_seen(queue, client)) continue;

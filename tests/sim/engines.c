@@ -55,6 +55,7 @@ static void wrap(const struct kern_ops *real) {
     real_sample = real->sample;
     real_cache_stats = real->cache_stats;
     wrapped[0] = *real;
+    wrapped[0].activations = NULL; /* the instance's, and this table outlives it */
     wrapped[0].sample = sample_or_fail;
     wrapped[0].cache_stats = count_turn;
     wrapped[1] = wrapped[0];

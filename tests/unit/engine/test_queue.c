@@ -332,6 +332,9 @@ Test(queue, who_runs_more_than_its_part_crowds) {
     queue_end(&q, &b);
     (void)queue_plan_places(&q, QUEUE_CROWD_STEPS - 1);
     cr_assert_eq(queue_find_crowd(&q), 50, "it may come back");
+    queue_client_of(&q, &a)->running = 1;
+    cr_assert_eq(queue_find_crowd(&q), 0, "a single sequence is no crowd");
+    queue_client_of(&q, &a)->running = 6;
     (void)queue_plan_places(&q, QUEUE_CROWD_STEPS);
     cr_assert_eq(queue_find_crowd(&q), 0);
     queue_client_of(&q, &a)->running = 0;
