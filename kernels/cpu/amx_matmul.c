@@ -590,10 +590,12 @@ SIMD void many_rows_some(const struct cpu_matmul_job *job, int64_t panel, int64_
     const size_t chunk = chunk_bytes(w, parts);
     for (int l = 0; l < w->leaves; l++) {
         const size_t end = leaf_start(w, l + 1);
-        for (size_t at = leaf_start(w, l), next; at < end; at = next) {
+        size_t at = leaf_start(w, l), next;
+        do { /* once for a leaf without inputs, too: its sums are zeros */
             next = end - at > chunk ? at + chunk : end;
             all_rows(&many, l, at, next, panels, parts);
-        }
+            at = next;
+        } while (at < end);
     }
 }
 

@@ -88,7 +88,7 @@ static const struct shape shapes[] = {
     {3, 17, 33, KERN_SHARD_NONE, true, false},     {1, 130, 576, KERN_SHARD_NONE, false, false},
     {1, 130, 576, KERN_SHARD_COLS, false, true},   {7, 50, 1536, KERN_SHARD_COLS, true, true},
     {33, 118, 256, KERN_SHARD_COLS, false, false}, {261, 35, 100, KERN_SHARD_NONE, true, true},
-    {40, 64, 1024, KERN_SHARD_NONE, false, true},
+    {40, 64, 1024, KERN_SHARD_NONE, false, true},  {40, 50, 100, KERN_SHARD_COLS, false, false},
 };
 
 static float *product(struct kern *kern, const struct shape *s, const struct kern_matrix *m) {

@@ -384,6 +384,7 @@ Test(ops, activations_in_bf16) {
         same_rows(kern, KERN_E4M3, 21, 33, KERN_SHARD_COLS);
         same_rows(kern, KERN_Q4, 72, 1000, KERN_SHARD_NONE);
         same_rows(kern, KERN_Q8M, 21, 1100, KERN_SHARD_COLS);
+        same_rows(kern, KERN_Q4, 72, 100, KERN_SHARD_COLS); /* fewer blocks than leaves */
         for (int rows = 1; rows < 80; rows += 13) {
             leaves_are_a_tree(kern, KERN_Q4M, rows, 2048);
             leaves_are_a_tree(kern, KERN_Q8, rows, CPU_LEAVES * KERN_BLOCK);
