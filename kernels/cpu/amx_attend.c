@@ -175,7 +175,34 @@ struct view {
     enum kern_dtype dtype;
     float cap;  /* kern_attend_options, in log2 units */
     char *wide; /* in struct room; NULL: pages are bf16 */
+    struct {
+        const char *at, *end; /* the page of the next block that is being fetched */
+        int32_t entry, stop;  /* entries of the pages after it */
+    } ahead;
 };
+
+static void start_ahead(struct view *view) {
+    const int32_t next = view->start + BLOCK, left = view->end - next;
+    view->ahead.at = view->ahead.end = NULL;
+    view->ahead.entry = next;
+    view->ahead.stop = next + (left < BLOCK ? left : BLOCK);
+}
+
+/* Fetches, into the second-level cache, as much of the next block's pages as two entries' rows of
+ * `numbers` numbers take. Steps of the arithmetic do this in turn with their own work: a core has
+ * few misses in flight, so the requests of a whole block at once would wait for each other. */
+SIMD void fetch_ahead(struct view *view, int numbers) {
+    const size_t bytes = 2 * (size_t)numbers * view->cache->row_size / (size_t)view->dim;
+    if (view->ahead.at >= view->ahead.end) {
+        if (view->ahead.entry >= view->ahead.stop) return;
+        const int slots = view->cache->page_slots;
+        view->ahead.at = cpu_cache_k(view->cache, view->pages[view->ahead.entry / slots]);
+        view->ahead.end = view->ahead.at + view->cache->page_size;
+        view->ahead.entry += slots;
+    }
+    for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(view->ahead.at + i, _MM_HINT_T1);
+    view->ahead.at += bytes;
+}
 
 /* Sixteen rows from a multiple of sixteen on, as stored in the cache. */
 static const char *page_rows(const struct view *view, bool values, int32_t entry) {
@@ -265,7 +292,7 @@ static void load_factors(const struct view *view, struct room *room) {
 /* Interleaves rows 2j and 2j + 1 of sixteen entries' values into rows of B tiles, one tile per 16
  * numbers from `dim` on. Entries past the end become zeros, because their memory is undefined and
  * 0 * NaN is not 0; levels are finite. */
-SIMD void interleave_typed(const struct view *view, int32_t first, int dim, int count,
+SIMD void interleave_typed(struct view *view, int32_t first, int dim, int count,
                            char (*tiles)[TILE_BYTES], const enum kern_dtype dtype) {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
                                          8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -276,6 +303,7 @@ SIMD void interleave_typed(const struct view *view, int32_t first, int dim, int 
     for (int j = 0; j < 16; j += 2, row += 2 * size) {
         __mmask32 even = at + j < view->end ? ~0u : 0, odd = at + j + 1 < view->end ? ~0u : 0;
         char *to = tiles[0] + (size_t)(first % TILE_DEPTH + j) / 2 * 64;
+        fetch_ahead(view, count);
         for (int i = 0; i < count; i += load_count(dtype)) {
             __m512i a[2], b[2];
             load_numbers(a, row, dim + i, dtype);
@@ -295,7 +323,7 @@ SIMD void interleave_typed(const struct view *view, int32_t first, int dim, int 
     }
 }
 
-static void interleave(const struct view *view, int32_t first, int dim, int count,
+static void interleave(struct view *view, int32_t first, int dim, int count,
                        char (*tiles)[TILE_BYTES]) {
     if (view->dtype == KERN_BF16)
         interleave_typed(view, first, dim, count, tiles, KERN_BF16);
@@ -308,7 +336,7 @@ static void interleave(const struct view *view, int32_t first, int dim, int coun
 }
 
 /* Loads 32 entries from `first`; the second sixteen may lie past the end of the stream. */
-static void load_chunk(const struct view *view, int32_t first, int dim, int count,
+static void load_chunk(struct view *view, int32_t first, int dim, int count,
                        char (*tiles)[TILE_BYTES]) {
     interleave(view, first, dim, count, tiles);
     if (first + 16 < view->count)
@@ -421,7 +449,8 @@ static __m512 block_most(const struct room *room, int rows) {
 /* Weights of `rows` entries (a multiple of 32) as A tiles, multiplied by the values' factors if
  * `scaled`; returns their sums. Even and odd entries are added separately, then together, so
  * entries after the last visible one only add zeros. */
-SIMD __m512 compute_weights(struct room *room, int rows, __m512 most, const bool scaled) {
+SIMD __m512 compute_weights(struct view *view, struct room *room, int rows, __m512 most,
+                            const bool scaled) {
     const __m512i pair =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -430,6 +459,7 @@ SIMD __m512 compute_weights(struct room *room, int rows, __m512 most, const bool
         __m512i pairs[16];
         for (int j = 0; j < 16; j++) {
             int i = first + 2 * j;
+            fetch_ahead(view, view->dim);
             __m512 a = exp2_of(v16_sub(v16_load(room->score[i]), most));
             __m512 b = exp2_of(v16_sub(v16_load(room->score[i + 1]), most));
             even = v16_add(even, a);
@@ -461,8 +491,8 @@ static void rescale(struct room *room, int group, int dim, __m512 keep) {
 /* Adds sixty-four numbers of the sums at a time (or the remaining 32). Items of a single group
  * convert values into tiles on the fly, in a buffer that stays in the first-level cache; items of
  * several groups find them ready in `v`. */
-static void add_values_four(const struct view *view, struct room *room, int group, int chunks,
-                            bool ready, int i) {
+static void add_values_four(struct view *view, struct room *room, int group, int chunks, bool ready,
+                            int i) {
     float(*acc)[16][16] = room->acc[group] + i;
     _tile_loadd(0, acc[0], 64);
     _tile_loadd(1, acc[1], 64);
@@ -487,7 +517,7 @@ static void add_values_four(const struct view *view, struct room *room, int grou
     _tile_stored(3, acc[3], 64);
 }
 
-static void add_values_two(const struct view *view, struct room *room, int group, int chunks,
+static void add_values_two(struct view *view, struct room *room, int group, int chunks,
                            bool ready) {
     float(*acc)[16][16] = room->acc[group];
     _tile_loadd(0, acc[0], 64);
@@ -508,7 +538,7 @@ static void add_values_two(const struct view *view, struct room *room, int group
 /* ---- A block against sixteen lanes
  * ---------------------------------------------------------------- */
 
-static void meet(const struct view *view, struct room *room, int group, bool ready) {
+static void meet(struct view *view, struct room *room, int group, bool ready) {
     int chunks = (view->count + TILE_DEPTH - 1) / TILE_DEPTH, rows = chunks * TILE_DEPTH;
     const bool scaled = row_scaled(view->dtype);
     compute_scores(view, room, group);
@@ -524,8 +554,8 @@ static void meet(const struct view *view, struct room *room, int group, bool rea
     most = _mm512_mask_mov_ps(most, nothing, v16_set(0));
     __m512 keep = exp2_of(v16_sub(before, most));
     __m512 sum = v16_mul(v16_load(room->sum[group]), keep);
-    sum = v16_add(sum, scaled ? compute_weights(room, rows, most, true)
-                              : compute_weights(room, rows, most, false));
+    sum = v16_add(sum, scaled ? compute_weights(view, room, rows, most, true)
+                              : compute_weights(view, room, rows, most, false));
     v16_store(room->sum[group], sum);
     if (changed) rescale(room, group, view->dim, keep); /* a factor of 1 changes nothing */
     if (view->dim == 32) add_values_two(view, room, group, chunks, ready);
@@ -555,6 +585,7 @@ void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_it
     amx_configure(16, 8);
     for (view.start = room->lo[0][0] / BLOCK * BLOCK; view.start < view.end; view.start += BLOCK) {
         view.count = view.end - view.start < BLOCK ? view.end - view.start : BLOCK;
+        if (groups == 1) start_ahead(&view); /* otherwise arithmetic takes longer than reading */
         if (view.wide) widen_keys(&view);
         if (row_scaled(dtype)) load_factors(&view, room);
         for (int c = 0; groups > 1 && c * TILE_DEPTH < view.count; c++)
