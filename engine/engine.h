@@ -134,7 +134,8 @@ struct engine_info {
     const char *model_dir;
     char family[32];
     char backend[32];        /* "cpu-amx" */
-    const char *activations; /* how products round activations; NULL: in one way for all weights */
+    const char *activations; /* how products round activations, until the engine is closed; NULL:
+                                in one way for all weights */
     char kv_policy[32];      /* the default policy of requests */
     int kv_budget, kv_buffer, kv_chunk, kv_budget_max;
     char kv_dtype[8];

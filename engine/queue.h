@@ -114,8 +114,8 @@ bool queue_may_start(const struct queue *queue, const struct engine_job *job, in
 
 /* Crowding. Each client that has a job, or had one in the last QUEUE_CROWD_STEPS steps, has a part
  * of the sequences that run, in proportion to its weight. A client that runs more than its part
- * crowds. One client alone never does, and neither does a single sequence: while the others run
- * nothing, it is more than its part of one, and its prompt would be read in small pieces. */
+ * crowds. One client alone never does, and neither does a client with a single sequence: while the
+ * others run nothing, it runs more than its part, and its prompt would be read in small pieces. */
 #define QUEUE_CROWD_STEPS 4096
 
 /* Finds out which clients crowd. Returns the fewest prompt tokens that one of the others usually

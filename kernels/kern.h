@@ -565,7 +565,8 @@ struct kern_sampled {
 
 struct kern_ops {
     const char *name; /* "cpu-reference", "cpu-amx", ... */
-    /* How products round activations, for people; NULL: in one way for all weights. */
+    /* How products round activations, for people; lives as long as the instance. NULL: in one way
+     * for all weights. */
     const char *activations;
     bool blocks; /* weight_load takes matrices in blocks */
     void (*close)(struct kern *kern);

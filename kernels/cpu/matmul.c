@@ -133,8 +133,8 @@ static int64_t portion(const struct cpu *cpu, const struct kern_weight *w) {
     return want < 4 ? 4 : want & ~(int64_t)3;
 }
 
-/* Rows of one pass. Packed activations take at most 1.5 MiB where 64 rows do, so that they stay in
- * a core's second-level cache while the weights stream through. */
+/* Rows of one pass: as many as take 1.5 MiB when packed, so that they stay in a core's second-level
+ * cache while the weights stream through, but at least 64. */
 static int pass_rows(const struct cpu *cpu, const struct kern_weight *w) {
     if (!is_packed(cpu, w)) return MATMUL_ROWS;
     const size_t row = cpu->kernels->packed_bytes(w->depth) / MATMUL_ROWS;

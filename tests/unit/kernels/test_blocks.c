@@ -132,6 +132,12 @@ static void check_near(const struct shape *s, const struct blocks *m, const floa
     free(x), free(bias), free(was);
 }
 
+/* Weights of a shape; `form` of 2 * DTYPES: each type, with factors of 17 bits and then of
+ * float16. */
+static struct blocks blocks_of_form(const struct shape *s, int form) {
+    return blocks_make(s->outputs, s->cols, (enum kern_dtype)(KERN_Q8 + form / 2), form % 2, 5);
+}
+
 static void same_bits(enum cpu_activations activations) {
     struct kern *plain = open_as(1, activations);
     for (int path = 0; path < PATH_COUNT; path++) {
@@ -140,8 +146,7 @@ static void same_bits(enum cpu_activations activations) {
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             for (int d = 0; d < 2 * DTYPES; d++) {
                 const struct shape *s = &shapes[i];
-                struct blocks m =
-                    blocks_make(s->outputs, s->cols, (enum kern_dtype)(KERN_Q8 + d / 2), d % 2, 5);
+                struct blocks m = blocks_of_form(s, d);
                 float *want = product(plain, s, &m.file), *got = product(kern, s, &m.file);
                 if (path == 1) check_near(s, &m, got, activations, dtype_names[d / 2]);
                 cr_assert(!memcmp(want, got, sizeof *got * (size_t)(s->rows * s->outputs)),
@@ -267,8 +272,7 @@ Test(blocks, bf16_is_near_the_products_of_the_numbers) {
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             for (int d = 0; d < 2 * DTYPES; d++) {
                 const struct shape *s = &shapes[i];
-                struct blocks m =
-                    blocks_make(s->outputs, s->cols, (enum kern_dtype)(KERN_Q8 + d / 2), d % 2, 5);
+                struct blocks m = blocks_of_form(s, d);
                 float *got = product(kern, s, &m.file);
                 check_near(s, &m, got, on_tiles(kern) ? CPU_BF16 : CPU_INT16, dtype_names[d / 2]);
                 free(got);
