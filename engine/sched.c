@@ -370,7 +370,8 @@ static int shift_due(struct sched *sched) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (!seq->may_evict || !sched_wants_shift(seq)) continue;
         const struct kern_shift shift = {.slot = seq->slot,
-                                         .sinks = seq->kv.rule.sinks,
+                                         .rule = &seq->kv.rule,
+                                         .tokens = seq->due.tokens,
                                          .from = seq->due.shifts,
                                          .to = due_shifts(&seq->kv, seq->due.tokens)};
         sched_leave_checkpoint(sched, seq);

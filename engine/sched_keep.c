@@ -259,7 +259,8 @@ static int begin_due(struct sched *sched, struct sequence *seq,
 static int shift_back(struct sched *sched, const struct sequence *seq, int32_t from, int32_t to) {
     struct kern *kern = sched->options.kern;
     const struct kern_shift shift = {.slot = seq->slot,
-                                     .sinks = seq->kv.rule.sinks,
+                                     .rule = &seq->kv.rule,
+                                     .tokens = from,
                                      .from = sched_shifts(sched, from),
                                      .to = sched_shifts(sched, to)};
     return shift.from == shift.to ? 0 : kern->ops->shift(kern, &shift);

@@ -462,12 +462,14 @@ struct kern_evict {
 /* Moves a slot's tokens from their places after `from` shifts to those after `to` shifts
  * (kernels/places.h): rotates the stored keys, and the remembered queries, by the difference, in
  * float32 and rounded once to the stored form. A token whose place stays keeps its bits. With more
- * shifts, a stream longer than places_kept drops its oldest entries behind the sinks. Positions,
- * ages and scores do not change. Not for slots with classes. */
+ * shifts, a stream longer than places_kept drops entries behind the sinks: with retention scores
+ * those that rank lowest, as in an eviction, otherwise the oldest. Positions, ages and scores do
+ * not change. Not for slots with classes. */
 struct kern_shift {
     int32_t slot;
-    int32_t sinks; /* kern_rule.sinks */
+    int32_t tokens; /* kern_evict.tokens */
     int32_t from, to;
+    const struct kern_rule *rule;
 };
 
 /* Contents of a sequence. The caller provides the arrays; any may be NULL. */

@@ -2,14 +2,20 @@
 """One dialogue that is much longer than the model's positions, with kv.overflow "shift".
 
     endless.py --binary build/keepd --model bundled/keepd-nano --tokens 100000 --out endless.jsonl
-    endless.py --model SmolLM2.gguf --flag=--gates=FILE --people --essays essays/ --at 4000,12000,50000,100000
+    endless.py --model SmolLM2.gguf --flag=--gates=FILE --flag=--max-model-len=2048 --sinks 512 --people --essays essays/
+    endless.py --model SmolLM2.gguf --people --essays essays/ --policy full --once --at 1000,2000,4000,7000
 
-The user tells eight facts at the start, then chatters; in the middle of the dialogue each fact is told once more, and
-eight new ones are told once. Every --step tokens all facts told so far are asked, each in a branch of its own that the dialogue
-does not keep. With --people the facts are those of answers.py about people, between pieces of essays; a question is answered by
-one of the values of its kind, because a small general model would rather go on with a sentence of its own. With --policy
-full nothing is evicted or shifted: that shows what the model itself can do. A line of --out has what was read, shifts, bytes of the conversation's pages, the daemon's resident memory
-and the number of right answers; --plot draws the memory curve of finished files as SVG.
+The user tells --facts facts at the start, then chatters; in the middle of the dialogue each fact is told once more, and
+eight new ones are told once (not with --once). Every --step tokens all facts told so far are asked, each in a branch of
+its own that the dialogue does not keep. With --people the facts are those of answers.py about people, each told as a
+short sentence, between pieces of essays. They are asked in two forms: as a question, and as the beginning of the same sentence in
+the user's next message. Both are answered by one of the values of the fact's kind, because a small general model would
+rather go on with a sentence of its own. --sinks keeps the first tokens, in which the facts are told, whatever the policy
+says. With --policy full nothing is evicted or shifted: that shows what the model itself can do at a distance.
+
+A line of --out has what was read, shifts, bytes of the conversation's pages, the daemon's resident memory, the share of
+the entries of the first telling that are kept, and the number of right answers of each form; --plot draws the memory
+curve of finished files as SVG.
 """
 import argparse
 import json
@@ -21,6 +27,8 @@ import time
 from lab import client, rows, tasks
 
 corpus = tasks.corpus
+LATE = 8        # facts told in the middle
+MARK = "\x1e"   # where the user's message ends, until the template is applied
 
 
 def arguments():
@@ -33,6 +41,10 @@ def arguments():
     ap.add_argument("--at", help="tokens at which facts are asked, separated by commas, instead of every --step")
     ap.add_argument("--people", action="store_true", help="facts about people, for general models")
     ap.add_argument("--essays", type=pathlib.Path, help="folder of .txt files that --people talks about")
+    ap.add_argument("--facts", type=int, default=8, help="facts told at the start (8)")
+    ap.add_argument("--told", type=int, default=1, help="how often they are told there (1)")
+    ap.add_argument("--once", action="store_true", help="tell nothing in the middle")
+    ap.add_argument("--sinks", type=int, help="first tokens that are always kept")
     ap.add_argument("--policy", default="global")
     ap.add_argument("--budget", type=int, default=1024)
     ap.add_argument("--seed", type=int, default=1)
@@ -56,12 +68,13 @@ def right(answer, fact):
 
 class Told:
     """A dialogue of the generator that keepd-nano was trained with."""
+    FORMS = ("question",)
 
     def __init__(self, a, run):
         self.run, self.words = run, corpus.Words(random.Random(a.seed), "train")
         self.dialogue = corpus.Dialogue("memory", "train")
-        known = corpus.facts(self.words, 16)
-        self.early, self.late = known[:8], known[8:]
+        known = corpus.facts(self.words, a.facts + LATE)
+        self.early, self.late = known[:a.facts], known[a.facts:]
 
     def messages(self):
         return [{"role": m["role"], "content": m["content"]} for m in self.dialogue.messages]
@@ -79,7 +92,7 @@ class Told:
     def tokens(self):
         return self.dialogue.tokens()
 
-    def ask(self, fact):
+    def ask(self, fact, _):
         question = {"role": "user", "content": self.words.rng.choice(fact.asked)}
         answer = self.run.post(self.messages() + [question], 32, retain=False)
         return right(answer["choices"][0]["message"]["content"] or "", fact)
@@ -88,17 +101,19 @@ class Told:
 class People:
     """Facts about people (lab/rows.py) between pieces of essays, or small talk."""
     PIECE = 700                   # letters of an essay in one message
+    FORMS = ("question", "sentence")
 
     def __init__(self, a, run):
         self.run, self.rng, self.said, self.letters = run, random.Random(a.seed), [], 0
         essays = [p.read_text(errors="replace") for p in sorted(a.essays.glob("*.txt"))] if a.essays else []
         self.pieces = [text[i:i + self.PIECE].replace("\n", " ") for text in essays for i in range(0, len(text), self.PIECE)]
         self.rng.shuffle(self.pieces)
-        known = rows.facts(self.rng)
-        while len(known) < 2 * rows.QUESTIONS:         # The later facts are about other people.
-            names = {f[1] for f in known}
-            known += [f for f in rows.facts(self.rng) if f[1] not in names][:2 * rows.QUESTIONS - len(known)]
-        self.early, self.late = known[:rows.QUESTIONS], known[rows.QUESTIONS:]
+        known = {}                # by name: a person has one fact
+        while len(known) < min(a.facts + LATE, len(rows.NAMES)):
+            for fact in rows.facts(self.rng):
+                known.setdefault(next(name for name in rows.NAMES if name in fact[1]), fact)
+        known = list(known.values())
+        self.early, self.late = known[:a.facts], known[a.facts:a.facts + LATE]
 
     def messages(self):
         return [dict(role=role, content=text) for role, text in self.said]
@@ -108,8 +123,8 @@ class People:
         self.letters += len(user) + len(assistant) + 40
 
     def tell(self, fact):
-        self.say(fact[0], self.rng.choice(rows.NOTED))
-        self.chatter()
+        _, _, begins, value, _ = fact
+        self.say(f"{begins} {value}.", self.rng.choice(rows.NOTED))
 
     def chatter(self):
         self.say(*self.rng.choice(rows.SMALL_TALK))
@@ -123,12 +138,15 @@ class People:
     def tokens(self):
         return self.letters // 4
 
-    def ask(self, fact):
+    def ask(self, fact, form):
         _, asked, begins, value, values = fact
-        c, turn = self.run.http, self.messages() + [{"role": "user", "content": asked}]
-        prompt = c.post("/apply-template", {"messages": turn})["prompt"] + begins
-        answer = c.post("/v1/completions", {"prompt": prompt, "max_tokens": 8, "temperature": 0, "add_special_tokens": False,
-                                            "guided_choice": [" " + v for v in values], "kv": {**self.run.kv, "retain": False}})
+        said = asked + MARK if form == "question" else MARK
+        turn = [*self.messages(), {"role": "user", "content": said}]
+        before, after = self.run.http.post("/apply-template", {"messages": turn})["prompt"].split(MARK)
+        prompt = before + (after if form == "question" else "") + begins
+        fields = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "add_special_tokens": False,
+                  "guided_choice": [" " + v for v in values], "kv": {**self.run.kv, "retain": False}}
+        answer = self.run.http.post("/v1/completions", fields)
         return answer["choices"][0]["text"].strip().lower() == value.lower()
 
 
@@ -138,15 +156,23 @@ class Run:
         shifts = () if a.policy == "full" else ("--kv-overflow", "shift")
         self.daemon = client.Daemon(a.binary, a.model, *shifts, "--max-conversations", "4", *a.flag)
         self.http = client.Client(self.daemon.url)
+        self.positions = self.http.http.get(f"{self.daemon.url}/v1/models", timeout=30).json()["data"][0]["max_model_len"]
         self.kv = {"policy": a.policy} if a.policy == "full" else {"policy": a.policy, "budget": a.budget}
+        if a.sinks is not None:
+            self.kv["sinks"] = a.sinks
 
     def post(self, messages, most, **kv):
         return self.http.post("/v1/chat/completions", {"messages": messages, "max_tokens": most, "temperature": 0,
                                                        "kv": {**self.kv, **kv}})
 
-    def early_entries(self, kept):
-        """How many of the kept entries are of the tokens in which the early facts were first told."""
-        return sum(pos < self.told_tokens for layer in kept for head in layer for pos in head)
+    def early_held(self, kept):
+        """The share of the entries of the first telling that is kept, over all heads."""
+        heads = [head for layer in kept for head in layer]
+        return round(sum(pos < self.told_tokens for head in heads for pos in head) / (self.told_tokens * len(heads)), 4)
+
+    def answers(self, facts):
+        """Right answers by form."""
+        return {form: sum(self.talk.ask(fact, form) for fact in facts) for form in self.talk.FORMS}
 
     def measure(self, repeated):
         began = time.time()
@@ -155,11 +181,14 @@ class Run:
         # The report is of this request: one of its own, with other last words, could make the daemon read the whole text again.
         usage = self.post(self.talk.messages()[:-1], 1, report="positions")["usage"]
         details, read = usage["kv_details"], usage["prompt_tokens"]
-        row = {"tokens": read, "shifts": details["shifts"], "bytes": details["bytes"], "resident": resident(self.daemon.process.pid),
+        row = {"model": pathlib.Path(self.a.model).name, "positions": self.positions, "policy": self.a.policy, "sinks": self.a.sinks,
+               "seed": self.a.seed, "told": self.told_tokens, "tokens": read,
+               "shifts": details["shifts"], "bytes": details["bytes"], "resident": resident(self.daemon.process.pid),
                "read_seconds": round(time.time() - began, 2), "repeated": repeated,
                "computed": read - usage["prompt_tokens_details"]["cached_tokens"],
-               "early_entries": self.early_entries(details["positions"]),
-               "early_right": sum(map(self.talk.ask, self.talk.early)), "late_right": sum(map(self.talk.ask, self.talk.late)) if repeated else None}
+               "early_held": self.early_held(details["positions"]),
+               "early": len(self.talk.early), "early_right": self.answers(self.talk.early),
+               "late": len(self.talk.late) if repeated else 0, "late_right": self.answers(self.talk.late) if repeated else None}
         print(json.dumps(row), flush=True)
         if self.a.out:
             with self.a.out.open("a") as f:
@@ -178,11 +207,12 @@ class Run:
 
     def run(self):
         read, repeated = 0, False
-        self.tell(self.talk.early)
+        for _ in range(self.a.told):
+            self.tell(self.talk.early)
         self.told_tokens = self.post(self.talk.messages()[:-1], 1)["usage"]["prompt_tokens"]
         last = 0.98 * max(map(int, self.a.at.split(","))) if self.a.at else self.a.tokens
         while read < last:
-            if not repeated and read >= last / 2:
+            if not repeated and not self.a.once and read >= last / 2:
                 self.tell(self.talk.early + self.talk.late)
                 repeated = True
             most = self.talk.tokens() + max(1, self.aims(read) - read)

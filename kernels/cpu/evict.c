@@ -434,6 +434,27 @@ static int evict_slot(struct cpu_cache *cache, const struct kern_evict *due) {
     return 0;
 }
 
+int cpu_cache_cut(struct cpu_cache *cache, const struct kern_evict *due, int32_t most) {
+    const struct evict_job job = {.cache = cache, .due = due, .least = EVICT_KEY_LEAST};
+    size_t total = place_keys(cache, due->slot), kept = 0;
+    each_stream(&job, evict_score_stream);
+    for (int stream = 0; stream < cache->streams; stream++) {
+        int32_t length = *cpu_cache_length(cache, due->slot, stream);
+        cache->evict[stream].allotment = length < most ? length : most;
+    }
+    each_stream(&job, find_stream_cutoff);
+    each_stream(&job, count_stream);
+    int rc = own_pages(&job);
+    if (rc < 0) return rc;
+    each_stream(&job, move_stream);
+    for (int stream = 0; stream < cache->streams; stream++) {
+        cpu_cache_shorten(cache, due->slot, stream, cache->evict[stream].kept);
+        kept += (size_t)cache->evict[stream].kept;
+    }
+    cache->entries_evicted += total - kept;
+    return 0;
+}
+
 int cpu_cache_evict(struct cpu_cache *cache, const struct kern_evict *due, int count) {
     for (int i = 0; i < count; i++) {
         int rc = evict_slot(cache, &due[i]);

@@ -15,8 +15,8 @@ struct shift_job {
 static int32_t moved_by(const struct shift_job *job, int32_t pos) {
     const struct kern_shift *shift = job->shift;
     int32_t positions = job->cache->options.max_positions;
-    return places_of(positions, shift->sinks, shift->to, pos) -
-           places_of(positions, shift->sinks, shift->from, pos);
+    return places_of(positions, shift->rule->sinks, shift->to, pos) -
+           places_of(positions, shift->rule->sinks, shift->from, pos);
 }
 
 static const float *rotation_of(const struct cpu_cache *cache, int layer) {
@@ -45,7 +45,7 @@ static struct shift_plan plan_stream(const struct shift_job *job, int stream) {
     bool rotates = rotation_of(cache, stream / cache->options.heads_kv) != NULL;
     for (; plan.first < plan.length; plan.first++) {
         int32_t pos = cpu_cache_entry_pos(cache, plan.table, plan.first);
-        if (pos < shift->sinks) continue;
+        if (pos < shift->rule->sinks) continue;
         if (plan.dropped > 0 || (rotates && moved_by(job, pos) != 0)) break;
     }
     return plan;
@@ -172,7 +172,12 @@ int cpu_cache_shift(struct cpu_cache *cache, const struct kern_shift *shift) {
     struct shift_job job = {cache, shift};
     CHECK(shift->slot >= 0 && shift->slot < cache->options.slots);
     CHECK(shift->from >= 0 && shift->to >= 0 && cache->options.max_positions >= PLACES_LEAST);
-    int rc = own_pages(&job);
+    const struct kern_evict due = {
+        .slot = shift->slot, .tokens = shift->tokens, .rule = shift->rule};
+    int rc = 0;
+    if (shift->to > shift->from && shift->rule->score == KERN_SCORE_RETENTION)
+        rc = cpu_cache_cut(cache, &due, places_kept(cache->options.max_positions));
+    if (rc == 0) rc = own_pages(&job);
     if (rc != 0) return rc;
     if (cache->parallel)
         cache->parallel(cache->parallel_ctx, cache->streams, shift_stream, &job);

@@ -105,11 +105,18 @@ static void append(struct cpu_cache *cache, int slot, int32_t pos, int32_t count
     check(cache);
 }
 
-static int shift(struct cpu_cache *cache, int slot, int32_t from, int32_t to) {
-    const struct kern_shift one = {.slot = slot, .sinks = SINKS, .from = from, .to = to};
+static int shift_by(struct cpu_cache *cache, int slot, int32_t from, int32_t to,
+                    const struct kern_rule *rule) {
+    const struct kern_shift one = {
+        .slot = slot, .rule = rule, .tokens = POSITIONS, .from = from, .to = to};
     int rc = cpu_cache_shift(cache, &one);
     check(cache);
     return rc;
+}
+
+static int shift(struct cpu_cache *cache, int slot, int32_t from, int32_t to) {
+    const struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = SINKS};
+    return shift_by(cache, slot, from, to, &rule);
 }
 
 /* All keys of a slot, widened, in the model's basis. */
@@ -205,6 +212,34 @@ Test(shift, long_streams_drop_their_oldest_entries_behind_the_sinks) {
             cr_assert_eq(find(&cache, 0, stream, i).pos, i < SINKS ? i : i + dropped);
     }
     cr_assert_eq(cache.entries_evicted, (uint64_t)(STREAMS * dropped));
+    cpu_cache_close(&cache);
+}
+
+/* Those are the heads that remember longest: their oldest entries may be their most important. */
+Test(shift, long_streams_with_gates_drop_their_lowest_entries) {
+    const struct kern_rule rule = {
+        .score = KERN_SCORE_RETENTION, .sinks = SINKS, .recent = 16, .horizon = 1};
+    struct cpu_cache cache = open_cache(KERN_BF16, 200);
+    int32_t most = places_kept(POSITIONS);
+    append(&cache, 0, 0, POSITIONS);
+    for (int stream = 0; stream < STREAMS; stream++)
+        for (int32_t i = 0; i < POSITIONS; i++) {
+            struct place p = find(&cache, 0, stream, i);
+            cpu_cache_log_beta(&cache, p.page)[p.at] = i % 5 == 0 ? -1e-6f : -1e-2f;
+        }
+    cr_assert_eq(shift_by(&cache, 0, 0, 1, &rule), 0);
+    for (int stream = 0; stream < STREAMS; stream++) {
+        cr_assert_eq(*cpu_cache_length(&cache, 0, stream), most);
+        int32_t lasting = 0, last = -1;
+        for (int32_t i = 0; i < most; i++) {
+            int32_t pos = find(&cache, 0, stream, i).pos;
+            cr_assert_gt(pos, last);
+            if (i < SINKS) cr_assert_eq(pos, i);
+            lasting += pos % 5 == 0;
+            last = pos;
+        }
+        cr_assert_eq(lasting, (POSITIONS + 4) / 5);
+    }
     cpu_cache_close(&cache);
 }
 
