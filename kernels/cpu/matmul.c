@@ -124,11 +124,11 @@ static void multiply(void *arg, int worker) {
     }
 }
 
-/* Panels claimed together: whole groups of four, which kernels process at a time, and at least 128
+/* Panels claimed together: whole groups of four, which kernels process at a time, and at least 512
  * KiB for streaming, yet few enough that no worker waits long for the last portion. */
 static int64_t portion(const struct cpu *cpu, const struct kern_weight *w) {
     int64_t most = w->panels / ((int64_t)8 * cpu->threads);
-    int64_t want = w->panel_bytes ? (int64_t)((128u << 10) / w->panel_bytes) : 1;
+    int64_t want = w->panel_bytes ? (int64_t)((512u << 10) / w->panel_bytes) : 1;
     if (want > most) want = most;
     return want < 4 ? 4 : want & ~(int64_t)3;
 }
