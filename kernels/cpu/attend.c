@@ -314,7 +314,10 @@ static void attend_items(void *arg, int worker) {
         work->cpu->kernels->attend(work->job, &work->items[i], scratch);
 }
 
-/* Sorts the longest items first, so that those claimed last are short. */
+/* Sorts the longest items first, so that those claimed last are short. Where even the longest is a
+ * small part of a worker's share, sorting would take longer than the wait at the end. */
+#define SHARES 32
+
 static int by_cost(const void *a, const void *b) {
     const struct cpu_attend_item *x = a, *y = b;
     return (x->cost < y->cost) - (x->cost > y->cost);
@@ -347,7 +350,7 @@ static bool has_items(const struct kern_span *span) {
 
 static int64_t plan(struct cpu *cpu, const struct cpu_attend_job *job, int64_t *cost) {
     int most = lanes_per_item(cpu, job);
-    int64_t count = 0;
+    int64_t count = 0, largest = 0;
     for (int s = 0; s < job->batch->span_count; s++) {
         int lanes = job->batch->spans[s].count * job->group;
         if (has_items(&job->batch->spans[s]))
@@ -369,11 +372,13 @@ static int64_t plan(struct cpu *cpu, const struct cpu_attend_job *job, int64_t *
                     (struct cpu_attend_item){.span = s, .head = head, .lane = lane, .lanes = lanes};
                 item->cost = (int64_t)(stream.length - span->count + last + 1) * (16 + lanes);
                 *cost += item->cost;
+                largest = item->cost > largest ? item->cost : largest;
             }
         }
     }
     CHECK(item - (struct cpu_attend_item *)cpu->items.mem == count);
-    qsort(cpu->items.mem, (size_t)count, sizeof(struct cpu_attend_item), by_cost);
+    if (largest > *cost / ((int64_t)SHARES * cpu->threads))
+        qsort(cpu->items.mem, (size_t)count, sizeof(struct cpu_attend_item), by_cost);
     return count;
 }
 
