@@ -39,12 +39,18 @@ class Shifted(Reference):
     """Appends token after token; before a token that has no place, all keys are turned to lower places."""
     shifts = dropped = 0
 
+    def cut(self, layer, head, most):
+        """Long streams drop those entries behind the sinks that the policy ranks lowest: for `streaming` the oldest."""
+        stream, scored = self.cache.streams[layer][head], self.cache.scored(layer, head)
+        self.dropped += len(stream) - most
+        order = np.lexsort((stream.pos, np.where(scored.protected, np.inf, scored.score)))
+        stream.keep(np.isin(np.arange(len(stream)), order[-most:]))
+
     def shift(self):
-        for stream in self.cache.all_streams():
-            over = len(stream) - (POSITIONS - POSITIONS // 4)
-            if over > 0:  # long streams drop their oldest entries behind the sinks
-                self.dropped += over
-                stream.keep((stream.pos < SINKS) | (np.arange(len(stream)) >= SINKS + over))
+        most = POSITIONS - POSITIONS // 4
+        for i, stream in enumerate(self.cache.all_streams()):
+            if len(stream) > most:
+                self.cut(*divmod(i, self.cache.heads_kv), most)
             by = np.array([place(p, self.shifts + 1) - place(p, self.shifts) for p in stream.pos])
             stream.keys = rotate(stream.keys[:, None], by[:, None] * self.inv, 1.0)[:, 0]
         self.shifts += 1
