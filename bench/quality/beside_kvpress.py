@@ -7,7 +7,7 @@
     beside_kvpress.py report  --out DIR
 
 kvpress computes with transformers and torch, so the first command needs a Python with kvpress and a model directory in
-float32 with the numbers that keepd serves (training/gguf_model.py writes one from a GGUF file). Both sides compress once, after
+float32 with the numbers that keepd serves (transformers reads a GGUF file: from_pretrained(folder, gguf_file=name)). Both sides compress once, after
 the context and before anything else is known:
 
   rows     questions in the form of answers.py, with the question unknown at the compression
