@@ -519,7 +519,8 @@ static void bench_attention(void) {
     static const int shapes[][3] = {{8, 4, 64}, {14, 2, 64}, {9, 3, 64}, {16, 8, 128}};
     const struct shape shape = bench.shape;
     struct kern *kern = bench.kern;
-    struct cpu_options options = {.path = bench.path, .threads = bench.threads};
+    struct cpu_options options = {
+        .path = bench.path, .threads = bench.threads, .activations = bench.activations};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         bench.shape = (struct shape){
             .heads_q = shapes[i][0], .heads_kv = shapes[i][1], .head_dim = shapes[i][2]};

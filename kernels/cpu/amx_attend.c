@@ -22,7 +22,6 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
-#define LOG2_E  1.44269504f
 #define BLOCK   128 /* entries */
 #define GROUPS  8   /* groups of sixteen lanes per item */
 #define DIM_MAX 128
@@ -385,22 +384,6 @@ static void compute_scores(const struct view *view, struct room *room, int group
 /* ---- Weights ------------------------------------------------------------------------------------
  */
 
-/* 2^x for x <= 0, exactly 0 below -126 (and for -inf): degree 6 (after Cephes exp2f), 2 ulp. No
- * intermediate value is subnormal; subnormals would cost a hundred times the rest. */
-static inline __m512 exp2_of(__m512 x) {
-    __mmask16 normal = _mm512_cmp_ps_mask(x, v16_set(-126.0f), _CMP_GE_OQ);
-    x = v16_max(x, v16_set(-126.0f));
-    __m512 n = _mm512_roundscale_ps(x, 8);
-    __m512 r = v16_sub(x, n);
-    __m512 p = v16_fma(v16_set(1.535336188319500e-4f), r, v16_set(1.339887440266574e-3f));
-    p = v16_fma(p, r, v16_set(9.618437357674640e-3f));
-    p = v16_fma(p, r, v16_set(5.550332471162809e-2f));
-    p = v16_fma(p, r, v16_set(2.402264791363012e-1f));
-    p = v16_fma(p, r, v16_set(6.931472028550421e-1f));
-    p = v16_fma(p, r, v16_set(1.0f));
-    return _mm512_maskz_scalef_ps(normal, p, n);
-}
-
 static void multiply_scores(struct room *room, int rows) {
     for (int i = 0; i < rows; i++)
         v16_store(room->score[i], v16_mul(v16_load(room->score[i]), v16_set(room->factor[0][i])));
@@ -451,24 +434,21 @@ static __m512 block_most(const struct room *room, int rows) {
  * entries after the last visible one only add zeros. */
 SIMD __m512 compute_weights(struct view *view, struct room *room, int rows, __m512 most,
                             const bool scaled) {
-    const __m512i pair =
-        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512 even = v16_set(0), odd = v16_set(0);
     for (int first = 0; first < rows; first += TILE_DEPTH) {
         __m512i pairs[16];
         for (int j = 0; j < 16; j++) {
             int i = first + 2 * j;
             fetch_ahead(view, view->dim);
-            __m512 a = exp2_of(v16_sub(v16_load(room->score[i]), most));
-            __m512 b = exp2_of(v16_sub(v16_load(room->score[i + 1]), most));
+            __m512 a = v16_exp2(v16_sub(v16_load(room->score[i]), most));
+            __m512 b = v16_exp2(v16_sub(v16_load(room->score[i + 1]), most));
             even = v16_add(even, a);
             odd = v16_add(odd, b);
             if (scaled) {
                 a = v16_mul(a, v16_set(room->factor[1][i]));
                 b = v16_mul(b, v16_set(room->factor[1][i + 1]));
             }
-            pairs[j] = _mm512_permutexvar_epi16(pair, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+            pairs[j] = (__m512i)v16_pair(a, b);
         }
         transpose(pairs, room->p[first / TILE_DEPTH]);
     }
@@ -552,7 +532,7 @@ static void meet(struct view *view, struct room *room, int group, bool ready) {
     __mmask16 nothing = _mm512_cmp_ps_mask(most, v16_set(-INFINITY), _CMP_EQ_OQ);
     __mmask16 changed = _mm512_cmp_ps_mask(most, before, _CMP_NEQ_UQ) & (__mmask16)~nothing;
     most = _mm512_mask_mov_ps(most, nothing, v16_set(0));
-    __m512 keep = exp2_of(v16_sub(before, most));
+    __m512 keep = v16_exp2(v16_sub(before, most));
     __m512 sum = v16_mul(v16_load(room->sum[group]), keep);
     sum = v16_add(sum, scaled ? compute_weights(view, room, rows, most, true)
                               : compute_weights(view, room, rows, most, false));

@@ -310,21 +310,26 @@ static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
     return NULL;
 }
 
-/* Returns the kernels that round activations as the options say; NULL: there are none. */
+/* Returns the kernels that round activations as the options say; NULL: there are none. Where
+ * activations become 8 bits or bf16, attention may round to bf16, too. */
 static const struct cpu_kernels *rounding(const struct cpu_kernels *kernels,
                                           const struct cpu_options *options, struct fault *fault) {
-    if (!kernels || options->activations != CPU_BF16) return kernels;
+    const enum cpu_activations to = options->activations;
 #if defined(__x86_64__)
-    if (kernels == &cpu_kernels_amx) return &cpu_kernels_amx_bf16;
-    if (kernels == &cpu_kernels_avx512 && cpu_isa_detect().bf16) return &cpu_kernels_bf16;
+    if (kernels == &cpu_kernels_avx512 && cpu_isa_detect().bf16) {
+        if (to == CPU_BF16) return &cpu_kernels_bf16;
+        return to == CPU_INT16 || to == CPU_F32 ? kernels : &cpu_kernels_pairs;
+    }
+    if (kernels == &cpu_kernels_amx && to == CPU_BF16) return &cpu_kernels_amx_bf16;
 #endif
+    if (!kernels || to != CPU_BF16) return kernels;
     fault_set(fault, ERR_UNSUPPORTED, "cpu-activations",
               "bf16 needs the path amx, or avx512 on a processor with AVX512_BF16; the path is %s",
               kernels->name);
     return NULL;
 }
 
-/* Says how activations are rounded, by the kind of weights. */
+/* Says how activations are rounded, by the kind of weights, and by attention. */
 static void describe_activations(struct cpu *cpu) {
     const struct cpu_kernels *k = cpu->kernels;
     const bool bf16 = cpu->activations == CPU_BF16, by_weight = cpu->activations == CPU_BY_WEIGHT;
@@ -332,12 +337,14 @@ static void describe_activations(struct cpu *cpu) {
                        : !cpu->block_kernels          ? "f32"
                        : cpu->activations == CPU_INT8 ? "int8"
                                                       : "int16";
-    snprintf(cpu->said, sizeof cpu->said,
-             "%s with 4-bit blocks, %s with 8-bit blocks, %s with bf16 and fp8, f32 with others",
-             by_weight && cpu->block_kernels ? "int8" : wide, wide,
-             !k->pack_x ? "f32"
-             : bf16     ? "bf16"
-                        : "two bf16");
+    snprintf(
+        cpu->said, sizeof cpu->said,
+        "%s with 4-bit blocks, %s with 8-bit blocks, %s with bf16 and fp8, f32 with others%s%s",
+        by_weight && cpu->block_kernels ? "int8" : wide, wide,
+        !k->pack_x ? "f32"
+        : bf16     ? "bf16"
+                   : "two bf16",
+        k->attention ? ", " : "", k->attention ? k->attention : "");
     cpu->ops.activations = cpu->said;
 }
 

@@ -185,6 +185,7 @@ struct cpu_kernels {
     int (*attend_lanes)(const struct kern_cache_options *options); /* most lanes per item */
     void (*attend)(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    void *scratch);
+    const char *attention; /* says how it rounds queries and weights; NULL: not */
 };
 
 extern const struct cpu_kernels cpu_kernels_reference;
@@ -192,7 +193,8 @@ extern const struct cpu_kernels cpu_kernels_portable;
 #if defined(__x86_64__)
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
-extern const struct cpu_kernels cpu_kernels_bf16; /* avx512 with activations in bf16 */
+extern const struct cpu_kernels cpu_kernels_pairs; /* avx512 with attention in bf16 */
+extern const struct cpu_kernels cpu_kernels_bf16;  /* and with activations in bf16 */
 extern const struct cpu_kernels cpu_kernels_amx;
 extern const struct cpu_kernels cpu_kernels_amx_bf16; /* amx with activations in bf16 */
 #endif
@@ -212,7 +214,7 @@ struct cpu {
     const struct cpu_kernels *kernels;
     const struct cpu_block_kernels *block_kernels; /* NULL: activations stay float32 */
     enum cpu_activations activations;
-    char said[96];           /* kern_ops.activations */
+    char said[160];          /* kern_ops.activations */
     const struct comm *comm; /* comm_none with one rank */
     int leaves;              /* leaves of this rank's part of a sum that ranks split */
     struct cpu_team *team;

@@ -38,7 +38,7 @@
 VEC_DECLARE(portable)
 VEC_DECLARE(avx2)
 VEC_DECLARE(avx512)
-VEC_DECLARE(bf16) /* only its matmul: products of bf16 activations */
+VEC_DECLARE(bf16) /* only its matmul and attend: products of pairs of bf16 */
 
 size_t cpu_packed_bytes_amx(int64_t depth);
 size_t cpu_matmul_scratch_amx(const struct kern_weight *weight);

@@ -6,6 +6,10 @@
  * of every lane: scores, maxima and sums of weights need no operation across a vector. In a small
  * set, a chunk's entries fill the vector. Both add in the same order (vec_dots.h).
  *
+ * Of a cache in bf16, files compiled for AVX512_BF16 multiply pairs of bf16 (vec_dots.h), and round
+ * what amx_attend.c rounds: queries, in log2 units, and weights, 2^(score - largest), but not the
+ * weights' sum. Subnormal keys and values count as zeros.
+ *
  * The keys of a page are read before its values: a processor fetches one long run of memory ahead
  * by itself, but not runs of a chunk's keys and a chunk's values by turns. */
 #include <float.h>
@@ -23,15 +27,17 @@ struct room {
     int32_t lo[LANES], hi[LANES]; /* entries the lane sees; neither descends */
     float weight[LANES * CHUNK];  /* scores, then weights of the entries of a piece's chunks */
     float keep[LANES];            /* for each chunk the factors of the lanes' sums before it */
-    float cap;                    /* kern_attend_options */
-    int width;
+    float unit;                   /* of scores: 1, or LOG2_E */
+    float cap;                    /* kern_attend_options, in this unit */
+    int width, q_width;
     int places;  /* lanes that have room in weight and keep for each chunk, at least the item's */
+    bool paired; /* queries, weights and values are words of two bf16 */
     bool scaled; /* rows have factors: */
     int words;
     int16_t *whole;      /* [LANES][words] queries in whole numbers; a set side by side: packed */
     float factor[LANES]; /* the queries' factors */
     float of_values[CHUNK]; /* factors of a chunk's values */
-    float *q;               /* [LANES][width], scaled; a set side by side: [width][MANY] */
+    float *q;               /* [LANES][q_width], scaled; a set side by side: [q_width][MANY] */
     float *acc;             /* [LANES][width] */
     float *wide;            /* [CHUNK][width] keys or values */
 };
@@ -54,7 +60,10 @@ static struct room *room_of(const struct cpu_attend_job *job, const struct cpu_a
     size_t width = (size_t)padded(job->head_dim);
     room->width = (int)width;
     room->places = item->lanes <= TILE ? TILE : (item->lanes + MANY - 1) / MANY * MANY;
-    room->cap = job->cap;
+    room->paired = paired(job->cache->options.dtype);
+    room->q_width = room->paired ? padded(job->head_dim / 2) : room->width;
+    room->unit = room->paired ? LOG2_E : 1;
+    room->cap = job->cap * room->unit;
     room->q = (float *)((char *)scratch + (sizeof *room + 63) / 64 * 64);
     room->acc = room->q + LANES * width;
     room->wide = room->acc + LANES * width;
@@ -79,7 +88,7 @@ static bool side_by_side(struct set set) {
 
 /* Packs sixteen queries, one per lane, in place. */
 static void pack_set(struct room *room, struct set set) {
-    float *q = room->q + (int64_t)set.first * room->width,
+    float *q = room->q + (int64_t)set.first * room->q_width,
           *packed = room->wide; /* still unused and as large */
     if (room->scaled) {
         int16_t *whole = room->whole + (int64_t)set.first * room->words,
@@ -88,8 +97,28 @@ static void pack_set(struct room *room, struct set set) {
         memcpy(whole, copy, (size_t)(MANY * room->words) * sizeof *whole);
         return;
     }
-    pack_many(packed, &(struct rows){q, room->width, room->width, KERN_F32, NULL}, set.lanes);
-    memcpy(q, packed, (size_t)(MANY * room->width) * sizeof *q);
+    pack_many(packed, &(struct rows){q, room->q_width, room->q_width, KERN_F32, NULL}, set.lanes);
+    memcpy(q, packed, (size_t)(MANY * room->q_width) * sizeof *q);
+}
+
+/* Lane l's query, times the scale. */
+static void load_query(const struct cpu_attend_job *job, struct room *room, int l, const float *q) {
+    const v16 by = v16_set(job->scale * room->unit);
+    float *to = room->q + (int64_t)l * room->q_width;
+    for (int i = 0; i < room->width; i += 16) {
+        const v16 x = v16_mul(v16_load_row(q, i, job->head_dim - i, KERN_F32), by);
+        if (room->paired)
+            v16_store_bf16((uint16_t *)(void *)to + i, x);
+        else
+            v16_store(to + i, x);
+    }
+    if (room->paired && room->width / 2 < room->q_width) /* an odd number of sixteens */
+        v16_store_n(to + room->width / 2, v16_set(0), 8);
+    room->factor[l] = 0;
+    if (!room->scaled) return;
+    cpu_cache_rotate(job->cache, to);
+    room->factor[l] = pack_query(room->whole + (int64_t)l * room->words, to, job->head_dim,
+                                 job->cache->options.dtype);
 }
 
 static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
@@ -103,19 +132,10 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
         room->lo[l] = lo;
         room->hi[l] = hi;
         cpu_attend_begin(job, item, l, &room->most[l], &room->sum[l]);
-        const float *q = cpu_attend_query(job, item, l);
-        int64_t at = (int64_t)l * room->width;
-        float *to = room->q + at, *acc = room->acc + at;
-        for (int i = 0; i < room->width; i++) {
-            to[i] = i < job->head_dim ? q[i] * job->scale : 0.0f;
-            acc[i] = 0;
-        }
-        room->factor[l] = 0;
-        if (!room->scaled) continue;
-        cpu_cache_rotate(job->cache, to);
-        room->factor[l] = pack_query(room->whole + (int64_t)l * room->words, to, job->head_dim,
-                                     job->cache->options.dtype);
+        room->most[l] *= room->unit;
+        load_query(job, room, l, cpu_attend_query(job, item, l));
     }
+    memset(room->acc, 0, (size_t)(item->lanes * room->width) * sizeof *room->acc);
     for (int l = 0; l < item->lanes; l += MANY)
         if (side_by_side(set_at(item, l))) pack_set(room, set_at(item, l));
 }
@@ -150,20 +170,33 @@ static struct seen seen_of(const struct room *room, int l, const struct chunk *c
     return lo < hi ? (struct seen){lo, hi} : (struct seen){0, 0};
 }
 
+/* e^x, or 2^x of a score in log2 units, for x <= 0. */
+SIMD v16 weight_of(const struct room *room, v16 x) {
+    return room->paired ? v16_exp2(x) : v16_exp(x);
+}
+
 /* Raises the lane's largest score to `most`. Returns the factor of its sums. */
 static float raise_most(struct room *room, int l, float most) {
     float keep[16] = {1};
     if (most > room->most[l]) /* exp(-inf - most) is 0: the first chunk starts from nothing */
-        v16_store(keep, v16_exp(v16_set(room->most[l] - most)));
+        v16_store(keep, weight_of(room, v16_set(room->most[l] - most)));
     room->most[l] = most;
     return keep[0];
+}
+
+/* Stores the weights of a lane's chunk, or words of two. */
+static void store_few(const struct room *room, float *weight, v16 w) {
+    if (room->paired)
+        v16_store_bf16((uint16_t *)(void *)weight, w);
+    else
+        v16_store(weight, room->scaled ? v16_mul(w, v16_load(room->of_values)) : w);
 }
 
 /* Weights of a few lanes, rows of CHUNK. */
 static void meet_few(struct room *room, struct set set, const struct chunk *c,
                      const struct rows *keys) {
     float *weight = c->weight + (int64_t)set.first * CHUNK;
-    struct dots dots = {weight, CHUNK, room->q + (int64_t)set.first * room->width, room->width,
+    struct dots dots = {weight, CHUNK, room->q + (int64_t)set.first * room->q_width, room->q_width,
                         keys};
     if (room->scaled)
         row_scores_few(weight, room->whole + (int64_t)set.first * room->words,
@@ -178,8 +211,8 @@ static void meet_few(struct room *room, struct set set, const struct chunk *c,
         if (room->cap > 0) s = v16_soft_cap(s, room->cap);
         s = v16_keep(s, seen.lo, seen.hi, -INFINITY);
         c->keep[l] = raise_most(room, l, fmaxf(room->most[l], v16_most(s)));
-        s = v16_exp(v16_sub(s, v16_set(room->most[l])));
-        v16_store(weight, room->scaled ? v16_mul(s, v16_load(room->of_values)) : s);
+        s = weight_of(room, v16_sub(s, v16_set(room->most[l])));
+        store_few(room, weight, s);
         room->sum[l] = room->sum[l] * c->keep[l] + v16_sum(s);
     }
 }
@@ -210,8 +243,30 @@ static v16 sum_many(const float *weight) {
     return sum[0];
 }
 
-/* Weights of packed lanes, [CHUNK][MANY]. The maximum of a lane that has seen nothing yet is -inf,
- * and -inf - -inf is NaN: the smallest float takes its place. */
+/* Multiplies weights with the values' factors, or makes words of two. */
+static void change_many(const struct room *room, float *weight, int count) {
+    for (int64_t j = 0; j < count && room->scaled; j++) {
+        float *to = weight + j * MANY;
+        v16_store(to, v16_mul(v16_load(to), v16_set(room->of_values[j])));
+    }
+    for (int64_t j = 0; j < CHUNK / 2 && room->paired; j++) {
+        const float *two = weight + 2 * j * MANY;
+        v16_store(weight + j * MANY, v16_pair(v16_load(two), v16_load(two + MANY)));
+    }
+}
+
+/* Weights of scores, and zeros behind them. */
+SIMD void weigh_many(float *weight, int count, v16 top, const bool paired) {
+    int64_t j = 0;
+    for (; j < count; j++) {
+        const v16 x = v16_sub(v16_load(weight + j * MANY), top);
+        v16_store(weight + j * MANY, paired ? v16_exp2(x) : v16_exp(x));
+    }
+    for (; j < CHUNK; j++) v16_store(weight + j * MANY, v16_set(0));
+}
+
+/* Weights of packed lanes, [CHUNK][MANY], or [CHUNK / 2][MANY] words. The maximum of a lane that
+ * has seen nothing yet is -inf, and -inf - -inf is NaN: the smallest float takes its place. */
 static void meet_many(struct room *room, struct set set, const struct chunk *c,
                       const struct rows *keys) {
     float *weight = c->weight + (int64_t)set.first * CHUNK;
@@ -220,25 +275,21 @@ static void meet_many(struct room *room, struct set set, const struct chunk *c,
         row_scores_many(weight, room->whole + (int64_t)set.first * room->words,
                         room->factor + set.first, keys, c->count);
     else
-        dots_many(weight, room->q + (int64_t)set.first * room->width, keys->at, room->width,
-                  c->count);
+        dots_many(weight, room->q + (int64_t)set.first * room->q_width, keys, c->count);
     if (room->cap > 0) cap_many(weight, c->count, room->cap);
     if (room->lo[last] > c->entry || room->hi[set.first] < c->entry + c->count)
         mask_many(room, set, c, weight);
     v16 before = v16_load(room->most + set.first), most = before;
     for (int j = 0; j < c->count; j++) most = v16_max(most, v16_load(weight + (int64_t)j * MANY));
     v16 top = v16_max(most, v16_set(-FLT_MAX));
-    for (int j = 0; j < CHUNK; j++) {
-        float *to = weight + (int64_t)j * MANY;
-        v16_store(to, j < c->count ? v16_exp(v16_sub(v16_load(to), top)) : v16_set(0));
-    }
-    v16 keep = v16_exp(v16_sub(before, top));
+    if (room->paired)
+        weigh_many(weight, c->count, top, true);
+    else
+        weigh_many(weight, c->count, top, false);
+    v16 keep = weight_of(room, v16_sub(before, top));
     v16 sum = v16_mul(v16_load(room->sum + set.first), keep);
     v16_store(room->sum + set.first, v16_add(sum, sum_many(weight)));
-    for (int j = 0; j < c->count && room->scaled; j++) {
-        float *to = weight + (int64_t)j * MANY;
-        v16_store(to, v16_mul(v16_load(to), v16_set(room->of_values[j])));
-    }
+    change_many(room, weight, c->count);
     v16_store(room->most + set.first, most);
     v16_store(c->keep + set.first, keep);
 }
@@ -269,7 +320,8 @@ static void add_values(struct room *room, struct set set, const struct chunk *c,
                              .p = c->weight + at,
                              .p_lane = many ? 1 : CHUNK,
                              .p_row = many ? MANY : 1,
-                             .rows = values};
+                             .rows = values,
+                             .mixed = values->at == room->wide};
         n = alike(room, l, end, c);
         if (seen.hi > 0) weigh_rows(&w, n, seen.lo, seen.hi);
     }
@@ -281,15 +333,28 @@ static bool apart(const struct room *room, struct set set, const struct chunk *c
     return room->hi[last] <= c->entry || room->lo[set.first] >= c->entry + c->count;
 }
 
+/* Asks for what many lanes read next: the chunk's values, and the next keys. Few lanes wait for
+ * memory all the time, and the processor fetches for them in order. */
+static void fetch_next(const struct cpu_attend_job *job, const struct chunk *c) {
+    const size_t bytes = CHUNK * job->cache->row_size;
+    const char *keys = cpu_cache_rows(job->cache, c->page, false, c->slot + CHUNK).at;
+    const char *values = cpu_cache_rows(job->cache, c->page, true, c->slot).at;
+    for (size_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(values + i);
+        __builtin_prefetch(keys + i);
+    }
+}
+
 /* Computes the lanes' weights of a chunk. Keys are read as stored or, for more lanes than a tile
- * has, converted to floats; keys with factors always as stored. */
+ * has, converted to floats; keys with factors and words always as stored. */
 static void meet_keys(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                       struct room *room, const struct chunk *c) {
     struct rows keys = rows_of(cpu_cache_rows(job->cache, c->page, false, c->slot));
+    if (item->lanes > TILE) fetch_next(job, c);
     if (room->scaled) {
         const uint16_t *factors = cpu_cache_factors(job->cache, c->page, true) + c->slot;
         v16_store(room->of_values, v16_load_row(factors, 0, c->count, KERN_BF16));
-    } else if (item->lanes > TILE) {
+    } else if (item->lanes > TILE && !room->paired) {
         const void *wide = widen_rows(&keys, c->count, room->wide);
         keys = (struct rows){wide, room->width, room->width, KERN_F32, NULL};
     }
@@ -303,18 +368,26 @@ static void meet_keys(const struct cpu_attend_job *job, const struct cpu_attend_
     }
 }
 
-/* Adds a chunk's values with these weights. Values with factors are converted to their levels,
+/* Makes words of a chunk's values, or floats. Values with factors are converted to their levels,
  * because the weights include the factors. */
+static const void *widen_values(struct room *room, const struct rows *values, int count) {
+    if (room->paired)
+        mix_rows(room->wide, room->width, values, count);
+    else if (room->scaled)
+        widen_levels(values, count, room->wide);
+    else
+        return widen_rows(values, count, room->wide);
+    return room->wide;
+}
+
+/* Adds a chunk's values with these weights. For more lanes than a tile has they are converted. */
 static void meet_values(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                         struct room *room, const struct chunk *c) {
     struct rows values = rows_of(cpu_cache_rows(job->cache, c->page, true, c->slot));
     if (item->lanes > TILE) {
-        const void *wide = room->wide;
-        if (room->scaled)
-            widen_levels(&values, c->count, room->wide);
-        else
-            wide = widen_rows(&values, c->count, room->wide);
-        values = (struct rows){wide, room->width, room->width, KERN_F32, NULL};
+        const void *wide = widen_values(room, &values, c->count);
+        values = (struct rows){wide, room->width, room->width, room->paired ? KERN_BF16 : KERN_F32,
+                               NULL};
     }
     for (int l = 0; l < item->lanes; l += MANY) {
         const struct set set = set_at(item, l);

@@ -11,7 +11,12 @@
  *   same order; no sum crosses lanes.
  *
  * So the faster method can be chosen for each call, and a result does not depend on how many other
- * queries there are. */
+ * queries there are.
+ *
+ * Files compiled for AVX512_BF16 multiply rows in bf16 as pairs of numbers (v16_dot), twice as many
+ * an instruction. There a row in bf16 is a row of words, each a pair: neighbours of a key, or the
+ * numbers of two neighbouring values (mix_rows). What is multiplied with it is words, too: queries
+ * and weights rounded to bf16. All above is true with "word" for "element". */
 #ifndef KEEPD_KERNELS_CPU_VEC_DOTS_H
 #define KEEPD_KERNELS_CPU_VEC_DOTS_H
 
@@ -61,8 +66,30 @@ struct rows {
     const uint16_t *factors;
 };
 
+/* Are rows of this dtype words of two numbers each? */
+SIMD bool paired(enum kern_dtype dtype) {
+#if defined(__AVX512BF16__)
+    return dtype == KERN_BF16;
+#else
+    (void)dtype;
+    return false;
+#endif
+}
+
 static inline struct rows rows_of(struct cpu_rows rows) {
-    return (struct rows){rows.at, rows.dim, rows.dim, rows.dtype, rows.factors};
+    const int dim = paired(rows.dtype) ? rows.dim / 2 : rows.dim;
+    return (struct rows){rows.at, dim, dim, rows.dtype, rows.factors};
+}
+
+/* Sixteen elements of a row, as v16_load_row, or words. */
+SIMD v16 dot_load(const void *row, int64_t at, int left, const enum kern_dtype dtype) {
+    if (paired(dtype) && left >= 16) return v16_load_halves((const float *)row + at);
+    return v16_load_row(row, at, left, paired(dtype) ? KERN_F32 : dtype);
+}
+
+/* sum + a b, of rows of this dtype. */
+SIMD v16 dot_add(v16 a, v16 b, v16 sum, const enum kern_dtype dtype) {
+    return paired(dtype) ? v16_dot(a, b, sum) : v16_fma(a, b, sum);
 }
 
 /* out[l * out_stride + j] = q[l] . row[j]
@@ -85,10 +112,10 @@ SIMD void few_step(const struct dots *p, v16 (*sum)[4], int lane, const int lane
                    const int rows, int d, int left, const enum kern_dtype dtype) {
     v16 key[4];
     UNROLL for (int j = 0; j < rows; j++) key[j] =
-        v16_load_row(p->rows->at, (row + j) * p->rows->stride + d, left, dtype);
+        dot_load(p->rows->at, (row + j) * p->rows->stride + d, left, dtype);
     UNROLL for (int l = 0; l < lanes; l++) {
         v16 q = v16_load_row(p->q, (lane + l) * p->q_stride + d, left, KERN_F32);
-        UNROLL for (int j = 0; j < rows; j++) sum[l][j] = v16_fma(q, key[j], sum[l][j]);
+        UNROLL for (int j = 0; j < rows; j++) sum[l][j] = dot_add(q, key[j], sum[l][j], dtype);
     }
 }
 
@@ -209,29 +236,32 @@ static inline const float *widen_rows(const struct rows *rows, int count, float 
 }
 
 struct many {
-    const float *packed, *rows; /* rows of `width` floats */
+    const float *packed, *rows; /* rows of `width` floats or words */
     int64_t width;
+    enum kern_dtype dtype;
 };
 
-/* Running sum `at` of a few rows. */
-SIMD void many_sum(const struct many *m, v16 *sum, int at, const int rows) {
-    UNROLL for (int j = 0; j < rows; j++) sum[j] = v16_set(0);
-    for (int64_t d = at; d < m->width; d += 16) {
-        v16 q = v16_load(m->packed + d * MANY);
-        UNROLL for (int j = 0; j < rows; j++) sum[j] =
-            v16_fma(q, v16_set(m->rows[j * m->width + d]), sum[j]);
-    }
+SIMD void many_step(const struct many *m, v16 *sum, int64_t d, const int rows) {
+    v16 q = v16_load(m->packed + d * MANY);
+    UNROLL for (int j = 0; j < rows; j++) sum[j] =
+        dot_add(q, v16_set(m->rows[j * m->width + d]), sum[j], m->dtype);
 }
 
 SIMD void many_add(v16 *sum, const v16 *other, const int rows) {
     UNROLL for (int j = 0; j < rows; j++) sum[j] = v16_add(sum[j], other[j]);
 }
 
-/* The tree of v16_sum: sums 8 apart, then 4, 2 and 1. */
+/* The tree of v16_sum: sums 8 apart, then 4, 2 and 1. The first two of a few rows are made at once:
+ * a single one would wait for its own additions. */
 SIMD void many_pair(const struct many *m, v16 *sum, int at, const int rows) {
     v16 other[4];
-    many_sum(m, sum, at, rows);
-    many_sum(m, other, at + 8, rows);
+    int64_t d = at;
+    UNROLL for (int j = 0; j < rows; j++) sum[j] = other[j] = v16_set(0);
+    for (; d + 8 < m->width; d += 16) {
+        many_step(m, sum, d, rows);
+        many_step(m, other, d + 8, rows);
+    }
+    if (d < m->width) many_step(m, sum, d, rows);
     many_add(sum, other, rows);
 }
 
@@ -257,18 +287,27 @@ SIMD void many_rows(const struct many *m, float *out, const int rows) {
     UNROLL for (int j = 0; j < rows; j++) v16_store(out + j * MANY, sum[j]);
 }
 
-/* out[j * MANY + l] = q[l] . row[j], queries packed, rows widened; or with the roles exchanged. */
-static void dots_many(float *out, const float *packed, const float *rows, int width, int count) {
-    struct many m = {packed, rows, width};
+SIMD void many_typed(float *out, const float *packed, const struct rows *rows, int count,
+                     const enum kern_dtype dtype) {
+    struct many m = {packed, rows->at, rows->stride, dtype};
     for (; count >= 4; count -= 4, m.rows += 4 * m.width, out += 4 * MANY) many_rows(&m, out, 4);
     for (; count > 0; count--, m.rows += m.width, out += MANY) many_rows(&m, out, 1);
+}
+
+/* out[j * MANY + l] = q[l] . row[j], queries packed, rows widened or words; or with the roles
+ * exchanged. */
+static void dots_many(float *out, const float *packed, const struct rows *rows, int count) {
+    if (paired(rows->dtype))
+        many_typed(out, packed, rows, count, KERN_BF16);
+    else
+        many_typed(out, packed, rows, count, KERN_F32);
 }
 
 /* ---- Weighing rows ----------------------------------------------------------------------------
  */
 
 /* out[l] = keep[l] out[l] + sum_j p[l][j] row[j], rows in ascending order. Of rows with factors, p
- * includes the factors already. */
+ * includes the factors already. Of words, row[j] and p[l][j] are of two rows. */
 struct weighing {
     float *out;
     int64_t out_stride;
@@ -276,7 +315,22 @@ struct weighing {
     const float *p;
     int64_t p_lane, p_row; /* strides from lane to lane and from weight to weight of one lane */
     const struct rows *rows;
+    bool mixed; /* rows in bf16: they are words already */
 };
+
+/* Makes words of `count` rows in bf16, two by two: rows of `width` words, with zeros behind and in
+ * place of a last row's missing neighbour. */
+static inline void mix_rows(float *words, int width, const struct rows *rows, int count) {
+    const uint16_t *row = rows->at;
+    const int dim = 2 * rows->dim;
+    for (int j = 0; j < count; j += 2, row += 2 * dim, words += width)
+        for (int d = 0; d < width; d += 32) {
+            v16 mixed[2];
+            v16_mix(row + d, true, row + dim + d, j + 1 < count, dim - d, mixed);
+            v16_store(words + d, mixed[0]);
+            if (d + 16 < width) v16_store(words + d + 16, mixed[1]);
+        }
+}
 
 /* Sixteen numbers, or levels of rows with factors. */
 SIMD v16 weigh_load(const struct rows *rows, int j, int d, int left, const enum kern_dtype dtype) {
@@ -284,22 +338,55 @@ SIMD v16 weigh_load(const struct rows *rows, int j, int d, int left, const enum 
     return v16_load_row(rows->at, j * rows->stride + d, left, dtype);
 }
 
+/* Words of rows 2j and 2j + 1, zeros in place of those outside [from, to). `mixed`: of mix_rows. */
+SIMD void weigh_words(v16 *row, const struct rows *rows, int j, int d, const int vectors, int left,
+                      int from, int to, const bool mixed) {
+    const bool first = 2 * j >= from, second = 2 * j + 1 < to;
+    if (mixed) {
+        const float *words = (const float *)rows->at + j * rows->stride + d;
+        UNROLL for (int i = 0; i < vectors; i++) row[i] = v16_load(words + 16 * i);
+        if (first && second) return;
+        UNROLL for (int i = 0; i < vectors; i++) row[i] = v16_half(row[i], !first);
+        return;
+    }
+    const int64_t next = 2 * rows->stride;
+    const uint16_t *at = (const uint16_t *)rows->at + 2 * j * next + d;
+    UNROLL for (int i = 0; i < vectors; i += 2) {
+        v16 two[2];
+        v16_mix(at + 16 * i, first, at + next + 16 * i, second, vectors > 1 ? 32 : left, two);
+        row[i] = two[0];
+        if (i + 1 < vectors) row[i + 1] = two[1];
+    }
+}
+
+SIMD bool all_kept(const struct weighing *w, int lane, const int lanes) {
+    bool all = true;
+    if (!w->keep) return true;
+    UNROLL for (int l = 0; l < lanes; l++) all &= w->keep[lane + l] == 1;
+    return all;
+}
+
 SIMD void weigh_tile(const struct weighing *w, int lane, const int lanes, int from, int to, int d,
-                     const int vectors, int left, const enum kern_dtype dtype) {
+                     const int vectors, int left, const enum kern_dtype dtype, const bool mixed) {
     v16 sum[TILE][4], row[4];
     const float *p = w->p + lane * w->p_lane;
     float *to_lane = w->out + lane * w->out_stride;
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
         v16_load_row(to_lane, l * w->out_stride + d + 16 * i, left, KERN_F32);
-    if (w->keep)
+    if (!all_kept(w, lane, lanes)) /* a factor of 1 changes nothing */
         UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
             v16_mul(sum[l][i], v16_set(w->keep[lane + l]));
-    for (int j = from; j < to; j++) {
-        UNROLL for (int i = 0; i < vectors; i++) row[i] =
-            weigh_load(w->rows, j, d + 16 * i, left, dtype);
+    const int first = paired(dtype) ? from / 2 : from, last = paired(dtype) ? (to + 1) / 2 : to;
+    for (int j = first; j < last; j++) {
+        if (paired(dtype))
+            weigh_words(row, w->rows, j, d, vectors, left, from, to, mixed);
+        else
+            UNROLL for (int i = 0; i < vectors; i++) row[i] =
+                weigh_load(w->rows, j, d + 16 * i, left, dtype);
         UNROLL for (int l = 0; l < lanes; l++) {
             v16 weight = v16_set(p[l * w->p_lane + j * w->p_row]);
-            UNROLL for (int i = 0; i < vectors; i++) sum[l][i] = v16_fma(weight, row[i], sum[l][i]);
+            UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
+                dot_add(weight, row[i], sum[l][i], dtype);
         }
     }
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) {
@@ -312,25 +399,27 @@ SIMD void weigh_tile(const struct weighing *w, int lane, const int lanes, int fr
 }
 
 SIMD void weigh_typed(const struct weighing *w, int lane, const int lanes, int from, int to,
-                      const enum kern_dtype dtype) {
-    int d = 0, dim = w->rows->dim;
+                      const enum kern_dtype dtype, const bool mixed) {
+    int d = 0, dim = paired(dtype) && !mixed ? 2 * w->rows->dim : w->rows->dim;
     for (; d + 16 * TILE_ROWS <= dim; d += 16 * TILE_ROWS)
-        weigh_tile(w, lane, lanes, from, to, d, TILE_ROWS, 16, dtype);
-    for (; d + 16 <= dim; d += 16) weigh_tile(w, lane, lanes, from, to, d, 1, 16, dtype);
-    if (d < dim) weigh_tile(w, lane, lanes, from, to, d, 1, dim - d, dtype);
+        weigh_tile(w, lane, lanes, from, to, d, TILE_ROWS, 16, dtype, mixed);
+    for (; d + 16 <= dim; d += 16) weigh_tile(w, lane, lanes, from, to, d, 1, 16, dtype, mixed);
+    if (d < dim) weigh_tile(w, lane, lanes, from, to, d, 1, dim - d, dtype, mixed);
 }
 
 SIMD void weigh_lanes(const struct weighing *w, int lane, const int lanes, int from, int to) {
     if (w->rows->dtype == KERN_F32)
-        weigh_typed(w, lane, lanes, from, to, KERN_F32);
+        weigh_typed(w, lane, lanes, from, to, KERN_F32, false);
+    else if (w->rows->dtype == KERN_BF16 && paired(KERN_BF16) && w->mixed)
+        weigh_typed(w, lane, lanes, from, to, KERN_BF16, true);
     else if (w->rows->dtype == KERN_BF16)
-        weigh_typed(w, lane, lanes, from, to, KERN_BF16);
+        weigh_typed(w, lane, lanes, from, to, KERN_BF16, false);
     else if (w->rows->dtype == KERN_ROW8)
-        weigh_typed(w, lane, lanes, from, to, KERN_ROW8);
+        weigh_typed(w, lane, lanes, from, to, KERN_ROW8, false);
     else if (w->rows->dtype == KERN_ROW4)
-        weigh_typed(w, lane, lanes, from, to, KERN_ROW4);
+        weigh_typed(w, lane, lanes, from, to, KERN_ROW4, false);
     else
-        weigh_typed(w, lane, lanes, from, to, KERN_E4M3);
+        weigh_typed(w, lane, lanes, from, to, KERN_E4M3, false);
 }
 
 /* Adds rows [from, to) for `lanes` lanes. */

@@ -10,12 +10,13 @@ static void side_by_side(float *out, size_t stride, const float *q, int lanes, s
                          int count) {
     float packed[DIM_MANY * MANY], wide[MANY * DIM_MANY], score[MANY * MANY];
     const struct rows queries = {q, rows.dim, rows.dim, KERN_F32, NULL};
-    q = widen_rows(&queries, lanes, wide);
+    const struct rows widened = {widen_rows(&queries, lanes, wide), padded(rows.dim),
+                                 padded(rows.dim), KERN_F32, NULL};
     size_t size = (size_t)rows.dim * kern_dtype_bytes(rows.dtype);
     for (int j = 0; j < count; j += MANY) {
         int n = count - j < MANY ? count - j : MANY;
         pack_many(packed, &rows, n);
-        dots_many(score, packed, q, padded(rows.dim), lanes);
+        dots_many(score, packed, &widened, lanes);
         for (int l = 0; l < lanes; l++)
             v16_store_n(out + (size_t)l * stride + j, v16_load(score + (int64_t)l * MANY), n);
         rows.at = (const char *)rows.at + MANY * size;

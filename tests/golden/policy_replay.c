@@ -2,7 +2,8 @@
  * writes down what every policy keeps and merges.
  *
  *   policy_replay --list           the table of policies as JSON
- *   policy_replay --has-path NAME  exits with 0 when this processor has that path
+ *   policy_replay --has-path NAME  exits with 0 when this processor has that path, and prints how
+ *                                  its attention rounds, or nothing
  *   policy_replay INPUT OUTPUT     both safetensors
  *
  * INPUT holds, for sequence s, "s.qkv" [layers, tokens, (heads_q + 2 heads_kv) D], after rotation,
@@ -623,6 +624,8 @@ static int has_path(const char *name) {
     struct fault fault = {0};
     int rc = cpu_open(&options, &kern, &fault);
     if (rc) return 1;
+    const char *attention = cpu_of(kern)->kernels->attention;
+    if (attention) printf("%s\n", attention);
     kern->ops->close(kern);
     return 0;
 }

@@ -28,16 +28,12 @@ VARIANTS = [name for name in table.VARIANTS if table.base(name) in TABLE]
 PATHS = [path for path in ("reference", "portable", "avx2", "avx512", "amx") if replay.has_path(path)]
 
 
-def on_tiles(path):
-    """Is this the path of tiles? They round queries and weights to bf16 with narrow caches, and the reference rounds them, too."""
-    return path == "amx" or (path == "auto" and "amx" in PATHS)
-
-
 def agree(folder, runs, path="reference", kv_dtype="f32", tolerance=1e-5, sliding_windows=()):
     """All runs as one batch; every one must agree with its reference."""
     result = replay.drive(folder, runs, path=path, kv_dtype=kv_dtype, sliding_windows=list(sliding_windows))
     for i, run in enumerate(runs):
-        tally = replay.follow(run, result.evictions[i], result.out[i], kv_dtype, tolerance, sliding_windows, on_tiles(path))
+        tally = replay.follow(run, result.evictions[i], result.out[i], kv_dtype, tolerance, sliding_windows,
+                               replay.rounding(path))
         print(f"{run.name} {path} {kv_dtype}: {tally}")
         assert tally.evictions == len(result.evictions[i]) > 0
         assert tally.worst["out"] < 1e-4

@@ -43,6 +43,12 @@ def has_path(path):
     return run_driver("--has-path", path).returncode == 0
 
 
+def rounding(path):
+    """The key of tiles.BLOCKS for a path whose attention rounds queries and weights; None: it does not."""
+    said = run_driver("--has-path", path).stdout
+    return "tiles" if "narrow caches" in said else "pairs" if "bf16 caches" in said else None
+
+
 @dataclass
 class Run:
     """One sequence of a batch, by a row or a variant of the table."""
@@ -106,13 +112,13 @@ def drive(folder, runs, **options):
     return read_output(folder / "output.safetensors", runs)
 
 
-def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5, sliding_windows=(), on_tiles=False):
+def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5, sliding_windows=(), rounds=None):
     """Replays one sequence beside what the driver did; returns the tally of the comparison."""
     r = run.recording
     sequence = Sequence(run.rule.as_float32(), r.q.shape[0], r.q.shape[2], r.k.shape[2], r.q.shape[3], r.q.shape[3] ** -0.5,
                         STORED[kv_dtype],
                         None if r.inv_freq is None else np.asarray(r.inv_freq, np.float64), sliding_windows,
-                        tiles=kv_dtype if on_tiles else None)
+                        rounds=rounds, kv_dtype=kv_dtype)
     follower = Follower(sequence, tolerance, adopt_merged=kv_dtype != "f32")
     # A policy without a budget keeps what the next query sees of the longest window.
     kept = run.budget if run.name != "full" else max(sliding_windows) - 1

@@ -143,7 +143,8 @@ class Sequence:
     store: object = np.asarray  # the rounding of keys and values in the cache
     inv_freq: np.ndarray | None = None  # frequencies of the rotation of keys
     sliding_windows: tuple = ()  # one for each layer, 0: none; () is none anywhere
-    tiles: str | None = None  # the cache's dtype, where attention is computed on tiles (tiles.py)
+    rounds: str | None = None  # how attention rounds: a key of tiles.BLOCKS
+    kv_dtype: str = "f32"
     tokens: int = 0
     weights: np.ndarray | None = None  # weights of the layers, once measured
     streams: list = field(default_factory=list)
@@ -205,10 +206,10 @@ class Sequence:
         z = self.logits(layer, stream, q, positions)
         if self.accumulates():
             stream.memory += self.grouped(stream, z, self.rule.observe.group)[0].sum(axis=0)
-        if self.tiles and self.rule.merge != "classes" and tiles.fits(self.tiles, self.head_dim):
-            q = tiles.queries(q, self.scale, self.tiles)
+        if self.rule.merge != "classes" and tiles.fits(self.rounds, self.kv_dtype, self.head_dim):
+            q = tiles.queries(q, self.scale, self.kv_dtype)
             z = np.where(z > -np.inf, np.einsum("tgd,nd->gtn", q, stream.keys), -np.inf)
-            return tiles.attend(z, stream.values, self.tiles)
+            return tiles.attend(self.rounds, z, stream.values, self.kv_dtype)
         out = np.einsum("gtn,nd->tgd", classes.folded(stream, f.softmax(z)), stream.values)
         return out, np.zeros_like(out)
 

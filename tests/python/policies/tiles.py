@@ -1,8 +1,9 @@
-"""Attention of caches in 16, 8 and 4 bits on tiles, with the two roundings of kernels/cpu/amx_attend.c in float64.
+"""Attention of narrow caches with the two roundings of kernels/cpu/amx_attend.c and, of bf16 caches, vec_attend.c in float64.
 
 Queries, in log2 units and rotated as the cache's rows are, are rounded to bf16. So are the weights of a block of entries,
 2^(score - the largest so far), times the factors of the values' rows. Sums of weights are not rounded. Weights are
-relative to the largest score up to the end of their block, so blocks are those of the kernel: 128 entries.
+relative to the largest score up to the end of their block, so blocks are those of the kernel: 128 entries on tiles, 16
+where the processor multiplies pairs of bf16.
 What the policies observe of attention is computed apart, and not rounded.
 """
 
@@ -10,14 +11,15 @@ import numpy as np
 
 from . import rows
 
-LOG2_E, BLOCK = np.float32(1.44269504), 128
+LOG2_E = np.float32(1.44269504)
 NUDGE = 1e-5  # relative error of a weight in float32: scores may be some tens
-SHAPES = {"bf16": (32, 64, 128), "fp8": (32, 64, 128), "q8": (64, 128), "q4": (64, 128)}
+BLOCKS = {"tiles": 128, "pairs": 16}
+TILES = {"bf16": (32, 64, 128), "fp8": (32, 64, 128), "q8": (64, 128), "q4": (64, 128)}  # head sizes
 LEVELS = {"q8": np.arange(1, 128)[::-1], "q4": rows.LEVELS[8:][::-1]}  # the largest of a row is one of them
 
 
-def fits(kv_dtype, head_dim):
-    return head_dim in SHAPES.get(kv_dtype, ())
+def fits(kind, kv_dtype, head_dim):
+    return kind == "pairs" and kv_dtype == "bf16" or kind == "tiles" and head_dim in TILES.get(kv_dtype, ())
 
 
 def queries(q, scale, kv_dtype):
@@ -46,14 +48,15 @@ def factors(values, kv_dtype):
     return found
 
 
-def attend(z, values, kv_dtype):
+def attend(kind, z, values, kv_dtype):
     """z: scores in log2 units [group, queries, entries], -inf where masked. The results [queries, group, D], and how far each
     may be off because a weight is so near the middle of two bf16 that float32 may have rounded it to the other one."""
     factor = factors(values, kv_dtype)
     most = np.full(z.shape[:2], -np.inf)
     total, out, slack = np.zeros(z.shape[:2]), np.zeros((*z.shape[:2], values.shape[-1])), 0
-    for at in range(0, z.shape[-1], BLOCK):
-        part = slice(at, at + BLOCK)
+    block = BLOCKS[kind]
+    for at in range(0, z.shape[-1], block):
+        part = slice(at, at + block)
         now = np.maximum(most, z[..., part].max(axis=-1))
         base = np.where(np.isfinite(now), now, 0)
         p, keep = np.exp2(z[..., part] - base[..., None]), np.exp2(most - base)

@@ -27,6 +27,22 @@ Test(cpu, auto_takes_the_best_path) {
     }
 }
 
+/* On avx512 attention rounds to bf16 where activations may become 8 bits or bf16. */
+Test(cpu, attention_rounds_with_the_activations) {
+    static const enum cpu_activations all[] = {CPU_INT8, CPU_BY_WEIGHT, CPU_BF16, CPU_INT16,
+                                               CPU_F32};
+    for (int i = 0; i < 5; i++) {
+        struct cpu_options options = {.path = "avx512", .activations = all[i], .threads = 1};
+        struct kern *kern;
+        struct fault fault = {0};
+        if (cpu_open(&options, &kern, &fault)) continue; /* this processor lacks it */
+        cr_assert_eq(cpu_of(kern)->kernels->attention != NULL, cpu_isa_detect().bf16 && i < 3);
+        cr_assert_eq(strstr(kern->ops->activations, "attention") != NULL,
+                     cpu_of(kern)->kernels->attention != NULL);
+        kern->ops->close(kern);
+    }
+}
+
 Test(cpu, unknown_path_is_refused) {
     struct cpu_options options = {.path = "sse9"};
     struct kern *kern = NULL;

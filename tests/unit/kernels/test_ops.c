@@ -344,15 +344,18 @@ Test(ops, the_backend_says_how_it_rounds) {
          "int8 with 4-bit blocks, int16 with 8-bit blocks, f32 with bf16 and fp8, f32 with others"},
         {"reference", CPU_F32,
          "f32 with 4-bit blocks, f32 with 8-bit blocks, f32 with bf16 and fp8, f32 with others"},
+        {"avx512", CPU_INT16,
+         "int16 with 4-bit blocks, int16 with 8-bit blocks, f32 with bf16 and fp8, f32 with "
+         "others"},
         {"avx512", CPU_BF16,
          "int16 with 4-bit blocks, int16 with 8-bit blocks, bf16 with bf16 and fp8, f32 with "
-         "others"},
+         "others, bf16 in attention with bf16 caches"},
         {"amx", CPU_INT16,
          "int16 with 4-bit blocks, int16 with 8-bit blocks, two bf16 with bf16 and fp8, f32 with "
-         "others"},
+         "others, bf16 in attention with narrow caches"},
         {"amx", CPU_BF16,
          "bf16 with 4-bit blocks, bf16 with 8-bit blocks, bf16 with bf16 and fp8, f32 with "
-         "others"},
+         "others, bf16 in attention with narrow caches"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct cpu_options options = {

@@ -567,6 +567,7 @@ static void check_shared(const char *dir, const char *path) {
     struct replay_options options = {.dir = "/nowhere", /* nothing is read */
                                      .path = path,
                                      .threads = 1,
+                                     .exact = true, /* as its owner */
                                      .kv_dtype = KERN_BF16,
                                      .rows_max = LONG,
                                      .positions_max = LONG,
