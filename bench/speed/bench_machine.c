@@ -35,7 +35,7 @@ struct worker {
 typedef uint64_t words __attribute__((vector_size(32)));
 static volatile uint64_t sink;
 
-/* Reads with 1 to STREAMS streams side by side: which number is fastest depends on the processor. */
+/* Reads with some of the STREAMS: how many are fastest depends on the processor. */
 static inline __attribute__((always_inline)) void read_streams(const char *data, size_t bytes,
                                                                const int streams) {
     words sum[STREAMS] = {0};

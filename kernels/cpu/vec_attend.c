@@ -27,7 +27,7 @@ struct room {
     int32_t lo[LANES], hi[LANES]; /* entries the lane sees; neither descends */
     float weight[LANES * CHUNK];  /* scores, then weights of the entries of a piece's chunks */
     float keep[LANES];            /* for each chunk the factors of the lanes' sums before it */
-    float unit;                   /* of scores: 1, or LOG2_E */
+    float unit;                   /* factor of scores: 1, or LOG2_E */
     float cap;                    /* kern_attend_options, in this unit */
     int width, q_width;
     int places;  /* lanes that have room in weight and keep for each chunk, at least the item's */

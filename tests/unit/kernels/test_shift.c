@@ -215,7 +215,8 @@ Test(shift, long_streams_drop_their_oldest_entries_behind_the_sinks) {
     cpu_cache_close(&cache);
 }
 
-/* Those are the heads that remember longest: their oldest entries may be their most important. */
+/* Long streams are the heads that remember longest: their oldest entries may be their most
+ * important. */
 Test(shift, long_streams_with_gates_drop_their_lowest_entries) {
     const struct kern_rule rule = {
         .score = KERN_SCORE_RETENTION, .sinks = SINKS, .recent = 16, .horizon = 1};
