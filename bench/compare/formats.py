@@ -34,6 +34,7 @@ from compare import ROOT, Keepd, Llama, generating, prompt_of, reading, words_of
 
 CASES = {"prompt": "prompt of 512", "1": "generation, batch 1", "8": "generation, batch 8", "32": "generation, batch 32"}
 PROMPT, TOKENS, SHORT = 512, 32, 16
+SERVED = 2 * TOKENS     # of each answer through HTTP: the first answers begin while other prompts are read, which does not count
 
 
 def text_of(command, **options):
@@ -49,7 +50,7 @@ class ServerTurn:
     def __init__(self, name, server, args):
         self.name, self.server, self.prompt = name, server, words_of if args.words else prompt_of
         with self.server.turn() as s:   # memory touched
-            generating(s, random.Random(99), max([1, *(int(c) for c in args.cases if c != "prompt")]), 4, self.prompt)
+            generating(s, random.Random(99), max([1, *(int(c) for c in args.cases if c != "prompt")]), SERVED, self.prompt)
 
     def measure(self, cases, number):
         rng, found = random.Random(number), {}
@@ -57,7 +58,7 @@ class ServerTurn:
             for case in cases:
                 if case == "prompt":
                     reading(s, rng, PROMPT)   # the others' benches also read one before the one that counts
-                found[case] = reading(s, rng, PROMPT) if case == "prompt" else generating(s, rng, int(case), TOKENS, self.prompt)
+                found[case] = reading(s, rng, PROMPT) if case == "prompt" else generating(s, rng, int(case), SERVED, self.prompt)
         return found
 
     def stop(self):
@@ -78,7 +79,7 @@ LLAMA_SERVER = "llama.cpp's server"
 
 
 def llama_turn(args, model):
-    return ServerTurn(LLAMA_SERVER, Llama(args, model.with_suffix(""), {"places": 32, "length": PROMPT + 2 * TOKENS}), args)
+    return ServerTurn(LLAMA_SERVER, Llama(args, model.with_suffix(""), {"places": 32, "length": PROMPT + 2 * SERVED}), args)
 
 
 class GgmlTurn:
