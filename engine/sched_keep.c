@@ -260,7 +260,7 @@ static int shift_back(struct sched *sched, const struct sequence *seq, int32_t f
     struct kern *kern = sched->options.kern;
     const struct kern_shift shift = {.slot = seq->slot,
                                      .rule = &seq->kv.rule,
-                                     .tokens = from,
+                                     .tokens = to,
                                      .from = sched_shifts(sched, from),
                                      .to = sched_shifts(sched, to)};
     return shift.from == shift.to ? 0 : kern->ops->shift(kern, &shift);

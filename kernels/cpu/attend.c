@@ -314,10 +314,11 @@ static void attend_items(void *arg, int worker) {
         work->cpu->kernels->attend(work->job, &work->items[i], scratch);
 }
 
-/* Sorts the longest items first, so that those claimed last are short. Where even the longest is a
- * small part of a worker's share, sorting would take longer than the wait at the end. */
+/* Items are sorted only if the longest is more than 1/SHARES of a worker's part: otherwise sorting
+ * takes longer than the wait for the last item. */
 #define SHARES 32
 
+/* Sorts the longest items first, so that those claimed last are short. */
 static int by_cost(const void *a, const void *b) {
     const struct cpu_attend_item *x = a, *y = b;
     return (x->cost < y->cost) - (x->cost > y->cost);

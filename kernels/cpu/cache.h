@@ -192,13 +192,13 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
 /* Evicts one sequence after the other. ERR_FULL (no free pages for copies of shared pages) leaves
  * the failing sequence and later ones unchanged. */
 int cpu_cache_evict(struct cpu_cache *cache, const struct kern_evict *due, int count);
-/* Cuts every stream to its `most` best entries by the rule's retention scores; the budget counts
- * nothing. ERR_FULL as above. */
-int cpu_cache_cut(struct cpu_cache *cache, const struct kern_evict *due, int32_t most);
+/* Keeps the `most` best entries of every stream by the rule's retention scores; the rule's budget
+ * and threshold are not used. ERR_FULL as above. */
+int cpu_cache_keep_best(struct cpu_cache *cache, const struct kern_evict *due, int32_t most);
 /* ERR_FULL (no free pages for copies of shared pages, needed to drop members of classes) changes
  * nothing. */
 int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos);
-/* ERR_FULL (no free pages for copies of shared pages) moves nothing. The model has at least
+/* ERR_FULL (no free pages for copies of shared pages) changes nothing. The model has at least
  * PLACES_LEAST positions (kernels/places.h). */
 int cpu_cache_shift(struct cpu_cache *cache, const struct kern_shift *shift);
 /* ERR_LIMIT (a page's reference count would overflow) changes nothing. */

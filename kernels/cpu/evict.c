@@ -434,8 +434,8 @@ static int evict_slot(struct cpu_cache *cache, const struct kern_evict *due) {
     return 0;
 }
 
-int cpu_cache_cut(struct cpu_cache *cache, const struct kern_evict *due, int32_t most) {
-    const struct evict_job job = {.cache = cache, .due = due, .least = EVICT_KEY_LEAST};
+int cpu_cache_keep_best(struct cpu_cache *cache, const struct kern_evict *due, int32_t most) {
+    const struct evict_job job = {.cache = cache, .due = due, .least = EVICT_KEY_EXPIRED};
     size_t total = place_keys(cache, due->slot), kept = 0;
     each_stream(&job, evict_score_stream);
     for (int stream = 0; stream < cache->streams; stream++) {

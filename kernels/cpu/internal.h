@@ -185,7 +185,7 @@ struct cpu_kernels {
     int (*attend_lanes)(const struct kern_cache_options *options); /* most lanes per item */
     void (*attend)(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    void *scratch);
-    const char *attention; /* says how it rounds queries and weights; NULL: not */
+    const char *attention; /* says how it rounds queries and weights; NULL: it does not round */
 };
 
 extern const struct cpu_kernels cpu_kernels_reference;
@@ -194,7 +194,7 @@ extern const struct cpu_kernels cpu_kernels_portable;
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_pairs; /* avx512 with attention in bf16 */
-extern const struct cpu_kernels cpu_kernels_bf16;  /* and with activations in bf16 */
+extern const struct cpu_kernels cpu_kernels_bf16;  /* attention and activations in bf16 */
 extern const struct cpu_kernels cpu_kernels_amx;
 extern const struct cpu_kernels cpu_kernels_amx_bf16; /* amx with activations in bf16 */
 #endif

@@ -336,13 +336,15 @@ static bool apart(const struct room *room, struct set set, const struct chunk *c
 /* Asks for what many lanes read next: the chunk's values, and the next keys. Few lanes wait for
  * memory all the time, and the processor fetches for them in order. */
 static void fetch_next(const struct cpu_attend_job *job, const struct chunk *c) {
-    const size_t bytes = CHUNK * job->cache->row_size;
-    const char *keys = cpu_cache_rows(job->cache, c->page, false, c->slot + CHUNK).at;
+    const size_t row = job->cache->row_size;
+    const int left = job->cache->page_slots - c->slot, after = left - CHUNK;
     const char *values = cpu_cache_rows(job->cache, c->page, true, c->slot).at;
-    for (size_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(values + i);
-        __builtin_prefetch(keys + i);
-    }
+    const size_t value_bytes = (size_t)(left < CHUNK ? left : CHUNK) * row;
+    for (size_t i = 0; i < value_bytes; i += 64) __builtin_prefetch(values + i);
+    if (after <= 0) return;
+    const char *keys = cpu_cache_rows(job->cache, c->page, false, c->slot + CHUNK).at;
+    const size_t key_bytes = (size_t)(after < CHUNK ? after : CHUNK) * row;
+    for (size_t i = 0; i < key_bytes; i += 64) __builtin_prefetch(keys + i);
 }
 
 /* Computes the lanes' weights of a chunk. Keys are read as stored or, for more lanes than a tile

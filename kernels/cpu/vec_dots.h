@@ -251,17 +251,22 @@ SIMD void many_add(v16 *sum, const v16 *other, const int rows) {
     UNROLL for (int j = 0; j < rows; j++) sum[j] = v16_add(sum[j], other[j]);
 }
 
-/* The tree of v16_sum: sums 8 apart, then 4, 2 and 1. The first two of a few rows are made at once:
- * a single one would wait for its own additions. */
+/* The tree of v16_sum: sums 8 apart, then 4, 2 and 1. The first two of a few rows are made at once
+ * where there are registers for both: a single one would wait for its own additions. */
 SIMD void many_pair(const struct many *m, v16 *sum, int at, const int rows) {
     v16 other[4];
     int64_t d = at;
     UNROLL for (int j = 0; j < rows; j++) sum[j] = other[j] = v16_set(0);
+#if defined(__AVX512F__)
     for (; d + 8 < m->width; d += 16) {
         many_step(m, sum, d, rows);
         many_step(m, other, d + 8, rows);
     }
     if (d < m->width) many_step(m, sum, d, rows);
+#else
+    for (; d < m->width; d += 16) many_step(m, sum, d, rows);
+    for (d = at + 8; d < m->width; d += 16) many_step(m, other, d, rows);
+#endif
     many_add(sum, other, rows);
 }
 
@@ -321,15 +326,18 @@ struct weighing {
 /* Makes words of `count` rows in bf16, two by two: rows of `width` words, with zeros behind and in
  * place of a last row's missing neighbour. */
 static inline void mix_rows(float *words, int width, const struct rows *rows, int count) {
-    const uint16_t *row = rows->at;
     const int dim = 2 * rows->dim;
-    for (int j = 0; j < count; j += 2, row += 2 * dim, words += width)
+    for (int j = 0; j < count; j += 2, words += width) {
+        const bool both = j + 1 < count;
+        const uint16_t *first = (const uint16_t *)rows->at + (int64_t)j * dim;
+        const uint16_t *second = both ? first + dim : first;
         for (int d = 0; d < width; d += 32) {
             v16 mixed[2];
-            v16_mix(row + d, true, row + dim + d, j + 1 < count, dim - d, mixed);
+            v16_mix(first + d, true, second + d, both, dim - d, mixed);
             v16_store(words + d, mixed[0]);
             if (d + 16 < width) v16_store(words + d + 16, mixed[1]);
         }
+    }
 }
 
 /* Sixteen numbers, or levels of rows with factors. */
@@ -349,8 +357,8 @@ SIMD void weigh_words(v16 *row, const struct rows *rows, int j, int d, const int
         UNROLL for (int i = 0; i < vectors; i++) row[i] = v16_half(row[i], !first);
         return;
     }
-    const int64_t next = 2 * rows->stride;
-    const uint16_t *at = (const uint16_t *)rows->at + 2 * j * next + d;
+    const int64_t size = 2 * rows->stride, next = second ? size : 0;
+    const uint16_t *at = (const uint16_t *)rows->at + 2 * j * size + d;
     UNROLL for (int i = 0; i < vectors; i += 2) {
         v16 two[2];
         v16_mix(at + 16 * i, first, at + next + 16 * i, second, vectors > 1 ? 32 : left, two);

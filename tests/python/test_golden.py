@@ -374,36 +374,39 @@ def test_the_bundled_model_keeps_what_the_reference_keeps(policy):
     check_policy(BUNDLED, None, policy, *bundled_tokens())
 
 
-def log_beta_bar(path, kv_dtype):
+def log_beta_bar(path, kv_dtype, exact):
     """Four times what was measured: 2.5e-6, 3.2e-4 (a stray tie of bf16's rounding in the first layer), 3.4e-6.
 
     The tiles of amx round activations to 16 bits, and for narrow caches queries and weights of attention to bf16, which
-    the reference does not; there it has not been measured. avx512 rounds attention over a bf16 cache where the processor
-    multiplies pairs of bf16: 0.012.
+    the reference does not; there it has not been measured. Where activations are not exact, avx512 rounds attention over
+    a bf16 cache if the processor multiplies pairs of bf16: 0.012.
     """
-    if (path, kv_dtype) == ("avx512", "bf16"):
+    if (path, kv_dtype) == ("avx512", "bf16") and not exact:
         return 0.05
     return 0.1 if path == "amx" else {"f32": 1e-5, "bf16": 1.3e-3, "fp8": 1.4e-5, "q8": 1e-3, "q4": 1e-2}[kv_dtype]
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "fp8", "q8", "q4"))
-def test_every_path_selects_by_its_own_scores(path, kv_dtype, gates):
+@pytest.mark.parametrize("exact", ("no", "yes"))
+def test_every_path_selects_by_its_own_scores(path, kv_dtype, exact, gates):
+    if exact == "yes" and (path, kv_dtype) != ("avx512", "bf16"):
+        pytest.skip("attention is the same")
     if not has_path(path):
         pytest.skip(f"this processor has no {path}")
     policy = Policy("global", 24, 8, 32, 2, 0, 128.0)
-    result = run(MODELS / "qwen3", random_tokens(190), "--path", path, "--kv-dtype", kv_dtype, "--gates",
-                 gates("qwen3", "code"), *policy_options(policy, 150))
+    result = run(MODELS / "qwen3", random_tokens(190), "--path", path, "--kv-dtype", kv_dtype, "--exact", exact,
+                 "--gates", gates("qwen3", "code"), *policy_options(policy, 150))
     checker = Checker(result, policy, Reference(MODELS / "qwen3"), 0)
     assert result["evictions"]
     for i in range(len(result["evictions"])):
         assert checker.check_selection(i) == checker.layers * checker.heads * policy.budget
-    exact = Reference(MODELS / "qwen3", gates=gates("qwen3", "code"), kv_dtype=kv_dtype)
-    exact.append(random_tokens(190)[:32])
+    own = Reference(MODELS / "qwen3", gates=gates("qwen3", "code"), kv_dtype=kv_dtype)
+    own.append(random_tokens(190)[:32])
     before, _ = checker.states(0)
-    worst = max(np.abs(before[i][h][1] - exact.streams()[i][h][1]).max()
+    worst = max(np.abs(before[i][h][1] - own.streams()[i][h][1]).max()
                 for i in range(checker.layers) for h in range(checker.heads))
-    assert worst < log_beta_bar(path, kv_dtype)
+    assert worst < log_beta_bar(path, kv_dtype, exact == "yes")
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -414,7 +414,8 @@ static void check_spoiled(int path, const struct shape *shape, int spoiled) {
     bench_close(&b);
 }
 
-/* Tiles multiply them with weights of 0. */
+/* Not on tiles: they multiply entries that a query does not see with weights of 0, and 0 * NaN is
+ * NaN. */
 Test(attend, unseen_entries_do_not_count) {
     for (size_t i = 0; i < SHAPE_COUNT; i++)
         for (int path = 0; path < WAYS; path++) {

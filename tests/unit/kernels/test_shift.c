@@ -244,6 +244,34 @@ Test(shift, long_streams_with_gates_drop_their_lowest_entries) {
     cpu_cache_close(&cache);
 }
 
+/* A shift of a fork that finds too few free pages for its copies drops nothing, either. */
+Test(shift, without_pages_nothing_is_dropped) {
+    const struct kern_rule rule = {
+        .score = KERN_SCORE_RETENTION, .sinks = SINKS, .recent = 16, .horizon = 1};
+    const int pages = STREAMS * ((POSITIONS + 31) / 32);
+    int failed = 0, done = 0;
+    for (int spare = 0; spare <= pages; spare++) {
+        struct cpu_cache cache = open_cache(KERN_BF16, pages + spare);
+        append(&cache, 0, 0, POSITIONS);
+        for (int stream = 0; stream < STREAMS; stream++)
+            for (int32_t i = 0; i < POSITIONS; i++) {
+                struct place p = find(&cache, 0, stream, i);
+                cpu_cache_log_beta(&cache, p.page)[p.at] = i > POSITIONS / 2 ? -1e-1f : -1e-6f;
+            }
+        cr_assert_eq(cpu_cache_fork(&cache, 0, 1, POSITIONS), 0);
+        const int rc = shift_by(&cache, 1, 0, 1, &rule);
+        cr_assert(rc == 0 || rc == ERR_FULL);
+        for (int stream = 0; stream < STREAMS; stream++) {
+            cr_assert_eq(*cpu_cache_length(&cache, 0, stream), POSITIONS);
+            cr_assert_eq(*cpu_cache_length(&cache, 1, stream),
+                         rc ? POSITIONS : places_kept(POSITIONS));
+        }
+        failed += rc != 0, done += rc == 0;
+        cpu_cache_close(&cache);
+    }
+    cr_assert(failed > 0 && done > 0);
+}
+
 /* A slot copies shared pages before it writes to them; without free pages nothing changes. */
 Test(shift, forks_keep_their_places) {
     const int pages = STREAMS * 4; /* 32 entries a page: 100 entries need 4 */
