@@ -258,7 +258,7 @@ Test(shift, without_pages_nothing_is_dropped) {
                 struct place p = find(&cache, 0, stream, i);
                 cpu_cache_log_beta(&cache, p.page)[p.at] = i > POSITIONS / 2 ? -1e-1f : -1e-6f;
             }
-        cr_assert_eq(cpu_cache_fork(&cache, 0, 1, POSITIONS), 0);
+        cr_assert_eq(cpu_cache_fork(&cache, 0, 1), 0);
         const int rc = shift_by(&cache, 1, 0, 1, &rule);
         cr_assert(rc == 0 || rc == ERR_FULL);
         for (int stream = 0; stream < STREAMS; stream++) {
