@@ -87,7 +87,7 @@ class Server:
                     lines.append((time.perf_counter() - start, line))
         # Parsed afterwards: until then the processors belong to the server.
         moments = [moment for moment, line in lines if self.has_token(json.loads(line[6:]))]
-        if not 0.9 * tokens <= len(moments) <= tokens:    # a token that ends inside a character has no event
+        if not 0.8 * tokens <= len(moments) <= tokens:    # a token that ends inside a character has no event
             sys.exit(f"{self.name}: {len(moments)} events for {tokens} tokens")
         return moments
 

@@ -34,7 +34,7 @@ from compare import ROOT, Keepd, Llama, generating, prompt_of, reading, words_of
 
 CASES = {"prompt": "prompt of 512", "1": "generation, batch 1", "8": "generation, batch 8", "32": "generation, batch 32"}
 PROMPT, TOKENS, SHORT = 512, 32, 16
-SERVED = 2 * TOKENS     # of each answer through HTTP: the first answers begin while other prompts are read, which does not count
+SERVED = 2 * TOKENS     # tokens of an answer through HTTP: the first answers begin while other prompts are read, and that time says little
 
 
 def text_of(command, **options):

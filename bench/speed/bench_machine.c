@@ -13,7 +13,7 @@
 
 #include "kernels/cpu/isa.h"
 
-enum { THREADS_MAX = 256, STREAMS = 4, PASSES = 8 };
+enum { THREADS_MAX = 256, STREAMS = 4, PASSES = 16 };
 #define READ_BYTES ((size_t)2 << 30)
 
 static double now(void) {
