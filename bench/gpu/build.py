@@ -23,7 +23,8 @@ PATHS = {  # as in kernels/cpu/CMakeLists.txt; test_gpu_check compares
     "bf16": [*AVX512, "-mavx512bf16"],
 }
 BLOCKS = ("portable", "avx2", "vnni")
-PATHS_OF = {"vec_block": BLOCKS, "vec_round": BLOCKS, "vec_matmul": ("portable", "avx2", "avx512", "bf16")}
+PAIRS = ("portable", "avx2", "avx512", "bf16")
+PATHS_OF = {"vec_block": BLOCKS, "vec_round": BLOCKS, "vec_matmul": PAIRS, "vec_attend": PAIRS}
 AMX = [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
 C_FLAGS = ["-std=gnu17", "-O3", "-g", "-D_GNU_SOURCE", "-ffp-contract=off", f"-I{ROOT}"]
 LIBRARIES = ["libmicrohttpd", "gnutls", "libcjson", "libuv", "libpcre2-8", "inih", "nettle"]
