@@ -174,7 +174,7 @@ int cpu_cache_shift(struct cpu_cache *cache, const struct kern_shift *shift) {
     CHECK(shift->from >= 0 && shift->to >= 0 && cache->options.max_positions >= PLACES_LEAST);
     const struct kern_evict due = {
         .slot = shift->slot, .tokens = shift->tokens, .rule = shift->rule};
-    int rc = own_pages(&job); /* the pages that the cut writes, too */
+    int rc = own_pages(&job); /* keeping the best writes only to these, too */
     if (rc == 0 && shift->to > shift->from && shift->rule->score == KERN_SCORE_RETENTION)
         rc = cpu_cache_keep_best(cache, &due, places_kept(cache->options.max_positions));
     if (rc != 0) return rc;
