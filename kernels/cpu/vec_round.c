@@ -19,16 +19,16 @@ struct rounding {
     struct cpu_x_block *blocks;
     int64_t cols, step; /* step: from place to place */
     int offset;
-    bool wide, split; /* split: halves of blocks have scales of their own */
+    bool split;             /* halves of blocks have scales of their own */
+    float last[KERN_BLOCK]; /* the last block with zeros behind, if it is not whole */
+    /* where a rest's weights are: bytes of a block's codes and factors; what second halves are
+     * before and behind; and where the terms are */
+    uint32_t block_codes, block_factors, second_back, second_factors, least;
 };
 
-/* Returns the numbers of a block: in place, or the last of a row with zeros behind, in `room`. */
-static const float *numbers_of(const struct rounding *row, int64_t block, float *room) {
-    const float *from = row->x + block * KERN_BLOCK;
-    const int64_t left = row->cols - block * KERN_BLOCK;
-    if (left >= KERN_BLOCK) return from;
-    memset(room, 0, KERN_BLOCK * sizeof *room);
-    return memcpy(room, from, (size_t)left * sizeof *room);
+/* Returns the numbers of a block; those of a last one that is not whole have been copied. */
+static inline const float *numbers_of(const struct rounding *row, int64_t block) {
+    return (block + 1) * KERN_BLOCK <= row->cols ? row->x + block * KERN_BLOCK : row->last;
 }
 
 /* Returns whether the bits are those of a number that is finite. */
@@ -57,9 +57,8 @@ static inline uint32_t largest_of(const float *x, int count) {
 /* The codes lie in the order in which the weights are unpacked: of four inputs the first, the
  * third, the second, the fourth. */
 static void round_wide(const struct rounding *row, int64_t at) {
-    float room[KERN_BLOCK];
     int32_t code[KERN_BLOCK], sums[2] = {0, 0};
-    const float *x = numbers_of(row, at, room), most = INT16_MAX;
+    const float *x = numbers_of(row, at), most = INT16_MAX;
     int16_t *to = (int16_t *)(void *)(row->to + (int64_t)2 * KERN_BLOCK * row->step * at);
     struct cpu_x_block *block = &row->blocks[at * row->step];
     const uint32_t largest = largest_of(x, KERN_BLOCK);
@@ -86,13 +85,15 @@ struct group {
     int count;
 };
 
-/* The blocks of a group: sums of their codes and, with halves, of the second ones. */
-struct group_codes {
-    int32_t sums[GROUP], second[GROUP];
+/* A group that has been examined: the needs of its blocks, and the quad of its rest,
+ * as GROUP times its number in its block plus the number of the block. Until the group is written,
+ * this lies where its rest will be described. */
+struct needs {
     uint32_t need[GROUP];
-    int32_t shift[GROUP];
-    float by[GROUP]; /* makes codes of numbers */
+    uint32_t quad;
 };
+
+_Static_assert(sizeof(struct needs) <= sizeof(struct cpu_x_block), "lies in a block's memory");
 
 /* The unit of a leaf, the inverse, and the bits of the leaf's need. */
 struct unit {
@@ -104,146 +105,245 @@ static struct cpu_x_block *place_of(const struct rounding *row, int64_t place) {
     return &row->blocks[place * row->step];
 }
 
+static struct cpu_x_block *rest_of(const struct rounding *row, const struct group *g) {
+    return place_of(row, g->place + g->count);
+}
+
 static int8_t *codes_at(const struct rounding *row, int64_t place) {
     return (int8_t *)row->to + KERN_BLOCK * row->step * place;
 }
 
+/* Says where the weights of a group's rest are. */
+SIMD void locate_rest(const struct rounding *row, struct cpu_x_block *rest, uint32_t at) {
+    const uint32_t block = at % GROUP, quad = at / GROUP, half = quad / (CPU_QUADS / 2);
+    rest->codes = block * row->block_codes + 64 * quad - row->second_back * half;
+    rest->factors = block * row->block_factors + row->second_factors * half;
+    rest->least = block * row->block_factors + row->least;
+}
+
+#if defined(__AVX512VNNI__)
+
+_Static_assert(GROUP == 4 && CPU_QUADS == 8, "vectors of four blocks and of four quads of each");
+
+#define UNROLL _Pragma("GCC unroll 4")
+
+/* Numbers of a group's quads lie in two vectors, one for the first halves of the blocks and one for
+ * the second: element GROUP q + i is of quad q of that half of block i. A group of fewer blocks is
+ * one with zeros. `whole`: is_whole; there are two versions of each function. */
+
+/* Loads the halves of a group's blocks. */
+SIMD void load_group(const struct rounding *row, const struct group *g, __m512 *low, __m512 *high,
+                     const bool whole) {
+    UNROLL for (int i = 0; i < GROUP; i++) {
+        low[i] = high[i] = _mm512_setzero_ps();
+        if (!whole && i >= g->count) continue;
+        const float *x =
+            whole ? row->x + (g->block + i) * KERN_BLOCK : numbers_of(row, g->block + i);
+        low[i] = _mm512_loadu_ps(x);
+        high[i] = _mm512_loadu_ps(x + HALF);
+    }
+}
+
+/* Returns the largest magnitude in each quad. */
+SIMD __m512i largest_of_quads(const __m512 *half) {
+    __m512i a[GROUP];
+    UNROLL for (int i = 0; i < GROUP; i++) a[i] =
+        _mm512_and_si512(_mm512_castps_si512(half[i]), _mm512_set1_epi32(0x7fffffff));
+    const __m512i b = _mm512_max_epu32(_mm512_unpacklo_epi32(a[0], a[1]),
+                                       _mm512_unpackhi_epi32(a[0], a[1])),
+                  c = _mm512_max_epu32(_mm512_unpacklo_epi32(a[2], a[3]),
+                                       _mm512_unpackhi_epi32(a[2], a[3]));
+    return _mm512_max_epu32(_mm512_unpacklo_epi64(b, c), _mm512_unpackhi_epi64(b, c));
+}
+
+/* Returns the largest of the quads of each block. */
+SIMD __m128i largest_of_blocks(__m512i a) {
+    const __m256i b = _mm256_max_epu32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+    return _mm_max_epu32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+}
+
+/* Returns the sum of the codes of each block's half. */
+SIMD __m128i sums_of_blocks(__m512i codes) {
+    const __m512i a = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), codes);
+    const __m256i b = _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+    return _mm_add_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+}
+
+/* Returns the largest element, in all four. */
+SIMD __m128i largest_of_four(__m128i a) {
+    a = _mm_max_epu32(a, _mm_shuffle_epi32(a, 0x4e));
+    return _mm_max_epu32(a, _mm_shuffle_epi32(a, 0xb1));
+}
+
+SIMD __mmask8 are_finite(__m128i bits) {
+    return _mm_cmplt_epu32_mask(bits, _mm_set1_epi32(0x7f800000));
+}
+
+/* Finds a group's needs. Returns the largest that is finite. */
+SIMD uint32_t examine_group(const struct rounding *row, const struct group *g, struct needs *to,
+                            const bool whole) {
+    __m512 low[GROUP], high[GROUP];
+    load_group(row, g, low, high, whole);
+    const __m512i a = largest_of_quads(low), b = largest_of_quads(high);
+    const __m128i of_blocks = largest_of_blocks(_mm512_max_epu32(a, b));
+    const __m128i top = largest_of_four(of_blocks);
+    const __m512i tops = _mm512_broadcastd_epi32(top);
+    const uint32_t tops_at =
+        _mm512_cmpeq_epi32_mask(a, tops) | (uint32_t)_mm512_cmpeq_epi32_mask(b, tops) << 16;
+    /* the first block that has the largest, and its first quad that has it */
+    const int block = __builtin_ctz(_mm_cmpeq_epi32_mask(of_blocks, top));
+    const int quad = __builtin_ctz(tops_at & 0x11111111u << block);
+    const uint32_t others = ~(1u << quad); /* the quad of the rest adds less to its block's need */
+    __m128i need =
+        largest_of_blocks(_mm512_max_epu32(_mm512_maskz_mov_epi32((__mmask16)others, a),
+                                           _mm512_maskz_mov_epi32((__mmask16)(others >> 16), b)));
+    /* a block that is not finite gives NaN, with any codes */
+    const __m128 size = _mm_castsi128_ps(top),
+                 coarse =
+                     _mm_mask_mul_ps(size, are_finite(top), size, _mm_set1_ps(1.0f / (1 << FINE)));
+    need = _mm_mask_max_epu32(need, (__mmask8)(1u << block), need, _mm_castps_si128(coarse));
+    _mm_storeu_si128((__m128i *)to->need, need);
+    to->quad = (uint32_t)quad;
+    need = _mm_maskz_mov_epi32(are_finite(need), need);
+    return (uint32_t)_mm_cvtsi128_si32(largest_of_four(need));
+}
+
+/* Divides the codes of the group's quad, x times `by`, between its block and the rest; `finite`:
+ * the block is. Returns the block's as element 0 and the rest's as element 1, four each. */
+SIMD __m128i divide_quad(const struct rounding *row, const struct group *g, uint32_t quad,
+                         __m128 by, __mmask8 finite) {
+    const float *x = numbers_of(row, g->block + quad % GROUP) + (ptrdiff_t)4 * (quad / GROUP);
+    const __m128i code = _mm_maskz_cvtps_epi32(finite, _mm_mul_ps(_mm_loadu_ps(x), by));
+    const __m128i part = _mm_srai_epi32(_mm_add_epi32(code, _mm_set1_epi32(1 << (FINE - 1))), FINE);
+    const __m128i low = _mm_sub_epi32(code, _mm_slli_epi32(part, FINE));
+    const __m128i words = _mm_packs_epi32(low, part);
+    return _mm_packs_epi16(words, words);
+}
+
+/* Returns the codes of halves, four of a quad in each element; `mask`: the quad that has the codes
+ * `other` instead, as its own have 15 bits. */
+SIMD __m512i codes_of(const __m512 *half, const __m512 *by, __mmask16 mask, __m128i other) {
+    __m512i a[GROUP];
+    UNROLL for (int i = 0; i < GROUP; i++) a[i] = _mm512_cvtps_epi32(_mm512_mul_ps(half[i], by[i]));
+    const __m512i bytes =
+        _mm512_packs_epi16(_mm512_packs_epi32(a[0], a[1]), _mm512_packs_epi32(a[2], a[3]));
+    return _mm512_mask_broadcastd_epi32(bytes, mask, other);
+}
+
+/* Writes the codes of a group's blocks and its rest. */
+SIMD void write_codes(const struct rounding *row, const struct group *g, __m512i low, __m512i high,
+                      int32_t rest, const bool whole) {
+    const __m512i order =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+    const __m512i a = _mm512_permutex2var_epi32(low, order, high);
+    const __m512i b =
+        _mm512_permutex2var_epi32(low, _mm512_add_epi32(order, _mm512_set1_epi32(2)), high);
+    const __m256i codes[GROUP] = {_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1),
+                                  _mm512_castsi512_si256(b), _mm512_extracti64x4_epi64(b, 1)};
+    int8_t *to = codes_at(row, g->place);
+    UNROLL for (int i = 0; i < GROUP; i++) {
+        if (!whole && i == g->count) break;
+        _mm256_storeu_si256((__m256i *)to, codes[i]);
+        to += KERN_BLOCK * row->step;
+    }
+    memcpy(to, &rest, sizeof rest);
+}
+
+/* Describes a group's blocks and its rest, element GROUP of each vector. `power`: 2^-k; `finite`:
+ * others give NaN; `first` and `second`: sums of the codes of halves. */
+SIMD void describe(const struct rounding *row, const struct group *g, float unit, __m256 power,
+                   __mmask8 finite, __m256i first, __m256i second, const bool whole) {
+    const __m256i all = _mm256_add_epi32(first, second), offset = _mm256_set1_epi32(row->offset);
+    const __m256 back = _mm256_mul_ps(_mm256_set1_ps(MAGIC), power), nan = _mm256_set1_ps(NAN);
+    const __m256i bits = _mm256_castps_si256(back);
+    const __m256 scale = _mm256_set1_ps(unit), good = _mm256_mask_mov_ps(nan, finite, back),
+                 sum = _mm256_mask_mul_ps(nan, finite, power, _mm256_cvtepi32_ps(all)),
+                 start = _mm256_castsi256_ps(
+                     _mm256_sub_epi32(bits, _mm256_mullo_epi32(offset, row->split ? first : all)));
+    /* transposed, each is the first four members of a block, and behind them of the rest in [0] */
+    const __m256 a = _mm256_unpacklo_ps(scale, good), b = _mm256_unpacklo_ps(sum, start),
+                 c = _mm256_unpackhi_ps(scale, good), d = _mm256_unpackhi_ps(sum, start);
+    const __m256 four[GROUP] = {_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee),
+                                _mm256_shuffle_ps(c, d, 0x44), _mm256_shuffle_ps(c, d, 0xee)};
+    int32_t start1[2 * GROUP];
+    _mm256_storeu_si256((__m256i *)start1,
+                        _mm256_sub_epi32(bits, _mm256_mullo_epi32(offset, second)));
+    struct cpu_x_block *block = place_of(row, g->place);
+    UNROLL for (int i = 0; i < GROUP; i++) {
+        if (!whole && i == g->count) break;
+        _mm_storeu_ps((float *)block, _mm256_castps256_ps128(four[i]));
+        if (row->split) block->start[1] = start1[i];
+        block += row->step;
+    }
+    _mm_storeu_ps((float *)block, _mm256_extractf128_ps(four[0], 1));
+    if (row->split) block->start[1] = start1[GROUP];
+}
+
+SIMD __m128 powers_of_two(__m128i exponent) {
+    return _mm_castsi128_ps(_mm_slli_epi32(_mm_add_epi32(exponent, _mm_set1_epi32(127)), 23));
+}
+
+SIMD void write_examined(const struct rounding *row, const struct group *g, const struct unit *leaf,
+                         const struct needs *needs, const bool whole) {
+    const uint32_t quad = needs->quad;
+    const __m128i need = _mm_loadu_si128((const __m128i *)needs->need);
+    const __mmask8 finite = are_finite(need);
+    const __m128i apart =
+        _mm_srai_epi32(_mm_sub_epi32(_mm_set1_epi32((int32_t)leaf->need), need), 23);
+    const __m128i shift = _mm_maskz_min_epi32(finite, apart, _mm_set1_epi32(SHIFTS));
+    const __m128 by = _mm_mul_ps(powers_of_two(shift), _mm_set1_ps(leaf->by));
+    const __m512 by_all = _mm512_broadcast_f32x4(by);
+    const __m512 bys[GROUP] = {_mm512_permute_ps(by_all, 0x00), _mm512_permute_ps(by_all, 0x55),
+                               _mm512_permute_ps(by_all, 0xaa), _mm512_permute_ps(by_all, 0xff)};
+    const __m128i of = _mm_set1_epi32((int32_t)(quad % GROUP));
+    const __m128 of_need = _mm_permutevar_ps(_mm_castsi128_ps(need), of);
+    const __m128i parts =
+        divide_quad(row, g, quad, _mm_permutevar_ps(by, of), are_finite(_mm_castps_si128(of_need)));
+    __m512 low[GROUP], high[GROUP];
+    load_group(row, g, low, high, whole);
+    const __m512i first = codes_of(low, bys, (__mmask16)(1u << quad), parts);
+    const __m512i second = codes_of(high, bys, (__mmask16)(1u << quad >> 16), parts);
+    write_codes(row, g, first, second, _mm_extract_epi32(parts, 1), whole);
+    /* the rest's sum and power, 128 times its block's, are element GROUP */
+    const __m128i rest_sum =
+        _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), _mm_srli_epi64(parts, 32));
+    const __m128 power = powers_of_two(_mm_sub_epi32(_mm_setzero_si128(), shift));
+    const __m128 rest_power = _mm_mul_ps(_mm_permutevar_ps(power, of), _mm_set1_ps(1 << FINE));
+    const __m128i sums = _mm_maskz_mov_epi32(finite, sums_of_blocks(first));
+    describe(row, g, leaf->unit, _mm256_insertf128_ps(_mm256_castps128_ps256(power), rest_power, 1),
+             (__mmask8)(finite | 1u << GROUP),
+             _mm256_inserti128_si256(_mm256_castsi128_si256(sums), rest_sum, 1),
+             _mm256_zextsi128_si256(_mm_maskz_mov_epi32(finite, sums_of_blocks(second))), whole);
+    locate_rest(row, rest_of(row, g), quad);
+}
+
 /* Returns whether the group has GROUP blocks, all whole. */
-static bool is_whole(const struct rounding *row, const struct group *g) {
+SIMD bool is_whole(const struct rounding *row, const struct group *g) {
     return g->count == GROUP && (g->block + GROUP) * KERN_BLOCK <= row->cols;
 }
 
-#if defined(__AVX512F__)
-
-_Static_assert(GROUP == 4, "a vector of four blocks");
-
-static inline __m512i magnitudes(const float *x) {
-    return _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff));
+SIMD uint32_t examine(const struct rounding *row, const struct group *g, struct needs *to) {
+    return is_whole(row, g) ? examine_group(row, g, to, true) : examine_group(row, g, to, false);
 }
 
-/* Combines the sixteen elements of each of four vectors, halving them in each step, and puts the
- * four results in order. */
-#define COMBINE(op, v, to)                                                                         \
-    do {                                                                                           \
-        __m512i a_ = op(_mm512_shuffle_i32x4((v)[0], (v)[1], 0x44),                                \
-                        _mm512_shuffle_i32x4((v)[0], (v)[1], 0xee));                               \
-        __m512i b_ = op(_mm512_shuffle_i32x4((v)[2], (v)[3], 0x44),                                \
-                        _mm512_shuffle_i32x4((v)[2], (v)[3], 0xee));                               \
-        a_ = op(_mm512_shuffle_i32x4(a_, b_, 0x88), _mm512_shuffle_i32x4(a_, b_, 0xdd));           \
-        a_ = op(a_, _mm512_shuffle_epi32(a_, _MM_PERM_BADC));                                      \
-        a_ = op(a_, _mm512_shuffle_epi32(a_, _MM_PERM_CDAB));                                      \
-        a_ = _mm512_maskz_compress_epi32(0x1111, a_);                                              \
-        _mm_storeu_si128((__m128i *)(to), _mm512_castsi512_si128(a_));                             \
-    } while (0)
-
-/* The bits of the largest magnitude of each of GROUP whole blocks. */
-static void largest_of_blocks(const float *x, uint32_t *to) {
-    __m512i most[GROUP];
-    for (int i = 0; i < GROUP; i++, x += (ptrdiff_t)KERN_BLOCK)
-        most[i] = _mm512_max_epu32(magnitudes(x), magnitudes(x + HALF));
-    COMBINE(_mm512_max_epu32, most, to);
-}
-
-/* Writes the codes of GROUP whole blocks, `next` bytes from block to block, and their sums. */
-static void codes_of_blocks(const float *x, int8_t *to, int64_t next, bool split,
-                            struct group_codes *codes) {
-    __m512i low[GROUP], high[GROUP];
-    for (int i = 0; i < GROUP; i++, x += (ptrdiff_t)KERN_BLOCK, to += next) {
-        const __m512 by = _mm512_set1_ps(codes->by[i]);
-        low[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), by));
-        high[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + HALF), by));
-        _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(low[i]));
-        _mm_storeu_si128((__m128i *)(to + HALF), _mm512_cvtepi32_epi8(high[i]));
-        if (!split) low[i] = _mm512_add_epi32(low[i], high[i]);
-    }
-    COMBINE(_mm512_add_epi32, low, codes->sums);
-    if (split) COMBINE(_mm512_add_epi32, high, codes->second);
-}
-
-/* Returns the first quad of a block that has its largest magnitude, whose bits are `all`; `next`:
- * those of the other quads' largest. */
-static int coarsest_quad(const float *x, uint32_t all, uint32_t *next) {
-    const __m512i low = magnitudes(x), high = magnitudes(x + HALF);
-    const __m512i most = _mm512_set1_epi32((int32_t)all);
-    const uint32_t at =
-        _mm512_cmpeq_epu32_mask(low, most) | (uint32_t)_mm512_cmpeq_epu32_mask(high, most) << HALF;
-    const int quad = __builtin_ctz(at) / 4;
-    const uint32_t others = ~(15u << 4 * quad);
-    *next = _mm512_reduce_max_epu32(
-        _mm512_max_epu32(_mm512_maskz_mov_epi32((__mmask16)others, low),
-                         _mm512_maskz_mov_epi32((__mmask16)(others >> HALF), high)));
-    return quad;
+SIMD void write_group(const struct rounding *row, const struct group *g, const struct unit *leaf,
+                      const struct needs *needs) {
+    if (is_whole(row, g))
+        write_examined(row, g, leaf, needs, true);
+    else
+        write_examined(row, g, leaf, needs, false);
 }
 
 #else
 
-static void largest_of_blocks(const float *x, uint32_t *to) {
-    for (int i = 0; i < GROUP; i++) to[i] = largest_of(x + (ptrdiff_t)KERN_BLOCK * i, KERN_BLOCK);
-}
-
-static int coarsest_quad(const float *x, uint32_t all, uint32_t *next) {
-    int quad = 0;
-    *next = 0;
-    while (largest_of(x + (ptrdiff_t)4 * quad, 4) != all) quad++;
-    for (int i = 0; i < CPU_QUADS; i++) {
-        const uint32_t largest = i == quad ? 0 : largest_of(x + (ptrdiff_t)4 * i, 4);
-        *next = largest > *next ? largest : *next;
-    }
-    return quad;
-}
-
-#endif
-
-/* Writes the codes of block i, and their sums, which wrap around if a number is not finite. */
-static void codes_of_block(const float *x, int8_t *to, bool split, struct group_codes *codes,
-                           int i) {
-    int32_t code[KERN_BLOCK];
-    uint32_t sums[2] = {0, 0};
-    for (int k = 0; k < KERN_BLOCK; k++) code[k] = nearest(x[k] * codes->by[i]);
-    for (int k = 0; k < KERN_BLOCK; k++) to[k] = (int8_t)code[k];
-    for (int k = 0; k < HALF; k++)
-        sums[0] += (uint32_t)code[k], sums[1] += (uint32_t)code[HALF + k];
-    codes->sums[i] = (int32_t)(split ? sums[0] : sums[0] + sums[1]);
-    codes->second[i] = (int32_t)sums[1];
-}
-
-#if !defined(__AVX512F__)
-
-static void codes_of_blocks(const float *x, int8_t *to, int64_t next, bool split,
-                            struct group_codes *codes) {
-    for (int i = 0; i < GROUP; i++, x += (ptrdiff_t)KERN_BLOCK, to += next)
-        codes_of_block(x, to, split, codes, i);
-}
-
-#endif
-
-/* Finds the needs of a group's blocks, which lie in `back` until the group is written, and the quad
- * of its rest, counted from the first of the group. Returns the largest need. */
-static uint32_t examine(const struct rounding *row, const struct group *g, int32_t *rest) {
-    float room[KERN_BLOCK];
-    uint32_t need[GROUP] = {0}, next, most = 0;
-    int of = 0;
-    if (is_whole(row, g))
-        largest_of_blocks(row->x + g->block * KERN_BLOCK, need);
-    else
-        for (int i = 0; i < g->count; i++)
-            need[i] = largest_of(numbers_of(row, g->block + i, room), KERN_BLOCK);
-    for (int i = 1; i < g->count; i++) of = need[i] > need[of] ? i : of;
-    const int quad = coarsest_quad(numbers_of(row, g->block + of, room), need[of], &next);
-    *rest = of * CPU_QUADS + quad;
-    if (is_finite(need[of])) { /* otherwise it gives NaN, with any codes */
-        const float coarse = number_from_bits(need[of]) / (1 << FINE);
-        need[of] = number_bits(coarse) > next ? number_bits(coarse) : next;
-    }
-    for (int i = 0; i < g->count; i++) {
-        place_of(row, g->place + i)->back = number_from_bits(need[i]);
-        most = is_finite(need[i]) && need[i] > most ? need[i] : most;
-    }
-    return most;
-}
-
 static inline float power_of_two(int exponent) {
     return number_from_bits((uint32_t)(127 + exponent) << 23);
+}
+
+/* Returns the k of a block. */
+static inline int shift_of(const struct unit *leaf, uint32_t need) {
+    const int apart = (int32_t)(leaf->need - need) >> 23;
+    return !is_finite(need) ? 0 : apart > SHIFTS ? SHIFTS : apart;
 }
 
 /* Describes a block of codes or a rest; `sum` and `second`: of its codes, with halves of each
@@ -258,96 +358,156 @@ static void describe(const struct rounding *row, struct cpu_x_block *block, floa
     block->start[1] = (int32_t)number_bits(back) - row->offset * second;
 }
 
-/* Divides the codes of the group's quad between its block and the rest. */
-static void write_rest(const struct rounding *row, const struct group *g, const struct unit *leaf,
-                       struct group_codes *codes) {
-    const struct kern_weight *w = row->weight;
-    struct cpu_x_block *rest = place_of(row, g->place + g->count);
-    const int quads = CPU_QUADS * cpu_block_bits(w->dtype) / 8;
-    const int i = rest->start[0] / CPU_QUADS, quad = rest->start[0] % CPU_QUADS;
-    int8_t *low = codes_at(row, g->place + i) + (ptrdiff_t)4 * quad;
-    int8_t *high = codes_at(row, g->place + g->count);
-    const bool second = row->split && quad >= CPU_QUADS / 2;
-    int32_t *sum = second ? &codes->second[i] : &codes->sums[i], parts = 0;
-    float room[KERN_BLOCK];
-    const float *x = numbers_of(row, g->block + i, room) + (ptrdiff_t)4 * quad;
+/* Returns the first quad of a block that has its largest magnitude, whose bits are `all`; `next`:
+ * those of the other quads' largest. */
+static int coarsest_quad(const float *x, uint32_t all, uint32_t *next) {
+    int quad = 0;
+    *next = 0;
+    while (largest_of(x + (ptrdiff_t)4 * quad, 4) != all) quad++;
+    for (int i = 0; i < CPU_QUADS; i++) {
+        const uint32_t largest = i == quad ? 0 : largest_of(x + (ptrdiff_t)4 * i, 4);
+        *next = largest > *next ? largest : *next;
+    }
+    return quad;
+}
+
+/* Finds a group's needs. Returns the largest that is finite. */
+static uint32_t examine(const struct rounding *row, const struct group *g, struct needs *to) {
+    uint32_t need[GROUP] = {0}, next, most = 0;
+    int of = 0;
+    for (int i = 0; i < g->count; i++)
+        need[i] = largest_of(numbers_of(row, g->block + i), KERN_BLOCK);
+    for (int i = 1; i < g->count; i++) of = need[i] > need[of] ? i : of;
+    const int quad = coarsest_quad(numbers_of(row, g->block + of), need[of], &next);
+    to->quad = (uint32_t)(GROUP * quad + of);
+    if (is_finite(need[of])) { /* otherwise it gives NaN, with any codes */
+        const float coarse = number_from_bits(need[of]) / (1 << FINE);
+        need[of] = number_bits(coarse) > next ? number_bits(coarse) : next;
+    }
+    for (int i = 0; i < g->count; i++) {
+        to->need[i] = need[i];
+        most = is_finite(need[i]) && need[i] > most ? need[i] : most;
+    }
+    return most;
+}
+
+/* Writes the codes of a block, times `by`, and finds the sums of its halves, which wrap around if a
+ * number is not finite. Compilers make worse code of it inside another function. */
+__attribute__((noinline)) static void write_codes(const float *x, float by, int8_t *to,
+                                                  uint32_t *sums) {
+    int32_t code[KERN_BLOCK];
+    sums[0] = sums[1] = 0;
+    for (int k = 0; k < KERN_BLOCK; k++) code[k] = nearest(x[k] * by);
+    for (int k = 0; k < KERN_BLOCK; k++) to[k] = (int8_t)code[k];
+    for (int k = 0; k < HALF; k++)
+        sums[0] += (uint32_t)code[k], sums[1] += (uint32_t)code[HALF + k];
+}
+
+/* Divides the codes of the group's quad, x times `by`, between its block, at `low`, and the rest.
+ * Returns the sum of the rest's. `finite`: the block is. */
+static int32_t divide_quad(const float *x, float by, bool finite, int8_t *low, int8_t *high) {
+    int32_t parts = 0;
     for (int k = 0; k < 4; k++) {
-        const int32_t code = is_finite(codes->need[i]) ? nearest(x[k] * codes->by[i]) : 0;
+        const int32_t code = finite ? nearest(x[k] * by) : 0;
         const int32_t part = (code + (1 << (FINE - 1))) >> FINE;
         low[k] = (int8_t)(code - part * (1 << FINE));
         high[k] = (int8_t)part;
         parts += part;
     }
-    *sum -= parts * (1 << FINE);
-    describe(row, rest, leaf->unit, codes->shift[i] - FINE, parts, 0);
-    const size_t vector = (size_t)PANEL * (w->halves ? 2 : 4),
-                 factors = (size_t)i * cpu_block_factors(w);
-    rest->codes = (uint32_t)((size_t)i * cpu_block_codes(w)) +
-                  (uint32_t)(64 * (quad % quads) + 4 * (quad / quads));
-    rest->factors = (uint32_t)(factors + (second ? vector : 0));
-    rest->least = (uint32_t)(factors + vector * (row->split ? 2 : 1));
+    return parts;
 }
 
-static void write_group(const struct rounding *row, const struct group *g,
-                        const struct unit *leaf) {
-    struct group_codes codes = {0};
-    float room[KERN_BLOCK];
+static void write_group(const struct rounding *row, const struct group *g, const struct unit *leaf,
+                        const struct needs *needs) {
+    const uint32_t at = needs->quad, of = at % GROUP, quad = at / GROUP;
+    struct cpu_x_block *rest = rest_of(row, g);
+    int8_t *low = codes_at(row, g->place + of) + (ptrdiff_t)4 * quad;
+    uint32_t sums[GROUP][2];
+    int shift[GROUP];
     for (int i = 0; i < g->count; i++) {
-        codes.need[i] = number_bits(place_of(row, g->place + i)->back);
-        const int apart = (int32_t)(leaf->need - codes.need[i]) >> 23;
-        codes.shift[i] = !is_finite(codes.need[i]) ? 0 : apart > SHIFTS ? SHIFTS : apart;
-        codes.by[i] = leaf->by * power_of_two(codes.shift[i]);
+        shift[i] = shift_of(leaf, needs->need[i]);
+        write_codes(numbers_of(row, g->block + i), leaf->by * power_of_two(shift[i]),
+                    codes_at(row, g->place + i), sums[i]);
     }
-    if (is_whole(row, g))
-        codes_of_blocks(row->x + g->block * KERN_BLOCK, codes_at(row, g->place),
-                        KERN_BLOCK * row->step, row->split, &codes);
-    else
-        for (int i = 0; i < g->count; i++)
-            codes_of_block(numbers_of(row, g->block + i, room), codes_at(row, g->place + i),
-                           row->split, &codes, i);
-    for (int i = 0; i < g->count; i++) /* codes of such a block are of no number */
-        if (!is_finite(codes.need[i])) codes.sums[i] = codes.second[i] = 0;
-    write_rest(row, g, leaf, &codes);
+    const int32_t parts = divide_quad(
+        numbers_of(row, g->block + of) + (ptrdiff_t)4 * quad, leaf->by * power_of_two(shift[of]),
+        is_finite(needs->need[of]), low, codes_at(row, g->place + g->count));
+    sums[of][quad / (CPU_QUADS / 2)] -= (uint32_t)parts << FINE;
     for (int i = 0; i < g->count; i++) {
         struct cpu_x_block *block = place_of(row, g->place + i);
-        describe(row, block, leaf->unit, codes.shift[i], codes.sums[i], codes.second[i]);
-        if (!is_finite(codes.need[i])) block->back = block->sum = NAN;
+        const bool finite = is_finite(needs->need[i]); /* otherwise codes are of no number */
+        const uint32_t first = finite ? sums[i][0] : 0, second = finite ? sums[i][1] : 0;
+        describe(row, block, leaf->unit, shift[i], (int32_t)(row->split ? first : first + second),
+                 (int32_t)second);
+        if (!finite) block->back = block->sum = NAN;
+    }
+    describe(row, rest, leaf->unit, shift[of] - FINE, parts, 0); /* `needs` lay there */
+    locate_rest(row, rest, at);
+}
+
+#endif
+
+/* A leaf: its first block and place, and the number of its blocks. */
+struct leaf {
+    int64_t block, place, count;
+    struct unit unit;
+};
+
+/* Examines the groups of a leaf, or writes them if it has been examined. */
+SIMD void each_group(const struct rounding *row, struct leaf *leaf, const bool write) {
+    struct group g = {leaf->block, leaf->place, GROUP};
+    for (int64_t left = leaf->count; left > 0; left -= GROUP) {
+        if (left < GROUP) g.count = (int)left;
+        struct needs *needs = (struct needs *)(void *)rest_of(row, &g);
+        if (write) {
+            write_group(row, &g, &leaf->unit, needs);
+        } else {
+            const uint32_t need = examine(row, &g, needs);
+            if (need > leaf->unit.need) leaf->unit.need = need;
+        }
+        g.block += GROUP;
+        g.place += GROUP + 1;
     }
 }
 
-static void round_leaf(const struct rounding *row, int64_t first, int64_t count, int64_t place) {
-    const int64_t groups = (count + GROUP - 1) / GROUP;
-    struct unit leaf = {0};
-    for (int pass = 0; pass < 2; pass++) {
-        for (int64_t i = 0; i < groups; i++) {
-            const int64_t left = count - i * GROUP;
-            const struct group g = {first + i * GROUP, place + i * (GROUP + 1),
-                                    (int)(left < GROUP ? left : GROUP)};
-            const uint32_t need =
-                pass ? (write_group(row, &g, &leaf), 0)
-                     : examine(row, &g, &place_of(row, g.place + g.count)->start[0]);
-            if (need > leaf.need) leaf.need = need;
-        }
-        const float top = number_from_bits(leaf.need);
-        if (top >= LEAST) leaf.unit = top / INT8_MAX, leaf.by = INT8_MAX / top;
+/* All leaves are examined before the first is written: a processor works on several groups at a
+ * time if none waits for its leaf's unit. */
+SIMD void round_narrow(const struct rounding *row) {
+    const struct kern_weight *w = row->weight;
+    struct leaf leaves[CPU_LEAVES];
+    for (int l = 0; l < w->leaves; l++) {
+        const struct cpu_leaf leaf = cpu_leaf_of(w, l);
+        const int64_t block = leaf.first / KERN_BLOCK;
+        leaves[l] =
+            (struct leaf){block, cpu_x_place(block, l, false), blocks_of(leaf.count), {0, 0, 0}};
+        each_group(row, &leaves[l], false);
+        struct unit *unit = &leaves[l].unit;
+        const float top = number_from_bits(unit->need);
+        if (top >= LEAST) unit->unit = top / INT8_MAX, unit->by = INT8_MAX / top;
     }
+    for (int l = 0; l < w->leaves; l++) each_group(row, &leaves[l], true);
 }
 
 void VEC(round_row)(const struct kern_weight *w, const float *x, bool wide, char *to,
                     struct cpu_x_block *blocks, int64_t step) {
-    const struct rounding row = {w,
-                                 x,
-                                 to,
-                                 blocks,
-                                 w->cols,
-                                 step,
-                                 cpu_block_offset(w->dtype),
-                                 wide,
-                                 block_is_split(w->dtype)};
+    const bool split = block_is_split(w->dtype);
+    const uint32_t vector = PANEL * (w->halves ? 2 : 4);
+    struct rounding row = {.weight = w,
+                           .x = x,
+                           .to = to,
+                           .blocks = blocks,
+                           .cols = w->cols,
+                           .step = step,
+                           .offset = cpu_block_offset(w->dtype),
+                           .split = split,
+                           .block_codes = (uint32_t)cpu_block_codes(w),
+                           .block_factors = (uint32_t)cpu_block_factors(w),
+                           .second_back =
+                               cpu_block_bits(w->dtype) == 8 ? 0 : 64 * CPU_QUADS / 2 - 4,
+                           .second_factors = split ? vector : 0,
+                           .least = vector * (split ? 2 : 1)};
+    const int64_t part = w->cols % KERN_BLOCK;
+    memcpy(row.last, x + w->cols - part, (size_t)part * sizeof *x);
     for (int64_t b = 0; b < w->blocks && wide; b++) round_wide(&row, b);
-    for (int l = 0; l < w->leaves && !wide; l++) {
-        const struct cpu_leaf leaf = cpu_leaf_of(w, l);
-        const int64_t first = leaf.first / KERN_BLOCK;
-        round_leaf(&row, first, blocks_of(leaf.count), cpu_x_place(first, l, false));
-    }
+    if (!wide) round_narrow(&row);
 }
