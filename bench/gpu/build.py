@@ -20,7 +20,7 @@ PATHS = {  # as in kernels/cpu/CMakeLists.txt; test_gpu_check compares
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": AVX512,
     "vnni": [*AVX512, "-mavx512vnni"],
-    "bf16": [*AVX512, "-mavx512bf16"],
+    "bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"],
 }
 BLOCKS = ("portable", "avx2", "vnni")
 PAIRS = ("portable", "avx2", "avx512", "bf16")

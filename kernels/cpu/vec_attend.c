@@ -19,7 +19,6 @@
 
 #define LANES 64
 #define CHUNK 16
-#define SMALL 512 /* bytes of a chunk's keys up to which the arithmetic limits, not the memory */
 
 /* Scratch of one worker. Vectors are padded with zeros to `width` floats, a multiple of 16. */
 struct room {
@@ -412,8 +411,7 @@ SIMD struct chunk chunk_at(struct room *room, const struct piece *piece, int at)
  * as many chunks as there is room for, then their values. */
 static void meet_page(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                       struct room *room, uint32_t page, int32_t entry, int count) {
-    const bool small = CHUNK * job->cache->row_size <= SMALL;
-    const int most = small ? CHUNK : LANES / room->places * CHUNK;
+    const int most = LANES / room->places * CHUNK;
     for (int from = 0; from < count; from += most) {
         const int to = count - from < most ? count : from + most;
         const struct piece piece = {page, from, to, entry};

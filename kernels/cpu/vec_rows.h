@@ -35,7 +35,11 @@ SIMD n16 n16_zero(void) {
 }
 /* Adds the products of neighbours. */
 SIMD n16 n16_madd(n16 sum, w32 a, w32 b) {
+#if defined(__AVX512VNNI__)
+    return _mm512_dpwssd_epi32(sum, a, b);
+#else
     return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#endif
 }
 SIMD n16 n16_add(n16 a, n16 b) {
     return _mm512_add_epi32(a, b);
