@@ -19,17 +19,19 @@
 
 #define LANES 64
 #define CHUNK 16
+#define BLOCK 4 /* chunks whose values meet many lanes of words at a time */
 
 /* Scratch of one worker. Vectors are padded with zeros to `width` floats, a multiple of 16. */
 struct room {
     float most[LANES], sum[LANES];
-    int32_t lo[LANES], hi[LANES]; /* entries the lane sees; neither descends */
-    float weight[LANES * CHUNK];  /* scores, then weights of the entries of a piece's chunks */
-    float keep[LANES];            /* for each chunk the factors of the lanes' sums before it */
-    float unit;                   /* factor of scores: 1, or LOG2_E */
-    float cap;                    /* kern_attend_options, in this unit */
+    int32_t lo[LANES], hi[LANES];        /* entries the lane sees; neither descends */
+    float weight[BLOCK * LANES * CHUNK]; /* scores, then weights of the entries of some chunks */
+    float keep[BLOCK * LANES]; /* for each chunk the factors of the lanes' sums before it */
+    float unit;                /* factor of scores: 1, or LOG2_E */
+    float cap;                 /* kern_attend_options, in this unit */
     int width, q_width;
     int places;  /* lanes that have room in weight and keep for each chunk, at least the item's */
+    int block;   /* chunks whose values are added at a time */
     bool paired; /* queries, weights and values are words of two bf16 */
     bool scaled; /* rows have factors: */
     int words;
@@ -38,11 +40,11 @@ struct room {
     float of_values[CHUNK]; /* factors of a chunk's values */
     float *q;               /* [LANES][q_width], scaled; a set side by side: [q_width][MANY] */
     float *acc;             /* [LANES][width] */
-    float *wide;            /* [CHUNK][width] keys or values */
+    float *wide; /* [CHUNK][width] keys or values, or words of values [BLOCK][CHUNK / 2][width] */
 };
 
 size_t VEC(attend_scratch)(const struct kern_cache_options *options) {
-    size_t vectors = 2 * LANES + CHUNK;
+    size_t vectors = 2 * LANES + BLOCK * CHUNK / 2;
     size_t words = (LANES + MANY) * (size_t)row_width(options->head_dim);
     return sizeof(struct room) + 64 + vectors * (size_t)padded(options->head_dim) * sizeof(float) +
            words * sizeof(int16_t);
@@ -60,6 +62,7 @@ static struct room *room_of(const struct cpu_attend_job *job, const struct cpu_a
     room->width = (int)width;
     room->places = item->lanes <= TILE ? TILE : (item->lanes + MANY - 1) / MANY * MANY;
     room->paired = paired(job->cache->options.dtype);
+    room->block = room->paired && item->lanes > TILE ? BLOCK : 1;
     room->q_width = room->paired ? padded(job->head_dim / 2) : room->width;
     room->unit = room->paired ? LOG2_E : 1;
     room->cap = job->cap * room->unit;
@@ -68,7 +71,7 @@ static struct room *room_of(const struct cpu_attend_job *job, const struct cpu_a
     room->wide = room->acc + LANES * width;
     room->scaled = row_scaled(job->cache->options.dtype);
     room->words = row_width(job->head_dim);
-    room->whole = (int16_t *)(room->wide + CHUNK * width);
+    room->whole = (int16_t *)(room->wide + BLOCK * CHUNK / 2 * width);
     return room;
 }
 
@@ -148,13 +151,6 @@ struct chunk {
     int slot, count;
     int32_t entry;
     float *weight, *keep; /* lane 0 first */
-};
-
-/* Slots [from, to) of a page whose first entry is `entry`. */
-struct piece {
-    uint32_t page;
-    int from, to;
-    int32_t entry;
 };
 
 /* The chunk's entries that a lane sees: [lo, hi), none if they meet. */
@@ -304,9 +300,9 @@ static int alike(const struct room *room, int l, int end, const struct chunk *c)
     return n;
 }
 
-/* Adds only entries that a lane sees: other memory of the page may be stale, and 0 * NaN is not
- * 0. */
-static void add_values(struct room *room, struct set set, const struct chunk *c,
+/* Adds values of `count` chunks that the set's lanes see whole or, if it is 1, in part. Adds only
+ * entries that a lane sees: other memory of the page may be stale, and 0 * NaN is not 0. */
+static void add_values(struct room *room, struct set set, const struct chunk *c, int count,
                        const struct rows *values) {
     const bool many = side_by_side(set);
     int end = set.first + set.lanes;
@@ -320,7 +316,11 @@ static void add_values(struct room *room, struct set set, const struct chunk *c,
                              .p_lane = many ? 1 : CHUNK,
                              .p_row = many ? MANY : 1,
                              .rows = values,
-                             .mixed = values->at == room->wide};
+                             .mixed = room->block > 1,
+                             .chunks = count,
+                             .p_chunk = (int64_t)room->places * CHUNK,
+                             .keep_chunk = room->places,
+                             .row_chunk = (int64_t)room->width * CHUNK / 2};
         n = alike(room, l, end, c);
         if (seen.hi > 0) weigh_rows(&w, n, seen.lo, seen.hi);
     }
@@ -369,60 +369,91 @@ static void meet_keys(const struct cpu_attend_job *job, const struct cpu_attend_
     }
 }
 
-/* Makes words of a chunk's values, or floats. Values with factors are converted to their levels,
- * because the weights include the factors. */
-static const void *widen_values(struct room *room, const struct rows *values, int count) {
-    if (room->paired)
-        mix_rows(room->wide, room->width, values, count);
-    else if (room->scaled)
-        widen_levels(values, count, room->wide);
-    else
-        return widen_rows(values, count, room->wide);
-    return room->wide;
+/* Whether every lane of the set sees a full chunk. */
+static bool whole(const struct room *room, struct set set, const struct chunk *c) {
+    int last = set.first + set.lanes - 1;
+    return c->count == CHUNK && room->hi[set.first] >= c->entry + CHUNK &&
+           room->lo[last] <= c->entry;
 }
 
-/* Adds a chunk's values with these weights. For more lanes than a tile has they are converted. */
+/* Makes words of a chunk's values, the one at `place` of a block, or floats. Values with factors
+ * are converted to their levels, because the weights include the factors. */
+static const void *widen_values(struct room *room, int place, const struct rows *values,
+                                int count) {
+    float *wide = room->wide + (int64_t)place * CHUNK / 2 * room->width;
+    if (room->paired)
+        mix_rows(wide, room->width, values, count);
+    else if (room->scaled)
+        widen_levels(values, count, wide);
+    else
+        return widen_rows(values, count, wide);
+    return wide;
+}
+
+/* Adds the values of a block of chunks with their weights. For more lanes than a tile has they are
+ * converted. Of chunks that a set sees whole, the lanes' sums stay in registers. */
 static void meet_values(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
-                        struct room *room, const struct chunk *c) {
-    struct rows values = rows_of(cpu_cache_rows(job->cache, c->page, true, c->slot));
-    if (item->lanes > TILE) {
-        const void *wide = widen_values(room, &values, c->count);
-        values = (struct rows){wide, room->width, room->width, room->paired ? KERN_BF16 : KERN_F32,
-                               NULL};
+                        struct room *room, const struct chunk *chunks, int count) {
+    struct rows values[BLOCK];
+    for (int i = 0; i < count; i++) {
+        const struct chunk *c = &chunks[i];
+        values[i] = rows_of(cpu_cache_rows(job->cache, c->page, true, c->slot));
+        if (item->lanes <= TILE) continue;
+        const void *wide = widen_values(room, i, &values[i], c->count);
+        values[i] = (struct rows){wide, room->width, room->width,
+                                  room->paired ? KERN_BF16 : KERN_F32, NULL};
     }
     for (int l = 0; l < item->lanes; l += MANY) {
         const struct set set = set_at(item, l);
-        if (!apart(room, set, c)) add_values(room, set, c, &values);
+        for (int i = 0, n; i < count; i += n) {
+            for (n = 0; i + n < count && whole(room, set, &chunks[i + n]);) n++;
+            n = n > 0 ? n : 1;
+            if (!apart(room, set, &chunks[i])) add_values(room, set, &chunks[i], n, &values[i]);
+        }
     }
 }
 
-/* The chunk at slot `at` of a piece that begins at slot `from`. */
-SIMD struct chunk chunk_at(struct room *room, const struct piece *piece, int at) {
-    const int left = piece->to - at, place = (at - piece->from) / CHUNK * room->places;
-    return (struct chunk){.page = piece->page,
-                          .slot = at,
+/* ---- All chunks ---------------------------------------------------------------------------------
+ */
+
+/* The chunk that begins with entry `at`, with weights at `place`. */
+static struct chunk chunk_at(struct room *room, const struct cpu_stream *stream, int slots,
+                             int32_t at, int32_t last, int place) {
+    const int slot = at % slots, left = last - at < slots - slot ? last - at : slots - slot;
+    const int64_t lane = (int64_t)place * room->places;
+    return (struct chunk){.page = stream->pages[at / slots],
+                          .slot = slot,
                           .count = left < CHUNK ? left : CHUNK,
-                          .entry = piece->entry + at,
-                          .weight = room->weight + (int64_t)place * CHUNK,
-                          .keep = room->keep + place};
+                          .entry = at,
+                          .weight = room->weight + lane * CHUNK,
+                          .keep = room->keep + lane};
 }
 
-/* Processes the first `count` entries of a page, the first of which is `entry`: first the keys of
- * as many chunks as there is room for, then their values. */
-static void meet_page(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
-                      struct room *room, uint32_t page, int32_t entry, int count) {
-    const int most = LANES / room->places * CHUNK;
-    for (int from = 0; from < count; from += most) {
-        const int to = count - from < most ? count : from + most;
-        const struct piece piece = {page, from, to, entry};
-        for (int at = from; at < to; at += CHUNK) {
-            const struct chunk c = chunk_at(room, &piece, at);
-            meet_keys(job, item, room, &c);
-        }
-        for (int at = from; at < to; at += CHUNK) {
-            const struct chunk c = chunk_at(room, &piece, at);
-            meet_values(job, item, room, &c);
-        }
+/* Adds chunks: first the keys of all, then their values. */
+static void meet_chunks(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                        struct room *room, const struct chunk *chunks, int count) {
+    for (int i = 0; i < count; i++) meet_keys(job, item, room, &chunks[i]);
+    for (int i = 0, n; i < count; i += n) {
+        n = count - i < room->block ? count - i : room->block;
+        meet_values(job, item, room, &chunks[i], n);
+    }
+}
+
+/* Processes the entries up to `last`: as many chunks at a time as there is room for, of one page or
+ * of a block. */
+static void meet_all(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                     const struct cpu_stream *stream, struct room *room, int32_t last) {
+    const int slots = job->cache->page_slots;
+    const bool blocks = room->block > 1;
+    const int most = blocks ? room->block : LANES / room->places;
+    struct chunk chunks[LANES / TILE];
+    int n = 0;
+    for (int32_t at = room->lo[0] / slots * slots; at < last;) {
+        chunks[n] = chunk_at(room, stream, slots, at, last, n);
+        at += chunks[n++].count;
+        if (n < most && at < last && (blocks || at % slots)) continue;
+        meet_chunks(job, item, room, chunks, n);
+        n = 0;
     }
 }
 
@@ -442,11 +473,6 @@ void VEC(attend)(const struct cpu_attend_job *job, const struct cpu_attend_item 
     const struct kern_span *span = &job->batch->spans[item->span];
     struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, item->head);
     begin(job, item, &stream, room);
-    int slots = job->cache->page_slots;
-    int32_t last = room->hi[item->lanes - 1];
-    for (int32_t page = room->lo[0] / slots; page * slots < last; page++) {
-        const int32_t left = last - page * slots;
-        meet_page(job, item, room, stream.pages[page], page * slots, left < slots ? left : slots);
-    }
+    meet_all(job, item, &stream, room, room->hi[item->lanes - 1]);
     finish(job, item, room);
 }

@@ -87,6 +87,11 @@ SIMD v16 dot_load(const void *row, int64_t at, int left, const enum kern_dtype d
     return v16_load_row(row, at, left, paired(dtype) ? KERN_F32 : dtype);
 }
 
+/* The element at p in every lane, for one product: v16_fma reads a float from memory itself. */
+SIMD v16 dot_set(const float *p, const enum kern_dtype dtype) {
+    return paired(dtype) ? v16_word(p) : v16_set(*p);
+}
+
 /* sum + a b, of rows of this dtype. */
 SIMD v16 dot_add(v16 a, v16 b, v16 sum, const enum kern_dtype dtype) {
     return paired(dtype) ? v16_dot(a, b, sum) : v16_fma(a, b, sum);
@@ -244,7 +249,7 @@ struct many {
 SIMD void many_step(const struct many *m, v16 *sum, int64_t d, const int rows) {
     v16 q = v16_load(m->packed + d * MANY);
     UNROLL for (int j = 0; j < rows; j++) sum[j] =
-        dot_add(q, v16_set(m->rows[j * m->width + d]), sum[j], m->dtype);
+        dot_add(q, dot_set(m->rows + d + j * m->width, m->dtype), sum[j], m->dtype);
 }
 
 SIMD void many_add(v16 *sum, const v16 *other, const int rows) {
@@ -321,6 +326,9 @@ struct weighing {
     int64_t p_lane, p_row; /* strides from lane to lane and from weight to weight of one lane */
     const struct rows *rows;
     bool mixed; /* rows in bf16: they are words already */
+    /* Of mixed rows, this many times `rows` one after the other; strides from one to the next. */
+    int chunks;
+    int64_t p_chunk, keep_chunk, row_chunk;
 };
 
 /* Makes words of `count` rows in bf16, two by two: rows of `width` words, with zeros behind and in
@@ -367,35 +375,52 @@ SIMD void weigh_words(v16 *row, const struct rows *rows, int j, int d, const int
     }
 }
 
-SIMD bool all_kept(const struct weighing *w, int lane, const int lanes) {
+SIMD bool all_kept(const float *keep, const int lanes) {
     bool all = true;
-    if (!w->keep) return true;
-    UNROLL for (int l = 0; l < lanes; l++) all &= w->keep[lane + l] == 1;
+    UNROLL for (int l = 0; l < lanes; l++) all &= keep[l] == 1;
     return all;
+}
+
+/* Multiplies the lanes' sums with their factors. A factor of 1 changes nothing. */
+SIMD void weigh_keep(v16 (*sum)[4], const float *keep, const int lanes, const int vectors) {
+    if (all_kept(keep, lanes)) return;
+    UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
+        v16_mul(sum[l][i], v16_set(keep[l]));
+}
+
+SIMD void weigh_chunk(const struct weighing *w, v16 (*sum)[4], const float *p,
+                      const struct rows *rows, const int lanes, int from, int to, int d,
+                      const int vectors, int left, const bool mixed) {
+    const enum kern_dtype dtype = rows->dtype;
+    const int first = paired(dtype) ? from / 2 : from, last = paired(dtype) ? (to + 1) / 2 : to;
+    for (int j = first; j < last; j++) {
+        v16 row[4];
+        if (paired(dtype))
+            weigh_words(row, rows, j, d, vectors, left, from, to, mixed);
+        else
+            UNROLL for (int i = 0; i < vectors; i++) row[i] =
+                weigh_load(rows, j, d + 16 * i, left, dtype);
+        UNROLL for (int l = 0; l < lanes; l++) {
+            v16 weight = v16_word(p + l * w->p_lane + j * w->p_row);
+            UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
+                dot_add(weight, row[i], sum[l][i], dtype);
+        }
+    }
 }
 
 SIMD void weigh_tile(const struct weighing *w, int lane, const int lanes, int from, int to, int d,
                      const int vectors, int left, const enum kern_dtype dtype, const bool mixed) {
-    v16 sum[TILE][4], row[4];
-    const float *p = w->p + lane * w->p_lane;
+    v16 sum[TILE][4];
     float *to_lane = w->out + lane * w->out_stride;
+    const int chunks = mixed ? w->chunks : 1;
+    struct rows rows = {w->rows->at, w->rows->stride, w->rows->dim, dtype, NULL};
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
         v16_load_row(to_lane, l * w->out_stride + d + 16 * i, left, KERN_F32);
-    if (!all_kept(w, lane, lanes)) /* a factor of 1 changes nothing */
-        UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
-            v16_mul(sum[l][i], v16_set(w->keep[lane + l]));
-    const int first = paired(dtype) ? from / 2 : from, last = paired(dtype) ? (to + 1) / 2 : to;
-    for (int j = first; j < last; j++) {
-        if (paired(dtype))
-            weigh_words(row, w->rows, j, d, vectors, left, from, to, mixed);
-        else
-            UNROLL for (int i = 0; i < vectors; i++) row[i] =
-                weigh_load(w->rows, j, d + 16 * i, left, dtype);
-        UNROLL for (int l = 0; l < lanes; l++) {
-            v16 weight = v16_set(p[l * w->p_lane + j * w->p_row]);
-            UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
-                dot_add(weight, row[i], sum[l][i], dtype);
-        }
+    for (int c = 0; c < chunks; c++) {
+        if (w->keep) weigh_keep(sum, w->keep + lane + c * w->keep_chunk, lanes, vectors);
+        weigh_chunk(w, sum, w->p + lane * w->p_lane + c * w->p_chunk, &rows, lanes, from, to, d,
+                    vectors, left, mixed);
+        rows.at = (const float *)rows.at + w->row_chunk;
     }
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) {
         float *out = to_lane + l * w->out_stride + d + 16 * i;
