@@ -660,6 +660,7 @@ const struct cpu_kernels cpu_kernels_amx = {
     .matmul = cpu_matmul_amx,
     .packed_bytes = cpu_packed_bytes_amx,
     .pack_x = cpu_pack_x_amx,
+    .stored = "two bf16",
     TILES,
 };
 
@@ -669,5 +670,6 @@ const struct cpu_kernels cpu_kernels_amx_bf16 = {
     .packed_bytes = packed_bytes_rounded,
     .pack_x = pack_x_rounded,
     .packs_blocks = true,
+    .stored = "bf16",
     TILES,
 };

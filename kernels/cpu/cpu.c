@@ -310,16 +310,15 @@ static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
     return NULL;
 }
 
-/* Returns the kernels that round activations as the options say; NULL: there are none. Where
- * activations become 8 bits or bf16, attention may round to bf16, too. */
+/* Returns the kernels that round activations as the options say; NULL: there are none. Where those
+ * of blocks become 8 bits, or all bf16, AVX512_BF16 rounds to bf16 beside weights in bf16 and fp8,
+ * and in attention. */
 static const struct cpu_kernels *rounding(const struct cpu_kernels *kernels,
                                           const struct cpu_options *options, struct fault *fault) {
     const enum cpu_activations to = options->activations;
 #if defined(__x86_64__)
-    if (kernels == &cpu_kernels_avx512 && cpu_isa_detect().bf16) {
-        if (to == CPU_BF16) return &cpu_kernels_bf16;
-        return to == CPU_INT16 || to == CPU_F32 ? kernels : &cpu_kernels_pairs;
-    }
+    if (kernels == &cpu_kernels_avx512 && cpu_isa_detect().bf16)
+        return to == CPU_INT16 || to == CPU_F32 ? kernels : &cpu_kernels_bf16;
     if (kernels == &cpu_kernels_amx && to == CPU_BF16) return &cpu_kernels_amx_bf16;
 #endif
     if (!kernels || to != CPU_BF16) return kernels;
@@ -332,7 +331,7 @@ static const struct cpu_kernels *rounding(const struct cpu_kernels *kernels,
 /* Says how activations are rounded, by the kind of weights, and by attention. */
 static void describe_activations(struct cpu *cpu) {
     const struct cpu_kernels *k = cpu->kernels;
-    const bool bf16 = cpu->activations == CPU_BF16, by_weight = cpu->activations == CPU_BY_WEIGHT;
+    const bool by_weight = cpu->activations == CPU_BY_WEIGHT;
     const char *wide = k->packs_blocks                ? "bf16"
                        : !cpu->block_kernels          ? "f32"
                        : cpu->activations == CPU_INT8 ? "int8"
@@ -340,10 +339,7 @@ static void describe_activations(struct cpu *cpu) {
     snprintf(
         cpu->said, sizeof cpu->said,
         "%s with 4-bit blocks, %s with 8-bit blocks, %s with bf16 and fp8, f32 with others%s%s",
-        by_weight && cpu->block_kernels ? "int8" : wide, wide,
-        !k->pack_x ? "f32"
-        : bf16     ? "bf16"
-                   : "two bf16",
+        by_weight && cpu->block_kernels ? "int8" : wide, wide, k->stored ? k->stored : "f32",
         k->attention ? ", " : "", k->attention ? k->attention : "");
     cpu->ops.activations = cpu->said;
 }

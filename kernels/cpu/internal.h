@@ -186,6 +186,7 @@ struct cpu_kernels {
     void (*attend)(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    void *scratch);
     const char *attention; /* says how it rounds queries and weights; NULL: it does not round */
+    const char *stored;    /* what activations become beside weights in bf16 and fp8; NULL: f32 */
 };
 
 extern const struct cpu_kernels cpu_kernels_reference;
@@ -193,8 +194,8 @@ extern const struct cpu_kernels cpu_kernels_portable;
 #if defined(__x86_64__)
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
-extern const struct cpu_kernels cpu_kernels_pairs; /* avx512 with attention in bf16 */
-extern const struct cpu_kernels cpu_kernels_bf16;  /* attention and activations in bf16 */
+extern const struct cpu_kernels
+    cpu_kernels_bf16; /* avx512 with activations and attention in bf16 */
 extern const struct cpu_kernels cpu_kernels_amx;
 extern const struct cpu_kernels cpu_kernels_amx_bf16; /* amx with activations in bf16 */
 #endif

@@ -309,28 +309,25 @@ static void pack_x(const struct cpu_matmul_job *job, int row, char *packed) {
     }
 }
 
-/* Entries that the tables with and without rounded activations share. */
-#define PAIRS                                                                                      \
-    .layout_bf16 = CPU_PANEL_PAIRS, .layout_e4m3 = CPU_PANEL_E4M3, .layout_other = CPU_PANEL_F32,  \
-    .rms_norm = cpu_rms_norm_avx512, .glu = cpu_glu_avx512, .rope = cpu_rope_avx512,               \
-    .write_row = cpu_write_row_avx512, .math = &cpu_math_avx512,                                   \
-    .attend_scratch = VEC(attend_scratch), .attend_lanes = VEC(attend_lanes),                      \
-    .attend = VEC(attend), .attention = "bf16 in attention with bf16 caches"
-
-const struct cpu_kernels cpu_kernels_pairs = {
-    .name = "cpu-avx512",
-    .matmul = cpu_matmul_avx512,
-    .matmul_scratch = cpu_matmul_scratch_avx512,
-    PAIRS,
-};
-
 const struct cpu_kernels VEC(kernels) = {
     .name = "cpu-avx512-bf16",
+    .layout_bf16 = CPU_PANEL_PAIRS,
+    .layout_e4m3 = CPU_PANEL_E4M3,
+    .layout_other = CPU_PANEL_F32,
     .matmul = VEC(matmul),
     .matmul_scratch = VEC(matmul_scratch),
     .packed_bytes = packed_bytes,
     .pack_x = pack_x,
-    PAIRS,
+    .rms_norm = cpu_rms_norm_avx512,
+    .glu = cpu_glu_avx512,
+    .rope = cpu_rope_avx512,
+    .write_row = cpu_write_row_avx512,
+    .math = &cpu_math_avx512,
+    .attend_scratch = VEC(attend_scratch),
+    .attend_lanes = VEC(attend_lanes),
+    .attend = VEC(attend),
+    .attention = "bf16 in attention with bf16 caches",
+    .stored = "bf16",
 };
 
 #endif

@@ -378,11 +378,11 @@ def log_beta_bar(path, kv_dtype, exact):
     """Four times what was measured: 2.5e-6, 3.2e-4 (a stray tie of bf16's rounding in the first layer), 3.4e-6.
 
     The tiles of amx round activations to 16 bits, and for narrow caches queries and weights of attention to bf16, which
-    the reference does not; there it has not been measured. Where activations are not exact, avx512 rounds attention over
-    a bf16 cache if the processor multiplies pairs of bf16: 0.012.
+    the reference does not; there it has not been measured. Where activations are not exact, avx512 rounds them to bf16, and
+    attention over a bf16 cache, too, if the processor multiplies pairs of bf16: at most 0.053, with q4 0.19.
     """
-    if (path, kv_dtype) == ("avx512", "bf16") and not exact:
-        return 0.05
+    if path == "avx512" and not exact:
+        return 0.8 if kv_dtype == "q4" else 0.2
     return 0.1 if path == "amx" else {"f32": 1e-5, "bf16": 1.3e-3, "fp8": 1.4e-5, "q8": 1e-3, "q4": 1e-2}[kv_dtype]
 
 
@@ -390,8 +390,8 @@ def log_beta_bar(path, kv_dtype, exact):
 @pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "fp8", "q8", "q4"))
 @pytest.mark.parametrize("exact", ("no", "yes"))
 def test_every_path_selects_by_its_own_scores(path, kv_dtype, exact, gates):
-    if exact == "yes" and (path, kv_dtype) != ("avx512", "bf16"):
-        pytest.skip("attention is the same")
+    if exact == "yes" and path != "avx512":
+        pytest.skip("nothing more is exact")
     if not has_path(path):
         pytest.skip(f"this processor has no {path}")
     policy = Policy("global", 24, 8, 32, 2, 0, 128.0)

@@ -14,6 +14,7 @@ Test(cpu, auto_takes_the_best_path) {
     struct kern *kern;
     cr_assert_eq(cpu_open(&options, &kern, NULL), 0);
     const char *want = isa.amx      ? "cpu-amx"
+                       : isa.bf16   ? "cpu-avx512-bf16"
                        : isa.avx512 ? "cpu-avx512"
                        : isa.avx2   ? "cpu-avx2"
                                     : "cpu-portable";
@@ -22,13 +23,15 @@ Test(cpu, auto_takes_the_best_path) {
     for (int path = 0; path < PATH_COUNT; path++) {
         kern = path_open(path, 1);
         if (!kern) continue;
-        cr_assert_str_eq(kern->ops->name + 4, path_names[path]);
+        const bool bf16 = !strcmp(path_names[path], "avx512") && isa.bf16;
+        cr_assert_str_eq(kern->ops->name + 4, bf16 ? "avx512-bf16" : path_names[path]);
         kern->ops->close(kern);
     }
 }
 
-/* On avx512 attention rounds to bf16 where activations may become 8 bits or bf16. */
-Test(cpu, attention_rounds_with_the_activations) {
+/* On avx512 activations beside weights in bf16, and attention, are rounded to bf16 where those of
+ * blocks may become 8 bits, or all bf16. */
+Test(cpu, rounds_to_bf16_with_the_activations) {
     static const enum cpu_activations all[] = {CPU_INT8, CPU_BY_WEIGHT, CPU_BF16, CPU_INT16,
                                                CPU_F32};
     for (int i = 0; i < 5; i++) {
@@ -36,7 +39,9 @@ Test(cpu, attention_rounds_with_the_activations) {
         struct kern *kern;
         struct fault fault = {0};
         if (cpu_open(&options, &kern, &fault)) continue; /* this processor lacks it */
-        cr_assert_eq(cpu_of(kern)->kernels->attention != NULL, cpu_isa_detect().bf16 && i < 3);
+        const bool rounds = cpu_isa_detect().bf16 && i < 3;
+        cr_assert_eq(cpu_of(kern)->kernels->attention != NULL, rounds);
+        cr_assert_eq(strstr(kern->ops->activations, ", bf16 with bf16 and fp8") != NULL, rounds);
         cr_assert_eq(strstr(kern->ops->activations, "attention") != NULL,
                      cpu_of(kern)->kernels->attention != NULL);
         kern->ops->close(kern);
