@@ -196,11 +196,11 @@ const struct option config_options[] = {
      "How the CPU rounds activations before it multiplies them with weights in 8-bit and 4-bit "
      "blocks (quantised GGUF files). int8: to 8 bits, with one scale per 32 numbers, and the "
      "largest numbers to 15 bits; the fastest. int16: to 16 bits. auto: int8 with 4-bit blocks "
-     "and int16 with 8-bit blocks. bf16: to bf16, with weights in bf16 and fp8, too; on processors "
-     "with AMX, or with AVX512_BF16, where blocks stay as with int16. f32: not at all; slow, and "
-     "exactly the products of the numbers in the file. With int8, auto and bf16, attention over a "
-     "bf16 cache rounds queries and attention weights to bf16 where the processor has "
-     "AVX512_BF16."},
+     "and int16 with 8-bit blocks. bf16: to bf16, on processors with AMX, or with AVX512_BF16, "
+     "where blocks stay as with int16. f32: not at all; slow, and exactly the products of the "
+     "numbers in the file. With int8, auto and bf16, processors with AVX512_BF16 also round to "
+     "bf16 what they multiply with weights in bf16 and fp8, and, over a bf16 cache, queries and "
+     "attention weights."},
 
     {.help = "General"},
     {"config", TEXT, AT(config_file), 1, 0, NULL, "FILE", NOT_IN_FILE,

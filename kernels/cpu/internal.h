@@ -186,7 +186,7 @@ struct cpu_kernels {
     void (*attend)(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    void *scratch);
     const char *attention; /* says how it rounds queries and weights; NULL: it does not round */
-    const char *stored;    /* what activations become beside weights in bf16 and fp8; NULL: f32 */
+    const char *stored;    /* type of activations beside weights in bf16 and fp8; NULL: f32 */
 };
 
 extern const struct cpu_kernels cpu_kernels_reference;

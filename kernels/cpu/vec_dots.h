@@ -326,8 +326,7 @@ struct weighing {
     int64_t p_lane, p_row; /* strides from lane to lane and from weight to weight of one lane */
     const struct rows *rows;
     bool mixed; /* rows in bf16: they are words already */
-    /* Of mixed rows, this many times `rows` one after the other; strides from one to the next. */
-    int chunks;
+    int chunks; /* mixed rows: there are so many `rows`, one after the other, with these strides */
     int64_t p_chunk, keep_chunk, row_chunk;
 };
 
