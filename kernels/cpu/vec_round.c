@@ -21,12 +21,12 @@ struct rounding {
     int offset;
     bool split;             /* halves of blocks have scales of their own */
     float last[KERN_BLOCK]; /* the last block with zeros behind, if it is not whole */
-    /* Bytes, to say where a rest's weights are (locate_rest): */
-    uint32_t block_codes, block_factors; /* of a block of a panel */
-    uint32_t second_back;    /* in 4 bits the codes of second halves lie so much before their place
+    /* To say where the weights of a rest are (locate_rest): */
+    uint32_t block_codes, block_factors; /* bytes of a block of a panel */
+    uint32_t second_back;    /* in 4 bits the codes of second halves lie so far before their place
                                 in order, in the bytes of the first ones */
-    uint32_t second_factors; /* from the factors of first halves to those of second ones */
-    uint32_t least;          /* from a block's factors to its terms */
+    uint32_t second_factors; /* bytes from the factors of first halves to those of second ones */
+    uint32_t least;          /* bytes from a block's factors to its terms */
 };
 
 /* Returns the numbers of a block; those of a last one that is not whole have been copied. */
