@@ -198,9 +198,9 @@ const struct option config_options[] = {
      "largest numbers to 15 bits; the fastest. int16: to 16 bits. auto: int8 with 4-bit blocks "
      "and int16 with 8-bit blocks. bf16: to bf16, on processors with AMX, or with AVX512_BF16, "
      "where blocks stay as with int16. f32: not at all; slow, and exactly the products of the "
-     "numbers in the file. With int8, auto and bf16, processors with AVX512_BF16 also round to "
-     "bf16 what they multiply with weights in bf16 and fp8, and, over a bf16 cache, queries and "
-     "attention weights."},
+     "numbers in the file. With int8, auto and bf16, processors with AVX512_BF16 and without AMX "
+     "also round activations to bf16 for weights in bf16 and fp8, and queries and attention weights "
+     "for a cache in bf16."},
 
     {.help = "General"},
     {"config", TEXT, AT(config_file), 1, 0, NULL, "FILE", NOT_IN_FILE,

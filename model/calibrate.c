@@ -188,7 +188,7 @@ static int measure(struct calibration *c, const struct model_options *options, i
                    struct fault *fault) {
     struct model_options exact = *options;
     struct model *model = NULL;
-    const struct cpu_options cpu = {.activations = CPU_BY_WEIGHT, .threads = options->threads};
+    const struct cpu_options cpu = {.activations = CPU_INT16, .threads = options->threads};
     exact.quantization = QUANTIZE_NONE;
     exact.gates = "";
     exact.rows_max = exact.logits_max = SEQUENCE;

@@ -116,7 +116,8 @@ size_t cpu_codes_bytes(const struct kern_weight *w, int rows, bool wide);
 
 struct cpu_block_kernels {
     int rows; /* the most rows of a piece */
-    /* Rounds one row of `cols` numbers to int8 or, if `wide`, int16. `step`: rows of its piece. */
+    /* Rounds one row of `cols` numbers to int8 or, if `wide`, int16. `step`: rows of its piece.
+     * `blocks`: memory without a declared type, which first holds something else. */
     void (*round_row)(const struct kern_weight *w, const float *x, bool wide, char *codes,
                       struct cpu_x_block *blocks, int64_t step);
     /* As cpu_kernels.matmul, from job->codes and job->x_blocks. */

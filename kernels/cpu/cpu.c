@@ -310,9 +310,7 @@ static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
     return NULL;
 }
 
-/* Returns the kernels that round activations as the options say; NULL: there are none. Where those
- * of blocks become 8 bits, or all bf16, AVX512_BF16 rounds to bf16 beside weights in bf16 and fp8,
- * and in attention. */
+/* Returns the kernels that round activations as the options say; NULL: there are none. */
 static const struct cpu_kernels *rounding(const struct cpu_kernels *kernels,
                                           const struct cpu_options *options, struct fault *fault) {
     const enum cpu_activations to = options->activations;

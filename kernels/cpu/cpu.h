@@ -9,10 +9,10 @@
 #include "kernels/kern.h"
 
 /* How activations are rounded for products with weights in blocks (kernels/blocks.h), whose
- * formulas kernels/cpu/block.h has, and for products with weights in bf16 and fp8. On the path
- * avx512 of a processor with AVX512_BF16, attention over a cache in bf16 rounds queries and weights
- * to bf16 (vec_attend.c), except with CPU_INT16 and CPU_F32; on the path amx always (amx_attend.c).
- */
+ * formulas kernels/cpu/block.h has, and for products with weights in bf16 and fp8. Except with
+ * CPU_INT16 and CPU_F32, the path avx512 of a processor with AVX512_BF16 rounds the latter to bf16
+ * and, over a cache in bf16, queries and attention weights, too (vec_attend.c). The path amx takes
+ * two bf16, with CPU_BF16 one, and always rounds in attention (amx_attend.c). */
 enum cpu_activations {
     CPU_INT8,      /* activations are rounded to 8 bits, with a scale for each 32 of them, and the
                       largest of them to 15 bits */

@@ -42,7 +42,7 @@ struct cpu_isa cpu_isa_detect(void) {
     isa.avx512 = isa.avx2 && (states & STATE_AVX512) == STATE_AVX512 && has(b7, 16) &&
                  has(b7, 17) && has(b7, 30) && has(b7, 31);
     isa.vnni = isa.avx512 && has(c7, 11);
-    isa.bf16 = isa.vnni && has(a71, 5); /* no processor has it alone */
+    isa.bf16 = isa.vnni && has(a71, 5); /* the kernels use both */
     isa.amx = isa.bf16 && (states & STATE_TILES) == STATE_TILES && has(d7, 24) && has(d7, 22) &&
               tiles_permitted();
     return isa;

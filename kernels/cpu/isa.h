@@ -8,7 +8,7 @@ struct cpu_isa {
     bool avx2;   /* with FMA and F16C, usable (the system saves the registers) */
     bool avx512; /* F, BW, DQ, VL */
     bool vnni;   /* avx512, with VNNI */
-    bool bf16;   /* avx512, with AVX512_BF16 */
+    bool bf16;   /* avx512, with VNNI and AVX512_BF16 */
     bool amx;    /* TILE and BF16, AVX-512 and AVX512_BF16, and the system lets us use the tiles */
 };
 

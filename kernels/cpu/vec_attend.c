@@ -10,8 +10,9 @@
  * what amx_attend.c rounds: queries, in log2 units, and weights, 2^(score - largest), but not the
  * weights' sum. Subnormal keys and values count as zeros.
  *
- * The keys of a page are read before its values: a processor fetches one long run of memory ahead
- * by itself, but not runs of a chunk's keys and a chunk's values by turns. */
+ * For few lanes, the keys of as many chunks of a page as there is room for are read before their
+ * values: a processor fetches one long run of memory ahead by itself, but not runs of a chunk's
+ * keys and a chunk's values by turns. */
 #include <float.h>
 
 #include "kernels/cpu/vec.h"
@@ -439,8 +440,8 @@ static void meet_chunks(const struct cpu_attend_job *job, const struct cpu_atten
     }
 }
 
-/* Processes the entries up to `last`: as many chunks at a time as there is room for, of one page or
- * of a block. */
+/* Processes the entries up to `last`: as many chunks of a page at a time as there is room for, or a
+ * block of chunks, which may be of several pages. */
 static void meet_all(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                      const struct cpu_stream *stream, struct room *room, int32_t last) {
     const int slots = job->cache->page_slots;

@@ -416,10 +416,10 @@ SIMD void weigh_tile(const struct weighing *w, int lane, const int lanes, int fr
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
         v16_load_row(to_lane, l * w->out_stride + d + 16 * i, left, KERN_F32);
     for (int c = 0; c < chunks; c++) {
+        if (c > 0) rows.at = (const float *)rows.at + w->row_chunk;
         if (w->keep) weigh_keep(sum, w->keep + lane + c * w->keep_chunk, lanes, vectors);
         weigh_chunk(w, sum, w->p + lane * w->p_lane + c * w->p_chunk, &rows, lanes, from, to, d,
                     vectors, left, mixed);
-        rows.at = (const float *)rows.at + w->row_chunk;
     }
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) {
         float *out = to_lane + l * w->out_stride + d + 16 * i;

@@ -29,6 +29,18 @@ static inline struct kern *path_open(int path, int threads) {
     return NULL;
 }
 
+/* The paths, and the path avx512 with float32 beside weights in bf16 and fp8 and in attention,
+ * where it would round to bf16. */
+#define WAYS (PATH_COUNT + 1)
+
+static inline struct kern *way_open(int way, int threads) {
+    const struct cpu_options options = {
+        .path = "avx512", .activations = CPU_INT16, .threads = threads};
+    struct kern *kern = NULL;
+    if (way < PATH_COUNT) return path_open(way, threads);
+    return cpu_open(&options, &kern, NULL) == 0 ? kern : NULL;
+}
+
 static inline bool path_is(int path, const char *name) {
     return !strcmp(path_names[path], name);
 }

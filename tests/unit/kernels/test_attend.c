@@ -103,18 +103,8 @@ struct bench {
     int spoiled;      /* keys and values of this position are not numbers; 0: none */
 };
 
-/* Paths, and avx512 with attention in float32, where it would round to bf16. */
-#define WAYS (PATH_COUNT + 1)
-
-static struct kern *way_open(int way) {
-    const struct cpu_options options = {.path = "avx512", .activations = CPU_F32, .threads = 2};
-    struct kern *kern = NULL;
-    if (way < PATH_COUNT) return path_open(way, 2);
-    return cpu_open(&options, &kern, NULL) == 0 ? kern : NULL;
-}
-
 static bool bench_open(struct bench *b, int way, const struct shape *s) {
-    *b = (struct bench){.kern = way_open(way), .shape = s};
+    *b = (struct bench){.kern = way_open(way, 2), .shape = s};
     if (!b->kern) return false;
     struct kern_cache_options options = {.layers = LAYERS,
                                          .heads_q = s->heads_q,

@@ -156,10 +156,10 @@ static void exact_row(const struct made *made, int parts, int row, double *y) {
 
 /* ---- Tests ---------------------------------------------------------------------------------- */
 
-static void check_mixture(const struct mixture *m, int path) {
+static void check_mixture(const struct mixture *m, int way) {
     struct made made;
     struct stage stage;
-    struct kern *kern = path_open(path, 3);
+    struct kern *kern = way_open(way, 3);
     if (!kern) return;
     make(&made, m);
     stage_open(&stage, kern, &made);
@@ -177,13 +177,13 @@ static void check_mixture(const struct mixture *m, int path) {
         exact_row(&made, parts, r, exact);
         for (int i = 0; i < m->d_model; i++)
             cr_assert(fabs((double)y[at + i] - exact[i]) <= most * (1 + fabs(exact[i])),
-                      "%s: %d rows, %d experts: row %d: %g, exact %g", path_names[path], m->rows,
+                      "%s: %d rows, %d experts: row %d: %g, exact %g", kern->ops->name, m->rows,
                       m->experts, r, (double)y[at + i], exact[i]);
         memcpy(alone, made.was + at, width * sizeof *alone);
         kern->ops->experts(kern, alone, made.x + at, made.logits + (ptrdiff_t)r * m->experts,
                            stage.experts, 1);
         cr_assert_eq(memcmp(alone, y + at, width * sizeof *alone), 0, "%s: row %d alone",
-                     path_names[path], r);
+                     kern->ops->name, r);
     }
     free(y), free(alone);
     stage_close(&stage);
@@ -191,9 +191,9 @@ static void check_mixture(const struct mixture *m, int path) {
 }
 
 Test(experts, against_double_and_alone) {
-    for (int path = 0; path < PATH_COUNT; path++)
+    for (int way = 0; way < WAYS; way++)
         for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++)
-            check_mixture(&mixtures[i], path);
+            check_mixture(&mixtures[i], way);
 }
 
 /* Equal logits: the lower expert. Logits that are no numbers leave a result that is none, for

@@ -99,8 +99,8 @@ static void run_products(struct kern *kern) {
 }
 
 Test(ops, matmul) {
-    for (int path = 0; path < PATH_COUNT; path++) {
-        struct kern *kern = path_open(path, 2);
+    for (int way = 0; way < WAYS; way++) {
+        struct kern *kern = way_open(way, 2);
         if (!kern) continue;
         run_products(kern);
         kern->ops->close(kern);
@@ -136,8 +136,8 @@ static void every_e4m3_number(struct kern *kern, int rows_each) {
 }
 
 Test(ops, every_e4m3_number_is_multiplied_exactly) {
-    for (int path = 0; path < PATH_COUNT; path++) {
-        struct kern *kern = path_open(path, 1);
+    for (int way = 0; way < WAYS; way++) {
+        struct kern *kern = way_open(way, 1);
         if (!kern) continue;
         every_e4m3_number(kern, 1);
         every_e4m3_number(kern, 64);
@@ -199,8 +199,8 @@ static void leaves_are_a_tree(struct kern *kern, enum kern_dtype dtype, int rows
 
 Test(ops, sums_that_ranks_share_are_a_tree_of_leaves) {
     static const int rows[] = {1, 2, 5, 16, 17, 40, 70};
-    for (int path = 0; path < PATH_COUNT; path++) {
-        struct kern *kern = path_open(path, 2);
+    for (int way = 0; way < WAYS; way++) {
+        struct kern *kern = way_open(way, 2);
         if (!kern) continue;
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
             leaves_are_a_tree(kern, KERN_BF16, rows[i], CPU_LEAVES * 64);
@@ -303,8 +303,8 @@ static void same_rows_in_bf16(struct kern *kern) {
 }
 
 Test(ops, rows_are_independent) {
-    for (int path = 0; path < PATH_COUNT; path++) {
-        struct kern *kern = path_open(path, 2);
+    for (int way = 0; way < WAYS; way++) {
+        struct kern *kern = way_open(way, 2);
         if (!kern) continue;
         same_rows_in_bf16(kern);
         same_rows(kern, KERN_F32, 72, 300, KERN_SHARD_NONE);

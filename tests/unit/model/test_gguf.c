@@ -227,9 +227,10 @@ static void check_both_ways(size_t family, uint32_t format, bool tied) {
             moved += pow(file[j] - directory[j], 2);
             size += pow(directory[j], 2);
         }
-        bool rounded = block_maker_of(format, &(enum kern_dtype){0}) != NULL;
-        cr_expect(rounded ? moved > 0 && moved < 1.6e-3 * size : moved == 0,
-                  "%s of %s on %s: activations in int8 move logits by %g of their size",
+        const bool blocks = block_maker_of(format, &(enum kern_dtype){0}) != NULL;
+        const double bf16 = format == GGUF_FORMAT_BF16 ? 4e-4 : 0; /* avx512 may round to it */
+        cr_expect(blocks ? moved > 0 && moved < 1.6e-3 * size : moved <= bf16 * size,
+                  "%s of %s on %s: rounded activations move logits by %g of their size",
                   families[family].architecture, gguf_format_name(format), paths[i],
                   sqrt(moved / size));
     }
