@@ -14,7 +14,8 @@
 
 #include "kernels/cpu/internal.h"
 
-#define SIMD static inline __attribute__((always_inline, unused))
+#define SIMD   static inline __attribute__((always_inline, unused))
+#define UNROLL _Pragma("GCC unroll 4")
 
 #define LOG2_E    1.44269504f
 #define E4M3_UNIT 0x1p-8f /* v16_load_e4m3_pairs: its result for a 1 */

@@ -37,8 +37,6 @@
 #define MANY     16 /* queries packed, one per lane */
 #define MANY_MIN 10 /* from this number on, packing pays */
 
-#define UNROLL _Pragma("GCC unroll 4")
-
 /* v16_load of numbers that were just stored four at a time. A processor hands what was stored on to
  * a load only if one store has all of it; otherwise the load waits until the stores have left their
  * queue, for which all earlier instructions must have ended. */

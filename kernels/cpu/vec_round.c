@@ -128,8 +128,6 @@ SIMD void locate_rest(const struct rounding *row, struct cpu_x_block *rest, uint
 
 _Static_assert(GROUP == 4 && CPU_QUADS == 8, "vectors of four blocks and of four quads of each");
 
-#define UNROLL _Pragma("GCC unroll 4")
-
 /* Numbers of a group's quads lie in two vectors, one for the first halves of the blocks and one for
  * the second: element GROUP q + i is of quad q of that half of block i. A group of fewer blocks is
  * one with zeros. `whole`: is_whole; there are two versions of each function. */
