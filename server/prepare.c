@@ -428,7 +428,7 @@ void prepare_run(uv_work_t *work) {
         ready = prepare(ex) == 0;
     }
     ex->again = false;
-    if (ready && answer(ex) && !ex->again) oai_rename_field(ex->request.kind, &ex->error);
+    if (ready && answer(ex) && !ex->again) oai_rename_field(&ex->request, &ex->error);
     if (ex->again)
         usleep(AGAIN_US);
     else

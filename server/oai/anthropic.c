@@ -7,11 +7,15 @@
 #include "base/json.h"
 #include "server/oai/rewrite.h"
 
+/* Fields about servers, containers, prices and places change nothing here. `compaction` asks for a
+ * summary instead of an answer, and `thread` for state that keepd does not keep. */
 #define OWN_FIELDS                                                                                 \
-    {"cache_control", OAI_ANY}, {"chat_template_kwargs", OAI_ANY}, {"container", OAI_NEVER},       \
-        {"context_management", OAI_NEVER}, {"inference_geo", OAI_ANY}, {"max_tokens", OAI_ANY},    \
-        {"mcp_servers", OAI_NOLIST}, {"messages", OAI_ANY}, {"output_config", OAI_ANY},            \
-        {"output_format", OAI_ANY}, {"system", OAI_ANY}, {"thinking", OAI_ANY},                    \
+    {"cache_control", OAI_ANY}, {"chat_template_kwargs", OAI_ANY}, {"compaction", OAI_NEVER},      \
+        {"container", OAI_ANY}, {"context_management", OAI_ANY}, {"diagnostics", OAI_ANY},         \
+        {"fallbacks", OAI_ANY}, {"inference_geo", OAI_ANY}, {"max_tokens", OAI_ANY},               \
+        {"mcp_servers", OAI_ANY}, {"messages", OAI_ANY}, {"output_config", OAI_ANY},               \
+        {"output_format", OAI_ANY}, {"reasoning", OAI_ANY}, {"reasoning_effort", OAI_ANY},         \
+        {"speed", OAI_ANY}, {"system", OAI_ANY}, {"thinking", OAI_ANY}, {"thread", OAI_NEVER},     \
         {"tool_choice", OAI_ANY}, {                                                                \
         "tools", OAI_ANY                                                                           \
     }
@@ -51,6 +55,7 @@ static const struct oai_alias aliases[] = {
 /* --- content --- */
 
 static const struct oai_part_type texts[] = {{"text", "text"}, {NULL, NULL}};
+static const struct oai_part_type results[] = {{"text", "text"}, OAI_PARTS_ELSE};
 
 static int read_system(struct oai_rewrite *w) {
     const cJSON *system = json_get(w->body, "system");
@@ -60,15 +65,96 @@ static int read_system(struct oai_rewrite *w) {
     return text[0] ? oai_rewrite_message(w, "system", text) : 0;
 }
 
+static bool is_type(const cJSON *node, const char *type) {
+    const cJSON *own = json_get(node, "type");
+    return cJSON_IsString(own) && strcmp(own->valuestring, type) == 0;
+}
+
+/* Returns the name in a reference to a tool, which the result of a search for tools has; NULL: it
+ * is another part. */
+static const char *name_in_reference(const cJSON *part) {
+    const cJSON *name = json_get(part, "tool_name");
+    return is_type(part, "tool_reference") && cJSON_IsString(name) ? name->valuestring : NULL;
+}
+
+static void write_tool(struct buf *out, const cJSON *tool) {
+    static const char *const members[][2] = {
+        {"name", "name"}, {"description", "description"}, {"parameters", "input_schema"}};
+    const char *before = "This tool can be called from now on: {\"type\": \"function\", "
+                         "\"function\": {";
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+        const cJSON *member = json_get(tool, members[i][1]);
+        if (!member) continue;
+        buf_fmt(out, "%s\"%s\": ", before, members[i][0]);
+        json_write_node(out, member);
+        before = ", ";
+    }
+    buf_str(out, "}}");
+}
+
+/* Writes a deferred tool where it is first referred to, so that the prompt up to there stays as it
+ * was. */
+static void show_tool(struct oai_rewrite *w, const char *name, struct buf *out) {
+    const cJSON *tool = NULL;
+    for (int i = 0; i < w->tool_count && !tool; i++) {
+        if (strcmp(w->origins[i].name, name) != 0) continue;
+        tool = w->origins[i].deferred;
+        w->origins[i].deferred = NULL;
+    }
+    if (tool)
+        write_tool(out, tool);
+    else
+        buf_fmt(out, "The tool %.128s can be called.", name);
+}
+
+/* Appends the text of one part of a result. */
+static int join_result(struct oai_rewrite *w, const cJSON *part, const char *path,
+                       struct buf *out) {
+    const char *name = name_in_reference(part), *text;
+    if (out->size) buf_char(out, '\n');
+    if (name) {
+        show_tool(w, name, out);
+        return 0;
+    }
+    if (oai_rewrite_part(w, part, path, results, &text)) return -1;
+    buf_str(out, text);
+    return 0;
+}
+
+/* Joins the parts of a result. It must not be refused: the client could not take it back. */
+static int read_result(struct oai_rewrite *w, const cJSON *parts, const char *path,
+                       const char **text) {
+    const cJSON *part;
+    char field[OAI_PATH];
+    struct buf out;
+    int i = 0, rc = 0;
+    if (!cJSON_IsArray(parts)) return oai_rewrite_join(w, parts, path, results, text);
+    buf_open(&out, w->r->rules->body_bytes * 2);
+    cJSON_ArrayForEach(part, parts) {
+        oai_path(field, "%s[%d]", path, i++);
+        if (!rc) rc = join_result(w, part, field, &out);
+    }
+    *text = out.failed ? NULL : arena_strndup(w->r->arena, out.data ? out.data : "", out.size);
+    buf_close(&out);
+    return rc || *text ? rc : oai_no_memory(w->r);
+}
+
 static int add_result(struct oai_rewrite *w, const cJSON *block, const char *path) {
     const cJSON *content = json_get(block, "content");
     const char *id, *text = "";
     char field[OAI_PATH];
     oai_path(field, "%s.content", path);
     if (oai_rewrite_string(w, block, path, "tool_use_id", &id) ||
-        (content && oai_rewrite_join(w, content, field, texts, &text)))
+        (content && read_result(w, content, field, &text)))
         return -1;
     return oai_rewrite_result(w, id, text);
+}
+
+/* Returns the arguments of a call: its input; the text of one that keepd cut or could not read, in
+ * whose form anthropic_answer.c gave it. */
+static const cJSON *arguments_of(const cJSON *input) {
+    const cJSON *raw = json_get(input, "INVALID_JSON");
+    return cJSON_IsString(raw) && !raw->next && input->child == raw ? raw : input;
 }
 
 static int add_use(struct oai_rewrite *w, const cJSON *block, const char *path) {
@@ -79,10 +165,9 @@ static int add_use(struct oai_rewrite *w, const cJSON *block, const char *path) 
     if (oai_rewrite_string(w, block, path, "id", &id) ||
         oai_rewrite_string(w, block, path, "name", &name))
         return -1;
-    if (!cJSON_IsObject(input))
-        return input ? oai_expected(w->r->error, field, "an object", input)
-                     : oai_missing(w->r, field);
-    return oai_rewrite_call(w, id, name, input);
+    if (input && !cJSON_IsObject(input))
+        return oai_expected(w->r->error, field, "an object", input);
+    return oai_rewrite_call(w, id, name, arguments_of(input));
 }
 
 static int add_thinking(struct oai_rewrite *w, const cJSON *block, const char *path) {
@@ -91,12 +176,28 @@ static int add_thinking(struct oai_rewrite *w, const cJSON *block, const char *p
     return text[0] ? oai_rewrite_thought(w, text) : 0;
 }
 
-static int refuse_block(struct oai_rewrite *w, const char *path, const char *known,
-                        const char *type) {
+/* A user's document or search result that has text; NULL: others. */
+static const cJSON *text_of_block(const cJSON *block, const char *type) {
+    const cJSON *source = json_get(block, "source");
+    if (strcmp(type, "search_result") == 0) return json_get(block, "content");
+    if (strcmp(type, "document") != 0) return NULL;
+    return json_get(source, is_type(source, "content") ? "content"
+                            : is_type(source, "text")  ? "data"
+                                                       : "");
+}
+
+static int read_user_block(struct oai_rewrite *w, const cJSON *block, const char *path,
+                           const char *type, const char **text) {
+    const cJSON *content = text_of_block(block, type);
     char field[OAI_PATH];
+    if (strcmp(type, "text") == 0) return oai_rewrite_string(w, block, path, "text", text);
     oai_path(field, "%s.type", path);
-    return oai_rewrite_refuse(w, field, "only blocks of type %s are served here, found '%.32s'",
-                              known, type);
+    if (content) return oai_rewrite_join(w, content, path, texts, text);
+    return oai_rewrite_refuse(
+        w, field,
+        "only blocks of type 'text' and 'tool_result', and documents of text, "
+        "are served here, found '%.32s'",
+        type);
 }
 
 static int add_answer_block(struct oai_rewrite *w, const cJSON *block, const char *path) {
@@ -105,9 +206,8 @@ static int add_answer_block(struct oai_rewrite *w, const cJSON *block, const cha
     if (oai_rewrite_string(w, block, path, "type", &type)) return -1;
     if (strcmp(type, "tool_use") == 0) return add_use(w, block, path);
     if (strcmp(type, "thinking") == 0) return add_thinking(w, block, path);
-    if (strcmp(type, "redacted_thinking") == 0) return 0; /* keepd cannot read its content */
-    if (strcmp(type, "text") != 0)
-        return refuse_block(w, path, "'text', 'tool_use' and 'thinking'", type);
+    /* what another server thought or did, which keepd cannot read */
+    if (strcmp(type, "text") != 0) return 0;
     return oai_rewrite_string(w, block, path, "text", &text) || oai_rewrite_answer(w, text) ? -1
                                                                                             : 0;
 }
@@ -139,8 +239,6 @@ static int add_user_blocks(struct oai_rewrite *w, const cJSON *content, const ch
         if (!cJSON_IsObject(block)) return oai_expected(w->r->error, field, "an object", block);
         if (oai_rewrite_string(w, block, field, "type", &type)) return -1;
         bool result = strcmp(type, "tool_result") == 0;
-        if (!result && strcmp(type, "text") != 0)
-            return refuse_block(w, field, "'text' and 'tool_result'", type);
         if (result) {
             if (said && oai_rewrite_message(w, "user", text->data ? text->data : "")) return -1;
             said = false;
@@ -148,7 +246,7 @@ static int add_user_blocks(struct oai_rewrite *w, const cJSON *content, const ch
             if (add_result(w, block, field)) return -1;
             continue;
         }
-        if (oai_rewrite_string(w, block, field, "text", &part)) return -1;
+        if (read_user_block(w, block, field, type, &part)) return -1;
         if (said) buf_char(text, '\n');
         buf_str(text, part);
         said = true;
@@ -166,6 +264,41 @@ static int add_user(struct oai_rewrite *w, const cJSON *content, const char *pat
     return rc;
 }
 
+/* A message of the system may also say that tools come or go: all declared tools may be called. */
+static int add_system(struct oai_rewrite *w, const cJSON *content, const char *path) {
+    const cJSON *block;
+    char field[OAI_PATH];
+    struct buf text;
+    const char *part;
+    int i = 0, rc = 0;
+    if (cJSON_IsString(content)) return oai_rewrite_message(w, "system", content->valuestring);
+    buf_open(&text, w->r->rules->body_bytes);
+    cJSON_ArrayForEach(block, content) {
+        oai_path(field, "%s[%d]", path, i++);
+        if (rc || is_type(block, "tool_addition") || is_type(block, "tool_removal")) continue;
+        rc = oai_rewrite_part(w, block, field, texts, &part);
+        if (!rc && text.size) buf_char(&text, '\n');
+        if (!rc) buf_str(&text, part);
+    }
+    if (!rc && text.failed) rc = oai_no_memory(w->r);
+    if (!rc && text.size) rc = oai_rewrite_message(w, "system", text.data);
+    buf_close(&text);
+    return rc;
+}
+
+/* Returns whether a message of the system is meant only for the turn of the user before it, and a
+ * later one has come. */
+static bool is_cleared(const cJSON *message) {
+    const cJSON *until = json_get(message, "clear_at");
+    if (!cJSON_IsString(until) || strcmp(until->valuestring, "next_user_message") != 0)
+        return false;
+    for (message = message->next; message; message = message->next) {
+        const cJSON *role = json_get(message, "role");
+        if (cJSON_IsString(role) && strcmp(role->valuestring, "user") == 0) return true;
+    }
+    return false;
+}
+
 static int add_message(struct oai_rewrite *w, const cJSON *message, const char *path) {
     const cJSON *content = json_get(message, "content");
     const char *role;
@@ -178,8 +311,10 @@ static int add_message(struct oai_rewrite *w, const cJSON *message, const char *
         return oai_expected(w->r->error, field, "a string or an array of blocks", content);
     if (strcmp(role, "user") == 0) return add_user(w, content, field);
     if (strcmp(role, "assistant") == 0) return add_answer(w, content, field);
+    if (strcmp(role, "system") == 0) return is_cleared(message) ? 0 : add_system(w, content, field);
     oai_path(field, "%s.role", path);
-    return oai_invalid(w->r, field, "expected 'user' or 'assistant', found '%.32s'", role);
+    return oai_invalid(w->r, field, "expected 'user', 'assistant' or 'system', found '%.32s'",
+                       role);
 }
 
 /* Continues the last message if it is the assistant's and has text. */
@@ -209,31 +344,42 @@ static int read_messages(struct oai_rewrite *w) {
 
 /* --- tools --- */
 
-static int add_tool(struct oai_rewrite *w, cJSON *list, const cJSON *tool, const char *path) {
-    static const char *const members[][2] = {{"name", "name"},
-                                             {"description", "description"},
-                                             {"parameters", "input_schema"},
-                                             {"strict", "strict"}};
-    const char *type = "custom";
-    char field[OAI_PATH];
-    if (!cJSON_IsObject(tool)) return oai_expected(w->r->error, path, "an object", tool);
-    if (json_get(tool, "type") && oai_rewrite_string(w, tool, path, "type", &type)) return -1;
-    oai_path(field, "%s.type", path);
-    if (strcmp(type, "custom") != 0)
-        return oai_rewrite_refuse(
-            w, field, "only tools that the client runs are served ('custom'), found '%.32s'", type);
-    cJSON *copy = cJSON_CreateObject();
-    if (!copy || !cJSON_AddItemToArray(list, copy)) {
-        cJSON_Delete(copy);
-        return oai_no_memory(w->r);
+/* Returns whether a result in the dialogue refers to the tool. */
+static bool is_referred_to(const struct oai_rewrite *w, const char *name) {
+    const cJSON *message, *block, *part;
+    cJSON_ArrayForEach(message, json_get(w->body, "messages")) {
+        cJSON_ArrayForEach(block, json_get(message, "content")) {
+            if (!is_type(block, "tool_result")) continue;
+            cJSON_ArrayForEach(part, json_get(block, "content")) {
+                const char *wanted = name_in_reference(part);
+                if (wanted && strcmp(wanted, name) == 0) return true;
+            }
+        }
     }
-    cJSON *function = cJSON_AddStringToObject(copy, "type", "function")
-                          ? cJSON_AddObjectToObject(copy, "function")
-                          : NULL;
-    if (!function) return oai_no_memory(w->r);
+    return false;
+}
+
+/* Adds a tool that the client runs. Those that Anthropic's servers run, or whose form only its
+ * models know, are left out, and so is a deferred tool before a result refers to it. */
+static int add_tool(struct oai_rewrite *w, const cJSON *tool, const char *path) {
+    static const char *const members[][2] = {
+        {"description", "description"}, {"parameters", "input_schema"}, {"strict", "strict"}};
+    bool deferred = cJSON_IsTrue(json_get(tool, "defer_loading"));
+    struct oai_tool_origin origin = {0};
+    const char *type = "custom";
+    cJSON *function;
+    if (json_get(tool, "type") && oai_rewrite_string(w, tool, path, "type", &type)) return -1;
+    if (strcmp(type, "custom") != 0) {
+        oai_rewrite_leave_out(type);
+        return 0;
+    }
+    if (oai_rewrite_string(w, tool, path, "name", &origin.name)) return -1;
+    if (deferred && !is_referred_to(w, origin.name)) return 0;
+    if (deferred) origin.deferred = tool;
+    if (oai_rewrite_tool(w, &origin, path, &function)) return -1;
     for (size_t i = 0; i < sizeof members / sizeof *members; i++)
         if (oai_rewrite_member(w, function, members[i][0], tool, members[i][1])) return -1;
-    return 0;
+    return deferred ? oai_rewrite_defer(w) : 0;
 }
 
 static int name_tool(struct oai_rewrite *w, const cJSON *choice) {
@@ -269,25 +415,15 @@ static int read_choice(struct oai_rewrite *w) {
 
 /* --- the rest --- */
 
-/* Reads `thinking`. Templates of models that can answer with or without it read enable_thinking. */
+/* Links the fields that say how the model thinks. An effort of the output is one of reasoning. */
 static int read_thinking(struct oai_rewrite *w) {
-    const cJSON *thinking = json_get(w->body, "thinking");
-    const cJSON *kwargs = json_get(w->body, "chat_template_kwargs");
-    const char *type;
-    if (!thinking) return oai_rewrite_link(w, "chat_template_kwargs", kwargs);
-    if (!cJSON_IsObject(thinking))
-        return oai_expected(w->r->error, "thinking", "an object", thinking);
-    if (oai_rewrite_string(w, thinking, "thinking", "type", &type)) return -1;
-    bool off = strcmp(type, "disabled") == 0;
-    if (!off && strcmp(type, "enabled") != 0 && strcmp(type, "adaptive") != 0)
-        return oai_invalid(w->r, "thinking.type",
-                           "expected 'enabled', 'adaptive' or 'disabled', found '%.32s'", type);
-    if (kwargs && !cJSON_IsObject(kwargs))
-        return oai_expected(w->r->error, "chat_template_kwargs", "an object", kwargs);
-    cJSON *copy = kwargs ? cJSON_Duplicate(kwargs, true) : cJSON_CreateObject();
-    if (oai_rewrite_put(w, "chat_template_kwargs", copy)) return -1;
-    if (cJSON_GetObjectItemCaseSensitive(copy, "enable_thinking")) return 0;
-    return cJSON_AddBoolToObject(copy, "enable_thinking", !off) ? 0 : oai_no_memory(w->r);
+    static const char *const same[] = {"chat_template_kwargs", "reasoning", "reasoning_effort",
+                                       "thinking"};
+    const cJSON *config = json_get(w->body, "output_config");
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (oai_rewrite_link(w, same[i], json_get(w->body, same[i]))) return -1;
+    if (json_get(w->body, "reasoning_effort")) return 0;
+    return oai_rewrite_link(w, "reasoning_effort", json_get(config, "effort"));
 }
 
 /* {"type": "json_schema", "schema": ...} */
@@ -310,7 +446,6 @@ static int read_output(struct oai_rewrite *w) {
     const cJSON *inner = json_get(config, "format"), *older = json_get(w->body, "output_format");
     if (config && !cJSON_IsObject(config))
         return oai_expected(w->r->error, "output_config", "an object", config);
-    if (oai_rewrite_link(w, "reasoning_effort", json_get(config, "effort"))) return -1;
     if (inner) return read_format(w, inner, "output_config.format");
     return read_format(w, older, "output_format");
 }
@@ -329,9 +464,9 @@ static int read_user(struct oai_rewrite *w) {
 
 /* Reads all fields on which the prompt depends. */
 static int read_chat(struct oai_rewrite *w, struct oai_reader *r) {
-    return oai_rewrite_open(w, r) || read_system(w) || read_messages(w) ||
-                   oai_rewrite_tools(w, add_tool) || read_choice(w) || read_thinking(w) ||
-                   read_output(w) || oai_read_messages(r)
+    return oai_rewrite_open(w, r) || oai_rewrite_tools(w, add_tool) || read_system(w) ||
+                   read_messages(w) || read_choice(w) || read_output(w) || read_thinking(w) ||
+                   oai_read_messages(r)
                ? -1
                : 0;
 }
@@ -344,6 +479,7 @@ static int parse(struct oai_reader *r) {
         oai_rewrite_link(&w, "stop", json_get(w.body, "stop_sequences")) || read_user(&w))
         return -1;
     r->out->split_reasoning = true;
+    r->out->clamps = true;
     return oai_read_tools(r) || oai_read_generation(r) ? -1 : 0;
 }
 

@@ -1,6 +1,7 @@
 /* POST /v1/messages, the answer: a message with its blocks, in one piece or as events, and errors
  * in Anthropic's form. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -229,11 +230,23 @@ static const char *error_type(int status) {
     }
 }
 
+/* Writes the message. Anthropic's clients know a prompt that is too long by these words. */
+static void write_message(struct buf *out, const struct oai_error *error) {
+    char text[96];
+    const char *message = error->message;
+    if (error->context_tokens) {
+        snprintf(text, sizeof text, "prompt is too long: %zu tokens > %zu maximum",
+                 error->prompt_tokens, error->context_tokens);
+        message = text;
+    }
+    json_write_str(out, message, strlen(message));
+}
+
 /* Writes an error. keepd adds the field and its code, as OpenAI's form has them. */
 void oai_message_error(struct buf *out, const struct oai_error *error, const char *request_id) {
     buf_fmt(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
             error_type(error->status));
-    json_write_str(out, error->message, strlen(error->message));
+    write_message(out, error);
     if (error->param[0]) {
         buf_str(out, ",\"param\":");
         json_write_str(out, error->param, strlen(error->param));

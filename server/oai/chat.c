@@ -17,13 +17,12 @@ static const struct oai_field fields[] = {
     {"prediction", OAI_ANY},
     {"tool_choice", OAI_ANY},
     {"top_logprobs", OAI_ANY},
-    {"verbosity", OAI_MEDIUM},
+    {"verbosity", OAI_ANY},
     {"web_search_options", OAI_NEVER},
     {"add_special_tokens", OAI_FALSE},
     {"documents", OAI_NOLIST},
     {"include_reasoning", OAI_ANY},
     {"separate_reasoning", OAI_ANY},
-    {"thinking", OAI_NEVER},
     {NULL, OAI_ANY},
 };
 

@@ -120,17 +120,37 @@ static void rename_quoted(char *message, size_t size, const char *from, const ch
     snprintf(at, size - (size_t)(at - message), "'%s'%s", to, rest);
 }
 
-void oai_rename_field(const struct oai_kind *kind, struct oai_error *error) {
+static void rename_to(struct oai_error *error, const char *path) {
+    rename_quoted(error->message, sizeof error->message, error->param, path);
+    snprintf(error->param, sizeof error->param, "%s", path);
+}
+
+/* Some tools of a request are left out and others lie in a namespace, so a tool of the chat has its
+ * own path. The text that calls of a custom tool have is described by its format. */
+static void rename_tool(const struct oai_request *request, struct oai_error *error) {
+    const struct oai_tool_origin *tool;
     char path[OAI_PATH];
     const char *rest;
     long index = 0;
-    for (const struct oai_alias *a = kind->aliases; a && a->chat; a++) {
+    if (!request->origins || !fits("tools[]", error->param, &index, &rest)) return;
+    if (index >= request->origin_count) return;
+    tool = &request->origins[index];
+    if (tool->is_text && strncmp(rest, ".parameters", 11) == 0) rest = ".format.definition";
+    oai_path(path, "%s%s", tool->path, rest);
+    rename_to(error, path);
+}
+
+void oai_rename_field(const struct oai_request *request, struct oai_error *error) {
+    char path[OAI_PATH];
+    const char *rest;
+    long index = 0;
+    for (const struct oai_alias *a = request->kind->aliases; a && a->chat; a++) {
         if (!fits(a->chat, error->param, &index, &rest)) continue;
         write_own(path, a->own, index, rest);
-        rename_quoted(error->message, sizeof error->message, error->param, path);
-        snprintf(error->param, sizeof error->param, "%s", path);
-        return;
+        rename_to(error, path);
+        break;
     }
+    rename_tool(request, error);
 }
 
 void oai_path(char path[OAI_PATH], const char *format, ...) {

@@ -83,7 +83,9 @@ static const struct {
     {OAI_FIELDS_GENERATION, {"typical_p", OAI_ONE}},
     {OAI_FIELDS_GENERATION, {"xtc_probability", OAI_ZERO}},
     {OAI_FIELDS_MESSAGES, {"messages", OAI_ANY}},
+    {OAI_FIELDS_MESSAGES, {"reasoning", OAI_ANY}},
     {OAI_FIELDS_MESSAGES, {"reasoning_effort", OAI_ANY}},
+    {OAI_FIELDS_MESSAGES, {"thinking", OAI_ANY}},
     {OAI_FIELDS_MESSAGES, {"tools", OAI_ANY}},
     {OAI_FIELDS_MESSAGES, {"add_generation_prompt", OAI_ANY}},
     {OAI_FIELDS_MESSAGES, {"chat_template", OAI_NEVER}},
@@ -120,8 +122,6 @@ static bool is_neutral(const cJSON *node, enum oai_neutral neutral) {
         return cJSON_IsNumber(node) && node->valuedouble == 1;
     case OAI_NONE:
         return is_text(node, "none");
-    case OAI_MEDIUM:
-        return is_text(node, "medium");
     case OAI_NOLIST:
         return cJSON_IsArray(node) && !node->child;
     case OAI_ZERO:

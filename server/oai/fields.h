@@ -12,7 +12,6 @@ enum oai_neutral {
     OAI_TRUE,
     OAI_ONE,
     OAI_NONE,     /* "none" */
-    OAI_MEDIUM,   /* "medium" */
     OAI_NOLIST,   /* [] */
     OAI_ZERO,     /* 0 or false */
     OAI_ONLYTEXT, /* ["text"] */
@@ -34,6 +33,9 @@ struct oai_field {
 /* Returns whether the field is in one of the groups that the kind shares with others. */
 bool oai_is_shared(const struct oai_kind *kind, const char *name);
 
+/* A member of a chat's tool that is true where a message shows the tool, not the list. */
+#define OAI_DEFERRED "defer_loading"
+
 void oai_path(char path[OAI_PATH], const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Refuses fields that keepd does not serve, unless they have their neutral value, and, when
@@ -50,6 +52,9 @@ int oai_check_unused(const cJSON *body, struct oai_error *error);
 
 /* Returns the id of a text that is exactly one token, or -1 (tokens.c). */
 int32_t oai_find_token(const struct engine *engine, const char *text);
+
+/* Returns the text that replaces a part of this type, such as an image, in the result of a tool. */
+const char *oai_left_out(const char *type);
 
 /* Answers 400: `field` is `found` where `text` ("a string") is expected. Returns -1. */
 int oai_expected(struct oai_error *error, const char *field, const char *text, const cJSON *found);

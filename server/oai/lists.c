@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/json.h"
 #include "server/oai/oai.h"
@@ -12,6 +13,20 @@ static void write_str(struct buf *out, const char *s) {
 
 /* --- models --- */
 
+/* Members that Anthropic's clients read, for whom there is no route of their own. */
+static void write_anthropic(struct buf *out, const struct oai_rules *rules, const char *id,
+                            int64_t created) {
+    char text[32];
+    struct tm utc;
+    time_t seconds = (time_t)created;
+    if (!gmtime_r(&seconds, &utc) || !strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc))
+        text[0] = '\0';
+    buf_str(out, ",\"type\":\"model\",\"display_name\":");
+    write_str(out, id);
+    buf_fmt(out, ",\"created_at\":\"%s\",\"lifecycle\":\"active\",\"max_input_tokens\":%d", text,
+            rules->info->max_model_len);
+}
+
 static void write_model(struct buf *out, const struct oai_rules *rules, const char *id,
                         int64_t created) {
     buf_str(out, "{\"id\":");
@@ -19,7 +34,9 @@ static void write_model(struct buf *out, const struct oai_rules *rules, const ch
     buf_fmt(out, ",\"object\":\"model\",\"created\":%" PRId64 ",\"owned_by\":\"keepd\",\"root\":",
             created);
     write_str(out, rules->names[0]);
-    buf_fmt(out, ",\"parent\":null,\"max_model_len\":%d}", rules->info->max_model_len);
+    buf_fmt(out, ",\"parent\":null,\"max_model_len\":%d", rules->info->max_model_len);
+    write_anthropic(out, rules, id, created);
+    buf_char(out, '}');
 }
 
 void oai_render_models(struct buf *out, const struct oai_rules *rules, int64_t created) {
@@ -28,7 +45,11 @@ void oai_render_models(struct buf *out, const struct oai_rules *rules, int64_t c
         if (i) buf_char(out, ',');
         write_model(out, rules, rules->names[i], created);
     }
-    buf_str(out, "]}");
+    buf_str(out, "],\"has_more\":false,\"first_id\":");
+    write_str(out, rules->names[0]);
+    buf_str(out, ",\"last_id\":");
+    write_str(out, rules->names[rules->name_count - 1]);
+    buf_char(out, '}');
 }
 
 bool oai_render_model(struct buf *out, const struct oai_rules *rules, const char *id,

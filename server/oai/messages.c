@@ -26,8 +26,19 @@ static int put_copy(cJSON *object, const cJSON *member, struct oai_error *error)
 
 /* --- content --- */
 
-/* Text of one part, or NULL with *error. */
-static const char *part_text(const cJSON *part, const char *path, struct oai_error *error) {
+const char *oai_left_out(const char *type) {
+    if (strstr(type, "image")) return "[An image was left out: this server reads text only.]";
+    if (strstr(type, "audio")) return "[A sound was left out: this server reads text only.]";
+    if (strstr(type, "video")) return "[A video was left out: this server reads text only.]";
+    if (strstr(type, "file") || strstr(type, "document"))
+        return "[A file was left out: this server reads text only.]";
+    return "[A part was left out: this server reads text only.]";
+}
+
+/* Text of one part, or NULL with *error. `result`: of a tool, of which what is not text is left
+ * out: the client could not take it back, and the dialogue would end. */
+static const char *part_text(const cJSON *part, bool result, const char *path,
+                             struct oai_error *error) {
     char field[OAI_PATH];
     const cJSON *type = json_get(part, "type"), *text = json_get(part, "text");
     if (!cJSON_IsObject(part)) {
@@ -39,6 +50,7 @@ static const char *part_text(const cJSON *part, const char *path, struct oai_err
         oai_expected(error, field, "a string", type);
         return NULL;
     }
+    if (strcmp(type->valuestring, "text") != 0 && result) return oai_left_out(type->valuestring);
     if (strcmp(type->valuestring, "text") != 0) {
         oai_refuse(error, 400, "unsupported_parameter", field,
                    "Unsupported value for '%s': only parts of type 'text' are served, found "
@@ -53,19 +65,24 @@ static const char *part_text(const cJSON *part, const char *path, struct oai_err
 }
 
 /* Parts are joined by line breaks, as other servers do. */
-static int join_parts(const cJSON *parts, const char *path, struct buf *out,
+static int join_parts(const cJSON *parts, bool result, const char *path, struct buf *out,
                       struct oai_error *error) {
     char field[OAI_PATH];
     const cJSON *part;
     int i = 0;
     cJSON_ArrayForEach(part, parts) {
         oai_path(field, "%s[%d]", path, i);
-        const char *text = part_text(part, field, error);
+        const char *text = part_text(part, result, field, error);
         if (!text) return -1;
         if (i++) buf_char(out, '\n');
         buf_str(out, text);
     }
     return out->failed ? no_memory(error) : 0;
+}
+
+static bool is_role(const cJSON *message, const char *role) {
+    const cJSON *node = json_get(message, "role");
+    return cJSON_IsString(node) && strcmp(node->valuestring, role) == 0;
 }
 
 /* The content of a message of the assistant or of a tool that has none. keepd's own answers have a
@@ -74,10 +91,9 @@ static int join_parts(const cJSON *parts, const char *path, struct buf *out,
 static const char *content_instead(const cJSON *message) {
     static const char *const others[] = {"tool_calls", "function_call", "reasoning_content",
                                          "reasoning", "thinking"};
-    const cJSON *role = json_get(message, "role"), *refusal = json_get(message, "refusal");
-    bool assistant = cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0;
-    bool tool = cJSON_IsString(role) && strcmp(role->valuestring, "tool") == 0;
-    if (!assistant && !tool) return NULL;
+    const cJSON *refusal = json_get(message, "refusal");
+    bool assistant = is_role(message, "assistant");
+    if (!assistant && !is_role(message, "tool")) return NULL;
     if (cJSON_IsString(refusal)) return refusal->valuestring;
     if (cJSON_GetObjectItemCaseSensitive(message, "content")) return ""; /* null */
     for (size_t i = 0; assistant && i < sizeof others / sizeof *others; i++)
@@ -101,7 +117,7 @@ static int put_content(cJSON *copy, const cJSON *message, const char *path,
     if (!cJSON_IsArray(content))
         return oai_expected(error, field, "a string or an array of parts", content);
     buf_open(&text, CONTENT_BYTES_MAX);
-    int rc = join_parts(content, field, &text, error);
+    int rc = join_parts(content, is_role(message, "tool"), field, &text, error);
     if (!rc) rc = put(copy, "content", cJSON_CreateString(text.data ? text.data : ""), error);
     buf_close(&text);
     return rc;
@@ -242,11 +258,22 @@ static int put_messages(cJSON *context, const cJSON *messages, struct oai_error 
 
 /* --- the rest of the context --- */
 
+/* Tools that are marked as deferred are shown where a message refers to them (anthropic.c). */
 static int put_tools(cJSON *context, const cJSON *body, struct oai_error *error) {
-    const cJSON *tools = json_get(body, "tools");
+    const cJSON *tools = json_get(body, "tools"), *tool;
     if (!tools) return 0;
     if (oai_check_tools(tools, error)) return -1;
-    return tools->child ? put_copy(context, tools, error) : 0;
+    cJSON *list = cJSON_CreateArray();
+    bool failed = !list;
+    cJSON_ArrayForEach(tool, tools) {
+        if (failed || cJSON_IsTrue(json_get(tool, OAI_DEFERRED))) continue;
+        cJSON *copy = cJSON_Duplicate(tool, true);
+        failed = !copy || !cJSON_AddItemToArray(list, copy);
+        if (failed) cJSON_Delete(copy);
+    }
+    if (!failed && list->child) return put(context, "tools", list, error);
+    cJSON_Delete(list);
+    return failed ? no_memory(error) : 0;
 }
 
 /* Names the server or the model sets are not the request's to replace. */
@@ -278,6 +305,56 @@ static int put_kwargs(cJSON *context, const cJSON *body, struct oai_error *error
     return 0;
 }
 
+/* --- whether the model thinks --- */
+
+/* What a request says about the model's thoughts. */
+struct thought_wish {
+    const char *effort; /* NULL: nothing */
+    bool said, on;      /* whether it says that the model thinks or does not; which of them */
+};
+
+/* Reads reasoning_effort, reasoning.effort and thinking.type, in whichever API they came. The last
+ * one decides whether the model thinks; else an effort of "none" says that it does not. */
+static int read_thought_wish(const cJSON *body, struct thought_wish *wish,
+                             struct oai_error *error) {
+    const cJSON *reasoning = json_get(body, "reasoning"), *thinking = json_get(body, "thinking");
+    const cJSON *type = json_get(thinking, "type");
+    struct fault fault;
+    *wish = (struct thought_wish){0};
+    if (reasoning && !cJSON_IsObject(reasoning))
+        return oai_expected(error, "reasoning", "an object", reasoning);
+    if (thinking && !cJSON_IsObject(thinking))
+        return oai_expected(error, "thinking", "an object", thinking);
+    if (json_str(reasoning, "reasoning", "effort", &wish->effort, &fault) ||
+        json_str(body, NULL, "reasoning_effort", &wish->effort, &fault))
+        return oai_refuse_fault(error, &fault);
+    if (thinking && !type)
+        return oai_refuse(error, 400, "missing_required_parameter", "thinking.type",
+                          "Missing required parameter: 'thinking.type'.");
+    if (type && !cJSON_IsString(type))
+        return oai_expected(error, "thinking.type", "a string", type);
+    wish->said = type || wish->effort;
+    wish->on = type ? strcmp(type->valuestring, "disabled") != 0
+                    : wish->said && strcmp(wish->effort, "none") != 0;
+    return 0;
+}
+
+/* Sets the variables that templates read: the switch of Qwen3, GLM and others, that of DeepSeek and
+ * Granite, and Seed-OSS's number of tokens. None if chat_template_kwargs has one of them. */
+static int put_thought_wish(cJSON *context, const struct thought_wish *wish,
+                            struct oai_error *error) {
+    static const char *const switches[] = {"enable_thinking", "thinking", "thinking_budget"};
+    if (wish->effort && !cJSON_GetObjectItemCaseSensitive(context, "reasoning_effort") &&
+        put(context, "reasoning_effort", cJSON_CreateString(wish->effort), error))
+        return -1;
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
+        if (!wish->said || cJSON_GetObjectItemCaseSensitive(context, switches[i])) return 0;
+    if (put(context, switches[0], cJSON_CreateBool(wish->on), error) ||
+        put(context, switches[1], cJSON_CreateBool(wish->on), error))
+        return -1;
+    return wish->on ? 0 : put(context, switches[2], cJSON_CreateNumber(0), error);
+}
+
 /* The last message is written without its end, and the model continues it. */
 static int check_continue(const cJSON *context, const cJSON *body, struct oai_error *error) {
     const cJSON *messages = cJSON_GetObjectItemCaseSensitive(context, "messages"), *last = NULL;
@@ -300,31 +377,29 @@ static int check_continue(const cJSON *context, const cJSON *body, struct oai_er
 static int put_flags(cJSON *context, const cJSON *body, struct oai_error *error) {
     struct fault fault;
     bool prompt = true, resume = false;
-    const char *effort = NULL;
+    struct thought_wish wish;
     if (json_bool(body, NULL, "continue_final_message", &resume, &fault))
         return oai_refuse_fault(error, &fault);
     prompt = !resume;
-    if (json_bool(body, NULL, "add_generation_prompt", &prompt, &fault) ||
-        json_str(body, NULL, "reasoning_effort", &effort, &fault))
+    if (json_bool(body, NULL, "add_generation_prompt", &prompt, &fault))
         return oai_refuse_fault(error, &fault);
+    if (read_thought_wish(body, &wish, error)) return -1;
     if (resume && (check_continue(context, body, error) ||
                    put(context, "continue_final_message", cJSON_CreateBool(true), error)))
         return -1;
     if (put(context, "add_generation_prompt", cJSON_CreateBool(prompt), error)) return -1;
-    if (!effort || cJSON_GetObjectItemCaseSensitive(context, "reasoning_effort")) return 0;
-    return put(context, "reasoning_effort", cJSON_CreateString(effort), error);
+    return put_thought_wish(context, &wish, error);
 }
 
 int oai_check_unused(const cJSON *body, struct oai_error *error) {
     static const char *const flags[] = {"continue_final_message", "add_generation_prompt"};
     const cJSON *tools = json_get(body, "tools"), *kwargs = json_get(body, "chat_template_kwargs");
-    const char *effort;
+    struct thought_wish wish;
     struct fault fault;
     bool flag = false;
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         if (json_bool(body, NULL, flags[i], &flag, &fault)) return oai_refuse_fault(error, &fault);
-    if (json_str(body, NULL, "reasoning_effort", &effort, &fault))
-        return oai_refuse_fault(error, &fault);
+    if (read_thought_wish(body, &wish, error)) return -1;
     if (kwargs && !cJSON_IsObject(kwargs))
         return oai_expected(error, "chat_template_kwargs", "an object", kwargs);
     return tools ? oai_check_tools(tools, error) : 0;

@@ -96,6 +96,18 @@ struct oai_prompt {
     size_t id_count;
 };
 
+/* A tool of a request in another form than a chat's, as its client knows it (rewrite.h). Texts lie
+ * in the arena once the request is read. */
+struct oai_tool_origin {
+    const char *path;  /* where the client wrote it: "tools[3].tools[0]" */
+    const char *name;  /* the client's name of it */
+    const char *space; /* its namespace; NULL: none */
+    bool is_text;      /* its calls have one text instead of arguments */
+    const cJSON
+        *deferred;     /* the body's tool, until a message has shown it; NULL: the list shows it */
+    const char *known; /* the model's name of it; set by oai_rewrite_tool */
+};
+
 /* A file that the model reads before a text with a gap. Both point into the tree. */
 struct oai_file {
     const char *name, *text;
@@ -150,6 +162,10 @@ struct oai_request {
                               not stored. In the arena */
     const char *repeated;  /* the members of a response that repeat the request; in the arena */
     bool call_promised;    /* the answer is a call */
+    bool clamps;           /* an answer for which the context has too few tokens left is shorter */
+    const struct oai_tool_origin *origins; /* of the tools that the chat has, in their order; in the
+                                              arena. NULL: the tools are the body's */
+    int origin_count;
     int named_tool;        /* index of the only tool that may be called; -1 = any */
     struct tool_set tools; /* tools that the answer may call; names in the arena */
     /* All members are set but prompt, prompt_count, max_tokens and space. seed_given: sampling.seed
@@ -266,6 +282,10 @@ bool oai_has_thought(const struct oai_answer *answer, int index);
 /* Returns whether later tokens may be reasoning. */
 bool oai_voice_may_think(const struct oai_voice *voice);
 
+/* Returns the client's own form of the tool that the model knows by this name; NULL: it is the
+ * same. */
+const struct oai_tool_origin *oai_origin_of(const struct oai_request *request, const char *name,
+                                            size_t size);
 /* Returns whether answers are searched for calls: the request has tools and does not forbid calls.
  */
 bool oai_reads_calls(const struct oai_answer *answer);

@@ -179,7 +179,7 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
     oai_preset_sampling(&r);
     if (read_model(&r) || oai_check_fields(kind, body, rules->strict, error)) return -1;
     int rc = kind->parse(&r);
-    if (rc) oai_rename_field(kind, error);
+    if (rc) oai_rename_field(out, error);
     return rc;
 }
 
@@ -273,6 +273,10 @@ int oai_fit(const struct oai_request *request, const char *field, size_t count,
             const struct oai_rules *rules, int32_t *max_tokens, struct oai_error *error) {
     size_t longest = (size_t)request->longest, answer = (size_t)rules->info->max_model_len;
     size_t wanted = request->max_tokens < 0 ? 1 : (size_t)request->max_tokens;
+    if (request->clamps && count < longest) {
+        size_t most = longest - count < answer ? longest - count : answer;
+        if (wanted > most) wanted = most;
+    }
     if (count == 0)
         return oai_refuse(error, 400, "invalid_value", field,
                           "Invalid value for '%s': the prompt has no tokens.", field);

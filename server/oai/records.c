@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "server/oai/stored.h"
 
 /* A key that has responses. */
 struct holder {
@@ -193,6 +194,29 @@ int oai_records_find(struct oai_records *records, const struct oai_owner *owner,
     if (!row) return ERR_NOTFOUND;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) failed |= all[i] && all[i]->failed;
     return failed ? ERR_NOMEM : 0;
+}
+
+/* Items are the elements of texts, so these are searched: those of the newest response first. */
+int oai_records_find_item(struct oai_records *records, const struct oai_owner *owner,
+                          const char *id, size_t *effort, struct buf *item) {
+    int rc = ERR_NOTFOUND;
+    pthread_mutex_lock(&records->lock);
+    for (struct row *row = records->first; row && rc == ERR_NOTFOUND; row = row->next) {
+        const struct oai_record *texts = &row->texts;
+        size_t at, size;
+        if (memcmp(row->holder->key, owner->key, sizeof row->holder->key) != 0 ||
+            strcmp(row->salt, owner->salt) != 0)
+            continue;
+        if (texts->items_size > *effort) rc = ERR_LIMIT;
+        if (rc == ERR_LIMIT) break;
+        *effort -= texts->items_size;
+        size = oai_find_stored_item(texts->items, texts->items_size, id, &at);
+        if (!size) continue;
+        buf_add(item, texts->items + at, size);
+        rc = item->failed ? ERR_NOMEM : 0;
+    }
+    pthread_mutex_unlock(&records->lock);
+    return rc;
 }
 
 int oai_records_delete(struct oai_records *records, const struct oai_owner *owner, const char *id) {

@@ -52,6 +52,11 @@ struct oai_record_parts {
 int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
                      struct oai_record_parts parts);
 /* ERR_NOTFOUND */
+/* Appends to `item` the stored item of this owner that has the id, the newest of several. *effort:
+ * bytes of items that may be searched; those that were are taken off. ERR_NOTFOUND, ERR_NOMEM,
+ * ERR_LIMIT: the bytes were not enough. */
+int oai_records_find_item(struct oai_records *records, const struct oai_owner *owner,
+                          const char *id, size_t *effort, struct buf *item);
 int oai_records_delete(struct oai_records *records, const struct oai_owner *owner, const char *id);
 
 #endif

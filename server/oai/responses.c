@@ -8,12 +8,15 @@
 #include "server/oai/rewrite.h"
 #include "server/oai/stored.h"
 
-#define ITEMS_BYTES_MAX (256u << 20)
+#define ITEMS_BYTES_MAX     (256u << 20)
+#define REFERENCE_BYTES_MAX ((size_t)256 << 20) /* of stored items that one request searches */
 
 static const struct oai_field fields[] = {
     {"background", OAI_ANY},
+    {"background_options", OAI_ANY},
     {"chat_template_kwargs", OAI_ANY},
-    {"context_management", OAI_NOLIST},
+    {"context_management", OAI_ANY},
+    {"client_metadata", OAI_ANY},
     {"conversation", OAI_NEVER},
     {"include", OAI_ANY},
     {"input", OAI_ANY},
@@ -30,10 +33,12 @@ static const struct oai_field fields[] = {
     {"prompt", OAI_NEVER},
     {"prompt_logprobs", OAI_NEVER},
     {"reasoning", OAI_ANY},
+    {"reasoning_effort", OAI_ANY},
     {"response_format", OAI_NEVER},
     {"return_token_ids", OAI_FALSE},
     {"stop", OAI_ANY},
     {"text", OAI_ANY},
+    {"thinking", OAI_ANY},
     {"tool_choice", OAI_ANY},
     {"tools", OAI_ANY},
     {"top_logprobs", OAI_ANY},
@@ -49,7 +54,6 @@ static const struct oai_alias aliases[] = {
     {"response_format.json_schema", "text.format"},
     {"response_format", "text.format"},
     {"max_tokens", "max_output_tokens"},
-    {"reasoning_effort", "reasoning.effort"},
     {"truncate_prompt_tokens", "truncation"},
     {NULL, NULL},
 };
@@ -63,6 +67,8 @@ static const struct oai_part_type output_parts[] = {{"output_text", "text"},
                                                     {"input_text", "text"},
                                                     {"text", "text"},
                                                     {NULL, NULL}};
+static const struct oai_part_type result_parts[] = {
+    {"input_text", "text"}, {"output_text", "text"}, {"text", "text"}, OAI_PARTS_ELSE};
 static const struct oai_part_type thought_parts[] = {
     {"reasoning_text", "text"}, {"text", "text"}, {NULL, NULL}};
 
@@ -106,12 +112,40 @@ static int read_call_id(struct oai_rewrite *w, const cJSON *item, const char *pa
                        strlen(*id));
 }
 
-static int add_call(struct oai_rewrite *w, const cJSON *item, const char *path) {
-    const char *id, *name, *arguments;
-    if (read_call_id(w, item, path, &id) || oai_rewrite_string(w, item, path, "name", &name) ||
-        oai_rewrite_string(w, item, path, "arguments", &arguments))
+/* Reads the name by which the model knows a call's tool. */
+static int read_call_name(struct oai_rewrite *w, const cJSON *item, const char *path,
+                          const char **name) {
+    const char *space = NULL;
+    if (oai_rewrite_string(w, item, path, "name", name) ||
+        (json_get(item, "namespace") && oai_rewrite_string(w, item, path, "namespace", &space)))
         return -1;
-    return oai_rewrite_call(w, id, name, json_get(item, "arguments"));
+    *name = oai_rewrite_name(w, space, *name);
+    return 0;
+}
+
+/* Adds a call. Arguments may be missing, as in those of some agents for tools without any. */
+static int add_call(struct oai_rewrite *w, const cJSON *item, const char *path) {
+    const cJSON *arguments = json_get(item, "arguments");
+    const char *id, *name;
+    char field[OAI_PATH];
+    if (read_call_id(w, item, path, &id) || read_call_name(w, item, path, &name)) return -1;
+    oai_path(field, "%s.arguments", path);
+    if (arguments && !cJSON_IsString(arguments))
+        return oai_expected(w->r->error, field, "a string", arguments);
+    return oai_rewrite_call(w, id, name, arguments);
+}
+
+/* Adds a call of a custom tool, in the form in which the model wrote it. */
+static int add_custom_call(struct oai_rewrite *w, const cJSON *item, const char *path) {
+    const char *id, *name, *input;
+    if (read_call_id(w, item, path, &id) || read_call_name(w, item, path, &name) ||
+        oai_rewrite_string(w, item, path, "input", &input))
+        return -1;
+    cJSON *arguments = cJSON_CreateObject();
+    bool put = arguments && cJSON_AddStringToObject(arguments, OAI_CUSTOM_INPUT, input);
+    int rc = put ? oai_rewrite_call(w, id, name, arguments) : oai_no_memory(w->r);
+    cJSON_Delete(arguments);
+    return rc;
 }
 
 static int add_output(struct oai_rewrite *w, const cJSON *item, const char *path) {
@@ -119,7 +153,7 @@ static int add_output(struct oai_rewrite *w, const cJSON *item, const char *path
     char field[OAI_PATH];
     oai_path(field, "%s.output", path);
     if (read_call_id(w, item, path, &id) ||
-        oai_rewrite_join(w, json_get(item, "output"), field, input_parts, &text))
+        oai_rewrite_join(w, json_get(item, "output"), field, result_parts, &text))
         return -1;
     return oai_rewrite_result(w, id, text);
 }
@@ -133,17 +167,21 @@ static int add_item(struct oai_rewrite *w, const cJSON *item, const char *path) 
         {"reasoning", add_thought},
         {"function_call", add_call},
         {"function_call_output", add_output},
+        {"custom_tool_call", add_custom_call},
+        {"custom_tool_call_output", add_output},
     };
     const char *type = "message";
     char field[OAI_PATH];
     if (!cJSON_IsObject(item)) return oai_expected(w->r->error, path, "an object", item);
     if (json_get(item, "type") && oai_rewrite_string(w, item, path, "type", &type)) return -1;
+    if (oai_item_is_foreign(item)) return 0;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(type, types[i].type) == 0) return types[i].add(w, item, path);
     oai_path(field, "%s.type", path);
     return oai_rewrite_refuse(w, field,
-                              "only items of type 'message', 'reasoning', 'function_call' and "
-                              "'function_call_output' are served, found '%.32s'",
+                              "only items of type 'message', 'reasoning', 'function_call', "
+                              "'custom_tool_call', their outputs and 'item_reference' are served, "
+                              "found '%.32s'",
                               type);
 }
 
@@ -243,6 +281,69 @@ static int add_text(struct oai_rewrite *w, const char *text, struct items *items
     return oai_rewrite_message(w, "user", text);
 }
 
+static bool is_reference(const cJSON *item) {
+    const cJSON *type = json_get(item, "type");
+    if (!type) return json_get(item, "id") && !json_get(item, "role");
+    return cJSON_IsString(type) && strcmp(type->valuestring, "item_reference") == 0;
+}
+
+/* Finds a stored item; `tree` gets it. */
+static int find_item(struct oai_rewrite *w, const cJSON *item, const char *path, size_t *effort,
+                     cJSON **tree) {
+    const struct oai_rules *rules = w->r->rules;
+    char field[OAI_PATH];
+    struct buf text;
+    const char *id;
+    int rc = ERR_NOTFOUND;
+    oai_path(field, "%s.id", path);
+    if (oai_rewrite_string(w, item, path, "id", &id)) return -1;
+    buf_open(&text, ITEMS_BYTES_MAX);
+    if (rules->records)
+        rc = oai_records_find_item(rules->records, &w->r->out->owner, id, effort, &text);
+    if (rc == ERR_LIMIT)
+        rc = oai_invalid(w->r, field, "too many references: send the items themselves");
+    else if (rc == ERR_NOTFOUND)
+        rc = oai_refuse(w->r->error, 404, "item_not_found", field,
+                        "Item with id '%.64s' not found. Items are not persisted when `store` is "
+                        "set to false.",
+                        id);
+    else
+        rc = rc || text.failed ? oai_no_memory(w->r) : parse_stored(w, &text, tree);
+    buf_close(&text);
+    return rc;
+}
+
+/* Copies the list with stored items in the places of references to them. */
+static int resolve(struct oai_rewrite *w, const cJSON *input, cJSON *list) {
+    size_t effort = REFERENCE_BYTES_MAX;
+    char path[OAI_PATH];
+    const cJSON *item;
+    int i = 0;
+    cJSON_ArrayForEach(item, input) {
+        cJSON *tree = NULL;
+        oai_path(path, "input[%d]", i++);
+        if (!is_reference(item)) {
+            if (!cJSON_AddItemReferenceToArray(list, (cJSON *)(uintptr_t)item))
+                return oai_no_memory(w->r);
+        } else if (find_item(w, item, path, &effort, &tree)) {
+            return -1;
+        } else if (!cJSON_AddItemToArray(list, tree)) {
+            json_free(tree);
+            return oai_no_memory(w->r);
+        }
+    }
+    return 0;
+}
+
+static int add_list(struct oai_rewrite *w, const cJSON *input, struct items *items) {
+    cJSON *list = cJSON_CreateArray();
+    if (!list) return oai_no_memory(w->r);
+    int rc = resolve(w, input, list) || add_items(w, list, "input") ? -1 : 0;
+    if (!rc) oai_store_items(&items->text, list, &items->count);
+    cJSON_Delete(list);
+    return rc;
+}
+
 static int read_input(struct oai_rewrite *w, struct items *items) {
     const cJSON *input = json_get(w->body, "input");
     if (!input && items->count) return 0;
@@ -253,8 +354,7 @@ static int read_input(struct oai_rewrite *w, struct items *items) {
     if (cJSON_GetArraySize(input) > OAI_MESSAGES_MAX)
         return oai_invalid(w->r, "input", "expected at most %d items, found %d", OAI_MESSAGES_MAX,
                            cJSON_GetArraySize(input));
-    if (add_items(w, input, "input")) return -1;
-    oai_store_items(&items->text, input, &items->count);
+    if (add_list(w, input, items)) return -1;
     return items->count ? 0 : oai_invalid(w->r, "input", "expected at least one item");
 }
 
@@ -276,45 +376,156 @@ static int read_items(struct oai_rewrite *w) {
 
 /* --- tools --- */
 
-static int add_tool(struct oai_rewrite *w, cJSON *list, const cJSON *tool, const char *path) {
-    static const char *const members[] = {"name", "description", "parameters", "strict"};
-    const char *type;
-    char field[OAI_PATH];
-    if (!cJSON_IsObject(tool)) return oai_expected(w->r->error, path, "an object", tool);
-    if (oai_rewrite_string(w, tool, path, "type", &type)) return -1;
-    oai_path(field, "%s.type", path);
-    if (strcmp(type, "function") != 0)
-        return oai_rewrite_refuse(w, field,
-                                  "only tools of type 'function' are served, found '%.32s'", type);
-    cJSON *copy = cJSON_CreateObject();
-    if (!copy || !cJSON_AddItemToArray(list, copy)) {
-        cJSON_Delete(copy);
-        return oai_no_memory(w->r);
-    }
-    if (oai_rewrite_member(w, copy, "type", tool, "type")) return -1;
-    cJSON *function = cJSON_AddObjectToObject(copy, "function");
-    if (!function) return oai_no_memory(w->r);
+static int add_function(struct oai_rewrite *w, const cJSON *tool, const char *space,
+                        const char *path) {
+    static const char *const members[] = {"description", "parameters", "strict"};
+    struct oai_tool_origin origin = {.space = space};
+    cJSON *function;
+    if (oai_rewrite_string(w, tool, path, "name", &origin.name) ||
+        oai_rewrite_tool(w, &origin, path, &function))
+        return -1;
     for (size_t i = 0; i < sizeof members / sizeof *members; i++)
         if (oai_rewrite_member(w, function, members[i], tool, members[i])) return -1;
     return 0;
 }
 
-/* Reads tool_choice: a word, or {"type": "function", "name": ...}. */
+/* Describes a custom tool with its grammar, which no schema says. */
+static int put_description(struct oai_rewrite *w, cJSON *function, const cJSON *tool,
+                           const char *path, const char *grammar) {
+    const char *text = "";
+    char field[OAI_PATH];
+    struct buf out;
+    oai_path(field, "%s.description", path);
+    if (json_get(tool, "description") && oai_rewrite_string(w, tool, path, "description", &text))
+        return -1;
+    buf_open(&out, w->r->rules->body_bytes);
+    buf_str(&out, text);
+    if (grammar) buf_fmt(&out, "%sThe input must match this grammar:\n", text[0] ? "\n\n" : "");
+    if (grammar) buf_str(&out, grammar);
+    bool put =
+        !out.failed && cJSON_AddStringToObject(function, "description", out.data ? out.data : "");
+    buf_close(&out);
+    return put ? 0 : oai_no_memory(w->r);
+}
+
+/* Gives a custom tool the parameters {"input": a string}. A regular expression binds the string. */
+static int put_input(struct oai_rewrite *w, cJSON *function, const char *regex) {
+    static const char *const input[] = {OAI_CUSTOM_INPUT};
+    cJSON *schema = cJSON_AddObjectToObject(function, "parameters");
+    cJSON *members = schema && cJSON_AddStringToObject(schema, "type", "object")
+                         ? cJSON_AddObjectToObject(schema, "properties")
+                         : NULL;
+    cJSON *member = members ? cJSON_AddObjectToObject(members, input[0]) : NULL;
+    cJSON *required = cJSON_CreateStringArray(input, 1);
+    if (!member || !required || !cJSON_AddItemToObject(schema, "required", required)) {
+        cJSON_Delete(required);
+        return oai_no_memory(w->r);
+    }
+    bool put = cJSON_AddStringToObject(member, "type", "string") &&
+               cJSON_AddFalseToObject(schema, "additionalProperties");
+    if (put && regex) {
+        size_t size = strlen(regex) + sizeof "^(?:)$";
+        char *whole = arena_alloc(w->r->arena, size, 1);
+        if (whole) snprintf(whole, size, "^(?:%s)$", regex);
+        put = whole && cJSON_AddStringToObject(member, "pattern", whole) &&
+              cJSON_AddTrueToObject(function, "strict");
+    }
+    return put ? 0 : oai_no_memory(w->r);
+}
+
+/* Reads {"type": "text"} or {"type": "grammar", "syntax": "lark" or "regex", "definition"}. */
+static int read_custom_format(struct oai_rewrite *w, const cJSON *tool, const char *path,
+                              const char **grammar, const char **regex) {
+    const cJSON *format = json_get(tool, "format");
+    const char *type = "text", *syntax, *definition;
+    char field[OAI_PATH], part[OAI_PATH];
+    oai_path(field, "%s.format", path);
+    if (!format) return 0;
+    if (!cJSON_IsObject(format)) return oai_expected(w->r->error, field, "an object", format);
+    if (oai_rewrite_string(w, format, field, "type", &type)) return -1;
+    if (strcmp(type, "text") == 0) return 0;
+    oai_path(part, "%s.type", field);
+    if (strcmp(type, "grammar") != 0)
+        return oai_invalid(w->r, part, "expected 'text' or 'grammar', found '%.32s'", type);
+    if (oai_rewrite_string(w, format, field, "syntax", &syntax) ||
+        oai_rewrite_string(w, format, field, "definition", &definition))
+        return -1;
+    oai_path(part, "%s.syntax", field);
+    if (strcmp(syntax, "lark") != 0 && strcmp(syntax, "regex") != 0)
+        return oai_invalid(w->r, part, "expected 'lark' or 'regex', found '%.32s'", syntax);
+    *grammar = definition;
+    if (strcmp(syntax, "regex") == 0) *regex = definition;
+    return 0;
+}
+
+/* The model sees a custom tool as a function whose only argument is the text. */
+static int add_custom(struct oai_rewrite *w, const cJSON *tool, const char *space,
+                      const char *path) {
+    struct oai_tool_origin origin = {.space = space, .is_text = true};
+    const char *grammar = NULL, *regex = NULL;
+    cJSON *function;
+    return oai_rewrite_string(w, tool, path, "name", &origin.name) ||
+                   read_custom_format(w, tool, path, &grammar, &regex) ||
+                   oai_rewrite_tool(w, &origin, path, &function) ||
+                   put_description(w, function, tool, path, grammar) ||
+                   put_input(w, function, regex)
+               ? -1
+               : 0;
+}
+
+/* Adds a tool that the client runs. Those that OpenAI's servers run, or whose form only its models
+ * know, are left out. */
+static int add_own_tool(struct oai_rewrite *w, const cJSON *tool, const char *space,
+                        const char *path) {
+    const char *type;
+    if (oai_rewrite_string(w, tool, path, "type", &type)) return -1;
+    if (strcmp(type, "function") == 0) return add_function(w, tool, space, path);
+    if (strcmp(type, "custom") == 0) return add_custom(w, tool, space, path);
+    oai_rewrite_leave_out(type);
+    return 0;
+}
+
+static int add_tool(struct oai_rewrite *w, const cJSON *tool, const char *path) {
+    const cJSON *tools = json_get(tool, "tools"), *inner;
+    const char *type, *space;
+    char field[OAI_PATH];
+    int i = 0;
+    if (oai_rewrite_string(w, tool, path, "type", &type)) return -1;
+    if (strcmp(type, "namespace") != 0) return add_own_tool(w, tool, NULL, path);
+    if (oai_rewrite_string(w, tool, path, "name", &space)) return -1;
+    oai_path(field, "%s.tools", path);
+    if (!cJSON_IsArray(tools))
+        return tools ? oai_expected(w->r->error, field, "an array", tools)
+                     : oai_missing(w->r, field);
+    cJSON_ArrayForEach(inner, tools) {
+        oai_path(field, "%s.tools[%d]", path, i++);
+        if (!cJSON_IsObject(inner)) return oai_expected(w->r->error, field, "an object", inner);
+        if (add_own_tool(w, inner, space, field)) return -1;
+    }
+    return 0;
+}
+
+/* Reads tool_choice: a word, or {"type": "function" or "custom", "name": ...}. */
 static int read_choice(struct oai_rewrite *w) {
     const cJSON *choice = json_get(w->body, "tool_choice");
-    const char *type, *name;
+    const char *type, *name, *space = NULL;
     if (!cJSON_IsObject(choice)) return oai_rewrite_link(w, "tool_choice", choice);
     if (oai_rewrite_string(w, choice, "tool_choice", "type", &type)) return -1;
-    if (strcmp(type, "function") != 0)
-        return oai_rewrite_refuse(w, "tool_choice.type", "only 'function' is served, found '%.32s'",
-                                  type);
-    if (oai_rewrite_string(w, choice, "tool_choice", "name", &name)) return -1;
-    cJSON *copy = cJSON_CreateObject();
-    if (oai_rewrite_put(w, "tool_choice", copy) ||
-        oai_rewrite_member(w, copy, "type", choice, "type"))
+    if (strcmp(type, "function") != 0 && strcmp(type, "custom") != 0)
+        return oai_rewrite_refuse(w, "tool_choice.type",
+                                  "only 'function' and 'custom' are served, found '%.32s'", type);
+    if (oai_rewrite_string(w, choice, "tool_choice", "name", &name) ||
+        (json_get(choice, "namespace") &&
+         oai_rewrite_string(w, choice, "tool_choice", "namespace", &space)))
         return -1;
-    cJSON *function = cJSON_AddObjectToObject(copy, "function");
-    return function ? oai_rewrite_member(w, function, "name", choice, "name") : oai_no_memory(w->r);
+    cJSON *copy = cJSON_CreateObject();
+    if (oai_rewrite_put(w, "tool_choice", copy)) return -1;
+    cJSON *function = cJSON_AddStringToObject(copy, "type", "function")
+                          ? cJSON_AddObjectToObject(copy, "function")
+                          : NULL;
+    bool put =
+        function && cJSON_AddStringToObject(function, "name", oai_rewrite_name(w, space, name));
+    return put ? 0 : oai_no_memory(w->r);
 }
 
 /* --- the shape of the answer --- */
@@ -329,26 +540,18 @@ static int read_format(struct oai_rewrite *w, const cJSON *format) {
     return oai_rewrite_schema(w, format);
 }
 
+/* Reads `text`. Its verbosity is a wish that no template knows. */
 static int read_text(struct oai_rewrite *w) {
-    const cJSON *text, *verbosity;
-    text = json_get(w->body, "text");
+    const cJSON *text = json_get(w->body, "text"), *verbosity = json_get(text, "verbosity");
     if (!text) return 0;
     if (!cJSON_IsObject(text)) return oai_expected(w->r->error, "text", "an object", text);
-    verbosity = json_get(text, "verbosity");
-    if (verbosity && !(cJSON_IsString(verbosity) && strcmp(verbosity->valuestring, "medium") == 0))
-        return oai_rewrite_refuse(w, "text.verbosity", "only 'medium' is served");
+    if (verbosity && !cJSON_IsString(verbosity))
+        return oai_expected(w->r->error, "text.verbosity", "a string", verbosity);
     return read_format(w, json_get(text, "format"));
 }
 
-static int read_reasoning(struct oai_rewrite *w) {
-    const cJSON *reasoning = json_get(w->body, "reasoning");
-    if (!reasoning) return 0;
-    if (!cJSON_IsObject(reasoning))
-        return oai_expected(w->r->error, "reasoning", "an object", reasoning);
-    return oai_rewrite_link(w, "reasoning_effort", json_get(reasoning, "effort"));
-}
-
-/* Reads `include`: log-probabilities, and encrypted reasoning, which is ignored. */
+/* Reads `include`: log-probabilities. Encrypted reasoning, and parts of the results of tools that
+ * keepd does not run, are never there. */
 static int read_include(struct oai_rewrite *w) {
     static const char scores[] = "message.output_text.logprobs";
     const cJSON *list = json_get(w->body, "include"), *node;
@@ -361,10 +564,7 @@ static int read_include(struct oai_rewrite *w) {
     cJSON_ArrayForEach(node, list) {
         oai_path(field, "include[%d]", i++);
         if (!cJSON_IsString(node)) return oai_expected(w->r->error, field, "a string", node);
-        if (strcmp(node->valuestring, scores) == 0)
-            out->logprobs = top;
-        else if (strcmp(node->valuestring, "reasoning.encrypted_content") != 0)
-            return oai_rewrite_refuse(w, field, "this server has no '%.64s'", node->valuestring);
+        if (strcmp(node->valuestring, scores) == 0) out->logprobs = top;
     }
     if (top > 0 && out->logprobs < 0)
         return oai_invalid(w->r, "top_logprobs", "'include' must have '%s'", scores);
@@ -381,11 +581,16 @@ static int read_truncation(struct oai_rewrite *w) {
 }
 
 static int read_shape(struct oai_rewrite *w) {
-    static const char *const same[] = {"chat_template_kwargs", "parallel_tool_calls", "stop"};
+    static const char *const same[] = {"chat_template_kwargs",
+                                       "parallel_tool_calls",
+                                       "reasoning",
+                                       "reasoning_effort",
+                                       "stop",
+                                       "thinking"};
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         if (oai_rewrite_link(w, same[i], json_get(w->body, same[i]))) return -1;
     if (oai_rewrite_link(w, "max_tokens", json_get(w->body, "max_output_tokens")) || read_text(w) ||
-        read_reasoning(w) || read_include(w) || read_truncation(w))
+        read_include(w) || read_truncation(w))
         return -1;
     return 0;
 }
@@ -520,8 +725,8 @@ static int read_background(struct oai_rewrite *w) {
 
 static int parse(struct oai_reader *r) {
     struct oai_rewrite w;
-    if (oai_rewrite_open(&w, r) || read_owner(&w) || check_repeated(&w) || read_items(&w) ||
-        oai_rewrite_tools(&w, add_tool) || read_choice(&w) || read_shape(&w) ||
+    if (oai_rewrite_open(&w, r) || read_owner(&w) || check_repeated(&w) ||
+        oai_rewrite_tools(&w, add_tool) || read_items(&w) || read_choice(&w) || read_shape(&w) ||
         oai_read_messages(r))
         return -1;
     r->out->split_reasoning = true;

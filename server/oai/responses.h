@@ -4,6 +4,9 @@
 
 #include "server/oai/kind.h"
 
+/* The argument of a custom tool, as the model sees it. */
+#define OAI_CUSTOM_INPUT "input"
+
 extern const struct oai_form oai_response_form; /* responses_answer.c */
 
 #endif

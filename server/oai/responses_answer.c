@@ -14,11 +14,25 @@ static const char *progress_name(enum progress progress) {
     return progress == BEGUN ? "in_progress" : progress == WHOLE ? "completed" : "incomplete";
 }
 
+/* Returns the tool of the open call as the client knows it; NULL: a function without a namespace.
+ */
+static const struct oai_tool_origin *tool_of(const struct oai_answer *answer,
+                                             const struct oai_items *items) {
+    if (items->kind != OAI_ITEM_CALL || !items->name.size) return NULL;
+    return oai_origin_of(answer->request, items->name.data, items->name.size);
+}
+
+static bool is_custom(const struct oai_answer *answer, const struct oai_items *items) {
+    const struct oai_tool_origin *tool = tool_of(answer, items);
+    return tool && tool->is_text;
+}
+
 static void write_id(struct buf *out, const struct oai_answer *answer,
                      const struct oai_items *items) {
     static const char *const prefixes[] = {
         [OAI_ITEM_THOUGHT] = "rs_", [OAI_ITEM_TEXT] = "msg_", [OAI_ITEM_CALL] = "fc_"};
-    oai_render_part_id(out, answer, prefixes[items->kind], 0, (unsigned)items->count - 1);
+    const char *prefix = is_custom(answer, items) ? "ctc_" : prefixes[items->kind];
+    oai_render_part_id(out, answer, prefix, 0, (unsigned)items->count - 1);
 }
 
 static void write_scores(struct buf *out, const struct oai_answer *answer, uint32_t begin,
@@ -41,15 +55,67 @@ static void write_part(struct buf *out, const struct oai_answer *answer,
     buf_char(out, '}');
 }
 
+static cJSON *parse_arguments(const char *text, size_t size) {
+    const struct json_limits limits = {.bytes = size, .depth = OAI_JSON_DEPTH, .nuls = true};
+    struct fault fault;
+    cJSON *tree = NULL;
+    return json_parse(text, size, &limits, &tree, &fault) ? NULL : tree;
+}
+
+/* Parses the arguments of a call of a custom tool. Those that were cut in the input are closed
+ * behind their last whole character. NULL: they have another form. */
+static cJSON *parse_custom(const struct buf *text) {
+    enum { CHARACTER_MAX = 12 }; /* bytes of an escaped one */
+    cJSON *tree = parse_arguments(text->data, text->size);
+    struct buf closed;
+    for (size_t cut = 0; !tree && cut < CHARACTER_MAX && cut < text->size; cut++) {
+        buf_open(&closed, text->size + 3);
+        buf_add(&closed, text->data, text->size - cut);
+        buf_str(&closed, "\"}");
+        if (!closed.failed) tree = parse_arguments(closed.data, closed.size);
+        buf_close(&closed);
+    }
+    return tree;
+}
+
+/* Writes the input of a custom tool: its only argument, or all that the model wrote. */
+static void write_input(struct buf *out, const struct buf *text) {
+    cJSON *tree = text->size ? parse_custom(text) : NULL;
+    const cJSON *input = json_get(tree, OAI_CUSTOM_INPUT);
+    if (cJSON_IsString(input))
+        json_write_node(out, input);
+    else
+        oai_write_text(out, text);
+    json_free(tree);
+}
+
+static void write_name(struct buf *out, const struct oai_answer *answer,
+                       const struct oai_items *items) {
+    const struct oai_tool_origin *tool = tool_of(answer, items);
+    buf_str(out, ",\"name\":");
+    if (tool)
+        json_write_str(out, tool->name, strlen(tool->name));
+    else
+        oai_write_text(out, &items->name);
+}
+
 static void write_call(struct buf *out, const struct oai_answer *answer,
                        const struct oai_items *items, enum progress progress) {
     static const struct buf nothing = {0};
+    const struct oai_tool_origin *tool = tool_of(answer, items);
+    const struct buf *text = progress == BEGUN ? &nothing : &items->text;
     buf_str(out, ",\"call_id\":");
     oai_render_call_id(out, answer, "call_", 0, items->call);
-    buf_str(out, ",\"name\":");
-    oai_write_text(out, &items->name);
-    buf_str(out, ",\"arguments\":");
-    oai_write_text(out, progress == BEGUN ? &nothing : &items->text);
+    write_name(out, answer, items);
+    if (tool && tool->space) {
+        buf_str(out, ",\"namespace\":");
+        json_write_str(out, tool->space, strlen(tool->space));
+    }
+    buf_fmt(out, ",\"%s\":", tool && tool->is_text ? "input" : "arguments");
+    if (tool && tool->is_text)
+        write_input(out, text);
+    else
+        oai_write_text(out, text);
 }
 
 static void write_item(struct buf *out, const struct oai_answer *answer,
@@ -59,7 +125,9 @@ static void write_item(struct buf *out, const struct oai_answer *answer,
                                         [OAI_ITEM_CALL] = "function_call"};
     buf_str(out, "{\"id\":");
     write_id(out, answer, items);
-    buf_fmt(out, ",\"type\":\"%s\",\"status\":\"%s\"", types[items->kind], progress_name(progress));
+    bool custom = is_custom(answer, items);
+    buf_fmt(out, ",\"type\":\"%s\"", custom ? "custom_tool_call" : types[items->kind]);
+    if (!custom) buf_fmt(out, ",\"status\":\"%s\"", progress_name(progress));
     if (items->kind == OAI_ITEM_CALL) {
         write_call(out, answer, items, progress);
     } else {
@@ -102,8 +170,8 @@ static void write_usage(struct buf *out, const struct oai_answer *answer) {
     buf_fmt(
         out,
         "{\"input_tokens\":%" PRIu64 ",\"input_tokens_details\":{\"cached_tokens\":%" PRIu64
-        "},\"output_tokens\":%" PRIu64 ",\"output_tokens_details\":{\"reasoning_tokens\":%" PRIu64
-        "},\"total_tokens\":%" PRIu64,
+        ",\"cache_write_tokens\":0},\"output_tokens\":%" PRIu64
+        ",\"output_tokens_details\":{\"reasoning_tokens\":%" PRIu64 "},\"total_tokens\":%" PRIu64,
         prompt, oai_prompt_cached(answer), tokens, oai_reasoning_total(answer), prompt + tokens);
     oai_render_kv_details(out, answer);
     buf_char(out, '}');
@@ -265,6 +333,7 @@ static void begin_item(void *to, const struct oai_items *items) {
 static void grow_item(void *to, const struct oai_items *items, const char *text, size_t size,
                       uint32_t begin, uint32_t end) {
     struct oai_events *events = to;
+    if (is_custom(events->answer, items)) return; /* its input is known when the call is whole */
     begin_item_event(events, types[items->kind].more, true);
     buf_str(&events->out, ",\"delta\":");
     json_write_str(&events->out, text, size);
@@ -272,19 +341,37 @@ static void grow_item(void *to, const struct oai_items *items, const char *text,
     end_event(events);
 }
 
-static void end_item(void *to, const struct oai_items *items) {
-    struct oai_events *events = to;
+/* Writes the whole input of a custom tool: as one piece, then as the end. */
+static void end_custom(struct oai_events *events, const struct oai_items *items) {
+    static const char *const pieces[][2] = {{"response.custom_tool_call_input.delta", "delta"},
+                                            {"response.custom_tool_call_input.done", "input"}};
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        begin_item_event(events, pieces[i][0], true);
+        buf_fmt(&events->out, ",\"%s\":", pieces[i][1]);
+        write_input(&events->out, &items->text);
+        end_event(events);
+    }
+}
+
+static void end_text(struct oai_events *events, const struct oai_items *items) {
     const struct oai_answer *answer = events->answer;
     struct buf *out = &events->out;
     begin_item_event(events, types[items->kind].done, true);
     buf_fmt(out, ",\"%s\":", types[items->kind].text);
     oai_write_text(out, &items->text);
     if (items->kind == OAI_ITEM_TEXT) write_scores(out, answer, items->begin, items->end);
-    if (items->kind == OAI_ITEM_CALL) {
-        buf_str(out, ",\"name\":");
-        oai_write_text(out, &items->name);
-    }
+    if (items->kind == OAI_ITEM_CALL) write_name(out, answer, items);
     end_event(events);
+}
+
+static void end_item(void *to, const struct oai_items *items) {
+    struct oai_events *events = to;
+    const struct oai_answer *answer = events->answer;
+    struct buf *out = &events->out;
+    if (is_custom(answer, items))
+        end_custom(events, items);
+    else
+        end_text(events, items);
     if (items->kind != OAI_ITEM_CALL) {
         begin_item_event(events, "response.content_part.done", true);
         buf_str(out, ",\"part\":");

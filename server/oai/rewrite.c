@@ -1,10 +1,12 @@
 #include "server/oai/rewrite.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"
+#include "base/log.h"
 
 #define TEXT_BYTES_MAX (256u << 20) /* far above the bound on bodies */
 
@@ -75,20 +77,118 @@ int oai_rewrite_open(struct oai_rewrite *w, struct oai_reader *r) {
     return 0;
 }
 
-int oai_rewrite_tools(struct oai_rewrite *w, int (*add)(struct oai_rewrite *w, cJSON *list,
-                                                        const cJSON *tool, const char *path)) {
+/* --- tools --- */
+
+/* Returns the number of tools, those within tools included. */
+static int count_tools(const cJSON *tools) {
+    const cJSON *tool;
+    int count = 0;
+    cJSON_ArrayForEach(tool, tools) {
+        const cJSON *inner = json_get(tool, "tools");
+        count += 1 + (cJSON_IsArray(inner) ? cJSON_GetArraySize(inner) : 0);
+    }
+    return count;
+}
+
+int oai_rewrite_tools(struct oai_rewrite *w,
+                      int (*add)(struct oai_rewrite *w, const cJSON *tool, const char *path)) {
     const cJSON *tools = json_get(w->body, "tools"), *tool;
     char path[OAI_PATH];
     int i = 0;
     if (!tools) return 0;
     if (!cJSON_IsArray(tools)) return oai_expected(w->r->error, "tools", "an array", tools);
-    cJSON *list = cJSON_CreateArray();
-    if (oai_rewrite_put(w, "tools", list)) return -1;
+    w->tool_places = count_tools(tools);
+    if (w->tool_places > OAI_TOOLS_MAX)
+        return oai_invalid(w->r, "tools", "expected at most %d tools, found %d", OAI_TOOLS_MAX,
+                           w->tool_places);
+    w->origins = arena_alloc(w->r->arena, (size_t)w->tool_places + 1, sizeof *w->origins);
+    if (!w->origins || oai_rewrite_put(w, "tools", cJSON_CreateArray())) return oai_no_memory(w->r);
     cJSON_ArrayForEach(tool, tools) {
         oai_path(path, "tools[%d]", i++);
-        if (add(w, list, tool, path)) return -1;
+        if (!cJSON_IsObject(tool)) return oai_expected(w->r->error, path, "an object", tool);
+        if (add(w, tool, path)) return -1;
     }
+    w->r->out->origins = w->origins;
+    w->r->out->origin_count = w->tool_count;
     return 0;
+}
+
+static bool is_known(const struct oai_rewrite *w, const char *name) {
+    for (int i = 0; i < w->tool_count; i++)
+        if (strcmp(w->origins[i].known, name) == 0) return true;
+    return false;
+}
+
+/* The model's name of a tool: the client's; behind its namespace if another tool has that. */
+static const char *choose_name(const struct oai_rewrite *w, const struct oai_tool_origin *tool) {
+    if (!tool->space || !is_known(w, tool->name)) return tool->name;
+    size_t size = strlen(tool->space) + strlen(tool->name) + 3;
+    char *both = arena_alloc(w->r->arena, size, 1);
+    if (both) snprintf(both, size, "%s__%s", tool->space, tool->name);
+    return both;
+}
+
+static bool copy_text(struct oai_rewrite *w, const char **text) {
+    if (*text) *text = arena_strndup(w->r->arena, *text, strlen(*text));
+    return *text != NULL;
+}
+
+int oai_rewrite_tool(struct oai_rewrite *w, const struct oai_tool_origin *origin, const char *path,
+                     cJSON **function) {
+    cJSON *list = cJSON_GetObjectItemCaseSensitive(w->chat, "tools"), *copy = cJSON_CreateObject();
+    struct oai_tool_origin *own = &w->origins[w->tool_count];
+    *own = *origin;
+    own->path = path;
+    if (!copy || !cJSON_AddItemToArray(list, copy)) {
+        cJSON_Delete(copy);
+        return oai_no_memory(w->r);
+    }
+    if (!copy_text(w, &own->path) || !copy_text(w, &own->name) ||
+        (own->space && !copy_text(w, &own->space)))
+        return oai_no_memory(w->r);
+    own->known = choose_name(w, own);
+    *function = own->known && !put_text(w, copy, "type", "function")
+                    ? cJSON_AddObjectToObject(copy, "function")
+                    : NULL;
+    if (!*function || put_text(w, *function, "name", own->known)) return oai_no_memory(w->r);
+    w->tool_count++;
+    return 0;
+}
+
+int oai_rewrite_defer(struct oai_rewrite *w) {
+    const cJSON *list = json_get(w->chat, "tools");
+    return put(w, list->child->prev, OAI_DEFERRED, cJSON_CreateBool(true));
+}
+
+static bool is_same(const char *a, const char *b) {
+    return a && b ? strcmp(a, b) == 0 : a == b;
+}
+
+const char *oai_rewrite_name(const struct oai_rewrite *w, const char *space, const char *name) {
+    for (int i = 0; i < w->tool_count; i++)
+        if (is_same(w->origins[i].space, space) && strcmp(w->origins[i].name, name) == 0)
+            return w->origins[i].known;
+    return name;
+}
+
+#define LEFT_OUT_MAX 64 /* types that are noted; later ones are not */
+
+void oai_rewrite_leave_out(const char *type) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static char noted[LEFT_OUT_MAX][33];
+    static int count;
+    char name[sizeof noted[0]];
+    bool fresh = true;
+    snprintf(name, sizeof name, "%s", type);
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < count; i++) fresh &= strcmp(noted[i], name) != 0;
+    fresh &= count < LEFT_OUT_MAX;
+    if (fresh) memcpy(noted[count++], name, sizeof name);
+    pthread_mutex_unlock(&lock);
+    if (fresh)
+        log_warn("a request has tools of type '%s', which keepd does not run: they are left out of "
+                 "prompts (said once)",
+                 name);
 }
 
 int oai_rewrite_string(struct oai_rewrite *w, const cJSON *object, const char *path,
@@ -111,11 +211,16 @@ int oai_rewrite_part(struct oai_rewrite *w, const cJSON *part, const char *path,
     size_t at = 0;
     if (!cJSON_IsObject(part)) return oai_expected(w->r->error, path, "an object", part);
     if (oai_rewrite_string(w, part, path, "type", &type)) return -1;
-    for (const struct oai_part_type *t = types; t->type; t++) {
+    const struct oai_part_type *t = types;
+    for (; t->type; t++) {
         if (strcmp(type, t->type) == 0) return oai_rewrite_string(w, part, path, t->member, text);
         if (at < sizeof known)
             at +=
                 (size_t)snprintf(known + at, sizeof known - at, "%s'%s'", at ? ", " : "", t->type);
+    }
+    if (t->member) {
+        *text = oai_left_out(type);
+        return 0;
     }
     oai_path(field, "%s.type", path);
     return oai_rewrite_refuse(w, field, "only parts of type %s are served here, found '%.32s'",
@@ -238,5 +343,6 @@ int oai_rewrite_call(struct oai_rewrite *w, const char *id, const char *name,
     if (!function) return oai_no_memory(w->r);
     if (put_text(w, function, "name", name)) return -1;
     /* a copy: the tree of a stored response goes before the chat */
-    return put(w, function, "arguments", cJSON_Duplicate(arguments, true));
+    cJSON *copy = arguments ? cJSON_Duplicate(arguments, true) : cJSON_CreateObject();
+    return put(w, function, "arguments", copy);
 }

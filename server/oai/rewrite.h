@@ -14,6 +14,8 @@ struct oai_rewrite {
     cJSON *open;                /* the assistant's message that further parts join; NULL = none */
     bool thinks, speaks, calls; /* parts that `open` has */
     bool whole; /* all parts since `open` began are of one message, in whatever order they come */
+    struct oai_tool_origin *origins; /* of the chat's tools; in the arena */
+    int tool_count, tool_places;     /* tools of the chat; places of `origins` */
 };
 
 /* The functions below return 0, or -1 with the reader's error. */
@@ -32,9 +34,22 @@ int oai_rewrite_member(struct oai_rewrite *w, cJSON *to, const char *as, const c
  * those of the chat's json_schema. */
 int oai_rewrite_schema(struct oai_rewrite *w, const cJSON *format);
 
-/* Rewrites the body's tools; `add` adds one of them to the chat's list. */
-int oai_rewrite_tools(struct oai_rewrite *w, int (*add)(struct oai_rewrite *w, cJSON *list,
-                                                        const cJSON *tool, const char *path));
+/* Rewrites the body's tools: `add` gets each of them, and adds those that the model may call by
+ * oai_rewrite_tool. A tool may have an array `tools` of its own. */
+int oai_rewrite_tools(struct oai_rewrite *w,
+                      int (*add)(struct oai_rewrite *w, const cJSON *tool, const char *path));
+/* Adds a function to the chat's tools. *function: the copy, to which the caller adds members other
+ * than the name. `origin` is copied, but not its texts, which are the body's or in the arena;
+ * `path` is the tool's. A function of a namespace keeps its name unless an earlier tool has it. */
+int oai_rewrite_tool(struct oai_rewrite *w, const struct oai_tool_origin *origin, const char *path,
+                     cJSON **function);
+/* Marks the last tool as one that a message shows, not the list of tools. */
+int oai_rewrite_defer(struct oai_rewrite *w);
+/* Returns the name by which the model knows a tool of the client; `space`: its namespace, or NULL.
+ */
+const char *oai_rewrite_name(const struct oai_rewrite *w, const char *space, const char *name);
+/* Notes in the log, once for each type, that tools of this type are left out of the prompt. */
+void oai_rewrite_leave_out(const char *type);
 
 /* Adds a message of the user or the system. */
 int oai_rewrite_message(struct oai_rewrite *w, const char *role, const char *text);
@@ -44,14 +59,18 @@ int oai_rewrite_result(struct oai_rewrite *w, const char *call, const char *text
 int oai_rewrite_thought(struct oai_rewrite *w, const char *text);
 int oai_rewrite_answer(struct oai_rewrite *w, const char *text);
 int oai_rewrite_call(struct oai_rewrite *w, const char *id, const char *name,
-                     const cJSON *arguments); /* a string or an object */
+                     const cJSON *arguments); /* a string or an object; NULL: none */
 
 /* A type of parts and the member that has its text. */
 struct oai_part_type {
     const char *type, *member;
 };
-/* A text, or an array of parts of these types (ended by NULL), joined by line breaks. The text lies
- * in the arena or the tree. */
+/* The end of a list of types: parts of all others, such as images, are replaced by a text that says
+ * what was left out. For results of tools, which a client cannot take back. */
+#define OAI_PARTS_ELSE                                                                             \
+    { NULL, "" }
+/* A text, or an array of parts of these types (ended by {NULL, NULL} or OAI_PARTS_ELSE), joined by
+ * line breaks. The text lies in the arena or the tree. */
 int oai_rewrite_join(struct oai_rewrite *w, const cJSON *node, const char *path,
                      const struct oai_part_type *types, const char **text);
 /* Reads a part's text; `path` names the part. */

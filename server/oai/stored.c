@@ -4,8 +4,9 @@
 
 #include "base/json.h"
 #include "server/limits.h"
+#include "server/oai/fields.h"
 
-#define MEMBERS_MAX 3
+#define MEMBERS_MAX 4
 
 struct item_type {
     const char *type;
@@ -15,9 +16,34 @@ struct item_type {
 static const struct item_type types[] = {
     {"message", {"role", "content"}},
     {"reasoning", {"content"}},
-    {"function_call", {"call_id", "name", "arguments"}},
+    {"function_call", {"call_id", "name", "namespace", "arguments"}},
     {"function_call_output", {"call_id", "output"}},
+    {"custom_tool_call", {"call_id", "name", "namespace", "input"}},
+    {"custom_tool_call_output", {"call_id", "output"}},
 };
+
+static bool is_word(const cJSON *node, const char *word) {
+    return cJSON_IsString(node) && strcmp(node->valuestring, word) == 0;
+}
+
+bool oai_item_is_foreign(const cJSON *item) {
+    static const char *const foreign[] = {
+        "apply_patch_call",        "apply_patch_call_output",
+        "code_interpreter_call",   "compaction",
+        "compaction_trigger",      "computer_call",
+        "computer_call_output",    "file_search_call",
+        "image_generation_call",   "local_shell_call",
+        "local_shell_call_output", "mcp_approval_request",
+        "mcp_approval_response",   "mcp_call",
+        "mcp_list_tools",          "program",
+        "program_output",          "shell_call",
+        "shell_call_output",       "tool_search_call",
+        "tool_search_output",      "web_search_call",
+    };
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
+        if (is_word(json_get(item, "type"), foreign[i])) return true;
+    return false;
+}
 
 static const struct item_type *type_of(const cJSON *item) {
     const cJSON *type = json_get(item, "type");
@@ -26,12 +52,17 @@ static const struct item_type *type_of(const cJSON *item) {
     return &types[0];
 }
 
-static bool is_word(const cJSON *node, const char *word) {
-    return cJSON_IsString(node) && strcmp(node->valuestring, word) == 0;
-}
-
+/* Writes a part. One that is not text is stored as the text that replaced it in the prompt. */
 static void write_part(struct buf *out, const cJSON *part) {
-    const char *member = is_word(json_get(part, "type"), "refusal") ? "refusal" : "text";
+    const cJSON *type = json_get(part, "type");
+    const char *member = is_word(type, "refusal") ? "refusal" : "text";
+    if (!json_get(part, member) && cJSON_IsString(type)) {
+        const char *text = oai_left_out(type->valuestring);
+        buf_str(out, "{\"type\":\"input_text\",\"text\":");
+        json_write_str(out, text, strlen(text));
+        buf_char(out, '}');
+        return;
+    }
     buf_str(out, "{\"type\":");
     json_write_node(out, json_get(part, "type"));
     buf_fmt(out, ",\"%s\":", member);
@@ -67,12 +98,15 @@ static void write_item(struct buf *out, const cJSON *item, const struct item_typ
     bool cut = is_word(json_get(item, "status"), "incomplete");
     buf_str(out, "{\"id\":");
     write_id(out, item, place);
-    buf_fmt(out, ",\"type\":\"%s\",\"status\":\"%s\"", type->type,
-            cut ? "incomplete" : "completed");
+    buf_fmt(out, ",\"type\":\"%s\"", type->type);
+    if (strncmp(type->type, "custom", 6) != 0) /* these have none */
+        buf_fmt(out, ",\"status\":\"%s\"", cut ? "incomplete" : "completed");
     if (strcmp(type->type, "reasoning") == 0) buf_str(out, ",\"summary\":[]");
     for (int i = 0; i < MEMBERS_MAX && type->members[i]; i++) {
+        const cJSON *member = json_get(item, type->members[i]);
+        if (!member) continue;
         buf_fmt(out, ",\"%s\":", type->members[i]);
-        write_value(out, json_get(item, type->members[i]));
+        write_value(out, member);
     }
     buf_char(out, '}');
 }
@@ -87,7 +121,7 @@ void oai_store_items(struct buf *out, const cJSON *list, int *place) {
     const cJSON *item;
     cJSON_ArrayForEach(item, list) {
         const struct item_type *type = type_of(item);
-        if (is_empty_thought(item, type)) continue;
+        if (is_empty_thought(item, type) || oai_item_is_foreign(item)) continue;
         if (out->size) buf_char(out, ',');
         write_item(out, item, type, (*place)++);
     }
@@ -139,6 +173,22 @@ static struct span id_of(const struct item_list *list, int i) {
     const struct span *item = &list->items[i];
     size_t at = item->at + ID_AT;
     return (struct span){at, value_end(list->text, at, item->at + item->size) - at};
+}
+
+/* An item begins with its id, and no object in it does. In a string, quotes are escaped. */
+size_t oai_find_stored_item(const char *items, size_t size, const char *id, size_t *at) {
+    struct buf begin;
+    size_t found = 0;
+    buf_open(&begin, 6 * strlen(id) + 16);
+    buf_str(&begin, "{\"id\":");
+    json_write_str(&begin, id, strlen(id));
+    buf_char(&begin, ',');
+    const char *item = begin.failed ? NULL : memmem(items, size, begin.data, begin.size);
+    buf_close(&begin);
+    if (!item) return 0;
+    *at = (size_t)(item - items);
+    found = value_end(items, *at, size) - *at;
+    return found;
 }
 
 static int nth(const struct item_list *list, int n, bool descending) {

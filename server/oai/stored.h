@@ -11,8 +11,16 @@
 
 /* Appends the items of a list that has been read without error, as elements of an array. Items
  * without a usable id get one by their place, items without a type are messages. Reasoning without
- * content, which is not read, is left out. `*place` counts the items. */
+ * content and foreign items, which are not read, are left out. `*place` counts the items. */
 void oai_store_items(struct buf *out, const cJSON *list, int *place);
+
+/* Returns whether an item is one that only other servers read: calls of tools that they run, with
+ * their results, and summaries in their own form. */
+bool oai_item_is_foreign(const cJSON *item);
+
+/* Finds the item with this id among `items`, elements of an array. Returns its size, 0: none; *at:
+ * where it begins. */
+size_t oai_find_stored_item(const char *items, size_t size, const char *id, size_t *at);
 
 /* A part of a list of items. */
 struct oai_page {

@@ -230,6 +230,16 @@ int oai_read_tools(struct oai_reader *r) {
 
 /* --- answers --- */
 
+const struct oai_tool_origin *oai_origin_of(const struct oai_request *request, const char *name,
+                                            size_t size) {
+    for (int i = 0; i < request->origin_count; i++) {
+        const struct oai_tool_origin *tool = &request->origins[i];
+        if (strlen(tool->known) == size && memcmp(tool->known, name, size) == 0)
+            return tool->space || tool->is_text ? tool : NULL;
+    }
+    return NULL;
+}
+
 bool oai_reads_calls(const struct oai_answer *answer) {
     return answer->request->tools.format != TOOL_FORMAT_NONE;
 }

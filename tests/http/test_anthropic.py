@@ -217,6 +217,132 @@ def test_a_client_that_leaves(slow, streamed):
     assert daemon.kv()["pool"]["pages_used"] == 0
 
 
+# --- what agents send ---
+
+def tokens(daemon, messages, **fields):
+    return daemon.post(COUNT, {"messages": messages, **fields}).json()["input_tokens"]
+
+
+@pytest.mark.parametrize("fields", [
+    {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}, {"type": "of_next_year"}]}},
+    {"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, {"container": "x"}, {"speed": "fast"},
+    {"diagnostics": {"previous_message_id": None}}, {"fallbacks": "default"}, {"thinking": {"type": "adaptive", "display": "omitted"}},
+    {"tools": [{"type": "web_search_20250305", "name": "web_search"}, {"type": "bash_20250124", "name": "bash"}]},
+    {"output_config": {"effort": "max", "task_budget": {"type": "tokens", "total": 9}}}, {"of_next_year": [1]}], ids=str)
+def test_fields_that_change_nothing(caller, fields):
+    headers = {"anthropic-beta": "context-management-2025-06-27,of-next-year", "anthropic-version": "2023-06-01"}
+    r = caller.post(PATH + "?beta=true", body(**fields), headers=headers)
+    assert r.status_code == 200 and r.json()["content"][0]["text"] == "hello", r.text
+    counted = {k: v for k, v in body(**fields).items() if k not in ("max_tokens", "temperature")}
+    assert caller.post(COUNT + "?beta=true", counted, headers=headers).status_code == 200
+
+
+def test_messages_of_the_system(shared):
+    messages = [{"role": "user", "content": "a"}, {"role": "system", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"},
+                {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}}]}, {"role": "assistant", "content": "d"},
+                {"role": "system", "content": "e", "clear_at": "never"}, {"role": "user", "content": "hello"}]
+    chat = [messages[0], {"role": "system", "content": "b\nc"}, messages[2], {"role": "system", "content": "e"}, messages[4]]
+    expected = shared.post("/v1/chat/completions", chat_body(messages=chat)).json()["usage"]["prompt_tokens"]
+    assert tokens(shared, messages) == expected
+    assert ask(shared, messages=messages)["content"][0]["text"] == "hello"
+
+
+def test_a_message_of_the_system_for_one_turn(shared):
+    note = {"role": "system", "content": "a long note", "clear_at": "next_user_message"}
+    one, two = {"role": "user", "content": "a"}, {"role": "user", "content": "b"}
+    assert tokens(shared, [one, note, two]) == tokens(shared, [one, two])
+    assert tokens(shared, [one, two, note]) > tokens(shared, [one, two])
+
+
+def test_max_tokens_beyond_the_context(start, fake):
+    """The answer is as long as the context allows, and says that it was cut."""
+    daemon = start("--max-model-len", "200")
+    answer = ask(daemon, max_tokens=32000, ignore_eos=True)
+    used = answer["usage"]
+    assert answer["stop_reason"] == "max_tokens" and used["input_tokens"] + used["output_tokens"] == 200
+    assert ask(daemon, max_tokens=32000)["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize("more", [0, 200])
+def test_a_prompt_beyond_the_context(start, fake, more):
+    """Anthropic's clients know it by the words, and make their dialogue shorter."""
+    daemon = start("--max-model-len", "200")
+    count = daemon.post(COUNT, {"messages": [{"role": "user", "content": "x" * 10}]}).json()["input_tokens"] - 10
+    text = "x" * (200 - count + more)
+    for streamed in (False, True):
+        r = daemon.post(PATH, body(text, stream=streamed))
+        error = r.json()["error"]
+        assert (r.status_code, error["type"]) == (400, "invalid_request_error")
+        assert error["message"] == f"prompt is too long: {count + len(text)} tokens > 200 maximum"
+
+
+def test_images_and_others_in_results(shared):
+    parts = [{"type": "text", "text": "a"}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+             {"type": "document", "source": {"type": "url", "url": "http://x"}}, {"type": "of_next_year"}]
+    text = ("a\n[An image was left out: this server reads text only.]\n[A file was left out: this server reads text only.]\n"
+            "[A part was left out: this server reads text only.]")
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look"}]}
+    prompts = [[{"role": "user", "content": "q"}, use, {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "c1", "content": content}]}] for content in (parts, text)]
+    assert tokens(shared, prompts[0]) == tokens(shared, prompts[1])
+
+
+def test_documents_of_text(shared):
+    blocks = [{"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "one"}},
+              {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "two"}]}},
+              {"type": "search_result", "source": "x", "title": "y", "content": [{"type": "text", "text": "three"}]}]
+    assert tokens(shared, [{"role": "user", "content": blocks}]) == tokens(shared, [{"role": "user", "content": "one\ntwo\nthree"}])
+
+
+def test_blocks_of_other_servers_are_left_out(shared):
+    blocks = [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, {"type": "redacted_thinking", "data": "x"},
+              {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}, {"type": "text", "text": "b"}]
+    user, last = {"role": "user", "content": "a"}, {"role": "user", "content": "c"}
+    assert tokens(shared, [user, {"role": "assistant", "content": blocks}, last]) == \
+        tokens(shared, [user, {"role": "assistant", "content": "b"}, last])
+
+
+def test_a_call_that_was_cut_is_accepted(caller):
+    """The arguments are those that the model wrote, so the next turn continues them."""
+    cut = ask(caller, CALL, tools=TOOLS, max_tokens=60)
+    user = {"role": "user", "content": CALL}
+    more = [user, {"role": "assistant", "content": cut["content"]}, {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": cut["content"][0]["id"], "content": "cut", "is_error": True}, {"type": "text", "text": "hello"}]}]
+    assert ask(caller, messages=more, tools=TOOLS)["content"][0]["text"] == "hello"
+    raw = cut["content"][0]["input"]["INVALID_JSON"]
+    call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": raw}}
+    chat = [user, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "cut"},
+            {"role": "user", "content": "hello"}]
+    assert tokens(caller, more, tools=TOOLS) == \
+        caller.post("/v1/chat/completions", chat_body(messages=chat)).json()["usage"]["prompt_tokens"]
+
+
+def test_deferred_tools(caller):
+    """A tool that is deferred may be called once the result of a search has named it, and is shown there."""
+    tools = [TOOLS[0], {**TOOLS[1], "defer_loading": True, "description": "The time"}, {"name": "never", "defer_loading": True}]
+    late = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert ask(caller, late, tools=tools)["content"][0]["type"] == "text"
+    found = [{"role": "user", "content": "q"}, {"role": "assistant", "content": [
+        {"type": "tool_use", "id": "c1", "name": "ToolSearch", "input": {"query": "now"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [
+            {"type": "tool_reference", "tool_name": "now"}, {"type": "tool_reference", "tool_name": "now"}]}]},
+        {"role": "user", "content": late}]
+    answer = ask(caller, messages=found, tools=tools)
+    assert [(b["type"], b["name"]) for b in answer["content"]] == [("tool_use", "now")]
+    text = ('This tool can be called from now on: {"type": "function", "function": {"name": "now", "description": "The time", '
+            '"parameters": {"type":"object"}}}\nThe tool now can be called.')
+    plain = [*found[:2], {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": text}]}, found[3]]
+    assert tokens(caller, found, tools=tools) == tokens(caller, plain, tools=tools)
+
+
+def test_models(shared):
+    """The list of models is one for Anthropic's clients, too."""
+    models = shared.get("/v1/models").json()
+    first = models["data"][0]
+    assert (models["has_more"], models["first_id"], models["last_id"]) == (False, MODEL, "alias")
+    assert first["type"] == "model" and first["display_name"] == first["id"] and first["created_at"].endswith("Z")
+
+
 # --- refusals ---
 
 IN = "messages[0].content[0]"
@@ -236,7 +362,9 @@ def user(*blocks, role="user"):
     ("messages", "invalid_value", {"messages": [{"role": "user", "content": "x"}] * 4097}),
     ("messages[0]", "invalid_value", {"messages": ["x"]}),
     ("messages[0].role", "missing_required_parameter", {"messages": [{"content": "x"}]}),
-    ("messages[0].role", "invalid_value", {"messages": [{"role": "system", "content": "x"}]}),
+    ("messages[0].role", "invalid_value", {"messages": [{"role": "tool", "content": "x"}]}),
+    ("messages[0].content[0].type", "unsupported_parameter",
+     {"messages": [{"role": "system", "content": [{"type": "image"}]}]}),
     ("messages[0].content", "missing_required_parameter", {"messages": [{"role": "user"}]}),
     ("messages[0].content", "invalid_value", {"messages": [{"role": "user", "content": 5}]}),
     (IN, "invalid_value", user("x")),
@@ -246,17 +374,17 @@ def user(*blocks, role="user"):
     (IN + ".type", "unsupported_parameter", user({"type": "tool_use", "id": "x", "name": "f", "input": {}})),
     (IN + ".text", "missing_required_parameter", user({"type": "text"})),
     (IN + ".tool_use_id", "missing_required_parameter", user({"type": "tool_result"})),
-    (IN + ".content[0].type", "unsupported_parameter",
-     user({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image", "source": {}}]})),
-    (IN + ".type", "unsupported_parameter", user({"type": "server_tool_use"}, role="assistant")),
-    (IN + ".input", "missing_required_parameter", user({"type": "tool_use", "id": "x", "name": "f"}, role="assistant")),
+    (IN + ".content[0].text", "missing_required_parameter",
+     user({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "text"}]})),
     (IN + ".input", "invalid_value", user({"type": "tool_use", "id": "x", "name": "f", "input": "{}"}, role="assistant")),
     (IN + ".id", "missing_required_parameter", user({"type": "tool_use", "name": "f", "input": {}}, role="assistant")),
     (IN + ".thinking", "missing_required_parameter", user({"type": "thinking"}, role="assistant")),
     ("system", "invalid_value", {"system": 5}),
     ("system[0].type", "unsupported_parameter", {"system": [{"type": "image"}]}),
     ("tools", "invalid_value", {"tools": {}}),
-    ("tools[0].type", "unsupported_parameter", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+    ("tools[0].type", "invalid_value", {"tools": [{"type": 5}]}),
+    ("tools[1].name", "invalid_value", {"tools": [{"type": "web_search_20250305", "name": "web_search"}, {"name": "a b"}]}),
+    ("tool_choice", "invalid_value", {"tools": [{"type": "web_search_20250305"}], "tool_choice": {"type": "any"}}),
     ("tools[0].name", "missing_required_parameter", {"tools": [{"input_schema": {}}]}),
     ("tools[0].name", "invalid_value", {"tools": [{"name": "a b"}]}),
     ("tools[0].input_schema", "invalid_value", {"tools": [{"name": "f", "input_schema": []}]}),
@@ -267,7 +395,8 @@ def user(*blocks, role="user"):
     ("tool_choice.disable_parallel_tool_use", "invalid_value",
      {"tools": TOOLS, "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}),
     ("thinking", "invalid_value", {"thinking": True}),
-    ("thinking.type", "invalid_value", {"thinking": {"type": "on"}}),
+    ("thinking.type", "invalid_value", {"thinking": {"type": True}}),
+    ("thinking.type", "missing_required_parameter", {"thinking": {}}),
     ("output_config", "invalid_value", {"output_config": "x"}),
     ("output_config.format.type", "unsupported_parameter", {"output_config": {"format": {"type": "text"}}}),
     ("output_config.format.schema", "missing_required_parameter", {"output_config": {"format": {"type": "json_schema"}}}),
@@ -280,7 +409,7 @@ def user(*blocks, role="user"):
     ("temperature", "invalid_value", {"temperature": 3}),
     ("kv.budget", "invalid_value", {"kv": {"budget": 0}}),
     *[(name, "unsupported_parameter", {name: value}) for name, value in {
-        "container": "x", "mcp_servers": [{}], "context_management": {}, "n": 2, "stop": "x", "logprobs": True,
+        "compaction": {"type": "summarize"}, "thread": {"type": "create"}, "n": 2, "stop": "x", "logprobs": True,
         "response_format": {"type": "text"}, "prompt_logprobs": 1, "return_token_ids": True, "timings": True,
         "verbose": True}.items()],
 ], ids=lambda v: v if isinstance(v, str) else "")

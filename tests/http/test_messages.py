@@ -32,6 +32,20 @@ def test_null_content(shared, message):
     assert r.status_code == 200, r.text
 
 
+def test_an_image_in_a_result(shared):
+    """It is left out with a note: the client could not take it back, and the dialogue would end."""
+    call = {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]}
+    parts = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "text", "text": "seen"},
+             {"type": "input_audio", "input_audio": {}}, {"type": "of_next_year"}]
+    text = ("[An image was left out: this server reads text only.]\nseen\n[A sound was left out: this server reads text only.]\n"
+            "[A part was left out: this server reads text only.]")
+    rendered = [shared.post("/apply-template", {"messages": [USER, call, {"role": "tool", "tool_call_id": "1", "content": content}]})
+                for content in (parts, text)]
+    assert rendered[0].status_code == 200 and rendered[0].json() == rendered[1].json()
+    assert shared.chat(messages=[{"role": "user", "content": parts}]).status_code == 400
+
+
 def test_nul_in_a_prompt_is_its_token(shared, fake):
     """For the fake, each byte is a token."""
     tokens = shared.post("/tokenize", {"prompt": "a\0b\0"}).json()

@@ -352,6 +352,128 @@ def test_owners(start):
     assert daemon.get(path).status_code == 401
 
 
+# --- tools of agents ---
+
+NAMESPACE = {"type": "namespace", "name": "team", "description": "Helpers", "tools": [
+    {"type": "function", "name": "spawn", "parameters": {"type": "object", "properties": {"task": {"type": "string"}}}},
+    {"type": "function", "name": "now"}, {"type": "web_search"}]}
+PATCH = {"type": "custom", "name": "apply_patch", "description": "Changes files.",
+         "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}}
+HOSTED = [{"type": "web_search", "external_web_access": True}, {"type": "local_shell"}, {"type": "mcp", "server_label": "x"},
+          {"type": "of_next_year"}]
+AGENT = [*TOOLS, NAMESPACE, *HOSTED, PATCH]
+
+
+def said(name, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.mark.parametrize("text,expected", [
+    (said("spawn", task="dig"), {"type": "function_call", "name": "spawn", "namespace": "team", "arguments": '{"task": "dig"}'}),
+    (said("now"), {"type": "function_call", "name": "now", "arguments": "{}"}),
+    (said("team__now"), {"type": "function_call", "name": "now", "namespace": "team", "arguments": "{}"}),
+    (said("apply_patch", input='*** Begin\n"caf\u00e9"'), {"type": "custom_tool_call", "name": "apply_patch", "input": '*** Begin\n"caf\u00e9"'}),
+    (said("apply_patch", text="other"), {"type": "custom_tool_call", "name": "apply_patch", "input": '{"text": "other"}'})])
+def test_tools_of_agents(caller, text, expected):
+    """Functions of namespaces and custom tools are called; tools that keepd does not run are left out, and repeated."""
+    answer = ask(caller, text, tools=AGENT)
+    (item,) = answer["output"]
+    status = {"status": "completed"} if item["type"] == "function_call" else {}
+    assert without_ids(item) == {**expected, **status} and answer["tools"] == AGENT
+    events = stream(caller, text, tools=AGENT)
+    assert without_ids(events[-1]["response"]["output"]) == [without_ids(item)]
+    kind = "custom_tool_call_input" if item["type"] == "custom_tool_call" else "function_call_arguments"
+    value = item.get("input", item.get("arguments"))
+    assert "".join(e["delta"] for e in events if e["type"] == f"response.{kind}.delta") == value
+    (done,) = [e for e in events if e["type"] == f"response.{kind}.done"]
+    assert done["input" if "input" in item else "arguments"] == value
+    result = {"type": item["type"] + "_output", "call_id": item["call_id"], "output": "done"}
+    plain = ask(caller, [{"role": "user", "content": text}, item, result, {"role": "user", "content": "thanks"}], tools=AGENT)
+    assert plain["output"][0]["content"][0]["text"] == "thanks"
+    kept = ask(caller, [result, {"role": "user", "content": "thanks"}], tools=AGENT, previous_response_id=answer["id"])
+    assert kept["usage"]["input_tokens"] == plain["usage"]["input_tokens"]
+    listed = caller.get(f"{PATH}/{kept['id']}/input_items").json()["data"]
+    assert without_ids(listed)[1] == without_ids(item)
+
+
+@pytest.mark.parametrize("most", range(70, 96))
+def test_a_custom_call_that_was_cut(caller, most):
+    """Wherever it ends, its input is what the model wrote, and the next turn accepts it."""
+    text = said("apply_patch", input='a\n\u00e9\U0001f642"b" and so on')
+    answer = ask(caller, text, tools=[PATCH], max_output_tokens=most)
+    assert answer["status"] == "incomplete"
+    (item,) = answer["output"]
+    assert 'a\n\u00e9\U0001f642"b" and so on'.startswith(item["input"]) or most < 72
+    events = stream(caller, text, tools=[PATCH], max_output_tokens=most)
+    assert without_ids(events[-1]["response"]["output"]) == [without_ids(item)]
+    ask(caller, [{"role": "user", "content": text}, item, {"role": "user", "content": "go on"}], tools=[PATCH])
+
+
+def test_choice_of_a_custom_tool(caller):
+    for choice in ({"type": "custom", "name": "apply_patch"}, {"type": "function", "namespace": "team", "name": "now"}):
+        assert ask(caller, "x", tools=AGENT, tool_choice=choice)["tool_choice"] == choice
+
+
+def test_tools_that_are_left_out_are_noted_once(start):
+    daemon = start(env={"KEEPD_FAKE_TOOLS": "hermes"})
+    for _ in range(3):
+        ask(daemon, tools=[{"type": "web_search"}, {"type": "code_interpreter"}])
+    notes = [line for line in daemon.errors if "left out" in line]
+    assert len(notes) == 2 and "'web_search'" in notes[0] and "'code_interpreter'" in notes[1]
+
+
+def test_items_of_other_servers_are_left_out(shared):
+    items = [{"role": "user", "content": "a"}, {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+             {"type": "compaction", "encrypted_content": "x"}, {"role": "user", "content": "hello"}]
+    answer = ask(shared, items)
+    assert answer["usage"]["input_tokens"] == ask(shared, [items[0], items[3]])["usage"]["input_tokens"]
+    assert len(shared.get(f"{PATH}/{answer['id']}/input_items").json()["data"]) == 2
+
+
+def test_an_image_in_a_result(shared):
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": None}
+    items = [{"role": "user", "content": "a"}, call,
+             {"type": "function_call_output", "call_id": "c1", "output": [image, {"type": "input_text", "text": "seen"}]},
+             {"role": "user", "content": "hello"}]
+    answer = ask(shared, items)
+    text = {**items[2], "output": "[An image was left out: this server reads text only.]\nseen"}
+    assert answer["usage"]["input_tokens"] == ask(shared, [*items[:2], text, items[3]])["usage"]["input_tokens"]
+    more = ask(shared, "more", previous_response_id=answer["id"])
+    assert more["usage"]["input_tokens_details"]["cached_tokens"] >= answer["usage"]["total_tokens"] - 1
+
+
+def test_item_reference(caller):
+    """A stored item is found by its id: one of an answer, or one that the client sent."""
+    user = {"role": "user", "content": said("now"), "id": "mine_1"}
+    (call,) = ask(caller, [user], tools=TOOLS)["output"]
+    rest = [{"type": "function_call_output", "call_id": call["call_id"], "output": "noon"}, {"role": "user", "content": "thanks"}]
+    whole = ask(caller, [user, call, *rest], tools=TOOLS)
+    named = ask(caller, [{"type": "item_reference", "id": "mine_1"}, {"id": call["id"]}, *rest], tools=TOOLS)
+    assert named["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    listed = caller.get(f"{PATH}/{named['id']}/input_items").json()["data"]
+    assert without_ids(listed) == without_ids(caller.get(f"{PATH}/{whole['id']}/input_items").json()["data"])
+    for body in ({"input": [{"type": "item_reference", "id": call["id"]}, *rest], "cache_salt": "other"},
+                 {"input": [{"type": "item_reference", "id": call["id"][:-1]}, *rest]},
+                 {"input": [{"type": "item_reference", "id": 'x","type":"message'}, *rest]}):
+        r = caller.post(PATH, body)
+        assert (r.status_code, r.json()["error"]["param"], r.json()["error"]["code"]) == (404, "input[0].id", "item_not_found")
+
+
+def test_usage_counts_written_entries(shared):
+    assert ask(shared)["usage"]["input_tokens_details"]["cache_write_tokens"] == 0
+
+
+@pytest.mark.parametrize("fields", [
+    {"client_metadata": {"a": "b"}}, {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},
+    {"text": {"verbosity": "low"}}, {"include": ["web_search_call.action.sources"]}, {"reasoning": {"summary": "auto"}},
+    {"background_options": {"completion_window": "soonest"}}, {"of_next_year": [1]}], ids=str)
+def test_fields_that_change_nothing(shared, fields):
+    r = shared.post(PATH, {**body(), **fields})
+    assert r.status_code == 200, r.text
+    assert without_ids(r.json()["output"]) == without_ids(ask(shared)["output"])
+
+
 # --- refusals ---
 
 PART = "input[0].content[0]"
@@ -371,10 +493,14 @@ def user(*parts):
     ("input[0].role", "invalid_value", {"input": [{"role": "tool", "content": "x"}]}),
     ("input[0].content", "missing_required_parameter", {"input": [{"role": "user"}]}),
     ("input[0].content", "invalid_value", {"input": [{"role": "user", "content": 5}]}),
-    ("input[0].type", "unsupported_parameter", {"input": [{"type": "item_reference", "id": "x"}]}),
+    ("input[0].id", "missing_required_parameter", {"input": [{"type": "item_reference"}]}),
     ("input[0].call_id", "invalid_value",
      {"input": [{"type": "function_call", "call_id": "c" * 513, "name": "f", "arguments": "{}"}]}),
-    ("input[0].type", "unsupported_parameter", {"input": [{"type": "web_search_call", "id": "x"}]}),
+    ("input[0].type", "unsupported_parameter", {"input": [{"type": "additional_tools", "tools": []}]}),
+    ("input", "invalid_value", {"input": [{"type": "web_search_call", "id": "x"}]}),
+    ("input[0].input", "missing_required_parameter", {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}),
+    ("input[0].namespace", "invalid_value",
+     {"input": [{"type": "function_call", "call_id": "c", "name": "f", "namespace": 5}]}),
     (PART, "invalid_value", {"input": user("x")}),
     (PART + ".type", "missing_required_parameter", {"input": user({"text": "x"})}),
     (PART + ".type", "unsupported_parameter", {"input": user({"type": "input_image", "image_url": "x"})}),
@@ -394,8 +520,20 @@ def user(*parts):
     ("tools", "invalid_value", {"tools": {}}),
     ("tools[0]", "invalid_value", {"tools": ["x"]}),
     ("tools[0].type", "missing_required_parameter", {"tools": [{"name": "f"}]}),
-    ("tools[0].type", "unsupported_parameter", {"tools": [{"type": "web_search"}]}),
-    ("tools[0].type", "unsupported_parameter", {"tools": [{"type": "file_search", "vector_store_ids": []}]}),
+    ("tools[0]", "invalid_value", {"tools": ["x"]}),
+    ("tools[1].name", "invalid_value", {"tools": [{"type": "web_search"}, {"type": "function", "name": "a b"}]}),
+    ("tools[1].tools[1].parameters", "invalid_value", {"tools": [{"type": "web_search"}, {"type": "namespace", "name": "n",
+        "tools": [{"type": "function", "name": "f"}, {"type": "function", "name": "g", "parameters": []}]}]}),
+    ("tools[0].tools", "missing_required_parameter", {"tools": [{"type": "namespace", "name": "n"}]}),
+    ("tools[0].tools", "invalid_value", {"tools": [{"type": "namespace", "name": "n", "tools": {}}]}),
+    ("tools[0].tools[0].type", "missing_required_parameter", {"tools": [{"type": "namespace", "name": "n", "tools": [{}]}]}),
+    ("tools", "invalid_value", {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}] * 128}]}),
+    ("tools[0].format.type", "invalid_value", {"tools": [{"type": "custom", "name": "f", "format": {"type": "x"}}]}),
+    ("tools[0].format.syntax", "invalid_value",
+     {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "gbnf", "definition": "x"}}]}),
+    ("tools[1].format.definition", "invalid_value", {"tools": [{"type": "web_search"}, {
+        "type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "regex", "definition": "("}}]}),
+    ("tool_choice", "invalid_value", {"tools": [{"type": "web_search"}], "tool_choice": "required"}),
     ("tools[1].name", "missing_required_parameter", {"tools": [TOOLS[0], {"type": "function"}]}),
     ("tools[1].name", "invalid_value", {"tools": [TOOLS[0], {"type": "function", "name": "a b"}]}),
     ("tools[0].parameters", "invalid_value", {"tools": [{"type": "function", "name": "f", "parameters": []}]}),
@@ -405,7 +543,7 @@ def user(*parts):
     ("tool_choice.type", "unsupported_parameter", {"tools": TOOLS, "tool_choice": {"type": "web_search"}}),
     ("tool_choice.name", "missing_required_parameter", {"tools": TOOLS, "tool_choice": {"type": "function"}}),
     ("text", "invalid_value", {"text": "x"}),
-    ("text.verbosity", "unsupported_parameter", {"text": {"verbosity": "low"}}),
+    ("text.verbosity", "invalid_value", {"text": {"verbosity": 5}}),
     ("text.format", "invalid_value", {"text": {"format": "json"}}),
     ("text.format.type", "missing_required_parameter", {"text": {"format": {}}}),
     ("text.format.type", "unsupported_parameter", {"text": {"format": {"type": "xml"}}}),
@@ -416,7 +554,7 @@ def user(*parts):
     ("reasoning", "invalid_value", {"reasoning": "high"}),
     ("reasoning.effort", "invalid_value", {"reasoning": {"effort": 5}}),
     ("include", "invalid_value", {"include": "x"}),
-    ("include[0]", "unsupported_parameter", {"include": ["web_search_call.action.sources"]}),
+    ("include[0]", "invalid_value", {"include": [5]}),
     ("top_logprobs", "invalid_value", {"top_logprobs": 3}),
     ("truncation", "invalid_value", {"truncation": "middle"}),
     ("metadata", "invalid_value", {"metadata": "x"}),
@@ -435,7 +573,7 @@ def user(*parts):
     *[(name, "unsupported_parameter", {name: value}) for name, value in {
         "conversation": "conv_1", "prompt": {"id": "x"}, "messages": [], "max_tokens": 3, "n": 2,
         "response_format": {"type": "text"}, "logprobs": True, "prompt_logprobs": 1, "return_token_ids": True,
-        "verbose": True, "moderation": {}, "context_management": [{"type": "compaction"}]}.items()],
+        "verbose": True, "moderation": {}}.items()],
 ], ids=lambda v: v if isinstance(v, str) else "")
 def test_refusals(caller, param, code, fields):
     refused(caller, 400, param, code, fields)

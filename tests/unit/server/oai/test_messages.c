@@ -155,3 +155,67 @@ Test(oai_messages, long_field_names_are_cut) {
     cr_assert_str_eq(c.error.param, "chat_template_kwargs.messages");
     case_close(&c);
 }
+
+/* Returns the member of the template's context as JSON text, or "absent". */
+static const char *context_member(struct oai_case *c, const char *name, char text[64]) {
+    const cJSON *node = cJSON_GetObjectItemCaseSensitive(c->request.context, name);
+    if (!node) return "absent";
+    cr_assert(cJSON_PrintPreallocated((cJSON *)(uintptr_t)node, text, 64, false));
+    return text;
+}
+
+/* Every API's way to say that the model thinks or does not sets the switches of templates. */
+Test(oai_messages, whether_the_model_thinks) {
+    static const struct {
+        const char *fields, *on, *effort, *budget;
+    } cases[] = {
+        {"\"n\":1", "absent", "absent", "absent"},
+        {"\"reasoning_effort\":\"none\"", "false", "\"none\"", "0"},
+        {"\"reasoning_effort\":\"high\"", "true", "\"high\"", "absent"},
+        {"\"reasoning\":{\"effort\":\"none\"}", "false", "\"none\"", "0"},
+        {"\"reasoning\":{\"effort\":\"low\",\"summary\":\"auto\"}", "true", "\"low\"", "absent"},
+        {"\"reasoning\":{\"summary\":\"auto\"}", "absent", "absent", "absent"},
+        {"\"thinking\":{\"type\":\"disabled\"}", "false", "absent", "0"},
+        {"\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":1024}", "true", "absent", "absent"},
+        {"\"thinking\":{\"type\":\"adaptive\"}", "true", "absent", "absent"},
+        {"\"thinking\":{\"type\":\"disabled\"},\"reasoning_effort\":\"high\"", "false", "\"high\"",
+         "0"},
+        {"\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{\"enable_thinking\":true,"
+         "\"thinking\":true,\"thinking_budget\":9}",
+         "true", "\"none\"", "9"},
+    };
+    static const struct {
+        const struct oai_kind *kind;
+        const char *body;
+    } forms[] = {{&oai_chat, MESSAGES},
+                 {&oai_responses, "\"input\":\"hi\""},
+                 {&oai_messages, "\"max_tokens\":9," MESSAGES}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+            struct oai_case c;
+            char body[512], text[64];
+            snprintf(body, sizeof body, "{%s,%s}", forms[f].body, cases[i].fields);
+            case_open(&c);
+            cr_assert_eq(case_parse(&c, forms[f].kind, body), 0, "%s: %s", body, c.error.message);
+            cr_assert_str_eq(context_member(&c, "enable_thinking", text), cases[i].on, "%s", body);
+            cr_assert_str_eq(context_member(&c, "thinking", text), cases[i].on, "%s", body);
+            cr_assert_str_eq(context_member(&c, "reasoning_effort", text), cases[i].effort, "%s",
+                             body);
+            cr_assert_str_eq(context_member(&c, "thinking_budget", text), cases[i].budget, "%s",
+                             body);
+            case_close(&c);
+        }
+}
+
+Test(oai_messages, refusals_of_thoughts) {
+    static const char *const cases[][2] = {{"\"reasoning\":5", "reasoning"},
+                                           {"\"reasoning\":{\"effort\":5}", "reasoning.effort"},
+                                           {"\"reasoning_effort\":5", "reasoning_effort"},
+                                           {"\"thinking\":true", "thinking"},
+                                           {"\"thinking\":{\"type\":1}", "thinking.type"}};
+    char body[256];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(body, sizeof body, "{" MESSAGES ",%s}", cases[i][0]);
+        check_refused(body, "invalid_value", cases[i][1]);
+    }
+}

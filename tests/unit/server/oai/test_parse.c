@@ -304,22 +304,43 @@ Test(oai_parse, completions_default_to_sixteen) {
 }
 
 /* Each allocation fails once: the answer is 503, with no leak and no invalid read. */
-Test(oai_parse, every_allocation_fails) {
-    const char *body = "{" MESSAGES ",\"stop\":[\"a\"],\"stop_token_ids\":[1],\"logit_bias\":"
-                       "{\"1\":1},\"kv\":{\"policy\":\"full\"}}";
+static void check_allocations(const struct oai_kind *kind, const char *body) {
     bool pending = false;
     int failures = 0;
     for (long n = 0; !pending; n++) {
         struct oai_case own;
         case_open(&own);
+        own.rules.tool_format = TOOL_FORMAT_HERMES;
         mem_fail_after(n);
-        int rc = case_parse(&own, &oai_chat, body);
+        int rc = case_parse(&own, kind, body);
         pending = mem_fail_pending();
         mem_fail_after(-1);
-        cr_assert_eq(rc, pending ? 0 : -1, "allocation %ld", n);
+        cr_assert_eq(rc, pending ? 0 : -1, "%s: allocation %ld", kind->path, n);
         if (rc) cr_assert_eq(own.error.status, 503, "allocation %ld: %s", n, own.error.message);
         failures += rc != 0;
         case_close(&own);
     }
     cr_assert_gt(failures, 10);
+}
+
+Test(oai_parse, every_allocation_fails) {
+    check_allocations(&oai_chat,
+                      "{" MESSAGES ",\"stop\":[\"a\"],\"stop_token_ids\":[1],\"logit_bias\":"
+                      "{\"1\":1},\"kv\":{\"policy\":\"full\"},\"thinking\":{\"type\":\"disabled\"},"
+                      "\"reasoning_effort\":\"none\"}");
+    check_allocations(
+        &oai_responses,
+        "{\"input\":[{\"role\":\"user\",\"content\":\"hi\"},{\"type\":"
+        "\"custom_tool_call\",\"call_id\":\"c\",\"name\":\"p\",\"input\":\"x\"},"
+        "{\"type\":\"custom_tool_call_output\",\"call_id\":\"c\",\"output\":[{\"type\":"
+        "\"input_image\"}]}],\"tools\":[{\"type\":\"namespace\",\"name\":\"n\","
+        "\"tools\":[{\"type\":\"function\",\"name\":\"f\"}]},{\"type\":\"custom\","
+        "\"name\":\"p\",\"format\":{\"type\":\"grammar\",\"syntax\":\"regex\","
+        "\"definition\":\"a+\"}}],\"reasoning\":{\"effort\":\"none\"}}");
+    check_allocations(&oai_messages,
+                      "{\"max_tokens\":9,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":"
+                      "\"tool_result\",\"tool_use_id\":\"c\",\"content\":[{\"type\":"
+                      "\"tool_reference\",\"tool_name\":\"f\"},{\"type\":\"image\"}]}]},{\"role\":"
+                      "\"system\",\"content\":[{\"type\":\"text\",\"text\":\"s\"}]}],\"tools\":["
+                      "{\"name\":\"f\",\"defer_loading\":true},{\"name\":\"g\"}]}");
 }

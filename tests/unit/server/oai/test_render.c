@@ -329,11 +329,13 @@ Test(oai_render, models) {
     struct oai_case c;
     case_open(&c);
     oai_render_models(&out, &c.rules, 7);
-    cr_assert_str_eq(
-        out.data, "{\"object\":\"list\",\"data\":[{\"id\":\"m\",\"object\":\"model\",\"created\":7,"
-                  "\"owned_by\":\"keepd\",\"root\":\"m\",\"parent\":null,\"max_model_len\":100},"
-                  "{\"id\":\"alias\",\"object\":\"model\",\"created\":7,\"owned_by\":\"keepd\","
-                  "\"root\":\"m\",\"parent\":null,\"max_model_len\":100}]}");
+#define MODEL_ROW(id)                                                                              \
+    "{\"id\":\"" id "\",\"object\":\"model\",\"created\":7,\"owned_by\":\"keepd\",\"root\":\"m\"," \
+    "\"parent\":null,\"max_model_len\":100,\"type\":\"model\",\"display_name\":\"" id "\","        \
+    "\"created_at\":\"1970-01-01T00:00:07Z\",\"lifecycle\":\"active\",\"max_input_tokens\":100}"
+    cr_assert_str_eq(out.data, "{\"object\":\"list\",\"data\":[" MODEL_ROW("m") "," MODEL_ROW(
+                                   "alias") "],\"has_more\":false,\"first_id\":\"m\","
+                                            "\"last_id\":\"alias\"}");
     buf_clear(&out);
     cr_assert(oai_render_model(&out, &c.rules, "alias", 7) && out.size > 0);
     cr_assert_not(oai_render_model(&out, &c.rules, "other", 7));
