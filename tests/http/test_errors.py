@@ -153,7 +153,6 @@ UNSUPPORTED = [
     (TEXT, {"best_of": 2}, "best_of"), (TEXT, {"suffix": "x"}, "suffix"),
     (TEXT, {"n": 2, "best_of": 3}, "best_of"), (TEXT, {"top_logprobs": 2}, "top_logprobs"),
     (TEXT, {"prompt": ["a", "b"], "kv": {"report": "lengths"}}, "kv.report"), (TEXT, {"use_beam_search": True}, "use_beam_search"),
-    (CHAT, {"verbosity": "low"}, "verbosity"),
 ]
 MISSING = [
     (CHAT, {"messages": None}, "messages"), (CHAT, message(content="x"), "messages[0].role"),
@@ -197,7 +196,7 @@ def test_neutral_values_are_accepted(shared):
     neutral = dict(n=1, audio=None, functions=None, function_call="none", modalities=["text"], tool_choice="none",
                    response_format={"type": "text"}, logit_bias={}, stop=None, seed=None, temperature=None, top_p=None,
                    top_k=-1, min_p=0, user="u", metadata={"a": "b"}, store=False, stream=False, stream_options=None,
-                   logprobs=False, top_logprobs=0, tools=None, parallel_tool_calls=True, service_tier="auto", verbosity="medium",
+                   logprobs=False, top_logprobs=0, tools=None, parallel_tool_calls=True, service_tier="auto", verbosity="low",
                    max_completion_tokens=None, presence_penalty=0, frequency_penalty=0, unknown_field={"x": 1},
                    skip_special_tokens=True, chat_template_kwargs={"enable_thinking": False}, kv={})
     assert shared.chat(**neutral).status_code == 200
