@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "tests/fake_engine.h"
 
-enum { IDS_MAX = 100000 };
+enum { IDS_MAX = 1 << 20 };
 
 const char *const fake_special_names[] = {
     "<|im_start|>",   "<|im_end|>",     "<|endoftext|>",  "<think>",   "</think>",
