@@ -206,7 +206,7 @@ static int add_answer_block(struct oai_rewrite *w, const cJSON *block, const cha
     if (oai_rewrite_string(w, block, path, "type", &type)) return -1;
     if (strcmp(type, "tool_use") == 0) return add_use(w, block, path);
     if (strcmp(type, "thinking") == 0) return add_thinking(w, block, path);
-    /* what another server thought or did, which keepd cannot read */
+    /* keepd cannot read what another server thought or did */
     if (strcmp(type, "text") != 0) return 0;
     return oai_rewrite_string(w, block, path, "text", &text) || oai_rewrite_answer(w, text) ? -1
                                                                                             : 0;

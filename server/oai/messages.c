@@ -307,7 +307,7 @@ static int put_kwargs(cJSON *context, const cJSON *body, struct oai_error *error
 
 /* --- whether the model thinks --- */
 
-/* What a request says about the model's thoughts. */
+/* The wishes of a request for the model's thoughts. */
 struct thought_wish {
     const char *effort; /* NULL: nothing */
     bool said, on;      /* whether it says that the model thinks or does not; which of them */

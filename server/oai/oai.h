@@ -101,8 +101,8 @@ struct oai_prompt {
 struct oai_tool_origin {
     const char *path;  /* where the client wrote it: "tools[3].tools[0]" */
     const char *name;  /* the client's name of it */
-    const char *space; /* its namespace; NULL: none */
-    bool is_text;      /* its calls have one text instead of arguments */
+    const char *space; /* namespace; NULL: none */
+    bool is_text;      /* calls have one text instead of arguments */
     const cJSON
         *deferred;     /* the body's tool, until a message has shown it; NULL: the list shows it */
     const char *known; /* the model's name of it; set by oai_rewrite_tool */
@@ -163,8 +163,8 @@ struct oai_request {
     const char *repeated;  /* the members of a response that repeat the request; in the arena */
     bool call_promised;    /* the answer is a call */
     bool clamps;           /* an answer for which the context has too few tokens left is shorter */
-    const struct oai_tool_origin *origins; /* of the tools that the chat has, in their order; in the
-                                              arena. NULL: the tools are the body's */
+    const struct oai_tool_origin *origins; /* for the tools that the chat has, in their order; in
+                                              the arena. NULL: the tools are the body's */
     int origin_count;
     int named_tool;        /* index of the only tool that may be called; -1 = any */
     struct tool_set tools; /* tools that the answer may call; names in the arena */

@@ -8,8 +8,9 @@
 #include "server/oai/rewrite.h"
 #include "server/oai/stored.h"
 
-#define ITEMS_BYTES_MAX     (256u << 20)
-#define REFERENCE_BYTES_MAX ((size_t)256 << 20) /* of stored items that one request searches */
+#define ITEMS_BYTES_MAX (256u << 20)
+#define REFERENCE_BYTES_MAX                                                                        \
+    ((size_t)256 << 20) /* bytes of stored items that one request searches */
 
 static const struct oai_field fields[] = {
     {"background", OAI_ANY},

@@ -333,7 +333,7 @@ static void begin_item(void *to, const struct oai_items *items) {
 static void grow_item(void *to, const struct oai_items *items, const char *text, size_t size,
                       uint32_t begin, uint32_t end) {
     struct oai_events *events = to;
-    if (is_custom(events->answer, items)) return; /* its input is known when the call is whole */
+    if (is_custom(events->answer, items)) return; /* the input is known when the call is whole */
     begin_item_event(events, types[items->kind].more, true);
     buf_str(&events->out, ",\"delta\":");
     json_write_str(&events->out, text, size);

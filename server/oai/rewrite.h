@@ -14,7 +14,7 @@ struct oai_rewrite {
     cJSON *open;                /* the assistant's message that further parts join; NULL = none */
     bool thinks, speaks, calls; /* parts that `open` has */
     bool whole; /* all parts since `open` began are of one message, in whatever order they come */
-    struct oai_tool_origin *origins; /* of the chat's tools; in the arena */
+    struct oai_tool_origin *origins; /* one for each of the chat's tools; in the arena */
     int tool_count, tool_places;     /* tools of the chat; places of `origins` */
 };
 

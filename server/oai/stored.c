@@ -99,7 +99,7 @@ static void write_item(struct buf *out, const cJSON *item, const struct item_typ
     buf_str(out, "{\"id\":");
     write_id(out, item, place);
     buf_fmt(out, ",\"type\":\"%s\"", type->type);
-    if (strncmp(type->type, "custom", 6) != 0) /* these have none */
+    if (strncmp(type->type, "custom", 6) != 0) /* custom calls have none */
         buf_fmt(out, ",\"status\":\"%s\"", cut ? "incomplete" : "completed");
     if (strcmp(type->type, "reasoning") == 0) buf_str(out, ",\"summary\":[]");
     for (int i = 0; i < MEMBERS_MAX && type->members[i]; i++) {

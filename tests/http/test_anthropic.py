@@ -217,7 +217,7 @@ def test_a_client_that_leaves(slow, streamed):
     assert daemon.kv()["pool"]["pages_used"] == 0
 
 
-# --- what agents send ---
+# --- requests of agents ---
 
 def tokens(daemon, messages, **fields):
     return daemon.post(COUNT, {"messages": messages, **fields}).json()["input_tokens"]

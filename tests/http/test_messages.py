@@ -33,7 +33,7 @@ def test_null_content(shared, message):
 
 
 def test_an_image_in_a_result(shared):
-    """It is left out with a note: the client could not take it back, and the dialogue would end."""
+    """The image is left out with a note: the client could not take it back, and the dialogue would end."""
     call = {"role": "assistant", "content": None, "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]}
     parts = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "text", "text": "seen"},
