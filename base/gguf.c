@@ -8,8 +8,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/check.h"
+#include "base/kind.h"
 #include "base/mem.h"
 
 #define VALUES_MAX    ((uint64_t)1 << 16)
@@ -51,7 +53,9 @@ static const struct {
 #define FORMATS (sizeof formats / sizeof formats[0])
 
 bool gguf_is_path(const char *path) {
-    size_t size = strlen(path);
+    struct stat info;
+    const size_t size = strlen(path);
+    if (stat(path, &info) == 0) return S_ISREG(info.st_mode);
     return size >= 5 && strcmp(path + size - 5, ".gguf") == 0;
 }
 
@@ -77,7 +81,7 @@ static size_t left(const struct parser *p) {
 }
 
 static int ends(const struct parser *p, const char *what) {
-    return fault_set(p->fault, ERR_MALFORMED, what, "the file ends inside it");
+    return kind_incomplete(what, (size_t)(p->end - p->begin), 0, p->fault);
 }
 
 static uint64_t number_at(const char *from, size_t bytes) {
@@ -242,7 +246,8 @@ static int check_places(struct parser *p, uint64_t alignment) {
     struct gguf *gguf = p->gguf;
     const uint64_t size = (uint64_t)(p->end - p->begin);
     const uint64_t area = aligned((uint64_t)(p->at - p->begin), alignment);
-    uint64_t next = 0;
+    const struct gguf_tensor *outside = NULL;
+    uint64_t next = 0, end = 0;
     qsort(gguf->tensors, gguf->tensor_count, sizeof *gguf->tensors, compare_places);
     for (size_t i = 0; i < gguf->tensor_count; i++) {
         struct gguf_tensor *tensor = &gguf->tensors[i];
@@ -251,13 +256,14 @@ static int check_places(struct parser *p, uint64_t alignment) {
                              tensor->offset < next
                                  ? "its data overlaps another tensor's"
                                  : "there is a hole before its data, or it is not aligned");
-        if (area > size || next > size - area || tensor->bytes > size - area - next)
-            return fault_set(p->fault, ERR_MALFORMED, tensor->name,
-                             "its data lies outside the file");
-        tensor->data = p->begin + area + next;
+        if (tensor->bytes > (UINT64_MAX >> 2) - next)
+            return fault_set(p->fault, ERR_MALFORMED, tensor->name, "the size overflows");
+        if (!outside && area + next + tensor->bytes > size) outside = tensor;
+        if (!outside) tensor->data = p->begin + area + next;
+        end = area + next + tensor->bytes;
         next = aligned(next + tensor->bytes, alignment);
     }
-    return 0;
+    return outside ? kind_incomplete(outside->name, size, end, p->fault) : 0;
 }
 
 static int take_tensors(struct parser *p, uint64_t count) {
@@ -304,10 +310,13 @@ static int check_version(struct parser *p, uint32_t version) {
 static int parse(struct parser *p) {
     uint32_t version = 0;
     uint64_t tensors = 0, values = 0;
+    int rc = kind_check(p->at, left(p), KIND_GGUF, "GGUF", "the file", p->fault);
+    if (rc) return rc;
     if (left(p) < 4 || memcmp(p->at, "GGUF", 4) != 0)
-        return fault_set(p->fault, ERR_MALFORMED, "GGUF", "the file does not begin with it");
+        return fault_set(p->fault, ERR_MALFORMED, "GGUF",
+                         "the file does not begin with it: it is no GGUF file");
     p->at += 4;
-    int rc = take_u32(p, "GGUF", &version);
+    rc = take_u32(p, "GGUF", &version);
     if (!rc) rc = check_version(p, version);
     if (!rc) rc = take(p, 8, "GGUF", &tensors);
     if (!rc) rc = take(p, 8, "GGUF", &values);
@@ -414,6 +423,16 @@ int gguf_int(const struct gguf *gguf, const char *key, int64_t min, int64_t max,
                          (long long)min, (long long)max, (long long)number);
     *value = number;
     return 0;
+}
+
+int gguf_token(const struct gguf *gguf, const char *key, int64_t *id, struct fault *fault) {
+    const struct gguf_value *found = gguf_find(gguf, key);
+    int64_t number = -1;
+    int rc = gguf_int(gguf, key, INT64_MIN, INT64_MAX, &number, fault);
+    const bool unsigned_none =
+        found && ((found->type == GGUF_U64 && number == INT64_MAX) || number == UINT32_MAX);
+    if (rc || number == -1 || unsigned_none) return rc;
+    return gguf_int(gguf, key, 0, INT32_MAX, id, fault);
 }
 
 int gguf_num(const struct gguf *gguf, const char *key, double min, double max, double *value,

@@ -95,7 +95,8 @@ struct gguf {
 int gguf_parse(const void *data, size_t size, struct gguf *out, struct fault *fault);
 void gguf_close(struct gguf *gguf);
 
-/* Does the name of a file or folder say GGUF? It ends in ".gguf". */
+/* Is the path that of a GGUF file, and not of a folder? It is a file, whatever its name, or, where
+ * nothing is there, its name ends in ".gguf". */
 bool gguf_is_path(const char *path);
 
 /* NULL for a format that is not known; those of Q8_1 and Q8_K never occur in files. */
@@ -109,6 +110,9 @@ const struct gguf_value *gguf_find(const struct gguf *gguf, const char *key); /*
  * out of range: ERR_INVALID, fault->field is the key. */
 int gguf_int(const struct gguf *gguf, const char *key, int64_t min, int64_t max, int64_t *value,
              struct fault *fault); /* any integer type */
+/* A token's id, at most INT32_MAX. -1 means that there is none, and counts as absent; files write it
+ * in numbers without a sign, too (4294967295). */
+int gguf_token(const struct gguf *gguf, const char *key, int64_t *id, struct fault *fault);
 int gguf_num(const struct gguf *gguf, const char *key, double min, double max, double *value,
              struct fault *fault); /* F32, F64; finite */
 int gguf_bool(const struct gguf *gguf, const char *key, bool *value, struct fault *fault);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/kind.h"
 #include "base/mem.h"
 #include "base/utf8.h"
 
@@ -352,8 +353,10 @@ int json_parse(const char *data, size_t size, const struct json_limits *limits, 
                          size, limits->bytes);
     struct reader in = {
         .start = data, .at = data, .end = data + size, .limits = limits, .fault = fault};
+    if (limits->file && size >= 3 && memcmp(data, "\xEF\xBB\xBF", 3) == 0) in.at += 3;
     cJSON *tree;
-    int rc = read_value(&in, &tree);
+    int rc = limits->file ? kind_check(data, size, KIND_JSON, NULL, "the file", fault) : 0;
+    if (!rc) rc = read_value(&in, &tree);
     if (rc) return rc;
     skip_space(&in);
     if (in.at < in.end) {

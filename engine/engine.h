@@ -54,6 +54,8 @@ static inline bool engine_chooses(const char *option) {
     return !option || strcmp(option, "auto") == 0;
 }
 
+#define ENGINE_ENDS_MAX 18 /* tokens that end an answer: of the configuration and of the texts */
+
 /* Facts about a model, found by a check of the options (check_only). */
 struct engine_found {
     char kv_policy[32], kv_dtype[8];
@@ -62,7 +64,7 @@ struct engine_found {
     int trained_budget; /* the budget that the gates were trained for; 0 = unknown */
     int max_model_len;
     int64_t conversation_bytes; /* at the budget, or at max_model_len without one */
-    int32_t eos[16];
+    int32_t eos[ENGINE_ENDS_MAX];
     int eos_count;
 };
 

@@ -15,6 +15,8 @@ struct engine {
     char *model_dir;
     uint8_t space_key[16];
     struct text text;
+    int32_t ends[ENGINE_ENDS_MAX]; /* the tokens that end an answer */
+    int end_count;
     struct constraint_table constraints;
     struct replica_common common;
     int entered;              /* places taken by jobs that are not submitted yet; loop thread */

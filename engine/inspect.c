@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "engine/engine.h"
 #include "model/model.h"
+#include "model/path.h"
 #include "text/text.h"
 
 static void describe_text(const struct text *text, struct buf *out) {
@@ -56,6 +57,11 @@ int engine_inspect(const struct engine_options *options, struct buf *out, char *
     struct text text = {0};
     *tool_template = NULL;
     struct fault own = {0}, words = {0};
+    int rc = model_path_check(options->model_dir, options->random_weights, fault);
+    if (rc) {
+        (void)refused("refused      ", fault, out);
+        return rc;
+    }
     (void)model_inspect(options->model_dir, options->max_model_len, out, &own);
     if (text_open(options->model_dir, &text, &words))
         (void)refused("tokenizer    refused: ", &words, out);
@@ -64,7 +70,7 @@ int engine_inspect(const struct engine_options *options, struct buf *out, char *
     check.check_only = true;
     check.progress = NULL;
     check.found = &found;
-    int rc = engine_open(&check, &engine, fault);
+    rc = engine_open(&check, &engine, fault);
     if (rc == 0) {
         describe_ends(&found, &text, out);
         describe_cache(&found, out);

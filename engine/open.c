@@ -18,6 +18,7 @@
 #include "kernels/comm.h"
 #include "model/gates.h"
 #include "model/identity.h"
+#include "model/path.h"
 #include "model/save.h"
 
 /* Constant facts come from the first replica: all replicas have the same model and the same kind of
@@ -421,8 +422,8 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->tool_template = e->text.tool_source ? e->text.tool_source : e->text.source;
     info->bos_token = e->text.bos;
     info->eos_token = e->text.eos;
-    info->eos = config->eos;
-    info->eos_count = config->eos_count;
+    info->eos = e->ends;
+    info->eos_count = e->end_count;
     info->temperature = config->temperature;
     info->top_p = config->top_p;
     info->min_p = config->min_p;
@@ -440,11 +441,10 @@ static void fill_found(struct engine *e, const struct sched_options *so,
                                    .has_gates = e->info.has_gates,
                                    .trained_budget = e->info.trained_budget,
                                    .max_model_len = e->info.max_model_len,
-                                   .eos_count = config->eos_count};
+                                   .eos_count = e->end_count};
     memcpy(found->kv_policy, e->info.kv_policy, sizeof found->kv_policy);
     memcpy(found->kv_dtype, e->info.kv_dtype, sizeof found->kv_dtype);
-    _Static_assert(sizeof found->eos == sizeof config->eos, "as many ends");
-    memcpy(found->eos, config->eos, sizeof found->eos);
+    memcpy(found->eos, e->ends, sizeof found->eos);
     int64_t streams = (int64_t)config->layers * config->heads_kv, slots = so->shape.page_slots;
     int64_t longest = found->max_model_len, held = found->kv_budget;
     const struct reserve_turn turn = {.added = longest};
@@ -507,6 +507,27 @@ static int check_model(struct engine *e, struct fault *fault) {
     return 0;
 }
 
+/* An answer ends where any of the model's files says so: its configuration, its tokenizer or its
+ * chat template. */
+static void find_ends(struct engine *e) {
+    _Static_assert(ENGINE_ENDS_MAX >= MODEL_EOS_MAX + TEXT_ENDS_MAX, "all ends fit");
+    const struct model_config *config = model_config(model_of(e));
+    int32_t more[TEXT_ENDS_MAX];
+    const size_t count = text_ends(&e->text, more);
+    memcpy(e->ends, config->eos, (size_t)config->eos_count * sizeof *e->ends);
+    e->end_count = config->eos_count;
+    for (size_t i = 0; i < count; i++) {
+        int at = 0;
+        while (at < e->end_count && e->ends[at] != more[i]) at++;
+        if (at < e->end_count) continue;
+        const char *name = "";
+        const size_t size = tok_name(e->text.tok, more[i], &name);
+        log_info("answers also end with %.*s, which the tokenizer or the chat template names",
+                 (int)size, name);
+        e->ends[e->end_count++] = more[i];
+    }
+}
+
 static struct engine *new_engine(const struct engine_options *options) {
     struct engine *e = mem_must_alloc(1, sizeof *e);
     e->options = *options;
@@ -524,20 +545,22 @@ static struct engine *new_engine(const struct engine_options *options) {
 /* Opens the parts that all replicas share and fills in the scheduler options that they have in
  * common. */
 static int open_parts(struct engine *e, struct sched_options *so, struct fault *fault) {
-    int rc = text_open(e->options.model_dir, &e->text, fault);
+    int rc = model_path_check(e->options.model_dir, e->options.random_weights, fault);
+    if (rc == 0) rc = text_open(e->options.model_dir, &e->text, fault);
     if (rc == 0) rc = open_backends(e, fault);
     if (rc == 0) rc = open_model(e, &e->replicas[0], so->logits_max, fault);
     if (rc == 0) rc = check_model(e, fault);
     if (rc == 0) rc = open_cache(e, so, fault);
     if (rc != 0) return rc;
+    find_ends(e);
     const struct model_config *config = model_config(model_of(e));
     so->vocab = config->vocab;
     so->top_max = max_logprobs(&e->options, config->vocab);
     so->text = (struct seq_text){.token_bytes = text_token_bytes,
                                  .arg = e->text.tok,
                                  .token_bytes_max = tok_bytes_max(e->text.tok),
-                                 .eos = config->eos,
-                                 .eos_count = config->eos_count};
+                                 .eos = e->ends,
+                                 .eos_count = e->end_count};
     constraint_table_open(&e->constraints,
                           &(struct constrain_vocabulary){.size = config->vocab,
                                                          .token_bytes = text_token_bytes,

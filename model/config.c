@@ -168,6 +168,79 @@ static int find_family(const cJSON *root, const struct family **out, struct faul
     return 0;
 }
 
+/* ---- Fields that may say "none" ------------------------------------------------------------- */
+
+/* What a model may be without. Files say so by leaving the field out, by null, by 0 or false, or by
+ * an empty list. Numbers of which 0 is one like any other ("max_window_layers") are not here. */
+static const char *const optional_fields[] = {
+    "num_key_value_heads",
+    "head_dim",
+    "quantization",
+    "quantization_config",
+    "text_config",
+    "logit_scale",
+    "n_routed_experts",
+    "n_shared_experts",
+    "shared_expert_intermediate_size",
+    "clip_qkv",
+    "query_pre_attn_scalar",
+    "rope_local_base_freq",
+    "sliding_window",
+    "sliding_window_pattern",
+    "layer_types",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "no_rope_layers",
+    "no_rope_layer_interval",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+    "attention_out_bias",
+    "swiglu_alpha",
+    "swiglu_limit",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "rope_scaling",
+    "rope_parameters",
+    "original_max_position_embeddings",
+    /* of rope_scaling and rope_parameters */
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    /* of quantization_config */
+    "weight_block_size",
+    "kv_cache_scheme",
+    "transform_config",
+    /* of generation_config.json */
+    "repetition_penalty",
+};
+
+static bool is_none(const cJSON *node) {
+    if (cJSON_IsArray(node) || cJSON_IsObject(node)) return !node->child;
+    return cJSON_IsFalse(node) || (cJSON_IsNumber(node) && node->valuedouble == 0);
+}
+
+static bool is_optional(const char *name) {
+    for (size_t i = 0; name && i < sizeof optional_fields / sizeof optional_fields[0]; i++)
+        if (strcmp(name, optional_fields[i]) == 0) return true;
+    return false;
+}
+
+/* Every way to say "none" becomes null, so that the readers below know one. They tell null from a
+ * field that is absent where the family has a default. `depth`: of objects inside each other. */
+static void none_to_null(cJSON *object, int depth) {
+    cJSON *node;
+    cJSON_ArrayForEach(node, object) {
+        if (cJSON_IsObject(node) && depth > 1) none_to_null(node, depth - 1);
+        if (is_optional(node->string) && is_none(node)) node->type = cJSON_NULL;
+    }
+}
+
 /* ---- Fields -------------------------------------------------------------------------------- */
 
 /* Bounds keep every product of two sizes inside int64 and every row width inside int32. */
@@ -184,7 +257,8 @@ static const struct size_field {
     {"num_key_value_heads", offsetof(struct model_config, heads_kv), 1, 1024, false},
     {"head_dim", offsetof(struct model_config, head_dim), 2, 1024, false},
     {"vocab_size", offsetof(struct model_config, vocab), 1, 1 << 22, true},
-    {"max_position_embeddings", offsetof(struct model_config, max_positions), 1, 1 << 24, true},
+    {"max_position_embeddings", offsetof(struct model_config, max_positions), 1, MODEL_POSITIONS_MAX,
+     true},
 };
 
 static int read_sizes(const cJSON *root, struct model_config *out, struct fault *fault) {
@@ -437,6 +511,9 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
     const char *const keys[] = {count_key, "num_experts_per_tok", width_key};
     const int64_t most[] = {1024, 64, 1 << 20};
     int64_t values[3] = {0};
+    if (some && !json_get(root, count_key) &&
+        cJSON_GetObjectItemCaseSensitive(root, "num_experts"))
+        return 0; /* none: every layer is dense */
     for (size_t i = 0; i < 3; i++) {
         if (!json_get(root, keys[i])) return fault_set(fault, ERR_INVALID, keys[i], "missing");
         int rc = json_int(root, NULL, keys[i], 1, most[i], &values[i], fault);
@@ -565,9 +642,10 @@ static int read_dtype(const cJSON *root, struct model_config *out, struct fault 
 static int add_eos(const cJSON *node, const char *field, struct model_config *out,
                    struct fault *fault) {
     int64_t id;
-    if (json_node_int(node, 0, out->vocab - 1, &id))
+    if (json_node_int(node, -1, out->vocab - 1, &id))
         return fault_set(fault, ERR_INVALID, field,
                          "expected token ids from 0 to %d, one or a list", out->vocab - 1);
+    if (id < 0) return 0; /* -1: no token */
     for (int i = 0; i < out->eos_count; i++) {
         if (out->eos[i] == (int32_t)id) return 0;
     }
@@ -592,7 +670,7 @@ static int read_eos(const cJSON *root, const char *field, struct model_config *o
 
 static int read_tokens(const cJSON *root, struct model_config *out, struct fault *fault) {
     int64_t bos = -1;
-    int rc = json_int(root, NULL, "bos_token_id", 0, out->vocab - 1, &bos, fault);
+    int rc = json_int(root, NULL, "bos_token_id", -1, out->vocab - 1, &bos, fault);
     out->bos = (int32_t)bos;
     return rc ? rc : read_eos(root, "eos_token_id", out, fault);
 }
@@ -623,7 +701,7 @@ static int read_generation(const cJSON *root, struct model_config *out, struct f
 static int parse_object(const char *data, size_t size, const char *file, cJSON **out,
                         struct fault *fault) {
     const struct json_limits limits = {
-        .bytes = CONFIG_BYTES_MAX, .depth = CONFIG_DEPTH_MAX, .nodes = CONFIG_NODES_MAX};
+        .bytes = CONFIG_BYTES_MAX, .depth = CONFIG_DEPTH_MAX, .nodes = CONFIG_NODES_MAX, .file = true};
     struct fault inner = {0};
     int rc = json_parse(data, size, &limits, out, &inner);
     if (rc) return fault_set(fault, rc, file, "%s", inner.text);
@@ -665,8 +743,10 @@ static int fill_rotations(struct model_config *out, struct fault *fault) {
     return 0;
 }
 
-int model_config_read(const cJSON *config, const cJSON *generation, int context,
-                      struct model_config *out, struct fault *fault) {
+int model_config_read(cJSON *config, cJSON *generation, int context, struct model_config *out,
+                      struct fault *fault) {
+    none_to_null(config, 3); /* rope_parameters has objects for kinds of layers */
+    none_to_null(generation, 1);
     *out = (struct model_config){.bos = -1, .top_k = -1};
     out->temperature = out->top_p = out->min_p = out->repetition = NAN;
     int rc = read_config(config, context, out, fault);

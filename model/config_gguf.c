@@ -67,7 +67,8 @@ static const struct architecture *find_architecture(const char *name) {
 enum kind {
     KIND_INT,
     KIND_NUM,
-    KIND_MORE /* a count that means something where it is above 0 */
+    KIND_MORE, /* a count that means something where it is above 0 */
+    KIND_TOKEN /* a token's id, or none */
 };
 
 struct row {
@@ -97,7 +98,7 @@ static const struct row config_rows[] = {
     {".expert_shared_feed_forward_length", "shared_expert_intermediate_size", KIND_MORE},
     {".rope.freq_base", "rope_theta", KIND_NUM},
     {".rope.freq_base_swa", "rope_local_base_freq", KIND_NUM},
-    {"tokenizer.ggml.bos_token_id", "bos_token_id", KIND_INT},
+    {"tokenizer.ggml.bos_token_id", "bos_token_id", KIND_TOKEN},
 };
 
 /* One key with another meaning in Granite's files. */
@@ -164,6 +165,14 @@ static int get_int(const struct translation *t, const char *name, int64_t *value
     return gguf_int(t->gguf, key_of(t, name, key), INT32_MIN, INT32_MAX, value, t->fault);
 }
 
+/* 0 counts as absent. */
+static int get_more(const struct translation *t, const char *name, int64_t *value) {
+    int64_t found = 0;
+    int rc = get_int(t, name, &found);
+    if (!rc && found) *value = found;
+    return rc;
+}
+
 static int get_num(const struct translation *t, const char *name, double *value) {
     char key[KEY_MAX];
     return gguf_num(t->gguf, key_of(t, name, key), -DBL_MAX, DBL_MAX, value, t->fault);
@@ -184,14 +193,16 @@ static int copy_rows(const struct translation *t, const struct row *rows, size_t
                      cJSON *object) {
     int rc = 0;
     for (size_t i = 0; i < count && !rc; i++) {
-        int64_t whole = 0;
+        int64_t whole = -1;
         double number = 0;
         if (!has_key(t, rows[i].gguf)) continue;
-        bool num = rows[i].kind == KIND_NUM;
-        rc = num ? get_num(t, rows[i].gguf, &number) : get_int(t, rows[i].gguf, &whole);
+        const bool num = rows[i].kind == KIND_NUM, token = rows[i].kind == KIND_TOKEN;
+        rc = num     ? get_num(t, rows[i].gguf, &number)
+             : token ? gguf_token(t->gguf, rows[i].gguf, &whole, t->fault)
+                     : get_int(t, rows[i].gguf, &whole);
         if (!num) number = (double)whole;
-        if (!rc && (rows[i].kind != KIND_MORE || whole > 0))
-            rc = set_num(t, object, rows[i].json, number);
+        const bool none = (rows[i].kind == KIND_MORE && whole <= 0) || (token && whole < 0);
+        if (!rc && !none) rc = set_num(t, object, rows[i].json, number);
     }
     return rc;
 }
@@ -244,8 +255,8 @@ static int read_head(const struct translation *t) {
     if (!rc) rc = get_int(t, ".attention.head_count", &heads);
     if (rc || width < 1 || heads < 1 || width % heads) return rc; /* refused by the reader */
     key = value = width / heads;
-    rc = get_int(t, ".attention.key_length", &key);
-    if (!rc) rc = get_int(t, ".attention.value_length", &value);
+    rc = get_more(t, ".attention.key_length", &key);
+    if (!rc) rc = get_more(t, ".attention.value_length", &value);
     if (rc) return rc;
     if (key != value)
         return fault_set(t->fault, ERR_UNSUPPORTED, "attention.value_length",
@@ -259,7 +270,7 @@ static int read_head(const struct translation *t) {
         if (!rc) rc = set_num(t, t->config, "query_pre_attn_scalar", (double)scalar);
         if (rc) return rc;
     }
-    rc = get_int(t, ".rope.dimension_count", &rotated);
+    rc = get_more(t, ".rope.dimension_count", &rotated);
     if (!rc) rc = set_num(t, t->config, "head_dim", (double)key);
     if (!rc && key > 0)
         rc = set_num(t, t->config, "partial_rotary_factor", (double)rotated / (double)key);
@@ -327,6 +338,7 @@ static int read_rope(const struct translation *t) {
         rc = get_num(t, ".rope.scale_linear", &factor);
     }
     if (rc) return rc;
+    if (factor == 0) factor = 1; /* none */
     bool plain = !kind[0] || !strcmp(kind, "none"), yarn = !strcmp(kind, "yarn");
     bool longrope = !strcmp(kind, "longrope");
     if (weights_find(t->weights, LONG_FACTORS) && (plain || longrope)) return read_longrope(t);
@@ -405,11 +417,10 @@ static int read_ends(const struct translation *t) {
     cJSON *list = cJSON_AddArrayToObject(t->config, "eos_token_id");
     if (!list) return no_memory(t);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        int64_t id = 0;
-        if (!has_key(t, keys[i])) continue;
-        int rc = get_int(t, keys[i], &id);
+        int64_t id = -1;
+        int rc = gguf_token(t->gguf, keys[i], &id, t->fault);
         if (rc) return rc;
-        if (!add_id(list, id)) return no_memory(t);
+        if (id >= 0 && !add_id(list, id)) return no_memory(t);
     }
     return add_named_ends(t, list);
 }

@@ -23,6 +23,7 @@ struct rope {
     bool nested;                /* rope_parameters may have one object for each layer type */
     double ramp_low, ramp_high; /* yarn, in frequency indexes */
     double attention;
+    double reach; /* positions that the scaling was made for; 0: it does not say */
 };
 
 static int rope_number(const struct rope *rope, const char *key, double min, double max,
@@ -39,12 +40,23 @@ static int rope_read_factor(struct rope *rope, struct fault *fault) {
     return rope_number(rope, "factor", 1, 1e6, &rope->factor, fault);
 }
 
+/* Only where the file says what was scaled: of many, max_position_embeddings is scaled already. */
+static int rope_read_linear(struct rope *rope, struct fault *fault) {
+    double original = 0;
+    int rc = rope_read_factor(rope, fault);
+    if (!rc)
+        rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX,
+                      &original, fault);
+    rope->reach = original * rope->factor;
+    return rc;
+}
+
 static int rope_read_llama3(struct rope *rope, struct fault *fault) {
     int rc = rope_read_factor(rope, fault);
     if (!rc) rc = rope_number(rope, "low_freq_factor", 1e-6, 1e6, &rope->low, fault);
     if (!rc) rc = rope_number(rope, "high_freq_factor", 1e-6, 1e6, &rope->high, fault);
     if (!rc)
-        rc = rope_number(rope, "original_max_position_embeddings", 1, 1 << 24, &rope->original,
+        rc = rope_number(rope, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX, &rope->original,
                          fault);
     if (!rc && rope->high <= rope->low)
         rc = fault_set(fault, ERR_INVALID, "high_freq_factor",
@@ -57,25 +69,37 @@ static double yarn_index(const struct rope *rope, double turns) {
     return rope->dims * log(rope->original / (turns * 2 * M_PI)) / (2 * log(rope->theta));
 }
 
+/* What yarn multiplies cosine and sine by: of its own factor, or a quotient of two. */
+static double yarn_mscale(const struct rope *rope, double mscale) {
+    return rope->factor <= 1 ? 1 : 0.1 * mscale * log(rope->factor) + 1;
+}
+
+static int rope_read_mscale(struct rope *rope, struct fault *fault) {
+    double own = 0, all = 0;
+    int rc = json_num(rope->node, rope->path, "mscale", 0, 1e6, &own, fault);
+    if (!rc) rc = json_num(rope->node, rope->path, "mscale_all_dim", 0, 1e6, &all, fault);
+    rope->attention = own > 0 && all > 0 ? yarn_mscale(rope, own) / yarn_mscale(rope, all)
+                                         : yarn_mscale(rope, 1);
+    return rc;
+}
+
 static int rope_read_yarn(struct rope *rope, struct fault *fault) {
     double fast = 32, slow = 1;
     bool truncate = true;
     rope->original = rope->max_positions;
     int rc = rope_read_factor(rope, fault);
     if (rc) return rc;
-    rope->attention = rope->factor <= 1 ? 1 : 0.1 * log(rope->factor) + 1;
-    rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
+    rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX,
                   &rope->original, fault);
     if (!rc) rc = json_num(rope->node, rope->path, "beta_fast", 1e-6, 1e6, &fast, fault);
     if (!rc) rc = json_num(rope->node, rope->path, "beta_slow", 1e-6, 1e6, &slow, fault);
+    if (!rc) rc = rope_read_mscale(rope, fault);
     if (!rc)
         rc = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention,
                       fault);
     if (!rc) rc = json_bool(rope->node, rope->path, "truncate", &truncate, fault);
     if (rc) return rc;
-    if (json_get(rope->node, "mscale") || json_get(rope->node, "mscale_all_dim"))
-        return fault_set(fault, ERR_UNSUPPORTED, rope->path,
-                         "yarn with mscale or mscale_all_dim is not supported");
+    rope->reach = rope->original * rope->factor;
     const double low = yarn_index(rope, fast), high = yarn_index(rope, slow);
     rope->ramp_low = fmax(truncate ? floor(low) : low, 0);
     rope->ramp_high = fmin(truncate ? ceil(high) : high, rope->dims - 1);
@@ -101,7 +125,7 @@ static int rope_read_list(struct rope *rope, const char *key, struct fault *faul
 /* Two sets of factors, for contexts within the original one and beyond. The set is chosen once, by
  * the longest context that is served: keys that are cached cannot be rotated again. */
 static int rope_read_longrope(struct rope *rope, struct fault *fault) {
-    int rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
+    int rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX,
                       &rope->original, fault);
     if (rc) return rc;
     double stretch = 1;
@@ -157,7 +181,7 @@ static const struct rope_kind {
     double (*scale)(const struct rope *rope, int j, double inv);
 } rope_kinds[] = {
     {"default", NULL, NULL},
-    {"linear", rope_read_factor, rope_linear},
+    {"linear", rope_read_linear, rope_linear},
     {"llama3", rope_read_llama3, rope_llama3},
     {"yarn", rope_read_yarn, rope_yarn},
     {"longrope", rope_read_longrope, rope_by_factors},
@@ -171,7 +195,7 @@ static int rope_find(const cJSON *root, double *rotary, struct rope *rope, struc
     int rc = json_num(root, NULL, "rope_theta", 1.5, 1e12, &rope->theta, fault);
     if (!rc) rc = json_num(root, NULL, "partial_rotary_factor", 0, 1, rotary, fault);
     if (!rc)
-        rc = json_num(root, NULL, "original_max_position_embeddings", 1, 1 << 24, &rope->original,
+        rc = json_num(root, NULL, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX, &rope->original,
                       fault);
     if (rc) return rc;
     rope->path = json_get(root, "rope_parameters") ? "rope_parameters" : "rope_scaling";
@@ -252,6 +276,13 @@ static int read_local_rope(const cJSON *root, double theta, struct model_config 
     return rc ? rc : fill_freq(&rope, NULL, out->head_dim / 2, &out->inv_freq_local, fault);
 }
 
+/* A recipe for longer texts adds the scaling and leaves max_position_embeddings as it was. Those of
+ * llama3 and longrope files are always of the scaled model, whatever their factor is. */
+static void rope_extend_positions(const struct rope *rope, struct model_config *out) {
+    if (rope->reach > out->max_positions)
+        out->max_positions = (int)fmin(rope->reach, MODEL_POSITIONS_MAX);
+}
+
 int model_config_read_rope(const cJSON *root, const struct model_rope *defaults, int context,
                            struct model_config *out, struct fault *fault) {
     struct rope rope = {.theta = defaults->theta > 0 ? defaults->theta : 10000,
@@ -268,6 +299,7 @@ int model_config_read_rope(const cJSON *root, const struct model_rope *defaults,
     if (!rc && kind->read) rc = kind->read(&rope, fault);
     if (!rc) rc = fill_freq(&rope, kind->scale, out->head_dim / 2, &out->inv_freq, fault);
     out->rope_scale = (float)rope.attention;
+    if (!rc) rope_extend_positions(&rope, out);
     if (!rc && rope.nested)
         rc = read_local_rope(root, defaults->local_theta > 0 ? defaults->local_theta : rope.theta,
                              out, fault);

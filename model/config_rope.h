@@ -6,6 +6,8 @@
 
 #include "model/model.h"
 
+#define MODEL_POSITIONS_MAX (1 << 24)
+
 /* The rotation of a family, for members that the file does not have. */
 struct model_rope {
     double theta;       /* 0 = 10000 */
@@ -16,7 +18,8 @@ struct model_rope {
 
 /* Reads rope_theta, rope_scaling or rope_parameters and partial_rotary_factor of config.json's tree
  * `root`. Fills in rotary_dims, rope_scale, inv_freq and inv_freq_local, which `out` owns then,
- * also after a failure; head_dim, max_positions and qk_norm are set before. `context`: as
+ * also after a failure, and raises max_positions to what a scaling was made for; head_dim,
+ * max_positions and qk_norm are set before. `context`: as
  * for model_config_parse. Faults name the field. */
 int model_config_read_rope(const cJSON *root, const struct model_rope *defaults, int context,
                            struct model_config *out, struct fault *fault);

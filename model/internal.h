@@ -77,9 +77,10 @@ static inline int qkv_width(const struct model_config *c) {
 int model_read(const char *path, int context, bool random, struct model_config *config,
                struct weights **weights, struct fault *fault);
 
-/* config.json's tree, and generation_config.json's or NULL; see model_config_parse. */
-int model_config_read(const cJSON *config, const cJSON *generation, int context,
-                      struct model_config *out, struct fault *fault);
+/* config.json's tree, and generation_config.json's or NULL; see model_config_parse. In both, values
+ * that mean "none" become null. */
+int model_config_read(cJSON *config, cJSON *generation, int context, struct model_config *out,
+                      struct fault *fault);
 
 /* Both leave a partly loaded model on failure; model_close frees what is there. `weights` NULL:
  * random ones. */

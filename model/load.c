@@ -74,6 +74,11 @@ static int find_tensor(struct loader *loader, const char *name, int experts, int
     char expected[48], found[96];
     const struct tensor *tensor = weights_find(loader->weights, name);
     tensor_shape_text(shape, dims, expected, sizeof expected);
+    const char *absent = tensor ? NULL : weights_absent(loader->weights, name);
+    if (absent)
+        return fault_set(loader->fault, ERR_NOTFOUND, name,
+                         "tensor is missing: %.200s does not have it, although the index says so",
+                         absent);
     if (!tensor)
         return fault_set(loader->fault, ERR_NOTFOUND, name, "tensor is missing, expected [%s]",
                          expected);
@@ -583,7 +588,10 @@ static int load_ends(struct loader *loader) {
     int rc = load_slot(loader, -1, &slot_embed, model);
     if (!rc) rc = load_slot(loader, -1, &slot_final_norm, model);
     if (rc) return rc;
-    if (!c->tied_embeddings && loader->weights && !has_tensor(loader, ROLE_HEAD, -1)) {
+    char head[TENSOR_NAME_MAX];
+    name_of(loader, ROLE_HEAD, -1, head);
+    if (!c->tied_embeddings && loader->weights && !has_tensor(loader, ROLE_HEAD, -1) &&
+        !weights_absent(loader->weights, head)) {
         log_warn("no lm_head.weight in the model files: using model.embed_tokens.weight");
         c->tied_embeddings = true;
     }

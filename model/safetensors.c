@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/kind.h"
 #include "base/mem.h"
 #include "model/weights.h"
 
@@ -27,10 +28,12 @@ static const struct {
 };
 
 struct parser {
-    const char *data; /* the data area */
+    const char *start, *data; /* the file, and its data area */
     size_t data_size;
     struct tensor_file *file;
-    char *names; /* where the next name goes in file->names */
+    char *names;         /* where the next name goes in file->names */
+    const char *outside; /* a tensor whose data are not all there */
+    size_t needed;       /* bytes of the data area by the header */
     struct fault *fault;
 };
 
@@ -80,9 +83,10 @@ static int read_offsets(struct parser *p, const cJSON *node, struct tensor *tens
         json_node_int(offsets->child, 0, INT64_MAX, &begin) ||
         json_node_int(offsets->child->next, 0, INT64_MAX, &end))
         return malformed(p, tensor->name, "expected 'data_offsets' of two integers >= 0");
-    if (begin > end || (uint64_t)end > p->data_size)
-        return malformed(p, tensor->name, "its data lies outside the file");
-    tensor->data = p->data + begin;
+    if (begin > end) return malformed(p, tensor->name, "its data ends before it begins");
+    if ((uint64_t)end > p->data_size && !p->outside) p->outside = tensor->name;
+    if ((uint64_t)end > p->needed) p->needed = (size_t)end;
+    tensor->data = p->data + ((uint64_t)begin < p->data_size ? (size_t)begin : p->data_size);
     tensor->bytes = (size_t)(end - begin);
     return 0;
 }
@@ -158,7 +162,10 @@ static int read_header(struct parser *p, const cJSON *header) {
         if (rc) return rc;
         metadata |= is_metadata(node);
     }
-    return 0;
+    const size_t before = (size_t)(p->data - p->start);
+    return p->outside ? kind_incomplete(p->outside, before + p->data_size, before + p->needed,
+                                        p->fault)
+                      : 0;
 }
 
 static int compare_places(const void *a, const void *b) {
@@ -199,11 +206,13 @@ static int check_names(struct parser *p) {
 
 static int header_size(const char *data, size_t size, size_t *header, struct fault *fault) {
     uint64_t n = 0;
-    if (size < 8) return fault_set(fault, ERR_MALFORMED, "header", "the file ends inside it");
+    int rc = kind_check(data, size, KIND_SAFETENSORS, "header", "the file", fault);
+    if (rc) return rc;
+    if (size < 8) return kind_incomplete("header", size, 0, fault);
     for (int i = 7; i >= 0; i--) n = n << 8 | (unsigned char)data[i];
     if (n > HEADER_MAX)
         return fault_set(fault, ERR_LIMIT, "header", "of more than %zu bytes", (size_t)HEADER_MAX);
-    if (n > size - 8) return fault_set(fault, ERR_MALFORMED, "header", "the file ends inside it");
+    if (n > size - 8) return kind_incomplete("header", size, 0, fault);
     if (n == 0 || data[8] != '{')
         return fault_set(fault, ERR_MALFORMED, "header", "does not begin with '{'");
     *header = (size_t)n;
@@ -218,7 +227,11 @@ int safetensors_parse(const void *data, size_t size, struct tensor_file *out, st
     *out = (struct tensor_file){0};
     int rc = header_size(data, size, &n, fault);
     if (rc) return rc;
-    struct parser p = {(const char *)data + 8 + n, size - 8 - n, out, NULL, fault};
+    struct parser p = {.start = data,
+                       .data = (const char *)data + 8 + n,
+                       .data_size = size - 8 - n,
+                       .file = out,
+                       .fault = fault};
     rc = json_parse((const char *)data + 8, n, &limits, &header, fault);
     if (!rc) rc = read_header(&p, header);
     if (!rc) rc = check_places(&p);

@@ -316,7 +316,8 @@ static const char *dtype_name(enum kern_dtype dtype) {
 /* The source's config.json, which says in front how its matrices are now, and which they were:
  * gates that fit the source fit these, too. */
 static int save_config(const struct saving *s, const struct save_files *files) {
-    static const struct json_limits limits = {.bytes = CONFIG_MAX, .depth = 64, .nodes = 100000};
+    static const struct json_limits limits = {
+        .bytes = CONFIG_MAX, .depth = 64, .nodes = 100000, .file = true};
     char path[PATH_MAX], name[TENSOR_NAME_MAX], *text = NULL;
     size_t size;
     cJSON *root = NULL;

@@ -26,12 +26,20 @@ struct shard {
     struct tensor_file table;
 };
 
+/* A tensor that is not in the file which the index names for it. */
+struct absent {
+    char *name;
+    const char *file; /* of struct shard */
+};
+
 struct weights {
     struct shard *shards;
     size_t shard_count;
     struct tensor *tensors; /* tensors of all shards, sorted by name */
     size_t count;
     struct packed_set *packed; /* memory that entries refer to, or NULL */
+    struct absent *absent;     /* [absent_count] what the index lists and no file has */
+    size_t absent_count;
     size_t bytes;
     bool is_gguf;
 };
@@ -82,7 +90,7 @@ static int open_shard(const char *path, struct shard *shard, struct fault *fault
     if (rc) return rc;
     struct fault inner = {0};
     rc = safetensors_parse(shard->map, shard->size, &shard->table, &inner);
-    return rc ? fault_set(fault, rc, inner.field, "%.200s: %.150s", path, inner.text) : 0;
+    return rc ? fault_set(fault, rc, inner.field, "%.160s: %.220s", path, inner.text) : 0;
 }
 
 static struct weights *new_weights(size_t shards) {
@@ -120,6 +128,8 @@ static void close_shard(struct shard *shard) {
 void weights_close(struct weights *w) {
     if (!w) return;
     for (size_t i = 0; i < w->shard_count; i++) close_shard(&w->shards[i]);
+    for (size_t i = 0; i < w->absent_count; i++) mem_free(w->absent[i].name);
+    mem_free(w->absent);
     mem_free(w->shards);
     packed_close(w->packed);
     mem_free(w->tensors);
@@ -206,7 +216,11 @@ static int open_shards(const char *dir, const char *const *names, size_t count, 
         if (!rc && !(shard->name = mem_try_alloc(strlen(names[i]) + 1, 1))) rc = no_memory(fault);
         if (rc) return rc;
         memcpy(shard->name, names[i], strlen(names[i]));
-        if ((rc = open_shard(path, shard, fault))) return rc;
+        rc = open_shard(path, shard, fault);
+        if (rc == ERR_NOTFOUND)
+            rc = fault_set(fault, rc, names[i],
+                           "is missing: model.safetensors.index.json names it; download it, too");
+        if (rc) return rc;
     }
     return 0;
 }
@@ -225,18 +239,38 @@ static const struct shard *find_shard(const struct weights *w, const char *name)
     return NULL;
 }
 
-/* Every tensor the index promises is in the file it names. */
-static int check_map(const struct weights *w, const cJSON *map, struct fault *fault) {
+static bool shard_has(const struct shard *shard, const char *name) {
+    const struct tensor key = {.name = name};
+    return shard->table.count &&
+           bsearch(&key, shard->table.tensors, shard->table.count, sizeof key, compare_names);
+}
+
+/* Indexes list tensors that are in no file, such as an LM head tied to the embeddings. They are
+ * remembered, and are a fault only where the model needs them. */
+static int find_absent(struct weights *w, const cJSON *map, struct fault *fault) {
     const cJSON *entry;
+    size_t count = 0;
+    cJSON_ArrayForEach(entry, map) count +=
+        !shard_has(find_shard(w, entry->valuestring), entry->string);
+    w->absent = mem_try_alloc(count, sizeof *w->absent);
+    if (!w->absent) return no_memory(fault);
     cJSON_ArrayForEach(entry, map) {
         const struct shard *shard = find_shard(w, entry->valuestring);
-        struct tensor key = {.name = entry->string};
-        if (!shard || !shard->table.count ||
-            !bsearch(&key, shard->table.tensors, shard->table.count, sizeof key, compare_names))
-            return fault_set(fault, ERR_MALFORMED, entry->string, "is not in %.200s",
-                             entry->valuestring);
+        const size_t size = strlen(entry->string) + 1;
+        if (shard_has(shard, entry->string)) continue;
+        struct absent *absent = &w->absent[w->absent_count];
+        if (!(absent->name = mem_try_alloc(size, 1))) return no_memory(fault);
+        memcpy(absent->name, entry->string, size);
+        absent->file = shard->name;
+        w->absent_count++;
     }
     return 0;
+}
+
+const char *weights_absent(const struct weights *w, const char *name) {
+    for (size_t i = 0; i < w->absent_count; i++)
+        if (strcmp(w->absent[i].name, name) == 0) return w->absent[i].file;
+    return NULL;
 }
 
 static int open_map(const char *dir, const cJSON *map, struct weights **out, struct fault *fault) {
@@ -250,7 +284,7 @@ static int open_map(const char *dir, const cJSON *map, struct weights **out, str
     size_t count = (size_t)rc;
     w = new_weights(count);
     rc = w ? open_shards(dir, names, count, w, fault) : no_memory(fault);
-    if (!rc) rc = check_map(w, map, fault);
+    if (!rc) rc = find_absent(w, map, fault);
     if (!rc) rc = build_table(w, fault);
 out:
     mem_free(names);
@@ -262,7 +296,8 @@ out:
 }
 
 static int open_index(const char *dir, struct weights **out, struct fault *fault) {
-    static const struct json_limits limits = {.bytes = INDEX_MAX, .depth = 8, .nodes = INDEX_NODES};
+    static const struct json_limits limits = {
+        .bytes = INDEX_MAX, .depth = 8, .nodes = INDEX_NODES, .file = true};
     char path[PATH_MAX], *data = NULL;
     size_t size;
     cJSON *index = NULL;
@@ -320,7 +355,7 @@ static int open_gguf_shard(const char *path, struct shard *shard, struct fault *
     int rc = map_shard(path, shard, fault);
     if (rc) return rc;
     rc = gguf_parse(shard->map, shard->size, &shard->gguf, &inner);
-    if (rc) return fault_set(fault, rc, inner.field, "%.200s: %.150s", path, inner.text);
+    if (rc) return fault_set(fault, rc, inner.field, "%.160s: %.220s", path, inner.text);
     shard->table.tensors = mem_try_alloc(shard->gguf.tensor_count, sizeof *shard->table.tensors);
     if (!shard->table.tensors) return no_memory(fault);
     for (size_t i = 0; i < shard->gguf.tensor_count; i++)
@@ -374,6 +409,9 @@ static int open_gguf_rest(const char *path, struct weights *w, size_t count, str
             return fault_set(fault, ERR_LIMIT, "model", "the path is too long");
         struct shard *shard = &w->shards[w->shard_count++];
         int rc = open_gguf_shard(next, shard, fault);
+        if (rc == ERR_NOTFOUND)
+            rc = fault_set(fault, rc, "model",
+                           "file %zu of %zu is missing: download %.250s, too", i + 1, count, next);
         if (!rc) rc = gguf_int(&shard->gguf, "split.no", 0, UINT16_MAX, &number, fault);
         if (rc) return rc;
         if (number != (int64_t)i)

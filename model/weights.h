@@ -65,6 +65,8 @@ int weights_join(struct weights *weights, const struct packing *how, struct faul
 void weights_close(struct weights *weights);
 const struct tensor *weights_find(const struct weights *weights, const char *name); /* or NULL */
 const struct tensor *weights_at(const struct weights *weights, size_t index);       /* by name */
+/* The file in which an index promises the tensor, and which does not have it; or NULL. */
+const char *weights_absent(const struct weights *weights, const char *name);
 size_t weights_count(const struct weights *weights);
 /* The metadata of a GGUF file; NULL for safetensors. */
 const struct gguf *weights_gguf(const struct weights *weights);

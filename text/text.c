@@ -88,7 +88,7 @@ static int read_tokens(struct text *text, const cJSON *config, const cJSON *map,
 
 /* An object in a file of the model's directory; NULL without the file. */
 static int open_object(const char *dir, const char *name, cJSON **out, struct fault *fault) {
-    const struct json_limits limits = {.bytes = CONFIG_BYTES_MAX, .depth = 64};
+    const struct json_limits limits = {.bytes = CONFIG_BYTES_MAX, .depth = 64, .file = true};
     char path[4096], *data = NULL;
     size_t size = 0;
     int rc = join_path(path, sizeof path, dir, name, fault);
@@ -202,7 +202,7 @@ static int add_gguf_token(struct text *text, const struct gguf *gguf, const char
     int64_t id = -1;
     const char *bytes;
     char content[1024];
-    int rc = gguf_int(gguf, key, 0, tok_vocab_size(text->tok) - 1, &id, fault);
+    int rc = gguf_token(gguf, key, &id, fault);
     if (rc != 0 || id < 0) return rc;
     size_t size = tok_bytes(text->tok, (int32_t)id, &bytes);
     if (size >= sizeof content || memchr(bytes, 0, size)) return 0;

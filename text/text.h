@@ -44,4 +44,10 @@ int text_render_chat(const struct text *text, const cJSON *context, size_t max_i
 size_t text_chat_border(const struct text *text, const cJSON *context, const int32_t *ids,
                         size_t count, size_t least);
 
+#define TEXT_ENDS_MAX 2
+/* The tokens that end an answer by the model's texts, each once: eos_token, and the token that the
+ * chat template writes behind the content of an assistant's message that is the last. Returns how
+ * many. A template that writes no such token, or refuses a plain chat, adds none. */
+size_t text_ends(const struct text *text, int32_t ends[TEXT_ENDS_MAX]);
+
 #endif

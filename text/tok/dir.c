@@ -12,7 +12,7 @@
 #include "text/tok/internal.h"
 
 static const struct json_limits limits = {
-    .bytes = TOK_FILE_MAX, .depth = 64, .nodes = TOK_NODES_MAX};
+    .bytes = TOK_FILE_MAX, .depth = 64, .nodes = TOK_NODES_MAX, .file = true};
 
 /* ---- vocab.json, merges.txt, tokenizer_config.json ----------------------------------------- */
 
@@ -75,6 +75,7 @@ static int add_line(struct tok *tok, const char *line, size_t size, uint32_t *ra
 static int load_merge_lines(struct tok *tok, const char *text, size_t size, struct fault *fault) {
     const char *end = text + size;
     size_t lines = 1;
+    if (size >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) text += 3; /* a byte-order mark */
     for (const char *p = text; p < end; p += line_size(p, end) + 1) lines++;
     int rc = tok_merges_reserve(tok, lines, fault);
     uint32_t rank = 0;

@@ -305,10 +305,12 @@ static int load_spaces(struct tok *tok, const struct gguf *gguf, struct fault *f
 static int load_end(struct tok *tok, const struct gguf *gguf, const char *flag, const char *key,
                     bool add, int64_t id, int32_t *to, int *count, struct fault *fault) {
     int rc = gguf_bool(gguf, flag, &add, fault);
-    if (!rc) rc = gguf_int(gguf, key, 0, tok->vocab_size - 1, &id, fault);
+    if (!rc) rc = gguf_token(gguf, key, &id, fault);
     if (rc || !add) return rc;
-    if (id < 0 || id >= tok->vocab_size)
-        return fault_set(fault, ERR_MALFORMED, key, "is absent, but %s is true", flag);
+    if (id < 0) return fault_set(fault, ERR_MALFORMED, key, "is absent, but %s is true", flag);
+    if (id >= tok->vocab_size)
+        return fault_set(fault, ERR_INVALID, key, "expected 0 to %d, found %lld",
+                         tok->vocab_size - 1, (long long)id);
     to[(*count)++] = (int32_t)id;
     return 0;
 }

@@ -11,7 +11,7 @@
 #include "text/tok/internal.h"
 
 static const struct json_limits limits = {
-    .bytes = TOK_FILE_MAX, .depth = 64, .nodes = TOK_NODES_MAX};
+    .bytes = TOK_FILE_MAX, .depth = 64, .nodes = TOK_NODES_MAX, .file = true};
 
 static int no_memory(struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the tokenizer");

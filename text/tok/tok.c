@@ -64,6 +64,16 @@ bool tok_is_special(const struct tok *tok, int32_t id) {
     return id >= 0 && id < tok->vocab_size && (tok->tokens[id].flags & TOK_SPECIAL);
 }
 
+static bool matcher_has(const struct tok_matcher *matcher, int32_t id) {
+    for (size_t i = 0; i < matcher->count; i++)
+        if (matcher->tokens[i].id == id) return true;
+    return false;
+}
+
+bool tok_is_added(const struct tok *tok, int32_t id) {
+    return matcher_has(&tok->raw, id) || matcher_has(&tok->normal, id);
+}
+
 /* ---- Encoding ------------------------------------------------------------------------------ */
 
 int tok_no_memory(struct tok_encoder *e) {

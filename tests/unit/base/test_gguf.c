@@ -176,6 +176,36 @@ Test(gguf, a_wrong_type_names_the_key) {
     cr_expect_str_eq(fault.text, "expected an array of u32, found an array of i32");
 }
 
+Test(gguf, tokens_that_are_none) {
+    static const struct {
+        enum gguf_type type;
+        size_t bytes;
+        int64_t value;
+    } none[] = {{GGUF_I8, 1, -1}, {GGUF_I32, 4, -1}, {GGUF_I64, 8, -1}, {GGUF_U32, 4, UINT32_MAX},
+                {GGUF_U64, 8, UINT32_MAX}, {GGUF_U64, 8, -1}};
+    const size_t count = sizeof none / sizeof none[0];
+    put_head(&file, 3, 0, count + 3);
+    for (size_t i = 0; i < count; i++) {
+        char key[] = {'a' + (char)i, '\0'};
+        put_int(&file, key, none[i].type, none[i].bytes, none[i].value);
+    }
+    put_u32(&file, "some", 65535);
+    put_int(&file, "negative", GGUF_I32, 4, -2);
+    put_u32(&file, "large", (uint32_t)INT32_MAX + 1);
+    cr_assert_eq(parse(), 0, "%s", fault.text);
+    for (size_t i = 0; i < count; i++) {
+        char key[] = {'a' + (char)i, '\0'};
+        int64_t id = 7;
+        cr_expect_eq(gguf_token(&gguf, key, &id, &fault), 0, "%s: %s", key, fault.text);
+        cr_expect_eq(id, 7, "%s", key);
+    }
+    int64_t id = 7;
+    cr_expect(gguf_token(&gguf, "some", &id, &fault) == 0 && id == 65535);
+    cr_expect(gguf_token(&gguf, "absent", &id, &fault) == 0 && id == 65535);
+    cr_expect_eq(gguf_token(&gguf, "negative", &id, &fault), ERR_INVALID);
+    cr_expect_eq(gguf_token(&gguf, "large", &id, &fault), ERR_INVALID);
+}
+
 /* A file cut anywhere is rejected. A file without tensors must be complete. */
 Test(gguf, cut_anywhere) {
     put_sample(3);
@@ -198,7 +228,11 @@ Test(gguf, out_of_memory_at_any_call) {
 }
 
 Test(gguf, an_empty_file_and_other_files) {
-    buf_str(&file, "ggml");
+    refused(ERR_MALFORMED, "GGUF", "is empty");
+    buf_str(&file, "lmgg\1");
+    refused(ERR_UNSUPPORTED, "GGUF", "older format");
+    buf_clear(&file);
+    buf_str(&file, "\3\1\2\3");
     refused(ERR_MALFORMED, "GGUF", "does not begin with it");
 }
 Test(gguf, version_1) {
@@ -243,7 +277,7 @@ Test(gguf, an_array_longer_than_the_file) {
     put_head(&file, 3, 0, 1);
     put_array(&file, "k", GGUF_U64, 3);
     for (int i = 0; i < 2; i++) put(&file, 1, 8);
-    refused(ERR_MALFORMED, "k", "ends inside it");
+    refused(ERR_MALFORMED, "k", "the file is incomplete: it ends here");
 }
 Test(gguf, a_key_twice) {
     put_head(&file, 3, 0, 2);
@@ -296,7 +330,7 @@ static void put_one(int dims, const int64_t *shape, uint32_t format, uint64_t of
 
 Test(gguf, data_outside_the_file) {
     put_one(1, (int64_t[]){17}, GGUF_FORMAT_F32, 0);
-    refused(ERR_MALFORMED, "t", "outside the file");
+    refused(ERR_MALFORMED, "t", "the file is incomplete: 128 of 132 bytes");
 }
 Test(gguf, dimensions_that_overflow) {
     put_one(3, (int64_t[]){1ll << 31, 1ll << 31, 4}, GGUF_FORMAT_F32, 0);

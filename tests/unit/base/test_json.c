@@ -123,6 +123,16 @@ Test(json, refusals_say_where) {
     refuse("\xEF\xBB\xBF{}", ERR_MALFORMED, "expected a value at byte 0");
 }
 
+Test(json, a_byte_order_mark_where_it_is_expected) {
+    const struct json_limits files = {.bytes = 64, .depth = 4, .file = true};
+    cJSON *tree;
+    cr_assert_eq(json_parse("\xEF\xBB\xBF{}", 5, &files, &tree, NULL), 0);
+    json_free(tree);
+    cr_assert_eq(json_parse("\xEF\xBB\xBF", 3, &files, &tree, NULL), ERR_MALFORMED);
+    cr_assert_eq(json_parse("\xEF\xBB", 2, &files, &tree, NULL), ERR_MALFORMED);
+    cr_assert_eq(json_parse("\xEF\xBB\xBF\xEF\xBB\xBF{}", 8, &files, &tree, NULL), ERR_MALFORMED);
+}
+
 Test(json, nul_bytes_are_no_end) {
     cJSON *tree;
     cr_assert_eq(json_parse("1\0", 2, &wide, &tree, NULL), ERR_MALFORMED);

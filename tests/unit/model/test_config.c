@@ -118,7 +118,7 @@ Test(model_config, windows_that_make_no_sense_are_refused) {
         const char *text, *field;
     } cases[] = {
         {"\"use_sliding_window\": true,", "sliding_window"},
-        {"\"sliding_window\": 0,", "sliding_window"},
+        {"\"sliding_window\": -1,", "sliding_window"},
         {"\"layer_types\": [\"full_attention\"],", "layer_types"},
         {"\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"],",
          "layer_types"},
@@ -190,10 +190,152 @@ Test(model_config, soft_caps) {
                  0, "%s: %s", fault.field, fault.text);
     cr_expect(c.attend_cap == 0 && c.logit_cap == 20);
     model_config_close(&c);
-    cr_assert_eq(parse_with("\"attn_logit_softcapping\": 0,", "Gemma2ForCausalLM", "gemma2", NULL,
+    cr_assert_eq(parse_with("\"attn_logit_softcapping\": -1,", "Gemma2ForCausalLM", "gemma2", NULL,
                             &c, &fault),
                  ERR_INVALID);
     cr_expect_str_eq(fault.field, "attn_logit_softcapping");
+}
+
+/* What a file of one family says about all models: 0, null, false and empty lists are none. */
+Test(model_config, none_in_every_spelling) {
+    static const char *const fields[] = {
+        "num_key_value_heads", "head_dim", "quantization", "quantization_config", "text_config",
+        "logit_scale", "n_routed_experts", "n_shared_experts", "shared_expert_intermediate_size",
+        "clip_qkv", "query_pre_attn_scalar", "rope_local_base_freq", "sliding_window",
+        "sliding_window_pattern", "layer_types", "attn_logit_softcapping",
+        "final_logit_softcapping", "no_rope_layers", "no_rope_layer_interval",
+        "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
+        "attention_out_bias", "swiglu_alpha", "swiglu_limit", "num_experts", "num_local_experts",
+        "num_experts_per_tok", "moe_intermediate_size", "rope_scaling", "rope_parameters",
+        "original_max_position_embeddings",
+    };
+    static const char *const spellings[] = {"null", "0", "0.0", "false", "[]", "{}"};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        for (size_t k = 0; k < sizeof spellings / sizeof spellings[0]; k++) {
+            struct model_config c;
+            struct fault fault;
+            char text[128];
+            snprintf(text, sizeof text, "\"%s\": %s,", fields[i], spellings[k]);
+            cr_assert_eq(parse_llama(text, &c, &fault), 0, "%s %s: %s", text, fault.field,
+                         fault.text);
+            cr_expect(c.head_dim == 16 && c.experts == 0 && c.per_layer[0].sliding_window == 0 &&
+                      c.per_layer[0].rotated && c.attend_cap == 0 && c.rope_scale == 1);
+            cr_expect_eq(c.heads_kv, i ? 2 : 4);
+            model_config_close(&c);
+        }
+    }
+}
+
+Test(model_config, none_where_the_family_has_a_default) {
+    struct model_config c;
+    struct fault fault;
+    check_windows("\"sliding_window\": 0,", "MistralForCausalLM", "mistral", (int[]){0, 0, 0});
+    check_windows("\"sliding_window\": 64, \"layer_types\": [],", "MistralForCausalLM", "mistral",
+                  (int[]){64, 64, 64});
+    cr_assert_eq(parse_with("\"hidden_activation\": \"gelu_pytorch_tanh\", "
+                            "\"attn_logit_softcapping\": 0.0, \"query_pre_attn_scalar\": null,",
+                            "Gemma2ForCausalLM", "gemma2", NULL, &c, &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_expect(c.attend_cap == 0 && c.logit_cap == 30 && c.attend_scale == 0.0625f);
+    model_config_close(&c);
+    cr_assert_eq(parse_with("\"no_rope_layers\": [], \"no_rope_layer_interval\": 2,",
+                            "SmolLM3ForCausalLM", "smollm3", NULL, &c, &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_expect(c.per_layer[0].rotated && !c.per_layer[1].rotated);
+    model_config_close(&c);
+    cr_assert_eq(parse_with("\"num_experts\": 0, \"num_experts_per_tok\": 0, "
+                            "\"shared_expert_intermediate_size\": 0,",
+                            "Qwen3MoeForCausalLM", "qwen3_moe",
+                            "{\"repetition_penalty\": 0, \"top_k\": 0}", &c, &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_expect(c.experts == 0 && !c.per_layer[0].routed && isnan(c.repetition) && c.top_k == 0);
+    model_config_close(&c);
+    cr_assert_eq(parse_with("", "Qwen3MoeForCausalLM", "qwen3_moe", NULL, &c, &fault), ERR_INVALID);
+    cr_expect_str_eq(fault.field, "num_local_experts");
+}
+
+/* Some editors begin a file with a byte-order mark. */
+Test(model_config, files_with_a_byte_order_mark) {
+    static const char config[] =
+        "\xEF\xBB\xBF{\"model_type\": \"llama\", \"hidden_size\": 64, \"intermediate_size\": 96,"
+        "\"num_attention_heads\": 4, \"num_hidden_layers\": 1, \"vocab_size\": 128,"
+        "\"max_position_embeddings\": 64}";
+    static const char generation[] = "\xEF\xBB\xBF{\"top_k\": 7}";
+    struct model_config c;
+    struct fault fault = {0};
+    cr_assert_eq(model_config_parse(config, strlen(config), generation, strlen(generation), 0, &c,
+                                    &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_expect_eq(c.top_k, 7);
+    model_config_close(&c);
+}
+
+/* How many positions a model has whose file says 4096. */
+Test(model_config, a_scaling_of_the_rotation_extends_the_positions) {
+    static const struct {
+        const char *text;
+        int positions;
+    } cases[] = {
+        {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4},", 16384},
+        {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, "
+         "\"original_max_position_embeddings\": 3072},",
+         12288}, /* Qwen3's recipe: 40960, of which 32768 were trained */
+        {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4.0, "
+         "\"original_max_position_embeddings\": 1024},",
+         4096}, /* scaled already */
+        {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2, "
+         "\"original_max_position_embeddings\": 1024},",
+         4096}, /* the file says more */
+        {"\"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 2.5, "
+         "\"original_max_position_embeddings\": null},",
+         10240},
+        {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 100000},", 1 << 24},
+        {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4},", 4096},
+        {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4, "
+         "\"original_max_position_embeddings\": 4096},",
+         16384},
+        {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 32, \"low_freq_factor\": 1, "
+         "\"high_freq_factor\": 4, \"original_max_position_embeddings\": 1024},",
+         4096}, /* Llama 3.2: 131072 of 8192 times 32 */
+        {"\"rope_scaling\": {\"rope_type\": \"longrope\", \"factor\": 32, \"long_factor\": "
+         "[1,1,1,1,1,1,1,1], \"original_max_position_embeddings\": 1024},",
+         4096},
+        {"\"rope_scaling\": {\"rope_type\": \"default\", \"factor\": 4},", 4096},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse_llama(cases[i].text, &c, &fault), 0, "%s: %s %s", cases[i].text,
+                     fault.field, fault.text);
+        cr_expect_eq(c.max_positions, cases[i].positions, "%s: %d", cases[i].text, c.max_positions);
+        model_config_close(&c);
+    }
+}
+
+/* transformers: two factors make a quotient, one alone or 0 counts as none. */
+Test(model_config, yarn_with_factors_of_attention) {
+    static const struct {
+        const char *more;
+        double scale;
+    } cases[] = {
+        {"\"mscale\": 1.0, \"mscale_all_dim\": 1.0", 1},
+        {"\"mscale\": 0.707, \"mscale_all_dim\": 1.0", 0.964326918},
+        {"\"mscale\": 0.707", 1.138629436},
+        {"\"mscale\": 1, \"mscale_all_dim\": 0, \"beta_fast\": 0, \"beta_slow\": null", 1.138629436},
+        {"\"mscale\": 0.707, \"mscale_all_dim\": 1.0, \"attention_factor\": 1.5", 1.5},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct model_config c;
+        struct fault fault;
+        char text[256];
+        snprintf(text, sizeof text,
+                 "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, %s},",
+                 cases[i].more);
+        cr_assert_eq(parse_llama(text, &c, &fault), 0, "%s: %s %s", text, fault.field, fault.text);
+        cr_expect_float_eq(c.rope_scale, cases[i].scale, 1e-6, "%s: %.9g", text,
+                           (double)c.rope_scale);
+        model_config_close(&c);
+    }
 }
 
 /* EXAONE 4: layers without a window stop rotating where the file has a window at all. */
@@ -364,6 +506,16 @@ Test(model_config, end_tokens_are_the_union_of_both_files) {
     "\"num_experts\": " experts ", \"num_experts_per_tok\": " used                                 \
     ", \"moe_intermediate_size\": " width ","
 
+Test(model_config, minus_one_is_no_token) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_with("\"bos_token_id\": -1, \"eos_token_id\": [-1, 2],", "LlamaForCausalLM",
+                            "llama", "{\"eos_token_id\": -1}", &c, &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_expect(c.bos == -1 && c.eos_count == 1 && c.eos[0] == 2);
+    model_config_close(&c);
+}
+
 Test(model_config, refused_mixtures_say_why) {
     static const struct {
         const char *architecture, *type, *why;
@@ -408,7 +560,7 @@ Test(model_config, layers_with_experts) {
         model_config_close(&c);
     }
     static const char *const wrong[] = {EXPERTS("8", "9", "24"),
-                                        EXPERTS("0", "1", "24"),
+                                        EXPERTS("-1", "1", "24"),
                                         EXPERTS("8", "2", "0"),
                                         EXPERTS("8", "2", "24") "\"mlp_only_layers\": [-1],",
                                         EXPERTS("8", "2", "24") "\"mlp_only_layers\": 3,",
@@ -580,8 +732,9 @@ static const struct refusal refusals[] = {
     {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4,"
      "\"high_freq_factor\": 4, \"original_max_position_embeddings\": 64},",
      ERR_INVALID, "high_freq_factor"},
-    {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"mscale\": 1},", ERR_UNSUPPORTED,
-     "rope_scaling"},
+    {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"mscale\": -1},", ERR_INVALID,
+     "rope_scaling.mscale"},
+    {"\"eos_token_id\": -2,", ERR_INVALID, "eos_token_id"},
 };
 
 Test(model_config, fp8_with_a_scale_per_tensor_or_channel) {

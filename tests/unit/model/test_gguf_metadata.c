@@ -128,6 +128,61 @@ Test(gguf_metadata, yarn) {
     model_config_close(&c);
 }
 
+static void put_yarn_of_the_context(struct buf *file) {
+    put_yarn(file);
+    put_f32(file, "llama.rope.scaling.yarn_beta_fast", 0);
+}
+
+/* The file says 128 positions, of which 32 times 4 were scaled; without that length, 128 times 4. */
+static void put_yarn_without_length(struct buf *file) {
+    put_text(file, "llama.rope.scaling.type", "yarn");
+    put_f32(file, "llama.rope.scaling.factor", 4);
+    put_u32(file, "llama.rope.scaling.original_context_length", 0);
+}
+
+Test(gguf_metadata, yarn_extends_the_positions) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(describe(&(struct described){put_yarn_of_the_context, 4, false}, &c, &fault), 0,
+                 "%s: %s", fault.field, fault.text);
+    cr_expect_eq(c.max_positions, 128);
+    model_config_close(&c);
+    cr_assert_eq(describe(&(struct described){put_yarn_without_length, 3, false}, &c, &fault), 0,
+                 "%s: %s", fault.field, fault.text);
+    cr_expect_eq(c.max_positions, 512);
+    model_config_close(&c);
+}
+
+/* Files state what a model is without by 0, and by -1 where it is a token, also as 2^32 - 1. */
+static void put_nothing(struct buf *file) {
+    put_f32(file, "llama.rope.scaling.factor", 0);
+    put_text(file, "llama.rope.scaling.type", "linear");
+    put_u32(file, "llama.expert_count", 0);
+    put_u32(file, "llama.expert_used_count", 0);
+    put_u32(file, "llama.attention.sliding_window", 0);
+    put_f32(file, "llama.attn_logit_softcapping", 0);
+    put_f32(file, "llama.final_logit_softcapping", 0);
+    put_f32(file, "llama.logit_scale", 0);
+    put_f32(file, "llama.embedding_scale", 0);
+    put_f32(file, "llama.residual_scale", 0);
+    put_u32(file, "tokenizer.ggml.bos_token_id", UINT32_MAX);
+    put_int(file, "tokenizer.ggml.eot_token_id", GGUF_I32, 4, -1);
+    put_int(file, "tokenizer.ggml.eom_token_id", GGUF_U64, 8, -1);
+    put_u32(file, "tokenizer.ggml.eos_token_id", 2);
+}
+
+Test(gguf_metadata, none) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(describe(&(struct described){put_nothing, 14, false}, &c, &fault), 0, "%s: %s",
+                 fault.field, fault.text);
+    cr_expect(c.experts == 0 && c.attend_cap == 0 && c.logit_cap == 0 && c.logit_scale == 1 &&
+              c.embed_scale == 1);
+    cr_expect(c.rotary_dims == HEAD && c.inv_freq[0] == 1 && c.max_positions == 128);
+    cr_expect(c.bos == -1 && c.eos_count == 1 && c.eos[0] == 2);
+    model_config_close(&c);
+}
+
 static void put_experts(struct buf *file) {
     put_u32(file, "llama.expert_count", 8);
 }

@@ -141,6 +141,31 @@ Test(model_open, missing_head_means_tied) {
     copy_close(&copy);
 }
 
+/* An index that lists lm_head.weight, which no file has: of a tied model that is no fault. */
+Test(model_open, an_index_with_a_tied_head) {
+    static const char index[] = "{\"weight_map\": {\"model.norm.weight\": \"all.safetensors\", "
+                                "\"lm_head.weight\": \"all.safetensors\"}}";
+    for (int tied = 0; tied < 2; tied++) {
+        struct copy copy;
+        struct fault fault;
+        char from[PATH_BYTES], to[PATH_BYTES];
+        copy_open(&copy, "MODEL", "\"tie_word_embeddings\": true",
+                  tied ? "\"tie_word_embeddings\": true" : "\"tie_word_embeddings\": false");
+        snprintf(from, sizeof from, "%s/model.safetensors", copy.dir);
+        snprintf(to, sizeof to, "%s/all.safetensors", copy.dir);
+        cr_assert_eq(rename(from, to), 0);
+        write_text(copy.dir, "model.safetensors.index.json", index, strlen(index));
+        cr_expect_eq(open_dir(copy.dir, &fault), tied ? 0 : ERR_NOTFOUND, "%s: %s", fault.field,
+                     fault.text);
+        cr_expect(tied || (strcmp(fault.field, "lm_head.weight") == 0 &&
+                           strstr(fault.text, "all.safetensors")));
+        unlink(to);
+        snprintf(to, sizeof to, "%s/model.safetensors.index.json", copy.dir);
+        unlink(to);
+        copy_close(&copy);
+    }
+}
+
 Test(model_open, missing_files_are_named) {
     struct copy copy;
     struct fault fault;

@@ -279,7 +279,7 @@ Test(text, templates_get_the_tokens_of_the_model) {
 static void write_gguf(const char *template) {
     struct buf file;
     buf_open(&file, 1 << 20);
-    put_head(&file, 3, 0, 7);
+    put_head(&file, 3, 0, 10);
     put_text(&file, "tokenizer.ggml.model", "gpt2");
     put_text(&file, "tokenizer.ggml.pre", "gpt-2");
     put_array(&file, "tokenizer.ggml.tokens", GGUF_STRING, 258);
@@ -294,6 +294,9 @@ static void write_gguf(const char *template) {
     for (unsigned id = 0; id < 258; id++) put(&file, id < 256 ? 1 : 3, 4);
     put_array(&file, "tokenizer.ggml.merges", GGUF_STRING, 0);
     put_u32(&file, "tokenizer.ggml.eos_token_id", 257);
+    put_u32(&file, "tokenizer.ggml.padding_token_id", UINT32_MAX);
+    put_int(&file, "tokenizer.ggml.mask_token_id", GGUF_I32, 4, -1);
+    put_u32(&file, "tokenizer.ggml.unknown_token_id", 258); /* beyond the vocabulary */
     put_text(&file, "tokenizer.chat_template", template);
     write_file("model.gguf", file.data, file.size);
     buf_close(&file);
@@ -519,6 +522,125 @@ Test(text, limits_of_a_chat_are_named) {
     arena_close(&arena);
     text_close(&text);
     cJSON_Delete(tree);
+}
+
+/* ---- Ends of answers ------------------------------------------------------------------------- */
+
+/* Tokens of many families, from id 256 on; the last is no special one. */
+static const char *const end_tokens[] = {
+    "<eos>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|start_header_id|>",
+    "<|end_header_id|>", "<|begin_of_text|>", "<|end_of_text|>", "<|start_of_role|>",
+    "<|end_of_role|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|observation|>",
+    "<|endoftext|>", "[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>",
+    "<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
+    "<\xEF\xBD\x9C" "User\xEF\xBD\x9C>", "<\xEF\xBD\x9C" "Assistant\xEF\xBD\x9C>", "<think>",
+    "</think>", "<tool_call>", "</tool_call>", "<|return|>", "<|start|>", "<|message|>",
+    "<|channel|>", "<|im_middle|>", "<|im_assistant|>", "<|im_user|>", "<|im_system|>", "\n\n",
+};
+enum { END_TOKENS = sizeof end_tokens / sizeof end_tokens[0] };
+
+static void write_end_tokens(const char *eos) {
+    struct buf added, vocab, json, config;
+    buf_open(&added, 1 << 16);
+    buf_open(&vocab, 1 << 16);
+    buf_open(&config, 1 << 10);
+    for (int i = 0; i < END_TOKENS; i++) {
+        buf_fmt(&vocab, "%s", i ? "," : "");
+        json_write_str(&vocab, end_tokens[i], strlen(end_tokens[i]));
+        buf_fmt(&vocab, ":%d", 256 + i);
+        buf_fmt(&added, "%s{\"id\":%d,\"special\":%s,\"content\":", i ? "," : "[", 256 + i,
+                i < END_TOKENS - 1 ? "true" : "false");
+        json_write_str(&added, end_tokens[i], strlen(end_tokens[i]));
+        buf_str(&added, "}");
+    }
+    buf_add(&added, "]", 2);
+    buf_char(&vocab, '\0');
+    const struct small_tok t = {.vocab = vocab.data, .added = added.data};
+    small_tok_json(&t, &json);
+    write_file("tokenizer.json", json.data, json.size);
+    buf_fmt(&config, "{\"eos_token\": \"%s\", \"bos_token\": \"<|begin_of_text|>\"}", eos);
+    write_file("tokenizer_config.json", config.data, config.size);
+    buf_close(&json);
+    buf_close(&config);
+    buf_close(&vocab);
+    buf_close(&added);
+}
+
+/* The ends as text, eos_token first. */
+static void expect_ends(const char *what, const char *const expected[2]) {
+    struct text text;
+    int32_t ends[TEXT_ENDS_MAX];
+    open_text(&text);
+    const size_t count = text_ends(&text, ends);
+    cr_expect_eq(count, (size_t)(expected[0] != NULL) + (expected[1] != NULL), "%s: %zu", what,
+                 count);
+    for (size_t i = 0; i < count; i++)
+        cr_expect_str_eq(end_tokens[ends[i] - 256], expected[i] ? expected[i] : "", "%s", what);
+    text_close(&text);
+}
+
+Test(text, an_answer_ends_as_the_template_ends_it) {
+    static const struct {
+        const char *name, *end; /* NULL: no other than eos_token */
+    } templates[] = {
+        {"GLM-4.6", NULL}, /* writes none behind the last message */
+        {"HuggingFaceTB-SmolLM3-3B", "<|im_end|>"},
+        {"Qwen-QwQ-32B", "<|im_end|>"},
+        {"Qwen-Qwen2.5-7B-Instruct", "<|im_end|>"},
+        {"Qwen-Qwen3-0.6B", "<|im_end|>"},
+        {"Qwen3-Coder", "<|im_end|>"},
+        {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+         "<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"},
+        {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+         "<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"},
+        {"ibm-granite-granite-3.3-2B-Instruct", "<|end_of_text|>"},
+        {"microsoft-Phi-3.5-mini-instruct", "<|end|>"},
+        {"mistralai-Mistral-Nemo-Instruct-2407", NULL}, /* eos_token */
+    };
+    write_end_tokens("<eos>");
+    for (size_t i = 0; i < sizeof templates / sizeof templates[0]; i++) {
+        char path[512], *source = NULL;
+        size_t size = 0;
+        snprintf(path, sizeof path, "%s/tests/data/jinja/templates/%s.jinja", KEEPD_SOURCE_DIR,
+                 templates[i].name);
+        cr_assert_eq(file_read(path, 1 << 20, &source, &size, NULL), 0, "%s", path);
+        write_file("chat_template.jinja", source, size);
+        mem_free(source);
+        expect_ends(templates[i].name, (const char *const[2]){"<eos>", templates[i].end});
+    }
+}
+
+Test(text, ends_of_odd_templates) {
+    static const char loop[] = "{% for m in messages %}";
+    static const struct {
+        const char *body, *end;
+    } cases[] = {
+        {"{{ m.content }}<|im_end|>{% endfor %}", "<|im_end|>"},
+        {"{{ m.content }} \n\n <|im_end|>{% endfor %}", "<|im_end|>"}, /* white space between */
+        {"{{ m.content }}.<|im_end|>{% endfor %}", NULL},             /* a text between */
+        {"{{ m.content }}###{% endfor %}", NULL},                     /* no token */
+        {"{{ m.content }}{% endfor %}", NULL},                        /* nothing */
+        {"<|im_start|>{{ m.role }}{% endfor %}", NULL},               /* the content is not shown */
+        {"{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}", NULL},
+        /* gpt-oss: the end of a message in the history is no end of an answer */
+        {"{{ m.content }}{% if loop.last and not add_generation_prompt %}<|return|>{% else %}"
+         "<|end|>{% endif %}{% endfor %}",
+         "<|return|>"},
+        {"{{ raise_exception('no') }}{% endfor %}", NULL},
+    };
+    write_end_tokens("<eos>");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char template[512];
+        snprintf(template, sizeof template, "%s%s", loop, cases[i].body);
+        write_text("chat_template.jinja", template);
+        expect_ends(cases[i].body, (const char *const[2]){"<eos>", cases[i].end});
+    }
+    write_text("chat_template.jinja", "{{ messages[1].content }}<eos>");
+    expect_ends("the same twice", (const char *const[2]){"<eos>", NULL});
+    write_end_tokens("abc"); /* no token */
+    expect_ends("no eos_token", (const char *const[2]){"<eos>", NULL});
+    write_text("chat_template.jinja", "");
+    expect_ends("none", (const char *const[2]){NULL, NULL});
 }
 
 Test(text, failures_name_the_file) {
