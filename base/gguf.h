@@ -110,8 +110,8 @@ const struct gguf_value *gguf_find(const struct gguf *gguf, const char *key); /*
  * out of range: ERR_INVALID, fault->field is the key. */
 int gguf_int(const struct gguf *gguf, const char *key, int64_t min, int64_t max, int64_t *value,
              struct fault *fault); /* any integer type */
-/* A token's id, at most INT32_MAX. -1 means that there is none, and counts as absent; files write it
- * in numbers without a sign, too (4294967295). */
+/* A token's id, at most INT32_MAX. -1 means that there is none, and counts as absent; files write
+ * it in numbers without a sign, too (4294967295). */
 int gguf_token(const struct gguf *gguf, const char *key, int64_t *id, struct fault *fault);
 int gguf_num(const struct gguf *gguf, const char *key, double min, double max, double *value,
              struct fault *fault); /* F32, F64; finite */

@@ -23,10 +23,8 @@ static const struct signature {
 #define CONVERT       "get the model as safetensors or GGUF, or convert it"
 #define BEGINS(bytes) (bytes), sizeof(bytes) - 1, 0
     {BEGINS("%PDF-"), "a PDF document", "download the model instead"},
-    {BEGINS("PK\3\4"), "a zip archive, as PyTorch's checkpoints (.bin, .pt, .pth) are",
-     CONVERT},
-    {BEGINS("\x80\2"), "a Python pickle, as PyTorch's older checkpoints are",
-     CONVERT},
+    {BEGINS("PK\3\4"), "a zip archive, as PyTorch's checkpoints (.bin, .pt, .pth) are", CONVERT},
+    {BEGINS("\x80\2"), "a Python pickle, as PyTorch's older checkpoints are", CONVERT},
     {BEGINS("\x89HDF"), "an HDF5 file, as Keras' weights are", CONVERT},
     {BEGINS("tjgg"), "a file in llama.cpp's older format GGJT", "get the model as GGUF"},
     {BEGINS("fmgg"), "a file in llama.cpp's older format GGMF", "get the model as GGUF"},
@@ -34,10 +32,14 @@ static const struct signature {
     {BEGINS("\x1f\x8b"), "a gzip archive", "unpack it"},
     {BEGINS("\x28\xb5\x2f\xfd"), "a zstd archive", "unpack it"},
     {BEGINS("BZh"), "a bzip2 archive", "unpack it"},
-    {BEGINS("\xfd" "7zXZ"), "an xz archive", "unpack it"},
+    {BEGINS("\xfd"
+            "7zXZ"),
+     "an xz archive", "unpack it"},
     {BEGINS("7z\xbc\xaf"), "a 7-Zip archive", "unpack it"},
     {"ustar", 5, 257, "a tar archive", "unpack it"},
-    {BEGINS("\x7f" "ELF"), "a program", "name a model"},
+    {BEGINS("\x7f"
+            "ELF"),
+     "a program", "name a model"},
     {BEGINS("\x89PNG"), "a PNG image", "name a model"},
     {BEGINS("\xff\xd8\xff"), "a JPEG image", "name a model"},
 #undef BEGINS
@@ -106,8 +108,7 @@ static int check_text(const struct subject *s) {
         shown++;
     }
     if (shown < 4) return 0;
-    snprintf(what, sizeof what, "a text that begins with \"%.*s\"", (int)shown,
-             s->data + from);
+    snprintf(what, sizeof what, "a text that begins with \"%.*s\"", (int)shown, s->data + from);
     return is_other(s, what, "download the file again, or name the folder of a model");
 }
 
@@ -163,6 +164,6 @@ int kind_incomplete(const char *field, size_t size, size_t needed, struct fault 
     const int digits = (double)(needed - size) < units[unit].bytes && unit < 3 ? 3 : 0;
     return fault_set(fault, ERR_MALFORMED, field,
                      "the file is incomplete: %.*f of %.*f %s; download it again", digits,
-                     (double)size / units[unit].bytes, digits,
-                     (double)needed / units[unit].bytes, units[unit].name);
+                     (double)size / units[unit].bytes, digits, (double)needed / units[unit].bytes,
+                     units[unit].name);
 }

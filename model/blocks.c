@@ -158,8 +158,7 @@ block_maker *block_maker_of(uint32_t format, enum kern_dtype *dtype) {
 bool block_dtype_of(const struct tensor *tensor, enum kern_dtype *dtype) {
     if (tensor->dtype != TENSOR_BLOCKS) return false;
     if (!tensor->packed) return block_maker_of(tensor->format, dtype) != NULL;
-    *dtype = packed_is_symmetric(tensor->packed) ? KERN_Q4 : KERN_Q4M;
-    return true;
+    return packed_blocks_dtype(tensor->packed, dtype);
 }
 
 uint32_t block_format_of(enum kern_dtype dtype) {

@@ -257,8 +257,8 @@ static const struct size_field {
     {"num_key_value_heads", offsetof(struct model_config, heads_kv), 1, 1024, false},
     {"head_dim", offsetof(struct model_config, head_dim), 2, 1024, false},
     {"vocab_size", offsetof(struct model_config, vocab), 1, 1 << 22, true},
-    {"max_position_embeddings", offsetof(struct model_config, max_positions), 1, MODEL_POSITIONS_MAX,
-     true},
+    {"max_position_embeddings", offsetof(struct model_config, max_positions), 1,
+     MODEL_POSITIONS_MAX, true},
 };
 
 static int read_sizes(const cJSON *root, struct model_config *out, struct fault *fault) {
@@ -511,8 +511,7 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
     const char *const keys[] = {count_key, "num_experts_per_tok", width_key};
     const int64_t most[] = {1024, 64, 1 << 20};
     int64_t values[3] = {0};
-    if (some && !json_get(root, count_key) &&
-        cJSON_GetObjectItemCaseSensitive(root, "num_experts"))
+    if (some && !json_get(root, count_key) && cJSON_GetObjectItemCaseSensitive(root, "num_experts"))
         return 0; /* none: every layer is dense */
     for (size_t i = 0; i < 3; i++) {
         if (!json_get(root, keys[i])) return fault_set(fault, ERR_INVALID, keys[i], "missing");
@@ -700,8 +699,10 @@ static int read_generation(const cJSON *root, struct model_config *out, struct f
 
 static int parse_object(const char *data, size_t size, const char *file, cJSON **out,
                         struct fault *fault) {
-    const struct json_limits limits = {
-        .bytes = CONFIG_BYTES_MAX, .depth = CONFIG_DEPTH_MAX, .nodes = CONFIG_NODES_MAX, .file = true};
+    const struct json_limits limits = {.bytes = CONFIG_BYTES_MAX,
+                                       .depth = CONFIG_DEPTH_MAX,
+                                       .nodes = CONFIG_NODES_MAX,
+                                       .file = true};
     struct fault inner = {0};
     int rc = json_parse(data, size, &limits, out, &inner);
     if (rc) return fault_set(fault, rc, file, "%s", inner.text);

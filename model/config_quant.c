@@ -13,47 +13,100 @@
 
 #define PATH "quantization_config"
 
-/* Numbers of one kind in a compressed-tensors group: E4M3 whole, or per channel, or dynamic per
- * token. */
-static bool is_e4m3(const cJSON *numbers, bool activations) {
-    const char *type = "", *strategy = "";
-    int64_t bits = 0;
-    bool dynamic = false, symmetric = true;
-    struct fault ignored = {0};
-    if (json_str(numbers, NULL, "type", &type, &ignored) ||
-        json_str(numbers, NULL, "strategy", &strategy, &ignored) ||
-        json_int(numbers, NULL, "num_bits", 0, 64, &bits, &ignored) ||
-        json_bool(numbers, NULL, "dynamic", &dynamic, &ignored) ||
-        json_bool(numbers, NULL, "symmetric", &symmetric, &ignored))
-        return false;
-    if (bits != 8 || strcmp(type, "float") != 0 || !symmetric || dynamic != activations)
-        return false;
-    if (activations) return strcmp(strategy, "token") == 0;
-    return strcmp(strategy, "channel") == 0 || strcmp(strategy, "tensor") == 0;
-}
-
-static bool is_compressed_fp8(const cJSON *quantization) {
-    const cJSON *groups = json_get(quantization, "config_groups"), *group;
-    const char *format = "";
-    struct fault ignored = {0};
-    if (json_str(quantization, NULL, "format", &format, &ignored) ||
-        strcmp(format, "float-quantized") != 0 || json_get(quantization, "kv_cache_scheme") ||
-        !cJSON_IsObject(groups))
-        return false;
-    cJSON_ArrayForEach(group, groups) {
-        const cJSON *inputs = json_get(group, "input_activations");
-        if (!is_e4m3(json_get(group, "weights"), false) || (inputs && !is_e4m3(inputs, true)) ||
-            json_get(group, "output_activations"))
-            return false;
-    }
-    return true;
-}
-
-/* ---- 4 bits ---------------------------------------------------------------------------------- */
-
 static int refuse(struct fault *fault, const char *field, const char *why) {
     return fault_set(fault, ERR_UNSUPPORTED, field, "%s", why);
 }
+
+/* "" where it is absent or no string. */
+static const char *text_of(const cJSON *object, const char *key) {
+    const cJSON *node = json_get(object, key);
+    return cJSON_IsString(node) ? node->valuestring : "";
+}
+
+/* ---- FP8 ------------------------------------------------------------------------------------- */
+
+#define BLOCK_SIZE 128 /* where a file does not say */
+#define BLOCK_MAX  (1 << 20)
+
+/* Weights in E4M3 with a scale each, one per output or one per block. Products are of the numbers
+ * that the weights stand for; by which scheme a file would have activations and the cache rounded
+ * (dynamic, or with scales of their own) is ignored: it is for speed, and changes them. */
+static int read_block(const cJSON *object, const char *key, struct packing *out,
+                      struct fault *fault) {
+    const cJSON *list = json_get(object, key);
+    int64_t sizes[2] = {BLOCK_SIZE, BLOCK_SIZE};
+    char field[96];
+    snprintf(field, sizeof field, PATH ".%s", key);
+    if (list && (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != 2 ||
+                 json_node_int(list->child, 1, BLOCK_MAX, &sizes[0]) ||
+                 json_node_int(list->child->next, 1, BLOCK_MAX, &sizes[1])))
+        return fault_set(fault, ERR_INVALID, field, "expected two sizes, [outputs, inputs]");
+    out->kind = PACKING_FP8;
+    out->block_rows = (int)sizes[0];
+    out->block_cols = (int)sizes[1];
+    return 0;
+}
+
+/* Hugging Face's and vLLM's. */
+static int read_fp8(const cJSON *q, struct packing *out, struct fault *fault) {
+    const char *format = "e4m3";
+    int rc = json_str(q, PATH, "fmt", &format, fault);
+    if (rc) return rc;
+    if (strcmp(format, "e4m3") != 0)
+        return fault_set(fault, ERR_UNSUPPORTED, PATH ".fmt",
+                         "\"%.32s\" is not supported: only \"e4m3\"", format);
+    return read_block(q, "weight_block_size", out, fault);
+}
+
+/* compressed-tensors "float-quantized": all groups of modules alike. */
+static int read_floats(const cJSON *q, struct packing *out, struct fault *fault) {
+    static const char path[] = PATH ".config_groups.weights";
+    const cJSON *groups = json_get(q, "config_groups"), *group;
+    if (!cJSON_IsObject(groups) || !groups->child)
+        return refuse(fault, PATH ".config_groups", "expected groups of modules");
+    cJSON_ArrayForEach(group, groups) {
+        const cJSON *weights = json_get(group, "weights");
+        const char *type = "float", *strategy = "tensor";
+        int64_t bits = 8;
+        bool dynamic = false, symmetric = true;
+        int rc = json_str(weights, path, "type", &type, fault);
+        if (!rc) rc = json_str(weights, path, "strategy", &strategy, fault);
+        if (!rc) rc = json_int(weights, path, "num_bits", 0, 64, &bits, fault);
+        if (!rc) rc = json_bool(weights, path, "dynamic", &dynamic, fault);
+        if (!rc) rc = json_bool(weights, path, "symmetric", &symmetric, fault);
+        if (rc) return rc;
+        if (!weights || bits != 8 || strcmp(type, "float") != 0 || !symmetric || dynamic ||
+            json_get(group, "output_activations"))
+            return fault_set(fault, ERR_UNSUPPORTED, path,
+                             "%lld bits of type \"%.16s\" are not supported here: static, "
+                             "symmetric floats of 8 bits",
+                             (long long)bits, type);
+        if (strcmp(strategy, "tensor") != 0 && strcmp(strategy, "channel") != 0 &&
+            strcmp(strategy, "block") != 0)
+            return fault_set(fault, ERR_UNSUPPORTED, path,
+                             "a scale per %.32s is not supported: per tensor, channel or block",
+                             strategy);
+        rc = read_block(weights, "block_structure", out, fault);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+/* NVIDIA's modelopt. `q`: what config.json has, or hf_quant_config.json's "quantization". */
+static int read_modelopt(const cJSON *q, struct packing *out, struct fault *fault) {
+    static const char *const known[] = {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"};
+    const cJSON *inner = json_get(q, "quantization");
+    const char *algorithm = text_of(cJSON_IsObject(inner) ? inner : q, "quant_algo");
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcasecmp(algorithm, known[i]) == 0)
+            return read_block(q, "weight_block_size", out, fault);
+    return fault_set(fault, ERR_UNSUPPORTED, PATH ".quant_algo",
+                     "weights of modelopt's \"%.32s\" are not supported: FP8, "
+                     "FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO",
+                     algorithm);
+}
+
+/* ---- 4 bits ---------------------------------------------------------------------------------- */
 
 /* Some files write a field's older name. */
 static int read_int(const cJSON *object, const char *path, const char *key, const char *older,
@@ -143,13 +196,6 @@ static int read_tensors(const cJSON *q, struct packing *out, struct fault *fault
     return channel ? 0 : read_group(weights, path, NULL, out, fault);
 }
 
-static bool is_packed_tensors(const cJSON *quantization) {
-    const char *format = "";
-    struct fault ignored = {0};
-    return json_str(quantization, NULL, "format", &format, &ignored) == 0 &&
-           strcmp(format, "pack-quantized") == 0;
-}
-
 /* As keepd saves a model. */
 static int read_own(const cJSON *q, struct packing *out, struct fault *fault) {
     static const struct {
@@ -172,41 +218,60 @@ static int read_own(const cJSON *q, struct packing *out, struct fault *fault) {
 
 /* ---- The whole ------------------------------------------------------------------------------- */
 
-/* Weights in E4M3 with a scale each or one per output (`weight_scale`), and activations without a
- * scale of their own: quant_method "fp8", or compressed-tensors' "float-quantized". */
-static bool is_fp8(const cJSON *quantization, const char *method, const char *scheme) {
-    if (strcmp(method, "compressed-tensors") == 0) return is_compressed_fp8(quantization);
-    return strcmp(method, "fp8") == 0 && strcmp(scheme, "dynamic") == 0 &&
-           !json_get(quantization, "weight_block_size");
+/* Methods by their names, and for compressed-tensors by the format, too. */
+static const struct method {
+    const char *name, *format; /* format NULL: any */
+    enum packing_kind kind;
+    int (*read)(const cJSON *quantization, struct packing *out, struct fault *fault);
+} methods[] = {
+    {"awq", NULL, PACKING_AWQ, read_awq},
+    {"gptq", NULL, PACKING_GPTQ, read_gptq},
+    {"compressed-tensors", "pack-quantized", PACKING_TENSORS, read_tensors},
+    {"compressed-tensors", "float-quantized", PACKING_FP8, read_floats},
+    {"compressed-tensors", "naive-quantized", PACKING_FP8, read_floats},
+    {"fp8", NULL, PACKING_FP8, read_fp8},
+    {"modelopt", NULL, PACKING_FP8, read_modelopt},
+    {"keepd", NULL, PACKING_OWN, read_own},
+};
+
+/* Files of modelopt name no method, but an algorithm. */
+static const char *method_of(const cJSON *quantization) {
+    const char *method = text_of(quantization, "quant_method");
+    const cJSON *inner = json_get(quantization, "quantization");
+    const cJSON *algorithm = json_get(cJSON_IsObject(inner) ? inner : quantization, "quant_algo");
+    return !method[0] && algorithm ? "modelopt" : method;
+}
+
+static int refuse_method(const cJSON *quantization, const char *method, struct fault *fault) {
+    const char *format = text_of(quantization, "format");
+    if (!method[0])
+        return refuse(fault, PATH ".quant_method", "missing: how were the weights quantised?");
+    return fault_set(fault, ERR_UNSUPPORTED, PATH,
+                     "weights of \"%.32s\"%s%.32s%s are not supported: fp8, modelopt's FP8, "
+                     "compressed-tensors (float-quantized, pack-quantized), awq and gptq in 4 bits",
+                     method, format[0] ? " in the format \"" : "", format, format[0] ? "\"" : "");
 }
 
 int model_config_read_quantization(const cJSON *root, bool mxfp4, struct packing *out,
                                    struct fault *fault) {
     const cJSON *quantization = json_get(root, PATH);
-    const char *method = "", *scheme = "dynamic";
+    const char *method = "";
     *out = (struct packing){0};
     if (!quantization) return 0;
     int rc = json_str(quantization, PATH, "quant_method", &method, fault);
-    if (!rc) rc = json_str(quantization, PATH, "activation_scheme", &scheme, fault);
     if (rc) return rc;
-    const cJSON *transform = json_get(quantization, "transform_config");
-    if (transform && !(cJSON_IsObject(transform) && !transform->child))
+    method = method_of(quantization);
+    if (json_get(quantization, "transform_config"))
         return refuse(fault, PATH ".transform_config", "transformed weights are not supported");
-    if ((strcmp(method, "mxfp4") == 0 && mxfp4) || is_fp8(quantization, method, scheme)) return 0;
-    out->symmetric = true;
-    out->kind = strcmp(method, "awq") == 0     ? PACKING_AWQ
-                : strcmp(method, "gptq") == 0  ? PACKING_GPTQ
-                : strcmp(method, "keepd") == 0 ? PACKING_OWN
-                : strcmp(method, "compressed-tensors") == 0 && is_packed_tensors(quantization)
-                    ? PACKING_TENSORS
-                    : PACKING_NONE;
-    if (out->kind == PACKING_AWQ) return read_awq(quantization, out, fault);
-    if (out->kind == PACKING_GPTQ) return read_gptq(quantization, out, fault);
-    if (out->kind == PACKING_TENSORS) return read_tensors(quantization, out, fault);
-    if (out->kind == PACKING_OWN) return read_own(quantization, out, fault);
-    return fault_set(
-        fault, ERR_UNSUPPORTED, PATH,
-        "weights of \"%.32s\" are not supported, but for fp8 with one scale per tensor or per "
-        "channel and dynamic activations, and for 4 bits of awq, gptq and compressed-tensors",
-        method);
+    if (strcmp(method, "mxfp4") == 0 && mxfp4) return 0;
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        const struct method *row = &methods[i];
+        if (strcmp(method, row->name) != 0 ||
+            (row->format && strcmp(text_of(quantization, "format"), row->format) != 0))
+            continue;
+        out->kind = row->kind;
+        out->symmetric = true;
+        return row->read(quantization, out, fault);
+    }
+    return refuse_method(quantization, method, fault);
 }

@@ -7,7 +7,7 @@
 #include "model/packed.h"
 
 /* `mxfp4`: the family has matrices of MXFP4. *out stays PACKING_NONE where the weights are F32,
- * F16, BF16, E4M3 or MXFP4. ERR_UNSUPPORTED names the field. */
+ * F16, BF16 or MXFP4. ERR_UNSUPPORTED names the field. */
 int model_config_read_quantization(const cJSON *root, bool mxfp4, struct packing *out,
                                    struct fault *fault);
 

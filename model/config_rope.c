@@ -45,8 +45,8 @@ static int rope_read_linear(struct rope *rope, struct fault *fault) {
     double original = 0;
     int rc = rope_read_factor(rope, fault);
     if (!rc)
-        rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX,
-                      &original, fault);
+        rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1,
+                      MODEL_POSITIONS_MAX, &original, fault);
     rope->reach = original * rope->factor;
     return rc;
 }
@@ -56,8 +56,8 @@ static int rope_read_llama3(struct rope *rope, struct fault *fault) {
     if (!rc) rc = rope_number(rope, "low_freq_factor", 1e-6, 1e6, &rope->low, fault);
     if (!rc) rc = rope_number(rope, "high_freq_factor", 1e-6, 1e6, &rope->high, fault);
     if (!rc)
-        rc = rope_number(rope, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX, &rope->original,
-                         fault);
+        rc = rope_number(rope, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX,
+                         &rope->original, fault);
     if (!rc && rope->high <= rope->low)
         rc = fault_set(fault, ERR_INVALID, "high_freq_factor",
                        "%g must be above low_freq_factor %g", rope->high, rope->low);
@@ -78,8 +78,8 @@ static int rope_read_mscale(struct rope *rope, struct fault *fault) {
     double own = 0, all = 0;
     int rc = json_num(rope->node, rope->path, "mscale", 0, 1e6, &own, fault);
     if (!rc) rc = json_num(rope->node, rope->path, "mscale_all_dim", 0, 1e6, &all, fault);
-    rope->attention = own > 0 && all > 0 ? yarn_mscale(rope, own) / yarn_mscale(rope, all)
-                                         : yarn_mscale(rope, 1);
+    rope->attention =
+        own > 0 && all > 0 ? yarn_mscale(rope, own) / yarn_mscale(rope, all) : yarn_mscale(rope, 1);
     return rc;
 }
 
@@ -89,8 +89,8 @@ static int rope_read_yarn(struct rope *rope, struct fault *fault) {
     rope->original = rope->max_positions;
     int rc = rope_read_factor(rope, fault);
     if (rc) return rc;
-    rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX,
-                  &rope->original, fault);
+    rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1,
+                  MODEL_POSITIONS_MAX, &rope->original, fault);
     if (!rc) rc = json_num(rope->node, rope->path, "beta_fast", 1e-6, 1e6, &fast, fault);
     if (!rc) rc = json_num(rope->node, rope->path, "beta_slow", 1e-6, 1e6, &slow, fault);
     if (!rc) rc = rope_read_mscale(rope, fault);
@@ -125,8 +125,8 @@ static int rope_read_list(struct rope *rope, const char *key, struct fault *faul
 /* Two sets of factors, for contexts within the original one and beyond. The set is chosen once, by
  * the longest context that is served: keys that are cached cannot be rotated again. */
 static int rope_read_longrope(struct rope *rope, struct fault *fault) {
-    int rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX,
-                      &rope->original, fault);
+    int rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1,
+                      MODEL_POSITIONS_MAX, &rope->original, fault);
     if (rc) return rc;
     double stretch = 1;
     if (rope->original > 0)
@@ -195,8 +195,8 @@ static int rope_find(const cJSON *root, double *rotary, struct rope *rope, struc
     int rc = json_num(root, NULL, "rope_theta", 1.5, 1e12, &rope->theta, fault);
     if (!rc) rc = json_num(root, NULL, "partial_rotary_factor", 0, 1, rotary, fault);
     if (!rc)
-        rc = json_num(root, NULL, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX, &rope->original,
-                      fault);
+        rc = json_num(root, NULL, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX,
+                      &rope->original, fault);
     if (rc) return rc;
     rope->path = json_get(root, "rope_parameters") ? "rope_parameters" : "rope_scaling";
     rope->node = json_get(root, rope->path);

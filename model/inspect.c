@@ -41,6 +41,8 @@ static double loaded_bytes(const struct tensor *tensor) {
     if (strcmp(tensor->type, "MXFP4") == 0 || strcmp(tensor->type, "U8") == 0)
         return 2 * elements_of(tensor);
     if (tensor->dtype != TENSOR_BLOCKS) return (double)tensor->bytes;
+    if (tensor->packed && !block_dtype_of(tensor, &dtype))
+        return (double)kern_dtype_bytes(packed_dtype(tensor->packed)) * elements_of(tensor);
     if (!block_dtype_of(tensor, &dtype)) return 4 * elements_of(tensor);
     return elements_of(tensor) / KERN_BLOCK * (double)blocks_bytes(dtype, KERN_BLOCK);
 }

@@ -354,16 +354,27 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
                                 loader->fault);
 }
 
+/* Does the file not have the slot's matrices as the backend takes them? */
+static bool is_made(const struct loader *loader, const struct slot *slot, int layer) {
+    char name[TENSOR_NAME_MAX];
+    if (naming_is_gguf(loader->naming) || (slot->heads && loader->order) ||
+        tensor_is_split_mxfp4(loader->naming, slot->parts[0]))
+        return true;
+    for (int i = 0; i < slot->count; i++) {
+        name_of(loader, slot->parts[i], layer, name);
+        const struct tensor *tensor = weights_find(loader->weights, name);
+        if (tensor && tensor->dtype == TENSOR_BLOCKS) return true;
+    }
+    return false;
+}
+
 static int find_matrices(struct loader *loader, int layer, const struct slot *slot, float *scales,
                          struct kern_matrix *matrices, size_t *bytes) {
     size_t row = 0, rows = 0;
     char *room = NULL;
     const bool check_only = loader->options->check_only, blocks = in_blocks(loader, slot, layer);
     for (int i = 0; i < slot->count; i++) rows += (size_t)matrices[i].rows;
-    bool made = naming_is_gguf(loader->naming) ||
-                loader->model->config.packing.kind != PACKING_NONE ||
-                tensor_is_split_mxfp4(loader->naming, slot->parts[0]);
-    if (!check_only && (made || (slot->heads && loader->order))) {
+    if (!check_only && is_made(loader, slot, layer)) {
         room = room_of(&loader->rows, rows, (size_t)matrices[0].cols * sizeof(float));
         if (!room)
             return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for rows of [%zu, %lld]",

@@ -9,8 +9,10 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "model/config_gguf.h"
+#include "model/config_quant.h"
 #include "model/internal.h"
 
 #define CONFIG_FILE_MAX ((size_t)16 << 20)
@@ -34,6 +36,33 @@ static int load_config(struct model_config *out, const char *dir, int context,
                                 fault);
     mem_free(config);
     mem_free(generation);
+    return rc;
+}
+
+/* modelopt's older directories say nothing in config.json, and all in a file of their own. */
+static int load_quantization(struct model_config *config, const char *dir, struct fault *fault) {
+    static const char name[] = "hf_quant_config.json";
+    static const struct json_limits limits = {
+        .bytes = CONFIG_FILE_MAX, .depth = 64, .nodes = 100000, .file = true};
+    char path[PATH_MAX], *text = NULL;
+    size_t size = 0;
+    struct fault inner = {0};
+    cJSON *root = NULL, *outer = NULL;
+    const int n = snprintf(path, sizeof path, "%s/%s", dir, name);
+    if (n < 0 || (size_t)n >= sizeof path || access(path, F_OK) != 0 ||
+        config->packing.kind != PACKING_NONE)
+        return 0;
+    int rc = file_read(path, CONFIG_FILE_MAX, &text, &size, &inner);
+    if (!rc) rc = json_parse(text, size, &limits, &root, &inner);
+    outer = cJSON_CreateObject();
+    if (!rc && (!outer || !cJSON_AddItemReferenceToObject(outer, "quantization_config", root)))
+        rc = fault_set(&inner, ERR_NOMEM, NULL, "not enough memory");
+    if (!rc) rc = model_config_read_quantization(outer, false, &config->packing, &inner);
+    if (rc)
+        fault_set(fault, rc, name, "%s%s%s", inner.field, inner.field[0] ? ": " : "", inner.text);
+    cJSON_Delete(outer);
+    json_free(root);
+    mem_free(text);
     return rc;
 }
 
@@ -90,6 +119,7 @@ int model_read(const char *path, int context, bool random, struct model_config *
     *weights = NULL;
     if (!gguf_is_path(path)) {
         int rc = load_config(config, path, context, fault);
+        if (!rc) rc = load_quantization(config, path, fault);
         if (!rc && !random) rc = weights_open(path, weights, fault);
         return rc || random ? rc : weights_join(*weights, &config->packing, fault);
     }

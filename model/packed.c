@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "kernels/blocks.h"
+#include "kernels/number.h"
 #include "model/weights.h"
 
 #define WORD 8 /* numbers in an I32 */
@@ -15,7 +16,9 @@ struct packed {
     const char *codes, *zeros; /* zeros NULL: all are 8 */
     int less_one;              /* added to stored zero points */
     struct tensor scales;
-    int64_t rows, cols, group, groups;
+    int64_t rows, cols, group, groups; /* of FP8: inputs and numbers of blocks side by side */
+    int64_t block_rows;                /* FP8 */
+    bool narrow;                       /* FP8: bf16 holds all products */
 };
 
 /* The memory that a joined table's entries refer to. */
@@ -34,6 +37,7 @@ static const struct parts parts_of[] = {
     [PACKING_GPTQ] = {"GPTQ", ".qweight", ".qzeros", ".scales", ".g_idx", NULL},
     [PACKING_TENSORS] = {"INT4", ".weight_packed", ".weight_zero_point", ".weight_scale",
                          ".weight_g_idx", ".weight_shape"},
+    [PACKING_FP8] = {"F8_E4M3", ".weight", NULL, ".weight_scale_inv", NULL, NULL},
 };
 
 struct joining {
@@ -97,8 +101,25 @@ static void read_codes(const struct packed *p, int64_t row, int64_t col, int off
     }
 }
 
-bool packed_is_symmetric(const struct packed *packed) {
-    return !packed->zeros;
+bool packed_blocks_dtype(const struct packed *packed, enum kern_dtype *dtype) {
+    *dtype = packed->zeros ? KERN_Q4M : KERN_Q4;
+    return packed->kind != PACKING_FP8;
+}
+
+enum kern_dtype packed_dtype(const struct packed *packed) {
+    return packed->narrow ? KERN_BF16 : KERN_F32;
+}
+
+static void read_e4m3(const struct packed *p, int64_t row, int64_t at, int64_t count, float *out) {
+    const uint8_t *codes = (const uint8_t *)p->codes + row * p->cols;
+    for (int64_t i = at, end; i < at + count; i = end) {
+        const int64_t group = i / p->group;
+        float scale = 0;
+        (void)tensor_read_floats(&p->scales, (size_t)(row / p->block_rows * p->groups + group), 1,
+                                 &scale);
+        end = (group + 1) * p->group < at + count ? (group + 1) * p->group : at + count;
+        for (int64_t k = i; k < end; k++) *out++ = scale * number_from_e4m3(codes[k]);
+    }
 }
 
 void packed_blocks(const struct packed *p, int64_t row, int64_t first, int64_t count,
@@ -113,6 +134,10 @@ void packed_blocks(const struct packed *p, int64_t row, int64_t first, int64_t c
 }
 
 void packed_read(const struct packed *p, int64_t row, int64_t at, int64_t count, float *out) {
+    if (p->kind == PACKING_FP8) {
+        read_e4m3(p, row, at, count, out);
+        return;
+    }
     for (const int64_t end = at + count; at < end; at += KERN_BLOCK) {
         struct block block;
         packed_blocks(p, row, at / KERN_BLOCK, 1, &block);
@@ -243,6 +268,83 @@ static int make_packed(struct joining *j, const struct tensor *codes, struct pac
     return rc ? rc : check_shape_tensor(j, p, shape);
 }
 
+/* ---- FP8 ------------------------------------------------------------------------------------- */
+
+static int64_t blocks_across(int64_t count, int64_t block) {
+    return (count + block - 1) / block;
+}
+
+/* Finds the scales; `mark`: they become part of the matrix. */
+static const struct tensor *fp8_scales(struct joining *j, const struct tensor *codes, bool mark) {
+    static const char *const ends[] = {".weight_scale_inv", ".weight_scale"};
+    const struct tensor *scales = NULL;
+    for (size_t i = 0; i < 2 && !scales; i++) {
+        scales = part_of(j, codes, ends[i]);
+        if (scales && !mark) j->used[scales - j->tensors] = false;
+    }
+    return scales;
+}
+
+/* Do the sizes of the scales beside 1 say one for each block, and not one for each output? */
+static bool has_block_scales(const struct joining *j, const struct tensor *codes,
+                             const struct tensor *scales) {
+    int64_t count = 1;
+    for (int i = 0; i < scales->dims; i++) count *= scales->shape[i];
+    return count > 1 &&
+           !(count == codes->shape[0] && scales->shape[0] == count && j->how->block_rows > 1);
+}
+
+static bool is_fp8_matrix(struct joining *j, const struct tensor *tensor) {
+    if (tensor->dtype != TENSOR_E4M3 || tensor->dims != 2 || tensor->shape[0] < 1 ||
+        tensor->shape[1] < 1)
+        return false;
+    const struct tensor *scales = fp8_scales(j, tensor, false);
+    return scales && has_block_scales(j, tensor, scales);
+}
+
+/* bf16 has 8 bits of mantissa and E4M3 has 4: products fit where a scale has 4. */
+static bool is_narrow(const struct packed *p, int64_t scales) {
+    for (int64_t i = 0; i < scales; i++) {
+        float scale = 0;
+        (void)tensor_read_floats(&p->scales, (size_t)i, 1, &scale);
+        if (number_bits(scale) & 0xfffff || !(scale >= 0x1p-100f && scale <= 0x1p100f))
+            return false;
+    }
+    return true;
+}
+
+static int make_fp8(struct joining *j, const struct tensor *codes, struct packed *p) {
+    const struct tensor *scales = fp8_scales(j, codes, true);
+    const int64_t block_rows = j->how->block_rows, block_cols = j->how->block_cols;
+    const int64_t wanted[2] = {blocks_across(codes->shape[0], block_rows),
+                               blocks_across(codes->shape[1], block_cols)};
+    char found[96];
+    int64_t beside[2] = {1, 1};
+    int given = 0, needed = 0;
+    for (int i = 0; i < scales->dims; i++)
+        if (scales->shape[i] != 1 && given++ < 2) beside[given - 1] = scales->shape[i];
+    bool fits = tensor_is_float(scales->dtype);
+    for (int i = 0; i < 2; i++)
+        if (wanted[i] != 1) fits = fits && wanted[i] == beside[needed++];
+    tensor_shape_text(scales->shape, scales->dims, found, sizeof found);
+    if (!fits || needed != given)
+        return fault_set(j->fault, ERR_UNSUPPORTED, scales->name,
+                         "%s [%s], expected F32, F16 or BF16 [%lld, %lld]: a scale for each block "
+                         "of %lld outputs and %lld inputs",
+                         scales->type, found, (long long)wanted[0], (long long)wanted[1],
+                         (long long)block_rows, (long long)block_cols);
+    *p = (struct packed){.kind = PACKING_FP8,
+                         .codes = codes->data,
+                         .scales = *scales,
+                         .rows = codes->shape[0],
+                         .cols = codes->shape[1],
+                         .group = block_cols,
+                         .groups = wanted[1],
+                         .block_rows = block_rows};
+    p->narrow = is_narrow(p, wanted[0] * wanted[1]);
+    return 0;
+}
+
 /* ---- keepd's own blocks ---------------------------------------------------------------------- */
 
 static bool ends_with(const char *name, const char *end) {
@@ -280,11 +382,12 @@ static int make_own(struct joining *j, const struct tensor *from, uint32_t forma
 /* ---- The table ------------------------------------------------------------------------------- */
 
 /* Does the entry stand for a matrix? `end`: the part of its name that does not name the matrix. */
-static bool is_main(const struct joining *j, const struct tensor *tensor, char end[16],
+static bool is_main(struct joining *j, const struct tensor *tensor, char end[16],
                     uint32_t *format) {
     if (j->how->kind == PACKING_OWN) return own_format(tensor->name, end, format);
     snprintf(end, 16, "%s", j->parts->codes);
-    return ends_with(tensor->name, end);
+    if (!ends_with(tensor->name, end)) return false;
+    return j->how->kind != PACKING_FP8 || is_fp8_matrix(j, tensor);
 }
 
 static int make_matrix(struct joining *j, size_t index, const char *end, uint32_t format) {
@@ -294,7 +397,9 @@ static int make_matrix(struct joining *j, size_t index, const char *end, uint32_
     struct packed *packed = &j->set->matrices[j->made_count];
     struct tensor *out = &j->made[j->made_count++];
     const size_t stem = strlen(from->name) - strlen(end);
-    int rc = own ? make_own(j, from, format, out) : make_packed(j, from, packed);
+    int rc = own                           ? make_own(j, from, format, out)
+             : j->how->kind == PACKING_FP8 ? make_fp8(j, from, packed)
+                                           : make_packed(j, from, packed);
     if (rc) return rc;
     if (!own)
         *out = (struct tensor){.type = j->parts->type,
@@ -319,20 +424,20 @@ static int reserve(struct joining *j, size_t matrices, size_t name_bytes) {
     j->set->matrices = mem_try_alloc(matrices, sizeof *j->set->matrices);
     j->set->names = j->name = mem_try_alloc(name_bytes, 1);
     j->made = mem_try_alloc(matrices, sizeof *j->made);
-    j->used = mem_try_alloc(j->count, sizeof *j->used);
-    return j->set->matrices && j->name && j->made && j->used ? 0 : ERR_NOMEM;
+    return j->set->matrices && j->name && j->made ? 0 : ERR_NOMEM;
 }
 
 static int join(struct joining *j) {
     char end[16];
     uint32_t format = 0;
     size_t matrices = 0, name_bytes = 0;
-    for (size_t i = 0; i < j->count; i++) {
+    j->used = mem_try_alloc(j->count, sizeof *j->used);
+    for (size_t i = 0; j->used && i < j->count; i++) {
         if (!is_main(j, &j->tensors[i], end, &format)) continue;
         matrices++;
         name_bytes += strlen(j->tensors[i].name) + sizeof ".weight";
     }
-    int rc = reserve(j, matrices, name_bytes);
+    int rc = j->used ? reserve(j, matrices, name_bytes) : ERR_NOMEM;
     if (rc) return fault_set(j->fault, rc, NULL, "not enough memory for the tensor table");
     for (size_t i = 0; i < j->count && !rc; i++)
         if (is_main(j, &j->tensors[i], end, &format)) rc = make_matrix(j, i, end, format);

@@ -1,4 +1,4 @@
-/* Matrices of a directory in 4-bit numbers, as quantisers publish them, and in keepd's own blocks.
+/* Matrices of a directory in few bits, as quantisers publish them, and in keepd's own blocks.
  * In the table of tensors they become one tensor "X.weight" of dtype TENSOR_BLOCKS, so that the
  * loader sees no difference from a GGUF file.
  *
@@ -18,10 +18,15 @@
  * "gptq" and write z without subtracting 1; with "sym" the zero points themselves say which it is.
  * Inputs that are not in the order of their groups ("desc_act") are refused.
  *
+ * FP8 has X.weight [O, I] in E4M3, with a scale in X.weight_scale_inv or X.weight_scale for each
+ * block of inputs and outputs, [O / rows of a block, I / its cols], rounded up. Dimensions of 1 may
+ * stand between. w = s times the code: as float32, or as bf16 where that holds every product. A
+ * matrix with one scale, or one per output, is not joined: backends take it as it is.
+ *
  * keepd's own: X.weight.Q8_0 or X.weight.Q4_1, U8 [.., rows, bytes of a row], with the blocks of
  * that GGUF type.
  *
- * Pure. Sources: AutoAWQ, GPTQModel, vLLM and compressed-tensors, as of 2026. */
+ * Pure. Sources: AutoAWQ, GPTQModel, vLLM, modelopt and compressed-tensors, as of 2026. */
 #ifndef KEEPD_MODEL_PACKED_H
 #define KEEPD_MODEL_PACKED_H
 
@@ -37,23 +42,25 @@ enum packing_kind {
     PACKING_AWQ,
     PACKING_GPTQ,
     PACKING_TENSORS, /* compressed-tensors */
-    PACKING_OWN      /* keepd's */
+    PACKING_FP8,
+    PACKING_OWN /* keepd's */
 };
 
 /* The description of such matrices in config.json. */
 struct packing {
     enum packing_kind kind;
-    int group;             /* inputs of a group, a multiple of 32; 0: all inputs */
-    bool symmetric;        /* z is 8 */
-    bool less_one;         /* GPTQ: zero points are stored less 1 */
-    bool reordered;        /* GPTQ: desc_act */
-    enum kern_dtype dtype; /* keepd's own: of the embeddings before they were rounded */
+    int group;                  /* inputs of a group, a multiple of 32; 0: all inputs */
+    bool symmetric;             /* z is 8 */
+    bool less_one;              /* GPTQ: zero points are stored less 1 */
+    bool reordered;             /* GPTQ: desc_act */
+    int block_rows, block_cols; /* FP8: outputs and inputs that share a scale */
+    enum kern_dtype dtype;      /* keepd's own: of the embeddings before they were rounded */
     /* keepd's own: base_digest.matrices before they were rounded; "" = unknown */
     char base_matrices[SHA256_HEX];
 };
 
 struct tensor; /* model/weights.h */
-struct packed; /* one matrix of AWQ, GPTQ or compressed-tensors */
+struct packed; /* one matrix of AWQ, GPTQ, compressed-tensors or FP8 */
 struct block;
 
 /* Joins the tensors of each matrix in place. The table is sorted by name, before and after, and
@@ -64,12 +71,15 @@ int packed_join(const struct packing *how, struct tensor *tensors, size_t *count
                 struct packed_set **out, struct fault *fault);
 void packed_close(struct packed_set *set);
 
-/* Are all zero points 8? The matrix is then KERN_Q4, else KERN_Q4M. */
-bool packed_is_symmetric(const struct packed *packed);
-/* Writes blocks [first, first + count) of a row. */
+/* The type of the matrix in blocks: KERN_Q4 where all zero points are 8, else KERN_Q4M. False: FP8,
+ * which is in none. */
+bool packed_blocks_dtype(const struct packed *packed, enum kern_dtype *dtype);
+/* The narrowest type that holds all its numbers: F32, of FP8 perhaps BF16. */
+enum kern_dtype packed_dtype(const struct packed *packed);
+/* Writes blocks [first, first + count) of a row; not of FP8. */
 void packed_blocks(const struct packed *packed, int64_t row, int64_t first, int64_t count,
                    struct block *out);
-/* Numbers [at, at + count) of a row, whole blocks, as float32. */
+/* Numbers [at, at + count) of a row, as float32; whole blocks, but of FP8 any. */
 void packed_read(const struct packed *packed, int64_t row, int64_t at, int64_t count, float *out);
 
 #endif

@@ -92,7 +92,8 @@ static bool read_folder(struct folder *f) {
     DIR *dir = opendir(f->path);
     const struct dirent *entry;
     if (!dir) return false;
-    for (int i = 0; i < NAMES_MAX && (entry = readdir(dir)) != NULL; i++) note_name(f, entry->d_name);
+    for (int i = 0; i < NAMES_MAX && (entry = readdir(dir)) != NULL; i++)
+        note_name(f, entry->d_name);
     closedir(dir);
     return true;
 }
@@ -106,11 +107,12 @@ static int say_gguf(const struct folder *f, struct fault *fault) {
     const int others = f->count[FOUND_GGUF] - 1;
     if (others > 0)
         return fault_set(fault, ERR_INVALID, "model",
-                         FOLDER "holds GGUF files: name one of them, such as %.140s/%.100s (or one of "
-                                "%d others; of a model in several files the first)",
+                         FOLDER
+                         "holds GGUF files: name one of them, such as %.140s/%.100s (or one of "
+                         "%d others; of a model in several files the first)",
                          f->path, f->path, name, others);
-    return fault_set(fault, ERR_INVALID, "model", FOLDER "holds a GGUF file: name it, %.140s/%.100s",
-                     f->path, f->path, name);
+    return fault_set(fault, ERR_INVALID, "model",
+                     FOLDER "holds a GGUF file: name it, %.140s/%.100s", f->path, f->path, name);
 }
 
 static int say_snapshots(const struct folder *f, struct fault *fault) {
@@ -129,8 +131,9 @@ static int say_weights(const struct folder *f, struct fault *fault) {
                          f->first[FOUND_UNFINISHED]);
     if (f->count[FOUND_PYTORCH])
         return fault_set(fault, rc, "model",
-                         FOLDER "holds weights of PyTorch (%.80s), which are not read: get the model "
-                                "as safetensors or GGUF, or convert it",
+                         FOLDER
+                         "holds weights of PyTorch (%.80s), which are not read: get the model "
+                         "as safetensors or GGUF, or convert it",
                          f->path, f->first[FOUND_PYTORCH]);
     if (f->count[FOUND_CONSOLIDATED])
         return fault_set(fault, rc, "model",
@@ -139,8 +142,9 @@ static int say_weights(const struct folder *f, struct fault *fault) {
                          f->path);
     if (f->count[FOUND_OTHERS])
         return fault_set(fault, rc, "model",
-                         FOLDER "holds weights in a format that is not read (%.80s): get the model as "
-                                "safetensors or GGUF",
+                         FOLDER
+                         "holds weights in a format that is not read (%.80s): get the model as "
+                         "safetensors or GGUF",
                          f->path, f->first[FOUND_OTHERS]);
     if (f->count[FOUND_CONFIG])
         return fault_set(fault, rc, "model",
@@ -166,9 +170,10 @@ static int check_folder(const char *path, bool config_only, struct fault *fault)
     if (f.count[FOUND_CONFIG] && weights) {
         if (f.count[FOUND_TOKENIZER] || !f.count[FOUND_PIECES]) return 0;
         return fault_set(fault, ERR_UNSUPPORTED, "model",
-                         FOLDER "holds %.80s and no tokenizer.json, which keepd reads: download it, "
-                                "too, or make it with transformers (AutoTokenizer, "
-                                "save_pretrained)",
+                         FOLDER
+                         "holds %.80s and no tokenizer.json, which keepd reads: download it, "
+                         "too, or make it with transformers (AutoTokenizer, "
+                         "save_pretrained)",
                          path, f.first[FOUND_PIECES]);
     }
     if (f.count[FOUND_ADAPTER] && !weights)

@@ -184,10 +184,15 @@ static size_t find_nan(const uint8_t *codes, size_t count) {
 int rounding_read_scales(const struct weights *weights, const char *name,
                          const struct tensor *codes, bool check_only, float *out,
                          struct fault *fault) {
-    char scale_name[TENSOR_NAME_MAX + 8];
+    char scale_name[TENSOR_NAME_MAX + 16];
     size_t rows = (size_t)codes->shape[0], count = 1;
     snprintf(scale_name, sizeof scale_name, "%s_scale", name);
     const struct tensor *scale = weights_find(weights, scale_name);
+    if (!scale) { /* of files with blocks, where the matrix is one */
+        char other[sizeof scale_name];
+        snprintf(other, sizeof other, "%s_scale_inv", name);
+        scale = weights_find(weights, other);
+    }
     if (!scale)
         return fault_set(fault, ERR_NOTFOUND, scale_name,
                          "tensor is missing: the scale of an F8_E4M3 matrix");

@@ -55,8 +55,9 @@ const void *rows_at(const struct rows *rows) {
 enum kern_dtype rows_dtype(const struct rows *rows) {
     const struct tensor *tensor = rows->tensor;
     if (rows->scales) return KERN_BF16;
+    if (tensor->packed) return packed_dtype(tensor->packed);
     if (tensor->dtype == TENSOR_BLOCKS)
-        return !tensor->packed && tensor->format == GGUF_FORMAT_MXFP4 ? KERN_BF16 : KERN_F32;
+        return tensor->format == GGUF_FORMAT_MXFP4 ? KERN_BF16 : KERN_F32;
     return tensor->dtype == TENSOR_F32    ? KERN_F32
            : tensor->dtype == TENSOR_F16  ? KERN_F16
            : tensor->dtype == TENSOR_E4M3 ? KERN_E4M3

@@ -25,8 +25,8 @@ const void *rows_at(const struct rows *rows);              /* the first in the f
 /* Do they need room in memory? Otherwise they are taken from the file as they are. */
 bool rows_need_room(const struct rows *rows);
 
-/* The type of the rows' numbers, where they do not become struct block: of BLOCKS float32, but of
- * MXFP4 bf16, which holds them exactly. */
+/* The type of the rows' numbers, where they do not become struct block: of BLOCKS float32, but bf16
+ * where it holds them exactly (MXFP4, and see packed_dtype). */
 enum kern_dtype rows_dtype(const struct rows *rows);
 
 /* Reads the rows, shared out to `team`. `to`: room for their numbers, as struct block or of the

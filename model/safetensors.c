@@ -163,9 +163,9 @@ static int read_header(struct parser *p, const cJSON *header) {
         metadata |= is_metadata(node);
     }
     const size_t before = (size_t)(p->data - p->start);
-    return p->outside ? kind_incomplete(p->outside, before + p->data_size, before + p->needed,
-                                        p->fault)
-                      : 0;
+    return p->outside
+               ? kind_incomplete(p->outside, before + p->data_size, before + p->needed, p->fault)
+               : 0;
 }
 
 static int compare_places(const void *a, const void *b) {

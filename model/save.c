@@ -104,6 +104,9 @@ static int plan_matrix(struct saving *s, const struct slot *slot, enum role role
         snprintf(other, sizeof other, "%.*sscales", (int)(strlen(name) - strlen("blocks")), name);
         scales = use(s, other);
     }
+    if (to == QUANTIZE_NONE && tensor->packed)
+        return fault_set(s->fault, ERR_UNSUPPORTED, name,
+                         "stays unrounded, and FP8 in blocks cannot be saved");
     if (to == QUANTIZE_NONE || rounding_is_done(s->weights, s->naming, slot, layer, expert))
         return 0;
     if (scales) planned_of(s, scales)->used = false;
@@ -471,7 +474,8 @@ static int check(const struct saving *s, const char *to) {
         return fault_set(s->fault, ERR_INVALID, "quantize-to",
                          gguf ? "a GGUF file becomes a file: the name must end in .gguf"
                               : "a directory becomes a directory: the name must not end in .gguf");
-    return s->config.packing.kind == PACKING_NONE ? 0 : refuse_few_bits(s->fault);
+    const enum packing_kind kind = s->config.packing.kind;
+    return kind == PACKING_NONE || kind == PACKING_FP8 ? 0 : refuse_few_bits(s->fault);
 }
 
 static int save(struct saving *s, const char *to) {

@@ -410,8 +410,8 @@ static int open_gguf_rest(const char *path, struct weights *w, size_t count, str
         struct shard *shard = &w->shards[w->shard_count++];
         int rc = open_gguf_shard(next, shard, fault);
         if (rc == ERR_NOTFOUND)
-            rc = fault_set(fault, rc, "model",
-                           "file %zu of %zu is missing: download %.250s, too", i + 1, count, next);
+            rc = fault_set(fault, rc, "model", "file %zu of %zu is missing: download %.250s, too",
+                           i + 1, count, next);
         if (!rc) rc = gguf_int(&shard->gguf, "split.no", 0, UINT16_MAX, &number, fault);
         if (rc) return rc;
         if (number != (int64_t)i)

@@ -21,8 +21,9 @@ static void add_end(int32_t id, int32_t *ends, size_t *count) {
 static void add_named_end(const struct text *text, const char *name, struct arena *arena,
                           int32_t *ends, size_t *count) {
     struct tok_ids ids = {0};
-    if (name[0] && tok_encode(text->tok, name, strlen(name), TOK_SPECIALS, NULL, 0, ENDS_IDS_MAX,
-                              arena, &ids, NULL) == 0 &&
+    if (name[0] &&
+        tok_encode(text->tok, name, strlen(name), TOK_SPECIALS, NULL, 0, ENDS_IDS_MAX, arena, &ids,
+                   NULL) == 0 &&
         ids.count == 1)
         add_end(ids.ids[0], ends, count);
 }

@@ -255,8 +255,11 @@ static int open_gguf(const char *path, struct text *text, struct fault *fault) {
     struct gguf gguf;
     int rc = file_map(path, &data, &size, fault);
     if (rc != 0) return rc;
-    rc = gguf_parse(data, size, &gguf, fault);
-    if (rc == 0) {
+    struct fault inner = {0};
+    rc = gguf_parse(data, size, &gguf, &inner);
+    if (rc != 0) {
+        fault_set(fault, rc, inner.field, "%.160s: %.220s", path, inner.text);
+    } else {
         rc = read_gguf(&gguf, text, fault);
         gguf_close(&gguf);
     }

@@ -75,3 +75,75 @@ def test_a_chat_beyond_the_context_is_refused_before_its_tokens_are_made(daemon)
     error = r.json()["error"]
     assert r.status_code == 400 and error["code"] == "context_length_exceeded" and error["param"] == "messages"
     assert "your messages resulted in more than 1024 tokens" in error["message"]
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 98765432\n"
+
+
+def cut(path, share):
+    data = path.read_bytes()
+    path.write_bytes(data[:int(len(data) * share)])
+
+
+@pytest.mark.parametrize("name, content, said", [
+    ("model.safetensors", POINTER, "a Git LFS pointer to a file of 98.8 MB, not safetensors: run 'git lfs pull'"),
+    ("tokenizer.json", POINTER, "a Git LFS pointer"),
+    ("config.json", "<!DOCTYPE html><html><body>Sign in</body></html>", "a web page, not JSON"),
+    ("model.safetensors", "", "is empty"),
+    ("tokenizer_config.json", "", "is empty"),
+])
+def test_files_that_were_not_downloaded(copy, name, content, said):
+    (copy / name).write_text(content)
+    code, text = refuse(copy)
+    assert code == 78 and name in text and said in text, text
+
+
+@pytest.mark.parametrize("share", [0.2, 0.95])
+def test_a_download_that_is_incomplete(copy, share):
+    cut(copy / "model.safetensors", share)
+    code, text = refuse(copy)
+    assert code == 78 and "the file is incomplete: " in text and " MB; download it again" in text, text
+
+
+@pytest.mark.parametrize("name, content, said", [
+    ("paper.gguf", b"%PDF-1.7\n", "a PDF document, not a GGUF file"),
+    ("page.gguf", b"\n<html>", "a web page, not a GGUF file"),
+    ("pointer.gguf", POINTER.encode(), "a Git LFS pointer to a file of 98.8 MB"),
+    ("pytorch_model.bin", b"PK\3\4" + bytes(100), "a zip archive, as PyTorch's checkpoints"),
+    ("empty.gguf", b"", "is empty"),
+    ("text", b"Repository not found", 'a text that begins with "Repository not found"'),
+    ("short.gguf", b"GGUF\3\0\0\0", "the file is incomplete: it ends here"),
+])
+def test_files_that_are_no_model(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    code, text = refuse(tmp_path / name)
+    assert code == 78 and name in text and said in text, text
+
+
+def test_folders_that_are_no_model(copy, tmp_path):
+    (copy / "model.safetensors").unlink()
+    code, text = refuse(copy)
+    assert code == 78 and "holds config.json and no weights" in text, text
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/a.gguf").write_bytes(b"GGUF")
+    code, text = refuse(tmp_path / "one")
+    assert code == 78 and f"holds a GGUF file: name it, {tmp_path}/one/a.gguf" in text, text
+
+
+def test_json_with_a_byte_order_mark(copy, daemon):
+    for path in copy.glob("*.json"):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert post(daemon("--model", str(copy)), "hello").status_code == 200
+
+
+def test_a_chat_fine_tune_that_keeps_the_ends_of_its_base(copy, daemon):
+    """config.json and generation_config.json name another token than the one that ends a turn."""
+    plain = daemon()
+    messages = [{"role": "user", "content": "Who are you?"}]
+    expected = plain.chat(messages, max_tokens=200)["choices"][0]
+    assert expected["finish_reason"] == "stop"
+    for name in ("config.json", "generation_config.json"):
+        file = copy / name
+        if file.exists():
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 5}))
+    assert daemon("--model", str(copy)).chat(messages, max_tokens=200)["choices"][0] == expected

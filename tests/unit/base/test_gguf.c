@@ -181,8 +181,8 @@ Test(gguf, tokens_that_are_none) {
         enum gguf_type type;
         size_t bytes;
         int64_t value;
-    } none[] = {{GGUF_I8, 1, -1}, {GGUF_I32, 4, -1}, {GGUF_I64, 8, -1}, {GGUF_U32, 4, UINT32_MAX},
-                {GGUF_U64, 8, UINT32_MAX}, {GGUF_U64, 8, -1}};
+    } none[] = {{GGUF_I8, 1, -1},          {GGUF_I32, 4, -1},         {GGUF_I64, 8, -1},
+                {GGUF_U32, 4, UINT32_MAX}, {GGUF_U64, 8, UINT32_MAX}, {GGUF_U64, 8, -1}};
     const size_t count = sizeof none / sizeof none[0];
     put_head(&file, 3, 0, count + 3);
     for (size_t i = 0; i < count; i++) {

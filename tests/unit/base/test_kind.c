@@ -20,7 +20,8 @@ static void expect_kind(const char *data, size_t size, enum file_kind wanted, co
 Test(kind, files_that_are_no_model) {
     EXPECT("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 98765432\n",
            KIND_SAFETENSORS, "m is a Git LFS pointer to a file of 98.8 MB, not safetensors: run");
-    EXPECT("version https://git-lfs.github.com/spec/v1\n", KIND_JSON, "a Git LFS pointer, not JSON");
+    EXPECT("version https://git-lfs.github.com/spec/v1\n", KIND_JSON,
+           "a Git LFS pointer, not JSON");
     EXPECT("%PDF-1.7\n", KIND_GGUF, "m is a PDF document, not a GGUF file");
     EXPECT("\n <!DOCTYPE html><html>", KIND_GGUF, "a web page, not a GGUF file: the download");
     EXPECT("<HTML>", KIND_JSON, "a web page");
@@ -30,7 +31,8 @@ Test(kind, files_that_are_no_model) {
     EXPECT("\x1f\x8b\b", KIND_GGUF, "gzip archive, not a GGUF file: unpack it");
     EXPECT("", KIND_GGUF, "m is empty: download it again");
     EXPECT("GGUF\3\0\0\0", KIND_JSON, "is a GGUF file, not JSON: name it");
-    EXPECT("\x10\0\0\0\0\0\0\0{\"a\"", KIND_GGUF, "is a file in safetensors, not a GGUF file: name");
+    EXPECT("\x10\0\0\0\0\0\0\0{\"a\"", KIND_GGUF,
+           "is a file in safetensors, not a GGUF file: name");
     EXPECT("Invalid username or password.", KIND_GGUF,
            "a text that begins with \"Invalid username or password.\", not a GGUF file");
     EXPECT("{\"error\":\"Entry not found\"}", KIND_SAFETENSORS, "begins with \"{\"error\"");

@@ -199,14 +199,38 @@ Test(model_config, soft_caps) {
 /* What a file of one family says about all models: 0, null, false and empty lists are none. */
 Test(model_config, none_in_every_spelling) {
     static const char *const fields[] = {
-        "num_key_value_heads", "head_dim", "quantization", "quantization_config", "text_config",
-        "logit_scale", "n_routed_experts", "n_shared_experts", "shared_expert_intermediate_size",
-        "clip_qkv", "query_pre_attn_scalar", "rope_local_base_freq", "sliding_window",
-        "sliding_window_pattern", "layer_types", "attn_logit_softcapping",
-        "final_logit_softcapping", "no_rope_layers", "no_rope_layer_interval",
-        "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
-        "attention_out_bias", "swiglu_alpha", "swiglu_limit", "num_experts", "num_local_experts",
-        "num_experts_per_tok", "moe_intermediate_size", "rope_scaling", "rope_parameters",
+        "num_key_value_heads",
+        "head_dim",
+        "quantization",
+        "quantization_config",
+        "text_config",
+        "logit_scale",
+        "n_routed_experts",
+        "n_shared_experts",
+        "shared_expert_intermediate_size",
+        "clip_qkv",
+        "query_pre_attn_scalar",
+        "rope_local_base_freq",
+        "sliding_window",
+        "sliding_window_pattern",
+        "layer_types",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "no_rope_layers",
+        "no_rope_layer_interval",
+        "embedding_multiplier",
+        "residual_multiplier",
+        "attention_multiplier",
+        "logits_scaling",
+        "attention_out_bias",
+        "swiglu_alpha",
+        "swiglu_limit",
+        "num_experts",
+        "num_local_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "rope_scaling",
+        "rope_parameters",
         "original_max_position_embeddings",
     };
     static const char *const spellings[] = {"null", "0", "0.0", "false", "[]", "{}"};
@@ -263,9 +287,9 @@ Test(model_config, files_with_a_byte_order_mark) {
     static const char generation[] = "\xEF\xBB\xBF{\"top_k\": 7}";
     struct model_config c;
     struct fault fault = {0};
-    cr_assert_eq(model_config_parse(config, strlen(config), generation, strlen(generation), 0, &c,
-                                    &fault),
-                 0, "%s: %s", fault.field, fault.text);
+    cr_assert_eq(
+        model_config_parse(config, strlen(config), generation, strlen(generation), 0, &c, &fault),
+        0, "%s: %s", fault.field, fault.text);
     cr_expect_eq(c.top_k, 7);
     model_config_close(&c);
 }
@@ -321,7 +345,8 @@ Test(model_config, yarn_with_factors_of_attention) {
         {"\"mscale\": 1.0, \"mscale_all_dim\": 1.0", 1},
         {"\"mscale\": 0.707, \"mscale_all_dim\": 1.0", 0.964326918},
         {"\"mscale\": 0.707", 1.138629436},
-        {"\"mscale\": 1, \"mscale_all_dim\": 0, \"beta_fast\": 0, \"beta_slow\": null", 1.138629436},
+        {"\"mscale\": 1, \"mscale_all_dim\": 0, \"beta_fast\": 0, \"beta_slow\": null",
+         1.138629436},
         {"\"mscale\": 0.707, \"mscale_all_dim\": 1.0, \"attention_factor\": 1.5", 1.5},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -329,8 +354,7 @@ Test(model_config, yarn_with_factors_of_attention) {
         struct fault fault;
         char text[256];
         snprintf(text, sizeof text,
-                 "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, %s},",
-                 cases[i].more);
+                 "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, %s},", cases[i].more);
         cr_assert_eq(parse_llama(text, &c, &fault), 0, "%s: %s %s", text, fault.field, fault.text);
         cr_expect_float_eq(c.rope_scale, cases[i].scale, 1e-6, "%s: %.9g", text,
                            (double)c.rope_scale);
@@ -649,17 +673,22 @@ static const struct refusal refusals[] = {
      ERR_INVALID, "quantization_config.base_matrices"},
     {"\"quantization_config\": {\"quant_method\": 8},", ERR_INVALID,
      "quantization_config.quant_method"},
-    {"\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"static\"},",
-     ERR_UNSUPPORTED, "quantization_config"},
-    {"\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", "
-     "\"weight_block_size\": [128, 128]},",
-     ERR_UNSUPPORTED, "quantization_config"},
+    {"\"quantization_config\": {\"bits\": 8},", ERR_UNSUPPORTED,
+     "quantization_config.quant_method"},
+    {"\"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"},", ERR_UNSUPPORTED,
+     "quantization_config.fmt"},
+    {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [128]},",
+     ERR_INVALID, "quantization_config.weight_block_size"},
+    {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [0, 128]},",
+     ERR_INVALID, "quantization_config.weight_block_size"},
+    {"\"quantization_config\": {\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"},",
+     ERR_UNSUPPORTED, "quantization_config.quant_algo"},
+    {"\"quantization_config\": {\"quant_algo\": \"MIXED_PRECISION\"},", ERR_UNSUPPORTED,
+     "quantization_config.quant_algo"},
     {COMPRESSED("int-quantized", "channel", "token", "true"), ERR_UNSUPPORTED,
      "quantization_config"},
-    {COMPRESSED("float-quantized", "block", "token", "true"), ERR_UNSUPPORTED,
-     "quantization_config"},
-    {COMPRESSED("float-quantized", "channel", "tensor", "false"), ERR_UNSUPPORTED,
-     "quantization_config"},
+    {COMPRESSED("float-quantized", "group", "token", "true"), ERR_UNSUPPORTED,
+     "quantization_config.config_groups.weights"},
     {"\"quantization_config\": {\"quant_method\": \"fp8\", \"transform_config\": "
      "{\"config_groups\": {}}},",
      ERR_UNSUPPORTED, "quantization_config.transform_config"},
@@ -737,7 +766,7 @@ static const struct refusal refusals[] = {
     {"\"eos_token_id\": -2,", ERR_INVALID, "eos_token_id"},
 };
 
-Test(model_config, fp8_with_a_scale_per_tensor_or_channel) {
+Test(model_config, fp8) {
     static const char *const texts[] = {
         "\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\"},",
         "\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": null},",
@@ -745,12 +774,43 @@ Test(model_config, fp8_with_a_scale_per_tensor_or_channel) {
         "\"quantization_config\": {\"quant_method\": \"fp8\", \"transform_config\": null},",
         COMPRESSED("float-quantized", "channel", "token", "true"),
         COMPRESSED("float-quantized", "tensor", "token", "true"),
+        COMPRESSED("float-quantized", "block", "token", "true"),
+        COMPRESSED("float-quantized", "channel", "tensor", "false"),
+        "\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"static\"},",
+        "\"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", "
+        "\"activation_scheme\": \"dynamic\", \"weight_block_size\": [128, 128]},",
+        "\"quantization_config\": {\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\", "
+        "\"producer\": {\"name\": \"modelopt\"}, \"ignore\": [\"lm_head\"]},",
+        "\"quantization_config\": {\"producer\": {\"name\": \"modelopt\"}, \"quantization\": "
+        "{\"quant_algo\": \"FP8\", \"kv_cache_quant_algo\": \"FP8\"}},",
+        "\"quantization_config\": {\"quant_algo\": \"FP8_PB_WO\"},",
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct model_config c;
         struct fault fault;
         cr_assert_eq(parse_llama(texts[i], &c, &fault), 0, "%s: %s", texts[i], fault.text);
+        cr_expect_eq(c.packing.kind, PACKING_FP8);
+        cr_expect(c.packing.block_rows == 128 && c.packing.block_cols == 128);
         model_config_close(&c);
+    }
+}
+
+/* A refusal says what the file has. */
+Test(model_config, refused_weights_are_named) {
+    static const char *const cases[][2] = {
+        {"{\"quant_method\": \"bitsandbytes\", \"load_in_4bit\": true}", "\"bitsandbytes\""},
+        {"{\"quant_method\": \"compressed-tensors\", \"format\": \"nvfp4-pack-quantized\"}",
+         "\"compressed-tensors\" in the format \"nvfp4-pack-quantized\""},
+        {"{\"quant_algo\": \"NVFP4\"}", "modelopt's \"NVFP4\""},
+        {"{\"quant_algo\": null, \"bits\": 3}", "missing"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct model_config c;
+        struct fault fault;
+        char text[256];
+        snprintf(text, sizeof text, "\"quantization_config\": %s,", cases[i][0]);
+        cr_assert_eq(parse_llama(text, &c, &fault), ERR_UNSUPPORTED, "%s", text);
+        cr_expect_not_null(strstr(fault.text, cases[i][1]), "%s", fault.text);
     }
 }
 

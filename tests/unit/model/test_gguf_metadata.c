@@ -133,7 +133,8 @@ static void put_yarn_of_the_context(struct buf *file) {
     put_f32(file, "llama.rope.scaling.yarn_beta_fast", 0);
 }
 
-/* The file says 128 positions, of which 32 times 4 were scaled; without that length, 128 times 4. */
+/* The file says 128 positions, of which 32 times 4 were scaled; without that length, 128 times 4.
+ */
 static void put_yarn_without_length(struct buf *file) {
     put_text(file, "llama.rope.scaling.type", "yarn");
     put_f32(file, "llama.rope.scaling.factor", 4);

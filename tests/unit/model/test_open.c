@@ -149,7 +149,7 @@ Test(model_open, an_index_with_a_tied_head) {
         struct copy copy;
         struct fault fault;
         char from[PATH_BYTES], to[PATH_BYTES];
-        copy_open(&copy, "MODEL", "\"tie_word_embeddings\": true",
+        copy_open(&copy, "llama", "\"tie_word_embeddings\": true",
                   tied ? "\"tie_word_embeddings\": true" : "\"tie_word_embeddings\": false");
         snprintf(from, sizeof from, "%s/model.safetensors", copy.dir);
         snprintf(to, sizeof to, "%s/all.safetensors", copy.dir);

@@ -528,14 +528,46 @@ Test(text, limits_of_a_chat_are_named) {
 
 /* Tokens of many families, from id 256 on; the last is no special one. */
 static const char *const end_tokens[] = {
-    "<eos>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|start_header_id|>",
-    "<|end_header_id|>", "<|begin_of_text|>", "<|end_of_text|>", "<|start_of_role|>",
-    "<|end_of_role|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|observation|>",
-    "<|endoftext|>", "[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>",
-    "<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
-    "<\xEF\xBD\x9C" "User\xEF\xBD\x9C>", "<\xEF\xBD\x9C" "Assistant\xEF\xBD\x9C>", "<think>",
-    "</think>", "<tool_call>", "</tool_call>", "<|return|>", "<|start|>", "<|message|>",
-    "<|channel|>", "<|im_middle|>", "<|im_assistant|>", "<|im_user|>", "<|im_system|>", "\n\n",
+    "<eos>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_of_role|>",
+    "<|end_of_role|>",
+    "<|end|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+    "<|observation|>",
+    "<|endoftext|>",
+    "[INST]",
+    "[/INST]",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<\xEF\xBD\x9C"
+    "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
+    "<\xEF\xBD\x9C"
+    "User\xEF\xBD\x9C>",
+    "<\xEF\xBD\x9C"
+    "Assistant\xEF\xBD\x9C>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|return|>",
+    "<|start|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|im_middle|>",
+    "<|im_assistant|>",
+    "<|im_user|>",
+    "<|im_system|>",
+    "\n\n",
 };
 enum { END_TOKENS = sizeof end_tokens / sizeof end_tokens[0] };
 
@@ -590,9 +622,11 @@ Test(text, an_answer_ends_as_the_template_ends_it) {
         {"Qwen-Qwen3-0.6B", "<|im_end|>"},
         {"Qwen3-Coder", "<|im_end|>"},
         {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-         "<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"},
+         "<\xEF\xBD\x9C"
+         "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"},
         {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-         "<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"},
+         "<\xEF\xBD\x9C"
+         "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"},
         {"ibm-granite-granite-3.3-2B-Instruct", "<|end_of_text|>"},
         {"microsoft-Phi-3.5-mini-instruct", "<|end|>"},
         {"mistralai-Mistral-Nemo-Instruct-2407", NULL}, /* eos_token */
@@ -617,10 +651,10 @@ Test(text, ends_of_odd_templates) {
     } cases[] = {
         {"{{ m.content }}<|im_end|>{% endfor %}", "<|im_end|>"},
         {"{{ m.content }} \n\n <|im_end|>{% endfor %}", "<|im_end|>"}, /* white space between */
-        {"{{ m.content }}.<|im_end|>{% endfor %}", NULL},             /* a text between */
-        {"{{ m.content }}###{% endfor %}", NULL},                     /* no token */
-        {"{{ m.content }}{% endfor %}", NULL},                        /* nothing */
-        {"<|im_start|>{{ m.role }}{% endfor %}", NULL},               /* the content is not shown */
+        {"{{ m.content }}.<|im_end|>{% endfor %}", NULL},              /* a text between */
+        {"{{ m.content }}###{% endfor %}", NULL},                      /* no token */
+        {"{{ m.content }}{% endfor %}", NULL},                         /* nothing */
+        {"<|im_start|>{{ m.role }}{% endfor %}", NULL}, /* the content is not shown */
         {"{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}", NULL},
         /* gpt-oss: the end of a message in the history is no end of an answer */
         {"{{ m.content }}{% if loop.last and not add_generation_prompt %}<|return|>{% else %}"
