@@ -64,11 +64,6 @@ def test_commands_of_the_daemon():
             assert "| prompt 16 | 1 |" in run.stdout and "| generate 4 | 2 |" in run.stdout, run.stdout
 
 
-def test_named_files_exist():
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists(), f"README.md links to {target}"
-
-
 def test_named_flags_exist():
     help_text = subprocess.run([str(ROOT / "build" / "keepd"), "--help"], capture_output=True, text=True).stdout
     for flag in set(re.findall(r"`(--[a-z-]+)", README)):

@@ -126,7 +126,7 @@ static void compare(struct run run[BACKENDS], const struct kern_rule *rule, cons
     compare_with(run, rule, what, most, most_rms, false);
 }
 
-/* bf16 activations move log-probabilities of a trained model by up to 0.08 (ARCHITECTURE.md);
+/* bf16 activations move log-probabilities of a trained model by up to 0.08 (docs/DECISIONS.md);
  * logits of six layers stay within 0.15 of float32's, mostly far closer. Methods that look at
  * attention may also choose otherwise between entries that are nearly equal: d2o's differ by 0.33
  * or by 0.71 (0.05 or 0.12 root mean square), depending on one such choice, which another order of
