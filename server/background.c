@@ -13,6 +13,7 @@ int background_enter(struct exchange *ex) {
     int before = atomic_fetch_add_explicit(&ex->server->background, 1, memory_order_relaxed);
     ex->in_background = true;
     if (before < (most ? most : 1)) return 0;
+    ex->reject = STATS_REJECT_BACKGROUND;
     return oai_refuse(&ex->error, 503, "overloaded", "background",
                       "Too many responses are in the background, please try again.");
 }

@@ -16,6 +16,8 @@
 #define MS                1000000ll
 #define LEFT_MS           500
 #define BODY_BYTES_PER_MS 16
+#define READ_BYTES_PER_MS 1    /* least that a client receives of an answer that it lags behind */
+#define HELD_BYTES_PER_MS 16   /* and of one that waits for it in memory */
 #define LINGER_MS         2000 /* for the client to close, after the end of the output */
 
 void conn_set_state(struct conn *conn, enum conn_state state) {
@@ -142,17 +144,24 @@ bool conn_all_sent(const struct server *server) {
 
 /* --- deadlines --- */
 
-/* Has the client taken anything since the last tick, or is there nothing to take? */
-static bool has_progress(struct conn *conn) {
-    uint64_t acked = conn->acked;
-    if (!sock_pending(conn->fd, &acked)) return true;
-    bool moved = acked != conn->acked;
-    conn->acked = acked;
-    return moved;
+/* Bytes earn time, so that a client cannot keep an answer waiting by reading a little of it now and
+ * then. No more than the present can be earned. */
+static void note_taken(struct conn *conn, int64_t now_ns) {
+    const struct exchange *ex = conn->exchange;
+    int64_t rate = ex && ex->memory.held > 0 ? HELD_BYTES_PER_MS : READ_BYTES_PER_MS;
+    uint64_t taken = conn->taken;
+    int64_t earned_ns = INT64_MAX;
+    if (sock_pending(conn->fd, conn->written, &taken)) {
+        int64_t fresh = taken > conn->taken ? (int64_t)(taken - conn->taken) : 0;
+        if (fresh < INT64_MAX / MS) earned_ns = fresh * MS / rate;
+        if (fresh > 0) conn->taken = taken;
+    }
+    conn->progress_ns =
+        earned_ns < now_ns - conn->progress_ns ? conn->progress_ns + earned_ns : now_ns;
 }
 
 static bool is_stalled(struct conn *conn, int64_t now_ns) {
-    if (has_progress(conn)) conn->progress_ns = now_ns;
+    note_taken(conn, now_ns);
     return (now_ns - conn->progress_ns) / MS > conn->server->options.timeouts.stall;
 }
 

@@ -13,10 +13,8 @@
 #include "server/move.h"
 #include "server/quota.h"
 
-#define HELD_BYTES_MIN ((size_t)256 << 20)
-#define VALUE_BYTES    100 /* about what a JSON value in a tree takes */
-#define TEXT_THREADS   4   /* libuv's worker threads, each of which writes one text */
-#define TOKENS_WAIT    "Too many prompt tokens are waiting, please try again."
+#define VALUE_BYTES 100 /* about what a JSON value in a tree takes */
+#define TOKENS_WAIT "Too many prompt tokens are waiting, please try again."
 
 /* --- life --- */
 
@@ -37,26 +35,31 @@ struct exchange *exchange_open(struct server *server, struct conn *conn,
     return ex;
 }
 
-static size_t most_held(const struct server *server) {
-    size_t most = 4 * server->options.max_body_bytes;
-    return most > HELD_BYTES_MIN ? most : HELD_BYTES_MIN;
+void exchange_refuse_memory(struct exchange *ex) {
+    ex->reject = STATS_REJECT_MEMORY;
+    oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
 }
 
 bool exchange_hold(struct exchange *ex, size_t size) {
-    struct server *server = ex->server;
-    if (size > most_held(server) - server->held_bytes) return false;
-    ex->held += size;
-    server->held_bytes += size;
-    return true;
-}
-
-static void give_memory_back(struct exchange *ex) {
-    ex->server->held_bytes -= ex->held;
-    ex->held = 0;
+    struct ledger *ledger = &ex->server->memory;
+    switch (ledger_hold(ledger, &ex->memory, size)) {
+    case LEDGER_HELD:
+        return true;
+    case LEDGER_FULL:
+        exchange_refuse_memory(ex);
+        break;
+    case LEDGER_CLIENT_FULL:
+        ex->reject = STATS_REJECT_CLIENT_MEMORY;
+        oai_refuse(&ex->error, 429, "too_many_requests", NULL,
+                   "Other requests of this client hold too much memory: bodies that are not "
+                   "complete, or answers that nobody reads. Please finish those first.");
+        break;
+    }
+    return false;
 }
 
 void exchange_drop_body(struct exchange *ex) {
-    give_memory_back(ex);
+    ledger_give_back(&ex->server->memory, &ex->memory);
     buf_close(&ex->body);
 }
 
@@ -75,6 +78,7 @@ void exchange_unref(struct exchange *ex) {
     mem_free(ex->progress);
     move_close(ex);
     exchange_drop_body(ex);
+    ledger_leave(&server->memory, &ex->memory);
     stream_close(&ex->stream);
     oai_request_close(&ex->request);
     json_free(ex->tree);
@@ -109,7 +113,7 @@ void exchange_gone(struct exchange *ex) {
     exchange_resume(ex);
 }
 
-void exchange_refuse(struct exchange *ex, const struct oai_error *error) {
+void exchange_fail(struct exchange *ex, const struct oai_error *error) {
     struct answer *answer = &ex->answer;
     answer->status = error->status;
     if (error->status == 503 || error->status == 429)
@@ -121,6 +125,12 @@ void exchange_refuse(struct exchange *ex, const struct oai_error *error) {
         oai_render_error(&answer->body, error);
     ex->phase = PHASE_READY;
     ex->refused = true;
+}
+
+void exchange_refuse(struct exchange *ex, const struct oai_error *error) {
+    bool busy = error->status == 503 || error->status == 429;
+    if (busy && !ex->refused) ex->server->stats.rejected[ex->reject]++;
+    exchange_fail(ex, error);
 }
 
 /* --- the jobs --- */
@@ -175,16 +185,9 @@ static void give_places_back(struct exchange *ex) {
 }
 
 static void refuse_busy(struct exchange *ex, enum stats_reject reason, const char *text) {
+    ex->reject = reason;
     oai_refuse(&ex->error, 503, "overloaded", NULL, "%s", text);
     exchange_refuse(ex, &ex->error);
-    ex->server->stats.rejected[reason]++;
-}
-
-static void refuse_key_busy(struct exchange *ex) {
-    oai_refuse(&ex->error, 429, "too_many_requests", NULL,
-               "This key may have %lld requests at once.", (long long)ex->settings.requests_max);
-    exchange_refuse(ex, &ex->error);
-    ex->server->stats.rejected[STATS_REJECT_REQUESTS]++;
 }
 
 /* The engine says no more than this. */
@@ -235,7 +238,8 @@ void exchange_refuse_text(struct exchange *ex) {
     buf_close(body);
     buf_open(body, ex->server->options.max_answer_bytes);
     if (!too_long) {
-        refuse_busy(ex, STATS_REJECT_MEMORY, "The server is short of memory.");
+        exchange_refuse_memory(ex);
+        exchange_refuse(ex, &ex->error);
         return;
     }
     oai_refuse(&ex->error, 400, "invalid_value", NULL,
@@ -248,8 +252,14 @@ void exchange_refuse_text(struct exchange *ex) {
 /* Texts that are being written are not counted as held. Each thread writes one, which may have an
  * equal part of the same bytes (exchange_dispatch), so both together have at most twice as many. */
 void exchange_hold_text(struct exchange *ex) {
-    const struct buf *body = &ex->answer.body;
-    if (body->failed || !exchange_hold(ex, body->capacity)) exchange_refuse_text(ex);
+    struct buf *body = &ex->answer.body;
+    if (body->failed) {
+        exchange_refuse_text(ex);
+    } else if (!exchange_hold(ex, body->capacity)) {
+        buf_close(body);
+        buf_open(body, ex->server->options.max_answer_bytes);
+        exchange_refuse(ex, &ex->error);
+    }
 }
 
 /* The texts that a response stores and repeats stay after the body has gone. Without jobs they have
@@ -259,26 +269,15 @@ static void hold_repeated(struct exchange *ex) {
     if (ex->error.status || !ex->job_count) return;
     size_t size = request->own_items ? strlen(request->own_items) : 0;
     if (request->repeated) size += strlen(request->repeated);
-    if (exchange_hold(ex, size)) return;
-    oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
-    ex->server->stats.rejected[STATS_REJECT_MEMORY]++;
+    (void)exchange_hold(ex, size); /* if it is refused, the error says so */
 }
 
-static void after_work(uv_work_t *work, int status) {
-    struct exchange *ex = work->data;
+void exchange_prepared(struct exchange *ex) {
     struct server *server = ex->server;
     bool accepted = ex->places > 0;
-    if (ex->again) {
-        if (!status && !ex->gone &&
-            uv_queue_work(&server->loop, work, prepare_run, after_work) == 0)
-            return;
-        prepare_end(ex);
-        if (!ex->gone) oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is busy.");
-    }
     server->works--;
     exchange_drop_body(ex);
     hold_repeated(ex);
-    if (status) oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
     if (ex->error.status)
         exchange_refuse(ex, &ex->error);
     else if (ex->gone || !ex->job_count)
@@ -303,15 +302,8 @@ static bool hold_tree(struct exchange *ex) {
 }
 
 static void start_work(struct exchange *ex) {
-    ex->work.data = ex;
     if (!hold_tree(ex)) {
-        refuse_busy(ex, STATS_REJECT_MEMORY, "The server is short of memory.");
-        return;
-    }
-    if (uv_queue_work(&ex->server->loop, &ex->work, prepare_run, after_work)) {
-        struct oai_error error;
-        oai_refuse(&error, 503, "overloaded", NULL, "The server cannot take more work.");
-        exchange_refuse(ex, &error);
+        exchange_refuse(ex, &ex->error);
         return;
     }
     ex->refs++;
@@ -320,6 +312,7 @@ static void start_work(struct exchange *ex) {
     ex->phase = PHASE_WORK;
     conn_watch(ex->conn);
     exchange_suspend(ex);
+    works_add(ex);
 }
 
 /* Copies the headers that the pool and the answer need; the connection may be gone by then. */
@@ -347,10 +340,6 @@ void exchange_dispatch(struct exchange *ex) {
             refuse_busy(ex, STATS_REJECT_DRAINING, "The server is shutting down.");
             return;
         }
-        if (!quota_enter(ex)) {
-            refuse_key_busy(ex);
-            return;
-        }
         if (!quota_reserve(ex)) {
             refuse_busy(ex, STATS_REJECT_TOKENS, TOKENS_WAIT);
             return;
@@ -362,7 +351,7 @@ void exchange_dispatch(struct exchange *ex) {
         ex->places = 1;
     } else {
         ex->answer.body.limit =
-            most_held(ex->server) / TEXT_THREADS - 1; /* one byte is the buffer's own */
+            ex->server->memory.total / WORKS_AT_ONCE - 1; /* one byte is the buffer's own */
     }
     start_work(ex);
 }
@@ -503,12 +492,13 @@ static void answer_order(struct exchange *ex) {
 void exchange_answer_wait(struct exchange *ex) {
     ex->phase = PHASE_READY;
     if (ex->error.status) {
-        exchange_refuse(ex, &ex->error);
+        exchange_fail(ex, &ex->error);
     } else if (!ex->job_count) {
         answer_order(ex);
     } else {
         const struct oai_form *form = ex->request.kind->form;
         form->answer(&ex->answer.body, &ex->facts);
+        ledger_charge(&ex->server->memory, &ex->memory, ex->answer.body.capacity);
         if (form->keep) (void)form->keep(&ex->facts, NULL);
         ex->answer.status = 200;
     }

@@ -214,10 +214,27 @@ static int refuse_rate(struct exchange *ex, struct key *key) {
     if (!wait_ms) return 0;
     oai_refuse(&error, 429, "rate_limit_exceeded", NULL,
                "Rate limit reached: %d requests per minute with this key.", limit);
+    ex->reject = STATS_REJECT_RATE;
     exchange_refuse(ex, &error);
     ex->answer.retry_ms = (int)wait_ms;
-    server->stats.rejected[STATS_REJECT_RATE]++;
     key->rejected++;
+    return -1;
+}
+
+/* From here on the request has its place in the ledger and among its key's requests, before any of
+ * its body is kept. */
+static int refuse_quota(struct exchange *ex) {
+    if (!ledger_enter(&ex->server->memory, &ex->memory, ex->client)) {
+        exchange_refuse_memory(ex);
+    } else if (!ex->route->act && !quota_enter(ex)) {
+        ex->reject = STATS_REJECT_REQUESTS;
+        oai_refuse(&ex->error, 429, "too_many_requests", NULL,
+                   "This key may have %lld requests at once.",
+                   (long long)ex->settings.requests_max);
+    } else {
+        return 0;
+    }
+    exchange_refuse(ex, &ex->error);
     return -1;
 }
 
@@ -242,7 +259,7 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
     ex->route = route_find(path, method, &ex->found, &allow);
     if (refuse_host(ex) || answer_preflight(ex, method) || refuse_key(ex, &key) ||
         refuse_route(ex, path, method, allow) || refuse_coding(ex) || refuse_timeout(ex) ||
-        refuse_rate(ex, key))
+        refuse_rate(ex, key) || refuse_quota(ex))
         return;
     if (!ex->route->act && !ex->route->kind)
         (void)move_begin(ex, declared_size(ex));
@@ -383,12 +400,10 @@ static size_t receive(struct exchange *ex, const char *data, size_t size) {
     }
     buf_add(&ex->body, data, size);
     ex->values += count_values(data, size);
+    if (ex->body.failed) exchange_refuse_memory(ex);
     if (ex->body.failed || !exchange_hold(ex, size)) {
-        struct oai_error error;
         exchange_drop_body(ex);
-        oai_refuse(&error, 503, "overloaded", NULL, "The server is short of memory.");
-        exchange_refuse(ex, &error);
-        server->stats.rejected[STATS_REJECT_MEMORY]++;
+        exchange_refuse(ex, &ex->error);
     }
     return size;
 }
@@ -474,6 +489,7 @@ void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls
     log_request(ex);
     *con_cls = NULL;
     relay_soon(ex->conn);
+    ledger_detach(&ex->server->memory, &ex->memory);
     if (ex->conn->state != CONN_CLOSING) conn_set_state(ex->conn, CONN_IDLE);
     ex->conn->exchange = NULL;
     ex->conn = NULL;

@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "server/framing.h"
 #include "server/keys.h"
+#include "server/ledger.h"
 #include "server/oai/kind.h"
 #include "server/page/page.h"
 #include "server/server.h"
@@ -68,8 +69,9 @@ struct conn {
     bool watching;       /* `events` includes a disconnect of the client */
     bool end_read;       /* the client sends no more */
     bool end_sent;       /* keepd sends no more */
-    uint64_t acked;      /* bytes the client has taken, at the last tick */
-    int64_t progress_ns; /* when `acked` last grew, or nothing was pending */
+    uint64_t written;    /* bytes that the client's socket has accepted */
+    uint64_t taken;      /* the most of them that the client had received, at a tick */
+    int64_t progress_ns; /* until when what the client received has earned it time, see conn.c */
     size_t discarded;    /* bytes read and discarded */
     struct framing framing;
     unsigned long long begun; /* requests that libmicrohttpd has begun */
@@ -225,17 +227,22 @@ struct exchange {
     int status;       /* final, with ended_ns */
     struct spans_context trace;
     struct buf body;
-    size_t body_seen, held; /* held: bytes of the body and of a large tree, or of a text answer */
-    size_t values;          /* upper bound for the JSON values of the body */
+    size_t body_seen;
+    struct ledger_entry memory; /* of the body and of a large tree, or of a text answer */
+    size_t values;              /* upper bound for the JSON values of the body */
     struct answer answer;
-    /* written by the libuv worker */
     uv_work_t work;
+    struct exchange *work_next; /* in server->works_waiting */
+    bool work_large;            /* see works_add */
+    bool work_void;             /* nobody wants the result: the worker does nothing */
+    /* written by the libuv worker */
     cJSON *tree;
     struct arena arena;
     struct oai_request request;
     struct engine_constraint *constraint; /* for all jobs; NULL = none */
     bool again; /* other languages are compiled: the work is to be queued once more */
     struct oai_error error;
+    enum stats_reject reject;       /* what a 429 or 503 counts as; OTHER unless set before it */
     int64_t scores, scores_at_once; /* upper bounds for the answer, see OAI_SCORES_MAX */
     /* the jobs: one per prompt, allocated by the libuv worker */
     struct engine_job *jobs;
@@ -267,8 +274,12 @@ void exchange_suspend(struct exchange *exchange);
 void exchange_resume(struct exchange *exchange);
 void exchange_gone(struct exchange *exchange);
 void exchange_cancel(struct exchange *exchange); /* all its jobs end soon */
+/* Answers with an error. _refuse is for requests that are turned down before the engine works for
+ * them: it counts 429 and 503 as exchange->reject. _fail counts nothing. */
 void exchange_refuse(struct exchange *exchange, const struct oai_error *error);
-void exchange_dispatch(struct exchange *exchange);             /* the body is complete */
+void exchange_fail(struct exchange *exchange, const struct oai_error *error);
+void exchange_refuse_memory(struct exchange *exchange); /* sets error and reject. Any thread */
+void exchange_dispatch(struct exchange *exchange);      /* the body is complete */
 void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
 bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
 void exchange_answer_wait(struct exchange *exchange); /* PHASE_WAIT is over */
@@ -276,8 +287,10 @@ void exchange_answer_wait(struct exchange *exchange); /* PHASE_WAIT is over */
 void exchange_order(struct exchange *exchange, enum engine_order_kind kind, uint64_t conversation);
 /* The space of the client's key and of the salt that it names (?cache_salt=). Not 0: refused. */
 int exchange_space(struct exchange *exchange, uint8_t space[16]);
-/* Takes `size` bytes more of the memory that bodies and text answers share; false: too little is
- * left. The exchange gives it back with its body, and at its end. */
+void exchange_prepared(struct exchange *exchange); /* prepare.c has finished with the body */
+/* Takes `size` bytes more of the memory that bodies and text answers share (server/ledger.h);
+ * false: the client gets no more, and exchange->error says why. The exchange gives it back with its
+ * body, and at its end. */
 bool exchange_hold(struct exchange *exchange, size_t size);
 /* A text answer waits for its client to read it. It takes the place of the body, in the memory
  * that bodies and such answers share; the request is refused where that has no room. */
@@ -301,6 +314,21 @@ struct exchange *background_find(const struct server *server, const struct oai_o
                                  const char *id);
 void background_render(struct buf *out, const struct exchange *exchange);
 void background_cancel(struct exchange *exchange);
+
+/* works.c: who prepares its body when. Of the WORKERS threads of libuv, moves have MOVES_AT_ONCE at
+ * most, large bodies LARGE_AT_ONCE, and small bodies all others: so a small request never waits for
+ * large ones, however many there are. Among large bodies, those whose client has none at work go
+ * first. */
+enum {
+    MOVES_AT_ONCE = 2,
+    LARGE_AT_ONCE = 2,
+    WORKS_AT_ONCE = 4,
+    WORKERS = MOVES_AT_ONCE + WORKS_AT_ONCE
+};
+#define WORK_LARGE_BYTES ((size_t)64 << 10) /* a body with more is large */
+/* Starts the threads, so that the server is ready only where they can run. */
+int works_open(struct server *server, struct fault *fault);
+void works_add(struct exchange *exchange); /* exchange_prepared follows, always later */
 
 /* prepare.c: parses a body on a libuv worker; uses only the exchange and immutable data. */
 void prepare_run(uv_work_t *work);           /* with exchange->again set: to be queued once more */
@@ -365,8 +393,11 @@ struct server {
     int accepted;                   /* `works` that have a place in the queue */
     struct exchange *moves_waiting; /* `works` of move.c for which there is no thread yet */
     int moves_working;              /* moves that have a thread */
-    atomic_int background;          /* responses in the background, see background_enter */
-    size_t held_bytes;              /* bytes that all exchanges hold */
+    struct exchange *works_waiting; /* with large bodies, for which there is no thread yet */
+    struct exchange *works_large[LARGE_AT_ONCE]; /* and those that have one; NULL: none */
+    uv_work_t works_first;                       /* starts the threads */
+    atomic_int background; /* responses in the background, see background_enter */
+    struct ledger memory;  /* that exchanges hold */
     struct stats stats;
     bool draining, aborting;
     bool failed;  /* the engine failed, so the server drains */

@@ -28,6 +28,8 @@
 #define DRAIN_ABORT_NS      2000000000ll              /* for aborted requests to be answered */
 #define DRAIN_EXTRA_SECONDS 10 /* from the end of the drain to the end of the process */
 #define SECOND_NS           1000000000ll
+#define HELD_BYTES_MIN      ((size_t)256 << 20) /* that all requests together may hold */
+#define HELD_BODIES         4                   /* or so many of the largest bodies */
 #define MS                  1000000ll
 #define WATCHDOG_SHARE      3 /* told so many times within the time systemd waits */
 
@@ -328,6 +330,12 @@ static bool socket_is_passed(void) {
     return systemd_listen_fd(&fd, &ignored) == 0 && fd >= 0;
 }
 
+static void open_memory(struct server *server) {
+    size_t total = HELD_BODIES * server->options.max_body_bytes;
+    if (total < HELD_BYTES_MIN) total = HELD_BYTES_MIN;
+    ledger_open(&server->memory, total, server->options.max_connections);
+}
+
 int server_open(const struct server_options *options, struct server **out, struct fault *fault) {
     struct server *server = mem_must_alloc(1, sizeof *server);
     const struct sock_address address = address_of(options);
@@ -337,6 +345,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     buf_open(&server->framed, 2 * options->max_header_bytes + FRAMED_BYTES_EXTRA);
     signal(SIGPIPE, SIG_IGN);
     set_timeouts(&server->options.timeouts);
+    open_memory(server);
     if (!server->options.max_answer_bytes) server->options.max_answer_bytes = ANSWER_BYTES_MAX;
     CHECK(uv_loop_init(&server->loop) == 0);
     CHECK(uv_async_init(&server->loop, &server->wake, on_wake) == 0);
@@ -445,7 +454,8 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     page_policy(server->page_policy);
     stats_open(&server->stats, server->rules.info->max_model_len);
     server->watchdog.every_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;
-    int rc = sock_listen(server->listen_fd, fault);
+    int rc = works_open(server, fault);
+    if (!rc) rc = sock_listen(server->listen_fd, fault);
     if (!rc) rc = start_daemon(server, fault);
     if (rc) return rc;
     start_handles(server);
@@ -552,6 +562,7 @@ void server_close(struct server *server) {
     uv_run(&server->loop, UV_RUN_DEFAULT);
     CHECK(uv_loop_close(&server->loop) == 0);
     CHECK(!server->conns && !server->jobs && server->exchanges == 0);
+    ledger_close(&server->memory);
     if (server->listen_fd >= 0) close(server->listen_fd);
     otlp_close(server->otlp);
     tls_config_close(server->tls);

@@ -9,9 +9,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* Disks may be slow. Half of libuv's threads always remain for the texts of other requests. */
-enum { WORKING_MAX = 2 };
-
 struct move {
     struct exchange *next; /* in server->moves_waiting */
     uv_work_cb work;       /* the work that waits for a thread */
@@ -34,10 +31,11 @@ struct move {
 
 static bool open_move(struct exchange *ex) {
     struct move *move = mem_try_alloc(1, sizeof *move);
-    char *buffer = move && exchange_hold(ex, MOVE_BYTES) ? mem_try_alloc(MOVE_BYTES, 1) : NULL;
-    if (!buffer) {
+    char *buffer = move ? mem_try_alloc(MOVE_BYTES, 1) : NULL;
+    if (!buffer) exchange_refuse_memory(ex);
+    if (!buffer || !exchange_hold(ex, MOVE_BYTES)) {
+        mem_free(buffer);
         mem_free(move);
-        oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
         exchange_refuse(ex, &ex->error);
         return false;
     }
@@ -141,7 +139,7 @@ static void answer_upload(struct exchange *ex) {
 
 /* Gives waiting moves to the threads, in the order in which they came. */
 static void start_next(struct server *server) {
-    while (server->moves_waiting && server->moves_working < WORKING_MAX) {
+    while (server->moves_waiting && server->moves_working < MOVES_AT_ONCE) {
         struct exchange *ex = server->moves_waiting;
         server->moves_waiting = ex->move->next;
         server->moves_working++;

@@ -352,8 +352,10 @@ static int make_jobs(struct exchange *ex) {
     ex->jobs = mem_try_alloc((size_t)count, sizeof *ex->jobs);
     ex->progress = mem_try_alloc((size_t)count, sizeof *ex->progress);
     if (!ex->jobs || !ex->progress ||
-        prepare_space(ex, ex->request.salt, ex->request.sampling.space))
-        return oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
+        prepare_space(ex, ex->request.salt, ex->request.sampling.space)) {
+        exchange_refuse_memory(ex);
+        return -1;
+    }
     set_hint(ex);
     memcpy(ex->request.sampling.client, ex->client, sizeof ex->client);
     ex->request.sampling.weight = ex->settings.weight;
@@ -366,9 +368,10 @@ static int make_jobs(struct exchange *ex) {
     ex->job_count = count;
     if (ex->request.echo && !ex->request.context) {
         ex->request.added = arena_alloc(&ex->arena, (size_t)count, sizeof *ex->request.added);
-        if (!ex->request.added)
-            return oai_refuse(&ex->error, 503, "overloaded", NULL,
-                              "The server is short of memory.");
+        if (!ex->request.added) {
+            exchange_refuse_memory(ex);
+            return -1;
+        }
     }
     for (int i = 0; i < count; i++)
         if (make_job(ex, i)) return -1;
@@ -423,6 +426,10 @@ void prepare_end(struct exchange *ex) {
 void prepare_run(uv_work_t *work) {
     struct exchange *ex = work->data;
     bool ready = true;
+    if (ex->work_void) {
+        prepare_end(ex);
+        return;
+    }
     if (!ex->again) {
         arena_open(&ex->arena, ARENA_BYTES + ARENA_PER_BYTE * ex->body.size);
         ready = prepare(ex) == 0;

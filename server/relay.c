@@ -57,9 +57,10 @@ static ssize_t read_client(struct conn *conn, char *to) {
 }
 
 static ssize_t write_client(struct conn *conn, const char *from, size_t size) {
-    if (conn->tls) return tls_write(conn->tls, from, size);
-    ssize_t sent = send(conn->fd, from, size, MSG_NOSIGNAL);
-    return sent < 0 ? failure() : sent;
+    ssize_t sent =
+        conn->tls ? tls_write(conn->tls, from, size) : send(conn->fd, from, size, MSG_NOSIGNAL);
+    if (sent > 0) conn->written += (uint64_t)sent;
+    return sent < 0 && !conn->tls ? failure() : sent;
 }
 
 static ssize_t write_inner(struct conn *conn, const char *from, size_t size) {

@@ -41,7 +41,7 @@ static void get_health(struct exchange *ex) {
         trouble = "The engine has work but makes no progress.";
     if (trouble) {
         oai_refuse(&error, 503, "unhealthy", NULL, "%s", trouble);
-        exchange_refuse(ex, &error);
+        exchange_fail(ex, &error);
         return;
     }
     buf_str(&ex->answer.body, "{\"status\":\"ok\"}");
@@ -49,9 +49,8 @@ static void get_health(struct exchange *ex) {
 }
 
 static void refuse_memory(struct exchange *ex) {
-    struct oai_error error;
-    oai_refuse(&error, 503, "overloaded", NULL, "The server is short of memory.");
-    exchange_refuse(ex, &error);
+    exchange_refuse_memory(ex);
+    exchange_refuse(ex, &ex->error);
 }
 
 /* A status of each replica; NULL: no memory, and the request is answered. */

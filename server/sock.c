@@ -229,14 +229,14 @@ void sock_clear_error(int fd) {
     getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
 }
 
-bool sock_pending(int fd, uint64_t *acked) {
+bool sock_pending(int fd, uint64_t written, uint64_t *taken) {
     struct tcp_info info = {0};
     socklen_t size = sizeof info;
     int pending = 0;
     if (ioctl(fd, SIOCOUTQ, &pending) || pending == 0) return false;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size))
-        *acked = UINT64_MAX - (uint64_t)pending;
+        *taken = written > (uint64_t)pending ? written - (uint64_t)pending : 0;
     else
-        *acked = info.tcpi_bytes_acked;
+        *taken = info.tcpi_bytes_acked;
     return true;
 }

@@ -54,8 +54,9 @@ int sock_pair(int pair[2]);
 bool sock_unread(int fd);      /* something can be read */
 void sock_clear_error(int fd); /* clears a pending error, so that earlier data can be read */
 
-/* Bytes the peer has acknowledged since the connection began (Unix socket: minus the unread
- * bytes); a change shows that the peer is reading. False: nothing is pending. */
-bool sock_pending(int fd, uint64_t *acked);
+/* Sets *taken to the bytes that the peer has received since the connection began: acknowledged
+ * ones, or on a Unix socket those of `written` that it has read. It may be too low there, and fall,
+ * because the kernel counts its own overhead. False: nothing is pending. */
+bool sock_pending(int fd, uint64_t written, uint64_t *taken);
 
 #endif

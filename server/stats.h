@@ -13,14 +13,17 @@
 #include "server/keys.h"
 #include "server/otlp.h"
 
-/* Why a request was refused before any work: one list makes enum and labels. */
+/* Why a request was refused before any work, with 429 or 503: one list makes enum and labels. */
 #define STATS_REJECT_MAP(X)                                                                        \
+    X(OTHER, "other")                                                                              \
     X(FULL, "queue_full")                                                                          \
     X(DRAINING, "draining")                                                                        \
     X(MEMORY, "memory")                                                                            \
     X(TOKENS, "queue_tokens")                                                                      \
     X(RATE, "rate_limit")                                                                          \
-    X(REQUESTS, "key_requests")
+    X(REQUESTS, "key_requests")                                                                    \
+    X(CLIENT_MEMORY, "client_memory")                                                              \
+    X(BACKGROUND, "background")
 
 enum stats_reject {
 #define X(name, label) STATS_REJECT_##name,

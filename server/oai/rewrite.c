@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/mem.h"
 
 #define TEXT_BYTES_MAX (256u << 20) /* far above the bound on bodies */
 
@@ -272,6 +273,7 @@ static cJSON *add_message(struct oai_rewrite *w, const char *role) {
         return NULL;
     }
     w->open = NULL;
+    w->answer = w->thought = (struct oai_joined){0};
     w->thinks = w->speaks = w->calls = false;
     return put_text(w, message, "role", role) ? NULL : message;
 }
@@ -294,27 +296,49 @@ static int open_answer(struct oai_rewrite *w) {
     return message ? put(w, message, "content", cJSON_CreateNull()) : -1;
 }
 
+static int begin_text(struct oai_rewrite *w, struct oai_joined *joined, const char *name) {
+    cJSON_DeleteItemFromObjectCaseSensitive(w->open, name); /* null */
+    if (put_text(w, w->open, name, "")) return -1;
+    *joined =
+        (struct oai_joined){.node = cJSON_GetObjectItemCaseSensitive(w->open, name), .room = 1};
+    return 0;
+}
+
+/* The memory grows by doubling: joining n bytes takes time in proportion to n, however many parts
+ * there are. */
+static bool reserve_text(struct oai_joined *joined, size_t more) {
+    size_t needed = joined->size + more + 1, room = joined->room;
+    if (needed > TEXT_BYTES_MAX) return false;
+    while (room < needed) room *= 2;
+    if (room == joined->room) return true;
+    char *text = mem_try_realloc(joined->node->valuestring, joined->room, room);
+    if (!text) return false;
+    joined->node->valuestring = text;
+    joined->room = room;
+    return true;
+}
+
+static void append_text(struct oai_joined *joined, const char *text, size_t size) {
+    memcpy(joined->node->valuestring + joined->size, text, size);
+    joined->size += size;
+    joined->node->valuestring[joined->size] = '\0';
+}
+
 /* Adds text to a member, behind the text that it has and `between`. */
-static int add_text(struct oai_rewrite *w, const char *name, const char *between,
-                    const char *text) {
-    const cJSON *node = json_get(w->open, name);
-    const char *parts[] = {node ? node->valuestring : "", node ? between : "", text};
-    struct buf both;
-    cJSON *joined = NULL;
-    if (!node) cJSON_DeleteItemFromObjectCaseSensitive(w->open, name); /* null */
-    buf_open(&both, TEXT_BYTES_MAX);
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) buf_str(&both, parts[i]);
-    if (!both.failed) joined = cJSON_CreateString(both.data ? both.data : "");
-    buf_close(&both);
-    if (joined && node && cJSON_ReplaceItemInObjectCaseSensitive(w->open, name, joined)) return 0;
-    if (!node) return put(w, w->open, name, joined);
-    cJSON_Delete(joined);
-    return oai_no_memory(w->r);
+static int add_text(struct oai_rewrite *w, struct oai_joined *joined, const char *name,
+                    const char *between, const char *text) {
+    size_t gap = joined->node ? strlen(between) : 0, size = strlen(text);
+    if (!joined->node && begin_text(w, joined, name)) return -1;
+    if (!reserve_text(joined, gap + size)) return oai_no_memory(w->r);
+    append_text(joined, between, gap);
+    append_text(joined, text, size);
+    return 0;
 }
 
 int oai_rewrite_thought(struct oai_rewrite *w, const char *text) {
     bool joins = w->open && (w->whole || (!w->thinks && !w->speaks && !w->calls));
-    if ((!joins && open_answer(w)) || add_text(w, "reasoning_content", "\n", text)) return -1;
+    if ((!joins && open_answer(w)) || add_text(w, &w->thought, "reasoning_content", "\n", text))
+        return -1;
     w->thinks = true;
     return 0;
 }
@@ -322,7 +346,9 @@ int oai_rewrite_thought(struct oai_rewrite *w, const char *text) {
 /* Text behind calls joins the text before them, as in the messages of chats. */
 int oai_rewrite_answer(struct oai_rewrite *w, const char *text) {
     bool joins = w->open && (w->whole || !w->speaks || w->calls);
-    if ((!joins && open_answer(w)) || add_text(w, "content", w->calls ? "" : "\n", text)) return -1;
+    if ((!joins && open_answer(w)) ||
+        add_text(w, &w->answer, "content", w->calls ? "" : "\n", text))
+        return -1;
     w->speaks = true;
     return 0;
 }

@@ -6,13 +6,21 @@
 
 #include "server/oai/fields.h"
 
+/* A text of the message that is open, in which parts are joined: a string of the tree that grows.
+ */
+struct oai_joined {
+    cJSON *node;       /* NULL: no part yet */
+    size_t size, room; /* bytes of text, and of its memory */
+};
+
 struct oai_rewrite {
     struct oai_reader *r; /* the chat becomes its body */
     const cJSON *body;    /* as it came */
     cJSON *chat;          /* owned by the request */
     cJSON *messages;
-    cJSON *open;                /* the assistant's message that further parts join; NULL = none */
-    bool thinks, speaks, calls; /* parts that `open` has */
+    cJSON *open; /* the assistant's message that further parts join; NULL = none */
+    struct oai_joined answer, thought; /* its texts */
+    bool thinks, speaks, calls;        /* parts that `open` has */
     bool whole; /* all parts since `open` began are of one message, in whatever order they come */
     struct oai_tool_origin *origins; /* one for each of the chat's tools; in the arena */
     int tool_count, tool_places;     /* tools of the chat; places of `origins` */

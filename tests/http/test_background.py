@@ -93,6 +93,7 @@ def test_a_part_of_the_queue(slow):
     first, second = begin(daemon, LONG), begin(daemon, "next")
     third = daemon.post(PATH, body(background=True))
     assert (third.status_code, third.json()["error"]["param"]) == (503, "background")
+    assert daemon.metrics()["keepd_requests_rejected_total", ("reason", "background")] == 1
     with requests.post(f"{daemon.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "hello"}], "stream": True},
                        stream=True, timeout=60) as waiting:
         assert waiting.status_code == 200

@@ -1,6 +1,9 @@
 """Start, ready line, drain, exit codes."""
+import functools
 import os
+import pathlib
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -42,6 +45,29 @@ def test_example_of_a_model_without_a_template(start, fake):
     command = example[example.index("curl "):]
     r = subprocess.run(["sh", "-c", command.replace("curl", "curl -s", 1)], capture_output=True, text=True, timeout=60)
     assert '"object":"text_completion"' in r.stdout, r
+
+
+def test_no_task_is_left_for_the_workers(start):
+    """Under less and less address space: a daemon that is ready answers, and one that cannot be says why."""
+    if BINARY is None or b"__asan_init" in BINARY.read_bytes():
+        pytest.skip("skip: sanitizers take their own address space")
+    status = pathlib.Path(f"/proc/{start().process.pid}/status").read_text()
+    size = int(re.search(r"VmSize:\s+(\d+) kB", status)[1]) << 10
+    flags = ["--model", MODEL_DIR, "--port", "0", "--served-model-name", MODEL]
+    while True:
+        limit = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (size, size))
+        process = subprocess.Popen([BINARY, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit)
+        line = process.stdout.readline()
+        if line.startswith("keepd ready at "):
+            r = requests.post(f"{line.split()[3]}/v1/chat/completions", json=chat_body(max_tokens=1), timeout=60)
+            assert r.status_code in (200, 503), r.text
+            process.terminate()
+        errors = process.communicate(timeout=60)[1]
+        if not line:
+            break
+        assert process.returncode == 0, errors
+        size -= 4 << 20
+    assert process.returncode == 1 and "worker threads" in errors and "ulimit -v" in errors, errors
 
 
 def test_progress_is_logged(start):

@@ -1,0 +1,135 @@
+/* Who prepares its body when; see server/http.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "server/http.h"
+
+/* --- the threads --- */
+
+#define STACK_BYTES ((size_t)8 << 20) /* as libuv's workers have */
+
+static void wait_for_all(void *barrier) {
+    uv_sem_wait(barrier);
+}
+
+/* libuv ends the process, without a word, when it cannot create its workers. So as many threads are
+ * created here first, all at once. */
+static int try_threads(void) {
+    const uv_thread_options_t options = {.flags = UV_THREAD_HAS_STACK_SIZE,
+                                         .stack_size = STACK_BYTES};
+    uv_thread_t threads[WORKERS];
+    uv_sem_t barrier;
+    int count = 0, rc = uv_sem_init(&barrier, 0);
+    if (rc) return rc;
+    while (!rc && count < WORKERS) {
+        rc = uv_thread_create_ex(&threads[count], &options, wait_for_all, &barrier);
+        count += !rc;
+    }
+    for (int i = 0; i < count; i++) uv_sem_post(&barrier);
+    while (count > 0) uv_thread_join(&threads[--count]);
+    uv_sem_destroy(&barrier);
+    return rc;
+}
+
+static void do_nothing(uv_work_t *work) {
+    (void)work;
+}
+
+static void after_nothing(uv_work_t *work, int status) {
+    (void)work, (void)status;
+}
+
+int works_open(struct server *server, struct fault *fault) {
+    char number[16];
+    snprintf(number, sizeof number, "%d", (int)WORKERS);
+    CHECK(setenv("UV_THREADPOOL_SIZE", number, 1) == 0);
+    int rc = try_threads();
+    if (rc)
+        return fault_set(fault, ERR_IO, NULL,
+                         "cannot start %d worker threads of %zu MiB of stack: %s. A limit on tasks "
+                         "or on memory is too low: ulimit -u, ulimit -v, or the service's TasksMax "
+                         "and MemoryMax",
+                         (int)WORKERS, STACK_BYTES >> 20, uv_strerror(rc));
+    CHECK(uv_queue_work(&server->loop, &server->works_first, do_nothing, after_nothing) == 0);
+    return 0;
+}
+
+/* --- the bodies --- */
+
+static void after_prepare(uv_work_t *work, int status);
+
+static void works_run(struct exchange *ex) {
+    ex->work.data = ex;
+    CHECK(uv_queue_work(&ex->server->loop, &ex->work, prepare_run, after_prepare) == 0);
+}
+
+static bool same_client(const struct exchange *a, const struct exchange *b) {
+    return memcmp(a->client, b->client, sizeof a->client) == 0;
+}
+
+static bool client_works(const struct exchange *ex) {
+    for (int i = 0; i < LARGE_AT_ONCE; i++) {
+        const struct exchange *other = ex->server->works_large[i];
+        if (other && same_client(other, ex)) return true;
+    }
+    return false;
+}
+
+/* The one that has waited longest, of those whose client has none at work, if there are any. */
+static struct exchange *take_waiting(struct server *server) {
+    struct exchange **link = &server->works_waiting;
+    while (*link && client_works(*link)) link = &(*link)->work_next;
+    if (!*link) link = &server->works_waiting;
+    struct exchange *ex = *link;
+    if (ex) *link = ex->work_next;
+    return ex;
+}
+
+/* Gives a free place to the next large body. Nobody waits for the result of a request that is over.
+ */
+static void start_large(struct server *server) {
+    for (int i = 0; i < LARGE_AT_ONCE; i++) {
+        if (server->works_large[i]) continue;
+        struct exchange *ex = take_waiting(server);
+        if (!ex) return;
+        server->works_large[i] = ex;
+        ex->work_void = ex->gone;
+        works_run(ex);
+    }
+}
+
+static void end_large(struct exchange *ex) {
+    struct server *server = ex->server;
+    for (int i = 0; i < LARGE_AT_ONCE; i++)
+        if (server->works_large[i] == ex) server->works_large[i] = NULL;
+    start_large(server);
+}
+
+void works_add(struct exchange *ex) {
+    struct exchange **end = &ex->server->works_waiting;
+    if (ex->body.size <= WORK_LARGE_BYTES) {
+        works_run(ex);
+        return;
+    }
+    ex->work_large = true;
+    while (*end) end = &(*end)->work_next;
+    *end = ex;
+    start_large(ex->server);
+}
+
+static void after_prepare(uv_work_t *work, int status) {
+    struct exchange *ex = work->data;
+    if (ex->again && !status && !ex->gone) {
+        works_run(ex);
+        return;
+    }
+    if (ex->again) prepare_end(ex);
+    if (status) {
+        ex->reject = STATS_REJECT_DRAINING;
+        oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
+    }
+    if (ex->work_large) end_large(ex);
+    exchange_prepared(ex);
+}
