@@ -228,7 +228,7 @@ struct exchange {
     struct spans_context trace;
     struct buf body;
     size_t body_seen;
-    struct ledger_entry memory; /* of the body and of a large tree, or of a text answer */
+    struct ledger_entry memory; /* body and large tree, or a text answer */
     size_t values;              /* upper bound for the JSON values of the body */
     struct answer answer;
     uv_work_t work;
@@ -242,7 +242,7 @@ struct exchange {
     struct engine_constraint *constraint; /* for all jobs; NULL = none */
     bool again; /* other languages are compiled: the work is to be queued once more */
     struct oai_error error;
-    enum stats_reject reject;       /* what a 429 or 503 counts as; OTHER unless set before it */
+    enum stats_reject reject;       /* reason of a 429 or 503; OTHER unless set before it */
     int64_t scores, scores_at_once; /* upper bounds for the answer, see OAI_SCORES_MAX */
     /* the jobs: one per prompt, allocated by the libuv worker */
     struct engine_job *jobs;
@@ -315,10 +315,10 @@ struct exchange *background_find(const struct server *server, const struct oai_o
 void background_render(struct buf *out, const struct exchange *exchange);
 void background_cancel(struct exchange *exchange);
 
-/* works.c: who prepares its body when. Of the WORKERS threads of libuv, moves have MOVES_AT_ONCE at
- * most, large bodies LARGE_AT_ONCE, and small bodies all others: so a small request never waits for
- * large ones, however many there are. Among large bodies, those whose client has none at work go
- * first. */
+/* works.c: the order in which bodies are prepared. Of the WORKERS threads of libuv, moves have
+ * MOVES_AT_ONCE at most, large bodies LARGE_AT_ONCE, and small bodies all others: so a small
+ * request never waits for large ones, however many there are. Among large bodies, those whose
+ * client has none at work go first. */
 enum {
     MOVES_AT_ONCE = 2,
     LARGE_AT_ONCE = 2,
@@ -397,7 +397,7 @@ struct server {
     struct exchange *works_large[LARGE_AT_ONCE]; /* and those that have one; NULL: none */
     uv_work_t works_first;                       /* starts the threads */
     atomic_int background; /* responses in the background, see background_enter */
-    struct ledger memory;  /* that exchanges hold */
+    struct ledger memory;  /* bodies and answers */
     struct stats stats;
     bool draining, aborting;
     bool failed;  /* the engine failed, so the server drains */

@@ -12,7 +12,7 @@ struct ledger_account {
     struct ledger_account *next; /* in its bucket */
     uint8_t client[16];
     int entries;
-    size_t shared; /* what its entries hold beyond their own parts */
+    size_t shared; /* sum of its entries' */
 };
 
 void ledger_open(struct ledger *ledger, size_t total, int requests) {

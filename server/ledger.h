@@ -25,16 +25,16 @@ enum { LEDGER_BUCKETS = 1024 };
 struct ledger_account;
 
 struct ledger {
-    size_t total;               /* all that requests may hold together */
+    size_t total;               /* bytes that requests may hold together */
     size_t own;                 /* each request's own part of it */
     size_t shared, shared_held; /* the latter may be more, see ledger_charge */
-    size_t held;                /* all of it, for metrics */
+    size_t held;                /* bytes, own parts included */
     struct ledger_account *buckets[LEDGER_BUCKETS];
 };
 
-/* What one request holds. Zeroed: nothing, and it is in no account. */
+/* The memory of one request. Zeroed: nothing, and it is in no account. */
 struct ledger_entry {
-    struct ledger_account *account; /* its client's; the ledger's */
+    struct ledger_account *account; /* belongs to the ledger */
     size_t held;
     size_t shared; /* the part of `held` beyond the own part */
     bool detached; /* has no own part any more */

@@ -28,7 +28,7 @@
 #define DRAIN_ABORT_NS      2000000000ll              /* for aborted requests to be answered */
 #define DRAIN_EXTRA_SECONDS 10 /* from the end of the drain to the end of the process */
 #define SECOND_NS           1000000000ll
-#define HELD_BYTES_MIN      ((size_t)256 << 20) /* that all requests together may hold */
+#define HELD_BYTES_MIN      ((size_t)256 << 20) /* for all requests together */
 #define HELD_BODIES         4                   /* or so many of the largest bodies */
 #define MS                  1000000ll
 #define WATCHDOG_SHARE      3 /* told so many times within the time systemd waits */

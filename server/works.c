@@ -1,4 +1,4 @@
-/* Who prepares its body when; see server/http.h. */
+/* The order in which bodies are prepared, and the threads for it; see server/http.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -19,7 +19,7 @@ struct oai_rewrite {
     cJSON *chat;          /* owned by the request */
     cJSON *messages;
     cJSON *open; /* the assistant's message that further parts join; NULL = none */
-    struct oai_joined answer, thought; /* its texts */
+    struct oai_joined answer, thought; /* texts of `open` */
     bool thinks, speaks, calls;        /* parts that `open` has */
     bool whole; /* all parts since `open` began are of one message, in whatever order they come */
     struct oai_tool_origin *origins; /* one for each of the chat's tools; in the arena */

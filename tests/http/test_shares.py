@@ -75,7 +75,7 @@ def test_small_requests_have_memory_of_their_own(start):
 
 
 def test_answers_that_nobody_reads_count(start, fake, tmp_path):
-    """Those of one key, until it gets no more; other keys get theirs."""
+    """One key leaves its answers unread until it gets no more; other keys get theirs."""
     daemon = with_keys(start, tmp_path, "hog\nguest\n")
     guest = {"Authorization": "Bearer guest"}
     end = daemon.post("/tokenize", {"prompt": "<|endoftext|>"}, headers=guest).json()["tokens"]

@@ -64,7 +64,7 @@ Test(ledger, own_parts_are_always_free) {
     ledger_close(&ledger);
 }
 
-/* What is computed is kept, and its client gets nothing more until it is read. */
+/* An answer that is computed is kept, and its client gets nothing more until it is read. */
 Test(ledger, answers_are_charged_and_never_refused) {
     struct ledger_entry a = enter(anna), again = enter(anna), b = enter(bert);
     ledger_charge(&ledger, &a, 5000);
