@@ -61,6 +61,7 @@ check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long
 	@tools/run_fuzz $(FUZZ_SECONDS)
 	@tools/run_pytest slow -m slow
 	@tools/run_clients
+	@tools/run_agents
 	@tools/run_training
 	@$(MAKE) --no-print-directory package-test image-test
 	@tools/build asan all long_tests

@@ -126,8 +126,8 @@ static void write_item(struct buf *out, const struct oai_answer *answer,
     buf_str(out, "{\"id\":");
     write_id(out, answer, items);
     bool custom = is_custom(answer, items);
-    buf_fmt(out, ",\"type\":\"%s\"", custom ? "custom_tool_call" : types[items->kind]);
-    if (!custom) buf_fmt(out, ",\"status\":\"%s\"", progress_name(progress));
+    buf_fmt(out, ",\"type\":\"%s\",\"status\":\"%s\"",
+            custom ? "custom_tool_call" : types[items->kind], progress_name(progress));
     if (items->kind == OAI_ITEM_CALL) {
         write_call(out, answer, items, progress);
     } else {

@@ -52,35 +52,51 @@ static const struct item_type *type_of(const cJSON *item) {
     return &types[0];
 }
 
-/* Writes a part. One that is not text is stored as the text that replaced it in the prompt. */
-static void write_part(struct buf *out, const cJSON *part) {
-    const cJSON *type = json_get(part, "type");
-    const char *member = is_word(type, "refusal") ? "refusal" : "text";
-    if (!json_get(part, member) && cJSON_IsString(type)) {
-        const char *text = oai_left_out(type->valuestring);
-        buf_str(out, "{\"type\":\"input_text\",\"text\":");
-        json_write_str(out, text, strlen(text));
-        buf_char(out, '}');
-        return;
-    }
-    buf_str(out, "{\"type\":");
-    json_write_node(out, json_get(part, "type"));
-    buf_fmt(out, ",\"%s\":", member);
-    json_write_node(out, json_get(part, member));
+/* Writes a part of text. */
+static void write_text_part(struct buf *out, const char *type, const cJSON *text) {
+    buf_fmt(out, "{\"type\":\"%s\",\"text\":", type);
+    json_write_node(out, text);
+    if (strcmp(type, "output_text") == 0) buf_str(out, ",\"annotations\":[]");
     buf_char(out, '}');
 }
 
-/* Writes a string, or an array of parts. */
-static void write_value(struct buf *out, const cJSON *value) {
+/* Writes a part as `type`. One that is not text is stored as the text that replaced it in the
+ * prompt. */
+static void write_part(struct buf *out, const char *type, const cJSON *part) {
+    const cJSON *own = json_get(part, "type"), *text = json_get(part, "text");
+    if (is_word(own, "refusal")) {
+        buf_str(out, "{\"type\":\"refusal\",\"refusal\":");
+        json_write_node(out, json_get(part, "refusal"));
+        buf_char(out, '}');
+    } else if (text) {
+        write_text_part(out, type, text);
+    } else {
+        cJSON instead = {.type = cJSON_String,
+                         .valuestring = (char *)(uintptr_t)oai_left_out(own->valuestring)};
+        write_text_part(out, type, &instead);
+    }
+}
+
+/* Returns the type of an item's parts. */
+static const char *part_type(const cJSON *item, const struct item_type *type) {
+    if (strcmp(type->type, "reasoning") == 0) return "reasoning_text";
+    return is_word(json_get(item, "role"), "assistant") ? "output_text" : "input_text";
+}
+
+/* Writes a string, or an array of parts of type `as`. The content of a message or a thought is
+ * always such an array, which clients expect of a stored item. */
+static void write_value(struct buf *out, const cJSON *value, const char *as) {
     const cJSON *part;
-    if (!cJSON_IsArray(value)) {
+    bool content = strcmp(value->string, "content") == 0;
+    if (!cJSON_IsArray(value) && !content) {
         json_write_node(out, value);
         return;
     }
     buf_char(out, '[');
+    if (cJSON_IsString(value)) write_text_part(out, as, value);
     cJSON_ArrayForEach(part, value) {
         if (part != value->child) buf_char(out, ',');
-        write_part(out, part);
+        write_part(out, as, part);
     }
     buf_char(out, ']');
 }
@@ -98,15 +114,14 @@ static void write_item(struct buf *out, const cJSON *item, const struct item_typ
     bool cut = is_word(json_get(item, "status"), "incomplete");
     buf_str(out, "{\"id\":");
     write_id(out, item, place);
-    buf_fmt(out, ",\"type\":\"%s\"", type->type);
-    if (strncmp(type->type, "custom", 6) != 0) /* custom calls have none */
-        buf_fmt(out, ",\"status\":\"%s\"", cut ? "incomplete" : "completed");
+    buf_fmt(out, ",\"type\":\"%s\",\"status\":\"%s\"", type->type,
+            cut ? "incomplete" : "completed");
     if (strcmp(type->type, "reasoning") == 0) buf_str(out, ",\"summary\":[]");
     for (int i = 0; i < MEMBERS_MAX && type->members[i]; i++) {
         const cJSON *member = json_get(item, type->members[i]);
         if (!member) continue;
         buf_fmt(out, ",\"%s\":", type->members[i]);
-        write_value(out, member);
+        write_value(out, member, part_type(item, type));
     }
     buf_char(out, '}');
 }

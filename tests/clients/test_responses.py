@@ -147,7 +147,7 @@ def test_background(nano):
 
 
 def test_refusals(nano):
-    for fields, param in (({"background": True, "stream": True}, "stream"), ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    for fields, param in (({"background": True, "stream": True}, "stream"), ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
                           ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "low"}]}]},
                            "input[0].content[0].type")):
         with pytest.raises(openai.BadRequestError) as caught:
