@@ -68,9 +68,11 @@ static uint32_t text_part(struct building *b, const struct constrain_part *part)
 
 static uint32_t schema_part(struct building *b, const struct constrain_part *part) {
     uint32_t node = NODE_NONE;
-    int rc =
-        schema_compile(&b->json, part->schema, part->only_objects,
-                       part->tagged ? SCHEMA_TAGGED : SCHEMA_JSON, field_of(part), &node, b->fault);
+    const struct schema_options options = {.only_objects = part->only_objects,
+                                           .closed = part->closed,
+                                           .form = part->tagged ? SCHEMA_TAGGED : SCHEMA_JSON,
+                                           .field = field_of(part)};
+    int rc = schema_compile(&b->json, part->schema, &options, &node, b->fault);
     if (rc != 0 && b->pool.rc == 0) b->rc = rc;
     if (rc == 0 && node == NODE_NONE)
         return fail(b, ERR_INVALID, part, "no value satisfies the schema");

@@ -52,6 +52,8 @@ struct constrain_part {
     const cJSON *schema;
     bool only_objects; /* SCHEMA: only instances that are objects */
     bool tagged; /* SCHEMA: of objects, whose members are written as tags (constrain/schema.h) */
+    bool closed; /* SCHEMA: objects that declare members have no others, unless the schema says so
+                    (constrain/schema.h) */
     bool one_spacing; /* Set for the outermost part: JSON has one space behind ',' and ':' and none
                          elsewhere, as chat templates write it */
     const struct constrain_part *children;

@@ -5,8 +5,7 @@
 enum format_use {
     FORMAT_PATTERN, /* *pattern describes the whole string */
     FORMAT_EMAIL,   /* *pattern describes what follows the local part */
-    FORMAT_REFUSED, /* a format of the standard that is not supported */
-    FORMAT_UNKNOWN, /* not of the standard: an annotation */
+    FORMAT_UNKNOWN, /* an annotation: not of the standard, or one that no expression describes */
 };
 
 enum format_use format_find(const char *name, const char **pattern);

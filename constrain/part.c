@@ -11,6 +11,7 @@ void constrain_part_write(const struct constrain_part *part, struct buf *out) {
     if (part->text != NULL) buf_add(out, part->text, part->size);
     if (part->only_objects) buf_char(out, 'o');
     if (part->tagged) buf_char(out, 't');
+    if (part->closed) buf_char(out, 'c');
     if (part->one_spacing) buf_char(out, 's');
     if (part->schema != NULL) json_write_node(out, part->schema);
     buf_char(out, ';');

@@ -311,6 +311,7 @@ static uint32_t schema_number(struct schema *s, const struct conjunction *c, boo
 
 static uint32_t typed_node(struct schema *s, const struct conjunction *c, unsigned types) {
     struct node_pool *pool = s->pool;
+    if (s->form == SCHEMA_PLAIN) return types & SCHEMA_STRING ? schema_content(s, c) : NODE_NONE;
     uint32_t list = node_list_open(pool);
     if (types & SCHEMA_NULL) node_list_add(pool, s->nodes->null);
     if (types & SCHEMA_BOOLEAN) node_list_add(pool, s->nodes->boolean);
@@ -409,6 +410,12 @@ static bool satisfies(struct schema *s, struct given *g, const cJSON *value, con
     return node_matches(s->pool, g->number, plain, size);
 }
 
+static void add_plain(struct schema *s, struct buf *out, const char *string) {
+    size_t size;
+    const char *text = schema_text(s, string, &size);
+    if (text != NULL) buf_add(out, text, size);
+}
+
 static void add_given(struct schema *s, struct given *g, const cJSON *value) {
     if (s->form == SCHEMA_TAGGED) {
         schema_refuse(s, ERR_UNSUPPORTED, g->at, "enum",
@@ -428,7 +435,7 @@ static void add_given(struct schema *s, struct given *g, const cJSON *value) {
     }
     bool plain = type & (SCHEMA_NULL | SCHEMA_BOOLEAN);
     if (!plain && !satisfies(s, g, value, canonical)) return;
-    if (type == SCHEMA_STRING && s->form != SCHEMA_JSON) {
+    if (type == SCHEMA_STRING && s->form != SCHEMA_JSON && s->form != SCHEMA_PLAIN) {
         size_t size;
         const char *string = schema_text(s, value->valuestring, &size);
         uint32_t node = string != NULL ? node_text(s->pool, string, size) : NODE_NONE;
@@ -437,7 +444,9 @@ static void add_given(struct schema *s, struct given *g, const cJSON *value) {
     }
     struct buf text;
     buf_open(&text, (size_t)64 << 20);
-    if (type == SCHEMA_STRING)
+    if (s->form == SCHEMA_PLAIN)
+        add_plain(s, &text, value->valuestring);
+    else if (type == SCHEMA_STRING)
         json_add_quoted(&text, value->valuestring);
     else
         json_write_node(&text, value);
@@ -489,6 +498,7 @@ static uint32_t plain_node(struct schema *s, const struct conjunction *c) {
     if (s->rc != 0) return NODE_NONE;
     for (int i = 0; i < c->count; i++)
         if (null_const(c->list[i].schema) != NULL) types &= SCHEMA_NULL;
+    if (s->form == SCHEMA_PLAIN) types &= SCHEMA_STRING;
     for (int i = 0; i < c->count; i++) {
         const cJSON *schema = c->list[i].schema;
         if (json_get(schema, "enum") != NULL || json_get(schema, "const") != NULL)
@@ -609,13 +619,14 @@ static cJSON object_name = {
     .type = cJSON_String, .valuestring = (char[]){"object"}, .string = (char[]){"type"}};
 static const cJSON object_schema = {.type = cJSON_Object, .child = &object_name};
 
-int schema_compile(struct json_nodes *nodes, const cJSON *schema, bool only_objects,
-                   enum schema_form form, const char *field, uint32_t *out, struct fault *fault) {
+int schema_compile(struct json_nodes *nodes, const cJSON *schema,
+                   const struct schema_options *options, uint32_t *out, struct fault *fault) {
     struct schema s = {.nodes = nodes,
                        .pool = nodes->pool,
                        .root = schema,
-                       .form = form,
-                       .field = field,
+                       .form = options->form,
+                       .closed = options->closed,
+                       .field = options->field,
                        .fault = fault};
     *out = NODE_NONE;
     arena_open(&s.arena, ARENA_BYTES);
@@ -623,7 +634,7 @@ int schema_compile(struct json_nodes *nodes, const cJSON *schema, bool only_obje
     struct conjunction whole = schema_open(&s, 2);
     if (s.rc == 0) {
         schema_add(&s, &whole, schema);
-        if (only_objects) schema_add(&s, &whole, &object_schema);
+        if (options->only_objects) schema_add(&s, &whole, &object_schema);
         *out = schema_node(&s, whole);
     }
     arena_close(&s.arena);

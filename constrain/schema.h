@@ -10,10 +10,13 @@
  * maxItems, contains, minContains, minLength, maxLength (in code points), pattern, format, minimum,
  * maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, anyOf, allOf, $ref within the document;
  * not, if, dependencies (also as dependentRequired and dependentSchemas), maxContains and oneOf
- * where the opposites that they need can be written (schema_rewrite.c); uniqueItems where enum or
- * const give the values of the elements. Refused with its path: every other keyword that could make
- * an instance invalid, and a $ref to another document. Keywords that no standard defines are
- * annotations: they are ignored. */
+ * where the opposites that they need can be written (schema_rewrite.c). A oneOf is also decided by
+ * a member that is apart in each two branches, which is then always written: the discriminator's,
+ * or one with const or enum. uniqueItems is enforced where enum, const, boolean and null give the
+ * values of the elements; other elements would have to be compared with all that were written
+ * before, which states of an automaton cannot do, so a reader may find equal ones. Refused with its
+ * path: every other keyword that could make an instance invalid, and a $ref to another document.
+ * Keywords that no standard defines are annotations: they are ignored. */
 #ifndef KEEPD_CONSTRAIN_SCHEMA_H
 #define KEEPD_CONSTRAIN_SCHEMA_H
 
@@ -28,13 +31,25 @@ enum schema_form {
      * for the schema that `properties` of the outermost schema gives the name, otherwise MIXED. */
     SCHEMA_TAGGED,
     SCHEMA_TEXT,  /* the string itself, in which there is no "</parameter>" */
+    SCHEMA_PLAIN, /* strings only, as their characters: names of members */
     SCHEMA_MIXED, /* JSON, or a TEXT that is no scalar of JSON and begins with no brace or bracket
                    */
 };
 
-/* `only_objects`: only instances that are objects. `field`: where the schema stands, in front of
- * paths in faults. ERR_INVALID: not a schema, or one without an instance. */
-int schema_compile(struct json_nodes *nodes, const cJSON *schema, bool only_objects,
-                   enum schema_form form, const char *field, uint32_t *out, struct fault *fault);
+struct schema_options {
+    bool only_objects; /* only instances that are objects */
+    /* Schemas of arguments declare all members, whatever the standard says: an object that has
+     * `properties` has no other members, unless it has additionalProperties or
+     * unevaluatedProperties that are not false, or a minProperties above their number. Members that
+     * match patternProperties and those of `required` are declared, too. An object without
+     * `properties` takes any members. */
+    bool closed;
+    enum schema_form form;
+    const char *field; /* where the schema stands, in front of paths in faults */
+};
+
+/* ERR_INVALID: not a schema, or one without an instance. */
+int schema_compile(struct json_nodes *nodes, const cJSON *schema,
+                   const struct schema_options *options, uint32_t *out, struct fault *fault);
 
 #endif

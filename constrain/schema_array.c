@@ -99,19 +99,26 @@ static uint32_t list_node(struct schema *s, const uint32_t *prefix, uint32_t siz
     return node_seq(pool, first, tail);
 }
 
-/* Builds the array of elements that depend on each other. */
-static uint32_t list_of(struct schema *s, struct element_list *list, const cJSON *contains,
-                        const cJSON *unique) {
-    bool may_be_empty = list->min == 0;
-    list->at = contains != NULL ? contains : unique;
-    if (unique != NULL && (contains != NULL || list->size > 0))
-        return schema_refuse(s, ERR_UNSUPPORTED, unique, "uniqueItems",
-                             "'uniqueItems' beside 'contains' or 'prefixItems' is not supported");
-    uint32_t inner = contains != NULL     ? schema_contains(s, list, &may_be_empty)
-                     : list->rest != NULL ? schema_unique(s, list)
-                                          : NODE_NONE;
+static uint32_t bracketed(struct schema *s, uint32_t inner, bool may_be_empty) {
     if (inner != NODE_NONE) return json_brackets(s->nodes, inner, may_be_empty);
     return may_be_empty ? json_brackets(s->nodes, NODE_EMPTY, false) : NODE_NONE;
+}
+
+/* Builds the array of elements that depend on each other. false: an expression cannot compare the
+ * elements, so `uniqueItems` is left to the reader. */
+static bool list_of(struct schema *s, struct element_list *list, const cJSON *contains,
+                    const cJSON *unique, uint32_t *node) {
+    bool may_be_empty = list->min == 0;
+    uint32_t inner = NODE_NONE;
+    list->at = contains != NULL ? contains : unique;
+    if (contains != NULL)
+        inner = schema_contains(s, list, &may_be_empty);
+    else if (list->size > 0)
+        return false;
+    else if (list->rest != NULL && !schema_unique(s, list, &inner))
+        return false;
+    *node = s->rc == 0 ? bracketed(s, inner, may_be_empty) : NODE_NONE;
+    return true;
 }
 
 uint32_t schema_array(struct schema *s, const struct conjunction *c) {
@@ -143,7 +150,10 @@ uint32_t schema_array(struct schema *s, const struct conjunction *c) {
                                 .rest = rest != NODE_NONE ? &elements[count] : NULL,
                                 .min = min,
                                 .max = max};
-    if (contains != NULL || (unique != NULL && max > 1)) return list_of(s, &list, contains, unique);
+    uint32_t node;
+    if ((contains != NULL || (unique != NULL && max > 1)) &&
+        list_of(s, &list, contains, unique, &node))
+        return node;
     uint32_t inner = list_node(s, prefix, size, rest, min, max);
     return json_brackets(s->nodes, inner, min == 0 && max > 0);
 }

@@ -48,6 +48,7 @@ struct schema {
     struct schema_rewrites *rewrites; /* NULL until needed */
     struct rewrite_row *rewriting;    /* schemas being rewritten, the innermost first */
     enum schema_form form;            /* the present form of instances */
+    bool closed;                      /* struct schema_options */
     uint32_t texts[2];                /* strings that may be TEXT; and MIXED; 0: not built */
     int depth, branches;
     int rc; /* sticks */
@@ -145,8 +146,10 @@ bool schema_counts_contains(const struct schema *s);
 /* Elements between the brackets, at least one of them, of which as many as the keywords of `at` say
  * satisfy its `contains`. *may_be_empty: or none. */
 uint32_t schema_contains(struct schema *s, const struct element_list *list, bool *may_be_empty);
-/* The same for different elements. Their values must be given by enum or const. */
-uint32_t schema_unique(struct schema *s, const struct element_list *list);
+/* Builds in *node different elements between the brackets, at least one. false: their values are
+ * not given by enum, const or the types boolean and null, or are too many, so that an expression
+ * cannot compare them. */
+bool schema_unique(struct schema *s, const struct element_list *list, uint32_t *node);
 uint32_t schema_object(struct schema *s, const struct conjunction *c, bool tagged);
 
 /* Returns the strings of an expression over characters that may stand as they are, by s->form. */

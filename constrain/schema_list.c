@@ -8,6 +8,7 @@
 #define TABLE_MAX  8192 /* entries of a table */
 #define ANY_ORDER  8 /* different values that may stand in any order; more keep that of the enum */
 #define VALUES_MAX 512
+#define DEPTH_MAX  8 /* alternatives inside each other whose values are collected */
 
 static uint32_t separated(struct schema *s, bool first, uint32_t element, uint32_t tail) {
     uint32_t node = node_seq(s->pool, element, tail);
@@ -131,38 +132,89 @@ struct values {
     uint32_t count;
 };
 
-static void add_value(struct schema *s, const struct element_list *list,
-                      const struct conjunction *elements, const cJSON *value, struct values *out) {
+/* Adds a value, unless no element may have it. false: there are too many, or an error. */
+static bool add_value(struct schema *s, const struct element_list *list, const cJSON *value,
+                      struct values *out) {
+    const struct conjunction *elements = list->rest;
     const char *text = schema_canonical(s, value);
     struct conjunction all = schema_open(s, elements->count + 1);
-    if (text == NULL || s->rc != 0) return;
+    if (text == NULL || s->rc != 0) return false;
     (void)node_work(s->pool, out->count / 8);
     for (uint32_t i = 0; i < out->count; i++)
-        if (strcmp(out->texts[i], text) == 0) return;
+        if (strcmp(out->texts[i], text) == 0) return true;
     for (int i = 0; i < elements->count; i++) schema_add(s, &all, elements->list[i].schema);
     schema_add(s, &all, schema_const(s, value));
     uint32_t node = schema_node(s, all);
-    if (node == NODE_NONE) return;
-    if (out->count == VALUES_MAX) {
-        schema_refuse(s, ERR_LIMIT, list->at, "uniqueItems", "more than %d values", VALUES_MAX);
-        return;
-    }
+    if (s->rc != 0 || s->pool->rc != 0) return false;
+    if (node == NODE_NONE) return true;
+    if (out->count == VALUES_MAX) return false;
     out->texts[out->count] = text;
     out->nodes[out->count++] = node;
+    return true;
 }
 
-static void collect_values(struct schema *s, const struct element_list *list, struct values *out) {
-    struct conjunction all = schema_flatten(s, list->rest);
-    for (int i = 0; i < all.count && s->rc == 0; i++) {
-        const cJSON *values = json_get(all.list[i].schema, "enum"), *child;
-        const cJSON *only = json_get(all.list[i].schema, "const");
-        if (only != NULL) add_value(s, list, list->rest, only, out);
-        if (only == NULL && cJSON_IsArray(values))
-            cJSON_ArrayForEach(child, values) add_value(s, list, list->rest, child, out);
-        if (only != NULL || cJSON_IsArray(values)) return;
+static bool collect_values(struct schema *s, const struct element_list *list,
+                           const struct conjunction *c, int depth, struct values *out);
+
+/* Collects the values of the branches of anyOf and oneOf; false: a branch has endlessly many. */
+static bool collect_branches(struct schema *s, const struct element_list *list,
+                             const cJSON *branches, int depth, struct values *out) {
+    const cJSON *child;
+    if (!cJSON_IsArray(branches) || depth == DEPTH_MAX) return false;
+    cJSON_ArrayForEach(child, branches) {
+        struct conjunction one = schema_open(s, 1);
+        if (s->rc != 0) return false;
+        schema_add(s, &one, child);
+        if (!collect_values(s, list, &one, depth + 1, out)) return false;
     }
-    schema_refuse(s, ERR_UNSUPPORTED, list->at, "uniqueItems",
-                  "'uniqueItems' is supported where enum or const give the elements' values");
+    return true;
+}
+
+/* Collects null, false and true, if these are the schema's types. */
+static bool collect_words(struct schema *s, const struct element_list *list, const cJSON *schema,
+                          struct values *out) {
+    static const cJSON words[] = {
+        {.type = cJSON_NULL}, {.type = cJSON_False}, {.type = cJSON_True}};
+    const cJSON *type = json_get(schema, "type"), *child;
+    const cJSON *single = cJSON_IsArray(type) ? NULL : type;
+    if (type == NULL) return false;
+    for (child = single != NULL ? single : type->child; child != NULL;
+         child = single != NULL ? NULL : child->next) {
+        if (!cJSON_IsString(child) ||
+            (strcmp(child->valuestring, "null") != 0 && strcmp(child->valuestring, "boolean") != 0))
+            return false;
+    }
+    for (size_t i = 0; i < sizeof words / sizeof *words && s->rc == 0; i++)
+        if (!add_value(s, list, &words[i], out)) return false;
+    return true;
+}
+
+/* Collects the values of a conjunction of schemas, of which those that elements may have count.
+ * false: they are not given, or too many. */
+static bool collect_values(struct schema *s, const struct element_list *list,
+                           const struct conjunction *c, int depth, struct values *out) {
+    struct conjunction all = schema_flatten(s, c);
+    if (all.never) return true;
+    for (int i = 0; i < all.count && s->rc == 0; i++) {
+        const cJSON *schema = all.list[i].schema, *child;
+        const cJSON *values = json_get(schema, "enum"), *only = json_get(schema, "const");
+        if (only != NULL) return add_value(s, list, only, out);
+        if (!cJSON_IsArray(values)) continue;
+        cJSON_ArrayForEach(child, values) {
+            if (!add_value(s, list, child, out)) return false;
+        }
+        return true;
+    }
+    uint32_t before = out->count;
+    for (int i = 0; i < all.count && s->rc == 0; i++) {
+        const cJSON *schema = all.list[i].schema;
+        if (collect_words(s, list, schema, out) ||
+            collect_branches(s, list, json_get(schema, "anyOf"), depth, out) ||
+            collect_branches(s, list, json_get(schema, "oneOf"), depth, out))
+            return true;
+        out->count = before;
+    }
+    return false;
 }
 
 /* A row for each set of values that are written. */
@@ -187,8 +239,6 @@ static uint32_t one_order(struct schema *s, const struct element_list *list,
     struct node_pool *pool = s->pool;
     uint32_t most = list->max != NODE_ENDLESS ? list->max : list->min > 1 ? list->min : 1;
     if (most > v->count) most = v->count;
-    if (!fits(s, list, "uniqueItems", ((uint64_t)most + 1) * ((uint64_t)v->count + 1)))
-        return NODE_NONE;
     uint32_t *row = schema_alloc(s, (size_t)most + 1, sizeof *row);
     if (row == NULL) return NODE_NONE;
     for (uint32_t n = 0; n <= most; n++) row[n] = n > 0 && n >= list->min ? NODE_EMPTY : NODE_NONE;
@@ -201,11 +251,21 @@ static uint32_t one_order(struct schema *s, const struct element_list *list,
     return row[0];
 }
 
-uint32_t schema_unique(struct schema *s, const struct element_list *list) {
+/* Is the table of one_order too large? */
+static bool exceeds_table(const struct element_list *list, const struct values *v) {
+    uint64_t most = list->max != NODE_ENDLESS ? list->max : list->min;
+    if (most > v->count) most = v->count;
+    return v->count > ANY_ORDER && (most + 2) * (v->count + 1) > TABLE_MAX;
+}
+
+bool schema_unique(struct schema *s, const struct element_list *list, uint32_t *node) {
     struct values *values = schema_alloc(s, 1, sizeof *values);
-    if (values == NULL) return NODE_NONE;
+    *node = NODE_NONE;
+    if (values == NULL) return true;
     values->count = 0;
-    collect_values(s, list, values);
-    if (s->rc != 0 || s->pool->rc != 0) return NODE_NONE;
-    return values->count <= ANY_ORDER ? any_order(s, list, values) : one_order(s, list, values);
+    bool given = collect_values(s, list, list->rest, 0, values);
+    if (s->rc != 0 || s->pool->rc != 0) return true;
+    if (!given || exceeds_table(list, values)) return false;
+    *node = values->count <= ANY_ORDER ? any_order(s, list, values) : one_order(s, list, values);
+    return true;
 }

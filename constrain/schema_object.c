@@ -5,6 +5,8 @@
 #include "constrain/constrain.h"
 #include "constrain/schema_int.h"
 
+#define NAMES_MAX 8192
+
 /* A member that the schema names. */
 struct named {
     const char *name;
@@ -23,6 +25,7 @@ struct pattern {
 /* Keywords of a conjunct that are needed for each name. */
 struct members {
     const cJSON *own, *others; /* properties and additionalProperties; NULL: absent */
+    const cJSON *listed;       /* the enum of propertyNames; NULL: none */
 };
 
 struct object {
@@ -39,6 +42,7 @@ struct object {
     uint32_t own;     /* the names themselves */
     uint32_t others;  /* a member that is not named; NODE_NONE: there is none */
     uint32_t min, max;
+    bool closed;    /* only declared members (struct schema_options) */
     bool tagged;    /* members are tags (constrain/schema.h) */
     uint32_t comma; /* between members */
 };
@@ -56,6 +60,21 @@ static struct named *find_name(struct object *o, const char *name) {
     return &o->names[o->name_count++];
 }
 
+/* Returns the enum that a value of propertyNames has or refers to, at most as many names as an
+ * object may have; NULL: none. Names that are listed are written like those of `properties`: each
+ * once, and in the order of the list. */
+static const cJSON *listed_names(struct schema *s, const cJSON *names) {
+    struct conjunction one = schema_open(s, 1);
+    if (!cJSON_IsObject(names) || s->rc != 0) return NULL;
+    schema_add(s, &one, names);
+    struct conjunction all = schema_flatten(s, &one);
+    for (int i = 0; i < all.count && s->rc == 0; i++) {
+        const cJSON *list = json_get(all.list[i].schema, "enum");
+        if (cJSON_IsArray(list) && cJSON_GetArraySize(list) <= NAMES_MAX / 2) return list;
+    }
+    return NULL;
+}
+
 static void collect_names(struct object *o) {
     struct schema *s = o->s;
     const cJSON *child;
@@ -64,12 +83,14 @@ static void collect_names(struct object *o) {
     if (o->members == NULL) return;
     for (int i = 0; i < o->c->count; i++) {
         const cJSON *schema = o->c->list[i].schema;
-        o->members[i] = (struct members){json_get(schema, "properties"),
-                                         json_get(schema, "additionalProperties")};
-        room += cJSON_GetArraySize(o->members[i].own) +
+        o->members[i] = (struct members){.own = json_get(schema, "properties"),
+                                         .others = json_get(schema, "additionalProperties")};
+        o->members[i].listed = listed_names(s, json_get(schema, "propertyNames"));
+        room += cJSON_GetArraySize(o->members[i].own) + cJSON_GetArraySize(o->members[i].listed) +
                 cJSON_GetArraySize(json_get(schema, "required"));
     }
-    if (room > 8192) schema_refuse(s, ERR_LIMIT, NULL, NULL, "an object with more than 8192 names");
+    if (room > NAMES_MAX)
+        schema_refuse(s, ERR_LIMIT, NULL, NULL, "an object with more than %d names", NAMES_MAX);
     o->names = schema_alloc(s, (size_t)room, sizeof *o->names);
     for (o->heads_size = 16; o->heads_size < (uint32_t)room;) o->heads_size *= 2;
     o->heads = schema_alloc(s, o->heads_size, sizeof *o->heads);
@@ -81,6 +102,10 @@ static void collect_names(struct object *o) {
         }
         cJSON_ArrayForEach(child, properties) find_name(o, child->string);
     }
+    for (int i = 0; i < o->c->count && s->rc == 0; i++)
+        cJSON_ArrayForEach(child, o->members[i].listed) {
+            if (cJSON_IsString(child)) find_name(o, child->valuestring);
+        }
     for (int i = 0; i < o->c->count && s->rc == 0; i++) {
         const cJSON *required = json_get(o->c->list[i].schema, "required");
         if (cJSON_IsBool(required)) continue; /* draft 3 */
@@ -115,36 +140,57 @@ static void collect_patterns(struct object *o) {
     }
 }
 
+/* Returns the names that a value of propertyNames allows, as their characters: a regular
+ * expression, because strings hold no schemas, so that no schema of names occurs inside itself. */
+static uint32_t names_node(struct object *o, const cJSON *names) {
+    struct schema *s = o->s;
+    enum schema_form form = s->form;
+    struct conjunction one = schema_open(s, 1);
+    if (s->rc != 0) return NODE_NONE;
+    schema_add(s, &one, names);
+    s->form = SCHEMA_PLAIN;
+    uint32_t node = schema_node(s, one);
+    s->form = form;
+    return node;
+}
+
 static void collect_allowed(struct object *o) {
     struct schema *s = o->s;
     o->allowed = s->nodes->any_text;
     for (int i = 0; i < o->c->count && s->rc == 0; i++) {
-        const cJSON *names = json_get(o->c->list[i].schema, "propertyNames"), *child;
+        const cJSON *schema = o->c->list[i].schema, *names = json_get(schema, "propertyNames");
         if (names == NULL || cJSON_IsTrue(names)) continue;
-        if (cJSON_IsFalse(names)) {
-            o->allowed = NODE_NONE;
+        if (!cJSON_IsObject(names) && !cJSON_IsFalse(names)) {
+            schema_refuse(s, ERR_INVALID, schema, "propertyNames", "expected a schema");
             return;
         }
-        if (!cJSON_IsObject(names)) {
-            schema_refuse(s, ERR_INVALID, o->c->list[i].schema, "propertyNames",
-                          "expected a schema");
-            return;
-        }
-        cJSON_ArrayForEach(child, names) {
-            static const char *const known[] = {"type",      "pattern",     "format", "minLength",
-                                                "maxLength", "description", "title"};
-            bool found = false;
-            for (size_t k = 0; k < sizeof known / sizeof *known; k++)
-                found = found || strcmp(known[k], child->string) == 0;
-            if (!found)
-                schema_refuse(s, ERR_UNSUPPORTED, names, child->string,
-                              "propertyNames is supported with pattern, format and lengths");
-        }
-        struct conjunction one = schema_open(s, 1);
-        if (s->rc != 0) return;
-        schema_add(s, &one, names);
-        o->allowed = node_and2(s->pool, o->allowed, schema_content(s, &one));
+        o->allowed = node_and2(s->pool, o->allowed, names_node(o, names));
     }
+}
+
+/* Does the schema declare members? A schema that a rewritten keyword makes, such as "without the
+ * member a", declares none. */
+static bool declares_members(const cJSON *properties) {
+    const cJSON *child;
+    if (!cJSON_IsObject(properties)) return false;
+    cJSON_ArrayForEach(child, properties) {
+        if (!cJSON_IsFalse(child)) return true;
+    }
+    return properties->child == NULL;
+}
+
+/* Are the declared members all members, by struct schema_options? */
+static bool is_closed(const struct object *o) {
+    bool declares = false;
+    if (!o->s->closed || o->min > (uint32_t)o->name_count) return false;
+    for (int i = 0; i < o->c->count; i++) {
+        const cJSON *others = o->members[i].others;
+        const cJSON *left = json_get(o->c->list[i].schema, "unevaluatedProperties");
+        declares = declares || declares_members(o->members[i].own);
+        if ((others != NULL && !cJSON_IsFalse(others)) || (left != NULL && !cJSON_IsFalse(left)))
+            return false;
+    }
+    return declares;
 }
 
 /* ---- Values ---------------------------------------------------------------------------------- */
@@ -225,7 +271,8 @@ static void build_others(struct object *o) {
     if (o->tagged) return;
     collect_own(o);
     uint32_t list = node_list_open(s->pool);
-    for (unsigned matched = 0; matched < 1u << o->pattern_count && s->rc == 0; matched++) {
+    for (unsigned matched = o->closed ? 1 : 0; matched < 1u << o->pattern_count && s->rc == 0;
+         matched++) {
         uint32_t value = value_node(o, NULL, matched);
         if (value == NODE_NONE) continue;
         node_list_add(s->pool, json_member(s->nodes, key_node(o, matched), value));
@@ -322,6 +369,7 @@ uint32_t schema_object(struct schema *s, const struct conjunction *c, bool tagge
     schema_count(s, c, "minProperties", false, &o.min);
     schema_count(s, c, "maxProperties", true, &o.max);
     if (s->rc != 0 || o.min > o.max) return NODE_NONE;
+    o.closed = is_closed(&o);
     build_names(&o);
     build_others(&o);
     if (s->rc == 0) check_min(&o);

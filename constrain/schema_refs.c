@@ -216,3 +216,75 @@ static bool are_apart(struct schema *s, const cJSON *a, const cJSON *b, int dept
 bool schema_are_apart(struct schema *s, const cJSON *a, const cJSON *b) {
     return are_apart(s, a, b, 0);
 }
+
+/* ---- Members that tell branches apart -------------------------------------------------------- */
+
+/* Returns the anyOf or oneOf of a schema; NULL: none. */
+static const cJSON *alternatives_of(const cJSON *schema) {
+    const cJSON *list = json_get(schema, "anyOf");
+    if (!cJSON_IsArray(list)) list = json_get(schema, "oneOf");
+    return cJSON_IsArray(list) && list->child != NULL ? list : NULL;
+}
+
+/* Does a schema's own additionalProperties forbid the member? */
+static bool forbids(struct schema *s, const cJSON *schema, const char *name) {
+    return cJSON_IsFalse(json_get(schema, "additionalProperties")) &&
+           json_get(schema, "patternProperties") == NULL &&
+           schema_member(s, json_get(schema, "properties"), name) == NULL;
+}
+
+static bool rejects_member(struct schema *s, const cJSON *a, const cJSON *b, const char *name,
+                           int depth) {
+    const cJSON *child;
+    if (depth > RESOLVE_MAX || !node_work(s->pool, 16)) return false;
+    a = resolved(s, a);
+    b = resolved(s, b);
+    const cJSON *own = schema_member(s, json_get(a, "properties"), name);
+    const cJSON *other = schema_member(s, json_get(b, "properties"), name);
+    if (own != NULL && other != NULL && are_apart(s, own, other, depth + 1)) return true;
+    if (own != NULL && forbids(s, b, name)) return true;
+    const cJSON *list = alternatives_of(a);
+    bool all = list != NULL;
+    cJSON_ArrayForEach(child, list) all = all && rejects_member(s, child, b, name, depth + 1);
+    if (all) return true;
+    list = alternatives_of(b);
+    all = list != NULL;
+    cJSON_ArrayForEach(child, list) all = all && rejects_member(s, a, child, name, depth + 1);
+    return all;
+}
+
+bool schema_member_decides(struct schema *s, const cJSON *a, const cJSON *b, const char *name) {
+    return rejects_member(s, a, b, name, 0);
+}
+
+const char *schema_deciding_member(struct schema *s, const cJSON *a, const cJSON *b, bool given) {
+    const cJSON *first = resolved(s, a), *child;
+    for (int i = 0; i < RESOLVE_MAX && alternatives_of(first) != NULL; i++) {
+        if (json_get(first, "properties") != NULL) break;
+        first = resolved(s, alternatives_of(first)->child);
+    }
+    const cJSON *properties = json_get(first, "properties");
+    if (!cJSON_IsObject(properties)) return NULL;
+    cJSON_ArrayForEach(child, properties) {
+        const cJSON *value = resolved(s, child);
+        bool is_given = json_get(value, "const") != NULL || json_get(value, "enum") != NULL;
+        bool counts = given ? is_given : requires(s, json_get(first, "required"), child->string);
+        if (counts && rejects_member(s, a, b, child->string, 0)) return child->string;
+    }
+    return NULL;
+}
+
+/* Returns the last part of a reference, by which OpenAPI names a schema. */
+static const char *name_of_ref(const char *ref) {
+    const char *slash = strrchr(ref, '/');
+    return slash != NULL ? slash + 1 : ref;
+}
+
+bool schema_is_branch(struct schema *s, const cJSON *at, const cJSON *branch, const char *name) {
+    const cJSON *ref = json_get(branch, "$ref");
+    if (!cJSON_IsString(ref)) return false;
+    if (strcmp(ref->valuestring, name) == 0 || strcmp(name_of_ref(ref->valuestring), name) == 0)
+        return true;
+    const cJSON *target = find_target(s, branch, ref->valuestring);
+    return target != NULL && find_target(s, at, name) == target;
+}

@@ -14,4 +14,14 @@ const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref)
  * property with two schemas of which this is true. */
 bool schema_are_apart(struct schema *s, const cJSON *a, const cJSON *b);
 
+/* Does `b` reject every object of `a` that has the member? True only where that is certain: both
+ * declare it with schemas that are apart, or `b` forbids members that it does not declare. */
+bool schema_member_decides(struct schema *s, const cJSON *a, const cJSON *b, const char *name);
+/* Returns a member of `a` of which that is true, one whose const or enum is given (`given`) or one
+ * that `a` requires; NULL: none. */
+const char *schema_deciding_member(struct schema *s, const cJSON *a, const cJSON *b, bool given);
+/* Is `name`, from the discriminator of the schema `at`, a reference to the same schema as the
+ * branch, or the last part of the branch's reference? */
+bool schema_is_branch(struct schema *s, const cJSON *at, const cJSON *branch, const char *name);
+
 #endif

@@ -436,25 +436,78 @@ const cJSON *schema_const(struct schema *s, const cJSON *value) {
 
 /* ---- oneOf ----------------------------------------------------------------------------------- */
 
+/* {"type": "object", "required": [`name`]} */
+static cJSON *new_required(struct schema *s, const char *name) {
+    cJSON *node = new_typed(s, "object"), *names = new_value(s, cJSON_Array);
+    put(names, NULL, new_text(s, name));
+    put(node, "required", names);
+    return node;
+}
+
+/* Returns the values of the discriminator's member that its mapping gives a branch. */
+static cJSON *mapped_values(struct schema *s, const cJSON *at, const cJSON *mapping,
+                            const cJSON *branch) {
+    cJSON *values = new_value(s, cJSON_Array);
+    const cJSON *child;
+    if (!cJSON_IsObject(mapping)) return values;
+    cJSON_ArrayForEach(child, mapping) {
+        if (!node_work(s->pool, NODE_COST)) break;
+        if (cJSON_IsString(child) && schema_is_branch(s, at, branch, child->valuestring))
+            put(values, NULL, new_text(s, child->string));
+    }
+    return values;
+}
+
+/* OpenAPI's discriminator names the member that decides about a branch, and by its mapping the
+ * values of each; no branch shares them with another. NULL: there is no such mapping. */
+static cJSON *branch_by_mapping(struct schema *s, const cJSON *at, const cJSON *branch) {
+    const cJSON *rule = json_get(at, "discriminator"), *name = json_get(rule, "propertyName");
+    if (!cJSON_IsObject(rule) || !cJSON_IsString(name)) return NULL;
+    cJSON *values = mapped_values(s, at, json_get(rule, "mapping"), branch);
+    if (values == NULL || values->child == NULL) return NULL;
+    cJSON *node = new_required(s, name->valuestring), *properties = new_value(s, cJSON_Object);
+    cJSON *value = new_value(s, cJSON_Object);
+    put(value, "enum", values);
+    put(properties, name->valuestring, value);
+    put(node, "properties", properties);
+    return node;
+}
+
+/* Adds to `all` what keeps the branch apart from another; false: refused, or an error. */
+static bool keep_apart(struct schema *s, const cJSON *at, const cJSON *branch, const cJSON *other,
+                       cJSON *all) {
+    if (schema_are_apart(s, branch, other)) return true;
+    /* A member whose values are given costs little, where opposites of many branches multiply. */
+    const cJSON *rule = json_get(json_get(at, "discriminator"), "propertyName");
+    const char *name = NULL;
+    if (cJSON_IsString(rule) && schema_member_decides(s, branch, other, rule->valuestring))
+        name = rule->valuestring;
+    if (name == NULL) name = schema_deciding_member(s, branch, other, true);
+    const cJSON *rejected = name == NULL ? negate(s, other, 0) : NULL;
+    if (s->rc != 0 || s->pool->rc != 0) return false;
+    if (rejected == NULL && name == NULL) name = schema_deciding_member(s, branch, other, false);
+    if (rejected != NULL || name != NULL) {
+        put(all, NULL, rejected != NULL ? share(s, rejected) : new_required(s, name));
+        return true;
+    }
+    schema_refuse(s, ERR_UNSUPPORTED, at, "oneOf",
+                  "'oneOf' is supported where its branches exclude each other, where a member that "
+                  "both declare tells them apart, or where the opposite of those that overlap can "
+                  "be written; 'anyOf' has no such condition");
+    return false;
+}
+
 const cJSON *schema_only(struct schema *s, const cJSON *at, const cJSON *branch,
                          const cJSON *branches) {
     struct rewrite_row *row = row_of(s, ONLY, branch);
     const cJSON *other;
     if (row == NULL || row->done) return row != NULL && row->made != NULL ? row->made : branch;
-    cJSON *all, *node = new_list(s, "allOf", &all);
+    cJSON *all, *node = new_list(s, "allOf", &all), *mapped = branch_by_mapping(s, at, branch);
     put(all, NULL, share(s, branch));
+    put(all, NULL, mapped);
     cJSON_ArrayForEach(other, branches) {
-        if (other == branch || schema_are_apart(s, branch, other)) continue;
-        const cJSON *rejected = negate(s, other, 0);
-        if (s->rc != 0 || s->pool->rc != 0) return branch;
-        if (rejected == NULL) {
-            schema_refuse(s, ERR_UNSUPPORTED, at, "oneOf",
-                          "'oneOf' is supported where its branches exclude each other, or where "
-                          "the opposite of those that overlap can be written; 'anyOf' has no such "
-                          "condition");
+        if (mapped == NULL && other != branch && !keep_apart(s, at, branch, other, all))
             return branch;
-        }
-        put(all, NULL, share(s, rejected));
     }
     row->done = true;
     row->made = all != NULL && all->child->next != NULL ? node : branch;

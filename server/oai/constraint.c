@@ -214,7 +214,22 @@ static const struct call_form *form_of(enum tool_format format) {
     return format == TOOL_FORMAT_HERMES ? &hermes : &llama3;
 }
 
-/* Builds arguments by the tool's schema; a tool without a schema takes none. `free`: any object. */
+/* Does a schema say no more than that it is one of objects? */
+static bool says_nothing(const cJSON *schema) {
+    static const char *const words[] = {"type",     "title",  "description", "$schema", "$id",
+                                        "$comment", "strict", "default",     "examples"};
+    const cJSON *child;
+    cJSON_ArrayForEach(child, schema) {
+        bool known = cJSON_IsNull(child);
+        for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+            known = known || strcmp(words[i], child->string) == 0;
+        if (!known) return false;
+    }
+    return true;
+}
+
+/* Builds arguments by the tool's schema, which declares all of them: a tool without a schema, or
+ * whose schema declares nothing, takes none. `free`: any object. */
 static int arguments_part(struct oai_reader *r, const cJSON *function, int index, bool free,
                           struct constrain_part *part) {
     const cJSON *schema = json_get(function, "parameters");
@@ -226,12 +241,15 @@ static int arguments_part(struct oai_reader *r, const cJSON *function, int index
         part->kind = tagged ? CONSTRAIN_WITHOUT : CONSTRAIN_OBJECT;
         return 0;
     }
-    if (!schema) {
+    if (says_nothing(schema)) {
         *part = text_part(tagged ? "" : "{}");
         return 0;
     }
-    *part = (struct constrain_part){
-        .kind = CONSTRAIN_SCHEMA, .schema = schema, .only_objects = true, .tagged = tagged};
+    *part = (struct constrain_part){.kind = CONSTRAIN_SCHEMA,
+                                    .schema = schema,
+                                    .only_objects = true,
+                                    .tagged = tagged,
+                                    .closed = true};
     part->field = new_path(r, path);
     return part->field ? 0 : -1;
 }

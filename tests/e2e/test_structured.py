@@ -92,3 +92,18 @@ def test_promised_calls(daemon, tmp_path, choice):
     call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
     assert call["name"] == "weather" and answer["choices"][0]["finish_reason"] == "tool_calls"
     jsonschema.validate(json.loads(call["arguments"]), TOOL["function"]["parameters"])
+
+
+def test_promised_arguments_are_declared(daemon, tmp_path):
+    """Also where the schema does not say additionalProperties: false."""
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "bundled/keepd-nano", model)
+    (model / "chat_template.jinja").write_text(HERMES)
+    nano = daemon("--model", str(model))
+    for properties in ({}, {"unit": {"enum": ["C", "F"]}}):
+        tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": properties}}}
+        answer = nano.chat(USER, n=4, temperature=2, seed=3, tools=[tool], tool_choice="required", parallel_tool_calls=False,
+                           max_tokens=200)
+        for choice in answer["choices"]:
+            assert choice["finish_reason"] == "tool_calls"
+            assert set(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])) <= set(properties)

@@ -333,3 +333,29 @@ def test_an_agent_that_thinks(start, fake, tmp_path, opened):
     blocks = daemon.post("/v1/messages", {"max_tokens": 400, "tools": tools, "messages": [
         {"role": "user", "content": "How warm is it in Dallas?"}]}).json()["content"]
     assert [b["type"] for b in blocks] == ["thinking", "tool_use"] and blocks[1]["input"] == json.loads(WEATHER)
+
+
+def union(default):
+    """A union as pydantic writes it; with `default`, the member that decides has one, so it is not required."""
+    def branch(kind):
+        member = {"const": kind, "type": "string", **({"default": kind} if default else {})}
+        return {"type": "object", "properties": {"kind": member, "n": {"type": "integer"}}, "required": ["n"] + ["kind"] * (not default)}
+    return {"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "$defs": {"Cat": branch("cat"), "Dog": branch("dog")}}
+
+
+@pytest.mark.parametrize("schema", [
+    union(False), union(True),
+    {**union(True), "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"}}},
+    {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+    {"type": "array", "items": {"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]}, "uniqueItems": True},
+    {"type": "object", "additionalProperties": {"type": "integer"}, "propertyNames": {"enum": ["a", "b"]}},
+    {"type": "object", "propertyNames": {"$ref": "#/$defs/E"}, "$defs": {"E": {"enum": ["a"], "type": "string"}}},
+    {"type": "string", "format": "regex"}])
+def test_schemas_of_pydantic_are_served(caller, schema):
+    """Sets, dicts of enums, patterns and unions; tests/unit/constrain/test_schema.c has the languages."""
+    body = chat_body("hi", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert caller.post(CHAT, body).status_code == 200
+    defs = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
+        "x": {k: v for k, v in schema.items() if k != "$defs"}}, **defs}}}
+    assert caller.post(CHAT, chat_body(hermes("f", "{}"), tools=[tool], tool_choice="required")).status_code == 200

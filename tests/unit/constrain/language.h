@@ -79,14 +79,25 @@ static inline struct language language_text(enum constrain_kind kind, const char
         &(struct constrain_part){.kind = kind, .field = "f", .text = text, .size = strlen(text)});
 }
 
-static inline struct language language_schema(const char *schema) {
+static inline struct language language_part(const char *schema, struct constrain_part part) {
     struct json_limits limits = {.bytes = 1 << 24, .depth = JSON_MAX_DEPTH, .nuls = true};
     cJSON *tree;
     cr_assert_eq(json_parse(schema, strlen(schema), &limits, &tree, NULL), 0, "%s", schema);
-    struct language l = language_of(
-        &(struct constrain_part){.kind = CONSTRAIN_SCHEMA, .field = "f", .schema = tree});
+    part.kind = CONSTRAIN_SCHEMA;
+    part.field = "f";
+    part.schema = tree;
+    struct language l = language_of(&part);
     l.schema = tree;
     return l;
+}
+
+static inline struct language language_schema(const char *schema) {
+    return language_part(schema, (struct constrain_part){0});
+}
+
+/* Arguments of a tool. */
+static inline struct language language_arguments(const char *schema) {
+    return language_part(schema, (struct constrain_part){.only_objects = true, .closed = true});
 }
 
 static inline void language_close(struct language *l) {

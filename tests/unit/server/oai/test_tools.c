@@ -322,3 +322,42 @@ Test(oai_tools, promised_tags_keep_to_the_schema) {
     language_close(&l);
     case_close(&c);
 }
+
+/* Promised calls have no members that the tool does not declare. */
+Test(oai_tools, promised_arguments_have_no_undeclared_members) {
+    static const struct {
+        const char *parameters, *arguments;
+        bool allowed;
+    } cases[] = {
+        {"{\"type\":\"object\",\"properties\":{}}", "{}", true},
+        {"{\"type\":\"object\",\"properties\":{}}", "{\"x\": 1}", false},
+        {"{\"type\":\"object\"}", "{}", true},
+        {"{\"type\":\"object\"}", "{\"x\": 1}", false},
+        {"{}", "{\"x\": 1}", false},
+        {"{\"type\":\"object\",\"additionalProperties\":true}", "{\"x\": 1}", true},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{}}}", "{\"a\": 1}", true},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{}}}", "{\"a\": 1, \"x\": 1}", false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"object\"}}}",
+         "{\"a\": {\"x\": 1}}", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char body[512], text[512];
+        struct oai_case c;
+        snprintf(body, sizeof body,
+                 "{" MESSAGES ",\"tool_choice\":\"required\",\"tools\":[{\"type\":\"function\","
+                 "\"function\":{\"name\":\"f\",\"parameters\":%s}}]}",
+                 cases[i].parameters);
+        snprintf(text, sizeof text,
+                 "<tool_call>\n{\"name\": \"f\", \"arguments\": %s}\n</tool_call>",
+                 cases[i].arguments);
+        case_open(&c);
+        c.rules.tool_format = TOOL_FORMAT_HERMES;
+        cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
+        struct language l = language_of(c.request.constraint);
+        cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+        cr_expect_eq(language_holds(&l, text), cases[i].allowed, "%s: %s", cases[i].parameters,
+                     cases[i].arguments);
+        language_close(&l);
+        case_close(&c);
+    }
+}
