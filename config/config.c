@@ -65,9 +65,10 @@ const struct option config_options[] = {
     {"tls-key", TEXT, AT(tls_key), 1, 0, NULL, "FILE", RELOADABLE,
      "Private key of the certificate, in PEM format."},
     {"allowed-host", LIST, AT(allowed_hosts), 1, 0, NULL, "NAME", 0,
-     "Host name accepted in the Host header in addition to localhost while keepd listens on a "
-     "loopback address (protection against DNS rebinding). On other addresses the header is "
-     "checked only if this option is given. May be given several times."},
+     "Host name accepted in the Host header in addition to localhost, and to the names by which "
+     "containers reach their host (host.docker.internal), while keepd listens on a loopback "
+     "address (protection against DNS rebinding). On other addresses the header is checked only "
+     "if this option is given. May be given several times."},
     {"cors-origin", LIST, AT(cors_origins), 1, 0, NULL, "ORIGIN", 0,
      "Origin whose web pages may read answers (https://chat.example), localhost for the pages of "
      "this machine on any port, or * for all. May be given several times. Default: no other "

@@ -61,10 +61,21 @@ struct constrain_part {
     int min, max;
 };
 
-/* Does a schema, which is a part of `root`, say that its instances are strings: by its own
- * keywords, or by those of the definitions it refers to? False also where that takes too long to
- * find out. */
-bool constrain_is_text(const cJSON *root, const cJSON *schema);
+/* Types of JSON, as a set. */
+enum constrain_type {
+    CONSTRAIN_TYPE_NULL = 1,
+    CONSTRAIN_TYPE_BOOLEAN = 2,
+    CONSTRAIN_TYPE_NUMBER = 4,
+    CONSTRAIN_TYPE_STRING = 8,
+    CONSTRAIN_TYPE_ARRAY = 16,
+    CONSTRAIN_TYPE_OBJECT = 32,
+    CONSTRAIN_TYPES_ALL = 63
+};
+
+/* Returns the types that a schema, which is a part of `root`, allows by its own keywords and by
+ * those of the definitions that it refers to. No instance has another type; all types where it
+ * would take too long to find out. */
+unsigned constrain_types(const cJSON *root, const cJSON *schema);
 
 /* Writes a key by which caches find a part: two parts have equal keys exactly if they are equal. */
 void constrain_part_write(const struct constrain_part *part, struct buf *out);

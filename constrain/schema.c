@@ -549,6 +549,7 @@ struct schema_memo {
         struct conjunction key; /* flattened */
         uint64_t hash;
         enum schema_form form;
+        unsigned types; /* of SCHEMA_TEXT */
         bool done;
         uint32_t node, rule; /* rule: UINT32_MAX until the conjunction occurs inside itself */
         struct memo_row *next;
@@ -574,6 +575,10 @@ static bool is_equal(struct schema *s, const struct conjunction *a, const struct
     return true;
 }
 
+static unsigned memo_types(const struct schema *s) {
+    return s->form == SCHEMA_TEXT ? s->types : 0;
+}
+
 static uint32_t memo_use(struct schema *s, struct memo_row *row) {
     if (row->done) return row->node;
     if (row->rule == UINT32_MAX) row->rule = node_rule_open(s->pool);
@@ -596,14 +601,18 @@ uint32_t schema_node(struct schema *s, struct conjunction conjunction) {
     if (s->rc != 0 || all.never) return NODE_NONE;
     uint64_t hash = memo_hash(&all);
     struct memo_row **chain = &s->memo->chains[hash >> 32 & (MEMO_CHAINS - 1)], *row = *chain;
-    while (row != NULL &&
-           (row->hash != hash || row->form != s->form || !is_equal(s, &row->key, &all)))
+    while (row != NULL && (row->hash != hash || row->form != s->form ||
+                           row->types != memo_types(s) || !is_equal(s, &row->key, &all)))
         row = row->next;
     if (row != NULL) return memo_use(s, row);
     row = schema_alloc(s, 1, sizeof *row);
     if (row == NULL) return NODE_NONE;
-    *row = (struct memo_row){
-        .key = all, .hash = hash, .form = s->form, .rule = UINT32_MAX, .next = *chain};
+    *row = (struct memo_row){.key = all,
+                             .hash = hash,
+                             .form = s->form,
+                             .types = memo_types(s),
+                             .rule = UINT32_MAX,
+                             .next = *chain};
     *chain = row;
     if (s->depth >= JSON_MAX_DEPTH)
         return schema_refuse(s, ERR_LIMIT, all.count > 0 ? all.list[0].schema : NULL, NULL,

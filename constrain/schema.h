@@ -27,13 +27,14 @@ enum schema_form {
     SCHEMA_JSON, /* JSON */
     /* An object, written as one tag for each member, in the order of the names:
      *   <parameter=NAME>\nVALUE\n</parameter>\n
-     * Members that the schema does not name are left out. VALUE is TEXT if constrain_is_text holds
-     * for the schema that `properties` of the outermost schema gives the name, otherwise MIXED. */
+     * Members that the schema does not name are left out. VALUE is TEXT. Its types are those that
+     * constrain_types returns for the schema that `properties` of the outermost schema gives the
+     * name. */
     SCHEMA_TAGGED,
-    SCHEMA_TEXT,  /* the string itself, in which there is no "</parameter>" */
+    /* A string itself, in which there is no "</parameter>", and which does not read as a value of
+     * another of the types (server/oai/tool_tags.h); or a value of another type as JSON. */
+    SCHEMA_TEXT,
     SCHEMA_PLAIN, /* strings only, as their characters: names of members */
-    SCHEMA_MIXED, /* JSON, or a TEXT that is no scalar of JSON and begins with no brace or bracket
-                   */
 };
 
 struct schema_options {

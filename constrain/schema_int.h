@@ -49,7 +49,8 @@ struct schema {
     struct rewrite_row *rewriting;    /* schemas being rewritten, the innermost first */
     enum schema_form form;            /* the present form of instances */
     bool closed;                      /* struct schema_options */
-    uint32_t texts[2];                /* strings that may be TEXT; and MIXED; 0: not built */
+    unsigned types;                   /* SCHEMA_TEXT: constrain_types of the parameter */
+    uint32_t texts[64];               /* by `types`: strings that may be TEXT; 0: not built */
     int depth, branches;
     int rc; /* sticks */
     struct fault *fault;

@@ -231,11 +231,11 @@ static void build_names(struct object *o) {
         if (text == NULL) return;
         bool allowed =
             o->allowed == s->nodes->any_text || node_matches(s->pool, o->allowed, text, size);
-        if (o->tagged)
-            s->form = constrain_is_text(
-                          s->root, schema_member(s, json_get(s->root, "properties"), named->name))
-                          ? SCHEMA_TEXT
-                          : SCHEMA_MIXED;
+        if (o->tagged) {
+            const cJSON *properties = json_get(s->root, "properties");
+            s->form = SCHEMA_TEXT;
+            s->types = constrain_types(s->root, schema_member(s, properties, named->name));
+        }
         uint32_t value =
             allowed ? value_node(o, named->name, patterns_of(o, text, size)) : NODE_NONE;
         named->node = o->tagged ? schema_tag(s, named->name, value)

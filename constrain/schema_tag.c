@@ -8,12 +8,13 @@
 #include "constrain/schema_int.h"
 
 #define PARAMETER_CLOSES "</parameter>"
+#define BLANKS           "[ \\t\\r\\n]*"
 
-#define TEXT_STEPS 1024 /* schemas and definitions that are looked at for one answer */
+#define TYPE_STEPS 1024 /* schemas and definitions that are looked at for one answer */
 
 struct look {
     const cJSON *root;
-    int left; /* steps; a schema looked at after the last is no text */
+    int left; /* steps; a schema looked at after the last has all types */
 };
 
 /* Returns the definition that a $ref names; NULL: the $ref has another form, or nothing is there.
@@ -34,64 +35,111 @@ static const cJSON *definition(struct look *look, const char *ref) {
     return NULL;
 }
 
-static bool is_text(struct look *look, const cJSON *schema);
+static unsigned types_of_schema(struct look *look, const cJSON *schema);
 
-/* Returns whether all schemas of a list are texts, or, without `all`, whether one is. */
-static bool are_texts(struct look *look, const cJSON *schemas, bool all) {
+/* Returns the types that all schemas of a list allow, or, without `all`, those that any allows. */
+static unsigned types_of_list(struct look *look, const cJSON *schemas, bool all) {
+    unsigned types = all ? CONSTRAIN_TYPES_ALL : 0;
     const cJSON *child;
-    if (!cJSON_IsArray(schemas) || schemas->child == NULL) return false;
+    if (!cJSON_IsArray(schemas) || schemas->child == NULL) return CONSTRAIN_TYPES_ALL;
     cJSON_ArrayForEach(child, schemas) {
-        if (is_text(look, child) != all) return !all;
+        unsigned one = types_of_schema(look, child);
+        types = all ? types & one : types | one;
     }
-    return all;
+    return types;
 }
 
-static bool are_strings(const cJSON *values) {
+/* Returns the type of this name; all for one that is none. */
+static unsigned type_named(const char *name) {
+    static const struct {
+        const char *name;
+        unsigned type;
+    } types[] = {{"null", CONSTRAIN_TYPE_NULL},      {"boolean", CONSTRAIN_TYPE_BOOLEAN},
+                 {"integer", CONSTRAIN_TYPE_NUMBER}, {"number", CONSTRAIN_TYPE_NUMBER},
+                 {"string", CONSTRAIN_TYPE_STRING},  {"array", CONSTRAIN_TYPE_ARRAY},
+                 {"object", CONSTRAIN_TYPE_OBJECT}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(types[i].name, name) == 0) return types[i].type;
+    return CONSTRAIN_TYPES_ALL;
+}
+
+static unsigned types_of_keyword(const cJSON *type) {
+    unsigned types = 0;
     const cJSON *child;
-    cJSON_ArrayForEach(child, values) {
-        if (!cJSON_IsString(child)) return false;
+    if (cJSON_IsString(type)) return type_named(type->valuestring);
+    if (!cJSON_IsArray(type) || type->child == NULL) return CONSTRAIN_TYPES_ALL;
+    cJSON_ArrayForEach(child, type) {
+        types |= cJSON_IsString(child) ? type_named(child->valuestring) : CONSTRAIN_TYPES_ALL;
     }
-    return cJSON_IsArray(values) && values->child != NULL;
+    return types;
 }
 
-static bool is_text(struct look *look, const cJSON *schema) {
-    const cJSON *type = json_get(schema, "type"), *ref = json_get(schema, "$ref");
-    if (schema == NULL || look->left-- <= 0) return false;
-    if (cJSON_IsArray(type) && type->child != NULL && type->child->next == NULL) type = type->child;
-    if (type != NULL) return cJSON_IsString(type) && strcmp(type->valuestring, "string") == 0;
-    return are_strings(json_get(schema, "enum")) || cJSON_IsString(json_get(schema, "const")) ||
-           (cJSON_IsString(ref) && is_text(look, definition(look, ref->valuestring))) ||
-           are_texts(look, json_get(schema, "allOf"), false) ||
-           are_texts(look, json_get(schema, "anyOf"), true) ||
-           are_texts(look, json_get(schema, "oneOf"), true);
+static unsigned types_of_values(const cJSON *values) {
+    unsigned types = 0;
+    const cJSON *child;
+    if (!cJSON_IsArray(values) || values->child == NULL) return CONSTRAIN_TYPES_ALL;
+    cJSON_ArrayForEach(child, values) types |= type_named(json_type_name(child));
+    return types;
 }
 
-bool constrain_is_text(const cJSON *root, const cJSON *schema) {
-    struct look look = {.root = root, .left = TEXT_STEPS};
-    return is_text(&look, schema);
+static unsigned types_of_schema(struct look *look, const cJSON *schema) {
+    const cJSON *ref = json_get(schema, "$ref"), *only = json_get(schema, "const");
+    if (!cJSON_IsObject(schema) || look->left-- <= 0) return CONSTRAIN_TYPES_ALL;
+    unsigned types = types_of_keyword(json_get(schema, "type")) &
+                     types_of_values(json_get(schema, "enum")) &
+                     types_of_list(look, json_get(schema, "allOf"), true) &
+                     types_of_list(look, json_get(schema, "anyOf"), false) &
+                     types_of_list(look, json_get(schema, "oneOf"), false);
+    if (only != NULL) types &= type_named(json_type_name(only));
+    if (cJSON_IsString(ref)) types &= types_of_schema(look, definition(look, ref->valuestring));
+    return types;
 }
 
-/* Builds the strings that are read as they are. Behind MIXED tags, a string that reads as another
- * value is that value. */
-static uint32_t texts_of(struct schema *s, bool mixed) {
+unsigned constrain_types(const cJSON *root, const cJSON *schema) {
+    struct look look = {.root = root, .left = TYPE_STEPS};
+    return types_of_schema(&look, schema);
+}
+
+/* Writes the texts that are read as a value of one of the types, and not as a string, as
+ * alternatives of a regular expression, with '|' before each. */
+static void write_values(struct buf *out, unsigned types) {
+    static const struct {
+        unsigned type;
+        const char *pattern;
+    } values[] = {
+        {CONSTRAIN_TYPE_NULL, "(null|None)" BLANKS},
+        {CONSTRAIN_TYPE_BOOLEAN, "([Tt]rue|[Ff]alse)" BLANKS},
+        {CONSTRAIN_TYPE_NUMBER, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][-+]?[0-9]+)?" BLANKS},
+        {CONSTRAIN_TYPE_ARRAY, "[\\[(][\\s\\S]*"},
+        {CONSTRAIN_TYPE_OBJECT, "\\{[\\s\\S]*"},
+    };
+    if (types == CONSTRAIN_TYPES_ALL) buf_str(out, "|" BLANKS "[\"'][\\s\\S]*");
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        if (types & values[i].type) buf_fmt(out, "|" BLANKS "%s", values[i].pattern);
+}
+
+/* Builds the strings that are read as they are behind a tag whose value has one of the types. */
+static uint32_t texts_of(struct schema *s, unsigned types) {
     static const char closes[] = "[\\s\\S]*" PARAMETER_CLOSES "[\\s\\S]*";
-    static const char values[] =
-        "[ \\t\\r\\n]*([{\\[][\\s\\S]*|(true|True|false|False|null|None|-?(0|[1-9][0-9]*)"
-        "(\\.[0-9]+)?([eE][-+]?[0-9]+)?)[ \\t\\r\\n]*)";
     struct fault fault = {0};
     uint32_t closed = NODE_NONE, value = NODE_NONE;
+    struct buf values;
     int rc = regex_compile(s->pool, closes, strlen(closes), REGEX_WHOLE, &closed, &fault);
-    if (rc == 0 && mixed)
-        rc = regex_compile(s->pool, values, strlen(values), REGEX_WHOLE, &value, &fault);
-    if (rc != 0) return NODE_NONE; /* the pool's error: the expressions are right */
+    buf_open(&values, 4096);
+    write_values(&values, types);
+    if (values.failed) s->pool->rc = ERR_NOMEM;
+    if (rc == 0 && !values.failed && types != CONSTRAIN_TYPE_STRING)
+        rc = regex_compile(s->pool, values.data + 1, values.size - 1, REGEX_WHOLE, &value, &fault);
+    buf_close(&values);
+    if (rc != 0 || s->pool->rc != 0) return NODE_NONE; /* the expressions are right */
     return node_and2(s->pool, s->nodes->any_text,
                      node_not(s->pool, node_alt2(s->pool, closed, value)));
 }
 
 uint32_t schema_tag_text(struct schema *s, uint32_t content) {
-    bool mixed = s->form == SCHEMA_MIXED;
-    if (s->texts[mixed] == NODE_NONE) s->texts[mixed] = texts_of(s, mixed);
-    return node_live(s->pool, node_and2(s->pool, content, s->texts[mixed]));
+    uint32_t *texts = &s->texts[s->types & CONSTRAIN_TYPES_ALL];
+    if (*texts == NODE_NONE) *texts = texts_of(s, s->types);
+    return node_live(s->pool, node_and2(s->pool, content, *texts));
 }
 
 uint32_t schema_tag(struct schema *s, const char *name, uint32_t value) {

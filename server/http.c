@@ -130,7 +130,9 @@ static int refuse_host(struct exchange *ex) {
     struct oai_error error;
     const char *host = header(ex, "Host");
     if (!ex->server->loopback && !o->allowed_host_count) return 0;
-    if (origin_host_allowed(host, o->host, o->allowed_hosts, o->allowed_host_count)) return 0;
+    if (origin_host_allowed(host, header(ex, "Origin"), o->host, o->allowed_hosts,
+                            o->allowed_host_count))
+        return 0;
     oai_refuse(&error, 403, "forbidden_host", NULL,
                "This server answers to localhost, not to '%.64s' (--allowed-host).", host);
     exchange_refuse(ex, &error);

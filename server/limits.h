@@ -9,16 +9,15 @@
 #define OAI_JSON_DEPTH         512    /* JSON_MAX_DEPTH */
 #define OAI_JSON_VALUES        100000 /* JSON values besides the token ids of the longest text */
 #define OAI_MESSAGES_MAX       4096
-#define OAI_TOOLS_MAX          128
-#define OAI_TOOL_NAME_BYTES    64
+#define OAI_TOOL_NAME_BYTES    128
 #define OAI_PROMPTS_MAX        128     /* per request; each is a job with its own queue place */
 #define OAI_N_MAX              128     /* choices per prompt */
 #define OAI_CHOICES_MAX        256     /* per request: prompts x n */
 #define OAI_SCORES_MAX         4194304 /* per answer: choices x tokens x (1 + alternatives) */
 #define OAI_SCORES_AT_ONCE     1048576 /* the part written in one turn of the loop, see prepare.c */
 #define OAI_CHOICES_LISTED_MAX 10000   /* texts of guided_choice; constrain/limits.h has the rest */
-#define OAI_STOPS_MAX          16
-#define OAI_STOP_BYTES         1024
+#define OAI_STOPS_MAX          256
+#define OAI_STOP_BYTES         16384 /* of all stop strings together: each token is compared */
 #define OAI_STOP_IDS_MAX       256
 #define OAI_BIAS_MAX           1024
 #define OAI_SAMPLERS_MAX       16
@@ -34,6 +33,7 @@
 #define OAI_RECORDS_MAX        4096 /* stored responses */
 #define OAI_RECORD_BYTES       ((size_t)64 << 20) /* together; one takes at most a part (records.h) */
 #define OAI_NAMES_MAX          16                 /* served model names */
+#define OAI_TEMPERATURE_MAX    1000000.0          /* all tokens are equally likely long before */
 #define OAI_REPETITION_MIN     0.01               /* repetition_penalty */
 #define OAI_REPETITION_MAX     100.0
 #define OAI_COMPLETION_TOKENS  16 /* OpenAI's max_tokens of /v1/completions when absent */

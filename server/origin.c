@@ -29,7 +29,17 @@ static bool is_loopback(const char *name) {
     return inet_pton(AF_INET6, name, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
-bool origin_host_allowed(const char *host, const char *own, char *const *allowed, size_t count) {
+/* Names that Docker and Podman give the host inside of containers. */
+static bool is_container_name(const char *name) {
+    static const char *const names[] = {"host.docker.internal", "gateway.docker.internal",
+                                        "host.containers.internal"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcasecmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+bool origin_host_allowed(const char *host, const char *origin, const char *own,
+                         char *const *allowed, size_t count) {
     char name[256];
     const char *at;
     if (!host) return true;
@@ -40,6 +50,7 @@ bool origin_host_allowed(const char *host, const char *own, char *const *allowed
     if (name[size - 1] == '.') name[size - 1] = '\0'; /* a name may end in the root's dot */
     if (strcasecmp(name, "localhost") == 0 || is_loopback(name)) return true;
     if (own && strcasecmp(name, own) == 0) return true;
+    if (!origin && is_container_name(name)) return true;
     for (size_t i = 0; i < count; i++)
         if (strcasecmp(name, allowed[i]) == 0) return true;
     return false;

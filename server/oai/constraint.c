@@ -324,26 +324,26 @@ static const char *name_pattern(const struct oai_reader *r) {
 }
 
 /* Builds text that tool_calls.c does not read as a call. A call of llama3 begins the text or has
- * the name of a tool. One of mistral without a tag or a bracket begins the text, where a name and a
- * brace are enough. */
+ * the name of a tool. One of hermes has a tag, or the name. One of mistral without a tag or a
+ * bracket begins the text, where a name and a brace are enough. */
 static int plain_text(struct oai_reader *r, struct constrain_part *part) {
-    if (r->out->tools.format == TOOL_FORMAT_HERMES) {
-        *part = text_part("<tool_call>");
-        part->kind = CONSTRAIN_WITHOUT;
-        return 0;
-    }
     if (r->out->tools.format == TOOL_FORMAT_QWEN3_CODER) {
         *part = text_part(NOT_INSIDE "(<tool_call>|<function=))[\\s\\S]*");
         part->kind = CONSTRAIN_REGEX;
         return 0;
     }
+    static const char *const hermes[] = {
+        NOT_INSIDE "<tool_call>)" NOT_INSIDE "\"name\"" BLANK ":" BLANK "\"(", ")\")[\\s\\S]*"};
     static const char *const llama3[] = {NOT_BEGIN "(<\\|python_tag\\|>" BLANK ")?\\{)" NOT_INSIDE
                                                    "\"name\"" BLANK ":" BLANK "\"(",
                                          ")\")[\\s\\S]*"};
     static const char *const mistral[] = {NOT_BEGIN "\\{)" NOT_INSIDE "\\[TOOL_CALLS\\])" NOT_INSIDE
                                                     "\\[" BLANK "\\{)" NOT_BEGIN "(",
                                           ")(\\[ARGS\\]" BLANK ")?\\{)[\\s\\S]*"};
-    const char *const *form = r->out->tools.format == TOOL_FORMAT_LLAMA3 ? llama3 : mistral;
+    enum tool_format format = r->out->tools.format;
+    const char *const *form = format == TOOL_FORMAT_HERMES   ? hermes
+                              : format == TOOL_FORMAT_LLAMA3 ? llama3
+                                                             : mistral;
     const char *names = name_pattern(r);
     size_t size = names ? strlen(form[0]) + strlen(names) + strlen(form[1]) + 1 : 0;
     char *pattern = names ? arena_alloc(r->arena, size, 1) : NULL;

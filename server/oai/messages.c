@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "server/oai/fields.h"
+#include "server/oai/tool_json.h"
 
 #define CONTENT_BYTES_MAX (256u << 20) /* the body is bounded below this long before */
 
@@ -125,27 +126,67 @@ static int put_content(cJSON *copy, const cJSON *message, const char *path,
 
 /* --- tool calls --- */
 
-/* "{\"a\":1}" -> {"a":1}: templates print arguments by `tojson`. Missing arguments become {}; text
- * that is not an object stays unchanged. */
+/* Reads arguments as an object. *tree NULL: they are none. */
+static int read_arguments(const char *text, size_t size, cJSON **tree, struct oai_error *error) {
+    /* Members of the same name are the model's; templates show what it wrote. */
+    struct json_limits limits = {
+        .bytes = CONTENT_BYTES_MAX, .depth = OAI_JSON_DEPTH, .nuls = true, .nodes = 100000};
+    *tree = NULL;
+    int rc = json_parse(text, size, &limits, tree, NULL);
+    if (rc == ERR_NOMEM) return no_memory(error);
+    if (rc) *tree = NULL;
+    if (cJSON_IsObject(*tree)) return 0;
+    json_free(*tree);
+    *tree = NULL;
+    return 0;
+}
+
+/* Reads arguments that were cut, such as {"city": "Par, as what they hold whole. */
+static int read_cut_arguments(const char *text, cJSON **tree, struct oai_error *error) {
+    struct buf whole;
+    int rc = 0;
+    *tree = NULL;
+    buf_open(&whole, CONTENT_BYTES_MAX);
+    if (tool_json_close(text, strlen(text), &whole) && !whole.failed)
+        rc = read_arguments(whole.data, whole.size, tree, error);
+    if (whole.failed) rc = no_memory(error);
+    buf_close(&whole);
+    return rc;
+}
+
+/* Returns whether arguments say nothing: none, null, or an empty text. */
+static bool are_none(const cJSON *arguments) {
+    static const char blank[] = " \t\r\n";
+    if (!cJSON_IsString(arguments)) return !arguments;
+    const char *text = arguments->valuestring + strspn(arguments->valuestring, blank);
+    size_t size = strlen(text);
+    while (size && strchr(blank, text[size - 1])) size--;
+    return size == 0 || (size == 4 && memcmp(text, "null", 4) == 0);
+}
+
+/* "{\"a\":1}" -> {"a":1}: templates print arguments by `tojson`, or one member after the other, so
+ * they get an object whatever a model wrote. Arguments that say nothing become {}; cut ones what
+ * they hold whole; and other text the one member of Anthropic's form of such arguments. */
 static int open_arguments(cJSON *function, struct oai_error *error) {
     const cJSON *arguments = json_get(function, "arguments");
-    struct json_limits limits = {.bytes = CONTENT_BYTES_MAX,
-                                 .depth = OAI_JSON_DEPTH,
-                                 .unique_keys = true,
-                                 .nuls = true,
-                                 .nodes = 100000};
-    const char *text;
-    cJSON *tree;
-    if (!cJSON_IsString(arguments)) return 0;
-    text = arguments->valuestring[0] ? arguments->valuestring : "{}";
-    int rc = json_parse(text, strlen(text), &limits, &tree, NULL);
-    if (rc == ERR_NOMEM) return no_memory(error);
-    if (rc) return 0;
-    if (!cJSON_IsObject(tree)) {
-        json_free(tree);
-        return 0;
+    cJSON *tree = NULL;
+    if (cJSON_IsObject(arguments)) return 0;
+    if (are_none(arguments)) {
+        tree = cJSON_CreateObject();
+    } else {
+        const char *text = arguments->valuestring;
+        if (read_arguments(text, strlen(text), &tree, error)) return -1;
+        if (!tree && read_cut_arguments(text, &tree, error)) return -1;
+        if (!tree && (tree = cJSON_CreateObject()) != NULL &&
+            !cJSON_AddStringToObject(tree, "INVALID_JSON", text)) {
+            cJSON_Delete(tree);
+            tree = NULL;
+        }
     }
-    if (cJSON_ReplaceItemInObjectCaseSensitive(function, "arguments", tree)) return 0;
+    if (tree && cJSON_GetObjectItemCaseSensitive(function, "arguments")
+            ? cJSON_ReplaceItemInObjectCaseSensitive(function, "arguments", tree)
+            : tree && cJSON_AddItemToObject(function, "arguments", tree))
+        return 0;
     json_free(tree);
     return no_memory(error);
 }

@@ -248,7 +248,7 @@ struct oai_offset {
     uint8_t part_size;
 };
 
-#define OAI_HEADER_BYTES 192 /* a message in a channel; names of tools have at most 64 */
+#define OAI_HEADER_BYTES (OAI_TOOL_NAME_BYTES + 128) /* a message in a channel */
 
 /* The voice of a text: the model thinks, or it answers. In models without channels all members but
  * the first three are zero. */

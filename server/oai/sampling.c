@@ -84,7 +84,7 @@ static int read_numbers(struct oai_reader *r) {
     struct engine_request *s = &r->out->sampling;
     const cJSON *body = r->body;
     int32_t top_k = s->top_k;
-    if (oai_get_float(r, NULL, body, "temperature", 0, 2, &s->temperature) ||
+    if (oai_get_float(r, NULL, body, "temperature", 0, OAI_TEMPERATURE_MAX, &s->temperature) ||
         oai_get_float(r, NULL, body, "top_p", 0, 1, &s->top_p) ||
         oai_get_float(r, NULL, body, "min_p", 0, 1, &s->min_p) ||
         oai_get_float(r, NULL, body, "presence_penalty", -2, 2, &s->presence) ||
@@ -229,8 +229,9 @@ static int read_samplers(struct oai_reader *r) {
 
 /* --- ends of an answer --- */
 
+/* `left`: 1 + the bytes that the strings may still have. */
 static int add_stop(struct oai_reader *r, struct engine_stop *stops, const cJSON *node,
-                    const char *field) {
+                    const char *field, size_t *left) {
     if (!cJSON_IsString(node))
         return oai_invalid(r, field, "expected a string, found %s", json_type_name(node));
     size_t size = strlen(node->valuestring);
@@ -238,8 +239,10 @@ static int add_stop(struct oai_reader *r, struct engine_stop *stops, const cJSON
     if (!text) return oai_no_memory(r);
     json_text(text, text, &size);
     if (size == 0) return oai_invalid(r, field, "a stop string must not be empty");
-    if (size > OAI_STOP_BYTES)
-        return oai_invalid(r, field, "expected at most %d bytes, found %zu", OAI_STOP_BYTES, size);
+    *left = size < *left ? *left - size : 0;
+    if (*left == 0)
+        return oai_invalid(r, "stop", "expected at most %d bytes in all stop strings together",
+                           OAI_STOP_BYTES);
     stops[r->out->sampling.stop_count++] = (struct engine_stop){text, size};
     return 0;
 }
@@ -247,6 +250,7 @@ static int add_stop(struct oai_reader *r, struct engine_stop *stops, const cJSON
 static int read_stop(struct oai_reader *r) {
     const cJSON *stop = json_get(r->body, "stop"), *node;
     struct engine_stop *stops;
+    size_t left = OAI_STOP_BYTES + 1;
     char field[OAI_PATH];
     if (!stop) return 0;
     if (!cJSON_IsString(stop) && !cJSON_IsArray(stop))
@@ -255,13 +259,13 @@ static int read_stop(struct oai_reader *r) {
     if (cJSON_IsArray(stop) && cJSON_GetArraySize(stop) > OAI_STOPS_MAX)
         return oai_invalid(r, "stop", "expected at most %d stop strings, found %d", OAI_STOPS_MAX,
                            cJSON_GetArraySize(stop));
-    stops = arena_alloc(r->arena, OAI_STOPS_MAX, sizeof *stops);
+    stops = arena_alloc(r->arena, (size_t)cJSON_GetArraySize(stop) + 1, sizeof *stops);
     if (!stops) return oai_no_memory(r);
     r->out->sampling.stops = stops;
-    if (cJSON_IsString(stop)) return add_stop(r, stops, stop, "stop");
+    if (cJSON_IsString(stop)) return add_stop(r, stops, stop, "stop", &left);
     cJSON_ArrayForEach(node, stop) {
         oai_path(field, "stop[%d]", r->out->sampling.stop_count);
-        if (add_stop(r, stops, node, field)) return -1;
+        if (add_stop(r, stops, node, field, &left)) return -1;
     }
     return 0;
 }

@@ -16,6 +16,7 @@
 #define CALLS_TAG      "[TOOL_CALLS]"
 #define ARGS_TAG       "[ARGS]"
 #define FUNCTION_OPENS "<function="
+#define FENCE          "```"
 
 /* --- formats --- */
 
@@ -123,6 +124,8 @@ struct head {
     enum { NO_ARGUMENTS, OBJECT, STRING, EMPTY, TAGS } form;
     size_t arguments; /* where they begin: at the brace, behind the quote; EMPTY: where they end */
     bool whole;       /* name and arguments have begun */
+    bool parameters;  /* the member of the arguments has this name */
+    bool fenced, listed; /* hermes: the object stands in a fence, in a list */
 };
 
 /* Matches the place of missing arguments: the object ends, or goes on with another member. */
@@ -194,6 +197,7 @@ static enum match match_member(const struct tool_set *tools, struct cursor *c, s
     if (match != MATCH_YES) return match;
     if (is_word(c, &key, "arguments") || is_word(c, &key, "parameters")) {
         if (head->form != NO_ARGUMENTS) return MATCH_NO;
+        head->parameters = is_word(c, &key, "parameters");
         match = match_arguments(c, head);
         head->whole = match == MATCH_YES && head->name.end;
         return match == MATCH_YES && !head->whole ? skip_arguments(c, head) : match;
@@ -228,6 +232,36 @@ static enum match match_hermes(struct cursor *c, bool first) {
     else if (c->at < c->end && c->text[c->at] == '\n')
         c->at++;
     return match_word(c, CALL_OPENS);
+}
+
+static bool is_word_byte(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-';
+}
+
+/* Matches the object of a call without tags, at the beginning of a line: alone, in a list, in a
+ * fence. Any object may have a name, so it has arguments, too, and by this word: a tool that is
+ * described has parameters. */
+static enum match match_bare(const struct tool_reader *r, struct cursor *c, bool first,
+                             struct head *head) {
+    if (first)
+        skip_blank(c);
+    else if (c->text[c->at++] != '\n')
+        return MATCH_NO;
+    enum match match = match_word(c, FENCE);
+    if (match == MATCH_MORE) return match;
+    head->fenced = match == MATCH_YES;
+    if (head->fenced) {
+        while (c->at < c->end && is_word_byte(c->text[c->at])) c->at++;
+        if (c->at < c->end && !tool_json_blank(c->text[c->at])) return MATCH_NO;
+        skip_blank(c);
+    }
+    match = match_word(c, "[");
+    if (match == MATCH_MORE) return match;
+    head->listed = match == MATCH_YES;
+    if (!head->listed && c->at < c->end && c->text[c->at] != '{') return MATCH_NO;
+    match = match_head(r->tools, c, head);
+    return match == MATCH_YES && (head->form == EMPTY || head->parameters) ? MATCH_NO : match;
 }
 
 /* Matches a call whose tag may be missing: one that is a special token leaves no text. */
@@ -290,23 +324,30 @@ static enum match match_coder(const struct tool_set *tools, struct cursor *c, bo
     return is_tool(tools, c, &head->name) ? MATCH_YES : MATCH_NO;
 }
 
+/* `depth`: as of may_open. */
 static enum match match_call(const struct tool_reader *r, struct cursor *c, bool first,
-                             struct head *head) {
+                             uint32_t depth, struct head *head) {
     if (r->tools->format == TOOL_FORMAT_QWEN3_CODER) return match_coder(r->tools, c, first, head);
     if (r->tools->format == TOOL_FORMAT_MISTRAL) return match_mistral(r, c, first, head);
     bool hermes = r->tools->format == TOOL_FORMAT_HERMES;
+    struct cursor begin = *c;
     enum match match = hermes ? match_hermes(c, first) : match_llama3(r, c);
     if (match == MATCH_YES) match = match_head(r->tools, c, head);
+    if (match == MATCH_NO && hermes && !depth) {
+        *c = begin;
+        *head = (struct head){0};
+        return match_bare(r, c, first, head);
+    }
     /* An object without a tag, in the middle of a text, is a call only if it has arguments. */
     return match == MATCH_YES && !hermes && !first && head->form == EMPTY ? MATCH_NO : match;
 }
 
 static enum match match_opening(const struct tool_reader *r, struct cursor *c, bool first,
-                                struct head *head) {
+                                uint32_t depth, struct head *head) {
     size_t begin = c->at;
     bool cut = c->end - begin >= TOOL_HELD_MAX;
     if (cut) c->end = begin + TOOL_HELD_MAX;
-    enum match match = match_call(r, c, first, head);
+    enum match match = match_call(r, c, first, depth, head);
     return match == MATCH_MORE && cut ? MATCH_NO : match;
 }
 
@@ -333,6 +374,7 @@ static struct tool_piece more(void) {
 static struct tool_piece give(struct tool_reader *r, enum tool_piece_kind kind, size_t end) {
     struct tool_piece out = tool_piece(kind, r->at, end);
     r->spoken |= kind == TOOL_TEXT;
+    if (kind == TOOL_TEXT) r->fenced = r->listed = false;
     r->at = end;
     return out;
 }
@@ -340,9 +382,12 @@ static struct tool_piece give(struct tool_reader *r, enum tool_piece_kind kind, 
 static struct tool_piece begin_call(struct tool_reader *r, const char *text,
                                     const struct head *head) {
     int tool = find_tool(r->tools, &(struct cursor){.text = text}, &head->name);
-    r->tags = (struct tool_tags){.texts = r->tools->texts ? r->tools->texts[tool] : NULL};
+    r->tags =
+        (struct tool_tags){.parameters = r->tools->parameters ? r->tools->parameters[tool] : NULL};
     r->at = head->arguments;
     r->calls++;
+    r->fenced |= head->fenced;
+    r->listed |= head->listed;
     r->json = (struct tool_json){0};
     r->phase = head->form == OBJECT   ? TOOL_IN_ARGUMENTS
                : head->form == STRING ? TOOL_IN_STRING
@@ -383,7 +428,7 @@ static struct tool_piece next_in_text(struct tool_reader *r, const char *text, s
         struct head head = {0};
         bool first = !r->spoken && at == r->at;
         if (!may_open(r, text[at], first, depth)) continue;
-        enum match match = match_opening(r, &c, first, &head);
+        enum match match = match_opening(r, &c, first, depth, &head);
         if (match == MATCH_MORE && last && first && is_separator(r, text, end)) {
             r->at = end;
             return more();
@@ -407,15 +452,21 @@ static struct tool_piece next_in_arguments(struct tool_reader *r, const char *te
     return end > r->at ? give(r, TOOL_ARGUMENTS, end) : more();
 }
 
-/* Returns arguments that are not JSON, up to the tag that ends the call or to the end. */
+/* What ends the calls of hermes: a tag, or the fence in which an object without one stands. */
+static const char *end_of_hermes(const struct tool_reader *r) {
+    return r->fenced ? FENCE : CALL_CLOSES;
+}
+
+/* Returns arguments that are not JSON, up to what ends the call or to the end. */
 static struct tool_piece next_in_rest(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
     size_t at = r->at;
     for (; r->tools->format == TOOL_FORMAT_HERMES && at < end; at++) {
         struct cursor c = {text, at, end};
-        enum match match = match_word(&c, CALL_CLOSES);
+        enum match match = match_word(&c, end_of_hermes(r));
         if (match == MATCH_NO || (match == MATCH_MORE && last)) continue;
         if (match == MATCH_MORE || at > r->at) break;
+        r->fenced = r->listed = false;
         end_call(r, c.at);
         return next_in_text(r, text, end, last);
     }
@@ -434,11 +485,46 @@ static struct tool_piece next_in_list(struct tool_reader *r, const char *text, s
     return next_in_text(r, text, end, last);
 }
 
+/* Reads what follows an object in a list: a comma, or the list's end. MORE: that has not come. */
+static enum match leave_list(struct tool_reader *r, const char *text, size_t end) {
+    struct cursor c = {text, r->at, end};
+    skip_blank(&c);
+    if (c.at == end) return MATCH_MORE;
+    r->listed = text[c.at] == ',';
+    if (text[c.at] == ',' || text[c.at] == ']') r->at = c.at + 1;
+    return r->listed ? MATCH_YES : MATCH_NO;
+}
+
+/* Reads the end of a fence; another object may stand before it. */
+static enum match leave_fence(struct tool_reader *r, const char *text, size_t end) {
+    struct cursor c = {text, r->at, end};
+    skip_blank(&c);
+    enum match match = match_word(&c, FENCE);
+    if (match != MATCH_YES) return match;
+    r->at = c.at;
+    r->fenced = false;
+    return match;
+}
+
 /* Reads what follows whole arguments: }\n</tool_call>, or the model's variant of it. */
 static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
     struct cursor c = {text, r->at, end};
     if (r->tools->format == TOOL_FORMAT_MISTRAL) return next_in_list(r, text, end, last);
+    enum match left = r->listed ? leave_list(r, text, end) : MATCH_NO;
+    if (left == MATCH_NO && r->fenced) {
+        left = leave_fence(r, text, end);
+        if (left == MATCH_NO) left = MATCH_YES;
+    }
+    if (left == MATCH_MORE) {
+        if (last) r->at = end;
+        return more();
+    }
+    if (left == MATCH_YES) {
+        end_call(r, r->at);
+        return next_in_text(r, text, end, last);
+    }
+    c.at = r->at;
     bool hermes = r->tools->format == TOOL_FORMAT_HERMES;
     while (c.at < end && (tool_json_blank(text[c.at]) || (hermes && text[c.at] == '}'))) c.at++;
     r->at = c.at;

@@ -2,6 +2,7 @@
  * on (their chat templates say so to the model):
  *
  *   hermes   <tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>   Qwen2.5, Qwen3, Hermes
+ *            {"name": "f", "arguments": {...}}, also in a ``` fence or a list  Qwen2.5-Coder
  *   llama3   {"name": "f", "parameters": {...}}, also behind text           Llama 3.1 to 3.3
  *   mistral  [TOOL_CALLS][{"name": "f", "arguments": {...}}]                Mistral, Ministral
  *            [TOOL_CALLS]f[ARGS]{...}                                       since 2025
@@ -60,8 +61,8 @@ struct tool_set {
     const char *const *names;
     int count;
     bool parallel; /* false: calls after the first are left out */
-    /* qwen3_coder: for each tool its parameters that are strings, NULL at the end */
-    const char *const *const *texts;
+    /* qwen3_coder: for each tool its parameters that do not allow all types (tool_tags.h) */
+    const struct tool_parameter *const *parameters;
 };
 
 /* Zero but for `tools` before the first byte. */
@@ -71,6 +72,7 @@ struct tool_reader {
     uint32_t calls;               /* begun */
     bool spoken;                  /* text came since the beginning or since the last call */
     uint32_t depth;               /* brackets that are open in that text */
+    bool fenced, listed;          /* hermes: calls without tags stand in a fence, in a list */
     enum {
         TOOL_IN_TEXT,
         TOOL_IN_ARGUMENTS, /* an object */

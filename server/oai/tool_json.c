@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "base/json.h"
+
 #define DEPTH_MAX 64 /* bits of `arrays` */
 
 enum state {
@@ -169,4 +171,67 @@ enum tool_json_step tool_json_step(struct tool_json *json, char byte) {
     json->state = (uint8_t)state;
     if (state == BAD) return TOOL_JSON_BAD;
     return state == AFTER_VALUE && json->depth == 0 ? TOOL_JSON_DONE : TOOL_JSON_MORE;
+}
+
+/* Reads the value as the only element of an array, whose comma and end it must not reach. */
+bool tool_json_is_value(const char *text, size_t size) {
+    struct tool_json json = {0};
+    if (size == 0 || tool_json_blank(text[0]) || tool_json_blank(text[size - 1])) return false;
+    (void)tool_json_step(&json, '[');
+    for (size_t i = 0; i < size; i++) {
+        enum state before = (enum state)json.state;
+        bool between = before != STRING && before != ESCAPE && before != HEX;
+        if ((json.depth == 1 && between && text[i] == ',') ||
+            tool_json_step(&json, text[i]) != TOOL_JSON_MORE)
+            return false;
+    }
+    return tool_json_step(&json, ']') == TOOL_JSON_DONE;
+}
+
+bool tool_json_is_number(const char *text, size_t size) {
+    bool begins = size > 0 && (text[0] == '-' || is_digit(text[0]));
+    return begins && tool_json_is_value(text, size);
+}
+
+/* Writes the ends of all open containers, the innermost first. */
+static void close_all(const struct tool_json *json, struct buf *out) {
+    for (int depth = json->depth; depth-- > 0;)
+        buf_char(out, json->arrays >> depth & 1 ? ']' : '}');
+}
+
+/* Returns the end of the last whole character before `end`. */
+static size_t whole_end(const char *text, size_t begin, size_t end) {
+    return begin + utf8_complete(text + begin, end - begin);
+}
+
+bool tool_json_close(const char *text, size_t size, struct buf *out) {
+    struct tool_json json = {0}, good = {0};
+    size_t good_end = 0, string = 0, escape = 0, at = 0;
+    enum tool_json_step step = TOOL_JSON_MORE;
+    while (at < size && step == TOOL_JSON_MORE) {
+        enum state before = (enum state)json.state;
+        step = tool_json_step(&json, text[at]);
+        if (step == TOOL_JSON_BAD) return false;
+        enum state now = (enum state)json.state;
+        bool opened = before != STRING && before != ESCAPE && before != HEX && now == STRING;
+        if (opened) string = at + 1;
+        if (now == ESCAPE) escape = at;
+        at++;
+        if (now != AFTER_VALUE && now != KEY_OR_END && now != VALUE_OR_END) continue;
+        good = json;
+        good_end = at;
+    }
+    enum state state = (enum state)json.state;
+    bool in_string = state == STRING || state == ESCAPE || state == HEX;
+    bool number = state == ZERO || state == WHOLE || state == FRACTION || state == POWER;
+    if (in_string && !json.key) {
+        size_t end = whole_end(text, string, state == STRING ? size : escape);
+        buf_add(out, text, end);
+        buf_char(out, '"');
+        close_all(&json, out);
+    } else {
+        buf_add(out, text, number ? size : good_end);
+        close_all(number ? &json : &good, out);
+    }
+    return good_end > 0;
 }

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "engine/engine.h"
 #include "server/oai/tool_match.h"
 
 #define PARAMETER_OPENS  "<parameter="
@@ -119,32 +120,30 @@ static struct tool_piece next_in_string(struct tool_tags *t, const char *text, s
 
 /* ---- Values ---- */
 
-static bool is_text(const struct tool_tags *t, const char *text) {
+/* Returns the types of the parameter whose name was read. */
+static unsigned types_of(const struct tool_tags *t, const char *text) {
     size_t size = t->name_end - t->name_begin;
-    for (const char *const *name = t->texts; name != NULL && *name != NULL; name++)
-        if (strlen(*name) == size && memcmp(*name, text + t->name_begin, size) == 0) return true;
-    return false;
+    for (const struct tool_parameter *p = t->parameters; p != NULL && p->name != NULL; p++)
+        if (strlen(p->name) == size && memcmp(p->name, text + t->name_begin, size) == 0)
+            return p->types;
+    return CONSTRAIN_TYPES_ALL;
 }
 
-/* Is the text a number of JSON? */
-static bool is_number(const char *text, size_t size) {
-    struct tool_json json = {0};
-    if (size == 0 || size >= TOOL_TAGS_HELD_MAX || strchr("-0123456789", text[0]) == NULL ||
-        text[0] == '\0' || tool_json_step(&json, '[') != TOOL_JSON_MORE)
-        return false;
-    for (size_t i = 0; i < size; i++)
-        if (tool_json_blank(text[i]) || text[i] == ',' || text[i] == ']' ||
-            tool_json_step(&json, text[i]) != TOOL_JSON_MORE)
-            return false;
-    return tool_json_step(&json, ']') == TOOL_JSON_DONE;
+/* May a value be of this type and no string? Where strings are not allowed, any value is read as
+ * what it is. */
+static bool may_be(const struct tool_tags *t, unsigned type) {
+    return (t->types & type) || !(t->types & CONSTRAIN_TYPE_STRING);
 }
 
-/* Returns the JSON of true, false and null, also of Python's; NULL: it is none of them. */
-static const char *word_of(const char *text, size_t size) {
+/* Returns the JSON of true, false and null, also of Python's, and their type; NULL: it is none. */
+static const char *word_of(const char *text, size_t size, unsigned *type) {
     static const char *const words[][2] = {{"true", "true"},   {"True", "true"}, {"false", "false"},
                                            {"False", "false"}, {"null", "null"}, {"None", "null"}};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        if (strlen(words[i][0]) == size && memcmp(words[i][0], text, size) == 0) return words[i][1];
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        if (strlen(words[i][0]) != size || memcmp(words[i][0], text, size) != 0) continue;
+        *type = i < 4 ? CONSTRAIN_TYPE_BOOLEAN : CONSTRAIN_TYPE_NULL;
+        return words[i][1];
+    }
     return NULL;
 }
 
@@ -153,24 +152,41 @@ static struct tool_piece open_string(struct tool_tags *t, size_t *at, size_t val
     return take_as(at, value, "\": \"");
 }
 
-/* Decides about a value that begins at `value` and may be a number or a word, at its end. */
-static struct tool_piece open_scalar(struct tool_tags *t, const char *text, size_t *at,
-                                     size_t value, size_t end, bool last) {
-    struct cursor c = {text, value, end};
-    size_t most = value + TOOL_TAGS_HELD_MAX;
+static struct tool_piece open_value(struct tool_tags *t, size_t *at, size_t begin, size_t end) {
+    t->place = TOOL_TAGS_VALUE;
+    t->value_end = end;
+    return take_as(at, begin, "\": ");
+}
+
+static bool is_scalar(const struct tool_tags *t, const char *text, size_t size) {
+    unsigned type = CONSTRAIN_TYPE_NUMBER;
+    return (tool_json_is_number(text, size) || word_of(text, size, &type) != NULL) &&
+           may_be(t, type);
+}
+
+/* Decides about a value that may be a number or a word, at its end. */
+static struct tool_piece open_scalar(struct tool_tags *t, const char *text, size_t *at, size_t end,
+                                     bool last) {
+    struct cursor c = {text, t->value, end};
+    size_t most = t->value + TOOL_TAGS_HELD_MAX;
     enum match match = MATCH_NO;
     while (c.at < end && c.at < most && (match = match_word(&c, PARAMETER_CLOSES)) == MATCH_NO)
         c.at++;
     if (match != MATCH_YES && c.at < most && !last) return more();
-    if (match != MATCH_YES) return open_string(t, at, value);
-    size_t begin = value, to = c.at - strlen(PARAMETER_CLOSES);
+    if (match != MATCH_YES) return open_string(t, at, t->value);
+    size_t begin = t->value, to = c.at - strlen(PARAMETER_CLOSES);
     while (begin < to && tool_json_blank(text[begin])) begin++;
     while (begin < to && tool_json_blank(text[to - 1])) to--;
-    if (!is_number(text + begin, to - begin) && word_of(text + begin, to - begin) == NULL)
-        return open_string(t, at, value);
-    t->place = TOOL_TAGS_SCALAR;
-    t->scalar_end = to;
-    return take_as(at, begin, "\": ");
+    if (!is_scalar(t, text + begin, to - begin)) return open_string(t, at, t->value);
+    return open_value(t, at, begin, to);
+}
+
+/* May a value that begins so be an object, an array or a string in quotes? */
+static bool begins_literal(const struct tool_tags *t, char c) {
+    if (c == '{') return may_be(t, CONSTRAIN_TYPE_OBJECT);
+    if (c == '[' || c == '(') return may_be(t, CONSTRAIN_TYPE_ARRAY);
+    return (c == '"' || c == '\'') &&
+           (t->types == CONSTRAIN_TYPES_ALL || !(t->types & CONSTRAIN_TYPE_STRING));
 }
 
 static struct tool_piece next_open(struct tool_tags *t, const char *text, size_t *at, size_t end,
@@ -178,50 +194,101 @@ static struct tool_piece next_open(struct tool_tags *t, const char *text, size_t
     size_t value = *at + 1;
     if (value == end && !last) return more();
     if (value < end && text[value] == '\n') value++;
-    if (is_text(t, text)) return open_string(t, at, value);
+    t->types = types_of(t, text);
+    t->value = value;
+    if (t->types == CONSTRAIN_TYPE_STRING) return open_string(t, at, value);
     struct cursor c = {text, value, end};
     skip_blank(&c);
     if (c.at - value >= TOOL_TAGS_HELD_MAX) return open_string(t, at, value);
     if (c.at == end) return last ? open_string(t, at, value) : more();
-    if (text[c.at] != '{' && text[c.at] != '[') return open_scalar(t, text, at, value, end, last);
-    t->place = TOOL_TAGS_JSON;
+    if (!begins_literal(t, text[c.at])) return open_scalar(t, text, at, end, last);
+    t->place = TOOL_TAGS_LITERAL;
+    t->literal = t->scanned = c.at;
+    t->value_end = 0;
+    t->no_json = text[c.at] != '{' && text[c.at] != '[';
     t->json = (struct tool_json){0};
-    return take_as(at, c.at, "\": ");
+    return more();
 }
 
-static struct tool_piece next_in_scalar(struct tool_tags *t, const char *text, size_t *at) {
-    const char *word = word_of(text + *at, t->scalar_end - *at);
-    t->place = TOOL_TAGS_CLOSE;
-    return word != NULL ? take_as(at, t->scalar_end, word) : take(at, t->scalar_end);
-}
+/* ---- Literals ---- */
 
-static struct tool_piece next_in_json(struct tool_tags *t, const char *text, size_t *at,
-                                      size_t end) {
-    size_t to = *at;
-    for (; to < end; to++) {
-        enum tool_json_step step = tool_json_step(&t->json, text[to]);
-        if (step == TOOL_JSON_MORE) continue;
-        t->place = step == TOOL_JSON_DONE ? TOOL_TAGS_CLOSE : TOOL_TAGS_REST;
-        to += step == TOOL_JSON_DONE;
-        break;
+/* Is the literal JSON, in whose strings a tag is text, with the tag's end behind it? YES: up to
+ * value_end. */
+static enum match match_json(struct tool_tags *t, const char *text, size_t end) {
+    while (t->value_end == 0 && t->scanned < end) {
+        enum tool_json_step step = tool_json_step(&t->json, text[t->scanned++]);
+        if (step == TOOL_JSON_BAD) return MATCH_NO;
+        if (step == TOOL_JSON_DONE) t->value_end = t->scanned;
     }
-    return to > *at ? take(at, to) : more();
+    if (t->value_end == 0) return MATCH_MORE;
+    struct cursor c = {text, t->value_end, end};
+    skip_blank(&c);
+    return match_word(&c, PARAMETER_CLOSES);
 }
 
-/* Reads up to the end of a value, whose text is kept or left out. */
+/* Finds the next end of a parameter's tag. YES: the literal ends before value_end. */
+static enum match match_literal(struct tool_tags *t, const char *text, size_t end) {
+    for (; t->scanned < end; t->scanned++) {
+        struct cursor c = {text, t->scanned, end};
+        enum match match = match_word(&c, PARAMETER_CLOSES);
+        if (match == MATCH_NO) continue;
+        t->value_end = t->scanned;
+        while (t->value_end > t->literal && tool_json_blank(text[t->value_end - 1])) t->value_end--;
+        return match;
+    }
+    return MATCH_MORE;
+}
+
+/* Decides about a literal at its end. At the end of the text, what may still become JSON is given
+ * as it is. */
+static struct tool_piece next_in_literal(struct tool_tags *t, const char *text, size_t *at,
+                                         size_t end, bool last) {
+    bool cut = end - t->literal >= TOOL_TAGS_LITERAL_MAX;
+    size_t most = cut ? t->literal + TOOL_TAGS_LITERAL_MAX : end;
+    if (!t->no_json) {
+        enum match json = match_json(t, text, most);
+        if (json == MATCH_MORE && !cut && !last) return more();
+        if (json == MATCH_YES || (json == MATCH_MORE && !cut))
+            return open_value(t, at, t->literal, t->value_end ? t->value_end : end);
+        t->no_json = true;
+        t->scanned = t->literal;
+    }
+    enum match match = match_literal(t, text, most);
+    if (match == MATCH_MORE && !cut && !last) return more();
+    const char *literal = text + t->literal;
+    size_t size = t->value_end - t->literal;
+    if (match != MATCH_YES) return open_string(t, at, t->value);
+    if (tool_json_is_value(literal, size)) return open_value(t, at, t->literal, t->value_end);
+    if (!tool_python_is(literal, size)) return open_string(t, at, t->value);
+    t->place = TOOL_TAGS_PYTHON;
+    t->python = (struct tool_python){0};
+    return take_as(at, t->literal, "\": ");
+}
+
+static struct tool_piece next_in_value(struct tool_tags *t, const char *text, size_t *at) {
+    unsigned type;
+    const char *word = word_of(text + *at, t->value_end - *at, &type);
+    t->place = TOOL_TAGS_CLOSE;
+    return word != NULL ? take_as(at, t->value_end, word) : take(at, t->value_end);
+}
+
+static struct tool_piece next_in_python(struct tool_tags *t, const char *text, size_t *at) {
+    struct tool_piece piece = tool_python_next(&t->python, text, at, t->value_end);
+    if (piece.kind == TOOL_MORE) t->place = TOOL_TAGS_CLOSE;
+    return piece;
+}
+
+/* Reads up to the end of a value's tag. */
 static struct tool_piece next_to_close(struct tool_tags *t, const char *text, size_t *at,
                                        size_t end, bool last) {
-    bool kept = t->place == TOOL_TAGS_REST;
     for (size_t to = *at; to < end; to++) {
         struct cursor c = {text, to, end};
         enum match match = match_close(&c);
         if (match == MATCH_NO || (match == MATCH_MORE && last)) continue;
-        if (kept && to > *at) return take(at, to);
         if (match == MATCH_YES) t->place = TOOL_TAGS_BETWEEN;
         *at = match == MATCH_YES ? c.at : to;
         return more();
     }
-    if (kept && end > *at) return take(at, end);
     *at = end;
     return more();
 }
@@ -237,11 +304,12 @@ static struct tool_piece next_piece(struct tool_tags *t, const char *text, size_
         return next_open(t, text, at, end, last);
     case TOOL_TAGS_STRING:
         return next_in_string(t, text, at, end, last);
-    case TOOL_TAGS_SCALAR:
-        return next_in_scalar(t, text, at);
-    case TOOL_TAGS_JSON:
-        return next_in_json(t, text, at, end);
-    case TOOL_TAGS_REST:
+    case TOOL_TAGS_LITERAL:
+        return next_in_literal(t, text, at, end, last);
+    case TOOL_TAGS_VALUE:
+        return next_in_value(t, text, at);
+    case TOOL_TAGS_PYTHON:
+        return next_in_python(t, text, at);
     case TOOL_TAGS_CLOSE:
         return next_to_close(t, text, at, end, last);
     case TOOL_TAGS_OVER:

@@ -9,10 +9,15 @@
  *   </function>
  *
  * They are given as the JSON text {"city": "Paris", "days": 3}. A line break behind a tag and one
- * before its end are not part of the value. The value of a parameter whose schema allows strings
- * only is a string. Any other value is what it is as JSON: an object or an array if it begins with
- * a brace or a bracket, a number, true, false or null (also as Python writes them); and a string if
- * it is none of these.
+ * before its end are not part of the value. A value is read by the types that its parameter's
+ * schema allows (constrain_types). If it allows strings only, the value is a string. Otherwise it
+ * is JSON or, if it is none, a literal of Python (tool_python.h), and if it is neither, a string.
+ * Where the schema allows strings, a value of a type that it does not allow is a string, too: 123
+ * for a string or null; and only where it allows all types, quotes mean a string. What this makes
+ * is always JSON.
+ *
+ * Objects, arrays and strings in quotes are held back until their end, because only the end shows
+ * what they are; longer ones than TOOL_TAGS_LITERAL_MAX are strings.
  *
  * Pure; any thread. As tool_calls.h: what is said does not depend on how the text was cut. */
 #ifndef KEEPD_SERVER_OAI_TOOL_TAGS_H
@@ -22,27 +27,40 @@
 
 #include "server/oai/tool_json.h"
 #include "server/oai/tool_piece.h"
+#include "server/oai/tool_python.h"
 
-/* Bytes of a value that are held back until it shows whether it is a string. */
-#define TOOL_TAGS_HELD_MAX 512
+/* Bytes of a number or a word, with the white space before it, that are held back. */
+#define TOOL_TAGS_HELD_MAX    512
+#define TOOL_TAGS_LITERAL_MAX ((size_t)1 << 20)
 
-/* Zero but for `texts` before the first byte behind the function's tag. */
+struct tool_parameter {
+    const char *name; /* NULL: the end of a list */
+    unsigned types;   /* constrain_types */
+};
+
+/* Zero but for `parameters` before the first byte behind the function's tag. */
 struct tool_tags {
-    const char *const *texts; /* parameters that are strings, NULL at the end; NULL: none */
-    bool any;                 /* a parameter has begun */
+    const struct tool_parameter *parameters; /* those that do not allow all types; NULL: none */
+    bool any;                                /* a parameter has begun */
     enum {
         TOOL_TAGS_BETWEEN,
         TOOL_TAGS_NAME,
         TOOL_TAGS_OPEN, /* at the '>' behind the name */
         TOOL_TAGS_STRING,
-        TOOL_TAGS_SCALAR,
-        TOOL_TAGS_JSON,
-        TOOL_TAGS_REST, /* an object or an array that is no JSON */
+        TOOL_TAGS_LITERAL, /* held back at the '>' until the value ends */
+        TOOL_TAGS_VALUE,   /* JSON or a word, up to value_end */
+        TOOL_TAGS_PYTHON,  /* a literal of Python, up to value_end */
         TOOL_TAGS_CLOSE,
         TOOL_TAGS_OVER /* the function's tag is closed */
     } place;
-    size_t name_begin, name_end, scalar_end;
+    unsigned types; /* of the parameter that has begun */
+    size_t name_begin, name_end;
+    size_t value, literal,
+        value_end;  /* behind the tag and its line break; behind blanks; the end */
+    size_t scanned; /* a literal's bytes before it were looked at */
+    bool no_json;   /* the literal is none that `json` reads */
     struct tool_json json;
+    struct tool_python python;
 };
 
 /* Returns the next piece of text[*at, end) and moves *at. TOOL_MORE: none, or OVER. */

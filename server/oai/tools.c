@@ -66,10 +66,6 @@ int oai_check_tools(const cJSON *tools, struct oai_error *error) {
     char path[OAI_PATH];
     int i = 0;
     if (!cJSON_IsArray(tools)) return oai_expected(error, "tools", "an array", tools);
-    if (cJSON_GetArraySize(tools) > OAI_TOOLS_MAX)
-        return oai_refuse(error, 400, "invalid_value", "tools",
-                          "Invalid value for 'tools': expected at most %d tools, found %d.",
-                          OAI_TOOLS_MAX, cJSON_GetArraySize(tools));
     cJSON_ArrayForEach(tool, tools) {
         oai_path(path, "tools[%d]", i++);
         if (check_tool(tool, path, error)) return -1;
@@ -173,34 +169,36 @@ static int read_names(struct oai_reader *r, const cJSON *tools) {
     return 0;
 }
 
-/* Copies the names of a tool's parameters that are strings. NULL: no memory. */
-static const char *const *text_parameters(const struct oai_reader *r, const cJSON *tool) {
+/* Copies the names of a tool's parameters that do not allow all types. NULL: no memory. */
+static const struct tool_parameter *read_parameters(const struct oai_reader *r, const cJSON *tool) {
     const cJSON *parameters = json_get(json_get(tool, "function"), "parameters"), *child;
     const cJSON *properties = json_get(parameters, "properties");
     size_t count = 0, room = (size_t)cJSON_GetArraySize(properties) + 1;
-    const char **names = arena_alloc(r->arena, room, sizeof *names);
-    if (!names) return NULL;
-    cJSON_ArrayForEach(child, properties) {
-        if (!cJSON_IsObject(properties) || !constrain_is_text(parameters, child)) continue;
-        names[count] = arena_strndup(r->arena, child->string, strlen(child->string));
-        if (!names[count++]) return NULL;
-    }
-    names[count] = NULL;
-    return names;
+    struct tool_parameter *list = arena_alloc(r->arena, room, sizeof *list);
+    if (!list) return NULL;
+    if (cJSON_IsObject(properties)) cJSON_ArrayForEach(child, properties) {
+            unsigned types = constrain_types(parameters, child);
+            if (types == CONSTRAIN_TYPES_ALL) continue;
+            const char *name = arena_strndup(r->arena, child->string, strlen(child->string));
+            if (!name) return NULL;
+            list[count++] = (struct tool_parameter){name, types};
+        }
+    list[count] = (struct tool_parameter){0};
+    return list;
 }
 
-/* Tags do not say whether a value is a string; the schemas do. */
-static int read_texts(struct oai_reader *r, const cJSON *tools) {
+/* Tags do not say of which type a value is; the schemas do. */
+static int read_all_parameters(struct oai_reader *r, const cJSON *tools) {
     const cJSON *tool;
-    const char *const **texts =
-        arena_alloc(r->arena, (size_t)cJSON_GetArraySize(tools), sizeof *texts);
+    const struct tool_parameter **lists =
+        arena_alloc(r->arena, (size_t)cJSON_GetArraySize(tools), sizeof *lists);
     int i = 0;
-    if (!texts) return oai_no_memory(r);
+    if (!lists) return oai_no_memory(r);
     cJSON_ArrayForEach(tool, tools) {
-        texts[i] = text_parameters(r, tool);
-        if (!texts[i++]) return oai_no_memory(r);
+        lists[i] = read_parameters(r, tool);
+        if (!lists[i++]) return oai_no_memory(r);
     }
-    r->out->tools.texts = texts;
+    r->out->tools.parameters = lists;
     return 0;
 }
 
@@ -224,7 +222,7 @@ int oai_read_tools(struct oai_reader *r) {
                           "channels (harmony), which cannot be promised: use \"auto\" or "
                           "\"none\".");
     out->format = r->rules->tool_format;
-    if (out->format == TOOL_FORMAT_QWEN3_CODER && read_texts(r, tools)) return -1;
+    if (out->format == TOOL_FORMAT_QWEN3_CODER && read_all_parameters(r, tools)) return -1;
     return read_names(r, tools);
 }
 

@@ -57,7 +57,6 @@ static void check_accepted(struct oai_request *request, const struct oai_rules *
         check_ids(prompt->ids, prompt->id_count);
     }
     CHECK(request->prompt_field && request->salt && request->session);
-    CHECK(request->tools.count <= OAI_TOOLS_MAX);
     CHECK((request->tools.count > 0) == (request->tools.format != TOOL_FORMAT_NONE));
     for (int i = 0; i < request->tools.count; i++)
         CHECK(strlen(request->tools.names[i]) <= OAI_TOOL_NAME_BYTES);

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/json.h"
+#include "engine/engine.h"
 #include "server/oai/tool_calls.h"
 #include "server/oai/tool_json.h"
 
@@ -83,8 +84,13 @@ static void check_json(const char *text, size_t size) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < 2 || size > TEXT_BYTES_MAX) return 0;
-    static const char *const texts[] = {"s", "city", NULL}, *const none[] = {NULL};
-    static const char *const *const parameters[] = {texts, none};
+    static const struct tool_parameter some[] = {
+        {"s", CONSTRAIN_TYPE_STRING},
+        {"city", CONSTRAIN_TYPE_STRING | CONSTRAIN_TYPE_NULL},
+        {"i", CONSTRAIN_TYPE_NUMBER},
+        {NULL, 0}};
+    static const struct tool_parameter none[] = {{NULL, 0}};
+    static const struct tool_parameter *const parameters[] = {some, none};
     static const enum tool_format formats[] = {TOOL_FORMAT_HERMES, TOOL_FORMAT_LLAMA3,
                                                TOOL_FORMAT_MISTRAL, TOOL_FORMAT_QWEN3_CODER};
     const struct tool_set tools = {formats[(data[0] & 1) | (data[0] >> 1 & 2)], names, 2,

@@ -41,7 +41,6 @@ def values(n):
 # name of the limit -> (the field that is named, a request of size n)
 CASES = {
     "MESSAGES_MAX": ("messages", lambda n: ("/tokenize", {"messages": [USER] * n})),
-    "TOOLS_MAX": ("tools", lambda n: ("/tokenize", {"messages": [USER], "tools": [TOOL] * n})),
     "TOOL_NAME_BYTES": ("tools[0].function.name", lambda n: ("/tokenize", {"messages": [USER], "tools": [
         {"type": "function", "function": {"name": "f" * n}}]})),
     "PROMPTS_MAX": ("prompt", lambda n: text(prompt=["a"] * n)),
@@ -62,6 +61,7 @@ CASES = {
     "METADATA_VALUE": ("metadata.k", lambda n: respond(metadata={"k": "\u00e9" * n})),
     "CHOICES_LISTED_MAX": ("guided_choice", lambda n: chat(guided_choice=[str(i) for i in range(n)])),
     "KEY_BYTES": ("cache_salt", lambda n: chat(cache_salt="x" * n)),
+    "TEMPERATURE_MAX": ("temperature", lambda n: chat(temperature=n)),
     "REPETITION_MAX": ("repetition_penalty", lambda n: chat(repetition_penalty=n)),
     "JSON_DEPTH": (None, lambda n: chat(user=None, metadata=json.loads("[" * (n - 1) + "]" * (n - 1)))),
     "JSON_VALUES": (None, values),
@@ -69,7 +69,8 @@ CASES = {
 }
 # test_native.py, an option, a default, test_errors.py, tests/unit/server/oai/test_records.c
 ELSEWHERE = {"FILES_MAX", "NAMES_MAX", "COMPLETION_TOKENS", "REPETITION_MIN", "RECORDS_MAX"}
-ALSO = [("KEY_BYTES", "prompt_cache_key", lambda n: chat(prompt_cache_key="x" * n)),
+ALSO = [("STOP_BYTES", "stop", lambda n: chat(stop=["x" * 100] * (n // 100) + ["x" * (n % 100)])),
+        ("KEY_BYTES", "prompt_cache_key", lambda n: chat(prompt_cache_key="x" * n)),
         ("KEY_BYTES", "session_id", lambda n: chat(session_id="x" * n)),
         ("N_MAX", "n", lambda n: text(n=n, max_tokens=1)),
         *[("ID_BYTES", name, lambda n, name=name: respond(**{name: "u" * n})) for name in ("safety_identifier", "prompt_cache_key")]]
@@ -222,3 +223,12 @@ def test_an_event_that_is_too_long_becomes_an_error(start):
     event = json.loads(last.rsplit(b"data: ", 1)[1])
     assert event["type"] == "response.failed" and "would be longer than" in event["response"]["error"]["message"]
     daemon.wait_idle()
+
+
+def test_tools_are_bounded_by_the_body_alone(roomy):
+    r = roomy.post("/tokenize", {"messages": [USER], "tools": [TOOL] * 2000})
+    assert r.status_code == 200, r.text
+    names = ["f" * 128, *(f"tool_{i}" for i in range(300))]
+    r = roomy.post("/v1/messages", {"model": MODEL, "max_tokens": 2, "messages": [USER], "kv": {"retain": False},
+                                    "tools": [{"name": name, "input_schema": {"type": "object"}} for name in names]})
+    assert r.status_code == 200, r.text

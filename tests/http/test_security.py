@@ -69,7 +69,8 @@ def test_keys_are_worlds_apart(start):
 
 @pytest.mark.parametrize("host, allowed", [
     ("localhost", True), ("LOCALHOST:1", True), ("127.0.0.1", True), ("127.9.9.9:80", True), ("[::1]:8080", True),
-    ("[::1]", True), ("localhost.", True), ("mine.example", True), ("mine.example:99", True),
+    ("host.docker.internal:8080", True), ("Host.Containers.Internal", True), ("x.host.docker.internal", False),
+    ("docker.internal", False), ("[::1]", True), ("localhost.", True), ("mine.example", True), ("mine.example:99", True),
     ("evil.example", False), ("localhost.evil.example", False), ("127.0.0.1.evil.example", False), ("8.8.8.8", False),
     ("mine.example.evil", False), ("mine.exampl", False),
     ("[::2]", False), ("localhost:80@evil", False), ("[::1", False), ("evil.example:80", False)])
@@ -79,6 +80,15 @@ def test_host_names(guarded, host, allowed):
         r = requests.get(guarded.url + path, headers={"Host": host}, timeout=60)
         assert r.status_code == (200 if allowed else 403), r.text
         assert allowed or r.json()["error"]["code"] == "forbidden_host"
+
+
+@pytest.mark.parametrize("name", ["host.docker.internal", "host.containers.internal"])
+def test_a_container_is_no_page(guarded, name):
+    """Programs in containers have the host's name; a page under that name, from a network that answers for it, has an origin."""
+    for origin in (f"http://{name}:8080", "null", "https://evil.example"):
+        for method in (requests.get, guarded.http.post):
+            r = method(guarded.url + "/v1/models", headers={"Host": name, "Origin": origin}, timeout=60)
+            assert r.status_code == 403 and r.json()["error"]["code"] == "forbidden_host"
 
 
 @pytest.fixture(scope="module")

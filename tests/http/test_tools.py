@@ -229,15 +229,19 @@ def test_mistral(start, fake):
 def test_qwen3_coder(start, fake):
     """Arguments in tags are JSON, streamed and whole; what is a string the schema says."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {
-        "type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {}}}}}]
+        "type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {}, "p": {"type": "object"},
+                                         "zip": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                                         "size": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "kind": {"type": ["string", "null"]}}}}}]
     text = "<tool_call>\n<function=f>\n%s</function>\n</tool_call>" % "".join(
         f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in
-        (("s", '12 "a"\né'), ("n", "12"), ("o", '{"a": [1]}'), ("other", "words")))
-    wanted = {"s": '12 "a"\né', "n": 12, "o": {"a": [1]}, "other": "words"}
+        (("s", '12 "a"\né'), ("n", "12"), ("o", '{"a": [1]}'), ("other", "words"), ("zip", "123"), ("size", "null"), ("kind", "123"),
+         ("p", "{'a': 1, 'b': [True, None]}"), ("q", "{hello} world"), ("r", "[draft] fix")))
+    wanted = {"s": '12 "a"\né', "n": 12, "o": {"a": [1]}, "other": "words", "zip": "123", "size": None, "kind": "123",
+              "p": {"a": 1, "b": [True, None]}, "q": "{hello} world", "r": "[draft] fix"}
     for daemon in (start(env={"KEEPD_FAKE_TOOLS": "qwen3_coder"}),
                    start("--tool-call-parser", "qwen3_coder", env={"KEEPD_FAKE_TOOLS": "hermes"})):
         assert daemon.get("/server_info").json()["tool_call_parser"] == "qwen3_coder"
-        choice = ask(daemon, "Say.\n" + text, tools=tools)
+        choice = ask(daemon, "Say.\n" + text, tools=tools, max_tokens=900)
         (name, arguments), = calls(choice)
         assert name == "f" and json.loads(arguments) == wanted and choice["message"]["content"] == "Say."
         assert choice["finish_reason"] == "tool_calls"
@@ -359,3 +363,40 @@ def test_schemas_of_pydantic_are_served(caller, schema):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
         "x": {k: v for k, v in schema.items() if k != "$defs"}}, **defs}}}
     assert caller.post(CHAT, chat_body(hermes("f", "{}"), tools=[tool], tool_choice="required")).status_code == 200
+
+
+BARE = '{"name": "get_weather", "arguments": %s}' % WEATHER
+
+
+@pytest.mark.parametrize("text, before", [
+    (BARE, None), (f"```json\n{BARE}\n```", None), (f"Let me see.\n```json\n{BARE}\n```\n", "Let me see."),
+    (f"Let me see.\n{BARE}", "Let me see."), (f"[{BARE}]", None)])
+def test_a_call_without_tags(caller, text, before):
+    choice = ask(caller, text)
+    assert calls(choice) == [("get_weather", WEATHER)] and choice["message"]["content"] == before
+    assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("text", [
+    '{"name": "unknown", "arguments": {}}', '```json\n{"name": "Ada", "age": 36}\n```', '{"name": "now"}', f"It writes {BARE}.",
+    '{"name": "now", "parameters": {"type": "object"}}', "```json\n[1, 2]\n```", '{"calls": %s}' % BARE, '{"name": "now", "argum'])
+def test_an_object_that_is_no_call_stays_text(caller, text):
+    choice = ask(caller, text)
+    assert choice["message"]["content"] == text and not calls(choice) and choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("arguments", [None, "null", "", " ", '{"city": "Par', '{"city": "Par\\', '{"a": [1, {"b": tr', "not json", "[1]", "missing"])
+def test_any_arguments_may_be_sent_back(caller, arguments):
+    function = {"name": "get_weather"} if arguments == "missing" else {"name": "get_weather", "arguments": arguments}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "c", "type": "function", "function": function}]}, {"role": "tool", "tool_call_id": "c", "content": "?"}]
+    r = caller.post(CHAT, chat_body("x", messages=messages, tools=TOOLS))
+    assert r.status_code == 200, r.text
+
+
+def test_fields_of_newer_models_are_ignored(caller):
+    for verbosity in ("low", "high"):
+        assert caller.post(CHAT, chat_body("x", verbosity=verbosity)).status_code == 200
+        r = caller.post("/v1/responses", {"model": MODEL, "input": "x", "max_output_tokens": 2, "text": {"verbosity": verbosity}})
+        assert r.status_code == 200 and r.json()["text"]["verbosity"] == verbosity
+    assert caller.post(CHAT, chat_body("x", stop=[f"stop{i}" for i in range(40)], temperature=3.5)).status_code == 200

@@ -45,12 +45,57 @@ Test(oai_messages, arguments_of_tool_calls_become_objects) {
         "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\",\"function\":"
         "{\"name\":\"f\",\"arguments\":\"{\\\"seed\\\":12345678901234567890}\"}},"
         "{\"function\":{\"name\":\"g\",\"arguments\":\"not json\"}},{\"function\":{\"name\":\"h\","
-        "\"arguments\":\"[1]\"}},{\"function\":{\"name\":\"i\",\"arguments\":\"\"}}]}]}",
+        "\"arguments\":\"[1]\"}},{\"function\":{\"name\":\"i\",\"arguments\":\"\"}},{\"function\":{"
+        "\"name\":\"j\"}},"
+        "{\"function\":{\"name\":\"k\",\"arguments\":\" "
+        "null\"}},{\"function\":{\"name\":\"l\",\"arguments\":null}}]}]}",
         "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":"
         "\"1\",\"function\":{\"name\":\"f\",\"arguments\":{\"seed\":12345678901234567890}}},"
-        "{\"function\":{\"name\":\"g\",\"arguments\":\"not json\"}},{\"function\":{\"name\":\"h\","
-        "\"arguments\":\"[1]\"}},{\"function\":{\"name\":\"i\",\"arguments\":{}}}]}],\"add_"
+        "{\"function\":{\"name\":\"g\",\"arguments\":{\"INVALID_JSON\":\"not "
+        "json\"}}},{\"function\":{"
+        "\"name\":\"h\",\"arguments\":{\"INVALID_JSON\":\"[1]\"}}},{\"function\":{\"name\":\"i\","
+        "\"arguments\":{}}},{\"function\":{\"name\":\"j\",\"arguments\":{}}},{\"function\":{"
+        "\"name\":\"k\","
+        "\"arguments\":{}}},{\"function\":{\"name\":\"l\",\"arguments\":{}}}]}],\"add_"
         "generation_prompt\":true}");
+}
+
+/* Arguments that max_tokens cut are those that are whole. */
+Test(oai_messages, cut_arguments_become_objects) {
+    static const char *const cases[][2] = {
+        {"{", "{}"},
+        {"{\"city\": \"Par", "{\"city\":\"Par\"}"},
+        {"{\"city\": \"", "{\"city\":\"\"}"},
+        {"{\"city\": \"a\\", "{\"city\":\"a\"}"},
+        {"{\"city\": \"a\\u00e", "{\"city\":\"a\"}"},
+        {"{\"city\": \"a\xC3", "{\"city\":\"a\"}"},
+        {"{\"city\": \"a\", \"da", "{\"city\":\"a\"}"},
+        {"{\"city\": \"a\", ", "{\"city\":\"a\"}"},
+        {"{\"a\": [1, {\"b\": tr", "{\"a\":[1,{}]}"},
+        {"{\"a\": [1, 25", "{\"a\":[1,25]}"},
+        {"{\"a\": [1, -", "{\"a\":[1]}"},
+        {"{\"a\": {\"b\":", "{\"a\":{}}"},
+        {"{\"a\": 1}}\n", "{\"a\":1}"},
+        {"{\"a\": 1, \"a\": 2}", "{\"a\":1,\"a\":2}"},
+        {"{'a': 1}", "{\"INVALID_JSON\":\"{'a': 1}\"}"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct buf body, context;
+        buf_open(&body, 4096);
+        buf_open(&context, 4096);
+        buf_str(&body, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{"
+                       "\"name\":\"f\",\"arguments\":");
+        json_write_str(&body, cases[i][0], strlen(cases[i][0]));
+        buf_str(&body, "}}]}]}");
+        buf_fmt(
+            &context,
+            "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"function\":"
+            "{\"name\":\"f\",\"arguments\":%s}}]}],\"add_generation_prompt\":true}",
+            cases[i][1]);
+        check_context(body.data, context.data);
+        buf_close(&body);
+        buf_close(&context);
+    }
 }
 
 #define ALONE(message) "{\"messages\":[{" message "}],\"add_generation_prompt\":true}"

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "engine/engine.h"
 #include "server/oai/tool_calls.h"
 #include "server/oai/tool_json.h"
 
@@ -121,14 +122,65 @@ Test(tool_calls, hermes_that_is_none_is_text) {
         "<tool_call>\n{'name': 'f', 'arguments': {}}\n</tool_call>",
         "<tool_call>\nf(1)\n</tool_call>",
         "<tool_call>{\"n\\u0061me\": \"f\", \"arguments\": {}}</tool_call>",
-        "<tools>\n" F "\n</tools>",
-        F,
         " \n ",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check(TOOL_FORMAT_HERMES, cases[i], cases[i]);
     check(TOOL_FORMAT_HERMES, "<tool_call>\n<tool_call>\n" F "\n</tool_call>",
           "<tool_call><f|{\"a\": 1}>!");
+}
+
+/* Qwen2.5-Coder writes calls without tags. */
+Test(tool_calls, hermes_without_tags) {
+    static const char *const cases[][2] = {
+        {F, "<f|{\"a\": 1}>!"},
+        {" \n" F "\n", "<f|{\"a\": 1}>!"},
+        {"```json\n" F "\n```", "<f|{\"a\": 1}>!"},
+        {"```\n" F "\n```\n", "<f|{\"a\": 1}>!"},
+        {"So:\n```tool_call\n" F "\n```\nDone.", "So:<f|{\"a\": 1}>\nDone.!"},
+        {"So:\n" F "\n\nDone.", "So:<f|{\"a\": 1}>Done.!"},
+        {F "\n" F, "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
+        {"```json\n" F "\n" F "\n```", "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
+        {"```json\n" F "\n```\n```json\n" F "\n```", "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
+        {"[" F ", " F "]", "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
+        {"```json\n[\n  " F ",\n  " F "\n]\n``` b", "<f|{\"a\": 1}><f|{\"a\": 1}> b!"},
+        {F "\n</tool_call>", "<f|{\"a\": 1}>!"},
+        {"```xml\n" F "\n</tool_call>\n```", "<f|{\"a\": 1}>\n</tool_call>\n```!"},
+        {"{\"arguments\": {\"a\": 1}, \"name\": \"f\"}", "<f|{\"a\": 1}>!"},
+        {"{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}", "<f|{\"a\": 1}>!"},
+        {"{\"name\": \"f\", \"arguments\": {\"a\": \"```\"}}", "<f|{\"a\": \"```\"}>!"},
+        {"```json\n" F "\n``", "<f|{\"a\": 1}>!"},
+        {"```json\n{\"name\": \"f\", \"arguments\": {'a'}}\n``` b", "<f|{'a'}}\n> b!"},
+        {"{\"name\": \"f\", \"arguments\": {\"a\": ", "<f|{\"a\": >"},
+        {"<tools>\n" F "\n</tools>", "<tools><f|{\"a\": 1}></tools>!"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
+}
+
+Test(tool_calls, objects_that_are_no_calls_stay_text) {
+    static const char *const cases[] = {
+        "{\"name\": \"g\", \"arguments\": {}}",
+        "{\"name\": \"f\"}",
+        "{\"name\": \"f\", \"arguments\": null}",
+        "{\"name\": \"f\", \"arguments\": 1}",
+        "{\"name\": \"f\", \"description\": \"x\", \"parameters\": {\"type\": \"object\"}}",
+        "{\"name\": \"f\", \"age\": 7, \"arguments\": {}}",
+        "{\"arguments\": {\"a\": 1}}",
+        "{\"call\": " F "}",
+        "{\n" F "\n}",
+        "x = [\n" F "\n]",
+        "[1, " F "]",
+        "I call " F ".",
+        "```json\n{\"name\": \"g\", \"arguments\": {}}\n```",
+        "```json\n[{\"a\": 1}]\n```\n",
+        "```c++\nint f;\n```",
+        "```python\nprint(1)\n```",
+        "a\n\n```",
+        "{\"name\": \"f\", \"arguments\": ",
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(TOOL_FORMAT_HERMES, cases[i], cases[i]);
 }
 
 Test(tool_calls, hermes_with_a_careless_end) {
@@ -470,8 +522,18 @@ Test(tool_calls, mistral) {
 #define CODER(arguments) "<tool_call>\n<function=f>\n" arguments "</function>\n</tool_call>"
 
 static void check_coder(const char *text, const char *expected) {
-    static const char *const texts[] = {"s", "t", NULL}, *const none[] = {NULL};
-    static const char *const *const all[] = {texts, none};
+    static const struct tool_parameter some[] = {
+        {"s", CONSTRAIN_TYPE_STRING},
+        {"t", CONSTRAIN_TYPE_STRING},
+        {"z", CONSTRAIN_TYPE_STRING | CONSTRAIN_TYPE_NULL},
+        {"u", CONSTRAIN_TYPE_STRING | CONSTRAIN_TYPE_NUMBER},
+        {"v", CONSTRAIN_TYPE_STRING | CONSTRAIN_TYPE_OBJECT},
+        {"i", CONSTRAIN_TYPE_NUMBER},
+        {"l", CONSTRAIN_TYPE_ARRAY | CONSTRAIN_TYPE_NULL},
+        {NULL, 0},
+    };
+    static const struct tool_parameter none[] = {{NULL, 0}};
+    static const struct tool_parameter *const all[] = {some, none};
     const struct tool_set tools = {TOOL_FORMAT_QWEN3_CODER, names, 2, true, all};
     check_set(&tools, text, expected);
 }
@@ -497,9 +559,36 @@ Test(tool_calls, qwen3_coder) {
          "\"1,2\"}>!"},
         {CODER(TAG("n", "{\"a\": [1, \"</parameter>\"]}") TAG("m", "[]")),
          "<f|{\"n\": {\"a\": [1, \"</parameter>\"]}, \"m\": []}>!"},
-        {CODER(TAG("n", "{a}") TAG("m", "1")), "<f|{\"n\": {a}, \"m\": 1}>!"},
+        {CODER(TAG("n", "{a}") TAG("m", "1")), "<f|{\"n\": \"{a}\", \"m\": 1}>!"},
+        {CODER(TAG("n", "{hello} world") TAG("m", "[draft] fix")),
+         "<f|{\"n\": \"{hello} world\", \"m\": \"[draft] fix\"}>!"},
+        {CODER(TAG("n", "{'a': 1, 'b': [True, None, (1, 2.5), ()], \"c\": 'it\\'s \"x\"',}")),
+         "<f|{\"n\": {\"a\": 1, \"b\": [true, null, [1, 2.5], []], \"c\": \"it's \\\"x\\\"\"}}>!"},
+        {CODER(TAG("n", "{1: 'a', None: {}, True: [[]]}")),
+         "<f|{\"n\": {\"1\": \"a\", \"null\": {}, \"true\": [[]]}}>!"},
+        {CODER(TAG("n", "('\\x41\\u00e9\\U0001F600\\101\\d\\n\\t\\\\', )")),
+         "<f|{\"n\": [\"A\xC3\xA9\xF0\x9F\x98\x80"
+         "A\\\\d\\u000a\\u0009\\\\\"]}>!"},
+        {CODER(TAG("n", "{'a'}") TAG("m", "(1)") TAG("o", "[1, 2") TAG("p", "{'a': b}")),
+         "<f|{\"n\": \"{'a'}\", \"m\": \"(1)\", \"o\": \"[1, 2\", \"p\": \"{'a': b}\"}>!"},
+        {CODER(TAG("n", "\"a b\"") TAG("m", "'a b'") TAG("o", "\"a\" b") TAG("p", "'a'b'")),
+         "<f|{\"n\": \"a b\", \"m\": \"a b\", \"o\": \"\\\"a\\\" b\", \"p\": \"'a'b'\"}>!"},
+        {CODER(TAG("z", "123") TAG("z", "null") TAG("z", "None") TAG("z", "true") TAG("z", "[1]")
+                   TAG("z", "\"x\"")),
+         "<f|{\"z\": \"123\", \"z\": null, \"z\": null, \"z\": \"true\", \"z\": \"[1]\", \"z\": "
+         "\"\\\"x\\\"\"}>!"},
+        {CODER(TAG("u", "123") TAG("u", "null") TAG("u", "{}") TAG("v", "{'a': 1}") TAG("v", "[1]")
+                   TAG("v", "1") TAG("v", "{x")),
+         "<f|{\"u\": 123, \"u\": \"null\", \"u\": \"{}\", \"v\": {\"a\": 1}, \"v\": \"[1]\", "
+         "\"v\": "
+         "\"1\", \"v\": \"{x\"}>!"},
+        {CODER(TAG("i", "5") TAG("i", "\"5\"") TAG("i", "[5]") TAG("i", "five") TAG("l", "('a',)")
+                   TAG("l", "None")),
+         "<f|{\"i\": 5, \"i\": \"5\", \"i\": [5], \"i\": \"five\", \"l\": [\"a\"], \"l\": null}>!"},
+        {"<tool_call>\n<function=f>\n<parameter=n>\n{\"a\": [1", "<f|{\"n\": {\"a\": [1>"},
+        {"<tool_call>\n<function=f>\n<parameter=n>\n{'a': [1", "<f|{\"n\": \"{'a': [1>"},
         {CODER(TAG("n\"", "1")), "<f|{\"n\\\"\": 1}>!"},
-        {CODER("so " TAG("n", "1") "and " TAG("m", "[1] 2")), "<f|{\"n\": 1, \"m\": [1]}>!"},
+        {CODER("so " TAG("n", "1") "and " TAG("m", "[1] 2")), "<f|{\"n\": 1, \"m\": \"[1] 2\"}>!"},
         {"<tool_call><function=get_weather>" TAG("s", "3") "</tool_call> There.",
          "<get_weather|{\"s\": 3}>There.!"},
         {CODER(TAG("s", "1")) " There.", "<f|{\"s\": \"1\"}> There.!"},

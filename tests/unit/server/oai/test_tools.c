@@ -30,6 +30,8 @@ static void render(const struct chat *chat, const char *body, struct buf *out) {
     case_open(&c);
     arena_open(&arena, (size_t)32 << 20);
     cr_assert_eq(case_parse(&c, &oai_template, body), 0, "%s: %s", c.error.param, c.error.message);
+    if (!cJSON_GetObjectItem(c.request.context, "eos_token")) /* the engine adds the model's */
+        cJSON_AddStringToObject(c.request.context, "eos_token", "</s>");
     struct chat_input input = {.context = c.request.context};
     cr_assert_eq(chat_render(chat, &input, &arena, &text, &fault), 0, "%s", fault.text);
     buf_clear(out);
@@ -233,6 +235,16 @@ Test(oai_tools, free_text_of_strict_tools_holds_no_call) {
         check_free_text(TOOL_FORMAT_LLAMA3, free_text[i], true);
     }
     check_free_text(TOOL_FORMAT_MISTRAL, "[{\"name\": \"f_g\", \"arguments\": {\"a\": 1}}]", true);
+    static const char *const hermes[] = {
+        "{\"name\": \"f_g\", \"arguments\": {}}",
+        "So:\n```json\n{\"name\" : \"f_g\", \"arguments\": {\"b\": 1}}\n```",
+        "<tool_call>\n{\"name\": \"f_g\", \"arguments\": {}}\n</tool_call>"};
+    for (size_t i = 0; i < sizeof hermes / sizeof *hermes; i++)
+        check_free_text(TOOL_FORMAT_HERMES, hermes[i], false);
+    check_free_text(TOOL_FORMAT_HERMES, "```json\n{\"name\": \"Ada\"}\n```", true);
+    check_free_text(TOOL_FORMAT_HERMES,
+                    "So: <tool_call>\n{\"name\": \"f_g\", \"arguments\": {\"a\": 1}}\n</tool_call>",
+                    true);
     static const char *const coder[] = {
         "<function=f_g>\n</function>",
         "So: "
@@ -258,7 +270,8 @@ Test(oai_tools, promised_tags_keep_to_the_schema) {
         "\"2\",1]},\"v\":{\"$ref\":\"#/$defs/"
         "v\"},\"w\":{\"oneOf\":[{\"const\":\"null\"},{\"allOf\":[{"
         "\"$ref\":\"#/$defs/v\"}]}]},\"c\":{\"$ref\":\"#/$defs/"
-        "c\"},\"l\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}},\"required\":[\"s\"]"
+        "c\"},\"l\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}},\"a\":{}},\"required\":["
+        "\"s\"]"
         ","
         "\"$defs\":{\"n\":{\"type\":\"integer\",\"maximum\":5},\"v\":{\"type\":[\"string\"],"
         "\"enum\":[\"1\","
@@ -282,9 +295,17 @@ Test(oai_tools, promised_tags_keep_to_the_schema) {
          "{\"s\": \"ab\", \"o\": null}"},
         {"<parameter=s>\nab\n</parameter>\n<parameter=o>\nsome words\n</parameter>\n",
          "{\"s\": \"ab\", \"o\": \"some words\"}"},
-        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\n3\n</parameter>\n", NULL},
-        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\n True\n</parameter>\n", NULL},
-        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\n [x\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\n3\n</parameter>\n",
+         "{\"s\": \"ab\", \"o\": \"3\"}"},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\n True\n</parameter>\n",
+         "{\"s\": \"ab\", \"o\": \" True\"}"},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\n [x\n</parameter>\n",
+         "{\"s\": \"ab\", \"o\": \" [x\"}"},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=o>\n None\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=a>\n(x\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=a>\n'x'\n</parameter>\n", NULL},
+        {"<parameter=s>\nab\n</parameter>\n<parameter=a>\nx 'y'\n</parameter>\n",
+         "{\"s\": \"ab\", \"a\": \"x 'y'\"}"},
         {"<parameter=s>\nab\n</parameter>\n<parameter=e>\na b\n</parameter>\n",
          "{\"s\": \"ab\", \"e\": \"a b\"}"},
         {"<parameter=s>\nab\n</parameter>\n<parameter=e>\n1\n</parameter>\n",
@@ -360,4 +381,47 @@ Test(oai_tools, promised_arguments_have_no_undeclared_members) {
         language_close(&l);
         case_close(&c);
     }
+}
+
+/* Whatever arguments a call has, every template that shows calls renders it. */
+Test(oai_tools, every_template_renders_any_arguments) {
+    static const char *const templates[] = {"GLM-4.6",
+                                            "HuggingFaceTB-SmolLM3-3B",
+                                            "Qwen-QwQ-32B",
+                                            "Qwen-Qwen2.5-7B-Instruct",
+                                            "Qwen-Qwen3-0.6B",
+                                            "Qwen3-Coder",
+                                            "ibm-granite-granite-3.3-2B-Instruct",
+                                            "mistralai-Mistral-Nemo-Instruct-2407"};
+    static const char *const arguments[] = {"{\"a\":1}",
+                                            "null",
+                                            "\"null\"",
+                                            "\"\"",
+                                            "\"{\\\"city\\\": \\\"Par\"",
+                                            "\"{\\\"city\\\": [1,\"",
+                                            "\"no json\"",
+                                            "\"[1]\"",
+                                            "\"{\\\"a\\\": 1, \\\"a\\\": 2}\""};
+    struct buf body, out;
+    buf_open(&body, 1 << 20);
+    buf_open(&out, 1 << 20);
+    for (size_t i = 0; i < sizeof templates / sizeof *templates; i++) {
+        struct chat *chat = open_template(templates[i]);
+        for (size_t k = 0; k < sizeof arguments / sizeof *arguments; k++) {
+            buf_clear(&body);
+            buf_fmt(
+                &body,
+                "{\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{"
+                "\"id\":\"123456789\",\"type\":\"function\",\"function\":{\"name\":\"get_weather\","
+                "\"arguments\":%s}}]},{\"role\":\"tool\",\"tool_call_id\":\"123456789\","
+                "\"content\":"
+                "\"cold\"}]" TOOLS "}",
+                arguments[k]);
+            render(chat, body.data, &out);
+            cr_expect(out.size > 0, "%s", templates[i]);
+        }
+        chat_close(chat);
+    }
+    buf_close(&body);
+    buf_close(&out);
 }
