@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-#include "base/json.h"
-
 #define DEPTH_MAX 64 /* bits of `arrays` */
 
 enum state {
@@ -199,23 +197,19 @@ static void close_all(const struct tool_json *json, struct buf *out) {
         buf_char(out, json->arrays >> depth & 1 ? ']' : '}');
 }
 
-/* Returns the end of the last whole character before `end`. */
-static size_t whole_end(const char *text, size_t begin, size_t end) {
-    return begin + utf8_complete(text + begin, end - begin);
-}
-
 bool tool_json_close(const char *text, size_t size, struct buf *out) {
     struct tool_json json = {0}, good = {0};
-    size_t good_end = 0, string = 0, escape = 0, at = 0;
+    size_t good_end = 0, escape = 0, at = 0;
     enum tool_json_step step = TOOL_JSON_MORE;
     while (at < size && step == TOOL_JSON_MORE) {
-        enum state before = (enum state)json.state;
         step = tool_json_step(&json, text[at]);
         if (step == TOOL_JSON_BAD) return false;
         enum state now = (enum state)json.state;
-        bool opened = before != STRING && before != ESCAPE && before != HEX && now == STRING;
-        if (opened) string = at + 1;
         if (now == ESCAPE) escape = at;
+        if (text[at] == ',' && (now == VALUE || now == KEY)) { /* behind a number, too */
+            good = json;
+            good_end = at;
+        }
         at++;
         if (now != AFTER_VALUE && now != KEY_OR_END && now != VALUE_OR_END) continue;
         good = json;
@@ -225,8 +219,7 @@ bool tool_json_close(const char *text, size_t size, struct buf *out) {
     bool in_string = state == STRING || state == ESCAPE || state == HEX;
     bool number = state == ZERO || state == WHOLE || state == FRACTION || state == POWER;
     if (in_string && !json.key) {
-        size_t end = whole_end(text, string, state == STRING ? size : escape);
-        buf_add(out, text, end);
+        buf_add(out, text, state == STRING ? size : escape);
         buf_char(out, '"');
         close_all(&json, out);
     } else {

@@ -241,7 +241,7 @@ def test_qwen3_coder(start, fake):
     for daemon in (start(env={"KEEPD_FAKE_TOOLS": "qwen3_coder"}),
                    start("--tool-call-parser", "qwen3_coder", env={"KEEPD_FAKE_TOOLS": "hermes"})):
         assert daemon.get("/server_info").json()["tool_call_parser"] == "qwen3_coder"
-        choice = ask(daemon, "Say.\n" + text, tools=tools, max_tokens=900)
+        choice = ask(daemon, "Say.\n" + text, tools=tools, max_tokens=480)
         (name, arguments), = calls(choice)
         assert name == "f" and json.loads(arguments) == wanted and choice["message"]["content"] == "Say."
         assert choice["finish_reason"] == "tool_calls"
@@ -400,3 +400,10 @@ def test_fields_of_newer_models_are_ignored(caller):
         r = caller.post("/v1/responses", {"model": MODEL, "input": "x", "max_output_tokens": 2, "text": {"verbosity": verbosity}})
         assert r.status_code == 200 and r.json()["text"]["verbosity"] == verbosity
     assert caller.post(CHAT, chat_body("x", stop=[f"stop{i}" for i in range(40)], temperature=3.5)).status_code == 200
+
+
+def test_many_tools_with_long_names(caller):
+    names = ["f" * 128, *(f"tool_{i}" for i in range(300))]
+    r = caller.post("/v1/messages", {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "x"}],
+                                     "tools": [{"name": name, "input_schema": {"type": "object"}} for name in names]})
+    assert r.status_code == 200, r.text
