@@ -99,6 +99,9 @@ int oai_rewrite_tools(struct oai_rewrite *w,
     if (!tools) return 0;
     if (!cJSON_IsArray(tools)) return oai_expected(w->r->error, "tools", "an array", tools);
     w->tool_places = count_tools(tools);
+    if (w->tool_places > OAI_TOOLS_MAX)
+        return oai_invalid(w->r, "tools", "expected at most %d tools, found %d", OAI_TOOLS_MAX,
+                           w->tool_places);
     w->origins = arena_alloc(w->r->arena, (size_t)w->tool_places + 1, sizeof *w->origins);
     if (!w->origins || oai_rewrite_put(w, "tools", cJSON_CreateArray())) return oai_no_memory(w->r);
     cJSON_ArrayForEach(tool, tools) {

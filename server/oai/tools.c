@@ -66,6 +66,10 @@ int oai_check_tools(const cJSON *tools, struct oai_error *error) {
     char path[OAI_PATH];
     int i = 0;
     if (!cJSON_IsArray(tools)) return oai_expected(error, "tools", "an array", tools);
+    if (cJSON_GetArraySize(tools) > OAI_TOOLS_MAX)
+        return oai_refuse(error, 400, "invalid_value", "tools",
+                          "Invalid value for 'tools': expected at most %d tools, found %d.",
+                          OAI_TOOLS_MAX, cJSON_GetArraySize(tools));
     cJSON_ArrayForEach(tool, tools) {
         oai_path(path, "tools[%d]", i++);
         if (check_tool(tool, path, error)) return -1;

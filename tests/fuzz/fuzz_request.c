@@ -58,6 +58,7 @@ static void check_accepted(struct oai_request *request, const struct oai_rules *
     }
     CHECK(request->prompt_field && request->salt && request->session);
     CHECK((request->tools.count > 0) == (request->tools.format != TOOL_FORMAT_NONE));
+    CHECK(request->tools.count <= OAI_TOOLS_MAX);
     for (int i = 0; i < request->tools.count; i++)
         CHECK(strlen(request->tools.names[i]) <= OAI_TOOL_NAME_BYTES);
     if (!request->kind->form) return;

@@ -526,6 +526,7 @@ def user(*parts):
     ("tools[0].tools", "missing_required_parameter", {"tools": [{"type": "namespace", "name": "n"}]}),
     ("tools[0].tools", "invalid_value", {"tools": [{"type": "namespace", "name": "n", "tools": {}}]}),
     ("tools[0].tools[0].type", "missing_required_parameter", {"tools": [{"type": "namespace", "name": "n", "tools": [{}]}]}),
+    ("tools", "invalid_value", {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}] * 4096}]}),
     ("tools[0].format.type", "invalid_value", {"tools": [{"type": "custom", "name": "f", "format": {"type": "x"}}]}),
     ("tools[0].format.syntax", "invalid_value",
      {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "gbnf", "definition": "x"}}]}),
