@@ -549,7 +549,7 @@ struct schema_memo {
         struct conjunction key; /* flattened */
         uint64_t hash;
         enum schema_form form;
-        unsigned types; /* of SCHEMA_TEXT */
+        unsigned types; /* SCHEMA_TEXT: types of the parameter */
         bool done;
         uint32_t node, rule; /* rule: UINT32_MAX until the conjunction occurs inside itself */
         struct memo_row *next;

@@ -9,7 +9,7 @@
 #define OAI_JSON_DEPTH         512    /* JSON_MAX_DEPTH */
 #define OAI_JSON_VALUES        100000 /* JSON values besides the token ids of the longest text */
 #define OAI_MESSAGES_MAX       4096
-#define OAI_TOOLS_MAX          4096 /* their names are compared with each other */
+#define OAI_TOOLS_MAX          4096 /* names are compared with each other */
 #define OAI_TOOL_NAME_BYTES    128
 #define OAI_PROMPTS_MAX        128     /* per request; each is a job with its own queue place */
 #define OAI_N_MAX              128     /* choices per prompt */
@@ -18,7 +18,7 @@
 #define OAI_SCORES_AT_ONCE     1048576 /* the part written in one turn of the loop, see prepare.c */
 #define OAI_CHOICES_LISTED_MAX 10000   /* texts of guided_choice; constrain/limits.h has the rest */
 #define OAI_STOPS_MAX          256
-#define OAI_STOP_BYTES         16384 /* of all stop strings together: each token is compared */
+#define OAI_STOP_BYTES         16384 /* all stop strings together: every token compares them */
 #define OAI_STOP_IDS_MAX       256
 #define OAI_BIAS_MAX           1024
 #define OAI_SAMPLERS_MAX       16

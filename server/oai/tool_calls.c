@@ -452,7 +452,8 @@ static struct tool_piece next_in_arguments(struct tool_reader *r, const char *te
     return end > r->at ? give(r, TOOL_ARGUMENTS, end) : more();
 }
 
-/* What ends the calls of hermes: a tag, or the fence in which an object without one stands. */
+/* Returns the end of a call of hermes: a tag, or the fence in which an object without one stands.
+ */
 static const char *end_of_hermes(const struct tool_reader *r) {
     return r->fenced ? FENCE : CALL_CLOSES;
 }

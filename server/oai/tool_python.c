@@ -18,7 +18,7 @@ struct part {
     size_t end;
     char meaning[8];
     uint8_t size;
-    bool dropped; /* it means nothing */
+    bool dropped; /* JSON has nothing for it */
 };
 
 static bool mean(struct part *out, size_t end, const char *text) {

@@ -40,7 +40,7 @@ struct tool_parameter {
 
 /* Zero but for `parameters` before the first byte behind the function's tag. */
 struct tool_tags {
-    const struct tool_parameter *parameters; /* those that do not allow all types; NULL: none */
+    const struct tool_parameter *parameters; /* parameters with some types only; NULL: none */
     bool any;                                /* a parameter has begun */
     enum {
         TOOL_TAGS_BETWEEN,
@@ -53,7 +53,7 @@ struct tool_tags {
         TOOL_TAGS_CLOSE,
         TOOL_TAGS_OVER /* the function's tag is closed */
     } place;
-    unsigned types; /* of the parameter that has begun */
+    unsigned types; /* the present parameter's */
     size_t name_begin, name_end;
     size_t value, literal,
         value_end;  /* behind the tag and its line break; behind blanks; the end */

@@ -301,7 +301,7 @@ static const struct instance arguments[] = {
      "},\"properties\":{\"l\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/A\"}}}}",
      {"{\"l\":[{\"x\":1,\"next\":{\"x\":2}}]}"},
      {"{\"l\":[{\"y\":1}]}", "{\"l\":[{\"next\":{\"y\":2}}]}"}},
-    /* What parts declare together is declared. */
+    /* Parts of allOf and anyOf declare members together. */
     {"{\"allOf\":[{\"properties\":{\"a\":{}}},{\"properties\":{\"b\":{}}}],\"type\":\"object\"}",
      {"{\"a\":1,\"b\":1}"},
      {"{\"c\":1}"}},

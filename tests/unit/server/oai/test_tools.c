@@ -383,7 +383,7 @@ Test(oai_tools, promised_arguments_have_no_undeclared_members) {
     }
 }
 
-/* Whatever arguments a call has, every template that shows calls renders it. */
+/* Every template that shows calls renders a call with any arguments. */
 Test(oai_tools, every_template_renders_any_arguments) {
     static const char *const templates[] = {"GLM-4.6",
                                             "HuggingFaceTB-SmolLM3-3B",
