@@ -21,11 +21,8 @@ const struct jinja_builtin *jinja_search(const struct jinja_builtin *table, size
                                          const struct jinja_value *name);
 
 /* The parts of the filter table. */
-extern const struct jinja_builtin jinja_text_filters[], jinja_sequence_filters[],
-    jinja_layout_filters[];
-extern const size_t jinja_text_filter_count, jinja_sequence_filter_count, jinja_layout_filter_count;
-int jinja_filter_urlize(struct jinja_run *run, const struct jinja_value *self,
-                        const struct jinja_args *args, struct jinja_value *out); /* urlize.c */
+extern const struct jinja_builtin jinja_text_filters[], jinja_sequence_filters[];
+extern const size_t jinja_text_filter_count, jinja_sequence_filter_count;
 extern const struct jinja_builtin jinja_str_methods[];
 extern const size_t jinja_str_method_count;
 

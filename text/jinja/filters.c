@@ -191,47 +191,6 @@ FILTER(forceescape) {
     return rc ? rc : jinja_escape(run, &s, out);
 }
 
-static int add_attribute(struct jinja_run *run, struct jinja_text *text,
-                         const struct jinja_pair *pair) {
-    struct jinja_value parts[2] = {pair->key, pair->value};
-    struct jinja_cursor c;
-    int rc = 0;
-    if (!jinja_is_str(&pair->key))
-        return jinja_fail(run, ERR_INVALID, "expected string or bytes-like object");
-    jinja_cursor_open(&c, &pair->key);
-    while (jinja_cursor_step(&c))
-        if (jinja_is_space(c.code) || c.code == '/' || c.code == '>' || c.code == '=')
-            return jinja_fail(run, ERR_INVALID, "Invalid character in attribute name");
-    for (int i = 0; i < 2 && !rc; i++) {
-        rc = jinja_to_str(run, &parts[i], &parts[i]);
-        if (!rc && !(parts[i].flags & JINJA_SAFE)) rc = jinja_escape(run, &parts[i], &parts[i]);
-        if (!rc) rc = jinja_text_add_str(run, text, &parts[i]);
-        if (!rc) rc = jinja_text_puts(run, text, i ? "\"" : "=\"");
-    }
-    return rc;
-}
-
-FILTER(xmlattr) {
-    static const char *const names[] = {"autospace"};
-    struct jinja_value autospace;
-    struct jinja_text *text;
-    int rc = jinja_bind(run, "xmlattr", args, names, 1, 0, &autospace);
-    if (!rc && self->kind != JINJA_DICT)
-        rc = jinja_fail(run, ERR_INVALID, "'%s' object has no attribute 'items'",
-                        jinja_type_name(self));
-    if (!rc) rc = jinja_text_open(run, 64, &text);
-    bool space = !is_given(&autospace) || jinja_truth(&autospace);
-    for (uint32_t i = 0; !rc && i < self->dict->count; i++) {
-        const struct jinja_pair *pair = &self->dict->pairs[i];
-        if (pair->value.kind == JINJA_NONE || pair->value.kind == JINJA_UNDEFINED) continue;
-        if (space) rc = jinja_text_puts(run, text, " ");
-        if (!rc) rc = add_attribute(run, text, pair);
-        space = true;
-    }
-    if (!rc) *out = jinja_text_value(text);
-    return rc;
-}
-
 FILTER(trim) {
     static const char *const names[] = {"chars"};
     struct jinja_value chars, s;
@@ -338,17 +297,6 @@ int jinja_center(struct jinja_run *run, const struct jinja_value *s, int64_t wid
     return rc;
 }
 
-FILTER(center) {
-    static const char *const names[] = {"width"};
-    struct jinja_value v[1], s, space;
-    int64_t width;
-    int rc = jinja_bind(run, "center", args, names, 1, 0, v);
-    if (!rc) rc = jinja_arg_int(run, &v[0], 80, &width);
-    if (!rc) rc = jinja_to_str(run, self, &s);
-    if (!rc) rc = jinja_str_c(run, " ", &space);
-    return rc ? rc : jinja_center(run, &s, width, 0, &space, out);
-}
-
 /* Up to `keep` characters, back to the last space unless words may be cut, and the end mark. */
 static int cut_text(struct jinja_run *run, const struct jinja_value *s, int64_t keep,
                     bool cut_words, const struct jinja_value *end, struct jinja_value *out) {
@@ -384,25 +332,6 @@ FILTER(truncate) {
     if (!jinja_is_str(self)) return jinja_fail(run, ERR_INVALID, "truncate wants a string");
     return cut_text(run, self, length - (int64_t)jinja_str_length(&end), jinja_truth(&v[1]), &end,
                     out);
-}
-
-FILTER(wordcount) {
-    struct jinja_value s;
-    struct jinja_cursor c;
-    int64_t words = 0;
-    bool inside = false;
-    int rc = jinja_no_args(run, "wordcount", args);
-    if (!rc) rc = jinja_to_str(run, self, &s);
-    if (!rc) rc = jinja_charge_chars(run, s.size);
-    if (rc) return rc;
-    jinja_cursor_open(&c, &s);
-    while (jinja_cursor_step(&c)) {
-        bool word = jinja_is_word(c.code);
-        words += word && !inside;
-        inside = word;
-    }
-    *out = jinja_int(words);
-    return 0;
 }
 
 FILTER(format) {
@@ -639,32 +568,6 @@ FILTER(round) {
     return 0;
 }
 
-FILTER(filesizeformat) {
-    static const char *const names[] = {"binary"};
-    static const char *const decimal[] = {"kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"};
-    static const char *const binary[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"};
-    struct jinja_value v[1], number;
-    char text[400];
-    int rc = jinja_bind(run, "filesizeformat", args, names, 1, 0, v);
-    struct jinja_value failed = jinja_none();
-    const struct jinja_args fallback = {.items = &failed, .count = 1};
-    if (!rc) rc = filter_float(run, self, &fallback, &number);
-    if (!rc && number.kind != JINJA_FLOAT)
-        rc = jinja_fail(run, ERR_INVALID, "could not convert '%s' to float", jinja_type_name(self));
-    if (rc) return rc;
-    double bytes = number.real, base = jinja_truth(&v[0]) ? 1024 : 1000, unit = base;
-    if (bytes == 1) return jinja_str_c(run, "1 Byte", out);
-    if (bytes < base) {
-        snprintf(text, sizeof text, "%.0f Bytes", trunc(bytes));
-        return jinja_str(run, text, strlen(text), false, out);
-    }
-    int i = 0;
-    for (unit = base * base; bytes >= unit && i < 7; i++) unit *= base;
-    snprintf(text, sizeof text, "%.1f %s", base * bytes / unit,
-             (jinja_truth(&v[0]) ? binary : decimal)[i]);
-    return jinja_str(run, text, strlen(text), false, out);
-}
-
 /* JSON */
 
 static int json_indent(struct jinja_run *run, const struct jinja_value *v,
@@ -726,10 +629,8 @@ FILTER(from_json) {
 const struct jinja_builtin jinja_text_filters[] = {
     {"abs", filter_abs},
     {"capitalize", filter_capitalize},
-    {"center", filter_center},
     {"e", filter_escape},
     {"escape", filter_escape},
-    {"filesizeformat", filter_filesizeformat},
     {"float", filter_float},
     {"forceescape", filter_forceescape},
     {"format", filter_format},
@@ -747,7 +648,5 @@ const struct jinja_builtin jinja_text_filters[] = {
     {"truncate", filter_truncate},
     {"upper", filter_upper},
     {"urlencode", filter_urlencode},
-    {"wordcount", filter_wordcount},
-    {"xmlattr", filter_xmlattr},
 };
 const size_t jinja_text_filter_count = sizeof jinja_text_filters / sizeof *jinja_text_filters;

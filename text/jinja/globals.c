@@ -206,6 +206,5 @@ const struct jinja_builtin *jinja_find_global(const struct jinja_value *name) {
 const struct jinja_builtin *jinja_find_filter(const struct jinja_value *name) {
     const struct jinja_builtin *found =
         jinja_search(jinja_text_filters, jinja_text_filter_count, name);
-    if (!found) found = jinja_search(jinja_sequence_filters, jinja_sequence_filter_count, name);
-    return found ? found : jinja_search(jinja_layout_filters, jinja_layout_filter_count, name);
+    return found ? found : jinja_search(jinja_sequence_filters, jinja_sequence_filter_count, name);
 }

@@ -423,12 +423,7 @@ int jinja_attribute(struct jinja_run *run, const struct jinja_value *object,
         *out = !rc && pair ? pair->value : (struct jinja_value){.kind = JINJA_MISSING};
         return rc;
     }
-    bool first = jinja_str_is(name, "grouper");
-    if (object->flags & JINJA_GROUP && object->kind == JINJA_TUPLE &&
-        (first || jinja_str_is(name, "list")))
-        *out = object->list->items[first ? 0 : 1];
-    else
-        *out = (struct jinja_value){.kind = JINJA_MISSING};
+    *out = (struct jinja_value){.kind = JINJA_MISSING};
     return 0;
 }
 

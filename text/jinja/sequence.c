@@ -489,109 +489,28 @@ FILTER(unique) {
     return rc;
 }
 
-/* Grouping */
-
-static int add_group(struct jinja_run *run, struct jinja_list *groups,
-                     const struct jinja_value *first, const struct jinja_value *path,
-                     const struct jinja_value *fallback, struct jinja_value *members) {
-    struct jinja_value key, group;
-    int rc = jinja_path(run, first, path, &key); /* in its own case */
-    if (!rc && key.kind == JINJA_UNDEFINED && is_given(fallback)) key = *fallback;
-    if (!rc) rc = jinja_list_open(run, JINJA_LIST, 0, members);
-    if (!rc) rc = jinja_tuple2(run, &key, members, &group);
-    if (rc) return rc;
-    group.flags = JINJA_GROUP;
-    return jinja_list_add(run, groups, &group);
-}
-
-FILTER(groupby) {
-    static const char *const names[] = {"attribute", "default", "case_sensitive"};
-    struct jinja_value v[3], items, keys, groups, members = jinja_none();
-    int rc = jinja_bind(run, "groupby", args, names, 3, 1, v);
-    if (!rc) rc = jinja_to_list(run, self, JINJA_LIST, &items);
-    if (!rc) rc = map_path(run, items.list, &v[0], &v[1], JINJA_LIST, &keys);
-    if (!rc) rc = jinja_list_open(run, JINJA_LIST, 0, &groups);
-    for (uint32_t i = 0; !rc && i < keys.list->count; i++)
-        rc = fold(run, &keys.list->items[i], jinja_truth(&v[2]));
-    if (!rc) rc = jinja_sort(run, items.list, keys.list, false);
-    for (uint32_t i = 0; !rc && i < items.list->count; i++) {
-        bool same = false;
-        const struct jinja_value *key = &keys.list->items[i];
-        if (i) rc = jinja_equal(run, key, key - 1, &same);
-        if (!rc && !same)
-            rc = add_group(run, groups.list, &items.list->items[i], &v[0], &v[1], &members);
-        if (!rc) rc = jinja_list_add(run, members.list, &items.list->items[i]);
-    }
-    if (!rc) *out = groups;
-    return rc;
-}
-
-static int check_count(struct jinja_run *run, int64_t count) {
-    if (count > 0 && count <= JINJA_ITEMS_MAX) return 0;
-    return jinja_fail(run, ERR_INVALID, "the number of groups must be positive");
-}
-
-static int add_part(struct jinja_run *run, const struct jinja_list *items, uint32_t begin,
-                    uint32_t end, int64_t fill_count, const struct jinja_value *fill,
-                    struct jinja_list *parts) {
-    struct jinja_value part;
-    int rc = jinja_list_open(run, JINJA_LIST, 0, &part);
-    for (uint32_t i = begin; i < end && !rc; i++)
-        rc = jinja_list_add(run, part.list, &items->items[i]);
-    bool fills = is_given(fill) && fill->kind != JINJA_NONE;
-    for (int64_t i = 0; i < fill_count && fills && !rc; i++)
-        rc = jinja_list_add(run, part.list, fill);
-    return rc ? rc : jinja_list_add(run, parts, &part);
-}
-
-FILTER(batch) {
-    static const char *const names[] = {"linecount", "fill_with"};
-    struct jinja_value v[2], parts;
-    struct jinja_list *list;
-    int64_t size;
-    int rc = jinja_bind(run, "batch", args, names, 2, 1, v);
-    if (!rc) rc = jinja_arg_int(run, &v[0], 1, &size);
-    if (!rc) rc = check_count(run, size);
-    if (!rc) rc = jinja_iterate(run, self, &list);
-    if (!rc) rc = jinja_list_open(run, JINJA_GENERATOR, 0, &parts);
-    for (uint32_t i = 0; !rc && i < list->count; i += (uint32_t)size) {
-        uint32_t left = list->count - i, end = left < size ? list->count : i + (uint32_t)size;
-        rc = add_part(run, list, i, end, size - (end - i), &v[1], parts.list);
-    }
-    if (!rc) *out = parts;
-    return rc;
-}
-
-FILTER(slice) {
-    static const char *const names[] = {"slices", "fill_with"};
-    struct jinja_value v[2], parts;
-    struct jinja_list *list;
-    int64_t count;
-    int rc = jinja_bind(run, "slice", args, names, 2, 1, v);
-    if (!rc) rc = jinja_arg_int(run, &v[0], 1, &count);
-    if (!rc) rc = check_count(run, count);
-    if (!rc) rc = jinja_iterate(run, self, &list);
-    if (!rc) rc = jinja_list_open(run, JINJA_GENERATOR, 0, &parts);
-    uint32_t begin = 0;
-    for (int64_t i = 0; !rc && i < count; i++) {
-        bool longer = i < list->count % count;
-        uint32_t end = begin + (uint32_t)(list->count / count) + (longer ? 1 : 0);
-        rc = add_part(run, list, begin, end, longer ? 0 : 1, &v[1], parts.list);
-        begin = end;
-    }
-    if (!rc) *out = parts;
-    return rc;
-}
-
 const struct jinja_builtin jinja_sequence_filters[] = {
-    {"attr", filter_attr},       {"batch", filter_batch},     {"count", filter_length},
-    {"d", filter_default},       {"default", filter_default}, {"dictsort", filter_dictsort},
-    {"first", filter_first},     {"groupby", filter_groupby}, {"items", filter_items},
-    {"join", filter_join},       {"last", filter_last},       {"length", filter_length},
-    {"list", filter_list},       {"map", filter_map},         {"max", filter_max},
-    {"min", filter_min},         {"reject", filter_reject},   {"rejectattr", filter_rejectattr},
-    {"reverse", filter_reverse}, {"select", filter_select},   {"selectattr", filter_selectattr},
-    {"slice", filter_slice},     {"sort", filter_sort},       {"sum", filter_sum},
+    {"attr", filter_attr},
+    {"count", filter_length},
+    {"d", filter_default},
+    {"default", filter_default},
+    {"dictsort", filter_dictsort},
+    {"first", filter_first},
+    {"items", filter_items},
+    {"join", filter_join},
+    {"last", filter_last},
+    {"length", filter_length},
+    {"list", filter_list},
+    {"map", filter_map},
+    {"max", filter_max},
+    {"min", filter_min},
+    {"reject", filter_reject},
+    {"rejectattr", filter_rejectattr},
+    {"reverse", filter_reverse},
+    {"select", filter_select},
+    {"selectattr", filter_selectattr},
+    {"sort", filter_sort},
+    {"sum", filter_sum},
     {"unique", filter_unique},
 };
 const size_t jinja_sequence_filter_count =

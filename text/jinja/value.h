@@ -46,9 +46,8 @@ enum jinja_kind {
 };
 
 #define JINJA_SAFE    1u /* a string that went through |safe or |escape */
-#define JINJA_GROUP   2u /* a tuple of |groupby: .grouper and .list */
-#define JINJA_HINT    4u /* undefined: the name is the whole message */
-#define JINJA_ELEMENT 8u /* undefined: the name is the text of a key that is no string */
+#define JINJA_HINT    2u /* undefined: the name is the whole message */
+#define JINJA_ELEMENT 4u /* undefined: the name is the text of a key that is no string */
 
 struct jinja_value {
     uint8_t kind;

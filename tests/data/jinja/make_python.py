@@ -37,20 +37,19 @@ ATOMS = [name for name in CONTEXT if name != "big"] + [
     "undef2", "''", "' '", "'ab'", "'b'"]
 BINARY = ["+", "-", "*", "/", "//", "%", "~", "==", "!=", "<", ">", "<=", ">=", "in", "not in",
           "and", "or", "** 2 +"]
-FILTERS = """abs|capitalize|center|count|default|dictsort|escape|first|float|indent|int|items|join|last
+FILTERS = """abs|capitalize|count|default|dictsort|escape|first|float|indent|int|items|join|last
 length|list|lower|max|min|reverse|round|safe|sort|string|sum|title|tojson|trim|truncate|unique|upper
-wordcount|batch(2)|slice(2)|e|forceescape|map('upper')|map(attribute='name')|map('int')|select('odd')
+e|forceescape|map('upper')|map(attribute='name')|map('int')|select('odd')
 reject('even')|selectattr('age')|selectattr('age','equalto',25)|rejectattr('name','==','al')
-groupby('age')|sum(attribute='age')|sort(attribute='age,name')|sort(attribute='name')|join(', ')
+sum(attribute='age')|sort(attribute='age,name')|sort(attribute='name')|join(', ')
 join('-',attribute='name')|replace('a','Q')|replace('l','')|default('D')|default('D',true)
 tojson(indent=2)|tojson(sort_keys=true)|tojson(separators=(',',':'))|tojson(ensure_ascii=true)
 indent(2)|indent(3,true)|indent(2,blank=true)|int(7)|int(base=16)|float(1)|round(1)|round(2,'floor')
 round(0,'ceil')|dictsort(by='value')|dictsort(true)|dictsort(reverse=true)|sort(true)
 sort(case_sensitive=true)|trim('aH')|truncate(5)|truncate(7,true)|truncate(9,false,'~',0)
 attr('upper')|attr('name')|select|reject('none')|select('string')|select('in',[1,2,'a'])
-unique(true)|batch(3,'x')|slice(3,'x')|center(20)|format(1)|format('a','b')|filesizeformat
-filesizeformat(true)|min(attribute='age')|max(attribute='name')|map('length')|map('default','z')
-map(attribute='age',default=0)|map(attribute='tags.0')|from_json|groupby('name')|xx_unknown
+unique(true)|format(1)|format('a','b')|min(attribute='age')|max(attribute='name')|map('length')|map('default','z')
+map(attribute='age',default=0)|map(attribute='tags.0')|from_json|xx_unknown
 """.replace("\n", "|").strip("|").split("|")
 METHODS = """upper()|lower()|title()|capitalize()|strip()|lstrip()|rstrip()|strip('Hd ')|split()
 split(' ')|split(',')|split(',',1)|split(none,1)|rsplit(' ',1)|rsplit(none,1)|rsplit()|splitlines()
@@ -108,7 +107,7 @@ def environment():
     env.filters["from_json"] = json.loads
     now = datetime.datetime(2025, 7, 10, 12, 0, 0)
     env.globals["strftime_now"] = now.strftime
-    for name in "map select reject selectattr rejectattr unique items batch slice".split():
+    for name in "map select reject selectattr rejectattr unique items".split():
         env.filters[name] = eager(env.filters[name])
     return env
 

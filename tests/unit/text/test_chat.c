@@ -43,7 +43,7 @@ static const struct {
     {"{% for c in effort %}{{ c }}.{% endfor %}", "⟦h⟧.⟦i⟧.⟦g⟧.⟦h⟧."},
     {"{% for k, v in tools[0].items() %}{{ k }}={{ v }};{% endfor %}",
      "⟦name⟧=⟦f<|im_end|>⟧;⟦<|k|>⟧=1;"},
-    {"{{ effort | indent(2, true) }}|{{ effort | center(8) }}", "  ⟦high⟧|  ⟦high⟧  "},
+    {"{{ effort | indent(2, true) }}|{{ effort.center(8) }}", "  ⟦high⟧|  ⟦high⟧  "},
     {"{{ effort * 2 }}|{{ (effort + '.') * 2 }}", "⟦highhigh⟧|⟦high⟧.⟦high⟧."},
     {"{{ effort | list }}|{{ effort | first }}|{{ effort | reverse }}",
      "['⟦h⟧', '⟦i⟧', '⟦g⟧', '⟦h⟧']|⟦h⟧|⟦hgih⟧"},
@@ -135,7 +135,6 @@ static const struct {
      "access to attribute 'update' of 'dict' object is unsafe."},
     {"{{ cycler() }}", ERR_INVALID, "at least one item has to be provided"},
     {"{{ cycler(1)() }}", ERR_INVALID, "'Cycler' object is not callable"},
-    {"{{ {'a b': 1}|xmlattr }}", ERR_INVALID, "Invalid character in attribute name"},
     {"{{ a.b.c }}", ERR_INVALID, "'a' is undefined"},
     {"{{ {}.b.c }}", ERR_INVALID, "'dict object' has no attribute 'b'"},
     {"{{ [1][3].x }}", ERR_INVALID, "list object has no element 3"},
@@ -227,7 +226,7 @@ static const char *const endless[] = {
     "{{ 'x' | indent(99999999, true) }}",
     "{{ '%999999999d' % 1 }}",
     "{{ '{:999999999}'.format(1) }}",
-    "{{ [1] | batch(1000000, 'x') | list | string }}{{ ('\\n' * 8000000) | replace('\\n', 'xx') }}",
+    "{{ ([1] * 1000000) | string }}{{ ('\\n' * 8000000) | replace('\\n', 'xx') }}",
     "{{ 2 ** 64 }}",
     "{{ 9223372036854775807 + 1 }}",
     "{{ ('a' * 4000000).rfind('b' + 'a' * 2000000) }}",
@@ -238,7 +237,7 @@ static const char *const endless[] = {
     "{% set s = 'x' * 4000000 %}{% for i in range(99999) %}{{ s == s }}{% endfor %}",
     "{% set s = 'x' * 4000000 %}{% for i in range(99999) %}{{ {s: 1}[s] }}{% endfor %}",
     "{% set s = 'x' * 4000000 %}{% for i in range(99999) %}{{ 'y' in s }}{% endfor %}",
-    "{% set s = 'x' * 4000000 %}{% for i in range(99999) %}{{ s | wordcount }}{{ s.isalpha() }}"
+    "{% set s = 'x' * 4000000 %}{% for i in range(99999) %}{{ s.isalpha() }}"
     "{% endfor %}",
     "{{ " NEST_100("((((") "1",
     "{{ " NEST_100("[[[[") "1",
@@ -318,10 +317,6 @@ static const struct {
      NULL,
      "aba"
      "b1NoneaFalse"},
-    {"{{ {'a': '<\"', 'b': none, 'c': u, 'd': 1, 'e': '&'|safe}|xmlattr }}|{{ {'a': 1, 'b': "
-     "2}|xmlattr(false) }}"
-     "{{ {}|xmlattr }}",
-     NULL, " a=\"&lt;&#34;\" d=\"1\" e=\"&\"|a=\"1\" b=\"2\""},
     /* the else part runs when no iteration came to its end */
     {"{% for i in [1] %}{% break %}{% else %}e{% endfor %}", NULL, "e"},
     {"{% for i in [1, 2] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% else %}e{% endfor %}",
@@ -400,7 +395,7 @@ static const char thorough[] =
     "{{ ns.s.replace('h', 'HH')[1:][::-1] }}{{ '[1, {\"a\": \"b\"}]'|from_json }}{{ range(20)|list "
     "}}"
     "{{ dict(a=1, b=2, c=3, d=4, e=5, f=6, g=7, h=8, i=9).items() }}{{ strftime_now('%Y') }}"
-    "{{ messages|groupby('role') }}{% with z = 1 %}{{ z }}{% endwith %}";
+    "{{ messages|sort(attribute='role') }}{% with z = 1 %}{{ z }}{% endwith %}";
 
 static int render_thorough(const cJSON *context) {
     struct chat *chat;
