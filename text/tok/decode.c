@@ -104,11 +104,28 @@ int tok_load_decoder(struct tok *tok, const cJSON *node, const char *type, const
 
 /* ---- Names to bytes ------------------------------------------------------------------------ */
 
+/* Published decoders copy a name a few times, some bytes longer or shorter. */
+#define GROWTH_MAX   24
+#define GROWTH_SMALL ((size_t)1 << 20)
+
+/* Adds text that lies in tok->text already. Steps that make each other's texts longer would
+ * otherwise take memory without end. */
+static int copy_text(struct tok *tok, size_t from, size_t size, struct fault *fault) {
+    if (tok->text_size + size > tok->decoder.text_most)
+        return fault_set(fault, ERR_LIMIT, "decoder",
+                         "makes the texts of the vocabulary more than %d times as long",
+                         GROWTH_MAX);
+    int rc = tok_text_reserve(tok, size, fault);
+    if (rc) return rc;
+    if (size) memcpy(tok->text + tok->text_size, tok->text + from, size);
+    tok->text_size += size;
+    return 0;
+}
+
 /* Every place where `find` begins, from the left; the result is tok->text's end. */
 static int replace_all(struct tok *tok, const struct tok_step *step, uint32_t *at, uint32_t *size,
                        struct fault *fault) {
     size_t start = tok->text_size, taken = 0;
-    uint32_t unused;
     int rc = 0;
     for (;;) {
         /* tok->text moves when it grows. */
@@ -117,14 +134,8 @@ static int replace_all(struct tok *tok, const struct tok_step *step, uint32_t *a
             memmem(s + taken, *size - taken, tok->text + step->find, step->find_size);
         size_t end = found ? (size_t)(found - s) : *size;
         if (!found && taken == 0) return 0;
-        for (size_t i = taken; i < end && !rc; i++) {
-            char c = tok->text[*at + i];
-            rc = tok_text_add(tok, &c, 1, &unused, fault);
-        }
-        for (size_t i = 0; found && i < step->content_size && !rc; i++) {
-            char c = tok->text[step->content + i];
-            rc = tok_text_add(tok, &c, 1, &unused, fault);
-        }
+        rc = copy_text(tok, *at + taken, end - taken, fault);
+        if (!rc && found) rc = copy_text(tok, step->content, step->content_size, fault);
         if (rc) return rc;
         taken = end + (found ? step->find_size : 0);
         if (!found) break;
@@ -200,6 +211,8 @@ static int decode_name(struct tok *tok, struct tok_token *token, struct fault *f
 }
 
 int tok_decode_names(struct tok *tok, struct fault *fault) {
+    const size_t names = tok->text_size;
+    tok->decoder.text_most = names + GROWTH_SMALL + names * GROWTH_MAX;
     for (int32_t id = 0; id < tok->vocab_size; id++) {
         struct tok_token *token = &tok->tokens[id];
         if (!(token->flags & TOK_PRESENT)) continue;

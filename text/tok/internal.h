@@ -136,6 +136,7 @@ struct tok_step {
 struct tok_decoder {
     struct tok_step replaces[TOK_STEPS_MAX];
     int replace_count;
+    size_t text_most;    /* while loading: the largest size of tok->text with decoded names */
     bool byte_level;     /* names are written in the byte alphabet */
     bool byte_fallback;  /* "<0x0A>" is the byte 10 */
     bool fused;          /* while loading: later steps see the whole text */
@@ -194,6 +195,8 @@ struct tok {
 };
 
 /* Appends to tok->text; ERR_NOMEM or ERR_LIMIT. */
+/* Makes room for `size` more bytes in tok->text, which moves. */
+int tok_text_reserve(struct tok *tok, size_t size, struct fault *fault);
 int tok_text_add(struct tok *tok, const char *s, size_t size, uint32_t *at, struct fault *fault);
 int tok_vocab_reserve(struct tok *tok, int32_t ids, struct fault *fault);
 int tok_vocab_put(struct tok *tok, int32_t id, const char *name, size_t size, uint32_t flags,

@@ -93,7 +93,7 @@ static void table_put(const struct tok *tok, struct tok_table *table, int32_t id
     table->slots[at] = (uint32_t)id + 1;
 }
 
-int tok_text_add(struct tok *tok, const char *s, size_t size, uint32_t *at, struct fault *fault) {
+int tok_text_reserve(struct tok *tok, size_t size, struct fault *fault) {
     if (size > UINT32_MAX - tok->text_size)
         return fault_set(fault, ERR_LIMIT, NULL, "the tokens' texts are more than 4 GiB");
     if (size > tok->text_capacity - tok->text_size) {
@@ -103,6 +103,12 @@ int tok_text_add(struct tok *tok, const char *s, size_t size, uint32_t *at, stru
         tok->text = text;
         tok->text_capacity = capacity;
     }
+    return 0;
+}
+
+int tok_text_add(struct tok *tok, const char *s, size_t size, uint32_t *at, struct fault *fault) {
+    int rc = tok_text_reserve(tok, size, fault);
+    if (rc) return rc;
     if (size) memcpy(tok->text + tok->text_size, s, size);
     *at = (uint32_t)tok->text_size;
     tok->text_size += size;

@@ -49,6 +49,10 @@ static const char *ids_text(const struct tok *tok, const char *text, unsigned fl
 #define SPLIT(p, b) "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" p "\"},\"behavior\":\"" b "\"}"
 #define CHAIN(a)    "{\"type\":\"Sequence\",\"pretokenizers\":[" a "," BYTES "]}"
 
+/* Each step makes a text twice as long: sixteen of them 65,536 times. */
+#define GROW  "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"aa\"}"
+#define GROW4 GROW "," GROW "," GROW "," GROW
+
 #define CHARSMAP(text) "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"" text "\"}"
 
 static const struct refusal {
@@ -123,6 +127,10 @@ static const struct refusal {
      "decoder.decoders[1]"},
     {{.decoder = "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a\"},\"content\":\"\"}"},
      UNSUPPORTED,
+     "decoder"},
+    {{.vocab = "\"aaaaaaaaaaaaaaaaaaaa\":256",
+      .decoder = "{\"type\":\"Sequence\",\"decoders\":[" GROW4 "," GROW4 "," GROW4 "," GROW4 "]}"},
+     ERR_LIMIT,
      "decoder"},
     {{.normalizer = CHARSMAP("AAA")}, MALFORMED, "normalizer"},
     {{.normalizer = CHARSMAP("AA*A")}, MALFORMED, "normalizer"},
