@@ -32,7 +32,7 @@ def arguments():
     ap.add_argument("--methods", help="only these, separated by commas (default: all that the daemon offers)")
     ap.add_argument("--shares", default="0.25,0.125", help="of a text's tokens (0.25,0.125)")
     ap.add_argument("--kv", type=json.loads, default={}, metavar="JSON", help="further fields of the kv object of all methods")
-    ap.add_argument("--url", help="a running daemon; default: start one")
+    ap.add_argument("--url", help="a running daemon, whatever model it serves ($KEEPD_API_KEY: its key); default: start one")
     ap.add_argument("--binary", default=str(ROOT / "build" / "keepd"))
     ap.add_argument("--model", default=str(ROOT / "bundled/keepd-nano"))
     ap.add_argument("--gates", help="gates file for the daemon that is started")
@@ -59,9 +59,15 @@ def raw_texts(c, source):
 
 
 def texts(c, a, source):
-    found = [ids[:a.length] for ids in raw_texts(c, source) if len(ids) >= a.length][:a.count]
+    found, longest = [], 0
+    for ids in raw_texts(c, source):
+        longest = max(longest, len(ids))
+        if len(ids) >= a.length:
+            found.append(ids[:a.length])
+        if len(found) == a.count:
+            break
     if not found:
-        raise SystemExit(f"{source}: no text has {a.length} tokens")
+        raise SystemExit(f"{source}: no text has {a.length} tokens, the longest has {longest}: lower --length")
     return found
 
 
@@ -129,6 +135,8 @@ def full_of(a, sources, source, scores):
 
 
 def run(c, a):
+    if a.length >= (positions := c.positions()):
+        raise SystemExit(f"--length {a.length}: the daemon takes texts below {positions} tokens")
     sources = {source.stem: texts(c, a, source) for source in a.sources}
     if len(sources) < len(a.sources):
         raise SystemExit("two sources have the same name")

@@ -1,4 +1,5 @@
 /* Whole bodies: which model, which prompts, and how long they may be. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -10,8 +11,15 @@ static int read_model(struct oai_reader *r) {
     if (!name) return 0;
     for (int i = 0; i < r->rules->name_count; i++)
         if (strcmp(name, r->rules->names[i]) == 0) return 0;
+    char served[256] = "";
+    size_t used = 0;
+    for (int i = 0; i < r->rules->name_count && used < sizeof served; i++)
+        used += (size_t)snprintf(served + used, sizeof served - used, "%s`%.64s`", i ? ", " : "",
+                                 r->rules->names[i]);
     return oai_refuse(r->error, 404, "model_not_found", "model",
-                      "The model `%.128s` does not exist or you do not have access to it.", name);
+                      "The model `%.128s` does not exist or you do not have access to it. Served "
+                      "here: %s.",
+                      name, served);
 }
 
 static int read_key(struct oai_reader *r, const char *name, size_t most, const char **key) {

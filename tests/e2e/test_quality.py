@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -72,3 +73,24 @@ def test_texts(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "scores").read_text().splitlines()]
     assert len(rows) == 4 * 5 == len({r["key"] for r in rows}) and all(r["tokens"] == 128 for r in rows)
     assert "scored" in runs[0].stderr and "scored" not in runs[1].stderr
+
+
+def test_texts_of_a_running_daemon(tmp_path, daemon):
+    """Whatever name it serves its model under, with a key or not, and also without a chat template."""
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "bundled/keepd-nano", model)
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    config = model / "tokenizer_config.json"
+    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "chat_template"}))
+    d = daemon("--model", str(model), "--served-model-name", "some-other-name", "--api-key", "secret")
+    (tmp_path / "notes.txt").write_text(" ".join(f"The code of garage {i} is {i * i}." for i in range(60)))
+    command = [sys.executable, str(ROOT / "bench/quality/texts.py"), "--url", d.url, str(tmp_path / "notes.txt"), "--length", "256",
+               "--shares", "0.25", "--methods", "streaming"]
+    environment = dict(os.environ, KEEPD_API_KEY="secret")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" | ")[0] for line in done.stdout.splitlines()[3:]] == ["| full", "| streaming"]
+    done = subprocess.run([*command, "--length", "3000"], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 1 and "the longest has" in done.stderr and "lower --length" in done.stderr
+    done = subprocess.run([*command, "--length", "8192"], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 1 and "the daemon takes texts below 8192 tokens" in done.stderr

@@ -224,7 +224,7 @@ def test_strict_params(start):
 
 def test_unknown_model(shared):
     text = check_error(shared.chat(model="gpt-4"), 404, "model", "model_not_found")
-    assert text == "The model `gpt-4` does not exist or you do not have access to it."
+    assert text == f"The model `gpt-4` does not exist or you do not have access to it. Served here: `{MODEL}`, `alias`."
     body = chat_body()
     del body["model"]
     assert shared.post(CHAT, body).status_code == 200, "the only model is the default"

@@ -1,4 +1,8 @@
-"""The daemon, as a client sees it: start one, ask it, read its metrics."""
+"""The daemon, as a client sees it: start one, ask it, read its metrics.
+
+Requests name no model, so that they work with every daemon whatever it serves. $KEEPD_API_KEY is sent where it is set.
+"""
+import os
 import pathlib
 import subprocess
 import threading
@@ -52,12 +56,14 @@ class Client:
     def http(self):
         if not hasattr(self.local, "session"):
             self.local.session = requests.Session()
+            if key := os.environ.get("KEEPD_API_KEY"):
+                self.local.session.headers["Authorization"] = f"Bearer {key}"
         return self.local.session
 
     def post(self, path, body):
         for attempt in range(30):
             try:
-                r = self.http.post(self.url + path, json={"model": MODEL, **body}, timeout=TIMEOUT)
+                r = self.http.post(self.url + path, json=body, timeout=TIMEOUT)
             except requests.ConnectionError:        # a connection that was idle is closed while the request is on its way
                 if attempt == 3:
                     raise
@@ -96,10 +102,16 @@ class Client:
                     out[name] = out.get(name, 0.0) + float(value)
         return out
 
+    def positions(self):
+        """The most tokens of a text."""
+        r = self.http.get(f"{self.url}/server_info", timeout=30)
+        r.raise_for_status()
+        return r.json()["max_model_len"]
+
     def offered(self, method):
         """None where the daemon takes this policy, else why not."""
         try:
-            self.chat([{"role": "user", "content": "Hello!"}], 1, {"policy": method, "reuse": False, "retain": False})
+            self.post("/v1/completions", {"prompt": "Hello!", "max_tokens": 1, "kv": {"policy": method, "reuse": False, "retain": False}})
             return None
         except Refused as error:
             return str(error)
