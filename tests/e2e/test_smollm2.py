@@ -99,3 +99,9 @@ def test_no_gates_for_other_models():
     for name in ("bundled/keepd-nano", "/no/such/model"):
         found = subprocess.run([ROOT / "tools/fetch-model", "--gates", name], cwd=ROOT, capture_output=True, text=True, check=True)
         assert found.stdout == ""
+
+
+def test_a_known_model_is_served_under_the_name_that_was_given():
+    for name, names in (("smollm2", "SmolLM2-135M-Instruct.Q4_1,smollm2"), ("/no/such/model", "")):
+        found = subprocess.run([ROOT / "tools/fetch-model", "--names", name], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == names
