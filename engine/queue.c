@@ -72,9 +72,13 @@ static int most_kept(const struct queue *queue) {
     return queue->places / 4;
 }
 
+static bool is_wide(const struct queue *queue, const struct engine_job *job) {
+    return job->choice_count > most_kept(queue);
+}
+
 /* Returns the places that a job counts for: none if it needs more than can be kept. */
 static int places_of(const struct queue *queue, const struct engine_job *job) {
-    return job->choice_count <= most_kept(queue) ? job->choice_count : 0;
+    return is_wide(queue, job) ? 0 : job->choice_count;
 }
 
 /* Returns the client's part of the places. All of them until the first plan. */
@@ -106,15 +110,49 @@ static int lacks(const struct queue *queue, const struct queue_client *client) {
     return is_recent(queue, client) && wanted > client->running ? wanted - client->running : 0;
 }
 
+static int first_places(const struct queue *queue, const struct queue_client *client) {
+    return client->first_border == queue->border ? client->first_places : 0;
+}
+
+/* Whether the client's oldest job that is not wide came before the border, fits the client's share,
+ * and nothing but places is in its way. */
+static bool goes_first(const struct queue *queue, const struct queue_client *client) {
+    const struct engine_job *job = client->first;
+    while (job && job->arrival < queue->border && is_wide(queue, job)) job = job->next;
+    if (!job || job->arrival >= queue->border) return false;
+    int share = share_of(queue, client);
+    return client->running + job->choice_count <= share &&
+           first_places(queue, client) + job->choice_count <= share &&
+           job->pages * job->choice_count <= queue_pages_left(queue, job);
+}
+
+/* Counts a job that leaves the queue, to run or not, among those that went first. */
+static void note_first(const struct queue *queue, struct queue_client *client,
+                       const struct engine_job *job) {
+    if (job->arrival >= queue->border || is_wide(queue, job)) return;
+    client->first_places = first_places(queue, client) + job->choice_count;
+    client->first_border = queue->border;
+}
+
+static void plan_first(struct queue *queue) {
+    queue->first = 0;
+    for (int i = 0; i < queue->record_count; i++) {
+        struct queue_client *client = &queue->records[i];
+        client->goes_first = goes_first(queue, client);
+        queue->first += client->goes_first;
+    }
+}
+
 bool queue_plan_places(struct queue *queue, uint64_t step) {
     int64_t weights = queue->weights;
-    int kept = queue->kept;
+    int kept = queue->kept, first = queue->first;
     queue->step = step;
     queue->weights = queue->kept = 0;
     for (int i = 0; i < queue->record_count; i++)
         if (is_recent(queue, &queue->records[i])) queue->weights += queue->records[i].weight;
     for (int i = 0; i < queue->record_count; i++) queue->kept += lacks(queue, &queue->records[i]);
-    return queue->weights != weights || queue->kept != kept;
+    plan_first(queue);
+    return queue->weights != weights || queue->kept != kept || queue->first != first;
 }
 
 int queue_share(const struct queue *queue, const struct engine_job *job) {
@@ -124,6 +162,7 @@ int queue_share(const struct queue *queue, const struct engine_job *job) {
 bool queue_may_start(const struct queue *queue, const struct engine_job *job, int free, bool turn) {
     const struct queue_client *client = queue_client_of(queue, job);
     int kept = queue->kept - lacks(queue, client), most = most_kept(queue);
+    if (is_wide(queue, job) && queue->first > client->goes_first) return false;
     if (client->running + job->choice_count <= share_of(queue, client)) return true;
     /* A job that fits neither the share nor what is kept would wait for ever: by service alone. */
     if (turn && (job->choice_count > most || client->running == 0)) return true;
@@ -201,6 +240,7 @@ void queue_take(struct queue *queue, struct engine_job *job) {
     }
     *link = job->next;
     if (client->last == job) client->last = before;
+    note_first(queue, client, job);
     client->waiting--;
     client->prompts_waiting -= job->request.prompt_count;
     queue->waiting--;
@@ -209,6 +249,8 @@ void queue_take(struct queue *queue, struct engine_job *job) {
 void queue_end(struct queue *queue, struct engine_job *job) {
     struct queue_client *client = queue_client_of(queue, job);
     CHECK(client->jobs > client->waiting);
+    if (is_wide(queue, job) && atomic_load_explicit(&job->admitted, memory_order_relaxed))
+        queue->border = queue->arrived;
     client->seen_step = queue->step;
     note_peak(queue, client);
     client->places -= places_of(queue, job);

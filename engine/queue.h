@@ -40,6 +40,9 @@ struct queue_client {
     uint64_t seen_step;              /* when a job of it last came or ended */
     int32_t reads;                   /* mean of its latest prompts: tokens to compute; 0: none */
     bool crowds;                     /* see queue_find_crowd */
+    bool goes_first;                 /* before wide jobs of others, see queue_plan_places */
+    uint64_t first_border;           /* the `border` for which `first_places` counts */
+    int first_places;                /* places of its jobs that went first */
     struct engine_job *first, *last; /* waiting, linked by job->next */
 };
 
@@ -54,6 +57,8 @@ struct queue {
     uint64_t step;    /* see queue_plan_places */
     int64_t weights;  /* sum of those of the clients that have a share of the places */
     int kept;         /* places kept free for clients below their shares */
+    uint64_t border;  /* number of jobs that had arrived when the last wide job ended */
+    int first;        /* clients that go before wide jobs of others */
 };
 
 /* Number of steps for which a client still counts after its last job ended. */
@@ -103,7 +108,13 @@ int queue_others(const struct queue *queue, const struct engine_job *job);
  * at most a quarter of the places (with fewer than four places none). Jobs that want more places
  * than that quarter are not bound when it is their turn, and nothing is kept for them: their turn
  * is by service alone. The same holds for any job of a client that runs nothing, which may want
- * more than its share. */
+ * more than its share.
+ *
+ * Such wide jobs run one after the other, each alone or nearly so, and small jobs wait meanwhile.
+ * Served work does not put a small job before the next wide one: nobody was served while it
+ * waited but the one that ran. Hence, when a wide job ends, the jobs that have arrived by then go
+ * before the next wide one, of each client as many as fit its share. So a small job waits for one
+ * wide job that runs, however many wait; and a wide one for one share of every other client. */
 
 /* Computes what is kept in this step. Returns whether it has changed. */
 bool queue_plan_places(struct queue *queue, uint64_t step);

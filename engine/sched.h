@@ -162,6 +162,8 @@ struct sched {
     struct engine_job
         *head;          /* the waiting job that is next, until it runs or ends; NULL: not chosen */
     uint64_t head_step; /* counters.steps when it was chosen */
+    struct engine_job *past_head; /* the last one that gave way and waits; NULL: none */
+    uint64_t past_head_step;
     bool head_waits;    /* the head was tried, and nothing has changed since */
     bool others_wait;   /* all others that may pass it were tried, likewise */
     uint64_t round;     /* grows whenever something changes that others may wait for */

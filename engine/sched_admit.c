@@ -401,6 +401,7 @@ void sched_stop_waiting(struct sched *sched, struct engine_job *job) {
     CHECK(job->stage == SCHED_QUEUED || job->stage == SCHED_RUNNING);
     queue_take(&sched->queue, job);
     if (job == sched->head) end_head(sched);
+    if (job == sched->past_head) sched->past_head = NULL;
     give_place_back(sched);
 }
 
@@ -421,13 +422,21 @@ static bool may_be_head(const void *arg, const struct engine_job *job) {
     return queue_may_start(&sched->queue, job, places_free(sched), true) && suits_quota(sched, job);
 }
 
-/* A head beyond its client's share of places gives way when others have come. */
+/* A head beyond its client's share of places gives way when others have come. Its time as the head
+ * counts when it is the next one again: it does not let others pass twice. */
+static void give_way(struct sched *sched) {
+    sched->past_head = sched->head;
+    sched->past_head_step = sched->head_step;
+    end_head(sched);
+}
+
 static void choose_head(struct sched *sched) {
-    if (sched->head && !may_be_head(sched, sched->head)) end_head(sched);
+    if (sched->head && !may_be_head(sched, sched->head)) give_way(sched);
     if (sched->head) return;
     sched->head = queue_next(&sched->queue, may_be_head, sched);
     if (sched->head) sched->head->prefix.border = 0; /* the head may use the store: search again */
-    sched->head_step = sched->counters.steps;
+    bool again = sched->head && sched->head == sched->past_head;
+    sched->head_step = again ? sched->past_head_step : sched->counters.steps;
 }
 
 /* False: it waits. */

@@ -7,6 +7,7 @@
  *   wide   requests that need every place, for one token each
  *   large  requests that need nearly the whole pool
  *   long   long answers
+ *   all    four clients with long answers, each of which takes every place
  *
  * In every step: while passing is allowed, no place is empty for which a waiting job fits. At the
  * end: nobody waited longer than stated, nobody was served much less than others that asked for as
@@ -26,10 +27,17 @@ static const struct kind {
     const char *name;
     int jobs, prompt, tokens, choices;
     int pause; /* steps between an answer and the next question */
-} kinds[] = {{"one", 1, 20, 12, 1, 0},           {"flood", 16, 20, 12, 1, 0},
-             {"wide", 1, 8, 1, PLACES, 0},       {"large", 1, PROMPT_MAX, 8, 1, 0},
-             {"long", 4, 30, 80, 1, 0},          {"chat", 8, 20, 32, 1, 2},
-             {"reader", 8, PROMPT_MAX, 64, 1, 2}};
+} kinds[] = {{"one", 1, 20, 12, 1, 0},
+             {"flood", 16, 20, 12, 1, 0},
+             {"wide", 1, 8, 1, PLACES, 0},
+             {"large", 1, PROMPT_MAX, 8, 1, 0},
+             {"long", 4, 30, 80, 1, 0},
+             {"chat", 8, 20, 32, 1, 2},
+             {"reader", 8, PROMPT_MAX, 64, 1, 2},
+             {"all 1", 1, 8, 80, PLACES, 0},
+             {"all 2", 1, 8, 80, PLACES, 0},
+             {"all 3", 1, 8, 80, PLACES, 0},
+             {"all 4", 1, 8, 80, PLACES, 0}};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* The longest job, in steps: the prompt at the least rows that a step has for it, then tokens. */
@@ -209,12 +217,13 @@ static void run(unsigned which, int pages, uint64_t with_seed) {
     world_close(&w);
 }
 
-enum { ONE, FLOOD, WIDE, LARGE, LONG, CHAT, READER };
+enum { ONE, FLOOD, WIDE, LARGE, LONG, CHAT, READER, ALL };
 /* One large job and little beside it; all that can run. */
 enum { FEW_PAGES = 9, MANY_PAGES = 40 * PLACES };
 #define BIT(kind) (1u << (kind))
 static const unsigned mixed = BIT(ONE) | BIT(FLOOD) | BIT(WIDE) | BIT(LARGE) | BIT(LONG);
 static const unsigned rush = BIT(CHAT) | BIT(WIDE) | BIT(READER);
+static const unsigned crowd = BIT(ONE) | BIT(FLOOD) | 15u * BIT(ALL);
 
 /* A head lets others pass for SCHED_PASS_STEPS, then waits for the longest job that runs: so long
  * does a large job wait once it has its turn, and as long for the turn. A small one passes before,
@@ -247,6 +256,17 @@ static void expect_short_waits(void) {
     for (int c = 0; c < KINDS; c++) CHECK(!clients[c].kind || clients[c].answers > 0);
 }
 
+/* Whoever asks for less than its share waits for one job that takes every place, not for those that
+ * were there before; and those get on, too. */
+static void expect_one_at_a_time(void) {
+    const uint64_t turn = SCHED_PASS_STEPS + LONGEST;
+    CHECK_MSG(clients[ONE].longest <= LONGEST, "%llu steps",
+              (unsigned long long)clients[ONE].longest);
+    for (int c = ALL; c < ALL + 4; c++)
+        CHECK_MSG(clients[c].answers > 0 && clients[c].longest <= 8 * turn, "%llu steps",
+                  (unsigned long long)clients[c].longest);
+}
+
 static void run_alone(unsigned which, int pages, uint64_t with_seed) {
     for (int c = 0; c < KINDS; c++) {
         if ((which >> c & 1) == 0) continue;
@@ -271,6 +291,12 @@ int main(int argc, char **argv) {
         printf("together, seed %llu:\n", (unsigned long long)s);
         run(rush, MANY_PAGES, s);
         expect_short_waits();
+    }
+    printf("four clients that want every place, beside a small one and a flood:\n");
+    for (uint64_t s = first; s < first + seeds; s++) {
+        printf("together, seed %llu:\n", (unsigned long long)s);
+        run(crowd, MANY_PAGES, s);
+        expect_one_at_a_time();
     }
     return 0;
 }

@@ -341,3 +341,86 @@ Test(queue, who_runs_more_than_its_part_crowds) {
     queue_end(&q, &a);
     queue_close(&q);
 }
+
+static void join_places(struct queue *q, struct engine_job *job, uint8_t client, int places) {
+    *job = job_for(client);
+    job->choice_count = places;
+    queue_join(q, job);
+}
+
+static void start_places(struct queue *q, struct engine_job *job) {
+    queue_take(q, job);
+    atomic_store(&job->admitted, 1);
+    queue_client_of(q, job)->running += job->choice_count;
+}
+
+static void end_places(struct queue *q, struct engine_job *job) {
+    queue_client_of(q, job)->running -= job->choice_count;
+    queue_end(q, job);
+}
+
+static bool may_start(struct queue *q, const struct engine_job *job) {
+    queue_plan_places(q, 1);
+    return queue_may_start(q, job, q->places, true);
+}
+
+/* Two clients want every place. Between the two of them, jobs that came meanwhile go first, of each
+ * client one share. */
+Test(queue, small_jobs_go_between_wide_ones) {
+    struct queue q;
+    struct engine_job wide[2], small[4], late;
+    queue_open(&q, 8, 8);
+    join_places(&q, &wide[0], 1, 8);
+    join_places(&q, &wide[1], 2, 8);
+    cr_assert(may_start(&q, &wide[0]));
+    start_places(&q, &wide[0]);
+    for (int i = 0; i < 4; i++) join_places(&q, &small[i], 3, 1);
+    cr_assert(may_start(&q, &wide[1]), "none has waited for a wide job yet");
+    end_places(&q, &wide[0]);
+    join_places(&q, &late, 1, 1);
+    for (int i = 0; i < 2; i++) { /* the share of each of three clients, of 8 places */
+        cr_assert_not(may_start(&q, &wide[1]));
+        cr_assert(may_start(&q, &small[i]));
+        start_places(&q, &small[i]);
+    }
+    cr_assert(may_start(&q, &wide[1]), "a share went first; what came later does not");
+    end_places(&q, &small[0]);
+    cr_assert(may_start(&q, &wide[1]), "once is enough");
+    end_places(&q, &small[1]);
+    start_places(&q, &wide[1]);
+    end_places(&q, &wide[1]);
+    cr_assert(may_start(&q, &late));
+    for (int i = 2; i < 4; i++) {
+        start_places(&q, &small[i]);
+        end_places(&q, &small[i]);
+    }
+    start_places(&q, &late);
+    end_places(&q, &late);
+    queue_close(&q);
+}
+
+/* A wide job that never ran changes nothing; nor does a job behind its own client's quota wait for
+ * places. */
+Test(queue, what_does_not_wait_for_places_goes_first_before_nobody) {
+    struct queue q;
+    struct engine_job wide[3], small;
+    queue_open(&q, 8, 8);
+    join_places(&q, &wide[0], 1, 8);
+    join_places(&q, &wide[1], 2, 8);
+    join_places(&q, &small, 3, 1);
+    queue_take(&q, &wide[0]);
+    queue_end(&q, &wide[0]); /* cancelled */
+    cr_assert(may_start(&q, &wide[1]));
+    join_places(&q, &wide[2], 1, 8);
+    start_places(&q, &wide[2]);
+    end_places(&q, &wide[2]);
+    cr_assert_not(may_start(&q, &wide[1]));
+    queue_client_of(&q, &small)->pages_max = 10;
+    small.pages = 11;
+    cr_assert(may_start(&q, &wide[1]));
+    queue_take(&q, &small);
+    queue_end(&q, &small);
+    start_places(&q, &wide[1]);
+    end_places(&q, &wide[1]);
+    queue_close(&q);
+}
