@@ -535,6 +535,12 @@ static int64_t redundancy_halves(const struct kern_redundancy *redundancy, int64
     return redundancy->measure == KERN_MEASURE_LIKENESS && redundancy->threshold < 1 ? held : 1;
 }
 
+/* The rows that do not depend on the number of entries. */
+static int64_t query_rows(const struct kern_observe *observe, int64_t entries) {
+    int64_t work = observe->expect > 0 ? (int64_t)observe->window * KV_EXPECT_ENTRIES : 0;
+    return (work + entries - 1) / entries;
+}
+
 int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t row_entries) {
     const struct kern_rule *rule = &params->rule;
     if ((!params->policy->bounded && !kv_params_expires(params)) || held <= 0) return 0;
@@ -548,8 +554,10 @@ int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t r
         halves += 2 * goes;
     else if (rule->merge != KERN_MERGE_NONE)
         halves += goes;
-    if (held >= row_entries) return (halves + 1) / 2; /* halves * held might not fit */
-    return (halves * held + 2 * row_entries - 1) / (2 * row_entries);
+    if (held >= row_entries) /* halves * held might not fit */
+        return (halves + 1) / 2 + query_rows(&rule->observe, held);
+    return (halves * held + 2 * row_entries - 1) / (2 * row_entries) +
+           query_rows(&rule->observe, row_entries);
 }
 
 /* 4 rows: each number is converted, rotated and rounded, where attention multiplies and adds it. */

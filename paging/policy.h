@@ -117,8 +117,14 @@ int kv_params_check(const struct kv_params *params, struct fault *fault);
  *   merging (D2O)                               (held - M) / 2: evicted keys meet kept keys
  *   classes (EMS)                               held - M: keys and values
  *
- * times held / max(held, row_entries), rounded up. At least 1; 0 where nothing is evicted. */
-#define KV_ROW_ENTRIES 1024
+ * times held / max(held, row_entries), rounded up. At least 1; 0 where nothing is evicted. And,
+ * however few entries are held
+ *
+ *   queries rotated ahead (observe.expect)      window times KV_EXPECT_ENTRIES / max(held,
+ *                                               row_entries): sines and cosines of every pair of
+ *                                               numbers, measured; rounded up, too */
+#define KV_ROW_ENTRIES    1024
+#define KV_EXPECT_ENTRIES 512
 int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t row_entries);
 
 /* The most rows that an eviction may cost, divided by the number of tokens between two evictions:
