@@ -22,7 +22,8 @@ serve: ## install missing packages, build, start the daemon with the bundled mod
 	@$(MAKE) --no-print-directory build
 	@model=$$(tools/fetch-model "$(MODEL)") && gates=$$(tools/fetch-model --gates "$(MODEL)") && \
 		names=$${KEEPD_SERVED_MODEL_NAME:-$$(tools/fetch-model --names "$(MODEL)")} && \
-		exec env $${names:+"KEEPD_SERVED_MODEL_NAME=$$names"} build/keepd --model "$$model" $${gates:+--gates "$$gates"} $(ARGS)
+		options=$$(tools/fetch-model --options "$(MODEL)") && \
+		exec env $${names:+"KEEPD_SERVED_MODEL_NAME=$$names"} build/keepd --model "$$model" $${gates:+--gates "$$gates"} $$options $(ARGS)
 
 build: ## build the release binary: build/keepd
 	@tools/build release keepd

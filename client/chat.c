@@ -41,9 +41,10 @@ struct chat {
     struct dialogue branches[BRANCHES_MAX]; /* an empty session: unused */
     int at;                                 /* the branch that is shown */
     struct dialogue_settings settings;
-    char end;       /* last character of the answer so far; 0 = none */
-    bool thinking;  /* the last piece was reasoning */
-    bool reporting; /* a line of progress is on the screen */
+    char end;          /* last character of the answer so far; 0 = none */
+    bool thinking;     /* the last piece was reasoning */
+    bool reporting;    /* a line of progress is on the screen */
+    char warning[400]; /* the server's, which was said last */
 };
 
 /* ---- Output ---------------------------------------------------------------------------------- */
@@ -127,7 +128,16 @@ static void end_text(struct chat *chat) {
     chat->end = 0;
 }
 
-static void show_details(const struct chat *chat, const struct dialogue_answer *answer) {
+/* "policy global, budget 256" */
+static void budget_text(const char *policy, int64_t budget, char *out, size_t size) {
+    if (budget > 0)
+        snprintf(out, size, "policy %.60s, budget %" PRId64, policy, budget);
+    else
+        snprintf(out, size, "policy %.60s, no budget", policy);
+}
+
+static void show_details(struct chat *chat, const struct dialogue_answer *answer) {
+    char budget[128];
     char size[32] = "", rate[48] = "", reused[48] = "", shifts[48] = "";
     int64_t all = answer->kept + answer->evicted;
     if (answer->bytes > 0) snprintf(size, sizeof size, " (%.1f MB)", (double)answer->bytes * 1e-6);
@@ -135,11 +145,15 @@ static void show_details(const struct chat *chat, const struct dialogue_answer *
         snprintf(reused, sizeof reused, ", %" PRId64 " of them found", answer->cached);
     if (answer->shifts > 0) snprintf(shifts, sizeof shifts, ", %" PRId64 " shifts", answer->shifts);
     if (answer->per_second > 0) snprintf(rate, sizeof rate, "; %.0f tokens/s", answer->per_second);
+    budget_text(answer->policy, answer->budget, budget, sizeof budget);
     say(chat,
-        "[%" PRId64 " tokens seen%s; kept %" PRId64 " entries of %" PRId64 "%s, evicted %" PRId64
-        "%s%s%s]",
-        answer->seen, reused, answer->kept, all, size, answer->evicted, shifts, rate,
+        "[%" PRId64 " tokens seen%s; %s; kept %" PRId64 " entries of %" PRId64
+        "%s, evicted %" PRId64 "%s%s%s]",
+        answer->seen, reused, budget, answer->kept, all, size, answer->evicted, shifts, rate,
         answer->cut ? "; cut at the limit of tokens" : "");
+    if (answer->warning[0] && strcmp(answer->warning, chat->warning) != 0)
+        say(chat, "keepd chat: %s", answer->warning);
+    snprintf(chat->warning, sizeof chat->warning, "%s", answer->warning);
 }
 
 /* ---- Failures -------------------------------------------------------------------------------- */
@@ -418,14 +432,19 @@ static void take_info(struct chat *chat, const cJSON *info) {
     }
 }
 
+/* The first answer tells more: a budget of another policy than the server's own may not apply. */
 static void greet(const struct chat *chat) {
+    const struct dialogue_settings *settings = &chat->settings;
+    const char *policy = settings->policy[0] ? settings->policy : chat->policy;
+    bool none = strcmp(policy, "full") == 0;
+    char budget[128];
     if (!chat->editing) return;
-    if (chat->budget > 0)
-        say(chat, "%s at %s, policy %s, budget %" PRId64 ". /help lists the commands.", chat->model,
-            chat->options.url, chat->policy, chat->budget);
-    else
-        say(chat, "%s at %s, policy %s. /help lists the commands.", chat->model, chat->options.url,
-            chat->policy);
+    budget_text(policy,
+                none                    ? 0
+                : settings->budget >= 0 ? settings->budget
+                                        : chat->budget,
+                budget, sizeof budget);
+    say(chat, "%s at %s, %s. /help lists the commands.", chat->model, chat->options.url, budget);
 }
 
 static void on_slow_start(void *arg) {

@@ -12,6 +12,8 @@
 #define BODY_BYTES_MAX ((size_t)64 << 20)
 #define LINE_BYTES_MAX ((size_t)16 << 20)
 
+#define NUMBER_MAX ((int64_t)1 << 53) /* a server's; the sum of two has no overflow */
+
 static const struct json_limits limits = {.bytes = LINE_BYTES_MAX, .depth = 64, .nodes = 1000000};
 
 /* ---- Messages -------------------------------------------------------------------------------- */
@@ -116,7 +118,7 @@ static const char *text_of(const cJSON *object, const char *key) {
 static int64_t number_of(const cJSON *object, const char *key) {
     int64_t value = 0;
     struct fault fault = {0};
-    if (object) (void)json_int(object, "", key, 0, INT64_MAX, &value, &fault);
+    if (object) (void)json_int(object, "", key, 0, NUMBER_MAX, &value, &fault);
     return value;
 }
 
@@ -134,6 +136,10 @@ static void take_choice(struct dialogue_answer *answer, const cJSON *choice) {
     answer->cut = strcmp(finish, "length") == 0;
 }
 
+static void copy_text(char *out, size_t size, const char *text) {
+    snprintf(out, size, "%s", text ? text : "");
+}
+
 static void take_usage(struct dialogue_answer *answer, const cJSON *usage) {
     const cJSON *details = json_get(usage, "kv_details");
     if (!details) return;
@@ -145,6 +151,9 @@ static void take_usage(struct dialogue_answer *answer, const cJSON *usage) {
     answer->evicted = number_of(details, "evicted_entries");
     answer->shifts = number_of(details, "shifts");
     answer->bytes = number_of(details, "bytes");
+    answer->budget = number_of(details, "budget");
+    copy_text(answer->policy, sizeof answer->policy, text_of(details, "policy"));
+    copy_text(answer->warning, sizeof answer->warning, text_of(details, "warning"));
 }
 
 static void take_event(struct dialogue_answer *answer, const cJSON *event) {

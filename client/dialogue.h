@@ -51,7 +51,10 @@ struct dialogue_answer {
     bool cut;         /* at the limit of tokens */
     char error[512];  /* an event that said so; "" = none */
     bool has_details; /* the numbers below came */
-    int64_t seen, kept, evicted, shifts, bytes, cached, answer_tokens;
+    int64_t seen, kept, evicted, shifts, bytes, cached, answer_tokens; /* at most 2^53 each */
+    char policy[64];
+    int64_t budget;    /* 0: none */
+    char warning[400]; /* the server's, about settings; "" = none */
     double per_second;
 };
 

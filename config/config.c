@@ -7,12 +7,16 @@
 #include <errno.h>
 #include <ini.h>
 #include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "config/foreign.h"
 #include "paging/names.h"
 
 #define AT(field) offsetof(struct config, field)
@@ -32,7 +36,8 @@ const struct option config_options[] = {
      "Retention gate weights. Default: gates.safetensors in the model directory, if present. "
      "Empty: no gates."},
     {"max-model-len", INT, AT(max_model_len), 0, MANY, "0", "N", 0,
-     "Maximum length of prompt and answer together, in tokens. 0: the model's own limit."},
+     "Positions that prompt and answer may use together, in tokens; --kv-overflow says what happens "
+     "to longer texts. 0: the model's own limit."},
     {"quantization", CHOICE, AT(quantization), 0, 0, "none", "none|fp8|q8|q4", 0,
      "fp8: convert the layers' matrices to 8-bit floating point (E4M3, one scale per output) "
      "while loading, half the memory of bf16; embeddings, LM head, norms and gates are not "
@@ -120,10 +125,11 @@ const struct option config_options[] = {
      "Tokens by which a sequence may exceed its budget before the next eviction."},
     {"kv-chunk", INT, AT(kv_chunk), 1, MANY, "512", "N", 0,
      "Prompt tokens between two evictions while a prompt is processed."},
-    {"kv-overflow", CHOICE, AT(kv_overflow), 0, 0, "error", "error|shift", 0,
+    {"kv-overflow", CHOICE, AT(kv_overflow), 0, 0, "auto", "auto|error|shift", 0,
      "What happens to a text that needs more positions than the model has. error: the request is "
      "refused. shift: kept entries get new places, closer together, so that the text may go on; "
-     "requests whose policy cannot do this are refused as with error. A request may choose."},
+     "the default policy must be able to do this. auto: shift for requests whose policy and "
+     "settings can, otherwise error; policy full cannot. A request may choose."},
     {"kv-pool-bytes", BYTES, AT(kv_pool_bytes), 0, INT64_MAX, "0", "BYTES", 0,
      "Memory for the cache pages of each rank. 0: on a GPU, what remains after weights and "
      "working memory on the fullest device; on the CPU, enough for max-num-seqs, at most half "
@@ -148,6 +154,19 @@ const struct option config_options[] = {
     {"default-max-tokens", INT, AT(default_max_tokens), 0, MANY, "1024", "N", 0,
      "Maximum answer length of a chat request that sets none. 0: up to the end of the context. "
      "/v1/completions uses 16, as OpenAI does."},
+    {"temperature", NUM, AT(temperature), 0, 2, NULL, "X", 0,
+     "Temperature of requests that give none; 0: the likeliest token. This option and the next "
+     "four take the place of the model's own settings (generation_config.json, or general.sampling "
+     "in a GGUF file) and give way to a request's. Default: the model's, or 1."},
+    {"top-p", NUM, AT(top_p), 0, 1, NULL, "X", 0,
+     "Probability of the likeliest tokens among which is chosen. Default: the model's, or 1."},
+    {"top-k", NUM, AT(top_k), 0, INT32_MAX, NULL, "N", WHOLE,
+     "Number of likeliest tokens among which is chosen; 0: all. Default: the model's, or 0."},
+    {"min-p", NUM, AT(min_p), 0, 1, NULL, "X", 0,
+     "Least probability of a token, relative to the likeliest. Default: the model's, or 0."},
+    {"repetition-penalty", NUM, AT(repetition_penalty), 0, 1000, NULL, "X", 0,
+     "Factor by which tokens that are there already become less likely; 1: none. Default: the "
+     "model's, or 1."},
     {"seed", INT, AT(seed), -1, INT64_MAX, "-1", "N", 0,
      "Seed of requests that give none, so that equal requests get equal answers. -1: a random "
      "seed for each of them."},
@@ -255,6 +274,7 @@ struct loader {
     int line;       /* line number in the file */
     bool line_long; /* the line was longer than inih's buffer */
     int rc;         /* first error in the file */
+    bool named;     /* the command line names the model without --model */
 };
 
 /* --- names --- */
@@ -301,11 +321,20 @@ static const char *nearest_name(const char *name, size_t size) {
     return nearest;
 }
 
+/* A name of other servers without its dashes, such as `ctx-size` in a file: the option here. */
+static const char *own_name(const char *name) {
+    char dashed[80];
+    snprintf(dashed, sizeof dashed, "--%s", name);
+    const struct foreign *foreign = foreign_find(dashed, strlen(dashed));
+    return foreign ? foreign->option : NULL;
+}
+
 static int unknown_option(struct loader *load, const char *name, size_t size, const char *where) {
     int shown = size < 64 ? (int)size : 64;
     char field[65];
     snprintf(field, sizeof field, "%.*s", shown, name);
-    const char *nearest = nearest_name(name, (size_t)shown);
+    const char *nearest = own_name(field);
+    if (!nearest) nearest = nearest_name(name, (size_t)shown);
     return fault_set(load->fault, ERR_INVALID, field, "%s: unknown option '%s'%s%s%s", where, field,
                      nearest ? "; did you mean '" : "", nearest ? nearest : "",
                      nearest ? "'?" : "");
@@ -342,6 +371,14 @@ static bool parse_integer(const char *text, bool units, int64_t *value) {
     return *end == '\0';
 }
 
+static bool parse_number(const struct option *option, const char *text, double *value) {
+    char *end;
+    if (!isdigit((unsigned char)text[0]) && text[0] != '.') return false; /* no blanks, no signs */
+    *value = strtod(text, &end);
+    if (*end || !(*value >= (double)option->min && *value <= (double)option->max)) return false;
+    return !(option->traits & WHOLE) || *value == floor(*value);
+}
+
 static bool parse_flag(const char *text, bool *value) {
     static const char *const words[] = {"false", "true", "no", "yes", "off", "on", "0", "1"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
@@ -373,6 +410,11 @@ static int wrong_value(struct loader *load, const struct option *option, const c
                          "%s, not '%.64s'",
                          where, option->name, option->min, option->max,
                          option->type == BYTES ? ", K, M or G may follow" : "", shown);
+    case NUM:
+        return fault_set(load->fault, ERR_INVALID, option->name,
+                         "%s: %s must be a %snumber from %" PRId64 " to %" PRId64 ", not '%.64s'",
+                         where, option->name, option->traits & WHOLE ? "whole " : "", option->min,
+                         option->max, shown);
     case CHOICE:
         return fault_set(load->fault, ERR_INVALID, option->name,
                          "%s: %s must be one of %s, not '%.64s'", where, option->name,
@@ -427,13 +469,36 @@ static void store_string(struct config *config, const struct option *option, con
     add_to_list(list, text);
 }
 
+__attribute__((format(printf, 2, 3))) static void note(struct loader *load, const char *format,
+                                                       ...) {
+    char text[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    add_to_list(&load->config->notes, text);
+}
+
+/* Returns the value by its name here. */
+static const char *own_word(struct loader *load, const struct option *option, const char *text,
+                            const char *where) {
+    const struct foreign_word *word = foreign_word_find(option->name, text);
+    if (!word) return text;
+    if (word->note)
+        note(load, "%s: %s is %s here, not %s: %s", where, option->name, word->value, text,
+             word->note);
+    return word->value;
+}
+
 /* Always checks the value; stores it unless a stronger source has set the option. */
 static int set_option(struct loader *load, const struct option *option, const char *text,
                       enum source source, const char *where) {
     size_t index = (size_t)(option - config_options);
     bool store = source >= load->source[index];
     int64_t number = 0;
+    double real = NAN;
     bool flag = false;
+    if (option->type == CHOICE) text = own_word(load, option, text, where);
     switch (option->type) {
     case INT:
     case BYTES:
@@ -441,6 +506,10 @@ static int set_option(struct loader *load, const struct option *option, const ch
             number > option->max)
             return wrong_value(load, option, text, where);
         if (store) *(int64_t *)config_field(load->config, option) = number;
+        break;
+    case NUM:
+        if (!parse_number(option, text, &real)) return wrong_value(load, option, text, where);
+        if (store) *(double *)config_field(load->config, option) = real;
         break;
     case FLAG:
         if (!parse_flag(text, &flag)) return wrong_value(load, option, text, where);
@@ -461,6 +530,8 @@ static int set_option(struct loader *load, const struct option *option, const ch
 
 static void load_defaults(struct loader *load) {
     for (size_t i = 0; i < OPTION_COUNT; i++) {
+        if (config_options[i].name && config_options[i].type == NUM)
+            *(double *)config_field(load->config, &config_options[i]) = NAN;
         if (!config_options[i].fallback) continue;
         int rc = set_option(load, &config_options[i], config_options[i].fallback, FROM_DEFAULT,
                             "default");
@@ -469,12 +540,9 @@ static void load_defaults(struct loader *load) {
 }
 
 /* One flag, with its value if that is the next argument. *used: number of arguments taken. */
-static int load_flag(struct loader *load, char **args, int *used) {
-    const char *name = args[0] + 2, *value = strchr(args[0], '=');
-    size_t size = value ? (size_t)(value - name) : strlen(name);
+static int load_flag(struct loader *load, const struct option *option, const char *value,
+                     char **args, int *used) {
     *used = 1;
-    const struct option *option = find_option(name, size);
-    if (!option) return unknown_option(load, name, size, "command line");
     if (value) {
         value++;
     } else if (option->type == FLAG) {
@@ -484,23 +552,88 @@ static int load_flag(struct loader *load, char **args, int *used) {
         *used = 2;
         if (!value)
             return fault_set(load->fault, ERR_INVALID, option->name,
-                             "command line: --%s needs a value", option->name);
+                             "command line: %.60s needs a value", args[0]);
     }
     return set_option(load, option, value, FROM_FLAG, "command line");
 }
 
+/* An option of another server. `value`: what follows its = sign, with it. */
+static int load_foreign(struct loader *load, const struct foreign *foreign, const char *value,
+                        char **args, int *used) {
+    int size = (int)(value ? (size_t)(value - args[0]) : strlen(args[0]));
+    *used = 1;
+    switch (foreign->kind) {
+    case FOREIGN_SAME:
+        return load_flag(load, find_option(foreign->option, strlen(foreign->option)), value, args,
+                         used);
+    case FOREIGN_SET:
+        return set_option(load, find_option(foreign->option, strlen(foreign->option)),
+                          foreign->text, FROM_FLAG, "command line");
+    case FOREIGN_NOTHING:
+        if (!value && args[1] &&
+            (foreign->value == FOREIGN_ONE ||
+             (foreign->value == FOREIGN_WORD && foreign_is_word(args[1]))))
+            *used = 2;
+        note(load, "command line: %.*s changes nothing here: %s", size, args[0], foreign->text);
+        return 0;
+    default:
+        return fault_set(load->fault, ERR_INVALID, foreign->name,
+                         "command line: %.*s is not an option of keepd; %s", size, args[0],
+                         foreign->text);
+    }
+}
+
+/* --kv-budget, or --kv_budget as other servers allow. */
+static const struct option *find_flag(const char *arg, size_t size) {
+    char name[64];
+    if (strncmp(arg, "--", 2) != 0 || size - 2 >= sizeof name) return NULL;
+    for (size_t i = 2; i < size; i++) name[i - 2] = arg[i] == '_' ? '-' : arg[i];
+    return find_option(name, size - 2);
+}
+
+/* The model, where it has no --model in front. */
+static int load_word(struct loader *load, int index, const char *word) {
+    const char *instead = index == 1 ? foreign_command(word) : NULL;
+    if (index == 1 && strcmp(word, "serve") == 0) return 0;
+    if (index == 1 && (strcmp(word, "help") == 0 || strcmp(word, "version") == 0)) {
+        *(word[0] == 'h' ? &load->config->help : &load->config->version) = true;
+        return 0;
+    }
+    if (instead && access(word, F_OK) != 0)
+        return fault_set(load->fault, ERR_INVALID, word,
+                         "command line: '%.64s' is not a command of keepd; %s", word, instead);
+    if (load->named || load->config->model)
+        return fault_set(load->fault, ERR_INVALID, word,
+                         "command line: unexpected argument '%.64s': the model is named already",
+                         word);
+    load->named = true;
+    return set_option(load, find_option("model", 5), word, FROM_FLAG, "command line");
+}
+
+static int load_argument(struct loader *load, int index, char **args, int *used) {
+    const char *value = strchr(args[0], '=');
+    size_t size = value ? (size_t)(value - args[0]) : strlen(args[0]);
+    const struct option *option = find_flag(args[0], size);
+    const struct foreign *foreign = option ? NULL : foreign_find(args[0], size);
+    *used = 1;
+    if (strcmp(args[0], "-h") == 0) {
+        load->config->help = true;
+        return 0;
+    }
+    if (option && load->named && strcmp(option->name, "model") == 0)
+        return fault_set(load->fault, ERR_INVALID, "model",
+                         "command line: the model is named twice");
+    if (option) return load_flag(load, option, value, args, used);
+    if (foreign) return load_foreign(load, foreign, value, args, used);
+    if (args[0][0] != '-') return load_word(load, index, args[0]);
+    size_t dashes = strncmp(args[0], "--", 2) == 0 ? 2 : 1;
+    return unknown_option(load, args[0] + dashes, size - dashes, "command line");
+}
+
 static int load_command_line(struct loader *load, int argc, char **argv) {
     for (int i = 1, used; i < argc; i += used) {
-        int rc;
-        if (strcmp(argv[i], "-h") == 0) {
-            load->config->help = true;
-            used = 1;
-            continue;
-        }
-        if (strncmp(argv[i], "--", 2) != 0)
-            return fault_set(load->fault, ERR_INVALID, argv[i],
-                             "command line: unexpected argument '%.64s'", argv[i]);
-        if ((rc = load_flag(load, argv + i, &used))) return rc;
+        int rc = load_argument(load, i, argv + i, &used);
+        if (rc) return rc;
     }
     return 0;
 }
@@ -511,8 +644,28 @@ static void environment_name(const struct option *option, char *out, size_t size
     for (char *p = out; *p; p++) *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
 }
 
+/* Notes a variable whose name is nearly that of an option. It is no error: Kubernetes, containers
+ * and keepd's own programs have variables that begin alike. */
+static void note_variable(struct loader *load, const char *entry) {
+    static const char prefix[] = "KEEPD_";
+    char name[64], best[80];
+    size_t size = strcspn(entry, "="), skip = sizeof prefix - 1;
+    if (size <= skip || size - skip >= sizeof name || strncmp(entry, prefix, skip) != 0) return;
+    for (size_t i = skip; i < size; i++)
+        name[i - skip] = entry[i] == '_' ? '-' : (char)tolower((unsigned char)entry[i]);
+    name[size - skip] = '\0';
+    const char *nearest = own_name(name);
+    if (find_option(name, size - skip)) return;
+    if (!nearest) nearest = nearest_name(name, size - skip);
+    if (!nearest) return;
+    environment_name(find_option(nearest, strlen(nearest)), best, sizeof best);
+    note(load, "environment: %.*s is no option of keepd and is ignored; did you mean %s?",
+         (int)size, entry, best);
+}
+
 /* Unknown KEEPD_ variables are ignored: other programs may use them (tests, containers). */
 static int load_environment(struct loader *load, char **envp) {
+    for (char **entry = envp; entry && *entry; entry++) note_variable(load, *entry);
     for (size_t i = 0; i < OPTION_COUNT; i++) {
         char name[64];
         if (!config_options[i].name || config_options[i].traits & COMMAND_LINE) continue;
@@ -606,7 +759,8 @@ static int check_together(struct config *config, struct fault *fault) {
     }
     if (!config->model)
         return fault_set(fault, ERR_INVALID, "model",
-                         "no model given: --model MODEL names a model directory or a GGUF file");
+                         "no model given: keepd MODEL, where MODEL is a model directory or a GGUF "
+                         "file; make serve serves the bundled one");
     if (config->kv_budget_max && config->kv_budget > config->kv_budget_max)
         return fault_set(fault, ERR_INVALID, "kv-budget",
                          "kv-budget %" PRId64 " is above kv-budget-max %" PRId64, config->kv_budget,
@@ -631,6 +785,8 @@ int config_load(int argc, char **argv, char **envp, struct config *config, struc
     if ((rc = load_environment(&load, envp))) goto fail;
     if ((rc = load_file(&load))) goto fail;
     if ((rc = check_together(config, fault))) goto fail;
+    config->kv_budget_given =
+        load.source[find_option("kv-budget", 9) - config_options] != FROM_DEFAULT;
     return 0;
 fail:
     config_close(config);
@@ -646,6 +802,7 @@ static void close_field(struct config *config, const struct option *option) {
 
 void config_close(struct config *config) {
     for (size_t i = 0; i < OPTION_COUNT; i++) close_field(config, &config_options[i]);
+    clear_list(&config->notes);
     memset(config, 0, sizeof *config);
 }
 
@@ -664,6 +821,8 @@ static size_t field_size(const struct option *option) {
         return sizeof(int64_t);
     case FLAG:
         return sizeof(bool);
+    case NUM:
+        return sizeof(double);
     default:
         return sizeof(char *);
     }
@@ -680,7 +839,7 @@ static bool equal_fields(const struct config *a, const struct config *b,
                          const struct option *option) {
     const void *x = config_field(a, option), *y = config_field(b, option);
     if (option->type == LIST) return equal_lists(x, y);
-    if (option->type == INT || option->type == BYTES || option->type == FLAG)
+    if (option->type != TEXT && option->type != CHOICE)
         return memcmp(x, y, field_size(option)) == 0;
     const char *s = *(char *const *)x, *t = *(char *const *)y;
     return s && t ? strcmp(s, t) == 0 : s == t;

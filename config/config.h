@@ -1,6 +1,7 @@
 /* Options: one table (config.c) with name, type, range, default, reloadable and help feeds flags,
  * environment (KEEPD_KV_BUDGET for --kv-budget) and the configuration file (inih; key = value).
- * Order: flags over environment over file over defaults. */
+ * Order: flags over environment over file over defaults. The command line also takes the options of
+ * other servers (foreign.h), `serve` in front and the model without a name. */
 #ifndef KEEPD_CONFIG_CONFIG_H
 #define KEEPD_CONFIG_CONFIG_H
 
@@ -26,14 +27,16 @@ struct config {
     struct config_list api_keys; /* none = open */
     char *kv_policy;             /* "auto": the engine chooses, see engine_options */
     int64_t kv_budget, kv_budget_max, kv_buffer, kv_chunk;
+    bool kv_budget_given;  /* some source names it */
     int64_t kv_pool_bytes; /* accepts K, M, G suffixes; 0 = chosen */
-    char *kv_overflow;     /* error, shift */
+    char *kv_overflow;     /* auto, error, shift */
     char *kv_dtype;        /* auto, f32, bf16, fp8, fp8_e4m3, q8, q4 */
     char *gates;           /* NULL = the model directory's */
     int64_t max_num_seqs, max_num_batched_tokens, max_model_len, default_max_tokens;
     int64_t step_stretch; /* percent; 0 = no limit */
     int64_t seed;         /* the seed of requests without one; -1 = random */
-    char *state_dir;      /* NULL = conversations end with the process */
+    double temperature, top_p, top_k, min_p, repetition_penalty; /* NAN = the model's own */
+    char *state_dir; /* NULL = conversations end with the process */
     int64_t max_choices, max_logprobs, state_bytes, state_idle;
     int64_t max_queue, max_conversations, max_body_bytes, max_connections, drain_seconds;
     int64_t max_header_bytes, max_connections_per_client, max_queue_tokens;
@@ -60,6 +63,7 @@ struct config {
     int64_t quantize_calibrate; /* tokens by which that is calibrated; 0: it is not */
     char *completion;           /* a shell: bash, zsh, fish */
     bool check_config, help, man, version;
+    struct config_list notes; /* sentences about the sources, for people */
 };
 
 /* Fills *config; on failure nothing is left to close. ERR_INVALID (ERR_IO, ERR_MALFORMED or

@@ -1,12 +1,16 @@
 /* Prints the option table: as help for a terminal, as a manual page in roff, and with the values in
  * force as a configuration file. All three walk the same rows, so none can lack an option. */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
+#include "base/buf.h"
+#include "base/check.h"
 #include "config/table.h"
 
-#define HELP_COLUMN 32
-#define HELP_WIDTH  96
+#define HELP_COLUMN    32
+#define HELP_WIDTH     96
+#define HELP_BYTES_MAX ((size_t)1 << 16) 
 
 /* Expects the cursor at HELP_COLUMN and starts further lines there. */
 static void print_wrapped(FILE *out, const char *text) {
@@ -28,7 +32,7 @@ static void print_wrapped(FILE *out, const char *text) {
 }
 
 static void print_option(FILE *out, const struct option *option) {
-    char text[512];
+    struct buf text;
     const char *metavar = option->metavar ? option->metavar : "";
     int column = fprintf(out, "  --%s %s", option->name, metavar);
     if (column > HELP_COLUMN - 2)
@@ -36,21 +40,25 @@ static void print_option(FILE *out, const struct option *option) {
     else
         fprintf(out, "%*s", HELP_COLUMN - column, "");
     bool bracket = option->fallback && option->type != FLAG;
-    snprintf(text, sizeof text, "%s%s%s%s%s", option->help,
-             option->type == BYTES ? " K, M or G may follow the number." : "", bracket ? " [" : "",
-             bracket ? option->fallback : "", bracket ? "]" : "");
-    print_wrapped(out, text);
+    buf_open(&text, HELP_BYTES_MAX);
+    buf_fmt(&text, "%s%s%s%s%s", option->help,
+            option->type == BYTES ? " K, M or G may follow the number." : "", bracket ? " [" : "",
+            bracket ? option->fallback : "", bracket ? "]" : "");
+    CHECK(!text.failed);
+    print_wrapped(out, text.data);
+    buf_close(&text);
 }
 
 void config_help(FILE *out) {
-    fputs("Usage: keepd --model MODEL [options]\n"
+    fputs("Usage: keepd MODEL [options]     serves it; --model MODEL means the same\n"
           "       keepd chat [URL]      chats with a daemon: keepd chat --help\n"
           "       keepd bench MODEL     measures prompt and generation rates: keepd bench --help\n"
           "\n"
           "Serves a language model over the OpenAI HTTP API with a bounded key/value cache.\n"
           "Every option is also read from the environment (KEEPD_KV_BUDGET for --kv-budget) and\n"
           "from the file given with --config (kv-budget = 512). The command line overrides the\n"
-          "environment, and the environment overrides the file. Defaults are in brackets.\n",
+          "environment, and the environment overrides the file. Defaults are in brackets.\n"
+          "Names that llama-server, vLLM and SGLang have for the same options are understood.\n",
           out);
     for (size_t i = 0; i < config_option_count; i++) {
         if (config_options[i].name)
@@ -100,7 +108,7 @@ static void man_option(FILE *out, const struct option *option) {
 
 static const char man_head[] =
     ".SH NAME\nkeepd \\- serves a language model with a bounded key/value cache\n"
-    ".SH SYNOPSIS\n.B keepd\n\\fB\\-\\-model\\fR \\fIDIR\\fR [\\fIoptions\\fR]\n"
+    ".SH SYNOPSIS\n.B keepd\n\\fIMODEL\\fR [\\fIoptions\\fR]\n"
     ".br\n.B keepd chat\n[\\fIURL\\fR] [\\fIoptions\\fR]\n"
     ".br\n.B keepd bench\n\\fIMODEL\\fR [\\fIoptions\\fR]\n"
     ".SH DESCRIPTION\n"
@@ -110,7 +118,9 @@ static const char man_head[] =
     ".BR \\-\\-kv\\-budget )\nand from the file given with\n.B \\-\\-config\n"
     "(kv\\-budget = 512). The command line overrides the environment, and the environment "
     "overrides the file. An option that may be given several times takes all its values from one "
-    "of these sources.\n";
+    "of these sources.\n.PP\nThe model may also follow \\-\\-model. Names that llama\\-server, "
+    "vLLM and SGLang have for the "
+    "same options are understood on the command line.\n";
 
 static const char man_tail[] =
     ".SH COMMANDS\n"
@@ -173,6 +183,9 @@ static void print_value(FILE *out, const struct option *option, const void *fiel
     case BYTES:
         print_bytes(out, *(const int64_t *)field);
         break;
+    case NUM:
+        fprintf(out, "%.9g\n", *(const double *)field);
+        break;
     case FLAG:
         fputs(*(const bool *)field ? "true\n" : "false\n", out);
         break;
@@ -197,7 +210,8 @@ void config_print(const struct config *config, FILE *out) {
         if (!option->name || option->traits & (COMMAND_LINE | NOT_IN_FILE)) continue;
         if (option->type == LIST) {
             print_list(out, option, field);
-        } else if (text && !*(char *const *)field) {
+        } else if ((text && !*(char *const *)field) ||
+                   (option->type == NUM && isnan(*(const double *)field))) {
             fprintf(out, "# %s =\n", option->name);
         } else {
             fprintf(out, "%s = ", option->name);

@@ -7,17 +7,17 @@
 
 #include "config/config.h"
 
-enum type { TEXT, LIST, CHOICE, INT, BYTES, FLAG };
+enum type { TEXT, LIST, CHOICE, INT, BYTES, FLAG, NUM };
 
 /* COMMAND_LINE: options that ask for one answer now, such as --help. NOT_IN_FILE: --config, because
- * files that name files would need an order. */
-enum trait { COMMAND_LINE = 1, NOT_IN_FILE = 2, RELOADABLE = 4, SECRET = 8 };
+ * files that name files would need an order. WHOLE: a NUM without a fraction. */
+enum trait { COMMAND_LINE = 1, NOT_IN_FILE = 2, RELOADABLE = 4, SECRET = 8, WHOLE = 16 };
 
 struct option {
     const char *name;
     enum type type;
     size_t offset;        /* in struct config */
-    int64_t min, max;     /* INT, BYTES: the range; TEXT, LIST: min is the least length */
+    int64_t min, max;     /* INT, BYTES, NUM: the range; TEXT, LIST: min is the least length */
     const char *fallback; /* the default in the syntax of a value; NULL: not set */
     const char *metavar;  /* name of the value in --help; CHOICE: the choices between bars */
     unsigned traits;      /* enum trait */
@@ -28,7 +28,7 @@ extern const struct option config_options[];
 extern const size_t config_option_count;
 
 /* Address of the option's value: char * (TEXT, CHOICE), struct config_list (LIST), int64_t (INT,
- * BYTES) or bool (FLAG). */
+ * BYTES), double (NUM; NAN: not set) or bool (FLAG). */
 void *config_field(const struct config *config, const struct option *option);
 
 #endif

@@ -135,7 +135,9 @@ int engine_check(const struct engine *e, struct engine_job *job, struct fault *f
     if ((int64_t)r->prompt_count + r->max_tokens > longest || r->max_tokens > e->info.max_model_len)
         return fault_set(
             fault, ERR_CONTEXT, "prompt",
-            "maximum context length is %d tokens; the prompt has %d and %d were asked for", longest,
+            "maximum context length is %d tokens; the prompt has %d and %d were asked for "
+            "(kv.overflow \"shift\" lets texts with a budget go on)",
+            longest,
             r->prompt_count, r->max_tokens);
     rc = check_tokens(e, r, fault);
     if (rc == 0) rc = sched_resolve_job(&options->kv, job, fault);

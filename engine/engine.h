@@ -35,6 +35,7 @@
 #define KEEPD_ENGINE_ENGINE_H
 
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -66,6 +67,18 @@ struct engine_found {
     int64_t conversation_bytes; /* at the budget, or at max_model_len without one */
     int32_t eos[ENGINE_ENDS_MAX];
     int eos_count;
+    char *tool_template; /* template of chats with tools; the caller frees it. NULL: none */
+};
+
+/* The end of a text that needs more positions than the model has: the request is refused, or its
+ * sequence is shifted (kernels/places.h). DEFAULT of a request: the engine's. DEFAULT of the
+ * engine: shift where a request's policy and settings can be shifted, otherwise error. */
+enum engine_overflow { ENGINE_OVERFLOW_DEFAULT, ENGINE_OVERFLOW_ERROR, ENGINE_OVERFLOW_SHIFT };
+
+/* How tokens are chosen by requests that do not say it; NAN and, of top_k, -1: not said here. */
+struct engine_sampling {
+    float temperature, top_p, min_p, repetition;
+    int top_k; /* 0 = all tokens */
 };
 
 struct engine_options {
@@ -73,13 +86,15 @@ struct engine_options {
     const char *gates;     /* NULL = those of the model directory, "" = none */
     const char *kv_policy; /* "auto": global if the model has gates, otherwise full */
     int kv_budget, kv_buffer, kv_chunk;
+    bool kv_budget_given;  /* the budget was asked for: a policy without one is worth a warning */
     int kv_budget_max;     /* cap for requests; 0 = none */
     int64_t kv_pool_bytes; /* 0 = chosen: all free memory of a device; on the host by max_num_seqs
                               and the budget, at most half of the free memory */
-    bool kv_shift;         /* the default of kv.overflow: shift, for requests that can be shifted */
-    const char *kv_dtype;  /* "auto" (as weights; bf16 for f16), "f32", "bf16", "fp8", "fp8_e4m3",
-                              "q8", "q4" */
-    int max_num_seqs;      /* sequences running at once */
+    enum engine_overflow kv_overflow; /* SHIFT: refused if the default policy cannot be shifted */
+    const struct engine_sampling *sampling; /* in place of the model's; NULL = the model's */
+    const char *kv_dtype; /* "auto" (as weights; bf16 for f16), "f32", "bf16", "fp8", "fp8_e4m3",
+                             "q8", "q4" */
+    int max_num_seqs;     /* sequences running at once */
     int max_num_batched_tokens; /* rows per step */
     int step_stretch; /* percent: the duration of a step with prompts beside answers; 0 = as long as
                          its rows take */
@@ -163,10 +178,21 @@ struct engine_info {
     const char *bos_token, *eos_token; /* "" = none */
     const int32_t *eos;                /* [eos_count] the tokens that end an answer */
     int eos_count;
-    /* Request defaults of the model's generation_config; NAN / -1 where absent. */
-    float temperature, top_p, min_p, repetition;
-    int top_k;
+    struct engine_sampling sampling; /* the options' values, else the model's */
 };
+
+/* Returns `own`, with the members that `chosen` (NULL: none) says in their place. */
+static inline struct engine_sampling engine_choose_sampling(struct engine_sampling own,
+                                                            const struct engine_sampling *chosen) {
+    if (!chosen) return own;
+    if (!isnan(chosen->temperature)) own.temperature = chosen->temperature;
+    if (!isnan(chosen->top_p)) own.top_p = chosen->top_p;
+    if (!isnan(chosen->min_p)) own.min_p = chosen->min_p;
+    if (!isnan(chosen->repetition)) own.repetition = chosen->repetition;
+    if (chosen->top_k >= 0) own.top_k = chosen->top_k;
+    return own;
+}
+
 const struct engine_info *engine_info(const struct engine *engine);
 /* Names of the eviction policies that this model can be served with; NULL past the end. */
 const char *engine_policy_at(const struct engine *engine, int index);
@@ -256,10 +282,6 @@ struct engine_kv_option {
 #define ENGINE_KV_OPTIONS 16
 
 /* The kv object of a request: absent members are -1 or NULL and take the engine's defaults. */
-/* The end of a text that needs more positions than the model has: the request is refused, or its
- * sequence is shifted (kernels/places.h). */
-enum engine_overflow { ENGINE_OVERFLOW_DEFAULT, ENGINE_OVERFLOW_ERROR, ENGINE_OVERFLOW_SHIFT };
-
 /* The most tokens of prompt and answer together, where sequences are shifted. */
 #define ENGINE_SHIFTED_TOKENS (1 << 20)
 

@@ -74,8 +74,7 @@ int engine_inspect(const struct engine_options *options, struct buf *out, char *
     if (rc == 0) {
         describe_ends(&found, &text, out);
         describe_cache(&found, out);
-        const char *source = text.tool_source ? text.tool_source : text.source;
-        *tool_template = source ? mem_must_strdup(source) : NULL;
+        *tool_template = found.tool_template;
     }
     /* The files of the model and the text may both be at fault; start names one. */
     if (own.code) (void)refused("model        refused: ", &own, out);

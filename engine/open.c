@@ -52,6 +52,14 @@ static int64_t find_number(const char *path, const char *prefix) {
     return number;
 }
 
+/* Returns the memory of the machine, or a container's limit. */
+static int64_t memory_total(void) {
+    int64_t kib = find_number("/proc/meminfo", "MemTotal:");
+    int64_t bytes = kib > 0 ? kib * 1024 : INT64_MAX;
+    int64_t limit = find_number("/sys/fs/cgroup/memory.max", "");
+    return limit > 0 && limit < bytes ? limit : bytes;
+}
+
 /* Returns the memory that the system has left, and at most the rest of a container's limit. The
  * page cache does not count as used: the kernel reclaims it. */
 static int64_t memory_available(void) {
@@ -84,6 +92,19 @@ static struct kv_trained trained_of(const struct model *model) {
                                .parity = gates->parity == 1};
 }
 
+/* Tells what a policy without a budget means to somebody who expects one. */
+static void note_policy(const struct engine *e, const struct policy *policy, bool lacks_gates) {
+    if (policy->bounded) return;
+    if (e->options.kv_budget_given)
+        log_warn("kv-budget %d changes nothing: policy %s keeps everything%s. A budget needs a "
+                 "policy without gates (--kv-policy streaming, keydiff, ...: docs/CHOOSING.md) or "
+                 "gates that are fitted to the model (training/README.md, then --gates FILE)",
+                 e->options.kv_budget, policy->name,
+                 lacks_gates ? ", and the model has no retention gates for policy global" : "");
+    else if (lacks_gates)
+        log_info("the model has no retention gates: the cache keeps everything (policy full)");
+}
+
 static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault *fault) {
     struct kv_params *kv = &rules->defaults;
     const char *name = e->options.kv_policy;
@@ -100,8 +121,7 @@ static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault
         return fault_set(fault, ERR_INVALID, "kv-budget-max",
                          "policy '%s' keeps everything, so no request could be served",
                          policy->name);
-    if (automatic && !gates)
-        log_info("the model has no retention gates: the cache keeps everything (policy full)");
+    note_policy(e, policy, automatic && !gates);
     *kv = (struct kv_params){.budget = e->options.kv_budget,
                              .buffer = e->options.kv_buffer,
                              .chunk = e->options.kv_chunk,
@@ -141,15 +161,21 @@ static int resolve_kv_dtype(struct engine *e, enum kern_dtype *dtype, struct fau
     return 0;
 }
 
+/* Returns the pages that a running conversation needs at most on a rank: of any length with a
+ * budget, else of the longest text. */
+static int64_t conversation_pages(const struct engine *e, const struct reserve_shape *shape,
+                                  const struct kv_params *kv) {
+    int64_t longest = e->info.max_model_len;
+    const struct reserve_turn turn = {.added = longest};
+    return reserve_turn_pages(shape, kv, &turn, reserve_whole(kv, longest));
+}
+
 /* Chooses the pages of one rank in host memory, which is shared with other processes: enough for
  * every place to run at the default budget and for as many retained conversations, bounded by half
  * of the free memory. The pool is reserved address space; pages cost memory when first used. */
 static int64_t choose_host_pages(const struct engine *e, const struct reserve_shape *shape,
                                  const struct kv_params *kv, int64_t page_bytes) {
-    int64_t longest = e->info.max_model_len;
-    const struct reserve_turn turn = {.added = longest};
-    int64_t each = reserve_turn_pages(shape, kv, &turn, reserve_whole(kv, longest));
-    int64_t wanted = each * e->options.max_num_seqs * 2;
+    int64_t wanted = conversation_pages(e, shape, kv) * e->options.max_num_seqs * 2;
     int ranks = e->options.tensor_parallel_size > 1 ? e->options.tensor_parallel_size : 1;
     int64_t most = memory_available() / 2 / e->replica_count / ranks / page_bytes;
     return wanted < most ? wanted : most;
@@ -254,6 +280,37 @@ static int pool_ranks(const struct engine *e) {
     return ranks < 1 ? 1 : ranks < heads ? ranks : heads;
 }
 
+/* Refuses sizes that this machine cannot hold, where the cache is in its memory; a device has its
+ * own checks. */
+static int check_sizes(const struct engine *e, const struct sched_options *so,
+                       struct fault *fault) {
+    const struct kv_params *kv = &so->kv.defaults;
+    const struct model_config *config = model_config(model_of(e));
+    int64_t total = memory_total(), ranks = so->shape.ranks;
+    if (ops_of(e)->cache_fit) return 0;
+    if (e->options.kv_pool_bytes > total / ranks / e->replica_count)
+        return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
+                         "%.1f GB are more than this machine or its container has: %.1f GB in all, "
+                         "%.1f GB of them free%s; without the option a size is chosen",
+                         (double)e->options.kv_pool_bytes * 1e-9, (double)total * 1e-9,
+                         (double)memory_available() * 1e-9,
+                         ranks * e->replica_count > 1 ? ", and each rank has a pool" : "");
+    double entry = (double)so->page_bytes / so->shape.page_slots;
+    double held = entry * config->layers * config->heads_kv * kv->budget;
+    if (kv->policy->bounded && held > (double)total)
+        return fault_set(
+            fault, ERR_INVALID, "kv-budget",
+            "a conversation with %d entries per head takes %.1f GB; this machine or its "
+            "container has %.1f GB in all, and the model %d positions. To evict nothing "
+            "use --kv-policy full",
+            kv->budget, held * 1e-9, (double)total * 1e-9, config->max_positions);
+    if (kv->policy->bounded && kv->budget > e->info.max_model_len && e->options.kv_budget_given)
+        log_warn("kv-budget %d is more than the %d positions that a text may have: nothing is ever "
+                 "evicted",
+                 kv->budget, e->info.max_model_len);
+    return 0;
+}
+
 /* Sets the shape and the size of the pool on each rank of each replica. */
 static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
                      struct fault *fault) {
@@ -268,21 +325,32 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
                                        .rank_cap = (float)e->options.kv_rank_cap / 100,
                                        .sliding_layers = model_config_sliding_layers(config)};
     so->page_bytes = info.page_bytes;
-    int rc = choose_pages(e, dtype, so, fault);
+    int rc = check_sizes(e, so, fault);
+    if (rc == 0) rc = choose_pages(e, dtype, so, fault);
     if (rc != 0) return rc;
     int64_t least = reserve_streams(&so->shape);
     if (so->pages_total >= least) return 0;
-    return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
-                     "the pool has %lld pages of %lld bytes; one token needs %lld",
-                     (long long)so->pages_total, (long long)info.page_bytes, (long long)least);
+    return fault_set(
+        fault, ERR_INVALID, "kv-pool-bytes",
+        "the pool has %lld pages of %lld bytes; one token needs %lld: at least %.1f MB",
+        (long long)so->pages_total, (long long)info.page_bytes, (long long)least,
+        (double)(least * info.page_bytes) * 1e-6);
 }
 
 static void log_pool(const struct engine *e, const struct sched_options *so) {
-    char ranks[40] = "";
+    const struct kv_params *kv = &so->kv.defaults;
+    char ranks[40] = "", each[64];
     if (e->options.tensor_parallel_size > 1)
         snprintf(ranks, sizeof ranks, " on each of %d ranks", e->options.tensor_parallel_size);
-    log_info("cache: %lld pages of %lld bytes%s", (long long)so->pages_total,
-             (long long)so->page_bytes, ranks);
+    if (kv->policy->bounded)
+        snprintf(each, sizeof each, "with a budget of %d entries per head", kv->budget);
+    else
+        snprintf(each, sizeof each, "of %d tokens", e->info.max_model_len);
+    log_info("cache: %.1f GB%s, %lld conversations %s",
+             (double)(so->pages_total * so->page_bytes) * 1e-9, ranks,
+             (long long)(so->pages_total / conversation_pages(e, &so->shape, kv)), each);
+    log_debug("cache: %lld pages of %lld bytes%s", (long long)so->pages_total,
+              (long long)so->page_bytes, ranks);
 }
 
 /* Without this check the daemon would start and refuse every request that names no policy. It needs
@@ -357,8 +425,8 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     so->kv.can_shift = ops_of(e)->shift != NULL;
     so->kv.unrotated = !model_config_rotates_alike(model_config(model_of(e)));
     if (rc == 0) rc = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
-    so->kv.shifts = e->options.kv_shift;
-    if (rc == 0 && so->kv.shifts)
+    so->kv.shifts = e->options.kv_overflow != ENGINE_OVERFLOW_ERROR;
+    if (rc == 0 && e->options.kv_overflow == ENGINE_OVERFLOW_SHIFT)
         rc = name_option(sched_check_shift(&so->kv, &so->kv.defaults, fault), fault);
     if (rc != 0) return rc;
     so->kv.budget_max = e->options.kv_budget_max;
@@ -424,11 +492,9 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->eos_token = e->text.eos;
     info->eos = e->ends;
     info->eos_count = e->end_count;
-    info->temperature = config->temperature;
-    info->top_p = config->top_p;
-    info->min_p = config->min_p;
-    info->repetition = config->repetition;
-    info->top_k = config->top_k;
+    const struct engine_sampling own = {config->temperature, config->top_p, config->min_p,
+                                        config->repetition, config->top_k};
+    info->sampling = engine_choose_sampling(own, e->options.sampling);
 }
 
 /* conversation_bytes spreads the entries evenly over the streams; reserve_pages bounds any spread
@@ -445,6 +511,7 @@ static void fill_found(struct engine *e, const struct sched_options *so,
     memcpy(found->kv_policy, e->info.kv_policy, sizeof found->kv_policy);
     memcpy(found->kv_dtype, e->info.kv_dtype, sizeof found->kv_dtype);
     memcpy(found->eos, e->ends, sizeof found->eos);
+    found->tool_template = e->info.tool_template ? mem_must_strdup(e->info.tool_template) : NULL;
     int64_t streams = (int64_t)config->layers * config->heads_kv, slots = so->shape.page_slots;
     int64_t longest = found->max_model_len, held = found->kv_budget;
     const struct reserve_turn turn = {.added = longest};

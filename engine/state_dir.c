@@ -432,8 +432,9 @@ int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size)
     name_of(id, "state", name);
     temporary_of(dir, id, temporary);
     state_seal(data, size, dir->key);
-    int rc = write_temporary(dir, temporary, data, size);
     bool copy = faccessat(dir->fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0; /* written before */
+    errno = 0; /* the log shows the fault of the calls from here on */
+    int rc = write_temporary(dir, temporary, data, size);
     bool renamed = rc == 0 && renameat(dir->fd, temporary, dir->fd, name) == 0;
     if (renamed && fsync(dir->fd) == 0) return 0;
     log_warn("state file %s cannot be written: %s", name, strerror(errno));

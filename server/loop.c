@@ -436,6 +436,9 @@ static void start_handles(struct server *server) {
 }
 
 int server_start(struct server *server, struct engine *engine, struct fault *fault) {
+    int rc = oai_check_parser(engine_info(engine)->tool_template, server->options.tool_call_parser,
+                              fault);
+    if (rc) return rc;
     server->engine = engine;
     server->rules.info = engine_info(engine);
     server->rules.engine = engine;
@@ -454,7 +457,7 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     page_policy(server->page_policy);
     stats_open(&server->stats, server->rules.info->max_model_len);
     server->watchdog.every_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;
-    int rc = works_open(server, fault);
+    rc = works_open(server, fault);
     if (!rc) rc = sock_listen(server->listen_fd, fault);
     if (!rc) rc = start_daemon(server, fault);
     if (rc) return rc;
@@ -474,6 +477,11 @@ const char *server_model(const struct server *server) {
 
 bool server_needs_key(const struct server *server) {
     return server->keys.count > 0;
+}
+
+bool server_is_open(const struct server *server) {
+    return !server->options.unix_socket && !sock_is_loopback(server->listen_fd) &&
+           !server_needs_key(server);
 }
 
 static int reload_keys(struct server *server, const struct server_reloadable *fresh,

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <libgen.h>
 #include <malloc.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 #include "config/config.h"
 #include "engine/engine.h"
 #include "server/bench.h"
+#include "server/oai/oai.h"
 #include "server/oai/tool_calls.h"
 #include "server/progress.h"
 #include "server/server.h"
@@ -32,6 +34,7 @@ struct callbacks {
     struct progress progress;
     struct server *server;
     struct bench *bench; /* in place of a server */
+    struct engine_sampling sampling;
 };
 
 static void on_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
@@ -48,17 +51,36 @@ static void on_wake(void *arg) {
 
 /* --- options --- */
 
+static enum engine_overflow overflow_of(const char *name) {
+    if (strcmp(name, "shift") == 0) return ENGINE_OVERFLOW_SHIFT;
+    return strcmp(name, "error") == 0 ? ENGINE_OVERFLOW_ERROR : ENGINE_OVERFLOW_DEFAULT;
+}
+
+static struct engine_sampling sampling_of(const struct config *config) {
+    return (struct engine_sampling){
+        .temperature = (float)config->temperature,
+        .top_p = (float)config->top_p,
+        .min_p = (float)config->min_p,
+        .repetition = (float)config->repetition_penalty,
+        .top_k = isnan(config->top_k) ? -1 : (int)config->top_k,
+    };
+}
+
+/* `arg` holds the sampling until the engine is open. */
 static struct engine_options engine_options(const struct config *config, struct callbacks *arg) {
+    arg->sampling = sampling_of(config);
     return (struct engine_options){
         .model_dir = config->model,
         .gates = config->gates,
         .kv_policy = config->kv_policy,
         .kv_budget = (int)config->kv_budget,
+        .kv_budget_given = config->kv_budget_given,
         .kv_buffer = (int)config->kv_buffer,
         .kv_chunk = (int)config->kv_chunk,
         .kv_budget_max = (int)config->kv_budget_max,
         .kv_pool_bytes = config->kv_pool_bytes,
-        .kv_shift = strcmp(config->kv_overflow, "shift") == 0,
+        .kv_overflow = overflow_of(config->kv_overflow),
+        .sampling = &arg->sampling,
         .kv_dtype = config->kv_dtype,
         .max_num_seqs = (int)config->max_num_seqs,
         .max_num_batched_tokens = (int)config->max_num_batched_tokens,
@@ -161,6 +183,10 @@ static void set_log(const struct config *config) {
     log_set_format(strcmp(config->log_format, "json") == 0 ? LOG_FORMAT_JSON : LOG_FORMAT_PLAIN);
 }
 
+static void log_notes(const struct config *config) {
+    for (size_t i = 0; i < config->notes.count; i++) log_warn("%s", config->notes.items[i]);
+}
+
 /* --- SIGHUP --- */
 
 struct reload {
@@ -228,12 +254,60 @@ static int refuse_start(const struct fault *fault) {
     return fault->code == ERR_IO ? EXIT_CONFIG : status; /* a file that cannot be read */
 }
 
+/* The id of a model of the Hugging Face Hub, ORG/NAME, behind what people put in front of it; NULL:
+ * none. A relative path has the same form, but its folder is there. */
+static const char *find_hub_id(const char *text) {
+    static const char *const fronts[] = {"https://", "hf://", "huggingface.co/", "hf.co/"};
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                  "0123456789._-";
+    char folder[128];
+    struct stat info;
+    for (size_t i = 0; i < sizeof fronts / sizeof *fronts; i++)
+        if (strncmp(text, fronts[i], strlen(fronts[i])) == 0) text += strlen(fronts[i]);
+    size_t org = strspn(text, letters), name = org + (text[org] == '/');
+    size_t end = name + strspn(text + name, letters);
+    if (org == 0 || org >= sizeof folder || text[0] == '.' || name == org || end == name)
+        return NULL;
+    if (text[end] && text[end] != ':') return NULL;
+    snprintf(folder, sizeof folder, "%.*s", (int)org, text);
+    return stat(folder, &info) == 0 && S_ISDIR(info.st_mode) ? NULL : text;
+}
+
+/* Says how to come by a model that is not there. keepd downloads nothing itself. */
+static int refuse_missing(const char *path, const char *why, struct fault *fault) {
+    const char *id = find_hub_id(path);
+    int size = id ? (int)strcspn(id, ":") : 0;
+    const char *kind = id && id[size] ? id + size + 1 : "";
+    const char *name = id ? strchr(id, '/') + 1 : "";
+    int name_size = id ? (int)(id + size - name) : 0;
+    if (id && *kind)
+        return fault_set(fault, ERR_NOTFOUND, "model",
+                         "no such file or directory; fetch it first: hf download %.*s --include "
+                         "'*%.40s*.gguf' --local-dir %.*s (the tool: pip install huggingface_hub), "
+                         "then name the GGUF file in it",
+                         size, id, kind, name_size, name);
+    if (id)
+        return fault_set(fault, ERR_NOTFOUND, "model",
+                         "no such file or directory; fetch it first: hf download %.*s --local-dir "
+                         "%.*s (the tool: pip install huggingface_hub), then keepd %.*s",
+                         size, id, name_size, name, name_size, name);
+    if (path[0] == '~')
+        return fault_set(fault, ERR_NOTFOUND, "model",
+                         "%.200s: %s; the shell replaces ~ only at the start of a word without "
+                         "quotes",
+                         path, why);
+    return fault_set(fault, ERR_NOTFOUND, "model",
+                     "%.200s: %s; a model is a directory or a GGUF file (make serve MODEL=smollm2 "
+                     "fetches a small one)",
+                     path, why);
+}
+
 /* A directory, or a file: what is in either is the engine's to say. */
 static int check_model(const char *path, struct fault *fault) {
     struct stat info;
     if (stat(path, &info) == 0 && S_ISREG(info.st_mode)) return 0;
     DIR *dir = opendir(path);
-    if (!dir) return fault_set(fault, ERR_NOTFOUND, "model", "%.200s: %s", path, strerror(errno));
+    if (!dir) return refuse_missing(path, strerror(errno), fault);
     closedir(dir);
     return 0;
 }
@@ -277,6 +351,17 @@ static void print_ready(const struct config *config, const struct server *server
     fflush(stdout);
 }
 
+/* Logs facts that a new user would otherwise find out late. */
+static void log_habits(const struct server *server, const struct engine_info *info) {
+    if (server_is_open(server))
+        log_warn("everybody who reaches %s may use this server: set --api-key-file, or --host "
+                 "127.0.0.1",
+                 server_url(server));
+    if (isnan(info->sampling.temperature))
+        log_info("the model's files name no temperature: requests without one are sampled at 1; "
+                 "--temperature sets another");
+}
+
 static int open_engine(const struct engine_options *options, struct callbacks *callbacks,
                        struct engine **engine, struct fault *fault) {
     progress_open(&callbacks->progress, PROGRESS_LOADING, isatty(STDERR_FILENO));
@@ -301,6 +386,7 @@ static int serve(const struct config *config, struct server *server, struct call
     if (rc) {
         status = refuse("cannot serve", &fault);
     } else {
+        log_habits(server, engine_info(engine));
         print_ready(config, server, engine_info(engine));
         if (!server_run(server)) status = EXIT_FAILURE;
         log_info(status ? "stopped: the backend failed" : "stopped");
@@ -315,10 +401,15 @@ static int serve(const struct config *config, struct server *server, struct call
 static int check(const struct config *config, struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
     struct engine *engine = NULL;
+    struct engine_found found = {0};
     struct fault fault = {0};
     options.check_only = true;
+    options.found = &found;
     options.progress = NULL;
-    if (engine_open(&options, &engine, &fault)) return refuse_start(&fault);
+    int rc = engine_open(&options, &engine, &fault);
+    if (!rc) rc = oai_check_parser(found.tool_template, config->tool_call_parser, &fault);
+    mem_free(found.tool_template);
+    if (rc) return refuse_start(&fault);
     config_print(config, stdout);
     return EXIT_SUCCESS;
 }
@@ -427,6 +518,7 @@ static int run_bench(int argc, char **argv) {
         status = EXIT_CONFIG;
     } else {
         set_log(&config);
+        log_notes(&config);
         status = measure(&config, &tests);
     }
     config_close(&config);
@@ -470,6 +562,7 @@ int main(int argc, char **argv) {
         printf("keepd %s\n", KEEPD_VERSION);
     } else {
         set_log(&config);
+        log_notes(&config);
         status = run(&config, argc, argv);
     }
     config_close(&config);

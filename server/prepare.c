@@ -59,8 +59,9 @@ static int refuse_prompt(struct exchange *ex, const char *field, struct fault *f
         oai_refuse(&ex->error, 400, "context_length_exceeded", field,
                    "This model's maximum context length is %d tokens. However, your %s resulted "
                    "in %s, which exceeds the available context size. Please reduce the length of "
-                   "the %s.",
-                   longest, request->prompt_field, fault->text, request->prompt_field);
+                   "the %s.%s",
+                   longest, request->prompt_field, fault->text, request->prompt_field,
+                   oai_overflow_hint(request, &ex->server->rules));
         return oai_refuse_context(&ex->error, (size_t)longest + 1, (size_t)longest);
     }
     name_field(fault, field);

@@ -75,6 +75,9 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
 const char *server_url(const struct server *server); /* after server_start */
 const char *server_model(const struct server *server);
 bool server_needs_key(const struct server *server);
+/* Whether anybody who reaches this machine's address may use it: no key, and not only this machine.
+ */
+bool server_is_open(const struct server *server);
 /* Runs until a signal (true) or a failure of the engine (false); every request is then answered. */
 bool server_run(struct server *server);
 /* From the reload callback. Reads keys and certificate again, from files that have changed, too;

@@ -24,15 +24,38 @@
 #define SEND_BUFFER    (256 << 10) /* kernel buffer for a client that does not read */
 #define PAIR_BUFFER    (32 << 10)  /* kernel buffer of the pair, each direction */
 
-static int bind_socket(int family, const struct sockaddr *address, socklen_t size,
-                       const char *option, struct fault *fault) {
+/* Says why a program may not listen there, and what to do. `error`: of bind. */
+static int explain_bind(int error, const char *host, int port, struct fault *fault) {
+    switch (error) {
+    case EADDRINUSE:
+        return fault_set(fault, ERR_IO, "port",
+                         "another program listens on port %d of %s, perhaps another keepd; end it, "
+                         "or choose another port with --port (0: any free one)",
+                         port, host);
+    case EACCES:
+        return fault_set(fault, ERR_IO, "port",
+                         "this user may not listen on port %d; choose one from 1024 up with --port",
+                         port);
+    case EADDRNOTAVAIL:
+        return fault_set(fault, ERR_IO, "host",
+                         "%s is no address of this machine; 0.0.0.0 stands for all of them", host);
+    default:
+        return fault_set(fault, ERR_IO, "host", "bind: %s", strerror(error));
+    }
+}
+
+/* `host` and `port`: for messages; of a Unix socket NULL and 0. */
+static int bind_socket(int family, const struct sockaddr *address, socklen_t size, const char *host,
+                       int port, struct fault *fault) {
+    const char *option = family == AF_UNIX ? "unix-socket" : "host";
     int one = 1;
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return fault_set(fault, ERR_IO, option, "socket: %s", strerror(errno));
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (bind(fd, address, size) == 0) return fd;
-    if (family != AF_UNIX && errno == EADDRINUSE) option = "port";
-    int rc = fault_set(fault, ERR_IO, option, "bind: %s", strerror(errno));
+    int error = errno;
+    int rc = family == AF_UNIX ? fault_set(fault, ERR_IO, option, "bind: %s", strerror(error))
+                               : explain_bind(error, host, port, fault);
     close(fd);
     return rc;
 }
@@ -52,7 +75,8 @@ static int bind_tcp(const char *host, int port, struct fault *fault) {
     struct addrinfo *address;
     int rc = resolve(host, port, &address, fault);
     if (rc) return rc;
-    int fd = bind_socket(address->ai_family, address->ai_addr, address->ai_addrlen, "host", fault);
+    int fd =
+        bind_socket(address->ai_family, address->ai_addr, address->ai_addrlen, host, port, fault);
     freeaddrinfo(address);
     return fd;
 }
@@ -100,7 +124,7 @@ static int bind_unix(const char *path, unsigned mode, struct fault *fault) {
     rc = make_way(&address, fault);
     if (rc) return rc;
     mode_t before = umask(0177);
-    int fd = bind_socket(AF_UNIX, (struct sockaddr *)&address, sizeof address, option, fault);
+    int fd = bind_socket(AF_UNIX, (struct sockaddr *)&address, sizeof address, NULL, 0, fault);
     umask(before);
     if (fd < 0 || chmod(path, (mode_t)mode) == 0) return fd;
     rc = fault_set(fault, ERR_IO, option, "chmod %s: %s", path, strerror(errno));

@@ -104,42 +104,40 @@ static int env_int(const char *name, int preset) {
 static void fill_info(struct engine *e) {
     const struct engine_options *o = &e->options;
     int64_t pages = o->kv_pool_bytes ? o->kv_pool_bytes / PAGE_BYTES : 1 << 16;
-    e->info = (struct engine_info){.model_dir = e->model_dir,
-                                   .family = "fake",
-                                   .backend = "fake",
-                                   .kv_budget = o->kv_budget,
-                                   .kv_buffer = o->kv_buffer,
-                                   .kv_chunk = o->kv_chunk,
-                                   .kv_budget_max = o->kv_budget_max,
-                                   .kv_dtype = "f32",
-                                   .has_gates = true,
-                                   .layers = FAKE_LAYERS,
-                                   .heads_kv = FAKE_HEADS,
-                                   .head_dim = 64,
-                                   .vocab = e->channels                    ? VOCAB_CHANNELS
-                                            : env_int("KEEPD_FAKE_FIM", 0) ? VOCAB_FIM
-                                            : e->think                     ? VOCAB_THINK
-                                                                           : VOCAB,
-                                   .max_model_len = o->max_model_len ? o->max_model_len : MODEL_LEN,
-                                   .max_num_seqs = o->max_num_seqs,
-                                   .max_queue = o->max_queue,
-                                   .max_choices = o->max_num_seqs,
-                                   .space_key = "a fake secret",
-                                   .replicas = 1,
-                                   .threads = 1,
-                                   .pages_total = pages,
-                                   .page_bytes = PAGE_BYTES,
-                                   .page_slots = PAGE_SLOTS,
-                                   .has_chat_template = !env_int("KEEPD_FAKE_NO_TEMPLATE", 0),
-                                   .chat_template = "fake",
-                                   .tool_template = fake_tool_template(),
-                                   .bos_token = "",
-                                   .eos_token = fake_special_names[END_OF_TEXT - IM_START],
-                                   .temperature = NAN,
-                                   .top_p = NAN,
-                                   .min_p = NAN,
-                                   .repetition = NAN,
-                                   .top_k = -1};
+    e->info =
+        (struct engine_info){.model_dir = e->model_dir,
+                             .family = "fake",
+                             .backend = "fake",
+                             .kv_budget = o->kv_budget,
+                             .kv_buffer = o->kv_buffer,
+                             .kv_chunk = o->kv_chunk,
+                             .kv_budget_max = o->kv_budget_max,
+                             .kv_dtype = "f32",
+                             .has_gates = true,
+                             .layers = FAKE_LAYERS,
+                             .heads_kv = FAKE_HEADS,
+                             .head_dim = 64,
+                             .vocab = e->channels                    ? VOCAB_CHANNELS
+                                      : env_int("KEEPD_FAKE_FIM", 0) ? VOCAB_FIM
+                                      : e->think                     ? VOCAB_THINK
+                                                                     : VOCAB,
+                             .max_model_len = o->max_model_len ? o->max_model_len : MODEL_LEN,
+                             .max_num_seqs = o->max_num_seqs,
+                             .max_queue = o->max_queue,
+                             .max_choices = o->max_num_seqs,
+                             .space_key = "a fake secret",
+                             .replicas = 1,
+                             .threads = 1,
+                             .pages_total = pages,
+                             .page_bytes = PAGE_BYTES,
+                             .page_slots = PAGE_SLOTS,
+                             .has_chat_template = !env_int("KEEPD_FAKE_NO_TEMPLATE", 0),
+                             .chat_template = "fake",
+                             .tool_template = fake_tool_template(),
+                             .bos_token = "",
+                             .eos_token = fake_special_names[END_OF_TEXT - IM_START],
+                             .sampling = engine_choose_sampling(
+                                 (struct engine_sampling){NAN, NAN, NAN, NAN, -1}, o->sampling)};
     if (e->info.max_choices > ENGINE_CHOICES_MAX) e->info.max_choices = ENGINE_CHOICES_MAX;
     e->info.max_logprobs = o->max_logprobs ? o->max_logprobs : ENGINE_TOP_MAX;
     if (e->info.max_logprobs > VOCAB) e->info.max_logprobs = VOCAB;
@@ -199,6 +197,8 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
         return fault_set(fault, ERR_INVALID, "kv-policy",
                          "'%s' is not one of auto, full, streaming, trimkv, global",
                          options->kv_policy);
+    if (options->check_only && options->found && fake_tool_template())
+        options->found->tool_template = mem_must_strdup(fake_tool_template());
     if (options->check_only) return 0;
     struct engine *e = mem_must_alloc(1, sizeof *e);
     e->options = *options;

@@ -470,7 +470,25 @@ static bool is_left_out(const struct text *text, const cJSON *context, const str
     return same;
 }
 
-/* Many templates pass over a role that they do not know: a typing error would lose its message. */
+#define TEXT_ROLES "roles are system, developer, user, assistant, tool"
+
+/* Does a template's source have the role as a string? */
+static bool names_role(const char *source, const char *role) {
+    size_t size = strlen(role);
+    for (const char *at = source; source && (at = strstr(at, role)) != NULL; at++)
+        if (at > source && (at[-1] == '\'' || at[-1] == '"') && strchr("'\"\\", at[size]))
+            return true;
+    return false;
+}
+
+/* OpenAI's roles are understood everywhere, any other only by the template that names it. */
+static bool is_unknown_role(const struct text *text, const char *role) {
+    return !chat_is_known_role(role) && !names_role(text->source, role) &&
+           !names_role(text->tool_source, role);
+}
+
+/* Many templates pass over a role that they do not know, or write it as it is: a typing error would
+ * lose its message, or show the model a role that it never saw. */
 static int check_roles(const struct text *text, const cJSON *context,
                        const struct chat_text *rendered, const struct chat_input *input,
                        struct fault *fault) {
@@ -490,9 +508,16 @@ static int check_roles(const struct text *text, const cJSON *context,
             return fault_set(fault, ERR_INVALID, field,
                              "at most %d roles may be other than OpenAI's", TEXT_OWN_ROLES_MAX);
         if (is_left_out(text, context, rendered, *input, role))
-            return fault_set(fault, ERR_INVALID, field,
-                             "this model's chat template leaves out messages of the role '%.32s'",
-                             role);
+            return fault_set(
+                fault, ERR_INVALID, field,
+                "this model's chat template leaves out messages of the role '%.32s'; " TEXT_ROLES,
+                role);
+        if (is_unknown_role(text, role))
+            return fault_set(
+                fault, ERR_INVALID, field,
+                "this model's chat template does not know the role '%.32s'; " TEXT_ROLES
+                ", and any that the template names",
+                role);
         seen[count++] = role;
     }
     return 0;

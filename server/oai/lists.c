@@ -1,6 +1,5 @@
 /* The answers that are not generated text. */
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -125,16 +124,14 @@ void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {
 /* The defaults of requests, by llama.cpp's names. */
 static void write_defaults(struct buf *out, const struct oai_rules *rules) {
     const struct engine_info *info = rules->info;
+    const struct engine_sampling sampling = oai_default_sampling(info);
     buf_fmt(out,
             "{\"n_ctx\":%d,\"params\":{\"n_predict\":-1,\"seed\":%" PRId64
             ",\"temperature\":%.9g,\"top_k\":%d"
             ",\"top_p\":%.9g,\"min_p\":%.9g,\"repeat_penalty\":%.9g,\"presence_penalty\":0"
             ",\"frequency_penalty\":0,\"stream\":false}}",
-            info->max_model_len, rules->seed,
-            isnan(info->temperature) ? 1.0 : (double)info->temperature,
-            info->top_k > 0 ? info->top_k : 0, isnan(info->top_p) ? 1.0 : (double)info->top_p,
-            isnan(info->min_p) ? 0.0 : (double)info->min_p,
-            isnan(info->repetition) ? 1.0 : (double)info->repetition);
+            info->max_model_len, rules->seed, (double)sampling.temperature, sampling.top_k,
+            (double)sampling.top_p, (double)sampling.min_p, (double)sampling.repetition);
 }
 
 /* The model's path without its folders, which clients need not know. */

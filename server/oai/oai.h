@@ -71,6 +71,13 @@ struct oai_fim oai_find_fim(const struct engine *engine);
  * finds it in the chat template. NONE if the template does not support tools. */
 enum tool_format oai_find_tools(const struct engine *engine, const char *parser);
 
+/* Refuses a --tool-call-parser where the template (NULL: none) shows no tools, so that no answer
+ * calls one: ERR_INVALID, field "tool-call-parser". Warns where it teaches another form. */
+int oai_check_parser(const char *tool_template, const char *parser, struct fault *fault);
+
+/* Returns how tokens are chosen by requests that do not say it; every member is set. */
+struct engine_sampling oai_default_sampling(const struct engine_info *info);
+
 /* Rules for requests. Borrowed; constant while the server runs. */
 struct oai_rules {
     const struct engine_info *info;
@@ -201,6 +208,10 @@ void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PAT
 /* Drops the beginning of a prompt that is longer than the request allows. */
 void oai_truncate(const struct oai_request *request, const struct oai_rules *rules,
                   struct engine_ids *ids);
+
+/* Returns the sentence that tells a request of too many tokens how a text may go on, after a blank;
+ * "" where it may already. */
+const char *oai_overflow_hint(const struct oai_request *request, const struct oai_rules *rules);
 
 /* Checks the lengths against the context, once the prompt in `field` has become `count` tokens.
  * *max_tokens: the most tokens of the answer. */

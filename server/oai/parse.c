@@ -230,21 +230,35 @@ int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules,
 
 /* --- lengths --- */
 
-static int refuse_length(const struct oai_request *request, const char *field, size_t longest,
-                         size_t count, size_t wanted, struct oai_error *error) {
+const char *oai_overflow_hint(const struct oai_request *request, const struct oai_rules *rules) {
+    const struct engine_kv *kv = &request->sampling.kv;
+    const char *policy = kv->policy ? kv->policy : rules->info->kv_policy;
+    if (request->longest > rules->info->max_model_len) return ""; /* the text may go on */
+    if (strcmp(policy, "full") == 0)
+        return " A text may go on in bounded memory with a policy that has a budget: \"kv\": "
+               "{\"policy\": \"streaming\", \"overflow\": \"shift\"}, or the server's options "
+               "--kv-policy and --kv-overflow.";
+    return " A text may go on in the same memory with \"kv\": {\"overflow\": \"shift\"}, or the "
+           "server's option --kv-overflow shift.";
+}
+
+static int refuse_length(const struct oai_request *request, const struct oai_rules *rules,
+                         const char *field, size_t longest, size_t count, size_t wanted,
+                         struct oai_error *error) {
+    const char *hint = oai_overflow_hint(request, rules);
     const char *what = request->prompt_field;
     if (count > longest || (count == longest && wanted > 0))
         oai_refuse(error, 400, "context_length_exceeded", field,
                    "This model's maximum context length is %zu tokens. However, your %s resulted "
                    "in %zu tokens, which exceeds the available context size. Please reduce the "
-                   "length of the %s.",
-                   longest, what, count, what);
+                   "length of the %s.%s",
+                   longest, what, count, what, hint);
     else
         oai_refuse(error, 400, "context_length_exceeded", field,
                    "This model's maximum context length is %zu tokens. However, you requested %zu "
                    "tokens (%zu in the %s, %zu in the completion). Please reduce the length of the "
-                   "%s or completion.",
-                   longest, count + wanted, count, what, wanted, what);
+                   "%s or completion.%s",
+                   longest, count + wanted, count, what, wanted, what, hint);
     return oai_refuse_context(error, count, longest);
 }
 
@@ -289,7 +303,7 @@ int oai_fit(const struct oai_request *request, const char *field, size_t count,
         return oai_refuse(error, 400, "invalid_value", field,
                           "Invalid value for '%s': the prompt has no tokens.", field);
     if (count > longest || wanted > longest - count)
-        return refuse_length(request, field, longest, count, wanted, error);
+        return refuse_length(request, rules, field, longest, count, wanted, error);
     if (wanted > answer)
         return oai_refuse(error, 400, "invalid_value", "max_tokens",
                           "Invalid value for 'max_tokens': an answer may have at most %zu tokens, "

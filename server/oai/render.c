@@ -105,6 +105,19 @@ static void write_trace(struct buf *out, const struct engine_info *info,
     if (kv->evictions_lost) buf_fmt(out, ",\"trace_lost\":%" PRId32, kv->evictions_lost);
 }
 
+/* The request has a budget and its policy has none. */
+static void write_budget_warning(struct buf *out, const struct oai_answer *answer) {
+    bool gates = answer->rules->info->has_gates;
+    buf_str(out, ",\"warning\":");
+    write_str(out, gates
+                       ? "kv.budget changes nothing: policy 'full' keeps everything. Choose "
+                         "another kv.policy, such as 'global'."
+                       : "kv.budget changes nothing: this model has no retention gates, so its "
+                         "policy is 'full', which keeps everything. Choose a kv.policy without "
+                         "gates, such as 'streaming' or 'keydiff' (docs/CHOOSING.md), or fit gates "
+                         "to the model (training/README.md).");
+}
+
 void oai_render_kv_details(struct buf *out, const struct oai_answer *answer) {
     struct engine_kv_details kv = sum_details(answer);
     buf_str(out, ",\"kv_details\":{\"policy\":");
@@ -118,6 +131,7 @@ void oai_render_kv_details(struct buf *out, const struct oai_answer *answer) {
             ",\"dropped_tokens\":%" PRId32 ",\"shifts\":%" PRId32 ",\"bytes\":%" PRId64,
             kv.seen_tokens, kv.kept_entries, kv.evicted_entries, kv.dropped_tokens, kv.shifts,
             kv.bytes);
+    if (answer->jobs[0].request.kv.budget >= 0 && kv.budget < 0) write_budget_warning(out, answer);
     if (answer->jobs[0].request.kv.pin)
         buf_fmt(out, ",\"pinned\":%s", kv.pinned ? "true" : "false");
     if (kv.lengths) {

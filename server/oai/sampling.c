@@ -1,7 +1,6 @@
 /* How tokens are chosen, what ends an answer and what it shows. */
 #include <ctype.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,15 +9,20 @@
 
 /* --- how tokens are chosen --- */
 
-/* request > the model's generation_config > OpenAI */
+struct engine_sampling oai_default_sampling(const struct engine_info *info) {
+    static const struct engine_sampling openai = {1, 1, 0, 1, 0};
+    return engine_choose_sampling(openai, &info->sampling);
+}
+
+/* request > the server's options > the model's files > OpenAI */
 void oai_preset_sampling(struct oai_reader *r) {
-    const struct engine_info *info = r->rules->info;
+    const struct engine_sampling sampling = oai_default_sampling(r->rules->info);
     r->out->sampling = (struct engine_request){
-        .temperature = isnan(info->temperature) ? 1 : info->temperature,
-        .top_p = isnan(info->top_p) ? 1 : info->top_p,
-        .min_p = isnan(info->min_p) ? 0 : info->min_p,
-        .repetition = isnan(info->repetition) ? 1 : info->repetition,
-        .top_k = info->top_k > 0 ? info->top_k : 0,
+        .temperature = sampling.temperature,
+        .top_p = sampling.top_p,
+        .min_p = sampling.min_p,
+        .repetition = sampling.repetition,
+        .top_k = sampling.top_k,
         .top_logprobs = -1,
         .kv = {.budget = -1,
                .buffer = -1,

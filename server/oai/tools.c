@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "server/oai/fields.h"
 
 /* --- declarations --- */
@@ -91,11 +92,30 @@ static bool tag_is_text(const struct engine *engine, struct arena *arena) {
     return true;
 }
 
+static bool shows_tools(const char *source) {
+    return source && strstr(source, "tools");
+}
+
+int oai_check_parser(const char *tool_template, const char *parser, struct fault *fault) {
+    static const char field[] = "tool-call-parser";
+    if (strcmp(parser, "auto") == 0 || strcmp(parser, tool_format_name(TOOL_FORMAT_NONE)) == 0)
+        return 0;
+    if (!shows_tools(tool_template))
+        return fault_set(fault, ERR_INVALID, field,
+                         "the model's chat template shows no tools, so its answers cannot call "
+                         "them; leave the option out");
+    enum tool_format taught = tool_format_of(tool_template);
+    if (taught != TOOL_FORMAT_NONE && strcmp(parser, tool_format_name(taught)) != 0)
+        log_warn("tool-call-parser: the model's chat template teaches the form '%s', not '%s'",
+                 tool_format_name(taught), parser);
+    return 0;
+}
+
 enum tool_format oai_find_tools(const struct engine *engine, const char *parser) {
     const char *source = engine_info(engine)->tool_template;
     struct arena arena;
     bool text;
-    if (!source || !strstr(source, "tools")) return TOOL_FORMAT_NONE;
+    if (!shows_tools(source)) return TOOL_FORMAT_NONE;
     for (int i = 0; i < TOOL_FORMATS; i++)
         if (strcmp(parser, tool_format_name((enum tool_format)i)) == 0) return (enum tool_format)i;
     enum tool_format format = tool_format_of(source);

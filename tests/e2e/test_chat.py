@@ -48,6 +48,16 @@ def test_settings_reach_the_daemon(daemon):
     assert "policy: streaming" in run.stderr and "tokens: 5" in run.stderr
 
 
+def test_the_budget_in_force_is_shown(daemon):
+    url = daemon().url
+    shown = r"^\[\d+ tokens seen.*; policy (\w+), (no budget|budget \d+); kept "
+    run = chat(url, "--budget", "512", lines=["Hello!", "/budget default", "Hello!", "/policy full", "Hello!", "Hello!"])
+    assert re.findall(shown, run.stderr, re.M) == [("global", "budget 512"), ("global", "budget 1024")] + [("full", "no budget")] * 2
+    assert "changes nothing" not in run.stderr
+    run = chat(url, "--budget", "512", "--policy", "full", lines=["Hello!", "Hello!"])
+    assert run.stderr.count("kv.budget changes nothing: policy 'full' keeps everything") == 1, run.stderr
+
+
 def test_branches_and_undo(daemon):
     run = chat(daemon().url, "--temperature", "0", lines=[TELL, "/fork", "/new", ASK, "/go 1", ASK, "/undo", "/go 3", "/bogus", "/policy nonsense",
                                                           "/budget x", "/quit", ASK])
@@ -243,6 +253,16 @@ def event(**fields):
 
 def says(text):
     return event(choices=[{"delta": {"content": text}}])
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, 2**62, 2**64, -2**63, 1e300, "x", None])
+def test_numbers_of_a_hostile_server(hostile, number):
+    """Their sum is shown, so they are bounded."""
+    names = ("seen_tokens", "kept_entries", "evicted_entries", "shifts", "bytes", "budget")
+    usage = {"completion_tokens": number, "prompt_tokens_details": {"cached_tokens": number}, "kv_details": dict.fromkeys(names, number)}
+    run = chat(hostile(info(kv_budget=number), event(choices=[{"delta": {"content": "x"}, "finish_reason": "stop"}], usage=usage)), lines=["hi"])
+    (line,) = [line for line in run.stderr.splitlines() if line.startswith("[")]
+    assert "kept" in line and not re.search(r"-\d", line), line
 
 
 @pytest.mark.parametrize("get,post,typed", [

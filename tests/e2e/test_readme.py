@@ -53,7 +53,7 @@ def test_make_has_the_targets():
 
 def test_commands_of_the_daemon():
     """`--inspect` runs as it stands, `bench` with few tokens; a start is checked, up to the listening socket."""
-    more = {"--inspect": [], "bench": ["-p", "16", "-n", "4", "-b", "1,2", "-r", "1"], "--model": ["--check-config"]}
+    more = {"--inspect": [], "bench": ["-p", "16", "-n", "4", "-b", "1,2", "-r", "1"], "/path/to/model": ["--check-config"]}
     lines = [line for line in shell_commands() if line.startswith("build/keepd")]
     assert [line.split()[1] for line in lines] == list(more)
     for line in lines:

@@ -104,7 +104,7 @@ def test_turns_continue_across_shifts_and_restarts(daemon, tmp_path):
 
 
 def test_what_cannot_be_shifted_is_refused_by_name(daemon):
-    d = daemon(*FLAGS)
+    d = daemon(*FLAGS, "--kv-overflow", "error")
     for kv, field in (({"policy": "full"}, "kv.overflow"), ({"policy": "ems"}, "kv.overflow"), ({"budget": 200}, "kv.budget"),
                       ({"sinks": 65, "budget": 100}, "kv.sinks"), ({"overflow": "wrap"}, "kv.overflow"), ({"overflow": 1}, "kv.overflow")):
         error = complete(d, ids(300), 400, kv=kv)["error"]

@@ -1,5 +1,7 @@
 """A real model from its GGUF file (tools/fetch-model smollm2; skipped where it was not fetched)."""
+import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -95,13 +97,25 @@ def test_gates_of_the_repository_fit_the_file(daemon, file):
     assert lost < 0.6 * newest and newest > 0.05
 
 
-def test_no_gates_for_other_models():
+def about(option, name):
+    return subprocess.run([ROOT / "tools/fetch-model", option, name], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_readmes_question_is_answered_with_the_publishers_sampling(daemon, file):
+    """As `make serve MODEL=smollm2` serves it, each time with another seed."""
+    d = daemon("--model", str(file), "--gates", about("--gates", "smollm2").strip(), *about("--options", "smollm2").split())
+    block = re.search(r"<!-- test: curl -->\n```sh\ncurl \S+ -H '[^']*' -d '(.*?)'\n```", (ROOT / "README.md").read_text(), re.S)
+    question = json.loads(block.group(1))
+    answers = [post(d, "/v1/chat/completions", **question)["choices"][0]["message"]["content"] for _ in range(8)]
+    print(f"{len(set(answers))} different answers of 8: {answers[0]!r}")
+    assert all("4815" in answer for answer in answers), answers
+
+
+def test_no_gates_and_options_for_other_models():
     for name in ("bundled/keepd-nano", "/no/such/model"):
-        found = subprocess.run([ROOT / "tools/fetch-model", "--gates", name], cwd=ROOT, capture_output=True, text=True, check=True)
-        assert found.stdout == ""
+        assert about("--gates", name) == about("--options", name) == ""
 
 
 def test_a_known_model_is_served_under_the_name_that_was_given():
     for name, names in (("smollm2", "SmolLM2-135M-Instruct.Q4_1,smollm2"), ("/no/such/model", "")):
-        found = subprocess.run([ROOT / "tools/fetch-model", "--names", name], cwd=ROOT, capture_output=True, text=True, check=True)
-        assert found.stdout.strip() == names
+        assert about("--names", name).strip() == names

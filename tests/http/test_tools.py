@@ -1,10 +1,12 @@
 """Tools that the model may call. (The fake answers with the last user message, so that is where its calls come
 from.)"""
 import json
+import os
+import subprocess
 
 import pytest
 import requests
-from conftest import MODEL, chat_body, events
+from conftest import BINARY, MODEL, ROOT, chat_body, events
 
 CHAT = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {
@@ -196,13 +198,29 @@ def test_schemas_of_tools_that_are_promised(caller):
 
 
 def test_models_whose_template_shows_no_calls(shared, fake, start):
-    for daemon in (shared, start("--tool-call-parser", "hermes"),
-                   start("--tool-call-parser", "none", env={"KEEPD_FAKE_TOOLS": "hermes"})):
+    for daemon in (shared, start("--tool-call-parser", "none", env={"KEEPD_FAKE_TOOLS": "hermes"})):
         assert daemon.get("/server_info").json()["tool_call_parser"] == "none"
         r = daemon.chat("hi", tools=TOOLS)
         assert r.status_code == 400 and r.json()["error"]["param"] == "tools"
         assert "--tool-call-parser" in r.json()["error"]["message"]
         assert daemon.chat("hi", tools=TOOLS, tool_choice="none").status_code == 200
+
+
+def refused_start(*flags, env=None):
+    """The status and the message of a daemon that does not start."""
+    run = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--port", "0", *flags], capture_output=True, text=True, timeout=60,
+                         env={**os.environ, **(env or {})})
+    return run.returncode, run.stderr
+
+
+def test_a_parser_that_the_template_cannot_use_is_refused_at_start(fake, start):
+    for more in ([], ["--check-config"]):
+        status, text = refused_start("--tool-call-parser", "hermes", *more)
+        assert status == 78 and "tool-call-parser: the model's chat template shows no tools" in text, text
+    daemon = start("--tool-call-parser", "llama3", env={"KEEPD_FAKE_TOOLS": "hermes"})
+    wanted = "the model's chat template teaches the form 'hermes', not 'llama3'"
+    daemon.wait("the warning", lambda: wanted in "".join(daemon.errors))
+    assert daemon.get("/server_info").json()["tool_call_parser"] == "llama3"
 
 
 def test_mistral(start, fake):

@@ -1,4 +1,5 @@
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +7,7 @@
 
 #include "config/config.h"
 
-#define MAX_ARGS 24
+#define MAX_ARGS 40
 
 struct run {
     char *args[MAX_ARGS + 2];
@@ -142,7 +143,7 @@ Test(config, unknown_names_get_the_nearest) {
     refuse("--max-model-length=3", "", "max-model-length", "'max-model-len'");
     refuse("--ports", "", "ports", "'port'");
     refuse("--", "", "", "unknown option");
-    refuse("model", "", "model", "unexpected argument 'model'");
+    refuse("-x", "", "x", "unknown option 'x'");
     char args[500] = "--";
     memset(args + 2, 'x', 400);
     struct run run;
@@ -175,6 +176,11 @@ Test(config, wrong_values_say_what_was_expected) {
     refuse("--model m --strict-params=maybe", "", "strict-params", "true or false");
     refuse("--model m --api-key=", "", "api-key", "must not be empty");
     refuse("--model m --port", "", "port", "--port needs a value");
+    refuse("--model m --temperature 2.1", "", "temperature", "a number from 0 to 2, not '2.1'");
+    refuse("--model m --temperature hot", "", "temperature", "not 'hot'");
+    refuse("--model m --top-p -0.1", "", "top-p", "not '-0.1'");
+    refuse("--model m --min-p nan", "", "min-p", "not 'nan'");
+    refuse("--model m --top-k 1.5", "", "top-k", "a whole number from 0");
     refuse("--model m", "KEEPD_PORT=tcp://10.0.0.1", "port", "KEEPD_PORT: ");
     refuse("--model m --port 1", "KEEPD_PORT=x", "port", "KEEPD_PORT: "); /* even if unused */
 }
@@ -194,7 +200,7 @@ Test(config, secrets_stay_out_of_messages) {
 }
 
 Test(config, what_belongs_together) {
-    refuse("", "", "model", "--model MODEL");
+    refuse("", "", "model", "no model given: keepd MODEL");
     refuse("--model m --kv-budget-max 512", "", "kv-budget", "above kv-budget-max 512");
     refuse("--model m --max-num-batched-tokens 63", "", "max-num-batched-tokens", "below");
 }
@@ -289,6 +295,136 @@ Test(config, a_list_grows_and_the_strongest_source_gives_all_of_it) {
     config_close(&run.config);
 }
 
+/* --- sampling --- */
+
+Test(config, sampling_is_the_models_unless_it_is_set) {
+    struct run run;
+    cr_assert_eq(load(&run, "--model m", ""), 0);
+    cr_assert(isnan(run.config.temperature) && isnan(run.config.top_p) && isnan(run.config.top_k));
+    cr_assert(isnan(run.config.min_p) && isnan(run.config.repetition_penalty));
+    config_close(&run.config);
+    cr_assert_eq(load(&run,
+                      "--model m --temperature 0 --top-p .9 --top-k 40 --min-p=0.05"
+                      " --repetition-penalty 1.1",
+                      "KEEPD_TEMPERATURE=2"),
+                 0, "%s", run.fault.text);
+    cr_assert_eq(run.config.temperature, 0);
+    cr_assert_eq(run.config.top_p, .9);
+    cr_assert_eq(run.config.top_k, 40);
+    cr_assert_eq(run.config.min_p, .05);
+    cr_assert_eq(run.config.repetition_penalty, 1.1);
+    config_close(&run.config);
+}
+
+/* --- habits --- */
+
+static void accept(struct run *run, const char *args) {
+    cr_assert_eq(load(run, args, ""), 0, "%s: %s", args, run->fault.text);
+}
+
+Test(config, a_model_needs_no_option) {
+    static const char *const each[] = {"m", "serve m", "--port 1 m", "serve --port 1 m", "-m m"};
+    struct run run;
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        accept(&run, each[i]);
+        cr_assert_str_eq(run.config.model, "m");
+        config_close(&run.config);
+    }
+    refuse("m n", "", "n", "unexpected argument 'n': the model is named already");
+    refuse("--model m n", "", "n", "the model is named already");
+    refuse("m --model n", "", "model", "named twice");
+    refuse("serve", "", "model", "no model given");
+}
+
+Test(config, commands_of_others) {
+    struct run run;
+    refuse("pull org/name", "", "pull", "hf download");
+    refuse("run m", "", "run", "keepd serve MODEL");
+    refuse("list", "", "list", "/v1/models");
+    accept(&run, "help");
+    cr_assert(run.config.help);
+    config_close(&run.config);
+    accept(&run, "version");
+    cr_assert(run.config.version);
+    config_close(&run.config);
+}
+
+Test(config, options_of_others_with_the_same_meaning) {
+    struct run run;
+    accept(&run, "serve m -c 4096 -np 8 -t 2 -b 512 -s 7 --temp 0.2 --repeat-penalty 1.1 --alias x"
+                 " -tp 2 --kv_cache_dtype bfloat16 --no-webui -v");
+    cr_assert_eq(run.config.max_model_len, 4096);
+    cr_assert_eq(run.config.max_num_seqs, 8);
+    cr_assert_eq(run.config.threads, 2);
+    cr_assert_eq(run.config.max_num_batched_tokens, 512);
+    cr_assert_eq(run.config.seed, 7);
+    cr_assert_eq(run.config.temperature, .2);
+    cr_assert_eq(run.config.repetition_penalty, 1.1);
+    cr_assert_str_eq(run.config.served_model_name, "x");
+    cr_assert_eq(run.config.tensor_parallel_size, 2);
+    cr_assert_str_eq(run.config.kv_dtype, "bf16");
+    cr_assert_str_eq(run.config.log_level, "debug");
+    cr_assert(run.config.no_ui);
+    cr_assert_eq(run.config.notes.count, 0);
+    config_close(&run.config);
+    accept(&run, "m --ctx-size=2048 --max_num_seqs 4 --context-shift");
+    cr_assert_eq(run.config.max_model_len, 2048);
+    cr_assert_eq(run.config.max_num_seqs, 4);
+    cr_assert_str_eq(run.config.kv_overflow, "shift");
+    config_close(&run.config);
+    refuse("m -c many", "", "max-model-len", "not 'many'");
+    refuse("m -c", "", "max-model-len", "-c needs a value");
+}
+
+Test(config, options_of_others_that_change_nothing_leave_a_note) {
+    struct run run;
+    accept(&run, "m -ngl 99 -fa --jinja --flash-attn on --trust-remote-code --dtype auto"
+                 " --reasoning-parser qwen3 --port 1");
+    cr_assert_eq(run.config.port, 1);
+    cr_assert_str_eq(run.config.reasoning_parser, "auto");
+    cr_assert_eq(run.config.notes.count, 7);
+    cr_assert_not_null(strstr(run.config.notes.items[0], "-ngl changes nothing here: "));
+    cr_assert_not_null(strstr(run.config.notes.items[6], "reasoning-parser is auto here"));
+    config_close(&run.config);
+}
+
+Test(config, options_of_others_that_keepd_lacks_say_what_to_do) {
+    refuse("m --gpu-memory-utilization 0.9", "", "--gpu-memory-utilization", "use --kv-pool-bytes");
+    refuse("-hf org/name:Q4_K_M", "", "-hf", "hf download ORG/NAME");
+    refuse("m --rope-freq-base=1e6", "", "--rope-*", "--rope-freq-base is not an option of keepd");
+    refuse("m -ctk q8_0", "", "-ctk", "use --kv-dtype q8");
+    refuse("m --chat-template chatml", "", "--chat-template", "chat_template.jinja");
+    refuse_file("ctx-size = 1\n", ERR_INVALID, "did you mean 'max-model-len'?");
+}
+
+Test(config, variables_that_are_nearly_options_leave_a_note) {
+    struct run run;
+    cr_assert_eq(load(&run, "m",
+                      "KEEPD_KV_BUGDET=64 KEEPD_URL=x KEEPD_PORT_8080_TCP=y KEEPD_X=1"
+                      " KEEPD_CTX_SIZE=4096 KEEPD_KV_CHUNK=3 HOME=/"),
+                 0, "%s", run.fault.text);
+    cr_assert_eq(run.config.kv_chunk, 3);
+    cr_assert_eq(run.config.notes.count, 2);
+    cr_assert_not_null(strstr(run.config.notes.items[0],
+                              "KEEPD_KV_BUGDET is no option of keepd and is ignored; did you mean "
+                              "KEEPD_KV_BUDGET?"));
+    cr_assert_not_null(strstr(run.config.notes.items[1], "did you mean KEEPD_MAX_MODEL_LEN?"));
+    config_close(&run.config);
+}
+
+Test(config, whether_a_budget_was_asked_for) {
+    struct run run;
+    accept(&run, "m");
+    cr_assert_not(run.config.kv_budget_given);
+    config_close(&run.config);
+    accept(&run, "m --kv-budget 1024");
+    cr_assert(run.config.kv_budget_given);
+    config_close(&run.config);
+    cr_assert_eq(load(&run, "m", "KEEPD_KV_BUDGET=64"), 0);
+    cr_assert(run.config.kv_budget_given);
+    config_close(&run.config);
+}
+
 Test(config, names_of_options) {
     cr_assert(config_is_option("kv-policy"));
     cr_assert_not(config_is_option("kv-polic"));
@@ -357,6 +493,9 @@ Test(config, help_names_every_option) {
     cr_assert_not_null(strstr(text, "[1024]"));
     cr_assert_not_null(strstr(text, "  --kv-dtype auto|f32|bf16|fp8|fp8_e4m3|q8|q4\n"));
     cr_assert_not_null(strstr(text, "  --check-config "));
+    /* The ends of the longest texts. */
+    cr_assert_not_null(strstr(text, "for weights in bf16 and"));
+    cr_assert_not_null(strstr(text, "for a cache in bf16. [int8]\n"));
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         cr_assert_leq(strlen(line), 96);
         cr_assert_neq(line[strlen(line) - 1], ' ', "'%s'", line);

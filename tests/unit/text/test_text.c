@@ -464,7 +464,9 @@ static int render_roles(const char *template, const char *messages, char *field)
 /* A role that the API does not define belongs to the template; what a template leaves out is not
  * lost in silence. */
 Test(text, roles_of_a_template) {
-    static const char any[] = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
+#define EACH "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    static const char verbatim[] = EACH;
+    static const char any[] = "{% set own = ['document', \"a\", 'b', 'c', 'd', 'e'] %}" EACH;
     static const char some[] = "{% for m in messages if m.role in ['user', 'document'] %}"
                                "{{ m.role }}:{{ m.content }};{% endfor %}";
     static const char strict[] = "{% for m in messages %}{% if m.role == 'document' %}"
@@ -475,6 +477,11 @@ Test(text, roles_of_a_template) {
     cr_expect_str_eq(field, "user:a;document:b;");
     cr_expect_eq(render_roles(some, ONE, field), 0);
     cr_expect_str_eq(field, "user:a;document:b;");
+    cr_expect_eq(render_roles(verbatim, SAYS("user", "a") "," SAYS("usr", "b"), field),
+                 ERR_INVALID);
+    cr_expect_str_eq(field, "messages[1].role", "a template that writes any role");
+    cr_expect_eq(render_roles(any, ONE "," SAYS("own", "b"), field), ERR_INVALID,
+                 "a name, no string");
     cr_expect_eq(render_roles(some, ONE "," SAYS("asistant", "c"), field), ERR_INVALID);
     cr_expect_str_eq(field, "messages[2].role");
     cr_expect_eq(render_roles(some, SAYS("function", "b"), field), ERR_INVALID);

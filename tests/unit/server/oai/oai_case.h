@@ -23,11 +23,7 @@ static inline void case_open(struct oai_case *c) {
     *c = (struct oai_case){.info = {.vocab = 1000,
                                     .max_logprobs = ENGINE_TOP_MAX,
                                     .max_model_len = 100,
-                                    .temperature = NAN,
-                                    .top_p = NAN,
-                                    .min_p = NAN,
-                                    .repetition = NAN,
-                                    .top_k = -1}};
+                                    .sampling = {NAN, NAN, NAN, NAN, -1}}};
     c->rules = (struct oai_rules){.info = &c->info,
                                   .names = {"m", "alias"},
                                   .name_count = 2,

@@ -33,10 +33,10 @@ Test(oai_parse, defaults_of_openai) {
 }
 
 Test(oai_parse, defaults_of_the_model_and_the_request_above_them) {
-    c.info.temperature = 0.6f;
-    c.info.top_p = 0.95f;
-    c.info.top_k = 20;
-    c.info.repetition = 1.1f;
+    c.info.sampling.temperature = 0.6f;
+    c.info.sampling.top_p = 0.95f;
+    c.info.sampling.top_k = 20;
+    c.info.sampling.repetition = 1.1f;
     parse_ok(&oai_chat, "{" MESSAGES ",\"top_p\":0.5,\"temperature\":null,\"top_k\":-1}");
     const struct engine_request *s = &c.request.sampling;
     cr_assert_float_eq(s->temperature, 0.6f, 1e-6);

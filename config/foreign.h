@@ -1,0 +1,40 @@
+/* Options of other servers (llama-server, vLLM, SGLang): what they are called here, that they
+ * change nothing here, or what to do instead. One table, beside the option table. */
+#ifndef KEEPD_CONFIG_FOREIGN_H
+#define KEEPD_CONFIG_FOREIGN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* SAME: an option of keepd has the meaning; the value is its value. SET: an option of keepd with a
+ * value has the meaning. NOTHING: accepted, with a note that says why. INSTEAD: refused, and the
+ * text says what to do. */
+enum foreign_kind { FOREIGN_SAME, FOREIGN_SET, FOREIGN_NOTHING, FOREIGN_INSTEAD };
+
+/* How many arguments follow the name. A word is one of on, off, auto, true, false, 0 and 1. */
+enum foreign_value { FOREIGN_FLAG, FOREIGN_ONE, FOREIGN_WORD };
+
+struct foreign {
+    const char *name;   /* with its dashes; a * at the end stands for any rest */
+    const char *option; /* SAME, SET: the option here */
+    const char *text; /* SET: the value; NOTHING: why; INSTEAD: what to do, after "use" or a verb */
+    enum foreign_kind kind;
+    enum foreign_value value;
+};
+
+/* A value of an option that other servers call differently. */
+struct foreign_word {
+    const char *option, *word; /* "kv-dtype", "bfloat16" */
+    const char *value;         /* "bf16" */
+    const char *note;          /* why; NULL: the meaning is the same */
+};
+
+/* The first `size` bytes of `name`, with dashes. NULL: unknown. An underscore counts as a dash. */
+const struct foreign *foreign_find(const char *name, size_t size);
+const struct foreign_word *foreign_word_find(const char *option, const char *word);
+bool foreign_is_word(const char *text); /* may follow a FOREIGN_WORD option */
+
+/* What to do in place of a command such as `keepd pull`; NULL: not known as a command. */
+const char *foreign_command(const char *name);
+
+#endif
