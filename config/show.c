@@ -10,7 +10,7 @@
 
 #define HELP_COLUMN    32
 #define HELP_WIDTH     96
-#define HELP_BYTES_MAX ((size_t)1 << 16) 
+#define HELP_BYTES_MAX ((size_t)1 << 16)
 
 /* Expects the cursor at HELP_COLUMN and starts further lines there. */
 static void print_wrapped(FILE *out, const char *text) {

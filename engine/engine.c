@@ -137,8 +137,7 @@ int engine_check(const struct engine *e, struct engine_job *job, struct fault *f
             fault, ERR_CONTEXT, "prompt",
             "maximum context length is %d tokens; the prompt has %d and %d were asked for "
             "(kv.overflow \"shift\" lets texts with a budget go on)",
-            longest,
-            r->prompt_count, r->max_tokens);
+            longest, r->prompt_count, r->max_tokens);
     rc = check_tokens(e, r, fault);
     if (rc == 0) rc = sched_resolve_job(&options->kv, job, fault);
     if (rc == 0) rc = sched_check(options, job, fault);

@@ -30,9 +30,9 @@ void text_close(struct text *text);
 #define TEXT_OWN_ROLES_MAX 4
 
 /* Renders a chat and tokenises it. ERR_INVALID with the field "messages[I].role": the template
- * leaves out the messages of this role, or does not name it; it is not one of OpenAI's. ERR_LIMIT without a field:
- * more than `max_ids` tokens. ERR_LIMIT with a field: the limit of the place that the field names
- * (the template's line, the tokenizer).
+ * leaves out the messages of this role, or does not name it; it is not one of OpenAI's. ERR_LIMIT
+ * without a field: more than `max_ids` tokens. ERR_LIMIT with a field: the limit of the place that
+ * the field names (the template's line, the tokenizer).
  */
 int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
                      struct arena *arena, struct tok_ids *out, struct fault *fault);
