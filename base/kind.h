@@ -1,5 +1,6 @@
-/* What a file is, by its first bytes, for messages about a file that should be another: people save
- * web pages, pointers and archives under the names of models. Pure; any thread. */
+/* The kinds of files, told apart by their first bytes, for messages about a file that should be of
+ * another kind: people save web pages, pointers and archives under the names of models. Pure; any
+ * thread. */
 #ifndef KEEPD_BASE_KIND_H
 #define KEEPD_BASE_KIND_H
 

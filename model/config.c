@@ -170,8 +170,9 @@ static int find_family(const cJSON *root, const struct family **out, struct faul
 
 /* ---- Fields that may say "none" ------------------------------------------------------------- */
 
-/* What a model may be without. Files say so by leaving the field out, by null, by 0 or false, or by
- * an empty list. Numbers of which 0 is one like any other ("max_window_layers") are not here. */
+/* Parts that a model may be without. Files say so by leaving the field out, by null, by 0 or false,
+ * or by an empty list. Numbers of which 0 is one like any other ("max_window_layers") are not here.
+ */
 static const char *const optional_fields[] = {
     "num_key_value_heads",
     "head_dim",
@@ -206,17 +207,17 @@ static const char *const optional_fields[] = {
     "rope_scaling",
     "rope_parameters",
     "original_max_position_embeddings",
-    /* of rope_scaling and rope_parameters */
+    /* members of rope_scaling and rope_parameters */
     "beta_fast",
     "beta_slow",
     "attention_factor",
     "mscale",
     "mscale_all_dim",
-    /* of quantization_config */
+    /* members of quantization_config */
     "weight_block_size",
     "kv_cache_scheme",
     "transform_config",
-    /* of generation_config.json */
+    /* members of generation_config.json */
     "repetition_penalty",
 };
 

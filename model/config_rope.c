@@ -69,7 +69,7 @@ static double yarn_index(const struct rope *rope, double turns) {
     return rope->dims * log(rope->original / (turns * 2 * M_PI)) / (2 * log(rope->theta));
 }
 
-/* What yarn multiplies cosine and sine by: of its own factor, or a quotient of two. */
+/* Yarn multiplies cosine and sine by this for its own factor, or by a quotient of two of them. */
 static double yarn_mscale(const struct rope *rope, double mscale) {
     return rope->factor <= 1 ? 1 : 0.1 * mscale * log(rope->factor) + 1;
 }

@@ -16,7 +16,7 @@ struct packed {
     const char *codes, *zeros; /* zeros NULL: all are 8 */
     int less_one;              /* added to stored zero points */
     struct tensor scales;
-    int64_t rows, cols, group, groups; /* of FP8: inputs and numbers of blocks side by side */
+    int64_t rows, cols, group, groups; /* FP8: inputs and numbers of blocks side by side */
     int64_t block_rows;                /* FP8 */
     bool narrow;                       /* FP8: bf16 holds all products */
 };

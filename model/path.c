@@ -10,7 +10,7 @@
 
 #include "base/kind.h"
 
-#define NAMES_MAX 4096 /* of a folder; the others are not looked at */
+#define NAMES_MAX 4096 /* names of a folder that are read; others are passed over */
 #define NAME_ROOM 256
 
 /* Kinds of files, by their names. The first row that a name fits is its kind. */
@@ -62,10 +62,11 @@ static const struct {
     {FOUND_OTHERS, true, ".h5"},
     {FOUND_OTHERS, true, ".msgpack"},
     {FOUND_OTHERS, true, ".npz"},
-    {FOUND_SNAPSHOTS, false, "snapshots"}, /* of a Hugging Face cache */
+    {FOUND_SNAPSHOTS, false, "snapshots"}, /* a folder of the Hugging Face cache */
 };
 
-/* What a folder holds: how many files of each kind, and the name of one, the first by the alphabet.
+/* The content of a folder: how many files of each kind, and the name of one, the first by the
+ * alphabet.
  */
 struct folder {
     const char *path;
@@ -98,7 +99,7 @@ static bool read_folder(struct folder *f) {
     return true;
 }
 
-/* ---- What to say ----------------------------------------------------------------------------- */
+/* ---- Messages -------------------------------------------------------------------------------- */
 
 #define FOLDER "%.140s "
 

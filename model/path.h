@@ -1,4 +1,4 @@
-/* What a path that should be a model holds, for people: most models that do not start are not at
+/* Says in words what is at a path that should be a model: most models that do not start are not at
  * fault themselves, but incomplete, of another format, or in another folder. Any thread. */
 #ifndef KEEPD_MODEL_PATH_H
 #define KEEPD_MODEL_PATH_H

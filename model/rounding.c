@@ -188,7 +188,7 @@ int rounding_read_scales(const struct weights *weights, const char *name,
     size_t rows = (size_t)codes->shape[0], count = 1;
     snprintf(scale_name, sizeof scale_name, "%s_scale", name);
     const struct tensor *scale = weights_find(weights, scale_name);
-    if (!scale) { /* of files with blocks, where the matrix is one */
+    if (!scale) { /* files with blocks name it so where the matrix is one block */
         char other[sizeof scale_name];
         snprintf(other, sizeof other, "%s_scale_inv", name);
         scale = weights_find(weights, other);

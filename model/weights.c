@@ -29,7 +29,7 @@ struct shard {
 /* A tensor that is not in the file which the index names for it. */
 struct absent {
     char *name;
-    const char *file; /* of struct shard */
+    const char *file; /* owned by struct shard */
 };
 
 struct weights {

@@ -76,7 +76,7 @@ def test_texts(tmp_path):
 
 
 def test_texts_of_a_running_daemon(tmp_path, daemon):
-    """Whatever name it serves its model under, with a key or not, and also without a chat template."""
+    """The daemon serves its model under another name, with a key, and without a chat template."""
     model = tmp_path / "model"
     shutil.copytree(ROOT / "bundled/keepd-nano", model)
     (model / "chat_template.jinja").unlink(missing_ok=True)

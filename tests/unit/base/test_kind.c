@@ -1,4 +1,4 @@
-/* What a file is, by its first bytes, and what a message about it says. */
+/* Tests which kind a file is, by its first bytes, and what a message about it says. */
 #include <criterion/criterion.h>
 #include <string.h>
 

@@ -196,7 +196,8 @@ Test(model_config, soft_caps) {
     cr_expect_str_eq(fault.field, "attn_logit_softcapping");
 }
 
-/* What a file of one family says about all models: 0, null, false and empty lists are none. */
+/* Every spelling of none in the fields that may have it: 0, null, false and empty lists are none.
+ */
 Test(model_config, none_in_every_spelling) {
     static const char *const fields[] = {
         "num_key_value_heads",
