@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/utf8.h"
+
 #define LINE_BYTES 2048
 
 static const struct {
@@ -67,16 +69,34 @@ static void put_plain(struct line *line, const char *text) {
     for (; *text; text++) put(line, *text);
 }
 
-/* A client's bytes: control characters never reach a terminal. JSON must stay JSON whatever they
- * are: quotes and backslashes are escaped, and bytes that might not be UTF-8 replaced. */
+static uint32_t scalar_of(const char *s, size_t size) {
+    static const unsigned char masks[] = {0, 0x7f, 0x1f, 0x0f, 0x07};
+    uint32_t scalar = (unsigned char)s[0] & masks[size];
+    for (size_t i = 1; i < size; i++) scalar = scalar << 6 | ((unsigned char)s[i] & 0x3f);
+    return scalar;
+}
+
+/* Control characters, ends of lines, and marks that change the direction of the text after them. */
+static bool is_shown(uint32_t c) {
+    return c >= 0x20 && (c < 0x7f || c > 0x9f) && c != 0x61c && c != 0x200e && c != 0x200f &&
+           (c < 0x2028 || c > 0x202e) && (c < 0x2066 || c > 0x2069) && c != 0xfeff;
+}
+
+/* The bytes may be a client's: what could control a terminal or forge a line never reaches it, nor
+ * what is no UTF-8. JSON must stay JSON: quotes and backslashes are escaped. Characters are written
+ * whole or not at all. */
 static void put_text(struct line *line, const char *text) {
-    for (; *text; text++) {
-        unsigned char c = (unsigned char)*text;
-        bool escaped = line->json && (c == '"' || c == '\\');
-        if (escaped && line->size + 2 > LINE_ROOM) line->cut = true;
+    size_t left = strlen(text), size;
+    for (; left > 0; text += size, left -= size) {
+        bool whole = utf8_step(text, left, &size) == UTF8_CHAR;
+        bool shown = whole && is_shown(scalar_of(text, size));
+        bool escaped = line->json && (*text == '"' || *text == '\\');
+        size_t needed = !shown ? 1 : size + escaped;
+        if (line->size + needed > LINE_ROOM) line->cut = true;
         if (line->cut) return;
         if (escaped) put(line, '\\');
-        put(line, c < 0x20 || c == 0x7f || (line->json && c > 0x7f) ? '?' : *text);
+        for (size_t i = 0; shown && i < size; i++) put(line, text[i]);
+        if (!shown) put(line, '?');
     }
 }
 

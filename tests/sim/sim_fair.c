@@ -256,8 +256,8 @@ static void expect_short_waits(void) {
     for (int c = 0; c < KINDS; c++) CHECK(!clients[c].kind || clients[c].answers > 0);
 }
 
-/* Whoever asks for less than its share waits for one job that takes every place, not for those that
- * were there before; and those get on, too. */
+/* A client that asks for less than its share waits for one job that takes every place, not for
+ * those that were there before; and those get on, too. */
 static void expect_one_at_a_time(void) {
     const uint64_t turn = SCHED_PASS_STEPS + LONGEST;
     CHECK_MSG(clients[ONE].longest <= LONGEST, "%llu steps",

@@ -50,6 +50,27 @@ Test(log, a_client_cannot_forge_lines) {
     cr_assert_not_null(strstr(text, "a?b?[31m?\n"));
 }
 
+/* U+009B is a control sequence's beginning in one character; U+202E turns the rest of the line. */
+Test(log, only_text_is_shown) {
+    static const char said[] = "\xc3\xa9|\xe2\x82\xac|\xf0\x9f\x98\x80|\xc2\x9b"
+                               "31m|\x9b|\xff\xfe|\xe2\x80\xae|\xe2\x80\xa8|\xc3";
+    static const char shown[] = "\xc3\xa9|\xe2\x82\xac|\xf0\x9f\x98\x80|?31m|?|?"
+                                "?|?|?|?";
+    char text[9000], huge[4095];
+    int fd = capture();
+    log_error("%s", said);
+    log_set_format(LOG_FORMAT_JSON);
+    log_error("%s", said);
+    memset(huge, 'x', sizeof huge);
+    for (size_t i = 1; i + 3 < sizeof huge; i += 3) memcpy(huge + i, "\xe2\x82\xac", 3);
+    log_error("%.*s", 2047, huge);
+    log_set_format(LOG_FORMAT_PLAIN);
+    caught(fd, text, sizeof text);
+    char *first = strstr(text, shown), *second = first ? strstr(first + 1, shown) : NULL;
+    cr_assert(first && second, "%s", text);
+    cr_assert_not_null(strstr(second, "\xe2\x82\xac...\"}\n"), "a character is not cut");
+}
+
 Test(log, long_lines_are_cut_and_say_so) {
     char text[9000], huge[8000];
     int fd = capture();
