@@ -47,7 +47,7 @@ int works_open(struct server *server, struct fault *fault) {
     CHECK(setenv("UV_THREADPOOL_SIZE", number, 1) == 0);
     int rc = try_threads();
     if (rc)
-        return fault_set(fault, ERR_IO, NULL,
+        return fault_set(fault, ERR_IO, "workers",
                          "cannot start %d worker threads of %zu MiB of stack: %s. A limit on tasks "
                          "or on memory is too low: ulimit -u, ulimit -v, or the service's TasksMax "
                          "and MemoryMax",
