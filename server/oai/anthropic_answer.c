@@ -81,7 +81,11 @@ static void write_usage(struct buf *out, const struct oai_answer *answer, uint64
             "\"usage\":{\"input_tokens\":%" PRIu64 ",\"cache_creation_input_tokens\":0"
             ",\"cache_read_input_tokens\":%" PRIu64 ",\"output_tokens\":%" PRIu64,
             oai_prompt_total(answer) - cached, cached, tokens);
-    if (finished) oai_render_kv_details(out, answer);
+    if (finished) {
+        buf_fmt(out, ",\"output_tokens_details\":{\"thinking_tokens\":%" PRIu64 "}",
+                oai_reasoning_total(answer));
+        oai_render_kv_details(out, answer);
+    }
     buf_char(out, '}');
 }
 

@@ -63,9 +63,8 @@ def keepd(tmp_path):
             path.write_text(json.dumps(script))
             flags = serve_flags()
             flags[1] = ",".join([MODEL, *names])
-            daemon = HTTP.Daemon.__new__(HTTP.Daemon)
-            daemon.__init__(*flags, binary=HTTP.find_built("server/keepd-fake"),
-                            env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_SCRIPT": str(path)})
+            daemon = HTTP.Daemon(*flags, binary=HTTP.BINARY,
+                                 env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_SCRIPT": str(path)})
             stack.callback(stop, daemon)
             return daemon
         yield run

@@ -68,8 +68,7 @@ def check(kind, api, text):
 @pytest.fixture(scope="module")
 def daemon():
     """A model that repeats the last user message, with thoughts and calls."""
-    binary = HTTP.find_built("server/keepd-fake")
-    daemon = HTTP.Daemon(binary=binary, env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_THINK": "1"})
+    daemon = HTTP.Daemon(binary=HTTP.BINARY, env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_THINK": "1"})
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.errors)
 

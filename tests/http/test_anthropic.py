@@ -129,6 +129,7 @@ def test_prefill(shared):
 def test_calls_and_thoughts(caller):
     answer = ask(caller, f"\x01hm\x02Look: {CALL}\n{CALL}", tools=TOOLS)
     thought, text, *calls = answer["content"]
+    assert answer["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
     assert thought == {"type": "thinking", "thinking": "hm", "signature": ""} and text["text"] == "Look: "
     assert [(c["type"], c["name"], c["input"]) for c in calls] == [("tool_use", "get_weather", {"city": "Oslo"})] * 2
     assert len({c["id"] for c in calls}) == 2 and answer["stop_reason"] == "tool_use"
