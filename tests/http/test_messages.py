@@ -23,6 +23,19 @@ def test_a_cut_thought_may_be_sent_back(start, fake):
     assert r.status_code == 200, r.text
 
 
+@pytest.mark.parametrize("most", [50, 60])
+def test_a_cut_call_may_be_sent_back(start, fake, most):
+    daemon = start(env={"KEEPD_FAKE_TOOLS": "hermes"})
+    call = '<tool_call>\n{"name": "now", "arguments": {"city": "Oslo, Norway"}}\n</tool_call>'
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    first = daemon.chat(call, max_tokens=most, tools=tools, temperature=0).json()["choices"][0]
+    (made,) = first["message"]["tool_calls"]
+    assert first["finish_reason"] == "length" and not made["function"]["arguments"].endswith("}")
+    result = {"role": "tool", "tool_call_id": made["id"], "content": "cut"}
+    r = daemon.chat(messages=[{"role": "user", "content": call}, first["message"], result, USER], tools=tools)
+    assert r.status_code == 200, r.text
+
+
 @pytest.mark.parametrize("message", [
     {"role": "assistant", "content": None, "refusal": "No."}, {"role": "assistant", "content": None},
     {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},

@@ -408,6 +408,19 @@ def test_a_custom_call_that_was_cut(caller, most):
     ask(caller, [{"role": "user", "content": text}, item, {"role": "user", "content": "go on"}], tools=[PATCH])
 
 
+@pytest.mark.parametrize("most", [50, 60, 70])
+def test_a_call_that_was_cut(caller, most):
+    """Sent back by its items or by the response's id, with the same prompt."""
+    cut = ask(caller, CALL, tools=TOOLS, max_output_tokens=most)
+    (item,) = cut["output"]
+    assert (cut["status"], item["type"], item["status"]) == ("incomplete", "function_call", "incomplete")
+    rest = [{"type": "function_call_output", "call_id": item["call_id"], "output": "cut"}, {"role": "user", "content": "hello"}]
+    sent = ask(caller, [{"role": "user", "content": CALL}, item, *rest], tools=TOOLS)
+    kept = ask(caller, rest, tools=TOOLS, previous_response_id=cut["id"])
+    assert sent["usage"]["input_tokens"] == kept["usage"]["input_tokens"]
+    assert sent["output"][0]["content"][0]["text"] == kept["output"][0]["content"][0]["text"] == "hello"
+
+
 def test_choice_of_a_custom_tool(caller):
     for choice in ({"type": "custom", "name": "apply_patch"}, {"type": "function", "namespace": "team", "name": "now"}):
         assert ask(caller, "x", tools=AGENT, tool_choice=choice)["tool_choice"] == choice
