@@ -96,7 +96,8 @@ static void write_tool(struct buf *out, const cJSON *tool) {
  * was. */
 static void show_tool(struct oai_rewrite *w, const char *name, struct buf *out) {
     const cJSON *tool = NULL;
-    for (int i = 0; i < w->tool_count && !tool; i++) {
+    bool counts = w->shown_count++ < w->referred_count; /* beyond, names are not searched */
+    for (int i = 0; counts && i < w->tool_count && !tool; i++) {
         if (strcmp(w->origins[i].name, name) != 0) continue;
         tool = w->origins[i].deferred;
         w->origins[i].deferred = NULL;
@@ -344,18 +345,27 @@ static int read_messages(struct oai_rewrite *w) {
 
 /* --- tools --- */
 
-/* Returns whether a result in the dialogue refers to the tool. */
-static bool is_referred_to(const struct oai_rewrite *w, const char *name) {
+/* Finds the names in references to tools, in all results of the dialogue. */
+static int find_references(struct oai_rewrite *w) {
     const cJSON *message, *block, *part;
+    w->referred = arena_alloc(w->r->arena, OAI_TOOLS_MAX, sizeof *w->referred);
+    if (!w->referred) return oai_no_memory(w->r);
     cJSON_ArrayForEach(message, json_get(w->body, "messages")) {
         cJSON_ArrayForEach(block, json_get(message, "content")) {
             if (!is_type(block, "tool_result")) continue;
             cJSON_ArrayForEach(part, json_get(block, "content")) {
-                const char *wanted = name_in_reference(part);
-                if (wanted && strcmp(wanted, name) == 0) return true;
+                const char *name = name_in_reference(part);
+                if (name && w->referred_count < OAI_TOOLS_MAX)
+                    w->referred[w->referred_count++] = name;
             }
         }
     }
+    return 0;
+}
+
+static bool is_referred_to(const struct oai_rewrite *w, const char *name) {
+    for (int i = 0; i < w->referred_count; i++)
+        if (strcmp(w->referred[i], name) == 0) return true;
     return false;
 }
 
@@ -464,9 +474,9 @@ static int read_user(struct oai_rewrite *w) {
 
 /* Reads all fields on which the prompt depends. */
 static int read_chat(struct oai_rewrite *w, struct oai_reader *r) {
-    return oai_rewrite_open(w, r) || oai_rewrite_tools(w, add_tool) || read_system(w) ||
-                   read_messages(w) || read_choice(w) || read_output(w) || read_thinking(w) ||
-                   oai_read_messages(r)
+    return oai_rewrite_open(w, r) || find_references(w) || oai_rewrite_tools(w, add_tool) ||
+                   read_system(w) || read_messages(w) || read_choice(w) || read_output(w) ||
+                   read_thinking(w) || oai_read_messages(r)
                ? -1
                : 0;
 }

@@ -24,6 +24,8 @@ struct oai_rewrite {
     bool whole; /* all parts since `open` began are of one message, in whatever order they come */
     struct oai_tool_origin *origins; /* one for each of the chat's tools; in the arena */
     int tool_count, tool_places;     /* tools of the chat; places of `origins` */
+    const char **referred; /* names in the first OAI_TOOLS_MAX references to tools; in the arena */
+    int referred_count, shown_count; /* all names; references shown so far */
 };
 
 /* The functions below return 0, or -1 with the reader's error. */

@@ -406,8 +406,8 @@ def user(*blocks, role="user"):
     ("metadata", "invalid_value", {"metadata": "x"}),
     ("metadata.user_id", "invalid_value", {"metadata": {"user_id": 5}}),
     ("stop_sequences[0]", "invalid_value", {"stop_sequences": [5]}),
-    ("stop_sequences", "invalid_value", {"stop_sequences": ["x"] * 17}),
-    ("temperature", "invalid_value", {"temperature": 3}),
+    ("stop_sequences", "invalid_value", {"stop_sequences": ["x"] * 257}),
+    ("temperature", "invalid_value", {"temperature": -1}),
     ("kv.budget", "invalid_value", {"kv": {"budget": 0}}),
     *[(name, "unsupported_parameter", {name: value}) for name, value in {
         "compaction": {"type": "summarize"}, "thread": {"type": "create"}, "n": 2, "stop": "x", "logprobs": True,

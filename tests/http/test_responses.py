@@ -580,7 +580,7 @@ def user(*parts):
     ("prompt_cache_key", "invalid_value", {"prompt_cache_key": "u" * 513}),
     ("max_output_tokens", "invalid_value", {"max_output_tokens": 0}),
     ("max_output_tokens", "invalid_value", {"max_output_tokens": "x"}),
-    ("temperature", "invalid_value", {"temperature": 3}),
+    ("temperature", "invalid_value", {"temperature": -1}),
     ("kv.budget", "invalid_value", {"kv": {"budget": 0}}),
     *[(name, "unsupported_parameter", {name: value}) for name, value in {
         "conversation": "conv_1", "prompt": {"id": "x"}, "messages": [], "max_tokens": 3, "n": 2,
