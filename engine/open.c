@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/available.h"
 #include "engine/backend.h"
 #include "engine/engine_int.h"
 #include "engine/state_dir.h"
@@ -35,41 +36,6 @@ static size_t text_token_bytes(const void *arg, int32_t id, const char **bytes) 
     const struct tok *tok = arg;
     if (tok_is_special(tok, id)) return 0; /* markers are not part of an answer */
     return tok_bytes(tok, id, bytes);
-}
-
-/* Returns the number after `prefix` in the first line that begins with it; -1 when there is none.
- */
-static int64_t find_number(const char *path, const char *prefix) {
-    char line[256], *end;
-    int64_t number = -1;
-    FILE *file = fopen(path, "re");
-    while (file && number < 0 && fgets(line, sizeof line, file)) {
-        if (strncmp(line, prefix, strlen(prefix)) != 0) continue;
-        long long value = strtoll(line + strlen(prefix), &end, 10);
-        if (end > line + strlen(prefix)) number = value;
-    }
-    if (file) fclose(file);
-    return number;
-}
-
-/* Returns the memory of the machine, or a container's limit. */
-static int64_t memory_total(void) {
-    int64_t kib = find_number("/proc/meminfo", "MemTotal:");
-    int64_t bytes = kib > 0 ? kib * 1024 : INT64_MAX;
-    int64_t limit = find_number("/sys/fs/cgroup/memory.max", "");
-    return limit > 0 && limit < bytes ? limit : bytes;
-}
-
-/* Returns the memory that the system has left, and at most the rest of a container's limit. The
- * page cache does not count as used: the kernel reclaims it. */
-static int64_t memory_available(void) {
-    int64_t kib = find_number("/proc/meminfo", "MemAvailable:");
-    int64_t bytes = kib > 0 ? kib * 1024 : (int64_t)1 << 30;
-    int64_t limit = find_number("/sys/fs/cgroup/memory.max", "");
-    int64_t used = find_number("/sys/fs/cgroup/memory.stat", "anon ");
-    if (limit < 0 || used < 0) return bytes;
-    int64_t left = limit > used ? limit - used : 0;
-    return left < bytes ? left : bytes;
 }
 
 /* "kv.buffer" of a request is --kv-buffer here. */
@@ -177,7 +143,7 @@ static int64_t choose_host_pages(const struct engine *e, const struct reserve_sh
                                  const struct kv_params *kv, int64_t page_bytes) {
     int64_t wanted = conversation_pages(e, shape, kv) * e->options.max_num_seqs * 2;
     int ranks = e->options.tensor_parallel_size > 1 ? e->options.tensor_parallel_size : 1;
-    int64_t most = memory_available() / 2 / e->replica_count / ranks / page_bytes;
+    int64_t most = available_memory("") / 2 / e->replica_count / ranks / page_bytes;
     return wanted < most ? wanted : most;
 }
 
@@ -286,14 +252,14 @@ static int check_sizes(const struct engine *e, const struct sched_options *so,
                        struct fault *fault) {
     const struct kv_params *kv = &so->kv.defaults;
     const struct model_config *config = model_config(model_of(e));
-    int64_t total = memory_total(), ranks = so->shape.ranks;
+    int64_t total = total_memory(""), ranks = so->shape.ranks;
     if (ops_of(e)->cache_fit) return 0;
     if (e->options.kv_pool_bytes > total / ranks / e->replica_count)
         return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
                          "%.1f GB are more than this machine or its container has: %.1f GB in all, "
                          "%.1f GB of them free%s; without the option a size is chosen",
                          (double)e->options.kv_pool_bytes * 1e-9, (double)total * 1e-9,
-                         (double)memory_available() * 1e-9,
+                         (double)available_memory("") * 1e-9,
                          ranks * e->replica_count > 1 ? ", and each rank has a pool" : "");
     double entry = (double)so->page_bytes / so->shape.page_slots;
     double held = entry * config->layers * config->heads_kv * kv->budget;
