@@ -543,6 +543,9 @@ static void load_defaults(struct loader *load) {
 static int load_flag(struct loader *load, const struct option *option, const char *value,
                      char **args, int *used) {
     *used = 1;
+    if (load->named && strcmp(option->name, "model") == 0)
+        return fault_set(load->fault, ERR_INVALID, "model",
+                         "command line: the model is named twice");
     if (value) {
         value++;
     } else if (option->type == FLAG) {
@@ -620,9 +623,6 @@ static int load_argument(struct loader *load, int index, char **args, int *used)
         load->config->help = true;
         return 0;
     }
-    if (option && load->named && strcmp(option->name, "model") == 0)
-        return fault_set(load->fault, ERR_INVALID, "model",
-                         "command line: the model is named twice");
     if (option) return load_flag(load, option, value, args, used);
     if (foreign) return load_foreign(load, foreign, value, args, used);
     if (args[0][0] != '-') return load_word(load, index, args[0]);

@@ -34,7 +34,7 @@ const struct foreign *foreign_find(const char *name, size_t size);
 const struct foreign_word *foreign_word_find(const char *option, const char *word);
 bool foreign_is_word(const char *text); /* may follow a FOREIGN_WORD option */
 
-/* What to do in place of a command such as `keepd pull`; NULL: not known as a command. */
+/* Says what to do in place of a command such as `keepd pull`; NULL: no command is known by it. */
 const char *foreign_command(const char *name);
 
 #endif

@@ -530,8 +530,11 @@ static int check_model(struct engine *e, struct fault *fault) {
     const struct model_config *config = model_config(model_of(e));
     e->info.max_model_len = config->max_positions;
     if (o->max_model_len > config->max_positions)
-        return fault_set(fault, ERR_INVALID, "max-model-len", "the model's positions end at %d",
-                         config->max_positions);
+        return fault_set(
+            fault, ERR_INVALID, "max-model-len",
+            "the model's positions end at %d: that is the most. With a budget a longer "
+            "text may go on all the same (--kv-overflow)",
+            config->max_positions);
     if (o->max_model_len > 0) e->info.max_model_len = o->max_model_len;
     if (tok_vocab_size(e->text.tok) > config->vocab)
         return fault_set(fault, ERR_INVALID, "tokenizer.json",

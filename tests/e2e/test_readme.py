@@ -58,7 +58,7 @@ def test_commands_of_the_daemon():
     assert [line.split()[1] for line in lines] == list(more)
     for line in lines:
         words = line.replace("/path/to/model", "bundled/keepd-nano").split()
-        run = subprocess.run([*words, *more[words[1]]], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        run = subprocess.run([*words, *more[line.split()[1]]], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert run.returncode == 0, run.stderr
         if words[1] == "bench":
             assert "| prompt 16 | 1 |" in run.stdout and "| generate 4 | 2 |" in run.stdout, run.stdout

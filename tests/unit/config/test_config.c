@@ -333,6 +333,7 @@ Test(config, a_model_needs_no_option) {
     refuse("m n", "", "n", "unexpected argument 'n': the model is named already");
     refuse("--model m n", "", "n", "the model is named already");
     refuse("m --model n", "", "model", "named twice");
+    refuse("m -m n", "", "model", "named twice");
     refuse("serve", "", "model", "no model given");
 }
 
