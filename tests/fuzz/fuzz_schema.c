@@ -1,5 +1,5 @@
 /* JSON schemas of clients. The first byte chooses the walk, and whether only objects are
- * wanted, and these as tags. */
+ * wanted, and these as tags, and whether they are closed. */
 #include "base/json.h"
 #include "fuzz_constrain.h"
 
@@ -15,7 +15,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                                        .field = "f",
                                        .schema = tree,
                                        .only_objects = data[0] & 3,
-                                       .tagged = data[0] & 2},
+                                       .tagged = data[0] & 2,
+                                       .closed = data[0] & 8},
               data[0]);
     json_free(tree);
     return 0;

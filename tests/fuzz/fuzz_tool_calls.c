@@ -18,9 +18,16 @@ static const char *const names[] = {"f", "get_weather"};
 /* The meaning of a text as bytes: each piece after its kind; pieces of one kind are joined. */
 struct meaning {
     struct buf out;
+    size_t arguments; /* where those of the last call begin in it */
     enum tool_piece_kind kind;
     size_t end; /* end of the last piece */
 };
+
+/* Arguments of a call in tags that has ended are JSON. */
+static void check_arguments(const struct meaning *m, const struct tool_reader *r) {
+    if (m->kind == TOOL_ARGUMENTS && r->tools->format == TOOL_FORMAT_QWEN3_CODER)
+        CHECK(tool_json_is_value(m->out.data + m->arguments, m->out.size - m->arguments));
+}
 
 static void add_pieces(struct meaning *m, struct tool_reader *r, const char *text, size_t end,
                        bool last) {
@@ -30,7 +37,9 @@ static void add_pieces(struct meaning *m, struct tool_reader *r, const char *tex
         CHECK(piece.begin >= m->end || piece.kind == TOOL_CALL || m->kind == TOOL_CALL);
         CHECK(piece.kind == TOOL_BARE ? m->kind == TOOL_CALL : piece.begin < piece.end);
         CHECK(piece.kind != TOOL_ARGUMENTS || m->kind == TOOL_CALL || m->kind == TOOL_ARGUMENTS);
+        if (piece.kind == TOOL_CALL || piece.kind == TOOL_TEXT) check_arguments(m, r);
         if (piece.kind != m->kind || piece.kind == TOOL_CALL) buf_char(&m->out, (char)piece.kind);
+        if (piece.kind != m->kind) m->arguments = m->out.size;
         size_t bytes;
         const char *at = tool_piece_text(&piece, text, &bytes);
         buf_add(&m->out, at, bytes);
@@ -47,6 +56,7 @@ static void read_pieces(struct meaning *m, const struct tool_set *tools, const c
     buf_open(&m->out, 1 << 16);
     for (size_t end = step; step && end < size; end += step) add_pieces(m, &r, text, end, false);
     add_pieces(m, &r, text, size, true);
+    if (tool_reader_called(&r)) check_arguments(m, &r);
     buf_char(&m->out, (char)tool_reader_called(&r));
     CHECK(!m->out.failed);
 }

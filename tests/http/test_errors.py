@@ -22,10 +22,10 @@ def tool(**function):
     return {"tools": [{"type": "function", "function": function}]}
 
 
-LONG_STOP = ["x"] * 17
+LONG_STOP = ["x"] * 257
 # path, fields over a good body, param, code
 INVALID = [
-    (CHAT, {"temperature": 2.1}, "temperature"), (CHAT, {"temperature": -0.1}, "temperature"),
+    (CHAT, {"temperature": 1e7}, "temperature"), (CHAT, {"temperature": -0.1}, "temperature"),
     (CHAT, {"temperature": "1"}, "temperature"), (CHAT, {"temperature": True}, "temperature"),
     (CHAT, {"top_p": 1.1}, "top_p"), (CHAT, {"top_p": -1}, "top_p"), (CHAT, {"min_p": 2}, "min_p"),
     (CHAT, {"top_k": -2}, "top_k"), (CHAT, {"top_k": 1.5}, "top_k"),
@@ -60,7 +60,7 @@ INVALID = [
     (CHAT, {"seed": 1.5}, "seed"), (CHAT, {"seed": 2**64}, "seed"), (CHAT, {"seed": "7"}, "seed"),
     (CHAT, {"seed": -2**63 - 1}, "seed"),
     (CHAT, {"stop": ""}, "stop"), (CHAT, {"stop": ["a", ""]}, "stop[1]"), (CHAT, {"stop": [1]}, "stop[0]"),
-    (CHAT, {"stop": LONG_STOP}, "stop"), (CHAT, {"stop": {}}, "stop"), (CHAT, {"stop": "x" * 1025}, "stop"),
+    (CHAT, {"stop": LONG_STOP}, "stop"), (CHAT, {"stop": {}}, "stop"), (CHAT, {"stop": "x" * 16385}, "stop"),
     (CHAT, {"stop_token_ids": 3}, "stop_token_ids"), (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     (CHAT, {"stop_token_ids": [0, 10**9]}, "stop_token_ids[1]"), (CHAT, {"stop_token_ids": [0] * 257}, "stop_token_ids"),
     (CHAT, {"ignore_eos": 1}, "ignore_eos"),
@@ -95,7 +95,7 @@ INVALID = [
     (CHAT, {"tools": [{"type": 1}]}, "tools[0].type"), (CHAT, {"tools": [{"type": "function", "function": 1}]},
                                                         "tools[0].function"),
     (CHAT, tool(name=1), "tools[0].function.name"), (CHAT, tool(name=""), "tools[0].function.name"),
-    (CHAT, tool(name="a b"), "tools[0].function.name"), (CHAT, tool(name="x" * 65), "tools[0].function.name"),
+    (CHAT, tool(name="a b"), "tools[0].function.name"), (CHAT, tool(name="x" * 129), "tools[0].function.name"),
     (CHAT, tool(name="f", description=1), "tools[0].function.description"),
     (CHAT, tool(name="f", parameters=[]), "tools[0].function.parameters"),
     (CHAT, tool(name="f", strict="yes"), "tools[0].function.strict"),

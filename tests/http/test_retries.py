@@ -25,7 +25,7 @@ def test_a_request_that_fails_the_engine_is_sent_once(shared, fake):
 
 
 def test_bad_requests_are_sent_once(shared):
-    for fields in ({"temperature": 5}, {"n": 0}, {"extra_body": {"kv": {"x": 1}}}):
+    for fields in ({"temperature": -1}, {"n": 0}, {"extra_body": {"kv": {"x": 1}}}):
         error, count = attempts(shared, **fields)
         assert (error.status_code, count) == (400, 1)
         assert "retry-after" not in error.response.headers and "x-should-retry" not in error.response.headers

@@ -139,7 +139,7 @@ def test_error_classes(shared):
         client.chat.completions.create(model="gpt-4o", messages=MESSAGES)
     assert (info.value.code, info.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError) as info:
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=3)
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=-1)
     assert info.value.param == "temperature" and info.value.type == "invalid_request_error"
 
 
