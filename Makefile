@@ -12,6 +12,8 @@ ARGS ?=
 FUZZ_SECONDS ?= 30
 SECONDS ?= 15
 PREFIX ?= /usr/local
+# CPU paths of the daemon: native (of this processor: compiles in a third of the time) or all (for other machines).
+CPU_PATHS ?= native
 DESTDIR ?=
 
 help: ## list these targets
@@ -25,18 +27,18 @@ serve: ## install missing packages, build, start the daemon with the bundled mod
 		options=$$(tools/fetch-model --options "$(MODEL)") && \
 		exec env $${names:+"KEEPD_SERVED_MODEL_NAME=$$names"} build/keepd --model "$$model" $${gates:+--gates "$$gates"} $$options $(ARGS)
 
-build: ## build the release binary: build/keepd
-	@tools/build release keepd
+build: ## build the release binary: build/keepd (CPU_PATHS=all: for other processors, too)
+	@tools/build release -DKEEPD_CPU_PATHS="$(CPU_PATHS)" keepd
 	@ln -sf release/server/keepd build/keepd
 
 install: ## as root: install daemon, manual page, systemd units and bundled model under DESTDIR and PREFIX (/usr/local)
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory build CPU_PATHS=all
 	@cmake -B build/release -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
 	@cmake --build build/release --target keepd keepd_texts -- --quiet
 	@DESTDIR=$(DESTDIR) cmake --install build/release
 
 package: ## build a Debian package: build/keepd_VERSION_ARCHITECTURE.deb
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory build CPU_PATHS=all
 	@cmake -B build/release -DCMAKE_INSTALL_PREFIX=/usr >/dev/null
 	@cmake --build build/release --target keepd keepd_texts -- --quiet
 	@cd build && cpack -G DEB --config release/CPackConfig.cmake -B . >package.log || { cat package.log; exit 1; }

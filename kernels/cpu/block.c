@@ -4,19 +4,17 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "kernels/cpu/built.h"
 #include "kernels/cpu/isa.h"
 
 const struct cpu_block_kernels *cpu_block_kernels_of(const char *path) {
-#if defined(__x86_64__)
     struct cpu_isa isa = cpu_isa_detect();
     bool wide = !strncmp(path, "cpu-avx512", strlen("cpu-avx512")) ||
                 !strncmp(path, "cpu-amx", strlen("cpu-amx"));
-    if (wide && isa.vnni) return &cpu_block_kernels_vnni;
-    if (wide || !strcmp(path, "cpu-avx2")) return &cpu_block_kernels_avx2;
-#else
-    (void)path;
-#endif
-    return &cpu_block_kernels_portable;
+    if (wide && isa.vnni) return CPU_IF_BUILT(CPU_HAS_VNNI, &cpu_block_kernels_vnni);
+    if (wide || !strcmp(path, "cpu-avx2"))
+        return CPU_IF_BUILT(CPU_HAS_AVX2, &cpu_block_kernels_avx2);
+    return CPU_IF_BUILT(CPU_HAS_PORTABLE, &cpu_block_kernels_portable);
 }
 
 size_t cpu_codes_bytes(const struct kern_weight *w, int rows, bool wide) {

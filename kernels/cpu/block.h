@@ -133,13 +133,12 @@ CPU_ROUND_ROW(avx2)
 CPU_ROUND_ROW(vnni)
 
 extern const struct cpu_block_kernels cpu_block_kernels_portable;
-#if defined(__x86_64__)
+/* A build contains those of built.h. */
 extern const struct cpu_block_kernels cpu_block_kernels_avx2;
 extern const struct cpu_block_kernels cpu_block_kernels_vnni; /* AVX-512 */
-#endif
 
 /* block.c */
-/* Returns the best kernels whose instructions the path may use. */
+/* Returns the best kernels whose instructions the path may use; cpu.c has checked the build. */
 const struct cpu_block_kernels *cpu_block_kernels_of(const char *path);
 size_t cpu_block_panel_bytes(const struct kern_weight *w);
 /* Converts a panel's numbers to float32, [cols][16]. */

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "kernels/cpu/alloc.h"
 #include "kernels/cpu/block.h"
+#include "kernels/cpu/built.h"
 #include "kernels/cpu/internal.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/sample.h"
@@ -280,33 +281,72 @@ static const struct kern_ops table = {
 
 struct path {
     const char *name;
-    const struct cpu_kernels *kernels;
-    bool usable;
+    const struct cpu_kernels *kernels; /* NULL: the build does not contain them */
+    bool usable;                       /* on this processor */
     const char *needs;
 };
 
-/* Best first; "reference" is last, so that "auto" never takes it. */
-static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
-    struct cpu_isa isa = cpu_isa_detect();
-    (void)isa;
-    const struct path paths[] = {
-#if defined(__x86_64__)
-        {"amx", &cpu_kernels_amx, isa.amx, "AMX bf16 tiles (or the system withholds them)"},
-        {"avx512", &cpu_kernels_avx512, isa.avx512, "AVX-512 (F, BW, DQ, VL)"},
-        {"avx2", &cpu_kernels_avx2, isa.avx2, "AVX2, FMA or F16C"},
-#endif
-        {"portable", &cpu_kernels_portable, true, ""},
+#define PATHS_MAX 5
+
+/* Lists the paths, the best first. */
+static int list_paths(struct path *paths) {
+    const struct cpu_isa isa = cpu_isa_detect();
+    const struct path all[PATHS_MAX] = {
+        {"amx", CPU_IF_BUILT(CPU_HAS_AMX, &cpu_kernels_amx), isa.amx,
+         "AMX bf16 tiles (or the system withholds them)"},
+        /* Its products of blocks are those of VNNI or of AVX2. */
+        {"avx512",
+         CPU_IF_BUILT(CPU_HAS_AVX512 && (isa.vnni ? CPU_HAS_VNNI : CPU_HAS_AVX2),
+                      &cpu_kernels_avx512),
+         isa.avx512, "AVX-512 (F, BW, DQ, VL)"},
+        {"avx2", CPU_IF_BUILT(CPU_HAS_AVX2, &cpu_kernels_avx2), isa.avx2, "AVX2, FMA or F16C"},
+        {"portable", CPU_IF_BUILT(CPU_HAS_PORTABLE, &cpu_kernels_portable), true, ""},
         {"reference", &cpu_kernels_reference, true, ""},
     };
-    bool any = !name || !strcmp(name, "auto");
-    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
-        if (!any && strcmp(name, paths[i].name)) continue;
-        if (paths[i].usable) return paths[i].kernels;
-        if (any) continue;
-        fault_set(fault, ERR_UNSUPPORTED, name, "this processor lacks %s", paths[i].needs);
+    memcpy(paths, all, sizeof all);
+    return PATHS_MAX;
+}
+
+#define BUILD_ALL "build keepd with -DKEEPD_CPU_PATHS=all (make package does)"
+
+/* Says that the build lacks the path and which ones it contains. */
+static void lacks_path(const char *name, const struct path *paths, int count, struct fault *fault) {
+    char names[64] = "";
+    size_t at = 0;
+    for (int i = 0; i < count; i++)
+        if (paths[i].kernels)
+            at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at ? ", " : "",
+                                   paths[i].name);
+    fault_set(fault, ERR_UNSUPPORTED, name,
+              "this build contains only the CPU paths %s; for others " BUILD_ALL, names);
+}
+
+static const struct cpu_kernels *choose_path(const char *name, const struct path *paths, int count,
+                                             struct fault *fault) {
+    for (int i = 0; i < count; i++) {
+        if (strcmp(name, paths[i].name) != 0) continue;
+        if (paths[i].usable && paths[i].kernels) return paths[i].kernels;
+        if (paths[i].usable)
+            lacks_path(name, paths, count, fault);
+        else
+            fault_set(fault, ERR_UNSUPPORTED, name, "this processor lacks %s", paths[i].needs);
         return NULL;
     }
     fault_set(fault, ERR_UNSUPPORTED, name, "no such CPU path");
+    return NULL;
+}
+
+/* Returns the kernels of a path; "auto" is the best path but never "reference". NULL: the processor
+ * or the build lacks it. */
+static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
+    struct path paths[PATHS_MAX];
+    const int count = list_paths(paths);
+    if (name && strcmp(name, "auto") != 0) return choose_path(name, paths, count, fault);
+    for (int i = 0; i + 1 < count; i++)
+        if (paths[i].usable && paths[i].kernels) return paths[i].kernels;
+    fault_set(fault, ERR_UNSUPPORTED, "cpu-path",
+              "this build is for another processor, which has more instructions; " BUILD_ALL
+              " or build it on this machine");
     return NULL;
 }
 
@@ -314,11 +354,14 @@ static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
 static const struct cpu_kernels *rounding(const struct cpu_kernels *kernels,
                                           const struct cpu_options *options, struct fault *fault) {
     const enum cpu_activations to = options->activations;
-#if defined(__x86_64__)
-    if (kernels == &cpu_kernels_avx512 && cpu_isa_detect().bf16)
-        return to == CPU_INT16 || to == CPU_F32 ? kernels : &cpu_kernels_bf16;
-    if (kernels == &cpu_kernels_amx && to == CPU_BF16) return &cpu_kernels_amx_bf16;
-#endif
+    if (CPU_HAS_AMX && kernels == &cpu_kernels_amx && to == CPU_BF16) return &cpu_kernels_amx_bf16;
+    if (CPU_HAS_AVX512 && kernels == &cpu_kernels_avx512 && cpu_isa_detect().bf16) {
+        if (to == CPU_INT16 || to == CPU_F32) return kernels;
+        if (CPU_HAS_BF16) return &cpu_kernels_bf16;
+        fault_set(fault, ERR_UNSUPPORTED, "cpu-activations",
+                  "this build contains the path avx512 only with int16; " BUILD_ALL);
+        return NULL;
+    }
     if (!kernels || to != CPU_BF16) return kernels;
     fault_set(fault, ERR_UNSUPPORTED, "cpu-activations",
               "bf16 needs the path amx, or avx512 on a processor with AVX512_BF16; the path is %s",

@@ -32,7 +32,7 @@ struct cpu_options {
     const struct comm *comm;
 };
 
-/* ERR_UNSUPPORTED names the path that this processor lacks. */
+/* ERR_UNSUPPORTED names the path that this processor or this build (built.h) lacks. */
 int cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
 
 #endif

@@ -191,13 +191,12 @@ struct cpu_kernels {
 
 extern const struct cpu_kernels cpu_kernels_reference;
 extern const struct cpu_kernels cpu_kernels_portable;
-#if defined(__x86_64__)
+/* A build contains those of built.h. */
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_bf16; /* avx512 that rounds to bf16 */
 extern const struct cpu_kernels cpu_kernels_amx;
 extern const struct cpu_kernels cpu_kernels_amx_bf16; /* amx with activations in bf16 */
-#endif
 
 /* ---- The instance ------------------------------------------------------------------------------
  */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/cpu/built.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/search.h"
 #include "kernels/cpu/team.h"
@@ -18,33 +19,26 @@ typedef void add_tile(float *to, int64_t to_stride, const float *x, const float 
 typedef void multiply(const float *u, const float *e, int64_t stride, int64_t count, float *to);
 typedef void subtract(float *to, const float *from, float times, int64_t count);
 
-static const struct sums {
+struct sums {
     add_tile *tile;
     multiply *dots;
     subtract *subtract;
-} sums_of[] = {
-#define SUMS(path)                                                                                 \
-    { cpu_moments_tile_##path, cpu_moments_dots_##path, cpu_moments_subtract_##path }
-    SUMS(portable),
-#if defined(__x86_64__)
-    SUMS(avx2),
-    SUMS(avx512),
-#endif
 };
 
-static const struct sums *fastest(void) {
-#if defined(__x86_64__)
+#define SUMS(path)                                                                                 \
+    ((struct sums){cpu_moments_tile_##path, cpu_moments_dots_##path, cpu_moments_subtract_##path})
+
+static struct sums fastest_sums(void) {
     const struct cpu_isa isa = cpu_isa_detect();
-    if (isa.avx512) return &sums_of[2];
-    if (isa.avx2) return &sums_of[1];
-#endif
-    return &sums_of[0];
+    if (CPU_HAS_AVX512 && isa.avx512) return SUMS(avx512);
+    if (CPU_HAS_AVX2 && isa.avx2) return SUMS(avx2);
+    return SUMS(portable);
 }
 
 /* ---- Sums ------------------------------------------------------------------------------------ */
 
 struct adding {
-    const struct sums *sums;
+    struct sums sums;
     float *moments;
     const float *x;
     int64_t cols;
@@ -59,13 +53,14 @@ static void add_some(void *arg, int worker) {
     for (int64_t i; (i = cpu_tickets_take(&job->tickets, 1, &end)) >= 0;) {
         const int64_t c = i * TOGETHER, place = moments_place(c), window = c - place;
         for (int64_t at = 0; at < place + TOGETHER; at += 16)
-            job->sums->tile(job->moments + c * MOMENTS_WINDOW + at, MOMENTS_WINDOW,
-                            job->x + window + at, job->x + c, job->cols, job->rows);
+            job->sums.tile(job->moments + c * MOMENTS_WINDOW + at, MOMENTS_WINDOW,
+                           job->x + window + at, job->x + c, job->cols, job->rows);
     }
 }
 
 void moments_add(float *moments, int64_t cols, const float *x, int rows, struct cpu_team *team) {
-    struct adding job = {.sums = fastest(), .moments = moments, .x = x, .cols = cols, .rows = rows};
+    struct adding job = {
+        .sums = fastest_sums(), .moments = moments, .x = x, .cols = cols, .rows = rows};
     cpu_tickets_set(&job.tickets, cols / TOGETHER);
     cpu_team_run(team, add_some, &job);
 }
@@ -73,7 +68,7 @@ void moments_add(float *moments, int64_t cols, const float *x, int rows, struct 
 /* ---- Factors --------------------------------------------------------------------------------- */
 
 struct factoring {
-    const struct sums *sums;
+    struct sums sums;
     float *moments;
     int64_t cols;
     float damp;
@@ -89,7 +84,7 @@ static void factor_window(const struct factoring *job, float *rows, int64_t coun
         row[c] = fmaxf(row[c], job->damp);
         for (int64_t d = 0; d < c; d++) row[d] /= row[c];
         for (int64_t d = 0; d < c; d++)
-            job->sums->subtract(rows + d * MOMENTS_WINDOW, row, row[d] * row[c], d + 1);
+            job->sums.subtract(rows + d * MOMENTS_WINDOW, row, row[d] * row[c], d + 1);
     }
 }
 
@@ -105,7 +100,7 @@ static void factor_some(void *arg, int worker) {
 }
 
 void moments_factor(float *moments, int64_t cols, struct cpu_team *team) {
-    struct factoring job = {.sums = fastest(), .moments = moments, .cols = cols};
+    struct factoring job = {.sums = fastest_sums(), .moments = moments, .cols = cols};
     double sum = 0;
     for (int64_t c = 0; c < cols; c++)
         sum += (double)moments[c * MOMENTS_WINDOW + moments_place(c)];
@@ -117,7 +112,7 @@ void moments_factor(float *moments, int64_t cols, struct cpu_team *team) {
 /* ---- Rounding -------------------------------------------------------------------------------- */
 
 struct compensating {
-    const struct sums *sums;
+    struct sums sums;
     const struct kern_matrix *from;
     const float *factors;
     struct block *to;
@@ -163,7 +158,7 @@ static void round_rows(const struct compensating *job, float *x, float *errors, 
         const float *factors = job->factors + c * MOMENTS_WINDOW;
         float wanted[TOGETHER][KERN_BLOCK], more[TOGETHER];
         for (int64_t i = 0; i < KERN_BLOCK; i++) {
-            job->sums->dots(factors + i * MOMENTS_WINDOW, errors + c - place, cols, place, more);
+            job->sums.dots(factors + i * MOMENTS_WINDOW, errors + c - place, cols, place, more);
             for (int r = 0; r < TOGETHER; r++) wanted[r][i] = x[r * cols + c + i] + more[r];
         }
         for (int64_t r = 0; r < count; r++)
@@ -191,7 +186,7 @@ static void round_some(void *arg, int worker) {
 int moments_quantize(const struct kern_matrix *from, const float *factors, struct block *to,
                      struct cpu_team *team, struct fault *fault) {
     struct compensating job = {
-        .sums = fastest(), .from = from, .factors = factors, .to = to, .bad = from->rows};
+        .sums = fastest_sums(), .from = from, .factors = factors, .to = to, .bad = from->rows};
     const size_t threads = (size_t)cpu_team_threads(team);
     job.room = mem_try_alloc(threads * 2 * TOGETHER * (size_t)from->cols, sizeof *job.room);
     if (!job.room) return fault_set(fault, ERR_NOMEM, "", "no memory for rows to be rounded");

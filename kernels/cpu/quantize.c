@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdatomic.h>
 
+#include "kernels/cpu/built.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/search.h"
 #include "kernels/cpu/team.h"
@@ -17,11 +18,9 @@ typedef float quantize_row(uint8_t *codes, const void *row, int64_t cols, enum k
 
 /* All variants compute the same numbers. */
 static quantize_row *fastest(void) {
-#if defined(__x86_64__)
-    struct cpu_isa isa = cpu_isa_detect();
-    if (isa.avx512) return cpu_quantize_row_avx512;
-    if (isa.avx2) return cpu_quantize_row_avx2;
-#endif
+    const struct cpu_isa isa = cpu_isa_detect();
+    if (CPU_HAS_AVX512 && isa.avx512) return cpu_quantize_row_avx512;
+    if (CPU_HAS_AVX2 && isa.avx2) return cpu_quantize_row_avx2;
     return cpu_quantize_row_portable;
 }
 

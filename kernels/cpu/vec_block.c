@@ -6,7 +6,14 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
-#define EACH(count, i) _Pragma("GCC unroll 8") for (int i = 0; i < (count); i++)
+/* A vector of the portable path fills four registers: its sums are in memory anyway, and unrolled
+ * loops are no faster but take ten times as long to compile. */
+#if defined(__AVX2__)
+#define UNROLL_8 _Pragma("GCC unroll 8")
+#else
+#define UNROLL_8
+#endif
+#define EACH(count, i) UNROLL_8 for (int i = 0; i < (count); i++)
 
 /* ---- Sixteen sums -------------------------------------------------------------------------------
  * `whole`: sixteen running sums. `codes`: 64 bytes of a panel. One of the vectors that they unpack
@@ -280,7 +287,7 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
         const struct cpu_x_block *block = &from.blocks[r];
         EACH(panels, p) sum[r][p] = whole_open(block->start[f.part], block->back, f);
     }
-    _Pragma("GCC unroll 8") for (int v = 0; v < count; v++) {
+    UNROLL_8 for (int v = 0; v < count; v++) {
         EACH(panels, p)
         w[p] = codes_load(in->codes[p] + (size_t)b * bytes + (ptrdiff_t)64 * (f.part * count + v));
         const char *low = x + (ptrdiff_t)4 * size * v;

@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "kernels/comm_host.h"
 #include "kernels/cpu/alloc.h"
+#include "kernels/cpu/built.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/sample.h"
 #include "paths.h"
@@ -55,6 +56,33 @@ Test(cpu, unknown_path_is_refused) {
     cr_assert_eq(cpu_open(&options, &kern, &fault), ERR_UNSUPPORTED);
     cr_assert_str_eq(fault.field, "sse9");
     cr_assert_null(kern);
+}
+
+/* What a build with KEEPD_CPU_PATHS=native says of the paths that it lacks. */
+Test(cpu, a_path_that_the_build_lacks_is_refused) {
+    const struct cpu_isa isa = cpu_isa_detect();
+    const struct {
+        const char *name;
+        bool usable, built;
+    } paths[] = {
+        {"portable", true, CPU_HAS_PORTABLE},
+        {"avx2", isa.avx2, CPU_HAS_AVX2},
+        {"avx512", isa.avx512, CPU_HAS_AVX512 && (isa.vnni ? CPU_HAS_VNNI : CPU_HAS_AVX2)},
+        {"amx", isa.amx, CPU_HAS_AMX},
+    };
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        const struct cpu_options options = {
+            .path = paths[i].name, .activations = CPU_INT16, .threads = 1};
+        struct kern *kern = NULL;
+        struct fault fault = {0};
+        const int rc = cpu_open(&options, &kern, &fault);
+        if (!rc) kern->ops->close(kern);
+        cr_assert_eq(rc, paths[i].usable && paths[i].built ? 0 : ERR_UNSUPPORTED);
+        if (!rc) continue;
+        cr_assert_str_eq(fault.field, paths[i].name);
+        cr_assert_not_null(
+            strstr(fault.text, paths[i].usable ? "KEEPD_CPU_PATHS=all" : "this processor lacks"));
+    }
 }
 
 Test(cpu, odd_head_is_refused) {

@@ -2,6 +2,7 @@
  * refused by its row, and neither the processor nor the number of threads changes a bit. */
 #include <criterion/criterion.h>
 
+#include "kernels/cpu/built.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/team.h"
 #include "kernels/cpu/vec.h"
@@ -130,12 +131,10 @@ static void check_path(quantize_row *quantize, const char *path) {
 }
 
 Test(quantize, every_path_makes_the_same_numbers) {
-    check_path(cpu_quantize_row_portable, "portable");
-#if defined(__x86_64__)
     struct cpu_isa isa = cpu_isa_detect();
-    if (isa.avx2) check_path(cpu_quantize_row_avx2, "avx2");
-    if (isa.avx512) check_path(cpu_quantize_row_avx512, "avx512");
-#endif
+    check_path(cpu_quantize_row_portable, "portable");
+    if (CPU_HAS_AVX2 && isa.avx2) check_path(cpu_quantize_row_avx2, "avx2");
+    if (CPU_HAS_AVX512 && isa.avx512) check_path(cpu_quantize_row_avx512, "avx512");
 }
 
 static struct cpu_team *open_team(int threads) {
