@@ -136,6 +136,7 @@ extern const struct cpu_block_kernels cpu_block_kernels_portable;
 /* A build contains those of built.h. */
 extern const struct cpu_block_kernels cpu_block_kernels_avx2;
 extern const struct cpu_block_kernels cpu_block_kernels_vnni; /* AVX-512 */
+/* cpu_block_kernels_of chooses. */
 
 /* block.c */
 /* Returns the best kernels whose instructions the path may use; cpu.c has checked the build. */

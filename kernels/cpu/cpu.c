@@ -294,7 +294,7 @@ static int list_paths(struct path *paths) {
     const struct path all[PATHS_MAX] = {
         {"amx", CPU_IF_BUILT(CPU_HAS_AMX, &cpu_kernels_amx), isa.amx,
          "AMX bf16 tiles (or the system withholds them)"},
-        /* Its products of blocks are those of VNNI or of AVX2. */
+        /* For products of blocks avx512 uses VNNI's kernels or AVX2's. */
         {"avx512",
          CPU_IF_BUILT(CPU_HAS_AVX512 && (isa.vnni ? CPU_HAS_VNNI : CPU_HAS_AVX2),
                       &cpu_kernels_avx512),

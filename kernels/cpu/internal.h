@@ -197,6 +197,7 @@ extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_bf16; /* avx512 that rounds to bf16 */
 extern const struct cpu_kernels cpu_kernels_amx;
 extern const struct cpu_kernels cpu_kernels_amx_bf16; /* amx with activations in bf16 */
+/* cpu.c chooses by the options, the processor and the build. */
 
 /* ---- The instance ------------------------------------------------------------------------------
  */

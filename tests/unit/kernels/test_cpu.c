@@ -58,7 +58,7 @@ Test(cpu, unknown_path_is_refused) {
     cr_assert_null(kern);
 }
 
-/* What a build with KEEPD_CPU_PATHS=native says of the paths that it lacks. */
+/* A build with KEEPD_CPU_PATHS=native lacks some paths. */
 Test(cpu, a_path_that_the_build_lacks_is_refused) {
     const struct cpu_isa isa = cpu_isa_detect();
     const struct {
