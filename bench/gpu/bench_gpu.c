@@ -1,10 +1,11 @@
 /* Times the CUDA backend's operations, one JSON object per line: what, number, unit, prediction,
- * and for rows that a goal is about their key. Shapes are Llama-3.1-8B's. Random numbers
- * everywhere: nothing here depends on values.
+ * and for rows that a goal is about their key. Random numbers everywhere: nothing here depends on
+ * values.
  *
- *     bench_gpu MIB      the device's memory, of which the longest caches take what a model leaves
- *     bench_gpu small    sizes for a dry run under the emulator
- */
+ *     gpu_bench SHAPE PART MIB      the device's memory, of which the longest caches take what a
+ * model leaves gpu_bench SHAPE PART small    sizes for a dry run under the emulator
+ *
+ * Without a part that it knows it lists the shapes and the parts. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -15,13 +16,23 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/quantize.h"
 
-#define HEADS_Q  32
-#define HEADS_KV 8
-#define DIM      128
-#define MODEL    4096
+/* Models whose shapes are timed; weights and activations are made up. */
+struct shape {
+    const char *name;
+    int layers, heads_q, heads_kv, head_dim, d, ff, vocab;
+    float theta;
+    bool qk_norm;
+};
+
+static const struct shape shapes[] = {
+    {"llama-3.1-8b", 32, 32, 8, 128, 4096, 14336, 128256, 500000, false},
+    {"qwen3-0.6b", 28, 16, 8, 128, 1024, 3072, 151936, 1000000, true}};
+
+#define SHAPE_COUNT ((int)(sizeof shapes / sizeof *shapes))
 
 #define POSITIONS 16640 /* longest sequence: 16,384 and the tokens of a row */
 
+static const struct shape *shape = &shapes[0];
 static bool small;
 static struct kern *kern;
 
@@ -44,13 +55,21 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* `key`: what bench/gpu/check knows it by; "": no goal is about it. */
+static void print_row(const char *key, const char *name, double value, const char *unit,
+                      const char *prediction) {
+    printf("{\"key\": \"%s\", \"name\": \"%s: %s\", \"value\": %.6g, \"unit\": \"%s\", "
+           "\"prediction\": "
+           "\"%s\"}\n",
+           key, shape->name, name, value, unit, prediction);
+    fflush(stdout);
+}
+
+/* `key`: what bench/gpu/check knows it by; "": no goal is about it. Goals and predictions are those
+ * of the first shape. */
 static void keyed_row(const char *key, const char *name, double value, const char *unit,
                       const char *prediction) {
-    printf("{\"key\": \"%s\", \"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"prediction\": "
-           "\"%s\"}\n",
-           key, name, value, unit, prediction);
-    fflush(stdout);
+    bool first = shape == &shapes[0];
+    print_row(first ? key : "", name, value, unit, first ? prediction : "");
 }
 
 static void row(const char *name, double value, const char *unit, const char *prediction) {
@@ -98,12 +117,12 @@ struct copy {
 
 static void do_copy(void *arg) {
     struct copy *c = arg;
-    kern->ops->gather_rows(kern, c->to, c->from, c->index, c->rows, MODEL);
+    kern->ops->gather_rows(kern, c->to, c->from, c->index, c->rows, shape->d);
 }
 
 static void time_copy(void) {
     struct copy c = {.rows = scaled(65536, 4)};
-    size_t count = (size_t)c.rows * MODEL;
+    size_t count = (size_t)c.rows * shape->d;
     c.to = numbers(count);
     c.from = numbers(count);
     c.index = malloc((size_t)c.rows * sizeof *c.index);
@@ -280,7 +299,14 @@ static void append(struct kern_span *spans, int count, float *qkv, struct kern_b
         kern->ops->write_kv(kern, layer, qkv, NULL, batch);
 }
 
-static const size_t width = (size_t)(HEADS_Q + 2 * HEADS_KV) * DIM;
+/* Numbers of a row of queries, keys and values. */
+static size_t qkv_width(void) {
+    return (size_t)(shape->heads_q + 2 * shape->heads_kv) * (size_t)shape->head_dim;
+}
+
+static size_t heads_width(void) {
+    return (size_t)shape->heads_q * (size_t)shape->head_dim;
+}
 
 /* Prompts of these lengths, then one row each; a fresh backend per case keeps pools apart. */
 static void time_decode(const char *key, const char *name, const struct kern_rule *rule,
@@ -292,8 +318,8 @@ static void time_decode(const char *key, const char *name, const struct kern_rul
         entries += lengths[i] + 1;
         longest = lengths[i] > longest ? lengths[i] : longest;
     }
-    a.qkv = numbers(width * (size_t)(longest > count ? longest : count));
-    a.out = numbers((size_t)count * HEADS_Q * DIM);
+    a.qkv = numbers(qkv_width() * (size_t)(longest > count ? longest : count));
+    a.out = numbers((size_t)count * heads_width());
     for (int i = 0; i < count; i++) {
         struct kern_span prompt = {.slot = i, .count = lengths[i], .rule = rule};
         append(&prompt, 1, a.qkv, &a.batch);
@@ -302,7 +328,8 @@ static void time_decode(const char *key, const char *name, const struct kern_rul
     }
     append(a.spans, count, a.qkv, &a.batch);
     double t = seconds(do_attend, &a);
-    keyed_row(key, name, 1e-12 * entries * HEADS_KV * DIM * 4 / t, "TB/s", prediction);
+    keyed_row(key, name, 1e-12 * entries * shape->heads_kv * shape->head_dim * 4 / t, "TB/s",
+              prediction);
     for (int i = 0; i < count; i++) kern->ops->release(kern, i);
     kern->ops->mem_free(kern, a.qkv);
     kern->ops->mem_free(kern, a.out);
@@ -338,14 +365,14 @@ static void time_decodes(void) {
 
 static void time_prefill(const char *key, int tokens, const char *prediction) {
     struct kern_span span = {.slot = 0, .count = tokens};
-    struct attention a = {.qkv = numbers(width * (size_t)tokens),
-                          .out = numbers((size_t)tokens * HEADS_Q * DIM)};
+    struct attention a = {.qkv = numbers(qkv_width() * (size_t)tokens),
+                          .out = numbers((size_t)tokens * heads_width())};
     char name[64];
     append(&span, 1, a.qkv, &a.batch);
     double t = seconds(do_attend, &a);
     snprintf(name, sizeof name, "prefill attention, causal, %d tokens", tokens);
-    keyed_row(key, name, 1e-12 * 2 * (double)tokens * tokens * HEADS_Q * DIM / t, "TFLOP/s",
-              prediction);
+    keyed_row(key, name, 1e-12 * 2 * (double)tokens * tokens * shape->heads_q * shape->head_dim / t,
+              "TFLOP/s", prediction);
     kern->ops->release(kern, 0);
     kern->ops->mem_free(kern, a.qkv);
     kern->ops->mem_free(kern, a.out);
@@ -356,8 +383,9 @@ static void time_prefill(const char *key, int tokens, const char *prediction) {
 
 /* Prompts whose layers all get the same numbers; attention runs where a rule wants to see it. */
 static void fill(const struct kern_rule *rule, int layers, int sequences, int entries) {
-    float *beta = numbers((size_t)entries * HEADS_KV), *qkv = numbers(width * (size_t)entries);
-    float *out = numbers((size_t)entries * HEADS_Q * DIM);
+    float *beta = numbers((size_t)entries * (size_t)shape->heads_kv),
+          *qkv = numbers(qkv_width() * (size_t)entries);
+    float *out = numbers((size_t)entries * heads_width());
     const struct kern_attend_options options = {.scale = 0.088f};
     for (int i = 0; i < sequences; i++) {
         struct kern_span span = {.slot = i, .count = entries, .rule = rule};
@@ -393,7 +421,7 @@ static void time_evict(const char *key, const char *what, const struct kern_rule
     }
     char name[128];
     snprintf(name, sizeof name, "eviction, %s, of %d sequence(s), %d streams, %d to %d entries",
-             what, sequences, layers * HEADS_KV, entries, keep);
+             what, sequences, layers * shape->heads_kv, entries, keep);
     keyed_row(key, name, 1e6 * took, "us", prediction);
 }
 
@@ -444,9 +472,9 @@ static void time_evictions(void) {
 static void open_backend(int layers, int64_t entries, const struct cuda_options *cuda) {
     struct fault fault = {0};
     struct kern_cache_options options = {.layers = layers,
-                                         .heads_q = HEADS_Q,
-                                         .heads_kv = HEADS_KV,
-                                         .head_dim = DIM,
+                                         .heads_q = shape->heads_q,
+                                         .heads_kv = shape->heads_kv,
+                                         .head_dim = shape->head_dim,
                                          .dtype = KERN_BF16,
                                          .pages = entries / 16,
                                          .slots = 256,
@@ -459,18 +487,26 @@ static void open_backend(int layers, int64_t entries, const struct cuda_options 
 
 /* ---- A whole step ------------------------------------------------------------------------------
  *
- * Decoding with the shape of Llama-3.1-8B in bf16, as the daemon does it: one row per sequence, all
+ * Decoding in bf16, as the daemon does it: one row per sequence, all
  * layers, the head, a greedy token each, one wait. The layers share one set of weights, which is
  * larger than any cache, so that as many bytes are read as if each had its own. */
 
-#define LAYERS     32
 #define STEPS      24
 #define STEP_CACHE 1024  /* entries of every stream before the first step */
 #define FULL_CACHE 16384 /* and of a sequence of which everything is kept */
 
-/* Device memory of a model of this shape in bf16 and of the rest of a daemon. */
-#define MODEL_BYTES 22.1e9
-#define ENTRY_BYTES (2.0 * 2 * DIM) /* key and value in bf16 */
+#define DAEMON_BYTES 7e9                         /* device memory of a daemon beside its weights */
+#define ENTRY_BYTES  (2.0 * 2 * shape->head_dim) /* key and value in bf16 */
+
+/* Numbers of the layers' matrices, and of the head's. */
+static double layer_weights(void) {
+    double each = (double)qkv_width() * shape->d + (double)heads_width() * shape->d;
+    return shape->layers * (each + 3.0 * shape->ff * shape->d);
+}
+
+static double head_weights(void) {
+    return (double)shape->vocab * shape->d;
+}
 
 /* How a step is timed: what is left out, what is added. */
 struct mode {
@@ -480,15 +516,16 @@ struct mode {
     bool keyed; /* goals are about these */
 };
 
-/* Predicted milliseconds of a step of Llama-3.1-8B on an H200 that reads 4.3 TB/s and multiplies at
+/* Predicted milliseconds of a step on an H200 that reads 4.3 TB/s and multiplies at
  * 790 TFLOP/s, 1,400 in fp8. The layers' matrices and the head (always bf16) take the longer of
  * reading and multiplying; every sequence's entries are read. */
 static double roofline(const struct mode *mode, int count, int entries) {
-    const double layers = 6.979e9, head = 0.525e9, read = 4.3e12;
+    const double layers = layer_weights(), head = head_weights(), read = 4.3e12;
     double rate = mode->to == QUANTIZE_FP8 ? 1400e12 : 790e12;
     double body = fmax(layers * format_bytes[mode->to] / read, 2 * layers * count / rate);
     double last = fmax(head * 2 / read, 2 * head * count / 790e12);
-    return 1e3 * (body + last + (double)count * entries * LAYERS * HEADS_KV * ENTRY_BYTES / read);
+    return 1e3 * (body + last +
+                  (double)count * entries * shape->layers * shape->heads_kv * ENTRY_BYTES / read);
 }
 
 struct step_model {
@@ -497,7 +534,8 @@ struct step_model {
     float *norm_weight, *x, *norm, *rows, *heads, *gate_up_out, *ff_out, *logits;
     struct kern_gate *gate;
     float *log_beta;
-    float inv_freq[DIM / 2];
+    float inv_freq[64]; /* heads have 128 numbers */
+    float *qk_norm;     /* NULL: not in this model */
 };
 
 static struct kern_weight *weight(int outputs, int inputs, enum quantization to) {
@@ -509,14 +547,15 @@ static struct kern_weight *weight(int outputs, int inputs, enum quantization to)
 /* Opens a layer's retention gate, of the size of published ones. */
 static struct kern_gate *open_gate(int d) {
     enum { WIDTH = 512 };
-    const size_t first = (size_t)WIDTH * (size_t)d, last = (size_t)HEADS_KV * WIDTH;
-    float *numbers_of = calloc(first + WIDTH + last + HEADS_KV, sizeof *numbers_of);
-    int32_t row_of[HEADS_KV];
+    const size_t kv = (size_t)shape->heads_kv;
+    const size_t first = (size_t)WIDTH * (size_t)d, last = kv * WIDTH;
+    float *numbers_of = calloc(first + WIDTH + last + kv, sizeof *numbers_of);
+    int32_t row_of[16];
     struct kern_gate *gate;
     struct fault fault = {0};
     if (!numbers_of) fail("memory", ERR_NOMEM, NULL);
     for (size_t i = 0; i < first + WIDTH + last; i++) numbers_of[i] = (float)(i % 17) * 0x1p-10f;
-    for (int h = 0; h < HEADS_KV; h++) row_of[h] = h;
+    for (int h = 0; h < shape->heads_kv; h++) row_of[h] = h;
     const struct kern_gate_spec spec = {.w1 = numbers_of,
                                         .b1 = numbers_of + first,
                                         .last = numbers_of + first + WIDTH,
@@ -524,8 +563,8 @@ static struct kern_gate *open_gate(int d) {
                                         .row = row_of,
                                         .width = WIDTH,
                                         .d_model = d,
-                                        .heads_kv = HEADS_KV,
-                                        .row_count = HEADS_KV,
+                                        .heads_kv = shape->heads_kv,
+                                        .row_count = shape->heads_kv,
                                         .embeddings = 1};
     int rc = kern->ops->gate_load(kern, &spec, &gate, &fault);
     if (rc) fail("gate", rc, &fault);
@@ -535,40 +574,42 @@ static struct kern_gate *open_gate(int d) {
 
 static void open_step_model(struct step_model *m, int rows, int entries, enum quantization to) {
     size_t n = (size_t)rows;
-    *m = (struct step_model){.layers = scaled(LAYERS, 2),
-                             .d = scaled(MODEL, 64),
-                             .ff = scaled(14336, 128),
-                             .vocab = scaled(128256, 256),
+    *m = (struct step_model){.layers = scaled(shape->layers, 2),
+                             .d = scaled(shape->d, 64),
+                             .ff = scaled(shape->ff, 128),
+                             .vocab = scaled(shape->vocab, 256),
                              .entries = entries};
     m->embed = weight(m->vocab, m->d, QUANTIZE_NONE);
-    m->qkv = weight((int)width, m->d, to);
-    m->o = weight(m->d, HEADS_Q * DIM, to);
+    m->qkv = weight((int)qkv_width(), m->d, to);
+    m->o = weight(m->d, shape->heads_q * shape->head_dim, to);
     m->gate_up = weight(2 * m->ff, m->d, to);
     m->down = weight(m->d, m->ff, to);
     m->head = weight(m->vocab, m->d, QUANTIZE_NONE);
     m->gate = open_gate(m->d);
-    m->log_beta = numbers(n * HEADS_KV);
+    m->log_beta = numbers(n * (size_t)shape->heads_kv);
     m->norm_weight = numbers((size_t)m->d);
+    m->qk_norm = shape->qk_norm ? numbers((size_t)shape->head_dim) : NULL;
     m->x = numbers(n * (size_t)m->d);
     m->norm = numbers(n * (size_t)m->d);
-    m->rows = numbers(n * width);
-    m->heads = numbers(n * HEADS_Q * DIM);
+    m->rows = numbers(n * qkv_width());
+    m->heads = numbers(n * heads_width());
     m->gate_up_out = numbers(n * 2 * (size_t)m->ff);
     m->ff_out = numbers(n * (size_t)m->ff);
     m->logits = numbers(n * (size_t)m->vocab);
-    for (int i = 0; i < DIM / 2; i++) m->inv_freq[i] = powf(500000, -2.0f * (float)i / DIM);
+    for (int i = 0; i < shape->head_dim / 2; i++)
+        m->inv_freq[i] = powf(shape->theta, -2.0f * (float)i / shape->head_dim);
 }
 
 /* The next one, and the longest caches, need the room. */
 static void close_step_model(struct step_model *m) {
     struct kern_weight *weights[] = {m->embed, m->qkv, m->o, m->gate_up, m->down, m->head};
     kern->ops->gate_free(kern, m->gate);
-    float *arrays[] = {m->log_beta, m->norm_weight, m->x,      m->norm,  m->rows,
-                       m->heads,    m->gate_up_out, m->ff_out, m->logits};
+    float *arrays[] = {m->log_beta, m->norm_weight, m->x,      m->norm,   m->rows,
+                       m->heads,    m->gate_up_out, m->ff_out, m->logits, m->qk_norm};
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
         kern->ops->weight_free(kern, weights[i]);
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        kern->ops->mem_free(kern, arrays[i]);
+        if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
 }
 
 static void run_layer(struct step_model *m, int layer, const struct kern_batch *batch) {
@@ -579,7 +620,7 @@ static void run_layer(struct step_model *m, int layer, const struct kern_batch *
     ops->rms_norm(kern, m->norm, m->x, m->norm_weight, rows, m->d, 1e-5f);
     ops->matmul(kern, m->rows, m->norm, m->qkv, NULL, rows, KERN_SET);
     ops->gate(kern, m->log_beta, m->norm, m->gate, rows);
-    ops->qk_rope(kern, m->rows, NULL, NULL, 1e-5f, &rope, batch);
+    ops->qk_rope(kern, m->rows, m->qk_norm, m->qk_norm, 1e-5f, &rope, batch);
     ops->write_kv(kern, layer, m->rows, m->log_beta, batch);
     ops->attend(kern, layer, m->heads, m->rows, batch, &options);
     ops->matmul(kern, m->x, m->heads, m->o, NULL, rows, KERN_ADD);
@@ -618,7 +659,8 @@ static void step_rows(const struct step_model *m, int count, const struct mode *
                       double graphs, double queued) {
     char how[64], name[128], key[32], predicted[48];
     double best = roofline(mode, count, m->entries);
-    bool full = m->entries == scaled(FULL_CACHE, 160), keyed = mode->keyed && !full;
+    bool full = m->entries == scaled(FULL_CACHE, 160), first = shape == &shapes[0];
+    bool keyed = mode->keyed && first && !full;
     snprintf(how, sizeof how, "%d x %d entries%s", count, m->entries, mode->how);
     snprintf(name, sizeof name, "decoding, %s: steps launched as a graph", how);
     snprintf(key, sizeof key, "graphs_%d", count);
@@ -628,11 +670,14 @@ static void step_rows(const struct step_model *m, int count, const struct mode *
     snprintf(name, sizeof name, "decoding, %s", how);
     snprintf(key, sizeof key, "step_ms_%d", count);
     snprintf(predicted, sizeof predicted, "%.2f at the roofline of an H200", best);
-    keyed_row(keyed ? key : "", name, ms, "ms", predicted);
+    print_row(keyed ? key : "", name, ms, "ms", predicted);
     snprintf(name, sizeof name, "decoding, %s: output", how);
     snprintf(key, sizeof key, "output_%d", count);
     snprintf(predicted, sizeof predicted, "%.0f at the roofline of an H200", 1e3 * count / best);
-    keyed_row(full ? "full" : keyed ? key : "", name, 1e3 * count / ms, "tokens/s", predicted);
+    print_row(full && first ? "full"
+              : keyed       ? key
+                            : "",
+              name, 1e3 * count / ms, "tokens/s", predicted);
 }
 
 static void time_step(struct step_model *m, int count, const struct mode *mode) {
@@ -668,8 +713,10 @@ static void time_steps(const struct mode *mode, const int *counts, int sizes, in
     struct step_model m;
     const struct cuda_options cuda = {.eager = mode->eager, .apart = mode->apart};
     int most = counts[sizes - 1];
-    open_backend(scaled(LAYERS, 2),
-                 (int64_t)most * (entries + scaled(64, 24)) * scaled(LAYERS, 2) * HEADS_KV, &cuda);
+    open_backend(scaled(shape->layers, 2),
+                 (int64_t)most * (entries + scaled(64, 24)) * scaled(shape->layers, 2) *
+                     shape->heads_kv,
+                 &cuda);
     if (mode->to != QUANTIZE_FP8 || has_fp8()) {
         open_step_model(&m, most, entries, mode->to);
         for (int i = 0; i < sizes; i++) time_step(&m, counts[i], mode);
@@ -680,54 +727,126 @@ static void time_steps(const struct mode *mode, const int *counts, int sizes, in
 
 /* The full cache at its best: as many long sequences as a device of `mib` holds beside a model. */
 static void time_full(double mib, const struct mode *mode) {
-    double bytes = FULL_CACHE * (double)LAYERS * HEADS_KV * ENTRY_BYTES;
-    int count = small ? 2 : (int)fmin(256, (mib * 1048576 - MODEL_BYTES) / bytes);
+    double bytes = FULL_CACHE * shape->layers * shape->heads_kv * ENTRY_BYTES;
+    int count = small ? 2
+                      : (int)fmin(256, (mib * 1048576 - DAEMON_BYTES -
+                                        2 * (layer_weights() + 2 * head_weights())) /
+                                           bytes);
     if (count < 1) return;
     keyed_row("full_count", "sequences of 16,384 that fit beside the model", count, "", "59");
     time_steps(mode, &count, 1, scaled(FULL_CACHE, 160));
 }
 
-static void time_products(void) {
-    for (int to = QUANTIZE_NONE; to <= QUANTIZE_Q4; to++) {
+static void time_products(const enum quantization *formats, int count) {
+    for (int i = 0; i < count; i++) {
+        enum quantization to = formats[i];
         if (to == QUANTIZE_FP8 && !has_fp8()) continue;
         if (small) {
-            time_product("small", 32, 64, (enum quantization)to);
+            time_product("small", 32, 64, to);
             continue;
         }
-        time_product("qkv", 6144, MODEL, (enum quantization)to);
-        time_product("o", MODEL, MODEL, (enum quantization)to);
-        time_product("gate_up", 28672, MODEL, (enum quantization)to);
-        time_product("down", MODEL, 14336, (enum quantization)to);
+        time_product("qkv", (int)qkv_width(), shape->d, to);
+        time_product("o", shape->d, (int)heads_width(), to);
+        time_product("gate_up", 2 * shape->ff, shape->d, to);
+        time_product("down", shape->d, shape->ff, to);
     }
     list_products();
 }
 
-int main(int argc, char **argv) {
-    static const struct mode modes[] = {{"", .keyed = true},
-                                        {", nothing overlapping", .apart = true},
-                                        {", graphs off", .eager = true},
-                                        {", weights in fp8", .to = QUANTIZE_FP8},
-                                        {", weights in 4 bits", .to = QUANTIZE_Q4}};
-    static const int counts[] = {1, 64, 256}, few[] = {1, 2, 3};
+/* ---- Parts: each a run of this program, so that one that fails takes no other with it -----------
+ */
+
+static const int counts[] = {1, 64, 256}, few[] = {1, 2, 3};
+
+static void run_steps(const struct mode *mode) {
+    time_steps(mode, small ? few : counts, 3, scaled(STEP_CACHE, 40));
+}
+
+/* What needs no whole model: a backend with one layer. */
+static void open_operations(void) {
     const struct cuda_options plain = {.device = 0};
-    double mib = argc > 1 ? strtod(argv[1], NULL) : 0;
-    small = argc > 1 && strcmp(argv[1], "small") == 0;
-    if (argc != 2 || (!small && mib <= 0)) {
-        fprintf(stderr, "usage: bench_gpu MIB | small\n");
-        return 64;
-    }
-    open_backend(1, small ? 8192 : (int64_t)256 * 1200 * HEADS_KV, &plain);
+    open_backend(1, small ? 8192 : (int64_t)256 * 1200 * shape->heads_kv, &plain);
+}
+
+static void part_products(double mib) {
+    (void)mib;
+    open_operations();
     time_copy();
-    time_products();
+    time_products((const enum quantization[]){QUANTIZE_NONE}, 1);
+    kern->ops->close(kern);
+}
+
+static void part_attention(double mib) {
+    (void)mib;
+    open_operations();
     time_decodes();
     time_prefill("", scaled(2048, 32), "200 or more");
     time_prefill("prefill", scaled(8192, 48), "250 to 320");
     kern->ops->close(kern);
-    open_backend(scaled(32, 2), small ? 8192 : (int64_t)8 * 1300 * 32 * HEADS_KV, &plain);
+}
+
+static void part_steps(double mib) {
+    (void)mib;
+    run_steps(&(const struct mode){"", .keyed = true});
+}
+
+static void part_modes(double mib) {
+    (void)mib;
+    run_steps(&(const struct mode){", nothing overlapping", .apart = true});
+    run_steps(&(const struct mode){", graphs off", .eager = true});
+}
+
+static void part_eviction(double mib) {
+    const struct cuda_options plain = {.device = 0};
+    (void)mib;
+    open_backend(scaled(shape->layers, 2), small ? 8192 : (int64_t)8 * 1300 * 32 * shape->heads_kv,
+                 &plain);
     time_evictions();
     kern->ops->close(kern);
-    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
-        time_steps(&modes[i], small ? few : counts, 3, scaled(STEP_CACHE, 40));
-    time_full(mib, &modes[0]);
+}
+
+static void part_formats(double mib) {
+    (void)mib;
+    open_operations();
+    time_products((const enum quantization[]){QUANTIZE_FP8, QUANTIZE_Q8, QUANTIZE_Q4}, 3);
+    kern->ops->close(kern);
+    run_steps(&(const struct mode){", weights in fp8", .to = QUANTIZE_FP8});
+    run_steps(&(const struct mode){", weights in 4 bits", .to = QUANTIZE_Q4});
+}
+
+static void part_full(double mib) {
+    time_full(mib, &(const struct mode){"", .keyed = true});
+}
+
+static const struct part {
+    const char *name;
+    void (*run)(double mib);
+} parts[] = {{"products", part_products}, {"attention", part_attention}, {"steps", part_steps},
+             {"modes", part_modes},       {"eviction", part_eviction},   {"formats", part_formats},
+             {"full", part_full}};
+
+#define PART_COUNT ((int)(sizeof parts / sizeof *parts))
+
+static int print_usage(void) {
+    fprintf(stderr, "usage: gpu_bench SHAPE PART MIB|small\nshapes:");
+    for (int i = 0; i < SHAPE_COUNT; i++) fprintf(stderr, " %s", shapes[i].name);
+    fprintf(stderr, "\nparts:");
+    for (int i = 0; i < PART_COUNT; i++) fprintf(stderr, " %s", parts[i].name);
+    fputc('\n', stderr);
+    return 64;
+}
+
+int main(int argc, char **argv) {
+    const struct part *part = NULL;
+    if (argc != 4) return print_usage();
+    shape = NULL;
+    for (int i = 0; i < SHAPE_COUNT; i++)
+        if (strcmp(argv[1], shapes[i].name) == 0) shape = &shapes[i];
+    for (int i = 0; i < PART_COUNT; i++)
+        if (strcmp(argv[2], parts[i].name) == 0) part = &parts[i];
+    double mib = strtod(argv[3], NULL);
+    small = strcmp(argv[3], "small") == 0;
+    if (!shape || !part || (!small && mib <= 0)) return print_usage();
+    part->run(mib);
     return 0;
 }

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import datetime
+import io
 import json
 import os
 import pathlib
@@ -15,12 +16,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import traceback
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT_OUTPUT = 3000  # characters of a failed step's output that the results keep
+LOG_BYTES = 1 << 20  # and bytes of any step's output that the archive of logs keeps, its end
+KILLED_SECONDS = 10  # how long a killed process is waited for; one that hangs in the driver never ends
 
 Gpu = collections.namedtuple("Gpu", "name mib driver")
 # Known rates of devices: bytes read per second, FLOP/s in bf16. For other devices the measured rates count.
@@ -116,10 +120,11 @@ class Check:
         self.out, self.device, self.results, self.echo, self.patient = pathlib.Path(out), device, results, echo, patient
         self.commit = commit or first_line("git", "rev-parse", "HEAD")
         self.out.mkdir(parents=True, exist_ok=True)
-        self.begun = time.monotonic()
+        self.begun, self.begun_at = time.monotonic(), time.time() - 1
         self.deadline = self.begun + seconds
         self.steps, self.rows, self.goals, self.left_out = [], [], [], []
         self.environment = dict(os.environ)
+        self.ours = {}  # more of it, for the programs under test
         self.lock = threading.RLock()
 
     def remaining(self):
@@ -167,6 +172,7 @@ class Check:
             return None
         start = time.monotonic()
         code, text, both = run_group([str(c) for c in command], seconds, {**self.environment, **(environment or {})})
+        self.log(name, both)
         failure = judge(code, both) if judge else both or f"status {code}" if code else ""
         if failure:
             self.record(name, False, time.monotonic() - start, failure[-KEPT_OUTPUT:])
@@ -208,6 +214,26 @@ class Check:
         return [s["name"] for s in self.steps if not s["ok"]]
 
     # -- results -------------------------------------------------------------------------------------
+
+    def log(self, name, text):
+        """Keeps what a step wrote."""
+        folder = self.out / "logs"
+        folder.mkdir(exist_ok=True)
+        (folder / (re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") + ".log")).write_text(text)
+
+    def pack_logs(self):
+        """All logs of the run as one file beside the results, of each its end."""
+        path = (self.results or self.out / "result").with_suffix(".logs.tar.xz")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(path, "w:xz") as packed:
+            for file in sorted([*self.out.glob("logs/*.log"), *self.out.glob("*.log")]):
+                if file.stat().st_mtime < self.begun_at:
+                    continue  # of an earlier run
+                data = file.read_bytes()[-LOG_BYTES:]
+                entry = tarfile.TarInfo(file.name)
+                entry.size = len(data)
+                packed.addfile(entry, io.BytesIO(data))
+        return path
 
     def result(self):
         with self.lock:
@@ -263,10 +289,17 @@ def run_group(command, seconds, environment):
         return process.returncode, out, out + err
     except subprocess.TimeoutExpired:
         kill_group(process)
-        out, err = process.communicate()
+        out, err = last_output(process)
         return -1, out, f"{out}{err}\nno end after {seconds:.0f} s"
     finally:
         kill_group(process)  # ends processes that the step left running
+
+
+def last_output(process):
+    try:
+        return process.communicate(timeout=KILLED_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "", f"it is killed and has not ended after {KILLED_SECONDS} s"
 
 
 def kill_group(process):

@@ -18,6 +18,11 @@ LLAMA_8B = {  # the shape of Llama-3.1-8B, for random weights that nothing ends
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu", "attention_bias": False,
     "mlp_bias": False, "bos_token_id": None, "eos_token_id": None}
 
+QWEN_06B = {  # and that of Qwen3-0.6B
+    **LLAMA_8B, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 28, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0, "tie_word_embeddings": True}
+
 
 class Trouble(Exception):
     """The daemon did not do what was asked; the text ends with the end of its log."""
@@ -73,7 +78,10 @@ class Daemon:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                pass  # it hangs in the driver; who started us kills the group
 
     # -- asking ------------------------------------------------------------------------------------
 

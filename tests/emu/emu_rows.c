@@ -386,31 +386,6 @@ Test(emu_rows, activations_in_e4m3) {
     both_close(kern);
 }
 
-Test(emu_rows, devices_without_e4m3_products_refuse_them) {
-    static const char *const others[] = {"80", "89", "120"};
-    static const char *const names[] = {"8.0", "8.9", "12.0"};
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        const struct cuda_options options = {.device = 0};
-        struct kern_weight *weight;
-        struct fault fault = {0};
-        struct kern *kern;
-        char *mem, text[200];
-        const struct kern_matrix file = make_matrix(32, 64, KERN_E4M3, 3, &mem);
-        setenv("KEEPD_EMU_CAPABILITY", others[i], 1);
-        MUST(cuda_open(&options, &kern, NULL));
-        cr_assert_eq(kern->ops->weight_load(kern, &file, 1, KERN_SHARD_ROWS, &weight, &fault),
-                     ERR_UNSUPPORTED);
-        snprintf(text, sizeof text,
-                 "fp8 products with a scale per row need compute capability 9.0 (Hopper); the "
-                 "device has %s",
-                 names[i]);
-        cr_assert_str_eq(fault.field, "quantization");
-        cr_assert_str_eq(fault.text, text);
-        kern->ops->close(kern);
-        free(mem);
-    }
-}
-
 /* Shapes for which cuBLASLt has no fp8 products are rejected when they are loaded. */
 Test(emu_rows, sizes_that_have_no_e4m3_product_are_refused) {
     static const int64_t sizes[][2] = {{16, 40}, {24, 32}, {1, 16}};
