@@ -5,7 +5,7 @@
 #   make serve MODEL=smollm2        a small real model, fetched on the first use (tools/fetch-model)
 #   make serve MODEL=/path/to/model another one: a directory or a GGUF file
 .DEFAULT_GOAL := help
-.PHONY: help serve build install package package-test image image-test test check lint format fuzz mutants load scale bench quality clean
+.PHONY: help serve build install package package-test image image-test gpu-test test check lint format fuzz mutants load scale bench quality clean
 
 MODEL ?= bundled/keepd-nano
 ARGS ?=
@@ -67,7 +67,7 @@ check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long
 	@tools/run_clients
 	@tools/run_agents
 	@tools/run_training
-	@$(MAKE) --no-print-directory package-test image-test
+	@$(MAKE) --no-print-directory package-test image-test gpu-test
 	@tools/build asan all long_tests
 	@tools/run_ctest asan -L long -LE plain
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
@@ -102,6 +102,10 @@ image: ## build an OCI image, without a daemon: build/keepd-image.tar
 
 image-test: image ## check the image's layout, and use it: not as root, with its own libraries alone
 	@python3 tests/package/image.py build/keepd-image.tar
+
+gpu-test: ## rehearse bench/gpu/check in a clean root of another distribution, without a GPU
+	@tools/install-deps package
+	@python3 tests/package/gpu.py
 
 load: ## clients of every kind at once, plain and over TLS, three minutes (SECONDS=600: ten each; MODE=tls: only TLS); fails on a leak or a lost answer
 	@tools/install-deps test

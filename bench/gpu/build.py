@@ -103,6 +103,12 @@ def does_not_start(folder, emulate, environment):
     return ""
 
 
+def does_not_fit(emulate):
+    """Why carried programs have no kernels for this device; an empty text if they have."""
+    capability = 90 if emulate else find_capability()
+    return "" if capability >= 90 else f"they are for compute capability 9.0 and later, and the device has {capability / 10}"
+
+
 def use_carried(environment, folder):
     """Headers and libraries that came along, in front of the machine's own. True if there are any."""
     if not (folder / "lib/pkgconfig").is_dir():
@@ -165,10 +171,10 @@ def programs(check, emulate, archive=ARCHIVE):
         check.commit = check.commit or built_from
     folder = carried / kind(emulate)
     if came and folder.is_dir():
-        why = does_not_start(folder, emulate, {**check.environment, **check.ours})
+        why = does_not_fit(emulate) or does_not_start(folder, emulate, {**check.environment, **check.ours})
         if not why:
             return folder
-        check.left(f"the programs that were carried: they do not start here and are built instead: {why}")
+        check.left(f"the programs that were carried, which are built here instead: {why}")
     if use_carried(check.environment, carried):
         check.echo(f"   libraries of {carried}")
     return build_here(check, emulate)

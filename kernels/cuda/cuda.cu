@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/cuda/device_time.h"
 #include "kernels/cuda/experts.h"
 #include "kernels/cuda/internal.h"
 
@@ -160,6 +161,10 @@ int cuda_products(struct kern *kern, struct cuda_product *list, int most) {
     return device_products(cuda_of(kern)->device, list, most);
 }
 
+int cuda_times(struct kern *kern, struct cuda_time *list, int most) {
+    return device_times(cuda_of(kern)->device, list, most);
+}
+
 uint64_t cuda_waits(struct kern *kern) {
     return device_waits(cuda_of(kern)->device);
 }
@@ -189,8 +194,9 @@ int cuda_open(const struct cuda_options *options, struct kern **out, struct faul
     cuda->base.ops = &cuda->ops;
     cuda->step.rows = -1;
     cuda->layers_dtype = KERN_BF16;
-    cuda->eager = options->eager || comm->ranks > 1;
-    device_overlap(cuda->device, !options->apart);
+    cuda->eager = options->eager || options->timed || comm->ranks > 1;
+    device_overlap(cuda->device, !options->apart && !options->timed);
+    if (options->timed) device_time_all(cuda->device);
     *out = &cuda->base;
     return 0;
 }

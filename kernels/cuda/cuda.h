@@ -23,6 +23,8 @@ struct cuda_options {
     int device; /* index, 0 = the first */
     bool eager; /* launch operations one by one, never as a graph; for comparisons */
     bool apart; /* no launch starts before the previous one has ended; for comparisons */
+    bool timed; /* every operation is timed by itself (cuda_times); `eager` and `apart` are set with
+                   it. For measurements: the events take time, too */
     /* Communicator with the ranks of the same model, whose options are equal except for the device;
      * NULL: a single rank. The backend owns it, also when opening fails. */
     const struct comm *comm;
@@ -47,6 +49,17 @@ struct cuda_product {
 /* The products of all weights that are loaded, as many as `most`; returns their number. A device
  * without such a library has none. */
 int cuda_products(struct kern *kern, struct cuda_product *list, int most);
+/* Operations of one kind, since the last call of cuda_times. */
+struct cuda_time {
+    char name[80]; /* the kernel's, or the product with its outputs and inputs */
+    int count;
+    double us; /* of all of them */
+};
+/* Fills in the operations of a backend that was opened `timed`, as many kinds as `most`, in the
+ * order of their first appearance; returns their number. Waits for the device. At most 4,096
+ * operations are timed between two calls, those after them are left out. The emulated device times
+ * nothing and has no kinds. */
+int cuda_times(struct kern *kern, struct cuda_time *list, int most);
 int cuda_open(const struct cuda_options *options, struct kern **out, struct fault *fault);
 
 /* Assigns devices to the ranks of a replica -> devices[ranks]; the only place that does. Replica i

@@ -145,6 +145,7 @@ void device_bind(struct device *device) {
 void device_close(struct device *device) {
     if (!device) return;
     graph_close(&device->graphs, device);
+    device_time_close(device);
     blas_close(device);
     if (device->stream) cudaStreamDestroy(device->stream);
     for (int i = 0; i < 2; i++)
@@ -464,7 +465,9 @@ void device_run_launch(struct device *device, const struct launch *l, void **arg
     config.stream = device->stream;
     config.attrs = &attribute;
     config.numAttrs = may_overlap(device) && l->overlaps ? 1 : 0;
+    struct timed *timed = device_time_begin(device, l->name);
     device_ok(device, cudaLaunchKernelExC(&config, l->kernel, args), l->name);
+    device_time_end(device, timed);
 }
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */

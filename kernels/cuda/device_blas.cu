@@ -480,8 +480,7 @@ int device_products(struct device *device, struct cuda_product *list, int most) 
 
 /* If the shape's algorithm rejects so many rows, which no document excludes, another one is used
  * for these: then a row's result may depend on the other rows, which is logged once. */
-static void run_matmul(struct device *device, const void *data) {
-    const struct matmul_args *a = static_cast<const struct matmul_args *>(data);
+static void multiply(struct device *device, const struct matmul_args *a) {
     const struct product_library library = library_of(device);
     const struct product_shape shape = shape_of(a);
     const struct product_algorithm *algorithm;
@@ -496,6 +495,16 @@ static void run_matmul(struct device *device, const void *data) {
     log_error("cuda: cuBLASLt refuses a product of %lld x %lld x %lld", (long long)a->rows,
               (long long)a->n, (long long)a->k);
     device_failed(device, ERR_DEVICE);
+}
+
+static void run_matmul(struct device *device, const void *data) {
+    const struct matmul_args *a = static_cast<const struct matmul_args *>(data);
+    char name[64];
+    if (!device->timings) return multiply(device, a);
+    snprintf(name, sizeof name, "product %lld x %lld", (long long)a->n, (long long)a->k);
+    struct timed *timed = device_time_begin(device, name);
+    multiply(device, a);
+    device_time_end(device, timed);
 }
 
 void device_matmul(struct device *device, const struct matmul_args *args) {

@@ -62,9 +62,15 @@ struct device {
     bool joined;                      /* another stream has joined: the next launch waits for it */
     const void *divided[DIVIDED_MAX]; /* kernels that prefer_shared has seen */
     int divided_count;
-    int failed; /* first error since the last sync */
-    bool lost;  /* the context is poisoned, permanently */
+    int failed;              /* first error since the last sync */
+    bool lost;               /* the context is poisoned, permanently */
+    struct timings *timings; /* device_time.cu; NULL: nothing is timed */
 };
+
+/* Around an operation that is queued. device_time_begin returns NULL where it is not timed. */
+struct timed *device_time_begin(struct device *device, const char *name);
+void device_time_end(struct device *device, struct timed *timed);
+void device_time_close(struct device *device);
 
 /* Is `error` none? Otherwise logs it and keeps it. An error that leaves the context usable is that
  * of a request that is too large. */

@@ -1,5 +1,5 @@
 /* The part of Criterion that the case files of tests/emu use, for machines without it. All files
- * are linked into one program (bench/gpu/cases.c), which runs the cases one after the other. A
+ * are linked into one program (bench/gpu/gpu_cases.c), which runs the cases one after the other. A
  * failed assertion ends the process of the case. */
 #ifndef KEEPD_BENCH_GPU_CRITERION_H
 #define KEEPD_BENCH_GPU_CRITERION_H

@@ -1,13 +1,14 @@
 /* Runs the cases of tests/emu/emu_*.c without Criterion, one after the other.
  *
  *     gpu_cases                                   prints the names of the suites
- *     gpu_cases SUITE [PART] [BEGIN [LIMIT]]      runs the cases of a suite whose names contain
- * PART
+ *     gpu_cases SUITE [PART]              runs the cases of a suite whose names contain PART
+ *     gpu_cases SUITE PART BEGIN LIMIT    the same in child processes
  *
- * No case begins later than BEGIN seconds after the start; one that takes more than LIMIT seconds
- * is ended. The cases run in a child process, which opens the device once. A case that fails,
- * crashes or hangs ends that child, and the next case begins in a new one: an error of the device
- * is lost with the process that had it. Status 0: all that ran passed. */
+ * With BEGIN and LIMIT no case begins later than BEGIN seconds after the start, one that takes more
+ * than LIMIT seconds is ended, and the cases run in a child process, which opens the device once. A
+ * case that fails, crashes or hangs ends that child, and the next case begins in a new one: an
+ * error of the device is lost with the process that had it. Without them the first failure ends the
+ * program, which debuggers and compute-sanitizer can follow. Status 0: all that ran passed. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
@@ -100,6 +101,19 @@ static _Noreturn void run_from(int first, const struct choice *c) {
     _exit(0);
 }
 
+/* Without a child; the end of the program runs the handlers that tools have set. */
+static int run_here(const struct choice *c) {
+    char **begun = cases_environment(environ);
+    for (int i = 0; i < case_count; i++) {
+        if (!is_chosen(c, i)) continue;
+        environ = cases_environment(begun);
+        all_cases[i].run();
+        printf("ok      %s\n", all_cases[i].name);
+        fflush(stdout);
+    }
+    return 0;
+}
+
 static void print_failure(int which, int status, int limit) {
     printf("FAILED  %s", all_cases[which].name);
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
@@ -134,11 +148,11 @@ static int run_chosen(const struct choice *c, int *next) {
 int main(int argc, char **argv) {
     if (argc < 2) return print_suites(), 0;
     struct choice c = {.suite = argv[1], .part = argc > 2 ? argv[2] : ""};
-    double begin = argc > 3 ? strtod(argv[3], NULL) : 1e9;
     int chosen = 0, waiting = 0, next;
-    c.end = cases_now() + begin;
-    c.limit = argc > 4 ? atoi(argv[4]) : 0;
     for (int i = 0; i < case_count; i++) chosen += is_chosen(&c, i);
+    if (argc < 5) return chosen ? run_here(&c) : 1;
+    c.end = cases_now() + strtod(argv[3], NULL);
+    c.limit = atoi(argv[4]);
     current_case =
         mmap(NULL, sizeof *current_case, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (current_case == MAP_FAILED) abort();

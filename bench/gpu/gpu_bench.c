@@ -41,7 +41,7 @@ static int scaled(int size, int dry) {
 }
 
 static void fail(const char *what, int rc, const struct fault *fault) {
-    fprintf(stderr, "bench_gpu: %s: %s %s\n", what, err_text(rc), fault ? fault->text : "");
+    fprintf(stderr, "gpu_bench: %s: %s %s\n", what, err_text(rc), fault ? fault->text : "");
     exit(1);
 }
 
@@ -172,7 +172,7 @@ static int load_weight(int outputs, int inputs, enum quantization to, struct ker
     }
     if (to != QUANTIZE_NONE) m.data = codes;
     int rc = kern->ops->weight_load(kern, &m, 1, KERN_SHARD_NONE, out, &fault);
-    if (rc) fprintf(stderr, "bench_gpu: weight: %s\n", fault.text);
+    if (rc) fprintf(stderr, "gpu_bench: weight: %s\n", fault.text);
     if (rc && rc != ERR_UNSUPPORTED) fail("weight", rc, &fault);
     free(file), free(codes), free(scales);
     return rc;
@@ -680,23 +680,27 @@ static void step_rows(const struct step_model *m, int count, const struct mode *
               name, 1e3 * count / ms, "tokens/s", predicted);
 }
 
-static void time_step(struct step_model *m, int count, const struct mode *mode) {
+/* One token of each sequence, all at position `pos`. */
+static void one_step(struct step_model *m, int count, int pos) {
     static int32_t tokens[256];
     struct kern_span spans[256];
-    struct kern_batch batch = {
+    const struct kern_batch batch = {
         .tokens = tokens, .spans = spans, .rows = count, .span_count = count};
+    for (int i = 0; i < count; i++)
+        spans[i] = (struct kern_span){.slot = i, .row = i, .count = 1, .pos = pos};
+    run_step(m, &batch);
+}
+
+static void time_step(struct step_model *m, int count, const struct mode *mode) {
     int steps = scaled(STEPS, 3), warm = 3;
     double start = 0;
     uint64_t graphs = 0, queued = 0, waits = 0;
     fill_slots(m, count);
     for (int step = 0; step < warm + steps; step++) {
-        for (int i = 0; i < count; i++)
-            spans[i] =
-                (struct kern_span){.slot = i, .row = i, .count = 1, .pos = m->entries + step};
         if (step == warm)
             start = now(), queued = cuda_queued(kern), graphs = cuda_replays(kern),
             waits = cuda_waits(kern);
-        run_step(m, &batch);
+        one_step(m, count, m->entries + step);
     }
     step_rows(m, count, mode, 1e3 * (now() - start) / steps,
               (double)(cuda_replays(kern) - graphs) / steps,
@@ -790,6 +794,48 @@ static void part_steps(double mib) {
     run_steps(&(const struct mode){"", .keyed = true});
 }
 
+/* Every kernel of a step by itself: the sum is more than a step's time, in which they overlap and
+ * are launched as a graph. */
+static void time_each(int count) {
+    enum { ROUNDS = 4, KINDS = 64 };
+    static struct cuda_time kinds[KINDS];
+    struct step_model m;
+    const struct cuda_options cuda = {.timed = true};
+    int entries = scaled(STEP_CACHE, 40), layers = scaled(shape->layers, 2), found = 0;
+    double all = 0;
+    char name[160];
+    open_backend(layers, (int64_t)count * (entries + scaled(64, 24)) * layers * shape->heads_kv,
+                 &cuda);
+    open_step_model(&m, count, entries, QUANTIZE_NONE);
+    fill_slots(&m, count);
+    uint64_t queued = 0;
+    for (int step = 0; step < 2 + ROUNDS; step++) {
+        if (step == 2) (void)cuda_times(kern, kinds, KINDS), queued = cuda_queued(kern);
+        one_step(&m, count, entries + step);
+    }
+    snprintf(name, sizeof name, "a step of %d x %d entries, kernel by kernel: operations", count,
+             entries);
+    row(name, (double)(cuda_queued(kern) - queued) / ROUNDS, "a step", "");
+    found = cuda_times(kern, kinds, KINDS);
+    for (int i = 0; i < found; i++) {
+        snprintf(name, sizeof name, "a step of %d x %d entries: %s, %g times", count, entries,
+                 kinds[i].name, (double)kinds[i].count / ROUNDS);
+        row(name, kinds[i].us / ROUNDS, "us", "");
+        all += kinds[i].us / ROUNDS;
+    }
+    snprintf(name, sizeof name, "a step of %d x %d entries: all kernels", count, entries);
+    if (found) row(name, all, "us", "");
+    for (int i = 0; i < count; i++) kern->ops->release(kern, i);
+    close_step_model(&m);
+    kern->ops->close(kern);
+}
+
+static void part_each(double mib) {
+    (void)mib;
+    time_each(1);
+    time_each(scaled(64, 2));
+}
+
 static void part_modes(double mib) {
     (void)mib;
     run_steps(&(const struct mode){", nothing overlapping", .apart = true});
@@ -821,9 +867,9 @@ static void part_full(double mib) {
 static const struct part {
     const char *name;
     void (*run)(double mib);
-} parts[] = {{"products", part_products}, {"attention", part_attention}, {"steps", part_steps},
-             {"modes", part_modes},       {"eviction", part_eviction},   {"formats", part_formats},
-             {"full", part_full}};
+} parts[] = {{"products", part_products}, {"each", part_each},   {"attention", part_attention},
+             {"steps", part_steps},       {"modes", part_modes}, {"eviction", part_eviction},
+             {"formats", part_formats},   {"full", part_full}};
 
 #define PART_COUNT ((int)(sizeof parts / sizeof *parts))
 
