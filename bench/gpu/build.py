@@ -64,7 +64,7 @@ def architecture(capability):
     return 90 if capability >= 90 else 89 if capability == 89 else 80
 
 
-# --- what came along --------------------------------------------------------------------------------
+# --- the archive --------------------------------------------------------------------------------
 
 
 def kind(emulate):

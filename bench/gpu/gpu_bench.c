@@ -766,7 +766,7 @@ static void run_steps(const struct mode *mode) {
     time_steps(mode, small ? few : counts, 3, scaled(STEP_CACHE, 40));
 }
 
-/* What needs no whole model: a backend with one layer. */
+/* Operations without a whole model: a backend with one layer. */
 static void open_operations(void) {
     const struct cuda_options plain = {.device = 0};
     open_backend(1, small ? 8192 : (int64_t)256 * 1200 * shape->heads_kv, &plain);

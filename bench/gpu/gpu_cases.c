@@ -69,7 +69,7 @@ static void print_suites(void) {
     }
 }
 
-/* Which cases run, and for how long. */
+/* The cases that run, and for how long. */
 struct choice {
     const char *suite, *part;
     double end; /* cases_now */
@@ -138,7 +138,7 @@ static int run_chosen(const struct choice *c, int *next) {
         while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
         *next = *current_case;
         if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return failed;
-        if (*next == case_count) return failed + 1; /* it ended badly after the last case */
+        if (*next == case_count) return failed + 1; /* the child ended badly after the last case */
         print_failure(*next, status, c->limit);
         failed++;
         (*next)++;

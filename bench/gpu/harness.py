@@ -228,7 +228,7 @@ class Check:
         with tarfile.open(path, "w:xz") as packed:
             for file in sorted([*self.out.glob("logs/*.log"), *self.out.glob("*.log")]):
                 if file.stat().st_mtime < self.begun_at:
-                    continue  # of an earlier run
+                    continue  # an earlier run's
                 data = file.read_bytes()[-LOG_BYTES:]
                 entry = tarfile.TarInfo(file.name)
                 entry.size = len(data)

@@ -81,7 +81,7 @@ class Daemon:
             try:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:
-                pass  # it hangs in the driver; who started us kills the group
+                pass  # the process hangs in the driver; who started us kills the group
 
     # -- asking ------------------------------------------------------------------------------------
 

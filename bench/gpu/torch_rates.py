@@ -19,7 +19,7 @@ SMALL = {"small": (4, 2, 64, {"small": (64, 32)})}
 
 
 def seconds(call, device, least):
-    """Of one call: a warm-up, then as many as fill `least` seconds, queued at once."""
+    """Seconds of one call: a warm-up, then as many as fill `least` seconds, queued at once."""
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     for _ in range(3):
         call()

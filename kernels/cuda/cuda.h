@@ -53,7 +53,7 @@ int cuda_products(struct kern *kern, struct cuda_product *list, int most);
 struct cuda_time {
     char name[80]; /* the kernel's, or the product with its outputs and inputs */
     int count;
-    double us; /* of all of them */
+    double us; /* the sum over all of them */
 };
 /* Fills in the operations of a backend that was opened `timed`, as many kinds as `most`, in the
  * order of their first appearance; returns their number. Waits for the device. At most 4,096

@@ -80,7 +80,7 @@ Test(emu_ptx, conversions_to_narrow_numbers) {
     kern->ops->close(kern);
 }
 
-/* What the word means in the wider format. */
+/* The word's meaning in the wider format. */
 static uint32_t widened(enum ptx_word which, uint32_t a) {
     if (which == PTX_F16_OF_E4M3)
         return pair(number_to_f16(number_from_e4m3((uint8_t)a)),
@@ -120,7 +120,7 @@ Test(emu_ptx, conversions_to_wide_numbers) {
     kern->ops->close(kern);
 }
 
-/* Of a size at which products and differences are exact in float32. */
+/* A number of a size at which products and differences are exact in float32. */
 static float middle_number(uint64_t seed, int i) {
     return any_number(seed, i % 64) + noise(seed, (uint64_t)i);
 }

@@ -9,7 +9,7 @@ extern "C" {
 
 #include "kernels/kern.h"
 
-enum ptx_word { /* of one or two words each */
+enum ptx_word { /* instructions of one or two words each */
                 PTX_EXP2,
                 PTX_PACK_BF16, /* low, high in float32 */
                 PTX_PACK_F16,

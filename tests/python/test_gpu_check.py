@@ -82,7 +82,7 @@ def test_the_roofline_is_the_designs():
 
 
 def test_the_plan_is_eight_minutes_and_four():
-    """What prompts and steps take under the plan's assumptions fits its parts."""
+    """The time of prompts and steps under the plan's assumptions fits its parts."""
     assert sum(seconds for seconds, _ in gpu_check.FIRST.values()) <= 480
     assert sum(seconds for part, (seconds, _) in gpu_check.SECOND.items() if part != "ranks") <= 240
     serve, formats, budget = gpu_check.Sizes(dry=False).predicted_serve()
@@ -191,7 +191,7 @@ def test_no_step_begins_after_the_end(tmp_path):
 
 
 def test_a_process_that_cannot_be_killed_is_not_waited_for(monkeypatch, tmp_path):
-    """One that hangs in the driver: its group keeps the pipes open, as a child in another session does here."""
+    """A process that hangs in the driver: its group keeps the pipes open, as a child in another session does here."""
     monkeypatch.setattr(harness, "KILLED_SECONDS", 1)
     pid = tmp_path / "pid"
     code, _, both = harness.run_group(["sh", "-c", f"setsid sleep 60 & echo $! >{pid}; wait"], 1, os.environ)
@@ -200,7 +200,7 @@ def test_a_process_that_cannot_be_killed_is_not_waited_for(monkeypatch, tmp_path
 
 
 def test_logs_are_one_archive(check):
-    """All that steps wrote and the daemons' logs, without those of an earlier run."""
+    """Everything that steps wrote and the daemons' logs, without those of an earlier run."""
     (check.out / "old.log").write_text("of last week")
     os.utime(check.out / "old.log", (1, 1))
     (check.out / "keepd-chat.log").write_text("served")
@@ -595,7 +595,7 @@ def test_programs_that_do_not_start_are_built(played, carried):
 
 
 def test_a_machine_that_lacks_a_library(played):
-    """What is missing is named, with what to do."""
+    """A missing library is named, with what to do."""
     played.write("lacks", "libuv")
     done, result = played.check("--only", "smoke,chat")
     assert done.returncode == 0 and result["steps"] == []
