@@ -135,6 +135,7 @@ def missing_libraries(environment):
 def configure_flags(emulate, capability=90):
     """CMake's, for the programs: optimised, without tests."""
     flags = ["--preset", "release", "-DKEEPD_EMU=ON"] if emulate else ["--preset", "cuda"]
+    flags += ["-DKEEPD_CPU_PATHS=all"]  # the processor that builds is not the one that runs them
     if not emulate and capability < 90:
         flags += [f"-DKEEPD_CUDA_ARCHITECTURES={architecture(capability)}-real"]
     if not shutil.which("ninja"):
