@@ -63,7 +63,7 @@ def test_nothing_is_cut_off():
     ((MODEL, "-b", "0"), "-b: must be whole numbers from 1"),
     ((MODEL, "-r"), "-r: needs a value"),
     ((MODEL, "--thread", "1"), "thread"),
-    ((MODEL, "-p", "9000", "-r", "1"), "maximum context length is 8192 tokens"),
+    ((MODEL, "-p", "9000", "-r", "1", "--kv-overflow", "error"), "maximum context length is 8192 tokens"),
     (("/nowhere",), "/nowhere"),
 ])
 def test_refusals(args, message):

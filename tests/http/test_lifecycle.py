@@ -232,7 +232,7 @@ def test_a_policy_that_is_none_gets_the_list():
 
 
 def test_a_model_directory_that_is_not_there():
-    assert run("--model", "/nowhere").stderr == "keepd: model: /nowhere: No such file or directory\n"
+    assert run("--model", "/nowhere").stderr.startswith("keepd: model: /nowhere: No such file or directory; a model is a directory")
 
 
 def test_texts():
