@@ -43,7 +43,7 @@ def test_install(tmp_path):
 
 
 BROKEN = {
-    "config.json": (lambda m: (m / "config.json").unlink(), [], "holds no model"),
+    "config.json": (lambda m: (m / "config.json").unlink(), [], "holds weights and no config.json"),
     "tensor": (lambda m: (m / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}"), [], "the model is refused: "),
     "tokenizer": (lambda m: (m / "tokenizer.json").write_text("{}"), [], "the model is refused: tokenizer.json: "),
     "gates": (None, ["--gates", "/nowhere"], "keepd: gates: /nowhere: "),
