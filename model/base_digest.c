@@ -128,3 +128,16 @@ int base_digest(const struct model_config *config, const struct weights *weights
     mem_free(s.row);
     return 0;
 }
+
+int base_digest_of(const char *path, int context, struct base_digest *out, struct fault *fault) {
+    struct model_config config = {0};
+    struct weights *weights = NULL;
+    int rc = model_read(path, context, false, &config, &weights, fault);
+    if (!rc) {
+        rc = base_digest(&config, weights, out);
+        if (rc) fault_set(fault, rc, "model", "%s", err_text(rc));
+    }
+    weights_close(weights);
+    model_config_close(&config);
+    return rc;
+}

@@ -33,4 +33,8 @@ struct base_digest {
 int base_digest(const struct model_config *config, const struct weights *weights,
                 struct base_digest *out);
 
+/* The same, of the model at `path`, a directory or a GGUF file, that loads; `context` as in
+ * model_options. */
+int base_digest_of(const char *path, int context, struct base_digest *out, struct fault *fault);
+
 #endif

@@ -34,16 +34,20 @@ static void norm_and_rotate(struct model *model, int index, const struct kern_ba
         kern->ops->qk_rope(kern, qkv, q_norm, k_norm, c->rms_eps, &rope, batch);
 }
 
+struct kern_attend_options model_attend_options(const struct model *model, int index) {
+    const struct model_config *c = &model->config;
+    return (struct kern_attend_options){.sliding_window = c->per_layer[index].sliding_window,
+                                        .scale = c->attend_scale,
+                                        .cap = c->attend_cap,
+                                        .sinks = model->layers[index].sinks};
+}
+
 /* Appends the batch to the layer's streams and leaves attention's output in scratch.heads. */
 static void step_attention(struct model *model, int index, const struct kern_batch *batch) {
-    const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    const struct kern_attend_options attend = {.sliding_window = c->per_layer[index].sliding_window,
-                                               .scale = c->attend_scale,
-                                               .cap = c->attend_cap,
-                                               .sinks = layer->sinks};
+    const struct kern_attend_options attend = model_attend_options(model, index);
     const float *log_beta = NULL, *x = normed(model, s->x, layer->attn_norm, batch->rows);
     show(model, index, ROLE_Q, x, batch->rows);
     kern->ops->matmul(kern, s->qkv, x, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
@@ -54,6 +58,7 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     norm_and_rotate(model, index, batch);
     kern->ops->write_kv(kern, index, s->qkv, log_beta, batch);
     kern->ops->attend(kern, index, s->heads, s->qkv, batch, &attend);
+    show(model, index, ROLE_O, s->heads, batch->rows);
 }
 
 /* Adds a product to the residual stream, with a norm between them where the family has one. */
@@ -78,7 +83,6 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    show(model, index, ROLE_O, heads, rows);
     add_branch(model, x, heads, layer->o, layer->o_bias, layer->attn_post_norm, rows);
     const float *in = normed(model, x, layer->ffn_norm, rows);
     if (layer->experts) {

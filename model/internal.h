@@ -53,7 +53,10 @@ struct model {
     struct gates_header gates; /* gates_header_unknown if there are none */
     size_t weight_bytes;
     /* Sees the inputs of each dense product of a layer, backend memory, before it is computed; the
-     * role names it by the first of its parts. NULL: nobody does. */
+     * role names it by the first of its parts. Of the last layer's products after attention only
+     * the wanted rows are computed and seen; ROLE_O sees all rows. Until after ROLE_O, scratch.x is
+     * the residual stream before the layer, and scratch.qkv holds the rotated queries and keys and
+     * the values; scratch.norm may be overwritten then. NULL: nobody sees them. */
     void (*watch)(void *arg, int layer, enum role role, const float *inputs, int rows);
     void *watch_arg;
 };
@@ -71,6 +74,9 @@ static inline int kv_width(const struct model_config *c) {
 static inline int qkv_width(const struct model_config *c) {
     return q_width(c) + 2 * kv_width(c);
 }
+
+/* How a layer attends. */
+struct kern_attend_options model_attend_options(const struct model *model, int layer);
 
 /* The configuration and, unless they are `random`, the table of tensors; the caller closes both,
  * also after a failure. */

@@ -485,7 +485,7 @@ static int save(struct saving *s, const char *to) {
     if (!rc) rc = open_room(s);
     if (!rc && tokens)
         rc = calibration_open(s->options, tokens, s->team, &s->calibration, s->fault);
-    if (!rc) rc = save_files_open(&files, to, !gguf_is_path(to), s->fault);
+    if (!rc) rc = save_files_open(&files, "quantize-to", to, !gguf_is_path(to), s->fault);
     if (rc) return rc;
     rc = files.directory ? save_directory(s, &files) : save_gguf(s, &files);
     return save_files_close(&files, rc, s->fault);

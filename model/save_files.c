@@ -16,14 +16,15 @@
 /* The one folder that a model's directory may have for us (text/text.c). */
 #define TEMPLATES "additional_chat_templates"
 
-static int io(struct fault *fault, const char *path) {
-    return fault_set(fault, ERR_IO, "quantize-to", "%.200s: %s", path, strerror(errno));
+static int io(struct fault *fault, const char *option, const char *path) {
+    return fault_set(fault, ERR_IO, option, "%.200s: %s", path, strerror(errno));
 }
 
-static int join(char out[PATH_MAX], const char *folder, const char *name, struct fault *fault) {
+static int join(char out[PATH_MAX], const char *option, const char *folder, const char *name,
+                struct fault *fault) {
     const int n = snprintf(out, PATH_MAX, name ? "%s/%s" : "%s", folder, name);
     if (n >= 0 && n < PATH_MAX) return 0;
-    return fault_set(fault, ERR_INVALID, "quantize-to", "a file's name is too long");
+    return fault_set(fault, ERR_INVALID, option, "a file's name is too long");
 }
 
 /* ---- Beginning and end ----------------------------------------------------------------------- */
@@ -35,21 +36,23 @@ static int create(const struct save_files *files) {
     return fd < 0 ? -1 : close(fd);
 }
 
-int save_files_open(struct save_files *files, const char *to, bool directory, struct fault *fault) {
+int save_files_open(struct save_files *files, const char *option, const char *to, bool directory,
+                    struct fault *fault) {
     struct stat info;
     size_t size = strlen(to);
     while (size > 1 && to[size - 1] == '/') size--;
+    files->option = option;
     files->directory = directory;
     if (size + sizeof ".partial" > sizeof files->partial)
-        return fault_set(fault, ERR_INVALID, "quantize-to", "the name is too long");
+        return fault_set(fault, ERR_INVALID, option, "the name is too long");
     snprintf(files->to, sizeof files->to, "%.*s", (int)size, to);
     snprintf(files->partial, sizeof files->partial, "%.*s.partial", (int)size, to);
     if (lstat(files->to, &info) == 0)
-        return fault_set(fault, ERR_INVALID, "quantize-to", "%.200s exists, and is not overwritten",
+        return fault_set(fault, ERR_INVALID, option, "%.200s exists, and is not overwritten",
                          files->to);
     if (create(files) == 0) return 0;
-    if (errno != EEXIST) return io(fault, files->partial);
-    return fault_set(fault, ERR_INVALID, "quantize-to",
+    if (errno != EEXIST) return io(fault, files->option, files->partial);
+    return fault_set(fault, ERR_INVALID, option,
                      "%.200s exists: another run writes it, or did not end; remove it then",
                      files->partial);
 }
@@ -74,7 +77,7 @@ static void remove_folder(const char *path) {
     char inner[PATH_MAX];
     while (folder && (entry = readdir(folder))) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        if (join(inner, path, entry->d_name, NULL) || !unlink(inner)) continue;
+        if (join(inner, "", path, entry->d_name, NULL) || !unlink(inner)) continue;
         if (!strcmp(entry->d_name, TEMPLATES)) remove_folder(inner);
     }
     if (folder) closedir(folder);
@@ -91,9 +94,10 @@ static int give_name(const struct save_files *files) {
 int save_files_close(const struct save_files *files, int rc, struct fault *fault) {
     char parent[PATH_MAX];
     parent_of(files->to, parent);
-    if (!rc && files->directory && sync_folder(files->partial)) rc = io(fault, files->partial);
-    if (!rc && give_name(files)) rc = io(fault, files->to);
-    if (!rc) return sync_folder(parent) ? io(fault, parent) : 0;
+    if (!rc && files->directory && sync_folder(files->partial))
+        rc = io(fault, files->option, files->partial);
+    if (!rc && give_name(files)) rc = io(fault, files->option, files->to);
+    if (!rc) return sync_folder(parent) ? io(fault, files->option, parent) : 0;
     if (files->directory)
         remove_folder(files->partial);
     else
@@ -105,21 +109,23 @@ int save_files_close(const struct save_files *files, int rc, struct fault *fault
 
 int save_files_begin(const struct save_files *files, const char *name, struct save_file *out,
                      struct fault *fault) {
-    int rc = join(out->path, files->partial, name, fault);
+    out->option = files->option;
+    int rc = join(out->path, files->option, files->partial, name, fault);
     if (rc) return rc;
     out->file = fopen(out->path, name ? "wbx" : "wb");
-    return out->file ? 0 : io(fault, out->path);
+    return out->file ? 0 : io(fault, out->option, out->path);
 }
 
 int save_files_put(const struct save_file *file, const void *data, size_t bytes,
                    struct fault *fault) {
     if (bytes == 0 || fwrite(data, 1, bytes, file->file) == bytes) return 0;
-    return io(fault, file->path);
+    return io(fault, file->option, file->path);
 }
 
 int save_files_end(const struct save_file *file, int rc, struct fault *fault) {
-    if (!rc && (fflush(file->file) || fsync(fileno(file->file)))) rc = io(fault, file->path);
-    if (fclose(file->file) && !rc) rc = io(fault, file->path);
+    if (!rc && (fflush(file->file) || fsync(fileno(file->file))))
+        rc = io(fault, file->option, file->path);
+    if (fclose(file->file) && !rc) rc = io(fault, file->option, file->path);
     return rc;
 }
 
@@ -136,14 +142,14 @@ int save_files_copy(const struct save_files *files, const char *from, const char
                     struct fault *fault) {
     struct save_file to;
     FILE *source = fopen(from, "rbe");
-    if (!source) return io(fault, from);
+    if (!source) return io(fault, files->option, from);
     int rc = save_files_begin(files, name, &to, fault);
     if (!rc) {
         char *part = mem_must_alloc(COPIED_AT_ONCE, 1);
         size_t got;
         while (!rc && (got = fread(part, 1, COPIED_AT_ONCE, source)) > 0)
             rc = save_files_put(&to, part, got, fault);
-        if (!rc && ferror(source)) rc = io(fault, from);
+        if (!rc && ferror(source)) rc = io(fault, files->option, from);
         mem_free(part);
         rc = save_files_end(&to, rc, fault);
     }
@@ -181,14 +187,14 @@ static int copy_folder(const struct save_files *files, const char *from, const c
     DIR *folder = opendir(from);
     const struct dirent *entry;
     int rc = 0;
-    if (!folder) return io(fault, from);
+    if (!folder) return io(fault, files->option, from);
     while (!rc && (entry = readdir(folder))) {
         char path[PATH_MAX], name[PATH_MAX];
         if (!is_carried(entry->d_name)) continue;
-        rc = join(path, from, entry->d_name, fault);
+        rc = join(path, files->option, from, entry->d_name, fault);
         if (!rc)
-            rc = inner ? join(name, inner, entry->d_name, fault)
-                       : join(name, entry->d_name, NULL, fault);
+            rc = inner ? join(name, files->option, inner, entry->d_name, fault)
+                       : join(name, files->option, entry->d_name, NULL, fault);
         if (!rc && is_readable(path)) rc = save_files_copy(files, path, name, fault);
     }
     closedir(folder);
@@ -198,10 +204,10 @@ static int copy_folder(const struct save_files *files, const char *from, const c
 int save_files_copy_others(const struct save_files *files, const char *from, struct fault *fault) {
     char templates[PATH_MAX], made[PATH_MAX];
     int rc = copy_folder(files, from, NULL, fault);
-    if (!rc) rc = join(templates, from, TEMPLATES, fault);
-    if (!rc) rc = join(made, files->partial, TEMPLATES, fault);
+    if (!rc) rc = join(templates, files->option, from, TEMPLATES, fault);
+    if (!rc) rc = join(made, files->option, files->partial, TEMPLATES, fault);
     if (rc || access(templates, F_OK)) return rc;
-    if (mkdir(made, 0777)) return io(fault, made);
+    if (mkdir(made, 0777)) return io(fault, files->option, made);
     rc = copy_folder(files, templates, TEMPLATES, fault);
-    return !rc && sync_folder(made) ? io(fault, made) : rc;
+    return !rc && sync_folder(made) ? io(fault, files->option, made) : rc;
 }

@@ -1,5 +1,5 @@
-/* The files of a saved model, which appear whole or not at all, and copies of those beside the
- * weights. */
+/* The files of a saved model or of its gates, which appear whole or not at all, and copies of those
+ * beside the weights. */
 #ifndef KEEPD_MODEL_SAVE_FILES_H
 #define KEEPD_MODEL_SAVE_FILES_H
 
@@ -12,14 +12,17 @@
 
 /* A new file, or a new directory of files, under the name TO.partial. */
 struct save_files {
+    const char *option; /* fault->field of errors; static */
     char to[4096], partial[4096];
     bool directory;
 };
 
 /* ERR_INVALID: `to` or TO.partial exists. */
-int save_files_open(struct save_files *files, const char *to, bool directory, struct fault *fault);
+int save_files_open(struct save_files *files, const char *option, const char *to, bool directory,
+                    struct fault *fault);
 /* A file that is being written. */
 struct save_file {
+    const char *option;
     FILE *file;
     char path[4096];
 };

@@ -1,0 +1,57 @@
+/* Measures what the cache entries of a text are worth to later queries, in one pass of the model
+ * and without gradients: the square of the relative change of the residual stream when the entry is
+ * missing (kernels/worth.h), so that entries of different layers and heads can be compared. A
+ * layer with a norm after attention (Gemma) divides the change by the norm of that norm's input and
+ * multiplies it by that of its output; to first order this is what the norm does.
+ *
+ * The measurement watches the layer loop (struct model, watch), so it works for every family,
+ * format of weights and format of the cache. Memory beside the model: the cache of one text, the
+ * backend's (kernels/cpu/worth.c), WORTH_ROWS rows of activations, and the result. Nothing grows
+ * with the square of the text.
+ *
+ * Thread: the one that uses the model. Results have the same bits for any number of threads. */
+#ifndef KEEPD_MODEL_WORTH_H
+#define KEEPD_MODEL_WORTH_H
+
+#include "model/model.h"
+
+#define WORTH_WINDOW 64  /* queries whose worths are added up */
+#define WORTH_ROWS   512 /* rows of a step, at most: whole windows */
+
+/* The measurement of one text. A window c > 0 is that of the queries [64 c, 64 (c + 1)), to which
+ * all entries before it were measured; window 0 has none. Owned by the caller: worth_text_close. */
+struct worth_text {
+    int layers, heads, d_model; /* the model's; heads: KV heads */
+    int tokens;                 /* the text's, whole windows */
+    int windows;
+    int entries;   /* measured, of every stream: the same positions */
+    int32_t *at;   /* [entries] positions, ascending */
+    uint16_t *x;   /* [layers][entries][d_model] bf16: what a gate reads */
+    float *worths; /* [windows][layers][heads][entries] */
+};
+void worth_text_close(struct worth_text *text);
+/* Bytes of a text's result. */
+size_t worth_text_bytes(const struct model_config *config, int tokens, int entries);
+
+struct worth_options {
+    int tokens;              /* most tokens of a text */
+    int entries;             /* to measure in a text, at most */
+    enum kern_dtype kv_type; /* the cache's */
+};
+
+struct worth;
+
+/* Opens the cache of the model's backend `kern`, which must not have one. `model`, opened for steps
+ * of WORTH_ROWS rows or more and without gates, outlives the result. ERR_UNSUPPORTED: the backend
+ * does not measure. */
+int worth_open(struct kern *kern, struct model *model, const struct worth_options *options,
+               struct worth **out, struct fault *fault);
+void worth_close(struct worth *worth);
+
+/* Measures the first tokens of a text, whole windows of them, and at least two. Entries are drawn
+ * evenly by `seed`. *out is closed by the caller after success only. ERR_NOMEM, ERR_INVALID (a text
+ * that is too short) or what the backend says. */
+int worth_measure(struct worth *worth, const int32_t *tokens, int count, uint64_t seed,
+                  struct worth_text *out, struct fault *fault);
+
+#endif
