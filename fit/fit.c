@@ -1,0 +1,284 @@
+#include "fit/fit.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "fit/random.h"
+#include "fit/rank.h"
+#include "kernels/number.h"
+
+#define SPEED       3e-3 /* Adam's, at its most */
+#define WARM_UP     20   /* steps */
+#define PART_LEAST  (1.0 / 32)
+#define PART_MOST   0.4
+#define WINDOWS_MAX FIT_EVICTIONS
+
+static const double held_out_parts[] = {1.0 / 4, 1.0 / 8, 1.0 / 16};
+
+/* Some evictions of one text, computed together. */
+struct fit_job {
+    struct fit_net *net;
+    const struct worth_text *text;
+    struct cpu_team *team;
+    double budget;
+    int windows[WINDOWS_MAX], count;
+    float *scratch; /* [threads][scratch_each] */
+    size_t scratch_each;
+    float *hidden; /* [layers][rows][FIT_WIDTH] */
+    float *rates;  /* [layers][heads][entries] */
+    float *slopes; /* [WINDOWS_MAX][layers][heads][entries] of the windows' losses */
+    double lost[WINDOWS_MAX], all[WINDOWS_MAX];
+    float weight; /* by which slopes are multiplied */
+    float speed;
+    int step;
+    struct cpu_tickets tickets;
+};
+
+static int streams_of(const struct fit_job *job) {
+    return job->net->layers * job->net->heads;
+}
+
+static size_t rates_of_layer(const struct fit_job *job) {
+    return (size_t)job->net->heads * (size_t)job->text->entries;
+}
+
+static const uint16_t *inputs_of(const struct fit_job *job, int64_t layer) {
+    return job->text->x + (size_t)layer * (size_t)job->text->entries * (size_t)job->text->d_model;
+}
+
+static float *hidden_of(const struct fit_job *job, int64_t layer) {
+    return job->hidden + (size_t)layer * (size_t)fit_net_rows(job->text->entries) * FIT_WIDTH;
+}
+
+/* ---- The parts of a step, each over layers or windows ---------------------------------------- */
+
+static void run_parts(struct fit_job *job, int count, cpu_work *work) {
+    cpu_tickets_set(&job->tickets, count);
+    cpu_team_run(job->team, work, job);
+}
+
+static void compute_rates(void *arg, int worker) {
+    struct fit_job *job = arg;
+    float *scratch = job->scratch + (size_t)worker * job->scratch_each;
+    int64_t end;
+    for (int64_t l; (l = cpu_tickets_take(&job->tickets, 1, &end)) >= 0;)
+        fit_net_rates(job->net, (int)l, inputs_of(job, l), job->text->entries, scratch,
+                      hidden_of(job, l), job->rates + (size_t)l * rates_of_layer(job));
+}
+
+static void compute_losses(void *arg, int worker) {
+    struct fit_job *job = arg;
+    const size_t numbers = (size_t)job->net->layers * rates_of_layer(job);
+    int64_t end;
+    for (int64_t i; (i = cpu_tickets_take(&job->tickets, 1, &end)) >= 0;) {
+        const struct fit_eviction e = {.streams = streams_of(job),
+                                       .entries = job->text->entries,
+                                       .at = job->text->at,
+                                       .worths =
+                                           job->text->worths + (size_t)job->windows[i] * numbers,
+                                       .rates = job->rates,
+                                       .pos = job->windows[i] * WORTH_WINDOW,
+                                       .budget = job->budget};
+        job->all[i] = fit_rank_worth(&e);
+        job->lost[i] = fit_rank_loss(&e, job->scratch + (size_t)worker * job->scratch_each,
+                                     job->slopes + (size_t)i * numbers);
+    }
+}
+
+/* The windows' slopes are added in order, in those of the first window. */
+static void learn_layers(void *arg, int worker) {
+    struct fit_job *job = arg;
+    const size_t each = rates_of_layer(job), numbers = (size_t)job->net->layers * each;
+    float *scratch = job->scratch + (size_t)worker * job->scratch_each;
+    int64_t end;
+    for (int64_t l; (l = cpu_tickets_take(&job->tickets, 1, &end)) >= 0;) {
+        float *sum = job->slopes + (size_t)l * each;
+        for (size_t i = 0; i < each; i++) {
+            for (int c = 1; c < job->count; c++) sum[i] += sum[(size_t)c * numbers + i];
+            sum[i] *= job->weight;
+        }
+        fit_net_learn(job->net, (int)l, inputs_of(job, l), job->text->entries, scratch,
+                      hidden_of(job, l), sum);
+    }
+}
+
+static void step_layers(void *arg, int worker) {
+    (void)worker;
+    struct fit_job *job = arg;
+    int64_t end;
+    for (int64_t l; (l = cpu_tickets_take(&job->tickets, 1, &end)) >= 0;)
+        fit_net_step(job->net, (int)l, job->speed, job->step);
+}
+
+/* ---- Losses ---------------------------------------------------------------------------------- */
+
+/* The first window before which an eviction at this budget would remove something. */
+static int first_window(const struct worth_text *text, double budget) {
+    int c = 1;
+    while (c < text->windows && c * WORTH_WINDOW <= budget) c++;
+    return c;
+}
+
+/* The part of the worth that the job's evictions lose; adds it to *lost and *all. */
+static void add_losses(struct fit_job *job, double *lost, double *all) {
+    run_parts(job, job->count, compute_losses);
+    for (int i = 0; i < job->count; i++) {
+        *lost += job->lost[i];
+        *all += job->all[i];
+    }
+}
+
+/* The part of the worth that is lost in one text at one budget, all windows. */
+static double held_out_loss(struct fit_job *job, double part) {
+    double lost = 0, all = 0;
+    job->budget = part * job->text->tokens;
+    for (int c = first_window(job->text, job->budget); c < job->text->windows; c += job->count) {
+        const int left = job->text->windows - c;
+        job->count = left < WINDOWS_MAX ? left : WINDOWS_MAX;
+        for (int i = 0; i < job->count; i++) job->windows[i] = c + i;
+        add_losses(job, &lost, &all);
+    }
+    return all > 0 ? lost / all : 0;
+}
+
+static double evaluate(struct fit_job *job, const struct worth_text *texts, int count,
+                       bool newest) {
+    const int parts = sizeof held_out_parts / sizeof held_out_parts[0];
+    double sum = 0;
+    int n = 0;
+    for (int i = 0; i < count; i += FIT_HELD_OUT, n += parts) {
+        job->text = &texts[i];
+        if (newest)
+            memset(job->rates, 0, (size_t)job->net->layers * rates_of_layer(job) * sizeof(float));
+        else
+            run_parts(job, job->net->layers, compute_rates);
+        for (int p = 0; p < parts; p++) sum += held_out_loss(job, held_out_parts[p]);
+    }
+    return sum / n;
+}
+
+/* ---- Steps ----------------------------------------------------------------------------------- */
+
+/* A text that is not held out, a budget, and windows, ascending. */
+static void draw_job(struct fit_job *job, const struct worth_text *texts, int count,
+                     uint64_t *random) {
+    int i = 0;
+    while (i % FIT_HELD_OUT == 0) i = (int)(fit_random(random) % (uint64_t)count);
+    job->text = &texts[i];
+    job->budget =
+        job->text->tokens * PART_LEAST * pow(PART_MOST / PART_LEAST, fit_random_even(random));
+    const int first = first_window(job->text, job->budget), all = job->text->windows - first;
+    job->count = all < FIT_EVICTIONS ? all : FIT_EVICTIONS;
+    int drawn = 0;
+    for (int c = 0; drawn < job->count; c++)
+        if (fit_random(random) % (uint64_t)(all - c) < (uint64_t)(job->count - drawn))
+            job->windows[drawn++] = first + c;
+}
+
+/* Linear warm-up, then a cosine to 1 %. */
+static float speed_at(int step, int steps) {
+    const double warm = fmin(1, (double)step / WARM_UP);
+    return (float)(SPEED * warm *
+                   (0.01 + 0.99 * 0.5 * (1 + cos(3.141592653589793 * step / (double)steps))));
+}
+
+static void take_step(struct fit_job *job, const struct worth_text *texts, int count, int steps,
+                      uint64_t *random) {
+    for (int i = 0; i < FIT_ROWS; i++) {
+        double lost = 0, all = 0;
+        draw_job(job, texts, count, random);
+        if (job->count == 0) continue;
+        run_parts(job, job->net->layers, compute_rates);
+        add_losses(job, &lost, &all);
+        job->weight = all > 0 ? (float)(1 / (all * FIT_ROWS)) : 0;
+        run_parts(job, job->net->layers, learn_layers);
+    }
+    job->speed = speed_at(job->step, steps);
+    run_parts(job, job->net->layers, step_layers);
+}
+
+static int run_steps(const struct fit_options *options, struct fit_job *job,
+                     const struct worth_text *texts, int count, struct fit_result *result) {
+    const size_t numbers = (size_t)job->net->layers * job->net->each;
+    const int steps = options->steps > 0 ? options->steps : FIT_STEPS;
+    float *best = mem_try_alloc(numbers, sizeof *best);
+    uint64_t random = options->seed ^ 0x666974u;
+    bool goes_on = best != NULL;
+    result->before = evaluate(job, texts, count, true);
+    result->lost = INFINITY;
+    for (job->step = 1; job->step <= steps && goes_on; job->step++) {
+        take_step(job, texts, count, steps, &random);
+        result->steps = job->step;
+        goes_on =
+            !options->progress || options->progress(options->arg, job->step, steps, result->lost);
+        if (job->step % FIT_EVERY && job->step < steps && goes_on) continue;
+        const double lost = evaluate(job, texts, count, false);
+        if (!(lost < result->lost)) continue;
+        result->lost = lost;
+        result->best = job->step;
+        memcpy(best, job->net->values, numbers * sizeof *best);
+    }
+    if (best && result->best) memcpy(job->net->values, best, numbers * sizeof *best);
+    mem_free(best);
+    return best ? 0 : ERR_NOMEM;
+}
+
+/* ---- The whole ------------------------------------------------------------------------------- */
+
+/* Inputs become about 1 in size: the root mean square over all texts. */
+static void set_scales(struct fit_net *net, const struct worth_text *texts, int count) {
+    for (int l = 0; l < net->layers; l++) {
+        double sum = 0, numbers = 0;
+        for (int i = 0; i < count; i++) {
+            const size_t each = (size_t)texts[i].entries * (size_t)net->d_model;
+            const uint16_t *x = texts[i].x + (size_t)l * each;
+            for (size_t k = 0; k < each; k++)
+                sum += (double)number_from_bf16(x[k]) * (double)number_from_bf16(x[k]);
+            numbers += (double)each;
+        }
+        net->scale[l] = sum > 0 ? (float)sqrt(numbers / sum) : 1;
+    }
+}
+
+static int open_job(struct fit_job *job, const struct worth_text *texts, int count) {
+    int most = 0;
+    for (int i = 0; i < count; i++) most = texts[i].entries > most ? texts[i].entries : most;
+    const size_t rates = (size_t)streams_of(job) * (size_t)most;
+    const size_t hidden = (size_t)job->net->layers * (size_t)fit_net_rows(most) * FIT_WIDTH;
+    job->scratch_each = fit_net_scratch(job->net, most);
+    job->scratch =
+        mem_try_alloc((size_t)cpu_team_threads(job->team) * job->scratch_each, sizeof(float));
+    job->hidden = mem_try_alloc(hidden, sizeof(float));
+    job->rates = mem_try_alloc(rates, sizeof(float));
+    job->slopes = mem_try_alloc(rates, WINDOWS_MAX * sizeof(float));
+    return job->scratch && job->hidden && job->rates && job->slopes ? 0 : ERR_NOMEM;
+}
+
+static void close_job(struct fit_job *job) {
+    mem_free(job->scratch);
+    mem_free(job->hidden);
+    mem_free(job->rates);
+    mem_free(job->slopes);
+}
+
+int fit_gates(const struct fit_options *options, const struct worth_text *texts, int count,
+              struct cpu_team *team, struct fit_net *net, struct fit_result *result,
+              struct fault *fault) {
+    *result = (struct fit_result){0};
+    if (count < 2)
+        return fault_set(fault, ERR_INVALID, "text",
+                         "at least two texts are needed: one of them is only evaluated");
+    const float bias = logf((float)texts[0].tokens / 8);
+    struct fit_job job = {.net = net, .team = team};
+    int rc =
+        fit_net_open(net, texts[0].layers, texts[0].heads, texts[0].d_model, bias, options->seed);
+    if (!rc) {
+        set_scales(net, texts, count);
+        rc = open_job(&job, texts, count);
+        if (!rc) rc = run_steps(options, &job, texts, count, result);
+        close_job(&job);
+        if (rc) fit_net_close(net);
+    }
+    return rc ? fault_set(fault, rc, "", "no memory for the fit") : 0;
+}
