@@ -146,6 +146,49 @@ int engine_inspect(const struct engine_options *options, struct buf *out, char *
 int engine_save(const struct engine_options *options, const char *to, size_t *bytes,
                 struct fault *fault);
 
+/* ---- Fitting gates --------------------------------------------------------------------------- */
+
+#define ENGINE_FIT_TOKENS 1024 /* most tokens of a text */
+
+enum engine_fit_work { ENGINE_FIT_MEASURING, ENGINE_FIT_FITTING };
+
+struct engine_fit {
+    const char *const
+        *texts; /* [text_count] UTF-8; divided into texts of ENGINE_FIT_TOKENS tokens */
+    const size_t *text_sizes;
+    int text_count;
+    const char *out; /* the gates' file, which must not exist */
+    int minutes;     /* 0: as long as it takes; otherwise measuring ends after three quarters */
+    uint64_t seed;
+    /* Called after every text and every step of the fit; false ends the work with what there is.
+     * `lost`: the part of what entries of texts held out are worth that soft evictions lose,
+     * INFINITY: unknown. May be NULL. */
+    bool (*progress)(void *arg, enum engine_fit_work work, int done, int total, double lost);
+    void *arg;
+};
+
+/* A text that the fit has not learnt from. */
+struct engine_fit_text {
+    int32_t *ids;
+    int count;
+};
+
+struct engine_fitted {
+    int texts, entries; /* measured, and entries of each */
+    int steps, best;    /* as in struct fit_result (fit/fit.h), also the next two */
+    double before, lost;
+    struct engine_fit_text *held_out; /* [held_out_count] freed by engine_fitted_close */
+    int held_out_count;
+};
+
+/* Fits retention gates to the model (fit/fit.h), as it is served with these options, and writes
+ * them. Memory: that of the model, one text's cache, and at most ENGINE_FIT_BYTES of measurements.
+ * On failure fault->field is as in engine_open, or "text" or "out", and nothing is written. */
+#define ENGINE_FIT_BYTES ((size_t)160 << 20)
+int engine_fit_gates(const struct engine_options *options, const struct engine_fit *fit,
+                     struct engine_fitted *out, struct fault *fault);
+void engine_fitted_close(struct engine_fitted *fitted);
+
 /* Constant facts, valid from open to close. */
 struct engine_info {
     const char *model_dir;

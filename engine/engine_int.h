@@ -4,6 +4,7 @@
 #ifndef KEEPD_ENGINE_ENGINE_INT_H
 #define KEEPD_ENGINE_ENGINE_INT_H
 
+#include "engine/backend.h"
 #include "engine/constraint.h"
 #include "engine/engine.h"
 #include "engine/replica.h"
@@ -23,5 +24,9 @@ struct engine {
     struct replica *replicas; /* [replica_count] */
     int replica_count;
 };
+
+/* The backend and the format of the weights that the options ask for. */
+struct backend_options engine_backend(const struct engine_options *options, int replicas);
+enum quantization engine_quantization(const struct engine_options *options);
 
 #endif

@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/available.h"
-#include "engine/backend.h"
 #include "engine/engine_int.h"
 #include "engine/state_dir.h"
 #include "kernels/comm.h"
@@ -190,7 +189,7 @@ static int check_state(void *backend, struct state_view *view, struct fault *fau
                                      &view->report, fault);
 }
 
-static enum quantization quantization_of(const struct engine_options *o) {
+enum quantization engine_quantization(const struct engine_options *o) {
     static const char *const names[] = {
         [QUANTIZE_FP8] = "fp8", [QUANTIZE_Q8] = "q8", [QUANTIZE_Q4] = "q4"};
     for (int i = QUANTIZE_FP8; o->quantization && i <= QUANTIZE_Q4; i++)
@@ -222,8 +221,8 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                          ops_of(e)->name);
     if (o->check_only) return state_dir_check(o->state_dir, fault);
     struct state_identity *identity = &store.identity;
-    int rc = identity_model(o->model_dir, o->random_weights, quantization_of(o), identity->weights,
-                            fault);
+    int rc = identity_model(o->model_dir, o->random_weights, engine_quantization(o),
+                            identity->weights, fault);
     if (rc == 0) rc = identity_gates(o->model_dir, o->gates, identity->gates, fault);
     if (rc == 0) rc = store_open(&store, &first->store, fault);
     if (rc != 0) return rc;
@@ -345,15 +344,17 @@ static enum cpu_activations cpu_activations_of(const char *name) {
     return name && !strcmp(name, "f32") ? CPU_F32 : CPU_BY_WEIGHT;
 }
 
+struct backend_options engine_backend(const struct engine_options *o, int replicas) {
+    return (struct backend_options){.device = o->device,
+                                    .cpu_path = o->cpu_path,
+                                    .cpu_activations = cpu_activations_of(o->cpu_activations),
+                                    .threads = o->threads,
+                                    .replicas = replicas,
+                                    .ranks = o->tensor_parallel_size};
+}
+
 static int open_backends(struct engine *e, struct fault *fault) {
-    const struct engine_options *o = &e->options;
-    const struct backend_options backend = {.device = o->device,
-                                            .cpu_path = o->cpu_path,
-                                            .cpu_activations =
-                                                cpu_activations_of(o->cpu_activations),
-                                            .threads = o->threads,
-                                            .replicas = e->replica_count,
-                                            .ranks = o->tensor_parallel_size};
+    const struct backend_options backend = engine_backend(&e->options, e->replica_count);
     struct kern *kerns[ENGINE_REPLICAS_MAX] = {0};
     int rc = backend_open(&backend, kerns, fault);
     for (int i = 0; i < e->replica_count; i++) e->replicas[i].kern = kerns[i];
@@ -372,7 +373,7 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
                                           .logits_max = logits_max,
                                           .owner = e->replicas[0].model,
                                           .random_weights = o->random_weights,
-                                          .quantization = quantization_of(o),
+                                          .quantization = engine_quantization(o),
                                           .check_only = o->check_only,
                                           .threads = o->threads,
                                           .progress = o->progress,
@@ -648,7 +649,7 @@ int engine_save(const struct engine_options *options, const char *to, size_t *by
     const struct model_options model = {.dir = options->model_dir,
                                         .gates = options->gates,
                                         .context = options->max_model_len,
-                                        .quantization = quantization_of(options),
+                                        .quantization = engine_quantization(options),
                                         .calibrate = options->calibrate,
                                         .threads = options->threads,
                                         .progress = options->progress,

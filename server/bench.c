@@ -220,6 +220,19 @@ static int submit(struct engine *engine, struct engine_job *jobs, int count, str
     return 0;
 }
 
+int bench_run_jobs(struct bench *bench, struct engine *engine, struct engine_job *jobs, int count,
+                   struct fault *fault) {
+    int rc = submit(engine, jobs, count, fault);
+    bool submitted = jobs[0].choice != NULL;
+    if (submitted) wait_for(bench, jobs, count);
+    for (int i = 0; i < count && rc == 0; i++)
+        if (jobs[i].fault.code) {
+            *fault = jobs[i].fault;
+            rc = fault->code;
+        }
+    return rc;
+}
+
 static double rate_of(const struct test *test, const struct engine_job *jobs) {
     int64_t begin = INT64_MAX, end = 0;
     for (int i = 0; i < test->batch; i++) {
@@ -241,14 +254,7 @@ static int run_once(struct bench *bench, struct engine *engine, const struct tes
         fill_prompt(bench, engine, prompt, length);
         jobs[i].request = request_of(test, prompt);
     }
-    int rc = submit(engine, jobs, count, fault);
-    bool submitted = jobs[0].choice != NULL;
-    if (submitted) wait_for(bench, jobs, count);
-    for (int i = 0; i < count && rc == 0; i++)
-        if (jobs[i].fault.code) {
-            *fault = jobs[i].fault;
-            rc = fault->code;
-        }
+    int rc = bench_run_jobs(bench, engine, jobs, count, fault);
     if (rc == 0) *rate = rate_of(test, jobs);
     for (int i = 0; i < count; i++) engine_job_close(&jobs[i]);
     mem_free(prompts);

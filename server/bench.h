@@ -48,6 +48,11 @@ void bench_close(struct bench *bench);
 /* For engine_options.wake: any thread. */
 void bench_wake(struct bench *bench);
 
+/* Runs jobs whose requests are set, all at once, to their end, and returns the first fault. The
+ * caller closes the jobs (engine_job_close). */
+int bench_run_jobs(struct bench *bench, struct engine *engine, struct engine_job *jobs, int count,
+                   struct fault *fault);
+
 /* Runs all tests on a started engine and prints one table: markdown, or JSON. `name` is the model's
  * in it. */
 int bench_run(struct bench *bench, struct engine *engine, const struct bench_options *options,

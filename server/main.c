@@ -1,6 +1,7 @@
 /* The program: reads the options, opens the engine and the server, runs until a signal, and closes
- * both. Every request ends in server_run, before engine_close. `keepd bench` opens the same engine
- * without a server; `keepd chat` starts the client. The only file that includes config/. */
+ * both. Every request ends in server_run, before engine_close. `keepd bench` and `keepd fit`
+ * open the same engine without a server; `keepd chat` starts the client. The only file that
+ * includes config/. */
 #include <dirent.h>
 #include <errno.h>
 #include <libgen.h>
@@ -18,6 +19,7 @@
 #include "config/config.h"
 #include "engine/engine.h"
 #include "server/bench.h"
+#include "server/fit.h"
 #include "server/oai/oai.h"
 #include "server/oai/tool_calls.h"
 #include "server/progress.h"
@@ -526,6 +528,73 @@ static int run_bench(int argc, char **argv) {
     return status;
 }
 
+/* --- keepd fit --- */
+
+/* The gates that were written, in use: an engine of its own, after the fit has given its memory
+ * back. */
+static int measure_gates(struct engine_options options, struct callbacks *callbacks,
+                         const char *gates, const struct engine_fitted *fitted,
+                         struct fault *fault) {
+    struct engine *engine = NULL;
+    options.gates = gates;
+    options.kv_policy = "auto";
+    int rc = open_engine(&options, callbacks, &engine, fault);
+    if (rc) return rc;
+    rc = start_engine(engine, fault);
+    if (!rc) rc = fit_measure(callbacks->bench, engine, fitted, stdout, fault);
+    engine_close(engine);
+    return rc;
+}
+
+static int fit(const struct config *config, struct fit_command *command) {
+    struct callbacks callbacks = {.bench = bench_open()};
+    const struct engine_options options = engine_options(config, &callbacks);
+    struct engine_fitted fitted = {0};
+    struct fault fault = {0};
+    char out[4096];
+    int status = EXIT_SUCCESS, rc = check_model(config->model, &fault);
+    if (!rc && !command->out) {
+        rc = fit_out(config->model, out, sizeof out, &fault);
+        command->out = out;
+    }
+    if (!rc) rc = fit_run(command, &options, stderr, &fitted, &fault);
+    if (rc) {
+        status = refuse_start(&fault);
+    } else {
+        printf("%s\n", command->out);
+        fflush(stdout);
+        rc = measure_gates(options, &callbacks, command->out, &fitted, &fault);
+        if (rc) status = refuse("cannot measure", &fault);
+    }
+    engine_fitted_close(&fitted);
+    bench_close(callbacks.bench);
+    return status;
+}
+
+static int run_fit(int argc, char **argv) {
+    extern char **environ;
+    char **rest = mem_must_alloc((size_t)argc + 2, sizeof *rest);
+    struct config config = {0};
+    struct fit_command command;
+    struct fault fault = {0};
+    int status = EXIT_SUCCESS, count = 0;
+    int rc = fit_parse(argc, argv, &command, rest, &fault);
+    while (!rc && rest[count]) count++;
+    if (!rc && command.help)
+        fit_help(stdout);
+    else if (rc || config_load(count, rest, environ, &config, &fault)) {
+        fprintf(stderr, "keepd: %s%s%s (keepd fit --help describes the arguments)\n", fault.field,
+                fault.field[0] ? ": " : "", fault.text);
+        status = EXIT_CONFIG;
+    } else {
+        set_log(&config);
+        status = fit(&config, &command);
+    }
+    config_close(&config);
+    mem_free(rest);
+    return status;
+}
+
 /* --- keepd chat --- */
 
 /* The client is a program of its own, in the daemon's folder (client/chat.c). */
@@ -548,6 +617,7 @@ int main(int argc, char **argv) {
     give_memory_back();
     if (argc > 1 && strcmp(argv[1], "chat") == 0) return run_chat(argv);
     if (argc > 1 && strcmp(argv[1], "bench") == 0) return run_bench(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "fit") == 0) return run_fit(argc, argv);
     if (config_load(argc, argv, environ, &config, &fault)) {
         fprintf(stderr, "keepd: %s%s%s (keepd --help lists the options)\n", fault.field,
                 fault.field[0] ? ": " : "", fault.text);

@@ -160,6 +160,16 @@ const char *engine_policy_at(const struct engine *e, int index) {
     return index < (int)(sizeof policy_names / sizeof *policy_names) ? policy_names[index] : NULL;
 }
 
+int engine_fit_gates(const struct engine_options *options, const struct engine_fit *fit,
+                     struct engine_fitted *out, struct fault *fault) {
+    (void)options, (void)fit, (void)out;
+    return fault_set(fault, ERR_UNSUPPORTED, "", "the scripted engine has no model");
+}
+
+void engine_fitted_close(struct engine_fitted *fitted) {
+    (void)fitted;
+}
+
 int engine_save(const struct engine_options *options, const char *to, size_t *bytes,
                 struct fault *fault) {
     (void)options, (void)to, (void)bytes;

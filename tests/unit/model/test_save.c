@@ -348,7 +348,8 @@ Test(save, two_runs_do_not_write_one_file) {
     cr_assert_not_null(mkdtemp(folder));
     for (int directory = 0; directory < 2; directory++) {
         snprintf(to, sizeof to, "%s/%d.gguf", folder, directory);
-        cr_assert_eq(save_files_open(&first, "quantize-to", to, directory, &fault), 0, "%s", fault.text);
+        cr_assert_eq(save_files_open(&first, "quantize-to", to, directory, &fault), 0, "%s",
+                     fault.text);
         cr_expect_eq(save_files_open(&second, "quantize-to", to, directory, &fault), ERR_INVALID);
         cr_expect_not_null(strstr(fault.text, "another run"));
         int rc = save_files_begin(&first, directory ? "part" : NULL, &file, &fault);

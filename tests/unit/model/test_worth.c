@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/cpu/built.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/internal.h"
 #include "kernels/cpu/isa.h"
@@ -330,21 +331,22 @@ Test(worth, every_family_is_measured) {
 Test(worth, paths) {
     static const char *const paths[] = {"portable", "avx2", "avx512"};
     struct cpu_isa isa = cpu_isa_detect();
-    const bool usable[] = {true, isa.avx2, isa.avx512};
+    const bool usable[] = {CPU_HAS_PORTABLE, CPU_HAS_AVX2 && isa.avx2,
+                           CPU_HAS_AVX512 && isa.avx512};
     for (size_t i = 0; i < 3; i++)
         if (usable[i]) check_model("gemma2", paths[i], QUANTIZE_NONE, KERN_F32, 2e-5);
 }
 
 Test(worth, quantised_weights) {
-    check_model("llama", "portable", QUANTIZE_Q8, KERN_F32, 2e-5);
-    check_model("llama", "portable", QUANTIZE_Q4, KERN_F32, 2e-5);
-    check_model("llama", "portable", QUANTIZE_FP8, KERN_F32, 2e-5);
+    check_model("llama", "auto", QUANTIZE_Q8, KERN_F32, 2e-5);
+    check_model("llama", "auto", QUANTIZE_Q4, KERN_F32, 2e-5);
+    check_model("llama", "auto", QUANTIZE_FP8, KERN_F32, 2e-5);
 }
 
 /* The reference reads keys and values before they are rounded. */
 Test(worth, rounded_cache) {
-    check_model("llama", "portable", QUANTIZE_NONE, KERN_BF16, 5e-2);
-    check_model("llama", "portable", QUANTIZE_NONE, KERN_ROW8, 0.1);
+    check_model("llama", "auto", QUANTIZE_NONE, KERN_BF16, 5e-2);
+    check_model("llama", "auto", QUANTIZE_NONE, KERN_ROW8, 0.1);
 }
 
 Test(worth, same_bits_for_any_number_of_threads) {

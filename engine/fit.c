@@ -1,0 +1,316 @@
+/* engine_fit_gates: texts to tokens, tokens to measurements, measurements to a file of gates. The
+ * model is closed before the fit, so the two never need memory at once. */
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/engine_int.h"
+#include "fit/fit.h"
+#include "fit/random.h"
+#include "fit/rank.h"
+#include "model/base_digest.h"
+#include "model/save_gates.h"
+
+#define TEXT_BYTES_MAX ((size_t)1 << 30) /* memory of tokenising a file */
+#define TEXTS_MAX      96                /* measured */
+#define TEXTS_WANTED   24                /* rather fewer entries of each than fewer texts */
+#define ENTRIES        256
+#define ENTRIES_LEAST  96
+#define TOKENS_LEAST   (4 * WORTH_WINDOW)
+
+struct fitting {
+    const struct engine_options *options;
+    const struct engine_fit *fit;
+    struct text text;
+    struct engine_fit_text *pieces; /* [piece_count] */
+    int piece_count, piece_room;
+    int tokens, entries;         /* the most in a text */
+    struct worth_text *measured; /* [measured_count] of the first pieces */
+    int measured_count;
+    int64_t began_ns;
+};
+
+/* ---- Texts ----------------------------------------------------------------------------------- */
+
+static int add_piece(struct fitting *f, const int32_t *ids, int before, const int32_t *from,
+                     int count) {
+    if (f->piece_count == f->piece_room) {
+        const size_t had = (size_t)f->piece_room * sizeof *f->pieces;
+        struct engine_fit_text *more =
+            mem_try_realloc(f->pieces, had, 2 * had + 64 * sizeof *f->pieces);
+        if (!more) return ERR_NOMEM;
+        f->pieces = more;
+        f->piece_room = 2 * f->piece_room + 64;
+    }
+    struct engine_fit_text *piece = &f->pieces[f->piece_count];
+    piece->ids = mem_try_alloc((size_t)(before + count), sizeof *piece->ids);
+    if (!piece->ids) return ERR_NOMEM;
+    piece->count = before + count;
+    memcpy(piece->ids, ids, (size_t)before * sizeof *ids);
+    memcpy(piece->ids + before, from, (size_t)count * sizeof *ids);
+    f->piece_count++;
+    return 0;
+}
+
+/* Every piece begins with the tokens that the tokenizer puts in front of a text. */
+static int divide_text(struct fitting *f, int index, struct arena *arena, struct fault *fault) {
+    struct tok_ids ids;
+    const size_t before = (size_t)tok_added_before(f->text.tok);
+    int rc = tok_encode(f->text.tok, f->fit->texts[index], f->fit->text_sizes[index], TOK_TEMPLATE,
+                        NULL, 0, SIZE_MAX / sizeof(int32_t), arena, &ids, fault);
+    if (rc) return rc;
+    for (size_t at = before, count; at < ids.count && !rc; at += count) {
+        const size_t room = (size_t)f->tokens - before, left = ids.count - at;
+        count = left < room ? left : room;
+        if (before + count >= TOKENS_LEAST)
+            rc = add_piece(f, ids.ids, (int)before, ids.ids + at, (int)count);
+    }
+    return rc ? fault_set(fault, rc, "text", "no memory for its tokens") : 0;
+}
+
+/* Pieces of [first, first + count) in a random order. */
+static void fitting_shuffle(struct engine_fit_text *pieces, int count, uint64_t *random) {
+    for (int i = count - 1; i > 0; i--) {
+        const int k = (int)(fit_random(random) % (uint64_t)(i + 1));
+        const struct engine_fit_text piece = pieces[i];
+        pieces[i] = pieces[k];
+        pieces[k] = piece;
+    }
+}
+
+/* Takes the pieces in turns from the files, whose pieces are in a random order: `ends` are where
+ * each file's pieces end. */
+static int mix_files(struct fitting *f, const int *ends, struct fault *fault) {
+    const int files = f->fit->text_count;
+    struct engine_fit_text *mixed = mem_try_alloc((size_t)f->piece_room, sizeof *mixed);
+    if (!mixed) return fault_set(fault, ERR_NOMEM, "text", "no memory for its pieces");
+    for (int turn = 0, count = 0; count < f->piece_count; turn++)
+        for (int i = 0; i < files; i++) {
+            const int at = (i ? ends[i - 1] : 0) + turn;
+            if (at < ends[i]) mixed[count++] = f->pieces[at];
+        }
+    mem_free(f->pieces);
+    f->pieces = mixed;
+    return 0;
+}
+
+static int fitting_read_texts(struct fitting *f, uint64_t *random, struct fault *fault) {
+    int *ends = mem_must_alloc((size_t)f->fit->text_count, sizeof *ends), rc = 0;
+    for (int i = 0; i < f->fit->text_count && !rc; i++) {
+        const int first = f->piece_count;
+        struct arena arena;
+        arena_open(&arena, TEXT_BYTES_MAX);
+        rc = divide_text(f, i, &arena, fault);
+        arena_close(&arena);
+        fitting_shuffle(f->pieces + first, f->piece_count - first, random);
+        ends[i] = f->piece_count;
+    }
+    if (!rc && f->piece_count < 2)
+        rc =
+            fault_set(fault, ERR_INVALID, "text",
+                      "%d tokens or more are needed: at least two texts of at least %d tokens, one "
+                      "of which is only evaluated",
+                      f->tokens + TOKENS_LEAST, TOKENS_LEAST);
+    if (!rc) rc = mix_files(f, ends, fault);
+    mem_free(ends);
+    return rc;
+}
+
+/* ---- Measuring ------------------------------------------------------------------------------- */
+
+/* How many pieces, and entries of each, fit the bound. */
+static int plan_measurement(struct fitting *f, const struct model_config *config) {
+    int count = f->piece_count < TEXTS_MAX ? f->piece_count : TEXTS_MAX;
+    for (f->entries = ENTRIES;; f->entries -= 32) {
+        const size_t each = worth_text_bytes(config, f->tokens, f->entries);
+        const size_t most = ENGINE_FIT_BYTES / each;
+        if (most >= (size_t)count) return count;
+        if (most >= TEXTS_WANTED || f->entries <= ENTRIES_LEAST) return most > 2 ? (int)most : 2;
+    }
+}
+
+static bool fitting_goes_on(const struct fitting *f, enum engine_fit_work work, int done, int total,
+                            double lost) {
+    const int64_t minute = 60000000000, spent = clock_ns() - f->began_ns;
+    const int64_t limit = f->fit->minutes * minute;
+    const bool late = limit > 0 && spent > (work == ENGINE_FIT_MEASURING ? limit / 4 * 3 : limit);
+    const bool wanted = !f->fit->progress || f->fit->progress(f->fit->arg, work, done, total, lost);
+    return wanted && !late;
+}
+
+static int fitting_measure_pieces(struct fitting *f, struct worth *worth, int count,
+                                  uint64_t *random, struct fault *fault) {
+    int rc = 0;
+    f->measured = mem_must_alloc((size_t)count, sizeof *f->measured);
+    for (int i = 0; i < count && !rc; i++) {
+        rc = worth_measure(worth, f->pieces[i].ids, f->pieces[i].count, fit_random(random),
+                           &f->measured[i], fault);
+        if (!rc) f->measured_count++;
+        if (!rc && !fitting_goes_on(f, ENGINE_FIT_MEASURING, i + 1, count, INFINITY) && i > 0)
+            break;
+    }
+    return rc;
+}
+
+static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t *random,
+                                 struct fault *fault) {
+    const struct engine_options *o = f->options;
+    const struct model_options options = {.dir = o->model_dir,
+                                          .context = o->max_model_len,
+                                          .gates = "",
+                                          .rows_max = WORTH_ROWS,
+                                          .logits_max = 1,
+                                          .random_weights = o->random_weights,
+                                          .quantization = engine_quantization(o),
+                                          .threads = o->threads,
+                                          .progress = o->progress,
+                                          .progress_arg = o->arg};
+    struct model *model = NULL;
+    struct worth *worth = NULL;
+    int rc = model_open(kern, &options, &model, fault);
+    if (rc) return rc;
+    const struct model_config *config = model_config(model);
+    const int count = plan_measurement(f, config);
+    const struct worth_options what = {.tokens = f->tokens,
+                                       .entries = f->entries,
+                                       .kv_type = config->dtype == KERN_F32 ? KERN_F32 : KERN_BF16};
+    rc = worth_open(kern, model, &what, &worth, fault);
+    if (!rc) fitting_shuffle(f->pieces, count, random);
+    if (!rc) rc = fitting_measure_pieces(f, worth, count, random, fault);
+    worth_close(worth);
+    model_close(model);
+    return rc;
+}
+
+static int fitting_measure(struct fitting *f, uint64_t *random, struct fault *fault) {
+    struct engine_options o = *f->options;
+    struct kern *kern = NULL;
+    if (!o.device || strcmp(o.device, "auto") == 0) o.device = "cpu"; /* the one that measures */
+    const struct backend_options backend = engine_backend(&o, 1);
+    int rc = backend_open(&backend, &kern, fault);
+    if (rc) return rc;
+    if (kern->ops->bind) kern->ops->bind(kern);
+    rc = fitting_measure_model(f, kern, random, fault);
+    kern->ops->close(kern);
+    return rc;
+}
+
+/* ---- Fitting and writing --------------------------------------------------------------------- */
+
+static bool step_done(void *arg, int step, int steps, double lost) {
+    return fitting_goes_on(arg, ENGINE_FIT_FITTING, step, steps, lost);
+}
+
+/* Numbers of a layer as a file has them. */
+static void give_layer(void *arg, int layer, float *w1, float *b1, float *last, float *bias) {
+    fit_net_numbers(arg, layer, w1, b1, last, bias);
+}
+
+static int write_gates(const struct fitting *f, const struct save_files *files, struct fit_net *net,
+                       struct fault *fault) {
+    struct save_gates gates = {
+        .header = gates_header_unknown, .d_model = net->d_model, .layer = give_layer, .arg = net};
+    gates.header.width = FIT_WIDTH;
+    gates.header.layers = net->layers;
+    gates.header.heads = net->heads;
+    gates.header.trained_budget = f->tokens / 8;
+    gates.header.horizon = 1;
+    gates.header.sinks = FIT_SINKS;
+    gates.header.recent = FIT_RECENT;
+    int rc = f->options->random_weights
+                 ? 0
+                 : base_digest_of(f->options->model_dir, f->options->max_model_len,
+                                  &gates.header.base, fault);
+    return rc ? rc : save_gates(files, &gates, fault);
+}
+
+static int fit_measured(struct fitting *f, const struct save_files *files,
+                        struct engine_fitted *out, struct fault *fault) {
+    const struct fit_options options = {.seed = f->fit->seed, .progress = step_done, .arg = f};
+    struct cpu_team *team;
+    struct fit_net net;
+    struct fit_result result;
+    int rc = cpu_team_open(backend_threads(f->options->threads), &team);
+    if (rc) return fault_set(fault, rc, "threads", "%s", err_text(rc));
+    rc = fit_gates(&options, f->measured, f->measured_count, team, &net, &result, fault);
+    cpu_team_close(team);
+    if (rc) return rc;
+    out->texts = f->measured_count;
+    out->entries = f->entries;
+    out->steps = result.steps;
+    out->best = result.best;
+    out->before = result.before;
+    out->lost = result.lost;
+    rc = write_gates(f, files, &net, fault);
+    fit_net_close(&net);
+    return rc;
+}
+
+/* The pieces that were held out go to the caller. */
+static void give_held_out(struct fitting *f, struct engine_fitted *out) {
+    out->held_out = mem_must_alloc((size_t)f->measured_count, sizeof *out->held_out);
+    for (int i = 0; i < f->measured_count; i += FIT_HELD_OUT) {
+        out->held_out[out->held_out_count++] = f->pieces[i];
+        f->pieces[i] = (struct engine_fit_text){0};
+    }
+}
+
+void engine_fitted_close(struct engine_fitted *fitted) {
+    for (int i = 0; i < fitted->held_out_count; i++) mem_free(fitted->held_out[i].ids);
+    mem_free(fitted->held_out);
+    *fitted = (struct engine_fitted){0};
+}
+
+/* ---- The whole ------------------------------------------------------------------------------- */
+
+/* Refuses what a start would refuse, before anything is written; no gates are needed. */
+static int check_start(const struct engine_options *options, struct engine_found *found,
+                       struct fault *fault) {
+    struct engine_options check = *options;
+    struct engine *engine;
+    check.check_only = true;
+    check.progress = NULL;
+    check.gates = "";
+    check.kv_policy = "full";
+    check.device = "cpu";
+    check.found = found;
+    return engine_open(&check, &engine, fault);
+}
+
+static int fit_to(struct fitting *f, const struct save_files *files, struct engine_fitted *out,
+                  struct fault *fault) {
+    uint64_t random = f->fit->seed;
+    int rc = text_open(f->options->model_dir, &f->text, fault);
+    if (!rc) rc = fitting_read_texts(f, &random, fault);
+    if (!rc) rc = fitting_measure(f, &random, fault);
+    if (!rc) rc = fit_measured(f, files, out, fault);
+    if (!rc) give_held_out(f, out);
+    return rc;
+}
+
+static void close_fitting(struct fitting *f) {
+    for (int i = 0; i < f->measured_count; i++) worth_text_close(&f->measured[i]);
+    for (int i = 0; i < f->piece_count; i++) mem_free(f->pieces[i].ids);
+    mem_free(f->measured);
+    mem_free(f->pieces);
+    text_close(&f->text);
+}
+
+int engine_fit_gates(const struct engine_options *options, const struct engine_fit *fit,
+                     struct engine_fitted *out, struct fault *fault) {
+    struct engine_found found = {0};
+    struct save_files files;
+    *out = (struct engine_fitted){0};
+    struct fitting f = {.options = options, .fit = fit, .began_ns = clock_ns()};
+    int rc = check_start(options, &found, fault);
+    if (rc) return rc;
+    f.tokens = found.max_model_len < ENGINE_FIT_TOKENS ? found.max_model_len : ENGINE_FIT_TOKENS;
+    rc = save_files_open(&files, "out", fit->out, false, fault);
+    if (rc) return rc;
+    rc = save_files_close(&files, fit_to(&f, &files, out, fault), fault);
+    close_fitting(&f);
+    if (rc) engine_fitted_close(out);
+    return rc;
+}

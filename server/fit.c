@@ -1,0 +1,319 @@
+#include "server/fit.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/mem.h"
+
+#define FIT_TEXT_BYTES_MAX ((size_t)64 << 20)
+#define FIT_MEASURED_MAX   6 /* texts of the table */
+
+/* ---- Arguments ------------------------------------------------------------------------------- */
+
+void fit_help(FILE *out) {
+    fputs(
+        "Usage: keepd fit MODEL --text FILE... [--minutes N] [--out FILE] [--seed N] [options]\n"
+        "\n"
+        "Fits retention gates, which the policy global needs, to a model on this machine, and\n"
+        "prints what they lose beside other policies, on texts that the fit has not learnt from.\n"
+        "\n"
+        "  --text FILE...  plain text (UTF-8) of the kinds that the model will read, 20,000 "
+        "tokens\n"
+        "                  or more in all; may be given several times\n"
+        "  --minutes N     ends measuring after three quarters of this time, and the fit with it\n"
+        "                  [as long as it takes]\n"
+        "  --out FILE      the gates; must not exist [gates.safetensors in the model's directory,\n"
+        "                  or NAME.gates.safetensors beside NAME.gguf]\n"
+        "  --seed N        of the fit [1]\n"
+        "\n"
+        "All options of the daemon that concern the engine apply, such as --threads and\n"
+        "--quantization: keepd --help. Serve with: keepd --model MODEL --gates FILE\n",
+        out);
+}
+
+static int parse_number(const char *name, const char *text, uint64_t most, uint64_t *value,
+                        struct fault *fault) {
+    char *end = NULL;
+    unsigned long long number = text && text[0] != '-' ? strtoull(text, &end, 10) : 0;
+    if (!text || !end || end == text || *end || number > most)
+        return fault_set(fault, ERR_INVALID, name, "must be a whole number from 0 to %llu",
+                         (unsigned long long)most);
+    *value = number;
+    return 0;
+}
+
+/* Takes the names after --text, up to the next option; *at is the last argument taken. */
+static int parse_texts(int argc, char **argv, int *at, struct fit_command *command,
+                       struct fault *fault) {
+    const int first = *at + 1;
+    for (; *at + 1 < argc && argv[*at + 1][0] != '-'; ++*at) {
+        if (command->text_count == FIT_FILES_MAX)
+            return fault_set(fault, ERR_INVALID, "--text", "at most %d files", FIT_FILES_MAX);
+        command->texts[command->text_count++] = argv[*at + 1];
+    }
+    return *at + 1 > first ? 0 : fault_set(fault, ERR_INVALID, "--text", "needs a file");
+}
+
+/* 1: the argument is one of ours; 0: it is not. */
+static int parse_own(int argc, char **argv, int *at, struct fit_command *command,
+                     struct fault *fault) {
+    const char *name = argv[*at], *value = argv[*at + 1];
+    uint64_t number = 0;
+    int rc = 0;
+    if (strcmp(name, "--help") == 0) {
+        command->help = true;
+        return 1;
+    }
+    if (strcmp(name, "--text") == 0) {
+        rc = parse_texts(argc, argv, at, command, fault);
+        return rc ? rc : 1;
+    }
+    if (strcmp(name, "--out") == 0) {
+        command->out = value;
+        if (!value) rc = fault_set(fault, ERR_INVALID, name, "needs a file");
+    } else if (strcmp(name, "--minutes") == 0) {
+        rc = parse_number(name, value, FIT_MINUTES_MAX, &number, fault);
+        command->minutes = (int)number;
+    } else if (strcmp(name, "--seed") == 0) {
+        rc = parse_number(name, value, UINT64_MAX, &command->seed, fault);
+    } else {
+        return 0;
+    }
+    ++*at;
+    return rc ? rc : 1;
+}
+
+int fit_parse(int argc, char **argv, struct fit_command *command, char **rest,
+              struct fault *fault) {
+    int count = 0, first = 2;
+    *command = (struct fit_command){.seed = 1};
+    rest[count++] = argv[0];
+    if (argc > 2 && argv[2][0] != '-') {
+        rest[count++] = "--model";
+        rest[count++] = argv[2];
+        first = 3;
+    }
+    for (int i = first; i < argc; i++) {
+        int taken = parse_own(argc, argv, &i, command, fault);
+        if (taken < 0) return taken;
+        if (!taken) rest[count++] = argv[i];
+    }
+    rest[count] = NULL;
+    if (command->help || command->text_count) return 0;
+    return fault_set(fault, ERR_INVALID, "--text",
+                     "is required: files with text of the kinds that the model will read");
+}
+
+int fit_out(const char *model, char *out, size_t size, struct fault *fault) {
+    struct stat info;
+    const size_t length = strlen(model);
+    const bool file = stat(model, &info) == 0 && S_ISREG(info.st_mode);
+    const bool gguf = file && length > 5 && strcmp(model + length - 5, ".gguf") == 0;
+    const int n = snprintf(out, size, "%.*s%sgates.safetensors", (int)(gguf ? length - 5 : length),
+                           model, file ? "." : "/");
+    if (n >= 0 && (size_t)n < size) return 0;
+    return fault_set(fault, ERR_INVALID, "model", "the name is too long");
+}
+
+/* ---- Progress -------------------------------------------------------------------------------- */
+
+struct fit_progress {
+    FILE *log;
+    bool terminal;
+    enum engine_fit_work work;
+    bool begun;
+    int64_t began_ns;
+    int tenths; /* lines that a log has got of this work */
+};
+
+static const char *work_name(enum engine_fit_work work) {
+    return work == ENGINE_FIT_MEASURING ? "measuring" : "fitting";
+}
+
+/* A line that a terminal draws again; ten of them in a log. */
+static bool fit_progress_note(void *arg, enum engine_fit_work work, int done, int total,
+                              double lost) {
+    struct fit_progress *p = arg;
+    const int64_t now = clock_ns();
+    char tail[64] = "";
+    if (!p->begun || p->work != work) {
+        p->begun = true;
+        p->work = work;
+        p->tenths = 0;
+        /* The first call comes after the first part. */
+        p->began_ns = now - (done > 0 ? (now - p->began_ns) / done : 0);
+    }
+    const double left = (double)(now - p->began_ns) * 1e-9 * (total - done) / (done ? done : 1);
+    if (isfinite(lost)) snprintf(tail, sizeof tail, ", held-out loss %.4f", lost);
+    const bool last = done == total;
+    if (p->terminal) {
+        fprintf(p->log, "\r\033[K%s %d of %d, %.0f s left%s%s", work_name(work), done, total, left,
+                tail, last ? "\n" : "");
+    } else if (done * 10 / total > p->tenths) {
+        p->tenths = done * 10 / total;
+        fprintf(p->log, "%s %d of %d, %.0f s left%s\n", work_name(work), done, total, left, tail);
+    }
+    fflush(p->log);
+    if (last) p->began_ns = now;
+    return true;
+}
+
+/* ---- The fit --------------------------------------------------------------------------------- */
+
+static int fit_read_files(const struct fit_command *command, char **texts, size_t *sizes,
+                          struct fault *fault) {
+    for (int i = 0; i < command->text_count; i++) {
+        int rc = file_read(command->texts[i], FIT_TEXT_BYTES_MAX, &texts[i], &sizes[i], fault);
+        if (rc) return fault_set(fault, rc, "--text", "%.200s: %s", command->texts[i], fault->text);
+    }
+    return 0;
+}
+
+int fit_run(const struct fit_command *command, const struct engine_options *options, FILE *log,
+            struct engine_fitted *fitted, struct fault *fault) {
+    char *texts[FIT_FILES_MAX] = {0};
+    size_t sizes[FIT_FILES_MAX] = {0};
+    struct fit_progress progress = {
+        .log = log, .terminal = isatty(fileno(log)) == 1, .began_ns = clock_ns()};
+    const struct engine_fit fit = {.texts = (const char *const *)texts,
+                                   .text_sizes = sizes,
+                                   .text_count = command->text_count,
+                                   .out = command->out,
+                                   .minutes = command->minutes,
+                                   .seed = command->seed,
+                                   .progress = fit_progress_note,
+                                   .arg = &progress};
+    int rc = fit_read_files(command, texts, sizes, fault);
+    if (!rc) rc = engine_fit_gates(options, &fit, fitted, fault);
+    for (int i = 0; i < command->text_count; i++) mem_free(texts[i]);
+    if (rc) return rc;
+    fprintf(log,
+            "%d texts, %d entries per head of each; best after step %d of %d: of what entries of "
+            "held-out texts are worth, evictions lose %.4f (newest kept: %.4f)\n",
+            fitted->texts, fitted->entries, fitted->best, fitted->steps, fitted->lost,
+            fitted->before);
+    return 0;
+}
+
+/* ---- The table ------------------------------------------------------------------------------- */
+
+static const char *const fit_policies[] = {"global", "snapkv", "streaming"};
+static const int fit_parts[] = {2, 4, 8};
+enum { FIT_POLICIES = 3, FIT_PARTS = 3 };
+
+/* Differences to the full cache, of each text. */
+struct fit_cell {
+    double nats[FIT_MEASURED_MAX];
+    int count;
+};
+
+static struct engine_request fit_request(const struct engine_fit_text *text, const char *policy,
+                                         int part) {
+    const int32_t held = part ? text->count / part : 0, chunk = held / 4;
+    return (struct engine_request){
+        .prompt = text->ids,
+        .prompt_count = text->count,
+        .top_p = 1,
+        .repetition = 1,
+        .choices = 1,
+        .top_logprobs = -1,
+        .prompt_logprobs = true,
+        .think_begin = -1,
+        .think_end = -1,
+        .kv = {.policy = policy,
+               .budget = part ? held - chunk : -1,
+               .buffer = part ? chunk : -1,
+               .chunk = part ? chunk : -1,
+               .sinks = -1,
+               .recent = -1},
+    };
+}
+
+/* Nats per token of the second half. */
+static int fit_score(struct bench *bench, struct engine *engine, const struct engine_fit_text *text,
+                     const char *policy, int part, double *nats, struct fault *fault) {
+    struct engine_job *job = mem_must_alloc(1, sizeof *job);
+    job->request = fit_request(text, policy, part);
+    int rc = bench_run_jobs(bench, engine, job, 1, fault);
+    const int first = text->count / 2;
+    double sum = 0;
+    for (int i = first; i < text->count && !rc; i++) sum -= (double)job->prompt_tokens[i].logprob;
+    *nats = sum / (text->count - first);
+    engine_job_close(job);
+    mem_free(job);
+    return rc;
+}
+
+static double cell_mean(const struct fit_cell *cell) {
+    double sum = 0;
+    for (int i = 0; i < cell->count; i++) sum += cell->nats[i];
+    return sum / cell->count;
+}
+
+/* The standard error of the mean; NAN for one text. */
+static double cell_error(const struct fit_cell *cell) {
+    double mean = cell_mean(cell), sum = 0;
+    for (int i = 0; i < cell->count; i++) sum += (cell->nats[i] - mean) * (cell->nats[i] - mean);
+    return sqrt(sum / (cell->count - 1) / cell->count);
+}
+
+static void print_table(FILE *out, struct fit_cell cells[FIT_POLICIES][FIT_PARTS]) {
+    fprintf(out,
+            "\nNats per token over the full cache, second half of %d texts that the fit has not "
+            "learnt from:\n\n| part of the tokens |",
+            cells[0][0].count);
+    for (int i = 0; i < FIT_PARTS; i++) fprintf(out, " 1/%d |", fit_parts[i]);
+    fprintf(out, "\n|---|--:|--:|--:|\n");
+    for (int p = 0; p < FIT_POLICIES; p++) {
+        fprintf(out, "| `%s` |", fit_policies[p]);
+        for (int i = 0; i < FIT_PARTS; i++) {
+            fprintf(out, " %.3f", cell_mean(&cells[p][i]));
+            if (cells[p][i].count > 1) fprintf(out, " ± %.3f", cell_error(&cells[p][i]));
+            fputs(" |", out);
+        }
+        fputc('\n', out);
+    }
+}
+
+/* The smallest part at which `global` loses at most so much. */
+static void print_advice(FILE *out, const struct fit_cell global[FIT_PARTS], double most) {
+    int part = 1;
+    for (int i = 0; i < FIT_PARTS && cell_mean(&global[i]) <= most; i++) part = fit_parts[i];
+    if (part == 1)
+        fprintf(out, "For at most %.2f nats per token: more than half of the tokens\n", most);
+    else
+        fprintf(out, "For at most %.2f nats per token: --kv-budget of 1/%d of the tokens\n", most,
+                part);
+}
+
+int fit_measure(struct bench *bench, struct engine *engine, const struct engine_fitted *fitted,
+                FILE *out, struct fault *fault) {
+    struct fit_cell cells[FIT_POLICIES][FIT_PARTS] = {0};
+    const int held = fitted->held_out_count;
+    const int count = held < FIT_MEASURED_MAX ? held : FIT_MEASURED_MAX;
+    int rc = 0;
+    for (int t = 0; t < count && !rc; t++) {
+        double full = 0;
+        rc = fit_score(bench, engine, &fitted->held_out[t], "full", 0, &full, fault);
+        for (int i = 0; i < FIT_POLICIES * FIT_PARTS && !rc; i++) {
+            struct fit_cell *cell = &cells[i / FIT_PARTS][i % FIT_PARTS];
+            rc = fit_score(bench, engine, &fitted->held_out[t], fit_policies[i / FIT_PARTS],
+                           fit_parts[i % FIT_PARTS], &cell->nats[t], fault);
+            cell->nats[t] -= full;
+            cell->count = t + 1;
+        }
+    }
+    if (rc) return rc;
+    print_table(out, cells);
+    fputc('\n', out);
+    print_advice(out, cells[0], 0.02);
+    print_advice(out, cells[0], 0.05);
+    if (fflush(out) != 0 || ferror(out))
+        return fault_set(fault, ERR_IO, NULL, "the table cannot be written");
+    return 0;
+}

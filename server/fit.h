@@ -1,0 +1,50 @@
+/* `keepd fit MODEL --text FILE...`: fits retention gates to a model as it is served, and measures
+ * what they are worth. Three parts: engine_fit_gates; a new engine with the new gates; a table of
+ * what each of some policies loses on the texts that the fit has not learnt from: the mean negative
+ * log-likelihood of a text's second half in nats per token, less that with the full cache. The
+ * cache holds the budget and a quarter of it at most: with a part 1/n of the tokens, 3/4 of that
+ * are the budget, and a quarter is the chunk.
+ *
+ * Thread: the caller's, which is the loop thread of the engine's interface. */
+#ifndef KEEPD_SERVER_FIT_H
+#define KEEPD_SERVER_FIT_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "base/err.h"
+#include "engine/engine.h"
+#include "server/bench.h"
+
+#define FIT_FILES_MAX   64
+#define FIT_MINUTES_MAX 10080
+
+struct fit_command {
+    const char *texts[FIT_FILES_MAX]; /* names of files */
+    int text_count;
+    const char *out; /* NULL: beside the model, fit_out */
+    int minutes;
+    uint64_t seed;
+    bool help;
+};
+
+/* Takes the command's own arguments out of `argv`, and turns the model into --model, so that the
+ * daemon's options are left: `rest`, with room for argc + 2, ends with NULL. argv[0] is the
+ * program, argv[1] is "fit". ERR_INVALID names the argument in fault->field. */
+int fit_parse(int argc, char **argv, struct fit_command *command, char **rest, struct fault *fault);
+void fit_help(FILE *out);
+
+/* The gates' file of a model that --out does not name: gates.safetensors in its directory, or
+ * beside NAME.gguf NAME.gates.safetensors. ERR_INVALID: too long. */
+int fit_out(const char *model, char *out, size_t size, struct fault *fault);
+
+/* Reads the texts, fits and writes the gates, and says on `log` how far it is. *fitted is closed by
+ * the caller. */
+int fit_run(const struct fit_command *command, const struct engine_options *options, FILE *log,
+            struct engine_fitted *fitted, struct fault *fault);
+
+/* Measures with a started engine that has the gates, and prints the table. */
+int fit_measure(struct bench *bench, struct engine *engine, const struct engine_fitted *fitted,
+                FILE *out, struct fault *fault);
+
+#endif

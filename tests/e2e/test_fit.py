@@ -1,0 +1,96 @@
+"""keepd fit: gates for a model from texts alone, the table of what they lose, and what is refused."""
+import json
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
+MODEL = str(ROOT / "bundled/keepd-nano")
+TEXTS = [str(ROOT / "README.md"), str(ROOT / "SECURITY.md")]
+
+
+def keepd(*args):
+    return subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=300)
+
+
+def header(path):
+    data = pathlib.Path(path).read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    return json.loads(json.loads(data[8:8 + size])["__metadata__"]["keepd"])
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """Two runs that differ in their threads."""
+    folder = tmp_path_factory.mktemp("fit")
+    runs = [keepd("fit", MODEL, "--text", *TEXTS, "--threads", n, "--out", folder / f"{n}.safetensors") for n in (1, 2)]
+    return folder, runs
+
+
+def test_gates_are_written_and_served(fitted):
+    folder, runs = fitted
+    for run in runs:
+        assert run.returncode == 0, run.stderr
+    about, own = header(folder / "1.safetensors"), header(pathlib.Path(MODEL) / "gates.safetensors")
+    assert about["type"] == "rg" and about["width"] == 64 and about["horizon"] == 1
+    assert (about["layers"], about["heads"], about["d_model"]) == (own["layers"], own["heads"], own["d_model"])
+    assert len(about["base"]["vectors"]) == 64 and len(about["base"]["matrices"]) == 64
+    check = keepd("--model", MODEL, "--gates", folder / "1.safetensors", "--check-config")
+    assert check.returncode == 0, check.stderr
+    assert not list(folder.glob("*.partial"))
+
+
+def test_the_same_bits_for_any_number_of_threads(fitted):
+    folder, _ = fitted
+    assert (folder / "1.safetensors").read_bytes() == (folder / "2.safetensors").read_bytes()
+
+
+def test_the_table(fitted):
+    folder, (run, _) = fitted
+    lines = run.stdout.splitlines()
+    assert lines[0] == str(folder / "1.safetensors")
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines if line.startswith("| `")}
+    assert list(rows) == ["`global`", "`snapkv`", "`streaming`"]
+    lost = {name: [float(cell.split()[0]) for cell in cells] for name, cells in rows.items()}
+    assert all(len(cells) == 3 for cells in lost.values())
+    assert lost["`global`"][0] < 0.1                            # half of the tokens
+    assert len(re.findall(r"^For at most 0\.0[25] nats per token: ", run.stdout, re.M)) == 2
+    found = re.search(r"evictions lose (0\.\d+) \(newest kept: (0\.\d+)\)", run.stderr)
+    assert float(found[1]) < float(found[2])
+    assert "measuring" in run.stderr and "fitting" in run.stderr
+
+
+@pytest.mark.parametrize("args, message", [
+    ((MODEL,), "--text: is required"),
+    ((MODEL, "--text"), "--text: needs a file"),
+    ((MODEL, "--text", "/nowhere"), "/nowhere"),
+    ((MODEL, "--text", TEXTS[0], "--minutes", "x"), "--minutes: must be a whole number"),
+    ((MODEL, "--text", TEXTS[0], "--out"), "--out: needs a file"),
+    ((MODEL, "--text", TEXTS[0], "--out", "/nowhere/g.safetensors"), "/nowhere/g.safetensors"),
+    ((MODEL, "--text", str(ROOT / "tests/pytest.ini"), "--out", "{tmp}/g"), "tokens or more are needed"),
+    ((MODEL, "--text", TEXTS[0], "--out", "{tmp}/g", "--device", "cuda"), "device"),
+    (("--text", TEXTS[0]), "no model given"),
+    (("/nowhere", "--text", TEXTS[0]), "/nowhere"),
+    ((MODEL, "--text", TEXTS[0], "--thread", "1"), "thread"),
+])
+def test_refusals(args, message, tmp_path):
+    run = keepd("fit", *[a.replace("{tmp}", str(tmp_path)) for a in args])
+    assert run.returncode == 78 and message in run.stderr, run.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_not_overwritten(tmp_path):
+    there = tmp_path / "gates.safetensors"
+    there.write_text("mine")
+    run = keepd("fit", MODEL, "--text", *TEXTS, "--out", there)
+    assert run.returncode == 78 and "is not overwritten" in run.stderr
+    assert there.read_text() == "mine"
+
+
+def test_help():
+    run = keepd("fit", "--help")
+    assert run.returncode == 0 and "--text FILE..." in run.stdout
