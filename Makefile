@@ -44,33 +44,32 @@ package: ## build a Debian package: build/keepd_VERSION_ARCHITECTURE.deb
 	@cd build && cpack -G DEB --config release/CPackConfig.cmake -B . >package.log || { cat package.log; exit 1; }
 	@ls build/keepd_*.deb
 
-test: ## install missing packages, build, run the tests: with sanitizers, the long ones without (minutes)
+test: ## install missing packages, build, run the tests, with sanitizers for all but the kernels (minutes)
 	@tools/install-deps test
 	@rm -rf build/results
-	@$(MAKE) --no-print-directory build
-	@tools/build asan
-	@tools/run_ctest asan -LE long
-	@tools/build dev plain_tests
-	@tools/run_ctest dev -L long
-	@tools/run_pytest quick -m "not slow"
+	@tools/build test
+	@tools/run_ctest test -LE long
+	@SUITES=tests/http KEEPD_BIN=build/test/server/keepd-fake tools/run_pytest quick -m "not slow"
+	@SUITES=tests/e2e/test_dialogue.py KEEPD_BIN=build/test/server/keepd tools/run_pytest quick -m "not slow"
+	@tools/totals --slowest 10
 
-check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long suites, style (under an hour)
+check: ## run everything that `make test` omits: kernels with sanitizers, thread sanitizer, fuzzers, long suites, style (under an hour)
 	@tools/install-deps check
 	@$(MAKE) --no-print-directory build lint
+	@tools/run_ctest dev
+	@SUITES="tests/python tests/e2e tests/http/test_cuda.py" tools/run_pytest dev -m "not slow"
+	@tools/run_pytest slow -m slow
 	@tools/build tsan
 	@tools/run_ctest tsan -L tsan
 	@SUITES="tests/http/test_load.py tests/http/test_disconnect.py tests/http/test_conversations.py" \
 		KEEPD_BIN=build/tsan/server/keepd-fake tools/run_pytest tsan
-	@tools/run_ctest dev -LE long
 	@tools/run_fuzz $(FUZZ_SECONDS)
-	@tools/run_pytest slow -m slow
 	@tools/run_clients
 	@tools/run_agents
 	@tools/run_training
 	@$(MAKE) --no-print-directory package-test image-test gpu-test
-	@tools/build asan all long_tests
-	@tools/run_ctest asan -L long -LE plain
-	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
+	@tools/build asan kernel_tests
+	@tools/run_ctest asan -L kernels -LE plain
 	@$(MAKE) --no-print-directory load
 	@python3 tests/scale/run.py --sessions 80 --turns 4 --clients 8 --pause 0.5
 
