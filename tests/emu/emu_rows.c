@@ -110,7 +110,7 @@ static struct kern_weight *load(struct kern *kern, int64_t rows, int64_t cols,
 Test(emu_rows, norm_glu_gather) {
     static const int dims[] = {1, 2, 31, 64, 257, 640, 1030, 2064, 4112};
     struct kern *kern[BACKENDS];
-    struct kern_weight *fp8[BACKENDS];
+    struct kern_weight *fp8[BACKENDS] = {NULL};
     both_open(kern);
     for (size_t d = 0; d < 2 * sizeof dims / sizeof *dims; d++) {
         emu_set_seed(d);
