@@ -8,9 +8,10 @@
 
 /* The files of a version of control groups. */
 struct group_files {
-    const char
-        *marks; /* what precedes the path in a line of /proc/self/cgroup, behind its number */
-    const char *mount, *limit, *used; /* used: how the line of memory.stat begins */
+    /* In a line of /proc/self/cgroup `marks` stands between the number and the path. */
+    const char *marks;
+    const char *mount, *limit;
+    const char *used; /* the name at the beginning of a line of memory.stat */
 };
 
 static const struct group_files versions[] = {

@@ -818,7 +818,7 @@ static void time_each(int count) {
     row(name, (double)(cuda_queued(kern) - queued) / ROUNDS, "a step", "");
     found = cuda_times(kern, kinds, KINDS);
     for (int i = 0; i < found; i++) {
-        snprintf(name, sizeof name, "a step of %d x %d entries: %s, %g times", count, entries,
+        snprintf(name, sizeof name, "a step of %d x %d entries: %.79s, %g times", count, entries,
                  kinds[i].name, (double)kinds[i].count / ROUNDS);
         row(name, kinds[i].us / ROUNDS, "us", "");
         all += kinds[i].us / ROUNDS;

@@ -686,7 +686,8 @@ static void write_repeated(struct buf *out, const struct oai_rewrite *w) {
     repeat_inner(out, json_get(w->body, "reasoning"), "effort", "null");
     buf_str(out, ",\"summary\":null},\"text\":{");
     repeat_inner(out, json_get(w->body, "text"), "format", "{\"type\":\"text\"}");
-    buf_fmt(out, ",\"verbosity\":\"medium\"},\"service_tier\":\"default\",\"store\":%s",
+    repeat(out, json_get(w->body, "text"), "verbosity", "\"medium\"");
+    buf_fmt(out, "},\"service_tier\":\"default\",\"store\":%s",
             w->r->out->own_items ? "true" : "false");
     repeat_number(out, w->body, "temperature", s->temperature);
     repeat_number(out, w->body, "top_p", s->top_p);

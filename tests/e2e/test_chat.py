@@ -257,7 +257,7 @@ def says(text):
 
 @pytest.mark.parametrize("number", [2**63 - 1, 2**62, 2**64, -2**63, 1e300, "x", None])
 def test_numbers_of_a_hostile_server(hostile, number):
-    """Their sum is shown, so they are bounded."""
+    """The client shows the sum of such numbers, so it bounds each of them."""
     names = ("seen_tokens", "kept_entries", "evicted_entries", "shifts", "bytes", "budget")
     usage = {"completion_tokens": number, "prompt_tokens_details": {"cached_tokens": number}, "kv_details": dict.fromkeys(names, number)}
     run = chat(hostile(info(kv_budget=number), event(choices=[{"delta": {"content": "x"}, "finish_reason": "stop"}], usage=usage)), lines=["hi"])

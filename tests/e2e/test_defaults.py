@@ -1,4 +1,4 @@
-"""What the daemon does where nothing is said: texts go on in the same memory, a budget that changes nothing is named, and so are
+"""The daemon's defaults: texts go on in the same memory, a budget that changes nothing is named, and so are
 sizes that the machine does not have."""
 import os
 import pathlib

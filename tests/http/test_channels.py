@@ -116,7 +116,7 @@ def test_reasoning_is_counted_and_hidden(daemon):
 
 
 def test_a_long_header_is_no_call(daemon):
-    check(daemon, f"{CHANNEL}commentary {'x' * 250} to=functions.f{MESSAGE}" + "{}" + CALL, None, "{}", tools=TOOLS,
+    check(daemon, f"{CHANNEL}commentary {'x' * 320} to=functions.f{MESSAGE}" + "{}" + CALL, None, "{}", tools=TOOLS,
           max_tokens=400)
 
 

@@ -1,4 +1,4 @@
-"""What a new user sees at the start: names that other servers use, models that are not there, ports in use, an open address,
+"""The first messages that a new user sees: names that other servers use, models that are not there, ports in use, an open address,
 and where the defaults of requests come from."""
 import os
 import socket
