@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
 MODEL = str(ROOT / "bundled/keepd-nano")
-TEXTS = [str(ROOT / "README.md"), str(ROOT / "SECURITY.md")]
+TEXTS = [str(ROOT / "docs/SCALING.md"), str(ROOT / "SECURITY.md")]
 
 
 def keepd(*args):
