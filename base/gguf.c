@@ -68,7 +68,7 @@ int gguf_format_block(uint32_t format, size_t *bytes) {
     return format < FORMATS ? formats[format].block : 0;
 }
 
-/* ---- Bytes --------------------------------------------------------------------------------- */
+/* ---- Bytes ---- */
 
 struct parser {
     const char *begin, *at, *end;
@@ -120,7 +120,7 @@ static int take_name(struct parser *p, const char *what, char **out) {
     return 0;
 }
 
-/* ---- Values -------------------------------------------------------------------------------- */
+/* ---- Values ---- */
 
 static int skip_string(struct parser *p, const char *key) {
     uint64_t size = 0;
@@ -191,7 +191,7 @@ static int take_values(struct parser *p, uint64_t count) {
     return 0;
 }
 
-/* ---- Tensors ------------------------------------------------------------------------------- */
+/* ---- Tensors ---- */
 
 /* Sizes as the file has them, and the bytes that they and the format make. */
 static int take_shape(struct parser *p, struct gguf_tensor *tensor) {
@@ -296,7 +296,7 @@ static int take_tensors(struct parser *p, uint64_t count) {
     return 0;
 }
 
-/* ---- The whole ----------------------------------------------------------------------------- */
+/* ---- The whole ---- */
 
 static int check_version(struct parser *p, uint32_t version) {
     p->gguf->version = (int)(version & 0xff);
@@ -342,7 +342,7 @@ void gguf_close(struct gguf *gguf) {
     *gguf = (struct gguf){0};
 }
 
-/* ---- Values, read -------------------------------------------------------------------------- */
+/* ---- Values, read ---- */
 
 const struct gguf_value *gguf_find(const struct gguf *gguf, const char *key) {
     size_t low = 0, high = gguf->value_count;

@@ -47,7 +47,7 @@ struct chat {
     char warning[400]; /* the server's, which was said last */
 };
 
-/* ---- Output ---------------------------------------------------------------------------------- */
+/* ---- Output ---- */
 
 /* Does a character of UTF-8 control a terminal: C0 but tab and newline, DEL, or C1, which begins
  * with C2? */
@@ -156,7 +156,7 @@ static void show_details(struct chat *chat, const struct dialogue_answer *answer
     snprintf(chat->warning, sizeof chat->warning, "%s", answer->warning);
 }
 
-/* ---- Failures -------------------------------------------------------------------------------- */
+/* ---- Failures ---- */
 
 static void say_failure(struct chat *chat, struct http_answer *answer) {
     const char *url = chat->options.url;
@@ -183,7 +183,7 @@ static void say_failure(struct chat *chat, struct http_answer *answer) {
     }
 }
 
-/* ---- A turn ---------------------------------------------------------------------------------- */
+/* ---- A turn ---- */
 
 static struct dialogue *current(struct chat *chat) {
     return &chat->branches[chat->at];
@@ -258,7 +258,7 @@ static void ask(struct chat *chat, const char *text) {
     dialogue_answer_close(&turn.answer);
 }
 
-/* ---- Commands -------------------------------------------------------------------------------- */
+/* ---- Commands ---- */
 
 static bool read_whole(const char *text, int64_t *value) {
     char *end;
@@ -412,7 +412,7 @@ static bool run_command(struct chat *chat, const char *line) {
     return true;
 }
 
-/* ---- Start ----------------------------------------------------------------------------------- */
+/* ---- Start ---- */
 
 static void take_info(struct chat *chat, const cJSON *info) {
     struct fault fault = {0};
@@ -496,7 +496,7 @@ static void talk(struct chat *chat) {
     if (chat->editing) fputc('\n', stdout);
 }
 
-/* ---- Arguments ------------------------------------------------------------------------------- */
+/* ---- Arguments ---- */
 
 static const char usage[] =
     "Usage: keepd chat [URL] [options]\n"

@@ -16,7 +16,7 @@
 
 static const struct json_limits limits = {.bytes = LINE_BYTES_MAX, .depth = 64, .nodes = 1000000};
 
-/* ---- Messages -------------------------------------------------------------------------------- */
+/* ---- Messages ---- */
 
 void dialogue_open(struct dialogue *dialogue) {
     unsigned char random[16];
@@ -52,7 +52,7 @@ void dialogue_fork(const struct dialogue *from, struct dialogue *to) {
         dialogue_say(to, from->messages[i].assistant, from->messages[i].text);
 }
 
-/* ---- The request ----------------------------------------------------------------------------- */
+/* ---- The request ---- */
 
 static void write_message(struct buf *body, const char *role, const char *text, bool first) {
     buf_fmt(body, "%s{\"role\":\"%s\",\"content\":", first ? "" : ",", role);
@@ -96,7 +96,7 @@ void dialogue_write(const struct dialogue *dialogue, const struct dialogue_setti
     buf_char(body, '}');
 }
 
-/* ---- The answer ------------------------------------------------------------------------------ */
+/* ---- The answer ---- */
 
 void dialogue_answer_open(struct dialogue_answer *answer) {
     *answer = (struct dialogue_answer){0};

@@ -95,7 +95,7 @@ void automaton_prepare(struct automaton *a) {
     node_prepare(pool, &a->items, a->item_count, &a->item_capacity, sizeof *a->items, MORE_STATES);
 }
 
-/* ---- Stacks ---------------------------------------------------------------------------------- */
+/* ---- Stacks ---- */
 
 static uint32_t *stack_head(struct automaton *a, uint32_t node, uint32_t below) {
     return &a->stack_table[node_mix(node_mix(1, node), below) & (a->stack_table_size - 1)];
@@ -115,7 +115,7 @@ static uint32_t push_stack(struct automaton *a, uint32_t node, uint32_t below) {
     return a->stack_count++;
 }
 
-/* ---- Closure --------------------------------------------------------------------------------- */
+/* ---- Closure ---- */
 
 static bool is_item(const struct automaton_item *item, uint32_t node, uint32_t stack) {
     return item->node == node && item->stack == stack;
@@ -208,7 +208,7 @@ static void close_items(struct automaton *a) {
     }
 }
 
-/* ---- States ---------------------------------------------------------------------------------- */
+/* ---- States ---- */
 
 static int compare_items(const void *x, const void *y) {
     const struct automaton_item *a = x, *b = y;
@@ -312,7 +312,7 @@ uint32_t automaton_step(struct automaton *a, uint32_t id, int class) {
     return next;
 }
 
-/* ---- Near states ----------------------------------------------------------------------------- */
+/* ---- Near states ---- */
 
 /* Returns a stack whose first `bytes` bytes are as those of the given one. Is called once for each
  * level that is so near. */
@@ -371,7 +371,7 @@ uint32_t automaton_plain(struct automaton *a, uint32_t id) {
     return plain;
 }
 
-/* ---- Keeping states -------------------------------------------------------------------------- */
+/* ---- Keeping states ---- */
 
 /* Tables by old numbers: not 0 if it is to be kept, then the new number. */
 struct keeping {

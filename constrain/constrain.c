@@ -35,7 +35,7 @@ struct constrain {
     int next_kept;
 };
 
-/* ---- Parts ----------------------------------------------------------------------------------- */
+/* ---- Parts ---- */
 
 struct building {
     struct node_pool pool;
@@ -146,7 +146,7 @@ static int build(struct building *b, const struct constrain_part *part, uint32_t
     return finish(b, part, rc);
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 /* Frees what only the compilation needed, and provides what the first masks will need. */
 static int prepare(struct constrain *c) {
@@ -231,7 +231,7 @@ void constrain_close(struct constrain *c) {
     mem_free(c);
 }
 
-/* ---- Answers --------------------------------------------------------------------------------- */
+/* ---- Answers ---- */
 
 static struct kept *find_kept(struct constrain *c, const struct constrain_at *at) {
     for (int i = 0; i < CONSTRAIN_KEPT_MAX; i++)

@@ -25,8 +25,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 
-/* ---- Languages as data ------------------------------------------------------------------------
- */
+/* ---- Languages as data ---- */
 
 enum constrain_kind {
     CONSTRAIN_TEXT,    /* `text` itself */
@@ -80,8 +79,7 @@ unsigned constrain_types(const cJSON *root, const cJSON *schema);
 /* Writes a key by which caches find a part: two parts have equal keys exactly if they are equal. */
 void constrain_part_write(const struct constrain_part *part, struct buf *out);
 
-/* ---- Tokens -----------------------------------------------------------------------------------
- */
+/* ---- Tokens ---- */
 
 /* The vocabulary as a trie. Immutable after opening: shared by threads and languages. */
 struct constrain_tokens;
@@ -103,8 +101,7 @@ static inline size_t constrain_mask_words(int32_t vocabulary_size) {
     return ((size_t)vocabulary_size + 31) / 32;
 }
 
-/* ---- Compiled languages ------------------------------------------------------------------------
- */
+/* ---- Compiled languages ---- */
 
 struct constrain;
 

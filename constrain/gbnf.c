@@ -35,7 +35,7 @@ static bool at_rule(const struct grammar *g) {
     return grammar_is(g, end, "::=");
 }
 
-/* ---- Symbols --------------------------------------------------------------------------------- */
+/* ---- Symbols ---- */
 
 static int64_t read_member(struct grammar *g) {
     if (grammar_take(g, "\\")) return grammar_escape(g);
@@ -129,7 +129,7 @@ static uint32_t read_repeated(struct grammar *g) {
     return node;
 }
 
-/* ---- Rules ----------------------------------------------------------------------------------- */
+/* ---- Rules ---- */
 
 static uint32_t read_sequence(struct grammar *g) {
     uint32_t mark = g->pool->scratch_count, node = NODE_EMPTY;

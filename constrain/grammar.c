@@ -10,7 +10,7 @@
 #include "constrain/rules.h"
 #include "constrain/unicode.h"
 
-/* ---- Faults ---------------------------------------------------------------------------------- */
+/* ---- Faults ---- */
 
 static void place_of(const struct grammar *g, size_t at, size_t *line, size_t *column) {
     *line = *column = 1;
@@ -37,7 +37,7 @@ uint32_t grammar_refuse(struct grammar *g, int rc, size_t at, const char *format
     return NODE_NONE;
 }
 
-/* ---- Characters ------------------------------------------------------------------------------ */
+/* ---- Characters ---- */
 
 bool grammar_is(const struct grammar *g, size_t at, const char *text) {
     size_t size = strlen(text);
@@ -144,7 +144,7 @@ uint32_t grammar_quoted(struct grammar *g, bool fold) {
     return node;
 }
 
-/* ---- Rules ----------------------------------------------------------------------------------- */
+/* ---- Rules ---- */
 
 struct grammar_rule *grammar_find(struct grammar *g, const char *name, size_t size, size_t place) {
     uint32_t hash = 2166136261u;
@@ -179,7 +179,7 @@ void grammar_define(struct grammar *g, const char *name, size_t size, size_t pla
     if (g->pool->rc == 0) g->pool->rules[rule->rule] = body;
 }
 
-/* ---- The whole ------------------------------------------------------------------------------- */
+/* ---- The whole ---- */
 
 static bool is_name(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||

@@ -18,7 +18,7 @@ static uint32_t one_of(struct node_pool *pool, const char *bytes) {
     return node_bytes(pool, &set);
 }
 
-/* ---- Strings --------------------------------------------------------------------------------- */
+/* ---- Strings ---- */
 
 static uint32_t hex_node(struct node_pool *pool) {
     return one_of(pool, "0123456789abcdefABCDEF");
@@ -167,7 +167,7 @@ uint32_t json_string(struct json_nodes *nodes, uint32_t content) {
     return node_seq3(nodes->pool, quotes, json_quote(nodes, content), quotes);
 }
 
-/* ---- Literals -------------------------------------------------------------------------------- */
+/* ---- Literals ---- */
 
 void json_add_quoted(struct buf *out, const char *string) {
     size_t size = strlen(string);
@@ -229,7 +229,7 @@ uint32_t json_literal(struct json_nodes *nodes, const cJSON *value) {
     return node;
 }
 
-/* ---- Structures ------------------------------------------------------------------------------ */
+/* ---- Structures ---- */
 
 static uint32_t enclose(struct json_nodes *nodes, const char *begin, uint32_t inner,
                         bool may_be_empty, const char *end) {

@@ -45,7 +45,7 @@ static const struct {
 
 static uint32_t read_alternatives(struct lark *l);
 
-/* ---- Characters ------------------------------------------------------------------------------ */
+/* ---- Characters ---- */
 
 static bool is_name(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
@@ -95,7 +95,7 @@ static uint32_t terminal(struct lark *l, uint32_t node) {
     return node_seq(l->g->pool, l->ignored, node);
 }
 
-/* ---- Symbols --------------------------------------------------------------------------------- */
+/* ---- Symbols ---- */
 
 /* Reads an expression from behind the first '/'. */
 static uint32_t read_regex(struct lark *l) {
@@ -254,7 +254,7 @@ static uint32_t read_alternatives(struct lark *l) {
     return node_list_alt(l->g->pool, list);
 }
 
-/* ---- Statements ------------------------------------------------------------------------------ */
+/* ---- Statements ---- */
 
 static void import_one(struct lark *l, size_t begin, size_t size, size_t alias, size_t alias_size) {
     struct grammar *g = l->g;

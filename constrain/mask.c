@@ -70,7 +70,7 @@ static uint32_t *mask_of(const struct mask_maker *maker, struct automaton *a, ui
     return &a->states[maker->owner[slot].state].mask[maker->owner[slot].tier];
 }
 
-/* ---- Walking --------------------------------------------------------------------------------- */
+/* ---- Walking ---- */
 
 /* Allows the tokens that end at a node. */
 static void allow(const struct constrain_tokens *tokens, const struct trie_node *node,
@@ -105,7 +105,7 @@ static bool walk(const struct mask_maker *maker, struct automaton *a, const stru
     return true;
 }
 
-/* ---- Plain characters ------------------------------------------------------------------------ */
+/* ---- Plain characters ---- */
 
 static bool leads_on(struct automaton *a, uint32_t state) {
     for (int i = 0; i < TOKENS_UTF8_ROWS; i++)
@@ -204,7 +204,7 @@ static bool add_plain(const struct mask_maker *maker, struct automaton *a,
     return a->pool.rc == 0 && walk_plain(maker, a, tier, state, mask);
 }
 
-/* ---- Masks ----------------------------------------------------------------------------------- */
+/* ---- Masks ---- */
 
 /* Empties the next place of the ring and returns it. NULL: no memory. */
 static uint32_t *next_mask(struct mask_maker *maker, struct automaton *a) {

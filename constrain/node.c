@@ -10,7 +10,7 @@
 
 #define TABLE_MIN 1024u
 
-/* ---- Memory ---------------------------------------------------------------------------------- */
+/* ---- Memory ---- */
 
 bool node_reserve(struct node_pool *pool, void *array, uint32_t count, uint32_t *capacity,
                   size_t size, uint32_t more) {
@@ -78,7 +78,7 @@ void node_pool_close(struct node_pool *pool) {
     *pool = (struct node_pool){0};
 }
 
-/* ---- Interning ------------------------------------------------------------------------------- */
+/* ---- Interning ---- */
 
 static bool has_list(uint8_t kind) {
     return kind == NODE_KIND_ALT || kind == NODE_KIND_AND;
@@ -305,7 +305,7 @@ void node_pool_prepare(struct node_pool *pool) {
     node_derivatives_prepare(pool);
 }
 
-/* ---- Sets ------------------------------------------------------------------------------------ */
+/* ---- Sets ---- */
 
 void byte_set_range(struct byte_set *set, unsigned first, unsigned last) {
     for (unsigned byte = first; byte <= last; byte++) byte_set_add(set, byte);
@@ -347,7 +347,7 @@ uint32_t node_text(struct node_pool *pool, const char *text, size_t size) {
     return node;
 }
 
-/* ---- Constructors ---------------------------------------------------------------------------- */
+/* ---- Constructors ---- */
 
 /* Levels of a node around others. No node has more levels than a limit that 16 bits hold. */
 static uint16_t levels_around(uint16_t most) {
@@ -651,7 +651,7 @@ uint32_t node_rule(struct node_pool *pool, uint32_t rule) {
     return intern(pool, &node);
 }
 
-/* ---- Words ----------------------------------------------------------------------------------- */
+/* ---- Words ---- */
 
 static int compare_words(const void *a, const void *b) {
     const struct node_word *x = a, *y = b;

@@ -146,7 +146,7 @@ void node_pool_prepare(struct node_pool *pool);
  * stays and the rest is as if it had not begun. false: rc has another cause. */
 bool node_pool_resume(struct node_pool *pool);
 
-/* ---- Sets ---------------------------------------------------------------------------------- */
+/* ---- Sets ---- */
 
 static inline bool byte_set_has(const struct byte_set *set, unsigned byte) {
     return set->bits[byte >> 6] >> (byte & 63) & 1;
@@ -160,7 +160,7 @@ static inline void byte_set_add(struct byte_set *set, unsigned byte) {
 void byte_set_range(struct byte_set *set, unsigned first, unsigned last);
 bool byte_set_empty(const struct byte_set *set);
 
-/* ---- Constructors -------------------------------------------------------------------------- */
+/* ---- Constructors ---- */
 
 uint32_t node_bytes(struct node_pool *pool, const struct byte_set *set);
 uint32_t node_range(struct node_pool *pool, unsigned first, unsigned last);
@@ -196,7 +196,7 @@ uint32_t node_words(struct node_pool *pool, struct node_word *words, size_t coun
 uint32_t node_rule_open(struct node_pool *pool);
 uint32_t node_rule(struct node_pool *pool, uint32_t rule);
 
-/* ---- Questions ----------------------------------------------------------------------------- */
+/* ---- Questions ---- */
 
 /* Brings the classes up to date with the sets. If the classes change, the derivatives are
  * forgotten. After nodes were constructed, call it before node_derive, node_is_alive, node_live and

@@ -38,7 +38,7 @@ size_t node_derivatives_bytes(const struct node_pool *pool) {
     return pool->memo_size * sizeof *pool->memo + (pool->alikes != NULL ? sizeof *pool->alikes : 0);
 }
 
-/* ---- Classes --------------------------------------------------------------------------------- */
+/* ---- Classes ---- */
 
 /* Splits the classes by one set after the other. Digits are apart from each other and from '.' and
  * '-' because NODE_KIND_MOD tells them apart. */
@@ -75,7 +75,7 @@ void node_classes(struct node_pool *pool) {
     if (pool->classes != before) node_derivatives_forget(pool);
 }
 
-/* ---- Derivatives ----------------------------------------------------------------------------- */
+/* ---- Derivatives ---- */
 
 static uint64_t memo_key(uint32_t node, int class) {
     return (uint64_t)node << 8 | (uint64_t) class;
@@ -263,7 +263,7 @@ uint32_t node_derive(struct node_pool *pool, uint32_t id, int class) {
     return pool->rc == 0 ? result : NODE_NONE;
 }
 
-/* ---- Is there a string? ---------------------------------------------------------------------- */
+/* ---- Is there a string? ---- */
 
 static enum node_alive look(struct node_pool *pool, uint32_t id);
 

@@ -11,7 +11,7 @@
 #define ASK_PLAIN         255u
 static_assert(NODE_NEAR_MAX < ASK_PLAIN, "keys of remembered answers differ");
 
-/* ---- Near expressions ------------------------------------------------------------------------ */
+/* ---- Near expressions ---- */
 
 /* Returns a repetition that is like this one for `bytes` bytes, within which `most` rounds can end.
  */
@@ -74,7 +74,7 @@ uint32_t node_near(struct node_pool *pool, uint32_t id, uint32_t bytes) {
     return pool->rc == 0 ? near : id;
 }
 
-/* ---- Plain characters ------------------------------------------------------------------------ */
+/* ---- Plain characters ---- */
 
 /* The parts of an expression can be judged alone because none has a string that ends inside of a
  * plain character: then what follows a part begins with a whole character, too. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Decimals -------------------------------------------------------------------------------- */
+/* ---- Decimals ---- */
 
 static void strip(struct decimal *d) {
     int zeros = 0;
@@ -90,7 +90,7 @@ static bool is_zero(const struct decimal *d) {
     return d->whole == 1 && d->fraction == 0 && d->digits[0] == '0';
 }
 
-/* ---- Below a bound --------------------------------------------------------------------------- */
+/* ---- Below a bound ---- */
 
 static uint32_t digit_range(struct node_pool *pool, int first, int last) {
     return first > last ? NODE_NONE : node_range(pool, (unsigned)first, (unsigned)last);
@@ -147,7 +147,7 @@ static uint32_t below(struct node_pool *pool, const struct decimal *d, bool incl
     return node_list_alt(pool, list);
 }
 
-/* ---- Ranges ---------------------------------------------------------------------------------- */
+/* ---- Ranges ---- */
 
 static uint32_t unsigned_shape(struct node_pool *pool, bool integer) {
     uint32_t more = any_digits(pool, 0, NODE_ENDLESS);
@@ -178,7 +178,7 @@ static uint32_t range_node(struct node_pool *pool, const struct number_rules *r)
     return node_alt2(pool, plus, node_seq(pool, node_range(pool, '-', '-'), minus));
 }
 
-/* ---- Divisors -------------------------------------------------------------------------------- */
+/* ---- Divisors ---- */
 
 static uint64_t common_divisor(uint64_t a, uint64_t b) {
     while (b != 0) {

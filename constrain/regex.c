@@ -62,7 +62,7 @@ static uint32_t add_node(struct reader *r, uint32_t node) {
     return add_term(r, &(struct term){.kind = TERM_NODE, .node = node});
 }
 
-/* ---- Characters ------------------------------------------------------------------------------ */
+/* ---- Characters ---- */
 
 static bool at_end(const struct reader *r) {
     return r->at >= r->size || r->rc != 0;
@@ -253,7 +253,7 @@ static uint32_t read_dot(struct reader *r) {
     return finish_set(r, &set);
 }
 
-/* ---- Groups ---------------------------------------------------------------------------------- */
+/* ---- Groups ---- */
 
 static uint32_t read_alternatives(struct reader *r);
 
@@ -422,7 +422,7 @@ static uint32_t read_alternatives(struct reader *r) {
     return add_list(r, TERM_ALT, last);
 }
 
-/* ---- Nodes ----------------------------------------------------------------------------------- */
+/* ---- Nodes ---- */
 
 /* Builds a term without assertions. */
 static uint32_t plain_node(struct reader *r, uint32_t id) {

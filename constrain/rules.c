@@ -20,7 +20,7 @@ struct facts {
     int depth;
 };
 
-/* ---- Parts that end ------------------------------------------------------------------------- */
+/* ---- Parts that end ---- */
 
 static bool fact_of(const struct facts *f, const struct node *node, const bool *known,
                     bool of_repeat) {
@@ -67,7 +67,7 @@ static void find_facts(struct facts *f) {
     }
 }
 
-/* ---- Removing rules that are not needed ------------------------------------------------------ */
+/* ---- Removing rules that are not needed ---- */
 
 /* Returns whether a rule's body may replace its name: short ones only, because each use copies it.
  */
@@ -122,7 +122,7 @@ static void make_all(struct facts *f) {
         pool->rules[i] = f->made[pool->rules[i]] - 1;
 }
 
-/* ---- Left recursion -------------------------------------------------------------------------- */
+/* ---- Left recursion ---- */
 
 static bool begins_with(const struct node_pool *pool, uint32_t id, uint32_t rule) {
     const struct node *node = &pool->nodes[id];

@@ -19,7 +19,7 @@
 #define ONE_OF_MAX  256 /* all pairs of branches are compared */
 #define NOT_ASKED   UINT32_MAX
 
-/* ---- Faults ---------------------------------------------------------------------------------- */
+/* ---- Faults ---- */
 
 /* Appends the path of a node below `tree` to `path`; false: it is not there. */
 static bool find_path(const cJSON *tree, const cJSON *node, char *path, size_t size, int depth) {
@@ -69,7 +69,7 @@ const char *schema_text(struct schema *s, const char *string, size_t *size) {
     return text;
 }
 
-/* ---- Conjunctions ---------------------------------------------------------------------------- */
+/* ---- Conjunctions ---- */
 
 struct conjunction schema_open(struct schema *s, int count) {
     return (struct conjunction){.list = schema_alloc(s, (size_t)count, sizeof(struct conjunct))};
@@ -113,7 +113,7 @@ static struct conjunction with(struct schema *s, const struct conjunction *c, in
     return next;
 }
 
-/* ---- Keywords -------------------------------------------------------------------------------- */
+/* ---- Keywords ---- */
 
 static bool is_neutral(const cJSON *value) {
     if (cJSON_IsTrue(value) || cJSON_IsNull(value)) return true;
@@ -133,7 +133,7 @@ static void check_keywords(struct schema *s, const cJSON *schema) {
     }
 }
 
-/* ---- References ------------------------------------------------------------------------------ */
+/* ---- References ---- */
 
 /* Adds what a conjunct refers to, and its allOf, until nothing of the kind is left. */
 struct conjunction schema_flatten(struct schema *s, const struct conjunction *c) {
@@ -173,7 +173,7 @@ struct conjunction schema_flatten(struct schema *s, const struct conjunction *c)
     return all;
 }
 
-/* ---- Types ----------------------------------------------------------------------------------- */
+/* ---- Types ---- */
 
 static unsigned type_of_name(const char *name) {
     static const struct {
@@ -243,7 +243,7 @@ static unsigned types_of(struct schema *s, const struct conjunction *c) {
     return types;
 }
 
-/* ---- Numbers --------------------------------------------------------------------------------- */
+/* ---- Numbers ---- */
 
 static bool read_bound(struct schema *s, const cJSON *schema, const char *keyword,
                        struct decimal *out) {
@@ -328,7 +328,7 @@ static uint32_t typed_node(struct schema *s, const struct conjunction *c, unsign
     return node_list_alt(pool, list);
 }
 
-/* ---- Given values ---------------------------------------------------------------------------- */
+/* ---- Given values ---- */
 
 /* Does a keyword beside `type` say anything about objects and arrays? */
 static bool limits_structures(const struct conjunction *c) {
@@ -508,7 +508,7 @@ static uint32_t plain_node(struct schema *s, const struct conjunction *c) {
     return typed_node(s, c, types);
 }
 
-/* ---- Alternatives ---------------------------------------------------------------------------- */
+/* ---- Alternatives ---- */
 
 static uint32_t branches(struct schema *s, const struct conjunction *c, int at, const char *keyword,
                          unsigned skip) {
@@ -542,7 +542,7 @@ static uint32_t resolved_node(struct schema *s, const struct conjunction *c) {
     return plain_node(s, c);
 }
 
-/* ---- Conjunctions seen before ---------------------------------------------------------------- */
+/* ---- Conjunctions seen before ---- */
 
 struct schema_memo {
     struct memo_row {

@@ -55,7 +55,7 @@ static struct schema_index *index_of(struct schema *s) {
     return s->index;
 }
 
-/* ---- Members --------------------------------------------------------------------------------- */
+/* ---- Members ---- */
 
 /* Returns the place of a name, which may be free. Names of one hash make a search long, so each
  * comparison counts. NULL: too much work. */
@@ -101,7 +101,7 @@ const cJSON *schema_member(struct schema *s, const cJSON *object, const char *na
     return slot == NULL || cJSON_IsNull(*slot) ? NULL : *slot;
 }
 
-/* ---- Named schemas --------------------------------------------------------------------------- */
+/* ---- Named schemas ---- */
 
 static void add_named(struct schema *s, struct schema_index *index, struct schema_named row) {
     if (index->named_count == index->named_room) {
@@ -223,7 +223,7 @@ const cJSON *schema_find_named(struct schema *s, const cJSON *resource, const ch
     return twice ? NULL : row->node;
 }
 
-/* ---- Values ---------------------------------------------------------------------------------- */
+/* ---- Values ---- */
 
 /* Writes a number so that equal values have one text: its digits, and the power of ten behind them.
  */

@@ -64,7 +64,7 @@ void *schema_alloc(struct schema *s, size_t count, size_t size); /* NULL: noted 
 /* Returns a string of the document as text, which may hold U+0000; in the arena. NULL: noted. */
 const char *schema_text(struct schema *s, const char *string, size_t *size);
 
-/* ---- Tables of the document (schema_index.c) ------------------------------------------------- */
+/* ---- Tables of the document (schema_index.c) ---- */
 
 static inline uint32_t schema_hash(const char *text) {
     uint32_t hash = 2166136261u;
@@ -101,7 +101,7 @@ const struct value_set *schema_values(struct schema *s, const cJSON *node, bool 
 bool value_set_has(const struct value_set *set, const char *text);
 bool value_sets_apart(const struct value_set *a, const struct value_set *b);
 
-/* ---- Conjunctions ---------------------------------------------------------------------------- */
+/* ---- Conjunctions ---- */
 
 /* Room for `count` schemas, to be filled with schema_add. */
 struct conjunction schema_open(struct schema *s, int count);

@@ -23,7 +23,7 @@ static bool fits(struct schema *s, const struct element_list *list, const char *
     return entries <= TABLE_MAX;
 }
 
-/* ---- contains -------------------------------------------------------------------------------- */
+/* ---- contains ---- */
 
 struct contains {
     struct schema *s;
@@ -123,7 +123,7 @@ uint32_t schema_contains(struct schema *s, const struct element_list *list, bool
     return c.most > 0 ? below[0] : NODE_NONE;
 }
 
-/* ---- uniqueItems ----------------------------------------------------------------------------- */
+/* ---- uniqueItems ---- */
 
 /* The expressions of different values. */
 struct values {

@@ -47,7 +47,7 @@ struct object {
     uint32_t comma; /* between members */
 };
 
-/* ---- Reading --------------------------------------------------------------------------------- */
+/* ---- Reading ---- */
 
 static struct named *find_name(struct object *o, const char *name) {
     uint32_t *head = &o->heads[schema_hash(name) & (o->heads_size - 1)];
@@ -193,7 +193,7 @@ static bool is_closed(const struct object *o) {
     return declares;
 }
 
-/* ---- Values ---------------------------------------------------------------------------------- */
+/* ---- Values ---- */
 
 /* Builds the value of a member. `matched`: bits of the patterns that its name matches; `name` NULL:
  * the schema does not name it. */
@@ -280,7 +280,7 @@ static void build_others(struct object *o) {
     o->others = node_list_alt(s->pool, list);
 }
 
-/* ---- Members --------------------------------------------------------------------------------- */
+/* ---- Members ---- */
 
 /* Builds members that the schema does not name, behind `count` members. */
 static uint32_t others_node(struct object *o, uint32_t count) {

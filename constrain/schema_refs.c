@@ -8,7 +8,7 @@
 
 #define RESOLVE_MAX 16 /* references followed to compare two branches */
 
-/* ---- Pointers -------------------------------------------------------------------------------- */
+/* ---- Pointers ---- */
 
 static int hex_value(char c) {
     if (c >= '0' && c <= '9') return c - '0';
@@ -96,7 +96,7 @@ const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref)
     return found;
 }
 
-/* ---- Branches that exclude each other -------------------------------------------------------- */
+/* ---- Branches that exclude each other ---- */
 
 /* Follows a chain of references; a schema beside its $ref stays as it is. */
 static const cJSON *resolved(struct schema *s, const cJSON *schema) {
@@ -217,7 +217,7 @@ bool schema_are_apart(struct schema *s, const cJSON *a, const cJSON *b) {
     return are_apart(s, a, b, 0);
 }
 
-/* ---- Members that tell branches apart -------------------------------------------------------- */
+/* ---- Members that tell branches apart ---- */
 
 /* Returns the anyOf or oneOf of a schema; NULL: none. */
 static const cJSON *alternatives_of(const cJSON *schema) {

@@ -27,7 +27,7 @@ struct schema_rewrites {
     struct rewrite_row *chains[TABLES][CHAINS];
 };
 
-/* ---- New values ------------------------------------------------------------------------------ */
+/* ---- New values ---- */
 
 static cJSON *new_value(struct schema *s, int type) {
     cJSON *node = node_work(s->pool, NODE_COST) ? schema_alloc(s, 1, sizeof *node) : NULL;
@@ -89,7 +89,7 @@ static cJSON *new_list(struct schema *s, const char *keyword, cJSON **list) {
     return node;
 }
 
-/* ---- Opposites ------------------------------------------------------------------------------- */
+/* ---- Opposites ---- */
 
 static const cJSON *negate(struct schema *s, const cJSON *schema, int depth);
 
@@ -289,7 +289,7 @@ static const cJSON *negate(struct schema *s, const cJSON *schema, int depth) {
     return list->child != NULL ? node : new_value(s, cJSON_False);
 }
 
-/* ---- Rewriting ------------------------------------------------------------------------------- */
+/* ---- Rewriting ---- */
 
 static struct rewrite_row *row_of(struct schema *s, int table, const cJSON *key) {
     if (s->rewrites == NULL) s->rewrites = schema_alloc(s, 1, sizeof *s->rewrites);
@@ -414,7 +414,7 @@ const cJSON *schema_rewritten(struct schema *s, const cJSON *schema) {
     return row->made;
 }
 
-/* ---- Single schemas -------------------------------------------------------------------------- */
+/* ---- Single schemas ---- */
 
 const cJSON *schema_opposite(struct schema *s, const cJSON *schema) {
     struct rewrite_row *row = row_of(s, OPPOSITE, schema);
@@ -434,7 +434,7 @@ const cJSON *schema_const(struct schema *s, const cJSON *value) {
     return node;
 }
 
-/* ---- oneOf ----------------------------------------------------------------------------------- */
+/* ---- oneOf ---- */
 
 /* {"type": "object", "required": [`name`]} */
 static cJSON *new_required(struct schema *s, const char *name) {

@@ -39,7 +39,7 @@ static int compare_tokens(const void *a, const void *b) {
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* ---- Plain tokens ---------------------------------------------------------------------------- */
+/* ---- Plain tokens ---- */
 
 /* Returns the bytes of the plain character at the beginning of the text, 0 = there is none. */
 static size_t plain_step(const unsigned char *text, size_t size) {
@@ -73,7 +73,7 @@ static bool add_plain(struct token_tier *tier, const struct token *token) {
     return count > 0;
 }
 
-/* ---- Tries ----------------------------------------------------------------------------------- */
+/* ---- Tries ---- */
 
 static size_t shared_size(const struct token *x, const struct token *y) {
     size_t at = 0;
@@ -132,7 +132,7 @@ static int build_trie(struct constrain_tokens *tokens, struct trie *trie, struct
     return rc;
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 /* Collects the tokens of a tier: those that are longer than `above` and have at most tier->bytes.
  */

@@ -76,7 +76,7 @@ void point_set_fold(struct point_set *set) {
     }
 }
 
-/* ---- Expressions ----------------------------------------------------------------------------- */
+/* ---- Expressions ---- */
 
 /* The ranges of byte sequences that a set consists of, as alternatives. */
 struct sequences {

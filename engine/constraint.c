@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-/* ---- The table ------------------------------------------------------------------------------- */
+/* ---- The table ---- */
 
 void constraint_table_open(struct constraint_table *table,
                            const struct constrain_vocabulary *vocabulary) {
@@ -187,7 +187,7 @@ void constraint_close(struct constraint_table *table, struct engine_constraint *
     pthread_mutex_unlock(&table->lock);
 }
 
-/* ---- One answer ------------------------------------------------------------------------------ */
+/* ---- One answer ---- */
 
 static struct constraint_table *table_of(const struct engine_request *request) {
     return request->constraint->table;
@@ -273,7 +273,7 @@ void constraint_note(struct constraint_run *run, const struct engine_request *re
     run->waits = constraint_masks(run);
 }
 
-/* ---- Masks ----------------------------------------------------------------------------------- */
+/* ---- Masks ---- */
 
 static void release_constraint(void *arg) {
     struct engine_constraint *constraint = arg;

@@ -64,7 +64,7 @@ int constraint_open(struct constraint_table *table, const struct constrain_part 
                     struct engine_constraint **out, struct fault *fault);
 void constraint_close(struct constraint_table *table, struct engine_constraint *constraint);
 
-/* ---- One answer ------------------------------------------------------------------------------ */
+/* ---- One answer ---- */
 
 enum constraint_phase {
     CONSTRAINT_NONE,     /* the answer is free */

@@ -11,7 +11,7 @@
 #include "kernels/places.h"
 #include "kernels/rule.h"
 
-/* ---- The table ------------------------------------------------------------------------------- */
+/* ---- The table ---- */
 
 /* splitmix64, Steele et al. 2014 */
 static uint64_t mix(uint64_t x) {
@@ -182,7 +182,7 @@ struct conversation *conversation_expired(struct conversation_table *table, int6
     return expired;
 }
 
-/* ---- Search ---------------------------------------------------------------------------------- */
+/* ---- Search ---- */
 
 uint64_t conversation_hash(uint64_t hash, const int32_t *tokens, int32_t count) {
     for (int32_t i = 0; i < count; i++)
@@ -238,7 +238,7 @@ static bool extends_gone(const struct conversation_table *table,
     return false;
 }
 
-/* ---- Cuts ------------------------------------------------------------------------------------ */
+/* ---- Cuts ---- */
 
 bool conversation_can_cut(const struct kern_rule *rule) {
     return !rule_adds(rule);
@@ -270,7 +270,7 @@ int32_t conversation_cut(const struct conversation *conv, int32_t most, int32_t 
     return cut >= least && cut > 0 ? (int32_t)cut : 0;
 }
 
-/* ---- Match ----------------------------------------------------------------------------------- */
+/* ---- Match ---- */
 
 /* Returns whether the prompt repeats the end of the conversation's last answer somewhere after the
  * common tokens: then both are of one dialogue, and the template rendered something before the
@@ -382,7 +382,7 @@ struct conversation_match conversation_find(struct conversation_table *table,
     return best;
 }
 
-/* ---- Search by hashes ------------------------------------------------------------------------ */
+/* ---- Search by hashes ---- */
 
 const uint64_t *conversation_search_hashes(struct conversation_search *search) {
     const struct conversation_query *query = search->query;

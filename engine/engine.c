@@ -12,8 +12,7 @@
 #include "engine/engine_int.h"
 #include "engine/store.h"
 
-/* ---- Running ----------------------------------------------------------------------------------
- */
+/* ---- Running ---- */
 
 int engine_start(struct engine *e) {
     for (int i = 0; i < e->replica_count; i++) {
@@ -49,7 +48,7 @@ void engine_close(struct engine *e) {
     mem_free(e);
 }
 
-/* ---- Requests -------------------------------------------------------------------------------- */
+/* ---- Requests ---- */
 
 const struct engine_info *engine_info(const struct engine *e) {
     return &e->info;
@@ -144,7 +143,7 @@ int engine_check(const struct engine *e, struct engine_job *job, struct fault *f
     return rc;
 }
 
-/* ---- Replicas -------------------------------------------------------------------------------- */
+/* ---- Replicas ---- */
 
 /* Considers only conversations that exist now: a conversation whose turn is still running cannot be
  * continued yet, whatever hint the client sends. */
@@ -209,7 +208,7 @@ int engine_conversation_order(struct engine *e, struct engine_order *order) {
     return 0;
 }
 
-/* ---- Text ------------------------------------------------------------------------------------ */
+/* ---- Text ---- */
 
 /* Bounds the work of /tokenize, which may ask for more tokens than a prompt can have. */
 static size_t ids_max(const struct engine *e) {
@@ -261,8 +260,7 @@ bool engine_token_is_special(const struct engine *e, int32_t id) {
     return tok_is_special(e->text.tok, id);
 }
 
-/* ---- Constraints ------------------------------------------------------------------------------
- */
+/* ---- Constraints ---- */
 
 int engine_constraint_open(struct engine *e, const struct constrain_part *part,
                            struct engine_constraint **out, struct fault *fault) {
@@ -273,7 +271,7 @@ void engine_constraint_close(struct engine *e, struct engine_constraint *constra
     constraint_close(&e->constraints, constraint);
 }
 
-/* ---- Observation ----------------------------------------------------------------------------- */
+/* ---- Observation ---- */
 
 void engine_replica_status(struct engine *e, int replica, struct engine_status *out) {
     struct store *store = e->replicas[replica].store;

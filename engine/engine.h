@@ -146,7 +146,7 @@ int engine_inspect(const struct engine_options *options, struct buf *out, char *
 int engine_save(const struct engine_options *options, const char *to, size_t *bytes,
                 struct fault *fault);
 
-/* ---- Fitting gates --------------------------------------------------------------------------- */
+/* ---- Fitting gates ---- */
 
 #define ENGINE_FIT_TOKENS 1024 /* most tokens of a text */
 
@@ -240,7 +240,7 @@ const struct engine_info *engine_info(const struct engine *engine);
 /* Names of the eviction policies that this model can be served with; NULL past the end. */
 const char *engine_policy_at(const struct engine *engine, int index);
 
-/* ---- Text (any thread) --------------------------------------------------------------------- */
+/* ---- Text (any thread) ---- */
 
 struct engine_ids {
     int32_t *ids; /* in the caller's arena */
@@ -278,7 +278,7 @@ size_t engine_token_name(const struct engine *engine, int32_t id, const char **n
 /* Returns how many special tokens engine_tokenize adds in front of a text. */
 int engine_added_before(const struct engine *engine);
 
-/* ---- Constraints (any thread) ---------------------------------------------------------------- */
+/* ---- Constraints (any thread) ---- */
 
 /* A language that answers must belong to (constrain/constrain.h), compiled for this vocabulary. */
 struct engine_constraint;
@@ -291,7 +291,7 @@ int engine_constraint_open(struct engine *engine, const struct constrain_part *p
                            struct engine_constraint **out, struct fault *fault);
 void engine_constraint_close(struct engine *engine, struct engine_constraint *constraint);
 
-/* ---- Requests ------------------------------------------------------------------------------ */
+/* ---- Requests ---- */
 
 #define ENGINE_REPLICAS_MAX 64
 #define ENGINE_TOP_MAX      20 /* max_logprobs, unless the options have another number */
@@ -572,7 +572,7 @@ int engine_submit(struct engine *engine, struct engine_job *job);
 /* Frees what check, submit and the engine allocated. */
 void engine_job_close(struct engine_job *job);
 
-/* ---- Observation (any thread) -------------------------------------------------------------- */
+/* ---- Observation (any thread) ---- */
 
 struct engine_sequence_row {
     int replica;
@@ -733,7 +733,7 @@ static inline bool engine_conversation_is(const struct engine_conversation_filte
 int engine_conversations(struct engine *engine, const struct engine_conversation_filter *filter,
                          struct engine_conversation_row *rows, int max);
 
-/* ---- Orders about conversations (loop thread) ---------------------------------------------- */
+/* ---- Orders about conversations (loop thread) ---- */
 
 enum engine_order_kind {
     ENGINE_ORDER_DELETE, /* forget it, in memory and on disk */
@@ -761,7 +761,7 @@ struct engine_order {
  * started or has ended. */
 int engine_conversation_order(struct engine *engine, struct engine_order *order);
 
-/* ---- Moving conversations (any thread; these calls wait for the disk) ----------------------- */
+/* ---- Moving conversations (any thread; these calls wait for the disk) ---- */
 
 /* A conversation leaves as its state file, and comes as one: signed, and checked before it is used.
  * All calls need a state directory: ERR_UNSUPPORTED. */

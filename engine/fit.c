@@ -32,7 +32,7 @@ struct fitting {
     int64_t began_ns;
 };
 
-/* ---- Texts ----------------------------------------------------------------------------------- */
+/* ---- Texts ---- */
 
 static int add_piece(struct fitting *f, const int32_t *ids, int before, const int32_t *from,
                      int count) {
@@ -118,7 +118,7 @@ static int fitting_read_texts(struct fitting *f, uint64_t *random, struct fault 
     return rc;
 }
 
-/* ---- Measuring ------------------------------------------------------------------------------- */
+/* ---- Measuring ---- */
 
 /* How many pieces, and entries of each, fit the bound. */
 static int plan_measurement(struct fitting *f, const struct model_config *config) {
@@ -197,7 +197,7 @@ static int fitting_measure(struct fitting *f, uint64_t *random, struct fault *fa
     return rc;
 }
 
-/* ---- Fitting and writing --------------------------------------------------------------------- */
+/* ---- Fitting and writing ---- */
 
 static bool step_done(void *arg, int step, int steps, double lost) {
     return fitting_goes_on(arg, ENGINE_FIT_FITTING, step, steps, lost);
@@ -263,7 +263,7 @@ void engine_fitted_close(struct engine_fitted *fitted) {
     *fitted = (struct engine_fitted){0};
 }
 
-/* ---- The whole ------------------------------------------------------------------------------- */
+/* ---- The whole ---- */
 
 /* Refuses what a start would refuse, before anything is written; no gates are needed. */
 static int check_start(const struct engine_options *options, struct engine_found *found,

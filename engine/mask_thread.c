@@ -14,7 +14,7 @@ int mask_thread_open(struct mask_thread *thread) {
     return ERR_NOMEM;
 }
 
-/* ---- Tasks ----------------------------------------------------------------------------------- */
+/* ---- Tasks ---- */
 
 static void free_task(struct mask_task *task) {
     if (task->release) task->release(task->release_arg);
@@ -46,7 +46,7 @@ void mask_task_drop(struct mask_thread *thread, struct mask_task *task) {
     if (done) free_task(task);
 }
 
-/* ---- The thread ------------------------------------------------------------------------------ */
+/* ---- The thread ---- */
 
 /* Both are called with the lock. */
 static void add_last(struct mask_thread *thread, struct mask_task *task) {

@@ -20,7 +20,7 @@ void queue_close(struct queue *queue) {
     *queue = (struct queue){0};
 }
 
-/* ---- Records --------------------------------------------------------------------------------- */
+/* ---- Records ---- */
 
 static struct queue_client *find_client(const struct queue *queue, const uint8_t key[16]) {
     for (int i = 0; i < queue->record_count; i++)
@@ -66,7 +66,7 @@ static void update_least(struct queue *queue) {
     if (queue->clients > 0 && least > queue->least) queue->least = least;
 }
 
-/* ---- Shares of places ------------------------------------------------------------------------ */
+/* ---- Shares of places ---- */
 
 static int most_kept(const struct queue *queue) {
     return queue->places / 4;
@@ -169,7 +169,7 @@ bool queue_may_start(const struct queue *queue, const struct engine_job *job, in
     return job->choice_count <= free - (kept < most ? kept : most);
 }
 
-/* ---- Crowding -------------------------------------------------------------------------------- */
+/* ---- Crowding ---- */
 
 static bool was_seen(const struct queue *queue, const struct queue_client *client) {
     return client->jobs > 0 ||
@@ -202,7 +202,7 @@ void queue_note_prompt(struct queue *queue, const struct engine_job *job, int32_
     client->reads = sum > 4 ? (int32_t)(sum / 4) : 1;
 }
 
-/* ---- Jobs ------------------------------------------------------------------------------------ */
+/* ---- Jobs ---- */
 
 void queue_join(struct queue *queue, struct engine_job *job) {
     struct queue_client *client = client_for(queue, job->request.client);

@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 void replica_open(struct replica *r, int index, struct replica_common *common) {
     pthread_condattr_t monotonic;
@@ -59,7 +59,7 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     publish(r);
 }
 
-/* ---- Publishing ------------------------------------------------------------------------- */
+/* ---- Publishing ---- */
 
 static void copy_sequences(struct replica *r) {
     const struct sched *s = &r->sched;
@@ -170,7 +170,7 @@ static void publish(struct replica *r) {
     pthread_mutex_unlock(&r->lock);
 }
 
-/* ---- The thread ------------------------------------------------------------------------------ */
+/* ---- The thread ---- */
 
 static void take_submits(struct replica *r) {
     struct engine_job *job;
@@ -348,7 +348,7 @@ void replica_close(struct replica *r) {
     mem_free(r->conversation_copies);
 }
 
-/* ---- From other threads ---------------------------------------------------------------------- */
+/* ---- From other threads ---- */
 
 bool replica_idle(struct replica *r) {
     if (atomic_load(&r->pending) > 0) return false;

@@ -28,7 +28,7 @@ static const double iteration_bounds[] = {1,   8,    16,   32,   64,   128,  256
                                           512, 1024, 2048, 4096, 8192, 16384};
 #define COUNT_OF(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
-/* ---- Life ------------------------------------------------------------------------------------ */
+/* ---- Life ---- */
 
 void sched_open(struct sched *sched, const struct sched_options *options) {
     CHECK(options->rows_max > options->sequences_max); /* prompts always find room beside decode */
@@ -174,7 +174,7 @@ uint64_t sched_progress(const struct sched *sched) {
     return sched->needs_store ? pieces : pieces + sched->counters.steps;
 }
 
-/* ---- Leaving --------------------------------------------------------------------------------- */
+/* ---- Leaving ---- */
 
 static void fill_details(struct sched *sched, struct sequence *seq,
                          const struct kern_report *report) {
@@ -291,9 +291,8 @@ void sched_abandon(struct sched *sched, enum engine_finish finish, int rc) {
     }
 }
 
-/* ---- Eviction --------------------------------------------------------------------------------
- *
- * An eviction can cost as much as thousands of tokens, and all who run wait for it. So each step
+/* ---- Eviction ---- */
+/* An eviction can cost as much as thousands of tokens, and all who run wait for it. So each step
  * has room for options.rows_max rows of it (paging/policy.h), or one eviction that costs more. And
  * while several clients run, each may spend SCHED_EVICT_ROWS rows a step for each of its sequences:
  * what goes beyond is paid by steps in which the client's sequences that are due sit out. A
@@ -488,8 +487,7 @@ static void plan_evictions(struct sched *sched) {
     }
 }
 
-/* ---- A step -----------------------------------------------------------------------------------
- */
+/* ---- A step ---- */
 
 static void count_appended(struct sched *sched, const struct sched_step *step) {
     for (int i = 0; i < step->batch.span_count; i++) {

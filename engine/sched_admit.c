@@ -24,7 +24,7 @@
 #include "base/mem.h"
 #include "engine/sched_int.h"
 
-/* ---- Parameters ------------------------------------------------------------------------------ */
+/* ---- Parameters ---- */
 
 /* The cap applies to budget, buffer and chunk: with a cap on the budget alone, a huge buffer or
  * chunk would circumvent it. */
@@ -184,7 +184,7 @@ int sched_check(const struct sched_options *options, const struct engine_job *jo
                      (long long)pages, (long long)options->pages_total);
 }
 
-/* ---- Admission ------------------------------------------------------------------------------- */
+/* ---- Admission ---- */
 
 enum admission { ADMITTED, WAIT, REFUSED /* with the reason in the job's fault */ };
 
@@ -372,7 +372,7 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
     return enter(sched, &entry, used_up);
 }
 
-/* ---- Waiting --------------------------------------------------------------------------------- */
+/* ---- Waiting ---- */
 
 void sched_submit(struct sched *sched, struct engine_job *job) {
     CHECK(job->stage == SCHED_SUBMITTER && job->choice_count > 0);

@@ -107,7 +107,7 @@ void sched_leave_checkpoint(struct sched *sched, struct sequence *seq) {
     if (id != 0) seq->left = id;
 }
 
-/* ---- Prefixes -------------------------------------------------------------------------------- */
+/* ---- Prefixes ---- */
 
 /* Adds a border that lies ahead and not just behind another one; returns the border that serves
  * tokens up to `at`, 0: none. */
@@ -157,7 +157,7 @@ void sched_leave_prefixes(struct sched *sched) {
     }
 }
 
-/* ---- Waiting for a prefix -------------------------------------------------------------------- */
+/* ---- Waiting for a prefix ---- */
 
 /* Does the sequence read the turn that the job would begin with this match? */
 static bool reads_turn(const struct sequence *seq, const struct conversation_match *match) {

@@ -50,8 +50,7 @@ void sched_release_slot(struct sched *sched, int32_t slot);
 /* Ends a job that waited and never ran. */
 void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish);
 
-/* ---- sched.c ----------------------------------------------------------------------------------
- */
+/* ---- sched.c ---- */
 
 /* A row whose logits are wanted: the next token of a sequence, or the score of a prompt token. */
 struct sched_want {
@@ -75,7 +74,7 @@ int64_t sched_held_if_due(const struct sequence *seq);
 /* Returns whether a choice that begins after the leader's prompt waits for its first mask. */
 bool sched_first_waits(const struct sched *sched, const struct sequence *leader);
 
-/* ---- sched_turns.c --------------------------------------------------------------------------- */
+/* ---- sched_turns.c ---- */
 
 /* Decides which running sequences sit out this step (seq->sits_out). Returns whether some do. */
 bool sched_plan_turns(struct sched *sched);
@@ -84,11 +83,11 @@ void sched_skip_turns(struct sched *sched);
 /* Returns how many prompt rows a step with this many answers may have. */
 int32_t sched_prompt_rows(const struct sched *sched, int streams);
 
-/* ---- sched_batch.c --------------------------------------------------------------------------- */
+/* ---- sched_batch.c ---- */
 
 void sched_build_step(struct sched *sched, struct sched_step *step);
 
-/* ---- sched_admit.c --------------------------------------------------------------------------- */
+/* ---- sched_admit.c ---- */
 
 void sched_drop_cancelled(struct sched *sched); /* ends cancelled jobs that wait */
 /* Admits the heads that fit, then other jobs that may pass (see sched_admit.c). */
@@ -96,7 +95,7 @@ void sched_admit_waiting(struct sched *sched);
 /* Takes a job that begins to run, or is about to end, out of the queue and gives its place back. */
 void sched_stop_waiting(struct sched *sched, struct engine_job *job);
 
-/* ---- sched_keep.c ---------------------------------------------------------------------------- */
+/* ---- sched_keep.c ---- */
 
 /* Finds the conversation that serves the job's prompt best, in memory and on disk, and fills in
  * entry->match. Returns false while the conversation is being read, or needs room that must be
@@ -145,7 +144,7 @@ void sched_drop_checkpoint(struct sched *sched, const struct sequence *seq);
 /* Keeps an answered sequence's streams as a conversation: takes its slot and its tokens. */
 void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_report *report);
 
-/* ---- sched_checkpoint.c ---------------------------------------------------------------------- */
+/* ---- sched_checkpoint.c ---- */
 
 /* Leaves a checkpoint of a sequence that is about to evict, if it is useful and there is room. */
 void sched_leave_checkpoint(struct sched *sched, struct sequence *seq);
@@ -167,7 +166,7 @@ static inline uint64_t sched_wait_end(const struct engine_job *job) {
     return job->prefix.since + SCHED_PASS_STEPS;
 }
 
-/* ---- sched_save.c ---------------------------------------------------------------------------- */
+/* ---- sched_save.c ---- */
 
 bool sched_wants_saving(const struct sched *sched, const struct conversation *conv);
 /* Returns the id that a conversation has by its content; 0: it has none, because it is never

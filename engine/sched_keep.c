@@ -38,7 +38,7 @@ void sched_forget(struct sched *sched, struct conversation *conv, const char *wh
     sched_drop(sched, conv, why);
 }
 
-/* ---- Room ------------------------------------------------------------------------------------ */
+/* ---- Room ---- */
 
 /* The lists of tokens and the pages share one bound, the size of the pool. With several ranks,
  * pages are those of one rank, and the lists exist once. Less than a page of lists in all is not
@@ -172,7 +172,7 @@ bool sched_make_room(struct sched *sched, struct engine_job *job, int64_t pages,
     return true;
 }
 
-/* ---- Going on -------------------------------------------------------------------------------- */
+/* ---- Going on ---- */
 
 bool sched_find(struct sched *sched, struct sched_entry *entry) {
     const struct engine_request *request = &entry->job->request;
@@ -297,7 +297,7 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
     return 0;
 }
 
-/* ---- Keeping --------------------------------------------------------------------------------- */
+/* ---- Keeping ---- */
 
 /* Several turns continued this conversation: it stays, and its file stays when one of those turns
  * is on disk. */
@@ -412,7 +412,7 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     conversation_add(table, &conv, clock_ns());
 }
 
-/* ---- Room for one more ----------------------------------------------------------------------- */
+/* ---- Room for one more ---- */
 
 bool sched_make_place(struct sched *sched, int more) {
     struct conversation_table *table = &sched->conversations;

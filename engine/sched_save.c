@@ -34,7 +34,7 @@ bool sched_wants_saving(const struct sched *sched, const struct conversation *co
            !conversation_superseded(conv) && !conv->checkpoint && state_holds(&conv->kv);
 }
 
-/* ---- Out ------------------------------------------------------------------------------------- */
+/* ---- Out ---- */
 
 /* Has the jobs tried again that wait until a conversation may be removed. */
 static void save_went_on(struct sched *sched) {
@@ -394,7 +394,7 @@ void sched_save_close(struct sched *sched) {
     if (sched->import.id != 0) end_import(sched);
 }
 
-/* ---- Back ------------------------------------------------------------------------------------ */
+/* ---- Back ---- */
 
 enum restored { RESTORED, NOT_THIS_ONE, NOT_YET, GIVE_UP };
 

@@ -12,7 +12,7 @@
 #include "engine/publish.h"
 #include "engine/trace.h"
 
-/* ---- Memory ---------------------------------------------------------------------------------- */
+/* ---- Memory ---- */
 
 void engine_job_close(struct engine_job *job) {
     for (int i = 0; i < job->choice_count; i++) {
@@ -159,7 +159,7 @@ int32_t seq_output_count(const struct sequence *seq) {
     return seq->token_count - seq->prompt_count;
 }
 
-/* ---- Sampling -------------------------------------------------------------------------------- */
+/* ---- Sampling ---- */
 
 /* Before min_tokens an answer ends only where its constraint leaves nothing else. */
 static bool holds(const struct sequence *seq) {
@@ -216,7 +216,7 @@ _Static_assert(sizeof(struct engine_bias) == sizeof(struct kern_logit_bias) &&
                    offsetof(struct engine_bias, bias) == offsetof(struct kern_logit_bias, bias),
                "the engine's bias list is handed to the backend as it is");
 
-/* ---- Stop conditions ------------------------------------------------------------------------- */
+/* ---- Stop conditions ---- */
 
 static bool contains(const int32_t *ids, int count, int32_t id) {
     for (int i = 0; i < count; i++)
@@ -290,7 +290,7 @@ static size_t update_finish(struct sequence *seq, const struct seq_text *text, i
     return safe;
 }
 
-/* ---- Output ---------------------------------------------------------------------------------- */
+/* ---- Output ---- */
 
 /* Lists of more than KERN_TOP_MAX are there already (seq_wide_top). */
 static void record_top(struct engine_top *top, int32_t count, const struct kern_sampled *sampled) {

@@ -40,7 +40,7 @@ struct head_bytes {
 };
 _Static_assert(sizeof(struct head_bytes) == STATE_HEAD_BYTES, "no padding");
 
-/* ---- Sizes ----------------------------------------------------------------------------------- */
+/* ---- Sizes ---- */
 
 static bool counts_fit(int64_t token_count, int64_t block_count) {
     return token_count >= 1 && token_count <= STATE_TOKENS_MAX && block_count >= 1 &&
@@ -80,7 +80,7 @@ uint64_t state_size_limit(const struct state_head *head) {
     return most < 0x1p62 ? (uint64_t)most : UINT64_MAX;
 }
 
-/* ---- Out ------------------------------------------------------------------------------------- */
+/* ---- Out ---- */
 
 static void write_kv(const struct kv_params *kv, struct head_bytes *out) {
     struct kv_choices choices;
@@ -164,7 +164,7 @@ void state_seal(char *data, size_t size, const uint8_t key[SHA256_BYTES]) {
     sign(digest, key, digest + SHA256_BYTES);
 }
 
-/* ---- In -------------------------------------------------------------------------------------- */
+/* ---- In ---- */
 
 static bool equal_in_constant_time(const uint8_t *a, const uint8_t *b, size_t size) {
     unsigned different = 0;

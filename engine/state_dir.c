@@ -22,7 +22,7 @@
 enum { NAME_BYTES = 48, PIECE_BYTES = 1 << 22 };
 enum { SYNC_BYTES = 1 << 25 }; /* bytes written between two syncs */
 
-/* ---- Names and bytes ------------------------------------------------------------------------- */
+/* ---- Names and bytes ---- */
 
 static void name_of(uint64_t id, const char *suffix, char name[NAME_BYTES]) {
     snprintf(name, NAME_BYTES, "%016llx.%s", (unsigned long long)id, suffix);
@@ -125,7 +125,7 @@ static int open_regular(const struct state_dir *dir, const char *name, struct st
     return -1;
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 static int cannot_make(const char *path, struct fault *fault) {
     return fault_set(fault, ERR_IO, "state-dir", "%.200s cannot be made: %s", path,
@@ -264,7 +264,7 @@ void state_dir_close(struct state_dir *dir) {
     if (dir->fd >= 0) close(dir->fd);
 }
 
-/* ---- Listing --------------------------------------------------------------------------------- */
+/* ---- Listing ---- */
 
 /* Deletes a file that its daemon will not finish. Returns the size of one that it may. */
 static int64_t visit_unfinished(const struct state_dir *dir, const char *name, uint64_t writer) {
@@ -331,7 +331,7 @@ bool state_dir_stat(const struct state_dir *dir, uint64_t id, bool bad,
     return true;
 }
 
-/* ---- Reading --------------------------------------------------------------------------------- */
+/* ---- Reading ---- */
 
 int state_dir_read_head(struct state_dir *dir, uint64_t id, struct state_dir_file *out,
                         struct state_head *head, struct fault *fault) {
@@ -415,7 +415,7 @@ int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state
     return rc;
 }
 
-/* ---- Writing --------------------------------------------------------------------------------- */
+/* ---- Writing ---- */
 
 static int write_temporary(struct state_dir *dir, const char *name, const char *data, size_t size) {
     int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
@@ -443,7 +443,7 @@ int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size)
     return ERR_IO;
 }
 
-/* ---- Moving ---------------------------------------------------------------------------------- */
+/* ---- Moving ---- */
 
 int state_dir_create(const struct state_dir *dir, uint64_t number) {
     char name[NAME_BYTES];
@@ -487,7 +487,7 @@ int state_dir_open_file(const struct state_dir *dir, uint64_t id, uint64_t *byte
     return fd;
 }
 
-/* ---- Removing -------------------------------------------------------------------------------- */
+/* ---- Removing ---- */
 
 bool state_dir_put_aside(const struct state_dir *dir, uint64_t id, const char *why) {
     char name[NAME_BYTES], bad[NAME_BYTES];

@@ -14,7 +14,7 @@
 #include "base/mem.h"
 #include "engine/store_int.h"
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 static void *directory_main(void *arg);
 
@@ -121,7 +121,7 @@ void store_space_key(const struct store *store, uint8_t out[16]) {
     memcpy(out, derived, 16);
 }
 
-/* ---- I/O (the store's thread; the lock is not held) ------------------------------------------ */
+/* ---- I/O (the store's thread; the lock is not held) ---- */
 
 static void run_write(struct store *store) {
     struct directory *d = store->directory;
@@ -420,7 +420,7 @@ void store_adopt(struct directory *d, struct store_adoption *adoption) {
     pthread_mutex_unlock(&d->lock);
 }
 
-/* ---- Finding --------------------------------------------------------------------------------- */
+/* ---- Finding ---- */
 
 /* Only its owner may use a file that has one. */
 static bool may_use(const struct store *store, const struct store_file *file) {
@@ -603,7 +603,7 @@ void store_touch(struct store *store, uint64_t id) {
     if (wanted && full) run_touch(d, id); /* rare: slow rather than unbounded */
 }
 
-/* ---- Writing --------------------------------------------------------------------------------- */
+/* ---- Writing ---- */
 
 bool store_can_save(struct store *store) {
     pthread_mutex_lock(&store->directory->lock);
@@ -670,7 +670,7 @@ void store_remove_replaced(struct store *store, uint64_t id) {
     (void)remove_file(store, id, true);
 }
 
-/* ---- Reading --------------------------------------------------------------------------------- */
+/* ---- Reading ---- */
 
 int store_load(struct store *store, uint64_t id, const struct state_view **view) {
     int rc = ERR_BUSY;
@@ -708,7 +708,7 @@ void store_unload(struct store *store) {
     pthread_mutex_unlock(&store->directory->lock);
 }
 
-/* ---- Observation ----------------------------------------------------------------------------- */
+/* ---- Observation ---- */
 
 void store_stats(struct store *store, struct store_stats *out) {
     const struct directory *d = store->directory;

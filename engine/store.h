@@ -79,7 +79,7 @@ const struct state_identity *store_identity(const struct store *store);
  * a copy of it. */
 void store_space_key(const struct store *store, uint8_t out[16]);
 
-/* ---- Finding ------------------------------------------------------------------------------- */
+/* ---- Finding ---- */
 
 /* Does the index show everything that other daemons had written at this time (clock_ns)? If not,
  * the directory's thread is asked to list it; after that it calls `done`. Without other daemons the
@@ -106,7 +106,7 @@ void store_ignore(struct store *store, uint64_t id);
  * as much longer, for other daemons and after a restart, too. */
 void store_touch(struct store *store, uint64_t id);
 
-/* ---- Writing ------------------------------------------------------------------------------- */
+/* ---- Writing ---- */
 
 bool store_can_save(struct store *store); /* the store is not writing */
 /* Takes `data`, a whole file except its seal, and writes it. */
@@ -120,7 +120,7 @@ int store_remove(struct store *store, uint64_t id);
  * the conversation, too. */
 void store_remove_replaced(struct store *store, uint64_t id);
 
-/* ---- Reading ------------------------------------------------------------------------------- */
+/* ---- Reading ---- */
 
 /* Starts or continues to read a conversation. ERR_BUSY: not read yet. 0: *view is valid until
  * store_unload. Other codes are returned once, when the conversation cannot be had: ERR_MALFORMED,
@@ -132,7 +132,7 @@ bool store_loading(struct store *store, uint64_t id); /* store_load would still 
 /* Frees the file that was read, or stops waiting for it. */
 void store_unload(struct store *store);
 
-/* ---- Observation --------------------------------------------------------------------------- */
+/* ---- Observation ---- */
 
 /* Grows with every piece of a file that the directory's thread reads or writes, for any store. When
  * it does not grow while a store waits, the disk hangs. */

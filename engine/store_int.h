@@ -91,7 +91,7 @@ struct store {
 /* Gives a file that was uploaded its name, on the directory's thread. Waits. */
 void store_adopt(struct directory *d, struct store_adoption *adoption);
 
-/* ---- store_scan.c (the lock is not held, unless stated otherwise) --------------------------- */
+/* ---- store_scan.c (the lock is not held, unless stated otherwise) ---- */
 
 /* Builds the index at the start. Errors as of state_dir_list, ERR_NOMEM, and ERR_LIMIT: too many
  * files. */

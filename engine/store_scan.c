@@ -11,7 +11,7 @@
 
 #define SECOND_NS 1000000000
 
-/* ---- Scanning -------------------------------------------------------------------------------- */
+/* ---- Scanning ---- */
 
 void store_forget_bad(struct directory *d, uint64_t id) {
     struct store_file *before = store_index_find(&d->index, id, true);
@@ -99,7 +99,7 @@ int store_scan(struct directory *d, struct fault *fault) {
     return fault_set(fault, rc, "state-dir", "holds more than %d state files", STORE_FILES_MAX);
 }
 
-/* ---- Beside other daemons -------------------------------------------------------------------- */
+/* ---- Beside other daemons ---- */
 
 bool store_is_shared(struct directory *d) {
     pthread_mutex_lock(&d->lock);
@@ -173,7 +173,7 @@ void store_renew(struct directory *d) {
     store_expire(d);
 }
 
-/* ---- Room ------------------------------------------------------------------------------------ */
+/* ---- Room ---- */
 
 /* Another daemon may have used the file since it was looked at: then it is not the oldest. */
 static bool was_used(struct directory *d, uint64_t id) {
@@ -232,7 +232,7 @@ void store_look(struct directory *d) {
     delete_until_fits(d, 0, 0);
 }
 
-/* ---- Time to live ---------------------------------------------------------------------------- */
+/* ---- Time to live ---- */
 
 static bool is_expired(const struct directory *d, const struct store_file *file) {
     return file->head.ttl > 0 && file->used_unix + file->head.ttl <= d->dir.lease.now_unix;

@@ -51,7 +51,7 @@ static float *hidden_of(const struct fit_job *job, int64_t layer) {
     return job->hidden + (size_t)layer * (size_t)fit_net_rows(job->text->entries) * FIT_WIDTH;
 }
 
-/* ---- The parts of a step, each over layers or windows ---------------------------------------- */
+/* ---- The parts of a step, each over layers or windows ---- */
 
 static void run_parts(struct fit_job *job, int count, cpu_work *work) {
     cpu_tickets_set(&job->tickets, count);
@@ -111,7 +111,7 @@ static void step_layers(void *arg, int worker) {
         fit_net_step(job->net, (int)l, job->speed, job->step);
 }
 
-/* ---- Losses ---------------------------------------------------------------------------------- */
+/* ---- Losses ---- */
 
 /* The first window before which an eviction at this budget would remove something. */
 static int first_window(const struct worth_text *text, double budget) {
@@ -158,7 +158,7 @@ static double evaluate(struct fit_job *job, const struct worth_text *texts, int 
     return sum / n;
 }
 
-/* ---- Steps ----------------------------------------------------------------------------------- */
+/* ---- Steps ---- */
 
 /* A text that is not held out, a budget, and windows, ascending. */
 static void draw_job(struct fit_job *job, const struct worth_text *texts, int count,
@@ -224,7 +224,7 @@ static int run_steps(const struct fit_options *options, struct fit_job *job,
     return best ? 0 : ERR_NOMEM;
 }
 
-/* ---- The whole ------------------------------------------------------------------------------- */
+/* ---- The whole ---- */
 
 /* Inputs become about 1 in size: the root mean square over all texts. */
 static void set_scales(struct fit_net *net, const struct worth_text *texts, int count) {

@@ -21,7 +21,7 @@ static struct net_parts net_parts_at(const struct fit_net *net, float *numbers, 
     return p;
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 static void net_draw_layer(struct fit_net *net, int layer, float bias, uint64_t *random) {
     const struct net_parts p = net_parts_at(net, net->values, layer);
@@ -58,7 +58,7 @@ void fit_net_close(struct fit_net *net) {
     *net = (struct fit_net){0};
 }
 
-/* ---- Forward --------------------------------------------------------------------------------- */
+/* ---- Forward ---- */
 
 size_t fit_net_scratch(const struct fit_net *net, int entries) {
     return (size_t)fit_net_rows(entries) * (size_t)(net->inputs + FIT_WIDTH);
@@ -117,7 +117,7 @@ void fit_net_rates(const struct fit_net *net, int layer, const uint16_t *x, int 
     }
 }
 
-/* ---- Backward -------------------------------------------------------------------------------- */
+/* ---- Backward ---- */
 
 /* One entry: the slopes of last and c, and of hidden -> to. */
 static void net_learn_entry(const struct net_parts *p, const struct net_parts *slopes, int heads,

@@ -36,8 +36,7 @@ static struct host_rank *rank_of(const struct comm *comm) {
     return (struct host_rank *)(uintptr_t)comm;
 }
 
-/* ---- The barrier ------------------------------------------------------------------------------
- */
+/* ---- The barrier ---- */
 
 static void wake_all(struct host *host) {
     syscall(SYS_futex, (uint32_t *)&host->state, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
@@ -92,8 +91,7 @@ static void host_abort(const struct comm *comm) {
     wake_all(host);
 }
 
-/* ---- Reductions -------------------------------------------------------------------------------
- */
+/* ---- Reductions ---- */
 
 #define BLOCK                                                                                      \
     64 /* elements, so that the pairs of a level lie one after the other in a register             \
@@ -175,8 +173,7 @@ static int host_agree(const struct comm *comm, int rc) {
     return rc;
 }
 
-/* ---- Open and close ---------------------------------------------------------------------------
- */
+/* ---- Open and close ---- */
 
 static void host_close(const struct comm *comm) {
     struct host *host = rank_of(comm)->host;

@@ -58,7 +58,7 @@ static inline size_t kern_dtype_bytes(enum kern_dtype dtype) {
 struct kern;        /* a backend instance: begins with `const struct kern_ops *ops` */
 struct kern_weight; /* a matrix in the backend's own layout */
 
-/* ---- Weights ------------------------------------------------------------------------------- */
+/* ---- Weights ---- */
 
 /* How tensor parallelism splits a matrix over ranks (kernels/ranks.h). Callers describe matrices,
  * gates and the cache as a whole; each rank's backend takes its part (kernels/shard.h). */
@@ -90,7 +90,7 @@ struct kern_shape {
     int experts, expert_ff; /* 0: no layer is a mixture of experts; d_ff 0: every layer is */
 };
 
-/* ---- How a sequence evicts ------------------------------------------------------------------ */
+/* ---- How a sequence evicts ---- */
 
 /* An eviction method, resolved for one request and constant for its sequence's life. It is one
  * pipeline with parameters; a parameter that is zero turns its stage off:
@@ -324,7 +324,7 @@ static inline int32_t kern_members_max(const struct kern_rule *rule, int32_t bud
     return most < 0 ? 0 : most > INT32_MAX ? INT32_MAX : (int32_t)most;
 }
 
-/* ---- A step -------------------------------------------------------------------------------- */
+/* ---- A step ---- */
 
 /* `count` new tokens of the sequence in cache slot `slot`: rows [row, row + count) of the step's
  * activations, at positions [pos, pos + count). A slot occurs at most once in a batch. */
@@ -396,7 +396,7 @@ struct kern_gate_spec {
 };
 struct kern_gate;
 
-/* ---- The paged cache ----------------------------------------------------------------------- */
+/* ---- The paged cache ---- */
 
 /* A page holds `page_slots` entries of ONE (layer, KV head) of one sequence: keys after RoPE at
  * the place of their token, values, and side records that move with the entry: pos int32, log_beta
@@ -515,7 +515,7 @@ struct kern_attend_options {
     const float *sinks;
 };
 
-/* ---- Sampling ------------------------------------------------------------------------------ */
+/* ---- Sampling ---- */
 
 struct kern_logit_bias {
     int32_t token;
@@ -563,7 +563,7 @@ struct kern_sampled {
     float top_logprob[KERN_TOP_MAX];
 };
 
-/* ---- The vtable ---------------------------------------------------------------------------- */
+/* ---- The vtable ---- */
 
 struct kern_ops {
     const char *name; /* "cpu-reference", "cpu-amx", ... */

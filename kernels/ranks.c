@@ -32,8 +32,7 @@ struct ranks_region {
     bool split; /* each rank holds a part of every row */
 };
 
-/* ---- All ranks at once ------------------------------------------------------------------------
- */
+/* ---- All ranks at once ---- */
 
 struct call {
     struct ranks *ranks;
@@ -67,7 +66,7 @@ int ranks_fault(const struct ranks *ranks, const int *codes, const struct fault 
                      faults[first].text[0] ? faults[first].text : err_text(codes[first]));
 }
 
-/* ---- Memory ---------------------------------------------------------------------------------- */
+/* ---- Memory ---- */
 
 /* The last region that begins at or before p. */
 static struct ranks_region *region_before(const struct ranks *ranks, const void *p) {
@@ -209,8 +208,7 @@ static int op_download(struct kern *kern, void *to, const void *from, size_t byt
     return first->ops->download(first, to, on(view_as(ranks, from, false), 0), bytes);
 }
 
-/* ---- Weights and gates ------------------------------------------------------------------------
- */
+/* ---- Weights and gates ---- */
 
 static int op_shape_check(struct kern *kern, const struct kern_shape *shape, struct fault *fault) {
     struct ranks *ranks = ranks_of(kern);
@@ -376,8 +374,7 @@ static int op_borrow(struct kern *kern, const struct kern *owner) {
     return ranks_error(ranks, borrowing.codes);
 }
 
-/* ---- Layer operations -------------------------------------------------------------------------
- */
+/* ---- Layer operations ---- */
 
 /* The arguments of all operations; each call states which ones it uses. */
 struct op {
@@ -553,8 +550,7 @@ static void op_gate(struct kern *kern, float *log_beta, const float *x,
     ranks_each(ranks, gate_on, &op);
 }
 
-/* ---- Attention --------------------------------------------------------------------------------
- */
+/* ---- Attention ---- */
 
 static void rope_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
@@ -628,8 +624,7 @@ static void op_attend(struct kern *kern, int layer, float *out, const float *qkv
     ranks_each(ranks, attend_on, &op);
 }
 
-/* ---- Sampling, the end ------------------------------------------------------------
- */
+/* ---- Sampling, the end ---- */
 
 struct syncing {
     int codes[COMM_RANKS_MAX];
@@ -698,8 +693,7 @@ static void op_close(struct kern *kern) {
     mem_free(ranks);
 }
 
-/* ---- Opening ----------------------------------------------------------------------------------
- */
+/* ---- Opening ---- */
 
 static const struct kern_ops table = {
     .close = op_close,

@@ -8,8 +8,7 @@
 #include "kernels/ranks_int.h"
 #include "kernels/snapshot.h"
 
-/* ---- The cache: a step ------------------------------------------------------------------------
- */
+/* ---- The cache: a step ---- */
 
 struct cache_opening {
     const struct kern_cache_options *options;
@@ -91,8 +90,7 @@ int ranks_begin_step(struct kern *kern, const struct kern_batch *batch) {
     return ranks_error(ranks_of(kern), stepping.codes);
 }
 
-/* ---- The cache: slots -------------------------------------------------------------------------
- */
+/* ---- The cache: slots ---- */
 
 struct slot_call {
     int slot, other;
@@ -166,8 +164,7 @@ void ranks_release(struct kern *kern, int slot) {
     ranks_each(ranks_of(kern), release_on, &call);
 }
 
-/* ---- Streams of the model and of ranks --------------------------------------------------------
- */
+/* ---- Streams of the model and of ranks ---- */
 
 static int owner_of(const struct ranks *ranks, int stream) {
     return shard_owner(ranks->count, ranks->whole.heads_kv, stream % ranks->whole.heads_kv);
@@ -219,8 +216,7 @@ static size_t place_lists(const struct ranks *ranks, size_t *first, size_t *all)
     return counted;
 }
 
-/* ---- Reports ----------------------------------------------------------------------------------
- */
+/* ---- Reports ---- */
 
 struct reporting {
     int slot;
@@ -292,8 +288,7 @@ int ranks_report(struct kern *kern, int slot, struct kern_report *report) {
     return report_entries(ranks, &reporting, report);
 }
 
-/* ---- Eviction ---------------------------------------------------------------------------------
- */
+/* ---- Eviction ---- */
 
 struct evicting {
     const struct kern_evict *due;
@@ -367,8 +362,7 @@ int ranks_evict(struct kern *kern, const struct kern_evict *due, int count) {
     return rc;
 }
 
-/* ---- Snapshots --------------------------------------------------------------------------------
- */
+/* ---- Snapshots ---- */
 
 struct copying {
     int slot, block;
@@ -510,8 +504,7 @@ int ranks_snapshot_import(struct kern *kern, int slot, int block, const struct k
     return ranks_error(ranks, copying.codes);
 }
 
-/* ---- Statistics --------------------------------------------------------------------------------
- */
+/* ---- Statistics ---- */
 
 struct asking {
     struct kern_cache_stats stats[COMM_RANKS_MAX];

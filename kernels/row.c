@@ -64,8 +64,7 @@ void VEC(row_rotate)(float *x, int dim) {
     for (int i = 0; i < dim; i++) x[i] *= scale;
 }
 
-/* ---- To codes ---------------------------------------------------------------------------------
- */
+/* ---- To codes ---- */
 
 /* Sixteen running sums over i mod 16, added from the first to the last. */
 static float sum_products(const float *a, const float *b, int count) {

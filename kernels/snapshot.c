@@ -39,7 +39,7 @@ static size_t stream_count(const struct snapshot_shape *shape) {
     return (size_t)shape->options->layers * (size_t)shape->options->heads_kv;
 }
 
-/* ---- The slot ------------------------------------------------------------------------------- */
+/* ---- The slot ---- */
 
 struct snapshot_arrays snapshot_arrays(const struct snapshot_shape *shape, int32_t window) {
     const struct kern_cache_options *o = shape->options;
@@ -84,7 +84,7 @@ void snapshot_write_head(const struct snapshot_shape *shape, const struct snapsh
     memcpy(block, &head, sizeof head);
 }
 
-/* ---- A stream ------------------------------------------------------------------------------- */
+/* ---- A stream ---- */
 
 size_t snapshot_part_bytes(const struct snapshot_shape *shape, enum snapshot_part part) {
     const struct kern_cache_options *o = shape->options;
@@ -116,7 +116,7 @@ int32_t snapshot_members(const struct snapshot_shape *shape, const struct kern_b
     return members;
 }
 
-/* ---- Checks --------------------------------------------------------------------------------- */
+/* ---- Checks ---- */
 
 static int malformed(struct fault *fault, const char *what, int block) {
     return fault_set(fault, ERR_MALFORMED, "snapshot", "block %d: %s", block, what);
@@ -298,7 +298,7 @@ int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *
     return rc;
 }
 
-/* ---- Parts ---------------------------------------------------------------------------------- */
+/* ---- Parts ---- */
 
 /* Copies rows of `width` bytes, which are parts of longer rows on one of the sides. */
 static void copy_rows(char *to, size_t to_stride, const char *from, size_t from_stride, size_t rows,

@@ -18,7 +18,7 @@ struct summing {
     int64_t width;
 };
 
-/* ---- One tensor ---------------------------------------------------------------------------- */
+/* ---- One tensor ---- */
 
 static const struct tensor *find(const struct summing *s, enum role role, int layer) {
     char name[TENSOR_NAME_MAX];
@@ -80,7 +80,7 @@ static void add_matrix(struct summing *s, const struct slot *slot, int part, int
             add_numbers(&s->matrices, s->row, cols);
 }
 
-/* ---- The model ----------------------------------------------------------------------------- */
+/* ---- The model ---- */
 
 static void add_slot(struct summing *s, const struct slot *slot, int layer) {
     for (int i = 0; !slot->experts && i < slot->count; i++) {

@@ -182,8 +182,7 @@ void block_write(enum kern_dtype dtype, const struct block *from, size_t blocks,
     }
 }
 
-/* ---- As float32 -------------------------------------------------------------------------------
- */
+/* ---- As float32 ---- */
 
 static void read_blocks(uint32_t format, const uint8_t *from, size_t blocks, float *out) {
     const struct format *its = format_of(format);

@@ -42,7 +42,7 @@ static void see(void *arg, int layer, enum role role, const float *inputs, int r
     if (!c->rc) moments_add(moments, cols, c->rows, rows, c->team);
 }
 
-/* ---- Room ------------------------------------------------------------------------------------ */
+/* ---- Room ---- */
 
 static bool open_product(struct calibration *c, const struct model_config *config, int layer,
                          const struct slot *slot, enum quantization wanted) {
@@ -92,7 +92,7 @@ static int open_cache(struct kern *kern, const struct model_config *config, stru
     return kern->ops->cache_open(kern, &cache, fault);
 }
 
-/* ---- Tokens ---------------------------------------------------------------------------------- */
+/* ---- Tokens ---- */
 
 /* splitmix64 */
 static int32_t random_token(uint64_t *random, int vocab) {
@@ -182,7 +182,7 @@ static int compute(struct calibration *c, struct model *model, int tokens, struc
     return rc ? fail(fault, rc) : 0;
 }
 
-/* ---- The whole ------------------------------------------------------------------------------- */
+/* ---- The whole ---- */
 
 static int measure(struct calibration *c, const struct model_options *options, int tokens,
                    struct fault *fault) {

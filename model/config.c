@@ -108,7 +108,7 @@ static const struct family families[] = {
      .norms_behind = true},
 };
 
-/* ---- Family -------------------------------------------------------------------------------- */
+/* ---- Family ---- */
 
 /* Families that are refused for a reason worth telling. */
 static const char *reason_of(const char *name) {
@@ -168,7 +168,7 @@ static int find_family(const cJSON *root, const struct family **out, struct faul
     return 0;
 }
 
-/* ---- Fields that may say "none" ------------------------------------------------------------- */
+/* ---- Fields that may say "none" ---- */
 
 /* Parts that a model may be without. Files say so by leaving the field out, by null, by 0 or false,
  * or by an empty list. Numbers of which 0 is one like any other ("max_window_layers") are not here.
@@ -242,7 +242,7 @@ static void none_to_null(cJSON *object, int depth) {
     }
 }
 
-/* ---- Fields -------------------------------------------------------------------------------- */
+/* ---- Fields ---- */
 
 /* Bounds keep every product of two sizes inside int64 and every row width inside int32. */
 static const struct size_field {
@@ -372,7 +372,7 @@ static int refuse_values(const cJSON *root, const struct family *family, struct 
     return 0;
 }
 
-/* ---- Layers -------------------------------------------------------------------------------- */
+/* ---- Layers ---- */
 
 /* "layer_types" decides where the file has it, else the family's rule. */
 static int read_layer_types(const cJSON *types, const struct family *family, int window,
@@ -637,7 +637,7 @@ static int read_dtype(const cJSON *root, struct model_config *out, struct fault 
                      "\"%.64s\" is not supported: float32, float16, bfloat16", name);
 }
 
-/* ---- Tokens and request defaults ----------------------------------------------------------- */
+/* ---- Tokens and request defaults ---- */
 
 static int add_eos(const cJSON *node, const char *field, struct model_config *out,
                    struct fault *fault) {
@@ -696,7 +696,7 @@ static int read_generation(const cJSON *root, struct model_config *out, struct f
     return read_eos(root, "generation_config.eos_token_id", out, fault);
 }
 
-/* ---- The whole ----------------------------------------------------------------------------- */
+/* ---- The whole ---- */
 
 static int parse_object(const char *data, size_t size, const char *file, cJSON **out,
                         struct fault *fault) {

@@ -209,7 +209,7 @@ static int copy_rows(const struct translation *t, const struct row *rows, size_t
 
 #define COPY_ROWS(t, rows, object) copy_rows(t, rows, sizeof(rows) / sizeof(rows)[0], object)
 
-/* ---- Tensors ------------------------------------------------------------------------------- */
+/* ---- Tensors ---- */
 
 static const struct tensor *find_role(const struct translation *t, enum role role) {
     char name[TENSOR_NAME_MAX];
@@ -230,7 +230,7 @@ static int read_tensors(const struct translation *t) {
     return rc;
 }
 
-/* ---- Experts -------------------------------------------------------------------------------- */
+/* ---- Experts ---- */
 
 /* The weights of the chosen experts add up to 1, in all architectures here. */
 static int read_experts(const struct translation *t) {
@@ -246,7 +246,7 @@ static int read_experts(const struct translation *t) {
     return cJSON_AddBoolToObject(t->config, "norm_topk_prob", normalised) ? 0 : no_memory(t);
 }
 
-/* ---- Heads and the rotation ---------------------------------------------------------------- */
+/* ---- Heads and the rotation ---- */
 
 /* The size of a head is always said: families have their own when config.json says none. */
 static int read_head(const struct translation *t) {
@@ -368,7 +368,7 @@ static int read_rope(const struct translation *t) {
     return rc;
 }
 
-/* ---- Tokens -------------------------------------------------------------------------------- */
+/* ---- Tokens ---- */
 
 enum { TOKEN_CONTROL = 3 };
 
@@ -425,7 +425,7 @@ static int read_ends(const struct translation *t) {
     return add_named_ends(t, list);
 }
 
-/* ---- The whole ----------------------------------------------------------------------------- */
+/* ---- The whole ---- */
 
 /* The layers that have the window: a bool for each, or every n-th has none. */
 static int read_pattern(const struct translation *t) {

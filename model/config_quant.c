@@ -23,7 +23,7 @@ static const char *text_of(const cJSON *object, const char *key) {
     return cJSON_IsString(node) ? node->valuestring : "";
 }
 
-/* ---- FP8 ------------------------------------------------------------------------------------- */
+/* ---- FP8 ---- */
 
 #define BLOCK_SIZE 128 /* where a file does not say */
 #define BLOCK_MAX  (1 << 20)
@@ -106,7 +106,7 @@ static int read_modelopt(const cJSON *q, struct packing *out, struct fault *faul
                      algorithm);
 }
 
-/* ---- 4 bits ---------------------------------------------------------------------------------- */
+/* ---- 4 bits ---- */
 
 /* Some files write a field's older name. */
 static int read_int(const cJSON *object, const char *path, const char *key, const char *older,
@@ -216,7 +216,7 @@ static int read_own(const cJSON *q, struct packing *out, struct fault *fault) {
     return refuse(fault, PATH ".dtype", "expected F32, F16 or BF16");
 }
 
-/* ---- The whole ------------------------------------------------------------------------------- */
+/* ---- The whole ---- */
 
 /* Methods by their names, and for compressed-tensors by the format, too. */
 static const struct method {

@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "model/digest_field.h"
 
-/* ---- Header -------------------------------------------------------------------------------- */
+/* ---- Header ---- */
 
 const struct gates_header gates_header_unknown = {.sinks = -1, .recent = -1, .parity = -1};
 
@@ -104,7 +104,7 @@ int gates_header_parse(const char *json, size_t size, struct gates_header *out,
     return rc;
 }
 
-/* ---- Tensors ------------------------------------------------------------------------------- */
+/* ---- Tensors ---- */
 
 static const struct tensor *find(const struct tensor_file *file, const char *name) {
     size_t low = 0, high = file->count;
@@ -268,7 +268,7 @@ void gates_close(struct gates *gates) {
     *gates = (struct gates){0};
 }
 
-/* ---- One layer ----------------------------------------------------------------------------- */
+/* ---- One layer ---- */
 
 /* Reads block `index` of `count` floats. A number that is not finite would make every later
  * comparison of scores false, so it is refused here. */

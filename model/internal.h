@@ -95,7 +95,7 @@ int model_load_weights(struct model *model, const struct model_options *options,
 int model_load_gates(struct model *model, const struct model_options *options,
                      const struct weights *weights, struct fault *fault);
 
-/* ---- Random weights (random.c) --------------------------------------------------------------- */
+/* ---- Random weights (random.c) ---- */
 
 #define RANDOM_SEED 0x6b65657064ull
 

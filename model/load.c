@@ -57,7 +57,7 @@ static char *room_of(struct room *room, size_t count, size_t size) {
     return room->data;
 }
 
-/* ---- One tensor ---------------------------------------------------------------------------- */
+/* ---- One tensor ---- */
 
 static const char *supported_types(const struct loader *loader, bool matrix) {
     if (!matrix) return "F32, F16, BF16";
@@ -104,7 +104,7 @@ static void report_progress(struct loader *loader, size_t bytes) {
     options->progress(options->progress_arg, read, loader->total, "weights");
 }
 
-/* ---- Rows of heads ------------------------------------------------------------------------- */
+/* ---- Rows of heads ---- */
 
 /* Backends rotate pairs (j, j + D/2) of a head. Where heads rotate in their first R numbers only, a
  * model has the pairs (j, j + R/2), and the others behind. The model's row that becomes the
@@ -132,7 +132,7 @@ static const int *order_of(const struct loader *loader, enum role role) {
     return tensor_is_rotated(role) ? loader->order : NULL;
 }
 
-/* ---- Matrices ------------------------------------------------------------------------------ */
+/* ---- Matrices ---- */
 
 static int no_room_for(struct loader *loader, const char *name, size_t rows, size_t cols) {
     return fault_set(loader->fault, ERR_NOMEM, name, "no memory for [%zu, %zu] in fewer bits", rows,
@@ -432,7 +432,7 @@ static int load_experts(struct loader *loader, int layer, const struct slot *slo
     return rc;
 }
 
-/* ---- Vectors ------------------------------------------------------------------------------- */
+/* ---- Vectors ---- */
 
 static int read_floats(struct loader *loader, const char *name, const struct rows *rows,
                        float *out) {
@@ -516,7 +516,7 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
     return rc;
 }
 
-/* ---- The whole ----------------------------------------------------------------------------- */
+/* ---- The whole ---- */
 
 /* `owner`: the struct layer or struct model that the slot is a member of. */
 static int load_slot(struct loader *loader, int layer, const struct slot *slot, void *owner) {

@@ -17,7 +17,7 @@
 
 #define CONFIG_FILE_MAX ((size_t)16 << 20)
 
-/* ---- Opening ------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 static int load_config(struct model_config *out, const char *dir, int context,
                        struct fault *fault) {
@@ -229,7 +229,7 @@ void model_close(struct model *model) {
     mem_free(model);
 }
 
-/* ---- Facts --------------------------------------------------------------------------------- */
+/* ---- Facts ---- */
 
 const struct model_config *model_config(const struct model *model) {
     return &model->config;

@@ -53,7 +53,7 @@ struct joining {
     struct fault *fault;
 };
 
-/* ---- Numbers --------------------------------------------------------------------------------- */
+/* ---- Numbers ---- */
 
 static uint32_t word_at(const char *words, int64_t index) {
     uint32_t word;
@@ -145,7 +145,7 @@ void packed_read(const struct packed *p, int64_t row, int64_t at, int64_t count,
     }
 }
 
-/* ---- One matrix ------------------------------------------------------------------------------ */
+/* ---- One matrix ---- */
 
 static int compare_names(const void *a, const void *b) {
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
@@ -268,7 +268,7 @@ static int make_packed(struct joining *j, const struct tensor *codes, struct pac
     return rc ? rc : check_shape_tensor(j, p, shape);
 }
 
-/* ---- FP8 ------------------------------------------------------------------------------------- */
+/* ---- FP8 ---- */
 
 static int64_t blocks_across(int64_t count, int64_t block) {
     return (count + block - 1) / block;
@@ -345,7 +345,7 @@ static int make_fp8(struct joining *j, const struct tensor *codes, struct packed
     return 0;
 }
 
-/* ---- keepd's own blocks ---------------------------------------------------------------------- */
+/* ---- keepd's own blocks ---- */
 
 static bool ends_with(const char *name, const char *end) {
     const size_t size = strlen(name), tail = strlen(end);
@@ -379,7 +379,7 @@ static int make_own(struct joining *j, const struct tensor *from, uint32_t forma
     return 0;
 }
 
-/* ---- The table ------------------------------------------------------------------------------- */
+/* ---- The table ---- */
 
 /* Does the entry stand for a matrix? `end`: the part of its name that does not name the matrix. */
 static bool is_main(struct joining *j, const struct tensor *tensor, char end[16],

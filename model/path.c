@@ -99,7 +99,7 @@ static bool read_folder(struct folder *f) {
     return true;
 }
 
-/* ---- Messages -------------------------------------------------------------------------------- */
+/* ---- Messages ---- */
 
 #define FOLDER "%.140s "
 

@@ -38,7 +38,7 @@ bool rounding_is_done(const struct weights *weights, enum naming naming, const s
     return true;
 }
 
-/* ---- Sizes of inputs ------------------------------------------------------------------------- */
+/* ---- Sizes of inputs ---- */
 
 #define LEAST_SHARE 1e-3f /* smallest estimate, as a share of the mean */
 #define ROWS_TAKEN  16
@@ -167,7 +167,7 @@ bool rounding_inputs(const struct rounding *r, const struct slot *slot, int laye
     return true;
 }
 
-/* ---- Scales of E4M3 -------------------------------------------------------------------------- */
+/* ---- Scales of E4M3 ---- */
 
 /* The first code that is not a number, or `count`. */
 static size_t find_nan(const uint8_t *codes, size_t count) {

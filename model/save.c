@@ -55,7 +55,7 @@ struct saving {
     struct fault *fault;
 };
 
-/* ---- The plan -------------------------------------------------------------------------------- */
+/* ---- The plan ---- */
 
 static size_t count_of(const struct saving *s) {
     return weights_count(s->weights);
@@ -169,7 +169,7 @@ static int make_plan(struct saving *s) {
     return rc ? rc : plan_rest(s);
 }
 
-/* ---- Tensors --------------------------------------------------------------------------------- */
+/* ---- Tensors ---- */
 
 static int put(struct saving *s, const void *data, size_t bytes) {
     return save_files_put(&s->file, data, bytes, s->fault);
@@ -273,7 +273,7 @@ static int open_room(struct saving *s) {
               : 0;
 }
 
-/* ---- A directory ----------------------------------------------------------------------------- */
+/* ---- A directory ---- */
 
 static void describe_tensor(const struct tensor *tensor, const struct planned *p, size_t at,
                             struct buf *out) {
@@ -372,7 +372,7 @@ static int save_directory(struct saving *s, const struct save_files *files) {
     return rc ? rc : save_files_end(&s->file, put_safetensors(s), s->fault);
 }
 
-/* ---- A GGUF file ----------------------------------------------------------------------------- */
+/* ---- A GGUF file ---- */
 
 static void add_number(struct buf *out, uint64_t value, int bytes) {
     for (int i = 0; i < bytes; i++) buf_char(out, (char)(value >> 8 * i));
@@ -462,7 +462,7 @@ static int save_gguf(struct saving *s, const struct save_files *files) {
     return rc ? rc : save_files_end(&s->file, put_gguf(s), s->fault);
 }
 
-/* ---- The whole ------------------------------------------------------------------------------- */
+/* ---- The whole ---- */
 
 static int check(const struct saving *s, const char *to) {
     const enum quantization wanted = s->options->quantization;

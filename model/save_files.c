@@ -27,7 +27,7 @@ static int join(char out[PATH_MAX], const char *option, const char *folder, cons
     return fault_set(fault, ERR_INVALID, option, "a file's name is too long");
 }
 
-/* ---- Beginning and end ----------------------------------------------------------------------- */
+/* ---- Beginning and end ---- */
 
 /* Creates the new directory, or the new file, empty: another run then finds it. */
 static int create(const struct save_files *files) {
@@ -105,7 +105,7 @@ int save_files_close(const struct save_files *files, int rc, struct fault *fault
     return rc;
 }
 
-/* ---- One file -------------------------------------------------------------------------------- */
+/* ---- One file ---- */
 
 int save_files_begin(const struct save_files *files, const char *name, struct save_file *out,
                      struct fault *fault) {
@@ -157,7 +157,7 @@ int save_files_copy(const struct save_files *files, const char *from, const char
     return rc;
 }
 
-/* ---- Files beside the weights ---------------------------------------------------------------- */
+/* ---- Files beside the weights ---- */
 
 static bool is_carried(const char *name) {
     static const char *const ends[] = {".safetensors", ".index.json", ".bin",      ".pt",

@@ -9,7 +9,7 @@
 
 #define HEADER_BYTES_MAX ((size_t)1 << 16)
 
-/* ---- The header ------------------------------------------------------------------------------ */
+/* ---- The header ---- */
 
 static void describe_gates(const struct save_gates *g, struct buf *out) {
     const struct gates_header *h = &g->header;
@@ -68,7 +68,7 @@ static void gates_write_header(const struct save_gates *g, struct buf *out) {
     while (out->size % 8 && !out->failed) buf_char(out, ' ');
 }
 
-/* ---- The numbers ----------------------------------------------------------------------------- */
+/* ---- The numbers ---- */
 
 struct gates_arrays {
     float *b1, *bias, *last, *w1; /* w1: of one layer */

@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "model/internal.h"
 
-/* ---- Tensors ------------------------------------------------------------------------------- */
+/* ---- Tensors ---- */
 
 enum width {
     WIDTH_NONE,
@@ -285,7 +285,7 @@ void tensor_shape(const struct model_config *config, enum role role, int64_t *ro
     *cols = width_of(config, tensors[role].cols);
 }
 
-/* ---- Slots --------------------------------------------------------------------------------- */
+/* ---- Slots ---- */
 
 #define VECTOR(owner, member, is_norm, ...)                                                        \
     .offset = offsetof(struct owner, member), .parts = {__VA_ARGS__}, .norm = (is_norm)
@@ -354,7 +354,7 @@ float slot_scale(const struct slot *slot, const struct model_config *config) {
     return slot->scaled ? *(const float *)(const void *)((const char *)config + slot->scaled) : 1;
 }
 
-/* ---- Refused ------------------------------------------------------------------------------- */
+/* ---- Refused ---- */
 
 bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index, int layer) {
     static const char *const names[NAMING_COUNT][8] = {

@@ -48,7 +48,7 @@ static int no_memory(struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the tensor table");
 }
 
-/* ---- Files --------------------------------------------------------------------------------- */
+/* ---- Files ---- */
 
 /* Weights are read once, front to back, while they are laid out for the backend. */
 static int map_shard(const char *path, struct shard *shard, struct fault *fault) {
@@ -59,7 +59,7 @@ static int map_shard(const char *path, struct shard *shard, struct fault *fault)
     return 0;
 }
 
-/* ---- The table ----------------------------------------------------------------------------- */
+/* ---- The table ---- */
 
 static int compare_names(const void *a, const void *b) {
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
@@ -169,7 +169,7 @@ size_t weights_bytes(const struct weights *w) {
     return w->bytes;
 }
 
-/* ---- Sharded directories ------------------------------------------------------------------- */
+/* ---- Sharded directories ---- */
 
 /* The index comes from outside: its names may only mean files of this directory. */
 static bool is_plain_name(const char *name) {
@@ -324,7 +324,7 @@ static int open_dir(const char *dir, struct weights **out, struct fault *fault) 
     return rc;
 }
 
-/* ---- GGUF ---------------------------------------------------------------------------------- */
+/* ---- GGUF ---- */
 
 static const struct {
     uint32_t format;
@@ -451,7 +451,7 @@ int weights_open(const char *path, struct weights **out, struct fault *fault) {
     return gguf_is_path(path) ? open_gguf(path, out, fault) : open_dir(path, out, fault);
 }
 
-/* ---- Elements ------------------------------------------------------------------------------ */
+/* ---- Elements ---- */
 
 void tensor_shape_text(const int64_t *shape, int dims, char *out, size_t size) {
     size_t used = 0;

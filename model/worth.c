@@ -25,7 +25,7 @@ struct worth {
     int rc; /* the first error */
 };
 
-/* ---- One layer ------------------------------------------------------------------------------- */
+/* ---- One layer ---- */
 
 static int download_rows(struct worth *w, const float *from, int rows) {
     const size_t width = (size_t)w->model->config.d_model;
@@ -119,7 +119,7 @@ static void watch_layer(void *arg, int layer, enum role role, const float *input
     if (role == ROLE_O) w->rc = after_attention(w, layer, inputs, rows);
 }
 
-/* ---- One text -------------------------------------------------------------------------------- */
+/* ---- One text ---- */
 
 size_t worth_text_bytes(const struct model_config *config, int tokens, int entries) {
     const size_t streams = (size_t)config->layers * (size_t)config->heads_kv;
@@ -202,7 +202,7 @@ int worth_measure(struct worth *w, const int32_t *tokens, int count, uint64_t se
                      err_text(rc));
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 static int worth_open_cache(struct worth *w, struct fault *fault) {
     const struct model_config *c = &w->model->config;

@@ -111,7 +111,7 @@ struct due_state due_while_reading(const struct kv_params *params, const struct 
                               .prompt_new = prompt_count - first};
 }
 
-/* ---- Ranks ----------------------------------------------------------------------------------- */
+/* ---- Ranks ---- */
 
 static int64_t ranks_of(const struct reserve_shape *shape) {
     return shape->ranks > 1 ? shape->ranks : 1;
@@ -195,8 +195,7 @@ int64_t reserve_whole(const struct kv_params *params, int64_t tokens) {
     return evicts(params) ? min64(most, tokens) : tokens;
 }
 
-/* ---- Both kinds of layers ---------------------------------------------------------------------
- */
+/* ---- Both kinds of layers ---- */
 
 int64_t reserve_turn_pages(const struct reserve_shape *shape, const struct kv_params *params,
                            const struct reserve_turn *turn, int64_t peak) {

@@ -291,8 +291,7 @@ void kv_params_set_trained(struct kv_params *params, const struct kv_trained *tr
     if (trained->named & POLICY_PARITY) rule->published = trained->parity;
 }
 
-/* ---- Parameters of a method -------------------------------------------------------------------
- */
+/* ---- Parameters of a method ---- */
 
 /* Most are one member of the rule. */
 #define MEMBER(name, type, place)                                                                  \
@@ -433,8 +432,7 @@ int kv_params_choose(struct kv_params *params, const char *name, double number, 
     return refuse(fault, name, "no policy has such a parameter");
 }
 
-/* ---- Parameters as numbers --------------------------------------------------------------------
- */
+/* ---- Parameters as numbers ---- */
 
 void kv_params_write(const struct kv_params *params, struct kv_choices *out) {
     int count = 0;
@@ -495,8 +493,7 @@ void kv_params_fit(struct kv_params *params, unsigned named) {
     if (!recent_named) rule->recent = at_most(rule->recent, params->budget - rule->sinks);
 }
 
-/* ---- Checks -----------------------------------------------------------------------------------
- */
+/* ---- Checks ---- */
 
 static int check_ranges(const struct kv_params *params, struct fault *fault) {
     const struct {

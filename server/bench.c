@@ -13,7 +13,7 @@
 
 #define JSON_BYTES_MAX ((size_t)64 << 20) /* all rows; a name can be long */
 
-/* ---- Arguments ------------------------------------------------------------------------------- */
+/* ---- Arguments ---- */
 
 void bench_help(FILE *out) {
     fputs(
@@ -115,7 +115,7 @@ int bench_widest(const struct bench_options *options) {
     return most;
 }
 
-/* ---- Waiting --------------------------------------------------------------------------------- */
+/* ---- Waiting ---- */
 
 struct bench {
     pthread_mutex_t lock;
@@ -158,7 +158,7 @@ static void wait_for(struct bench *bench, const struct engine_job *jobs, int cou
     pthread_mutex_unlock(&bench->lock);
 }
 
-/* ---- One run --------------------------------------------------------------------------------- */
+/* ---- One run ---- */
 
 /* A row of the table. */
 struct test {
@@ -262,7 +262,7 @@ static int run_once(struct bench *bench, struct engine *engine, const struct tes
     return rc;
 }
 
-/* ---- The table ------------------------------------------------------------------------------- */
+/* ---- The table ---- */
 
 struct figures {
     double rates[BENCH_REPEAT_MAX];
@@ -343,7 +343,7 @@ static void write_row(struct buf *buf, const struct engine_info *info, const cha
     buf_str(buf, "]}");
 }
 
-/* ---- All tests ------------------------------------------------------------------------------- */
+/* ---- All tests ---- */
 
 struct table {
     struct bench *bench;

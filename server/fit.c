@@ -13,7 +13,7 @@
 #define FIT_TEXT_BYTES_MAX ((size_t)64 << 20)
 #define FIT_MEASURED_MAX   6 /* texts of the table */
 
-/* ---- Arguments ------------------------------------------------------------------------------- */
+/* ---- Arguments ---- */
 
 void fit_help(FILE *out) {
     fputs(
@@ -120,7 +120,7 @@ int fit_out(const char *model, char *out, size_t size, struct fault *fault) {
     return fault_set(fault, ERR_INVALID, "model", "the name is too long");
 }
 
-/* ---- Progress -------------------------------------------------------------------------------- */
+/* ---- Progress ---- */
 
 struct fit_progress {
     FILE *log;
@@ -163,7 +163,7 @@ static bool fit_progress_note(void *arg, enum engine_fit_work work, int done, in
     return true;
 }
 
-/* ---- The fit --------------------------------------------------------------------------------- */
+/* ---- The fit ---- */
 
 static int fit_read_files(const struct fit_command *command, char **texts, size_t *sizes,
                           struct fault *fault) {
@@ -200,7 +200,7 @@ int fit_run(const struct fit_command *command, const struct engine_options *opti
     return 0;
 }
 
-/* ---- The table ------------------------------------------------------------------------------- */
+/* ---- The table ---- */
 
 static const char *const fit_policies[] = {"global", "snapkv", "streaming"};
 static const int fit_parts[] = {2, 4, 8};

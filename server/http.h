@@ -33,9 +33,8 @@ struct exchange;
 #define REQUEST_ID_BYTES 132        /* the client's, echoed */
 #define RELAY_BYTES      (16 << 10) /* bytes per read: at most one TLS record */
 
-/* ---- Connections ----------------------------------------------------------------------------
- *
- * The loop owns the client's socket. libmicrohttpd gets one end of a socket pair, and the relay
+/* ---- Connections ---- */
+/* The loop owns the client's socket. libmicrohttpd gets one end of a socket pair, and the relay
  * copies bytes between the two. So the loop handles TLS, clients that do not read and the end of a
  * connection, and libmicrohttpd sees only plain text. */
 
@@ -116,7 +115,7 @@ void listener_open(struct server *server);
 void listener_update(struct server *server); /* accepts clients or stops, by the free places */
 void listener_shut(struct server *server);
 
-/* ---- Exchanges ----------------------------------------------------------------------------- */
+/* ---- Exchanges ---- */
 
 enum phase {
     PHASE_BODY,  /* receiving */
@@ -349,7 +348,7 @@ void load_add_header(struct exchange *exchange, struct MHD_Response *response);
 const struct route *route_find(const char *path, const char *method, struct route *route,
                                const char **allow);
 
-/* ---- The server ---------------------------------------------------------------------------- */
+/* ---- The server ---- */
 
 struct server {
     struct server_options options;

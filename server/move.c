@@ -83,7 +83,7 @@ static void refuse(struct exchange *ex, const struct fault *fault) {
     exchange_refuse(ex, error);
 }
 
-/* ---- A file comes --------------------------------------------------------------------------- */
+/* ---- A file comes ---- */
 
 /* Slow uploads of one client must not take the bytes of all others. */
 static bool client_uploads(const struct exchange *ex) {
@@ -202,7 +202,7 @@ void move_finish(struct exchange *ex) {
     start_work(ex, write_work, after_write);
 }
 
-/* ---- A file leaves -------------------------------------------------------------------------- */
+/* ---- A file leaves ---- */
 
 /* On a thread of libuv: opens the file, or reads the next bytes of it. */
 static void read_work(uv_work_t *work) {

@@ -68,7 +68,7 @@ struct otlp {
     struct otlp_counts counts;
 };
 
-/* ---- The sending thread ---------------------------------------------------------------------- */
+/* ---- The sending thread ---- */
 
 enum sent { SENT, AGAIN, REFUSED };
 
@@ -202,7 +202,7 @@ static void *otlp_main(void *arg) {
     return NULL;
 }
 
-/* ---- Life ------------------------------------------------------------------------------------ */
+/* ---- Life ---- */
 
 static int load_library(struct otlp *otlp, struct fault *fault) {
     void **functions = (void **)&otlp->curl;
@@ -317,7 +317,7 @@ void otlp_close(struct otlp *otlp) {
     mem_free(otlp);
 }
 
-/* ---- The loop's side ------------------------------------------------------------------------- */
+/* ---- The loop's side ---- */
 
 void otlp_add(struct otlp *otlp, const struct buf *spans) {
     struct item *item = spans->failed ? NULL : mem_try_alloc(1, sizeof *item + spans->size);

@@ -16,7 +16,7 @@
 enum { SPAN_ID_BYTES = 8, TRACEPARENT_SIZE = 55 };
 enum { KIND_INTERNAL = 1, KIND_SERVER = 2, STATUS_ERROR = 2 };
 
-/* ---- Trace context --------------------------------------------------------------------------- */
+/* ---- Trace context ---- */
 
 static int digit_of(char c) {
     if (c >= '0' && c <= '9') return c - '0';
@@ -68,7 +68,7 @@ void spans_begin(struct spans_context *out) {
     make_id(out->trace, sizeof out->trace);
 }
 
-/* ---- Spans ----------------------------------------------------------------------------------- */
+/* ---- Spans ---- */
 
 struct writer {
     struct buf *out;

@@ -40,7 +40,7 @@ static int in_file(int rc, const char *name, struct fault *fault) {
                      inside.text);
 }
 
-/* ---- Special tokens ------------------------------------------------------------------------ */
+/* ---- Special tokens ---- */
 
 static int no_memory(struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the model's texts");
@@ -84,7 +84,7 @@ static int read_tokens(struct text *text, const cJSON *config, const cJSON *map,
     return rc;
 }
 
-/* ---- Directories --------------------------------------------------------------------------- */
+/* ---- Directories ---- */
 
 /* An object in a file of the model's directory; NULL without the file. */
 static int open_object(const char *dir, const char *name, cJSON **out, struct fault *fault) {
@@ -195,7 +195,7 @@ static int open_dir(const char *dir, struct text *text, struct fault *fault) {
     return rc;
 }
 
-/* ---- GGUF files ---------------------------------------------------------------------------- */
+/* ---- GGUF files ---- */
 
 static int add_gguf_token(struct text *text, const struct gguf *gguf, const char *key,
                           const char *name, struct fault *fault) {
@@ -298,7 +298,7 @@ void text_close(struct text *text) {
     *text = (struct text){0};
 }
 
-/* ---- Chats --------------------------------------------------------------------------------- */
+/* ---- Chats ---- */
 
 /* Names that transformers passes as None when the caller has none; templates ask "is not none". */
 static bool add_absent(cJSON *full, const cJSON *context) {
@@ -425,7 +425,7 @@ static const struct chat *template_of(const struct text *text, const cJSON *cont
     return text->tool_chat && json_get(context, "tools") ? text->tool_chat : text->chat;
 }
 
-/* ---- Roles of the template's own ------------------------------------------------------------- */
+/* ---- Roles of the template's own ---- */
 
 #define AGAIN_BYTES_MAX ((size_t)64 << 20) /* a chat that is rendered a second time */
 
@@ -523,8 +523,7 @@ static int check_roles(const struct text *text, const cJSON *context,
     return 0;
 }
 
-/* ---- Chats ------------------------------------------------------------------------------------
- */
+/* ---- Chats ---- */
 
 static int encode(const struct text *text, const struct chat_text *rendered, size_t max_ids,
                   struct arena *arena, struct tok_ids *out, struct fault *fault) {
@@ -553,7 +552,7 @@ int text_render_chat(const struct text *text, const cJSON *context, size_t max_i
     return rc;
 }
 
-/* ---- The border ------------------------------------------------------------------------------ */
+/* ---- The border ---- */
 
 #define BORDER_BYTES_MAX ((size_t)64 << 20)
 

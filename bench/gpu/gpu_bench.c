@@ -106,8 +106,7 @@ static double seconds(void (*call)(void *arg), void *arg) {
     }
 }
 
-/* ---- Bandwidth and products --------------------------------------------------------------------
- */
+/* ---- Bandwidth and products ---- */
 
 struct copy {
     float *to, *from;
@@ -273,8 +272,7 @@ static void time_product(const char *name, int outputs, int inputs, enum quantiz
     kern->ops->mem_free(kern, p.y);
 }
 
-/* ---- Attention
- * ----------------------------------------------------------------------------------- */
+/* ---- Attention ---- */
 
 struct attention {
     struct kern_span *spans;
@@ -378,8 +376,7 @@ static void time_prefill(const char *key, int tokens, const char *prediction) {
     kern->ops->mem_free(kern, a.out);
 }
 
-/* ---- Eviction
- * ------------------------------------------------------------------------------------ */
+/* ---- Eviction ---- */
 
 /* Prompts whose layers all get the same numbers; attention runs where a rule wants to see it. */
 static void fill(const struct kern_rule *rule, int layers, int sequences, int entries) {
@@ -485,11 +482,10 @@ static void open_backend(int layers, int64_t entries, const struct cuda_options 
     if (rc) fail("open", rc, &fault);
 }
 
-/* ---- A whole step ------------------------------------------------------------------------------
- *
- * Decoding in bf16, as the daemon does it: one row per sequence, all
- * layers, the head, a greedy token each, one wait. The layers share one set of weights, which is
- * larger than any cache, so that as many bytes are read as if each had its own. */
+/* ---- A whole step ---- */
+/* Decoding in bf16, as the daemon does it: one row per sequence, all layers, the head, a greedy
+ * token each, one wait. The layers share one set of weights, which is larger than any cache, so
+ * that as many bytes are read as if each had its own. */
 
 #define STEPS      24
 #define STEP_CACHE 1024  /* entries of every stream before the first step */
@@ -757,8 +753,7 @@ static void time_products(const enum quantization *formats, int count) {
     list_products();
 }
 
-/* ---- Parts: each a run of this program, so that one that fails takes no other with it -----------
- */
+/* ---- Parts: each a run of this program, so that one that fails takes no other with it ---- */
 
 static const int counts[] = {1, 64, 256}, few[] = {1, 2, 3};
 

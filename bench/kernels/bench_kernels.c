@@ -81,7 +81,7 @@ static bool wanted(const char *what) {
     return !bench.only || strstr(what, bench.only);
 }
 
-/* ---- Limits of the machine ------------------------------------------------------------------ */
+/* ---- Limits of the machine ---- */
 
 #define READ_BYTES   ((size_t)2 << 30)
 #define WINDOW_BYTES ((size_t)64 << 20)
@@ -134,8 +134,7 @@ static double measure_bandwidth(void) {
     return best;
 }
 
-/* ---- Timing: the best of many, so that a busy neighbour does not count ------------------------
- */
+/* ---- Timing: the best of many, so that a busy neighbour does not count ---- */
 
 typedef void piece(void *arg);
 
@@ -221,8 +220,7 @@ static struct kern_weight *random_weight(int rows, int cols, enum kern_dtype dty
     return w;
 }
 
-/* ---- Products -----------------------------------------------------------------------------------
- */
+/* ---- Products ---- */
 
 #define COPIES_BYTES                                                                               \
     ((size_t)1 << 30) /* weights in turn, so that none stays in a second-level cache */
@@ -273,8 +271,7 @@ static void bench_products(void) {
     bench_product(512, 4096, 1024, KERN_F32);
 }
 
-/* ---- A model's worth ----------------------------------------------------------------------------
- */
+/* ---- A model's worth ---- */
 
 #define STEP_ROWS 512
 #define CONTEXT   8192
@@ -471,8 +468,7 @@ static void fill_cache(const struct model *m, int count, int length) {
     }
 }
 
-/* ---- Attention alone ----------------------------------------------------------------------------
- */
+/* ---- Attention alone ---- */
 
 #define ATTENTION_BYTES 256e6 /* the cache of CONTEXT tokens, larger than a processor has */
 #define PROMPT_LAYERS   4
@@ -564,8 +560,7 @@ static void bench_prompt(struct model *m) {
     bench_step(m, "prompt", 1, STEP_ROWS, STEP_ROWS);
 }
 
-/* ---- Cost of policies ---------------------------------------------------------------------------
- */
+/* ---- Cost of policies ---- */
 
 #define BUDGET     1024
 #define BUFFER     128
@@ -698,8 +693,7 @@ static void bench_model(void) {
     if (wanted("policies")) bench_policies(&m, 1), bench_policies(&m, 8);
 }
 
-/* ---- Main -------------------------------------------------------------------------------------
- */
+/* ---- Main ---- */
 
 /* A part of the layers and of the vocabulary: shares of a step stay what they are. */
 static void thin(int by) {

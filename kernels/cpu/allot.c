@@ -6,8 +6,7 @@
 #include "base/check.h"
 #include "kernels/cpu/evict.h"
 
-/* ---- Weights of layers ------------------------------------------------------------------------
- */
+/* ---- Weights of layers ---- */
 
 /* Measures the stream and stores the result with its plan, from which evict_tell sends it. */
 static void measure_preference(void *arg, int stream, int worker) {
@@ -35,8 +34,7 @@ static void measure_density(void *arg, int stream, int worker) {
     job->cache->evict[stream].measured[0] = view.length > 1 ? squares / (view.length - 1) : 0;
 }
 
-/* ---- Facts of all ranks -----------------------------------------------------------------------
- */
+/* ---- Facts of all ranks ---- */
 
 struct cpu_evict_fact *evict_fact(const struct evict_job *job, int layer, int head) {
     const struct cpu_cache *cache = job->cache;
@@ -62,8 +60,7 @@ int evict_tell(const struct evict_job *job) {
                                         (size_t)cache->streams * sizeof *cache->facts);
 }
 
-/* ---- Weights of layers, from what was measured ------------------------------------------------
- */
+/* ---- Weights of layers, from what was measured ---- */
 
 static double preference(const struct evict_job *job, int layer) {
     const struct kern_rule *rule = job->due->rule;
@@ -118,8 +115,7 @@ int evict_measure(const struct evict_job *job, evict_each *each) {
     return 0;
 }
 
-/* ---- Allotments of layers and streams ---------------------------------------------------------
- */
+/* ---- Allotments of layers and streams ---- */
 
 /* Protected entries are kept in place; the rest of the total is split by weight. */
 static void split_layers(const struct evict_job *job, struct allot_part *parts) {

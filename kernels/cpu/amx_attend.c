@@ -56,8 +56,7 @@ int cpu_attend_lanes_amx(const struct kern_cache_options *options) {
     return fits(options) ? GROUPS * 16 : cpu_attend_lanes_avx512(options);
 }
 
-/* ---- Lanes ------------------------------------------------------------------------------------
- */
+/* ---- Lanes ---- */
 
 /* Transposes sixteen rows of sixteen dwords (pairs of bf16). */
 static void transpose(const __m512i *in, char *tile) {
@@ -161,8 +160,7 @@ static void finish(const struct cpu_attend_job *job, const struct cpu_attend_ite
     }
 }
 
-/* ---- Entries ------------------------------------------------------------------------------------
- */
+/* ---- Entries ---- */
 
 /* Location of a block's entries. Sixteen entries from a multiple of sixteen share a page. */
 struct view {
@@ -344,8 +342,7 @@ static void load_chunk(struct view *view, int32_t first, int dim, int count,
         for (int i = 0; i < count / 16; i++) memset(tiles[i] + TILE_BYTES / 2, 0, TILE_BYTES / 2);
 }
 
-/* ---- Scores -------------------------------------------------------------------------------------
- */
+/* ---- Scores ---- */
 
 /* Two tiles of sixteen entries at a time; Q stays in tiles 4 to 7. */
 #define SCORE_STEP(chunk, query)                                                                   \
@@ -381,8 +378,7 @@ static void compute_scores(const struct view *view, struct room *room, int group
     }
 }
 
-/* ---- Weights ------------------------------------------------------------------------------------
- */
+/* ---- Weights ---- */
 
 static void multiply_scores(struct room *room, int rows) {
     for (int i = 0; i < rows; i++)
@@ -455,8 +451,7 @@ SIMD __m512 compute_weights(struct view *view, struct room *room, int rows, __m5
     return v16_add(even, odd);
 }
 
-/* ---- Values -------------------------------------------------------------------------------------
- */
+/* ---- Values ---- */
 
 static void rescale(struct room *room, int group, int dim, __m512 keep) {
     float by[16];
@@ -515,8 +510,7 @@ static void add_values_two(struct view *view, struct room *room, int group, int 
     _tile_stored(1, acc[1], 64);
 }
 
-/* ---- A block against sixteen lanes
- * ---------------------------------------------------------------- */
+/* ---- A block against sixteen lanes ---- */
 
 static void meet(struct view *view, struct room *room, int group, bool ready) {
     int chunks = (view->count + TILE_DEPTH - 1) / TILE_DEPTH, rows = chunks * TILE_DEPTH;

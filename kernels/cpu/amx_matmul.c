@@ -43,8 +43,7 @@ static size_t leaf_start(const struct kern_weight *w, int leaf) {
     return (size_t)place / TILE_DEPTH * TILE_BYTES;
 }
 
-/* ---- Activations --------------------------------------------------------------------------------
- */
+/* ---- Activations ---- */
 
 static inline __m512 pack_load(const float *x, int64_t left) {
     return left >= 16 ? v16_load(x) : v16_load_n(x, left > 0 ? (int)left : 0);
@@ -99,8 +98,7 @@ static void pack_x_rounded(const struct cpu_matmul_job *job, int row, char *pack
     pack_block(job, row, packed, ROUNDED);
 }
 
-/* ---- Weights that are converted -----------------------------------------------------------------
- */
+/* ---- Weights that are converted ---- */
 
 /* Converts tiles [first, first + count) of a panel to pairs of bf16. */
 typedef void widener(const struct kern_weight *w, const char *panel, size_t first, size_t count,
@@ -271,8 +269,7 @@ static size_t wide_bytes(const struct kern_weight *w) {
     return (size_t)w->depth * PANEL * 2;
 }
 
-/* ---- Results ------------------------------------------------------------------------------------
- */
+/* ---- Results ---- */
 
 /* Results of many rows exceed the caches: non-temporal stores save reading each line before it is
  * overwritten (a fifth of the time of a wide product). */
@@ -305,8 +302,7 @@ SIMD void put(const struct cpu_matmul_job *job, int row, int64_t panel, const fl
     }
 }
 
-/* ---- Up to sixteen rows -------------------------------------------------------------------------
- */
+/* ---- Up to sixteen rows ---- */
 
 #define AHEAD 4096 /* bytes prefetched ahead in each stream */
 
@@ -466,8 +462,8 @@ SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const in
     put(job, 0, panel, tree.level[0], 1);
 }
 
-/* ---- Many rows ----------------------------------------------------------------------------------
- * Blocks of two tiles of rows and two panels: four loads for each four products of a part. A chunk
+/* ---- Many rows ---- */
+/* Blocks of two tiles of rows and two panels: four loads for each four products of a part. A chunk
  * of the two panels meets all rows of the pass, so that it is converted once and then read from the
  * first-level cache; the sums of all blocks lie in memory between chunks. */
 

@@ -12,8 +12,7 @@
 
 #define LANES_MIN 16 /* least number of lanes per item, except a span's last */
 
-/* ---- Rows of a step ---------------------------------------------------------------------------
- */
+/* ---- Rows of a step ---- */
 
 /* Query and key heads of the model: of all ranks. */
 static size_t model_heads(const struct cpu_cache *cache) {
@@ -71,8 +70,7 @@ static size_t qkv_stride(const struct kern_cache_options *o) {
     return (size_t)(o->heads_q + 2 * o->heads_kv) * (size_t)o->head_dim;
 }
 
-/* ---- Rotation ---------------------------------------------------------------------------------
- */
+/* ---- Rotation ---- */
 
 /* Sines cost as much as a layer's norms, and every layer of a step needs the same ones: they are
  * kept per row and recomputed only where the row's place has changed. */
@@ -138,8 +136,7 @@ void cpu_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float
     cpu_run(cpu, (int64_t)2 * batch->rows * (int64_t)qkv_stride(o), rotate_rows, &job);
 }
 
-/* ---- Norms of all heads together --------------------------------------------------------------
- */
+/* ---- Norms of all heads together ---- */
 
 struct norm_job {
     struct cpu *cpu;
@@ -227,8 +224,7 @@ void cpu_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float
     cpu_run(cpu, cost, norm_rows, &job);
 }
 
-/* ---- Writing ----------------------------------------------------------------------------------
- */
+/* ---- Writing ---- */
 
 /* Writes a key or a value of the model. */
 static void write_entry(const struct cpu *cpu, uint32_t page, bool values, int slot,
@@ -287,8 +283,7 @@ void cpu_write_kv(struct kern *kern, int layer, const float *qkv, const float *l
     cpu_run(cpu, (int64_t)2 * batch->rows * o->heads_kv * o->head_dim, write_rows, &job);
 }
 
-/* ---- Attention --------------------------------------------------------------------------------
- */
+/* ---- Attention ---- */
 
 void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream *stream,
                       const struct kern_span *span, int token, int32_t *lo, int32_t *hi) {
@@ -399,8 +394,7 @@ static void keep_queries(struct cpu_cache *cache, const struct cpu_attend_job *j
     }
 }
 
-/* ---- Accumulated mass -------------------------------------------------------------------------
- */
+/* ---- Accumulated mass ---- */
 
 struct mass_work {
     struct cpu *cpu;

@@ -28,8 +28,7 @@ size_t cpu_block_panel_bytes(const struct kern_weight *w) {
     return (bytes + 63) / 64 * 64;
 }
 
-/* ---- Factors ----------------------------------------------------------------------------------
- */
+/* ---- Factors ---- */
 
 static bool exact_half(float x) {
     return number_bits(number_from_f16(number_to_f16(x))) == number_bits(x);
@@ -59,8 +58,7 @@ static float get_factor(const struct kern_weight *w, const char *at) {
     return number_element(at, w->halves ? KERN_F16 : KERN_F32);
 }
 
-/* ---- Codes ------------------------------------------------------------------------------------
- */
+/* ---- Codes ---- */
 
 /* Returns the codes of an output's block: input i of 8 bits is at 64 (i / 4) + i % 4. */
 static uint8_t *codes_at(const struct kern_weight *w, int64_t row, int64_t block) {

@@ -17,7 +17,7 @@
 #define MEMORY_PAGE 4096
 #define HUGE_PAGE   ((size_t)2 << 20)
 
-/* ---- Open and close ------------------------------------------------------------------------- */
+/* ---- Open and close ---- */
 
 static size_t round_up(size_t n, size_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
@@ -269,7 +269,7 @@ void cpu_cache_close(struct cpu_cache *cache) {
     memset(cache, 0, sizeof *cache);
 }
 
-/* ---- Pages ---------------------------------------------------------------------------------- */
+/* ---- Pages ---- */
 
 uint32_t cpu_cache_take_page(struct cpu_cache *cache) {
     CHECK(cache->free_count > 0); /* callers count before they take */
@@ -366,7 +366,7 @@ static struct cpu_cache_slot *slot_at(const struct cpu_cache *cache, int slot) {
     return &cache->slots[slot];
 }
 
-/* ---- A step --------------------------------------------------------------------------------- */
+/* ---- A step ---- */
 
 /* The first page of a stream into which the span writes: the partly filled one, if any; with a rule
  * that adds up attention, page 0. */
@@ -491,7 +491,7 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
     return 0;
 }
 
-/* ---- Slots ---------------------------------------------------------------------------------- */
+/* ---- Slots ---- */
 
 /* Number of entries before position `pos`; positions ascend, and dropped entries are near the
  * end. */
@@ -603,7 +603,7 @@ void cpu_cache_release(struct cpu_cache *cache, int slot) {
     *state = (struct cpu_cache_slot){0};
 }
 
-/* ---- Reports and checks --------------------------------------------------------------------- */
+/* ---- Reports and checks ---- */
 
 static void report_stream(const struct cpu_cache *cache, int slot, int stream, size_t first,
                           struct kern_report *report) {

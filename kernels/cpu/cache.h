@@ -220,7 +220,7 @@ int cpu_cache_snapshot_check(const struct cpu_cache *cache, const struct kern_bl
 int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, int block,
                               const struct kern_block *from);
 
-/* ---- For snapshot.c ------------------------------------------------------------------------- */
+/* ---- For snapshot.c ---- */
 
 uint32_t cpu_cache_take_page(struct cpu_cache *cache); /* a free page must be there */
 
@@ -231,7 +231,7 @@ static inline char *cpu_cache_side(const struct cpu_cache *cache, int side, uint
     return array + (size_t)page * (size_t)cache->page_slots * cpu_cache_sides[side].bytes;
 }
 
-/* ---- For eviction --------------------------------------------------------------------------- */
+/* ---- For eviction ---- */
 
 /* The lowest-ranking entry that is kept. Entries rank by key, then newer pos, then lower stream. */
 struct cpu_evict_cutoff {
@@ -323,7 +323,7 @@ void cpu_cache_shorten(struct cpu_cache *cache, int slot, int row, int32_t lengt
 void cpu_cache_extend(struct cpu_cache *cache, int slot, int row, int32_t length);
 int64_t cpu_cache_lacks(const struct cpu_cache *cache, int slot, int row, int32_t length);
 
-/* ---- For the kernels ------------------------------------------------------------------------ */
+/* ---- For the kernels ---- */
 
 /* [heads_q * head_dim] at place `at` of the ring. */
 static inline float *cpu_cache_query(const struct cpu_cache *cache, int slot, int layer, int at) {

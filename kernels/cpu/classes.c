@@ -26,8 +26,7 @@ static void turn(const struct cpu_cache *cache, int32_t positions, bool back, fl
     }
 }
 
-/* ---- Queries and members ----------------------------------------------------------------------
- */
+/* ---- Queries and members ---- */
 
 struct cpu_classes cpu_classes_open(const struct cpu_cache *cache, struct cpu_stream entries,
                                     struct cpu_stream members, bool positions,
@@ -123,8 +122,7 @@ void cpu_classes_fold(const struct cpu_classes *classes, float *p) {
     }
 }
 
-/* ---- Joining ------------------------------------------------------------------------------------
- */
+/* ---- Joining ---- */
 
 struct join {
     struct cpu_cache *cache;
@@ -259,8 +257,7 @@ static void link_joining(const struct join *m) {
     }
 }
 
-/* ---- The new classes --------------------------------------------------------------------------
- */
+/* ---- The new classes ---- */
 
 static void store(const struct join *m, bool values, int32_t index, const float *row) {
     cpu_cache_store_row(m->cache, page_of(m, index), values, index % m->cache->page_slots, row);
@@ -298,7 +295,7 @@ static void merge_class(const struct join *m, int32_t centre) {
     *mass_of(m, centre) = total;
 }
 
-/* ---- Members --------------------------------------------------------------------------------- */
+/* ---- Members ---- */
 
 /* Copies the row and notes where each entry's members begin. */
 static void read_members(struct join *m) {

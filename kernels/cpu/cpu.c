@@ -17,8 +17,7 @@
 /* Below this number of floats touched, waking workers costs more than they save. */
 #define SERIAL_COST 32768
 
-/* ---- Rooms ------------------------------------------------------------------------------------
- */
+/* ---- Rooms ---- */
 
 int cpu_room_grow(struct cpu_room *room, size_t bytes) {
     if (bytes <= room->bytes) return 0;
@@ -51,8 +50,7 @@ void cpu_run(struct cpu *cpu, int64_t cost, cpu_work *work, void *arg) {
         cpu_team_run(cpu->team, work, arg);
 }
 
-/* ---- Memory -----------------------------------------------------------------------------------
- */
+/* ---- Memory ---- */
 
 static void *op_mem_alloc(struct kern *kern, size_t bytes) {
     (void)kern;
@@ -89,8 +87,7 @@ static int op_borrow(struct kern *kern, const struct kern *owner) {
     return rc ? rc : cpu_room_grow(&cpu->hidden, from->hidden.bytes);
 }
 
-/* ---- Cache ------------------------------------------------------------------------------------
- */
+/* ---- Cache ---- */
 
 struct items {
     struct cpu_tickets tickets;
@@ -208,8 +205,7 @@ static int op_cache_check(struct kern *kern, struct fault *fault) {
     return cpu_cache_check(&cpu_of(kern)->cache, fault);
 }
 
-/* ---- Opening ----------------------------------------------------------------------------------
- */
+/* ---- Opening ---- */
 
 static void op_close(struct kern *kern) {
     struct cpu *cpu = cpu_of(kern);

@@ -19,8 +19,7 @@ static void each_stream(const struct evict_job *job, cpu_item *fn) {
     for (int stream = 0; stream < cache->streams; stream++) fn((void *)(uintptr_t)job, stream, 0);
 }
 
-/* ---- Selection -------------------------------------------------------------------------------
- */
+/* ---- Selection ---- */
 
 /* The key decides for most entries; only ties read the page. */
 bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cutoff *cutoff,
@@ -42,7 +41,7 @@ bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table,
     return job->cache->keys[at] >= job->least && is_above(job, stream, table, index);
 }
 
-/* ---- Scopes --------------------------------------------------------------------------------- */
+/* ---- Scopes ---- */
 
 /* The cutoff of streams of this rank alone; no other rank is involved. */
 static struct cpu_evict_cutoff own_cutoff(const struct evict_job *job, int from, int to,
@@ -240,7 +239,7 @@ static int find_cutoffs(const struct evict_job *job) {
     return rc;
 }
 
-/* ---- Compaction ----------------------------------------------------------------------------- */
+/* ---- Compaction ---- */
 
 static void count_stream(void *arg, int stream, int worker) {
     (void)worker;
@@ -361,7 +360,7 @@ static void move_stream(void *arg, int stream, int worker) {
     }
 }
 
-/* ---- The trace ------------------------------------------------------------------------------ */
+/* ---- The trace ---- */
 
 static void trace_stream(const struct evict_job *job, int stream) {
     struct kern_trace *trace = job->due->trace;
@@ -376,7 +375,7 @@ static void trace_stream(const struct evict_job *job, int stream) {
     }
 }
 
-/* ---- One sequence --------------------------------------------------------------------------- */
+/* ---- One sequence ---- */
 
 /* Assigns each stream its first key; returns the number of entries. */
 static size_t place_keys(struct cpu_cache *cache, int slot) {

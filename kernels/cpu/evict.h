@@ -26,8 +26,7 @@ static inline struct cpu_stream evict_stream(const struct evict_job *job, int st
                                .length = *cpu_cache_length(job->cache, job->due->slot, stream)};
 }
 
-/* ---- Scores: evict_score.c --------------------------------------------------------------------
- */
+/* ---- Scores: evict_score.c ---- */
 
 /* Fills keys[] and, if the rule has a history, fresh[]: the scores to be stored with the
  * candidates. */
@@ -41,8 +40,7 @@ void evict_remember(const struct kern_observe *observe, const float *past, float
 /* Fills candidates and fixed of the stream, before anything is scored. */
 void evict_count_stream(void *arg, int stream, int worker);
 
-/* ---- Attention: observe.c ---------------------------------------------------------------------
- */
+/* ---- Attention: observe.c ---- */
 
 /* The attention of the window's queries to the first `candidates` entries of a stream ->
  * out[candidates]. */
@@ -65,8 +63,7 @@ struct evict_preference evict_preference(const struct evict_job *job, int stream
 /* x[count] -> out[count]; must not overlap. */
 void evict_smooth(const struct kern_observe *observe, const float *x, int32_t count, float *out);
 
-/* ---- Redundancy: redundancy.c -----------------------------------------------------------------
- */
+/* ---- Redundancy: redundancy.c ---- */
 
 /* R of the first `candidates` entries -> out. Uses O(n) memory; compares pairs of keys only until
  * the newest similar key of every key is known. */
@@ -74,16 +71,14 @@ void evict_redundancy(const struct cpu_cache *cache, const struct kern_redundanc
                       const struct cpu_stream *stream, int32_t candidates, struct cpu_work *work,
                       float *out);
 
-/* ---- Lag: lag.c -------------------------------------------------------------------------------
- */
+/* ---- Lag: lag.c ---- */
 
 /* R of the first `candidates` entries, of which the first `sinks` are sinks -> out
  * (KERN_MEASURE_LAG). */
 void evict_lag(const struct cpu_cache *cache, int32_t lag, const struct cpu_stream *stream,
                int32_t sinks, int32_t candidates, struct cpu_work *work, float *out);
 
-/* ---- Allotments: allot.c ----------------------------------------------------------------------
- */
+/* ---- Allotments: allot.c ---- */
 
 /* Runs fn(job, stream, worker) for every stream. */
 typedef void evict_each(const struct evict_job *job, cpu_item *fn);
@@ -101,9 +96,7 @@ int evict_measure(const struct evict_job *job, evict_each *each);
  * evict[stream].allotment. With uniform layers they do not depend on what the streams hold. */
 int evict_allot(const struct evict_job *job);
 
-/* ---- Cutoffs: cutoff.c
- * ------------------------------------------------------------------------------
- */
+/* ---- Cutoffs: cutoff.c ---- */
 
 struct evict_search {
     const struct evict_job *job;
@@ -119,8 +112,7 @@ struct evict_search {
 /* Finds the cutoff of every scope; returns 0 or the communicator's error. */
 int evict_find_cutoffs(const struct evict_search *search);
 
-/* ---- Selection: evict.c -----------------------------------------------------------------------
- */
+/* ---- Selection: evict.c ---- */
 
 /* Is entry `index` kept? Valid once the cutoffs are known and before anything moves. */
 bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table, int32_t index);
@@ -129,13 +121,12 @@ bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table,
 bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cutoff *cutoff,
                    const uint32_t *table, int32_t index);
 
-/* ---- Merging: merge.c -------------------------------------------------------------------------
- */
+/* ---- Merging: merge.c ---- */
 
 /* Merges evicted entries into kept ones; all entries are still in their old places. */
 void evict_merge_stream(void *arg, int stream, int worker);
 
-/* ---- Classes: classes.c ---------------------------------------------------------------------- */
+/* ---- Classes: classes.c ---- */
 
 /* Adds evicted entries to the classes of kept ones; all entries are still in their old places. The
  * row of members has room for the upper bound; evict[stream].members receives their number. */

@@ -26,8 +26,7 @@ static int32_t expired_up_to(const struct evict_job *job, int stream) {
     return visible > 0 && !merges && job->due->tokens >= visible ? job->due->tokens - visible : -1;
 }
 
-/* ---- Recency and retention --------------------------------------------------------------------
- */
+/* ---- Recency and retention ---- */
 
 static uint32_t entry_key(const struct evict_job *job, int32_t pos, float log_beta) {
     const struct kern_rule *rule = job->due->rule;
@@ -37,8 +36,7 @@ static uint32_t entry_key(const struct evict_job *job, int32_t pos, float log_be
                                      : score_retention(log_beta, age, rule->horizon));
 }
 
-/* ---- Attention --------------------------------------------------------------------------------
- */
+/* ---- Attention ---- */
 
 /* Reads the remembered scores of the candidates. */
 static void read_scores(const struct evict_job *job, const struct cpu_stream *view, int32_t count,
@@ -120,8 +118,7 @@ static void judge(const struct evict_job *job, int stream, struct cpu_work *work
     for (int32_t i = 0; i < count; i++) out[i] = lambda * out[i] - (1 - lambda) * redundancy[i];
 }
 
-/* ---- A stream ---------------------------------------------------------------------------------
- */
+/* ---- A stream ---- */
 
 static int32_t count_candidates(const struct evict_job *job, const struct cpu_stream *view) {
     int32_t limit = job->due->tokens - job->due->rule->recent, count = view->length;

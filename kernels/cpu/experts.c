@@ -38,7 +38,7 @@ struct routed {
     float *y;       /* d_model */
 };
 
-/* ---- Loading -------------------------------------------------------------------------------- */
+/* ---- Loading ---- */
 
 static size_t routed_floats(const struct kern_experts *experts) {
     return MATMUL_ROWS * (2 * (size_t)experts->spec.d_model + 3 * (size_t)experts->d_ff);
@@ -85,7 +85,7 @@ void cpu_experts_free(struct kern *kern, struct kern_experts *experts) {
     mem_free(experts);
 }
 
-/* ---- Choosing ------------------------------------------------------------------------------- */
+/* ---- Choosing ---- */
 
 struct choosing {
     const struct kern_experts_spec *spec;
@@ -146,7 +146,7 @@ static void sort_routes(const struct routes *routes, int count, size_t uses) {
     first[0] = 0;
 }
 
-/* ---- Computing ------------------------------------------------------------------------------ */
+/* ---- Computing ---- */
 
 struct moving {
     const struct route *routes;

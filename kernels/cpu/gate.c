@@ -94,8 +94,7 @@ void cpu_gate_free(struct kern *kern, struct kern_gate *gate) {
     mem_free(gate);
 }
 
-/* ---- Applying ---------------------------------------------------------------------------------
- */
+/* ---- Applying ---- */
 
 static void silu_in_place(float *h, int64_t count) {
     for (int64_t i = 0; i < count; i++) h[i] = h[i] / (1.0f + expf(-h[i]));

@@ -19,7 +19,7 @@
 #include "kernels/cpu/team.h"
 #include "kernels/number.h"
 
-/* ---- Weights -------------------------------------------------------------------------------- */
+/* ---- Weights ---- */
 
 #define PANEL         16 /* outputs per panel */
 #define CPU_PARTS_MAX 4  /* parts of a joined weight */
@@ -80,8 +80,7 @@ static inline int cpu_leaf_level(int leaf) {
     return __builtin_popcount((unsigned)leaf);
 }
 
-/* ---- Kernels of one path ----------------------------------------------------------------------
- */
+/* ---- Kernels of one path ---- */
 
 /* Rows of one pass over a weight: that many rows of activations fit a core's second-level cache,
  * and they bound the packing buffer. */
@@ -199,8 +198,7 @@ extern const struct cpu_kernels cpu_kernels_amx;
 extern const struct cpu_kernels cpu_kernels_amx_bf16; /* amx with activations in bf16 */
 /* cpu.c chooses by the options, the processor and the build. */
 
-/* ---- The instance ------------------------------------------------------------------------------
- */
+/* ---- The instance ---- */
 
 /* A buffer that only grows; growing discards its contents. */
 struct cpu_room {

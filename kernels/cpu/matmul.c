@@ -182,8 +182,7 @@ static void multiply_own(struct cpu *cpu, float *y, const float *x,
     }
 }
 
-/* ---- Several ranks ----------------------------------------------------------------------------
- */
+/* ---- Several ranks ---- */
 
 /* This rank's part of the bias of a joined weight. */
 static const float *own_bias(struct cpu *cpu, const struct kern_weight *w, const float *bias) {

@@ -35,7 +35,7 @@ static struct sums fastest_sums(void) {
     return SUMS(portable);
 }
 
-/* ---- Sums ------------------------------------------------------------------------------------ */
+/* ---- Sums ---- */
 
 struct adding {
     struct sums sums;
@@ -65,7 +65,7 @@ void moments_add(float *moments, int64_t cols, const float *x, int rows, struct 
     cpu_team_run(team, add_some, &job);
 }
 
-/* ---- Factors --------------------------------------------------------------------------------- */
+/* ---- Factors ---- */
 
 struct factoring {
     struct sums sums;
@@ -109,7 +109,7 @@ void moments_factor(float *moments, int64_t cols, struct cpu_team *team) {
     cpu_team_run(team, factor_some, &job);
 }
 
-/* ---- Rounding -------------------------------------------------------------------------------- */
+/* ---- Rounding ---- */
 
 struct compensating {
     struct sums sums;

@@ -47,8 +47,7 @@ static void products(const struct view *view, const float *q, int lanes, int32_t
                               view->cap);
 }
 
-/* ---- One query --------------------------------------------------------------------------------
- */
+/* ---- One query ---- */
 
 static void fold(enum kern_group group, float *to, const float *x, int32_t count) {
     switch (group) {
@@ -139,8 +138,7 @@ static float *combine(const struct view *view, enum kern_group group, float *z, 
     return p;
 }
 
-/* ---- Smoothing --------------------------------------------------------------------------------
- */
+/* ---- Smoothing ---- */
 
 void evict_smooth(const struct kern_observe *observe, const float *x, int32_t count, float *out) {
     int32_t side = observe->smooth_width / 2;
@@ -155,8 +153,7 @@ void evict_smooth(const struct kern_observe *observe, const float *x, int32_t co
     }
 }
 
-/* ---- A window of queries ----------------------------------------------------------------------
- */
+/* ---- A window of queries ---- */
 
 struct window {
     struct view view;
@@ -298,8 +295,7 @@ void evict_observe(const struct evict_job *job, int stream, int32_t candidates,
     }
 }
 
-/* ---- Queries to come --------------------------------------------------------------------------
- */
+/* ---- Queries to come ---- */
 
 /* Rotates a query of `age` tokens ago to the mean of the next `expect` positions: the sum of
  * exp(i w f) over f = 0 .. n - 1 is exp(i w (n - 1) / 2) sin(n w / 2) / sin(w / 2). */
@@ -385,8 +381,7 @@ void evict_expect(const struct evict_job *job, int stream, int32_t sinks, int32_
     for (int32_t i = sinks; i < candidates; i++) out[i] += logf(value_length(&w, i));
 }
 
-/* ---- Preference of layers ---------------------------------------------------------------------
- */
+/* ---- Preference of layers ---- */
 
 /* -sum A log(A + 1e-10) over the candidates, for one query of one head. */
 static double entropy(const float *p, int32_t count) {
@@ -416,8 +411,7 @@ struct evict_preference evict_preference(const struct evict_job *job, int stream
     return out;
 }
 
-/* ---- Every query as it comes ------------------------------------------------------------------
- */
+/* ---- Every query as it comes ---- */
 
 static void add_mass(const struct view *view, const float *p, int32_t count) {
     int32_t slots = view->cache->page_slots;

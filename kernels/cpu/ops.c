@@ -34,8 +34,7 @@ static void run_rows(struct row_job *job, int rows, int64_t cost) {
     cpu_run(job->cpu, rows * cost, do_rows, job);
 }
 
-/* ---- Embedding and gathering --------------------------------------------------------------------
- */
+/* ---- Embedding and gathering ---- */
 
 /* Rows of other ranks are zeros here, so adding all ranks' rows as integers gives the file's bits.
  */
@@ -78,8 +77,7 @@ void cpu_gather_rows(struct kern *kern, float *y, const float *x, const int32_t 
     run_rows(&job, count, dim);
 }
 
-/* ---- Norm and activation ------------------------------------------------------------------------
- */
+/* ---- Norm and activation ---- */
 
 static void norm_row(const struct row_job *job, int64_t row) {
     job->cpu->kernels->rms_norm(job->y + row * job->dim, job->x + row * job->dim, job->weight,
@@ -142,8 +140,7 @@ void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_
     run_rows(&job, rows, 4 * (int64_t)d_ff);
 }
 
-/* ---- Sampling
- * ------------------------------------------------------------------------------------ */
+/* ---- Sampling ---- */
 
 struct sample_job {
     struct cpu *cpu;

@@ -71,8 +71,7 @@ int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
                      (long long)job.bad);
 }
 
-/* ---- Blocks -----------------------------------------------------------------------------------
- */
+/* ---- Blocks ---- */
 
 #define SHRINK_STEPS 4     /* ends of the ranges that are tried, on either side */
 #define SHRINK       0.03f /* fraction of the range */

@@ -46,8 +46,7 @@ static void rope(float *x, int half, const float *cosine, const float *sine, con
     }
 }
 
-/* ---- Products ---------------------------------------------------------------------------------
- */
+/* ---- Products ---- */
 
 /* The leaves of one output, added like a tree. */
 static float sum_leaves(const struct kern_weight *w, const float *x, const float *row) {
@@ -82,8 +81,7 @@ static void matmul(const struct cpu_matmul_job *job, int64_t first, int64_t coun
     }
 }
 
-/* ---- Attention --------------------------------------------------------------------------------
- */
+/* ---- Attention ---- */
 
 static size_t attend_scratch(const struct kern_cache_options *options) {
     return ((size_t)options->max_positions + 2 * (size_t)options->head_dim) * sizeof(float);

@@ -33,7 +33,7 @@ size_t cpu_sample_scratch_bytes(int vocab) {
     return (size_t)vocab * (sizeof(float) + sizeof(int32_t)) + 32;
 }
 
-/* ---- Noise ---------------------------------------------------------------------------------- */
+/* ---- Noise ---- */
 
 #define XOR3      0x96 /* truth table of x ^ y ^ z */
 #define PHILOX_M0 0xD2511F53u
@@ -103,7 +103,7 @@ static double gumbel(uint32_t bits) {
     return -log(-log(((double)bits + 0.5) * 0x1p-32));
 }
 
-/* ---- Order ----------------------------------------------------------------------------------- */
+/* ---- Order ---- */
 
 /* Does a come before b: higher logit, then lower id? NaN sorts last. */
 static bool before(const float *logit, int32_t a, int32_t b) {
@@ -165,7 +165,7 @@ static int32_t argmax(const float *logit, int vocab) {
     return i < vocab ? i : 0; /* all NaN */
 }
 
-/* ---- Heap ------------------------------------------------------------------------------------ */
+/* ---- Heap ---- */
 
 /* Restores the heap, whose top is the worst token. */
 static void sift_down(int32_t *heap, int count, int at, const float *logit) {
@@ -196,7 +196,7 @@ static void take_best(const float *logit, int vocab, int k, int32_t *heap) {
     }
 }
 
-/* ---- Sums of exponentials -------------------------------------------------------------------- */
+/* ---- Sums of exponentials ---- */
 
 typedef double double4 __attribute__((vector_size(32)));
 typedef int64_t int4x64 __attribute__((vector_size(32)));
@@ -254,7 +254,7 @@ static double exp_sum(const float *x, int count, double top) {
     return exp_sum_plain(x, count, top);
 }
 
-/* ---- Adjustments ----------------------------------------------------------------------------- */
+/* ---- Adjustments ---- */
 
 static bool in_range(int32_t token, int vocab) {
     return token >= 0 && token < vocab;
@@ -303,7 +303,7 @@ static const float *adjust(const float *logits, int vocab, const struct kern_sam
     return s->logit;
 }
 
-/* ---- Choice ---------------------------------------------------------------------------------- */
+/* ---- Choice ---- */
 
 /* The best token so far after noise. */
 struct winner {
@@ -472,7 +472,7 @@ static int32_t choose(const float *adjusted, int vocab, const struct kern_sample
     return choose_from(logit, s->order, count, top, floor_logit, p);
 }
 
-/* ---- Log-probabilities ----------------------------------------------------------------------- */
+/* ---- Log-probabilities ---- */
 
 /* 1 + the number of tokens before `token`. */
 static int32_t rank_of(const float *logits, int vocab, int32_t token) {

@@ -51,7 +51,7 @@ static struct shift_plan plan_stream(const struct shift_job *job, int stream) {
     return plan;
 }
 
-/* ---- Rotation -------------------------------------------------------------------------------- */
+/* ---- Rotation ---- */
 
 /* The rotation by one distance; consecutive entries mostly share it. */
 struct turn {
@@ -139,7 +139,7 @@ static void shift_queries(const struct shift_job *job) {
     }
 }
 
-/* ---- The slot -------------------------------------------------------------------------------- */
+/* ---- The slot ---- */
 
 /* The pages [*from, *to) of a stream that the shift writes to. */
 static uint32_t *written_pages(const struct shift_job *job, int stream, int32_t *from,

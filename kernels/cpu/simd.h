@@ -600,9 +600,8 @@ SIMD void v16_transpose(v16 a[16]) {
 
 #endif
 
-/* ---- Words: pairs of bf16 -----------------------------------------------------------------------
- *
- * A v16 of words holds sixteen pairs, the first of a pair in the low bits. AVX512_BF16 takes
+/* ---- Words: pairs of bf16 ---- */
+/* A v16 of words holds sixteen pairs, the first of a pair in the low bits. AVX512_BF16 takes
  * subnormal numbers as zeros, makes zeros of such results, and rounds the two additions of a word
  * in its own way. The other form is for files without it, which compile but do not call it. */
 
@@ -701,8 +700,7 @@ SIMD v16 v16_half(v16 words, bool second) {
 #endif
 }
 
-/* ---- Rows, functions ----------------------------------------------------------------------------
- */
+/* ---- Rows, functions ---- */
 
 /* Loads sixteen elements of a row in a cache's dtype, from element `at` of `row` on; only `left`
  * elements belong to the row, the others count as 0. */

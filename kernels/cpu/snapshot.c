@@ -23,7 +23,7 @@ static size_t query_bytes(const struct cpu_cache *cache) {
     return (size_t)o->heads_q * (size_t)o->head_dim * sizeof(float);
 }
 
-/* ---- Out ------------------------------------------------------------------------------------ */
+/* ---- Out ---- */
 
 size_t cpu_cache_snapshot_size(const struct cpu_cache *cache, int slot, int block) {
     CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 && block <= cache->streams);
@@ -97,7 +97,7 @@ void cpu_cache_snapshot_export(const struct cpu_cache *cache, int slot, int bloc
         export_stream(cache, slot, block - 1, to);
 }
 
-/* ---- In ------------------------------------------------------------------------------------- */
+/* ---- In ---- */
 
 int cpu_cache_snapshot_check(const struct cpu_cache *cache, const struct kern_block *blocks,
                              int count, int32_t tokens, struct kern_report *report,

@@ -54,7 +54,7 @@ static void futex_wake_all(_Atomic uint32_t *word) {
     syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
-/* ---- Worker --------------------------------------------------------------------------------- */
+/* ---- Worker ---- */
 
 static uint32_t wait_epoch(struct cpu_team *team, uint32_t seen) {
     for (int turn = 0; turn < team->spin; turn++) {
@@ -88,7 +88,7 @@ static void *worker_main(void *arg) {
     }
 }
 
-/* ---- Caller --------------------------------------------------------------------------------- */
+/* ---- Caller ---- */
 
 static void raise_epoch(struct cpu_team *team) {
     atomic_fetch_add(&team->epoch, 1);

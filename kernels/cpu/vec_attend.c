@@ -143,8 +143,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
         if (side_by_side(set_at(item, l))) pack_set(room, set_at(item, l));
 }
 
-/* ---- A chunk ------------------------------------------------------------------------------------
- */
+/* ---- A chunk ---- */
 
 /* `count` entries from `entry` on, at `slot` of a page, and the lanes' weights of them. */
 struct chunk {
@@ -414,8 +413,7 @@ static void meet_values(const struct cpu_attend_job *job, const struct cpu_atten
     }
 }
 
-/* ---- All chunks ---------------------------------------------------------------------------------
- */
+/* ---- All chunks ---- */
 
 /* The chunk that begins with entry `at`, with weights at `place`. */
 static struct chunk chunk_at(struct room *room, const struct cpu_stream *stream, int slots,

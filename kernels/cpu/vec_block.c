@@ -15,8 +15,8 @@
 #endif
 #define EACH(count, i) UNROLL_8 for (int i = 0; i < (count); i++)
 
-/* ---- Sixteen sums -------------------------------------------------------------------------------
- * `whole`: sixteen running sums. `codes`: 64 bytes of a panel. One of the vectors that they unpack
+/* ---- Sixteen sums ---- */
+/* `whole`: sixteen running sums. `codes`: 64 bytes of a panel. One of the vectors that they unpack
  * to has for each sum four numbers of 8 bits or, where activations are `wide` (int16), two of 16
  * bits: those at even bytes or those at odd ones, of the low or the high half of the byte where
  * codes have 4 bits. `input`: the activations that all sums multiply with them. Numbers are
@@ -230,8 +230,7 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 
 #endif
 
-/* ---- A block of outputs -------------------------------------------------------------------------
- */
+/* ---- A block of outputs ---- */
 
 #define AHEAD           4 /* blocks */
 #define FETCHING_ROWS   3
@@ -443,8 +442,7 @@ static leaf_loop *const loops[ROWS][2][KERN_Q8SM - KERN_Q8 + 1] = {
 #endif
 };
 
-/* ---- A product ----------------------------------------------------------------------------------
- */
+/* ---- A product ---- */
 
 /* A leaf of a weight: its blocks, their places, and where they begin in a panel. */
 struct leaf_part {

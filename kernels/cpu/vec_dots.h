@@ -108,8 +108,7 @@ struct dots {
     const struct rows *rows;
 };
 
-/* ---- Few queries ------------------------------------------------------------------------------
- */
+/* ---- Few queries ---- */
 
 SIMD void few_step(const struct dots *p, v16 (*sum)[4], int lane, const int lanes, int row,
                    const int rows, int d, int left, const enum kern_dtype dtype) {
@@ -162,8 +161,7 @@ static inline void dots_few(const struct dots *p, int lanes, int count) {
         few_typed(p, lanes, count, KERN_E4M3);
 }
 
-/* ---- Many queries -----------------------------------------------------------------------------
- */
+/* ---- Many queries ---- */
 
 static inline int padded(int dim) {
     return (dim + 15) / 16 * 16;
@@ -311,8 +309,7 @@ static void dots_many(float *out, const float *packed, const struct rows *rows, 
         many_typed(out, packed, rows, count, KERN_F32);
 }
 
-/* ---- Weighing rows ----------------------------------------------------------------------------
- */
+/* ---- Weighing rows ---- */
 
 /* out[l] = keep[l] out[l] + sum_j p[l][j] row[j], rows in ascending order. Of rows with factors, p
  * includes the factors already. Of words, row[j] and p[l][j] are of two rows. */

@@ -136,8 +136,7 @@ SIMD void sum_floats(block_sums to, const struct leaf_data *in, const int rows, 
     EACH(rows, r) EACH(panels, p) to[r][p] = sum[r][p];
 }
 
-/* ---- Shapes -------------------------------------------------------------------------------------
- */
+/* ---- Shapes ---- */
 
 /* A block's loops over a leaf, by layout. Each is a separate function: inlined into the leaves'
  * loop, GCC 12 keeps some of the sums in memory, which made AVX2 three times slower. */
@@ -190,8 +189,7 @@ static const struct shape *shape_of(int rows, int panels) {
     return panels == 1 ? &one_panel[rows - 1] : &more_panels[rows - 1];
 }
 
-/* ---- Blocks -------------------------------------------------------------------------------------
- */
+/* ---- Blocks ---- */
 
 static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
     int64_t left = job->weight->rows - output;
@@ -285,8 +283,7 @@ size_t VEC(matmul_scratch)(const struct kern_weight *weight) {
 
 #if defined(__AVX512BF16__)
 
-/* ---- Activations in bf16 ------------------------------------------------------------------------
- */
+/* ---- Activations in bf16 ---- */
 
 static size_t packed_bytes(int64_t depth) {
     return (size_t)depth * MATMUL_ROWS * 2;

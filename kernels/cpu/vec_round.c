@@ -54,8 +54,7 @@ static inline uint32_t largest_of(const float *x, int count) {
     return largest;
 }
 
-/* ---- int16 --------------------------------------------------------------------------------------
- */
+/* ---- int16 ---- */
 
 /* The codes lie in the order in which the weights are unpacked: of four inputs the first, the
  * third, the second, the fourth. */
@@ -77,8 +76,8 @@ static void round_wide(const struct rounding *row, int64_t at) {
     for (int half = 0; half < 2; half++) block->start[half] = -row->offset * sums[half];
 }
 
-/* ---- int8 ---------------------------------------------------------------------------------------
- * A leaf is examined first, then written, group by group. */
+/* ---- int8 ---- */
+/* A leaf is examined first, then written, group by group. */
 
 #define GROUP CPU_REST_GROUP
 

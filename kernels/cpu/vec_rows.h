@@ -218,8 +218,7 @@ SIMD n16 n16_load_fours(const int32_t *p) {
     return to;
 }
 
-/* ---- Queries ----------------------------------------------------------------------------------
- */
+/* ---- Queries ---- */
 
 /* Returns the factor; NaN if a number is not finite. */
 static inline float pack_query(int16_t *to, const float *q, int dim, enum kern_dtype dtype) {
@@ -239,8 +238,7 @@ static inline float pack_query(int16_t *to, const float *q, int dim, enum kern_d
     return factor;
 }
 
-/* ---- Scores -------------------------------------------------------------------------------------
- */
+/* ---- Scores ---- */
 
 SIMD void row_tile(int32_t *out, const int16_t *q, const char *row, size_t size, int width,
                    const int lanes, const int rows, const enum kern_dtype dtype) {

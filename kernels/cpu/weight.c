@@ -9,7 +9,7 @@
 #include "kernels/cpu/block.h"
 #include "kernels/cpu/internal.h"
 
-/* ---- Packing -------------------------------------------------------------------------------- */
+/* ---- Packing ---- */
 
 struct packing {
     struct kern_weight *weight;
@@ -99,7 +99,7 @@ static void look_at_factors(void *arg, int worker) {
     }
 }
 
-/* ---- Loading -------------------------------------------------------------------------------- */
+/* ---- Loading ---- */
 
 /* The file states the size of a matrix: all products are checked for overflow. */
 static int check_parts(const struct cpu *cpu, const struct kern_matrix *parts, int part_count,
@@ -222,8 +222,7 @@ void cpu_weight_free(struct kern *kern, struct kern_weight *weight) {
     mem_free(weight);
 }
 
-/* ---- One row back -----------------------------------------------------------------------------
- */
+/* ---- One row back ---- */
 
 static void block_numbers(const struct kern_weight *w, int64_t row, float *out) {
     for (int64_t i = 0; i < w->cols; i += KERN_BLOCK) {

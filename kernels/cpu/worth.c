@@ -35,8 +35,7 @@ struct worth_job {
     struct cpu_tickets tickets;
 };
 
-/* ---- G and the entries ------------------------------------------------------------------------
- */
+/* ---- G and the entries ---- */
 
 static void convert_weights(void *arg, int worker) {
     struct worth_job *job = arg;
@@ -128,8 +127,7 @@ static void worth_read_values(void *arg, int worker) {
         }
 }
 
-/* ---- Queries ----------------------------------------------------------------------------------
- */
+/* ---- Queries ---- */
 
 /* Scratch of a worker, and what an item measures. Lanes are query heads, each with its queries one
  * after the other. */
@@ -270,8 +268,7 @@ static void worth_measure_windows(void *arg, int worker) {
     }
 }
 
-/* ---- The whole --------------------------------------------------------------------------------
- */
+/* ---- The whole ---- */
 
 static int worth_reserve(struct worth_job *job) {
     const size_t heads = (size_t)job->heads_q, padded = (size_t)job->padded;

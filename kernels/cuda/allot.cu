@@ -9,8 +9,7 @@
 
 #define THREADS 256
 
-/* ---- Weights of layers ------------------------------------------------------------------------
- */
+/* ---- Weights of layers ---- */
 
 /* A block per state: the unbiased variance of the entries' accumulated mass, for DENSITY. */
 static __global__ void k_density(const struct evict_args a) {
@@ -96,8 +95,7 @@ static __device__ float layer_weight(const struct kern_rule &rule, const struct 
     return (float)pyramid(rule, l.index, l.streams.pages.layers - 1);
 }
 
-/* ---- Allotments of layers and streams ---------------------------------------------------------
- */
+/* ---- Allotments of layers and streams ---- */
 
 static __device__ void set_allotment(struct cutoff *cutoff, int64_t allotment) {
     cutoff->wanted = cutoff->room = cutoff->open = (uint32_t)allotment;
@@ -170,8 +168,7 @@ static __global__ void k_allot_layers(const struct evict_args a) {
     }
 }
 
-/* ---- Floors -----------------------------------------------------------------------------------
- */
+/* ---- Floors ---- */
 
 /* Block (state): counts the stream's entries among the best of its scope. */
 static __global__ void k_count_best(const struct evict_args a) {
@@ -227,8 +224,7 @@ static __global__ void k_allot_floor(const struct evict_args a) {
     }
 }
 
-/* ---- The host's side --------------------------------------------------------------------------
- */
+/* ---- The host's side ---- */
 
 void allot_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference,
                   bool density) {

@@ -18,7 +18,7 @@
 /* Numbers of a partial result: o, m, l, and two that align the next one for reads of 128 bits. */
 #define PARTIAL_ROW(head_dim) ((head_dim) + 4)
 
-/* ---- Decoding -------------------------------------------------------------------------------- */
+/* ---- Decoding ---- */
 
 template <int D, int E>
 static __device__ __forceinline__ void write_chunk(const struct attend_args &a,
@@ -204,7 +204,7 @@ static __global__ void k_attend_combine(const struct attend_args a) {
     }
 }
 
-/* ---- The plan -------------------------------------------------------------------------------- */
+/* ---- The plan ---- */
 
 struct plan_args {
     struct pages pages;
@@ -257,7 +257,7 @@ static __global__ void k_plan(const struct plan_args a) {
     if (threadIdx.x == 0) a.counts[layer] = at;
 }
 
-/* ---- The host's side ------------------------------------------------------------------------- */
+/* ---- The host's side ---- */
 
 /* Upper bound of items for all decoding rows of one layer: streams have no more chunks than
  * positions, and no more entries than the pool and those that forks share, each counted again. */

@@ -72,7 +72,7 @@ struct attend_args {
     const float *sinks; /* the same, of all query heads of this rank's KV heads; NULL: none */
 };
 
-/* ---- The tile: 16 rows, in the fragments of mma.m16n8k16 ------------------------------------- */
+/* ---- The tile: 16 rows, in the fragments of mma.m16n8k16 ---- */
 
 /* The two rows of this lane (g and g + 8). */
 struct rows {
@@ -308,7 +308,7 @@ static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct
         tile_add_values<D, E, false>(t, stage, key, lane, p, entry, length);
 }
 
-/* ---- Folding chunks -------------------------------------------------------------------------- */
+/* ---- Folding chunks ---- */
 
 struct fold {
     float m, l; /* over all chunks so far */
@@ -342,7 +342,7 @@ static __device__ __forceinline__ float fold_end(struct fold f, float o) {
     return f.l == 0 ? 0 : __fdiv_rn(o, f.l); /* 0 if nothing is visible */
 }
 
-/* ---- Rows of a span -------------------------------------------------------------------------- */
+/* ---- Rows of a span ---- */
 
 /* Stores packed row `index` of the span at place i of *r. */
 static __device__ __forceinline__ void set_row(struct rows &r, int i, int index,

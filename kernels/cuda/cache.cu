@@ -11,7 +11,7 @@
 
 #define THREADS 256
 
-/* ---- Opening ------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 /* A page's rows and their factors. */
 static int page_bytes_of(enum kern_dtype dtype, int slots) {
@@ -127,7 +127,7 @@ static int alloc_regions(struct cuda *cuda) {
     return 0;
 }
 
-/* ---- How large it may be ------------------------------------------------------------------- */
+/* ---- How large it may be ---- */
 
 /* SIZE_MAX: too large for a number. */
 static size_t cache_bytes(const struct cuda *cuda, const struct kern_cache_options *options,
@@ -192,7 +192,7 @@ int op_cache_fit(struct kern *kern, const struct kern_cache_options *options, in
                      options->max_positions, mib(cache_bytes(cuda_of(kern), options, 0)));
 }
 
-/* ---- Opening and closing ------------------------------------------------------------------- */
+/* ---- Opening and closing ---- */
 
 static __global__ void k_fill_ring(struct pages p) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -299,7 +299,7 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
     return 0;
 }
 
-/* ---- A step -------------------------------------------------------------------------------- */
+/* ---- A step ---- */
 
 /* Pages [from, to) of a stream hold entries that the step writes: the partly filled page, if any;
  * all pages if attention is added up. */
@@ -435,7 +435,7 @@ static void append(struct cuda *cuda, const struct kern_batch *batch) {
            step->span_count);
 }
 
-/* ---- The batch on the device --------------------------------------------------------------- */
+/* ---- The batch on the device ---- */
 
 static bool same_batch(const struct step *step, const struct kern_batch *batch) {
     if (step->rows != batch->rows || step->span_count != batch->span_count || !step->host)
@@ -652,7 +652,7 @@ int cache_sync(struct cuda *cuda) {
     return rc;
 }
 
-/* ---- Slots --------------------------------------------------------------------------------- */
+/* ---- Slots ---- */
 
 /* A block per stream: keeps the entries before `pos`, frees the other pages. Also runs after
  * errors: a slot must always be releasable. */
@@ -817,7 +817,7 @@ int op_fork(struct kern *kern, int from, int to) {
     return 0;
 }
 
-/* ---- Reports ------------------------------------------------------------------------------- */
+/* ---- Reports ---- */
 
 /* A block per stream: copies its entries to their place in the list of all. */
 static __global__ void k_gather(struct pages p, int slot, const int32_t *first, int32_t *pos,

@@ -25,8 +25,7 @@
 #define THREADS     256
 #define BLOCKS_EACH 2
 
-/* ---- Attention --------------------------------------------------------------------------------
- */
+/* ---- Attention ---- */
 
 /* o[16 rows of the warp][D] += attention of the chunk times its values, which are in the keys'
  * memory. */
@@ -134,8 +133,7 @@ void classes_attend(struct cuda *cuda, const struct look_args &args) {
     if (cuda->options.head_dim == 256) out<256>(cuda, args);
 }
 
-/* ---- Pages for members ------------------------------------------------------------------------
- */
+/* ---- Pages for members ---- */
 
 static __device__ __forceinline__ bool joins(const struct stream_state &state) {
     return state.kept < state.length;
@@ -163,8 +161,7 @@ void classes_own(struct cuda *cuda, const struct evict_args &args) {
            args);
 }
 
-/* ---- Lengths ----------------------------------------------------------------------------------
- */
+/* ---- Lengths ---- */
 
 static __device__ __forceinline__ double warp_total(double x) {
     for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(WARP_ALL, x, by);
@@ -211,8 +208,7 @@ template <int D> static __global__ void k_class_lengths(const struct evict_args 
     }
 }
 
-/* ---- Targets ----------------------------------------------------------------------------------
- */
+/* ---- Targets ---- */
 
 /* Rows: JOIN_ROWS evicted entries, high halves, then low ones. Places of keys: CLASS_KEYS
  * candidates, in the same way. All are keys rotated back to position 0, or values, scaled to length
@@ -344,8 +340,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_class_find(const str
     }
 }
 
-/* ---- The new classes ---------------------------------------------------------------------------
- */
+/* ---- The new classes ---- */
 
 /* A warp and a class; lane l has dimensions l, l + 32 ... of both halves. */
 template <int D> struct sum { float a[D / 64], b[D / 64]; };
@@ -521,8 +516,7 @@ template <int D> static __global__ void k_class_rows(const struct evict_args a) 
     }
 }
 
-/* ---- Members ----------------------------------------------------------------------------------
- */
+/* ---- Members ---- */
 
 /* A stream's old row of members, and the classes that its entries will have. Arrays belong to the
  * stream. */
@@ -722,8 +716,7 @@ static __global__ void k_class_members(const struct evict_args a) {
     if (threadIdx.x == 0) *members_length(p, d.slot, state.stream) = kept;
 }
 
-/* ---- The host's side --------------------------------------------------------------------------
- */
+/* ---- The host's side ---- */
 
 template <int D> static void join(struct cuda *cuda, const struct evict_args &args) {
     const size_t shared = product_shape<D>::SHARED + JOIN_ROWS * CLASS_KEYS * sizeof(float) +

@@ -26,8 +26,7 @@ static __device__ __forceinline__ int members_before(const struct pages &p, cons
     return low;
 }
 
-/* ---- Pieces of keys ---------------------------------------------------------------------------
- */
+/* ---- Pieces of keys ---- */
 
 /* Eight dimensions of the first half of a key or value, and their partners in the second half. */
 struct piece_pair {

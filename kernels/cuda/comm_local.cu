@@ -21,7 +21,7 @@ static struct local *local_of(const struct comm *comm) {
     return reinterpret_cast<struct local *>(const_cast<struct comm *>(comm));
 }
 
-/* ---- Meetings -------------------------------------------------------------------------------- */
+/* ---- Meetings ---- */
 
 /* Afterwards all ranks' arrays are ready for the work that this rank queues. */
 static int meet(const struct comm *comm, void *x, struct shown all[COMM_RANKS_MAX]) {
@@ -46,7 +46,7 @@ static void part(const struct comm *comm, const struct shown all[COMM_RANKS_MAX]
         device_await(local->own.device, all[r].device, DEVICE_DONE);
 }
 
-/* ---- Collectives ----------------------------------------------------------------------------- */
+/* ---- Collectives ---- */
 
 /* Each rank computes a part of the elements for all ranks. */
 static int local_all_reduce(const struct comm *comm, void *x, size_t count, enum comm_type type,
@@ -86,7 +86,7 @@ static int local_agree(const struct comm *comm, int rc) {
     return host->ops->agree(host, rc);
 }
 
-/* ---- Open and close -------------------------------------------------------------------------- */
+/* ---- Open and close ---- */
 
 static int local_attach(const struct comm *comm, void *device, struct fault *) {
     local_of(comm)->own.device = static_cast<struct device *>(device);

@@ -82,7 +82,7 @@ static struct nccl *nccl_of(const struct comm *comm) {
     return reinterpret_cast<struct nccl *>(const_cast<struct comm *>(comm));
 }
 
-/* ---- Failures -------------------------------------------------------------------------------- */
+/* ---- Failures ---- */
 
 static int give_up(struct nccl *nccl) {
     nccl->host->ops->abort(nccl->host);
@@ -141,7 +141,7 @@ static int nccl_check(const struct comm *comm) {
     return result_of(nccl, asked != ncclSuccess ? asked : late, "a collective");
 }
 
-/* ---- Sums of floats -------------------------------------------------------------------------- */
+/* ---- Sums of floats ---- */
 
 /* A rank's portion of the elements. */
 struct portion {
@@ -221,7 +221,7 @@ static int sum_as_tree(struct nccl *nccl, char *x, size_t count, enum comm_type 
     return result_of(nccl, exchange(nccl, &mine, &whole), "an exchange");
 }
 
-/* ---- Collectives ----------------------------------------------------------------------------- */
+/* ---- Collectives ---- */
 
 static int nccl_all_reduce(const struct comm *comm, void *x, size_t count, enum comm_type type,
                            enum comm_op op) {
@@ -252,7 +252,7 @@ static int nccl_agree(const struct comm *comm, int rc) {
     return host->ops->agree(host, rc);
 }
 
-/* ---- Open and close -------------------------------------------------------------------------- */
+/* ---- Open and close ---- */
 
 static int nccl_attach(const struct comm *comm, void *device, struct fault *fault) {
     struct nccl *nccl = nccl_of(comm);

@@ -38,8 +38,7 @@
 static_assert(PRODUCT_KEYS == THREADS, "a thread for every entry of a chunk");
 static_assert(PRODUCT_KEYS % (PAGE_SIDE / 64) == 0, "chunks are whole pages");
 
-/* ---- Selection --------------------------------------------------------------------------------
- */
+/* ---- Selection ---- */
 
 /* Blocks take chunks by number. The lead of every state is initially its length. */
 static __global__ void __launch_bounds__(THREADS) k_keep(const struct evict_args a) {
@@ -126,8 +125,7 @@ static __global__ void __launch_bounds__(THREADS) k_count(const struct evict_arg
     if (threadIdx.x == 0 && need) atomicAdd(&p.state->need, (unsigned long long)need);
 }
 
-/* ---- Pages with other owners ------------------------------------------------------------------
- */
+/* ---- Pages with other owners ---- */
 
 /* Blocks take chunks by number, and own the written pages of a chunk. One sequence per launch, so
  * no other block drops the same page. */
@@ -147,8 +145,7 @@ static __global__ void __launch_bounds__(THREADS) k_own(const struct evict_args 
     }
 }
 
-/* ---- The move ---------------------------------------------------------------------------------
- */
+/* ---- The move ---- */
 
 struct moved {
     int32_t pos;
@@ -344,7 +341,7 @@ static __global__ void k_close(const struct evict_args a) {
     if (gone > 0) atomicAdd(&p.state->evicted, (unsigned long long)gone);
 }
 
-/* ---- The host's side ------------------------------------------------------------------------- */
+/* ---- The host's side ---- */
 
 static unsigned blocks_of(const struct cuda *cuda, int each) {
     return (unsigned)(each * device_processors(cuda->device));

@@ -9,7 +9,7 @@
 #include "kernels/cuda/experts.h"
 #include "kernels/cuda/internal.h"
 
-/* ---- Memory ---------------------------------------------------------------------------------- */
+/* ---- Memory ---- */
 
 static void *op_mem_alloc(struct kern *kern, size_t bytes) {
     struct device *device = cuda_of(kern)->device;
@@ -39,7 +39,7 @@ static int op_sync(struct kern *kern) {
     return cache_sync(cuda_of(kern));
 }
 
-/* ---- Several ranks --------------------------------------------------------------------------- */
+/* ---- Several ranks ---- */
 
 void join_reduce(struct cuda *cuda, void *x, size_t count, enum comm_type type, enum comm_op op) {
     if (cuda->comm->ops->all_reduce(cuda->comm, x, count, type, op)) device_lose(cuda->device);
@@ -56,7 +56,7 @@ int join_agree(struct cuda *cuda, int rc) {
     return ERR_DEVICE;
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 static void op_close(struct kern *kern) {
     struct cuda *cuda = cuda_of(kern);

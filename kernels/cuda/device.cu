@@ -19,7 +19,7 @@ extern "C" {
 #define STAGE_BYTES  ((size_t)4 << 20)   /* least size of a chunk of host lists */
 #define FETCH_BYTES  ((size_t)256 << 10) /* pinned; enough for 1,500 sampled tokens per wait */
 
-/* ---- Errors ---------------------------------------------------------------------------------- */
+/* ---- Errors ---- */
 
 void device_failed(struct device *device, int rc) {
     if (device->capturing)
@@ -55,7 +55,7 @@ bool device_ok(struct device *device, cudaError_t error, const char *what) {
     return false;
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 /* Kernels are loaded when the context is made, not when they are first launched: loading one waits
  * for the device, and a rank that waits inside a collective of another one would wait for ever. */
@@ -175,7 +175,7 @@ size_t device_shared(const struct device *device) {
     return (size_t)device->shared;
 }
 
-/* ---- Memory ---------------------------------------------------------------------------------- */
+/* ---- Memory ---- */
 
 void *device_alloc(struct device *device, size_t bytes) {
     void *mem = NULL;
@@ -258,8 +258,7 @@ void device_copy(struct device *device, void *to, const void *from, size_t bytes
     add_copy(device, to, from, bytes, cudaMemcpyDeviceToDevice);
 }
 
-/* ---- Between host and device ------------------------------------------------------------------
- */
+/* ---- Between host and device ---- */
 
 /* Uploads through pinned memory by halves: while the host fills one, the other is being copied. */
 void device_upload(struct device *device, void *to, const void *from, size_t bytes) {
@@ -379,8 +378,7 @@ int device_sync(struct device *device) {
     return failed;
 }
 
-/* ---- Several devices -------------------------------------------------------------------------
- */
+/* ---- Several devices ---- */
 
 void device_mark(struct device *device, int mark) {
     graph_settle(&device->graphs, device);
@@ -408,7 +406,7 @@ void device_watch(struct device *device, const struct comm *comm) {
     device->watched = comm;
 }
 
-/* ---- Launching ------------------------------------------------------------------------------- */
+/* ---- Launching ---- */
 
 /* Launches overlap from compute capability 9.0 on. */
 void device_overlap(struct device *device, bool on) {
@@ -470,7 +468,7 @@ void device_run_launch(struct device *device, const struct launch *l, void **arg
     device_time_end(device, timed);
 }
 
-/* ---- Graphs ---------------------------------------------------------------------------------- */
+/* ---- Graphs ---- */
 
 struct graphs *device_graphs(struct device *device) {
     return &device->graphs;

@@ -79,7 +79,7 @@ void device_failed(struct device *device, int rc); /* keeps the first error */
 void device_lose(
     struct device *device); /* makes the device fail permanently: ranks have diverged */
 
-/* ---- Several devices ------------------------------------------------------------------------ */
+/* ---- Several devices ---- */
 
 /* Positions in the queue for other devices to wait for; each is reused. */
 enum { DEVICE_READY, DEVICE_DONE, DEVICE_MARKS };
@@ -131,7 +131,7 @@ int device_products(struct device *device, struct cuda_product *list, int most);
  * says why not. */
 int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault *fault);
 
-/* ---- Launching ---------------------------------------------------------------------------- */
+/* ---- Launching ---- */
 
 /* A launch as data: this header, then every argument, aligned to 16 bytes. */
 struct alignas(16) launch {

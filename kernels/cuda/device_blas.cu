@@ -17,7 +17,7 @@ extern "C" {
 #define TRIAL_BYTES                                                                                \
     ((size_t)1 << 30) /* memory of a comparison of products; larger ones are left out */
 
-/* ---- The library ----------------------------------------------------------------------------- */
+/* ---- The library ---- */
 
 #define BLAS_LIBRARY "libcublasLt.so.13"
 
@@ -74,7 +74,7 @@ void blas_close(struct device *device) {
     cudaFree(device->blas.workspace);
 }
 
-/* ---- Plans and algorithms -------------------------------------------------------------------- */
+/* ---- Plans and algorithms ---- */
 
 /* Row-major y = x w^T is, column by column, y' = w'^T x' of the same bytes: m = n, n = rows. */
 struct matmul_plan {
@@ -240,7 +240,7 @@ static bool multiply_with(struct device *device, const struct matmul_args *a,
     return good;
 }
 
-/* ---- Comparing ------------------------------------------------------------------------------- */
+/* ---- Comparing ---- */
 
 /* Numbers between 2^-7 and 1 with random signs, the same for each index. */
 static __global__ void k_random(void *to, int64_t count, enum kern_dtype dtype) {
@@ -431,7 +431,7 @@ bool device_matmul_in_turn(struct device *device, const struct matmul_args *args
     return products_in_turn(&device->blas.products, &shape);
 }
 
-/* ---- Reporting ------------------------------------------------------------------------------- */
+/* ---- Reporting ---- */
 
 static int attribute(const cublasLtMatmulAlgo_t *algorithm,
                      cublasLtMatmulAlgoConfigAttributes_t which) {
@@ -476,7 +476,7 @@ int device_products(struct device *device, struct cuda_product *list, int most) 
     return count;
 }
 
-/* ---- Multiplying ----------------------------------------------------------------------------- */
+/* ---- Multiplying ---- */
 
 /* If the shape's algorithm rejects so many rows, which no document excludes, another one is used
  * for these: then a row's result may depend on the other rows, which is logged once. */

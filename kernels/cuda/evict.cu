@@ -20,7 +20,7 @@
 #define BINS         2048
 #define SCOPE_BLOCKS 32 /* blocks of a select, for scopes of many streams */
 
-/* ---- Keys ------------------------------------------------------------------------------------ */
+/* ---- Keys ---- */
 
 static __device__ __forceinline__ bool is_protected(const struct due &d, int32_t pos) {
     return pos < d.rule.sinks || pos >= d.tokens - d.rule.recent;
@@ -141,8 +141,7 @@ static __global__ void k_score(const struct evict_args a) {
     }
 }
 
-/* ---- The cutoff ---------------------------------------------------------------------------------
- */
+/* ---- The cutoff ---- */
 
 struct pass {
     int field, shift, bits;
@@ -283,8 +282,7 @@ static __global__ void k_pick(const struct evict_args a, struct pass pass, bool 
     pick_bin(cutoff, mine, pass, first, room, found);
 }
 
-/* ---- The cap of a rank ------------------------------------------------------------------------
- */
+/* ---- The cap of a rank ---- */
 
 /* Each rank's entries of a scope. */
 struct rank_part {
@@ -341,7 +339,7 @@ static __global__ void k_reopen(const struct evict_args a, bool own) {
     to->wanted = allotment;
 }
 
-/* ---- The host's side ------------------------------------------------------------------------- */
+/* ---- The host's side ---- */
 
 int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
     if (rule_classes(rule) && !rule_adds(rule))
@@ -507,8 +505,7 @@ static void close_lists(struct lists *l) {
     for (void *list : lists) mem_free(list);
 }
 
-/* ---- Rooms ------------------------------------------------------------------------------------
- */
+/* ---- Rooms ---- */
 
 /* Everything that an eviction needs while it runs. */
 struct stages {
@@ -691,8 +688,7 @@ int evict_reserve(struct cuda *cuda, int slot, const struct kern_rule *rule) {
     return room_reserve(cuda, &cuda->select, bytes);
 }
 
-/* ---- The stages -------------------------------------------------------------------------------
- */
+/* ---- The stages ---- */
 
 static void select(struct cuda *cuda, const struct stages &s, enum which which) {
     static const struct pass passes[] = {
@@ -804,8 +800,7 @@ static int evict_all(struct cuda *cuda, const struct kern_evict *due, int count)
     return rc;
 }
 
-/* ---- Traces: for tests and reports of what went, not for speed --------------------------------
- */
+/* ---- Traces: for tests and reports of what went, not for speed ---- */
 
 struct held {
     int32_t *lengths, *positions;

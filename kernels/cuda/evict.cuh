@@ -39,8 +39,7 @@ template <class T> static T *piece(struct pieces *p, size_t count) {
     return p->base ? reinterpret_cast<T *>(p->base + at) : NULL;
 }
 
-/* ---- Streams: streams.cu ----------------------------------------------------------------------
- */
+/* ---- Streams: streams.cu ---- */
 
 struct subject {
     int32_t slot, sinks;
@@ -101,8 +100,7 @@ model_state(const struct streams_args &a, int first, int layer, int head) {
     return a.all[owner * a.state_count + first + layer * p.heads_kv + head % p.heads_kv];
 }
 
-/* ---- Attention: observe.cu --------------------------------------------------------------------
- */
+/* ---- Attention: observe.cu ---- */
 
 enum look_kind {
     LOOK_NONE,       /* this subject is not observed */
@@ -172,8 +170,7 @@ void look_place(struct look *look, int64_t streams, int64_t items, int group,
  * it. */
 void look_at_window(const struct slot *slot, int32_t tokens, struct look *look, int32_t *positions);
 
-/* ---- Eviction: evict.cu -----------------------------------------------------------------------
- */
+/* ---- Eviction: evict.cu ---- */
 
 enum { FIELD_KEY, FIELD_POS, FIELD_STREAM, FIELDS };
 
@@ -284,8 +281,7 @@ static __device__ __forceinline__ bool is_kept(const struct pages &p, int64_t si
     return p.keys[side] >= least && compare_rank(p, side, stream, cutoff, FIELDS) >= 0;
 }
 
-/* ---- Compaction: compact.cu -------------------------------------------------------------------
- */
+/* ---- Compaction: compact.cu ---- */
 
 /* A chunk of a stream, once it is known which entries are kept. */
 struct chunk {
@@ -304,15 +300,13 @@ void compact_own(struct cuda *cuda, const struct evict_args &args);
 /* Closes the gaps and frees pages; the list must be that of chunks again. */
 void compact_all(struct cuda *cuda, const struct evict_args &args);
 
-/* ---- Redundancy: redundancy.cu ----------------------------------------------------------------
- */
+/* ---- Redundancy: redundancy.cu ---- */
 
 /* R of the candidates of sequences whose rule has redundancy -> alike. */
 void redundancy_find(struct cuda *cuda, const struct evict_args &args);
 /* 1 / |k| of every entry of sequences that merge -> norm. */
 void merge_norms(struct cuda *cuda, const struct evict_args &args);
-/* ---- Allotments: allot.cu ---------------------------------------------------------------------
- */
+/* ---- Allotments: allot.cu ---- */
 
 /* Measures the layers' weights where needed, and computes the allotments of the first contest. */
 void allot_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference,
@@ -322,8 +316,7 @@ void allot_count(struct cuda *cuda, const struct evict_args &args);
 /* Computes the allotments of streams from these counts. */
 void allot_floor(struct cuda *cuda, const struct evict_args &args, int count);
 
-/* ---- Merging: merge.cu ------------------------------------------------------------------------
- */
+/* ---- Merging: merge.cu ---- */
 
 /* Merges, once the evicted entries are known and all pages are the streams' own. */
 void merge_all(struct cuda *cuda, const struct evict_args &args);
@@ -347,8 +340,7 @@ static __device__ __forceinline__ struct likeness better(struct likeness a, stru
     return a.entry > b.entry ? a : b;
 }
 
-/* ---- Classes: classes.cu ----------------------------------------------------------------------
- */
+/* ---- Classes: classes.cu ---- */
 
 #define JOIN_ROWS (PRODUCT_ROWS / 2) /* evicted entries that look for a class at a time */
 

@@ -60,7 +60,7 @@ struct routes {
     int32_t *counts; /* [pieces][experts] uses of a piece; then the place of the first */
 };
 
-/* ---- Loading -------------------------------------------------------------------------------- */
+/* ---- Loading ---- */
 
 static size_t groups_max(int count, size_t uses) {
     size_t most = (size_t)count + uses / GROUP;
@@ -129,7 +129,7 @@ void op_experts_free(struct kern *kern, struct kern_experts *experts) {
     mem_free(experts);
 }
 
-/* ---- Choosing ------------------------------------------------------------------------------- */
+/* ---- Choosing ---- */
 
 struct choose_args {
     const float *logits;
@@ -290,7 +290,7 @@ static __global__ void k_sort(const struct choose_args a) {
     }
 }
 
-/* ---- Products ------------------------------------------------------------------------------- */
+/* ---- Products ---- */
 
 struct expert_args {
     const struct matrix *matrices;
@@ -362,7 +362,7 @@ template <bool GATED> static __global__ void k_product(const struct expert_args 
     if (lane < g.count) a.y[(int64_t)(g.first + lane) * a.outputs + out] = value;
 }
 
-/* ---- The sum -------------------------------------------------------------------------------- */
+/* ---- The sum ---- */
 
 struct sum_args {
     float *y;
@@ -391,7 +391,7 @@ static __global__ void k_add_sums(float *y, const float *sums, int64_t count) {
     if (i < count) y[i] += sums[i];
 }
 
-/* ---- The stage ------------------------------------------------------------------------------ */
+/* ---- The stage ---- */
 
 static bool take_routes(struct cuda *cuda, const struct kern_experts *experts, int rows,
                         struct routes *r) {

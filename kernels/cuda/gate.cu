@@ -34,7 +34,7 @@ struct kern_gate {
     int last_stride;                 /* width, rounded up; zeros follow the numbers */
 };
 
-/* ---- Loading --------------------------------------------------------------------------------- */
+/* ---- Loading ---- */
 
 static int round_up(int count, int step) {
     return (count + step - 1) / step * step;
@@ -140,7 +140,7 @@ void op_gate_free(struct kern *kern, struct kern_gate *gate) {
     mem_free(gate);
 }
 
-/* ---- Products -------------------------------------------------------------------------------- */
+/* ---- Products ---- */
 
 struct gate_args {
     const float *x, *w;
@@ -352,7 +352,7 @@ static struct gate_sums multiply(struct cuda *cuda, const struct gate_layer *lay
     return {y, layer->b, (int64_t)rows * layer->outputs, args.apart, layer->outputs};
 }
 
-/* ---- Applying -------------------------------------------------------------------------------- */
+/* ---- Applying ---- */
 
 static __device__ __forceinline__ float hidden_at(const struct gate_sums &s, int64_t row,
                                                   int output) {

@@ -53,7 +53,7 @@ void graph_play(struct device *device, const struct graph_list *list) {
     play(device, list, list->bytes);
 }
 
-/* ---- Regions --------------------------------------------------------------------------------- */
+/* ---- Regions ---- */
 
 static void drop_capture(struct device *device, struct graph *graph) {
     if (graph->captured) device_forget_graph(device, graph->captured);

@@ -158,8 +158,7 @@ static __device__ __forceinline__ float vector_share(const struct work &w, int v
     return __fmul_rn(ptx_exp2(__fadd_rn(z, -w.stat[vector].most)), w.stat[vector].scale);
 }
 
-/* ---- Members ----------------------------------------------------------------------------------
- */
+/* ---- Members ---- */
 
 /* Computes the keys of members [first, first + count) of the row in the places of the keys, high
  * halves first. All threads must have finished with the previous keys and members. */

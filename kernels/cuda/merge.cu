@@ -27,8 +27,7 @@ static __device__ __forceinline__ bool merges(const struct due &d,
     return d.rule.merge != KERN_MERGE_NONE && state.kept > 0 && state.kept < state.length;
 }
 
-/* ---- Evicted entries --------------------------------------------------------------------------
- */
+/* ---- Evicted entries ---- */
 
 /* Does an evicted entry look for a target? */
 static __device__ __forceinline__ bool seeks(const struct evict_args &a, const struct due &d,
@@ -71,8 +70,7 @@ static __global__ void k_merge_gone(const struct evict_args a) {
     if (threadIdx.x == 0) state.work = (at + rows - 1) / rows;
 }
 
-/* ---- Targets ----------------------------------------------------------------------------------
- */
+/* ---- Targets ---- */
 
 struct seekers {
     struct product product;
@@ -155,8 +153,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_merge_find(const str
     }
 }
 
-/* ---- Lists ------------------------------------------------------------------------------------
- */
+/* ---- Lists ---- */
 
 /* The stream's threshold, including this eviction's mean; NaN if no entry found a target. */
 static __device__ float threshold(const struct evict_args &a, const struct due &d,
@@ -213,8 +210,7 @@ static __global__ void k_merge_link(const struct evict_args a) {
         link_tile(a, state, first, tau, classes, (int)threadIdx.x);
 }
 
-/* ---- Rows -------------------------------------------------------------------------------------
- */
+/* ---- Rows ---- */
 
 /* Adds eight numbers of an entry's key, or, past the key, of its value. */
 static __device__ __forceinline__ void add_piece(float sum[8], const struct pages &p,
@@ -290,8 +286,7 @@ static __global__ void k_merge_rows(const struct evict_args a) {
     }
 }
 
-/* ---- The host's side --------------------------------------------------------------------------
- */
+/* ---- The host's side ---- */
 
 template <int D> static void find(struct cuda *cuda, const struct evict_args &args) {
     const size_t shared = product_shape<D>::SHARED + PRODUCT_KEYS * sizeof(float) +

@@ -24,7 +24,7 @@
 #define BLOCKS_EACH   2  /* blocks per multiprocessor: shared memory allows two at head_dim 128 */
 #define SMOOTH_MARGIN 32 /* upper bound of a smoothing's reach */
 
-/* ---- Rings ----------------------------------------------------------------------------------- */
+/* ---- Rings ---- */
 
 static int ring_size(int32_t window) {
     int size = 0;
@@ -93,7 +93,7 @@ static size_t rule_shared(const struct cuda *cuda, const struct kern_rule *rule)
     return product + (size_t)work_bytes() + sums + (rule_classes(rule) ? (size_t)class_bytes() : 0);
 }
 
-/* ---- Keeping queries ------------------------------------------------------------------------- */
+/* ---- Keeping queries ---- */
 
 struct keep_args {
     const struct span *spans;
@@ -121,8 +121,7 @@ static __global__ void k_keep_queries(const struct keep_args a) {
     if (s.adds) *(uint32_t *)(a.now + (int64_t)row * a.width + at) = packed;
 }
 
-/* ---- Visible entries --------------------------------------------------------------------------
- */
+/* ---- Visible entries ---- */
 
 static __device__ __forceinline__ struct attended attended_of(const struct look_args &a,
                                                               int layer) {
@@ -148,8 +147,7 @@ static __global__ void k_look_sees(const struct look_args a) {
     look_sees(a, look, blockIdx.x)[query] = sight;
 }
 
-/* ---- The first pass ---------------------------------------------------------------------------
- */
+/* ---- The first pass ---- */
 
 /* A warp, each lane with N of the logits: their part of a softmax. */
 template <int N> static __device__ __forceinline__ struct look_stat warp_stat(const float (&x)[N]) {
@@ -290,8 +288,7 @@ static __global__ void k_look_fold(const struct look_args a) {
     look_stats(a, look, blockIdx.x)[v] = all;
 }
 
-/* ---- The second pass --------------------------------------------------------------------------
- */
+/* ---- The second pass ---- */
 
 /* The contribution of a query to an entry: p[t, i], or one query head's part of it. With classes,
  * products already are attention. */
@@ -499,8 +496,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) k_look_add(const st
     }
 }
 
-/* ---- The host's side --------------------------------------------------------------------------
- */
+/* ---- The host's side ---- */
 
 void look_at_window(const struct slot *slot, int32_t tokens, struct look *look,
                     int32_t *positions) {
@@ -561,8 +557,7 @@ void look_room(struct pieces *room, struct look_args *args, const struct look_si
     args->partial = piece<struct look_stat>(room, (size_t)sizes->partial);
 }
 
-/* ---- Every query as it comes ------------------------------------------------------------------
- */
+/* ---- Every query as it comes ---- */
 
 /* The step's spans that add up mass, as subjects of one layer: the same for all layers, apart from
  * the streams' offset. */

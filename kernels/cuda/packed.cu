@@ -15,7 +15,7 @@
 #define THREADS      (WARPS * 32)
 #define UPLOAD_TILES ((int64_t)4096) /* packed at a time */
 
-/* ---- Packing, on the host -------------------------------------------------------------------- */
+/* ---- Packing, on the host ---- */
 
 struct packed packed_of(const struct kern_weight *w) {
     return {static_cast<const uint8_t *>(w->data), w->scale, (int32_t)w->dtype,
@@ -102,7 +102,7 @@ int packed_upload(struct cuda *cuda, const struct kern_weight *w, const struct k
     return rc;
 }
 
-/* ---- Products -------------------------------------------------------------------------------- */
+/* ---- Products ---- */
 
 struct packed_args {
     struct packed w;

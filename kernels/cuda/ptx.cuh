@@ -54,8 +54,7 @@ static __device__ __forceinline__ uint32_t ptx_mul_f16(uint32_t a, uint32_t b) {
 
 #endif
 
-/* ---- E4M3 in software: the bits of the instructions --------------------------------------------
- */
+/* ---- E4M3 in software: the bits of the instructions ---- */
 
 static __device__ __forceinline__ uint32_t soft_e4m3(float x) {
     uint32_t bits = __float_as_uint(x), size = bits & 0x7fffffffu, code;

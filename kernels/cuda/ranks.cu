@@ -14,7 +14,7 @@ struct cuda_ranks {
     const struct comm *comm[COMM_RANKS_MAX]; /* until the rank's backend owns it */
 };
 
-/* ---- Where ---------------------------------------------------------------------------------- */
+/* ---- Where ---- */
 
 static int check_ranks(int ranks, struct fault *fault) {
     if (ranks >= 1 && ranks <= COMM_RANKS_MAX && !(ranks & (ranks - 1))) return 0;
@@ -40,7 +40,7 @@ int cuda_place_ranks(int replicas, int ranks, int replica, int devices[COMM_RANK
     return 0;
 }
 
-/* ---- Opening -------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 static int open_rank(void *arg, int rank, struct kern **out, struct fault *fault) {
     struct cuda_ranks *all = static_cast<struct cuda_ranks *>(arg);

@@ -18,8 +18,7 @@
 #define BLOCKS_EACH 2
 #define FIXED       4294967296.0 /* 2^32 */
 
-/* ---- Norms ------------------------------------------------------------------------------------
- */
+/* ---- Norms ---- */
 
 /* Number of entries that are compared: the range of i and j. */
 static __device__ __forceinline__ int compared(const struct kern_redundancy &rule,
@@ -101,8 +100,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
     }
 }
 
-/* ---- Look-alikes ------------------------------------------------------------------------------
- */
+/* ---- Look-alikes ---- */
 
 /* PRODUCT_ROWS keys of a stream that look for their look-alikes. */
 struct seekers {
@@ -226,8 +224,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_forgive(const struct
     }
 }
 
-/* ---- The softmax ------------------------------------------------------------------------------
- */
+/* ---- The softmax ---- */
 
 /* Block (state): rho from the linear part and the forgiven amounts -> R of the candidates. */
 static __global__ void k_redundancy_end(const struct evict_args a) {
@@ -254,8 +251,7 @@ static __global__ void k_redundancy_end(const struct evict_args a) {
         rho[i] = (float)(exp((double)rho[i] - (double)most) / sum);
 }
 
-/* ---- The host's side --------------------------------------------------------------------------
- */
+/* ---- The host's side ---- */
 
 template <int D> static void norms(struct cuda *cuda, const struct evict_args &args, bool merge) {
     LAUNCH(cuda->device, (k_key_norms<D>),

@@ -5,7 +5,7 @@
 
 #define THREADS 256
 
-/* ---- Rotation ------------------------------------------------------------------------------ */
+/* ---- Rotation ---- */
 
 /* cos and sin of pos * inv_freq[j], once per step: all layers and heads need the same. */
 static __global__ void k_angles(const struct span *spans, const int32_t *row_span, int rows,
@@ -155,8 +155,7 @@ void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float 
         LAUNCH_OVERLAPPED(cuda->device, k_rope<256>, blocks, THREADS, 0, args);
 }
 
-/* ---- Norms of all heads together --------------------------------------------------------------
- */
+/* ---- Norms of all heads together ---- */
 
 struct norm_args {
     float *qkv;
@@ -240,7 +239,7 @@ void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float 
                       warp_head_blocks(batch->rows, o->heads_q + o->heads_kv), THREADS, 0, args);
 }
 
-/* ---- Rotation as the cache's rows ---------------------------------------------------------- */
+/* ---- Rotation as the cache's rows ---- */
 
 struct rotate_args {
     const float *from;
@@ -276,7 +275,7 @@ void rotate_heads(struct cuda *cuda, struct heads_array to, struct heads_array f
                       args);
 }
 
-/* ---- Writing ------------------------------------------------------------------------------- */
+/* ---- Writing ---- */
 
 struct write_args {
     struct pages pages;

@@ -12,7 +12,7 @@
     512 /* for a row that is rounded with a scale: one block processes all of it                   \
          */
 
-/* ---- Embedding and gathering ---------------------------------------------------------------- */
+/* ---- Embedding and gathering ---- */
 
 /* F32, BF16 or F16. */
 static __device__ __forceinline__ float element(const void *at, int64_t i, enum kern_dtype dtype) {
@@ -73,8 +73,7 @@ void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *
                       static_cast<const int32_t *>(rows), dim);
 }
 
-/* ---- Rounding for products --------------------------------------------------------------------
- */
+/* ---- Rounding for products ---- */
 
 static __device__ __forceinline__ float most_of(float most, float4 v) {
     return fmaxf(fmaxf(most, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
@@ -139,7 +138,7 @@ void narrow(struct cuda *cuda, struct rounded to, const float *x, int rows, int6
                           0, to, x, count);
 }
 
-/* ---- Norm and activation --------------------------------------------------------------------- */
+/* ---- Norm and activation ---- */
 
 /* Writes y, and y rounded to 16 bits where `half` is not NULL. WIDTH: 1 or 4. */
 template <int WIDTH>

@@ -73,7 +73,7 @@ struct sample_shared {
     int found;
 };
 
-/* ---- Noise and order ------------------------------------------------------------------------- */
+/* ---- Noise and order ---- */
 
 static __device__ uint32_t philox(uint64_t seed, uint32_t position, uint32_t token) {
     uint32_t c0 = token, c1 = position, c2 = 0, c3 = 0;
@@ -148,8 +148,7 @@ static __device__ place_t best_place(const struct view &v, struct sample_shared 
     return block_most(best, s->room);
 }
 
-/* ---- Adjustments ------------------------------------------------------------------------------
- */
+/* ---- Adjustments ---- */
 
 /* Several biases on one token apply in their order: the thread of the first one applies all. */
 static __device__ void apply_bias(const struct kern_logit_bias *list, int count, int at,
@@ -194,8 +193,7 @@ static __device__ const float *adjust(const struct sample_args &a, const struct 
     return work;
 }
 
-/* ---- Cuts -------------------------------------------------------------------------------------
- */
+/* ---- Cuts ---- */
 
 /* NaN: no mass. */
 static __device__ __forceinline__ place_t mass_of(float x, float top) {
@@ -275,8 +273,7 @@ static __device__ place_t select_mass(const struct view &v, place_t least, float
     return cut > least ? cut : least; /* undetermined low bits are 0 */
 }
 
-/* ---- Choice -----------------------------------------------------------------------------------
- */
+/* ---- Choice ---- */
 
 static __device__ __forceinline__ void contend(double value, int token, double &best, int &winner) {
     if (value < best || (value == best && token >= winner)) return;
@@ -328,8 +325,7 @@ static __device__ int pick_token(const struct view &v, const struct sample_row &
     return choose(v, r, top, least, floor_logit, s);
 }
 
-/* ---- Log-probabilities -------------------------------------------------------------------------
- */
+/* ---- Log-probabilities ---- */
 
 /* The `most` best tokens, best first, into out. */
 static __device__ void list_top(const struct view &raw, int most, double norm,
@@ -407,8 +403,7 @@ static __global__ void __launch_bounds__(THREADS) k_sample(const struct sample_a
         no_scores(plain, token, out);
 }
 
-/* ---- The host's side ----------------------------------------------------------------------------
- */
+/* ---- The host's side ---- */
 
 /* Lists of all rows, each kind concatenated; one allocation, so that one copy brings all of them to
  * the device. */

@@ -21,7 +21,7 @@ static_assert(sizeof(struct member) == sizeof(struct snapshot_member) &&
                   offsetof(struct member, gain) == offsetof(struct snapshot_member, gain),
               "members are copied as they lie");
 
-/* ---- On the device ------------------------------------------------------------------------- */
+/* ---- On the device ---- */
 
 /* A stream's block: 32-bit words in the order of kernels/snapshot.h. Factors are halves of words,
  * and the last of an odd number of keys' factors shares its word with the first of the values'. */
@@ -109,7 +109,7 @@ static __global__ void k_take(struct block_args b) {
     *members_length(p, b.slot, b.stream) = b.members;
 }
 
-/* ---- Out ----------------------------------------------------------------------------------- */
+/* ---- Out ---- */
 
 /* The slot's lengths on the host, of entries, then of members; NULL when the device failed. */
 static const int32_t *lengths_of(struct cuda *cuda, int slot) {
@@ -216,7 +216,7 @@ int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
     return device_download(cuda->device, to, words, bytes);
 }
 
-/* ---- In ------------------------------------------------------------------------------------ */
+/* ---- In ---- */
 
 int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count, int32_t tokens,
                       struct kern_report *report, struct fault *fault) {

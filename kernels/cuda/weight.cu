@@ -39,8 +39,7 @@ int room_reserve(struct cuda *cuda, struct room *room, size_t bytes) {
     return 0;
 }
 
-/* ---- Rounded on the way -----------------------------------------------------------------------
- */
+/* ---- Rounded on the way ---- */
 
 /* Memory for rounded activations; none if there is no memory (the device keeps the failure). */
 static struct rounded rounded_place(struct cuda *cuda, struct room *room, int rows, int64_t cols,
@@ -74,7 +73,7 @@ struct rounded rounded_find(const struct cuda *cuda, const float *x, int rows, i
     return same ? r.made : rounded{NULL, NULL, dtype};
 }
 
-/* ---- Loading --------------------------------------------------------------------------------- */
+/* ---- Loading ---- */
 
 /* The file states the size of a matrix: all sizes are checked for overflow. */
 static int check_parts(const struct kern_matrix *parts, int part_count, struct fault *fault) {
@@ -312,7 +311,7 @@ void op_weight_free(struct kern *kern, struct kern_weight *weight) {
     mem_free(weight);
 }
 
-/* ---- Products -------------------------------------------------------------------------------- */
+/* ---- Products ---- */
 
 /* Rounds activations to the number format of the weight's products. False: no memory (the device
  * keeps the failure). */
@@ -403,7 +402,7 @@ static void multiply(struct cuda *cuda, float *y, const float *x, const struct k
     if (bias && !args.bias) add_bias(cuda, y, bias, rows, weight->rows);
 }
 
-/* ---- Several ranks --------------------------------------------------------------------------- */
+/* ---- Several ranks ---- */
 
 /* This rank's part of the bias of a joined weight. */
 static const float *own_bias(struct cuda *cuda, const struct kern_weight *w, const float *bias) {

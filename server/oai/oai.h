@@ -16,7 +16,7 @@
 #include "server/oai/records.h"
 #include "server/oai/tool_calls.h"
 
-/* ---- Errors -------------------------------------------------------------------------------- */
+/* ---- Errors ---- */
 
 /* The error object of an answer. Strings without an array are static. */
 struct oai_error {
@@ -39,7 +39,7 @@ int oai_refuse_context(struct oai_error *error, size_t count, size_t context);
 int oai_refuse_fault(struct oai_error *error, const struct fault *fault);
 void oai_render_error(struct buf *out, const struct oai_error *error); /* {"error":{...}} */
 
-/* ---- Requests ------------------------------------------------------------------------------ */
+/* ---- Requests ---- */
 
 struct oai_kind; /* server/oai/kind.h */
 
@@ -222,7 +222,7 @@ int oai_fit(const struct oai_request *request, const char *field, size_t count,
  * /openapi.json must describe exactly these. */
 const char *oai_field_at(const struct oai_kind *kind, int index);
 
-/* ---- Answers ------------------------------------------------------------------------------- */
+/* ---- Answers ---- */
 
 /* Facts that all texts of one answer share. Choices are numbered across prompts: those of the first
  * prompt, then those of the second, ... */

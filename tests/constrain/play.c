@@ -70,7 +70,7 @@ static void read_vocabulary(struct vocabulary *v, const char *path) {
     fclose(file);
 }
 
-/* ---- Questions ------------------------------------------------------------------------------- */
+/* ---- Questions ---- */
 
 struct player {
     struct vocabulary vocabulary;

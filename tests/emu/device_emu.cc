@@ -399,7 +399,7 @@ int device_check_e4m3(struct device *, int64_t, int64_t, struct fault *) {
     return 0;
 }
 
-/* ---- Graphs ---------------------------------------------------------------------------------- */
+/* ---- Graphs ---- */
 
 struct graphs *device_graphs(struct device *device) {
     return &device->graphs;

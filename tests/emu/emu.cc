@@ -34,7 +34,7 @@
 #define EXPECT_MAX   ((1 << 20) - 1) /* PTX ISA, "Valid range of tx-count" */
 #define LOOKS        3 /* launches of a kernel in which global memory is hidden at first */
 
-/* ---- Switching ---------------------------------------------------------------------------- */
+/* ---- Switching ---- */
 
 enum fiber_state { READY, IN_WARP, AT_BLOCK, AT_NAMED, AT_MBARRIER, AT_GRIDS, DONE };
 
@@ -180,7 +180,7 @@ void switch_to(context *from, context *to, bool leaving_for_good) {
 #endif
 }
 
-/* ---- Failing ------------------------------------------------------------------------------ */
+/* ---- Failing ---- */
 
 const char *state_name(const fiber &f) {
     switch (f.state) {
@@ -238,7 +238,7 @@ void report_deadlock() {
     abort(); /* nobody resumes a failed launch */
 }
 
-/* ---- Waiting ------------------------------------------------------------------------------ */
+/* ---- Waiting ---- */
 
 void wait_as(fiber_state state, const char *what, emu_place place) {
     fiber *f = m.running;
@@ -280,7 +280,7 @@ void fiber_main() {
     abort();
 }
 
-/* ---- mbarriers and bulk copies ------------------------------------------------------------- */
+/* ---- mbarriers and bulk copies ---- */
 
 /* Our own layout of the 64 bits; kernels treat them as opaque. */
 struct mbarrier {
@@ -356,7 +356,7 @@ bool in_shared(const void *at, size_t bytes) {
     return p >= m.shared && p + bytes <= m.shared + m.shared_bytes;
 }
 
-/* ---- Scheduling --------------------------------------------------------------------------- */
+/* ---- Scheduling ---- */
 
 bool can_run(fiber &f) {
     if (f.state == AT_MBARRIER) {
@@ -515,7 +515,7 @@ void run_block(dim3 block) {
     check_copies(block);
 }
 
-/* ---- Guarded memory ------------------------------------------------------------------------ */
+/* ---- Guarded memory ---- */
 
 struct buffer {
     char *map;
@@ -576,7 +576,7 @@ void catch_faults() {
 
 } // namespace
 
-/* ---- Entry points -------------------------------------------------------------------------- */
+/* ---- Entry points ---- */
 
 void emu_fail(emu_place place, const char *format, ...) {
     va_list args;
@@ -765,7 +765,7 @@ uint32_t emu_ballot(const char *what, uint32_t mask, bool vote, emu_place place)
     return votes & mask;
 }
 
-/* ---- Matrices ------------------------------------------------------------------------------ */
+/* ---- Matrices ---- */
 
 float ptx_exp2(float x) {
     return exp2f(x);
@@ -960,7 +960,7 @@ void ptx_mma_u8(int32_t c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu
     run_mma(c, a, b0, b1, byte_mma_work<uint8_t>, place);
 }
 
-/* ---- mbarriers ----------------------------------------------------------------------------- */
+/* ---- mbarriers ---- */
 
 void ptx_barrier_init(uint64_t *barrier, int arrivals, emu_place place) {
     if (!in_shared(barrier, 8)) emu_fail(place, "an mbarrier outside shared memory");

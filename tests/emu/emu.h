@@ -32,7 +32,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* ---- The language ------------------------------------------------------------------------- */
+/* ---- The language ---- */
 
 #define __global__
 #define __device__
@@ -58,7 +58,7 @@ struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
 
-/* ---- Running kernels ---------------------------------------------------------------------- */
+/* ---- Running kernels ---- */
 
 struct emu_place {
     const char *file;
@@ -107,7 +107,7 @@ void emu_free(void *mem); /* NULL is fine */
 /* Bytes in use by emu_alloc. */
 size_t emu_allocated(void);
 
-/* ---- A thread's view ---------------------------------------------------------------------- */
+/* ---- A thread's view ---- */
 
 struct emu_thread {
     dim3 index, block;
@@ -128,7 +128,7 @@ void *emu_shared();
 [[noreturn]] void emu_fail(emu_place place, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ---- Waiting ------------------------------------------------------------------------------ */
+/* ---- Waiting ---- */
 
 void emu_block_barrier(emu_place place);
 void emu_named_barrier(int id, int threads, emu_place place);
@@ -148,7 +148,7 @@ static inline void __syncwarp(uint32_t mask = 0xffffffffu, emu_place place = EMU
     emu_warp("__syncwarp", mask, nullptr, 0, nullptr, 0, nullptr, nullptr, place);
 }
 
-/* ---- Warp collectives --------------------------------------------------------------------- */
+/* ---- Warp collectives ---- */
 
 struct emu_shuffle {
     int lane; /* where from, or what to change the own lane by */
@@ -221,7 +221,7 @@ static inline uint32_t __match_any_sync(uint32_t mask, int value, emu_place plac
     return out;
 }
 
-/* ---- Atomics: fibers change only where they wait ------------------------------------------- */
+/* ---- Atomics: fibers change only where they wait ---- */
 
 template <class T> T atomicAdd(T *at, T value) {
     T old = *at;
@@ -250,7 +250,7 @@ template <class T> T atomicCAS(T *at, T expected, T value) {
 }
 static inline void __threadfence() {}
 
-/* ---- Numbers ------------------------------------------------------------------------------ */
+/* ---- Numbers ---- */
 
 static inline uint32_t __float_as_uint(float x) {
     uint32_t bits;
@@ -296,7 +296,7 @@ static inline uint32_t __umulhi(uint32_t a, uint32_t b) {
     return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
 }
 
-/* ---- The twins of ptx.cuh ------------------------------------------------------------------ */
+/* ---- The twins of ptx.cuh ---- */
 
 float ptx_exp2(float x);
 void ptx_load_matrix(uint32_t out[4], const void *row, emu_place place = EMU_HERE);

@@ -207,8 +207,7 @@ Test(emu_alloc, the_rooms_of_the_largest_step_are_taken_with_the_cache) {
     cr_assert_eq(before - after, 3, "%d, %d", before, after);
 }
 
-/* ---- Memory of a rule is taken at admission ---------------------------------------------------
- */
+/* ---- Memory of a rule is taken at admission ---- */
 
 enum { HELD = 600, KEPT = 100, STEP = 60 };
 

@@ -123,7 +123,7 @@ static void append(struct bench *b, int slot, int from, int to) {
     step(b, &span, 1);
 }
 
-/* ---- Against float64 ------------------------------------------------------------------------- */
+/* ---- Against float64 ---- */
 
 /* The numbers of a row, as a cache of this dtype has them; queries are float16 beside e4m3, whole
  * numbers of 16 bits beside codes, nearer to what they are than bf16. */
@@ -227,8 +227,7 @@ Test(emu_attend, prompts_and_decoding_are_exact) {
     }
 }
 
-/* ---- The promise ------------------------------------------------------------------------------
- */
+/* ---- The promise ---- */
 
 static void same_rows(const struct bench *b, int slot, const float *want, int from, int to,
                       const char *what) {
@@ -276,8 +275,7 @@ Test(emu_attend, splits_and_company_change_nothing) {
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) check_splits(&shapes[some[i]]);
 }
 
-/* ---- After eviction, and beside what others left ------------------------------------------------
- */
+/* ---- After eviction, and beside what others left ---- */
 
 static void check_uneven(const struct shape *shape) {
     struct bench b = open_bench(shape);
@@ -329,8 +327,7 @@ Test(emu_attend, stale_entries_do_not_count) {
     }
 }
 
-/* ---- Devices with less shared memory ----------------------------------------------------------
- */
+/* ---- Devices with less shared memory ---- */
 
 /* Compute capabilities: 9.0; as much memory, but copies by threads; less memory, with both. */
 static const char *const devices[] = {"90", "80", "86", "120"};

@@ -249,8 +249,7 @@ Test(emu_cache, as_large_as_the_device_allows) {
     kern->ops->close(kern);
 }
 
-/* ---- Forks of a long beginning ----------------------------------------------------------------
- */
+/* ---- Forks of a long beginning ---- */
 
 enum { FORKS = 24, BEGINNING = 576, WIDTH = 3 * 64 };
 

@@ -164,8 +164,7 @@ Test(emu_classes, classes_of_several_pages) {
     both_close(p.kern);
 }
 
-/* ---- The check of the cache -------------------------------------------------------------------
- */
+/* ---- The check of the cache ---- */
 
 /* The members of a stream's block, `count` of them, 12 bytes each: centre, position, gain. */
 static char *members_in(const struct pair *p, const struct kern_block *block, int32_t *count) {

@@ -18,8 +18,7 @@ static const struct comm_kind together = {
 static const struct comm_kind apart = {
     "on a device each", 1, comm_local_open, begin_apart, end, alloc, release, put, take};
 
-/* ---- Devices that are lost --------------------------------------------------------------------
- */
+/* ---- Devices that are lost ---- */
 
 /* Before anything, or after some rounds: all learn it, at the next collective at the latest, and
  * waiting for the lost device says so for good. */

@@ -317,8 +317,7 @@ Test(emu_evict, classes_without_mass_are_refused_by_name) {
     close_pair(&p);
 }
 
-/* ---- Gaps -------------------------------------------------------------------------------------
- */
+/* ---- Gaps ---- */
 
 static bool none_goes(int pos, int count, int head) {
     (void)pos, (void)count, (void)head;

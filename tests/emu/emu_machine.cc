@@ -43,7 +43,7 @@ template <class Body> static void expect_fault(Body body, bool overlapped = fals
     CHECK(!(WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 
-/* ---- Right kernels ------------------------------------------------------------------------- */
+/* ---- Right kernels ---- */
 
 static void every_thread_runs_once() {
     for (uint64_t seed = 0; seed < 4; seed++) {
@@ -299,7 +299,7 @@ static void copies_by_threads() {
     emu_free(global);
 }
 
-/* ---- Wrong kernels -------------------------------------------------------------------------- */
+/* ---- Wrong kernels ---- */
 
 static void deadlocks_are_named() {
     expect_error("waits for bytes in mbarrier wait", 32, [] {
@@ -446,7 +446,7 @@ static void out_of_bounds_stops() {
     CHECK(run(1, 1025, 0, [] {}) && run(1, 32, 300 << 10, [] {}));
 }
 
-/* ---- Launches that overlap ------------------------------------------------------------------ */
+/* ---- Launches that overlap ---- */
 
 static void overlapped_launches_wait_before_they_look() {
     int *global = static_cast<int *>(emu_alloc(256 * sizeof *global));

@@ -246,8 +246,7 @@ Test(emu_model, keepd_nano_on_q8_pages_beside_the_reference) {
     compare_pages(KERN_ROW8, "pages of q8", 0.3, 0.05);
 }
 
-/* ---- Launches --------------------------------------------------------------------------------
- */
+/* ---- Launches ---- */
 
 /* A model of random numbers with so many layers; `more`: further fields, in single quotes. */
 static void write_config(char dir[64], int layers, const char *family, const char *more) {
@@ -393,7 +392,7 @@ Test(emu_model, a_layer_is_twelve_launches) {
     cr_assert_eq(operations(2, (struct kind){.fp8 = false}), 2 * 12 + 12);
 }
 
-/* ---- Waiting --------------------------------------------------------------------------------- */
+/* ---- Waiting ---- */
 
 /* How often the host waits for a decoding step of two sequences, from its tokens to the next ones'
  * and the numbers that are reported of it. */
@@ -442,7 +441,7 @@ Test(emu_model, a_step_waits_once) {
     }
 }
 
-/* ---- Ranks ----------------------------------------------------------------------------------- */
+/* ---- Ranks ---- */
 
 static struct run open_ranks(int ranks) {
     struct fault fault = {0};
@@ -484,7 +483,7 @@ Test(emu_model, ranks_of_keepd_nano_say_the_same) {
     close_run(&one);
 }
 
-/* ---- Graphs ---------------------------------------------------------------------------------- */
+/* ---- Graphs ---- */
 
 #define SLOTS_MAX 3
 

@@ -36,8 +36,7 @@ static void sums_take_no_memory(const struct comm_seat *seat) {
     comm_drop(seat, array);
 }
 
-/* ---- Ranks that cannot be joined --------------------------------------------------------------
- */
+/* ---- Ranks that cannot be joined ---- */
 
 struct joining {
     const struct comm *comm;

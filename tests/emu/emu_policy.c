@@ -5,8 +5,7 @@
 
 #include "play.h"
 
-/* ---- The list of methods ----------------------------------------------------------------------
- */
+/* ---- The list of methods ---- */
 
 static void published(struct kern_rule *rule) {
     rule->published = true;
@@ -116,8 +115,7 @@ static int all_methods(struct method *methods, int max) {
     return count;
 }
 
-/* ---- Two sequences side by side ---------------------------------------------------------------
- */
+/* ---- Two sequences side by side ---- */
 
 /* Tokens of both sequences before each eviction; the second has prompts while the first decodes. */
 static const int rounds[][2] = {{75, 81}, {1, 34}, {23, 1}};
@@ -200,8 +198,7 @@ Test(emu_policy, methods_on_pages_of_codes) {
     play_narrow(KERN_ROW8, 160);
 }
 
-/* ---- Long and unequal streams -----------------------------------------------------------------
- */
+/* ---- Long and unequal streams ---- */
 
 /* Streams of several chunks, cut at none of their bounds, beside one that has just begun. */
 Test(emu_policy, long_streams) {
@@ -255,8 +252,7 @@ Test(emu_policy, wide_groups) {
     }
 }
 
-/* ---- Any combination --------------------------------------------------------------------------
- */
+/* ---- Any combination ---- */
 
 static uint32_t pick(uint64_t *state, uint32_t below) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -326,8 +322,7 @@ Test(emu_policy, any_rule) {
     }
 }
 
-/* ---- Promises ---------------------------------------------------------------------------------
- */
+/* ---- Promises ---- */
 
 /* Slot 1's 40 tokens and an eviction, in one prompt alone, or in pieces beside slot 2. */
 static char *play_alone(const struct kern_rule *rule, bool alone, size_t *size) {
@@ -468,8 +463,7 @@ Test(emu_policy, snapshots) {
     }
 }
 
-/* ---- A sliding window -------------------------------------------------------------------------
- */
+/* ---- A sliding window ---- */
 
 /* Queries that an eviction asks again see what they saw, which may be none of the candidates. */
 Test(emu_policy, window_queries_end_with_the_sliding_window) {

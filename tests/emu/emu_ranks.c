@@ -12,8 +12,7 @@
 
 enum { LAYERS = 2, DIM = 64, INNER = 16, OUT = 24, SLOTS = 4, POSITIONS = 400, BUDGET = 24 };
 
-/* ---- A model of nothing but attention ---------------------------------------------------------
- */
+/* ---- A model of nothing but attention ---- */
 
 struct shape {
     int heads_q, heads_kv;
@@ -143,8 +142,7 @@ static struct kern *open_cpu(int ranks) {
     return kern;
 }
 
-/* ---- Steps ------------------------------------------------------------------------------------
- */
+/* ---- Steps ---- */
 
 /* Five families of inputs, so that there are look-alikes. */
 static void make_input(float *x, int slot, int layer, int pos) {
@@ -212,8 +210,7 @@ static void append(struct net *net, struct outputs *outputs, const struct kern_s
     free(y);
 }
 
-/* ---- Results of a run -------------------------------------------------------------------------
- */
+/* ---- Results of a run ---- */
 
 static int streams_of(const struct net *net) {
     return LAYERS * net->shape.heads_kv;
@@ -332,8 +329,7 @@ static struct outputs run(struct kern *kern, const struct shape *shape,
     return outputs;
 }
 
-/* ---- Every method -----------------------------------------------------------------------------
- */
+/* ---- Every method ---- */
 
 /* Attention's products are summed over ranks in another order, of bf16 numbers around 1. */
 static void compare(const struct shape *shape, const struct kern_rule *rule, bool evicts,
@@ -392,8 +388,7 @@ Test(emu_ranks, floors) {
     }
 }
 
-/* ---- The cap ----------------------------------------------------------------------------------
- */
+/* ---- The cap ---- */
 
 /* One eviction on either; -> how often a rank was held to the cap. */
 static uint64_t capped(struct kern *kern, int ranks, const struct kern_rule *rule,
@@ -449,8 +444,7 @@ Test(emu_ranks, a_cap_holds_as_on_the_cpu) {
     }
 }
 
-/* ---- Refusals and losses ----------------------------------------------------------------------
- */
+/* ---- Refusals and losses ---- */
 
 /* Twenty tokens at a time until they are refused; what was held before that is in *before. */
 static int fill_up(struct net *net, const struct kern_rule *rule, int pos, struct record *before) {

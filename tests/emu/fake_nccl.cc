@@ -108,7 +108,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return ncclSuccess;
 }
 
-/* ---- Collectives ----------------------------------------------------------------------------- */
+/* ---- Collectives ---- */
 
 template <class T> static T join(T a, T b, ncclRedOp_t op) {
     if (op == ncclSum) return a + b;

@@ -55,8 +55,7 @@ static inline int streams_of(const struct pair *p) {
     return p->options.layers * p->options.heads_kv;
 }
 
-/* ---- Feeding ----------------------------------------------------------------------------------
- */
+/* ---- Feeding ---- */
 
 /* Dimension d of a family of keys. */
 static inline float family(const struct pair *p, int layer, int which, int d) {
@@ -169,8 +168,7 @@ static inline void feed(struct pair *p, const struct kern_span *spans, int span_
     for (int b = 0; b < BACKENDS; b++) free(out[b]);
 }
 
-/* ---- Comparing --------------------------------------------------------------------------------
- */
+/* ---- Comparing ---- */
 
 /* Bytes of a slot's block. */
 static inline char *block_of(struct kern *kern, int slot, int block, size_t *size) {
@@ -260,8 +258,7 @@ static inline void evict(struct pair *p, const struct kern_evict *due, int count
     }
 }
 
-/* ---- Methods ----------------------------------------------------------------------------------
- */
+/* ---- Methods ---- */
 
 /* A policy's rule, changed. */
 struct method {
@@ -286,8 +283,7 @@ static inline struct kern_rule rule_of(const struct method *m, int budget) {
     return params.rule;
 }
 
-/* ---- Sequences --------------------------------------------------------------------------------
- */
+/* ---- Sequences ---- */
 
 static const struct kern_cache_options shapes[] = {
     {.layers = 2, .heads_q = 4, .heads_kv = 2, .head_dim = 64},

@@ -24,7 +24,7 @@ static void open_arena(struct arena *arena) {
     arena_open(arena, (size_t)64 << 20);
 }
 
-/* ---- A tokenizer from outside ---------------------------------------------------------------- */
+/* ---- A tokenizer from outside ---- */
 
 static void use(const struct tok *tok, const char *text, size_t size) {
     struct arena arena;
@@ -70,7 +70,7 @@ static void fuzz_gguf(const char *data, size_t size) {
     tok_close(tok);
 }
 
-/* ---- A text from outside --------------------------------------------------------------------- */
+/* ---- A text from outside ---- */
 
 // clang-format off
 /* A lossless tokenizer: no normalizer, nothing removed, all bytes known. */

@@ -55,7 +55,7 @@ struct run {
     int printed;          /* log-probability rows so far */
 };
 
-/* ---- Arguments ----------------------------------------------------------------------------- */
+/* ---- Arguments ---- */
 
 static int parse_list(const char *text, int32_t *out, int max) {
     int count = 0;
@@ -171,7 +171,7 @@ static int read_args(int argc, char **argv, struct args *args) {
     return 0;
 }
 
-/* ---- Output -------------------------------------------------------------------------------- */
+/* ---- Output ---- */
 
 static void write_ints(struct buf *out, const char *name, const int32_t *values, size_t count) {
     buf_fmt(out, "\"%s\":[", name);
@@ -249,7 +249,7 @@ static void write_row(struct run *run, const float *logits, int32_t next) {
     buf_str(run->out, "]");
 }
 
-/* ---- The run ------------------------------------------------------------------------------- */
+/* ---- The run ---- */
 
 static int evict(struct run *run) {
     const struct kv_params *kv = &run->args->kv;

@@ -70,7 +70,7 @@ struct run {
     int eviction_count;
 };
 
-/* ---- Output -------------------------------------------------------------------------------- */
+/* ---- Output ---- */
 
 /* One tensor; `shape` as JSON without brackets. */
 static void put(struct run *run, const char *name, const char *dtype, const char *shape,
@@ -180,8 +180,8 @@ static int write_output(struct run *run, const char *path) {
     return written ? 0 : ERR_IO;
 }
 
-/* ---- Rules ----------------------------------------------------------------------------------
- * Every parameter of struct kern_rule by name: printed by --list, and set by "rule" in the input.
+/* ---- Rules ---- */
+/* Every parameter of struct kern_rule by name: printed by --list, and set by "rule" in the input.
  */
 
 enum kind { KIND_INT, KIND_FLOAT, KIND_BOOL, KIND_ENUM };
@@ -328,7 +328,7 @@ static int read_kv(const cJSON *json, struct kv_params *kv, struct fault *fault)
     return rc;
 }
 
-/* ---- Input ---------------------------------------------------------------------------------- */
+/* ---- Input ---- */
 
 static const float *find_floats(struct run *run, int sequence, const char *what, int64_t width,
                                 int *count, struct fault *fault) {
@@ -457,7 +457,7 @@ static int read_input(struct run *run, const char *path, struct fault *fault) {
     return rc;
 }
 
-/* ---- The run -------------------------------------------------------------------------------- */
+/* ---- The run ---- */
 
 static int open_backend(struct run *run, struct fault *fault) {
     struct cpu_options options = {.path = "reference", .threads = 1};

@@ -64,7 +64,7 @@ static int below(int n) {
     return (int)(seed % (uint64_t)n);
 }
 
-/* ---- Checks in every step -------------------------------------------------------------------- */
+/* ---- Checks in every step ---- */
 
 /* Pages that are certainly enough: of a stream that keeps everything. */
 static int64_t pages_enough(const struct world *w, const struct engine_job *job) {
@@ -107,7 +107,7 @@ static int checked_step(void *model, const struct kern_batch *batch, const int32
     return real_step(model, batch, want, want_count, logits);
 }
 
-/* ---- Clients --------------------------------------------------------------------------------- */
+/* ---- Clients ---- */
 
 static void ask(struct world *w, struct client *c, int i) {
     const struct kind *kind = c->kind;
@@ -169,7 +169,7 @@ static void end(struct world *w) {
         for (int i = 0; i < JOBS_MAX; i++) engine_job_close(&clients[c].jobs[i]);
 }
 
-/* ---- Runs ------------------------------------------------------------------------------------ */
+/* ---- Runs ---- */
 
 /* The wait that `part` of 100 jobs did not exceed. */
 static uint64_t percentile(const struct client *client, uint64_t part) {

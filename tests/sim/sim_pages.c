@@ -67,8 +67,7 @@ static int32_t pick(struct sim *sim, int32_t low, int32_t high) {
     return pick_from(&sim->random, low, high);
 }
 
-/* ---- Playing one sequence ----------------------------------------------------------------------
- */
+/* ---- Playing one sequence ---- */
 
 static struct turn *last_turn(struct sequence *seq) {
     return &seq->turns[seq->turn_count - 1];
@@ -129,8 +128,7 @@ static void begin_turn(struct sim *sim, struct cpu_cache *cache, struct sequence
                                   .prompt_new = prompt_new};
 }
 
-/* ---- Replay ------------------------------------------------------------------------------------
- */
+/* ---- Replay ---- */
 
 static void lone_append(struct sim *sim, struct sequence *seq, int32_t count) {
     struct kern_span span = {.slot = 0, .count = count, .pos = seq->due.tokens};
@@ -178,8 +176,7 @@ static void replay(struct sim *sim, const struct sequence *seq, int slot) {
     cpu_cache_release(&sim->lone, 0);
 }
 
-/* ---- Admission ---------------------------------------------------------------------------------
- */
+/* ---- Admission ---- */
 
 static int64_t promised(const struct sim *sim) {
     int64_t pages = 0;
@@ -302,8 +299,7 @@ static void fork_from(struct sim *sim, int from) {
     add_turn(sim, copy, true, 0, 0);
 }
 
-/* ---- A step ------------------------------------------------------------------------------------
- */
+/* ---- A step ---- */
 
 static void end_turn(struct sim *sim, int slot) {
     struct sequence *seq = &sim->sequences[slot];
@@ -406,8 +402,7 @@ static void run(struct sim *sim) {
     evict_where(sim, due_after_append);
 }
 
-/* ---- Invariants --------------------------------------------------------------------------------
- */
+/* ---- Invariants ---- */
 
 static void check_sequence(struct sim *sim, int slot) {
     const struct sequence *seq = &sim->sequences[slot];
@@ -443,8 +438,7 @@ static void check(struct sim *sim) {
         if (sim->sequences[slot].state != FREE) check_sequence(sim, slot);
 }
 
-/* ---- Seeds -------------------------------------------------------------------------------------
- */
+/* ---- Seeds ---- */
 
 static void open_caches(struct sim *sim) {
     static const int dims[] = {64, 128, 256, 512};

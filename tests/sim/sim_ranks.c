@@ -49,8 +49,7 @@ static int32_t pick(struct sim *sim, int32_t low, int32_t high) {
     return pick_from(&sim->random, low, high);
 }
 
-/* ---- State of all ranks -----------------------------------------------------------------------
- */
+/* ---- State of all ranks ---- */
 
 static int64_t own_entries(struct sim *sim) {
     struct kern_report report = {0};
@@ -82,8 +81,7 @@ static void check(struct sim *sim) {
     if (own > sim->most) sim->most = own;
 }
 
-/* ---- Steps ------------------------------------------------------------------------------------
- */
+/* ---- Steps ---- */
 
 /* Favoured heads decay hardly at all, so they win every competition. */
 static float log_beta(const struct sim *sim, int stream, int32_t pos) {
@@ -122,8 +120,7 @@ static void evict(struct sim *sim) {
     check(sim);
 }
 
-/* ---- Turns ------------------------------------------------------------------------------------
- */
+/* ---- Turns ---- */
 
 static void reserve(struct sim *sim, int32_t first, int32_t prompt_new, int32_t max_new) {
     int64_t held = sim->due.held < first ? sim->due.held : first;
@@ -183,8 +180,7 @@ static void play_turn(struct sim *sim) {
     end_turn(sim);
 }
 
-/* ---- Seeds ------------------------------------------------------------------------------------
- */
+/* ---- Seeds ---- */
 
 static void choose_rule(struct sim *sim) {
     static const float floors[] = {0, 0, 0.2f, 0.55f};

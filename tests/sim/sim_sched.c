@@ -52,7 +52,7 @@ static struct world_options backend_of(uint64_t seed) {
                                   .positions = is_shifted(seed) ? POSITIONS_FEW : 0};
 }
 
-/* ---- Requests -------------------------------------------------------------------------------- */
+/* ---- Requests ---- */
 
 /* A chain is one user's conversation: each turn's prompt is the last prompt, the answer (perhaps
  * edited), and something new. */
@@ -243,8 +243,7 @@ static void collect(struct chain *c) {
     if (c->turn == TURNS) c->over = true;
 }
 
-/* ---- The storm, then each chain alone ---------------------------------------------------------
- */
+/* ---- The storm, then each chain alone ---- */
 
 static void count_world(const struct world *w) {
     const struct engine_counters *counters = &w->sched.counters;

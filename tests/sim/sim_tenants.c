@@ -65,7 +65,7 @@ static int below(int n) {
     return (int)(seed % (uint64_t)n);
 }
 
-/* ---- Clients --------------------------------------------------------------------------------- */
+/* ---- Clients ---- */
 
 /* A new dialogue, or, with `retain`, its next turn while it is short. */
 static void ask(struct world *w, struct client *c, int i) {
@@ -145,7 +145,7 @@ static void look(struct world *w, struct client *c, int i) {
     if (now >= c->again[i]) ask(w, c, i);
 }
 
-/* ---- Checks ---------------------------------------------------------------------------------- */
+/* ---- Checks ---- */
 
 static void check_quota(const struct world *w, const struct client *c) {
     const struct sched *s = &w->sched;
@@ -191,7 +191,7 @@ static int64_t served(const struct world *w, const struct client *c) {
     return record->served * record->weight;
 }
 
-/* ---- Runs ------------------------------------------------------------------------------------ */
+/* ---- Runs ---- */
 
 static void end(struct world *w) {
     for (int c = 0; c < client_count; c++)

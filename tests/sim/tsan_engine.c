@@ -22,7 +22,7 @@ static int32_t prompts[JOBS][PROMPT];
 
 static const struct engine_conversation_filter everyone;
 
-/* ---- Engine and jobs ------------------------------------------------------------------------- */
+/* ---- Engine and jobs ---- */
 
 static struct engine_options default_options(void) {
     return (struct engine_options){.model_dir = KEEPD_SOURCE_DIR "/bundled/keepd-nano",
@@ -164,7 +164,7 @@ static void *look(void *arg) {
     return NULL;
 }
 
-/* ---- Cases ----------------------------------------------------------------------------------- */
+/* ---- Cases ---- */
 
 /* More jobs than sequences; every fifth is cancelled at some moment. */
 static uint64_t try_many(struct engine *engine) {
@@ -397,7 +397,7 @@ static void try_failing_backend_with_ttl(void) {
     engine_close(engine);
 }
 
-/* ---- A state directory, deletes and choices -------------------------------------------------- */
+/* ---- A state directory, deletes and choices ---- */
 
 static struct engine *open_with_state(const char *dir, int idle_seconds) {
     struct engine_options options = default_options();

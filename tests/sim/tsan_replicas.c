@@ -17,7 +17,7 @@ enum { DIALOGUES = 6, PROMPT = 40, ANSWER = 6, MORE = 7, TOKENS_MAX = 256, CONVE
 
 static const struct engine_conversation_filter everyone;
 
-/* ---- Engines --------------------------------------------------------------------------------- */
+/* ---- Engines ---- */
 
 /* One compute thread for each replica. */
 static struct engine_options options_of(int replicas) {
@@ -69,7 +69,7 @@ static void try_refusals(void) {
     expect_refused(3, 2); /* a replica without a thread */
 }
 
-/* ---- Dialogues ------------------------------------------------------------------------------- */
+/* ---- Dialogues ---- */
 
 /* One job at a time, each continuing from the previous answer. */
 struct dialogue {
@@ -142,7 +142,7 @@ static double answer(int index) {
     return sum;
 }
 
-/* ---- Where jobs go --------------------------------------------------------------------------- */
+/* ---- Where jobs go ---- */
 
 /* Waiting jobs go to the replica with less work. */
 static void try_balance(void) {
@@ -313,8 +313,7 @@ static void try_hint(void) {
     engine_close(engine);
 }
 
-/* ---- Operations on all replicas ---------------------------------------------------------------
- */
+/* ---- Operations on all replicas ---- */
 
 static int delete_one(struct engine *engine, uint64_t id) {
     static struct engine_order order;
@@ -425,7 +424,7 @@ static void try_failure(void) {
     engine_close(engine);
 }
 
-/* ---- One state directory --------------------------------------------------------------------- */
+/* ---- One state directory ---- */
 
 static struct engine *open_with_state(const char *dir, int replicas) {
     struct engine_options options = options_of(replicas);

@@ -23,7 +23,7 @@ uint64_t world_mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* ---- Planned failures ------------------------------------------------------------------------ */
+/* ---- Planned failures ---- */
 
 /* A backend's functions know only their own instance, so the plan is global. */
 static struct {
@@ -121,7 +121,7 @@ static void plan_failures(struct world *w) {
     w->kern->ops = &w->ops;
 }
 
-/* ---- The fake model -------------------------------------------------------------------------- */
+/* ---- The fake model ---- */
 
 static float unit(uint64_t x) {
     return (float)(world_mix(x) >> 40) * 0x1p-24f;
@@ -220,7 +220,7 @@ static size_t letter(const void *arg, int32_t id, const char **bytes) {
     return 1;
 }
 
-/* ---- The world ------------------------------------------------------------------------------- */
+/* ---- The world ---- */
 
 static void open_cache(struct world *w, const struct world_options *o,
                        struct kern_cache_info *info) {

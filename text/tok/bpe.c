@@ -175,7 +175,7 @@ static int encode_piece(struct tok_encoder *e, const char *piece, size_t size) {
                                               : merge_piece(e, piece, size);
 }
 
-/* ---- Words --------------------------------------------------------------------------------- */
+/* ---- Words ---- */
 
 static const char mark[] = "\xE2\x96\x81"; /* U+2581 */
 #define MARK_SIZE 3
@@ -203,7 +203,7 @@ void tok_bpe_find_marks(struct tok *tok) {
     }
 }
 
-/* ---- Pieces -------------------------------------------------------------------------------- */
+/* ---- Pieces ---- */
 
 /* The token that a whole piece is, where such tokens go before merging; else -1. */
 static int32_t find_whole(const struct tok *tok, const char *piece, size_t size) {

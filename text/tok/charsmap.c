@@ -15,7 +15,7 @@
 #define CHARSMAP_MAX ((size_t)16 << 20) /* bytes; published ones have about 300,000 */
 #define CLUSTER_MAX  6                  /* longer clusters are not looked up whole */
 
-/* ---- Loading -------------------------------------------------------------------------------- */
+/* ---- Loading ---- */
 
 static int base64_digit(char c) {
     if (c >= 'A' && c <= 'Z') return c - 'A';
@@ -77,7 +77,7 @@ int tok_charsmap_load(struct tok *tok, const char *text, struct tok_step *step, 
     return rc;
 }
 
-/* ---- Use ------------------------------------------------------------------------------------ */
+/* ---- Use ---- */
 
 struct charsmap {
     const char *trie, *texts;

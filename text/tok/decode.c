@@ -11,7 +11,7 @@
 #include "base/utf8.h"
 #include "text/tok/internal.h"
 
-/* ---- Loading ------------------------------------------------------------------------------- */
+/* ---- Loading ---- */
 
 static int refuse(const char *path, struct fault *fault, const char *what) {
     return fault_set(fault, ERR_UNSUPPORTED, path, "%s", what);
@@ -102,7 +102,7 @@ int tok_load_decoder(struct tok *tok, const cJSON *node, const char *type, const
     return 0;
 }
 
-/* ---- Names to bytes ------------------------------------------------------------------------ */
+/* ---- Names to bytes ---- */
 
 /* Published decoders copy a name a few times, some bytes longer or shorter. */
 #define GROWTH_MAX   24

@@ -14,7 +14,7 @@
 static const struct json_limits limits = {
     .bytes = TOK_FILE_MAX, .depth = 64, .nodes = TOK_NODES_MAX, .file = true};
 
-/* ---- vocab.json, merges.txt, tokenizer_config.json ----------------------------------------- */
+/* ---- vocab.json, merges.txt, tokenizer_config.json ---- */
 
 /* Keys of added_tokens_decoder are ids. */
 static int read_key(const char *key, int32_t *id) {
@@ -135,7 +135,7 @@ int tok_open_parts(const struct tok_parts *parts, struct tok **out, struct fault
     return rc;
 }
 
-/* ---- Directories --------------------------------------------------------------------------- */
+/* ---- Directories ---- */
 
 static int read_in(const char *dir, const char *name, char **data, size_t *size,
                    struct fault *fault) {

@@ -22,7 +22,7 @@ enum token_type { NORMAL = 1, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE };
 
 #define KEY(name) "tokenizer.ggml." name
 
-/* ---- How text is split --------------------------------------------------------------------- */
+/* ---- How text is split ---- */
 
 #define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 #define TAIL         "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -114,7 +114,7 @@ static int load_words(struct tok *tok, const struct gguf *gguf, bool *add_bos,
     return rc;
 }
 
-/* ---- Tokens -------------------------------------------------------------------------------- */
+/* ---- Tokens ---- */
 
 struct arrays {
     const struct gguf_value *tokens, *types, *scores, *merges;
@@ -189,7 +189,7 @@ static int load_tokens(struct tok *tok, const struct gguf *gguf, const struct ar
     return rc ? rc : tok_vocab_index(tok, fault);
 }
 
-/* ---- Merges -------------------------------------------------------------------------------- */
+/* ---- Merges ---- */
 
 /* "a b", where a may itself begin with a space. */
 static int load_merges(struct tok *tok, const struct arrays *a, struct fault *fault) {
@@ -276,7 +276,7 @@ static int load_scores(struct tok *tok, const struct arrays *a, struct fault *fa
     return rc;
 }
 
-/* ---- SentencePiece's text ------------------------------------------------------------------ */
+/* ---- SentencePiece's text ---- */
 
 #define MARK "\xE2\x96\x81" /* U+2581 stands for a space */
 
@@ -300,7 +300,7 @@ static int load_spaces(struct tok *tok, const struct gguf *gguf, struct fault *f
     return rc;
 }
 
-/* ---- Before and after a text --------------------------------------------------------------- */
+/* ---- Before and after a text ---- */
 
 static int load_end(struct tok *tok, const struct gguf *gguf, const char *flag, const char *key,
                     bool add, int64_t id, int32_t *to, int *count, struct fault *fault) {
@@ -325,7 +325,7 @@ static int load_ends(struct tok *tok, const struct gguf *gguf, bool pieces, bool
                     tok->template_after, &tok->after_count, fault);
 }
 
-/* ---- The file ------------------------------------------------------------------------------ */
+/* ---- The file ---- */
 
 static int load(struct tok *tok, const struct gguf *gguf, struct fault *fault) {
     struct gguf_string model = {0};

@@ -24,7 +24,7 @@
 #define TOK_TEMPLATE_MAX 16 /* ids before or after the text */
 #define TOK_TEXT_MAX     ((size_t)1 << 30)
 
-/* ---- Vocabulary (vocab.c) ------------------------------------------------------------------ */
+/* ---- Vocabulary (vocab.c) ---- */
 
 /* TOK_OUTSIDE: an added token that the model does not know, so no piece becomes it. */
 enum { TOK_PRESENT = 1, TOK_ADDED = 2, TOK_SPECIAL = 4, TOK_LITERAL = 8, TOK_OUTSIDE = 16 };
@@ -59,7 +59,7 @@ struct tok_merges {
     uint32_t mask;
 };
 
-/* ---- Added tokens (added.c) ---------------------------------------------------------------- */
+/* ---- Added tokens (added.c) ---- */
 
 struct tok_added {
     int32_t id;
@@ -74,7 +74,7 @@ struct tok_matcher {
     bool starts[256]; /* some pattern begins with this byte */
 };
 
-/* ---- Pre-tokenizer (split.c, regex.c) -------------------------------------------------- */
+/* ---- Pre-tokenizer (split.c, regex.c) ---- */
 
 enum tok_behavior {
     TOK_REMOVED,
@@ -106,7 +106,7 @@ struct tok_stage {
     struct tok_regex *regex; /* TOK_STAGE_SPLIT */
 };
 
-/* ---- Normalizer (norm.c, forms.c), decoder (decode.c) --------------------------------------- */
+/* ---- Normalizer (norm.c, forms.c), decoder (decode.c) ---- */
 
 enum tok_form { TOK_NFC, TOK_NFD, TOK_NFKC, TOK_NFKD };
 enum tok_step_kind {
@@ -146,7 +146,7 @@ struct tok_decoder {
     uint32_t mark_size;  /* 0: they stay */
 };
 
-/* ---- The tokenizer -------------------------------------------------------------------------- */
+/* ---- The tokenizer ---- */
 
 enum tok_model {
     TOK_MODEL_BYTES,  /* BPE whose pieces are bytes: byte_ids are the first symbols */
@@ -219,7 +219,7 @@ int tok_merges_add(struct tok *tok, const char *left, size_t left_size, const ch
                    size_t right_size, uint32_t rank, struct fault *fault);
 const struct tok_merge *tok_merges_find(const struct tok *tok, int32_t left, int32_t right);
 
-/* ---- Loading ------------------------------------------------------------------------------- */
+/* ---- Loading ---- */
 
 /* An added token as the file gives it; `content` points into the JSON tree. */
 struct tok_entry {
@@ -254,7 +254,7 @@ int tok_added_finish(struct tok *tok, struct fault *fault);
 
 extern const char tok_regex_gpt2[], tok_regex_qwen2[];
 
-/* ---- Regular expressions ------------------------------------------------------------------- */
+/* ---- Regular expressions ---- */
 
 struct tok_scratch; /* match data of one call */
 
@@ -274,7 +274,7 @@ void tok_scratch_close(struct tok_scratch *scratch);
 int tok_regex_find(const struct tok_regex *regex, struct tok_scratch *scratch, const char *text,
                    size_t size, size_t from, size_t *begin, size_t *end);
 
-/* ---- One call ------------------------------------------------------------------------------ */
+/* ---- One call ---- */
 
 struct tok_symbol {
     int32_t id;

@@ -17,7 +17,7 @@ static int no_memory(struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the tokenizer");
 }
 
-/* ---- Vocabulary and added tokens ----------------------------------------------------------- */
+/* ---- Vocabulary and added tokens ---- */
 
 static int bad_id(const char *name, struct fault *fault) {
     return fault_set(fault, ERR_MALFORMED, "model.vocab",
@@ -156,7 +156,7 @@ static int read_entries(const cJSON *list, struct tok_entry *entries, struct fau
     return 0;
 }
 
-/* ---- Merges -------------------------------------------------------------------------------- */
+/* ---- Merges ---- */
 
 /* "a b", or ["a", "b"]. */
 static int add_merge(struct tok *tok, const cJSON *node, uint32_t rank, struct fault *fault) {
@@ -190,7 +190,7 @@ static int load_merges(struct tok *tok, const cJSON *merges, struct fault *fault
     return 0;
 }
 
-/* ---- The file ------------------------------------------------------------------------------ */
+/* ---- The file ---- */
 
 static int refuse_string(const cJSON *model, const char *key, struct fault *fault) {
     const char *value = NULL;

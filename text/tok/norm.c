@@ -9,7 +9,7 @@
 #include "text/tok/internal.h"
 #include "text/unicode/unicode.h"
 
-/* ---- The text in the making ---------------------------------------------------------------- */
+/* ---- The text in the making ---- */
 
 bool tok_writer_reserve(struct tok_writer *w, size_t more) {
     if (more <= w->capacity - w->size) return true;
@@ -29,7 +29,7 @@ bool tok_writer_add(struct tok_writer *w, const char *s, size_t size) {
     return true;
 }
 
-/* ---- Spans --------------------------------------------------------------------------------- */
+/* ---- Spans ---- */
 
 /* Parts are mapped in order, and parts of one span that touch are joined again, so there are never
  * more spans after a step than before it. */
@@ -56,7 +56,7 @@ void tok_span_map_add(struct tok_span_map *map, size_t begin, size_t end, size_t
     }
 }
 
-/* ---- Parts that are replaced ---------------------------------------------------------------- */
+/* ---- Parts that are replaced ---- */
 
 void tok_edit_open(struct tok_edit *edit, struct arena *arena, const struct tok_text *in) {
     *edit = (struct tok_edit){.w = {.arena = arena}, .in = in};
@@ -89,7 +89,7 @@ int tok_edit_close(struct tok_edit *edit, struct tok_text *out) {
     return 0;
 }
 
-/* ---- Prepend, Replace ---------------------------------------------------------------------- */
+/* ---- Prepend, Replace ---- */
 
 static int prepend(struct arena *arena, const struct tok *tok, const struct tok_step *step,
                    const struct tok_text *in, struct tok_text *out) {
@@ -141,7 +141,7 @@ static int replace(struct arena *arena, const struct tok *tok, struct tok_scratc
     return tok_edit_close(&edit, out);
 }
 
-/* ---- Steps that look at each character ------------------------------------------------------ */
+/* ---- Steps that look at each character ---- */
 
 /* Says what takes the place of a character, up to 3 code points. Returns how many; -1: it stays. */
 typedef int char_function(uint32_t code, uint32_t out[3]);

@@ -49,7 +49,7 @@ static int refuse_type(struct pipe *p, const char *path, const char *type) {
     return fault_set(p->fault, ERR_UNSUPPORTED, path, "'%.64s' is not supported", type);
 }
 
-/* ---- Normalizer, decoder ------------------------------------------------------------------- */
+/* ---- Normalizer, decoder ---- */
 
 /* {"Regex": "..."} or {"String": "..."}. */
 int tok_load_pattern(const cJSON *node, const char *path, const char **text, bool *literal,
@@ -174,7 +174,7 @@ static int load_decoder(struct pipe *p, const cJSON *node, const char *type, con
     return tok_load_decoder(p->tok, node, type, path, p->fault);
 }
 
-/* ---- Pre-tokenizer ------------------------------------------------------------------------- */
+/* ---- Pre-tokenizer ---- */
 
 int tok_add_stage(struct tok *tok, const struct tok_stage *stage, const char *pattern, bool literal,
                   const char *field, struct fault *fault) {
@@ -304,7 +304,7 @@ static int load_pre_tokenizer(struct pipe *p, const cJSON *node, const char *typ
     return load_byte_level(p, node, path);
 }
 
-/* ---- Post-processor ------------------------------------------------------------------------ */
+/* ---- Post-processor ---- */
 
 static int add_template_ids(struct pipe *p, const cJSON *special, const char *path, int32_t *to,
                             int *count) {

@@ -51,8 +51,7 @@ static void write_ranges(struct buf *out, struct unicode_property property, bool
     if (negated && from < UNICODE_POINTS) write_range(out, from, UNICODE_POINTS - 1);
 }
 
-/* ---- Comparing ---------------------------------------------------------------------------------
- */
+/* ---- Comparing ---- */
 
 /* Every scalar value once, in order. Returns the size. */
 static size_t write_scalars(char *text) {
@@ -135,7 +134,7 @@ static int learn(struct unicode_property property) {
     return failed ? ERR_NOMEM : 0;
 }
 
-/* ---- Writing -------------------------------------------------------------------------------- */
+/* ---- Writing ---- */
 
 static void write_members(struct buf *out, struct unicode_property property, bool negated,
                           enum known known, const char *lacks) {

@@ -34,7 +34,7 @@ struct tok_scratch {
     pcre2_jit_stack *stack; /* NULL until a match needs more than PCRE2's own 32 KiB */
 };
 
-/* ---- Rewriting ----------------------------------------------------------------------------- */
+/* ---- Rewriting ---- */
 
 struct rewriter {
     const char *at;
@@ -322,7 +322,7 @@ static int rewrite(const char *pattern, const char *field, struct buf *out, stru
     return rc;
 }
 
-/* ---- Compiling ----------------------------------------------------------------------------- */
+/* ---- Compiling ---- */
 
 static int compile(const char *pattern, size_t size, bool literal, const char *field,
                    pcre2_compile_context *context, pcre2_code **out, struct fault *fault) {
@@ -390,7 +390,7 @@ void tok_regex_close(struct tok_regex *regex) {
     mem_free(regex);
 }
 
-/* ---- Matching ------------------------------------------------------------------------------ */
+/* ---- Matching ---- */
 
 struct tok_scratch *tok_scratch_open(void) {
     struct tok_scratch *scratch = mem_try_alloc(1, sizeof *scratch);

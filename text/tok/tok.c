@@ -74,7 +74,7 @@ bool tok_is_added(const struct tok *tok, int32_t id) {
     return matcher_has(&tok->raw, id) || matcher_has(&tok->normal, id);
 }
 
-/* ---- Encoding ------------------------------------------------------------------------------ */
+/* ---- Encoding ---- */
 
 int tok_no_memory(struct tok_encoder *e) {
     if (e->arena->full)

@@ -54,7 +54,7 @@ int tok_unigram_index(struct tok *tok, struct fault *fault) {
     return 0;
 }
 
-/* ---- The best way -------------------------------------------------------------------------- */
+/* ---- The best way ---- */
 
 /* The first of sorted[low, high) whose byte at `depth` is `byte` or more. These names share
  * `depth` bytes; one that ends there comes first. */

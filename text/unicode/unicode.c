@@ -65,7 +65,7 @@ uint32_t unicode_decode(const char *s, size_t size, uint32_t *length) {
     return (p[0] & 7u) << 18 | (p[1] & 0x3fu) << 12 | (p[2] & 0x3fu) << 6 | (p[3] & 0x3fu);
 }
 
-/* ---- Properties ----------------------------------------------------------------------------- */
+/* ---- Properties ---- */
 
 enum unicode_category unicode_category(uint32_t code) {
     if (code >= UNICODE_POINTS) return UNICODE_CN;
@@ -173,7 +173,7 @@ bool unicode_property_range(struct unicode_property property, uint32_t from,
     return true;
 }
 
-/* ---- Case ----------------------------------------------------------------------------------- */
+/* ---- Case ---- */
 
 static const struct unicode_special *special_of(uint32_t code) {
     size_t low = 0, high = unicode_specials_count;
@@ -242,7 +242,7 @@ int unicode_to_fold(uint32_t code, uint32_t out[3]) {
     return 1;
 }
 
-/* ---- Normalisation -------------------------------------------------------------------------- */
+/* ---- Normalisation ---- */
 
 int unicode_class(uint32_t code) {
     if (code < 0x300 || code >= UNICODE_POINTS) return 0;

@@ -58,7 +58,7 @@ bool unicode_is_number(uint32_t code); /* categories Nd, Nl, No */
 bool unicode_is_space(uint32_t code);  /* White_Space */
 bool unicode_is_digit(uint32_t code);  /* has a digit's value: also superscripts */
 
-/* ---- Properties by name --------------------------------------------------------------------- */
+/* ---- Properties by name ---- */
 
 struct unicode_range {
     uint32_t first, last;
@@ -83,7 +83,7 @@ bool unicode_property_range(struct unicode_property property, uint32_t from,
 extern const struct unicode_property unicode_alphabetic, unicode_uppercase, unicode_lowercase,
     unicode_cased, unicode_case_ignorable;
 
-/* ---- Case ----------------------------------------------------------------------------------- */
+/* ---- Case ---- */
 
 /* Full case mapping without conditions: returns how many code points, 1 to 3. */
 int unicode_to_upper(uint32_t code, uint32_t out[3]);
@@ -91,7 +91,7 @@ int unicode_to_lower(uint32_t code, uint32_t out[3]);
 int unicode_to_title(uint32_t code, uint32_t out[3]);
 int unicode_to_fold(uint32_t code, uint32_t out[3]); /* case folding */
 
-/* ---- Normalisation (UAX 15) ----------------------------------------------------------------- */
+/* ---- Normalisation (UAX 15) ---- */
 
 #define UNICODE_DECOMPOSED_MAX 18 /* U+FDFA has as many */
 
@@ -105,7 +105,7 @@ bool unicode_is_inert(uint32_t code);
 /* May change places or compose with the character before it. */
 bool unicode_joins_previous(uint32_t code);
 
-/* ---- Extended grapheme clusters (UAX 29) ---------------------------------------------------- */
+/* ---- Extended grapheme clusters (UAX 29) ---- */
 
 /* The bytes of the first cluster of a text; size > 0, valid UTF-8. */
 size_t unicode_cluster(const char *s, size_t size);

@@ -244,7 +244,7 @@ Test(gguf, big_endian) {
     refused(ERR_UNSUPPORTED, "GGUF", "big-endian");
 }
 
-/* ---- Metadata ------------------------------------------------------------------------------ */
+/* ---- Metadata ---- */
 
 Test(gguf, hostile_counts) {
     static const uint64_t counts[] = {1, 60000, 1ull << 32, 1ull << 62, UINT64_MAX};
@@ -319,7 +319,7 @@ Test(gguf, a_key_too_long) {
     refused(ERR_MALFORMED, "key", "1 to 255 bytes");
 }
 
-/* ---- Tensors ------------------------------------------------------------------------------- */
+/* ---- Tensors ---- */
 
 static void put_one(int dims, const int64_t *shape, uint32_t format, uint64_t offset) {
     put_head(&file, 3, 1, 0);
@@ -407,7 +407,7 @@ Test(gguf, an_alignment_of_zero) {
     refused(ERR_INVALID, "general.alignment", "expected 1 to");
 }
 
-/* ---- Files of others ----------------------------------------------------------------------- */
+/* ---- Files of others ---- */
 
 /* Vocabularies that llama.cpp wrote: no tensors, everything else. */
 Test(gguf, files_of_llama_cpp) {

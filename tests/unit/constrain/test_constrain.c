@@ -7,8 +7,7 @@
 #include "base/mem.h"
 #include "language.h"
 
-/* ---- Regular expressions ----------------------------------------------------------------------
- */
+/* ---- Regular expressions ---- */
 
 static bool may_go_on(const pcre2_code *code, const char *text, size_t size) {
     pcre2_match_data *data = pcre2_match_data_create_from_pattern(code, NULL);
@@ -143,8 +142,7 @@ Test(constrain, refused_expressions_are_named) {
     }
 }
 
-/* ---- Limits ------------------------------------------------------------------------------------
- */
+/* ---- Limits ---- */
 
 /* Reads a text up to `size` in steps, as an answer does, with a mask at each. */
 static void answer(struct language *l, struct constrain_at *at, const char *text, size_t size,
@@ -270,8 +268,7 @@ Test(constrain, hostile_languages_cost_at_most_their_limits) {
     }
 }
 
-/* ---- Parts -------------------------------------------------------------------------------------
- */
+/* ---- Parts ---- */
 
 Test(constrain, parts_are_put_together) {
     const struct constrain_part call[] = {{.kind = CONSTRAIN_TEXT, .text = "<c>", .size = 3},
@@ -316,8 +313,7 @@ Test(constrain, memory_may_be_short_anywhere) {
     cr_assert_fail("more allocations than expected");
 }
 
-/* ---- Masks and the reader ---------------------------------------------------------------------
- */
+/* ---- Masks and the reader ---- */
 
 static void compare_with_reader(struct language *l, const char *text, size_t size) {
     char longer[512];

@@ -192,7 +192,7 @@ Test(hostile, expressions_of_many_classes_cost_no_more_than_their_limit) {
     buf_close(&text);
 }
 
-/* ---- Memory ---------------------------------------------------------------------------------- */
+/* ---- Memory ---- */
 
 static int open_one(const struct constrain_tokens *tokens, struct constrain_budget *budget,
                     const char *pattern, struct constrain **out, struct fault *fault) {
@@ -254,7 +254,7 @@ Test(hostile, a_language_over_the_budget_forgets_and_goes_on) {
     constrain_tokens_close(tokens);
 }
 
-/* ---- U+0000 ---------------------------------------------------------------------------------- */
+/* ---- U+0000 ---- */
 
 /* A name with U+0000 is the schema's own, and no other member may have it. */
 Test(hostile, names_may_hold_u_0000) {

@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "engine/store.h"
 
-/* ---- A directory ----------------------------------------------------------------------------- */
+/* ---- A directory ---- */
 
 static char dir[64];
 
@@ -50,7 +50,7 @@ static inline int files_with(const char *suffix) {
     return count;
 }
 
-/* ---- A store --------------------------------------------------------------------------------- */
+/* ---- A store ---- */
 
 static inline struct store_options options_of(void) {
     return (struct store_options){

@@ -176,7 +176,7 @@ Test(conversation, ids_are_random_and_found) {
     conversation_table_close(&b);
 }
 
-/* ---- Known by hashes only -------------------------------------------------------------------- */
+/* ---- Known by hashes only ---- */
 
 static int32_t usable(const struct conversation *conv, int space, const struct kv_params *kv,
                       const int32_t *prompt, int count) {

@@ -121,7 +121,7 @@ static long run_all(bool (*is_right)(void), long *executions) {
     return wrong;
 }
 
-/* ---- Readers --------------------------------------------------------------------------------- */
+/* ---- Readers ---- */
 
 static bool is_final(int c, uint32_t tokens, size_t text) {
     return tokens == TOKENS && text == (c == 0 ? 2 * TOKENS : 1);

@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "tests/unit/engine/requests.h"
 
-/* ---- Order ----------------------------------------------------------------------------------- */
+/* ---- Order ---- */
 
 Test(sched, decode_first_then_prompts_oldest_first) {
     struct world w;
@@ -87,7 +87,7 @@ Test(sched, counts_the_tokens_of_each_step) {
     world_close(&w);
 }
 
-/* ---- Evictions of others --------------------------------------------------------------------- */
+/* ---- Evictions of others ---- */
 
 /* Three sequences of one client whose every token evicts, at more rows than a step has, beside one
  * of another client: it has a token in every step; no step has two such evictions; what they cost
@@ -178,7 +178,7 @@ Test(sched, the_eviction_that_waits_longest_goes_first) {
     world_close(&w);
 }
 
-/* ---- Small numbers --------------------------------------------------------------------------- */
+/* ---- Small numbers ---- */
 
 static void expect_finish(int prompt_count, int max_tokens, struct engine_kv kv, bool echo) {
     struct engine_job job = job_of(2, prompt_count, max_tokens, kv);
@@ -309,7 +309,7 @@ Test(sched, min_tokens_keeps_eos_away) {
     engine_job_close(&job);
 }
 
-/* ---- Cancelling ------------------------------------------------------------------------------ */
+/* ---- Cancelling ---- */
 
 Test(sched, cancel_while_waiting_gives_the_place_back) {
     struct world w;
@@ -448,7 +448,7 @@ Test(sched, close_with_everything_in_flight) {
     for (int i = 0; i < 6; i++) engine_job_close(&jobs[i]);
 }
 
-/* ---- Scores ---------------------------------------------------------------------------------- */
+/* ---- Scores ---- */
 
 Test(sched, scores_do_not_depend_on_the_steps) {
     static const int rows[] = {2, 3, 7, 33, 200}, logits[] = {2, 3, 5, 64, 300};
@@ -563,7 +563,7 @@ Test(sched, scoring_holds_nobody_up) {
     world_close(&w);
 }
 
-/* ---- Failures of the backend ----------------------------------------------------------------- */
+/* ---- Failures of the backend ---- */
 
 /* Three run (one of them continues a conversation, one has two choices), two wait; one operation
  * fails once. Only those
@@ -667,7 +667,7 @@ Test(sched, every_failing_operation_ends_only_who_ran) {
         }
 }
 
-/* ---- Failing memory -------------------------------------------------------------------------- */
+/* ---- Failing memory ---- */
 
 /* The n-th allocation of a request's life fails: it ends with an error, or without its long report;
  * the other one never notices, and nothing leaks. */

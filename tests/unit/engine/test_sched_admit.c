@@ -5,7 +5,7 @@
 
 #include "tests/unit/engine/requests.h"
 
-/* ---- The head of the queue ------------------------------------------------------------------- */
+/* ---- The head of the queue ---- */
 
 /* Room for four pages a stream: job 0 takes two and generates `tokens`, job 1 needs all four, jobs
  * 2 and 3 one each. */
@@ -161,7 +161,7 @@ Test(sched_admit, an_exact_fit_is_admitted_and_runs) {
     world_close(&w);
 }
 
-/* ---- kv parameters --------------------------------------------------------------------------- */
+/* ---- kv parameters ---- */
 
 /* A backend that does not observe attention. */
 static int without_attention(const struct kern_rule *rule, struct fault *fault) {

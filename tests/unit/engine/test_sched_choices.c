@@ -3,7 +3,7 @@
 
 #include "tests/unit/engine/requests.h"
 
-/* ---- Choices --------------------------------------------------------------------------------- */
+/* ---- Choices ---- */
 
 static void expect_same_choice(const struct engine_job *a, int index, const struct engine_job *b) {
     const struct engine_choice *x = &a->choice[index], *y = &b->choice[0];
@@ -205,7 +205,7 @@ Test(choices, scores_with_several_choices) {
     world_close(&w);
 }
 
-/* ---- First tokens ---------------------------------------------------------------------------- */
+/* ---- First tokens ---- */
 
 struct first {
     const struct engine_job *job;

@@ -160,7 +160,7 @@ Test(constrained, free_sequences_beside_are_bitwise_the_same) {
     close_languages(&l);
 }
 
-/* ---- Costly languages ------------------------------------------------------------------------ */
+/* ---- Costly languages ---- */
 
 enum { HOSTILE = 6, STEP_WORK_MAX = 32000, STALLS_MAX = 600000 };
 

@@ -3,7 +3,7 @@
 
 #include "tests/unit/engine/requests.h"
 
-/* ---- Conversations --------------------------------------------------------------------------- */
+/* ---- Conversations ---- */
 
 Test(conversations, a_turn_continues_where_the_last_one_ended) {
     struct world w;
@@ -159,7 +159,7 @@ Test(conversations, what_a_prompt_drops_is_not_reserved) {
     world_close(&w);
 }
 
-/* ---- Forks of conversations ------------------------------------------------------------------ */
+/* ---- Forks of conversations ---- */
 
 /* A history, a turn on it, the same turn again, another last turn, and one more: each reads only
  * what is new, and the same turn from the same state gives the same answer. */

@@ -534,7 +534,7 @@ Test(state, superseded_states_go_unwritten) {
     stored_close(&s);
 }
 
-/* ---- Restoring takes steps ------------------------------------------------------------------- */
+/* ---- Restoring takes steps ---- */
 
 /* Submits the turn that goes on from a state file, and runs until its streams begin to arrive. */
 static void begin_restoring(struct stored *s, struct engine_job *job, struct engine_kv kv) {
@@ -702,7 +702,7 @@ Test(state, the_head_searches_the_disk_once) {
     stored_close(&s);
 }
 
-/* ---- A disk that hangs ----------------------------------------------------------------------- */
+/* ---- A disk that hangs ---- */
 
 /* Answers continue but no request is admitted: this is no progress, until the disk answers again.
  */
@@ -795,7 +795,7 @@ Test(state, an_order_to_write_holds_once) {
     stored_close(&s);
 }
 
-/* ---- Files that lie -------------------------------------------------------------------------- */
+/* ---- Files that lie ---- */
 
 static char *read_all(const char *dir, const char *suffix, char path[256], size_t *size) {
     char *data = NULL;

@@ -17,7 +17,7 @@
 #include "engine/store.h"
 #include "tests/unit/engine/store_bed.h"
 
-/* ---- Failing calls --------------------------------------------------------------------------- */
+/* ---- Failing calls ---- */
 
 /* The n-th of these calls fails (n < 0: none). Names are the linker's: --wrap. */
 static long fail_left = -1;
@@ -59,7 +59,7 @@ int __wrap_renameat(int from_dir, const char *from, int to_dir, const char *to) 
 
 TestSuite(store, .init = make_dir, .fini = remove_dir);
 
-/* ---- Stores that do not open ----------------------------------------------------------------- */
+/* ---- Stores that do not open ---- */
 
 /* --check-config rejects it too, with the same message; except for the lock, which a running server
  * holds. */
@@ -77,7 +77,7 @@ static int refuse_open(const char *says) {
     return rc;
 }
 
-/* ---- Written files --------------------------------------------------------------------------- */
+/* ---- Written files ---- */
 
 Test(store, comes_back_after_a_new_start) {
     struct store *store = open_store();
@@ -282,8 +282,7 @@ Test(store, list) {
     store_close(store);
 }
 
-/* ---- Rejected files ---------------------------------------------------------------------------
- */
+/* ---- Rejected files ---- */
 
 static void change_file(const char *name, off_t at, const char *bytes, size_t size) {
     int fd = open(path_of(name), O_WRONLY);
@@ -499,7 +498,7 @@ Test(store, strange_entries_are_survived) {
     unlink(path_of("00000000000001f8.state"));
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening ---- */
 
 /* A daemon of an earlier version, which shares the directory with nobody, holds the lock so. */
 Test(store, a_version_that_shares_nothing) {
@@ -566,7 +565,7 @@ Test(store, a_check_makes_nothing) {
     cr_assert_neq(access(path, F_OK), 0);
 }
 
-/* ---- Failures -------------------------------------------------------------------------------- */
+/* ---- Failures ---- */
 
 /* Each call that can fail while writing: afterwards the file is complete or absent. */
 Test(store, failing_writes_leave_nothing) {
@@ -633,7 +632,7 @@ Test(store, reading_without_memory_is_no_damage) {
     store_close(store);
 }
 
-/* ---- Bytes that come in pieces --------------------------------------------------------------- */
+/* ---- Bytes that come in pieces ---- */
 
 /* Pieces are synced once for many pieces: a large file does not cost a sync for each. */
 Test(store, pieces_are_synced_together) {

@@ -64,7 +64,7 @@ static void pass_on(struct store *from, struct store *to) {
     cr_assert_eq(load(to, 501), 0);
 }
 
-/* ---- Finding --------------------------------------------------------------------------------- */
+/* ---- Finding ---- */
 
 Test(store_shared, what_one_daemon_writes_another_continues) {
     struct store *a = open_store(), *b = open_store();
@@ -140,7 +140,7 @@ Test(store_shared, a_conversation_is_there_once) {
     store_close(b);
 }
 
-/* ---- Leases ---------------------------------------------------------------------------------- */
+/* ---- Leases ---- */
 
 /* A file that a newer turn replaced stays while another daemon may be continuing it, too. */
 Test(store_shared, a_lease_keeps_a_replaced_file) {
@@ -329,7 +329,7 @@ Test(store_shared, names_that_are_no_leases) {
     cr_assert_eq(unlink(path_of("daemons/00000000000000ab0")), 0);
 }
 
-/* ---- Files that are being written ------------------------------------------------------------ */
+/* ---- Files that are being written ---- */
 
 /* Files that a live daemon is writing count, and stay; those of a dead one go. */
 Test(store_shared, unfinished_files) {
@@ -401,7 +401,7 @@ Test(store_shared, a_file_of_a_daemon_that_just_began_stays) {
     cr_assert_eq(unlink(path_of(live)), 0);
 }
 
-/* ---- Room ------------------------------------------------------------------------------------ */
+/* ---- Room ---- */
 
 /* Three daemons write in turn: all files together stay within the bytes, and the oldest go first,
  * whoever wrote them. */
@@ -510,7 +510,7 @@ Test(store_shared, its_own_unfinished_files) {
     state_dir_close(&own);
 }
 
-/* ---- Starting at once ------------------------------------------------------------------------ */
+/* ---- Starting at once ---- */
 
 static void *open_directory(void *arg) {
     struct fault fault = {0};
@@ -585,7 +585,7 @@ Test(store_shared, a_new_directory_without_hard_links) {
     }
 }
 
-/* ---- Both write at once ---------------------------------------------------------------------- */
+/* ---- Both write at once ---- */
 
 static void *write_some(void *arg) {
     struct store *store = arg;

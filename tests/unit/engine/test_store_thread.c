@@ -13,7 +13,7 @@
 
 TestSuite(store_thread, .init = make_dir, .fini = remove_dir);
 
-/* ---- The thread ------------------------------------------------------------------------------ */
+/* ---- The thread ---- */
 
 static atomic_int wakes;
 
@@ -129,7 +129,7 @@ Test(store_thread, with_its_thread) {
     cr_assert_eq(files_with(".state"), 0, "a removal was lost");
 }
 
-/* ---- Several stores of one directory --------------------------------------------------------- */
+/* ---- Several stores of one directory ---- */
 
 /* How well each store's files serve a prompt of all tokens of conversation `seed` and one more. */
 static void affinity(struct store *store, int seed, struct conversation_affinity *of) {

@@ -14,7 +14,7 @@
 enum { LAYERS = 2, HEADS = 3, D_MODEL = 21, ENTRIES = 45, STREAMS = LAYERS * HEADS };
 enum { WINDOW = 5, POS = WINDOW * WORTH_WINDOW };
 
-/* ---- The reference --------------------------------------------------------------------------- */
+/* ---- The reference ---- */
 
 static double parameter(const struct fit_net *net, int layer, size_t at, size_t moved, double by) {
     const size_t i = (size_t)layer * net->each + at;
@@ -65,7 +65,7 @@ static double reference_loss(const struct fit_eviction *e, const double *rates) 
     return lost;
 }
 
-/* ---- One eviction ---------------------------------------------------------------------------- */
+/* ---- One eviction ---- */
 
 struct sample {
     struct fit_net net;
@@ -197,7 +197,7 @@ Test(fit, steps) {
     fit_net_close(&net);
 }
 
-/* ---- Whole fits ------------------------------------------------------------------------------ */
+/* ---- Whole fits ---- */
 
 enum { TEXTS = 4, TOKENS = 8 * WORTH_WINDOW };
 

@@ -44,8 +44,7 @@ struct comm_seat {
 
 typedef void comm_case(const struct comm_seat *seat);
 
-/* ---- Ranks ------------------------------------------------------------------------------------
- */
+/* ---- Ranks ---- */
 
 struct comm_thread {
     pthread_t thread;
@@ -77,8 +76,7 @@ static inline void comm_run(const struct comm_kind *kind, int ranks, comm_case *
     for (int r = 0; r < ranks; r++) pthread_join(all[r].thread, NULL);
 }
 
-/* ---- Arrays -----------------------------------------------------------------------------------
- */
+/* ---- Arrays ---- */
 
 #define COMM_GUARD 64 /* bytes before and after an array that nobody may touch */
 
@@ -126,8 +124,7 @@ static inline float comm_noise(int rank, size_t i) {
     return h & 64 ? x * 4096 : x;
 }
 
-/* ---- Reductions -------------------------------------------------------------------------------
- */
+/* ---- Reductions ---- */
 
 static inline float comm_tree_f32(int from, int count, size_t i) {
     if (count == 1) return comm_noise(from, i);
@@ -231,8 +228,7 @@ static inline void comm_extremes(const struct comm_seat *seat) {
     MUST(isnan(f[0]) && f[1] == (float)n);
 }
 
-/* ---- Gathering, agreeing, again and again -----------------------------------------------------
- */
+/* ---- Gathering, agreeing, again and again ---- */
 
 static inline void comm_gathers(const struct comm_seat *seat) {
     static const size_t sizes[] = {0, 1, 3, 16, 100, 4099};
@@ -287,8 +283,7 @@ static inline void comm_rounds(const struct comm_seat *seat) {
     for (size_t i = 0; i < (size_t)comm->ranks * COUNT; i++) MUST(x[i] == want);
 }
 
-/* ---- A rank that does not come ----------------------------------------------------------------
- */
+/* ---- A rank that does not come ---- */
 
 static inline void comm_expect_stopped(const struct comm_seat *seat) {
     const struct comm *comm = seat->comm;
@@ -342,8 +337,7 @@ static inline void comm_one_leaves_somewhere(const struct comm_seat *seat) {
     }
 }
 
-/* ---- All cases --------------------------------------------------------------------------------
- */
+/* ---- All cases ---- */
 
 /* Numbers of ranks that cannot be, and every allocation failing in turn. */
 static inline void comm_opening_fails_cleanly(const struct comm_kind *kind) {

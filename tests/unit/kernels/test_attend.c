@@ -166,8 +166,7 @@ static void append(struct bench *b, int slot, int from, int to) {
     step(b, &span, 1);
 }
 
-/* ---- Against double -----------------------------------------------------------------------------
- */
+/* ---- Against double ---- */
 
 /* Does this path round queries, in log2 units, and weights to bf16? Tiles also do with rows that
  * have factors, but after rotations. */
@@ -274,8 +273,7 @@ Test(attend, exact) {
         for (int path = 0; path < WAYS; path++) check_exact(path, &shapes[i]);
 }
 
-/* ---- Splits and company -------------------------------------------------------------------------
- */
+/* ---- Splits and company ---- */
 
 static void same_as(const struct bench *b, int slot, const float *want, const char *what) {
     size_t size = (size_t)(LAYERS * TOKENS * b->out_size) * sizeof *want;
@@ -318,8 +316,7 @@ Test(attend, splits) {
         for (int path = 0; path < WAYS; path++) check_splits(path, &shapes[i]);
 }
 
-/* ---- After eviction -----------------------------------------------------------------------------
- */
+/* ---- After eviction ---- */
 
 static void check_evicted(int path, const struct shape *shape) {
     struct bench b;
@@ -415,8 +412,7 @@ Test(attend, unseen_entries_do_not_count) {
         }
 }
 
-/* ---- Writing, and the query ring ----------------------------------------------------------------
- */
+/* ---- Writing, and the query ring ---- */
 
 Test(attend, log_beta_is_kept) {
     struct bench b;

@@ -222,8 +222,8 @@ Test(blocks, rows_are_independent) {
     independent_rows(CPU_BF16, KERN_SHARD_NONE); /* leaves in several chunks (amx_matmul.c) */
 }
 
-/* ---- Activations in bf16 ------------------------------------------------------------------------
- * Without tiles weights are multiplied as with int16. */
+/* ---- Activations in bf16 ---- */
+/* Without tiles weights are multiplied as with int16. */
 
 static bool on_tiles(const struct kern *kern) {
     return !strcmp(kern->ops->name, "cpu-amx-bf16");

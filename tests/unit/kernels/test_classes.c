@@ -54,8 +54,7 @@ static void expect_sound(const struct bed *bed) {
     cr_assert_eq(cpu_cache_check(&bed->cache, &fault), 0, "%s", fault.text);
 }
 
-/* ---- By hand ----------------------------------------------------------------------------------
- */
+/* ---- By hand ---- */
 
 /* At position 0: key 0 (2, 0, ...) of mass 3, key 1 (0.8, 0.6, ...) of mass 1, key 2 like neither;
  * values alike but for key 2's. One place: entry 1 joins entry 0, entry 2 is gone. */
@@ -109,8 +108,7 @@ Test(classes, the_zero_class_takes_the_rest) {
     }
 }
 
-/* ---- Attention --------------------------------------------------------------------------------
- */
+/* ---- Attention ---- */
 
 /* A life of several evictions, with classes that join classes. */
 static void live(struct bed *bed, int slot, int rounds, int32_t keep) {
@@ -211,8 +209,7 @@ Test(classes, attention_is_that_of_expanded_keys) {
     }
 }
 
-/* ---- Pages ------------------------------------------------------------------------------------
- */
+/* ---- Pages ---- */
 
 static uint64_t hash_slot(const struct bed *bed, int slot) {
     uint64_t hash = 7;
@@ -307,8 +304,7 @@ Test(classes, an_eviction_without_pages_changes_nothing) {
     cpu_cache_close(&bed.cache);
 }
 
-/* ---- Snapshots --------------------------------------------------------------------------------
- */
+/* ---- Snapshots ---- */
 
 enum { BLOCKS = 3 };
 

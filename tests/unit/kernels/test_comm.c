@@ -45,8 +45,7 @@ static const struct comm_kind host = {.name = "host",
                                       .put = host_put,
                                       .take = host_take};
 
-/* ---- A pool that is full on one rank ----------------------------------------------------------
- */
+/* ---- A pool that is full on one rank ---- */
 
 static void step(struct cpu_cache *cache, int32_t pos, int want) {
     const struct kern_span span = {.count = 16, .pos = pos};
@@ -81,8 +80,7 @@ static void refuse_together(const struct comm_seat *seat) {
     cpu_cache_close(&cache);
 }
 
-/* ---- A cap on what a rank keeps ---------------------------------------------------------------
- */
+/* ---- A cap on what a rank keeps ---- */
 
 enum { TOKENS = 90, KEEP = 20, LAYERS = 3, HEADS = 8 };
 

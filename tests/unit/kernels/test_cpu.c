@@ -158,8 +158,7 @@ Test(cpu, blocks_of_an_arena_share_chunks) {
     cpu_arena_free(&arena, NULL);
 }
 
-/* ---- The n-th allocation fails, for every n -----------------------------------------------------
- */
+/* ---- The n-th allocation fails, for every n ---- */
 
 static int load_things(struct kern *kern, struct kern_weight **w, struct kern_gate **gate) {
     struct test_matrix m = matrix_make(40, 70, KERN_BF16, 1);
@@ -269,8 +268,7 @@ Test(cpu, a_step_without_memory_does_not_begin) {
     cr_assert_eq(step_failures(true), 5);
 }
 
-/* ---- Sampling -----------------------------------------------------------------------------------
- */
+/* ---- Sampling ---- */
 
 /* A step that samples ends with the sample, so that says what sync would. */
 Test(cpu, sample_tells_of_a_lost_rank) {

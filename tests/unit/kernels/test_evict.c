@@ -34,7 +34,7 @@ static void append(struct cpu_cache *cache, int slot, int32_t pos, int32_t count
     content_write(cache, slot, salt, count);
 }
 
-/* ---- The oracle: sort everything ------------------------------------------------------------- */
+/* ---- The oracle: sort everything ---- */
 
 enum rank_class { RANK_BROKEN, RANK_SCORED, RANK_PROTECTED };
 
@@ -135,7 +135,7 @@ static void expect_held(const struct cpu_cache *cache, int slot, const struct he
     }
 }
 
-/* ---- Random cases ---------------------------------------------------------------------------- */
+/* ---- Random cases ---- */
 
 /* Streams in a scrambled order: what is kept must not depend on the schedule. */
 static void scrambled(void *ctx, int items, cpu_item *fn, void *arg) {
@@ -198,7 +198,7 @@ Test(evict, equals_a_sort_in_thousands_of_cases) {
     for (uint64_t seed = 1; seed <= 3000; seed++) random_case(seed);
 }
 
-/* ---- Particular cases ------------------------------------------------------------------------ */
+/* ---- Particular cases ---- */
 
 /* The rule stays good until the next call. */
 static struct kern_evict global(int32_t tokens, int32_t keep, int32_t sinks) {
@@ -333,7 +333,7 @@ Test(evict, rules_that_merge_keep_expired_entries) {
     cpu_cache_close(&cache);
 }
 
-/* ---- Forks ----------------------------------------------------------------------------------- */
+/* ---- Forks ---- */
 
 /* Evicting one of two forks leaves the other as it was, and both may evict differently. */
 Test(evict, forks_do_not_see_each_other) {

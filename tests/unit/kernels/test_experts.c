@@ -90,7 +90,7 @@ static void stage_close(struct stage *stage) {
     kern->ops->close(kern);
 }
 
-/* ---- Double arithmetic ---------------------------------------------------------------------- */
+/* ---- Double arithmetic ---- */
 
 /* The weight of expert e for a row; 0: not chosen. */
 static double weight_of(const struct mixture *m, const float *logits, int e) {
@@ -153,7 +153,7 @@ static void exact_row(const struct made *made, int parts, int row, double *y) {
     }
 }
 
-/* ---- Tests ---------------------------------------------------------------------------------- */
+/* ---- Tests ---- */
 
 static void check_mixture(const struct mixture *m, int way) {
     struct made made;

@@ -44,8 +44,7 @@ Test(merge, published_numbers) {
     expect_published(KERN_MERGE_PAPER, .9100f, .2701f);
 }
 
-/* ---- Brute force -------------------------------------------------------------------------------
- */
+/* ---- Brute force ---- */
 
 enum { DIM = 24, MOST = 400 };
 
@@ -149,8 +148,7 @@ Test(merge, equals_brute_force_over_several_evictions) {
     }
 }
 
-/* ---- Forks -------------------------------------------------------------------------------------
- */
+/* ---- Forks ---- */
 
 Test(merge, a_fork_is_left_as_it_was) {
     static struct copy before, after;

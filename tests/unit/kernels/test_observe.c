@@ -196,8 +196,7 @@ Test(observe, every_form_equals_double_arithmetic) {
     check_forms(sink_table);
 }
 
-/* ---- History ----------------------------------------------------------------------------------
- */
+/* ---- History ---- */
 
 /* The example of the G-KV section: F = [0.9, 0.2, 0.5], S as below; two entries are new. */
 Test(observe, history_follows_the_published_forms) {
@@ -254,8 +253,7 @@ Test(observe, a_ring_of_another_size_counts_as_none) {
     cpu_cache_close(&bed.cache);
 }
 
-/* ---- Accumulated mass -------------------------------------------------------------------------
- */
+/* ---- Accumulated mass ---- */
 
 static struct bed open_mass(enum kern_group group, const float *sinks, const int *parts,
                             int count) {

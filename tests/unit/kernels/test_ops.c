@@ -18,8 +18,7 @@ static struct kern_weight *load(struct kern *kern, const struct test_matrix *m) 
     return load_as(kern, &m->file, KERN_SHARD_NONE);
 }
 
-/* ---- Products ---------------------------------------------------------------------------------
- */
+/* ---- Products ---- */
 
 struct product {
     int rows, outputs, cols;
@@ -146,8 +145,7 @@ Test(ops, every_e4m3_number_is_multiplied_exactly) {
     }
 }
 
-/* ---- The order of sums that ranks share -------------------------------------------------------
- */
+/* ---- The order of sums that ranks share ---- */
 
 /* One leaf by itself: a matrix of its columns, read from the whole one. */
 static void leaf_product(struct kern *kern, const struct kern_matrix *whole, int leaf, int rows,
@@ -267,8 +265,7 @@ Test(ops, weight_shapes_refused) {
     kern->ops->close(kern);
 }
 
-/* ---- Rows do not see each other ---------------------------------------------------------------
- */
+/* ---- Rows do not see each other ---- */
 
 static const int row_counts[] = {1, 2, 7, 16, 128, 512};
 
@@ -399,8 +396,7 @@ Test(ops, activations_in_bf16) {
     cr_assert_str_eq(fault.field, "cpu-activations");
 }
 
-/* ---- Norm, activation, gathering ----------------------------------------------------------------
- */
+/* ---- Norm, activation, gathering ---- */
 
 static const int dims[] = {1, 2, 15, 16, 17, 64, 100, 1024};
 
@@ -479,8 +475,7 @@ Test(ops, gather) {
     free(x), free(y);
 }
 
-/* ---- Rotation -----------------------------------------------------------------------------------
- */
+/* ---- Rotation ---- */
 
 static void norm_exact(double *x, const float *w, int dim, double eps) {
     double squares = 0;
@@ -554,8 +549,7 @@ Test(ops, rope) {
     }
 }
 
-/* ---- Gates --------------------------------------------------------------------------------------
- */
+/* ---- Gates ---- */
 
 struct gate_case {
     int d_model, width, heads, embeddings, row_count;

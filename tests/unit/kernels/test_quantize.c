@@ -81,8 +81,7 @@ Test(quantize, what_is_not_finite_is_refused_by_its_row) {
     }
 }
 
-/* ---- Every path and every team ----------------------------------------------------------------
- */
+/* ---- Every path and every team ---- */
 
 typedef float quantize_row(uint8_t *codes, const void *row, int64_t cols, enum kern_dtype dtype);
 
@@ -177,8 +176,7 @@ Test(quantize, the_first_row_without_a_scale_is_named_whoever_finds_it) {
     free(x), free(codes);
 }
 
-/* ---- Blocks ------------------------------------------------------------------------------------
- */
+/* ---- Blocks ---- */
 
 /* The squared error of a matrix, and of the plain way: the block's whole range in even steps. */
 static double squared_error(const struct test_matrix *m, const struct block *blocks, int steps,

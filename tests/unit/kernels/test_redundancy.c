@@ -43,8 +43,7 @@ Test(redundancy, the_artefact_is_a_switch) {
     }
 }
 
-/* ---- The whole matrix --------------------------------------------------------------------------
- */
+/* ---- The whole matrix ---- */
 
 static double cosine(const struct bed *bed, int stream, int i, int j, double eps) {
     const float *a = bed_row(bed, 0, stream, i, false), *b = bed_row(bed, 0, stream, j, false);

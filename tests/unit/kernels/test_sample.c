@@ -154,7 +154,7 @@ Test(sample, equals_the_definition) {
     }
 }
 
-/* ---- Against the plain definition: sort everything, no shortcut ------------------------------ */
+/* ---- Against the plain definition: sort everything, no shortcut ---- */
 
 struct candidate {
     float logit;

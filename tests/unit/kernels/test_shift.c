@@ -6,7 +6,7 @@
 
 enum { POSITIONS = 256, DIM = 64, SINKS = 4, STREAMS = 4, FIRST = 100, SECOND = 60 };
 
-/* ---- Places ---------------------------------------------------------------------------------- */
+/* ---- Places ---- */
 
 Test(places, keep_order_and_narrow_distances) {
     static const int32_t positions[] = {128, 200, 256, 640, 8192};
@@ -45,7 +45,7 @@ Test(places, few_positions_have_none) {
     cr_assert_eq(places_of(256, 4, 0, 255), 255);
 }
 
-/* ---- The cache ------------------------------------------------------------------------------- */
+/* ---- The cache ---- */
 
 static float inv_freq[DIM / 2];
 static const float *rotations[] = {inv_freq, NULL}; /* the second layer does not rotate */

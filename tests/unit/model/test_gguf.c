@@ -17,7 +17,7 @@
 #include "tests/unit/model/gguf_model.h"
 #include "tests/unit/parts.h"
 
-/* ---- Blocks -------------------------------------------------------------------------------- */
+/* ---- Blocks ---- */
 
 static size_t unhex(const char *text, uint8_t *out, size_t room) {
     size_t size = strlen(text) / 2;
@@ -60,7 +60,7 @@ Test(gguf, blocks_as_the_python_package_reads_them) {
     mem_free(text);
 }
 
-/* ---- The same weights both ways ------------------------------------------------------------ */
+/* ---- The same weights both ways ---- */
 
 static void put_gemma2(struct buf *file) {
     put_f32(file, "gemma2.attn_logit_softcapping", 1.5f);
@@ -259,7 +259,7 @@ Test(gguf, families_answer_as_their_directory) {
         check_both_ways(family, family % 2 ? GGUF_FORMAT_Q4_K : GGUF_FORMAT_BF16, family % 3 > 0);
 }
 
-/* ---- Split files --------------------------------------------------------------------------- */
+/* ---- Split files ---- */
 
 static void write_split(const char *dir, const char *name, int number, int count, int promised,
                         const char *tensor) {
@@ -320,7 +320,7 @@ Test(gguf, split_files_are_one_table) {
     }
 }
 
-/* ---- Refused ------------------------------------------------------------------------------- */
+/* ---- Refused ---- */
 
 static void refused(struct making *m, int expected, const char *field, const char *text) {
     struct replay replay;

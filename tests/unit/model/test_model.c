@@ -94,7 +94,7 @@ static float *new_logits(const struct replay *replay, int rows) {
     return mem_must_alloc((size_t)rows * (size_t)replay->vocab, sizeof(float));
 }
 
-/* ---- transformers -------------------------------------------------------------------------- */
+/* ---- transformers ---- */
 
 struct golden {
     const char *name, *dir, *path;
@@ -294,7 +294,7 @@ Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
 
-/* ---- Windows ------------------------------------------------------------------------------- */
+/* ---- Windows ---- */
 
 /* Tokens one after another, as logits; `every` above 0: evicts by `rule`, whose budget holds all,
  * after so many. */
@@ -340,7 +340,7 @@ Test(model, expired_entries_change_no_bit) {
         }
 }
 
-/* ---- A float64 forward pass ---------------------------------------------------------------- */
+/* ---- A float64 forward pass ---- */
 
 /* A model of tiny-models, stored one way, and what float64 makes of those numbers. */
 struct tiny {
@@ -443,7 +443,7 @@ Test(model, tiny_models_as_float64) {
     }
 }
 
-/* ---- Splits and batches: bitwise ----------------------------------------------------------- */
+/* ---- Splits and batches: bitwise ---- */
 
 #define LONG 200
 
@@ -638,7 +638,7 @@ Test(model, wanting_fewer_rows_changes_no_bit) {
     }
 }
 
-/* ---- A full pool --------------------------------------------------------------------------- */
+/* ---- A full pool ---- */
 
 Test(model, a_full_pool_changes_nothing) {
     struct replay replay;
@@ -669,7 +669,7 @@ Test(model, a_full_pool_changes_nothing) {
     replay_close(&replay);
 }
 
-/* ---- Weights in fewer bits ------------------------------------------------------------------ */
+/* ---- Weights in fewer bits ---- */
 
 #define FP8_COUNT 40
 

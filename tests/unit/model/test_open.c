@@ -19,7 +19,7 @@ static const char *model_dir(const char *name) {
     return dir;
 }
 
-/* ---- Directories that must be refused ------------------------------------------------------ */
+/* ---- Directories that must be refused ---- */
 
 /* A copy of tests/data/models/<name> with `from` in its config.json replaced by `to`. */
 struct copy {
@@ -208,7 +208,7 @@ Test(model_open, every_allocation_may_fail) {
     cr_assert(failures > 20);
 }
 
-/* ---- Random weights ------------------------------------------------------------------------ */
+/* ---- Random weights ---- */
 
 static uint64_t seen_bytes, all_bytes;
 

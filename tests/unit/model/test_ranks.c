@@ -15,8 +15,7 @@
 #define MODELS KEEPD_SOURCE_DIR "/tests/data/models/"
 #define NANO   KEEPD_SOURCE_DIR "/bundled/keepd-nano"
 
-/* ---- A run --------------------------------------------------------------------------------------
- */
+/* ---- A run ---- */
 
 enum { CHUNK = 37, CHUNKS = 4, POSITIONS = 256, SLOTS = 4, BUDGET = 24 };
 
@@ -197,8 +196,7 @@ static void compare(const struct setting *one, const char *policy, const int *ra
     free(single.data);
 }
 
-/* ---- Every policy, heads more and fewer than ranks ---------------------------------------------
- */
+/* ---- Every policy, heads more and fewer than ranks ---- */
 
 Test(ranks, every_policy_keeps_the_same) {
     static const int ranks[] = {2, 4, 8}; /* keepd-nano has four key/value heads */
@@ -257,8 +255,7 @@ Test(ranks, families_with_their_biases_and_norms) {
     }
 }
 
-/* ---- Shapes ------------------------------------------------------------------------------------
- */
+/* ---- Shapes ---- */
 
 struct shape {
     const char *family, *more;
@@ -347,8 +344,7 @@ Test(ranks, instances_share_weights_rank_by_rank) {
     free(one.data), free(other.data);
 }
 
-/* ---- Refusals ----------------------------------------------------------------------------------
- */
+/* ---- Refusals ---- */
 
 Test(ranks, a_model_that_cannot_be_split_is_refused_by_name) {
     static const struct {

@@ -18,7 +18,7 @@ static void stop_failing(void) {
 
 TestSuite(weights, .fini = stop_failing);
 
-/* ---- Files in memory ------------------------------------------------------------------------ */
+/* ---- Files in memory ---- */
 
 /* A file with this header and `data_size` bytes 0, 1, 2...; the caller closes it. */
 static struct buf file_of(const char *header, size_t data_size) {
@@ -212,7 +212,7 @@ Test(weights, survives_failing_memory_in_the_parser) {
     buf_close(&file);
 }
 
-/* ---- Files on disk --------------------------------------------------------------------------- */
+/* ---- Files on disk ---- */
 
 struct folder {
     char path[64];
@@ -393,7 +393,7 @@ Test(weights, survives_failing_memory_at_open) {
     remove_folder(&folder);
 }
 
-/* ---- file_read ------------------------------------------------------------------------------- */
+/* ---- file_read ---- */
 
 Test(weights, reads_whole_files) {
     struct folder folder = new_folder();
@@ -424,8 +424,7 @@ Test(weights, reads_whole_files) {
     remove_folder(&folder);
 }
 
-/* ---- Real files, where there is more data -----------------------------------------------------
- */
+/* ---- Real files, where there is more data ---- */
 
 Test(weights, opens_real_directories) {
     const char *folder = getenv("KEEPD_TEST_DATA");

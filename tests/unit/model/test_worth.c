@@ -65,7 +65,7 @@ static void measure(struct opened *o, struct worth_text *text) {
     cr_assert_eq(worth_measure(o->worth, tokens, TOKENS, 5, text, &fault), 0, "%s", fault.text);
 }
 
-/* ---- The definition -------------------------------------------------------------------------- */
+/* ---- The definition ---- */
 
 /* Arrays that the layer loop computed for a text. */
 struct seen {
@@ -238,7 +238,7 @@ static void expected_worths(const struct seen *s, const struct worth_text *text,
     mem_free(w);
 }
 
-/* ---- Tests ----------------------------------------------------------------------------------- */
+/* ---- Tests ---- */
 
 /* Errors relative to the entry's worth, and to the largest of its stream and window. */
 static double compare(const struct worth_text *text, int layer, const double *want, int *count) {

@@ -265,8 +265,7 @@ Test(reserve, members_take_pages_of_their_own) {
     }
 }
 
-/* ---- Sliding windows without a budget ---------------------------------------------------------
- */
+/* ---- Sliding windows without a budget ---- */
 
 static int64_t pages(int64_t entries, int64_t slots) {
     return (entries + slots - 1) / slots;
@@ -334,7 +333,7 @@ Test(due, what_a_window_leaves_at_a_cut) {
     cr_assert_eq(reserve_whole(&full, 1000), 1000);
 }
 
-/* ---- Shifts ---------------------------------------------------------------------------------- */
+/* ---- Shifts ---- */
 
 /* As play; checks that every token finds a place and that shifts come by the tokens alone. */
 static int32_t play_shifted(const struct kv_params *params, struct due_state *state,

@@ -63,8 +63,7 @@ static struct life born(const struct policy *policy, uint32_t salt, int prompt) 
     return life;
 }
 
-/* ---- A step -----------------------------------------------------------------------------------
- */
+/* ---- A step ---- */
 
 /* Keys come in clusters and queries follow them, so that there is something to find. */
 static void fill_row(const struct life *life, int layer, int32_t pos, float *row, float *beta) {
@@ -178,8 +177,7 @@ static uint64_t kept(struct bed *bed, int slot) {
     return hash(hash(0, lengths, sizeof lengths), positions, report.entries * sizeof *positions);
 }
 
-/* ---- Tests ------------------------------------------------------------------------------------
- */
+/* ---- Tests ---- */
 
 static int64_t ample(void) {
     return (int64_t)SLOTS * STREAMS * (POSITIONS / 16);

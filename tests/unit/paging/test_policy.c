@@ -256,7 +256,7 @@ Test(policy, parameters_differ_where_the_kept_entries_could) {
     DIFFERS(rule.horizon, 127);
 }
 
-/* ---- Cost of evictions ----------------------------------------------------------------------- */
+/* ---- Cost of evictions ---- */
 
 /* The formula of policy.h, in twice as many rows, without rounding. */
 static double half_rows(const struct kv_params *params, double held) {

@@ -113,7 +113,7 @@ Test(keys, comparing_reads_every_byte_of_every_key) {
     keys_close(&keys);
 }
 
-/* ---- Settings -------------------------------------------------------------------------------- */
+/* ---- Settings ---- */
 
 static int open_text(struct keys *keys, const char *text, const struct keys *before,
                      struct fault *fault) {

@@ -531,7 +531,7 @@ Test(text, limits_of_a_chat_are_named) {
     cJSON_Delete(tree);
 }
 
-/* ---- Ends of answers ------------------------------------------------------------------------- */
+/* ---- Ends of answers ---- */
 
 /* Tokens of many families, from id 256 on; the last is no special one. */
 static const char *const end_tokens[] = {

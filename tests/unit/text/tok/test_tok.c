@@ -71,7 +71,7 @@ static void decode(const struct tok *tok, const struct tok_ids *ids, struct buf 
     }
 }
 
-/* ---- Golden ids ---------------------------------------------------------------------------- */
+/* ---- Golden ids ---- */
 
 static bool same_ids(const cJSON *expected, const struct tok_ids *ids) {
     const cJSON *node;
@@ -196,7 +196,7 @@ Test(tok, golden_bert_style) {
     check_kept("bert-style");
 }
 
-/* ---- Real vocabularies, where there is more data -------------------------------------------- */
+/* ---- Real vocabularies, where there is more data ---- */
 
 static bool more_data(char *path, size_t size, const char *name) {
     const char *folder = getenv("KEEPD_TEST_DATA");
@@ -342,7 +342,7 @@ Test(tok, real_phi_3_mini) {
     tok_close(tok);
 }
 
-/* ---- Split patterns of published tokenizers ------------------------------------------------- */
+/* ---- Split patterns of published tokenizers ---- */
 
 static bool same_pieces(const struct tok_regex *regex, struct tok_scratch *scratch,
                         const char *text, const cJSON *expected) {

@@ -115,7 +115,7 @@ static void expect_ids(const struct tok *tok, const char *text, unsigned flags,
     cr_expect_str_eq(line, expected, "\"%s\": %s, not %s", text, line, expected);
 }
 
-/* ---- Scores --------------------------------------------------------------------------------- */
+/* ---- Scores ---- */
 
 #define M "\xE2\x96\x81"
 
@@ -154,7 +154,7 @@ Test(tok_gguf, phi_3_tokens_swallow_white_space) {
     tok_close(tok);
 }
 
-/* ---- Merges --------------------------------------------------------------------------------- */
+/* ---- Merges ---- */
 
 static const struct entry words[] = {{"<|end|>", CONTROL, 0}, {"ab", NORMAL, 0}, {"12", NORMAL, 0}};
 static const char *const merges[] = {"a b", "1 2"};

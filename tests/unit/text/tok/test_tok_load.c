@@ -41,7 +41,7 @@ static const char *ids_text(const struct tok *tok, const char *text, unsigned fl
     return line;
 }
 
-/* ---- Refusals ------------------------------------------------------------------------------- */
+/* ---- Refusals ---- */
 
 #define UNSUPPORTED ERR_UNSUPPORTED
 #define MALFORMED   ERR_MALFORMED
@@ -266,7 +266,7 @@ Test(tok_load, accepts_unknown_tokens_that_cannot_happen) {
                                                       "\"byte_fallback\":true,\"fuse_unk\":true"}));
 }
 
-/* ---- Tokens --------------------------------------------------------------------------------- */
+/* ---- Tokens ---- */
 
 #define SPECIAL(id, s)                                                                             \
     "{\"id\":" #id ",\"content\":\"" s "\",\"special\":true,\"normalized\":false}"
@@ -356,7 +356,7 @@ Test(tok_load, cached_words_give_the_same_ids) {
     tok_close(tok);
 }
 
-/* ---- Special tokens and requests ------------------------------------------------------------- */
+/* ---- Special tokens and requests ---- */
 
 static const struct small_tok guarded = {
     .vocab = "\"<|\":256,\"<|x|>\":300",
@@ -462,7 +462,7 @@ Test(tok_load, template_adds_its_tokens) {
     tok_close(tok);
 }
 
-/* ---- Bounds --------------------------------------------------------------------------------- */
+/* ---- Bounds ---- */
 
 Test(tok_load, refuses_bad_text) {
     struct tok *tok = open_small(&(struct small_tok){0});
@@ -552,7 +552,7 @@ Test(tok_load, marks_are_ordered_in_linear_time) {
     tok_close(tok);
 }
 
-/* ---- Failing memory -------------------------------------------------------------------------- */
+/* ---- Failing memory ---- */
 
 static const struct small_tok rich = {
     .vocab = "\"ab\":256,\"bc\":257",
@@ -657,7 +657,7 @@ Test(tok_load, survives_a_full_arena) {
     tok_close(tok);
 }
 
-/* ---- vocab.json + merges.txt ----------------------------------------------------------------- */
+/* ---- vocab.json + merges.txt ---- */
 
 #define CONFIG(class)                                                                              \
     "{\"tokenizer_class\":\"" class "\",\"added_tokens_decoder\":{\"9\":{\"content\":\"<|x|>\","   \
