@@ -267,8 +267,6 @@ static int open_gguf(const char *path, struct text *text, struct fault *fault) {
     return rc;
 }
 
-/* -------------------------------------------------------------------------------------------- */
-
 static bool is_file(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
