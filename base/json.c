@@ -43,9 +43,7 @@ static bool take(struct reader *in, char c) {
 }
 
 static void skip_space(struct reader *in) {
-    while (in->at < in->end &&
-           (*in->at == ' ' || *in->at == '\n' || *in->at == '\r' || *in->at == '\t'))
-        in->at++;
+    while (in->at < in->end && utf8_is_blank(*in->at)) in->at++;
 }
 
 static int new_node(struct reader *in, int type, cJSON **out) {

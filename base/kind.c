@@ -8,6 +8,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/utf8.h"
+
 #define TEXT_SHOWN 48 /* bytes of a text that a message repeats */
 #define ZEROS      64 /* so many in front are no beginning of any format */
 
@@ -82,7 +84,7 @@ static int check_pointer(const struct subject *s) {
 
 static size_t skip_blank(const char *data, size_t size) {
     size_t at = begins(data, size, "\xEF\xBB\xBF") ? 3 : 0;
-    while (at < size && memchr(" \t\r\n", data[at], 4)) at++;
+    while (at < size && utf8_is_blank(data[at])) at++;
     return at;
 }
 

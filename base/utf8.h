@@ -1,7 +1,8 @@
-/* One step of UTF-8 decoding, shared by the JSON reader and writer. */
+/* One step of UTF-8 decoding, and the white space of JSON. */
 #ifndef KEEPD_BASE_UTF8_H
 #define KEEPD_BASE_UTF8_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,5 +17,10 @@ enum utf8_kind utf8_step(const char *s, size_t n, size_t *length);
 
 /* 1..4 bytes of a scalar value (below 0x110000, not a surrogate). */
 size_t utf8_encode(uint32_t scalar, char out[4]);
+
+/* White space as JSON has it: space, tab and the ends of lines. */
+static inline bool utf8_is_blank(char c) {
+    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
 
 #endif

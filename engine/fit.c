@@ -45,7 +45,7 @@ static int add_piece(struct fitting *f, const int32_t *ids, int before, const in
         f->piece_room = 2 * f->piece_room + 64;
     }
     struct engine_fit_text *piece = &f->pieces[f->piece_count];
-    piece->ids = mem_try_alloc((size_t)(before + count), sizeof *piece->ids);
+    piece->ids = mem_try_alloc((size_t)before + (size_t)count, sizeof *piece->ids);
     if (!piece->ids) return ERR_NOMEM;
     piece->count = before + count;
     memcpy(piece->ids, ids, (size_t)before * sizeof *ids);
@@ -64,7 +64,7 @@ static int divide_text(struct fitting *f, int index, struct arena *arena, struct
     for (size_t at = before, count; at < ids.count && !rc; at += count) {
         const size_t room = (size_t)f->tokens - before, left = ids.count - at;
         count = left < room ? left : room;
-        if (before + count >= TOKENS_LEAST)
+        if (before + count >= (size_t)TOKENS_LEAST)
             rc = add_piece(f, ids.ids, (int)before, ids.ids + at, (int)count);
     }
     return rc ? fault_set(fault, rc, "text", "no memory for its tokens") : 0;

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "text/text.h"
 
 #define ENDS_BYTES_MAX ((size_t)64 << 20)
@@ -54,7 +55,7 @@ static bool render_sample(const struct text *text, bool cut, struct arena *arena
 static bool is_blank(const struct text *text, int32_t id) {
     const char *bytes = NULL;
     size_t size = tok_bytes(text->tok, id, &bytes);
-    while (size > 0 && memchr(" \t\r\n", bytes[size - 1], 4)) size--;
+    while (size > 0 && utf8_is_blank(bytes[size - 1])) size--;
     return size == 0;
 }
 

@@ -167,7 +167,7 @@ static void worth_read_lanes(const struct worth_job *job, const struct worth_lan
     const size_t width = (size_t)job->heads_q * dim;
     const size_t qkv_width = width + 2 * (size_t)job->heads_kv * dim;
     for (int lane = 0; lane < count * job->group; lane++) {
-        const size_t at = (size_t)(row + lane % count);
+        const size_t at = (size_t)row + (size_t)(lane % count);
         const size_t head = (size_t)(l->head * job->group + lane / count) * dim;
         const float *q = job->qkv + at * qkv_width + head;
         float *query = l->queries + (size_t)lane * dim;
