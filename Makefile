@@ -67,7 +67,8 @@ check: ## run everything that `make test` omits: kernels with sanitizers, thread
 	@tools/run_clients
 	@tools/run_agents
 	@tools/run_training
-	@$(MAKE) --no-print-directory package-test image-test gpu-test
+	@$(MAKE) --no-print-directory package-test image-test
+	@$(MAKE) --no-print-directory gpu-test ARGS="--parts smoke,model,kernels,serve,chat" # the cases ran above
 	@tools/build asan kernel_tests
 	@tools/run_ctest asan -L kernels -LE plain
 	@$(MAKE) --no-print-directory load
@@ -102,9 +103,9 @@ image: ## build an OCI image, without a daemon: build/keepd-image.tar
 image-test: image ## check the image's layout, and use it: not as root, with its own libraries alone
 	@python3 tests/package/image.py build/keepd-image.tar
 
-gpu-test: ## rehearse bench/gpu/check in a clean root of another distribution, without a GPU
+gpu-test: ## rehearse bench/gpu/check in a clean root of another distribution, without a GPU (ten minutes)
 	@tools/install-deps package
-	@python3 tests/package/gpu.py
+	@python3 tests/package/gpu.py $(ARGS)
 
 load: ## clients of every kind at once, plain and over TLS, three minutes (SECONDS=600: ten each; MODE=tls: only TLS); fails on a leak or a lost answer
 	@tools/install-deps test
