@@ -565,6 +565,8 @@ struct kern_sampled {
 
 /* ---- The vtable ---- */
 
+struct kern_worth; /* kernels/worth.h */
+
 struct kern_ops {
     const char *name; /* "cpu-reference", "cpu-amx", ... */
     /* How products round activations, for people; lives as long as the instance. NULL: in one way
@@ -665,6 +667,11 @@ struct kern_ops {
     void (*attend)(struct kern *kern, int layer, float *out /* [rows, heads_q * D] */,
                    const float *qkv, const struct kern_batch *batch,
                    const struct kern_attend_options *options); /* after write_kv of the layer */
+    /* Measures what the layer's entries are worth to the step's queries: kernels/worth.h. NULL:
+     * this backend cannot. */
+    int (*worth)(struct kern *kern, int layer, const struct kern_worth *worth, const float *heads,
+                 const float *qkv, const struct kern_batch *batch,
+                 const struct kern_attend_options *options);
     int (*evict)(struct kern *kern, const struct kern_evict *due, int count);
     int (*truncate)(struct kern *kern, int slot, int32_t pos); /* drops entries at or after pos */
     /* NULL: this backend cannot shift. ERR_FULL (no free pages for copies of shared pages) changes

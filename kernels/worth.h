@@ -8,8 +8,11 @@
  * KERN_WORTH_REST. With G = W_h' W_h the square is o'Go - 2 o'Gv + v'Gv; by rounding it may be
  * below 0 and then counts as 0.
  *
- * This operation of a backend stands beside the vtable of kern.h, because only fitting needs it:
- * kern_worth_of finds it. Threads and promises are those of the vtable's layer operations. */
+ * The operation is kern_ops.worth. It is called after attend of the layer, with the same qkv, batch
+ * and options; `heads` is its output. The step has one span, of whole windows, whose sequence
+ * evicted nothing and was not shifted: the index of an entry is its position. It waits for its
+ * result. ERR_NOMEM changes nothing. Threads and promises are those of the other layer operations.
+ */
 #ifndef KEEPD_KERNELS_WORTH_H
 #define KEEPD_KERNELS_WORTH_H
 
@@ -26,16 +29,5 @@ struct kern_worth {
     float *out; /* [rows / window][heads_kv][count] host memory. Entries that are not older
                    than the whole window get 0 */
 };
-
-/* After attend of the layer, with the same qkv, batch and options; `heads`: its output. The step
- * has one span, of whole windows, whose sequence evicted nothing and was not shifted: the index of
- * an entry is its position. Waits. ERR_NOMEM. */
-typedef int kern_worth_op(struct kern *kern, int layer, const struct kern_worth *worth,
-                          const float *heads, const float *qkv, const struct kern_batch *batch,
-                          const struct kern_attend_options *options);
-
-/* The operation of the instance's backend. NULL: it does not measure, as CUDA's and that of several
- * ranks. */
-kern_worth_op *kern_worth_of(const struct kern *kern);
 
 #endif

@@ -11,7 +11,6 @@
 
 struct worth {
     struct kern *kern;
-    kern_worth_op *measure;
     struct model *model;
     struct worth_options options;
     float *branch,
@@ -101,7 +100,8 @@ static int after_attention(struct worth *w, int layer, const float *heads, int r
     const struct kern_attend_options attend = model_attend_options(w->model, layer);
     int rc = parts->attn_post_norm ? scale_by_norm(w, layer, heads, rows) : 0;
     if (!rc)
-        rc = w->measure(w->kern, layer, &what, heads, w->model->scratch.qkv, w->batch, &attend);
+        rc = w->kern->ops->worth(w->kern, layer, &what, heads, w->model->scratch.qkv, w->batch,
+                                 &attend);
     if (rc) return rc;
     const size_t each = (size_t)text->heads * (size_t)text->entries;
     for (int i = 0; i < rows / WORTH_WINDOW; i++) {
@@ -243,14 +243,13 @@ static int worth_open_arrays(struct worth *w, struct fault *fault) {
 int worth_open(struct kern *kern, struct model *model, const struct worth_options *options,
                struct worth **out, struct fault *fault) {
     CHECK(options->tokens > 0 && options->entries > 0 && model->rows_max >= WORTH_ROWS);
-    if (!kern_worth_of(kern))
+    if (!kern->ops->worth)
         return fault_set(fault, ERR_UNSUPPORTED, "device",
                          "the %s backend does not measure what entries are worth; use device cpu "
                          "and one rank",
                          kern->ops->name);
     struct worth *w = mem_must_alloc(1, sizeof *w);
     w->kern = kern;
-    w->measure = kern_worth_of(kern);
     w->model = model;
     w->options = *options;
     int rc = worth_open_arrays(w, fault);

@@ -285,9 +285,9 @@ static int worth_reserve(struct worth_job *job) {
     return cpu_scratch_grow(job->cpu, scratch * sizeof(float));
 }
 
-static int cpu_worth(struct kern *kern, int layer, const struct kern_worth *worth,
-                     const float *heads, const float *qkv, const struct kern_batch *batch,
-                     const struct kern_attend_options *options) {
+int cpu_worth(struct kern *kern, int layer, const struct kern_worth *worth, const float *heads,
+              const float *qkv, const struct kern_batch *batch,
+              const struct kern_attend_options *options) {
     struct cpu *cpu = cpu_of(kern);
     const struct kern_cache_options *o = &cpu->cache.options;
     const struct kern_span *span = batch->spans;
@@ -319,10 +319,4 @@ static int cpu_worth(struct kern *kern, int layer, const struct kern_worth *wort
 out:
     cpu_free(job.weights);
     return rc;
-}
-
-/* The backend of one rank is recognised by its attention. */
-kern_worth_op *kern_worth_of(const struct kern *kern) {
-    if (kern->ops->attend != cpu_attend) return NULL;
-    return ((const struct cpu *)kern)->comm->ranks == 1 ? cpu_worth : NULL;
 }

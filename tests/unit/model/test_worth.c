@@ -397,7 +397,7 @@ Test(worth, backends_that_do_not_measure_are_refused) {
     open_model(&o, "llama", "auto", 1, QUANTIZE_NONE, KERN_BF16);
     struct kern_ops without = *o.kern->ops;
     const struct kern_ops *had = o.kern->ops;
-    without.attend = NULL;
+    without.worth = NULL;
     o.kern->ops = &without;
     cr_assert_eq(worth_open(o.kern, o.model, &options, &worth, &fault), ERR_UNSUPPORTED);
     cr_assert(strstr(fault.text, "does not measure"), "%s", fault.text);
