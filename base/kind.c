@@ -141,6 +141,10 @@ int kind_check(const void *data, size_t size, enum file_kind wanted, const char 
     size_t zeros = 0;
     if (size == 0)
         return fault_set(fault, ERR_MALFORMED, field, "%.160s is empty: download it again", name);
+    /* A length at the beginning may look like another format's first bytes. */
+    if ((wanted == KIND_SAFETENSORS && is_safetensors(data, size)) ||
+        (wanted == KIND_GGUF && is_gguf(data, size)))
+        return 0;
     int rc = check_pointer(&s);
     if (!rc) rc = check_formats(&s);
     if (rc) return rc;
@@ -149,8 +153,7 @@ int kind_check(const void *data, size_t size, enum file_kind wanted, const char 
         return fault_set(fault, ERR_MALFORMED, field,
                          "%.160s begins with zeros: its download did not finish; download it again",
                          name);
-    if (wanted == KIND_JSON || is_safetensors(s.data, size) || is_gguf(s.data, size)) return 0;
-    return check_text(&s);
+    return wanted == KIND_JSON ? 0 : check_text(&s);
 }
 
 int kind_incomplete(const char *field, size_t size, size_t needed, struct fault *fault) {

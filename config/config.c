@@ -570,6 +570,9 @@ static int load_foreign(struct loader *load, const struct foreign *foreign, cons
         return load_flag(load, find_option(foreign->option, strlen(foreign->option)), value, args,
                          used);
     case FOREIGN_SET:
+        if (value)
+            return fault_set(load->fault, ERR_INVALID, foreign->name,
+                             "command line: %.*s takes no value; leave it out", size, args[0]);
         return set_option(load, find_option(foreign->option, strlen(foreign->option)),
                           foreign->text, FROM_FLAG, "command line");
     case FOREIGN_NOTHING:

@@ -188,6 +188,13 @@ struct engine_fitted {
 int engine_fit_gates(const struct engine_options *options, const struct engine_fit *fit,
                      struct engine_fitted *out, struct fault *fault);
 void engine_fitted_close(struct engine_fitted *fitted);
+/* Takes out of the options what bounds the requests of a server and would refuse those of a fit:
+ * the cap on budgets, and what happens beyond the model's positions. */
+static inline void engine_fit_options(struct engine_options *own) {
+    own->kv_budget_max = 0;
+    own->kv_budget_given = false;
+    own->kv_overflow = ENGINE_OVERFLOW_DEFAULT;
+}
 
 /* Constant facts, valid from open to close. */
 struct engine_info {

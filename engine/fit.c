@@ -70,7 +70,7 @@ static int divide_text(struct fitting *f, int index, struct arena *arena, struct
     return rc ? fault_set(fault, rc, "text", "no memory for its tokens") : 0;
 }
 
-/* Pieces of [first, first + count) in a random order. */
+/* Puts the pieces into a random order. */
 static void fitting_shuffle(struct engine_fit_text *pieces, int count, uint64_t *random) {
     for (int i = count - 1; i > 0; i--) {
         const int k = (int)(fit_random(random) % (uint64_t)(i + 1));
@@ -273,6 +273,7 @@ static int check_start(const struct engine_options *options, struct engine_found
     check.check_only = true;
     check.progress = NULL;
     check.gates = "";
+    engine_fit_options(&check);
     check.kv_policy = "full";
     check.device = "cpu";
     check.found = found;

@@ -63,7 +63,7 @@ static void note_policy(const struct engine *e, const struct policy *policy, boo
     if (e->options.kv_budget_given)
         log_warn("kv-budget %d changes nothing: policy %s keeps everything%s. A budget needs a "
                  "policy without gates (--kv-policy streaming, keydiff, ...: docs/CHOOSING.md) or "
-                 "gates that are fitted to the model (training/README.md, then --gates FILE)",
+                 "gates that are fitted to the model (keepd fit, then --gates FILE)",
                  e->options.kv_budget, policy->name,
                  lacks_gates ? ", and the model has no retention gates for policy global" : "");
     else if (lacks_gates)

@@ -278,7 +278,11 @@ int fit_gates(const struct fit_options *options, const struct worth_text *texts,
         rc = open_job(&job, texts, count);
         if (!rc) rc = run_steps(options, &job, texts, count, result);
         close_job(&job);
-        if (rc) fit_net_close(net);
+        if (rc || !result->best) fit_net_close(net);
     }
-    return rc ? fault_set(fault, rc, "", "no memory for the fit") : 0;
+    if (rc) return fault_set(fault, rc, "", "no memory for the fit");
+    if (result->best) return 0;
+    return fault_set(fault, ERR_INVALID, "text",
+                     "no gates were found: what the held-out text loses is not a number. Fit to "
+                     "other or longer texts");
 }

@@ -40,7 +40,8 @@ struct fit_result {
 };
 
 /* `texts`: `count` >= 2 measurements of one model. *net is closed by the caller after success only.
- * ERR_INVALID: too few texts, or none long enough. ERR_NOMEM. */
+ * ERR_INVALID: too few texts, or no state of the networks whose held-out loss is a number.
+ * ERR_NOMEM. */
 int fit_gates(const struct fit_options *options, const struct worth_text *texts, int count,
               struct cpu_team *team, struct fit_net *net, struct fit_result *result,
               struct fault *fault);

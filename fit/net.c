@@ -84,7 +84,7 @@ static float net_rate(float z) {
     return z > 15 ? -z : logf(z < -15 ? -z : log1pf(expf(-z)));
 }
 
-/* The derivative of rate_of. */
+/* The derivative of net_rate. */
 static float net_rate_slope(float z) {
     return z > 15 ? -1 : z < -15 ? 1 / z : -net_sigmoid(-z) / log1pf(expf(-z));
 }

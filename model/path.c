@@ -10,7 +10,7 @@
 
 #include "base/kind.h"
 
-#define NAMES_MAX 4096 /* names of a folder that are read; others are passed over */
+#define NAMES_MAX 4096 /* a folder with more names is not judged */
 #define NAME_ROOM 256
 
 /* Kinds of files, by their names. The first row that a name fits is its kind. */
@@ -53,6 +53,7 @@ static const struct {
     {FOUND_CONSOLIDATED, false, "consolidated.safetensors"},
     {FOUND_ADAPTER_WEIGHTS, false, "adapter_model.safetensors"},
     {FOUND_GATES, false, "gates.safetensors"},
+    {FOUND_GATES, true, ".gates.safetensors"}, /* as keepd fit names them */
     {FOUND_WEIGHTS, true, ".safetensors"},
     {FOUND_PYTORCH, true, ".bin"},
     {FOUND_PYTORCH, true, ".pt"},
@@ -93,10 +94,13 @@ static bool read_folder(struct folder *f) {
     DIR *dir = opendir(f->path);
     const struct dirent *entry;
     if (!dir) return false;
-    for (int i = 0; i < NAMES_MAX && (entry = readdir(dir)) != NULL; i++)
+    int count = 0;
+    while (count <= NAMES_MAX && (entry = readdir(dir)) != NULL) {
         note_name(f, entry->d_name);
+        count++;
+    }
     closedir(dir);
-    return true;
+    return count <= NAMES_MAX;
 }
 
 /* ---- Messages ---- */

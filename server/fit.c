@@ -20,7 +20,9 @@ void fit_help(FILE *out) {
         "Usage: keepd fit MODEL --text FILE... [--minutes N] [--out FILE] [--seed N] [options]\n"
         "\n"
         "Fits retention gates, which the policy global needs, to a model on this machine, and\n"
-        "prints what they lose beside other policies, on texts that the fit has not learnt from.\n"
+        "prints what they lose beside other policies, on texts that were held out: these only "
+        "chose\n"
+        "when the fit stopped.\n"
         "\n"
         "  --text FILE...  plain text (UTF-8) of the kinds that the model will read, 20,000 "
         "tokens\n"
@@ -264,8 +266,8 @@ static double cell_error(const struct fit_cell *cell) {
 
 static void print_table(FILE *out, struct fit_cell cells[FIT_POLICIES][FIT_PARTS]) {
     fprintf(out,
-            "\nNats per token over the full cache, second half of %d texts that the fit has not "
-            "learnt from:\n\n| part of the tokens |",
+            "\nNats per token over the full cache, second half of %d texts that were held out:\n\n"
+            "| part of the tokens, newest included |",
             cells[0][0].count);
     for (int i = 0; i < FIT_PARTS; i++) fprintf(out, " 1/%d |", fit_parts[i]);
     fprintf(out, "\n|---|--:|--:|--:|\n");

@@ -1,6 +1,6 @@
 /* `keepd fit MODEL --text FILE...`: fits retention gates to a model as it is served, and measures
  * what they are worth. Three parts: engine_fit_gates; a new engine with the new gates; a table of
- * what each of some policies loses on the texts that the fit has not learnt from: the mean negative
+ * what each of some policies loses on the texts that were held out: the mean negative
  * log-likelihood of a text's second half in nats per token, less that with the full cache. The
  * cache holds the budget and a quarter of it at most: with a part 1/n of the tokens, 3/4 of that
  * are the budget, and a quarter is the chunk.

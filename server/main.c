@@ -537,6 +537,7 @@ static int measure_gates(struct engine_options options, struct callbacks *callba
                          struct fault *fault) {
     struct engine *engine = NULL;
     options.gates = gates;
+    engine_fit_options(&options);
     options.kv_policy = "auto";
     int rc = open_engine(&options, callbacks, &engine, fault);
     if (rc) return rc;

@@ -1,5 +1,7 @@
 #include "kernels/product.h"
 
+#include <stdatomic.h>
+
 #include "kernels/cpu/built.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/vec_product.h"
@@ -13,8 +15,20 @@ static tile *product_tile_fastest(void) {
     return cpu_product_tile_portable;
 }
 
+/* The choice asks the processor, which takes longer than a small product. Any thread may make it:
+ * all of them choose the same. */
+static tile *product_tile(void) {
+    static _Atomic(tile *) chosen;
+    tile *found = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (!found) {
+        found = product_tile_fastest();
+        atomic_store_explicit(&chosen, found, memory_order_relaxed);
+    }
+    return found;
+}
+
 void product_add(const struct product *product, int64_t rows, int64_t cols, int64_t count) {
-    tile *add = product_tile_fastest();
+    tile *add = product_tile();
     for (int64_t j = 0; j < cols; j += 16)
         for (int64_t i = 0; i < rows; i += 4) {
             struct product part = *product;

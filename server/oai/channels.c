@@ -48,7 +48,7 @@ static void add_to_header(struct oai_voice *voice, const char *text, size_t size
     size_t room = sizeof voice->header - voice->header_size;
     if (size > room) size = room; /* longer than any header that is understood */
     memcpy(voice->header + voice->header_size, text, size);
-    voice->header_size = (uint8_t)(voice->header_size + size);
+    voice->header_size = (uint16_t)(voice->header_size + size);
 }
 
 static bool is_channel(const struct oai_voice *voice, const char *name) {

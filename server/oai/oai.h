@@ -273,7 +273,7 @@ struct oai_voice {
     bool calling;  /* the text is the arguments of a call of the request's tool `tool` */
     bool bare;     /* the call has no arguments yet */
     int tool;
-    uint8_t header_size;
+    uint16_t header_size;
     char header[OAI_HEADER_BYTES];
 };
 /* Returns the state before the first token of choice `index`; the template may have opened the tag

@@ -115,7 +115,7 @@ static void write_budget_warning(struct buf *out, const struct oai_answer *answe
                        : "kv.budget changes nothing: this model has no retention gates, so its "
                          "policy is 'full', which keeps everything. Choose a kv.policy without "
                          "gates, such as 'streaming' or 'keydiff' (docs/CHOOSING.md), or fit gates "
-                         "to the model (training/README.md).");
+                         "to the model (keepd fit).");
 }
 
 void oai_render_kv_details(struct buf *out, const struct oai_answer *answer) {

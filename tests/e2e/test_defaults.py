@@ -77,7 +77,7 @@ def test_a_budget_without_gates_warns_in_the_answer(daemon):
         return r.json()["usage"]["kv_details"]
     for path in ("/v1/chat/completions", "/v1/messages"):
         warning = details(path, kv={"budget": 64})["warning"]
-        assert "kv.budget changes nothing" in warning and "'streaming'" in warning and "training/README.md" in warning
+        assert "kv.budget changes nothing" in warning and "'streaming'" in warning and "keepd fit" in warning
     assert "warning" not in details() and "warning" not in details(kv={"budget": 64, "policy": "streaming"})
 
 

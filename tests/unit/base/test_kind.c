@@ -29,6 +29,7 @@ Test(kind, files_that_are_no_model) {
     EXPECT("PK\3\4\0\0\0\0", KIND_GGUF, "a zip archive, as PyTorch's checkpoints");
     EXPECT("\x80\2}q", KIND_GGUF, "pickle");
     EXPECT("\x1f\x8b\b", KIND_GGUF, "gzip archive, not a GGUF file: unpack it");
+    EXPECT("\x80\2\0\0\0\0\0\0{", KIND_SAFETENSORS, NULL); /* a header of 640 bytes */
     EXPECT("", KIND_GGUF, "m is empty: download it again");
     EXPECT("GGUF\3\0\0\0", KIND_JSON, "is a GGUF file, not JSON: name it");
     EXPECT("\x10\0\0\0\0\0\0\0{\"a\"", KIND_GGUF,

@@ -42,6 +42,7 @@ Test(model_path, folders_that_hold_something_else) {
         {{"config.json", "model.safetensors"}, NULL}, /* the tokenizer's opener says it */
         {{"config.json", "tokenizer.json", "model.safetensors", "a.gguf"}, NULL},
         {{"a.Q4_0.gguf"}, "holds a GGUF file: name it, "},
+        {{"a.gguf", "a.gates.safetensors"}, "holds a GGUF file: name it, "},
         {{"b.gguf", "a.gguf", "README.md"}, "/a.gguf (or one of 1 others"},
         {{"m-00002-of-00002.gguf", "m-00001-of-00002.gguf"}, "/m-00001-of-00002.gguf"},
         {{"config.json", "a.gguf"}, "holds a GGUF file"},
