@@ -17,6 +17,7 @@ class Daemon:
         binary = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
         if not pathlib.Path(binary).exists():
             pytest.skip(f"skip: {binary} is not built")
+        self.sanitized = b"__asan_init" in pathlib.Path(binary).read_bytes()
         self.process = subprocess.Popen(
             [binary, "--model", str(ROOT / "bundled/keepd-nano"), "--port", "0",
              "--served-model-name", "keepd-nano", *flags], stdout=subprocess.PIPE, text=True)
