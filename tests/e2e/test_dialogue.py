@@ -44,7 +44,7 @@ def test_twenty_turns(daemon):
         assert sum(not c["superseded"] for c in kv["conversations"]) == 1
         assert len(kv["conversations"]) <= 4
     assert seen > 6000
-    if not d.sanitized: # its allocator keeps what was freed
+    if not d.sanitized: # the sanitizer's allocator keeps what was freed
         assert max(rss[4:]) < 1.02 * rss[4], rss
     assert max(lengths) > 1.5 * min(lengths), "heads keep different amounts"
     assert d.metric("keepd_preemptions_total") == 0
