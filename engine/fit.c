@@ -57,10 +57,13 @@ static int add_piece(struct fitting *f, const int32_t *ids, int before, const in
 /* Every piece begins with the tokens that the tokenizer puts in front of a text. */
 static int divide_text(struct fitting *f, int index, struct arena *arena, struct fault *fault) {
     struct tok_ids ids;
+    struct fault inner = {0};
     const size_t before = (size_t)tok_added_before(f->text.tok);
     int rc = tok_encode(f->text.tok, f->fit->texts[index], f->fit->text_sizes[index], TOK_TEMPLATE,
-                        NULL, 0, SIZE_MAX / sizeof(int32_t), arena, &ids, fault);
-    if (rc) return rc;
+                        NULL, 0, SIZE_MAX / sizeof(int32_t), arena, &ids, &inner);
+    if (rc)
+        return fault_set(fault, rc, "text", "file %d of %d: %.300s", index + 1, f->fit->text_count,
+                         inner.text);
     for (size_t at = before, count; at < ids.count && !rc; at += count) {
         const size_t room = (size_t)f->tokens - before, left = ids.count - at;
         count = left < room ? left : room;
@@ -307,6 +310,7 @@ int engine_fit_gates(const struct engine_options *options, const struct engine_f
     struct fitting f = {.options = options, .fit = fit, .began_ns = clock_ns()};
     int rc = check_start(options, &found, fault);
     if (rc) return rc;
+    mem_free(found.tool_template);
     f.tokens = found.max_model_len < ENGINE_FIT_TOKENS ? found.max_model_len : ENGINE_FIT_TOKENS;
     rc = save_files_open(&files, "out", fit->out, false, fault);
     if (rc) return rc;

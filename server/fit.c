@@ -199,6 +199,11 @@ int fit_run(const struct fit_command *command, const struct engine_options *opti
             "held-out texts are worth, evictions lose %.4f (newest kept: %.4f)\n",
             fitted->texts, fitted->entries, fitted->best, fitted->steps, fitted->lost,
             fitted->before);
+    if (fitted->lost >= fitted->before)
+        fputs("warning: these gates rank no better than keeping the newest entries does. Give the "
+              "fit "
+              "more time or more texts (20,000 tokens) before you use them.\n",
+              log);
     return 0;
 }
 

@@ -245,14 +245,16 @@ static int exit_status(const struct fault *fault) {
 }
 
 static int refuse(const char *what, const struct fault *fault) {
-    fprintf(stderr, "keepd: %s%s%s: %s\n", what, what[0] ? ": " : "", fault->field, fault->text);
+    fprintf(stderr, "keepd: %s%s%s%s%s\n", what, what[0] ? ": " : "", fault->field,
+            fault->field[0] ? ": " : "", fault->text);
     systemd_notify("STATUS=%s: %.200s", fault->field, fault->text);
     return exit_status(fault);
 }
 
-static int refuse_start(const struct fault *fault) {
+/* `what` fails, unless the fault is an option's. */
+static int refuse_start(const char *what, const struct fault *fault) {
     bool option = config_is_option(fault->field);
-    int status = refuse(option ? "" : "the model is refused", fault);
+    int status = refuse(option ? "" : what, fault);
     return fault->code == ERR_IO ? EXIT_CONFIG : status; /* a file that cannot be read */
 }
 
@@ -382,7 +384,8 @@ static int serve(const struct config *config, struct server *server, struct call
     struct engine *engine = NULL;
     struct fault fault = {0};
     int status = EXIT_SUCCESS;
-    if (open_engine(&options, callbacks, &engine, &fault)) return refuse_start(&fault);
+    if (open_engine(&options, callbacks, &engine, &fault))
+        return refuse_start("the model is refused", &fault);
     int rc = start_engine(engine, &fault);
     if (!rc) rc = server_start(server, engine, &fault);
     if (rc) {
@@ -411,7 +414,7 @@ static int check(const struct config *config, struct callbacks *callbacks) {
     int rc = engine_open(&options, &engine, &fault);
     if (!rc) rc = oai_check_parser(found.tool_template, config->tool_call_parser, &fault);
     mem_free(found.tool_template);
-    if (rc) return refuse_start(&fault);
+    if (rc) return refuse_start("the model is refused", &fault);
     config_print(config, stdout);
     return EXIT_SUCCESS;
 }
@@ -438,7 +441,7 @@ static int save(const struct config *config, struct callbacks *callbacks) {
     progress_open(&callbacks->progress, PROGRESS_ROUNDING, isatty(STDERR_FILENO));
     int rc = engine_save(&options, config->quantize_to, &bytes, &fault);
     progress_close(&callbacks->progress, rc == 0);
-    if (rc) return refuse_start(&fault);
+    if (rc) return refuse_start("the model is refused", &fault);
     printf("%s: %.1f MB of weights\n", config->quantize_to, (double)bytes * 1e-6);
     return EXIT_SUCCESS;
 }
@@ -454,7 +457,7 @@ static int run(struct config *config, int argc, char **argv) {
     if (config->config_file || config->api_key_file || config->tls_cert) options.reload = on_reload;
     options.arg = &reload;
     if (check_model(config->model, &fault) || server_open(&options, &callbacks.server, &fault))
-        status = refuse_start(&fault);
+        status = refuse_start("the model is refused", &fault);
     else if (config->check_config)
         status = check(config, &callbacks);
     else if (config->inspect)
@@ -490,7 +493,7 @@ static int measure(const struct config *config, const struct bench_options *test
     int status = EXIT_SUCCESS, widest = bench_widest(tests);
     if (options.max_num_seqs < widest) options.max_num_seqs = widest;
     if (check_model(config->model, &fault) || open_engine(&options, &callbacks, &engine, &fault)) {
-        status = refuse_start(&fault);
+        status = refuse_start("the model is refused", &fault);
     } else {
         const char *name = config->served_model_name ? config->served_model_name : basename(dir);
         int rc = start_engine(engine, &fault);
@@ -559,8 +562,9 @@ static int fit(const struct config *config, struct fit_command *command) {
         command->out = out;
     }
     if (!rc) rc = fit_run(command, &options, stderr, &fitted, &fault);
+    const bool inputs = strcmp(fault.field, "text") == 0 || strcmp(fault.field, "out") == 0;
     if (rc) {
-        status = refuse_start(&fault);
+        status = refuse_start(inputs ? "cannot fit" : "the model is refused", &fault);
     } else {
         printf("%s\n", command->out);
         fflush(stdout);

@@ -379,6 +379,13 @@ static int add_tool(struct oai_rewrite *w, const cJSON *tool, const char *path) 
     const char *type = "custom";
     cJSON *function;
     if (json_get(tool, "type") && oai_rewrite_string(w, tool, path, "type", &type)) return -1;
+    if (strcmp(type, "function") == 0) {
+        char field[OAI_PATH];
+        oai_path(field, "%s.type", path);
+        return oai_refuse(w->r->error, 400, "invalid_value", field,
+                          "'function' is a tool in the form of chat completions. Here a tool has "
+                          "the members name, description and input_schema, without 'function'.");
+    }
     if (strcmp(type, "custom") != 0) {
         oai_rewrite_leave_out(type);
         return 0;

@@ -68,6 +68,7 @@ def test_the_table(fitted):
     ((MODEL,), "--text: is required"),
     ((MODEL, "--text"), "--text: needs a file"),
     ((MODEL, "--text", "/nowhere"), "/nowhere"),
+    ((MODEL, "--text", TEXTS[0], str(ROOT / "docs/page.png"), "--out", "{tmp}/g"), "cannot fit: text: file 2 of 2: not valid UTF-8"),
     ((MODEL, "--text", TEXTS[0], "--minutes", "x"), "--minutes: must be a whole number"),
     ((MODEL, "--text", TEXTS[0], "--out"), "--out: needs a file"),
     ((MODEL, "--text", TEXTS[0], "--out", "/nowhere/g.safetensors"), "/nowhere/g.safetensors"),

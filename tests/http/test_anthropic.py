@@ -435,3 +435,9 @@ def test_errors_before_the_body(start):
     assert {r.status_code: r.json()["error"]["type"] for r in got} == expected
     assert all(r.json()["type"] == "error" for r in got)
     assert daemon.post(PATH, body(), headers=key).status_code == 200
+
+
+def test_a_tool_in_the_form_of_chats(caller):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    r = caller.post(PATH, body(tools=[tool]))
+    assert r.status_code == 400 and "tools[0].type" in r.text and "input_schema" in r.text
