@@ -10,14 +10,11 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const struct engine_info info = {.vocab = 1000,
-                                        .max_logprobs = ENGINE_TOP_MAX,
-                                        .max_model_len = 64,
-                                        .temperature = 0.5f,
-                                        .top_p = 0.9f,
-                                        .min_p = 0,
-                                        .repetition = 1,
-                                        .top_k = 20};
+static const struct engine_info info = {
+    .vocab = 1000,
+    .max_logprobs = ENGINE_TOP_MAX,
+    .max_model_len = 64,
+    .sampling = {.temperature = 0.5f, .top_p = 0.9f, .min_p = 0, .repetition = 1, .top_k = 20}};
 
 static void check_ids(const int32_t *ids, size_t count) {
     for (size_t i = 0; i < count; i++) CHECK(ids[i] >= 0 && ids[i] < info.vocab);
