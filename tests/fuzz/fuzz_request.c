@@ -21,7 +21,8 @@ static void check_ids(const int32_t *ids, size_t count) {
 }
 
 static void check_sampling(const struct engine_request *s) {
-    CHECK(s->temperature >= 0 && s->temperature <= 2 && s->top_p >= 0 && s->top_p <= 1);
+    CHECK(s->temperature >= 0 && s->temperature <= (float)OAI_TEMPERATURE_MAX);
+    CHECK(s->top_p >= 0 && s->top_p <= 1);
     CHECK(s->min_p >= 0 && s->min_p <= 1 && s->repetition > 0 && s->top_k >= 0);
     CHECK(fabsf(s->presence) <= 2 && fabsf(s->frequency) <= 2);
     CHECK(s->prompt_top_logprobs >= 0 && s->prompt_top_logprobs <= ENGINE_TOP_MAX);
