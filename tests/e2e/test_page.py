@@ -252,7 +252,7 @@ def test_errors_are_shown_and_a_request_is_stopped(visit):
     page.one("#tokens").send_keys("999999")
     page.one("#input").send_keys("hello", Keys.ENTER)
     page.wait(lambda: page.all(".answer .error"))
-    assert "maximum context length" in page.one(".answer .error").text
+    assert "Invalid value for 'max_tokens'" in page.one(".answer .error").text
     page.press("New")
     page.one("#tokens").clear()
     page.driver.execute_script(HOLD)
