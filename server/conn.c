@@ -18,6 +18,8 @@
 #define BODY_BYTES_PER_MS 16
 #define READ_BYTES_PER_MS 1    /* least that a client receives of an answer that it lags behind */
 #define HELD_BYTES_PER_MS 16   /* and of one that waits for it in memory */
+#define HELLO_MS          1000 /* a client that has not begun must give way after it */
+#define ANSWER_MS         5000 /* and one that does not go on */
 #define LINGER_MS         2000 /* for the client to close, after the end of the output */
 
 void conn_set_state(struct conn *conn, enum conn_state state) {
@@ -57,9 +59,12 @@ static bool start_handshake(struct conn *conn) {
     return conn->tls != NULL;
 }
 
-void conn_open(struct server *server, int fd, const struct sock_peer *peer) {
+void conn_open(struct server *server, int fd, const struct sock_peer *peer,
+               const struct ledger_entry *entry) {
     struct conn *conn = mem_try_alloc(1, sizeof *conn);
     if (!conn || uv_poll_init(&server->loop, &conn->poll, fd)) {
+        struct ledger_entry unused = *entry;
+        ledger_leave(&server->ledger, &unused);
         mem_free(conn);
         close(fd);
         return;
@@ -69,6 +74,7 @@ void conn_open(struct server *server, int fd, const struct sock_peer *peer) {
     conn->fd = fd;
     conn->inner = -1;
     conn->peer = *peer;
+    conn->entry = *entry;
     conn->next = server->conns;
     if (conn->next) conn->next->prev = conn;
     server->conns = conn;
@@ -148,7 +154,7 @@ bool conn_all_sent(const struct server *server) {
  * then. No more than the present can be earned. */
 static void note_taken(struct conn *conn, int64_t now_ns) {
     const struct exchange *ex = conn->exchange;
-    int64_t rate = ex && ex->memory.held > 0 ? HELD_BYTES_PER_MS : READ_BYTES_PER_MS;
+    int64_t rate = ex && ex->entry.held > 0 ? HELD_BYTES_PER_MS : READ_BYTES_PER_MS;
     uint64_t taken = conn->taken;
     int64_t earned_ns = INT64_MAX;
     if (sock_pending(conn->fd, conn->written, &taken)) {
@@ -170,6 +176,24 @@ static bool is_stalled(struct conn *conn, int64_t now_ns) {
 static int64_t allowed_ms(const struct exchange *ex) {
     if (!ex) return 0;
     return (int64_t)(ex->body_seen / (ex->move ? MOVE_BYTES_PER_MS : BODY_BYTES_PER_MS));
+}
+
+bool conn_gives_way(const struct conn *conn, int64_t now_ns) {
+    int64_t elapsed_ms = (now_ns - conn->since_ns) / MS;
+    switch (conn->state) {
+    case CONN_HANDSHAKE: /* unread bytes wait for us */
+        return elapsed_ms > (tls_has_answered(conn->tls) ? ANSWER_MS : HELLO_MS) &&
+               !sock_unread(conn->fd);
+    case CONN_FRESH:
+    case CONN_IDLE:
+        return elapsed_ms > HELLO_MS && !relay_has_output(conn);
+    case CONN_BODY:
+        return elapsed_ms > ANSWER_MS + allowed_ms(conn->exchange);
+    case CONN_BUSY:
+    case CONN_CLOSING:
+        break;
+    }
+    return false;
 }
 
 static bool is_late(struct conn *conn, int64_t now_ns) {

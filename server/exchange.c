@@ -14,7 +14,6 @@
 #include "server/quota.h"
 
 #define VALUE_BYTES 100 /* about what a JSON value in a tree takes */
-#define TOKENS_WAIT "Too many prompt tokens are waiting, please try again."
 
 /* --- life --- */
 
@@ -41,8 +40,8 @@ void exchange_refuse_memory(struct exchange *ex) {
 }
 
 bool exchange_hold(struct exchange *ex, size_t size) {
-    struct ledger *ledger = &ex->server->memory;
-    switch (ledger_hold(ledger, &ex->memory, size)) {
+    struct ledger *ledger = &ex->server->ledger;
+    switch (ledger_hold(ledger, &ex->entry, size)) {
     case LEDGER_HELD:
         return true;
     case LEDGER_FULL:
@@ -59,7 +58,7 @@ bool exchange_hold(struct exchange *ex, size_t size) {
 }
 
 void exchange_drop_body(struct exchange *ex) {
-    ledger_give_back(&ex->server->memory, &ex->memory);
+    ledger_give_back(&ex->server->ledger, &ex->entry);
     buf_close(&ex->body);
 }
 
@@ -68,7 +67,6 @@ void exchange_unref(struct exchange *ex) {
     if (--ex->refs) return;
     CHECK(!ex->connection && !ex->waiting && ex->jobs_submitted == ex->jobs_finished);
     spans_send(ex);
-    quota_release(ex);
     quota_leave(ex);
     background_leave(ex);
     if (ex->places) engine_queue_leave(server->engine, ex->places);
@@ -78,7 +76,7 @@ void exchange_unref(struct exchange *ex) {
     mem_free(ex->progress);
     move_close(ex);
     exchange_drop_body(ex);
-    ledger_leave(&server->memory, &ex->memory);
+    ledger_leave(&server->ledger, &ex->entry);
     stream_close(&ex->stream);
     oai_request_close(&ex->request);
     json_free(ex->tree);
@@ -184,12 +182,6 @@ static void give_places_back(struct exchange *ex) {
     ex->places = 0;
 }
 
-static void refuse_busy(struct exchange *ex, enum stats_reject reason, const char *text) {
-    ex->reject = reason;
-    oai_refuse(&ex->error, 503, "overloaded", NULL, "%s", text);
-    exchange_refuse(ex, &ex->error);
-}
-
 /* The engine says no more than this. */
 static void refuse_code(struct exchange *ex, int rc) {
     struct fault fault;
@@ -200,16 +192,10 @@ static void refuse_code(struct exchange *ex, int rc) {
 /* Submits all jobs of a request or none: when one fails, the jobs before it are cancelled, and the
  * refusal waits for their end. */
 static void submit(struct exchange *ex) {
-    int more = ex->job_count - ex->places;
     if (!quota_confirm(ex)) {
-        refuse_busy(ex, STATS_REJECT_TOKENS, TOKENS_WAIT);
+        exchange_refuse(ex, &ex->error);
         return;
     }
-    if (more > 0 && !engine_queue_enter(ex->server->engine, more)) {
-        refuse_busy(ex, STATS_REJECT_FULL, "The request queue is full, please try again.");
-        return;
-    }
-    ex->places = ex->job_count;
     open_facts(ex);
     for (; ex->jobs_submitted < ex->job_count; ex->jobs_submitted++) {
         int rc = engine_submit(ex->server->engine, &ex->jobs[ex->jobs_submitted]);
@@ -337,21 +323,18 @@ void exchange_dispatch(struct exchange *ex) {
     if (ex->request.kind->form) {
         keep_headers(ex);
         if (ex->server->draining) {
-            refuse_busy(ex, STATS_REJECT_DRAINING, "The server is shutting down.");
+            ex->reject = STATS_REJECT_DRAINING;
+            oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
+            exchange_refuse(ex, &ex->error);
             return;
         }
         if (!quota_reserve(ex)) {
-            refuse_busy(ex, STATS_REJECT_TOKENS, TOKENS_WAIT);
+            exchange_refuse(ex, &ex->error);
             return;
         }
-        if (!engine_queue_enter(ex->server->engine, 1)) {
-            refuse_busy(ex, STATS_REJECT_FULL, "The request queue is full, please try again.");
-            return;
-        }
-        ex->places = 1;
     } else {
         ex->answer.body.limit =
-            ex->server->memory.total / WORKS_AT_ONCE - 1; /* one byte is the buffer's own */
+            ex->server->ledger.total / WORKS_AT_ONCE - 1; /* one byte is the buffer's own */
     }
     start_work(ex);
 }
@@ -498,7 +481,7 @@ void exchange_answer_wait(struct exchange *ex) {
     } else {
         const struct oai_form *form = ex->request.kind->form;
         form->answer(&ex->answer.body, &ex->facts);
-        ledger_charge(&ex->server->memory, &ex->memory, ex->answer.body.capacity);
+        ledger_charge(&ex->server->ledger, &ex->entry, ex->answer.body.capacity);
         if (form->keep) (void)form->keep(&ex->facts, NULL);
         ex->answer.status = 200;
     }

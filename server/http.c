@@ -226,7 +226,7 @@ static int refuse_rate(struct exchange *ex, struct key *key) {
 /* From here on the request has its place in the ledger and among its key's requests, before any of
  * its body is kept. */
 static int refuse_quota(struct exchange *ex) {
-    if (!ledger_enter(&ex->server->memory, &ex->memory, ex->client)) {
+    if (!ledger_enter(&ex->server->ledger, &ex->entry, ex->client)) {
         exchange_refuse_memory(ex);
     } else if (!ex->route->act && !quota_enter(ex)) {
         ex->reject = STATS_REJECT_REQUESTS;
@@ -491,7 +491,7 @@ void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls
     log_request(ex);
     *con_cls = NULL;
     relay_soon(ex->conn);
-    ledger_detach(&ex->server->memory, &ex->memory);
+    ledger_detach(&ex->server->ledger, &ex->entry);
     if (ex->conn->state != CONN_CLOSING) conn_set_state(ex->conn, CONN_IDLE);
     ex->conn->exchange = NULL;
     ex->conn = NULL;

@@ -29,8 +29,11 @@
 
 struct exchange;
 
-#define ID_BYTES         48         /* "chatcmpl-" and 32 digits */
-#define REQUEST_ID_BYTES 132        /* the client's, echoed */
+#define CONNS_CLOSING_MAX                                                                          \
+    64                       /* that libmicrohttpd counts after their clients' sockets are closed  \
+                              */
+#define ID_BYTES         48  /* "chatcmpl-" and 32 digits */
+#define REQUEST_ID_BYTES 132 /* the client's, echoed */
 #define RELAY_BYTES      (16 << 10) /* bytes per read: at most one TLS record */
 
 /* ---- Connections ---- */
@@ -75,7 +78,8 @@ struct conn {
     struct framing framing;
     unsigned long long begun; /* requests that libmicrohttpd has begun */
     struct sock_peer peer;
-    uint64_t number; /* this connection's number since the start */
+    struct ledger_entry entry; /* in the account of its address, see listener.c */
+    uint64_t number;           /* this connection's number since the start */
     /* libmicrohttpd's side */
     int inner; /* our end of the pair; -1 = none */
     uv_poll_t inner_poll;
@@ -90,15 +94,18 @@ struct conn {
 /* conn.c: states and deadlines */
 void conn_notify(void *cls, struct MHD_Connection *connection, void **socket_context,
                  enum MHD_ConnectionNotificationCode code); /* MHD_NotifyConnectionCallback */
-void conn_open(struct server *server, int fd, const struct sock_peer *peer); /* takes the fd */
+/* Takes the fd and what `entry` holds. */
+void conn_open(struct server *server, int fd, const struct sock_peer *peer,
+               const struct ledger_entry *entry);
 void conn_attach(struct conn *conn); /* to libmicrohttpd; on failure the connection ends */
 void conn_set_state(struct conn *conn, enum conn_state state);
 void conn_watch(struct conn *conn);   /* watches for a disconnect, also an earlier one */
 void conn_left(struct conn *conn);    /* the client has closed its side */
 void conn_kill(struct conn *conn);    /* ends it now, its request too */
 void conn_release(struct conn *conn); /* frees it once neither side has it any more */
-void conn_tick(struct server *server, int64_t now_ns); /* deadlines of all connections */
-bool conn_all_sent(const struct server *server);       /* no answer waits for its client's socket */
+void conn_tick(struct server *server, int64_t now_ns);        /* deadlines of all connections */
+bool conn_gives_way(const struct conn *conn, int64_t now_ns); /* if others need its place */
+bool conn_all_sent(const struct server *server); /* no answer waits for its client's socket */
 
 /* relay.c: the bytes */
 void relay_on_client(uv_poll_t *poll, int status, int events);
@@ -210,7 +217,6 @@ struct exchange {
     bool expired;           /* exceeded its time limit */
     bool forgotten;         /* in the background: its response was deleted, so it is not stored */
     int64_t deadline_ns;    /* 0 = none */
-    int64_t queue_tokens;   /* reserved in the queue, see quota.h */
     uint8_t client[16];     /* identity for fair queueing, see set_client */
     uint8_t key_digest[16]; /* the digest of its key in server->keys */
     struct key_settings settings; /* the settings of its key when it came */
@@ -227,8 +233,8 @@ struct exchange {
     struct spans_context trace;
     struct buf body;
     size_t body_seen;
-    struct ledger_entry memory; /* body and large tree, or a text answer */
-    size_t values;              /* upper bound for the JSON values of the body */
+    struct ledger_entry entry; /* body and large tree, or a text answer; its part of the queue */
+    size_t values;             /* upper bound for the JSON values of the body */
     struct answer answer;
     uv_work_t work;
     struct exchange *work_next; /* in server->works_waiting */
@@ -371,7 +377,6 @@ struct server {
     bool unlink_path;       /* the Unix socket's path is ours */
     struct tls_config *tls; /* NULL = plain */
     struct keys keys;
-    int64_t queue_tokens; /* reserved by requests that wait */
     struct watchdog watchdog;
     struct systemd_queue announced; /* loop thread */
     uv_poll_t listener;             /* waits on listen_fd */
@@ -396,7 +401,7 @@ struct server {
     struct exchange *works_large[LARGE_AT_ONCE]; /* and those that have one; NULL: none */
     uv_work_t works_first;                       /* starts the threads */
     atomic_int background; /* responses in the background, see background_enter */
-    struct ledger memory;  /* bodies and answers */
+    struct ledger ledger;  /* what clients hold */
     struct stats stats;
     bool draining, aborting;
     bool failed;  /* the engine failed, so the server drains */

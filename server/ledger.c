@@ -13,6 +13,7 @@ struct ledger_account {
     uint8_t client[16];
     int entries;
     size_t shared; /* sum of its entries' */
+    int64_t items[LEDGER_ITEMS];
 };
 
 void ledger_open(struct ledger *ledger, size_t total, int requests) {
@@ -24,6 +25,7 @@ void ledger_open(struct ledger *ledger, size_t total, int requests) {
 
 void ledger_close(struct ledger *ledger) {
     CHECK(ledger->held == 0 && ledger->shared_held == 0);
+    for (int i = 0; i < LEDGER_ITEMS; i++) CHECK(ledger->stock[i].held == 0);
     for (size_t i = 0; i < LEDGER_BUCKETS; i++) CHECK(!ledger->buckets[i]);
 }
 
@@ -54,6 +56,7 @@ void ledger_leave(struct ledger *ledger, struct ledger_entry *entry) {
     struct ledger_account *account = entry->account;
     if (!account) return;
     ledger_give_back(ledger, entry);
+    for (int i = 0; i < LEDGER_ITEMS; i++) (void)ledger_set(ledger, entry, i, 0);
     entry->account = NULL;
     if (--account->entries > 0) return;
     *find_account(ledger, account->client) = account->next;
@@ -105,4 +108,33 @@ void ledger_give_back(struct ledger *ledger, struct ledger_entry *entry) {
     ledger->shared_held -= entry->shared;
     if (entry->account) entry->account->shared -= entry->shared;
     entry->held = entry->shared = 0;
+}
+
+/* Whether the client may hold `more` of the item. One that holds nothing may have all that is free,
+ * and where nobody holds anything there is always room: a total may be less than one request. */
+static enum ledger_verdict judge(const struct ledger *ledger, const struct ledger_entry *entry,
+                                 enum ledger_item item, int64_t more) {
+    const struct ledger_stock *stock = &ledger->stock[item];
+    int64_t left = stock->total - stock->held - more;
+    int64_t own = ledger_of_client(entry, item), others = own - entry->items[item];
+    if (stock->total == 0 || stock->held == entry->items[item]) return LEDGER_HELD;
+    if (left < 0) return LEDGER_FULL;
+    bool divided = stock->times > 0 && others > 0;
+    return divided && own + more > stock->times * left ? LEDGER_CLIENT_FULL : LEDGER_HELD;
+}
+
+enum ledger_verdict ledger_set(struct ledger *ledger, struct ledger_entry *entry,
+                               enum ledger_item item, int64_t amount) {
+    int64_t more = amount - entry->items[item];
+    CHECK(entry->account && amount >= 0);
+    enum ledger_verdict verdict = more > 0 ? judge(ledger, entry, item, more) : LEDGER_HELD;
+    if (verdict != LEDGER_HELD) return verdict;
+    entry->items[item] = amount;
+    entry->account->items[item] += more;
+    ledger->stock[item].held += more;
+    return LEDGER_HELD;
+}
+
+int64_t ledger_of_client(const struct ledger_entry *entry, enum ledger_item item) {
+    return entry->account ? entry->account->items[item] : 0;
 }

@@ -1,15 +1,21 @@
-/* The ledger of the memory that requests hold: their bodies, large JSON trees, uploads in progress
- * and text answers that wait for their clients to read them. It says how much each client holds, so
- * that no client can stop the others by holding all of it.
+/* The ledger of what clients hold of the things that all of them share, so that no client can stop
+ * the others by holding everything: places in the queue, prompt tokens that wait, connections, and
+ * the memory of requests (their bodies, large JSON trees, uploads in progress and text answers that
+ * wait for their clients to read them).
+ *
+ *   share      A client may hold a few times as much as remains free: dynamic thresholds (Choudhury
+ *              and Hahne, IEEE/ACM Transactions on Networking 1998). With twice as much, a client
+ *              alone gets two thirds, two get two fifths each, and something is always left for a
+ *              client that holds nothing. What a client that holds nothing asks for is not bounded
+ *              by shares, so that small totals serve, too.
+ *
+ * Of the memory, shares are of what exceeds the own parts of requests:
  *
  *   own part   Each request with a connection has `own` bytes that nobody else can take. As the
  *              number of connections is bounded, small requests are never refused for want of
  *              memory, whatever others hold, also where every connection is a client.
- *   shared     What a request holds beyond its own part comes from the rest, `shared`. A client
- *              may hold there twice as much as remains free: dynamic thresholds (Choudhury and
- *              Hahne, IEEE/ACM Transactions on Networking 1998). So a client alone gets two thirds
- *              of it, two get two fifths each, and something is always left for a client that
- *              holds nothing.
+ *   shared     What a request holds beyond its own part comes from the rest, `shared`, of which a
+ *              client has a share; one that holds nothing has no more than that, either.
  *
  * A client is 16 bytes that the caller chooses. All calls belong to one thread, the server's loop.
  * Sizes are bytes. */
@@ -24,7 +30,17 @@ enum { LEDGER_BUCKETS = 1024 };
 
 struct ledger_account;
 
+/* What is counted beside memory. */
+enum ledger_item { LEDGER_PLACES, LEDGER_TOKENS, LEDGER_CONNECTIONS, LEDGER_ITEMS };
+
+struct ledger_stock {
+    int64_t total; /* 0 = no limit */
+    int64_t times; /* a client may hold so many times as much as remains free; 0 = any amount */
+    int64_t held;
+};
+
 struct ledger {
+    struct ledger_stock stock[LEDGER_ITEMS];
     size_t total;               /* bytes that requests may hold together */
     size_t own;                 /* each request's own part of it */
     size_t shared, shared_held; /* the latter may be more, see ledger_charge */
@@ -32,9 +48,10 @@ struct ledger {
     struct ledger_account *buckets[LEDGER_BUCKETS];
 };
 
-/* The memory of one request. Zeroed: nothing, and it is in no account. */
+/* What one request or one connection holds. Zeroed: nothing, and it is in no account. */
 struct ledger_entry {
     struct ledger_account *account; /* belongs to the ledger */
+    int64_t items[LEDGER_ITEMS];
     size_t held;
     size_t shared; /* the part of `held` beyond the own part */
     bool detached; /* has no own part any more */
@@ -43,7 +60,7 @@ struct ledger_entry {
 enum ledger_verdict {
     LEDGER_HELD,
     LEDGER_FULL,        /* others hold too much */
-    LEDGER_CLIENT_FULL, /* the client's other requests hold too much */
+    LEDGER_CLIENT_FULL, /* the client's other entries hold too much */
 };
 
 /* `requests`: the most that are open at once. Their own parts together are a quarter of `total` at
@@ -52,9 +69,9 @@ enum ledger_verdict {
 void ledger_open(struct ledger *ledger, size_t total, int requests);
 void ledger_close(struct ledger *ledger); /* every entry has left */
 
-/* Opens the request's entry in its client's account. False: there is no memory for an account. */
+/* Opens an entry in its client's account. False: there is no memory for an account. */
 bool ledger_enter(struct ledger *ledger, struct ledger_entry *entry, const uint8_t client[16]);
-/* Gives back what the entry holds, and the account with its last entry. An entry that is in no
+/* Gives back all that the entry holds, and the account with its last entry. An entry that is in no
  * account does nothing. */
 void ledger_leave(struct ledger *ledger, struct ledger_entry *entry);
 
@@ -68,7 +85,14 @@ void ledger_charge(struct ledger *ledger, struct ledger_entry *entry, size_t siz
 /* The request goes on without its connection, whose place another may take: what it holds becomes
  * shared. Nothing is refused here; until it is given back, others may get less. */
 void ledger_detach(struct ledger *ledger, struct ledger_entry *entry);
-/* Gives back all that the entry holds; it stays in its account. */
+/* Gives back the memory that the entry holds; it stays in its account. */
 void ledger_give_back(struct ledger *ledger, struct ledger_entry *entry);
+
+/* Sets what an entry that is in an account holds of an item. Only a larger amount is ever refused;
+ * then nothing changes. */
+enum ledger_verdict ledger_set(struct ledger *ledger, struct ledger_entry *entry,
+                               enum ledger_item item, int64_t amount);
+/* The sum of what the entries of this entry's client hold. */
+int64_t ledger_of_client(const struct ledger_entry *entry, enum ledger_item item);
 
 #endif

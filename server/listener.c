@@ -1,6 +1,9 @@
-/* The listening socket: accepts clients and limits connections per address. Beyond
- * --max-connections clients wait in the kernel's backlog. TLS handshakes have their own limit,
- * because an incomplete handshake costs an attacker nothing: a new handshake replaces a slow one.
+/* The listening socket: accepts clients and divides connections between their addresses. At
+ * --max-connections a new client takes the place of a connection that waits for its client, of the
+ * address that has most connections; where every connection works, it waits in the kernel's
+ * backlog. An address has a share (server/ledger.h), so that others find places even then. TLS
+ * handshakes have their own limit, because an incomplete handshake costs an attacker nothing: a new
+ * handshake replaces a slow one.
  */
 #include <errno.h>
 #include <unistd.h>
@@ -9,53 +12,83 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/http.h"
+#include "server/sip.h"
 
-#define ACCEPTS_MAX    16           /* in one turn of the loop */
-#define HANDSHAKES_MAX 512          /* in progress */
-#define HELLO_NS       1000000000ll /* a client without a hello must give way after it */
-#define ANSWER_NS      5000000000ll /* and one that does not answer ours */
+#define ACCEPTS_MAX    16  /* in one turn of the loop */
+#define HANDSHAKES_MAX 512 /* in progress */
 
 /* --- room --- */
-
-/* Whether the handshake waits for its client, and for long. Unread bytes wait for us. */
-static bool is_slow(const struct conn *conn, int64_t now_ns) {
-    if (conn->state != CONN_HANDSHAKE) return false;
-    int64_t limit_ns = tls_has_answered(conn->tls) ? ANSWER_NS : HELLO_NS;
-    return now_ns - conn->since_ns > limit_ns && !sock_unread(conn->fd);
-}
 
 static bool has_handshake_place(const struct server *server) {
     return !server->tls || server->handshakes < HANDSHAKES_MAX;
 }
 
-/* The oldest slow handshake, or NULL. */
-static struct conn *find_slow(const struct server *server) {
-    struct conn *oldest = NULL;
+static bool has_place(const struct server *server) {
+    return server->ledger.stock[LEDGER_CONNECTIONS].held < server->options.max_connections;
+}
+
+static int64_t address_has(const struct conn *conn) {
+    return ledger_of_client(&conn->entry, LEDGER_CONNECTIONS);
+}
+
+static bool gives_way_before(const struct conn *a, const struct conn *b) {
+    int64_t of_a = address_has(a), of_b = address_has(b);
+    return of_a != of_b ? of_a > of_b : a->since_ns <= b->since_ns;
+}
+
+/* The connection whose place is given to another client, or NULL: in a handshake, if `handshake`;
+ * of this address, unless `address` is NULL. If it has sent something that was not read yet, nobody
+ * gives way until it is. */
+static struct conn *find_slow(const struct server *server, bool handshake,
+                              const struct ledger_account *address) {
+    struct conn *first = NULL;
     int64_t now_ns = clock_ns();
-    for (struct conn *conn = server->conns; conn; conn = conn->next)
-        if (is_slow(conn, now_ns)) oldest = conn;
-    return oldest;
+    for (struct conn *conn = server->conns; conn; conn = conn->next) {
+        if (conn->fd < 0 || (address && conn->entry.account != address)) continue;
+        if (handshake && conn->state != CONN_HANDSHAKE) continue;
+        if (conn_gives_way(conn, now_ns) && (!first || gives_way_before(conn, first))) first = conn;
+    }
+    return first && !sock_unread(first->fd) ? first : NULL;
 }
 
 static bool has_room(const struct server *server) {
-    return server->conn_count < server->options.max_connections &&
-           (has_handshake_place(server) || find_slow(server));
+    return server->conn_count < server->options.max_connections + CONNS_CLOSING_MAX / 2 &&
+           (has_place(server) || find_slow(server, false, NULL)) &&
+           (has_handshake_place(server) || find_slow(server, true, NULL));
 }
 
-/* A new client takes the place of the oldest slow handshake if no other is free. */
-static void make_handshake_place(struct server *server) {
-    struct conn *slow = has_handshake_place(server) ? NULL : find_slow(server);
-    if (!slow) return;
-    log_debug("connection closed: too many handshakes in progress");
+static bool replace(struct conn *slow, const char *why) {
+    if (!slow) return false;
+    log_debug("connection closed: %s", why);
     conn_kill(slow);
+    return true;
 }
 
-static bool is_one_too_many(const struct server *server, const struct sock_peer *peer) {
-    int limit = server->options.max_connections_per_client, count = 0;
-    if (!limit || !sock_peer_known(peer)) return false;
-    for (const struct conn *conn = server->conns; conn && count < limit; conn = conn->next)
-        count += conn->fd >= 0 && sock_peer_equal(&conn->peer, peer);
-    return count >= limit;
+static bool is_one_too_many(const struct server *server, const struct sock_peer *peer,
+                            const struct ledger_entry *entry) {
+    int limit = server->options.max_connections_per_client;
+    return limit && sock_peer_known(peer) && ledger_of_client(entry, LEDGER_CONNECTIONS) >= limit;
+}
+
+/* An address takes no place from one that has fewer. */
+static bool make_place(struct server *server, const struct ledger_entry *entry) {
+    if (has_place(server)) return true;
+    struct conn *slow = find_slow(server, false, NULL);
+    if (slow && address_has(slow) < ledger_of_client(entry, LEDGER_CONNECTIONS)) return false;
+    return replace(slow, "another client needs its place");
+}
+
+/* False: the client gets none. */
+static bool take_place(struct server *server, const struct sock_peer *peer,
+                       struct ledger_entry *entry) {
+    uint8_t network[16], address[16];
+    (void)sock_peer_network(peer, network);
+    sip_hash128(server->rules.info->space_key, network, sizeof network, address);
+    if (!ledger_enter(&server->ledger, entry, address)) return false;
+    if (is_one_too_many(server, peer, entry) || !make_place(server, entry)) return false;
+    if (ledger_set(&server->ledger, entry, LEDGER_CONNECTIONS, 1) == LEDGER_HELD) return true;
+    return replace(find_slow(server, false, entry->account), "its address has its share") &&
+           ledger_set(&server->ledger, entry, LEDGER_CONNECTIONS, 1) == LEDGER_HELD;
 }
 
 /* --- accepting --- */
@@ -73,12 +106,15 @@ static void on_connection(uv_poll_t *poll, int status, int events) {
             server->listener_waits = false;
         }
         if (fd < 0) return;
-        if (is_one_too_many(server, &peer)) {
+        struct ledger_entry entry = {0};
+        if (!take_place(server, &peer, &entry)) {
+            ledger_leave(&server->ledger, &entry);
             close(fd);
             continue;
         }
-        make_handshake_place(server);
-        conn_open(server, fd, &peer);
+        if (!has_handshake_place(server))
+            (void)replace(find_slow(server, true, NULL), "too many handshakes in progress");
+        conn_open(server, fd, &peer, &entry);
     }
     listener_update(server);
 }

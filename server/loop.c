@@ -22,8 +22,7 @@
 
 #define FILE_BYTES_MAX      (1 << 20)          /* certificates */
 #define CONN_MEMORY_EXTRA   ((size_t)32 << 10) /* beside the headers: body and answer pieces */
-#define CONNS_CLOSING_MAX   64 /* connections that libmicrohttpd counts after they are freed here */
-#define CONN_DESCRIPTORS    3  /* the client's socket and a pair */
+#define CONN_DESCRIPTORS    3                  /* the client's socket and a pair */
 #define FRAMED_BYTES_EXTRA  ((size_t)4 * RELAY_BYTES) /* beside two heads */
 #define DRAIN_ABORT_NS      2000000000ll              /* for aborted requests to be answered */
 #define DRAIN_EXTRA_SECONDS 10 /* from the end of the drain to the end of the process */
@@ -333,7 +332,7 @@ static bool socket_is_passed(void) {
 static void open_memory(struct server *server) {
     size_t total = HELD_BODIES * server->options.max_body_bytes;
     if (total < HELD_BYTES_MIN) total = HELD_BYTES_MIN;
-    ledger_open(&server->memory, total, server->options.max_connections);
+    ledger_open(&server->ledger, total, server->options.max_connections);
 }
 
 int server_open(const struct server_options *options, struct server **out, struct fault *fault) {
@@ -435,12 +434,27 @@ static void start_handles(struct server *server) {
     listener_open(server);
 }
 
+/* An address may be that of a proxy with many users, so it may have nearly all connections: what is
+ * left are a few for each other address. Where all clients are on this machine, they have one
+ * address. */
+static void divide(struct server *server) {
+    const struct server_options *o = &server->options;
+    const struct engine_info *info = server->rules.info;
+    struct ledger_stock *stock = server->ledger.stock;
+    stock[LEDGER_PLACES] =
+        (struct ledger_stock){.total = (int64_t)info->max_queue * info->replicas, .times = 2};
+    stock[LEDGER_TOKENS] = (struct ledger_stock){.total = o->max_queue_tokens, .times = 2};
+    stock[LEDGER_CONNECTIONS] = (struct ledger_stock){
+        .total = o->max_connections, .times = sock_has_networks(server->listen_fd) ? 15 : 0};
+}
+
 int server_start(struct server *server, struct engine *engine, struct fault *fault) {
     int rc = oai_check_parser(engine_info(engine)->tool_template, server->options.tool_call_parser,
                               fault);
     if (rc) return rc;
     server->engine = engine;
     server->rules.info = engine_info(engine);
+    divide(server);
     server->rules.engine = engine;
     server->rules.default_max_tokens = server->options.default_max_tokens;
     server->rules.seed = server->options.seed;
@@ -570,7 +584,7 @@ void server_close(struct server *server) {
     uv_run(&server->loop, UV_RUN_DEFAULT);
     CHECK(uv_loop_close(&server->loop) == 0);
     CHECK(!server->conns && !server->jobs && server->exchanges == 0);
-    ledger_close(&server->memory);
+    ledger_close(&server->ledger);
     if (server->listen_fd >= 0) close(server->listen_fd);
     otlp_close(server->otlp);
     tls_config_close(server->tls);

@@ -7,41 +7,78 @@
 
 #define TIMEOUT_SECONDS_MAX 86400.0
 
-static void set_reservation(struct exchange *ex, int64_t tokens) {
-    ex->server->queue_tokens += tokens - ex->queue_tokens;
-    ex->queue_tokens = tokens;
+static bool refuse(struct exchange *ex, enum ledger_item item, enum ledger_verdict verdict) {
+    if (verdict == LEDGER_CLIENT_FULL) {
+        ex->reject = STATS_REJECT_CLIENT_QUEUE;
+        oai_refuse(&ex->error, 429, "too_many_requests", NULL,
+                   "This client's waiting requests take up its share of the queue, please try "
+                   "again when some of them have begun.");
+    } else if (item == LEDGER_TOKENS) {
+        ex->reject = STATS_REJECT_TOKENS;
+        oai_refuse(&ex->error, 503, "overloaded", NULL,
+                   "Too many prompt tokens are waiting, please try again.");
+    } else {
+        ex->reject = STATS_REJECT_FULL;
+        oai_refuse(&ex->error, 503, "overloaded", NULL,
+                   "The request queue is full, please try again.");
+    }
+    return false;
 }
 
-static bool reserve(struct exchange *ex, int64_t tokens) {
-    int64_t most = ex->server->options.max_queue_tokens;
-    int64_t others = ex->server->queue_tokens - ex->queue_tokens;
-    if (most > 0 && others > 0 && others + tokens > most) return false;
-    set_reservation(ex, tokens);
+/* What began to run since the last poll waits no longer. */
+static void settle_all(struct server *server) {
+    for (struct exchange *ex = server->jobs; ex; ex = ex->next) quota_settle(ex);
+}
+
+static bool hold(struct exchange *ex, enum ledger_item item, int64_t amount) {
+    struct ledger *ledger = &ex->server->ledger;
+    enum ledger_verdict verdict = ledger_set(ledger, &ex->entry, item, amount);
+    if (verdict == LEDGER_HELD) return true;
+    settle_all(ex->server);
+    verdict = ledger_set(ledger, &ex->entry, item, amount);
+    return verdict == LEDGER_HELD || refuse(ex, item, verdict);
+}
+
+/* Takes places of the engine's queue, which counts what waits on every replica. */
+static bool take_places(struct exchange *ex, int count) {
+    int more = count - ex->places;
+    if (!hold(ex, LEDGER_PLACES, count)) return false;
+    if (more > 0 && !engine_queue_enter(ex->server->engine, more))
+        return refuse(ex, LEDGER_PLACES, LEDGER_FULL);
+    ex->places = count;
     return true;
 }
 
 bool quota_reserve(struct exchange *ex) {
     int64_t tokens = (int64_t)ex->body.size, longest = ex->server->rules.info->max_model_len;
-    return reserve(ex, tokens < longest ? tokens : longest);
+    return hold(ex, LEDGER_TOKENS, tokens < longest ? tokens : longest) && take_places(ex, 1);
 }
 
 bool quota_confirm(struct exchange *ex) {
     int64_t tokens = 0;
     for (int i = 0; i < ex->job_count; i++) tokens += ex->jobs[i].request.prompt_count;
-    return reserve(ex, tokens);
+    return hold(ex, LEDGER_TOKENS, tokens) && take_places(ex, ex->job_count);
+}
+
+static void set_held(struct exchange *ex, int64_t places, int64_t tokens) {
+    struct ledger *ledger = &ex->server->ledger;
+    (void)ledger_set(ledger, &ex->entry, LEDGER_PLACES, places);
+    (void)ledger_set(ledger, &ex->entry, LEDGER_TOKENS, tokens);
 }
 
 void quota_settle(struct exchange *ex) {
-    if (!ex->queue_tokens) return;
-    int64_t tokens = 0;
-    for (int i = 0; i < ex->jobs_submitted; i++)
-        if (!atomic_load_explicit(&ex->jobs[i].admitted, memory_order_acquire))
-            tokens += ex->jobs[i].request.prompt_count;
-    set_reservation(ex, tokens);
+    int64_t places = ex->places, tokens = 0;
+    if (!ex->entry.items[LEDGER_PLACES]) return;
+    for (int i = 0; i < ex->jobs_submitted; i++) {
+        if (atomic_load_explicit(&ex->jobs[i].admitted, memory_order_acquire)) continue;
+        places++;
+        tokens += ex->jobs[i].request.prompt_count;
+    }
+    set_held(ex, places, tokens);
 }
 
 void quota_release(struct exchange *ex) {
-    set_reservation(ex, 0);
+    if (ex->entry.account) set_held(ex, 0, 0);
 }
 
 /* Returns NULL when a reload has removed the key. */

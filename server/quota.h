@@ -1,6 +1,6 @@
-/* The queue's limit on waiting prompt tokens, a key's limit on requests at once, and the time limit
- * of a request. http.c and the parser in oai/ check the limits of a single request; the engine
- * checks its capacity. docs/OPERATIONS.md lists them all. Loop thread only. */
+/* A client's part of the queue, in places and prompt tokens, a key's limit on requests at once, and
+ * the time limit of a request. http.c and the parser in oai/ check the limits of a single request;
+ * the engine checks its capacity. docs/OPERATIONS.md lists them all. Loop thread only. */
 #ifndef KEEPD_SERVER_QUOTA_H
 #define KEEPD_SERVER_QUOTA_H
 
@@ -9,12 +9,13 @@
 
 struct exchange;
 
-/* Reserves room for the prompt in the queue before it is tokenised: a token has at least one
- * byte, and a prompt longer than the context is refused anyway. False: no room; an empty queue
- * always has room. */
+/* Each sets exchange->error and returns false where the queue, or the client's share of it
+ * (server/ledger.h), has no room.
+ *
+ * Reserves a place and room for the prompt before it is tokenised: a token has at least one byte,
+ * and a prompt longer than the context is refused anyway. An empty queue always has room. */
 bool quota_reserve(struct exchange *exchange);
-/* Once tokenised: sets the reservation to the tokens of all prompts of the request. False: no room
- * for them. */
+/* Once tokenised: sets the reservation to all prompts of the request and their tokens. */
 bool quota_confirm(struct exchange *exchange);
 /* On every poll: reduces the reservation to the prompts that still wait. */
 void quota_settle(struct exchange *exchange);

@@ -81,6 +81,7 @@ void relay_close_client(struct conn *conn) {
     uv_close((uv_handle_t *)&conn->poll, on_closed);
     tls_close(conn->tls);
     close(conn->fd);
+    ledger_leave(&conn->server->ledger, &conn->entry);
     conn->fd = -1;
     conn->tls = NULL;
     rest_free(&conn->out);

@@ -81,7 +81,7 @@ static void get_metrics(struct exchange *ex) {
                                 .statuses = statuses,
                                 .keys = &server->keys,
                                 .spans = otlp_counts_of(server->otlp),
-                                .queue_tokens = server->queue_tokens,
+                                .queue_tokens = server->ledger.stock[LEDGER_TOKENS].held,
                                 .connections = server->conn_count,
                                 .connections_total = server->conn_total,
                                 .start_seconds = server->start_seconds,

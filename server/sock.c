@@ -196,6 +196,10 @@ bool sock_is_loopback(int fd) {
     return address.any.sa_family == AF_INET && ntohl(address.v4.sin_addr.s_addr) >> 24 == 127;
 }
 
+bool sock_has_networks(int fd) {
+    return bound_to(fd).any.sa_family != AF_UNIX && !sock_is_loopback(fd);
+}
+
 void sock_unlink(int fd) {
     union address address = bound_to(fd);
     if (address.any.sa_family == AF_UNIX && address.path.sun_path[0]) unlink(address.path.sun_path);
@@ -210,16 +214,6 @@ int sock_accept(int fd, struct sock_peer *peer) {
 
 bool sock_peer_known(const struct sock_peer *peer) {
     return peer->any.sa_family == AF_INET || peer->any.sa_family == AF_INET6;
-}
-
-bool sock_peer_equal(const struct sock_peer *a, const struct sock_peer *b) {
-    if (a->any.sa_family != b->any.sa_family) return false;
-    if (a->any.sa_family == AF_INET)
-        return ((const struct sockaddr_in *)&a->any)->sin_addr.s_addr ==
-               ((const struct sockaddr_in *)&b->any)->sin_addr.s_addr;
-    return a->any.sa_family == AF_INET6 &&
-           memcmp(&((const struct sockaddr_in6 *)&a->any)->sin6_addr,
-                  &((const struct sockaddr_in6 *)&b->any)->sin6_addr, sizeof(struct in6_addr)) == 0;
 }
 
 bool sock_peer_network(const struct sock_peer *peer, uint8_t network[16]) {

@@ -29,7 +29,8 @@ int sock_listen(int fd, struct fault *fault);
 /* "http://127.0.0.1:8080" or "unix:/run/keepd.sock", of the bound socket. `host` NULL: the bound
  * address. */
 void sock_url(int fd, const char *host, bool tls, char *url, size_t size);
-bool sock_is_loopback(int fd); /* reached from this machine only; false for a Unix socket */
+bool sock_is_loopback(int fd);  /* reached from this machine only; false for a Unix socket */
+bool sock_has_networks(int fd); /* its clients may have different addresses */
 /* Removes the path of a Unix socket; does nothing for others. */
 void sock_unlink(int fd);
 
@@ -45,9 +46,9 @@ struct sock_peer {
 /* Accepts a connection as a non-blocking socket; -1 with errno. */
 int sock_accept(int fd, struct sock_peer *peer);
 bool sock_peer_known(const struct sock_peer *peer);
-bool sock_peer_equal(const struct sock_peer *a, const struct sock_peer *b); /* without the ports */
-/* The peer's network: its IPv4 address, or the first 64 bits of its IPv6 address. False: the peer
- * is local (loopback or a Unix socket), where all peers share one address. */
+/* The peer's network: its IPv4 address, the first 64 bits of its IPv6 address, or zeros on a Unix
+ * socket. False: the peer is local (loopback or a Unix socket), where all peers share one address.
+ */
 bool sock_peer_network(const struct sock_peer *peer, uint8_t network[16]);
 /* Two connected, non-blocking sockets with small buffers; 0, or -1 with errno. */
 int sock_pair(int pair[2]);

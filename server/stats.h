@@ -23,6 +23,7 @@
     X(RATE, "rate_limit")                                                                          \
     X(REQUESTS, "key_requests")                                                                    \
     X(CLIENT_MEMORY, "client_memory")                                                              \
+    X(CLIENT_QUEUE, "client_queue")                                                                \
     X(BACKGROUND, "background")
 
 enum stats_reject {

@@ -140,16 +140,16 @@ def test_client_that_reads_nothing_while_it_runs(slow):
     sock.close()
 
 
-def test_connection_limit(start):
-    """Clients beyond the limit wait to be accepted; they are served when others leave."""
-    daemon = start("--max-connections", "4")
+def test_connection_limit(slow):
+    """Clients beyond the limit wait to be accepted while every connection works; they are served when others leave."""
+    daemon = slow("--max-connections", "4", step_us=80000)
     socks = [daemon.socket() for _ in range(4)]
     for sock in socks:
-        sock.sendall(request_bytes("/version", b"", method="GET"))
-        read_until(sock, b"}")
+        sock.sendall(request_bytes(CHAT, chat_body(max_tokens=900, ignore_eos=True, stream=True)))
+        read_until(sock, b"data: ")
     late = daemon.socket()
     late.sendall(request_bytes("/version", b"", method="GET"))
-    late.settimeout(0.3)
+    late.settimeout(1.5) # longer than a connection may wait for its client
     with pytest.raises(TimeoutError):
         late.recv(1)
     late.settimeout(60)
@@ -158,6 +158,51 @@ def test_connection_limit(start):
     for sock in (*socks, late):
         sock.close()
     daemon.wait("all to be served", lambda: daemon.get("/health").status_code == 200)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /version HTTP/1.1\r\nHost:", request_bytes("/version", b"", method="GET")],
+                         ids=["nothing", "half a head", "a request"])
+def test_idle_connections_give_way(start, sent):
+    """However many connections wait for their clients, another client gets a place."""
+    daemon = start("--max-connections", "4")
+    socks = [daemon.socket() for _ in range(6)]
+    for sock in socks:
+        sock.sendall(sent)
+    late = daemon.socket()
+    late.sendall(request_bytes("/version", b"", method="GET"))
+    assert read_until(late, b"}").startswith(b"HTTP/1.1 200")
+    for sock in (*socks, late):
+        sock.close()
+
+
+def test_addresses_share_connections(slow):
+    """Where clients have addresses, one address leaves places for others, even if all its connections work. It gives
+    up its own idle ones first, and an address that has fewer keeps what it has."""
+    daemon = slow("--max-connections", "16", "--host", "0.0.0.0", step_us=80000)
+
+    def connect(source):
+        return socket.create_connection(("127.0.0.1", daemon.port), timeout=60, source_address=(source, 0))
+
+    def ask(sock):
+        sock.sendall(request_bytes("/version", b"", method="GET"))
+        return read_until(sock, b"}")
+
+    guest = connect("127.0.0.2")
+    assert ask(guest).startswith(b"HTTP/1.1 200")
+    socks = []
+    while len(socks) < 40:
+        socks.append(connect("127.0.0.1"))
+        socks[-1].sendall(request_bytes(CHAT, chat_body(max_tokens=900, ignore_eos=True, stream=True)))
+        try:
+            read_until(socks[-1], b"data: ")
+        except (AssertionError, ConnectionResetError):
+            break
+    assert len(socks) == 15, "14 of 15 places beside the guest's, and one refusal"
+    assert ask(guest).startswith(b"HTTP/1.1 200")
+    with connect("127.0.0.3") as other:
+        assert ask(other).startswith(b"HTTP/1.1 200")
+    for sock in (*socks, guest):
+        sock.close()
 
 
 MALFORMED = [b"\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",

@@ -118,6 +118,28 @@ def test_a_key_has_its_places_from_the_heads_on(start, tmp_path, path):
     assert rejected(daemon, "key_requests", "guest") == 2
 
 
+def test_one_key_does_not_hold_the_queue(slow, tmp_path):
+    """Its own requests are refused at its share of places, two thirds; another key's wait, and are served."""
+    daemon = with_keys(slow, tmp_path, "hog\nguest\n", "--max-num-seqs", "1", "--max-queue", "9", step_us=20000)
+    hog, guest = ({"Authorization": f"Bearer {key}"} for key in ("hog", "guest"))
+    long = request_bytes(CHAT, chat_body(max_tokens=900, ignore_eos=True, stream=True), "Authorization: Bearer hog")
+    sent = []
+    for waiting in range(7): # one runs
+        sent.append(daemon.socket())
+        sent[-1].sendall(long)
+        daemon.wait("its place", lambda: daemon.get("/kv", headers=hog).json()["waiting_count"] == waiting)
+        daemon.wait("the first to run", lambda: daemon.get("/kv", headers=hog).json()["running_count"] == 1)
+    r = daemon.post(CHAT, chat_body(), headers=hog)
+    assert (r.status_code, r.json()["error"]["code"]) == (429, "too_many_requests") and int(r.headers["retry-after"]) >= 1
+    with daemon.socket() as waits:
+        waits.sendall(request_bytes(CHAT, chat_body(max_tokens=1), "Authorization: Bearer guest"))
+        daemon.wait("its place", lambda: daemon.get("/kv", headers=guest).json()["waiting_count"] == 7)
+        assert rejected(daemon, "client_queue", "guest") == 1 and rejected(daemon, "queue_full", "guest") == 0
+        for sock in sent:
+            sock.close()
+        assert read_until(waits, b"}").startswith(b"HTTP/1.1 200")
+
+
 def test_a_sip_now_and_then_is_no_progress(start, fake):
     """A client that reads a little of a large answer, again and again, is cut off."""
     daemon = start(stall=2000)

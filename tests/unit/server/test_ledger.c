@@ -114,3 +114,36 @@ Test(ledger, own_parts_have_a_limit) {
     cr_assert_eq(ledger.own, 0);
     cr_assert_eq(ledger.shared, 4);
 }
+
+/* Whatever is counted: an entry's amount may grow within its client's share, and always shrink. */
+Test(ledger, items_are_divided) {
+    struct ledger_stock *places = &ledger.stock[LEDGER_PLACES];
+    *places = (struct ledger_stock){.total = 9, .times = 2};
+    struct ledger_entry a = enter(anna), again = enter(anna), b = enter(bert), c = enter(carl);
+    cr_assert_eq(ledger_set(&ledger, &a, LEDGER_PLACES, 5), LEDGER_HELD);
+    cr_assert_eq(ledger_set(&ledger, &again, LEDGER_PLACES, 2), LEDGER_CLIENT_FULL);
+    cr_assert_eq(ledger_set(&ledger, &again, LEDGER_PLACES, 1), LEDGER_HELD);
+    cr_assert_eq(ledger_of_client(&a, LEDGER_PLACES), 6);
+    cr_assert_eq(ledger_set(&ledger, &a, LEDGER_PLACES, 6), LEDGER_CLIENT_FULL);
+    cr_assert_eq(ledger_set(&ledger, &b, LEDGER_PLACES, 4), LEDGER_FULL, "there are three");
+    cr_assert_eq(ledger_set(&ledger, &b, LEDGER_PLACES, 3), LEDGER_HELD, "one request may fill it");
+    cr_assert_eq(ledger_set(&ledger, &c, LEDGER_PLACES, 1), LEDGER_FULL);
+    cr_assert_eq(ledger_set(&ledger, &b, LEDGER_PLACES, 1), LEDGER_HELD);
+    cr_assert_eq(ledger_set(&ledger, &c, LEDGER_PLACES, 1), LEDGER_HELD);
+    leave(&a);
+    cr_assert_eq(places->held, 3);
+    leave(&again), leave(&b), leave(&c);
+    ledger_close(&ledger);
+}
+
+/* Where nobody holds anything one request may have more than all; without a total, so may each. */
+Test(ledger, one_request_is_never_too_large) {
+    ledger.stock[LEDGER_PLACES] = (struct ledger_stock){.total = 4, .times = 2};
+    struct ledger_entry a = enter(anna), again = enter(anna);
+    cr_assert_eq(ledger_set(&ledger, &a, LEDGER_PLACES, 100), LEDGER_HELD);
+    cr_assert_eq(ledger_set(&ledger, &again, LEDGER_PLACES, 1), LEDGER_FULL);
+    cr_assert_eq(ledger_set(&ledger, &a, LEDGER_TOKENS, 100), LEDGER_HELD);
+    cr_assert_eq(ledger_set(&ledger, &again, LEDGER_TOKENS, 1), LEDGER_HELD);
+    leave(&a), leave(&again);
+    ledger_close(&ledger);
+}
