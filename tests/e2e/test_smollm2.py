@@ -119,3 +119,12 @@ def test_no_gates_and_options_for_other_models():
 def test_a_known_model_is_served_under_the_name_that_was_given():
     for name, names in (("smollm2", "SmolLM2-135M-Instruct.Q4_1,smollm2"), ("/no/such/model", "")):
         assert about("--names", name).strip() == names
+
+
+def test_models_of_benchmarks_are_in_a_list_of_their_own():
+    model = {"gemma3-270m": "gemma-3-270m-q4_k_m", "qwen2.5-coder-0.5b": "qwen2.5-coder-0.5b-instruct-q4_k_m",
+             "qwen2.5-coder-1.5b": "qwen2.5-coder-1.5b-instruct-q4_k_m"}
+    for name, file in model.items():
+        run = [ROOT / "tools/fetch-model", "--list", ROOT / "bench/quality/models", "--names", name]
+        assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip() == f"{file},{name}"
+        assert about("--names", name).strip() == ""         # make serve MODEL=... takes it for a path
