@@ -35,6 +35,8 @@ install(FILES ${CMAKE_SOURCE_DIR}/deploy/keepd.tmpfiles DESTINATION lib/tmpfiles
 install(FILES ${CMAKE_SOURCE_DIR}/deploy/keepd.conf ${CMAKE_SOURCE_DIR}/deploy/grafana.json
   ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/docs/OPERATIONS.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/bundled/keepd-nano DESTINATION ${CMAKE_INSTALL_DATADIR}/keepd/models)
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/bundled/calibration DESTINATION ${CMAKE_INSTALL_DATADIR}/keepd
+  FILES_MATCHING PATTERN "*.txt" PATTERN "*.jsonl" PATTERN README.md)
 install(CODE "
   set(settings \$ENV{DESTDIR}/etc/keepd/keepd.conf)
   if(EXISTS \${settings})

@@ -156,6 +156,8 @@ struct engine_fit {
     const char *const
         *texts; /* [text_count] UTF-8; divided into texts of ENGINE_FIT_TOKENS tokens */
     const size_t *text_sizes;
+    const bool *chats; /* [text_count] a text is chats: what a template gets, JSON on a line for
+                          each, with line ends */
     int text_count;
     const char *out; /* the gates' file, which must not exist */
     int minutes;     /* 0: as long as it takes; otherwise measuring ends after three quarters */

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/engine_int.h"
+#include "engine/fit_chats.h"
 #include "fit/fit.h"
 #include "fit/random.h"
 #include "fit/rank.h"
@@ -26,6 +27,7 @@ struct fitting {
     struct text text;
     struct engine_fit_text *pieces; /* [piece_count] */
     int piece_count, piece_room;
+    int plain_chats;             /* read as plain text */
     int tokens, entries;         /* the most in a text */
     struct worth_text *measured; /* [measured_count] of the first pieces */
     int measured_count;
@@ -55,22 +57,46 @@ static int add_piece(struct fitting *f, const int32_t *ids, int before, const in
 }
 
 /* Every piece begins with the tokens that the tokenizer puts in front of a text. */
-static int divide_text(struct fitting *f, int index, struct arena *arena, struct fault *fault) {
-    struct tok_ids ids;
-    struct fault inner = {0};
+static int divide_ids(struct fitting *f, const struct tok_ids *ids, struct fault *fault) {
     const size_t before = (size_t)tok_added_before(f->text.tok);
-    int rc = tok_encode(f->text.tok, f->fit->texts[index], f->fit->text_sizes[index], TOK_TEMPLATE,
-                        NULL, 0, SIZE_MAX / sizeof(int32_t), arena, &ids, &inner);
-    if (rc)
-        return fault_set(fault, rc, "text", "file %d of %d: %.300s", index + 1, f->fit->text_count,
-                         inner.text);
-    for (size_t at = before, count; at < ids.count && !rc; at += count) {
-        const size_t room = (size_t)f->tokens - before, left = ids.count - at;
+    int rc = 0;
+    for (size_t at = before, count; at < ids->count && !rc; at += count) {
+        const size_t room = (size_t)f->tokens - before, left = ids->count - at;
         count = left < room ? left : room;
         if (before + count >= (size_t)TOKENS_LEAST)
-            rc = add_piece(f, ids.ids, (int)before, ids.ids + at, (int)count);
+            rc = add_piece(f, ids->ids, (int)before, ids->ids + at, (int)count);
     }
     return rc ? fault_set(fault, rc, "text", "no memory for its tokens") : 0;
+}
+
+static int divide_chats(struct fitting *f, int index, struct arena *arena, struct fault *fault) {
+    const char *text = f->fit->texts[index];
+    int rc = 0;
+    for (const char *end; !rc && (end = strchr(text, '\n')); text = end + 1) {
+        struct tok_ids ids = {0};
+        bool plain = false;
+        rc = fit_chat_ids(&f->text, text, (size_t)(end - text), arena, &ids, &plain, fault);
+        if (!rc) rc = divide_ids(f, &ids, fault);
+        f->plain_chats += plain;
+        arena_reset(arena);
+    }
+    return rc;
+}
+
+static int divide_text(struct fitting *f, int index, struct arena *arena, struct fault *fault) {
+    struct tok_ids ids;
+    int rc = tok_encode(f->text.tok, f->fit->texts[index], f->fit->text_sizes[index], TOK_TEMPLATE,
+                        NULL, 0, SIZE_MAX / sizeof(int32_t), arena, &ids, fault);
+    return rc ? rc : divide_ids(f, &ids, fault);
+}
+
+static int divide_file(struct fitting *f, int index, struct arena *arena, struct fault *fault) {
+    struct fault inner = {0};
+    int rc = f->fit->chats[index] ? divide_chats(f, index, arena, &inner)
+                                  : divide_text(f, index, arena, &inner);
+    if (!rc) return 0;
+    return fault_set(fault, rc, "text", "file %d of %d: %.300s", index + 1, f->fit->text_count,
+                     inner.text);
 }
 
 /* Puts the pieces into a random order. */
@@ -105,11 +131,14 @@ static int fitting_read_texts(struct fitting *f, uint64_t *random, struct fault 
         const int first = f->piece_count;
         struct arena arena;
         arena_open(&arena, TEXT_BYTES_MAX);
-        rc = divide_text(f, i, &arena, fault);
+        rc = divide_file(f, i, &arena, fault);
         arena_close(&arena);
         fitting_shuffle(f->pieces + first, f->piece_count - first, random);
         ends[i] = f->piece_count;
     }
+    if (f->plain_chats)
+        log_info("the model has no chat template for %d of the chats: they are read as plain text",
+                 f->plain_chats);
     if (!rc && f->piece_count < 2)
         rc =
             fault_set(fault, ERR_INVALID, "text",

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "server/fit_chats.h"
 
 #define FIT_TEXT_BYTES_MAX ((size_t)64 << 20)
 #define FIT_MEASURED_MAX   6 /* texts of the table */
@@ -17,7 +18,8 @@
 
 void fit_help(FILE *out) {
     fputs(
-        "Usage: keepd fit MODEL --text FILE... [--minutes N] [--out FILE] [--seed N] [options]\n"
+        "Usage: keepd fit MODEL --text FILE... [--chats FILE...] [--minutes N] [--out FILE] "
+        "[--seed N] [options]\n"
         "\n"
         "Fits retention gates, which the policy global needs, to a model on this machine, and\n"
         "prints what they lose beside other policies, on texts that were held out: these only "
@@ -27,6 +29,9 @@ void fit_help(FILE *out) {
         "  --text FILE...  plain text (UTF-8) of the kinds that the model will read, 20,000 "
         "tokens\n"
         "                  or more in all; may be given several times\n"
+        "  --chats FILE... chats, rendered with the model's template: JSON lines with \"messages\" "
+        "and\n"
+        "                  \"tools\" as in the API; may be given several times\n"
         "  --minutes N     ends measuring after three quarters of this time, and the fit with it\n"
         "                  [as long as it takes]\n"
         "  --out FILE      the gates; must not exist [gates.safetensors in the model's directory,\n"
@@ -49,16 +54,19 @@ static int parse_number(const char *name, const char *text, uint64_t most, uint6
     return 0;
 }
 
-/* Takes the names after --text, up to the next option; *at is the last argument taken. */
-static int parse_texts(int argc, char **argv, int *at, struct fit_command *command,
+/* Takes the names after --text or --chats, up to the next option; *at is the last argument taken.
+ */
+static int parse_files(int argc, char **argv, int *at, struct fit_command *command,
                        struct fault *fault) {
+    const char *name = argv[*at];
     const int first = *at + 1;
     for (; *at + 1 < argc && argv[*at + 1][0] != '-'; ++*at) {
         if (command->text_count == FIT_FILES_MAX)
-            return fault_set(fault, ERR_INVALID, "--text", "at most %d files", FIT_FILES_MAX);
+            return fault_set(fault, ERR_INVALID, name, "at most %d files", FIT_FILES_MAX);
+        command->chats[command->text_count] = strcmp(name, "--chats") == 0;
         command->texts[command->text_count++] = argv[*at + 1];
     }
-    return *at + 1 > first ? 0 : fault_set(fault, ERR_INVALID, "--text", "needs a file");
+    return *at + 1 > first ? 0 : fault_set(fault, ERR_INVALID, name, "needs a file");
 }
 
 /* 1: the argument is one of ours; 0: it is not. */
@@ -71,8 +79,8 @@ static int parse_own(int argc, char **argv, int *at, struct fit_command *command
         command->help = true;
         return 1;
     }
-    if (strcmp(name, "--text") == 0) {
-        rc = parse_texts(argc, argv, at, command, fault);
+    if (strcmp(name, "--text") == 0 || strcmp(name, "--chats") == 0) {
+        rc = parse_files(argc, argv, at, command, fault);
         return rc ? rc : 1;
     }
     if (strcmp(name, "--out") == 0) {
@@ -167,11 +175,26 @@ static bool fit_progress_note(void *arg, enum engine_fit_work work, int done, in
 
 /* ---- The fit ---- */
 
+/* Puts what a template gets in the place of a file of chats. */
+static int fit_read_contexts(char **text, size_t *size, struct fault *fault) {
+    struct buf buf;
+    buf_open(&buf, 2 * FIT_TEXT_BYTES_MAX);
+    int rc = fit_read_chats(*text, *size, &buf, fault);
+    mem_free(*text);
+    *text = buf.data;
+    *size = buf.size;
+    return rc;
+}
+
 static int fit_read_files(const struct fit_command *command, char **texts, size_t *sizes,
                           struct fault *fault) {
     for (int i = 0; i < command->text_count; i++) {
-        int rc = file_read(command->texts[i], FIT_TEXT_BYTES_MAX, &texts[i], &sizes[i], fault);
-        if (rc) return fault_set(fault, rc, "--text", "%.200s: %s", command->texts[i], fault->text);
+        struct fault inner = {0};
+        int rc = file_read(command->texts[i], FIT_TEXT_BYTES_MAX, &texts[i], &sizes[i], &inner);
+        if (!rc && command->chats[i]) rc = fit_read_contexts(&texts[i], &sizes[i], &inner);
+        if (rc)
+            return fault_set(fault, rc, command->chats[i] ? "--chats" : "--text", "%.200s: %.250s",
+                             command->texts[i], inner.text);
     }
     return 0;
 }
@@ -184,6 +207,7 @@ int fit_run(const struct fit_command *command, const struct engine_options *opti
         .log = log, .terminal = isatty(fileno(log)) == 1, .began_ns = clock_ns()};
     const struct engine_fit fit = {.texts = (const char *const *)texts,
                                    .text_sizes = sizes,
+                                   .chats = command->chats,
                                    .text_count = command->text_count,
                                    .out = command->out,
                                    .minutes = command->minutes,

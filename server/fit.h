@@ -1,9 +1,9 @@
-/* `keepd fit MODEL --text FILE...`: fits retention gates to a model as it is served, and measures
- * what they are worth. Three parts: engine_fit_gates; a new engine with the new gates; a table of
- * what each of some policies loses on the texts that were held out: the mean negative
- * log-likelihood of a text's second half in nats per token, less that with the full cache. The
- * cache holds the budget and a quarter of it at most: with a part 1/n of the tokens, 3/4 of that
- * are the budget, and a quarter is the chunk.
+/* `keepd fit MODEL --text FILE... --chats FILE...`: fits retention gates to a model as it is
+ * served, and measures what they are worth. Three parts: engine_fit_gates; a new engine with the
+ * new gates; a table of what each of some policies loses on the texts that were held out: the mean
+ * negative log-likelihood of a text's second half in nats per token, less that with the full cache.
+ * The cache holds the budget and a quarter of it at most: with a part 1/n of the tokens, 3/4 of
+ * that are the budget, and a quarter is the chunk.
  *
  * Thread: the caller's, which is the loop thread of the engine's interface. */
 #ifndef KEEPD_SERVER_FIT_H
@@ -21,6 +21,7 @@
 
 struct fit_command {
     const char *texts[FIT_FILES_MAX]; /* names of files */
+    bool chats[FIT_FILES_MAX];        /* the file has chats (server/fit_chats.h) */
     int text_count;
     const char *out; /* NULL: beside the model, fit_out */
     int minutes;

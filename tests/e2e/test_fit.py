@@ -64,7 +64,39 @@ def test_the_table(fitted):
     assert "measuring" in run.stderr and "fitting" in run.stderr
 
 
+def write_chats(path, count, **first):
+    turn = " ".join(f"The parcel number {n} goes to room {n * 7 % 90}." for n in range(60))
+    messages = [{"role": "user", "content": turn}, {"role": "assistant", "content": "Noted."}] * 3
+    lines = [{"messages": [{**messages[0], **(first if i == 0 else {})}, *messages[1:]]} for i in range(count)]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return path
+
+
+def test_chats_are_texts(tmp_path):
+    chats = write_chats(tmp_path / "chats.jsonl", 3)
+    run = keepd("fit", MODEL, "--chats", chats, "--out", tmp_path / "g.safetensors")
+    assert run.returncode == 0, run.stderr
+    assert "plain text" not in run.stderr and re.search(r"^\d+ texts", run.stderr, re.M)
+
+
+def test_a_chat_that_the_template_refuses_is_plain_text(tmp_path):
+    chats = write_chats(tmp_path / "chats.jsonl", 3, role="critic")
+    run = keepd("fit", MODEL, "--chats", chats, "--text", TEXTS[0], "--out", tmp_path / "g.safetensors")
+    assert run.returncode == 0, run.stderr
+    assert "no chat template for 1 of the chats" in run.stderr
+
+
+def test_chats_that_are_none(tmp_path):
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "Hello!"}]}\n\n{"messages": "Hello!"}\n')
+    run = keepd("fit", MODEL, "--chats", tmp_path / "chats.jsonl", "--out", tmp_path / "g.safetensors")
+    assert run.returncode == 78 and "line 3: " in run.stderr and "messages" in run.stderr
+    (tmp_path / "chats.jsonl").write_text("\n")
+    run = keepd("fit", MODEL, "--chats", tmp_path / "chats.jsonl", "--out", tmp_path / "g.safetensors")
+    assert run.returncode == 78 and "has no chats" in run.stderr
+
+
 @pytest.mark.parametrize("args, message", [
+    ((MODEL, "--chats"), "--chats: needs a file"),
     ((MODEL,), "--text: is required"),
     ((MODEL, "--text"), "--text: needs a file"),
     ((MODEL, "--text", "/nowhere"), "/nowhere"),

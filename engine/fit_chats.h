@@ -1,0 +1,14 @@
+/* Chats as texts for the fit. A model without a template, or whose template refuses a chat (roles
+ * that do not alternate, tools), reads it as plain text: "role: content" and an empty line, calls
+ * and results of tools included. */
+#ifndef KEEPD_ENGINE_FIT_CHATS_H
+#define KEEPD_ENGINE_FIT_CHATS_H
+
+#include "text/text.h"
+
+/* The tokens of a chat, given as the context of a template in JSON (struct chat_input); *plain: it
+ * was read as plain text. ERR_MALFORMED, or what tokenising reports. */
+int fit_chat_ids(const struct text *text, const char *context, size_t size, struct arena *arena,
+                 struct tok_ids *out, bool *plain, struct fault *fault);
+
+#endif

@@ -1,0 +1,44 @@
+#include "server/fit_chats.h"
+
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/fields.h"
+#include "server/oai/oai.h"
+
+#define CHAT_DEPTH 64
+
+static int read_chat(const char *line, size_t size, struct buf *out, struct fault *fault) {
+    const struct json_limits limits = {.bytes = size, .depth = CHAT_DEPTH, .unique_keys = true};
+    struct oai_error error = {0};
+    cJSON *body = NULL, *context = NULL;
+    int rc = json_parse(line, size, &limits, &body, fault);
+    if (rc) return rc;
+    if (!cJSON_IsObject(body)) {
+        rc = fault_set(fault, ERR_INVALID, "", "an object with 'messages' is expected");
+    } else {
+        cJSON_DeleteItemFromObjectCaseSensitive(body, "add_generation_prompt");
+        cJSON_AddFalseToObject(body, "add_generation_prompt");
+        if (oai_build_context(body, &context, &error))
+            rc = fault_set(fault, ERR_INVALID, "", "%.300s", error.message);
+    }
+    if (!rc) json_write_node(out, context);
+    if (!rc) buf_char(out, '\n');
+    cJSON_Delete(context);
+    json_free(body);
+    return rc;
+}
+
+int fit_read_chats(const char *lines, size_t size, struct buf *out, struct fault *fault) {
+    struct fault inner = {0};
+    int number = 1, rc = 0;
+    for (size_t at = 0, end; at < size && !rc; at = end + 1, number++) {
+        const char *newline = memchr(lines + at, '\n', size - at);
+        end = newline ? (size_t)(newline - lines) : size;
+        if (strspn(lines + at, " \t\r\n") < end - at)
+            rc = read_chat(lines + at, end - at, out, &inner);
+    }
+    if (rc) return fault_set(fault, rc, "", "line %d: %.300s", number - 1, inner.text);
+    if (out->size == 0) return fault_set(fault, ERR_INVALID, "", "has no chats");
+    return out->failed ? fault_set(fault, ERR_NOMEM, "", "no memory for its chats") : 0;
+}
