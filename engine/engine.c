@@ -55,12 +55,8 @@ const struct engine_info *engine_info(const struct engine *e) {
 }
 
 const char *engine_policy_at(const struct engine *e, int index) {
-    const struct policy *policy;
-    for (int i = 0; (policy = policy_at(i)); i++) {
-        bool served = !(policy->needs & POLICY_NEEDS_GATES) || e->info.has_gates;
-        if (served && index-- == 0) return policy->name;
-    }
-    return NULL;
+    const struct policy *policy = sched_policy_at(&e->replicas[0].sched.options.kv, index);
+    return policy ? policy->name : NULL;
 }
 
 /* There are max_queue places for each replica, so at least one replica has room for every place

@@ -246,7 +246,8 @@ static inline struct engine_sampling engine_choose_sampling(struct engine_sampli
 }
 
 const struct engine_info *engine_info(const struct engine *engine);
-/* Names of the eviction policies that this model can be served with; NULL past the end. */
+/* Names of the eviction policies that this model can be served with on this backend; NULL past the
+ * end. */
 const char *engine_policy_at(const struct engine *engine, int index);
 
 /* ---- Text (any thread) ---- */

@@ -387,7 +387,9 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     int rc = resolve_kv_dtype(e, &dtype, fault);
     so->kv.trained = trained_of(model_of(e));
     if (rc == 0) rc = resolve_policy(e, &so->kv, fault);
+    so->kv.backend = ops_of(e)->name;
     so->kv.rule_check = ops_of(e)->rule_check;
+    so->kv.has_gates = model_has_gates(model_of(e));
     so->kv.positions = e->info.max_model_len;
     so->kv.can_shift = ops_of(e)->shift != NULL;
     so->kv.unrotated = !model_config_rotates_alike(model_config(model_of(e)));
@@ -397,7 +399,6 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
         rc = name_option(sched_check_shift(&so->kv, &so->kv.defaults, fault), fault);
     if (rc != 0) return rc;
     so->kv.budget_max = e->options.kv_budget_max;
-    so->kv.has_gates = model_has_gates(model_of(e));
     rc = plan_pool(e, dtype, so, fault);
     if (rc == 0 && !e->options.check_only) {
         if (ops_of(e)->activations) log_info("activations: %s", ops_of(e)->activations);

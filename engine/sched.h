@@ -77,6 +77,7 @@ struct sched_kv {
     bool shifts;               /* requests that do not say otherwise, and can, are shifted */
     bool can_shift;            /* the backend can */
     int32_t positions;         /* number of the model's positions */
+    const char *backend;       /* name of the backend, for messages */
     int (*rule_check)(const struct kern_rule *rule, struct fault *fault); /* the backend's */
 };
 
@@ -280,7 +281,12 @@ int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, stru
 int sched_check_shift(const struct sched_kv *rules, const struct kv_params *kv,
                       struct fault *fault);
 
-/* ERR_UNSUPPORTED names kv.policy: the backend cannot run the rule, and says why. Pure. */
+/* The policies that the backend can run and the model has what they need for; NULL past the end.
+ * Pure. */
+const struct policy *sched_policy_at(const struct sched_kv *rules, int index);
+
+/* ERR_UNSUPPORTED names kv.policy: the backend cannot run the rule. The text says why, and names
+ * the policies that it can run. Pure. */
 int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv, struct fault *fault);
 
 /* The fault of a policy whose rule the backend's `prepare` refused: ERR_UNSUPPORTED, with kv.policy

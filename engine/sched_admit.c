@@ -47,27 +47,53 @@ static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
     return 0;
 }
 
-static int unknown_policy(const char *name, struct fault *fault) {
-    char known[256] = "";
-    for (int i = 0; policy_at(i); i++) {
-        size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", policy_at(i)->name);
+/* The reason for which the backend cannot run the rule; code 0: it can. */
+static struct fault rule_obstacle(const struct sched_kv *rules, const struct kern_rule *rule) {
+    struct fault why = {0};
+    if (rules->unrotated && rule->merge == KERN_MERGE_CLASSES)
+        fault_set(&why, ERR_UNSUPPORTED, "",
+                  "the layers of the model do not all rotate keys alike");
+    else
+        (void)rules->rule_check(rule, &why);
+    return why;
+}
+
+const struct policy *sched_policy_at(const struct sched_kv *rules, int index) {
+    const struct policy *policy;
+    for (int i = 0; (policy = policy_at(i)); i++) {
+        bool gated = (policy->needs & POLICY_NEEDS_GATES) != 0;
+        if ((gated && !rules->has_gates) || rule_obstacle(rules, &policy->rule).code) continue;
+        if (index-- == 0) break;
     }
+    return policy;
+}
+
+#define POLICY_LIST_BYTES 256
+
+static const char *list_policies(const struct sched_kv *rules, char list[POLICY_LIST_BYTES]) {
+    const struct policy *policy;
+    list[0] = '\0';
+    for (int i = 0; (policy = sched_policy_at(rules, i)); i++) {
+        size_t used = strlen(list);
+        snprintf(list + used, POLICY_LIST_BYTES - used, "%s%s", i > 0 ? ", " : "", policy->name);
+    }
+    return list;
+}
+
+static int unknown_policy(const struct sched_kv *rules, const char *name, struct fault *fault) {
+    char list[POLICY_LIST_BYTES];
     return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%.40s'; there are %s", name,
-                     known);
+                     list_policies(rules, list));
 }
 
 int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv,
                      struct fault *fault) {
-    struct fault why = {0};
-    if (rules->unrotated && kv->rule.merge == KERN_MERGE_CLASSES)
-        return fault_set(
-            fault, ERR_UNSUPPORTED, "kv.policy",
-            "policy '%s' cannot run here: the layers of the model do not all rotate keys alike",
-            kv->policy->name);
-    if (rules->rule_check(&kv->rule, &why) == 0) return 0;
-    return fault_set(fault, ERR_UNSUPPORTED, "kv.policy", "policy '%s' cannot run here: %s",
-                     kv->policy->name, why.text);
+    const struct fault why = rule_obstacle(rules, &kv->rule);
+    char list[POLICY_LIST_BYTES];
+    if (!why.code) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "kv.policy",
+                     "policy '%s' cannot run on the backend '%s': %s; choose one of %s",
+                     kv->policy->name, rules->backend, why.text, list_policies(rules, list));
 }
 
 int sched_refuse_policy(const struct kv_params *kv, struct fault *fault) {
@@ -101,7 +127,7 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
     *out = *defaults;
     if (wanted->policy) {
         const struct policy *policy = policy_find(wanted->policy);
-        if (!policy) return unknown_policy(wanted->policy, fault);
+        if (!policy) return unknown_policy(rules, wanted->policy, fault);
         /* another method: its own rule */
         if (policy != defaults->policy) {
             kv_params_set_policy(out, policy);

@@ -430,7 +430,7 @@ struct kern_cache_options {
 
 struct kern_cache_info {
     int page_slots;     /* entries per page */
-    int member_slots;   /* members of classes per page; 0 if no rule has classes */
+    int member_slots;   /* members of classes per page; 0 if no rule of the backend has classes */
     int64_t page_bytes; /* memory per page, side records included */
 };
 

@@ -449,15 +449,12 @@ static void time_evictions(void) {
           .redundancy = {.on = true, .lambda = 0.1f, .threshold = 0.5f, .eps = 1e-8f}},
          "660: no key has a look-alike"},
         {"",
-         "mass and merging",
+         "accumulated attention",
          {.score = KERN_SCORE_ATTENTION,
           .sinks = 4,
           .recent = 256,
-          .layers = KERN_LAYERS_DENSITY,
-          .merge = KERN_MERGE_PAPER,
-          .merge_beta = 0.7f,
           .observe = {.group = KERN_GROUP_SUM, .reduce = KERN_REDUCE_SUM}},
-         "250"},
+         ""},
     };
     int layers = scaled(32, 2), entries = scaled(1152, 48), keep = scaled(1024, 40);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

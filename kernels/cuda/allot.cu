@@ -11,28 +11,6 @@
 
 /* ---- Weights of layers ---- */
 
-/* A block per state: the unbiased variance of the entries' accumulated mass, for DENSITY. */
-static __global__ void k_density(const struct evict_args a) {
-    SHARED_MEMORY(shared);
-    double *room = (double *)shared;
-    const struct pages &p = a.streams.pages;
-    if (pages_failed(p)) return;
-    struct stream_state &state = a.streams.states[blockIdx.x];
-    const struct due &d = a.due[state.subject];
-    if (!d.measures || d.rule.layers != KERN_LAYERS_DENSITY) return;
-    const int32_t *table = pages_table(p, d.slot, state.stream);
-    double sum = 0, squares = 0;
-    for (int i = threadIdx.x; i < state.length; i += (int)blockDim.x)
-        sum += (double)p.score[pages_side(p, table, i)];
-    double mean = block_total(sum, room) / (state.length > 0 ? state.length : 1);
-    for (int i = threadIdx.x; i < state.length; i += (int)blockDim.x) {
-        double delta = (double)p.score[pages_side(p, table, i)] - mean;
-        squares += delta * delta;
-    }
-    squares = block_total(squares, room);
-    if (threadIdx.x == 0) state.measured[0] = state.length > 1 ? squares / (state.length - 1) : 0;
-}
-
 /* A thread per state: joins the results of k_look_add for the stream's chunks, for PREFERENCE. */
 static __global__ void k_fold_preference(const struct evict_args a) {
     int index = (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -69,17 +47,6 @@ static __device__ double preference(const struct kern_rule &rule, const struct l
     return pow(entropy, 1 / (double)rule.tau1) * pow(variance, 1 / (double)rule.tau2);
 }
 
-static __device__ double density(const struct layer &l) {
-    int heads = l.streams.pages.heads_model;
-    double low = head_of(l, 0).measured[0], high = low, sum = 0;
-    for (int i = 0; i < heads; i++) {
-        low = fmin(low, head_of(l, i).measured[0]);
-        high = fmax(high, head_of(l, i).measured[0]);
-    }
-    for (int i = 0; i < heads; i++) sum += (head_of(l, i).measured[0] - low) / (high - low + 1e-6);
-    return exp(-sum / heads); /* normalised when the total is split */
-}
-
 /* Linear with mean 1; the last layer's weight is 1 / beta. */
 static __device__ double pyramid(const struct kern_rule &rule, int layer, int last) {
     double low = 1 / (double)rule.pyramid_beta;
@@ -90,7 +57,6 @@ static __device__ double pyramid(const struct kern_rule &rule, int layer, int la
 
 static __device__ float layer_weight(const struct kern_rule &rule, const struct layer &l) {
     if (rule.layers == KERN_LAYERS_PREFERENCE) return (float)preference(rule, l);
-    if (rule.layers == KERN_LAYERS_DENSITY) return (float)density(l);
     if (rule.layers != KERN_LAYERS_PYRAMID) return 1;
     return (float)pyramid(rule, l.index, l.streams.pages.layers - 1);
 }
@@ -226,13 +192,11 @@ static __global__ void k_allot_floor(const struct evict_args a) {
 
 /* ---- The host's side ---- */
 
-void allot_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference,
-                  bool density) {
+void allot_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference) {
     const size_t room = THREADS / 32 * sizeof(double);
     unsigned states = (unsigned)args.streams.state_count;
     if (preference)
         LAUNCH(cuda->device, k_fold_preference, blocks_for(states, THREADS), THREADS, 0, args);
-    if (density) LAUNCH(cuda->device, k_density, states, THREADS, room, args);
     streams_tell(cuda, args.streams);
     LAUNCH(cuda->device, k_allot_layers, (unsigned)count, THREADS, room, args);
 }

@@ -411,7 +411,7 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     if (args.decode_count > 0 && cuda->options.head_dim == 64) decode<64>(cuda, args);
     if (args.decode_count > 0 && cuda->options.head_dim == 128) decode<128>(cuda, args);
     if (args.decode_count > 0 && cuda->options.head_dim == 256) decode<256>(cuda, args);
-    add_mass(cuda, layer, out);
+    add_mass(cuda, layer);
     if (!args.pages.scaled) return;
     const int heads = args.pages.heads_kv * args.group; /* query heads that this rank computes */
     const struct heads_array results = {out, (int64_t)heads * cuda->options.head_dim};

@@ -21,7 +21,7 @@ static int page_bytes_of(enum kern_dtype dtype, int slots) {
 void op_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info) {
     int slots = page_slots_of((int)row_code_bytes(dtype, head_dim));
     info->page_slots = slots > 0 ? slots : 1;
-    info->member_slots = PAGE_MEMBERS;
+    info->member_slots = 0;
     /* factors; pos, log_beta, score, keys; reference count and place in the ring */
     info->page_bytes = page_bytes_of(dtype, info->page_slots) + (int64_t)info->page_slots * 16 + 8;
 }
@@ -74,12 +74,6 @@ static void set_shape(struct cuda *cuda, const struct kern_cache_options *model)
     p->page_bytes = page_bytes_of(o->dtype, p->page_slots);
     p->scaled = row_scaled(o->dtype);
     p->stream_pages = (o->max_positions + p->page_slots - 1) / p->page_slots;
-    p->member_pages = members_pages_for(o->max_positions);
-}
-
-/* Rows of the table of rotations. */
-static int turn_rows(const struct kern_cache_options *o) {
-    return TURN_ROWS + (o->max_positions + TURN_ROWS - 1) / TURN_ROWS;
 }
 
 /* Lists all device memory of a cache of this shape; returns the number of regions. The pool is
@@ -98,13 +92,8 @@ static int list_regions(struct cuda *cuda, struct region *regions) {
         {(void **)&p->refs, count, sizeof *p->refs, true},
         {(void **)&p->ring, count, sizeof *p->ring, false},
         {(void **)&p->tables, streams * (size_t)p->stream_pages, sizeof *p->tables, false},
-        {(void **)&p->member_tables, streams * (size_t)p->member_pages, sizeof *p->member_tables,
-         false},
-        {(void **)&p->turns, (size_t)turn_rows(&cuda->options),
-         (size_t)p->head_dim * sizeof *p->turns, false},
-        {(void **)&p->lengths, 2 * streams, sizeof *p->lengths, true},
+        {(void **)&p->lengths, streams, sizeof *p->lengths, true},
         {(void **)&p->weights, layers, sizeof *p->weights, true},
-        {(void **)&p->tau, streams, sizeof *p->tau, true},
         {(void **)&p->state, 1, sizeof *p->state, true},
     };
     int listed = sizeof own / sizeof *own;
@@ -200,31 +189,9 @@ static __global__ void k_fill_ring(struct pages p) {
     if (i == 0) p.state->tail = (unsigned long long)p.count;
 }
 
-/* Computes the angles by which members of classes are rotated: see pages_turn. */
-static int fill_turns(struct cuda *cuda) {
-    const struct kern_cache_options *o = &cuda->options;
-    int rows = turn_rows(o), half = o->head_dim / 2;
-    size_t count = (size_t)rows * (size_t)o->head_dim;
-    float *turns = static_cast<float *>(mem_try_alloc(count, sizeof *turns));
-    if (!turns) return ERR_NOMEM;
-    for (int row = 0; row < rows; row++) {
-        double position = row < TURN_ROWS ? row : (double)(row - TURN_ROWS) * TURN_ROWS;
-        float *cosine = turns + (size_t)row * (size_t)o->head_dim;
-        for (int j = 0; j < half; j++) {
-            double angle = o->inv_freq ? position * (double)o->inv_freq[j] : 0;
-            cosine[j] = (float)cos(angle);
-            cosine[half + j] = (float)sin(angle);
-        }
-    }
-    device_upload(cuda->device, cuda->pages.turns, turns, count * sizeof *turns);
-    mem_free(turns);
-    return 0;
-}
-
 static int alloc_pages(struct cuda *cuda) {
     const struct pages *p = &cuda->pages;
     int rc = alloc_regions(cuda);
-    if (!rc) rc = fill_turns(cuda);
     if (rc) return rc;
     LAUNCH(cuda->device, k_fill_ring, blocks_for(p->count, THREADS), THREADS, 0, *p);
     return device_sync(cuda->device);
@@ -275,8 +242,8 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
     cuda->scale = 1 / sqrtf((float)options->head_dim); /* until attention sets another one */
     cuda->slots =
         static_cast<struct slot *>(mem_try_alloc((size_t)options->slots, sizeof *cuda->slots));
-    cuda->lengths = static_cast<int32_t *>(
-        mem_try_alloc(2 * (size_t)cuda->pages.streams, sizeof *cuda->lengths));
+    cuda->lengths =
+        static_cast<int32_t *>(mem_try_alloc((size_t)cuda->pages.streams, sizeof *cuda->lengths));
     cuda->lengths_slot = -1;
     cuda->attended = static_cast<struct attended *>(
         mem_try_alloc((size_t)options->layers, sizeof *cuda->attended));
@@ -383,12 +350,6 @@ static __global__ void k_copy_shared(struct pages p, const struct span *spans, i
     }
 }
 
-/* Initial state of a stream in a slot: no weights, no thresholds. */
-static __device__ void begin_stream(const struct pages &p, int slot, int stream) {
-    p.tau[(int64_t)slot * p.streams + stream] = __uint_as_float(0x7fc00000u);
-    if (stream % p.heads_kv == 0) p.weights[(int64_t)slot * p.layers + stream / p.heads_kv] = 0;
-}
-
 /* A thread per stream: pages, positions, the new length. */
 static __global__ void k_append(struct pages p, const struct span *spans, int count) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -408,7 +369,8 @@ static __global__ void k_append(struct pages p, const struct span *spans, int co
         p.score[side] = s.score;
     }
     *length += s.count;
-    if (s.begins) begin_stream(p, s.slot, stream);
+    if (s.begins && stream % p.heads_kv == 0)
+        p.weights[(int64_t)s.slot * p.layers + stream / p.heads_kv] = 0; /* not measured */
 }
 
 static bool any_shared(const struct cuda *cuda, const struct kern_batch *batch) {
@@ -507,12 +469,11 @@ static struct span make_span(const struct cuda *cuda, const struct kern_span *fr
     bool scored = from->rule && from->rule->score == KERN_SCORE_ATTENTION;
     s.score = scored && !s.adds ? SCORE_NONE : 0;
     s.begins = !slot->in_use;
-    s.classes = rule_classes(from->rule);
     return s;
 }
 
 /* Spans of one row decode; longer spans are cut into tiles, late ones first, because they see the
- * most entries. Spans whose entries have classes get neither. */
+ * most entries. */
 static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
     struct step *step = &cuda->step;
     struct lists l = alloc_lists(cuda, batch);
@@ -526,7 +487,6 @@ static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
         l.spans[i] = make_span(cuda, s);
         step->keeps = step->keeps || l.spans[i].ring || l.spans[i].adds;
         for (int k = 0; k < s->count; k++) l.row_span[s->row + k] = i;
-        if (l.spans[i].classes) continue;
         if (s->count == 1) {
             l.decode[step->decode_count++] = i;
             continue;
@@ -551,37 +511,10 @@ const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch) {
 static void note_span(struct cuda *cuda, const struct kern_span *s) {
     struct slot *slot = &cuda->slots[s->slot];
     slot->in_use = true;
-    slot->classes = slot->classes || rule_classes(s->rule);
     slot->next_pos = s->pos + s->count;
     slot->entries_most += (int64_t)cuda->pages.streams * s->count;
     for (int i = s->count > slot->window ? s->count - slot->window : 0; i < s->count; i++)
         slot->ring_pos[(s->pos + i) % slot->window] = s->pos + i;
-}
-
-/* A block per stream: drops its members. `always`: also after errors. */
-static __global__ void k_drop_members(struct pages p, int slot, bool always) {
-    const int32_t *table = members_table(p, slot, blockIdx.x);
-    int32_t *length = members_length(p, slot, blockIdx.x);
-    if (!always && pages_failed(p)) return;
-    for (int page = threadIdx.x; page < members_pages_for(*length); page += (int)blockDim.x)
-        pages_drop(p, table[page]);
-    __syncthreads();
-    if (threadIdx.x == 0) *length = 0;
-}
-
-static void drop_members(struct cuda *cuda, int slot, bool always) {
-    LAUNCH(cuda->device, k_drop_members, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, slot,
-           always);
-}
-
-/* Drops members where no rule of classes keeps their centres. Only a snapshot made under another
- * rule can bring them. */
-static void forget_members(struct cuda *cuda, const struct kern_batch *batch) {
-    for (int i = 0; i < batch->span_count; i++) {
-        const struct kern_span *s = &batch->spans[i];
-        if (cuda->slots[s->slot].classes && !rule_classes(s->rule))
-            drop_members(cuda, s->slot, false);
-    }
 }
 
 /* Starts a repeated region: a step that only decodes equals the last one with as many rows, because
@@ -621,7 +554,6 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
         return rc;
     }
     append(cuda, batch);
-    forget_members(cuda, batch);
     attend_plan(cuda);
     for (int i = 0; i < batch->span_count; i++) note_span(cuda, &batch->spans[i]);
     return 0;
@@ -668,88 +600,10 @@ static __global__ void k_truncate(struct pages p, int slot, int32_t pos) {
     if (threadIdx.x == 0) *length = left;
 }
 
-static __device__ __forceinline__ bool member_before(const struct member &m, int32_t pos) {
-    return m.pos < pos && m.centre < pos;
-}
-
-/* Does the stream lose members, because they or their centres are at or after `pos`? Called by
- * every thread of the block. */
-static __device__ bool loses_members(const struct pages &p, int slot, int stream, int32_t pos,
-                                     int32_t *room) {
-    const int32_t *table = members_table(p, slot, stream);
-    int length = *members_length(p, slot, stream);
-    if (threadIdx.x == 0) *room = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < length; i += (int)blockDim.x)
-        if (!member_before(*members_at(p, table, i), pos)) *room = 1;
-    __syncthreads();
-    bool loses = *room != 0;
-    __syncthreads();
-    return loses;
-}
-
-/* A block per stream: counts shared pages where members are lost. */
-static __global__ void k_claim_members(struct pages p, int slot, int32_t pos) {
-    SHARED_MEMORY(shared);
-    const int32_t *table = members_table(p, slot, blockIdx.x);
-    if (pages_failed(p) || !loses_members(p, slot, blockIdx.x, pos, (int32_t *)shared)) return;
-    int pages = members_pages_for(*members_length(p, slot, blockIdx.x));
-    for (int page = threadIdx.x; page < pages; page += (int)blockDim.x)
-        if (p.refs[table[page]] > 1) atomicAdd(&p.state->need, 1ull);
-}
-
-static __global__ void k_own_members(struct pages p, int slot, int32_t pos) {
-    SHARED_MEMORY(shared);
-    if (pages_failed(p) || !loses_members(p, slot, blockIdx.x, pos, (int32_t *)shared)) return;
-    pages_own(p, members_table(p, slot, blockIdx.x), 0,
-              members_pages_for(*members_length(p, slot, blockIdx.x)), (int32_t *)shared);
-}
-
-/* A block per stream: compacts the remaining members, a tile of the block's size at a time. */
-static __global__ void k_cut_members(struct pages p, int slot, int32_t pos) {
-    SHARED_MEMORY(shared);
-    int stream = blockIdx.x, length = *members_length(p, slot, stream), to = 0, more;
-    const int32_t *table = members_table(p, slot, stream);
-    if (pages_failed(p) || !loses_members(p, slot, stream, pos, (int32_t *)shared)) return;
-    for (int first = 0; first < length; first += (int)blockDim.x) {
-        int i = first + (int)threadIdx.x;
-        struct member mine = {0, 0, 0};
-        if (i < length) mine = *members_at(p, table, i);
-        bool stays = i < length && member_before(mine, pos);
-        int place = to + block_scan(stays ? 1 : 0, (int *)shared, &more);
-        __syncthreads(); /* the tile has been read */
-        if (stays) *members_at(p, table, place) = mine;
-        to += more;
-    }
-    for (int page = members_pages_for(to) + (int)threadIdx.x; page < members_pages_for(length);
-         page += (int)blockDim.x)
-        pages_drop(p, table[page]);
-    if (threadIdx.x == 0) *members_length(p, slot, stream) = to;
-}
-
-/* Drops the members of tokens from `pos` on, and of classes that lose their centre. Writes in
- * place, so shared pages are copied first. ERR_FULL changes nothing. */
-static int cut_members(struct cuda *cuda, int slot, int32_t pos) {
-    unsigned streams = (unsigned)cuda->pages.streams;
-    const size_t room = THREADS / 32 * sizeof(int32_t);
-    LAUNCH(cuda->device, k_claim_members, streams, THREADS, room, cuda->pages, slot, pos);
-    cache_decide(cuda);
-    if (cuda->slots[slot].shared)
-        LAUNCH(cuda->device, k_own_members, streams, THREADS, room, cuda->pages, slot, pos);
-    LAUNCH(cuda->device, k_cut_members, streams, THREADS, room, cuda->pages, slot, pos);
-    return cache_sync(cuda);
-}
-
 int op_truncate(struct kern *kern, int slot, int32_t pos) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots && pos >= 0);
     cache_changes(cuda);
-    /* The host does not know which of several ranks have members; all must take part in the
-     * sums. */
-    bool cuts = pos > 0 && (cuda->slots[slot].classes || cuda->comm->ranks > 1);
-    int rc = cuts ? cut_members(cuda, slot, pos) : 0;
-    if (rc) return rc;
-    if (cuda->slots[slot].classes && pos == 0) drop_members(cuda, slot, true);
     LAUNCH(cuda->device, k_truncate, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, slot, pos);
     struct slot *state = &cuda->slots[slot];
     int64_t most = (int64_t)cuda->pages.streams * pos;
@@ -779,14 +633,9 @@ static __global__ void k_fork(struct pages p, int from, int to) {
     int stream = blockIdx.x, length = *pages_length(p, from, stream);
     const int32_t *source = pages_table(p, from, stream);
     int32_t *target = pages_table(p, to, stream);
-    int members = *members_length(p, from, stream);
     share_row(p, target, source, pages_for(p, length));
-    share_row(p, members_table(p, to, stream), members_table(p, from, stream),
-              members_pages_for(members));
     if (threadIdx.x != 0) return;
     *pages_length(p, to, stream) = length;
-    *members_length(p, to, stream) = members;
-    p.tau[(int64_t)to * p.streams + stream] = p.tau[(int64_t)from * p.streams + stream];
     if (stream % p.heads_kv == 0)
         p.weights[(int64_t)to * p.layers + stream / p.heads_kv] =
             p.weights[(int64_t)from * p.layers + stream / p.heads_kv];
@@ -861,17 +710,16 @@ int op_report(struct kern *kern, int slot, struct kern_report *report) {
     const struct pages *p = &cuda->pages;
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
     size_t streams = (size_t)p->streams;
-    int32_t *lengths = static_cast<int32_t *>(mem_try_alloc(2 * streams, sizeof *lengths));
+    int32_t *lengths = static_cast<int32_t *>(mem_try_alloc(streams, sizeof *lengths));
     if (!lengths) return ERR_NOMEM;
     report->entries = 0;
     report->pages = 0;
-    int rc = device_download(cuda->device, lengths, p->lengths + (size_t)slot * 2 * streams,
-                             2 * streams * sizeof *lengths);
+    int rc = device_download(cuda->device, lengths, p->lengths + (size_t)slot * streams,
+                             streams * sizeof *lengths);
     for (size_t s = 0; s < streams && !rc; s++) {
         if (report->lengths) report->lengths[s] = lengths[s];
         report->entries += (size_t)lengths[s];
         report->pages += (lengths[s] + p->page_slots - 1) / p->page_slots;
-        report->pages += members_pages_for(lengths[streams + s]);
     }
     report->rank_entries = report->entries;
     report->rank_pages = report->pages;

@@ -70,33 +70,16 @@ static __device__ __forceinline__ int chunk_count(const struct chunk &chunk) {
 }
 
 /* Pages [from, to) of a stream that are written: pages behind the first gap; all kept pages where
- * entries remember their score; all pages where entries merge. */
+ * entries remember their score. */
 struct written {
     int from, to;
 };
 
 static __device__ struct written pages_written(const struct pages &p, const struct due &d,
                                                const struct stream_state &state) {
-    bool merges = d.rule.merge != KERN_MERGE_NONE, all = merges || d.remembers;
-    struct written w = {all ? 0 : state.lead / p.page_slots, 0};
-    w.to = state.lead < state.kept || all ? pages_for(p, state.kept) : w.from;
-    if (merges && state.kept < state.length) w.to = pages_for(p, state.length);
+    struct written w = {d.remembers ? 0 : state.lead / p.page_slots, 0};
+    w.to = state.lead < state.kept || d.remembers ? pages_for(p, state.kept) : w.from;
     return w;
-}
-
-/* One thread, once the number of kept entries is known: how many may join a class or are kept, and
- * the pages for the largest possible number of members. */
-static __device__ int plan_members(const struct evict_args &a, const struct due &d,
-                                   const struct stream_state &state) {
-    const struct pages &p = a.streams.pages;
-    struct cutoff *cutoff = &a.cutoffs[d.reach.first_cutoff + state.stream];
-    const int32_t *table = members_table(p, d.slot, state.stream);
-    int members = *members_length(p, d.slot, state.stream), held = members_pages_for(members);
-    cutoff->wanted = cutoff->room = (uint32_t)state.kept + (uint32_t)d.members_max;
-    if (state.kept == state.length) return 0;
-    int need = members_pages_for(classes_most(d, state, members)) - held;
-    for (int page = 0; page < held; page++) need += p.refs[table[page]] > 1;
-    return need;
 }
 
 /* Block (state). */
@@ -120,7 +103,6 @@ static __global__ void __launch_bounds__(THREADS) k_count(const struct evict_arg
     struct written w = pages_written(p, d, state);
     for (int page = w.from + (int)threadIdx.x; page < w.to; page += THREADS)
         need += p.refs[table[page]] > 1;
-    if (threadIdx.x == 0 && d.reach.scopes > 0) need += plan_members(a, d, state);
     need = block_total(need, room);
     if (threadIdx.x == 0 && need) atomicAdd(&p.state->need, (unsigned long long)need);
 }

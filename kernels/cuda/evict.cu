@@ -47,24 +47,6 @@ static __device__ __forceinline__ float remembered(const struct kern_observe &ob
     return __fadd_rn(old, now);
 }
 
-/* fresh[i] becomes the larger of itself and the attention of all queries, scaled to the same
- * sum. */
-static __device__ void align_global(const struct pages &p, const int32_t *table, float *fresh,
-                                    int count, double *room) {
-    double local = 0, global = 0;
-    int threads = (int)blockDim.x;
-    for (int i = threadIdx.x; i < count; i += threads) {
-        local += (double)fresh[i];
-        global += (double)p.score[pages_side(p, table, i)];
-    }
-    local = block_total(local, room);
-    global = block_total(global, room);
-    if (!(global > 0)) return;
-    float scale = (float)(local / global);
-    for (int i = threadIdx.x; i < count; i += threads)
-        fresh[i] = fmaxf(fresh[i], __fmul_rn(p.score[pages_side(p, table, i)], scale));
-}
-
 /* The scores that candidates will store: x, divided by the largest, combined with the stored score.
  * fresh[i] belongs to thread i % blockDim.x until the next barrier. */
 static __device__ void refresh(const struct evict_args &a, const struct due &d,
@@ -74,7 +56,6 @@ static __device__ void refresh(const struct evict_args &a, const struct due &d,
     const struct kern_observe &observe = d.rule.observe;
     float *fresh = a.fresh + state.first, most = 0;
     int threads = (int)blockDim.x;
-    if (observe.window > 0 && observe.global) align_global(p, table, fresh, state.candidates, room);
     for (int i = threadIdx.x; i < state.candidates; i += threads) {
         if (observe.window == 0) fresh[i] = p.score[pages_side(p, table, i)];
         most = fmaxf(most, fresh[i]);
@@ -112,8 +93,7 @@ static __device__ float judge(const struct evict_args &a, const struct due &d,
 static __device__ __forceinline__ int32_t expired_up_to(const struct evict_args &a,
                                                         const struct due &d, int stream) {
     int32_t visible = a.attended[stream / a.streams.pages.heads_kv].sliding_window;
-    bool merges = d.rule.merge != KERN_MERGE_NONE;
-    return visible > 0 && !merges && d.tokens >= visible ? d.tokens - visible : -1;
+    return visible > 0 && d.tokens >= visible ? d.tokens - visible : -1;
 }
 
 /* Block (state). */
@@ -226,10 +206,10 @@ static __device__ bool gather_bins(struct cutoff *cutoff, uint32_t *mine, uint32
     return true;
 }
 
-enum which { WHICH_FIRST, WHICH_SECOND, WHICH_OWN, WHICH_REACH, WHICH_COUNT };
+enum which { WHICH_FIRST, WHICH_SECOND, WHICH_OWN, WHICH_COUNT };
 
 static __device__ __forceinline__ const struct contest &contest_of(const struct due &d, int which) {
-    const struct contest *all[WHICH_COUNT] = {&d.first, &d.second, &d.own, &d.reach};
+    const struct contest *all[WHICH_COUNT] = {&d.first, &d.second, &d.own};
     return *all[which];
 }
 
@@ -342,9 +322,16 @@ static __global__ void k_reopen(const struct evict_args a, bool own) {
 /* ---- The host's side ---- */
 
 int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
-    if (rule_classes(rule) && !rule_adds(rule))
+    if (rule->merge != KERN_MERGE_NONE)
         return fault_set(fault, ERR_UNSUPPORTED, "merge",
-                         "classes need the attention of all queries added up");
+                         "evicted entries are not merged on this device");
+    if (rule->layers == KERN_LAYERS_DENSITY)
+        return fault_set(fault, ERR_UNSUPPORTED, "layers",
+                         "layers do not share by density on this device");
+    if (rule->observe.global)
+        return fault_set(fault, ERR_UNSUPPORTED, "observe.global",
+                         "the attention of all queries and of a window are not combined on this "
+                         "device");
     if (rule->redundancy.on && rule->redundancy.measure == KERN_MEASURE_LAG)
         return fault_set(fault, ERR_UNSUPPORTED, "redundancy.measure",
                          "entries are not compared with later ones on this device");
@@ -356,8 +343,7 @@ int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
 
 /* Requirements of the rules of the current sequences. */
 struct wants {
-    bool attention, window, preference, density, layers, redundancy, floor, merge, classes;
-    bool joint, cap;
+    bool attention, window, preference, layers, redundancy, floor, joint, cap;
 };
 
 /* The host's lists of an eviction, and the addresses of their copies. */
@@ -421,7 +407,6 @@ static void make_contests(const struct cuda *cuda, struct lists *l, struct due *
     if (floors) d->second = make_contest(cuda, l, WHICH_SECOND, 1, false, 0);
     if (d->first.joint && cuda->options.rank_cap > 0)
         d->own = make_contest(cuda, l, WHICH_OWN, here, false, 0);
-    if (rule_classes(rule)) d->reach = make_contest(cuda, l, WHICH_REACH, 1, false, 0);
 }
 
 static struct due make_due(const struct cuda *cuda, const struct kern_evict *from, int index) {
@@ -432,7 +417,6 @@ static struct due make_due(const struct cuda *cuda, const struct kern_evict *fro
     d.slot = from->slot;
     d.tokens = from->tokens;
     d.budget = from->budget;
-    d.members_max = kern_members_max(from->rule, from->budget);
     float least = least_score(from->rule);
     d.least = least == -INFINITY ? KEY_LEAST : float_key(least);
     d.remembers = asks_window(from->rule) && from->rule->observe.history != KERN_HISTORY_NONE;
@@ -448,8 +432,6 @@ static void make_looks(const struct cuda *cuda, struct lists *l, const struct du
     struct look *look = &l->looks[index], *measure = &l->measures[index];
     look_at_window(&cuda->slots[d->slot], d->tokens, look, positions);
     look->layer_stride = (int64_t)look->modulus * o->heads_q * o->head_dim;
-    look->classes = rule_classes(&d->rule);
-    look->positions = d->rule.classes.positions;
     *measure = *look;
     look->observe = d->rule.observe;
     look->kind = asks_window(&d->rule) ? LOOK_WINDOW : LOOK_NONE;
@@ -464,14 +446,11 @@ static void note_wants(struct wants *w, const struct due *d) {
     w->attention |= rule->score == KERN_SCORE_ATTENTION;
     w->window |= asks_window(rule);
     w->preference |= d->measures && rule->layers == KERN_LAYERS_PREFERENCE;
-    w->density |= d->measures && rule->layers == KERN_LAYERS_DENSITY;
     w->layers |= rule->layers != KERN_LAYERS_UNIFORM;
     w->redundancy |= rule->redundancy.on;
     w->floor |= d->second.scopes > 0;
     w->joint |= d->first.joint;
     w->cap |= d->own.scopes > 0;
-    w->merge |= rule->merge != KERN_MERGE_NONE;
-    w->classes |= rule_classes(rule);
 }
 
 static void *list(size_t count, size_t size) {
@@ -521,27 +500,19 @@ struct stages {
 
 /* Upper bounds of what a slot has when it evicts. */
 struct holding {
-    int64_t entries, members;
+    int64_t entries;
     int queries;
 };
 
-static int64_t members_held(const struct cuda *cuda, int index) {
-    const struct slot *slot = &cuda->slots[index];
-    int64_t each = (int64_t)cuda->pages.streams * slot->members_each + slot->members_brought;
-    int64_t positions = (int64_t)cuda->pages.streams * slot->next_pos;
-    return each < positions ? each : positions;
-}
-
 static struct holding holding_now(const struct cuda *cuda, const struct lists *l, int index) {
     int slot = l->dues[index].slot;
-    return {cuda->slots[slot].entries_most, members_held(cuda, slot), l->looks[index].query_count};
+    return {cuda->slots[slot].entries_most, l->looks[index].query_count};
 }
 
 /* With all pages that the slot will have. */
 static struct holding holding_most(const struct cuda *cuda, int slot,
                                    const struct kern_rule *rule) {
-    int64_t pages = cuda->slots[slot].pages;
-    return {pages * cuda->pages.page_slots, pages * PAGE_MEMBERS, rule_window(rule)};
+    return {cuda->slots[slot].pages * cuda->pages.page_slots, rule_window(rule)};
 }
 
 /* Computes the sizes that do not depend on memory, and the looks' parts of arrays. `most`: what the
@@ -569,12 +540,7 @@ static void measure_stages(const struct cuda *cuda, struct lists *l, struct stag
         measure->stats_first = look->stats_first;
         measure->sees_first = look->sees_first;
         if (held.queries > s->look.queries_max) s->look.queries_max = held.queries;
-        if (s->wants.classes) s->args.old_max = held.members; /* such a sequence goes alone */
     }
-    if (s->wants.merge) /* blocks have fewer entries than a chunk */
-        streams->items_max *= PRODUCT_KEYS / (s->wants.classes ? JOIN_ROWS : PRODUCT_ROWS);
-    s->look.classes = s->wants.classes;
-    s->look.plain = !s->wants.classes;
     s->look.group = cuda_group(cuda);
     s->look.heads_q = cuda->options.heads_q;
     s->look.parts_max = s->look.group;
@@ -590,7 +556,6 @@ static void place_stages(const struct cuda *cuda, const struct lists *l, struct 
     const struct wants *w = &s->wants;
     size_t entries = (size_t)a->streams.entries_max, items = (size_t)a->streams.items_max;
     size_t parts = (size_t)(cuda->options.layers + model_streams(cuda)) * (size_t)s->count;
-    bool keys = w->redundancy || w->merge;
     streams_room(room, &a->streams);
     compact_room(room, a);
     a->cutoffs = piece<struct cutoff>(room, l->cutoff_count);
@@ -600,19 +565,10 @@ static void place_stages(const struct cuda *cuda, const struct lists *l, struct 
     a->parts = piece<struct allot_part>(room, w->layers || w->floor ? parts : 0);
     a->fresh = piece<float>(room, w->attention ? entries : 0);
     a->sums = piece<double>(room, w->preference ? 2 * items : 0);
-    a->norm = piece<float>(room, keys ? entries : 0);
-    a->alike = piece<float>(room, keys ? entries : 0);
+    a->norm = piece<float>(room, w->redundancy ? entries : 0);
+    a->alike = piece<float>(room, w->redundancy ? entries : 0);
     a->forgiven = piece<unsigned long long>(room, w->redundancy ? entries : 0);
     a->totals = piece<float>(room, w->redundancy ? items * (size_t)cuda->options.head_dim : 0);
-    a->links = piece<int32_t>(room, w->merge ? entries : 0);
-    a->gone = piece<int32_t>(room, w->merge ? entries : 0);
-    a->target = piece<int32_t>(room, w->merge ? entries : 0);
-    a->value_norm = piece<float>(room, w->classes ? entries : 0);
-    a->joined = piece<int32_t>(room, w->classes ? entries : 0);
-    a->first = piece<int32_t>(room, w->classes ? entries : 0);
-    a->place = piece<int32_t>(room, w->classes ? entries : 0);
-    a->old = piece<struct member>(room, w->classes ? (size_t)a->old_max : 0);
-    a->old_used = piece<unsigned long long>(room, w->classes ? 1 : 0);
     s->look.streams = a->streams;
     s->look.fresh = a->fresh;
     s->look.sums = a->sums;
@@ -741,7 +697,7 @@ static void score(struct cuda *cuda, struct stages *s) {
 /* Finds the kept entries. */
 static void choose(struct cuda *cuda, const struct stages &s) {
     const struct wants *w = &s.wants;
-    if (w->layers) allot_layers(cuda, s.args, s.count, w->preference, w->density);
+    if (w->layers) allot_layers(cuda, s.args, s.count, w->preference);
     select(cuda, s, WHICH_FIRST);
     if (w->cap) cap_scopes(cuda, s);
     if (!w->floor) return;
@@ -750,8 +706,7 @@ static void choose(struct cuda *cuda, const struct stages &s) {
     select(cuda, s, WHICH_SECOND);
 }
 
-/* Evicts several sequences at once, or one that may share pages or has classes, whose rooms are
- * large. */
+/* Evicts several sequences at once, or one that may share pages. */
 static int evict(struct cuda *cuda, const struct kern_evict *due, int count, bool shared) {
     struct stages s = {};
     int rc = open_stages(cuda, due, count, &s);
@@ -759,42 +714,27 @@ static int evict(struct cuda *cuda, const struct kern_evict *due, int count, boo
     score(cuda, &s);
     choose(cuda, s);
     compact_count(cuda, s.args);
-    if (shared || s.wants.merge) cache_decide(cuda);
+    if (shared) cache_decide(cuda);
     if (shared) compact_own(cuda, s.args);
-    if (s.wants.classes) {
-        select(cuda, s, WHICH_REACH);
-        classes_own(cuda, s.args);
-        classes_join(cuda, s.args);
-    } else if (s.wants.merge) {
-        merge_all(cuda, s.args);
-    }
-    if (s.wants.merge)
-        streams_plan(cuda, s.args.streams); /* the work listed before was that of merging */
     compact_all(cuda, s.args);
     for (int i = 0; i < count; i++) {
         struct slot *slot = &cuda->slots[due[i].slot];
         int64_t most =
             (int64_t)model_streams(cuda) * due[i].budget; /* all kept entries may be on this rank */
         slot->measured = true;
-        int32_t members = kern_members_max(due[i].rule, due[i].budget);
         if (slot->entries_most > most) slot->entries_most = most;
-        if (slot->members_each < members) slot->members_each = members;
     }
     return 0;
 }
 
-static bool goes_alone(const struct cuda *cuda, const struct kern_evict *due) {
-    return cuda->slots[due->slot].shared || rule_classes(due->rule);
-}
-
-/* Sequences without shared pages and classes are evicted together, in runs: shorter ones where
+/* Sequences without shared pages are evicted together, in runs: shorter ones where
  * there is no memory for all, because the room of one is there (op_prepare). */
 static int evict_all(struct cuda *cuda, const struct kern_evict *due, int count) {
     int rc = 0;
     for (int i = 0, n; i < count && !rc; i += n) {
-        bool alone = goes_alone(cuda, &due[i]);
-        for (n = 1; !alone && i + n < count && !goes_alone(cuda, &due[i + n]);) n++;
-        do rc = evict(cuda, &due[i], n, cuda->slots[due[i].slot].shared);
+        bool shared = cuda->slots[due[i].slot].shared;
+        for (n = 1; !shared && i + n < count && !cuda->slots[due[i + n].slot].shared;) n++;
+        do rc = evict(cuda, &due[i], n, shared);
         while (rc == ERR_NOMEM && n > 1 && (n = n / 2));
     }
     return rc;

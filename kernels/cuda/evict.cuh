@@ -7,8 +7,6 @@
  *   score      k_score                   one key per entry (evict.cu)
  *   allot      k_allot*                  allotments of layers and streams (allot.cu)
  *   select     k_select                  the lowest-ranking kept entry (evict.cu)
- *   merge      k_merge_*                 evicted entries into kept ones (merge.cu)
- *   join       k_class_*                 or into their classes (classes.cu)
  *   compact    k_compact                 closing the gaps (compact.cu)
  *
  * A subject is an observed sequence: all its streams when it evicts, those of one layer when a step
@@ -52,11 +50,10 @@ struct subject {
 struct stream_state {
     int32_t subject, stream;
     int32_t length, candidates, fixed;
-    int32_t work; /* number of items in the list: its chunks, or what a stage asks for */
+    int32_t work; /* number of items in the list: its chunks */
     int32_t item; /* the first of these items */
     int32_t lead; /* entries before the first evicted one; until that is known, all */
     int32_t kept;
-    int32_t gone;       /* evicted entries that look for an entry to merge with */
     int32_t best;       /* entries among the best of its scope */
     int64_t first;      /* index of its first entry in arrays with one number per entry */
     double measured[2]; /* measurements for the layer weights */
@@ -85,9 +82,8 @@ void streams_find(struct cuda *cuda, const struct streams_args &args, int subjec
 /* Sends all ranks' states to every rank: each rank makes the decisions over streams of several
  * ranks by itself, from the same numbers. */
 void streams_tell(struct cuda *cuda, const struct streams_args &args);
-/* Lists the chunks of all states, or their work, and gives each state its first entry. */
+/* Lists the chunks of all states, and gives each state its first entry. */
 void streams_plan(struct cuda *cuda, const struct streams_args &args);
-void streams_plan_work(struct cuda *cuda, const struct streams_args &args);
 void streams_room(struct pieces *room, struct streams_args *args); /* allocates its results */
 /* The largest number of chunks that streams with so many entries can have together. */
 int64_t streams_items_max(int64_t streams, int64_t entries, int64_t longest);
@@ -115,7 +111,6 @@ struct look {
     struct kern_observe observe;
     int32_t kind;
     int32_t query_count, origin, modulus;
-    bool classes, positions;  /* entries have members (kern.h, struct kern_classes) */
     int32_t row;              /* LOOK_MASS: the step's row of the first query */
     const uint16_t *queries;  /* [layer][place][heads_q * head_dim] */
     int64_t layer_stride;     /* in elements; 0: queries of one layer only */
@@ -128,9 +123,9 @@ struct look_sizes {
     int64_t partial, stats, sees;
 };
 
-/* Entries [low, high) visible to a query, and the members at positions (least, pos]. */
+/* Entries [low, high) are visible to a query. */
 struct sight {
-    int32_t low, high, pos, least;
+    int32_t low, high;
 };
 
 /* Softmax over a row (or a combination of rows): largest logit, 1 / sum. */
@@ -147,19 +142,14 @@ struct look_args {
     struct sight *sees;
     float *fresh; /* [entries] */
     double *sums; /* [items][2] */
-    float *out;   /* LOOK_MASS with classes: attention's results, of all rows */
     int queries_max, vectors_max, parts_max;
     int heads_q, group;
-    int query, queries;              /* query heads of a group that this rank computes */
     const struct attended *attended; /* [layers] */
     struct attended same;            /* without `attended`: the same for all layers */
-    bool plain, classes;             /* are there looks of this kind? */
     float scale, cap;                /* kern_attend_options, times log2(e) */
 };
 
 void look_all(struct cuda *cuda, const struct look_args &args);
-/* Computes attention where entries have classes, from the sums that look_all has left. */
-void classes_attend(struct cuda *cuda, const struct look_args &args);
 /* Allocates its results. The largest comes last: it grows with the entries, and arguments of a step
  * should not change with it (graph.h). */
 void look_room(struct pieces *room, struct look_args *args, const struct look_sizes *sizes);
@@ -205,9 +195,7 @@ struct due {
     bool remembers;               /* entries store their new score */
     bool measures;                /* the layers' weights are measured now */
     int64_t floor;                /* rule_floor */
-    int32_t members_max;          /* kern_members_max */
     struct contest first, second; /* second: with a floor, once streams have allotments */
-    struct contest reach;         /* with classes: the entries that may join one */
     struct contest own; /* the first one without other ranks, used if this rank has been capped */
     int64_t first_part; /* index into the array of parts */
 };
@@ -229,20 +217,10 @@ struct evict_args {
     float *fresh;                    /* [entries]: scores that candidates will store */
     double *sums;                    /* [items][2]: results of LOOK_PREFERENCE */
 
-    /* Redundancy and merging, one number per entry; NULL if no rule needs them. */
+    /* Redundancy, one number per entry; NULL if no rule needs them. */
     float *norm, *alike;
     unsigned long long *forgiven; /* in units of 2^-32 */
     float *totals;                /* [items][head_dim]: sums of khat over a chunk */
-    int32_t *links;               /* see merge.cu */
-    int32_t *gone;                /* evicted entries of a stream that merge, in ascending order */
-    int32_t *target;              /* targets of the entries in `gone` */
-
-    /* Classes, one sequence at a time; see classes.cu. */
-    float *value_norm;               /* [entries] lengths of values; `norm`: of keys */
-    int32_t *joined, *first, *place; /* [entries] */
-    struct member *old;              /* [old_max]: the members before the eviction */
-    unsigned long long *old_used;
-    int64_t old_max;
 };
 
 /* The cutoff of the first contest. */
@@ -291,71 +269,27 @@ struct chunk {
 };
 
 void compact_room(struct pieces *room, struct evict_args *args); /* allocates its results */
-/* Finds the kept entries of each chunk, kept and lead of the states, and the number of entries that
- * may join classes. Adds the missing pages to pages_state.need. The list must be that of chunks. */
+/* Finds the kept entries of each chunk, kept and lead of the states. Adds the missing pages to
+ * pages_state.need. */
 void compact_count(struct cuda *cuda, const struct evict_args &args);
 /* Called after compact_count if there are enough pages: makes pages that will be written the
  * stream's own, for one sequence. */
 void compact_own(struct cuda *cuda, const struct evict_args &args);
-/* Closes the gaps and frees pages; the list must be that of chunks again. */
+/* Closes the gaps and frees pages. */
 void compact_all(struct cuda *cuda, const struct evict_args &args);
 
 /* ---- Redundancy: redundancy.cu ---- */
 
 /* R of the candidates of sequences whose rule has redundancy -> alike. */
 void redundancy_find(struct cuda *cuda, const struct evict_args &args);
-/* 1 / |k| of every entry of sequences that merge -> norm. */
-void merge_norms(struct cuda *cuda, const struct evict_args &args);
+
 /* ---- Allotments: allot.cu ---- */
 
 /* Measures the layers' weights where needed, and computes the allotments of the first contest. */
-void allot_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference,
-                  bool density);
+void allot_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference);
 /* Counts each stream's entries among the best of its scope; every rank learns all counts. */
 void allot_count(struct cuda *cuda, const struct evict_args &args);
 /* Computes the allotments of streams from these counts. */
 void allot_floor(struct cuda *cuda, const struct evict_args &args, int count);
-
-/* ---- Merging: merge.cu ---- */
-
-/* Merges, once the evicted entries are known and all pages are the streams' own. */
-void merge_all(struct cuda *cuda, const struct evict_args &args);
-/* Stages shared with classes: the evicted entries, and the lists of those that each target
- * absorbs. */
-#define MERGE_STAYS  (-2) /* links: no entry joins it */
-#define MERGE_NOBODY (-1)
-void merge_gone(struct cuda *cuda, const struct evict_args &args);
-void merge_link(struct cuda *cuda, const struct evict_args &args);
-
-/* Compares by similarity; ties: the newer entry. NaN never wins. */
-struct likeness {
-    float alike;
-    int32_t entry;
-};
-
-static __device__ __forceinline__ struct likeness better(struct likeness a, struct likeness b) {
-    if (b.entry < 0) return a;
-    if (a.entry < 0) return b;
-    if (a.alike != b.alike) return a.alike > b.alike ? a : b;
-    return a.entry > b.entry ? a : b;
-}
-
-/* ---- Classes: classes.cu ---- */
-
-#define JOIN_ROWS (PRODUCT_ROWS / 2) /* evicted entries that look for a class at a time */
-
-/* Upper bound of a stream's members after its evicted entries have joined. */
-static __device__ __forceinline__ int classes_most(const struct due &d,
-                                                   const struct stream_state &state, int members) {
-    int64_t all = (int64_t)members + state.length - state.kept;
-    int64_t most = all < d.members_max ? all : d.members_max;
-    return most > members ? (int)most : members;
-}
-
-/* Takes the pages for that bound; compact_count has counted them. */
-void classes_own(struct cuda *cuda, const struct evict_args &args);
-/* Joins classes, once the evicted entries and those that may join are known and all pages are the
- * streams' own. */
-void classes_join(struct cuda *cuda, const struct evict_args &args);
 
 #endif

@@ -51,11 +51,8 @@ struct slot {
     bool adds;     /* prepared for a rule that adds up attention */
     int64_t pages; /* the most that it will have, as prepare was told */
     int32_t next_pos;
-    int64_t entries_most;    /* upper bound of its entries, counted from appends and evictions */
-    int64_t forked;          /* entries that it shared with its source when it was forked */
-    bool classes;            /* the slot's entries may have members */
-    int32_t members_each;    /* upper bound of members per stream that evictions leave */
-    int64_t members_brought; /* members imported with a snapshot */
+    int64_t entries_most; /* upper bound of its entries, counted from appends and evictions */
+    int64_t forked;       /* entries that it shared with its source when it was forked */
 
     /* The last queries, if the rule has a window: the query at position p is at p % window of the
      * ring if ring_pos says so. Device, [layers][window][heads_q * head_dim] bf16, rotated, not
@@ -80,9 +77,7 @@ struct span {
     uint16_t *ring; /* NULL: the span's queries are not stored */
     float score;    /* score of the new entries */
     bool adds,
-        begins;   /* adds: attention is added up in the entries; begins: the slot was not in use */
-    bool classes; /* entries have members: classes.cu computes their attention from the accumulated
-                     sums */
+        begins; /* adds: attention is added up in the entries; begins: the slot was not in use */
 };
 
 /* One decoding row: its stream of every (layer, head) is an item's source. */
@@ -259,11 +254,11 @@ size_t ring_bytes(const struct cuda *cuda, int32_t window);
 bool rings_close(struct cuda *cuda); /* frees unused rings; returns false if there were none */
 int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule, int64_t pages);
 /* Serves the rules of the step: stages lists once per step; stores the queries of a layer before
- * its attention; adds up their attention after it, and computes attention where entries have
- * classes. Returns false if there is no memory for the lists. */
+ * its attention; adds up their attention after it. Returns false if there is no memory for the
+ * lists. */
 bool mass_stage(struct cuda *cuda, const struct kern_batch *batch);
 void keep_queries(struct cuda *cuda, int layer, const float *queries, int64_t stride);
-void add_mass(struct cuda *cuda, int layer, float *out);
+void add_mass(struct cuda *cuda, int layer);
 void mass_close(struct cuda *cuda);
 
 /* attend.cu */

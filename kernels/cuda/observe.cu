@@ -85,12 +85,12 @@ int ring_take(struct cuda *cuda, struct slot *slot, int32_t window) {
 static size_t rule_shared(const struct cuda *cuda, const struct kern_rule *rule) {
     const int D = cuda->options.head_dim, parts = rule_window(rule) ? cuda_group(cuda) : 1;
     bool looks = rule_window(rule) || rule_adds(rule);
-    if (!looks && !rule->redundancy.on && rule->merge == KERN_MERGE_NONE) return 0;
+    if (!looks && !rule->redundancy.on) return 0;
     size_t product = (size_t)(D == 64    ? product_shape<64>::SHARED
                               : D == 128 ? product_shape<128>::SHARED
                                          : product_shape<256>::SHARED);
     size_t sums = (size_t)(2 * parts + 1) * PRODUCT_KEYS * sizeof(float);
-    return product + (size_t)work_bytes() + sums + (rule_classes(rule) ? (size_t)class_bytes() : 0);
+    return product + (size_t)work_bytes() + sums;
 }
 
 /* ---- Keeping queries ---- */
@@ -137,30 +137,16 @@ static __global__ void k_look_sees(const struct look_args a) {
     int query = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     if (look.kind == LOOK_NONE || query >= look.query_count) return;
     const int32_t *table = pages_table(p, a.streams.subjects[st.subject].slot, st.stream);
-    struct sight sight = {0, 0, query_at(look, query), -1};
-    sight.high = pages_before(p, table, st.length, sight.pos + 1);
+    int pos = query_at(look, query);
+    struct sight sight = {0, pages_before(p, table, st.length, pos + 1)};
     if (look.observe.support == KERN_SUPPORT_CANDIDATES && sight.high > st.candidates)
         sight.high = st.candidates;
     int visible = attended_of(a, st.stream / p.heads_kv).sliding_window;
-    if (visible > 0) sight.least = sight.pos - visible;
-    if (visible > 0) sight.low = pages_before(p, table, st.length, sight.least + 1);
+    if (visible > 0) sight.low = pages_before(p, table, st.length, pos - visible + 1);
     look_sees(a, look, blockIdx.x)[query] = sight;
 }
 
 /* ---- The first pass ---- */
-
-/* A warp, each lane with N of the logits: their part of a softmax. */
-template <int N> static __device__ __forceinline__ struct look_stat warp_stat(const float (&x)[N]) {
-    float most = -INFINITY, sum = 0;
-#pragma unroll
-    for (int i = 0; i < N; i++) most = fmaxf(most, x[i]);
-    for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(WARP_ALL, most, by));
-    float base = most == -INFINITY ? 0 : most;
-#pragma unroll
-    for (int i = 0; i < N; i++) sum = __fadd_rn(sum, ptx_exp2(__fadd_rn(x[i], -base)));
-    for (int by = 16; by > 0; by /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, by));
-    return {most, sum};
-}
 
 /* A warp: the chunk's part of one softmax. */
 static __device__ struct look_stat vector_stat(const struct work &w, const struct look_args &a,
@@ -172,7 +158,16 @@ static __device__ struct look_stat vector_stat(const struct work &w, const struc
         int key = lane + 32 * i;
         x[i] = key >= low && key < high ? vector_logit(w, a, vector, key) : -INFINITY;
     }
-    return warp_stat(x);
+    float most = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < PRODUCT_KEYS / 32; i++) most = fmaxf(most, x[i]);
+    for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(WARP_ALL, most, by));
+    float base = most == -INFINITY ? 0 : most;
+#pragma unroll
+    for (int i = 0; i < PRODUCT_KEYS / 32; i++)
+        sum = __fadd_rn(sum, ptx_exp2(__fadd_rn(x[i], -base)));
+    for (int by = 16; by > 0; by /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, by));
+    return {most, sum};
 }
 
 /* Joins two parts of one softmax. */
@@ -183,35 +178,8 @@ static __device__ __forceinline__ struct look_stat stat_fold(struct look_stat x,
                       __fmul_rn(x.scale, ptx_exp2(__fadd_rn(x.most, -base))))};
 }
 
-/* A warp: the part of the current `many` members. */
-static __device__ struct look_stat members_stat(const struct work &w, const struct look_args &a,
-                                                int vector, int many, int lane) {
-    float x[CLASS_KEYS / 32];
-#pragma unroll
-    for (int i = 0; i < CLASS_KEYS / 32; i++) {
-        int at = lane + 32 * i;
-        x[i] = at < many ? member_logit(w, a, vector, at) : -INFINITY;
-    }
-    return warp_stat(x);
-}
-
-/* Adds the part of the chunk's members to `to`; a vector always belongs to the same warp. */
-template <int D>
-static __device__ void stats_members(const struct work &w, const struct look_args &a, int vectors,
-                                     struct look_stat *to) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int first = w.member; first < w.member_end; first += CLASS_KEYS) {
-        int many = w.member_end - first < CLASS_KEYS ? w.member_end - first : CLASS_KEYS;
-        members_multiply<D>(w, a, first, many, vectors);
-        for (int v = warp; v < vectors; v += PRODUCT_WARPS) {
-            struct look_stat stat = members_stat(w, a, v, many, lane);
-            if (lane == 0) to[v] = stat_fold(to[v], stat);
-        }
-    }
-}
-
 /* Processes one chunk with all queries. */
-template <int D, bool CLASSES>
+template <int D>
 static __device__ void stats_chunk(struct work &w, const struct look_args &a, int item) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     struct look_stat *to = look_partial(a, w.look, w.index, item);
@@ -226,7 +194,7 @@ static __device__ void stats_chunk(struct work &w, const struct look_args &a, in
         if (seen && !fetched) {
             product_fetch<D>(w.product, a.streams.pages, w.table, w.base, w.keys);
             product_wait<D>(w.product, a.streams.pages);
-            fetched = w.member == w.member_end; /* members overwrite keys */
+            fetched = true;
         }
         if (seen) work_multiply<D>(w, a, count * a.group);
         __syncthreads();
@@ -234,26 +202,22 @@ static __device__ void stats_chunk(struct work &w, const struct look_args &a, in
             struct look_stat stat = vector_stat(w, a, v, lane);
             if (lane == 0) to[first * w.width + v] = stat;
         }
-        if (CLASSES && seen) stats_members<D>(w, a, count * w.width, to + first * w.width);
     }
 }
 
-/* CLASSES: only looks whose entries have classes; otherwise only the others. The second pass does
- * the same. */
-template <int D, bool CLASSES>
+template <int D>
 static __global__ void __launch_bounds__(PRODUCT_THREADS, 1)
     k_look_stats(const struct look_args a) {
     SHARED_MEMORY(shared);
     struct work w = work_open<D>(shared);
-    if (CLASSES) class_open(w, shared + product_shape<D>::SHARED + work_bytes());
     if (pages_failed(a.streams.pages)) return;
     int count = *a.streams.item_count;
     for (int i = blockIdx.x; i < count; i += (int)gridDim.x) {
         const struct item item = a.streams.items[i];
         work_begin(w, a, item.state);
-        if (w.look.kind == LOOK_NONE || w.look.classes != CLASSES) continue;
-        work_chunk(w, a, item.chunk * PRODUCT_KEYS);
-        stats_chunk<D, CLASSES>(w, a, i);
+        if (w.look.kind == LOOK_NONE) continue;
+        work_chunk(w, item.chunk * PRODUCT_KEYS);
+        stats_chunk<D>(w, a, i);
     }
 }
 
@@ -290,9 +254,7 @@ static __global__ void k_look_fold(const struct look_args a) {
 
 /* ---- The second pass ---- */
 
-/* The contribution of a query to an entry: p[t, i], or one query head's part of it. With classes,
- * products already are attention. */
-template <bool CLASSES>
+/* The contribution of a query to an entry: p[t, i], or one query head's part of it. */
 static __device__ float vector_value(const struct work &w, const struct look_args &a, int query,
                                      int part, int key) {
     enum kern_group group = w.look.observe.group;
@@ -301,8 +263,7 @@ static __device__ float vector_value(const struct work &w, const struct look_arg
     for (int r = 0; r < w.width; r++) {
         if (each && r != part) continue;
         int v = query * w.width + r;
-        float p = CLASSES ? w.product.out[v * PRODUCT_STRIDE + key]
-                          : vector_share(w, v, vector_logit(w, a, v, key));
+        float p = vector_share(w, v, vector_logit(w, a, v, key));
         if (group == KERN_GROUP_SQUARES) p = __fmul_rn(p, p);
         x = group == KERN_GROUP_MAX ? fmaxf(x, p) : __fadd_rn(x, p);
     }
@@ -368,7 +329,6 @@ struct add {
 };
 
 /* Adds the current queries, beginning with `first`, at this thread's key. */
-template <bool CLASSES>
 static __device__ void add_queries(const struct work &w, const struct look_args &a, struct add &d,
                                    int first, int count) {
     int key = threadIdx.x, entry = w.base + key;
@@ -376,8 +336,8 @@ static __device__ void add_queries(const struct work &w, const struct look_args 
     bool mine = entry >= d.from && entry < d.to;
     for (int t = 0; t < count; t++)
         for (int part = 0; part < d.parts; part++) {
-            bool sees = held && entry < w.sees[t].high && (CLASSES || entry >= w.sees[t].low);
-            float p = sees ? vector_value<CLASSES>(w, a, t, part, key) : 0;
+            bool sees = held && entry < w.sees[t].high && entry >= w.sees[t].low;
+            float p = sees ? vector_value(w, a, t, part, key) : 0;
             if (d.smooth) {
                 d.line[key] = p;
                 __syncthreads();
@@ -429,7 +389,7 @@ static __device__ void add_end(const struct work &w, const struct look_args &a, 
 }
 
 /* Processes entries [d.from, d.to) with all queries. */
-template <int D, bool CLASSES>
+template <int D>
 static __device__ void add_entries(struct work &w, const struct look_args &a, struct add &d,
                                    int item) {
     bool fetched = false;
@@ -447,12 +407,11 @@ static __device__ void add_entries(struct work &w, const struct look_args &a, st
         if (seen && !fetched) {
             product_fetch<D>(w.product, a.streams.pages, w.table, w.base, w.keys);
             product_wait<D>(w.product, a.streams.pages);
-            fetched = w.member == w.member_end;
+            fetched = true;
         }
         if (seen) work_multiply<D>(w, a, count * a.group);
         __syncthreads();
-        if (CLASSES && seen) class_attention<D>(w, a, count);
-        add_queries<CLASSES>(w, a, d, first, count);
+        add_queries(w, a, d, first, count);
     }
     __syncthreads();
     add_end(w, a, d, item);
@@ -460,7 +419,7 @@ static __device__ void add_entries(struct work &w, const struct look_args &a, st
 
 /* At least one block: shared memory decides how many there are, and for more than fit the compiler
  * would spill registers. */
-template <int D, bool CLASSES>
+template <int D>
 static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) k_look_add(const struct look_args a) {
     SHARED_MEMORY(shared);
     struct work w = work_open<D>(shared);
@@ -468,13 +427,12 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) k_look_add(const st
     d.moments.sum = (float *)(w.stat + PRODUCT_ROWS);
     d.moments.squares = d.moments.sum + a.parts_max * PRODUCT_KEYS;
     d.line = d.moments.squares + a.parts_max * PRODUCT_KEYS;
-    if (CLASSES) class_open(w, (char *)(d.line + PRODUCT_KEYS));
     if (pages_failed(a.streams.pages)) return;
     int count = *a.streams.item_count;
     for (int i = blockIdx.x; i < count; i += (int)gridDim.x) {
         const struct item item = a.streams.items[i];
         work_begin(w, a, item.state);
-        if (w.look.kind == LOOK_NONE || w.look.classes != CLASSES) continue;
+        if (w.look.kind == LOOK_NONE) continue;
         const struct kern_observe &observe = w.look.observe;
         int begin = item.chunk * PRODUCT_KEYS, end = begin + PRODUCT_KEYS;
         int most = w.look.kind == LOOK_MASS ? w.state->length : w.state->candidates;
@@ -490,8 +448,8 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) k_look_add(const st
         if (slots > SMOOTH_MARGIN && d.smooth) step = PRODUCT_KEYS - margin - slots;
         for (d.from = begin; d.from < end || d.from == begin; d.from += step) {
             d.to = d.from + step < end ? d.from + step : end;
-            work_chunk(w, a, d.from > margin ? (d.from - margin) / slots * slots : 0);
-            add_entries<D, CLASSES>(w, a, d, i);
+            work_chunk(w, d.from > margin ? (d.from - margin) / slots * slots : 0);
+            add_entries<D>(w, a, d, i);
         }
     }
 }
@@ -515,20 +473,13 @@ static size_t add_bytes(const struct look_args &args) {
 
 template <int D> static void look_keys(struct cuda *cuda, const struct look_args &args) {
     const size_t shared = product_shape<D>::SHARED, stats = shared + work_bytes(),
-                 add = shared + add_bytes(args), classes = class_bytes();
+                 add = shared + add_bytes(args);
     unsigned blocks = (unsigned)(BLOCKS_EACH * device_processors(cuda->device));
     unsigned states = (unsigned)args.streams.state_count;
-    if (args.plain)
-        LAUNCH(cuda->device, (k_look_stats<D, false>), blocks, PRODUCT_THREADS, stats, args);
-    if (args.classes)
-        LAUNCH(cuda->device, (k_look_stats<D, true>), blocks, PRODUCT_THREADS, stats + classes,
-               args);
+    LAUNCH(cuda->device, (k_look_stats<D>), blocks, PRODUCT_THREADS, stats, args);
     LAUNCH(cuda->device, k_look_fold, dim3(states, blocks_for(args.vectors_max, THREADS)), THREADS,
            0, args);
-    if (args.plain)
-        LAUNCH(cuda->device, (k_look_add<D, false>), blocks, PRODUCT_THREADS, add, args);
-    if (args.classes)
-        LAUNCH(cuda->device, (k_look_add<D, true>), blocks, PRODUCT_THREADS, add + classes, args);
+    LAUNCH(cuda->device, (k_look_add<D>), blocks, PRODUCT_THREADS, add, args);
 }
 
 void look_all(struct cuda *cuda, const struct look_args &args) {
@@ -599,7 +550,6 @@ static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch
         args->streams.entries_max +=
             cuda->slots[s->slot].entries_most + (int64_t)cuda->pages.streams * s->count;
         if (s->count > args->queries_max) args->queries_max = s->count;
-        (rule_classes(s->rule) ? args->classes : args->plain) = true;
         mass->count++;
     }
     args->streams.items_max = round_up(args->streams.items_max);
@@ -608,8 +558,6 @@ static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch
     args->streams.state_count = mass->count * o->heads_kv;
     args->group = cuda_group(cuda);
     args->heads_q = o->heads_q;
-    args->query = cuda->shard.query_first;
-    args->queries = cuda->shard.queries;
     args->vectors_max = args->queries_max * args->group;
     args->parts_max = 1;
 }
@@ -672,8 +620,6 @@ static void mass_lists(const struct cuda *cuda, const struct kern_batch *batch, 
         look->query_count = look->modulus = s->count;
         look->origin = s->pos;
         look->row = s->row;
-        look->classes = rule_classes(s->rule);
-        look->positions = look->classes && s->rule->classes.positions;
         look_place(look, heads, mass_items(cuda, s->slot, s->count, s->pos + s->count),
                    mass->args.group, &mass->sizes);
         subjects[count] = {s->slot, 0, INT32_MAX, 0, heads, count * heads};
@@ -721,16 +667,14 @@ void keep_queries(struct cuda *cuda, int layer, const float *queries, int64_t st
            THREADS, 0, args);
 }
 
-void add_mass(struct cuda *cuda, int layer, float *out) {
+void add_mass(struct cuda *cuda, int layer) {
     struct mass *mass = cuda->mass;
     if (!mass || mass->count == 0) return;
     mass->args.scale = cuda->scale * LOG2_E;
     mass->args.cap = cuda->cap * LOG2_E;
-    mass->args.out = out;
     mass->args.same = cuda->attended[layer];
     mass->args.streams.stream_offset = layer * cuda->options.heads_kv;
     streams_find(cuda, mass->args.streams, mass->count, cuda->options.heads_kv);
     streams_plan(cuda, mass->args.streams);
     look_all(cuda, mass->args);
-    if (mass->args.classes) classes_attend(cuda, mass->args);
 }

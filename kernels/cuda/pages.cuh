@@ -33,15 +33,6 @@
 
 #define SCORE_NONE (-1.0f) /* no score yet; scores of attention are never negative */
 
-/* A member of a class (kern.h). A stream's members are in separate pages of the same pool, from the
- * page's first byte on; they ascend by centre, then by position. */
-struct member {
-    int32_t centre, pos;
-    float gain;
-};
-#define PAGE_MEMBERS (PAGE_BYTES / (int)sizeof(struct member))
-#define TURN_ROWS    256 /* positions in the finer half of `turns` */
-
 struct pages_state {
     unsigned long long head, tail; /* counters of the free ring */
     unsigned long long evicted;    /* entries */
@@ -54,19 +45,16 @@ struct pages_state {
 
 /* Passed to every kernel by value. */
 struct pages {
-    char *pool;             /* [count] of page_bytes */
-    int32_t *pos;           /* [count][P] */
-    float *log_beta;        /* [count][P] */
-    float *score;           /* [count][P]: stored by the rule, mass or last score */
-    uint32_t *keys;         /* [count][P]: keys of the current eviction */
-    uint32_t *refs;         /* [count]: number of tables that refer to the page; 0 = free */
-    int32_t *ring;          /* [count] */
-    int32_t *tables;        /* [slots][streams][stream_pages] */
-    int32_t *lengths;       /* [slots][2 * streams]: entries of all streams, then members */
-    int32_t *member_tables; /* [slots][streams][member_pages] */
-    float *turns;           /* [rows][head_dim]: see pages_turn */
-    float *weights;         /* [slots][layers]: measured layer weights */
-    float *tau;             /* [slots][streams]: merge thresholds; NaN: none yet */
+    char *pool;       /* [count] of page_bytes */
+    int32_t *pos;     /* [count][P] */
+    float *log_beta;  /* [count][P] */
+    float *score;     /* [count][P]: stored by the rule, mass or last score */
+    uint32_t *keys;   /* [count][P]: keys of the current eviction */
+    uint32_t *refs;   /* [count]: number of tables that refer to the page; 0 = free */
+    int32_t *ring;    /* [count] */
+    int32_t *tables;  /* [slots][streams][stream_pages] */
+    int32_t *lengths; /* [slots][streams] */
+    float *weights;   /* [slots][layers]: measured layer weights */
     struct pages_state *state;
     int64_t count;
     int layers, heads_kv, head_dim, streams; /* streams = layers * heads_kv */
@@ -76,7 +64,6 @@ struct pages {
     int heads_model, head_first;             /* KV heads of all ranks; the first one on this rank */
     int page_slots;                          /* P */
     int stream_pages;                        /* ceil(max_positions / P) */
-    int member_pages;                        /* ceil(max_positions / PAGE_MEMBERS) */
 };
 
 static __host__ __device__ __forceinline__ int page_slots_of(int row_bytes) {
@@ -105,21 +92,7 @@ static __device__ __forceinline__ int32_t *pages_table(const struct pages &p, in
 
 static __device__ __forceinline__ int32_t *pages_length(const struct pages &p, int slot,
                                                         int stream) {
-    return p.lengths + (int64_t)slot * 2 * p.streams + stream;
-}
-
-static __device__ __forceinline__ int32_t *members_table(const struct pages &p, int slot,
-                                                         int stream) {
-    return p.member_tables + ((int64_t)slot * p.streams + stream) * p.member_pages;
-}
-
-static __device__ __forceinline__ int32_t *members_length(const struct pages &p, int slot,
-                                                          int stream) {
-    return pages_length(p, slot, p.streams + stream);
-}
-
-static __host__ __device__ __forceinline__ int members_pages_for(int count) {
-    return (count + PAGE_MEMBERS - 1) / PAGE_MEMBERS;
+    return p.lengths + (int64_t)slot * p.streams + stream;
 }
 
 /* A stream's number in the model. */
@@ -150,11 +123,6 @@ static __device__ __forceinline__ float pages_scale(const struct pages &p, int32
 
 static __device__ __forceinline__ int pages_for(const struct pages &p, int length) {
     return (length + p.page_slots - 1) / p.page_slots;
-}
-
-static __device__ __forceinline__ struct member *members_at(const struct pages &p,
-                                                            const int32_t *table, int index) {
-    return (struct member *)pages_at(p, table[index / PAGE_MEMBERS]) + index % PAGE_MEMBERS;
 }
 
 /* Index of an entry in the side arrays. */
@@ -262,27 +230,6 @@ static __device__ __forceinline__ void pages_write_piece(const struct pages &p, 
     }
 }
 
-/* Reads one number of a row; and writes it, rounded, where rows are not codes. */
-static __device__ __forceinline__ float pages_read_number(const struct pages &p, int32_t page,
-                                                          int side, int row, int dim) {
-    const char *at = pages_piece(p, page, side, row, dim / CHUNK_DIMS);
-    if (p.scaled)
-        return __fmul_rn((float)((const int8_t *)at)[dim % CHUNK_DIMS],
-                         bf16_float(*pages_factor(p, page, side, row)));
-    if (p.row_bytes == p.head_dim)
-        return ptx_unpack_f16(ptx_f16_of_e4m3(*(const uint8_t *)(at + dim % CHUNK_DIMS))).x;
-    return __uint_as_float((uint32_t)((const uint16_t *)at)[dim % CHUNK_DIMS] << 16);
-}
-
-static __device__ __forceinline__ void pages_write_number(const struct pages &p, int32_t page,
-                                                          int side, int row, int dim, float x) {
-    char *at = pages_piece(p, page, side, row, dim / CHUNK_DIMS);
-    if (p.row_bytes == p.head_dim)
-        *(uint8_t *)(at + dim % CHUNK_DIMS) = (uint8_t)ptx_pack_e4m3(x, 0);
-    else
-        ((uint16_t *)at)[dim % CHUNK_DIMS] = (uint16_t)ptx_pack_bf16(x, 0);
-}
-
 /* Number of entries of a stream with pos below `pos`; positions ascend. */
 static __device__ __forceinline__ int pages_before(const struct pages &p, const int32_t *table,
                                                    int length, int pos) {
@@ -315,18 +262,6 @@ static __device__ __forceinline__ void pages_own(const struct pages &p, int32_t 
         }
         __syncthreads();
     }
-}
-
-/* cos and sin of `positions`, not negative, times the frequency of pair `pair`: the product of two
- * rotations, by the part below TURN_ROWS and by the multiple of it, with a table each. */
-static __device__ __forceinline__ float2 pages_turn(const struct pages &p, int positions,
-                                                    int pair) {
-    const float *low = p.turns + (int64_t)(positions % TURN_ROWS) * p.head_dim + pair;
-    const float *high = p.turns + (int64_t)(TURN_ROWS + positions / TURN_ROWS) * p.head_dim + pair;
-    float c = low[0], s = low[p.head_dim / 2], cosine = high[0], sine = high[p.head_dim / 2];
-    float2 turn = {__fadd_rn(__fmul_rn(c, cosine), -__fmul_rn(s, sine)),
-                   __fadd_rn(__fmul_rn(s, cosine), __fmul_rn(c, sine))};
-    return turn;
 }
 
 #endif

@@ -56,11 +56,10 @@ static __device__ void chunk_total(const struct product &p, const float *norm, i
     }
 }
 
-/* A thread per key. `merge`: only the norms that merging needs, of all entries. Where keys are
- * codes with a factor, khat and products are made of codes, so a norm contains the factor. */
+/* A thread per key. Where keys are codes with a factor, khat and products are made of codes, so a
+ * norm contains the factor. */
 template <int D>
-static __global__ void __launch_bounds__(PRODUCT_THREADS)
-    k_key_norms(const struct evict_args a, bool merge) {
+static __global__ void __launch_bounds__(PRODUCT_THREADS) k_key_norms(const struct evict_args a) {
     SHARED_MEMORY(shared);
     struct product product = product_open<D>(shared);
     float *norms = product.out;
@@ -71,9 +70,8 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
         const struct item item = a.streams.items[i];
         const struct stream_state &state = a.streams.states[item.state];
         const struct due &d = a.due[state.subject];
-        if (merge ? d.rule.merge == KERN_MERGE_NONE : !d.rule.redundancy.on) continue;
-        int most = merge ? state.length : compared(d.rule.redundancy, state);
-        int base = item.chunk * PRODUCT_KEYS;
+        if (!d.rule.redundancy.on) continue;
+        int most = compared(d.rule.redundancy, state), base = item.chunk * PRODUCT_KEYS;
         int keys = most - base < PRODUCT_KEYS ? most - base : PRODUCT_KEYS;
         if (keys <= 0) continue;
         __syncthreads(); /* the previous chunk is no longer needed */
@@ -82,15 +80,14 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
         float squares = key < keys ? key_squares<D>(product, key) : 0;
         float factor = p.scaled ? product.factors[key] : 1;
         squares = __fmul_rn(squares, __fmul_rn(factor, factor));
-        double eps = merge ? 0 : (double)d.rule.redundancy.eps;
-        double norm = squares > 0 ? 1 / (sqrt((double)squares) + eps) : 0;
+        double length = sqrt((double)squares) + (double)d.rule.redundancy.eps;
+        double norm = squares > 0 ? 1 / length : 0;
         norms[key] = norm > 0 ? (float)(norm * (double)factor) : 0;
         __syncthreads();
-        if (!merge) chunk_total<D>(product, norms, keys, a.totals + (int64_t)i * D);
+        chunk_total<D>(product, norms, keys, a.totals + (int64_t)i * D);
         if (key >= keys) continue;
         int64_t at = state.first + base + key;
         a.norm[at] = norms[key];
-        if (merge) continue;
         if (d.rule.redundancy.measure == KERN_MEASURE_LENGTH) {
             a.alike[at] = __fsqrt_rn(squares);
             continue;
@@ -253,18 +250,12 @@ static __global__ void k_redundancy_end(const struct evict_args a) {
 
 /* ---- The host's side ---- */
 
-template <int D> static void norms(struct cuda *cuda, const struct evict_args &args, bool merge) {
-    LAUNCH(cuda->device, (k_key_norms<D>),
-           (unsigned)(BLOCKS_EACH * device_processors(cuda->device)), PRODUCT_THREADS,
-           product_shape<D>::SHARED, args, merge);
-}
-
 template <int D> static void find(struct cuda *cuda, const struct evict_args &args) {
     const size_t shared =
         product_shape<D>::SHARED + (PRODUCT_KEYS + D) * sizeof(float) + PRODUCT_WARPS * sizeof(int);
-    norms<D>(cuda, args, false);
-    LAUNCH(cuda->device, (k_forgive<D>), (unsigned)(BLOCKS_EACH * device_processors(cuda->device)),
-           PRODUCT_THREADS, shared, args);
+    const unsigned blocks = (unsigned)(BLOCKS_EACH * device_processors(cuda->device));
+    LAUNCH(cuda->device, (k_key_norms<D>), blocks, PRODUCT_THREADS, product_shape<D>::SHARED, args);
+    LAUNCH(cuda->device, (k_forgive<D>), blocks, PRODUCT_THREADS, shared, args);
 }
 
 void redundancy_find(struct cuda *cuda, const struct evict_args &args) {
@@ -273,10 +264,4 @@ void redundancy_find(struct cuda *cuda, const struct evict_args &args) {
     if (cuda->options.head_dim == 256) find<256>(cuda, args);
     LAUNCH(cuda->device, k_redundancy_end, (unsigned)args.streams.state_count, THREADS,
            THREADS / 32 * sizeof(double), args);
-}
-
-void merge_norms(struct cuda *cuda, const struct evict_args &args) {
-    if (cuda->options.head_dim == 64) norms<64>(cuda, args, true);
-    if (cuda->options.head_dim == 128) norms<128>(cuda, args, true);
-    if (cuda->options.head_dim == 256) norms<256>(cuda, args, true);
 }

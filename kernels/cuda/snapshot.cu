@@ -13,13 +13,8 @@
 #define THREADS 256
 
 static struct snapshot_shape shape_of(const struct cuda *cuda) {
-    return {&cuda->options, cuda->pages.page_slots, PAGE_MEMBERS, 1, false};
+    return {&cuda->options, cuda->pages.page_slots, 0, 1, false};
 }
-
-static_assert(sizeof(struct member) == sizeof(struct snapshot_member) &&
-                  offsetof(struct member, pos) == offsetof(struct snapshot_member, pos) &&
-                  offsetof(struct member, gain) == offsetof(struct snapshot_member, gain),
-              "members are copied as they lie");
 
 /* ---- On the device ---- */
 
@@ -28,17 +23,9 @@ static_assert(sizeof(struct member) == sizeof(struct snapshot_member) &&
 struct block_args {
     struct pages pages;
     uint32_t *words;
-    int32_t slot, stream, length, members;
-    /* All words, those before the first factor, and those before the number of members. */
-    int64_t count, factor_word, entry_words;
+    int32_t slot, stream, length;
+    int64_t count, factor_word; /* all words, and those before the first factor */
 };
-
-/* Address of word `word` of the members in the cache. */
-static __device__ uint32_t *member_home(const struct block_args &b, int64_t word) {
-    const int32_t *table = members_table(b.pages, b.slot, b.stream);
-    const int each = (int)(sizeof(struct member) / sizeof(uint32_t));
-    return (uint32_t *)members_at(b.pages, table, (int)(word / each)) + word % each;
-}
 
 /* Address of half `half` of the factors in the cache. */
 static __device__ uint16_t *factor_home(const struct block_args &b, int64_t half) {
@@ -50,7 +37,6 @@ static __device__ uint16_t *factor_home(const struct block_args &b, int64_t half
 
 /* Address of word `word` of the block in the cache, not of a word of factors. */
 static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) {
-    if (word > b.entry_words) return member_home(b, word - b.entry_words - 1);
     const struct pages &p = b.pages;
     const int32_t *table = pages_table(p, b.slot, b.stream);
     int64_t sides = (int64_t)SNAPSHOT_SIDES * b.length, at = word - 1;
@@ -67,18 +53,12 @@ static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) 
     return (uint32_t *)(page + page_chunk(p.row_bytes, value, row, column / 4)) + column % 4;
 }
 
-static __device__ __forceinline__ bool is_factors(const struct block_args &b, int64_t word) {
-    return word >= b.factor_word && word < b.entry_words;
-}
-
 static __global__ void k_export(struct block_args b) {
     int64_t word = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (word >= b.count) return;
     if (word == 0)
         b.words[0] = (uint32_t)b.length;
-    else if (word == b.entry_words)
-        b.words[word] = (uint32_t)b.members;
-    else if (is_factors(b, word))
+    else if (word >= b.factor_word)
         b.words[word] = *factor_home(b, 2 * (word - b.factor_word)) |
                         (uint32_t)*factor_home(b, 2 * (word - b.factor_word) + 1) << 16;
     else
@@ -87,8 +67,8 @@ static __global__ void k_export(struct block_args b) {
 
 static __global__ void k_import(struct block_args b) {
     int64_t word = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (word == 0 || word >= b.count || word == b.entry_words) return;
-    if (!is_factors(b, word)) {
+    if (word == 0 || word >= b.count) return;
+    if (word < b.factor_word) {
         *word_home(b, word) = b.words[word];
         return;
     }
@@ -96,25 +76,22 @@ static __global__ void k_import(struct block_args b) {
         *factor_home(b, 2 * (word - b.factor_word) + half) = (uint16_t)(b.words[word] >> 16 * half);
 }
 
-/* Sets a stream's lengths and takes pages for them; enough are free. One thread. */
+/* Sets a stream's length and takes pages for it; enough are free. One thread. */
 static __global__ void k_take(struct block_args b) {
     const struct pages &p = b.pages;
-    int pages = pages_for(p, b.length), more = members_pages_for(b.members);
+    int pages = pages_for(p, b.length);
     int32_t *table = pages_table(p, b.slot, b.stream);
-    int32_t *members = members_table(p, b.slot, b.stream);
-    unsigned long long place = pages_take(p, pages + more);
+    unsigned long long place = pages_take(p, pages);
     for (int page = 0; page < pages; page++) table[page] = pages_taken(p, place++);
-    for (int page = 0; page < more; page++) members[page] = pages_taken(p, place++);
     *pages_length(p, b.slot, b.stream) = b.length;
-    *members_length(p, b.slot, b.stream) = b.members;
 }
 
 /* ---- Out ---- */
 
-/* The slot's lengths on the host, of entries, then of members; NULL when the device failed. */
+/* The lengths of the slot's streams on the host; NULL when the device failed. */
 static const int32_t *lengths_of(struct cuda *cuda, int slot) {
     const struct pages *p = &cuda->pages;
-    size_t rows = 2 * (size_t)p->streams;
+    size_t rows = (size_t)p->streams;
     if (cuda->lengths_slot != slot) {
         cuda->lengths_slot = -1;
         if (device_download(cuda->device, cuda->lengths, p->lengths + (size_t)slot * rows,
@@ -132,8 +109,7 @@ size_t op_snapshot_size(struct kern *kern, int slot, int block) {
     CHECK(block >= 0 && block <= cuda->pages.streams);
     if (block == 0) return snapshot_arrays(&shape, cuda->slots[slot].window).size;
     const int32_t *lengths = lengths_of(cuda, slot);
-    int streams = cuda->pages.streams, stream = block - 1;
-    return lengths ? snapshot_stream_size(&shape, lengths[stream], lengths[streams + stream]) : 0;
+    return lengths ? snapshot_stream_size(&shape, lengths[block - 1], 0) : 0;
 }
 
 /* Converts queries to the snapshot's format: float32, scaled; and back, to the same bf16
@@ -167,26 +143,23 @@ static float *weights_of(struct cuda *cuda, int slot) {
     return cuda->pages.weights + (int64_t)slot * cuda->options.layers;
 }
 
-static float *tau_of(struct cuda *cuda, int slot) {
-    return cuda->pages.tau + (int64_t)slot * cuda->pages.streams;
-}
-
 static int export_slot(struct cuda *cuda, int slot, char *to) {
     struct snapshot_shape shape = shape_of(cuda);
     const struct slot *state = &cuda->slots[slot];
+    const float no_threshold = NAN; /* entries are not merged here */
     const struct snapshot_slot head = {state->next_pos, state->window, state->measured};
     struct snapshot_arrays at = snapshot_arrays(&shape, state->window);
     memset(to, 0, at.size);
     snapshot_write_head(&shape, &head, to);
     int rc =
         device_download(cuda->device, to + at.weights, weights_of(cuda, slot), at.tau - at.weights);
-    if (!rc)
-        rc = device_download(cuda->device, to + at.tau, tau_of(cuda, slot), at.ring_pos - at.tau);
+    for (size_t byte = at.tau; byte < at.ring_pos; byte += sizeof no_threshold)
+        memcpy(to + byte, &no_threshold, sizeof no_threshold);
     return rc ? rc : export_ring(cuda, state, &at, to);
 }
 
 static struct block_args block_of(struct cuda *cuda, int slot, int stream, int32_t length,
-                                  int32_t members, void *words) {
+                                  void *words) {
     struct snapshot_shape shape = shape_of(cuda);
     struct block_args b = {};
     b.pages = cuda->pages;
@@ -194,11 +167,9 @@ static struct block_args block_of(struct cuda *cuda, int slot, int stream, int32
     b.slot = slot;
     b.stream = stream;
     b.length = length;
-    b.members = members;
     b.factor_word =
         (int64_t)(snapshot_part_at(&shape, length, SNAPSHOT_KEY_FACTOR) / sizeof(uint32_t));
-    b.entry_words = (int64_t)(snapshot_part_at(&shape, length, SNAPSHOT_PARTS) / sizeof(uint32_t));
-    b.count = (int64_t)(snapshot_stream_size(&shape, length, members) / sizeof(uint32_t));
+    b.count = (int64_t)(snapshot_stream_size(&shape, length, 0) / sizeof(uint32_t));
     return b;
 }
 
@@ -209,9 +180,7 @@ int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
     if (bytes == 0) return ERR_DEVICE;
     void *words = room_take(cuda, &cuda->gather, bytes);
     if (!words) return cache_sync(cuda);
-    int stream = block - 1;
-    struct block_args b = block_of(cuda, slot, stream, cuda->lengths[stream],
-                                   cuda->lengths[cuda->pages.streams + stream], words);
+    struct block_args b = block_of(cuda, slot, block - 1, cuda->lengths[block - 1], words);
     LAUNCH(cuda->device, k_export, blocks_for(b.count, THREADS), THREADS, 0, b);
     return device_download(cuda->device, to, words, bytes);
 }
@@ -233,26 +202,20 @@ static int64_t pages_free(struct cuda *cuda) {
 
 /* The block is copied to the device before its pages are taken. */
 static int import_stream(struct cuda *cuda, int slot, int stream, const struct kern_block *block) {
-    struct snapshot_shape shape = shape_of(cuda);
     struct slot *state = &cuda->slots[slot];
-    const char *at;
     int32_t length = snapshot_length(block), slots = cuda->pages.page_slots;
-    int32_t members = snapshot_members(&shape, block, &at);
-    if ((length + slots - 1) / slots + members_pages_for(members) > pages_free(cuda))
-        return ERR_FULL;
+    if ((length + slots - 1) / slots > pages_free(cuda)) return ERR_FULL;
     void *words = room_take(cuda, &cuda->gather, block->size);
     if (!words) return cache_sync(cuda);
     device_upload(cuda->device, words, block->data, block->size);
-    struct block_args b = block_of(cuda, slot, stream, length, members, words);
+    struct block_args b = block_of(cuda, slot, stream, length, words);
     LAUNCH(cuda->device, k_take, 1, 1, 0, b);
     LAUNCH(cuda->device, k_import, blocks_for(b.count, THREADS), THREADS, 0, b);
     state->entries_most += length;
-    state->members_brought += members;
-    state->classes = state->classes || members > 0;
     return cache_sync(cuda);
 }
 
-/* Block 0: weights, thresholds and queries; room is allocated before pages are taken. */
+/* Block 0: weights and queries; room is allocated before pages are taken. */
 static int import_slot(struct cuda *cuda, int slot, const struct snapshot_slot *head,
                        const struct kern_block *block) {
     struct snapshot_shape shape = shape_of(cuda);
@@ -263,7 +226,6 @@ static int import_slot(struct cuda *cuda, int slot, const struct snapshot_slot *
     int rc = ring_take(cuda, state, head->window);
     if (rc) return rc;
     device_upload(cuda->device, weights_of(cuda, slot), from + at.weights, at.tau - at.weights);
-    device_upload(cuda->device, tau_of(cuda, slot), from + at.tau, at.ring_pos - at.tau);
     if (!state->ring) return 0;
     size_t bytes = (size_t)count * sizeof(float);
     float *words = static_cast<float *>(room_take(cuda, &cuda->gather, bytes));

@@ -25,8 +25,8 @@ static __global__ void k_streams(const struct streams_args a) {
     a.states[s.state_first + index] = state;
 }
 
-/* One block. `chunks`: the work items are chunks. */
-static __global__ void k_plan(const struct streams_args a, bool chunks) {
+/* One block. */
+static __global__ void k_plan(const struct streams_args a) {
     SHARED_MEMORY(shared);
     int64_t *room = (int64_t *)shared;
     if (pages_failed(a.pages)) return;
@@ -36,7 +36,6 @@ static __global__ void k_plan(const struct streams_args a, bool chunks) {
         struct stream_state *state = &a.states[i < a.state_count ? i : 0];
         int64_t held = i < a.state_count ? state->length : 0;
         int64_t work = (held + PRODUCT_KEYS - 1) / PRODUCT_KEYS;
-        if (!chunks) work = i < a.state_count ? state->work : 0;
         int64_t item = items + block_scan(work, room, &more);
         items += more;
         int64_t entry = entries + block_scan(held, room, &more);
@@ -63,17 +62,8 @@ void streams_tell(struct cuda *cuda, const struct streams_args &args) {
     join_gather(cuda, args.all, (size_t)args.state_count * sizeof *args.all);
 }
 
-static void plan(struct cuda *cuda, const struct streams_args &args, bool chunks) {
-    LAUNCH(cuda->device, k_plan, 1, PLAN_THREADS, PLAN_THREADS / 32 * sizeof(int64_t), args,
-           chunks);
-}
-
 void streams_plan(struct cuda *cuda, const struct streams_args &args) {
-    plan(cuda, args, true);
-}
-
-void streams_plan_work(struct cuda *cuda, const struct streams_args &args) {
-    plan(cuda, args, false);
+    LAUNCH(cuda->device, k_plan, 1, PLAN_THREADS, PLAN_THREADS / 32 * sizeof(int64_t), args);
 }
 
 int64_t streams_items_max(int64_t streams, int64_t entries, int64_t longest) {

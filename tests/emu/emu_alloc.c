@@ -233,11 +233,7 @@ static const struct kern_rule observing[] = {
      .observe = {.window = 32, .reduce = KERN_REDUCE_MEAN_VAR}},
     {.score = KERN_SCORE_ATTENTION,
      .redundancy = {.on = true, .lambda = 0.1f, .threshold = 0.5f},
-     .observe = {.window = 8}},
-    {.score = KERN_SCORE_ATTENTION,
-     .merge = KERN_MERGE_CODE,
-     .merge_beta = 0.7f,
-     .observe = {.reduce = KERN_REDUCE_SUM}}};
+     .observe = {.window = 8}}};
 
 /* Pages that still fit the device. */
 static int64_t fit(struct kern *kern) {

@@ -17,13 +17,11 @@ Test(emu_devices, devices_that_are_refused) {
 }
 
 Test(emu_devices, what_needs_more_shared_memory_is_refused) {
+    static const struct kern_rule adds = {.score = KERN_SCORE_ATTENTION};
     static const struct kern_rule looks = {.score = KERN_SCORE_ATTENTION,
                                            .observe = {.window = 32}};
-    static const struct kern_rule classes = {.score = KERN_SCORE_ATTENTION,
-                                             .merge = KERN_MERGE_CLASSES,
-                                             .classes = {.gamma = 2, .tau = 0.5f}};
     struct kern_cache_options options = {.layers = 1,
-                                         .heads_q = 4,
+                                         .heads_q = 16,
                                          .heads_kv = 1,
                                          .head_dim = 256,
                                          .dtype = KERN_BF16,
@@ -41,8 +39,8 @@ Test(emu_devices, what_needs_more_shared_memory_is_refused) {
                                  "numbers need 132 KiB");
     options.head_dim = 128;
     MUST(kern->ops->cache_open(kern, &options, &fault));
-    MUST(kern->ops->prepare(kern, 0, &looks, 10));
-    cr_assert_eq(kern->ops->prepare(kern, 0, &classes, 10), ERR_UNSUPPORTED);
+    MUST(kern->ops->prepare(kern, 0, &adds, 10));
+    cr_assert_eq(kern->ops->prepare(kern, 0, &looks, 10), ERR_UNSUPPORTED);
     MUST(kern->ops->prepare(kern, 0, NULL, 10));
     kern->ops->close(kern);
 }

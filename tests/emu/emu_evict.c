@@ -254,16 +254,14 @@ Test(emu_evict, traces_name_what_went) {
     close_pair(&p);
 }
 
-/* Runs every rule of the CPU except classes of entries, which are rejected by name beforehand.
- */
-Test(emu_evict, every_rule_runs) {
+/* A rule that the device does not run is refused by the name of the member, and changes nothing. */
+Test(emu_evict, rules_run_or_are_refused_by_name) {
     static const struct kern_rule rules[] = {
         {.score = KERN_SCORE_RECENCY},
         {.score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .horizon = 128},
         {.score = KERN_SCORE_ATTENTION, .observe = {.window = 8}},
         {.score = KERN_SCORE_ATTENTION, .redundancy = {.on = true}},
         {.score = KERN_SCORE_RECENCY, .layers = KERN_LAYERS_PYRAMID, .pyramid_beta = 20},
-        {.score = KERN_SCORE_RECENCY, .merge = KERN_MERGE_CODE},
         {.score = KERN_SCORE_RETENTION, .horizon = 1, .published = true},
         {.score = KERN_SCORE_RETENTION, .horizon = 1, .retain = 0.5f},
         {.score = KERN_SCORE_RETENTION, .horizon = 1, .floor = 0.5f},
@@ -278,42 +276,32 @@ Test(emu_evict, every_rule_runs) {
             MUST(p.kern[b]->ops->begin_step(p.kern[b], &batch));
         }
     }
-    const struct kern_rule classes = {
-        .score = KERN_SCORE_RETENTION, .horizon = 1, .merge = KERN_MERGE_CLASSES};
-    const struct kern_rule lagging = {
-        .score = KERN_SCORE_ATTENTION,
-        .redundancy = {.on = true, .measure = KERN_MEASURE_LAG, .lag = 8}};
-    const struct kern_rule expecting = {.score = KERN_SCORE_ATTENTION,
-                                        .observe = {.window = 8, .expect = 16}};
-    struct fault fault = {0};
-    struct kern_span span = {.slot = 2, .count = 1, .rule = &classes};
-    struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = 1};
-    struct kern_evict due = {.slot = 1, .tokens = 9, .budget = 4, .rule = &classes};
-    const struct kern_ops *ops = p.kern[EMULATED]->ops;
-    cr_assert_eq(ops->rule_check(&classes, &fault), ERR_UNSUPPORTED);
-    cr_assert_str_eq(fault.field, "merge");
-    cr_assert_eq(ops->rule_check(&lagging, &fault), ERR_UNSUPPORTED);
-    cr_assert_str_eq(fault.field, "redundancy.measure");
-    cr_assert_eq(ops->rule_check(&expecting, &fault), ERR_UNSUPPORTED);
-    cr_assert_str_eq(fault.field, "observe.expect");
-    cr_assert_eq(ops->begin_step(p.kern[EMULATED], &batch), ERR_UNSUPPORTED);
-    cr_assert_eq(ops->evict(p.kern[EMULATED], &due, 1), ERR_UNSUPPORTED);
-    for (int slot = 1; slot < 3; slot++) expect_same_held(p.kern, slot, 1, "refused");
-    close_pair(&p);
-}
-
-/* Classes are weighed by what all queries attended to: without that they are no method. */
-Test(emu_evict, classes_without_mass_are_refused_by_name) {
-    const struct kern_rule rule = {.score = KERN_SCORE_ATTENTION,
-                                   .merge = KERN_MERGE_CLASSES,
-                                   .classes = {.gamma = 4, .tau = 0.6f},
-                                   .observe = {.window = 8, .reduce = KERN_REDUCE_SUM}};
-    struct pair p = open_pair(1, 1, 128, 1024, 5);
-    for (int b = 0; b < BACKENDS; b++) {
+    static const struct {
+        const char *field;
+        struct kern_rule rule;
+    } refused[] = {
+        {"merge", {.score = KERN_SCORE_RECENCY, .merge = KERN_MERGE_CODE}},
+        {"merge", {.score = KERN_SCORE_ATTENTION, .merge = KERN_MERGE_CLASSES}},
+        {"layers", {.score = KERN_SCORE_ATTENTION, .layers = KERN_LAYERS_DENSITY}},
+        {"observe.global",
+         {.score = KERN_SCORE_ATTENTION, .observe = {.window = 8, .global = true}}},
+        {"redundancy.measure",
+         {.score = KERN_SCORE_ATTENTION,
+          .redundancy = {.on = true, .measure = KERN_MEASURE_LAG, .lag = 8}}},
+        {"observe.expect", {.score = KERN_SCORE_ATTENTION, .observe = {.window = 8, .expect = 16}}},
+    };
+    for (int i = 0; i < (int)(sizeof refused / sizeof *refused); i++) {
+        struct kern *kern = p.kern[EMULATED];
         struct fault fault = {0};
-        cr_assert_eq(p.kern[b]->ops->rule_check(&rule, &fault), ERR_UNSUPPORTED);
-        cr_assert_str_eq(fault.field, "merge");
+        struct kern_span span = {.slot = 2, .count = 1, .rule = &refused[i].rule};
+        struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = 1};
+        struct kern_evict due = {.slot = 1, .tokens = 9, .budget = 4, .rule = &refused[i].rule};
+        cr_assert_eq(kern->ops->rule_check(&refused[i].rule, &fault), ERR_UNSUPPORTED);
+        cr_assert_str_eq(fault.field, refused[i].field);
+        cr_assert_eq(kern->ops->begin_step(kern, &batch), ERR_UNSUPPORTED);
+        cr_assert_eq(kern->ops->evict(kern, &due, 1), ERR_UNSUPPORTED);
     }
+    for (int slot = 1; slot < 3; slot++) expect_same_held(p.kern, slot, 1, "refused");
     close_pair(&p);
 }
 

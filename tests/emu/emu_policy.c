@@ -1,6 +1,5 @@
 /* Every bounded policy and its variants on the device beside the CPU's reference path: the same
- * tokens in the same batches, the same evictions; what is kept, what it remembers and what merging
- * made of it agree. Classes have more tests of their own in emu_classes.c. */
+ * tokens in the same batches, the same evictions; what is kept and what it remembers agree. */
 #include <criterion/criterion.h>
 
 #include "play.h"
@@ -55,60 +54,27 @@ static void taus(struct kern_rule *rule) {
 static void group_max(struct kern_rule *rule) {
     rule->observe.group = KERN_GROUP_MAX;
 }
-static void merge_code(struct kern_rule *rule) {
-    rule->merge = KERN_MERGE_CODE;
-    rule->merge_beta = 0.5f;
-}
-
-static void unturned(struct kern_rule *rule) {
-    rule->classes.positions = false;
-}
-static void narrow(struct kern_rule *rule) {
-    rule->classes.gamma = 1.5f;
-    rule->recent = 8;
-}
-static void apart(struct kern_rule *rule) {
-    rule->merge = KERN_MERGE_NONE;
-}
-static void mass_alone(struct kern_rule *rule) {
-    rule->observe.window = 0;
-    rule->observe.global = false;
-    rule->recent = 6;
-}
-
 /* Other readings of a policy, those of tests/python/policies/table.py. */
 static const struct method variants[] = {
-    {"trimkv", published},
-    {"global", published},
-    {"global", published_step},
-    {"global", forever},
-    {"global", floored},
-    {"global", threshold},
-    {"gkv", history_mean},
-    {"gkv", history_sum},
-    {"rkv", artefact},
-    {"rkv", paper},
-    {"gkv", without_redundancy},
-    {"gkv", smoothed},
-    {"morphkv", reduce_max},
-    {"cake", reduce_std},
-    {"cake", taus},
+    {"trimkv", published},   {"global", published},       {"global", published_step},
+    {"global", forever},     {"global", floored},         {"global", threshold},
+    {"gkv", history_mean},   {"gkv", history_sum},        {"rkv", artefact},
+    {"rkv", paper},          {"gkv", without_redundancy}, {"gkv", smoothed},
+    {"morphkv", reduce_max}, {"cake", reduce_std},        {"cake", taus},
     {"adakv", group_max},
-    {"d2o", merge_code},
-    {"ems", unturned},
-    {"ems", loose},
-    {"ems", narrow},
-    {"ems", mass_alone},
-    {"ems", apart},
 };
 
 /* Every bounded row of paging/policy.c that the device runs, as it is, then the variants. */
 static int all_methods(struct method *methods, int max) {
+    struct kern *kern[BACKENDS];
     int count = 0;
-    for (int i = 0; policy_at(i); i++)
-        if (policy_at(i)->bounded && policy_at(i)->rule.redundancy.measure != KERN_MEASURE_LAG &&
-            policy_at(i)->rule.observe.expect == 0 && count < max)
+    both_open(kern);
+    for (int i = 0; policy_at(i); i++) {
+        bool runs = kern[EMULATED]->ops->rule_check(&policy_at(i)->rule, NULL) == 0;
+        if (policy_at(i)->bounded && runs && count < max)
             methods[count++] = (struct method){policy_at(i)->name, as_it_is};
+    }
+    both_close(kern);
     for (size_t i = 0; i < sizeof variants / sizeof *variants && count < max; i++)
         methods[count++] = variants[i];
     cr_assert(count < max, "room for all");
@@ -128,7 +94,6 @@ static void play(const struct method *a, const struct method *b, int index,
     struct pair p = open_pair(shape, 8192, (uint64_t)(index + 1));
     char what[96];
     int tokens[2] = {0};
-    for (int i = 0; i < 2; i++) turn_slot(&p, 1 + i, &rules[i]);
     for (int round = 0; round < ROUNDS; round++) {
         struct kern_span spans[2];
         struct kern_evict due[2];
@@ -161,7 +126,7 @@ Test(emu_policy, methods_side_by_side) {
 /* Every kernel that reads keys by copies of threads, with pages of all formats. */
 Test(emu_policy, methods_without_bulk_copies) {
     static const struct method some[] = {
-        {"rkv", artefact}, {"d2o", as_it_is}, {"ems", as_it_is}, {"h2o", as_it_is}};
+        {"rkv", artefact}, {"gkv", as_it_is}, {"cake", as_it_is}, {"h2o", as_it_is}};
     const int count = sizeof some / sizeof *some;
     setenv("KEEPD_EMU_CAPABILITY", "80", 1);
     for (int i = 0; i < count; i++) {
@@ -173,12 +138,11 @@ Test(emu_policy, methods_without_bulk_copies) {
     }
 }
 
-/* Narrower pages: keys that are compared, observed, merged and moved. */
+/* Narrower pages: keys that are compared, observed and moved. */
 static void play_narrow(enum kern_dtype dtype, int first) {
-    static const struct method some[] = {
-        {"global", as_it_is}, {"rkv", as_it_is}, {"d2o", as_it_is},    {"rkv", paper},
-        {"cake", as_it_is},   {"h2o", as_it_is}, {"ems", as_it_is},    {"gkv", as_it_is},
-        {"d2o", merge_code},  {"ems", loose},    {"keydiff", as_it_is}};
+    static const struct method some[] = {{"global", as_it_is}, {"rkv", as_it_is}, {"rkv", paper},
+                                         {"cake", as_it_is},   {"h2o", as_it_is}, {"gkv", as_it_is},
+                                         {"keydiff", as_it_is}};
     const int count = sizeof some / sizeof *some;
     for (int i = 0; i < count; i++) {
         struct kern_cache_options shape = shapes[i % 3];
@@ -203,14 +167,11 @@ Test(emu_policy, methods_on_pages_of_codes) {
 /* Streams of several chunks, cut at none of their bounds, beside one that has just begun. */
 Test(emu_policy, long_streams) {
     static const int counts[] = {297, 41};
-    static const struct method long_ones[] = {{"rkv", paper},
-                                              {"cake", as_it_is},
-                                              {"d2o", as_it_is},
-                                              {"kvcompress", as_it_is},
-                                              {"ems", as_it_is}};
+    static const struct method long_ones[] = {
+        {"rkv", paper}, {"cake", as_it_is}, {"kvcompress", as_it_is}};
     const struct kern_cache_options shape = {
         .layers = 1, .heads_q = 2, .heads_kv = 1, .head_dim = 64};
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 3; i++) {
         struct kern_rule rule = rule_of(&long_ones[i], 200);
         struct pair p = open_pair(shape, 4096, (uint64_t)(40 + i));
         play_one(&p, 1, &rule, 200, counts, 2, long_ones[i].policy);
@@ -241,8 +202,8 @@ Test(emu_policy, unequal_streams) {
 Test(emu_policy, wide_groups) {
     static const int counts[] = {51, 9};
     static const struct method wide[] = {
-        {"cake", as_it_is}, {"morphkv", as_it_is}, {"h2o", as_it_is}, {"ems", loose}};
-    for (int i = 0; i < 8; i++) {
+        {"cake", as_it_is}, {"morphkv", as_it_is}, {"h2o", as_it_is}};
+    for (int i = 0; i < 6; i++) {
         const struct kern_cache_options shape = {
             .layers = 1, .heads_q = i % 2 ? 16 : 7, .heads_kv = 1, .head_dim = 64};
         struct kern_rule rule = rule_of(&wide[i / 2], 40);
@@ -285,9 +246,7 @@ static struct kern_rule random_rule(uint64_t *r) {
     struct kern_rule rule = {.score = KERN_SCORE_ATTENTION};
     random_observe(r, &rule.observe);
     rule.scope = (enum kern_scope)pick(r, 3);
-    if (rule.scope != KERN_SCOPE_SEQUENCE) rule.layers = (enum kern_layers)pick(r, 4);
-    rule.merge = (enum kern_merge)(pick(r, 4) % 3);
-    rule.merge_beta = real(r, 0, 1);
+    if (rule.scope != KERN_SCOPE_SEQUENCE) rule.layers = (enum kern_layers)pick(r, 3);
     rule.sinks = (int32_t)pick(r, 6);
     rule.recent = (int32_t)pick(r, 20);
     rule.floor = floors[pick(r, 4)];
@@ -352,8 +311,8 @@ static char *play_alone(const struct kern_rule *rule, bool alone, size_t *size) 
 /* Bitwise the same however the prompt was split, whoever shares step and eviction, and in whatever
  * order blocks and threads run. */
 Test(emu_policy, company_and_pieces_change_nothing) {
-    static const char *const names[] = {"h2o", "d2o", "gkv", "rkv", "cake", "kvcompress"};
-    for (int i = 0; i < 6; i++) {
+    static const char *const names[] = {"h2o", "gkv", "rkv", "cake", "kvcompress"};
+    for (int i = 0; i < 5; i++) {
         struct method method = {names[i], as_it_is};
         struct kern_rule rule = rule_of(&method, 12);
         size_t size[2];
@@ -366,14 +325,13 @@ Test(emu_policy, company_and_pieces_change_nothing) {
 }
 
 /* A fork takes its memory along, and neither writes what the other reads: mass goes into every
- * page, remembered scores into those that stay, merging into all. */
+ * page, remembered scores into those that stay. */
 Test(emu_policy, forks) {
-    static const char *const names[] = {"d2o", "gkv", "cake", "ems"};
-    for (int i = 0; i < 4; i++) {
-        struct method method = {names[i], i == 3 ? loose : as_it_is};
+    static const char *const names[] = {"h2o", "gkv", "cake"};
+    for (int i = 0; i < 3; i++) {
+        struct method method = {names[i], as_it_is};
         struct kern_rule rule = rule_of(&method, 24);
         struct pair p = open_pair(shapes[1], 8192, (uint64_t)(60 + i));
-        for (int slot = 0; slot < 2; slot++) turn_slot(&p, slot, &rule);
         struct kern_span span = {.slot = 1, .count = 50, .rule = &rule};
         struct kern_evict due[] = {{.slot = 1, .tokens = 50, .budget = 24, .rule = &rule},
                                    {.slot = 0, .tokens = 52, .budget = 24, .rule = &rule}};
@@ -393,16 +351,15 @@ Test(emu_policy, forks) {
 
 /* Pages for what a step or an eviction writes are missing: both say so, and change nothing. */
 Test(emu_policy, a_full_pool) {
-    static const char *const names[] = {"h2o", "gkv", "d2o", "ems"};
+    static const char *const names[] = {"h2o", "gkv"};
     const struct kern_cache_options shape = {
         .layers = 1, .heads_q = 2, .heads_kv = 2, .head_dim = 256};
     int full = 0;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 2; i++)
         for (int pages = 7; pages <= 15; pages += 2) {
-            struct method method = {names[i], i == 3 ? loose : as_it_is};
+            struct method method = {names[i], as_it_is};
             struct kern_rule rule = rule_of(&method, 20);
             struct pair p = open_pair(shape, 8 * pages, 5);
-            turn_slot(&p, 1, &rule);
             struct kern_span span = {.slot = 1, .count = 24, .rule = &rule};
             struct kern_span more = {.slot = 1, .count = 1, .pos = 24, .rule = &rule};
             struct kern_batch batch = {.spans = &more, .span_count = 1, .rows = 1};
@@ -428,14 +385,13 @@ Test(emu_policy, a_full_pool) {
     cr_assert(full > 10 && full < 35, "%d", full);
 }
 
-/* A conversation comes back with its queries, scores, weights and thresholds, on either side. */
+/* A conversation comes back with its queries, scores and weights, on either side. */
 Test(emu_policy, snapshots) {
-    static const char *const names[] = {"cake", "d2o", "gkv", "ems"};
-    for (int i = 0; i < 4; i++) {
-        struct method method = {names[i], i == 3 ? loose : as_it_is};
+    static const char *const names[] = {"cake", "h2o", "gkv"};
+    for (int i = 0; i < 3; i++) {
+        struct method method = {names[i], as_it_is};
         struct kern_rule rule = rule_of(&method, 24);
         struct pair p = open_pair(shapes[2], 8192, (uint64_t)(80 + i));
-        turn_slot(&p, 3, &rule);
         struct kern_block blocks[1 + 64] = {0};
         struct fault fault = {0};
         int count = 1 + streams_of(&p);
@@ -467,11 +423,11 @@ Test(emu_policy, snapshots) {
 
 /* Queries that an eviction asks again see what they saw, which may be none of the candidates. */
 Test(emu_policy, window_queries_end_with_the_sliding_window) {
-    static const struct method askers[] = {
-        {"snapkv", as_it_is},  {"gkv", smoothed},       {"rkv", paper},
-        {"cake", as_it_is},    {"adakv", group_max},    {"ems", loose},
-        {"morphkv", as_it_is}, {"pyramidkv", as_it_is}, {"morphkv", reduce_max}};
-    for (int i = 0; i < 9; i++) {
+    static const struct method askers[] = {{"snapkv", as_it_is},    {"gkv", smoothed},
+                                           {"rkv", paper},          {"cake", as_it_is},
+                                           {"adakv", group_max},    {"morphkv", as_it_is},
+                                           {"pyramidkv", as_it_is}, {"morphkv", reduce_max}};
+    for (int i = 0; i < 8; i++) {
         struct kern_rule rule = rule_of(&askers[i], 40);
         struct pair p = open_pair(shapes[i % 3], 8192, (uint64_t)(110 + i));
         p.sliding_window = i % 2 ? 12 : 40;
@@ -499,8 +455,8 @@ Test(emu_policy, what_leaves_the_sliding_window_with_room_for_everything) {
 
 /* Accumulated attention ends with the layer's sliding window: older keys get none. */
 Test(emu_policy, mass_ends_with_the_sliding_window) {
-    static const struct method adders[] = {{"h2o", as_it_is}, {"d2o", as_it_is}, {"ems", loose}};
-    for (int i = 0; i < 3; i++) {
+    static const struct method adders[] = {{"h2o", as_it_is}, {"kvcompress", as_it_is}};
+    for (int i = 0; i < 2; i++) {
         struct kern_rule rule = rule_of(&adders[i], 40);
         struct pair p = open_pair(shapes[0], 8192, (uint64_t)(90 + i));
         p.sliding_window = 12;
@@ -527,11 +483,11 @@ Test(emu_policy, mass_ends_with_the_sliding_window) {
 }
 
 /* Learned sinks take their share of every softmax, and soft caps apply in it: of each query head,
- * of joined logits, of classes, and of attention that is added up. */
+ * of joined logits, and of attention that is added up. */
 Test(emu_policy, sinks_and_caps) {
-    static const struct method takers[] = {
-        {"h2o", as_it_is}, {"ems", loose},     {"snapkv", as_it_is}, {"rkv", as_it_is},
-        {"gkv", smoothed}, {"cake", as_it_is}, {"morphkv", as_it_is}};
+    static const struct method takers[] = {{"h2o", as_it_is},  {"snapkv", as_it_is},
+                                           {"rkv", as_it_is},  {"gkv", smoothed},
+                                           {"cake", as_it_is}, {"morphkv", as_it_is}};
     const float sinks[] = {1.5f, -2, 3, 0.25f, -1, 2};
     for (int i = 0; i < (int)(sizeof takers / sizeof *takers); i++) {
         struct kern_rule rule = rule_of(&takers[i], 40);

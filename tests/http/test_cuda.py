@@ -3,7 +3,6 @@ errors as on a GPU, none of its speed. KEEPD_BIN with KEEPD_DEVICE=cuda is a dae
 import concurrent.futures
 import json
 import os
-import shutil
 import subprocess
 
 import pytest
@@ -83,40 +82,6 @@ def test_other_devices(cuda, daemon_of):
     assert refused.returncode == 78 and "compute capability 7.5; 8.0 (Ampere) or later is needed" in refused.stderr, refused
 
 
-def with_one_key_head(directory):
-    """keepd-nano whose eight query heads share one head of keys and values."""
-    shutil.copytree(ROOT / "bundled/keepd-nano", directory, ignore=shutil.ignore_patterns("gates*"))
-    file, config = directory / "model.safetensors", directory / "config.json"
-    data = file.read_bytes()
-    first = 8 + int.from_bytes(data[:8], "little")
-    tensors = {name: t for name, t in json.loads(data[8:first]).items() if name != "__metadata__"}
-    body = b""
-    for name, tensor in tensors.items():
-        begin, end = (first + at for at in tensor["data_offsets"])
-        if "k_proj" in name or "v_proj" in name:
-            tensor["shape"][0] //= 4
-            end = begin + (end - begin) // 4
-        tensor["data_offsets"] = [len(body), len(body) + end - begin]
-        body += data[begin:end]
-    header = json.dumps(tensors).encode()
-    file.write_bytes(len(header).to_bytes(8, "little") + header + body)
-    config.write_text(json.dumps({**json.loads(config.read_text()), "num_key_value_heads": 1}))
-    return directory
-
-
-@pytest.mark.skipif(not EMULATED, reason="skip: only the emulator takes the part of other devices")
-def test_a_policy_that_the_device_cannot_run(daemon_of, tmp_path):
-    """A default policy is refused at startup; a request's policy ends that request and is named."""
-    flags, env = ("--model", str(with_one_key_head(tmp_path / "model")), *POOL), {"KEEPD_EMU_CAPABILITY": "86"}
-    daemon = daemon_of(*flags, env=env)
-    error = daemon.chat("Hello", max_tokens=1, **fresh(policy="ems")).json()["error"]
-    assert error["param"] == "kv.policy" and "policy 'ems' cannot run on this device" in error["message"], error
-    assert content(daemon.chat("Hello", max_tokens=1, **fresh())) is not None
-    refused = subprocess.run([BINARY, *flags, "--device", "cuda", "--kv-policy", "ems", "--port", "0"], text=True,
-                             capture_output=True, timeout=120, env={**os.environ, **env})
-    assert refused.returncode == 78 and "kv-policy: policy 'ems' cannot run on this device" in refused.stderr, refused
-
-
 def test_which_backend(cuda):
     assert ("cuda-emulated" if EMULATED else "cuda") in cuda.ready_line
 
@@ -153,20 +118,30 @@ def policies(daemon):
 
 
 # Policies that need what this backend does not compute, and what it says of them.
-REFUSED = {"lagkv": "entries are not compared with later ones on this device",
+REFUSED = {"d2o": "evicted entries are not merged on this device",
+           "ems": "evicted entries are not merged on this device",
+           "lagkv": "entries are not compared with later ones on this device",
            "expected_attention": "the queries to come are not estimated on this device"}
+
+
+def test_policies_that_the_backend_cannot_run(cuda):
+    """Such policies are not listed. A request that names one is refused, and so is a start with one as the default."""
+    served = cuda.get("/server_info").json()
+    assert served["kv_policies"] == policies(cuda) and not set(REFUSED) & set(served["kv_policies"]), served
+    for policy, reason in REFUSED.items():
+        r = cuda.chat(STORY, max_tokens=1, **fresh(policy=policy))
+        error, why = r.json()["error"], f"cannot run on the backend '{served['backend']}': {reason}; choose one of full, "
+        assert r.status_code == 400 and error["param"] == "kv.policy", (policy, r.text)
+        assert f"policy '{policy}' {why}" in error["message"], r.text
+    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda", "--kv-policy", "ems", "--port", "0"],
+                             text=True, capture_output=True, timeout=120)
+    assert refused.returncode == 78 and f"kv-policy: policy 'ems' {why.replace(reason, REFUSED['ems'])}" in refused.stderr, refused
 
 
 @pytest.mark.slow
 def test_every_policy_runs(cuda):
-    """Every policy runs, or is refused by name with the reason that is known for it."""
     for policy in policies(cuda):
         r = cuda.chat(STORY * 3, max_tokens=4, kv={**fresh()["kv"], "policy": policy, "budget": 32, "buffer": 8})
-        if policy in REFUSED:
-            error = r.json()["error"]
-            assert r.status_code == 400 and error["param"] == "kv.policy", (policy, r.text)
-            assert error["message"].endswith(f"policy '{policy}' cannot run here: {REFUSED[policy]}."), r.text
-            continue
         assert r.status_code == 200, (policy, r.text)
         details = r.json()["usage"]["kv_details"]
         streams = 24

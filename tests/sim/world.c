@@ -319,6 +319,7 @@ void world_open(struct world *w, const struct world_options *options) {
                .has_gates = true,
                .positions = o->positions > 0 ? o->positions : WORLD_POSITIONS,
                .can_shift = true,
+               .backend = w->ops.name,
                .rule_check = w->ops.rule_check},
         .kern = w->kern,
         .model = w,
