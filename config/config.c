@@ -33,8 +33,19 @@ const struct option config_options[] = {
      "Model name used by the API. Further accepted names may follow, separated by commas. "
      "Default: the name of the model directory."},
     {"gates", TEXT, AT(gates), 0, 0, NULL, "FILE", 0,
-     "Retention gate weights. Default: gates.safetensors in the model directory, if present. "
-     "Empty: no gates."},
+     "Retention gate weights. Default: gates.safetensors in the model's directory, or "
+     "NAME.gates.safetensors beside NAME.gguf; otherwise those that were fitted to this model "
+     "before (--gates-cache). Empty: no gates. A file that names no base model is used only if it "
+     "is given here."},
+    {"fit", CHOICE, AT(fit), 0, 0, "auto", "auto|never", 0,
+     "auto: where the configuration asks for a policy that needs gates (by --kv-policy, or by "
+     "--kv-budget) and none are found, fit them to the model before serving: minutes, once, then "
+     "they are found in --gates-cache. Where that fails, keepd starts as with never. never: start "
+     "with what there is."},
+    {"gates-cache", TEXT, AT(gates_cache), 0, 0, NULL, "DIR", 0,
+     "Directory of gates that were fitted on this machine, by digests of their models. Default: "
+     "gates in $CACHE_DIRECTORY (systemd), else keepd/gates in $XDG_CACHE_HOME or ~/.cache. Empty: "
+     "none."},
     {"max-model-len", INT, AT(max_model_len), 0, MANY, "0", "N", 0,
      "Positions that prompt and answer may use together, in tokens; --kv-overflow says what happens "
      "to longer texts. 0: the model's own limit."},

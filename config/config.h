@@ -31,7 +31,9 @@ struct config {
     int64_t kv_pool_bytes; /* accepts K, M, G suffixes; 0 = chosen */
     char *kv_overflow;     /* auto, error, shift */
     char *kv_dtype;        /* auto, f32, bf16, fp8, fp8_e4m3, q8, q4 */
-    char *gates;           /* NULL = the model directory's */
+    char *gates;           /* NULL = found, see engine_options */
+    char *fit;             /* auto, never */
+    char *gates_cache;     /* NULL = by the environment */
     int64_t max_num_seqs, max_num_batched_tokens, max_model_len, default_max_tokens;
     int64_t step_stretch; /* percent; 0 = no limit */
     int64_t seed;         /* the seed of requests without one; -1 = random */

@@ -62,7 +62,10 @@ struct engine_found {
     char kv_policy[32], kv_dtype[8];
     int kv_budget; /* 0: none */
     bool has_gates;
-    int trained_budget; /* the budget that the gates were trained for; 0 = unknown */
+    const char *gates_from;  /* as in engine_info */
+    char gates_cached[4096]; /* where gates_cache has this model's gates, whether or not they are
+                                there; "" = nowhere, or not looked for */
+    int trained_budget;      /* the budget that the gates were trained for; 0 = unknown */
     int max_model_len;
     int64_t conversation_bytes; /* at the budget, or at max_model_len without one */
     int32_t eos[ENGINE_ENDS_MAX];
@@ -83,8 +86,10 @@ struct engine_sampling {
 
 struct engine_options {
     const char *model_dir;
-    const char *gates;     /* NULL = those of the model directory, "" = none */
-    const char *kv_policy; /* "auto": global if the model has gates, otherwise full */
+    const char *gates;       /* NULL = found: beside the model, else in gates_cache; "" = none */
+    const char *gates_cache; /* folder of gates that were fitted here; NULL or "" = none */
+    bool gates_fitted;       /* `gates`, or those in gates_cache, were fitted by this start */
+    const char *kv_policy;   /* "auto": global if the model has gates, otherwise full */
     int kv_budget, kv_buffer, kv_chunk;
     bool kv_budget_given;  /* the budget was asked for: a policy without one is worth a warning */
     int kv_budget_max;     /* cap for requests; 0 = none */
@@ -113,6 +118,7 @@ struct engine_options {
     bool random_weights;
     const char *quantization; /* weight format: NULL or "none" as in the files, "fp8", "q8", "q4" */
     int calibrate;            /* see model_options; of engine_save */
+    bool gates_follow;        /* with check_only: a start will have gates */
     bool check_only; /* engine_open checks without loading weights: it refuses the same options, and
                         returns 0 with *out = NULL when it finds no error */
     const char *state_dir;  /* keeps conversations across restarts; NULL or "" = none */
@@ -150,7 +156,12 @@ int engine_save(const struct engine_options *options, const char *to, size_t *by
 
 #define ENGINE_FIT_TOKENS 1024 /* most tokens of a text */
 
-enum engine_fit_work { ENGINE_FIT_MEASURING, ENGINE_FIT_FITTING };
+enum engine_fit_work { ENGINE_FIT_WAITING, ENGINE_FIT_MEASURING, ENGINE_FIT_FITTING };
+
+/* The file that is written: a new one, under a name that is not taken; one that takes the place of
+ * an older one; or one that is fitted once for all: the file that another process has written in
+ * the meantime will do. */
+enum engine_fit_out { ENGINE_FIT_NEW, ENGINE_FIT_REPLACE, ENGINE_FIT_ONCE };
 
 struct engine_fit {
     const char *const
@@ -159,12 +170,16 @@ struct engine_fit {
     const bool *chats; /* [text_count] a text is chats: what a template gets, JSON on a line for
                           each, with line ends */
     int text_count;
-    const char *out; /* the gates' file, which must not exist */
-    int minutes;     /* 0: as long as it takes; otherwise measuring ends after three quarters */
+    const char *out; /* the gates' file */
+    enum engine_fit_out how;
+    /* File of what was measured (engine/fit_work.h), which a later fit of this model goes on from;
+     * NULL: none. While another process uses it, a NEW fit goes without, the others wait. */
+    const char *work;
+    int minutes; /* 0: as long as it takes; otherwise measuring ends after three quarters */
     uint64_t seed;
-    /* Called after every text and every step of the fit; false ends the work with what there is.
-     * `lost`: the part of what entries of texts held out are worth that soft evictions lose,
-     * INFINITY: unknown. May be NULL. */
+    /* Called once where it waits, and after every text that it measures and every step; false ends
+     * the work with what there is. `lost`: the part of what entries of texts held out are worth
+     * that soft evictions lose, INFINITY: unknown. May be NULL. */
     bool (*progress)(void *arg, enum engine_fit_work work, int done, int total, double lost);
     void *arg;
 };
@@ -176,7 +191,9 @@ struct engine_fit_text {
 };
 
 struct engine_fitted {
+    bool found;         /* another process has written the file, ENGINE_FIT_ONCE; the rest is 0 */
     int texts, entries; /* measured, and entries of each */
+    int resumed;        /* texts that an earlier fit had measured */
     int steps, best;    /* as in struct fit_result (fit/fit.h), also the next two */
     double before, lost;
     struct engine_fit_text *held_out; /* [held_out_count] freed by engine_fitted_close */
@@ -190,6 +207,12 @@ struct engine_fitted {
 int engine_fit_gates(const struct engine_options *options, const struct engine_fit *fit,
                      struct engine_fitted *out, struct fault *fault);
 void engine_fitted_close(struct engine_fitted *fitted);
+/* Asks for a policy that needs gates: by its name, or by a budget where the engine chooses. */
+bool engine_wants_gates(const struct engine_options *options);
+/* Checks what engine_fit_gates would refuse, and says what a start would find: found->gates_from
+ * and gates_cached. The caller frees found->tool_template. */
+int engine_find_gates(const struct engine_options *options, struct engine_found *found,
+                      struct fault *fault);
 /* Takes out of the options what bounds the requests of a server and would refuse those of a fit:
  * the cap on budgets, and what happens beyond the model's positions. */
 static inline void engine_fit_options(struct engine_options *own) {
@@ -209,7 +232,8 @@ struct engine_info {
     int kv_budget, kv_buffer, kv_chunk, kv_budget_max;
     char kv_dtype[8];
     bool has_gates;
-    int trained_budget; /* the budget that the gates were trained for; 0 = unknown */
+    const char *gates_from; /* none, given, beside, cache, fitted, random: engine_options.gates */
+    int trained_budget;     /* the budget that the gates were trained for; 0 = unknown */
     int layers, heads_kv, head_dim, vocab;
     int max_model_len, max_num_seqs, max_queue;
     int max_choices;

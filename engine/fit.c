@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "engine/engine_int.h"
 #include "engine/fit_chats.h"
+#include "engine/fit_work.h"
 #include "fit/fit.h"
 #include "fit/random.h"
 #include "fit/rank.h"
@@ -30,7 +31,9 @@ struct fitting {
     int plain_chats;             /* read as plain text */
     int tokens, entries;         /* the most in a text */
     struct worth_text *measured; /* [measured_count] of the first pieces */
-    int measured_count;
+    int measured_count, resumed;
+    struct fit_work work;
+    uint8_t settings[SHA256_BYTES]; /* the model, and all options that change measurements */
     int64_t began_ns;
 };
 
@@ -172,15 +175,66 @@ static bool fitting_goes_on(const struct fitting *f, enum engine_fit_work work, 
     return wanted && !late;
 }
 
-static int fitting_measure_pieces(struct fitting *f, struct worth *worth, int count,
-                                  uint64_t *random, struct fault *fault) {
+static void add_text(struct sha256_stream *sum, const char *text) {
+    if (text) sha256_add(sum, text, strlen(text) + 1);
+}
+
+static int sum_settings(struct fitting *f, struct fault *fault) {
+    const struct engine_options *o = f->options;
+    struct base_digest base = {0};
+    struct sha256_stream sum;
+    int rc = o->random_weights ? 0 : base_digest_of(o->model_dir, o->max_model_len, &base, fault);
+    sha256_begin(&sum);
+    sha256_add(&sum, &base, sizeof base);
+    const char *const texts[] = {o->quantization, o->device, o->cpu_path, o->cpu_activations};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) add_text(&sum, texts[i]);
+    sha256_end(&sum, f->settings);
+    return rc;
+}
+
+static void piece_key(const struct fitting *f, const struct engine_fit_text *piece, uint64_t seed,
+                      uint8_t key[SHA256_BYTES]) {
+    struct sha256_stream sum;
+    sha256_begin(&sum);
+    sha256_add(&sum, f->settings, sizeof f->settings);
+    sha256_add(&sum, &f->tokens, sizeof f->tokens);
+    sha256_add(&sum, &f->entries, sizeof f->entries);
+    sha256_add(&sum, &seed, sizeof seed);
+    sha256_add(&sum, piece->ids, (size_t)piece->count * sizeof *piece->ids);
+    sha256_end(&sum, key);
+}
+
+/* Measures a text, or takes what an earlier fit has measured. *new: measured. */
+static int measure_piece(struct fitting *f, struct worth *worth, const struct model_config *config,
+                         int index, uint64_t seed, bool *new, struct fault *fault) {
+    const struct engine_fit_text *piece = &f->pieces[index];
+    struct worth_text *text = &f->measured[index];
+    const struct worth_text most = {.layers = config->layers,
+                                    .heads = config->heads_kv,
+                                    .d_model = config->d_model,
+                                    .tokens = f->tokens,
+                                    .entries = f->entries};
+    uint8_t key[SHA256_BYTES];
+    piece_key(f, piece, seed, key);
+    *new = !fit_work_take(&f->work, key, &most, text);
+    if (!*new) return 0;
+    int rc = worth_measure(worth, piece->ids, piece->count, seed, text, fault);
+    if (!rc) fit_work_keep(&f->work, key, text);
+    return rc;
+}
+
+static int fitting_measure_pieces(struct fitting *f, struct worth *worth,
+                                  const struct model_config *config, int count, uint64_t *random,
+                                  struct fault *fault) {
     int rc = 0;
     f->measured = mem_must_alloc((size_t)count, sizeof *f->measured);
     for (int i = 0; i < count && !rc; i++) {
-        rc = worth_measure(worth, f->pieces[i].ids, f->pieces[i].count, fit_random(random),
-                           &f->measured[i], fault);
-        if (!rc) f->measured_count++;
-        if (!rc && !fitting_goes_on(f, ENGINE_FIT_MEASURING, i + 1, count, INFINITY) && i > 0)
+        bool new;
+        rc = measure_piece(f, worth, config, i, fit_random(random), &new, fault);
+        if (rc) break;
+        f->measured_count++;
+        f->resumed += !new;
+        if (new && !fitting_goes_on(f, ENGINE_FIT_MEASURING, i + 1, count, INFINITY) && i > 0)
             break;
     }
     return rc;
@@ -210,7 +264,7 @@ static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t 
                                        .kv_type = config->dtype == KERN_F32 ? KERN_F32 : KERN_BF16};
     rc = worth_open(kern, model, &what, &worth, fault);
     if (!rc) fitting_shuffle(f->pieces, count, random);
-    if (!rc) rc = fitting_measure_pieces(f, worth, count, random, fault);
+    if (!rc) rc = fitting_measure_pieces(f, worth, config, count, random, fault);
     worth_close(worth);
     model_close(model);
     return rc;
@@ -240,8 +294,13 @@ static void give_layer(void *arg, int layer, float *w1, float *b1, float *last, 
     fit_net_numbers(arg, layer, w1, b1, last, bias);
 }
 
-static int write_gates(const struct fitting *f, const struct save_files *files, struct fit_net *net,
-                       struct fault *fault) {
+static int open_out(const struct fitting *f, struct save_files *files, struct fault *fault) {
+    return f->fit->how == ENGINE_FIT_NEW ? save_files_open(files, "out", f->fit->out, false, fault)
+                                         : save_files_replace(files, "out", f->fit->out, fault);
+}
+
+static int write_gates(const struct fitting *f, struct fit_net *net, struct fault *fault) {
+    struct save_files files;
     struct save_gates gates = {
         .header = gates_header_unknown, .d_model = net->d_model, .layer = give_layer, .arg = net};
     gates.header.width = FIT_WIDTH;
@@ -255,11 +314,11 @@ static int write_gates(const struct fitting *f, const struct save_files *files, 
                  ? 0
                  : base_digest_of(f->options->model_dir, f->options->max_model_len,
                                   &gates.header.base, fault);
-    return rc ? rc : save_gates(files, &gates, fault);
+    if (!rc) rc = open_out(f, &files, fault);
+    return rc ? rc : save_files_close(&files, save_gates(&files, &gates, fault), fault);
 }
 
-static int fit_measured(struct fitting *f, const struct save_files *files,
-                        struct engine_fitted *out, struct fault *fault) {
+static int fit_measured(struct fitting *f, struct engine_fitted *out, struct fault *fault) {
     const struct fit_options options = {.seed = f->fit->seed, .progress = step_done, .arg = f};
     struct cpu_team *team;
     struct fit_net net;
@@ -270,12 +329,13 @@ static int fit_measured(struct fitting *f, const struct save_files *files,
     cpu_team_close(team);
     if (rc) return rc;
     out->texts = f->measured_count;
+    out->resumed = f->resumed;
     out->entries = f->entries;
     out->steps = result.steps;
     out->best = result.best;
     out->before = result.before;
     out->lost = result.lost;
-    rc = write_gates(f, files, &net, fault);
+    rc = write_gates(f, &net, fault);
     fit_net_close(&net);
     return rc;
 }
@@ -298,13 +358,12 @@ void engine_fitted_close(struct engine_fitted *fitted) {
 /* ---- The whole ---- */
 
 /* Refuses what a start would refuse, before anything is written; no gates are needed. */
-static int check_start(const struct engine_options *options, struct engine_found *found,
-                       struct fault *fault) {
+int engine_find_gates(const struct engine_options *options, struct engine_found *found,
+                      struct fault *fault) {
     struct engine_options check = *options;
     struct engine *engine;
     check.check_only = true;
     check.progress = NULL;
-    check.gates = "";
     engine_fit_options(&check);
     check.kv_policy = "full";
     check.device = "cpu";
@@ -312,13 +371,48 @@ static int check_start(const struct engine_options *options, struct engine_found
     return engine_open(&check, &engine, fault);
 }
 
-static int fit_to(struct fitting *f, const struct save_files *files, struct engine_fitted *out,
-                  struct fault *fault) {
+/* Finds out before the work whether its result can be written. */
+static int try_out(const struct fitting *f, struct fault *fault) {
+    struct save_files files;
+    struct fault none;
+    int rc = open_out(f, &files, fault);
+    if (!rc) save_files_close(&files, ERR_STOPPED, &none);
+    return rc;
+}
+
+static void note_waiting(void *arg) {
+    const struct fitting *f = arg;
+    if (f->fit->progress) f->fit->progress(f->fit->arg, ENGINE_FIT_WAITING, 0, 1, INFINITY);
+}
+
+static int open_work(struct fitting *f, struct fault *fault) {
+    const bool needed = f->fit->how != ENGINE_FIT_NEW;
+    struct fault own = {0};
+    int rc =
+        f->fit->work ? fit_work_open(&f->work, f->fit->work, needed, note_waiting, f, &own) : 0;
+    if (rc && needed) return fault_set(fault, rc, own.field, "%s", own.text);
+    if (rc) log_info("what is measured is lost if the fit is interrupted: %s", own.text);
+    return 0;
+}
+
+/* Is there what this process would make, because another one has made it in the meantime? */
+static bool is_made(const struct fitting *f) {
+    struct engine_found found = {0};
+    struct fault ignored;
+    if (f->fit->how != ENGINE_FIT_ONCE) return false;
+    const bool made = engine_find_gates(f->options, &found, &ignored) == 0 && found.has_gates;
+    mem_free(found.tool_template);
+    return made;
+}
+
+static int fit_to(struct fitting *f, struct engine_fitted *out, struct fault *fault) {
     uint64_t random = f->fit->seed;
-    int rc = text_open(f->options->model_dir, &f->text, fault);
+    int rc = try_out(f, fault);
+    if (!rc) rc = sum_settings(f, fault);
+    if (!rc) rc = text_open(f->options->model_dir, &f->text, fault);
     if (!rc) rc = fitting_read_texts(f, &random, fault);
     if (!rc) rc = fitting_measure(f, &random, fault);
-    if (!rc) rc = fit_measured(f, files, out, fault);
+    if (!rc) rc = fit_measured(f, out, fault);
     if (!rc) give_held_out(f, out);
     return rc;
 }
@@ -333,17 +427,20 @@ static void close_fitting(struct fitting *f) {
 
 int engine_fit_gates(const struct engine_options *options, const struct engine_fit *fit,
                      struct engine_fitted *out, struct fault *fault) {
+    struct engine_options own = *options;
     struct engine_found found = {0};
-    struct save_files files;
     *out = (struct engine_fitted){0};
-    struct fitting f = {.options = options, .fit = fit, .began_ns = clock_ns()};
-    int rc = check_start(options, &found, fault);
+    struct fitting f = {.options = options, .fit = fit, .began_ns = clock_ns(), .work.fd = -1};
+    own.gates = ""; /* gates that are there do not matter */
+    int rc = engine_find_gates(&own, &found, fault);
     if (rc) return rc;
     mem_free(found.tool_template);
     f.tokens = found.max_model_len < ENGINE_FIT_TOKENS ? found.max_model_len : ENGINE_FIT_TOKENS;
-    rc = save_files_open(&files, "out", fit->out, false, fault);
+    rc = open_work(&f, fault);
     if (rc) return rc;
-    rc = save_files_close(&files, fit_to(&f, &files, out, fault), fault);
+    out->found = is_made(&f);
+    if (!out->found) rc = fit_to(&f, out, fault);
+    fit_work_close(&f.work, rc == 0 || f.measured_count == 0);
     close_fitting(&f);
     if (rc) engine_fitted_close(out);
     return rc;

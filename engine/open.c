@@ -57,31 +57,49 @@ static struct kv_trained trained_of(const struct model *model) {
                                .parity = gates->parity == 1};
 }
 
+static const char *gates_from(const struct engine *e) {
+    static const char *const names[] = {[GATES_NONE] = "none",
+                                        [GATES_GIVEN] = "given",
+                                        [GATES_BESIDE] = "beside",
+                                        [GATES_CACHED] = "cache",
+                                        [GATES_RANDOM] = "random"};
+    const enum gates_from from = model_gates_from(model_of(e));
+    return e->options.gates_fitted && from != GATES_NONE ? "fitted" : names[from];
+}
+
+/* A check without loading weights may be told that a start will have gates. */
+static bool will_have_gates(const struct engine *e) {
+    return model_has_gates(model_of(e)) || (e->options.check_only && e->options.gates_follow);
+}
+
 /* Tells what a policy without a budget means to somebody who expects one. */
 static void note_policy(const struct engine *e, const struct policy *policy, bool lacks_gates) {
     if (policy->bounded) return;
     if (e->options.kv_budget_given)
         log_warn("kv-budget %d changes nothing: policy %s keeps everything%s. A budget needs a "
                  "policy without gates (--kv-policy streaming, keydiff, ...: docs/CHOOSING.md) or "
-                 "gates that are fitted to the model (keepd fit, then --gates FILE)",
+                 "gates that are fitted to the model (keepd fit, or --gates FILE)",
                  e->options.kv_budget, policy->name,
                  lacks_gates ? ", and the model has no retention gates for policy global" : "");
     else if (lacks_gates)
-        log_info("the model has no retention gates: the cache keeps everything (policy full)");
+        log_info("the model has no retention gates: the cache keeps everything (policy full). "
+                 "--kv-budget N bounds it: a start then fits gates to the model, once, in minutes; "
+                 "keepd fit also prints what a budget loses");
 }
 
 static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault *fault) {
     struct kv_params *kv = &rules->defaults;
     const char *name = e->options.kv_policy;
-    bool gates = model_has_gates(model_of(e));
+    bool gates = will_have_gates(e);
     bool automatic = engine_chooses(name);
     if (automatic) name = gates ? "global" : "full";
     const struct policy *policy = policy_find(name); /* found: see check_options */
     if ((policy->needs & POLICY_NEEDS_GATES) != 0 && !gates)
         return fault_set(fault, ERR_INVALID, "kv-policy", "'%s' needs retention gates; %.200s%s",
                          name, e->options.gates ? "--gates ''" : e->options.model_dir,
-                         e->options.gates ? " says to use none"
-                                          : " has no gates.safetensors and --gates was not given");
+                         e->options.gates
+                             ? " says to use none"
+                             : " has none and none were fitted to it: keepd fit MODEL");
     if (!policy->bounded && e->options.kv_budget_max > 0)
         return fault_set(fault, ERR_INVALID, "kv-budget-max",
                          "policy '%s' keeps everything, so no request could be served",
@@ -223,7 +241,7 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     struct state_identity *identity = &store.identity;
     int rc = identity_model(o->model_dir, o->random_weights, engine_quantization(o),
                             identity->weights, fault);
-    if (rc == 0) rc = identity_gates(o->model_dir, o->gates, identity->gates, fault);
+    if (rc == 0) rc = identity_gates(model_gates_path(model_of(e)), identity->gates, fault);
     if (rc == 0) rc = store_open(&store, &first->store, fault);
     if (rc != 0) return rc;
     for (int i = 1; i < e->replica_count; i++)
@@ -369,6 +387,7 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
     const struct model_options options = {.dir = o->model_dir,
                                           .context = o->max_model_len,
                                           .gates = o->gates,
+                                          .gates_cache = o->gates_cache,
                                           .rows_max = o->max_num_batched_tokens,
                                           .logits_max = logits_max,
                                           .owner = e->replicas[0].model,
@@ -389,7 +408,7 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     if (rc == 0) rc = resolve_policy(e, &so->kv, fault);
     so->kv.backend = ops_of(e)->name;
     so->kv.rule_check = ops_of(e)->rule_check;
-    so->kv.has_gates = model_has_gates(model_of(e));
+    so->kv.has_gates = will_have_gates(e);
     so->kv.positions = e->info.max_model_len;
     so->kv.can_shift = ops_of(e)->shift != NULL;
     so->kv.unrotated = !model_config_rotates_alike(model_config(model_of(e)));
@@ -401,6 +420,8 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     so->kv.budget_max = e->options.kv_budget_max;
     rc = plan_pool(e, dtype, so, fault);
     if (rc == 0 && !e->options.check_only) {
+        if (model_gates_path(model_of(e))[0])
+            log_info("retention gates: %s", model_gates_path(model_of(e)));
         if (ops_of(e)->activations) log_info("activations: %s", ops_of(e)->activations);
         log_pool(e, so);
     }
@@ -436,6 +457,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->kv_chunk = so->kv.defaults.chunk;
     info->kv_budget_max = so->kv.budget_max;
     info->has_gates = so->kv.has_gates;
+    info->gates_from = gates_from(e);
     info->trained_budget = model_gates(model_of(e))->trained_budget;
     info->layers = config->layers;
     info->heads_kv = config->heads_kv;
@@ -473,12 +495,15 @@ static void fill_found(struct engine *e, const struct sched_options *so,
     fill_info(e, so);
     *found = (struct engine_found){.kv_budget = e->info.kv_budget,
                                    .has_gates = e->info.has_gates,
+                                   .gates_from = e->info.gates_from,
                                    .trained_budget = e->info.trained_budget,
                                    .max_model_len = e->info.max_model_len,
                                    .eos_count = e->end_count};
     memcpy(found->kv_policy, e->info.kv_policy, sizeof found->kv_policy);
     memcpy(found->kv_dtype, e->info.kv_dtype, sizeof found->kv_dtype);
     memcpy(found->eos, e->ends, sizeof found->eos);
+    snprintf(found->gates_cached, sizeof found->gates_cached, "%s",
+             model_gates_cached(model_of(e)));
     found->tool_template = e->info.tool_template ? mem_must_strdup(e->info.tool_template) : NULL;
     int64_t streams = (int64_t)config->layers * config->heads_kv, slots = so->shape.page_slots;
     int64_t longest = found->max_model_len, held = found->kv_budget;
@@ -490,6 +515,12 @@ static void fill_found(struct engine *e, const struct sched_options *so,
                               ? streams * (held + slots - 1) / slots
                               : reserve_turn_pages(&whole, &so->kv.defaults, &turn,
                                                    reserve_whole(&so->kv.defaults, longest)));
+}
+
+bool engine_wants_gates(const struct engine_options *options) {
+    if (engine_chooses(options->kv_policy)) return options->kv_budget_given;
+    const struct policy *policy = policy_find(options->kv_policy);
+    return policy && (policy->needs & POLICY_NEEDS_GATES) != 0;
 }
 
 static int refuse_policy(const char *name, struct fault *fault) {

@@ -15,9 +15,7 @@
 int identity_model(const char *dir, bool random, enum quantization quantization,
                    uint8_t out[SHA256_BYTES], struct fault *fault);
 
-/* The gates file: `gates` as the option has it, NULL for the directory's own. Zero without gates.
- */
-int identity_gates(const char *dir, const char *gates, uint8_t out[SHA256_BYTES],
-                   struct fault *fault);
+/* The gates file; zero for "", no gates. */
+int identity_gates(const char *path, uint8_t out[SHA256_BYTES], struct fault *fault);
 
 #endif

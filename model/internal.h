@@ -4,6 +4,7 @@
 #define KEEPD_MODEL_INTERNAL_H
 
 #include <cjson/cJSON.h>
+#include <limits.h>
 
 #include "kernels/cpu/team.h"
 #include "model/gates.h"
@@ -48,9 +49,10 @@ struct model {
     struct layer *layers;
     struct scratch scratch;
     int rows_max, logits_max;
-    bool has_gates;
     bool borrowed;             /* everything but the scratch is another model's */
     struct gates_header gates; /* gates_header_unknown if there are none */
+    enum gates_from gates_from;
+    char gates_path[PATH_MAX], gates_cached[PATH_MAX];
     size_t weight_bytes;
     /* Sees the inputs of each dense product of a layer, backend memory, before it is computed; the
      * role names it by the first of its parts. Of the last layer's products after attention only

@@ -1,4 +1,4 @@
-/* Gates: from their file, or random ones. */
+/* Gates: from a file that is given or found, or random ones. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,12 +12,20 @@
 
 #define GATES_FILE_MAX ((size_t)4 << 30)
 
+/* ---- The base model ---- */
+
 /* Gates of another model are refused. Every quantisation of a model has its vectors; other matrices
- * beside them are the model in another quantisation, or fine-tuned, for which the gates may do. */
+ * beside them are the model in another quantisation, or fine-tuned, for which the gates may do,
+ * unless they were fitted here: then this model gets its own. */
 static int check_base(const struct model *model, const struct weights *weights,
-                      const struct base_digest *base, struct fault *fault) {
+                      const struct base_digest *base, enum gates_from from, struct fault *fault) {
     struct base_digest found;
-    if (!weights || !base->vectors[0]) return 0;
+    if (!weights) return 0;
+    if (!base->vectors[0] && from != GATES_GIVEN)
+        return fault_set(fault, ERR_INVALID, "keepd.base",
+                         "names no base model. If the gates are this model's, say so: --gates with "
+                         "this file; --gates '' uses none");
+    if (!base->vectors[0]) return 0;
     int rc = base_digest(&model->config, weights, &found);
     if (rc) return fault_set(fault, rc, "keepd.base", "%s", err_text(rc));
     if (strcmp(found.vectors, base->vectors) != 0)
@@ -25,11 +33,16 @@ static int check_base(const struct model *model, const struct weights *weights,
                          "the gates were trained for another base model: %.16s..., the model has "
                          "%.16s...",
                          base->vectors, found.vectors);
-    if (base->matrices[0] && strcmp(found.matrices, base->matrices) != 0)
+    if (strcmp(found.matrices, base->matrices) == 0) return 0;
+    if (from == GATES_CACHED)
+        return fault_set(fault, ERR_INVALID, "keepd.base.matrices", "is not this model's");
+    if (base->matrices[0])
         log_warn("the gates were trained for the same base model with other matrices: this one is "
                  "quantised in another way, or fine-tuned");
     return 0;
 }
+
+/* ---- One file ---- */
 
 static int load_gate_layers(struct model *model, struct gates *gates, struct fault *fault) {
     struct kern *kern = model->kern;
@@ -51,7 +64,8 @@ static int in_gates_file(int rc, const char *path, struct fault *fault) {
 }
 
 static int load_gates_file(struct model *model, const struct model_options *options,
-                           const struct weights *weights, const char *path, struct fault *fault) {
+                           const struct weights *weights, const char *path, enum gates_from from,
+                           struct fault *fault) {
     const struct model_config *c = &model->config;
     const struct gates_shape shape = {c->layers, c->heads_kv, c->d_model};
     struct gates gates;
@@ -61,29 +75,75 @@ static int load_gates_file(struct model *model, const struct model_options *opti
     if (rc && fault) fault->field[0] = '\0'; /* the message names the path */
     if (!rc) rc = gates_parse(data, size, &shape, &gates, fault);
     if (rc) goto out;
-    rc = check_base(model, weights, &gates.header.base, fault);
+    rc = check_base(model, weights, &gates.header.base, from, fault);
     if (!rc && !options->check_only) rc = load_gate_layers(model, &gates, fault);
-    model->gates = gates.header;
+    if (!rc) {
+        model->gates = gates.header;
+        model->gates_from = from;
+        snprintf(model->gates_path, sizeof model->gates_path, "%s", path);
+    }
     gates_close(&gates);
 out:
     mem_free(data);
-    if (!rc) model->has_gates = true;
     return rc ? in_gates_file(rc, path, fault) : 0;
+}
+
+/* ---- Finding them ---- */
+
+static int too_long(struct fault *fault, const char *field) {
+    return fault_set(fault, ERR_INVALID, field, "the name is too long");
+}
+
+static int load_beside(struct model *model, const struct model_options *options,
+                       const struct weights *weights, struct fault *fault) {
+    static const char suffix[] = ".gguf";
+    const bool file = gguf_is_path(options->dir);
+    size_t length = strlen(options->dir);
+    if (file && length > strlen(suffix) &&
+        strcmp(options->dir + length - strlen(suffix), suffix) == 0)
+        length -= strlen(suffix);
+    char path[PATH_MAX];
+    const int n = snprintf(path, sizeof path, "%.*s%sgates.safetensors", (int)length, options->dir,
+                           file ? "." : "/");
+    if (n < 0 || (size_t)n >= sizeof path) return too_long(fault, "model");
+    if (access(path, F_OK) != 0) return 0;
+    return load_gates_file(model, options, weights, path, GATES_BESIDE, fault);
+}
+
+static int name_cached(struct model *model, const struct model_options *options,
+                       const struct weights *weights, struct fault *fault) {
+    struct base_digest base;
+    if (!options->gates_cache || !options->gates_cache[0] || !weights) return 0;
+    int rc = base_digest(&model->config, weights, &base);
+    if (rc) return fault_set(fault, rc, "model", "%s", err_text(rc));
+    const int n =
+        snprintf(model->gates_cached, sizeof model->gates_cached, "%s/%.16s-%.16s.safetensors",
+                 options->gates_cache, base.vectors, base.matrices);
+    return n < 0 || (size_t)n >= sizeof model->gates_cached ? too_long(fault, "gates-cache") : 0;
+}
+
+static int load_cached(struct model *model, const struct model_options *options,
+                       const struct weights *weights, struct fault *fault) {
+    const char *path = model->gates_cached;
+    struct fault inside = {0};
+    if (!path[0] || access(path, F_OK) != 0) return 0;
+    int rc = load_gates_file(model, options, weights, path, GATES_CACHED, &inside);
+    if (rc == ERR_NOMEM || rc == ERR_DEVICE)
+        return fault_set(fault, rc, "gates", "%s", inside.text);
+    if (rc) log_warn("gates that were fitted here are left out: %s", inside.text);
+    return 0;
 }
 
 int model_load_gates(struct model *model, const struct model_options *options,
                      const struct weights *weights, struct fault *fault) {
-    char path[PATH_MAX];
-    if (options->gates)
-        return *options->gates ? load_gates_file(model, options, weights, options->gates, fault)
-                               : 0;
-    if (gguf_is_path(options->dir)) return 0; /* a file has no place for them */
-    int n = snprintf(path, sizeof path, "%s/gates.safetensors", options->dir);
-    if (n < 0 || (size_t)n >= sizeof path)
-        return fault_set(fault, ERR_INVALID, "model", "directory name is too long");
-    if (access(path, F_OK) == 0) return load_gates_file(model, options, weights, path, fault);
-    if (!options->random_weights) return 0;
+    const char *given = options->gates;
+    int rc = name_cached(model, options, weights, fault);
+    if (rc || (given && !given[0])) return rc;
+    if (given) return load_gates_file(model, options, weights, given, GATES_GIVEN, fault);
+    rc = load_beside(model, options, weights, fault);
+    if (rc || model->gates_from != GATES_NONE) return rc;
+    if (!options->random_weights) return load_cached(model, options, weights, fault);
     if (!options->check_only) return random_gates(model, fault);
-    model->has_gates = true;
+    model->gates_from = GATES_RANDOM;
     return 0;
 }

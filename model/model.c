@@ -235,7 +235,16 @@ const struct model_config *model_config(const struct model *model) {
     return &model->config;
 }
 bool model_has_gates(const struct model *model) {
-    return model->has_gates;
+    return model->gates_from != GATES_NONE;
+}
+enum gates_from model_gates_from(const struct model *model) {
+    return model->gates_from;
+}
+const char *model_gates_path(const struct model *model) {
+    return model->gates_path;
+}
+const char *model_gates_cached(const struct model *model) {
+    return model->gates_cached;
 }
 const struct gates_header *model_gates(const struct model *model) {
     return &model->gates;

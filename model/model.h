@@ -82,15 +82,24 @@ void model_config_close(struct model_config *config);
 struct model;
 struct gates_header;
 
+/* Where gates come from. Without model_options.gates they are looked for in this order:
+ *   BESIDE  gates.safetensors in the model's directory; beside NAME.gguf NAME.gates.safetensors. A
+ *           file that cannot be used, or names no base model (gates.h), is refused.
+ *   CACHED  in model_options.gates_cache, under a name made of the base model's digests. A file
+ *           that cannot be used is left out with a warning.
+ *   RANDOM  with random_weights */
+enum gates_from { GATES_NONE, GATES_GIVEN, GATES_BESIDE, GATES_CACHED, GATES_RANDOM };
+
 struct model_options {
-    const char *dir;           /* or a GGUF file, of several the first */
-    const char *gates;         /* path, or NULL = <dir>/gates.safetensors if present, "" = none */
-    int context;               /* see model_config_parse */
-    int rows_max;              /* largest step */
-    int logits_max;            /* most rows that want logits in one step */
-    bool check_only;           /* names, shapes and types only; the model cannot be used */
-    const struct model *owner; /* the same model, open, outlives this one: its weights are used
-                                  where the backend can share them. NULL: they are loaded */
+    const char *dir;                /* or a GGUF file, of several the first */
+    const char *gates;              /* path, "" = none, NULL = found (enum gates_from) */
+    const char *gates_cache;        /* folder of gates that were fitted here; NULL or "" = none */
+    int context;                    /* see model_config_parse */
+    int rows_max;                   /* largest step */
+    int logits_max;                 /* most rows that want logits in one step */
+    bool check_only;                /* names, shapes and types only; the model cannot be used */
+    const struct model *owner;      /* the same model, open, outlives this one: its weights are used
+                                       where the backend can share them. NULL: they are loaded */
     enum quantization quantization; /* FP8: of the layers' matrices alone. Q8, Q4: of all matrices
                                        but routers, the vocabulary's in Q8; those of a GGUF file
                                        that are in blocks stay what they are */
@@ -120,6 +129,11 @@ bool model_config_rotates_alike(const struct model_config *config);
 int model_config_sliding_layers(const struct model_config *config);
 int model_config_sliding_window(const struct model_config *config);
 bool model_has_gates(const struct model *model);
+enum gates_from model_gates_from(const struct model *model);
+/* The file that gates were read from, "" = none; and where gates_cache has this model's, whether or
+ * not it is there, "" = nowhere or not looked for. */
+const char *model_gates_path(const struct model *model);
+const char *model_gates_cached(const struct model *model);
 /* The header of the gates' file (model/gates.h); all unknown if there are no gates. */
 const struct gates_header *model_gates(const struct model *model);
 size_t model_weight_bytes(const struct model *model);

@@ -90,6 +90,6 @@ int random_gates(struct model *model, struct fault *fault) {
     }
     mem_free(data);
     mem_free(row);
-    if (!rc) model->has_gates = true;
+    if (!rc) model->gates_from = GATES_RANDOM;
     return rc;
 }

@@ -41,8 +41,7 @@ int save_files_open(struct save_files *files, const char *option, const char *to
     struct stat info;
     size_t size = strlen(to);
     while (size > 1 && to[size - 1] == '/') size--;
-    files->option = option;
-    files->directory = directory;
+    *files = (struct save_files){.option = option, .directory = directory};
     if (size + sizeof ".partial" > sizeof files->partial)
         return fault_set(fault, ERR_INVALID, option, "the name is too long");
     snprintf(files->to, sizeof files->to, "%.*s", (int)size, to);
@@ -55,6 +54,18 @@ int save_files_open(struct save_files *files, const char *option, const char *to
     return fault_set(fault, ERR_INVALID, option,
                      "%.200s exists: another run writes it, or did not end; remove it then",
                      files->partial);
+}
+
+int save_files_replace(struct save_files *files, const char *option, const char *to,
+                       struct fault *fault) {
+    *files = (struct save_files){.option = option, .replace = true};
+    if (join(files->to, option, to, NULL, NULL) || join(files->partial, option, to, NULL, NULL) ||
+        strlen(to) + sizeof ".partial" > sizeof files->partial)
+        return fault_set(fault, ERR_INVALID, option, "the name is too long");
+    strcat(files->partial, ".partial");
+    const int fd =
+        open(files->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+    return fd < 0 || close(fd) ? io(fault, option, files->partial) : 0;
 }
 
 static int sync_folder(const char *path) {
@@ -86,6 +97,7 @@ static void remove_folder(const char *path) {
 
 /* A file that another process has put there in the meantime stays. */
 static int give_name(const struct save_files *files) {
+    if (files->replace) return rename(files->partial, files->to);
     const int rc = renameat2(AT_FDCWD, files->partial, AT_FDCWD, files->to, RENAME_NOREPLACE);
     if (rc == 0 || (errno != EINVAL && errno != ENOSYS)) return rc;
     return rename(files->partial, files->to); /* a file system without that flag */

@@ -15,11 +15,17 @@ struct save_files {
     const char *option; /* fault->field of errors; static */
     char to[4096], partial[4096];
     bool directory;
+    bool replace; /* `to` may exist */
 };
 
 /* ERR_INVALID: `to` or TO.partial exists. */
 int save_files_open(struct save_files *files, const char *option, const char *to, bool directory,
                     struct fault *fault);
+/* A new file that takes the place of `to`, and of a TO.partial that was left behind: the caller
+ * holds a lock against others that write it. */
+int save_files_replace(struct save_files *files, const char *option, const char *to,
+                       struct fault *fault);
+
 /* A file that is being written. */
 struct save_file {
     const char *option;

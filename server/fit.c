@@ -1,9 +1,9 @@
 #include "server/fit.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -18,7 +18,7 @@
 
 void fit_help(FILE *out) {
     fputs(
-        "Usage: keepd fit MODEL --text FILE... [--chats FILE...] [--minutes N] [--out FILE] "
+        "Usage: keepd fit MODEL [--text FILE...] [--chats FILE...] [--minutes N] [--out FILE] "
         "[--seed N] [options]\n"
         "\n"
         "Fits retention gates, which the policy global needs, to a model on this machine, and\n"
@@ -32,14 +32,21 @@ void fit_help(FILE *out) {
         "  --chats FILE... chats, rendered with the model's template: JSON lines with \"messages\" "
         "and\n"
         "                  \"tools\" as in the API; may be given several times\n"
+        "                  [neither: the texts and chats that come with keepd]\n"
         "  --minutes N     ends measuring after three quarters of this time, and the fit with it\n"
         "                  [as long as it takes]\n"
-        "  --out FILE      the gates; must not exist [gates.safetensors in the model's directory,\n"
-        "                  or NAME.gates.safetensors beside NAME.gguf]\n"
+        "  --out FILE      the gates; must not exist [in --gates-cache, where every start with "
+        "this\n"
+        "                  model finds them; takes the place of those that are there]\n"
         "  --seed N        of the fit [1]\n"
         "\n"
+        "A fit that was interrupted goes on where it was, as long as model, texts and seed are "
+        "the\n"
+        "same: what it has measured is kept in --gates-cache, at most 170 MB, until the gates are\n"
+        "written.\n"
+        "\n"
         "All options of the daemon that concern the engine apply, such as --threads and\n"
-        "--quantization: keepd --help. Serve with: keepd --model MODEL --gates FILE\n",
+        "--quantization: keepd --help. Serve with: keepd --model MODEL --kv-budget N\n",
         out);
 }
 
@@ -114,29 +121,69 @@ int fit_parse(int argc, char **argv, struct fit_command *command, char **rest,
         if (!taken) rest[count++] = argv[i];
     }
     rest[count] = NULL;
-    if (command->help || command->text_count) return 0;
-    return fault_set(fault, ERR_INVALID, "--text",
-                     "is required: files with text of the kinds that the model will read");
+    return 0;
 }
 
-int fit_out(const char *model, char *out, size_t size, struct fault *fault) {
-    struct stat info;
-    const size_t length = strlen(model);
-    const bool file = stat(model, &info) == 0 && S_ISREG(info.st_mode);
-    const bool gguf = file && length > 5 && strcmp(model + length - 5, ".gguf") == 0;
-    const int n = snprintf(out, size, "%.*s%sgates.safetensors", (int)(gguf ? length - 5 : length),
-                           model, file ? "." : "/");
-    if (n >= 0 && (size_t)n < size) return 0;
-    return fault_set(fault, ERR_INVALID, "model", "the name is too long");
+/* ---- The text that comes with keepd ---- */
+
+static bool ends_with(const char *name, const char *end) {
+    const size_t size = strlen(name), tail = strlen(end);
+    return size > tail && strcmp(name + size - tail, end) == 0;
+}
+
+static int calibration_names(const struct dirent *entry) {
+    return ends_with(entry->d_name, ".txt") || ends_with(entry->d_name, ".jsonl");
+}
+
+/* The folder, as installed and as built, from the program's own; a test may name another. */
+static int scan_calibration(char folder[4096], struct dirent ***names) {
+    static const char *const places[] = {"/../share/keepd/calibration",
+                                         "/../../../bundled/calibration"};
+    const char *given = getenv("KEEPD_TEST_CALIBRATION");
+    if (given) {
+        snprintf(folder, 4096, "%s", given);
+        return scandir(folder, names, calibration_names, alphasort);
+    }
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        const ssize_t size = readlink("/proc/self/exe", folder, 4000);
+        char *end = size > 0 ? memrchr(folder, '/', (size_t)size) : NULL;
+        if (!end) return -1;
+        snprintf(end, 96, "%s", places[i]);
+        const int count = scandir(folder, names, calibration_names, alphasort);
+        if (count >= 0) return count;
+    }
+    return -1;
+}
+
+int fit_take_calibration(struct fit_command *command, struct fault *fault) {
+    struct dirent **names = NULL;
+    char folder[4096];
+    const int count = scan_calibration(folder, &names);
+    for (int i = 0; i < count; i++) {
+        char *path = NULL;
+        if (command->text_count < FIT_FILES_MAX &&
+            asprintf(&path, "%s/%s", folder, names[i]->d_name) > 0) {
+            command->chats[command->text_count] = ends_with(path, ".jsonl");
+            command->texts[command->text_count++] = path; /* kept as long as the process */
+        }
+        free(names[i]);
+    }
+    free(names);
+    if (command->text_count) return 0;
+    return fault_set(fault, ERR_NOTFOUND, "--text",
+                     "the text that comes with keepd is not installed: name files with text of the "
+                     "kinds that the model will read");
 }
 
 /* ---- Progress ---- */
 
 struct fit_progress {
+    const struct fit_command *command;
     FILE *log;
     bool terminal;
     enum engine_fit_work work;
     bool begun;
+    int first; /* parts that were done before `began_ns` */
     int64_t began_ns;
     int tenths; /* lines that a log has got of this work */
 };
@@ -145,30 +192,36 @@ static const char *work_name(enum engine_fit_work work) {
     return work == ENGINE_FIT_MEASURING ? "measuring" : "fitting";
 }
 
+static void begin_work(struct fit_progress *p, enum engine_fit_work work, int done) {
+    p->begun = true;
+    p->work = work;
+    p->tenths = 0;
+    p->first = done - 1; /* the first call comes after the first part */
+}
+
 /* A line that a terminal draws again; ten of them in a log. */
 static bool fit_progress_note(void *arg, enum engine_fit_work work, int done, int total,
                               double lost) {
     struct fit_progress *p = arg;
     const int64_t now = clock_ns();
-    char tail[64] = "";
-    if (!p->begun || p->work != work) {
-        p->begun = true;
-        p->work = work;
-        p->tenths = 0;
-        /* The first call comes after the first part. */
-        p->began_ns = now - (done > 0 ? (now - p->began_ns) / done : 0);
+    char line[128], tail[64] = "";
+    if (!p->begun || p->work != work) begin_work(p, work, done);
+    if (work == ENGINE_FIT_WAITING) {
+        snprintf(line, sizeof line, "waiting for another process that fits gates to this model");
+    } else {
+        const double left = (double)(now - p->began_ns) * 1e-9 * (total - done) / (done - p->first);
+        snprintf(line, sizeof line, "%s %d of %d, %.0f s left", work_name(work), done, total, left);
     }
-    const double left = (double)(now - p->began_ns) * 1e-9 * (total - done) / (done ? done : 1);
     if (isfinite(lost)) snprintf(tail, sizeof tail, ", held-out loss %.4f", lost);
-    const bool last = done == total;
+    const bool last = done == total || work == ENGINE_FIT_WAITING;
     if (p->terminal) {
-        fprintf(p->log, "\r\033[K%s %d of %d, %.0f s left%s%s", work_name(work), done, total, left,
-                tail, last ? "\n" : "");
-    } else if (done * 10 / total > p->tenths) {
+        fprintf(p->log, "\r\033[K%s%s%s", line, tail, last ? "\n" : "");
+    } else if (last || done * 10 / total > p->tenths) {
         p->tenths = done * 10 / total;
-        fprintf(p->log, "%s %d of %d, %.0f s left%s\n", work_name(work), done, total, left, tail);
+        fprintf(p->log, "%s%s\n", line, tail);
     }
     fflush(p->log);
+    if (p->command->note) p->command->note(p->command->arg, line);
     if (last) p->began_ns = now;
     return true;
 }
@@ -203,13 +256,17 @@ int fit_run(const struct fit_command *command, const struct engine_options *opti
             struct engine_fitted *fitted, struct fault *fault) {
     char *texts[FIT_FILES_MAX] = {0};
     size_t sizes[FIT_FILES_MAX] = {0};
-    struct fit_progress progress = {
-        .log = log, .terminal = isatty(fileno(log)) == 1, .began_ns = clock_ns()};
+    struct fit_progress progress = {.command = command,
+                                    .log = log,
+                                    .terminal = isatty(fileno(log)) == 1,
+                                    .began_ns = clock_ns()};
     const struct engine_fit fit = {.texts = (const char *const *)texts,
                                    .text_sizes = sizes,
                                    .chats = command->chats,
                                    .text_count = command->text_count,
                                    .out = command->out,
+                                   .how = command->how,
+                                   .work = command->work,
                                    .minutes = command->minutes,
                                    .seed = command->seed,
                                    .progress = fit_progress_note,
@@ -217,7 +274,10 @@ int fit_run(const struct fit_command *command, const struct engine_options *opti
     int rc = fit_read_files(command, texts, sizes, fault);
     if (!rc) rc = engine_fit_gates(options, &fit, fitted, fault);
     for (int i = 0; i < command->text_count; i++) mem_free(texts[i]);
-    if (rc) return rc;
+    if (rc || fitted->found) return rc;
+    if (fitted->resumed)
+        fprintf(log, "%d of the texts were measured by a fit that was interrupted\n",
+                fitted->resumed);
     fprintf(log,
             "%d texts, %d entries per head of each; best after step %d of %d: of what entries of "
             "held-out texts are worth, evictions lose %.4f (newest kept: %.4f)\n",

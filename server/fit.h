@@ -1,4 +1,4 @@
-/* `keepd fit MODEL --text FILE... --chats FILE...`: fits retention gates to a model as it is
+/* `keepd fit MODEL`: fits retention gates to a model as it is
  * served, and measures what they are worth. Three parts: engine_fit_gates; a new engine with the
  * new gates; a table of what each of some policies loses on the texts that were held out: the mean
  * negative log-likelihood of a text's second half in nats per token, less that with the full cache.
@@ -22,11 +22,15 @@
 struct fit_command {
     const char *texts[FIT_FILES_MAX]; /* names of files */
     bool chats[FIT_FILES_MAX];        /* the file has chats (server/fit_chats.h) */
-    int text_count;
-    const char *out; /* NULL: beside the model, fit_out */
+    int text_count;                   /* 0: fit_take_calibration gives some */
+    const char *out;                  /* NULL: the cache of gates */
+    const char *work;                 /* as in struct engine_fit, as the next one */
+    enum engine_fit_out how;
     int minutes;
     uint64_t seed;
     bool help;
+    void (*note)(void *arg, const char *line); /* a line of progress, for other readers; or NULL */
+    void *arg;
 };
 
 /* Takes the command's own arguments out of `argv`, and turns the model into --model, so that the
@@ -35,9 +39,8 @@ struct fit_command {
 int fit_parse(int argc, char **argv, struct fit_command *command, char **rest, struct fault *fault);
 void fit_help(FILE *out);
 
-/* The gates' file of a model that --out does not name: gates.safetensors in its directory, or
- * beside NAME.gguf NAME.gates.safetensors. ERR_INVALID: too long. */
-int fit_out(const char *model, char *out, size_t size, struct fault *fault);
+/* Names the text that comes with keepd. ERR_NOTFOUND: it is not there. */
+int fit_take_calibration(struct fit_command *command, struct fault *fault);
 
 /* Reads the texts, fits and writes the gates, and says on `log` how far it is. *fitted is closed by
  * the caller. */

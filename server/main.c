@@ -20,6 +20,7 @@
 #include "engine/engine.h"
 #include "server/bench.h"
 #include "server/fit.h"
+#include "server/fit_start.h"
 #include "server/oai/oai.h"
 #include "server/oai/tool_calls.h"
 #include "server/progress.h"
@@ -37,6 +38,7 @@ struct callbacks {
     struct server *server;
     struct bench *bench; /* in place of a server */
     struct engine_sampling sampling;
+    char gates_cache[4096];
 };
 
 static void on_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
@@ -68,12 +70,15 @@ static struct engine_sampling sampling_of(const struct config *config) {
     };
 }
 
-/* `arg` holds the sampling until the engine is open. */
+/* `arg` holds the sampling and the folder of gates until the engine is open. */
 static struct engine_options engine_options(const struct config *config, struct callbacks *arg) {
     arg->sampling = sampling_of(config);
+    if (!fit_cache_folder(config->gates_cache, arg->gates_cache, sizeof arg->gates_cache))
+        arg->gates_cache[0] = '\0';
     return (struct engine_options){
         .model_dir = config->model,
         .gates = config->gates,
+        .gates_cache = arg->gates_cache,
         .kv_policy = config->kv_policy,
         .kv_budget = (int)config->kv_budget,
         .kv_budget_given = config->kv_budget_given,
@@ -379,14 +384,22 @@ static int start_engine(struct engine *engine, struct fault *fault) {
     return rc ? fault_set(fault, rc, "engine", "does not start: %s", err_text(rc)) : 0;
 }
 
+static bool fits_at_start(const struct config *config) {
+    return strcmp(config->fit, "auto") == 0;
+}
+
 static int serve(const struct config *config, struct server *server, struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
     struct engine *engine = NULL;
+    struct fit_start fit = {0};
     struct fault fault = {0};
     int status = EXIT_SUCCESS;
-    if (open_engine(&options, callbacks, &engine, &fault))
-        return refuse_start("the model is refused", &fault);
-    int rc = start_engine(engine, &fault);
+    if (fits_at_start(config) && fit_at_start(&options, &fit) == FIT_START_STOPPED)
+        return EXIT_SUCCESS;
+    int rc = open_engine(&options, callbacks, &engine, &fault);
+    fit_start_close(&fit);
+    if (rc) return refuse_start("the model is refused", &fault);
+    rc = start_engine(engine, &fault);
     if (!rc) rc = server_start(server, engine, &fault);
     if (rc) {
         status = refuse("cannot serve", &fault);
@@ -411,10 +424,13 @@ static int check(const struct config *config, struct callbacks *callbacks) {
     options.check_only = true;
     options.found = &found;
     options.progress = NULL;
+    options.gates_follow = fits_at_start(config) && !options.gates && engine_wants_gates(&options);
     int rc = engine_open(&options, &engine, &fault);
     if (!rc) rc = oai_check_parser(found.tool_template, config->tool_call_parser, &fault);
     mem_free(found.tool_template);
     if (rc) return refuse_start("the model is refused", &fault);
+    if (options.gates_follow && strcmp(found.gates_from, "none") == 0)
+        log_info("a start fits retention gates to the model first (--fit auto)");
     config_print(config, stdout);
     return EXIT_SUCCESS;
 }
@@ -550,24 +566,59 @@ static int measure_gates(struct engine_options options, struct callbacks *callba
     return rc;
 }
 
+/* Names the files in the folder of gates: the work file, and without --out the gates. */
+static int find_cached(const struct engine_options *options, struct fit_command *command,
+                       char cached[4096], char work[4200], struct fault *fault) {
+    struct engine_options own = *options;
+    struct engine_found found = {0};
+    own.gates = "";
+    int rc = engine_find_gates(&own, &found, fault);
+    mem_free(found.tool_template);
+    if (rc) return rc;
+    snprintf(cached, 4096, "%s", found.gates_cached);
+    const bool there = cached[0] && fit_make_folder(cached);
+    fit_work_file(cached, work, 4200);
+    if (there) command->work = work;
+    if (command->out) return 0;
+    if (!there)
+        return fault_set(fault, ERR_INVALID, "--out",
+                         "is required: no folder of gates can be written%s%.200s",
+                         cached[0] ? ": " : " (--gates-cache)", cached);
+    command->out = cached;
+    command->how = ENGINE_FIT_REPLACE;
+    return 0;
+}
+
+/* A start would find other gates before those that were written to the folder of gates. */
+static void warn_hidden(const struct engine_options *options, const struct fit_command *command) {
+    struct engine_options own = *options;
+    struct engine_found found = {0};
+    struct fault ignored;
+    own.gates = NULL;
+    if (command->how != ENGINE_FIT_REPLACE) return;
+    if (engine_find_gates(&own, &found, &ignored) || strcmp(found.gates_from, "cache") != 0)
+        log_warn("a start finds the gates beside the model first: --gates %s", command->out);
+    mem_free(found.tool_template);
+}
+
 static int fit(const struct config *config, struct fit_command *command) {
     struct callbacks callbacks = {.bench = bench_open()};
     const struct engine_options options = engine_options(config, &callbacks);
     struct engine_fitted fitted = {0};
     struct fault fault = {0};
-    char out[4096];
+    char cached[4096], work[4200];
     int status = EXIT_SUCCESS, rc = check_model(config->model, &fault);
-    if (!rc && !command->out) {
-        rc = fit_out(config->model, out, sizeof out, &fault);
-        command->out = out;
-    }
+    if (!rc && !command->text_count) rc = fit_take_calibration(command, &fault);
+    if (!rc) rc = find_cached(&options, command, cached, work, &fault);
     if (!rc) rc = fit_run(command, &options, stderr, &fitted, &fault);
-    const bool inputs = strcmp(fault.field, "text") == 0 || strcmp(fault.field, "out") == 0;
+    const bool inputs = strncmp(fault.field, "--", 2) == 0 || strcmp(fault.field, "text") == 0 ||
+                        strcmp(fault.field, "out") == 0;
     if (rc) {
         status = refuse_start(inputs ? "cannot fit" : "the model is refused", &fault);
     } else {
         printf("%s\n", command->out);
         fflush(stdout);
+        warn_hidden(&options, command);
         rc = measure_gates(options, &callbacks, command->out, &fitted, &fault);
         if (rc) status = refuse("cannot measure", &fault);
     }

@@ -114,6 +114,7 @@ static void fill_info(struct engine *e) {
                              .kv_budget_max = o->kv_budget_max,
                              .kv_dtype = "f32",
                              .has_gates = true,
+                             .gates_from = "beside",
                              .layers = FAKE_LAYERS,
                              .heads_kv = FAKE_HEADS,
                              .head_dim = 64,
@@ -163,6 +164,17 @@ const char *engine_policy_at(const struct engine *e, int index) {
 int engine_fit_gates(const struct engine_options *options, const struct engine_fit *fit,
                      struct engine_fitted *out, struct fault *fault) {
     (void)options, (void)fit, (void)out;
+    return fault_set(fault, ERR_UNSUPPORTED, "", "the scripted engine has no model");
+}
+
+bool engine_wants_gates(const struct engine_options *options) {
+    (void)options;
+    return false;
+}
+
+int engine_find_gates(const struct engine_options *options, struct engine_found *found,
+                      struct fault *fault) {
+    (void)options, (void)found;
     return fault_set(fault, ERR_UNSUPPORTED, "", "the scripted engine has no model");
 }
 

@@ -102,12 +102,14 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     buf_fmt(out, ",\"kv_budget\":%d,\"kv_budget_max\":%d,\"kv_dtype\":", info->kv_budget,
             info->kv_budget_max);
     write_str(out, info->kv_dtype);
-    buf_fmt(out,
-            ",\"has_gates\":%s,\"has_chat_template\":%s,\"splits_reasoning\":%s"
-            ",\"tool_call_parser\":\"%s\"}",
-            info->has_gates ? "true" : "false", info->has_chat_template ? "true" : "false",
-            rules->think.begin >= 0 || rules->channels.split ? "true" : "false",
-            tool_format_name(rules->tool_format));
+    buf_fmt(
+        out,
+        ",\"has_gates\":%s,\"gates_from\":\"%s\",\"has_chat_template\":%s,\"splits_reasoning\":%s"
+        ",\"tool_call_parser\":\"%s\"}",
+        info->has_gates ? "true" : "false", info->gates_from,
+        info->has_chat_template ? "true" : "false",
+        rules->think.begin >= 0 || rules->channels.split ? "true" : "false",
+        tool_format_name(rules->tool_format));
 }
 
 void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {

@@ -8,6 +8,7 @@ import pytest
 import requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+os.environ.update(KEEPD_FIT="never", KEEPD_GATES_CACHE="")  # no test depends on gates that others have left; test_fit_start.py
 
 
 class Daemon:

@@ -97,9 +97,9 @@ def test_chats_that_are_none(tmp_path):
 
 @pytest.mark.parametrize("args, message", [
     ((MODEL, "--chats"), "--chats: needs a file"),
-    ((MODEL,), "--text: is required"),
     ((MODEL, "--text"), "--text: needs a file"),
-    ((MODEL, "--text", "/nowhere"), "/nowhere"),
+    ((MODEL, "--text", "/nowhere", "--out", "{tmp}/g"), "/nowhere"),
+    ((MODEL, "--text", TEXTS[0]), "cannot fit: --out: is required: no folder of gates can be written"),
     ((MODEL, "--text", TEXTS[0], str(ROOT / "docs/page.png"), "--out", "{tmp}/g"), "cannot fit: text: file 2 of 2: not valid UTF-8"),
     ((MODEL, "--text", TEXTS[0], "--minutes", "x"), "--minutes: must be a whole number"),
     ((MODEL, "--text", TEXTS[0], "--out"), "--out: needs a file"),

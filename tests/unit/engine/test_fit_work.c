@@ -1,0 +1,190 @@
+/* The file of what a fit has measured: read back, torn, of other texts, and locked. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "engine/fit_work.h"
+
+enum { LAYERS = 2, HEADS = 3, D_MODEL = 5, ENTRIES = 4, TOKENS = 2 * WORTH_WINDOW };
+
+static const struct worth_text most = {
+    .layers = LAYERS, .heads = HEADS, .d_model = D_MODEL, .tokens = TOKENS, .entries = ENTRIES};
+static char path[64];
+
+static void name_path(void) {
+    char dir[] = "/tmp/keepd-test-XXXXXX";
+    cr_assert_not_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/work", dir);
+}
+
+static void remove_path(void) {
+    unlink(path);
+    *strrchr(path, '/') = '\0';
+    rmdir(path);
+}
+
+TestSuite(fit_work, .init = name_path, .fini = remove_path);
+
+static void key_of(int number, uint8_t key[SHA256_BYTES]) {
+    memset(key, number, SHA256_BYTES);
+}
+
+/* A text whose numbers follow from `number`. */
+static struct worth_text sample(int number) {
+    struct worth_text t = most;
+    const size_t inputs = LAYERS * ENTRIES * D_MODEL, worths = 2 * LAYERS * HEADS * ENTRIES;
+    t.windows = TOKENS / WORTH_WINDOW;
+    t.at = mem_must_alloc(ENTRIES, sizeof *t.at);
+    t.x = mem_must_alloc(inputs, sizeof *t.x);
+    t.worths = mem_must_alloc(worths, sizeof *t.worths);
+    for (int i = 0; i < ENTRIES; i++) t.at[i] = 10 * i + number;
+    for (size_t i = 0; i < inputs; i++) t.x[i] = (uint16_t)(i * 7 + (size_t)number);
+    for (size_t i = 0; i < worths; i++) t.worths[i] = (float)i + (float)number;
+    return t;
+}
+
+static void keep(struct fit_work *work, int number) {
+    struct worth_text text = sample(number);
+    uint8_t key[SHA256_BYTES];
+    key_of(number, key);
+    fit_work_keep(work, key, &text);
+    worth_text_close(&text);
+}
+
+static bool take(struct fit_work *work, int number) {
+    struct worth_text text, wanted = sample(number);
+    uint8_t key[SHA256_BYTES];
+    key_of(number, key);
+    const bool taken = fit_work_take(work, key, &most, &text);
+    if (taken) {
+        const size_t worths = 2 * LAYERS * HEADS * ENTRIES;
+        cr_expect_eq(text.windows, 2);
+        cr_expect_arr_eq(text.at, wanted.at, ENTRIES * sizeof *text.at);
+        cr_expect_arr_eq(text.x, wanted.x, LAYERS * ENTRIES * D_MODEL * sizeof *text.x);
+        cr_expect_arr_eq(text.worths, wanted.worths, worths * sizeof *text.worths);
+        worth_text_close(&text);
+    }
+    worth_text_close(&wanted);
+    return taken;
+}
+
+static struct fit_work open_work(void) {
+    struct fit_work work;
+    struct fault fault = {0};
+    cr_assert_eq(fit_work_open(&work, path, false, NULL, NULL, &fault), 0, "%s", fault.text);
+    return work;
+}
+
+static void write_three(void) {
+    struct fit_work work = open_work();
+    cr_assert_not(take(&work, 1));
+    for (int i = 1; i <= 3; i++) keep(&work, i);
+    fit_work_close(&work, false);
+}
+
+Test(fit_work, texts_are_read_back_and_the_rest_is_added) {
+    write_three();
+    struct fit_work work = open_work();
+    for (int i = 1; i <= 3; i++) cr_expect(take(&work, i));
+    cr_expect_not(take(&work, 4));
+    keep(&work, 4);
+    fit_work_close(&work, false);
+    work = open_work();
+    for (int i = 1; i <= 4; i++) cr_expect(take(&work, i));
+    fit_work_close(&work, true);
+    cr_expect_neq(access(path, F_OK), 0);
+}
+
+/* Other texts, or other settings: from the first difference on everything is measured again. */
+Test(fit_work, another_key_ends_the_file) {
+    write_three();
+    struct fit_work work = open_work();
+    cr_expect(take(&work, 1));
+    cr_expect_not(take(&work, 7));
+    keep(&work, 7);
+    cr_expect_not(take(&work, 3));
+    keep(&work, 3);
+    fit_work_close(&work, false);
+    work = open_work();
+    cr_expect(take(&work, 1) && take(&work, 7) && take(&work, 3));
+    fit_work_close(&work, true);
+}
+
+/* Killed at any time, on a disk that is full or damaged. */
+Test(fit_work, torn_and_damaged_records_are_measured_again) {
+    struct stat whole;
+    write_three();
+    cr_assert_eq(stat(path, &whole), 0);
+    const off_t record = whole.st_size / 3;
+    for (off_t size = record + 1; size < 2 * record; size += 37) {
+        cr_assert_eq(truncate(path, size), 0);
+        struct fit_work work = open_work();
+        cr_expect(take(&work, 1));
+        cr_expect_not(take(&work, 2));
+        keep(&work, 2);
+        keep(&work, 3);
+        fit_work_close(&work, false);
+    }
+    for (off_t at = 0; at < record; at += 11) {
+        FILE *file = fopen(path, "r+b");
+        cr_assert(file && fseek(file, record + at, SEEK_SET) == 0);
+        const int byte = fgetc(file);
+        cr_assert(fseek(file, record + at, SEEK_SET) == 0 && fputc(byte ^ 16, file) != EOF);
+        fclose(file);
+        struct fit_work work = open_work();
+        cr_expect(take(&work, 1));
+        cr_expect_not(take(&work, 2), "byte %ld", (long)at);
+        keep(&work, 2);
+        keep(&work, 3);
+        fit_work_close(&work, false);
+    }
+}
+
+Test(fit_work, one_process_at_a_time) {
+    struct fit_work work = open_work(), other;
+    struct fault fault = {0};
+    cr_expect_eq(fit_work_open(&other, path, false, NULL, NULL, &fault), ERR_BUSY);
+    cr_expect_eq(other.fd, -1);
+    fit_work_close(&work, false);
+    work = open_work();
+    fit_work_close(&work, true);
+}
+
+static void tell(void *arg) {
+    cr_assert_eq(write(*(int *)arg, "w", 1), 1);
+}
+
+/* The one that waits gets a file that is there, not the one that was removed under it. */
+Test(fit_work, who_waits_goes_on_when_the_other_is_done) {
+    struct fit_work work = open_work();
+    int ends[2], status;
+    char byte;
+    cr_assert_eq(pipe(ends), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        struct fit_work own;
+        struct fault fault;
+        fit_work_close(&(struct fit_work){.fd = work.fd}, false);
+        int rc = fit_work_open(&own, path, true, tell, &ends[1], &fault);
+        _exit(rc != 0 || access(path, F_OK) != 0);
+    }
+    cr_assert_eq(read(ends[0], &byte, 1), 1);
+    fit_work_close(&work, true);
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect_eq(status, 0);
+}
+
+Test(fit_work, without_a_file_nothing_is_kept) {
+    struct fit_work work;
+    struct fault fault = {0};
+    cr_expect_eq(fit_work_open(&work, "/nowhere/work", true, NULL, NULL, &fault), ERR_IO);
+    cr_expect_not_null(strstr(fault.text, "/nowhere/work"));
+    cr_expect_not(take(&work, 1));
+    keep(&work, 1);
+    fit_work_close(&work, true);
+}
