@@ -13,11 +13,12 @@ struct worth {
     struct kern *kern;
     struct model *model;
     struct worth_options options;
-    float *branch,
-        *normed;    /* [WORTH_ROWS][d_model] backend memory; NULL: no norm after attention */
-    float *rows;    /* [WORTH_ROWS][d_model] host memory */
-    float *factors; /* [WORTH_ROWS] */
-    float *out;     /* [WORTH_ROWS / WORTH_WINDOW][heads_kv][entries] */
+    /* [WORTH_ROWS][d_model] what attention adds, in the backend's memory; `normed` behind a norm,
+     * NULL: there is none */
+    float *branch, *normed;
+    float *rows, *added; /* [WORTH_ROWS][d_model] host memory */
+    float *factors;      /* [WORTH_ROWS] */
+    float *out;          /* [WORTH_ROWS / WORTH_WINDOW][heads_kv][entries] */
     /* The present step. */
     const struct kern_batch *batch;
     struct worth_text *text;
@@ -26,9 +27,9 @@ struct worth {
 
 /* ---- One layer ---- */
 
-static int download_rows(struct worth *w, const float *from, int rows) {
+static int download_rows(const struct worth *w, float *to, const float *from, int rows) {
     const size_t width = (size_t)w->model->config.d_model;
-    return w->kern->ops->download(w->kern, w->rows, from, (size_t)rows * width * sizeof *from);
+    return w->kern->ops->download(w->kern, to, from, (size_t)rows * width * sizeof *from);
 }
 
 static double row_square(const struct worth *w, int row) {
@@ -63,29 +64,40 @@ static void keep_inputs(struct worth *w, int layer, int rows) {
 }
 
 static int before_layer(struct worth *w, int layer, const float *inputs, int rows) {
-    int rc = download_rows(w, inputs, rows);
-    if (rc) return rc;
-    keep_inputs(w, layer, rows);
-    rc = download_rows(w, w->model->scratch.x, rows);
-    for (int r = 0; r < rows; r++) w->factors[r] = 1;
-    if (!rc) scale_factors(w, rows, true);
+    int rc = download_rows(w, w->rows, inputs, rows);
+    if (!rc) keep_inputs(w, layer, rows);
     return rc;
 }
 
-/* The norm after attention: computed here a second time, from attention's output. */
-static int scale_by_norm(struct worth *w, int index, const float *heads, int rows) {
+/* The norm after attention changes the size of what attention adds. */
+static int scale_by_norm(struct worth *w, const struct layer *layer, int rows) {
     const struct model_config *c = &w->model->config;
-    const struct layer *layer = &w->model->layers[index];
     struct kern *kern = w->kern;
-    kern->ops->matmul(kern, w->branch, heads, layer->o, layer->o_bias, rows, KERN_SET);
-    int rc = download_rows(w, w->branch, rows);
+    int rc = download_rows(w, w->rows, w->branch, rows);
     if (rc) return rc;
     scale_factors(w, rows, true);
     kern->ops->rms_norm(kern, w->normed, w->branch, layer->attn_post_norm, rows, c->d_model,
                         c->rms_eps);
-    rc = download_rows(w, w->normed, rows);
+    rc = download_rows(w, w->rows, w->normed, rows);
     if (!rc) scale_factors(w, rows, false);
     return rc;
+}
+
+/* What attention adds to the residual stream is computed here a second time. */
+static int compute_factors(struct worth *w, int index, const float *heads, int rows) {
+    const struct layer *layer = &w->model->layers[index];
+    const size_t numbers = (size_t)rows * (size_t)w->model->config.d_model;
+    const bool norm = layer->attn_post_norm;
+    int rc = 0;
+    for (int r = 0; r < rows; r++) w->factors[r] = 1;
+    w->kern->ops->matmul(w->kern, w->branch, heads, layer->o, layer->o_bias, rows, KERN_SET);
+    if (norm) rc = scale_by_norm(w, layer, rows);
+    if (!rc) rc = download_rows(w, w->added, norm ? w->normed : w->branch, rows);
+    if (!rc) rc = download_rows(w, w->rows, w->model->scratch.x, rows);
+    if (rc) return rc;
+    for (size_t i = 0; i < numbers; i++) w->rows[i] += w->added[i];
+    scale_factors(w, rows, true);
+    return 0;
 }
 
 static int after_attention(struct worth *w, int layer, const float *heads, int rows) {
@@ -98,7 +110,7 @@ static int after_attention(struct worth *w, int layer, const float *heads, int r
                                     .factors = w->factors,
                                     .out = w->out};
     const struct kern_attend_options attend = model_attend_options(w->model, layer);
-    int rc = parts->attn_post_norm ? scale_by_norm(w, layer, heads, rows) : 0;
+    int rc = compute_factors(w, layer, heads, rows);
     if (!rc)
         rc = w->kern->ops->worth(w->kern, layer, &what, heads, w->model->scratch.qkv, w->batch,
                                  &attend);
@@ -229,14 +241,14 @@ static int worth_open_arrays(struct worth *w, struct fault *fault) {
     const size_t width = (size_t)c->d_model, bytes = WORTH_ROWS * width * sizeof(float);
     const size_t windows = WORTH_ROWS / WORTH_WINDOW;
     w->rows = mem_try_alloc(width, WORTH_ROWS * sizeof *w->rows);
+    w->added = mem_try_alloc(width, WORTH_ROWS * sizeof *w->added);
     w->factors = mem_try_alloc(WORTH_ROWS, sizeof *w->factors);
     w->out =
         mem_try_alloc(windows * (size_t)c->heads_kv, (size_t)w->options.entries * sizeof *w->out);
-    if (c->post_norms) {
-        w->branch = w->kern->ops->mem_alloc(w->kern, bytes);
-        w->normed = w->kern->ops->mem_alloc(w->kern, bytes);
-    }
-    if (w->rows && w->factors && w->out && (!c->post_norms || (w->branch && w->normed))) return 0;
+    w->branch = w->kern->ops->mem_alloc(w->kern, bytes);
+    if (c->post_norms) w->normed = w->kern->ops->mem_alloc(w->kern, bytes);
+    if (w->rows && w->added && w->factors && w->out && w->branch && (!c->post_norms || w->normed))
+        return 0;
     return fault_set(fault, ERR_NOMEM, "", "no memory for activations of %d tokens", WORTH_ROWS);
 }
 
@@ -266,6 +278,7 @@ void worth_close(struct worth *w) {
     if (w->branch) w->kern->ops->mem_free(w->kern, w->branch);
     if (w->normed) w->kern->ops->mem_free(w->kern, w->normed);
     mem_free(w->rows);
+    mem_free(w->added);
     mem_free(w->factors);
     mem_free(w->out);
     mem_free(w);

@@ -1,7 +1,9 @@
 /* Measures what the cache entries of a text are worth to later queries, in one pass of the model
  * and without gradients: the square of the relative change of the residual stream when the entry is
- * missing (kernels/worth.h), so that entries of different layers and heads can be compared. A
- * layer with a norm after attention (Gemma) divides the change by the norm of that norm's input and
+ * missing (kernels/worth.h), so that entries of different layers and heads can be compared.
+ * Relative to the stream behind attention: before the first layer it has the embeddings alone,
+ * which can be so small that all entries outside this layer appear to be worth nothing. A layer
+ * with a norm after attention (Gemma) divides the change by the norm of that norm's input and
  * multiplies it by that of its output; to first order this is what the norm does.
  *
  * The measurement watches the layer loop (struct model, watch), so it works for every family,

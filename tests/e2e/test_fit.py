@@ -58,6 +58,7 @@ def test_the_table(fitted):
     lost = {name: [float(cell.split()[0]) for cell in cells] for name, cells in rows.items()}
     assert all(len(cells) == 3 for cells in lost.values())
     assert lost["`global`"][0] < 0.1                            # half of the tokens
+    assert lost["`global`"][2] < 0.5 * lost["`streaming`"][2]   # no layer has taken the room of all others
     assert len(re.findall(r"^For at most 0\.0[25] nats per token: ", run.stdout, re.M)) == 2
     found = re.search(r"evictions lose (0\.\d+) \(newest kept: (0\.\d+)\)", run.stderr)
     assert float(found[1]) < float(found[2])

@@ -190,31 +190,33 @@ static void add_changes(const struct seen *s, const struct worth_text *text, int
     }
 }
 
-/* 1 / |x|^2, with a norm after attention times |norm(y)|^2 / |y|^2, y = W o + b. */
+/* 1 / |x + f(y)|^2, y = W o + b; with a norm f after attention times |f(y)|^2 / |y|^2. */
 static void find_factors(const struct seen *s, int layer, const double *outputs, const double *w,
                          double *factors) {
     const struct model_config *c = &s->model->config;
     const struct layer *parts = &s->model->layers[layer];
-    const int width = q_width(c);
+    const int width = q_width(c), d = c->d_model;
+    double *y = mem_must_alloc((size_t)d, sizeof *y);
     for (int t = 0; t < TOKENS; t++) {
-        double x = 0, branch = 0, normed = 0;
-        for (int r = 0; r < c->d_model; r++) {
-            const double at =
-                (double)s->x[(size_t)(layer * TOKENS + t) * (size_t)c->d_model + (size_t)r];
-            double y = parts->o_bias ? (double)parts->o_bias[r] : 0;
+        const float *x = s->x + (size_t)(layer * TOKENS + t) * (size_t)d;
+        double branch = 0, normed = 0, after = 0;
+        for (int r = 0; r < d; r++) {
+            y[r] = parts->o_bias ? (double)parts->o_bias[r] : 0;
             for (int j = 0; j < width; j++)
-                y += w[r * width + j] *
-                     outputs[(size_t)(j / c->head_dim * TOKENS + t) * (size_t)c->head_dim +
-                             (size_t)(j % c->head_dim)];
-            x += at * at;
-            branch += y * y;
-            if (parts->attn_post_norm)
-                normed +=
-                    y * y * (double)parts->attn_post_norm[r] * (double)parts->attn_post_norm[r];
+                y[r] += w[r * width + j] *
+                        outputs[(size_t)(j / c->head_dim * TOKENS + t) * (size_t)c->head_dim +
+                                (size_t)(j % c->head_dim)];
+            branch += y[r] * y[r];
         }
-        normed /= branch / c->d_model + (double)c->rms_eps;
-        factors[t] = parts->attn_post_norm ? normed / branch / x : 1 / x;
+        const double size = sqrt(branch / d + (double)c->rms_eps);
+        for (int r = 0; r < d; r++) {
+            if (parts->attn_post_norm) y[r] *= (double)parts->attn_post_norm[r] / size;
+            normed += y[r] * y[r];
+            after += ((double)x[r] + y[r]) * ((double)x[r] + y[r]);
+        }
+        factors[t] = (parts->attn_post_norm ? normed / branch : 1) / after;
     }
+    mem_free(y);
 }
 
 static void expected_worths(const struct seen *s, const struct worth_text *text, int layer,
