@@ -11,7 +11,10 @@
  * A matrix of these types is [rows][blocks of a row] struct block; every backend packs them into a
  * layout of its own. A row whose length is no multiple of 32 ends with a block whose other numbers
  * are zero. Products scale n of the formats that files use are exact in float32, so w is rounded
- * once, by the addition. Pure. */
+ * once, by the addition.
+ *
+ * A type names a set of numbers, and files use a part of it: Q5_0 has n in -16..15. A backend may
+ * choose the smallest layout that holds the numbers which a matrix has. Pure. */
 #ifndef KEEPD_KERNELS_BLOCKS_H
 #define KEEPD_KERNELS_BLOCKS_H
 
@@ -23,9 +26,16 @@ extern "C" {
 
 #define BLOCK_NO_LEAST (-0.0f) /* added, it changes nothing, not even the sign of a zero */
 
+/* Blocks of a group have the same units, of which their factors are multiples, in some formats. */
+#define BLOCK_GROUP 8
+
 struct block {
     float scale[2]; /* one for each half; equal but in KERN_Q8S and KERN_Q8SM */
     float least;    /* BLOCK_NO_LEAST in KERN_Q8, KERN_Q4 and KERN_Q8S */
+    /* Not 0: float16 numbers. The scales are whole numbers of 8 bits times the first, exactly, and
+       `least` is one times the second. The file has the same units in each BLOCK_GROUP blocks of a
+       row, counted from its beginning. */
+    float unit[2];
     int8_t n[KERN_BLOCK];
 };
 
@@ -41,13 +51,17 @@ static inline bool block_is_split(enum kern_dtype dtype) {
     return dtype == KERN_Q8S || dtype == KERN_Q8SM;
 }
 
+static inline bool block_is_narrow(enum kern_dtype dtype) { /* n fits 4 bits */
+    return dtype == KERN_Q4 || dtype == KERN_Q4M;
+}
+
 static inline size_t block_factors(enum kern_dtype dtype) {
     return (size_t)1 + block_is_split(dtype) + block_has_least(dtype);
 }
 
 /* Bytes of a row of `count` numbers without alignment, with factors in float16. */
 static inline size_t blocks_bytes(enum kern_dtype dtype, int64_t count) {
-    size_t bits = dtype == KERN_Q4 || dtype == KERN_Q4M ? 4 : 8;
+    size_t bits = block_is_narrow(dtype) ? 4 : 8;
     return (size_t)blocks_of(count) * (KERN_BLOCK / 8 * bits + 2 * block_factors(dtype));
 }
 

@@ -15,6 +15,7 @@
 
 #include <string.h>
 
+#include "base/check.h"
 #include "base/gguf.h"
 #include "kernels/number.h"
 #include "model/weights.h"
@@ -88,8 +89,10 @@ static void make_group(const uint8_t *head, const uint8_t *nibbles, const uint8_
                        struct block *out) {
     int scale, minimum;
     scale_of(head + 4, g, &scale, &minimum);
-    out->scale[0] = out->scale[1] = half_at(head) * (float)scale;
-    out->least = -(half_at(head + 2) * (float)minimum);
+    out->unit[0] = half_at(head);
+    out->unit[1] = -half_at(head + 2);
+    out->scale[0] = out->scale[1] = out->unit[0] * (float)scale;
+    out->least = out->unit[1] * (float)minimum;
     for (int i = 0; i < 32; i++) {
         int n = nibbles[i] >> 4 * (g & 1) & 15;
         if (fifth) n += (fifth[i] >> g & 1) << 4;
@@ -113,6 +116,8 @@ static void make_q5_k(const uint8_t *from, size_t blocks, struct block *out) {
 static void make_quarter(const uint8_t *low, const uint8_t *high, const uint8_t *scales, float d,
                          int q, struct block *out) {
     out->least = BLOCK_NO_LEAST;
+    out->unit[0] = d;
+    out->unit[1] = 0;
     for (int half = 0; half < 2; half++) out->scale[half] = d * (float)(int8_t)scales[2 * q + half];
     for (int i = 0; i < 32; i++) {
         int n = (low[(q & 1) * 32 + i] >> (q & 2) * 2 & 15) | (high[i] >> 2 * q & 3) << 4;
@@ -133,14 +138,15 @@ static const struct format {
     enum kern_dtype dtype;
     block_maker *make;
     size_t blocks, bytes; /* blocks of 32 in a block of the file, and its bytes */
-} formats[] = {{GGUF_FORMAT_Q4_0, KERN_Q4, make_q4_0, 1, 18},
-               {GGUF_FORMAT_Q4_1, KERN_Q4M, make_q4_1, 1, 20},
-               {GGUF_FORMAT_Q5_0, KERN_Q8, make_q5_0, 1, 22},
-               {GGUF_FORMAT_Q5_1, KERN_Q8M, make_q5_1, 1, 24},
-               {GGUF_FORMAT_Q8_0, KERN_Q8, make_q8_0, 1, 34},
-               {GGUF_FORMAT_Q4_K, KERN_Q4M, make_q4_k, 8, 144},
-               {GGUF_FORMAT_Q5_K, KERN_Q8M, make_q5_k, 8, 176},
-               {GGUF_FORMAT_Q6_K, KERN_Q8S, make_q6_k, 8, 210}};
+    size_t loaded;        /* bytes of the same in a CPU's memory (kernels/cpu/block.h) */
+} formats[] = {{GGUF_FORMAT_Q4_0, KERN_Q4, make_q4_0, 1, 18, 18},
+               {GGUF_FORMAT_Q4_1, KERN_Q4M, make_q4_1, 1, 20, 20},
+               {GGUF_FORMAT_Q5_0, KERN_Q8, make_q5_0, 1, 22, 22},
+               {GGUF_FORMAT_Q5_1, KERN_Q8M, make_q5_1, 1, 24, 24},
+               {GGUF_FORMAT_Q8_0, KERN_Q8, make_q8_0, 1, 34, 34},
+               {GGUF_FORMAT_Q4_K, KERN_Q4M, make_q4_k, 8, 144, 148},
+               {GGUF_FORMAT_Q5_K, KERN_Q8M, make_q5_k, 8, 176, 180},
+               {GGUF_FORMAT_Q6_K, KERN_Q8S, make_q6_k, 8, 210, 210}};
 
 static const struct format *format_of(uint32_t format) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
@@ -159,6 +165,14 @@ bool block_dtype_of(const struct tensor *tensor, enum kern_dtype *dtype) {
     if (tensor->dtype != TENSOR_BLOCKS) return false;
     if (!tensor->packed) return block_maker_of(tensor->format, dtype) != NULL;
     return packed_blocks_dtype(tensor->packed, dtype);
+}
+
+double block_loaded_bits(const struct tensor *tensor) {
+    enum kern_dtype dtype;
+    const struct format *format = tensor->packed ? NULL : format_of(tensor->format);
+    CHECK(block_dtype_of(tensor, &dtype));
+    if (format) return (double)format->loaded / (double)format->blocks * 8 / KERN_BLOCK;
+    return (double)blocks_bytes(dtype, KERN_BLOCK) * 8 / KERN_BLOCK;
 }
 
 uint32_t block_format_of(enum kern_dtype dtype) {

@@ -36,5 +36,7 @@ void block_write(enum kern_dtype dtype, const struct block *from, size_t blocks,
 /* The type of a tensor's blocks. False: it has none, or the numbers have no such form. */
 struct tensor;
 bool block_dtype_of(const struct tensor *tensor, enum kern_dtype *dtype);
+/* Bits of a number of such a tensor in a CPU's memory. */
+double block_loaded_bits(const struct tensor *tensor);
 
 #endif

@@ -44,7 +44,7 @@ static double loaded_bytes(const struct tensor *tensor) {
     if (tensor->packed && !block_dtype_of(tensor, &dtype))
         return (double)kern_dtype_bytes(packed_dtype(tensor->packed)) * elements_of(tensor);
     if (!block_dtype_of(tensor, &dtype)) return 4 * elements_of(tensor);
-    return elements_of(tensor) / KERN_BLOCK * (double)blocks_bytes(dtype, KERN_BLOCK);
+    return elements_of(tensor) * block_loaded_bits(tensor) / 8;
 }
 
 /* By the names that every format has for experts. */

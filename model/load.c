@@ -46,6 +46,11 @@ static void name_of(const struct loader *loader, enum role role, int layer,
     tensor_name(out, loader->naming, role, layer, loader->expert);
 }
 
+static void room_free(struct room *room) {
+    mem_free(room->data);
+    *room = (struct room){0};
+}
+
 /* NULL without memory. */
 static char *room_of(struct room *room, size_t count, size_t size) {
     size_t bytes = 0;
@@ -265,9 +270,9 @@ static size_t matrix_bytes(const struct kern_matrix *m) {
     return (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
 }
 
-static size_t loaded_bytes(const struct kern_matrix *m) {
-    if (kern_dtype_blocks(m->dtype)) return (size_t)m->rows * blocks_bytes(m->dtype, m->cols);
-    return matrix_bytes(m);
+static size_t loaded_bytes(const struct kern_matrix *m, const struct tensor *tensor) {
+    if (!kern_dtype_blocks(m->dtype)) return matrix_bytes(m);
+    return (size_t)((double)(m->rows * m->cols) * block_loaded_bits(tensor) / 8);
 }
 
 /* `room`: for what does not lie in the file as the backend takes it; moved on by what is used. */
@@ -277,6 +282,7 @@ static int read_rows(struct loader *loader, const char *name, const struct rows 
     int64_t bad = rows_read(rows, to, loader->team);
     if (bad >= 0) return refuse_element(loader, name, bad);
     if (!to) return 0;
+    weights_release(loader->weights, rows_at(rows), rows_bytes(rows));
     out->data = to;
     *room += matrix_bytes(out);
     return 0;
@@ -315,9 +321,10 @@ static bool is_split_mxfp4(const struct loader *loader, enum role role, const ch
            !(tensor && tensor->dtype == TENSOR_BLOCKS);
 }
 
-/* `room` NULL: only the description is checked. */
+/* `room` NULL: only the description is checked. Adds to `bytes` what it takes when it is loaded. */
 static int find_matrix(struct loader *loader, const struct slot *slot, int part, int layer,
-                       bool blocks, float *scales, char **room, struct kern_matrix *out) {
+                       bool blocks, float *scales, char **room, struct kern_matrix *out,
+                       size_t *bytes) {
     char name[TENSOR_NAME_MAX];
     const struct tensor *tensor = NULL; /* set where there is no error */
     int64_t before, all;
@@ -343,6 +350,7 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     out->data = rows_at(&rows);
     out->dtype = rows_dtype(&rows);
     if (blocks) (void)block_dtype_of(tensor, &out->dtype);
+    *bytes += loaded_bytes(out, tensor);
     loader->read += tensor->bytes / (size_t)experts * (size_t)out->rows / (size_t)all;
     if (tensor->dtype != TENSOR_E4M3) return room ? read_rows(loader, name, &rows, room, out) : 0;
     bool whole = slot->shard == KERN_SHARD_VOCAB || slot->shard == KERN_SHARD_NONE;
@@ -382,10 +390,9 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
     }
     for (int i = 0; i < slot->count; i++) {
         struct kern_matrix *m = &matrices[i];
-        int rc =
-            find_matrix(loader, slot, i, layer, blocks, scales + row, check_only ? NULL : &room, m);
+        int rc = find_matrix(loader, slot, i, layer, blocks, scales + row,
+                             check_only ? NULL : &room, m, bytes);
         if (rc) return rc;
-        *bytes += loaded_bytes(m);
         row += (size_t)m->rows;
     }
     return 0;
@@ -410,8 +417,12 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     float *scales = mem_try_alloc(rows, sizeof *scales);
     if (!scales) return fault_set(loader->fault, ERR_NOMEM, name, "no memory for its scales");
     int rc = find_matrices(loader, layer, slot, scales, matrices, &bytes);
+    struct kern_matrix found[SLOT_PARTS_MAX];
+    memcpy(found, matrices, sizeof found);
     if (!rc && !loader->options->check_only)
         rc = give_matrix(loader, name, matrices, slot, layer, out);
+    for (int i = 0; i < slot->count && !rc; i++)
+        weights_release(loader->weights, found[i].data, matrix_bytes(&found[i]));
     mem_free(scales);
     if (!rc && !loader->options->check_only) report_progress(loader, bytes);
     return rc;
@@ -676,11 +687,13 @@ int model_load_weights(struct model *model, const struct model_options *options,
                             .fault = fault};
     int rc = open_loader(&loader);
     if (!rc) rc = load_ends(&loader);
+    room_free(&loader.codes); /* layers need much less */
+    room_free(&loader.rows);
     for (int i = 0; i < model->config.layers && !rc; i++)
         rc = load_layer(&loader, i, &model->layers[i]);
     if (!rc) rc = refuse_unused(&loader);
-    mem_free(loader.codes.data);
-    mem_free(loader.rows.data);
+    room_free(&loader.codes);
+    room_free(&loader.rows);
     mem_free(loader.used);
     mem_free(loader.order);
     cpu_team_close(loader.team);

@@ -52,6 +52,10 @@ const void *rows_at(const struct rows *rows) {
     return (const char *)rows->tensor->data + (size_t)rows->first * row_bytes(rows);
 }
 
+size_t rows_bytes(const struct rows *rows) {
+    return (size_t)rows->count * row_bytes(rows) * (size_t)(rows->step > 0 ? rows->step : 1);
+}
+
 enum kern_dtype rows_dtype(const struct rows *rows) {
     const struct tensor *tensor = rows->tensor;
     if (rows->scales) return KERN_BF16;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -145,6 +146,18 @@ const struct tensor *weights_find(const struct weights *w, const char *name) {
     struct tensor key = {.name = name};
     if (w->count == 0) return NULL;
     return bsearch(&key, w->tensors, w->count, sizeof key, compare_names);
+}
+
+/* Pages of the files count as memory of the process while they are mapped. */
+void weights_release(const struct weights *w, const void *from, size_t bytes) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)from;
+    for (size_t i = 0; i < w->shard_count; i++) {
+        const uintptr_t map = (uintptr_t)w->shards[i].map, size = w->shards[i].size;
+        if (first < map || first - map > size || bytes > size - (first - map)) continue;
+        const uintptr_t begin = (first + page - 1) / page * page,
+                        end = (first + bytes) / page * page;
+        if (begin < end) (void)madvise((void *)begin, end - begin, MADV_DONTNEED);
+    }
 }
 
 const struct tensor *weights_at(const struct weights *w, size_t index) {

@@ -67,6 +67,8 @@ const struct tensor *weights_find(const struct weights *weights, const char *nam
 const struct tensor *weights_at(const struct weights *weights, size_t index);       /* by name */
 /* The file in which an index promises the tensor, and which does not have it; or NULL. */
 const char *weights_absent(const struct weights *weights, const char *name);
+/* Gives memory of the files back that is not read for now; bytes that are in no file are left. */
+void weights_release(const struct weights *weights, const void *from, size_t bytes);
 size_t weights_count(const struct weights *weights);
 /* The metadata of a GGUF file; NULL for safetensors. */
 const struct gguf *weights_gguf(const struct weights *weights);

@@ -144,28 +144,36 @@ SIMD void twice(v16 to[2], v16 x) {
  * term can be scale * code_base, which is exact for scales of float16, the subtraction is saved. */
 #define CODE_HIGH 0x1p15f
 
-SIMD float code_base(const enum kern_dtype dtype) {
-    return CODE_HIGH + (float)cpu_block_offset(dtype);
+SIMD float code_base(const struct cpu_form form) {
+    return CODE_HIGH + (float)form.offset;
 }
 
-SIMD void factors_load(struct factors *f, const char *at, bool halves, const bool folded,
-                       const enum kern_dtype dtype) {
-    const size_t each = PANEL * (size_t)(halves ? 2 : 4);
-    twice(f->scale[0], factor_load(at, halves));
+/* Factors of a block: `at` in memory, `unit` those of its group. */
+SIMD v16 factor_of(const char *at, const char *unit, bool halves, const int which,
+                   const struct cpu_form form) {
+    if (!form.grouped) return factor_load(at + (ptrdiff_t)which * PANEL * (halves ? 2 : 4), halves);
+    if (which == form.parts) unit += 2 * PANEL;
+    return v16_mul(v16_load_row8((const int8_t *)at + (ptrdiff_t)which * PANEL),
+                   v16_load_f16((const uint16_t *)(const void *)unit));
+}
+
+SIMD void factors_load(struct factors *f, const char *at, const char *unit, bool halves,
+                       const bool folded, const struct cpu_form form) {
+    twice(f->scale[0], factor_of(at, unit, halves, 0, form));
     f->scale[1][0] = f->scale[0][0], f->scale[1][1] = f->scale[0][1];
-    if (block_is_split(dtype)) twice(f->scale[1], factor_load(at + each, halves));
-    if (block_has_least(dtype)) {
-        twice(f->term[0], factor_load(at + (block_factors(dtype) - 1) * each, halves));
+    if (form.parts == 2) twice(f->scale[1], factor_of(at, unit, halves, 1, form));
+    if (form.least) {
+        twice(f->term[0], factor_of(at, unit, halves, form.parts, form));
         f->term[1][0] = f->term[0][0], f->term[1][1] = f->term[0][1];
     }
     for (int i = 0; i < 4 && folded; i++)
-        f->term[i / 2][i % 2] = v16_mul(f->scale[i / 2][i % 2], v16_set(-code_base(dtype)));
+        f->term[i / 2][i % 2] = v16_mul(f->scale[i / 2][i % 2], v16_set(-code_base(form)));
 }
 
 /* Returns eight outputs' numbers of two inputs: the bytes `first` and the next one of two integers
  * in each quarter of `codes`. */
 SIMD v16 block_numbers(__m512i codes, const int first, v16 scale, v16 term, const bool folded,
-                       const enum kern_dtype dtype) {
+                       const struct cpu_form form) {
     const char a = (char)first, b = (char)(first + 1), c = (char)(first + 4), d = (char)(first + 5);
     const __m512i from =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, a, 0, 0, 0, b, 0, 0, 0, c, 0, 0, 0, d, 0, 0));
@@ -173,87 +181,90 @@ SIMD v16 block_numbers(__m512i codes, const int first, v16 scale, v16 term, cons
     const v16 code =
         _mm512_castsi512_ps(_mm512_mask_shuffle_epi8(high, 0x2222222222222222, codes, from));
     if (folded) return v16_fma(scale, code, term);
-    const v16 n = v16_sub(code, v16_set(code_base(dtype)));
-    return block_has_least(dtype) ? v16_fma(scale, n, term) : v16_mul(scale, n);
+    const v16 n = v16_sub(code, v16_set(code_base(form)));
+    return form.least ? v16_fma(scale, n, term) : v16_mul(scale, n);
 }
 
 /* Makes two rows of a tile from 64 codes. Each quarter of `codes` has two outputs of the first half
  * and then two of the second. */
 SIMD void block_rows(char *to, __m512i codes, const struct factors *f, const int half,
-                     const bool folded, const enum kern_dtype dtype) {
+                     const bool folded, const struct cpu_form form) {
     _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) {
-        v16 low = block_numbers(codes, 2 * i, f->scale[half][0], f->term[half][0], folded, dtype);
+        v16 low = block_numbers(codes, 2 * i, f->scale[half][0], f->term[half][0], folded, form);
         v16 high =
-            block_numbers(codes, 8 + 2 * i, f->scale[half][1], f->term[half][1], folded, dtype);
+            block_numbers(codes, 8 + 2 * i, f->scale[half][1], f->term[half][1], folded, form);
         _mm512_store_si512(to + (ptrdiff_t)64 * i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
 }
 
+/* Loads 64 bytes of codes in the order of block_rows. */
+SIMD __m512i codes_load(const char *at) {
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    return _mm512_permutexvar_epi64(order, _mm512_loadu_si512(at));
+}
+
+/* Moves `count` bits of each byte that begin at `from` to `to`. */
+SIMD __m512i codes_bits(__m512i all, const int from, const int count, const int to) {
+    if (from > to) all = _mm512_srli_epi16(all, (unsigned)(from - to));
+    if (from < to) all = _mm512_slli_epi16(all, (unsigned)(to - from));
+    return _mm512_and_si512(all, _mm512_set1_epi8((char)(((1 << count) - 1) << to)));
+}
+
+/* Returns the codes of quad `quad` of a block as bytes. */
+SIMD __m512i codes_of(const char *block, const int quad, const struct cpu_form form) {
+    const int vectors = CPU_QUADS / form.parts, half = vectors / 2, v = quad % vectors;
+    const int high = form.bits - 4;
+    block += (ptrdiff_t)64 * form.bits / form.parts * (quad / vectors);
+    if (form.bits == 8) return codes_load(block + (ptrdiff_t)64 * v);
+    const __m512i low =
+        codes_bits(codes_load(block + (ptrdiff_t)64 * (v % half)), 4 * (v / half), 4, 0);
+    if (form.bits == 4) return low;
+    return _mm512_or_si512(low,
+                           codes_bits(codes_load(block + (ptrdiff_t)64 * half), high * v, high, 4));
+}
+
 SIMD void widen_some(const struct kern_weight *w, const char *panel, size_t first, size_t count,
-                     char *to, const bool folded, const enum kern_dtype dtype) {
-    const bool narrow = cpu_block_bits(dtype) == 4;
-    const int vectors = narrow ? 4 : 8;
+                     char *to, const bool folded, const struct cpu_form form) {
     const size_t codes_bytes = cpu_block_codes(w), factor_bytes = cpu_block_factors(w);
-    const char *codes = panel + first * codes_bytes;
-    const char *factors = panel + (size_t)w->blocks * codes_bytes + first * factor_bytes;
-    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), low = _mm512_set1_epi8(15);
+    const char *units = panel + cpu_block_units_at(w);
     struct factors f;
-    for (; count; count--, codes += codes_bytes, factors += factor_bytes, to += TILE_BYTES) {
-        factors_load(&f, factors, w->halves, folded, dtype);
-        _Pragma("GCC unroll 8") for (int v = 0; v < vectors; v++) {
-            char *row = to + (ptrdiff_t)128 * v;
-            __m512i some = _mm512_loadu_si512(codes + (ptrdiff_t)64 * v);
-            some = _mm512_permutexvar_epi64(order, some);
-            if (narrow) {
-                const __m512i high = _mm512_and_si512(_mm512_srli_epi16(some, 4), low);
-                block_rows(row + TILE_BYTES / 2, high, &f, 1, folded, dtype);
-                some = _mm512_and_si512(some, low);
-            }
-            block_rows(row, some, &f, v / 4, folded, dtype);
-        }
+    for (size_t b = first; b < first + count; b++, to += TILE_BYTES) {
+        const char *codes = panel + b * codes_bytes;
+        const char *factors = panel + (size_t)w->blocks * codes_bytes + b * factor_bytes;
+        factors_load(&f, factors, units + b / BLOCK_GROUP * cpu_block_units(&form), w->halves,
+                     folded, form);
+        _Pragma("GCC unroll 8") for (int quad = 0; quad < CPU_QUADS; quad++) block_rows(
+            to + (ptrdiff_t)128 * quad, codes_of(codes, quad, form), &f, quad / 4, folded, form);
     }
 }
 
+/* Converts with the subtraction saved where that is exact. */
 SIMD void widen_blocks(const struct kern_weight *w, const char *panel, size_t first, size_t count,
-                       char *to, const enum kern_dtype dtype) {
-    if (w->halves && !block_has_least(dtype))
-        widen_some(w, panel, first, count, to, true, dtype);
+                       char *to, const struct cpu_form form) {
+    if (w->halves && !form.least && !form.grouped)
+        widen_some(w, panel, first, count, to, true, form);
     else
-        widen_some(w, panel, first, count, to, false, dtype);
+        widen_some(w, panel, first, count, to, false, form);
 }
 
-#define WIDEN_BLOCKS(name, dtype)                                                                  \
-    static void name(const struct kern_weight *w, const char *panel, size_t first, size_t count,   \
-                     char *to) {                                                                   \
-        widen_blocks(w, panel, first, count, to, dtype);                                           \
+#define X(name, ...)                                                                               \
+    static void widen_##name(const struct kern_weight *w, const char *panel, size_t first,         \
+                             size_t count, char *to) {                                             \
+        widen_blocks(w, panel, first, count, to, (struct cpu_form){__VA_ARGS__});                  \
     }
-WIDEN_BLOCKS(widen_q8, KERN_Q8)
-WIDEN_BLOCKS(widen_q8m, KERN_Q8M)
-WIDEN_BLOCKS(widen_q4, KERN_Q4)
-WIDEN_BLOCKS(widen_q4m, KERN_Q4M)
-WIDEN_BLOCKS(widen_q8s, KERN_Q8S)
-WIDEN_BLOCKS(widen_q8sm, KERN_Q8SM)
+CPU_FORM_MAP(X)
+#undef X
+
+static widener *const block_wideners[CPU_FORMS] = {
+#define X(name, ...) widen_##name,
+    CPU_FORM_MAP(X)
+#undef X
+};
 
 /* NULL: the weight is stored in pairs of bf16. */
 static widener *widener_of(const struct kern_weight *w) {
-    switch (w->dtype) {
-    case KERN_E4M3:
-        return widen_e4m3;
-    case KERN_Q8:
-        return widen_q8;
-    case KERN_Q8M:
-        return widen_q8m;
-    case KERN_Q4:
-        return widen_q4;
-    case KERN_Q4M:
-        return widen_q4m;
-    case KERN_Q8S:
-        return widen_q8s;
-    case KERN_Q8SM:
-        return widen_q8sm;
-    default:
-        return NULL;
-    }
+    if (w->layout == CPU_BLOCKS) return block_wideners[w->form - cpu_forms];
+    return w->dtype == KERN_E4M3 ? widen_e4m3 : NULL;
 }
 
 /* Converts tiles of `panels` panels that follow each other; `stride`: bytes between their tiles. */

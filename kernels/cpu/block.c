@@ -22,9 +22,16 @@ size_t cpu_codes_bytes(const struct kern_weight *w, int rows, bool wide) {
            ((size_t)KERN_BLOCK * (wide ? 2 : 1) + sizeof(struct cpu_x_block));
 }
 
+const struct cpu_form cpu_forms[CPU_FORMS] = {
+#define X(name, ...) {__VA_ARGS__},
+    CPU_FORM_MAP(X)
+#undef X
+};
+
 /* Returns the bytes of a panel, in whole cache lines. */
 size_t cpu_block_panel_bytes(const struct kern_weight *w) {
-    size_t bytes = (size_t)w->blocks * (cpu_block_codes(w) + cpu_block_factors(w));
+    const size_t groups = ((size_t)w->blocks + BLOCK_GROUP - 1) / BLOCK_GROUP;
+    const size_t bytes = cpu_block_units_at(w) + groups * cpu_block_units(w->form);
     return (bytes + 63) / 64 * 64;
 }
 
@@ -34,57 +41,96 @@ static bool exact_half(float x) {
     return number_bits(number_from_f16(number_to_f16(x))) == number_bits(x);
 }
 
+static char *panel_of(const struct kern_weight *w, int64_t row) {
+    return w->data + (size_t)(row / PANEL) * w->panel_bytes;
+}
+
 /* Returns the address of a factor; `which`: its place in a block of a panel. */
 static char *factor_at(const struct kern_weight *w, int64_t row, int64_t block, int which) {
-    size_t size = w->halves ? 2 : 4;
-    char *panel = w->data + (size_t)(row / PANEL) * w->panel_bytes;
-    return panel + (size_t)w->blocks * cpu_block_codes(w) + (size_t)block * cpu_block_factors(w) +
-           ((size_t)which * PANEL + (size_t)(row % PANEL)) * size;
+    const size_t size = cpu_block_factors(w) / (size_t)(w->form->parts + w->form->least);
+    return panel_of(w, row) + (size_t)w->blocks * cpu_block_codes(w) +
+           (size_t)block * cpu_block_factors(w) + (size_t)which * size +
+           (size_t)(row % PANEL) * (size / PANEL);
 }
 
-static int least_at(const struct kern_weight *w) {
-    return block_is_split(w->dtype) ? 2 : 1;
+/* Returns the address of a unit, of scales or of terms. */
+static char *unit_at(const struct kern_weight *w, int64_t row, int64_t block, bool least) {
+    return panel_of(w, row) + cpu_block_units_at(w) +
+           (size_t)(block / BLOCK_GROUP) * cpu_block_units(w->form) +
+           ((least ? PANEL : 0) + (size_t)(row % PANEL)) * 2;
 }
 
-static void put_factor(const struct kern_weight *w, char *at, float x) {
-    uint16_t half = number_to_f16(x);
-    if (w->halves)
+/* Returns the whole number which, times the unit, may be the factor; with 0 as the unit 0. */
+static float multiple(float factor, float unit) {
+    return unit == 0 ? 0 : rintf(factor / unit);
+}
+
+static bool is_multiple(float factor, float unit) {
+    const float number = multiple(factor, unit);
+    return number >= INT8_MIN && number <= INT8_MAX && number * unit == factor;
+}
+
+/* `unit`: of grouped forms. */
+static void put_factor(const struct kern_weight *w, char *at, float x, float unit) {
+    const uint16_t half = number_to_f16(x);
+    if (w->form->grouped)
+        *at = (char)(int8_t)multiple(x, unit);
+    else if (w->halves)
         memcpy(at, &half, sizeof half);
     else
         memcpy(at, &x, sizeof x);
 }
 
-static float get_factor(const struct kern_weight *w, const char *at) {
+static float get_factor(const struct kern_weight *w, const char *at, float unit) {
+    if (w->form->grouped) return (float)(int8_t)*at * unit;
     return number_element(at, w->halves ? KERN_F16 : KERN_F32);
 }
 
 /* ---- Codes ---- */
 
-/* Returns the codes of an output's block: input i of 8 bits is at 64 (i / 4) + i % 4. */
+/* Where the codes of a quad of an output lie: the first one's byte, and the bit where its low bits
+ * begin; where its others begin. Bytes are counted from those of the output in the block's first
+ * vector. */
+struct quad_place {
+    int byte, bit, high_byte, high_bit;
+};
+
+static struct quad_place place_of(const struct cpu_form *form, int quad) {
+    const int vectors = CPU_QUADS / form->parts, half = vectors / 2, v = quad % vectors;
+    const int first = 64 * form->bits / form->parts * (quad / vectors);
+    if (form->bits == 8) return (struct quad_place){first + 64 * v, 0, 0, 0};
+    return (struct quad_place){first + 64 * (v % half), v / half * 4, first + 64 * half,
+                               (form->bits - 4) * v};
+}
+
+/* Returns the codes of an output's block. */
 static uint8_t *codes_at(const struct kern_weight *w, int64_t row, int64_t block) {
-    return (uint8_t *)w->data + (size_t)(row / PANEL) * w->panel_bytes +
-           (size_t)block * cpu_block_codes(w) + (size_t)(row % PANEL) * 4;
+    return (uint8_t *)panel_of(w, row) + (size_t)block * cpu_block_codes(w) +
+           (size_t)(row % PANEL) * 4;
 }
 
-static void put_codes(const struct kern_weight *w, uint8_t *to, const int8_t *n, int offset) {
-    if (cpu_block_bits(w->dtype) == 8) {
-        for (int i = 0; i < KERN_BLOCK; i++) to[64 * (i / 4) + i % 4] = (uint8_t)(n[i] + offset);
-        return;
-    }
-    for (int i = 0; i < KERN_BLOCK / 2; i++) {
-        int low = n[i] + offset, high = n[i + KERN_BLOCK / 2] + offset;
-        CHECK((low & 15) == low && (high & 15) == high);
-        to[64 * (i / 4) + i % 4] = (uint8_t)(low | high << 4);
+static void put_codes(const struct cpu_form *form, uint8_t *to, const int8_t *n) {
+    for (int v = 0; v < form->bits; v++) memset(to + (ptrdiff_t)64 * v, 0, 4);
+    for (int quad = 0; quad < CPU_QUADS; quad++) {
+        const struct quad_place at = place_of(form, quad);
+        for (int i = 0; i < 4; i++) {
+            const int code = n[4 * quad + i] + form->offset, low = form->bits == 8 ? 255 : 15;
+            CHECK(code >= 0 && code >> form->bits == 0);
+            to[at.byte + i] |= (uint8_t)((code & low) << at.bit);
+            if (code > low) to[at.high_byte + i] |= (uint8_t)(code >> 4 << at.high_bit);
+        }
     }
 }
 
-static void get_codes(const struct kern_weight *w, const uint8_t *from, int8_t *n) {
-    int offset = cpu_block_offset(w->dtype);
-    for (int i = 0; i < KERN_BLOCK; i++) {
-        if (cpu_block_bits(w->dtype) == 8)
-            n[i] = (int8_t)(from[64 * (i / 4) + i % 4] - offset);
-        else
-            n[i] = (int8_t)((from[64 * (i % 16 / 4) + i % 4] >> i / 16 * 4 & 15) - offset);
+static void get_codes(const struct cpu_form *form, const uint8_t *from, int8_t *n) {
+    const int low = form->bits == 8 ? 255 : 15, high = (1 << form->bits >> 4) - 1;
+    for (int quad = 0; quad < CPU_QUADS; quad++) {
+        const struct quad_place at = place_of(form, quad);
+        for (int i = 0; i < 4; i++) {
+            int code = from[at.byte + i] >> at.bit & low;
+            if (form->bits < 8) code |= (from[at.high_byte + i] >> at.high_bit & high) << 4;
+            n[4 * quad + i] = (int8_t)(code - form->offset);
+        }
     }
 }
 
@@ -98,35 +144,81 @@ static struct block block_as(const struct block *block, enum kern_dtype from, en
     return out;
 }
 
-bool cpu_block_halves(const struct kern_weight *w, const struct block *from,
-                      enum kern_dtype dtype) {
+void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w, const struct block *from,
+                    enum kern_dtype dtype) {
     for (int64_t b = 0; b < w->blocks; b++) {
-        struct block block = block_as(&from[b], dtype, w->dtype);
+        const struct block block = block_as(&from[b], dtype, w->dtype);
+        const struct block *first = &from[b - b % BLOCK_GROUP];
+        int lowest = needs->lowest, highest = needs->highest;
+        for (int i = 0; i < KERN_BLOCK; i++) {
+            lowest = block.n[i] < lowest ? block.n[i] : lowest;
+            highest = block.n[i] > highest ? block.n[i] : highest;
+        }
+        needs->lowest = lowest, needs->highest = highest;
         if (!exact_half(block.scale[0]) || !exact_half(block.scale[1]) || !exact_half(block.least))
-            return false;
+            needs->single = true;
+        if (block.unit[0] != first->unit[0] || block.unit[1] != first->unit[1] ||
+            !exact_half(block.unit[0]) || !exact_half(block.unit[1]) ||
+            !is_multiple(block.scale[0], block.unit[0]) ||
+            !is_multiple(block.scale[1], block.unit[0]) || !is_multiple(block.least, block.unit[1]))
+            needs->apart = true;
     }
-    return true;
+}
+
+void cpu_needs_add(struct cpu_needs *to, const struct cpu_needs *other) {
+    to->lowest = other->lowest < to->lowest ? other->lowest : to->lowest;
+    to->highest = other->highest > to->highest ? other->highest : to->highest;
+    to->single = to->single || other->single;
+    to->apart = to->apart || other->apart;
+}
+
+void cpu_block_choose(struct kern_weight *w, const struct cpu_needs *needs) {
+    const int parts = block_is_split(w->dtype) ? 2 : 1;
+    const struct cpu_form *best = NULL;
+    size_t least = SIZE_MAX;
+    w->halves = !needs->single;
+    for (int i = 0; i < CPU_FORMS; i++) {
+        const struct cpu_form *f = w->form = &cpu_forms[i];
+        const bool holds = f->least == block_has_least(w->dtype) && f->parts == parts &&
+                           needs->lowest + f->offset >= 0 &&
+                           (needs->highest + f->offset) >> f->bits == 0 &&
+                           (!f->grouped || !needs->apart);
+        if (!holds || cpu_block_panel_bytes(w) >= least) continue;
+        best = f;
+        least = cpu_block_panel_bytes(w);
+    }
+    CHECK(best);
+    w->form = best;
 }
 
 void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from,
                     enum kern_dtype dtype) {
+    const struct cpu_form *form = w->form;
     for (int64_t b = 0; b < w->blocks; b++) {
-        struct block block = block_as(&from[b], dtype, w->dtype);
-        put_codes(w, codes_at(w, row, b), block.n, cpu_block_offset(w->dtype));
-        put_factor(w, factor_at(w, row, b, 0), block.scale[0]);
-        if (block_is_split(w->dtype)) put_factor(w, factor_at(w, row, b, 1), block.scale[1]);
-        if (block_has_least(w->dtype))
-            put_factor(w, factor_at(w, row, b, least_at(w)), block.least);
+        const struct block block = block_as(&from[b], dtype, w->dtype);
+        const uint16_t units[2] = {number_to_f16(block.unit[0]), number_to_f16(block.unit[1])};
+        put_codes(form, codes_at(w, row, b), block.n);
+        for (int i = 0; i < form->parts; i++)
+            put_factor(w, factor_at(w, row, b, i), block.scale[i], block.unit[0]);
+        if (form->least)
+            put_factor(w, factor_at(w, row, b, form->parts), block.least, block.unit[1]);
+        if (!form->grouped || b % BLOCK_GROUP) continue;
+        memcpy(unit_at(w, row, b, false), &units[0], sizeof units[0]);
+        if (form->least) memcpy(unit_at(w, row, b, true), &units[1], sizeof units[1]);
     }
 }
 
 struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t block) {
+    const struct cpu_form *form = w->form;
     struct block out = {.least = BLOCK_NO_LEAST};
-    const int second = block_is_split(w->dtype) ? 1 : 0;
-    out.scale[0] = get_factor(w, factor_at(w, row, block, 0));
-    out.scale[1] = get_factor(w, factor_at(w, row, block, second));
-    if (block_has_least(w->dtype)) out.least = get_factor(w, factor_at(w, row, block, least_at(w)));
-    get_codes(w, codes_at(w, row, block), out.n);
+    if (form->grouped) out.unit[0] = number_element(unit_at(w, row, block, false), KERN_F16);
+    if (form->grouped && form->least)
+        out.unit[1] = number_element(unit_at(w, row, block, true), KERN_F16);
+    for (int i = 0; i < 2; i++)
+        out.scale[i] =
+            get_factor(w, factor_at(w, row, block, form->parts == 2 ? i : 0), out.unit[0]);
+    if (form->least) out.least = get_factor(w, factor_at(w, row, block, form->parts), out.unit[1]);
+    get_codes(form, codes_at(w, row, block), out.n);
     return out;
 }
 

@@ -1,14 +1,22 @@
 /* Products of weights in blocks (kernels/blocks.h) with activations in int8 or int16.
  *
- * A panel of 16 outputs is [blocks][codes] and then [blocks][factors]:
+ * A matrix has the smallest form of the list below that holds its numbers. A panel of 16 outputs is
+ * [blocks][codes], then [blocks][factors] and, in grouped forms, [groups of 8 blocks][units]. A
+ * code is n plus the form's offset, and not negative. The codes that share a scale, those of a
+ * block or of each half of it, lie together. They are vectors of 64 bytes: vector v has the inputs
+ * 4 v to 4 v + 3 of each output. With V vectors, 8 or, of halves, 4:
  *
- *   codes, 8 bits   512 bytes: vector v of 0..7 has the inputs 4 v to 4 v + 3 of each output, as
- *                   unsigned n + 128
- *   codes, 4 bits   256 bytes: byte j of vector v of 0..3 has vector v of the above in its low half
- *                   and vector v + 4 in its high one, as n + 8 (Q4) or n (Q4M)
- *   factors         16 scales, then in Q8S and Q8SM those of the second halves, then in Q8M, Q4M
- *                   and Q8SM 16 terms `least`; float16 where that is exact for the whole weight,
- *                   otherwise float32
+ *   8 bits   byte j of vector v, in order
+ *   4 bits   byte j of vector v of 0..V/2 - 1 has vector v of the above in its low half and vector
+ *            v + V/2 in its high one
+ *   5 bits   the low four as above, then one vector: bit v of byte j is the fifth of vector v
+ *   6 bits   the low four as above, then one vector: bits 2 v and 2 v + 1 of byte j are the fifth
+ *            and the sixth of vector v
+ *
+ *   factors  16 scales, in halves those of the second halves, then 16 terms `least` where the form
+ *            has them; float16 where that is exact for the whole weight, otherwise float32. In
+ *            grouped forms whole numbers of 8 bits, to be multiplied by the group's units
+ *   units    16 of scales, then 16 of terms; float16
  *
  * An activation row is rounded in blocks of 32 inputs, too: x = scale c, c = x / scale to nearest
  * even.
@@ -28,13 +36,13 @@
  *
  * The product of a block is a whole number and exact. The sum of an output is in float32, of int16:
  *
- *   sum = fma(least, scale * sum of c, sum)              Q8M, Q4M and Q8SM
- *   sum = fma(sum of n c, scale of w * scale, sum)       Q8S and Q8SM: of each half in turn
+ *   sum = fma(least, scale * sum of c, sum)              forms with terms
+ *   sum = fma(sum of n c, scale of w * scale, sum)       halves: of each in turn
  *
  * with the sum of n c rounded to nearest even, and of int8, with s = 2^-k, or 128 2^-k of a rest:
  *
- *   sum = fma(least, s * sum of c, sum)                  Q8M, Q4M and Q8SM
- *   sum = fma(s * sum of n c, scale of w, sum)           Q8S and Q8SM: of each half in turn
+ *   sum = fma(least, s * sum of c, sum)                  forms with terms
+ *   sum = fma(s * sum of n c, scale of w, sum)           halves: of each in turn
  *
  * over the blocks of a leaf in ascending order, with each group's rest behind it. In int8 a leaf's
  * sum is then multiplied by u. Leaves are added as a tree.
@@ -50,22 +58,62 @@
 #include "kernels/blocks.h"
 #include "kernels/cpu/internal.h"
 
-static inline int cpu_block_bits(enum kern_dtype dtype) {
-    return dtype == KERN_Q4 || dtype == KERN_Q4M ? 4 : 8;
-}
+/* The forms of matrices: name, bits and offset of a code; is there a term; the number of scales of
+ * a block; is it grouped. Panels of dense forms are unpacked before several rows are multiplied
+ * with them. */
+#define CPU_DENSE_MAP(X)                                                                           \
+    X(q4k, 4, 0, true, 1, true)                                                                    \
+    X(q5, 5, 16, false, 1, false)                                                                  \
+    X(q5k, 5, 0, true, 1, true)                                                                    \
+    X(q5m, 5, 0, true, 1, false)                                                                   \
+    X(q6k, 6, 32, false, 2, true)
+#define CPU_PLAIN_MAP(X)                                                                           \
+    X(q4, 4, 8, false, 1, false)                                                                   \
+    X(q4m, 4, 0, true, 1, false)                                                                   \
+    X(q8, 8, 128, false, 1, false)                                                                 \
+    X(q8m, 8, 128, true, 1, false)                                                                 \
+    X(q8s, 8, 128, false, 2, false)                                                                \
+    X(q8sm, 8, 128, true, 2, false)
+#define CPU_FORM_MAP(X) CPU_DENSE_MAP(X) CPU_PLAIN_MAP(X)
 
-/* Returns what is added to n in memory. */
-static inline int cpu_block_offset(enum kern_dtype dtype) {
-    return dtype == KERN_Q4M ? 0 : dtype == KERN_Q4 ? 8 : 128;
-}
+enum {
+#define X(name, ...) CPU_FORM_##name,
+    CPU_FORM_MAP(X)
+#undef X
+        CPU_FORMS
+};
+#define CPU_FORM_PLAIN CPU_FORM_q4 /* the first that is not dense */
+
+struct cpu_form {
+    int bits, offset;
+    bool least;
+    int parts;
+    bool grouped;
+};
+
+extern const struct cpu_form cpu_forms[CPU_FORMS];
 
 /* Bytes of a block of a panel. */
 static inline size_t cpu_block_codes(const struct kern_weight *w) {
-    return (size_t)PANEL * KERN_BLOCK * (size_t)cpu_block_bits(w->dtype) / 8;
+    return (size_t)PANEL * KERN_BLOCK * (size_t)w->form->bits / 8;
 }
 
 static inline size_t cpu_block_factors(const struct kern_weight *w) {
-    return (size_t)PANEL * (w->halves ? 2 : 4) * block_factors(w->dtype);
+    return (size_t)PANEL *
+           (w->form->grouped ? 1
+            : w->halves      ? 2
+                             : 4) *
+           (size_t)(w->form->parts + w->form->least);
+}
+
+/* Bytes of a group's units in a panel. */
+static inline size_t cpu_block_units(const struct cpu_form *form) {
+    return form->grouped ? (size_t)2 * PANEL * (size_t)(1 + form->least) : 0;
+}
+
+/* Where the units begin in a panel. */
+static inline size_t cpu_block_units_at(const struct kern_weight *w) {
+    return (size_t)w->blocks * (cpu_block_codes(w) + cpu_block_factors(w));
 }
 
 #define CPU_REST_GROUP 4
@@ -74,15 +122,14 @@ static inline size_t cpu_block_factors(const struct kern_weight *w) {
 /* A block of an activation row, or a rest. A rest's codes are the first four of its place; it says
  * where its weights are. */
 struct cpu_x_block {
-    float scale;      /* in int8 the unit, in every block of a leaf */
-    float back;       /* int8: 1.5 2^23 times the power of two, as above */
-    float sum;        /* int16: scale times the sum of codes; int8: the power of two times it */
-    int32_t start[2]; /* -cpu_block_offset times the sum of codes, in int8 added to the bits of
-                         `back`; [1]: of the second half, where halves have scales of their own */
-    uint32_t codes;   /* a rest: bytes from its group's codes in a panel to its 64, plus 4 if they
-                         are in the high halves of the bytes */
-    uint32_t factors; /* a rest: bytes from its group's factors to the scales */
-    uint32_t least;   /* a rest: bytes from its group's factors to the terms */
+    float scale; /* in int8 the unit, in every block of a leaf */
+    float back;  /* int8: 1.5 2^23 times the power of two, as above */
+    float sum;   /* int16: scale times the sum of codes; int8: the power of two times it */
+    int32_t
+        start[2];  /* minus the form's offset times the sum of codes, in int8 added to the bits
+                      of `back`; [1]: of the second half, where halves have scales of their own */
+    int32_t block; /* a rest: the number of its block in the group */
+    int32_t quad;  /* a rest: its place in the block */
 };
 
 /* Places of an activation row: a place for each block and, in int8, for the rest of each group,
@@ -121,7 +168,9 @@ struct cpu_block_kernels {
     void (*round_row)(const struct kern_weight *w, const float *x, bool wide, char *codes,
                       struct cpu_x_block *blocks, int64_t step);
     /* As cpu_kernels.matmul, from job->codes and job->x_blocks. */
-    void (*multiply)(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next);
+    void (*multiply)(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+                     void *scratch);
+    size_t (*scratch)(const struct kern_weight *weight); /* bytes */
 };
 
 /* vec_round.c: round_row of each path. */
@@ -144,9 +193,19 @@ const struct cpu_block_kernels *cpu_block_kernels_of(const char *path);
 size_t cpu_block_panel_bytes(const struct kern_weight *w);
 /* Converts a panel's numbers to float32, [cols][16]. */
 void cpu_block_widen(const struct kern_weight *w, int64_t panel, float *to);
-/* `from`: the blocks of a row. The weight's type can represent all numbers of their type. */
-bool cpu_block_halves(const struct kern_weight *w, const struct block *from,
-                      enum kern_dtype dtype); /* are its factors exact in float16? */
+/* Needs of the blocks of a matrix, found so far; all zeros at first. */
+struct cpu_needs {
+    int lowest, highest; /* codes */
+    bool single;         /* a factor that is not exact in float16 */
+    bool apart;          /* a factor that is no multiple of its group's unit */
+};
+
+/* `from`: the blocks of a row. */
+void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w, const struct block *from,
+                    enum kern_dtype dtype);
+void cpu_needs_add(struct cpu_needs *to, const struct cpu_needs *other);
+/* Chooses the form for a weight with the numbers of its type that have these needs. */
+void cpu_block_choose(struct kern_weight *w, const struct cpu_needs *needs);
 void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from,
                     enum kern_dtype dtype);
 /* Returns block `block` of the weights of output `row`. */

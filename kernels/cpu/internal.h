@@ -44,7 +44,8 @@ struct kern_weight {
     int64_t depth;      /* padded inputs of all leaves */
     int64_t panels;     /* panels of 16 rows, the last perhaps padded */
     int64_t blocks;     /* CPU_BLOCKS: blocks of a row */
-    bool halves;        /* CPU_BLOCKS: factors are float16 */
+    const struct cpu_form *form; /* CPU_BLOCKS: how they lie in memory (block.h) */
+    bool halves;                 /* CPU_BLOCKS, not grouped: factors are float16 */
     size_t panel_bytes;
     char *data;
     float *scale; /* [rows]: E4M3, otherwise NULL */

@@ -37,7 +37,7 @@ static bool in_codes(const struct cpu *cpu, const struct kern_weight *w) {
 
 /* Are they rounded to int16, not to int8? */
 static bool is_wide(const struct cpu *cpu, const struct kern_weight *w) {
-    if (cpu->activations == CPU_BY_WEIGHT) return cpu_block_bits(w->dtype) > 4;
+    if (cpu->activations == CPU_BY_WEIGHT) return !block_is_narrow(w->dtype);
     return cpu->activations != CPU_INT8;
 }
 
@@ -45,6 +45,8 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
     const struct cpu_kernels *k = cpu->kernels;
     int rc = 0;
     if (k->matmul_scratch) rc = cpu_scratch_grow(cpu, k->matmul_scratch(weight));
+    if (!rc && in_codes(cpu, weight))
+        rc = cpu_scratch_grow(cpu, cpu->block_kernels->scratch(weight));
     if (!rc && is_packed(cpu, weight))
         rc = cpu_room_grow(&cpu->packed, k->packed_bytes(weight->depth));
     if (!rc && in_codes(cpu, weight))
@@ -116,7 +118,7 @@ static void multiply(void *arg, int worker) {
     while (p >= 0) {
         int64_t next = take_panels(pass, &next_end);
         if (pass->job.codes)
-            pass->cpu->block_kernels->multiply(&pass->job, p, end - p, next);
+            pass->cpu->block_kernels->multiply(&pass->job, p, end - p, next, scratch);
         else
             pass->cpu->kernels->matmul(&pass->job, p, end - p, next, scratch);
         p = next;

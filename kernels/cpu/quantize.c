@@ -146,6 +146,7 @@ void cpu_search_q4(const float *x, const float *w, struct block *to) {
         if (!(error < best)) continue;
         best = error;
         to->scale[0] = to->scale[1] = scale, to->least = least;
+        to->unit[0] = to->unit[1] = 0;
         for (int i = 0; i < KERN_BLOCK; i++) to->n[i] = (int8_t)n[i];
     }
 }

@@ -16,20 +16,22 @@
 #define EACH(count, i) UNROLL_8 for (int i = 0; i < (count); i++)
 
 /* ---- Sixteen sums ---- */
-/* `whole`: sixteen running sums. `codes`: 64 bytes of a panel. One of the vectors that they unpack
- * to has for each sum four numbers of 8 bits or, where activations are `wide` (int16), two of 16
- * bits: those at even bytes or those at odd ones, of the low or the high half of the byte where
- * codes have 4 bits. `input`: the activations that all sums multiply with them. Numbers are
- * unsigned, so the sums contain an offset. `start` is its correction; whole_open or whole_close
- * applies it. A sum of int16 is converted to float32; one of int8 begins or ends with the bits of
- * `back`, which is then subtracted (block.h). */
+/* `whole`: sixteen running sums. `codes`: 64 bytes of a panel, or unpacked: for each sum four
+ * numbers of 8 bits or, where activations are `wide` (int16), two of 16 bits, those at even bytes
+ * or those at odd ones (codes_wide). `input`: the activations that all sums multiply with them.
+ * Numbers are unsigned, so the sums contain an offset. `start` is its correction; whole_open or
+ * whole_close applies it. A sum of int16 is converted to float32; one of int8 begins or ends with
+ * the bits of `back`, which is then subtracted (block.h). */
 
-/* A type's layout of blocks, the part of a block: half `part` of 2, or all of it, and whether
- * activations are int16. A constant in every compiled loop. */
+/* A form of blocks (block.h), the part of a block: number `part`, and whether activations are
+ * int16. A constant in every compiled loop. */
+#define SMALL 7 /* bits: unpacked codes, of 6 bits at most (unpack_panel) */
 struct form {
-    int bits;
+    int bits, offset;
     bool least;
-    int parts, part;
+    int parts;
+    bool grouped;
+    int part;
     bool wide;
 };
 
@@ -56,20 +58,31 @@ SIMD input input_load(const char *x) {
 SIMD codes codes_load(const char *at) {
     return _mm512_loadu_si512(at);
 }
-SIMD codes codes_unpack(codes all, const int which, const struct form f) {
-    const codes mask = f.wide ? _mm512_set1_epi16(f.bits == 4 ? 15 : 255) : _mm512_set1_epi8(15);
-    const int shift = f.wide ? f.bits * (which / 2) + 8 * (which % 2) : 4 * which;
-    if (f.bits == 8 && !f.wide) return all;
-    if (shift) all = _mm512_srli_epi16(all, (unsigned)shift);
-    return f.wide && shift == 16 - f.bits ? all : _mm512_and_si512(all, mask);
+SIMD void codes_store(char *at, codes all) {
+    _mm512_storeu_si512(at, all);
 }
-/* Unpacks codes beside int8; `shift`: 0, or 4 for the high halves of the bytes. */
-SIMD codes codes_shift(codes all, int shift, const struct form f) {
-    if (f.bits == 8) return all;
-    return _mm512_and_si512(_mm512_srl_epi16(all, _mm_cvtsi32_si128(shift)), _mm512_set1_epi8(15));
+/* Moves `count` bits of each byte that begin at `from` to `to`. */
+SIMD codes codes_bits(codes all, const int from, const int count, const int to) {
+    if (from > to) all = _mm512_srli_epi16(all, (unsigned)(from - to));
+    if (from < to) all = _mm512_slli_epi16(all, (unsigned)(to - from));
+    return _mm512_and_si512(all, _mm512_set1_epi8((char)(((1 << count) - 1) << to)));
+}
+/* The same to bit 0, from one that is no constant. */
+SIMD codes codes_from(codes all, int from, const int count) {
+    all = _mm512_srl_epi16(all, _mm_cvtsi32_si128(from));
+    return _mm512_and_si512(all, _mm512_set1_epi8((char)((1 << count) - 1)));
+}
+SIMD codes codes_or(codes a, codes b) {
+    return _mm512_or_si512(a, b);
+}
+SIMD codes codes_wide(codes all, const int odd) {
+    return odd ? _mm512_srli_epi16(all, 8) : _mm512_and_si512(all, _mm512_set1_epi16(255));
 }
 SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
     return f.wide ? _mm512_dpwssd_epi32(sum, w, x) : _mm512_dpbusd_epi32(sum, w, x);
+}
+SIMD whole whole_dots(whole sum, codes a, input xa, codes b, input xb, const struct form f) {
+    return whole_dot(whole_dot(sum, a, xa, f), b, xb, f);
 }
 SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) {
     (void)start;
@@ -95,12 +108,15 @@ typedef struct {
 typedef whole codes;
 typedef __m256i input;
 
-/* Products of 4-bit codes with int8 are summed in 16 bits until they are closed: at most 8 x 2 x 15
- * x 127 = 30480. */
+/* Products of int8 with codes of 4 bits are summed in 16 bits until they are closed: at most 8 x 2
+ * x 15 x 127 = 30480. With those of 5 or 6 bits two at a time are: at most 2 x 2 x 63 x 127 =
+ * 32004.
+ */
 SIMD whole whole_open(int32_t start, float back, const struct form f) {
     const __m256i all = f.wide        ? _mm256_set1_epi32(start)
                         : f.bits == 8 ? _mm256_set1_epi32((int32_t)number_bits(back))
-                                      : _mm256_setzero_si256();
+                        : f.bits == 4 ? _mm256_setzero_si256()
+                                      : _mm256_set1_epi32(start);
     return (whole){all, all};
 }
 SIMD input input_load(const char *x) {
@@ -112,22 +128,31 @@ SIMD codes codes_load(const char *at) {
     return (codes){_mm256_loadu_si256((const __m256i *)at),
                    _mm256_loadu_si256((const __m256i *)at + 1)};
 }
-SIMD __m256i unpack_half(__m256i all, const int which, const struct form f) {
-    const __m256i mask = f.wide ? _mm256_set1_epi16(f.bits == 4 ? 15 : 255) : _mm256_set1_epi8(15);
-    const int shift = f.wide ? f.bits * (which / 2) + 8 * (which % 2) : 4 * which;
-    if (f.bits == 8 && !f.wide) return all;
-    if (shift) all = _mm256_srli_epi16(all, shift);
-    return f.wide && shift == 16 - f.bits ? all : _mm256_and_si256(all, mask);
+SIMD void codes_store(char *at, codes all) {
+    _mm256_storeu_si256((__m256i *)at, all.lo);
+    _mm256_storeu_si256((__m256i *)at + 1, all.hi);
 }
-SIMD codes codes_unpack(codes all, const int which, const struct form f) {
-    return (codes){unpack_half(all.lo, which, f), unpack_half(all.hi, which, f)};
+SIMD __m256i half_bits(__m256i all, const int from, const int count, const int to) {
+    if (from > to) all = _mm256_srli_epi16(all, from - to);
+    if (from < to) all = _mm256_slli_epi16(all, to - from);
+    return _mm256_and_si256(all, _mm256_set1_epi8((char)(((1 << count) - 1) << to)));
 }
-SIMD codes codes_shift(codes all, int shift, const struct form f) {
-    const __m128i by = _mm_cvtsi32_si128(shift);
-    const __m256i mask = _mm256_set1_epi8(15);
-    if (f.bits == 8) return all;
+SIMD codes codes_bits(codes all, const int from, const int count, const int to) {
+    return (codes){half_bits(all.lo, from, count, to), half_bits(all.hi, from, count, to)};
+}
+SIMD codes codes_from(codes all, int from, const int count) {
+    const __m128i by = _mm_cvtsi32_si128(from);
+    const __m256i mask = _mm256_set1_epi8((char)((1 << count) - 1));
     return (codes){_mm256_and_si256(_mm256_srl_epi16(all.lo, by), mask),
                    _mm256_and_si256(_mm256_srl_epi16(all.hi, by), mask)};
+}
+SIMD codes codes_or(codes a, codes b) {
+    return (codes){_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+}
+SIMD codes codes_wide(codes all, const int odd) {
+    const __m256i mask = _mm256_set1_epi16(255);
+    if (odd) return (codes){_mm256_srli_epi16(all.lo, 8), _mm256_srli_epi16(all.hi, 8)};
+    return (codes){_mm256_and_si256(all.lo, mask), _mm256_and_si256(all.hi, mask)};
 }
 /* With int8, a sum of two products would overflow 16 bits with unsigned codes (255 x 127 x 2), but
  * not with signed ones (128 x 127 x 2). So the offset is taken off the code and its sign moved to
@@ -135,12 +160,26 @@ SIMD codes codes_shift(codes all, int shift, const struct form f) {
 SIMD __m256i dot_half(__m256i sum, __m256i w, input x, const struct form f) {
     if (f.wide) return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
     if (f.bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
+    if (f.bits < 8)
+        return _mm256_add_epi32(
+            sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
     __m256i n = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(n), _mm256_sign_epi8(x, n));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
     return (whole){dot_half(sum.lo, w.lo, x, f), dot_half(sum.hi, w.hi, x, f)};
+}
+SIMD __m256i dots_half(__m256i sum, __m256i a, input xa, __m256i b, input xb, const struct form f) {
+    if (f.bits == 8 || f.wide) return dot_half(dot_half(sum, a, xa, f), b, xb, f);
+    const __m256i pairs =
+        _mm256_add_epi16(_mm256_maddubs_epi16(a, xa), _mm256_maddubs_epi16(b, xb));
+    if (f.bits == 4) return _mm256_add_epi16(sum, pairs);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+SIMD whole whole_dots(whole sum, codes a, input xa, codes b, input xb, const struct form f) {
+    return (whole){dots_half(sum.lo, a.lo, xa, b.lo, xb, f),
+                   dots_half(sum.hi, a.hi, xa, b.hi, xb, f)};
 }
 SIMD __m256 close_half(__m256i sum, int32_t start, float back, const struct form f) {
     if (f.wide) return _mm256_cvtepi32_ps(sum);
@@ -188,18 +227,27 @@ SIMD codes codes_load(const char *at) {
     memcpy(w.at, at, sizeof w.at);
     return w;
 }
+SIMD void codes_store(char *at, codes all) {
+    memcpy(at, all.at, sizeof all.at);
+}
+SIMD codes codes_from(codes all, int from, const int count) {
+    for (int i = 0; i < 64; i++) all.at[i] = all.at[i] >> from & ((1 << count) - 1);
+    return all;
+}
+SIMD codes codes_bits(codes all, const int from, const int count, const int to) {
+    all = codes_from(all, from, count);
+    for (int i = 0; i < 64; i++) all.at[i] = (uint8_t)(all.at[i] << to);
+    return all;
+}
+SIMD codes codes_or(codes a, codes b) {
+    for (int i = 0; i < 64; i++) a.at[i] |= b.at[i];
+    return a;
+}
 /* Unpacked numbers have one byte each, also beside int16: sum i has those from 4 i or, of 2, from
  * 2 i. */
-SIMD codes codes_unpack(codes all, const int which, const struct form f) {
-    codes out = all;
-    if (f.wide)
-        for (int i = 0; i < 32; i++) out.at[i] = all.at[2 * i + which % 2];
-    if (f.bits == 8) return out;
-    for (int i = 0; i < 64; i++) out.at[i] = out.at[i] >> (which / (f.wide ? 2 : 1) ? 4 : 0) & 15;
-    return out;
-}
-SIMD codes codes_shift(codes all, int shift, const struct form f) {
-    return codes_unpack(all, shift / 4, f);
+SIMD codes codes_wide(codes all, const int odd) {
+    for (int i = 0; i < 32; i++) all.at[i] = all.at[2 * i + odd];
+    return all;
 }
 SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
     int16_t pair[2] = {0, 0};
@@ -209,6 +257,9 @@ SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
     for (ptrdiff_t i = 0; i < 16 && !f.wide; i++)
         for (ptrdiff_t j = 0; j < 4; j++) sum.at[i] += w.at[4 * i + j] * (int8_t)x[j];
     return sum;
+}
+SIMD whole whole_dots(whole sum, codes a, input xa, codes b, input xb, const struct form f) {
+    return whole_dot(whole_dot(sum, a, xa, f), b, xb, f);
 }
 SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) {
     float to[16];
@@ -245,7 +296,9 @@ struct leaf_data {
     const char *x;
     const struct cpu_x_block *x_blocks;
     int64_t count; /* blocks of the leaf */
+    int64_t first; /* number of its first block in the row */
     const char *codes[PANELS_MOST], *factors[PANELS_MOST];
+    const char *units[PANELS_MOST]; /* units of the row's first group */
     size_t factor_bytes;
     bool halves;
     const char *fetch; /* memory that later loops read: `lines` cache lines for each block */
@@ -253,14 +306,44 @@ struct leaf_data {
     int merges; /* sums before `to` that the leaf's are added to, the last one first */
 };
 
-SIMD void dot_step(whole (*sum)[PANELS_MOST], const codes *w, const int which, const char *x,
-                   const struct form f, const int rows, const int panels) {
+/* Vectors of a part's codes when they are unpacked, and bytes of it. */
+SIMD int vectors_of(const struct form f) {
+    return CPU_QUADS / f.parts;
+}
+SIMD int part_bytes(const struct form f) {
+    return PANEL * KERN_BLOCK / 8 * (f.bits < SMALL ? f.bits : 8) / f.parts;
+}
+
+/* Returns vector v of the part at `part`, unpacked to bytes. */
+SIMD codes unpack(const char *part, const int v, const struct form f) {
+    const int half = vectors_of(f) / 2, high = f.bits - 4;
+    if (f.bits >= SMALL) return codes_load(part + (ptrdiff_t)64 * v);
+    codes low = codes_load(part + (ptrdiff_t)64 * (v % half));
+    low = codes_bits(low, 4 * (v / half), 4, 0);
+    if (f.bits == 4) return low;
+    return codes_or(low, codes_bits(codes_load(part + (ptrdiff_t)64 * half), high * v, high, 4));
+}
+
+/* The same of a vector that is no constant. */
+SIMD codes unpack_any(const char *part, int v, const struct form f) {
+    const int half = vectors_of(f) / 2, high = f.bits - 4;
+    if (f.bits >= SMALL) return codes_load(part + (ptrdiff_t)64 * v);
+    codes low = codes_load(part + (ptrdiff_t)64 * (v & (half - 1)));
+    low = codes_from(low, v >= half ? 4 : 0, 4);
+    if (f.bits == 4) return low;
+    codes rest = codes_from(codes_load(part + (ptrdiff_t)64 * half), high * v, high);
+    return codes_or(low, codes_bits(rest, 0, high, 4));
+}
+
+/* Adds the products of two vectors of `count` panels. */
+SIMD void dot_panels(whole (*sum)[PANELS_MOST], const int first, const int count, const codes *a,
+                     const codes *b, const char *xa, const char *xb, const struct form f,
+                     const int rows) {
     const ptrdiff_t x_bytes = f.wide ? 2 * KERN_BLOCK : KERN_BLOCK;
-    codes unpacked[PANELS_MOST];
-    EACH(panels, p) unpacked[p] = codes_unpack(w[p], which, f);
     EACH(rows, r) {
-        input some = input_load(x + r * x_bytes);
-        EACH(panels, p) sum[r][p] = whole_dot(sum[r][p], unpacked[p], some, f);
+        const input some = input_load(xa + r * x_bytes), other = input_load(xb + r * x_bytes);
+        EACH(count, p)
+        sum[r][first + p] = whole_dots(sum[r][first + p], a[p], some, b[p], other, f);
     }
 }
 
@@ -278,25 +361,46 @@ SIMD struct inputs inputs_at(struct inputs in, int64_t place, const struct form 
 /* Adds the integer products of a part of block b. */
 SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64_t b,
                     struct inputs from, const struct form f, const int rows, const int panels) {
-    const int count = PANEL * KERN_BLOCK / 8 * f.bits / 64 / f.parts, size = f.wide ? 2 : 1;
-    const size_t bytes = (size_t)(PANEL * KERN_BLOCK / 8 * f.bits);
+    const int vectors = vectors_of(f), size = f.wide ? 2 : 1;
+    const int together = rows == 1 ? 1 : panels; /* registers are few, and one row's inputs too */
     const char *x = from.x + (ptrdiff_t)size * f.part * (KERN_BLOCK / 2);
-    codes w[PANELS_MOST];
+    const int64_t at = part_bytes(f) * (b * f.parts + f.part);
     EACH(rows, r) {
         const struct cpu_x_block *block = &from.blocks[r];
         EACH(panels, p) sum[r][p] = whole_open(block->start[f.part], block->back, f);
     }
-    UNROLL_8 for (int v = 0; v < count; v++) {
-        EACH(panels, p)
-        w[p] = codes_load(in->codes[p] + (size_t)b * bytes + (ptrdiff_t)64 * (f.part * count + v));
+    UNROLL_8 for (int v = 0; v < vectors / 2; v++) {
         const char *low = x + (ptrdiff_t)4 * size * v;
-        const char *high = low + (ptrdiff_t)size * KERN_BLOCK / 2;
-        dot_step(sum, w, 0, low, f, rows, panels);
-        if (f.wide) dot_step(sum, w, 1, low + 4, f, rows, panels);
-        if (f.bits == 8) continue;
-        dot_step(sum, w, size, high, f, rows, panels);
-        if (f.wide) dot_step(sum, w, 3, high + 4, f, rows, panels);
+        const char *high = low + (ptrdiff_t)4 * size * (vectors / 2);
+        EACH(panels / together, g) {
+            codes a[PANELS_MOST], c[PANELS_MOST], even[PANELS_MOST], odd[PANELS_MOST];
+            const int first = g * together;
+            EACH(together, p) a[p] = unpack(in->codes[first + p] + at, v, f);
+            EACH(together, p) c[p] = unpack(in->codes[first + p] + at, v + vectors / 2, f);
+            if (!f.wide) {
+                dot_panels(sum, first, together, a, c, low, high, f, rows);
+                continue;
+            }
+            EACH(together, p) even[p] = codes_wide(a[p], 0), odd[p] = codes_wide(a[p], 1);
+            dot_panels(sum, first, together, even, odd, low, low + 4, f, rows);
+            EACH(together, p) even[p] = codes_wide(c[p], 0), odd[p] = codes_wide(c[p], 1);
+            dot_panels(sum, first, together, even, odd, high, high + 4, f, rows);
+        }
     }
+}
+
+/* Returns factor `which` of block b of a panel: a part's scale or, behind those, the term. */
+SIMD v16 factor_of(const struct leaf_data *in, const int p, int64_t b, size_t which,
+                   const struct form f) {
+    const char *at = in->factors[p] + (size_t)b * in->factor_bytes;
+    if (!f.grouped)
+        return factor_load(at + which * (in->factor_bytes / (size_t)(f.parts + f.least)),
+                           in->halves);
+    const uint64_t group = (uint64_t)(in->first + b) / BLOCK_GROUP;
+    const char *unit = in->units[p] + group * (size_t)(2 * PANEL * (1 + f.least)) +
+                       (which == (size_t)f.parts ? 2 * PANEL : 0);
+    return v16_mul(v16_load_row8((const int8_t *)at + which * PANEL),
+                   v16_load_f16((const uint16_t *)(const void *)unit));
 }
 
 /* Adds the sum of a part of a block to one in float32. */
@@ -312,11 +416,9 @@ SIMD v16 add_part(v16 to, whole sum, const struct cpu_x_block *x, v16 scale, v16
 SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const struct leaf_data *in,
                       int64_t b, struct inputs from, const struct form f, const int rows,
                       const int panels) {
-    const size_t each = in->factor_bytes / (size_t)(f.parts + f.least);
     EACH(panels, p) {
-        const char *at = in->factors[p] + (size_t)b * in->factor_bytes;
-        v16 scale = factor_load(at + (size_t)f.part * each, in->halves), least = scale;
-        if (f.least) least = factor_load(at + (size_t)f.parts * each, in->halves);
+        v16 scale = factor_of(in, p, b, (size_t)f.part, f), least = scale;
+        if (f.least && f.part == 0) least = factor_of(in, p, b, (size_t)f.parts, f);
         EACH(rows, r) {
             const struct cpu_x_block *x = &from.blocks[r];
             to[r][p] = add_part(to[r][p], sum[r][p], x, scale, least, x->start[f.part], f);
@@ -341,17 +443,17 @@ SIMD void add_block(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t 
  * The weights are still in the first-level cache. */
 SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
                     struct inputs from, const struct form f, const int rows, const int panels) {
-    const size_t bytes = (size_t)(PANEL * KERN_BLOCK / 8 * f.bits);
+    const int vectors = vectors_of(f);
     EACH(rows, r) {
         const struct cpu_x_block *x = &from.blocks[r];
         const input some = input_load(from.x + (ptrdiff_t)r * KERN_BLOCK);
+        const int part = x->quad / vectors;
+        const int64_t block = b + x->block, at = part_bytes(f) * (block * f.parts + part);
         EACH(panels, p) {
-            const char *codes_of = in->codes[p] + (size_t)b * bytes + (x->codes & ~63u);
-            const char *factors_of = in->factors[p] + (size_t)b * in->factor_bytes;
-            codes w = codes_shift(codes_load(codes_of), (int)(x->codes & 63), f);
+            const codes w = unpack_any(in->codes[p] + at, x->quad % vectors, f);
             whole sum = whole_dot(whole_open(x->start[0], x->back, f), w, some, f);
-            v16 scale = factor_load(factors_of + x->factors, in->halves), least = scale;
-            if (f.least) least = factor_load(factors_of + x->least, in->halves);
+            v16 scale = factor_of(in, p, block, (size_t)part, f), least = scale;
+            if (f.least) least = factor_of(in, p, block, (size_t)f.parts, f);
             to[r][p] = add_part(to[r][p], sum, x, scale, least, x->start[0], f);
         }
     }
@@ -397,49 +499,127 @@ SIMD void sum_leaf(block_sums *to, const struct leaf_data *in, const struct form
 /* Each loop is a function of its own, so that its sums stay in registers. */
 typedef void leaf_loop(block_sums *to, const struct leaf_data *in);
 
-#define LOOP(name, bits, least, parts, rows)                                                       \
+#define LOOP(name, rows, ...)                                                                      \
     __attribute__((noinline)) static void name(block_sums *to, const struct leaf_data *in) {       \
-        sum_leaf(to, in, (struct form){bits, least, parts, 0, false}, rows, PANELS_OF(rows));      \
+        sum_leaf(to, in, (struct form){__VA_ARGS__, 0, false}, rows, PANELS_OF(rows));             \
     }                                                                                              \
     __attribute__((noinline)) static void name##_wide(block_sums *to,                              \
                                                       const struct leaf_data *in) {                \
-        sum_leaf(to, in, (struct form){bits, least, parts, 0, true}, rows, PANELS_OF(rows));       \
+        sum_leaf(to, in, (struct form){__VA_ARGS__, 0, true}, rows, PANELS_OF(rows));              \
     }
-#define SHAPE(R)                                                                                   \
-    LOOP(q8_##R, 8, false, 1, R)                                                                   \
-    LOOP(q8m_##R, 8, true, 1, R)                                                                   \
-    LOOP(q4_##R, 4, false, 1, R)                                                                   \
-    LOOP(q4m_##R, 4, true, 1, R)                                                                   \
-    LOOP(q8s_##R, 8, false, 2, R)                                                                  \
-    LOOP(q8sm_##R, 8, true, 2, R)
-#define SHAPE_OF(R)                                                                                \
+#define ONE_ROW(name, ...) LOOP(name##_1, 1, __VA_ARGS__)
+#if ROWS > 3
+#define ALL_ROWS(name, ...)                                                                        \
+    ONE_ROW(name, __VA_ARGS__)                                                                     \
+    LOOP(name##_2, 2, __VA_ARGS__)                                                                 \
+    LOOP(name##_3, 3, __VA_ARGS__)                                                                 \
+    LOOP(name##_4, 4, __VA_ARGS__)                                                                 \
+    LOOP(name##_5, 5, __VA_ARGS__)                                                                 \
+    LOOP(name##_6, 6, __VA_ARGS__)
+#define OF_ROWS(name)                                                                              \
     {                                                                                              \
-        {q8_##R, q8m_##R, q4_##R, q4m_##R, q8s_##R, q8sm_##R}, {                                   \
-            q8_##R##_wide, q8m_##R##_wide, q4_##R##_wide, q4m_##R##_wide, q8s_##R##_wide,          \
-                q8sm_##R##_wide                                                                    \
+        {name##_1, name##_1_wide}, {name##_2, name##_2_wide}, {name##_3, name##_3_wide},           \
+            {name##_4, name##_4_wide}, {name##_5, name##_5_wide}, {                                \
+            name##_6, name##_6_wide                                                                \
         }                                                                                          \
     }
+#elif ROWS > 1
+#define ALL_ROWS(name, ...)                                                                        \
+    ONE_ROW(name, __VA_ARGS__)                                                                     \
+    LOOP(name##_2, 2, __VA_ARGS__)                                                                 \
+    LOOP(name##_3, 3, __VA_ARGS__)
+#define OF_ROWS(name)                                                                              \
+    {                                                                                              \
+        {name##_1, name##_1_wide}, {name##_2, name##_2_wide}, {                                    \
+            name##_3, name##_3_wide                                                                \
+        }                                                                                          \
+    }
+#else
+#define ALL_ROWS(name, ...) ONE_ROW(name, __VA_ARGS__)
+#define OF_ROWS(name)                                                                              \
+    {                                                                                              \
+        { name##_1, name##_1_wide }                                                                \
+    }
+#endif
 
-SHAPE(1)
-#if ROWS > 1
-SHAPE(2)
-SHAPE(3)
-#endif
-#if ROWS > 3
-SHAPE(4)
-SHAPE(5)
-SHAPE(6)
+CPU_DENSE_MAP(ONE_ROW)
+CPU_PLAIN_MAP(ALL_ROWS)
+
+/* Loops by form, then by number of rows, then for int8 and int16. */
+static leaf_loop *const loops[CPU_FORMS][ROWS][2] = {
+#define X(name, ...) {{name##_1, name##_1_wide}},
+    CPU_DENSE_MAP(X)
+#undef X
+#define X(name, ...) OF_ROWS(name),
+        CPU_PLAIN_MAP(X)
+#undef X
+};
+
+/* ---- Unpacked panels ---- */
+/* Several rows are multiplied with a panel of a dense form after its codes have been unpacked to
+ * bytes, in the order of vectors, and its factors to float32: [blocks][codes], then
+ * [blocks][factors]. It stays in the second-level cache. */
+
+#define UNPACKED_BLOCK ((size_t)PANEL * KERN_BLOCK)
+
+/* Loops by scales of a block and by whether it has a term, then as above. Where the processor does
+ * not multiply unsigned codes exactly, those of few bits are faster than others. */
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+ALL_ROWS(small, SMALL, 0, false, 1, false)
+ALL_ROWS(smallm, SMALL, 0, true, 1, false)
+ALL_ROWS(smalls, SMALL, 0, false, 2, false)
+static leaf_loop *const unpacked_loops[2][2][ROWS][2] = {{OF_ROWS(small), OF_ROWS(smallm)},
+                                                         {OF_ROWS(smalls)}};
+#else
+static leaf_loop *const unpacked_loops[2][2][ROWS][2] = {{OF_ROWS(q8), OF_ROWS(q8m)},
+                                                         {OF_ROWS(q8s)}};
 #endif
 
-/* Loops by number of rows, then for int8 and int16, then in the order of kern_dtype. */
-static leaf_loop *const loops[ROWS][2][KERN_Q8SM - KERN_Q8 + 1] = {
-    SHAPE_OF(1),
-#if ROWS > 1
-    SHAPE_OF(2), SHAPE_OF(3),
-#endif
-#if ROWS > 3
-    SHAPE_OF(4), SHAPE_OF(5), SHAPE_OF(6),
-#endif
+static bool is_dense(const struct kern_weight *w) {
+    return w->form < cpu_forms + CPU_FORM_PLAIN;
+}
+
+static size_t unpacked_factors(const struct kern_weight *w) {
+    return (size_t)PANEL * sizeof(float) * (size_t)(w->form->parts + w->form->least);
+}
+
+static size_t unpacked_bytes(const struct kern_weight *w) {
+    return (size_t)w->blocks * (UNPACKED_BLOCK + unpacked_factors(w));
+}
+
+static size_t block_scratch(const struct kern_weight *w) {
+    return is_dense(w) ? PANELS_MOST * unpacked_bytes(w) : 0;
+}
+
+SIMD void unpack_panel(const struct kern_weight *w, const char *panel, char *to,
+                       const struct form f) {
+    const struct leaf_data in = {.factors = {panel + (size_t)w->blocks * cpu_block_codes(w)},
+                                 .units = {panel + cpu_block_units_at(w)},
+                                 .factor_bytes = cpu_block_factors(w),
+                                 .halves = w->halves};
+    float *factors = (float *)(void *)(to + (size_t)w->blocks * UNPACKED_BLOCK);
+    for (int64_t b = 0; b < w->blocks; b++) {
+        for (int part = 0; part < f.parts; part++, panel += part_bytes(f))
+            UNROLL_8 for (int v = 0; v < vectors_of(f); v++, to += 64)
+                codes_store(to, unpack(panel, v, f));
+        for (int which = 0; which < f.parts + f.least; which++, factors += PANEL)
+            v16_store(factors, factor_of(&in, 0, b, (size_t)which, f));
+    }
+}
+
+typedef void unpacker(const struct kern_weight *w, const char *panel, char *to);
+
+#define X(name, ...)                                                                               \
+    static void unpack_##name(const struct kern_weight *w, const char *panel, char *to) {          \
+        unpack_panel(w, panel, to, (struct form){__VA_ARGS__, 0, false});                          \
+    }
+CPU_DENSE_MAP(X)
+#undef X
+
+static unpacker *const unpackers[CPU_FORM_PLAIN] = {
+#define X(name, ...) unpack_##name,
+    CPU_DENSE_MAP(X)
+#undef X
 };
 
 /* ---- A product ---- */
@@ -457,7 +637,8 @@ struct tile {
     int64_t panel;
     int panels;
     const struct leaf_part *leaves;
-    const char *fetch; /* as in leaf_data, for the tile's first leaf */
+    const char *unpacked; /* the panels, or NULL: as they are in memory */
+    const char *fetch;    /* as in leaf_data, for the tile's first leaf */
     int lines;
 };
 
@@ -488,18 +669,32 @@ static void one_leaf(block_sums *level, const struct cpu_matmul_job *job, const 
     struct leaf_data in = {.x = job->codes + place * KERN_BLOCK * (job->wide ? 2 : 1),
                            .x_blocks = job->x_blocks + place,
                            .count = leaf->count,
+                           .first = leaf->first,
                            .factor_bytes = cpu_block_factors(w),
                            .halves = w->halves,
                            .fetch = at->fetch + leaf->first * at->lines * 64,
                            .lines = at->lines,
                            .merges = leaf->merges};
     for (int p = 0; p < PANELS_MOST; p++) {
-        const int64_t panel = at->panel + (p < at->panels ? p : 0);
-        const char *data = w->data + (size_t)panel * w->panel_bytes;
+        const int64_t panel = p < at->panels ? p : 0;
+        const char *data = w->data + (size_t)(at->panel + panel) * w->panel_bytes;
         in.codes[p] = data + leaf->codes;
         in.factors[p] = data + leaf->factors;
+        in.units[p] = data + cpu_block_units_at(w);
+        if (!at->unpacked) continue;
+        in.codes[p] =
+            at->unpacked + (size_t)panel * unpacked_bytes(w) + (size_t)leaf->first * UNPACKED_BLOCK;
+        in.factors[p] = at->unpacked + (size_t)panel * unpacked_bytes(w) +
+                        (size_t)w->blocks * UNPACKED_BLOCK +
+                        (size_t)leaf->first * unpacked_factors(w);
     }
-    loops[rows - 1][job->wide][w->dtype - KERN_Q8](level + cpu_leaf_level(number), &in);
+    leaf_loop *const(*of_form)[2] = loops[w->form - cpu_forms];
+    if (at->unpacked) {
+        in.factor_bytes = unpacked_factors(w);
+        in.halves = false;
+        of_form = unpacked_loops[w->form->parts - 1][w->form->least];
+    }
+    of_form[rows - 1][job->wide](level + cpu_leaf_level(number), &in);
 }
 
 static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
@@ -536,13 +731,17 @@ static void multiply_tile(const struct cpu_matmul_job *job, const struct tile *a
  * order of memory and in even shares: the read bandwidth needs one long stream, and a tile that
  * waited for memory would leave the memory idle while the other tiles compute. */
 static void multiply_panels(const struct cpu_matmul_job *job, int64_t panel, int panels,
-                            int64_t next) {
+                            int64_t next, char *scratch) {
     const struct kern_weight *w = job->weight;
     const int pieces = cpu_piece_count(job->rows, ROWS);
     const int64_t lines = panels * (int64_t)(w->panel_bytes / 64);
     const int64_t steps = pieces * w->blocks, each = (lines + steps - 1) / steps;
     struct leaf_part leaves[CPU_LEAVES];
     const char *fetch = w->data + (size_t)(next < 0 ? panel : next) * w->panel_bytes;
+    const bool unpacks = is_dense(w) && job->rows > 1;
+    for (int p = 0; p < panels && unpacks; p++)
+        unpackers[w->form - cpu_forms](w, w->data + (size_t)(panel + p) * w->panel_bytes,
+                                       scratch + (size_t)p * unpacked_bytes(w));
     find_leaves(job, leaves);
     for (int i = 0; i < pieces; i++) {
         const int64_t start = i * w->blocks * each;
@@ -550,6 +749,7 @@ static void multiply_panels(const struct cpu_matmul_job *job, int64_t panel, int
                           .panel = panel,
                           .panels = panels,
                           .leaves = leaves,
+                          .unpacked = unpacks ? scratch : NULL,
                           .fetch = fetch + 64 * start,
                           .lines = next >= 0 && start < lines ? (int)each : 0};
         multiply_tile(job, &at);
@@ -557,16 +757,18 @@ static void multiply_panels(const struct cpu_matmul_job *job, int64_t panel, int
 }
 
 static void block_multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count,
-                           int64_t next) {
+                           int64_t next, void *scratch) {
     CHECK(!job->scale); /* blocks have their own */
     const int last = cpu_piece_count(job->rows, ROWS) - 1;
     const int most = PANELS_OF(cpu_piece_of(job->rows, ROWS, last).rows); /* the longest piece */
     while (count > 0) {
         const int panels = count < most ? (int)count : most;
         first += panels, count -= panels;
-        multiply_panels(job, first - panels, panels, count ? first : next);
+        multiply_panels(job, first - panels, panels, count ? first : next, scratch);
     }
 }
 
-const struct cpu_block_kernels VEC(block_kernels) = {
-    .rows = ROWS, .round_row = VEC(round_row), .multiply = block_multiply};
+const struct cpu_block_kernels VEC(block_kernels) = {.rows = ROWS,
+                                                     .round_row = VEC(round_row),
+                                                     .multiply = block_multiply,
+                                                     .scratch = block_scratch};

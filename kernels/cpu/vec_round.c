@@ -21,12 +21,6 @@ struct rounding {
     int offset;
     bool split;             /* halves of blocks have scales of their own */
     float last[KERN_BLOCK]; /* the last block with zeros behind, if it is not whole */
-    /* To say where the weights of a rest are (locate_rest): */
-    uint32_t block_codes, block_factors; /* bytes of a block of a panel */
-    uint32_t second_back;    /* in 4 bits the codes of second halves lie so far before their place
-                                in order, in the bytes of the first ones */
-    uint32_t second_factors; /* bytes from the factors of first halves to those of second ones */
-    uint32_t least;          /* bytes from a block's factors to its terms */
 };
 
 /* Returns the numbers of a block; those of a last one that is not whole have been copied. */
@@ -115,12 +109,10 @@ static int8_t *codes_at(const struct rounding *row, int64_t place) {
     return (int8_t *)row->to + KERN_BLOCK * row->step * place;
 }
 
-/* Says where the weights of a group's rest are. */
-SIMD void locate_rest(const struct rounding *row, struct cpu_x_block *rest, uint32_t at) {
-    const uint32_t block = at % GROUP, quad = at / GROUP, half = quad / (CPU_QUADS / 2);
-    rest->codes = block * row->block_codes + 64 * quad - row->second_back * half;
-    rest->factors = block * row->block_factors + row->second_factors * half;
-    rest->least = block * row->block_factors + row->least;
+/* Says which quad of a group's the rest is (struct needs). */
+SIMD void locate_rest(struct cpu_x_block *rest, uint32_t at) {
+    rest->block = (int32_t)(at % GROUP);
+    rest->quad = (int32_t)(at / GROUP);
 }
 
 #if defined(__AVX512VNNI__)
@@ -314,7 +306,7 @@ SIMD void write_examined(const struct rounding *row, const struct group *g, cons
              (__mmask8)(finite | 1u << GROUP),
              _mm256_inserti128_si256(_mm256_castsi128_si256(sums), rest_sum, 1),
              _mm256_zextsi128_si256(_mm_maskz_mov_epi32(finite, sums_of_blocks(second))), whole);
-    locate_rest(row, rest_of(row, g), quad);
+    locate_rest(rest_of(row, g), quad);
 }
 
 /* Returns whether the group has GROUP blocks, all whole. */
@@ -442,7 +434,7 @@ static void write_group(const struct rounding *row, const struct group *g, const
         if (!finite) block->back = block->sum = NAN;
     }
     describe(row, rest, leaf->unit, shift[of] - FINE, parts, 0); /* `needs` lay there */
-    locate_rest(row, rest, at);
+    locate_rest(rest, at);
 }
 
 #endif
@@ -490,22 +482,14 @@ SIMD void round_narrow(const struct rounding *row) {
 
 void VEC(round_row)(const struct kern_weight *w, const float *x, bool wide, char *to,
                     struct cpu_x_block *blocks, int64_t step) {
-    const bool split = block_is_split(w->dtype);
-    const uint32_t vector = PANEL * (w->halves ? 2 : 4);
     struct rounding row = {.weight = w,
                            .x = x,
                            .to = to,
                            .blocks = blocks,
                            .cols = w->cols,
                            .step = step,
-                           .offset = cpu_block_offset(w->dtype),
-                           .split = split,
-                           .block_codes = (uint32_t)cpu_block_codes(w),
-                           .block_factors = (uint32_t)cpu_block_factors(w),
-                           .second_back =
-                               cpu_block_bits(w->dtype) == 8 ? 0 : 64 * CPU_QUADS / 2 - 4,
-                           .second_factors = split ? vector : 0,
-                           .least = vector * (split ? 2 : 1)};
+                           .offset = w->form->offset,
+                           .split = w->form->parts == 2};
     const int64_t part = w->cols % KERN_BLOCK;
     memcpy(row.last, x + w->cols - part, (size_t)part * sizeof *x);
     for (int64_t b = 0; b < w->blocks && wide; b++) round_wide(&row, b);

@@ -15,7 +15,7 @@ struct packing {
     struct kern_weight *weight;
     const struct kern_matrix *parts;
     struct cpu_tickets panels;
-    _Atomic bool halves; /* all factors so far are exact in float16 */
+    struct cpu_needs *needs; /* [threads], of weights in blocks */
 };
 
 /* A row in the file's format. */
@@ -84,19 +84,31 @@ static void pack_panels(void *arg, int worker) {
     }
 }
 
-static void look_at_factors(void *arg, int worker) {
-    (void)worker;
+static void look_at_blocks(void *arg, int worker) {
     struct packing *job = arg;
     const struct kern_weight *w = job->weight;
     int64_t end;
     for (int64_t p; (p = cpu_tickets_take(&job->panels, 1, &end)) >= 0;) {
         int64_t last = (p + 1) * PANEL < w->rows ? (p + 1) * PANEL : w->rows;
-        for (int64_t row = p * PANEL; row < last && job->halves; row++) {
+        for (int64_t row = p * PANEL; row < last; row++) {
             struct source from = source_row(job->parts, row);
-            if (!cpu_block_halves(w, (const struct block *)(const void *)from.data, from.dtype))
-                job->halves = false;
+            cpu_block_look(&job->needs[worker], w, (const struct block *)(const void *)from.data,
+                           from.dtype);
         }
     }
+}
+
+/* Chooses the form of a weight in blocks. */
+static int choose_form(struct cpu *cpu, struct packing *job) {
+    struct kern_weight *w = job->weight;
+    job->needs = mem_try_alloc((size_t)cpu->threads, sizeof *job->needs);
+    if (!job->needs) return ERR_NOMEM;
+    cpu_tickets_set(&job->panels, w->panels);
+    cpu_run(cpu, w->rows * w->cols / 8, look_at_blocks, job);
+    for (int i = 1; i < cpu->threads; i++) cpu_needs_add(&job->needs[0], &job->needs[i]);
+    cpu_block_choose(w, &job->needs[0]);
+    mem_free(job->needs);
+    return 0;
 }
 
 /* ---- Loading ---- */
@@ -128,7 +140,7 @@ static enum kern_dtype joined_dtype(enum kern_dtype a, enum kern_dtype b) {
     if (a == b) return a;
     if (!kern_dtype_blocks(a)) return KERN_F32;
     bool least = block_has_least(a) || block_has_least(b);
-    if (cpu_block_bits(a) == 4 && cpu_block_bits(b) == 4) return KERN_Q4M;
+    if (block_is_narrow(a) && block_is_narrow(b)) return KERN_Q4M;
     if (block_is_split(a) || block_is_split(b)) return least ? KERN_Q8SM : KERN_Q8S;
     return least ? KERN_Q8M : KERN_Q8;
 }
@@ -190,15 +202,16 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
     struct kern_matrix own[CPU_PARTS_MAX];
     take_part(cpu, w, parts, part_count, own);
     measure(w, own);
-    struct packing job = {.weight = w, .parts = own, .halves = true};
+    struct packing job = {.weight = w, .parts = own};
+    size_t bytes = 0;
     if (kern_dtype_blocks(w->dtype)) {
         w->blocks = blocks_of(w->cols);
-        cpu_tickets_set(&job.panels, w->panels);
-        cpu_run(cpu, w->rows * w->cols / 8, look_at_factors, &job);
-        w->halves = job.halves;
+        rc = choose_form(cpu, &job);
     }
-    size_t bytes = place(w, cpu->kernels);
-    w->data = cpu_arena_alloc(&cpu->weights, bytes);
+    if (!rc) {
+        bytes = place(w, cpu->kernels);
+        w->data = cpu_arena_alloc(&cpu->weights, bytes);
+    }
     if (w->dtype == KERN_E4M3) w->scale = cpu_alloc((size_t)w->rows * sizeof *w->scale);
     bool room = w->data && (w->scale || w->dtype != KERN_E4M3);
     rc = room ? cpu_matmul_reserve(cpu, w) : ERR_NOMEM;

@@ -6,9 +6,27 @@
 #include "kernels/cpu/block.h"
 #include "paths.h"
 
-#define DTYPES 6
+/* Numbers that matrices may have: a type, its codes or a part of them, and whether factors are
+ * multiples of a group's units. Bits of a number in memory, with factors in float32 and float16. */
+static const struct kind {
+    const char *name;
+    enum kern_dtype dtype;
+    int least, most;
+    bool grouped;
+    double bits[2];
+} kinds[] = {{"q8", KERN_Q8, -128, 127, false, {9, 8.5}},
+             {"q8m", KERN_Q8M, -128, 127, false, {10, 9}},
+             {"q4", KERN_Q4, -8, 7, false, {5, 4.5}},
+             {"q4m", KERN_Q4M, 0, 15, false, {6, 5}},
+             {"q8s", KERN_Q8S, -128, 127, false, {10, 9}},
+             {"q8sm", KERN_Q8SM, -128, 127, false, {11, 9.5}},
+             {"q5_0", KERN_Q8, -16, 15, false, {6, 5.5}},
+             {"q5_1", KERN_Q8M, 0, 31, false, {7, 6}},
+             {"q4_k", KERN_Q4M, 0, 15, true, {4.625, 4.625}},
+             {"q5_k", KERN_Q8M, 0, 31, true, {5.625, 5.625}},
+             {"q6_k", KERN_Q8S, -32, 31, true, {6.5625, 6.5625}}};
 
-static const char *const dtype_names[DTYPES] = {"q8", "q8m", "q4", "q4m", "q8s", "q8sm"};
+#define KINDS ((int)(sizeof kinds / sizeof *kinds))
 
 static struct kern *open_as(int path, enum cpu_activations activations) {
     struct cpu_options options = {
@@ -26,6 +44,7 @@ static struct kern *open_as(int path, enum cpu_activations activations) {
  * products of a float16 and 6 bits in files are. */
 struct blocks {
     struct kern_matrix file;
+    const struct kind *kind;
     struct block *data;
     float *value; /* [rows][cols] */
 };
@@ -35,25 +54,39 @@ static float factor(uint64_t seed, uint64_t place, bool halves) {
     return halves ? number_from_f16(number_to_f16(x)) : number_from_bits(number_bits(x) & ~0x7fu);
 }
 
-static struct blocks blocks_make(int64_t rows, int64_t cols, enum kern_dtype dtype, bool halves,
+/* Sets the factors of block `i` of a row, the place-th of all. Units of some groups are zero. */
+static void set_factors(struct block *b, const struct kind *kind, bool halves, uint64_t seed,
+                        uint64_t place, uint64_t i) {
+    const uint64_t group = place - i % BLOCK_GROUP;
+    for (uint64_t k = 0; k < 2; k++) {
+        b->unit[k] =
+            kind->grouped && mix(seed + group) % 16 ? factor(seed, 3 * group + k, true) : 0;
+        b->scale[k] = factor(seed, 3 * place + 2 * k, halves);
+        if (kind->grouped) b->scale[k] = b->unit[0] * (float)(int8_t)mix(seed ^ (2 * place + k));
+    }
+    b->least = kind->grouped ? b->unit[1] * (float)(mix(seed + place) % 64)
+                             : factor(seed, 3 * place + 1, halves);
+    if (!block_is_split(kind->dtype)) b->scale[1] = b->scale[0];
+    if (!block_has_least(kind->dtype)) b->least = BLOCK_NO_LEAST;
+}
+
+static struct blocks blocks_make(int64_t rows, int64_t cols, const struct kind *kind, bool halves,
                                  uint64_t seed) {
     const int64_t each = blocks_of(cols);
-    const int low = dtype == KERN_Q4 ? -8 : dtype == KERN_Q4M ? 0 : -128;
-    const unsigned count = cpu_block_bits(dtype) == 4 ? 16 : 256;
-    struct blocks m = {.data = calloc((size_t)(rows * each), sizeof *m.data),
+    const unsigned count = (unsigned)(kind->most - kind->least + 1);
+    struct blocks m = {.kind = kind,
+                       .data = calloc((size_t)(rows * each), sizeof *m.data),
                        .value = calloc((size_t)(rows * cols), sizeof *m.value)};
     for (int64_t i = 0; i < rows * each; i++) {
         struct block *b = &m.data[i];
-        b->scale[0] = b->scale[1] = factor(seed, 3 * (uint64_t)i, halves);
-        b->least = BLOCK_NO_LEAST;
-        if (block_has_least(dtype)) b->least = factor(seed, 3 * (uint64_t)i + 1, halves);
-        if (block_is_split(dtype)) b->scale[1] = factor(seed, 3 * (uint64_t)i + 2, halves);
+        set_factors(b, kind, halves, seed, (uint64_t)i, (uint64_t)(i % each));
         for (int k = 0; k < KERN_BLOCK && i % each * KERN_BLOCK + k < cols; k++) {
-            b->n[k] = (int8_t)((int)(mix(seed ^ (uint64_t)(i * KERN_BLOCK + k)) % count) + low);
+            b->n[k] =
+                (int8_t)((int)(mix(seed ^ (uint64_t)(i * KERN_BLOCK + k)) % count) + kind->least);
             m.value[i / each * cols + i % each * KERN_BLOCK + k] = block_number(b, k);
         }
     }
-    m.file = (struct kern_matrix){.data = m.data, .dtype = dtype, .rows = rows, .cols = cols};
+    m.file = (struct kern_matrix){.data = m.data, .dtype = kind->dtype, .rows = rows, .cols = cols};
     return m;
 }
 
@@ -132,10 +165,10 @@ static void check_near(const struct shape *s, const struct blocks *m, const floa
     free(x), free(bias), free(was);
 }
 
-/* Weights of a shape; `form` of 2 * DTYPES: each type, with factors of 17 bits and then of
+/* Weights of a shape; `form` of 2 * KINDS: each kind, with factors of 17 bits and then of
  * float16. */
 static struct blocks blocks_of_form(const struct shape *s, int form) {
-    return blocks_make(s->outputs, s->cols, (enum kern_dtype)(KERN_Q8 + form / 2), form % 2, 5);
+    return blocks_make(s->outputs, s->cols, &kinds[form / 2], form % 2, 5);
 }
 
 static void same_bits(enum cpu_activations activations) {
@@ -144,13 +177,13 @@ static void same_bits(enum cpu_activations activations) {
         struct kern *kern = open_as(path, activations);
         if (!kern) continue;
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-            for (int d = 0; d < 2 * DTYPES; d++) {
+            for (int d = 0; d < 2 * KINDS; d++) {
                 const struct shape *s = &shapes[i];
                 struct blocks m = blocks_of_form(s, d);
                 float *want = product(plain, s, &m.file), *got = product(kern, s, &m.file);
-                if (path == 1) check_near(s, &m, got, activations, dtype_names[d / 2]);
+                if (path == 1) check_near(s, &m, got, activations, kinds[d / 2].name);
                 cr_assert(!memcmp(want, got, sizeof *got * (size_t)(s->rows * s->outputs)),
-                          "%s, %s: %d x %d x %d", kern->ops->name, dtype_names[d / 2], s->rows,
+                          "%s, %s: %d x %d x %d", kern->ops->name, kinds[d / 2].name, s->rows,
                           s->outputs, s->cols);
                 free(want), free(got);
                 blocks_close(&m);
@@ -169,16 +202,16 @@ Test(blocks, every_path_computes_the_same_bits) {
 Test(blocks, by_weight_rounds_to_int8_beside_four_bits_alone) {
     const struct shape *s = &shapes[3];
     struct kern *by_weight = open_as(1, CPU_BY_WEIGHT);
-    for (int d = 0; d < DTYPES; d++) {
-        const enum kern_dtype dtype = (enum kern_dtype)(KERN_Q8 + d);
+    for (int d = 0; d < KINDS; d++) {
+        const enum kern_dtype dtype = kinds[d].dtype;
         struct kern *narrow = open_as(1, CPU_INT8), *wide = open_as(1, CPU_INT16);
-        struct blocks m = blocks_make(s->outputs, s->cols, dtype, true, 5);
+        struct blocks m = blocks_make(s->outputs, s->cols, &kinds[d], true, 5);
         float *got = product(by_weight, s, &m.file);
         float *as[2] = {product(narrow, s, &m.file), product(wide, s, &m.file)};
-        const int want = cpu_block_bits(dtype) == 4 ? 0 : 1;
+        const int want = block_is_narrow(dtype) ? 0 : 1;
         for (int i = 0; i < 2; i++)
             cr_assert_eq(!memcmp(as[i], got, sizeof *got * (size_t)s->outputs), i == want, "%s",
-                         dtype_names[d]);
+                         kinds[d].name);
         free(got), free(as[0]), free(as[1]);
         blocks_close(&m);
         narrow->ops->close(narrow);
@@ -193,8 +226,8 @@ static void independent_rows(enum cpu_activations activations, enum kern_shard s
     for (int path = 1; path < PATH_COUNT; path++) {
         struct kern *kern = open_as(path, activations);
         if (!kern) continue;
-        for (int d = 0; d < DTYPES; d++) {
-            struct blocks m = blocks_make(OUT, COLS, (enum kern_dtype)(KERN_Q8 + d), true, 6);
+        for (int d = 0; d < KINDS; d++) {
+            struct blocks m = blocks_make(OUT, COLS, &kinds[d], true, 6);
             struct kern_weight *w = load(kern, &m.file, shard);
             float *x = inputs(ALL, COLS), *all = fresh((size_t)ALL * OUT, 0);
             float *some = fresh((size_t)ALL * OUT, 0);
@@ -204,8 +237,8 @@ static void independent_rows(enum cpu_activations activations, enum kern_shard s
                 kern->ops->matmul(kern, some, x + first * COLS, w, NULL, counts[i], KERN_SET);
                 cr_assert(
                     !memcmp(some, all + first * OUT, sizeof *some * (size_t)(counts[i] * OUT)),
-                    "%s, %s: %d rows differ from the same among %d", kern->ops->name,
-                    dtype_names[d], counts[i], ALL);
+                    "%s, %s: %d rows differ from the same among %d", kern->ops->name, kinds[d].name,
+                    counts[i], ALL);
             }
             kern->ops->weight_free(kern, w);
             blocks_close(&m);
@@ -242,9 +275,8 @@ static void every_number(struct kern *kern, const struct blocks *m, int rows_eac
         for (int64_t i = 0; i < rows_each * outputs && k + i / outputs < cols; i++) {
             const float number = m->value[i % outputs * cols + k + i / outputs];
             const float want = number_from_bf16(number_to_bf16(number));
-            cr_assert_eq(y[i], want, "%s: %d rows: %.9g, not %.9g",
-                         dtype_names[m->file.dtype - KERN_Q8], rows_each, (double)y[i],
-                         (double)want);
+            cr_assert_eq(y[i], want, "%s: %d rows: %.9g, not %.9g", m->kind->name, rows_each,
+                         (double)y[i], (double)want);
         }
     }
     kern->ops->weight_free(kern, w);
@@ -255,8 +287,8 @@ Test(blocks, bf16_rounds_each_number_once) {
     for (int path = 1; path < PATH_COUNT; path++) {
         struct kern *kern = open_as(path, CPU_BF16);
         if (!kern) continue;
-        for (int d = 0; d < 2 * DTYPES && on_tiles(kern); d++) {
-            struct blocks m = blocks_make(118, 100, (enum kern_dtype)(KERN_Q8 + d / 2), d % 2, 16);
+        for (int d = 0; d < 2 * KINDS && on_tiles(kern); d++) {
+            struct blocks m = blocks_make(118, 100, &kinds[d / 2], d % 2, 16);
             every_number(kern, &m, 1);
             every_number(kern, &m, 50);
             blocks_close(&m);
@@ -270,11 +302,11 @@ Test(blocks, bf16_is_near_the_products_of_the_numbers) {
         struct kern *kern = open_as(path, CPU_BF16);
         if (!kern) continue;
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-            for (int d = 0; d < 2 * DTYPES; d++) {
+            for (int d = 0; d < 2 * KINDS; d++) {
                 const struct shape *s = &shapes[i];
                 struct blocks m = blocks_of_form(s, d);
                 float *got = product(kern, s, &m.file);
-                check_near(s, &m, got, on_tiles(kern) ? CPU_BF16 : CPU_INT16, dtype_names[d / 2]);
+                check_near(s, &m, got, on_tiles(kern) ? CPU_BF16 : CPU_INT16, kinds[d / 2].name);
                 free(got);
                 blocks_close(&m);
             }
@@ -293,16 +325,15 @@ Test(blocks, float_activations_give_the_products_of_the_numbers) {
         struct kern *kern = open_as(path, CPU_F32);
         if (!kern) continue;
         for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
-            for (int d = 0; d < DTYPES; d++) {
+            for (int d = 0; d < KINDS; d++) {
                 const struct shape *s = &exact[i];
-                struct blocks m =
-                    blocks_make(s->outputs, s->cols, (enum kern_dtype)(KERN_Q8 + d), i % 2, 7);
+                struct blocks m = blocks_make(s->outputs, s->cols, &kinds[d], i % 2, 7);
                 struct kern_matrix floats = m.file;
                 floats.data = m.value;
                 floats.dtype = KERN_F32;
                 float *want = product(kern, s, &floats), *got = product(kern, s, &m.file);
                 cr_assert(!memcmp(want, got, sizeof *got * (size_t)(s->rows * s->outputs)),
-                          "%s, %s: %d x %d x %d", kern->ops->name, dtype_names[d], s->rows,
+                          "%s, %s: %d x %d x %d", kern->ops->name, kinds[d].name, s->rows,
                           s->outputs, s->cols);
                 free(want), free(got);
                 blocks_close(&m);
@@ -319,14 +350,13 @@ Test(blocks, extremes_do_not_overflow) {
     for (int path = 1; path < PATH_COUNT; path++) {
         struct kern *kern = open_as(path, CPU_INT8);
         if (!kern) continue;
-        for (int d = 0; d < DTYPES; d++) {
-            const enum kern_dtype dtype = (enum kern_dtype)(KERN_Q8 + d);
-            struct blocks m = blocks_make(OUT, COLS, dtype, true, 8);
-            const int least = dtype == KERN_Q4 ? -8 : dtype == KERN_Q4M ? 0 : -128;
-            const int most = dtype == KERN_Q4 ? 7 : dtype == KERN_Q4M ? 15 : 127;
+        for (int d = 0; d < KINDS; d++) {
+            struct blocks m = blocks_make(OUT, COLS, &kinds[d], true, 8);
+            const int least = kinds[d].least, most = kinds[d].most;
             float x[2 * COLS], y[2 * OUT];
             for (int i = 0; i < OUT * COLS / KERN_BLOCK; i++) {
                 m.data[i].scale[0] = m.data[i].scale[1] = 1, m.data[i].least = BLOCK_NO_LEAST;
+                m.data[i].unit[0] = m.data[i].unit[1] = kinds[d].grouped;
                 for (int k = 0; k < KERN_BLOCK; k++)
                     m.data[i].n[k] = (int8_t)(i / (COLS / KERN_BLOCK) % 2 ? least : most);
             }
@@ -335,8 +365,8 @@ Test(blocks, extremes_do_not_overflow) {
             kern->ops->matmul(kern, y, x, w, NULL, 2, KERN_SET);
             for (int o = 0; o < 2 * OUT; o++) {
                 float want = (float)((o % 2 ? least : most) * COLS * 127 * (o < OUT ? 1 : -1));
-                cr_assert_eq(y[o], want, "%s, %s: %d: %g not %g", kern->ops->name, dtype_names[d],
-                             o, (double)y[o], (double)want);
+                cr_assert_eq(y[o], want, "%s, %s: %d: %g not %g", kern->ops->name, kinds[d].name, o,
+                             (double)y[o], (double)want);
             }
             kern->ops->weight_free(kern, w);
             blocks_close(&m);
@@ -352,7 +382,7 @@ static void unusual_rows(enum cpu_activations activations) {
     for (int path = 1; path < PATH_COUNT; path++) {
         struct kern *kern = open_as(path, activations);
         if (!kern) continue;
-        struct blocks m = blocks_make(OUT, COLS, KERN_Q8, true, 9);
+        struct blocks m = blocks_make(OUT, COLS, &kinds[0], true, 9);
         struct kern_weight *w = load(kern, &m.file, KERN_SHARD_NONE);
         float x[ROWS * COLS] = {0}, y[ROWS * OUT];
         for (int k = 0; k < COLS; k++) x[COLS + k] = 0x1p-149f * (float)k, x[4 * COLS + k] = 1;
@@ -387,8 +417,8 @@ Test(blocks, the_largest_numbers_of_a_group_have_fifteen_bits) {
     for (int path = 1; path < PATH_COUNT; path++) {
         struct kern *kern = open_as(path, CPU_INT8);
         if (!kern) continue;
-        for (int d = 0; d < DTYPES; d++) {
-            struct blocks m = blocks_make(OUT, COLS, (enum kern_dtype)(KERN_Q8 + d), true, 14);
+        for (int d = 0; d < KINDS; d++) {
+            struct blocks m = blocks_make(OUT, COLS, &kinds[d], true, 14);
             float x[COLS] = {0}, y[OUT];
             for (int k = 0; k < COLS; k++) x[k] = noise(15, (uint64_t)k);
             for (int g = 0; g < GROUPS; g++)
@@ -402,7 +432,7 @@ Test(blocks, the_largest_numbers_of_a_group_have_fifteen_bits) {
                     magnitude += fabs((double)m.value[o * COLS + k]);
                 }
                 cr_assert(fabs(y[o] - sum) <= magnitude / 127, "%s, %s: %.9g not %.9g",
-                          kern->ops->name, dtype_names[d], (double)y[o], sum);
+                          kern->ops->name, kinds[d].name, (double)y[o], sum);
             }
             kern->ops->weight_free(kern, w);
             blocks_close(&m);
@@ -417,9 +447,9 @@ Test(blocks, parts_are_joined_exactly) {
     for (int path = 0; path < PATH_COUNT; path++) {
         struct kern *kern = open_as(path, CPU_INT8);
         if (!kern) continue;
-        for (int pair = 0; pair < DTYPES * DTYPES; pair++) {
-            const enum kern_dtype first = (enum kern_dtype)(KERN_Q8 + pair / DTYPES);
-            const enum kern_dtype second = (enum kern_dtype)(KERN_Q8 + pair % DTYPES);
+        for (int pair = 0; pair < KINDS * KINDS; pair++) {
+            const struct kind *first = &kinds[pair / KINDS];
+            const struct kind *second = &kinds[pair % KINDS];
             struct blocks a = blocks_make(ROWS, COLS, first, true, 10);
             struct blocks b = blocks_make(ROWS, COLS, second, pair % 2, 11);
             struct kern_matrix parts[] = {a.file, b.file};
@@ -431,8 +461,8 @@ Test(blocks, parts_are_joined_exactly) {
                 kern->ops->embed(kern, row, w, 1, &r, 1);
                 for (int k = 0; k < COLS; k++)
                     cr_assert(row[k] == want[k], "%s and %s, row %d: %g not %g",
-                              dtype_names[pair / DTYPES], dtype_names[pair % DTYPES], r,
-                              (double)row[k], (double)want[k]);
+                              kinds[pair / KINDS].name, kinds[pair % KINDS].name, r, (double)row[k],
+                              (double)want[k]);
             }
             kern->ops->weight_free(kern, w);
             blocks_close(&a);
@@ -444,14 +474,43 @@ Test(blocks, parts_are_joined_exactly) {
 
 /* A layout is as small as its name says. */
 Test(blocks, bits_per_number) {
-    static const double bits[2][DTYPES] = {{9, 10, 5, 6, 10, 11}, {8.5, 9, 4.5, 5, 9, 9.5}};
     struct kern *kern = open_as(1, CPU_INT8);
-    for (int d = 0; d < 2 * DTYPES; d++) {
-        struct blocks m = blocks_make(32, 1024, (enum kern_dtype)(KERN_Q8 + d / 2), d % 2, 12);
+    for (int d = 0; d < 2 * KINDS; d++) {
+        struct blocks m = blocks_make(32, 1024, &kinds[d / 2], d % 2, 12);
         struct kern_weight *w = load(kern, &m.file, KERN_SHARD_NONE);
-        cr_assert_eq((double)w->panel_bytes * 8 / (1024 * PANEL), bits[d % 2][d / 2]);
+        cr_assert_eq((double)w->panel_bytes * 8 / (1024 * PANEL), kinds[d / 2].bits[d % 2], "%s",
+                     kinds[d / 2].name);
         kern->ops->weight_free(kern, w);
         blocks_close(&m);
     }
     kern->ops->close(kern);
+}
+
+/* The layout is chosen by the numbers of a whole matrix, and a rank has a part of it. */
+static void same_in_other_layouts(enum cpu_activations activations, const struct kind *kind) {
+    const struct shape *s = &shapes[5];
+    struct kern *kern = open_as(1, activations);
+    struct blocks m = blocks_make(s->outputs, s->cols, kind, true, 17);
+    float *want = product(kern, s, &m.file);
+    for (int64_t i = 0; i < s->outputs * blocks_of(s->cols); i++)
+        m.data[i].unit[0] = m.data[i].unit[1] = 0;
+    float *single = product(kern, s, &m.file);
+    m.data[0].n[0] = (int8_t)(kind->least - 1); /* changes the first output alone */
+    float *wide = product(kern, s, &m.file);
+    for (int i = 0; i < s->rows * s->outputs; i++) {
+        cr_assert_eq(number_bits(single[i]), number_bits(want[i]), "%s: %d", kind->name, i);
+        cr_assert(i % s->outputs == 0 || number_bits(wide[i]) == number_bits(want[i]), "%s: %d",
+                  kind->name, i);
+    }
+    free(want), free(single), free(wide);
+    blocks_close(&m);
+    kern->ops->close(kern);
+}
+
+Test(blocks, layouts_do_not_change_products) {
+    for (int d = 6; d < KINDS; d++) {
+        if (block_is_narrow(kinds[d].dtype)) continue; /* narrow types have no wider layout */
+        same_in_other_layouts(CPU_INT8, &kinds[d]);
+        same_in_other_layouts(CPU_INT16, &kinds[d]);
+    }
 }

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "kernels/cpu/cpu.h"
 #include "model/base_digest.h"
 #include "model/blocks.h"
 #include "model/internal.h"
@@ -28,6 +29,24 @@ static size_t unhex(const char *text, uint8_t *out, size_t room) {
         out[i] = (uint8_t)byte;
     }
     return size;
+}
+
+/* Each block of the file as a row of a weight of the CPU, and back as float32. */
+static void through_backend(const uint8_t *from, size_t count, uint32_t format, float *out) {
+    const struct cpu_options options = {.threads = 1};
+    struct block made[64];
+    struct kern *kern;
+    struct kern_weight *w;
+    size_t bytes;
+    struct kern_matrix m = {
+        .data = made, .rows = (int64_t)count, .cols = gguf_format_block(format, &bytes)};
+    block_maker_of(format, &m.dtype)(from, count, made);
+    cr_assert_eq(cpu_open(&options, &kern, NULL), 0);
+    cr_assert_eq(kern->ops->weight_load(kern, &m, 1, KERN_SHARD_NONE, &w, NULL), 0);
+    for (int32_t row = 0; row < (int32_t)count; row++)
+        kern->ops->embed(kern, out + row * m.cols, w, 1, &row, 1);
+    kern->ops->weight_free(kern, w);
+    kern->ops->close(kern);
 }
 
 /* tests/data/gguf/make_blocks.py made the numbers with the package `gguf`. */
@@ -53,6 +72,8 @@ Test(gguf, blocks_as_the_python_package_reads_them) {
         cr_assert_eq(length / bytes * (size_t)block * sizeof(float), expected, "%s", name);
         block_reader_of(format)(blocks, length / bytes, found);
         cr_expect(memcmp(found, numbers, expected) == 0, "%s", name);
+        through_backend(blocks, length / bytes, format, found);
+        cr_expect(memcmp(found, numbers, expected) == 0, "%s on the CPU", name);
         count++;
     }
     cr_expect_eq(count, 8);
