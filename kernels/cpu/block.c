@@ -110,25 +110,30 @@ static uint8_t *codes_at(const struct kern_weight *w, int64_t row, int64_t block
 }
 
 static void put_codes(const struct cpu_form *form, uint8_t *to, const int8_t *n) {
+    const int low = form->bits == 8 ? 255 : 15;
+    const bool high = form->bits == 5 || form->bits == 6;
+    int any = 0;
     for (int v = 0; v < form->bits; v++) memset(to + (ptrdiff_t)64 * v, 0, 4);
     for (int quad = 0; quad < CPU_QUADS; quad++) {
         const struct quad_place at = place_of(form, quad);
         for (int i = 0; i < 4; i++) {
-            const int code = n[4 * quad + i] + form->offset, low = form->bits == 8 ? 255 : 15;
-            CHECK(code >= 0 && code >> form->bits == 0);
+            const int code = n[4 * quad + i] + form->offset;
+            any |= code;
             to[at.byte + i] |= (uint8_t)((code & low) << at.bit);
-            if (code > low) to[at.high_byte + i] |= (uint8_t)(code >> 4 << at.high_bit);
+            if (high) to[at.high_byte + i] |= (uint8_t)(code >> 4 << at.high_bit);
         }
     }
+    CHECK(any >= 0 && any >> form->bits == 0);
 }
 
 static void get_codes(const struct cpu_form *form, const uint8_t *from, int8_t *n) {
-    const int low = form->bits == 8 ? 255 : 15, high = (1 << form->bits >> 4) - 1;
+    const int low = form->bits == 8 ? 255 : 15;
+    const int high = form->bits == 8 ? 0 : (1 << (form->bits - 4)) - 1;
     for (int quad = 0; quad < CPU_QUADS; quad++) {
         const struct quad_place at = place_of(form, quad);
         for (int i = 0; i < 4; i++) {
             int code = from[at.byte + i] >> at.bit & low;
-            if (form->bits < 8) code |= (from[at.high_byte + i] >> at.high_bit & high) << 4;
+            if (high) code |= (from[at.high_byte + i] >> at.high_bit & high) << 4;
             n[4 * quad + i] = (int8_t)(code - form->offset);
         }
     }
@@ -144,6 +149,16 @@ static struct block block_as(const struct block *block, enum kern_dtype from, en
     return out;
 }
 
+/* Are the factors multiples of the units that the first block of the group has? */
+static bool is_of_group(const struct block *block, const struct block *first, bool is_first) {
+    for (int i = 0; i < 2; i++)
+        if (block->unit[i] != first->unit[i] || (is_first && !exact_half(block->unit[i])))
+            return false;
+    return is_multiple(block->scale[0], block->unit[0]) &&
+           is_multiple(block->scale[1], block->unit[0]) &&
+           (block->least == 0 || is_multiple(block->least, block->unit[1]));
+}
+
 void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w, const struct block *from,
                     enum kern_dtype dtype) {
     for (int64_t b = 0; b < w->blocks; b++) {
@@ -155,13 +170,10 @@ void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w, const 
             highest = block.n[i] > highest ? block.n[i] : highest;
         }
         needs->lowest = lowest, needs->highest = highest;
-        if (!exact_half(block.scale[0]) || !exact_half(block.scale[1]) || !exact_half(block.least))
-            needs->single = true;
-        if (block.unit[0] != first->unit[0] || block.unit[1] != first->unit[1] ||
-            !exact_half(block.unit[0]) || !exact_half(block.unit[1]) ||
-            !is_multiple(block.scale[0], block.unit[0]) ||
-            !is_multiple(block.scale[1], block.unit[0]) || !is_multiple(block.least, block.unit[1]))
-            needs->apart = true;
+        if (!needs->single)
+            needs->single = !exact_half(block.scale[0]) || !exact_half(block.scale[1]) ||
+                            !exact_half(block.least);
+        if (!needs->apart) needs->apart = !is_of_group(&block, first, b % BLOCK_GROUP == 0);
     }
 }
 

@@ -275,6 +275,45 @@ Test(weights, opens_one_file) {
     remove_folder(&folder);
 }
 
+/* Returns how many KiB of the mapping that has the address are in this process's memory. */
+static long resident_at(const void *address) {
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    char line[512];
+    bool found = false;
+    long size = -1;
+    cr_assert(maps);
+    while (size < 0 && fgets(line, sizeof line, maps)) {
+        unsigned long first, end;
+        if (sscanf(line, "%lx-%lx ", &first, &end) == 2)
+            found = (uintptr_t)address >= first && (uintptr_t)address < end;
+        else if (found && sscanf(line, "Rss: %ld", &size) != 1)
+            size = -1;
+    }
+    fclose(maps);
+    return size;
+}
+
+Test(weights, gives_memory_of_files_back) {
+    enum { SIZE = 768 << 10 };
+    struct folder folder = new_folder();
+    struct weights *w;
+    write_tensors(&folder, "model.safetensors", "{" TENSOR("a", "U8", "786432", 0, 786432) "}",
+                  SIZE);
+    cr_assert_eq(weights_open(folder.path, &w, NULL), 0);
+    const struct tensor *a = weights_find(w, "a");
+    const volatile unsigned char *data = a->data;
+    unsigned sum = 0;
+    for (int i = 0; i < SIZE; i += 512) sum += data[i + 7];
+    cr_expect(resident_at(a->data) >= SIZE / 1024);
+    weights_release(w, a->data, a->bytes);
+    weights_release(w, &sum, sizeof sum); /* of no file */
+    cr_expect(resident_at(a->data) < 128);
+    for (int i = 0; i < SIZE; i += 512) sum -= data[i + 7];
+    cr_expect_eq(sum, 0);
+    weights_close(w);
+    remove_folder(&folder);
+}
+
 Test(weights, opens_shards) {
     struct folder folder = new_folder();
     struct weights *w;
