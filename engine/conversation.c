@@ -27,7 +27,9 @@ void conversation_table_open(struct conversation_table *table, int capacity, boo
                                          .sliding_windows = sliding_windows,
                                          .expires_ns = INT64_MAX,
                                          .next_use = 1};
-    table->all = mem_must_alloc((size_t)(capacity > 0 ? capacity : 1), sizeof *table->all);
+    size_t places = (size_t)(capacity > 0 ? capacity : 1);
+    table->all = mem_must_alloc(places, sizeof *table->all);
+    table->holders = mem_must_alloc(places, sizeof *table->holders);
     /* Ids are also file names, so they must differ from those of other processes. */
     CHECK(getrandom(&table->id_seed, sizeof table->id_seed, 0) == (ssize_t)sizeof table->id_seed);
 }
@@ -35,6 +37,7 @@ void conversation_table_open(struct conversation_table *table, int capacity, boo
 void conversation_table_close(struct conversation_table *table) {
     for (int i = 0; i < table->capacity; i++) mem_free(table->all[i].tokens);
     mem_free(table->all);
+    mem_free(table->holders);
     *table = (struct conversation_table){0};
 }
 
@@ -52,12 +55,36 @@ static void changed(struct conversation_table *table, struct conversation *conv)
 /* Adds a conversation to the sums (sign 1), or takes it out (-1). */
 static void count(struct conversation_table *table, const struct conversation *conv, int sign) {
     bool old = conversation_superseded(conv);
+    struct conversation_holder *holder = &table->holders[conv->holder];
+    holder->count += sign;
+    holder->pages += sign * conv->pages;
     table->count += sign;
     table->pages += sign * conv->pages;
     table->entries += sign * conv->entries;
     table->tokens += (int64_t)sign * conv->token_count;
     table->superseded_pages += old ? sign * conv->pages : 0;
     table->superseded_entries += old ? sign * conv->entries : 0;
+}
+
+/* Returns the client's sums, or unused ones, where there are as many as conversations. NULL: the
+ * client has none, and none are unused. */
+static struct conversation_holder *find_holder(const struct conversation_table *table,
+                                               const uint8_t client[16]) {
+    struct conversation_holder *unused = NULL;
+    for (int i = 0; i < table->capacity; i++) {
+        struct conversation_holder *holder = &table->holders[i];
+        if (holder->count == 0)
+            unused = holder;
+        else if (memcmp(holder->client, client, sizeof holder->client) == 0)
+            return holder;
+    }
+    return unused;
+}
+
+static void join_holder(const struct conversation_table *table, struct conversation *conv) {
+    struct conversation_holder *holder = find_holder(table, conv->client);
+    memcpy(holder->client, conv->client, sizeof holder->client);
+    conv->holder = (int)(holder - table->holders);
 }
 
 struct conversation *conversation_add(struct conversation_table *table,
@@ -70,6 +97,7 @@ struct conversation *conversation_add(struct conversation_table *table,
     to->prompt_hash = conversation_hash(CONVERSATION_HASH, to->tokens, to->prompt_end);
     to->token_hash = conversation_hash(to->prompt_hash, to->tokens + to->prompt_end,
                                        to->token_count - to->prompt_end);
+    join_holder(table, to);
     count(table, to, 1);
     conversation_touch(table, to, conv->hint, now_ns);
     return to;
@@ -118,10 +146,21 @@ struct conversation *conversation_by_id(struct conversation_table *table, uint64
     return NULL;
 }
 
-static bool goes_before(const struct conversation *a, const struct conversation *b) {
+static double held_by_client(const struct conversation_table *table,
+                             const struct conversation *conv, enum conversation_room room) {
+    const struct conversation_holder *holder = &table->holders[conv->holder];
+    return room == CONVERSATION_PLACES ? holder->count : (double)holder->pages;
+}
+
+static bool goes_before(const struct conversation_table *table, const struct conversation *a,
+                        const struct conversation *b, enum conversation_room room) {
     if (a->pinned != b->pinned) return b->pinned;
     bool old = conversation_superseded(a);
-    return old == conversation_superseded(b) ? a->use < b->use : old;
+    if (old != conversation_superseded(b)) return old;
+    if (old || a->holder == b->holder) return a->use < b->use;
+    double of_a = (double)(table->next_use - a->use) * held_by_client(table, a, room);
+    double of_b = (double)(table->next_use - b->use) * held_by_client(table, b, room);
+    return of_a != of_b ? of_a > of_b : a->use < b->use;
 }
 
 static bool is_of(const struct conversation *conv, const uint8_t *client) {
@@ -130,24 +169,21 @@ static bool is_of(const struct conversation *conv, const uint8_t *client) {
 
 struct conversation *conversation_first_to_go(struct conversation_table *table,
                                               const struct conversation *except,
-                                              const uint8_t *client, bool pinned) {
+                                              const uint8_t *client, bool pinned,
+                                              enum conversation_room room) {
     struct conversation *first = NULL;
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *conv = &table->all[i];
         if (conv == except) continue;
         if (!is_of(conv, client) || (conv->pinned && !pinned)) continue;
-        if (!first || goes_before(conv, first)) first = conv;
+        if (!first || goes_before(table, conv, first, room)) first = conv;
     }
     return first;
 }
 
 int64_t conversation_pages_of(const struct conversation_table *table, const uint8_t client[16]) {
-    int64_t pages = 0;
-    for (int i = 0; i < table->capacity; i++) {
-        const struct conversation *conv = &table->all[i];
-        if (is_of(conv, client)) pages += conv->pages;
-    }
-    return pages;
+    const struct conversation_holder *holder = find_holder(table, client);
+    return holder ? holder->pages : 0;
 }
 
 struct conversation_pins conversation_pins_of(const struct conversation_table *table,

@@ -31,8 +31,12 @@
  * from it. A prefix belongs to no dialogue, and because it ends where the common tokens end, it
  * serves rules that cannot be cut, too. Checkpoints are never written to disk.
  *
- * Removal: when room is needed, superseded conversations are removed first, then the least recently
- * used one. A conversation is superseded while exactly one kept turn continued it: that turn holds
+ * Removal: when room is needed, superseded conversations are removed first, the least recently used
+ * one before others. Then goes the one for which the uses of any conversation since its own, times
+ * what its client holds, are most: of one client the least recently used one, and of two clients
+ * the one that holds more loses first, until what it has was used much later. So a client that
+ * fills the table pushes out its own conversations, and those of one that is away do not stay for
+ * ever. A conversation is superseded while exactly one kept turn continued it: that turn holds
  * all of it, and only a retry or another last turn would ask for it. When two or more turns
  * continued it, it is a history that branches, and is kept like any other. A checkpoint begins as
  * superseded, by the sequence that left it: a prefix that no second prompt used goes before any
@@ -79,7 +83,8 @@ enum conversation_saved {
 struct conversation {
     uint64_t id; /* follows from the content, see sched_name; or random; 0 = free entry */
     uint8_t space[16];
-    uint8_t client[16]; /* the client whose quota its pages count for */
+    uint8_t client[16]; /* the client whose quota its pages count for; see engine_request.owner */
+    int holder;         /* its client's index among the table's */
     uint64_t hint;      /* session of the last request that used it */
     struct kv_params kv;
     int32_t *tokens;     /* appended so far, owned; [token_count] */
@@ -122,8 +127,19 @@ struct conversation_gone {
 
 #define CONVERSATION_GONE_MAX 256
 
+/* The sums of one client's conversations. */
+struct conversation_holder {
+    uint8_t client[16];
+    int count; /* 0: unused */
+    int64_t pages;
+};
+
+/* What is short when one is removed: it decides how much a client holds. */
+enum conversation_room { CONVERSATION_PLACES, CONVERSATION_PAGES };
+
 struct conversation_table {
-    struct conversation *all; /* [capacity]; id 0 = unused */
+    struct conversation *all;            /* [capacity]; id 0 = unused */
+    struct conversation_holder *holders; /* [capacity] */
     int capacity, count;
     bool sliding_windows;                         /* the model has them in some layers */
     int64_t pages, entries, tokens;               /* sums over all */
@@ -165,7 +181,8 @@ struct conversation *conversation_by_id(struct conversation_table *table, uint64
  * is none but `except`. `pinned`: pinned ones count, too, and go last. */
 struct conversation *conversation_first_to_go(struct conversation_table *table,
                                               const struct conversation *except,
-                                              const uint8_t *client, bool pinned);
+                                              const uint8_t *client, bool pinned,
+                                              enum conversation_room room);
 struct conversation_pins {
     int count;
     int64_t pages, tokens;

@@ -408,6 +408,8 @@ struct engine_request {
                       equally well, the one with this hint is continued; never a key */
     uint8_t client[16]; /* identifies the client for fair shares; affects when the request runs,
                            never its answer */
+    uint8_t owner[16];  /* the client as its retained conversations know it, which outlive its
+                           connections */
     int32_t weight;     /* the client's share in proportion to others'; 0 counts as 1 */
     int64_t pages_max;  /* pages that the client's running requests and retained conversations may
                            have together, on each replica; 0 = any */

@@ -4,14 +4,15 @@
  * whose turn it is, the head, is admitted when its places and its pages are free; until then it
  * stays the head, so a later job cannot take its turn. For SCHED_PASS_STEPS steps, other jobs that
  * fit are admitted before it; for as many steps again, only jobs that are expected to end before
- * the head can start; then none, until the head fits. So the head waits no longer than these steps
- * and the longest running job, and a small job does not wait for a large one that is far from
- * fitting. After the first interval, each place that stays empty while another client's job waits
- * is charged to the head's client, one token per step: a client that asks for every place pays for
- * the time in which they drain. A job that would take places that are kept for other clients
- * (engine/queue.h) is not the head and does not pass; nor is one for which its client's quota of
- * pages has no room beside what the client runs. For the quota, the client's own conversations give
- * way.
+ * the head can start; then none of them, until the head fits. Jobs for which places and pages are
+ * left when the head has its own delay nothing, and pass at any time. So the head waits no longer
+ * than these steps and the longest running job, and a small job does not wait for a large one that
+ * is far from fitting, or that leaves room for it. After the first interval, each place that stays
+ * empty while another client's job waits is charged to the head's client, one token per step: a
+ * client that asks for every place pays for the time in which they drain. A job that would take
+ * places that are kept for other clients (engine/queue.h) is not the head and does not pass; nor is
+ * one for which its client's quota of pages has no room beside what the client runs. For the quota,
+ * the client's own conversations give way.
  *
  * Only the head uses the store: a job that may find its conversation on disk does not pass. All is
  * counted in steps and tokens, never in time, so that a run can be repeated exactly. */
@@ -492,14 +493,15 @@ static int32_t steps_needed(const struct sched *sched, const struct engine_job *
     return job->request.max_tokens + (job->request.prompt_count + rows - 1) / rows;
 }
 
-/* Returns in how many steps the head fits if the running sequences generate all they may: they
- * leave, the shortest first, until there is room. Jobs that end before then do not delay the head
- * (backfilling, as in batch systems). */
-static int32_t steps_to_head(const struct sched *sched) {
-    const struct engine_job *head = sched->head;
-    int places = sched->options.sequences_max - sched->running;
-    int64_t pages = sched->options.pages_total - sched->pages_reserved;
-    int count = 0, left = 0;
+/* What other jobs may use without delaying the head. */
+struct spare {
+    int32_t steps; /* everything until then */
+    int places;    /* and this beyond then */
+    int64_t pages;
+};
+
+static int sort_by_steps(const struct sched *sched) {
+    int count = 0;
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         int at = count++;
@@ -507,12 +509,29 @@ static int32_t steps_to_head(const struct sched *sched) {
             sched->sorted[at] = sched->sorted[at - 1];
         sched->sorted[at] = seq;
     }
-    while (left < count &&
-           (places < head->choice_count || pages < head->pages * head->choice_count)) {
-        places++;
-        pages += sched->sorted[left++]->pages_reserved;
+    return count;
+}
+
+/* Returns in how many steps the head fits if the running sequences generate all they may, and what
+ * it leaves then: they leave, the shortest first, until there is room. Jobs that end before then do
+ * not delay the head, and neither do jobs that fit beside it (backfilling, as in batch systems). */
+static struct spare spare_of_head(const struct sched *sched) {
+    const struct engine_job *head = sched->head;
+    int64_t head_pages = head->pages * head->choice_count;
+    int count = sort_by_steps(sched), left = 0;
+    struct spare spare = {.places = sched->options.sequences_max - sched->running,
+                          .pages = sched->options.pages_total - sched->pages_reserved};
+    for (; left < count; left++) {
+        int32_t steps = steps_left(sched->sorted[left]);
+        bool fits = spare.places >= head->choice_count && spare.pages >= head_pages;
+        if (fits && steps > spare.steps) break;
+        spare.steps = steps;
+        spare.places++;
+        spare.pages += sched->sorted[left]->pages_reserved;
     }
-    return left > 0 ? steps_left(sched->sorted[left - 1]) : 0;
+    spare.places -= head->choice_count;
+    spare.pages -= head_pages;
+    return spare;
 }
 
 /* Does the job wait for a prefix? Notes when that is over at the latest. */
@@ -527,26 +546,34 @@ struct room {
     struct sched *sched;
     int places;
     int64_t pages;
-    int32_t steps; /* steps within which they must end */
+    struct spare
+        spare; /* beside the head; `steps`: they must end within so many, or fit the rest */
 };
+
+static bool ends_or_fits(const struct room *room, const struct engine_job *job) {
+    return steps_needed(room->sched, job) <= room->spare.steps ||
+           (job->choice_count <= room->spare.places &&
+            job->pages * job->choice_count <= room->spare.pages);
+}
 
 static bool may_pass(const void *arg, const struct engine_job *job) {
     const struct room *room = arg;
     return job != room->sched->head && !awaits(room->sched, job) &&
            job->round != room->sched->round && job->choice_count <= room->places &&
-           job->pages * job->choice_count <= room->pages &&
-           steps_needed(room->sched, job) <= room->steps &&
+           job->pages * job->choice_count <= room->pages && ends_or_fits(room, job) &&
            queue_may_start(&room->sched->queue, job, room->places, false) &&
            suits_quota(room->sched, job);
 }
 
-/* Returns within how many steps a job must end to pass the head: any number at first, then as many
- * as the head waits anyway, and finally none, because that wait is an estimate. */
-static int32_t steps_to_pass(const struct sched *sched) {
-    if (passing_allowed(sched)) return INT32_MAX;
-    if (sched->counters.steps - sched->head_step >= 2ull * SCHED_PASS_STEPS) return 0;
-    int32_t steps = steps_to_head(sched);
-    return steps < SCHED_PASS_STEPS ? steps : SCHED_PASS_STEPS;
+/* A job may take any number of steps to pass the head at first, then as many as the head waits
+ * anyway, and finally none, because that wait is an estimate. */
+static struct spare spare_to_pass(const struct sched *sched) {
+    uint64_t waited = sched->counters.steps - sched->head_step;
+    if (passing_allowed(sched)) return (struct spare){.steps = INT32_MAX};
+    struct spare spare = spare_of_head(sched);
+    if (spare.steps > SCHED_PASS_STEPS) spare.steps = SCHED_PASS_STEPS;
+    if (waited >= 2ull * SCHED_PASS_STEPS) spare.steps = 0;
+    return spare;
 }
 
 /* Admits every job that fits, in the order of the queue; once, until something changes. */
@@ -555,7 +582,7 @@ static void let_pass(struct sched *sched) {
         const struct room room = {.sched = sched,
                                   .places = places_free(sched),
                                   .pages = sched->options.pages_total - sched->pages_reserved,
-                                  .steps = steps_to_pass(sched)};
+                                  .spare = spare_to_pass(sched)};
         struct engine_job *job =
             room.places > 0 ? queue_next(&sched->queue, may_pass, &room) : NULL;
         bool needs_store = sched->needs_store; /* the head's */

@@ -30,7 +30,7 @@
 /* Makes room by dropping superseded conversations only, which costs at most a retry. */
 static bool drop_superseded(struct sched *sched, const uint8_t *client) {
     struct conversation *first =
-        conversation_first_to_go(&sched->conversations, NULL, client, false);
+        conversation_first_to_go(&sched->conversations, NULL, client, false, CONVERSATION_PAGES);
     if (!first || !conversation_superseded(first)) return false;
     sched_forget(sched, first, "checkpoint");
     return true;
@@ -39,7 +39,7 @@ static bool drop_superseded(struct sched *sched, const uint8_t *client) {
 static bool has_room_to_spare(struct sched *sched, const struct engine_job *job, int64_t pages,
                               int32_t tokens) {
     while (pages > sched_quota_free(sched, job))
-        if (!drop_superseded(sched, job->request.client)) return false;
+        if (!drop_superseded(sched, job->request.owner)) return false;
     pages = sched_pages_with(sched, pages, tokens);
     while (sched->conversations.count >= sched->options.conversations_max ||
            pages > sched_pages_free(sched))
@@ -86,7 +86,7 @@ static struct conversation checkpoint_of(const struct sequence *seq) {
                                 .checkpoint = true,
                                 .turns = 1};
     memcpy(conv.space, request->space, sizeof conv.space);
-    memcpy(conv.client, request->client, sizeof conv.client);
+    memcpy(conv.client, request->owner, sizeof conv.client);
     return conv;
 }
 

@@ -66,7 +66,7 @@ int64_t sched_pages_free(const struct sched *sched) {
 int64_t sched_quota_free(const struct sched *sched, const struct engine_job *job) {
     int64_t left = queue_pages_left(&sched->queue, job);
     if (left == INT64_MAX) return left;
-    return left - conversation_pages_of(&sched->conversations, job->request.client);
+    return left - conversation_pages_of(&sched->conversations, job->request.owner);
 }
 
 /* Removes the first conversation to go but `except`, one of the client's own unless `client` is
@@ -74,7 +74,7 @@ int64_t sched_quota_free(const struct sched *sched, const struct engine_job *job
 static bool drop_first(struct sched *sched, const uint8_t *client,
                        const struct conversation *except, bool pinned) {
     struct conversation *first =
-        conversation_first_to_go(&sched->conversations, except, client, pinned);
+        conversation_first_to_go(&sched->conversations, except, client, pinned, CONVERSATION_PAGES);
     if (!first) return false;
     if (!sched_save_for_room(sched, first)) {
         sched->needs_store = true;
@@ -88,7 +88,7 @@ static bool drop_first(struct sched *sched, const uint8_t *client,
  * job waits aside: only its own client waits for the disk. */
 static bool fit_quota(struct sched *sched, struct engine_job *job, int64_t pages,
                       const struct conversation *conv, bool *used_up) {
-    const uint8_t *client = job->request.client;
+    const uint8_t *client = job->request.owner;
     int64_t quota = queue_pages_left(&sched->queue, job), own = 0;
     if (quota == INT64_MAX) return true;
     if (conv && memcmp(conv->client, client, sizeof conv->client) == 0) own = conv->pages;
@@ -121,7 +121,7 @@ static struct conversation_pins pins_without(const struct sched *sched, const ui
  * that others always find room. The pin of `old` (NULL: none) ends with it. */
 static bool may_pin(const struct sched *sched, const struct engine_request *request,
                     const struct conversation *conv, const struct conversation *old) {
-    struct conversation_pins own = pins_without(sched, request->client, old);
+    struct conversation_pins own = pins_without(sched, request->owner, old);
     struct conversation_pins all = pins_without(sched, NULL, old);
     int64_t pages = sched_pages_with(sched, conv->pages, conv->token_count);
     return pages + sched_pages_with(sched, own.pages, own.tokens) <= request->pins_max &&
@@ -133,9 +133,10 @@ static bool may_pin(const struct sched *sched, const struct engine_request *requ
 /* Removes the first conversation to go; the client's own pinned ones where no other is left. */
 static bool drop_first_for(struct sched *sched, const struct engine_job *job,
                            const struct conversation *except, bool pinned) {
-    bool any = conversation_first_to_go(&sched->conversations, except, NULL, pinned) != NULL;
+    bool any = conversation_first_to_go(&sched->conversations, except, NULL, pinned,
+                                        CONVERSATION_PAGES) != NULL;
     return any ? drop_first(sched, NULL, except, pinned)
-               : drop_first(sched, job->request.client, except, true);
+               : drop_first(sched, job->request.owner, except, true);
 }
 
 /* Adds up the pins of all clients but this one. */
@@ -152,7 +153,7 @@ static struct conversation_pins pins_of_others(const struct sched *sched, const 
  * pins that stay. So once nothing runs, the job fits. */
 bool sched_make_room(struct sched *sched, struct engine_job *job, int64_t pages,
                      const struct conversation *conv, bool *used_up) {
-    const uint8_t *client = job->request.client;
+    const uint8_t *client = job->request.owner;
     int64_t total = sched->options.pages_total, left = total - sched->pages_reserved;
     struct conversation_pins stay = pins_of_others(sched, client), with = {0};
     bool pinned = pages > total - sched_pages_with(sched, stay.pages, stay.tokens);
@@ -335,7 +336,7 @@ static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
 
 /* Returns the pinned conversation whose pin the turn takes over if it gets one; NULL: none. */
 static struct conversation *pin_before(struct sched *sched, const struct sequence *seq) {
-    const uint8_t *client = seq->job->request.client;
+    const uint8_t *client = seq->job->request.owner;
     struct conversation *from = conversation_by_id(&sched->conversations, seq->origin);
     if (!from || !from->pinned || !conversation_superseded(from)) return NULL;
     return memcmp(from->client, client, sizeof from->client) == 0 ? from : NULL;
@@ -352,7 +353,7 @@ static void take_pin(struct sched *sched, const struct sequence *seq, struct con
  * many for that client. */
 static void keep_pin(struct sched *sched, const struct engine_request *request,
                      const struct conversation *same, struct conversation *conv) {
-    bool own = memcmp(same->client, request->client, sizeof same->client) == 0;
+    bool own = memcmp(same->client, request->owner, sizeof same->client) == 0;
     bool stays = same->pinned && conv->pages <= same->pages;
     if (stays) memcpy(conv->client, same->client, sizeof conv->client);
     bool asks = request->kv.pin || (same->pinned && own);
@@ -391,7 +392,7 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
                                 .left = seq->left,
                                 .origin = seq->origin};
     memcpy(conv.space, request->space, sizeof conv.space);
-    memcpy(conv.client, request->client, sizeof conv.client);
+    memcpy(conv.client, request->owner, sizeof conv.client);
     conv.id = sched_name(sched, &conv);
     struct conversation *same = conversation_same(table, &conv);
     if (same) {
@@ -419,7 +420,8 @@ bool sched_make_place(struct sched *sched, int more) {
     while (table->count > 0) {
         bool too_many = table->count + more > sched->options.conversations_max;
         if (!too_many && sched_pages_free(sched) >= 0) break;
-        struct conversation *first = conversation_first_to_go(table, NULL, NULL, false);
+        struct conversation *first = conversation_first_to_go(
+            table, NULL, NULL, false, too_many ? CONVERSATION_PLACES : CONVERSATION_PAGES);
         if (!first) break; /* pins alone never exceed the bounds */
         if (!sched_save_for_room(sched, first)) return false;
         sched_forget(sched, first, too_many ? "count" : "tokens");

@@ -426,7 +426,7 @@ static void add_row(struct sched *sched, const struct state_view *view, int32_t 
                                 .saved = CONVERSATION_SAVED,
                                 .arriving = true};
     memcpy(conv.space, head->space, sizeof conv.space);
-    memcpy(conv.client, sched->head->request.client, sizeof conv.client);
+    memcpy(conv.client, sched->head->request.owner, sizeof conv.client);
     if (sched_shifts(sched, conv.token_count) > 0) conv.kv.places = sched->options.kv.positions;
     conversation_add(&sched->conversations, &conv, clock_ns());
 }

@@ -35,8 +35,9 @@ static void set_client(struct exchange *ex) {
         uint64_t connection;
     } who = {0};
     memcpy(who.key, ex->key_id, sizeof who.key);
-    if (!server->keys.count && !sock_peer_network(&ex->conn->peer, who.network))
-        who.connection = ex->conn->number;
+    bool local = !server->keys.count && !sock_peer_network(&ex->conn->peer, who.network);
+    sip_hash128(server->rules.info->space_key, &who, sizeof who, ex->owner);
+    if (local) who.connection = ex->conn->number;
     sip_hash128(server->rules.info->space_key, &who, sizeof who, ex->client);
 }
 

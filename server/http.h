@@ -30,7 +30,7 @@
 struct exchange;
 
 #define CONNS_CLOSING_MAX                                                                          \
-    64                       /* that libmicrohttpd counts after their clients' sockets are closed  \
+    64                       /* counted by libmicrohttpd after their clients' sockets are closed   \
                               */
 #define ID_BYTES         48  /* "chatcmpl-" and 32 digits */
 #define REQUEST_ID_BYTES 132 /* the client's, echoed */
@@ -218,6 +218,7 @@ struct exchange {
     bool forgotten;         /* in the background: its response was deleted, so it is not stored */
     int64_t deadline_ns;    /* 0 = none */
     uint8_t client[16];     /* identity for fair queueing, see set_client */
+    uint8_t owner[16];      /* the same without the connection */
     uint8_t key_digest[16]; /* the digest of its key in server->keys */
     struct key_settings settings; /* the settings of its key when it came */
     bool entered;                 /* counted as active for its key */
@@ -401,7 +402,7 @@ struct server {
     struct exchange *works_large[LARGE_AT_ONCE]; /* and those that have one; NULL: none */
     uv_work_t works_first;                       /* starts the threads */
     atomic_int background; /* responses in the background, see background_enter */
-    struct ledger ledger;  /* what clients hold */
+    struct ledger ledger;  /* of all that clients hold */
     struct stats stats;
     bool draining, aborting;
     bool failed;  /* the engine failed, so the server drains */

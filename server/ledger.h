@@ -30,7 +30,7 @@ enum { LEDGER_BUCKETS = 1024 };
 
 struct ledger_account;
 
-/* What is counted beside memory. */
+/* Things that are counted beside memory. */
 enum ledger_item { LEDGER_PLACES, LEDGER_TOKENS, LEDGER_CONNECTIONS, LEDGER_ITEMS };
 
 struct ledger_stock {
@@ -48,7 +48,7 @@ struct ledger {
     struct ledger_account *buckets[LEDGER_BUCKETS];
 };
 
-/* What one request or one connection holds. Zeroed: nothing, and it is in no account. */
+/* The holdings of one request or one connection. Zeroed: nothing, and it is in no account. */
 struct ledger_entry {
     struct ledger_account *account; /* belongs to the ledger */
     int64_t items[LEDGER_ITEMS];

@@ -359,6 +359,7 @@ static int make_jobs(struct exchange *ex) {
     }
     set_hint(ex);
     memcpy(ex->request.sampling.client, ex->client, sizeof ex->client);
+    memcpy(ex->request.sampling.owner, ex->owner, sizeof ex->owner);
     ex->request.sampling.weight = ex->settings.weight;
     ex->request.sampling.pages_max = ex->settings.pages_max;
     ex->request.sampling.pins_max = ex->settings.pins_max;

@@ -25,7 +25,7 @@ static bool refuse(struct exchange *ex, enum ledger_item item, enum ledger_verdi
     return false;
 }
 
-/* What began to run since the last poll waits no longer. */
+/* Jobs that began to run since the last poll wait no longer. */
 static void settle_all(struct server *server) {
     for (struct exchange *ex = server->jobs; ex; ex = ex->next) quota_settle(ex);
 }

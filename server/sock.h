@@ -30,7 +30,7 @@ int sock_listen(int fd, struct fault *fault);
  * address. */
 void sock_url(int fd, const char *host, bool tls, char *url, size_t size);
 bool sock_is_loopback(int fd);  /* reached from this machine only; false for a Unix socket */
-bool sock_has_networks(int fd); /* its clients may have different addresses */
+bool sock_has_networks(int fd); /* clients may have different addresses */
 /* Removes the path of a Unix socket; does nothing for others. */
 void sock_unlink(int fd);
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import requests
-from conftest import chat_body, read_until, request_bytes
+from conftest import FAKE, chat_body, read_until, request_bytes
 
 CHAT = "/v1/chat/completions"
 MIB = 1 << 20
@@ -119,7 +119,7 @@ def test_a_key_has_its_places_from_the_heads_on(start, tmp_path, path):
 
 
 def test_one_key_does_not_hold_the_queue(slow, tmp_path):
-    """Its own requests are refused at its share of places, two thirds; another key's wait, and are served."""
+    """A key's own requests are refused at its share of places, two thirds; another key's wait, and are served."""
     daemon = with_keys(slow, tmp_path, "hog\nguest\n", "--max-num-seqs", "1", "--max-queue", "9", step_us=20000)
     hog, guest = ({"Authorization": f"Bearer {key}"} for key in ("hog", "guest"))
     long = request_bytes(CHAT, chat_body(max_tokens=900, ignore_eos=True, stream=True), "Authorization: Bearer hog")
@@ -138,6 +138,20 @@ def test_one_key_does_not_hold_the_queue(slow, tmp_path):
         for sock in sent:
             sock.close()
         assert read_until(waits, b"}").startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.skipif(FAKE, reason="the fake engine keeps one list for all")
+def test_one_key_does_not_push_out_others_conversations(start, tmp_path):
+    """However many conversations a key begins, they push out its own."""
+    daemon = with_keys(start, tmp_path, "hog\nguest\n", "--max-conversations", "8")
+    hog, guest = ({"Authorization": f"Bearer {key}"} for key in ("hog", "guest"))
+    first = chat_body("A long story about rivers and mountains. " * 8, max_tokens=4)
+    answer = daemon.post(CHAT, first, headers=guest).json()["choices"][0]["message"]
+    for number in range(24):
+        assert daemon.post(CHAT, chat_body(f"number {number}", max_tokens=1), headers=hog).status_code == 200
+    first["messages"] += [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": "Go on."}]
+    usage = daemon.post(CHAT, first, headers=guest).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] // 2
 
 
 def test_a_sip_now_and_then_is_no_progress(start, fake):

@@ -174,6 +174,7 @@ static void submit(struct world *w, struct chain *c, int index) {
     int client = index % CLIENTS, space = index / ALIKE;
     memcpy(job->request.space, &space, sizeof space);
     memcpy(job->request.client, &client, sizeof client);
+    memcpy(job->request.owner, &client, sizeof client);
     CHECK(world_submit(w, job) == 0);
     c->submitted = true;
 }

@@ -96,6 +96,7 @@ static void ask(struct world *w, struct client *c, int i) {
                                                   .reuse = tenant->retain,
                                                   .retain = tenant->retain}}};
     memcpy(job->request.client, &index, sizeof index);
+    memcpy(job->request.owner, &index, sizeof index);
     memcpy(job->request.space, &index, sizeof index);
     CHECK(world_submit(w, job) == 0);
     c->since[i] = now;

@@ -106,6 +106,32 @@ Test(sched_admit, in_the_end_no_job_passes_the_head) {
     }
 }
 
+/* Two requests with many choices, one after the other, leave two places all the time: others may
+ * have these at any time, and no more. */
+Test(sched_admit, what_the_head_leaves_is_for_others) {
+    enum { WIDE = 2, SMALL = 3, ANSWER = 40 };
+    struct world w;
+    struct engine_job jobs[WIDE + SMALL];
+    world_open(&w,
+               &(struct world_options){
+                   .pages = 1000 * WORLD_STREAMS, .sequences = 8, .conversations = 0, .rows = 64});
+    for (int i = 0; i < WIDE + SMALL; i++) {
+        jobs[i] = job_of(i, 4, i < WIDE ? ANSWER : 4 * ANSWER, full());
+        jobs[i].request.choices = i < WIDE ? 6 : 1;
+        jobs[i].request.client[0] = i >= WIDE;
+        if (i < WIDE) submit(&w, &jobs[i]);
+    }
+    cr_assert_not(world_step(&w));
+    w.sched.head_step -= 2ull * SCHED_PASS_STEPS;
+    for (int i = WIDE; i < WIDE + SMALL; i++) submit(&w, &jobs[i]);
+    for (int i = 0; i < 2; i++) cr_assert_not(world_step(&w));
+    for (int i = 0; i < WIDE + SMALL; i++)
+        cr_assert_eq(atomic_load(&jobs[i].admitted), i == 0 || i == 2 || i == 3, "job %d", i);
+    run_until_idle(&w);
+    for (int i = 0; i < WIDE + SMALL; i++) engine_job_close(&jobs[i]);
+    world_close(&w);
+}
+
 /* After the queue's head is cancelled, the next job must not wait for another sequence to end. */
 Test(sched_admit, the_next_is_tried_when_the_waiting_head_is_cancelled) {
     struct world w;

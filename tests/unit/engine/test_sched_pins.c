@@ -29,7 +29,7 @@ TestSuite(ttl, .init = measure);
 static struct engine_kv_details keep(struct world *w, int client, int number, int pages,
                                      struct engine_kv kv, int64_t pins_max) {
     struct engine_job job = job_of(number, pages * page - 8, 3, kv);
-    job.request.client[0] = (uint8_t)client;
+    job.request.client[0] = job.request.owner[0] = (uint8_t)client;
     job.request.pins_max = pins_max * WORLD_STREAMS;
     submit(w, &job);
     run_until_idle(w);
@@ -113,11 +113,11 @@ Test(pins, own_ones_go_where_others_are_pinned) {
     open_pinned(&w, 5, 10);
     cr_assert(keep(&w, 2, 2, 5, pinned(), 10).pinned);
     struct engine_job running = job_of(3, 2 * page, 5 * page, full());
-    running.request.client[0] = 3;
+    running.request.client[0] = running.request.owner[0] = 3;
     submit(&w, &running);
     cr_assert_not(world_step(&w));
     struct engine_job job = job_of(4, 4 * page, 3, full());
-    job.request.client[0] = 2;
+    job.request.client[0] = job.request.owner[0] = 2;
     submit(&w, &job);
     cr_assert_not(world_step(&w));
     cr_assert(atomic_load(&job.admitted) && of_prompt(&w, 1) && !of_prompt(&w, 2));
@@ -135,7 +135,7 @@ Test(pins, leave_room_for_follow_ups) {
         open_pinned(&w, 9, 10);
         (void)keep(&w, owner, 2, 6, full(), 0);
         struct engine_job job = job_of(2, 10 * page - 8, 3, full());
-        job.request.client[0] = 2;
+        job.request.client[0] = job.request.owner[0] = 2;
         submit(&w, &job);
         for (int i = 0; i < 1000 && !atomic_load(&job.admitted); i++) (void)world_step(&w);
         cr_assert(atomic_load(&job.admitted), "owner %d", owner);
@@ -155,11 +155,11 @@ Test(pins, are_used_up_by_their_own_client_alone) {
         struct world w;
         open_pinned(&w, 9, 10);
         struct engine_job running = job_of(2, 2 * page, 2 * page, full());
-        running.request.client[0] = 3;
+        running.request.client[0] = running.request.owner[0] = 3;
         submit(&w, &running);
         cr_assert_not(world_step(&w));
         struct engine_job job = job_of(1, 10 * page - 8, 3, full());
-        job.request.client[0] = (uint8_t)client;
+        job.request.client[0] = job.request.owner[0] = (uint8_t)client;
         submit(&w, &job);
         for (int i = 0; i < 3; i++) (void)world_step(&w);
         cr_assert_eq(atomic_load(&job.admitted), client == 1);
@@ -264,7 +264,7 @@ Test(ttl, ends_on_disk_and_spares_who_runs) {
     (void)keep(&w, 1, 1, 2, kv, 0);
     world_save_all(&w);
     struct engine_job job = job_of(1, 2 * page + 20, 4, kv);
-    job.request.client[0] = 1;
+    job.request.client[0] = job.request.owner[0] = 1;
     submit(&w, &job);
     cr_assert_not(world_step(&w));
     cr_assert_gt(job.cached_tokens, 0);

@@ -746,7 +746,7 @@ Test(state, a_quota_that_needs_the_disk_delays_no_other_client) {
     cr_assert_eq(turn(&s.w, 1, 0, 60, kv), 0);
     disk_busy = true;
     other = job_of(2, 20, 400, kv);
-    other.request.client[0] = 2;
+    other.request.client[0] = other.request.owner[0] = 2;
     submit(&s.w, &other);
     bound = job_of(3, 60, 3, kv);
     bound.request.kv.reuse = false;
@@ -756,7 +756,7 @@ Test(state, a_quota_that_needs_the_disk_delays_no_other_client) {
     cr_assert_eq(atomic_load(&bound.admitted), 0, "its conversation is not written yet");
     cr_assert_neq(s.w.sched.head, &bound);
     later = job_of(4, 20, 3, kv);
-    later.request.client[0] = 4;
+    later.request.client[0] = later.request.owner[0] = 4;
     submit(&s.w, &later);
     world_step(&s.w);
     cr_assert_eq(atomic_load(&later.admitted), 1);
