@@ -24,8 +24,11 @@ struct reader {
 static int read_value(struct reader *in, cJSON **out);
 
 static int refuse(const struct reader *in, const char *why) {
-    return fault_set(in->fault, ERR_MALFORMED, NULL, "%s at byte %zu", why,
-                     (size_t)(in->at - in->start));
+    size_t at = (size_t)(in->at - in->start);
+    if (in->at >= in->end && at > 0)
+        return fault_set(in->fault, ERR_MALFORMED, NULL, "%s at byte %zu, where the text ends", why,
+                         at);
+    return fault_set(in->fault, ERR_MALFORMED, NULL, "%s at byte %zu", why, at);
 }
 
 static int no_memory(const struct reader *in) {

@@ -84,7 +84,7 @@ struct conversation {
     uint64_t id; /* follows from the content, see sched_name; or random; 0 = free entry */
     uint8_t space[16];
     uint8_t client[16]; /* the client whose quota its pages count for; see engine_request.owner */
-    int holder;         /* its client's index among the table's */
+    int holder;         /* index of its client among the table's */
     uint64_t hint;      /* session of the last request that used it */
     struct kv_params kv;
     int32_t *tokens;     /* appended so far, owned; [token_count] */
@@ -134,7 +134,7 @@ struct conversation_holder {
     int64_t pages;
 };
 
-/* What is short when one is removed: it decides how much a client holds. */
+/* The room that is short when one is removed decides how much a client holds. */
 enum conversation_room { CONVERSATION_PLACES, CONVERSATION_PAGES };
 
 struct conversation_table {

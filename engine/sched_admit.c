@@ -493,7 +493,7 @@ static int32_t steps_needed(const struct sched *sched, const struct engine_job *
     return job->request.max_tokens + (job->request.prompt_count + rows - 1) / rows;
 }
 
-/* What other jobs may use without delaying the head. */
+/* Room that other jobs may use without delaying the head. */
 struct spare {
     int32_t steps; /* everything until then */
     int places;    /* and this beyond then */

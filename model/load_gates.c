@@ -63,6 +63,16 @@ static int in_gates_file(int rc, const char *path, struct fault *fault) {
                      inside.field[0] ? ": " : "", inside.text);
 }
 
+/* Gates of a model with other sizes are refused by the first tensor that does not fit. */
+static int refuse_sizes(const struct gates_shape *shape, struct fault *fault) {
+    if (!fault) return ERR_INVALID;
+    struct fault inside = *fault;
+    return fault_set(fault, ERR_INVALID, inside.field,
+                     "%s: the gates were made for another model, or are damaged; this one has %d "
+                     "layers with %d KV heads and width %d",
+                     inside.text, shape->layers, shape->heads_kv, shape->d_model);
+}
+
 static int load_gates_file(struct model *model, const struct model_options *options,
                            const struct weights *weights, const char *path, enum gates_from from,
                            struct fault *fault) {
@@ -74,6 +84,7 @@ static int load_gates_file(struct model *model, const struct model_options *opti
     int rc = file_read(path, GATES_FILE_MAX, &data, &size, fault);
     if (rc && fault) fault->field[0] = '\0'; /* the message names the path */
     if (!rc) rc = gates_parse(data, size, &shape, &gates, fault);
+    if (rc == ERR_INVALID) rc = refuse_sizes(&shape, fault);
     if (rc) goto out;
     rc = check_base(model, weights, &gates.header.base, from, fault);
     if (!rc && !options->check_only) rc = load_gate_layers(model, &gates, fault);

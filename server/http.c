@@ -181,7 +181,12 @@ static int refuse_key(struct exchange *ex, struct key **key) {
         ex->settings = (*key)->settings;
     }
     if (*key || (ex->route && ex->route->open)) return 0;
-    if (header(ex, "Authorization") || header(ex, "x-api-key"))
+    const char *value = header(ex, "Authorization");
+    if (value && strncasecmp(value, "Bearer ", 7) != 0)
+        oai_refuse(&error, 401, "invalid_api_key", NULL,
+                   "The Authorization header must be 'Bearer' and the API key (Authorization: "
+                   "Bearer YOUR_KEY); 'Bearer' is missing.");
+    else if (value || header(ex, "x-api-key"))
         oai_refuse(&error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
     else
         oai_refuse(&error, 401, "invalid_api_key", NULL,
@@ -191,6 +196,19 @@ static int refuse_key(struct exchange *ex, struct key **key) {
     return -1;
 }
 
+static void refuse_url(struct oai_error *error, const char *path, const char *method) {
+    const char *near = route_near(path);
+    if (near)
+        oai_refuse(error, 404, "unknown_url", NULL, "Invalid URL (%.16s %.200s). Did you mean %s?",
+                   method, path, near);
+    else
+        oai_refuse(error, 404, "unknown_url", NULL,
+                   "Invalid URL (%.16s %.200s). This server has /v1/chat/completions, "
+                   "/v1/responses, /v1/messages, /v1/completions, /v1/models and those of "
+                   "/openapi.json.",
+                   method, path);
+}
+
 static int refuse_route(struct exchange *ex, const char *path, const char *method,
                         const char *allow) {
     struct oai_error error;
@@ -198,7 +216,7 @@ static int refuse_route(struct exchange *ex, const char *path, const char *metho
         oai_refuse(&error, 405, "method_not_allowed", NULL, "Not allowed: %.16s %.200s.", method,
                    path);
     else if (!ex->route)
-        oai_refuse(&error, 404, "unknown_url", NULL, "Invalid URL (%.16s %.200s)", method, path);
+        refuse_url(&error, path, method);
     else if (ex->route->kind && !is_json(ex))
         oai_refuse(&error, 415, "unsupported_media_type", NULL,
                    "Unsupported media type: only 'application/json' is allowed.");

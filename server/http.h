@@ -354,6 +354,8 @@ void load_add_header(struct exchange *exchange, struct MHD_Response *response);
  * another method. */
 const struct route *route_find(const char *path, const char *method, struct route *route,
                                const char **allow);
+/* Returns the path of a route that differs little from this one, or ends as it does; or NULL. */
+const char *route_near(const char *path);
 
 /* ---- The server ---- */
 
@@ -402,7 +404,7 @@ struct server {
     struct exchange *works_large[LARGE_AT_ONCE]; /* and those that have one; NULL: none */
     uv_work_t works_first;                       /* starts the threads */
     atomic_int background; /* responses in the background, see background_enter */
-    struct ledger ledger;  /* of all that clients hold */
+    struct ledger ledger;  /* holdings of clients */
     struct stats stats;
     bool draining, aborting;
     bool failed;  /* the engine failed, so the server drains */

@@ -266,18 +266,24 @@ static int refuse_start(const char *what, const struct fault *fault) {
 /* The id of a model of the Hugging Face Hub, ORG/NAME, behind what people put in front of it; NULL:
  * none. A relative path has the same form, but its folder is there. */
 static const char *find_hub_id(const char *text) {
-    static const char *const fronts[] = {"https://", "hf://", "huggingface.co/", "hf.co/"};
+    static const char *const fronts[] = {"https://", "http://", "hf://", "huggingface.co/",
+                                         "hf.co/"};
+    bool is_url = strstr(text, "://") != NULL, of_hub = !is_url;
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                   "0123456789._-";
     char folder[128];
     struct stat info;
     for (size_t i = 0; i < sizeof fronts / sizeof *fronts; i++)
-        if (strncmp(text, fronts[i], strlen(fronts[i])) == 0) text += strlen(fronts[i]);
+        if (strncmp(text, fronts[i], strlen(fronts[i])) == 0) {
+            text += strlen(fronts[i]);
+            of_hub = of_hub || i >= 2;
+        }
     size_t org = strspn(text, letters), name = org + (text[org] == '/');
     size_t end = name + strspn(text + name, letters);
     if (org == 0 || org >= sizeof folder || text[0] == '.' || name == org || end == name)
         return NULL;
-    if (text[end] && text[end] != ':') return NULL;
+    bool ends = !text[end] || text[end] == ':' || (is_url && strchr("/?#", text[end]));
+    if (!ends || !of_hub) return NULL;
     snprintf(folder, sizeof folder, "%.*s", (int)org, text);
     return stat(folder, &info) == 0 && S_ISDIR(info.st_mode) ? NULL : text;
 }
@@ -285,9 +291,9 @@ static const char *find_hub_id(const char *text) {
 /* Says how to come by a model that is not there. keepd downloads nothing itself. */
 static int refuse_missing(const char *path, const char *why, struct fault *fault) {
     const char *id = find_hub_id(path);
-    int size = id ? (int)strcspn(id, ":") : 0;
-    const char *kind = id && id[size] ? id + size + 1 : "";
     const char *name = id ? strchr(id, '/') + 1 : "";
+    int size = id ? (int)(name - id + (ptrdiff_t)strcspn(name, ":/?#")) : 0;
+    const char *kind = id && id[size] == ':' ? id + size + 1 : "";
     int name_size = id ? (int)(id + size - name) : 0;
     if (id && *kind)
         return fault_set(fault, ERR_NOTFOUND, "model",
@@ -300,6 +306,11 @@ static int refuse_missing(const char *path, const char *why, struct fault *fault
                          "no such file or directory; fetch it first: hf download %.*s --local-dir "
                          "%.*s (the tool: pip install huggingface_hub), then keepd %.*s",
                          size, id, name_size, name, name_size, name);
+    if (strstr(path, "://"))
+        return fault_set(fault, ERR_NOTFOUND, "model",
+                         "%.200s is a URL, and keepd downloads nothing: fetch a GGUF file with "
+                         "curl -fLO, and name the file",
+                         path);
     if (path[0] == '~')
         return fault_set(fault, ERR_NOTFOUND, "model",
                          "%.200s: %s; the shell replaces ~ only at the start of a word without "

@@ -5,6 +5,7 @@
  * has accepted them. So back pressure reaches the sender, and a connection's buffers are bounded.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -289,9 +290,32 @@ void relay_sent(struct server *server) {
 
 /* --- callbacks --- */
 
+/* A TLS record begins with 22, a request in plain HTTP with a letter. Its bytes are read away, so
+ * that the close does not overtake the answer. */
+static bool refuse_plain(struct conn *conn) {
+    static const char text[] =
+        "{\"error\":{\"message\":\"This port speaks HTTPS: the URL must begin "
+        "with https://.\",\"type\":\"invalid_request_error\",\"param\":null,"
+        "\"code\":\"https_required\"}}";
+    char head[200], first;
+    if (tls_has_answered(conn->tls) || recv(conn->fd, &first, 1, MSG_PEEK) != 1) return false;
+    if (first < 'A' || first > 'Z') return false;
+    int size = snprintf(head, sizeof head,
+                        "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n"
+                        "Content-Length: %zu\r\nConnection: close\r\n\r\n",
+                        sizeof text - 1);
+    (void)recv(conn->fd, conn->server->scratch, RELAY_BYTES, 0);
+    (void)send(conn->fd, head, (size_t)size, MSG_NOSIGNAL | MSG_MORE);
+    (void)send(conn->fd, text, sizeof text - 1, MSG_NOSIGNAL);
+    log_info("a client sent plain HTTP to this port, which speaks HTTPS");
+    conn_kill(conn);
+    return true;
+}
+
 static void step_handshake(struct conn *conn) {
     struct server *server = conn->server;
     if (server->handshake_steps++ >= HANDSHAKE_STEPS) return; /* asked again in the next turn */
+    if (refuse_plain(conn)) return;
     int rc = tls_handshake(conn->tls);
     if (rc == TLS_FAILED) {
         log_debug("connection closed: its handshake failed");

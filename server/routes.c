@@ -1,4 +1,5 @@
 /* The routing table, and the handlers of routes that need no work by the engine. */
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -497,6 +498,39 @@ static bool route_at(int index, struct route *route) {
     else if (kind)
         *route = (struct route){.path = kind->path, .method = "POST", .kind = kind};
     return index < count || kind;
+}
+
+/* Returns how many bytes both end with. */
+static size_t common_end(const char *a, const char *b) {
+    size_t count = 0, a_size = strlen(a), b_size = strlen(b);
+    while (count < a_size && count < b_size &&
+           tolower((unsigned char)a[a_size - 1 - count]) == b[b_size - 1 - count])
+        count++;
+    return count;
+}
+
+static size_t common_begin(const char *a, const char *b) {
+    size_t count = 0;
+    while (a[count] && tolower((unsigned char)a[count]) == b[count]) count++;
+    return count;
+}
+
+/* Clients leave out /v1 or have it twice, put a slash behind a path, or a letter too many or too
+ * few into it: what is near has the same beginning or end but for a few bytes. */
+const char *route_near(const char *path) {
+    enum { FEW = 3 };
+    const char *near = NULL;
+    size_t size = strlen(path), most = 0;
+    struct route route;
+    for (int i = 0; route_at(i, &route); i++) {
+        size_t whole = strlen(route.path), end = common_end(path, route.path);
+        size_t begin = common_begin(path, route.path), same = begin + end;
+        if (route.end != ROUTE_WHOLE || whole == 1) continue;
+        bool is_end = end + FEW >= whole && end > FEW;
+        bool is_like = same + FEW >= whole && same + FEW >= size && same > FEW;
+        if ((is_end || is_like) && same > most) most = same, near = route.path;
+    }
+    return near;
 }
 
 /* The header of a 405, for the methods of the rows with one path: two at most, the first GET. */

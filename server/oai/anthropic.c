@@ -287,20 +287,27 @@ static int add_system(struct oai_rewrite *w, const cJSON *content, const char *p
     return rc;
 }
 
-/* Returns whether a message of the system is meant only for the turn of the user before it, and a
- * later one has come. */
-static bool is_cleared(const cJSON *message) {
-    const cJSON *until = json_get(message, "clear_at");
-    if (!cJSON_IsString(until) || strcmp(until->valuestring, "next_user_message") != 0)
-        return false;
-    for (message = message->next; message; message = message->next) {
-        const cJSON *role = json_get(message, "role");
-        if (cJSON_IsString(role) && strcmp(role->valuestring, "user") == 0) return true;
-    }
-    return false;
+static bool has_role(const cJSON *message, const char *name) {
+    const cJSON *role = json_get(message, "role");
+    return cJSON_IsString(role) && strcmp(role->valuestring, name) == 0;
 }
 
-static int add_message(struct oai_rewrite *w, const cJSON *message, const char *path) {
+static const cJSON *last_of_user(const cJSON *messages) {
+    const cJSON *message, *last = NULL;
+    cJSON_ArrayForEach(message, messages) if (has_role(message, "user")) last = message;
+    return last;
+}
+
+/* Returns whether a message of the system is meant only for the turn of the user before it, and a
+ * later one has come. */
+static bool is_cleared(const cJSON *message, bool user_follows) {
+    const cJSON *until = json_get(message, "clear_at");
+    return user_follows && cJSON_IsString(until) &&
+           strcmp(until->valuestring, "next_user_message") == 0;
+}
+
+static int add_message(struct oai_rewrite *w, const cJSON *message, const char *path,
+                       bool user_follows) {
     const cJSON *content = json_get(message, "content");
     const char *role;
     char field[OAI_PATH];
@@ -312,7 +319,8 @@ static int add_message(struct oai_rewrite *w, const cJSON *message, const char *
         return oai_expected(w->r->error, field, "a string or an array of blocks", content);
     if (strcmp(role, "user") == 0) return add_user(w, content, field);
     if (strcmp(role, "assistant") == 0) return add_answer(w, content, field);
-    if (strcmp(role, "system") == 0) return is_cleared(message) ? 0 : add_system(w, content, field);
+    if (strcmp(role, "system") == 0)
+        return is_cleared(message, user_follows) ? 0 : add_system(w, content, field);
     oai_path(field, "%s.role", path);
     return oai_invalid(w->r, field, "expected 'user', 'assistant' or 'system', found '%.32s'",
                        role);
@@ -336,9 +344,12 @@ static int read_messages(struct oai_rewrite *w) {
     if (cJSON_GetArraySize(messages) > OAI_MESSAGES_MAX)
         return oai_invalid(w->r, "messages", "expected at most %d messages, found %d",
                            OAI_MESSAGES_MAX, cJSON_GetArraySize(messages));
+    const cJSON *last = last_of_user(messages);
+    bool user_follows = last != NULL;
     cJSON_ArrayForEach(message, messages) {
+        user_follows = user_follows && message != last;
         oai_path(path, "messages[%d]", i++);
-        if (add_message(w, message, path)) return -1;
+        if (add_message(w, message, path, user_follows)) return -1;
     }
     return i ? continue_last(w) : oai_invalid(w->r, "messages", "expected at least one message");
 }

@@ -164,6 +164,13 @@ const char *oai_field_at(const struct oai_kind *kind, int index) {
     return field ? field->name : NULL;
 }
 
+/* Returns what the kind calls a field that others have by this name; NULL: nothing. */
+static const char *name_here(const struct oai_kind *kind, const char *name) {
+    for (const struct oai_alias *alias = kind->aliases; alias && alias->chat; alias++)
+        if (strcmp(alias->chat, name) == 0 && strcmp(alias->own, name) != 0) return alias->own;
+    return NULL;
+}
+
 int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict,
                      struct oai_error *error) {
     const cJSON *node;
@@ -172,6 +179,11 @@ int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict
         if (!field && strict)
             return oai_refuse(error, 400, "unknown_parameter", node->string,
                               "Unknown parameter: '%.128s'.", node->string);
+        const char *instead = name_here(kind, node->string);
+        if (field && !cJSON_IsNull(node) && !is_neutral(node, field->neutral) && instead)
+            return oai_refuse(error, 400, "unsupported_parameter", node->string,
+                              "Unsupported parameter: '%s' is '%s' in requests to %s.",
+                              node->string, instead, kind->path);
         if (field && !cJSON_IsNull(node) && !is_neutral(node, field->neutral))
             return oai_refuse(error, 400, "unsupported_parameter", node->string,
                               "Unsupported value for '%s': this server does not support it.",

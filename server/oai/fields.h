@@ -73,6 +73,8 @@ struct oai_reader {
 
 int oai_no_memory(const struct oai_reader *r);
 int oai_missing(const struct oai_reader *r, const char *field);
+/* The same for the field that holds the prompt, with the route of a body that has another one. */
+int oai_missing_here(const struct oai_reader *r, const char *field);
 int oai_invalid(const struct oai_reader *r, const char *field, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

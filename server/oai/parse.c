@@ -60,7 +60,7 @@ void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PAT
 int oai_read_messages(struct oai_reader *r) {
     r->out->prompt_field = "messages";
     r->out->prompt_count = 1;
-    if (!json_get(r->body, "messages")) return oai_missing(r, "messages");
+    if (!json_get(r->body, "messages")) return oai_missing_here(r, "messages");
     return oai_build_context(r->body, &r->out->context, r->error);
 }
 
@@ -128,7 +128,7 @@ int oai_read_prompts(struct oai_reader *r) {
     char field[OAI_PATH];
     out->prompt_field = "prompt";
     out->add_special = true;
-    if (!prompt) return oai_missing(r, "prompt");
+    if (!prompt) return oai_missing_here(r, "prompt");
     if (oai_get_bool(r, NULL, r->body, "add_special_tokens", &out->add_special) ||
         oai_get_bool(r, NULL, r->body, "parse_special", &out->parse_special))
         return -1;

@@ -16,6 +16,21 @@ int oai_missing(const struct oai_reader *r, const char *field) {
                       "Missing required parameter: '%s'.", field);
 }
 
+int oai_missing_here(const struct oai_reader *r, const char *field) {
+    static const struct {
+        const char *field, *path;
+    } others[] = {{"messages", "/v1/chat/completions"},
+                  {"input", "/v1/responses"},
+                  {"prompt", "/v1/completions"}};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (json_get(r->body, others[i].field))
+            return oai_refuse(r->error, 400, "missing_required_parameter", field,
+                              "Missing required parameter: '%s'. A request with '%s' is for "
+                              "POST %s.",
+                              field, others[i].field, others[i].path);
+    return oai_missing(r, field);
+}
+
 int oai_invalid(const struct oai_reader *r, const char *field, const char *format, ...) {
     struct fault fault;
     char text[sizeof fault.text];

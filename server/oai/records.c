@@ -19,6 +19,7 @@ struct holder {
  * items, answer. */
 struct row {
     struct row *next, *prev; /* in the order of their last use, the newest first */
+    int refs;                /* one for the table; the last one frees it */
     size_t size;             /* the allocation's */
     struct holder *holder;
     const char *id, *salt; /* NUL-terminated */
@@ -85,6 +86,10 @@ static void insert(struct oai_records *records, struct row *row, struct holder *
     put_first(records, row);
 }
 
+static void unref(struct row *row) {
+    if (--row->refs == 0) mem_free(row);
+}
+
 static void drop(struct oai_records *records, struct row *row) {
     take_out(records, row);
     row->holder->bytes -= row->size;
@@ -92,7 +97,7 @@ static void drop(struct oai_records *records, struct row *row) {
     records->bytes -= row->size;
     records->count--;
     if (!row->holder->count) drop_holder(records, row->holder);
-    mem_free(row);
+    unref(row);
 }
 
 /* Returns the holder with the most bytes, or the most rows. */
@@ -121,13 +126,15 @@ void oai_records_close(struct oai_records *records) {
     mem_free(records);
 }
 
+static bool is_owner(const struct row *row, const struct oai_owner *owner) {
+    return memcmp(row->holder->key, owner->key, sizeof row->holder->key) == 0 &&
+           strcmp(row->salt, owner->salt) == 0;
+}
+
 static struct row *find(const struct oai_records *records, const struct oai_owner *owner,
                         const char *id) {
     for (struct row *row = records->first; row; row = row->next)
-        if (strcmp(row->id, id) == 0 &&
-            memcmp(row->holder->key, owner->key, sizeof row->holder->key) == 0 &&
-            strcmp(row->salt, owner->salt) == 0)
-            return row;
+        if (strcmp(row->id, id) == 0 && is_owner(row, owner)) return row;
     return NULL;
 }
 
@@ -151,6 +158,7 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
     int32_t *tokens = (int32_t *)(row + 1);
     char *to = (char *)(tokens + record->token_count);
     if (record->token_count) memcpy(tokens, record->tokens, record->token_count * sizeof *tokens);
+    row->refs = 1;
     row->size = size;
     row->id = copy(&to, id, id_size);
     row->salt = copy(&to, owner->salt, salt_size);
@@ -196,26 +204,48 @@ int oai_records_find(struct oai_records *records, const struct oai_owner *owner,
     return failed ? ERR_NOMEM : 0;
 }
 
-/* Items are the elements of texts, so these are searched: those of the newest response first. */
-int oai_records_find_item(struct oai_records *records, const struct oai_owner *owner,
-                          const char *id, size_t *effort, struct buf *item) {
-    int rc = ERR_NOTFOUND;
+/* Takes a reference to each of the owner's rows, the newest first, and appends it to `rows`. */
+static void ref_rows(struct oai_records *records, const struct oai_owner *owner, struct buf *rows) {
     pthread_mutex_lock(&records->lock);
-    for (struct row *row = records->first; row && rc == ERR_NOTFOUND; row = row->next) {
-        const struct oai_record *texts = &row->texts;
-        size_t at, size;
-        if (memcmp(row->holder->key, owner->key, sizeof row->holder->key) != 0 ||
-            strcmp(row->salt, owner->salt) != 0)
-            continue;
-        if (texts->items_size > *effort) rc = ERR_LIMIT;
-        if (rc == ERR_LIMIT) break;
-        *effort -= texts->items_size;
-        size = oai_find_stored_item(texts->items, texts->items_size, id, &at);
-        if (!size) continue;
-        buf_add(item, texts->items + at, size);
-        rc = item->failed ? ERR_NOMEM : 0;
+    for (struct row *row = records->first; row && !rows->failed; row = row->next) {
+        if (!is_owner(row, owner)) continue;
+        buf_add(rows, &row, sizeof(struct row *));
+        if (!rows->failed) row->refs++;
     }
     pthread_mutex_unlock(&records->lock);
+}
+
+static void unref_rows(struct oai_records *records, struct row *const *rows, size_t count) {
+    pthread_mutex_lock(&records->lock);
+    for (size_t i = 0; i < count; i++) unref(rows[i]);
+    pthread_mutex_unlock(&records->lock);
+}
+
+static int find_in_row(const struct row *row, const char *id, size_t *effort, struct buf *item) {
+    const struct oai_record *texts = &row->texts;
+    size_t at;
+    if (texts->items_size > *effort) return ERR_LIMIT;
+    *effort -= texts->items_size;
+    size_t size = oai_find_stored_item(texts->items, texts->items_size, id, &at);
+    if (!size) return ERR_NOTFOUND;
+    buf_add(item, texts->items + at, size);
+    return item->failed ? ERR_NOMEM : 0;
+}
+
+/* Items are the elements of texts, so these are searched, those of the newest response first: many
+ * megabytes, while others use the table. */
+int oai_records_find_item(struct oai_records *records, const struct oai_owner *owner,
+                          const char *id, size_t *effort, struct buf *item) {
+    struct buf list;
+    buf_open(&list, (records->count_max + 1) * sizeof(struct row *) + 1);
+    ref_rows(records, owner, &list);
+    struct row *const *rows = (struct row *const *)(const void *)list.data;
+    size_t count = list.size / sizeof *rows;
+    int rc = list.failed ? ERR_NOMEM : ERR_NOTFOUND;
+    for (size_t i = 0; i < count && rc == ERR_NOTFOUND; i++)
+        rc = find_in_row(rows[i], id, effort, item);
+    unref_rows(records, rows, count);
+    buf_close(&list);
     return rc;
 }
 

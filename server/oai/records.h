@@ -3,7 +3,8 @@
  * has the most loses the responses that it used least recently. When the process ends, all are
  * lost. A response is found only by its owner.
  *
- * Any thread; each function holds a lock for as long as it searches and copies. */
+ * Any thread; each function holds a lock for as long as it looks for a response and copies it.
+ * Items are searched without the lock. */
 #ifndef KEEPD_SERVER_OAI_RECORDS_H
 #define KEEPD_SERVER_OAI_RECORDS_H
 
@@ -51,12 +52,12 @@ struct oai_record_parts {
 };
 int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
                      struct oai_record_parts parts);
-/* ERR_NOTFOUND */
 /* Appends to `item` the stored item of this owner that has the id, the newest of several. *effort:
  * bytes of items that may be searched; those that were are taken off. ERR_NOTFOUND, ERR_NOMEM,
  * ERR_LIMIT: the bytes were not enough. */
 int oai_records_find_item(struct oai_records *records, const struct oai_owner *owner,
                           const char *id, size_t *effort, struct buf *item);
+/* ERR_NOTFOUND */
 int oai_records_delete(struct oai_records *records, const struct oai_owner *owner, const char *id);
 
 #endif

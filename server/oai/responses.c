@@ -348,7 +348,7 @@ static int add_list(struct oai_rewrite *w, const cJSON *input, struct items *ite
 static int read_input(struct oai_rewrite *w, struct items *items) {
     const cJSON *input = json_get(w->body, "input");
     if (!input && items->count) return 0;
-    if (!input) return oai_missing(w->r, "input");
+    if (!input) return oai_missing_here(w->r, "input");
     if (cJSON_IsString(input)) return add_text(w, input->valuestring, items);
     if (!cJSON_IsArray(input))
         return oai_expected(w->r->error, "input", "a string or an array of items", input);

@@ -51,7 +51,8 @@ def serve_flags():
     """The options of the page, without its model, port and policy: the fake engine has few policies."""
     words = shlex.split(block("serve").replace("\\\n", " "))
     flags = dict(zip(words[1::2], words[2::2]))
-    return [word for name in ("--served-model-name", "--max-model-len", "--kv-budget") for word in (name, flags[name])]
+    context = ("--max-model-len", "131072")  # as in the page's blocks for agents
+    return [word for name in ("--served-model-name", "--kv-budget") for word in (name, flags[name])] + [*context]
 
 
 @pytest.fixture

@@ -358,6 +358,38 @@ def test_json_suite_never_crashes(shared):
         assert r.status_code == 400 and r.json()["error"]
 
 
+def test_the_body_that_was_cut_off(shared):
+    for body, text in ((b'{"messages": [{"role": "user", "content": "hel', "unfinished string at byte 46, where the text ends"),
+                       (b'{"messages": [', "expected a value at byte 14, where the text ends"),
+                       (b'{"a":1 x}', "expected ',' or '}' at byte 7. ")):
+        r = shared.http.post(shared.url + CHAT, data=body, headers={"Content-Type": "application/json"}, timeout=60)
+        check_error(r, 400, None, None)
+        assert text in r.json()["error"]["message"], r.text
+
+
+@pytest.mark.parametrize("path, body, field, text", [
+    ("/v1/responses", {"messages": []}, "messages", "'messages' is 'input' in requests to /v1/responses"),
+    ("/v1/responses", {"input": "x", "max_tokens": 4}, "max_tokens", "'max_tokens' is 'max_output_tokens'"),
+    ("/v1/responses", {"prompt": "x"}, "prompt", "this server does not support it"),
+    ("/v1/completions", {"messages": []}, "prompt", "A request with 'messages' is for POST /v1/chat/completions."),
+    (CHAT, {"prompt": "x"}, "messages", "A request with 'prompt' is for POST /v1/completions."),
+    (CHAT, {"input": "x"}, "messages", "A request with 'input' is for POST /v1/responses."),
+    (CHAT, {}, "messages", "Missing required parameter: 'messages'.")])
+def test_fields_of_another_route(shared, path, body, field, text):
+    error = shared.post(path, body).json()["error"]
+    assert error["param"] == field and text in error["message"], error
+
+
+def test_routes_that_are_near(shared):
+    for path, near in (("/v1/chat/completion", CHAT), ("/v1/v1/chat/completions", CHAT), (CHAT + "/", CHAT), ("/v1/message", "/v1/messages"),
+                       ("/V1/Models", "/v1/models"), ("/healthz", "/health"), ("/api/v1/responses", "/v1/responses")):
+        message = shared.post(path, {}).json()["error"]["message"]
+        assert message == f"Invalid URL (POST {path}). Did you mean {near}?", message
+    for path in ("/nothing", "/v1/embeddings", "/v1", "/x"):
+        message = shared.post(path, {}).json()["error"]["message"]
+        assert "Did you mean" not in message and "/v1/chat/completions" in message and "/openapi.json" in message, message
+
+
 def test_routes(shared):
     check_error(shared.get("/v1/nothing"), 404, None, "unknown_url")
     assert "GET /v1/nothing" in shared.get("/v1/nothing").json()["error"]["message"]

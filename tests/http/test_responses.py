@@ -589,3 +589,15 @@ def user(*parts):
 ], ids=lambda v: v if isinstance(v, str) else "")
 def test_refusals(caller, param, code, fields):
     refused(caller, 400, param, code, fields)
+
+
+def test_names_of_tools_in_the_log(start):
+    """A client names the types: they are cut, and nothing in them ends a line or moves a terminal's cursor."""
+    daemon = start()
+    kind = "odd\n2026 error \x1b[31m\u009b31m" + "x" * 1000
+    r = daemon.post("/v1/responses", {"input": "hi", "max_output_tokens": 16, "tools": [{"type": kind}]})
+    assert r.status_code == 200, r.text
+    daemon.wait("the line", lambda: any("which keepd does not run" in line for line in daemon.errors))
+    line = next(line for line in daemon.errors if "which keepd does not run" in line)
+    assert "odd?2026 error ?[31m" in line and len(line) < 250
+    assert all(c == "\n" or c.isprintable() for c in line), ascii(line)

@@ -232,3 +232,10 @@ def test_half_header_flood_is_bounded(start):
         answer = read_all(sock)
     assert not answer or answer.startswith(b"HTTP/1.1 431") or answer.startswith(b"HTTP/1.1 4")
     assert read_until(daemon.socket(), b"") == b"" and daemon.get("/health").status_code == 200
+
+
+def test_a_key_without_its_word(start):
+    daemon = start("--api-key", "secret")
+    for value, text in (("secret", "'Bearer' is missing"), ("Basic secret", "'Bearer' is missing"), ("Bearer other", "Incorrect API key")):
+        r = requests.get(daemon.url + "/v1/models", headers={"Authorization": value}, timeout=60)
+        assert r.status_code == 401 and text in r.json()["error"]["message"] and "secret" not in r.text

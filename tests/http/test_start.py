@@ -5,7 +5,7 @@ import socket
 import subprocess
 
 import pytest
-from conftest import BINARY, LENGTH, ROOT, chat_body
+from conftest import BINARY, FAKE, LENGTH, ROOT, chat_body
 
 NANO = str(ROOT / "bundled/keepd-nano")
 
@@ -35,6 +35,8 @@ def test_a_model_by_any_habit(words):
     ("HuggingFaceTB/SmolLM2-135M-Instruct", "hf download HuggingFaceTB/SmolLM2-135M-Instruct --local-dir SmolLM2-135M-Instruct "),
     ("hf.co/Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B "),
     ("https://huggingface.co/Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B "),
+    ("https://huggingface.co/Qwen/Qwen3-0.6B-GGUF/resolve/main/a.gguf", "hf download Qwen/Qwen3-0.6B-GGUF --local-dir Qwen3-0.6B-GGUF "),
+    ("http://hf.co/Qwen/Qwen3-0.6B?not-for-all-audiences=true", "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B "),
     ("Qwen/Qwen3-0.6B-GGUF:Q8_0", "hf download Qwen/Qwen3-0.6B-GGUF --include '*Q8_0*.gguf' --local-dir Qwen3-0.6B-GGUF ")])
 def test_the_id_of_a_hub_gets_the_command_that_fetches_it(tmp_path, name, command):
     assert command in refused(name, cwd=tmp_path)
@@ -47,6 +49,14 @@ def test_other_models_that_are_not_there(tmp_path):
         text = refused(path, cwd=tmp_path)
         assert f"model: {path}: No such file or directory; a model is a directory or a GGUF file" in text and "hf download" not in text
     assert "the shell replaces ~ only" in refused("~/models/nano", cwd=tmp_path)
+    assert "https://example.org/x.gguf is a URL" in (text := refused("https://example.org/x.gguf", cwd=tmp_path)) and "curl -fLO" in text
+
+
+@pytest.mark.skipif(FAKE, reason="needs a model")
+def test_gates_of_another_model():
+    r = run(NANO, "--gates", str(ROOT / "bundled/smollm2/gates.safetensors"), "--port", "0")
+    text = r.stderr.splitlines()[-1]
+    assert r.returncode == 78 and "the gates were made for another model, or are damaged" in text and "6 layers with 4 KV heads and width 256" in text
 
 
 # --- options of others ---

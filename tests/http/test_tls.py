@@ -10,6 +10,7 @@ import subprocess
 import time
 
 import pytest
+import requests
 from conftest import chat_body, read_all, read_until, request_bytes
 
 CHAT = "/v1/chat/completions"
@@ -297,7 +298,7 @@ def test_what_is_no_handshake_is_closed(serve, data):
             sock.sendall(data)
         except OSError:
             pass
-        assert not read_all(sock).startswith(b"HTTP")
+        assert not read_all(sock).startswith(b"HTTP/1.1 200")
     assert daemon.get("/health").status_code == 200
 
 
@@ -308,6 +309,14 @@ def test_a_close_at_every_byte(serve):
         with daemon.socket() as sock:
             sock.sendall(data[:cut])
     assert daemon.get("/health").status_code == 200
+
+
+def test_plain_http_is_told_so(serve):
+    """Also a proxy that was given http:// in the place of https://."""
+    daemon = serve()
+    r = requests.post(daemon.url.replace("https", "http") + "/v1/models", json={"x": "y" * 100}, timeout=60)
+    assert r.status_code == 400 and r.json()["error"]["code"] == "https_required"
+    daemon.wait("the line", lambda: any("plain HTTP" in line for line in daemon.errors))
 
 
 def test_places_of_handshakes(serve):

@@ -99,19 +99,19 @@ static void refuse(const char *text, int rc, const char *why) {
 
 Test(json, refusals_say_where) {
     refuse("", ERR_MALFORMED, "expected a value at byte 0");
-    refuse("  ", ERR_MALFORMED, "expected a value at byte 2");
+    refuse("  ", ERR_MALFORMED, "expected a value at byte 2, where the text ends");
     refuse("[1,]", ERR_MALFORMED, "expected a value at byte 3");
     refuse("[1 2]", ERR_MALFORMED, "expected ',' or ']' at byte 3");
     refuse("{\"a\"1}", ERR_MALFORMED, "expected ':' at byte 4");
     refuse("{1:2}", ERR_MALFORMED, "expected a string at byte 1");
-    refuse("{\"a\":1", ERR_MALFORMED, "expected ',' or '}' at byte 6");
+    refuse("{\"a\":1", ERR_MALFORMED, "expected ',' or '}' at byte 6, where the text ends");
     refuse("1 2", ERR_MALFORMED, "text after the JSON value at byte 2");
     refuse("tru", ERR_MALFORMED, "expected a value at byte 0");
     refuse("-01", ERR_MALFORMED, "text after the JSON value at byte 2");
-    refuse("1.", ERR_MALFORMED, "expected a digit at byte 2");
-    refuse("1e999", ERR_MALFORMED, "number too large at byte 5");
-    refuse("\"a", ERR_MALFORMED, "unfinished string at byte 2");
-    refuse("\"\\", ERR_MALFORMED, "unknown escape at byte 2");
+    refuse("1.", ERR_MALFORMED, "expected a digit at byte 2, where the text ends");
+    refuse("1e999", ERR_MALFORMED, "number too large at byte 5, where the text ends");
+    refuse("\"a", ERR_MALFORMED, "unfinished string at byte 2, where the text ends");
+    refuse("\"\\", ERR_MALFORMED, "unknown escape at byte 2, where the text ends");
     refuse("\"\\x\"", ERR_MALFORMED, "unknown escape at byte 2");
     refuse("\"\\u12g4\"", ERR_MALFORMED, "\\u needs four hexadecimal digits at byte 5");
     refuse("\"\\u0000\"", ERR_MALFORMED, "\\u0000 is not accepted at byte 7");

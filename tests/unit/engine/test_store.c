@@ -5,10 +5,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -651,4 +654,41 @@ Test(store, pieces_are_synced_together) {
     state_dir_discard(&own, 7);
     cr_assert_eq(files_with(".part"), 0);
     state_dir_close(&own);
+}
+
+/* Lines that the log gets from a write that fails. */
+static void write_beyond(const char *expected) {
+    enum { SIZE = 1 << 20 };
+    struct fault fault;
+    struct state_dir own;
+    static char data[SIZE], line[1024];
+    char log[] = "/tmp/keepd-log-XXXXXX";
+    int fd = mkstemp(log), before = dup(STDERR_FILENO);
+    cr_assert_eq(state_dir_open(&own, dir, &fault), 0);
+    dup2(fd, STDERR_FILENO);
+    int rc = state_dir_write(&own, 7, data, SIZE);
+    dup2(before, STDERR_FILENO);
+    cr_expect_eq(rc, ERR_IO);
+    cr_assert_gt(pread(fd, line, sizeof line - 1, 0), 0);
+    cr_expect_not_null(strstr(line, "cannot be written: "), "%s", line);
+    cr_expect_not_null(strstr(line, expected), "%s", line);
+    cr_expect_eq(files_with(".state") + files_with(".tmp"), 0, "nothing stays");
+    state_dir_close(&own);
+    close(fd), close(before), unlink(log);
+}
+
+/* The log names the fault of the write, not that of a later call. */
+Test(store, a_file_that_cannot_grow_is_named) {
+    const struct rlimit limit = {64 << 10, 64 << 10};
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    write_beyond("File too large");
+}
+
+Test(store, a_full_disk_is_named) {
+    if (mount("none", dir, "tmpfs", 0, "size=256k,mode=0700") != 0) {
+        cr_skip_test("only root may make a small file system");
+    }
+    write_beyond("No space left on device");
+    cr_assert_eq(umount2(dir, MNT_DETACH), 0);
 }

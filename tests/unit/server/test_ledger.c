@@ -115,7 +115,7 @@ Test(ledger, own_parts_have_a_limit) {
     cr_assert_eq(ledger.shared, 4);
 }
 
-/* Of all items: an entry's amount may grow within its client's share, and always shrink. */
+/* An entry's amount of any item may grow within its client's share, and always shrink. */
 Test(ledger, items_are_divided) {
     struct ledger_stock *places = &ledger.stock[LEDGER_PLACES];
     *places = (struct ledger_stock){.total = 9, .times = 2};

@@ -126,6 +126,7 @@ Test(oai_records, the_key_with_the_most_loses_its_own) {
 static void *use(void *arg) {
     struct oai_records *records = arg;
     struct buf items, answer;
+    char json[32];
     for (int i = 0; i < 2000; i++) {
         char id[2] = {(char)('a' + i % 7), 0};
         buf_open(&items, 64);
@@ -133,7 +134,13 @@ static void *use(void *arg) {
         put(records, &nobody, id, id, id);
         if (find(records, id, &items, &answer) == 0)
             cr_assert(items.data[0] == id[0] && answer.data[0] == id[0]);
-        if (i % 5 == 0) oai_records_delete(records, &nobody, id);
+        snprintf(json, sizeof json, "{\"id\":\"%s\",\"n\":%d}", id, i);
+        put(records, &nobody, "items", json, "");
+        buf_clear(&items);
+        size_t effort = 1 << 20;
+        if (oai_records_find_item(records, &nobody, id, &effort, &items) == 0)
+            cr_assert(memcmp(items.data, json, 9) == 0 && items.data[items.size - 1] == '}');
+        if (i % 5 == 0) oai_records_delete(records, &nobody, i % 2 ? id : "items");
         buf_close(&items);
         buf_close(&answer);
     }
