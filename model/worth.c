@@ -83,7 +83,7 @@ static int scale_by_norm(struct worth *w, const struct layer *layer, int rows) {
     return rc;
 }
 
-/* What attention adds to the residual stream is computed here a second time. */
+/* Computes a second time what attention adds to the residual stream. */
 static int compute_factors(struct worth *w, int index, const float *heads, int rows) {
     const struct layer *layer = &w->model->layers[index];
     const size_t numbers = (size_t)rows * (size_t)w->model->config.d_model;
