@@ -137,7 +137,8 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
     }
     if ((out->policy->needs & POLICY_NEEDS_GATES) != 0 && !rules->has_gates)
         return fault_set(fault, ERR_INVALID, "kv.policy",
-                         "policy '%s' needs retention gates and this model has none",
+                         "policy '%s' needs retention gates and this model has none: keepd fits "
+                         "them at a start with --kv-budget, and with keepd fit",
                          out->policy->name);
     if (wanted->budget != -1) out->budget = wanted->budget;
     if (wanted->buffer != -1) out->buffer = wanted->buffer;

@@ -114,6 +114,7 @@ static int child_fit(struct child *child, const struct engine_options *options,
                                   .seed = 1,
                                   .note = child_note,
                                   .arg = child};
+    if (own.device && strcmp(own.device, "cuda") == 0) own.device = "auto"; /* the CPU measures */
     own.progress = child_load;
     own.arg = child;
     int rc = fit_take_calibration(&command, &fault);

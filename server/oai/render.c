@@ -114,8 +114,8 @@ static void write_budget_warning(struct buf *out, const struct oai_answer *answe
                          "another kv.policy, such as 'global'."
                        : "kv.budget changes nothing: this model has no retention gates, so its "
                          "policy is 'full', which keeps everything. Choose a kv.policy without "
-                         "gates, such as 'streaming' or 'keydiff' (docs/CHOOSING.md), or fit gates "
-                         "to the model (keepd fit).");
+                         "gates, such as 'streaming' or 'keydiff' (docs/CHOOSING.md), or let keepd "
+                         "fit gates to the model: start it with --kv-budget.");
 }
 
 void oai_render_kv_details(struct buf *out, const struct oai_answer *answer) {

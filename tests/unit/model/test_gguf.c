@@ -14,6 +14,7 @@
 #include "model/base_digest.h"
 #include "model/blocks.h"
 #include "model/internal.h"
+#include "model/save_gates.h"
 #include "tests/golden/replay.h"
 #include "tests/unit/model/gguf_model.h"
 #include "tests/unit/parts.h"
@@ -339,6 +340,47 @@ Test(gguf, split_files_are_one_table) {
         snprintf(path, sizeof path, "%s/%s", dir, names[i]);
         (void)remove(path);
     }
+}
+
+/* ---- Gates ---- */
+
+static void give_zeros(void *arg, int layer, float *w1, float *b1, float *last, float *bias) {
+    (void)arg, (void)layer;
+    *b1 = 0;
+    memset(w1, 0, D * sizeof *w1);
+    memset(last, 0, HEADS_KV * sizeof *last);
+    memset(bias, 0, HEADS_KV * sizeof *bias);
+}
+
+Test(gguf, gates_are_found_beside_the_file_by_its_name) {
+    struct making m = {.family = &families[0], .format = GGUF_FORMAT_F32};
+    struct save_gates gates = {.header = gates_header_unknown, .d_model = D, .layer = give_zeros};
+    struct save_files files;
+    struct fault fault = {0};
+    struct replay replay;
+    char dir[64], path[128], beside[128];
+    gguf_model_make(dir, &m);
+    snprintf(path, sizeof path, "%s/model.gguf", dir);
+    snprintf(beside, sizeof beside, "%s/model.gates.safetensors", dir);
+    gates.header.width = 1;
+    gates.header.layers = LAYERS;
+    gates.header.heads = HEADS_KV;
+    cr_assert_eq(base_digest_of(path, 0, &gates.header.base, &fault), 0, "%s", fault.text);
+    cr_assert_eq(save_files_open(&files, "out", beside, false, &fault), 0, "%s", fault.text);
+    int rc = save_files_close(&files, save_gates(&files, &gates, &fault), &fault);
+    cr_assert_eq(rc, 0, "%s", fault.text);
+    const struct replay_options options = {.dir = path,
+                                           .path = "reference",
+                                           .threads = 1,
+                                           .rows_max = 8,
+                                           .positions_max = 8,
+                                           .slots = 1};
+    cr_assert_eq(replay_open(&options, &replay, &fault), 0, "%s: %s", fault.field, fault.text);
+    cr_expect_eq(model_gates_from(replay.model), GATES_BESIDE);
+    cr_expect_str_eq(model_gates_path(replay.model), beside);
+    replay_close(&replay);
+    (void)remove(beside);
+    gguf_model_remove(dir);
 }
 
 /* ---- Refused ---- */
