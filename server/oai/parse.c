@@ -230,16 +230,17 @@ int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules,
 
 /* --- lengths --- */
 
+/* Programs look for "model's maximum context length" in an error that Python has printed, where the
+ * apostrophe is only unchanged if the text has no double quotes. */
 const char *oai_overflow_hint(const struct oai_request *request, const struct oai_rules *rules) {
     const struct engine_kv *kv = &request->sampling.kv;
     const char *policy = kv->policy ? kv->policy : rules->info->kv_policy;
     if (request->longest > rules->info->max_model_len) return ""; /* the text may go on */
     if (strcmp(policy, "full") == 0)
-        return " A text may go on in bounded memory with a policy that has a budget: \"kv\": "
-               "{\"policy\": \"streaming\", \"overflow\": \"shift\"}, or the server's options "
-               "--kv-policy and --kv-overflow.";
-    return " A text may go on in the same memory with \"kv\": {\"overflow\": \"shift\"}, or the "
-           "server's option --kv-overflow shift.";
+        return " A text may go on in bounded memory with kv.overflow 'shift' and a kv.policy that "
+               "has a budget, or the server's options --kv-overflow and --kv-policy.";
+    return " A text may go on in the same memory with kv.overflow 'shift', or the server's option "
+           "--kv-overflow shift.";
 }
 
 static int refuse_length(const struct oai_request *request, const struct oai_rules *rules,

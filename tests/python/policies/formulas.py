@@ -99,22 +99,28 @@ def with_history(now, past, form, decay):
 # --- Expected Attention (arXiv 2510.00636) ----------------------------------------------------
 
 
-def rotation(inv_freq, position):
-    """The matrix that rotates a key or query to a position."""
-    angles = position * np.asarray(inv_freq, np.float64)
-    c, s = np.diag(np.cos(angles)), np.diag(np.sin(angles))
+def rotation(angles):
+    """The matrix that rotates a key or query by these angles; the mean matrix of several, [positions, D / 2]."""
+    c, s = (np.diag(np.atleast_2d(f(angles)).mean(axis=0)) for f in (np.cos, np.sin))
     return np.block([[c, -s], [s, c]])
+
+
+def rotated_back(queries, angles):
+    """Queries, [queries, D], before they were rotated by the angles, [queries, D / 2]."""
+    first, second = np.split(queries, 2, axis=1)
+    c, s = np.cos(angles), np.sin(angles)
+    return np.concatenate([c * first + s * second, c * second - s * first], axis=1)
 
 
 def expected_attention(queries, positions, keys, values, inv_freq, ahead, scale):
     """Scores of entries by the queries [queries, group, D] at `positions`: their distribution before the rotation is
     taken for that of the queries at the positions `ahead`, whose rotations are averaged."""
-    turn = np.mean([rotation(inv_freq, p) for p in ahead], axis=0)
-    score = 0
+    before, after = (np.outer(x, np.asarray(inv_freq, np.float64)) for x in (positions, ahead))
+    turn, score = rotation(after), 0
     for head in range(queries.shape[1]):
-        plain = np.stack([rotation(inv_freq, p).T @ q for q, p in zip(queries[:, head], positions)])
+        plain = rotated_back(queries[:, head], before)
         mean, covariance = turn @ plain.mean(axis=0), turn @ np.cov(plain.T, bias=True) @ turn.T
-        z = scale * keys @ mean + scale ** 2 / 2 * np.einsum("nd,de,ne->n", keys, covariance, keys)
+        z = scale * keys @ mean + scale ** 2 / 2 * np.einsum("nd,nd->n", keys @ covariance, keys)
         score = score + softmax(z) / queries.shape[1]
     return score * np.linalg.norm(values, axis=1)
 
