@@ -8,19 +8,11 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/splitmix.h"
 #include "kernels/places.h"
 #include "kernels/rule.h"
 
 /* ---- The table ---- */
-
-/* splitmix64, Steele et al. 2014 */
-static uint64_t mix(uint64_t x) {
-    x ^= x >> 30;
-    x *= 0xBF58476D1CE4E5B9u;
-    x ^= x >> 27;
-    x *= 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
 
 void conversation_table_open(struct conversation_table *table, int capacity, bool sliding_windows) {
     *table = (struct conversation_table){.capacity = capacity,
@@ -43,7 +35,7 @@ void conversation_table_close(struct conversation_table *table) {
 
 static uint64_t new_id(struct conversation_table *table) {
     uint64_t id;
-    do id = mix(table->id_seed + ++table->id_count * 0x9E3779B97F4A7C15u);
+    do id = splitmix_mix(table->id_seed + ++table->id_count * SPLITMIX_STEP);
     while (id == 0);
     return id;
 }
@@ -222,7 +214,7 @@ struct conversation *conversation_expired(struct conversation_table *table, int6
 
 uint64_t conversation_hash(uint64_t hash, const int32_t *tokens, int32_t count) {
     for (int32_t i = 0; i < count; i++)
-        hash = mix(hash + 0x9E3779B97F4A7C15u + (uint32_t)tokens[i]);
+        hash = splitmix_mix(hash + SPLITMIX_STEP + (uint32_t)tokens[i]);
     return hash;
 }
 

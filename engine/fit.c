@@ -105,7 +105,7 @@ static int divide_file(struct fitting *f, int index, struct arena *arena, struct
 /* Puts the pieces into a random order. */
 static void fitting_shuffle(struct engine_fit_text *pieces, int count, uint64_t *random) {
     for (int i = count - 1; i > 0; i--) {
-        const int k = (int)(fit_random(random) % (uint64_t)(i + 1));
+        const int k = (int)(splitmix_next(random) % (uint64_t)(i + 1));
         const struct engine_fit_text piece = pieces[i];
         pieces[i] = pieces[k];
         pieces[k] = piece;
@@ -230,7 +230,7 @@ static int fitting_measure_pieces(struct fitting *f, struct worth *worth,
     f->measured = mem_must_alloc((size_t)count, sizeof *f->measured);
     for (int i = 0; i < count && !rc; i++) {
         bool new;
-        rc = measure_piece(f, worth, config, i, fit_random(random), &new, fault);
+        rc = measure_piece(f, worth, config, i, splitmix_next(random), &new, fault);
         if (rc) break;
         f->measured_count++;
         f->resumed += !new;

@@ -164,7 +164,7 @@ static double evaluate(struct fit_job *job, const struct worth_text *texts, int 
 static void draw_job(struct fit_job *job, const struct worth_text *texts, int count,
                      uint64_t *random) {
     int i = 0;
-    while (i % FIT_HELD_OUT == 0) i = (int)(fit_random(random) % (uint64_t)count);
+    while (i % FIT_HELD_OUT == 0) i = (int)(splitmix_next(random) % (uint64_t)count);
     job->text = &texts[i];
     job->budget =
         job->text->tokens * PART_LEAST * pow(PART_MOST / PART_LEAST, fit_random_even(random));
@@ -172,7 +172,7 @@ static void draw_job(struct fit_job *job, const struct worth_text *texts, int co
     job->count = all < FIT_EVICTIONS ? all : FIT_EVICTIONS;
     int drawn = 0;
     for (int c = 0; drawn < job->count; c++)
-        if (fit_random(random) % (uint64_t)(all - c) < (uint64_t)(job->count - drawn))
+        if (splitmix_next(random) % (uint64_t)(all - c) < (uint64_t)(job->count - drawn))
             job->windows[drawn++] = first + c;
 }
 

@@ -1,20 +1,15 @@
-/* Seeded random numbers of the fit (splitmix64). Pure. */
+/* Seeded random numbers of the fit. Pure. */
 #ifndef KEEPD_FIT_RANDOM_H
 #define KEEPD_FIT_RANDOM_H
 
 #include <math.h>
 #include <stdint.h>
 
-static inline uint64_t fit_random(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
+#include "base/splitmix.h"
 
 /* Evenly in [0, 1). */
 static inline double fit_random_even(uint64_t *state) {
-    return (double)(fit_random(state) >> 11) * 0x1p-53;
+    return (double)(splitmix_next(state) >> 11) * 0x1p-53;
 }
 
 /* Normal, mean 0, deviation 1 (Box and Muller). */

@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/splitmix.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/moments.h"
 #include "model/internal.h"
@@ -94,12 +95,8 @@ static int open_cache(struct kern *kern, const struct model_config *config, stru
 
 /* ---- Tokens ---- */
 
-/* splitmix64 */
 static int32_t random_token(uint64_t *random, int vocab) {
-    uint64_t z = *random += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return (int32_t)((z ^ (z >> 31)) % (uint64_t)vocab);
+    return (int32_t)(splitmix_next(random) % (uint64_t)vocab);
 }
 
 static int fail(struct fault *fault, int rc) {

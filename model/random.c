@@ -2,20 +2,20 @@
 #include <math.h>
 
 #include "base/mem.h"
+#include "base/splitmix.h"
 #include "model/internal.h"
 
 #define GATE_WIDTH 64
 #define TAKEN      ((int64_t)1 << 12) /* words that a worker makes at a time */
 
-/* splitmix64, public domain: one word makes four bf16 numbers of random sign and mantissa, with
- * one of two exponents around 1/sqrt(cols). Speed matters, the distribution does not. */
+/* One word of splitmix64 makes four bf16 numbers of random sign and mantissa, with one of two
+ * exponents around 1/sqrt(cols). Speed matters, the distribution does not. */
 struct filling {
     uint64_t seed, base;
     uint64_t *words;
     struct cpu_tickets tickets;
 };
 
-#define RANDOM_STEP  0x9e3779b97f4a7c15ull
 #define RANDOM_LANES 0x0001000100010001ull
 
 static void fill_some(void *arg, int worker) {
@@ -24,10 +24,7 @@ static void fill_some(void *arg, int worker) {
     int64_t end;
     for (int64_t i; (i = cpu_tickets_take(&job->tickets, TAKEN, &end)) >= 0;) {
         for (; i < end; i++) {
-            uint64_t z = job->seed + ((uint64_t)i + 1) * RANDOM_STEP;
-            z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-            z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-            z ^= z >> 31;
+            uint64_t z = splitmix_mix(job->seed + ((uint64_t)i + 1) * SPLITMIX_STEP);
             job->words[i] = (z & (0x80ff * RANDOM_LANES)) + job->base * RANDOM_LANES;
         }
     }
@@ -39,7 +36,7 @@ void random_fill(struct cpu_team *team, uint64_t *random, uint64_t *words, size_
     struct filling job = {.seed = *random, .base = (uint64_t)exponent << 7, .words = words};
     cpu_tickets_set(&job.tickets, (int64_t)count);
     cpu_team_run(team, fill_some, &job);
-    *random += count * RANDOM_STEP;
+    *random += count * SPLITMIX_STEP;
 }
 
 /* In [-1, 1). */

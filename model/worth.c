@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/splitmix.h"
 #include "kernels/number.h"
 #include "kernels/worth.h"
 #include "model/internal.h"
@@ -164,19 +165,11 @@ static int worth_open_text(const struct worth *w, int tokens, struct worth_text 
     return text->at && text->x && text->worths ? 0 : ERR_NOMEM;
 }
 
-/* splitmix64 */
-static uint64_t worth_random(uint64_t *random) {
-    uint64_t z = *random += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
 /* Every set of positions is equally likely. */
 static void draw_entries(struct worth_text *text, uint64_t seed) {
     int drawn = 0;
     for (int32_t pos = 0; drawn < text->entries; pos++)
-        if (worth_random(&seed) % (uint64_t)(text->tokens - pos) <
+        if (splitmix_next(&seed) % (uint64_t)(text->tokens - pos) <
             (uint64_t)(text->entries - drawn))
             text->at[drawn++] = pos;
 }

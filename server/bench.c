@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/splitmix.h"
 
 #define JSON_BYTES_MAX ((size_t)64 << 20) /* all rows; a name can be long */
 
@@ -126,7 +127,7 @@ struct bench {
 
 struct bench *bench_open(void) {
     struct bench *bench = mem_must_alloc(1, sizeof *bench);
-    bench->random = 0x9e3779b97f4a7c15u;
+    bench->random = SPLITMIX_STEP;
     CHECK(pthread_mutex_init(&bench->lock, NULL) == 0);
     CHECK(pthread_cond_init(&bench->woken, NULL) == 0);
     return bench;
@@ -167,20 +168,12 @@ struct test {
     int batch;
 };
 
-/* splitmix64 */
-static uint64_t next_random(struct bench *bench) {
-    uint64_t z = bench->random += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 static void fill_prompt(struct bench *bench, const struct engine *engine, int32_t *prompt,
                         int count) {
     uint64_t vocab = (uint64_t)engine_info(engine)->vocab;
     for (int i = 0; i < count; i++) {
         int tries = 0;
-        do prompt[i] = (int32_t)(next_random(bench) % vocab);
+        do prompt[i] = (int32_t)(splitmix_next(&bench->random) % vocab);
         while (engine_token_is_special(engine, prompt[i]) && ++tries < 100);
     }
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/splitmix.h"
 #include "kernels/number.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -153,11 +154,7 @@ struct machine {
 } m;
 
 uint64_t draw(uint64_t below) {
-    m.random += 0x9E3779B97F4A7C15u;
-    uint64_t z = m.random;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return (z ^ (z >> 31)) % below;
+    return splitmix_next(&m.random) % below;
 }
 
 void switch_to(context *from, context *to, bool leaving_for_good) {

@@ -12,15 +12,13 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/splitmix.h"
 #include "kernels/cpu/cpu.h"
 
 enum { QKV = (WORLD_HEADS_Q + 2 * WORLD_HEADS_KV) * WORLD_DIM, OUT = WORLD_HEADS_Q * WORLD_DIM };
 
 uint64_t world_mix(uint64_t x) {
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
+    return splitmix_next(&x);
 }
 
 /* ---- Planned failures ---- */

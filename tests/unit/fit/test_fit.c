@@ -85,7 +85,7 @@ static void open_sample(struct sample *s) {
     for (int l = 0; l < LAYERS; l++) /* beyond what they begin with */
         for (size_t i = 0; i < s->net.each; i++)
             s->net.values[(size_t)l * s->net.each + i] += 0.05f * fit_random_normal(&random);
-    for (int i = 0; i < ENTRIES; i++) s->at[i] = i * 7 + (int32_t)(fit_random(&random) % 7);
+    for (int i = 0; i < ENTRIES; i++) s->at[i] = i * 7 + (int32_t)(splitmix_next(&random) % 7);
     for (int i = 0; i < LAYERS * ENTRIES * D_MODEL; i++)
         (&s->x[0][0][0])[i] = number_to_bf16(fit_random_normal(&random));
     for (int i = 0; i < STREAMS * ENTRIES; i++) s->worths[i] = expf(2 * fit_random_normal(&random));

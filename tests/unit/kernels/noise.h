@@ -5,12 +5,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "base/splitmix.h"
+
 /* Random: a counter through a mixer (splitmix64), so that a value depends on its place alone. */
 static inline uint64_t mix(uint64_t x) {
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
+    return splitmix_next(&x);
 }
 
 /* In (-1, 1). */
