@@ -109,6 +109,10 @@ static int check_counts(const struct engine *e, const struct engine_request *r,
     return 0;
 }
 
+static int longest_of(const struct engine *e, bool shifts) {
+    return shifts ? ENGINE_SHIFTED_TOKENS : e->info.max_model_len;
+}
+
 int engine_longest(const struct engine *e, const struct engine_kv *kv) {
     const struct sched_kv *rules = &e->replicas[0].sched.options.kv;
     struct kv_params params;
@@ -118,15 +122,16 @@ int engine_longest(const struct engine *e, const struct engine_kv *kv) {
     bool shifts = rc == 0 ? params.places > 0
                           : kv->overflow == ENGINE_OVERFLOW_SHIFT ||
                                 (kv->overflow != ENGINE_OVERFLOW_ERROR && rules->shifts);
-    return shifts ? ENGINE_SHIFTED_TOKENS : e->info.max_model_len;
+    return longest_of(e, shifts);
 }
 
 int engine_check(const struct engine *e, struct engine_job *job, struct fault *fault) {
     const struct engine_request *r = &job->request;
     const struct sched_options *options = &e->replicas[0].sched.options;
     int rc = check_counts(e, r, fault);
+    if (rc == 0) rc = sched_resolve_job(&options->kv, job, fault);
     if (rc != 0) return rc;
-    int longest = engine_longest(e, &r->kv);
+    int longest = longest_of(e, job->params->places > 0);
     if ((int64_t)r->prompt_count + r->max_tokens > longest || r->max_tokens > e->info.max_model_len)
         return fault_set(
             fault, ERR_CONTEXT, "prompt",
@@ -134,7 +139,6 @@ int engine_check(const struct engine *e, struct engine_job *job, struct fault *f
             "(kv.overflow \"shift\" lets texts with a budget go on)",
             longest, r->prompt_count, r->max_tokens);
     rc = check_tokens(e, r, fault);
-    if (rc == 0) rc = sched_resolve_job(&options->kv, job, fault);
     if (rc == 0) rc = sched_check(options, job, fault);
     return rc;
 }

@@ -14,6 +14,8 @@
 
 #include <stdint.h>
 
+#define SCORE_HORIZON_MAX 1e9 /* the largest horizon, apart from INFINITY */
+
 /* The score of the published code, whose clock runs one step ahead and whose sum is not divided:
  *   n = 1:  (age + 1) lb        n > 1:  (age + 2) lb + log(1 - e^(n lb)) - log(1 - e^lb)
  * with the last two terms log n where lb > -1e-7 (there is no limit for n = infinity and lb = 0).

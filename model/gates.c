@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "kernels/score.h"
 #include "model/digest_field.h"
 
 /* ---- Header ---- */
@@ -58,7 +59,7 @@ static int read_horizon(const cJSON *root, struct gates_header *out, struct faul
         out->horizon = INFINITY;
         return 0;
     }
-    int rc = json_num(root, "keepd", "horizon", 1, 1e9, &horizon, fault);
+    int rc = json_num(root, "keepd", "horizon", 1, SCORE_HORIZON_MAX, &horizon, fault);
     out->horizon = (float)horizon;
     return rc;
 }

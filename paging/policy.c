@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "kernels/places.h"
+#include "kernels/score.h"
 
 /* Where a paper and its code disagree, and where they differ from what is done here:
  *
@@ -348,31 +349,33 @@ static const char *const histories[] = {"none", "max", "mean", "sum", NULL};
 static const char *const merges[] = {"none", "paper", "code", NULL};
 static const char *const variants[] = {"code", "paper", NULL};
 
+enum parameter_kind { REAL, REAL_OR_INF, WHOLE };
+
 static const struct parameter {
     const char *name;
     unsigned field;
     double least, most;
-    bool whole;
+    enum parameter_kind kind;
     const char *const *words;
     void (*set)(struct kern_rule *rule, double x);
     double (*get)(const struct kern_rule *rule);
 } parameters[] = {
-    {"horizon", POLICY_HORIZON, 1, INFINITY, false, NULL, set_horizon, get_horizon},
-    {"window", POLICY_WINDOW, 1, KERN_WINDOW_MAX, true, NULL, set_window, get_window},
-    {"decay", POLICY_DECAY, 0, 1, false, NULL, set_decay, get_decay},
-    {"history", POLICY_HISTORY, 0, 0, false, histories, set_history, get_history},
-    {"lambda", POLICY_LAMBDA, 0, 1, false, NULL, set_lambda, get_lambda},
-    {"floor", POLICY_FLOOR, 0, 1, false, NULL, set_floor, get_floor},
-    {"threshold", POLICY_THRESHOLD, 0, 1, false, NULL, set_threshold, get_threshold},
-    {"merge", POLICY_MERGE, 0, 0, false, merges, set_merge, get_merge},
-    {"variant", POLICY_VARIANT, 0, 0, false, variants, set_variant, get_variant},
-    {"parity", POLICY_PARITY, 0, 1, true, NULL, set_parity, get_parity},
-    {"gamma", POLICY_GAMMA, 1, KERN_GAMMA_MAX, false, NULL, set_gamma, get_gamma},
-    {"tau", POLICY_TAU, 0, 1, false, NULL, set_tau, get_tau},
-    {"positions", POLICY_POSITIONS, 0, 1, true, NULL, set_positions, get_positions},
-    {"tau1", POLICY_TAU1, 0.01, 100, false, NULL, set_tau1, get_tau1},
-    {"tau2", POLICY_TAU2, 0.01, 100, false, NULL, set_tau2, get_tau2},
-    {"lag", POLICY_LAG, 2, KERN_LAG_MAX, true, NULL, set_lag, get_lag},
+    {"horizon", POLICY_HORIZON, 1, SCORE_HORIZON_MAX, REAL_OR_INF, NULL, set_horizon, get_horizon},
+    {"window", POLICY_WINDOW, 1, KERN_WINDOW_MAX, WHOLE, NULL, set_window, get_window},
+    {"decay", POLICY_DECAY, 0, 1, REAL, NULL, set_decay, get_decay},
+    {"history", POLICY_HISTORY, 0, 0, REAL, histories, set_history, get_history},
+    {"lambda", POLICY_LAMBDA, 0, 1, REAL, NULL, set_lambda, get_lambda},
+    {"floor", POLICY_FLOOR, 0, 1, REAL, NULL, set_floor, get_floor},
+    {"threshold", POLICY_THRESHOLD, 0, 1, REAL, NULL, set_threshold, get_threshold},
+    {"merge", POLICY_MERGE, 0, 0, REAL, merges, set_merge, get_merge},
+    {"variant", POLICY_VARIANT, 0, 0, REAL, variants, set_variant, get_variant},
+    {"parity", POLICY_PARITY, 0, 1, WHOLE, NULL, set_parity, get_parity},
+    {"gamma", POLICY_GAMMA, 1, KERN_GAMMA_MAX, REAL, NULL, set_gamma, get_gamma},
+    {"tau", POLICY_TAU, 0, 1, REAL, NULL, set_tau, get_tau},
+    {"positions", POLICY_POSITIONS, 0, 1, WHOLE, NULL, set_positions, get_positions},
+    {"tau1", POLICY_TAU1, 0.01, 100, REAL, NULL, set_tau1, get_tau1},
+    {"tau2", POLICY_TAU2, 0.01, 100, REAL, NULL, set_tau2, get_tau2},
+    {"lag", POLICY_LAG, 2, KERN_LAG_MAX, WHOLE, NULL, set_lag, get_lag},
 };
 #define PARAMETER_COUNT (sizeof parameters / sizeof *parameters)
 
@@ -407,10 +410,12 @@ static int check_parameter(const struct parameter *p, double *number, const char
         if (at < 0) return refuse_word(p, fault);
         return 0;
     }
-    bool in_range = !text && *number >= p->least && *number <= p->most; /* NaN is not */
-    if (in_range && (!p->whole || *number == floor(*number))) return 0;
-    snprintf(what, sizeof what, "must be a%s number from %g to %g", p->whole ? " whole" : "",
-             p->least, p->most);
+    bool in_range = *number >= p->least && *number <= p->most; /* NaN is not */
+    in_range = in_range || (p->kind == REAL_OR_INF && *number == INFINITY);
+    if (!text && in_range && (p->kind != WHOLE || *number == floor(*number))) return 0;
+    snprintf(what, sizeof what, "must be a%s number from %g to %g%s",
+             p->kind == WHOLE ? " whole" : "", p->least, p->most,
+             p->kind == REAL_OR_INF ? " or \"inf\"" : "");
     return refuse(fault, p->name, what);
 }
 

@@ -320,6 +320,9 @@ Test(sched_admit, kv_parameters_name_the_field_at_fault) {
         {"trimkv", -1, -1, -1, -1, -1, 2, ERR_INVALID, "kv.horizon"},
         {"trimkv", -1, -1, -1, -1, -1, none, 0, ""},
         {"global", -1, -1, -1, -1, -1, 0.5, ERR_INVALID, "kv.horizon"},
+        {"global", -1, -1, -1, -1, -1, 1e9, 0, ""},
+        {"global", -1, -1, -1, -1, -1, 1.1e9, ERR_INVALID, "kv.horizon"},
+        {"global", -1, -1, -1, -1, -1, (double)INFINITY, 0, ""},
         {"gkv", 3, -1, -1, 1, -1, none, 0, ""}, /* default recent entries give way */
         {"gkv", 64, -1, -1, -1, -1, 2, ERR_INVALID, "kv.horizon"},
         {"h2o", 64, -1, -1, -1, 60, none, 0, ""},

@@ -236,7 +236,7 @@ static const struct {
      400},
     {&oai_chat, "{" MESSAGES ",\"logit_bias\":{\" 1\":1,\"+2\":1}}", "invalid_value",
      "logit_bias. 1", 400},
-    {&oai_chat, "{" MESSAGES ",\"kv\":{\"horizon\":-1}}", "invalid_value", "kv.horizon", 400},
+    {&oai_chat, "{" MESSAGES ",\"kv\":{\"horizon\":[1]}}", "invalid_value", "kv.horizon", 400},
     {&oai_chat, "{" MESSAGES ",\"kv\":{\"x\":1}}", "unknown_parameter", "kv.x", 400},
     {&oai_chat, "{" MESSAGES ",\"kv\":{\"window\":\"all\"}}", "invalid_value", "kv.window", 400},
     {&oai_chat, "{" MESSAGES ",\"kv\":{\"decay\":[1]}}", "invalid_value", "kv.decay", 400},
