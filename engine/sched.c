@@ -461,10 +461,7 @@ static int find_due(struct sched *sched, bool *others) {
         *others = *others || (!seq->leader && (!is_due || goes_on_anyway(seq)));
         if (!is_due) continue;
         if (seq->due_since == 0) seq->due_since = now;
-        int at = count++;
-        for (; at > 0 && sched->sorted[at - 1]->due_since > seq->due_since; at--)
-            sched->sorted[at] = sched->sorted[at - 1];
-        sched->sorted[at] = seq;
+        sched_sort_in(sched, count++, seq, (int64_t)seq->due_since);
     }
     return count;
 }

@@ -505,10 +505,7 @@ static int sort_by_steps(const struct sched *sched) {
     int count = 0;
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        int at = count++;
-        for (; at > 0 && steps_left(sched->sorted[at - 1]) > steps_left(seq); at--)
-            sched->sorted[at] = sched->sorted[at - 1];
-        sched->sorted[at] = seq;
+        sched_sort_in(sched, count++, seq, steps_left(seq));
     }
     return count;
 }

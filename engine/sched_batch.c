@@ -88,11 +88,7 @@ static int sort_prompts(struct sched *sched) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (!seq_prefilling(seq) || seq->sits_out) continue;
-        int at = count++;
-        int64_t turn = turn_of(sched, seq);
-        for (; at > 0 && turn_of(sched, sched->sorted[at - 1]) > turn; at--)
-            sched->sorted[at] = sched->sorted[at - 1];
-        sched->sorted[at] = seq;
+        sched_sort_in(sched, count++, seq, turn_of(sched, seq));
     }
     return count;
 }

@@ -44,6 +44,16 @@ static inline void sched_changed(struct sched *sched) {
     sched->round++;
 }
 
+/* Adds the sequence to the first `count` of sched->sorted, which ascend by key; of equal keys the
+ * one that was added first comes first. */
+static inline void sched_sort_in(const struct sched *sched, int count, struct sequence *seq,
+                                 int64_t key) {
+    seq->sort_key = key;
+    for (; count > 0 && sched->sorted[count - 1]->sort_key > key; count--)
+        sched->sorted[count] = sched->sorted[count - 1];
+    sched->sorted[count] = seq;
+}
+
 int32_t sched_take_slot(struct sched *sched);
 void sched_release_slot(struct sched *sched, int32_t slot);
 

@@ -33,6 +33,7 @@ struct sequence {
     struct due_state due;
     bool may_evict; /* in this step: see sched.c, eviction */
     bool changed;   /* the streams changed otherwise than by an append since the last live report */
+    int64_t sort_key;    /* set by sched_sort_in */
     uint64_t due_since;  /* counters.steps when it was first refused; 0: it was not */
     bool sits_out;       /* takes no part in this step: see engine/sched_turns.c */
     uint64_t last_turn;  /* number of the turn in which its answer went on */
