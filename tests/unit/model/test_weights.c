@@ -306,7 +306,7 @@ Test(weights, gives_memory_of_files_back) {
     for (int i = 0; i < SIZE; i += 512) sum += data[i + 7];
     cr_expect(resident_at(a->data) >= SIZE / 1024);
     weights_release(w, a->data, a->bytes);
-    weights_release(w, &sum, sizeof sum); /* of no file */
+    weights_release(w, &sum, sizeof sum); /* belongs to no file */
     cr_expect(resident_at(a->data) < 128);
     for (int i = 0; i < SIZE; i += 512) sum -= data[i + 7];
     cr_expect_eq(sum, 0);
