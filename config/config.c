@@ -127,7 +127,8 @@ const struct option config_options[] = {
     {.help = "Cache"},
     {"kv-policy", TEXT, AT(kv_policy), 1, 0, "auto", "POLICY", 0,
      "Eviction policy, which decides what a sequence over its budget keeps: " POLICY_NAMES ". "
-     "auto: global if the model has gates, otherwise full."},
+     "auto: global if the model has gates, otherwise full. Gates of --gates-cache count only where "
+     "--kv-budget is given."},
     {"kv-budget", INT, AT(kv_budget), 1, MANY, "1024", "N", 0,
      "Cache entries kept per layer and head, on average. A request may set another budget."},
     {"kv-budget-max", INT, AT(kv_budget_max), 0, MANY, "0", "N", 0,

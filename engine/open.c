@@ -72,6 +72,13 @@ static bool will_have_gates(const struct engine *e) {
     return model_has_gates(model_of(e)) || (e->options.check_only && e->options.gates_follow);
 }
 
+/* Gates that an earlier start fitted are for configurations that ask for a budget: without one,
+ * what a start does may not depend on what the cache folder happens to hold. */
+static bool only_offered(const struct engine *e) {
+    return model_gates_from(model_of(e)) == GATES_CACHED && engine_chooses(e->options.kv_policy) &&
+           !engine_wants_gates(&e->options);
+}
+
 /* Tells what a policy without a budget means to somebody who expects one. */
 static void note_policy(const struct engine *e, const struct policy *policy, bool lacks_gates) {
     if (policy->bounded) return;
@@ -81,6 +88,9 @@ static void note_policy(const struct engine *e, const struct policy *policy, boo
                  "gates that are fitted to the model (keepd fit, or --gates FILE)",
                  e->options.kv_budget, policy->name,
                  lacks_gates ? ", and the model has no retention gates for policy global" : "");
+    else if (only_offered(e))
+        log_info("gates that were fitted to the model are there, and no budget was asked for: the "
+                 "cache keeps everything (policy full). --kv-budget N bounds it with them");
     else if (lacks_gates)
         log_info("the model has no retention gates: the cache keeps everything (policy full). "
                  "--kv-budget N bounds it: a start then fits gates to the model, once, in minutes; "
@@ -92,7 +102,7 @@ static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault
     const char *name = e->options.kv_policy;
     bool gates = will_have_gates(e);
     bool automatic = engine_chooses(name);
-    if (automatic) name = gates ? "global" : "full";
+    if (automatic) name = gates && !only_offered(e) ? "global" : "full";
     const struct policy *policy = policy_find(name); /* found: see check_options */
     if ((policy->needs & POLICY_NEEDS_GATES) != 0 && !gates)
         return fault_set(fault, ERR_INVALID, "kv-policy", "'%s' needs retention gates; %.200s%s",

@@ -168,6 +168,13 @@ def test_the_second_start_finds_them(first, start, texts):
     assert gates_in(cache)[0].stat().st_mtime_ns == before.st_mtime_ns
 
 
+def test_without_a_budget_the_cache_folder_changes_nothing(first, start, texts):
+    d = start(env=environment(texts, first[0]))
+    info = d.ready()
+    assert info["gates_from"] == "cache" and info["kv_policy"] == "full"
+    assert "--kv-budget N bounds it with them" in d.stop()
+
+
 def test_an_interrupted_fit_goes_on_and_ends_as_one_that_was_not(first, start, env, tmp_path):
     d = start(*BOUNDED, env=env)
     d.wait_for("measuring 2 of 4")
