@@ -184,8 +184,8 @@ static int refuse_key(struct exchange *ex, struct key **key) {
     const char *value = header(ex, "Authorization");
     if (value && strncasecmp(value, "Bearer ", 7) != 0)
         oai_refuse(&error, 401, "invalid_api_key", NULL,
-                   "The Authorization header must be 'Bearer' and the API key (Authorization: "
-                   "Bearer YOUR_KEY); 'Bearer' is missing.");
+                   "The Authorization header must be 'Bearer' and the API key: Authorization: "
+                   "Bearer YOUR_KEY");
     else if (value || header(ex, "x-api-key"))
         oai_refuse(&error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
     else

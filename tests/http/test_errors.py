@@ -122,7 +122,7 @@ INVALID = [
     (CHAT, {"kv": {"budget": 2**40}}, "kv.budget"), (CHAT, {"kv": {"buffer": -1}}, "kv.buffer"),
     (CHAT, {"kv": {"chunk": 0}}, "kv.chunk"), (CHAT, {"kv": {"sinks": -1}}, "kv.sinks"),
     (CHAT, {"kv": {"recent": "all"}}, "kv.recent"), (CHAT, {"kv": {"horizon": "infinite"}}, "kv.horizon"),
-    (CHAT, {"kv": {"horizon": 0}}, "kv.horizon"), (CHAT, {"kv": {"reuse": 1}}, "kv.reuse"),
+    (CHAT, {"kv": {"reuse": 1}}, "kv.reuse"),
     (CHAT, {"kv": {"report": "all"}}, "kv.report"), (CHAT, {"kv": {"report": True}}, "kv.report"),
     (TEXT, {"prompt": 1}, "prompt"), (TEXT, {"prompt": {}}, "prompt"), (TEXT, {"prompt": []}, "prompt"),
     (TEXT, {"prompt": [[]]}, "prompt[0]"), (TEXT, {"prompt": [-1]}, "prompt[0]"),

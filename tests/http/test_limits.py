@@ -45,7 +45,10 @@ def test_key(start):
             assert r.status_code == 401, (auth, path)
             assert r.headers["www-authenticate"] == "Bearer"
             assert r.json()["error"]["code"] == "invalid_api_key"
-            assert r.json()["error"]["message"].startswith("Incorrect API key" if auth else "You didn't provide an API key")
+            message = r.json()["error"]["message"]
+            assert message.startswith("You didn't provide an API key" if auth is None else
+                                      "The Authorization header must be 'Bearer' and" if not auth.strip().startswith("Bearer ") else
+                                      "Incorrect API key"), message
         assert daemon.post(CHAT, chat_body(), headers=headers).status_code == 401
         assert daemon.get("/health", headers=headers).status_code == 200
     assert daemon.post(CHAT, chat_body(), headers={"Authorization": "bearer s3cret"}).status_code == 200

@@ -236,6 +236,6 @@ def test_half_header_flood_is_bounded(start):
 
 def test_a_key_without_its_word(start):
     daemon = start("--api-key", "secret")
-    for value, text in (("secret", "'Bearer' is missing"), ("Basic secret", "'Bearer' is missing"), ("Bearer other", "Incorrect API key")):
+    for value, text in (("secret", "must be 'Bearer' and the API key"), ("Basic secret", "must be 'Bearer' and the API key"), ("Bearer other", "Incorrect API key")):
         r = requests.get(daemon.url + "/v1/models", headers={"Authorization": value}, timeout=60)
         assert r.status_code == 401 and text in r.json()["error"]["message"] and "secret" not in r.text
