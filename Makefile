@@ -56,7 +56,7 @@ test: ## install missing packages, build, run the tests, with sanitizers for all
 check: ## run everything that `make test` omits: kernels with sanitizers, thread sanitizer, fuzzers, long suites, style (under an hour)
 	@tools/install-deps check
 	@$(MAKE) --no-print-directory build lint
-	@tools/run_ctest dev -L long # the others: with sanitizers, by `make test` and, on every CPU path, below
+	@tools/run_ctest dev -L long # the others: with sanitizers, by `make test` and, kernels on all that this processor runs, below
 	@SUITES="tests/python tests/e2e tests/http/test_cuda.py" tools/run_pytest dev -m "not slow"
 	@tools/run_pytest slow -m slow
 	@tools/build tsan
