@@ -84,7 +84,7 @@ static void note_policy(const struct engine *e, const struct policy *policy, boo
     if (policy->bounded) return;
     if (e->options.kv_budget_given)
         log_warn("kv-budget %d changes nothing: policy %s keeps everything%s. A budget needs a "
-                 "policy without gates (--kv-policy streaming, keydiff, ...: docs/CHOOSING.md) or "
+                 "policy without gates (--kv-policy snapkv, streaming, ...: docs/CHOOSING.md) or "
                  "gates that are fitted to the model (keepd fit, or --gates FILE)",
                  e->options.kv_budget, policy->name,
                  lacks_gates ? ", and the model has no retention gates for policy global" : "");

@@ -44,13 +44,16 @@ static int check_base(const struct model *model, const struct weights *weights,
 
 /* ---- One file ---- */
 
-static int load_gate_layers(struct model *model, struct gates *gates, struct fault *fault) {
+/* Reads the layers' numbers and, unless the file is only checked, gives them to the backend. */
+static int load_gate_layers(struct model *model, struct gates *gates, bool check_only,
+                            struct fault *fault) {
     struct kern *kern = model->kern;
     int rc = 0;
     for (int i = 0; i < model->config.layers && !rc; i++) {
         struct kern_gate_spec spec;
         rc = gates_layer(gates, i, &spec, fault);
-        if (!rc) rc = kern->ops->gate_load(kern, &spec, &model->layers[i].gate, fault);
+        if (!rc && !check_only)
+            rc = kern->ops->gate_load(kern, &spec, &model->layers[i].gate, fault);
     }
     return rc;
 }
@@ -87,7 +90,7 @@ static int load_gates_file(struct model *model, const struct model_options *opti
     if (rc == ERR_INVALID) rc = refuse_sizes(&shape, fault);
     if (rc) goto out;
     rc = check_base(model, weights, &gates.header.base, from, fault);
-    if (!rc && !options->check_only) rc = load_gate_layers(model, &gates, fault);
+    if (!rc) rc = load_gate_layers(model, &gates, options->check_only, fault);
     if (!rc) {
         model->gates = gates.header;
         model->gates_from = from;

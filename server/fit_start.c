@@ -209,12 +209,14 @@ static enum fit_start_end end_of(int status, struct engine_options *options,
     const bool exited = WIFEXITED(status);
     const int code = exited ? WEXITSTATUS(status) : -1;
     if (terminated) {
-        log_info("a signal ends the fit and keepd; what was measured is kept for the next start");
+        log_info("a signal ends the fit and keepd; texts that were measured are kept for the next "
+                 "start, in the cache folder");
         return FIT_START_STOPPED;
     }
     if (interrupted) {
         fputc('\n', stderr);
-        log_warn("the fit was skipped: no gates; what was measured is kept for the next fit");
+        log_warn("the fit was skipped: no gates; texts that were measured are kept for the next "
+                 "fit, in the cache folder");
         return FIT_START_NONE;
     }
     if (status == -1)

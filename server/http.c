@@ -219,7 +219,8 @@ static int refuse_route(struct exchange *ex, const char *path, const char *metho
         refuse_url(&error, path, method);
     else if (ex->route->kind && !is_json(ex))
         oai_refuse(&error, 415, "unsupported_media_type", NULL,
-                   "Unsupported media type: only 'application/json' is allowed.");
+                   "Unsupported media type: only 'application/json' is allowed. Send the header "
+                   "Content-Type: application/json (curl -H 'Content-Type: application/json').");
     else
         return 0;
     ex->answer.allow = ex->route ? NULL : allow;

@@ -281,6 +281,16 @@ def test_on_a_terminal_the_fit_can_be_skipped(start, env):
     assert d.end() == 0
 
 
+def test_damaged_gates_of_the_cache_folder_are_fitted_again(first, model, texts, tmp_path):
+    file = gates_in(first[0])[0]
+    damaged = bytearray(file.read_bytes())
+    damaged[-4000:] = b"\xff" * 4000  # numbers that are not finite
+    (tmp_path / file.name).write_bytes(damaged)
+    done = subprocess.run([BINARY, "--model", model, *BOUNDED, "--check-config"], env=environment(texts, tmp_path),
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "not finite" in done.stderr and "a start fits" in done.stderr, done.stderr
+
+
 def test_a_check_fits_nothing(model, env, tmp_path):
     for policy in ("auto", "global"):
         done = subprocess.run([BINARY, "--model", model, *BOUNDED, "--kv-policy", policy, "--check-config"], env=env,
