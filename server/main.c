@@ -405,8 +405,10 @@ static int serve(const struct config *config, struct server *server, struct call
     struct fit_start fit = {0};
     struct fault fault = {0};
     int status = EXIT_SUCCESS;
-    if (fits_at_start(config) && fit_at_start(&options, &fit) == FIT_START_STOPPED)
+    if (fits_at_start(config) && fit_at_start(&options, &fit) == FIT_START_STOPPED) {
+        fit_start_close(&fit);
         return EXIT_SUCCESS;
+    }
     int rc = open_engine(&options, callbacks, &engine, &fault);
     fit_start_close(&fit);
     if (rc) return refuse_start("the model is refused", &fault);
@@ -426,6 +428,11 @@ static int serve(const struct config *config, struct server *server, struct call
     return status;
 }
 
+/* Whether a start fits gates if it finds none. */
+static bool may_fit(const struct config *config, const struct engine_options *options) {
+    return fits_at_start(config) && !options->gates && engine_wants_gates(options);
+}
+
 /* Reports what a start would reject, without loading weights or binding the address. */
 static int check(const struct config *config, struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
@@ -435,7 +442,7 @@ static int check(const struct config *config, struct callbacks *callbacks) {
     options.check_only = true;
     options.found = &found;
     options.progress = NULL;
-    options.gates_follow = fits_at_start(config) && !options.gates && engine_wants_gates(&options);
+    options.gates_follow = may_fit(config, &options);
     int rc = engine_open(&options, &engine, &fault);
     if (!rc) rc = oai_check_parser(found.tool_template, config->tool_call_parser, &fault);
     mem_free(found.tool_template);
@@ -452,6 +459,7 @@ static int inspect(const struct config *config, struct callbacks *callbacks) {
     struct fault fault = {0};
     struct buf out;
     char *template = NULL;
+    options.gates_follow = may_fit(config, &options);
     buf_open(&out, INSPECT_MAX);
     int rc = engine_inspect(&options, &out, &template, &fault);
     if (rc == 0) buf_fmt(&out, "tools        %s\n", tool_format_name(tool_format_of(template)));

@@ -299,6 +299,8 @@ def test_a_check_fits_nothing(model, env, tmp_path):
     done = subprocess.run([BINARY, "--model", model, *BOUNDED, "--kv-policy", "global", "--fit", "never", "--check-config"], env=env,
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 78 and "needs retention gates" in done.stderr
+    done = subprocess.run([BINARY, "--inspect", model, *BOUNDED], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "policy global" in done.stdout and "changes nothing" not in done.stderr, done
     assert not (tmp_path / "cache").exists()
 
 
