@@ -37,7 +37,7 @@ def test_texts_with_a_budget_go_on(daemon):
     d = daemon(*FLAGS)
     assert complete(d, ids(400), kv={"overflow": None})["usage"]["kv_details"]["shifts"] == shifts(407)
     error = complete(d, ids(400), 400, kv={"overflow": None, "policy": "full"})["error"]
-    assert error["code"] == "context_length_exceeded" and '"overflow": "shift"' in error["message"] and "--kv-policy" in error["message"]
+    assert error["code"] == "context_length_exceeded" and "kv.overflow 'shift'" in error["message"] and "--kv-policy" in error["message"]
     # Settings that cannot be shifted are served until the positions end.
     assert complete(d, ids(200), kv={"overflow": None, "budget": 200})["usage"]["kv_details"]["shifts"] == 0
     assert complete(d, ids(400), 400, kv={"overflow": None, "budget": 200})["error"]["code"] == "context_length_exceeded"
