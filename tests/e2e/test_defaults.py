@@ -61,7 +61,7 @@ def test_a_model_without_gates_is_served_by_default(daemon):
 def test_a_budget_without_gates_warns_at_the_start():
     status, log = check("--gates", "", "--kv-budget", "512")
     assert status == 0 and "kv-budget 512 changes nothing: policy full keeps everything" in log, log
-    assert "--kv-policy streaming" in log and "--gates FILE" in log
+    assert "--kv-policy snapkv" in log and "--gates FILE" in log
     for flags in ([], ["--gates", ""], ["--gates", "", "--kv-budget", "512", "--kv-policy", "streaming"], ["--kv-budget", "512"]):
         assert "changes nothing" not in check(*flags)[1], flags
     assert "changes nothing" in check("--kv-policy", "full", "--kv-budget", "512")[1]

@@ -61,7 +61,8 @@ def test_commands_of_the_daemon(tmp_path):
     for line in lines:
         words = line.replace("/path/to/model", str(ROOT / "bundled/keepd-nano")).split()
         run = subprocess.run([str(ROOT / words[0]), *words[1:], *more[line.split()[1]]], cwd=tmp_path, capture_output=True, text=True,
-                             timeout=300, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")})
+                             timeout=300, env={**os.environ, "KEEPD_GATES_CACHE": str(tmp_path / "gates"),
+                                               "KEEPD_TEST_CALIBRATION": str(tmp_path)})
         assert run.returncode == 0, run.stderr
         if words[1] == "bench":
             assert "| prompt 16 | 1 |" in run.stdout and "| generate 4 | 2 |" in run.stdout, run.stdout
