@@ -59,7 +59,7 @@ def test_the_pool_is_what_the_device_has(breakable):
     daemon = start(env={"KEEPD_EMU_MEMORY": "80"})
     pages = daemon.kv()["pool"]["pages_total"]
     assert 20 << 20 < pages * 8192 < 76 << 20 and daemon.stop() == 0
-    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda"], text=True,
+    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda", "--port", "0"], text=True,
                              env={**os.environ, "KEEPD_EMU_MEMORY": "18"}, capture_output=True, timeout=120)
     assert refused.returncode == 1 and "18 MiB are free" in refused.stderr and "lower max-model-len" in refused.stderr
 
@@ -77,7 +77,7 @@ def test_other_devices(cuda, daemon_of):
     older = daemon_of(*POOL, env={"KEEPD_EMU_CAPABILITY": "80"})
     answers = [daemon.chat("What is a cache?", max_tokens=3, logprobs=True, **fresh()).json()["choices"] for daemon in (cuda, older)]
     assert answers[0] == answers[1] and answers[0][0]["logprobs"]["content"]
-    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda"], text=True, capture_output=True, timeout=120,
+    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda", "--port", "0"], text=True, capture_output=True, timeout=120,
                              env={**os.environ, "KEEPD_EMU_CAPABILITY": "75"})
     assert refused.returncode == 78 and "compute capability 7.5; 8.0 (Ampere) or later is needed" in refused.stderr, refused
 
@@ -238,7 +238,7 @@ def test_a_replica_for_every_device(daemon_of):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         bodies = [chat_body(text, max_tokens=4, **fresh()) for text in asked]
         assert list(pool.map(lambda body: content(two.post(CHAT, body)), bodies)) == alone
-    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda", *POOL,
+    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda", "--port", "0", *POOL,
                               "--data-parallel-size", "2"], text=True, capture_output=True, timeout=120)
     why = "data-parallel-size: 2 replicas need a GPU each; this machine shows 1"
     assert refused.returncode == 78 and why in refused.stderr, refused.stderr
@@ -263,7 +263,7 @@ def test_a_model_over_two_devices(daemon_of, tmp_path):
     path.touch()
     assert daemon.chat(STORY, max_tokens=3).status_code == 500
     lost_after(daemon, path)
-    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda", *POOL, *ranks],
+    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda", "--port", "0", *POOL, *ranks],
                              text=True, capture_output=True, timeout=120)
     assert refused.returncode != 0 and "2 ranks need a GPU each" in refused.stderr, refused.stderr
 
@@ -295,7 +295,7 @@ def test_replicas_of_a_model_over_several_devices(daemon_of, tmp_path):
     path.touch()
     assert four.chat(STORY, max_tokens=3).status_code == 500
     lost_after(four, path)
-    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda", *POOL, *ranks, *replicas],
+    refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda", "--port", "0", *POOL, *ranks, *replicas],
                              text=True, env={**os.environ, "KEEPD_EMU_DEVICES": "3"}, capture_output=True, timeout=120)
     why = "data-parallel-size: 2 replicas of 2 ranks need 4 GPUs; this machine shows 3"
     assert refused.returncode == 78 and why in refused.stderr, refused.stderr
