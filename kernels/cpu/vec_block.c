@@ -363,6 +363,7 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
                     struct inputs from, const struct form f, const int rows, const int panels) {
     const int vectors = vectors_of(f), size = f.wide ? 2 : 1;
     const int together = rows == 1 ? 1 : panels; /* registers are few, and one row's inputs too */
+    const int groups = panels / together;
     const char *x = from.x + (ptrdiff_t)size * f.part * (KERN_BLOCK / 2);
     const int64_t at = part_bytes(f) * (b * f.parts + f.part);
     EACH(rows, r) {
@@ -372,19 +373,19 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
     UNROLL_8 for (int v = 0; v < vectors / 2; v++) {
         const char *low = x + (ptrdiff_t)4 * size * v;
         const char *high = low + (ptrdiff_t)4 * size * (vectors / 2);
-        EACH(panels / together, g) {
+        EACH(groups, g) {
             codes a[PANELS_MOST], c[PANELS_MOST], even[PANELS_MOST], odd[PANELS_MOST];
             const int first = g * together;
             EACH(together, p) a[p] = unpack(in->codes[first + p] + at, v, f);
             EACH(together, p) c[p] = unpack(in->codes[first + p] + at, v + vectors / 2, f);
-            if (!f.wide) {
+            if (f.wide) {
+                EACH(together, p) even[p] = codes_wide(a[p], 0), odd[p] = codes_wide(a[p], 1);
+                dot_panels(sum, first, together, even, odd, low, low + 4, f, rows);
+                EACH(together, p) even[p] = codes_wide(c[p], 0), odd[p] = codes_wide(c[p], 1);
+                dot_panels(sum, first, together, even, odd, high, high + 4, f, rows);
+            } else {
                 dot_panels(sum, first, together, a, c, low, high, f, rows);
-                continue;
             }
-            EACH(together, p) even[p] = codes_wide(a[p], 0), odd[p] = codes_wide(a[p], 1);
-            dot_panels(sum, first, together, even, odd, low, low + 4, f, rows);
-            EACH(together, p) even[p] = codes_wide(c[p], 0), odd[p] = codes_wide(c[p], 1);
-            dot_panels(sum, first, together, even, odd, high, high + 4, f, rows);
         }
     }
 }
