@@ -175,7 +175,7 @@ static bool fitting_goes_on(const struct fitting *f, enum engine_fit_work work, 
     return wanted && !late;
 }
 
-static void add_text(struct sha256_stream *sum, const char *text) {
+static void sum_name(struct sha256_stream *sum, const char *text) {
     if (text) sha256_add(sum, text, strlen(text) + 1);
 }
 
@@ -187,7 +187,7 @@ static int sum_settings(struct fitting *f, struct fault *fault) {
     sha256_begin(&sum);
     sha256_add(&sum, &base, sizeof base);
     const char *const texts[] = {o->quantization, o->device, o->cpu_path, o->cpu_activations};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) add_text(&sum, texts[i]);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) sum_name(&sum, texts[i]);
     sha256_end(&sum, f->settings);
     return rc;
 }
@@ -396,7 +396,7 @@ static int open_work(struct fitting *f, struct fault *fault) {
 }
 
 /* Is there what this process would make, because another one has made it in the meantime? */
-static bool is_made(const struct fitting *f) {
+static bool gates_are_made(const struct fitting *f) {
     struct engine_found found = {0};
     struct fault ignored;
     if (f->fit->how != ENGINE_FIT_ONCE) return false;
@@ -438,7 +438,7 @@ int engine_fit_gates(const struct engine_options *options, const struct engine_f
     f.tokens = found.max_model_len < ENGINE_FIT_TOKENS ? found.max_model_len : ENGINE_FIT_TOKENS;
     rc = open_work(&f, fault);
     if (rc) return rc;
-    out->found = is_made(&f);
+    out->found = gates_are_made(&f);
     if (!out->found) rc = fit_to(&f, out, fault);
     fit_work_close(&f.work, rc == 0 || f.measured_count == 0);
     close_fitting(&f);

@@ -8,7 +8,7 @@
 #define GATE_WIDTH 64
 #define TAKEN      ((int64_t)1 << 12) /* words that a worker makes at a time */
 
-/* One word of splitmix64 makes four bf16 numbers of random sign and mantissa, with one of two
+/* A word of splitmix64 makes four bf16 numbers of random sign and mantissa, with one of two
  * exponents around 1/sqrt(cols). Speed matters, the distribution does not. */
 struct filling {
     uint64_t seed, base;

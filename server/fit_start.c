@@ -204,8 +204,8 @@ static int fit_in_child(const struct engine_options *options, const struct fit_s
     return status;
 }
 
-static enum fit_start_end end_of(int status, struct engine_options *options,
-                                 const struct fit_start *fit, int64_t began_ns) {
+static enum fit_start_end fit_end(int status, struct engine_options *options,
+                                  const struct fit_start *fit, int64_t began_ns) {
     const bool exited = WIFEXITED(status);
     const int code = exited ? WEXITSTATUS(status) : -1;
     if (terminated) {
@@ -266,5 +266,5 @@ enum fit_start_end fit_at_start(struct engine_options *options, struct fit_start
              isatty(STDERR_FILENO) ? "Ctrl-C skips this, a second Ctrl-C ends keepd; " : "");
     tell_manager("beginning");
     const int64_t began_ns = clock_ns();
-    return end_of(fit_in_child(options, fit, !fit->folder[0]), options, fit, began_ns);
+    return fit_end(fit_in_child(options, fit, !fit->folder[0]), options, fit, began_ns);
 }

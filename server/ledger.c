@@ -112,8 +112,9 @@ void ledger_give_back(struct ledger *ledger, struct ledger_entry *entry) {
 
 /* Whether the client may hold `more` of the item. One that holds nothing may have all that is free,
  * and where nobody holds anything there is always room: a total may be less than one request. */
-static enum ledger_verdict judge(const struct ledger *ledger, const struct ledger_entry *entry,
-                                 enum ledger_item item, int64_t more) {
+static enum ledger_verdict judge_share(const struct ledger *ledger,
+                                       const struct ledger_entry *entry, enum ledger_item item,
+                                       int64_t more) {
     const struct ledger_stock *stock = &ledger->stock[item];
     int64_t left = stock->total - stock->held - more;
     int64_t own = ledger_of_client(entry, item), others = own - entry->items[item];
@@ -127,7 +128,7 @@ enum ledger_verdict ledger_set(struct ledger *ledger, struct ledger_entry *entry
                                enum ledger_item item, int64_t amount) {
     int64_t more = amount - entry->items[item];
     CHECK(entry->account && amount >= 0);
-    enum ledger_verdict verdict = more > 0 ? judge(ledger, entry, item, more) : LEDGER_HELD;
+    enum ledger_verdict verdict = more > 0 ? judge_share(ledger, entry, item, more) : LEDGER_HELD;
     if (verdict != LEDGER_HELD) return verdict;
     entry->items[item] = amount;
     entry->account->items[item] += more;

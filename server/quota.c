@@ -7,7 +7,7 @@
 
 #define TIMEOUT_SECONDS_MAX 86400.0
 
-static bool refuse(struct exchange *ex, enum ledger_item item, enum ledger_verdict verdict) {
+static bool refuse_item(struct exchange *ex, enum ledger_item item, enum ledger_verdict verdict) {
     if (verdict == LEDGER_CLIENT_FULL) {
         ex->reject = STATS_REJECT_CLIENT_QUEUE;
         oai_refuse(&ex->error, 429, "too_many_requests", NULL,
@@ -30,34 +30,34 @@ static void settle_all(struct server *server) {
     for (struct exchange *ex = server->jobs; ex; ex = ex->next) quota_settle(ex);
 }
 
-static bool hold(struct exchange *ex, enum ledger_item item, int64_t amount) {
+static bool hold_item(struct exchange *ex, enum ledger_item item, int64_t amount) {
     struct ledger *ledger = &ex->server->ledger;
     enum ledger_verdict verdict = ledger_set(ledger, &ex->entry, item, amount);
     if (verdict == LEDGER_HELD) return true;
     settle_all(ex->server);
     verdict = ledger_set(ledger, &ex->entry, item, amount);
-    return verdict == LEDGER_HELD || refuse(ex, item, verdict);
+    return verdict == LEDGER_HELD || refuse_item(ex, item, verdict);
 }
 
 /* Takes places of the engine's queue, which counts what waits on every replica. */
 static bool take_places(struct exchange *ex, int count) {
     int more = count - ex->places;
-    if (!hold(ex, LEDGER_PLACES, count)) return false;
+    if (!hold_item(ex, LEDGER_PLACES, count)) return false;
     if (more > 0 && !engine_queue_enter(ex->server->engine, more))
-        return refuse(ex, LEDGER_PLACES, LEDGER_FULL);
+        return refuse_item(ex, LEDGER_PLACES, LEDGER_FULL);
     ex->places = count;
     return true;
 }
 
 bool quota_reserve(struct exchange *ex) {
     int64_t tokens = (int64_t)ex->body.size, longest = ex->server->rules.info->max_model_len;
-    return hold(ex, LEDGER_TOKENS, tokens < longest ? tokens : longest) && take_places(ex, 1);
+    return hold_item(ex, LEDGER_TOKENS, tokens < longest ? tokens : longest) && take_places(ex, 1);
 }
 
 bool quota_confirm(struct exchange *ex) {
     int64_t tokens = 0;
     for (int i = 0; i < ex->job_count; i++) tokens += ex->jobs[i].request.prompt_count;
-    return hold(ex, LEDGER_TOKENS, tokens) && take_places(ex, ex->job_count);
+    return hold_item(ex, LEDGER_TOKENS, tokens) && take_places(ex, ex->job_count);
 }
 
 static void set_held(struct exchange *ex, int64_t places, int64_t tokens) {

@@ -104,7 +104,7 @@ static struct quad_place place_of(const struct cpu_form *form, int quad) {
 }
 
 /* Returns the codes of an output's block. */
-static uint8_t *codes_at(const struct kern_weight *w, int64_t row, int64_t block) {
+static uint8_t *packed_codes(const struct kern_weight *w, int64_t row, int64_t block) {
     return (uint8_t *)panel_of(w, row) + (size_t)block * cpu_block_codes(w) +
            (size_t)(row % PANEL) * 4;
 }
@@ -209,7 +209,7 @@ void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from
     for (int64_t b = 0; b < w->blocks; b++) {
         const struct block block = block_as(&from[b], dtype, w->dtype);
         const uint16_t units[2] = {number_to_f16(block.unit[0]), number_to_f16(block.unit[1])};
-        put_codes(form, codes_at(w, row, b), block.n);
+        put_codes(form, packed_codes(w, row, b), block.n);
         for (int i = 0; i < form->parts; i++)
             put_factor(w, factor_at(w, row, b, i), block.scale[i], block.unit[0]);
         if (form->least)
@@ -230,7 +230,7 @@ struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t bloc
         out.scale[i] =
             get_factor(w, factor_at(w, row, block, form->parts == 2 ? i : 0), out.unit[0]);
     if (form->least) out.least = get_factor(w, factor_at(w, row, block, form->parts), out.unit[1]);
-    get_codes(form, codes_at(w, row, block), out.n);
+    get_codes(form, packed_codes(w, row, block), out.n);
     return out;
 }
 

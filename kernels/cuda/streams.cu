@@ -25,7 +25,7 @@ static __global__ void k_streams(const struct streams_args a) {
     a.states[s.state_first + index] = state;
 }
 
-/* One block. */
+/* Launched with one block of threads. */
 static __global__ void k_plan(const struct streams_args a) {
     SHARED_MEMORY(shared);
     int64_t *room = (int64_t *)shared;

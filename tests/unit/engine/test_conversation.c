@@ -100,8 +100,9 @@ Test(conversation, take_and_oldest) {
     conversation_table_close(&t);
 }
 
-/* One client fills the table; the conversation of another stays, also when it is the oldest. The
- * pages count where pages are short. A conversation that nobody has used for long goes at last. */
+/* The table is filled by one client; the conversation of another stays, also when it is the oldest.
+ * The pages count where pages are short. A conversation that nobody has used for long goes at last.
+ */
 Test(conversation, of_a_client_that_holds_more_goes_first) {
     enum { PLACES = 8 };
     struct conversation_table t;
