@@ -97,7 +97,7 @@ struct model_options {
     int context;                    /* see model_config_parse */
     int rows_max;                   /* largest step */
     int logits_max;                 /* most rows that want logits in one step */
-    bool check_only;                /* names, shapes, types and the gates' numbers: no model to use */
+    bool check_only;                /* names, shapes, types, gates; the model cannot be used */
     const struct model *owner;      /* the same model, open, outlives this one: its weights are used
                                        where the backend can share them. NULL: they are loaded */
     enum quantization quantization; /* FP8: of the layers' matrices alone. Q8, Q4: of all matrices
