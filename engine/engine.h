@@ -177,9 +177,10 @@ struct engine_fit {
     const char *work;
     int minutes; /* 0: as long as it takes; otherwise measuring ends after three quarters */
     uint64_t seed;
-    /* Called once where it waits, and after every text that it measures and every step; false ends
-     * the work with what there is. `lost`: the part of what entries of texts held out are worth
-     * that soft evictions lose, INFINITY: unknown. May be NULL. */
+    /* Called once where it waits, when measuring and fitting begin, and after every text that it
+     * measures and every step: then false ends the work with what there is. `lost`: the part of
+     * what entries of texts held out are worth that soft evictions lose, INFINITY: unknown. May be
+     * NULL. */
     bool (*progress)(void *arg, enum engine_fit_work work, int done, int total, double lost);
     void *arg;
 };

@@ -206,7 +206,7 @@ static void piece_key(const struct fitting *f, const struct engine_fit_text *pie
 
 /* Measures a text, or takes what an earlier fit has measured. *new: measured. */
 static int measure_piece(struct fitting *f, struct worth *worth, const struct model_config *config,
-                         int index, uint64_t seed, bool *new, struct fault *fault) {
+                         int index, int count, uint64_t seed, bool *new, struct fault *fault) {
     const struct engine_fit_text *piece = &f->pieces[index];
     struct worth_text *text = &f->measured[index];
     const struct worth_text most = {.layers = config->layers,
@@ -218,6 +218,7 @@ static int measure_piece(struct fitting *f, struct worth *worth, const struct mo
     piece_key(f, piece, seed, key);
     *new = !fit_work_take(&f->work, key, &most, text);
     if (!*new) return 0;
+    if (index == f->resumed) (void)fitting_goes_on(f, ENGINE_FIT_MEASURING, index, count, INFINITY);
     int rc = worth_measure(worth, piece->ids, piece->count, seed, text, fault);
     if (!rc) fit_work_keep(&f->work, key, text);
     return rc;
@@ -230,7 +231,7 @@ static int fitting_measure_pieces(struct fitting *f, struct worth *worth,
     f->measured = mem_must_alloc((size_t)count, sizeof *f->measured);
     for (int i = 0; i < count && !rc; i++) {
         bool new;
-        rc = measure_piece(f, worth, config, i, splitmix_next(random), &new, fault);
+        rc = measure_piece(f, worth, config, i, count, splitmix_next(random), &new, fault);
         if (rc) break;
         f->measured_count++;
         f->resumed += !new;

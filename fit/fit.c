@@ -205,6 +205,7 @@ static int run_steps(const struct fit_options *options, struct fit_job *job,
     float *best = mem_try_alloc(numbers, sizeof *best);
     uint64_t random = options->seed ^ 0x666974u;
     bool goes_on = best != NULL;
+    if (options->progress) (void)options->progress(options->arg, 0, steps, INFINITY);
     result->before = evaluate(job, texts, count, true);
     result->lost = INFINITY;
     for (job->step = 1; job->step <= steps && goes_on; job->step++) {

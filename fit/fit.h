@@ -27,7 +27,8 @@
 struct fit_options {
     int steps; /* 0: FIT_STEPS */
     uint64_t seed;
-    /* Called after every step, with the held-out loss so far; false ends the fit. May be NULL. */
+    /* Called before the first step, with 0, and after every step, with the held-out loss so far;
+     * false ends the fit after a step. May be NULL. */
     bool (*progress)(void *arg, int step, int steps, double lost);
     void *arg;
 };

@@ -178,51 +178,60 @@ int fit_take_calibration(struct fit_command *command, struct fault *fault) {
 /* ---- Progress ---- */
 
 struct fit_progress {
-    const struct fit_command *command;
+    const struct fit_command *command; /* NULL: there are no other readers */
     FILE *log;
     bool terminal;
-    enum engine_fit_work work;
-    bool begun;
-    int first; /* parts that were done before `began_ns` */
+    const char *work; /* NULL: nothing has begun */
+    int first;        /* parts that were done at `began_ns` */
     int64_t began_ns;
     int tenths; /* lines that a log has got of this work */
 };
 
-static const char *work_name(enum engine_fit_work work) {
-    return work == ENGINE_FIT_MEASURING ? "measuring" : "fitting";
+static struct fit_progress fit_progress_to(const struct fit_command *command, FILE *log) {
+    return (struct fit_progress){
+        .command = command, .log = log, .terminal = isatty(fileno(log)) == 1};
 }
 
-static void begin_work(struct fit_progress *p, enum engine_fit_work work, int done) {
-    p->begun = true;
-    p->work = work;
-    p->tenths = 0;
-    p->first = done - 1; /* the first call comes after the first part */
-}
-
-/* A line that a terminal draws again; ten of them in a log. */
-static bool fit_progress_note(void *arg, enum engine_fit_work work, int done, int total,
+/* A line that a terminal draws again; at most eleven of them in a log. The first line of a work
+ * comes before its first part is done and says no time. */
+static void fit_progress_show(struct fit_progress *p, const char *work, int done, int total,
                               double lost) {
-    struct fit_progress *p = arg;
     const int64_t now = clock_ns();
-    char line[128], tail[64] = "";
-    if (!p->begun || p->work != work) begin_work(p, work, done);
-    if (work == ENGINE_FIT_WAITING) {
-        snprintf(line, sizeof line, "waiting for another process that fits gates to this model");
+    char line[128], left[32] = "", tail[64] = "";
+    const bool begins = p->work != work, last = done == total;
+    if (begins) {
+        p->work = work;
+        p->first = done;
+        p->began_ns = now;
+        p->tenths = 0;
     } else {
-        const double left = (double)(now - p->began_ns) * 1e-9 * (total - done) / (done - p->first);
-        snprintf(line, sizeof line, "%s %d of %d, %.0f s left", work_name(work), done, total, left);
+        const double each = (double)(now - p->began_ns) * 1e-9 / (done - p->first);
+        snprintf(left, sizeof left, ", %.0f s left", each * (total - done));
     }
+    snprintf(line, sizeof line, "%s %d of %d%s", work, done, total, left);
     if (isfinite(lost)) snprintf(tail, sizeof tail, ", held-out loss %.4f", lost);
-    const bool last = done == total || work == ENGINE_FIT_WAITING;
     if (p->terminal) {
         fprintf(p->log, "\r\033[K%s%s%s", line, tail, last ? "\n" : "");
-    } else if (last || done * 10 / total > p->tenths) {
+    } else if (begins || last || done * 10 / total > p->tenths) {
         p->tenths = done * 10 / total;
         fprintf(p->log, "%s%s\n", line, tail);
     }
     fflush(p->log);
+    if (p->command && p->command->note) p->command->note(p->command->arg, line);
+}
+
+static bool fit_progress_note(void *arg, enum engine_fit_work work, int done, int total,
+                              double lost) {
+    struct fit_progress *p = arg;
+    if (work != ENGINE_FIT_WAITING) {
+        const char *name = work == ENGINE_FIT_MEASURING ? "measuring" : "fitting";
+        fit_progress_show(p, name, done, total, lost);
+        return true;
+    }
+    const char *line = "waiting for another process that fits gates to this model";
+    fprintf(p->log, "%s\n", line);
+    fflush(p->log);
     if (p->command->note) p->command->note(p->command->arg, line);
-    if (last) p->began_ns = now;
     return true;
 }
 
@@ -256,10 +265,7 @@ int fit_run(const struct fit_command *command, const struct engine_options *opti
             struct engine_fitted *fitted, struct fault *fault) {
     char *texts[FIT_FILES_MAX] = {0};
     size_t sizes[FIT_FILES_MAX] = {0};
-    struct fit_progress progress = {.command = command,
-                                    .log = log,
-                                    .terminal = isatty(fileno(log)) == 1,
-                                    .began_ns = clock_ns()};
+    struct fit_progress progress = fit_progress_to(command, log);
     const struct engine_fit fit = {.texts = (const char *const *)texts,
                                    .text_sizes = sizes,
                                    .chats = command->chats,
@@ -383,20 +389,23 @@ static void print_advice(FILE *out, const struct fit_cell global[FIT_PARTS], dou
 }
 
 int fit_measure(struct bench *bench, struct engine *engine, const struct engine_fitted *fitted,
-                FILE *out, struct fault *fault) {
+                FILE *log, FILE *out, struct fault *fault) {
     struct fit_cell cells[FIT_POLICIES][FIT_PARTS] = {0};
-    const int held = fitted->held_out_count;
+    struct fit_progress progress = fit_progress_to(NULL, log);
+    const int held = fitted->held_out_count, each = FIT_POLICIES * FIT_PARTS;
     const int count = held < FIT_MEASURED_MAX ? held : FIT_MEASURED_MAX;
     int rc = 0;
     for (int t = 0; t < count && !rc; t++) {
         double full = 0;
+        fit_progress_show(&progress, "comparing", t * each, count * each, NAN);
         rc = fit_score(bench, engine, &fitted->held_out[t], "full", 0, &full, fault);
-        for (int i = 0; i < FIT_POLICIES * FIT_PARTS && !rc; i++) {
+        for (int i = 0; i < each && !rc; i++) {
             struct fit_cell *cell = &cells[i / FIT_PARTS][i % FIT_PARTS];
             rc = fit_score(bench, engine, &fitted->held_out[t], fit_policies[i / FIT_PARTS],
                            fit_parts[i % FIT_PARTS], &cell->nats[t], fault);
             cell->nats[t] -= full;
             cell->count = t + 1;
+            if (!rc) fit_progress_show(&progress, "comparing", t * each + i + 1, count * each, NAN);
         }
     }
     if (rc) return rc;

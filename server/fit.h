@@ -47,8 +47,9 @@ int fit_take_calibration(struct fit_command *command, struct fault *fault);
 int fit_run(const struct fit_command *command, const struct engine_options *options, FILE *log,
             struct engine_fitted *fitted, struct fault *fault);
 
-/* Measures with a started engine that has the gates, and prints the table. */
+/* Measures with a started engine that has the gates, says on `log` how far it is, and prints the
+ * table to `out`. */
 int fit_measure(struct bench *bench, struct engine *engine, const struct engine_fitted *fitted,
-                FILE *out, struct fault *fault);
+                FILE *log, FILE *out, struct fault *fault);
 
 #endif

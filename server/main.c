@@ -580,7 +580,7 @@ static int measure_gates(struct engine_options options, struct callbacks *callba
     int rc = open_engine(&options, callbacks, &engine, fault);
     if (rc) return rc;
     rc = start_engine(engine, fault);
-    if (!rc) rc = fit_measure(callbacks->bench, engine, fitted, stdout, fault);
+    if (!rc) rc = fit_measure(callbacks->bench, engine, fitted, stderr, stdout, fault);
     engine_close(engine);
     return rc;
 }

@@ -62,7 +62,11 @@ def test_the_table(fitted):
     assert len(re.findall(r"^For at most 0\.0[25] nats per token: ", run.stdout, re.M)) == 2
     found = re.search(r"evictions lose (0\.\d+) \(newest kept: (0\.\d+)\)", run.stderr)
     assert float(found[1]) < float(found[2])
-    assert "measuring" in run.stderr and "fitting" in run.stderr
+    said = [line.split(",")[0] for line in run.stderr.splitlines()]
+    for work in ("measuring", "fitting", "comparing"):      # each from its beginning to its end
+        lines = [re.fullmatch(rf"{work} (\d+) of (\d+)", line) for line in said]
+        first, *_, last = [match for match in lines if match]
+        assert first[1] == "0" and last[1] == last[2], run.stderr
 
 
 def write_chats(path, count, **first):
