@@ -216,7 +216,8 @@ static int check_unique(const struct reader *in, const cJSON *object, size_t cou
     int rc = 0;
     for (size_t i = 1; i < n && !rc; i++)
         if (strcmp(keys[i - 1], keys[i]) == 0)
-            rc = fault_set(in->fault, ERR_MALFORMED, keys[i], "duplicate key in an object");
+            rc = fault_set(in->fault, ERR_MALFORMED, keys[i],
+                           "the key '%.64s' is twice in one object; send it once", keys[i]);
     mem_free(keys);
     return rc;
 }

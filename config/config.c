@@ -318,7 +318,23 @@ static size_t edit_distance(const char *a, size_t a_size, const char *b) {
     return row[b_size];
 }
 
-/* The option probably meant: the nearest name, at most one edit per three letters away, or NULL. */
+/* The only option whose name ends in a hyphen and this one, as kv-budget in budget; NULL: there are
+ * none or several. */
+static const char *longer_name(const char *name, size_t size) {
+    const char *found = NULL;
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const char *whole = config_options[i].name;
+        size_t all = whole ? strlen(whole) : 0;
+        if (all <= size + 1 || whole[all - size - 1] != '-') continue;
+        if (memcmp(whole + all - size, name, size) != 0) continue;
+        if (found) return NULL;
+        found = whole;
+    }
+    return found;
+}
+
+/* The option probably meant: the nearest name, at most one edit per three letters away, else a
+ * longer one, or NULL. */
 static const char *nearest_name(const char *name, size_t size) {
     const char *nearest = NULL;
     size_t least = size / 3 + 1;
@@ -330,7 +346,7 @@ static const char *nearest_name(const char *name, size_t size) {
             nearest = config_options[i].name;
         }
     }
-    return nearest;
+    return nearest ? nearest : longer_name(name, size);
 }
 
 /* A name of other servers without its dashes, such as `ctx-size` in a file: the option here. */
@@ -609,9 +625,20 @@ static const struct option *find_flag(const char *arg, size_t size) {
     return find_option(name, size - 2);
 }
 
+/* The command that a first word probably means, at most one edit per three letters away; NULL:
+ * none. */
+static const char *nearest_command(const char *word) {
+    static const char *const commands[] = {"serve", "chat", "bench", "fit", "help", "version"};
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (edit_distance(word, strlen(word), commands[i]) <= strlen(commands[i]) / 3)
+            return commands[i];
+    return NULL;
+}
+
 /* The model, where it has no --model in front. */
 static int load_word(struct loader *load, int index, const char *word) {
     const char *instead = index == 1 ? foreign_command(word) : NULL;
+    const char *meant = index == 1 ? nearest_command(word) : NULL;
     if (index == 1 && strcmp(word, "serve") == 0) return 0;
     if (index == 1 && (strcmp(word, "help") == 0 || strcmp(word, "version") == 0)) {
         *(word[0] == 'h' ? &load->config->help : &load->config->version) = true;
@@ -620,10 +647,18 @@ static int load_word(struct loader *load, int index, const char *word) {
     if (instead && access(word, F_OK) != 0)
         return fault_set(load->fault, ERR_INVALID, word,
                          "command line: '%.64s' is not a command of keepd; %s", word, instead);
-    if (load->named || load->config->model)
+    if (meant && access(word, F_OK) != 0)
         return fault_set(load->fault, ERR_INVALID, word,
-                         "command line: unexpected argument '%.64s': the model is named already",
-                         word);
+                         "command line: '%.64s' is not a command of keepd; did you mean '%s'?",
+                         word, meant);
+    if (load->named || load->config->model) {
+        meant = nearest_command(load->config->model); /* there is a folder with such a name */
+        return fault_set(
+            load->fault, ERR_INVALID, word,
+            "command line: unexpected argument '%.64s': the model is named already%s%s%s", word,
+            meant ? "; did you mean '" : "", meant ? meant : "",
+            meant ? "' by the word before?" : "");
+    }
     load->named = true;
     return set_option(load, find_option("model", 5), word, FROM_FLAG, "command line");
 }

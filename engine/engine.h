@@ -396,6 +396,7 @@ struct engine_request {
      * is whole; where nothing may follow, the answer ends. Reasoning in front of the answer,
      * between the tokens think_begin and think_end (-1: the model has none), is free. */
     const struct engine_constraint *constraint;
+    const char *constraint_field; /* name of the request field that gives it; NULL: unknown */
     int32_t think_begin, think_end;
     const struct engine_bias *bias;
     int32_t bias_count;
@@ -411,6 +412,7 @@ struct engine_request {
                            never its answer */
     uint8_t owner[16];  /* the client as its retained conversations know it, which outlive its
                            connections */
+    bool others;        /* the server knows other clients, seen by the engine or not */
     int32_t weight;     /* the client's share in proportion to others'; 0 counts as 1 */
     int64_t pages_max;  /* pages that the client's running requests and retained conversations may
                            have together, on each replica; 0 = any */

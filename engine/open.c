@@ -81,16 +81,22 @@ static bool only_offered(const struct engine *e) {
 
 /* Tells what a policy without a budget means to somebody who expects one. */
 static void note_policy(const struct engine *e, const struct policy *policy, bool lacks_gates) {
+    const bool declined = e->options.gates && !e->options.gates[0];
     if (policy->bounded) return;
     if (e->options.kv_budget_given)
         log_warn("kv-budget %d changes nothing: policy %s keeps everything%s. A budget needs a "
                  "policy without gates (--kv-policy snapkv, streaming, ...: docs/CHOOSING.md) or "
                  "gates that are fitted to the model (keepd fit, or --gates FILE)",
                  e->options.kv_budget, policy->name,
-                 lacks_gates ? ", and the model has no retention gates for policy global" : "");
+                 !lacks_gates ? ""
+                 : declined   ? ", and --gates '' uses no retention gates for policy global"
+                              : ", and the model has no retention gates for policy global");
     else if (only_offered(e))
         log_info("gates that were fitted to the model are there, and no budget was asked for: the "
                  "cache keeps everything (policy full). --kv-budget N bounds it with them");
+    else if (lacks_gates && declined)
+        log_info("--gates '' uses no retention gates: the cache keeps everything (policy full). "
+                 "Without it, --kv-budget N bounds the cache");
     else if (lacks_gates)
         log_info("the model has no retention gates: the cache keeps everything (policy full). "
                  "--kv-budget N bounds it: a start then fits gates to the model, once, in minutes; "

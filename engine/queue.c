@@ -143,16 +143,29 @@ static void plan_first(struct queue *queue) {
     }
 }
 
+static void plan_guest(struct queue *queue) {
+    bool left = queue->several && most_kept(queue) > 0;
+    queue->guest = (struct queue_room){.places = left};
+    for (int i = 0; left && i < queue->record_count; i++) {
+        const struct queue_client *client = &queue->records[i];
+        if (client->running == 0 && client->wants_pages > queue->guest.pages)
+            queue->guest.pages = client->wants_pages;
+    }
+}
+
 bool queue_plan_places(struct queue *queue, uint64_t step) {
     int64_t weights = queue->weights;
     int kept = queue->kept, first = queue->first;
+    struct queue_room guest = queue->guest;
     queue->step = step;
     queue->weights = queue->kept = 0;
     for (int i = 0; i < queue->record_count; i++)
         if (is_recent(queue, &queue->records[i])) queue->weights += queue->records[i].weight;
     for (int i = 0; i < queue->record_count; i++) queue->kept += lacks(queue, &queue->records[i]);
     plan_first(queue);
-    return queue->weights != weights || queue->kept != kept || queue->first != first;
+    plan_guest(queue);
+    return queue->weights != weights || queue->kept != kept || queue->first != first ||
+           queue->guest.places != guest.places || queue->guest.pages != guest.pages;
 }
 
 int queue_share(const struct queue *queue, const struct engine_job *job) {
@@ -213,6 +226,8 @@ void queue_join(struct queue *queue, struct engine_job *job) {
     }
     client->weight = job->request.weight > 0 ? job->request.weight : 1;
     client->pages_max = job->request.pages_max;
+    queue->several |= job->request.others || queue->record_count > 1;
+    client->wants_pages = job->pages * job->choice_count;
     job->client = (int)(client - queue->records);
     job->arrival = queue->arrived++;
     job->next = NULL;

@@ -36,6 +36,7 @@ struct queue_client {
     int64_t prompts_ahead;           /* and what its running ones still read; the scheduler's */
     int64_t pages;                   /* reserved by its running sequences; the scheduler's */
     int64_t pages_max;               /* the client's quota, 0 = none; that of the newest job */
+    int64_t wants_pages;             /* reserved for all choices of its newest job */
     int64_t evict_rows;              /* eviction work not paid for yet; the scheduler's */
     uint64_t seen_step;              /* when a job of it last came or ended */
     int32_t reads;                   /* mean of its latest prompts: tokens to compute; 0: none */
@@ -46,19 +47,26 @@ struct queue_client {
     struct engine_job *first, *last; /* waiting, linked by job->next */
 };
 
+struct queue_room {
+    int places;
+    int64_t pages;
+};
+
 struct queue {
     struct queue_client *records; /* [records_max]; the first `record_count` have had a client */
     int records_max, record_count;
-    int waiting;      /* jobs */
-    int clients;      /* clients with jobs, waiting or running */
-    int64_t least;    /* `served` of a client that begins; never falls */
-    uint64_t arrived; /* number of jobs so far; the next job's number */
-    int places;       /* the most sequences that run at once */
-    uint64_t step;    /* see queue_plan_places */
-    int64_t weights;  /* sum of those of the clients that have a share of the places */
-    int kept;         /* places kept free for clients below their shares */
-    uint64_t border;  /* number of jobs that had arrived when the last wide job ended */
-    int first;        /* clients that go before wide jobs of others */
+    int waiting;             /* jobs */
+    int clients;             /* clients with jobs, waiting or running */
+    int64_t least;           /* `served` of a client that begins; never falls */
+    uint64_t arrived;        /* number of jobs so far; the next job's number */
+    int places;              /* the most sequences that run at once */
+    uint64_t step;           /* see queue_plan_places */
+    int64_t weights;         /* sum of those of the clients that have a share of the places */
+    int kept;                /* places kept free for clients below their shares */
+    bool several;            /* there is more than one client, seen or not */
+    struct queue_room guest; /* see queue_plan_places */
+    uint64_t border;         /* number of jobs that had arrived when the last wide job ended */
+    int first;               /* clients that go before wide jobs of others */
 };
 
 /* Number of steps for which a client still counts after its last job ended. */
@@ -114,7 +122,12 @@ int queue_others(const struct queue *queue, const struct engine_job *job);
  * Served work does not put a small job before the next wide one: nobody was served while it
  * waited but the one that ran. Hence, when a wide job ends, the jobs that have arrived by then go
  * before the next wide one, of each client as many as fit its share. So a small job waits for one
- * wide job that runs, however many wait; and a wide one for one share of every other client. */
+ * wide job that runs, however many wait; and a wide one for one share of every other client.
+ *
+ * A client that was away for longer has no part in this: nobody knows when it comes. Hence, where
+ * several clients were ever seen or have keys, one place and the pages of a request, `guest`, are
+ * left to clients that run nothing. These are the most pages that the newest request of such a
+ * client wanted; engine/sched_admit.c bounds them, and says who leaves them. */
 
 /* Computes what is kept in this step. Returns whether it has changed. */
 bool queue_plan_places(struct queue *queue, uint64_t step);

@@ -502,19 +502,26 @@ static void count_appended(struct sched *sched, const struct sched_step *step) {
     }
 }
 
-static void fail_job(struct sched *sched, struct engine_job *job, int rc, const char *what) {
-    fault_set(&job->fault, rc, NULL, "the engine failed: %s", what);
+static void end_failed(struct sched *sched, const struct engine_job *job) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (seq->job == job) seq->finish = ENGINE_FINISH_ERROR;
     }
 }
 
+static void fail_job(struct sched *sched, struct engine_job *job, int rc, const char *what) {
+    fault_set(&job->fault, rc, NULL, "the engine failed: %s", what);
+    end_failed(sched, job);
+}
+
 static void fail_constraint(struct sched *sched, struct engine_job *job, int rc) {
-    fail_job(sched, job, rc,
-             rc == ERR_LIMIT   ? "the answer's constraint is too complex to go on with"
-             : rc == ERR_NOMEM ? "no memory for the answer's constraint"
-                               : "the answer's constraint leaves no token to go on with");
+    fault_set(&job->fault, rc, job->request.constraint_field, "%s",
+              rc == ERR_LIMIT
+                  ? "too complex: the next token of the answer would cost more work than "
+                    "one answer may; use fewer alternatives, counts and lengths"
+              : rc == ERR_NOMEM ? "no memory for the answer's constraint"
+                                : "the model has no token with which the answer could go on");
+    end_failed(sched, job);
 }
 
 /* Finds out how a constrained answer may continue, if the step can afford it. */

@@ -165,10 +165,11 @@ struct sched {
     uint64_t head_step; /* counters.steps when it was chosen */
     struct engine_job *past_head; /* the last one that gave way and waits; NULL: none */
     uint64_t past_head_step;
-    bool head_waits;    /* the head was tried, and nothing has changed since */
-    bool others_wait;   /* all others that may pass it were tried, likewise */
-    uint64_t round;     /* grows whenever something changes that others may wait for */
-    uint64_t wait_ends; /* number of the step in which the first wait for a prefix is over */
+    struct queue_room passed; /* room taken by clients that ran nothing, while the head waited */
+    bool head_waits;          /* the head was tried, and nothing has changed since */
+    bool others_wait;         /* all others that may pass it were tried, likewise */
+    uint64_t round;           /* grows whenever something changes that others may wait for */
+    uint64_t wait_ends;       /* number of the step in which the first wait for a prefix is over */
     enum engine_miss head_lost; /* why the file found for it cannot be used; NEW: no such file */
     uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
     int64_t awaits_list;        /* jobs wait for a listing that begins after this time; 0 = none */

@@ -14,6 +14,12 @@
  * one for which its client's quota of pages has no room beside what the client runs. For the quota,
  * the client's own conversations give way.
  *
+ * Where there are several clients, a job whose client runs something starts only if a place and the
+ * pages of a request stay free beside it (queue->guest). So a client that comes after any time away
+ * need not wait for the longest answer of another. A head leaves that much once: what such clients
+ * took while it waited counts, so that a stream of them does not keep it waiting. A job that fits
+ * only without leaving anything leaves nothing.
+ *
  * Only the head uses the store: a job that may find its conversation on disk does not pass. All is
  * counted in steps and tokens, never in time, so that a run can be repeated exactly. */
 #include <stdio.h>
@@ -375,6 +381,29 @@ static bool suits_quota(const struct sched *sched, const struct engine_job *job)
            outgrows_quota(sched, job);
 }
 
+static int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* Returns what a job with these pages leaves to clients that run nothing. Their pages are at least
+ * an even part of the pool for each place, and at most a quarter of it. */
+static struct queue_room left_by(const struct sched *sched, const struct engine_job *job,
+                                 int64_t pages) {
+    const struct sched_options *options = &sched->options;
+    struct queue_room left = sched->queue.guest;
+    if (left.places == 0 || queue_client_of(&sched->queue, job)->running == 0)
+        return (struct queue_room){0};
+    if (left.pages > options->pages_total / 4) left.pages = options->pages_total / 4;
+    left.pages = larger(left.pages, options->pages_total / options->sequences_max);
+    if (job == sched->head) {
+        left.places = (int)larger(0, left.places - sched->passed.places);
+        left.pages = larger(0, left.pages - sched->passed.pages);
+    }
+    if (job->choice_count + left.places > options->sequences_max) left.places = 0;
+    if (pages * job->choice_count + left.pages > options->pages_total) left.pages = 0;
+    return left;
+}
+
 static enum admission admit(struct sched *sched, struct engine_job *job) {
     const struct sched_options *options = &sched->options;
     struct sched_entry entry = {.job = job, .passing = job != sched->head};
@@ -384,7 +413,8 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
     if (choices > options->sequences_max || choices > ENGINE_CHOICES_MAX)
         return refuse(job, ERR_LIMIT, "more choices than can run at once");
     sched->needs_store = false;
-    if (sched->running + choices > options->sequences_max) return WAIT;
+    if (sched->running + choices + left_by(sched, job, 0).places > options->sequences_max)
+        return WAIT;
     if (sched->free_slot_count < choices) { /* conversations still to be written hold the slots */
         sched->needs_store = true;
         return WAIT;
@@ -396,6 +426,8 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
         return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
     if (outgrows_quota(sched, job))
         return refuse(job, ERR_LIMIT, "the request can never fit the quota of its API key");
+    int64_t wanted = entry.pages * choices + left_by(sched, job, entry.pages).pages;
+    if (sched->pages_reserved + wanted > options->pages_total) return WAIT;
     if (!make_room(sched, &entry, &used_up)) return WAIT;
     return enter(sched, &entry, used_up);
 }
@@ -464,6 +496,7 @@ static void choose_head(struct sched *sched) {
     sched->head = queue_next(&sched->queue, may_be_head, sched);
     if (sched->head) sched->head->prefix.border = 0; /* the head may use the store: search again */
     bool again = sched->head && sched->head == sched->past_head;
+    if (!again) sched->passed = (struct queue_room){0};
     sched->head_step = again ? sched->past_head_step : sched->counters.steps;
 }
 
@@ -516,12 +549,14 @@ static int sort_by_steps(const struct sched *sched) {
 static struct spare spare_of_head(const struct sched *sched) {
     const struct engine_job *head = sched->head;
     int64_t head_pages = head->pages * head->choice_count;
+    struct queue_room left_free = left_by(sched, head, head->pages);
     int count = sort_by_steps(sched), left = 0;
     struct spare spare = {.places = sched->options.sequences_max - sched->running,
                           .pages = sched->options.pages_total - sched->pages_reserved};
     for (; left < count; left++) {
         int32_t steps = steps_left(sched->sorted[left]);
-        bool fits = spare.places >= head->choice_count && spare.pages >= head_pages;
+        bool fits = spare.places >= head->choice_count + left_free.places &&
+                    spare.pages >= head_pages + left_free.pages;
         if (fits && steps > spare.steps) break;
         spare.steps = steps;
         spare.places++;
@@ -556,9 +591,10 @@ static bool ends_or_fits(const struct room *room, const struct engine_job *job) 
 
 static bool may_pass(const void *arg, const struct engine_job *job) {
     const struct room *room = arg;
+    struct queue_room left = left_by(room->sched, job, job->pages);
     return job != room->sched->head && !awaits(room->sched, job) &&
-           job->round != room->sched->round && job->choice_count <= room->places &&
-           job->pages * job->choice_count <= room->pages && ends_or_fits(room, job) &&
+           job->round != room->sched->round && job->choice_count + left.places <= room->places &&
+           job->pages * job->choice_count + left.pages <= room->pages && ends_or_fits(room, job) &&
            queue_may_start(&room->sched->queue, job, room->places, false) &&
            suits_quota(room->sched, job);
 }
@@ -587,7 +623,12 @@ static void let_pass(struct sched *sched) {
         sched->others_wait = !job;
         if (!job) return;
         job->round = sched->round;
-        (void)try_to_admit(sched, job);
+        bool runs_nothing = queue_client_of(&sched->queue, job)->running == 0;
+        struct queue_room passed = {job->choice_count, job->pages * job->choice_count};
+        if (try_to_admit(sched, job) && runs_nothing) {
+            sched->passed.places += passed.places;
+            sched->passed.pages += passed.pages;
+        }
         (void)queue_plan_places(&sched->queue, sched->counters.steps);
         sched->needs_store = needs_store;
     }
@@ -595,8 +636,9 @@ static void let_pass(struct sched *sched) {
 
 static void charge_empty_places(struct sched *sched) {
     int empty = places_free(sched);
+    if (sched->head) empty -= left_by(sched, sched->head, sched->head->pages).places;
     int others = sched->head ? queue_others(&sched->queue, sched->head) : 0;
-    if (others == 0 || sched->running == 0 || passing_allowed(sched)) return;
+    if (empty <= 0 || others == 0 || sched->running == 0 || passing_allowed(sched)) return;
     queue_charge(&sched->queue, sched->head, empty < others ? empty : others);
 }
 

@@ -72,6 +72,7 @@ static void fill_head(const struct sched *sched, const struct conversation *conv
                                 .fresh = conv->exact && conv->began.tokens == 0,
                                 .block_count = block_count(sched)};
     memcpy(head->space, conv->space, sizeof head->space);
+    memcpy(&head->client, conv->client, sizeof head->client);
     head->prompt_hash = conversation_hash(CONVERSATION_HASH, conv->tokens, conv->prompt_end);
     head->token_hash = conversation_hash(head->prompt_hash, conv->tokens + conv->prompt_end,
                                          conv->token_count - conv->prompt_end);

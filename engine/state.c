@@ -12,7 +12,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state files are little-endian");
 
 /* Files of VERSION_BEFORE have 0 for `history`. */
-enum { VERSION = 3, VERSION_BEFORE = 2, POLICY_BYTES = 32 };
+enum { VERSION = 3, VERSION_BEFORE = 2, POLICY_BYTES = 24 };
 
 static const char magic[8] = {'k', 'e', 'e', 'p', 'd', 'k', 'v', '\n'};
 
@@ -30,7 +30,8 @@ struct head_bytes {
     uint8_t weights[SHA256_BYTES];
     uint8_t gates[SHA256_BYTES];
     int32_t dtype, layers, heads_kv, head_dim;
-    char policy[POLICY_BYTES]; /* padded with NUL */
+    char policy[POLICY_BYTES]; /* padded with NUL, and with one at least */
+    uint64_t client;           /* earlier files have NUL here, too, and their readers ignore it */
     int32_t budget, buffer, chunk, sinks, recent;
     uint32_t chosen; /* struct kv_choices */
     int32_t token_count, prompt_end;
@@ -102,6 +103,7 @@ static void fill_bytes(const struct state_head *head, struct head_bytes *bytes) 
                                  .block_count = (uint32_t)head->block_count,
                                  .file_size = head->file_size,
                                  .id = head->id,
+                                 .client = head->client,
                                  .hint = head->hint,
                                  .saved_unix = (uint32_t)head->saved_unix,
                                  .ttl = (uint32_t)head->ttl,
@@ -141,7 +143,7 @@ uint64_t state_name(const struct state_head *head) {
     uint64_t name;
     fill_bytes(head, &bytes);
     bytes.block_count = bytes.history = 0;
-    bytes.file_size = bytes.id = bytes.hint = 0;
+    bytes.file_size = bytes.id = bytes.hint = bytes.client = 0;
     bytes.saved_unix = bytes.ttl = 0;
     sha256(&bytes, sizeof bytes, digest);
     memcpy(&name, digest, sizeof name);
@@ -247,6 +249,7 @@ int state_parse_head(const char *data, size_t size, struct state_head *out, stru
     memcpy(out->identity.gates, bytes.gates, sizeof bytes.gates);
     memcpy(out->space, bytes.space, sizeof out->space);
     out->id = bytes.id;
+    out->client = bytes.client;
     out->hint = bytes.hint;
     out->saved_unix = bytes.saved_unix;
     out->ttl = (int32_t)bytes.ttl;

@@ -41,6 +41,7 @@ struct state_head {
     struct state_identity identity;
     uint64_t id;
     uint8_t space[16];
+    uint64_t client; /* the first bytes of that in struct conversation; 0: unknown */
     uint64_t hint;
     int64_t saved_unix; /* seconds, to the year 2106 */
     int32_t ttl;        /* as in struct conversation */

@@ -15,15 +15,15 @@
  * A file appears whole or not at all: it is written under another name, synced and renamed. A
  * refused file is logged, counted and put aside; nothing else follows from it. The directory is
  * opened once. File names are made of ids only, and links are never followed. All files together
- * stay within a number of bytes: the file used longest ago is deleted first, whichever model it
- * belongs to.
+ * stay within a number of bytes: where room is needed, a file is deleted that was used long ago, or
+ * whose client holds much (store_index_first_to_go), whichever model it belongs to.
  *
  * Several daemons may use one directory, also on different machines, if its file system renames
  * atomically. Files never change, so no lock is needed. Each daemon keeps an index of its own.
  * While others are there, it lists the directory again before it searches it, if the directory has
  * changed, and before it writes. Two daemons that write the same conversation write the same name.
  * A daemon that has continued a conversation deletes the file that its own replaces, unless another
- * daemon has used that file in the last minute. All daemons delete the same oldest files, so the
+ * daemon has used that file in the last minute. All daemons delete the same files for room, so the
  * bytes stay within their bound, but for one file that each daemon may begin to write at the same
  * time, and for uploads: they have a bound of their own and displace nothing before they are
  * checked. What a daemon misses or deletes too early costs only the time to compute a prompt again.

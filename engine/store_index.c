@@ -45,6 +45,34 @@ static void link_newest(struct store_index *index, struct store_file *file) {
     index->newest = file;
 }
 
+static struct store_holder **find_holder(struct store_index *index, uint64_t client) {
+    struct store_holder **link = &index->holders[client % STORE_HOLDER_BUCKETS];
+    while (*link && (*link)->client != client) link = &(*link)->next;
+    return link;
+}
+
+/* False: no memory. */
+static bool join_holder(struct store_index *index, struct store_file *file) {
+    struct store_holder **link = find_holder(index, file->head.client);
+    if (!*link) {
+        *link = mem_try_alloc(1, sizeof **link);
+        if (!*link) return false;
+        (*link)->client = file->head.client;
+    }
+    (*link)->files++;
+    (*link)->bytes += file->bytes;
+    file->holder = *link;
+    return true;
+}
+
+static void leave_holder(struct store_index *index, const struct store_file *file) {
+    struct store_holder *holder = file->holder;
+    holder->bytes -= file->bytes;
+    if (--holder->files > 0) return;
+    *find_holder(index, holder->client) = holder->next;
+    mem_free(holder);
+}
+
 void store_index_drop(struct store_index *index, struct store_file *file) {
     struct store_file **link = bucket_of_id(index, file->head.id);
     while (*link != file) link = &(*link)->next_of_id;
@@ -53,6 +81,7 @@ void store_index_drop(struct store_index *index, struct store_file *file) {
     while (*link != file) link = &(*link)->next_of_prompt;
     *link = file->next_of_prompt;
     unlink_age(index, file);
+    leave_holder(index, file);
     index->count--;
     index->changes++;
     index->bytes -= file->bytes;
@@ -65,6 +94,10 @@ int store_index_add(struct store_index *index, const struct store_file *copy) {
     struct store_file *file = mem_try_alloc(1, sizeof *file);
     if (!file) return ERR_NOMEM;
     *file = *copy;
+    if (!join_holder(index, file)) {
+        mem_free(file);
+        return ERR_NOMEM;
+    }
     struct store_file **of_id = bucket_of_id(index, file->head.id);
     struct store_file **of_prompt = bucket_of_prompt(index, file);
     file->next_of_id = *of_id;
@@ -112,6 +145,25 @@ void store_index_touch(struct store_index *index, struct store_file *file, int64
     if (used_ns > 0) file->used_ns = used_ns;
     unlink_age(index, file);
     link_newest(index, file);
+}
+
+static double age_of(const struct store_file *file, int64_t now_unix) {
+    return now_unix > file->used_unix ? (double)(now_unix - file->used_unix) + 1 : 1;
+}
+
+const struct store_file *store_index_first_to_go(const struct store_index *index,
+                                                 int64_t now_unix) {
+    const struct store_file *first = NULL;
+    double most = 0;
+    for (const struct store_file *file = index->oldest; file; file = file->newer) {
+        double age = age_of(file, now_unix), weight = age * (double)file->holder->bytes;
+        if (weight > most || !first) {
+            first = file;
+            most = weight;
+        }
+        if (age * (double)index->bytes <= most) break; /* the others are newer */
+    }
+    return first;
 }
 
 void store_index_close(struct store_index *index) {

@@ -13,6 +13,14 @@
 #include "engine/state.h"
 #include "engine/store.h"
 
+/* The files of one client together. */
+struct store_holder {
+    struct store_holder *next; /* in its bucket */
+    uint64_t client;
+    int files;
+    int64_t bytes;
+};
+
 /* One file of the directory, as described by its head. */
 struct store_file {
     struct state_head head;
@@ -26,10 +34,14 @@ struct store_file {
     bool ours;                 /* written by this model with these gates, and not bad */
     bool ignored;              /* this process cannot use it */
     const struct store *owner; /* the store that made or found it; NULL: none yet */
+    struct store_holder *holder;
 };
+
+enum { STORE_HOLDER_BUCKETS = 1024 };
 
 struct store_index {
     struct store_file *by_id[STORE_FILES_MAX], *by_prompt[STORE_FILES_MAX]; /* buckets */
+    struct store_holder *holders[STORE_HOLDER_BUCKETS];
     struct store_file *oldest, *newest;
     int count, ours;
     int64_t bytes;
@@ -48,6 +60,11 @@ void store_index_refuse(struct store_index *index, struct store_file *file, bool
 /* Makes a file the newest that was used at this time, by whichever daemon. 0: unknown. */
 void store_index_touch(struct store_index *index, struct store_file *file, int64_t used_unix,
                        int64_t used_ns);
+/* Returns the file that goes first where room is needed: that for which the seconds since its last
+ * use, times the bytes of its client, are most; of equal ones the oldest. NULL: there is no file.
+ * So a client that holds much deletes its own files first, and files of clients that are away do
+ * not stay for ever. Costs a look at the files that are older. */
+const struct store_file *store_index_first_to_go(const struct store_index *index, int64_t now_unix);
 /* Sorts by last use, after files were added in any order. ERR_NOMEM: they stay in the order of
  * adding. */
 int store_index_sort(struct store_index *index);

@@ -99,8 +99,8 @@ int store_scan(struct directory *d, struct fault *fault);
 /* Brings the index up to date with what other daemons wrote and deleted, and the directory within
  * its bytes. */
 void store_look(struct directory *d);
-/* Deletes files, the one used longest ago first, until `count` more of `size` bytes fit. ERR_LIMIT:
- * so many bytes never fit. */
+/* Deletes files (store_index_first_to_go) until `count` more of `size` bytes fit. ERR_LIMIT: so
+ * many bytes never fit. */
 int store_make_space(struct directory *d, int count, int64_t size);
 /* Adds a file to the index, in place of an earlier one with its id, whose owner keeps it unless the
  * new one has an owner. The lock is held. */

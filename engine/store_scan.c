@@ -1,7 +1,7 @@
 /* The files that a state directory has: the index is built from the files' heads at the start, and
  * brought up to date when other daemons use the directory, too. All of this runs on the directory's
  * thread, except the scan at the start. Everything here may be done by several daemons at once:
- * each deletes what has gone, or the same oldest files. */
+ * each deletes what has gone, or the same files for room. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -194,11 +194,11 @@ static bool was_used(struct directory *d, uint64_t id) {
  * there is nothing left to delete. */
 static uint64_t next_to_go(struct directory *d, int count, int64_t size, bool *bad) {
     pthread_mutex_lock(&d->lock);
-    const struct store_file *oldest = d->index.oldest;
+    const struct store_file *first = store_index_first_to_go(&d->index, clock_unix_seconds());
     bool fits = d->index.bytes + d->unfinished <= d->options.bytes - size &&
                 d->index.count <= STORE_FILES_MAX - count;
-    uint64_t id = fits || !oldest ? 0 : oldest->head.id;
-    *bad = id != 0 && oldest->bad;
+    uint64_t id = fits || !first ? 0 : first->head.id;
+    *bad = id != 0 && first->bad;
     pthread_mutex_unlock(&d->lock);
     return id;
 }

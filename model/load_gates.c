@@ -2,6 +2,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -24,7 +25,7 @@ static int check_base(const struct model *model, const struct weights *weights,
     if (!base->vectors[0] && from != GATES_GIVEN)
         return fault_set(fault, ERR_INVALID, "keepd.base",
                          "names no base model. If the gates are this model's, say so: --gates with "
-                         "this file; --gates '' uses none");
+                         "this file");
     if (!base->vectors[0]) return 0;
     int rc = base_digest(&model->config, weights, &found);
     if (rc) return fault_set(fault, rc, "keepd.base", "%s", err_text(rc));
@@ -58,12 +59,16 @@ static int load_gate_layers(struct model *model, struct gates *gates, bool check
     return rc;
 }
 
-/* Prefixes an error inside the file with the file's name. */
-static int in_gates_file(int rc, const char *path, struct fault *fault) {
+/* Prefixes an error inside the file with the file's name, and says what to do. */
+static int in_gates_file(int rc, const char *path, enum gates_from from, struct fault *fault) {
     if (!fault) return rc;
     struct fault inside = *fault;
-    return fault_set(fault, rc, "gates", "%.200s: %s%s%s", path, inside.field,
-                     inside.field[0] ? ": " : "", inside.text);
+    const char *instead = rc == ERR_NOMEM || rc == ERR_DEVICE || from == GATES_CACHED ? ""
+                          : from == GATES_GIVEN
+                              ? "; name this model's gates, or leave --gates out"
+                              : "; --gates FILE names others, --gates '' uses none";
+    return fault_set(fault, rc, "gates", "%.200s: %s%s%.280s%s", path, inside.field,
+                     inside.field[0] ? ": " : "", inside.text, instead);
 }
 
 /* Gates of a model with other sizes are refused by the first tensor that does not fit. */
@@ -99,7 +104,7 @@ static int load_gates_file(struct model *model, const struct model_options *opti
     gates_close(&gates);
 out:
     mem_free(data);
-    return rc ? in_gates_file(rc, path, fault) : 0;
+    return rc ? in_gates_file(rc, path, from, fault) : 0;
 }
 
 /* ---- Finding them ---- */
@@ -127,7 +132,12 @@ static int load_beside(struct model *model, const struct model_options *options,
 static int name_cached(struct model *model, const struct model_options *options,
                        const struct weights *weights, struct fault *fault) {
     struct base_digest base;
+    struct stat info;
     if (!options->gates_cache || !options->gates_cache[0] || !weights) return 0;
+    if (stat(options->gates_cache, &info) == 0 && !S_ISDIR(info.st_mode))
+        return fault_set(fault, ERR_INVALID, "gates-cache",
+                         "%.200s is no folder; name one, in which fitted gates are kept",
+                         options->gates_cache);
     int rc = base_digest(&model->config, weights, &base);
     if (rc) return fault_set(fault, rc, "model", "%s", err_text(rc));
     const int n =

@@ -196,12 +196,27 @@ static int check_folder(const char *path, bool config_only, struct fault *fault)
     return say_weights(&f, fault);
 }
 
+/* A file beside a config.json is a part of a model: the fault names the directory. */
+static int name_folder(const char *path, int rc, struct fault *fault) {
+    const char *end = strrchr(path, '/');
+    const int size = end ? (int)(end - path) : 0;
+    char beside[PATH_MAX];
+    const int n = snprintf(beside, sizeof beside, "%.*s%sconfig.json", size, path, end ? "/" : "");
+    if (n < 0 || (size_t)n >= sizeof beside || access(beside, F_OK) != 0) return rc;
+    return fault_set(fault, ERR_INVALID, "model",
+                     "%.200s is one file of a model: name its directory, %.*s", path,
+                     end ? size : 1, end ? path : ".");
+}
+
 static int check_file(const char *path, struct fault *fault) {
     char bytes[KIND_BYTES];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     const ssize_t size = fd < 0 ? -1 : read(fd, bytes, sizeof bytes);
     if (fd >= 0) close(fd);
-    return size < 0 ? 0 : kind_check(bytes, (size_t)size, KIND_GGUF, "model", path, fault);
+    const int rc = size < 0 ? 0 : kind_check(bytes, (size_t)size, KIND_GGUF, "model", path, fault);
+    const bool gguf =
+        size < 0 || fits_row(path, ".gguf", true) || (size >= 4 && memcmp(bytes, "GGUF", 4) == 0);
+    return gguf ? rc : name_folder(path, rc, fault);
 }
 
 int model_path_check(const char *path, bool config_only, struct fault *fault) {

@@ -6,23 +6,6 @@
 #include "base/log.h"
 #include "server/http.h"
 
-enum { BACKGROUND_PART = 4 }; /* at most this part of the queue is in the background */
-
-int background_enter(struct exchange *ex) {
-    int most = ex->server->rules.info->max_queue / BACKGROUND_PART;
-    int before = atomic_fetch_add_explicit(&ex->server->background, 1, memory_order_relaxed);
-    ex->in_background = true;
-    if (before < (most ? most : 1)) return 0;
-    ex->reject = STATS_REJECT_BACKGROUND;
-    return oai_refuse(&ex->error, 503, "overloaded", "background",
-                      "Too many responses are in the background, please try again.");
-}
-
-void background_leave(struct exchange *ex) {
-    if (ex->in_background)
-        atomic_fetch_sub_explicit(&ex->server->background, 1, memory_order_relaxed);
-}
-
 void background_answer(struct exchange *ex) {
     ex->request.kind->form->unfinished(&ex->answer.body, &ex->facts, false);
     ex->answer.status = 200;

@@ -68,7 +68,6 @@ void exchange_unref(struct exchange *ex) {
     CHECK(!ex->connection && !ex->waiting && ex->jobs_submitted == ex->jobs_finished);
     spans_send(ex);
     quota_leave(ex);
-    background_leave(ex);
     if (ex->places) engine_queue_leave(server->engine, ex->places);
     for (int i = 0; i < ex->job_count; i++) engine_job_close(&ex->jobs[i]);
     engine_constraint_close(server->engine, ex->constraint);

@@ -179,6 +179,7 @@ static int refuse_key(struct exchange *ex, struct key **key) {
     if (*key) {
         memcpy(ex->key_digest, (*key)->digest, sizeof ex->key_digest);
         ex->settings = (*key)->settings;
+        ex->others = ex->server->keys.count > 1;
     }
     if (*key || (ex->route && ex->route->open)) return 0;
     const char *value = header(ex, "Authorization");
@@ -213,8 +214,8 @@ static int refuse_route(struct exchange *ex, const char *path, const char *metho
                         const char *allow) {
     struct oai_error error;
     if (!ex->route && allow)
-        oai_refuse(&error, 405, "method_not_allowed", NULL, "Not allowed: %.16s %.200s.", method,
-                   path);
+        oai_refuse(&error, 405, "method_not_allowed", NULL, "Not allowed: %.16s %.200s; use %s.",
+                   method, path, allow);
     else if (!ex->route)
         refuse_url(&error, path, method);
     else if (ex->route->kind && !is_json(ex))

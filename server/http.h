@@ -221,8 +221,8 @@ struct exchange {
     uint8_t owner[16];      /* the same without the connection */
     uint8_t key_digest[16]; /* the digest of its key in server->keys */
     struct key_settings settings; /* the settings of its key when it came */
+    bool others;                  /* there were other keys */
     bool entered;                 /* counted as active for its key */
-    bool in_background;           /* counted in server->background */
     uint64_t key_added;           /* see struct key; the key that counts it */
     uint8_t key_id[16]; /* hash of the API key, or of ""; part of a conversation's space */
     char path[288];     /* room for the longest model name */
@@ -307,10 +307,6 @@ void exchange_drop_body(struct exchange *exchange);
 /* background.c: responses that their clients ask for later. Their exchanges live on without a
  * connection until the engine has finished; then the response is stored. They take the same places
  * in the queue, and have the same deadlines, as other requests. */
-/* Counts a response, so that those without a client hold at most a quarter of the queue's places:
- * no connections bound them. Nonzero: there are too many, exchange->error says so. Any thread. */
-int background_enter(struct exchange *exchange);
-void background_leave(struct exchange *exchange);
 void background_answer(struct exchange *exchange); /* says "queued"; PHASE_WAIT is over */
 bool background_stays(
     const struct exchange *exchange);           /* false: the exchange ends with its client */
@@ -403,8 +399,7 @@ struct server {
     struct exchange *works_waiting; /* with large bodies, for which there is no thread yet */
     struct exchange *works_large[LARGE_AT_ONCE]; /* and those that have one; NULL: none */
     uv_work_t works_first;                       /* starts the threads */
-    atomic_int background; /* responses in the background, see background_enter */
-    struct ledger ledger;  /* holdings of clients */
+    struct ledger ledger;                        /* holdings of clients */
     struct stats stats;
     bool draining, aborting;
     bool failed;  /* the engine failed, so the server drains */

@@ -1,7 +1,7 @@
 /* The ledger of what clients hold of the things that all of them share, so that no client can stop
- * the others by holding everything: places in the queue, prompt tokens that wait, connections, and
- * the memory of requests (their bodies, large JSON trees, uploads in progress and text answers that
- * wait for their clients to read them).
+ * the others by holding everything: places in the queue, prompt tokens that wait, responses in the
+ * background, connections, and the memory of requests (their bodies, large JSON trees, uploads in
+ * progress and text answers that wait for their clients to read them).
  *
  *   share      A client may hold a few times as much as remains free: dynamic thresholds (Choudhury
  *              and Hahne, IEEE/ACM Transactions on Networking 1998). With twice as much, a client
@@ -31,7 +31,13 @@ enum { LEDGER_BUCKETS = 1024 };
 struct ledger_account;
 
 /* Things that are counted beside memory. */
-enum ledger_item { LEDGER_PLACES, LEDGER_TOKENS, LEDGER_CONNECTIONS, LEDGER_ITEMS };
+enum ledger_item {
+    LEDGER_PLACES,
+    LEDGER_TOKENS,
+    LEDGER_BACKGROUND, /* responses that are computed without a client */
+    LEDGER_CONNECTIONS,
+    LEDGER_ITEMS
+};
 
 struct ledger_stock {
     int64_t total; /* 0 = no limit */

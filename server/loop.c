@@ -434,6 +434,10 @@ static void start_handles(struct server *server) {
     listener_open(server);
 }
 
+/* No connections bound responses without a client, so they hold at most this part of the queue's
+ * places. */
+enum { BACKGROUND_PART = 4 };
+
 /* An address may be that of a proxy with many users, so it may have nearly all connections: what is
  * left are a few for each other address. Where all clients are on this machine, they have one
  * address. */
@@ -443,6 +447,8 @@ static void divide(struct server *server) {
     struct ledger_stock *stock = server->ledger.stock;
     stock[LEDGER_PLACES] =
         (struct ledger_stock){.total = (int64_t)info->max_queue * info->replicas, .times = 2};
+    stock[LEDGER_BACKGROUND] = (struct ledger_stock){
+        .total = (info->max_queue + BACKGROUND_PART - 1) / BACKGROUND_PART, .times = 2};
     stock[LEDGER_TOKENS] = (struct ledger_stock){.total = o->max_queue_tokens, .times = 2};
     stock[LEDGER_CONNECTIONS] = (struct ledger_stock){
         .total = o->max_connections, .times = sock_has_networks(server->listen_fd) ? 15 : 0};

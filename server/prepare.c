@@ -45,9 +45,12 @@ static void set_hint(struct exchange *ex) {
 
 /* --- prompts --- */
 
-/* Templates and tokenizers name their own places; a client knows its fields. */
+/* Templates and tokenizers name their own places; a client knows its fields. A place in the field,
+ * such as messages[2].role, stays. */
 static void name_field(struct fault *fault, const char *field) {
-    if (fault->code == ERR_NOMEM || strcmp(fault->field, field) == 0) return;
+    size_t size = strlen(field);
+    bool inside = strncmp(fault->field, field, size) == 0 && strchr("[.", fault->field[size]);
+    if (fault->code == ERR_NOMEM || inside) return;
     struct fault own = *fault;
     fault_set(fault, own.code, field, "%s%s%s", own.field, own.field[0] ? ": " : "", own.text);
 }
@@ -337,6 +340,7 @@ static int open_constraint(struct exchange *ex) {
     ex->again = rc == ERR_BUSY;
     if (rc) return ex->again ? rc : oai_refuse_fault(&ex->error, &fault);
     sampling->constraint = ex->constraint;
+    sampling->constraint_field = ex->request.constraint->field;
     sampling->think_begin = ex->server->rules.think.begin;
     sampling->think_end = ex->server->rules.think.end;
     return 0;
@@ -360,6 +364,7 @@ static int make_jobs(struct exchange *ex) {
     set_hint(ex);
     memcpy(ex->request.sampling.client, ex->client, sizeof ex->client);
     memcpy(ex->request.sampling.owner, ex->owner, sizeof ex->owner);
+    ex->request.sampling.others = ex->others;
     ex->request.sampling.weight = ex->settings.weight;
     ex->request.sampling.pages_max = ex->settings.pages_max;
     ex->request.sampling.pins_max = ex->settings.pins_max;
@@ -397,7 +402,6 @@ static int prepare(struct exchange *ex) {
                        &ex->error) ||
         oai_parse(kind, ex->tree, rules, ex->key_id, &ex->arena, &ex->request, &ex->error))
         return -1;
-    if (ex->request.background && background_enter(ex)) return -1;
     ex->request.longest = engine_longest(ex->server->engine, &ex->request.sampling.kv);
     return 0;
 }

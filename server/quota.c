@@ -8,7 +8,16 @@
 #define TIMEOUT_SECONDS_MAX 86400.0
 
 static bool refuse_item(struct exchange *ex, enum ledger_item item, enum ledger_verdict verdict) {
-    if (verdict == LEDGER_CLIENT_FULL) {
+    if (item == LEDGER_BACKGROUND && verdict == LEDGER_CLIENT_FULL) {
+        ex->reject = STATS_REJECT_BACKGROUND;
+        oai_refuse(&ex->error, 429, "too_many_requests", "background",
+                   "This client's responses take up its share of the background, please try again "
+                   "when some of them have ended.");
+    } else if (item == LEDGER_BACKGROUND) {
+        ex->reject = STATS_REJECT_BACKGROUND;
+        oai_refuse(&ex->error, 503, "overloaded", "background",
+                   "Too many responses are in the background, please try again.");
+    } else if (verdict == LEDGER_CLIENT_FULL) {
         ex->reject = STATS_REJECT_CLIENT_QUEUE;
         oai_refuse(&ex->error, 429, "too_many_requests", NULL,
                    "This client's waiting requests take up its share of the queue, please try "
@@ -57,6 +66,7 @@ bool quota_reserve(struct exchange *ex) {
 bool quota_confirm(struct exchange *ex) {
     int64_t tokens = 0;
     for (int i = 0; i < ex->job_count; i++) tokens += ex->jobs[i].request.prompt_count;
+    if (ex->request.background && !hold_item(ex, LEDGER_BACKGROUND, 1)) return false;
     return hold_item(ex, LEDGER_TOKENS, tokens) && take_places(ex, ex->job_count);
 }
 

@@ -1,6 +1,7 @@
-/* A client's part of the queue, in places and prompt tokens, a key's limit on requests at once, and
- * the time limit of a request. http.c and the parser in oai/ check the limits of a single request;
- * the engine checks its capacity. docs/OPERATIONS.md lists them all. Loop thread only. */
+/* A client's part of the queue, in places and prompt tokens, and of the background, a key's limit
+ * on requests at once, and the time limit of a request. http.c and the parser in oai/ check the
+ * limits of a single request; the engine checks its capacity. docs/OPERATIONS.md lists them all.
+ * Loop thread only. */
 #ifndef KEEPD_SERVER_QUOTA_H
 #define KEEPD_SERVER_QUOTA_H
 
@@ -15,7 +16,8 @@ struct exchange;
  * Reserves a place and room for the prompt before it is tokenised: a token has at least one byte,
  * and a prompt longer than the context is refused anyway. An empty queue always has room. */
 bool quota_reserve(struct exchange *exchange);
-/* Once tokenised: sets the reservation to all prompts of the request and their tokens. */
+/* Once tokenised: sets the reservation to all prompts of the request and their tokens, and takes a
+ * place in the background for a response that wants one. */
 bool quota_confirm(struct exchange *exchange);
 /* On every poll: reduces the reservation to the prompts that still wait. */
 void quota_settle(struct exchange *exchange);

@@ -163,7 +163,7 @@ static void write_request(struct writer *w, int64_t now_ns) {
     char name[512];
     snprintf(name, sizeof name, "%s %.400s", operation, model);
     begin_span(w, w->root, ex->trace.parent, name, KIND_SERVER, ex->received_ns,
-               ex->ended_ns && !ex->in_background ? ex->ended_ns : now_ns);
+               ex->ended_ns && !ex->request.background ? ex->ended_ns : now_ns);
     write_text(w, "gen_ai.operation.name", operation);
     write_text(w, "gen_ai.provider.name", "keepd");
     write_text(w, "gen_ai.request.model", model);

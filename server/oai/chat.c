@@ -9,8 +9,8 @@
 static const struct oai_field fields[] = {
     {"audio", OAI_NEVER},
     {"echo", OAI_ANY},
-    {"function_call", OAI_NONE},
-    {"functions", OAI_NOLIST},
+    {"function_call", OAI_TOOLS},
+    {"functions", OAI_TOOLS},
     {"modalities", OAI_ONLYTEXT},
     {"moderation", OAI_NEVER},
     {"parallel_tool_calls", OAI_ANY},

@@ -129,6 +129,8 @@ static bool is_neutral(const cJSON *node, enum oai_neutral neutral) {
     case OAI_ONLYTEXT:
         return cJSON_IsArray(node) && node->child && !node->child->next &&
                is_text(node->child, "text");
+    case OAI_TOOLS:
+        return is_text(node, "none") || (cJSON_IsArray(node) && !node->child);
     }
     return false;
 }
@@ -184,6 +186,15 @@ int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict
             return oai_refuse(error, 400, "unsupported_parameter", node->string,
                               "Unsupported parameter: '%s' is '%s' in requests to %s.",
                               node->string, instead, kind->path);
+        if (field && !cJSON_IsNull(node) && !is_neutral(node, field->neutral) &&
+            field->neutral == OAI_TOOLS)
+            return oai_refuse(error, 400, "unsupported_parameter", node->string,
+                              "Unsupported parameter: '%s' is the old form of '%s'. Declare each "
+                              "function in 'tools' as {\"type\": \"function\", \"function\": "
+                              "{...}}; 'tool_choice' names one as {\"type\": \"function\", "
+                              "\"function\": {\"name\": ...}}.",
+                              node->string,
+                              strcmp(node->string, "functions") == 0 ? "tools" : "tool_choice");
         if (field && !cJSON_IsNull(node) && !is_neutral(node, field->neutral))
             return oai_refuse(error, 400, "unsupported_parameter", node->string,
                               "Unsupported value for '%s': this server does not support it.",

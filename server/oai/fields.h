@@ -15,6 +15,7 @@ enum oai_neutral {
     OAI_NOLIST,   /* [] */
     OAI_ZERO,     /* 0 or false */
     OAI_ONLYTEXT, /* ["text"] */
+    OAI_TOOLS,    /* [] or "none": the old form of tools */
 };
 
 /* Groups of fields shared by several kinds (fields.c). */

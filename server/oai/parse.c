@@ -221,6 +221,9 @@ int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules,
         return oai_refuse(error, 400, NULL, NULL,
                           "The JSON body of your request is beyond a limit of this server: %s.",
                           fault.text);
+    if (fault.field[0])
+        return oai_refuse(error, 400, "invalid_value", fault.field,
+                          "The JSON body of your request is not clear: %s.", fault.text);
     return oai_refuse(error, 400, NULL, NULL,
                       "We could not parse the JSON body of your request: %s. (HINT: This likely "
                       "means you aren't using your HTTP library correctly. The API expects a JSON "
@@ -255,11 +258,11 @@ static int refuse_length(const struct oai_request *request, const struct oai_rul
                    "length of the %s.%s",
                    longest, what, count, what, hint);
     else
-        oai_refuse(error, 400, "context_length_exceeded", field,
+        oai_refuse(error, 400, "context_length_exceeded", "max_tokens",
                    "This model's maximum context length is %zu tokens. However, you requested %zu "
                    "tokens (%zu in the %s, %zu in the completion). Please reduce the length of the "
-                   "%s or completion.%s",
-                   longest, count + wanted, count, what, wanted, what, hint);
+                   "%s or completion: max_tokens may be up to %zu here.%s",
+                   longest, count + wanted, count, what, wanted, what, longest - count, hint);
     return oai_refuse_context(error, count, longest);
 }
 

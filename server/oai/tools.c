@@ -57,7 +57,10 @@ static int check_tool(const cJSON *tool, const char *path, struct oai_error *err
     oai_path(field, "%s.function", path);
     if (!function)
         return oai_refuse(error, 400, "missing_required_parameter", field,
-                          "Missing required parameter: '%s'.", field);
+                          "Missing required parameter: '%s'.%s", field,
+                          json_get(tool, "name") ? " Put name, description, parameters and strict "
+                                                   "into it: only /v1/responses has them here."
+                                                 : "");
     if (!cJSON_IsObject(function)) return oai_expected(error, field, "an object", function);
     return check_function(function, field, error);
 }

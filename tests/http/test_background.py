@@ -88,9 +88,12 @@ def test_one_that_takes_too_long(patient):
 
 def test_a_part_of_the_queue(slow):
     """No connections bound the responses in the background, so they hold at most a quarter of the queue's places:
-    others are still served. One that ends, or is deleted, makes room."""
+    others are still served. One that ends, or is deleted, makes room. (Each connection is a client here.)"""
     daemon = slow("--max-num-seqs", "1", "--max-queue", "8", step_us=20000)
-    first, second = begin(daemon, LONG), begin(daemon, "next")
+    first = begin(daemon, LONG)
+    daemon.http.close()
+    second = begin(daemon, "next")
+    daemon.http.close()
     third = daemon.post(PATH, body(background=True))
     assert (third.status_code, third.json()["error"]["param"]) == (503, "background")
     assert daemon.metrics()["keepd_requests_rejected_total", ("reason", "background")] == 1
@@ -100,6 +103,17 @@ def test_a_part_of_the_queue(slow):
         assert [daemon.post(p + "/cancel", None).status_code for p in (first, second)] == [200, 200]
         assert b"[DONE]" in waiting.content
     assert ended(daemon, begin(daemon, "again"))["status"] == "completed"
+
+
+def test_one_key_does_not_hold_the_background(slow):
+    """A key's own responses are refused at its share of the background, two thirds; another key's are computed."""
+    daemon = slow("--api-key", "hog", "--api-key", "guest", "--max-num-seqs", "1", "--max-queue", "24", step_us=20000)
+    ask_as = lambda key: daemon.post(PATH, body(LONG, background=True), headers={"Authorization": f"Bearer {key}"})
+    assert [ask_as("hog").status_code for _ in range(4)] == [200] * 4
+    r = ask_as("hog")
+    assert (r.status_code, r.json()["error"]["code"], r.json()["error"]["param"]) == (429, "too_many_requests", "background")
+    assert int(r.headers["retry-after"]) >= 1
+    assert ask_as("guest").json()["status"] == "queued"
 
 
 def test_owners(slow):

@@ -235,10 +235,13 @@ def test_context_length(shared):
     text = "hello world, " * LENGTH
     limit = f"maximum context length is {LENGTH} tokens"
     assert limit in check_error(shared.chat(text, max_tokens=None), 400, "messages", "context_length_exceeded")
-    assert limit in check_error(shared.chat(max_tokens=LENGTH), 400, "messages", "context_length_exceeded")
+    text = check_error(shared.chat(max_tokens=LENGTH), 400, "max_tokens", "context_length_exceeded")
+    assert limit in text
+    most = int(text.split("max_tokens may be up to ")[1].split()[0])
+    assert shared.chat(max_tokens=most).status_code == 200 and shared.chat(max_tokens=most + 1).status_code == 400
     assert limit in check_error(shared.post(TEXT, text_body(prompt=[1] * LENGTH)), 400, "prompt",
                                 "context_length_exceeded")
-    assert limit in check_error(shared.post(TEXT, text_body(prompt=[65] * (LENGTH - 3))), 400, "prompt",
+    assert limit in check_error(shared.post(TEXT, text_body(prompt=[65] * (LENGTH - 3))), 400, "max_tokens",
                                 "context_length_exceeded")
     answer = shared.post(TEXT, text_body(prompt=[65] * (LENGTH - 4), ignore_eos=True))
     assert answer.status_code == 200 and answer.json()["usage"]["total_tokens"] == LENGTH
@@ -281,7 +284,7 @@ def test_template_refusal(shared, fake):
 
 
 BAD_JSON = [b"", b" ", b"{", b"[]", b"null", b"5", b"\"x\"", b"{\"model\":\"tiny\",}", b"{'model':1}", b"\xff\xfe{}",
-            b"\xef\xbb\xbf{}", b"{\"a\":1e999}x", b"{} {}", b"{\"a\":1,\"a\":2}", b"\x00",
+            b"\xef\xbb\xbf{}", b"{\"a\":1e999}x", b"{} {}", b"\x00",
             b"{\"a\":\"\xc3\x28\"}"]
 
 
@@ -380,6 +383,30 @@ def test_fields_of_another_route(shared, path, body, field, text):
     assert error["param"] == field and text in error["message"], error
 
 
+@pytest.mark.parametrize("fields, field, text", [
+    ({"functions": [{"name": "f"}]}, "functions", "'functions' is the old form of 'tools'"),
+    ({"function_call": {"name": "f"}}, "function_call", "'function_call' is the old form of 'tool_choice'"),
+    ({"function_call": "auto"}, "function_call", '{"type": "function", "function": {...}}'),
+    ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].function",
+     "Put name, description, parameters and strict into it: only /v1/responses has them here.")])
+def test_what_to_do_next(shared, fake, fields, field, text):
+    error = shared.chat(**fields).json()["error"]
+    assert error["param"] == field and text in error["message"], error
+
+
+@pytest.mark.skipif(FAKE, reason="needs a model")
+def test_an_unknown_role_is_named_by_its_message(shared):
+    messages = [{"role": "user", "content": "a"}, {"role": "usr", "content": "b"}]
+    text = check_error(shared.chat(messages=messages), 400, "messages[1].role", "invalid_value")
+    assert "does not know the role 'usr'; roles are system, developer, user, assistant, tool" in text
+
+
+def test_a_key_that_is_twice_there(shared):
+    for body, key in ((b'{"messages":[],"messages":[]}', "messages"), (b'{"messages":[{"role":"user","content":"a","role":"user"}]}', "role")):
+        r = shared.http.post(shared.url + CHAT, data=body, headers={"Content-Type": "application/json"}, timeout=60)
+        assert f"the key '{key}' is twice in one object; send it once" in check_error(r, 400, key, "invalid_value")
+
+
 def test_routes_that_are_near(shared):
     for path, near in (("/v1/chat/completion", CHAT), ("/v1/v1/chat/completions", CHAT), (CHAT + "/", CHAT), ("/v1/message", "/v1/messages"),
                        ("/V1/Models", "/v1/models"), ("/healthz", "/health"), ("/api/v1/responses", "/v1/responses")):
@@ -396,10 +423,10 @@ def test_routes(shared):
     check_error(shared.get("/v1/models/"), 404, None, "unknown_url")
     check_error(shared.get("/v1/models/none"), 404, "model", "model_not_found")
     r = shared.get(CHAT)
-    check_error(r, 405, None, "method_not_allowed")
+    assert check_error(r, 405, None, "method_not_allowed") == f"Not allowed: GET {CHAT}; use POST."
     assert r.headers["allow"] == "POST"
     r = shared.http.delete(shared.url + "/v1/models", timeout=60)
-    check_error(r, 405, None, "method_not_allowed")
+    assert check_error(r, 405, None, "method_not_allowed") == "Not allowed: DELETE /v1/models; use GET, HEAD."
     assert r.headers["allow"] == "GET, HEAD"
 
 

@@ -1,6 +1,7 @@
 """The first messages that a new user sees: names that other servers use, models that are not there, ports in use, an open address,
 and where the defaults of requests come from."""
 import os
+import shutil
 import socket
 import subprocess
 
@@ -57,6 +58,30 @@ def test_gates_of_another_model():
     r = run(NANO, "--gates", str(ROOT / "bundled/smollm2/gates.safetensors"), "--port", "0")
     text = r.stderr.splitlines()[-1]
     assert r.returncode == 78 and "the gates were made for another model, or are damaged" in text and "6 layers with 4 KV heads and width 256" in text
+
+
+@pytest.mark.skipif(FAKE, reason="needs a model")
+def test_gates_that_cannot_be_used_say_what_to_do(tmp_path):
+    model = tmp_path / "m"
+    shutil.copytree(NANO, model)
+    gates = model / "gates.safetensors"
+    whole = gates.read_bytes()
+    last = lambda *words: run(str(model), *words, "--check-config").stderr.splitlines()[-1]
+    for data in ((ROOT / "bundled/smollm2/gates.safetensors").read_bytes(), whole[:-100], whole[:100]):
+        gates.write_bytes(data)
+        assert last().startswith(f"keepd: gates: {gates}: ") and last().endswith("; --gates FILE names others, --gates '' uses none")
+        assert last("--gates", str(gates)).endswith("; name this model's gates, or leave --gates out")
+    none = run(str(model), "--gates", "", "--check-config")
+    assert none.returncode == 0 and "Without it, --kv-budget N bounds the cache" in none.stderr
+    bounded = run(str(model), "--gates", "", "--kv-budget", "64", "--check-config")
+    assert "--gates '' uses no retention gates for policy global" in bounded.stderr
+    assert f"gates-cache: {gates} is no folder; name one" in last("--gates", "", "--gates-cache", str(gates))
+
+
+@pytest.mark.skipif(FAKE, reason="needs a model")
+def test_one_file_of_a_model():
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert f"model: {NANO}/{name} is one file of a model: name its directory, {NANO}\n" in refused(f"{NANO}/{name}")
 
 
 # --- options of others ---

@@ -100,6 +100,10 @@ static int checked_step(void *model, const struct kern_batch *batch, const int32
             if (!job->choice || atomic_load(&job->admitted) != 0) continue;
             bool fits = job->choice_count <= places && pages_enough(w, job) <= pages;
             bool kept = places <= PLACES / 4 && running_of(&clients[c]) >= share;
+            /* the most that is left for a client that runs nothing */
+            kept = kept || (running_of(&clients[c]) > 0 &&
+                            (job->choice_count == places ||
+                             pages - pages_enough(w, job) < s->options.pages_total / 4));
             CHECK_MSG(!fits || kept || (!open && job != s->head),
                       "%s waits beside %d places and %lld pages", clients[c].kind->name, places,
                       (long long)pages);

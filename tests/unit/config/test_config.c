@@ -142,6 +142,11 @@ Test(config, unknown_names_get_the_nearest) {
     refuse("--kv-bugdet 3", "", "kv-bugdet", "did you mean 'kv-budget'?");
     refuse("--max-model-length=3", "", "max-model-length", "'max-model-len'");
     refuse("--ports", "", "ports", "'port'");
+    refuse("--budget 3", "", "budget", "did you mean 'kv-budget'?");
+    refuse("--seqs 3", "", "seqs", "did you mean 'max-num-seqs'?");
+    refuse("serv m", "", "serv", "not a command of keepd; did you mean 'serve'?");
+    refuse("--model server m", "", "m", "named already; did you mean 'serve' by the word before?");
+    refuse("vresion", "", "vresion", "did you mean 'version'?");
     refuse("--", "", "", "unknown option");
     refuse("-x", "", "x", "unknown option 'x'");
     char args[500] = "--";

@@ -80,6 +80,8 @@ static inline void fill_tokens(int32_t *tokens, int seed, int count) {
     for (int i = 0; i < count; i++) tokens[i] = seed * 1000 + i;
 }
 
+static uint64_t file_client; /* the client of the next files */
+
 /* The file of conversation `seed`, of `room` bytes beside its head. */
 static inline char *make_living_file(struct store *store, int seed, size_t room, int32_t ttl,
                                      struct state_head *head) {
@@ -89,6 +91,7 @@ static inline char *make_living_file(struct store *store, int seed, size_t room,
     *head = (struct state_head){.identity = *store_identity(store),
                                 .id = 500 + (uint64_t)seed,
                                 .space = "space",
+                                .client = file_client,
                                 .ttl = ttl,
                                 .kv = kv_of(32),
                                 .token_count = TOKENS,

@@ -118,7 +118,7 @@ Test(sched_admit, what_the_head_leaves_is_for_others) {
     for (int i = 0; i < WIDE + SMALL; i++) {
         jobs[i] = job_of(i, 4, i < WIDE ? ANSWER : 4 * ANSWER, full());
         jobs[i].request.choices = i < WIDE ? 6 : 1;
-        jobs[i].request.client[0] = i >= WIDE;
+        jobs[i].request.client[0] = (uint8_t)(i < WIDE ? 0 : i);
         if (i < WIDE) submit(&w, &jobs[i]);
     }
     cr_assert_not(world_step(&w));
@@ -129,6 +129,116 @@ Test(sched_admit, what_the_head_leaves_is_for_others) {
         cr_assert_eq(atomic_load(&jobs[i].admitted), i == 0 || i == 2 || i == 3, "job %d", i);
     run_until_idle(&w);
     for (int i = 0; i < WIDE + SMALL; i++) engine_job_close(&jobs[i]);
+    world_close(&w);
+}
+
+/* ---- Clients that come after a long time ---- */
+
+enum { HOG = 1, GUEST, STRANGER };
+
+static struct engine_job job_by(uint8_t client, int number, int prompt, int tokens) {
+    struct engine_job job = job_of(number, prompt, tokens, full());
+    job.request.client[0] = client;
+    return job;
+}
+
+static void admit_at_once(struct world *w, struct engine_job *job) {
+    submit(w, job);
+    cr_assert_not(world_step(w));
+    cr_assert_eq(atomic_load(&job->admitted), 1, "it waits for an answer of another client");
+}
+
+/* A client asks once and leaves; then another one takes all it can get, with answers that outlast
+ * QUEUE_KEEP_STEPS. Whether places or pages run out first: the client that comes back, and one that
+ * was never seen, start in the next step. */
+Test(sched_admit, a_client_that_was_away_waits_for_no_answer) {
+    enum { PLACES = 8, HOGS = 12, ANSWER = 500 };
+    int page = slots_per_page(), job_pages = (4 + ANSWER + page - 2) / page;
+    for (int scarce = 0; scarce < 2; scarce++) {
+        struct world w;
+        struct engine_job hogs[HOGS], first, again, never;
+        world_open(&w, &(struct world_options){.pages = (scarce ? 5 * job_pages : 100 * job_pages) *
+                                                        WORLD_STREAMS,
+                                               .sequences = PLACES,
+                                               .conversations = 0,
+                                               .rows = 64});
+        first = job_by(GUEST, 0, 4, 3);
+        submit(&w, &first);
+        run_until_idle(&w);
+        for (int i = 0; i < HOGS; i++) {
+            hogs[i] = job_by(HOG, i % 16, 4, ANSWER);
+            submit(&w, &hogs[i]);
+        }
+        for (int i = 0; i < QUEUE_KEEP_STEPS + 2; i++) cr_assert_not(world_step(&w));
+        cr_assert_eq(w.sched.running, scarce ? 4 : PLACES - 1, "what is left is for others");
+        again = job_by(GUEST, 13, 4, 3);
+        admit_at_once(&w, &again);
+        while (finish_of(&again) == ENGINE_RUNNING) cr_assert_not(world_step(&w));
+        cr_assert_eq(w.sched.running, scarce ? 4 : PLACES - 1, "and is left again");
+        never = job_by(STRANGER, 14, 4, 3);
+        admit_at_once(&w, &never);
+        run_until_idle(&w);
+        for (int i = 0; i < HOGS; i++) engine_job_close(&hogs[i]);
+        engine_job_close(&first);
+        engine_job_close(&again);
+        engine_job_close(&never);
+        world_close(&w);
+    }
+}
+
+/* The only client there is takes every place; one of several keys does not. */
+Test(sched_admit, nothing_is_left_for_nobody) {
+    for (int others = 0; others < 2; others++) {
+        struct world w;
+        struct engine_job jobs[4];
+        world_open(
+            &w, &(struct world_options){
+                    .pages = 1000 * WORLD_STREAMS, .sequences = 4, .conversations = 0, .rows = 64});
+        for (int i = 0; i < 4; i++) {
+            jobs[i] = job_by(HOG, i, 4, 20);
+            jobs[i].request.others = others;
+            submit(&w, &jobs[i]);
+        }
+        cr_assert_not(world_step(&w));
+        cr_assert_eq(w.sched.running, others ? 3 : 4);
+        run_until_idle(&w);
+        for (int i = 0; i < 4; i++) engine_job_close(&jobs[i]);
+        world_close(&w);
+    }
+}
+
+/* The fourth request of a client fits the pool and leaves no page. New clients with one small
+ * request each come all the time, so that one of them always runs: the fourth waits for as many as
+ * take what it would leave, and not for the end of the first three. */
+Test(sched_admit, guests_do_not_keep_the_head_waiting) {
+    enum { HOGS = 4, GUESTS = 60, ANSWER = 500, SHORT = 20 };
+    struct world w;
+    struct engine_job hogs[HOGS], guests[GUESTS];
+    int page = slots_per_page(), job_pages = (4 + ANSWER + page - 2) / page, guest = 0;
+    world_open(&w, &(struct world_options){.pages = (int64_t)HOGS * job_pages * WORLD_STREAMS,
+                                           .sequences = 16,
+                                           .conversations = 0,
+                                           .rows = 64});
+    for (int i = 0; i < HOGS; i++) {
+        hogs[i] = job_by(HOG, i, 4, ANSWER);
+        hogs[i].request.others = true;
+        submit(&w, &hogs[i]);
+    }
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(w.sched.running, HOGS - 1);
+    while (atomic_load(&hogs[HOGS - 1].admitted) == 0) {
+        cr_assert_eq(finish_of(&hogs[0]), ENGINE_RUNNING, "it starves");
+        if (guest == 0 || count_of(&guests[guest - 1]) == SHORT / 2) {
+            guests[guest] = job_by((uint8_t)(GUEST + guest), guest % 16, 4, SHORT);
+            submit(&w, &guests[guest++]);
+        }
+        cr_assert_not(world_step(&w));
+    }
+    cr_assert_gt(guest, 2);
+    cr_assert_eq(finish_of(&guests[guest - 2]), ENGINE_FINISH_LENGTH);
+    run_until_idle(&w);
+    for (int i = 0; i < HOGS; i++) engine_job_close(&hogs[i]);
+    while (guest > 0) engine_job_close(&guests[--guest]);
     world_close(&w);
 }
 

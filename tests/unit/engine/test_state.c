@@ -40,6 +40,7 @@ static struct file make_file(void) {
                                            .head_dim = 64},
                               .id = 0x0123456789abcdefu,
                               .space = "a space",
+                              .client = 99,
                               .hint = 77,
                               .saved_unix = 1700000000,
                               .ttl = 3600,
@@ -76,7 +77,7 @@ Test(state, comes_back) {
     cr_assert_eq(state_parse(f.data, f.size, &view, &fault), 0, "%s", fault.text);
     const struct state_head *h = &view.head;
     cr_assert(h->id == f.head.id && h->hint == 77 && h->saved_unix == 1700000000);
-    cr_assert_eq(h->ttl, 3600);
+    cr_assert(h->ttl == 3600 && h->client == 99);
     cr_assert(h->token_count == TOKENS && h->prompt_end == 6 && h->block_count == BLOCKS);
     cr_assert(h->evicted_at == 5 && h->fresh);
     cr_assert_eq(memcmp(h->space, f.head.space, sizeof h->space), 0);
@@ -114,6 +115,7 @@ Test(state, the_name_follows_from_what_the_conversation_is) {
     const struct state_head h = f.head;
     same.id = 1;
     same.hint = 2;
+    same.client = 8;
     same.saved_unix = 3;
     same.ttl = 7;
     same.file_size = 4;

@@ -18,6 +18,7 @@
 #include "base/mem.h"
 #include "engine/state_dir.h"
 #include "engine/store.h"
+#include "engine/store_index.h"
 #include "tests/unit/engine/store_bed.h"
 
 /* ---- Failing calls ---- */
@@ -193,6 +194,62 @@ Test(store, the_order_after_a_new_start) {
     cr_assert(store_has(store, 501) && store_has(store, 503) && store_has(store, 504));
     cr_assert_eq(stats_of(store).files, 3);
     store_close(store);
+}
+
+/* Files that were used at the same time: those of the client that has most go, until it has no more
+ * than the other. */
+Test(store, a_client_pushes_out_its_own_files) {
+    enum { GUESTS = 2, HOGS = 8, ROOM = 5 };
+    struct store_options options = options_of();
+    struct store *store = open_store();
+    const struct timespec times[2] = {{.tv_sec = 1000000}, {.tv_sec = 1000000}};
+    struct fault fault;
+    for (int i = 1; i <= GUESTS + HOGS; i++) {
+        char name[32];
+        file_client = i <= GUESTS ? 7 : 8;
+        cr_assert_eq(save(store, i, 1000), 0);
+        snprintf(name, sizeof name, "%016x.state", 500 + i);
+        cr_assert_eq(utimensat(AT_FDCWD, path_of(name), times, 0), 0);
+    }
+    file_client = 0;
+    store_close(store);
+    options.bytes = (int64_t)state_file_size(TOKENS, 2, 1000) * ROOM;
+    cr_assert_eq(store_open(&options, &store, &fault), 0);
+    cr_assert_eq(stats_of(store).files, ROOM);
+    cr_assert(store_has(store, 501) && store_has(store, 502), "the guest's");
+    store_close(store);
+}
+
+/* A client that holds little loses its files, too, once they are old enough. */
+Test(store, the_first_to_go) {
+    static struct store_index index;
+    static const struct {
+        uint64_t client;
+        int64_t bytes, used_unix;
+    } files[] = {{7, 100, 10}, {8, 100, 40}, {8, 200, 50}, {9, 50, 60}};
+    cr_assert_null(store_index_first_to_go(&index, 100));
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        const struct store_file file = {.head = {.id = i + 1, .client = files[i].client},
+                                        .bytes = files[i].bytes,
+                                        .used_unix = files[i].used_unix};
+        cr_assert_eq(store_index_add(&index, &file), 0);
+    }
+    /* seconds + 1, times the bytes of the client: 31 x 100, 1 x 300, ... */
+    cr_assert_eq(store_index_first_to_go(&index, 40)->head.id, 1);
+    /* 91 x 100, 61 x 300, 51 x 300, 41 x 50 */
+    cr_assert_eq(store_index_first_to_go(&index, 100)->head.id, 2);
+    store_index_drop(&index, store_index_find(&index, 2, false));
+    /* 91 x 100, 51 x 200, 41 x 50 */
+    cr_assert_eq(store_index_first_to_go(&index, 100)->head.id, 3);
+    store_index_drop(&index, store_index_find(&index, 3, false));
+    cr_assert_eq(store_index_first_to_go(&index, 100)->head.id, 1);
+    mem_fail_after(0);
+    cr_assert_eq(store_index_add(&index, &(struct store_file){.head.client = 10}), ERR_NOMEM);
+    mem_fail_after(1);
+    cr_assert_eq(store_index_add(&index, &(struct store_file){.head.client = 10}), ERR_NOMEM);
+    mem_fail_after(-1);
+    store_index_close(&index);
+    cr_assert(index.bytes == 0 && index.count == 0 && !index.holders[10]);
 }
 
 /* Sets the time of a file's last use, in seconds before now. */

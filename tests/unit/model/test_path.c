@@ -98,6 +98,9 @@ Test(model_path, files) {
     cr_expect_eq(model_path_check(path, false, &fault), ERR_UNSUPPORTED);
     cr_expect_not_null(strstr(fault.text, path), "%s", fault.text);
     cr_expect_not_null(strstr(fault.text, "a web page"), "%s", fault.text);
+    write_file("config.json", "{}");
+    cr_expect_eq(model_path_check(path, false, &fault), ERR_INVALID);
+    cr_expect_not_null(strstr(fault.text, "name its directory"), "%s", fault.text);
     write_file("m", "GGUF");
     cr_expect_eq(model_path_check(path, false, &fault), 0);
     cr_expect_eq(model_path_check("/nowhere/at/all", false, &fault), 0);
