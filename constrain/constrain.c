@@ -41,7 +41,8 @@ struct building {
     struct node_pool pool;
     struct json_nodes json;
     struct fault *fault;
-    int rc; /* sticks */
+    int rc;                            /* sticks */
+    const struct constrain_part *last; /* the last part with a field that was begun; NULL: none */
 };
 
 static const char *field_of(const struct constrain_part *part) {
@@ -90,6 +91,7 @@ static uint32_t without_part(struct building *b, const struct constrain_part *pa
 static uint32_t part_node(struct building *b, const struct constrain_part *part) {
     uint32_t node = NODE_EMPTY, list;
     if (b->rc != 0 || b->pool.rc != 0) return NODE_NONE;
+    if (part->field != NULL) b->last = part;
     switch (part->kind) {
     case CONSTRAIN_TEXT:
         return node_text(&b->pool, part->text, part->size);
@@ -119,17 +121,19 @@ static uint32_t part_node(struct building *b, const struct constrain_part *part)
     CHECK_MSG(false, "a part of kind %d", (int)part->kind);
 }
 
-/* Errors of the pool name the field of the whole language. */
+/* Errors of the pool name the field at which it was found, of the whole language otherwise. */
+static int refuse_pool(const struct building *b, const struct constrain_part *part, int rc) {
+    const char *field = field_of(b->last != NULL ? b->last : part);
+    if (rc != ERR_LIMIT) return fault_set(b->fault, rc, field, "%s", err_text(rc));
+    return fault_set(b->fault, rc, field,
+                     "is too complex: it needs more than %d expressions, or more work than a text "
+                     "of its length may cost; use fewer alternatives, counts and lengths",
+                     CONSTRAIN_NODES_MAX);
+}
+
 static int finish(struct building *b, const struct constrain_part *part, int rc) {
     if (rc == 0) rc = b->rc;
-    if (b->pool.rc != 0) rc = b->pool.rc;
-    if (b->pool.rc == ERR_LIMIT)
-        fault_set(b->fault, rc, field_of(part),
-                  "is too complex: it needs more than %d expressions or too much time",
-                  CONSTRAIN_NODES_MAX);
-    else if (b->pool.rc != 0)
-        fault_set(b->fault, rc, field_of(part), "%s", err_text(rc));
-    return rc;
+    return b->pool.rc != 0 ? refuse_pool(b, part, b->pool.rc) : rc;
 }
 
 static int build(struct building *b, const struct constrain_part *part, uint32_t *root) {
@@ -183,6 +187,28 @@ static size_t size_of(const struct constrain *c) {
     return sizeof *c + automaton_bytes(&c->automaton) + mask_maker_bytes(&c->maker);
 }
 
+static uint64_t bytes_of_tree(const cJSON *node) {
+    const cJSON *child;
+    uint64_t bytes = 1;
+    if (node->string != NULL) bytes += strlen(node->string);
+    if (node->valuestring != NULL) bytes += strlen(node->valuestring);
+    cJSON_ArrayForEach(child, node) bytes += bytes_of_tree(child);
+    return bytes;
+}
+
+/* Returns about how many bytes a client wrote for the part. */
+static uint64_t bytes_of(const struct constrain_part *part) {
+    uint64_t bytes = part->size;
+    if (part->schema != NULL) bytes += bytes_of_tree(part->schema);
+    for (int i = 0; i < part->count; i++) bytes += bytes_of(&part->children[i]);
+    return bytes;
+}
+
+static uint64_t work_for(const struct constrain_part *part) {
+    uint64_t work = CONSTRAIN_WORK_LEAST + bytes_of(part) * CONSTRAIN_WORK_PER_BYTE;
+    return work < CONSTRAIN_WORK_MAX ? work : CONSTRAIN_WORK_MAX;
+}
+
 /* Compiles into *c. */
 static int compile(struct constrain *c, const struct constrain_part *part,
                    const struct constrain_tokens *tokens, struct fault *fault) {
@@ -190,11 +216,11 @@ static int compile(struct constrain *c, const struct constrain_part *part,
     uint32_t root;
     if (!node_pool_open(&b.pool, CONSTRAIN_NODES_MAX))
         return fault_set(fault, ERR_NOMEM, field_of(part), "%s", err_text(ERR_NOMEM));
-    b.pool.work_limit = CONSTRAIN_WORK_MAX;
+    b.pool.work_limit = work_for(part);
     int rc = build(&b, part, &root);
     if (rc == 0) {
         rc = open_language(c, &b, root, tokens);
-        if (rc != 0) fault_set(fault, rc, field_of(part), "%s", err_text(rc));
+        if (rc != 0) rc = refuse_pool(&b, part, rc);
     }
     json_nodes_close(&b.json);
     node_pool_close(&b.pool);

@@ -13,12 +13,17 @@
 #define CONSTRAIN_PREPARED      64
 #define CONSTRAIN_AHEAD_WORK    500
 #else
-#define CONSTRAIN_WORK_MAX      4000000 /* work of one compilation: at most a few seconds */
+#define CONSTRAIN_WORK_MAX      4000000 /* work of one compilation: at most a second or two */
 #define CONSTRAIN_MASK_WORK_MAX 500000  /* work of one mask */
 #define CONSTRAIN_MASK_BYTES    8388608 /* masks that one language keeps */
 #define CONSTRAIN_PREPARED      4096    /* expressions for which a new language has memory */
 #define CONSTRAIN_AHEAD_WORK    20000 /* work on masks that are made when a language is compiled */
 #endif
+/* Work of a compilation, for each byte of the language's text and beside it: a short text may not
+ * cost seconds. Schemas in use need up to 210 a byte, short ones up to 225000 in all. */
+#define CONSTRAIN_WORK_PER_BYTE 256
+#define CONSTRAIN_WORK_LEAST    500000
+
 #define CONSTRAIN_NODES_MAX    500000  /* expressions of one language, compiled; 32 bytes each */
 #define CONSTRAIN_CHILDREN_MAX 4000000 /* alternatives in all expressions together */
 #define CONSTRAIN_LAZY_NODES_MAX                                                                   \

@@ -340,7 +340,7 @@ static int open_constraint(struct exchange *ex) {
     ex->again = rc == ERR_BUSY;
     if (rc) return ex->again ? rc : oai_refuse_fault(&ex->error, &fault);
     sampling->constraint = ex->constraint;
-    sampling->constraint_field = ex->request.constraint->field;
+    sampling->constraint_field = ex->request.constraint_field;
     sampling->think_begin = ex->server->rules.think.begin;
     sampling->think_end = ex->server->rules.think.end;
     return 0;

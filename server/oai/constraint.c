@@ -393,6 +393,7 @@ static int add_calls(struct oai_reader *r, struct constrain_part *answer, bool g
     if (!promised && !given && !any_strict(json_get(r->body, "tools"))) return 0;
     if (any_call(r, !promised, &call)) return -1;
     r->out->constraint = answer;
+    r->out->constraint_field = given && !promised ? answer->field : "tools";
     if (promised || !given) {
         /* spelled as the template will write them, so that the next turn continues this one */
         int rc = promised ? call_list(r, &call, answer) : free_calls(r, &call, answer);
@@ -412,5 +413,6 @@ int oai_read_constraint(struct oai_reader *r) {
     struct source source = {.r = r, .part = part};
     if (!part || read_fields(&source)) return -1;
     if (source.field) r->out->constraint = part;
+    r->out->constraint_field = source.field;
     return add_calls(r, part, source.field != NULL);
 }

@@ -159,9 +159,10 @@ struct oai_request {
     size_t echo_size;
     const struct constrain_part *constraint; /* the language of answers, in the arena and the trees;
                                                 NULL = anything */
-    cJSON *schema;          /* schema of a field that has it as text; owned, as context */
-    cJSON *chat;            /* the body as that of a chat, where it has another form; owned */
-    struct oai_owner owner; /* the owner of stored responses; in the arena */
+    const char *constraint_field; /* the field to which errors about it belong; in the arena */
+    cJSON *schema;                /* schema of a field that has it as text; owned, as context */
+    cJSON *chat;                  /* the body as that of a chat, where it has another form; owned */
+    struct oai_owner owner;       /* the owner of stored responses; in the arena */
     const int32_t *earlier; /* ids of the stored response that is continued, in the arena; NULL:
                                none */
     size_t earlier_count;

@@ -109,7 +109,7 @@ def shared():
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_languages(shared, name):
-    """A 400 that names the field or says which limit the answer ran into, or an answer; free answers beside it are the
+    """A 400 that names the field, also where the answer ran into a limit, or an answer; free answers beside it are the
     same."""
     alone = streamed(shared.url, 3)
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 40, "temperature": 0, **HOSTILE[name]}
@@ -120,8 +120,7 @@ def test_hostile_languages(shared, name):
     answer = r.json()
     if r.status_code == 400:
         param = answer["error"]["param"]
-        assert param is None or param.split(".")[0] in HOSTILE[name], answer
-        assert param or "too complex" in answer["error"]["message"], answer
+        assert param and param.split(".")[0] in HOSTILE[name], answer
     else:
         assert r.status_code == 200 and answer["choices"][0]["finish_reason"] in ("stop", "length"), answer
     settle(shared)

@@ -197,6 +197,19 @@ def test_schemas_of_tools_that_are_promised(caller):
     assert caller.chat("hi", tool_choice="required").json()["error"]["param"] == "tool_choice"
 
 
+def test_a_schema_that_is_too_complex_names_its_tool(caller):
+    """The work of a compilation is bounded by its text, and the refusal says whose text it is."""
+    costly = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^([a-z][0-9])+$", "minLength": 10000}}}
+    fields = {"tools": [TOOLS[1], {"type": "function", "function": {"name": "f", "parameters": costly}}], "tool_choice": "required"}
+    error = caller.chat(**fields).json()["error"]
+    assert error["param"] == "tools[1].function.parameters" and "is too complex: " in error["message"], error
+    error = caller.post("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "any"},
+                                         "tools": [{"name": "f", "input_schema": costly}]}).json()["error"]
+    assert error["param"] == "tools[0].input_schema" and "is too complex: " in error["message"], error
+    error = caller.chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": costly}}).json()["error"]
+    assert error["param"] == "response_format.json_schema.schema" and "is too complex: " in error["message"], error
+
+
 def test_models_whose_template_shows_no_calls(shared, fake, start):
     for daemon in (shared, start("--tool-call-parser", "none", env={"KEEPD_FAKE_TOOLS": "hermes"})):
         assert daemon.get("/server_info").json()["tool_call_parser"] == "none"

@@ -192,6 +192,28 @@ Test(hostile, expressions_of_many_classes_cost_no_more_than_their_limit) {
     buf_close(&text);
 }
 
+/* A repetition that costs more than its few bytes may. The same with a long description, which a
+ * client pays for by its bytes, compiles. */
+Test(hostile, a_short_text_may_not_cost_much) {
+    for (int length = 0; length <= 8000; length += 8000) {
+        struct buf text;
+        buf_open(&text, 1 << 20);
+        buf_str(&text, "{\"type\":\"string\",\"pattern\":\"^([a-z][0-9])+$\",\"minLength\":10000,"
+                       "\"description\":\"");
+        for (int i = 0; i < length; i++) buf_char(&text, 'x');
+        buf_str(&text, "\"}");
+        struct language l = language_schema(text.data);
+        cr_assert_eq(l.rc, length > 0 ? 0 : ERR_LIMIT, "%d %s", l.rc, l.fault.text);
+        if (length == 0) {
+            cr_assert_str_eq(l.fault.field, "f");
+            cr_assert_not_null(
+                strstr(l.fault.text, "more work than a text of its length may cost"));
+        }
+        language_close(&l);
+        buf_close(&text);
+    }
+}
+
 /* ---- Memory ---- */
 
 static int open_one(const struct constrain_tokens *tokens, struct constrain_budget *budget,

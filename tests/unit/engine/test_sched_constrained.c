@@ -204,6 +204,7 @@ static struct engine_constraint *open_hostile(struct constraint_table *table, in
 static struct engine_job hostile_job(int number, const struct engine_constraint *constraint) {
     struct engine_job job = job_of(number, 9, TOKENS, global(24, 8, 16));
     job.request.constraint = constraint;
+    job.request.constraint_field = "f";
     job.request.think_begin = job.request.think_end = -1;
     job.request.ignore_eos = constraint == NULL;
     return job;
@@ -258,7 +259,13 @@ Test(constrained, costly_masks_cost_no_step_more_than_its_bound) {
     for (int i = 0; i < 1 + HOSTILE; i++) {
         run_hostile(alone, i, 1);
         expect_same(&jobs[i], &alone[i], i);
-        ended += finish_of(&jobs[i]) == ENGINE_FINISH_ERROR;
+        if (finish_of(&jobs[i]) == ENGINE_FINISH_ERROR) {
+            ended++;
+            cr_assert_eq(jobs[i].fault.code, ERR_LIMIT);
+            cr_assert_str_eq(jobs[i].fault.field, "f");
+            cr_assert_not_null(strstr(jobs[i].fault.text, "too complex: "), "%s",
+                               jobs[i].fault.text);
+        }
         engine_job_close(&jobs[i]);
         engine_job_close(&alone[i]);
     }
