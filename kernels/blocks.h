@@ -13,8 +13,9 @@
  * are zero. Products scale n of the formats that files use are exact in float32, so w is rounded
  * once, by the addition.
  *
- * A type names a set of numbers, and files use a part of it: Q5_0 has n in -16..15. A backend may
- * choose the smallest layout that holds the numbers which a matrix has. Pure. */
+ * A type names a set of numbers, and files use a part of it: Q5_0 has n in -16..15, IQ4_NL those of
+ * BLOCK_IQ4. A backend may choose the smallest layout that holds the numbers which a matrix has.
+ * Pure. */
 #ifndef KEEPD_KERNELS_BLOCKS_H
 #define KEEPD_KERNELS_BLOCKS_H
 
@@ -23,6 +24,9 @@ extern "C" {
 #endif
 
 #include "kernels/kern.h"
+
+/* n of the codes 0 to 15 in IQ4_NL and IQ4_XS (ggml). */
+#define BLOCK_IQ4 -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 
 #define BLOCK_NO_LEAST (-0.0f) /* added, it changes nothing, not even the sign of a zero */
 

@@ -8,8 +8,13 @@
  *   Q8_0  32: d, int8                       d n
  *   Q4_K, Q5_K 256: d, m, 12 bytes with a scale s and a minimum t of 6 bits for each 32 numbers,
  *                   (Q5_K: 32 bytes of fifth bits,) 4 x 32 bytes of nibbles; d s n - m t
- *   MXFP4 32: e, nibbles                    2^(e - 127) times E2M1 n
  *   Q6_K 256: 128 bytes of low halves, 64 bytes of two high bits, 16 int8 scales s, d; d s (n - 32)
+ *   Q3_K 256: 32 bytes of third bits, 64 bytes of two low bits, 12 bytes with 16 scales s of 6
+ *             bits, d; d (s - 32) (n - 4)
+ *   IQ4_NL 32: d, nibbles                   d BLOCK_IQ4[n]
+ *   IQ4_XS 256: d, u16 and 4 bytes with 8 scales s of 6 bits, 8 x 16 bytes of nibbles;
+ *               d (s - 32) BLOCK_IQ4[n]
+ *   MXFP4 32: e, nibbles                    2^(e - 127) times E2M1 n
  */
 #include "model/blocks.h"
 
@@ -133,6 +138,54 @@ static void make_q6_k(const uint8_t *from, size_t blocks, struct block *out) {
                              half_at(from + 208), q, out++);
 }
 
+/* Returns scale g of a Q3_K block: the low halves of two groups lie in one byte, the high bits of
+ * four. */
+static int q3_scale(const uint8_t *s, int g) {
+    return ((s[g % 8] >> (g / 8 * 4) & 15) | (s[8 + g % 4] >> (g / 4 * 2) & 3) << 4) - 32;
+}
+
+static void make_q3_k(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 110) {
+        const float d = half_at(from + 108);
+        for (int b = 0; b < 8; b++, out++) {
+            *out = (struct block){.least = BLOCK_NO_LEAST, .unit = {d}};
+            for (int half = 0; half < 2; half++)
+                out->scale[half] = d * (float)q3_scale(from + 96, 2 * b + half);
+            for (int i = 0; i < 32; i++)
+                out->n[i] = (int8_t)((from[32 + b / 4 * 32 + i] >> (b % 4 * 2) & 3) +
+                                     (from[i] >> b & 1) * 4 - 4);
+        }
+    }
+}
+
+static void put_iq4(const uint8_t *nibbles, int8_t *n) {
+    static const int8_t values[16] = {BLOCK_IQ4};
+    for (int i = 0; i < 16; i++) {
+        n[i] = values[nibbles[i] & 15];
+        n[i + 16] = values[nibbles[i] >> 4];
+    }
+}
+
+static void make_iq4_nl(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 18, out++) {
+        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = BLOCK_NO_LEAST};
+        put_iq4(from + 2, out->n);
+    }
+}
+
+static void make_iq4_xs(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 136) {
+        const float d = half_at(from);
+        const int high = from[2] | from[3] << 8;
+        for (int b = 0; b < 8; b++, out++) {
+            const int low = from[4 + b / 2] >> (b % 2 * 4) & 15;
+            const float scale = d * (float)((low | (high >> 2 * b & 3) << 4) - 32);
+            *out = (struct block){.scale = {scale, scale}, .least = BLOCK_NO_LEAST, .unit = {d}};
+            put_iq4(from + 8 + 16 * b, out->n);
+        }
+    }
+}
+
 static const struct format {
     uint32_t format;
     enum kern_dtype dtype;
@@ -146,7 +199,10 @@ static const struct format {
                {GGUF_FORMAT_Q8_0, KERN_Q8, make_q8_0, 1, 34, 34},
                {GGUF_FORMAT_Q4_K, KERN_Q4M, make_q4_k, 8, 144, 148},
                {GGUF_FORMAT_Q5_K, KERN_Q8M, make_q5_k, 8, 176, 180},
-               {GGUF_FORMAT_Q6_K, KERN_Q8S, make_q6_k, 8, 210, 210}};
+               {GGUF_FORMAT_Q6_K, KERN_Q8S, make_q6_k, 8, 210, 210},
+               {GGUF_FORMAT_Q3_K, KERN_Q8S, make_q3_k, 8, 110, 114},
+               {GGUF_FORMAT_IQ4_NL, KERN_Q8, make_iq4_nl, 1, 18, 18},
+               {GGUF_FORMAT_IQ4_XS, KERN_Q8, make_iq4_xs, 8, 136, 138}};
 
 static const struct format *format_of(uint32_t format) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
@@ -220,6 +276,9 @@ READER(q8_0, Q8_0)
 READER(q4_k, Q4_K)
 READER(q5_k, Q5_K)
 READER(q6_k, Q6_K)
+READER(q3_k, Q3_K)
+READER(iq4_nl, IQ4_NL)
+READER(iq4_xs, IQ4_XS)
 
 /* OCP Microscaling Formats 1.0: E2M1 times 2^(scale - 127). The scale 255 is NaN. */
 static float mxfp4_scale(uint8_t scale) {
@@ -270,6 +329,12 @@ block_reader *block_reader_of(uint32_t format) {
         return read_q5_k;
     case GGUF_FORMAT_Q6_K:
         return read_q6_k;
+    case GGUF_FORMAT_Q3_K:
+        return read_q3_k;
+    case GGUF_FORMAT_IQ4_NL:
+        return read_iq4_nl;
+    case GGUF_FORMAT_IQ4_XS:
+        return read_iq4_xs;
     case GGUF_FORMAT_MXFP4:
         return read_mxfp4;
     default:

@@ -210,17 +210,17 @@ SIMD __m512i codes_bits(__m512i all, const int from, const int count, const int 
     return _mm512_and_si512(all, _mm512_set1_epi8((char)(((1 << count) - 1) << to)));
 }
 
-/* Returns the codes of quad `quad` of a block as bytes. */
+/* Returns the codes of quad `quad` of a block as bytes, or their values plus 128. */
 SIMD __m512i codes_of(const char *block, const int quad, const struct cpu_form form) {
-    const int vectors = CPU_QUADS / form.parts, half = vectors / 2, v = quad % vectors;
-    const int high = form.bits - 4;
-    block += (ptrdiff_t)64 * form.bits / form.parts * (quad / vectors);
-    if (form.bits == 8) return codes_load(block + (ptrdiff_t)64 * v);
-    const __m512i low =
-        codes_bits(codes_load(block + (ptrdiff_t)64 * (v % half)), 4 * (v / half), 4, 0);
-    if (form.bits == 4) return low;
-    return _mm512_or_si512(low,
-                           codes_bits(codes_load(block + (ptrdiff_t)64 * half), high * v, high, 4));
+    const struct cpu_quad at = cpu_quad_of(form.bits, form.parts, quad);
+    __m512i all = codes_load(block + (ptrdiff_t)64 * at.low_vector);
+    if (at.low < 8) all = codes_bits(all, at.low_bit, at.low, 0);
+    if (at.high)
+        all = _mm512_or_si512(all, codes_bits(codes_load(block + (ptrdiff_t)64 * at.high_vector),
+                                              at.high_bit, at.high, at.low));
+    if (!form.values) return all;
+    const __m128i values = _mm_add_epi8(_mm_setr_epi8(BLOCK_IQ4), _mm_set1_epi8(-128));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), all);
 }
 
 SIMD void widen_some(const struct kern_weight *w, const char *panel, size_t first, size_t count,

@@ -88,19 +88,13 @@ static float get_factor(const struct kern_weight *w, const char *at, float unit)
 
 /* ---- Codes ---- */
 
-/* Where the codes of a quad of an output lie: the first one's byte, and the bit where its low bits
- * begin; where its others begin. Bytes are counted from those of the output in the block's first
- * vector. */
-struct quad_place {
-    int byte, bit, high_byte, high_bit;
-};
+static const int8_t values[16] = {BLOCK_IQ4};
 
-static struct quad_place place_of(const struct cpu_form *form, int quad) {
-    const int vectors = CPU_QUADS / form->parts, half = vectors / 2, v = quad % vectors;
-    const int first = 64 * form->bits / form->parts * (quad / vectors);
-    if (form->bits == 8) return (struct quad_place){first + 64 * v, 0, 0, 0};
-    return (struct quad_place){first + 64 * (v % half), v / half * 4, first + 64 * half,
-                               (form->bits - 4) * v};
+/* Returns the place of n in the values, or 16. */
+static int place_of(int n) {
+    int i = 0;
+    while (i < 16 && values[i] != n) i++;
+    return i;
 }
 
 /* Returns the codes of an output's block. */
@@ -110,32 +104,24 @@ static uint8_t *packed_codes(const struct kern_weight *w, int64_t row, int64_t b
 }
 
 static void put_codes(const struct cpu_form *form, uint8_t *to, const int8_t *n) {
-    const int low = form->bits == 8 ? 255 : 15;
-    const bool high = form->bits == 5 || form->bits == 6;
-    int any = 0;
     for (int v = 0; v < form->bits; v++) memset(to + (ptrdiff_t)64 * v, 0, 4);
-    for (int quad = 0; quad < CPU_QUADS; quad++) {
-        const struct quad_place at = place_of(form, quad);
-        for (int i = 0; i < 4; i++) {
-            const int code = n[4 * quad + i] + form->offset;
-            any |= code;
-            to[at.byte + i] |= (uint8_t)((code & low) << at.bit);
-            if (high) to[at.high_byte + i] |= (uint8_t)(code >> 4 << at.high_bit);
-        }
+    for (int i = 0; i < KERN_BLOCK; i++) {
+        const struct cpu_quad at = cpu_quad_of(form->bits, form->parts, i / 4);
+        const int code = form->values ? place_of(n[i]) : n[i] + form->offset;
+        CHECK(code >= 0 && code >> form->bits == 0);
+        to[64 * at.low_vector + i % 4] |= (uint8_t)((code & ((1 << at.low) - 1)) << at.low_bit);
+        if (at.high) to[64 * at.high_vector + i % 4] |= (uint8_t)(code >> at.low << at.high_bit);
     }
-    CHECK(any >= 0 && any >> form->bits == 0);
 }
 
 static void get_codes(const struct cpu_form *form, const uint8_t *from, int8_t *n) {
-    const int low = form->bits == 8 ? 255 : 15;
-    const int high = form->bits == 8 ? 0 : (1 << (form->bits - 4)) - 1;
-    for (int quad = 0; quad < CPU_QUADS; quad++) {
-        const struct quad_place at = place_of(form, quad);
-        for (int i = 0; i < 4; i++) {
-            int code = from[at.byte + i] >> at.bit & low;
-            if (high) code |= (from[at.high_byte + i] >> at.high_bit & high) << 4;
-            n[4 * quad + i] = (int8_t)(code - form->offset);
-        }
+    for (int i = 0; i < KERN_BLOCK; i++) {
+        const struct cpu_quad at = cpu_quad_of(form->bits, form->parts, i / 4);
+        int code = from[64 * at.low_vector + i % 4] >> at.low_bit & ((1 << at.low) - 1);
+        if (at.high)
+            code |= (from[64 * at.high_vector + i % 4] >> at.high_bit & ((1 << at.high) - 1))
+                    << at.low;
+        n[i] = form->values ? values[code] : (int8_t)(code - form->offset);
     }
 }
 
@@ -170,6 +156,8 @@ void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w, const 
             highest = block.n[i] > highest ? block.n[i] : highest;
         }
         needs->lowest = lowest, needs->highest = highest;
+        for (int i = 0; i < KERN_BLOCK && !needs->others; i++)
+            needs->others = place_of(block.n[i]) == 16;
         if (!needs->single)
             needs->single = !exact_half(block.scale[0]) || !exact_half(block.scale[1]) ||
                             !exact_half(block.least);
@@ -182,6 +170,7 @@ void cpu_needs_add(struct cpu_needs *to, const struct cpu_needs *other) {
     to->highest = other->highest > to->highest ? other->highest : to->highest;
     to->single = to->single || other->single;
     to->apart = to->apart || other->apart;
+    to->others = to->others || other->others;
 }
 
 void cpu_block_choose(struct kern_weight *w, const struct cpu_needs *needs) {
@@ -191,9 +180,10 @@ void cpu_block_choose(struct kern_weight *w, const struct cpu_needs *needs) {
     w->halves = !needs->single;
     for (int i = 0; i < CPU_FORMS; i++) {
         const struct cpu_form *f = w->form = &cpu_forms[i];
-        const bool holds = f->least == block_has_least(w->dtype) && f->parts == parts &&
-                           needs->lowest + f->offset >= 0 &&
-                           (needs->highest + f->offset) >> f->bits == 0 &&
+        const bool codes = f->values ? !needs->others
+                                     : needs->lowest + f->offset >= 0 &&
+                                           (needs->highest + f->offset) >> f->bits == 0;
+        const bool holds = codes && f->least == block_has_least(w->dtype) && f->parts == parts &&
                            (!f->grouped || !needs->apart);
         if (!holds || cpu_block_panel_bytes(w) >= least) continue;
         best = f;

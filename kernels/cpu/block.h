@@ -2,16 +2,15 @@
  *
  * A matrix has the smallest form of the list below that holds its numbers. A panel of 16 outputs is
  * [blocks][codes], then [blocks][factors] and, in grouped forms, [groups of 8 blocks][units]. A
- * code is n plus the form's offset, and not negative. The codes that share a scale, those of a
- * block or of each half of it, lie together. They are vectors of 64 bytes: vector v has the inputs
- * 4 v to 4 v + 3 of each output. With V vectors, 8 or, of halves, 4:
+ * code is n plus the form's offset, and not negative; in forms with values it is the place of n in
+ * BLOCK_IQ4. The codes of a block are vectors of 64 bytes: vector q, of eight, has quad q, the
+ * inputs 4 q to 4 q + 3 of each output.
  *
- *   8 bits   byte j of vector v, in order
- *   4 bits   byte j of vector v of 0..V/2 - 1 has vector v of the above in its low half and vector
- *            v + V/2 in its high one
- *   5 bits   the low four as above, then one vector: bit v of byte j is the fifth of vector v
- *   6 bits   the low four as above, then one vector: bits 2 v and 2 v + 1 of byte j are the fifth
- *            and the sixth of vector v
+ * The low L bits of codes come first: 8 of 8, 4 of 4 to 6, 2 of 3. The quads of a block or, where
+ * its halves have scales of their own, of each half are V; they share V L / 8 vectors, of which
+ * vector v % (V L / 8) has those of quad v of the V, from bit L (v / (V L / 8)) of each byte on.
+ * The H bits that are left follow: quad q's from bit q H of the eight vectors' bytes on, eight bits
+ * of a byte before those of the same byte of the next vector.
  *
  *   factors  16 scales, in halves those of the second halves, then 16 terms `least` where the form
  *            has them; float16 where that is exact for the whole weight, otherwise float32. In
@@ -58,22 +57,27 @@
 #include "kernels/blocks.h"
 #include "kernels/cpu/internal.h"
 
-/* The forms of matrices: name, bits and offset of a code; is there a term; the number of scales of
- * a block; is it grouped. Panels of dense forms are unpacked before several rows are multiplied
- * with them. */
+#define CPU_QUADS (KERN_BLOCK / 4)
+
+/* The forms of matrices: name, bits of a code; offset, of forms with values that of the numbers;
+ * is there a term; the number of scales of a block; is it grouped; has it values. Panels of dense
+ * forms are unpacked before several rows are multiplied with them. */
 #define CPU_DENSE_MAP(X)                                                                           \
-    X(q4k, 4, 0, true, 1, true)                                                                    \
-    X(q5, 5, 16, false, 1, false)                                                                  \
-    X(q5k, 5, 0, true, 1, true)                                                                    \
-    X(q5m, 5, 0, true, 1, false)                                                                   \
-    X(q6k, 6, 32, false, 2, true)
+    X(q3k, 3, 4, false, 2, true, false)                                                            \
+    X(q4k, 4, 0, true, 1, true, false)                                                             \
+    X(q4v, 4, 128, false, 1, false, true)                                                          \
+    X(q4vk, 4, 128, false, 1, true, true)                                                          \
+    X(q5, 5, 16, false, 1, false, false)                                                           \
+    X(q5k, 5, 0, true, 1, true, false)                                                             \
+    X(q5m, 5, 0, true, 1, false, false)                                                            \
+    X(q6k, 6, 32, false, 2, true, false)
 #define CPU_PLAIN_MAP(X)                                                                           \
-    X(q4, 4, 8, false, 1, false)                                                                   \
-    X(q4m, 4, 0, true, 1, false)                                                                   \
-    X(q8, 8, 128, false, 1, false)                                                                 \
-    X(q8m, 8, 128, true, 1, false)                                                                 \
-    X(q8s, 8, 128, false, 2, false)                                                                \
-    X(q8sm, 8, 128, true, 2, false)
+    X(q4, 4, 8, false, 1, false, false)                                                            \
+    X(q4m, 4, 0, true, 1, false, false)                                                            \
+    X(q8, 8, 128, false, 1, false, false)                                                          \
+    X(q8m, 8, 128, true, 1, false, false)                                                          \
+    X(q8s, 8, 128, false, 2, false, false)                                                         \
+    X(q8sm, 8, 128, true, 2, false, false)
 #define CPU_FORM_MAP(X) CPU_DENSE_MAP(X) CPU_PLAIN_MAP(X)
 
 enum {
@@ -88,10 +92,30 @@ struct cpu_form {
     int bits, offset;
     bool least;
     int parts;
-    bool grouped;
+    bool grouped, values;
 };
 
 extern const struct cpu_form cpu_forms[CPU_FORMS];
+
+/* Where the codes of a quad lie in the codes of a block: the vectors and bits where their low and
+ * their high ones begin, and how many they are. All are constants where `bits`, `parts` and `quad`
+ * are. */
+struct cpu_quad {
+    int low_vector, low_bit, low;
+    int high_vector, high_bit, high; /* high 0: there are none */
+};
+
+static inline __attribute__((always_inline)) struct cpu_quad
+cpu_quad_of(const int bits, const int parts, const int quad) {
+    const int low = bits > 6 ? 8 : bits == 3 ? 2 : 4, high = (bits > 6 ? 8 : bits) - low;
+    const int quads = CPU_QUADS / parts, vectors = quads * low / 8, v = quad % quads;
+    return (struct cpu_quad){.low_vector = quad / quads * vectors + v % vectors,
+                             .low_bit = v / vectors * low,
+                             .low = low,
+                             .high_vector = low + quad * high / 8,
+                             .high_bit = quad * high % 8,
+                             .high = high};
+}
 
 /* Bytes of a block of a panel. */
 static inline size_t cpu_block_codes(const struct kern_weight *w) {
@@ -117,7 +141,6 @@ static inline size_t cpu_block_units_at(const struct kern_weight *w) {
 }
 
 #define CPU_REST_GROUP 4
-#define CPU_QUADS      (KERN_BLOCK / 4)
 
 /* A block of an activation row, or a rest. A rest's codes are the first four of its place; it says
  * where its weights are. */
@@ -198,6 +221,7 @@ struct cpu_needs {
     int lowest, highest; /* codes */
     bool single;         /* a factor that is not exact in float16 */
     bool apart;          /* a factor that is no multiple of its group's unit */
+    bool others;         /* a number that BLOCK_IQ4 does not have */
 };
 
 /* `from`: the blocks of a row. */

@@ -30,10 +30,15 @@ struct form {
     int bits, offset;
     bool least;
     int parts;
-    bool grouped;
+    bool grouped, values;
     int part;
     bool wide;
 };
+
+/* Bits of the numbers that are multiplied. */
+SIMD int number_bits_of(const struct form f) {
+    return f.values ? 8 : f.bits;
+}
 
 #if defined(__AVX512VNNI__)
 
@@ -75,6 +80,12 @@ SIMD codes codes_from(codes all, int from, const int count) {
 SIMD codes codes_or(codes a, codes b) {
     return _mm512_or_si512(a, b);
 }
+/* The values of codes of 4 bits, each plus 128. */
+SIMD codes codes_values(codes all) {
+    const __m512i table =
+        _mm512_broadcast_i32x4(_mm_add_epi8(_mm_setr_epi8(BLOCK_IQ4), _mm_set1_epi8(-128)));
+    return _mm512_shuffle_epi8(table, all);
+}
 SIMD codes codes_wide(codes all, const int odd) {
     return odd ? _mm512_srli_epi16(all, 8) : _mm512_and_si512(all, _mm512_set1_epi16(255));
 }
@@ -108,15 +119,16 @@ typedef struct {
 typedef whole codes;
 typedef __m256i input;
 
-/* Products of int8 with codes of 4 bits are summed in 16 bits until they are closed: at most 8 x 2
- * x 15 x 127 = 30480. With those of 5 or 6 bits two at a time are: at most 2 x 2 x 63 x 127 =
+/* Products of int8 with codes of 3 or 4 bits are summed in 16 bits until they are closed: at most 8
+ * x 2 x 15 x 127 = 30480. With those of 5 or 6 bits two at a time are: at most 2 x 2 x 63 x 127 =
  * 32004.
  */
 SIMD whole whole_open(int32_t start, float back, const struct form f) {
-    const __m256i all = f.wide        ? _mm256_set1_epi32(start)
-                        : f.bits == 8 ? _mm256_set1_epi32((int32_t)number_bits(back))
-                        : f.bits == 4 ? _mm256_setzero_si256()
-                                      : _mm256_set1_epi32(start);
+    const int bits = number_bits_of(f);
+    const __m256i all = f.wide      ? _mm256_set1_epi32(start)
+                        : bits == 8 ? _mm256_set1_epi32((int32_t)number_bits(back))
+                        : bits <= 4 ? _mm256_setzero_si256()
+                                    : _mm256_set1_epi32(start);
     return (whole){all, all};
 }
 SIMD input input_load(const char *x) {
@@ -149,6 +161,11 @@ SIMD codes codes_from(codes all, int from, const int count) {
 SIMD codes codes_or(codes a, codes b) {
     return (codes){_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
 }
+SIMD codes codes_values(codes all) {
+    const __m256i table =
+        _mm256_broadcastsi128_si256(_mm_add_epi8(_mm_setr_epi8(BLOCK_IQ4), _mm_set1_epi8(-128)));
+    return (codes){_mm256_shuffle_epi8(table, all.lo), _mm256_shuffle_epi8(table, all.hi)};
+}
 SIMD codes codes_wide(codes all, const int odd) {
     const __m256i mask = _mm256_set1_epi16(255);
     if (odd) return (codes){_mm256_srli_epi16(all.lo, 8), _mm256_srli_epi16(all.hi, 8)};
@@ -159,8 +176,8 @@ SIMD codes codes_wide(codes all, const int odd) {
  * x, and there is nothing to correct. */
 SIMD __m256i dot_half(__m256i sum, __m256i w, input x, const struct form f) {
     if (f.wide) return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
-    if (f.bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
-    if (f.bits < 8)
+    if (number_bits_of(f) <= 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
+    if (number_bits_of(f) < 8)
         return _mm256_add_epi32(
             sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
     __m256i n = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
@@ -171,10 +188,10 @@ SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
     return (whole){dot_half(sum.lo, w.lo, x, f), dot_half(sum.hi, w.hi, x, f)};
 }
 SIMD __m256i dots_half(__m256i sum, __m256i a, input xa, __m256i b, input xb, const struct form f) {
-    if (f.bits == 8 || f.wide) return dot_half(dot_half(sum, a, xa, f), b, xb, f);
+    if (number_bits_of(f) == 8 || f.wide) return dot_half(dot_half(sum, a, xa, f), b, xb, f);
     const __m256i pairs =
         _mm256_add_epi16(_mm256_maddubs_epi16(a, xa), _mm256_maddubs_epi16(b, xb));
-    if (f.bits == 4) return _mm256_add_epi16(sum, pairs);
+    if (number_bits_of(f) <= 4) return _mm256_add_epi16(sum, pairs);
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 SIMD whole whole_dots(whole sum, codes a, input xa, codes b, input xb, const struct form f) {
@@ -183,7 +200,7 @@ SIMD whole whole_dots(whole sum, codes a, input xa, codes b, input xb, const str
 }
 SIMD __m256 close_half(__m256i sum, int32_t start, float back, const struct form f) {
     if (f.wide) return _mm256_cvtepi32_ps(sum);
-    if (f.bits == 4)
+    if (number_bits_of(f) <= 4)
         sum = _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)),
                                _mm256_set1_epi32(start));
     return _mm256_sub_ps(_mm256_castsi256_ps(sum), _mm256_set1_ps(back));
@@ -242,6 +259,11 @@ SIMD codes codes_bits(codes all, const int from, const int count, const int to) 
 SIMD codes codes_or(codes a, codes b) {
     for (int i = 0; i < 64; i++) a.at[i] |= b.at[i];
     return a;
+}
+SIMD codes codes_values(codes all) {
+    static const int8_t values[16] = {BLOCK_IQ4};
+    for (int i = 0; i < 64; i++) all.at[i] = (uint8_t)(values[all.at[i]] + 128);
+    return all;
 }
 /* Unpacked numbers have one byte each, also beside int16: sum i has those from 4 i or, of 2, from
  * 2 i. */
@@ -306,33 +328,35 @@ struct leaf_data {
     int merges; /* sums before `to` that the leaf's are added to, the last one first */
 };
 
-/* Vectors of a part's codes when they are unpacked, and bytes of it. */
+/* Vectors of a part's codes when they are unpacked, and bytes of a block's. */
 SIMD int vectors_of(const struct form f) {
     return CPU_QUADS / f.parts;
 }
-SIMD int part_bytes(const struct form f) {
-    return PANEL * KERN_BLOCK / 8 * (f.bits < SMALL ? f.bits : 8) / f.parts;
+SIMD int block_bytes(const struct form f) {
+    return PANEL * KERN_BLOCK / 8 * (f.bits < SMALL ? f.bits : 8);
 }
 
-/* Returns vector v of the part at `part`, unpacked to bytes. */
-SIMD codes unpack(const char *part, const int v, const struct form f) {
-    const int half = vectors_of(f) / 2, high = f.bits - 4;
-    if (f.bits >= SMALL) return codes_load(part + (ptrdiff_t)64 * v);
-    codes low = codes_load(part + (ptrdiff_t)64 * (v % half));
-    low = codes_bits(low, 4 * (v / half), 4, 0);
-    if (f.bits == 4) return low;
-    return codes_or(low, codes_bits(codes_load(part + (ptrdiff_t)64 * half), high * v, high, 4));
+/* Returns quad `quad` of the block at `block`, unpacked to bytes. */
+SIMD codes unpack(const char *block, const int quad, const struct form f) {
+    const struct cpu_quad at = cpu_quad_of(f.bits, f.parts, quad);
+    codes all = codes_load(block + (ptrdiff_t)64 * at.low_vector);
+    if (at.low < 8) all = codes_bits(all, at.low_bit, at.low, 0);
+    if (at.high)
+        all = codes_or(all, codes_bits(codes_load(block + (ptrdiff_t)64 * at.high_vector),
+                                       at.high_bit, at.high, at.low));
+    return f.values ? codes_values(all) : all;
 }
 
-/* The same of a vector that is no constant. */
-SIMD codes unpack_any(const char *part, int v, const struct form f) {
-    const int half = vectors_of(f) / 2, high = f.bits - 4;
-    if (f.bits >= SMALL) return codes_load(part + (ptrdiff_t)64 * v);
-    codes low = codes_load(part + (ptrdiff_t)64 * (v & (half - 1)));
-    low = codes_from(low, v >= half ? 4 : 0, 4);
-    if (f.bits == 4) return low;
-    codes rest = codes_from(codes_load(part + (ptrdiff_t)64 * half), high * v, high);
-    return codes_or(low, codes_bits(rest, 0, high, 4));
+/* The same of a quad that is no constant. */
+SIMD codes unpack_any(const char *block, int quad, const struct form f) {
+    const struct cpu_quad at = cpu_quad_of(f.bits, f.parts, quad);
+    codes all = codes_load(block + (ptrdiff_t)64 * at.low_vector);
+    if (at.low < 8) all = codes_from(all, at.low_bit, at.low);
+    if (at.high) {
+        const codes high = codes_load(block + (ptrdiff_t)64 * at.high_vector);
+        all = codes_or(all, codes_bits(codes_from(high, at.high_bit, at.high), 0, at.high, at.low));
+    }
+    return f.values ? codes_values(all) : all;
 }
 
 /* Adds the products of two vectors of `count` panels. */
@@ -365,7 +389,8 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
     const int together = rows == 1 ? 1 : panels; /* registers are few, and one row's inputs too */
     const int groups = panels / together;
     const char *x = from.x + (ptrdiff_t)size * f.part * (KERN_BLOCK / 2);
-    const int64_t at = part_bytes(f) * (b * f.parts + f.part);
+    const int64_t at = block_bytes(f) * b;
+    const int quad = f.part * vectors;
     EACH(rows, r) {
         const struct cpu_x_block *block = &from.blocks[r];
         EACH(panels, p) sum[r][p] = whole_open(block->start[f.part], block->back, f);
@@ -376,8 +401,9 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
         EACH(groups, g) {
             codes a[PANELS_MOST], c[PANELS_MOST], even[PANELS_MOST], odd[PANELS_MOST];
             const int first = g * together;
-            EACH(together, p) a[p] = unpack(in->codes[first + p] + at, v, f);
-            EACH(together, p) c[p] = unpack(in->codes[first + p] + at, v + vectors / 2, f);
+            EACH(together, p) a[p] = unpack(in->codes[first + p] + at, quad + v, f);
+            EACH(together, p)
+            c[p] = unpack(in->codes[first + p] + at, quad + v + vectors / 2, f);
             if (f.wide) {
                 EACH(together, p) even[p] = codes_wide(a[p], 0), odd[p] = codes_wide(a[p], 1);
                 dot_panels(sum, first, together, even, odd, low, low + 4, f, rows);
@@ -449,9 +475,9 @@ SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t 
         const struct cpu_x_block *x = &from.blocks[r];
         const input some = input_load(from.x + (ptrdiff_t)r * KERN_BLOCK);
         const int part = x->quad / vectors;
-        const int64_t block = b + x->block, at = part_bytes(f) * (block * f.parts + part);
+        const int64_t block = b + x->block, at = block_bytes(f) * block;
         EACH(panels, p) {
-            const codes w = unpack_any(in->codes[p] + at, x->quad % vectors, f);
+            const codes w = unpack_any(in->codes[p] + at, x->quad, f);
             whole sum = whole_dot(whole_open(x->start[0], x->back, f), w, some, f);
             v16 scale = factor_of(in, p, block, (size_t)part, f), least = scale;
             if (f.least) least = factor_of(in, p, block, (size_t)f.parts, f);
@@ -563,12 +589,13 @@ static leaf_loop *const loops[CPU_FORMS][ROWS][2] = {
 
 #define UNPACKED_BLOCK ((size_t)PANEL * KERN_BLOCK)
 
-/* Loops by scales of a block and by whether it has a term, then as above. Where the processor does
- * not multiply unsigned codes exactly, those of few bits are faster than others. */
+/* Loops by scales of a block and by whether it has a term, then as above; values of 8 bits have
+ * those of q8. Where the processor does not multiply unsigned codes exactly, those of few bits are
+ * faster than others. */
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-ALL_ROWS(small, SMALL, 0, false, 1, false)
-ALL_ROWS(smallm, SMALL, 0, true, 1, false)
-ALL_ROWS(smalls, SMALL, 0, false, 2, false)
+ALL_ROWS(small, SMALL, 0, false, 1, false, false)
+ALL_ROWS(smallm, SMALL, 0, true, 1, false, false)
+ALL_ROWS(smalls, SMALL, 0, false, 2, false, false)
 static leaf_loop *const unpacked_loops[2][2][ROWS][2] = {{OF_ROWS(small), OF_ROWS(smallm)},
                                                          {OF_ROWS(smalls)}};
 #else
@@ -600,9 +627,9 @@ SIMD void unpack_panel(const struct kern_weight *w, const char *panel, char *to,
                                  .halves = w->halves};
     float *factors = (float *)(void *)(to + (size_t)w->blocks * UNPACKED_BLOCK);
     for (int64_t b = 0; b < w->blocks; b++) {
-        for (int part = 0; part < f.parts; part++, panel += part_bytes(f))
-            UNROLL_8 for (int v = 0; v < vectors_of(f); v++, to += 64)
-                codes_store(to, unpack(panel, v, f));
+        UNROLL_8 for (int quad = 0; quad < CPU_QUADS; quad++, to += 64)
+            codes_store(to, unpack(panel, quad, f));
+        panel += block_bytes(f);
         for (int which = 0; which < f.parts + f.least; which++, factors += PANEL)
             v16_store(factors, factor_of(&in, 0, b, (size_t)which, f));
     }
@@ -693,7 +720,8 @@ static void one_leaf(block_sums *level, const struct cpu_matmul_job *job, const 
     if (at->unpacked) {
         in.factor_bytes = unpacked_factors(w);
         in.halves = false;
-        of_form = unpacked_loops[w->form->parts - 1][w->form->least];
+        of_form = w->form->values ? loops[CPU_FORM_q8]
+                                  : unpacked_loops[w->form->parts - 1][w->form->least];
     }
     of_form[rows - 1][job->wide](level + cpu_leaf_level(number), &in);
 }

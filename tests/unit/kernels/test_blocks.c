@@ -14,17 +14,21 @@ static const struct kind {
     int least, most;
     bool grouped;
     double bits[2];
-} kinds[] = {{"q8", KERN_Q8, -128, 127, false, {9, 8.5}},
-             {"q8m", KERN_Q8M, -128, 127, false, {10, 9}},
-             {"q4", KERN_Q4, -8, 7, false, {5, 4.5}},
-             {"q4m", KERN_Q4M, 0, 15, false, {6, 5}},
-             {"q8s", KERN_Q8S, -128, 127, false, {10, 9}},
-             {"q8sm", KERN_Q8SM, -128, 127, false, {11, 9.5}},
-             {"q5_0", KERN_Q8, -16, 15, false, {6, 5.5}},
-             {"q5_1", KERN_Q8M, 0, 31, false, {7, 6}},
-             {"q4_k", KERN_Q4M, 0, 15, true, {4.625, 4.625}},
-             {"q5_k", KERN_Q8M, 0, 31, true, {5.625, 5.625}},
-             {"q6_k", KERN_Q8S, -32, 31, true, {6.5625, 6.5625}}};
+    bool iq4; /* n are those of BLOCK_IQ4 */
+} kinds[] = {{"q8", KERN_Q8, -128, 127, false, {9, 8.5}, false},
+             {"q8m", KERN_Q8M, -128, 127, false, {10, 9}, false},
+             {"q4", KERN_Q4, -8, 7, false, {5, 4.5}, false},
+             {"q4m", KERN_Q4M, 0, 15, false, {6, 5}, false},
+             {"q8s", KERN_Q8S, -128, 127, false, {10, 9}, false},
+             {"q8sm", KERN_Q8SM, -128, 127, false, {11, 9.5}, false},
+             {"q5_0", KERN_Q8, -16, 15, false, {6, 5.5}, false},
+             {"q5_1", KERN_Q8M, 0, 31, false, {7, 6}, false},
+             {"q4_k", KERN_Q4M, 0, 15, true, {4.625, 4.625}, false},
+             {"q5_k", KERN_Q8M, 0, 31, true, {5.625, 5.625}, false},
+             {"q6_k", KERN_Q8S, -32, 31, true, {6.5625, 6.5625}, false},
+             {"q3_k", KERN_Q8S, -4, 3, true, {3.5625, 3.5625}, false},
+             {"iq4_nl", KERN_Q8, -127, 113, false, {5, 4.5}, true},
+             {"iq4_xs", KERN_Q8, -127, 113, true, {4.3125, 4.3125}, true}};
 
 #define KINDS ((int)(sizeof kinds / sizeof *kinds))
 
@@ -70,6 +74,8 @@ static void set_factors(struct block *b, const struct kind *kind, bool halves, u
     if (!block_has_least(kind->dtype)) b->least = BLOCK_NO_LEAST;
 }
 
+static const int8_t iq4[16] = {BLOCK_IQ4};
+
 static struct blocks blocks_make(int64_t rows, int64_t cols, const struct kind *kind, bool halves,
                                  uint64_t seed) {
     const int64_t each = blocks_of(cols);
@@ -81,8 +87,8 @@ static struct blocks blocks_make(int64_t rows, int64_t cols, const struct kind *
         struct block *b = &m.data[i];
         set_factors(b, kind, halves, seed, (uint64_t)i, (uint64_t)(i % each));
         for (int k = 0; k < KERN_BLOCK && i % each * KERN_BLOCK + k < cols; k++) {
-            b->n[k] =
-                (int8_t)((int)(mix(seed ^ (uint64_t)(i * KERN_BLOCK + k)) % count) + kind->least);
+            const uint64_t random = mix(seed ^ (uint64_t)(i * KERN_BLOCK + k));
+            b->n[k] = kind->iq4 ? iq4[random % 16] : (int8_t)((int)(random % count) + kind->least);
             m.value[i / each * cols + i % each * KERN_BLOCK + k] = block_number(b, k);
         }
     }

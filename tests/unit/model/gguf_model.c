@@ -25,19 +25,21 @@ static void random_blocks(struct making *m, uint32_t format, uint8_t *out, size_
     static const struct {
         uint32_t format;
         int at[2];
-    } scales[] = {{GGUF_FORMAT_Q4_0, {0, -1}}, {GGUF_FORMAT_Q4_1, {0, 2}},
-                  {GGUF_FORMAT_Q5_0, {0, -1}}, {GGUF_FORMAT_Q5_1, {0, 2}},
-                  {GGUF_FORMAT_Q8_0, {0, -1}}, {GGUF_FORMAT_Q4_K, {0, 2}},
-                  {GGUF_FORMAT_Q5_K, {0, 2}},  {GGUF_FORMAT_Q6_K, {208, -1}}};
+        uint8_t high; /* byte of a scale: what multiplies it makes numbers of about one size */
+    } scales[] = {{GGUF_FORMAT_Q4_0, {0, -1}, 0x14},   {GGUF_FORMAT_Q4_1, {0, 2}, 0x14},
+                  {GGUF_FORMAT_Q5_0, {0, -1}, 0x14},   {GGUF_FORMAT_Q5_1, {0, 2}, 0x14},
+                  {GGUF_FORMAT_Q8_0, {0, -1}, 0x14},   {GGUF_FORMAT_Q4_K, {0, 2}, 0x14},
+                  {GGUF_FORMAT_Q5_K, {0, 2}, 0x14},    {GGUF_FORMAT_Q6_K, {208, -1}, 0x04},
+                  {GGUF_FORMAT_Q3_K, {108, -1}, 0x14}, {GGUF_FORMAT_IQ4_NL, {0, -1}, 0x14},
+                  {GGUF_FORMAT_IQ4_XS, {0, -1}, 0x00}};
     size_t bytes;
     (void)gguf_format_block(format, &bytes);
     for (size_t i = 0; i < count * bytes; i++) out[i] = (uint8_t)random_bits(m);
     for (size_t s = 0; s < sizeof scales / sizeof scales[0]; s++) {
         for (int k = 0; scales[s].format == format && k < 2 && scales[s].at[k] >= 0; k++)
-            for (size_t b = 0; b < count; b++) { /* about 2^-10; Q6_K multiplies it by up to 128 */
+            for (size_t b = 0; b < count; b++) {
                 out[b * bytes + (size_t)scales[s].at[k]] = (uint8_t)random_bits(m);
-                out[b * bytes + (size_t)scales[s].at[k] + 1] =
-                    format == GGUF_FORMAT_Q6_K ? 0x04 : 0x14;
+                out[b * bytes + (size_t)scales[s].at[k] + 1] = scales[s].high;
             }
     }
 }
