@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "server/oai/rewrite.h"
+#include "server/oai/edits.h"
 
 /* Fields about servers, containers, prices and places change nothing here. `compaction` asks for a
  * summary instead of an answer, and `thread` for state that keepd does not keep. */
@@ -140,13 +140,23 @@ static int read_result(struct oai_rewrite *w, const cJSON *parts, const char *pa
     return rc || *text ? rc : oai_no_memory(w->r);
 }
 
+/* A result that shows a tool stays: without it the tool could not be called. */
+static bool shows_tool(const cJSON *content) {
+    const cJSON *part;
+    bool shows = false;
+    cJSON_ArrayForEach(part, content) shows = shows || name_in_reference(part);
+    return shows;
+}
+
 static int add_result(struct oai_rewrite *w, const cJSON *block, const char *path) {
     const cJSON *content = json_get(block, "content");
     const char *id, *text = "";
     char field[OAI_PATH];
     oai_path(field, "%s.content", path);
-    if (oai_rewrite_string(w, block, path, "tool_use_id", &id) ||
-        (content && read_result(w, content, field, &text)))
+    if (oai_rewrite_string(w, block, path, "tool_use_id", &id)) return -1;
+    if (content && oai_edits_drop(w, id) && !shows_tool(content))
+        text = OAI_EDITED;
+    else if (content && read_result(w, content, field, &text))
         return -1;
     return oai_rewrite_result(w, id, text);
 }
@@ -168,13 +178,14 @@ static int add_use(struct oai_rewrite *w, const cJSON *block, const char *path) 
         return -1;
     if (input && !cJSON_IsObject(input))
         return oai_expected(w->r->error, field, "an object", input);
-    return oai_rewrite_call(w, id, name, arguments_of(input));
+    const struct oai_drop *drop = oai_edits_drop(w, id);
+    return oai_rewrite_call(w, id, name, drop && drop->bare ? NULL : arguments_of(input));
 }
 
 static int add_thinking(struct oai_rewrite *w, const cJSON *block, const char *path) {
     const char *text;
     if (oai_rewrite_string(w, block, path, "thinking", &text)) return -1;
-    return text[0] ? oai_rewrite_thought(w, text) : 0;
+    return text[0] && !w->thoughtless ? oai_rewrite_thought(w, text) : 0;
 }
 
 /* A user's document or search result that has text; NULL: others. */
@@ -348,6 +359,7 @@ static int read_messages(struct oai_rewrite *w) {
     bool user_follows = last != NULL;
     cJSON_ArrayForEach(message, messages) {
         user_follows = user_follows && message != last;
+        w->thoughtless = (size_t)i < w->thoughts_from;
         oai_path(path, "messages[%d]", i++);
         if (add_message(w, message, path, user_follows)) return -1;
     }
@@ -493,8 +505,8 @@ static int read_user(struct oai_rewrite *w) {
 /* Reads all fields on which the prompt depends. */
 static int read_chat(struct oai_rewrite *w, struct oai_reader *r) {
     return oai_rewrite_open(w, r) || find_references(w) || oai_rewrite_tools(w, add_tool) ||
-                   read_system(w) || read_messages(w) || read_choice(w) || read_output(w) ||
-                   read_thinking(w) || oai_read_messages(r)
+                   read_system(w) || oai_edits_read(w) || read_messages(w) || read_choice(w) ||
+                   read_output(w) || read_thinking(w) || oai_read_messages(r)
                ? -1
                : 0;
 }

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "server/oai/anthropic.h"
+#include "server/oai/edits.h"
 
 /* --- blocks --- */
 
@@ -103,6 +104,7 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
     write_stop(out, answer, called);
     buf_char(out, ',');
     write_usage(out, answer, oai_tokens_total(answer), true);
+    oai_edits_write(out, answer->request, 0);
     buf_char(out, '}');
 }
 
@@ -198,6 +200,7 @@ static void finish_choice(struct oai_events *events, const struct oai_delta *res
     write_stop(&events->out, events->answer, called);
     buf_str(&events->out, "},");
     write_usage(&events->out, events->answer, events->tokens, true);
+    oai_edits_write(&events->out, events->answer->request, 0);
     end_event(events);
 }
 

@@ -120,6 +120,12 @@ struct oai_file {
     const char *name, *text;
 };
 
+/* Parts of a prompt that edits of the context have left out (edits.h), and their tokens. */
+struct oai_edits {
+    bool asked;
+    size_t uses, use_tokens, turns, turn_tokens;
+};
+
 struct oai_request {
     const struct oai_kind *kind;
     /* the prompt: a chat, or one or more texts or id lists */
@@ -174,6 +180,7 @@ struct oai_request {
     const struct oai_tool_origin *origins; /* for the tools that the chat has, in their order; in
                                               the arena. NULL: the tools are the body's */
     int origin_count;
+    struct oai_edits edits;
     int named_tool;        /* index of the only tool that may be called; -1 = any */
     struct tool_set tools; /* tools that the answer may call; names in the arena */
     /* All members are set but prompt, prompt_count, max_tokens and space. seed_given: sampling.seed

@@ -26,6 +26,10 @@ struct oai_rewrite {
     int tool_count, tool_places;     /* tools of the chat; places of `origins` */
     const char **referred; /* names in the first OAI_TOOLS_MAX references to tools; in the arena */
     int referred_count, shown_count; /* all names; references shown so far */
+    struct oai_drop *drops;          /* results that are left out (edits.h), by id; in the arena */
+    size_t drop_count;
+    size_t thoughts_from; /* messages before this one have no thoughts */
+    bool thoughtless;     /* the present message is one of them */
 };
 
 /* The functions below return 0, or -1 with the reader's error. */

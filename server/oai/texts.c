@@ -2,7 +2,7 @@
 #include <inttypes.h>
 
 #include "base/json.h"
-#include "server/oai/fields.h"
+#include "server/oai/edits.h"
 
 /* --- requests --- */
 
@@ -116,8 +116,10 @@ static void write_detokenized(struct buf *out, const struct engine *engine,
 
 void oai_count_answer(struct buf *out, const struct engine *engine,
                       const struct oai_request *request, const struct engine_ids *ids) {
-    (void)engine, (void)request;
-    buf_fmt(out, "{\"input_tokens\":%zu}", ids->count);
+    (void)engine;
+    buf_fmt(out, "{\"input_tokens\":%zu", ids->count);
+    oai_edits_write(out, request, ids->count);
+    buf_char(out, '}');
 }
 
 static void write_rendered(struct buf *out, const struct engine *engine,

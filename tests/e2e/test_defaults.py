@@ -113,5 +113,5 @@ def test_a_role_that_nobody_knows(daemon):
     body = {"messages": [{"role": "system", "content": "Be short."}, {"role": "usr", "content": "Hello!"}], "max_tokens": 2}
     r = requests.post(f"{d.url}/v1/chat/completions", json=body, timeout=60)
     error = r.json()["error"]
-    assert r.status_code == 400 and error["param"] == "messages" and "messages[1].role: " in error["message"], error
+    assert r.status_code == 400 and error["param"] == "messages[1].role" and "'messages[1].role'" in error["message"], error
     assert "'usr'" in error["message"] and "system, developer, user, assistant, tool" in error["message"]

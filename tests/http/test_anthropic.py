@@ -238,6 +238,70 @@ def test_fields_that_change_nothing(caller, fields):
     assert caller.post(COUNT + "?beta=true", counted, headers=headers).status_code == 200
 
 
+def calls(count, text="x" * 50, **first):
+    """A dialogue with calls, each answered by `text`; `first`: of the calls by number, their texts."""
+    messages = [{"role": "user", "content": "go"}]
+    for i in range(count):
+        messages += [{"role": "assistant", "content": [{"type": "tool_use", "id": f"toolu_{i}", "name": ("read", "write")[i % 2], "input": {"n": i}}]},
+                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"toolu_{i}", "content": first.get(f"t{i}", text)}]}]
+    return [*messages, {"role": "user", "content": "hello"}]
+
+
+LEFT_OUT = "[This result was left out to save context.]"
+
+
+@pytest.mark.parametrize("fields, gone", [
+    ({}, []), ({"trigger": {"type": "tool_uses", "value": 3}, "keep": {"type": "tool_uses", "value": 1}}, [0, 1, 2]),
+    ({"trigger": {"type": "tool_uses", "value": 4}, "keep": {"type": "tool_uses", "value": 1}}, []),
+    ({"trigger": {"type": "tool_uses", "value": 3}}, [0]), ({"trigger": {"type": "input_tokens", "value": 100}}, [0]),
+    ({"trigger": {"type": "input_tokens", "value": 100}, "keep": {"type": "tool_uses", "value": 4}}, []),
+    ({"trigger": {"type": "tool_uses", "value": 3}, "keep": {"type": "tool_uses", "value": 0}, "exclude_tools": ["read"]}, [1, 3]),
+    ({"trigger": {"type": "tool_uses", "value": 3}, "clear_at_least": {"type": "input_tokens", "value": 52}}, [0]),
+    ({"trigger": {"type": "tool_uses", "value": 3}, "clear_at_least": {"type": "input_tokens", "value": 53}}, [])], ids=str)
+def test_old_results_are_left_out(caller, fields, gone):
+    """(The fake has a token for each byte, also for the quotes of a result.)"""
+    edits = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919", **fields}]}, "tools": TOOLS}
+    expected = tokens(caller, calls(4, **{f"t{i}": LEFT_OUT for i in gone}), tools=TOOLS)
+    count = caller.post(COUNT, {"messages": calls(4), **edits}).json()
+    assert count == {"input_tokens": expected, "context_management": {"original_input_tokens": expected + 52 * len(gone)}}
+    applied = [{"type": "clear_tool_uses_20250919", "cleared_tool_uses": len(gone), "cleared_input_tokens": 52 * len(gone)}] if gone else []
+    answer = ask(caller, messages=calls(4), **edits)
+    assert answer["content"][0]["text"] == "hello" and answer["context_management"] == {"applied_edits": applied}
+    assert answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"] == expected
+    delta = [e for e in stream(caller, messages=calls(4), **edits) if e["type"] == "message_delta"]
+    assert [d["context_management"] for d in delta] == [{"applied_edits": applied}]
+
+
+def test_old_arguments_are_left_out(caller):
+    trigger = {"trigger": {"type": "tool_uses", "value": 1}, "keep": {"type": "tool_uses", "value": 1}}
+    bare = calls(3, t0=LEFT_OUT, t1=LEFT_OUT)
+    bare[1]["content"][0]["input"] = {}
+    one = tokens(caller, bare)
+    bare[3]["content"][0]["input"] = {}
+    for inputs, expected in ((["read"], one), (True, tokens(caller, bare))):
+        edit = {"type": "clear_tool_uses_20250919", **trigger, "clear_tool_inputs": inputs}
+        assert tokens(caller, calls(3), context_management={"edits": [edit]}) == expected
+
+
+def test_old_thoughts_are_left_out(caller):
+    def chat(*thoughts):
+        return [m for thought in thoughts for m in (
+            {"role": "user", "content": "why?"},
+            {"role": "assistant", "content": [*([{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []),
+                                              {"type": "text", "text": "so"}]})] + [{"role": "user", "content": "hello"}]
+
+    def edited(**keep):
+        fields = {"context_management": {"edits": [{"type": "clear_thinking_20251015", **keep}, {"type": "of_next_year"}]}}
+        answer = ask(caller, messages=chat("a long thought", "another", "the last"), **fields)
+        applied = answer["context_management"]["applied_edits"]
+        return [e["cleared_thinking_turns"] for e in applied], answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"]
+
+    assert edited(keep="all") == ([], tokens(caller, chat("a long thought", "another", "the last")))
+    assert edited() == ([2], tokens(caller, chat("", "", "the last")))
+    assert edited(keep={"type": "thinking_turns", "value": 2}) == ([1], tokens(caller, chat("", "another", "the last")))
+    assert edited(keep={"type": "thinking_turns", "value": 3}) == ([], tokens(caller, chat("a long thought", "another", "the last")))
+
+
 def test_messages_of_the_system(shared):
     messages = [{"role": "user", "content": "a"}, {"role": "system", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"},
                 {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}}]}, {"role": "assistant", "content": "d"},
