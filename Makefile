@@ -53,30 +53,72 @@ test: ## install missing packages, build, run the tests, with sanitizers for all
 	@SUITES=tests/e2e/test_dialogue.py KEEPD_BIN=build/test/server/keepd tools/run_pytest quick -m "not slow"
 	@tools/totals --slowest 10
 
+# Stages of `make check`, some of which compute while others wait. They build what no other stage needs.
+STAGES := clients kernels package gpu python load long slow tsan scale agents fuzz training
+STAGES_AT_ONCE ?= 3
+
 check: ## run everything that `make test` omits: kernels with sanitizers, thread sanitizer, fuzzers, long suites, style (under an hour)
 	@tools/install-deps check
-	@$(MAKE) --no-print-directory build lint
-	@tools/run_ctest dev -L long # the others: with sanitizers, by `make test` and, kernels on all that this processor runs, below
+	@tools/install-deps package
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory package
+	@tools/build release keepd-fake load
+	@tools/build dev check_programs
+	@$(MAKE) --no-print-directory -j$(STAGES_AT_ONCE) $(STAGES:%=check-%)
+
+check-%: SHELL := /bin/bash
+check-%: # lines of stages that run at once bear their names
+	@set -o pipefail; $(MAKE) --no-print-directory stage-$* 2>&1 | sed -u 's/^/$*: /'
+
+stage-long: # without sanitizers; the tests without this label ran with sanitizers in `make test`
+	@tools/run_ctest dev -L long
+
+stage-python:
 	@SUITES="tests/python tests/e2e tests/http/test_cuda.py" tools/run_pytest dev -m "not slow"
+
+stage-slow:
 	@tools/run_pytest slow -m slow
-	@tools/build tsan
+
+stage-kernels: # with sanitizers, on all paths that this processor can run
+	@tools/build asan kernel_tests
+	@tools/run_ctest asan -L kernels -LE plain
+
+stage-tsan:
+	@tools/build tsan tsan_tests keepd-fake
 	@tools/run_ctest tsan -L tsan
 	@SUITES="tests/http/test_load.py tests/http/test_disconnect.py tests/http/test_conversations.py" \
 		KEEPD_BIN=build/tsan/server/keepd-fake tools/run_pytest tsan
+
+stage-fuzz:
 	@tools/run_fuzz $(FUZZ_SECONDS)
+
+stage-clients:
 	@tools/run_clients
+
+stage-agents:
 	@tools/run_agents
+
+stage-training:
 	@tools/run_training
-	@$(MAKE) --no-print-directory package-test image-test
-	@$(MAKE) --no-print-directory gpu-test ARGS="--parts smoke,model,kernels,serve,chat" # the cases ran above
-	@tools/build asan kernel_tests
-	@tools/run_ctest asan -L kernels -LE plain
-	@$(MAKE) --no-print-directory load
+
+stage-package: # `make package-test image-test` of the package that is built
+	@python3 tests/package/run.py build/keepd_*.deb
+	@python3 tools/image build/keepd_*.deb build/keepd-image.tar
+	@python3 tests/package/image.py build/keepd-image.tar
+
+stage-gpu: # the cases run in stage-long
+	@python3 tests/package/gpu.py --parts smoke,model,kernels,serve,chat
+
+stage-load:
+	@python3 tests/load/run.py $(SECONDS)
+
+stage-scale:
 	@python3 tests/scale/run.py --sessions 80 --turns 4 --clients 8 --pause 0.5
 
 lint: ## check formatting, include directions, function lengths, words; run clang-tidy
 	@tools/install-deps check
-	@tools/build dev
+	@mkdir -p build && cmake --preset dev >build/dev.log # for compile_commands.json
 	@tools/lint
 
 format: ## format C and CUDA files with clang-format

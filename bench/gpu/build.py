@@ -135,7 +135,6 @@ def missing_libraries(environment):
 def configure_flags(emulate, capability=90):
     """CMake's, for the programs: optimised, without tests."""
     flags = ["--preset", "release", "-DKEEPD_EMU=ON"] if emulate else ["--preset", "cuda"]
-    flags += ["-DKEEPD_CPU_PATHS=all"]  # the processor that builds is not the one that runs them
     if not emulate and capability < 90:
         flags += [f"-DKEEPD_CUDA_ARCHITECTURES={architecture(capability)}-real"]
     if not shutil.which("ninja"):
@@ -154,7 +153,7 @@ def build_here(check, emulate):
     if missing:
         raise LeftOut(f"missing: {', '.join(missing)} (bench/gpu/carry brings programs and libraries along)")
     build = check.out / "cmake"
-    configure, make = build_commands(build, emulate, 90 if emulate else find_capability(), ["-DKEEPD_WERROR=OFF"])
+    configure, make = build_commands(build, emulate, 90 if emulate else find_capability(), ["-DKEEPD_WERROR=OFF", "-DKEEPD_CPU_PATHS=native"])
     if check.step("configure", configure, 60) is None:
         raise LeftOut("they were not configured")
     if check.step("build the programs", make, 400) is None:

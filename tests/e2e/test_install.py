@@ -14,9 +14,13 @@ def test_install(tmp_path):
     if not (build / "server" / "keepd").exists():
         pytest.skip(f"skip: {build} has no keepd")
     copy = {**os.environ, "DESTDIR": str(tmp_path)}
-    subprocess.run(["cmake", "-B", str(build), "-DCMAKE_INSTALL_PREFIX=/usr"], check=True, capture_output=True)
-    subprocess.run(["cmake", "--build", str(build), "--target", "keepd_texts"], check=True, capture_output=True)
-    subprocess.run(["cmake", "--install", str(build)], check=True, capture_output=True, env=copy)
+
+    def cmake(*arguments):
+        """Runs CMake when no other build of the folder runs, as tools/build does."""
+        subprocess.run(["flock", f"{build}.lock", "cmake", *arguments], check=True, capture_output=True, env=copy)
+    cmake("-B", str(build), "-DCMAKE_INSTALL_PREFIX=/usr")
+    cmake("--build", str(build), "--target", "keepd_texts")
+    cmake("--install", str(build))
     for name in ("usr/bin/keepd", "usr/share/man/man1/keepd.1", "usr/lib/systemd/system/keepd.service",
                  "usr/lib/systemd/system/keepd@.service", "usr/lib/systemd/system/keepd.socket",
                  "usr/lib/sysusers.d/keepd.conf", "usr/lib/tmpfiles.d/keepd.conf", "etc/keepd/keepd.conf",
@@ -34,7 +38,7 @@ def test_install(tmp_path):
     assert r.returncode == 0 and f"model = {tmp_path}{model}" in r.stdout, r.stderr
     settings.chmod(0o640)
     settings.write_text("# mine\n")
-    subprocess.run(["cmake", "--install", str(build)], check=True, capture_output=True, env=copy)
+    cmake("--install", str(build))
     assert settings.read_text() == "# mine\n", "settings are left alone"
     if shutil.which("systemd-analyze"):
         unit = tmp_path / "usr/lib/systemd/system/keepd.service"

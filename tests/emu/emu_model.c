@@ -6,6 +6,7 @@
 
 #include "both.h"
 #include "model/model.h"
+#include "tests/sample.h"
 
 #define PROMPT 70
 #define STEPS  4
@@ -172,8 +173,9 @@ Test(emu_model, keepd_nano_beside_the_reference) {
     emu_set_seed(5);
     both_open(kern);
     for (int b = 0; b < BACKENDS; b++) run[b] = open_run(kern[b]);
-    for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++)
-        compare(run, &cases[i].rule, cases[i].name, cases[i].most, cases[i].most_rms);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (!test_leaves_out(i, 3))
+            compare(run, &cases[i].rule, cases[i].name, cases[i].most, cases[i].most_rms);
     for (int b = 0; b < BACKENDS; b++) close_run(&run[b]);
 }
 
@@ -197,9 +199,10 @@ Test(emu_model, keepd_nano_in_blocks_beside_the_reference) {
         .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128};
     static const enum quantization formats[] = {QUANTIZE_Q8, QUANTIZE_Q4};
     static const char *const names[] = {"weights in 8 bits", "weights in 4 bits"};
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 2; i++) {
         struct kern *kern[BACKENDS];
         struct run run[BACKENDS];
+        if (test_leaves_out(i, 2)) continue;
         emu_set_seed(8 + (uint64_t)i);
         const struct cpu_options exact = {
             .path = "reference", .threads = 1, .activations = CPU_F32};
@@ -307,6 +310,7 @@ Test(emu_model, families_beside_the_reference) {
         struct kern *kern[BACKENDS];
         struct run run[BACKENDS];
         char dir[64];
+        if (test_leaves_out(i, 5)) continue;
         write_config(dir, 3, family->type, family->more);
         const struct model_options options = {.dir = dir,
                                               .gates = "",
@@ -449,7 +453,7 @@ Test(emu_model, ranks_of_keepd_nano_say_the_same) {
         .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128};
     struct run one = open_ranks(1);
     play(&one, &rule);
-    for (int ranks = 2; ranks <= 8; ranks *= 2) {
+    for (int ranks = test_sample() ? 8 : 2; ranks <= 8; ranks *= 2) {
         struct run many = open_ranks(ranks);
         double worst = 0, sum = 0;
         int count = STEPS * one.vocab;
@@ -576,7 +580,8 @@ Test(emu_model, graphs_change_nothing) {
         cr_assert_eq(cuda_open(&cuda, &kern, &fault), 0, "%s", fault.text);
         run[b] = open_run(kern);
     }
-    for (int turn = 0; turn < 60; turn++) {
+    const int turns = test_sample() ? 45 : 60;
+    for (int turn = 0; turn < turns; turn++) {
         int slot = draw(&t, SLOTS_MAX), kind = draw(&t, 12);
         if (t.pos[slot] == 0 && turn < 50 && kind < 6)
             prompt(run, &t, slot);
