@@ -248,11 +248,6 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                                   .done = replica_wake,
                                   .arg = first};
     if (!o->state_dir || o->state_dir[0] == '\0') return 0;
-    if (!ops_of(e)->snapshot_export)
-        return fault_set(fault, ERR_UNSUPPORTED, "state-dir",
-                         "the %s backend cannot write conversations; leave state-dir empty or use "
-                         "device cpu",
-                         ops_of(e)->name);
     if (o->check_only) return state_dir_check(o->state_dir, fault);
     struct state_identity *identity = &store.identity;
     int rc = identity_model(o->model_dir, o->random_weights, engine_quantization(o),

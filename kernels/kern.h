@@ -597,8 +597,7 @@ struct kern_ops {
                      struct fault *fault);
     void (*gate_free)(struct kern *kern, struct kern_gate *gate);
     /* Makes one stage of loaded matrices and biases, which outlive it. The arrays of the spec are
-     * read only during the call. ERR_NOMEM leaves nothing behind. NULL, like the two operations
-     * that use the stage: the backend has no mixtures of experts. */
+     * read only during the call. ERR_NOMEM leaves nothing behind. */
     int (*experts_load)(struct kern *kern, const struct kern_experts_spec *spec,
                         struct kern_experts **out, struct fault *fault);
     void (*experts_free)(struct kern *kern, struct kern_experts *experts);
@@ -682,8 +681,7 @@ struct kern_ops {
     void (*release)(struct kern *kern, int slot); /* frees all pages of the slot */
     int (*report)(struct kern *kern, int slot, struct kern_report *report);
     /* Snapshots, block by block, so that a large one can be copied over many steps: a slot that no
-     * batch names does not change, not even through its forks. All four are NULL in a backend
-     * without snapshots. */
+     * batch names does not change, not even through its forks. */
     size_t (*snapshot_size)(struct kern *kern, int slot, int block); /* 0: the device failed */
     int (*snapshot_export)(struct kern *kern, int slot, int block, void *to);
     /* Are these the blocks of a slot that has seen `tokens` tokens? Reads nothing beyond them,

@@ -771,16 +771,6 @@ static void fill_ops(struct ranks *ranks) {
     if (!own->shift) ranks->ops.shift = NULL;
     if (!own->cache_fit) ranks->ops.cache_fit = NULL;
     if (!own->bind) ranks->ops.bind = NULL;
-    if (!own->experts_load) {
-        ranks->ops.experts_load = NULL;
-        ranks->ops.experts_free = NULL;
-        ranks->ops.experts = NULL;
-    }
-    if (own->snapshot_export) return;
-    ranks->ops.snapshot_size = NULL;
-    ranks->ops.snapshot_export = NULL;
-    ranks->ops.snapshot_check = NULL;
-    ranks->ops.snapshot_import = NULL;
 }
 
 int ranks_open(const struct ranks_options *options, struct kern **out, struct fault *fault) {

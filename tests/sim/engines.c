@@ -60,7 +60,6 @@ static void wrap(const struct kern_ops *real) {
     wrapped[0].cache_stats = count_turn;
     wrapped[1] = wrapped[0];
     wrapped[1].rule_check = without_attention;
-    wrapped[1].snapshot_export = NULL;
 }
 
 int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault) {

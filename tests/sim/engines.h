@@ -14,7 +14,7 @@ extern atomic_int engines_turns;    /* loop turns of engine threads: each reads 
 
 /* Instances opened from now on: those before the n-th have no faults. */
 void engines_spare(int n);
-/* Instances opened from now on neither observe attention nor take snapshots. */
+/* Instances opened from now on do not observe attention. */
 void engines_lesser(bool lesser);
 
 extern atomic_int engines_wakes;
