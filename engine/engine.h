@@ -532,7 +532,8 @@ struct engine_job {
     int stage;        /* enum sched_stage: the job's owner, checked where it changes hands */
     int client;       /* record of the job's client, see engine/queue.h */
     uint64_t arrival; /* number of the job in its replica's order of arrival */
-    uint64_t round;   /* admission round in which the job was last tried */
+    uint64_t round;   /* admission round in which the job was last tried; 0: it is tried next */
+    int wait;         /* enum sched_wait: why it was not admitted then */
     int64_t pages;    /* pages that each choice needs when started from nothing; 0 = unknown */
     uint64_t
         saves; /* count of saves that the job waits to change, see sched_admit.c; 0: it does not */

@@ -33,8 +33,11 @@ static const double iteration_bounds[] = {1,   8,    16,   32,   64,   128,  256
 void sched_open(struct sched *sched, const struct sched_options *options) {
     CHECK(options->rows_max > options->sequences_max); /* prompts always find room beside decode */
     CHECK(options->logits_max >= options->sequences_max + 1);
-    *sched = (struct sched){
-        .options = *options, .wait_ends = UINT64_MAX, .saves = 1, .turns = {.number = PACE_TURNS}};
+    *sched = (struct sched){.options = *options,
+                            .round = 1,
+                            .wait_ends = UINT64_MAX,
+                            .saves = 1,
+                            .turns = {.number = PACE_TURNS}};
     size_t sequences = (size_t)options->sequences_max, logits = (size_t)options->logits_max;
     int slots = options->sequences_max + options->conversations_max;
     sched->sequences = mem_must_alloc(sequences, sizeof *sched->sequences);
@@ -171,7 +174,9 @@ uint64_t sched_progress(const struct sched *sched) {
     const struct sched_options *options = &sched->options;
     uint64_t pieces = sched->counters.copied;
     if (options->store) pieces += store_progress(options->store);
-    return sched->needs_store ? pieces : pieces + sched->counters.steps;
+    const int wait = sched->head ? sched->head->wait : SCHED_WAIT_NOTHING;
+    bool needs_store = wait == SCHED_WAIT_STORE || wait == SCHED_WAIT_LIST;
+    return needs_store ? pieces : pieces + sched->counters.steps;
 }
 
 /* ---- Leaving ---- */

@@ -113,6 +113,18 @@ struct sched_options {
  * end, the list that sched_publish_finished hands back to the submitters. */
 enum sched_stage { SCHED_SUBMITTER, SCHED_QUEUED, SCHED_RUNNING, SCHED_ENDED };
 
+/* Reasons for which a waiting job was not admitted when it was last tried. */
+enum sched_wait {
+    SCHED_WAIT_NOTHING, /* not tried yet */
+    SCHED_WAIT_PLACES,
+    SCHED_WAIT_PAGES,
+    SCHED_WAIT_QUOTA,   /* pages of its client's quota: it waits aside */
+    SCHED_WAIT_STORE,   /* a file is read, or a conversation that has to go is written first */
+    SCHED_WAIT_ARRIVAL, /* a conversation is copied into the cache, or can be for the head alone */
+    SCHED_WAIT_LIST,    /* the directory is listed */
+    SCHED_WAIT_PREFIX   /* a running sequence reads what its prompt begins with */
+};
+
 /* A conversation on its way out: copied into a file, then written by the store. */
 struct sched_export {
     char *data; /* the file, sized as a whole; NULL = none, or the store has it */
@@ -142,6 +154,14 @@ struct sched_turns {
     uint64_t apart_steps, divided_steps; /* counted: of the first kind, and others without some */
 };
 
+/* The listing of the directory that jobs wait for. */
+struct sched_listing {
+    int64_t after_ns;    /* the earliest time of its begin; 0: no job waits for one */
+    int64_t asked_ns;    /* when that wait was first seen; 0: not yet */
+    uint64_t asked_step; /* counters.steps then */
+    int64_t forgone_ns;  /* jobs that came before this time wait for no listing any more */
+};
+
 /* Result of the head's search on disk, for as long as it is valid. */
 struct sched_search {
     bool made;
@@ -166,17 +186,12 @@ struct sched {
     struct engine_job *past_head; /* the last one that gave way and waits; NULL: none */
     uint64_t past_head_step;
     struct queue_room passed; /* room taken by clients that ran nothing, while the head waited */
-    bool head_waits;          /* the head was tried, and nothing has changed since */
-    bool others_wait;         /* all others that may pass it were tried, likewise */
-    uint64_t round;           /* grows whenever something changes that others may wait for */
+    uint64_t round;           /* grows whenever something changes that jobs may wait for */
+    bool others_wait;         /* every job that may pass the head was tried in this round */
     uint64_t wait_ends;       /* number of the step in which the first wait for a prefix is over */
     enum engine_miss head_lost; /* why the file found for it cannot be used; NEW: no such file */
     uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
-    int64_t awaits_list;        /* jobs wait for a listing that begins after this time; 0 = none */
-    int64_t list_asked_ns;      /* when that wait was first seen; 0: not yet */
-    uint64_t list_asked_step;   /* counters.steps then */
-    int64_t list_forgone_ns;    /* jobs that came before this time wait for no listing any more */
-    bool needs_store;           /* when it was tried, it had to wait for the store */
+    struct sched_listing listing;
     struct sched_search search;
     struct sched_export export;
     struct sched_import import;

@@ -220,7 +220,13 @@ int sched_check(const struct sched_options *options, const struct engine_job *jo
 
 /* ---- Admission ---- */
 
-enum admission { ADMITTED, WAIT, REFUSED /* with the reason in the job's fault */ };
+/* WAIT: the reason is in job->wait. REFUSED: it is in job->fault. */
+enum admission { ADMITTED, WAIT, REFUSED };
+
+static enum admission wait_for(struct engine_job *job, enum sched_wait wait) {
+    job->wait = wait;
+    return WAIT;
+}
 
 static enum admission refuse(struct engine_job *job, int rc, const char *text) {
     fault_set(&job->fault, rc, NULL, "%s", text);
@@ -412,22 +418,20 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
     /* engine_check refused such requests before; a caller that skips it fails alone */
     if (choices > options->sequences_max || choices > ENGINE_CHOICES_MAX)
         return refuse(job, ERR_LIMIT, "more choices than can run at once");
-    sched->needs_store = false;
     if (sched->running + choices + left_by(sched, job, 0).places > options->sequences_max)
-        return WAIT;
-    if (sched->free_slot_count < choices) { /* conversations still to be written hold the slots */
-        sched->needs_store = true;
-        return WAIT;
-    }
+        return wait_for(job, SCHED_WAIT_PLACES);
+    if (sched->free_slot_count < choices) /* conversations still to be written hold the slots */
+        return wait_for(job, SCHED_WAIT_STORE);
     if (!sched_find(sched, &entry)) return WAIT;
-    if (sched_awaits_prefix(sched, &entry)) return WAIT;
+    if (sched_awaits_prefix(sched, &entry)) return wait_for(job, SCHED_WAIT_PREFIX);
     plan_pages(sched, &entry);
     if (entry.pages > options->pages_total / choices)
         return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
     if (outgrows_quota(sched, job))
         return refuse(job, ERR_LIMIT, "the request can never fit the quota of its API key");
     int64_t wanted = entry.pages * choices + left_by(sched, job, entry.pages).pages;
-    if (sched->pages_reserved + wanted > options->pages_total) return WAIT;
+    if (sched->pages_reserved + wanted > options->pages_total)
+        return wait_for(job, SCHED_WAIT_PAGES);
     if (!make_room(sched, &entry, &used_up)) return WAIT;
     return enter(sched, &entry, used_up);
 }
@@ -439,6 +443,7 @@ void sched_submit(struct sched *sched, struct engine_job *job) {
     CHECK(job->choices_left == job->choice_count && job->params);
     job->stage = SCHED_QUEUED;
     job->round = job->saves = 0;
+    job->wait = SCHED_WAIT_NOTHING;
     job->pages = pages_for(&sched->options, job->params, &from_nothing, &job->request);
     queue_join(&sched->queue, job);
     sched->others_wait = false;
@@ -452,7 +457,7 @@ static void give_place_back(struct sched *sched) {
 static void end_head(struct sched *sched) {
     sched->head = NULL;
     sched->head_lost = ENGINE_MISS_NEW;
-    sched->search.made = sched->needs_store = false;
+    sched->search.made = false;
     sched_changed(sched);
     sched_end_waiting(sched);
 }
@@ -494,7 +499,11 @@ static void choose_head(struct sched *sched) {
     if (sched->head && !may_be_head(sched, sched->head)) give_way(sched);
     if (sched->head) return;
     sched->head = queue_next(&sched->queue, may_be_head, sched);
-    if (sched->head) sched->head->prefix.border = 0; /* the head may use the store: search again */
+    if (sched->head) { /* the head may use the store: search again */
+        sched->head->prefix.border = 0;
+        sched->head->round = 0;
+        sched->head->wait = SCHED_WAIT_NOTHING;
+    }
     bool again = sched->head && sched->head == sched->past_head;
     if (!again) sched->passed = (struct queue_room){0};
     sched->head_step = again ? sched->past_head_step : sched->counters.steps;
@@ -619,7 +628,6 @@ static void let_pass(struct sched *sched) {
                                   .spare = spare_to_pass(sched)};
         struct engine_job *job =
             room.places > 0 ? queue_next(&sched->queue, may_pass, &room) : NULL;
-        bool needs_store = sched->needs_store; /* the head's */
         sched->others_wait = !job;
         if (!job) return;
         job->round = sched->round;
@@ -630,7 +638,6 @@ static void let_pass(struct sched *sched) {
             sched->passed.pages += passed.pages;
         }
         (void)queue_plan_places(&sched->queue, sched->counters.steps);
-        sched->needs_store = needs_store;
     }
 }
 
@@ -648,14 +655,14 @@ void sched_admit_waiting(struct sched *sched) {
         sched->wait_ends = UINT64_MAX;
         sched_changed(sched); /* some job waits for a prefix no longer */
     }
-    for (choose_head(sched); sched->head && !sched->head_waits; choose_head(sched)) {
-        sched->head_waits = awaits(sched, sched->head);
-        if (sched->head_waits) break;
-        bool is_admitted = try_to_admit(sched, sched->head);
-        (void)queue_plan_places(&sched->queue, sched->counters.steps);
-        if (is_admitted || !suits_quota(sched, sched->head)) continue;
-        sched_changed(sched); /* the head is only tried after a change */
-        sched->head_waits = true;
+    for (choose_head(sched); sched->head && !sched_head_waits(sched); choose_head(sched)) {
+        if (!awaits(sched, sched->head)) {
+            bool is_admitted = try_to_admit(sched, sched->head);
+            (void)queue_plan_places(&sched->queue, sched->counters.steps);
+            if (is_admitted || !suits_quota(sched, sched->head)) continue;
+            sched_changed(sched); /* the head is only tried after a change */
+        }
+        sched->head->round = sched->round;
     }
     if (!sched->head) { /* everybody waits aside */
         sched->others_wait = true;
@@ -668,5 +675,5 @@ void sched_admit_waiting(struct sched *sched) {
 bool sched_stalled(const struct sched *sched) {
     if (sched->running > 0 && !sched->all_wait) return false;
     if (sched->queue.waiting == 0 && !sched->head) return sched->running > 0;
-    return sched->others_wait && (!sched->head || sched->head_waits);
+    return sched->others_wait && (!sched->head || sched_head_waits(sched));
 }

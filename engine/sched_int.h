@@ -40,8 +40,18 @@ static inline int32_t sched_shifts(const struct sched *sched, int32_t tokens) {
 
 /* Notes a change that waiting jobs may wait for: they are tried again. */
 static inline void sched_changed(struct sched *sched) {
-    sched->head_waits = sched->others_wait = false;
+    sched->others_wait = false;
     sched->round++;
+}
+
+/* The head is tried again, whatever the others wait for. */
+static inline void sched_retry_head(struct sched *sched) {
+    if (sched->head) sched->head->round = 0;
+}
+
+/* The head was tried, and nothing has changed since. */
+static inline bool sched_head_waits(const struct sched *sched) {
+    return sched->head && sched->head->round == sched->round;
 }
 
 /* Adds the sequence to the first `count` of sched->sorted, which ascend by key; of equal keys the
@@ -108,15 +118,15 @@ void sched_stop_waiting(struct sched *sched, struct engine_job *job);
 /* ---- sched_keep.c ---- */
 
 /* Finds the conversation that serves the job's prompt best, in memory and on disk, and fills in
- * entry->match. Returns false while the conversation is being read, or needs room that must be
- * freed first. */
+ * entry->match. Returns false, with the reason in the job, while the conversation is being read, or
+ * needs room that must be freed first. */
 bool sched_find(struct sched *sched, struct sched_entry *entry);
 
 /* Frees pages until `pages` fit beside the running sequences, in the quota of the job's client and
  * in the pool. Removes conversations, for the quota the client's own, in their order of removal,
  * and `conv`, the one to continue, last: then its pages become part of the reservation and *used_up
- * is set. Returns false when a sequence must end, or a conversation be written, first. If the quota
- * needs that write, the job waits aside until then (job->saves).
+ * is set. Returns false, with the reason in job->wait, when a sequence must end, or a conversation
+ * be written, first. If the quota needs that write, the job waits aside until then (job->saves).
  */
 bool sched_make_room(struct sched *sched, struct engine_job *job, int64_t pages,
                      const struct conversation *conv, bool *used_up);

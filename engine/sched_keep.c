@@ -70,14 +70,15 @@ int64_t sched_quota_free(const struct sched *sched, const struct engine_job *job
 }
 
 /* Removes the first conversation to go but `except`, one of the client's own unless `client` is
- * NULL. Returns false when there is none, or it has to be written first. */
-static bool drop_first(struct sched *sched, const uint8_t *client,
+ * NULL. Returns false when there is none, or it has to be written first: then the job waits for
+ * the store. */
+static bool drop_first(struct sched *sched, struct engine_job *job, const uint8_t *client,
                        const struct conversation *except, bool pinned) {
     struct conversation *first =
         conversation_first_to_go(&sched->conversations, except, client, pinned, CONVERSATION_PAGES);
     if (!first) return false;
     if (!sched_save_for_room(sched, first)) {
-        sched->needs_store = true;
+        job->wait = SCHED_WAIT_STORE;
         return false;
     }
     sched_forget(sched, first, client ? "quota" : "pages");
@@ -94,15 +95,13 @@ static bool fit_quota(struct sched *sched, struct engine_job *job, int64_t pages
     if (conv && memcmp(conv->client, client, sizeof conv->client) == 0) own = conv->pages;
     if (own > 0 && pages + own > quota) *used_up = true;
     if (!*used_up) own = 0;
-    if (pages > quota) return false;
-    while (pages > sched_quota_free(sched, job) + own) {
-        bool needs_store = sched->needs_store;
-        if (drop_first(sched, client, conv, true)) continue;
-        sched->needs_store = needs_store;
-        job->saves = sched->saves;
-        return false;
+    bool fits = pages <= quota;
+    while (fits && pages > sched_quota_free(sched, job) + own) {
+        fits = drop_first(sched, job, client, conv, true);
+        if (!fits) job->saves = sched->saves;
     }
-    return true;
+    if (!fits) job->wait = SCHED_WAIT_QUOTA;
+    return fits;
 }
 
 /* Adds up the pins of the client, or of all for NULL, without that of `old` (NULL: none). */
@@ -131,12 +130,12 @@ static bool may_pin(const struct sched *sched, const struct engine_request *requ
 }
 
 /* Removes the first conversation to go; the client's own pinned ones where no other is left. */
-static bool drop_first_for(struct sched *sched, const struct engine_job *job,
+static bool drop_first_for(struct sched *sched, struct engine_job *job,
                            const struct conversation *except, bool pinned) {
     bool any = conversation_first_to_go(&sched->conversations, except, NULL, pinned,
                                         CONVERSATION_PAGES) != NULL;
-    return any ? drop_first(sched, NULL, except, pinned)
-               : drop_first(sched, job->request.owner, except, true);
+    return any ? drop_first(sched, job, NULL, except, pinned)
+               : drop_first(sched, job, job->request.owner, except, true);
 }
 
 /* Adds up the pins of all clients but this one. */
@@ -165,6 +164,7 @@ bool sched_make_room(struct sched *sched, struct engine_job *job, int64_t pages,
         with.pages += conv->pages;
         with.tokens += conv->token_count;
     }
+    job->wait = SCHED_WAIT_PAGES;
     *used_up = conv && !stays && pages > left - sched_pages_with(sched, with.pages, with.tokens);
     if (pages > left - sched_pages_with(sched, stay.pages, stay.tokens)) return false;
     if (!fit_quota(sched, job, pages, conv, used_up)) return false;

@@ -38,7 +38,7 @@ bool sched_wants_saving(const struct sched *sched, const struct conversation *co
 
 /* Has the jobs tried again that wait until a conversation may be removed. */
 static void save_went_on(struct sched *sched) {
-    sched->head_waits = false;
+    sched_retry_head(sched);
     sched->saves++;
 }
 
@@ -239,7 +239,7 @@ bool sched_saves(const struct sched *sched) {
 static void end_import(struct sched *sched) {
     store_unload(sched->options.store);
     sched->import = (struct sched_import){0};
-    sched->head_waits = false; /* a job that waits for it searches again */
+    sched_retry_head(sched); /* a job that waits for it searches again */
 }
 
 void sched_forget_copying(struct sched *sched, const struct conversation *conv) {
@@ -291,40 +291,41 @@ static void go_on_importing(struct sched *sched, size_t most);
 static void wake_head(struct sched *sched) {
     if (sched->awaited == 0 || store_loading(sched->options.store, sched->awaited)) return;
     sched->awaited = 0;
-    sched->head_waits = false;
+    sched_retry_head(sched);
 }
 
 /* Has the wait for a listing lasted too long? The thread that lists may be writing to a slow disk,
  * or one that hangs, and others wait behind the head. The steps are those for which others may pass
  * it; the time counts when nothing runs. Either decides only whether a conversation is found. */
 static bool list_overdue(const struct sched *sched, int64_t now_ns) {
-    return sched->counters.steps - sched->list_asked_step >= SCHED_PASS_STEPS ||
-           now_ns - sched->list_asked_ns >= LIST_NS;
+    return sched->counters.steps - sched->listing.asked_step >= SCHED_PASS_STEPS ||
+           now_ns - sched->listing.asked_ns >= LIST_NS;
 }
 
 /* Tries the waiting jobs again once the directory is listed, or without a listing in the end. */
 static void wake_listed(struct sched *sched, int64_t now_ns) {
-    if (sched->awaits_list == 0) return;
-    if (sched->list_asked_ns == 0) {
-        sched->list_asked_ns = now_ns;
-        sched->list_asked_step = sched->counters.steps;
+    struct sched_listing *listing = &sched->listing;
+    if (listing->after_ns == 0) return;
+    if (listing->asked_ns == 0) {
+        listing->asked_ns = now_ns;
+        listing->asked_step = sched->counters.steps;
     }
-    if (!store_fresh(sched->options.store, sched->awaits_list)) {
+    if (!store_fresh(sched->options.store, listing->after_ns)) {
         if (!list_overdue(sched, now_ns)) return;
-        sched->list_forgone_ns = now_ns;
+        listing->forgone_ns = now_ns;
     }
-    sched->awaits_list = sched->list_asked_ns = 0;
+    listing->after_ns = listing->asked_ns = 0;
     sched_changed(sched);
 }
 
 /* May the index be searched for the job? It may not while it lacks what other daemons had written
  * when the job came, unless the job has waited too long for that. */
-static bool is_listed(struct sched *sched, const struct engine_job *job) {
-    if (job->queued_ns <= sched->list_forgone_ns) return true;
+static bool is_listed(struct sched *sched, struct engine_job *job) {
+    if (job->queued_ns <= sched->listing.forgone_ns) return true;
     if (store_fresh(sched->options.store, job->queued_ns)) return true;
-    int64_t *since = &sched->awaits_list; /* the oldest job's: newer ones keep nobody waiting */
-    if (*since == 0 || job->queued_ns < *since) *since = job->queued_ns;
-    sched->needs_store = true;
+    int64_t *after = &sched->listing.after_ns; /* the oldest job's: newer ones delay nobody */
+    if (*after == 0 || job->queued_ns < *after) *after = job->queued_ns;
+    job->wait = SCHED_WAIT_LIST;
     return false;
 }
 
@@ -483,13 +484,14 @@ static enum restored begin_import(struct sched *sched, const struct state_view *
     }
     if (!sched_make_room(sched, sched->head, pages, NULL, &used_up)) return NOT_YET;
     if (!sched_make_place(sched, 1)) {
-        sched->needs_store = true;
+        sched->head->wait = SCHED_WAIT_STORE;
         return NOT_YET;
     }
     int32_t *tokens = copy_tokens(view);
     if (!tokens) return give_up_restoring(sched, id, err_text(ERR_NOMEM));
     add_row(sched, view, tokens);
     sched->import = (struct sched_import){.id = id, .view = view, .for_head = true};
+    sched->head->wait = SCHED_WAIT_ARRIVAL;
     go_on_importing(sched, sched->options.copy_bytes);
     if (sched->import.id != 0) return NOT_YET;
     return sched->head_lost == ENGINE_MISS_UNREADABLE ? GIVE_UP : RESTORED;
@@ -500,7 +502,7 @@ static enum restored not_loaded(struct sched *sched, uint64_t id, int rc) {
     switch (rc) {
     case ERR_BUSY:
         sched->awaited = id;
-        sched->needs_store = true;
+        sched->head->wait = SCHED_WAIT_STORE;
         return NOT_YET;
     case ERR_MALFORMED:
     case ERR_INVALID:
@@ -555,6 +557,7 @@ bool sched_restore(struct sched *sched, struct sched_entry *entry,
                    const struct conversation_query *query) {
     if (!sched->options.store || sched->conversations.capacity == 0) return true;
     if (!is_listed(sched, entry->job)) return false;
+    entry->job->wait = SCHED_WAIT_ARRIVAL;
     /* The store reads only for the head; a passing job that could use a file waits until it is the
      * head. */
     if (entry->passing)

@@ -570,7 +570,7 @@ Test(state, others_go_on_while_one_is_restored) {
     begin_restoring(&s, &job, kv);
     int steps = 0, before = count_of(&other);
     for (; s.w.sched.import.id != 0; steps++) {
-        cr_assert(s.w.sched.head_waits && job.cached_tokens == 0);
+        cr_assert(sched_head_waits(&s.w.sched) && job.cached_tokens == 0);
         world_step(&s.w);
     }
     cr_assert_geq(steps, WORLD_STREAMS);
@@ -691,7 +691,8 @@ Test(state, the_head_searches_the_disk_once) {
     submit(&s.w, &job);
     searches = 0;
     world_step(&s.w);
-    cr_assert(searches == 1 && s.w.sched.head_waits, "it does not wait: the test tests nothing");
+    cr_assert(searches == 1 && sched_head_waits(&s.w.sched),
+              "it does not wait: the test tests nothing");
     while (!atomic_load(&others[0].finished)) world_step(&s.w);
     world_step(&s.w);
     cr_assert(s.w.sched.queue.waiting == 1 && searches == 1);
