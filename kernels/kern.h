@@ -372,6 +372,12 @@ struct kern_experts;
 
 enum kern_matmul_mode { KERN_SET, KERN_ADD }; /* y = x W^T (+ bias), or y += x W^T (+ bias) */
 
+/* A factor on queries after their rotation: 1 + beta log(1 + floor(place / period)). beta 0: 1. */
+struct kern_query_scale {
+    float beta;
+    int32_t period;
+};
+
 /* Rotary embedding, rotate-half pairs (j, j + D/2); cos and sin of place * inv_freq[j], both times
  * `scale` (1 unless the model says so). The place of a token is its position until the sequence is
  * shifted (struct kern_shift). RoFormer, arXiv 2104.09864. */
@@ -379,6 +385,7 @@ struct kern_rope {
     const float *inv_freq; /* [head_dim / 2], host memory, valid as long as the model; a pair with
                               frequency 0 is not changed, not even by `scale` */
     float scale;
+    struct kern_query_scale query_scale;
 };
 
 /* Retention gate of one layer (TRIM-KV, arXiv 2512.03324; global gates, arXiv 2605.09649):

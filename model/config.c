@@ -53,18 +53,23 @@ struct family {
     int sliding_window;         /* when the file has no "sliding_window"; null in it means none */
     bool tied_embeddings;       /* when the file does not say */
     enum experts experts;
-    bool glm_names;     /* see struct model_config */
-    bool norms_around;  /* norms of the inputs and of the outputs of both blocks */
-    bool gemma;         /* norms by 1 + w, on both sides of a block; scaled embeddings; GELU */
-    int pattern;        /* WINDOWS_PATTERN, when the file has no sliding_window_pattern */
-    bool local_rope;    /* layers with windows rotate without scaling */
-    double local_theta; /* theirs; 0 = as the others */
-    bool still_globals; /* where layers have windows, those without one do not rotate */
+    bool experts_normalised; /* norm_topk_prob, when the file does not say */
+    bool glm_names;          /* see struct model_config */
+    bool norms_around;       /* norms of the inputs and of the outputs of both blocks */
+    bool gemma;              /* norms by 1 + w, on both sides of a block; scaled embeddings; GELU */
+    int pattern;             /* WINDOWS_PATTERN, when the file has no sliding_window_pattern */
+    bool local_rope;         /* layers with windows rotate without scaling */
+    double local_theta;      /* theirs; 0 = as the others */
+    bool still_globals;      /* where layers have windows, those without one do not rotate */
     bool soft_caps;
-    bool norms_behind; /* norms of the outputs of attention and feed-forward network, not their
-                          inputs */
-    bool wide_qk_norm; /* see struct model_config */
-    bool gpt_oss;      /* biases, learned sinks, clamped SwiGLU, experts in MXFP4 */
+    bool norms_behind;    /* norms of the outputs of attention and feed-forward network, not their
+                             inputs */
+    bool wide_qk_norm;    /* see struct model_config */
+    bool gpt_oss;         /* biases, learned sinks, clamped SwiGLU, experts in MXFP4 */
+    bool stacked_experts; /* see struct model_config */
+    bool query_scale;     /* rope_parameters may have "llama_4_scaling_beta" */
+    /* sizes of a file that has none */
+    int heads_q, heads_kv, vocab, positions;
 };
 
 static const struct family families[] = {
@@ -85,7 +90,8 @@ static const struct family families[] = {
      .experts = EXPERTS_ALL_LAYERS},
     {"Gemma3ForCausalLM", "gemma3_text", 256, .rope_theta = 1e6, .sliding_window = 4096,
      .qk_norm = true, .windows = WINDOWS_PATTERN, .pattern = 6, .local_rope = true,
-     .local_theta = 10000, .tied_embeddings = true, .gemma = true},
+     .local_theta = 10000, .tied_embeddings = true, .gemma = true, .heads_q = 8, .heads_kv = 4,
+     .vocab = 262208, .positions = 131072},
     {"Gemma2ForCausalLM", "gemma2", 256, .sliding_window = 4096, .windows = WINDOWS_PATTERN,
      .pattern = 2, .tied_embeddings = true, .gemma = true, .soft_caps = true},
     {"Olmo2ForCausalLM", "olmo2", 0, .rms_eps = 1e-5, .qk_norm = true, .wide_qk_norm = true,
@@ -106,6 +112,14 @@ static const struct family families[] = {
     {"Exaone4ForCausalLM", "exaone4", 0, .rms_eps = 1e-5, .sliding_window = 4096,
      .windows = WINDOWS_PATTERN, .pattern = 4, .still_globals = true, .qk_norm = true,
      .norms_behind = true},
+    {"Qwen3VLForConditionalGeneration", "qwen3_vl_text", 128, .rope_theta = 5e5, .qk_norm = true},
+    {"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", 0, .rope_theta = 5e5,
+     .qk_norm = true, .experts = EXPERTS_SOME_LAYERS, .experts_normalised = true,
+     .stacked_experts = true},
+    {"Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", 0, .rms_eps = 1e-5, .rope_theta = 1e6,
+     .qkv_bias_always = true, .windows = WINDOWS_BY_FLAG},
+    {"Ministral3ForCausalLM", "ministral3", 128, .rms_eps = 1e-5, .windows = WINDOWS_ALL,
+     .query_scale = true},
 };
 
 /* ---- Family ---- */
@@ -131,8 +145,9 @@ static int unsupported(struct fault *fault, const char *field, const char *value
     return fault_set(
         fault, ERR_UNSUPPORTED, field,
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
-        "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Ministral, SeedOss, Ernie4_5, Glm, Glm4, "
-        "Qwen3Moe, Mixtral, Olmoe, GptOss (ForCausalLM)",
+        "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Ministral, Ministral3, SeedOss, Ernie4_5, "
+        "Glm, Glm4, Qwen3Moe, Mixtral, Olmoe, GptOss (ForCausalLM); the text of Qwen3VL, "
+        "Qwen3VLMoe, Qwen2_5_VL, Gemma3, Mistral3 (ForConditionalGeneration)",
         value, reason_of(value));
 }
 
@@ -166,6 +181,78 @@ static int find_family(const cJSON *root, const struct family **out, struct faul
     if (type && strcmp(type, (*out)->model_type) != 0)
         return unsupported(fault, "model_type", type);
     return 0;
+}
+
+/* ---- The text part of a multimodal checkpoint ---- */
+
+/* Checkpoints that see pictures: the fields of their language model are in "text_config". */
+static const struct multimodal {
+    const char *architecture, *model_type;
+    const char *text; /* model_type of the language model, where "text_config" names none */
+} multimodal[] = {
+    {"Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl_text"},
+    {"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text"},
+    {"Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2_5_vl_text"},
+    {"Gemma3ForConditionalGeneration", "gemma3", "gemma3_text"},
+    {"Mistral3ForConditionalGeneration", "mistral3", "mistral"},
+};
+
+static int no_memory(struct fault *fault) {
+    return fault_set(fault, ERR_NOMEM, "config.json", "not enough memory");
+}
+
+/* Fields that the whole checkpoint has for its language model. Those in front decide also where
+ * "text_config" has them. */
+static int inherit(cJSON *root, cJSON *text, struct fault *fault) {
+    static const char *const fields[] = {
+        "tie_word_embeddings", "quantization_config", "quantization", "dtype",
+        "torch_dtype",         "bos_token_id",        "eos_token_id"};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        cJSON *field = cJSON_DetachItemFromObjectCaseSensitive(root, fields[i]);
+        if (field && i < 3) cJSON_DeleteItemFromObjectCaseSensitive(text, fields[i]);
+        if (field && cJSON_GetObjectItemCaseSensitive(text, fields[i])) {
+            cJSON_Delete(field);
+        } else if (field && !cJSON_AddItemToObject(text, fields[i], field)) {
+            cJSON_Delete(field);
+            return no_memory(fault);
+        }
+    }
+    return 0;
+}
+
+/* Makes of a multimodal checkpoint's tree that of its language model. Older files of Qwen2.5-VL
+ * have the fields of both side by side. */
+static int take_text(cJSON *root, struct fault *fault) {
+    const struct multimodal *row = NULL;
+    const char *architecture = NULL, *outer = NULL, *type = NULL;
+    int rc = find_architecture(root, &architecture, fault);
+    if (!rc) rc = json_str(root, NULL, "model_type", &outer, fault);
+    for (size_t i = 0; i < sizeof multimodal / sizeof multimodal[0] && !rc; i++)
+        if (architecture ? !strcmp(architecture, multimodal[i].architecture)
+                         : outer && !strcmp(outer, multimodal[i].model_type))
+            row = &multimodal[i];
+    if (rc || !row) return rc;
+    cJSON *text = cJSON_DetachItemFromObjectCaseSensitive(root, "text_config");
+    if (text && !cJSON_IsObject(text)) {
+        rc = fault_set(fault, ERR_INVALID, "text_config", "expected an object, found %s",
+                       json_type_name(text));
+        cJSON_Delete(text);
+        return rc;
+    }
+    if (text) {
+        rc = inherit(root, text, fault);
+        cJSON *outside = root->child;
+        root->child = text->child;
+        text->child = outside;
+        cJSON_Delete(text);
+    }
+    if (!rc) rc = json_str(root, NULL, "model_type", &type, fault);
+    if (rc) return rc;
+    const bool says = type && strcmp(type, row->model_type) != 0;
+    cJSON_DeleteItemFromObjectCaseSensitive(root, "architectures");
+    if (says) return 0;
+    cJSON_DeleteItemFromObjectCaseSensitive(root, "model_type");
+    return cJSON_AddStringToObject(root, "model_type", row->text) ? 0 : no_memory(fault);
 }
 
 /* ---- Fields that may say "none" ---- */
@@ -250,23 +337,29 @@ static const struct size_field {
     size_t offset;
     int64_t min, max;
     bool required;
+    size_t absent; /* offset in struct family of the number of a file that has none; 0: none */
 } size_fields[] = {
-    {"num_hidden_layers", offsetof(struct model_config, layers), 1, 512, true},
-    {"hidden_size", offsetof(struct model_config, d_model), 1, 1 << 16, true},
-    {"intermediate_size", offsetof(struct model_config, d_ff), 1, 1 << 20, true},
-    {"num_attention_heads", offsetof(struct model_config, heads_q), 1, 1024, true},
-    {"num_key_value_heads", offsetof(struct model_config, heads_kv), 1, 1024, false},
-    {"head_dim", offsetof(struct model_config, head_dim), 2, 1024, false},
-    {"vocab_size", offsetof(struct model_config, vocab), 1, 1 << 22, true},
+    {"num_hidden_layers", offsetof(struct model_config, layers), 1, 512, true, 0},
+    {"hidden_size", offsetof(struct model_config, d_model), 1, 1 << 16, true, 0},
+    {"intermediate_size", offsetof(struct model_config, d_ff), 1, 1 << 20, true, 0},
+    {"num_attention_heads", offsetof(struct model_config, heads_q), 1, 1024, true,
+     offsetof(struct family, heads_q)},
+    {"num_key_value_heads", offsetof(struct model_config, heads_kv), 1, 1024, false,
+     offsetof(struct family, heads_kv)},
+    {"head_dim", offsetof(struct model_config, head_dim), 2, 1024, false,
+     offsetof(struct family, head_dim)},
+    {"vocab_size", offsetof(struct model_config, vocab), 1, 1 << 22, true,
+     offsetof(struct family, vocab)},
     {"max_position_embeddings", offsetof(struct model_config, max_positions), 1,
-     MODEL_POSITIONS_MAX, true},
+     MODEL_POSITIONS_MAX, true, offsetof(struct family, positions)},
 };
 
-static int read_sizes(const cJSON *root, struct model_config *out, struct fault *fault) {
+static int read_sizes(const cJSON *root, const struct family *family, struct model_config *out,
+                      struct fault *fault) {
     for (size_t i = 0; i < sizeof size_fields / sizeof size_fields[0]; i++) {
         const struct size_field *field = &size_fields[i];
-        int64_t value = 0;
-        if (field->required && !json_get(root, field->key))
+        int64_t value = field->absent ? *(const int *)((const char *)family + field->absent) : 0;
+        if (field->required && !value && !json_get(root, field->key))
             return fault_set(fault, ERR_INVALID, field->key, "missing");
         int rc = json_int(root, NULL, field->key, field->min, field->max, &value, fault);
         if (rc) return rc;
@@ -275,13 +368,12 @@ static int read_sizes(const cJSON *root, struct model_config *out, struct fault 
     return 0;
 }
 
-static int check_heads(const struct family *family, struct model_config *out, struct fault *fault) {
+static int check_heads(struct model_config *out, struct fault *fault) {
     if (!out->heads_kv) out->heads_kv = out->heads_q;
     if (out->heads_q % out->heads_kv)
         return fault_set(fault, ERR_INVALID, "num_key_value_heads",
                          "%d query heads cannot share %d key/value heads", out->heads_q,
                          out->heads_kv);
-    if (!out->head_dim) out->head_dim = family->head_dim;
     if (!out->head_dim) {
         if (out->d_model % out->heads_q)
             return fault_set(fault, ERR_INVALID, "hidden_size",
@@ -526,7 +618,7 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
         return fault_set(fault, ERR_INVALID, keys[1], "%d of %d experts", out->experts_used,
                          out->experts);
     const bool says = some || family->experts == EXPERTS_ALL_BY_FLAG;
-    out->experts_normalised = !says;
+    out->experts_normalised = !says || family->experts_normalised;
     out->mixtral_names = !says && !family->gpt_oss;
     int rc = says ? json_bool(root, NULL, "norm_topk_prob", &out->experts_normalised, fault) : 0;
     if (rc) return rc;
@@ -607,6 +699,7 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     out->fused = family->fused;
     out->permuted_qk = family->interleaved;
     out->glm_names = family->glm_names;
+    out->stacked_experts = family->stacked_experts;
     out->embed_scale = out->logit_scale = 1;
     out->attend_scale = 1 / sqrtf((float)out->head_dim);
     if (!rc && family->factors) rc = read_factors(root, out, fault);
@@ -719,8 +812,8 @@ static int read_config(const cJSON *root, int context, struct model_config *out,
     int rc = find_family(root, &family, fault);
     if (rc) return rc;
     memcpy(out->family, family->model_type, strlen(family->model_type) + 1);
-    rc = read_sizes(root, out, fault);
-    if (!rc) rc = check_heads(family, out, fault);
+    rc = read_sizes(root, family, out, fault);
+    if (!rc) rc = check_heads(out, fault);
     if (!rc) rc = refuse_present(root, family, fault);
     if (!rc) rc = model_config_read_quantization(root, family->gpt_oss, &out->packing, fault);
     if (!rc) rc = refuse_values(root, family, fault);
@@ -731,7 +824,7 @@ static int read_config(const cJSON *root, int context, struct model_config *out,
     if (!rc) rc = read_tokens(root, out, fault);
     if (rc) return rc;
     const struct model_rope rope = {family->rope_theta, family->local_rope, family->local_theta,
-                                    family->partial_rotary};
+                                    family->partial_rotary, family->query_scale};
     return model_config_read_rope(root, &rope, context, out, fault);
 }
 
@@ -747,11 +840,12 @@ static int fill_rotations(struct model_config *out, struct fault *fault) {
 
 int model_config_read(cJSON *config, cJSON *generation, int context, struct model_config *out,
                       struct fault *fault) {
-    none_to_null(config, 3); /* rope_parameters has objects for kinds of layers */
+    none_to_null(config, 4); /* text_config; rope_parameters has objects for kinds of layers */
     none_to_null(generation, 1);
     *out = (struct model_config){.bos = -1, .top_k = -1};
     out->temperature = out->top_p = out->min_p = out->repetition = NAN;
-    int rc = read_config(config, context, out, fault);
+    int rc = take_text(config, fault);
+    if (!rc) rc = read_config(config, context, out, fault);
     if (!rc) rc = fill_rotations(out, fault);
     if (!rc && generation) rc = read_generation(generation, out, fault);
     if (rc) model_config_close(out);

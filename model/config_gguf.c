@@ -35,6 +35,7 @@ static const struct architecture {
     bool yarn_untruncated; /* config.json says so ("truncate": false), files do not */
     bool norm_after_attention; /* see struct model_config */
     bool unnormalised;         /* the weights of the chosen experts are not divided by their sum */
+    bool sections;             /* rotations have sections for pictures, alike in text */
     int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
                         head in the embeddings, else by the head's own (llama.cpp's rule) */
 } architectures[] = {
@@ -55,6 +56,10 @@ static const struct architecture {
     {.name = "seed_oss", .type = "seed_oss", .norm_after_attention = true},
     {.name = "chatglm", .type = "glm", .permuted = true}, /* as the published weights are */
     {.name = "glm4", .type = "glm4", .permuted = true},
+    {.name = "qwen2vl", .type = "qwen2_5_vl_text", .sections = true},
+    {.name = "qwen3vl", .type = "qwen3_vl_text", .sections = true},
+    {.name = "qwen3vlmoe", .type = "qwen3_vl_moe_text", .sections = true},
+    {.name = "mistral3", .type = "ministral3", .permuted = true, .windows_said = true},
 };
 
 static const struct architecture *find_architecture(const char *name) {
@@ -117,6 +122,7 @@ static const struct row yarn_rows[] = {
     {".rope.scaling.original_context_length", "original_max_position_embeddings", KIND_INT},
     {".rope.scaling.yarn_beta_fast", "beta_fast", KIND_NUM},
     {".rope.scaling.yarn_beta_slow", "beta_slow", KIND_NUM},
+    {".attention.temperature_scale", "llama_4_scaling_beta", KIND_NUM},
 };
 
 /* Names of faults that no row has. */
@@ -132,6 +138,8 @@ static const struct row other_names[] = {
 /* Factors for contexts up to the original length and beyond (Phi-3). */
 #define LONG_FACTORS  "rope_factors_long.weight"
 #define SHORT_FACTORS "rope_factors_short.weight"
+
+#define LOG_MULTIPLIER ".rope.scaling.yarn_log_multiplier"
 
 struct translation {
     const struct architecture *row;
@@ -299,12 +307,20 @@ static int add_factors(const struct translation *t, cJSON *scaling, const char *
 
 static int read_yarn(const struct translation *t, cJSON *scaling, double factor) {
     double attention = 1;
+    double log_multiplier = 1;
+    char key[KEY_MAX];
     int rc = COPY_ROWS(t, yarn_rows, scaling);
     if (!rc && t->row->yarn_untruncated && !cJSON_AddBoolToObject(scaling, "truncate", false))
         rc = no_memory(t);
     if (!rc) rc = get_num(t, ".rope.scaling.attn_factor", &attention);
     if (!rc && has_key(t, ".rope.scaling.yarn_attn_factor"))
         rc = get_num(t, ".rope.scaling.yarn_attn_factor", &attention);
+    if (!rc) rc = get_num(t, LOG_MULTIPLIER, &log_multiplier);
+    if (!rc && log_multiplier != 1)
+        rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, LOG_MULTIPLIER, key),
+                       "%g is not supported", log_multiplier);
+    /* Yarn divides its own factor by the same. */
+    if (!rc && has_key(t, LOG_MULTIPLIER)) return set_num(t, scaling, "attention_factor", 1);
     if (rc || attention == 1) return rc;
     /* In the file the factor multiplies what yarn has by itself, but for OLMo 3, whose converter
      * copies config.json's. */
@@ -346,7 +362,7 @@ static int read_rope(const struct translation *t) {
         return fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.scaling.type", key),
                          "\"longrope\" without " LONG_FACTORS " is not supported");
     double attention = 1;
-    if (has_key(t, ".rope.dimension_sections"))
+    if (has_key(t, ".rope.dimension_sections") && !t->row->sections)
         return fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.dimension_sections", key),
                          "rotations for images are not supported");
     rc = yarn ? 0 : get_num(t, ".rope.scaling.attn_factor", &attention);
@@ -481,12 +497,15 @@ static int translate(struct translation *t) {
                          "missing: which model is this?");
     snprintf(t->architecture, sizeof t->architecture, "%.*s", ARCHITECTURE_MAX - 1, architecture);
     t->row = find_architecture(architecture);
+    if (strcmp(architecture, "clip") == 0)
+        return fault_set(t->fault, ERR_UNSUPPORTED, "general.architecture",
+                         "this file (mmproj) reads pictures for a model: name the model's own");
     if (!t->row)
         return fault_set(
             t->fault, ERR_UNSUPPORTED, "general.architecture",
             "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe, phi3, "
             "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
-            "chatglm, glm4",
+            "chatglm, glm4, qwen2vl, qwen3vl, qwen3vlmoe, mistral3",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
     if (!rc)

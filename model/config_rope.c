@@ -181,6 +181,7 @@ static const struct rope_kind {
     double (*scale)(const struct rope *rope, int j, double inv);
 } rope_kinds[] = {
     {"default", NULL, NULL},
+    {"mrope", NULL, NULL}, /* the three positions of a token of text are alike */
     {"linear", rope_read_linear, rope_linear},
     {"llama3", rope_read_llama3, rope_llama3},
     {"yarn", rope_read_yarn, rope_yarn},
@@ -276,6 +277,20 @@ static int read_local_rope(const cJSON *root, double theta, struct model_config 
     return rc ? rc : fill_freq(&rope, NULL, out->head_dim / 2, &out->inv_freq_local, fault);
 }
 
+/* Ministral 3, as Llama 4: queries grow with every original context that lies before them. */
+static int read_query_scale(const struct rope *rope, bool may, struct model_config *out,
+                            struct fault *fault) {
+    double beta = 0;
+    int rc = json_num(rope->node, rope->path, "llama_4_scaling_beta", 0, 1e3, &beta, fault);
+    if (rc || beta == 0) return rc;
+    if (!may || rope->original < 1)
+        return fault_set(fault, ERR_UNSUPPORTED, "llama_4_scaling_beta",
+                         may ? "without original_max_position_embeddings is not supported"
+                             : "is not supported in models of this family");
+    out->query_scale = (struct kern_query_scale){(float)beta, (int32_t)rope->original};
+    return 0;
+}
+
 /* A recipe for longer texts adds the scaling and leaves max_position_embeddings as it was. Those of
  * llama3 and longrope files are always of the scaled model, whatever their factor is. */
 static void rope_extend_positions(const struct rope *rope, struct model_config *out) {
@@ -297,6 +312,7 @@ int model_config_read_rope(const cJSON *root, const struct model_rope *defaults,
     rope.dims = out->rotary_dims;
     if (!rc && rope.node) rc = rope_find_kind(&rope, &kind, fault);
     if (!rc && kind->read) rc = kind->read(&rope, fault);
+    if (!rc) rc = read_query_scale(&rope, defaults->query_scale, out, fault);
     if (!rc) rc = fill_freq(&rope, kind->scale, out->head_dim / 2, &out->inv_freq, fault);
     out->rope_scale = (float)rope.attention;
     if (!rc) rope_extend_positions(&rope, out);

@@ -14,13 +14,14 @@ struct model_rope {
     bool local;         /* layers with windows rotate without scaling, by inv_freq_local */
     double local_theta; /* theta of those layers; 0 = theta of the others */
     double rotary;      /* partial_rotary_factor; 0 = 1 */
+    bool query_scale;   /* may have llama_4_scaling_beta */
 };
 
 /* Reads rope_theta, rope_scaling or rope_parameters and partial_rotary_factor of config.json's tree
- * `root`. Fills in rotary_dims, rope_scale, inv_freq and inv_freq_local, which `out` owns then,
- * also after a failure, and raises max_positions to what a scaling was made for; head_dim,
- * max_positions and qk_norm are set before. `context`: as
- * for model_config_parse. Faults name the field. */
+ * `root`. Fills in rotary_dims, rope_scale, query_scale, inv_freq and inv_freq_local, which `out`
+ * owns then, also after a failure, and raises max_positions to what a scaling was made for;
+ * head_dim, max_positions and qk_norm are set before. `context`: as for model_config_parse. Faults
+ * name the field. */
 int model_config_read_rope(const cJSON *root, const struct model_rope *defaults, int context,
                            struct model_config *out, struct fault *fault);
 

@@ -17,8 +17,9 @@ static void show(const struct model *model, int layer, enum role role, const flo
 }
 
 static struct kern_rope rope_of(const struct model_config *c, int layer) {
-    if (!c->rotations[layer]) return (struct kern_rope){c->inv_freq_none, 1};
-    return (struct kern_rope){c->rotations[layer], c->per_layer[layer].local ? 1 : c->rope_scale};
+    if (!c->rotations[layer]) return (struct kern_rope){.inv_freq = c->inv_freq_none, .scale = 1};
+    return (struct kern_rope){c->rotations[layer], c->per_layer[layer].local ? 1 : c->rope_scale,
+                              c->query_scale};
 }
 
 static void norm_and_rotate(struct model *model, int index, const struct kern_batch *batch) {

@@ -371,7 +371,7 @@ static bool is_made(const struct loader *loader, const struct slot *slot, int la
     for (int i = 0; i < slot->count; i++) {
         name_of(loader, slot->parts[i], layer, name);
         const struct tensor *tensor = weights_find(loader->weights, name);
-        if (tensor && tensor->dtype == TENSOR_BLOCKS) return true;
+        if (tensor && (tensor->turned || tensor->dtype == TENSOR_BLOCKS)) return true;
     }
     return false;
 }

@@ -118,7 +118,14 @@ int model_read(const char *path, int context, bool random, struct model_config *
         int rc = load_config(config, path, context, fault);
         if (!rc) rc = load_quantization(config, path, fault);
         if (!rc && !random) rc = weights_open(path, weights, fault);
-        return rc || random ? rc : weights_join(*weights, &config->packing, fault);
+        if (rc || random) return rc;
+        rc = weights_take_text(*weights, fault);
+        if (!rc) rc = weights_join(*weights, &config->packing, fault);
+        if (!rc && config->stacked_experts) {
+            weights_turn(*weights, ".experts.gate_up_proj", config->d_model);
+            weights_turn(*weights, ".experts.down_proj", config->expert_ff);
+        }
+        return rc;
     }
     if (random)
         return fault_set(fault, ERR_UNSUPPORTED, "model",

@@ -33,6 +33,8 @@ struct model_config {
     bool expert_bias;        /* routers and experts have biases */
     bool sinks;              /* kern_attend_options.sinks */
     bool gpt_oss_names;      /* files name tensors as gpt-oss's do */
+    bool stacked_experts;    /* a directory has the matrices of all experts in one tensor, gate and
+                                up together, perhaps with rows and columns in each other's places */
     int max_positions;
     int rotary_dims; /* dimensions of each head that rotate, even; the others do not */
     float rms_eps;
@@ -61,6 +63,7 @@ struct model_config {
     enum kern_dtype dtype;  /* format of the weights */
     struct packing packing; /* form of matrices in 4 bits in a directory */
     float rope_scale;
+    struct kern_query_scale query_scale;
     /* [head_dim / 2], owned. With rotary_dims below head_dim, rows of q and k are permuted as they
      * are loaded, so that the pairs that rotate come first; the others have 0 here. */
     float *inv_freq;

@@ -53,6 +53,7 @@ const void *rows_at(const struct rows *rows) {
 }
 
 size_t rows_bytes(const struct rows *rows) {
+    if (rows->tensor->turned) return 0;
     return (size_t)rows->count * row_bytes(rows) * (size_t)(rows->step > 0 ? rows->step : 1);
 }
 
@@ -148,6 +149,17 @@ static void make_blocks(const struct reading *job, int64_t source, struct block 
                   (size_t)(job->cols / gguf_format_block(rows->tensor->format, &bytes)), to);
 }
 
+/* A row of a turned tensor is a column of its matrix there. */
+static void read_turned(const struct reading *job, int64_t source, char *to) {
+    const struct tensor *tensor = job->rows->tensor;
+    const int64_t row = job->rows->first + source, rows = tensor->shape[tensor->dims - 2];
+    const size_t size = kern_dtype_bytes(job->dtype);
+    const char *from =
+        (const char *)tensor->data + (size_t)(row / rows * job->cols * rows + row % rows) * size;
+    for (int64_t i = 0; i < job->cols; i++)
+        memcpy(to + (size_t)i * size, from + (size_t)(i * rows) * size, size);
+}
+
 static void read_row(struct reading *job, int64_t row) {
     const int64_t source = rows_source(job->rows, row);
     const char *from = (const char *)rows_at(job->rows) + (size_t)source * job->from_bytes;
@@ -159,6 +171,8 @@ static void read_row(struct reading *job, int64_t row) {
         read_blocks(job, source, 0, job->cols, (float *)(void *)to);
     else if (job->wide)
         read_narrow(job, source, to);
+    else if (to && job->rows->tensor->turned)
+        read_turned(job, source, to);
     else if (to)
         memcpy(to, from, job->from_bytes);
     int64_t bad = made ? find_bad_block((const struct block *)(const void *)to, job->cols)
@@ -178,7 +192,8 @@ static void read_some(void *arg, int worker) {
 }
 
 bool rows_need_room(const struct rows *rows) {
-    return rows->order || rows->step > 1 || rows->scales || rows->tensor->dtype == TENSOR_BLOCKS;
+    return rows->order || rows->step > 1 || rows->scales || rows->tensor->turned ||
+           rows->tensor->dtype == TENSOR_BLOCKS;
 }
 
 int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
@@ -210,6 +225,14 @@ bool rows_read_one(const struct tensor *tensor, int64_t row, int64_t cols, float
         if (row >= tensor->shape[0] || cols != tensor->shape[1]) return false;
         packed_read(tensor->packed, row, 0, cols, out);
         return true;
+    }
+    if (tensor->turned) {
+        const int64_t rows = tensor->shape[tensor->dims - 2];
+        const int64_t at = row / rows * cols * rows + row % rows;
+        bool read = true;
+        for (int64_t i = 0; i < cols && read; i++)
+            read = tensor_read_floats(tensor, (size_t)(at + i * rows), 1, &out[i]);
+        return read;
     }
     if (tensor->dtype != TENSOR_BLOCKS)
         return tensor_is_float(tensor->dtype) &&

@@ -21,7 +21,8 @@ struct rows {
 
 int64_t rows_source(const struct rows *rows, int64_t row); /* the file's, counted from `first` */
 const void *rows_at(const struct rows *rows);              /* the first in the file */
-size_t rows_bytes(const struct rows *rows);                /* from the first to the last there */
+size_t rows_bytes(const struct rows *rows);                /* from the first to the last there;
+                                                              0: they do not follow each other */
 
 /* Do they need room in memory? Otherwise they are taken from the file as they are. */
 bool rows_need_room(const struct rows *rows);

@@ -132,21 +132,24 @@ static const struct {
     [ROLE_EXPERT_GATE] =
         {{"mlp.experts.#.gate_proj.weight", NULL,
           "ffn_gate_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w1.weight",
-          [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks"},
+          [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
+          [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj"},
          WIDTH_EXPERT_FF,
          WIDTH_MODEL,
          true},
     [ROLE_EXPERT_UP] =
         {{"mlp.experts.#.up_proj.weight", NULL,
           "ffn_up_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w3.weight",
-          [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks"},
+          [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
+          [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj"},
          WIDTH_EXPERT_FF,
          WIDTH_MODEL,
          true},
     [ROLE_EXPERT_DOWN] =
         {{"mlp.experts.#.down_proj.weight", NULL,
           "ffn_down_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w2.weight",
-          [NAMING_HF_GPT_OSS] = "mlp.experts.down_proj_blocks"},
+          [NAMING_HF_GPT_OSS] = "mlp.experts.down_proj_blocks",
+          [NAMING_HF_STACKED] = "mlp.experts.down_proj"},
          WIDTH_MODEL,
          WIDTH_EXPERT_FF,
          true},
@@ -178,7 +181,8 @@ static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.la
                                                          [NAMING_HF_GPT_OSS] = "model.layers",
                                                          [NAMING_HF_GLM] = "model.layers",
                                                          [NAMING_GGUF_AFTER_ATTENTION] = "blk",
-                                                         [NAMING_GGUF_GLM] = "blk"};
+                                                         [NAMING_GGUF_GLM] = "blk",
+                                                         [NAMING_HF_STACKED] = "model.layers"};
 
 static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
                           int layer, int expert) {
@@ -195,12 +199,13 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
                : config->norm_after_attention ? NAMING_GGUF_AFTER_ATTENTION
                : config->glm_names            ? NAMING_GGUF_GLM
                                               : NAMING_GGUF;
-    return config->gpt_oss_names   ? NAMING_HF_GPT_OSS
-           : config->fused         ? NAMING_HF_FUSED
-           : config->glm_names     ? NAMING_HF_GLM
-           : config->post_norms    ? NAMING_HF_POST_NORMS
-           : config->mixtral_names ? NAMING_HF_MIXTRAL
-                                   : NAMING_HF;
+    return config->gpt_oss_names     ? NAMING_HF_GPT_OSS
+           : config->fused           ? NAMING_HF_FUSED
+           : config->stacked_experts ? NAMING_HF_STACKED
+           : config->glm_names       ? NAMING_HF_GLM
+           : config->post_norms      ? NAMING_HF_POST_NORMS
+           : config->mixtral_names   ? NAMING_HF_MIXTRAL
+                                     : NAMING_HF;
 }
 
 /* The naming that has the names which a naming does not change. */

@@ -19,6 +19,7 @@ enum naming {
     NAMING_HF_GLM,
     NAMING_GGUF_AFTER_ATTENTION, /* the norm of the network's inputs is named after attention */
     NAMING_GGUF_GLM,
+    NAMING_HF_STACKED, /* one tensor has the matrices of all experts */
     NAMING_COUNT
 };
 

@@ -142,6 +142,50 @@ int weights_join(struct weights *w, const struct packing *how, struct fault *fau
     return packed_join(how, w->tensors, &w->count, &w->packed, fault);
 }
 
+/* ---- The text part of a multimodal checkpoint ---- */
+
+#define INSIDE "language_model."
+
+/* The name that a tensor has in a model of text: "language_model.model.X" and
+ * "model.language_model.X" become "model.X". Names are shortened in their own memory. */
+static const char *text_name(const char *name) {
+    static const char inner[] = "model." INSIDE;
+    if (strncmp(name, INSIDE, strlen(INSIDE)) == 0) return name + strlen(INSIDE);
+    if (strncmp(name, inner, strlen(inner)) != 0) return name;
+    char *at = (char *)(uintptr_t)name + strlen(INSIDE);
+    memcpy(at, inner, sizeof inner - sizeof INSIDE);
+    return at;
+}
+
+int weights_take_text(struct weights *w, struct fault *fault) {
+    for (size_t i = 0; i < w->count; i++) w->tensors[i].name = text_name(w->tensors[i].name);
+    for (size_t i = 0; i < w->absent_count; i++) {
+        char *name = w->absent[i].name;
+        const char *text = text_name(name);
+        memmove(name, text, strlen(text) + 1);
+    }
+    if (w->count) qsort(w->tensors, w->count, sizeof *w->tensors, compare_names);
+    for (size_t i = 1; i < w->count; i++)
+        if (strcmp(w->tensors[i - 1].name, w->tensors[i].name) == 0)
+            return fault_set(fault, ERR_MALFORMED, w->tensors[i].name,
+                             "is twice in the files, by two names");
+    return 0;
+}
+
+void weights_turn(struct weights *w, const char *end, int64_t cols) {
+    for (size_t i = 0; i < w->count; i++) {
+        struct tensor *tensor = &w->tensors[i];
+        const size_t size = strlen(tensor->name), tail = strlen(end);
+        if (size < tail || strcmp(tensor->name + size - tail, end) != 0) continue;
+        if (!tensor_is_float(tensor->dtype) || tensor->dims < 2) continue;
+        const int64_t rows = tensor->shape[tensor->dims - 1];
+        if (rows == cols) continue;
+        tensor->shape[tensor->dims - 1] = tensor->shape[tensor->dims - 2];
+        tensor->shape[tensor->dims - 2] = rows;
+        tensor->turned = true;
+    }
+}
+
 const struct tensor *weights_find(const struct weights *w, const char *name) {
     struct tensor key = {.name = name};
     if (w->count == 0) return NULL;

@@ -33,7 +33,8 @@ struct tensor {
     uint32_t format; /* BLOCKS: enum gguf_format, where `packed` is NULL */
     const struct packed *packed;
     int dims;
-    int64_t shape[TENSOR_DIMS_MAX]; /* the last varies fastest */
+    int64_t shape[TENSOR_DIMS_MAX]; /* the last varies fastest, unless `turned` */
+    bool turned;                    /* the last but one does: see weights_turn */
     const void *data;               /* points into the mapping; aligned to nothing */
     size_t bytes;
 };
@@ -62,6 +63,12 @@ int weights_open_file(const char *path, struct weights **out, struct fault *faul
 /* Joins the tensors of matrices in 4 bits in the table of a directory (packed_join); once, before
  * the table is used. */
 int weights_join(struct weights *weights, const struct packing *how, struct fault *fault);
+/* The tensors of a directory's language model get the names that they have in a model of text;
+ * those of its other parts keep theirs. */
+int weights_take_text(struct weights *weights, struct fault *fault);
+/* Float tensors whose name ends so, and whose matrices do not have rows of `cols` numbers, have
+ * rows and columns in each other's places. From now on their shapes are those of the model. */
+void weights_turn(struct weights *weights, const char *end, int64_t cols);
 void weights_close(struct weights *weights);
 const struct tensor *weights_find(const struct weights *weights, const char *name); /* or NULL */
 const struct tensor *weights_at(const struct weights *weights, size_t index);       /* by name */

@@ -15,10 +15,14 @@ import json
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoTokenizer, Ernie4_5Config, Ernie4_5ForCausalLM, Exaone4Config,
+from transformers import (AutoTokenizer, Ernie4_5Config, Ernie4_5ForCausalLM, Exaone4Config,
                           Exaone4ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM,
+                          Gemma3Config, Gemma3ForConditionalGeneration, Ministral3Config, Mistral3Config, Mistral3ForConditionalGeneration,
+                          Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
+                          Qwen3VLMoeForConditionalGeneration,
                           LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
                           Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
                           Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SeedOssConfig, SeedOssForCausalLM, SmolLM3Config,
@@ -244,8 +248,93 @@ def olmoe(out):
     spread(OlmoeForCausalLM(c), 26).bfloat16().save_pretrained(out / "olmoe")
 
 
+VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=64, patch_size=2, num_position_embeddings=16)
+
+
+def sections(*numbers, **more):
+    """Rotations with sections for pictures, which do not matter in text."""
+    return {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(numbers), **more}
+
+
+def qwen3vl(out):
+    """bf16, the text part of a model that sees pictures, sections of the rotation."""
+    text = {**SHAPE, "num_hidden_layers": 3, "head_dim": 32, "rope_parameters": sections(6, 5, 5, mrope_interleaved=True)}
+    c = Qwen3VLConfig(text_config=text, vision_config={**VISION, "deepstack_visual_indexes": [0]}, tie_word_embeddings=True)
+    spread(Qwen3VLForConditionalGeneration(c), 31).bfloat16().save_pretrained(out / "qwen3vl")
+
+
+def qwen3vlmoe(out):
+    """bf16, as qwen3vl, all experts of a layer in one tensor, in one layer with rows and columns exchanged, as published."""
+    text = {**SHAPE, "head_dim": 32, "moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3,
+            "rope_parameters": sections(6, 5, 5, mrope_interleaved=True)}
+    c = Qwen3VLMoeConfig(text_config=text, vision_config={**VISION, "deepstack_visual_indexes": [0]}, tie_word_embeddings=False)
+    d = out / "qwen3vlmoe"
+    spread(Qwen3VLMoeForConditionalGeneration(c), 32).bfloat16().save_pretrained(d)
+    t = load_file(d / "model.safetensors")
+    for name in ("gate_up_proj", "down_proj"):
+        key = f"model.language_model.layers.0.mlp.experts.{name}"
+        t[key] = t[key].transpose(1, 2).contiguous()
+    save_file(t, d / "model.safetensors", metadata={"format": "pt"})
+
+
+def qwen25vl(out):
+    """bf16, as the first files: fields of text and pictures side by side, names of tensors as of a model of text."""
+    rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    c = Qwen2_5_VLConfig(**SHAPE, rope_theta=1e6, rope_scaling=dict(rope), tie_word_embeddings=False,
+                         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=64, patch_size=2,
+                                            fullatt_block_indexes=[0], window_size=4))
+    d = out / "qwen25vl"
+    spread(Qwen2_5_VLForConditionalGeneration(c), 33).bfloat16().save_pretrained(d)
+    path = d / "config.json"
+    c = json.loads(path.read_text())
+    text = c.pop("text_config")
+    text.pop("rope_parameters")
+    path.write_text(json.dumps({**text, **c, "rope_theta": 1e6, "rope_scaling": rope}, indent=2) + "\n")
+    t = load_file(d / "model.safetensors")
+    t = {name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): x for name, x in t.items()}
+    save_file(t, d / "model.safetensors", metadata={"format": "pt"})
+
+
+SIGLIP = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+
+
+def gemma3vl(out):
+    """bf16, as the models from 4B on: heads and their size are left to the class."""
+    text = {**SHAPE, "num_hidden_layers": 3, "pad_token_id": 0, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
+            "sliding_window": 40, "query_pre_attn_scalar": 32, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}}
+    c = Gemma3Config(text_config=text, vision_config=SIGLIP, mm_tokens_per_image=4)
+    d = out / "gemma3vl"
+    gemma(Gemma3ForConditionalGeneration(c), 34).bfloat16().save_pretrained(d)
+    path = d / "config.json"
+    c = json.loads(path.read_text())
+    for name in ("num_attention_heads", "num_key_value_heads", "tie_word_embeddings"):
+        c["text_config"].pop(name, None)
+    path.write_text(json.dumps(c, indent=2) + "\n")
+
+
+PIXTRAL = {**SIGLIP, "model_type": "pixtral", "head_dim": 8}
+
+
+def mistral3(out):
+    """bf16, Mistral Small 3.1's form."""
+    text = {**SHAPE, "model_type": "mistral", "head_dim": 32, "sliding_window": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e9}}
+    c = Mistral3Config(text_config=text, vision_config=PIXTRAL, tie_word_embeddings=False)
+    spread(Mistral3ForConditionalGeneration(c), 35).bfloat16().save_pretrained(out / "mistral3")
+
+
+def ministral3(out):
+    """bf16, queries that grow every 16 tokens, yarn with an attention factor of 1."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
+    text = {**SHAPE, "model_type": "ministral3", "head_dim": 32, "rope_parameters": rope}
+    c = Mistral3Config(text_config=text, vision_config=PIXTRAL, tie_word_embeddings=True)
+    spread(Mistral3ForConditionalGeneration(c), 36).bfloat16().save_pretrained(out / "ministral3")
+
+
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
-            ernie45, glm, glm4, olmoe)
+            ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3)
 
 
 def random_prompts():
@@ -270,8 +359,8 @@ def chat_prompts(directory):
 @torch.no_grad()
 def golden(directory, source, prompts, new_tokens):
     how = dict(attn_implementation="eager", experts_implementation="eager")
-    model, exact = (AutoModelForCausalLM.from_pretrained(source, dtype=t, **how).eval()
-                    for t in (torch.float32, torch.float64))
+    kind = getattr(transformers, json.loads((source / "config.json").read_text())["architectures"][0])
+    model, exact = (kind.from_pretrained(source, dtype=t, **how).eval() for t in (torch.float32, torch.float64))
     cases, last = [], []
     for prompt in prompts:
         ids = list(prompt)

@@ -105,9 +105,14 @@ static void rotate_row(const struct step_job *job, int64_t row) {
     int half = o->head_dim / 2;
     const float *cosine = row_angles(job, row, half);
     float *x = job->qkv + (size_t)row * qkv_stride(o);
+    const struct kern_query_scale *by = &job->rope->query_scale;
     for (int head = 0; head < o->heads_q + o->heads_kv; head++, x += o->head_dim)
         job->cpu->kernels->rope(x, half, cosine, cosine + half,
                                 head < o->heads_q ? job->q_norm : job->k_norm, job->eps);
+    if (by->beta == 0) return;
+    const float scale = 1 + by->beta * logf((float)(1 + job->rows[row].place / by->period));
+    x = job->qkv + (size_t)row * qkv_stride(o);
+    for (int i = 0; i < o->heads_q * o->head_dim; i++) x[i] *= scale;
 }
 
 static void rotate_rows(void *arg, int worker) {

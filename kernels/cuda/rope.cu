@@ -95,6 +95,19 @@ template <int D> static __global__ void k_rope(const struct rope_args a) {
     *(float4 *)(x + HALF) = high;
 }
 
+/* A thread per number of a query. */
+static __global__ void k_query_scale(const struct span *spans, const int32_t *row_span, float *qkv,
+                                     int64_t count, int width, int stride,
+                                     const struct kern_query_scale by) {
+    ptx_overlap_grids();
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    const int row = (int)(i / width);
+    const struct span s = spans[row_span[row]];
+    const int place = s.pos + row - s.row;
+    qkv[(int64_t)row * stride + i % width] *= 1 + by.beta * logf((float)(1 + place / by.period));
+}
+
 /* The entry of this rotation; a new one takes a free entry, or the first. */
 static int rope_index(const struct cuda *cuda, const float *inv_freq) {
     int free_entry = 0;
@@ -153,6 +166,11 @@ void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float 
         LAUNCH_OVERLAPPED(cuda->device, k_rope<128>, blocks, THREADS, 0, args);
     else
         LAUNCH_OVERLAPPED(cuda->device, k_rope<256>, blocks, THREADS, 0, args);
+    if (rope->query_scale.beta == 0) return;
+    const int width = o->heads_q * o->head_dim, stride = width + 2 * o->heads_kv * o->head_dim;
+    const int64_t count = (int64_t)batch->rows * width;
+    LAUNCH_OVERLAPPED(cuda->device, k_query_scale, blocks_for(count, THREADS), THREADS, 0,
+                      step->spans, step->row_span, qkv, count, width, stride, rope->query_scale);
 }
 
 /* ---- Norms of all heads together ---- */

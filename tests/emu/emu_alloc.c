@@ -158,7 +158,7 @@ Test(emu_alloc, reports_and_traces_without_memory_fail_alone) {
 static int failures_of_a_step(const struct kern_cache_options *options) {
     enum { ROWS = 5, VOCAB = 40 };
     static const float inv_freq[32] = {1};
-    const struct kern_rope rope = {inv_freq, 1};
+    const struct kern_rope rope = {.inv_freq = inv_freq, .scale = 1};
     const struct kern_span span = {.count = ROWS};
     const struct kern_batch batch = {.spans = &span, .rows = ROWS, .span_count = 1};
     const struct kern_seen seen[] = {{1, 0}, {2, 0}, {3, 0}};

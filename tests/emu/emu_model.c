@@ -293,6 +293,11 @@ static const struct family {
     {"glm", "'attention_bias': true, "},
     {"glm4", "'attention_bias': true, "},
     {"olmoe", "'num_experts': 3, 'num_experts_per_tok': 3, "},
+    {"qwen3_vl_moe_text", "'num_experts': 3, 'num_experts_per_tok': 3, "
+                          "'moe_intermediate_size': 48, "},
+    {"ministral3", "'rope_parameters': {'rope_type': 'yarn', 'factor': 16.0, 'mscale': 1, "
+                   "'mscale_all_dim': 1, 'original_max_position_embeddings': 16, "
+                   "'llama_4_scaling_beta': 0.5}, "},
     {"qwen3_moe", "'num_experts': 6, 'num_experts_per_tok': 2, 'moe_intermediate_size': 48, "
                   "'mlp_only_layers': [1], "},
     {"mixtral", "'num_local_experts': 3, 'num_experts_per_tok': 3, 'sliding_window': 24, "},

@@ -513,7 +513,8 @@ static void check_rope(int head_dim, bool norm) {
     float *x = fresh(count, 11), *freq = fresh((size_t)head_dim / 2, 12);
     float *nq = fresh((size_t)head_dim, 13), *nk = fresh((size_t)head_dim, 14);
     for (int j = 0; j < head_dim / 2; j++) freq[j] = powf(1e4f, -2.0f * (float)j / (float)head_dim);
-    const struct kern_rope rope = {.inv_freq = freq, .scale = 1.25f};
+    const struct kern_rope rope = {
+        .inv_freq = freq, .scale = 1.25f, .query_scale = {norm ? 0.1f : 0, 16}};
     both_open(kern);
     both_cache(kern, options, 1024);
     static const int starts[] = {0, 17, 17, 130000};

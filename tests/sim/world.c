@@ -199,7 +199,7 @@ static int fake_step(void *model, const struct kern_batch *batch, const int32_t 
     for (int layer = 0; layer < WORLD_LAYERS; layer++) {
         fill_rows(w, batch, layer);
         attend.sliding_window = layer % 2 == 0 ? sliding_window : 0;
-        const struct kern_rope rope = {inv_freq, 1};
+        const struct kern_rope rope = {.inv_freq = inv_freq, .scale = 1};
         if (w->options.positions > 0) w->ops.qk_rope(w->kern, w->qkv, NULL, NULL, 0, &rope, batch);
         w->ops.write_kv(w->kern, layer, w->qkv, w->log_beta, batch);
         w->ops.attend(w->kern, layer, w->out, w->qkv, batch, &attend);

@@ -484,14 +484,17 @@ static void norm_exact(double *x, const float *w, int dim, double eps) {
 }
 
 static void check_head(const float *was, const float *now, int dim, const float *norm,
-                       const struct kern_rope *rope, int pos, const char *name) {
+                       const struct kern_rope *rope, bool query, int pos, const char *name) {
+    const struct kern_query_scale *by = &rope->query_scale;
+    const double grown =
+        query && by->beta > 0 ? 1 + (double)by->beta * log(1 + pos / by->period) : 1;
     double x[256];
     for (int i = 0; i < dim; i++) x[i] = was[i];
     if (norm) norm_exact(x, norm, dim, 1e-6);
     for (int j = 0; j < dim / 2; j++) {
         /* The angle is a float32 product, as in the models' own code; the rest is exact. */
         double angle = (float)pos * rope->inv_freq[j];
-        double c = cos(angle) * rope->scale, s = sin(angle) * rope->scale;
+        double c = cos(angle) * rope->scale * grown, s = sin(angle) * rope->scale * grown;
         double a = x[j] * c - x[j + dim / 2] * s, b = x[j + dim / 2] * c + x[j] * s;
         cr_assert_float_eq(now[j], a, 1e-5, "%s dim %d pos %d", name, dim, pos);
         cr_assert_float_eq(now[j + dim / 2], b, 1e-5, "%s dim %d pos %d", name, dim, pos);
@@ -513,6 +516,7 @@ static void check_rope(struct kern *kern, int dim, bool norm, float scale) {
     float freq[128];
     for (int j = 0; j < dim / 2; j++) freq[j] = (float)pow(10000, -2.0 * j / dim);
     struct kern_rope rope = {.inv_freq = freq, .scale = scale};
+    if (scale == 1 && !norm) rope.query_scale = (struct kern_query_scale){0.1f, 100};
     MUST(kern->ops->cache_open(kern, &cache, NULL));
     int stride = 8 * dim;
     float *qkv = fresh((size_t)(10 * stride), 51), *was = fresh((size_t)(10 * stride), 51);
@@ -529,7 +533,7 @@ static void check_rope(struct kern *kern, int dim, bool norm, float scale) {
                            !norm   ? NULL
                            : h < 4 ? qn
                                    : kn,
-                           &rope, pos, kern->ops->name);
+                           &rope, h < 4, pos, kern->ops->name);
             size_t v = (size_t)(row * stride + 6 * dim);
             cr_assert(!memcmp(qkv + v, was + v, 2 * (size_t)dim * sizeof *qkv), "values move");
         }

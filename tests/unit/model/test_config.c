@@ -541,6 +541,113 @@ Test(model_config, minus_one_is_no_token) {
     model_config_close(&c);
 }
 
+static int parse(const char *text, struct model_config *out, struct fault *fault) {
+    *fault = (struct fault){0};
+    return model_config_parse(text, strlen(text), NULL, 0, 0, out, fault);
+}
+
+/* Published files describe their language model; Gemma 3 leaves much of it to the class. */
+Test(model_config, text_of_multimodal_checkpoints) {
+    static const struct {
+        const char *text, *family;
+        int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab, positions, windowed, experts;
+        bool tied;
+    } cases[] = {
+        {"{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"model_type\": \"gemma3\","
+         "\"eos_token_id\": [1, 106], \"vision_config\": {\"hidden_size\": 1152}, "
+         "\"text_config\": {\"hidden_size\": 2560, \"intermediate_size\": 10240, \"model_type\": "
+         "\"gemma3_text\", \"num_hidden_layers\": 34, \"rope_scaling\": {\"factor\": 8.0, "
+         "\"rope_type\": \"linear\"}, \"sliding_window\": 1024}}",
+         "gemma3_text", 34, 2560, 10240, 8, 4, 256, 262208, 131072, 29, 0, true},
+        {"{\"architectures\": [\"Mistral3ForConditionalGeneration\"], \"model_type\": \"mistral3\","
+         "\"text_config\": {\"head_dim\": 128, \"hidden_act\": \"silu\", \"hidden_size\": 5120, "
+         "\"intermediate_size\": 32768, \"max_position_embeddings\": 131072, \"model_type\": "
+         "\"mistral\", \"num_attention_heads\": 32, \"num_hidden_layers\": 40, "
+         "\"num_key_value_heads\": 8, \"rms_norm_eps\": 1e-05, \"rope_theta\": 1000000000.0, "
+         "\"sliding_window\": null, \"vocab_size\": 131072}}",
+         "mistral", 40, 5120, 32768, 32, 8, 128, 131072, 131072, 0, 0, false},
+        {"{\"architectures\": [\"Mistral3ForConditionalGeneration\"], \"model_type\": \"mistral3\","
+         "\"tie_word_embeddings\": true, \"text_config\": {\"head_dim\": 128, \"hidden_size\": "
+         "3072, \"intermediate_size\": 9216, \"max_position_embeddings\": 262144, \"model_type\": "
+         "\"ministral3\", \"num_attention_heads\": 32, \"num_hidden_layers\": 26, "
+         "\"num_key_value_heads\": 8, \"rms_norm_eps\": 1e-05, \"rope_parameters\": {"
+         "\"beta_fast\": 32.0, \"beta_slow\": 1.0, \"factor\": 16.0, \"llama_4_scaling_beta\": "
+         "0.1, "
+         "\"mscale\": 1.0, \"mscale_all_dim\": 1.0, \"original_max_position_embeddings\": 16384, "
+         "\"rope_theta\": 1000000.0, \"rope_type\": \"yarn\", \"type\": \"yarn\"}, "
+         "\"sliding_window\": null, \"vocab_size\": 131072}}",
+         "ministral3", 26, 3072, 9216, 32, 8, 128, 131072, 262144, 0, 0, true},
+        {"{\"architectures\": [\"Qwen3VLMoeForConditionalGeneration\"], \"model_type\": "
+         "\"qwen3_vl_moe\", \"tie_word_embeddings\": false, \"text_config\": "
+         "{\"decoder_sparse_step\""
+         ": 1, \"head_dim\": 128, \"hidden_act\": \"silu\", \"hidden_size\": 2048, "
+         "\"intermediate_size\": 6144, \"max_position_embeddings\": 262144, \"mlp_only_layers\": "
+         "[],"
+         "\"model_type\": \"qwen3_vl_moe_text\", \"moe_intermediate_size\": 768, "
+         "\"norm_topk_prob\": "
+         "true, \"num_attention_heads\": 32, \"num_experts\": 128, \"num_experts_per_tok\": 8, "
+         "\"num_hidden_layers\": 48, \"num_key_value_heads\": 4, \"rope_scaling\": {"
+         "\"mrope_interleaved\": true, \"mrope_section\": [24, 20, 20], \"rope_type\": "
+         "\"default\"}, "
+         "\"rope_theta\": 5000000, \"vocab_size\": 151936}}",
+         "qwen3_vl_moe_text", 48, 2048, 6144, 32, 4, 128, 151936, 262144, 0, 128, false},
+        {"{\"architectures\": [\"Qwen2_5_VLForConditionalGeneration\"], \"model_type\": "
+         "\"qwen2_5_vl\", \"hidden_act\": \"silu\", \"hidden_size\": 3584, \"intermediate_size\": "
+         "18944, \"max_position_embeddings\": 128000, \"max_window_layers\": 28, "
+         "\"num_attention_heads\": 28, \"num_hidden_layers\": 28, \"num_key_value_heads\": 4, "
+         "\"rms_norm_eps\": 1e-06, \"rope_theta\": 1000000.0, \"sliding_window\": 32768, "
+         "\"tie_word_embeddings\": false, \"use_sliding_window\": false, \"vision_config\": {"
+         "\"depth\": 32}, \"rope_scaling\": {\"type\": \"mrope\", \"mrope_section\": [16, 24, "
+         "24]}, "
+         "\"vocab_size\": 152064}",
+         "qwen2_5_vl_text", 28, 3584, 18944, 28, 4, 128, 152064, 128000, 0, 0, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse(cases[i].text, &c, &fault), 0, "%s: %s", fault.field, fault.text);
+        cr_expect_str_eq(c.family, cases[i].family);
+        cr_expect(c.layers == cases[i].layers && c.d_model == cases[i].d_model &&
+                      c.d_ff == cases[i].d_ff && c.vocab == cases[i].vocab,
+                  "%s", c.family);
+        cr_expect(c.heads_q == cases[i].heads_q && c.heads_kv == cases[i].heads_kv &&
+                      c.head_dim == cases[i].head_dim,
+                  "%s", c.family);
+        cr_expect_eq(c.max_positions, cases[i].positions, "%s: %d", c.family, c.max_positions);
+        cr_expect_eq(model_config_sliding_layers(&c), cases[i].windowed, "%s", c.family);
+        cr_expect(c.experts == cases[i].experts && c.tied_embeddings == cases[i].tied, "%s",
+                  c.family);
+        cr_expect_eq(c.query_scale.period, i == 2 ? 16384 : 0);
+        cr_expect_eq(c.rope_scale, 1);
+        model_config_close(&c);
+    }
+}
+
+Test(model_config, multimodal_checkpoints_that_are_refused) {
+    static const struct {
+        const char *text;
+        int rc;
+        const char *field;
+    } cases[] = {
+        {"{\"model_type\": \"gemma3\", \"text_config\": 3}", ERR_INVALID, "text_config"},
+        {"{\"model_type\": \"gemma3\", \"text_config\": {\"hidden_size\": 64}}", ERR_INVALID,
+         "num_hidden_layers"},
+        {"{\"model_type\": \"mistral3\", \"text_config\": {\"model_type\": \"mistral4\"}}",
+         ERR_UNSUPPORTED, "model_type"},
+        {"{\"model_type\": \"mistral3\", \"quantization_config\": {\"quant_method\": \"x\"}, "
+         "\"text_config\": {\"hidden_size\": 64, \"num_hidden_layers\": 2, \"intermediate_size\": "
+         "64,"
+         "\"num_attention_heads\": 2, \"vocab_size\": 64, \"max_position_embeddings\": 64}}",
+         ERR_UNSUPPORTED, "quantization_config"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_expect_eq(parse(cases[i].text, &c, &fault), cases[i].rc, "%zu: %s", i, fault.text);
+        cr_expect_str_eq(fault.field, cases[i].field, "%zu: %s: %s", i, fault.field, fault.text);
+    }
+}
+
 Test(model_config, refused_mixtures_say_why) {
     static const struct {
         const char *architecture, *type, *why;
@@ -696,6 +803,9 @@ static const struct refusal refusals[] = {
     {"\"quantization\": {\"bits\": 4},", ERR_UNSUPPORTED, "quantization"},
     {"\"final_logit_softcapping\": 30,", ERR_UNSUPPORTED, "final_logit_softcapping"},
     {"\"mlp_bias\": true,", ERR_UNSUPPORTED, "mlp_bias"},
+    {"\"text_config\": {\"hidden_size\": 8},", ERR_UNSUPPORTED, "text_config"},
+    {"\"rope_parameters\": {\"llama_4_scaling_beta\": 0.1},", ERR_UNSUPPORTED,
+     "llama_4_scaling_beta"},
     {"\"hidden_act\": \"gelu\",", ERR_UNSUPPORTED, "hidden_act"},
     {"\"partial_rotary_factor\": 0.1,", ERR_UNSUPPORTED, "partial_rotary_factor"},
     {"\"use_sliding_window\": true,", ERR_UNSUPPORTED, "use_sliding_window"},

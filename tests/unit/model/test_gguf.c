@@ -131,6 +131,29 @@ static void put_exaone4(struct buf *file) {
     put_layers(file, "exaone4.attention.sliding_window_pattern");
 }
 
+static void put_sections(struct buf *file, const char *architecture) {
+    char key[64];
+    snprintf(key, sizeof key, "%s.rope.dimension_sections", architecture);
+    put_array(file, key, GGUF_I32, 4);
+    for (int i = 0; i < 4; i++) put(file, (uint64_t)(i < 2 ? 16 : 0), 4);
+}
+
+static void put_qwen2vl(struct buf *file) {
+    put_sections(file, "qwen2vl");
+}
+
+static void put_qwen3vl(struct buf *file) {
+    put_sections(file, "qwen3vl");
+}
+
+static void put_mistral3(struct buf *file) {
+    put_text(file, "mistral3.rope.scaling.type", "yarn");
+    put_f32(file, "mistral3.rope.scaling.factor", 16);
+    put_u32(file, "mistral3.rope.scaling.original_context_length", 8);
+    put_f32(file, "mistral3.rope.scaling.yarn_log_multiplier", 1);
+    put_f32(file, "mistral3.attention.temperature_scale", 0.5f);
+}
+
 #define FIRST_LAYER                                                                                \
     "\"sliding_window\":16,\"layer_types\":[\"sliding_attention\",\"full_attention\"]"
 
@@ -180,6 +203,13 @@ static const struct family families[] = {
     {"olmoe", "OlmoeForCausalLM", .unnormalised = true, .qk_norm = true, .wide_norms = true,
      .experts = {"mlp.gate", "mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj",
                  "mlp.experts.%d.down_proj"}},
+    {"qwen2vl", "Qwen2_5_VLForConditionalGeneration", .bias = true, .put = put_qwen2vl, .puts = 1,
+     .json = "\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,16,0]}"},
+    {"qwen3vl", "Qwen3VLForConditionalGeneration", .qk_norm = true, .put = put_qwen3vl, .puts = 1},
+    {"mistral3", "Ministral3ForCausalLM", .permuted = true, .put = put_mistral3, .puts = 5,
+     .json = "\"sliding_window\":null,\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":16,"
+             "\"original_max_position_embeddings\":8,\"mscale\":1,\"mscale_all_dim\":1,"
+             "\"llama_4_scaling_beta\":0.5}"},
 };
 
 static int open_model(const char *dir, const char *name, const char *path, bool exact,

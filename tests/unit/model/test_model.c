@@ -291,6 +291,24 @@ Test(model, glm4_as_transformers) {
 Test(model, olmoe_as_transformers) {
     check_golden_caches("olmoe", NULL, false);
 }
+Test(model, qwen3vl_as_transformers) {
+    check_golden_paths("qwen3vl", NULL);
+}
+Test(model, qwen3vlmoe_as_transformers) {
+    check_golden_caches("qwen3vlmoe", NULL, false);
+}
+Test(model, qwen25vl_as_transformers) {
+    check_golden_paths("qwen25vl", NULL);
+}
+Test(model, gemma3vl_as_transformers) {
+    check_golden_paths("gemma3vl", NULL);
+}
+Test(model, mistral3_as_transformers) {
+    check_golden_paths("mistral3", NULL);
+}
+Test(model, ministral3_as_transformers) {
+    check_golden_paths("ministral3", NULL);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }

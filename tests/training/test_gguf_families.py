@@ -1,0 +1,150 @@
+"""Models of tests/data/models as GGUF files that the package `gguf` writes, beside their directories: the same bits.
+
+Names, keys and the order of rows are those of llama.cpp's converter. The families are those of multimodal checkpoints
+and of today's mixtures; tests/unit/model/test_gguf.c has the others, in every format of numbers."""
+
+import json
+import re
+import sys
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tests/python"))
+from test_golden import PATHS, has_path, run  # noqa: E402
+
+MODELS = ROOT / "tests/data/models"
+
+# Names in a directory, without the layer, and in a file.
+IN_LAYER = {
+    "input_layernorm.weight": "attn_norm.weight", "post_attention_layernorm.weight": "ffn_norm.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight", "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight", "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "self_attn.o_proj.weight": "attn_output.weight", "mlp.gate.weight": "ffn_gate_inp.weight",
+    **{f"self_attn.{p}_proj.{kind}": f"attn_{p}.{kind}" for p in "qkv" for kind in ("weight", "bias")},
+    **{f"mlp.{p}_proj.weight": f"ffn_{p}.weight" for p in ("gate", "up", "down")},
+    **{f"mlp.experts.{p}_proj": f"ffn_{p}_exps.weight" for p in ("gate", "up", "down")},
+}
+OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
+
+# The architecture in files, what is apart in names, and how the rows of q and k lie.
+FAMILIES = {
+    "qwen3vl": ("qwen3vl", {}, False), "qwen3vlmoe": ("qwen3vlmoe", {}, False), "qwen25vl": ("qwen2vl", {}, False),
+    "gemma3vl": ("gemma3", {"post_attention_layernorm.weight": "post_attention_norm.weight"}, False),
+    "mistral3": ("mistral3", {}, True), "ministral3": ("mistral3", {}, True),
+}
+
+
+def text_config(directory):
+    c = json.loads((directory / "config.json").read_text())
+    return {**c, **c.get("text_config", {})}
+
+
+def text_tensors(directory, c):
+    """The tensors of the language model, by their names in a model of text; experts of a layer in one tensor."""
+    found, stacks = {}, {}
+    for name, x in load_file(directory / "model.safetensors").items():
+        name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
+        expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name)
+        if expert:
+            stacks.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = x
+        elif name.endswith("experts.gate_up_proj"):
+            x = x if x.shape[2] == c["hidden_size"] else x.transpose(1, 2)
+            found[name.replace("gate_up", "gate")], found[name.replace("gate_up", "up")] = x.chunk(2, 1)
+        elif name.endswith("experts.down_proj"):
+            found[name] = x if x.shape[1] == c["hidden_size"] else x.transpose(1, 2)
+        elif name.startswith(("model.embed", "model.layers", "model.norm", "lm_head")):
+            found[name] = x
+    found.update({name: torch.stack([e[i] for i in range(len(e))]) for name, e in stacks.items()})
+    return found
+
+
+def turn(x, heads):
+    """The two rows that a rotation turns side by side, as llama.cpp's converter writes them."""
+    return x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def put_numbers(w, arch, c):
+    """Metadata that all have."""
+    head = c.get("head_dim") or c["hidden_size"] // c.get("num_attention_heads", 8)
+    rope = c.get("rope_parameters") or {}
+    full = rope.get("full_attention", rope)
+    for key, value in {"block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"], "embedding_length": c["hidden_size"],
+                       "feed_forward_length": c["intermediate_size"], "attention.head_count": c.get("num_attention_heads", 8),
+                       "attention.head_count_kv": c.get("num_key_value_heads", 4), "attention.key_length": head, "attention.value_length": head,
+                       "rope.dimension_count": int(head * full.get("partial_rotary_factor", 1))}.items():
+        w.add_uint32(f"{arch}.{key}", value)
+    w.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", c["rms_norm_eps"])
+    w.add_float32(f"{arch}.rope.freq_base", full.get("rope_theta") or c["rope_theta"])
+
+
+def put_rope(w, arch, c):
+    rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    full = rope.get("full_attention", rope)
+    if "mrope_section" in full:
+        w.add_array(f"{arch}.rope.dimension_sections", [*full["mrope_section"], 0])
+    if full.get("rope_type") in ("linear", "yarn"):
+        w.add_string(f"{arch}.rope.scaling.type", full["rope_type"])
+        w.add_float32(f"{arch}.rope.scaling.factor", full["factor"])
+    if full.get("rope_type") == "yarn":
+        w.add_uint32(f"{arch}.rope.scaling.original_context_length", full["original_max_position_embeddings"])
+        w.add_float32(f"{arch}.rope.scaling.yarn_beta_fast", full["beta_fast"])
+        w.add_float32(f"{arch}.rope.scaling.yarn_beta_slow", full["beta_slow"])
+        w.add_float32(f"{arch}.rope.scaling.yarn_log_multiplier", full["mscale_all_dim"])
+        w.add_float32(f"{arch}.attention.temperature_scale", full["llama_4_scaling_beta"])
+    if "sliding_attention" in rope:
+        w.add_float32(f"{arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+        w.add_uint32(f"{arch}.attention.sliding_window", c["sliding_window"])
+        w.add_array(f"{arch}.attention.sliding_window_pattern", [t == "sliding_attention" for t in c["layer_types"]])
+
+
+def put_experts(w, arch, c):
+    count = c.get("num_experts") or c.get("num_local_experts")
+    if not count:
+        return
+    w.add_uint32(f"{arch}.expert_count", count)
+    w.add_uint32(f"{arch}.expert_used_count", c["num_experts_per_tok"])
+    w.add_uint32(f"{arch}.expert_feed_forward_length", c["moe_intermediate_size"])
+
+
+def put_tensor(w, name, x):
+    if x.dim() == 1:
+        w.add_tensor(name, x.float().numpy())
+    else:
+        w.add_tensor(name, x.bfloat16().contiguous().view(torch.uint8).numpy(), raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+
+def write(directory, path, arch, apart, turned):
+    c, names = text_config(directory), {**IN_LAYER, **apart}
+    w = gguf.GGUFWriter(path, arch)
+    put_numbers(w, arch, c)
+    put_rope(w, arch, c)
+    put_experts(w, arch, c)
+    for name, x in text_tensors(directory, c).items():
+        layer = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            x = x.float() + 1
+        for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
+            if turned and layer and layer[2].startswith(f"self_attn.{part}_proj"):
+                x = turn(x, c[heads])
+        put_tensor(w, f"blk.{layer[1]}.{names[layer[2]]}" if layer else OUTSIDE[name], x)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_answers_as_its_directory(family, tmp_path):
+    file, tokens = tmp_path / "model.gguf", [(37 * i + 11) % 500 for i in range(80)]
+    write(MODELS / family, file, *FAMILIES[family])
+    for path in PATHS:
+        if not has_path(path):
+            continue
+        options = ("--path", path, "--exact", "yes", "--kv-dtype", "f32", "--rows", "all", "--splits", "7,40", "--greedy", "8")
+        one, other = (run(source, tokens, *options) for source in (MODELS / family, file))
+        assert {**one, "family": ""} == {**other, "family": ""}, path
