@@ -347,8 +347,8 @@ struct kern_batch {
 
 /* Activation of gated products. GELU in its tanh form: g * sigmoid(1.5957691 (g + 0.044715 g^3)).
  * SWIGLU_CLAMPED (gpt-oss, arXiv 2508.10925): g sigmoid(1.702 g) (u + 1), g at most 7, u within
- * -7..7. */
-enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED };
+ * -7..7. SIGMOID: sigmoid(g) u. */
+enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED, KERN_SIGMOID };
 
 /* Mixture of experts: a layer's feed-forward network as `count` gated networks, of which each row
  * uses `used`: those with the largest router logits (ties: the lower expert).
@@ -627,6 +627,9 @@ struct kern_ops {
     void (*glu)(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
                 enum kern_activation activation); /* y[r, j] = activation(gate_up[r, j]) *
                                                      gate_up[r, d_ff + j] */
+    /* x[r, j] *= sigmoid(gates[r, j]), or sigmoid(gates[r]) with one gate for each row. */
+    void (*open_gates)(struct kern *kern, float *x, const float *gates, int rows, int dim,
+                       bool one);
     /* See struct kern_experts_spec. `logits`: [rows, count] of the router, whole on every rank. */
     void (*experts)(struct kern *kern, float *y /* [rows, d_model] */, const float *x,
                     const float *logits, const struct kern_experts *experts, int rows);

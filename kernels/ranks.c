@@ -387,6 +387,7 @@ struct op {
     float eps, scale;
     enum kern_matmul_mode mode;
     enum kern_activation activation;
+    bool one;
     const struct kern_rope *rope;
     const struct kern_batch *batch;
     const struct kern_attend_options *attend;
@@ -495,6 +496,24 @@ static void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, 
                     .dim = d_ff / ranks->count,
                     .activation = activation};
     ranks_each(ranks, glu_on, &op);
+}
+
+static void open_gates_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct op *op = arg;
+    kern->ops->open_gates(kern, on(op->y, rank), on(op->a, rank), op->rows, op->dim, op->one);
+}
+
+/* One gate for a row is whole on every rank. */
+static void op_open_gates(struct kern *kern, float *x, const float *gates, int rows, int dim,
+                          bool one) {
+    struct ranks *ranks = ranks_of(kern);
+    struct op op = {.y = view_as(ranks, x, true),
+                    .a = view_as(ranks, gates, !one),
+                    .rows = rows,
+                    .dim = dim / ranks->count,
+                    .one = one};
+    ranks_each(ranks, open_gates_on, &op);
 }
 
 static void experts_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
@@ -717,6 +736,7 @@ static const struct kern_ops table = {
     .soft_cap = op_soft_cap,
     .qk_norm = op_qk_norm,
     .glu = op_glu,
+    .open_gates = op_open_gates,
     .experts = op_experts,
     .gather_rows = op_gather_rows,
     .gate = op_gate,

@@ -63,7 +63,8 @@ static void add_vector(struct summing *s, const struct slot *slot, int part, int
         const size_t row = (size_t)(before + stored_row(s->config, role, i));
         float number;
         if (!tensor_read_floats(tensor, row, 1, &number)) return;
-        if (slot->norm) number += s->config->norm_offset;
+        if (slot->norm && !(slot == &slot_final_norm && s->config->final_norm_plain))
+            number += s->config->norm_offset;
         add_numbers(&s->vectors, &number, 1);
     }
 }
@@ -83,7 +84,8 @@ static void add_matrix(struct summing *s, const struct slot *slot, int part, int
 /* ---- The model ---- */
 
 static void add_slot(struct summing *s, const struct slot *slot, int layer) {
-    for (int i = 0; !slot->experts && i < slot->count; i++) {
+    const bool fixed = slot_fixed(slot, s->config) > 0;
+    for (int i = 0; !slot->experts && !fixed && i < slot->count; i++) {
         if (slot->matrix)
             add_matrix(s, slot, i, layer);
         else

@@ -61,13 +61,15 @@ struct family {
     bool local_rope;         /* layers with windows rotate without scaling */
     double local_theta;      /* theirs; 0 = as the others */
     bool still_globals;      /* where layers have windows, those without one do not rotate */
-    bool soft_caps;
+    double attend_cap, logit_cap; /* soft caps, when the file does not say; 0: it has none */
     bool norms_behind;    /* norms of the outputs of attention and feed-forward network, not their
                              inputs */
     bool wide_qk_norm;    /* see struct model_config */
     bool gpt_oss;         /* biases, learned sinks, clamped SwiGLU, experts in MXFP4 */
     bool stacked_experts; /* see struct model_config */
     bool query_scale;     /* rope_parameters may have "llama_4_scaling_beta" */
+    bool from_last;       /* every n-th layer is counted from the last one */
+    bool muse;            /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */
     int heads_q, heads_kv, vocab, positions;
 };
@@ -93,7 +95,7 @@ static const struct family families[] = {
      .local_theta = 10000, .tied_embeddings = true, .gemma = true, .heads_q = 8, .heads_kv = 4,
      .vocab = 262208, .positions = 131072},
     {"Gemma2ForCausalLM", "gemma2", 256, .sliding_window = 4096, .windows = WINDOWS_PATTERN,
-     .pattern = 2, .tied_embeddings = true, .gemma = true, .soft_caps = true},
+     .pattern = 2, .tied_embeddings = true, .gemma = true, .attend_cap = 50, .logit_cap = 30},
     {"Olmo2ForCausalLM", "olmo2", 0, .rms_eps = 1e-5, .qk_norm = true, .wide_qk_norm = true,
      .norms_behind = true},
     {"Olmo3ForCausalLM", "olmo3", 0, .rms_eps = 1e-5, .rope_theta = 5e5, .sliding_window = 4096,
@@ -118,6 +120,9 @@ static const struct family families[] = {
      .stacked_experts = true},
     {"Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", 0, .rms_eps = 1e-5, .rope_theta = 1e6,
      .qkv_bias_always = true, .windows = WINDOWS_BY_FLAG},
+    {"MuseGlimmerForConditionalGeneration", "muse_glimmer_text", 128, .rms_eps = 1e-5,
+     .sliding_window = 2048, .windows = WINDOWS_PATTERN, .pattern = 4, .unrotated_layers_every = 4,
+     .from_last = true, .qk_norm = true, .norms_around = true, .logit_cap = 20, .muse = true},
     {"Ministral3ForCausalLM", "ministral3", 128, .rms_eps = 1e-5, .windows = WINDOWS_ALL,
      .query_scale = true},
 };
@@ -147,7 +152,7 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
         "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Ministral, Ministral3, SeedOss, Ernie4_5, "
         "Glm, Glm4, Qwen3Moe, Mixtral, Olmoe, GptOss (ForCausalLM); the text of Qwen3VL, "
-        "Qwen3VLMoe, Qwen2_5_VL, Gemma3, Mistral3 (ForConditionalGeneration)",
+        "Qwen3VLMoe, Qwen2_5_VL, Gemma3, Mistral3, MuseGlimmer (ForConditionalGeneration)",
         value, reason_of(value));
 }
 
@@ -195,6 +200,7 @@ static const struct multimodal {
     {"Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2_5_vl_text"},
     {"Gemma3ForConditionalGeneration", "gemma3", "gemma3_text"},
     {"Mistral3ForConditionalGeneration", "mistral3", "mistral"},
+    {"MuseGlimmerForConditionalGeneration", "muse_glimmer", "muse_glimmer_text"},
 };
 
 static int no_memory(struct fault *fault) {
@@ -400,8 +406,12 @@ static const struct own_field {
     OWN("query_pre_attn_scalar", gemma),
     OWN("rope_local_base_freq", local_theta),
     OWN("sliding_window_pattern", pattern),
-    OWN("attn_logit_softcapping", soft_caps),
-    OWN("final_logit_softcapping", soft_caps),
+    OWN("attn_logit_softcapping", attend_cap),
+    OWN("final_logit_softcapping", logit_cap),
+    OWN("qk_scale_factor", muse),
+    OWN("output_multiplier", muse),
+    OWN("post_norm_eps", muse),
+    OWN("layer_rope_theta", muse),
     OWN("no_rope_layers", unrotated_layers_every),
     OWN("no_rope_layer_interval", unrotated_layers_every),
     OWN("embedding_multiplier", factors),
@@ -445,7 +455,7 @@ static int refuse_present(const cJSON *root, const struct family *family, struct
 
 static int refuse_values(const cJSON *root, const struct family *family, struct fault *fault) {
     const char *known = family->gemma ? "gelu_pytorch_tanh" : "silu", *act = known;
-    const char *key = family->gemma ? "hidden_activation" : "hidden_act";
+    const char *key = family->gemma || family->muse ? "hidden_activation" : "hidden_act";
     bool mlp_bias = false, bidirectional = false, use_bias = false;
     int rc = json_bool(root, NULL, "mlp_bias", &mlp_bias, fault);
     if (!rc) rc = json_bool(root, NULL, "use_bias", &use_bias, fault);
@@ -510,14 +520,36 @@ static int read_windows(const cJSON *root, const struct family *family, struct m
     if (use && !window && family->windows == WINDOWS_BY_FLAG)
         return fault_set(fault, ERR_INVALID, "sliding_window",
                          "missing: use_sliding_window is true");
-    if (use && family->unrotated_layers_every && !types)
+    if (use && family->windows == WINDOWS_BY_FLAG && family->unrotated_layers_every && !types)
         return fault_set(fault, ERR_UNSUPPORTED, "use_sliding_window",
                          "true is not supported without \"layer_types\" in %s models",
                          family->model_type);
     if (types) return read_layer_types(types, family, use ? (int)window : 0, out, fault);
+    const int64_t shift = family->from_last ? out->layers % every : 0;
     for (int i = 0; i < out->layers; i++)
         out->per_layer[i].sliding_window =
-            use && i >= first && !(pattern && (i + 1) % every == 0) ? (int)window : 0;
+            use && i >= first && !(pattern && (i + 1 - shift) % every == 0) ? (int)window : 0;
+    return 0;
+}
+
+/* "layer_rope_theta" has 0 for a layer that does not rotate; the others rotate alike. */
+static int read_thetas(const cJSON *root, struct model_config *out, struct fault *fault) {
+    static const char name[] = "layer_rope_theta";
+    const cJSON *list = json_get(root, name), *item;
+    double theta = 0;
+    int layer = 0;
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != out->layers)
+        return fault_set(fault, ERR_INVALID, name, "expected an array of %d numbers", out->layers);
+    cJSON_ArrayForEach(item, list) {
+        if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0))
+            return fault_set(fault, ERR_INVALID, name, "expected numbers from 0 on");
+        out->per_layer[layer++].rotated = item->valuedouble > 0;
+        if (item->valuedouble == 0) continue;
+        if (theta > 0 && item->valuedouble != theta)
+            return fault_set(fault, ERR_UNSUPPORTED, name, "%g beside %g is not supported",
+                             item->valuedouble, theta);
+        theta = item->valuedouble;
+    }
     return 0;
 }
 
@@ -529,8 +561,10 @@ static int read_rotated(const cJSON *root, const struct family *family, struct m
     int layer = 0;
     int rc = json_int(root, NULL, "no_rope_layer_interval", 1, INT32_MAX, &every, fault);
     if (rc) return rc;
+    const int64_t shift = family->from_last ? out->layers % every : 0;
     for (int i = 0; i < out->layers; i++)
-        out->per_layer[i].rotated = !every || (i + 1) % every != 0;
+        out->per_layer[i].rotated = !every || (i + 1 - shift) % every != 0;
+    if (json_get(root, "layer_rope_theta")) return read_thetas(root, out, fault);
     if (!list) return 0;
     if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != out->layers)
         return fault_set(fault, ERR_INVALID, "no_rope_layers", "expected an array of %d numbers",
@@ -655,7 +689,22 @@ static int read_gemma(const cJSON *root, struct model_config *out, struct fault 
     return rc;
 }
 
-/* Null means none; an absent cap is Gemma 2's. */
+/* transformers, MuseGlimmer: norms by 1 + w but for the last one; norms without weights of the
+ * embeddings, of keys, and of queries, which are scaled after theirs. */
+static int read_muse(const cJSON *root, struct model_config *out, struct fault *fault) {
+    double scale = 3.87, multiplier = 0.19611613513818404, eps = 1e-8;
+    int rc = json_num(root, NULL, "qk_scale_factor", 1e-3, 1e3, &scale, fault);
+    if (!rc) rc = json_num(root, NULL, "output_multiplier", 1e-6, 1e6, &multiplier, fault);
+    if (!rc) rc = json_num(root, NULL, "post_norm_eps", 0, 0.1, &eps, fault);
+    out->attn_gate = out->final_norm_plain = true;
+    out->norm_offset = out->embed_norm = out->k_norm = 1;
+    out->q_norm = (float)scale;
+    out->logit_scale = (float)multiplier;
+    out->post_eps = (float)eps;
+    return rc;
+}
+
+/* Null means none; an absent cap is the family's. */
 static int read_cap(const cJSON *root, const char *key, double absent, float *out,
                     struct fault *fault) {
     double cap = cJSON_GetObjectItemCaseSensitive(root, key) ? 0 : absent;
@@ -689,7 +738,7 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc) rc = json_bool(root, NULL, "attention_bias", &bias, fault);
     if (!rc) rc = json_bool(root, NULL, "attention_out_bias", &o_bias, fault);
     if (!rc) rc = json_bool(root, NULL, "tie_word_embeddings", &out->tied_embeddings, fault);
-    out->rms_eps = (float)eps;
+    out->rms_eps = out->post_eps = (float)eps;
     out->qk_norm = family->qk_norm;
     out->qk_norm_wide = family->wide_qk_norm;
     out->pre_norms = !family->norms_behind;
@@ -705,10 +754,11 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc && family->factors) rc = read_factors(root, out, fault);
     if (!rc && family->gemma) rc = read_gemma(root, out, fault);
     if (!rc && family->gpt_oss) rc = read_gpt_oss(root, out, fault);
-    if (!rc && family->soft_caps)
-        rc = read_cap(root, "attn_logit_softcapping", 50, &out->attend_cap, fault);
-    if (!rc && family->soft_caps)
-        rc = read_cap(root, "final_logit_softcapping", 30, &out->logit_cap, fault);
+    if (!rc && family->muse) rc = read_muse(root, out, fault);
+    if (!rc && family->attend_cap > 0)
+        rc = read_cap(root, "attn_logit_softcapping", family->attend_cap, &out->attend_cap, fault);
+    if (!rc && family->logit_cap > 0)
+        rc = read_cap(root, "final_logit_softcapping", family->logit_cap, &out->logit_cap, fault);
     return rc;
 }
 

@@ -27,15 +27,16 @@
 /* Architectures by the names that files and config.json (model_type) have for them. */
 static const struct architecture {
     const char *name, *type;
-    const char *mixture;   /* the model_type of a file with experts; NULL: the same */
-    const char *windowed;  /* the model_type of a file with windows; NULL: the same */
-    bool permuted;         /* converters put the two numbers that a rotation turns side by side */
-    bool windows_said;     /* a file without a window has none, whatever its family's default */
-    bool factors;          /* Granite's keys */
-    bool yarn_untruncated; /* config.json says so ("truncate": false), files do not */
+    const char *mixture;     /* the model_type of a file with experts; NULL: the same */
+    const char *windowed;    /* the model_type of a file with windows; NULL: the same */
+    bool permuted;           /* converters put the two numbers that a rotation turns side by side */
+    bool windows_said;       /* a file without a window has none, whatever its family's default */
+    const char *logit_scale; /* config.json's name of a factor on logits; NULL: it is refused */
+    bool yarn_untruncated;   /* config.json says so ("truncate": false), files do not */
     bool norm_after_attention; /* see struct model_config */
     bool unnormalised;         /* the weights of the chosen experts are not divided by their sum */
     bool sections;             /* rotations have sections for pictures, alike in text */
+    bool still_globals;        /* layers without a window do not rotate */
     int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
                         head in the embeddings, else by the head's own (llama.cpp's rule) */
 } architectures[] = {
@@ -46,7 +47,7 @@ static const struct architecture {
     {.name = "phi3", .type = "phi3"},
     {.name = "gemma2", .type = "gemma2", .heads_scale = 46},
     {.name = "gemma3", .type = "gemma3_text", .heads_scale = 62},
-    {.name = "granite", .type = "granite", .permuted = true, .factors = true},
+    {.name = "granite", .type = "granite", .permuted = true, .logit_scale = "logits_scaling"},
     {.name = "smollm3", .type = "smollm3", .permuted = true},
     {.name = "olmo2", .type = "olmo2", .windowed = "olmo3"},
     {.name = "exaone4", .type = "exaone4", .windows_said = true},
@@ -59,6 +60,11 @@ static const struct architecture {
     {.name = "qwen2vl", .type = "qwen2_5_vl_text", .sections = true},
     {.name = "qwen3vl", .type = "qwen3_vl_text", .sections = true},
     {.name = "qwen3vlmoe", .type = "qwen3_vl_moe_text", .sections = true},
+    {.name = "muse-glimmer",
+     .type = "muse_glimmer_text",
+     .permuted = true,
+     .logit_scale = "output_multiplier",
+     .still_globals = true},
     {.name = "mistral3", .type = "ministral3", .permuted = true, .windows_said = true},
 };
 
@@ -105,10 +111,6 @@ static const struct row config_rows[] = {
     {".rope.freq_base_swa", "rope_local_base_freq", KIND_NUM},
     {"tokenizer.ggml.bos_token_id", "bos_token_id", KIND_TOKEN},
 };
-
-/* One key with another meaning in Granite's files. */
-static const struct row logit_rows[] = {{".logit_scale", "logit_scale", KIND_NUM}};
-static const struct row granite_rows[] = {{".logit_scale", "logits_scaling", KIND_NUM}};
 
 static const struct row generation_rows[] = {
     {"general.sampling.temp", "temperature", KIND_NUM},
@@ -458,8 +460,11 @@ static int read_pattern(const struct translation *t) {
     if (!rc && value->count > LAYERS_MAX)
         rc = fault_set(t->fault, ERR_INVALID, key, "more elements than a model has layers");
     cJSON *types = rc ? NULL : cJSON_AddArrayToObject(t->config, "layer_types");
+    cJSON *turns =
+        rc || !t->row->still_globals ? NULL : cJSON_AddArrayToObject(t->config, "no_rope_layers");
     for (size_t i = 0; types && i < value->count; i++) {
         bool sliding = value->data[i] != 0; /* one byte each */
+        if (turns && !add_id(turns, sliding)) return no_memory(t);
         cJSON *type = cJSON_CreateString(sliding ? "sliding_attention" : "full_attention");
         if (!type || !cJSON_AddItemToArray(types, type)) return no_memory(t);
     }
@@ -488,6 +493,12 @@ static int read_base(const struct translation *t, struct packing *out) {
     return rc || !text[0] ? rc : digest_read(text, BASE_MATRICES_KEY, out->base_matrices, t->fault);
 }
 
+/* One key, whose meaning the architecture decides. */
+static struct row logit_row(const struct translation *t) {
+    const char *name = t->row ? t->row->logit_scale : NULL;
+    return (struct row){".logit_scale", name ? name : "logit_scale", KIND_NUM};
+}
+
 static int translate(struct translation *t) {
     char architecture[TEXT_MAX];
     int rc = get_text(t, "general.architecture", architecture);
@@ -505,12 +516,11 @@ static int translate(struct translation *t) {
             t->fault, ERR_UNSUPPORTED, "general.architecture",
             "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe, phi3, "
             "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
-            "chatglm, glm4, qwen2vl, qwen3vl, qwen3vlmoe, mistral3",
+            "chatglm, glm4, qwen2vl, qwen3vl, qwen3vlmoe, mistral3, muse-glimmer",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
-    if (!rc)
-        rc = t->row->factors ? COPY_ROWS(t, granite_rows, t->config)
-                             : COPY_ROWS(t, logit_rows, t->config);
+    const struct row logits = logit_row(t);
+    if (!rc) rc = copy_rows(t, &logits, 1, t->config);
     if (!rc && !cJSON_AddStringToObject(t->config, "model_type", model_type(t)))
         return no_memory(t);
     if (!rc) rc = read_experts(t);
@@ -537,8 +547,9 @@ static bool rename_in(const struct translation *t, const struct row *rows, size_
 /* A field of config.json as the key that it came from. */
 static void rename_field(const struct translation *t) {
     if (!t->fault) return;
+    const struct row logits = logit_row(t);
     (void)(rename_in(t, config_rows, sizeof config_rows / sizeof config_rows[0]) ||
-           rename_in(t, granite_rows, 1) || rename_in(t, logit_rows, 1) ||
+           rename_in(t, &logits, 1) ||
            rename_in(t, other_names, sizeof other_names / sizeof other_names[0]));
 }
 

@@ -59,6 +59,11 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     norm_and_rotate(model, index, batch);
     kern->ops->write_kv(kern, index, s->qkv, log_beta, batch);
     kern->ops->attend(kern, index, s->heads, s->qkv, batch, &attend);
+    if (layer->attn_gate) {
+        kern->ops->matmul(kern, s->gates, x, layer->attn_gate, NULL, batch->rows, KERN_SET);
+        kern->ops->open_gates(kern, s->heads, s->gates, batch->rows, q_width(&model->config),
+                              false);
+    }
     show(model, index, ROLE_O, s->heads, batch->rows);
 }
 
@@ -74,7 +79,7 @@ static void add_branch(struct model *model, float *x, const float *in,
         return;
     }
     kern->ops->matmul(kern, branch, in, weight, bias, rows, KERN_SET);
-    kern->ops->add_norm(kern, x, branch, post_norm, rows, c->d_model, c->rms_eps);
+    kern->ops->add_norm(kern, x, branch, post_norm, rows, c->d_model, c->post_eps);
 }
 
 /* From attention's output to the end of the layer, in place in x. */
@@ -134,6 +139,9 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
     int rc = kern->ops->begin_step(kern, batch);
     if (rc) return rc;
     kern->ops->embed(kern, s->x, model->embed, c->embed_scale, batch->tokens, batch->rows);
+    if (model->embed_norm)
+        kern->ops->rms_norm(kern, s->x, s->x, model->embed_norm, batch->rows, c->d_model,
+                            c->rms_eps);
     for (int i = 0; i < c->layers; i++) {
         step_attention(model, i, batch);
         if (i < c->layers - 1)

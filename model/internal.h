@@ -14,6 +14,7 @@
 
 struct layer {
     struct kern_weight *qkv, *o;
+    struct kern_weight *attn_gate;      /* NULL where the family has none */
     struct kern_weight *gate_up, *down; /* dense layers */
     /* Routed layers. The arrays, [experts], are host memory. */
     struct kern_weight *router, **expert_gate_up, **expert_down;
@@ -32,6 +33,7 @@ struct scratch {
     float *norm;       /* [rows_max, d_model] */
     float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim] */
     float *heads;      /* [rows_max, heads_q * head_dim] */
+    float *gates;      /* the same, of attn_gate */
     float *gate_up;    /* [rows_max, 2 d_ff] */
     float *ff;         /* [rows_max, d_ff] */
     float *router;     /* [rows_max, experts] */
@@ -46,6 +48,7 @@ struct model {
     struct model_config config;
     struct kern_weight *embed, *head; /* the same matrix when tied */
     float *final_norm;
+    float *embed_norm; /* NULL where the family has none */
     struct layer *layers;
     struct scratch scratch;
     int rows_max, logits_max;

@@ -503,6 +503,11 @@ static int read_vector(struct loader *loader, int layer, const struct slot *slot
     return rc;
 }
 
+static float norm_offset(const struct loader *loader, const struct slot *slot) {
+    const struct model_config *config = &loader->model->config;
+    return slot == &slot_final_norm && config->final_norm_plain ? 0 : config->norm_offset;
+}
+
 /* The slot's vectors joined, as float32 backend memory. */
 static int load_vector(struct loader *loader, int layer, const struct slot *slot, float **out) {
     struct kern *kern = loader->model->kern;
@@ -512,10 +517,14 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
     name_of(loader, slot->parts[0], layer, name);
     float *host = mem_try_alloc(total, sizeof *host);
     if (!host) return fault_set(loader->fault, ERR_NOMEM, name, "out of memory");
-    if (!loader->weights) random_vector(&loader->random, host, total, slot->norm ? 1 : 0);
-    int rc = loader->weights ? read_vector(loader, layer, slot, host, &bytes) : 0;
+    const float fixed = slot_fixed(slot, &loader->model->config);
+    const bool read = loader->weights && !(fixed > 0 && !weights_find(loader->weights, name));
+    for (size_t i = 0; fixed > 0 && i < total; i++) host[i] = fixed;
+    if (!loader->weights && !(fixed > 0))
+        random_vector(&loader->random, host, total, slot->norm ? 1 : 0);
+    int rc = read ? read_vector(loader, layer, slot, host, &bytes) : 0;
     float scale = slot_scale(slot, &loader->model->config);
-    float offset = loader->weights && slot->norm ? loader->model->config.norm_offset : 0;
+    float offset = read && slot->norm ? norm_offset(loader, slot) : 0;
     for (size_t i = 0; i < total && !rc; i++) host[i] = (host[i] + offset) * scale;
     if (!rc) {
         *out = kern->ops->mem_alloc(kern, total * sizeof *host);
@@ -608,6 +617,7 @@ static int load_ends(struct loader *loader) {
                          c->layers);
     }
     int rc = load_slot(loader, -1, &slot_embed, model);
+    if (!rc && c->embed_norm > 0) rc = load_slot(loader, -1, &slot_embed_norm, model);
     if (!rc) rc = load_slot(loader, -1, &slot_final_norm, model);
     if (rc) return rc;
     char head[TENSOR_NAME_MAX];

@@ -92,6 +92,7 @@ static int open_scratch(struct model *model, struct fault *fault) {
         {&s->norm, model->rows_max, c->d_model},
         {&s->qkv, model->rows_max, qkv_width(c)},
         {&s->heads, model->rows_max, q_width(c)},
+        {&s->gates, model->rows_max, c->attn_gate ? q_width(c) : 0},
         {&s->gate_up, model->rows_max, 2 * dense_width(c)},
         {&s->ff, model->rows_max, dense_width(c)},
         {&s->router, model->rows_max, c->experts},
@@ -183,8 +184,8 @@ static void close_experts(struct kern *kern, int count, struct kern_weight **exp
 }
 
 static void close_layer(struct kern *kern, int experts, struct layer *layer) {
-    struct kern_weight *matrices[] = {layer->qkv, layer->o, layer->gate_up, layer->down,
-                                      layer->router};
+    struct kern_weight *matrices[] = {layer->qkv,     layer->o,    layer->attn_gate,
+                                      layer->gate_up, layer->down, layer->router};
     float *vectors[] = {layer->attn_norm,
                         layer->attn_post_norm,
                         layer->ffn_norm,
@@ -214,6 +215,7 @@ static void close_weights(struct model *model) {
     for (int i = 0; model->layers && i < model->config.layers; i++)
         close_layer(kern, model->config.experts, &model->layers[i]);
     if (model->final_norm) kern->ops->mem_free(kern, model->final_norm);
+    if (model->embed_norm) kern->ops->mem_free(kern, model->embed_norm);
     if (model->head && model->head != model->embed) kern->ops->weight_free(kern, model->head);
     if (model->embed) kern->ops->weight_free(kern, model->embed);
     mem_free(model->layers);
@@ -224,8 +226,8 @@ void model_close(struct model *model) {
     if (!model) return;
     struct kern *kern = model->kern;
     const struct scratch *s = &model->scratch;
-    float *arrays[] = {s->x,      s->norm,     s->qkv,    s->heads,      s->gate_up, s->ff,
-                       s->router, s->log_beta, s->last_x, s->last_heads, s->logits};
+    float *arrays[] = {s->gates, s->x,      s->norm,     s->qkv,    s->heads,      s->gate_up,
+                       s->ff,    s->router, s->log_beta, s->last_x, s->last_heads, s->logits};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }

@@ -38,11 +38,16 @@ struct model_config {
     int max_positions;
     int rotary_dims; /* dimensions of each head that rotate, even; the others do not */
     float rms_eps;
+    float post_eps;     /* of norms of outputs */
     float embed_scale;  /* factor on embeddings as they enter the first layer */
     float attend_scale; /* factor on products of queries and keys */
     float logit_scale;
     float attend_cap, logit_cap; /* soft caps of attention's and of the last logits; 0: none */
     float norm_offset;           /* added to the weights of norms */
+    bool final_norm_plain;       /* but not to those of the last one */
+    /* Above 0: a norm of the embeddings, and of queries and keys, whose weights are all this number
+     * where files have none. */
+    float embed_norm, q_norm, k_norm;
     enum kern_activation activation;
     bool pre_norms, post_norms; /* attention and the feed-forward network have norms of their
                                    inputs, of their outputs */
@@ -51,6 +56,7 @@ struct model_config {
                                   the norm of attention's output */
     bool glm_names; /* files join gate and up; norms of outputs have names of their own */
     bool qkv_bias, o_bias, qk_norm, tied_embeddings;
+    bool attn_gate;    /* attention's output times the sigmoid of a product of its inputs */
     bool qk_norm_wide; /* norms of all heads of q, and of k, together; else of each head */
     bool permuted_qk;  /* in the files: rows 2 i and 2 i + 1 of a head of q and k, of the R that
                           rotate, are i and i + R/2 */

@@ -51,7 +51,8 @@ void random_vector(uint64_t *random, float *out, size_t count, float around) {
 
 size_t random_bytes(const struct model_config *c) {
     size_t d = (size_t)c->d_model, routed = (size_t)routed_layers(c);
-    size_t layers = (size_t)c->layers * d * (size_t)(qkv_width(c) + q_width(c));
+    const int gates = c->attn_gate ? q_width(c) : 0;
+    size_t layers = (size_t)c->layers * d * (size_t)(qkv_width(c) + q_width(c) + gates);
     layers += ((size_t)c->layers - routed) * 3 * d * (size_t)c->d_ff;
     layers += routed * (size_t)c->experts * d * (3 * (size_t)c->expert_ff + 1);
     size_t ends = d * (size_t)c->vocab * (c->tied_embeddings ? 1 : 2);

@@ -39,6 +39,7 @@ static const struct {
                          WIDTH_MODEL,
                          WIDTH_NONE,
                          false},
+    [ROLE_EMBED_NORM] = {{NULL}, WIDTH_MODEL, WIDTH_NONE, false},
     [ROLE_HEAD] = {{"lm_head.weight", NULL, "output.weight"}, WIDTH_VOCAB, WIDTH_MODEL, false},
     [ROLE_ATTN_NORM] = {{"input_layernorm.weight", NULL, "attn_norm.weight"},
                         WIDTH_MODEL,
@@ -90,6 +91,10 @@ static const struct {
                      WIDTH_MODEL,
                      WIDTH_NONE,
                      true},
+    [ROLE_ATTN_GATE] = {{"self_attn.gate_proj.weight", NULL, "attn_gate.weight"},
+                        WIDTH_Q,
+                        WIDTH_MODEL,
+                        true},
     [ROLE_ATTN_POST_NORM] = {{[NAMING_GGUF] = "post_attention_norm.weight",
                               [NAMING_GGUF_AFTER_ATTENTION] = "",
                               [NAMING_HF_POST_NORMS] = "post_attention_layernorm.weight",
@@ -300,6 +305,8 @@ void tensor_shape(const struct model_config *config, enum role role, int64_t *ro
 #define WANTED(flag) .wanted = offsetof(struct model_config, flag)
 
 const struct slot slot_embed = {MATRIX(model, embed, VOCAB, ROLE_EMBED), .count = 1};
+const struct slot slot_embed_norm = {VECTOR(model, embed_norm, true, ROLE_EMBED_NORM), .count = 1,
+                                     .fixed = offsetof(struct model_config, embed_norm)};
 const struct slot slot_final_norm = {VECTOR(model, final_norm, true, ROLE_FINAL_NORM), .count = 1,
                                      .scaled = offsetof(struct model_config, logit_scale)};
 const struct slot slot_head = {MATRIX(model, head, VOCAB, ROLE_HEAD), .count = 1};
@@ -309,8 +316,11 @@ const struct slot layer_slots[] = {
     {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_V), .count = 3, .heads = true},
     {VECTOR(layer, qkv_bias, false, ROLE_Q_BIAS, ROLE_K_BIAS, ROLE_V_BIAS), .count = 3,
      WANTED(qkv_bias)},
-    {VECTOR(layer, q_norm, true, ROLE_Q_NORM), .count = 1, WANTED(qk_norm)},
-    {VECTOR(layer, k_norm, true, ROLE_K_NORM), .count = 1, WANTED(qk_norm)},
+    {VECTOR(layer, q_norm, true, ROLE_Q_NORM), .count = 1, WANTED(qk_norm),
+     .fixed = offsetof(struct model_config, q_norm)},
+    {VECTOR(layer, k_norm, true, ROLE_K_NORM), .count = 1, WANTED(qk_norm),
+     .fixed = offsetof(struct model_config, k_norm)},
+    {MATRIX(layer, attn_gate, ROWS, ROLE_ATTN_GATE), .count = 1, .heads = true, WANTED(attn_gate)},
     {MATRIX(layer, o, COLS, ROLE_O), .count = 1},
     {VECTOR(layer, o_bias, false, ROLE_O_BIAS), .count = 1, WANTED(o_bias)},
     {VECTOR(layer, attn_post_norm, true, ROLE_ATTN_POST_NORM), .count = 1, WANTED(post_norms)},
@@ -357,6 +367,10 @@ void slot_shared_rows(const struct model_config *config, enum naming naming,
 
 float slot_scale(const struct slot *slot, const struct model_config *config) {
     return slot->scaled ? *(const float *)(const void *)((const char *)config + slot->scaled) : 1;
+}
+
+float slot_fixed(const struct slot *slot, const struct model_config *config) {
+    return slot->fixed ? *(const float *)(const void *)((const char *)config + slot->fixed) : 0;
 }
 
 /* ---- Refused ---- */

@@ -27,6 +27,7 @@ enum role {
     ROLE_EMBED,
     ROLE_FINAL_NORM,
     ROLE_HEAD,
+    ROLE_EMBED_NORM, /* in no file */
     /* one for each layer */
     ROLE_ATTN_NORM,
     ROLE_Q,
@@ -39,6 +40,7 @@ enum role {
     ROLE_K_NORM,
     ROLE_O,
     ROLE_O_BIAS,
+    ROLE_ATTN_GATE,
     ROLE_ATTN_POST_NORM,
     ROLE_FFN_NORM,
     ROLE_GATE,
@@ -107,9 +109,11 @@ struct slot {
     bool norm;             /* a vector of factors, else of terms: 1 or 0 where weights are random */
     size_t wanted;         /* offset of a bool in struct model_config; 0: always */
     size_t scaled;         /* offset of a float there that multiplies the vector; 0: none */
+    size_t fixed;          /* offset of a float there, above 0: all numbers of the vector, where the
+                              files have none; 0: they have them */
 };
 
-extern const struct slot slot_embed, slot_final_norm, slot_head;
+extern const struct slot slot_embed, slot_embed_norm, slot_final_norm, slot_head;
 /* In the order of loading, and of the digests that name a base (base_digest.h). */
 extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;
@@ -120,6 +124,7 @@ void slot_shared_rows(const struct model_config *config, enum naming naming,
                       const struct slot *slot, int part, int layer, int64_t *before, int64_t *all);
 float slot_scale(const struct slot *slot,
                  const struct model_config *config); /* factor on a vector */
+float slot_fixed(const struct slot *slot, const struct model_config *config); /* or 0 */
 
 /* The names of a layer's tensors that mean another computation, by index; false at the end. */
 bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index, int layer);

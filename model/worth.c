@@ -78,7 +78,7 @@ static int scale_by_norm(struct worth *w, const struct layer *layer, int rows) {
     if (rc) return rc;
     scale_factors(w, rows, true);
     kern->ops->rms_norm(kern, w->normed, w->branch, layer->attn_post_norm, rows, c->d_model,
-                        c->rms_eps);
+                        c->post_eps);
     rc = download_rows(w, w->rows, w->normed, rows);
     if (!rc) scale_factors(w, rows, false);
     return rc;
@@ -248,6 +248,9 @@ static int worth_open_arrays(struct worth *w, struct fault *fault) {
 int worth_open(struct kern *kern, struct model *model, const struct worth_options *options,
                struct worth **out, struct fault *fault) {
     CHECK(options->tokens > 0 && options->entries > 0 && model->rows_max >= WORTH_ROWS);
+    if (model->config.attn_gate)
+        return fault_set(fault, ERR_UNSUPPORTED, "model",
+                         "gates cannot be fitted to models that gate attention's output");
     if (!kern->ops->worth)
         return fault_set(fault, ERR_UNSUPPORTED, "device",
                          "the %s backend does not measure what entries are worth; use device cpu "

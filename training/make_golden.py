@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoTokenizer, Ernie4_5Config, Ernie4_5ForCausalLM, Exaone4Config,
                           Exaone4ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM,
-                          Gemma3Config, Gemma3ForConditionalGeneration, Ministral3Config, Mistral3Config, Mistral3ForConditionalGeneration,
+                          Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration, MuseGlimmerConfig, MuseGlimmerForConditionalGeneration,
                           Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
                           Qwen3VLMoeForConditionalGeneration,
                           LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
@@ -333,8 +333,23 @@ def ministral3(out):
     spread(Mistral3ForConditionalGeneration(c), 36).bfloat16().save_pretrained(out / "ministral3")
 
 
+def museglimmer(out):
+    """bf16, gated outputs of attention, norms without weights, scaled and capped logits; the first of five layers and the last do not rotate."""
+    text = {**SHAPE, "num_hidden_layers": 5, "pad_token_id": 0, "head_dim": 32, "sliding_window": 40, "qk_scale_factor": 2.5,
+            "output_multiplier": 0.4, "final_logit_softcapping": 3.0, "rms_norm_eps": 1e-3,
+            "layer_types": ["full_attention"] + ["sliding_attention"] * 3 + ["full_attention"]}
+    vision = dict(patch_size=2, pos_emb_height=2, pos_emb_width=2, num_attention_heads=2, num_hidden_layers=1, hidden_size=16, intermediate_size=16,
+                  max_position_embeddings=4)
+    c = MuseGlimmerConfig(text_config=text, vision_config=vision, out_hidden_size=64, projector_hidden_size=16)
+    model = MuseGlimmerForConditionalGeneration(c)
+    for name, p in spread(model, 41).named_parameters():
+        if "layernorm" in name:
+            p.data -= 1
+    model.bfloat16().save_pretrained(out / "museglimmer")
+
+
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
-            ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3)
+            ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer)
 
 
 def random_prompts():

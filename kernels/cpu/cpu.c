@@ -249,6 +249,7 @@ static const struct kern_ops table = {
     .soft_cap = cpu_soft_cap,
     .qk_norm = cpu_qk_norm,
     .glu = cpu_glu,
+    .open_gates = cpu_open_gates,
     .experts = cpu_experts,
     .gather_rows = cpu_gather_rows,
     .gate = cpu_gate,

@@ -306,6 +306,7 @@ void cpu_add_norm(struct kern *kern, float *y, float *x, const float *weight, in
                   float eps);
 void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
              enum kern_activation activation);
+void cpu_open_gates(struct kern *kern, float *x, const float *gates, int rows, int dim, bool one);
 void cpu_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
                      int dim);
 int cpu_sample(struct kern *kern, const float *logits, int rows, int vocab,

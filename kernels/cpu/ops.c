@@ -1,4 +1,5 @@
 /* Operations on rows. Rows are independent and handed to workers. */
+#include <math.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -138,6 +139,25 @@ void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_
                           .activation = activation,
                           .dim = d_ff};
     run_rows(&job, rows, 4 * (int64_t)d_ff);
+}
+
+static void open_row(const struct row_job *job, int64_t row) {
+    float *x = job->y + row * job->dim;
+    job->cpu->kernels->glu(x, job->x + row * job->dim, x, job->dim, KERN_SIGMOID);
+}
+
+static void open_row_by_one(const struct row_job *job, int64_t row) {
+    const float by = 1 / (1 + expf(-job->x[row]));
+    for (int i = 0; i < job->dim; i++) job->y[row * job->dim + i] *= by;
+}
+
+void cpu_open_gates(struct kern *kern, float *x, const float *gates, int rows, int dim, bool one) {
+    struct row_job job = {.cpu = cpu_of(kern),
+                          .one = one ? open_row_by_one : open_row,
+                          .y = x,
+                          .x = gates,
+                          .dim = dim};
+    run_rows(&job, rows, one ? dim : 4 * (int64_t)dim);
 }
 
 /* ---- Sampling ---- */

@@ -32,6 +32,7 @@ static void glu(float *y, const float *gate, const float *up, int count,
             inner = 1.702f * g;
         }
         if (activation == KERN_GELU_TANH) inner = 1.59576912f * (g + 0.044715f * g * g * g);
+        if (activation == KERN_SIGMOID) g = 1;
         y[i] = g / (1.0f + expf(-inner)) * u;
     }
 }

@@ -48,7 +48,12 @@ static v16 clamped_times(v16 gate, v16 up) {
     return v16_mul(v16_div(gate, v16_add(v16_set(1), e)), v16_add(up, v16_set(1)));
 }
 
+static v16 sigmoid_times(v16 gate, v16 up) {
+    return v16_div(up, v16_add(v16_set(1), v16_exp(v16_sub(v16_set(0), gate))));
+}
+
 static v16 gated(v16 gate, v16 up, enum kern_activation activation) {
+    if (activation == KERN_SIGMOID) return sigmoid_times(gate, up);
     if (activation == KERN_SWIGLU_CLAMPED) return clamped_times(gate, up);
     return activation == KERN_SILU ? silu_times(gate, up) : gelu_times(gate, up);
 }

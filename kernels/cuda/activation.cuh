@@ -14,6 +14,7 @@ static __device__ __forceinline__ float clamped_times(float gate, float up) {
 static __device__ __forceinline__ float gated(float gate, float up,
                                               enum kern_activation activation) {
     if (activation == KERN_SWIGLU_CLAMPED) return clamped_times(gate, up);
+    if (activation == KERN_SIGMOID) return up / (1.0f + expf(-gate));
     float inner = gate;
     if (activation == KERN_GELU_TANH) inner = 1.59576912f * (gate + 0.044715f * gate * gate * gate);
     return gate / (1.0f + expf(-inner)) * up;

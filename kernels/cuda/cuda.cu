@@ -100,6 +100,7 @@ static struct kern_ops make_table(const char *name) {
     t.soft_cap = op_soft_cap;
     t.qk_norm = op_qk_norm;
     t.glu = op_glu;
+    t.open_gates = op_open_gates;
     t.gather_rows = op_gather_rows;
     t.gate = op_gate;
     t.experts_load = op_experts_load;

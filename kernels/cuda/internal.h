@@ -305,6 +305,7 @@ void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float 
                 const struct kern_batch *batch);
 void op_add_norm(struct kern *kern, float *y, float *x, const float *weight, int rows, int dim,
                  float eps);
+void op_open_gates(struct kern *kern, float *x, const float *gates, int rows, int dim, bool one);
 void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
             enum kern_activation activation);
 void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,

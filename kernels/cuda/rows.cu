@@ -313,6 +313,18 @@ void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_f
         glu<KERN_SWIGLU_CLAMPED>(cuda, y, gate_up, rows, d_ff);
 }
 
+static __global__ void k_open_gates(float *x, const float *gates, int64_t count, int each) {
+    ptx_overlap_grids();
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) x[i] = gated(gates[i / each], x[i], KERN_SIGMOID);
+}
+
+void op_open_gates(struct kern *kern, float *x, const float *gates, int rows, int dim, bool one) {
+    int64_t count = (int64_t)rows * dim;
+    LAUNCH_OVERLAPPED(cuda_of(kern)->device, k_open_gates, blocks_for(count, THREADS), THREADS, 0,
+                      x, gates, count, one ? dim : 1);
+}
+
 static __global__ void k_add_bias(float *y, const float *bias, int64_t count, int64_t cols) {
     ptx_overlap_grids();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

@@ -293,6 +293,7 @@ static const struct family {
     {"glm", "'attention_bias': true, "},
     {"glm4", "'attention_bias': true, "},
     {"olmoe", "'num_experts': 3, 'num_experts_per_tok': 3, "},
+    {"muse_glimmer_text", "'sliding_window': 24, 'final_logit_softcapping': 10, "},
     {"qwen3_vl_moe_text", "'num_experts': 3, 'num_experts_per_tok': 3, "
                           "'moe_intermediate_size': 48, "},
     {"ministral3", "'rope_parameters': {'rope_type': 'yarn', 'factor': 16.0, 'mscale': 1, "

@@ -24,7 +24,7 @@ IN_LAYER = {
     "input_layernorm.weight": "attn_norm.weight", "post_attention_layernorm.weight": "ffn_norm.weight",
     "pre_feedforward_layernorm.weight": "ffn_norm.weight", "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
     "self_attn.q_norm.weight": "attn_q_norm.weight", "self_attn.k_norm.weight": "attn_k_norm.weight",
-    "self_attn.o_proj.weight": "attn_output.weight", "mlp.gate.weight": "ffn_gate_inp.weight",
+    "self_attn.o_proj.weight": "attn_output.weight", "self_attn.gate_proj.weight": "attn_gate.weight", "mlp.gate.weight": "ffn_gate_inp.weight",
     **{f"self_attn.{p}_proj.{kind}": f"attn_{p}.{kind}" for p in "qkv" for kind in ("weight", "bias")},
     **{f"mlp.{p}_proj.weight": f"ffn_{p}.weight" for p in ("gate", "up", "down")},
     **{f"mlp.experts.{p}_proj": f"ffn_{p}_exps.weight" for p in ("gate", "up", "down")},
@@ -35,6 +35,7 @@ OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight"
 FAMILIES = {
     "qwen3vl": ("qwen3vl", {}, False), "qwen3vlmoe": ("qwen3vlmoe", {}, False), "qwen25vl": ("qwen2vl", {}, False),
     "gemma3vl": ("gemma3", {"post_attention_layernorm.weight": "post_attention_norm.weight"}, False),
+    "museglimmer": ("muse-glimmer", {"post_attention_layernorm.weight": "post_attention_norm.weight"}, True),
     "mistral3": ("mistral3", {}, True), "ministral3": ("mistral3", {}, True),
 }
 
@@ -111,6 +112,17 @@ def put_experts(w, arch, c):
     w.add_uint32(f"{arch}.expert_feed_forward_length", c["moe_intermediate_size"])
 
 
+def put_muse(w, arch, c):
+    """The converter makes weights of the norms of queries and keys, which the model has not."""
+    for i in range(c["num_hidden_layers"]):
+        for part, value in (("q", c["qk_scale_factor"]), ("k", 1.0)):
+            put_tensor(w, f"blk.{i}.attn_{part}_norm.weight", torch.full((c["head_dim"],), value))
+    w.add_float32(f"{arch}.final_logit_softcapping", c["final_logit_softcapping"])
+    w.add_float32(f"{arch}.logit_scale", c["output_multiplier"])
+    w.add_uint32(f"{arch}.attention.sliding_window", c["sliding_window"])
+    w.add_array(f"{arch}.attention.sliding_window_pattern", [t == "sliding_attention" for t in c["layer_types"]])
+
+
 def put_tensor(w, name, x):
     if x.dim() == 1:
         w.add_tensor(name, x.float().numpy())
@@ -124,9 +136,11 @@ def write(directory, path, arch, apart, turned):
     put_numbers(w, arch, c)
     put_rope(w, arch, c)
     put_experts(w, arch, c)
+    if "qk_scale_factor" in c:
+        put_muse(w, arch, c)
     for name, x in text_tensors(directory, c).items():
         layer = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
-        if arch.startswith("gemma") and name.endswith("norm.weight"):
+        if arch.startswith(("gemma", "muse")) and name.endswith("norm.weight") and not (arch.startswith("muse") and name == "model.norm.weight"):
             x = x.float() + 1
         for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
             if turned and layer and layer[2].startswith(f"self_attn.{part}_proj"):

@@ -309,6 +309,9 @@ Test(model, mistral3_as_transformers) {
 Test(model, ministral3_as_transformers) {
     check_golden_paths("ministral3", NULL);
 }
+Test(model, museglimmer_as_transformers) {
+    check_golden_paths("museglimmer", NULL);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
