@@ -88,6 +88,7 @@ struct kern_matrix {
 struct kern_shape {
     int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
     int experts, expert_ff; /* 0: no layer is a mixture of experts; d_ff 0: every layer is */
+    int shared_ff;          /* width of the network that every token uses beside experts; 0: none */
 };
 
 /* ---- How a sequence evicts ---- */
@@ -355,13 +356,23 @@ enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED, KERN_SIGM
  *
  *   y += sum over the chosen e, ascending, of s[e] down_e(glu(gate_up_e(x)))
  *
- * s is the softmax of the logits of all experts or, with `normalise`, of the chosen ones alone
- * (which is the former divided by its sum). Biases are added to each product. Tensor parallelism
- * splits every expert like a dense network, by d_ff, and every rank chooses for itself. */
+ * s is the softmax of the logits of all experts, or with `sigmoid` the sigmoid of each, times
+ * `scale`; with `normalise` the chosen ones are first divided by their sum. With `select_bias`
+ * (DeepSeek-V3, arXiv 2412.19437) those with the largest s + bias are chosen, s being what it is
+ * without the two factors. With groups, experts of groups_used groups alone may be chosen: of
+ * `groups` equal parts, those whose two largest s + bias have the largest sum (ties: the lower
+ * group). Biases are added to each product. Tensor parallelism splits every expert like a dense
+ * network, by d_ff, and every rank chooses for itself. */
+#define KERN_EXPERTS_MAX       1024
+#define KERN_EXPERT_GROUPS_MAX 32
 struct kern_experts_spec {
-    int count, used; /* 1 <= used <= count */
+    int count, used; /* 1 <= used <= count <= KERN_EXPERTS_MAX */
     int d_model, d_ff;
-    bool normalise;
+    bool normalise, sigmoid;
+    float scale;              /* 0 is 1 */
+    int groups, groups_used;  /* groups 0 or 1: no groups; else count / groups >= 2, and the used
+                                 groups have `used` experts or more */
+    const float *select_bias; /* [count] backend memory, or NULL */
     enum kern_activation activation;
     struct kern_weight *const *gate_up; /* [count] [gate; up], KERN_SHARD_ROWS */
     struct kern_weight *const *down;    /* [count] KERN_SHARD_COLS */

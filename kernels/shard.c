@@ -85,6 +85,8 @@ int shard_check(int ranks, const struct kern_shape *shape, struct fault *fault) 
     if (shape->d_ff % ranks) return refuse(fault, ranks, shape->d_ff, "feed-forward units");
     if (shape->expert_ff % ranks)
         return refuse(fault, ranks, shape->expert_ff, "feed-forward units of an expert");
+    if (shape->shared_ff % ranks)
+        return refuse(fault, ranks, shape->shared_ff, "feed-forward units beside experts");
     if (shape->vocab < ranks) return refuse(fault, ranks, shape->vocab, "tokens");
     return 0;
 }

@@ -35,9 +35,9 @@ static size_t product_of(enum role role) {
 static void see(void *arg, int layer, enum role role, const float *inputs, int rows) {
     struct calibration *c = arg;
     const size_t product = product_of(role);
-    float *moments = c->moments[layer][product];
-    const int64_t cols = c->cols[product];
+    float *moments = product < PRODUCTS ? c->moments[layer][product] : NULL;
     if (!moments || c->rc) return;
+    const int64_t cols = c->cols[product];
     c->rc = c->kern->ops->download(c->kern, c->rows, inputs,
                                    (size_t)rows * (size_t)cols * sizeof *c->rows);
     if (!c->rc) moments_add(moments, cols, c->rows, rows, c->team);

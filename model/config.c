@@ -23,6 +23,8 @@ enum windows {
     WINDOWS_ALL,        /* every layer */
     WINDOWS_PATTERN,    /* all but every n-th layer, sliding_window_pattern */
     WINDOWS_BY_FLAG,    /* with use_sliding_window, layers from max_window_layers on */
+    WINDOWS_LATE,       /* layers from max_window_layers on */
+    WINDOWS_BY_TYPES,   /* only as "layer_types" says */
     WINDOWS_ALL_BY_FLAG /* with use_sliding_window, every layer */
 };
 
@@ -32,7 +34,9 @@ enum experts {
     EXPERTS_SOME_LAYERS, /* layers of decoder_sparse_step but for mlp_only_layers, of their own
                             width moe_intermediate_size; norm_topk_prob */
     EXPERTS_ALL_LAYERS,  /* width intermediate_size; the chosen weights add up to 1 */
-    EXPERTS_ALL_BY_FLAG  /* the same, but norm_topk_prob decides what they add up to */
+    EXPERTS_ALL_BY_FLAG, /* the same, but norm_topk_prob decides what they add up to */
+    EXPERTS_AFTER_DENSE, /* but for the first ones, of their own width; norm_topk_prob */
+    EXPERTS_ERNIE        /* the same, every n-th layer up to a last one; they add up to 1 */
 };
 
 struct family {
@@ -69,7 +73,15 @@ struct family {
     bool stacked_experts; /* see struct model_config */
     bool query_scale;     /* rope_parameters may have "llama_4_scaling_beta" */
     bool from_last;       /* every n-th layer is counted from the last one */
-    bool muse;            /* gates, fixed norms of embeddings, queries and keys, scaled logits */
+    bool sigmoid, select_bias; /* see struct model_config */
+    bool shared_experts;       /* n_shared_experts of them, as wide together */
+    bool shared_gate;          /* and shared_expert_intermediate_size says how wide */
+    bool groups;               /* n_group, topk_group, routed_scaling_factor */
+    int first_dense;           /* EXPERTS_AFTER_DENSE, when the file does not say */
+    int shared_count;          /* the same, of shared experts */
+    bool qk_norm_by_flag;      /* use_qk_norm decides */
+    bool mixtral_names;        /* see struct model_config */
+    bool muse; /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */
     int heads_q, heads_kv, vocab, positions;
 };
@@ -80,7 +92,7 @@ static const struct family families[] = {
     {"LlamaForCausalLM", "llama", 0, .windows = WINDOWS_NONE},
     {"MistralForCausalLM", "mistral", 0, .sliding_window = 4096, .windows = WINDOWS_ALL},
     {"Phi3ForCausalLM", "phi3", 0, .windows = WINDOWS_ALL, .fused = true, .rms_eps = 1e-5},
-    {"SmolLM3ForCausalLM", "smollm3", 0, .rope_theta = 2e6, .windows = WINDOWS_BY_FLAG,
+    {"SmolLM3ForCausalLM", "smollm3", 0, .rope_theta = 2e6, .windows = WINDOWS_BY_TYPES,
      .unrotated_layers_every = 4, .tied_embeddings = true},
     {"GraniteForCausalLM", "granite", 0, .factors = true},
     {"Qwen3MoeForCausalLM", "qwen3_moe", 0, .sliding_window = 4096, .qk_norm = true,
@@ -89,7 +101,7 @@ static const struct family families[] = {
      .sliding_window = 128, .windows = WINDOWS_PATTERN, .pattern = 2, .experts = EXPERTS_ALL_LAYERS,
      .gpt_oss = true},
     {"MixtralForCausalLM", "mixtral", 0, .rms_eps = 1e-5, .rope_theta = 1e6, .windows = WINDOWS_ALL,
-     .experts = EXPERTS_ALL_LAYERS},
+     .experts = EXPERTS_ALL_LAYERS, .mixtral_names = true},
     {"Gemma3ForCausalLM", "gemma3_text", 256, .rope_theta = 1e6, .sliding_window = 4096,
      .qk_norm = true, .windows = WINDOWS_PATTERN, .pattern = 6, .local_rope = true,
      .local_theta = 10000, .tied_embeddings = true, .gemma = true, .heads_q = 8, .heads_kv = 4,
@@ -123,6 +135,21 @@ static const struct family families[] = {
     {"MuseGlimmerForConditionalGeneration", "muse_glimmer_text", 128, .rms_eps = 1e-5,
      .sliding_window = 2048, .windows = WINDOWS_PATTERN, .pattern = 4, .unrotated_layers_every = 4,
      .from_last = true, .qk_norm = true, .norms_around = true, .logit_cap = 20, .muse = true},
+    {"Qwen2MoeForCausalLM", "qwen2_moe", 0, .qkv_bias_always = true, .sliding_window = 4096,
+     .windows = WINDOWS_BY_TYPES, .experts = EXPERTS_SOME_LAYERS, .shared_gate = true},
+    {"Glm4MoeForCausalLM", "glm4_moe", 0, .rms_eps = 1e-5, .o_bias_apart = true,
+     .partial_rotary = 0.5, .qk_norm_by_flag = true, .experts = EXPERTS_AFTER_DENSE,
+     .experts_normalised = true, .first_dense = 1, .shared_count = 1, .sigmoid = true,
+     .select_bias = true, .shared_experts = true, .groups = true},
+    {"Dots1ForCausalLM", "dots1", 0, .qk_norm = true, .sliding_window = 4096,
+     .windows = WINDOWS_LATE, .experts = EXPERTS_AFTER_DENSE, .sigmoid = true, .select_bias = true,
+     .shared_experts = true, .groups = true},
+    {"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", 0, .interleaved = true, .rms_eps = 1e-5,
+     .rope_theta = 5e5, .tied_embeddings = true, .experts = EXPERTS_ERNIE, .first_dense = 1,
+     .shared_count = 2, .select_bias = true, .shared_experts = true},
+    {"MiniMaxM2ForCausalLM", "minimax_m2", 128, .rope_theta = 5e6, .qk_norm = true,
+     .wide_qk_norm = true, .experts = EXPERTS_ALL_LAYERS, .sigmoid = true, .select_bias = true,
+     .mixtral_names = true},
     {"Ministral3ForCausalLM", "ministral3", 128, .rms_eps = 1e-5, .windows = WINDOWS_ALL,
      .query_scale = true},
 };
@@ -134,10 +161,18 @@ static const char *reason_of(const char *name) {
     static const struct {
         const char *prefix, *reason;
     } rows[] = {
-        {"Qwen2Moe", " (its shared experts)"},
-        {"qwen2_moe", " (its shared experts)"},
-        {"Deepseek", " (attention over latent vectors, shared experts)"},
-        {"deepseek", " (attention over latent vectors, shared experts)"},
+        {"Glm4MoeLite", " (attention over latent vectors)"},
+        {"glm4_moe_lite", " (attention over latent vectors)"},
+        {"Deepseek", " (attention over latent vectors)"},
+        {"deepseek", " (attention over latent vectors)"},
+        {"Qwen3Next", " (layers with a recurrent state)"},
+        {"Qwen3_5", " (layers with a recurrent state)"},
+        {"Lfm2", " (layers with a recurrent state)"},
+        {"NemotronH", " (layers with a recurrent state)"},
+        {"FalconH1", " (layers with a recurrent state)"},
+        {"GraniteMoeHybrid", " (layers with a recurrent state)"},
+        {"Gemma4", " (layers of several widths, keys and values shared between layers)"},
+        {"Gemma3n", " (embeddings for each layer, keys and values shared between layers)"},
         {"Llama4", " (its shared expert, and attention in chunks)"},
         {"llama4", " (its shared expert, and attention in chunks)"},
     };
@@ -151,7 +186,8 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         fault, ERR_UNSUPPORTED, field,
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
         "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Ministral, Ministral3, SeedOss, Ernie4_5, "
-        "Glm, Glm4, Qwen3Moe, Mixtral, Olmoe, GptOss (ForCausalLM); the text of Qwen3VL, "
+        "Glm, Glm4, Glm4Moe, Dots1, Ernie4_5_Moe, MiniMaxM2, Qwen2Moe, Qwen3Moe, Mixtral, Olmoe, "
+        "GptOss (ForCausalLM); the text of Qwen3VL, "
         "Qwen3VLMoe, Qwen2_5_VL, Gemma3, Mistral3, MuseGlimmer (ForConditionalGeneration)",
         value, reason_of(value));
 }
@@ -275,6 +311,14 @@ static const char *const optional_fields[] = {
     "logit_scale",
     "n_routed_experts",
     "n_shared_experts",
+    "moe_num_shared_experts",
+    "shared_intermediate_size",
+    "n_group",
+    "topk_group",
+    "routed_scaling_factor",
+    "first_k_dense_replace",
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
     "shared_expert_intermediate_size",
     "clip_qkv",
     "query_pre_attn_scalar",
@@ -421,6 +465,14 @@ static const struct own_field {
     OWN("attention_out_bias", o_bias_apart),
     OWN("swiglu_alpha", gpt_oss),
     OWN("swiglu_limit", gpt_oss),
+    OWN("n_routed_experts", groups),
+    OWN("n_shared_experts", shared_experts),
+    OWN("moe_num_shared_experts", shared_experts),
+    OWN("shared_expert_intermediate_size", shared_gate),
+    OWN("routed_scaling_factor", groups),
+    OWN("n_group", groups),
+    OWN("topk_group", groups),
+    OWN("first_k_dense_replace", shared_experts),
     OWN("num_experts", experts),
     OWN("num_local_experts", experts),
     OWN("moe_intermediate_size", experts),
@@ -435,9 +487,7 @@ static bool owns(const struct family *family, const struct own_field *field) {
 /* Fields that mean another computation whenever they are there at all. */
 static int refuse_present(const cJSON *root, const struct family *family, struct fault *fault) {
     static const char *const fields[] = {
-        "quantization",     "text_config",      "logit_scale",
-        "n_routed_experts", "n_shared_experts", "shared_expert_intermediate_size",
-        "clip_qkv",
+        "quantization", "text_config", "logit_scale", "shared_intermediate_size", "clip_qkv",
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (json_get(root, fields[i]))
@@ -503,13 +553,15 @@ static int read_layer_types(const cJSON *types, const struct family *family, int
 static int read_windows(const cJSON *root, const struct family *family, struct model_config *out,
                         struct fault *fault) {
     bool pattern = family->windows == WINDOWS_PATTERN;
-    bool use = family->windows == WINDOWS_ALL || pattern;
+    const bool late = family->windows == WINDOWS_LATE;
+    bool use = family->windows == WINDOWS_ALL || late || pattern;
     bool absent = !cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
-    int64_t window = absent ? family->sliding_window : 0, first = 0, every = family->pattern;
+    int64_t window = absent ? family->sliding_window : 0, every = family->pattern;
+    int64_t first = late ? 62 : 0;
     const cJSON *types = json_get(root, "layer_types");
     int rc = json_bool(root, NULL, "use_sliding_window", &use, fault);
     if (!rc) rc = json_int(root, NULL, "sliding_window", 1, INT32_MAX, &window, fault);
-    if (!rc && family->windows == WINDOWS_BY_FLAG)
+    if (!rc && (late || family->windows == WINDOWS_BY_FLAG))
         rc = json_int(root, NULL, "max_window_layers", 0, INT32_MAX, &first, fault);
     if (!rc && pattern && !types)
         rc = json_int(root, NULL, "sliding_window_pattern", 1, INT32_MAX, &every, fault);
@@ -517,10 +569,11 @@ static int read_windows(const cJSON *root, const struct family *family, struct m
     if (family->windows == WINDOWS_NONE && (use || window))
         return fault_set(fault, ERR_UNSUPPORTED, use ? "use_sliding_window" : "sliding_window",
                          "sliding windows are not supported in %s models", family->model_type);
-    if (use && !window && family->windows == WINDOWS_BY_FLAG)
+    if (use && !window &&
+        (family->windows == WINDOWS_BY_FLAG || family->windows == WINDOWS_BY_TYPES))
         return fault_set(fault, ERR_INVALID, "sliding_window",
                          "missing: use_sliding_window is true");
-    if (use && family->windows == WINDOWS_BY_FLAG && family->unrotated_layers_every && !types)
+    if (use && family->windows == WINDOWS_BY_TYPES && !types)
         return fault_set(fault, ERR_UNSUPPORTED, "use_sliding_window",
                          "true is not supported without \"layer_types\" in %s models",
                          family->model_type);
@@ -610,15 +663,28 @@ static int read_layers(const cJSON *root, const struct family *family, struct mo
     return rc ? rc : fill_still(out, fault);
 }
 
+/* A field that says none has been made null. */
+static bool has_field(const cJSON *root, const char *name) {
+    return cJSON_GetObjectItemCaseSensitive(root, name) != NULL;
+}
+
 /* The layers that are routed. */
 static int read_routed(const cJSON *root, const struct family *family, struct model_config *out,
                        struct fault *fault) {
     const bool some = family->experts == EXPERTS_SOME_LAYERS;
+    const bool ernie = family->experts == EXPERTS_ERNIE;
     const cJSON *list = some ? json_get(root, "mlp_only_layers") : NULL, *item;
-    int64_t every = 1, layer;
+    int64_t every = 1, layer, first = family->first_dense, last = -1;
     int rc = some ? json_int(root, NULL, "decoder_sparse_step", 1, INT32_MAX, &every, fault) : 0;
+    if (!rc && has_field(root, "first_k_dense_replace")) first = 0;
+    if (!rc) rc = json_int(root, NULL, "first_k_dense_replace", 0, INT32_MAX, &first, fault);
+    if (!rc && ernie)
+        rc = json_int(root, NULL, "moe_layer_start_index", 0, INT32_MAX, &first, fault);
+    if (!rc && ernie) rc = json_int(root, NULL, "moe_layer_end_index", -1, INT32_MAX, &last, fault);
+    if (!rc && ernie) rc = json_int(root, NULL, "moe_layer_interval", 1, INT32_MAX, &every, fault);
     if (rc) return rc;
-    for (int i = 0; i < out->layers; i++) out->per_layer[i].routed = (i + 1) % every == 0;
+    for (int i = 0; i < out->layers; i++)
+        out->per_layer[i].routed = (i + 1) % every == 0 && i >= first && (last < 0 || i <= last);
     if (list && !cJSON_IsArray(list))
         return fault_set(fault, ERR_INVALID, "mlp_only_layers", "expected an array");
     cJSON_ArrayForEach(item, list) {
@@ -629,13 +695,71 @@ static int read_routed(const cJSON *root, const struct family *family, struct mo
     return 0;
 }
 
+/* The field that the file has; `last` where it has none of them. */
+static const char *first_of(const cJSON *root, const char *a, const char *b, const char *c,
+                            const char *last) {
+    return a && json_get(root, a)   ? a
+           : b && json_get(root, b) ? b
+           : c && json_get(root, c) ? c
+                                    : last;
+}
+
+/* How experts are chosen. */
+static int read_choice(const cJSON *root, const struct family *family, struct model_config *out,
+                       struct fault *fault) {
+    const char *function = family->sigmoid ? "sigmoid" : "softmax", *found = function;
+    int64_t groups = 1, used = 1;
+    double scale = 1;
+    int rc = json_str(root, NULL, "scoring_func", &found, fault);
+    if (!rc) rc = json_int(root, NULL, "n_group", 1, KERN_EXPERT_GROUPS_MAX, &groups, fault);
+    if (!rc) rc = json_int(root, NULL, "topk_group", 1, groups, &used, fault);
+    if (!rc) rc = json_num(root, NULL, "routed_scaling_factor", 1e-3, 1e3, &scale, fault);
+    if (rc) return rc;
+    /* "noaux_tc" is a sigmoid with a bias that only selects. */
+    if (strcmp(found, function) != 0 && !(family->sigmoid && strcmp(found, "noaux_tc") == 0))
+        return fault_set(fault, ERR_UNSUPPORTED, "scoring_func",
+                         "\"%.64s\" is not supported in %s models", found, family->model_type);
+    if (groups > 1 && (out->experts % groups || out->experts / groups < 2 ||
+                       used * (out->experts / groups) < out->experts_used))
+        return fault_set(fault, ERR_INVALID, "n_group",
+                         "%lld of %lld groups of %d experts, of which %d are used", (long long)used,
+                         (long long)groups, out->experts, out->experts_used);
+    out->expert_groups = (int)groups;
+    out->expert_groups_used = (int)used;
+    out->expert_scale = (float)scale;
+    return 0;
+}
+
+/* The network that every token uses beside experts. */
+static int read_shared(const cJSON *root, const struct family *family, struct model_config *out,
+                       struct fault *fault) {
+    const char *key = first_of(root, "moe_num_shared_experts", NULL, NULL, "n_shared_experts");
+    int64_t count = has_field(root, key) ? 0 : family->shared_count,
+            width = family->shared_gate ? 5632 : 0;
+    int rc = json_int(root, NULL, key, 1, 1024, &count, fault);
+    if (!rc && family->shared_gate)
+        rc = json_int(root, NULL, "shared_expert_intermediate_size", 1, 1 << 20, &width, fault);
+    if (rc) return rc;
+    if (family->shared_experts) width = count * out->expert_ff;
+    if (width > 1 << 20)
+        return fault_set(fault, ERR_INVALID, key, "%lld experts are too wide", (long long)count);
+    out->shared_ff = (int)width;
+    out->shared_experts = width > 0;
+    out->shared_gate = family->shared_gate;
+    return 0;
+}
+
 /* Files before transformers 5 say num_experts for Qwen's num_local_experts. */
 static int read_experts(const cJSON *root, const struct family *family, struct model_config *out,
                         struct fault *fault) {
+    const bool all =
+        family->experts == EXPERTS_ALL_LAYERS || family->experts == EXPERTS_ALL_BY_FLAG;
     const bool some = family->experts == EXPERTS_SOME_LAYERS;
-    const char *count_key = json_get(root, "num_experts") ? "num_experts" : "num_local_experts";
-    const char *width_key = some ? "moe_intermediate_size" : "intermediate_size";
-    const char *const keys[] = {count_key, "num_experts_per_tok", width_key};
+    const char *count_key =
+        first_of(root, "num_experts", "n_routed_experts", "moe_num_experts", "num_local_experts");
+    const char *used_key = first_of(root, "moe_k", NULL, NULL, "num_experts_per_tok");
+    const char *const keys[] = {count_key, used_key,
+                                all ? "intermediate_size" : "moe_intermediate_size"};
     const int64_t most[] = {1024, 64, 1 << 20};
     int64_t values[3] = {0};
     if (some && !json_get(root, count_key) && cJSON_GetObjectItemCaseSensitive(root, "num_experts"))
@@ -651,13 +775,22 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
     if (out->experts_used > out->experts)
         return fault_set(fault, ERR_INVALID, keys[1], "%d of %d experts", out->experts_used,
                          out->experts);
-    const bool says = some || family->experts == EXPERTS_ALL_BY_FLAG;
+    const bool says =
+        some || family->experts == EXPERTS_ALL_BY_FLAG || family->experts == EXPERTS_AFTER_DENSE;
     out->experts_normalised = !says || family->experts_normalised;
-    out->mixtral_names = !says && !family->gpt_oss;
+    out->mixtral_names = family->mixtral_names;
+    out->ernie_names = family->experts == EXPERTS_ERNIE;
+    out->experts_sigmoid = family->sigmoid;
+    out->select_bias = family->select_bias;
     int rc = says ? json_bool(root, NULL, "norm_topk_prob", &out->experts_normalised, fault) : 0;
     if (rc) return rc;
     rc = read_routed(root, family, out, fault);
-    if (!rc && routed_layers(out) == 0) out->experts = out->experts_used = out->expert_ff = 0;
+    if (!rc) rc = read_choice(root, family, out, fault);
+    if (!rc) rc = read_shared(root, family, out, fault);
+    if (!rc && routed_layers(out) == 0) {
+        out->experts = out->experts_used = out->expert_ff = out->shared_ff = 0;
+        out->shared_experts = out->shared_gate = out->select_bias = false;
+    }
     return rc;
 }
 
@@ -729,6 +862,15 @@ static int read_gpt_oss(const cJSON *root, struct model_config *out, struct faul
     return 0;
 }
 
+/* Layers behind the last one, which predict further tokens. */
+static int read_mtp(const cJSON *root, struct model_config *out, struct fault *fault) {
+    int64_t layers = 0;
+    int rc = json_int(root, NULL, "num_nextn_predict_layers", 1, 64, &layers, fault);
+    if (!rc) rc = json_int(root, NULL, "num_mtp_layers", 1, 64, &layers, fault);
+    out->mtp_layers = (int)layers;
+    return rc;
+}
+
 static int read_flags(const cJSON *root, const struct family *family, struct model_config *out,
                       struct fault *fault) {
     double eps = family->rms_eps > 0 ? family->rms_eps : 1e-6;
@@ -740,11 +882,21 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc) rc = json_bool(root, NULL, "tie_word_embeddings", &out->tied_embeddings, fault);
     out->rms_eps = out->post_eps = (float)eps;
     out->qk_norm = family->qk_norm;
+    if (!rc) rc = json_bool(root, NULL, "use_qk_norm", &out->qk_norm, fault);
+    if (!rc && !family->qk_norm_by_flag && out->qk_norm != family->qk_norm)
+        rc = fault_set(fault, ERR_UNSUPPORTED, "use_qk_norm", "is not supported in %s models",
+                       family->model_type);
+    if (!rc) rc = read_mtp(root, out, fault);
     out->qk_norm_wide = family->wide_qk_norm;
     out->pre_norms = !family->norms_behind;
     out->post_norms = family->norms_behind || family->gemma || family->norms_around;
     out->qkv_bias = bias || family->qkv_bias_always;
     out->o_bias = family->o_bias_apart ? o_bias : bias && !family->qkv_bias_always;
+    bool qkv_bias = out->qkv_bias;
+    if (!rc) rc = json_bool(root, NULL, "qkv_bias", &qkv_bias, fault);
+    if (!rc && qkv_bias != out->qkv_bias)
+        rc = fault_set(fault, ERR_UNSUPPORTED, "qkv_bias", "is not supported in %s models",
+                       family->model_type);
     out->fused = family->fused;
     out->permuted_qk = family->interleaved;
     out->glm_names = family->glm_names;

@@ -36,6 +36,8 @@ static const struct architecture {
     bool norm_after_attention; /* see struct model_config */
     bool unnormalised;         /* the weights of the chosen experts are not divided by their sum */
     bool sections;             /* rotations have sections for pictures, alike in text */
+    bool sigmoid;              /* sigmoids of a router's logits decide, not their softmax */
+    bool qk_norm_told;         /* files may have norms of queries and keys */
     bool still_globals;        /* layers without a window do not rotate */
     int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
                         head in the embeddings, else by the head's own (llama.cpp's rule) */
@@ -60,6 +62,15 @@ static const struct architecture {
     {.name = "qwen2vl", .type = "qwen2_5_vl_text", .sections = true},
     {.name = "qwen3vl", .type = "qwen3_vl_text", .sections = true},
     {.name = "qwen3vlmoe", .type = "qwen3_vl_moe_text", .sections = true},
+    {.name = "qwen2moe", .type = "qwen2_moe", .unnormalised = true},
+    {.name = "glm4moe",
+     .type = "glm4_moe",
+     .norm_after_attention = true,
+     .sigmoid = true,
+     .qk_norm_told = true},
+    {.name = "dots1", .type = "dots1", .windows_said = true, .unnormalised = true, .sigmoid = true},
+    {.name = "ernie4_5-moe", .type = "ernie4_5_moe", .permuted = true},
+    {.name = "minimax-m2", .type = "minimax_m2", .sigmoid = true},
     {.name = "muse-glimmer",
      .type = "muse_glimmer_text",
      .permuted = true,
@@ -106,6 +117,11 @@ static const struct row config_rows[] = {
     {".expert_used_count", "num_experts_per_tok", KIND_MORE},
     {".expert_feed_forward_length", "moe_intermediate_size", KIND_MORE},
     {".expert_shared_count", "n_shared_experts", KIND_MORE},
+    {".expert_group_count", "n_group", KIND_MORE},
+    {".expert_group_used_count", "topk_group", KIND_MORE},
+    {".leading_dense_block_count", "first_k_dense_replace", KIND_MORE},
+    {".interleave_moe_layer_step", "moe_layer_interval", KIND_MORE},
+    {".nextn_predict_layers", "num_nextn_predict_layers", KIND_MORE},
     {".expert_shared_feed_forward_length", "shared_expert_intermediate_size", KIND_MORE},
     {".rope.freq_base", "rope_theta", KIND_NUM},
     {".rope.freq_base_swa", "rope_local_base_freq", KIND_NUM},
@@ -134,6 +150,7 @@ static const struct row other_names[] = {
     {".rope.scaling.factor", "rope_scaling.factor", KIND_NUM},
     {".rope.dimension_count", "partial_rotary_factor", KIND_NUM},
     {".attention.key_length", "head_dim", KIND_INT},
+    {".expert_weights_scale", "routed_scaling_factor", KIND_NUM},
     {"tokenizer.ggml.eos_token_id", "eos_token_id", KIND_INT},
 };
 
@@ -237,23 +254,41 @@ static int read_tensors(const struct translation *t) {
     int rc = set_num(t, t->config, "vocab_size", (double)embed->shape[0]);
     if (!rc && !cJSON_AddBoolToObject(t->config, "tie_word_embeddings", tied)) rc = no_memory(t);
     if (!rc && !cJSON_AddBoolToObject(t->config, "attention_bias", bias)) rc = no_memory(t);
+    if (!rc && t->row->qk_norm_told &&
+        !cJSON_AddBoolToObject(t->config, "use_qk_norm", find_role(t, ROLE_Q_NORM) != NULL))
+        rc = no_memory(t);
     return rc;
 }
 
 /* ---- Experts ---- */
 
-/* The weights of the chosen experts add up to 1, in all architectures here. */
+enum { GATING_SOFTMAX = 1, GATING_SIGMOID, GATING_SOFTMAX_OF_CHOSEN }; /* llama.cpp's numbers */
+
 static int read_experts(const struct translation *t) {
+    const int64_t own = t->row->sigmoid ? GATING_SIGMOID : GATING_SOFTMAX;
     double scale = 1;
+    int64_t function = own;
+    bool normalised = !t->row->unnormalised;
     char key[KEY_MAX];
     int rc = get_num(t, ".expert_weights_scale", &scale);
-    if (rc) return rc;
-    if (scale != 0 && scale != 1)
-        return fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".expert_weights_scale", key),
-                         "%g is not supported", scale);
-    if (!json_get(t->config, "num_local_experts")) return 0;
-    bool normalised = !t->row->unnormalised;
+    if (!rc && scale != 0 && scale != 1) rc = set_num(t, t->config, "routed_scaling_factor", scale);
+    if (!rc) rc = get_more(t, ".expert_gating_func", &function);
+    if (!rc && function != own && (t->row->sigmoid || function != GATING_SOFTMAX_OF_CHOSEN))
+        rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".expert_gating_func", key),
+                       "%lld is not supported", (long long)function);
+    if (!rc) rc = gguf_bool(t->gguf, key_of(t, ".expert_weights_norm", key), &normalised, t->fault);
+    if (rc || !json_get(t->config, "num_local_experts")) return rc;
+    /* Files of ERNIE have a width beside the count that says the same. */
+    if (json_get(t->config, "n_shared_experts"))
+        cJSON_DeleteItemFromObjectCaseSensitive(t->config, "shared_expert_intermediate_size");
     return cJSON_AddBoolToObject(t->config, "norm_topk_prob", normalised) ? 0 : no_memory(t);
+}
+
+/* Layers that predict further tokens are counted among the others. */
+static void read_mtp(const struct translation *t) {
+    cJSON *layers = cJSON_GetObjectItemCaseSensitive(t->config, "num_hidden_layers");
+    const cJSON *mtp = json_get(t->config, "num_nextn_predict_layers");
+    if (layers && mtp) cJSON_SetNumberValue(layers, layers->valuedouble - mtp->valuedouble);
 }
 
 /* ---- Heads and the rotation ---- */
@@ -516,7 +551,8 @@ static int translate(struct translation *t) {
             t->fault, ERR_UNSUPPORTED, "general.architecture",
             "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe, phi3, "
             "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
-            "chatglm, glm4, qwen2vl, qwen3vl, qwen3vlmoe, mistral3, muse-glimmer",
+            "chatglm, glm4, glm4moe, qwen2moe, dots1, ernie4_5-moe, minimax-m2, qwen2vl, qwen3vl, "
+            "qwen3vlmoe, mistral3, muse-glimmer",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
     const struct row logits = logit_row(t);
@@ -524,6 +560,7 @@ static int translate(struct translation *t) {
     if (!rc && !cJSON_AddStringToObject(t->config, "model_type", model_type(t)))
         return no_memory(t);
     if (!rc) rc = read_experts(t);
+    if (!rc) read_mtp(t);
     if (!rc) rc = COPY_ROWS(t, generation_rows, t->generation);
     if (!rc) rc = read_windows(t);
     if (!rc) rc = read_tensors(t);

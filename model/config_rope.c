@@ -191,9 +191,13 @@ static const struct rope_kind {
 };
 
 /* Old files: rope_theta and rope_scaling {type | rope_type, ...}; new: rope_parameters with all.
- * Phi keeps original_max_position_embeddings beside. */
-static int rope_find(const cJSON *root, double *rotary, struct rope *rope, struct fault *fault) {
+ * Phi keeps original_max_position_embeddings beside; MiniMax says rotary_dim. */
+static int rope_find(const cJSON *root, int head_dim, double *rotary, struct rope *rope,
+                     struct fault *fault) {
+    double dims = 0;
     int rc = json_num(root, NULL, "rope_theta", 1.5, 1e12, &rope->theta, fault);
+    if (!rc) rc = json_num(root, NULL, "rotary_dim", 2, head_dim, &dims, fault);
+    if (dims > 0) *rotary = dims / head_dim;
     if (!rc) rc = json_num(root, NULL, "partial_rotary_factor", 0, 1, rotary, fault);
     if (!rc)
         rc = json_num(root, NULL, "original_max_position_embeddings", 1, MODEL_POSITIONS_MAX,
@@ -241,11 +245,7 @@ static int rope_find_kind(const struct rope *rope, const struct rope_kind **out,
 /* How many numbers of a head rotate: pairs of them, of which there is at least one. */
 static int read_rotary_dims(double rotary, struct model_config *out, struct fault *fault) {
     out->rotary_dims = (int)(out->head_dim * rotary);
-    if (out->rotary_dims >= 2 && out->rotary_dims % 2 == 0) {
-        if (out->rotary_dims == out->head_dim || !out->qk_norm) return 0;
-        return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
-                         "%g is not supported with norms of queries and keys", rotary);
-    }
+    if (out->rotary_dims >= 2 && out->rotary_dims % 2 == 0) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
                      "%g of %d numbers is not an even number of them", rotary, out->head_dim);
 }
@@ -307,7 +307,7 @@ int model_config_read_rope(const cJSON *root, const struct model_rope *defaults,
                         .nested = defaults->local};
     const struct rope_kind *kind = &rope_kinds[0];
     double rotary = defaults->rotary > 0 ? defaults->rotary : 1;
-    int rc = rope_find(root, &rotary, &rope, fault);
+    int rc = rope_find(root, out->head_dim, &rotary, &rope, fault);
     if (!rc) rc = read_rotary_dims(rotary, out, fault);
     rope.dims = out->rotary_dims;
     if (!rc && rope.node) rc = rope_find_kind(&rope, &kind, fault);

@@ -94,12 +94,17 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     if (layer->experts) {
         kern->ops->matmul(kern, s->router, in, layer->router, layer->router_bias, rows, KERN_SET);
         kern->ops->experts(kern, x, in, s->router, layer->experts, rows);
-        return;
     }
-    show(model, index, ROLE_GATE, in, rows);
+    if (!layer->gate_up) return;
+    const int d_ff = layer->experts ? c->shared_ff : c->d_ff;
+    show(model, index, layer->experts ? ROLE_SHARED_GATE : ROLE_GATE, in, rows);
     kern->ops->matmul(kern, s->gate_up, in, layer->gate_up, NULL, rows, KERN_SET);
-    kern->ops->glu(kern, s->ff, s->gate_up, rows, c->d_ff, c->activation);
-    show(model, index, ROLE_DOWN, s->ff, rows);
+    kern->ops->glu(kern, s->ff, s->gate_up, rows, d_ff, c->activation);
+    if (layer->shared_gate) {
+        kern->ops->matmul(kern, s->gates, in, layer->shared_gate, NULL, rows, KERN_SET);
+        kern->ops->open_gates(kern, s->ff, s->gates, rows, d_ff, true);
+    }
+    show(model, index, layer->experts ? ROLE_SHARED_DOWN : ROLE_DOWN, s->ff, rows);
     add_branch(model, x, s->ff, layer->down, NULL, layer->ffn_post_norm, rows);
 }
 

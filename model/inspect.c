@@ -116,6 +116,8 @@ static void describe_attention(const struct model_config *c, struct buf *out) {
                 {c->o_bias, "a bias on the output"},
                 {c->qk_norm && !c->qk_norm_wide, "norms on q and k"},
                 {c->qk_norm_wide, "norms on q and k over all heads"},
+                {c->attn_gate, "a gate on the output"},
+                {c->query_scale.beta > 0, "queries that grow with their place"},
                 {c->post_norms,
                  c->pre_norms ? "norms before and after the blocks" : "norms after the blocks"}};
     bool any = false;
@@ -145,6 +147,9 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
     if (c->experts)
         buf_fmt(out, "experts      %d of width %d in %d of %d layers, %d for each token\n",
                 c->experts, c->expert_ff, routed_layers(c), c->layers, c->experts_used);
+    if (c->shared_ff)
+        buf_fmt(out, "beside them  a network of width %d for every token%s\n", c->shared_ff,
+                c->shared_gate ? ", gated" : "");
     describe_attention(c, out);
     describe_caps(c, out);
     buf_fmt(out, "positions    %d\n", c->max_positions);

@@ -15,10 +15,12 @@
 struct layer {
     struct kern_weight *qkv, *o;
     struct kern_weight *attn_gate;      /* NULL where the family has none */
-    struct kern_weight *gate_up, *down; /* dense layers */
+    struct kern_weight *gate_up, *down; /* dense layers; of routed ones the shared experts */
+    struct kern_weight *shared_gate;    /* [1, d_model]; NULL where the family has none */
     /* Routed layers. The arrays, [experts], are host memory. */
     struct kern_weight *router, **expert_gate_up, **expert_down;
     float *router_bias, *expert_gate_up_bias, *expert_down_bias; /* as in kern_experts_spec */
+    float *select_bias;
     struct kern_experts *experts;
     struct kern_gate *gate;
     /* backend memory, float32; NULL where the family has none */
@@ -33,8 +35,8 @@ struct scratch {
     float *norm;       /* [rows_max, d_model] */
     float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim] */
     float *heads;      /* [rows_max, heads_q * head_dim] */
-    float *gates;      /* the same, of attn_gate */
-    float *gate_up;    /* [rows_max, 2 d_ff] */
+    float *gates;      /* [rows_max, heads_q * head_dim or 1] of attn_gate, of shared_gate */
+    float *gate_up;    /* [rows_max, 2 d_ff], or shared_ff where that is more */
     float *ff;         /* [rows_max, d_ff] */
     float *router;     /* [rows_max, experts] */
     float *log_beta;   /* [rows_max, heads_kv] */

@@ -71,6 +71,15 @@ static const char *supported_types(const struct loader *loader, bool matrix) {
                                              "Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4";
 }
 
+/* A size of 1 in front may be there or not. */
+static bool has_shape(const struct tensor *tensor, const int64_t *shape, int dims) {
+    const int64_t *found = tensor->shape;
+    int count = tensor->dims;
+    if (count == dims + 1 && found[0] == 1) found++, count--;
+    if (count == dims - 1 && shape[0] == 1) shape++, dims--;
+    return count == dims && memcmp(found, shape, (size_t)dims * sizeof shape[0]) == 0;
+}
+
 /* The tensor, checked: `cols` 0 means a vector of `rows`; `experts` above 0: as many matrices. */
 static int find_tensor(struct loader *loader, const char *name, int experts, int64_t rows,
                        int64_t cols, const struct tensor **out) {
@@ -88,7 +97,7 @@ static int find_tensor(struct loader *loader, const char *name, int experts, int
         return fault_set(loader->fault, ERR_NOTFOUND, name, "tensor is missing, expected [%s]",
                          expected);
     tensor_shape_text(tensor->shape, tensor->dims, found, sizeof found);
-    if (tensor->dims != dims || memcmp(tensor->shape, shape, (size_t)dims * sizeof shape[0]) != 0)
+    if (!has_shape(tensor, shape, dims))
         return fault_set(loader->fault, ERR_INVALID, name, "shape is [%s], expected [%s]", found,
                          expected);
     if (!tensor_is_float(tensor->dtype) &&
@@ -583,6 +592,11 @@ static int make_experts(struct loader *loader, struct layer *layer) {
                                            .d_model = c->d_model,
                                            .d_ff = c->expert_ff,
                                            .normalise = c->experts_normalised,
+                                           .sigmoid = c->experts_sigmoid,
+                                           .scale = c->expert_scale,
+                                           .groups = c->expert_groups,
+                                           .groups_used = c->expert_groups_used,
+                                           .select_bias = layer->select_bias,
                                            .activation = c->activation,
                                            .gate_up = layer->expert_gate_up,
                                            .down = layer->expert_down,
@@ -609,9 +623,9 @@ static bool has_tensor(const struct loader *loader, enum role role, int layer) {
 static int load_ends(struct loader *loader) {
     struct model *model = loader->model;
     struct model_config *c = &model->config;
-    if (loader->weights && has_tensor(loader, ROLE_O, c->layers)) {
+    if (loader->weights && has_tensor(loader, ROLE_O, c->layers + c->mtp_layers)) {
         char next[TENSOR_NAME_MAX];
-        name_of(loader, ROLE_O, c->layers, next);
+        name_of(loader, ROLE_O, c->layers + c->mtp_layers, next);
         return fault_set(loader->fault, ERR_INVALID, next,
                          "tensor is in the file but %s has %d layers", description(loader),
                          c->layers);
@@ -649,12 +663,21 @@ static bool is_known_beside(const char *name) {
     return false;
 }
 
+/* Layers that predict further tokens lie behind the model's. */
+static bool is_of_mtp(const struct loader *loader, const char *name) {
+    const struct model_config *c = &loader->model->config;
+    int layer = -1;
+    return sscanf(name, "blk.%d.", &layer) == 1 && layer >= c->layers &&
+           layer < c->layers + c->mtp_layers;
+}
+
 /* GGUF files have nothing beside a model's tensors: whatever is left over belongs to a computation
  * that is not done. */
 static int refuse_unused(struct loader *loader) {
     for (size_t i = 0; loader->used && i < weights_count(loader->weights); i++) {
         const char *name = weights_at(loader->weights, i)->name;
-        if (!loader->used[i] && !is_known_beside(name)) return refuse_tensor(loader, name);
+        if (!loader->used[i] && !is_known_beside(name) && !is_of_mtp(loader, name))
+            return refuse_tensor(loader, name);
     }
     return 0;
 }

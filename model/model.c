@@ -76,7 +76,8 @@ static int check_shape(const struct model *model, struct fault *fault) {
                                      .head_dim = c->head_dim,
                                      .vocab = c->vocab,
                                      .experts = c->experts,
-                                     .expert_ff = c->expert_ff};
+                                     .expert_ff = c->expert_ff,
+                                     .shared_ff = c->shared_ff};
     const struct kern_ops *ops = model->kern->ops;
     return ops->shape_check ? ops->shape_check(model->kern, &shape, fault) : 0;
 }
@@ -84,6 +85,7 @@ static int check_shape(const struct model *model, struct fault *fault) {
 static int open_scratch(struct model *model, struct fault *fault) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
+    const int ff = dense_width(c) > c->shared_ff ? dense_width(c) : c->shared_ff;
     const struct {
         float **out;
         int rows, width;
@@ -92,9 +94,9 @@ static int open_scratch(struct model *model, struct fault *fault) {
         {&s->norm, model->rows_max, c->d_model},
         {&s->qkv, model->rows_max, qkv_width(c)},
         {&s->heads, model->rows_max, q_width(c)},
-        {&s->gates, model->rows_max, c->attn_gate ? q_width(c) : 0},
-        {&s->gate_up, model->rows_max, 2 * dense_width(c)},
-        {&s->ff, model->rows_max, dense_width(c)},
+        {&s->gates, model->rows_max, c->attn_gate ? q_width(c) : c->shared_gate},
+        {&s->gate_up, model->rows_max, 2 * ff},
+        {&s->ff, model->rows_max, ff},
         {&s->router, model->rows_max, c->experts},
         {&s->log_beta, model->rows_max, c->heads_kv},
         {&s->last_x, model->logits_max, c->d_model},
@@ -184,19 +186,12 @@ static void close_experts(struct kern *kern, int count, struct kern_weight **exp
 }
 
 static void close_layer(struct kern *kern, int experts, struct layer *layer) {
-    struct kern_weight *matrices[] = {layer->qkv,     layer->o,    layer->attn_gate,
-                                      layer->gate_up, layer->down, layer->router};
-    float *vectors[] = {layer->attn_norm,
-                        layer->attn_post_norm,
-                        layer->ffn_norm,
-                        layer->ffn_post_norm,
-                        layer->q_norm,
-                        layer->k_norm,
-                        layer->qkv_bias,
-                        layer->o_bias,
-                        layer->sinks,
-                        layer->router_bias,
-                        layer->expert_gate_up_bias,
+    struct kern_weight *matrices[] = {layer->qkv,  layer->o,      layer->attn_gate,  layer->gate_up,
+                                      layer->down, layer->router, layer->shared_gate};
+    float *vectors[] = {layer->attn_norm,       layer->attn_post_norm, layer->ffn_norm,
+                        layer->ffn_post_norm,   layer->q_norm,         layer->k_norm,
+                        layer->qkv_bias,        layer->o_bias,         layer->sinks,
+                        layer->router_bias,     layer->select_bias,    layer->expert_gate_up_bias,
                         layer->expert_down_bias};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         if (matrices[i]) kern->ops->weight_free(kern, matrices[i]);

@@ -28,17 +28,24 @@ struct model_config {
     /* Layers that are routed: experts, how many of them a token uses, and their inner width, which
      * is d_ff in the others. 0: no layer is routed. */
     int experts, experts_used, expert_ff;
-    bool experts_normalised; /* kern_experts_spec.normalise */
-    bool mixtral_names;      /* files name experts as Mixtral's do */
-    bool expert_bias;        /* routers and experts have biases */
-    bool sinks;              /* kern_attend_options.sinks */
-    bool gpt_oss_names;      /* files name tensors as gpt-oss's do */
-    bool stacked_experts;    /* a directory has the matrices of all experts in one tensor, gate and
-                                up together, perhaps with rows and columns in each other's places */
+    bool experts_normalised;           /* kern_experts_spec.normalise */
+    bool experts_sigmoid, select_bias; /* kern_experts_spec.sigmoid, .select_bias */
+    int expert_groups, expert_groups_used;
+    float expert_scale;
+    bool shared_experts; /* routed layers have a dense network for every token, too */
+    bool shared_gate;    /* times the sigmoid of a product of its inputs */
+    int shared_ff;       /* inner width of that network; 0: there is none */
+    int mtp_layers;      /* layers behind the last, which predict further tokens and are not read */
+    bool mixtral_names;  /* files name experts as Mixtral's do */
+    bool expert_bias;    /* routers and experts have biases */
+    bool sinks;          /* kern_attend_options.sinks */
+    bool gpt_oss_names;  /* files name tensors as gpt-oss's do */
+    bool stacked_experts; /* a directory has the matrices of all experts in one tensor, gate and
+                             up together, perhaps with rows and columns in each other's places */
     int max_positions;
     int rotary_dims; /* dimensions of each head that rotate, even; the others do not */
     float rms_eps;
-    float post_eps;     /* of norms of outputs */
+    float post_eps;     /* the same of norms of outputs */
     float embed_scale;  /* factor on embeddings as they enter the first layer */
     float attend_scale; /* factor on products of queries and keys */
     float logit_scale;
@@ -54,6 +61,7 @@ struct model_config {
     bool fused;                /* files join q, k and v in one tensor, and gate and up in another */
     bool norm_after_attention; /* GGUF files name the norm of the network's inputs as Gemma's name
                                   the norm of attention's output */
+    bool ernie_names;          /* a directory names select_bias as ERNIE's do */
     bool glm_names; /* files join gate and up; norms of outputs have names of their own */
     bool qkv_bias, o_bias, qk_norm, tied_embeddings;
     bool attn_gate;    /* attention's output times the sigmoid of a product of its inputs */

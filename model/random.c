@@ -55,6 +55,7 @@ size_t random_bytes(const struct model_config *c) {
     size_t layers = (size_t)c->layers * d * (size_t)(qkv_width(c) + q_width(c) + gates);
     layers += ((size_t)c->layers - routed) * 3 * d * (size_t)c->d_ff;
     layers += routed * (size_t)c->experts * d * (3 * (size_t)c->expert_ff + 1);
+    layers += routed * d * (3 * (size_t)c->shared_ff + c->shared_gate);
     size_t ends = d * (size_t)c->vocab * (c->tied_embeddings ? 1 : 2);
     return 2 * (layers + ends);
 }

@@ -22,7 +22,9 @@ enum width {
     WIDTH_VOCAB,
     WIDTH_HEADS,
     WIDTH_EXPERTS,
-    WIDTH_EXPERT_FF
+    WIDTH_EXPERT_FF,
+    WIDTH_SHARED_FF,
+    WIDTH_ONE
 };
 
 static const struct {
@@ -163,6 +165,35 @@ static const struct {
                           WIDTH_EXPERTS,
                           WIDTH_NONE,
                           true},
+    [ROLE_SELECT_BIAS] =
+        {{"mlp.gate.e_score_correction_bias", NULL,
+          "exp_probs_b.bias", [NAMING_HF_MIXTRAL] = "block_sparse_moe.e_score_correction_bias",
+          [NAMING_HF_ERNIE_MOE] = "mlp.moe_statics.e_score_correction_bias"},
+         WIDTH_EXPERTS,
+         WIDTH_NONE,
+         true},
+    [ROLE_SHARED_GATE] =
+        {{"mlp.shared_experts.gate_proj.weight", NULL,
+          "ffn_gate_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.gate_proj.weight"},
+         WIDTH_SHARED_FF,
+         WIDTH_MODEL,
+         true},
+    [ROLE_SHARED_UP] =
+        {{"mlp.shared_experts.up_proj.weight", NULL,
+          "ffn_up_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.up_proj.weight"},
+         WIDTH_SHARED_FF,
+         WIDTH_MODEL,
+         true},
+    [ROLE_SHARED_DOWN] =
+        {{"mlp.shared_experts.down_proj.weight", NULL,
+          "ffn_down_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.down_proj.weight"},
+         WIDTH_MODEL,
+         WIDTH_SHARED_FF,
+         true},
+    [ROLE_SHARED_OPEN] = {{"mlp.shared_expert_gate.weight", NULL, "ffn_gate_inp_shexp.weight"},
+                          WIDTH_ONE,
+                          WIDTH_MODEL,
+                          true},
     [ROLE_EXPERT_GATE_BIAS] = {{"mlp.experts.gate_up_proj_bias", NULL, "ffn_gate_exps.bias"},
                                WIDTH_EXPERT_FF,
                                WIDTH_NONE,
@@ -187,6 +218,8 @@ static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.la
                                                          [NAMING_HF_GLM] = "model.layers",
                                                          [NAMING_GGUF_AFTER_ATTENTION] = "blk",
                                                          [NAMING_GGUF_GLM] = "blk",
+                                                         [NAMING_HF_QWEN2_MOE] = "model.layers",
+                                                         [NAMING_HF_ERNIE_MOE] = "model.layers",
                                                          [NAMING_HF_STACKED] = "model.layers"};
 
 static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
@@ -210,6 +243,8 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
            : config->glm_names       ? NAMING_HF_GLM
            : config->post_norms      ? NAMING_HF_POST_NORMS
            : config->mixtral_names   ? NAMING_HF_MIXTRAL
+           : config->shared_gate     ? NAMING_HF_QWEN2_MOE
+           : config->ernie_names     ? NAMING_HF_ERNIE_MOE
                                      : NAMING_HF;
 }
 
@@ -243,7 +278,8 @@ bool tensor_is_split_mxfp4(enum naming naming, enum role role) {
 }
 
 bool tensor_is_rotated(enum role role) {
-    return role == ROLE_Q || role == ROLE_K || role == ROLE_Q_BIAS || role == ROLE_K_BIAS;
+    return role == ROLE_Q || role == ROLE_K || role == ROLE_Q_BIAS || role == ROLE_K_BIAS ||
+           role == ROLE_Q_NORM || role == ROLE_K_NORM;
 }
 
 int tensor_stored_row(const struct model_config *config, int row) {
@@ -286,6 +322,10 @@ static int64_t width_of(const struct model_config *config, enum width width) {
         return config->experts;
     case WIDTH_EXPERT_FF:
         return config->expert_ff;
+    case WIDTH_SHARED_FF:
+        return config->shared_ff;
+    case WIDTH_ONE:
+        return 1;
     }
     CHECK(false);
 }
@@ -320,7 +360,7 @@ const struct slot layer_slots[] = {
      .fixed = offsetof(struct model_config, q_norm)},
     {VECTOR(layer, k_norm, true, ROLE_K_NORM), .count = 1, WANTED(qk_norm),
      .fixed = offsetof(struct model_config, k_norm)},
-    {MATRIX(layer, attn_gate, ROWS, ROLE_ATTN_GATE), .count = 1, .heads = true, WANTED(attn_gate)},
+    {MATRIX(layer, attn_gate, ROWS, ROLE_ATTN_GATE), .count = 1, WANTED(attn_gate)},
     {MATRIX(layer, o, COLS, ROLE_O), .count = 1},
     {VECTOR(layer, o_bias, false, ROLE_O_BIAS), .count = 1, WANTED(o_bias)},
     {VECTOR(layer, attn_post_norm, true, ROLE_ATTN_POST_NORM), .count = 1, WANTED(post_norms)},
@@ -329,6 +369,14 @@ const struct slot layer_slots[] = {
     {MATRIX(layer, down, COLS, ROLE_DOWN), .count = 1, .layers = SLOT_DENSE},
     {VECTOR(layer, sinks, false, ROLE_SINKS), .count = 1, WANTED(sinks)},
     {MATRIX(layer, router, NONE, ROLE_ROUTER), .count = 1, .layers = SLOT_ROUTED},
+    {MATRIX(layer, gate_up, ROWS, ROLE_SHARED_GATE, ROLE_SHARED_UP), .count = 2,
+     .layers = SLOT_ROUTED, WANTED(shared_experts)},
+    {MATRIX(layer, down, COLS, ROLE_SHARED_DOWN), .count = 1, .layers = SLOT_ROUTED,
+     WANTED(shared_experts)},
+    {MATRIX(layer, shared_gate, NONE, ROLE_SHARED_OPEN), .count = 1, .layers = SLOT_ROUTED,
+     WANTED(shared_gate)},
+    {VECTOR(layer, select_bias, false, ROLE_SELECT_BIAS), .count = 1, .layers = SLOT_ROUTED,
+     WANTED(select_bias)},
     {VECTOR(layer, router_bias, false, ROLE_ROUTER_BIAS), .count = 1, .layers = SLOT_ROUTED,
      WANTED(expert_bias)},
     {VECTOR(layer, expert_gate_up_bias, false, ROLE_EXPERT_GATE_BIAS, ROLE_EXPERT_UP_BIAS),

@@ -19,6 +19,8 @@ enum naming {
     NAMING_HF_GLM,
     NAMING_GGUF_AFTER_ATTENTION, /* the norm of the network's inputs is named after attention */
     NAMING_GGUF_GLM,
+    NAMING_HF_QWEN2_MOE,
+    NAMING_HF_ERNIE_MOE,
     NAMING_HF_STACKED, /* one tensor has the matrices of all experts */
     NAMING_COUNT
 };
@@ -50,6 +52,11 @@ enum role {
     ROLE_SINKS,
     ROLE_ROUTER,
     ROLE_ROUTER_BIAS,
+    ROLE_SELECT_BIAS,
+    ROLE_SHARED_GATE, /* gate, up and down of the network that every token uses beside experts */
+    ROLE_SHARED_UP,
+    ROLE_SHARED_DOWN,
+    ROLE_SHARED_OPEN, /* the product whose sigmoid multiplies it */
     /* one for each expert of a layer */
     ROLE_EXPERT_GATE,
     ROLE_EXPERT_UP,
@@ -83,7 +90,8 @@ bool tensor_alternates(enum naming naming, enum role role);
  * ends with "_blocks"; the scales are in a tensor whose name ends with "_scales", [..., cols / 32]
  * U8. */
 bool tensor_is_split_mxfp4(enum naming naming, enum role role);
-bool tensor_is_rotated(enum role role); /* q, k and their biases: rows of heads that rotate */
+bool tensor_is_rotated(enum role role); /* q, k, their biases and norms: rows of heads that rotate
+                                         */
 /* The row of the files that is a head's row `row` in the model. Converters to GGUF store
  * the rows i and i + D/2 of llama's heads as 2 i and 2 i + 1. */
 int tensor_stored_row(const struct model_config *config, int row);

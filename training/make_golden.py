@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoTokenizer, Ernie4_5Config, Ernie4_5ForCausalLM, Exaone4Config,
+from transformers import (AutoTokenizer, Dots1Config, Dots1ForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
+                          MiniMaxM2Config, MiniMaxM2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Exaone4Config,
                           Exaone4ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM,
                           Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration, MuseGlimmerConfig, MuseGlimmerForConditionalGeneration,
@@ -348,8 +349,75 @@ def museglimmer(out):
     model.bfloat16().save_pretrained(out / "museglimmer")
 
 
+def select(model, seed):
+    """spread, with biases that select other experts than the scores alone."""
+    g = torch.Generator().manual_seed(seed)
+    for name, b in list(spread(model, seed).named_buffers()) + list(model.named_parameters()):
+        if "e_score_correction_bias" in name:
+            b.data = 0.2 * torch.randn(b.shape, generator=g)
+    return model
+
+
+def qwen2moe(out):
+    """bf16, shared experts with a gate; biases on q, k and v."""
+    c = Qwen2MoeConfig(**SHAPE, moe_intermediate_size=40, shared_expert_intermediate_size=48, num_experts=6,
+                       num_experts_per_tok=3, norm_topk_prob=False, tie_word_embeddings=False)
+    spread(Qwen2MoeForCausalLM(c), 51).bfloat16().save_pretrained(out / "qwen2moe")
+
+
+def glm4moe(out):
+    """bf16, a dense layer before routed ones; sigmoid, biases that select, groups; norms of queries and keys, of which half
+    rotate. A layer that predicts further tokens lies behind the last."""
+    c = Glm4MoeConfig(**{**SHAPE, "num_hidden_layers": 3, "pad_token_id": 0}, head_dim=32, attention_bias=True, use_qk_norm=True, moe_intermediate_size=40,
+                      n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=2, first_k_dense_replace=1,
+                      routed_scaling_factor=1.5, norm_topk_prob=True, num_nextn_predict_layers=0)
+    d = out / "glm4moe"
+    save_with_bias(select(Glm4MoeForCausalLM(c), 52), d)
+    t = load_file(d / "model.safetensors")
+    t["model.layers.3.self_attn.o_proj.weight"] = torch.ones(64, 128).bfloat16()
+    t["model.layers.3.eh_proj.weight"] = torch.ones(64, 128).bfloat16()
+    save_file(t, d / "model.safetensors", metadata={"format": "pt"})
+
+
+def dots1(out):
+    """bf16, as glm4moe without groups and biases on q, k and v; weights of the chosen experts are not divided by their sum."""
+    c = Dots1Config(**{**SHAPE, "num_hidden_layers": 3}, moe_intermediate_size=40, n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=1,
+                    first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=False, sliding_window=None)
+    save_with_bias(select(Dots1ForCausalLM(c), 53), out / "dots1")
+
+
+def ernie45moe(out):
+    """bf16, softmax with biases that select; shared experts; a dense layer first; rotation of numbers side by side."""
+    c = Ernie4_5_MoeConfig(**{**SHAPE, "num_hidden_layers": 3, "pad_token_id": 0}, moe_intermediate_size=40, moe_num_experts=6, moe_k=3, moe_num_shared_experts=2,
+                           tie_word_embeddings=True)
+    save_with_bias(select(Ernie4_5_MoeForCausalLM(c), 54), out / "ernie45moe")
+
+
+def minimaxm2(out):
+    """bf16, sigmoid with biases that select in every layer; norms over all heads, of which half rotate."""
+    c = MiniMaxM2Config(**{**SHAPE, "intermediate_size": 40, "pad_token_id": 0}, head_dim=32, num_local_experts=6, num_experts_per_tok=3,
+                        rotary_dim=16, tie_word_embeddings=False)
+    save_with_bias(select(MiniMaxM2ForCausalLM(c), 55), out / "minimaxm2")
+
+
+def add_mtp(d):
+    """Says that the layer is there: the reference does not read it."""
+    path = d / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_nextn_predict_layers": 1}, indent=2) + "\n")
+
+
+def save_with_bias(model, d):
+    """Biases that select stay float32, as published."""
+    kept = {n: b.data.clone() for n, b in list(model.named_buffers()) + list(model.named_parameters()) if "e_score_correction_bias" in n}
+    model.bfloat16()
+    for n, b in list(model.named_buffers()) + list(model.named_parameters()):
+        if n in kept:
+            b.data = kept[n]
+    model.save_pretrained(d)
+
+
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
-            ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer)
+            ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2)
 
 
 def random_prompts():
@@ -412,6 +480,8 @@ def main():
             d = a.out / make.__name__
             (d / "generation_config.json").unlink(missing_ok=True)
             golden(d, d, random_prompts(), 24)
+            if make is glm4moe:
+                add_mtp(d)
     if a.model:
         golden(a.out / a.model.name, a.model, chat_prompts(a.model), 24)
 

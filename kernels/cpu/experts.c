@@ -11,6 +11,8 @@
 #include "kernels/cpu/alloc.h"
 #include "kernels/cpu/internal.h"
 
+#define SUM_LEAST 1e-20f /* added to a sum that scores are divided by: all may be 0 */
+
 struct kern_experts {
     struct kern_experts_spec spec; /* without its arrays of weights */
     int d_ff;                      /* this rank's */
@@ -54,7 +56,7 @@ int cpu_experts_reserve(struct cpu *cpu, int rows) {
 int cpu_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
                      struct kern_experts **out, struct fault *fault) {
     struct cpu *cpu = cpu_of(kern);
-    CHECK(spec->used >= 1 && spec->used <= spec->count);
+    CHECK(spec->used >= 1 && spec->used <= spec->count && spec->count <= KERN_EXPERTS_MAX);
     size_t count = (size_t)spec->count;
     struct kern_experts *experts = mem_try_alloc(1, sizeof *experts);
     if (experts) experts->gate_up = mem_try_alloc(2 * count, sizeof *experts->gate_up);
@@ -100,16 +102,69 @@ static bool is_chosen(const struct route *chosen, int count, int expert) {
     return false;
 }
 
-/* Chooses experts, largest logit first. NaN chooses arbitrary ones; such a step fails when it is
- * sampled. */
-static void choose_row(const struct kern_experts_spec *spec, const float *logits, int32_t row,
-                       struct route *chosen) {
+/* Chooses experts, the largest of `by` first. NaN chooses arbitrary ones; such a step fails when it
+ * is sampled. */
+static void choose_best(const struct kern_experts_spec *spec, const float *by, int32_t row,
+                        struct route *chosen) {
     for (int k = 0; k < spec->used; k++) {
         int best = -1;
         for (int e = 0; e < spec->count; e++)
-            if (!is_chosen(chosen, k, e) && (best < 0 || logits[e] > logits[best])) best = e;
+            if (!is_chosen(chosen, k, e) && (best < 0 || by[e] > by[best])) best = e;
         chosen[k] = (struct route){.row = row, .expert = best};
     }
+}
+
+/* Experts of groups that are not used get the least number. */
+static void close_groups(const struct kern_experts_spec *spec, float *by) {
+    const int size = spec->count / spec->groups;
+    float sums[KERN_EXPERT_GROUPS_MAX];
+    bool used[KERN_EXPERT_GROUPS_MAX] = {false};
+    for (int g = 0; g < spec->groups; g++) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int e = g * size; e < (g + 1) * size; e++) {
+            second = by[e] > first ? first : by[e] > second ? by[e] : second;
+            first = by[e] > first ? by[e] : first;
+        }
+        sums[g] = first + second;
+    }
+    for (int k = 0; k < spec->groups_used; k++) {
+        int best = -1;
+        for (int g = 0; g < spec->groups; g++)
+            if (!used[g] && (best < 0 || sums[g] > sums[best])) best = g;
+        used[best] = true;
+    }
+    for (int e = 0; e < spec->count; e++)
+        if (!used[e / size]) by[e] = -INFINITY;
+}
+
+/* The softmax of all logits, or the sigmoid of each. */
+static void score_row(const struct kern_experts_spec *spec, const float *logits, float *scores) {
+    float most = logits[0], sum = 0;
+    for (int e = 1; e < spec->count; e++) most = logits[e] > most ? logits[e] : most;
+    for (int e = 0; e < spec->count; e++) {
+        scores[e] = spec->sigmoid ? 1 / (1 + expf(-logits[e])) : expf(logits[e] - most);
+        sum += scores[e];
+    }
+    for (int e = 0; e < spec->count && !spec->sigmoid; e++) scores[e] /= sum;
+}
+
+/* Chooses by scores, not by logits. */
+static void choose_by_scores(const struct kern_experts_spec *spec, const float *logits, int32_t row,
+                             struct route *chosen) {
+    float scores[KERN_EXPERTS_MAX], by[KERN_EXPERTS_MAX], sum = 0;
+    score_row(spec, logits, scores);
+    for (int e = 0; e < spec->count; e++)
+        by[e] = scores[e] + (spec->select_bias ? spec->select_bias[e] : 0);
+    if (spec->groups > 1) close_groups(spec, by);
+    choose_best(spec, by, row, chosen);
+    for (int k = 0; k < spec->used; k++) sum += scores[chosen[k].expert];
+    for (int k = 0; k < spec->used; k++)
+        chosen[k].weight = scores[chosen[k].expert] / (spec->normalise ? sum + SUM_LEAST : 1);
+}
+
+static void choose_by_logits(const struct kern_experts_spec *spec, const float *logits, int32_t row,
+                             struct route *chosen) {
+    choose_best(spec, logits, row, chosen);
     const float most = logits[chosen[0].expert];
     float sum = 0;
     for (int k = 0; k < spec->used; k++) {
@@ -119,6 +174,15 @@ static void choose_row(const struct kern_experts_spec *spec, const float *logits
     for (int e = 0; e < spec->count && !spec->normalise; e++)
         if (!is_chosen(chosen, spec->used, e)) sum += expf(logits[e] - most);
     for (int k = 0; k < spec->used; k++) chosen[k].weight /= sum;
+}
+
+static void choose_row(const struct kern_experts_spec *spec, const float *logits, int32_t row,
+                       struct route *chosen) {
+    if (spec->sigmoid || spec->select_bias || spec->groups > 1)
+        choose_by_scores(spec, logits, row, chosen);
+    else
+        choose_by_logits(spec, logits, row, chosen);
+    for (int k = 0; k < spec->used && spec->scale > 0; k++) chosen[k].weight *= spec->scale;
 }
 
 static void choose_rows(void *arg, int worker) {

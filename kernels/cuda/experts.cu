@@ -19,9 +19,8 @@
 #define GROUP   8   /* rows of one expert that are multiplied together */
 #define PIECE   256 /* uses that one warp sorts */
 #define SORTERS 4   /* warps of a block that sorts */
-#define EXPERTS_MAX                                                                                \
-    1024 /* a lane of a warp keeps which of its 32 experts are taken in one word                   \
-          */
+
+#define SUM_LEAST 1e-20f /* added to a sum that scores are divided by: all may be 0 */
 
 /* The weights of one expert, as a matrix in device memory. */
 struct matrix {
@@ -99,7 +98,7 @@ int op_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
                     struct kern_experts **out, struct fault *fault) {
     struct cuda *cuda = cuda_of(kern);
     const struct kern_weight *first = spec->gate_up[0];
-    CHECK(spec->used >= 1 && spec->used <= spec->count && spec->count <= EXPERTS_MAX);
+    CHECK(spec->used >= 1 && spec->used <= spec->count && spec->count <= KERN_EXPERTS_MAX);
     CHECK(first->parts == 2 && first->part[0].count == first->part[1].count);
     struct kern_experts *experts =
         static_cast<struct kern_experts *>(mem_try_alloc(1, sizeof *experts));
@@ -132,41 +131,110 @@ void op_experts_free(struct kern *kern, struct kern_experts *experts) {
 /* ---- Choosing ---- */
 
 struct choose_args {
-    const float *logits;
+    const float *logits, *bias; /* bias: select_bias */
     struct routes r;
-    int rows, count, used;
-    bool normalise;
+    int rows, count, used, groups, groups_used;
+    bool normalise, sigmoid;
+    float scale;
+};
+
+/* A row's experts in the eyes of its warp. */
+struct scores {
+    const float *logits, *bias; /* bias NULL: none */
+    bool plain;                 /* logits decide, and weights are powers of e */
+    bool sigmoid;
+    float most, sum; /* powers of e are relative to `most`, and add up to `sum` */
+    int group;       /* experts of a group */
+    uint32_t open;   /* groups whose experts may be chosen */
 };
 
 struct choice {
-    float logit;
+    float by;
     int expert; /* -1: none */
 };
 
-/* The best expert of the warp that is not taken: the largest logit, then the lowest number. NaN
- * gives an arbitrary one, but the same to every lane; such a step fails when it is sampled. */
-static __device__ struct choice choose_best(const float *logits, int count, uint32_t taken,
-                                            int lane) {
-    struct choice best = {0, -1};
-    for (int i = 0, e = lane; e < count; i++, e += 32)
-        if (!(taken >> i & 1) && (best.expert < 0 || logits[e] > best.logit)) best = {logits[e], e};
+static __device__ __forceinline__ float score_of(const struct scores &s, int expert) {
+    const float logit = s.logits[expert];
+    return s.sigmoid ? 1.0f / (1.0f + expf(-logit)) : expf(logit - s.most) / s.sum;
+}
+
+static __device__ __forceinline__ float rank_of(const struct scores &s, int expert) {
+    if (s.plain) return s.logits[expert];
+    if (!(s.open >> (expert / s.group) & 1)) return -INFINITY;
+    return score_of(s, expert) + (s.bias ? s.bias[expert] : 0);
+}
+
+/* The best of the lanes' choices: the largest, then the lowest number. NaN gives an arbitrary one,
+ * but the same to every lane; such a step fails when it is sampled. */
+static __device__ struct choice best_of(struct choice best) {
     for (int by = 16; by > 0; by /= 2) {
-        float logit = __shfl_xor_sync(WARP_ALL, best.logit, by);
+        float other = __shfl_xor_sync(WARP_ALL, best.by, by);
         int expert = __shfl_xor_sync(WARP_ALL, best.expert, by);
         bool wins =
-            best.expert < 0 || logit > best.logit || (logit == best.logit && expert < best.expert);
-        if (expert >= 0 && wins) best = {logit, expert};
+            best.expert < 0 || other > best.by || (other == best.by && expert < best.expert);
+        if (expert >= 0 && wins) best = {other, expert};
     }
-    best.logit = __shfl_sync(WARP_ALL, best.logit, 0);
+    best.by = __shfl_sync(WARP_ALL, best.by, 0);
     best.expert = __shfl_sync(WARP_ALL, best.expert, 0);
     return best;
 }
 
+/* The best expert of [first, end) that is not taken. A lane keeps which of its 32 experts are taken
+ * in one word. */
+static __device__ struct choice choose_best(const struct scores &s, int first, int end,
+                                            uint32_t taken, int lane) {
+    struct choice best = {0, -1};
+    for (int i = first / 32, e = first / 32 * 32 + lane; e < end; i++, e += 32) {
+        if (e < first || (taken >> i & 1)) continue;
+        float by = rank_of(s, e);
+        if (best.expert < 0 || by > best.by) best = {by, e};
+    }
+    return best_of(best);
+}
+
+/* The groups that are used, as bits: a lane per group. */
+static __device__ uint32_t open_groups(const struct scores &s, const struct choose_args &a,
+                                       int lane) {
+    float mine = 0;
+    uint32_t open = 0;
+    for (int g = 0; g < a.groups; g++) {
+        const int from = g * s.group, to = from + s.group;
+        const struct choice first = choose_best(s, from, to, 0, lane);
+        const uint32_t taken = first.expert % 32 == lane ? 1u << (first.expert / 32) : 0;
+        const struct choice second = choose_best(s, from, to, taken, lane);
+        if (lane == g) mine = first.by + second.by;
+    }
+    for (int k = 0; k < a.groups_used; k++) {
+        const bool may = lane < a.groups && !(open >> lane & 1);
+        open |= 1u << best_of({mine, may ? lane : -1}).expert;
+    }
+    return open;
+}
+
+static __device__ struct scores score_row(const struct choose_args &a, const float *logits,
+                                          int lane) {
+    struct scores s = {logits,  a.bias, !a.sigmoid && !a.bias && a.groups < 2, a.sigmoid, 0, 0,
+                       a.count, 1};
+    if (s.plain) return s;
+    float most = -INFINITY, sum = 0;
+    for (int e = lane; e < a.count && !a.sigmoid; e += 32) most = fmaxf(most, logits[e]);
+    for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(WARP_ALL, most, by));
+    for (int e = lane; e < a.count && !a.sigmoid; e += 32) sum += expf(logits[e] - most);
+    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(WARP_ALL, sum, by);
+    s.most = most;
+    s.sum = sum;
+    if (a.groups < 2) return s;
+    s.group = a.count / a.groups;
+    s.open = UINT32_MAX;
+    s.open = open_groups(s, a, lane);
+    return s;
+}
+
 /* Sorts a row's choices by expert and divides their weights: few, by one thread. */
-static __device__ void order_row(int32_t *chosen, float *weight, int used, float sum) {
+static __device__ void order_row(int32_t *chosen, float *weight, int used, float sum, float scale) {
     for (int k = 0; k < used; k++) {
         int expert = chosen[k], to = k;
-        float w = weight[k] / sum;
+        float w = weight[k] / sum * scale;
         for (; to > 0 && chosen[to - 1] > expert; to--) {
             chosen[to] = chosen[to - 1];
             weight[to] = weight[to - 1];
@@ -186,21 +254,23 @@ static __global__ void k_choose(const struct choose_args a) {
     int32_t *chosen = a.r.chosen + row * a.used;
     float *weight = a.r.weight + row * a.used, most = 0, sum = 0;
     uint32_t taken = 0;
+    const struct scores s = score_row(a, logits, lane);
     for (int k = 0; k < a.used; k++) {
-        struct choice best = choose_best(logits, a.count, taken, lane);
-        if (k == 0) most = best.logit;
+        struct choice best = choose_best(s, 0, a.count, taken, lane);
+        if (k == 0) most = best.by;
         if (best.expert % 32 == lane) taken |= 1u << (best.expert / 32);
-        float w = expf(best.logit - most);
+        float w = s.plain ? expf(best.by - most) : score_of(s, best.expert);
         sum += w;
         if (lane > 0) continue;
         chosen[k] = best.expert;
         weight[k] = w;
     }
     float rest = 0;
-    for (int i = 0, e = lane; e < a.count && !a.normalise; i++, e += 32)
+    for (int i = 0, e = lane; e < a.count && !a.normalise && s.plain; i++, e += 32)
         if (!(taken >> i & 1)) rest += expf(logits[e] - most);
     for (int by = 16; by > 0; by /= 2) rest += __shfl_xor_sync(WARP_ALL, rest, by);
-    if (lane == 0) order_row(chosen, weight, a.used, sum + rest);
+    if (!s.plain) sum = a.normalise ? sum + SUM_LEAST : 1;
+    if (lane == 0) order_row(chosen, weight, a.used, sum + rest, a.scale);
 }
 
 /* A warp's 32 uses from use `first` on: those before this lane's that have its expert, and whether
@@ -440,8 +510,17 @@ void op_experts(struct kern *kern, float *y, const float *x, const float *logits
     bool has_room = take_routes(cuda, experts, rows, &r);
     float *sums = joins ? partial_take(cuda, (size_t)count) : y;
     if (has_room && sums) {
-        const struct choose_args choose = {logits,      r,          rows,
-                                           spec->count, spec->used, spec->normalise};
+        const struct choose_args choose = {logits,
+                                           spec->select_bias,
+                                           r,
+                                           rows,
+                                           spec->count,
+                                           spec->used,
+                                           spec->groups,
+                                           spec->groups_used,
+                                           spec->normalise,
+                                           spec->sigmoid,
+                                           spec->scale > 0 ? spec->scale : 1};
         LAUNCH_OVERLAPPED(cuda->device, k_choose, blocks_for(rows, WARPS), THREADS, 0, choose);
         const unsigned sorters = blocks_for((int64_t)rows * spec->used, SORTERS * PIECE);
         LAUNCH_OVERLAPPED(cuda->device, k_count, sorters, SORTERS * 32, 0, choose);

@@ -12,27 +12,36 @@ struct mixture {
     bool normalise, bias;
     enum kern_dtype dtype;
     enum kern_activation activation;
+    bool sigmoid, selects;
+    int groups, groups_used;
+    float scale;
 };
 
 /* More rows for one expert than a group has; more experts than a warp has lanes; widths that are no
  * multiple of anything; the number formats of weights; more uses than a block of warps sorts. */
 static const struct mixture mixtures[] = {
-    {1, 4, 1, 16, 8, true, false, KERN_BF16, KERN_SILU},
-    {5, 7, 3, 33, 24, false, false, KERN_BF16, KERN_SILU},
-    {12, 6, 6, 64, 40, true, true, KERN_F32, KERN_GELU_TANH},
-    {70, 2, 2, 20, 16, false, true, KERN_BF16, KERN_GELU_TANH},
-    {9, 40, 8, 32, 16, true, true, KERN_E4M3, KERN_SILU},
-    {21, 40, 3, 48, 32, false, false, KERN_BF16, KERN_SILU},
-    {13, 8, 4, 64, 48, true, true, KERN_BF16, KERN_SWIGLU_CLAMPED},
-    {6, 5, 2, 32, 16, true, false, KERN_F16, KERN_SILU},
-    {430, 5, 3, 16, 8, true, false, KERN_BF16, KERN_SILU},
-    {9, 6, 2, 64, 64, true, true, KERN_Q4M, KERN_SILU},
-    {5, 4, 2, 32, 64, true, false, KERN_Q8S, KERN_SILU},
+    {1, 4, 1, 16, 8, true, false, KERN_BF16, KERN_SILU, .scale = 0},
+    {5, 7, 3, 33, 24, false, false, KERN_BF16, KERN_SILU, .scale = 0},
+    {12, 6, 6, 64, 40, true, true, KERN_F32, KERN_GELU_TANH, .scale = 0},
+    {70, 2, 2, 20, 16, false, true, KERN_BF16, KERN_GELU_TANH, .scale = 0},
+    {9, 40, 8, 32, 16, true, true, KERN_E4M3, KERN_SILU, .scale = 0},
+    {21, 40, 3, 48, 32, false, false, KERN_BF16, KERN_SILU, .scale = 0},
+    {13, 8, 4, 64, 48, true, true, KERN_BF16, KERN_SWIGLU_CLAMPED, .scale = 0},
+    {6, 5, 2, 32, 16, true, false, KERN_F16, KERN_SILU, .scale = 0},
+    {430, 5, 3, 16, 8, true, false, KERN_BF16, KERN_SILU, .scale = 0},
+    {9, 6, 2, 64, 64, true, true, KERN_Q4M, KERN_SILU, .scale = 0},
+    {5, 4, 2, 32, 64, true, false, KERN_Q8S, KERN_SILU, .scale = 0},
+    {9, 40, 8, 32, 16, true, false, KERN_BF16, KERN_SILU, .sigmoid = true, .selects = true,
+     .scale = 2.5f},
+    {9, 40, 8, 32, 16, false, false, KERN_BF16, KERN_SILU, .sigmoid = true, .scale = 0.5f},
+    {9, 40, 6, 32, 16, true, true, KERN_BF16, KERN_SILU, .selects = true},
+    {17, 40, 6, 32, 16, true, false, KERN_BF16, KERN_SILU, .sigmoid = true, .selects = true,
+     .groups = 8, .groups_used = 3},
 };
 
 struct stage {
     struct kern_weight *gate_up[EXPERTS_MAX], *down[EXPERTS_MAX];
-    float *gate_up_bias, *down_bias;
+    float *gate_up_bias, *down_bias, *select_bias;
     struct kern_experts *experts;
 };
 
@@ -43,9 +52,11 @@ static void stage_open(struct stage *stage, struct kern *kern, const struct mixt
     const size_t wide = (size_t)m->experts * 2 * (size_t)m->d_ff;
     const size_t narrow = (size_t)(m->experts * m->d_model);
     struct fault fault = {0};
-    float *bias = fresh(wide + narrow, 4);
+    const size_t count = (size_t)m->experts;
+    float *bias = fresh(wide + narrow + count, 4);
     *stage = (struct stage){.gate_up_bias = put(kern, bias, wide),
-                            .down_bias = put(kern, bias + wide, narrow)};
+                            .down_bias = put(kern, bias + wide, narrow),
+                            .select_bias = put(kern, bias + wide + narrow, count)};
     free(bias);
     for (int e = 0; e < m->experts; e++) {
         struct test_matrix gate = matrix_make(m->d_ff, m->d_model, m->dtype, 10 + (uint64_t)e);
@@ -66,6 +77,11 @@ static void stage_open(struct stage *stage, struct kern *kern, const struct mixt
                                            .d_model = m->d_model,
                                            .d_ff = m->d_ff,
                                            .normalise = m->normalise,
+                                           .sigmoid = m->sigmoid,
+                                           .scale = m->scale,
+                                           .groups = m->groups,
+                                           .groups_used = m->groups_used,
+                                           .select_bias = m->selects ? stage->select_bias : NULL,
                                            .activation = m->activation,
                                            .gate_up = stage->gate_up,
                                            .down = stage->down,
@@ -82,6 +98,7 @@ static void stage_close(struct stage *stage, struct kern *kern, int experts) {
     }
     kern->ops->mem_free(kern, stage->gate_up_bias);
     kern->ops->mem_free(kern, stage->down_bias);
+    kern->ops->mem_free(kern, stage->select_bias);
 }
 
 /* y + the mixture of rows [first, first + rows); the caller frees it. */

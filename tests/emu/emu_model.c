@@ -294,6 +294,14 @@ static const struct family {
     {"glm4", "'attention_bias': true, "},
     {"olmoe", "'num_experts': 3, 'num_experts_per_tok': 3, "},
     {"muse_glimmer_text", "'sliding_window': 24, 'final_logit_softcapping': 10, "},
+    {"qwen2_moe", "'num_experts': 3, 'num_experts_per_tok': 3, 'moe_intermediate_size': 48, "
+                  "'shared_expert_intermediate_size': 80, "},
+    {"glm4_moe", "'n_routed_experts': 4, 'num_experts_per_tok': 4, 'moe_intermediate_size': 48, "
+                 "'n_shared_experts': 2, 'attention_bias': true, 'use_qk_norm': true, "},
+    {"dots1", "'n_routed_experts': 3, 'num_experts_per_tok': 3, 'moe_intermediate_size': 48, "
+              "'n_shared_experts': 1, 'routed_scaling_factor': 2.5, "},
+    {"ernie4_5_moe", "'moe_num_experts': 3, 'moe_k': 3, 'moe_intermediate_size': 48, "},
+    {"minimax_m2", "'num_local_experts': 3, 'num_experts_per_tok': 3, 'rotary_dim': 32, "},
     {"qwen3_vl_moe_text", "'num_experts': 3, 'num_experts_per_tok': 3, "
                           "'moe_intermediate_size': 48, "},
     {"ministral3", "'rope_parameters': {'rope_type': 'yarn', 'factor': 16.0, 'mscale': 1, "

@@ -24,10 +24,14 @@ IN_LAYER = {
     "input_layernorm.weight": "attn_norm.weight", "post_attention_layernorm.weight": "ffn_norm.weight",
     "pre_feedforward_layernorm.weight": "ffn_norm.weight", "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
     "self_attn.q_norm.weight": "attn_q_norm.weight", "self_attn.k_norm.weight": "attn_k_norm.weight",
-    "self_attn.o_proj.weight": "attn_output.weight", "self_attn.gate_proj.weight": "attn_gate.weight", "mlp.gate.weight": "ffn_gate_inp.weight",
+    "self_attn.o_proj.weight": "attn_output.weight", "self_attn.gate_proj.weight": "attn_gate.weight", "mlp.gate.weight": "ffn_gate_inp.weight", "eh_proj.weight": "nextn.eh_proj.weight",
     **{f"self_attn.{p}_proj.{kind}": f"attn_{p}.{kind}" for p in "qkv" for kind in ("weight", "bias")},
     **{f"mlp.{p}_proj.weight": f"ffn_{p}.weight" for p in ("gate", "up", "down")},
     **{f"mlp.experts.{p}_proj": f"ffn_{p}_exps.weight" for p in ("gate", "up", "down")},
+    **{f"{name}.{p}_proj.weight": f"ffn_{p}_shexp.weight" for name in ("mlp.shared_expert", "mlp.shared_experts") for p in ("gate", "up", "down")},
+    **{f"block_sparse_moe.experts.{w}": f"ffn_{p}_exps.weight" for w, p in (("w1", "gate"), ("w2", "down"), ("w3", "up"))},
+    "block_sparse_moe.gate.weight": "ffn_gate_inp.weight", "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    **{f"{name}.e_score_correction_bias": "exp_probs_b.bias" for name in ("mlp.gate", "mlp.moe_statics", "block_sparse_moe")},
 }
 OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
 
@@ -36,6 +40,8 @@ FAMILIES = {
     "qwen3vl": ("qwen3vl", {}, False), "qwen3vlmoe": ("qwen3vlmoe", {}, False), "qwen25vl": ("qwen2vl", {}, False),
     "gemma3vl": ("gemma3", {"post_attention_layernorm.weight": "post_attention_norm.weight"}, False),
     "museglimmer": ("muse-glimmer", {"post_attention_layernorm.weight": "post_attention_norm.weight"}, True),
+    "qwen2moe": ("qwen2moe", {}, False), "glm4moe": ("glm4moe", {"post_attention_layernorm.weight": "post_attention_norm.weight"}, False),
+    "dots1": ("dots1", {}, False), "ernie45moe": ("ernie4_5-moe", {}, False), "minimaxm2": ("minimax-m2", {}, False),
     "mistral3": ("mistral3", {}, True), "ministral3": ("mistral3", {}, True),
 }
 
@@ -74,11 +80,13 @@ def put_numbers(w, arch, c):
     head = c.get("head_dim") or c["hidden_size"] // c.get("num_attention_heads", 8)
     rope = c.get("rope_parameters") or {}
     full = rope.get("full_attention", rope)
-    for key, value in {"block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"], "embedding_length": c["hidden_size"],
+    for key, value in {"block_count": c["num_hidden_layers"] + (c.get("num_nextn_predict_layers") or 0), "context_length": c["max_position_embeddings"], "embedding_length": c["hidden_size"],
                        "feed_forward_length": c["intermediate_size"], "attention.head_count": c.get("num_attention_heads", 8),
                        "attention.head_count_kv": c.get("num_key_value_heads", 4), "attention.key_length": head, "attention.value_length": head,
                        "rope.dimension_count": int(head * full.get("partial_rotary_factor", 1))}.items():
         w.add_uint32(f"{arch}.{key}", value)
+    if c.get("num_nextn_predict_layers"):
+        w.add_uint32(f"{arch}.nextn_predict_layers", c["num_nextn_predict_layers"])
     w.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", c["rms_norm_eps"])
     w.add_float32(f"{arch}.rope.freq_base", full.get("rope_theta") or c["rope_theta"])
 
@@ -104,12 +112,22 @@ def put_rope(w, arch, c):
 
 
 def put_experts(w, arch, c):
-    count = c.get("num_experts") or c.get("num_local_experts")
+    count = next((c[n] for n in ("num_experts", "n_routed_experts", "moe_num_experts", "num_local_experts") if c.get(n)), None)
     if not count:
         return
     w.add_uint32(f"{arch}.expert_count", count)
-    w.add_uint32(f"{arch}.expert_used_count", c["num_experts_per_tok"])
-    w.add_uint32(f"{arch}.expert_feed_forward_length", c["moe_intermediate_size"])
+    w.add_uint32(f"{arch}.expert_used_count", c.get("moe_k") or c["num_experts_per_tok"])
+    w.add_uint32(f"{arch}.expert_feed_forward_length", c.get("moe_intermediate_size") or c["intermediate_size"])
+    for name, key in {"n_shared_experts": "expert_shared_count", "moe_num_shared_experts": "expert_shared_count", "n_group": "expert_group_count",
+                      "shared_expert_intermediate_size": "expert_shared_feed_forward_length", "topk_group": "expert_group_used_count",
+                      "first_k_dense_replace": "leading_dense_block_count", "moe_layer_start_index": "leading_dense_block_count",
+                      "moe_layer_interval": "interleave_moe_layer_step"}.items():
+        if c.get(name):
+            w.add_uint32(f"{arch}.{key}", c[name])
+    if "routed_scaling_factor" in c:
+        w.add_float32(f"{arch}.expert_weights_scale", c["routed_scaling_factor"])
+        w.add_bool(f"{arch}.expert_weights_norm", c["norm_topk_prob"])
+        w.add_uint32(f"{arch}.expert_gating_func", 2)
 
 
 def put_muse(w, arch, c):
@@ -124,6 +142,7 @@ def put_muse(w, arch, c):
 
 
 def put_tensor(w, name, x):
+    x = x.squeeze(0) if x.shape[0] == 1 else x
     if x.dim() == 1:
         w.add_tensor(name, x.float().numpy())
     else:

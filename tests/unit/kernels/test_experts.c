@@ -6,25 +6,36 @@
 
 #define MUST(rc) cr_assert_eq((rc), 0)
 
-enum { EXPERTS_MAX = 7 };
+enum { EXPERTS_MAX = 12 };
 
 struct mixture {
     int rows, experts, used, d_model, d_ff;
     bool normalise, bias;
     enum kern_dtype dtype;
+    bool sigmoid, selects;
+    int groups, groups_used;
+    float scale;
 };
 
 /* 700 rows of two experts: more rows for one expert than a pass has. */
 static const struct mixture mixtures[] = {
-    {1, 4, 1, 16, 8, true, false, KERN_BF16},    {5, 7, 3, 33, 24, false, false, KERN_BF16},
-    {40, 6, 6, 64, 40, true, true, KERN_F32},    {700, 2, 2, 20, 16, false, true, KERN_BF16},
-    {300, 5, 2, 48, 32, true, false, KERN_E4M3},
+    {1, 4, 1, 16, 8, true, false, KERN_BF16, .scale = 0},
+    {5, 7, 3, 33, 24, false, false, KERN_BF16, .scale = 0},
+    {40, 6, 6, 64, 40, true, true, KERN_F32, .scale = 0},
+    {700, 2, 2, 20, 16, false, true, KERN_BF16, .scale = 0},
+    {300, 5, 2, 48, 32, true, false, KERN_E4M3, .scale = 0},
+    {40, 7, 3, 16, 8, true, false, KERN_F32, .sigmoid = true, .selects = true, .scale = 2.5f},
+    {40, 7, 3, 16, 8, false, false, KERN_F32, .sigmoid = true, .scale = 0.5f},
+    {40, 7, 3, 16, 8, true, true, KERN_F32, .selects = true},
+    {60, 12, 3, 16, 8, true, false, KERN_F32, .sigmoid = true, .selects = true, .groups = 4,
+     .groups_used = 2},
+    {60, 12, 4, 16, 8, false, false, KERN_F32, .selects = true, .groups = 3, .groups_used = 2},
 };
 
 struct made {
     const struct mixture *m;
     struct test_matrix gate_up[EXPERTS_MAX], down[EXPERTS_MAX];
-    float *x, *logits, *was, *gate_up_bias, *down_bias;
+    float *x, *logits, *was, *gate_up_bias, *down_bias, *select_bias;
 };
 
 static void make(struct made *made, const struct mixture *m) {
@@ -40,6 +51,7 @@ static void make(struct made *made, const struct mixture *m) {
     made->was = fresh(rows * (size_t)m->d_model, 3);
     made->gate_up_bias = fresh(e * 2 * (size_t)m->d_ff, 4);
     made->down_bias = fresh(e * (size_t)m->d_model, 5);
+    made->select_bias = fresh(e, 6);
 }
 
 static void unmake(struct made *made) {
@@ -48,7 +60,7 @@ static void unmake(struct made *made) {
         matrix_close(&made->down[i]);
     }
     free(made->x), free(made->logits), free(made->was);
-    free(made->gate_up_bias), free(made->down_bias);
+    free(made->gate_up_bias), free(made->down_bias), free(made->select_bias);
 }
 
 struct stage {
@@ -73,6 +85,11 @@ static void stage_open(struct stage *stage, struct kern *kern, const struct made
                                            .d_model = m->d_model,
                                            .d_ff = m->d_ff,
                                            .normalise = m->normalise,
+                                           .sigmoid = m->sigmoid,
+                                           .scale = m->scale,
+                                           .groups = m->groups,
+                                           .groups_used = m->groups_used,
+                                           .select_bias = m->selects ? made->select_bias : NULL,
                                            .gate_up = stage->gate_up,
                                            .down = stage->down,
                                            .gate_up_bias = m->bias ? made->gate_up_bias : NULL,
@@ -92,19 +109,40 @@ static void stage_close(struct stage *stage) {
 
 /* ---- Double arithmetic ---- */
 
+/* How many of by[0..count) come before by[i]. */
+static int before(const double *by, int count, int i) {
+    int better = 0;
+    for (int j = 0; j < count; j++) better += by[j] > by[i] || (by[j] == by[i] && j < i);
+    return better;
+}
+
+/* Sums of the two largest of each group decide which groups are used. */
+static void close_groups(const struct mixture *m, double *by) {
+    double sums[EXPERTS_MAX] = {0};
+    const int size = m->experts / m->groups;
+    for (int e = 0; e < m->experts; e++)
+        if (before(by + e / size * size, size, e % size) < 2) sums[e / size] += by[e];
+    for (int e = 0; e < m->experts; e++)
+        if (before(sums, m->groups, e / size) >= m->groups_used) by[e] = -INFINITY;
+}
+
 /* The weight of expert e for a row; 0: not chosen. */
-static double weight_of(const struct mixture *m, const float *logits, int e) {
-    double all = 0, chosen = 0, own = 0;
+static double weight_of(const struct made *made, const float *logits, int e) {
+    const struct mixture *m = made->m;
+    double all = 0, chosen = 0, own = 0, score[EXPERTS_MAX], by[EXPERTS_MAX];
+    for (int i = 0; i < m->experts; i++) all += exp((double)logits[i]);
     for (int i = 0; i < m->experts; i++) {
-        int better = 0;
-        for (int j = 0; j < m->experts; j++)
-            better += logits[j] > logits[i] || (logits[j] == logits[i] && j < i);
-        all += exp(logits[i]);
-        if (better >= m->used) continue;
-        chosen += exp(logits[i]);
-        if (i == e) own = exp(logits[i]);
+        const double power = exp((double)logits[i]);
+        score[i] = m->sigmoid ? power / (1 + power) : power / all;
+        by[i] = score[i] + (m->selects ? (double)made->select_bias[i] : 0);
     }
-    return own / (m->normalise ? chosen : all);
+    if (m->groups > 1) close_groups(m, by);
+    for (int i = 0; i < m->experts; i++) {
+        if (before(by, m->experts, i) >= m->used) continue;
+        chosen += score[i];
+        if (i == e) own = score[i];
+    }
+    return own / (m->normalise ? chosen : 1) * (m->scale > 0 ? (double)m->scale : 1);
 }
 
 static double dot_of(const double *x, const float *row, int count) {
@@ -136,7 +174,7 @@ static void exact_row(const struct made *made, int parts, int row, double *y) {
     }
     for (int i = 0; i < m->d_model; i++) y[i] = (double)made->was[row * m->d_model + i];
     for (int e = 0; e < m->experts; e++) {
-        double weight = weight_of(m, made->logits + (ptrdiff_t)row * m->experts, e);
+        double weight = weight_of(made, made->logits + (ptrdiff_t)row * m->experts, e);
         if (weight == 0) continue;
         for (int j = 0; j < 2 * m->d_ff; j++) {
             gate_up[j] = dot_of(x, made->gate_up[e].value + (ptrdiff_t)j * m->d_model, m->d_model);
@@ -198,7 +236,7 @@ Test(experts, against_double_and_alone) {
 /* Equal logits: the lower expert. Logits that are no numbers leave a result that is none, for
  * their row alone. */
 Test(experts, ties_and_what_is_no_number) {
-    static const struct mixture m = {3, 4, 2, 16, 8, true, false, KERN_F32};
+    static const struct mixture m = {3, 4, 2, 16, 8, true, false, KERN_F32, .scale = 0};
     struct made made;
     struct stage stage;
     double exact[64];

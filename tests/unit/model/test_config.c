@@ -652,7 +652,7 @@ Test(model_config, refused_mixtures_say_why) {
     static const struct {
         const char *architecture, *type, *why;
     } cases[] = {
-        {"Qwen2MoeForCausalLM", "qwen2_moe", "Qwen2MoeForCausalLM is not supported (its shared"},
+        {"Qwen3NextForCausalLM", "qwen3_next", "(layers with a recurrent state)"},
         {"DeepseekV3ForCausalLM", "deepseek_v3", "(attention over latent vectors"},
         {"Llama4ForConditionalGeneration", "llama4", "(its shared expert, and attention in"},
     };

@@ -312,6 +312,21 @@ Test(model, ministral3_as_transformers) {
 Test(model, museglimmer_as_transformers) {
     check_golden_paths("museglimmer", NULL);
 }
+Test(model, qwen2moe_as_transformers) {
+    check_golden_caches("qwen2moe", NULL, false);
+}
+Test(model, glm4moe_as_transformers) {
+    check_golden_caches("glm4moe", NULL, false);
+}
+Test(model, dots1_as_transformers) {
+    check_golden_caches("dots1", NULL, false);
+}
+Test(model, ernie45moe_as_transformers) {
+    check_golden_caches("ernie45moe", NULL, false);
+}
+Test(model, minimaxm2_as_transformers) {
+    check_golden_caches("minimaxm2", NULL, false);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
