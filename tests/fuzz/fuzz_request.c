@@ -72,10 +72,22 @@ static const struct oai_kind *kind_of(uint8_t byte) {
     return oai_kind_at(((byte & 3) + (byte >> 4) * 4) % count);
 }
 
+/* For texts that are counted in tokens. Lives as long as the program. */
+static const struct engine *text_engine(void) {
+    static struct engine *engine;
+    struct fault fault;
+    if (!engine)
+        CHECK(engine_open(&(struct engine_options){.model_dir = "m"}, &engine, &fault) == 0);
+    return engine;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const uint8_t key[16];
-    struct oai_rules rules = {
-        .info = &info, .names = {"m"}, .name_count = 1, .body_bytes = 1 << 16};
+    struct oai_rules rules = {.info = &info,
+                              .names = {"m"},
+                              .name_count = 1,
+                              .body_bytes = 1 << 16,
+                              .engine = text_engine()};
     struct oai_request request = {0};
     struct oai_error error = {0};
     struct arena arena;
