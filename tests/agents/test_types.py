@@ -181,6 +181,24 @@ def test_messages(daemon, text, wish):
     check(anthropic.types.MessageTokensCount, "messages", daemon.post("/v1/messages/count_tokens", counted).content)
 
 
+def test_edits_of_the_context(daemon):
+    answer = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""},
+                                               {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Oslo"}}]}
+    messages = [{"role": "user", "content": "go"}, answer,
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}]}, {"role": "user", "content": "hello"}]
+    edits = [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 0}},
+             {"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": 0}, "trigger": {"type": "tool_uses", "value": 0}}]
+    body = {"model": MODEL, "messages": messages, "context_management": {"edits": edits}}
+    beta = anthropic.types.beta
+    whole = check(beta.BetaMessage, "messages", daemon.post("/v1/messages", {**body, "max_tokens": 9}).content)
+    assert [e.type for e in whole.context_management.applied_edits] == [e["type"] for e in edits]
+    delta = [e for e in (check(beta.BetaRawMessageStreamEvent, "messages", e) for e in events(daemon, "/v1/messages", {**body, "max_tokens": 9})
+                         if json.loads(e)["type"] != "ping") if e.type == "message_delta"]
+    assert delta[0].context_management == whole.context_management
+    count = check(beta.BetaMessageTokensCount, "messages", daemon.post("/v1/messages/count_tokens", body).content)
+    assert count.context_management.original_input_tokens > 0
+
+
 def test_models(daemon):
     models = daemon.get("/v1/models").json()
     assert models["object"] == "list" and models["has_more"] is False
