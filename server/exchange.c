@@ -395,10 +395,11 @@ static void note_failure(struct exchange *ex, const struct engine_job *job) {
             oai_refuse(&ex->error, 503, "aborted", NULL,
                        "The server is shutting down and gave this request up.");
         else if (job->fault.code)
-            oai_refuse_fault(&ex->error, &job->fault), oai_rename_field(&ex->request, &ex->error);
+            oai_refuse_fault(&ex->error, &job->fault);
         else
             oai_refuse(&ex->error, 500, "ERR_INTERNAL", NULL,
                        "The engine failed without a reason.");
+        oai_rename_field(&ex->request, &ex->error);
         exchange_cancel(ex);
         return;
     }

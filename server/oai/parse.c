@@ -261,7 +261,7 @@ static int refuse_length(const struct oai_request *request, const struct oai_rul
         oai_refuse(error, 400, "context_length_exceeded", "max_tokens",
                    "This model's maximum context length is %zu tokens. However, you requested %zu "
                    "tokens (%zu in the %s, %zu in the completion). Please reduce the length of the "
-                   "%s or completion: max_tokens may be up to %zu here.%s",
+                   "%s or completion: 'max_tokens' may be up to %zu here.%s",
                    longest, count + wanted, count, what, wanted, what, longest - count, hint);
     return oai_refuse_context(error, count, longest);
 }

@@ -237,7 +237,9 @@ def test_context_length(shared):
     assert limit in check_error(shared.chat(text, max_tokens=None), 400, "messages", "context_length_exceeded")
     text = check_error(shared.chat(max_tokens=LENGTH), 400, "max_tokens", "context_length_exceeded")
     assert limit in text
-    most = int(text.split("max_tokens may be up to ")[1].split()[0])
+    most = int(text.split("'max_tokens' may be up to ")[1].split()[0])
+    r = shared.post("/v1/responses", {"model": MODEL, "input": "hello", "max_output_tokens": LENGTH})
+    assert "'max_output_tokens' may be up to " in check_error(r, 400, "max_output_tokens", "context_length_exceeded")
     assert shared.chat(max_tokens=most).status_code == 200 and shared.chat(max_tokens=most + 1).status_code == 400
     assert limit in check_error(shared.post(TEXT, text_body(prompt=[1] * LENGTH)), 400, "prompt",
                                 "context_length_exceeded")
