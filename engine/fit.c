@@ -1,5 +1,6 @@
 /* engine_fit_gates: texts to tokens, tokens to measurements, measurements to a file of gates. The
- * model is closed before the fit, so the two never need memory at once. */
+ * model is closed before the fit, so the two never need memory at once; until then measurements
+ * wait in the work file, if there is one. */
 #include <math.h>
 #include <string.h>
 
@@ -16,7 +17,7 @@
 #include "model/save_gates.h"
 
 #define TEXT_BYTES_MAX ((size_t)1 << 30) /* memory of tokenising a file */
-#define TEXTS_MAX      96                /* measured */
+#define TEXTS_MAX      48                /* measured: more cost time and hardly help */
 #define TEXTS_WANTED   24                /* rather fewer entries of each than fewer texts */
 #define ENTRIES        256
 #define ENTRIES_LEAST  96
@@ -28,10 +29,13 @@ struct fitting {
     struct text text;
     struct engine_fit_text *pieces; /* [piece_count] */
     int piece_count, piece_room;
-    int plain_chats;             /* read as plain text */
-    int tokens, entries;         /* the most in a text */
-    struct worth_text *measured; /* [measured_count] of the first pieces */
+    int plain_chats;               /* read as plain text */
+    int tokens, entries;           /* the most in a text */
+    struct worth_text most;        /* the sizes of a measurement, at most */
+    struct worth_text *measured;   /* [measured_count] of the first pieces; x NULL: in the file */
+    uint8_t (*keys)[SHA256_BYTES]; /* [measured_count] */
     int measured_count, resumed;
+    size_t measured_bytes; /* in memory */
     struct fit_work work;
     uint8_t settings[SHA256_BYTES]; /* the model, and all options that change measurements */
     int64_t began_ns;
@@ -156,11 +160,15 @@ static int fitting_read_texts(struct fitting *f, uint64_t *random, struct fault 
 /* ---- Measuring ---- */
 
 /* How many pieces, and entries of each, fit the bound. */
-static int plan_measurement(struct fitting *f, const struct model_config *config) {
+static int plan_measurement(struct fitting *f, const struct model *model) {
+    const struct model_config *config = model_config(model);
+    size_t room = ENGINE_FIT_BYTES;
+    if (f->work.fd >= 0) room += model_weight_bytes(model);
+    if (room > ENGINE_FIT_FILE_BYTES) room = ENGINE_FIT_FILE_BYTES;
     int count = f->piece_count < TEXTS_MAX ? f->piece_count : TEXTS_MAX;
     for (f->entries = ENTRIES;; f->entries -= 32) {
         const size_t each = worth_text_bytes(config, f->tokens, f->entries);
-        const size_t most = ENGINE_FIT_BYTES / each;
+        const size_t most = room / each;
         if (most >= (size_t)count) return count;
         if (most >= TEXTS_WANTED || f->entries <= ENTRIES_LEAST) return most > 2 ? (int)most : 2;
     }
@@ -204,24 +212,27 @@ static void piece_key(const struct fitting *f, const struct engine_fit_text *pie
     sha256_end(&sum, key);
 }
 
-/* Measures a text, or takes what an earlier fit has measured. *new: measured. */
+/* Measures a text, or finds what an earlier fit has measured. *new: measured. What is in the file
+ * leaves the memory. */
 static int measure_piece(struct fitting *f, struct worth *worth, const struct model_config *config,
                          int index, int count, uint64_t seed, bool *new, struct fault *fault) {
     const struct engine_fit_text *piece = &f->pieces[index];
     struct worth_text *text = &f->measured[index];
-    const struct worth_text most = {.layers = config->layers,
-                                    .heads = config->heads_kv,
-                                    .d_model = config->d_model,
-                                    .tokens = f->tokens,
-                                    .entries = f->entries};
-    uint8_t key[SHA256_BYTES];
+    uint8_t *key = f->keys[index];
     piece_key(f, piece, seed, key);
-    *new = !fit_work_take(&f->work, key, &most, text);
-    if (!*new) return 0;
+    *new = !fit_work_take(&f->work, key, &f->most, text);
+    if (!*new) {
+        worth_text_close(text);
+        return 0;
+    }
     if (index == f->resumed) (void)fitting_goes_on(f, ENGINE_FIT_MEASURING, index, count, INFINITY);
     int rc = worth_measure(worth, piece->ids, piece->count, seed, text, fault);
-    if (!rc) fit_work_keep(&f->work, key, text);
-    return rc;
+    if (rc) return rc;
+    if (fit_work_keep(&f->work, key, text))
+        worth_text_close(text);
+    else
+        f->measured_bytes += worth_text_bytes(config, text->tokens, text->entries);
+    return 0;
 }
 
 static int fitting_measure_pieces(struct fitting *f, struct worth *worth,
@@ -229,7 +240,8 @@ static int fitting_measure_pieces(struct fitting *f, struct worth *worth,
                                   struct fault *fault) {
     int rc = 0;
     f->measured = mem_must_alloc((size_t)count, sizeof *f->measured);
-    for (int i = 0; i < count && !rc; i++) {
+    f->keys = mem_must_alloc((size_t)count, sizeof *f->keys);
+    for (int i = 0; i < count && !rc && (i < 2 || f->measured_bytes < ENGINE_FIT_BYTES); i++) {
         bool new;
         rc = measure_piece(f, worth, config, i, count, splitmix_next(random), &new, fault);
         if (rc) break;
@@ -259,7 +271,12 @@ static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t 
     int rc = model_open(kern, &options, &model, fault);
     if (rc) return rc;
     const struct model_config *config = model_config(model);
-    const int count = plan_measurement(f, config);
+    const int count = plan_measurement(f, model);
+    f->most = (struct worth_text){.layers = config->layers,
+                                  .heads = config->heads_kv,
+                                  .d_model = config->d_model,
+                                  .tokens = f->tokens,
+                                  .entries = f->entries};
     const struct worth_options what = {.tokens = f->tokens,
                                        .entries = f->entries,
                                        .kv_type = config->dtype == KERN_F32 ? KERN_F32 : KERN_BF16};
@@ -282,6 +299,20 @@ static int fitting_measure(struct fitting *f, uint64_t *random, struct fault *fa
     rc = fitting_measure_model(f, kern, random, fault);
     kern->ops->close(kern);
     return rc;
+}
+
+/* Reads the measurements in the file. */
+static int fitting_recall(struct fitting *f, struct fault *fault) {
+    fit_work_again(&f->work);
+    for (int i = 0; i < f->measured_count; i++) {
+        if (f->measured[i].x || fit_work_take(&f->work, f->keys[i], &f->most, &f->measured[i]))
+            continue;
+        return fault_set(fault, ERR_IO, "out",
+                         "%.200s: what was measured cannot be read back, or there is no memory for "
+                         "it. Start the fit again",
+                         f->work.path);
+    }
+    return 0;
 }
 
 /* ---- Fitting and writing ---- */
@@ -413,6 +444,7 @@ static int fit_to(struct fitting *f, struct engine_fitted *out, struct fault *fa
     if (!rc) rc = text_open(f->options->model_dir, &f->text, fault);
     if (!rc) rc = fitting_read_texts(f, &random, fault);
     if (!rc) rc = fitting_measure(f, &random, fault);
+    if (!rc) rc = fitting_recall(f, fault);
     if (!rc) rc = fit_measured(f, out, fault);
     if (!rc) give_held_out(f, out);
     return rc;
@@ -422,6 +454,7 @@ static void close_fitting(struct fitting *f) {
     for (int i = 0; i < f->measured_count; i++) worth_text_close(&f->measured[i]);
     for (int i = 0; i < f->piece_count; i++) mem_free(f->pieces[i].ids);
     mem_free(f->measured);
+    mem_free(f->keys);
     mem_free(f->pieces);
     text_close(&f->text);
 }

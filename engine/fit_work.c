@@ -171,8 +171,9 @@ static bool take(const struct fit_work *work, const uint8_t key[SHA256_BYTES],
 
 /* Keeps nothing more. */
 static void end_keeping(struct fit_work *work, off_t whole, int why) {
-    log_warn("%s: %s: what is measured from here on is lost if the fit is interrupted", work->path,
-             strerror(why));
+    log_warn("%s: %s: what is measured from here on stays in memory, and is lost if the fit is "
+             "interrupted",
+             work->path, strerror(why));
     work->full = true;
     if (ftruncate(work->fd, whole)) return; /* then the digest tells that the record is torn */
 }
@@ -188,7 +189,7 @@ bool fit_work_take(struct fit_work *work, const uint8_t key[SHA256_BYTES],
     return false;
 }
 
-void fit_work_keep(struct fit_work *work, const uint8_t key[SHA256_BYTES],
+bool fit_work_keep(struct fit_work *work, const uint8_t key[SHA256_BYTES],
                    const struct worth_text *text) {
     struct record_head head = {.layers = text->layers,
                                .heads = text->heads,
@@ -198,7 +199,7 @@ void fit_work_keep(struct fit_work *work, const uint8_t key[SHA256_BYTES],
                                .entries = text->entries};
     struct part parts[PARTS];
     uint8_t sum[SHA256_BYTES];
-    if (work->fd < 0 || work->full) return;
+    if (work->fd < 0 || work->full) return false;
     memcpy(head.magic, work_magic, sizeof head.magic);
     memcpy(head.key, key, SHA256_BYTES);
     const off_t at = lseek(work->fd, 0, SEEK_CUR);
@@ -207,5 +208,11 @@ void fit_work_keep(struct fit_work *work, const uint8_t key[SHA256_BYTES],
     bool good = write_whole(work->fd, &head, sizeof head);
     for (int i = 0; i < PARTS && good; i++)
         good = write_whole(work->fd, parts[i].data, parts[i].bytes);
-    if (!good || !write_whole(work->fd, sum, sizeof sum)) end_keeping(work, at, errno);
+    good = good && write_whole(work->fd, sum, sizeof sum);
+    if (!good) end_keeping(work, at, errno);
+    return good;
+}
+
+void fit_work_again(struct fit_work *work) {
+    work->reading = work->fd >= 0 && lseek(work->fd, 0, SEEK_SET) == 0;
 }

@@ -1,7 +1,8 @@
-/* The work file of a fit: the texts that were measured, so that a fit that was interrupted goes on
- * from there, and a lock, so that one process at a time fits a model. It exists from fit_work_open
- * to fit_work_close, or from an interruption to the next fit of the model, and holds at most
- * ENGINE_FIT_BYTES and the positions of their entries.
+/* The work file of a fit: the texts that were measured, so that they need no memory beside the
+ * model and a fit that was interrupted goes on from there, and a lock, so that one process at a
+ * time fits a model. It exists from fit_work_open to fit_work_close, or from an interruption to the
+ * next fit of the model, and holds at most ENGINE_FIT_FILE_BYTES and the positions of their
+ * entries.
  *
  * Records in the order of measuring: a head with the measurement's key and sizes, its arrays as
  * struct worth_text has them, and the SHA-256 of both. Numbers are those of this machine. The first
@@ -34,9 +35,11 @@ int fit_work_open(struct fit_work *work, const char *path, bool wait, void (*wai
  * False: the text must be measured, and fit_work_keep comes next. */
 bool fit_work_take(struct fit_work *work, const uint8_t key[SHA256_BYTES],
                    const struct worth_text *most, struct worth_text *text);
-/* Without room on the disk nothing more is kept, with a warning. */
-void fit_work_keep(struct fit_work *work, const uint8_t key[SHA256_BYTES],
+/* Is the text in the file now? Without room on the disk nothing more is kept, with a warning. */
+bool fit_work_keep(struct fit_work *work, const uint8_t key[SHA256_BYTES],
                    const struct worth_text *text);
+/* The next record to take is the first one. */
+void fit_work_again(struct fit_work *work);
 
 /* Unlocks the file; `done`: removes it. */
 void fit_work_close(struct fit_work *work, bool done);

@@ -1,8 +1,10 @@
 /* The file of what a fit has measured: read back, torn, of other texts, and locked. */
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -48,12 +50,13 @@ static struct worth_text sample(int number) {
     return t;
 }
 
-static void keep(struct fit_work *work, int number) {
+static bool keep(struct fit_work *work, int number) {
     struct worth_text text = sample(number);
     uint8_t key[SHA256_BYTES];
     key_of(number, key);
-    fit_work_keep(work, key, &text);
+    const bool kept = fit_work_keep(work, key, &text);
     worth_text_close(&text);
+    return kept;
 }
 
 static bool take(struct fit_work *work, int number) {
@@ -98,6 +101,33 @@ Test(fit_work, texts_are_read_back_and_the_rest_is_added) {
     for (int i = 1; i <= 4; i++) cr_expect(take(&work, i));
     fit_work_close(&work, true);
     cr_expect_neq(access(path, F_OK), 0);
+}
+
+/* They leave the memory when they are kept. */
+Test(fit_work, texts_are_read_back_by_the_process_that_kept_them) {
+    struct fit_work work = open_work();
+    for (int i = 1; i <= 3; i++) cr_expect(keep(&work, i));
+    fit_work_again(&work);
+    for (int i = 1; i <= 3; i++) cr_expect(take(&work, i));
+    fit_work_close(&work, true);
+}
+
+Test(fit_work, a_full_disk_keeps_what_was_kept_before) {
+    struct stat whole;
+    write_three();
+    cr_assert_eq(stat(path, &whole), 0);
+    const struct rlimit limit = {(rlim_t)whole.st_size / 2, (rlim_t)whole.st_size / 2};
+    cr_assert_eq(unlink(path), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    struct fit_work work = open_work();
+    cr_expect(keep(&work, 1));
+    cr_expect_not(keep(&work, 2));
+    cr_expect_not(keep(&work, 3));
+    fit_work_again(&work);
+    cr_expect(take(&work, 1));
+    cr_expect_not(take(&work, 2));
+    fit_work_close(&work, true);
 }
 
 /* Other texts, or other settings: from the first difference on everything is measured again. */
@@ -185,6 +215,6 @@ Test(fit_work, without_a_file_nothing_is_kept) {
     cr_expect_eq(fit_work_open(&work, "/nowhere/work", true, NULL, NULL, &fault), ERR_IO);
     cr_expect_not_null(strstr(fault.text, "/nowhere/work"));
     cr_expect_not(take(&work, 1));
-    keep(&work, 1);
+    cr_expect_not(keep(&work, 1));
     fit_work_close(&work, true);
 }
