@@ -108,7 +108,7 @@ stage-package: # `make package-test image-test` of the package that is built
 	@python3 tests/package/image.py build/keepd-image.tar
 
 stage-gpu: # the cases run in stage-long
-	@python3 tests/package/gpu.py --parts smoke,model,kernels,serve,chat
+	@CCACHE_NOHASHDIR=1 python3 tests/package/gpu.py --parts smoke,model,kernels,serve,chat
 
 stage-load:
 	@python3 tests/load/run.py $(SECONDS)
