@@ -274,7 +274,9 @@ static int take_text(cJSON *root, struct fault *fault) {
                          : outer && !strcmp(outer, multimodal[i].model_type))
             row = &multimodal[i];
     if (rc || !row) return rc;
-    cJSON *text = cJSON_DetachItemFromObjectCaseSensitive(root, "text_config");
+    cJSON *text = json_get(root, "text_config")
+                      ? cJSON_DetachItemFromObjectCaseSensitive(root, "text_config")
+                      : NULL;
     if (text && !cJSON_IsObject(text)) {
         rc = fault_set(fault, ERR_INVALID, "text_config", "expected an object, found %s",
                        json_type_name(text));
@@ -503,6 +505,20 @@ static int refuse_present(const cJSON *root, const struct family *family, struct
     return 0;
 }
 
+/* MiniMax: 1 for each layer with attention over all tokens, which all have in M2. */
+static int refuse_attention_types(const cJSON *root, struct fault *fault) {
+    const cJSON *item;
+    cJSON_ArrayForEach(
+        item,
+        json_get(
+            root,
+            "attn_type_list")) if (!cJSON_IsNumber(item) ||
+                                   item->valuedouble !=
+                                       1) return fault_set(fault, ERR_UNSUPPORTED, "attn_type_list",
+                                                           "only layers of type 1 are supported");
+    return 0;
+}
+
 static int refuse_values(const cJSON *root, const struct family *family, struct fault *fault) {
     const char *known = family->gemma ? "gelu_pytorch_tanh" : "silu", *act = known;
     const char *key = family->gemma || family->muse ? "hidden_activation" : "hidden_act";
@@ -511,6 +527,7 @@ static int refuse_values(const cJSON *root, const struct family *family, struct 
     if (!rc) rc = json_bool(root, NULL, "use_bias", &use_bias, fault);
     if (!rc) rc = json_str(root, NULL, key, &act, fault);
     if (!rc) rc = json_bool(root, NULL, "use_bidirectional_attention", &bidirectional, fault);
+    if (!rc) rc = refuse_attention_types(root, fault);
     if (rc) return rc;
     if (mlp_bias || use_bias)
         return fault_set(fault, ERR_UNSUPPORTED, mlp_bias ? "mlp_bias" : "use_bias",

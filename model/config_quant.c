@@ -52,7 +52,7 @@ static int read_fp8(const cJSON *q, struct packing *out, struct fault *fault) {
     const char *format = "e4m3";
     int rc = json_str(q, PATH, "fmt", &format, fault);
     if (rc) return rc;
-    if (strcmp(format, "e4m3") != 0)
+    if (strcmp(format, "e4m3") != 0 && strcmp(format, "float8_e4m3fn") != 0)
         return fault_set(fault, ERR_UNSUPPORTED, PATH ".fmt",
                          "\"%.32s\" is not supported: only \"e4m3\"", format);
     return read_block(q, "weight_block_size", out, fault);

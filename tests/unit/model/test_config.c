@@ -648,6 +648,99 @@ Test(model_config, multimodal_checkpoints_that_are_refused) {
     }
 }
 
+#define SIZES(d, ff, layers, q, kv, vocab, positions)                                              \
+    "\"hidden_size\": " d ", \"intermediate_size\": " ff ", \"num_hidden_layers\": " layers        \
+    ", \"num_attention_heads\": " q ", \"num_key_value_heads\": " kv ", \"vocab_size\": " vocab    \
+    ", \"max_position_embeddings\": " positions ", "
+
+/* As published. */
+Test(model_config, mixtures_of_today) {
+    static const struct {
+        const char *text;
+        int experts, used, expert_ff, shared_ff, routed, rotary_dims, mtp;
+        bool sigmoid, selects, normalised, qkv_bias, qk_norm;
+        double scale;
+    } cases[] = {
+        {"{\"architectures\": [\"Glm4MoeForCausalLM\"], \"model_type\": \"glm4_moe\", " /* 4.5-Air
+                                                                                         */
+         SIZES(
+             "4096", "10944", "46", "96", "8", "151552",
+             "131072") "\"head_dim\": 128, \"attention_bias\": true, \"first_k_dense_replace\": 1, "
+                       "\"moe_intermediate_size\": 1408, \"n_group\": 1, \"n_routed_experts\": "
+                       "128, "
+                       "\"n_shared_experts\": 1, \"norm_topk_prob\": true, "
+                       "\"num_experts_per_tok\": 8, \"num_nextn_predict_layers\": 1, "
+                       "\"partial_rotary_factor\": 0.5, \"rope_theta\": 1000000, "
+                       "\"routed_scaling_factor\": 1.0, \"topk_group\": 1, \"use_qk_norm\": false}",
+         128, 8, 1408, 1408, 45, 64, 1, true, true, true, true, false, 1},
+        {"{\"architectures\": [\"Glm4MoeForCausalLM\"], \"model_type\": \"glm4_moe\", " /* 4.6 */
+         SIZES(
+             "5120", "12288", "92", "96", "8", "151552",
+             "202752") "\"head_dim\": 128, \"attention_bias\": true, \"first_k_dense_replace\": 3, "
+                       "\"moe_intermediate_size\": 1536, \"n_group\": 1, \"n_routed_experts\": "
+                       "160, "
+                       "\"n_shared_experts\": 1, \"norm_topk_prob\": true, "
+                       "\"num_experts_per_tok\": 8, \"num_nextn_predict_layers\": 1, "
+                       "\"partial_rotary_factor\": 0.5, \"rope_theta\": 1000000, "
+                       "\"routed_scaling_factor\": 2.5, \"topk_group\": 1, \"use_qk_norm\": true}",
+         160, 8, 1536, 1536, 89, 64, 1, true, true, true, true, true, 2.5},
+        {"{\"architectures\": [\"MiniMaxM2ForCausalLM\"], \"model_type\": \"minimax_m2\", " SIZES(
+             "3072", "1536", "62", "48", "8", "200064",
+             "196608") "\"head_dim\": 128, \"num_local_experts\": 256, \"num_experts_per_tok\": 8, "
+                       "\"rope_theta\": 5000000, \"rotary_dim\": 64, \"use_qk_norm\": true, "
+                       "\"shared_intermediate_size\": 0, \"attn_type_list\": [1, 1], "
+                       "\"scoring_func\": \"sigmoid\", \"quantization_config\": {\"quant_method\": "
+                       "\"fp8\", \"fmt\": \"float8_e4m3fn\", \"weight_block_size\": [128, 128]}}",
+         256, 8, 1536, 0, 62, 64, 0, true, true, true, false, true, 1},
+        {"{\"architectures\": [\"Ernie4_5_MoeForCausalLM\"], \"model_type\": "
+         "\"ernie4_5_moe\", " SIZES(
+             "2560", "12288", "28", "20", "4", "103424",
+             "131072") "\"moe_intermediate_size\": 1536, \"moe_k\": 6, \"moe_layer_end_index\": "
+                       "27, "
+                       "\"moe_layer_interval\": 1, \"moe_layer_start_index\": 1, "
+                       "\"moe_num_experts\": 64, \"moe_num_shared_experts\": 2, "
+                       "\"rope_theta\": 500000.0, \"use_bias\": false}",
+         64, 6, 1536, 3072, 27, 128, 0, false, true, true, false, false, 1},
+        {"{\"architectures\": [\"Qwen2MoeForCausalLM\"], \"model_type\": \"qwen2_moe\", " SIZES(
+             "2048", "5632", "24", "16", "16", "151936",
+             "8192") "\"decoder_sparse_step\": 1, \"max_window_layers\": 21, "
+                     "\"moe_intermediate_size\": 1408, \"norm_topk_prob\": false, "
+                     "\"num_experts\": 60, \"num_experts_per_tok\": 4, "
+                     "\"shared_expert_intermediate_size\": 5632, \"sliding_window\": 32768, "
+                     "\"use_sliding_window\": false}",
+         60, 4, 1408, 5632, 24, 128, 0, false, false, false, true, false, 1},
+        {"{\"architectures\": [\"Dots1ForCausalLM\"], \"model_type\": \"dots1\", " SIZES(
+             "4096", "10944", "62", "32", "32", "152064",
+             "32768") "\"first_k_dense_replace\": 1, \"moe_intermediate_size\": 1408, "
+                      "\"n_group\": 1, \"n_routed_experts\": 128, \"n_shared_experts\": 2, "
+                      "\"norm_topk_prob\": true, \"num_experts_per_tok\": 6, "
+                      "\"routed_scaling_factor\": 2.5, \"scoring_func\": \"noaux_tc\", "
+                      "\"sliding_window\": null, \"topk_group\": 1}",
+         128, 6, 1408, 2816, 61, 128, 0, true, true, true, false, true, 2.5},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse(cases[i].text, &c, &fault), 0, "%zu: %s: %s", i, fault.field,
+                     fault.text);
+        int routed = 0;
+        for (int l = 0; l < c.layers; l++) routed += c.per_layer[l].routed;
+        cr_expect(c.experts == cases[i].experts && c.experts_used == cases[i].used &&
+                      c.expert_ff == cases[i].expert_ff && c.shared_ff == cases[i].shared_ff,
+                  "%s", c.family);
+        cr_expect(routed == cases[i].routed && c.rotary_dims == cases[i].rotary_dims, "%s",
+                  c.family);
+        cr_expect(c.mtp_layers == cases[i].mtp && c.experts_sigmoid == cases[i].sigmoid &&
+                      c.select_bias == cases[i].selects,
+                  "%s", c.family);
+        cr_expect(c.experts_normalised == cases[i].normalised && c.qkv_bias == cases[i].qkv_bias &&
+                      c.qk_norm == cases[i].qk_norm && !c.o_bias,
+                  "%s", c.family);
+        cr_expect_float_eq((double)c.expert_scale, cases[i].scale, 1e-6, "%s", c.family);
+        model_config_close(&c);
+    }
+}
+
 Test(model_config, refused_mixtures_say_why) {
     static const struct {
         const char *architecture, *type, *why;
