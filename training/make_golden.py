@@ -266,7 +266,7 @@ def qwen3vl(out):
 
 def qwen3vlmoe(out):
     """bf16, as qwen3vl, all experts of a layer in one tensor, in one layer with rows and columns exchanged, as published."""
-    text = {**SHAPE, "head_dim": 32, "moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3,
+    text = {**SHAPE, "head_dim": 32, "moe_intermediate_size": 64, "num_experts": 6, "num_experts_per_tok": 3,
             "rope_parameters": sections(6, 5, 5, mrope_interleaved=True)}
     c = Qwen3VLMoeConfig(text_config=text, vision_config={**VISION, "deepstack_visual_indexes": [0]}, tie_word_embeddings=False)
     d = out / "qwen3vlmoe"
@@ -360,7 +360,7 @@ def select(model, seed):
 
 def qwen2moe(out):
     """bf16, shared experts with a gate; biases on q, k and v."""
-    c = Qwen2MoeConfig(**SHAPE, moe_intermediate_size=40, shared_expert_intermediate_size=48, num_experts=6,
+    c = Qwen2MoeConfig(**SHAPE, moe_intermediate_size=64, shared_expert_intermediate_size=96, num_experts=6,
                        num_experts_per_tok=3, norm_topk_prob=False, tie_word_embeddings=False)
     spread(Qwen2MoeForCausalLM(c), 51).bfloat16().save_pretrained(out / "qwen2moe")
 
@@ -368,7 +368,7 @@ def qwen2moe(out):
 def glm4moe(out):
     """bf16, a dense layer before routed ones; sigmoid, biases that select, groups; norms of queries and keys, of which half
     rotate. A layer that predicts further tokens lies behind the last."""
-    c = Glm4MoeConfig(**{**SHAPE, "num_hidden_layers": 3, "pad_token_id": 0}, head_dim=32, attention_bias=True, use_qk_norm=True, moe_intermediate_size=40,
+    c = Glm4MoeConfig(**{**SHAPE, "num_hidden_layers": 3, "pad_token_id": 0}, head_dim=32, attention_bias=True, use_qk_norm=True, moe_intermediate_size=64,
                       n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=2, first_k_dense_replace=1,
                       routed_scaling_factor=1.5, norm_topk_prob=True, num_nextn_predict_layers=0)
     d = out / "glm4moe"
@@ -381,21 +381,21 @@ def glm4moe(out):
 
 def dots1(out):
     """bf16, as glm4moe without groups and biases on q, k and v; weights of the chosen experts are not divided by their sum."""
-    c = Dots1Config(**{**SHAPE, "num_hidden_layers": 3}, moe_intermediate_size=40, n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=1,
+    c = Dots1Config(**{**SHAPE, "num_hidden_layers": 3}, moe_intermediate_size=64, n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=1,
                     first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=False, sliding_window=None)
     save_with_bias(select(Dots1ForCausalLM(c), 53), out / "dots1")
 
 
 def ernie45moe(out):
     """bf16, softmax with biases that select; shared experts; a dense layer first; rotation of numbers side by side."""
-    c = Ernie4_5_MoeConfig(**{**SHAPE, "num_hidden_layers": 3, "pad_token_id": 0}, moe_intermediate_size=40, moe_num_experts=6, moe_k=3, moe_num_shared_experts=2,
+    c = Ernie4_5_MoeConfig(**{**SHAPE, "num_hidden_layers": 3, "pad_token_id": 0}, moe_intermediate_size=64, moe_num_experts=6, moe_k=3, moe_num_shared_experts=2,
                            tie_word_embeddings=True)
     save_with_bias(select(Ernie4_5_MoeForCausalLM(c), 54), out / "ernie45moe")
 
 
 def minimaxm2(out):
     """bf16, sigmoid with biases that select in every layer; norms over all heads, of which half rotate."""
-    c = MiniMaxM2Config(**{**SHAPE, "intermediate_size": 40, "pad_token_id": 0}, head_dim=32, num_local_experts=6, num_experts_per_tok=3,
+    c = MiniMaxM2Config(**{**SHAPE, "intermediate_size": 64, "pad_token_id": 0}, head_dim=32, num_local_experts=6, num_experts_per_tok=3,
                         rotary_dim=16, tie_word_embeddings=False)
     save_with_bias(select(MiniMaxM2ForCausalLM(c), 55), out / "minimaxm2")
 
