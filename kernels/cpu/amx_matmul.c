@@ -286,7 +286,7 @@ static size_t wide_bytes(const struct kern_weight *w) {
  * overwritten (a fifth of the time of a wide product). */
 static bool passes_caches(const struct cpu_matmul_job *job, const float *y) {
     return job->rows > 64 && job->mode == KERN_SET && job->weight->rows % 16 == 0 &&
-           (uintptr_t)y % 64 == 0;
+           job->width % 16 == 0 && (uintptr_t)y % 64 == 0;
 }
 
 /* Stores tiles of sums: up to sixteen rows of one panel or, side by side, of several. Rows are
@@ -295,9 +295,9 @@ SIMD void put(const struct cpu_matmul_job *job, int row, int64_t panel, const fl
               const int panels) {
     const int64_t outputs = job->weight->rows, first = panel * PANEL;
     const int rows = job->rows - row < 16 ? job->rows - row : 16;
-    float *y = job->y + row * outputs + first;
+    float *y = job->y + row * job->width + first;
     const bool past = passes_caches(job, y);
-    for (int r = 0; r < rows; r++, y += outputs) {
+    for (int r = 0; r < rows; r++, y += job->width) {
         for (int p = 0; p < panels; p++) {
             const int64_t at = (int64_t)p * PANEL, left = outputs - first - at;
             const int n = left < 16 ? (int)left : 16;

@@ -125,16 +125,6 @@ static void get_codes(const struct cpu_form *form, const uint8_t *from, int8_t *
     }
 }
 
-/* Converts a block to the weight's type. Q4 becomes Q4M by n + 8 and least = -8 scale, which is
- * exact. */
-static struct block block_as(const struct block *block, enum kern_dtype from, enum kern_dtype to) {
-    struct block out = *block;
-    if (from != KERN_Q4 || to != KERN_Q4M) return out;
-    for (int i = 0; i < KERN_BLOCK; i++) out.n[i] = (int8_t)(out.n[i] + 8);
-    out.least = -8 * out.scale[0];
-    return out;
-}
-
 /* Are the factors multiples of the units that the first block of the group has? */
 static bool is_of_group(const struct block *block, const struct block *first, bool is_first) {
     for (int i = 0; i < 2; i++)
@@ -145,11 +135,10 @@ static bool is_of_group(const struct block *block, const struct block *first, bo
            (block->least == 0 || is_multiple(block->least, block->unit[1]));
 }
 
-void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w, const struct block *from,
-                    enum kern_dtype dtype) {
+void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w,
+                    const struct block *from) {
     for (int64_t b = 0; b < w->blocks; b++) {
-        const struct block block = block_as(&from[b], dtype, w->dtype);
-        const struct block *first = &from[b - b % BLOCK_GROUP];
+        const struct block block = from[b], *first = &from[b - b % BLOCK_GROUP];
         int lowest = needs->lowest, highest = needs->highest;
         for (int i = 0; i < KERN_BLOCK; i++) {
             lowest = block.n[i] < lowest ? block.n[i] : lowest;
@@ -193,11 +182,10 @@ void cpu_block_choose(struct kern_weight *w, const struct cpu_needs *needs) {
     w->form = best;
 }
 
-void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from,
-                    enum kern_dtype dtype) {
+void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from) {
     const struct cpu_form *form = w->form;
     for (int64_t b = 0; b < w->blocks; b++) {
-        const struct block block = block_as(&from[b], dtype, w->dtype);
+        const struct block block = from[b];
         const uint16_t units[2] = {number_to_f16(block.unit[0]), number_to_f16(block.unit[1])};
         put_codes(form, packed_codes(w, row, b), block.n);
         for (int i = 0; i < form->parts; i++)

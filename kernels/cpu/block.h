@@ -225,13 +225,11 @@ struct cpu_needs {
 };
 
 /* `from`: the blocks of a row. */
-void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w, const struct block *from,
-                    enum kern_dtype dtype);
+void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w, const struct block *from);
 void cpu_needs_add(struct cpu_needs *to, const struct cpu_needs *other);
 /* Chooses the form for a weight with the numbers of its type that have these needs. */
 void cpu_block_choose(struct kern_weight *w, const struct cpu_needs *needs);
-void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from,
-                    enum kern_dtype dtype);
+void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from);
 /* Returns block `block` of the weights of output `row`. */
 struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t block);
 

@@ -64,7 +64,7 @@ int cpu_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
     if (!rc) {
         experts->spec = *spec;
         experts->spec.gate_up = experts->spec.down = NULL;
-        experts->d_ff = (int)(spec->gate_up[0]->rows / 2);
+        experts->d_ff = (int)(spec->gate_up[0]->width / 2);
         experts->down = experts->gate_up + count;
         memcpy(experts->gate_up, spec->gate_up, count * sizeof *experts->gate_up);
         memcpy(experts->down, spec->down, count * sizeof *experts->down);

@@ -49,6 +49,11 @@ struct kern_weight {
     size_t panel_bytes;
     char *data;
     float *scale; /* [rows]: E4M3, otherwise NULL */
+    /* Parts of a joined weight whose blocks have unlike layouts are weights of their own, which
+       follow each other: this one has `rows` of the `width` outputs, from `first` on. The members
+       below are the first one's. */
+    int64_t first, width;
+    struct kern_weight *next; /* NULL: the last */
 
     int64_t rows_model; /* rows of all ranks */
     int parts;
@@ -97,8 +102,9 @@ struct cpu_matmul_job {
     bool wide;
     const float *scale; /* [weight->rows] scales of the sums, or NULL */
     const float *bias;  /* [weight->rows] or NULL */
-    float *y;           /* [rows][weight->rows] */
-    int rows;           /* <= MATMUL_ROWS */
+    float *y;           /* [rows][width], the weight's first output in each row */
+    int64_t width;
+    int rows; /* <= MATMUL_ROWS */
     enum kern_matmul_mode mode;
 };
 

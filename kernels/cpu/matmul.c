@@ -53,8 +53,8 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
         rc =
             cpu_room_grow(&cpu->packed, cpu_codes_bytes(weight, MATMUL_ROWS, is_wide(cpu, weight)));
     if (!rc) rc = cpu_room_grow(&cpu->partial, partial_bytes(cpu, weight));
-    if (!rc && weight->rows < weight->rows_model)
-        rc = cpu_room_grow(&cpu->bias, (size_t)weight->rows * sizeof(float));
+    if (!rc && weight->width < weight->rows_model)
+        rc = cpu_room_grow(&cpu->bias, (size_t)weight->width * sizeof(float));
     return rc;
 }
 
@@ -163,10 +163,9 @@ static void prepare(struct pass *pass) {
     }
 }
 
-/* Multiplies this rank's inputs and outputs. `scale`: scales of the sums, or NULL. */
-static void multiply_own(struct cpu *cpu, float *y, const float *x,
-                         const struct kern_weight *weight, const float *scale, const float *bias,
-                         int rows, enum kern_matmul_mode mode) {
+static void multiply_weight(struct cpu *cpu, float *y, const float *x,
+                            const struct kern_weight *weight, const float *scale, const float *bias,
+                            int rows, enum kern_matmul_mode mode) {
     struct pass pass = {.cpu = cpu, .grain = portion(cpu, weight)};
     const int most = pass_rows(cpu, weight);
     for (int row = 0; row < rows; row += most) {
@@ -175,7 +174,8 @@ static void multiply_own(struct cpu *cpu, float *y, const float *x,
                                            .x = x + (int64_t)row * weight->cols,
                                            .scale = scale,
                                            .bias = bias,
-                                           .y = y + (int64_t)row * weight->rows,
+                                           .y = y + (int64_t)row * weight->width,
+                                           .width = weight->width,
                                            .rows = count,
                                            .mode = mode};
         cpu_tickets_set(&pass.panels, weight->panels);
@@ -184,17 +184,25 @@ static void multiply_own(struct cpu *cpu, float *y, const float *x,
     }
 }
 
+/* Multiplies this rank's inputs and outputs. `scale`: scales of the sums, or NULL. */
+static void multiply_own(struct cpu *cpu, float *y, const float *x,
+                         const struct kern_weight *weight, const float *scale, const float *bias,
+                         int rows, enum kern_matmul_mode mode) {
+    for (const struct kern_weight *w = weight; w; w = w->next)
+        multiply_weight(cpu, y + w->first, x, w, scale, bias ? bias + w->first : NULL, rows, mode);
+}
+
 /* ---- Several ranks ---- */
 
 /* This rank's part of the bias of a joined weight. */
 static const float *own_bias(struct cpu *cpu, const struct kern_weight *w, const float *bias) {
     float *to = cpu->bias.mem;
-    if (!bias || w->rows == w->rows_model) return bias;
+    if (!bias || w->width == w->rows_model) return bias;
     for (int i = 0; i < w->parts; i++) {
         memcpy(to, bias + w->part[i].first, (size_t)w->part[i].count * sizeof *to);
         to += w->part[i].count;
     }
-    CHECK(to - (float *)cpu->bias.mem == w->rows);
+    CHECK(to - (float *)cpu->bias.mem == w->width);
     return cpu->bias.mem;
 }
 

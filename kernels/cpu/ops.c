@@ -42,7 +42,7 @@ static void run_rows(struct row_job *job, int rows, int64_t cost) {
 static void embed_row(const struct row_job *job, int64_t row) {
     int64_t at = job->index[row] - job->table->part[0].first;
     float *y = job->y + row * job->dim;
-    if (at < 0 || at >= job->table->rows) {
+    if (at < 0 || at >= job->table->width) {
         memset(y, 0, (size_t)job->dim * sizeof *y);
         return;
     }

@@ -76,7 +76,7 @@ static void matmul(const struct cpu_matmul_job *job, int64_t first, int64_t coun
             float sum = sum_leaves(w, job->x + r * w->cols, scratch);
             if (job->scale) sum *= job->scale[o];
             if (job->bias) sum += job->bias[o];
-            float *y = &job->y[r * w->rows + o];
+            float *y = &job->y[r * job->width + o];
             *y = job->mode == KERN_ADD ? *y + sum : sum;
         }
     }

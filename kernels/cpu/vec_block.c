@@ -729,7 +729,7 @@ static void one_leaf(block_sums *level, const struct cpu_matmul_job *job, const 
 static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
     int64_t left = job->weight->rows - output;
     int n = left < 16 ? (int)left : 16;
-    float *y = job->y + row * job->weight->rows + output;
+    float *y = job->y + row * job->width + output;
     if (n == 16 && !job->bias) {
         v16_store(y, job->mode == KERN_ADD ? v16_add(v16_load(y), sum) : sum);
         return;
@@ -742,7 +742,7 @@ static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v
 /* Fetches the lines of the tile's results, which would make its last stores wait. */
 static void fetch_results(const struct cpu_matmul_job *job, const struct tile *at) {
     for (int r = 0; r < at->piece.rows; r++) {
-        const float *y = job->y + (at->piece.row + r) * job->weight->rows + at->panel * PANEL;
+        const float *y = job->y + (at->piece.row + r) * job->width + at->panel * PANEL;
         for (int p = 0; p < at->panels; p++) __builtin_prefetch(y + (ptrdiff_t)p * PANEL, 1);
     }
 }

@@ -194,7 +194,7 @@ static const struct shape *shape_of(int rows, int panels) {
 static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
     int64_t left = job->weight->rows - output;
     int n = left < 16 ? (int)left : 16;
-    float *y = job->y + row * job->weight->rows + output;
+    float *y = job->y + row * job->width + output;
     if (job->scale) sum = v16_mul(sum, v16_load_n(job->scale + output, n));
     if (job->bias) sum = v16_add(sum, v16_load_n(job->bias + output, n));
     if (job->mode == KERN_ADD) sum = v16_add(v16_load_n(y, n), sum);

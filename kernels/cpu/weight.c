@@ -56,7 +56,7 @@ static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char 
 static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int64_t row) {
     struct source from = source_row(parts, row);
     if (w->layout == CPU_BLOCKS) {
-        cpu_block_pack(w, row, (const struct block *)(const void *)from.data, from.dtype);
+        cpu_block_pack(w, row, (const struct block *)(const void *)from.data);
         return;
     }
     int lane = (int)(row % PANEL);
@@ -92,22 +92,21 @@ static void look_at_blocks(void *arg, int worker) {
         int64_t last = (p + 1) * PANEL < w->rows ? (p + 1) * PANEL : w->rows;
         for (int64_t row = p * PANEL; row < last; row++) {
             struct source from = source_row(job->parts, row);
-            cpu_block_look(&job->needs[worker], w, (const struct block *)(const void *)from.data,
-                           from.dtype);
+            cpu_block_look(&job->needs[worker], w, (const struct block *)(const void *)from.data);
         }
     }
 }
 
 /* Chooses the form of a weight in blocks. */
-static int choose_form(struct cpu *cpu, struct packing *job) {
-    struct kern_weight *w = job->weight;
-    job->needs = mem_try_alloc((size_t)cpu->threads, sizeof *job->needs);
-    if (!job->needs) return ERR_NOMEM;
-    cpu_tickets_set(&job->panels, w->panels);
-    cpu_run(cpu, w->rows * w->cols / 8, look_at_blocks, job);
-    for (int i = 1; i < cpu->threads; i++) cpu_needs_add(&job->needs[0], &job->needs[i]);
-    cpu_block_choose(w, &job->needs[0]);
-    mem_free(job->needs);
+static int choose_form(struct cpu *cpu, struct kern_weight *w, const struct kern_matrix *part) {
+    struct packing job = {.weight = w, .parts = part};
+    job.needs = mem_try_alloc((size_t)cpu->threads, sizeof *job.needs);
+    if (!job.needs) return ERR_NOMEM;
+    cpu_tickets_set(&job.panels, w->panels);
+    cpu_run(cpu, w->rows * w->cols / 8, look_at_blocks, &job);
+    for (int i = 1; i < cpu->threads; i++) cpu_needs_add(&job.needs[0], &job.needs[i]);
+    cpu_block_choose(w, &job.needs[0]);
+    mem_free(job.needs);
     return 0;
 }
 
@@ -135,35 +134,27 @@ static int check_parts(const struct cpu *cpu, const struct kern_matrix *parts, i
     return 0;
 }
 
-/* Returns the type that represents all numbers of both. */
-static enum kern_dtype joined_dtype(enum kern_dtype a, enum kern_dtype b) {
-    if (a == b) return a;
-    if (!kern_dtype_blocks(a)) return KERN_F32;
-    bool least = block_has_least(a) || block_has_least(b);
-    if (block_is_narrow(a) && block_is_narrow(b)) return KERN_Q4M;
-    if (block_is_split(a) || block_is_split(b)) return least ? KERN_Q8SM : KERN_Q8S;
-    return least ? KERN_Q8M : KERN_Q8;
-}
-
-static void measure(struct kern_weight *w, const struct kern_matrix *parts) {
-    for (int i = 0; i < w->parts; i++) {
-        w->dtype = joined_dtype(w->dtype, parts[i].dtype);
-        w->rows += parts[i].rows;
-    }
-    w->cols = parts[0].cols;
-    w->panels = (w->rows + PANEL - 1) / PANEL;
-}
-
 /* Takes this rank's part of each part. */
-static void take_part(const struct cpu *cpu, struct kern_weight *w, const struct kern_matrix *parts,
-                      int count, struct kern_matrix *own) {
-    w->dtype = parts[0].dtype;
+static void take_parts(const struct cpu *cpu, struct kern_weight *w,
+                       const struct kern_matrix *parts, int count, struct kern_matrix *own) {
     w->parts = count;
     for (int i = 0; i < count; i++) {
         own[i] = shard_matrix(cpu->comm, &parts[i], w->shard, &w->part[i]);
         w->part[i].first += w->rows_model;
         w->rows_model += parts[i].rows;
+        w->width += own[i].rows;
     }
+}
+
+/* Adds the rows of a part that lies in memory as those before it. Numbers of several types are
+ * float32. */
+static void weight_add_part(struct kern_weight *w, const struct kern_matrix *part) {
+    if (w->rows == 0) w->dtype = part->dtype;
+    if (w->dtype != part->dtype) w->dtype = KERN_F32;
+    w->cols = part->cols;
+    w->rows += part->rows;
+    w->panels = (w->rows + PANEL - 1) / PANEL;
+    if (kern_dtype_blocks(part->dtype)) w->blocks = blocks_of(w->cols);
 }
 
 static size_t place(struct kern_weight *w, const struct cpu_kernels *kernels) {
@@ -189,9 +180,69 @@ static size_t place(struct kern_weight *w, const struct cpu_kernels *kernels) {
     return (size_t)w->panels * w->panel_bytes; /* < 2^31 * 2^31 * 4: fits */
 }
 
+/* How the blocks of each part lie in memory: forms[i].form and forms[i].halves. */
+static int choose_forms(struct cpu *cpu, const struct kern_weight *w, const struct kern_matrix *own,
+                        struct kern_weight *forms) {
+    int rc = 0;
+    for (int i = 0; i < w->parts && !rc; i++) {
+        forms[i] = (struct kern_weight){.leaves = w->leaves};
+        weight_add_part(&forms[i], &own[i]);
+        if (kern_dtype_blocks(own[i].dtype)) rc = choose_form(cpu, &forms[i], &own[i]);
+    }
+    return rc;
+}
+
+static bool is_alike(const struct kern_weight *a, const struct kern_weight *b) {
+    return a->form == b->form && a->halves == b->halves && (!a->form || a->dtype == b->dtype);
+}
+
+/* Loads the first parts that lie alike into one weight. Returns their number, or an error. */
+static int load_parts(struct cpu *cpu, struct kern_weight *w, const struct kern_matrix *own,
+                      const struct kern_weight *forms, int count) {
+    struct packing job = {.weight = w, .parts = own};
+    int taken = 0;
+    w->form = forms->form;
+    w->halves = forms->halves;
+    while (taken < count && is_alike(forms, &forms[taken])) weight_add_part(w, &own[taken++]);
+    w->data = cpu_arena_alloc(&cpu->weights, place(w, cpu->kernels));
+    if (w->dtype == KERN_E4M3) w->scale = cpu_alloc((size_t)w->rows * sizeof *w->scale);
+    const bool room = w->data && (w->scale || w->dtype != KERN_E4M3);
+    const int rc = room ? cpu_matmul_reserve(cpu, w) : ERR_NOMEM;
+    if (rc) return rc;
+    cpu_tickets_set(&job.panels, w->panels);
+    cpu_run(cpu, w->rows * w->cols, pack_panels, &job);
+    return taken;
+}
+
+/* The weight that follows `w`, of the rows behind it. */
+static struct kern_weight *weight_follow(struct kern_weight *w) {
+    w->next = mem_try_alloc(1, sizeof *w->next);
+    if (w->next)
+        *w->next = (struct kern_weight){.shard = w->shard,
+                                        .leaves = w->leaves,
+                                        .first = w->first + w->rows,
+                                        .width = w->width,
+                                        .rows_model = w->rows_model};
+    return w->next;
+}
+
+static int load_all(struct cpu *cpu, struct kern_weight *first, const struct kern_matrix *own) {
+    struct kern_weight forms[CPU_PARTS_MAX], *w = first;
+    int rc = choose_forms(cpu, first, own, forms);
+    for (int i = 0; i < first->parts && !rc;) {
+        if (i > 0) w = weight_follow(w);
+        if (!w) return ERR_NOMEM;
+        const int taken = load_parts(cpu, w, own + i, forms + i, first->parts - i);
+        if (taken < 0) rc = taken;
+        i += taken;
+    }
+    return rc;
+}
+
 int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
                     enum kern_shard shard, struct kern_weight **out, struct fault *fault) {
     struct cpu *cpu = cpu_of(kern);
+    struct kern_matrix own[CPU_PARTS_MAX];
     CHECK(part_count >= 1 && part_count <= CPU_PARTS_MAX);
     int rc = check_parts(cpu, parts, part_count, shard, fault);
     if (rc) return rc;
@@ -199,40 +250,24 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
     if (!w) return fault_set(fault, ERR_NOMEM, "", "no memory for a weight");
     w->shard = shard;
     w->leaves = shard == KERN_SHARD_COLS ? cpu->leaves : 1;
-    struct kern_matrix own[CPU_PARTS_MAX];
-    take_part(cpu, w, parts, part_count, own);
-    measure(w, own);
-    struct packing job = {.weight = w, .parts = own};
-    size_t bytes = 0;
-    if (kern_dtype_blocks(w->dtype)) {
-        w->blocks = blocks_of(w->cols);
-        rc = choose_form(cpu, &job);
-    }
+    take_parts(cpu, w, parts, part_count, own);
+    rc = load_all(cpu, w, own);
     if (!rc) {
-        bytes = place(w, cpu->kernels);
-        w->data = cpu_arena_alloc(&cpu->weights, bytes);
+        *out = w;
+        return 0;
     }
-    if (w->dtype == KERN_E4M3) w->scale = cpu_alloc((size_t)w->rows * sizeof *w->scale);
-    bool room = w->data && (w->scale || w->dtype != KERN_E4M3);
-    rc = room ? cpu_matmul_reserve(cpu, w) : ERR_NOMEM;
-    if (rc) {
-        fault_set(fault, rc, "", "no memory for a weight of %zu bytes", bytes);
-        goto fail;
-    }
-    cpu_tickets_set(&job.panels, w->panels);
-    cpu_run(cpu, w->rows * w->cols, pack_panels, &job);
-    *out = w;
-    return 0;
-fail:
     cpu_weight_free(kern, w);
-    return rc;
+    return fault_set(fault, rc, "", "no memory for a weight of %lld x %lld", (long long)w->width,
+                     (long long)parts[0].cols);
 }
 
 void cpu_weight_free(struct kern *kern, struct kern_weight *weight) {
-    if (!weight) return;
-    cpu_arena_free(&cpu_of(kern)->weights, weight->data);
-    cpu_free(weight->scale);
-    mem_free(weight);
+    for (struct kern_weight *w = weight, *next; w; w = next) {
+        next = w->next;
+        cpu_arena_free(&cpu_of(kern)->weights, w->data);
+        cpu_free(w->scale);
+        mem_free(w);
+    }
 }
 
 /* ---- One row back ---- */
@@ -246,7 +281,8 @@ static void block_numbers(const struct kern_weight *w, int64_t row, float *out) 
 }
 
 void cpu_weight_numbers(const struct kern_weight *w, int64_t row, float *out) {
-    CHECK(row >= 0 && row < w->rows);
+    for (; w && row >= w->rows; w = w->next) row -= w->rows;
+    CHECK(w && row >= 0);
     if (w->layout == CPU_BLOCKS) {
         block_numbers(w, row, out);
         return;

@@ -447,12 +447,28 @@ Test(blocks, the_largest_numbers_of_a_group_have_fifteen_bits) {
     }
 }
 
-/* Parts of unlike types keep all of their numbers. */
+/* Rows of the product of a joined weight's part, with those of the other in between. */
+static void check_part(struct kern *kern, const struct blocks *m, const float *x, const float *y,
+                       const float *bias, int rows, int64_t all, const char *other) {
+    const int64_t outputs = m->file.rows;
+    float *own = fresh((size_t)(rows * outputs), 0);
+    struct kern_weight *w = load(kern, &m->file, KERN_SHARD_ROWS);
+    kern->ops->matmul(kern, own, x, w, bias, rows, KERN_SET);
+    for (int r = 0; r < rows; r++)
+        cr_assert(!memcmp(y + r * all, own + r * outputs, (size_t)outputs * sizeof *y),
+                  "%s, %s beside %s: row %d of %d", kern->ops->name, m->kind->name, other, r, rows);
+    kern->ops->weight_free(kern, w);
+    free(own);
+}
+
+/* Parts of unlike types keep all of their numbers, and their products. */
 Test(blocks, parts_are_joined_exactly) {
-    enum { COLS = 72, ROWS = 19 };
+    enum { COLS = 72, ROWS = 19, INPUTS = 70 };
     for (int path = 0; path < PATH_COUNT; path++) {
         struct kern *kern = open_as(path, CPU_INT8);
         if (!kern) continue;
+        float *x = inputs(INPUTS, COLS), *bias = fresh((size_t)2 * ROWS, 72);
+        float *y = fresh((size_t)INPUTS * 2 * ROWS, 0);
         for (int pair = 0; pair < KINDS * KINDS; pair++) {
             const struct kind *first = &kinds[pair / KINDS];
             const struct kind *second = &kinds[pair % KINDS];
@@ -466,15 +482,19 @@ Test(blocks, parts_are_joined_exactly) {
                 const float *want = r < ROWS ? a.value + r * COLS : b.value + (r - ROWS) * COLS;
                 kern->ops->embed(kern, row, w, 1, &r, 1);
                 for (int k = 0; k < COLS; k++)
-                    cr_assert(row[k] == want[k], "%s and %s, row %d: %g not %g",
-                              kinds[pair / KINDS].name, kinds[pair % KINDS].name, r, (double)row[k],
-                              (double)want[k]);
+                    cr_assert(row[k] == want[k], "%s and %s, row %d: %g not %g", first->name,
+                              second->name, r, (double)row[k], (double)want[k]);
             }
+            const int rows = pair % 3 == 0 ? 1 : pair % 3 == 1 ? 5 : INPUTS;
+            kern->ops->matmul(kern, y, x, w, bias, rows, KERN_SET);
+            check_part(kern, &a, x, y, bias, rows, 2 * ROWS, second->name);
+            check_part(kern, &b, x, y + ROWS, bias + ROWS, rows, 2 * ROWS, first->name);
             kern->ops->weight_free(kern, w);
             blocks_close(&a);
             blocks_close(&b);
         }
         kern->ops->close(kern);
+        free(x), free(bias), free(y);
     }
 }
 
