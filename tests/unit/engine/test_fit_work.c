@@ -103,7 +103,7 @@ Test(fit_work, texts_are_read_back_and_the_rest_is_added) {
     cr_expect_neq(access(path, F_OK), 0);
 }
 
-/* They leave the memory when they are kept. */
+/* Texts leave the memory when they are kept. */
 Test(fit_work, texts_are_read_back_by_the_process_that_kept_them) {
     struct fit_work work = open_work();
     for (int i = 1; i <= 3; i++) cr_expect(keep(&work, i));
