@@ -507,16 +507,14 @@ static int refuse_present(const cJSON *root, const struct family *family, struct
 
 /* MiniMax: 1 for each layer with attention over all tokens, which all have in M2. */
 static int refuse_attention_types(const cJSON *root, struct fault *fault) {
-    const cJSON *item;
-    cJSON_ArrayForEach(
-        item,
-        json_get(
-            root,
-            "attn_type_list")) if (!cJSON_IsNumber(item) ||
-                                   item->valuedouble !=
-                                       1) return fault_set(fault, ERR_UNSUPPORTED, "attn_type_list",
-                                                           "only layers of type 1 are supported");
-    return 0;
+    const cJSON *types = json_get(root, "attn_type_list"), *item;
+    bool all = true;
+    cJSON_ArrayForEach(item, types) {
+        all = all && cJSON_IsNumber(item) && item->valuedouble == 1;
+    }
+    if (all) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "attn_type_list",
+                     "only layers of type 1 are supported");
 }
 
 static int refuse_values(const cJSON *root, const struct family *family, struct fault *fault) {
