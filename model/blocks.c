@@ -181,7 +181,7 @@ static void make_iq4_xs(const uint8_t *from, size_t blocks, struct block *out) {
             const int low = from[4 + b / 2] >> (b % 2 * 4) & 15;
             const float scale = d * (float)((low | (high >> 2 * b & 3) << 4) - 32);
             *out = (struct block){.scale = {scale, scale}, .least = BLOCK_NO_LEAST, .unit = {d}};
-            put_iq4(from + 8 + 16 * b, out->n);
+            put_iq4(from + 8 + (ptrdiff_t)16 * b, out->n);
         }
     }
 }

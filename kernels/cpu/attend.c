@@ -110,7 +110,8 @@ static void rotate_row(const struct step_job *job, int64_t row) {
         job->cpu->kernels->rope(x, half, cosine, cosine + half,
                                 head < o->heads_q ? job->q_norm : job->k_norm, job->eps);
     if (by->beta == 0) return;
-    const float scale = 1 + by->beta * logf((float)(1 + job->rows[row].place / by->period));
+    const int32_t periods = job->rows[row].place / by->period;
+    const float scale = 1 + by->beta * logf((float)(1 + periods));
     x = job->qkv + (size_t)row * qkv_stride(o);
     for (int i = 0; i < o->heads_q * o->head_dim; i++) x[i] *= scale;
 }
