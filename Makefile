@@ -53,8 +53,10 @@ test: ## install missing packages, build, run the tests, with sanitizers for all
 	@SUITES=tests/e2e/test_dialogue.py KEEPD_BIN=build/test/server/keepd tools/run_pytest quick -m "not slow"
 	@tools/totals --slowest 10
 
-# Stages of `make check`, some of which compute while others wait. They build what no other stage needs.
-STAGES := clients kernels package gpu python load long slow tsan scale agents fuzz training
+# Stages of `make check`, some of which compute while others wait. They build what no other stage needs. The last two
+# are storms that no program beside them may slow down.
+STAGES := clients kernels package gpu python long slow tsan agents fuzz training
+STORMS := load scale
 STAGES_AT_ONCE ?= 3
 
 check: ## run everything that `make test` omits: kernels with sanitizers, thread sanitizer, fuzzers, long suites, style (under an hour)
@@ -66,6 +68,7 @@ check: ## run everything that `make test` omits: kernels with sanitizers, thread
 	@tools/build release keepd-fake load
 	@tools/build dev check_programs
 	@$(MAKE) --no-print-directory -j$(STAGES_AT_ONCE) $(STAGES:%=check-%)
+	@$(MAKE) --no-print-directory -j1 $(STORMS:%=check-%)
 
 check-%: SHELL := /bin/bash
 check-%: # lines of stages that run at once bear their names
