@@ -53,8 +53,8 @@ test: ## install missing packages, build, run the tests, with sanitizers for all
 	@SUITES=tests/e2e/test_dialogue.py KEEPD_BIN=build/test/server/keepd tools/run_pytest quick -m "not slow"
 	@tools/totals --slowest 10
 
-# Stages of `make check`, some of which compute while others wait. They build what no other stage needs. The last two
-# are storms that no program beside them may slow down.
+# Stages of `make check`, some of which compute while others wait. They build what no other stage needs. Load and scale
+# come after them, because a program beside them would slow them down.
 STAGES := clients kernels package gpu python long slow tsan agents fuzz training
 STORMS := load scale
 STAGES_AT_ONCE ?= 3
