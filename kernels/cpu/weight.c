@@ -226,7 +226,7 @@ static struct kern_weight *weight_follow(struct kern_weight *w) {
     return w->next;
 }
 
-static int load_all(struct cpu *cpu, struct kern_weight *first, const struct kern_matrix *own) {
+static int load_joined(struct cpu *cpu, struct kern_weight *first, const struct kern_matrix *own) {
     struct kern_weight forms[CPU_PARTS_MAX], *w = first;
     int rc = choose_forms(cpu, first, own, forms);
     for (int i = 0; i < first->parts && !rc;) {
@@ -251,14 +251,15 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
     w->shard = shard;
     w->leaves = shard == KERN_SHARD_COLS ? cpu->leaves : 1;
     take_parts(cpu, w, parts, part_count, own);
-    rc = load_all(cpu, w, own);
+    rc = load_joined(cpu, w, own);
     if (!rc) {
         *out = w;
         return 0;
     }
+    fault_set(fault, rc, "", "no memory for a weight of %lld x %lld", (long long)w->width,
+              (long long)parts[0].cols);
     cpu_weight_free(kern, w);
-    return fault_set(fault, rc, "", "no memory for a weight of %lld x %lld", (long long)w->width,
-                     (long long)parts[0].cols);
+    return rc;
 }
 
 void cpu_weight_free(struct kern *kern, struct kern_weight *weight) {

@@ -3,6 +3,7 @@
  * float32 bit by bit against the same numbers in float32. */
 #include <criterion/criterion.h>
 
+#include "base/mem.h"
 #include "kernels/cpu/block.h"
 #include "paths.h"
 
@@ -496,6 +497,30 @@ Test(blocks, parts_are_joined_exactly) {
         kern->ops->close(kern);
         free(x), free(bias), free(y);
     }
+}
+
+/* A joined weight that is partly loaded is freed. */
+Test(blocks, every_allocation_of_a_joined_weight_may_fail) {
+    struct blocks a = blocks_make(19, 72, &kinds[0], true, 10);
+    struct blocks b = blocks_make(19, 72, &kinds[2], true, 11);
+    struct kern_matrix parts[] = {a.file, b.file};
+    int failures = 0;
+    for (bool loaded = false; !loaded; failures++) {
+        struct kern *kern = open_as(1, CPU_INT8);
+        struct kern_weight *w = NULL;
+        struct fault fault = {0};
+        mem_fail_after(failures);
+        const int rc = kern->ops->weight_load(kern, parts, 2, KERN_SHARD_ROWS, &w, &fault);
+        loaded = mem_fail_pending();
+        mem_fail_after(-1);
+        cr_assert_eq(rc, loaded ? 0 : ERR_NOMEM, "allocation %d: %d", failures, rc);
+        cr_assert_eq(fault.code, rc);
+        if (loaded) kern->ops->weight_free(kern, w);
+        kern->ops->close(kern);
+    }
+    cr_assert_gt(failures, 6);
+    blocks_close(&a);
+    blocks_close(&b);
 }
 
 /* A layout is as small as its name says. */
