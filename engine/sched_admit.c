@@ -387,7 +387,7 @@ static bool suits_quota(const struct sched *sched, const struct engine_job *job)
            outgrows_quota(sched, job);
 }
 
-static int64_t larger(int64_t a, int64_t b) {
+static int64_t larger_count(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
@@ -400,10 +400,10 @@ static struct queue_room left_by(const struct sched *sched, const struct engine_
     if (left.places == 0 || queue_client_of(&sched->queue, job)->running == 0)
         return (struct queue_room){0};
     if (left.pages > options->pages_total / 4) left.pages = options->pages_total / 4;
-    left.pages = larger(left.pages, options->pages_total / options->sequences_max);
+    left.pages = larger_count(left.pages, options->pages_total / options->sequences_max);
     if (job == sched->head) {
-        left.places = (int)larger(0, left.places - sched->passed.places);
-        left.pages = larger(0, left.pages - sched->passed.pages);
+        left.places = (int)larger_count(0, left.places - sched->passed.places);
+        left.pages = larger_count(0, left.pages - sched->passed.pages);
     }
     if (job->choice_count + left.places > options->sequences_max) left.places = 0;
     if (pages * job->choice_count + left.pages > options->pages_total) left.pages = 0;

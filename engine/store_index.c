@@ -52,7 +52,7 @@ static struct store_holder **find_holder(struct store_index *index, uint64_t cli
 }
 
 /* False: no memory. */
-static bool join_holder(struct store_index *index, struct store_file *file) {
+static bool join_file_holder(struct store_index *index, struct store_file *file) {
     struct store_holder **link = find_holder(index, file->head.client);
     if (!*link) {
         *link = mem_try_alloc(1, sizeof **link);
@@ -65,7 +65,7 @@ static bool join_holder(struct store_index *index, struct store_file *file) {
     return true;
 }
 
-static void leave_holder(struct store_index *index, const struct store_file *file) {
+static void leave_file_holder(struct store_index *index, const struct store_file *file) {
     struct store_holder *holder = file->holder;
     holder->bytes -= file->bytes;
     if (--holder->files > 0) return;
@@ -81,7 +81,7 @@ void store_index_drop(struct store_index *index, struct store_file *file) {
     while (*link != file) link = &(*link)->next_of_prompt;
     *link = file->next_of_prompt;
     unlink_age(index, file);
-    leave_holder(index, file);
+    leave_file_holder(index, file);
     index->count--;
     index->changes++;
     index->bytes -= file->bytes;
@@ -94,7 +94,7 @@ int store_index_add(struct store_index *index, const struct store_file *copy) {
     struct store_file *file = mem_try_alloc(1, sizeof *file);
     if (!file) return ERR_NOMEM;
     *file = *copy;
-    if (!join_holder(index, file)) {
+    if (!join_file_holder(index, file)) {
         mem_free(file);
         return ERR_NOMEM;
     }
@@ -147,7 +147,7 @@ void store_index_touch(struct store_index *index, struct store_file *file, int64
     link_newest(index, file);
 }
 
-static double age_of(const struct store_file *file, int64_t now_unix) {
+static double file_age(const struct store_file *file, int64_t now_unix) {
     return now_unix > file->used_unix ? (double)(now_unix - file->used_unix) + 1 : 1;
 }
 
@@ -156,7 +156,7 @@ const struct store_file *store_index_first_to_go(const struct store_index *index
     const struct store_file *first = NULL;
     double most = 0;
     for (const struct store_file *file = index->oldest; file; file = file->newer) {
-        double age = age_of(file, now_unix), weight = age * (double)file->holder->bytes;
+        double age = file_age(file, now_unix), weight = age * (double)file->holder->bytes;
         if (weight > most || !first) {
             first = file;
             most = weight;

@@ -506,7 +506,7 @@ static void open_gates_on(struct ranks *ranks, struct kern *kern, int rank, void
     kern->ops->open_gates(kern, on(op->y, rank), on(op->a, rank), op->rows, op->dim, op->one);
 }
 
-/* One gate for a row is whole on every rank. */
+/* With one gate for each row, every rank has all gates. */
 static void op_open_gates(struct kern *kern, float *x, const float *gates, int rows, int dim,
                           bool one) {
     struct ranks *ranks = ranks_of(kern);

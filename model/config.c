@@ -245,7 +245,7 @@ static int no_memory(struct fault *fault) {
 
 /* Fields that the whole checkpoint has for its language model. Those in front decide also where
  * "text_config" has them. */
-static int inherit(cJSON *root, cJSON *text, struct fault *fault) {
+static int inherit_fields(cJSON *root, cJSON *text, struct fault *fault) {
     static const char *const fields[] = {
         "tie_word_embeddings", "quantization_config", "quantization", "dtype",
         "torch_dtype",         "bos_token_id",        "eos_token_id"};
@@ -284,7 +284,7 @@ static int take_text(cJSON *root, struct fault *fault) {
         return rc;
     }
     if (text) {
-        rc = inherit(root, text, fault);
+        rc = inherit_fields(root, text, fault);
         cJSON *outside = root->child;
         root->child = text->child;
         text->child = outside;
@@ -711,8 +711,8 @@ static int read_routed(const cJSON *root, const struct family *family, struct mo
 }
 
 /* The field that the file has; `last` where it has none of them. */
-static const char *first_of(const cJSON *root, const char *a, const char *b, const char *c,
-                            const char *last) {
+static const char *first_key(const cJSON *root, const char *a, const char *b, const char *c,
+                             const char *last) {
     return a && json_get(root, a)   ? a
            : b && json_get(root, b) ? b
            : c && json_get(root, c) ? c
@@ -748,7 +748,7 @@ static int read_choice(const cJSON *root, const struct family *family, struct mo
 /* The network that every token uses beside experts. */
 static int read_shared(const cJSON *root, const struct family *family, struct model_config *out,
                        struct fault *fault) {
-    const char *key = first_of(root, "moe_num_shared_experts", NULL, NULL, "n_shared_experts");
+    const char *key = first_key(root, "moe_num_shared_experts", NULL, NULL, "n_shared_experts");
     int64_t count = has_field(root, key) ? 0 : family->shared_count,
             width = family->shared_gate ? 5632 : 0;
     int rc = json_int(root, NULL, key, 1, 1024, &count, fault);
@@ -771,8 +771,8 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
         family->experts == EXPERTS_ALL_LAYERS || family->experts == EXPERTS_ALL_BY_FLAG;
     const bool some = family->experts == EXPERTS_SOME_LAYERS;
     const char *count_key =
-        first_of(root, "num_experts", "n_routed_experts", "moe_num_experts", "num_local_experts");
-    const char *used_key = first_of(root, "moe_k", NULL, NULL, "num_experts_per_tok");
+        first_key(root, "num_experts", "n_routed_experts", "moe_num_experts", "num_local_experts");
+    const char *used_key = first_key(root, "moe_k", NULL, NULL, "num_experts_per_tok");
     const char *const keys[] = {count_key, used_key,
                                 all ? "intermediate_size" : "moe_intermediate_size"};
     const int64_t most[] = {1024, 64, 1 << 20};

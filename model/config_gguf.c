@@ -528,7 +528,7 @@ static int read_base(const struct translation *t, struct packing *out) {
     return rc || !text[0] ? rc : digest_read(text, BASE_MATRICES_KEY, out->base_matrices, t->fault);
 }
 
-/* One key, whose meaning the architecture decides. */
+/* The key of the scale of logits; the architecture may have a name of its own for it. */
 static struct row logit_row(const struct translation *t) {
     const char *name = t->row ? t->row->logit_scale : NULL;
     return (struct row){".logit_scale", name ? name : "logit_scale", KIND_NUM};

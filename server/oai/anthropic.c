@@ -65,16 +65,11 @@ static int read_system(struct oai_rewrite *w) {
     return text[0] ? oai_rewrite_message(w, "system", text) : 0;
 }
 
-static bool is_type(const cJSON *node, const char *type) {
-    const cJSON *own = json_get(node, "type");
-    return cJSON_IsString(own) && strcmp(own->valuestring, type) == 0;
-}
-
 /* Returns the name in a reference to a tool, which the result of a search for tools has; NULL: it
  * is another part. */
 static const char *name_in_reference(const cJSON *part) {
     const cJSON *name = json_get(part, "tool_name");
-    return is_type(part, "tool_reference") && cJSON_IsString(name) ? name->valuestring : NULL;
+    return oai_has_type(part, "tool_reference") && cJSON_IsString(name) ? name->valuestring : NULL;
 }
 
 static void write_tool(struct buf *out, const cJSON *tool) {
@@ -193,9 +188,9 @@ static const cJSON *text_of_block(const cJSON *block, const char *type) {
     const cJSON *source = json_get(block, "source");
     if (strcmp(type, "search_result") == 0) return json_get(block, "content");
     if (strcmp(type, "document") != 0) return NULL;
-    return json_get(source, is_type(source, "content") ? "content"
-                            : is_type(source, "text")  ? "data"
-                                                       : "");
+    return json_get(source, oai_has_type(source, "content") ? "content"
+                            : oai_has_type(source, "text")  ? "data"
+                                                            : "");
 }
 
 static int read_user_block(struct oai_rewrite *w, const cJSON *block, const char *path,
@@ -287,7 +282,8 @@ static int add_system(struct oai_rewrite *w, const cJSON *content, const char *p
     buf_open(&text, w->r->rules->body_bytes);
     cJSON_ArrayForEach(block, content) {
         oai_path(field, "%s[%d]", path, i++);
-        if (rc || is_type(block, "tool_addition") || is_type(block, "tool_removal")) continue;
+        if (rc || oai_has_type(block, "tool_addition") || oai_has_type(block, "tool_removal"))
+            continue;
         rc = oai_rewrite_part(w, block, field, texts, &part);
         if (!rc && text.size) buf_char(&text, '\n');
         if (!rc) buf_str(&text, part);
@@ -375,7 +371,7 @@ static int find_references(struct oai_rewrite *w) {
     if (!w->referred) return oai_no_memory(w->r);
     cJSON_ArrayForEach(message, json_get(w->body, "messages")) {
         cJSON_ArrayForEach(block, json_get(message, "content")) {
-            if (!is_type(block, "tool_result")) continue;
+            if (!oai_has_type(block, "tool_result")) continue;
             cJSON_ArrayForEach(part, json_get(block, "content")) {
                 const char *name = name_in_reference(part);
                 if (name && w->referred_count < OAI_TOOLS_MAX)

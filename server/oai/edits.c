@@ -20,10 +20,6 @@ static const char *text_of(const cJSON *node, const char *key) {
     return cJSON_IsString(text) ? text->valuestring : "";
 }
 
-static bool is_type(const cJSON *node, const char *type) {
-    return strcmp(text_of(node, "type"), type) == 0;
-}
-
 /* Returns the value of {"type": ..., "value": number}. */
 static double limit_of(const cJSON *edit, const char *key, double otherwise) {
     const cJSON *value = json_get(json_get(edit, key), "value");
@@ -40,7 +36,7 @@ static bool has_name(const cJSON *names, const char *name) {
 }
 
 /* Adds the tokens of a value's JSON text. Those of the template are not known yet. */
-static int add_tokens(struct oai_rewrite *w, const cJSON *node, size_t *tokens) {
+static int count_json_tokens(struct oai_rewrite *w, const cJSON *node, size_t *tokens) {
     struct engine_ids ids = {0};
     struct arena arena;
     struct fault fault;
@@ -59,36 +55,36 @@ static int add_tokens(struct oai_rewrite *w, const cJSON *node, size_t *tokens) 
 
 /* ---- Results of tools ---- */
 
-static int compare_ids(const void *a, const void *b) {
+static int compare_drops(const void *a, const void *b) {
     return strcmp(((const struct oai_drop *)a)->id, ((const struct oai_drop *)b)->id);
 }
 
 const struct oai_drop *oai_edits_drop(const struct oai_rewrite *w, const char *id) {
     const struct oai_drop key = {.id = id};
-    return w->drop_count ? bsearch(&key, w->drops, w->drop_count, sizeof key, compare_ids) : NULL;
+    return w->drop_count ? bsearch(&key, w->drops, w->drop_count, sizeof key, compare_drops) : NULL;
 }
 
 /* Chooses the first `count` calls, but for excluded tools, and counts their tokens. */
-static int drop_first(struct oai_rewrite *w, const cJSON *edit, size_t count) {
+static int choose_drops(struct oai_rewrite *w, const cJSON *edit, size_t count) {
     const cJSON *inputs = json_get(edit, "clear_tool_inputs"), *message, *block;
     size_t *tokens = &w->r->out->edits.use_tokens;
     w->drops = arena_alloc(w->r->arena, count, sizeof *w->drops);
     if (!w->drops) return oai_no_memory(w->r);
     EACH_BLOCK(w, message, block) {
         const char *name = text_of(block, "name");
-        if (count == 0 || !is_type(block, "tool_use")) continue;
+        if (count == 0 || !oai_has_type(block, "tool_use")) continue;
         count--;
         if (has_name(json_get(edit, "exclude_tools"), name)) continue;
         w->drops[w->drop_count++] =
             (struct oai_drop){text_of(block, "id"), cJSON_IsTrue(inputs) || has_name(inputs, name)};
     }
-    qsort(w->drops, w->drop_count, sizeof *w->drops, compare_ids);
+    qsort(w->drops, w->drop_count, sizeof *w->drops, compare_drops);
     EACH_BLOCK(w, message, block) {
-        bool result = is_type(block, "tool_result");
+        bool result = oai_has_type(block, "tool_result");
         const struct oai_drop *drop =
             oai_edits_drop(w, text_of(block, result ? "tool_use_id" : "id"));
         if (drop && (result || drop->bare) &&
-            add_tokens(w, json_get(block, result ? "content" : "input"), tokens))
+            count_json_tokens(w, json_get(block, result ? "content" : "input"), tokens))
             return -1;
     }
     return 0;
@@ -99,16 +95,16 @@ static int edit_uses(struct oai_rewrite *w, const cJSON *edit) {
     struct oai_edits *out = &w->r->out->edits;
     double keep = limit_of(edit, "keep", KEEP_USES);
     size_t uses = 0, size = 0;
-    EACH_BLOCK(w, message, block) uses += is_type(block, "tool_use");
+    EACH_BLOCK(w, message, block) uses += oai_has_type(block, "tool_use");
     if ((double)uses <= keep) return 0;
-    if (is_type(json_get(edit, "trigger"), "tool_uses"))
+    if (oai_has_type(json_get(edit, "trigger"), "tool_uses"))
         size = uses;
-    else if (add_tokens(w, json_get(body, "system"), &size) ||
-             add_tokens(w, json_get(body, "tools"), &size) ||
-             add_tokens(w, json_get(body, "messages"), &size))
+    else if (count_json_tokens(w, json_get(body, "system"), &size) ||
+             count_json_tokens(w, json_get(body, "tools"), &size) ||
+             count_json_tokens(w, json_get(body, "messages"), &size))
         return -1;
     if ((double)size <= limit_of(edit, "trigger", TRIGGER_TOKENS)) return 0;
-    if (drop_first(w, edit, uses - (size_t)keep)) return -1;
+    if (choose_drops(w, edit, uses - (size_t)keep)) return -1;
     if ((double)out->use_tokens < limit_of(edit, "clear_at_least", 0))
         w->drop_count = out->use_tokens = 0;
     out->uses = w->drop_count;
@@ -131,13 +127,13 @@ static int edit_turns(struct oai_rewrite *w, const cJSON *edit) {
         bool user = strcmp(text_of(message, "role"), "user") == 0;
         if (user && !cJSON_IsArray(content)) counted = false;
         cJSON_ArrayForEach(block, content) {
-            if (user && !is_type(block, "tool_result")) counted = false;
-            if (user || !is_type(block, "thinking")) continue;
+            if (user && !oai_has_type(block, "tool_result")) counted = false;
+            if (user || !oai_has_type(block, "thinking")) continue;
             seen += !counted;
             counted = true;
             if ((double)seen <= keep) continue;
             if (!w->thoughts_from) w->thoughts_from = at;
-            if (add_tokens(w, json_get(block, "thinking"), &out->turn_tokens)) return -1;
+            if (count_json_tokens(w, json_get(block, "thinking"), &out->turn_tokens)) return -1;
         }
     }
     out->turns = (double)seen > keep ? seen - (size_t)keep : 0;
@@ -150,8 +146,8 @@ int oai_edits_read(struct oai_rewrite *w) {
     const cJSON *given = json_get(w->body, "context_management"), *edit;
     w->r->out->edits.asked = cJSON_IsObject(given);
     cJSON_ArrayForEach(edit, json_get(given, "edits")) {
-        if ((is_type(edit, uses_type) && !w->drops && edit_uses(w, edit)) ||
-            (is_type(edit, turns_type) && !w->thoughts_from && edit_turns(w, edit)))
+        if ((oai_has_type(edit, uses_type) && !w->drops && edit_uses(w, edit)) ||
+            (oai_has_type(edit, turns_type) && !w->thoughts_from && edit_turns(w, edit)))
             return -1;
     }
     return 0;

@@ -23,6 +23,11 @@ int oai_rewrite_refuse(struct oai_rewrite *w, const char *field, const char *for
                       "Unsupported value for '%s': %s.", field, text);
 }
 
+bool oai_has_type(const cJSON *node, const char *type) {
+    const cJSON *own = json_get(node, "type");
+    return cJSON_IsString(own) && strcmp(own->valuestring, type) == 0;
+}
+
 static int put(struct oai_rewrite *w, cJSON *object, const char *name, cJSON *item) {
     if (item && cJSON_AddItemToObject(object, name, item)) return 0;
     cJSON_Delete(item);

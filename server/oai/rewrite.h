@@ -62,6 +62,8 @@ int oai_rewrite_defer(struct oai_rewrite *w);
 /* Returns the name by which the model knows a tool of the client; `space`: its namespace, or NULL.
  */
 const char *oai_rewrite_name(const struct oai_rewrite *w, const char *space, const char *name);
+/* Is the value of "type" this one? */
+bool oai_has_type(const cJSON *node, const char *type);
 /* Notes in the log, once for each type, that tools of this type are left out of the prompt. */
 void oai_rewrite_leave_out(const char *type);
 
