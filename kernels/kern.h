@@ -77,12 +77,20 @@ struct kern_matrix {
     const void *data;
     enum kern_dtype dtype;
     int64_t rows, cols;
-    int64_t groups;     /* KERN_SHARD_ROWS: number of groups of rows that stay together, such as the
-                           rows of a KV head; fewer groups than ranks are shared by ranks. 0: every row
-                           is a group */
-    int64_t stride;     /* elements from one row to the next; 0: cols, in blocks whole ones */
-    const float *scale; /* E4M3: [rows] factors of the rows; otherwise NULL */
+    int64_t groups; /* KERN_SHARD_ROWS: number of groups of rows that stay together, such as the
+                       rows of a KV head; fewer groups than ranks are shared by ranks. 0: every row
+                       is a group */
+    int64_t stride; /* elements from one row to the next; 0: cols, in blocks whole ones */
+    /* E4M3: [rows][scales] factors, each of `group` inputs of a row; otherwise NULL. The first
+       input is number `skipped` of its group. group 0: one factor for a whole row. */
+    const float *scale;
+    int64_t scales, group, skipped;
 };
+
+/* Factors from one row of an E4M3 matrix to the next. */
+static inline int64_t kern_row_scales(const struct kern_matrix *matrix) {
+    return matrix->group ? matrix->scales : 1;
+}
 
 /* Facts about a model that a backend gets before anything is loaded. */
 struct kern_shape {
@@ -590,7 +598,9 @@ struct kern_ops {
     /* How products round activations, for people; lives as long as the instance. NULL: in one way
      * for all weights. */
     const char *activations;
-    bool blocks; /* weight_load takes matrices in blocks */
+    bool blocks;       /* weight_load takes matrices in blocks */
+    bool scale_groups; /* and E4M3 matrices with several factors for a row, of groups of a multiple
+                          of KERN_BLOCK inputs */
     void (*close)(struct kern *kern);
     /* From now on the calling thread uses the instance; opening binds, too. A thread that uses
      * several instances binds each before using it. NULL: any thread may use any instance. */

@@ -57,7 +57,11 @@ struct kern_matrix shard_matrix(const struct comm *comm, const struct kern_matri
     own.data = (const char *)whole->data + (kern_dtype_blocks(whole->dtype)
                                                 ? first / KERN_BLOCK * sizeof(struct block)
                                                 : first * kern_dtype_bytes(whole->dtype));
-    if (own.scale) own.scale += rows->first;
+    if (own.scale) own.scale += rows->first * kern_row_scales(whole);
+    if (own.group) {
+        own.scale += (whole->skipped + cols.first) / own.group;
+        own.skipped = (whole->skipped + cols.first) % own.group;
+    }
     return own;
 }
 

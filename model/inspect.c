@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "model/blocks.h"
 #include "model/internal.h"
+#include "model/packed.h"
 
 #define TYPES_MAX 64
 
@@ -41,6 +42,9 @@ static double loaded_bytes(const struct tensor *tensor) {
     if (strcmp(tensor->type, "MXFP4") == 0 || strcmp(tensor->type, "U8") == 0)
         return 2 * elements_of(tensor);
     if (tensor->dtype != TENSOR_BLOCKS) return (double)tensor->bytes;
+    int64_t group;
+    if (tensor->packed && packed_row_scales(tensor->packed, &group))
+        return elements_of(tensor) * (group ? 1 + 4.0 / (double)group : 1);
     if (tensor->packed && !block_dtype_of(tensor, &dtype))
         return (double)kern_dtype_bytes(packed_dtype(tensor->packed)) * elements_of(tensor);
     if (!block_dtype_of(tensor, &dtype)) return 4 * elements_of(tensor);

@@ -1,5 +1,6 @@
 /* Weights: from the files, or the generator, into the backend. Which tensors there are is said by
  * tensors.h. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "kernels/quantize.h"
 #include "model/blocks.h"
 #include "model/internal.h"
+#include "model/packed.h"
 #include "model/rounding.h"
 #include "model/rows.h"
 #include "model/tensors.h"
@@ -272,6 +274,33 @@ static bool in_blocks(const struct loader *loader, const struct slot *slot, int 
            rounding_is_done(loader->weights, loader->naming, slot, layer, loader->expert);
 }
 
+/* How many factors a row of the tensor has that the backend takes beside the codes in E4M3, of
+ * *group inputs each; 0: it takes other numbers. */
+static int64_t row_scales(const struct loader *loader, const struct slot *slot, int layer,
+                          const struct tensor *tensor, int64_t *group) {
+    const enum quantization to =
+        rounding_format(&loader->model->config, slot, layer, loader->options->quantization);
+    *group = 0;
+    if (!tensor->packed || !loader->model->kern->ops->scale_groups ||
+        (to != QUANTIZE_NONE && to != QUANTIZE_FP8) || slot->shard == KERN_SHARD_VOCAB ||
+        slot->shard == KERN_SHARD_NONE)
+        return 0;
+    return packed_row_scales(tensor->packed, group);
+}
+
+/* The most factors that a row of the slot's matrices has, at least 1. */
+static size_t most_row_scales(const struct loader *loader, const struct slot *slot, int layer) {
+    char name[TENSOR_NAME_MAX];
+    int64_t most = 1, group;
+    for (int i = 0; i < slot->count; i++) {
+        name_of(loader, slot->parts[i], layer, name);
+        const struct tensor *tensor = weights_find(loader->weights, name);
+        const int64_t count = tensor ? row_scales(loader, slot, layer, tensor, &group) : 0;
+        most = count > most ? count : most;
+    }
+    return (size_t)most;
+}
+
 /* In memory on the way to the backend. */
 static size_t matrix_bytes(const struct kern_matrix *m) {
     if (kern_dtype_blocks(m->dtype))
@@ -280,7 +309,8 @@ static size_t matrix_bytes(const struct kern_matrix *m) {
 }
 
 static size_t loaded_bytes(const struct kern_matrix *m, const struct tensor *tensor) {
-    if (!kern_dtype_blocks(m->dtype)) return matrix_bytes(m);
+    if (!kern_dtype_blocks(m->dtype))
+        return matrix_bytes(m) + (size_t)(m->rows * m->scales) * sizeof *m->scale;
     return (size_t)((double)(m->rows * m->cols) * block_loaded_bits(tensor) / 8);
 }
 
@@ -330,6 +360,22 @@ static bool is_split_mxfp4(const struct loader *loader, enum role role, const ch
            !(tensor && tensor->dtype == TENSOR_BLOCKS);
 }
 
+/* The factors of an FP8 matrix whose codes are taken as they are. */
+static int read_block_scales(struct loader *loader, const char *name, const struct rows *rows,
+                             float *scales, struct kern_matrix *out) {
+    const struct packed *packed = rows->tensor->packed;
+    out->scale = scales;
+    out->scales = packed_row_scales(packed, &out->group);
+    for (int64_t i = 0; i < rows->count; i++, scales += out->scales) {
+        const int64_t row = rows->first + rows_source(rows, i);
+        if (!packed_read_scales(packed, row, scales))
+            return fault_set(loader->fault, ERR_INVALID, name,
+                             "a scale of row %lld is not a number from 0 to %g", (long long)row,
+                             (double)(FLT_MAX / QUANTIZE_MOST));
+    }
+    return 0;
+}
+
 /* `room` NULL: only the description is checked. Adds to `bytes` what it takes when it is loaded. */
 static int find_matrix(struct loader *loader, const struct slot *slot, int part, int layer,
                        bool blocks, float *scales, char **room, struct kern_matrix *out,
@@ -355,10 +401,12 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
                               .count = out->rows,
                               .order = order_of(loader, slot->parts[part]),
                               .head = loader->model->config.head_dim,
-                              .blocks = blocks};
+                              .blocks = blocks,
+                              .codes = row_scales(loader, slot, layer, tensor, &out->group) > 0};
     out->data = rows_at(&rows);
     out->dtype = rows_dtype(&rows);
     if (blocks) (void)block_dtype_of(tensor, &out->dtype);
+    if (rows.codes && (rc = read_block_scales(loader, name, &rows, scales, out))) return rc;
     *bytes += loaded_bytes(out, tensor);
     loader->read += tensor->bytes / (size_t)experts * (size_t)out->rows / (size_t)all;
     if (tensor->dtype != TENSOR_E4M3) return room ? read_rows(loader, name, &rows, room, out) : 0;
@@ -380,13 +428,17 @@ static bool is_made(const struct loader *loader, const struct slot *slot, int la
     for (int i = 0; i < slot->count; i++) {
         name_of(loader, slot->parts[i], layer, name);
         const struct tensor *tensor = weights_find(loader->weights, name);
-        if (tensor && (tensor->turned || tensor->dtype == TENSOR_BLOCKS)) return true;
+        int64_t group;
+        if (tensor && (tensor->turned || (tensor->dtype == TENSOR_BLOCKS &&
+                                          !row_scales(loader, slot, layer, tensor, &group))))
+            return true;
     }
     return false;
 }
 
+/* `scales`: [rows][most_scales]. */
 static int find_matrices(struct loader *loader, int layer, const struct slot *slot, float *scales,
-                         struct kern_matrix *matrices, size_t *bytes) {
+                         size_t most_scales, struct kern_matrix *matrices, size_t *bytes) {
     size_t row = 0, rows = 0;
     char *room = NULL;
     const bool check_only = loader->options->check_only, blocks = in_blocks(loader, slot, layer);
@@ -399,7 +451,7 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
     }
     for (int i = 0; i < slot->count; i++) {
         struct kern_matrix *m = &matrices[i];
-        int rc = find_matrix(loader, slot, i, layer, blocks, scales + row,
+        int rc = find_matrix(loader, slot, i, layer, blocks, scales + row * most_scales,
                              check_only ? NULL : &room, m, bytes);
         if (rc) return rc;
         row += (size_t)m->rows;
@@ -423,9 +475,10 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     if (!loader->weights && loader->options->check_only) return 0;
     if (!loader->weights) return load_random_matrix(loader, matrices, slot, layer, out);
     name_of(loader, slot->parts[0], layer, name);
-    float *scales = mem_try_alloc(rows, sizeof *scales);
+    const size_t most_scales = most_row_scales(loader, slot, layer);
+    float *scales = mem_try_alloc(rows, most_scales * sizeof *scales);
     if (!scales) return fault_set(loader->fault, ERR_NOMEM, name, "no memory for its scales");
-    int rc = find_matrices(loader, layer, slot, scales, matrices, &bytes);
+    int rc = find_matrices(loader, layer, slot, scales, most_scales, matrices, &bytes);
     struct kern_matrix found[SLOT_PARTS_MAX];
     memcpy(found, matrices, sizeof found);
     if (!rc && !loader->options->check_only)

@@ -1,5 +1,6 @@
 #include "model/packed.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 #include "base/mem.h"
 #include "kernels/blocks.h"
 #include "kernels/number.h"
+#include "kernels/quantize.h"
 #include "model/weights.h"
 
 #define WORD 8 /* numbers in an I32 */
@@ -110,13 +112,33 @@ enum kern_dtype packed_dtype(const struct packed *packed) {
     return packed->narrow ? KERN_BF16 : KERN_F32;
 }
 
+static float block_scale(const struct packed *p, int64_t row, int64_t group) {
+    float scale = 0;
+    (void)tensor_read_floats(&p->scales, (size_t)(row / p->block_rows * p->groups + group), 1,
+                             &scale);
+    return scale;
+}
+
+int64_t packed_row_scales(const struct packed *p, int64_t *group) {
+    const bool taken = p->kind == PACKING_FP8 && (p->groups == 1 || p->group % KERN_BLOCK == 0);
+    *group = taken && p->groups > 1 ? p->group : 0;
+    return taken ? p->groups : 0;
+}
+
+bool packed_read_scales(const struct packed *p, int64_t row, float *out) {
+    bool valid = true;
+    for (int64_t g = 0; g < p->groups; g++) {
+        out[g] = block_scale(p, row, g);
+        valid &= out[g] >= 0 && out[g] <= FLT_MAX / QUANTIZE_MOST;
+    }
+    return valid;
+}
+
 static void read_e4m3(const struct packed *p, int64_t row, int64_t at, int64_t count, float *out) {
     const uint8_t *codes = (const uint8_t *)p->codes + row * p->cols;
     for (int64_t i = at, end; i < at + count; i = end) {
         const int64_t group = i / p->group;
-        float scale = 0;
-        (void)tensor_read_floats(&p->scales, (size_t)(row / p->block_rows * p->groups + group), 1,
-                                 &scale);
+        const float scale = block_scale(p, row, group);
         end = (group + 1) * p->group < at + count ? (group + 1) * p->group : at + count;
         for (int64_t k = i; k < end; k++) *out++ = scale * number_from_e4m3(codes[k]);
     }

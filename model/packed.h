@@ -20,8 +20,9 @@
  *
  * FP8 has X.weight [O, I] in E4M3, with a scale in X.weight_scale_inv or X.weight_scale for each
  * block of inputs and outputs, [O / rows of a block, I / its cols], rounded up. Dimensions of 1 may
- * stand between. w = s times the code: as float32, or as bf16 where that holds every product. A
- * matrix with one scale, or one per output, is not joined: backends take it as it is.
+ * stand between. w = s times the code. Backends take codes and scales as they are, or w as float32,
+ * or as bf16 where that holds every product. A matrix with one scale, or one per output, is not
+ * joined.
  *
  * keepd's own: X.weight.Q8_0 or X.weight.Q4_1, U8 [.., rows, bytes of a row], with the blocks of
  * that GGUF type.
@@ -76,6 +77,11 @@ void packed_close(struct packed_set *set);
 bool packed_blocks_dtype(const struct packed *packed, enum kern_dtype *dtype);
 /* The narrowest type that holds all its numbers: F32, of FP8 perhaps BF16. */
 enum kern_dtype packed_dtype(const struct packed *packed);
+/* FP8: how many factors a row has, each of *group inputs; *group 0: one, of all inputs. Returns 0
+ * for other kinds, and where groups are no multiple of KERN_BLOCK. */
+int64_t packed_row_scales(const struct packed *packed, int64_t *group);
+/* Reads the factors of a row. False: one of them is no number from 0 on. */
+bool packed_read_scales(const struct packed *packed, int64_t row, float *out);
 /* Writes blocks [first, first + count) of a row; not of FP8. */
 void packed_blocks(const struct packed *packed, int64_t row, int64_t first, int64_t count,
                    struct block *out);

@@ -17,7 +17,8 @@ struct reading {
     const struct rows *rows;
     block_reader *blocks; /* reader of the tensor's GGUF type, or NULL */
     block_maker *make;    /* maker of the same, or NULL */
-    bool wide;            /* numbers of blocks become floats, not struct block */
+    bool wide;            /* numbers of blocks become floats */
+    bool made;            /* blocks become struct block */
     size_t from_bytes;    /* one row in the file */
     int64_t cols;
     char *to;        /* NULL: they stay in the file */
@@ -60,6 +61,7 @@ size_t rows_bytes(const struct rows *rows) {
 enum kern_dtype rows_dtype(const struct rows *rows) {
     const struct tensor *tensor = rows->tensor;
     if (rows->scales) return KERN_BF16;
+    if (rows->codes) return KERN_E4M3;
     if (tensor->packed) return packed_dtype(tensor->packed);
     if (tensor->dtype == TENSOR_BLOCKS)
         return tensor->format == GGUF_FORMAT_MXFP4 ? KERN_BF16 : KERN_F32;
@@ -69,9 +71,12 @@ enum kern_dtype rows_dtype(const struct rows *rows) {
                                           : KERN_BF16;
 }
 
-/* The first number with an exponent of all ones, or `count`. */
+/* The first number with an exponent of all ones, or NaN in E4M3; or `count`. */
 static int64_t find_special(const char *from, int64_t count, enum kern_dtype dtype) {
-    const uint32_t ones = dtype == KERN_F16 ? 0x7c00 : dtype == KERN_BF16 ? 0x7f80 : 0x7f800000;
+    const uint32_t ones = dtype == KERN_F16    ? 0x7c00
+                          : dtype == KERN_BF16 ? 0x7f80
+                          : dtype == KERN_E4M3 ? 0x7f
+                                               : 0x7f800000;
     const size_t size = kern_dtype_bytes(dtype);
     for (int64_t at = 0, end; at < count; at = end) {
         unsigned any = 0;
@@ -86,6 +91,7 @@ static int64_t find_special(const char *from, int64_t count, enum kern_dtype dty
             memcpy(&bits, from + 4 * i, sizeof bits);
             any |= (bits & ones) == ones;
         }
+        for (int64_t i = at; i < end && size == 1; i++) any |= ((uint8_t)from[i] & ones) == ones;
         for (int64_t i = at; any && i < end; i++) {
             uint32_t bits = 0;
             memcpy(&bits, from + (size_t)i * size, size);
@@ -164,8 +170,7 @@ static void read_row(struct reading *job, int64_t row) {
     const int64_t source = rows_source(job->rows, row);
     const char *from = (const char *)rows_at(job->rows) + (size_t)source * job->from_bytes;
     char *to = job->to ? job->to + (size_t)row * job->to_bytes : NULL;
-    const bool made = job->rows->tensor->dtype == TENSOR_BLOCKS && !job->wide;
-    if (made)
+    if (job->made)
         make_blocks(job, source, (struct block *)(void *)to);
     else if (job->wide && job->dtype == KERN_F32)
         read_blocks(job, source, 0, job->cols, (float *)(void *)to);
@@ -175,8 +180,8 @@ static void read_row(struct reading *job, int64_t row) {
         read_turned(job, source, to);
     else if (to)
         memcpy(to, from, job->from_bytes);
-    int64_t bad = made ? find_bad_block((const struct block *)(const void *)to, job->cols)
-                       : find_special(to ? to : from, job->cols, job->dtype);
+    int64_t bad = job->made ? find_bad_block((const struct block *)(const void *)to, job->cols)
+                            : find_special(to ? to : from, job->cols, job->dtype);
     if (bad == job->cols) return;
     bad += (job->rows->first + source) * job->cols;
     int64_t before = atomic_load(&job->bad);
@@ -193,7 +198,7 @@ static void read_some(void *arg, int worker) {
 
 bool rows_need_room(const struct rows *rows) {
     return rows->order || rows->step > 1 || rows->scales || rows->tensor->turned ||
-           rows->tensor->dtype == TENSOR_BLOCKS;
+           (rows->tensor->dtype == TENSOR_BLOCKS && !rows->codes);
 }
 
 int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
@@ -205,15 +210,16 @@ int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
                           .to = to,
                           .dtype = rows_dtype(rows),
                           .bad = INT64_MAX};
-    const bool blocks = tensor->dtype == TENSOR_BLOCKS;
+    const bool blocks = tensor->dtype == TENSOR_BLOCKS && !rows->codes;
     enum kern_dtype dtype;
     if (blocks && !tensor->packed) {
         job.blocks = block_reader_of(tensor->format);
         job.make = block_maker_of(tensor->format, &dtype);
     }
     job.wide = rows->scales || (blocks && !rows->blocks);
-    job.to_bytes = blocks && rows->blocks ? (size_t)blocks_of(job.cols) * sizeof(struct block)
-                                          : (size_t)job.cols * kern_dtype_bytes(job.dtype);
+    job.made = blocks && rows->blocks;
+    job.to_bytes = job.made ? (size_t)blocks_of(job.cols) * sizeof(struct block)
+                            : (size_t)job.cols * kern_dtype_bytes(job.dtype);
     cpu_tickets_set(&job.tickets, rows->count);
     cpu_team_run(team, read_some, &job);
     return job.bad == INT64_MAX ? -1 : job.bad;

@@ -8,7 +8,7 @@
 #include "model/weights.h"
 
 /* Rows [first, first + count) of a matrix, or of several that follow each other in one tensor, of
- * F32, F16, BF16 or BLOCKS. */
+ * F32, F16, BF16, E4M3 or BLOCKS. */
 struct rows {
     const struct tensor *tensor;
     const struct tensor *scales; /* scales of split MXFP4 (tensors.h), or NULL */
@@ -17,6 +17,7 @@ struct rows {
     const int *order; /* [head] within each `head` rows, the file's row of each; NULL: the same */
     int head;
     bool blocks; /* a matrix of BLOCKS becomes struct block, otherwise float32 */
+    bool codes;  /* an FP8 matrix of `packed` remains in E4M3 */
 };
 
 int64_t rows_source(const struct rows *rows, int64_t row); /* the file's, counted from `first` */

@@ -230,6 +230,7 @@ static void op_close(struct kern *kern) {
 
 static const struct kern_ops table = {
     .blocks = true,
+    .scale_groups = true,
     .close = op_close,
     .mem_alloc = op_mem_alloc,
     .mem_free = op_mem_free,

@@ -48,7 +48,11 @@ struct kern_weight {
     bool halves;                 /* CPU_BLOCKS, not grouped: factors are float16 */
     size_t panel_bytes;
     char *data;
-    float *scale; /* [rows]: E4M3, otherwise NULL */
+    float *scale; /* [rows]: E4M3 with one factor for a row, otherwise NULL */
+    /* E4M3 with factors of `group` inputs: [groups][panels of 16], otherwise NULL and 0. The first
+       input is number `skipped` of its group. Leaves begin at multiples of KERN_BLOCK. */
+    float *group_scale;
+    int64_t group, skipped;
     /* Parts of a joined weight whose blocks have unlike layouts are weights of their own, which
        follow each other: this one has `rows` of the `width` outputs, from `first` on. The members
        below are the first one's. */
@@ -74,8 +78,13 @@ struct cpu_leaf {
     int64_t place;        /* first input of the leaf within a panel */
 };
 
+/* Leaves begin at multiples of so many inputs. */
+static inline int64_t cpu_leaf_unit(const struct kern_weight *w) {
+    return w->layout == CPU_BLOCKS || w->group ? KERN_BLOCK : 1;
+}
+
 static inline struct cpu_leaf cpu_leaf_of(const struct kern_weight *w, int leaf) {
-    int64_t unit = w->layout == CPU_BLOCKS ? KERN_BLOCK : 1, units = (w->cols + unit - 1) / unit;
+    int64_t unit = cpu_leaf_unit(w), units = (w->cols + unit - 1) / unit;
     int64_t first = units * leaf / w->leaves * unit, end = units * (leaf + 1) / w->leaves * unit;
     return (struct cpu_leaf){.first = first,
                              .count = (end < w->cols ? end : w->cols) - first,
@@ -185,6 +194,7 @@ struct cpu_kernels {
     void (*pack_x)(const struct cpu_matmul_job *job, int row, char *packed);
     bool packs_blocks; /* is x packed for weights in blocks, too? struct cpu_block_kernels is not
                           used then */
+    bool packs_groups; /* and for weights with factors of groups? */
 
     const struct cpu_math *math; /* observing attention, comparing keys */
     size_t (*attend_scratch)(const struct kern_cache_options *options);

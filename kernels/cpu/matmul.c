@@ -26,8 +26,8 @@ static size_t partial_bytes(const struct cpu *cpu, const struct kern_weight *w) 
 /* Are the weight's products of packed activations? */
 static bool is_packed(const struct cpu *cpu, const struct kern_weight *w) {
     const struct cpu_kernels *k = cpu->kernels;
-    return k->pack_x &&
-           (w->layout >= CPU_PANEL_PAIRS || (w->layout == CPU_BLOCKS && k->packs_blocks));
+    if (!k->pack_x || (w->group && !k->packs_groups)) return false;
+    return w->layout >= CPU_PANEL_PAIRS || (w->layout == CPU_BLOCKS && k->packs_blocks);
 }
 
 /* Are they of rounded activations? */
@@ -184,12 +184,13 @@ static void multiply_weight(struct cpu *cpu, float *y, const float *x,
     }
 }
 
-/* Multiplies this rank's inputs and outputs. `scale`: scales of the sums, or NULL. */
+/* Multiplies this rank's inputs and outputs. `whole`: its sums are whole and get their scales. */
 static void multiply_own(struct cpu *cpu, float *y, const float *x,
-                         const struct kern_weight *weight, const float *scale, const float *bias,
-                         int rows, enum kern_matmul_mode mode) {
+                         const struct kern_weight *weight, bool whole, const float *bias, int rows,
+                         enum kern_matmul_mode mode) {
     for (const struct kern_weight *w = weight; w; w = w->next)
-        multiply_weight(cpu, y + w->first, x, w, scale, bias ? bias + w->first : NULL, rows, mode);
+        multiply_weight(cpu, y + w->first, x, w, whole ? w->scale : NULL,
+                        bias ? bias + w->first : NULL, rows, mode);
 }
 
 /* ---- Several ranks ---- */
@@ -236,7 +237,7 @@ static void multiply_summed(struct cpu *cpu, float *y, const float *x, const str
     for (int row = 0; row < rows; row += MATMUL_ROWS) {
         int count = rows - row < MATMUL_ROWS ? rows - row : MATMUL_ROWS;
         size_t floats = (size_t)count * (size_t)w->rows;
-        multiply_own(cpu, sums, x + row * w->cols, w, NULL, NULL, count, KERN_SET);
+        multiply_own(cpu, sums, x + row * w->cols, w, false, NULL, count, KERN_SET);
         cpu_note(cpu, cpu->comm->ops->all_reduce(cpu->comm, sums, floats, COMM_F32, COMM_SUM));
         struct finish job = {.y = y + row * w->rows,
                              .sums = sums,
@@ -268,7 +269,7 @@ static void multiply_gathered(struct cpu *cpu, float *y, const float *x,
     float *own = (float *)cpu->partial.mem + (size_t)cpu->comm->rank * stride;
     for (int row = 0; row < rows; row += GATHER_ROWS) {
         int count = rows - row < GATHER_ROWS ? rows - row : GATHER_ROWS;
-        multiply_own(cpu, own, x + row * w->cols, w, w->scale, NULL, count, KERN_SET);
+        multiply_own(cpu, own, x + row * w->cols, w, true, NULL, count, KERN_SET);
         cpu_note(cpu,
                  cpu->comm->ops->all_gather(cpu->comm, cpu->partial.mem, stride * sizeof(float)));
         if (cpu->comm->rank == 0) join_rows(cpu, y + row * w->rows_model, w, count);
@@ -285,6 +286,6 @@ void cpu_matmul(struct kern *kern, float *y, const float *x, const struct kern_w
         CHECK(!bias && mode == KERN_SET);
         multiply_gathered(cpu, y, x, weight, rows);
     } else {
-        multiply_own(cpu, y, x, weight, weight->scale, own_bias(cpu, weight, bias), rows, mode);
+        multiply_own(cpu, y, x, weight, true, own_bias(cpu, weight, bias), rows, mode);
     }
 }

@@ -209,6 +209,29 @@ struct block_of_outputs {
     const float *wide; /* the panel in float32, of a weight in blocks; otherwise NULL */
 };
 
+/* A leaf of a weight with factors of groups: the sums of each group times its factors. */
+static void add_groups(block_sums sum, const struct cpu_matmul_job *job,
+                       const struct block_of_outputs *b, struct cpu_leaf leaf,
+                       struct leaf_data in) {
+    const struct kern_weight *w = job->weight;
+    const struct shape *shape = shape_of(b->rows, b->panels);
+    const int64_t row_scales = w->panels * PANEL;
+    block_sums part;
+    memset(sum, 0, sizeof part);
+    for (int64_t at = 0, count; at < leaf.count; at += count) {
+        const int64_t from = w->skipped + leaf.first + at, left = w->group - from % w->group;
+        const float *scale = w->group_scale + from / w->group * row_scales + b->panel * PANEL;
+        count = in.count = leaf.count - at < left ? leaf.count - at : left;
+        shape->e4m3(part, &in);
+        for (int r = 0; r < b->rows; r++)
+            for (int p = 0; p < b->panels; p++)
+                sum[r][p] = v16_fma(part[r][p], v16_load(scale + (ptrdiff_t)p * PANEL), sum[r][p]);
+        in.x += count;
+        in.packed += in.packed ? 2 * count : 0;
+        in.panel += count * PANEL;
+    }
+}
+
 static void one_leaf(block_sums sum, const struct cpu_matmul_job *job,
                      const struct block_of_outputs *b, struct cpu_leaf leaf) {
     const struct kern_weight *w = job->weight;
@@ -225,7 +248,10 @@ static void one_leaf(block_sums sum, const struct cpu_matmul_job *job,
         shape->pairs(sum, &in);
     } else if (w->layout == CPU_PANEL_E4M3) {
         in.panel += leaf.place * PANEL;
-        shape->e4m3(sum, &in);
+        if (w->group)
+            add_groups(sum, job, b, leaf, in);
+        else
+            shape->e4m3(sum, &in);
     } else {
         if (b->wide) in.panel = (const char *)b->wide;
         in.panel += leaf.place * PANEL * 4;
@@ -315,6 +341,7 @@ const struct cpu_kernels VEC(kernels) = {
     .matmul_scratch = VEC(matmul_scratch),
     .packed_bytes = packed_bytes,
     .pack_x = pack_x,
+    .packs_groups = true,
     .rms_norm = cpu_rms_norm_avx512,
     .glu = cpu_glu_avx512,
     .rope = cpu_rope_avx512,

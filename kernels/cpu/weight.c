@@ -22,7 +22,7 @@ struct packing {
 struct source {
     const char *data;
     enum kern_dtype dtype;
-    float scale;
+    const float *scale; /* as kern_matrix.scale, or NULL */
 };
 
 static struct source source_row(const struct kern_matrix *part, int64_t row) {
@@ -32,13 +32,14 @@ static struct source source_row(const struct kern_matrix *part, int64_t row) {
                                         : at * kern_dtype_bytes(part->dtype);
     return (struct source){.data = (const char *)part->data + at,
                            .dtype = part->dtype,
-                           .scale = part->scale ? part->scale[row] : 1};
+                           .scale = part->scale ? part->scale + row * kern_row_scales(part) : NULL};
 }
 
 static void pack_floats(float *to, int64_t step, const struct source *from, int64_t count) {
     size_t size = kern_dtype_bytes(from->dtype);
     for (int64_t i = 0; i < count; i++)
-        to[i * step] = from->scale * number_element(from->data + (size_t)i * size, from->dtype);
+        to[i * step] = (from->scale ? *from->scale : 1) *
+                       number_element(from->data + (size_t)i * size, from->dtype);
 }
 
 /* Packs numbers of `size` bytes. */
@@ -53,6 +54,11 @@ static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char 
     }
 }
 
+/* Factors of a row. */
+static int64_t group_count(const struct kern_weight *w) {
+    return w->group ? (w->skipped + w->cols + w->group - 1) / w->group : 0;
+}
+
 static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int64_t row) {
     struct source from = source_row(parts, row);
     if (w->layout == CPU_BLOCKS) {
@@ -61,7 +67,9 @@ static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int
     }
     int lane = (int)(row % PANEL);
     size_t size = kern_dtype_bytes(from.dtype);
-    if (w->scale) w->scale[row] = from.scale;
+    if (w->scale) w->scale[row] = *from.scale;
+    for (int64_t g = 0; g < group_count(w); g++)
+        w->group_scale[g * w->panels * PANEL + row] = from.scale[g];
     if (w->layout >= CPU_PANEL_PAIRS)
         pack_pairs(w, row, lane, from.data, size);
     else if (w->layout == CPU_ROWS && from.dtype == w->dtype)
@@ -123,11 +131,12 @@ static int check_parts(const struct cpu *cpu, const struct kern_matrix *parts, i
                              (long long)parts[i].rows, (long long)parts[i].cols);
         CHECK((parts[i].dtype == KERN_E4M3) == (parts[i].scale != NULL));
         CHECK(kern_dtype_blocks(parts[i].dtype) == kern_dtype_blocks(parts[0].dtype));
+        CHECK(parts[i].group % KERN_BLOCK == 0 && (!parts[i].group || parts[i].scale));
         rows += parts[i].rows;
     }
     if (rows > INT32_MAX) return fault_set(fault, ERR_UNSUPPORTED, "", "too many rows");
-    if (kern_dtype_blocks(parts[0].dtype) && shard == KERN_SHARD_COLS && cpu->comm->ranks > 1 &&
-        parts[0].cols % ((int64_t)cpu->comm->ranks * KERN_BLOCK))
+    if ((kern_dtype_blocks(parts[0].dtype) || parts[0].group) && shard == KERN_SHARD_COLS &&
+        cpu->comm->ranks > 1 && parts[0].cols % ((int64_t)cpu->comm->ranks * KERN_BLOCK))
         return fault_set(fault, ERR_UNSUPPORTED, "tensor-parallel-size",
                          "%lld inputs cannot be split over %d ranks in whole blocks of %d",
                          (long long)parts[0].cols, cpu->comm->ranks, KERN_BLOCK);
@@ -152,6 +161,8 @@ static void weight_add_part(struct kern_weight *w, const struct kern_matrix *par
     if (w->rows == 0) w->dtype = part->dtype;
     if (w->dtype != part->dtype) w->dtype = KERN_F32;
     w->cols = part->cols;
+    w->group = part->group;
+    w->skipped = part->skipped;
     w->rows += part->rows;
     w->panels = (w->rows + PANEL - 1) / PANEL;
     if (kern_dtype_blocks(part->dtype)) w->blocks = blocks_of(w->cols);
@@ -162,7 +173,8 @@ static size_t place(struct kern_weight *w, const struct cpu_kernels *kernels) {
                 : w->dtype == KERN_BF16     ? kernels->layout_bf16
                 : w->dtype == KERN_E4M3     ? kernels->layout_e4m3
                                             : kernels->layout_other;
-    w->leaf_depth = (w->cols + w->leaves - 1) / w->leaves;
+    const int64_t unit = cpu_leaf_unit(w), units = (w->cols + unit - 1) / unit;
+    w->leaf_depth = (units + w->leaves - 1) / w->leaves * unit;
     w->depth = w->cols;
     if (w->layout == CPU_ROWS)
         return (size_t)w->rows * (size_t)w->cols * kern_dtype_bytes(w->dtype);
@@ -193,7 +205,15 @@ static int choose_forms(struct cpu *cpu, const struct kern_weight *w, const stru
 }
 
 static bool is_alike(const struct kern_weight *a, const struct kern_weight *b) {
+    if (a->group != b->group) return false;
     return a->form == b->form && a->halves == b->halves && (!a->form || a->dtype == b->dtype);
+}
+
+static bool reserve_scales(struct kern_weight *w) {
+    if (w->dtype != KERN_E4M3) return true;
+    if (!w->group) return (w->scale = cpu_alloc((size_t)w->rows * sizeof *w->scale)) != NULL;
+    const size_t count = (size_t)(group_count(w) * w->panels * PANEL);
+    return (w->group_scale = cpu_alloc(count * sizeof *w->group_scale)) != NULL;
 }
 
 /* Loads the first parts that lie alike into one weight. Returns their number, or an error. */
@@ -205,8 +225,7 @@ static int load_parts(struct cpu *cpu, struct kern_weight *w, const struct kern_
     w->halves = forms->halves;
     while (taken < count && is_alike(forms, &forms[taken])) weight_add_part(w, &own[taken++]);
     w->data = cpu_arena_alloc(&cpu->weights, place(w, cpu->kernels));
-    if (w->dtype == KERN_E4M3) w->scale = cpu_alloc((size_t)w->rows * sizeof *w->scale);
-    const bool room = w->data && (w->scale || w->dtype != KERN_E4M3);
+    const bool room = w->data && reserve_scales(w);
     const int rc = room ? cpu_matmul_reserve(cpu, w) : ERR_NOMEM;
     if (rc) return rc;
     cpu_tickets_set(&job.panels, w->panels);
@@ -267,6 +286,7 @@ void cpu_weight_free(struct kern *kern, struct kern_weight *weight) {
         next = w->next;
         cpu_arena_free(&cpu_of(kern)->weights, w->data);
         cpu_free(w->scale);
+        cpu_free(w->group_scale);
         mem_free(w);
     }
 }
@@ -281,9 +301,15 @@ static void block_numbers(const struct kern_weight *w, int64_t row, float *out) 
     }
 }
 
+/* The weight of a joined one that has the row, whose number there becomes *row. */
+static const struct kern_weight *weight_with_row(const struct kern_weight *w, int64_t *row) {
+    for (; w && *row >= w->rows; w = w->next) *row -= w->rows;
+    CHECK(w && *row >= 0);
+    return w;
+}
+
 void cpu_weight_numbers(const struct kern_weight *w, int64_t row, float *out) {
-    for (; w && row >= w->rows; w = w->next) row -= w->rows;
-    CHECK(w && row >= 0);
+    w = weight_with_row(w, &row);
     if (w->layout == CPU_BLOCKS) {
         block_numbers(w, row, out);
         return;
@@ -308,9 +334,12 @@ void cpu_weight_numbers(const struct kern_weight *w, int64_t row, float *out) {
                     number_element(from + (size_t)(i / 2 * 2 * PANEL + (i & 1)) * size, w->dtype);
         }
     }
+    for (int64_t i = 0; w->group && i < w->cols; i++)
+        out[i] *= w->group_scale[(w->skipped + i) / w->group * w->panels * PANEL + row];
 }
 
 void cpu_weight_row(const struct kern_weight *w, int64_t row, float *out) {
+    w = weight_with_row(w, &row);
     cpu_weight_numbers(w, row, out);
     for (int64_t i = 0; w->scale && i < w->cols; i++) out[i] *= w->scale[row];
 }

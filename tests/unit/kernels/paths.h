@@ -49,7 +49,7 @@ static inline bool path_is(int path, const char *name) {
 struct test_matrix {
     struct kern_matrix file;
     float *value; /* [rows * cols] */
-    float *scale; /* [rows], E4M3: powers of two, so that it does not matter when they multiply */
+    float *scale; /* E4M3: [rows], powers of two, so that it does not matter when they multiply */
     void *bytes;
 };
 
@@ -113,6 +113,28 @@ static inline struct test_matrix matrix_make(int64_t rows, int64_t cols, enum ke
     }
     m.file = (struct kern_matrix){.data = to, .dtype = dtype, .rows = rows, .cols = cols};
     if (dtype == KERN_E4M3) m.file.scale = m.scale;
+    return m;
+}
+
+/* E4M3 with a factor for each `group` inputs of a row, of which the first has but `group -
+ * skipped`.
+ */
+static inline struct test_matrix matrix_of_groups(int64_t rows, int64_t cols, int64_t group,
+                                                  int64_t skipped, uint64_t seed) {
+    struct test_matrix m = matrix_make(rows, cols, KERN_E4M3, seed);
+    const int64_t scales = (skipped + cols + group - 1) / group;
+    free(m.scale);
+    m.scale = malloc((size_t)(rows * scales) * sizeof *m.scale);
+    if (!m.scale) abort();
+    for (int64_t i = 0; i < rows * scales; i++)
+        m.scale[i] = 0.001f + (float)(mix(seed + (uint64_t)i) % 64) / 4096;
+    for (int64_t i = 0; i < rows * cols; i++)
+        m.value[i] = m.scale[i / cols * scales + (skipped + i % cols) / group] *
+                     number_from_e4m3(((const uint8_t *)m.file.data)[i]);
+    m.file.scale = m.scale;
+    m.file.scales = scales;
+    m.file.group = group;
+    m.file.skipped = skipped;
     return m;
 }
 

@@ -44,6 +44,18 @@ static const struct product products[] = {
     {40, 130, 1000, KERN_E4M3, false, true}, {261, 35, 45, KERN_E4M3, true, true},
 };
 
+/* E4M3 with factors of `group` inputs. */
+static const struct {
+    struct product product;
+    int group, skipped;
+} grouped[] = {
+    {{1, 16, 32, KERN_E4M3, false, false}, 128, 0},
+    {{1, 300, 3072, KERN_E4M3, true, false}, 128, 0},
+    {{3, 17, 97, KERN_E4M3, false, false}, 32, 0},
+    {{40, 130, 1000, KERN_E4M3, false, true}, 64, 0},
+    {{261, 35, 450, KERN_E4M3, true, true}, 128, 96},
+};
+
 /* Rounding error of a float32 sum of n products is at most n * 2^-24 times the sum of their
  * magnitudes whatever the order. Rounded activations add to that: tiles take them as two bf16, of
  * 16 bits together, 2^-17 of each product; one bf16 has 8 bits. */
@@ -77,9 +89,9 @@ static void check_product(const struct product *c, const struct kern *kern, cons
     }
 }
 
-static void run_product(struct kern *kern, const struct product *c, enum kern_shard shard) {
+static void run_product_of(struct kern *kern, const struct product *c, struct test_matrix m,
+                           enum kern_shard shard) {
     size_t outs = (size_t)c->rows * (size_t)c->outputs;
-    struct test_matrix m = matrix_make(c->outputs, c->cols, c->dtype, 11);
     float *x = fresh((size_t)c->rows * (size_t)c->cols, 12);
     float *bias = fresh((size_t)c->outputs, 13), *was = fresh(outs, 14), *y = fresh(outs, 14);
     struct kern_weight *w = load_as(kern, &m.file, shard);
@@ -90,7 +102,23 @@ static void run_product(struct kern *kern, const struct product *c, enum kern_sh
     free(x), free(bias), free(was), free(y);
 }
 
+static void run_product(struct kern *kern, const struct product *c, enum kern_shard shard) {
+    run_product_of(kern, c, matrix_make(c->outputs, c->cols, c->dtype, 11), shard);
+}
+
+static void run_grouped(struct kern *kern) {
+    for (size_t i = 0; i < sizeof grouped / sizeof *grouped; i++)
+        for (int cols = 0; cols < 2; cols++) {
+            const struct product *c = &grouped[i].product;
+            run_product_of(
+                kern, c,
+                matrix_of_groups(c->outputs, c->cols, grouped[i].group, grouped[i].skipped, 11),
+                cols ? KERN_SHARD_COLS : KERN_SHARD_NONE);
+        }
+}
+
 static void run_products(struct kern *kern) {
+    run_grouped(kern);
     for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
         run_product(kern, &products[i], KERN_SHARD_NONE);
         run_product(kern, &products[i], KERN_SHARD_COLS);
@@ -154,6 +182,8 @@ static void leaf_product(struct kern *kern, const struct kern_matrix *whole, int
     part.cols /= CPU_LEAVES;
     part.stride = whole->cols;
     const size_t first = (size_t)(leaf * part.cols);
+    part.scale += whole->group ? (int64_t)first / whole->group : 0;
+    part.skipped = whole->group ? (int64_t)first % whole->group : 0;
     part.data = (const char *)whole->data + (kern_dtype_blocks(whole->dtype)
                                                  ? first / KERN_BLOCK * sizeof(struct block)
                                                  : first * kern_dtype_bytes(whole->dtype));
@@ -167,11 +197,13 @@ static void leaf_product(struct kern *kern, const struct kern_matrix *whole, int
     free(own);
 }
 
-static void leaves_are_a_tree(struct kern *kern, enum kern_dtype dtype, int rows, int cols) {
-    enum { OUTPUTS = 118 }; /* seven panels and a bit: every shape of block */
-    size_t count = (size_t)rows * OUTPUTS;
-    struct test_matrix m = matrix_make(OUTPUTS, cols, dtype, 51);
-    float *x = fresh((size_t)rows * (size_t)cols, 52), *bias = fresh(OUTPUTS, 53);
+/* seven panels and a bit: every shape of block */
+#define LEAF_OUTPUTS 118
+
+static void leaves_are_a_tree(struct kern *kern, struct test_matrix m, int rows) {
+    const int cols = (int)m.file.cols;
+    size_t count = (size_t)rows * LEAF_OUTPUTS;
+    float *x = fresh((size_t)rows * (size_t)cols, 52), *bias = fresh(LEAF_OUTPUTS, 53);
     float *y = fresh(count, 54), *was = fresh(count, 54), *level[CPU_LEAVES];
     for (int l = 0; l < CPU_LEAVES; l++)
         leaf_product(kern, &m.file, l, rows, x, level[l] = fresh(count, 1));
@@ -184,7 +216,7 @@ static void leaves_are_a_tree(struct kern *kern, enum kern_dtype dtype, int rows
     struct kern_weight *w = load_as(kern, &m.file, KERN_SHARD_COLS);
     kern->ops->matmul(kern, y, x, w, bias, rows, KERN_ADD);
     for (size_t i = 0; i < count; i++) {
-        float want = level[0][i] + bias[i % OUTPUTS];
+        float want = level[0][i] + bias[i % LEAF_OUTPUTS];
         want = was[i] + want;
         cr_assert(!memcmp(&y[i], &want, sizeof want), "%s: %d rows, %d inputs: %zu: %.9g, %.9g",
                   kern->ops->name, rows, cols, i, y[i], want);
@@ -201,18 +233,23 @@ Test(ops, sums_that_ranks_share_are_a_tree_of_leaves) {
         struct kern *kern = way_open(way, 2);
         if (!kern) continue;
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-            leaves_are_a_tree(kern, KERN_BF16, rows[i], CPU_LEAVES * 64);
-            leaves_are_a_tree(kern, KERN_BF16, rows[i], CPU_LEAVES * 21); /* padded, and odd */
-            leaves_are_a_tree(kern, KERN_F32, rows[i], CPU_LEAVES * 21);
-            leaves_are_a_tree(kern, KERN_E4M3, rows[i], CPU_LEAVES * 21);
+            leaves_are_a_tree(kern, matrix_make(LEAF_OUTPUTS, CPU_LEAVES * 64, KERN_BF16, 51),
+                              rows[i]);
+            leaves_are_a_tree(kern, matrix_make(LEAF_OUTPUTS, CPU_LEAVES * 21, KERN_BF16, 51),
+                              rows[i]); /* padded, and odd */
+            leaves_are_a_tree(kern, matrix_make(LEAF_OUTPUTS, CPU_LEAVES * 21, KERN_F32, 51),
+                              rows[i]);
+            leaves_are_a_tree(kern, matrix_make(LEAF_OUTPUTS, CPU_LEAVES * 21, KERN_E4M3, 51),
+                              rows[i]);
+            leaves_are_a_tree(kern, matrix_of_groups(LEAF_OUTPUTS, CPU_LEAVES * 96, 128, 0, 51),
+                              rows[i]);
         }
         kern->ops->close(kern);
     }
 }
 
 /* Parts joined by rows behave as the matrix they make; of unlike types too. */
-static void joined_parts(struct kern *kern, enum kern_dtype first, enum kern_dtype second) {
-    struct test_matrix a = matrix_make(20, 40, first, 21), b = matrix_make(13, 40, second, 22);
+static void joined_matrices(struct kern *kern, struct test_matrix a, struct test_matrix b) {
     struct kern_matrix parts[] = {a.file, b.file};
     struct kern_weight *w, *wa = load(kern, &a), *wb = load(kern, &b);
     MUST(kern->ops->weight_load(kern, parts, 2, KERN_SHARD_ROWS, &w, NULL));
@@ -223,12 +260,29 @@ static void joined_parts(struct kern *kern, enum kern_dtype first, enum kern_dty
         const float *want = r < 20 ? a.value + r * 40 : b.value + (r - 20) * 40;
         cr_assert(!memcmp(row, want, 40 * sizeof *row), "part row %d", r);
     }
+    float *x = fresh((size_t)3 * 40, 23), *y = fresh((size_t)3 * 33, 1),
+          *ya = fresh((size_t)3 * 20, 1);
+    float *yb = fresh(3 * 13, 1);
+    kern->ops->matmul(kern, y, x, w, NULL, 3, KERN_SET);
+    kern->ops->matmul(kern, ya, x, wa, NULL, 3, KERN_SET);
+    kern->ops->matmul(kern, yb, x, wb, NULL, 3, KERN_SET);
+    for (int r = 0; r < 3; r++)
+        for (int o = 0; o < 33; o++) {
+            const float want = o < 20 ? ya[r * 20 + o] : yb[r * 13 + o - 20];
+            cr_assert(fabsf(y[r * 33 + o] - want) < 1e-3f * (1 + fabsf(want)),
+                      "%s: part product %d", kern->ops->name, o);
+        }
+    free(x), free(y), free(ya), free(yb);
     kern->ops->weight_free(kern, w);
     kern->ops->weight_free(kern, wa);
     kern->ops->weight_free(kern, wb);
     matrix_close(&a);
     matrix_close(&b);
     free(row);
+}
+
+static void joined_parts(struct kern *kern, enum kern_dtype first, enum kern_dtype second) {
+    joined_matrices(kern, matrix_make(20, 40, first, 21), matrix_make(13, 40, second, 22));
 }
 
 Test(ops, weight_parts) {
@@ -240,6 +294,12 @@ Test(ops, weight_parts) {
         joined_parts(kern, KERN_BF16, KERN_F16);
         joined_parts(kern, KERN_BF16, KERN_E4M3);
         joined_parts(kern, KERN_E4M3, KERN_E4M3);
+        joined_matrices(kern, matrix_of_groups(20, 40, 32, 0, 21),
+                        matrix_of_groups(13, 40, 32, 0, 22));
+        joined_matrices(kern, matrix_of_groups(20, 40, 32, 0, 21),
+                        matrix_make(13, 40, KERN_E4M3, 22));
+        joined_matrices(kern, matrix_make(20, 40, KERN_BF16, 21),
+                        matrix_of_groups(13, 40, 32, 0, 22));
         kern->ops->close(kern);
     }
 }
@@ -269,10 +329,9 @@ Test(ops, weight_shapes_refused) {
 
 static const int row_counts[] = {1, 2, 7, 16, 128, 512};
 
-static void same_rows(struct kern *kern, enum kern_dtype dtype, int outputs, int cols,
-                      enum kern_shard shard) {
+static void same_rows_of(struct kern *kern, struct test_matrix m, enum kern_shard shard) {
     enum { ALL = 530 };
-    struct test_matrix m = matrix_make(outputs, cols, dtype, 31);
+    const int outputs = (int)m.file.rows, cols = (int)m.file.cols;
     struct kern_weight *w = load_as(kern, &m.file, shard);
     float *x = fresh((size_t)ALL * (size_t)cols, 32);
     float *all = fresh((size_t)ALL * (size_t)outputs, 0);
@@ -285,11 +344,16 @@ static void same_rows(struct kern *kern, enum kern_dtype dtype, int outputs, int
         size_t bytes = (size_t)count * (size_t)outputs * sizeof *some;
         cr_assert(!memcmp(some, all + first * outputs, bytes),
                   "%s, dtype %d, %d outputs, %d inputs: %d rows differ from the same among %d",
-                  kern->ops->name, (int)dtype, outputs, cols, count, ALL);
+                  kern->ops->name, (int)m.file.dtype, outputs, cols, count, ALL);
     }
     kern->ops->weight_free(kern, w);
     matrix_close(&m);
     free(x), free(all), free(some);
+}
+
+static void same_rows(struct kern *kern, enum kern_dtype dtype, int outputs, int cols,
+                      enum kern_shard shard) {
+    same_rows_of(kern, matrix_make(outputs, cols, dtype, 31), shard);
 }
 
 static void same_rows_in_bf16(struct kern *kern) {
@@ -306,6 +370,7 @@ Test(ops, rows_are_independent) {
         same_rows_in_bf16(kern);
         same_rows(kern, KERN_F32, 72, 300, KERN_SHARD_NONE);
         same_rows(kern, KERN_F32, 72, 300, KERN_SHARD_COLS);
+        same_rows_of(kern, matrix_of_groups(72, 1000, 128, 32, 31), KERN_SHARD_COLS);
         same_rows(kern, KERN_E4M3, 72, 1000, KERN_SHARD_NONE);
         same_rows(kern, KERN_E4M3, 21, 33, KERN_SHARD_COLS);
         kern->ops->close(kern);
@@ -386,8 +451,9 @@ Test(ops, activations_in_bf16) {
         same_rows(kern, KERN_Q8M, 21, 1100, KERN_SHARD_COLS);
         same_rows(kern, KERN_Q4, 72, 100, KERN_SHARD_COLS); /* fewer blocks than leaves */
         for (int rows = 1; rows < 80; rows += 13) {
-            leaves_are_a_tree(kern, KERN_Q4M, rows, 2048);
-            leaves_are_a_tree(kern, KERN_Q8, rows, CPU_LEAVES * KERN_BLOCK);
+            leaves_are_a_tree(kern, matrix_make(LEAF_OUTPUTS, 2048, KERN_Q4M, 51), rows);
+            leaves_are_a_tree(kern, matrix_make(LEAF_OUTPUTS, CPU_LEAVES * KERN_BLOCK, KERN_Q8, 51),
+                              rows);
         }
         kern->ops->close(kern);
     }

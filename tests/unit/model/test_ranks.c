@@ -224,6 +224,62 @@ Test(ranks, weights_in_blocks_are_split_alike) {
     }
 }
 
+enum { INPUTS = 32, MIDDLE = 8 * 96, OUTPUTS = 21, GROUP = 128 };
+
+static struct kern_weight *load_grouped(struct kern *kern, int rows, int cols, int group,
+                                        enum kern_shard shard) {
+    const int groups = (cols + group - 1) / group;
+    uint8_t *codes = malloc((size_t)(rows * cols));
+    float *scales = malloc((size_t)(rows * groups) * sizeof *scales);
+    struct kern_weight *w;
+    const struct kern_matrix m = {.data = codes,
+                                  .dtype = KERN_E4M3,
+                                  .rows = rows,
+                                  .cols = cols,
+                                  .scale = scales,
+                                  .scales = groups,
+                                  .group = group};
+    for (int i = 0; i < rows * cols; i++) codes[i] = (uint8_t)(i * 37 % 127);
+    for (int i = 0; i < rows * groups; i++) scales[i] = 0.001f * (float)(i % 13 + 1);
+    cr_assert_eq(kern->ops->weight_load(kern, &m, 1, shard, &w, NULL), 0);
+    free(codes), free(scales);
+    return w;
+}
+
+/* Two products: ranks share the outputs of the first, which are the inputs of the second. With 8
+ * ranks each has 96 of them, and a factor is for 128. */
+static void product_of_groups(int ranks, float *out) {
+    const struct cpu_options cpu = {.path = "auto", .threads = 1};
+    struct kern *kern;
+    float x[INPUTS];
+    for (int i = 0; i < INPUTS; i++) x[i] = (float)(i % 29 - 14) / 16;
+    cr_assert_eq(ranks_open_cpu(&cpu, ranks, &kern, NULL), 0);
+    struct kern_weight *first = load_grouped(kern, MIDDLE, INPUTS, INPUTS, KERN_SHARD_ROWS);
+    struct kern_weight *second = load_grouped(kern, OUTPUTS, MIDDLE, GROUP, KERN_SHARD_COLS);
+    float *in = kern->ops->mem_alloc(kern, sizeof x);
+    float *middle = kern->ops->mem_alloc(kern, MIDDLE * sizeof *middle);
+    float *y = kern->ops->mem_alloc(kern, OUTPUTS * sizeof *y);
+    cr_assert_eq(kern->ops->upload(kern, in, x, sizeof x), 0);
+    kern->ops->matmul(kern, middle, in, first, NULL, 1, KERN_SET);
+    kern->ops->matmul(kern, y, middle, second, NULL, 1, KERN_SET);
+    cr_assert_eq(kern->ops->download(kern, out, y, OUTPUTS * sizeof *y), 0);
+    kern->ops->mem_free(kern, in);
+    kern->ops->mem_free(kern, middle);
+    kern->ops->mem_free(kern, y);
+    kern->ops->weight_free(kern, first);
+    kern->ops->weight_free(kern, second);
+    kern->ops->close(kern);
+}
+
+Test(ranks, factors_of_groups_are_split_alike) {
+    float one[OUTPUTS], many[OUTPUTS];
+    product_of_groups(1, one);
+    for (int ranks = 2; ranks <= 8; ranks *= 2) {
+        product_of_groups(ranks, many);
+        cr_assert(!memcmp(one, many, sizeof one), "%d ranks", ranks);
+    }
+}
+
 /* Half of 96 inputs would cut a block. */
 Test(ranks, blocks_are_not_cut) {
     enum { ROWS = 16, COLS = 96 };
