@@ -462,7 +462,7 @@ static int inspect(const struct config *config, struct callbacks *callbacks) {
     options.gates_follow = may_fit(config, &options);
     buf_open(&out, INSPECT_MAX);
     int rc = engine_inspect(&options, &out, &template, &fault);
-    if (rc == 0) buf_fmt(&out, "tools        %s\n", tool_format_name(tool_format_of(template)));
+    if (rc == 0) buf_fmt(&out, "tools        %s\n", oai_tool_style_of(template));
     if (out.data) fputs(out.data, stdout);
     buf_close(&out);
     mem_free(template);

@@ -48,6 +48,9 @@ int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict
  * add_generation_prompt, continue_final_message and the members of chat_template_kwargs. */
 int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error);
 
+/* Rewrites a context for the generic form of tools (oai_tool_style). 0 or -1. */
+int oai_write_tools(cJSON *context, bool has_system, struct oai_error *error);
+
 /* Checks the types of fields that only chats have, in a body without messages. 0 or -1. */
 int oai_check_unused(const cJSON *body, struct oai_error *error);
 

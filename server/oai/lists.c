@@ -109,7 +109,7 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
         info->has_gates ? "true" : "false", info->gates_from,
         info->has_chat_template ? "true" : "false",
         rules->think.begin >= 0 || rules->channels.split ? "true" : "false",
-        tool_format_name(rules->tool_format));
+        oai_tool_style_name(&rules->tools));
 }
 
 void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {

@@ -67,12 +67,23 @@ struct oai_fim {
 };
 struct oai_fim oai_find_fim(const struct engine *engine);
 
-/* Returns the form in which answers call tools. `parser`: the name of a format, or "auto", which
- * finds it in the chat template. NONE if the template does not support tools. */
-enum tool_format oai_find_tools(const struct engine *engine, const char *parser);
+/* How a model is shown tools and calls them. */
+struct oai_tool_style {
+    enum tool_format format; /* of calls; NONE: answers do not call tools */
+    bool generic;            /* the template does not show them in a form that is read: they are
+                                described in a message (tool_prompt.c) */
+    bool has_system;         /* the template shows messages of the system */
+};
+/* Finds it. `parser`: "none", the name of a format that the template shows, or "auto", which finds
+ * that format and otherwise takes the generic form. */
+struct oai_tool_style oai_find_tools(const struct engine *engine, const char *parser);
+/* Its name for people: that of the format, or "generic". `chat_template` NULL: none. */
+const char *oai_tool_style_name(const struct oai_tool_style *style);
+const char *oai_tool_style_of(const char *chat_template);
 
 /* Refuses a --tool-call-parser where the template (NULL: none) shows no tools, so that no answer
- * calls one: ERR_INVALID, field "tool-call-parser". Warns where it teaches another form. */
+ * calls one in this form: ERR_INVALID, field "tool-call-parser". Warns where it teaches another
+ * form. */
 int oai_check_parser(const char *tool_template, const char *parser, struct fault *fault);
 
 /* Returns how tokens are chosen by requests that do not say it; every member is set. */
@@ -90,7 +101,7 @@ struct oai_rules {
     const struct engine *engine; /* for texts in fields that stand for tokens */
     struct oai_think think;      /* both -1: answers are not split */
     struct oai_channels channels;
-    enum tool_format tool_format;
+    struct oai_tool_style tools;
     struct oai_fim fim;
     struct oai_records *records; /* stored responses; NULL: none can be stored */
 };

@@ -61,7 +61,10 @@ int oai_read_messages(struct oai_reader *r) {
     r->out->prompt_field = "messages";
     r->out->prompt_count = 1;
     if (!json_get(r->body, "messages")) return oai_missing_here(r, "messages");
-    return oai_build_context(r->body, &r->out->context, r->error);
+    int rc = oai_build_context(r->body, &r->out->context, r->error);
+    if (!rc && r->rules->tools.generic)
+        rc = oai_write_tools(r->out->context, r->rules->tools.has_system, r->error);
+    return rc;
 }
 
 /* Returns the text of a prompt: a string, or llama.cpp's object of a text and of images, if it has

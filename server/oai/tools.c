@@ -1,6 +1,8 @@
 /* Tools: what a request may declare, which answers are searched for calls, and how these are
  * written. Where a call begins and ends is tool_calls.h's. */
 #include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -114,19 +116,50 @@ int oai_check_parser(const char *tool_template, const char *parser, struct fault
     return 0;
 }
 
-enum tool_format oai_find_tools(const struct engine *engine, const char *parser) {
-    const char *source = engine_info(engine)->tool_template;
+/* Renders a chat of one word of the system and one of the user: does the template show the first?
+ */
+static bool shows_system(const struct engine *engine, struct arena *arena) {
+    static const char chat[] = "{\"messages\":[{\"role\":\"system\",\"content\":\"%s\"},"
+                               "{\"role\":\"user\",\"content\":\"hello\"}]}";
+    struct engine_ids ids[2] = {{0}};
+    bool shown = true;
+    for (int i = 0; i < 2 && shown; i++) {
+        char text[sizeof chat + 8];
+        struct fault fault;
+        snprintf(text, sizeof text, chat, i ? "word" : "");
+        cJSON *context = cJSON_Parse(text);
+        shown = context && !engine_render_chat(engine, context, INT_MAX, arena, &ids[i], &fault);
+        cJSON_Delete(context);
+    }
+    return shown && ids[0].count != ids[1].count;
+}
+
+struct oai_tool_style oai_find_tools(const struct engine *engine, const char *parser) {
+    const struct engine_info *info = engine_info(engine);
+    struct oai_tool_style style = {.format = tool_format_of(info->tool_template)};
     struct arena arena;
-    bool text;
-    if (!shows_tools(source)) return TOOL_FORMAT_NONE;
-    for (int i = 0; i < TOOL_FORMATS; i++)
-        if (strcmp(parser, tool_format_name((enum tool_format)i)) == 0) return (enum tool_format)i;
-    enum tool_format format = tool_format_of(source);
-    if (format != TOOL_FORMAT_HERMES) return format;
+    if (!info->has_chat_template || !strcmp(parser, tool_format_name(TOOL_FORMAT_NONE)))
+        return (struct oai_tool_style){0};
+    for (int i = 0; i < TOOL_FORMATS && shows_tools(info->tool_template); i++)
+        if (!strcmp(parser, tool_format_name((enum tool_format)i)))
+            return (struct oai_tool_style){.format = (enum tool_format)i};
     arena_open(&arena, (size_t)1 << 20);
-    text = tag_is_text(engine, &arena);
+    style.generic = style.format == TOOL_FORMAT_NONE;
+    if (style.generic) style.format = TOOL_FORMAT_HERMES;
+    if (style.generic) style.has_system = shows_system(engine, &arena);
+    if (style.format == TOOL_FORMAT_HERMES && !tag_is_text(engine, &arena))
+        style = (struct oai_tool_style){0};
     arena_close(&arena);
-    return text ? format : TOOL_FORMAT_NONE;
+    return style;
+}
+
+const char *oai_tool_style_name(const struct oai_tool_style *style) {
+    return style->generic ? "generic" : tool_format_name(style->format);
+}
+
+const char *oai_tool_style_of(const char *chat_template) {
+    const enum tool_format format = tool_format_of(chat_template);
+    return chat_template && format == TOOL_FORMAT_NONE ? "generic" : tool_format_name(format);
 }
 
 /* {"type": "function", "function": {"name": ...}} */
@@ -174,10 +207,10 @@ static int read_choice(const struct oai_reader *r, bool *searches) {
 
 static int refuse_format(const struct oai_reader *r) {
     return oai_refuse(r->error, 400, "unsupported_parameter", "tools",
-                      "Unsupported value for 'tools': this model's chat template shows no form of "
-                      "calls that this server reads (--tool-call-parser: hermes, llama3, mistral, "
-                      "qwen3_coder, harmony). With "
-                      "'tool_choice' \"none\" the model sees the tools and answers in text.");
+                      "Unsupported value for 'tools': answers of this model are not searched for "
+                      "calls, because the daemon runs with '--tool-call-parser none' or the model "
+                      "writes <tool_call> as a special token. With 'tool_choice' \"none\" the "
+                      "model sees the tools and answers in text.");
 }
 
 /* Copies the names, because the body's tree is freed before the answer begins. */
@@ -242,13 +275,13 @@ int oai_read_tools(struct oai_reader *r) {
         return r->out->call_promised
                    ? oai_invalid(r, "tool_choice", "a call is promised, but there are no 'tools'")
                    : 0;
-    if (r->rules->tool_format == TOOL_FORMAT_NONE) return refuse_format(r);
-    if (r->rules->tool_format == TOOL_FORMAT_HARMONY && r->out->call_promised)
+    if (r->rules->tools.format == TOOL_FORMAT_NONE) return refuse_format(r);
+    if (r->rules->tools.format == TOOL_FORMAT_HARMONY && r->out->call_promised)
         return oai_refuse(r->error, 400, "unsupported_parameter", "tool_choice",
                           "Unsupported value for 'tool_choice': this model writes calls in "
                           "channels (harmony), which cannot be promised: use \"auto\" or "
                           "\"none\".");
-    out->format = r->rules->tool_format;
+    out->format = r->rules->tools.format;
     if (out->format == TOOL_FORMAT_QWEN3_CODER && read_all_parameters(r, tools)) return -1;
     return read_names(r, tools);
 }

@@ -28,7 +28,7 @@ def test_a_model_that_is_served():
     assert lines["attention"] == "norms on q and k"
     assert lines["types"] == "BF16: 68" and "16.00 bits per number" in lines["weights"]
     assert lines["stop"] == '2 "<|im_end|>", 0 "<|endoftext|>"'
-    assert lines["gates"] == "trained with a budget of 256" and lines["tools"] == "none"
+    assert lines["gates"] == "trained with a budget of 256" and lines["tools"] == "generic"
     assert lines["cache"] == "policy global, bf16; one conversation takes 6.8 MB at the budget of 1024 entries per head"
 
 

@@ -83,11 +83,13 @@ def test_free_answers_are_the_same(nano):
     assert content(nano.chat(USER)) == alone
 
 
+@pytest.mark.parametrize("template", [HERMES, None], ids=["hermes", "no tools"])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_promised_calls(daemon, tmp_path, choice):
+def test_promised_calls(daemon, tmp_path, choice, template):
     model = tmp_path / "model"
     shutil.copytree(ROOT / "bundled/keepd-nano", model)
-    (model / "chat_template.jinja").write_text(HERMES)
+    if template:
+        (model / "chat_template.jinja").write_text(template)
     answer = daemon("--model", str(model)).chat(USER, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, max_tokens=200)
     call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
     assert call["name"] == "weather" and answer["choices"][0]["finish_reason"] == "tool_calls"

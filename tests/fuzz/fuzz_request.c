@@ -95,7 +95,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     cJSON *tree = NULL;
     if (size == 0) return 0;
     rules.strict = data[0] & 4;
-    rules.tool_format = data[0] & 8 ? TOOL_FORMAT_HERMES : TOOL_FORMAT_NONE;
+    rules.tools.format = data[0] & 8 ? TOOL_FORMAT_HERMES : TOOL_FORMAT_NONE;
     arena_open(&arena, 1 << 20);
     int rc = oai_parse_json((const char *)data + 1, size - 1, &rules, &tree, &error);
     if (!rc) rc = oai_parse(kind_of(data[0]), tree, &rules, key, &arena, &request, &error);

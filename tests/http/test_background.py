@@ -139,7 +139,7 @@ def test_shutting_down_waits_for_it(slow):
 
 def test_one_that_cannot_be_stored_is_lost(slow):
     """A response beyond its part of the table: the line of its end says so, because nobody will find it."""
-    daemon = slow(step_us=1000)
+    daemon = slow("--tool-call-parser", "none", step_us=1000)
     tools = [{"type": "function", "name": f"f{i}", "description": "x" * 60000, "parameters": {"type": "object"}} for i in range(80)]
     path = begin(daemon, "hi", tools=tools, tool_choice="none", max_output_tokens=2)
     daemon.wait("its end", lambda: any("outcome=lost" in line for line in daemon.errors))

@@ -143,7 +143,6 @@ UNSUPPORTED = [
     (TEXT, {"grammar": 'root ::= <think>'}, "grammar"), (CHAT, {"guided_grammar": "%declare A"}, "guided_grammar"),
     (CHAT, {"chat_template": "{{ x }}"}, "chat_template"),
     (CHAT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
-    (CHAT, tool(name="f"), "tools"), (CHAT, {**tool(name="f"), "tool_choice": "auto"}, "tools"),
     (CHAT, {"tools": [{"type": "custom"}]}, "tools[0].type"),
     (CHAT, {"regex": "a(?<=b)"}, "regex"), (CHAT, {"typical_p": 0.5}, "typical_p"),
     (CHAT, {"mirostat": 2}, "mirostat"),

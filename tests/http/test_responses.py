@@ -86,7 +86,7 @@ def test_text(shared):
      {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
      {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "cold"}]},
      {"type": "function_call_output", "call_id": "c1", "output": "colder"},
-     {"type": "reasoning", "summary": []}, {"role": "user", "content": "hello"}]], ids=["short", "typed", "all types"])
+     {"type": "reasoning", "summary": []}, {"role": "assistant", "content": "so"}, {"role": "user", "content": "hello"}]], ids=["short", "typed", "all types"])
 def test_items(shared, items):
     assert ask(shared, items)["output"][0]["content"][0]["text"] == "hello"
 
@@ -96,12 +96,13 @@ def test_the_prompt_is_that_of_a_chat(shared):
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "first"},
                 {"role": "assistant", "content": "well", "reasoning_content": "hm", "tool_calls": [call, call]},
-                {"role": "tool", "tool_call_id": "c1", "content": "cold"}, {"role": "user", "content": "the same prompt"}]
+                {"role": "tool", "tool_call_id": "c1", "content": "cold"}, {"role": "assistant", "content": "so"},
+                {"role": "user", "content": "the same prompt"}]
     items = [{"role": "user", "content": "first"},
              {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
              {"role": "assistant", "content": "well"},
              *[{"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"a\": 1}"}] * 2,
-             {"type": "function_call_output", "call_id": "c1", "output": "cold"},
+             {"type": "function_call_output", "call_id": "c1", "output": "cold"}, {"role": "assistant", "content": "so"},
              {"role": "user", "content": "the same prompt"}]
     chat = shared.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 40}).json()
     answer = ask(shared, items, instructions="Be brief.")

@@ -210,13 +210,25 @@ def test_a_schema_that_is_too_complex_names_its_tool(caller):
     assert error["param"] == "response_format.json_schema.schema" and "is too complex: " in error["message"], error
 
 
-def test_models_whose_template_shows_no_calls(shared, fake, start):
-    for daemon in (shared, start("--tool-call-parser", "none", env={"KEEPD_FAKE_TOOLS": "hermes"})):
-        assert daemon.get("/server_info").json()["tool_call_parser"] == "none"
-        r = daemon.chat("hi", tools=TOOLS)
-        assert r.status_code == 400 and r.json()["error"]["param"] == "tools"
-        assert "--tool-call-parser" in r.json()["error"]["message"]
-        assert daemon.chat("hi", tools=TOOLS, tool_choice="none").status_code == 200
+def test_answers_that_are_not_searched(fake, start):
+    daemon = start("--tool-call-parser", "none", env={"KEEPD_FAKE_TOOLS": "hermes"})
+    assert daemon.get("/server_info").json()["tool_call_parser"] == "none"
+    r = daemon.chat("hi", tools=TOOLS)
+    assert r.status_code == 400 and r.json()["error"]["param"] == "tools"
+    assert "--tool-call-parser none" in r.json()["error"]["message"]
+    assert daemon.chat("hi", tools=TOOLS, tool_choice="none").status_code == 200
+
+
+def test_models_whose_template_shows_no_tools(shared, fake):
+    """They read them in the system message, and what was called and returned as text."""
+    assert shared.get("/server_info").json()["tool_call_parser"] == "generic"
+    choice = ask(shared, "So.\n" + hermes() + "\n" + hermes("now", "{}"), max_tokens=200)
+    assert calls(choice) == [("get_weather", WEATHER), ("now", "{}")] and choice["message"]["content"] == "So."
+    messages = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}]}, {"role": "tool", "tool_call_id": "a", "content": "noon"}]
+    prompt = shared.post("/apply-template", {"messages": messages, "tools": TOOLS}).json()["prompt"]
+    assert '{"name":"get_weather","description":"The weather of a place","parameters":{' in prompt and prompt.count("<tool_call>") == 2
+    assert '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>' in prompt and "<tool_response>\nnoon\n</tool_response>" in prompt
 
 
 def refused_start(*flags, env=None):

@@ -158,15 +158,15 @@ Test(oai_tools, other_words_for_the_same_arguments_are_read_again) {
 
 /* --- choice of the form --- */
 
-Test(oai_tools, a_parser_is_of_no_use_without_a_template_that_knows_tools) {
+Test(oai_tools, the_template_or_the_option_says_how_calls_are_written) {
     struct engine_options options = {
         .model_dir = "m", .kv_budget = 64, .max_num_seqs = 1, .max_queue = 1};
     static const struct {
         const char *model, *parser;
         enum tool_format format;
     } cases[] = {
-        {NULL, "auto", TOOL_FORMAT_NONE},
-        {NULL, "hermes", TOOL_FORMAT_NONE},
+        {NULL, "auto", TOOL_FORMAT_HERMES},
+        {NULL, "none", TOOL_FORMAT_NONE},
         {"hermes", "auto", TOOL_FORMAT_HERMES},
         {"llama3", "auto", TOOL_FORMAT_LLAMA3},
         {"hermes", "llama3", TOOL_FORMAT_LLAMA3},
@@ -181,9 +181,69 @@ Test(oai_tools, a_parser_is_of_no_use_without_a_template_that_knows_tools) {
         struct fault fault;
         if (cases[i].model) setenv("KEEPD_FAKE_TOOLS", cases[i].model, 1);
         cr_assert_eq(engine_open(&options, &engine, &fault), 0);
-        cr_expect_eq(oai_find_tools(engine, cases[i].parser), cases[i].format, "%zu", i);
+        const struct oai_tool_style style = oai_find_tools(engine, cases[i].parser);
+        cr_expect_eq(style.format, cases[i].format, "%zu", i);
+        cr_expect(style.generic == (i == 0) && style.has_system == (i == 0), "%zu", i);
         engine_close(engine);
     }
+}
+
+/* --- the generic form --- */
+
+static void check_written(const char *body, bool has_system, const char *expected) {
+    struct oai_case c;
+    struct buf text;
+    case_open(&c);
+    c.rules.tools = (struct oai_tool_style){TOOL_FORMAT_HERMES, true, has_system};
+    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
+    cr_expect_null(cJSON_GetObjectItem(c.request.context, "tools"));
+    buf_open(&text, 1 << 16);
+    json_write_node(&text, cJSON_GetObjectItem(c.request.context, "messages"));
+    /* ~ in the expected text: what describes the tools */
+    const char *gap = strchr(expected, '~');
+    const size_t before = gap ? (size_t)(gap - expected) : text.size;
+    cr_expect(strlen(expected) <= text.size + 1 && !memcmp(text.data, expected, before), "%s",
+              text.data);
+    if (gap)
+        cr_expect_str_eq(text.data + text.size - strlen(gap + 1), gap + 1);
+    else
+        cr_expect_str_eq(text.data, expected);
+    if (gap) cr_expect(strstr(text.data, "{\\\"name\\\":\\\"f\\\"}\\nTo use"), "%s", text.data);
+    buf_close(&text);
+    case_close(&c);
+}
+
+Test(oai_tools, a_template_without_tools_gets_them_in_a_message) {
+#define F  ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}"
+#define HI "{\"role\":\"user\",\"content\":\"hi\"}"
+    check_written("{\"messages\":[" HI "]" F, true,
+                  "[{\"role\":\"system\",\"content\":\"You can use~needed.\"}," HI "]");
+    check_written("{\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"}," HI "]" F, true,
+                  "[{\"role\":\"system\",\"content\":\"Be brief.\\n\\nYou can~needed.\"}," HI "]");
+    check_written("{\"messages\":[" HI "]" F, false,
+                  "[{\"role\":\"user\",\"content\":\"You can use~needed.\\n\\nhi\"}]");
+    check_written("{\"messages\":[" HI "]}", true, "[" HI "]");
+}
+
+Test(oai_tools, calls_and_results_become_text) {
+    check_written(
+        "{\"messages\":[" HI
+        ",{\"role\":\"assistant\",\"content\":\"So.\",\"tool_calls\":[{\"id\":\"1\","
+        "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": "
+        "12345678901234567890}\"}},{\"id\":\"2\",\"type\":\"function\",\"function\":{\"name\":"
+        "\"g\","
+        "\"arguments\":\"\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"7\"},"
+        "{\"role\":\"tool\",\"tool_call_id\":\"2\",\"content\":\"8\"}," HI "," HI "]}",
+        true,
+        "[" HI
+        ",{\"role\":\"assistant\",\"content\":\"So.\\n<tool_call>\\n{\\\"name\\\": \\\"f\\\", "
+        "\\\"arguments\\\": {\\\"a\\\":12345678901234567890}}\\n</tool_call>\\n<tool_call>\\n"
+        "{\\\"name\\\": \\\"g\\\", \\\"arguments\\\": {}}\\n</tool_call>\"},"
+        "{\"role\":\"user\",\"content\":\"<tool_response>\\n7\\n</"
+        "tool_response>"
+        "\\n<tool_response>\\n8\\n</tool_response>\\nhi\",\"tool_call_id\":\"1\"}," HI "]");
+#undef F
+#undef HI
 }
 
 /* The constraint of strict tools with "auto": texts that the reader of calls takes for calls are
@@ -195,7 +255,7 @@ static void check_free_text(enum tool_format format, const char *text, bool allo
         "\"required\":[\"a\"],\"additionalProperties\":false}}}]}";
     struct oai_case c;
     case_open(&c);
-    c.rules.tool_format = format;
+    c.rules.tools.format = format;
     cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
     cr_assert(c.request.constraint);
     struct language l = language_of(c.request.constraint);
@@ -322,7 +382,7 @@ Test(oai_tools, promised_tags_keep_to_the_schema) {
     };
     struct oai_case c;
     case_open(&c);
-    c.rules.tool_format = TOOL_FORMAT_QWEN3_CODER;
+    c.rules.tools.format = TOOL_FORMAT_QWEN3_CODER;
     cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
     struct language l = language_of(c.request.constraint);
     cr_assert_eq(l.rc, 0, "%s", l.fault.text);
@@ -372,7 +432,7 @@ Test(oai_tools, promised_arguments_have_no_undeclared_members) {
                  "<tool_call>\n{\"name\": \"f\", \"arguments\": %s}\n</tool_call>",
                  cases[i].arguments);
         case_open(&c);
-        c.rules.tool_format = TOOL_FORMAT_HERMES;
+        c.rules.tools.format = TOOL_FORMAT_HERMES;
         cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
         struct language l = language_of(c.request.constraint);
         cr_assert_eq(l.rc, 0, "%s", l.fault.text);

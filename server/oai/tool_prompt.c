@@ -1,0 +1,160 @@
+/* Tools for chat templates that show none, or whose form of calls this server does not read: they
+ * are described in the system message, a call is JSON between tags in the assistant's text
+ * (tool_calls.h, hermes), and results are turns of the user. */
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/fields.h"
+
+#define PROMPT_BYTES_MAX (256u << 20) /* the body is bounded below this long before */
+
+static const char before_tools[] =
+    "You can use tools. Each line below is the JSON description of one tool:\n";
+static const char after_tools[] =
+    "To use a tool, answer with its name and its arguments as JSON between these tags:\n"
+    "<tool_call>\n{\"name\": \"the tool's name\", \"arguments\": {\"the argument's name\": "
+    "\"its value\"}}\n</tool_call>\n"
+    "The user then sends the tool's result between <tool_response> and </tool_response>. "
+    "Answer without a tool where none is needed.";
+
+static int no_memory(struct oai_error *error) {
+    struct fault fault;
+    fault_set(&fault, ERR_NOMEM, NULL, "the tools need too much memory");
+    return oai_refuse_fault(error, &fault);
+}
+
+static bool is_of_role(const cJSON *message, const char *role) {
+    const cJSON *node = json_get(message, "role");
+    return cJSON_IsString(node) && strcmp(node->valuestring, role) == 0;
+}
+
+static const char *content_of(const cJSON *message) {
+    return json_get(message, "content")->valuestring; /* oai_build_context made it a string */
+}
+
+/* Replaces the content by the text. Closes the text. */
+static bool set_content(cJSON *message, struct buf *text) {
+    cJSON *content = text->failed ? NULL : cJSON_CreateString(text->data ? text->data : "");
+    const bool set = content && cJSON_ReplaceItemInObjectCaseSensitive(message, "content", content);
+    if (content && !set) cJSON_Delete(content);
+    buf_close(text);
+    return set;
+}
+
+/* --- messages --- */
+
+/* Writes the calls of an answer behind its text. */
+static bool write_calls(cJSON *message) {
+    cJSON *calls = cJSON_DetachItemFromObjectCaseSensitive(message, "tool_calls");
+    const cJSON *call;
+    struct buf text;
+    if (!calls) return true;
+    buf_open(&text, PROMPT_BYTES_MAX);
+    buf_str(&text, content_of(message));
+    cJSON_ArrayForEach(call, calls) {
+        const cJSON *function = json_get(call, "function");
+        buf_str(&text, text.size ? "\n<tool_call>\n{\"name\": " : "<tool_call>\n{\"name\": ");
+        json_write_node(&text, json_get(function, "name"));
+        buf_str(&text, ", \"arguments\": ");
+        json_write_node(&text, json_get(function, "arguments"));
+        buf_str(&text, "}\n</tool_call>");
+    }
+    cJSON_Delete(calls);
+    return set_content(message, &text);
+}
+
+/* Makes the user say the result of a tool. */
+static bool write_result(cJSON *message) {
+    struct buf text;
+    buf_open(&text, PROMPT_BYTES_MAX);
+    buf_str(&text, "<tool_response>\n");
+    buf_str(&text, content_of(message));
+    buf_str(&text, "\n</tool_response>");
+    cJSON *role = cJSON_CreateString("user");
+    const bool set = role && cJSON_ReplaceItemInObjectCaseSensitive(message, "role", role);
+    if (role && !set) cJSON_Delete(role);
+    return set_content(message, &text) && set;
+}
+
+/* Appends the content of `next` to that of `message`. */
+static bool join_contents(cJSON *message, const cJSON *next) {
+    struct buf text;
+    buf_open(&text, PROMPT_BYTES_MAX);
+    buf_str(&text, content_of(message));
+    buf_char(&text, '\n');
+    buf_str(&text, content_of(next));
+    return set_content(message, &text);
+}
+
+/* Results that follow each other, and the user's text behind them, are one turn: many templates
+ * refuse two turns of the user. */
+static bool write_messages(cJSON *messages) {
+    cJSON *message = messages->child, *results = NULL; /* the turn that further results join */
+    while (message) {
+        cJSON *next = message->next;
+        const bool result = is_of_role(message, "tool") || is_of_role(message, "function");
+        if (!write_calls(message) || (result && !write_result(message))) return false;
+        if (results && is_of_role(message, "user")) {
+            if (!join_contents(results, message)) return false;
+            cJSON_Delete(cJSON_DetachItemViaPointer(messages, message));
+            if (!result) results = NULL;
+        } else {
+            results = result ? message : NULL;
+        }
+        message = next;
+    }
+    return true;
+}
+
+/* --- descriptions --- */
+
+static void describe(const cJSON *tools, struct buf *out) {
+    const cJSON *tool;
+    buf_str(out, before_tools);
+    cJSON_ArrayForEach(tool, tools) {
+        json_write_node(out, json_get(tool, "function"));
+        buf_char(out, '\n');
+    }
+    buf_str(out, after_tools);
+}
+
+/* Adds a message of the system in front of all others. */
+static cJSON *add_system(cJSON *messages) {
+    cJSON *message = cJSON_CreateObject();
+    if (message && cJSON_AddStringToObject(message, "role", "system") &&
+        cJSON_AddStringToObject(message, "content", "") &&
+        cJSON_InsertItemInArray(messages, 0, message))
+        return message;
+    cJSON_Delete(message);
+    return NULL;
+}
+
+/* Describes the tools at the end of the system message or, where the template has none, in front of
+ * the first message's text. */
+static bool write_tools(cJSON *messages, const cJSON *tools, bool has_system) {
+    cJSON *message = messages->child;
+    struct buf text;
+    if (has_system && !is_of_role(message, "system") && !(message = add_system(messages)))
+        return false;
+    buf_open(&text, PROMPT_BYTES_MAX);
+    const char *content = content_of(message);
+    if (has_system && *content) {
+        buf_str(&text, content);
+        buf_str(&text, "\n\n");
+    }
+    describe(tools, &text);
+    if (!has_system) {
+        buf_str(&text, "\n\n");
+        buf_str(&text, content);
+    }
+    return set_content(message, &text);
+}
+
+int oai_write_tools(cJSON *context, bool has_system, struct oai_error *error) {
+    cJSON *tools = cJSON_DetachItemFromObjectCaseSensitive(context, "tools");
+    cJSON *messages = cJSON_GetObjectItemCaseSensitive(context, "messages");
+    const bool written =
+        write_messages(messages) && (!tools || write_tools(messages, tools, has_system));
+    cJSON_Delete(tools);
+    return written ? 0 : no_memory(error);
+}
