@@ -220,7 +220,7 @@ def test_answers_that_are_not_searched(fake, start):
 
 
 def test_models_whose_template_shows_no_tools(shared, fake):
-    """They read them in the system message, and what was called and returned as text."""
+    """The system message describes the tools; calls and results are text."""
     assert shared.get("/server_info").json()["tool_call_parser"] == "generic"
     choice = ask(shared, "So.\n" + hermes() + "\n" + hermes("now", "{}"), max_tokens=200)
     assert calls(choice) == [("get_weather", WEATHER), ("now", "{}")] and choice["message"]["content"] == "So."
