@@ -182,11 +182,10 @@ bool conn_gives_way(const struct conn *conn, int64_t now_ns) {
     int64_t elapsed_ms = (now_ns - conn->since_ns) / MS;
     switch (conn->state) {
     case CONN_HANDSHAKE: /* unread bytes wait for us */
-        return elapsed_ms > (tls_has_answered(conn->tls) ? ANSWER_MS : HELLO_MS) &&
-               !sock_unread(conn->fd);
+        return elapsed_ms > (tls_has_answered(conn->tls) ? ANSWER_MS : HELLO_MS);
     case CONN_FRESH:
     case CONN_IDLE:
-        return elapsed_ms > HELLO_MS && !relay_has_output(conn);
+        return elapsed_ms > HELLO_MS && !relay_holds_output(conn);
     case CONN_BODY:
         return elapsed_ms > ANSWER_MS + allowed_ms(conn->exchange);
     case CONN_BUSY:
@@ -194,6 +193,10 @@ bool conn_gives_way(const struct conn *conn, int64_t now_ns) {
         break;
     }
     return false;
+}
+
+bool conn_is_silent(const struct conn *conn) {
+    return !sock_unread(conn->fd) && !relay_has_output(conn);
 }
 
 static bool is_late(struct conn *conn, int64_t now_ns) {

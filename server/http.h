@@ -103,8 +103,11 @@ void conn_watch(struct conn *conn);   /* watches for a disconnect, also an earli
 void conn_left(struct conn *conn);    /* the client has closed its side */
 void conn_kill(struct conn *conn);    /* ends it now, its request too */
 void conn_release(struct conn *conn); /* frees it once neither side has it any more */
-void conn_tick(struct server *server, int64_t now_ns);        /* deadlines of all connections */
-bool conn_gives_way(const struct conn *conn, int64_t now_ns); /* if others need its place */
+void conn_tick(struct server *server, int64_t now_ns); /* deadlines of all connections */
+/* Does it give its place to others? Asks nothing of the kernel; if it was sent nothing that waits
+ * (conn_is_silent, which does), it may be closed. */
+bool conn_gives_way(const struct conn *conn, int64_t now_ns);
+bool conn_is_silent(const struct conn *conn);
 bool conn_all_sent(const struct server *server); /* no answer waits for its client's socket */
 
 /* relay.c: the bytes */
@@ -113,7 +116,8 @@ void relay_on_inner(uv_poll_t *poll, int status, int events);
 void relay_update(struct conn *conn);   /* waits for what can happen next */
 void relay_soon(struct conn *conn);     /* libmicrohttpd is about to write something */
 void relay_sent(struct server *server); /* forwards that output, as far as clients accept it */
-bool relay_has_output(const struct conn *conn);
+bool relay_has_output(const struct conn *conn);   /* for the client, here or in the socket pair */
+bool relay_holds_output(const struct conn *conn); /* here */
 void relay_close_client(struct conn *conn);
 void relay_close_inner(struct conn *conn);
 

@@ -37,8 +37,9 @@ static bool gives_way_before(const struct conn *a, const struct conn *b) {
 }
 
 /* The connection whose place is given to another client, or NULL: in a handshake, if `handshake`;
- * of this address, unless `address` is NULL. If it has sent something that was not read yet, nobody
- * gives way until it is. */
+ * of this address, unless `address` is NULL. If it has sent something that was not read yet, or has
+ * not been sent its answer, nobody gives way until it is. The kernel is asked about this one alone:
+ * a question for each of thousands of connections would take longer than an answer. */
 static struct conn *find_slow(const struct server *server, bool handshake,
                               const struct ledger_account *address) {
     struct conn *first = NULL;
@@ -46,9 +47,9 @@ static struct conn *find_slow(const struct server *server, bool handshake,
     for (struct conn *conn = server->conns; conn; conn = conn->next) {
         if (conn->fd < 0 || (address && conn->entry.account != address)) continue;
         if (handshake && conn->state != CONN_HANDSHAKE) continue;
-        if (conn_gives_way(conn, now_ns) && (!first || gives_way_before(conn, first))) first = conn;
+        if ((!first || gives_way_before(conn, first)) && conn_gives_way(conn, now_ns)) first = conn;
     }
-    return first && !sock_unread(first->fd) ? first : NULL;
+    return first && conn_is_silent(first) ? first : NULL;
 }
 
 static bool has_room(const struct server *server) {

@@ -23,6 +23,7 @@
 #define FILE_BYTES_MAX      (1 << 20)          /* certificates */
 #define CONN_MEMORY_EXTRA   ((size_t)32 << 10) /* beside the headers: body and answer pieces */
 #define CONN_DESCRIPTORS    3                  /* the client's socket and a pair */
+#define DESCRIPTORS_MIN     64
 #define FRAMED_BYTES_EXTRA  ((size_t)4 * RELAY_BYTES) /* beside two heads */
 #define DRAIN_ABORT_NS      2000000000ll              /* for aborted requests to be answered */
 #define DRAIN_EXTRA_SECONDS 10 /* from the end of the drain to the end of the process */
@@ -245,6 +246,16 @@ static int set_names(struct server *server, const char *names, struct fault *fau
     return fault_set(fault, ERR_INVALID, "served-model-name", "the name is empty");
 }
 
+/* With fewer the event loop, the workers or the first connections would find none. */
+static int check_file_limit(struct fault *fault) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_max >= DESCRIPTORS_MIN) return 0;
+    return fault_set(fault, ERR_LIMIT, "max-connections",
+                     "this process may open %llu files at most, and needs %d for a few "
+                     "connections: raise the limit (ulimit -n, or LimitNOFILE of systemd)",
+                     (unsigned long long)limit.rlim_max, DESCRIPTORS_MIN);
+}
+
 static void raise_file_limit(int connections) {
     struct rlimit limit;
     rlim_t wanted = (rlim_t)connections * CONN_DESCRIPTORS + 256;
@@ -336,6 +347,8 @@ static void open_memory(struct server *server) {
 }
 
 int server_open(const struct server_options *options, struct server **out, struct fault *fault) {
+    int rc = check_file_limit(fault);
+    if (rc) return rc;
     struct server *server = mem_must_alloc(1, sizeof *server);
     const struct sock_address address = address_of(options);
     server->options = *options;
@@ -349,7 +362,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     CHECK(uv_loop_init(&server->loop) == 0);
     CHECK(uv_async_init(&server->loop, &server->wake, on_wake) == 0);
     server->wake.data = server;
-    int rc = set_names(server, options->names, fault);
+    rc = set_names(server, options->names, fault);
     if (!rc) rc = check_socket_mode(options->unix_socket_mode, fault);
     if (!rc && !socket_is_passed()) rc = sock_check(&address, fault);
     if (!rc && options->otlp_endpoint) rc = otlp_open(options->otlp_endpoint, &server->otlp, fault);
@@ -430,7 +443,8 @@ static void start_handles(struct server *server) {
     CHECK(uv_timer_start(&server->tick, on_tick, tick, tick) == 0);
     CHECK(uv_signal_start(&server->sigterm, on_signal, SIGTERM) == 0);
     CHECK(uv_signal_start(&server->sigint, on_signal, SIGINT) == 0);
-    if (server->options.reload) CHECK(uv_signal_start(&server->sighup, on_hangup, SIGHUP) == 0);
+    CHECK(uv_signal_start(&server->sighup, server->options.reload ? on_hangup : on_signal,
+                          SIGHUP) == 0);
     listener_open(server);
 }
 

@@ -7,6 +7,7 @@
 #include <libgen.h>
 #include <malloc.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -488,8 +489,12 @@ static int run(struct config *config, int argc, char **argv) {
     struct server_options options = server_options(config, basename(dir));
     struct reload reload = {argc, argv, config, &callbacks};
     int status;
-    /* Without a file nothing can have changed, and a closed terminal ends the daemon as usual. */
-    if (config->config_file || config->api_key_file || config->tls_cert) options.reload = on_reload;
+    /* Without a file nothing can have changed: a closed terminal ends the daemon as SIGTERM does.
+     */
+    if (config->config_file || config->api_key_file || config->tls_cert) {
+        options.reload = on_reload;
+        signal(SIGHUP, SIG_IGN); /* until the event loop runs; the files were just read */
+    }
     options.arg = &reload;
     if (check_model(config->model, &fault) || server_open(&options, &callbacks.server, &fault))
         status = refuse_start("the model is refused", &fault);

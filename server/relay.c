@@ -259,10 +259,14 @@ void relay_update(struct conn *conn) {
             wait_for(&conn->inner_poll, conn->inner_events, inner_events(conn), relay_on_inner);
 }
 
-bool relay_has_output(const struct conn *conn) {
+bool relay_holds_output(const struct conn *conn) {
     if (conn->fd < 0 || conn->inner < 0) return false;
-    return !rest_is_empty(&conn->out) || (!conn->attached && !conn->inner_end) ||
-           sock_unread(conn->inner);
+    return !rest_is_empty(&conn->out) || (!conn->attached && !conn->inner_end);
+}
+
+bool relay_has_output(const struct conn *conn) {
+    return relay_holds_output(conn) ||
+           (conn->fd >= 0 && conn->inner >= 0 && sock_unread(conn->inner));
 }
 
 static void send_now(struct conn *conn) {

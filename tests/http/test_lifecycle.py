@@ -81,8 +81,16 @@ def test_progress_is_logged(start):
     assert [bool(re.search(r"loaded 10 bytes in \d+\.\d s, ", line)) for line in lines("loaded ")] == [True]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_too_few_files_are_refused(fake):
+    """Without descriptors for connections a daemon would be ready and serve nobody."""
+    for files in (16, 63):
+        done = subprocess.run(["sh", "-c", f"ulimit -n {files}; exec {BINARY} --model {ROOT}/bundled/keepd-nano --port 0"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 78 and f"may open {files} files at most, and needs 64" in done.stderr and "ulimit -n" in done.stderr, done
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_idle_daemon_stops_at_once(start, number):
+    """A hangup ends a daemon that has no file to read again as SIGTERM does."""
     daemon = start()
     assert daemon.chat(max_tokens=2).status_code == 200
     daemon.process.send_signal(number)
