@@ -56,8 +56,11 @@ def serve_flags():
 
 
 @pytest.fixture
-def keepd(tmp_path):
-    """keepd(script, *names): a daemon whose model answers by the script's first text that the prompt contains."""
+def keepd(request, tmp_path):
+    """keepd(script, *names): a daemon whose model answers by the script's first text that the prompt contains. The parameter is the
+    form of tool calls, "hermes" without one: of the template, or "generic" for a template that shows no tools."""
+    form = getattr(request, "param", "hermes")
+    template = {} if form == "generic" else {"KEEPD_FAKE_TOOLS": form}
     with contextlib.ExitStack() as stack:
         def run(script, *names):
             path = tmp_path / "script.json"
@@ -65,7 +68,7 @@ def keepd(tmp_path):
             flags = serve_flags()
             flags[1] = ",".join([MODEL, *names])
             daemon = HTTP.Daemon(*flags, binary=HTTP.BINARY,
-                                 env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_SCRIPT": str(path)})
+                                 env={**template, "KEEPD_FAKE_SCRIPT": str(path)})
             stack.callback(stop, daemon)
             return daemon
         yield run

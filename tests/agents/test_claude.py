@@ -22,6 +22,7 @@ def claude(agent):
     return run
 
 
+@pytest.mark.parametrize("keepd", ["hermes", "generic"], indirect=True)
 def test_two_turns_with_a_tool(claude, keepd, agent):
     path = agent.project / "hello.txt"
     daemon = keepd([

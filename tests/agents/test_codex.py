@@ -29,6 +29,7 @@ def said(items):
     return [i["text"] for i in items if i["type"] == "agent_message"]
 
 
+@pytest.mark.parametrize("keepd", ["hermes", "generic"], indirect=True)
 def test_two_turns_with_a_tool(codex, keepd, agent):
     daemon = keepd([["good-bye from keepd\n", "It says good-bye now."],
                     ["now make it say good-bye", call("exec_command", cmd="sed -i s/hello/good-bye/ hello.txt; cat hello.txt")],
