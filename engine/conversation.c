@@ -285,7 +285,7 @@ int32_t conversation_cut(const struct conversation *conv, int32_t most, int32_t 
     if (least < began) least = began;
     int64_t next = due_next_while_reading(kv, &conv->began, conv->began_held, conv->evicted_at);
     int64_t cut = most < next ? most : next - 1;
-    if (!conv->exact || cut < least) return 0;
+    if (!conv->exact || cut < least || (kv->whole && cut < conv->token_count)) return 0;
     bool observes = kv->policy->bounded && kv->rule.score == KERN_SCORE_ATTENTION;
     if (!observes || cut == conv->token_count) return (int32_t)cut;
     if (!conversation_can_cut(&kv->rule)) return 0;
@@ -324,7 +324,8 @@ static struct conversation_match match_row(struct conversation *conv,
                                            const struct conversation_query *query, int32_t shared) {
     int32_t most = shared < query->prompt_count ? shared : query->prompt_count - 1;
     int32_t cut = conversation_cut(conv, most, query->prompt_count);
-    if (most >= conv->prompt_end && !conv->checkpoint) {
+    const bool whole = most == conv->token_count || !conv->kv.whole;
+    if (most >= conv->prompt_end && !conv->checkpoint && whole) {
         bool exact = cut == most && conv->began.tokens == 0; /* also true of a restored one */
         return (struct conversation_match){.conv = conv, .common = most, .exact = exact};
     }
@@ -437,7 +438,7 @@ int32_t conversation_usable(struct conversation_search *search,
     const uint64_t *hashes = conversation_search_hashes(search);
     if (!hashes || hashes[key->prompt_end] != key->prompt_hash) return 0;
     bool whole = key->token_count <= most && hashes[key->token_count] == key->token_hash;
-    return whole ? key->token_count : key->prompt_end;
+    return whole ? key->token_count : query->kv->whole ? 0 : key->prompt_end;
 }
 
 void conversation_make_marks(const struct conversation *conv, uint64_t *marks) {

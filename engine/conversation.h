@@ -22,6 +22,9 @@
  *     - rules that add up the attention of every query cannot subtract that of later tokens: they
  *       are not cut;
  *     - rules with an observation window need it full again at the next eviction.
+ *   A model with recurrent states has no cut but the end (kv_params.whole): a state cannot go back.
+ *   Then a prompt is read again from the longest conversation or checkpoint whose tokens it repeats
+ *   all; for this each sequence leaves a prefix just before its prompt's last token.
  *   A prompt that differs earlier is computed again, because the evictions chose among the earlier
  *   tokens with later tokens in view.
  *

@@ -484,6 +484,7 @@ struct engine_kv_details {
     bool pinned;             /* the kept state is pinned */
     int32_t shifts;          /* times that its places were used up (kernels/places.h) */
     int64_t bytes;           /* memory held: pages * page_bytes */
+    int64_t state_bytes;     /* numbers of the recurrent states among them; 0: the model has none */
     int32_t *lengths;        /* [layers * heads_kv] when reported, else NULL */
     int32_t *positions;      /* concatenated, stream after stream, or NULL */
     struct engine_eviction *evictions; /* evictions of this request, when its report is the trace */

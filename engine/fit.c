@@ -272,7 +272,7 @@ static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t 
     if (rc) return rc;
     const struct model_config *config = model_config(model);
     const int count = plan_measurement(f, model);
-    f->most = (struct worth_text){.layers = config->layers,
+    f->most = (struct worth_text){.layers = config->cache_layers,
                                   .heads = config->heads_kv,
                                   .d_model = config->d_model,
                                   .tokens = f->tokens,

@@ -121,11 +121,12 @@ static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault
                          "policy '%s' keeps everything, so no request could be served",
                          policy->name);
     note_policy(e, policy, automatic && !gates);
-    *kv = (struct kv_params){.budget = e->options.kv_budget,
-                             .buffer = e->options.kv_buffer,
-                             .chunk = e->options.kv_chunk,
-                             .sliding_window =
-                                 model_config_sliding_window(model_config(model_of(e)))};
+    *kv =
+        (struct kv_params){.budget = e->options.kv_budget,
+                           .buffer = e->options.kv_buffer,
+                           .chunk = e->options.kv_chunk,
+                           .sliding_window = model_config_sliding_window(model_config(model_of(e))),
+                           .whole = model_config(model_of(e))->conv_layers > 0};
     kv_params_set_policy(kv, policy);
     kv_params_set_trained(kv, &rules->trained);
     /* The same rule as for requests that lower the budget. */
@@ -183,21 +184,15 @@ static int64_t choose_host_pages(const struct engine *e, const struct reserve_sh
 static struct kern_cache_options cache_options(const struct engine *e, enum kern_dtype dtype,
                                                const struct sched_options *so) {
     const struct model_config *config = model_config(model_of(e));
-    return (struct kern_cache_options){.layers = config->layers,
-                                       .heads_q = config->heads_q,
-                                       .heads_kv = config->heads_kv,
-                                       .head_dim = config->head_dim,
-                                       .dtype = dtype,
-                                       .pages = so->pages_total,
-                                       .slots = so->sequences_max + so->conversations_max,
-                                       .max_positions = e->info.max_model_len,
-                                       .rank_cap = so->shape.rank_cap,
-                                       .inv_freq = config->inv_freq,
-                                       .rotations = config->rotations,
-                                       .rows_max = so->rows_max,
-                                       .logits_max = so->logits_max,
-                                       .vocab = config->vocab,
-                                       .qk_norm_wide = config->qk_norm_wide};
+    struct kern_cache_options cache = model_cache_options(config);
+    cache.dtype = dtype;
+    cache.pages = so->pages_total;
+    cache.slots = so->sequences_max + so->conversations_max;
+    cache.max_positions = e->info.max_model_len;
+    cache.rank_cap = so->shape.rank_cap;
+    cache.rows_max = so->rows_max;
+    cache.logits_max = so->logits_max;
+    return cache;
 }
 
 /* Chooses the number of pages: kv_pool_bytes if given; on a dedicated device, all that fits beside
@@ -240,9 +235,10 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     struct store_options store = {.dir = o->state_dir,
                                   .bytes = o->state_bytes,
                                   .identity = {.dtype = (int32_t)dtype,
-                                               .layers = config->layers,
+                                               .layers = config->cache_layers,
                                                .heads_kv = config->heads_kv,
                                                .head_dim = config->head_dim},
+                                  .state_bytes = model_state_bytes(config),
                                   .check = check_state,
                                   .backend = e->replicas[0].kern,
                                   .done = replica_wake,
@@ -267,11 +263,15 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     return 0;
 }
 
+static int all_ranks(const struct engine *e) {
+    return e->options.tensor_parallel_size < 1 ? 1 : e->options.tensor_parallel_size;
+}
+
 /* Returns the number of ranks that hold different heads: ranks beyond the number of heads share
  * them (kernels/shard.h). */
 static int pool_ranks(const struct engine *e) {
-    int ranks = e->options.tensor_parallel_size, heads = model_config(model_of(e))->heads_kv;
-    return ranks < 1 ? 1 : ranks < heads ? ranks : heads;
+    int ranks = all_ranks(e), heads = model_config(model_of(e))->heads_kv;
+    return ranks < heads ? ranks : heads;
 }
 
 /* Refuses sizes that this machine cannot hold, where the cache is in its memory; a device has its
@@ -290,7 +290,7 @@ static int check_sizes(const struct engine *e, const struct sched_options *so,
                          (double)available_memory("") * 1e-9,
                          ranks * e->replica_count > 1 ? ", and each rank has a pool" : "");
     double entry = (double)so->page_bytes / so->shape.page_slots;
-    double held = entry * config->layers * config->heads_kv * kv->budget;
+    double held = entry * config->cache_layers * config->heads_kv * kv->budget;
     if (kv->policy->bounded && held > (double)total)
         return fault_set(
             fault, ERR_INVALID, "kv-budget",
@@ -311,18 +311,21 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
     const struct model_config *config = model_config(model_of(e));
     struct kern_cache_info info = {0};
     ops_of(e)->cache_info(dtype, config->head_dim, &info);
-    so->shape = (struct reserve_shape){.layers = config->layers,
-                                       .heads_kv = config->heads_kv,
-                                       .page_slots = info.page_slots,
-                                       .member_slots = info.member_slots,
-                                       .ranks = pool_ranks(e),
-                                       .rank_cap = (float)e->options.kv_rank_cap / 100,
-                                       .sliding_layers = model_config_sliding_layers(config)};
+    so->shape =
+        (struct reserve_shape){.layers = config->cache_layers,
+                               .heads_kv = config->heads_kv,
+                               .page_slots = info.page_slots,
+                               .member_slots = info.member_slots,
+                               .ranks = pool_ranks(e),
+                               .rank_cap = (float)e->options.kv_rank_cap / 100,
+                               .states = config->conv_layers,
+                               .state_pages = model_state_pages(config, &info, all_ranks(e)),
+                               .sliding_layers = model_config_sliding_layers(config)};
     so->page_bytes = info.page_bytes;
     int rc = check_sizes(e, so, fault);
     if (rc == 0) rc = choose_pages(e, dtype, so, fault);
     if (rc != 0) return rc;
-    int64_t least = reserve_streams(&so->shape);
+    int64_t least = reserve_streams(&so->shape) + so->shape.state_pages;
     if (so->pages_total >= least) return 0;
     return fault_set(
         fault, ERR_INVALID, "kv-pool-bytes",
@@ -470,7 +473,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->has_gates = so->kv.has_gates;
     info->gates_from = gates_from(e);
     info->trained_budget = model_gates(model_of(e))->trained_budget;
-    info->layers = config->layers;
+    info->layers = config->cache_layers;
     info->heads_kv = config->heads_kv;
     info->head_dim = config->head_dim;
     info->vocab = config->vocab;
@@ -516,14 +519,16 @@ static void fill_found(struct engine *e, const struct sched_options *so,
     snprintf(found->gates_cached, sizeof found->gates_cached, "%s",
              model_gates_cached(model_of(e)));
     found->tool_template = e->info.tool_template ? mem_must_strdup(e->info.tool_template) : NULL;
-    int64_t streams = (int64_t)config->layers * config->heads_kv, slots = so->shape.page_slots;
+    int64_t streams = (int64_t)config->cache_layers * config->heads_kv;
+    int64_t slots = so->shape.page_slots;
     int64_t longest = found->max_model_len, held = found->kv_budget;
     const struct reserve_turn turn = {.added = longest};
     struct reserve_shape whole = so->shape;
     whole.ranks = 1;
+    whole.state_pages *= all_ranks(e);
     found->conversation_bytes =
         so->page_bytes * (so->kv.defaults.policy->bounded
-                              ? streams * (held + slots - 1) / slots
+                              ? whole.state_pages + streams * (held + slots - 1) / slots
                               : reserve_turn_pages(&whole, &so->kv.defaults, &turn,
                                                    reserve_whole(&so->kv.defaults, longest)));
 }

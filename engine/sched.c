@@ -194,6 +194,7 @@ static void fill_details(struct sched *sched, struct sequence *seq,
     kv->dropped_tokens = seq->dropped;
     kv->shifts = sched_shifts(sched, seq->due.tokens);
     kv->bytes = report->pages * sched->options.page_bytes;
+    kv->state_bytes = (int64_t)report->state_bytes;
 }
 
 /* Reads what the sequence holds, with as much detail as the request asked for. */

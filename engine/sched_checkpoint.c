@@ -10,6 +10,8 @@
  * - a conversation that has more tokens in common with the prompt than could be used: two prompts
  *   parted there, so a third one may;
  * - a job that waits for the sequence, see below.
+ * With recurrent states, which cannot be cut, the last token of the prompt is a border, too: a
+ * retry and another answer continue from there.
  * Evictions up to a border follow from the tokens before it, so a sequence that continues a prefix
  * gives bitwise the answer that it gives alone. The step that reaches a border ends there.
  *
@@ -127,9 +129,10 @@ static int32_t add_border(struct sequence *seq, int32_t at) {
 void sched_plan_borders(struct sched *sched, struct sequence *seq,
                         const struct sched_entry *entry) {
     int32_t found = entry->match.common + CONVERSATION_PREFIX_MIN;
-    const int32_t ahead[] = {entry->job->request.border, entry->match.shared};
+    const int32_t end = seq->kv.whole ? seq->prompt_count - 1 : 0;
+    const int32_t ahead[] = {end, entry->job->request.border, entry->match.shared};
     if (!leaves_any(sched, seq)) return;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 3; i++)
         if (ahead[i] >= found) (void)add_border(seq, ahead[i]);
 }
 

@@ -26,7 +26,7 @@ static struct kern *kern_of(const struct sched *sched) {
 }
 
 static int block_count(const struct sched *sched) {
-    return 1 + (int)sched_streams(sched);
+    return 1 + (int)sched_streams(sched) + sched->options.shape.states;
 }
 
 bool sched_wants_saving(const struct sched *sched, const struct conversation *conv) {
@@ -429,6 +429,7 @@ static void add_row(struct sched *sched, const struct state_view *view, int32_t 
                                 .arriving = true};
     memcpy(conv.space, head->space, sizeof conv.space);
     memcpy(conv.client, sched->head->request.owner, sizeof conv.client);
+    conv.kv.whole = sched->options.kv.defaults.whole;
     if (sched_shifts(sched, conv.token_count) > 0) conv.kv.places = sched->options.kv.positions;
     conversation_add(&sched->conversations, &conv, clock_ns());
 }

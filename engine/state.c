@@ -65,7 +65,7 @@ size_t state_file_size(int32_t token_count, int32_t block_count, size_t block_by
 /* Allows twice the entries of budget, buffer and chunk, and 128 query heads for each KV head. Both
  * exceed any cache, so the limit refuses no file that a cache wrote. Each number is below 2^31, so
  * products of three are computed in double. */
-uint64_t state_size_limit(const struct state_head *head) {
+uint64_t state_size_limit(const struct state_head *head, uint64_t state_bytes) {
     const struct state_identity *its = &head->identity;
     const struct kv_params *kv = &head->kv;
     double streams = (double)its->layers * its->heads_kv, tokens = head->token_count;
@@ -77,7 +77,8 @@ uint64_t state_size_limit(const struct state_head *head) {
     double members = (double)kern_members_max(&kv->rule, kv->budget);
     double queries = window * streams * 128 * (double)its->head_dim * sizeof(float);
     double most = (double)blocks_at(head->token_count, head->block_count) + (1 << 20) +
-                  streams * (64 + held * (2 * row + 32) + members * 32) + queries;
+                  streams * (64 + held * (2 * row + 32) + members * 32) + queries +
+                  (double)state_bytes;
     return most < 0x1p62 ? (uint64_t)most : UINT64_MAX;
 }
 

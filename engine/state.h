@@ -76,9 +76,9 @@ bool state_holds(const struct kv_params *kv);
 size_t state_file_size(int32_t token_count, int32_t block_count, size_t block_bytes);
 
 /* Returns an upper bound on the size of a file with this head: the entries that its policy keeps,
- * in its dtype, and the queries of its window. With it, a sparse file is refused before memory is
- * allocated for it. */
-uint64_t state_size_limit(const struct state_head *head);
+ * in its dtype, the queries of its window, and the recurrent states of this daemon's model. With
+ * it, a sparse file is refused before memory is allocated for it. */
+uint64_t state_size_limit(const struct state_head *head, uint64_t state_bytes);
 
 /* Writes head, tokens and sizes; returns the offset of the blocks. `head->file_size` is the size of
  * the whole file, for which `out` has room. */

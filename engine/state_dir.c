@@ -370,7 +370,7 @@ static int check_size(struct state_dir *dir, int fd, const char *name, size_t si
     if (rc != 0) return rc;
     if (head.file_size != size)
         return fault_set(fault, ERR_MALFORMED, name, "torn: not as long as its head says");
-    if (size > state_size_limit(&head))
+    if (size > state_size_limit(&head, dir->state_bytes))
         return fault_set(fault, ERR_MALFORMED, name, "longer than its conversation can be");
     return 0;
 }

@@ -16,8 +16,9 @@
 #include "engine/state_lease.h"
 
 struct state_dir {
-    const char *path;  /* owned by the caller, valid while it is open */
-    int fd, lock_file; /* descriptors, -1: none */
+    const char *path;     /* owned by the caller, valid while it is open */
+    int fd, lock_file;    /* descriptors, -1: none */
+    uint64_t state_bytes; /* recurrent states of a conversation of this model; set after opening */
     uint8_t key[SHA256_BYTES];
     struct state_lease lease;      /* renewed by one thread, see engine/state_lease.h */
     atomic_uint_fast64_t progress; /* pieces read and written; others may count on */

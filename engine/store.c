@@ -27,6 +27,7 @@ static int open_directory(struct directory *d, struct fault *fault) {
     pthread_cond_init(&d->settled, NULL);
     pthread_condattr_destroy(&monotonic);
     int rc = state_dir_open(&d->dir, d->options.dir, fault);
+    d->dir.state_bytes = d->options.state_bytes;
     if (rc == 0) rc = store_scan(d, fault);
     if (rc == 0) rc = store_make_space(d, 0, 0); /* the bound may be lower than at the last start */
     if (rc == 0) store_expire(d);

@@ -53,7 +53,8 @@ struct store;
 
 struct store_options {
     const char *dir;
-    int64_t bytes; /* bound on all files together */
+    int64_t bytes;        /* bound on all files together */
+    uint64_t state_bytes; /* bytes of a conversation's recurrent states; 0: it has none */
     struct state_identity identity;
     bool inline_io; /* the calls read and write themselves, without a thread: for simulations */
     /* Checks, on the directory's thread, that the blocks of a file that was read can be imported

@@ -87,7 +87,7 @@ static int check_head(struct store_upload *upload, struct fault *fault) {
         return fault_set(fault, ERR_INVALID, "state",
                          "it belongs to another API key, cache_salt or model name");
     if (head->file_size < STATE_HEAD_BYTES + STATE_SEAL_BYTES ||
-        head->file_size > state_size_limit(head))
+        head->file_size > state_size_limit(head, upload->directory->options.state_bytes))
         return fault_set(fault, ERR_MALFORMED, "state", "longer than its conversation can be");
     return check_size(upload, fault);
 }

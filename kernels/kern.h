@@ -97,6 +97,7 @@ struct kern_shape {
     int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
     int experts, expert_ff; /* 0: no layer is a mixture of experts; d_ff 0: every layer is */
     int shared_ff;          /* width of the network that every token uses beside experts; 0: none */
+    int conv_layers;        /* layers with a short convolution instead of attention */
 };
 
 /* ---- How a sequence evicts ---- */
@@ -116,6 +117,7 @@ struct kern_shape {
 #define KERN_SMOOTH_WIDTH_MAX 31   /* widest smoothing, odd */
 #define KERN_GAMMA_MAX        16   /* largest kern_classes.gamma */
 #define KERN_LAG_MAX          1024 /* largest kern_redundancy.lag */
+#define KERN_TAPS_MAX         16   /* largest width of a short convolution, from 2 */
 
 /* The score of an entry. One list makes the enum and, for tests, the names. */
 #define KERN_SCORE_MAP(X)                                                                          \
@@ -424,14 +426,25 @@ struct kern_gate;
 
 /* ---- The paged cache ---- */
 
-/* A page holds `page_slots` entries of ONE (layer, KV head) of one sequence: keys after RoPE at
+/* A recurrent state is all that a layer without attention remembers of a sequence: state_floats
+ * float32 numbers, zeros before its first token. It lies in pages of the pool, so that it is shared
+ * by forks, copied before it is written, counted and freed as entries are. Its numbers belong to
+ * units (channels, heads), one unit's numbers after another's; with several ranks each has an equal
+ * number of consecutive units. Evictions, budgets and shifts concern entries alone. A state cannot
+ * go back: `truncate` refuses slots that have one.
+ *
+ * A page holds `page_slots` entries of ONE (layer, KV head) of one sequence: keys after RoPE at
  * the place of their token, values, and side records that move with the entry: pos int32, log_beta
  * float32, score float32 (stored by the rule). page_bytes counts K, V and side records. A query
  * ring of [layers][KERN_WINDOW_MAX][heads_q * head_dim] float32 per slot is not included; its
  * memory is resident only as far as rules with a window use it. */
 struct kern_cache_options {
-    int layers, heads_q, heads_kv, head_dim;
+    int layers; /* with attention: the cache numbers them alone */
+    int heads_q, heads_kv, head_dim;
     enum kern_dtype dtype;
+    /* Layers with a recurrent state, which the cache numbers by themselves, and the numbers of each
+     * state. */
+    int states, state_floats;
     int64_t pages;     /* pages of each rank's pool (kernels/ranks.h); zeroed once */
     int slots;         /* sequences plus retained conversations */
     int max_positions; /* places of the model: upper bound of a stream's length and, in sequences
@@ -457,6 +470,7 @@ struct kern_cache_options {
 struct kern_cache_info {
     int page_slots;     /* entries per page */
     int member_slots;   /* members of classes per page; 0 if no rule of the backend has classes */
+    int state_slots;    /* numbers of a recurrent state per page; 0 if the backend has none */
     int64_t page_bytes; /* memory per page, side records included */
 };
 
@@ -509,12 +523,13 @@ struct kern_report {
     int32_t members;     /* out, snapshot_check only: the largest number of members in a stream */
     int64_t rank_pages;  /* out: pages on the rank that has most; with one rank equal to `pages` */
     size_t rank_entries; /* out: entries on the rank that has most */
+    size_t state_bytes;  /* out: numbers of all recurrent states, those of all ranks together */
 };
 
 /* A piece of a snapshot. A slot's content consists of one block for the slot itself and one for
- * each stream, in the order layer * heads_kv + head: the same bytes on every backend with equal
- * layers, heads, head_dim and dtype, however its pages are arranged. kernels/snapshot.h describes
- * the format. */
+ * each stream, in the order layer * heads_kv + head, then one for each recurrent state: the same
+ * bytes on every backend with equal layers, heads, head_dim, dtype and states, however its pages
+ * are arranged. kernels/snapshot.h describes the format. */
 struct kern_block {
     const void *data; /* may be unaligned */
     size_t size;
@@ -697,13 +712,24 @@ struct kern_ops {
     void (*attend)(struct kern *kern, int layer, float *out /* [rows, heads_q * D] */,
                    const float *qkv, const struct kern_batch *batch,
                    const struct kern_attend_options *options); /* after write_kv of the layer */
+    /* A short convolution (LFM2, arXiv 2511.23404) of each channel c by itself:
+     *   u[t] = B[t] x[t],  y[t] = C[t] (taps[c][0] u[t - width + 1] + ... + taps[c][width - 1]
+     * u[t]) in ascending order of the tokens. u of tokens before the step is in the recurrent state
+     * `state` of each span's slot, whose units are channels of width - 1 numbers, the oldest first;
+     * the state is brought forward by the step. Rows of bcx are [B | C | x]. NULL: this backend
+     * has none. */
+    void (*short_conv)(struct kern *kern, int state, float *y /* [rows, channels] */,
+                       const float *bcx, const float *taps /* [channels, width] */, int channels,
+                       int width, const struct kern_batch *batch);
     /* Measures what the layer's entries are worth to the step's queries: kernels/worth.h. NULL:
      * this backend cannot. */
     int (*worth)(struct kern *kern, int layer, const struct kern_worth *worth, const float *heads,
                  const float *qkv, const struct kern_batch *batch,
                  const struct kern_attend_options *options);
     int (*evict)(struct kern *kern, const struct kern_evict *due, int count);
-    int (*truncate)(struct kern *kern, int slot, int32_t pos); /* drops entries at or after pos */
+    /* Drops entries at or after pos. ERR_UNSUPPORTED: the slot has seen such tokens and has
+     * recurrent states. */
+    int (*truncate)(struct kern *kern, int slot, int32_t pos);
     /* NULL: this backend cannot shift. ERR_FULL (no free pages for copies of shared pages) changes
      * nothing. */
     int (*shift)(struct kern *kern, const struct kern_shift *shift);

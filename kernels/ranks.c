@@ -385,7 +385,7 @@ struct op {
     const struct kern_gate *gate;
     const struct kern_experts *experts;
     const int32_t *index; /* host memory: tokens or rows */
-    int rows, dim, layer;
+    int rows, dim, layer, width;
     float eps, scale;
     enum kern_matmul_mode mode;
     enum kern_activation activation;
@@ -645,6 +645,27 @@ static void op_attend(struct kern *kern, int layer, float *out, const float *qkv
     ranks_each(ranks, attend_on, &op);
 }
 
+static void short_conv_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct op *op = arg;
+    kern->ops->short_conv(kern, op->layer, on(op->y, rank), on(op->x, rank), on(op->a, rank),
+                          op->dim, op->width, op->batch);
+}
+
+static void op_short_conv(struct kern *kern, int state, float *y, const float *bcx,
+                          const float *taps, int channels, int width,
+                          const struct kern_batch *batch) {
+    struct ranks *ranks = ranks_of(kern);
+    struct op op = {.x = view_as(ranks, bcx, true),
+                    .y = view_to(ranks, y, true),
+                    .a = view_as(ranks, taps, false),
+                    .layer = state,
+                    .dim = channels / ranks->count,
+                    .width = width,
+                    .batch = batch};
+    ranks_each(ranks, short_conv_on, &op);
+}
+
 /* ---- Sampling, the end ---- */
 
 struct syncing {
@@ -748,6 +769,7 @@ static const struct kern_ops table = {
     .qk_rope = op_qk_rope,
     .write_kv = op_write_kv,
     .attend = op_attend,
+    .short_conv = op_short_conv,
     .evict = ranks_evict,
     .truncate = ranks_truncate,
     .shift = ranks_shift,
@@ -792,6 +814,7 @@ static void fill_ops(struct ranks *ranks) {
     if (!own->borrow) ranks->ops.borrow = NULL;
     if (!own->prepare) ranks->ops.prepare = NULL;
     if (!own->shift) ranks->ops.shift = NULL;
+    if (!own->short_conv) ranks->ops.short_conv = NULL;
     if (!own->cache_fit) ranks->ops.cache_fit = NULL;
     if (!own->bind) ranks->ops.bind = NULL;
 }

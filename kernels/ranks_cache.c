@@ -41,6 +41,9 @@ int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options
     }
     ranks->own.heads_q = ranks->heads[0].heads_q;
     ranks->own.heads_kv = ranks->heads[0].heads_kv;
+    ranks->own.state_floats /= ranks->count;
+    if (options->states > 0)
+        ranks->state_pages = (ranks->own.state_floats + info.state_slots - 1) / info.state_slots;
     ranks->lengths = mem_try_alloc((size_t)ranks->count * own_streams(ranks), sizeof(int32_t));
     if (!ranks->lengths) return fault_set(fault, ERR_NOMEM, "", "no memory beside the cache");
     ranks_each(ranks, open_cache_on, &opening);
@@ -273,8 +276,10 @@ int ranks_report(struct kern *kern, int slot, struct kern_report *report) {
     if (rc) return rc;
     report->entries = report->rank_entries = 0;
     report->pages = report->rank_pages = 0;
+    report->state_bytes = 0;
     for (int r = 0; r < ranks->count; r++) {
         const struct kern_report *own = &reporting.rank[r];
+        report->state_bytes += own->state_bytes;
         if (!ranks->heads[r].speaks) continue;
         report->entries += own->entries;
         report->pages += own->pages;
@@ -401,14 +406,21 @@ static void import_on(struct ranks *ranks, struct kern *kern, int rank, void *ar
 }
 
 static struct snapshot_shape whole_shape(const struct ranks *ranks) {
-    return (struct snapshot_shape){&ranks->whole, ranks->page_slots, ranks->member_slots,
-                                   ranks->whole.heads_kv / ranks->own.heads_kv,
-                                   ranks->ops.shift != NULL};
+    return (struct snapshot_shape){.options = &ranks->whole,
+                                   .page_slots = ranks->page_slots,
+                                   .member_slots = ranks->member_slots,
+                                   .state_pages = ranks->state_pages,
+                                   .ranks = ranks->whole.heads_kv / ranks->own.heads_kv,
+                                   .shifts = ranks->ops.shift != NULL};
 }
 
 static struct snapshot_shape own_shape(const struct ranks *ranks) {
-    return (struct snapshot_shape){&ranks->own, ranks->page_slots, ranks->member_slots, 1,
-                                   ranks->ops.shift != NULL};
+    return (struct snapshot_shape){.options = &ranks->own,
+                                   .page_slots = ranks->page_slots,
+                                   .member_slots = ranks->member_slots,
+                                   .state_pages = ranks->state_pages,
+                                   .ranks = 1,
+                                   .shifts = ranks->ops.shift != NULL};
 }
 
 /* The block of a stream is on its rank. */
@@ -416,6 +428,17 @@ static struct copying stream_block(const struct ranks *ranks, int slot, int bloc
     return (struct copying){.slot = slot,
                             .block = 1 + own_number(ranks, block - 1),
                             .only = owner_of(ranks, block - 1)};
+}
+
+/* The number of the state that a block holds; negative: it holds none. */
+static int state_of(const struct ranks *ranks, int block) {
+    return block - 1 - stream_count(ranks);
+}
+
+/* Every rank has a part of the state's block, in the order of the ranks. */
+static struct copying state_block(const struct ranks *ranks, int slot, int block) {
+    return (struct copying){
+        .slot = slot, .block = 1 + (int)own_streams(ranks) + state_of(ranks, block), .only = -1};
 }
 
 /* Exports block 0 of all ranks, `own` bytes each. */
@@ -439,9 +462,30 @@ static size_t size_of_whole(const struct ranks *ranks, size_t own) {
     return snapshot_arrays(&whole, (int32_t)((own - none) / query)).size;
 }
 
+static int export_state(struct ranks *ranks, int slot, int block, void *to) {
+    struct copying copying = state_block(ranks, slot, block);
+    const struct snapshot_shape part = own_shape(ranks);
+    for (int r = 0; r < ranks->count; r++)
+        copying.to[r] = (char *)to + (size_t)r * snapshot_state_size(&part);
+    ranks_each(ranks, export_on, &copying);
+    return ranks_error(ranks, copying.codes);
+}
+
+static int import_state(struct ranks *ranks, int slot, int block, const struct kern_block *from) {
+    struct copying copying = state_block(ranks, slot, block);
+    const struct snapshot_shape part = own_shape(ranks);
+    const size_t size = snapshot_state_size(&part);
+    for (int r = 0; r < ranks->count; r++)
+        copying.from[r] = (struct kern_block){(const char *)from->data + (size_t)r * size, size};
+    ranks_each(ranks, import_on, &copying);
+    return ranks_error(ranks, copying.codes);
+}
+
 size_t ranks_snapshot_size(struct kern *kern, int slot, int block) {
     struct ranks *ranks = ranks_of(kern);
     struct copying copying = {.slot = slot, .only = 0};
+    const struct snapshot_shape shape = whole_shape(ranks);
+    if (state_of(ranks, block) >= 0) return snapshot_state_size(&shape);
     if (block > 0) copying = stream_block(ranks, slot, block);
     ranks_each(ranks, size_on, &copying);
     return block > 0 ? copying.size[copying.only] : size_of_whole(ranks, copying.size[0]);
@@ -449,6 +493,7 @@ size_t ranks_snapshot_size(struct kern *kern, int slot, int block) {
 
 int ranks_snapshot_export(struct kern *kern, int slot, int block, void *to) {
     struct ranks *ranks = ranks_of(kern);
+    if (state_of(ranks, block) >= 0) return export_state(ranks, slot, block, to);
     if (block > 0) {
         struct copying copying = stream_block(ranks, slot, block);
         copying.to[copying.only] = to;
@@ -489,6 +534,7 @@ static int import_stream(struct ranks *ranks, int slot, int block, const struct 
 
 int ranks_snapshot_import(struct kern *kern, int slot, int block, const struct kern_block *from) {
     struct ranks *ranks = ranks_of(kern);
+    if (state_of(ranks, block) >= 0) return import_state(ranks, slot, block, from);
     if (block > 0) return import_stream(ranks, slot, block, from);
     struct snapshot_shape whole = whole_shape(ranks), part = own_shape(ranks);
     size_t own = snapshot_arrays(&part, snapshot_read_slot(from).window).size;

@@ -21,7 +21,7 @@ struct ranks {
 
     struct kern_cache_options whole; /* options of the whole cache, once it is open */
     struct kern_cache_options own;   /* options of every rank */
-    int page_slots, member_slots;
+    int page_slots, member_slots, state_pages;
     struct shard_heads heads[COMM_RANKS_MAX];
     int32_t *lengths; /* [count][own streams], for reports and traces */
 };

@@ -105,6 +105,10 @@ size_t snapshot_stream_size(const struct snapshot_shape *shape, int32_t length, 
     return size + sizeof members + (size_t)members * sizeof(struct snapshot_member);
 }
 
+size_t snapshot_state_size(const struct snapshot_shape *shape) {
+    return (size_t)shape->options->state_floats * sizeof(float);
+}
+
 int32_t snapshot_members(const struct snapshot_shape *shape, const struct kern_block *block,
                          const char **at) {
     size_t end = snapshot_part_at(shape, snapshot_length(block), SNAPSHOT_PARTS);
@@ -282,19 +286,26 @@ static void count_stream(const struct snapshot_shape *shape, const struct kern_b
 int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *blocks, int count,
                    int32_t tokens, struct snapshot_slot *slot, struct kern_report *report,
                    struct fault *fault) {
-    int streams = (int)stream_count(shape);
+    const int streams = (int)stream_count(shape), states = shape->options->states;
+    const int64_t state_pages = (int64_t)states * shape->state_pages;
     struct rank_counts counts = {0};
     report->entries = report->rank_entries = 0;
     report->pages = report->rank_pages = 0;
     report->members = 0;
-    if (count != 1 + streams)
-        return fault_set(fault, ERR_MALFORMED, "snapshot", "%d blocks for %d streams", count,
-                         streams);
+    report->state_bytes = (size_t)states * snapshot_state_size(shape);
+    if (count != 1 + streams + states)
+        return fault_set(fault, ERR_MALFORMED, "snapshot", "%d blocks for %d streams and %d states",
+                         count, streams, states);
     int rc = check_slot(shape, &blocks[0], tokens, slot, fault);
-    for (int i = 1; i < count && rc == 0; i++) {
+    for (int i = 1; i <= streams && rc == 0; i++) {
         rc = check_stream(shape, &blocks[i], i, slot->next_pos, fault);
         if (rc == 0) count_stream(shape, &blocks[i], i - 1, &counts, report);
     }
+    for (int i = 1 + streams; i < count && rc == 0; i++)
+        if (blocks[i].size != snapshot_state_size(shape))
+            rc = malformed(fault, "not the size of a state", i);
+    report->pages += shape->ranks * state_pages;
+    report->rank_pages += state_pages;
     return rc;
 }
 

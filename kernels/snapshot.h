@@ -8,9 +8,10 @@
  * weights, the streams' merge thresholds, and, with a window, the positions of the stored queries
  * and the queries, layer after layer. Block 1 + stream: length, then the parts, each [length] in
  * the stream's order; then, where classes have members (kern.h), their number, above 0, and a
- * snapshot_member each, ascending by centre, then by position. All numbers are little-endian. A
- * cache accepts a snapshot only if its description equals that of its own slots, so a new side
- * record is a new line in a list and old files are refused. */
+ * snapshot_member each, ascending by centre, then by position. Then a block for each recurrent
+ * state: its float32 numbers. All numbers are little-endian. A cache accepts a snapshot only if its
+ * description equals that of its own slots, so a new side record is a new line in a list and old
+ * files are refused. */
 #ifndef KEEPD_KERNELS_SNAPSHOT_H
 #define KEEPD_KERNELS_SNAPSHOT_H
 
@@ -44,6 +45,7 @@ struct snapshot_shape {
     const struct kern_cache_options *options;
     int page_slots;   /* entries per page, to count the pages of an import */
     int member_slots; /* members per page; 0: this backend stores none */
+    int state_pages;  /* pages of a recurrent state on each rank */
     int ranks;        /* ranks that hold different heads */
     bool shifts;      /* this backend can shift slots (kern_shift), so it may take shifted ones */
 };
@@ -72,6 +74,9 @@ size_t snapshot_part_bytes(const struct snapshot_shape *shape, enum snapshot_par
 size_t snapshot_part_at(const struct snapshot_shape *shape, int32_t length, int part);
 /* Size of a stream's block. The number of members is at snapshot_part_at(SNAPSHOT_PARTS). */
 size_t snapshot_stream_size(const struct snapshot_shape *shape, int32_t length, int32_t members);
+
+/* Size of the block of a recurrent state. */
+size_t snapshot_state_size(const struct snapshot_shape *shape);
 
 /* Reads nothing beyond the blocks, whatever they hold. Fills *slot and, in *report, entries, pages
  * (of all ranks and of one) and members. ERR_MALFORMED (also if the slot cannot have seen `tokens`

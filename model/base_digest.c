@@ -59,6 +59,7 @@ static void add_vector(struct summing *s, const struct slot *slot, int part, int
     const int64_t before = rows_before(s, slot, part, layer);
     int64_t rows, cols;
     tensor_shape(s->config, role, &rows, &cols);
+    if (cols) rows *= cols;
     for (int64_t i = 0; tensor && i < rows; i++) {
         const size_t row = (size_t)(before + stored_row(s->config, role, i));
         float number;

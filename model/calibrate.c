@@ -78,18 +78,11 @@ static int open_room(struct calibration *c, const struct model_config *config,
 static int open_cache(struct kern *kern, const struct model_config *config, struct fault *fault) {
     struct kern_cache_info info;
     kern->ops->cache_info(KERN_F32, config->head_dim, &info);
-    const int64_t pages = SEQUENCE / info.page_slots + 1;
-    const struct kern_cache_options cache = {.layers = config->layers,
-                                             .heads_q = config->heads_q,
-                                             .heads_kv = config->heads_kv,
-                                             .head_dim = config->head_dim,
-                                             .dtype = KERN_F32,
-                                             .pages =
-                                                 pages * config->layers * config->heads_kv * TEXTS,
-                                             .slots = TEXTS,
-                                             .max_positions = SEQUENCE,
-                                             .inv_freq = config->inv_freq,
-                                             .rotations = config->rotations};
+    struct kern_cache_options cache = model_cache_options(config);
+    cache.dtype = KERN_F32;
+    cache.pages = model_pages(config, &info, SEQUENCE) * TEXTS;
+    cache.slots = TEXTS;
+    cache.max_positions = SEQUENCE;
     return kern->ops->cache_open(kern, &cache, fault);
 }
 

@@ -81,6 +81,7 @@ struct family {
     int shared_count;          /* the same, of shared experts */
     bool qk_norm_by_flag;      /* use_qk_norm decides */
     bool mixtral_names;        /* see struct model_config */
+    bool lfm2;                 /* layers with a short convolution; names of its own */
     bool muse; /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */
     int heads_q, heads_kv, vocab, positions;
@@ -150,6 +151,8 @@ static const struct family families[] = {
     {"MiniMaxM2ForCausalLM", "minimax_m2", 128, .rope_theta = 5e6, .qk_norm = true,
      .wide_qk_norm = true, .experts = EXPERTS_ALL_LAYERS, .sigmoid = true, .select_bias = true,
      .mixtral_names = true},
+    {"Lfm2ForCausalLM", "lfm2", 0, .rms_eps = 1e-5, .rope_theta = 1e6, .tied_embeddings = true,
+     .qk_norm = true, .lfm2 = true},
     {"Ministral3ForCausalLM", "ministral3", 128, .rms_eps = 1e-5, .windows = WINDOWS_ALL,
      .query_scale = true},
 };
@@ -167,7 +170,8 @@ static const char *reason_of(const char *name) {
         {"deepseek", " (attention over latent vectors)"},
         {"Qwen3Next", " (layers with a recurrent state)"},
         {"Qwen3_5", " (layers with a recurrent state)"},
-        {"Lfm2", " (layers with a recurrent state)"},
+        {"Lfm2Moe", " (a mixture of experts beside layers with a recurrent state)"},
+        {"lfm2_moe", " (a mixture of experts beside layers with a recurrent state)"},
         {"NemotronH", " (layers with a recurrent state)"},
         {"FalconH1", " (layers with a recurrent state)"},
         {"GraniteMoeHybrid", " (layers with a recurrent state)"},
@@ -187,7 +191,7 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
         "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Ministral, Ministral3, SeedOss, Ernie4_5, "
         "Glm, Glm4, Glm4Moe, Dots1, Ernie4_5_Moe, MiniMaxM2, Qwen2Moe, Qwen3Moe, Mixtral, Olmoe, "
-        "GptOss (ForCausalLM); the text of Qwen3VL, "
+        "Lfm2, GptOss (ForCausalLM); the text of Qwen3VL, "
         "Qwen3VLMoe, Qwen2_5_VL, Gemma3, Mistral3, MuseGlimmer (ForConditionalGeneration)",
         value, reason_of(value));
 }
@@ -297,6 +301,51 @@ static int take_text(cJSON *root, struct fault *fault) {
     if (says) return 0;
     cJSON_DeleteItemFromObjectCaseSensitive(root, "model_type");
     return cJSON_AddStringToObject(root, "model_type", row->text) ? 0 : no_memory(fault);
+}
+
+/* ---- LFM2's own words ---- */
+
+static cJSON *layer_types_of(const cJSON *indices, int layers) {
+    cJSON *types = cJSON_CreateArray();
+    for (int i = 0; types && i < layers; i++) {
+        const cJSON *index;
+        bool attends = false;
+        cJSON_ArrayForEach(index, indices) {
+            attends = attends || (cJSON_IsNumber(index) && index->valuedouble == i);
+        }
+        cJSON *type = cJSON_CreateString(attends ? "full_attention" : "conv");
+        if (type && cJSON_AddItemToArray(types, type)) continue;
+        cJSON_Delete(type);
+        cJSON_Delete(types);
+        return NULL;
+    }
+    return types;
+}
+
+/* Fields that other families have under other names: "block_ff_dim" and "tie_embedding" decide
+ * where both are there. Files without "layer_types" list the layers with attention. */
+static int rename_lfm2(cJSON *root, struct fault *fault) {
+    static const char *const names[][2] = {{"norm_eps", "rms_norm_eps"},
+                                           {"block_ff_dim", "intermediate_size"},
+                                           {"tie_embedding", "tie_word_embeddings"}};
+    int64_t layers = 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        cJSON *field = cJSON_DetachItemFromObjectCaseSensitive(root, names[i][0]);
+        if (!field) continue;
+        cJSON_DeleteItemFromObjectCaseSensitive(root, names[i][1]);
+        if (cJSON_AddItemToObject(root, names[i][1], field)) continue;
+        cJSON_Delete(field);
+        return no_memory(fault);
+    }
+    const cJSON *indices = json_get(root, "full_attn_idxs");
+    if (json_get(root, "layer_types") || !indices) return 0;
+    int rc = json_int(root, NULL, "num_hidden_layers", 1, 512, &layers, fault);
+    cJSON *types = rc ? NULL : layer_types_of(indices, (int)layers);
+    if (rc) return rc;
+    cJSON_DeleteItemFromObjectCaseSensitive(root, "layer_types");
+    if (types && cJSON_AddItemToObject(root, "layer_types", types)) return 0;
+    cJSON_Delete(types);
+    return no_memory(fault);
 }
 
 /* ---- Fields that may say "none" ---- */
@@ -456,6 +505,7 @@ static const struct own_field {
     OWN("final_logit_softcapping", logit_cap),
     OWN("qk_scale_factor", muse),
     OWN("output_multiplier", muse),
+    OWN("conv_L_cache", lfm2),
     OWN("post_norm_eps", muse),
     OWN("layer_rope_theta", muse),
     OWN("no_rope_layers", unrotated_layers_every),
@@ -554,6 +604,10 @@ static int read_layer_types(const cJSON *types, const struct family *family, int
     cJSON_ArrayForEach(type, types) {
         const char *name = cJSON_IsString(type) ? type->valuestring : "";
         bool sliding = strcmp(name, "sliding_attention") == 0;
+        if (family->lfm2 && strcmp(name, "conv") == 0) {
+            out->per_layer[layer++].conv = true;
+            continue;
+        }
         if (sliding ? family->windows == WINDOWS_NONE : strcmp(name, "full_attention") != 0)
             return fault_set(fault, ERR_UNSUPPORTED, "layer_types",
                              "\"%.64s\" is not supported in %s models", name, family->model_type);
@@ -666,6 +720,16 @@ static int fill_still(struct model_config *out, struct fault *fault) {
     return out->inv_freq_none ? 0 : fault_set(fault, ERR_NOMEM, "head_dim", "out of memory");
 }
 
+static int number_layers(struct model_config *out, struct fault *fault) {
+    for (int i = 0; i < out->layers; i++) {
+        struct model_layer_config *layer = &out->per_layer[i];
+        layer->index = layer->conv ? out->conv_layers++ : out->cache_layers++;
+    }
+    if (out->cache_layers) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "layer_types",
+                     "models without a layer with attention are not supported");
+}
+
 static int read_layers(const cJSON *root, const struct family *family, struct model_config *out,
                        struct fault *fault) {
     out->per_layer = mem_try_alloc((size_t)out->layers, sizeof *out->per_layer);
@@ -675,6 +739,7 @@ static int read_layers(const cJSON *root, const struct family *family, struct mo
         out->per_layer[i].local = family->local_rope && out->per_layer[i].sliding_window > 0;
     if (!rc) rc = read_rotated(root, family, out, fault);
     if (!rc && family->still_globals) rc = stop_globals(root, family, out, fault);
+    if (!rc) rc = number_layers(out, fault);
     return rc ? rc : fill_still(out, fault);
 }
 
@@ -852,6 +917,35 @@ static int read_muse(const cJSON *root, struct model_config *out, struct fault *
     return rc;
 }
 
+/* transformers, Lfm2MLP: the width of the networks is 2/3 of what the file says, times a factor,
+ * rounded up to a multiple. */
+static int adjust_width(const cJSON *root, struct model_config *out, struct fault *fault) {
+    bool adjusts = true;
+    double factor = 1;
+    int64_t multiple = 256;
+    int rc = json_bool(root, NULL, "block_auto_adjust_ff_dim", &adjusts, fault);
+    if (!rc) rc = json_num(root, NULL, "block_ffn_dim_multiplier", 1e-3, 1e3, &factor, fault);
+    if (!rc) rc = json_int(root, NULL, "block_multiple_of", 1, 1 << 16, &multiple, fault);
+    if (rc || !adjusts) return rc;
+    const double width = floor(factor * floor(2.0 * out->d_ff / 3));
+    if (width < 1 || width > 1 << 20)
+        return fault_set(fault, ERR_INVALID, "block_ffn_dim_multiplier",
+                         "a feed-forward width of %g", width);
+    out->d_ff = (int)(((int64_t)width + multiple - 1) / multiple * multiple);
+    return 0;
+}
+
+static int read_lfm2(const cJSON *root, struct model_config *out, struct fault *fault) {
+    int64_t width = 3;
+    bool bias = false;
+    int rc = json_int(root, NULL, "conv_L_cache", 2, KERN_TAPS_MAX, &width, fault);
+    if (!rc) rc = json_bool(root, NULL, "conv_bias", &bias, fault);
+    if (!rc && bias) rc = fault_set(fault, ERR_UNSUPPORTED, "conv_bias", "true is not supported");
+    out->lfm2_names = true;
+    out->conv_width = out->conv_layers ? (int)width : 0;
+    return rc ? rc : adjust_width(root, out, fault);
+}
+
 /* Null means none; an absent cap is the family's. */
 static int read_cap(const cJSON *root, const char *key, double absent, float *out,
                     struct fault *fault) {
@@ -922,6 +1016,7 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc && family->gemma) rc = read_gemma(root, out, fault);
     if (!rc && family->gpt_oss) rc = read_gpt_oss(root, out, fault);
     if (!rc && family->muse) rc = read_muse(root, out, fault);
+    if (!rc && family->lfm2) rc = read_lfm2(root, out, fault);
     if (!rc && family->attend_cap > 0)
         rc = read_cap(root, "attn_logit_softcapping", family->attend_cap, &out->attend_cap, fault);
     if (!rc && family->logit_cap > 0)
@@ -1023,13 +1118,13 @@ static int parse_object(const char *data, size_t size, const char *file, cJSON *
     return 0;
 }
 
-static int read_config(const cJSON *root, int context, struct model_config *out,
-                       struct fault *fault) {
+static int read_config(cJSON *root, int context, struct model_config *out, struct fault *fault) {
     const struct family *family = NULL;
     int rc = find_family(root, &family, fault);
     if (rc) return rc;
     memcpy(out->family, family->model_type, strlen(family->model_type) + 1);
-    rc = read_sizes(root, family, out, fault);
+    if (family->lfm2) rc = rename_lfm2(root, fault);
+    if (!rc) rc = read_sizes(root, family, out, fault);
     if (!rc) rc = check_heads(out, fault);
     if (!rc) rc = refuse_present(root, family, fault);
     if (!rc) rc = model_config_read_quantization(root, family->gpt_oss, &out->packing, fault);
@@ -1046,11 +1141,12 @@ static int read_config(const cJSON *root, int context, struct model_config *out,
 }
 
 static int fill_rotations(struct model_config *out, struct fault *fault) {
-    out->rotations = mem_try_alloc((size_t)out->layers, sizeof *out->rotations);
+    out->rotations = mem_try_alloc((size_t)out->cache_layers, sizeof *out->rotations);
     if (!out->rotations) return fault_set(fault, ERR_NOMEM, "num_hidden_layers", "out of memory");
     for (int i = 0; i < out->layers; i++) {
         const struct model_layer_config *layer = &out->per_layer[i];
-        if (layer->rotated) out->rotations[i] = layer->local ? out->inv_freq_local : out->inv_freq;
+        if (layer->rotated && !layer->conv)
+            out->rotations[layer->index] = layer->local ? out->inv_freq_local : out->inv_freq;
     }
     return 0;
 }
@@ -1106,7 +1202,8 @@ int dense_width(const struct model_config *config) {
 
 bool model_config_rotates_alike(const struct model_config *config) {
     for (int i = 0; i < config->layers; i++) {
-        if (!config->per_layer[i].rotated || config->per_layer[i].local) return false;
+        const struct model_layer_config *layer = &config->per_layer[i];
+        if (!layer->conv && (!layer->rotated || layer->local)) return false;
     }
     return true;
 }
@@ -1123,4 +1220,40 @@ int model_config_sliding_window(const struct model_config *config) {
         if (config->per_layer[i].sliding_window > longest)
             longest = config->per_layer[i].sliding_window;
     return longest;
+}
+
+/* The numbers of a layer's recurrent state. */
+static int state_floats(const struct model_config *config) {
+    return config->conv_layers ? config->d_model * (config->conv_width - 1) : 0;
+}
+
+struct kern_cache_options model_cache_options(const struct model_config *config) {
+    return (struct kern_cache_options){.layers = config->cache_layers,
+                                       .heads_q = config->heads_q,
+                                       .heads_kv = config->heads_kv,
+                                       .head_dim = config->head_dim,
+                                       .states = config->conv_layers,
+                                       .state_floats = state_floats(config),
+                                       .inv_freq = config->inv_freq,
+                                       .rotations = config->rotations,
+                                       .vocab = config->vocab,
+                                       .qk_norm_wide = config->qk_norm_wide};
+}
+
+int64_t model_state_pages(const struct model_config *config, const struct kern_cache_info *info,
+                          int ranks) {
+    if (!config->conv_layers) return 0;
+    const int64_t floats = state_floats(config) / ranks, slots = info->state_slots;
+    return config->conv_layers * ((floats + slots - 1) / slots);
+}
+
+uint64_t model_state_bytes(const struct model_config *config) {
+    return (uint64_t)config->conv_layers * (uint64_t)state_floats(config) * sizeof(float);
+}
+
+int64_t model_pages(const struct model_config *config, const struct kern_cache_info *info,
+                    int64_t entries) {
+    const int64_t streams = (int64_t)config->cache_layers * config->heads_kv;
+    return streams * ((entries + info->page_slots - 1) / info->page_slots) +
+           model_state_pages(config, info, 1);
 }

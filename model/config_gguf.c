@@ -39,6 +39,7 @@ static const struct architecture {
     bool sigmoid;              /* sigmoids of a router's logits decide, not their softmax */
     bool qk_norm_told;         /* files may have norms of queries and keys */
     bool still_globals;        /* layers without a window do not rotate */
+    bool convs;                /* layers without key/value heads are short convolutions */
     int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
                         head in the embeddings, else by the head's own (llama.cpp's rule) */
 } architectures[] = {
@@ -77,6 +78,7 @@ static const struct architecture {
      .logit_scale = "output_multiplier",
      .still_globals = true},
     {.name = "mistral3", .type = "ministral3", .permuted = true, .windows_said = true},
+    {.name = "lfm2", .type = "lfm2", .convs = true},
 };
 
 static const struct architecture *find_architecture(const char *name) {
@@ -105,7 +107,6 @@ static const struct row config_rows[] = {
     {".embedding_length", "hidden_size", KIND_INT},
     {".feed_forward_length", "intermediate_size", KIND_INT},
     {".attention.head_count", "num_attention_heads", KIND_INT},
-    {".attention.head_count_kv", "num_key_value_heads", KIND_INT},
     {".attention.layer_norm_rms_epsilon", "rms_norm_eps", KIND_NUM},
     {".attention.sliding_window", "sliding_window", KIND_MORE},
     {".attn_logit_softcapping", "attn_logit_softcapping", KIND_NUM},
@@ -123,6 +124,7 @@ static const struct row config_rows[] = {
     {".interleave_moe_layer_step", "moe_layer_interval", KIND_MORE},
     {".nextn_predict_layers", "num_nextn_predict_layers", KIND_MORE},
     {".expert_shared_feed_forward_length", "shared_expert_intermediate_size", KIND_MORE},
+    {".shortconv.l_cache", "conv_L_cache", KIND_MORE},
     {".rope.freq_base", "rope_theta", KIND_NUM},
     {".rope.freq_base_swa", "rope_local_base_freq", KIND_NUM},
     {"tokenizer.ggml.bos_token_id", "bos_token_id", KIND_TOKEN},
@@ -143,6 +145,8 @@ static const struct row yarn_rows[] = {
     {".attention.temperature_scale", "llama_4_scaling_beta", KIND_NUM},
 };
 
+#define KV_HEADS ".attention.head_count_kv"
+
 /* Names of faults that no row has. */
 static const struct row other_names[] = {
     {"general.architecture", "model_type", KIND_INT},
@@ -150,6 +154,8 @@ static const struct row other_names[] = {
     {".rope.scaling.factor", "rope_scaling.factor", KIND_NUM},
     {".rope.dimension_count", "partial_rotary_factor", KIND_NUM},
     {".attention.key_length", "head_dim", KIND_INT},
+    {KV_HEADS, "num_key_value_heads", KIND_INT},
+    {KV_HEADS, "layer_types", KIND_INT},
     {".expert_weights_scale", "routed_scaling_factor", KIND_NUM},
     {"tokenizer.ggml.eos_token_id", "eos_token_id", KIND_INT},
 };
@@ -292,6 +298,33 @@ static void read_mtp(const struct translation *t) {
 }
 
 /* ---- Heads and the rotation ---- */
+
+/* One number, or one for each layer: equal ones, but 0 for a short convolution. */
+static int read_kv_heads(const struct translation *t) {
+    char key[KEY_MAX];
+    const struct gguf_value *value = gguf_find(t->gguf, key_of(t, KV_HEADS, key));
+    int64_t heads = 0;
+    cJSON *types = NULL;
+    if (!value) return 0;
+    int rc = value->array ? gguf_array(t->gguf, key, GGUF_I32, &value, t->fault)
+                          : get_int(t, KV_HEADS, &heads);
+    if (!rc && value->array && value->count > LAYERS_MAX)
+        rc = fault_set(t->fault, ERR_INVALID, key, "more elements than a model has layers");
+    if (!rc && value->array && t->row->convs) {
+        types = cJSON_AddArrayToObject(t->config, "layer_types");
+        if (!types) return no_memory(t);
+    }
+    for (size_t i = 0; !rc && value->array && i < value->count; i++) {
+        const int64_t own = gguf_element_int(value, i);
+        cJSON *type = types ? cJSON_CreateString(own ? "full_attention" : "conv") : NULL;
+        if (types && !(type && cJSON_AddItemToArray(types, type))) return no_memory(t);
+        if ((own && heads && own != heads) || (!own && !types))
+            rc = fault_set(t->fault, ERR_UNSUPPORTED, key,
+                           "layers with different numbers of key/value heads are not supported");
+        if (own) heads = own;
+    }
+    return rc ? rc : set_num(t, t->config, "num_key_value_heads", (double)heads);
+}
 
 /* The size of a head is always said: families have their own when config.json says none. */
 static int read_head(const struct translation *t) {
@@ -552,9 +585,13 @@ static int translate(struct translation *t) {
             "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe, phi3, "
             "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
             "chatglm, glm4, glm4moe, qwen2moe, dots1, ernie4_5-moe, minimax-m2, qwen2vl, qwen3vl, "
-            "qwen3vlmoe, mistral3, muse-glimmer",
+            "qwen3vlmoe, mistral3, muse-glimmer, lfm2",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
+    if (!rc) rc = read_kv_heads(t);
+    if (!rc && t->row->convs &&
+        !cJSON_AddBoolToObject(t->config, "block_auto_adjust_ff_dim", false))
+        return no_memory(t);
     const struct row logits = logit_row(t);
     if (!rc) rc = copy_rows(t, &logits, 1, t->config);
     if (!rc && !cJSON_AddStringToObject(t->config, "model_type", model_type(t)))

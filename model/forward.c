@@ -17,8 +17,9 @@ static void show(const struct model *model, int layer, enum role role, const flo
 }
 
 static struct kern_rope rope_of(const struct model_config *c, int layer) {
-    if (!c->rotations[layer]) return (struct kern_rope){.inv_freq = c->inv_freq_none, .scale = 1};
-    return (struct kern_rope){c->rotations[layer], c->per_layer[layer].local ? 1 : c->rope_scale,
+    const float *rotation = c->rotations[c->per_layer[layer].index];
+    if (!rotation) return (struct kern_rope){.inv_freq = c->inv_freq_none, .scale = 1};
+    return (struct kern_rope){rotation, c->per_layer[layer].local ? 1 : c->rope_scale,
                               c->query_scale};
 }
 
@@ -49,6 +50,7 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
     const struct kern_attend_options attend = model_attend_options(model, index);
+    const int stored = model->config.per_layer[index].index;
     const float *log_beta = NULL, *x = normed(model, s->x, layer->attn_norm, batch->rows);
     show(model, index, ROLE_Q, x, batch->rows);
     kern->ops->matmul(kern, s->qkv, x, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
@@ -57,14 +59,28 @@ static void step_attention(struct model *model, int index, const struct kern_bat
         log_beta = s->log_beta;
     }
     norm_and_rotate(model, index, batch);
-    kern->ops->write_kv(kern, index, s->qkv, log_beta, batch);
-    kern->ops->attend(kern, index, s->heads, s->qkv, batch, &attend);
+    kern->ops->write_kv(kern, stored, s->qkv, log_beta, batch);
+    kern->ops->attend(kern, stored, s->heads, s->qkv, batch, &attend);
     if (layer->attn_gate) {
         kern->ops->matmul(kern, s->gates, x, layer->attn_gate, NULL, batch->rows, KERN_SET);
         kern->ops->open_gates(kern, s->heads, s->gates, batch->rows, q_width(&model->config),
                               false);
     }
     show(model, index, ROLE_O, s->heads, batch->rows);
+}
+
+/* Brings the layer's recurrent states forward and leaves what comes out in scratch.heads. */
+static void step_conv(struct model *model, int index, const struct kern_batch *batch) {
+    const struct model_config *c = &model->config;
+    const struct layer *layer = &model->layers[index];
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    const float *x = normed(model, s->x, layer->attn_norm, batch->rows);
+    show(model, index, ROLE_CONV_B, x, batch->rows);
+    kern->ops->matmul(kern, s->qkv, x, layer->conv_in, NULL, batch->rows, KERN_SET);
+    kern->ops->short_conv(kern, c->per_layer[index].index, s->heads, s->qkv, layer->taps,
+                          c->d_model, c->conv_width, batch);
+    show(model, index, ROLE_CONV_OUT, s->heads, batch->rows);
 }
 
 /* Adds a product to the residual stream, with a norm between them where the family has one. */
@@ -82,7 +98,7 @@ static void add_branch(struct model *model, float *x, const float *in,
     kern->ops->add_norm(kern, x, branch, post_norm, rows, c->d_model, c->post_eps);
 }
 
-/* From attention's output to the end of the layer, in place in x. */
+/* From the output of attention, or of a convolution, to the end of the layer, in place in x. */
 static void step_feed_forward(struct model *model, int index, float *x, const float *heads,
                               int rows) {
     const struct model_config *c = &model->config;
@@ -115,7 +131,7 @@ static bool wants_every_row(const int32_t *want, int want_count, int rows) {
 }
 
 /* The last layer from attention's output on, for the wanted rows: nothing reads the others once the
- * layer's entries are written. Returns the wanted rows. */
+ * layer's entries, or states, are written. Returns the wanted rows. */
 static const float *step_wanted(struct model *model, int rows, const int32_t *want,
                                 int want_count) {
     const struct model_config *c = &model->config;
@@ -124,7 +140,8 @@ static const float *step_wanted(struct model *model, int rows, const int32_t *wa
     float *x = s->x, *heads = s->heads;
     if (!wants_every_row(want, want_count, rows)) {
         ops->gather_rows(model->kern, s->last_x, x, want, want_count, c->d_model);
-        ops->gather_rows(model->kern, s->last_heads, heads, want, want_count, q_width(c));
+        ops->gather_rows(model->kern, s->last_heads, heads, want, want_count,
+                         mixed_width(c, c->layers - 1));
         x = s->last_x;
         heads = s->last_heads;
     }
@@ -148,7 +165,10 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
         kern->ops->rms_norm(kern, s->x, s->x, model->embed_norm, batch->rows, c->d_model,
                             c->rms_eps);
     for (int i = 0; i < c->layers; i++) {
-        step_attention(model, i, batch);
+        if (c->per_layer[i].conv)
+            step_conv(model, i, batch);
+        else
+            step_attention(model, i, batch);
         if (i < c->layers - 1)
             step_feed_forward(model, i, s->x, s->heads, batch->rows);
         else if (want_count)

@@ -154,6 +154,11 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
     if (c->shared_ff)
         buf_fmt(out, "beside them  a network of width %d for every token%s\n", c->shared_ff,
                 c->shared_gate ? ", gated" : "");
+    if (c->conv_layers)
+        buf_fmt(out,
+                "states       %.1f KB for each sequence: %d of %d layers have a convolution "
+                "over %d tokens instead of attention\n",
+                (double)model_state_bytes(c) * 1e-3, c->conv_layers, c->layers, c->conv_width);
     describe_attention(c, out);
     describe_caps(c, out);
     buf_fmt(out, "positions    %d\n", c->max_positions);

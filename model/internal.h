@@ -27,21 +27,26 @@ struct layer {
     float *sinks;
     float *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm, *q_norm, *k_norm, *qkv_bias,
         *o_bias;
+    /* Layers with a short convolution: the product of its inputs and the weights of the tokens,
+     * [d_model, conv_width]. `o` is the product of what comes out. */
+    struct kern_weight *conv_in;
+    float *taps;
 };
 
 /* Activations of one step, backend memory. */
 struct scratch {
     float *x;          /* [rows_max, d_model] residual stream */
     float *norm;       /* [rows_max, d_model] */
-    float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim] */
-    float *heads;      /* [rows_max, heads_q * head_dim] */
+    float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim]; of a convolution's inputs
+                          [rows_max, 3 d_model] */
+    float *heads;      /* [rows_max, heads_q * head_dim], or d_model out of a convolution */
     float *gates;      /* [rows_max, heads_q * head_dim or 1] of attn_gate, of shared_gate */
     float *gate_up;    /* [rows_max, 2 d_ff], or shared_ff where that is more */
     float *ff;         /* [rows_max, d_ff] */
     float *router;     /* [rows_max, experts] */
     float *log_beta;   /* [rows_max, heads_kv] */
     float *last_x;     /* [logits_max, d_model] wanted rows, from the last layer's attention on */
-    float *last_heads; /* [logits_max, heads_q * head_dim] */
+    float *last_heads; /* [logits_max, as heads] */
     float *logits;     /* [logits_max, vocab] */
 };
 
@@ -80,6 +85,11 @@ static inline int kv_width(const struct model_config *c) {
 }
 static inline int qkv_width(const struct model_config *c) {
     return q_width(c) + 2 * kv_width(c);
+}
+
+/* Numbers that a layer's attention, or convolution, hands to the product `o`. */
+static inline int mixed_width(const struct model_config *c, int layer) {
+    return c->per_layer[layer].conv ? c->d_model : q_width(c);
 }
 
 /* How a layer attends. */

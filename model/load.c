@@ -73,18 +73,22 @@ static const char *supported_types(const struct loader *loader, bool matrix) {
                                              "Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4";
 }
 
-/* A size of 1 in front may be there or not. */
+/* Sizes of 1 may be there or not. */
 static bool has_shape(const struct tensor *tensor, const int64_t *shape, int dims) {
-    const int64_t *found = tensor->shape;
-    int count = tensor->dims;
-    if (count == dims + 1 && found[0] == 1) found++, count--;
-    if (count == dims - 1 && shape[0] == 1) shape++, dims--;
-    return count == dims && memcmp(found, shape, (size_t)dims * sizeof shape[0]) == 0;
+    int at = 0;
+    for (int i = 0; i < tensor->dims; i++) {
+        while (at < dims && shape[at] == 1) at++;
+        if (tensor->shape[i] == 1) continue;
+        if (at == dims || tensor->shape[i] != shape[at++]) return false;
+    }
+    while (at < dims && shape[at] == 1) at++;
+    return at == dims;
 }
 
-/* The tensor, checked: `cols` 0 means a vector of `rows`; `experts` above 0: as many matrices. */
+/* The tensor, checked: `cols` 0 means a vector of `rows`; `experts` above 0: as many matrices.
+ * `matrix`: in any type that matrices have. */
 static int find_tensor(struct loader *loader, const char *name, int experts, int64_t rows,
-                       int64_t cols, const struct tensor **out) {
+                       int64_t cols, bool matrix, const struct tensor **out) {
     const int64_t all[3] = {experts, rows, cols}, *shape = experts ? all : all + 1;
     const int dims = (cols ? 2 : 1) + (experts ? 1 : 0);
     char expected[48], found[96];
@@ -103,9 +107,9 @@ static int find_tensor(struct loader *loader, const char *name, int experts, int
         return fault_set(loader->fault, ERR_INVALID, name, "shape is [%s], expected [%s]", found,
                          expected);
     if (!tensor_is_float(tensor->dtype) &&
-        !(cols && (tensor->dtype == TENSOR_E4M3 || tensor->dtype == TENSOR_BLOCKS)))
+        !(matrix && (tensor->dtype == TENSOR_E4M3 || tensor->dtype == TENSOR_BLOCKS)))
         return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type %s is not supported: %s",
-                         tensor->type, supported_types(loader, cols != 0));
+                         tensor->type, supported_types(loader, matrix));
     if (loader->used) loader->used[tensor - weights_at(loader->weights, 0)] = true;
     *out = tensor;
     return 0;
@@ -389,9 +393,10 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     const int64_t experts = stacked ? loader->model->config.experts : 1;
     const bool alternates = tensor_alternates(loader->naming, slot->parts[part]);
     const struct tensor *scale_bytes = NULL;
-    int rc = is_split_mxfp4(loader, slot->parts[part], name)
-                 ? find_split_mxfp4(loader, name, all, out->cols, &tensor, &scale_bytes)
-                 : find_tensor(loader, name, stacked ? (int)experts : 0, all, out->cols, &tensor);
+    int rc =
+        is_split_mxfp4(loader, slot->parts[part], name)
+            ? find_split_mxfp4(loader, name, all, out->cols, &tensor, &scale_bytes)
+            : find_tensor(loader, name, stacked ? (int)experts : 0, all, out->cols, true, &tensor);
     if (rc) return rc;
     const struct rows rows = {.tensor = tensor,
                               .scales = scale_bytes,
@@ -522,7 +527,7 @@ static int64_t vector_width(const struct loader *loader, const struct slot *slot
     int64_t rows, cols, width = 0;
     for (int i = 0; i < slot->count; i++) {
         tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
-        width += rows;
+        width += cols ? rows * cols : rows;
     }
     return width;
 }
@@ -540,7 +545,8 @@ static int read_part(struct loader *loader, int layer, const struct slot *slot, 
     name_of(loader, slot->parts[part], layer, name);
     tensor_shape(config, slot->parts[part], &rows.count, &cols);
     slot_shared_rows(&loader->model->config, loader->naming, slot, part, layer, &before, &all);
-    int rc = find_tensor(loader, name, slot->experts ? experts : 0, all, 0, &rows.tensor);
+    int rc = find_tensor(loader, name, slot->experts ? experts : 0, all, cols, false, &rows.tensor);
+    if (cols) rows.count = all = rows.count * cols;
     rows.step = alternates ? (int)(all / rows.count) : 1;
     for (int e = 0; e < experts && !rc; e++) {
         rows.first = e * all + (alternates ? before / rows.count : before);
@@ -560,7 +566,7 @@ static int read_vector(struct loader *loader, int layer, const struct slot *slot
         int64_t rows, cols;
         rc = read_part(loader, layer, slot, i, host, bytes);
         tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
-        host += rows;
+        host += rows; /* a part with columns is the only one */
     }
     return rc;
 }
@@ -676,9 +682,11 @@ static bool has_tensor(const struct loader *loader, enum role role, int layer) {
 static int load_ends(struct loader *loader) {
     struct model *model = loader->model;
     struct model_config *c = &model->config;
-    if (loader->weights && has_tensor(loader, ROLE_O, c->layers + c->mtp_layers)) {
+    const int behind = c->layers + c->mtp_layers;
+    const bool conv = loader->weights && has_tensor(loader, ROLE_CONV_OUT, behind);
+    if (conv || (loader->weights && has_tensor(loader, ROLE_O, behind))) {
         char next[TENSOR_NAME_MAX];
-        name_of(loader, ROLE_O, c->layers + c->mtp_layers, next);
+        name_of(loader, conv ? ROLE_CONV_OUT : ROLE_O, behind, next);
         return fault_set(loader->fault, ERR_INVALID, next,
                          "tensor is in the file but %s has %d layers", description(loader),
                          c->layers);

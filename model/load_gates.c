@@ -52,7 +52,8 @@ static int load_gate_layers(struct model *model, struct gates *gates, bool check
     int rc = 0;
     for (int i = 0; i < model->config.layers && !rc; i++) {
         struct kern_gate_spec spec;
-        rc = gates_layer(gates, i, &spec, fault);
+        if (model->config.per_layer[i].conv) continue;
+        rc = gates_layer(gates, model->config.per_layer[i].index, &spec, fault);
         if (!rc && !check_only)
             rc = kern->ops->gate_load(kern, &spec, &model->layers[i].gate, fault);
     }
@@ -85,7 +86,7 @@ static int load_gates_file(struct model *model, const struct model_options *opti
                            const struct weights *weights, const char *path, enum gates_from from,
                            struct fault *fault) {
     const struct model_config *c = &model->config;
-    const struct gates_shape shape = {c->layers, c->heads_kv, c->d_model};
+    const struct gates_shape shape = {c->cache_layers, c->heads_kv, c->d_model};
     struct gates gates;
     char *data = NULL;
     size_t size = 0;

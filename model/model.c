@@ -77,8 +77,14 @@ static int check_shape(const struct model *model, struct fault *fault) {
                                      .vocab = c->vocab,
                                      .experts = c->experts,
                                      .expert_ff = c->expert_ff,
-                                     .shared_ff = c->shared_ff};
+                                     .shared_ff = c->shared_ff,
+                                     .conv_layers = c->conv_layers};
     const struct kern_ops *ops = model->kern->ops;
+    if (c->conv_layers && !ops->short_conv)
+        return fault_set(fault, ERR_UNSUPPORTED, "model",
+                         "%s models have layers with a recurrent state, which the %s backend does "
+                         "not compute: serve it with --device cpu",
+                         c->family, ops->name);
     return ops->shape_check ? ops->shape_check(model->kern, &shape, fault) : 0;
 }
 
@@ -86,21 +92,24 @@ static int open_scratch(struct model *model, struct fault *fault) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
     const int ff = dense_width(c) > c->shared_ff ? dense_width(c) : c->shared_ff;
+    const int conv = c->conv_layers ? c->d_model : 0;
+    const int in = qkv_width(c) > 3 * conv ? qkv_width(c) : 3 * conv;
+    const int mixed = q_width(c) > conv ? q_width(c) : conv;
     const struct {
         float **out;
         int rows, width;
     } arrays[] = {
         {&s->x, model->rows_max, c->d_model},
         {&s->norm, model->rows_max, c->d_model},
-        {&s->qkv, model->rows_max, qkv_width(c)},
-        {&s->heads, model->rows_max, q_width(c)},
+        {&s->qkv, model->rows_max, in},
+        {&s->heads, model->rows_max, mixed},
         {&s->gates, model->rows_max, c->attn_gate ? q_width(c) : c->shared_gate},
         {&s->gate_up, model->rows_max, 2 * ff},
         {&s->ff, model->rows_max, ff},
         {&s->router, model->rows_max, c->experts},
         {&s->log_beta, model->rows_max, c->heads_kv},
         {&s->last_x, model->logits_max, c->d_model},
-        {&s->last_heads, model->logits_max, q_width(c)},
+        {&s->last_heads, model->logits_max, mixed},
         {&s->logits, model->logits_max, c->vocab},
     };
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
@@ -186,13 +195,23 @@ static void close_experts(struct kern *kern, int count, struct kern_weight **exp
 }
 
 static void close_layer(struct kern *kern, int experts, struct layer *layer) {
-    struct kern_weight *matrices[] = {layer->qkv,  layer->o,      layer->attn_gate,  layer->gate_up,
-                                      layer->down, layer->router, layer->shared_gate};
-    float *vectors[] = {layer->attn_norm,       layer->attn_post_norm, layer->ffn_norm,
-                        layer->ffn_post_norm,   layer->q_norm,         layer->k_norm,
-                        layer->qkv_bias,        layer->o_bias,         layer->sinks,
-                        layer->router_bias,     layer->select_bias,    layer->expert_gate_up_bias,
-                        layer->expert_down_bias};
+    struct kern_weight *matrices[] = {layer->qkv,         layer->o,      layer->attn_gate,
+                                      layer->gate_up,     layer->down,   layer->router,
+                                      layer->shared_gate, layer->conv_in};
+    float *vectors[] = {layer->attn_norm,
+                        layer->attn_post_norm,
+                        layer->ffn_norm,
+                        layer->ffn_post_norm,
+                        layer->q_norm,
+                        layer->k_norm,
+                        layer->qkv_bias,
+                        layer->o_bias,
+                        layer->sinks,
+                        layer->router_bias,
+                        layer->select_bias,
+                        layer->expert_gate_up_bias,
+                        layer->expert_down_bias,
+                        layer->taps};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         if (matrices[i]) kern->ops->weight_free(kern, matrices[i]);
     }

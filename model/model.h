@@ -16,6 +16,8 @@
 #define MODEL_EOS_MAX 16
 
 struct model_layer_config {
+    bool conv; /* a short convolution in the place of attention: a layer with a recurrent state */
+    int index; /* number among the layers with attention, or among those with a state */
     int sliding_window; /* tokens a query sees, its own included; 0: all before it */
     bool rotated;       /* queries and keys are rotated by their positions */
     bool local;         /* by inv_freq_local, without rope_scale */
@@ -25,6 +27,10 @@ struct model_layer_config {
 struct model_config {
     char family[32]; /* model_type of config.json: "qwen3", "llama", ... */
     int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
+    int cache_layers; /* layers with attention, which the cache and gates are about */
+    int conv_layers;  /* layers with a short convolution: all others */
+    int conv_width;   /* tokens that a convolution sees, its own included; 0: none */
+    bool lfm2_names;  /* files name tensors as LFM2's do */
     /* Layers that are routed: experts, how many of them a token uses, and their inner width, which
      * is d_ff in the others. 0: no layer is routed. */
     int experts, experts_used, expert_ff;
@@ -84,8 +90,8 @@ struct model_config {
     float *inv_freq_local;                /* [head_dim / 2], owned; NULL: no layer is local */
     float *inv_freq_none;                 /* [head_dim / 2] zeros, owned; NULL: all layers rotate */
     struct model_layer_config *per_layer; /* [layers], owned */
-    const float **rotations;              /* [layers], owned: of the tables above that by which the
-                                             layer rotates; NULL: it does not */
+    const float **rotations; /* [cache_layers], owned: of the tables above that by which
+                                the layer rotates; NULL: it does not */
 };
 
 /* Pure: config.json and generation_config.json (NULL when absent). `context`: the most tokens that
@@ -145,6 +151,15 @@ bool model_config_rotates_alike(const struct model_config *config);
 /* The layers that have a sliding window, and the longest of their windows (0: none). */
 int model_config_sliding_layers(const struct model_config *config);
 int model_config_sliding_window(const struct model_config *config);
+/* Describes the model to a cache: layers, heads, states, rotations. The caller adds the rest. */
+struct kern_cache_options model_cache_options(const struct model_config *config);
+/* Pages of the recurrent states of a sequence on each of `ranks` ranks; their numbers; and all
+ * pages of one that has so many entries in each stream, with one rank. */
+int64_t model_state_pages(const struct model_config *config, const struct kern_cache_info *info,
+                          int ranks);
+uint64_t model_state_bytes(const struct model_config *config);
+int64_t model_pages(const struct model_config *config, const struct kern_cache_info *info,
+                    int64_t entries);
 bool model_has_gates(const struct model *model);
 enum gates_from model_gates_from(const struct model *model);
 /* The file that gates were read from, "" = none; and where gates_cache has this model's, whether or

@@ -24,6 +24,7 @@ enum width {
     WIDTH_EXPERTS,
     WIDTH_EXPERT_FF,
     WIDTH_SHARED_FF,
+    WIDTH_TAPS,
     WIDTH_ONE
 };
 
@@ -37,13 +38,16 @@ static const struct {
                     WIDTH_VOCAB,
                     WIDTH_MODEL,
                     false},
-    [ROLE_FINAL_NORM] = {{"model.norm.weight", NULL, "output_norm.weight"},
+    [ROLE_FINAL_NORM] = {{"model.norm.weight", NULL,
+                          "output_norm.weight", [NAMING_HF_LFM2] = "model.embedding_norm.weight",
+                          [NAMING_GGUF_LFM2] = "token_embd_norm.weight"},
                          WIDTH_MODEL,
                          WIDTH_NONE,
                          false},
     [ROLE_EMBED_NORM] = {{NULL}, WIDTH_MODEL, WIDTH_NONE, false},
     [ROLE_HEAD] = {{"lm_head.weight", NULL, "output.weight"}, WIDTH_VOCAB, WIDTH_MODEL, false},
-    [ROLE_ATTN_NORM] = {{"input_layernorm.weight", NULL, "attn_norm.weight"},
+    [ROLE_ATTN_NORM] = {{"input_layernorm.weight", NULL,
+                         "attn_norm.weight", [NAMING_HF_LFM2] = "operator_norm.weight"},
                         WIDTH_MODEL,
                         WIDTH_NONE,
                         true},
@@ -77,15 +81,18 @@ static const struct {
                      WIDTH_KV,
                      WIDTH_NONE,
                      true},
-    [ROLE_Q_NORM] = {{"self_attn.q_norm.weight", NULL, "attn_q_norm.weight"},
+    [ROLE_Q_NORM] = {{"self_attn.q_norm.weight", NULL,
+                      "attn_q_norm.weight", [NAMING_HF_LFM2] = "self_attn.q_layernorm.weight"},
                      WIDTH_Q_NORM,
                      WIDTH_NONE,
                      true},
-    [ROLE_K_NORM] = {{"self_attn.k_norm.weight", NULL, "attn_k_norm.weight"},
+    [ROLE_K_NORM] = {{"self_attn.k_norm.weight", NULL,
+                      "attn_k_norm.weight", [NAMING_HF_LFM2] = "self_attn.k_layernorm.weight"},
                      WIDTH_K_NORM,
                      WIDTH_NONE,
                      true},
-    [ROLE_O] = {{"self_attn.o_proj.weight", NULL, "attn_output.weight"},
+    [ROLE_O] = {{"self_attn.o_proj.weight", NULL,
+                 "attn_output.weight", [NAMING_HF_LFM2] = "self_attn.out_proj.weight"},
                 WIDTH_MODEL,
                 WIDTH_Q,
                 true},
@@ -113,23 +120,29 @@ static const struct {
     [ROLE_FFN_NORM] =
         {{"post_attention_layernorm.weight", NULL,
           "ffn_norm.weight", [NAMING_HF_POST_NORMS] = "pre_feedforward_layernorm.weight",
-          [NAMING_GGUF_AFTER_ATTENTION] = "post_attention_norm.weight"},
+          [NAMING_GGUF_AFTER_ATTENTION] = "post_attention_norm.weight",
+          [NAMING_HF_LFM2] = "ffn_norm.weight"},
          WIDTH_MODEL,
          WIDTH_NONE,
          true},
     [ROLE_GATE] =
-        {{"mlp.gate_proj.weight", "mlp.gate_up_proj.weight",
-          "ffn_gate.weight", [NAMING_GGUF_FUSED] = "ffn_up.weight",
-          [NAMING_GGUF_GLM] = "ffn_up.weight", [NAMING_HF_GLM] = "mlp.gate_up_proj.weight"},
+        {{"mlp.gate_proj.weight", "mlp.gate_up_proj.weight", "ffn_gate.weight",
+          [NAMING_GGUF_FUSED] = "ffn_up.weight", [NAMING_GGUF_GLM] = "ffn_up.weight",
+          [NAMING_HF_GLM] = "mlp.gate_up_proj.weight", [NAMING_HF_LFM2] = "feed_forward.w1.weight"},
          WIDTH_FF,
          WIDTH_MODEL,
          true},
     [ROLE_UP] = {{"mlp.up_proj.weight", "mlp.gate_up_proj.weight",
-                  "ffn_up.weight", [NAMING_HF_GLM] = "mlp.gate_up_proj.weight"},
+                  "ffn_up.weight", [NAMING_HF_GLM] = "mlp.gate_up_proj.weight",
+                  [NAMING_HF_LFM2] = "feed_forward.w3.weight"},
                  WIDTH_FF,
                  WIDTH_MODEL,
                  true},
-    [ROLE_DOWN] = {{"mlp.down_proj.weight", NULL, "ffn_down.weight"}, WIDTH_MODEL, WIDTH_FF, true},
+    [ROLE_DOWN] = {{"mlp.down_proj.weight", NULL,
+                    "ffn_down.weight", [NAMING_HF_LFM2] = "feed_forward.w2.weight"},
+                   WIDTH_MODEL,
+                   WIDTH_FF,
+                   true},
     [ROLE_ROUTER] = {{"mlp.gate.weight", NULL,
                       "ffn_gate_inp.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.gate.weight",
                       [NAMING_HF_GPT_OSS] = "mlp.router.weight"},
@@ -161,6 +174,26 @@ static const struct {
          WIDTH_EXPERT_FF,
          true},
     [ROLE_SINKS] = {{"self_attn.sinks", NULL, "attn_sinks.weight"}, WIDTH_HEADS, WIDTH_NONE, true},
+    [ROLE_CONV_B] = {{"conv.in_proj.weight", NULL, "shortconv.in_proj.weight"},
+                     WIDTH_MODEL,
+                     WIDTH_MODEL,
+                     true},
+    [ROLE_CONV_C] = {{"conv.in_proj.weight", NULL, "shortconv.in_proj.weight"},
+                     WIDTH_MODEL,
+                     WIDTH_MODEL,
+                     true},
+    [ROLE_CONV_X] = {{"conv.in_proj.weight", NULL, "shortconv.in_proj.weight"},
+                     WIDTH_MODEL,
+                     WIDTH_MODEL,
+                     true},
+    [ROLE_CONV_TAPS] = {{"conv.conv.weight", NULL, "shortconv.conv.weight"},
+                        WIDTH_MODEL,
+                        WIDTH_TAPS,
+                        true},
+    [ROLE_CONV_OUT] = {{"conv.out_proj.weight", NULL, "shortconv.out_proj.weight"},
+                       WIDTH_MODEL,
+                       WIDTH_MODEL,
+                       true},
     [ROLE_ROUTER_BIAS] = {{"mlp.router.bias", NULL, "ffn_gate_inp.bias"},
                           WIDTH_EXPERTS,
                           WIDTH_NONE,
@@ -220,7 +253,9 @@ static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.la
                                                          [NAMING_GGUF_GLM] = "blk",
                                                          [NAMING_HF_QWEN2_MOE] = "model.layers",
                                                          [NAMING_HF_ERNIE_MOE] = "model.layers",
-                                                         [NAMING_HF_STACKED] = "model.layers"};
+                                                         [NAMING_HF_STACKED] = "model.layers",
+                                                         [NAMING_HF_LFM2] = "model.layers",
+                                                         [NAMING_GGUF_LFM2] = "blk"};
 
 static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
                           int layer, int expert) {
@@ -236,6 +271,7 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
         return config->fused                  ? NAMING_GGUF_FUSED
                : config->norm_after_attention ? NAMING_GGUF_AFTER_ATTENTION
                : config->glm_names            ? NAMING_GGUF_GLM
+               : config->lfm2_names           ? NAMING_GGUF_LFM2
                                               : NAMING_GGUF;
     return config->gpt_oss_names     ? NAMING_HF_GPT_OSS
            : config->fused           ? NAMING_HF_FUSED
@@ -245,6 +281,7 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
            : config->mixtral_names   ? NAMING_HF_MIXTRAL
            : config->shared_gate     ? NAMING_HF_QWEN2_MOE
            : config->ernie_names     ? NAMING_HF_ERNIE_MOE
+           : config->lfm2_names      ? NAMING_HF_LFM2
                                      : NAMING_HF;
 }
 
@@ -324,6 +361,8 @@ static int64_t width_of(const struct model_config *config, enum width width) {
         return config->expert_ff;
     case WIDTH_SHARED_FF:
         return config->shared_ff;
+    case WIDTH_TAPS:
+        return config->conv_width;
     case WIDTH_ONE:
         return 1;
     }
@@ -353,21 +392,28 @@ const struct slot slot_head = {MATRIX(model, head, VOCAB, ROLE_HEAD), .count = 1
 
 const struct slot layer_slots[] = {
     {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1, WANTED(pre_norms)},
-    {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_V), .count = 3, .heads = true},
+    {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_V), .count = 3, .layers = SLOT_ATTENTION,
+     .heads = true},
     {VECTOR(layer, qkv_bias, false, ROLE_Q_BIAS, ROLE_K_BIAS, ROLE_V_BIAS), .count = 3,
-     WANTED(qkv_bias)},
-    {VECTOR(layer, q_norm, true, ROLE_Q_NORM), .count = 1, WANTED(qk_norm),
-     .fixed = offsetof(struct model_config, q_norm)},
-    {VECTOR(layer, k_norm, true, ROLE_K_NORM), .count = 1, WANTED(qk_norm),
-     .fixed = offsetof(struct model_config, k_norm)},
-    {MATRIX(layer, attn_gate, ROWS, ROLE_ATTN_GATE), .count = 1, WANTED(attn_gate)},
-    {MATRIX(layer, o, COLS, ROLE_O), .count = 1},
-    {VECTOR(layer, o_bias, false, ROLE_O_BIAS), .count = 1, WANTED(o_bias)},
+     .layers = SLOT_ATTENTION, WANTED(qkv_bias)},
+    {VECTOR(layer, q_norm, true, ROLE_Q_NORM), .count = 1, .layers = SLOT_ATTENTION,
+     WANTED(qk_norm), .fixed = offsetof(struct model_config, q_norm)},
+    {VECTOR(layer, k_norm, true, ROLE_K_NORM), .count = 1, .layers = SLOT_ATTENTION,
+     WANTED(qk_norm), .fixed = offsetof(struct model_config, k_norm)},
+    {MATRIX(layer, attn_gate, ROWS, ROLE_ATTN_GATE), .count = 1, .layers = SLOT_ATTENTION,
+     WANTED(attn_gate)},
+    {MATRIX(layer, o, COLS, ROLE_O), .count = 1, .layers = SLOT_ATTENTION},
+    {VECTOR(layer, o_bias, false, ROLE_O_BIAS), .count = 1, .layers = SLOT_ATTENTION,
+     WANTED(o_bias)},
+    {MATRIX(layer, conv_in, ROWS, ROLE_CONV_B, ROLE_CONV_C, ROLE_CONV_X), .count = 3,
+     .layers = SLOT_CONV},
+    {VECTOR(layer, taps, false, ROLE_CONV_TAPS), .count = 1, .layers = SLOT_CONV},
+    {MATRIX(layer, o, COLS, ROLE_CONV_OUT), .count = 1, .layers = SLOT_CONV},
     {VECTOR(layer, attn_post_norm, true, ROLE_ATTN_POST_NORM), .count = 1, WANTED(post_norms)},
     {VECTOR(layer, ffn_norm, true, ROLE_FFN_NORM), .count = 1, WANTED(pre_norms)},
     {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2, .layers = SLOT_DENSE},
     {MATRIX(layer, down, COLS, ROLE_DOWN), .count = 1, .layers = SLOT_DENSE},
-    {VECTOR(layer, sinks, false, ROLE_SINKS), .count = 1, WANTED(sinks)},
+    {VECTOR(layer, sinks, false, ROLE_SINKS), .count = 1, .layers = SLOT_ATTENTION, WANTED(sinks)},
     {MATRIX(layer, router, NONE, ROLE_ROUTER), .count = 1, .layers = SLOT_ROUTED},
     {MATRIX(layer, gate_up, ROWS, ROLE_SHARED_GATE, ROLE_SHARED_UP), .count = 2,
      .layers = SLOT_ROUTED, WANTED(shared_experts)},
@@ -392,9 +438,10 @@ const struct slot layer_slots[] = {
 const size_t layer_slot_count = sizeof layer_slots / sizeof layer_slots[0];
 
 bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer) {
-    if (slot->layers != SLOT_ALL &&
-        config->per_layer[layer].routed != (slot->layers == SLOT_ROUTED))
-        return false;
+    const struct model_layer_config *its = &config->per_layer[layer];
+    const bool by_experts = slot->layers == SLOT_DENSE || slot->layers == SLOT_ROUTED;
+    if (by_experts && its->routed != (slot->layers == SLOT_ROUTED)) return false;
+    if (slot->layers > SLOT_ROUTED && its->conv != (slot->layers == SLOT_CONV)) return false;
     return !slot->wanted || *(const bool *)((const char *)config + slot->wanted);
 }
 

@@ -22,6 +22,8 @@ enum naming {
     NAMING_HF_QWEN2_MOE,
     NAMING_HF_ERNIE_MOE,
     NAMING_HF_STACKED, /* one tensor has the matrices of all experts */
+    NAMING_HF_LFM2,
+    NAMING_GGUF_LFM2,
     NAMING_COUNT
 };
 
@@ -50,6 +52,11 @@ enum role {
     ROLE_DOWN,
     ROLE_FFN_POST_NORM,
     ROLE_SINKS,
+    ROLE_CONV_B, /* the three parts of a short convolution's inputs */
+    ROLE_CONV_C,
+    ROLE_CONV_X,
+    ROLE_CONV_TAPS, /* a vector here, a matrix in the files */
+    ROLE_CONV_OUT,
     ROLE_ROUTER,
     ROLE_ROUTER_BIAS,
     ROLE_SELECT_BIAS,
@@ -71,7 +78,8 @@ enum role {
 
 static inline bool naming_is_gguf(enum naming naming) {
     return naming == NAMING_GGUF || naming == NAMING_GGUF_FUSED ||
-           naming == NAMING_GGUF_AFTER_ATTENTION || naming == NAMING_GGUF_GLM;
+           naming == NAMING_GGUF_AFTER_ATTENTION || naming == NAMING_GGUF_GLM ||
+           naming == NAMING_GGUF_LFM2;
 }
 
 enum naming tensor_naming(const struct model_config *config, bool gguf);
@@ -95,13 +103,13 @@ bool tensor_is_rotated(enum role role); /* q, k, their biases and norms: rows of
 /* The row of the files that is a head's row `row` in the model. Converters to GGUF store
  * the rows i and i + D/2 of llama's heads as 2 i and 2 i + 1. */
 int tensor_stored_row(const struct model_config *config, int row);
-/* cols 0: a vector of `rows`. */
+/* cols 0: a vector of `rows`. Taps are rows * cols numbers. */
 void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols);
 
 #define SLOT_PARTS_MAX 3
 
 /* The layers that have a slot. */
-enum slot_layers { SLOT_ALL, SLOT_DENSE, SLOT_ROUTED };
+enum slot_layers { SLOT_ALL, SLOT_DENSE, SLOT_ROUTED, SLOT_ATTENTION, SLOT_CONV };
 
 /* A member of struct layer (in_layer) or struct model: tensors joined by rows into a matrix, or
  * joined into a vector. */

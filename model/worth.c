@@ -66,7 +66,7 @@ static void keep_inputs(struct worth *w, int layer, int rows) {
 
 static int before_layer(struct worth *w, int layer, const float *inputs, int rows) {
     int rc = download_rows(w, w->rows, inputs, rows);
-    if (!rc) keep_inputs(w, layer, rows);
+    if (!rc) keep_inputs(w, w->model->config.per_layer[layer].index, rows);
     return rc;
 }
 
@@ -111,15 +111,16 @@ static int after_attention(struct worth *w, int layer, const float *heads, int r
                                     .factors = w->factors,
                                     .out = w->out};
     const struct kern_attend_options attend = model_attend_options(w->model, layer);
+    const int stored = w->model->config.per_layer[layer].index;
     int rc = compute_factors(w, layer, heads, rows);
     if (!rc)
-        rc = w->kern->ops->worth(w->kern, layer, &what, heads, w->model->scratch.qkv, w->batch,
+        rc = w->kern->ops->worth(w->kern, stored, &what, heads, w->model->scratch.qkv, w->batch,
                                  &attend);
     if (rc) return rc;
     const size_t each = (size_t)text->heads * (size_t)text->entries;
     for (int i = 0; i < rows / WORTH_WINDOW; i++) {
         const int window = w->batch->spans->pos / WORTH_WINDOW + i;
-        float *to = text->worths + ((size_t)window * (size_t)text->layers + (size_t)layer) * each;
+        float *to = text->worths + ((size_t)window * (size_t)text->layers + (size_t)stored) * each;
         memcpy(to, w->out + (size_t)i * each, each * sizeof *to);
     }
     return 0;
@@ -135,8 +136,8 @@ static void watch_layer(void *arg, int layer, enum role role, const float *input
 /* ---- One text ---- */
 
 size_t worth_text_bytes(const struct model_config *config, int tokens, int entries) {
-    const size_t streams = (size_t)config->layers * (size_t)config->heads_kv;
-    const size_t x = (size_t)config->layers * (size_t)config->d_model * sizeof(uint16_t);
+    const size_t streams = (size_t)config->cache_layers * (size_t)config->heads_kv;
+    const size_t x = (size_t)config->cache_layers * (size_t)config->d_model * sizeof(uint16_t);
     return (size_t)entries *
            (sizeof(int32_t) + x + (size_t)(tokens / WORTH_WINDOW) * streams * sizeof(float));
 }
@@ -151,13 +152,13 @@ void worth_text_close(struct worth_text *text) {
 static int worth_open_text(const struct worth *w, int tokens, struct worth_text *text) {
     const struct model_config *c = &w->model->config;
     const int entries = tokens < w->options.entries ? tokens : w->options.entries;
-    *text = (struct worth_text){.layers = c->layers,
+    *text = (struct worth_text){.layers = c->cache_layers,
                                 .heads = c->heads_kv,
                                 .d_model = c->d_model,
                                 .tokens = tokens,
                                 .windows = tokens / WORTH_WINDOW,
                                 .entries = entries};
-    const size_t numbers = (size_t)c->layers * (size_t)entries;
+    const size_t numbers = (size_t)c->cache_layers * (size_t)entries;
     text->at = mem_try_alloc((size_t)entries, sizeof *text->at);
     text->x = mem_try_alloc(numbers * (size_t)c->d_model, sizeof *text->x);
     text->worths =
@@ -213,19 +214,13 @@ static int worth_open_cache(struct worth *w, struct fault *fault) {
     const struct model_config *c = &w->model->config;
     struct kern_cache_info info;
     w->kern->ops->cache_info(w->options.kv_type, c->head_dim, &info);
-    const int64_t pages = (w->options.tokens + info.page_slots - 1) / info.page_slots;
-    const struct kern_cache_options cache = {.layers = c->layers,
-                                             .heads_q = c->heads_q,
-                                             .heads_kv = c->heads_kv,
-                                             .head_dim = c->head_dim,
-                                             .dtype = w->options.kv_type,
-                                             .pages = pages * c->layers * c->heads_kv,
-                                             .slots = 1,
-                                             .max_positions = w->options.tokens,
-                                             .inv_freq = c->inv_freq,
-                                             .rotations = c->rotations,
-                                             .rows_max = WORTH_ROWS,
-                                             .qk_norm_wide = c->qk_norm_wide};
+    struct kern_cache_options cache = model_cache_options(c);
+    cache.dtype = w->options.kv_type;
+    cache.pages = model_pages(c, &info, w->options.tokens);
+    cache.slots = 1;
+    cache.max_positions = w->options.tokens;
+    cache.rows_max = WORTH_ROWS;
+    cache.vocab = 0; /* nothing is sampled */
     return w->kern->ops->cache_open(w->kern, &cache, fault);
 }
 

@@ -201,10 +201,12 @@ int64_t reserve_turn_pages(const struct reserve_shape *shape, const struct kv_pa
                            const struct reserve_turn *turn, int64_t peak) {
     int64_t tokens = turn->tokens + turn->added, slots = shape->page_slots;
     if (!kv_params_expires(params))
-        return reserve_pages(shape, params, reserve_rank_peak(shape, params, turn, peak)) +
+        return shape->state_pages +
+               reserve_pages(shape, params, reserve_rank_peak(shape, params, turn, peak)) +
                reserve_members(shape, params, turn->held, tokens);
     int64_t heads = shape->heads_kv / ranks_of(shape), sliding = shape->sliding_layers;
-    return heads * ((shape->layers - sliding) * ((tokens + slots - 1) / slots) +
+    return shape->state_pages +
+           heads * ((shape->layers - sliding) * ((tokens + slots - 1) / slots) +
                     sliding * ((peak + slots - 1) / slots));
 }
 

@@ -64,6 +64,8 @@ struct reserve_shape {
     int member_slots; /* as in kern_cache_info */
     int ranks;        /* ranks with different heads, a divisor of heads_kv; 0 = 1: one holds all */
     float rank_cap;   /* as in kern_cache_options */
+    int states;       /* recurrent states of a sequence */
+    int64_t state_pages; /* pages of the states on each rank */
     int sliding_layers; /* layers with a sliding window: their entries expire (struct kern_evict) */
 };
 

@@ -57,6 +57,7 @@ struct kv_params {
     int32_t sliding_window; /* the model's, the longest of its layers; 0: no layer has one */
     int32_t places;         /* the model's positions, if a text that uses them up is shifted
                                (kernels/places.h); 0: it has no more tokens than the model has positions */
+    bool whole; /* the model has recurrent states: what a sequence holds cannot be shortened */
     struct kern_rule rule;
 };
 

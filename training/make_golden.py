@@ -24,7 +24,7 @@ from transformers import (AutoTokenizer, Dots1Config, Dots1ForCausalLM, Ernie4_5
                           Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration, MuseGlimmerConfig, MuseGlimmerForConditionalGeneration,
                           Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
                           Qwen3VLMoeForConditionalGeneration,
-                          LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
+                          Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
                           Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
                           Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SeedOssConfig, SeedOssForCausalLM, SmolLM3Config,
                           SmolLM3ForCausalLM)
@@ -400,6 +400,21 @@ def minimaxm2(out):
     save_with_bias(select(MiniMaxM2ForCausalLM(c), 55), out / "minimaxm2")
 
 
+def lfm2(out):
+    """bf16, convolutions over three tokens around two layers with attention, the last layer one of them; published spelling: the width of
+    the network follows from another, and layers with attention are listed."""
+    c = Lfm2Config(**{**SHAPE, "num_hidden_layers": 6, "intermediate_size": 144, "pad_token_id": 0}, block_multiple_of=32, conv_L_cache=3,
+                   full_attn_idxs=[1, 4], rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    d = out / "lfm2"
+    spread(Lfm2ForCausalLM(c), 61).bfloat16().save_pretrained(d)
+    old_spelling(d, 1e6, None)
+    path = d / "config.json"
+    c = json.loads(path.read_text())
+    for name in ("layer_types", "intermediate_size", "tie_word_embeddings", "rope_scaling"):
+        c.pop(name)
+    path.write_text(json.dumps({**c, "block_ff_dim": 144, "tie_embedding": True}, indent=2) + "\n")
+
+
 def add_mtp(d):
     """Says that the layer is there: the reference does not read it."""
     path = d / "config.json"
@@ -417,7 +432,7 @@ def save_with_bias(model, d):
 
 
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
-            ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2)
+            ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2, lfm2)
 
 
 def random_prompts():

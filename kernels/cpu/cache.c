@@ -27,6 +27,7 @@ static size_t round_up(size_t n, size_t multiple) {
 struct page_shape {
     size_t row_size, size;
     int slots, members;
+    int floats; /* numbers of a state */
 };
 
 static struct page_shape page_shape_of(enum kern_dtype dtype, int head_dim) {
@@ -36,6 +37,7 @@ static struct page_shape page_shape_of(enum kern_dtype dtype, int head_dim) {
     shape.slots = (int)slots;
     shape.size = round_up(2 * slots * (shape.row_size + row_factor_bytes(dtype)), 64);
     shape.members = (int)(shape.size / sizeof(struct cpu_member));
+    shape.floats = (int)(shape.size / sizeof(float));
     return shape;
 }
 
@@ -45,6 +47,7 @@ void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info 
     for (int i = 0; i < CPU_CACHE_SIDES; i++) side += cpu_cache_sides[i].bytes;
     info->page_slots = shape.slots;
     info->member_slots = shape.members;
+    info->state_slots = shape.floats;
     info->page_bytes = (int64_t)(shape.size + (size_t)shape.slots * side);
 }
 
@@ -63,6 +66,8 @@ static int check_options(const struct kern_cache_options *options, struct fault 
                          ROW_DIM_MAX, options->head_dim);
     if (options->rank_cap != 0 && !(options->rank_cap >= 1))
         return fault_set(fault, ERR_INVALID, "cache", "rank_cap must be 0 or at least 1");
+    if (options->states < 0 || (options->states > 0 && options->state_floats < 1))
+        return fault_set(fault, ERR_INVALID, "cache", "states without numbers");
     if (options->slots < 1 || options->max_positions < 1)
         return fault_set(fault, ERR_INVALID, "cache", "slots and max_positions must be positive");
     if (options->pages < 1 || options->pages > UINT32_MAX)
@@ -104,13 +109,16 @@ static size_t work_size(const struct kern_cache_options *options) {
 static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *options,
                      struct fault *fault) {
     int64_t streams = (int64_t)options->layers * options->heads_kv;
-    if (streams > 1 << 20 || options->head_dim > 1 << 20 || options->max_positions > 1 << 30)
+    if (streams > 1 << 20 || options->head_dim > 1 << 20 || options->max_positions > 1 << 30 ||
+        options->states > 1 << 20 || options->state_floats > 1 << 30)
         return fault_set(fault, ERR_LIMIT, "cache",
-                         "more than 2^20 streams or dimensions, or 2^30 positions");
+                         "more than 2^20 streams, states or dimensions, or 2^30 positions or "
+                         "numbers of a state");
     cache->options = *options;
     cache->streams = (int)streams;
-    cache->rows = 2 * cache->streams;
+    cache->rows = cpu_cache_states(cache) + options->states;
     struct page_shape shape = page_shape_of(options->dtype, options->head_dim);
+    cache->state_pages = (options->state_floats + shape.floats - 1) / shape.floats;
     cache->row_size = shape.row_size;
     cache->page_slots = shape.slots;
     cache->page_size = shape.size;
@@ -119,7 +127,8 @@ static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *o
     cache->member_pages =
         (size_t)cpu_cache_row_pages(cache, cache->streams, options->max_positions);
     /* A slot's table fills whole memory pages, so that a release can return them to the system. */
-    cache->slot_pages = round_up((size_t)streams * (cache->stream_pages + cache->member_pages),
+    cache->slot_pages = round_up((size_t)streams * (cache->stream_pages + cache->member_pages) +
+                                     (size_t)options->states * (size_t)cache->state_pages,
                                  MEMORY_PAGE / sizeof(uint32_t));
     size_t query = (size_t)options->heads_q * (size_t)options->head_dim;
     cache->ring_slot =
@@ -198,7 +207,7 @@ static int map_arrays(struct cpu_cache *cache) {
         {(void **)&cache->refs, pages, sizeof *cache->refs},
         {(void **)&cache->free_pages, pages, sizeof *cache->free_pages},
         {(void **)&cache->slots, slots, sizeof *cache->slots},
-        {(void **)&cache->lengths, slots, 2 * streams * sizeof *cache->lengths},
+        {(void **)&cache->lengths, slots, (size_t)cache->rows * sizeof *cache->lengths},
         {(void **)&cache->tables, slots, cache->slot_pages * sizeof *cache->tables},
         {(void **)&cache->ring, slots, cache->ring_slot * sizeof *cache->ring},
         {(void **)&cache->ring_pos, slots, KERN_WINDOW_MAX * sizeof *cache->ring_pos},
@@ -231,6 +240,7 @@ static struct kern_cache_options own_options(struct cpu_cache *cache,
     cache->shard = shard_heads(cache->comm, options->heads_q, options->heads_kv);
     own.heads_q = cache->shard.heads_q;
     own.heads_kv = cache->shard.heads_kv;
+    own.state_floats /= cache->comm->ranks;
     return own;
 }
 
@@ -317,7 +327,9 @@ int64_t cpu_cache_lacks(const struct cpu_cache *cache, int slot, int row, int32_
 void cpu_cache_extend(struct cpu_cache *cache, int slot, int row, int32_t length) {
     uint32_t *table = cpu_cache_row(cache, slot, row);
     int32_t *old = cpu_cache_length(cache, slot, row);
-    CHECK(length >= *old && length <= cache->options.max_positions);
+    CHECK(length >= *old &&
+          (row >= cpu_cache_states(cache) ? length == cache->state_pages
+                                          : length <= cache->options.max_positions));
     int32_t held = cpu_cache_row_pages(cache, row, *old);
     for (int32_t i = 0; i < held; i++) cpu_cache_own_page(cache, &table[i]);
     for (int32_t i = held; i < cpu_cache_row_pages(cache, row, length); i++)
@@ -347,6 +359,33 @@ void cpu_cache_store_row(const struct cpu_cache *cache, uint32_t page, bool valu
         number_write_row(row, from, o->head_dim, o->dtype);
 }
 
+/* Copies between consecutive numbers and the pages that hold them. */
+static void copy_state(const struct cpu_cache *cache, int slot, int state, int first, int count,
+                       float *out, const float *in) {
+    const uint32_t *table = cpu_cache_row(cache, slot, cpu_cache_states(cache) + state);
+    const int each = (int)(cache->page_size / sizeof(float));
+    CHECK(first >= 0 && first + count <= cache->options.state_floats);
+    for (int done = 0, part; done < count; done += part) {
+        const int page = (first + done) / each, at = (first + done) % each;
+        part = count - done < each - at ? count - done : each - at;
+        float *held = (float *)cpu_cache_k(cache, table[page]) + at;
+        if (out)
+            memcpy(out + done, held, (size_t)part * sizeof *held);
+        else
+            memcpy(held, in + done, (size_t)part * sizeof *held);
+    }
+}
+
+void cpu_cache_state_read(const struct cpu_cache *cache, int slot, int state, int first, int count,
+                          float *to) {
+    copy_state(cache, slot, state, first, count, to, NULL);
+}
+
+void cpu_cache_state_write(const struct cpu_cache *cache, int slot, int state, int first, int count,
+                           const float *from) {
+    copy_state(cache, slot, state, first, count, NULL, from);
+}
+
 int32_t cpu_cache_find(const struct cpu_cache *cache, const struct cpu_stream *entries,
                        int32_t pos) {
     int32_t lo = 0, hi = entries->length;
@@ -368,32 +407,40 @@ static struct cpu_cache_slot *slot_at(const struct cpu_cache *cache, int slot) {
 
 /* ---- A step ---- */
 
-/* The first page of a stream into which the span writes: the partly filled one, if any; with a rule
- * that adds up attention, page 0. */
-static int32_t first_written(const struct cpu_cache *cache, const struct kern_span *span,
-                             int stream) {
-    if (rule_adds(span->rule)) return 0;
-    return *cpu_cache_length(cache, span->slot, stream) / cache->page_slots;
+/* The first page of a stream or state into which the span writes: of a stream the partly filled
+ * one, if any; with a rule that adds up attention, and of a state, page 0. */
+static int32_t first_written(const struct cpu_cache *cache, const struct kern_span *span, int row) {
+    if (rule_adds(span->rule) || row >= cpu_cache_states(cache)) return 0;
+    return *cpu_cache_length(cache, span->slot, row) / cache->page_slots;
 }
 
-static int32_t pages_held(const struct cpu_cache *cache, const struct kern_span *span, int stream) {
-    return cpu_cache_pages_for(cache, *cpu_cache_length(cache, span->slot, stream));
+static int32_t pages_held(const struct cpu_cache *cache, const struct kern_span *span, int row) {
+    return cpu_cache_row_pages(cache, row, *cpu_cache_length(cache, span->slot, row));
 }
 
-/* Must span `index` copy page `at` of its stream? Forks that write in one step leave a shared page
- * one by one, and the last one keeps it: earlier spans that leave are counted. A shared page has
- * the same place in every table. */
+/* Must span `index` copy page `at` of its stream or state? Forks that write in one step leave a
+ * shared page one by one, and the last one keeps it: earlier spans that leave are counted. A shared
+ * page has the same place in every table. */
 static bool must_copy(const struct cpu_cache *cache, const struct kern_batch *batch, int index,
-                      int stream, int32_t at) {
-    uint32_t page = cpu_cache_table(cache, batch->spans[index].slot, stream)[at];
+                      int row, int32_t at) {
+    uint32_t page = cpu_cache_row(cache, batch->spans[index].slot, row)[at];
     int refs = cache->refs[page];
     for (int i = 0; i < index && refs > 1; i++) {
         const struct kern_span *other = &batch->spans[i];
-        if (at < first_written(cache, other, stream) || at >= pages_held(cache, other, stream))
-            continue;
-        if (cpu_cache_table(cache, other->slot, stream)[at] == page) refs--;
+        if (at < first_written(cache, other, row) || at >= pages_held(cache, other, row)) continue;
+        if (cpu_cache_row(cache, other->slot, row)[at] == page) refs--;
     }
     return refs > 1;
+}
+
+/* Pages that a row lacks which will have `pages`. */
+static int64_t row_needs(const struct cpu_cache *cache, const struct kern_batch *batch, int index,
+                         int row, int32_t pages) {
+    int32_t held = pages_held(cache, &batch->spans[index], row);
+    int64_t need = pages - held;
+    for (int32_t at = first_written(cache, &batch->spans[index], row); at < held; at++)
+        need += must_copy(cache, batch, index, row, at);
+    return need;
 }
 
 static int64_t pages_needed(const struct cpu_cache *cache, const struct kern_batch *batch,
@@ -401,13 +448,21 @@ static int64_t pages_needed(const struct cpu_cache *cache, const struct kern_bat
     const struct kern_span *span = &batch->spans[index];
     int64_t need = 0;
     for (int stream = 0; stream < cache->streams; stream++) {
-        int32_t length = *cpu_cache_length(cache, span->slot, stream);
-        int32_t pages = pages_held(cache, span, stream);
-        need += cpu_cache_pages_for(cache, length + span->count) - pages;
-        for (int32_t at = first_written(cache, span, stream); at < pages; at++)
-            need += must_copy(cache, batch, index, stream, at);
+        int32_t length = *cpu_cache_length(cache, span->slot, stream) + span->count;
+        need += row_needs(cache, batch, index, stream, cpu_cache_pages_for(cache, length));
     }
+    for (int row = cpu_cache_states(cache); row < cache->rows; row++)
+        need += row_needs(cache, batch, index, row, cache->state_pages);
     return need;
+}
+
+/* A state's own pages, of zeros before the first token. */
+static void begin_state(struct cpu_cache *cache, int slot, int row) {
+    const bool fresh = *cpu_cache_length(cache, slot, row) == 0;
+    cpu_cache_extend(cache, slot, row, cache->state_pages);
+    const uint32_t *table = cpu_cache_row(cache, slot, row);
+    for (int i = 0; fresh && i < cache->state_pages; i++)
+        memset(cpu_cache_k(cache, table[i]), 0, cache->page_size);
 }
 
 static void append_stream(struct cpu_cache *cache, const struct kern_span *span, int stream) {
@@ -481,6 +536,8 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *span = &batch->spans[i];
         for (int stream = 0; stream < cache->streams; stream++) append_stream(cache, span, stream);
+        for (int row = cpu_cache_states(cache); row < cache->rows; row++)
+            begin_state(cache, span->slot, row);
         struct cpu_cache_slot *state = slot_at(cache, span->slot);
         if (!state->in_use) begin_slot(cache, span->slot);
         state->next_pos = span->pos + span->count;
@@ -532,14 +589,15 @@ int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos) {
     struct cpu_cache_slot *state = slot_at(cache, slot);
     int64_t need = 0;
     CHECK(pos >= 0);
-    for (int row = cache->streams; row < cache->rows; row++) {
+    if (cache->options.states > 0 && state->next_pos > pos) return ERR_UNSUPPORTED;
+    for (int row = cache->streams; row < cpu_cache_states(cache); row++) {
         int32_t length = *cpu_cache_length(cache, slot, row);
         if (members_before(cache, slot, row, pos) < length)
             need += cpu_cache_lacks(cache, slot, row, length);
     }
     int rc = cache->comm->ops->agree(cache->comm, need > cache->free_count ? ERR_FULL : 0);
     if (rc) return rc;
-    for (int row = cache->streams; row < cache->rows; row++)
+    for (int row = cache->streams; row < cpu_cache_states(cache); row++)
         truncate_members(cache, slot, row, pos);
     /* Entries end with the last one kept: shared pages need no copy. */
     for (int stream = 0; stream < cache->streams; stream++)
@@ -631,6 +689,10 @@ int cpu_cache_report(const struct cpu_cache *cache, int slot, struct kern_report
         report->pages += cpu_cache_row_pages(cache, row, *cpu_cache_length(cache, slot, row));
     report->rank_entries = report->entries;
     report->rank_pages = report->pages;
+    report->state_bytes =
+        cache->slots[slot].in_use
+            ? (size_t)cache->options.states * (size_t)cache->options.state_floats * sizeof(float)
+            : 0;
     if (!report->positions && !report->log_beta) return 0;
     if (report->entries > report->entries_max) return ERR_LIMIT;
     size_t first = 0;
@@ -720,6 +782,22 @@ static int check_members(const struct cpu_cache *cache, int slot, int stream, ui
     return 0;
 }
 
+static int check_state(const struct cpu_cache *cache, int slot, int row, uint32_t *seen,
+                       struct fault *fault) {
+    const uint32_t *table = cpu_cache_row(cache, slot, row);
+    int32_t length = *cpu_cache_length(cache, slot, row);
+    if (length != 0 && (length != cache->state_pages || !cache->slots[slot].in_use))
+        return fault_set(fault, ERR_INTERNAL, "cache", "slot %d row %d: a state of %d pages", slot,
+                         row, length);
+    for (int32_t i = 0; i < length; i++) {
+        if (table[i] >= cache->options.pages)
+            return fault_set(fault, ERR_INTERNAL, "cache", "slot %d row %d names page %u", slot,
+                             row, table[i]);
+        seen[table[i]]++;
+    }
+    return 0;
+}
+
 static int check_free(const struct cpu_cache *cache, uint32_t *seen, struct fault *fault) {
     for (int64_t i = 0; i < cache->free_count; i++) {
         uint32_t page = cache->free_pages[i];
@@ -739,11 +817,14 @@ int cpu_cache_check(const struct cpu_cache *cache, struct fault *fault) {
     uint32_t *seen = mem_try_alloc((size_t)cache->options.pages, sizeof *seen);
     uint8_t *taken = mem_try_alloc((size_t)cache->options.max_positions, 1);
     int rc = seen && taken ? 0 : fault_set(fault, ERR_NOMEM, "cache", "no memory for the check");
-    for (int slot = 0; slot < cache->options.slots && rc == 0; slot++)
+    for (int slot = 0; slot < cache->options.slots && rc == 0; slot++) {
         for (int stream = 0; stream < cache->streams && rc == 0; stream++) {
             rc = check_stream(cache, slot, stream, seen, fault);
             if (rc == 0) rc = check_members(cache, slot, stream, seen, taken, fault);
         }
+        for (int row = cpu_cache_states(cache); row < cache->rows && rc == 0; row++)
+            rc = check_state(cache, slot, row, seen, fault);
+    }
     if (rc == 0) rc = check_free(cache, seen, fault);
     mem_free(seen);
     mem_free(taken);

@@ -12,8 +12,9 @@
  * likely still in the CPU's caches.
  *
  * A slot has two tables of pages per stream, its rows: the entries, and the members of their
- * classes (kern.h), records that fill the same pages. Both kinds of rows are shared, copied and
- * freed in the same way.
+ * classes (kern.h), records that fill the same pages. A third kind of row is a recurrent state, of
+ * which every page is one record: it has all its pages or, before the first step, none. All kinds
+ * of rows are shared, copied and freed in the same way.
  *
  * One step: begin_step takes the pages, writes pos and raises the lengths by the span's count; then
  * the kernels write rows into entries [length - count, length) of every stream, log_beta included.
@@ -100,7 +101,8 @@ struct cpu_cache {
     struct shard_heads shard;
     int heads_model;        /* KV heads of the model */
     int streams;            /* layers * heads_kv; a stream's index is layer * heads_kv + head */
-    int rows;               /* 2 * streams: row `stream` its entries, `streams + stream` members */
+    int rows;               /* row `stream` its entries, `streams + stream` members, then states */
+    int state_pages;        /* pages of a state */
     int page_slots;         /* P */
     int member_slots;       /* members per page */
     size_t row_size;        /* bytes of one key or value, without its factor */
@@ -129,10 +131,10 @@ struct cpu_cache {
     struct cpu_cache_slot *slots; /* [slots] */
     int32_t *lengths;             /* [slots][rows] */
     uint32_t *tables;             /* [slots][slot_pages], within it [streams][stream_pages], then
-                                     [streams][member_pages] */
+                                     [streams][member_pages], then [states][state_pages] */
     size_t stream_pages;          /* ceil(max_positions / P) */
     size_t member_pages;          /* ceil(max_positions / member_slots) */
-    size_t slot_pages;            /* both kinds together, rounded up to whole memory pages */
+    size_t slot_pages;            /* all kinds together, rounded up to whole memory pages */
 
     float *angles;       /* [max_positions][head_dim]: cos of position * inv_freq, then sin */
     int32_t angles_made; /* rows of `angles` computed so far */
@@ -195,8 +197,8 @@ int cpu_cache_evict(struct cpu_cache *cache, const struct kern_evict *due, int c
 /* Keeps the `most` best entries of every stream by the rule's retention scores; the rule's budget
  * and threshold are not used. ERR_FULL as above. */
 int cpu_cache_keep_best(struct cpu_cache *cache, const struct kern_evict *due, int32_t most);
-/* ERR_FULL (no free pages for copies of shared pages, needed to drop members of classes) changes
- * nothing. */
+/* ERR_FULL (no free pages for copies of shared pages, needed to drop members of classes) and
+ * ERR_UNSUPPORTED (as in kern.h) change nothing. */
 int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos);
 /* ERR_FULL (no free pages for copies of shared pages) changes nothing. The model has at least
  * PLACES_LEAST positions (kernels/places.h). */
@@ -219,6 +221,13 @@ int cpu_cache_snapshot_check(const struct cpu_cache *cache, const struct kern_bl
                              struct fault *fault);
 int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, int block,
                               const struct kern_block *from);
+
+/* Numbers [first, first + count) of a state of the slot, out of its pages and into them. The slot
+ * has the state, and may write it: a step has begun. */
+void cpu_cache_state_read(const struct cpu_cache *cache, int slot, int state, int first, int count,
+                          float *to);
+void cpu_cache_state_write(const struct cpu_cache *cache, int slot, int state, int first, int count,
+                           const float *from);
 
 /* ---- For snapshot.c ---- */
 
@@ -309,7 +318,13 @@ static inline int32_t cpu_cache_pages_for(const struct cpu_cache *cache, int32_t
     return (length + cache->page_slots - 1) / cache->page_slots;
 }
 
+/* The first row of a state. */
+static inline int cpu_cache_states(const struct cpu_cache *cache) {
+    return 2 * cache->streams;
+}
+
 static inline int32_t cpu_cache_row_pages(const struct cpu_cache *cache, int row, int32_t length) {
+    if (row >= cpu_cache_states(cache)) return length;
     int32_t slots = row < cache->streams ? cache->page_slots : cache->member_slots;
     return (length + slots - 1) / slots;
 }
@@ -345,11 +360,13 @@ static inline uint32_t *cpu_cache_table(const struct cpu_cache *cache, int slot,
     return cache->tables + (size_t)slot * cache->slot_pages + (size_t)stream * cache->stream_pages;
 }
 
-/* The table of a row of either kind. */
+/* The table of a row of any kind. */
 static inline uint32_t *cpu_cache_row(const struct cpu_cache *cache, int slot, int row) {
+    const int states = cpu_cache_states(cache);
+    const int members = row < states ? row - cache->streams : cache->streams;
     if (row < cache->streams) return cpu_cache_table(cache, slot, row);
-    return cpu_cache_table(cache, slot, cache->streams) +
-           (size_t)(row - cache->streams) * cache->member_pages;
+    return cpu_cache_table(cache, slot, cache->streams) + (size_t)members * cache->member_pages +
+           (row < states ? 0 : (size_t)(row - states) * (size_t)cache->state_pages);
 }
 
 static inline int32_t *cpu_cache_length(const struct cpu_cache *cache, int slot, int row) {

@@ -261,6 +261,7 @@ static const struct kern_ops table = {
     .qk_rope = cpu_qk_rope,
     .write_kv = cpu_write_kv,
     .attend = cpu_attend,
+    .short_conv = cpu_short_conv,
     .worth = cpu_worth,
     .evict = op_evict,
     .truncate = op_truncate,

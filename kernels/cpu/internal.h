@@ -340,6 +340,10 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
 void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream *stream,
                       const struct kern_span *span, int token, int32_t *lo, int32_t *hi);
 
+/* conv.c */
+void cpu_short_conv(struct kern *kern, int state, float *y, const float *bcx, const float *taps,
+                    int channels, int width, const struct kern_batch *batch);
+
 /* worth.c: kern_ops.worth, of an instance that is its model's only rank. */
 int cpu_worth(struct kern *kern, int layer, const struct kern_worth *worth, const float *heads,
               const float *qkv, const struct kern_batch *batch,

@@ -14,8 +14,12 @@ _Static_assert(sizeof(struct cpu_member) == sizeof(struct snapshot_member) &&
                "members are copied as they lie");
 
 static struct snapshot_shape shape_of(const struct cpu_cache *cache) {
-    return (struct snapshot_shape){&cache->options, cache->page_slots, cache->member_slots, 1,
-                                   true};
+    return (struct snapshot_shape){.options = &cache->options,
+                                   .page_slots = cache->page_slots,
+                                   .member_slots = cache->member_slots,
+                                   .state_pages = cache->state_pages,
+                                   .ranks = 1,
+                                   .shifts = true};
 }
 
 static size_t query_bytes(const struct cpu_cache *cache) {
@@ -26,9 +30,11 @@ static size_t query_bytes(const struct cpu_cache *cache) {
 /* ---- Out ---- */
 
 size_t cpu_cache_snapshot_size(const struct cpu_cache *cache, int slot, int block) {
-    CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 && block <= cache->streams);
+    CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 &&
+          block <= cache->streams + cache->options.states);
     struct snapshot_shape shape = shape_of(cache);
     if (block == 0) return snapshot_arrays(&shape, cache->slots[slot].window).size;
+    if (block > cache->streams) return snapshot_state_size(&shape);
     return snapshot_stream_size(&shape, *cpu_cache_length(cache, slot, block - 1),
                                 *cpu_cache_length(cache, slot, cache->streams + block - 1));
 }
@@ -90,9 +96,13 @@ static void export_stream(const struct cpu_cache *cache, int slot, int stream, c
 }
 
 void cpu_cache_snapshot_export(const struct cpu_cache *cache, int slot, int block, void *to) {
-    CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 && block <= cache->streams);
+    CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 &&
+          block <= cache->streams + cache->options.states);
     if (block == 0)
         export_slot(cache, slot, to);
+    else if (block > cache->streams)
+        cpu_cache_state_read(cache, slot, block - 1 - cache->streams, 0,
+                             cache->options.state_floats, to);
     else
         export_stream(cache, slot, block - 1, to);
 }
@@ -143,6 +153,16 @@ static int import_stream(struct cpu_cache *cache, int slot, int stream,
     return import_members(cache, slot, stream, block);
 }
 
+static int import_state(struct cpu_cache *cache, int slot, int state,
+                        const struct kern_block *block) {
+    const int row = cpu_cache_states(cache) + state;
+    CHECK(*cpu_cache_length(cache, slot, row) == 0);
+    if (cache->state_pages > cache->free_count) return ERR_FULL;
+    cpu_cache_extend(cache, slot, row, cache->state_pages);
+    cpu_cache_state_write(cache, slot, state, 0, cache->options.state_floats, block->data);
+    return 0;
+}
+
 static void import_arrays(struct cpu_cache *cache, int slot, const char *from) {
     struct snapshot_shape shape = shape_of(cache);
     int32_t window = cache->slots[slot].window;
@@ -160,8 +180,10 @@ static void import_arrays(struct cpu_cache *cache, int slot, const char *from) {
 
 int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, int block,
                               const struct kern_block *from) {
-    CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 && block <= cache->streams);
+    CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 &&
+          block <= cache->streams + cache->options.states);
     CHECK(cache->slots[slot].in_use == (block > 0));
+    if (block > cache->streams) return import_state(cache, slot, block - 1 - cache->streams, from);
     if (block > 0) return import_stream(cache, slot, block - 1, from);
     struct snapshot_slot head = snapshot_read_slot(from);
     CHECK(head.window >= 0 && head.window <= KERN_WINDOW_MAX);

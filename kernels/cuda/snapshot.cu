@@ -13,7 +13,7 @@
 #define THREADS 256
 
 static struct snapshot_shape shape_of(const struct cuda *cuda) {
-    return {&cuda->options, cuda->pages.page_slots, 0, 1, false};
+    return {&cuda->options, cuda->pages.page_slots, 0, 0, 1, false};
 }
 
 /* ---- On the device ---- */

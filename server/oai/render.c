@@ -87,6 +87,7 @@ static struct engine_kv_details sum_details(const struct oai_answer *answer) {
         sum.shifts += kv->shifts;
         sum.pinned = sum.pinned && kv->pinned;
         sum.bytes += kv->bytes;
+        sum.state_bytes += kv->state_bytes;
     }
     return sum;
 }
@@ -131,6 +132,7 @@ void oai_render_kv_details(struct buf *out, const struct oai_answer *answer) {
             ",\"dropped_tokens\":%" PRId32 ",\"shifts\":%" PRId32 ",\"bytes\":%" PRId64,
             kv.seen_tokens, kv.kept_entries, kv.evicted_entries, kv.dropped_tokens, kv.shifts,
             kv.bytes);
+    if (kv.state_bytes > 0) buf_fmt(out, ",\"state_bytes\":%" PRId64, kv.state_bytes);
     if (answer->jobs[0].request.kv.budget >= 0 && kv.budget < 0) write_budget_warning(out, answer);
     if (answer->jobs[0].request.kv.pin)
         buf_fmt(out, ",\"pinned\":%s", kv.pinned ? "true" : "false");

@@ -46,20 +46,14 @@ static int open_cache(struct replay *replay, const struct replay_options *option
     const struct model_config *c = model_config(replay->model);
     struct kern_cache_info info;
     replay->kern->ops->cache_info(options->kv_dtype, c->head_dim, &info);
-    int pages = options->positions_max / info.page_slots + 1;
-    const struct kern_cache_options cache = {
-        .layers = c->layers,
-        .heads_q = c->heads_q,
-        .heads_kv = c->heads_kv,
-        .head_dim = c->head_dim,
-        .dtype = options->kv_dtype,
-        .pages = options->pages ? options->pages
-                                : (int64_t)pages * c->layers * c->heads_kv * options->slots,
-        .slots = options->slots,
-        .max_positions = options->positions_max,
-        .inv_freq = c->inv_freq,
-        .rotations = c->rotations,
-    };
+    struct kern_cache_options cache = model_cache_options(c);
+    const int ranks = options->ranks > 0 ? options->ranks : 1;
+    cache.dtype = options->kv_dtype;
+    cache.pages = model_pages(c, &info, options->positions_max + info.page_slots) * options->slots;
+    if (ranks > 1) cache.pages += (int64_t)c->conv_layers * options->slots; /* rounded up on each */
+    if (options->pages) cache.pages = options->pages;
+    cache.slots = options->slots;
+    cache.max_positions = options->positions_max;
     return replay->kern->ops->cache_open(replay->kern, &cache, fault);
 }
 
@@ -83,7 +77,8 @@ int replay_open(const struct replay_options *options, struct replay *out, struct
         replay_close(out);
         return rc;
     }
-    out->layers = model_config(out->model)->layers;
+    out->layers = model_config(out->model)->cache_layers;
+    out->states = model_config(out->model)->conv_layers;
     out->heads_kv = model_config(out->model)->heads_kv;
     out->vocab = model_config(out->model)->vocab;
     return 0;

@@ -26,7 +26,8 @@ struct replay_options {
 struct replay {
     struct kern *kern;
     struct model *model;
-    int layers, heads_kv, vocab;
+    int layers, heads_kv, vocab; /* layers: those with attention */
+    int states;
 };
 
 /* The dtype of a cache by its name, "f32", "bf16" or "fp8"; ERR_INVALID. */

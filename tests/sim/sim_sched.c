@@ -9,7 +9,8 @@
  * run alone on a pool of its own, whatever the step's row budget: what else runs must not change
  * what is kept.
  *
- * The CPU backend's path and thread count change with the seed.
+ * The CPU backend's path and thread count change with the seed; every fifth model has recurrent
+ * states.
  *
  * Usage: sim_sched [first_seed] [seeds] [stride]. A failure prints its seed. */
 #include <math.h>
@@ -49,6 +50,7 @@ static struct world_options backend_of(uint64_t seed) {
     const char *path = seed % 16 == 0 ? "reference" : seed % 2 == 0 ? "portable" : "auto";
     return (struct world_options){.path = path,
                                   .threads = seed % 8 == 3 ? 2 : 1,
+                                  .states = seed % 5 == 4 ? 1 + (int)(seed % 2) : 0,
                                   .positions = is_shifted(seed) ? POSITIONS_FEW : 0};
 }
 
@@ -307,7 +309,7 @@ static void storm(struct chain *chains, uint64_t seed) {
         options.state_bytes = below(&r, 3) == 0 ? 100000 + below(&r, 200000) : 0;
         options.copy_bytes = seed % 4 == 1; /* a stream in each step, or all at once */
     }
-    options.pages = WORLD_STREAMS * (8 + below(&r, 60));
+    options.pages = WORLD_STREAMS * (8 + below(&r, 60)) + 16 * options.states;
     options.sequences = 2 + below(&r, 6);
     options.conversations = 1 + below(&r, CHAINS);
     options.rows = 10 + below(&r, 60);

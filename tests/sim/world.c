@@ -17,6 +17,9 @@
 
 enum { QKV = (WORLD_HEADS_Q + 2 * WORLD_HEADS_KV) * WORLD_DIM, OUT = WORLD_HEADS_Q * WORLD_DIM };
 
+#define STATE_FLOATS        (WORLD_CHANNELS * (WORLD_WIDTH - 1))
+#define STATE_PAGES(floats) ((STATE_FLOATS + (floats)-1) / (floats)) /* with so many on a page */
+
 uint64_t world_mix(uint64_t x) {
     return splitmix_next(&x);
 }
@@ -150,6 +153,22 @@ static void add_logits(struct world *w, const int32_t *want, int want_count, int
         }
 }
 
+/* Each state is fed by the tokens alone, so that logits tell which tokens it remembers. */
+static void add_states(struct world *w, const struct kern_batch *batch, const int32_t *want,
+                       int want_count) {
+    enum { C = WORLD_CHANNELS };
+    for (int state = 0; state < w->options.states; state++) {
+        for (int row = 0; row < batch->rows; row++)
+            for (int i = 0; i < 3 * C; i++)
+                w->bcx[row * 3 * C + i] =
+                    2 * unit((uint64_t)batch->tokens[row] * 4099 + (uint64_t)(i * 8 + state)) - 1;
+        w->ops.short_conv(w->kern, state, w->mixed, w->bcx, w->taps, C, WORLD_WIDTH, batch);
+        for (int i = 0; i < want_count; i++)
+            for (int c = 0; c < C; c++)
+                w->logits[i * WORLD_VOCAB + c % WORLD_VOCAB] += w->mixed[want[i] * C + c];
+    }
+}
+
 /* Checks a batch: rows dense and in order, each slot once, no more logits than agreed. */
 static void check_batch(struct world *w, const struct kern_batch *batch, const int32_t *want,
                         int want_count) {
@@ -205,6 +224,7 @@ static int fake_step(void *model, const struct kern_batch *batch, const int32_t 
         w->ops.attend(w->kern, layer, w->out, w->qkv, batch, &attend);
         add_logits(w, want, want_count, layer);
     }
+    add_states(w, batch, want, want_count);
     *logits = w->logits;
     return 0;
 }
@@ -233,6 +253,8 @@ static void open_cache(struct world *w, const struct world_options *o,
                                        .heads_kv = WORLD_HEADS_KV,
                                        .head_dim = WORLD_DIM,
                                        .dtype = KERN_F32,
+                                       .states = o->states,
+                                       .state_floats = STATE_FLOATS,
                                        .pages = o->pages,
                                        .slots = o->sequences + o->conversations,
                                        .max_positions =
@@ -289,6 +311,7 @@ static void open_store(struct world *w) {
                                                .layers = WORLD_LAYERS,
                                                .heads_kv = WORLD_HEADS_KV,
                                                .head_dim = WORLD_DIM},
+                                  .state_bytes = (uint64_t)o->states * STATE_FLOATS * sizeof(float),
                                   .inline_io = !o->state_hangs,
                                   .check = check_state,
                                   .backend = w->kern};
@@ -309,11 +332,19 @@ void world_open(struct world *w, const struct world_options *options) {
     size_t rows = (size_t)o->rows;
     w->qkv = mem_must_alloc(rows * QKV, sizeof(float));
     w->log_beta = mem_must_alloc(rows * WORLD_HEADS_KV, sizeof(float));
+    w->bcx = mem_must_alloc(rows * 3 * WORLD_CHANNELS, sizeof(float));
+    w->mixed = mem_must_alloc(rows * WORLD_CHANNELS, sizeof(float));
+    w->taps = mem_must_alloc((size_t)WORLD_CHANNELS * WORLD_WIDTH, sizeof(float));
+    for (uint64_t i = 0; i < (uint64_t)WORLD_CHANNELS * WORLD_WIDTH; i++)
+        w->taps[i] = 2 * unit(i + 71) - 1;
     w->out = mem_must_alloc(rows * OUT, sizeof(float));
     w->logits = mem_must_alloc((size_t)o->logits * WORLD_VOCAB, sizeof(float));
     struct sched_options sched = {
-        .kv = {.defaults =
-                   {.budget = 32, .buffer = 8, .chunk = 32, .sliding_window = o->sliding_window},
+        .kv = {.defaults = {.budget = 32,
+                            .buffer = 8,
+                            .chunk = 32,
+                            .sliding_window = o->sliding_window,
+                            .whole = o->states > 0},
                .has_gates = true,
                .positions = o->positions > 0 ? o->positions : WORLD_POSITIONS,
                .can_shift = true,
@@ -326,6 +357,8 @@ void world_open(struct world *w, const struct world_options *options) {
         .clock = spent,
         .text = {.token_bytes = letter, .token_bytes_max = 1, .eos = eos, .eos_count = 1},
         .shape = {WORLD_LAYERS, WORLD_HEADS_KV, info.page_slots, info.member_slots,
+                  .states = o->states,
+                  .state_pages = (int64_t)o->states * STATE_PAGES(info.state_slots),
                   .sliding_layers = o->sliding_window > 0 ? (WORLD_LAYERS + 1) / 2 : 0},
         .vocab = WORLD_VOCAB,
         .top_max = WORLD_VOCAB,
@@ -357,6 +390,9 @@ void world_close(struct world *w) {
     CHECK_MSG(stats.pages_used == 0, "%lld pages leaked", (long long)stats.pages_used);
     store_close(w->store);
     w->ops.close(w->kern);
+    mem_free(w->bcx);
+    mem_free(w->mixed);
+    mem_free(w->taps);
     mem_free(w->qkv);
     mem_free(w->log_beta);
     mem_free(w->out);

@@ -9,6 +9,8 @@
 enum { WORLD_LAYERS = 2, WORLD_HEADS_Q = 4, WORLD_HEADS_KV = 2, WORLD_DIM = 16, WORLD_VOCAB = 40 };
 enum { WORLD_STREAMS = WORLD_LAYERS * WORLD_HEADS_KV };
 enum { WORLD_POSITIONS = 640 };
+/* A recurrent state is a short convolution whose channels fill two pages. */
+enum { WORLD_CHANNELS = 150, WORLD_WIDTH = 16 };
 
 struct world_options {
     const char *path; /* path of the CPU backend; NULL = reference */
@@ -29,6 +31,7 @@ struct world_options {
     int clients;      /* clients that the queue distinguishes; 0 = 32 */
     int step_stretch; /* see struct sched_options; steps then take the time of world_step_ns */
     int sliding_window; /* The window of every second layer, from the first on; 0: none. */
+    int states;         /* recurrent states beside the layers' entries */
 };
 
 /* Operations of the backend that can be made to fail. */
@@ -53,6 +56,7 @@ struct world {
     const struct kern_ops *real;
     struct store *store;
     float *qkv, *log_beta, *out, *logits;
+    float *bcx, *mixed, *taps; /* convolutions */
     struct world_options options;
     struct sched sched;
     atomic_int places, pending; /* counters of the engine */

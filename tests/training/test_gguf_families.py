@@ -32,8 +32,14 @@ IN_LAYER = {
     **{f"block_sparse_moe.experts.{w}": f"ffn_{p}_exps.weight" for w, p in (("w1", "gate"), ("w2", "down"), ("w3", "up"))},
     "block_sparse_moe.gate.weight": "ffn_gate_inp.weight", "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
     **{f"{name}.e_score_correction_bias": "exp_probs_b.bias" for name in ("mlp.gate", "mlp.moe_statics", "block_sparse_moe")},
+    # LFM2
+    "operator_norm.weight": "attn_norm.weight", "ffn_norm.weight": "ffn_norm.weight", "self_attn.out_proj.weight": "attn_output.weight",
+    **{f"self_attn.{p}_layernorm.weight": f"attn_{p}_norm.weight" for p in "qk"},
+    **{f"feed_forward.{w}.weight": f"ffn_{p}.weight" for w, p in (("w1", "gate"), ("w2", "down"), ("w3", "up"))},
+    **{f"conv.{p}.weight": f"shortconv.{p}.weight" for p in ("conv", "in_proj", "out_proj")},
 }
-OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
+OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
+           "model.embedding_norm.weight": "token_embd_norm.weight"}
 
 # The architecture in files, what is apart in names, and how the rows of q and k lie.
 FAMILIES = {
@@ -42,12 +48,17 @@ FAMILIES = {
     "museglimmer": ("muse-glimmer", {"post_attention_layernorm.weight": "post_attention_norm.weight"}, True),
     "qwen2moe": ("qwen2moe", {}, False), "glm4moe": ("glm4moe", {"post_attention_layernorm.weight": "post_attention_norm.weight"}, False),
     "dots1": ("dots1", {}, False), "ernie45moe": ("ernie4_5-moe", {}, False), "minimaxm2": ("minimax-m2", {}, False),
-    "mistral3": ("mistral3", {}, True), "ministral3": ("mistral3", {}, True),
+    "mistral3": ("mistral3", {}, True), "ministral3": ("mistral3", {}, True), "lfm2": ("lfm2", {}, False),
 }
 
 
 def text_config(directory):
     c = json.loads((directory / "config.json").read_text())
+    if "conv_L_cache" in c:
+        layers, multiple = range(c["num_hidden_layers"]), c["block_multiple_of"]
+        c["num_key_value_heads"] = [c["num_key_value_heads"] if i in c["full_attn_idxs"] else 0 for i in layers]
+        c["intermediate_size"] = -(-(2 * c["block_ff_dim"] // 3) // multiple) * multiple
+        c["rms_norm_eps"] = c["norm_eps"]
     return {**c, **c.get("text_config", {})}
 
 
@@ -84,7 +95,9 @@ def put_numbers(w, arch, c):
                        "feed_forward_length": c["intermediate_size"], "attention.head_count": c.get("num_attention_heads", 8),
                        "attention.head_count_kv": c.get("num_key_value_heads", 4), "attention.key_length": head, "attention.value_length": head,
                        "rope.dimension_count": int(head * full.get("partial_rotary_factor", 1))}.items():
-        w.add_uint32(f"{arch}.{key}", value)
+        w.add_array(f"{arch}.{key}", value) if isinstance(value, list) else w.add_uint32(f"{arch}.{key}", value)
+    if "conv_L_cache" in c:
+        w.add_uint32(f"{arch}.shortconv.l_cache", c["conv_L_cache"])
     if c.get("num_nextn_predict_layers"):
         w.add_uint32(f"{arch}.nextn_predict_layers", c["num_nextn_predict_layers"])
     w.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", c["rms_norm_eps"])
@@ -143,7 +156,9 @@ def put_muse(w, arch, c):
 
 def put_tensor(w, name, x):
     x = x.squeeze(0) if x.shape[0] == 1 else x
-    if x.dim() == 1:
+    if name.endswith("shortconv.conv.weight"):
+        w.add_tensor(name, x.squeeze(1).float().numpy())
+    elif x.dim() == 1:
         w.add_tensor(name, x.float().numpy())
     else:
         w.add_tensor(name, x.bfloat16().contiguous().view(torch.uint8).numpy(), raw_dtype=gguf.GGMLQuantizationType.BF16)

@@ -243,6 +243,35 @@ Test(conversation, hashes_find_what_tokens_find) {
     conversation_table_close(&t);
 }
 
+/* With recurrent states nothing is continued but at its end: not where an answer differs, nor from
+ * the middle, by tokens as by hashes. */
+Test(conversation, states_are_continued_at_their_end_alone) {
+    struct conversation_table t;
+    struct kv_params kv = kv_of("streaming", 32);
+    int32_t tokens[100], common;
+    enum engine_miss miss;
+    kv.whole = true;
+    for (int i = 0; i < 100; i++) tokens[i] = i + 1;
+    conversation_table_open(&t, 2, false);
+    add(&t, 1, kv, tokens, 60, 40, 0);
+    t.all[0].exact = true;
+    const struct conversation *conv = &t.all[0];
+    cr_assert_eq(find(&t, 1, kv, tokens, 100, &common, &miss), conv);
+    cr_assert_eq(common, 60);
+    cr_assert_eq(usable(conv, 1, &kv, tokens, 100), 60);
+    cr_assert_null(find(&t, 1, kv, tokens, 60, &common, &miss), "one token is left to compute");
+    cr_assert_eq(usable(conv, 1, &kv, tokens, 60), 0);
+    tokens[50] = 0;
+    cr_assert_null(find(&t, 1, kv, tokens, 100, &common, &miss));
+    cr_assert_eq(miss, ENGINE_MISS_DIVERGED);
+    cr_assert_eq(usable(conv, 1, &kv, tokens, 100), 0);
+    tokens[20] = 0;
+    cr_assert_null(find(&t, 1, kv, tokens, 100, &common, &miss));
+    t.all[0].kv.whole = kv.whole = false;
+    cr_assert_eq(find(&t, 1, kv, tokens, 100, &common, &miss), conv, "a cut");
+    conversation_table_close(&t);
+}
+
 /* The end of an answer is dropped after an eviction in it. Entries that had left a sliding window
  * by then are gone, although the next query would see them; a checkpoint from before has them. */
 Test(conversation, a_checkpoint_goes_before_a_turn_that_lost_its_window) {

@@ -741,6 +741,78 @@ Test(model_config, mixtures_of_today) {
     }
 }
 
+#define LFM2(more) more "\"conv_L_cache\": 3, \"norm_eps\": 2e-5, \"block_multiple_of\": 32,"
+
+/* The layers with a convolution are numbered by themselves, as are those with attention. */
+Test(model_config, layers_with_a_short_convolution) {
+    static const char *const spellings[] = {
+        LFM2("\"layer_types\": [\"conv\", \"full_attention\", \"conv\"],"),
+        LFM2("\"full_attn_idxs\": [1],"), LFM2("\"layer_types\": null, \"full_attn_idxs\": [1],")};
+    for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse_with(spellings[i], "Lfm2ForCausalLM", "lfm2", NULL, &c, &fault), 0,
+                     "%s: %s", fault.field, fault.text);
+        cr_assert(c.layers == 3 && c.cache_layers == 1 && c.conv_layers == 2 && c.conv_width == 3);
+        cr_assert(c.per_layer[0].conv && !c.per_layer[1].conv && c.per_layer[2].conv);
+        cr_assert(c.per_layer[1].index == 0 && c.per_layer[2].index == 1);
+        cr_assert_eq(c.rotations[0], c.inv_freq);
+        cr_assert_eq(c.d_ff, 64); /* 2/3 of 96 */
+        cr_assert_float_eq(c.rms_eps, 2e-5f, 1e-10f);
+        cr_assert(c.qk_norm && model_config_rotates_alike(&c));
+        const struct kern_cache_options cache = model_cache_options(&c);
+        cr_assert(cache.layers == 1 && cache.states == 2 && cache.state_floats == 128);
+        cr_assert_eq(model_state_bytes(&c), 2 * 128 * sizeof(float));
+        model_config_close(&c);
+    }
+}
+
+Test(model_config, lfm2_says_how_wide_its_networks_are) {
+    static const struct {
+        const char *text;
+        int d_ff;
+    } cases[] = {{"\"block_auto_adjust_ff_dim\": false,", 96},
+                 {"\"block_ff_dim\": 200,", 160},
+                 {"\"block_ffn_dim_multiplier\": 1.5,", 96},
+                 {"\"block_ffn_dim_multiplier\": 1.51,", 96}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        char text[256];
+        snprintf(text, sizeof text, "%s%s", cases[i].text, LFM2(""));
+        cr_assert_eq(parse_with(text, "Lfm2ForCausalLM", "lfm2", NULL, &c, &fault), 0, "%s: %s",
+                     fault.field, fault.text);
+        cr_assert_eq(c.d_ff, cases[i].d_ff, "%s: %d", cases[i].text, c.d_ff);
+        model_config_close(&c);
+    }
+}
+
+Test(model_config, convolutions_that_are_refused) {
+    static const struct {
+        const char *text, *architecture, *type, *field;
+        int rc;
+    } cases[] = {
+        {"\"conv_bias\": true,", "Lfm2ForCausalLM", "lfm2", "conv_bias", ERR_UNSUPPORTED},
+        {"\"conv_L_cache\": 1,", "Lfm2ForCausalLM", "lfm2", "conv_L_cache", ERR_INVALID},
+        {"\"conv_L_cache\": 99,", "Lfm2ForCausalLM", "lfm2", "conv_L_cache", ERR_INVALID},
+        {"\"full_attn_idxs\": [7],", "Lfm2ForCausalLM", "lfm2", "layer_types", ERR_UNSUPPORTED},
+        {"\"layer_types\": [\"conv\", \"mamba\", \"conv\"],", "Lfm2ForCausalLM", "lfm2",
+         "layer_types", ERR_UNSUPPORTED},
+        {"\"conv_L_cache\": 3,", "LlamaForCausalLM", "llama", "conv_L_cache", ERR_UNSUPPORTED},
+        {"\"layer_types\": [\"conv\", \"full_attention\", \"conv\"],", "LlamaForCausalLM", "llama",
+         "layer_types", ERR_UNSUPPORTED},
+        {"", "Lfm2MoeForCausalLM", "lfm2_moe", "architectures", ERR_UNSUPPORTED},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(
+            parse_with(cases[i].text, cases[i].architecture, cases[i].type, NULL, &c, &fault),
+            cases[i].rc, "%s: %s: %s", cases[i].text, fault.field, fault.text);
+        cr_assert_str_eq(fault.field, cases[i].field);
+    }
+}
+
 Test(model_config, refused_mixtures_say_why) {
     static const struct {
         const char *architecture, *type, *why;

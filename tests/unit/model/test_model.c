@@ -327,6 +327,9 @@ Test(model, ernie45moe_as_transformers) {
 Test(model, minimaxm2_as_transformers) {
     check_golden_caches("minimaxm2", NULL, false);
 }
+Test(model, lfm2_as_transformers) {
+    check_golden_paths("lfm2", NULL);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }

@@ -151,7 +151,8 @@ Test(reserve, pages_are_the_worst_spread) {
         for (int heads = 1; heads <= 3; heads++)
             for (int slots = 1; slots <= 7; slots++)
                 for (int average = 1; average <= 10; average++) {
-                    struct reserve_shape shape = {layers, heads, slots, 1, 1, 0, false};
+                    struct reserve_shape shape = {
+                        layers, heads, slots, 1, 1, 0, .sliding_layers = 0};
                     int streams = layers * heads;
                     int64_t pages = reserve_pages(&shape, &params, average);
                     cr_assert_eq(pages, most_pages(streams, streams * average, slots),
@@ -162,7 +163,7 @@ Test(reserve, pages_are_the_worst_spread) {
 }
 
 Test(reserve, equal_streams_round_up_each) {
-    struct reserve_shape shape = {3, 2, 16, 1, 1, 0, false};
+    struct reserve_shape shape = {3, 2, 16, 1, 1, 0, .sliding_layers = 0};
     struct kv_params full = params_of("full", 1, 0, 1), streaming = params_of("streaming", 8, 4, 8);
     static const struct {
         int average, pages;
@@ -175,7 +176,7 @@ Test(reserve, equal_streams_round_up_each) {
 
 /* Entries of layers with windows expire when a sequence evicts; without evictions none does. */
 Test(reserve, streams_with_windows_are_unequal) {
-    struct reserve_shape shape = {3, 2, 16, 1, 1, 0, true};
+    struct reserve_shape shape = {3, 2, 16, 1, 1, 0, .sliding_layers = 1};
     struct kv_params full = params_of("full", 1, 0, 1), streaming = params_of("streaming", 8, 4, 8);
     cr_assert_eq(reserve_pages(&shape, &full, 32), 12);
     cr_assert_eq(reserve_pages(&shape, &streaming, 32), 6 * (32 + 15) / 16);
@@ -207,7 +208,7 @@ Test(reserve, a_rank_may_need_more_than_its_share) {
     const struct reserve_turn fresh = {.added = 1000};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kv_params params = params_of("global", 100, 20, 64);
-        struct reserve_shape shape = {3, 8, 16, 1, 4, cases[i].cap, false};
+        struct reserve_shape shape = {3, 8, 16, 1, 4, cases[i].cap, .sliding_layers = 0};
         params.rule.scope = cases[i].scope;
         params.rule.layers = cases[i].layers;
         params.rule.floor = cases[i].floor;
@@ -222,7 +223,7 @@ Test(reserve, a_rank_may_need_more_than_its_share) {
 
 Test(reserve, what_was_not_evicted_is_even) {
     struct kv_params global = params_of("global", 100, 20, 64), full = params_of("full", 1, 0, 1);
-    struct reserve_shape shape = {3, 8, 16, 1, 4, 0, false};
+    struct reserve_shape shape = {3, 8, 16, 1, 4, 0, .sliding_layers = 0};
     const struct reserve_turn fresh = {.added = 90}, brief = {.added = 250};
     cr_assert_eq(reserve_rank_peak(&shape, &global, &fresh, 90), 90);
     cr_assert_eq(reserve_rank_peak(&shape, &global, &brief, 120), 250); /* no more than there are */
@@ -234,7 +235,7 @@ Test(reserve, what_was_not_evicted_is_even) {
 /* 60 entries a stream, 130 on the fullest rank; M = 100, cap 1.25. */
 Test(reserve, a_turn_begins_with_what_the_fullest_rank_has) {
     struct kv_params params = params_of("global", 100, 20, 64);
-    struct reserve_shape shape = {3, 8, 16, 1, 4, 1.25f, false};
+    struct reserve_shape shape = {3, 8, 16, 1, 4, 1.25f, .sliding_layers = 0};
     struct reserve_turn turn = {.held = 60, .fullest = 130, .tokens = 500, .added = 30};
     cr_assert_eq(reserve_rank_peak(&shape, &params, &turn, 90), 160); /* 30 more */
     turn.added = 900;
@@ -248,7 +249,7 @@ Test(reserve, a_turn_begins_with_what_the_fullest_rank_has) {
 
 /* A stream of a sequence that starts empty remembers each token as entry or member. */
 Test(reserve, members_take_pages_of_their_own) {
-    struct reserve_shape shape = {3, 2, 16, 10, 1, 0, false};
+    struct reserve_shape shape = {3, 2, 16, 10, 1, 0, .sliding_layers = 0};
     struct kv_params ems = params_of("ems", 20, 4, 8), d2o = params_of("d2o", 20, 4, 8);
     static const struct {
         int held, tokens, pages; /* for each stream */

@@ -1,0 +1,246 @@
+/* Recurrent states: short convolutions on every path against double arithmetic, the same bits for
+ * every split of a text and beside other texts, and states in the cache's pages: forks, copies,
+ * counts, and what is refused. */
+#include <criterion/criterion.h>
+
+#include "paths.h"
+
+enum { CHANNELS = 37, WIDTH = 4, STATES = 2, TOKENS = 40, SLOTS = 4 };
+/* Another shape, whose states have several pages. */
+enum { WIDE = 3000, WIDE_WIDTH = 3 };
+
+struct shape {
+    int channels, width;
+};
+
+static struct kern *open_states(int path, struct shape shape, int64_t pages) {
+    struct kern *kern = path_open(path, 2);
+    struct fault fault = {0};
+    const struct kern_cache_options options = {.layers = 1,
+                                               .heads_q = 1,
+                                               .heads_kv = 1,
+                                               .head_dim = 16,
+                                               .dtype = KERN_F32,
+                                               .states = STATES,
+                                               .state_floats = shape.channels * (shape.width - 1),
+                                               .pages = pages,
+                                               .slots = SLOTS,
+                                               .max_positions = 4 * TOKENS};
+    if (!kern) return NULL;
+    cr_assert_eq(kern->ops->cache_open(kern, &options, &fault), 0, "%s", fault.text);
+    return kern;
+}
+
+static const struct shape small = {CHANNELS, WIDTH}, wide = {WIDE, WIDE_WIDTH};
+
+/* The inputs of a text's token: [B | C | x] by its number and the text's. */
+static void inputs_of(struct shape shape, int text, int token, float *to) {
+    fill(to, 3 * (size_t)shape.channels, (uint64_t)(1000 * text + token + 1));
+}
+
+/* The result for a token of a text, in double. */
+static double exact(struct shape shape, const float *taps, int text, int token, int channel) {
+    float *in = malloc(3 * (size_t)shape.channels * sizeof *in);
+    double sum = 0, gate = 0;
+    for (int j = 0; j < shape.width; j++) {
+        const int from = token - shape.width + 1 + j;
+        if (from < 0) continue;
+        inputs_of(shape, text, from, in);
+        sum += (double)taps[channel * shape.width + j] * (double)in[channel] *
+               (double)in[2 * shape.channels + channel];
+        gate = (double)in[shape.channels + channel];
+    }
+    free(in);
+    return gate * sum;
+}
+
+struct part {
+    int slot, text, pos, count;
+};
+
+/* One step of some texts; rows of results follow each other in y. */
+static int step(struct kern *kern, struct shape shape, const float *taps, const struct part *parts,
+                int count, float *y) {
+    struct kern_span spans[SLOTS];
+    int rows = 0;
+    for (int i = 0; i < count; i++) {
+        spans[i] = (struct kern_span){
+            .slot = parts[i].slot, .row = rows, .count = parts[i].count, .pos = parts[i].pos};
+        rows += parts[i].count;
+    }
+    const size_t width = (size_t)shape.channels;
+    float *bcx = malloc((size_t)rows * 3 * width * sizeof *bcx);
+    for (int i = 0; i < count; i++)
+        for (int t = 0; t < parts[i].count; t++)
+            inputs_of(shape, parts[i].text, parts[i].pos + t,
+                      bcx + (size_t)(spans[i].row + t) * 3 * width);
+    const struct kern_batch batch = {.spans = spans, .rows = rows, .span_count = count};
+    int rc = kern->ops->begin_step(kern, &batch);
+    for (int state = 0; state < STATES && !rc; state++)
+        kern->ops->short_conv(kern, state, y, bcx, taps, shape.channels, shape.width, &batch);
+    free(bcx);
+    struct fault fault = {0};
+    cr_assert_eq(kern->ops->cache_check(kern, &fault), 0, "%s", fault.text);
+    return rc;
+}
+
+static float *new_taps(struct shape shape) {
+    return fresh((size_t)shape.channels * (size_t)shape.width, 5);
+}
+
+/* A text in steps of `most` tokens. */
+static void run(struct kern *kern, struct shape shape, const float *taps, int slot, int text,
+                int most, float *y) {
+    for (int pos = 0, n; pos < TOKENS; pos += n) {
+        n = TOKENS - pos < most ? TOKENS - pos : most;
+        const struct part part = {slot, text, pos, n};
+        cr_assert_eq(step(kern, shape, taps, &part, 1, y + (size_t)pos * (size_t)shape.channels),
+                     0);
+    }
+}
+
+Test(states, convolutions_are_exact_and_splits_change_no_bit) {
+    static float whole[TOKENS * CHANNELS], split[TOKENS * CHANNELS];
+    float *taps = new_taps(small);
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = open_states(path, small, 64);
+        if (!kern) continue;
+        run(kern, small, taps, 0, 1, TOKENS, whole);
+        for (int t = 0; t < TOKENS; t++)
+            for (int c = 0; c < CHANNELS; c++)
+                cr_assert_float_eq(whole[t * CHANNELS + c], exact(small, taps, 1, t, c), 2e-6);
+        for (int most = 1; most < TOKENS; most += most < 6 ? 1 : 7) {
+            kern->ops->release(kern, 1);
+            run(kern, small, taps, 1, 1, most, split);
+            cr_assert_eq(memcmp(whole, split, sizeof whole), 0, "%s: steps of %d", kern->ops->name,
+                         most);
+        }
+        kern->ops->close(kern);
+    }
+    free(taps);
+}
+
+Test(states, texts_do_not_change_each_other) {
+    static float alone[2][TOKENS * CHANNELS], both[2 * TOKENS * CHANNELS];
+    float *taps = new_taps(small);
+    struct kern *kern = open_states(0, small, 64);
+    for (int i = 0; i < 2; i++) run(kern, small, taps, i, i + 1, 9, alone[i]);
+    for (int i = 0; i < 2; i++) kern->ops->release(kern, i);
+    for (int pos = 0; pos < TOKENS; pos += 10) {
+        const struct part parts[] = {{1, 2, pos, 10}, {0, 1, pos, 10}};
+        cr_assert_eq(step(kern, small, taps, parts, 2, both), 0);
+        for (int i = 0; i < 2; i++)
+            cr_assert_eq(memcmp(both + i * 10 * CHANNELS, alone[1 - i] + pos * CHANNELS,
+                                10 * CHANNELS * sizeof *both),
+                         0);
+    }
+    kern->ops->close(kern);
+    free(taps);
+}
+
+static int64_t pages_used(struct kern *kern) {
+    struct kern_cache_stats stats;
+    kern->ops->cache_stats(kern, &stats);
+    return stats.pages_used;
+}
+
+Test(states, forks_share_pages_until_they_write) {
+    enum { STATE_PAGES = 3 }; /* 6000 numbers, 2048 to a page */
+    static float first[TOKENS * WIDE], again[TOKENS * WIDE], other[WIDE];
+    float *taps = new_taps(wide);
+    struct kern *kern = open_states(1, wide, 64);
+    struct kern_report report = {0};
+    run(kern, wide, taps, 0, 1, TOKENS, first);
+    cr_assert_eq(pages_used(kern), 1 + STATES * STATE_PAGES);
+    cr_assert_eq(kern->ops->fork(kern, 0, 1), 0);
+    cr_assert_eq(kern->ops->fork(kern, 0, 2), 0);
+    cr_assert_eq(pages_used(kern), 1 + STATES * STATE_PAGES);
+    cr_assert_eq(kern->ops->report(kern, 1, &report), 0);
+    cr_assert_eq(report.pages, 1 + STATES * STATE_PAGES);
+    cr_assert_eq(report.state_bytes, STATES * WIDE * (WIDE_WIDTH - 1) * sizeof(float));
+    /* Both forks write in one step: each needs pages of its own, as slot 0 keeps the shared. */
+    const struct part parts[] = {{1, 1, TOKENS, 1}, {2, 3, TOKENS, 1}};
+    static float rows[2 * WIDE];
+    cr_assert_eq(step(kern, wide, taps, parts, 2, rows), 0);
+    cr_assert_eq(pages_used(kern), 3 * (1 + STATES * STATE_PAGES));
+    for (int c = 0; c < WIDE; c += 97)
+        cr_assert_float_eq(rows[c], exact(wide, taps, 1, TOKENS, c), 2e-6);
+    cr_assert_neq(memcmp(rows, rows + WIDE, sizeof other), 0);
+    /* Slot 0 did not change: what it gives next is what the fork of the same text gave. */
+    const struct part next = {0, 1, TOKENS, 1};
+    cr_assert_eq(step(kern, wide, taps, &next, 1, other), 0);
+    cr_assert_eq(memcmp(rows, other, sizeof other), 0);
+    for (int slot = 0; slot < 3; slot++) kern->ops->release(kern, slot);
+    cr_assert_eq(pages_used(kern), 0);
+    run(kern, wide, taps, 3, 1, TOKENS, again); /* pages of zeros, whatever was in them */
+    cr_assert_eq(memcmp(first, again, sizeof first), 0);
+    kern->ops->close(kern);
+    free(taps);
+}
+
+Test(states, a_pool_without_pages_refuses_the_step) {
+    static float y[TOKENS * WIDE];
+    float *taps = new_taps(wide);
+    struct kern *kern = open_states(0, wide, 8);
+    const struct part parts[] = {{0, 1, 0, 5}, {1, 2, 0, 5}}, next = {1, 1, 5, 1};
+    cr_assert_eq(step(kern, wide, taps, parts, 1, y), 0);
+    cr_assert_eq(pages_used(kern), 7);
+    cr_assert_eq(step(kern, wide, taps, parts + 1, 1, y), ERR_FULL);
+    cr_assert_eq(kern->ops->fork(kern, 0, 1), 0);
+    cr_assert_eq(step(kern, wide, taps, &next, 1, y),
+                 ERR_FULL); /* copies of 7 pages, one is free */
+    cr_assert_eq(pages_used(kern), 7);
+    kern->ops->release(kern, 0);
+    cr_assert_eq(step(kern, wide, taps, &next, 1, y), 0); /* nobody shares them now */
+    kern->ops->close(kern);
+    free(taps);
+}
+
+Test(states, a_state_cannot_go_back) {
+    static float y[TOKENS * CHANNELS];
+    float *taps = new_taps(small);
+    struct kern *kern = open_states(0, small, 64);
+    run(kern, small, taps, 0, 1, TOKENS, y);
+    cr_assert_eq(kern->ops->truncate(kern, 0, TOKENS - 1), ERR_UNSUPPORTED);
+    cr_assert_eq(kern->ops->truncate(kern, 0, TOKENS), 0);
+    const struct part next = {0, 1, TOKENS, 1};
+    cr_assert_eq(step(kern, small, taps, &next, 1, y), 0);
+    cr_assert_float_eq(y[3], exact(small, taps, 1, TOKENS, 3), 2e-6);
+    kern->ops->close(kern);
+    free(taps);
+}
+
+Test(states, snapshots_hold_them) {
+    enum { BLOCKS = 2 + STATES };
+    static float y[TOKENS * WIDE], one[WIDE], two[WIDE];
+    float *taps = new_taps(wide);
+    struct kern *kern = open_states(0, wide, 64);
+    struct kern_block blocks[BLOCKS];
+    struct kern_report report = {0};
+    struct fault fault = {0};
+    run(kern, wide, taps, 0, 1, TOKENS, y);
+    for (int b = 0; b < BLOCKS; b++) {
+        const size_t size = kern->ops->snapshot_size(kern, 0, b);
+        void *data = malloc(size);
+        cr_assert_eq(kern->ops->snapshot_export(kern, 0, b, data), 0);
+        blocks[b] = (struct kern_block){data, size};
+    }
+    cr_assert_eq(kern->ops->snapshot_check(kern, blocks, BLOCKS, TOKENS, &report, &fault), 0, "%s",
+                 fault.text);
+    cr_assert_eq(report.pages, pages_used(kern));
+    cr_assert_eq(report.state_bytes, STATES * WIDE * (WIDE_WIDTH - 1) * sizeof(float));
+    for (int b = 0; b < BLOCKS; b++)
+        cr_assert_eq(kern->ops->snapshot_import(kern, 1, b, &blocks[b]), 0);
+    const struct part a = {0, 1, TOKENS, 1}, b = {1, 1, TOKENS, 1};
+    cr_assert_eq(step(kern, wide, taps, &a, 1, one), 0);
+    cr_assert_eq(step(kern, wide, taps, &b, 1, two), 0);
+    cr_assert_eq(memcmp(one, two, sizeof one), 0);
+    blocks[BLOCKS - 1].size--;
+    cr_assert_eq(kern->ops->snapshot_check(kern, blocks, BLOCKS, TOKENS, &report, &fault),
+                 ERR_MALFORMED);
+    cr_assert_eq(kern->ops->snapshot_check(kern, blocks, BLOCKS - 1, TOKENS, &report, &fault),
+                 ERR_MALFORMED);
+    for (int i = 0; i < BLOCKS; i++) free((void *)(uintptr_t)blocks[i].data);
+    kern->ops->close(kern);
+    free(taps);
+}
