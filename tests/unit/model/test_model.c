@@ -334,6 +334,29 @@ Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
 
+/* A backend without short convolutions, such as CUDA's, refuses the model by its family. */
+Test(model, states_need_a_backend_that_has_them) {
+    struct kern *kern = NULL;
+    struct model *model = NULL;
+    struct fault fault = {0};
+    const struct cpu_options cpu = {.path = "reference", .threads = 1};
+    const struct model_options options = {.dir = KEEPD_SOURCE_DIR "/tests/data/models/lfm2",
+                                          .rows_max = 1,
+                                          .logits_max = 1,
+                                          .check_only = true};
+    cr_assert_eq(cpu_open(&cpu, &kern, &fault), 0);
+    const struct kern_ops *real = kern->ops;
+    struct kern_ops ops = *real;
+    cr_assert_eq(model_open(kern, &options, &model, &fault), 0, "%s", fault.text);
+    model_close(model);
+    ops.short_conv = NULL;
+    kern->ops = &ops;
+    cr_assert_eq(model_open(kern, &options, &model, &fault), ERR_UNSUPPORTED);
+    cr_assert_not_null(strstr(fault.text, "lfm2 models have layers with a recurrent state"));
+    kern->ops = real;
+    real->close(kern);
+}
+
 /* ---- Windows ---- */
 
 /* Tokens one after another, as logits; `every` above 0: evicts by `rule`, whose budget holds all,
