@@ -1,5 +1,7 @@
 #include "engine/pace.h"
 
+#include <math.h>
+
 static int size_of(int streams) {
     int size = 0;
     while (size < PACE_SIZES - 1 && (1 << size) < streams) size++;
@@ -17,9 +19,19 @@ static double idle_of(const struct pace *pace, int streams) {
     return 0;
 }
 
+/* Whole multiples of the least, as products process rows. */
+static int32_t rows_alone(const struct pace *pace, int32_t rows_max) {
+    const double all_ns = pace_prompt_ns(pace, rows_max);
+    double rows = PACE_ALONE_LEAST; /* and while times are unknown */
+    if (all_ns > 0) rows = floor(PACE_ALONE_NS / all_ns * rows_max / rows) * rows;
+    if (rows < PACE_ALONE_LEAST) rows = PACE_ALONE_LEAST;
+    return rows < rows_max ? (int32_t)rows : rows_max;
+}
+
 int32_t pace_rows(const struct pace *pace, int streams, int percent, int32_t rows_max) {
     double idle = idle_of(pace, streams), rows = PACE_FIRST;
-    if (streams == 0 || percent <= 0) return rows_max;
+    if (percent <= 0) return rows_max;
+    if (streams == 0) return rows_alone(pace, rows_max);
     if (idle > 0 && pace->row_ns > 0) rows = idle * (percent - 100) / 100 / pace->row_ns;
     if (rows < PACE_LEAST) rows = PACE_LEAST;
     return rows < rows_max ? (int32_t)rows : rows_max;

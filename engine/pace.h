@@ -33,6 +33,11 @@ struct pace {
     double prompt_ns[PACE_SIZES], prompt_rows[PACE_SIZES];
 };
 
+/* Steps of prompts alone take about so long and have at least so many rows, so that a chat that
+ * arrives meanwhile is read soon: fewer rows than that cost more processor time for each. */
+#define PACE_ALONE_NS    4e8
+#define PACE_ALONE_LEAST 256
+
 /* Prompt rows for a step with `streams` generating sequences. `percent`: 0 = no limit. */
 int32_t pace_rows(const struct pace *pace, int streams, int percent, int32_t rows_max);
 

@@ -78,7 +78,7 @@ static void add_prompt(struct sched *sched, struct sched_step *step, struct sequ
 
 /* Prompts are read in the order of their clients' service, rounded to SCHED_PROMPT_TURN tokens,
  * then oldest first. So one client's long prompts delay another client by at most one such
- * interval, and one prompt is finished before the next begins. */
+ * interval, and of prompts that are about equally long one is finished before the next begins. */
 static int64_t turn_of(const struct sched *sched, const struct sequence *seq) {
     return queue_client_of(&sched->queue, seq->job)->served / SCHED_PROMPT_TURN;
 }
@@ -97,9 +97,20 @@ static struct queue_client *reader_of(const struct sched *sched, int prompt) {
     return queue_client_of(&sched->queue, sched->sorted[prompt]->job);
 }
 
+/* Returns the shortest of the first `count` prompts that are of the same client as prompt `first`,
+ * if it is at most half as long as that one; otherwise `first`. */
+static int find_shorter(const struct sched *sched, int count, int first) {
+    int best = first;
+    for (int i = first + 1; i < count; i++)
+        if (reader_of(sched, i) == reader_of(sched, first) &&
+            prompt_rest(sched->sorted[i]) < prompt_rest(sched->sorted[best]))
+            best = i;
+    return 2 * prompt_rest(sched->sorted[best]) <= prompt_rest(sched->sorted[first]) ? best : first;
+}
+
 /* Returns which of the sorted prompts is read before older ones: of those whose clients were served
  * equally, the first one of the client that has the fewest prompt tokens ahead of it for its
- * weight. 0: none is. */
+ * weight, or a much shorter one of that client. 0: none is. */
 static int find_favoured(const struct sched *sched, int prompts) {
     int best = 0, equals = 1;
     while (equals < prompts &&
@@ -113,12 +124,13 @@ static int find_favoured(const struct sched *sched, int prompts) {
         const struct queue_client *a = reader_of(sched, i), *b = reader_of(sched, best);
         if (a != b && a->prompts_ahead * b->weight < b->prompts_ahead * a->weight) best = i;
     }
-    return best;
+    return find_shorter(sched, equals, best);
 }
 
-/* A client with little to read does not wait until one with much has read it. The favoured prompt
- * shares the rows of the step with the one whose turn it is, in proportion to their clients'
- * weights, and takes what the others leave. So neither can be starved by the other. */
+/* A client with little to read does not wait until one with much has read it, nor a short prompt
+ * until a long one of its own client is read. The favoured prompt shares the rows of the step with
+ * the one whose turn it is, in proportion to their clients' weights, and takes what the others
+ * leave. So neither can be starved by the other. */
 static void add_prompts(struct sched *sched, struct sched_step *step) {
     int prompts = sort_prompts(sched), favoured = find_favoured(sched, prompts);
     if (favoured > 0) {

@@ -3,10 +3,24 @@
 
 #include "engine/pace.h"
 
-Test(pace, prompts_alone_get_all_rows) {
+Test(pace, no_limit_gives_all_rows) {
     const struct pace pace = {.idle_ns = {[4] = 20e6}, .row_ns = 1e6};
+    cr_assert_eq(pace_rows(&pace, 0, 0, 2048), 2048);
+    cr_assert_eq(pace_rows(&pace, 16, 0, 2048), 2048);
+}
+
+Test(pace, prompts_alone_take_a_moment) {
+    struct pace pace = {0};
+    cr_assert_eq(pace_rows(&pace, 0, 200, 2048), PACE_ALONE_LEAST, "their time is not known");
+    pace_note(&pace, 0, 2048, 400000000);
     cr_assert_eq(pace_rows(&pace, 0, 200, 2048), 2048);
-    cr_assert_eq(pace_rows(&pace, 16, 0, 2048), 2048, "without a limit, too");
+    pace = (struct pace){0};
+    pace_note(&pace, 0, 2048, 1200000000);
+    cr_assert_eq(pace_rows(&pace, 0, 200, 2048), 512, "whole passes of 256 rows");
+    cr_assert_eq(pace_rows(&pace, 0, 0, 2048), 2048, "no limit was wanted");
+    pace_note(&pace, 0, 2048, 60000000000);
+    cr_assert_eq(pace_rows(&pace, 0, 200, 2048), 256);
+    cr_assert_eq(pace_rows(&pace, 0, 200, 100), 100);
 }
 
 Test(pace, a_step_is_stretched_to_its_percentage) {

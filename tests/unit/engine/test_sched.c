@@ -71,6 +71,27 @@ Test(sched, prompt_rows_go_to_the_client_served_least) {
     }
 }
 
+/* A short prompt does not wait until a long one of its own client is read: they share the rows. Of
+ * prompts that are about equally long the older one goes first. */
+Test(sched, a_short_prompt_is_read_beside_a_long_one) {
+    for (int longer = 0; longer < 2; longer++) {
+        struct world w;
+        struct engine_job jobs[2];
+        world_open(&w, &(struct world_options){
+                           .pages = 400, .sequences = 4, .conversations = 0, .rows = 10});
+        for (int i = 0; i < 2; i++) {
+            jobs[i] = job_of(i, i == 0 ? 60 : longer ? 40 : 20, 3, full());
+            submit(&w, &jobs[i]);
+        }
+        for (int i = 0; i < 2; i++) cr_assert_not(world_step(&w));
+        cr_assert_eq(atomic_load(&jobs[0].prompt_read), longer ? 20 : 10);
+        cr_assert_eq(atomic_load(&jobs[1].prompt_read), longer ? 0 : 10);
+        run_until_idle(&w);
+        for (int i = 0; i < 2; i++) engine_job_close(&jobs[i]);
+        world_close(&w);
+    }
+}
+
 /* The tokens of a step are those read and those generated: the last token of an answer counts,
  * although no step reads it. */
 Test(sched, counts_the_tokens_of_each_step) {

@@ -235,13 +235,13 @@ Test(prefixes, jobs_that_wait_are_not_searched_for_again) {
 Test(prefixes, a_passing_job_ends_its_wait_itself) {
     struct world w;
     struct engine_job jobs[] = {job_of(5, 580, 60, full()), job_of(6, 580, 50, full()),
-                                job_of(0, 200, 2, full()), job_of(2, 580, 50, full()),
+                                job_of(0, 291, 2, full()), job_of(2, 580, 50, full()),
                                 job_of(1, 72, 1, full())};
     struct engine_job *head = &jobs[3], *passing = &jobs[4];
     head->request.choices = 2;
     passing->request.prompt = prompt_of(1, 66);
     world_open(
-        &w, &(struct world_options){.pages = 110, .sequences = 4, .conversations = 4, .rows = 7});
+        &w, &(struct world_options){.pages = 114, .sequences = 4, .conversations = 4, .rows = 7});
     for (int i = 0; i < 5; i++) submit(&w, &jobs[i]);
     for (int i = 0; i <= SCHED_PASS_STEPS; i++) {
         cr_assert_eq(atomic_load(&passing->admitted), 0, "step %d", i);
