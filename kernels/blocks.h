@@ -14,8 +14,8 @@
  * once, by the addition.
  *
  * A type names a set of numbers, and files use a part of it: Q5_0 has n in -16..15, IQ4_NL those of
- * BLOCK_IQ4. A backend may choose the smallest layout that holds the numbers which a matrix has.
- * Pure. */
+ * BLOCK_IQ4, MXFP4 those of BLOCK_E2M1 and scales that are powers of two. A backend may choose the
+ * smallest layout that holds the numbers which a matrix has. Pure. */
 #ifndef KEEPD_KERNELS_BLOCKS_H
 #define KEEPD_KERNELS_BLOCKS_H
 
@@ -27,6 +27,9 @@ extern "C" {
 
 /* n of the codes 0 to 15 in IQ4_NL and IQ4_XS (ggml). */
 #define BLOCK_IQ4 -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+/* Twice the numbers of E2M1 (OCP Microscaling Formats 1.0), by their codes; n has no zero with a
+ * sign. */
+#define BLOCK_E2M1 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 #define BLOCK_NO_LEAST (-0.0f) /* added, it changes nothing, not even the sign of a zero */
 

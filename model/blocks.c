@@ -18,6 +18,7 @@
  */
 #include "model/blocks.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -158,8 +159,9 @@ static void make_q3_k(const uint8_t *from, size_t blocks, struct block *out) {
     }
 }
 
-static void put_iq4(const uint8_t *nibbles, int8_t *n) {
-    static const int8_t values[16] = {BLOCK_IQ4};
+static const int8_t iq4[16] = {BLOCK_IQ4};
+
+static void put_values(const uint8_t *nibbles, const int8_t values[16], int8_t *n) {
     for (int i = 0; i < 16; i++) {
         n[i] = values[nibbles[i] & 15];
         n[i + 16] = values[nibbles[i] >> 4];
@@ -169,7 +171,7 @@ static void put_iq4(const uint8_t *nibbles, int8_t *n) {
 static void make_iq4_nl(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 18, out++) {
         *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = BLOCK_NO_LEAST};
-        put_iq4(from + 2, out->n);
+        put_values(from + 2, iq4, out->n);
     }
 }
 
@@ -181,8 +183,37 @@ static void make_iq4_xs(const uint8_t *from, size_t blocks, struct block *out) {
             const int low = from[4 + b / 2] >> (b % 2 * 4) & 15;
             const float scale = d * (float)((low | (high >> 2 * b & 3) << 4) - 32);
             *out = (struct block){.scale = {scale, scale}, .least = BLOCK_NO_LEAST, .unit = {d}};
-            put_iq4(from + 8 + (ptrdiff_t)16 * b, out->n);
+            put_values(from + 8 + (ptrdiff_t)16 * b, iq4, out->n);
         }
+    }
+}
+
+/* Sets the scales of a block of MXFP4 whose n are set. They are twice E2M1, so the scale is half of
+ * 2^(e - 127); e = 255 is NaN (OCP Microscaling Formats 1.0). Files give blocks of zeros the
+ * smallest e, whose half is a subnormal number, which needs float32 (kernels/cpu/block.h). */
+static void set_mxfp4_scale(uint8_t e, struct block *out) {
+    const uint32_t bits = e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23;
+    bool any = false;
+    for (int i = 0; i < KERN_BLOCK; i++) any |= out->n[i] != 0;
+    out->scale[0] = out->scale[1] = e == 255 ? NAN : any ? number_from_bits(bits) : 0;
+    out->least = BLOCK_NO_LEAST;
+    out->unit[0] = out->unit[1] = 0;
+}
+
+static const int8_t e2m1[16] = {BLOCK_E2M1};
+
+static void make_mxfp4(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 17, out++) {
+        put_values(from + 1, e2m1, out->n);
+        set_mxfp4_scale(from[0], out);
+    }
+}
+
+void block_make_split_mxfp4(const uint8_t *nibbles, const uint8_t *scales, size_t blocks,
+                            struct block *out) {
+    for (; blocks; blocks--, nibbles += 16, scales++, out++) {
+        for (int i = 0; i < KERN_BLOCK; i++) out->n[i] = e2m1[nibbles[i / 2] >> (i % 2 * 4) & 15];
+        set_mxfp4_scale(*scales, out);
     }
 }
 
@@ -202,7 +233,8 @@ static const struct format {
                {GGUF_FORMAT_Q6_K, KERN_Q8S, make_q6_k, 8, 210, 210},
                {GGUF_FORMAT_Q3_K, KERN_Q8S, make_q3_k, 8, 110, 114},
                {GGUF_FORMAT_IQ4_NL, KERN_Q8, make_iq4_nl, 1, 18, 18},
-               {GGUF_FORMAT_IQ4_XS, KERN_Q8, make_iq4_xs, 8, 136, 138}};
+               {GGUF_FORMAT_IQ4_XS, KERN_Q8, make_iq4_xs, 8, 136, 138},
+               {GGUF_FORMAT_MXFP4, KERN_Q8, make_mxfp4, 1, 17, 17}};
 
 static const struct format *format_of(uint32_t format) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
@@ -225,9 +257,11 @@ bool block_dtype_of(const struct tensor *tensor, enum kern_dtype *dtype) {
 
 double block_loaded_bits(const struct tensor *tensor) {
     enum kern_dtype dtype;
-    const struct format *format = tensor->packed ? NULL : format_of(tensor->format);
-    CHECK(block_dtype_of(tensor, &dtype));
+    const bool split = tensor->dtype != TENSOR_BLOCKS;
+    const struct format *format =
+        tensor->packed ? NULL : format_of(split ? GGUF_FORMAT_MXFP4 : tensor->format);
     if (format) return (double)format->loaded / (double)format->blocks * 8 / KERN_BLOCK;
+    CHECK(block_dtype_of(tensor, &dtype));
     return (double)blocks_bytes(dtype, KERN_BLOCK) * 8 / KERN_BLOCK;
 }
 
@@ -280,35 +314,15 @@ READER(q3_k, Q3_K)
 READER(iq4_nl, IQ4_NL)
 READER(iq4_xs, IQ4_XS)
 
-/* OCP Microscaling Formats 1.0: E2M1 times 2^(scale - 127). The scale 255 is NaN. */
-static float mxfp4_scale(uint8_t scale) {
-    return number_from_bits(scale ? (uint32_t)scale << 23 : 0x00400000u);
-}
-
-static float e2m1(int code) {
-    static const float numbers[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-    return code & 8 ? -numbers[code & 7] : numbers[code & 7];
-}
-
+/* Zeros keep the sign that E2M1 gives them: digests that name a base are of these numbers
+ * (base_digest.h). */
 static void read_mxfp4(const uint8_t *from, size_t blocks, float *out) {
-    for (size_t b = 0; b < blocks; b++, from += 17, out += BLOCK_MXFP4) {
-        const float scale = mxfp4_scale(from[0]);
+    read_blocks(GGUF_FORMAT_MXFP4, from, blocks, out);
+    for (size_t b = 0; b < blocks; b++, from += 17, out += BLOCK_MXFP4)
         for (int i = 0; i < 16; i++) {
-            out[i] = e2m1(from[1 + i] & 15) * scale;
-            out[i + 16] = e2m1(from[1 + i] >> 4) * scale;
+            if ((from[1 + i] & 15) == 8) out[i] = -out[i];
+            if (from[1 + i] >> 4 == 8) out[i + 16] = -out[i + 16];
         }
-    }
-}
-
-void block_read_split_mxfp4(const uint8_t *nibbles, const uint8_t *scales, size_t blocks,
-                            float *out) {
-    for (size_t b = 0; b < blocks; b++, nibbles += 16, out += BLOCK_MXFP4) {
-        const float scale = mxfp4_scale(scales[b]);
-        for (ptrdiff_t i = 0; i < 16; i++) {
-            out[2 * i] = e2m1(nibbles[i] & 15) * scale;
-            out[2 * i + 1] = e2m1(nibbles[i] >> 4) * scale;
-        }
-    }
 }
 
 block_reader *block_reader_of(uint32_t format) {

@@ -36,18 +36,16 @@ static double elements_of(const struct tensor *tensor) {
     return count;
 }
 
-/* On a CPU: blocks stay what they are, or take four bytes for each number, MXFP4 two. */
+/* On a CPU. */
 static double loaded_bytes(const struct tensor *tensor) {
     enum kern_dtype dtype;
-    if (strcmp(tensor->type, "MXFP4") == 0 || strcmp(tensor->type, "U8") == 0)
-        return 2 * elements_of(tensor);
-    if (tensor->dtype != TENSOR_BLOCKS) return (double)tensor->bytes;
+    const bool split = strcmp(tensor->type, "U8") == 0;
+    if (tensor->dtype != TENSOR_BLOCKS && !split) return (double)tensor->bytes;
     int64_t group;
     if (tensor->packed && packed_row_scales(tensor->packed, &group))
         return elements_of(tensor) * (group ? 1 + 4.0 / (double)group : 1);
     if (tensor->packed && !block_dtype_of(tensor, &dtype))
         return (double)kern_dtype_bytes(packed_dtype(tensor->packed)) * elements_of(tensor);
-    if (!block_dtype_of(tensor, &dtype)) return 4 * elements_of(tensor);
     return elements_of(tensor) * block_loaded_bits(tensor) / 8;
 }
 

@@ -410,7 +410,7 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
                               .codes = row_scales(loader, slot, layer, tensor, &out->group) > 0};
     out->data = rows_at(&rows);
     out->dtype = rows_dtype(&rows);
-    if (blocks) (void)block_dtype_of(tensor, &out->dtype);
+    if (blocks && !block_dtype_of(tensor, &out->dtype)) out->dtype = KERN_Q8; /* split MXFP4 */
     if (rows.codes && (rc = read_block_scales(loader, name, &rows, scales, out))) return rc;
     *bytes += loaded_bytes(out, tensor);
     loader->read += tensor->bytes / (size_t)experts * (size_t)out->rows / (size_t)all;
@@ -442,11 +442,12 @@ static bool is_made(const struct loader *loader, const struct slot *slot, int la
 }
 
 /* `scales`: [rows][most_scales]. */
-static int find_matrices(struct loader *loader, int layer, const struct slot *slot, float *scales,
-                         size_t most_scales, struct kern_matrix *matrices, size_t *bytes) {
+static int find_matrices(struct loader *loader, int layer, const struct slot *slot, bool blocks,
+                         float *scales, size_t most_scales, struct kern_matrix *matrices,
+                         size_t *bytes) {
     size_t row = 0, rows = 0;
     char *room = NULL;
-    const bool check_only = loader->options->check_only, blocks = in_blocks(loader, slot, layer);
+    const bool check_only = loader->options->check_only;
     for (int i = 0; i < slot->count; i++) rows += (size_t)matrices[i].rows;
     if (!check_only && is_made(loader, slot, layer)) {
         room = room_of(&loader->rows, rows, (size_t)matrices[0].cols * sizeof(float));
@@ -464,13 +465,39 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
     return 0;
 }
 
+/* Reads the slot's tensors and hands them to the backend. `blocks`: as blocks. */
+static int take_matrices(struct loader *loader, int layer, const struct slot *slot, bool blocks,
+                         float *scales, size_t most_scales, struct kern_matrix *matrices,
+                         struct kern_weight **out) {
+    char name[TENSOR_NAME_MAX];
+    size_t bytes = 0;
+    name_of(loader, slot->parts[0], layer, name);
+    int rc = find_matrices(loader, layer, slot, blocks, scales, most_scales, matrices, &bytes);
+    if (rc || loader->options->check_only) return rc;
+    struct kern_matrix found[SLOT_PARTS_MAX];
+    memcpy(found, matrices, sizeof found);
+    rc = give_matrix(loader, name, matrices, slot, layer, out);
+    for (int i = 0; i < slot->count && !rc; i++)
+        weights_release(loader->weights, found[i].data, matrix_bytes(&found[i]));
+    if (!rc) report_progress(loader, bytes);
+    return rc;
+}
+
+/* Are the slot's matrices of MXFP4? */
+static bool is_mxfp4(const struct loader *loader, const struct slot *slot, int layer) {
+    char name[TENSOR_NAME_MAX];
+    name_of(loader, slot->parts[0], layer, name);
+    const struct tensor *tensor = weights_find(loader->weights, name);
+    return is_split_mxfp4(loader, slot->parts[0], name) ||
+           (tensor && tensor->dtype == TENSOR_BLOCKS && tensor->format == GGUF_FORMAT_MXFP4);
+}
+
 /* The slot's tensors, of equal columns, joined by rows. */
 static int load_matrix(struct loader *loader, int layer, const struct slot *slot,
                        struct kern_weight **out) {
     const struct model_config *config = &loader->model->config;
     struct kern_matrix matrices[SLOT_PARTS_MAX] = {0};
-    char name[TENSOR_NAME_MAX];
-    size_t bytes = 0, rows = 0;
+    size_t rows = 0;
     for (int i = 0; i < slot->count; i++) {
         struct kern_matrix *m = &matrices[i];
         tensor_shape(config, slot->parts[i], &m->rows, &m->cols);
@@ -479,19 +506,15 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     }
     if (!loader->weights && loader->options->check_only) return 0;
     if (!loader->weights) return load_random_matrix(loader, matrices, slot, layer, out);
-    name_of(loader, slot->parts[0], layer, name);
     const size_t most_scales = most_row_scales(loader, slot, layer);
     float *scales = mem_try_alloc(rows, most_scales * sizeof *scales);
-    if (!scales) return fault_set(loader->fault, ERR_NOMEM, name, "no memory for its scales");
-    int rc = find_matrices(loader, layer, slot, scales, most_scales, matrices, &bytes);
-    struct kern_matrix found[SLOT_PARTS_MAX];
-    memcpy(found, matrices, sizeof found);
-    if (!rc && !loader->options->check_only)
-        rc = give_matrix(loader, name, matrices, slot, layer, out);
-    for (int i = 0; i < slot->count && !rc; i++)
-        weights_release(loader->weights, found[i].data, matrix_bytes(&found[i]));
+    if (!scales) return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for scales");
+    const bool blocks = in_blocks(loader, slot, layer);
+    int rc = take_matrices(loader, layer, slot, blocks, scales, most_scales, matrices, out);
+    /* a rank's part of the inputs would cut blocks: bf16 holds the same numbers */
+    if (rc == ERR_UNSUPPORTED && blocks && is_mxfp4(loader, slot, layer))
+        rc = take_matrices(loader, layer, slot, false, scales, most_scales, matrices, out);
     mem_free(scales);
-    if (!rc && !loader->options->check_only) report_progress(loader, bytes);
     return rc;
 }
 

@@ -33,7 +33,9 @@ bool rounding_is_done(const struct weights *weights, enum naming naming, const s
     for (int i = 0; i < slot->count; i++) {
         tensor_name(name, naming, slot->parts[i], layer, expert);
         const struct tensor *tensor = weights_find(weights, name);
-        if (!tensor || !block_dtype_of(tensor, &dtype)) return false;
+        if (!tensor) return false;
+        if (!block_dtype_of(tensor, &dtype) && !tensor_is_split_mxfp4(naming, slot->parts[i]))
+            return false;
     }
     return true;
 }
@@ -89,7 +91,7 @@ static bool multiply_lengths(const struct rounding *r, enum role role, int layer
     tensor_shape(r->config, role, &job.rows, &job.cols);
     slot_shared_rows(r->config, r->naming, slot, part, layer, &before, &all);
     job.tensor = weights_find(r->weights, name);
-    if (!job.tensor || tensor_is_split_mxfp4(r->naming, role)) return false;
+    if (!job.tensor) return false;
     const bool alternates = tensor_alternates(r->naming, role);
     job.first = (alternates ? before / job.rows : before) +
                 (tensor_is_stacked(r->naming, role) ? expert * all : 0);

@@ -101,13 +101,21 @@ static int64_t find_special(const char *from, int64_t count, enum kern_dtype dty
     return count;
 }
 
-/* The first number of a block whose factors are not finite, or `count`. */
+/* The first number of blocks that is not finite, or `count`. */
 static int64_t find_bad_block(const struct block *blocks, int64_t count) {
-    for (int64_t b = 0; b < blocks_of(count); b++)
-        if (!isfinite(blocks[b].scale[0]) || !isfinite(blocks[b].scale[1]) ||
-            !isfinite(blocks[b].least))
-            return b * KERN_BLOCK;
+    for (int64_t b = 0; b < blocks_of(count); b++) {
+        bool bad = false;
+        for (int i = 0; i < KERN_BLOCK; i++) bad |= !isfinite(block_number(&blocks[b], i));
+        for (int i = 0; bad && i < KERN_BLOCK; i++)
+            if (!isfinite(block_number(&blocks[b], i))) return b * KERN_BLOCK + i;
+    }
     return count;
+}
+
+/* The scales of a row of split MXFP4. */
+static const uint8_t *scales_at(const struct reading *job, int64_t source) {
+    return (const uint8_t *)job->rows->scales->data +
+           (job->rows->first + source) * (job->cols / BLOCK_MXFP4);
 }
 
 /* Numbers [at, at + count) of a row, whole blocks, as float32. `source`: the row, from
@@ -116,12 +124,12 @@ static void read_blocks(const struct reading *job, int64_t source, int64_t at, i
                         float *out) {
     const struct rows *rows = job->rows;
     const uint8_t *from = (const uint8_t *)rows_at(rows) + (size_t)source * job->from_bytes;
-    if (rows->scales) {
-        const int64_t first = (rows->first + source) * (job->cols / BLOCK_MXFP4);
-        const uint8_t *scales = (const uint8_t *)rows->scales->data + first + at / BLOCK_MXFP4;
-        block_read_split_mxfp4(from + at / 2, scales, (size_t)(count / BLOCK_MXFP4), out);
-        return;
+    for (int64_t i = at; rows->scales && i < at + count; i += BLOCK_MXFP4) {
+        struct block block;
+        block_make_split_mxfp4(from + i / 2, scales_at(job, source) + i / BLOCK_MXFP4, 1, &block);
+        for (int k = 0; k < BLOCK_MXFP4; k++) *out++ = block_number(&block, k);
     }
+    if (rows->scales) return;
     if (rows->tensor->packed) {
         packed_read(rows->tensor->packed, rows->first + source, at, count, out);
         return;
@@ -146,13 +154,14 @@ static void read_narrow(const struct reading *job, int64_t source, char *to) {
 /* A row as struct block. */
 static void make_blocks(const struct reading *job, int64_t source, struct block *to) {
     const struct rows *rows = job->rows;
-    const char *from = (const char *)rows_at(rows) + (size_t)source * job->from_bytes;
+    const uint8_t *from = (const uint8_t *)rows_at(rows) + (size_t)source * job->from_bytes;
     size_t bytes;
-    if (rows->tensor->packed)
+    if (rows->scales)
+        block_make_split_mxfp4(from, scales_at(job, source), (size_t)blocks_of(job->cols), to);
+    else if (rows->tensor->packed)
         packed_blocks(rows->tensor->packed, rows->first + source, 0, blocks_of(job->cols), to);
     else
-        job->make((const uint8_t *)from,
-                  (size_t)(job->cols / gguf_format_block(rows->tensor->format, &bytes)), to);
+        job->make(from, (size_t)(job->cols / gguf_format_block(rows->tensor->format, &bytes)), to);
 }
 
 /* A row of a turned tensor is a column of its matrix there. */
@@ -210,14 +219,14 @@ int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
                           .to = to,
                           .dtype = rows_dtype(rows),
                           .bad = INT64_MAX};
-    const bool blocks = tensor->dtype == TENSOR_BLOCKS && !rows->codes;
+    const bool blocks = (tensor->dtype == TENSOR_BLOCKS && !rows->codes) || rows->scales;
     enum kern_dtype dtype;
-    if (blocks && !tensor->packed) {
+    if (tensor->dtype == TENSOR_BLOCKS && !tensor->packed) {
         job.blocks = block_reader_of(tensor->format);
         job.make = block_maker_of(tensor->format, &dtype);
     }
-    job.wide = rows->scales || (blocks && !rows->blocks);
     job.made = blocks && rows->blocks;
+    job.wide = blocks && !rows->blocks;
     job.to_bytes = job.made ? (size_t)blocks_of(job.cols) * sizeof(struct block)
                             : (size_t)job.cols * kern_dtype_bytes(job.dtype);
     cpu_tickets_set(&job.tickets, rows->count);

@@ -16,7 +16,7 @@ struct rows {
     int64_t first, count;
     const int *order; /* [head] within each `head` rows, the file's row of each; NULL: the same */
     int head;
-    bool blocks; /* a matrix of BLOCKS becomes struct block, otherwise float32 */
+    bool blocks; /* a matrix in blocks becomes struct block, otherwise rows_dtype */
     bool codes;  /* an FP8 matrix of `packed` remains in E4M3 */
 };
 

@@ -28,12 +28,11 @@
 /* A tensor of the source, by its index in the table. */
 struct planned {
     bool used, rounded;
-    enum kern_dtype dtype;       /* KERN_Q8 or KERN_Q4M, where it is rounded */
-    const struct slot *slot;     /* the slot that it belongs to, in this layer */
-    int layer, expert, experts;  /* matrices of several experts follow each other */
-    const struct tensor *scales; /* the scales of split MXFP4 */
-    int64_t rows, cols;          /* sizes of all matrices in it together, where it is rounded */
-    size_t bytes;                /* in the new file */
+    enum kern_dtype dtype;      /* KERN_Q8 or KERN_Q4M, where it is rounded */
+    const struct slot *slot;    /* the slot that it belongs to, in this layer */
+    int layer, expert, experts; /* matrices of several experts follow each other */
+    int64_t rows, cols;         /* sizes of all matrices in it together, where it is rounded */
+    size_t bytes;               /* in the new file */
 };
 
 struct saving {
@@ -76,13 +75,12 @@ static const struct tensor *use(struct saving *s, const char *name) {
 static int plan_rounding(struct saving *s, const char *name, const struct tensor *tensor,
                          const struct planned *place) {
     struct planned *p = planned_of(s, tensor);
-    const struct tensor *scales = place->scales;
-    const int last = tensor->dims - (scales ? 2 : 1);
+    const int last = tensor->dims - 1;
     size_t bytes;
     (void)gguf_format_block(block_format_of(place->dtype), &bytes);
     *p = *place;
     p->used = p->rounded = true;
-    p->cols = scales ? tensor->shape[last] * BLOCK_MXFP4 : tensor->shape[last];
+    p->cols = tensor->shape[last];
     p->rows = 1;
     for (int i = 0; i < last; i++) p->rows *= tensor->shape[i];
     p->bytes = (size_t)p->rows * (size_t)(p->cols / KERN_BLOCK) * bytes;
@@ -97,26 +95,24 @@ static int plan_matrix(struct saving *s, const struct slot *slot, enum role role
                        int expert) {
     char name[TENSOR_NAME_MAX], other[TENSOR_NAME_MAX];
     tensor_name(name, s->naming, role, layer, expert);
-    const struct tensor *tensor = use(s, name), *scales = NULL;
+    const struct tensor *tensor = use(s, name);
     const enum quantization to = rounding_format(&s->config, slot, layer, s->options->quantization);
     if (!tensor) return 0; /* an LM head that is the embeddings */
     if (tensor_is_split_mxfp4(s->naming, role)) {
         snprintf(other, sizeof other, "%.*sscales", (int)(strlen(name) - strlen("blocks")), name);
-        scales = use(s, other);
+        (void)use(s, other);
     }
     if (to == QUANTIZE_NONE && tensor->packed)
         return fault_set(s->fault, ERR_UNSUPPORTED, name,
                          "stays unrounded, and FP8 in blocks cannot be saved");
     if (to == QUANTIZE_NONE || rounding_is_done(s->weights, s->naming, slot, layer, expert))
         return 0;
-    if (scales) planned_of(s, scales)->used = false;
     const struct planned place = {.dtype = to == QUANTIZE_Q8 ? KERN_Q8 : KERN_Q4M,
                                   .slot = slot,
                                   .layer = layer,
                                   .expert = expert,
                                   .experts =
-                                      tensor_is_stacked(s->naming, role) ? s->config.experts : 1,
-                                  .scales = scales};
+                                      tensor_is_stacked(s->naming, role) ? s->config.experts : 1};
     return plan_rounding(s, name, tensor, &place);
 }
 
@@ -179,8 +175,7 @@ static int put(struct saving *s, const void *data, size_t bytes) {
 static int round_rows(struct saving *s, const struct tensor *tensor, const struct planned *p,
                       const float *scales, const float *inputs, const float *factors, int64_t first,
                       int64_t count) {
-    const struct rows rows = {
-        .tensor = tensor, .scales = p->scales, .first = first, .count = count};
+    const struct rows rows = {.tensor = tensor, .first = first, .count = count};
     char *room = rows_need_room(&rows) ? s->numbers : NULL;
     struct fault fault = {0};
     const int64_t bad = scales ? -1 : rows_read(&rows, room, s->team);
@@ -278,7 +273,7 @@ static int open_room(struct saving *s) {
 static void describe_tensor(const struct tensor *tensor, const struct planned *p, size_t at,
                             struct buf *out) {
     const char *form = p->rounded ? gguf_format_name(block_format_of(p->dtype)) : "";
-    const int last = tensor->dims - (p->scales ? 2 : 1);
+    const int last = tensor->dims - 1;
     char name[512];
     snprintf(name, sizeof name, "%s%s%s", tensor->name, p->rounded ? "." : "", form);
     buf_str(out, out->size > 1 ? "," : "");

@@ -16,8 +16,8 @@
  * even. A block is as deep as a tile, so a block of a panel is one tile. */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/block.h"
-#include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/cpu/vec_factor.h"
 
 /* Parts of an activation: a high and a low bf16, or one. Their tiles of sixteen rows and one depth
  * follow each other. */
@@ -128,11 +128,6 @@ struct factors {
     v16 scale[2][2], term[2][2];
 };
 
-SIMD v16 factor_load(const char *at, bool halves) {
-    return halves ? v16_load_f16((const uint16_t *)(const void *)at)
-                  : v16_load((const float *)(const void *)at);
-}
-
 SIMD void twice(v16 to[2], v16 x) {
     const __m512i eight = _mm512_set1_epi32(8);
     const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
@@ -148,22 +143,15 @@ SIMD float code_base(const struct cpu_form form) {
     return CODE_HIGH + (float)form.offset;
 }
 
-/* Factors of a block: `at` in memory, `unit` those of its group. */
-SIMD v16 factor_of(const char *at, const char *unit, bool halves, const int which,
-                   const struct cpu_form form) {
-    if (!form.grouped) return factor_load(at + (ptrdiff_t)which * PANEL * (halves ? 2 : 4), halves);
-    if (which == form.parts) unit += 2 * PANEL;
-    return v16_mul(v16_load_row8((const int8_t *)at + (ptrdiff_t)which * PANEL),
-                   v16_load_f16((const uint16_t *)(const void *)unit));
-}
-
-SIMD void factors_load(struct factors *f, const char *at, const char *unit, bool halves,
+/* Factors of a block: `at` in memory, `units` those of its group. */
+SIMD void factors_load(struct factors *f, const char *at, const char *units, bool halves,
                        const bool folded, const struct cpu_form form) {
-    twice(f->scale[0], factor_of(at, unit, halves, 0, form));
+    twice(f->scale[0], factor_load(at, units, halves, 0, form.parts, form.factors));
     f->scale[1][0] = f->scale[0][0], f->scale[1][1] = f->scale[0][1];
-    if (form.parts == 2) twice(f->scale[1], factor_of(at, unit, halves, 1, form));
+    if (form.parts == 2)
+        twice(f->scale[1], factor_load(at, units, halves, 1, form.parts, form.factors));
     if (form.least) {
-        twice(f->term[0], factor_of(at, unit, halves, form.parts, form));
+        twice(f->term[0], factor_load(at, units, halves, form.parts, form.parts, form.factors));
         f->term[1][0] = f->term[0][0], f->term[1][1] = f->term[0][1];
     }
     for (int i = 0; i < 4 && folded; i++)
@@ -210,7 +198,7 @@ SIMD __m512i codes_bits(__m512i all, const int from, const int count, const int 
     return _mm512_and_si512(all, _mm512_set1_epi8((char)(((1 << count) - 1) << to)));
 }
 
-/* Returns the codes of quad `quad` of a block as bytes, or their values plus 128. */
+/* Returns the codes of quad `quad` of a block as bytes, or their values plus the offset. */
 SIMD __m512i codes_of(const char *block, const int quad, const struct cpu_form form) {
     const struct cpu_quad at = cpu_quad_of(form.bits, form.parts, quad);
     __m512i all = codes_load(block + (ptrdiff_t)64 * at.low_vector);
@@ -219,7 +207,8 @@ SIMD __m512i codes_of(const char *block, const int quad, const struct cpu_form f
         all = _mm512_or_si512(all, codes_bits(codes_load(block + (ptrdiff_t)64 * at.high_vector),
                                               at.high_bit, at.high, at.low));
     if (!form.values) return all;
-    const __m128i values = _mm_add_epi8(_mm_setr_epi8(BLOCK_IQ4), _mm_set1_epi8(-128));
+    const __m128i values = _mm_add_epi8(_mm_loadu_si128((const __m128i *)cpu_values[form.values]),
+                                        _mm_set1_epi8((char)form.offset));
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), all);
 }
 
@@ -241,7 +230,7 @@ SIMD void widen_some(const struct kern_weight *w, const char *panel, size_t firs
 /* Converts with the subtraction saved where that is exact. */
 SIMD void widen_blocks(const struct kern_weight *w, const char *panel, size_t first, size_t count,
                        char *to, const struct cpu_form form) {
-    if (w->halves && !form.least && !form.grouped)
+    if (w->halves && !form.least && form.factors == CPU_FLOATS)
         widen_some(w, panel, first, count, to, true, form);
     else
         widen_some(w, panel, first, count, to, false, form);

@@ -73,8 +73,10 @@ static bool is_multiple(float factor, float unit) {
 /* `unit`: of grouped forms. */
 static void put_factor(const struct kern_weight *w, char *at, float x, float unit) {
     const uint16_t half = number_to_f16(x);
-    if (w->form->grouped)
+    if (w->form->factors == CPU_GROUPED)
         *at = (char)(int8_t)multiple(x, unit);
+    else if (w->form->factors == CPU_POWERS)
+        *at = (char)(number_bits(x) >> 23);
     else if (w->halves)
         memcpy(at, &half, sizeof half);
     else
@@ -82,18 +84,17 @@ static void put_factor(const struct kern_weight *w, char *at, float x, float uni
 }
 
 static float get_factor(const struct kern_weight *w, const char *at, float unit) {
-    if (w->form->grouped) return (float)(int8_t)*at * unit;
+    if (w->form->factors == CPU_GROUPED) return (float)(int8_t)*at * unit;
+    if (w->form->factors == CPU_POWERS) return number_from_bits((uint32_t)(uint8_t)*at << 23);
     return number_element(at, w->halves ? KERN_F16 : KERN_F32);
 }
 
 /* ---- Codes ---- */
 
-static const int8_t values[16] = {BLOCK_IQ4};
-
-/* Returns the place of n in the values, or 16. */
-static int place_of(int n) {
+/* Returns the place of n among the values, or 16. */
+static int place_of(enum cpu_values values, int n) {
     int i = 0;
-    while (i < 16 && values[i] != n) i++;
+    while (i < 16 && cpu_values[values][i] != n) i++;
     return i;
 }
 
@@ -107,7 +108,7 @@ static void put_codes(const struct cpu_form *form, uint8_t *to, const int8_t *n)
     for (int v = 0; v < form->bits; v++) memset(to + (ptrdiff_t)64 * v, 0, 4);
     for (int i = 0; i < KERN_BLOCK; i++) {
         const struct cpu_quad at = cpu_quad_of(form->bits, form->parts, i / 4);
-        const int code = form->values ? place_of(n[i]) : n[i] + form->offset;
+        const int code = form->values ? place_of(form->values, n[i]) : n[i] + form->offset;
         CHECK(code >= 0 && code >> form->bits == 0);
         to[64 * at.low_vector + i % 4] |= (uint8_t)((code & ((1 << at.low) - 1)) << at.low_bit);
         if (at.high) to[64 * at.high_vector + i % 4] |= (uint8_t)(code >> at.low << at.high_bit);
@@ -121,7 +122,7 @@ static void get_codes(const struct cpu_form *form, const uint8_t *from, int8_t *
         if (at.high)
             code |= (from[64 * at.high_vector + i % 4] >> at.high_bit & ((1 << at.high) - 1))
                     << at.low;
-        n[i] = form->values ? values[code] : (int8_t)(code - form->offset);
+        n[i] = form->values ? cpu_values[form->values][code] : (int8_t)(code - form->offset);
     }
 }
 
@@ -135,6 +136,12 @@ static bool is_of_group(const struct block *block, const struct block *first, bo
            (block->least == 0 || is_multiple(block->least, block->unit[1]));
 }
 
+/* Is it a finite power of two that is no subnormal number, or 0? */
+static bool is_power(float x) {
+    const uint32_t bits = number_bits(x);
+    return !(bits & 0x807fffffu) && bits < 0x7f800000u;
+}
+
 void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w,
                     const struct block *from) {
     for (int64_t b = 0; b < w->blocks; b++) {
@@ -145,8 +152,11 @@ void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w,
             highest = block.n[i] > highest ? block.n[i] : highest;
         }
         needs->lowest = lowest, needs->highest = highest;
-        for (int i = 0; i < KERN_BLOCK && !needs->others; i++)
-            needs->others = place_of(block.n[i]) == 16;
+        for (enum cpu_values v = CPU_IQ4; v < CPU_VALUES; v++)
+            for (int i = 0; i < KERN_BLOCK && !needs->others[v]; i++)
+                needs->others[v] = place_of(v, block.n[i]) == 16;
+        if (!needs->between)
+            needs->between = !is_power(block.scale[0]) || !is_power(block.scale[1]);
         if (!needs->single)
             needs->single = !exact_half(block.scale[0]) || !exact_half(block.scale[1]) ||
                             !exact_half(block.least);
@@ -159,7 +169,8 @@ void cpu_needs_add(struct cpu_needs *to, const struct cpu_needs *other) {
     to->highest = other->highest > to->highest ? other->highest : to->highest;
     to->single = to->single || other->single;
     to->apart = to->apart || other->apart;
-    to->others = to->others || other->others;
+    to->between = to->between || other->between;
+    for (int v = 0; v < CPU_VALUES; v++) to->others[v] = to->others[v] || other->others[v];
 }
 
 void cpu_block_choose(struct kern_weight *w, const struct cpu_needs *needs) {
@@ -169,11 +180,14 @@ void cpu_block_choose(struct kern_weight *w, const struct cpu_needs *needs) {
     w->halves = !needs->single;
     for (int i = 0; i < CPU_FORMS; i++) {
         const struct cpu_form *f = w->form = &cpu_forms[i];
-        const bool codes = f->values ? !needs->others
+        const bool codes = f->values ? !needs->others[f->values]
                                      : needs->lowest + f->offset >= 0 &&
                                            (needs->highest + f->offset) >> f->bits == 0;
-        const bool holds = codes && f->least == block_has_least(w->dtype) && f->parts == parts &&
-                           (!f->grouped || !needs->apart);
+        const bool factors = f->factors == CPU_GROUPED  ? !needs->apart
+                             : f->factors == CPU_POWERS ? !needs->between
+                                                        : true;
+        const bool holds =
+            codes && factors && f->least == block_has_least(w->dtype) && f->parts == parts;
         if (!holds || cpu_block_panel_bytes(w) >= least) continue;
         best = f;
         least = cpu_block_panel_bytes(w);
@@ -192,7 +206,7 @@ void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from
             put_factor(w, factor_at(w, row, b, i), block.scale[i], block.unit[0]);
         if (form->least)
             put_factor(w, factor_at(w, row, b, form->parts), block.least, block.unit[1]);
-        if (!form->grouped || b % BLOCK_GROUP) continue;
+        if (form->factors != CPU_GROUPED || b % BLOCK_GROUP) continue;
         memcpy(unit_at(w, row, b, false), &units[0], sizeof units[0]);
         if (form->least) memcpy(unit_at(w, row, b, true), &units[1], sizeof units[1]);
     }
@@ -201,8 +215,9 @@ void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from
 struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t block) {
     const struct cpu_form *form = w->form;
     struct block out = {.least = BLOCK_NO_LEAST};
-    if (form->grouped) out.unit[0] = number_element(unit_at(w, row, block, false), KERN_F16);
-    if (form->grouped && form->least)
+    const bool grouped = form->factors == CPU_GROUPED;
+    if (grouped) out.unit[0] = number_element(unit_at(w, row, block, false), KERN_F16);
+    if (grouped && form->least)
         out.unit[1] = number_element(unit_at(w, row, block, true), KERN_F16);
     for (int i = 0; i < 2; i++)
         out.scale[i] =

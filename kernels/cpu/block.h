@@ -2,8 +2,8 @@
  *
  * A matrix has the smallest form of the list below that holds its numbers. A panel of 16 outputs is
  * [blocks][codes], then [blocks][factors] and, in grouped forms, [groups of 8 blocks][units]. A
- * code is n plus the form's offset, and not negative; in forms with values it is the place of n in
- * BLOCK_IQ4. The codes of a block are vectors of 64 bytes: vector q, of eight, has quad q, the
+ * code is n plus the form's offset, and not negative; in forms with values it is the place of n
+ * among them. The codes of a block are vectors of 64 bytes: vector q, of eight, has quad q, the
  * inputs 4 q to 4 q + 3 of each output.
  *
  * The low L bits of codes come first: 8 of 8, 4 of 4 to 6, 2 of 3. The quads of a block or, where
@@ -13,8 +13,7 @@
  * of a byte before those of the same byte of the next vector.
  *
  *   factors  16 scales, in halves those of the second halves, then 16 terms `least` where the form
- *            has them; float16 where that is exact for the whole weight, otherwise float32. In
- *            grouped forms whole numbers of 8 bits, to be multiplied by the group's units
+ *            has them, as enum cpu_factors says
  *   units    16 of scales, then 16 of terms; float16
  *
  * An activation row is rounded in blocks of 32 inputs, too: x = scale c, c = x / scale to nearest
@@ -59,25 +58,38 @@
 
 #define CPU_QUADS (KERN_BLOCK / 4)
 
+enum cpu_factors {
+    CPU_FLOATS,  /* float16 where that is exact for the whole weight, otherwise float32 */
+    CPU_GROUPED, /* whole numbers of 8 bits, to be multiplied by the group's units */
+    CPU_POWERS   /* powers of two, or 0: the exponents of float32, 8 bits */
+};
+
+/* Numbers that codes of 4 bits stand for. */
+enum cpu_values { CPU_NO_VALUES, CPU_IQ4, CPU_E2M1, CPU_VALUES };
+
+static const int8_t cpu_values[CPU_VALUES][16] = {
+    [CPU_IQ4] = {BLOCK_IQ4}, [CPU_E2M1] = {BLOCK_E2M1}};
+
 /* The forms of matrices: name, bits of a code; offset, of forms with values that of the numbers;
- * is there a term; the number of scales of a block; is it grouped; has it values. Panels of dense
- * forms are unpacked before several rows are multiplied with them. */
+ * is there a term; the number of scales of a block; enum cpu_factors; enum cpu_values. Panels of
+ * dense forms are unpacked before several rows are multiplied with them. */
 #define CPU_DENSE_MAP(X)                                                                           \
-    X(q3k, 3, 4, false, 2, true, false)                                                            \
-    X(q4k, 4, 0, true, 1, true, false)                                                             \
-    X(q4v, 4, 128, false, 1, false, true)                                                          \
-    X(q4vk, 4, 128, false, 1, true, true)                                                          \
-    X(q5, 5, 16, false, 1, false, false)                                                           \
-    X(q5k, 5, 0, true, 1, true, false)                                                             \
-    X(q5m, 5, 0, true, 1, false, false)                                                            \
-    X(q6k, 6, 32, false, 2, true, false)
+    X(q3k, 3, 4, false, 2, CPU_GROUPED, CPU_NO_VALUES)                                             \
+    X(q4e, 4, 12, false, 1, CPU_POWERS, CPU_E2M1)                                                  \
+    X(q4k, 4, 0, true, 1, CPU_GROUPED, CPU_NO_VALUES)                                              \
+    X(q4v, 4, 128, false, 1, CPU_FLOATS, CPU_IQ4)                                                  \
+    X(q4vk, 4, 128, false, 1, CPU_GROUPED, CPU_IQ4)                                                \
+    X(q5, 5, 16, false, 1, CPU_FLOATS, CPU_NO_VALUES)                                              \
+    X(q5k, 5, 0, true, 1, CPU_GROUPED, CPU_NO_VALUES)                                              \
+    X(q5m, 5, 0, true, 1, CPU_FLOATS, CPU_NO_VALUES)                                               \
+    X(q6k, 6, 32, false, 2, CPU_GROUPED, CPU_NO_VALUES)
 #define CPU_PLAIN_MAP(X)                                                                           \
-    X(q4, 4, 8, false, 1, false, false)                                                            \
-    X(q4m, 4, 0, true, 1, false, false)                                                            \
-    X(q8, 8, 128, false, 1, false, false)                                                          \
-    X(q8m, 8, 128, true, 1, false, false)                                                          \
-    X(q8s, 8, 128, false, 2, false, false)                                                         \
-    X(q8sm, 8, 128, true, 2, false, false)
+    X(q4, 4, 8, false, 1, CPU_FLOATS, CPU_NO_VALUES)                                               \
+    X(q4m, 4, 0, true, 1, CPU_FLOATS, CPU_NO_VALUES)                                               \
+    X(q8, 8, 128, false, 1, CPU_FLOATS, CPU_NO_VALUES)                                             \
+    X(q8m, 8, 128, true, 1, CPU_FLOATS, CPU_NO_VALUES)                                             \
+    X(q8s, 8, 128, false, 2, CPU_FLOATS, CPU_NO_VALUES)                                            \
+    X(q8sm, 8, 128, true, 2, CPU_FLOATS, CPU_NO_VALUES)
 #define CPU_FORM_MAP(X) CPU_DENSE_MAP(X) CPU_PLAIN_MAP(X)
 
 enum {
@@ -92,10 +104,17 @@ struct cpu_form {
     int bits, offset;
     bool least;
     int parts;
-    bool grouped, values;
+    enum cpu_factors factors;
+    enum cpu_values values;
 };
 
 extern const struct cpu_form cpu_forms[CPU_FORMS];
+
+/* Bits of the numbers that are multiplied: n plus the offset. */
+static inline __attribute__((always_inline)) int cpu_number_bits(const int bits,
+                                                                 const enum cpu_values values) {
+    return values == CPU_IQ4 ? 8 : values == CPU_E2M1 ? 5 : bits;
+}
 
 /* Where the codes of a quad lie in the codes of a block: the vectors and bits where their low and
  * their high ones begin, and how many they are. All are constants where `bits`, `parts` and `quad`
@@ -123,16 +142,13 @@ static inline size_t cpu_block_codes(const struct kern_weight *w) {
 }
 
 static inline size_t cpu_block_factors(const struct kern_weight *w) {
-    return (size_t)PANEL *
-           (w->form->grouped ? 1
-            : w->halves      ? 2
-                             : 4) *
-           (size_t)(w->form->parts + w->form->least);
+    const size_t size = w->form->factors != CPU_FLOATS ? 1 : w->halves ? 2 : 4;
+    return PANEL * size * (size_t)(w->form->parts + w->form->least);
 }
 
 /* Bytes of a group's units in a panel. */
 static inline size_t cpu_block_units(const struct cpu_form *form) {
-    return form->grouped ? (size_t)2 * PANEL * (size_t)(1 + form->least) : 0;
+    return form->factors == CPU_GROUPED ? (size_t)2 * PANEL * (size_t)(1 + form->least) : 0;
 }
 
 /* Where the units begin in a panel. */
@@ -218,10 +234,11 @@ size_t cpu_block_panel_bytes(const struct kern_weight *w);
 void cpu_block_widen(const struct kern_weight *w, int64_t panel, float *to);
 /* Needs of the blocks of a matrix, found so far; all zeros at first. */
 struct cpu_needs {
-    int lowest, highest; /* codes */
-    bool single;         /* a factor that is not exact in float16 */
-    bool apart;          /* a factor that is no multiple of its group's unit */
-    bool others;         /* a number that BLOCK_IQ4 does not have */
+    int lowest, highest;     /* codes */
+    bool single;             /* a factor that is not exact in float16 */
+    bool apart;              /* a factor that is no multiple of its group's unit */
+    bool between;            /* a scale that is no power of two */
+    bool others[CPU_VALUES]; /* a number that is none of these values */
 };
 
 /* `from`: the blocks of a row. */

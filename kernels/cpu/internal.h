@@ -45,7 +45,7 @@ struct kern_weight {
     int64_t panels;     /* panels of 16 rows, the last perhaps padded */
     int64_t blocks;     /* CPU_BLOCKS: blocks of a row */
     const struct cpu_form *form; /* CPU_BLOCKS: how they lie in memory (block.h) */
-    bool halves;                 /* CPU_BLOCKS, not grouped: factors are float16 */
+    bool halves;                 /* CPU_BLOCKS: factors that are CPU_FLOATS are float16 */
     size_t panel_bytes;
     char *data;
     float *scale; /* [rows]: E4M3 with one factor for a row, otherwise NULL */

@@ -90,6 +90,11 @@ SIMD void v16_store_n(float *p, v16 a, int n) {
 SIMD v16 v16_load_row8(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+/* Sixteen powers of two, or 0, by the exponents of float32. */
+SIMD v16 v16_load_power(const uint8_t *p) {
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), 23));
+}
 SIMD v16 v16_load_row4(const uint8_t *p, bool high) {
     const v16 levels =
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)row_levels)));
@@ -269,6 +274,13 @@ SIMD v16 row8_floats(__m128i codes) {
 }
 SIMD v16 v16_load_row8(const int8_t *p) {
     return row8_floats(_mm_loadu_si128((const __m128i *)p));
+}
+SIMD __m256 power_half(__m128i exponents) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(exponents), 23));
+}
+SIMD v16 v16_load_power(const uint8_t *p) {
+    const __m128i exponents = _mm_loadu_si128((const __m128i *)p);
+    return V16(power_half(exponents), power_half(_mm_srli_si128(exponents, 8)));
 }
 SIMD v16 v16_load_row4(const uint8_t *p, bool high) {
     __m128i pairs = _mm_loadu_si128((const __m128i *)p);
@@ -496,6 +508,11 @@ SIMD v4 bf16_quarter(const uint16_t *p) {
 SIMD v16 v16_load_row8(const int8_t *p) {
     float x[16];
     for (int i = 0; i < 16; i++) x[i] = (float)p[i];
+    return v16_load(x);
+}
+SIMD v16 v16_load_power(const uint8_t *p) {
+    float x[16];
+    for (int i = 0; i < 16; i++) x[i] = number_from_bits((uint32_t)p[i] << 23);
     return v16_load(x);
 }
 SIMD v16 v16_load_row4(const uint8_t *p, bool high) {

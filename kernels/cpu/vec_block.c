@@ -3,8 +3,8 @@
  * computed. */
 #include "base/check.h"
 #include "kernels/cpu/block.h"
-#include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/cpu/vec_factor.h"
 
 /* A vector of the portable path fills four registers: its sums are in memory anyway, and unrolled
  * loops are no faster but take ten times as long to compile. */
@@ -30,14 +30,14 @@ struct form {
     int bits, offset;
     bool least;
     int parts;
-    bool grouped, values;
+    enum cpu_factors factors;
+    enum cpu_values values;
     int part;
     bool wide;
 };
 
-/* Bits of the numbers that are multiplied. */
 SIMD int number_bits_of(const struct form f) {
-    return f.values ? 8 : f.bits;
+    return cpu_number_bits(f.bits, f.values);
 }
 
 #if defined(__AVX512VNNI__)
@@ -80,10 +80,10 @@ SIMD codes codes_from(codes all, int from, const int count) {
 SIMD codes codes_or(codes a, codes b) {
     return _mm512_or_si512(a, b);
 }
-/* The values of codes of 4 bits, each plus 128. */
-SIMD codes codes_values(codes all) {
-    const __m512i table =
-        _mm512_broadcast_i32x4(_mm_add_epi8(_mm_setr_epi8(BLOCK_IQ4), _mm_set1_epi8(-128)));
+/* The values of codes of 4 bits, each plus the offset. */
+SIMD codes codes_values(codes all, const struct form f) {
+    const __m512i table = _mm512_broadcast_i32x4(_mm_add_epi8(
+        _mm_loadu_si128((const __m128i *)cpu_values[f.values]), _mm_set1_epi8((char)f.offset)));
     return _mm512_shuffle_epi8(table, all);
 }
 SIMD codes codes_wide(codes all, const int odd) {
@@ -98,10 +98,6 @@ SIMD whole whole_dots(whole sum, codes a, input xa, codes b, input xb, const str
 SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) {
     (void)start;
     return f.wide ? _mm512_cvtepi32_ps(sum) : v16_sub(_mm512_castsi512_ps(sum), v16_set(back));
-}
-SIMD v16 factor_load(const char *at, bool halves) {
-    return __builtin_expect(halves, 1) ? v16_load_f16((const uint16_t *)at)
-                                       : v16_load((const float *)at);
 }
 SIMD v16 fused(v16 a, v16 b, v16 c) {
     return v16_fma(a, b, c);
@@ -161,9 +157,9 @@ SIMD codes codes_from(codes all, int from, const int count) {
 SIMD codes codes_or(codes a, codes b) {
     return (codes){_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
 }
-SIMD codes codes_values(codes all) {
-    const __m256i table =
-        _mm256_broadcastsi128_si256(_mm_add_epi8(_mm_setr_epi8(BLOCK_IQ4), _mm_set1_epi8(-128)));
+SIMD codes codes_values(codes all, const struct form f) {
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_add_epi8(
+        _mm_loadu_si128((const __m128i *)cpu_values[f.values]), _mm_set1_epi8((char)f.offset)));
     return (codes){_mm256_shuffle_epi8(table, all.lo), _mm256_shuffle_epi8(table, all.hi)};
 }
 SIMD codes codes_wide(codes all, const int odd) {
@@ -207,10 +203,6 @@ SIMD __m256 close_half(__m256i sum, int32_t start, float back, const struct form
 }
 SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) {
     return V16(close_half(sum.lo, start, back, f), close_half(sum.hi, start, back, f));
-}
-SIMD v16 factor_load(const char *at, bool halves) {
-    return __builtin_expect(halves, 1) ? v16_load_f16((const uint16_t *)at)
-                                       : v16_load((const float *)at);
 }
 SIMD v16 fused(v16 a, v16 b, v16 c) {
     return v16_fma(a, b, c);
@@ -260,9 +252,8 @@ SIMD codes codes_or(codes a, codes b) {
     for (int i = 0; i < 64; i++) a.at[i] |= b.at[i];
     return a;
 }
-SIMD codes codes_values(codes all) {
-    static const int8_t values[16] = {BLOCK_IQ4};
-    for (int i = 0; i < 64; i++) all.at[i] = (uint8_t)(values[all.at[i]] + 128);
+SIMD codes codes_values(codes all, const struct form f) {
+    for (int i = 0; i < 64; i++) all.at[i] = (uint8_t)(cpu_values[f.values][all.at[i]] + f.offset);
     return all;
 }
 /* Unpacked numbers have one byte each, also beside int16: sum i has those from 4 i or, of 2, from
@@ -289,10 +280,6 @@ SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) 
     for (int i = 0; i < 16; i++)
         to[i] = f.wide ? (float)sum.at[i] : number_from_bits((uint32_t)sum.at[i]) - back;
     return v16_load(to);
-}
-SIMD v16 factor_load(const char *at, bool halves) {
-    return __builtin_expect(halves, 1) ? v16_load_f16((const uint16_t *)at)
-                                       : v16_load((const float *)at);
 }
 SIMD v16 fused(v16 a, v16 b, v16 c) {
     float x[16], y[16], z[16];
@@ -344,7 +331,7 @@ SIMD codes unpack(const char *block, const int quad, const struct form f) {
     if (at.high)
         all = codes_or(all, codes_bits(codes_load(block + (ptrdiff_t)64 * at.high_vector),
                                        at.high_bit, at.high, at.low));
-    return f.values ? codes_values(all) : all;
+    return f.values ? codes_values(all, f) : all;
 }
 
 /* The same of a quad that is no constant. */
@@ -356,7 +343,7 @@ SIMD codes unpack_any(const char *block, int quad, const struct form f) {
         const codes high = codes_load(block + (ptrdiff_t)64 * at.high_vector);
         all = codes_or(all, codes_bits(codes_from(high, at.high_bit, at.high), 0, at.high, at.low));
     }
-    return f.values ? codes_values(all) : all;
+    return f.values ? codes_values(all, f) : all;
 }
 
 /* Adds the products of two vectors of `count` panels. */
@@ -417,17 +404,12 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
 }
 
 /* Returns factor `which` of block b of a panel: a part's scale or, behind those, the term. */
-SIMD v16 factor_of(const struct leaf_data *in, const int p, int64_t b, size_t which,
+SIMD v16 factor_of(const struct leaf_data *in, const int p, int64_t b, const int which,
                    const struct form f) {
-    const char *at = in->factors[p] + (size_t)b * in->factor_bytes;
-    if (!f.grouped)
-        return factor_load(at + which * (in->factor_bytes / (size_t)(f.parts + f.least)),
-                           in->halves);
     const uint64_t group = (uint64_t)(in->first + b) / BLOCK_GROUP;
-    const char *unit = in->units[p] + group * (size_t)(2 * PANEL * (1 + f.least)) +
-                       (which == (size_t)f.parts ? 2 * PANEL : 0);
-    return v16_mul(v16_load_row8((const int8_t *)at + which * PANEL),
-                   v16_load_f16((const uint16_t *)(const void *)unit));
+    return factor_load(in->factors[p] + (size_t)b * in->factor_bytes,
+                       in->units[p] + group * (size_t)(2 * PANEL * (1 + f.least)), in->halves,
+                       which, f.parts, f.factors);
 }
 
 /* Adds the sum of a part of a block to one in float32. */
@@ -444,8 +426,8 @@ SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const s
                       int64_t b, struct inputs from, const struct form f, const int rows,
                       const int panels) {
     EACH(panels, p) {
-        v16 scale = factor_of(in, p, b, (size_t)f.part, f), least = scale;
-        if (f.least && f.part == 0) least = factor_of(in, p, b, (size_t)f.parts, f);
+        v16 scale = factor_of(in, p, b, f.part, f), least = scale;
+        if (f.least && f.part == 0) least = factor_of(in, p, b, f.parts, f);
         EACH(rows, r) {
             const struct cpu_x_block *x = &from.blocks[r];
             to[r][p] = add_part(to[r][p], sum[r][p], x, scale, least, x->start[f.part], f);
@@ -479,8 +461,8 @@ SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t 
         EACH(panels, p) {
             const codes w = unpack_any(in->codes[p] + at, x->quad, f);
             whole sum = whole_dot(whole_open(x->start[0], x->back, f), w, some, f);
-            v16 scale = factor_of(in, p, block, (size_t)part, f), least = scale;
-            if (f.least) least = factor_of(in, p, block, (size_t)f.parts, f);
+            v16 scale = factor_of(in, p, block, part, f), least = scale;
+            if (f.least) least = factor_of(in, p, block, f.parts, f);
             to[r][p] = add_part(to[r][p], sum, x, scale, least, x->start[0], f);
         }
     }
@@ -589,13 +571,13 @@ static leaf_loop *const loops[CPU_FORMS][ROWS][2] = {
 
 #define UNPACKED_BLOCK ((size_t)PANEL * KERN_BLOCK)
 
-/* Loops by scales of a block and by whether it has a term, then as above; values of 8 bits have
+/* Loops by scales of a block and by whether it has a term, then as above; numbers of 8 bits have
  * those of q8. Where the processor does not multiply unsigned codes exactly, those of few bits are
  * faster than others. */
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-ALL_ROWS(small, SMALL, 0, false, 1, false, false)
-ALL_ROWS(smallm, SMALL, 0, true, 1, false, false)
-ALL_ROWS(smalls, SMALL, 0, false, 2, false, false)
+ALL_ROWS(small, SMALL, 0, false, 1, CPU_FLOATS, CPU_NO_VALUES)
+ALL_ROWS(smallm, SMALL, 0, true, 1, CPU_FLOATS, CPU_NO_VALUES)
+ALL_ROWS(smalls, SMALL, 0, false, 2, CPU_FLOATS, CPU_NO_VALUES)
 static leaf_loop *const unpacked_loops[2][2][ROWS][2] = {{OF_ROWS(small), OF_ROWS(smallm)},
                                                          {OF_ROWS(smalls)}};
 #else
@@ -631,7 +613,7 @@ SIMD void unpack_panel(const struct kern_weight *w, const char *panel, char *to,
             codes_store(to, unpack(panel, quad, f));
         panel += block_bytes(f);
         for (int which = 0; which < f.parts + f.least; which++, factors += PANEL)
-            v16_store(factors, factor_of(&in, 0, b, (size_t)which, f));
+            v16_store(factors, factor_of(&in, 0, b, which, f));
     }
 }
 
@@ -720,8 +702,9 @@ static void one_leaf(block_sums *level, const struct cpu_matmul_job *job, const 
     if (at->unpacked) {
         in.factor_bytes = unpacked_factors(w);
         in.halves = false;
-        of_form = w->form->values ? loops[CPU_FORM_q8]
-                                  : unpacked_loops[w->form->parts - 1][w->form->least];
+        of_form = cpu_number_bits(w->form->bits, w->form->values) == 8
+                      ? loops[CPU_FORM_q8]
+                      : unpacked_loops[w->form->parts - 1][w->form->least];
     }
     of_form[rows - 1][job->wide](level + cpu_leaf_level(number), &in);
 }

@@ -11,7 +11,8 @@ import numpy as np
 
 BLOCKS = 4
 SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2],
-          "Q6_K": [208], "Q3_K": [108], "IQ4_NL": [0], "IQ4_XS": [0]}
+          "Q6_K": [208], "Q3_K": [108], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": []}
+EXPONENTS = {"MXFP4": [3, 112, 124, 130]}  # first bytes of the blocks
 
 
 def main():
@@ -24,6 +25,7 @@ def main():
         for place in places:  # finite, of both signs and of all sizes, one below the normal numbers
             halves = (random.standard_normal(BLOCKS) * [1e-6, 0.01, 1, 100]).astype(np.float16)
             blocks[:, place:place + 2] = halves.view(np.uint8).reshape(BLOCKS, 2)
+        blocks[:, 0] = EXPONENTS.get(name, blocks[:, 0])
         numbers = gguf.quants.dequantize(blocks, kind).astype("<f4")
         cases.append({"name": name, "format": int(kind), "blocks": blocks.tobytes().hex(),
                       "numbers": numbers.tobytes().hex()})

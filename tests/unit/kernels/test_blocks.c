@@ -7,29 +7,31 @@
 #include "kernels/cpu/block.h"
 #include "paths.h"
 
-/* Numbers that matrices may have: a type, its codes or a part of them, and whether factors are
- * multiples of a group's units. Bits of a number in memory, with factors in float32 and float16. */
+/* Numbers that matrices may have: a type, its codes or a part of them, the kind of factors that it
+ * can have in memory, and the values that n has. Bits of a number in memory, with factors in
+ * float32 and float16. */
 static const struct kind {
     const char *name;
     enum kern_dtype dtype;
     int least, most;
-    bool grouped;
+    enum cpu_factors factors;
     double bits[2];
-    bool iq4; /* n are those of BLOCK_IQ4 */
-} kinds[] = {{"q8", KERN_Q8, -128, 127, false, {9, 8.5}, false},
-             {"q8m", KERN_Q8M, -128, 127, false, {10, 9}, false},
-             {"q4", KERN_Q4, -8, 7, false, {5, 4.5}, false},
-             {"q4m", KERN_Q4M, 0, 15, false, {6, 5}, false},
-             {"q8s", KERN_Q8S, -128, 127, false, {10, 9}, false},
-             {"q8sm", KERN_Q8SM, -128, 127, false, {11, 9.5}, false},
-             {"q5_0", KERN_Q8, -16, 15, false, {6, 5.5}, false},
-             {"q5_1", KERN_Q8M, 0, 31, false, {7, 6}, false},
-             {"q4_k", KERN_Q4M, 0, 15, true, {4.625, 4.625}, false},
-             {"q5_k", KERN_Q8M, 0, 31, true, {5.625, 5.625}, false},
-             {"q6_k", KERN_Q8S, -32, 31, true, {6.5625, 6.5625}, false},
-             {"q3_k", KERN_Q8S, -4, 3, true, {3.5625, 3.5625}, false},
-             {"iq4_nl", KERN_Q8, -127, 113, false, {5, 4.5}, true},
-             {"iq4_xs", KERN_Q8, -127, 113, true, {4.3125, 4.3125}, true}};
+    enum cpu_values values;
+} kinds[] = {{"q8", KERN_Q8, -128, 127, CPU_FLOATS, {9, 8.5}, CPU_NO_VALUES},
+             {"q8m", KERN_Q8M, -128, 127, CPU_FLOATS, {10, 9}, CPU_NO_VALUES},
+             {"q4", KERN_Q4, -8, 7, CPU_FLOATS, {5, 4.5}, CPU_NO_VALUES},
+             {"q4m", KERN_Q4M, 0, 15, CPU_FLOATS, {6, 5}, CPU_NO_VALUES},
+             {"q8s", KERN_Q8S, -128, 127, CPU_FLOATS, {10, 9}, CPU_NO_VALUES},
+             {"q8sm", KERN_Q8SM, -128, 127, CPU_FLOATS, {11, 9.5}, CPU_NO_VALUES},
+             {"q5_0", KERN_Q8, -16, 15, CPU_FLOATS, {6, 5.5}, CPU_NO_VALUES},
+             {"q5_1", KERN_Q8M, 0, 31, CPU_FLOATS, {7, 6}, CPU_NO_VALUES},
+             {"q4_k", KERN_Q4M, 0, 15, CPU_GROUPED, {4.625, 4.625}, CPU_NO_VALUES},
+             {"q5_k", KERN_Q8M, 0, 31, CPU_GROUPED, {5.625, 5.625}, CPU_NO_VALUES},
+             {"q6_k", KERN_Q8S, -32, 31, CPU_GROUPED, {6.5625, 6.5625}, CPU_NO_VALUES},
+             {"q3_k", KERN_Q8S, -4, 3, CPU_GROUPED, {3.5625, 3.5625}, CPU_NO_VALUES},
+             {"iq4_nl", KERN_Q8, -127, 113, CPU_FLOATS, {5, 4.5}, CPU_IQ4},
+             {"iq4_xs", KERN_Q8, -127, 113, CPU_GROUPED, {4.3125, 4.3125}, CPU_IQ4},
+             {"mxfp4", KERN_Q8, -12, 12, CPU_POWERS, {4.25, 4.25}, CPU_E2M1}};
 
 #define KINDS ((int)(sizeof kinds / sizeof *kinds))
 
@@ -63,19 +65,19 @@ static float factor(uint64_t seed, uint64_t place, bool halves) {
 static void set_factors(struct block *b, const struct kind *kind, bool halves, uint64_t seed,
                         uint64_t place, uint64_t i) {
     const uint64_t group = place - i % BLOCK_GROUP;
+    const bool grouped = kind->factors == CPU_GROUPED;
     for (uint64_t k = 0; k < 2; k++) {
-        b->unit[k] =
-            kind->grouped && mix(seed + group) % 16 ? factor(seed, 3 * group + k, true) : 0;
+        b->unit[k] = grouped && mix(seed + group) % 16 ? factor(seed, 3 * group + k, true) : 0;
         b->scale[k] = factor(seed, 3 * place + 2 * k, halves);
-        if (kind->grouped) b->scale[k] = b->unit[0] * (float)(int8_t)mix(seed ^ (2 * place + k));
+        if (grouped) b->scale[k] = b->unit[0] * (float)(int8_t)mix(seed ^ (2 * place + k));
+        if (kind->factors == CPU_POWERS)
+            b->scale[k] = ldexpf(mix(seed + group) % 16 ? 1 : 0, -4 - (int)(mix(seed + place) % 9));
     }
-    b->least = kind->grouped ? b->unit[1] * (float)(mix(seed + place) % 64)
-                             : factor(seed, 3 * place + 1, halves);
+    b->least = grouped ? b->unit[1] * (float)(mix(seed + place) % 64)
+                       : factor(seed, 3 * place + 1, halves);
     if (!block_is_split(kind->dtype)) b->scale[1] = b->scale[0];
     if (!block_has_least(kind->dtype)) b->least = BLOCK_NO_LEAST;
 }
-
-static const int8_t iq4[16] = {BLOCK_IQ4};
 
 static struct blocks blocks_make(int64_t rows, int64_t cols, const struct kind *kind, bool halves,
                                  uint64_t seed) {
@@ -89,7 +91,8 @@ static struct blocks blocks_make(int64_t rows, int64_t cols, const struct kind *
         set_factors(b, kind, halves, seed, (uint64_t)i, (uint64_t)(i % each));
         for (int k = 0; k < KERN_BLOCK && i % each * KERN_BLOCK + k < cols; k++) {
             const uint64_t random = mix(seed ^ (uint64_t)(i * KERN_BLOCK + k));
-            b->n[k] = kind->iq4 ? iq4[random % 16] : (int8_t)((int)(random % count) + kind->least);
+            b->n[k] = kind->values ? cpu_values[kind->values][random % 16]
+                                   : (int8_t)((int)(random % count) + kind->least);
             m.value[i / each * cols + i % each * KERN_BLOCK + k] = block_number(b, k);
         }
     }
@@ -363,7 +366,7 @@ Test(blocks, extremes_do_not_overflow) {
             float x[2 * COLS], y[2 * OUT];
             for (int i = 0; i < OUT * COLS / KERN_BLOCK; i++) {
                 m.data[i].scale[0] = m.data[i].scale[1] = 1, m.data[i].least = BLOCK_NO_LEAST;
-                m.data[i].unit[0] = m.data[i].unit[1] = kinds[d].grouped;
+                m.data[i].unit[0] = m.data[i].unit[1] = kinds[d].factors == CPU_GROUPED;
                 for (int k = 0; k < KERN_BLOCK; k++)
                     m.data[i].n[k] = (int8_t)(i / (COLS / KERN_BLOCK) % 2 ? least : most);
             }

@@ -35,6 +35,8 @@ static void random_blocks(struct making *m, uint32_t format, uint8_t *out, size_
     size_t bytes;
     (void)gguf_format_block(format, &bytes);
     for (size_t i = 0; i < count * bytes; i++) out[i] = (uint8_t)random_bits(m);
+    for (size_t b = 0; format == GGUF_FORMAT_MXFP4 && b < count; b++)
+        out[b * bytes] = (uint8_t)(118 + random_bits(m) % 4);
     for (size_t s = 0; s < sizeof scales / sizeof scales[0]; s++) {
         for (int k = 0; scales[s].format == format && k < 2 && scales[s].at[k] >= 0; k++)
             for (size_t b = 0; b < count; b++) {

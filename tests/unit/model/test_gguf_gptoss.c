@@ -181,7 +181,8 @@ static void write_model(const char *path) {
     weights_close(w.from);
 }
 
-static void run(const char *model, const char *path, float *logits) {
+/* Returns the bytes of the weights. */
+static size_t run(const char *model, const char *path, int ranks, float *logits) {
     struct replay replay;
     struct fault fault = {0};
     int32_t ids[IDS];
@@ -190,6 +191,7 @@ static void run(const char *model, const char *path, float *logits) {
                                            .path = path,
                                            .exact = true,
                                            .threads = 2,
+                                           .ranks = ranks,
                                            .kv_dtype = KERN_F32,
                                            .rows_max = IDS,
                                            .positions_max = IDS,
@@ -198,7 +200,9 @@ static void run(const char *model, const char *path, float *logits) {
                  fault.text);
     for (int i = 0; i < IDS; i++) ids[i] = (i * 37 + 11) % replay.vocab;
     cr_assert_eq(replay_run(&replay, 0, ids, IDS, splits, 2, logits), 0);
+    const size_t bytes = model_weight_bytes(replay.model);
     replay_close(&replay);
+    return bytes;
 }
 
 /* The file has routers in float32, the directory in bf16. On the amx path products with bf16 round
@@ -222,11 +226,23 @@ Test(gguf_gptoss, file_answers_as_its_directory) {
     write_model(model);
     for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
         if (!replay_path_available(paths[i])) continue;
-        run(model, paths[i], file);
-        run(DIRECTORY, paths[i], directory);
+        const size_t bytes = run(model, paths[i], 1, file);
+        cr_expect_lt(run(DIRECTORY, paths[i], 1, directory), bytes); /* a router in bf16 */
         cr_expect(isfinite(file[0]) && file[0] != file[1]);
         check_same(paths[i], file, directory);
     }
     (void)remove(model);
     rmdir(dir);
+}
+
+/* Experts stay in 4.25 bits for each number. A quarter of 64 inputs would cut a block, so with four
+ * ranks `down` becomes bf16, which has the same numbers but sums them in another order. */
+Test(gguf_gptoss, experts_stay_in_four_bits) {
+    static float one[IDS * 512], four[IDS * 512];
+    const size_t numbers = (size_t)LAYERS * EXPERTS * D * FF;
+    const size_t split = run(DIRECTORY, "portable", 2, one);
+    cr_expect_eq(run(DIRECTORY, "portable", 4, four) - split, numbers * 2 - numbers * 17 / 32);
+    for (int i = 0; i < IDS * 512; i++) /* NaN fails */
+        cr_expect(fabs((double)one[i] - four[i]) <= 1e-4, "%d: %g, %g", i, (double)one[i],
+                  (double)four[i]);
 }

@@ -317,7 +317,8 @@ Test(ranks, families_with_their_biases_and_norms) {
         snprintf(dir, sizeof dir, MODELS "%s", names[i]);
         for (size_t p = 0; p < sizeof paths / sizeof *paths; p++) {
             const struct setting one = {.dir = dir, .path = paths[p], .threads = 1};
-            compare(&one, "snapkv", ranks, 2);
+            /* four ranks would cut gpt-oss's blocks of MXFP4 (test_gguf_gptoss.c) */
+            compare(&one, "snapkv", ranks, strcmp(names[i], "gptoss") == 0 ? 1 : 2);
         }
     }
 }
