@@ -62,6 +62,7 @@ enum gguf_format {
     GGUF_FORMAT_Q5_0 = 6,
     GGUF_FORMAT_Q5_1 = 7,
     GGUF_FORMAT_Q8_0 = 8,
+    GGUF_FORMAT_Q2_K = 10,
     GGUF_FORMAT_Q3_K = 11,
     GGUF_FORMAT_Q4_K = 12,
     GGUF_FORMAT_Q5_K = 13,
@@ -69,6 +70,7 @@ enum gguf_format {
     GGUF_FORMAT_IQ4_NL = 20,
     GGUF_FORMAT_IQ4_XS = 23,
     GGUF_FORMAT_MXFP4 = 39,
+    GGUF_FORMAT_NVFP4 = 40,
     GGUF_FORMAT_BF16 = 30
 };
 

@@ -11,10 +11,14 @@
  *   Q6_K 256: 128 bytes of low halves, 64 bytes of two high bits, 16 int8 scales s, d; d s (n - 32)
  *   Q3_K 256: 32 bytes of third bits, 64 bytes of two low bits, 12 bytes with 16 scales s of 6
  *             bits, d; d (s - 32) (n - 4)
+ *   Q2_K 256: 16 bytes with a scale s in the low and a minimum t in the high half for each 16
+ *             numbers, 64 bytes of two bits, d, m; d s n - m t
  *   IQ4_NL 32: d, nibbles                   d BLOCK_IQ4[n]
  *   IQ4_XS 256: d, u16 and 4 bytes with 8 scales s of 6 bits, 8 x 16 bytes of nibbles;
  *               d (s - 32) BLOCK_IQ4[n]
- *   MXFP4 32: e, nibbles                    2^(e - 127) times E2M1 n
+ *   NVFP4 64: 4 scales of E4M3 without a sign, for 16 numbers each, and 4 x 8 bytes of nibbles:
+ * byte i has number i in its low half and number i + 8 in its high half; d times E2M1 n MXFP4 32:
+ * e, nibbles                    2^(e - 127) times E2M1 n
  */
 #include "model/blocks.h"
 
@@ -44,35 +48,35 @@ static uint32_t bits_at(const uint8_t *from) {
 
 static void make_q4_0(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 18, out++) {
-        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = BLOCK_NO_LEAST};
+        block_set_factors(out, half_at(from), BLOCK_NO_LEAST);
         put_nibbles(from + 2, 0, -8, out->n);
     }
 }
 
 static void make_q4_1(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 20, out++) {
-        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = half_at(from + 2)};
+        block_set_factors(out, half_at(from), half_at(from + 2));
         put_nibbles(from + 4, 0, 0, out->n);
     }
 }
 
 static void make_q5_0(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 22, out++) {
-        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = BLOCK_NO_LEAST};
+        block_set_factors(out, half_at(from), BLOCK_NO_LEAST);
         put_nibbles(from + 6, bits_at(from + 2), -16, out->n);
     }
 }
 
 static void make_q5_1(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 24, out++) {
-        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = half_at(from + 2)};
+        block_set_factors(out, half_at(from), half_at(from + 2));
         put_nibbles(from + 8, bits_at(from + 4), 0, out->n);
     }
 }
 
 static void make_q8_0(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 34, out++) {
-        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = BLOCK_NO_LEAST};
+        block_set_factors(out, half_at(from), BLOCK_NO_LEAST);
         memcpy(out->n, from + 2, sizeof out->n);
     }
 }
@@ -94,11 +98,11 @@ static void scale_of(const uint8_t *s, int g, int *scale, int *minimum) {
 static void make_group(const uint8_t *head, const uint8_t *nibbles, const uint8_t *fifth, int g,
                        struct block *out) {
     int scale, minimum;
+    const float d = half_at(head), m = -half_at(head + 2);
     scale_of(head + 4, g, &scale, &minimum);
-    out->unit[0] = half_at(head);
-    out->unit[1] = -half_at(head + 2);
-    out->scale[0] = out->scale[1] = out->unit[0] * (float)scale;
-    out->least = out->unit[1] * (float)minimum;
+    block_set_factors(out, d * (float)scale, m * (float)minimum);
+    out->unit[0] = d;
+    out->unit[1] = m;
     for (int i = 0; i < 32; i++) {
         int n = nibbles[i] >> 4 * (g & 1) & 15;
         if (fifth) n += (fifth[i] >> g & 1) << 4;
@@ -121,9 +125,8 @@ static void make_q5_k(const uint8_t *from, size_t blocks, struct block *out) {
 /* Makes quarter q of 128 numbers, whose low halves are in the bytes (q & 1) 32 + i. */
 static void make_quarter(const uint8_t *low, const uint8_t *high, const uint8_t *scales, float d,
                          int q, struct block *out) {
-    out->least = BLOCK_NO_LEAST;
+    block_set_factors(out, 0, BLOCK_NO_LEAST);
     out->unit[0] = d;
-    out->unit[1] = 0;
     for (int half = 0; half < 2; half++) out->scale[half] = d * (float)(int8_t)scales[2 * q + half];
     for (int i = 0; i < 32; i++) {
         int n = (low[(q & 1) * 32 + i] >> (q & 2) * 2 & 15) | (high[i] >> 2 * q & 3) << 4;
@@ -149,12 +152,29 @@ static void make_q3_k(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 110) {
         const float d = half_at(from + 108);
         for (int b = 0; b < 8; b++, out++) {
-            *out = (struct block){.least = BLOCK_NO_LEAST, .unit = {d}};
+            block_set_factors(out, 0, BLOCK_NO_LEAST);
+            out->unit[0] = d;
             for (int half = 0; half < 2; half++)
                 out->scale[half] = d * (float)q3_scale(from + 96, 2 * b + half);
             for (int i = 0; i < 32; i++)
                 out->n[i] = (int8_t)((from[32 + b / 4 * 32 + i] >> (b % 4 * 2) & 3) +
                                      (from[i] >> b & 1) * 4 - 4);
+        }
+    }
+}
+
+static void make_q2_k(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 84) {
+        const float d = half_at(from + 80), m = -half_at(from + 82);
+        for (int b = 0; b < 8; b++, out++) {
+            *out = (struct block){.unit = {d, m}};
+            for (int half = 0; half < 2; half++) {
+                const int factors = from[2 * b + half];
+                out->scale[half] = d * (float)(factors & 15);
+                out->least[half] = m * (float)(factors >> 4);
+            }
+            for (int i = 0; i < 32; i++)
+                out->n[i] = (int8_t)(from[16 + b / 4 * 32 + i] >> (b % 4 * 2) & 3);
         }
     }
 }
@@ -170,7 +190,7 @@ static void put_values(const uint8_t *nibbles, const int8_t values[16], int8_t *
 
 static void make_iq4_nl(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 18, out++) {
-        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = BLOCK_NO_LEAST};
+        block_set_factors(out, half_at(from), BLOCK_NO_LEAST);
         put_values(from + 2, iq4, out->n);
     }
 }
@@ -182,7 +202,8 @@ static void make_iq4_xs(const uint8_t *from, size_t blocks, struct block *out) {
         for (int b = 0; b < 8; b++, out++) {
             const int low = from[4 + b / 2] >> (b % 2 * 4) & 15;
             const float scale = d * (float)((low | (high >> 2 * b & 3) << 4) - 32);
-            *out = (struct block){.scale = {scale, scale}, .least = BLOCK_NO_LEAST, .unit = {d}};
+            block_set_factors(out, scale, BLOCK_NO_LEAST);
+            out->unit[0] = d;
             put_values(from + 8 + (ptrdiff_t)16 * b, iq4, out->n);
         }
     }
@@ -195,9 +216,7 @@ static void set_mxfp4_scale(uint8_t e, struct block *out) {
     const uint32_t bits = e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23;
     bool any = false;
     for (int i = 0; i < KERN_BLOCK; i++) any |= out->n[i] != 0;
-    out->scale[0] = out->scale[1] = e == 255 ? NAN : any ? number_from_bits(bits) : 0;
-    out->least = BLOCK_NO_LEAST;
-    out->unit[0] = out->unit[1] = 0;
+    block_set_factors(out, e == 255 ? NAN : any ? number_from_bits(bits) : 0, BLOCK_NO_LEAST);
 }
 
 static const int8_t e2m1[16] = {BLOCK_E2M1};
@@ -217,6 +236,21 @@ void block_make_split_mxfp4(const uint8_t *nibbles, const uint8_t *scales, size_
     }
 }
 
+static void make_nvfp4(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 36)
+        for (int b = 0; b < 2; b++, out++) {
+            block_set_factors(out, 0, BLOCK_NO_LEAST);
+            out->unit[0] = 0.5f; /* n is twice E2M1 */
+            for (int half = 0; half < 2; half++) {
+                const int at = 2 * b + half;
+                const uint8_t *nibbles = from + 4 + (ptrdiff_t)8 * at;
+                out->scale[half] = 0.5f * number_from_e4m3(from[at] & 0x7f);
+                for (int i = 0; i < 16; i++)
+                    out->n[16 * half + i] = e2m1[nibbles[i % 8] >> (i / 8 * 4) & 15];
+            }
+        }
+}
+
 static const struct format {
     uint32_t format;
     enum kern_dtype dtype;
@@ -232,9 +266,11 @@ static const struct format {
                {GGUF_FORMAT_Q5_K, KERN_Q8M, make_q5_k, 8, 176, 180},
                {GGUF_FORMAT_Q6_K, KERN_Q8S, make_q6_k, 8, 210, 210},
                {GGUF_FORMAT_Q3_K, KERN_Q8S, make_q3_k, 8, 110, 114},
+               {GGUF_FORMAT_Q2_K, KERN_Q8SM, make_q2_k, 8, 84, 84},
                {GGUF_FORMAT_IQ4_NL, KERN_Q8, make_iq4_nl, 1, 18, 18},
                {GGUF_FORMAT_IQ4_XS, KERN_Q8, make_iq4_xs, 8, 136, 138},
-               {GGUF_FORMAT_MXFP4, KERN_Q8, make_mxfp4, 1, 17, 17}};
+               {GGUF_FORMAT_MXFP4, KERN_Q8, make_mxfp4, 1, 17, 17},
+               {GGUF_FORMAT_NVFP4, KERN_Q8S, make_nvfp4, 2, 36, 37}};
 
 static const struct format *format_of(uint32_t format) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
@@ -279,7 +315,7 @@ static uint8_t *put_half(float x, uint8_t *out) {
 void block_write(enum kern_dtype dtype, const struct block *from, size_t blocks, uint8_t *out) {
     for (; blocks; blocks--, from++) {
         out = put_half(from->scale[0], out);
-        if (dtype == KERN_Q4M) out = put_half(from->least, out);
+        if (dtype == KERN_Q4M) out = put_half(from->least[0], out);
         for (int i = 0; dtype == KERN_Q4M && i < KERN_BLOCK / 2; i++)
             *out++ = (uint8_t)(from->n[i] | from->n[i + KERN_BLOCK / 2] << 4);
         for (int i = 0; dtype == KERN_Q8 && i < KERN_BLOCK; i++) *out++ = (uint8_t)from->n[i];
@@ -310,9 +346,11 @@ READER(q8_0, Q8_0)
 READER(q4_k, Q4_K)
 READER(q5_k, Q5_K)
 READER(q6_k, Q6_K)
+READER(q2_k, Q2_K)
 READER(q3_k, Q3_K)
 READER(iq4_nl, IQ4_NL)
 READER(iq4_xs, IQ4_XS)
+READER(nvfp4, NVFP4)
 
 /* Zeros keep the sign that E2M1 gives them: digests that name a base are of these numbers
  * (base_digest.h). */
@@ -343,6 +381,8 @@ block_reader *block_reader_of(uint32_t format) {
         return read_q5_k;
     case GGUF_FORMAT_Q6_K:
         return read_q6_k;
+    case GGUF_FORMAT_Q2_K:
+        return read_q2_k;
     case GGUF_FORMAT_Q3_K:
         return read_q3_k;
     case GGUF_FORMAT_IQ4_NL:
@@ -351,6 +391,8 @@ block_reader *block_reader_of(uint32_t format) {
         return read_iq4_xs;
     case GGUF_FORMAT_MXFP4:
         return read_mxfp4;
+    case GGUF_FORMAT_NVFP4:
+        return read_nvfp4;
     default:
         return NULL;
     }

@@ -68,9 +68,10 @@ static char *room_of(struct room *room, size_t count, size_t size) {
 
 static const char *supported_types(const struct loader *loader, bool matrix) {
     if (!matrix) return "F32, F16, BF16";
-    return !naming_is_gguf(loader->naming) ? "F32, F16, BF16 and, in a layer, F8_E4M3"
-                                           : "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q3_K, "
-                                             "Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4";
+    return !naming_is_gguf(loader->naming)
+               ? "F32, F16, BF16 and, in a layer, F8_E4M3"
+               : "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, "
+                 "Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4";
 }
 
 /* Sizes of 1 may be there or not. */

@@ -149,8 +149,8 @@ void packed_blocks(const struct packed *p, int64_t row, int64_t first, int64_t c
     for (int64_t b = first; b < first + count; b++, out++) {
         const int64_t group = b * KERN_BLOCK / p->group;
         const float scale = scale_at(p, row, group);
-        *out = (struct block){.scale = {scale, scale}, .least = BLOCK_NO_LEAST};
-        if (p->zeros) out->least = -(scale * (float)zero_at(p, row, group));
+        block_set_factors(out, scale,
+                          p->zeros ? -(scale * (float)zero_at(p, row, group)) : BLOCK_NO_LEAST);
         read_codes(p, row, b * KERN_BLOCK, p->zeros ? 0 : 8, out->n);
     }
 }

@@ -145,8 +145,7 @@ static const char *in_format(enum quantization to) {
 
 static void fill_blocks(struct block *blocks, size_t count, bool narrow) {
     for (size_t b = 0; b < count; b++) {
-        blocks[b] = (struct block){.scale = {0x1p-7f, 0x1p-7f},
-                                   .least = narrow ? -0x1p-4f : BLOCK_NO_LEAST};
+        block_set_factors(&blocks[b], 0x1p-7f, narrow ? -0x1p-4f : BLOCK_NO_LEAST);
         for (int i = 0; i < KERN_BLOCK; i++)
             blocks[b].n[i] = (int8_t)((int)(b * 5 + (size_t)i * 7) % (narrow ? 16 : 100));
     }

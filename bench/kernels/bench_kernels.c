@@ -155,9 +155,8 @@ static char *random_blocks(int rows, int cols, enum kern_dtype dtype) {
     struct block *data = memory(count * sizeof *data);
     uint32_t x = 777;
     for (size_t i = 0; i < count; i++) {
-        data[i].scale[0] = data[i].scale[1] =
-            dtype == KERN_Q4 || dtype == KERN_Q4M ? 0x1p-8f : 0x1p-12f;
-        data[i].least = dtype == KERN_Q4M ? -0x1p-5f : BLOCK_NO_LEAST;
+        block_set_factors(&data[i], block_is_narrow(dtype) ? 0x1p-8f : 0x1p-12f,
+                          dtype == KERN_Q4M ? -0x1p-5f : BLOCK_NO_LEAST);
         for (int k = 0; k < KERN_BLOCK; k++) {
             x = x * 1664525 + 1013904223;
             data[i].n[k] = (int8_t)(dtype == KERN_Q4    ? (int)(x >> 28) - 8

@@ -146,14 +146,11 @@ SIMD float code_base(const struct cpu_form form) {
 /* Factors of a block: `at` in memory, `units` those of its group. */
 SIMD void factors_load(struct factors *f, const char *at, const char *units, bool halves,
                        const bool folded, const struct cpu_form form) {
-    twice(f->scale[0], factor_load(at, units, halves, 0, form.parts, form.factors));
-    f->scale[1][0] = f->scale[0][0], f->scale[1][1] = f->scale[0][1];
-    if (form.parts == 2)
-        twice(f->scale[1], factor_load(at, units, halves, 1, form.parts, form.factors));
-    if (form.least) {
-        twice(f->term[0], factor_load(at, units, halves, form.parts, form.parts, form.factors));
-        f->term[1][0] = f->term[0][0], f->term[1][1] = f->term[0][1];
-    }
+    UNROLL for (int i = 0; i < 2; i++) twice(
+        f->scale[i], factor_load(at, units, halves, i % form.parts, form.parts, form.factors));
+    for (int i = 0; i < 2 && form.least; i++)
+        twice(f->term[i], factor_load(at, units, halves, form.parts + i % form.parts, form.parts,
+                                      form.factors));
     for (int i = 0; i < 4 && folded; i++)
         f->term[i / 2][i % 2] = v16_mul(f->scale[i / 2][i % 2], v16_set(-code_base(form)));
 }

@@ -45,19 +45,33 @@ static char *panel_of(const struct kern_weight *w, int64_t row) {
     return w->data + (size_t)(row / PANEL) * w->panel_bytes;
 }
 
-/* Returns the address of a factor; `which`: its place in a block of a panel. */
-static char *factor_at(const struct kern_weight *w, int64_t row, int64_t block, int which) {
-    const size_t size = cpu_block_factors(w) / (size_t)(w->form->parts + w->form->least);
+/* Returns the address of a factor: a half's scale or its term. */
+static char *factor_at(const struct kern_weight *w, int64_t row, int64_t block, int half,
+                       bool least) {
+    const int which = half % w->form->parts + (least ? w->form->parts : 0);
+    const size_t place = (size_t)(which % cpu_factor_places(w->form) * PANEL + row % PANEL);
     return panel_of(w, row) + (size_t)w->blocks * cpu_block_codes(w) +
-           (size_t)block * cpu_block_factors(w) + (size_t)which * size +
-           (size_t)(row % PANEL) * (size / PANEL);
+           (size_t)block * cpu_block_factors(w) + place * cpu_factor_bytes(w);
 }
 
 /* Returns the address of a unit, of scales or of terms. */
 static char *unit_at(const struct kern_weight *w, int64_t row, int64_t block, bool least) {
+    const size_t each = cpu_block_units(w->form) / (size_t)(1 + w->form->least);
     return panel_of(w, row) + cpu_block_units_at(w) +
-           (size_t)(block / BLOCK_GROUP) * cpu_block_units(w->form) +
-           ((least ? PANEL : 0) + (size_t)(row % PANEL)) * 2;
+           (size_t)(block / BLOCK_GROUP) * cpu_block_units(w->form) + (least ? each : 0) +
+           (size_t)(row % PANEL) * (each / PANEL);
+}
+
+static void put_unit(const struct kern_weight *w, char *at, float x) {
+    const uint16_t half = number_to_f16(x);
+    if (w->form->factors == CPU_E4M3)
+        memcpy(at, &x, sizeof x);
+    else
+        memcpy(at, &half, sizeof half);
+}
+
+static float get_unit(const struct kern_weight *w, const char *at) {
+    return number_element(at, w->form->factors == CPU_E4M3 ? KERN_F32 : KERN_F16);
 }
 
 /* Returns the whole number which, times the unit, may be the factor; with 0 as the unit 0. */
@@ -65,16 +79,21 @@ static float multiple(float factor, float unit) {
     return unit == 0 ? 0 : rintf(factor / unit);
 }
 
-static bool is_multiple(float factor, float unit) {
+static bool is_multiple(float factor, float unit, int lowest, int highest) {
     const float number = multiple(factor, unit);
-    return number >= INT8_MIN && number <= INT8_MAX && number * unit == factor;
+    return factor == 0 ||
+           (number >= (float)lowest && number <= (float)highest && number * unit == factor);
 }
 
-/* `unit`: of grouped forms. */
-static void put_factor(const struct kern_weight *w, char *at, float x, float unit) {
+/* `unit`: of forms that have units. A pair's scale is put first. */
+static void put_factor(const struct kern_weight *w, char *at, float x, float unit, bool least) {
     const uint16_t half = number_to_f16(x);
     if (w->form->factors == CPU_GROUPED)
         *at = (char)(int8_t)multiple(x, unit);
+    else if (w->form->factors == CPU_PAIRED)
+        *at = (char)(least ? *at | (int)multiple(x, unit) << 4 : (int)multiple(x, unit));
+    else if (w->form->factors == CPU_E4M3)
+        *at = (char)number_to_e4m3(unit == 0 ? 0 : x / unit);
     else if (w->form->factors == CPU_POWERS)
         *at = (char)(number_bits(x) >> 23);
     else if (w->halves)
@@ -83,8 +102,10 @@ static void put_factor(const struct kern_weight *w, char *at, float x, float uni
         memcpy(at, &x, sizeof x);
 }
 
-static float get_factor(const struct kern_weight *w, const char *at, float unit) {
+static float get_factor(const struct kern_weight *w, const char *at, float unit, bool least) {
     if (w->form->factors == CPU_GROUPED) return (float)(int8_t)*at * unit;
+    if (w->form->factors == CPU_PAIRED) return (float)((uint8_t)*at >> (least ? 4 : 0) & 15) * unit;
+    if (w->form->factors == CPU_E4M3) return number_from_e4m3((uint8_t)*at) * unit;
     if (w->form->factors == CPU_POWERS) return number_from_bits((uint32_t)(uint8_t)*at << 23);
     return number_element(at, w->halves ? KERN_F16 : KERN_F32);
 }
@@ -127,19 +148,46 @@ static void get_codes(const struct cpu_form *form, const uint8_t *from, int8_t *
 }
 
 /* Are the factors multiples of the units that the first block of the group has? */
-static bool is_of_group(const struct block *block, const struct block *first, bool is_first) {
+static bool is_of_group(const struct block *block, const struct block *first, int lowest,
+                        int highest) {
     for (int i = 0; i < 2; i++)
-        if (block->unit[i] != first->unit[i] || (is_first && !exact_half(block->unit[i])))
+        if (block->unit[i] != first->unit[i] || !exact_half(block->unit[i]) ||
+            !is_multiple(block->scale[i], block->unit[0], lowest, highest) ||
+            !is_multiple(block->least[i], block->unit[1], lowest, highest))
             return false;
-    return is_multiple(block->scale[0], block->unit[0]) &&
-           is_multiple(block->scale[1], block->unit[0]) &&
-           (block->least == 0 || is_multiple(block->least, block->unit[1]));
+    return true;
 }
 
-/* Is it a finite power of two that is no subnormal number, or 0? */
+static bool is_e4m3_of(float factor, float unit) {
+    return factor == 0 ||
+           (unit != 0 && number_from_e4m3(number_to_e4m3(factor / unit)) * unit == factor);
+}
+
+/* Is it a power of two that is finite and no subnormal number, or 0? */
 static bool is_power(float x) {
     const uint32_t bits = number_bits(x);
     return !(bits & 0x807fffffu) && bits < 0x7f800000u;
+}
+
+/* Has a form with such factors those of the block? CPU_FLOATS: in float16. `first`: the first block
+ * of its group. */
+static bool fits(enum cpu_factors factors, const struct block *block, const struct block *first) {
+    switch (factors) {
+    case CPU_FLOATS:
+        return exact_half(block->scale[0]) && exact_half(block->scale[1]) &&
+               exact_half(block->least[0]) && exact_half(block->least[1]);
+    case CPU_GROUPED:
+        return is_of_group(block, first, INT8_MIN, INT8_MAX);
+    case CPU_PAIRED:
+        return is_of_group(block, first, 0, 15);
+    case CPU_E4M3:
+        return block->unit[0] == first->unit[0] && is_e4m3_of(block->scale[0], block->unit[0]) &&
+               is_e4m3_of(block->scale[1], block->unit[0]);
+    case CPU_POWERS:
+        return is_power(block->scale[0]) && is_power(block->scale[1]);
+    default:
+        return false;
+    }
 }
 
 void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w,
@@ -155,21 +203,15 @@ void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w,
         for (enum cpu_values v = CPU_IQ4; v < CPU_VALUES; v++)
             for (int i = 0; i < KERN_BLOCK && !needs->others[v]; i++)
                 needs->others[v] = place_of(v, block.n[i]) == 16;
-        if (!needs->between)
-            needs->between = !is_power(block.scale[0]) || !is_power(block.scale[1]);
-        if (!needs->single)
-            needs->single = !exact_half(block.scale[0]) || !exact_half(block.scale[1]) ||
-                            !exact_half(block.least);
-        if (!needs->apart) needs->apart = !is_of_group(&block, first, b % BLOCK_GROUP == 0);
+        for (enum cpu_factors f = CPU_FLOATS; f < CPU_FACTOR_KINDS; f++)
+            if (!needs->unfit[f]) needs->unfit[f] = !fits(f, &block, first);
     }
 }
 
 void cpu_needs_add(struct cpu_needs *to, const struct cpu_needs *other) {
     to->lowest = other->lowest < to->lowest ? other->lowest : to->lowest;
     to->highest = other->highest > to->highest ? other->highest : to->highest;
-    to->single = to->single || other->single;
-    to->apart = to->apart || other->apart;
-    to->between = to->between || other->between;
+    for (int f = 0; f < CPU_FACTOR_KINDS; f++) to->unfit[f] = to->unfit[f] || other->unfit[f];
     for (int v = 0; v < CPU_VALUES; v++) to->others[v] = to->others[v] || other->others[v];
 }
 
@@ -177,15 +219,13 @@ void cpu_block_choose(struct kern_weight *w, const struct cpu_needs *needs) {
     const int parts = block_is_split(w->dtype) ? 2 : 1;
     const struct cpu_form *best = NULL;
     size_t least = SIZE_MAX;
-    w->halves = !needs->single;
+    w->halves = !needs->unfit[CPU_FLOATS];
     for (int i = 0; i < CPU_FORMS; i++) {
         const struct cpu_form *f = w->form = &cpu_forms[i];
         const bool codes = f->values ? !needs->others[f->values]
                                      : needs->lowest + f->offset >= 0 &&
                                            (needs->highest + f->offset) >> f->bits == 0;
-        const bool factors = f->factors == CPU_GROUPED  ? !needs->apart
-                             : f->factors == CPU_POWERS ? !needs->between
-                                                        : true;
+        const bool factors = f->factors == CPU_FLOATS || !needs->unfit[f->factors];
         const bool holds =
             codes && factors && f->least == block_has_least(w->dtype) && f->parts == parts;
         if (!holds || cpu_block_panel_bytes(w) >= least) continue;
@@ -200,29 +240,30 @@ void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from
     const struct cpu_form *form = w->form;
     for (int64_t b = 0; b < w->blocks; b++) {
         const struct block block = from[b];
-        const uint16_t units[2] = {number_to_f16(block.unit[0]), number_to_f16(block.unit[1])};
         put_codes(form, packed_codes(w, row, b), block.n);
-        for (int i = 0; i < form->parts; i++)
-            put_factor(w, factor_at(w, row, b, i), block.scale[i], block.unit[0]);
-        if (form->least)
-            put_factor(w, factor_at(w, row, b, form->parts), block.least, block.unit[1]);
-        if (form->factors != CPU_GROUPED || b % BLOCK_GROUP) continue;
-        memcpy(unit_at(w, row, b, false), &units[0], sizeof units[0]);
-        if (form->least) memcpy(unit_at(w, row, b, true), &units[1], sizeof units[1]);
+        for (int i = 0; i < form->parts; i++) {
+            put_factor(w, factor_at(w, row, b, i, false), block.scale[i], block.unit[0], false);
+            if (form->least)
+                put_factor(w, factor_at(w, row, b, i, true), block.least[i], block.unit[1], true);
+        }
+        if (!cpu_block_units(form) || b % BLOCK_GROUP) continue;
+        put_unit(w, unit_at(w, row, b, false), block.unit[0]);
+        if (form->least) put_unit(w, unit_at(w, row, b, true), block.unit[1]);
     }
 }
 
 struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t block) {
     const struct cpu_form *form = w->form;
-    struct block out = {.least = BLOCK_NO_LEAST};
-    const bool grouped = form->factors == CPU_GROUPED;
-    if (grouped) out.unit[0] = number_element(unit_at(w, row, block, false), KERN_F16);
-    if (grouped && form->least)
-        out.unit[1] = number_element(unit_at(w, row, block, true), KERN_F16);
-    for (int i = 0; i < 2; i++)
-        out.scale[i] =
-            get_factor(w, factor_at(w, row, block, form->parts == 2 ? i : 0), out.unit[0]);
-    if (form->least) out.least = get_factor(w, factor_at(w, row, block, form->parts), out.unit[1]);
+    struct block out;
+    const bool grouped = cpu_block_units(form) > 0;
+    block_set_factors(&out, 0, BLOCK_NO_LEAST);
+    if (grouped) out.unit[0] = get_unit(w, unit_at(w, row, block, false));
+    if (grouped && form->least) out.unit[1] = get_unit(w, unit_at(w, row, block, true));
+    for (int i = 0; i < 2; i++) {
+        out.scale[i] = get_factor(w, factor_at(w, row, block, i, false), out.unit[0], false);
+        if (form->least)
+            out.least[i] = get_factor(w, factor_at(w, row, block, i, true), out.unit[1], true);
+    }
     get_codes(form, packed_codes(w, row, block), out.n);
     return out;
 }

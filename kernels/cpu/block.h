@@ -6,15 +6,15 @@
  * among them. The codes of a block are vectors of 64 bytes: vector q, of eight, has quad q, the
  * inputs 4 q to 4 q + 3 of each output.
  *
- * The low L bits of codes come first: 8 of 8, 4 of 4 to 6, 2 of 3. The quads of a block or, where
- * its halves have scales of their own, of each half are V; they share V L / 8 vectors, of which
- * vector v % (V L / 8) has those of quad v of the V, from bit L (v / (V L / 8)) of each byte on.
- * The H bits that are left follow: quad q's from bit q H of the eight vectors' bytes on, eight bits
- * of a byte before those of the same byte of the next vector.
+ * The low L bits of codes come first: 8 of 8, 4 of 4 to 6, 2 of 2 and 3. The quads of a block or,
+ * where its halves have scales of their own, of each half are V; they share V L / 8 vectors, of
+ * which vector v % (V L / 8) has those of quad v of the V, from bit L (v / (V L / 8)) of each byte
+ * on. The H bits that are left follow: quad q's from bit q H of the eight vectors' bytes on, eight
+ * bits of a byte before those of the same byte of the next vector.
  *
- *   factors  16 scales, in halves those of the second halves, then 16 terms `least` where the form
- *            has them, as enum cpu_factors says
- *   units    16 of scales, then 16 of terms; float16
+ *   factors  16 scales, in halves those of the second halves, then as many terms `least` where the
+ *            form has them, as enum cpu_factors says
+ *   units    16 of scales, then 16 of terms; float16, of E4M3 float32
  *
  * An activation row is rounded in blocks of 32 inputs, too: x = scale c, c = x / scale to nearest
  * even.
@@ -35,12 +35,12 @@
  * The product of a block is a whole number and exact. The sum of an output is in float32, of int16:
  *
  *   sum = fma(least, scale * sum of c, sum)              forms with terms
- *   sum = fma(sum of n c, scale of w * scale, sum)       halves: of each in turn
+ *   sum = fma(sum of n c, scale of w * scale, sum)       halves: both of each in turn
  *
  * with the sum of n c rounded to nearest even, and of int8, with s = 2^-k, or 128 2^-k of a rest:
  *
  *   sum = fma(least, s * sum of c, sum)                  forms with terms
- *   sum = fma(s * sum of n c, scale of w, sum)           halves: of each in turn
+ *   sum = fma(s * sum of n c, scale of w, sum)           halves: both of each in turn
  *
  * over the blocks of a leaf in ascending order, with each group's rest behind it. In int8 a leaf's
  * sum is then multiplied by u. Leaves are added as a tree.
@@ -61,7 +61,11 @@
 enum cpu_factors {
     CPU_FLOATS,  /* float16 where that is exact for the whole weight, otherwise float32 */
     CPU_GROUPED, /* whole numbers of 8 bits, to be multiplied by the group's units */
-    CPU_POWERS   /* powers of two, or 0: the exponents of float32, 8 bits */
+    CPU_PAIRED,  /* the same of 4 bits and not negative: a scale in the low half of a byte and its
+                    term in the high one */
+    CPU_E4M3,    /* numbers of E4M3, to be multiplied by the group's units */
+    CPU_POWERS,  /* powers of two, or 0: the exponents of float32, 8 bits */
+    CPU_FACTOR_KINDS
 };
 
 /* Numbers that codes of 4 bits stand for. */
@@ -71,12 +75,14 @@ static const int8_t cpu_values[CPU_VALUES][16] = {
     [CPU_IQ4] = {BLOCK_IQ4}, [CPU_E2M1] = {BLOCK_E2M1}};
 
 /* The forms of matrices: name, bits of a code; offset, of forms with values that of the numbers;
- * is there a term; the number of scales of a block; enum cpu_factors; enum cpu_values. Panels of
+ * are there terms; the number of scales of a block; enum cpu_factors; enum cpu_values. Panels of
  * dense forms are unpacked before several rows are multiplied with them. */
 #define CPU_DENSE_MAP(X)                                                                           \
+    X(q2k, 2, 0, true, 2, CPU_PAIRED, CPU_NO_VALUES)                                               \
     X(q3k, 3, 4, false, 2, CPU_GROUPED, CPU_NO_VALUES)                                             \
     X(q4e, 4, 12, false, 1, CPU_POWERS, CPU_E2M1)                                                  \
     X(q4k, 4, 0, true, 1, CPU_GROUPED, CPU_NO_VALUES)                                              \
+    X(q4se, 4, 12, false, 2, CPU_E4M3, CPU_E2M1)                                                   \
     X(q4v, 4, 128, false, 1, CPU_FLOATS, CPU_IQ4)                                                  \
     X(q4vk, 4, 128, false, 1, CPU_GROUPED, CPU_IQ4)                                                \
     X(q5, 5, 16, false, 1, CPU_FLOATS, CPU_NO_VALUES)                                              \
@@ -126,7 +132,7 @@ struct cpu_quad {
 
 static inline __attribute__((always_inline)) struct cpu_quad
 cpu_quad_of(const int bits, const int parts, const int quad) {
-    const int low = bits > 6 ? 8 : bits == 3 ? 2 : 4, high = (bits > 6 ? 8 : bits) - low;
+    const int low = bits > 6 ? 8 : bits < 4 ? 2 : 4, high = (bits > 6 ? 8 : bits) - low;
     const int quads = CPU_QUADS / parts, vectors = quads * low / 8, v = quad % quads;
     return (struct cpu_quad){.low_vector = quad / quads * vectors + v % vectors,
                              .low_bit = v / vectors * low,
@@ -141,14 +147,32 @@ static inline size_t cpu_block_codes(const struct kern_weight *w) {
     return (size_t)PANEL * KERN_BLOCK * (size_t)w->form->bits / 8;
 }
 
+/* Factors of a block of an output, and those that do not share their bytes. */
+static inline int cpu_factor_count(const struct cpu_form *form) {
+    return form->parts * (1 + form->least);
+}
+
+static inline int cpu_factor_places(const struct cpu_form *form) {
+    return form->factors == CPU_PAIRED ? form->parts : cpu_factor_count(form);
+}
+
+static inline size_t cpu_factor_bytes(const struct kern_weight *w) {
+    return w->form->factors != CPU_FLOATS ? 1 : w->halves ? 2 : 4;
+}
+
 static inline size_t cpu_block_factors(const struct kern_weight *w) {
-    const size_t size = w->form->factors != CPU_FLOATS ? 1 : w->halves ? 2 : 4;
-    return PANEL * size * (size_t)(w->form->parts + w->form->least);
+    return PANEL * cpu_factor_bytes(w) * (size_t)cpu_factor_places(w->form);
 }
 
 /* Bytes of a group's units in a panel. */
+static inline __attribute__((always_inline)) size_t cpu_unit_bytes(const bool least,
+                                                                   const enum cpu_factors factors) {
+    const bool halves = factors == CPU_GROUPED || factors == CPU_PAIRED;
+    return halves ? (size_t)2 * PANEL * (size_t)(1 + least) : factors == CPU_E4M3 ? 4 * PANEL : 0;
+}
+
 static inline size_t cpu_block_units(const struct cpu_form *form) {
-    return form->factors == CPU_GROUPED ? (size_t)2 * PANEL * (size_t)(1 + form->least) : 0;
+    return cpu_unit_bytes(form->least, form->factors);
 }
 
 /* Where the units begin in a panel. */
@@ -161,12 +185,13 @@ static inline size_t cpu_block_units_at(const struct kern_weight *w) {
 /* A block of an activation row, or a rest. A rest's codes are the first four of its place; it says
  * where its weights are. */
 struct cpu_x_block {
-    float scale; /* in int8 the unit, in every block of a leaf */
-    float back;  /* int8: 1.5 2^23 times the power of two, as above */
-    float sum;   /* int16: scale times the sum of codes; int8: the power of two times it */
-    int32_t
-        start[2];  /* minus the form's offset times the sum of codes, in int8 added to the bits
-                      of `back`; [1]: of the second half, where halves have scales of their own */
+    float scale;       /* in int8 the unit, in every block of a leaf */
+    float back;        /* int8: 1.5 2^23 times the power of two, as above */
+    struct {           /* of the block or, where halves have scales of their own, of each half */
+        float sum;     /* int16: scale times the sum of codes; int8: the power of two times it */
+        int32_t start; /* minus the form's offset times the sum of codes, in int8 added to the bits
+                          of `back` */
+    } part[2];
     int32_t block; /* a rest: the number of its block in the group */
     int32_t quad;  /* a rest: its place in the block */
 };
@@ -234,10 +259,9 @@ size_t cpu_block_panel_bytes(const struct kern_weight *w);
 void cpu_block_widen(const struct kern_weight *w, int64_t panel, float *to);
 /* Needs of the blocks of a matrix, found so far; all zeros at first. */
 struct cpu_needs {
-    int lowest, highest;     /* codes */
-    bool single;             /* a factor that is not exact in float16 */
-    bool apart;              /* a factor that is no multiple of its group's unit */
-    bool between;            /* a scale that is no power of two */
+    int lowest, highest; /* codes */
+    /* CPU_FLOATS: a factor that is not exact in float16; others: one that such factors are not */
+    bool unfit[CPU_FACTOR_KINDS];
     bool others[CPU_VALUES]; /* a number that is none of these values */
 };
 

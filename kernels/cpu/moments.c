@@ -144,7 +144,7 @@ static void round_block(const float *x, const float *wanted, const float *factor
     for (int i = 0; i < KERN_BLOCK; i++) {
         float at = wanted[i];
         for (int j = 0; j < i; j++) at += errors[j] * factors[i * MOMENTS_WINDOW + j];
-        to->n[i] = (int8_t)fmaxf(0, fminf(15, rintf((at - to->least) * by)));
+        to->n[i] = (int8_t)fmaxf(0, fminf(15, rintf((at - to->least[0]) * by)));
         errors[i] = x[i] - block_number(to, i);
     }
 }

@@ -89,8 +89,7 @@ static void quantize_q8(const float *x, struct block *to) {
     float most = 0;
     for (int i = 0; i < KERN_BLOCK; i++) most = fmaxf(most, fabsf(x[i]));
     const float scale = as_half(most / 127), by = scale > 0 ? 1 / scale : 0;
-    to->scale[0] = to->scale[1] = scale;
-    to->least = BLOCK_NO_LEAST;
+    block_set_factors(to, scale, BLOCK_NO_LEAST);
     for (int i = 0; i < KERN_BLOCK; i++)
         to->n[i] = (int8_t)fmaxf(-127, fminf(127, nearest(x[i] * by)));
 }
@@ -145,8 +144,7 @@ void cpu_search_q4(const float *x, const float *w, struct block *to) {
         float error = error_q4(x, w, n, scale, least);
         if (!(error < best)) continue;
         best = error;
-        to->scale[0] = to->scale[1] = scale, to->least = least;
-        to->unit[0] = to->unit[1] = 0;
+        block_set_factors(to, scale, least);
         for (int i = 0; i < KERN_BLOCK; i++) to->n[i] = (int8_t)n[i];
     }
 }

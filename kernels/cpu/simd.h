@@ -95,6 +95,12 @@ SIMD v16 v16_load_power(const uint8_t *p) {
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), 23));
 }
+/* The low or the high half of each of sixteen bytes. */
+SIMD v16 v16_load_nibble(const uint8_t *p, bool high) {
+    const __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm512_cvtepi32_ps(high ? _mm512_srli_epi32(pairs, 4)
+                                   : _mm512_and_si512(pairs, _mm512_set1_epi32(15)));
+}
 SIMD v16 v16_load_row4(const uint8_t *p, bool high) {
     const v16 levels =
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)row_levels)));
@@ -282,10 +288,16 @@ SIMD v16 v16_load_power(const uint8_t *p) {
     const __m128i exponents = _mm_loadu_si128((const __m128i *)p);
     return V16(power_half(exponents), power_half(_mm_srli_si128(exponents, 8)));
 }
+SIMD __m128i nibbles(const uint8_t *p, bool high) {
+    const __m128i pairs = _mm_loadu_si128((const __m128i *)p);
+    return _mm_and_si128(high ? _mm_srli_epi16(pairs, 4) : pairs, _mm_set1_epi8(15));
+}
+SIMD v16 v16_load_nibble(const uint8_t *p, bool high) {
+    return row8_floats(nibbles(p, high));
+}
 SIMD v16 v16_load_row4(const uint8_t *p, bool high) {
-    __m128i pairs = _mm_loadu_si128((const __m128i *)p);
-    pairs = _mm_and_si128(high ? _mm_srli_epi16(pairs, 4) : pairs, _mm_set1_epi8(15));
-    return row8_floats(_mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)row_levels), pairs));
+    return row8_floats(
+        _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)row_levels), nibbles(p, high)));
 }
 SIMD v16 v16_load_bf16(const uint16_t *p) {
     return V16(bf16_half(p), bf16_half(p + 8));
@@ -513,6 +525,11 @@ SIMD v16 v16_load_row8(const int8_t *p) {
 SIMD v16 v16_load_power(const uint8_t *p) {
     float x[16];
     for (int i = 0; i < 16; i++) x[i] = number_from_bits((uint32_t)p[i] << 23);
+    return v16_load(x);
+}
+SIMD v16 v16_load_nibble(const uint8_t *p, bool high) {
+    float x[16];
+    for (int i = 0; i < 16; i++) x[i] = (float)(high ? p[i] >> 4 : p[i] & 15);
     return v16_load(x);
 }
 SIMD v16 v16_load_row4(const uint8_t *p, bool high) {

@@ -115,7 +115,7 @@ typedef struct {
 typedef whole codes;
 typedef __m256i input;
 
-/* Products of int8 with codes of 3 or 4 bits are summed in 16 bits until they are closed: at most 8
+/* Products of int8 with codes of 2 to 4 bits are summed in 16 bits until they are closed: at most 8
  * x 2 x 15 x 127 = 30480. With those of 5 or 6 bits two at a time are: at most 2 x 2 x 63 x 127 =
  * 32004.
  */
@@ -380,7 +380,7 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
     const int quad = f.part * vectors;
     EACH(rows, r) {
         const struct cpu_x_block *block = &from.blocks[r];
-        EACH(panels, p) sum[r][p] = whole_open(block->start[f.part], block->back, f);
+        EACH(panels, p) sum[r][p] = whole_open(block->part[f.part].start, block->back, f);
     }
     UNROLL_8 for (int v = 0; v < vectors / 2; v++) {
         const char *low = x + (ptrdiff_t)4 * size * v;
@@ -403,20 +403,20 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
     }
 }
 
-/* Returns factor `which` of block b of a panel: a part's scale or, behind those, the term. */
+/* Returns factor `which` of block b of a panel (factor_load). */
 SIMD v16 factor_of(const struct leaf_data *in, const int p, int64_t b, const int which,
                    const struct form f) {
     const uint64_t group = (uint64_t)(in->first + b) / BLOCK_GROUP;
     return factor_load(in->factors[p] + (size_t)b * in->factor_bytes,
-                       in->units[p] + group * (size_t)(2 * PANEL * (1 + f.least)), in->halves,
-                       which, f.parts, f.factors);
+                       in->units[p] + group * cpu_unit_bytes(f.least, f.factors), in->halves, which,
+                       f.parts, f.factors);
 }
 
 /* Adds the sum of a part of a block to one in float32. */
 SIMD v16 add_part(v16 to, whole sum, const struct cpu_x_block *x, v16 scale, v16 least,
                   int32_t start, const struct form f) {
     const v16 value = whole_close(sum, start, x->back, f);
-    if (f.least && f.part == 0) to = fused(least, v16_set(x->sum), to);
+    if (f.least) to = fused(least, v16_set(x->part[f.part].sum), to);
     return fused(value, f.wide ? v16_mul(scale, v16_set(x->scale)) : scale, to);
 }
 
@@ -427,10 +427,10 @@ SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const s
                       const int panels) {
     EACH(panels, p) {
         v16 scale = factor_of(in, p, b, f.part, f), least = scale;
-        if (f.least && f.part == 0) least = factor_of(in, p, b, f.parts, f);
+        if (f.least) least = factor_of(in, p, b, f.parts + f.part, f);
         EACH(rows, r) {
             const struct cpu_x_block *x = &from.blocks[r];
-            to[r][p] = add_part(to[r][p], sum[r][p], x, scale, least, x->start[f.part], f);
+            to[r][p] = add_part(to[r][p], sum[r][p], x, scale, least, x->part[f.part].start, f);
         }
     }
 }
@@ -460,10 +460,10 @@ SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t 
         const int64_t block = b + x->block, at = block_bytes(f) * block;
         EACH(panels, p) {
             const codes w = unpack_any(in->codes[p] + at, x->quad, f);
-            whole sum = whole_dot(whole_open(x->start[0], x->back, f), w, some, f);
+            whole sum = whole_dot(whole_open(x->part[0].start, x->back, f), w, some, f);
             v16 scale = factor_of(in, p, block, part, f), least = scale;
-            if (f.least) least = factor_of(in, p, block, f.parts, f);
-            to[r][p] = add_part(to[r][p], sum, x, scale, least, x->start[0], f);
+            if (f.least) least = factor_of(in, p, block, f.parts + part, f);
+            to[r][p] = add_part(to[r][p], sum, x, scale, least, x->part[0].start, f);
         }
     }
 }
@@ -571,18 +571,19 @@ static leaf_loop *const loops[CPU_FORMS][ROWS][2] = {
 
 #define UNPACKED_BLOCK ((size_t)PANEL * KERN_BLOCK)
 
-/* Loops by scales of a block and by whether it has a term, then as above; numbers of 8 bits have
+/* Loops by scales of a block and by whether it has terms, then as above; numbers of 8 bits have
  * those of q8. Where the processor does not multiply unsigned codes exactly, those of few bits are
  * faster than others. */
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 ALL_ROWS(small, SMALL, 0, false, 1, CPU_FLOATS, CPU_NO_VALUES)
 ALL_ROWS(smallm, SMALL, 0, true, 1, CPU_FLOATS, CPU_NO_VALUES)
 ALL_ROWS(smalls, SMALL, 0, false, 2, CPU_FLOATS, CPU_NO_VALUES)
+ALL_ROWS(smallsm, SMALL, 0, true, 2, CPU_FLOATS, CPU_NO_VALUES)
 static leaf_loop *const unpacked_loops[2][2][ROWS][2] = {{OF_ROWS(small), OF_ROWS(smallm)},
-                                                         {OF_ROWS(smalls)}};
+                                                         {OF_ROWS(smalls), OF_ROWS(smallsm)}};
 #else
 static leaf_loop *const unpacked_loops[2][2][ROWS][2] = {{OF_ROWS(q8), OF_ROWS(q8m)},
-                                                         {OF_ROWS(q8s)}};
+                                                         {OF_ROWS(q8s), OF_ROWS(q8sm)}};
 #endif
 
 static bool is_dense(const struct kern_weight *w) {
@@ -590,7 +591,7 @@ static bool is_dense(const struct kern_weight *w) {
 }
 
 static size_t unpacked_factors(const struct kern_weight *w) {
-    return (size_t)PANEL * sizeof(float) * (size_t)(w->form->parts + w->form->least);
+    return (size_t)PANEL * sizeof(float) * (size_t)cpu_factor_count(w->form);
 }
 
 static size_t unpacked_bytes(const struct kern_weight *w) {
@@ -612,7 +613,7 @@ SIMD void unpack_panel(const struct kern_weight *w, const char *panel, char *to,
         UNROLL_8 for (int quad = 0; quad < CPU_QUADS; quad++, to += 64)
             codes_store(to, unpack(panel, quad, f));
         panel += block_bytes(f);
-        for (int which = 0; which < f.parts + f.least; which++, factors += PANEL)
+        for (int which = 0; which < f.parts * (1 + f.least); which++, factors += PANEL)
             v16_store(factors, factor_of(&in, 0, b, which, f));
     }
 }

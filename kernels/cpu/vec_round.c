@@ -65,9 +65,11 @@ static void round_wide(const struct rounding *row, int64_t at) {
     for (int i = 0; i < HALF; i++) sums[0] += code[i], sums[1] += code[HALF + i];
     for (int i = 0; i < KERN_BLOCK; i++) to[i] = (int16_t)code[i / 4 * 4 + i % 2 * 2 + i / 2 % 2];
     block->scale = some ? top / most : number ? 0 : NAN;
-    block->sum = block->scale * (float)(sums[0] + sums[1]);
     if (!row->split) sums[0] += sums[1];
-    for (int half = 0; half < 2; half++) block->start[half] = -row->offset * sums[half];
+    for (int half = 0; half < 2; half++) {
+        block->part[half].sum = block->scale * (float)sums[half];
+        block->part[half].start = -row->offset * sums[half];
+    }
 }
 
 /* ---- int8 ---- */
@@ -248,27 +250,30 @@ SIMD void describe(const struct rounding *row, const struct group *g, float unit
     const __m256i all = _mm256_add_epi32(first, second), offset = _mm256_set1_epi32(row->offset);
     const __m256 back = _mm256_mul_ps(_mm256_set1_ps(MAGIC), power), nan = _mm256_set1_ps(NAN);
     const __m256i bits = _mm256_castps_si256(back);
+    const __m256i own = row->split ? first : all;
     const __m256 scale = _mm256_set1_ps(unit), good = _mm256_mask_mov_ps(nan, finite, back),
-                 sum = _mm256_mask_mul_ps(nan, finite, power, _mm256_cvtepi32_ps(all)),
-                 start = _mm256_castsi256_ps(
-                     _mm256_sub_epi32(bits, _mm256_mullo_epi32(offset, row->split ? first : all)));
+                 sum = _mm256_mask_mul_ps(nan, finite, power, _mm256_cvtepi32_ps(own)),
+                 start =
+                     _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_mullo_epi32(offset, own)));
     /* transposed, each is the first four members of a block, and behind them of the rest in [0] */
     const __m256 a = _mm256_unpacklo_ps(scale, good), b = _mm256_unpacklo_ps(sum, start),
                  c = _mm256_unpackhi_ps(scale, good), d = _mm256_unpackhi_ps(sum, start);
     const __m256 four[GROUP] = {_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee),
                                 _mm256_shuffle_ps(c, d, 0x44), _mm256_shuffle_ps(c, d, 0xee)};
-    int32_t start1[2 * GROUP];
-    _mm256_storeu_si256((__m256i *)start1,
+    float sums[2 * GROUP];
+    int32_t starts[2 * GROUP];
+    _mm256_storeu_ps(sums, _mm256_mask_mul_ps(nan, finite, power, _mm256_cvtepi32_ps(second)));
+    _mm256_storeu_si256((__m256i *)starts,
                         _mm256_sub_epi32(bits, _mm256_mullo_epi32(offset, second)));
     struct cpu_x_block *block = place_of(row, g->place);
     UNROLL for (int i = 0; i < GROUP; i++) {
         if (!whole && i == g->count) break;
         _mm_storeu_ps((float *)block, _mm256_castps256_ps128(four[i]));
-        if (row->split) block->start[1] = start1[i];
+        if (row->split) block->part[1].sum = sums[i], block->part[1].start = starts[i];
         block += row->step;
     }
     _mm_storeu_ps((float *)block, _mm256_extractf128_ps(four[0], 1));
-    if (row->split) block->start[1] = start1[GROUP];
+    if (row->split) block->part[1].sum = sums[GROUP], block->part[1].start = starts[GROUP];
 }
 
 SIMD __m128 powers_of_two(__m128i exponent) {
@@ -339,15 +344,17 @@ static inline int shift_of(const struct unit *leaf, uint32_t need) {
 }
 
 /* Describes a block of codes or a rest; `sum` and `second`: of its codes, with halves of each
- * half's. */
+ * half's. `finite`: otherwise it gives NaN. */
 static void describe(const struct rounding *row, struct cpu_x_block *block, float unit, int shift,
-                     int32_t sum, int32_t second) {
+                     int32_t sum, int32_t second, bool finite) {
     const float power = power_of_two(-shift), back = MAGIC * power;
+    const int32_t sums[2] = {sum, second};
     block->scale = unit;
-    block->back = back;
-    block->sum = power * (float)(row->split ? sum + second : sum);
-    block->start[0] = (int32_t)number_bits(back) - row->offset * sum;
-    block->start[1] = (int32_t)number_bits(back) - row->offset * second;
+    block->back = finite ? back : NAN;
+    for (int i = 0; i < 2; i++) {
+        block->part[i].sum = finite ? power * (float)sums[i] : NAN;
+        block->part[i].start = (int32_t)number_bits(back) - row->offset * sums[i];
+    }
 }
 
 /* Returns the first quad of a block that has its largest magnitude, whose bits are `all`; `next`:
@@ -430,10 +437,9 @@ static void write_group(const struct rounding *row, const struct group *g, const
         const bool finite = is_finite(needs->need[i]); /* otherwise codes are of no number */
         const uint32_t first = finite ? sums[i][0] : 0, second = finite ? sums[i][1] : 0;
         describe(row, block, leaf->unit, shift[i], (int32_t)(row->split ? first : first + second),
-                 (int32_t)second);
-        if (!finite) block->back = block->sum = NAN;
+                 (int32_t)second, finite);
     }
-    describe(row, rest, leaf->unit, shift[of] - FINE, parts, 0); /* `needs` lay there */
+    describe(row, rest, leaf->unit, shift[of] - FINE, parts, 0, true); /* `needs` lay there */
     locate_rest(rest, at);
 }
 

@@ -41,6 +41,11 @@ size_t packed_factor_count(const struct kern_weight *w) {
     return (size_t)tiles_of(w) * (size_t)packed_factors(w->dtype);
 }
 
+size_t packed_sums(const struct kern_weight *w) {
+    if (!packed_least(w->dtype)) return 0;
+    return (size_t)blocks_of(w->cols) * (size_t)(1 + packed_split(w->dtype));
+}
+
 /* The blocks of output `out` of all parts; NULL: it is padding. */
 static const struct block *blocks_at(const struct kern_weight *w, const struct kern_matrix *parts,
                                      int64_t out) {
@@ -59,9 +64,11 @@ static void pack_block(const struct block *from, int dtype, int o, uint8_t *code
         int code = from->n[i] + packed_middle(dtype);
         codes[packed_lane(o, i) * bytes + bit / 8] |= (uint8_t)(code << (narrow ? bit % 8 : 0));
     }
-    *factors = from->scale[0];
-    if (packed_split(dtype)) *(factors += PACKED_OUTPUTS) = from->scale[1];
-    if (packed_least(dtype)) factors[PACKED_OUTPUTS] = from->least;
+    for (int half = 0; half <= packed_split(dtype); half++, factors += PACKED_OUTPUTS) {
+        *factors = from->scale[half];
+        if (packed_least(dtype))
+            factors[(1 + packed_split(dtype)) * PACKED_OUTPUTS] = from->least[half];
+    }
 }
 
 static void pack_tiles(const struct kern_weight *w, const struct kern_matrix *parts, int64_t first,
@@ -114,14 +121,16 @@ struct packed_args {
     bool add;
 };
 
-/* A warp per (block of inputs, row): the sum of its activations. */
-static __global__ void k_block_sums(float *sums, const uint16_t *x, int64_t count) {
+/* A warp per (block of inputs, row): the sum of its activations, or of those of each of `parts`. */
+static __global__ void k_block_sums(float *sums, const uint16_t *x, int64_t count, int parts) {
     ptx_overlap_grids();
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / KERN_BLOCK;
+    const int lane = threadIdx.x % KERN_BLOCK, each = KERN_BLOCK / parts;
     if (i >= count) return;
-    float sum = ptx_unpack_f16(x[i * KERN_BLOCK + threadIdx.x % KERN_BLOCK]).x;
-    for (int by = 16; by > 0; by /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, by));
-    if (threadIdx.x % KERN_BLOCK == 0) sums[i] = sum;
+    float sum = ptx_unpack_f16(x[i * KERN_BLOCK + lane]).x;
+    for (int by = each / 2; by > 0; by /= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, by));
+    if (lane % each == 0) sums[i * parts + lane / each] = sum;
 }
 
 /* The operands of one mma, whole numbers in float16. */
@@ -142,7 +151,7 @@ static __device__ __forceinline__ void operands(uint32_t a[4], const uint32_t *w
 /* A lane's part of a tile of PACKED_OUTPUTS outputs. */
 struct tile {
     uint32_t words[4];
-    float scale[2][2], least[2]; /* [half], then of rows g and g + 8 */
+    float scale[2][2], least[2][2]; /* [half], then of rows g and g + 8 */
 };
 
 template <bool NARROW, bool SPLIT>
@@ -157,16 +166,17 @@ static __device__ __forceinline__ void load_tile(struct tile &t, const struct pa
         t.words[0] = read.x, t.words[1] = read.y, t.words[2] = read.z, t.words[3] = read.w;
     }
     const float *factors =
-        w.factors + at * (PACKED_OUTPUTS * (1 + SPLIT + (least ? 1 : 0))) + lane / 4;
+        w.factors + at * (PACKED_OUTPUTS * (1 + SPLIT) * (least ? 2 : 1)) + lane / 4;
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        t.scale[0][r] = factors[8 * r];
-        t.scale[1][r] = SPLIT ? factors[PACKED_OUTPUTS + 8 * r] : 0;
-        t.least[r] = least ? factors[(1 + SPLIT) * PACKED_OUTPUTS + 8 * r] : 0;
-    }
+    for (int half = 0; half <= SPLIT; half++, factors += PACKED_OUTPUTS)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            t.scale[half][r] = factors[8 * r];
+            t.least[half][r] = least ? factors[(1 + SPLIT) * PACKED_OUTPUTS + 8 * r] : 0;
+        }
 }
 
-/* acc += scale c (+ least times the rows' sums). */
+/* acc += scale c. */
 static __device__ __forceinline__ void apply(float acc[4], const float c[4], const float scale[2]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) acc[i] = fmaf(scale[i / 2], c[i], acc[i]);
@@ -175,7 +185,7 @@ static __device__ __forceinline__ void apply(float acc[4], const float c[4], con
 template <bool SPLIT>
 static __device__ __forceinline__ void multiply_tile(float acc[4], const struct tile &t,
                                                      const uint32_t a[2][4], const uint2 b[2],
-                                                     const float sums[2], bool least) {
+                                                     const float sums[2][2], bool least) {
     float c[4] = {0, 0, 0, 0};
     ptx_mma_f16(c, a[0], b[0].x, b[0].y);
     if (SPLIT) {
@@ -187,7 +197,9 @@ static __device__ __forceinline__ void multiply_tile(float acc[4], const struct 
     apply(acc, c, t.scale[SPLIT]);
     if (!least) return;
 #pragma unroll
-    for (int i = 0; i < 4; i++) acc[i] = fmaf(t.least[i / 2], sums[i % 2], acc[i]);
+    for (int half = 0; half <= SPLIT; half++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[i] = fmaf(t.least[half][i / 2], sums[half][i % 2], acc[i]);
 }
 
 /* Adds the warps' sums in their order and writes them. */
@@ -223,7 +235,7 @@ static __device__ void write_tile(const struct packed_args &a, const float acc[M
 template <int M, int N> struct part {
     struct tile tiles[M];
     uint2 x[N][2];
-    float sums[N][2];
+    float sums[N][2][2]; /* [half] as in tiles, then of two rows */
 };
 
 template <bool NARROW, bool SPLIT, int M, int N>
@@ -243,8 +255,11 @@ static __device__ __forceinline__ void load_part(struct part<M, N> &s, const str
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int64_t row = ((int64_t)blockIdx.y * N + n) * 8 + 2 * (lane % 4) + i;
-            s.sums[n][i] =
-                least ? a.sums[(row < a.rows ? row : a.rows - 1) * a.w.blocks + block] : 0;
+            const int64_t first =
+                ((row < a.rows ? row : a.rows - 1) * a.w.blocks + block) * (1 + SPLIT);
+#pragma unroll
+            for (int half = 0; half <= SPLIT; half++)
+                s.sums[n][half][i] = least ? a.sums[first + half] : 0;
         }
     }
 }
@@ -327,7 +342,7 @@ void packed_multiply(struct cuda *cuda, float *y, const void *x, const struct ke
     int64_t count = (int64_t)rows * packed.blocks;
     if (least)
         LAUNCH_OVERLAPPED(cuda->device, k_block_sums, blocks_for(count, THREADS / KERN_BLOCK),
-                          THREADS, 0, sums, half, count);
+                          THREADS, 0, sums, half, count, 1 + packed_split(w->dtype));
     if (packed_narrow(w->dtype))
         multiply<true, false>(cuda, args);
     else if (packed_split(w->dtype))

@@ -5,7 +5,7 @@
  * warp reads a tile by one instruction: 16 bytes a lane in 8 bits, 8 in 4 bits. Numbers are stored
  * without sign: n + PACKED_MIDDLE, or n where it is not negative. Tiles lie one after the other by
  * inputs, then by outputs; the last outputs may be padded with zeros. Factors of a tile: scales
- * [PACKED_OUTPUTS], those of the second half where halves differ, then terms, in float32. */
+ * [PACKED_OUTPUTS], those of the second half where halves differ, then terms alike, in float32. */
 #ifndef KEEPD_KERNELS_CUDA_PACKED_CUH
 #define KEEPD_KERNELS_CUDA_PACKED_CUH
 
@@ -46,7 +46,7 @@ static __host__ __device__ __forceinline__ int packed_lane_bytes(int dtype) {
 }
 
 static __host__ __device__ __forceinline__ int packed_factors(int dtype) {
-    return PACKED_OUTPUTS * (1 + packed_split(dtype) + packed_least(dtype));
+    return PACKED_OUTPUTS * (1 + packed_split(dtype)) * (1 + packed_least(dtype));
 }
 
 /* Where the number of output `out` and input `in` of a tile lies: lane, and its number of 16. With
@@ -80,9 +80,9 @@ static __device__ __forceinline__ float packed_number(const struct packed &w, in
     int bytes = packed_lane_bytes(w.dtype), bit = packed_bit(w.dtype, packed_place(o, i));
     uint32_t code = w.codes[(tile * PACKED_WARP + packed_lane(o, i)) * bytes + bit / 8];
     if (packed_narrow(w.dtype)) code = code >> bit % 8 & 15;
-    const float *factors = w.factors + tile * packed_factors(w.dtype) + o;
-    float scale = factors[packed_split(w.dtype) ? i / 16 * PACKED_OUTPUTS : 0];
-    float value = __fmul_rn(scale, (float)((int)code - packed_middle(w.dtype)));
+    const int half = packed_split(w.dtype) ? i / 16 * PACKED_OUTPUTS : 0;
+    const float *factors = w.factors + tile * packed_factors(w.dtype) + half + o;
+    float value = __fmul_rn(*factors, (float)((int)code - packed_middle(w.dtype)));
     if (packed_least(w.dtype))
         value = __fadd_rn(value, factors[(1 + packed_split(w.dtype)) * PACKED_OUTPUTS]);
     return value;
@@ -97,8 +97,10 @@ size_t packed_factor_count(const struct kern_weight *weight);
 /* Packs the parts into the weight's memory; ERR_NOMEM. */
 int packed_upload(struct cuda *cuda, const struct kern_weight *weight,
                   const struct kern_matrix *parts);
+/* Sums of activations that products of a row need as scratch; 0: the format has no terms. */
+size_t packed_sums(const struct kern_weight *weight);
 /* y[rows][outputs] (+)= x w^T (+ bias), with x in float16. An output's sum depends on its row
- * alone. `sums`: scratch, [rows][blocks], where the format has terms. */
+ * alone. `sums`: scratch, [rows][packed_sums]. */
 void packed_multiply(struct cuda *cuda, float *y, const void *x, const struct kern_weight *weight,
                      const float *bias, float *sums, int rows, bool add);
 

@@ -219,7 +219,7 @@ static void note_width(struct cuda *cuda, const struct kern_weight *w) {
     size_t row =
         (size_t)w->cols * sizeof(uint16_t) + sizeof(float); /* 16 bits, or fp8 and a scale */
     if (row > cuda->narrow_row) cuda->narrow_row = row;
-    size_t sums = packed_least(w->dtype) ? (size_t)blocks_of(w->cols) * sizeof(float) : 0;
+    size_t sums = packed_sums(w) * sizeof(float);
     if (sums > cuda->sums_row) cuda->sums_row = sums;
     if (w->shard == KERN_SHARD_COLS && w->rows > cuda->summed) cuda->summed = w->rows;
     if (w->shard == KERN_SHARD_VOCAB && w->rows_model > cuda->gathered)
@@ -335,9 +335,9 @@ static bool narrow_inputs(struct cuda *cuda, const float *x, const struct kern_w
 
 static void multiply_packed(struct cuda *cuda, const struct matmul_args *args,
                             const struct kern_weight *weight, const float *bias) {
-    size_t bytes = (size_t)args->rows * (size_t)blocks_of(weight->cols) * sizeof(float);
+    const size_t bytes = (size_t)args->rows * packed_sums(weight) * sizeof(float);
     float *sums = NULL;
-    if (packed_least(weight->dtype)) {
+    if (bytes > 0) {
         sums = static_cast<float *>(room_take(cuda, &cuda->sums, bytes));
         if (!sums) return;
     }

@@ -11,8 +11,10 @@ import numpy as np
 
 BLOCKS = 4
 SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2],
-          "Q6_K": [208], "Q3_K": [108], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": []}
-EXPONENTS = {"MXFP4": [3, 112, 124, 130]}  # first bytes of the blocks
+          "Q6_K": [208], "Q3_K": [108], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": [], "Q2_K": [80, 82],
+          "NVFP4": []}
+FIRST = {"MXFP4": [[3], [112], [124], [130]],  # first bytes of the blocks
+         "NVFP4": [[0, 1, 7, 8], [56, 57, 63, 100], [126, 30, 40, 50], [9, 70, 80, 90]]}
 
 
 def main():
@@ -25,7 +27,8 @@ def main():
         for place in places:  # finite, of both signs and of all sizes, one below the normal numbers
             halves = (random.standard_normal(BLOCKS) * [1e-6, 0.01, 1, 100]).astype(np.float16)
             blocks[:, place:place + 2] = halves.view(np.uint8).reshape(BLOCKS, 2)
-        blocks[:, 0] = EXPONENTS.get(name, blocks[:, 0])
+        if name in FIRST:
+            blocks[:, :len(FIRST[name][0])] = FIRST[name]
         numbers = gguf.quants.dequantize(blocks, kind).astype("<f4")
         cases.append({"name": name, "format": int(kind), "blocks": blocks.tobytes().hex(),
                       "numbers": numbers.tobytes().hex()})

@@ -72,10 +72,10 @@ static inline struct test_matrix matrix_of_blocks(int64_t rows, int64_t cols, en
     if (!blocks) abort();
     for (size_t b = 0; b < count; b++) {
         uint64_t random = mix(seed + b);
-        blocks[b].scale[0] = ldexpf(1 + (float)(random % 8) / 8, -7);
-        blocks[b].scale[1] = blocks[b].scale[0] * (block_is_split(dtype) ? 0.75f : 1);
-        blocks[b].least =
-            block_has_least(dtype) ? -0.25f - (float)(random >> 8 & 7) / 32 : BLOCK_NO_LEAST;
+        block_set_factors(&blocks[b], ldexpf(1 + (float)(random % 8) / 8, -7),
+                          block_has_least(dtype) ? -0.25f - (float)(random >> 8 & 7) / 32
+                                                 : BLOCK_NO_LEAST);
+        if (block_is_split(dtype)) blocks[b].scale[1] *= 0.75f, blocks[b].least[1] *= 0.5f;
         for (int i = 0; i < KERN_BLOCK && (int64_t)(b % each) * KERN_BLOCK + i < cols; i++) {
             blocks[b].n[i] =
                 (int8_t)(lowest + (int)(mix(random + (uint64_t)i) % (uint64_t)numbers));

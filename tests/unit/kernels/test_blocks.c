@@ -22,16 +22,18 @@ static const struct kind {
              {"q4", KERN_Q4, -8, 7, CPU_FLOATS, {5, 4.5}, CPU_NO_VALUES},
              {"q4m", KERN_Q4M, 0, 15, CPU_FLOATS, {6, 5}, CPU_NO_VALUES},
              {"q8s", KERN_Q8S, -128, 127, CPU_FLOATS, {10, 9}, CPU_NO_VALUES},
-             {"q8sm", KERN_Q8SM, -128, 127, CPU_FLOATS, {11, 9.5}, CPU_NO_VALUES},
+             {"q8sm", KERN_Q8SM, -128, 127, CPU_FLOATS, {12, 10}, CPU_NO_VALUES},
              {"q5_0", KERN_Q8, -16, 15, CPU_FLOATS, {6, 5.5}, CPU_NO_VALUES},
              {"q5_1", KERN_Q8M, 0, 31, CPU_FLOATS, {7, 6}, CPU_NO_VALUES},
              {"q4_k", KERN_Q4M, 0, 15, CPU_GROUPED, {4.625, 4.625}, CPU_NO_VALUES},
              {"q5_k", KERN_Q8M, 0, 31, CPU_GROUPED, {5.625, 5.625}, CPU_NO_VALUES},
              {"q6_k", KERN_Q8S, -32, 31, CPU_GROUPED, {6.5625, 6.5625}, CPU_NO_VALUES},
              {"q3_k", KERN_Q8S, -4, 3, CPU_GROUPED, {3.5625, 3.5625}, CPU_NO_VALUES},
+             {"q2_k", KERN_Q8SM, 0, 3, CPU_PAIRED, {2.625, 2.625}, CPU_NO_VALUES},
              {"iq4_nl", KERN_Q8, -127, 113, CPU_FLOATS, {5, 4.5}, CPU_IQ4},
              {"iq4_xs", KERN_Q8, -127, 113, CPU_GROUPED, {4.3125, 4.3125}, CPU_IQ4},
-             {"mxfp4", KERN_Q8, -12, 12, CPU_POWERS, {4.25, 4.25}, CPU_E2M1}};
+             {"mxfp4", KERN_Q8, -12, 12, CPU_POWERS, {4.25, 4.25}, CPU_E2M1},
+             {"nvfp4", KERN_Q8S, -12, 12, CPU_E4M3, {4.625, 4.625}, CPU_E2M1}};
 
 #define KINDS ((int)(sizeof kinds / sizeof *kinds))
 
@@ -65,18 +67,28 @@ static float factor(uint64_t seed, uint64_t place, bool halves) {
 static void set_factors(struct block *b, const struct kind *kind, bool halves, uint64_t seed,
                         uint64_t place, uint64_t i) {
     const uint64_t group = place - i % BLOCK_GROUP;
-    const bool grouped = kind->factors == CPU_GROUPED;
+    const bool grouped = kind->factors == CPU_GROUPED, paired = kind->factors == CPU_PAIRED;
     for (uint64_t k = 0; k < 2; k++) {
-        b->unit[k] = grouped && mix(seed + group) % 16 ? factor(seed, 3 * group + k, true) : 0;
+        const bool has_unit = (grouped || paired) && mix(seed + group) % 16;
+        b->unit[k] = has_unit ? factor(seed, 3 * group + k, true) : 0;
         b->scale[k] = factor(seed, 3 * place + 2 * k, halves);
-        if (grouped) b->scale[k] = b->unit[0] * (float)(int8_t)mix(seed ^ (2 * place + k));
+        b->least[k] = factor(seed, 3 * place + k + 1, halves);
         if (kind->factors == CPU_POWERS)
             b->scale[k] = ldexpf(mix(seed + group) % 16 ? 1 : 0, -4 - (int)(mix(seed + place) % 9));
     }
-    b->least = grouped ? b->unit[1] * (float)(mix(seed + place) % 64)
-                       : factor(seed, 3 * place + 1, halves);
-    if (!block_is_split(kind->dtype)) b->scale[1] = b->scale[0];
-    if (!block_has_least(kind->dtype)) b->least = BLOCK_NO_LEAST;
+    for (uint64_t k = 0; k < 2 && (grouped || paired); k++) {
+        const uint64_t random = mix(seed ^ (2 * place + k));
+        b->scale[k] = b->unit[0] * (grouped ? (float)(int8_t)random : (float)(random % 16));
+        b->least[k] = b->unit[1] * (float)((random >> 32) % (grouped ? 64 : 16));
+    }
+    if (kind->factors == CPU_E4M3) {
+        b->unit[0] = factor(seed, 3 * group, false);
+        for (uint64_t k = 0; k < 2; k++)
+            b->scale[k] =
+                b->unit[0] * number_from_e4m3((uint8_t)(mix(seed ^ (2 * place + k)) % 80));
+    }
+    if (!block_is_split(kind->dtype)) b->scale[1] = b->scale[0], b->least[1] = b->least[0];
+    if (!block_has_least(kind->dtype)) b->least[0] = b->least[1] = BLOCK_NO_LEAST;
 }
 
 static struct blocks blocks_make(int64_t rows, int64_t cols, const struct kind *kind, bool halves,
@@ -365,8 +377,8 @@ Test(blocks, extremes_do_not_overflow) {
             const int least = kinds[d].least, most = kinds[d].most;
             float x[2 * COLS], y[2 * OUT];
             for (int i = 0; i < OUT * COLS / KERN_BLOCK; i++) {
-                m.data[i].scale[0] = m.data[i].scale[1] = 1, m.data[i].least = BLOCK_NO_LEAST;
-                m.data[i].unit[0] = m.data[i].unit[1] = kinds[d].factors == CPU_GROUPED;
+                block_set_factors(&m.data[i], 1, BLOCK_NO_LEAST);
+                m.data[i].unit[0] = m.data[i].unit[1] = 1;
                 for (int k = 0; k < KERN_BLOCK; k++)
                     m.data[i].n[k] = (int8_t)(i / (COLS / KERN_BLOCK) % 2 ? least : most);
             }

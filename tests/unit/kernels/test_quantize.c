@@ -208,8 +208,8 @@ static void check_blocks(const struct test_matrix *m, enum kern_dtype dtype, dou
     for (int64_t b = 0; b < count; b++) {
         int64_t used = cols - b % blocks_of(cols) * KERN_BLOCK;
         cr_assert_eq(number_from_f16(number_to_f16(blocks[b].scale[0])), blocks[b].scale[0]);
-        cr_assert_eq(number_from_f16(number_to_f16(blocks[b].least)), blocks[b].least);
-        cr_assert(dtype == KERN_Q4M || blocks[b].least == 0);
+        cr_assert_eq(number_from_f16(number_to_f16(blocks[b].least[0])), blocks[b].least[0]);
+        cr_assert(dtype == KERN_Q4M || blocks[b].least[0] == 0);
         for (int64_t i = 0; i < KERN_BLOCK; i++) {
             int n = blocks[b].n[i];
             cr_assert(dtype == KERN_Q4M ? n >= 0 && n <= 15 : n >= -127);

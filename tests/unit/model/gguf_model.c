@@ -30,11 +30,13 @@ static void random_blocks(struct making *m, uint32_t format, uint8_t *out, size_
                   {GGUF_FORMAT_Q5_0, {0, -1}, 0x14},   {GGUF_FORMAT_Q5_1, {0, 2}, 0x14},
                   {GGUF_FORMAT_Q8_0, {0, -1}, 0x14},   {GGUF_FORMAT_Q4_K, {0, 2}, 0x14},
                   {GGUF_FORMAT_Q5_K, {0, 2}, 0x14},    {GGUF_FORMAT_Q6_K, {208, -1}, 0x04},
-                  {GGUF_FORMAT_Q3_K, {108, -1}, 0x14}, {GGUF_FORMAT_IQ4_NL, {0, -1}, 0x14},
-                  {GGUF_FORMAT_IQ4_XS, {0, -1}, 0x00}};
+                  {GGUF_FORMAT_Q3_K, {108, -1}, 0x14}, {GGUF_FORMAT_Q2_K, {80, 82}, 0x1c},
+                  {GGUF_FORMAT_IQ4_NL, {0, -1}, 0x14}, {GGUF_FORMAT_IQ4_XS, {0, -1}, 0x00}};
     size_t bytes;
     (void)gguf_format_block(format, &bytes);
     for (size_t i = 0; i < count * bytes; i++) out[i] = (uint8_t)random_bits(m);
+    for (size_t b = 0; format == GGUF_FORMAT_NVFP4 && b < count; b++)
+        for (size_t i = 0; i < 4; i++) out[b * bytes + i] = (uint8_t)(8 + random_bits(m) % 8);
     for (size_t b = 0; format == GGUF_FORMAT_MXFP4 && b < count; b++)
         out[b * bytes] = (uint8_t)(118 + random_bits(m) % 4);
     for (size_t s = 0; s < sizeof scales / sizeof scales[0]; s++) {

@@ -87,7 +87,7 @@ Test(gguf, blocks_as_the_python_package_reads_them) {
         cr_expect(memcmp(found, numbers, expected) == 0, "%s on the CPU", name);
         count++;
     }
-    cr_expect_eq(count, 12);
+    cr_expect_eq(count, 14);
     json_free(tree);
     mem_free(text);
 }
@@ -300,11 +300,12 @@ static void check_both_ways(size_t family, uint32_t format, bool tied) {
 }
 
 Test(gguf, formats_answer_as_their_numbers_in_a_directory) {
-    static const uint32_t formats[] = {GGUF_FORMAT_F32,    GGUF_FORMAT_F16,    GGUF_FORMAT_BF16,
-                                       GGUF_FORMAT_Q4_0,   GGUF_FORMAT_Q4_1,   GGUF_FORMAT_Q5_0,
-                                       GGUF_FORMAT_Q5_1,   GGUF_FORMAT_Q8_0,   GGUF_FORMAT_Q4_K,
-                                       GGUF_FORMAT_Q5_K,   GGUF_FORMAT_Q6_K,   GGUF_FORMAT_Q3_K,
-                                       GGUF_FORMAT_IQ4_NL, GGUF_FORMAT_IQ4_XS, GGUF_FORMAT_MXFP4};
+    static const uint32_t formats[] = {GGUF_FORMAT_F32,   GGUF_FORMAT_F16,    GGUF_FORMAT_BF16,
+                                       GGUF_FORMAT_Q4_0,  GGUF_FORMAT_Q4_1,   GGUF_FORMAT_Q5_0,
+                                       GGUF_FORMAT_Q5_1,  GGUF_FORMAT_Q8_0,   GGUF_FORMAT_Q4_K,
+                                       GGUF_FORMAT_Q5_K,  GGUF_FORMAT_Q6_K,   GGUF_FORMAT_Q2_K,
+                                       GGUF_FORMAT_Q3_K,  GGUF_FORMAT_IQ4_NL, GGUF_FORMAT_IQ4_XS,
+                                       GGUF_FORMAT_MXFP4, GGUF_FORMAT_NVFP4};
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
         check_both_ways(0, formats[i], i % 2 != 0);
 }
