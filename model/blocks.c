@@ -228,10 +228,14 @@ static void make_mxfp4(const uint8_t *from, size_t blocks, struct block *out) {
     }
 }
 
+void block_put_e2m1(const uint8_t *nibbles, int8_t *n) {
+    for (int i = 0; i < KERN_BLOCK; i++) n[i] = e2m1[nibbles[i / 2] >> (i % 2 * 4) & 15];
+}
+
 void block_make_split_mxfp4(const uint8_t *nibbles, const uint8_t *scales, size_t blocks,
                             struct block *out) {
     for (; blocks; blocks--, nibbles += 16, scales++, out++) {
-        for (int i = 0; i < KERN_BLOCK; i++) out->n[i] = e2m1[nibbles[i / 2] >> (i % 2 * 4) & 15];
+        block_put_e2m1(nibbles, out->n);
         set_mxfp4_scale(*scales, out);
     }
 }
@@ -294,10 +298,11 @@ bool block_dtype_of(const struct tensor *tensor, enum kern_dtype *dtype) {
 double block_loaded_bits(const struct tensor *tensor) {
     enum kern_dtype dtype;
     const bool split = tensor->dtype != TENSOR_BLOCKS;
-    const struct format *format =
-        tensor->packed ? NULL : format_of(split ? GGUF_FORMAT_MXFP4 : tensor->format);
+    CHECK(split || block_dtype_of(tensor, &dtype));
+    const struct format *format = format_of(split             ? GGUF_FORMAT_MXFP4
+                                            : !tensor->packed ? tensor->format
+                                                              : packed_format(tensor->packed));
     if (format) return (double)format->loaded / (double)format->blocks * 8 / KERN_BLOCK;
-    CHECK(block_dtype_of(tensor, &dtype));
     return (double)blocks_bytes(dtype, KERN_BLOCK) * 8 / KERN_BLOCK;
 }
 

@@ -23,8 +23,12 @@ typedef void block_maker(const uint8_t *from, size_t blocks, struct block *out);
 /* *dtype: the type of the blocks. NULL where block_reader_of is. */
 block_maker *block_maker_of(uint32_t format, enum kern_dtype *dtype);
 
-/* MXFP4 as in safetensors: 16 bytes of each block, number 2 j in the low half of byte j and 2 j + 1
- * in the high one, and the blocks' scales apart. The type of the blocks is that of MXFP4. */
+/* Writes the n of a block whose numbers are E2M1: number 2 j in the low half of byte j of 16, and
+ * 2 j + 1 in the high one. They are twice E2M1. */
+void block_put_e2m1(const uint8_t *nibbles, int8_t *n);
+
+/* MXFP4 as in safetensors: 16 bytes of each block (block_put_e2m1), and the blocks' scales apart.
+ * The type of the blocks is that of MXFP4. */
 void block_make_split_mxfp4(const uint8_t *nibbles, const uint8_t *scales, size_t blocks,
                             struct block *out);
 

@@ -58,36 +58,67 @@ static int read_fp8(const cJSON *q, struct packing *out, struct fault *fault) {
     return read_block(q, "weight_block_size", out, fault);
 }
 
+#define WEIGHTS PATH ".config_groups.weights"
+
+/* Static, symmetric floats of `wanted` bits in a group of modules of compressed-tensors. */
+static int read_group_floats(const cJSON *group, int wanted, const char **strategy,
+                             struct fault *fault) {
+    const cJSON *weights = json_get(group, "weights");
+    const char *type = "float";
+    int64_t bits = wanted;
+    bool dynamic = false, symmetric = true;
+    int rc = json_str(weights, WEIGHTS, "type", &type, fault);
+    if (!rc) rc = json_str(weights, WEIGHTS, "strategy", strategy, fault);
+    if (!rc) rc = json_int(weights, WEIGHTS, "num_bits", 0, 64, &bits, fault);
+    if (!rc) rc = json_bool(weights, WEIGHTS, "dynamic", &dynamic, fault);
+    if (!rc) rc = json_bool(weights, WEIGHTS, "symmetric", &symmetric, fault);
+    if (rc || (weights && bits == wanted && strcmp(type, "float") == 0 && symmetric && !dynamic &&
+               !json_get(group, "output_activations")))
+        return rc;
+    return fault_set(fault, ERR_UNSUPPORTED, WEIGHTS,
+                     "%lld bits of type \"%.16s\" are not supported here: static, symmetric floats "
+                     "of %d bits",
+                     (long long)bits, type, wanted);
+}
+
 /* compressed-tensors "float-quantized": all groups of modules alike. */
 static int read_floats(const cJSON *q, struct packing *out, struct fault *fault) {
-    static const char path[] = PATH ".config_groups.weights";
     const cJSON *groups = json_get(q, "config_groups"), *group;
     if (!cJSON_IsObject(groups) || !groups->child)
         return refuse(fault, PATH ".config_groups", "expected groups of modules");
     cJSON_ArrayForEach(group, groups) {
-        const cJSON *weights = json_get(group, "weights");
-        const char *type = "float", *strategy = "tensor";
-        int64_t bits = 8;
-        bool dynamic = false, symmetric = true;
-        int rc = json_str(weights, path, "type", &type, fault);
-        if (!rc) rc = json_str(weights, path, "strategy", &strategy, fault);
-        if (!rc) rc = json_int(weights, path, "num_bits", 0, 64, &bits, fault);
-        if (!rc) rc = json_bool(weights, path, "dynamic", &dynamic, fault);
-        if (!rc) rc = json_bool(weights, path, "symmetric", &symmetric, fault);
+        const char *strategy = "tensor";
+        int rc = read_group_floats(group, 8, &strategy, fault);
         if (rc) return rc;
-        if (!weights || bits != 8 || strcmp(type, "float") != 0 || !symmetric || dynamic ||
-            json_get(group, "output_activations"))
-            return fault_set(fault, ERR_UNSUPPORTED, path,
-                             "%lld bits of type \"%.16s\" are not supported here: static, "
-                             "symmetric floats of 8 bits",
-                             (long long)bits, type);
         if (strcmp(strategy, "tensor") != 0 && strcmp(strategy, "channel") != 0 &&
             strcmp(strategy, "block") != 0)
-            return fault_set(fault, ERR_UNSUPPORTED, path,
+            return fault_set(fault, ERR_UNSUPPORTED, WEIGHTS,
                              "a scale per %.32s is not supported: per tensor, channel or block",
                              strategy);
-        rc = read_block(weights, "block_structure", out, fault);
+        rc = read_block(json_get(group, "weights"), "block_structure", out, fault);
         if (rc) return rc;
+    }
+    return 0;
+}
+
+/* compressed-tensors "nvfp4-pack-quantized". */
+static int read_nvfp4(const cJSON *q, struct packing *out, struct fault *fault) {
+    const cJSON *groups = json_get(q, "config_groups"), *group;
+    (void)out;
+    if (!cJSON_IsObject(groups) || !groups->child)
+        return refuse(fault, PATH ".config_groups", "expected groups of modules");
+    cJSON_ArrayForEach(group, groups) {
+        const char *strategy = "tensor_group";
+        int64_t size = 16;
+        int rc = read_group_floats(group, 4, &strategy, fault);
+        if (!rc)
+            rc = json_int(json_get(group, "weights"), WEIGHTS, "group_size", 0, 1 << 20, &size,
+                          fault);
+        if (rc) return rc;
+        if (strcmp(strategy, "tensor_group") != 0 || size != 16)
+            return fault_set(fault, ERR_UNSUPPORTED, WEIGHTS,
+                             "a scale per %.32s of %lld is not supported: per tensor_group of 16",
+                             strategy, (long long)size);
     }
     return 0;
 }
@@ -100,9 +131,11 @@ static int read_modelopt(const cJSON *q, struct packing *out, struct fault *faul
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (strcasecmp(algorithm, known[i]) == 0)
             return read_block(q, "weight_block_size", out, fault);
+    out->kind = PACKING_NVFP4;
+    if (strcasecmp(algorithm, "NVFP4") == 0) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, PATH ".quant_algo",
                      "weights of modelopt's \"%.32s\" are not supported: FP8, "
-                     "FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO",
+                     "FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4",
                      algorithm);
 }
 
@@ -173,7 +206,7 @@ static int read_gptq(const cJSON *q, struct packing *out, struct fault *fault) {
 
 /* compressed-tensors "pack-quantized": one group of modules for all. */
 static int read_tensors(const cJSON *q, struct packing *out, struct fault *fault) {
-    static const char path[] = PATH ".config_groups.weights";
+    static const char path[] = WEIGHTS;
     const cJSON *groups = json_get(q, "config_groups");
     const cJSON *group = cJSON_IsObject(groups) ? groups->child : NULL;
     const cJSON *weights = group ? json_get(group, "weights") : NULL;
@@ -228,6 +261,7 @@ static const struct method {
     {"gptq", NULL, PACKING_GPTQ, read_gptq},
     {"compressed-tensors", "pack-quantized", PACKING_TENSORS, read_tensors},
     {"compressed-tensors", "float-quantized", PACKING_FP8, read_floats},
+    {"compressed-tensors", "nvfp4-pack-quantized", PACKING_NVFP4_TENSORS, read_nvfp4},
     {"compressed-tensors", "naive-quantized", PACKING_FP8, read_floats},
     {"fp8", NULL, PACKING_FP8, read_fp8},
     {"modelopt", NULL, PACKING_FP8, read_modelopt},
@@ -247,8 +281,9 @@ static int refuse_method(const cJSON *quantization, const char *method, struct f
     if (!method[0])
         return refuse(fault, PATH ".quant_method", "missing: how were the weights quantised?");
     return fault_set(fault, ERR_UNSUPPORTED, PATH,
-                     "weights of \"%.32s\"%s%.32s%s are not supported: fp8, modelopt's FP8, "
-                     "compressed-tensors (float-quantized, pack-quantized), awq and gptq in 4 bits",
+                     "weights of \"%.32s\"%s%.32s%s are not supported: fp8, modelopt's FP8 and "
+                     "NVFP4, compressed-tensors (float-quantized, nvfp4-pack-quantized, "
+                     "pack-quantized), awq and gptq in 4 bits",
                      method, format[0] ? " in the format \"" : "", format, format[0] ? "\"" : "");
 }
 

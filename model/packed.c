@@ -9,6 +9,7 @@
 #include "kernels/blocks.h"
 #include "kernels/number.h"
 #include "kernels/quantize.h"
+#include "model/blocks.h"
 #include "model/weights.h"
 
 #define WORD 8 /* numbers in an I32 */
@@ -21,6 +22,7 @@ struct packed {
     int64_t rows, cols, group, groups; /* FP8: inputs and numbers of blocks side by side */
     int64_t block_rows;                /* FP8 */
     bool narrow;                       /* FP8: bf16 holds all products */
+    float unit;                        /* NVFP4: half the scale of the matrix */
 };
 
 /* The memory that a joined table's entries refer to. */
@@ -31,15 +33,18 @@ struct packed_set {
 
 /* Tensors of a kind, by the ends of their names. */
 struct parts {
-    const char *type, *codes, *zeros, *scales, *index, *shape;
+    const char *type, *codes, *zeros, *scales, *index, *shape, *whole;
 };
 
 static const struct parts parts_of[] = {
-    [PACKING_AWQ] = {"AWQ", ".qweight", ".qzeros", ".scales", NULL, NULL},
-    [PACKING_GPTQ] = {"GPTQ", ".qweight", ".qzeros", ".scales", ".g_idx", NULL},
+    [PACKING_AWQ] = {"AWQ", ".qweight", ".qzeros", ".scales", NULL, NULL, NULL},
+    [PACKING_GPTQ] = {"GPTQ", ".qweight", ".qzeros", ".scales", ".g_idx", NULL, NULL},
     [PACKING_TENSORS] = {"INT4", ".weight_packed", ".weight_zero_point", ".weight_scale",
-                         ".weight_g_idx", ".weight_shape"},
-    [PACKING_FP8] = {"F8_E4M3", ".weight", NULL, ".weight_scale_inv", NULL, NULL},
+                         ".weight_g_idx", ".weight_shape", NULL},
+    [PACKING_FP8] = {"F8_E4M3", ".weight", NULL, ".weight_scale_inv", NULL, NULL, NULL},
+    [PACKING_NVFP4] = {"NVFP4", ".weight", NULL, ".weight_scale", .whole = ".weight_scale_2"},
+    [PACKING_NVFP4_TENSORS] = {"NVFP4", ".weight_packed", NULL, ".weight_scale",
+                               .whole = ".weight_global_scale"},
 };
 
 struct joining {
@@ -103,9 +108,17 @@ static void read_codes(const struct packed *p, int64_t row, int64_t col, int off
     }
 }
 
+static bool is_nvfp4(enum packing_kind kind) {
+    return kind == PACKING_NVFP4 || kind == PACKING_NVFP4_TENSORS;
+}
+
 bool packed_blocks_dtype(const struct packed *packed, enum kern_dtype *dtype) {
-    *dtype = packed->zeros ? KERN_Q4M : KERN_Q4;
+    *dtype = is_nvfp4(packed->kind) ? KERN_Q8S : packed->zeros ? KERN_Q4M : KERN_Q4;
     return packed->kind != PACKING_FP8;
+}
+
+uint32_t packed_format(const struct packed *packed) {
+    return is_nvfp4(packed->kind) ? GGUF_FORMAT_NVFP4 : GGUF_FORMAT_F32;
 }
 
 enum kern_dtype packed_dtype(const struct packed *packed) {
@@ -144,9 +157,22 @@ static void read_e4m3(const struct packed *p, int64_t row, int64_t at, int64_t c
     }
 }
 
+static void read_nvfp4(const struct packed *p, int64_t row, int64_t b, struct block *out) {
+    const uint8_t *scales = (const uint8_t *)p->scales.data + row * p->groups + 2 * b;
+    block_set_factors(out, 0, BLOCK_NO_LEAST);
+    out->unit[0] = p->unit;
+    for (int half = 0; half < 2; half++)
+        out->scale[half] = number_from_e4m3(scales[half]) * p->unit;
+    block_put_e2m1((const uint8_t *)p->codes + (row * p->cols + b * KERN_BLOCK) / 2, out->n);
+}
+
 void packed_blocks(const struct packed *p, int64_t row, int64_t first, int64_t count,
                    struct block *out) {
     for (int64_t b = first; b < first + count; b++, out++) {
+        if (is_nvfp4(p->kind)) {
+            read_nvfp4(p, row, b, out);
+            continue;
+        }
         const int64_t group = b * KERN_BLOCK / p->group;
         const float scale = scale_at(p, row, group);
         block_set_factors(out, scale,
@@ -367,6 +393,33 @@ static int make_fp8(struct joining *j, const struct tensor *codes, struct packed
     return 0;
 }
 
+/* ---- NVFP4 ---- */
+
+static int make_nvfp4(struct joining *j, const struct tensor *codes, struct packed *p) {
+    const struct tensor *scales = part_of(j, codes, j->parts->scales);
+    const struct tensor *whole = part_of(j, codes, j->parts->whole);
+    float scale = 0, more;
+    if (!scales || !whole) return missing(j, codes, scales ? j->parts->whole : j->parts->scales);
+    if (strcmp(codes->type, "U8") != 0 || codes->dims != 2 || codes->shape[0] < 1 ||
+        codes->shape[1] < 1 || codes->shape[1] % (KERN_BLOCK / 2))
+        return fault_set(j->fault, ERR_UNSUPPORTED, codes->name,
+                         "expected U8 of two dimensions: outputs, and half a multiple of %d inputs",
+                         KERN_BLOCK);
+    *p = (struct packed){.kind = j->how->kind,
+                         .codes = codes->data,
+                         .scales = *scales,
+                         .rows = codes->shape[0],
+                         .cols = 2 * codes->shape[1],
+                         .groups = codes->shape[1] / 8};
+    const int rc = expect(j, scales, "F8_E4M3", p->rows, p->groups);
+    if (rc) return rc;
+    if (!tensor_is_float(whole->dtype) || !tensor_read_floats(whole, 0, 1, &scale) ||
+        tensor_read_floats(whole, 1, 1, &more) || !(scale > 0 && scale <= FLT_MAX))
+        return fault_set(j->fault, ERR_INVALID, whole->name, "expected one number above 0");
+    p->unit = j->how->kind == PACKING_NVFP4 ? 0.5f * scale : 0.5f / scale;
+    return 0;
+}
+
 /* ---- keepd's own blocks ---- */
 
 static bool ends_with(const char *name, const char *end) {
@@ -409,6 +462,7 @@ static bool is_main(struct joining *j, const struct tensor *tensor, char end[16]
     if (j->how->kind == PACKING_OWN) return own_format(tensor->name, end, format);
     snprintf(end, 16, "%s", j->parts->codes);
     if (!ends_with(tensor->name, end)) return false;
+    if (j->how->kind == PACKING_NVFP4) return strcmp(tensor->type, "U8") == 0;
     return j->how->kind != PACKING_FP8 || is_fp8_matrix(j, tensor);
 }
 
@@ -421,6 +475,7 @@ static int make_matrix(struct joining *j, size_t index, const char *end, uint32_
     const size_t stem = strlen(from->name) - strlen(end);
     int rc = own                           ? make_own(j, from, format, out)
              : j->how->kind == PACKING_FP8 ? make_fp8(j, from, packed)
+             : is_nvfp4(j->how->kind)      ? make_nvfp4(j, from, packed)
                                            : make_packed(j, from, packed);
     if (rc) return rc;
     if (!own)

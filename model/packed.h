@@ -24,6 +24,14 @@
  * or as bf16 where that holds every product. A matrix with one scale, or one per output, is not
  * joined.
  *
+ * NVFP4 has numbers E2M1 in U8 [O, I/2], as block_put_e2m1 (blocks.h) reads them, scales in E4M3
+ * [O, I/16] and one for the matrix: w = E2M1 s g.
+ *
+ *   modelopt X.weight, X.weight_scale, X.weight_scale_2 with g
+ *   tensors  X.weight_packed, X.weight_scale, X.weight_global_scale with 1 / g
+ *
+ * As blocks: KERN_Q8S with n twice E2M1 and s g / 2 as scales, rounded to float32.
+ *
  * keepd's own: X.weight.Q8_0 or X.weight.Q4_1, U8 [.., rows, bytes of a row], with the blocks of
  * that GGUF type.
  *
@@ -44,7 +52,9 @@ enum packing_kind {
     PACKING_GPTQ,
     PACKING_TENSORS, /* compressed-tensors */
     PACKING_FP8,
-    PACKING_OWN /* keepd's */
+    PACKING_NVFP4,         /* modelopt's */
+    PACKING_NVFP4_TENSORS, /* compressed-tensors' */
+    PACKING_OWN            /* keepd's */
 };
 
 /* The description of such matrices in config.json. */
@@ -72,9 +82,11 @@ int packed_join(const struct packing *how, struct tensor *tensors, size_t *count
                 struct packed_set **out, struct fault *fault);
 void packed_close(struct packed_set *set);
 
-/* The type of the matrix in blocks: KERN_Q4 where all zero points are 8, else KERN_Q4M. False: FP8,
- * which is in none. */
+/* The type of the matrix in blocks: of NVFP4 KERN_Q8S, else KERN_Q4 where all zero points are 8 and
+ * KERN_Q4M where they are not. False: FP8, which is in none. */
 bool packed_blocks_dtype(const struct packed *packed, enum kern_dtype *dtype);
+/* The GGUF type whose blocks are of the same kind, or one that has none. */
+uint32_t packed_format(const struct packed *packed);
 /* The narrowest type that holds all its numbers: F32, of FP8 perhaps BF16. */
 enum kern_dtype packed_dtype(const struct packed *packed);
 /* FP8: how many factors a row has, each of *group inputs; *group 0: one, of all inputs. Returns 0

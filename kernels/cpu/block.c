@@ -49,7 +49,8 @@ static char *panel_of(const struct kern_weight *w, int64_t row) {
 static char *factor_at(const struct kern_weight *w, int64_t row, int64_t block, int half,
                        bool least) {
     const int which = half % w->form->parts + (least ? w->form->parts : 0);
-    const size_t place = (size_t)(which % cpu_factor_places(w->form) * PANEL + row % PANEL);
+    const size_t place =
+        (size_t)(which % cpu_factor_places(w->form)) * PANEL + (size_t)(row % PANEL);
     return panel_of(w, row) + (size_t)w->blocks * cpu_block_codes(w) +
            (size_t)block * cpu_block_factors(w) + place * cpu_factor_bytes(w);
 }

@@ -31,7 +31,7 @@ static void read_matrix(const struct tensor *tensor) {
 
 static void check_joined(struct tensor_file *file, const uint8_t *data, size_t size) {
     const uint8_t last = data[size - 1];
-    const struct packing how = {.kind = (enum packing_kind)(PACKING_AWQ + last % 4),
+    const struct packing how = {.kind = (enum packing_kind)(PACKING_AWQ + last % 6),
                                 .group = last / 4 % 4 * KERN_BLOCK,
                                 .symmetric = last & 16,
                                 .less_one = last & 32,

@@ -209,9 +209,9 @@ def test_refused_by_name(tmp_path):
     codes[3, 5] = 0xFF
     text = refuse(Rounded.save(changed(model, {name: ("F8_E4M3", codes)}), tmp_path / "nan32", qwen((32, 32))))
     assert text.startswith(name) and f"element {3 * codes.shape[1] + 5} is not a finite number" in text
-    own = ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}})
-    text = refuse(model.save(tmp_path / "nvfp4", None, [own]))
-    assert text.startswith("hf_quant_config.json:") and "modelopt's \"NVFP4\"" in text
+    own = ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4_AWQ"}})
+    text = refuse(model.save(tmp_path / "algorithm", None, [own]))
+    assert text.startswith("hf_quant_config.json:") and "modelopt's \"NVFP4_AWQ\"" in text
 
 
 def changed(model, parts):

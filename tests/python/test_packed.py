@@ -1,4 +1,4 @@
-"""Directories whose matrices are in 4 bits (AWQ, GPTQ, compressed-tensors) against directories of the same numbers in F32.
+"""Directories whose matrices are in 4 bits (AWQ, GPTQ, compressed-tensors, NVFP4) against directories of the same numbers in F32.
 
 The packing is written here from the published layouts, not from keepd's code. Products of exact activations must give the same
 bits for both directories. KEEPD_GOLDEN_LOGITS names the driver.
@@ -86,8 +86,9 @@ def bf16(x):
 
 
 def save(folder, config, named):
-    """U16 are the bits of BF16."""
-    kinds = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64", "uint16": "BF16"}
+    """U16 are the bits of BF16, and I8 those of E4M3."""
+    kinds = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64", "uint16": "BF16",
+             "uint8": "U8", "int8": "F8_E4M3"}
     folder.mkdir()
     header, at = {}, 0
     for name, a in named.items():
@@ -251,6 +252,64 @@ def test_refused_by_name(tmp_path, kind, about, change, field, text):
     if change:
         change(parts)
     save(tmp_path / "model", model.config | {"quantization_config": config(32, False) | about}, model.plain | parts)
+    done = run(tmp_path / "model", check=False)
+    assert done.returncode == 1 and done.stderr.startswith(field + ":") and text in done.stderr, done.stderr
+
+
+# --- NVFP4: E2M1 with a scale in E4M3 for each 16 inputs and one in float32 for the matrix --------
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def e4m3(codes):
+    exponent, mantissa = codes >> 3, codes & 7
+    return np.where(exponent == 0, mantissa / 512, (1 + mantissa / 8) * 2.0 ** (exponent - 7)).astype(np.float32)
+
+
+def nvfp4(model, ends, inverse):
+    """The tensors of every matrix, and its numbers in F32."""
+    rng, parts, wide = np.random.default_rng(11), {}, {}
+    for name, (q, *_) in model.packed.items():
+        scales = rng.integers(1, 90, (q.shape[0], q.shape[1] // 16))
+        whole = np.float32(rng.random() * 0.002 + 0.001)
+        given = np.float32(1) / whole if inverse else whole
+        whole = np.float32(1) / given if inverse else whole
+        parts |= {name + ends[0]: (q[:, 0::2] | q[:, 1::2] << 4).astype(np.uint8), name + ends[1]: scales.astype(np.int8),
+                  name + ends[2]: np.array(given, np.float32), name + ".input_scale": np.array(0.5, np.float32)}
+        wide[name + ".weight"] = E2M1[q] * np.repeat(e4m3(scales) * whole, 16, 1)
+    return parts, wide
+
+
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+MODELOPT_ENDS = (".weight", ".weight_scale", ".weight_scale_2")
+NVFP4_WEIGHTS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True, "dynamic": False}
+NVFP4_TENSORS = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+                 "config_groups": {"group_0": {"targets": ["Linear"], "weights": NVFP4_WEIGHTS}}}
+
+
+@pytest.mark.parametrize("ends, about", [(MODELOPT_ENDS, MODELOPT),
+                                         ((".weight_packed", ".weight_scale", ".weight_global_scale"), NVFP4_TENSORS)])
+def test_nvfp4_has_the_bits_of_its_numbers(tmp_path, ends, about):
+    model = Model()
+    parts, wide = nvfp4(model, ends, about is NVFP4_TENSORS)
+    save(tmp_path / "packed", model.config | {"quantization_config": about}, model.plain | parts)
+    save(tmp_path / "wide", model.config, model.plain | wide)
+    for path in ("reference", "auto"):
+        assert logits(tmp_path / "packed", "--exact", "yes", "--path", path) == logits(tmp_path / "wide", "--exact", "yes", "--path", path)
+
+
+@pytest.mark.parametrize("change, field, text", [
+    (without(FIRST + ".weight_scale"), FIRST + ".weight_scale", "missing"),
+    (without(FIRST + ".weight_scale_2"), FIRST + ".weight_scale_2", "missing"),
+    (changed(FIRST + ".weight_scale", lambda a: a[:, :8]), FIRST + ".weight_scale", "F8_E4M3 [256, 16]"),
+    (changed(FIRST + ".weight_scale", lambda a: np.where(np.arange(16) == 3, np.int8(127), a)), FIRST + ".weight", "element 48 is not a finite"),
+    (changed(FIRST + ".weight_scale_2", lambda a: np.zeros(2, np.float32)), FIRST + ".weight_scale_2", "one number above 0"),
+    (changed(FIRST + ".weight", lambda a: a[:, :8]), FIRST + ".weight", "a multiple of 32 inputs")])
+def test_nvfp4_is_refused_by_name(tmp_path, change, field, text):
+    model = Model()
+    parts, _ = nvfp4(model, MODELOPT_ENDS, False)
+    change(parts)
+    save(tmp_path / "model", model.config | {"quantization_config": MODELOPT}, model.plain | parts)
     done = run(tmp_path / "model", check=False)
     assert done.returncode == 1 and done.stderr.startswith(field + ":") and text in done.stderr, done.stderr
 

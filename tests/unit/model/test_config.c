@@ -954,7 +954,7 @@ static const struct refusal refusals[] = {
      ERR_INVALID, "quantization_config.weight_block_size"},
     {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [0, 128]},",
      ERR_INVALID, "quantization_config.weight_block_size"},
-    {"\"quantization_config\": {\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"},",
+    {"\"quantization_config\": {\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4_AWQ\"},",
      ERR_UNSUPPORTED, "quantization_config.quant_algo"},
     {"\"quantization_config\": {\"quant_algo\": \"MIXED_PRECISION\"},", ERR_UNSUPPORTED,
      "quantization_config.quant_algo"},
@@ -1075,9 +1075,9 @@ Test(model_config, fp8) {
 Test(model_config, refused_weights_are_named) {
     static const char *const cases[][2] = {
         {"{\"quant_method\": \"bitsandbytes\", \"load_in_4bit\": true}", "\"bitsandbytes\""},
-        {"{\"quant_method\": \"compressed-tensors\", \"format\": \"nvfp4-pack-quantized\"}",
-         "\"compressed-tensors\" in the format \"nvfp4-pack-quantized\""},
-        {"{\"quant_algo\": \"NVFP4\"}", "modelopt's \"NVFP4\""},
+        {"{\"quant_method\": \"compressed-tensors\", \"format\": \"marlin-24\"}",
+         "\"compressed-tensors\" in the format \"marlin-24\""},
+        {"{\"quant_algo\": \"NVFP4_AWQ\"}", "modelopt's \"NVFP4_AWQ\""},
         {"{\"quant_algo\": null, \"bits\": 3}", "missing"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
