@@ -133,7 +133,7 @@ int json_num(const cJSON *object, const char *path, const char *key, double min,
     if (!cJSON_IsNumber(node))
         return wrong(fault, path, key, "expected a number, found %s", json_type_name(node));
     if (!(node->valuedouble >= min && node->valuedouble <= max))
-        return wrong(fault, path, key, "expected a number from %g to %g, found %g", min, max,
+        return wrong(fault, path, key, "expected a number from %g to %g, found %.9g", min, max,
                      node->valuedouble);
     *value = node->valuedouble;
     return 0;

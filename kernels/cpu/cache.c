@@ -257,8 +257,11 @@ int cpu_cache_open_rank(struct cpu_cache *cache, const struct kern_cache_options
     }
     cache->math = &cpu_math_plain;
     if (rc == 0 && map_arrays(cache) < 0)
-        rc = fault_set(fault, ERR_NOMEM, "kv_pool_bytes", "no memory for %lld pages of %zu bytes",
-                       (long long)options->pages, cache->page_size);
+        rc = fault_set(
+            fault, ERR_NOMEM, "kv_pool_bytes",
+            "no memory for %lld pages of %zu bytes: give fewer bytes (--kv-pool-bytes), or "
+            "raise the limit of the process (ulimit -v)",
+            (long long)options->pages, cache->page_size);
     if (rc < 0) {
         memset(cache, 0, sizeof *cache);
         return rc;

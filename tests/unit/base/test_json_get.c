@@ -98,6 +98,10 @@ Test(json_get, faults_name_the_path_and_both_sides) {
     cr_assert_str_eq(fault.text, "expected a number, found array");
     cr_assert_eq(json_num(tree, NULL, "n", 0, 2, &d, &fault), ERR_INVALID);
     cr_assert_str_eq(fault.text, "expected a number from 0 to 2, found 2.5");
+    cJSON *near = cJSON_Parse("{\"n\":1.0000001}");
+    cr_assert_eq(json_num(near, NULL, "n", 0, 1, &d, &fault), ERR_INVALID);
+    cr_assert_str_eq(fault.text, "expected a number from 0 to 1, found 1.0000001");
+    cJSON_Delete(near);
     cr_assert_eq(json_bool(tree, NULL, "b", &b, &fault), ERR_INVALID);
     cr_assert_str_eq(fault.text, "expected a boolean, found number");
     cr_assert_eq(json_str(tree, NULL, "s", &s, &fault), ERR_INVALID);

@@ -125,6 +125,7 @@ Test(cache, open_refuses_what_cannot_be) {
     huge.head_dim = 1 << 20;
     cr_assert_eq(cpu_cache_open(&cache, &huge, 1, &fault), ERR_NOMEM);
     cr_assert_str_eq(fault.field, "kv_pool_bytes");
+    cr_assert(strstr(fault.text, "--kv-pool-bytes") && strstr(fault.text, "ulimit -v"));
 }
 
 Test(cache, append_takes_pages_as_needed) {
