@@ -63,47 +63,54 @@ static bool write_calls(cJSON *message) {
     return set_content(message, &text);
 }
 
-/* Makes the user say the result of a tool. */
-static bool write_result(cJSON *message) {
+/* The turn of the user that results join, and its text, which is copied once. */
+struct turn {
+    cJSON *message; /* NULL: none is open */
     struct buf text;
-    buf_open(&text, PROMPT_BYTES_MAX);
-    buf_str(&text, "<tool_response>\n");
-    buf_str(&text, content_of(message));
-    buf_str(&text, "\n</tool_response>");
+};
+
+/* Makes the message of a tool one of the user. */
+static bool turn_open(struct turn *turn, cJSON *message) {
     cJSON *role = cJSON_CreateString("user");
-    const bool set = role && cJSON_ReplaceItemInObjectCaseSensitive(message, "role", role);
-    if (role && !set) cJSON_Delete(role);
-    return set_content(message, &text) && set;
+    if (!role || !cJSON_ReplaceItemInObjectCaseSensitive(message, "role", role)) {
+        cJSON_Delete(role);
+        return false;
+    }
+    turn->message = message;
+    buf_open(&turn->text, PROMPT_BYTES_MAX);
+    return true;
 }
 
-/* Appends the content of `next` to that of `message`. */
-static bool join_contents(cJSON *message, const cJSON *next) {
-    struct buf text;
-    buf_open(&text, PROMPT_BYTES_MAX);
-    buf_str(&text, content_of(message));
-    buf_char(&text, '\n');
-    buf_str(&text, content_of(next));
-    return set_content(message, &text);
+static bool turn_close(struct turn *turn) {
+    cJSON *message = turn->message;
+    turn->message = NULL;
+    return !message || set_content(message, &turn->text);
+}
+
+static void turn_add(struct turn *turn, const char *content, bool result) {
+    if (turn->text.size) buf_char(&turn->text, '\n');
+    if (result) buf_str(&turn->text, "<tool_response>\n");
+    buf_str(&turn->text, content);
+    if (result) buf_str(&turn->text, "\n</tool_response>");
 }
 
 /* Results that follow each other, and the user's text behind them, are one turn: many templates
  * refuse two turns of the user. */
 static bool write_messages(cJSON *messages) {
-    cJSON *message = messages->child, *results = NULL; /* the turn that further results join */
-    while (message) {
-        cJSON *next = message->next;
+    struct turn turn = {0};
+    bool written = true;
+    for (cJSON *message = messages->child, *next; message && written; message = next) {
         const bool result = is_of_role(message, "tool") || is_of_role(message, "function");
-        if (!write_calls(message) || (result && !write_result(message))) return false;
-        if (results && is_of_role(message, "user")) {
-            if (!join_contents(results, message)) return false;
-            cJSON_Delete(cJSON_DetachItemViaPointer(messages, message));
-            if (!result) results = NULL;
-        } else {
-            results = result ? message : NULL;
-        }
-        message = next;
+        next = message->next;
+        written = write_calls(message);
+        if (written && !result && !is_of_role(message, "user")) written = turn_close(&turn);
+        if (written && result && !turn.message) written = turn_open(&turn, message);
+        if (!written || !turn.message) continue;
+        turn_add(&turn, content_of(message), result);
+        if (message != turn.message) cJSON_Delete(cJSON_DetachItemViaPointer(messages, message));
+        if (!result) written = turn_close(&turn);
     }
-    return true;
+    return turn_close(&turn) && written;
 }
 
 /* --- descriptions --- */

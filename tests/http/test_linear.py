@@ -45,6 +45,7 @@ SHAPES = {
     "calls": (1000, lambda n: claude(n, lambda i: {"type": "tool_use", "id": f"c{i}", "name": "f", "input": {}})),
     "user's texts": (1500, lambda n: claude(n, text, "user")),
     "results": (1000, lambda n: claude(n, lambda i: {"type": "tool_result", "tool_use_id": f"c{i}", "content": "x"}, "user")),
+    "results with text": (1000, lambda n: claude(n, lambda i: {"type": "tool_result", "tool_use_id": f"c{i}", "content": TEXT}, "user")),
     "system": (1500, lambda n: claude(1, text, system=[text(i) for i in range(n)])),
     "parts": (1500, lambda n: chat({"role": "user", "content": [text(i) for i in range(n)]})),
     "calls of a chat": (1000, lambda n: chat({"role": "assistant", "content": None, "tool_calls": [call(i) for i in range(n)]})),
