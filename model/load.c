@@ -511,10 +511,13 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     float *scales = mem_try_alloc(rows, most_scales * sizeof *scales);
     if (!scales) return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for scales");
     const bool blocks = in_blocks(loader, slot, layer);
+    const size_t read = loader->read;
     int rc = take_matrices(loader, layer, slot, blocks, scales, most_scales, matrices, out);
     /* a rank's part of the inputs would cut blocks: bf16 holds the same numbers */
-    if (rc == ERR_UNSUPPORTED && blocks && is_mxfp4(loader, slot, layer))
+    if (rc == ERR_UNSUPPORTED && blocks && is_mxfp4(loader, slot, layer)) {
+        loader->read = read;
         rc = take_matrices(loader, layer, slot, false, scales, most_scales, matrices, out);
+    }
     mem_free(scales);
     return rc;
 }

@@ -187,7 +187,7 @@ bool conn_gives_way(const struct conn *conn, int64_t now_ns) {
     case CONN_IDLE:
         return elapsed_ms > HELLO_MS && !relay_holds_output(conn);
     case CONN_BODY:
-        return elapsed_ms > ANSWER_MS + allowed_ms(conn->exchange);
+        return elapsed_ms > ANSWER_MS + allowed_ms(conn->exchange) && !relay_holds_output(conn);
     case CONN_BUSY:
     case CONN_CLOSING:
         break;

@@ -427,6 +427,12 @@ static uint64_t tick_ms(const struct server_timeouts *t, int64_t watchdog_ns) {
     return least < 80 ? 20 : (uint64_t)least / 4;
 }
 
+/* As nohup has it: the daemon outlives its terminal. */
+static bool ignores_hangups(void) {
+    struct sigaction action;
+    return sigaction(SIGHUP, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 static void start_handles(struct server *server) {
     uint64_t tick = tick_ms(&server->options.timeouts, server->watchdog.every_ns);
     int fd = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
@@ -443,8 +449,9 @@ static void start_handles(struct server *server) {
     CHECK(uv_timer_start(&server->tick, on_tick, tick, tick) == 0);
     CHECK(uv_signal_start(&server->sigterm, on_signal, SIGTERM) == 0);
     CHECK(uv_signal_start(&server->sigint, on_signal, SIGINT) == 0);
-    CHECK(uv_signal_start(&server->sighup, server->options.reload ? on_hangup : on_signal,
-                          SIGHUP) == 0);
+    if (server->options.reload || !ignores_hangups())
+        CHECK(uv_signal_start(&server->sighup, server->options.reload ? on_hangup : on_signal,
+                              SIGHUP) == 0);
     listener_open(server);
 }
 

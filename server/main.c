@@ -493,7 +493,7 @@ static int run(struct config *config, int argc, char **argv) {
      */
     if (config->config_file || config->api_key_file || config->tls_cert) {
         options.reload = on_reload;
-        signal(SIGHUP, SIG_IGN); /* until the event loop runs; the files were just read */
+        signal(SIGHUP, SIG_IGN); /* until the event loop runs: changes meanwhile need another one */
     }
     options.arg = &reload;
     if (check_model(config->model, &fault) || server_open(&options, &callbacks.server, &fault))

@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "kernels/cpu/internal.h"
 
-/* Channels that are computed together: a vector's width, or some. */
+/* Channels that are computed together: one vector of AVX-512, several of other paths. */
 #define CHANNELS 16
 
 struct conv_job {

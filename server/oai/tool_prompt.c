@@ -136,11 +136,12 @@ static cJSON *add_system(cJSON *messages) {
     return NULL;
 }
 
-/* Describes the tools at the end of the system message or, where the template has none, in front of
- * the first message's text. */
+/* Describes the tools at the end of the system message or, where the template shows none, in front
+ * of the text of the first other message. */
 static bool write_tools(cJSON *messages, const cJSON *tools, bool has_system) {
     cJSON *message = messages->child;
     struct buf text;
+    while (!has_system && is_of_role(message, "system") && message->next) message = message->next;
     if (has_system && !is_of_role(message, "system") && !(message = add_system(messages)))
         return false;
     buf_open(&text, PROMPT_BYTES_MAX);

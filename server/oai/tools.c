@@ -107,8 +107,8 @@ int oai_check_parser(const char *tool_template, const char *parser, struct fault
         return 0;
     if (!shows_tools(tool_template))
         return fault_set(fault, ERR_INVALID, field,
-                         "the model's chat template shows no tools, so its answers cannot call "
-                         "them; leave the option out");
+                         "the model's chat template shows no tools; without the option they are "
+                         "described in a message (generic)");
     enum tool_format taught = tool_format_of(tool_template);
     if (taught != TOOL_FORMAT_NONE && strcmp(parser, tool_format_name(taught)) != 0)
         log_warn("tool-call-parser: the model's chat template teaches the form '%s', not '%s'",

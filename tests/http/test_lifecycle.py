@@ -97,6 +97,18 @@ def test_idle_daemon_stops_at_once(start, number):
     assert daemon.process.wait(timeout=30) == 0
 
 
+def test_nohup_is_respected(fake):
+    """A daemon that was told to ignore hangups outlives its terminal."""
+    command = f"trap '' HUP; exec {BINARY} --model {ROOT}/bundled/keepd-nano --port 0"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        line = next(line for line in process.stdout if line.startswith("keepd ready at "))
+        process.send_signal(signal.SIGHUP)
+        assert requests.get(f"{line.split()[3]}/health", timeout=60).status_code == 200
+        process.terminate()
+        process.stdout.read()
+        assert process.wait(timeout=30) == 0
+
+
 def test_hangup_reads_the_file_again(start, tmp_path):
     """A rejected file changes nothing; a valid one applies the reloadable options, and the log names them."""
     def reload(text, answer):

@@ -222,6 +222,9 @@ Test(oai_tools, a_template_without_tools_gets_them_in_a_message) {
                   "[{\"role\":\"system\",\"content\":\"Be brief.\\n\\nYou can~needed.\"}," HI "]");
     check_written("{\"messages\":[" HI "]" F, false,
                   "[{\"role\":\"user\",\"content\":\"You can use~needed.\\n\\nhi\"}]");
+    check_written("{\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"}," HI "]" F, false,
+                  "[{\"role\":\"system\",\"content\":\"Be brief.\"},{\"role\":\"user\","
+                  "\"content\":\"You can use~needed.\\n\\nhi\"}]");
     check_written("{\"messages\":[" HI "]}", true, "[" HI "]");
 }
 
