@@ -256,10 +256,10 @@ void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from
 struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t block) {
     const struct cpu_form *form = w->form;
     struct block out;
-    const bool grouped = cpu_block_units(form) > 0;
+    const bool has_units = cpu_block_units(form) > 0;
     block_set_factors(&out, 0, BLOCK_NO_LEAST);
-    if (grouped) out.unit[0] = get_unit(w, unit_at(w, row, block, false));
-    if (grouped && form->least) out.unit[1] = get_unit(w, unit_at(w, row, block, true));
+    if (has_units) out.unit[0] = get_unit(w, unit_at(w, row, block, false));
+    if (has_units && form->least) out.unit[1] = get_unit(w, unit_at(w, row, block, true));
     for (int i = 0; i < 2; i++) {
         out.scale[i] = get_factor(w, factor_at(w, row, block, i, false), out.unit[0], false);
         if (form->least)

@@ -1,7 +1,7 @@
 /* Products of weights in blocks (kernels/blocks.h) with activations in int8 or int16.
  *
  * A matrix has the smallest form of the list below that holds its numbers. A panel of 16 outputs is
- * [blocks][codes], then [blocks][factors] and, in grouped forms, [groups of 8 blocks][units]. A
+ * [blocks][codes], then [blocks][factors] and, in forms with units, [groups of 8 blocks][units]. A
  * code is n plus the form's offset, and not negative; in forms with values it is the place of n
  * among them. The codes of a block are vectors of 64 bytes: vector q, of eight, has quad q, the
  * inputs 4 q to 4 q + 3 of each output.
