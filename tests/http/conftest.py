@@ -71,8 +71,8 @@ class Daemon:
     def get(self, path, **options):
         return self.http.get(self.url + path, timeout=60, **options)
 
-    def post(self, path, body, **options):
-        return self.http.post(self.url + path, json=body, timeout=60, **options)
+    def post(self, path, body, timeout=60, **options):
+        return self.http.post(self.url + path, json=body, timeout=timeout, **options)
 
     def chat(self, text="hello", **fields):
         return self.post("/v1/chat/completions", chat_body(text, **fields))
