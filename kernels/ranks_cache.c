@@ -471,7 +471,8 @@ static int export_state(struct ranks *ranks, int slot, int block, void *to) {
     return ranks_error(ranks, copying.codes);
 }
 
-static int import_state(struct ranks *ranks, int slot, int block, const struct kern_block *from) {
+static int import_state_parts(struct ranks *ranks, int slot, int block,
+                              const struct kern_block *from) {
     struct copying copying = state_block(ranks, slot, block);
     const struct snapshot_shape part = own_shape(ranks);
     const size_t size = snapshot_state_size(&part);
@@ -534,7 +535,7 @@ static int import_stream(struct ranks *ranks, int slot, int block, const struct 
 
 int ranks_snapshot_import(struct kern *kern, int slot, int block, const struct kern_block *from) {
     struct ranks *ranks = ranks_of(kern);
-    if (state_of(ranks, block) >= 0) return import_state(ranks, slot, block, from);
+    if (state_of(ranks, block) >= 0) return import_state_parts(ranks, slot, block, from);
     if (block > 0) return import_stream(ranks, slot, block, from);
     struct snapshot_shape whole = whole_shape(ranks), part = own_shape(ranks);
     size_t own = snapshot_arrays(&part, snapshot_read_slot(from).window).size;

@@ -299,7 +299,8 @@ static void read_mtp(const struct translation *t) {
 
 /* ---- Heads and the rotation ---- */
 
-/* One number, or one for each layer: equal ones, but 0 for a short convolution. */
+/* Reads a value that is one number, or one for each layer: all equal, or 0 where the layer is a
+ * short convolution. */
 static int read_kv_heads(const struct translation *t) {
     char key[KEY_MAX];
     const struct gguf_value *value = gguf_find(t->gguf, key_of(t, KV_HEADS, key));

@@ -102,7 +102,7 @@ static int read_floats(const cJSON *q, struct packing *out, struct fault *fault)
 }
 
 /* compressed-tensors "nvfp4-pack-quantized". */
-static int read_nvfp4(const cJSON *q, struct packing *out, struct fault *fault) {
+static int read_nvfp4_groups(const cJSON *q, struct packing *out, struct fault *fault) {
     const cJSON *groups = json_get(q, "config_groups"), *group;
     (void)out;
     if (!cJSON_IsObject(groups) || !groups->child)
@@ -261,7 +261,7 @@ static const struct method {
     {"gptq", NULL, PACKING_GPTQ, read_gptq},
     {"compressed-tensors", "pack-quantized", PACKING_TENSORS, read_tensors},
     {"compressed-tensors", "float-quantized", PACKING_FP8, read_floats},
-    {"compressed-tensors", "nvfp4-pack-quantized", PACKING_NVFP4_TENSORS, read_nvfp4},
+    {"compressed-tensors", "nvfp4-pack-quantized", PACKING_NVFP4_TENSORS, read_nvfp4_groups},
     {"compressed-tensors", "naive-quantized", PACKING_FP8, read_floats},
     {"fp8", NULL, PACKING_FP8, read_fp8},
     {"modelopt", NULL, PACKING_FP8, read_modelopt},

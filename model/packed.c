@@ -157,7 +157,7 @@ static void read_e4m3(const struct packed *p, int64_t row, int64_t at, int64_t c
     }
 }
 
-static void read_nvfp4(const struct packed *p, int64_t row, int64_t b, struct block *out) {
+static void nvfp4_block(const struct packed *p, int64_t row, int64_t b, struct block *out) {
     const uint8_t *scales = (const uint8_t *)p->scales.data + row * p->groups + 2 * b;
     block_set_factors(out, 0, BLOCK_NO_LEAST);
     out->unit[0] = p->unit;
@@ -170,7 +170,7 @@ void packed_blocks(const struct packed *p, int64_t row, int64_t first, int64_t c
                    struct block *out) {
     for (int64_t b = first; b < first + count; b++, out++) {
         if (is_nvfp4(p->kind)) {
-            read_nvfp4(p, row, b, out);
+            nvfp4_block(p, row, b, out);
             continue;
         }
         const int64_t group = b * KERN_BLOCK / p->group;
@@ -395,7 +395,7 @@ static int make_fp8(struct joining *j, const struct tensor *codes, struct packed
 
 /* ---- NVFP4 ---- */
 
-static int make_nvfp4(struct joining *j, const struct tensor *codes, struct packed *p) {
+static int join_nvfp4(struct joining *j, const struct tensor *codes, struct packed *p) {
     const struct tensor *scales = part_of(j, codes, j->parts->scales);
     const struct tensor *whole = part_of(j, codes, j->parts->whole);
     float scale = 0, more;
@@ -475,7 +475,7 @@ static int make_matrix(struct joining *j, size_t index, const char *end, uint32_
     const size_t stem = strlen(from->name) - strlen(end);
     int rc = own                           ? make_own(j, from, format, out)
              : j->how->kind == PACKING_FP8 ? make_fp8(j, from, packed)
-             : is_nvfp4(j->how->kind)      ? make_nvfp4(j, from, packed)
+             : is_nvfp4(j->how->kind)      ? join_nvfp4(j, from, packed)
                                            : make_packed(j, from, packed);
     if (rc) return rc;
     if (!own)

@@ -114,7 +114,7 @@ static float get_factor(const struct kern_weight *w, const char *at, float unit,
 /* ---- Codes ---- */
 
 /* Returns the place of n among the values, or 16. */
-static int place_of(enum cpu_values values, int n) {
+static int value_place(enum cpu_values values, int n) {
     int i = 0;
     while (i < 16 && cpu_values[values][i] != n) i++;
     return i;
@@ -130,7 +130,7 @@ static void put_codes(const struct cpu_form *form, uint8_t *to, const int8_t *n)
     for (int v = 0; v < form->bits; v++) memset(to + (ptrdiff_t)64 * v, 0, 4);
     for (int i = 0; i < KERN_BLOCK; i++) {
         const struct cpu_quad at = cpu_quad_of(form->bits, form->parts, i / 4);
-        const int code = form->values ? place_of(form->values, n[i]) : n[i] + form->offset;
+        const int code = form->values ? value_place(form->values, n[i]) : n[i] + form->offset;
         CHECK(code >= 0 && code >> form->bits == 0);
         to[64 * at.low_vector + i % 4] |= (uint8_t)((code & ((1 << at.low) - 1)) << at.low_bit);
         if (at.high) to[64 * at.high_vector + i % 4] |= (uint8_t)(code >> at.low << at.high_bit);
@@ -172,7 +172,8 @@ static bool is_power(float x) {
 
 /* Has a form with such factors those of the block? CPU_FLOATS: in float16. `first`: the first block
  * of its group. */
-static bool fits(enum cpu_factors factors, const struct block *block, const struct block *first) {
+static bool factors_fit(enum cpu_factors factors, const struct block *block,
+                        const struct block *first) {
     switch (factors) {
     case CPU_FLOATS:
         return exact_half(block->scale[0]) && exact_half(block->scale[1]) &&
@@ -203,9 +204,9 @@ void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w,
         needs->lowest = lowest, needs->highest = highest;
         for (enum cpu_values v = CPU_IQ4; v < CPU_VALUES; v++)
             for (int i = 0; i < KERN_BLOCK && !needs->others[v]; i++)
-                needs->others[v] = place_of(v, block.n[i]) == 16;
+                needs->others[v] = value_place(v, block.n[i]) == 16;
         for (enum cpu_factors f = CPU_FLOATS; f < CPU_FACTOR_KINDS; f++)
-            if (!needs->unfit[f]) needs->unfit[f] = !fits(f, &block, first);
+            if (!needs->unfit[f]) needs->unfit[f] = !factors_fit(f, &block, first);
     }
 }
 

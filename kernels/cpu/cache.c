@@ -785,8 +785,8 @@ static int check_members(const struct cpu_cache *cache, int slot, int stream, ui
     return 0;
 }
 
-static int check_state(const struct cpu_cache *cache, int slot, int row, uint32_t *seen,
-                       struct fault *fault) {
+static int check_state_pages(const struct cpu_cache *cache, int slot, int row, uint32_t *seen,
+                             struct fault *fault) {
     const uint32_t *table = cpu_cache_row(cache, slot, row);
     int32_t length = *cpu_cache_length(cache, slot, row);
     if (length != 0 && (length != cache->state_pages || !cache->slots[slot].in_use))
@@ -826,7 +826,7 @@ int cpu_cache_check(const struct cpu_cache *cache, struct fault *fault) {
             if (rc == 0) rc = check_members(cache, slot, stream, seen, taken, fault);
         }
         for (int row = cpu_cache_states(cache); row < cache->rows && rc == 0; row++)
-            rc = check_state(cache, slot, row, seen, fault);
+            rc = check_state_pages(cache, slot, row, seen, fault);
     }
     if (rc == 0) rc = check_free(cache, seen, fault);
     mem_free(seen);

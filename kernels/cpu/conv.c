@@ -17,8 +17,8 @@ struct conv_job {
     int state, channels, width;
 };
 
-/* One span's rows in the channels [first, first + count). `taps`: [width][CHANNELS]. u[j] is B x of
- * the token width - 1 - j before the row's. */
+/* Computes the rows of a span in the channels [first, first + count). `taps`: [width][CHANNELS].
+ * u[j] is B x of the token that is width - 1 - j before the row's. */
 static void conv_span(const struct conv_job *job, const struct kern_span *span, int first,
                       int count, float (*taps)[CHANNELS]) {
     const struct cpu_cache *cache = &job->cpu->cache;

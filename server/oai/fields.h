@@ -48,8 +48,8 @@ int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict
  * add_generation_prompt, continue_final_message and the members of chat_template_kwargs. */
 int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error);
 
-/* Rewrites a context for the generic form of tools (oai_tool_style). 0 or -1. */
-int oai_write_tools(cJSON *context, bool has_system, struct oai_error *error);
+/* Is the message of this role? */
+bool oai_has_role(const cJSON *message, const char *role);
 
 /* Checks the types of fields that only chats have, in a body without messages. 0 or -1. */
 int oai_check_unused(const cJSON *body, struct oai_error *error);
@@ -102,6 +102,8 @@ int oai_get_object(const struct oai_reader *r, const char *key, const cJSON **va
 int oai_get_ids(const struct oai_reader *r, const cJSON *node, const char *field,
                 const int32_t **ids, size_t *count);
 
+/* Rewrites the context that was built for the generic form of tools (oai_tool_style). */
+int oai_write_tools(struct oai_reader *r);
 /* Read prompts: `messages`, or `prompt`, which is a string, a list of ids and strings, or a list of
  * such prompts (parse.c). */
 int oai_read_messages(struct oai_reader *r);

@@ -81,7 +81,7 @@ static int join_parts(const cJSON *parts, bool result, const char *path, struct 
     return out->failed ? no_memory(error) : 0;
 }
 
-static bool is_role(const cJSON *message, const char *role) {
+bool oai_has_role(const cJSON *message, const char *role) {
     const cJSON *node = json_get(message, "role");
     return cJSON_IsString(node) && strcmp(node->valuestring, role) == 0;
 }
@@ -93,8 +93,8 @@ static const char *content_instead(const cJSON *message) {
     static const char *const others[] = {"tool_calls", "function_call", "reasoning_content",
                                          "reasoning", "thinking"};
     const cJSON *refusal = json_get(message, "refusal");
-    bool assistant = is_role(message, "assistant");
-    if (!assistant && !is_role(message, "tool")) return NULL;
+    bool assistant = oai_has_role(message, "assistant");
+    if (!assistant && !oai_has_role(message, "tool")) return NULL;
     if (cJSON_IsString(refusal)) return refusal->valuestring;
     if (cJSON_GetObjectItemCaseSensitive(message, "content")) return ""; /* null */
     for (size_t i = 0; assistant && i < sizeof others / sizeof *others; i++)
@@ -118,7 +118,7 @@ static int put_content(cJSON *copy, const cJSON *message, const char *path,
     if (!cJSON_IsArray(content))
         return oai_expected(error, field, "a string or an array of parts", content);
     buf_open(&text, CONTENT_BYTES_MAX);
-    int rc = join_parts(content, is_role(message, "tool"), field, &text, error);
+    int rc = join_parts(content, oai_has_role(message, "tool"), field, &text, error);
     if (!rc) rc = put(copy, "content", cJSON_CreateString(text.data ? text.data : ""), error);
     buf_close(&text);
     return rc;

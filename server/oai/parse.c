@@ -62,9 +62,7 @@ int oai_read_messages(struct oai_reader *r) {
     r->out->prompt_count = 1;
     if (!json_get(r->body, "messages")) return oai_missing_here(r, "messages");
     int rc = oai_build_context(r->body, &r->out->context, r->error);
-    if (!rc && r->rules->tools.generic)
-        rc = oai_write_tools(r->out->context, r->rules->tools.has_system, r->error);
-    return rc;
+    return rc || !r->rules->tools.generic ? rc : oai_write_tools(r);
 }
 
 /* Returns the text of a prompt: a string, or llama.cpp's object of a text and of images, if it has

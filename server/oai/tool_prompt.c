@@ -17,18 +17,7 @@ static const char after_tools[] =
     "The user then sends the tool's result between <tool_response> and </tool_response>. "
     "Answer without a tool where none is needed.";
 
-static int no_memory(struct oai_error *error) {
-    struct fault fault;
-    fault_set(&fault, ERR_NOMEM, NULL, "the tools need too much memory");
-    return oai_refuse_fault(error, &fault);
-}
-
-static bool is_of_role(const cJSON *message, const char *role) {
-    const cJSON *node = json_get(message, "role");
-    return cJSON_IsString(node) && strcmp(node->valuestring, role) == 0;
-}
-
-static const char *content_of(const cJSON *message) {
+static const char *message_text(const cJSON *message) {
     return json_get(message, "content")->valuestring; /* oai_build_context made it a string */
 }
 
@@ -50,7 +39,7 @@ static bool write_calls(cJSON *message) {
     struct buf text;
     if (!calls) return true;
     buf_open(&text, PROMPT_BYTES_MAX);
-    buf_str(&text, content_of(message));
+    buf_str(&text, message_text(message));
     cJSON_ArrayForEach(call, calls) {
         const cJSON *function = json_get(call, "function");
         buf_str(&text, text.size ? "\n<tool_call>\n{\"name\": " : "<tool_call>\n{\"name\": ");
@@ -100,13 +89,13 @@ static bool write_messages(cJSON *messages) {
     struct turn turn = {0};
     bool written = true;
     for (cJSON *message = messages->child, *next; message && written; message = next) {
-        const bool result = is_of_role(message, "tool") || is_of_role(message, "function");
+        const bool result = oai_has_role(message, "tool") || oai_has_role(message, "function");
         next = message->next;
         written = write_calls(message);
-        if (written && !result && !is_of_role(message, "user")) written = turn_close(&turn);
+        if (written && !result && !oai_has_role(message, "user")) written = turn_close(&turn);
         if (written && result && !turn.message) written = turn_open(&turn, message);
         if (!written || !turn.message) continue;
-        turn_add(&turn, content_of(message), result);
+        turn_add(&turn, message_text(message), result);
         if (message != turn.message) cJSON_Delete(cJSON_DetachItemViaPointer(messages, message));
         if (!result) written = turn_close(&turn);
     }
@@ -115,7 +104,7 @@ static bool write_messages(cJSON *messages) {
 
 /* --- descriptions --- */
 
-static void describe(const cJSON *tools, struct buf *out) {
+static void describe_tools(const cJSON *tools, struct buf *out) {
     const cJSON *tool;
     buf_str(out, before_tools);
     cJSON_ArrayForEach(tool, tools) {
@@ -141,16 +130,16 @@ static cJSON *add_system(cJSON *messages) {
 static bool write_tools(cJSON *messages, const cJSON *tools, bool has_system) {
     cJSON *message = messages->child;
     struct buf text;
-    while (!has_system && is_of_role(message, "system") && message->next) message = message->next;
-    if (has_system && !is_of_role(message, "system") && !(message = add_system(messages)))
+    while (!has_system && oai_has_role(message, "system") && message->next) message = message->next;
+    if (has_system && !oai_has_role(message, "system") && !(message = add_system(messages)))
         return false;
     buf_open(&text, PROMPT_BYTES_MAX);
-    const char *content = content_of(message);
+    const char *content = message_text(message);
     if (has_system && *content) {
         buf_str(&text, content);
         buf_str(&text, "\n\n");
     }
-    describe(tools, &text);
+    describe_tools(tools, &text);
     if (!has_system) {
         buf_str(&text, "\n\n");
         buf_str(&text, content);
@@ -158,11 +147,11 @@ static bool write_tools(cJSON *messages, const cJSON *tools, bool has_system) {
     return set_content(message, &text);
 }
 
-int oai_write_tools(cJSON *context, bool has_system, struct oai_error *error) {
-    cJSON *tools = cJSON_DetachItemFromObjectCaseSensitive(context, "tools");
-    cJSON *messages = cJSON_GetObjectItemCaseSensitive(context, "messages");
-    const bool written =
-        write_messages(messages) && (!tools || write_tools(messages, tools, has_system));
+int oai_write_tools(struct oai_reader *r) {
+    cJSON *tools = cJSON_DetachItemFromObjectCaseSensitive(r->out->context, "tools");
+    cJSON *messages = cJSON_GetObjectItemCaseSensitive(r->out->context, "messages");
+    const bool written = write_messages(messages) &&
+                         (!tools || write_tools(messages, tools, r->rules->tools.has_system));
     cJSON_Delete(tools);
-    return written ? 0 : no_memory(error);
+    return written ? 0 : oai_no_memory(r);
 }

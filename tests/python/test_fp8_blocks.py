@@ -1,7 +1,7 @@
 """Directories in FP8 with a scale for each block of a matrix, as Qwen3-*-FP8, compressed-tensors and modelopt write them.
 
 Weights of tests/data/models are rounded to E4M3 here, by the published layouts. keepd must then compute what a float64 pass over
-the dequantised numbers computes, and the same bits as with a directory of these numbers in F32.
+the dequantised numbers computes. Blocks whose width is no multiple of 32 become F32 and give the same bits as a directory of these numbers in F32.
 """
 import json
 import os

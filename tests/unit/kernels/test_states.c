@@ -58,7 +58,7 @@ struct part {
     int slot, text, pos, count;
 };
 
-/* One step of some texts; rows of results follow each other in y. */
+/* Runs one step of some texts; the rows of their results follow each other in y. */
 static int step(struct kern *kern, struct shape shape, const float *taps, const struct part *parts,
                 int count, float *y) {
     struct kern_span spans[SLOTS];
