@@ -36,6 +36,7 @@ struct config {
     char *gates_cache;     /* NULL = by the environment */
     int64_t max_num_seqs, max_num_batched_tokens, max_model_len, default_max_tokens;
     int64_t step_stretch; /* percent; 0 = no limit */
+    int64_t speculate;    /* drafted tokens; 0 = none */
     int64_t seed;         /* the seed of requests without one; -1 = random */
     double temperature, top_p, top_k, min_p, repetition_penalty; /* NAN = the model's own */
     char *state_dir; /* NULL = conversations end with the process */

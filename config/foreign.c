@@ -18,7 +18,7 @@
 #define NO_ADAPTERS    "merge the adapter into the model: keepd loads no adapters"
 #define NO_IMAGES      "leave it out: keepd reads no images"
 #define NO_EMBEDDINGS  "leave it out: keepd computes no embeddings"
-#define NOT_GUESSED    "keepd does not guess tokens ahead; answers are the same"
+#define NO_DRAFTS      "keepd guesses tokens from the text, without a draft model (--speculate)"
 #define GPUS           "use --tensor-parallel-size; CUDA_VISIBLE_DEVICES selects GPUs"
 #define HUB            "use hf download ORG/NAME --local-dir DIR, then keepd --model DIR"
 #define IN_REQUESTS    "leave it out: requests give it"
@@ -51,8 +51,8 @@ static const struct foreign rows[] = {
     INSTEAD("-mm", NO_IMAGES), INSTEAD("--mmproj*", NO_IMAGES), INSTEAD("-mmu", NO_IMAGES), INSTEAD("--image-*", NO_IMAGES), INSTEAD("--enable-multimodal", NO_IMAGES),
     NOTHING("--no-mmproj", FLAG, "keepd reads no images"), NOTHING("--limit-mm-per-prompt", ONE, "keepd reads no images"), NOTHING("--language-model-only", FLAG, "keepd reads no images"),
     INSTEAD("--embedding*", NO_EMBEDDINGS), INSTEAD("--rerank*", NO_EMBEDDINGS), INSTEAD("--pooling", NO_EMBEDDINGS), INSTEAD("--is-embedding", NO_EMBEDDINGS),
-    INSTEAD("-md", NOT_GUESSED ": leave it out"), INSTEAD("--model-draft", NOT_GUESSED ": leave it out"), INSTEAD("--draft*", NOT_GUESSED ": leave it out"),
-    INSTEAD("--spec-*", NOT_GUESSED ": leave it out"), NOTHING("--speculative-*", ONE, NOT_GUESSED),
+    INSTEAD("-md", NO_DRAFTS ": leave it out"), INSTEAD("--model-draft", NO_DRAFTS ": leave it out"), INSTEAD("--draft*", NO_DRAFTS ": leave it out"),
+    INSTEAD("--spec-*", NO_DRAFTS ": leave it out"), NOTHING("--speculative-*", ONE, NO_DRAFTS),
     INSTEAD("--models-dir", "start one daemon for each model"), INSTEAD("--models-preset", "start one daemon for each model"), INSTEAD("--models-max", "start one daemon for each model"),
     /* devices */
     NOTHING("-ngl", ONE, WHOLE_DEVICE), NOTHING("--gpu-layers", ONE, WHOLE_DEVICE), NOTHING("--n-gpu-layers", ONE, WHOLE_DEVICE),

@@ -115,6 +115,7 @@ struct engine_options {
     const char *device;          /* "auto", "cpu", "cuda": see engine/backend.h */
     const char *cpu_path;        /* see kernels/cpu/cpu.h */
     const char *cpu_activations; /* a name of enum cpu_activations; NULL: auto */
+    int drafts; /* drafted tokens of a sequence in one step: engine/sched_draft.c; 0..DRAFT_MAX */
     bool random_weights;
     const char *quantization; /* weight format: NULL or "none" as in the files, "fp8", "q8", "q4" */
     int calibrate;            /* see model_options; of engine_save */
@@ -395,6 +396,11 @@ struct engine_request {
     bool prompt_logprobs;        /* score the prompt too (echo); never reuses a conversation */
     int32_t prompt_top_logprobs; /* alternatives per token of a scored prompt, likewise; >= 0 */
     bool ignore_eos;
+    /* Tokens that may be drafted in a step (engine/sched_draft.c), and a text that the answer
+     * probably resembles. They change when the answer comes, not the answer. */
+    int32_t drafts; /* at most; 0: none, -1: as many as the options say */
+    const int32_t *predicted;
+    int32_t predicted_count;
     /* The language of the answers; NULL = anything. The end of an answer is possible where the text
      * is whole; where nothing may follow, the answer ends. Reasoning in front of the answer,
      * between the tokens think_begin and think_end (-1: the model has none), is free. */
@@ -459,6 +465,8 @@ struct engine_choice {
     atomic_int finish;              /* enum engine_finish; release-stored last */
     int32_t stop_index;             /* index of the stop string that ended the choice, -1 none */
     int32_t stop_token;             /* id of the stop or EOS token that ended the choice, -1 none */
+    /* Drafted tokens that the model drew and did not draw; valid once finished. */
+    int32_t drafts_confirmed, drafts_rejected;
     /* Used by the engine only. */
     enum engine_finish ending; /* decided, not yet published */
     struct engine_choice *next;
@@ -680,6 +688,10 @@ static inline const char *engine_miss_name(enum engine_miss miss) { /* for logs,
     X(computed_tokens, NULL, NULL) /* prompt tokens computed */                                    \
     X(cached_tokens, NULL, NULL)   /* prompt tokens found in conversations */                      \
     X(generation_tokens, NULL, NULL)                                                               \
+    X(drafted_tokens, "keepd_drafted_tokens_total",                                                \
+      "Tokens that were computed because answers would probably go on with them.")                 \
+    X(confirmed_tokens, "keepd_confirmed_tokens_total",                                            \
+      "Of these, tokens with which the answers went on.")                                          \
     X(evictions, "keepd_evictions_total", "Evictions: one sequence brought down to its budget.")   \
     X(masks_deferred, "keepd_masks_deferred_total",                                                \
       "Masks of constrained answers that cost more than a step may spend, made beside the steps.") \

@@ -665,13 +665,14 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     int rc = check_options(options, fault);
     if (rc != 0) return rc;
     struct engine *e = new_engine(options);
-    int logits_max = options->max_num_seqs + 64; /* room to score prompts beside decoding */
+    int logits_max = options->max_num_seqs + 64; /* room for drafts, and to score prompts */
     if (logits_max > options->max_num_batched_tokens) logits_max = options->max_num_batched_tokens;
     struct sched_options so = {.sequences_max = options->max_num_seqs,
                                .conversations_max = options->max_conversations,
                                .rows_max = options->max_num_batched_tokens,
                                .step_stretch = options->step_stretch,
                                .logits_max = logits_max,
+                               .drafts = options->drafts,
                                .row_entries = KV_ROW_ENTRIES,
                                .clients_max = clients_max(options)};
     rc = open_parts(e, &so, fault);

@@ -1,6 +1,7 @@
 #include "engine/pace.h"
 
 #include <math.h>
+#include <string.h>
 
 static int size_of(int streams) {
     int size = 0;
@@ -143,4 +144,42 @@ void pace_note(struct pace *pace, int streams, int32_t prompt_rows, int64_t ns) 
     if (*idle > spent) mean_in(idle, spent, 0.5);
     double each = (spent - *idle) / prompt_rows, least = spent / prompt_rows / 8;
     mean_in(&pace->row_ns, each > least ? each : least, 0.25);
+}
+
+/* The time of `rows` rows, by a single one's time of 1 and PACE_ROW_PART. */
+static double supposed(double rows) {
+    return 1 + PACE_ROW_PART * (rows - 1);
+}
+
+/* Between two numbers of rows that were measured on the line through them; beyond them in proportion
+ * to what is supposed. */
+static double rows_ns(const struct pace *pace, int rows) {
+    const double *x = pace->drafts_rows, *y = pace->drafts_ns;
+    int below = -1, above = -1;
+    for (int i = 0; i < PACE_SIZES && above < 0; i++) {
+        if (y[i] <= 0) continue;
+        if (x[i] > rows)
+            above = i;
+        else
+            below = i;
+    }
+    int i = below >= 0 ? below : above;
+    if (i < 0) return supposed(rows);
+    if (below < 0 || above < 0) return y[i] / supposed(x[i]) * supposed(rows);
+    return y[i] + (y[above] - y[i]) / (x[above] - x[i]) * (rows - x[i]);
+}
+
+double pace_growth(const struct pace *pace, int rows, int more) {
+    return rows_ns(pace, more) / rows_ns(pace, rows);
+}
+
+void pace_note_drafts(struct pace *pace, int rows, int64_t ns) {
+    int size = size_of(rows);
+    if (ns <= 0) return;
+    if (++pace->drafts_noted % PACE_DRAFT_STEPS == 0)
+        memset(pace->drafts_ns, 0, sizeof pace->drafts_ns);
+    double *mean = &pace->drafts_ns[size];
+    if (*mean <= 0) pace->drafts_rows[size] = 0;
+    mean_in(&pace->drafts_rows[size], rows, 0.25);
+    mean_in(mean, (double)ns, 0.25);
 }

@@ -31,7 +31,16 @@ struct pace {
     /* Nanoseconds and rows of steps with prompt rows alone, [i] of more than 2^(i-1) and up to 2^i
      * rows, the last also of more; 0 = not known. */
     double prompt_ns[PACE_SIZES], prompt_rows[PACE_SIZES];
+    /* Nanoseconds and rows of steps without prompt rows, drafts included, [i] of more than 2^(i-1)
+     * and up to 2^i rows, the last also of more; 0 = not known. Forgotten now and then, so that one
+     * slow step does not keep a number of rows from ever being tried again. */
+    double drafts_ns[PACE_SIZES], drafts_rows[PACE_SIZES];
+    int drafts_noted;
 };
+
+/* What a further row adds to a step of one row, while that was not measured. */
+#define PACE_ROW_PART    0.12
+#define PACE_DRAFT_STEPS 1024 /* steps after which the times of drafts are measured anew */
 
 /* Steps of prompts alone take about so long and have at least so many rows, so that a chat that
  * arrives meanwhile is read soon: fewer rows than that cost more processor time for each. */
@@ -60,7 +69,13 @@ int32_t pace_rows_apart(const struct pace *pace, int streams, int percent, int32
 /* Prompt rows that lengthen a step with `streams` generating sequences to `bound_ns`. */
 int32_t pace_rows_within(const struct pace *pace, int streams, double bound_ns, int32_t rows_max);
 
-/* Notes that a step with these rows took so long, evictions not counted. */
+/* How many times as long as a step with `rows` rows one with `more` rows is, none of them a prompt's.
+ */
+double pace_growth(const struct pace *pace, int rows, int more);
+/* Notes that a step with so many rows, none of them a prompt's, took so long. */
+void pace_note_drafts(struct pace *pace, int rows, int64_t ns);
+
+/* Notes that a step with these rows and no drafts took so long, evictions not counted. */
 void pace_note(struct pace *pace, int streams, int32_t prompt_rows, int64_t ns);
 
 #endif

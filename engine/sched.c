@@ -497,6 +497,7 @@ static void count_appended(struct sched *sched, const struct sched_step *step) {
         struct sequence *seq = sched->span_sequences[i];
         int32_t count = sched->spans[i].count;
         bool prefilling = seq_prefilling(seq);
+        if (i < step->streams) count = 1; /* drafted tokens are counted once they are drawn */
         if (prefilling) {
             sched->counters.computed_tokens += (uint64_t)count;
             queue_charge(&sched->queue, seq->job, count);
@@ -547,15 +548,31 @@ static void settle_waiting(struct sched *sched) {
     }
 }
 
-static void prepare_samples(struct sched *sched, const struct sched_step *step) {
-    for (int i = 0; i < step->want_count; i++) {
+/* Were the sequence's drafted tokens drawn up to this round, and does its answer go on? */
+static bool takes_part(const struct sequence *seq, int round) {
+    return seq->finish == ENGINE_RUNNING &&
+           (round == 0 || (seq->confirmed == round && !seq_waits(seq)));
+}
+
+/* Returns whether a row of the round is to be sampled. The others, which lie between, are sampled as
+ * cheaply as can be. */
+static bool prepare_samples(struct sched *sched, const struct sched_step *step, int round) {
+    bool any = false;
+    for (int i = step->rounds[round]; i < step->rounds[round + 1]; i++) {
         const struct sched_want *want = &sched->wants[i];
-        if (want->scored >= 0) {
-            seq_score_params(want->seq, want->scored, &sched->samples[i]);
+        if (!takes_part(want->seq, round)) {
+            sched->samples[i] =
+                (struct kern_sample){.repetition = 1, .top_count = -1, .forced = -1};
             continue;
         }
-        seq_sample_params(want->seq, &sched->samples[i]);
+        any = true;
+        if (round > 0) due_append(&want->seq->due, 1);
+        if (want->scored >= 0)
+            seq_score_params(want->seq, want->scored, &sched->samples[i]);
+        else
+            seq_sample_params(want->seq, &sched->samples[i]);
     }
+    return any;
 }
 
 /* After the prompt, each choice continues on its own, if its first token has not ended it. */
@@ -606,12 +623,23 @@ static int list_alternatives(struct sched *sched, const struct sched_want *want,
     return 0;
 }
 
+static void add_token(struct sched *sched, struct sequence *seq,
+                      const struct kern_sampled *sampled) {
+    int32_t drafted = seq->confirmed < seq->drafted ? seq->tokens[seq->token_count] : -1;
+    seq_add_token(seq, &sched->options.text, sampled);
+    if (drafted == sampled->token) seq->confirmed++;
+    sched->counters.generation_tokens++;
+    queue_charge(&sched->queue, seq->job, 1);
+    if (seq_waits(seq)) settle(sched, seq);
+}
+
 /* Returns whether some sample was the first token of a job. */
-static bool take_samples(struct sched *sched, const struct sched_step *step, const float *logits) {
+static bool take_samples(struct sched *sched, const struct sched_step *step, int round,
+                         const float *logits) {
     bool began = false;
-    for (int i = 0; i < step->want_count; i++) {
+    for (int i = step->rounds[round]; i < step->rounds[round + 1]; i++) {
         const struct sched_want *want = &sched->wants[i];
-        if (want->seq->finish != ENGINE_RUNNING) continue; /* the job has just failed */
+        if (!takes_part(want->seq, round)) continue; /* or the job has just failed */
         if (!is_number(&sched->sampled[i])) {
             fail_job(sched, want->seq->job, ERR_INTERNAL, "the model's logits are not numbers");
             continue;
@@ -628,12 +656,36 @@ static bool take_samples(struct sched *sched, const struct sched_step *step, con
         struct engine_job *job = want->seq->job;
         began = began || job->first_token_ns == 0;
         if (job->first_token_ns == 0) job->first_token_ns = clock_ns(); /* announced by the token */
-        seq_add_token(want->seq, &sched->options.text, &sched->sampled[i]);
-        sched->counters.generation_tokens++;
-        queue_charge(&sched->queue, job, 1);
-        if (seq_waits(want->seq)) settle(sched, want->seq);
+        add_token(sched, want->seq, &sched->sampled[i]);
     }
     return began;
+}
+
+static int sample_round(struct sched *sched, const struct sched_step *step, int round,
+                        const float *logits) {
+    struct kern *kern = sched->options.kern;
+    int first = step->rounds[round], count = step->rounds[round + 1] - first;
+    int vocab = sched->options.vocab;
+    if (count == 0) return kern->ops->sync(kern);
+    return kern->ops->sample(kern, logits + (size_t)first * (size_t)vocab, count, vocab,
+                             sched->samples + first, sched->sampled + first);
+}
+
+/* Goes on with the drafted tokens while some sequence has drawn all of them so far. */
+static int draw_drafts(struct sched *sched, const struct sched_step *step, const float *logits) {
+    for (int round = 1; round <= DRAFT_MAX && prepare_samples(sched, step, round); round++) {
+        int rc = sample_round(sched, step, round, logits);
+        if (rc != 0) return rc;
+        take_samples(sched, step, round, logits);
+    }
+    return sched_end_drafts(sched, step);
+}
+
+/* Notes how long the rows of the step took. */
+static void note_pace(struct sched *sched, const struct sched_step *step, int64_t ns) {
+    int32_t prompt_rows = step->batch.rows - step->stream_rows;
+    if (step->stream_rows == step->streams) pace_note(&sched->pace, step->streams, prompt_rows, ns);
+    if (prompt_rows == 0) pace_note_drafts(&sched->pace, step->stream_rows, ns);
 }
 
 /* Some sequence is about to evict, which may take longer than the step took so far. */
@@ -690,7 +742,6 @@ static int64_t step_clock(const struct sched *sched) {
 }
 
 static int run_step(struct sched *sched) {
-    struct kern *kern = sched->options.kern;
     struct sched_step step;
     const float *logits = NULL;
     int64_t begin;
@@ -708,20 +759,16 @@ static int run_step(struct sched *sched) {
     rc = sched->options.model_step(sched->options.model, &step.batch, sched->want, step.want_count,
                                    &logits);
     if (rc != 0) return rc;
-    if (step.want_count > 0) {
-        prepare_samples(sched, &step);
-        rc = kern->ops->sample(kern, logits, step.want_count, sched->options.vocab, sched->samples,
-                               sched->sampled);
-    } else {
-        rc = kern->ops->sync(kern);
-    }
+    prepare_samples(sched, &step, 0);
+    rc = sample_round(sched, &step, 0, logits);
     if (rc != 0) return rc;
-    pace_note(&sched->pace, step.streams, step.batch.rows - step.streams,
-              step_clock(sched) - begin);
+    note_pace(sched, &step, step_clock(sched) - begin);
     count_appended(sched, &step);
     /* The first tokens come from logits that the eviction at the prompt's end does not change. */
-    if (take_samples(sched, &step, logits) && sched->options.answered && any_due(sched))
+    if (take_samples(sched, &step, 0, logits) && sched->options.answered && any_due(sched))
         sched->options.answered(sched->options.answered_arg);
+    rc = draw_drafts(sched, &step, logits);
+    if (rc != 0) return rc;
     rc = evict_where(sched, due_in_prompt);
     if (rc != 0) return rc;
     sched_leave_prefixes(sched);

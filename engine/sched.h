@@ -7,7 +7,8 @@
  *      engine/conversation.h);
  *   2. generating sequences whose next append would exceed M + buffer evict; then sequences that
  *      have used up the model's positions are shifted (kernels/places.h);
- *   3. a batch: one row for every generating sequence, then prompt rows, oldest first, up to the
+ *   3. a batch: one row for every generating sequence, and rows for the tokens with which it probably
+ *      goes on (engine/sched_draft.c), then prompt rows, oldest first, up to the
  *      step's row budget (beside answers a smaller one, engine/pace.h) and never past a sequence's
  *      next eviction point or border; clients that run more than their part take turns
  *      (engine/sched_turns.c);
@@ -95,6 +96,7 @@ struct sched_options {
     int64_t save_idle_ns; /* idle time after which a conversation is written */
     size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
+    int drafts; /* drafted tokens of a sequence in one step, at most; 0..DRAFT_MAX */
     int step_stretch;              /* the percentage of pace_rows; 0: steps do not depend on time */
     int64_t (*clock)(void *model); /* measures steps; NULL: clock_ns. Simulations have their own. */
     int row_entries;               /* see kv_eviction_rows */
@@ -300,6 +302,9 @@ int sched_check_shift(const struct sched_kv *rules, const struct kv_params *kv,
 /* The policies that the backend can run and the model has what they need for; NULL past the end.
  * Pure. */
 const struct policy *sched_policy_at(const struct sched_kv *rules, int index);
+
+/* May sequences with these parameters have drafts (engine/sched_draft.c)? Pure. */
+bool sched_can_draft(const struct sched_options *options, const struct kv_params *kv);
 
 /* ERR_UNSUPPORTED names kv.policy: the backend cannot run the rule. The text says why, and names
  * the policies that it can run. Pure. */

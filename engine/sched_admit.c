@@ -245,6 +245,7 @@ static int open_sequences(struct sched *sched, const struct sched_entry *entry,
     for (int i = 0; i < entry->job->choice_count; i++) {
         opened[i] = free_sequence(sched);
         int rc = seq_open(opened[i], entry->job, i, entry->job->params, &sched->options.text);
+        if (rc == 0) sched_open_draft(sched, opened[i]);
         if (rc == 0) continue;
         while (i > 0) seq_close(opened[--i]);
         return rc;

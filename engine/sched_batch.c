@@ -8,7 +8,8 @@
 
 static void add_rows(struct sched *sched, struct sched_step *step, struct sequence *seq,
                      int32_t count) {
-    CHECK(count > 0 && !seq->leader && seq->due.tokens + count <= seq->token_count);
+    CHECK(count > 0 && !seq->leader &&
+          seq->due.tokens + count <= seq->token_count + seq->drafted);
     sched->span_sequences[step->batch.span_count] = seq;
     sched->spans[step->batch.span_count++] =
         (struct kern_span){.slot = seq->slot,
@@ -147,24 +148,56 @@ static void add_prompts(struct sched *sched, struct sched_step *step) {
         if (i != favoured || favoured == 0) add_prompt(sched, step, sched->sorted[i], INT32_MAX);
 }
 
+/* Finds the answers that go on in this step, oldest first, and whether a prompt may be read. */
+static int find_streams(struct sched *sched, bool *reads) {
+    int streams = 0;
+    *reads = false;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        *reads = *reads || (seq_prefilling(seq) && !seq->sits_out);
+        if (!seq_generating(seq) || seq_waits(seq)) continue;
+        if (seq->sits_out || due_before_generate(&seq->kv, &seq->due)) continue;
+        if (!seq->may_evict && sched_wants_shift(seq)) continue;
+        sched->sorted[streams++] = seq;
+    }
+    return streams;
+}
+
+static void add_streams(struct sched *sched, struct sched_step *step, int streams) {
+    for (int i = 0; i < streams; i++) {
+        struct sequence *seq = sched->sorted[i];
+        add_want(sched, step, seq, step->batch.rows, -1);
+        add_rows(sched, step, seq, 1 + seq->drafted);
+    }
+    step->streams = streams;
+    step->stream_rows = step->batch.rows;
+}
+
+/* The rows behind drafted tokens, by rounds. */
+static void add_draft_wants(struct sched *sched, struct sched_step *step) {
+    for (int round = 1; round <= DRAFT_MAX; round++) {
+        step->rounds[round] = step->want_count;
+        for (int i = 0; i < step->streams; i++)
+            if (sched->span_sequences[i]->drafted >= round)
+                add_want(sched, step, sched->span_sequences[i], sched->spans[i].row + round, -1);
+    }
+    step->rounds[DRAFT_MAX + 1] = step->want_count;
+}
+
 void sched_build_step(struct sched *sched, struct sched_step *step) {
     const struct sched_options *options = &sched->options;
     int logits = options->logits_max < options->rows_max ? options->logits_max : options->rows_max;
     *step = (struct sched_step){.batch = {.tokens = sched->rows, .spans = sched->spans},
                                 .spare_logits = logits - sched->running};
-    for (int i = 0; i < sched->running; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (!seq_generating(seq) || seq_waits(seq)) continue;
-        if (seq->sits_out || due_before_generate(&seq->kv, &seq->due)) continue;
-        if (!seq->may_evict && sched_wants_shift(seq)) continue;
-        add_want(sched, step, seq, step->batch.rows, -1);
-        add_rows(sched, step, seq, 1);
-    }
-    step->streams = step->batch.span_count;
-    int32_t left = options->rows_max - step->streams;
-    int32_t most = sched_prompt_rows(sched, step->streams);
-    step->rows_most = step->streams + (most < left ? most : left);
+    bool reads;
+    int streams = find_streams(sched, &reads);
+    sched_plan_drafts(sched, streams, reads ? 0 : step->spare_logits);
+    add_streams(sched, step, streams);
+    int32_t left = options->rows_max - step->stream_rows;
+    int32_t most = sched_prompt_rows(sched, streams);
+    step->rows_most = step->stream_rows + (most < left ? most : left);
     add_prompts(sched, step);
+    add_draft_wants(sched, step);
     CHECK(step->batch.rows <= options->rows_max);
     CHECK(step->want_count <= logits);
 }

@@ -1,7 +1,7 @@
 /* Declarations shared by the files of the scheduler: sched.c (steps), sched_turns.c (who takes part
  * in a step), sched_batch.c (the rows of a step), sched_admit.c (admission), sched_keep.c
  * (conversations that stay), sched_checkpoint.c (those that running sequences leave), sched_save.c
- * (state files). No other file includes this.
+ * (state files), sched_draft.c (drafted tokens). No other file includes this.
  */
 #ifndef KEEPD_ENGINE_SCHED_INT_H
 #define KEEPD_ENGINE_SCHED_INT_H
@@ -81,8 +81,10 @@ struct sched_want {
 struct sched_step {
     struct kern_batch batch;
     int want_count;
-    int streams;       /* sequences that generate: their rows come first */
-    int32_t rows_most; /* rows that the step may have */
+    int rounds[DRAFT_MAX + 2]; /* wants of round i of the samples: [rounds[i], rounds[i + 1]) */
+    int streams;          /* sequences that generate: their spans come first */
+    int32_t stream_rows;  /* their rows, drafts included */
+    int32_t rows_most;    /* rows that the step may have */
     int spare_logits;  /* for scores: beyond one row for every running sequence */
 };
 
@@ -106,6 +108,20 @@ int32_t sched_prompt_rows(const struct sched *sched, int streams);
 /* ---- sched_batch.c ---- */
 
 void sched_build_step(struct sched *sched, struct sched_step *step);
+
+/* ---- sched_draft.c ---- */
+
+#define SCHED_DRAFT_ROWS    48   /* in one step */
+#define SCHED_DRAFT_STRETCH 5    /* percent */
+#define SCHED_DRAFT_GAIN    1.02 /* fewer more tokens for the time are not worth it */
+
+/* Prepares a new sequence for drafts, if it may have some. */
+void sched_open_draft(const struct sched *sched, struct sequence *seq);
+/* Chooses the drafts of the first `streams` sequences of sched->sorted, which generate in this step,
+ * at most `most` tokens in all: seq->drafted of each, written behind its tokens. */
+void sched_plan_drafts(struct sched *sched, int streams, int32_t most);
+/* After the samples: takes back the entries of drafted tokens that were not drawn, and counts. */
+int sched_end_drafts(struct sched *sched, const struct sched_step *step);
 
 /* ---- sched_admit.c ---- */
 

@@ -141,6 +141,7 @@ void seq_close(struct sequence *seq) {
     mem_free(seq->tokens);
     mem_free(seq->ends);
     tally_close(&seq->tally);
+    draft_close(&seq->draft);
     *seq = (struct sequence){.slot = -1};
 }
 

@@ -75,6 +75,12 @@ bool due_before_generate(const struct kv_params *params, const struct due_state 
     return evicts(params) && state->held >= ceiling(params);
 }
 
+int32_t due_generate_room(const struct kv_params *params, const struct due_state *state) {
+    int64_t room = evicts(params) ? ceiling(params) - state->held : INT32_MAX;
+    if (due_shift(params, state)) return 0;
+    return (int32_t)max64(min64(min64(room, places_left(params, state)), INT32_MAX), 0);
+}
+
 void due_evicted(const struct kv_params *params, struct due_state *state) {
     state->held = (int32_t)min64(state->held, kept(params));
 }

@@ -93,6 +93,7 @@ static struct engine_options engine_options(const struct config *config, struct 
         .max_num_seqs = (int)config->max_num_seqs,
         .max_num_batched_tokens = (int)config->max_num_batched_tokens,
         .step_stretch = (int)config->step_stretch,
+        .drafts = (int)config->speculate,
         .max_model_len = (int)config->max_model_len,
         .max_queue = (int)config->max_queue,
         .max_conversations = (int)config->max_conversations,

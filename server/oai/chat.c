@@ -72,9 +72,47 @@ static int read_echo(struct oai_reader *r) {
     return content ? 0 : oai_no_memory(r);
 }
 
+/* The texts of a prediction, one after another. Others change nothing and are left out. */
+static int add_predicted(struct oai_reader *r, const cJSON *content, struct buf *text) {
+    const cJSON *part;
+    if (cJSON_IsString(content)) {
+        size_t size;
+        const char *bytes = json_arena_text(r->arena, content->valuestring, &size);
+        if (!bytes) return oai_no_memory(r);
+        buf_add(text, bytes, size);
+    }
+    if (!cJSON_IsArray(content)) return 0;
+    cJSON_ArrayForEach(part, content) {
+        const cJSON *inner = json_get(part, "text");
+        if (cJSON_IsString(inner) && add_predicted(r, inner, text)) return -1;
+    }
+    return 0;
+}
+
+/* Reads what the answer probably resembles, as in OpenAI's predicted outputs. */
+static int read_prediction(struct oai_reader *r) {
+    const cJSON *node = json_get(r->body, "prediction");
+    const cJSON *content = cJSON_IsObject(node) ? json_get(node, "content") : NULL;
+    struct engine_ids ids = {0};
+    struct fault fault = {0};
+    struct buf text;
+    int rc = 0;
+    buf_open(&text, SIZE_MAX);
+    if (content && add_predicted(r, content, &text)) rc = -1;
+    if (!rc && text.failed) rc = oai_no_memory(r);
+    if (!rc && text.size &&
+        engine_tokenize(r->rules->engine, text.data, text.size, false, false, r->arena, &ids,
+                        &fault))
+        rc = oai_refuse_fault(r->error, &fault);
+    buf_close(&text);
+    r->out->sampling.predicted = ids.ids;
+    r->out->sampling.predicted_count = (int32_t)ids.count;
+    return rc;
+}
+
 static int parse(struct oai_reader *r) {
     return oai_read_messages(r) || oai_read_tools(r) || read_reasoning(r) || read_echo(r) ||
-                   read_logprobs(r) || oai_read_generation(r)
+                   read_logprobs(r) || oai_read_generation(r) || read_prediction(r)
                ? -1
                : 0;
 }

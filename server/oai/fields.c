@@ -59,6 +59,7 @@ static const struct {
     {OAI_FIELDS_GENERATION, {"session_id", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"skip_special_tokens", OAI_TRUE}},
     {OAI_FIELDS_GENERATION, {"spaces_between_special_tokens", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"speculate", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"stop_token_ids", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"structured_outputs", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"top_k", OAI_ANY}},

@@ -162,6 +162,20 @@ uint64_t oai_reasoning_total(const struct oai_answer *answer) {
     return sum;
 }
 
+void oai_render_token_details(struct buf *out, const struct oai_answer *answer) {
+    int64_t accepted = 0, rejected = 0;
+    for (int i = 0; i < oai_choice_count(answer); i++) {
+        const struct engine_choice *choice = oai_choice_of(answer, i);
+        if (engine_see_choice(choice).finish == ENGINE_RUNNING) continue;
+        accepted += choice->drafts_confirmed;
+        rejected += choice->drafts_rejected;
+    }
+    buf_fmt(out,
+            "{\"reasoning_tokens\":%" PRIu64 ",\"accepted_prediction_tokens\":%" PRId64
+            ",\"rejected_prediction_tokens\":%" PRId64 "}",
+            oai_reasoning_total(answer), accepted, rejected);
+}
+
 uint64_t oai_prompt_read(const struct oai_answer *answer) {
     uint64_t sum = 0;
     for (int i = 0; i < answer->job_count; i++)
@@ -208,8 +222,9 @@ void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t
     if (finished) {
         buf_fmt(out,
                 ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu64
-                "},\"completion_tokens_details\":{\"reasoning_tokens\":%" PRIu64 "}",
-                oai_prompt_cached(answer), oai_reasoning_total(answer));
+                "},\"completion_tokens_details\":",
+                oai_prompt_cached(answer));
+        oai_render_token_details(out, answer);
         oai_render_kv_details(out, answer);
     }
     buf_char(out, '}');

@@ -24,6 +24,7 @@ void oai_preset_sampling(struct oai_reader *r) {
         .repetition = sampling.repetition,
         .top_k = sampling.top_k,
         .top_logprobs = -1,
+        .drafts = -1,
         .kv = {.budget = -1,
                .buffer = -1,
                .chunk = -1,
@@ -97,6 +98,23 @@ static int read_numbers(struct oai_reader *r) {
         oai_get_bool(r, NULL, body, "ignore_eos", &s->ignore_eos))
         return -1;
     s->top_k = top_k < 0 ? 0 : top_k;
+    return 0;
+}
+
+/* Reads how many tokens may be guessed in a step: a number, or "auto" and "off", true and false. */
+static int read_speculate(struct oai_reader *r) {
+    const cJSON *node = json_get(r->body, "speculate");
+    const char *word = cJSON_IsString(node) ? node->valuestring : "";
+    int64_t number;
+    if (!node) return 0;
+    if (cJSON_IsTrue(node) || strcmp(word, "auto") == 0)
+        number = -1;
+    else if (cJSON_IsFalse(node) || strcmp(word, "off") == 0)
+        number = 0;
+    else if (json_node_int(node, 0, INT32_MAX, &number))
+        return oai_invalid(r, "speculate",
+                           "expected \"auto\", \"off\" or a number of tokens, 0 or more");
+    r->out->sampling.drafts = (int32_t)number;
     return 0;
 }
 
@@ -374,6 +392,7 @@ static int read_stream(struct oai_reader *r) {
 
 int oai_read_sampling(struct oai_reader *r) {
     return read_choice_count(r) || read_numbers(r) || read_samplers(r) || read_seed(r) ||
+                   read_speculate(r) ||
                    read_bias(r) || read_stop(r) || read_stop_ids(r) || read_logprobs(r) ||
                    read_max_tokens(r) || read_shape(r) || read_stream(r)
                ? -1

@@ -9,6 +9,9 @@
  * run alone on a pool of its own, whatever the step's row budget: what else runs must not change
  * what is kept.
  *
+ * Answers that are computed a second time are predicted, with some tokens changed, so that drafted
+ * tokens are confirmed and rejected; those computed for the first time are not.
+ *
  * The CPU backend's path and thread count change with the seed; every fifth model has recurrent
  * states.
  *
@@ -35,6 +38,7 @@ static bool is_shifted(uint64_t seed) {
 
 static long shifted, cuts_compared, retries_compared, deleted, restarts, restored;
 static long prefixes, prefix_hits, prefix_waits, apart, divided;
+static long drafted, confirmed, drafted_alone, confirmed_alone;
 
 struct random {
     uint64_t state;
@@ -76,6 +80,7 @@ struct chain {
     struct engine_job job;
     bool submitted, over;
     int32_t answers[TURNS][ANSWER_MAX];
+    int32_t predicted[ANSWER_MAX];
     int answer_count[TURNS], cached[TURNS], dropped[TURNS], finish[TURNS], shown[TURNS];
     bool cut[TURNS];
     int64_t kept[TURNS];
@@ -151,7 +156,20 @@ static void extend_prompt(struct chain *c) {
     }
 }
 
-static void submit(struct world *w, struct chain *c, int index) {
+/* Predicts the turn's answer as it was before, with some tokens changed and some left out. */
+static void predict(struct chain *c, int t) {
+    int from = (int)(world_mix(c->seed + (uint64_t)t) % 3), count = 0;
+    for (int i = from; i < c->answer_count[t]; i++) {
+        uint64_t chance = world_mix(c->seed + (uint64_t)(t * 64 + i)) % 16;
+        if (chance == 0) continue;
+        c->predicted[count++] = chance == 1 ? 1 + i % (WORLD_VOCAB - 1) : c->answers[t][i];
+    }
+    c->job.request.predicted = c->predicted;
+    c->job.request.predicted_count = count;
+}
+
+/* `again`: the answer is known. */
+static void submit(struct world *w, struct chain *c, int index, bool again) {
     int t = c->turn - c->retrying;
     if (!c->retrying) extend_prompt(c);
     struct engine_job *job = &c->job;
@@ -171,7 +189,9 @@ static void submit(struct world *w, struct chain *c, int index) {
                                            .prompt_top_logprobs = c->scored[t] ? t : 0,
                                            .stops = c->stops,
                                            .stop_count = 1,
+                                           .drafts = -1,
                                            .kv = c->kv};
+    if (again) predict(c, t);
     c->stops[0] = (struct engine_stop){c->stop, sizeof c->stop};
     int client = index % CLIENTS, space = index / ALIKE;
     memcpy(job->request.space, &space, sizeof space);
@@ -255,6 +275,8 @@ static void count_world(const struct world *w) {
     prefixes += (long)counters->prefixes;
     prefix_hits += (long)counters->prefix_hits;
     prefix_waits += (long)counters->prefix_waits;
+    drafted += (long)counters->drafted_tokens;
+    confirmed += (long)counters->confirmed_tokens;
     apart += (long)w->sched.turns.apart_steps;
     divided += (long)w->sched.turns.divided_steps;
 }
@@ -281,7 +303,7 @@ static bool wants_retry(const struct chain *c) {
 
 static void go_on(struct world *w, struct chain *c, int index, struct random *r) {
     if (!c->submitted) {
-        if (below(r, 8) == 0) submit(w, c, index);
+        if (below(r, 8) == 0) submit(w, c, index, c->retrying);
     } else if (atomic_load(&c->job.finished) != 0) {
         bool was_retry = c->retrying;
         if (was_retry)
@@ -311,6 +333,7 @@ static void storm(struct chain *chains, uint64_t seed) {
     }
     options.pages = WORLD_STREAMS * (8 + below(&r, 60)) + 16 * options.states;
     options.sequences = 2 + below(&r, 6);
+    options.drafts = below(&r, 2) ? DRAFT_MAX : below(&r, 4);
     options.conversations = 1 + below(&r, CHAINS);
     options.rows = 10 + below(&r, 60);
     options.logits = options.sequences + 1 + below(&r, 8);
@@ -348,6 +371,7 @@ static void replay_alone(const struct chain *seen, int index, uint64_t seed) {
     struct world_options options = backend_of(seed);
     options.pages = 4000;
     options.sequences = CHOICES;
+    options.drafts = DRAFT_MAX;
     options.conversations = 2;
     options.rows = 3 + (int)(seed % 200);
     if (options.rows <= CHOICES) options.rows = CHOICES + 1;
@@ -358,7 +382,7 @@ static void replay_alone(const struct chain *seen, int index, uint64_t seed) {
     c->submitted = c->over = c->retrying = false;
     for (int t = 0; t < TURNS && seen->done[t]; t++) {
         if (seen->strays > 0 && t >= seen->strays) break;
-        submit(&w, c, index);
+        submit(&w, c, index, true);
         for (int step = 0; atomic_load(&c->job.finished) == 0; step++) {
             CHECK(step < 10000);
             CHECK(!world_step(&w));
@@ -380,6 +404,8 @@ static void replay_alone(const struct chain *seen, int index, uint64_t seed) {
                   (unsigned long long)seed, index, t, seen->kv.policy);
         CHECK(seen->others[t] == 0 || c->others[t] == seen->others[t]);
     }
+    drafted_alone += (long)w.sched.counters.drafted_tokens;
+    confirmed_alone += (long)w.sched.counters.confirmed_tokens;
     world_close(&w);
     mem_free(c);
 }
@@ -410,6 +436,8 @@ int main(int argc, char **argv) {
            cuts_compared, retries_compared, deleted, restarts, restored);
     printf("%ld shifts, %ld prefixes, %ld hits, %ld waits; ", shifted, prefixes, prefix_hits,
            prefix_waits);
+    printf("%ld of %ld drafted tokens confirmed, alone %ld of %ld; ", confirmed, drafted,
+           confirmed_alone, drafted_alone);
     printf("%ld prompts read apart, %ld divided steps; ", apart, divided);
     printf("%llu seeds: %ld turns, %ld continued, %ld cancelled, %ld scored, %ld stopped\n",
            (unsigned long long)seeds, turns, continued, cancelled, scored, stopped);
@@ -418,6 +446,8 @@ int main(int argc, char **argv) {
           (cuts_compared > 0 && retries_compared > 0 && deleted > 0 && restarts > 0 &&
            restored > 0 && shifted > 0 && prefixes > 0 && prefix_hits > 0 && prefix_waits > 0));
     CHECK(seeds < 10 || (apart > 0 && divided > 0));
+    CHECK(seeds < 10 || (confirmed > 0 && drafted > confirmed));
+    CHECK(seeds < 10 || (confirmed_alone > 0 && drafted_alone > confirmed_alone));
     CHECK(seeds < 10 || (turns > 0 && continued > 0 && cancelled > 0 && scored > 0 && stopped > 0));
     return 0;
 }
