@@ -8,11 +8,11 @@
 
 enum { BITS_LEAST = 8, BITS_MOST = 16 };
 
-/* What is expected before anything was tried, as if this many tokens had been. */
+/* Rates that are expected before anything was tried, as if EXPECTED_WEIGHT tokens had been. */
 static const float expected[DRAFT_CLASSES] = {0.4f, 0.55f, 0.7f, 0.85f};
 #define EXPECTED_WEIGHT 2.0f
 #define RECENT          48.0f /* tokens that count: beyond, half of what was counted is forgotten */
-#define FORGOTTEN       0.02f /* of what was counted, each time a draft is not used */
+#define FORGOTTEN       0.02f /* part of the counts, each time a draft is not used */
 
 int draft_open(struct draft *draft, const int32_t *predicted, int32_t predicted_count,
                int32_t prompt_count, int32_t room) {
@@ -55,8 +55,7 @@ static int32_t common_before(const struct draft *draft, const int32_t *tokens, i
                              int32_t end) {
     int32_t length = 0;
     while (length < DRAFT_LONGEST && length < place &&
-           token_at(draft, tokens, place - 1 - length) ==
-               token_at(draft, tokens, end - 1 - length))
+           token_at(draft, tokens, place - 1 - length) == token_at(draft, tokens, end - 1 - length))
         length++;
     return length;
 }
@@ -76,7 +75,9 @@ static int32_t goes_on_at(const struct draft *draft, const int32_t *tokens, int3
 /* Notes the places before `end`, each by the key in front of it. */
 static void note_places(struct draft *draft, const int32_t *tokens, int32_t end) {
     for (; draft->noted < end; draft->noted++) {
-        if (draft->noted < DRAFT_KEY) continue;
+        /* The predicted text and the prompt have no key in common. */
+        int32_t begin = draft->noted < draft->predicted_count ? 0 : draft->predicted_count;
+        if (draft->noted - begin < DRAFT_KEY) continue;
         int32_t *head = &draft->heads[chain_of(draft, tokens, draft->noted)];
         draft->older[draft->noted] = *head;
         *head = draft->noted + 1;
@@ -117,7 +118,8 @@ double draft_rate(const struct draft *draft) {
 }
 
 void draft_learn(struct draft *draft, int32_t tried, int32_t confirmed) {
-    float *all = &draft->tried[draft->length_class], *right = &draft->confirmed[draft->length_class];
+    float *all = &draft->tried[draft->length_class],
+          *right = &draft->confirmed[draft->length_class];
     CHECK(confirmed <= tried);
     float stays = tried == 0 ? 1 - FORGOTTEN : *all > RECENT ? 0.5f : 1;
     *all *= stays;

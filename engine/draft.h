@@ -20,7 +20,7 @@
 #define DRAFT_CHAIN   16 /* places that one search compares */
 #define DRAFT_LONGEST 32 /* common tokens that are counted */
 #define DRAFT_MAX     15 /* drafted tokens of a sequence in one step */
-#define DRAFT_CLASSES 4  /* of common tokens: up to 4, 8, 16, and more */
+#define DRAFT_CLASSES 4  /* by common tokens: up to 4, 8, 16, and more */
 
 struct draft {
     const int32_t *predicted; /* [predicted_count] the request's; in front of the text */
@@ -32,7 +32,7 @@ struct draft {
     int32_t noted;    /* places that are in the chains */
     int32_t from;     /* place at which the last draft began; -1: none */
     int32_t begun;    /* tokens of the text when it began */
-    int length_class; /* of the last draft */
+    int length_class; /* class of the last draft */
     float tried[DRAFT_CLASSES], confirmed[DRAFT_CLASSES]; /* recent drafted tokens */
 };
 

@@ -38,7 +38,7 @@ struct pace {
     int drafts_noted;
 };
 
-/* What a further row adds to a step of one row, while that was not measured. */
+/* The part of a step of one row that a further row adds, while that was not measured. */
 #define PACE_ROW_PART    0.12
 #define PACE_DRAFT_STEPS 1024 /* steps after which the times of drafts are measured anew */
 
@@ -69,7 +69,8 @@ int32_t pace_rows_apart(const struct pace *pace, int streams, int percent, int32
 /* Prompt rows that lengthen a step with `streams` generating sequences to `bound_ns`. */
 int32_t pace_rows_within(const struct pace *pace, int streams, double bound_ns, int32_t rows_max);
 
-/* How many times as long as a step with `rows` rows one with `more` rows is, none of them a prompt's.
+/* How many times as long as a step with `rows` rows one with `more` rows is, none of them a
+ * prompt's.
  */
 double pace_growth(const struct pace *pace, int rows, int more);
 /* Notes that a step with so many rows, none of them a prompt's, took so long. */

@@ -554,8 +554,8 @@ static bool takes_part(const struct sequence *seq, int round) {
            (round == 0 || (seq->confirmed == round && !seq_waits(seq)));
 }
 
-/* Returns whether a row of the round is to be sampled. The others, which lie between, are sampled as
- * cheaply as can be. */
+/* Returns whether a row of the round is to be sampled. The others, which lie between, are sampled
+ * as cheaply as can be. */
 static bool prepare_samples(struct sched *sched, const struct sched_step *step, int round) {
     bool any = false;
     for (int i = step->rounds[round]; i < step->rounds[round + 1]; i++) {

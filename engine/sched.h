@@ -7,11 +7,10 @@
  *      engine/conversation.h);
  *   2. generating sequences whose next append would exceed M + buffer evict; then sequences that
  *      have used up the model's positions are shifted (kernels/places.h);
- *   3. a batch: one row for every generating sequence, and rows for the tokens with which it probably
- *      goes on (engine/sched_draft.c), then prompt rows, oldest first, up to the
- *      step's row budget (beside answers a smaller one, engine/pace.h) and never past a sequence's
- *      next eviction point or border; clients that run more than their part take turns
- *      (engine/sched_turns.c);
+ *   3. a batch: one row for every generating sequence, and rows for the tokens with which it
+ * probably goes on (engine/sched_draft.c), then prompt rows, oldest first, up to the step's row
+ * budget (beside answers a smaller one, engine/pace.h) and never past a sequence's next eviction
+ * point or border; clients that run more than their part take turns (engine/sched_turns.c);
  *   4. the model runs; wanted rows are sampled or scored; tokens are published;
  *   5. sequences at an eviction point evict, after readers were woken for first tokens; finished
  *      ones leave, their streams stay as a conversation or go back to the pool.
@@ -96,8 +95,8 @@ struct sched_options {
     int64_t save_idle_ns; /* idle time after which a conversation is written */
     size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
-    int drafts; /* drafted tokens of a sequence in one step, at most; 0..DRAFT_MAX */
-    int step_stretch;              /* the percentage of pace_rows; 0: steps do not depend on time */
+    int drafts;       /* drafted tokens of a sequence in one step, at most; 0..DRAFT_MAX */
+    int step_stretch; /* the percentage of pace_rows; 0: steps do not depend on time */
     int64_t (*clock)(void *model); /* measures steps; NULL: clock_ns. Simulations have their own. */
     int row_entries;               /* see kv_eviction_rows */
     int clients_max;               /* rows of the queue, see engine/queue.h */

@@ -8,8 +8,7 @@
 
 static void add_rows(struct sched *sched, struct sched_step *step, struct sequence *seq,
                      int32_t count) {
-    CHECK(count > 0 && !seq->leader &&
-          seq->due.tokens + count <= seq->token_count + seq->drafted);
+    CHECK(count > 0 && !seq->leader && seq->due.tokens + count <= seq->token_count + seq->drafted);
     sched->span_sequences[step->batch.span_count] = seq;
     sched->spans[step->batch.span_count++] =
         (struct kern_span){.slot = seq->slot,

@@ -82,10 +82,10 @@ struct sched_step {
     struct kern_batch batch;
     int want_count;
     int rounds[DRAFT_MAX + 2]; /* wants of round i of the samples: [rounds[i], rounds[i + 1]) */
-    int streams;          /* sequences that generate: their spans come first */
-    int32_t stream_rows;  /* their rows, drafts included */
-    int32_t rows_most;    /* rows that the step may have */
-    int spare_logits;  /* for scores: beyond one row for every running sequence */
+    int streams;               /* sequences that generate: their spans come first */
+    int32_t stream_rows;       /* rows of these spans, drafts included */
+    int32_t rows_most;         /* rows that the step may have */
+    int spare_logits;          /* for scores: beyond one row for every running sequence */
 };
 
 /* The sequence's next token has no place. */
@@ -117,8 +117,8 @@ void sched_build_step(struct sched *sched, struct sched_step *step);
 
 /* Prepares a new sequence for drafts, if it may have some. */
 void sched_open_draft(const struct sched *sched, struct sequence *seq);
-/* Chooses the drafts of the first `streams` sequences of sched->sorted, which generate in this step,
- * at most `most` tokens in all: seq->drafted of each, written behind its tokens. */
+/* Chooses the drafts of the first `streams` sequences of sched->sorted, which generate in this
+ * step, at most `most` tokens in all: seq->drafted of each, written behind its tokens. */
 void sched_plan_drafts(struct sched *sched, int streams, int32_t most);
 /* After the samples: takes back the entries of drafted tokens that were not drawn, and counts. */
 int sched_end_drafts(struct sched *sched, const struct sched_step *step);

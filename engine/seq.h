@@ -38,7 +38,7 @@ struct sequence {
     uint64_t due_since;  /* counters.steps when it was first refused; 0: it was not */
     bool sits_out;       /* takes no part in this step: see engine/sched_turns.c */
     uint64_t last_turn;  /* number of the turn in which its answer went on */
-    int32_t *tokens; /* [prompt_count + max_tokens]; owned. Behind token_count: drafted ones */
+    int32_t *tokens;     /* [prompt_count + max_tokens]; owned. Behind token_count: drafted ones */
     int32_t token_count; /* known: prompt and sampled; the last sampled one is not appended yet */
     int32_t prompt_count;
     int64_t pages_reserved;
@@ -58,7 +58,7 @@ struct sequence {
     struct tally tally; /* for penalties; closed without */
     struct draft draft; /* closed: the sequence has none. What follows is that of the step: */
     int32_t draft_found, drafted, confirmed; /* drafted tokens: found, with a row, drawn */
-    double draft_chance; /* that the drafted token is drawn to which the last draft row led */
+    double draft_chance; /* likelihood that all its drafted tokens with a row are drawn */
     struct constraint_run constraint;
     bool deferred;                    /* the mask thread makes its mask */
     uint32_t text_size;               /* bytes of choice->text written */

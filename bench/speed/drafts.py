@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What guessed tokens save: the same requests with and without, on one running daemon, by turns.
+"""The time that guessed tokens save: the same requests with and without, on one running daemon, by turns.
 
     drafts.py --url http://127.0.0.1:8080 [--cases edit document json agent prose] [--tokens N] [--rounds N] [--at-once N]
 

@@ -392,9 +392,8 @@ static int read_stream(struct oai_reader *r) {
 
 int oai_read_sampling(struct oai_reader *r) {
     return read_choice_count(r) || read_numbers(r) || read_samplers(r) || read_seed(r) ||
-                   read_speculate(r) ||
-                   read_bias(r) || read_stop(r) || read_stop_ids(r) || read_logprobs(r) ||
-                   read_max_tokens(r) || read_shape(r) || read_stream(r)
+                   read_speculate(r) || read_bias(r) || read_stop(r) || read_stop_ids(r) ||
+                   read_logprobs(r) || read_max_tokens(r) || read_shape(r) || read_stream(r)
                ? -1
                : 0;
 }

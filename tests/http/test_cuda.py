@@ -112,6 +112,18 @@ def test_seeds_logprobs_and_choices(cuda):
     cuda.wait_idle()
 
 
+def test_guessed_tokens(cuda):
+    """An answer that was predicted, partly wrongly, has the bits of the one without guesses."""
+    asked, body = STORY * 3 + "What is the code of the garage?", {"max_tokens": 14, "logprobs": True}
+    kv = {"policy": "global", "budget": 24, "buffer": 16, "chunk": 16, "report": "positions"}
+    whole = cuda.chat(asked, **body, speculate="off", **fresh(**kv)).json()
+    guess = {"type": "content", "content": whole["choices"][0]["message"]["content"] + " Is it not?"}
+    guessed = cuda.chat(asked, **body, prediction=guess, **fresh(**kv)).json()
+    details = [answer["usage"].pop("completion_tokens_details") for answer in (whole, guessed)]
+    assert details[0]["accepted_prediction_tokens"] == 0 < details[1]["accepted_prediction_tokens"], details
+    assert guessed["choices"] == whole["choices"] and guessed["usage"] == whole["usage"]
+
+
 def policies(daemon):
     refusal = daemon.chat(kv={"policy": "none of them"}).json()["error"]["message"]
     return refusal.split("there are ")[1].rstrip(".").replace(",", "").split()

@@ -182,8 +182,7 @@ static void check_batch(struct world *w, const struct kern_batch *batch, const i
         for (int k = 0; k < i; k++) CHECK(batch->spans[k].slot != span->slot);
     }
     CHECK(rows == batch->rows);
-    for (int i = 0; i < want_count; i++)
-        CHECK(want[i] >= 0 && want[i] < rows);
+    for (int i = 0; i < want_count; i++) CHECK(want[i] >= 0 && want[i] < rows);
     CHECK(batch->span_count <= (int)(sizeof w->spans / sizeof *w->spans));
     memcpy(w->spans, batch->spans, (size_t)batch->span_count * sizeof *w->spans);
     w->span_count = batch->span_count;

@@ -19,7 +19,7 @@ struct world_options {
     int positions; /* number of the model's positions, with keys that rotate; 0 = WORLD_POSITIONS,
                       and keys do not */
     int sequences, conversations;
-    int drafts; /* see struct sched_options */
+    int drafts;            /* see struct sched_options */
     int rows;              /* rows of a step */
     int logits;            /* logits of a step; 0 = sequences + 4 */
     const char *state_dir; /* conversations go there and come back, inside the calls; NULL = none */

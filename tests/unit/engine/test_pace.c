@@ -160,3 +160,27 @@ Test(pace, a_step_of_prompts_alone_takes_no_longer_than_one_is_stretched) {
     cr_assert_eq(pace_rows_apart(&pace, 64, 200, 100), 100);
     cr_assert_eq(pace_rows_within(&pace, 1, 5e6 + 1, 2048), PACE_LEAST);
 }
+
+/* Rows of drafts, between the numbers that were measured and beyond them. */
+Test(pace, the_growth_of_a_step_with_drafts) {
+    struct pace pace = {0};
+    double supposed = pace_growth(&pace, 1, 8);
+    cr_assert_float_eq(supposed, 1 + 7 * PACE_ROW_PART, 1e-9, "nothing was measured");
+    pace_note_drafts(&pace, 1, 10000000);
+    cr_assert_float_eq(pace_growth(&pace, 1, 8), supposed, 1e-9);
+    pace_note_drafts(&pace, 9, 30000000);
+    cr_assert_float_eq(pace_growth(&pace, 1, 9), 3, 1e-9);
+    cr_assert_float_eq(pace_growth(&pace, 1, 5), 2, 1e-9, "on the line between");
+    cr_assert_gt(pace_growth(&pace, 9, 16), 1);
+    cr_assert_lt(pace_growth(&pace, 9, 16), 16 / 9.0);
+}
+
+/* One slow step does not keep a number of rows from being tried for ever. */
+Test(pace, times_of_drafts_are_measured_anew) {
+    struct pace pace = {0};
+    pace_note_drafts(&pace, 1, 10000000);
+    pace_note_drafts(&pace, 2, 10000000000);
+    cr_assert_gt(pace_growth(&pace, 1, 2), 100);
+    for (int i = 0; i < PACE_DRAFT_STEPS; i++) pace_note_drafts(&pace, 1, 10000000);
+    cr_assert_float_eq(pace_growth(&pace, 1, 2), 1 + PACE_ROW_PART, 1e-9);
+}

@@ -93,6 +93,7 @@ Test(due, without_a_bound_nothing_is_evicted) {
     struct due_state state = start(3, 50);
     cr_assert_eq(due_prompt_room(&params, &state), 50);
     cr_assert_eq(play(&params, &state, 20, 7), 73);
+    cr_assert_eq(due_generate_room(&params, &state), INT32_MAX);
     cr_assert_eq(reserve_peak(&params, 3, 50, 20), 73);
 }
 
@@ -113,9 +114,11 @@ Test(due, eviction_points_of_the_rule) {
     due_evicted(&params, &state);
     for (int i = 0; i < 4; i++) {
         cr_assert_not(due_before_generate(&params, &state));
+        cr_assert_eq(due_generate_room(&params, &state), 4 - i);
         due_append(&state, 1);
     }
     cr_assert(due_before_generate(&params, &state)); /* the next would be M + buffer + 1 */
+    cr_assert_eq(due_generate_room(&params, &state), 0);
 }
 
 Test(due, large_numbers_do_not_overflow) {
@@ -349,9 +352,11 @@ static int32_t play_shifted(const struct kv_params *params, struct due_state *st
             due_shifted(params, state);
             cr_assert_not(due_shift(params, state)); /* a step without room appends nothing */
         }
-        int32_t room = in_prompt ? due_prompt_room(params, state) : 1;
+        int32_t room =
+            in_prompt ? due_prompt_room(params, state) : due_generate_room(params, state);
         cr_assert_gt(room, 0);
         if (room > step) room = step;
+        if (room > end - state->tokens) room = end - state->tokens;
         int32_t behind = due_behind(params, state);
         cr_assert_eq(behind, shifts * places_room(params->places));
         due_append(state, room);

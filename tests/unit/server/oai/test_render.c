@@ -70,7 +70,8 @@ TestSuite(oai_render, .init = open_answer, .fini = close_answer);
 #define USAGE                                                                                      \
     ",\"usage\":{\"prompt_tokens\":4,\"completion_tokens\":3,\"total_tokens\":7,"                  \
     "\"prompt_tokens_details\":{\"cached_tokens\":3},\"completion_tokens_details\":"               \
-    "{\"reasoning_tokens\":0},\"kv_details\":{\"policy\":\"global\",\"budget\":64,"                \
+    "{\"reasoning_tokens\":0,\"accepted_prediction_tokens\":0,"                                    \
+    "\"rejected_prediction_tokens\":0},\"kv_details\":{\"policy\":\"global\",\"budget\":64,"       \
     "\"seen_tokens\":7,\"kept_entries\":28,\"evicted_entries\":0,\"dropped_tokens\":1,\"shifts\":" \
     "0,"                                                                                           \
     "\"bytes\":32768}}"
