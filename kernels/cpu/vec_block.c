@@ -476,7 +476,15 @@ SIMD void fetch_inputs(struct inputs from, const struct form f, const int rows) 
     for (int at = 0; at < block_bytes; at += 64) __builtin_prefetch((const char *)from.blocks + at);
 }
 
-SIMD void sum_leaf(block_sums *to, const struct leaf_data *in, const struct form f, const int rows,
+/* The forms are constants in the loops below, so that nothing of them is left. With sanitizers one
+ * function serves all forms where that is possible: a compiler takes many minutes for all of them. */
+#if (defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)) && !defined(__AVX2__)
+#define LEAF static __attribute__((noipa))
+#else
+#define LEAF SIMD
+#endif
+
+LEAF void sum_leaf(block_sums *to, const struct leaf_data *in, const struct form f, const int rows,
                    const int panels) {
     v16 total[ROWS][PANELS_MOST];
     const int64_t group = f.wide ? in->count : CPU_REST_GROUP;

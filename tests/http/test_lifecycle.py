@@ -91,7 +91,9 @@ def test_too_few_files_are_refused(fake):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_idle_daemon_stops_at_once(start, number):
     """A hangup ends a daemon that has no file to read again as SIGTERM does."""
+    before = signal.signal(number, signal.SIG_DFL)  # tests under nohup would start a daemon that ignores hangups
     daemon = start()
+    signal.signal(number, before)
     assert daemon.chat(max_tokens=2).status_code == 200
     daemon.process.send_signal(number)
     assert daemon.process.wait(timeout=30) == 0

@@ -48,7 +48,8 @@ def test_chat_bytes_with_usage(shared, fake):
     assert all(line.endswith(b'],"usage":null}') for line in lines[:-3])
     assert lines[-3] == (
         head(b"chat.completion.chunk") + b'],"usage":{"prompt_tokens":20,"completion_tokens":2,"total_tokens":22,'
-        b'"prompt_tokens_details":{"cached_tokens":0},"completion_tokens_details":{"reasoning_tokens":0},'
+        b'"prompt_tokens_details":{"cached_tokens":0},"completion_tokens_details":{"reasoning_tokens":0,'
+        b'"accepted_prediction_tokens":0,"rejected_prediction_tokens":0},'
         b'"kv_details":{"policy":"global","budget":1024,"seen_tokens":22,"kept_entries":88,"evicted_entries":0,'
         b'"dropped_tokens":0,"shifts":0,"bytes":65536}}}')
     assert lines[-2:] == [b"data: [DONE]", b""]
