@@ -128,7 +128,7 @@ class Keepd(Server):
 
     def request(self, prompt, tokens, cached):
         return "/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0,
-                                   "ignore_eos": True, "kv": {"reuse": cached, "retain": cached}}
+                                   "ignore_eos": True, "speculate": 0, "kv": {"reuse": cached, "retain": cached}}
 
     def has_token(self, event):
         """The last token's event also has the reason why the answer ended."""

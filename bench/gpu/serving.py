@@ -221,5 +221,5 @@ def prompt(tokens, which, vocabulary=1900):
 
 
 def body(ids, max_tokens, policy, reuse=False, retain=False, **kv):
-    return {"model": "m", "prompt": ids, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0,
+    return {"model": "m", "prompt": ids, "max_tokens": max_tokens, "ignore_eos": True, "speculate": 0, "temperature": 0,
             "kv": {"policy": policy, "reuse": reuse, "retain": retain, **kv}}

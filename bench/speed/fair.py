@@ -43,7 +43,7 @@ def ask(session, url, body, key):
 
 def client(url, kind, end, out):
     _, body = KINDS[kind]
-    body = {"model": "keepd-nano", "stream": True, "ignore_eos": True, "temperature": 0, "kv": {"reuse": False, "retain": False},
+    body = {"model": "keepd-nano", "stream": True, "ignore_eos": True, "speculate": 0, "temperature": 0, "kv": {"reuse": False, "retain": False},
             **body}
     with requests.Session() as session:
         while time.monotonic() < end:

@@ -61,7 +61,7 @@ class Server:
     def ask(self, wanted, seed):
         """Returns the number of tokens and the milliseconds between two of them."""
         body = {"messages": [{"role": "user", "content": "Describe a person and their orders as JSON."}], "max_tokens": TOKENS,
-                "temperature": 1, "seed": seed, "ignore_eos": True, "timings": True, "kv": {"retain": False}}
+                "temperature": 1, "seed": seed, "ignore_eos": True, "speculate": 0, "timings": True, "kv": {"retain": False}}
         if wanted is not None:
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": wanted}}
         request = urllib.request.Request(self.base + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})

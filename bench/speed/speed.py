@@ -73,7 +73,7 @@ class Daemon:
         return [self.rng.randrange(1, 2000) for _ in range(tokens)]
 
     def ask(self, prompt, max_tokens, **kv):
-        body = {"model": "bench", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "kv": kv}
+        body = {"model": "bench", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "speculate": 0, "kv": kv}
         r = requests.post(f"{self.url}/v1/completions", json=body, timeout=900)
         r.raise_for_status()
         assert r.json()["usage"]["completion_tokens"] == max_tokens

@@ -28,7 +28,7 @@ def text(tokens):
 async def ask(port, path, times, **body):
     """Streams an answer; appends to `times` when each piece of it came, and returns the last usage."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
-    data = json.dumps({"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, "ignore_eos": True, **body}).encode()
+    data = json.dumps({"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, "ignore_eos": True, "speculate": 0, **body}).encode()
     usage = None
     writer.write(b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                  % (path.encode(), len(data)) + data)

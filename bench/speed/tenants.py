@@ -28,7 +28,7 @@ SETTINGS = {
 }
 WORDS = "river stone garden copper yellow window mountain paper silver bridge candle winter forest market engine letter".split()
 STORY = {"messages": [{"role": "user", "content": "Tell me a story about my sister Nora in Lisbon."}], "max_tokens": 128}
-COMMON = {"ignore_eos": True, "kv": {"reuse": False, "retain": False}}
+COMMON = {"ignore_eos": True, "speculate": 0, "kv": {"reuse": False, "retain": False}}
 TICK = os.sysconf("SC_CLK_TCK")
 
 
