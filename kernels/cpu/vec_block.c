@@ -477,7 +477,8 @@ SIMD void fetch_inputs(struct inputs from, const struct form f, const int rows) 
 }
 
 /* The forms are constants in the loops below, so that nothing of them is left. With sanitizers one
- * function serves all forms where that is possible: a compiler takes many minutes for all of them. */
+ * function serves all forms where that is possible: a compiler takes many minutes for all of them.
+ */
 #if (defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)) && !defined(__AVX2__)
 #define LEAF static __attribute__((noipa))
 #else
