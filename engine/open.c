@@ -126,7 +126,7 @@ static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault
                            .buffer = e->options.kv_buffer,
                            .chunk = e->options.kv_chunk,
                            .sliding_window = model_config_sliding_window(model_config(model_of(e))),
-                           .whole = model_config(model_of(e))->conv_layers > 0};
+                           .whole = model_config(model_of(e))->state_layers > 0};
     kv_params_set_policy(kv, policy);
     kv_params_set_trained(kv, &rules->trained);
     /* The same rule as for requests that lower the budget. */
@@ -318,7 +318,7 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
                                .member_slots = info.member_slots,
                                .ranks = pool_ranks(e),
                                .rank_cap = (float)e->options.kv_rank_cap / 100,
-                               .states = config->conv_layers,
+                               .states = config->state_layers,
                                .state_pages = model_state_pages(config, &info, all_ranks(e)),
                                .sliding_layers = model_config_sliding_layers(config)};
     so->page_bytes = info.page_bytes;

@@ -97,7 +97,8 @@ struct kern_shape {
     int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
     int experts, expert_ff; /* 0: no layer is a mixture of experts; d_ff 0: every layer is */
     int shared_ff;          /* width of the network that every token uses beside experts; 0: none */
-    int conv_layers;        /* layers with a short convolution instead of attention */
+    int conv_channels;      /* channels of layers with a short convolution; 0: there is none */
+    int delta_heads;        /* key heads of layers with a gated delta rule; 0: there is none */
 };
 
 /* ---- How a sequence evicts ---- */
@@ -118,6 +119,8 @@ struct kern_shape {
 #define KERN_GAMMA_MAX        16   /* largest kern_classes.gamma */
 #define KERN_LAG_MAX          1024 /* largest kern_redundancy.lag */
 #define KERN_TAPS_MAX         16   /* largest width of a short convolution, from 2 */
+#define KERN_DELTA_DIM_MAX    256  /* largest kern_delta.dim_k */
+#define KERN_DELTA_COLUMNS    16   /* columns of a state's matrix that lie side by side */
 
 /* The score of an entry. One list makes the enum and, for tests, the names. */
 #define KERN_SCORE_MAP(X)                                                                          \
@@ -556,6 +559,35 @@ struct kern_attend_options {
     const float *sinks;
 };
 
+/* ---- Recurrent layers ---- */
+
+/* A gated delta rule (arXiv 2412.06464). Every key head has queries and keys for heads_v / heads_k
+ * value heads, which follow each other. */
+struct kern_delta {
+    int heads_k, heads_v; /* heads of the model */
+    int dim_k, dim_v;     /* dim_k: a multiple of 4 */
+    int width;            /* tokens that a convolution sees */
+    /* Backend memory, of the model. Channels: queries, keys, values of all heads. */
+    const float *taps;  /* [channels, width] */
+    const float *decay; /* [heads_v], negative */
+    const float *bias;  /* [heads_v] */
+    const float *norm;  /* [dim_v] */
+    float eps;          /* the norm's */
+};
+
+/* Blocks of columns of a value head's matrix, the last one padded. */
+static inline int kern_delta_blocks(const struct kern_delta *delta) {
+    return (delta->dim_v + KERN_DELTA_COLUMNS - 1) / KERN_DELTA_COLUMNS;
+}
+
+/* The numbers of a state that belong to a key head: its channels of width - 1 numbers, the oldest
+ * first, then its value heads' matrices. */
+static inline int kern_delta_head_floats(const struct kern_delta *delta) {
+    const int shared = delta->heads_v / delta->heads_k;
+    return (delta->width - 1) * (2 * delta->dim_k + shared * delta->dim_v) +
+           shared * kern_delta_blocks(delta) * KERN_DELTA_COLUMNS * delta->dim_k;
+}
+
 /* ---- Sampling ---- */
 
 struct kern_logit_bias {
@@ -721,6 +753,14 @@ struct kern_ops {
     void (*short_conv)(struct kern *kern, int state, float *y /* [rows, channels] */,
                        const float *bcx, const float *taps /* [channels, width] */, int channels,
                        int width, const struct kern_batch *batch);
+    /* A gated delta rule. Rows of `in` are [q | k | v | z] of all heads, rows of `rates` [b | a],
+     * [2 heads_v], whole on every rank; both are used up. q, k and v become SiLU of their short
+     * convolutions, q and k are divided by their lengths, q by sqrt(dim_k). For each token,
+     *   S <- exp(decay softplus(a + bias)) S,  S <- S + k (x) sigmoid(b) (v - S k),  y = S q,
+     * then y <- norm rms(y) SiLU(z) of each head. States as for short_conv; their units are key
+     * heads (kern_delta_head_floats). NULL: this backend has none. */
+    void (*delta)(struct kern *kern, int state, float *y /* [rows, heads_v * dim_v] */, float *in,
+                  float *rates, const struct kern_delta *delta, const struct kern_batch *batch);
     /* Measures what the layer's entries are worth to the step's queries: kernels/worth.h. NULL:
      * this backend cannot. */
     int (*worth)(struct kern *kern, int layer, const struct kern_worth *worth, const float *heads,

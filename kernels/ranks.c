@@ -666,6 +666,41 @@ static void op_short_conv(struct kern *kern, int state, float *y, const float *b
     ranks_each(ranks, short_conv_on, &op);
 }
 
+struct delta_op {
+    struct view in, rates, y, taps, decay, bias, norm;
+    const struct kern_delta *delta;
+    const struct kern_batch *batch;
+    int state;
+};
+
+static void delta_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct delta_op *op = arg;
+    struct kern_delta delta = *op->delta;
+    delta.taps = on(op->taps, rank);
+    delta.decay = on(op->decay, rank);
+    delta.bias = on(op->bias, rank);
+    delta.norm = on(op->norm, rank);
+    kern->ops->delta(kern, op->state, on(op->y, rank), on(op->in, rank), on(op->rates, rank),
+                     &delta, op->batch);
+}
+
+static void op_delta(struct kern *kern, int state, float *y, float *in, float *rates,
+                     const struct kern_delta *delta, const struct kern_batch *batch) {
+    struct ranks *ranks = ranks_of(kern);
+    struct delta_op op = {.in = view_as(ranks, in, true),
+                          .rates = view_as(ranks, rates, false),
+                          .y = view_to(ranks, y, true),
+                          .taps = view_as(ranks, delta->taps, false),
+                          .decay = view_as(ranks, delta->decay, false),
+                          .bias = view_as(ranks, delta->bias, false),
+                          .norm = view_as(ranks, delta->norm, false),
+                          .delta = delta,
+                          .batch = batch,
+                          .state = state};
+    ranks_each(ranks, delta_on, &op);
+}
+
 /* ---- Sampling, the end ---- */
 
 struct syncing {
@@ -770,6 +805,7 @@ static const struct kern_ops table = {
     .write_kv = op_write_kv,
     .attend = op_attend,
     .short_conv = op_short_conv,
+    .delta = op_delta,
     .evict = ranks_evict,
     .truncate = ranks_truncate,
     .shift = ranks_shift,
@@ -815,6 +851,7 @@ static void fill_ops(struct ranks *ranks) {
     if (!own->prepare) ranks->ops.prepare = NULL;
     if (!own->shift) ranks->ops.shift = NULL;
     if (!own->short_conv) ranks->ops.short_conv = NULL;
+    if (!own->delta) ranks->ops.delta = NULL;
     if (!own->cache_fit) ranks->ops.cache_fit = NULL;
     if (!own->bind) ranks->ops.bind = NULL;
 }

@@ -91,8 +91,10 @@ int shard_check(int ranks, const struct kern_shape *shape, struct fault *fault) 
         return refuse(fault, ranks, shape->expert_ff, "feed-forward units of an expert");
     if (shape->shared_ff % ranks)
         return refuse(fault, ranks, shape->shared_ff, "feed-forward units beside experts");
-    if (shape->conv_layers && shape->d_model % ranks)
-        return refuse(fault, ranks, shape->d_model, "channels of short convolutions");
+    if (shape->conv_channels % ranks)
+        return refuse(fault, ranks, shape->conv_channels, "channels of short convolutions");
+    if (shape->delta_heads % ranks)
+        return refuse(fault, ranks, shape->delta_heads, "key heads of gated delta rules");
     if (shape->vocab < ranks) return refuse(fault, ranks, shape->vocab, "tokens");
     return 0;
 }

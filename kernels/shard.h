@@ -4,6 +4,7 @@
  *   q, k, v (rows), streams, gate heads    KV heads, whole groups of query heads with each
  *   gate, up (rows); glu                   d_ff, of every expert, too
  *   short convolutions; recurrent states   channels
+ *   delta rules (rows); recurrent states   their key heads, whole groups of value heads with each
  *   o, down (columns)                      query heads, d_ff: results are sums over ranks
  *   embedding, LM head (rows)              vocabulary: results are gathered
  *   norms, residual, router,

@@ -36,36 +36,27 @@ static void add_numbers(struct sha256_ctx *sum, const float *numbers, int64_t co
     }
 }
 
-static int64_t stored_row(const struct model_config *config, enum role role, int64_t row) {
-    const int place = (int)(row % config->head_dim);
-    return tensor_is_rotated(role) ? row - place + tensor_stored_row(config, place) : row;
-}
-
-/* Number of rows that earlier parts of the slot have in the same tensor. */
-static int64_t rows_before(const struct summing *s, const struct slot *slot, int part, int layer) {
-    const struct tensor *tensor = find(s, slot->parts[part], layer);
-    int64_t before = 0, rows, cols;
-    for (int i = 0; i < part; i++) {
-        if (find(s, slot->parts[i], layer) != tensor) continue;
-        tensor_shape(s->config, slot->parts[i], &rows, &cols);
-        before += rows;
-    }
-    return before;
+/* The file's row, counted from the role's first. */
+static int64_t stored_row(const struct summing *s, const struct tensor_rows *place, enum role role,
+                          int64_t row) {
+    const int at = (int)(row % s->config->head_dim);
+    if (tensor_is_rotated(role)) row += tensor_stored_row(s->config, at) - at;
+    return place->first + tensor_row(place, row);
 }
 
 static void add_vector(struct summing *s, const struct slot *slot, int part, int layer) {
     const enum role role = slot->parts[part];
     const struct tensor *tensor = find(s, role, layer);
-    const int64_t before = rows_before(s, slot, part, layer);
+    const struct tensor_rows place = tensor_rows_of(s->config, s->naming, role);
+    const float offset = slot_offset(slot, s->config);
     int64_t rows, cols;
     tensor_shape(s->config, role, &rows, &cols);
-    if (cols) rows *= cols;
-    for (int64_t i = 0; tensor && i < rows; i++) {
-        const size_t row = (size_t)(before + stored_row(s->config, role, i));
+    const int64_t width = cols ? cols : 1;
+    for (int64_t i = 0; tensor && i < rows * width; i++) {
+        const int64_t row = stored_row(s, &place, role, i / width);
         float number;
-        if (!tensor_read_floats(tensor, row, 1, &number)) return;
-        if (slot->norm && !(slot == &slot_final_norm && s->config->final_norm_plain))
-            number += s->config->norm_offset;
+        if (!tensor_read_floats(tensor, (size_t)(row * width + i % width), 1, &number)) return;
+        number += offset;
         add_numbers(&s->vectors, &number, 1);
     }
 }
@@ -73,20 +64,25 @@ static void add_vector(struct summing *s, const struct slot *slot, int part, int
 static void add_matrix(struct summing *s, const struct slot *slot, int part, int layer) {
     const enum role role = slot->parts[part];
     const struct tensor *tensor = find(s, role, layer);
-    const int64_t before = rows_before(s, slot, part, layer);
+    const struct tensor_rows place = tensor_rows_of(s->config, s->naming, role);
+    const struct tensor_rows columns = tensor_columns_of(s->config, s->naming, role);
     int64_t rows, cols;
     tensor_shape(s->config, role, &rows, &cols);
     const int64_t sample[] = {0, rows / 2, rows - 1};
-    for (int i = 0; tensor && cols <= s->width && i < 3; i++)
-        if (rows_read_one(tensor, before + stored_row(s->config, role, sample[i]), cols, s->row))
-            add_numbers(&s->matrices, s->row, cols);
+    for (int i = 0; tensor && cols <= s->width && i < 3; i++) {
+        if (!rows_read_one(tensor, stored_row(s, &place, role, sample[i]), cols, s->row)) continue;
+        for (int64_t c = 0; c < cols; c++)
+            add_numbers(&s->matrices, &s->row[tensor_row(&columns, c)], 1);
+    }
 }
 
 /* ---- The model ---- */
 
 static void add_slot(struct summing *s, const struct slot *slot, int layer) {
     const bool fixed = slot_fixed(slot, s->config) > 0;
-    for (int i = 0; !slot->experts && !fixed && i < slot->count; i++) {
+    /* Formats have unlike numbers where one has exponentials. */
+    const bool left_out = slot->experts || fixed || slot->negated_exp;
+    for (int i = 0; !left_out && i < slot->count; i++) {
         if (slot->matrix)
             add_matrix(s, slot, i, layer);
         else
@@ -96,7 +92,7 @@ static void add_slot(struct summing *s, const struct slot *slot, int layer) {
 
 static int64_t widest_row(const struct model_config *config) {
     const int64_t widths[] = {config->d_model, q_width(config), dense_width(config),
-                              config->shared_ff};
+                              config->shared_ff, delta_width(config)};
     int64_t most = 0;
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
         if (widths[i] > most) most = widths[i];

@@ -75,14 +75,18 @@ struct family {
     bool from_last;       /* every n-th layer is counted from the last one */
     bool sigmoid, select_bias; /* see struct model_config */
     bool shared_experts;       /* n_shared_experts of them, as wide together */
-    bool shared_gate;          /* and shared_expert_intermediate_size says how wide */
+    int shared_gate_ff;        /* or one with a gate, of a width of its own, when the file does not
+                                  say: shared_expert_intermediate_size */
     bool groups;               /* n_group, topk_group, routed_scaling_factor */
     int first_dense;           /* EXPERTS_AFTER_DENSE, when the file does not say */
     int shared_count;          /* the same, of shared experts */
     bool qk_norm_by_flag;      /* use_qk_norm decides */
     bool mixtral_names;        /* see struct model_config */
     bool lfm2;                 /* layers with a short convolution; names of its own */
-    bool muse; /* gates, fixed norms of embeddings, queries and keys, scaled logits */
+    bool
+        delta; /* layers with a gated delta rule; a gate beside each head's query; norms by 1 + w */
+    bool qwen3_next; /* see struct model_config */
+    bool muse;       /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */
     int heads_q, heads_kv, vocab, positions;
 };
@@ -137,7 +141,7 @@ static const struct family families[] = {
      .sliding_window = 2048, .windows = WINDOWS_PATTERN, .pattern = 4, .unrotated_layers_every = 4,
      .from_last = true, .qk_norm = true, .norms_around = true, .logit_cap = 20, .muse = true},
     {"Qwen2MoeForCausalLM", "qwen2_moe", 0, .qkv_bias_always = true, .sliding_window = 4096,
-     .windows = WINDOWS_BY_TYPES, .experts = EXPERTS_SOME_LAYERS, .shared_gate = true},
+     .windows = WINDOWS_BY_TYPES, .experts = EXPERTS_SOME_LAYERS, .shared_gate_ff = 5632},
     {"Glm4MoeForCausalLM", "glm4_moe", 0, .rms_eps = 1e-5, .o_bias_apart = true,
      .partial_rotary = 0.5, .qk_norm_by_flag = true, .experts = EXPERTS_AFTER_DENSE,
      .experts_normalised = true, .first_dense = 1, .shared_count = 1, .sigmoid = true,
@@ -153,6 +157,14 @@ static const struct family families[] = {
      .mixtral_names = true},
     {"Lfm2ForCausalLM", "lfm2", 0, .rms_eps = 1e-5, .rope_theta = 1e6, .tied_embeddings = true,
      .qk_norm = true, .lfm2 = true},
+    {"Qwen3NextForCausalLM", "qwen3_next", 256, .partial_rotary = 0.25, .qk_norm = true,
+     .experts = EXPERTS_SOME_LAYERS, .experts_normalised = true, .shared_gate_ff = 512,
+     .delta = true, .qwen3_next = true},
+    {"Qwen3_5ForCausalLM", "qwen3_5_text", 256, .partial_rotary = 0.25, .qk_norm = true,
+     .delta = true},
+    {"Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", 256, .partial_rotary = 0.25, .qk_norm = true,
+     .experts = EXPERTS_SOME_LAYERS, .experts_normalised = true, .stacked_experts = true,
+     .shared_gate_ff = 512, .delta = true},
     {"Ministral3ForCausalLM", "ministral3", 128, .rms_eps = 1e-5, .windows = WINDOWS_ALL,
      .query_scale = true},
 };
@@ -168,8 +180,6 @@ static const char *reason_of(const char *name) {
         {"glm4_moe_lite", " (attention over latent vectors)"},
         {"Deepseek", " (attention over latent vectors)"},
         {"deepseek", " (attention over latent vectors)"},
-        {"Qwen3Next", " (layers with a recurrent state)"},
-        {"Qwen3_5", " (layers with a recurrent state)"},
         {"Lfm2Moe", " (a mixture of experts beside layers with a recurrent state)"},
         {"lfm2_moe", " (a mixture of experts beside layers with a recurrent state)"},
         {"NemotronH", " (layers with a recurrent state)"},
@@ -191,8 +201,9 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
         "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Ministral, Ministral3, SeedOss, Ernie4_5, "
         "Glm, Glm4, Glm4Moe, Dots1, Ernie4_5_Moe, MiniMaxM2, Qwen2Moe, Qwen3Moe, Mixtral, Olmoe, "
-        "Lfm2, GptOss (ForCausalLM); the text of Qwen3VL, "
-        "Qwen3VLMoe, Qwen2_5_VL, Gemma3, Mistral3, MuseGlimmer (ForConditionalGeneration)",
+        "Lfm2, Qwen3Next, Qwen3_5, Qwen3_5Moe, GptOss (ForCausalLM); the text of Qwen3VL, "
+        "Qwen3VLMoe, Qwen2_5_VL, Qwen3_5, Qwen3_5Moe, Gemma3, Mistral3, MuseGlimmer "
+        "(ForConditionalGeneration)",
         value, reason_of(value));
 }
 
@@ -238,6 +249,8 @@ static const struct multimodal {
     {"Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl_text"},
     {"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text"},
     {"Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2_5_vl_text"},
+    {"Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5_text"},
+    {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "qwen3_5_moe_text"},
     {"Gemma3ForConditionalGeneration", "gemma3", "gemma3_text"},
     {"Mistral3ForConditionalGeneration", "mistral3", "mistral"},
     {"MuseGlimmerForConditionalGeneration", "muse_glimmer", "muse_glimmer_text"},
@@ -460,7 +473,10 @@ static int read_sizes(const cJSON *root, const struct family *family, struct mod
     for (size_t i = 0; i < sizeof size_fields / sizeof size_fields[0]; i++) {
         const struct size_field *field = &size_fields[i];
         int64_t value = field->absent ? *(const int *)((const char *)family + field->absent) : 0;
-        if (field->required && !value && !json_get(root, field->key))
+        /* A file whose layers are all routed may have no width of others. */
+        const bool spared = field->offset == offsetof(struct model_config, d_ff) &&
+                            family->stacked_experts && json_get(root, "moe_intermediate_size");
+        if (field->required && !value && !spared && !json_get(root, field->key))
             return fault_set(fault, ERR_INVALID, field->key, "missing");
         int rc = json_int(root, NULL, field->key, field->min, field->max, &value, fault);
         if (rc) return rc;
@@ -520,7 +536,13 @@ static const struct own_field {
     OWN("n_routed_experts", groups),
     OWN("n_shared_experts", shared_experts),
     OWN("moe_num_shared_experts", shared_experts),
-    OWN("shared_expert_intermediate_size", shared_gate),
+    OWN("shared_expert_intermediate_size", shared_gate_ff),
+    OWN("linear_num_key_heads", delta),
+    OWN("linear_num_value_heads", delta),
+    OWN("linear_key_head_dim", delta),
+    OWN("linear_value_head_dim", delta),
+    OWN("linear_conv_kernel_dim", delta),
+    OWN("full_attention_interval", delta),
     OWN("routed_scaling_factor", groups),
     OWN("n_group", groups),
     OWN("topk_group", groups),
@@ -604,8 +626,9 @@ static int read_layer_types(const cJSON *types, const struct family *family, int
     cJSON_ArrayForEach(type, types) {
         const char *name = cJSON_IsString(type) ? type->valuestring : "";
         bool sliding = strcmp(name, "sliding_attention") == 0;
-        if (family->lfm2 && strcmp(name, "conv") == 0) {
-            out->per_layer[layer++].conv = true;
+        const bool conv = family->lfm2 && strcmp(name, "conv") == 0;
+        if (conv || (family->delta && strcmp(name, "linear_attention") == 0)) {
+            out->per_layer[layer++].mixer = conv ? MIXER_CONV : MIXER_DELTA;
             continue;
         }
         if (sliding ? family->windows == WINDOWS_NONE : strcmp(name, "full_attention") != 0)
@@ -723,11 +746,20 @@ static int fill_still(struct model_config *out, struct fault *fault) {
 static int number_layers(struct model_config *out, struct fault *fault) {
     for (int i = 0; i < out->layers; i++) {
         struct model_layer_config *layer = &out->per_layer[i];
-        layer->index = layer->conv ? out->conv_layers++ : out->cache_layers++;
+        layer->index = layer->mixer == MIXER_ATTENTION ? out->cache_layers++ : out->state_layers++;
     }
     if (out->cache_layers) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "layer_types",
                      "models without a layer with attention are not supported");
+}
+
+/* Without "layer_types" every n-th layer has attention. */
+static int read_interval(const cJSON *root, struct model_config *out, struct fault *fault) {
+    int64_t every = 4;
+    int rc = json_int(root, NULL, "full_attention_interval", 1, INT32_MAX, &every, fault);
+    for (int i = 0; i < out->layers && !rc && !json_get(root, "layer_types"); i++)
+        if ((i + 1) % every) out->per_layer[i].mixer = MIXER_DELTA;
+    return rc;
 }
 
 static int read_layers(const cJSON *root, const struct family *family, struct model_config *out,
@@ -739,6 +771,7 @@ static int read_layers(const cJSON *root, const struct family *family, struct mo
         out->per_layer[i].local = family->local_rope && out->per_layer[i].sliding_window > 0;
     if (!rc) rc = read_rotated(root, family, out, fault);
     if (!rc && family->still_globals) rc = stop_globals(root, family, out, fault);
+    if (!rc && family->delta) rc = read_interval(root, out, fault);
     if (!rc) rc = number_layers(out, fault);
     return rc ? rc : fill_still(out, fault);
 }
@@ -814,10 +847,9 @@ static int read_choice(const cJSON *root, const struct family *family, struct mo
 static int read_shared(const cJSON *root, const struct family *family, struct model_config *out,
                        struct fault *fault) {
     const char *key = first_key(root, "moe_num_shared_experts", NULL, NULL, "n_shared_experts");
-    int64_t count = has_field(root, key) ? 0 : family->shared_count,
-            width = family->shared_gate ? 5632 : 0;
+    int64_t count = has_field(root, key) ? 0 : family->shared_count, width = family->shared_gate_ff;
     int rc = json_int(root, NULL, key, 1, 1024, &count, fault);
-    if (!rc && family->shared_gate)
+    if (!rc && family->shared_gate_ff)
         rc = json_int(root, NULL, "shared_expert_intermediate_size", 1, 1 << 20, &width, fault);
     if (rc) return rc;
     if (family->shared_experts) width = count * out->expert_ff;
@@ -825,7 +857,7 @@ static int read_shared(const cJSON *root, const struct family *family, struct mo
         return fault_set(fault, ERR_INVALID, key, "%lld experts are too wide", (long long)count);
     out->shared_ff = (int)width;
     out->shared_experts = width > 0;
-    out->shared_gate = family->shared_gate;
+    out->shared_gate = family->shared_gate_ff > 0;
     return 0;
 }
 
@@ -871,6 +903,8 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
         out->experts = out->experts_used = out->expert_ff = out->shared_ff = 0;
         out->shared_experts = out->shared_gate = out->select_bias = false;
     }
+    if (!rc && !out->d_ff && routed_layers(out) < out->layers)
+        rc = fault_set(fault, ERR_INVALID, "intermediate_size", "missing");
     return rc;
 }
 
@@ -942,8 +976,51 @@ static int read_lfm2(const cJSON *root, struct model_config *out, struct fault *
     if (!rc) rc = json_bool(root, NULL, "conv_bias", &bias, fault);
     if (!rc && bias) rc = fault_set(fault, ERR_UNSUPPORTED, "conv_bias", "true is not supported");
     out->lfm2_names = true;
-    out->conv_width = out->conv_layers ? (int)width : 0;
+    out->conv_width = out->state_layers ? (int)width : 0;
     return rc ? rc : adjust_width(root, out, fault);
+}
+
+/* transformers, Qwen3Next and Qwen3_5: norms by 1 + w, a gate beside each head's query. */
+static int read_delta(const cJSON *root, const struct family *family, struct model_config *out,
+                      struct fault *fault) {
+    static const struct {
+        const char *key;
+        int64_t absent, most;
+    } sizes[] = {{"linear_num_key_heads", 16, 1024},
+                 {"linear_num_value_heads", 32, 1024},
+                 {"linear_key_head_dim", 128, KERN_DELTA_DIM_MAX},
+                 {"linear_value_head_dim", 128, 1024},
+                 {"linear_conv_kernel_dim", 4, KERN_TAPS_MAX}};
+    int64_t n[5];
+    bool gate = true;
+    int rc = json_bool(root, NULL, "attn_output_gate", &gate, fault);
+    for (size_t i = 0; i < 5 && !rc; i++) {
+        n[i] = sizes[i].absent;
+        rc = json_int(root, NULL, sizes[i].key, i == 4 ? 2 : 1, sizes[i].most, &n[i], fault);
+    }
+    if (rc) return rc;
+    if (!gate || out->qkv_bias)
+        return fault_set(fault, ERR_UNSUPPORTED, gate ? "attention_bias" : "attn_output_gate",
+                         "%s is not supported in %s models", gate ? "true" : "false",
+                         family->model_type);
+    if (n[1] % n[0])
+        return fault_set(fault, ERR_INVALID, "linear_num_value_heads",
+                         "%lld value heads cannot share %lld key heads", (long long)n[1],
+                         (long long)n[0]);
+    if (n[2] % 4)
+        return fault_set(fault, ERR_UNSUPPORTED, "linear_key_head_dim",
+                         "%lld is not a multiple of 4", (long long)n[2]);
+    out->attn_gate = out->qwen35_names = true;
+    out->qwen3_next_names = family->qwen3_next;
+    out->norm_offset = 1;
+    if (!out->state_layers) return 0;
+    out->conv_width = (int)n[4];
+    out->delta = (struct kern_delta){.heads_k = (int)n[0],
+                                     .heads_v = (int)n[1],
+                                     .dim_k = (int)n[2],
+                                     .dim_v = (int)n[3],
+                                     .width = (int)n[4]};
+    return 0;
 }
 
 /* Null means none; an absent cap is the family's. */
@@ -1017,6 +1094,7 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc && family->gpt_oss) rc = read_gpt_oss(root, out, fault);
     if (!rc && family->muse) rc = read_muse(root, out, fault);
     if (!rc && family->lfm2) rc = read_lfm2(root, out, fault);
+    if (!rc && family->delta) rc = read_delta(root, family, out, fault);
     if (!rc && family->attend_cap > 0)
         rc = read_cap(root, "attn_logit_softcapping", family->attend_cap, &out->attend_cap, fault);
     if (!rc && family->logit_cap > 0)
@@ -1145,7 +1223,7 @@ static int fill_rotations(struct model_config *out, struct fault *fault) {
     if (!out->rotations) return fault_set(fault, ERR_NOMEM, "num_hidden_layers", "out of memory");
     for (int i = 0; i < out->layers; i++) {
         const struct model_layer_config *layer = &out->per_layer[i];
-        if (layer->rotated && !layer->conv)
+        if (layer->rotated && layer->mixer == MIXER_ATTENTION)
             out->rotations[layer->index] = layer->local ? out->inv_freq_local : out->inv_freq;
     }
     return 0;
@@ -1203,7 +1281,7 @@ int dense_width(const struct model_config *config) {
 bool model_config_rotates_alike(const struct model_config *config) {
     for (int i = 0; i < config->layers; i++) {
         const struct model_layer_config *layer = &config->per_layer[i];
-        if (!layer->conv && (!layer->rotated || layer->local)) return false;
+        if (layer->mixer == MIXER_ATTENTION && (!layer->rotated || layer->local)) return false;
     }
     return true;
 }
@@ -1224,7 +1302,9 @@ int model_config_sliding_window(const struct model_config *config) {
 
 /* The numbers of a layer's recurrent state. */
 static int state_floats(const struct model_config *config) {
-    return config->conv_layers ? config->d_model * (config->conv_width - 1) : 0;
+    if (!config->state_layers) return 0;
+    return config->delta.heads_k ? config->delta.heads_k * kern_delta_head_floats(&config->delta)
+                                 : config->d_model * (config->conv_width - 1);
 }
 
 struct kern_cache_options model_cache_options(const struct model_config *config) {
@@ -1232,7 +1312,7 @@ struct kern_cache_options model_cache_options(const struct model_config *config)
                                        .heads_q = config->heads_q,
                                        .heads_kv = config->heads_kv,
                                        .head_dim = config->head_dim,
-                                       .states = config->conv_layers,
+                                       .states = config->state_layers,
                                        .state_floats = state_floats(config),
                                        .inv_freq = config->inv_freq,
                                        .rotations = config->rotations,
@@ -1242,13 +1322,13 @@ struct kern_cache_options model_cache_options(const struct model_config *config)
 
 int64_t model_state_pages(const struct model_config *config, const struct kern_cache_info *info,
                           int ranks) {
-    if (!config->conv_layers) return 0;
+    if (!config->state_layers) return 0;
     const int64_t floats = state_floats(config) / ranks, slots = info->state_slots;
-    return config->conv_layers * ((floats + slots - 1) / slots);
+    return config->state_layers * ((floats + slots - 1) / slots);
 }
 
 uint64_t model_state_bytes(const struct model_config *config) {
-    return (uint64_t)config->conv_layers * (uint64_t)state_floats(config) * sizeof(float);
+    return (uint64_t)config->state_layers * (uint64_t)state_floats(config) * sizeof(float);
 }
 
 int64_t model_pages(const struct model_config *config, const struct kern_cache_info *info,

@@ -40,6 +40,7 @@ static const struct architecture {
     bool qk_norm_told;         /* files may have norms of queries and keys */
     bool still_globals;        /* layers without a window do not rotate */
     bool convs;                /* layers without key/value heads are short convolutions */
+    bool delta;                /* files may list layers with a recurrent state */
     int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
                         head in the embeddings, else by the head's own (llama.cpp's rule) */
 } architectures[] = {
@@ -79,6 +80,9 @@ static const struct architecture {
      .still_globals = true},
     {.name = "mistral3", .type = "ministral3", .permuted = true, .windows_said = true},
     {.name = "lfm2", .type = "lfm2", .convs = true},
+    {.name = "qwen3next", .type = "qwen3_next", .delta = true},
+    {.name = "qwen35", .type = "qwen3_5_text", .sections = true, .delta = true},
+    {.name = "qwen35moe", .type = "qwen3_5_moe_text", .sections = true, .delta = true},
 };
 
 static const struct architecture *find_architecture(const char *name) {
@@ -125,6 +129,11 @@ static const struct row config_rows[] = {
     {".nextn_predict_layers", "num_nextn_predict_layers", KIND_MORE},
     {".expert_shared_feed_forward_length", "shared_expert_intermediate_size", KIND_MORE},
     {".shortconv.l_cache", "conv_L_cache", KIND_MORE},
+    {".ssm.group_count", "linear_num_key_heads", KIND_MORE},
+    {".ssm.time_step_rank", "linear_num_value_heads", KIND_MORE},
+    {".ssm.state_size", "linear_key_head_dim", KIND_MORE},
+    {".ssm.conv_kernel", "linear_conv_kernel_dim", KIND_MORE},
+    {".full_attention_interval", "full_attention_interval", KIND_MORE},
     {".rope.freq_base", "rope_theta", KIND_NUM},
     {".rope.freq_base_swa", "rope_local_base_freq", KIND_NUM},
     {"tokenizer.ggml.bos_token_id", "bos_token_id", KIND_TOKEN},
@@ -156,6 +165,7 @@ static const struct row other_names[] = {
     {".attention.key_length", "head_dim", KIND_INT},
     {KV_HEADS, "num_key_value_heads", KIND_INT},
     {KV_HEADS, "layer_types", KIND_INT},
+    {".ssm.inner_size", "linear_value_head_dim", KIND_INT},
     {".expert_weights_scale", "routed_scaling_factor", KIND_NUM},
     {"tokenizer.ggml.eos_token_id", "eos_token_id", KIND_INT},
 };
@@ -295,6 +305,34 @@ static void read_mtp(const struct translation *t) {
     cJSON *layers = cJSON_GetObjectItemCaseSensitive(t->config, "num_hidden_layers");
     const cJSON *mtp = json_get(t->config, "num_nextn_predict_layers");
     if (layers && mtp) cJSON_SetNumberValue(layers, layers->valuedouble - mtp->valuedouble);
+}
+
+/* ---- Layers with a recurrent state ---- */
+
+/* Files have the width of all value heads together. Layers that predict further tokens are listed
+ * behind the others. */
+static int read_delta(const struct translation *t) {
+    static const char list[] = ".attention.recurrent_layers";
+    const cJSON *heads = json_get(t->config, "linear_num_value_heads");
+    const cJSON *layers = json_get(t->config, "num_hidden_layers");
+    int64_t width = 0;
+    char key[KEY_MAX];
+    int rc = get_int(t, ".ssm.inner_size", &width);
+    if (rc || !t->row->delta) return rc;
+    if (heads && width > 0)
+        rc = set_num(t, t->config, "linear_value_head_dim", (double)width / heads->valuedouble);
+    const struct gguf_value *value = gguf_find(t->gguf, key_of(t, list, key));
+    if (rc || !value) return rc;
+    rc = gguf_array(t->gguf, key, GGUF_BOOL, &value, t->fault);
+    if (!rc && value->count > LAYERS_MAX)
+        rc = fault_set(t->fault, ERR_INVALID, key, "more elements than a model has layers");
+    cJSON *types = rc ? NULL : cJSON_AddArrayToObject(t->config, "layer_types");
+    for (size_t i = 0; types && layers && i < value->count && (double)i < layers->valuedouble;
+         i++) {
+        cJSON *type = cJSON_CreateString(value->data[i] ? "linear_attention" : "full_attention");
+        if (!type || !cJSON_AddItemToArray(types, type)) return no_memory(t);
+    }
+    return rc || types ? rc : no_memory(t);
 }
 
 /* ---- Heads and the rotation ---- */
@@ -586,7 +624,7 @@ static int translate(struct translation *t) {
             "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe, phi3, "
             "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
             "chatglm, glm4, glm4moe, qwen2moe, dots1, ernie4_5-moe, minimax-m2, qwen2vl, qwen3vl, "
-            "qwen3vlmoe, mistral3, muse-glimmer, lfm2",
+            "qwen3vlmoe, mistral3, muse-glimmer, lfm2, qwen3next, qwen35, qwen35moe",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
     if (!rc) rc = read_kv_heads(t);
@@ -599,6 +637,7 @@ static int translate(struct translation *t) {
         return no_memory(t);
     if (!rc) rc = read_experts(t);
     if (!rc) read_mtp(t);
+    if (!rc) rc = read_delta(t);
     if (!rc) rc = COPY_ROWS(t, generation_rows, t->generation);
     if (!rc) rc = read_windows(t);
     if (!rc) rc = read_tensors(t);

@@ -83,6 +83,25 @@ static void step_conv(struct model *model, int index, const struct kern_batch *b
     show(model, index, ROLE_CONV_OUT, s->heads, batch->rows);
 }
 
+static void step_delta(struct model *model, int index, const struct kern_batch *batch) {
+    const struct model_config *c = &model->config;
+    const struct layer *layer = &model->layers[index];
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    struct kern_delta delta = c->delta;
+    delta.taps = layer->taps;
+    delta.decay = layer->decay;
+    delta.bias = layer->delta_bias;
+    delta.norm = layer->delta_norm;
+    delta.eps = c->rms_eps;
+    const float *x = normed(model, s->x, layer->attn_norm, batch->rows);
+    show(model, index, ROLE_DELTA_Q, x, batch->rows);
+    kern->ops->matmul(kern, s->qkv, x, layer->delta_in, NULL, batch->rows, KERN_SET);
+    kern->ops->matmul(kern, s->gates, x, layer->delta_rates, NULL, batch->rows, KERN_SET);
+    kern->ops->delta(kern, c->per_layer[index].index, s->heads, s->qkv, s->gates, &delta, batch);
+    show(model, index, ROLE_DELTA_OUT, s->heads, batch->rows);
+}
+
 /* Adds a product to the residual stream, with a norm between them where the family has one. */
 static void add_branch(struct model *model, float *x, const float *in,
                        const struct kern_weight *weight, const float *bias, const float *post_norm,
@@ -98,7 +117,8 @@ static void add_branch(struct model *model, float *x, const float *in,
     kern->ops->add_norm(kern, x, branch, post_norm, rows, c->d_model, c->post_eps);
 }
 
-/* From the output of attention, or of a convolution, to the end of the layer, in place in x. */
+/* From the output of attention, or of what is in its place, to the end of the layer, in place in x.
+ */
 static void step_feed_forward(struct model *model, int index, float *x, const float *heads,
                               int rows) {
     const struct model_config *c = &model->config;
@@ -165,10 +185,17 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
         kern->ops->rms_norm(kern, s->x, s->x, model->embed_norm, batch->rows, c->d_model,
                             c->rms_eps);
     for (int i = 0; i < c->layers; i++) {
-        if (c->per_layer[i].conv)
-            step_conv(model, i, batch);
-        else
+        switch (c->per_layer[i].mixer) {
+        case MIXER_ATTENTION:
             step_attention(model, i, batch);
+            break;
+        case MIXER_CONV:
+            step_conv(model, i, batch);
+            break;
+        case MIXER_DELTA:
+            step_delta(model, i, batch);
+            break;
+        }
         if (i < c->layers - 1)
             step_feed_forward(model, i, s->x, s->heads, batch->rows);
         else if (want_count)

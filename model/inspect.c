@@ -144,19 +144,24 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
     buf_fmt(out,
             "shape        %d layers of width %d, feed-forward %d, %d query and %d key/value heads "
             "of %d, vocabulary %d%s\n",
-            c->layers, c->d_model, c->d_ff, c->heads_q, c->heads_kv, c->head_dim, c->vocab,
-            c->tied_embeddings ? ", LM head tied to the embeddings" : "");
+            c->layers, c->d_model, c->d_ff ? c->d_ff : c->expert_ff, c->heads_q, c->heads_kv,
+            c->head_dim, c->vocab, c->tied_embeddings ? ", LM head tied to the embeddings" : "");
     if (c->experts)
         buf_fmt(out, "experts      %d of width %d in %d of %d layers, %d for each token\n",
                 c->experts, c->expert_ff, routed_layers(c), c->layers, c->experts_used);
     if (c->shared_ff)
         buf_fmt(out, "beside them  a network of width %d for every token%s\n", c->shared_ff,
                 c->shared_gate ? ", gated" : "");
-    if (c->conv_layers)
+    if (c->state_layers)
         buf_fmt(out,
-                "states       %.1f KB for each sequence: %d of %d layers have a convolution "
-                "over %d tokens instead of attention\n",
-                (double)model_state_bytes(c) * 1e-3, c->conv_layers, c->layers, c->conv_width);
+                "states       %.1f KB for each sequence: %d of %d layers have a %s over %d tokens "
+                "instead of attention\n",
+                (double)model_state_bytes(c) * 1e-3, c->state_layers, c->layers,
+                c->delta.heads_k ? "gated delta rule, with a convolution" : "convolution",
+                c->conv_width);
+    if (c->delta.heads_k)
+        buf_fmt(out, "delta rule   %d key heads of %d, %d value heads of %d\n", c->delta.heads_k,
+                c->delta.dim_k, c->delta.heads_v, c->delta.dim_v);
     describe_attention(c, out);
     describe_caps(c, out);
     buf_fmt(out, "positions    %d\n", c->max_positions);

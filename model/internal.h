@@ -27,20 +27,21 @@ struct layer {
     float *sinks;
     float *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm, *q_norm, *k_norm, *qkv_bias,
         *o_bias;
-    /* Layers with a short convolution: the product of its inputs and the weights of the tokens,
-     * [d_model, conv_width]. `o` is the product of what comes out. */
-    struct kern_weight *conv_in;
-    float *taps;
+    /* Layers with a short convolution or a gated delta rule: the product of its inputs and the
+     * weights of the tokens, [channels, conv_width]. `o` is the product of what comes out. */
+    struct kern_weight *conv_in, *delta_in, *delta_rates;
+    float *taps, *decay, *delta_bias, *delta_norm;
 };
 
 /* Activations of one step, backend memory. */
 struct scratch {
     float *x;          /* [rows_max, d_model] residual stream */
     float *norm;       /* [rows_max, d_model] */
-    float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim]; of a convolution's inputs
-                          [rows_max, 3 d_model] */
-    float *heads;      /* [rows_max, heads_q * head_dim], or d_model out of a convolution */
-    float *gates;      /* [rows_max, heads_q * head_dim or 1] of attn_gate, of shared_gate */
+    float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim], or the inputs of a
+                          convolution, or of a delta rule */
+    float *heads;      /* [rows_max, mixed_width] */
+    float *gates;      /* [rows_max, heads_q * head_dim or 1 or 2 delta.heads_v] of attn_gate, of
+                          shared_gate, of delta_rates */
     float *gate_up;    /* [rows_max, 2 d_ff], or shared_ff where that is more */
     float *ff;         /* [rows_max, d_ff] */
     float *router;     /* [rows_max, experts] */
@@ -87,9 +88,22 @@ static inline int qkv_width(const struct model_config *c) {
     return q_width(c) + 2 * kv_width(c);
 }
 
-/* Numbers that a layer's attention, or convolution, hands to the product `o`. */
+static inline int delta_width(const struct model_config *c) {
+    return c->delta.heads_v * c->delta.dim_v;
+}
+
+/* Numbers that a layer takes from its inputs for each token, and those that it hands to the product
+ * `o`. */
+static inline int taken_width(const struct model_config *c, int layer) {
+    const enum mixer mixer = c->per_layer[layer].mixer;
+    const int keys = 2 * c->delta.heads_k * c->delta.dim_k;
+    return mixer == MIXER_CONV    ? 3 * c->d_model
+           : mixer == MIXER_DELTA ? keys + 2 * delta_width(c)
+                                  : qkv_width(c);
+}
 static inline int mixed_width(const struct model_config *c, int layer) {
-    return c->per_layer[layer].conv ? c->d_model : q_width(c);
+    const enum mixer mixer = c->per_layer[layer].mixer;
+    return mixer == MIXER_CONV ? c->d_model : mixer == MIXER_DELTA ? delta_width(c) : q_width(c);
 }
 
 /* How a layer attends. */

@@ -273,7 +273,9 @@ static int refuse_element(struct loader *loader, const char *name, int64_t eleme
 
 /* Does the backend take the slot's matrices in the blocks that they have in the file? */
 static bool in_blocks(const struct loader *loader, const struct slot *slot, int layer) {
-    return loader->model->kern->ops->blocks &&
+    const struct tensor_rows columns =
+        tensor_columns_of(&loader->model->config, loader->naming, slot->parts[0]);
+    return loader->model->kern->ops->blocks && columns.unit % KERN_BLOCK == 0 &&
            rounding_format(&loader->model->config, slot, layer, loader->options->quantization) !=
                QUANTIZE_FP8 &&
            rounding_is_done(loader->weights, loader->naming, slot, layer, loader->expert);
@@ -387,26 +389,28 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
                        size_t *bytes) {
     char name[TENSOR_NAME_MAX];
     const struct tensor *tensor = NULL; /* set where there is no error */
-    int64_t before, all;
-    name_of(loader, slot->parts[part], layer, name);
-    slot_shared_rows(&loader->model->config, loader->naming, slot, part, layer, &before, &all);
-    const bool stacked = tensor_is_stacked(loader->naming, slot->parts[part]);
-    const int64_t experts = stacked ? loader->model->config.experts : 1;
-    const bool alternates = tensor_alternates(loader->naming, slot->parts[part]);
+    const struct model_config *config = &loader->model->config;
+    const enum role role = slot->parts[part];
+    const struct tensor_rows place = tensor_rows_of(config, loader->naming, role);
+    const struct tensor_rows columns = tensor_columns_of(config, loader->naming, role);
+    const int64_t all = place.all;
+    name_of(loader, role, layer, name);
+    const bool stacked = tensor_is_stacked(loader->naming, role);
+    const int64_t experts = stacked ? config->experts : 1;
     const struct tensor *scale_bytes = NULL;
     int rc =
-        is_split_mxfp4(loader, slot->parts[part], name)
+        is_split_mxfp4(loader, role, name)
             ? find_split_mxfp4(loader, name, all, out->cols, &tensor, &scale_bytes)
             : find_tensor(loader, name, stacked ? (int)experts : 0, all, out->cols, true, &tensor);
     if (rc) return rc;
     const struct rows rows = {.tensor = tensor,
                               .scales = scale_bytes,
-                              .step = alternates ? (int)(all / out->rows) : 1,
-                              .first = (alternates ? before / out->rows : before) +
-                                       (stacked ? loader->expert * all : 0),
+                              .first = place.first + (stacked ? loader->expert * all : 0),
                               .count = out->rows,
-                              .order = order_of(loader, slot->parts[part]),
-                              .head = loader->model->config.head_dim,
+                              .place = &place,
+                              .columns = columns.unit ? &columns : NULL,
+                              .order = order_of(loader, role),
+                              .head = config->head_dim,
                               .blocks = blocks,
                               .codes = row_scales(loader, slot, layer, tensor, &out->group) > 0};
     out->data = rows_at(&rows);
@@ -417,7 +421,7 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     loader->read += tensor->bytes / (size_t)experts * (size_t)out->rows / (size_t)all;
     if (tensor->dtype != TENSOR_E4M3) return room ? read_rows(loader, name, &rows, room, out) : 0;
     bool whole = slot->shard == KERN_SHARD_VOCAB || slot->shard == KERN_SHARD_NONE;
-    if (whole || all != out->rows || stacked || rows.order)
+    if (whole || all != out->rows || stacked || rows.order || rows.columns)
         return fault_set(loader->fault, ERR_UNSUPPORTED, name,
                          "type F8_E4M3 is not supported here: F32, F16, BF16");
     out->scale = scales;
@@ -428,10 +432,13 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
 /* Does the file not have the slot's matrices as the backend takes them? */
 static bool is_made(const struct loader *loader, const struct slot *slot, int layer) {
     char name[TENSOR_NAME_MAX];
-    if (naming_is_gguf(loader->naming) || (slot->heads && loader->order) ||
+    if (naming_is_gguf(loader->naming) || (tensor_is_rotated(slot->parts[0]) && loader->order) ||
         tensor_is_split_mxfp4(loader->naming, slot->parts[0]))
         return true;
     for (int i = 0; i < slot->count; i++) {
+        const struct tensor_rows place =
+            tensor_rows_of(&loader->model->config, loader->naming, slot->parts[i]);
+        if (!tensor_rows_follow(&place)) return true;
         name_of(loader, slot->parts[i], layer, name);
         const struct tensor *tensor = weights_find(loader->weights, name);
         int64_t group;
@@ -502,7 +509,8 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     for (int i = 0; i < slot->count; i++) {
         struct kern_matrix *m = &matrices[i];
         tensor_shape(config, slot->parts[i], &m->rows, &m->cols);
-        m->groups = slot->heads ? config->heads_kv : 0;
+        if (slot->groups)
+            m->groups = *(const int *)(const void *)((const char *)config + slot->groups);
         rows += (size_t)m->rows;
     }
     if (!loader->weights && loader->options->check_only) return 0;
@@ -539,12 +547,14 @@ static int load_experts(struct loader *loader, int layer, const struct slot *slo
 
 /* ---- Vectors ---- */
 
+/* Rows of `width` numbers each. */
 static int read_floats(struct loader *loader, const char *name, const struct rows *rows,
-                       float *out) {
-    for (int64_t i = 0; i < rows->count; i++) {
-        const int64_t from = rows->first + rows_source(rows, i);
-        CHECK(tensor_read_floats(rows->tensor, (size_t)from, 1, &out[i]));
-        if (!isfinite(out[i])) return refuse_element(loader, name, from);
+                       int64_t width, float *out) {
+    for (int64_t i = 0; i < rows->count; i++, out += width) {
+        const int64_t from = (rows->first + rows_source(rows, i)) * width;
+        CHECK(tensor_read_floats(rows->tensor, (size_t)from, (size_t)width, out));
+        for (int64_t k = 0; k < width; k++)
+            if (!isfinite(out[k])) return refuse_element(loader, name, from + k);
     }
     return 0;
 }
@@ -564,23 +574,22 @@ static int read_part(struct loader *loader, int layer, const struct slot *slot, 
                      float *host, size_t *bytes) {
     const struct model_config *config = &loader->model->config;
     const int experts = slot->experts ? config->experts : 1;
-    const bool alternates = tensor_alternates(loader->naming, slot->parts[part]);
+    const enum role role = slot->parts[part];
+    const struct tensor_rows place = tensor_rows_of(config, loader->naming, role);
     const int64_t width = vector_width(loader, slot);
-    struct rows rows = {.order = order_of(loader, slot->parts[part]), .head = config->head_dim};
+    struct rows rows = {.place = &place, .order = order_of(loader, role), .head = config->head_dim};
     char name[TENSOR_NAME_MAX];
-    int64_t cols, before, all;
-    name_of(loader, slot->parts[part], layer, name);
-    tensor_shape(config, slot->parts[part], &rows.count, &cols);
-    slot_shared_rows(&loader->model->config, loader->naming, slot, part, layer, &before, &all);
-    int rc = find_tensor(loader, name, slot->experts ? experts : 0, all, cols, false, &rows.tensor);
-    if (cols) rows.count = all = rows.count * cols;
-    rows.step = alternates ? (int)(all / rows.count) : 1;
+    int64_t cols;
+    name_of(loader, role, layer, name);
+    tensor_shape(config, role, &rows.count, &cols);
+    int rc = find_tensor(loader, name, slot->experts ? experts : 0, place.all, cols, false,
+                         &rows.tensor);
     for (int e = 0; e < experts && !rc; e++) {
-        rows.first = e * all + (alternates ? before / rows.count : before);
-        rc = read_floats(loader, name, &rows, host + e * width);
+        rows.first = e * place.all + place.first;
+        rc = read_floats(loader, name, &rows, cols ? cols : 1, host + e * width);
     }
     if (rc) return rc;
-    const size_t read = rows.tensor->bytes / (size_t)all * (size_t)rows.count;
+    const size_t read = rows.tensor->bytes / (size_t)place.all * (size_t)rows.count;
     loader->read += read;
     *bytes += read;
     return 0;
@@ -593,14 +602,9 @@ static int read_vector(struct loader *loader, int layer, const struct slot *slot
         int64_t rows, cols;
         rc = read_part(loader, layer, slot, i, host, bytes);
         tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
-        host += rows; /* a part with columns is the only one */
+        host += cols ? rows * cols : rows;
     }
     return rc;
-}
-
-static float norm_offset(const struct loader *loader, const struct slot *slot) {
-    const struct model_config *config = &loader->model->config;
-    return slot == &slot_final_norm && config->final_norm_plain ? 0 : config->norm_offset;
 }
 
 /* The slot's vectors joined, as float32 backend memory. */
@@ -619,8 +623,12 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
         random_vector(&loader->random, host, total, slot->norm ? 1 : 0);
     int rc = read ? read_vector(loader, layer, slot, host, &bytes) : 0;
     float scale = slot_scale(slot, &loader->model->config);
-    float offset = read && slot->norm ? norm_offset(loader, slot) : 0;
-    for (size_t i = 0; i < total && !rc; i++) host[i] = (host[i] + offset) * scale;
+    const float offset = read ? slot_offset(slot, &loader->model->config) : 0;
+    const bool exp_of = slot->negated_exp && !naming_is_gguf(loader->naming);
+    for (size_t i = 0; i < total && !rc; i++) {
+        host[i] = (host[i] + offset) * scale;
+        if (exp_of) host[i] = (float)-exp((double)host[i]);
+    }
     if (!rc) {
         *out = kern->ops->mem_alloc(kern, total * sizeof *host);
         rc = *out ? kern->ops->upload(kern, *out, host, total * sizeof *host) : ERR_NOMEM;
@@ -710,10 +718,11 @@ static int load_ends(struct loader *loader) {
     struct model *model = loader->model;
     struct model_config *c = &model->config;
     const int behind = c->layers + c->mtp_layers;
-    const bool conv = loader->weights && has_tensor(loader, ROLE_CONV_OUT, behind);
-    if (conv || (loader->weights && has_tensor(loader, ROLE_O, behind))) {
+    static const enum role last[] = {ROLE_O, ROLE_CONV_OUT, ROLE_DELTA_OUT};
+    for (size_t i = 0; i < sizeof last / sizeof last[0]; i++) {
         char next[TENSOR_NAME_MAX];
-        name_of(loader, conv ? ROLE_CONV_OUT : ROLE_O, behind, next);
+        if (!loader->weights || !has_tensor(loader, last[i], behind)) continue;
+        name_of(loader, last[i], behind, next);
         return fault_set(loader->fault, ERR_INVALID, next,
                          "tensor is in the file but %s has %d layers", description(loader),
                          c->layers);

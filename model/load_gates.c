@@ -52,7 +52,7 @@ static int load_gate_layers(struct model *model, struct gates *gates, bool check
     int rc = 0;
     for (int i = 0; i < model->config.layers && !rc; i++) {
         struct kern_gate_spec spec;
-        if (model->config.per_layer[i].conv) continue;
+        if (model->config.per_layer[i].mixer != MIXER_ATTENTION) continue;
         rc = gates_layer(gates, model->config.per_layer[i].index, &spec, fault);
         if (!rc && !check_only)
             rc = kern->ops->gate_load(kern, &spec, &model->layers[i].gate, fault);

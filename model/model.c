@@ -78,9 +78,10 @@ static int check_shape(const struct model *model, struct fault *fault) {
                                      .experts = c->experts,
                                      .expert_ff = c->expert_ff,
                                      .shared_ff = c->shared_ff,
-                                     .conv_layers = c->conv_layers};
+                                     .conv_channels = c->lfm2_names ? c->d_model : 0,
+                                     .delta_heads = c->delta.heads_k};
     const struct kern_ops *ops = model->kern->ops;
-    if (c->conv_layers && !ops->short_conv)
+    if (c->state_layers && !(c->delta.heads_k ? (bool)ops->delta : (bool)ops->short_conv))
         return fault_set(fault, ERR_UNSUPPORTED, "model",
                          "%s models have layers with a recurrent state, which the %s backend does "
                          "not compute: serve it with --device cpu",
@@ -92,9 +93,12 @@ static int open_scratch(struct model *model, struct fault *fault) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
     const int ff = dense_width(c) > c->shared_ff ? dense_width(c) : c->shared_ff;
-    const int conv = c->conv_layers ? c->d_model : 0;
-    const int in = qkv_width(c) > 3 * conv ? qkv_width(c) : 3 * conv;
-    const int mixed = q_width(c) > conv ? q_width(c) : conv;
+    int in = 0, mixed = 0, gates = c->attn_gate ? q_width(c) : c->shared_gate;
+    for (int i = 0; i < c->layers; i++) {
+        in = taken_width(c, i) > in ? taken_width(c, i) : in;
+        mixed = mixed_width(c, i) > mixed ? mixed_width(c, i) : mixed;
+    }
+    if (2 * c->delta.heads_v > gates) gates = 2 * c->delta.heads_v;
     const struct {
         float **out;
         int rows, width;
@@ -103,7 +107,7 @@ static int open_scratch(struct model *model, struct fault *fault) {
         {&s->norm, model->rows_max, c->d_model},
         {&s->qkv, model->rows_max, in},
         {&s->heads, model->rows_max, mixed},
-        {&s->gates, model->rows_max, c->attn_gate ? q_width(c) : c->shared_gate},
+        {&s->gates, model->rows_max, gates},
         {&s->gate_up, model->rows_max, 2 * ff},
         {&s->ff, model->rows_max, ff},
         {&s->router, model->rows_max, c->experts},
@@ -123,6 +127,16 @@ static int open_scratch(struct model *model, struct fault *fault) {
     return 0;
 }
 
+/* Files of Qwen3.5 have one tensor for all experts, those in fewer bits may have one for each. */
+static void find_stacked(struct model_config *config, const struct weights *weights) {
+    char name[TENSOR_NAME_MAX];
+    config->stacked_experts = false;
+    for (int i = 0; i < config->layers; i++) {
+        tensor_name(name, NAMING_HF_QWEN35_STACKED, ROLE_EXPERT_DOWN, i, 0);
+        if (weights_find(weights, name)) config->stacked_experts = true;
+    }
+}
+
 int model_read(const char *path, int context, bool random, struct model_config *config,
                struct weights **weights, struct fault *fault) {
     *weights = NULL;
@@ -133,6 +147,7 @@ int model_read(const char *path, int context, bool random, struct model_config *
         if (rc || random) return rc;
         rc = weights_take_text(*weights, fault);
         if (!rc) rc = weights_join(*weights, &config->packing, fault);
+        if (!rc && config->stacked_experts && config->qwen35_names) find_stacked(config, *weights);
         if (!rc && config->stacked_experts) {
             weights_turn(*weights, ".experts.gate_up_proj", config->d_model);
             weights_turn(*weights, ".experts.down_proj", config->expert_ff);
@@ -195,23 +210,15 @@ static void close_experts(struct kern *kern, int count, struct kern_weight **exp
 }
 
 static void close_layer(struct kern *kern, int experts, struct layer *layer) {
-    struct kern_weight *matrices[] = {layer->qkv,         layer->o,      layer->attn_gate,
-                                      layer->gate_up,     layer->down,   layer->router,
-                                      layer->shared_gate, layer->conv_in};
-    float *vectors[] = {layer->attn_norm,
-                        layer->attn_post_norm,
-                        layer->ffn_norm,
-                        layer->ffn_post_norm,
-                        layer->q_norm,
-                        layer->k_norm,
-                        layer->qkv_bias,
-                        layer->o_bias,
-                        layer->sinks,
-                        layer->router_bias,
-                        layer->select_bias,
-                        layer->expert_gate_up_bias,
-                        layer->expert_down_bias,
-                        layer->taps};
+    struct kern_weight *matrices[] = {
+        layer->qkv,    layer->o,           layer->attn_gate, layer->gate_up,  layer->down,
+        layer->router, layer->shared_gate, layer->conv_in,   layer->delta_in, layer->delta_rates};
+    float *vectors[] = {layer->attn_norm,        layer->attn_post_norm, layer->ffn_norm,
+                        layer->ffn_post_norm,    layer->q_norm,         layer->k_norm,
+                        layer->qkv_bias,         layer->o_bias,         layer->sinks,
+                        layer->router_bias,      layer->select_bias,    layer->expert_gate_up_bias,
+                        layer->expert_down_bias, layer->taps,           layer->decay,
+                        layer->delta_bias,       layer->delta_norm};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         if (matrices[i]) kern->ops->weight_free(kern, matrices[i]);
     }

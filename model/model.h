@@ -15,9 +15,12 @@
 
 #define MODEL_EOS_MAX 16
 
+/* How a layer mixes a token with those before it. All but attention have a recurrent state. */
+enum mixer { MIXER_ATTENTION, MIXER_CONV, MIXER_DELTA };
+
 struct model_layer_config {
-    bool conv; /* a short convolution in the place of attention: a layer with a recurrent state */
-    int index; /* number among the layers with attention, or among those with a state */
+    enum mixer mixer;
+    int index;          /* number among the layers with attention, or among those with a state */
     int sliding_window; /* tokens a query sees, its own included; 0: all before it */
     bool rotated;       /* queries and keys are rotated by their positions */
     bool local;         /* by inv_freq_local, without rope_scale */
@@ -27,10 +30,13 @@ struct model_layer_config {
 struct model_config {
     char family[32]; /* model_type of config.json: "qwen3", "llama", ... */
     int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
-    int cache_layers; /* layers with attention, which the cache and gates are about */
-    int conv_layers;  /* layers with a short convolution: all others */
-    int conv_width;   /* tokens that a convolution sees, its own included; 0: none */
-    bool lfm2_names;  /* files name tensors as LFM2's do */
+    int cache_layers;        /* layers with attention, which the cache and gates are about */
+    int state_layers;        /* layers with a recurrent state: all others */
+    int conv_width;          /* tokens that a convolution sees, its own included; 0: none */
+    struct kern_delta delta; /* sizes of gated delta rules; all 0: there is none */
+    bool lfm2_names;         /* files name tensors as LFM2's do */
+    bool qwen35_names;       /* as Qwen3.5's: q's projection has queries and gates of each head */
+    bool qwen3_next_names;   /* and as Qwen3-Next's */
     /* Layers that are routed: experts, how many of them a token uses, and their inner width, which
      * is d_ff in the others. 0: no layer is routed. */
     int experts, experts_used, expert_ff;

@@ -51,9 +51,11 @@ void random_vector(uint64_t *random, float *out, size_t count, float around) {
 
 size_t random_bytes(const struct model_config *c) {
     size_t d = (size_t)c->d_model, routed = (size_t)routed_layers(c);
-    const int gates = c->attn_gate ? q_width(c) : 0;
-    size_t layers = (size_t)c->cache_layers * d * (size_t)(qkv_width(c) + q_width(c) + gates);
-    layers += (size_t)c->conv_layers * 4 * d * d;
+    size_t layers = (size_t)c->cache_layers * d * (size_t)(c->attn_gate ? q_width(c) : 0);
+    for (int l = 0; l < c->layers; l++) {
+        layers += d * (size_t)(taken_width(c, l) + mixed_width(c, l));
+        if (c->per_layer[l].mixer == MIXER_DELTA) layers += d * 2 * (size_t)c->delta.heads_v;
+    }
     layers += ((size_t)c->layers - routed) * 3 * d * (size_t)c->d_ff;
     layers += routed * (size_t)c->experts * d * (3 * (size_t)c->expert_ff + 1);
     layers += routed * d * (3 * (size_t)c->shared_ff + c->shared_gate);
@@ -71,7 +73,7 @@ int random_gates(struct model *model, struct fault *fault) {
     int rc = 0;
     for (size_t i = 0; i < h; i++) row[i] = (int32_t)i;
     for (int l = 0; l < c->layers && !rc; l++) {
-        if (c->per_layer[l].conv) continue;
+        if (c->per_layer[l].mixer != MIXER_ATTENTION) continue;
         for (size_t i = 0; i < m * d + m + h * m; i++) {
             float scale = i < m * d ? 1 / sqrtf((float)d) : 1 / sqrtf((float)m);
             data[i] = random_number(&random) * scale;

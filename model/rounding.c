@@ -48,7 +48,8 @@ bool rounding_is_done(const struct weights *weights, enum naming naming, const s
 /* The squared lengths of a matrix's rows. */
 struct lengths {
     const struct tensor *tensor;
-    int64_t first, step, rows, cols;
+    const struct tensor_rows *place;
+    int64_t first, rows, cols;
     const float *inputs; /* [cols] weights of the squares */
     float *out;          /* [rows] multiplied by them */
     float *room;         /* [threads][cols] */
@@ -63,7 +64,8 @@ static void measure_some(void *arg, int worker) {
     for (int64_t i; (i = cpu_tickets_take(&job->tickets, ROWS_TAKEN, &end)) >= 0;)
         for (; i < end; i++) {
             float sum = 0;
-            if (!rows_read_one(job->tensor, job->first + i * job->step, job->cols, row)) {
+            if (!rows_read_one(job->tensor, job->first + tensor_row(job->place, i), job->cols,
+                               row)) {
                 atomic_store(&job->failed, true);
                 return;
             }
@@ -72,30 +74,17 @@ static void measure_some(void *arg, int worker) {
         }
 }
 
-static const struct slot *slot_of(enum role role, int *part) {
-    for (size_t i = 0; i < layer_slot_count; i++)
-        for (*part = 0; *part < layer_slots[i].count; (*part)++)
-            if (layer_slots[i].parts[*part] == role) return &layer_slots[i];
-    return NULL;
-}
-
 /* Multiplies out[i] by the squared length of row i of the role's matrix. */
 static bool multiply_lengths(const struct rounding *r, enum role role, int layer, int expert,
                              const float *inputs, float *out) {
     char name[TENSOR_NAME_MAX];
-    struct lengths job = {.inputs = inputs, .out = out, .step = 1};
-    int64_t before, all;
-    int part = 0;
-    const struct slot *slot = slot_of(role, &part);
+    const struct tensor_rows place = tensor_rows_of(r->config, r->naming, role);
+    struct lengths job = {.inputs = inputs, .out = out, .place = &place};
     tensor_name(name, r->naming, role, layer, expert);
     tensor_shape(r->config, role, &job.rows, &job.cols);
-    slot_shared_rows(r->config, r->naming, slot, part, layer, &before, &all);
     job.tensor = weights_find(r->weights, name);
     if (!job.tensor) return false;
-    const bool alternates = tensor_alternates(r->naming, role);
-    job.first = (alternates ? before / job.rows : before) +
-                (tensor_is_stacked(r->naming, role) ? expert * all : 0);
-    if (alternates) job.step = all / job.rows;
+    job.first = place.first + (tensor_is_stacked(r->naming, role) ? expert * place.all : 0);
     job.room = mem_try_alloc((size_t)cpu_team_threads(r->team) * (size_t)job.cols, sizeof(float));
     if (!job.room) return false;
     cpu_tickets_set(&job.tickets, job.rows);
@@ -130,7 +119,8 @@ static void spread_heads(const struct model_config *c, const float *values, floa
 
 static bool measure(const struct rounding *r, enum role role, int layer, int expert, float *norm,
                     float *values, float *out) {
-    const bool attention = role == ROLE_Q || role == ROLE_O, routed = role >= ROLE_EXPERT_GATE;
+    const bool attention = role == ROLE_Q || role == ROLE_ATTN_GATE || role == ROLE_O;
+    const bool routed = role >= ROLE_EXPERT_GATE;
     if (!read_norm(r, attention ? ROLE_ATTN_NORM : ROLE_FFN_NORM, layer, norm)) return false;
     if (role == ROLE_O) {
         if (!multiply_lengths(r, ROLE_V, layer, 0, norm, values)) return false;
@@ -152,8 +142,8 @@ bool rounding_inputs(const struct rounding *r, const struct slot *slot, int laye
     int64_t rows, cols;
     double sum = 0;
     tensor_shape(c, role, &rows, &cols);
-    if (role != ROLE_Q && role != ROLE_O && role != ROLE_GATE && role != ROLE_DOWN &&
-        role != ROLE_EXPERT_GATE && role != ROLE_EXPERT_DOWN)
+    if (role != ROLE_Q && role != ROLE_ATTN_GATE && role != ROLE_O && role != ROLE_GATE &&
+        role != ROLE_DOWN && role != ROLE_EXPERT_GATE && role != ROLE_EXPERT_DOWN)
         return false;
     const int64_t values = (int64_t)c->heads_kv * c->head_dim;
     float *room = mem_try_alloc((size_t)(c->d_model + values), sizeof *room);

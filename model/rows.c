@@ -11,6 +11,9 @@
 #define LOOKED_AT  ((int64_t)4096) /* together, before one of them is looked for */
 #define ROWS_TAKEN 16              /* a worker reads so many at a time */
 
+#define HEADS_MAX      1024 /* value heads, and the bytes of one in a row */
+#define HEAD_BYTES_MAX 4096
+
 #define AT_ONCE 256 /* numbers of blocks that are narrowed together; whole blocks */
 
 struct reading {
@@ -30,7 +33,7 @@ struct reading {
 
 int64_t rows_source(const struct rows *rows, int64_t row) {
     if (rows->order) row = row - row % rows->head + rows->order[row % rows->head];
-    return rows->step > 0 ? row * rows->step : row;
+    return rows->place ? tensor_row(rows->place, row) : row;
 }
 
 /* Dimensions that number the rows; those of a row follow. */
@@ -54,8 +57,10 @@ const void *rows_at(const struct rows *rows) {
 }
 
 size_t rows_bytes(const struct rows *rows) {
+    const struct tensor_rows *place = rows->place;
     if (rows->tensor->turned) return 0;
-    return (size_t)rows->count * row_bytes(rows) * (size_t)(rows->step > 0 ? rows->step : 1);
+    int64_t last = place ? (rows->count - 1) / place->run * place->pitch + place->run : rows->count;
+    return (size_t)last * row_bytes(rows);
 }
 
 enum kern_dtype rows_dtype(const struct rows *rows) {
@@ -175,6 +180,27 @@ static void read_turned(const struct reading *job, int64_t source, char *to) {
         memcpy(to + (size_t)i * size, from + (size_t)(i * rows) * size, size);
 }
 
+/* Heads of columns change places, each with `unit` bytes, along the cycles that they form. */
+static void turn_columns(const struct tensor_rows *columns, char *row, size_t unit) {
+    char held[HEAD_BYTES_MAX];
+    bool done[HEADS_MAX] = {false};
+    const int heads = columns->outer * columns->inner;
+    for (int first = 0; first < heads; first++) {
+        if (done[first]) continue;
+        memcpy(held, row + (size_t)first * unit, unit);
+        for (int head = first;;) {
+            const int from = (int)(tensor_row(columns, head * columns->unit) / columns->unit);
+            done[head] = true;
+            if (from == first) {
+                memcpy(row + (size_t)head * unit, held, unit);
+                break;
+            }
+            memcpy(row + (size_t)head * unit, row + (size_t)from * unit, unit);
+            head = from;
+        }
+    }
+}
+
 static void read_row(struct reading *job, int64_t row) {
     const int64_t source = rows_source(job->rows, row);
     const char *from = (const char *)rows_at(job->rows) + (size_t)source * job->from_bytes;
@@ -191,6 +217,9 @@ static void read_row(struct reading *job, int64_t row) {
         memcpy(to, from, job->from_bytes);
     int64_t bad = job->made ? find_bad_block((const struct block *)(const void *)to, job->cols)
                             : find_special(to ? to : from, job->cols, job->dtype);
+    if (job->rows->columns && to)
+        turn_columns(job->rows->columns, to,
+                     job->to_bytes * (size_t)job->rows->columns->unit / (size_t)job->cols);
     if (bad == job->cols) return;
     bad += (job->rows->first + source) * job->cols;
     int64_t before = atomic_load(&job->bad);
@@ -206,7 +235,8 @@ static void read_some(void *arg, int worker) {
 }
 
 bool rows_need_room(const struct rows *rows) {
-    return rows->order || rows->step > 1 || rows->scales || rows->tensor->turned ||
+    return rows->order || (rows->place && !tensor_rows_follow(rows->place)) || rows->columns ||
+           rows->scales || rows->tensor->turned ||
            (rows->tensor->dtype == TENSOR_BLOCKS && !rows->codes);
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/team.h"
 #include "kernels/kern.h"
+#include "model/tensors.h"
 #include "model/weights.h"
 
 /* Rows [first, first + count) of a matrix, or of several that follow each other in one tensor, of
@@ -12,8 +13,9 @@
 struct rows {
     const struct tensor *tensor;
     const struct tensor *scales; /* scales of split MXFP4 (tensors.h), or NULL */
-    int step;                    /* the rows are every step-th of the file's; 0 is 1 */
     int64_t first, count;
+    const struct tensor_rows *place;   /* where the rows lie from `first` on; NULL: side by side */
+    const struct tensor_rows *columns; /* where their columns lie; NULL: as in the model */
     const int *order; /* [head] within each `head` rows, the file's row of each; NULL: the same */
     int head;
     bool blocks; /* a matrix in blocks becomes struct block, otherwise rows_dtype */

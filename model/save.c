@@ -105,7 +105,8 @@ static int plan_matrix(struct saving *s, const struct slot *slot, enum role role
     if (to == QUANTIZE_NONE && tensor->packed)
         return fault_set(s->fault, ERR_UNSUPPORTED, name,
                          "stays unrounded, and FP8 in blocks cannot be saved");
-    if (to == QUANTIZE_NONE || rounding_is_done(s->weights, s->naming, slot, layer, expert))
+    if (to == QUANTIZE_NONE || planned_of(s, tensor)->rounded ||
+        rounding_is_done(s->weights, s->naming, slot, layer, expert))
         return 0;
     const struct planned place = {.dtype = to == QUANTIZE_Q8 ? KERN_Q8 : KERN_Q4M,
                                   .slot = slot,

@@ -25,7 +25,12 @@ enum width {
     WIDTH_EXPERT_FF,
     WIDTH_SHARED_FF,
     WIDTH_TAPS,
-    WIDTH_ONE
+    WIDTH_ONE,
+    WIDTH_KEYS, /* gated delta rules */
+    WIDTH_KEYS_TWICE,
+    WIDTH_VALUES,
+    WIDTH_VALUE,
+    WIDTH_VALUE_HEADS
 };
 
 static const struct {
@@ -100,7 +105,9 @@ static const struct {
                      WIDTH_MODEL,
                      WIDTH_NONE,
                      true},
-    [ROLE_ATTN_GATE] = {{"self_attn.gate_proj.weight", NULL, "attn_gate.weight"},
+    [ROLE_ATTN_GATE] = {{"self_attn.gate_proj.weight", NULL,
+                         "attn_gate.weight", [NAMING_HF_QWEN35] = "self_attn.q_proj.weight",
+                         [NAMING_GGUF_QWEN35] = "attn_q.weight"},
                         WIDTH_Q,
                         WIDTH_MODEL,
                         true},
@@ -153,7 +160,8 @@ static const struct {
         {{"mlp.experts.#.gate_proj.weight", NULL,
           "ffn_gate_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w1.weight",
           [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
-          [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj"},
+          [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
+          [NAMING_HF_QWEN35_STACKED] = "mlp.experts.gate_up_proj"},
          WIDTH_EXPERT_FF,
          WIDTH_MODEL,
          true},
@@ -161,7 +169,8 @@ static const struct {
         {{"mlp.experts.#.up_proj.weight", NULL,
           "ffn_up_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w3.weight",
           [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
-          [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj"},
+          [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
+          [NAMING_HF_QWEN35_STACKED] = "mlp.experts.gate_up_proj"},
          WIDTH_EXPERT_FF,
          WIDTH_MODEL,
          true},
@@ -169,7 +178,8 @@ static const struct {
         {{"mlp.experts.#.down_proj.weight", NULL,
           "ffn_down_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w2.weight",
           [NAMING_HF_GPT_OSS] = "mlp.experts.down_proj_blocks",
-          [NAMING_HF_STACKED] = "mlp.experts.down_proj"},
+          [NAMING_HF_STACKED] = "mlp.experts.down_proj",
+          [NAMING_HF_QWEN35_STACKED] = "mlp.experts.down_proj"},
          WIDTH_MODEL,
          WIDTH_EXPERT_FF,
          true},
@@ -194,6 +204,74 @@ static const struct {
                        WIDTH_MODEL,
                        WIDTH_MODEL,
                        true},
+    [ROLE_DELTA_Q] = {{[NAMING_HF_QWEN35] = "linear_attn.in_proj_qkv.weight",
+                       [NAMING_HF_QWEN3_NEXT] = "linear_attn.in_proj_qkvz.weight",
+                       [NAMING_GGUF_QWEN35] = "attn_qkv.weight"},
+                      WIDTH_KEYS,
+                      WIDTH_MODEL,
+                      true},
+    [ROLE_DELTA_K] = {{[NAMING_HF_QWEN35] = "linear_attn.in_proj_qkv.weight",
+                       [NAMING_HF_QWEN3_NEXT] = "linear_attn.in_proj_qkvz.weight",
+                       [NAMING_GGUF_QWEN35] = "attn_qkv.weight"},
+                      WIDTH_KEYS,
+                      WIDTH_MODEL,
+                      true},
+    [ROLE_DELTA_V] = {{[NAMING_HF_QWEN35] = "linear_attn.in_proj_qkv.weight",
+                       [NAMING_HF_QWEN3_NEXT] = "linear_attn.in_proj_qkvz.weight",
+                       [NAMING_GGUF_QWEN35] = "attn_qkv.weight"},
+                      WIDTH_VALUES,
+                      WIDTH_MODEL,
+                      true},
+    [ROLE_DELTA_Z] = {{[NAMING_HF_QWEN35] = "linear_attn.in_proj_z.weight",
+                       [NAMING_HF_QWEN3_NEXT] = "linear_attn.in_proj_qkvz.weight",
+                       [NAMING_GGUF_QWEN35] = "attn_gate.weight"},
+                      WIDTH_VALUES,
+                      WIDTH_MODEL,
+                      true},
+    [ROLE_DELTA_B] = {{[NAMING_HF_QWEN35] = "linear_attn.in_proj_b.weight",
+                       [NAMING_HF_QWEN3_NEXT] = "linear_attn.in_proj_ba.weight",
+                       [NAMING_GGUF_QWEN3_NEXT] = "ssm_ba.weight",
+                       [NAMING_GGUF_QWEN35] = "ssm_beta.weight"},
+                      WIDTH_VALUE_HEADS,
+                      WIDTH_MODEL,
+                      true},
+    [ROLE_DELTA_A] = {{[NAMING_HF_QWEN35] = "linear_attn.in_proj_a.weight",
+                       [NAMING_HF_QWEN3_NEXT] = "linear_attn.in_proj_ba.weight",
+                       [NAMING_GGUF_QWEN3_NEXT] = "ssm_ba.weight",
+                       [NAMING_GGUF_QWEN35] = "ssm_alpha.weight"},
+                      WIDTH_VALUE_HEADS,
+                      WIDTH_MODEL,
+                      true},
+    [ROLE_DELTA_TAPS_QK] = {{[NAMING_HF_QWEN35] = "linear_attn.conv1d.weight",
+                             [NAMING_GGUF_QWEN35] = "ssm_conv1d.weight"},
+                            WIDTH_KEYS_TWICE,
+                            WIDTH_TAPS,
+                            true},
+    [ROLE_DELTA_TAPS_V] = {{[NAMING_HF_QWEN35] = "linear_attn.conv1d.weight",
+                            [NAMING_GGUF_QWEN35] = "ssm_conv1d.weight"},
+                           WIDTH_VALUES,
+                           WIDTH_TAPS,
+                           true},
+    [ROLE_DELTA_DECAY] =
+        {{[NAMING_HF_QWEN35] = "linear_attn.A_log", [NAMING_GGUF_QWEN35] = "ssm_a"},
+         WIDTH_VALUE_HEADS,
+         WIDTH_NONE,
+         true},
+    [ROLE_DELTA_BIAS] =
+        {{[NAMING_HF_QWEN35] = "linear_attn.dt_bias", [NAMING_GGUF_QWEN35] = "ssm_dt.bias"},
+         WIDTH_VALUE_HEADS,
+         WIDTH_NONE,
+         true},
+    [ROLE_DELTA_NORM] =
+        {{[NAMING_HF_QWEN35] = "linear_attn.norm.weight", [NAMING_GGUF_QWEN35] = "ssm_norm.weight"},
+         WIDTH_VALUE,
+         WIDTH_NONE,
+         true},
+    [ROLE_DELTA_OUT] = {{[NAMING_HF_QWEN35] = "linear_attn.out_proj.weight",
+                         [NAMING_GGUF_QWEN35] = "ssm_out.weight"},
+                        WIDTH_MODEL,
+                        WIDTH_VALUES,
+                        true},
     [ROLE_ROUTER_BIAS] = {{"mlp.router.bias", NULL, "ffn_gate_inp.bias"},
                           WIDTH_EXPERTS,
                           WIDTH_NONE,
@@ -241,27 +319,31 @@ static const struct {
                                true},
 };
 
-static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.layers",
-                                                         [NAMING_HF_FUSED] = "model.layers",
-                                                         [NAMING_GGUF] = "blk",
-                                                         [NAMING_GGUF_FUSED] = "blk",
-                                                         [NAMING_HF_POST_NORMS] = "model.layers",
-                                                         [NAMING_HF_MIXTRAL] = "model.layers",
-                                                         [NAMING_HF_GPT_OSS] = "model.layers",
-                                                         [NAMING_HF_GLM] = "model.layers",
-                                                         [NAMING_GGUF_AFTER_ATTENTION] = "blk",
-                                                         [NAMING_GGUF_GLM] = "blk",
-                                                         [NAMING_HF_QWEN2_MOE] = "model.layers",
-                                                         [NAMING_HF_ERNIE_MOE] = "model.layers",
-                                                         [NAMING_HF_STACKED] = "model.layers",
-                                                         [NAMING_HF_LFM2] = "model.layers",
-                                                         [NAMING_GGUF_LFM2] = "blk"};
+/* The naming that has the names which a naming does not change. */
+static const enum naming bases[NAMING_COUNT] = {
+    [NAMING_HF] = NAMING_HF,
+    [NAMING_GGUF] = NAMING_GGUF,
+    [NAMING_GGUF_FUSED] = NAMING_GGUF,
+    [NAMING_GGUF_AFTER_ATTENTION] = NAMING_GGUF,
+    [NAMING_GGUF_GLM] = NAMING_GGUF,
+    [NAMING_GGUF_LFM2] = NAMING_GGUF,
+    [NAMING_HF_QWEN35] = NAMING_HF_QWEN2_MOE,
+    [NAMING_HF_QWEN35_STACKED] = NAMING_HF_QWEN35,
+    [NAMING_HF_QWEN3_NEXT] = NAMING_HF_QWEN35,
+    [NAMING_GGUF_QWEN35] = NAMING_GGUF_AFTER_ATTENTION,
+    [NAMING_GGUF_QWEN3_NEXT] = NAMING_GGUF_QWEN35,
+}; /* NAMING_HF, which is 0, is that of the others */
+
+bool naming_is_gguf(enum naming naming) {
+    while (bases[naming] != naming) naming = bases[naming];
+    return naming == NAMING_GGUF;
+}
 
 static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
                           int layer, int expert) {
     const int before = (int)strcspn(name, "#");
-    int n =
-        snprintf(out, TENSOR_NAME_MAX, "%s.%d.%.*s", layer_prefixes[naming], layer, before, name);
+    const char *prefix = naming_is_gguf(naming) ? "blk" : "model.layers";
+    int n = snprintf(out, TENSOR_NAME_MAX, "%s.%d.%.*s", prefix, layer, before, name);
     if (name[before] && n > 0 && n < TENSOR_NAME_MAX)
         snprintf(out + n, TENSOR_NAME_MAX - (size_t)n, "%d%s", expert, name + before + 1);
 }
@@ -272,7 +354,13 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
                : config->norm_after_attention ? NAMING_GGUF_AFTER_ATTENTION
                : config->glm_names            ? NAMING_GGUF_GLM
                : config->lfm2_names           ? NAMING_GGUF_LFM2
+               : config->qwen3_next_names     ? NAMING_GGUF_QWEN3_NEXT
+               : config->qwen35_names         ? NAMING_GGUF_QWEN35
                                               : NAMING_GGUF;
+    if (config->qwen35_names)
+        return config->qwen3_next_names  ? NAMING_HF_QWEN3_NEXT
+               : config->stacked_experts ? NAMING_HF_QWEN35_STACKED
+                                         : NAMING_HF_QWEN35;
     return config->gpt_oss_names     ? NAMING_HF_GPT_OSS
            : config->fused           ? NAMING_HF_FUSED
            : config->stacked_experts ? NAMING_HF_STACKED
@@ -285,15 +373,11 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
                                      : NAMING_HF;
 }
 
-/* The naming that has the names which a naming does not change. */
-static enum naming base_of(enum naming naming) {
-    return naming_is_gguf(naming) ? NAMING_GGUF : NAMING_HF;
-}
-
 /* NULL: the naming has none. */
 static const char *pattern_of(enum naming naming, enum role role) {
     const char *name = tensors[role].names[naming];
-    if (!name) name = tensors[role].names[base_of(naming)];
+    for (; !name && bases[naming] != naming; name = tensors[role].names[naming])
+        naming = bases[naming];
     return name && *name ? name : NULL;
 }
 
@@ -301,12 +385,6 @@ bool tensor_is_stacked(enum naming naming, enum role role) {
     const char *name = pattern_of(naming, role);
     bool of_expert = role >= ROLE_EXPERT_GATE && role <= ROLE_EXPERT_DOWN_BIAS;
     return of_expert && name && !strchr(name, '#');
-}
-
-bool tensor_alternates(enum naming naming, enum role role) {
-    return naming == NAMING_HF_GPT_OSS &&
-           (role == ROLE_EXPERT_GATE || role == ROLE_EXPERT_UP || role == ROLE_EXPERT_GATE_BIAS ||
-            role == ROLE_EXPERT_UP_BIAS);
 }
 
 bool tensor_is_split_mxfp4(enum naming naming, enum role role) {
@@ -365,6 +443,16 @@ static int64_t width_of(const struct model_config *config, enum width width) {
         return config->conv_width;
     case WIDTH_ONE:
         return 1;
+    case WIDTH_KEYS:
+        return config->delta.heads_k * config->delta.dim_k;
+    case WIDTH_KEYS_TWICE:
+        return 2 * config->delta.heads_k * config->delta.dim_k;
+    case WIDTH_VALUES:
+        return delta_width(config);
+    case WIDTH_VALUE:
+        return config->delta.dim_v;
+    case WIDTH_VALUE_HEADS:
+        return config->delta.heads_v;
     }
     CHECK(false);
 }
@@ -374,6 +462,80 @@ void tensor_shape(const struct model_config *config, enum role role, int64_t *ro
     *cols = width_of(config, tensors[role].cols);
 }
 
+/* ---- Rows ---- */
+
+/* The groups of rows that roles with one name have by turns; 1: all of a role's follow each other.
+ */
+static int64_t turns_of(const struct model_config *config, enum naming naming, enum role role) {
+    const bool next = naming == NAMING_HF_QWEN3_NEXT || naming == NAMING_GGUF_QWEN3_NEXT;
+    if (naming == NAMING_HF_GPT_OSS &&
+        (role == ROLE_EXPERT_GATE || role == ROLE_EXPERT_UP || role == ROLE_EXPERT_GATE_BIAS ||
+         role == ROLE_EXPERT_UP_BIAS))
+        return config->expert_ff;
+    if (config->qwen35_names && (role == ROLE_Q || role == ROLE_ATTN_GATE)) return config->heads_q;
+    if (role == ROLE_DELTA_B || role == ROLE_DELTA_A) return next ? config->delta.heads_k : 1;
+    return naming == NAMING_HF_QWEN3_NEXT && role >= ROLE_DELTA_Q && role <= ROLE_DELTA_Z
+               ? config->delta.heads_k
+               : 1;
+}
+
+/* The order of value heads in Qwen3.5's GGUF files, for `rows` rows of all of them. */
+static void order_heads(const struct model_config *config, enum naming naming, int64_t rows,
+                        struct tensor_rows *out) {
+    const struct kern_delta *delta = &config->delta;
+    if (naming != NAMING_GGUF_QWEN35 || delta->heads_v == delta->heads_k) return;
+    out->unit = rows / delta->heads_v;
+    out->outer = delta->heads_k;
+    out->inner = delta->heads_v / delta->heads_k;
+}
+
+static bool is_of_value_heads(enum role role) {
+    return role == ROLE_DELTA_V || role == ROLE_DELTA_Z || role == ROLE_DELTA_B ||
+           role == ROLE_DELTA_A || role == ROLE_DELTA_TAPS_V || role == ROLE_DELTA_DECAY ||
+           role == ROLE_DELTA_BIAS;
+}
+
+struct tensor_rows tensor_rows_of(const struct model_config *config, enum naming naming,
+                                  enum role role) {
+    const char *name = pattern_of(naming, role);
+    const int64_t rows = width_of(config, tensors[role].rows);
+    struct tensor_rows out = {.run = rows, .pitch = rows};
+    for (enum role other = 0; name && other < ROLE_COUNT; other++) {
+        const char *its = pattern_of(naming, other);
+        if (!its || strcmp(its, name) != 0) continue;
+        if (other < role) out.first += width_of(config, tensors[other].rows);
+        out.all += width_of(config, tensors[other].rows);
+    }
+    const int64_t turns = turns_of(config, naming, role);
+    if (turns > 1) {
+        out.run = rows / turns;
+        out.pitch = out.all / turns;
+        out.first /= turns;
+    }
+    if (is_of_value_heads(role)) order_heads(config, naming, rows, &out);
+    return out;
+}
+
+struct tensor_rows tensor_columns_of(const struct model_config *config, enum naming naming,
+                                     enum role role) {
+    const int64_t cols = width_of(config, tensors[role].cols);
+    struct tensor_rows out = {.all = cols, .run = cols, .pitch = cols};
+    if (role == ROLE_DELTA_OUT) order_heads(config, naming, cols, &out);
+    return out;
+}
+
+int64_t tensor_row(const struct tensor_rows *rows, int64_t row) {
+    if (rows->unit) {
+        const int64_t head = row / rows->unit;
+        row += (head % rows->inner * rows->outer + head / rows->inner - head) * rows->unit;
+    }
+    return row / rows->run * rows->pitch + row % rows->run;
+}
+
+bool tensor_rows_follow(const struct tensor_rows *rows) {
+    return !rows->unit && rows->run == rows->pitch;
+}
+
 /* ---- Slots ---- */
 
 #define VECTOR(owner, member, is_norm, ...)                                                        \
@@ -381,7 +543,8 @@ void tensor_shape(const struct model_config *config, enum role role, int64_t *ro
 #define MATRIX(owner, member, split, ...)                                                          \
     .offset = offsetof(struct owner, member), .parts = {__VA_ARGS__}, .shard = KERN_SHARD_##split, \
     .matrix = true
-#define WANTED(flag) .wanted = offsetof(struct model_config, flag)
+#define WANTED(flag)   .wanted = offsetof(struct model_config, flag)
+#define GROUPS(member) .groups = offsetof(struct model_config, member)
 
 const struct slot slot_embed = {MATRIX(model, embed, VOCAB, ROLE_EMBED), .count = 1};
 const struct slot slot_embed_norm = {VECTOR(model, embed_norm, true, ROLE_EMBED_NORM), .count = 1,
@@ -393,7 +556,7 @@ const struct slot slot_head = {MATRIX(model, head, VOCAB, ROLE_HEAD), .count = 1
 const struct slot layer_slots[] = {
     {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1, WANTED(pre_norms)},
     {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_V), .count = 3, .layers = SLOT_ATTENTION,
-     .heads = true},
+     GROUPS(heads_kv)},
     {VECTOR(layer, qkv_bias, false, ROLE_Q_BIAS, ROLE_K_BIAS, ROLE_V_BIAS), .count = 3,
      .layers = SLOT_ATTENTION, WANTED(qkv_bias)},
     {VECTOR(layer, q_norm, true, ROLE_Q_NORM), .count = 1, .layers = SLOT_ATTENTION,
@@ -409,6 +572,18 @@ const struct slot layer_slots[] = {
      .layers = SLOT_CONV},
     {VECTOR(layer, taps, false, ROLE_CONV_TAPS), .count = 1, .layers = SLOT_CONV},
     {MATRIX(layer, o, COLS, ROLE_CONV_OUT), .count = 1, .layers = SLOT_CONV},
+    {MATRIX(layer, delta_in, ROWS, ROLE_DELTA_Q, ROLE_DELTA_K, ROLE_DELTA_V, ROLE_DELTA_Z),
+     .count = 4, .layers = SLOT_DELTA, GROUPS(delta.heads_k)},
+    {MATRIX(layer, delta_rates, NONE, ROLE_DELTA_B, ROLE_DELTA_A), .count = 2,
+     .layers = SLOT_DELTA},
+    {VECTOR(layer, taps, false, ROLE_DELTA_TAPS_QK, ROLE_DELTA_TAPS_V), .count = 2,
+     .layers = SLOT_DELTA},
+    {VECTOR(layer, decay, false, ROLE_DELTA_DECAY), .count = 1, .layers = SLOT_DELTA,
+     .negated_exp = true},
+    {VECTOR(layer, delta_bias, false, ROLE_DELTA_BIAS), .count = 1, .layers = SLOT_DELTA},
+    {VECTOR(layer, delta_norm, true, ROLE_DELTA_NORM), .count = 1, .layers = SLOT_DELTA,
+     .plain = true},
+    {MATRIX(layer, o, COLS, ROLE_DELTA_OUT), .count = 1, .layers = SLOT_DELTA},
     {VECTOR(layer, attn_post_norm, true, ROLE_ATTN_POST_NORM), .count = 1, WANTED(post_norms)},
     {VECTOR(layer, ffn_norm, true, ROLE_FFN_NORM), .count = 1, WANTED(pre_norms)},
     {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2, .layers = SLOT_DENSE},
@@ -441,23 +616,14 @@ bool slot_wanted(const struct slot *slot, const struct model_config *config, int
     const struct model_layer_config *its = &config->per_layer[layer];
     const bool by_experts = slot->layers == SLOT_DENSE || slot->layers == SLOT_ROUTED;
     if (by_experts && its->routed != (slot->layers == SLOT_ROUTED)) return false;
-    if (slot->layers > SLOT_ROUTED && its->conv != (slot->layers == SLOT_CONV)) return false;
+    if (slot->layers >= SLOT_ATTENTION && (int)its->mixer != (int)slot->layers - SLOT_ATTENTION)
+        return false;
     return !slot->wanted || *(const bool *)((const char *)config + slot->wanted);
 }
 
-void slot_shared_rows(const struct model_config *config, enum naming naming,
-                      const struct slot *slot, int part, int layer, int64_t *before, int64_t *all) {
-    char name[TENSOR_NAME_MAX], other[TENSOR_NAME_MAX];
-    int64_t rows, cols;
-    *before = *all = 0;
-    tensor_name(name, naming, slot->parts[part], layer, 0);
-    for (int i = 0; i < slot->count; i++) {
-        tensor_name(other, naming, slot->parts[i], layer, 0);
-        if (strcmp(name, other) != 0) continue;
-        tensor_shape(config, slot->parts[i], &rows, &cols);
-        *all += rows;
-        if (i < part) *before += rows;
-    }
+float slot_offset(const struct slot *slot, const struct model_config *config) {
+    const bool plain = slot->plain || (slot == &slot_final_norm && config->final_norm_plain);
+    return slot->norm && !plain ? config->norm_offset : 0;
 }
 
 float slot_scale(const struct slot *slot, const struct model_config *config) {

@@ -24,6 +24,11 @@ enum naming {
     NAMING_HF_STACKED, /* one tensor has the matrices of all experts */
     NAMING_HF_LFM2,
     NAMING_GGUF_LFM2,
+    NAMING_HF_QWEN35,
+    NAMING_HF_QWEN35_STACKED,
+    NAMING_HF_QWEN3_NEXT, /* the inputs of a key head lie side by side */
+    NAMING_GGUF_QWEN35,   /* value heads lie in another order */
+    NAMING_GGUF_QWEN3_NEXT,
     NAMING_COUNT
 };
 
@@ -57,6 +62,18 @@ enum role {
     ROLE_CONV_X,
     ROLE_CONV_TAPS, /* a vector here, a matrix in the files */
     ROLE_CONV_OUT,
+    ROLE_DELTA_Q, /* the inputs of a gated delta rule: queries, keys, values and gates, */
+    ROLE_DELTA_K,
+    ROLE_DELTA_V,
+    ROLE_DELTA_Z,
+    ROLE_DELTA_B, /* rates and decays of each value head */
+    ROLE_DELTA_A,
+    ROLE_DELTA_TAPS_QK, /* vectors here, matrices in the files */
+    ROLE_DELTA_TAPS_V,
+    ROLE_DELTA_DECAY,
+    ROLE_DELTA_BIAS,
+    ROLE_DELTA_NORM,
+    ROLE_DELTA_OUT,
     ROLE_ROUTER,
     ROLE_ROUTER_BIAS,
     ROLE_SELECT_BIAS,
@@ -76,24 +93,33 @@ enum role {
 
 #define TENSOR_NAME_MAX 96
 
-static inline bool naming_is_gguf(enum naming naming) {
-    return naming == NAMING_GGUF || naming == NAMING_GGUF_FUSED ||
-           naming == NAMING_GGUF_AFTER_ATTENTION || naming == NAMING_GGUF_GLM ||
-           naming == NAMING_GGUF_LFM2;
-}
+bool naming_is_gguf(enum naming naming);
 
 enum naming tensor_naming(const struct model_config *config, bool gguf);
 
 /* "" where the naming has no such tensor. `layer` is not read for tensors outside the layers, nor
- * `expert` for those that are no expert's.
- * Several roles may have one name: their rows follow each other in that tensor, in the order of the
- * roles. */
+ * `expert` for those that are no expert's. Several roles may have one name: tensor_rows_of. */
 void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer,
                  int expert);
 /* The matrices or vectors of all experts of a layer are one tensor, [experts, ...]. */
 bool tensor_is_stacked(enum naming naming, enum role role);
-/* Roles with one name: their rows alternate, instead of following each other. */
-bool tensor_alternates(enum naming naming, enum role role);
+/* Where the rows of a role lie in its tensor. Roles with one name follow each other, in their
+ * order; or their rows alternate: `run` of the first, as many as it has of the second, ... */
+struct tensor_rows {
+    int64_t first, all; /* the role's first row, the tensor's rows */
+    int64_t run, pitch; /* the role's rows side by side, and from one such run to the next */
+    int64_t unit;       /* rows of a head; 0: heads lie in the model's order */
+    int outer, inner;   /* else head g * inner + i of the model is i * outer + g there */
+};
+struct tensor_rows tensor_rows_of(const struct model_config *config, enum naming naming,
+                                  enum role role);
+/* The same of the columns: only the order of heads may be another. */
+struct tensor_rows tensor_columns_of(const struct model_config *config, enum naming naming,
+                                     enum role role);
+/* The place of the role's row, counted from `first`. */
+int64_t tensor_row(const struct tensor_rows *rows, int64_t row);
+/* Do all rows follow each other as in the model? */
+bool tensor_rows_follow(const struct tensor_rows *rows);
 /* The matrix's tensor has blocks of MXFP4 without their scales, [..., cols / 32, 16] U8. Its name
  * ends with "_blocks"; the scales are in a tensor whose name ends with "_scales", [..., cols / 32]
  * U8. */
@@ -106,10 +132,10 @@ int tensor_stored_row(const struct model_config *config, int row);
 /* cols 0: a vector of `rows`. Taps are rows * cols numbers. */
 void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols);
 
-#define SLOT_PARTS_MAX 3
+#define SLOT_PARTS_MAX 4
 
-/* The layers that have a slot. */
-enum slot_layers { SLOT_ALL, SLOT_DENSE, SLOT_ROUTED, SLOT_ATTENTION, SLOT_CONV };
+/* The layers that have a slot; those from SLOT_ATTENTION on in the order of enum mixer. */
+enum slot_layers { SLOT_ALL, SLOT_DENSE, SLOT_ROUTED, SLOT_ATTENTION, SLOT_CONV, SLOT_DELTA };
 
 /* A member of struct layer (in_layer) or struct model: tensors joined by rows into a matrix, or
  * joined into a vector. */
@@ -121,8 +147,11 @@ struct slot {
     enum role parts[SLOT_PARTS_MAX];
     int count;
     enum kern_shard shard; /* how a matrix is split */
-    bool heads;            /* rows of a key/value head stay together over ranks */
+    size_t groups;         /* offset of an int in struct model_config: the heads whose rows stay
+                              together over ranks; 0: every row may be cut off */
     bool norm;             /* a vector of factors, else of terms: 1 or 0 where weights are random */
+    bool plain;            /* factors without model_config.norm_offset */
+    bool negated_exp;      /* directories have x for -exp(x) */
     size_t wanted;         /* offset of a bool in struct model_config; 0: always */
     size_t scaled;         /* offset of a float there that multiplies the vector; 0: none */
     size_t fixed;          /* offset of a float there, above 0: all numbers of the vector, where the
@@ -135,9 +164,8 @@ extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;
 
 bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer);
-/* The rows of a tensor that several parts of a slot share: those before the part's own, and all. */
-void slot_shared_rows(const struct model_config *config, enum naming naming,
-                      const struct slot *slot, int part, int layer, int64_t *before, int64_t *all);
+/* Added to the numbers of a directory's vector. */
+float slot_offset(const struct slot *slot, const struct model_config *config);
 float slot_scale(const struct slot *slot,
                  const struct model_config *config); /* factor on a vector */
 float slot_fixed(const struct slot *slot, const struct model_config *config); /* or 0 */

@@ -26,7 +26,8 @@ from transformers import (AutoTokenizer, Dots1Config, Dots1ForCausalLM, Ernie4_5
                           Qwen3VLMoeForConditionalGeneration,
                           Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
                           Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SeedOssConfig, SeedOssForCausalLM, SmolLM3Config,
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM,
+                          Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration, SeedOssConfig, SeedOssForCausalLM, SmolLM3Config,
                           SmolLM3ForCausalLM)
 
 SHAPE = dict(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -415,6 +416,64 @@ def lfm2(out):
     path.write_text(json.dumps({**c, "block_ff_dim": 144, "tie_embedding": True}, indent=2) + "\n")
 
 
+def delta(model, seed):
+    """spread for gated delta rules: norms by 1 + w but for the gated ones, and decays from fast to slow. Large
+    inputs of SiLU give queries and keys that are hardly ever at right angles: what they select would be lost in rounding, and a norm follows."""
+    g = torch.Generator().manual_seed(seed)
+    for name, p in spread(model, seed).named_parameters():
+        if "norm" in name and "linear_attn" not in name:
+            p.data -= 1
+        elif name.endswith("A_log"):
+            p.data = 2 * torch.randn(p.shape, generator=g) - 2
+        elif "conv1d" in name:
+            p.data *= 3
+        elif "embed" in name or "lm_head" in name:
+            p.data *= 0.5
+    return model
+
+
+DELTA = dict(head_dim=32, rms_norm_eps=1e-3, linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=12, linear_value_head_dim=20)
+ROUTED = dict(moe_intermediate_size=64, shared_expert_intermediate_size=96, num_experts=6, num_experts_per_tok=3)
+
+
+def qwen3next(out):
+    """bf16, the third of four layers attends, a quarter of each head rotates; inputs of a key head side by side."""
+    c = Qwen3NextConfig(**{**SHAPE, "num_hidden_layers": 4}, **DELTA, **ROUTED, full_attention_interval=3)
+    d = out / "qwen3next"
+    delta(Qwen3NextForCausalLM(c), 71).bfloat16().save_pretrained(d)
+    old_spelling(d, 1e4, None)
+    path = d / "config.json"
+    c = json.loads(path.read_text())
+    c.pop("layer_types")
+    path.write_text(json.dumps({**c, "full_attention_interval": 3, "partial_rotary_factor": 0.25}, indent=2) + "\n")
+
+
+def qwen35(out):
+    """bf16, text part of a model that sees pictures; the last layer has a recurrent state; heads of values of several blocks."""
+    text = {**SHAPE, **DELTA, "num_hidden_layers": 5, "linear_num_value_heads": 12, "linear_key_head_dim": 8, "linear_value_head_dim": 32,
+            "rope_parameters": sections(1, 2, 1, mrope_interleaved=True, partial_rotary_factor=0.25),
+            "layer_types": ["linear_attention", "full_attention"] * 2 + ["linear_attention"]}
+    c = Qwen3_5Config(text_config=text, vision_config=VISION, tie_word_embeddings=True)
+    delta(Qwen3_5ForConditionalGeneration(c), 74).bfloat16().save_pretrained(out / "qwen35")
+
+
+def qwen35moe(out):
+    """bf16, as qwen35 with the experts of a layer in one tensor, as published; no width of dense layers; tensors that predict further tokens."""
+    text = {**SHAPE, **DELTA, **ROUTED, "num_hidden_layers": 4, "rope_parameters": sections(1, 2, 1, mrope_interleaved=True, partial_rotary_factor=0.25),
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
+    text.pop("intermediate_size")
+    c = Qwen3_5MoeConfig(text_config=text, vision_config=VISION, tie_word_embeddings=False)
+    d = out / "qwen35moe"
+    delta(Qwen3_5MoeForConditionalGeneration(c), 73).bfloat16().save_pretrained(d)
+    t = load_file(d / "model.safetensors")
+    for i in range(4):
+        experts = f"model.language_model.layers.{i}.mlp.experts"
+        gate, up, down = (torch.stack([t.pop(f"{experts}.{e}.{p}_proj.weight") for e in range(6)]) for p in ("gate", "up", "down"))
+        t[f"{experts}.gate_up_proj"], t[f"{experts}.down_proj"] = torch.cat([gate, up], 1), down
+    t["mtp.fc.weight"] = t["mtp.layers.0.self_attn.o_proj.weight"] = torch.ones(64, 128).bfloat16()
+    save_file({name: x.contiguous().clone() for name, x in t.items()}, d / "model.safetensors", metadata={"format": "pt"})
+
+
 def add_mtp(d):
     """Says that the layer is there: the reference does not read it."""
     path = d / "config.json"
@@ -432,7 +491,8 @@ def save_with_bias(model, d):
 
 
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
-            ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2, lfm2)
+            ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2, lfm2,
+            qwen3next, qwen35, qwen35moe)
 
 
 def random_prompts():

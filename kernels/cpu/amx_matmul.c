@@ -643,10 +643,10 @@ static void matmul_rounded(const struct cpu_matmul_job *job, int64_t first, int6
 #define TILES                                                                                      \
     .layout_bf16 = CPU_PANEL_PAIRS, .layout_e4m3 = CPU_PANEL_E4M3, .layout_other = CPU_PANEL_F32,  \
     .rms_norm = cpu_rms_norm_avx512, .glu = cpu_glu_avx512, .rope = cpu_rope_avx512,               \
-    .write_row = cpu_write_row_avx512, .matmul_scratch = cpu_matmul_scratch_amx,                   \
-    .math = &cpu_math_avx512, .attend_scratch = cpu_attend_scratch_amx,                            \
-    .attend_lanes = cpu_attend_lanes_amx, .attend = cpu_attend_amx,                                \
-    .attention = "bf16 in attention with narrow caches"
+    .write_row = cpu_write_row_avx512, .delta = cpu_delta_avx512,                                  \
+    .matmul_scratch = cpu_matmul_scratch_amx, .math = &cpu_math_avx512,                            \
+    .attend_scratch = cpu_attend_scratch_amx, .attend_lanes = cpu_attend_lanes_amx,                \
+    .attend = cpu_attend_amx, .attention = "bf16 in attention with narrow caches"
 
 const struct cpu_kernels cpu_kernels_amx = {
     .name = "cpu-amx",

@@ -1,12 +1,50 @@
-/* Short convolutions. The arithmetic is the same on every path, and its order does not depend on
- * how the rows of a sequence are split over steps. */
+/* Short convolutions. The arithmetic is the same on every path but for SiLU, and its order does not
+ * depend on how the rows of a sequence are split over steps. */
 #include <string.h>
 
 #include "base/check.h"
 #include "kernels/cpu/internal.h"
 
-/* Channels that are computed together: one vector of AVX-512, several of other paths. */
-#define CHANNELS 16
+#define CHANNELS CPU_CONV_CHANNELS
+
+/* Computes the rows of a span. u[j] is the product of the token that is width - 1 - j before the
+ * row's. */
+static void conv_span(const struct cpu_conv *conv, const struct kern_span *span,
+                      float (*taps)[CHANNELS]) {
+    const struct cpu_cache *cache = &conv->cpu->cache;
+    const int past = conv->width - 1, count = conv->count;
+    float held[CHANNELS * (KERN_TAPS_MAX - 1)], u[KERN_TAPS_MAX][CHANNELS] = {0}, one[CHANNELS];
+    for (int c = 0; c < CHANNELS; c++) one[c] = 1;
+    cpu_cache_state_read(cache, span->slot, conv->state, conv->at, count * past, held);
+    for (int c = 0; c < count; c++)
+        for (int j = 0; j < past; j++) u[j][c] = held[c * past + j];
+    for (int i = 0; i < span->count; i++) {
+        const size_t row = (size_t)span->row + (size_t)i, at = row * conv->stride;
+        const float *x = conv->x + at;
+        float *y = conv->y + row * conv->y_stride;
+        for (int c = 0; c < count; c++)
+            u[past][c] = conv->before ? conv->before[at + c] * x[c] : x[c];
+        for (int c = 0; c < count; c++) {
+            float sum = taps[0][c] * u[0][c];
+            for (int j = 1; j <= past; j++) sum += taps[j][c] * u[j][c];
+            y[c] = conv->behind ? conv->behind[at + c] * sum : sum;
+        }
+        if (!conv->behind) conv->cpu->kernels->glu(y, y, one, count, KERN_SILU);
+        memmove(u[0], u[1], (size_t)past * sizeof u[0]);
+    }
+    for (int c = 0; c < count; c++)
+        for (int j = 0; j < past; j++) held[c * past + j] = u[j][c];
+    cpu_cache_state_write(cache, span->slot, conv->state, conv->at, count * past, held);
+}
+
+void cpu_conv_channels(const struct cpu_conv *conv, const struct kern_batch *batch) {
+    float taps[KERN_TAPS_MAX][CHANNELS];
+    CHECK(conv->width >= 2 && conv->width <= KERN_TAPS_MAX && conv->count <= CHANNELS);
+    for (int c = 0; c < conv->count; c++)
+        for (int j = 0; j < conv->width; j++)
+            taps[j][c] = conv->taps[(size_t)c * (size_t)conv->width + (size_t)j];
+    for (int i = 0; i < batch->span_count; i++) conv_span(conv, &batch->spans[i], taps);
+}
 
 struct conv_job {
     struct cpu *cpu;
@@ -17,47 +55,27 @@ struct conv_job {
     int state, channels, width;
 };
 
-/* Computes the rows of a span in the channels [first, first + count). `taps`: [width][CHANNELS].
- * u[j] is B x of the token that is width - 1 - j before the row's. */
-static void conv_span(const struct conv_job *job, const struct kern_span *span, int first,
-                      int count, float (*taps)[CHANNELS]) {
-    const struct cpu_cache *cache = &job->cpu->cache;
-    const int past = job->width - 1;
-    float held[CHANNELS * (KERN_TAPS_MAX - 1)], u[KERN_TAPS_MAX][CHANNELS] = {0};
-    cpu_cache_state_read(cache, span->slot, job->state, first * past, count * past, held);
-    for (int c = 0; c < count; c++)
-        for (int j = 0; j < past; j++) u[j][c] = held[c * past + j];
-    for (int i = 0; i < span->count; i++) {
-        const size_t row = (size_t)(span->row + i) * (size_t)job->channels + (size_t)first;
-        const float *b = job->bcx + 2 * (row - (size_t)first) + row;
-        const float *gate = b + job->channels, *x = gate + job->channels;
-        float *y = job->y + row;
-        for (int c = 0; c < count; c++) u[past][c] = b[c] * x[c];
-        for (int c = 0; c < count; c++) {
-            float sum = taps[0][c] * u[0][c];
-            for (int j = 1; j <= past; j++) sum += taps[j][c] * u[j][c];
-            y[c] = gate[c] * sum;
-        }
-        memmove(u[0], u[1], (size_t)past * sizeof u[0]);
-    }
-    for (int c = 0; c < count; c++)
-        for (int j = 0; j < past; j++) held[c * past + j] = u[j][c];
-    cpu_cache_state_write(cache, span->slot, job->state, first * past, count * past, held);
-}
-
 static void conv_blocks(void *arg, int worker) {
     (void)worker;
     struct conv_job *job = arg;
     int64_t end;
     for (int64_t block; (block = cpu_tickets_take(&job->blocks, 1, &end)) >= 0;) {
         const int first = (int)block * CHANNELS;
-        const int count = job->channels - first < CHANNELS ? job->channels - first : CHANNELS;
-        float taps[KERN_TAPS_MAX][CHANNELS];
-        for (int c = 0; c < count; c++)
-            for (int j = 0; j < job->width; j++)
-                taps[j][c] = job->taps[(size_t)(first + c) * (size_t)job->width + (size_t)j];
-        for (int i = 0; i < job->batch->span_count; i++)
-            conv_span(job, &job->batch->spans[i], first, count, taps);
+        const float *b = job->bcx + first;
+        const struct cpu_conv conv = {
+            .cpu = job->cpu,
+            .before = b,
+            .behind = b + job->channels,
+            .x = b + 2 * (size_t)job->channels,
+            .y = job->y + first,
+            .stride = 3 * (size_t)job->channels,
+            .y_stride = (size_t)job->channels,
+            .taps = job->taps + (size_t)first * (size_t)job->width,
+            .count = job->channels - first < CHANNELS ? job->channels - first : CHANNELS,
+            .width = job->width,
+            .state = job->state,
+            .at = first * (job->width - 1)};
+        cpu_conv_channels(&conv, job->batch);
     }
 }
 
@@ -65,8 +83,7 @@ void cpu_short_conv(struct kern *kern, int state, float *y, const float *bcx, co
                     int channels, int width, const struct kern_batch *batch) {
     struct cpu *cpu = cpu_of(kern);
     const struct kern_cache_options *o = &cpu->cache.options;
-    CHECK(width >= 2 && width <= KERN_TAPS_MAX && state >= 0 && state < o->states);
-    CHECK(o->state_floats == channels * (width - 1));
+    CHECK(state >= 0 && state < o->states && o->state_floats == channels * (width - 1));
     struct conv_job job = {.cpu = cpu,
                            .batch = batch,
                            .bcx = bcx,

@@ -262,6 +262,7 @@ static const struct kern_ops table = {
     .write_kv = cpu_write_kv,
     .attend = cpu_attend,
     .short_conv = cpu_short_conv,
+    .delta = cpu_delta,
     .worth = cpu_worth,
     .evict = op_evict,
     .truncate = op_truncate,

@@ -167,6 +167,13 @@ static inline void cpu_attend_begin(const struct cpu_attend_job *job,
     *sum = job->sinks ? 1 : 0;
 }
 
+/* A token of a gated delta rule, in 16 columns of a value head's state. */
+struct cpu_delta_token {
+    const float *q, *k; /* [dim], normalised */
+    const float *v;     /* [16] */
+    float decay, rate;
+};
+
 struct cpu_kernels {
     const char *name;
     enum cpu_layout layout_bf16, layout_e4m3,
@@ -181,6 +188,9 @@ struct cpu_kernels {
                  float eps);
     /* Writes a key or value in the cache's format: number_write_row. */
     void (*write_row)(void *row, const float *from, int count, enum kern_dtype dtype);
+    /* state [dim][16] <- decay state + k (x) rate (v - decay k state), out [16] = q state; dim is a
+     * multiple of 4. */
+    void (*delta)(float *state, int dim, const struct cpu_delta_token *token, float *out);
 
     /* Computes the outputs of panels [first, first + count). `next`: the panel that this worker
      * processes next, for prefetching; < 0: none. */
@@ -341,8 +351,27 @@ void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream 
                       const struct kern_span *span, int token, int32_t *lo, int32_t *hi);
 
 /* conv.c */
+#define CPU_CONV_CHANNELS 16 /* computed together: a vector of AVX-512, several of others */
+
+/* Up to CPU_CONV_CHANNELS channels side by side of the rows of a step. Pointers are to the first
+ * channel in row 0; y may be x. */
+struct cpu_conv {
+    const struct cpu *cpu;
+    const float *x, *before, *behind; /* factors of x, and of the sum; both NULL: the sum goes
+                                         through SiLU */
+    float *y;
+    size_t stride, y_stride; /* numbers from one row to the next: of inputs, of y */
+    const float *taps;       /* [count][width] */
+    int count, width;
+    int state, at; /* the channels' numbers in the recurrent state are from `at` on */
+};
+void cpu_conv_channels(const struct cpu_conv *conv, const struct kern_batch *batch);
 void cpu_short_conv(struct kern *kern, int state, float *y, const float *bcx, const float *taps,
                     int channels, int width, const struct kern_batch *batch);
+
+/* delta.c */
+void cpu_delta(struct kern *kern, int state, float *y, float *in, float *rates,
+               const struct kern_delta *delta, const struct kern_batch *batch);
 
 /* worth.c: kern_ops.worth, of an instance that is its model's only rank. */
 int cpu_worth(struct kern *kern, int layer, const struct kern_worth *worth, const float *heads,

@@ -47,6 +47,20 @@ static void rope(float *x, int half, const float *cosine, const float *sine, con
     }
 }
 
+static void delta(float *state, int dim, const struct cpu_delta_token *token, float *out) {
+    for (int c = 0; c < 16; c++) {
+        float known = 0, sum = 0;
+        for (int i = 0; i < dim; i++) known += token->k[i] * state[16 * i + c];
+        const float change = (token->v[c] - token->decay * known) * token->rate;
+        for (int i = 0; i < dim; i++) {
+            float *s = &state[16 * i + c];
+            *s = token->decay * *s + token->k[i] * change;
+            sum += token->q[i] * *s;
+        }
+        out[c] = sum;
+    }
+}
+
 /* ---- Products ---- */
 
 /* The leaves of one output, added like a tree. */
@@ -143,6 +157,7 @@ const struct cpu_kernels cpu_kernels_reference = {
     .glu = glu,
     .rope = rope,
     .write_row = number_write_row,
+    .delta = delta,
     .matmul = matmul,
     .matmul_scratch = matmul_scratch,
     .math = &cpu_math_plain,

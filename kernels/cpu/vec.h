@@ -12,6 +12,7 @@
     void cpu_rope_##path(float *x, int half, const float *cosine, const float *sine,               \
                          const float *norm, float eps);                                            \
     void cpu_write_row_##path(void *row, const float *from, int count, enum kern_dtype dtype);     \
+    void cpu_delta_##path(float *state, int dim, const struct cpu_delta_token *token, float *out); \
     /* Returns the row's scale, see kernels/quantize.h; if it is not finite, no codes are written  \
      */                                                                                            \
     float cpu_quantize_row_##path(uint8_t *codes, const void *row, int64_t cols,                   \

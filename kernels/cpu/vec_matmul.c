@@ -346,6 +346,7 @@ const struct cpu_kernels VEC(kernels) = {
     .glu = cpu_glu_avx512,
     .rope = cpu_rope_avx512,
     .write_row = cpu_write_row_avx512,
+    .delta = cpu_delta_avx512,
     .math = &cpu_math_avx512,
     .attend_scratch = VEC(attend_scratch),
     .attend_lanes = VEC(attend_lanes),

@@ -118,6 +118,7 @@ const struct cpu_kernels VEC(kernels) = {
     .glu = VEC(glu),
     .rope = VEC(rope),
     .write_row = VEC(write_row),
+    .delta = VEC(delta),
     .matmul = VEC(matmul),
     .matmul_scratch = VEC(matmul_scratch),
     .math = &VEC(math),

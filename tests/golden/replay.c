@@ -50,7 +50,8 @@ static int open_cache(struct replay *replay, const struct replay_options *option
     const int ranks = options->ranks > 0 ? options->ranks : 1;
     cache.dtype = options->kv_dtype;
     cache.pages = model_pages(c, &info, options->positions_max + info.page_slots) * options->slots;
-    if (ranks > 1) cache.pages += (int64_t)c->conv_layers * options->slots; /* rounded up on each */
+    if (ranks > 1)
+        cache.pages += (int64_t)c->state_layers * options->slots; /* rounded up on each */
     if (options->pages) cache.pages = options->pages;
     cache.slots = options->slots;
     cache.max_positions = options->positions_max;
@@ -78,7 +79,7 @@ int replay_open(const struct replay_options *options, struct replay *out, struct
         return rc;
     }
     out->layers = model_config(out->model)->cache_layers;
-    out->states = model_config(out->model)->conv_layers;
+    out->states = model_config(out->model)->state_layers;
     out->heads_kv = model_config(out->model)->heads_kv;
     out->vocab = model_config(out->model)->vocab;
     return 0;

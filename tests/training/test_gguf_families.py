@@ -38,6 +38,11 @@ IN_LAYER = {
     **{f"feed_forward.{w}.weight": f"ffn_{p}.weight" for w, p in (("w1", "gate"), ("w2", "down"), ("w3", "up"))},
     **{f"conv.{p}.weight": f"shortconv.{p}.weight" for p in ("conv", "in_proj", "out_proj")},
 }
+# Qwen3-Next and Qwen3.5
+DELTA = {"post_attention_layernorm.weight": "post_attention_norm.weight", "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+         "linear_attn.in_proj_z.weight": "attn_gate.weight", "linear_attn.in_proj_b.weight": "ssm_beta.weight", "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+         "linear_attn.in_proj_ba.weight": "ssm_ba.weight", "linear_attn.conv1d.weight": "ssm_conv1d.weight", "linear_attn.A_log": "ssm_a",
+         "linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.norm.weight": "ssm_norm.weight", "linear_attn.out_proj.weight": "ssm_out.weight"}
 OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
            "model.embedding_norm.weight": "token_embd_norm.weight"}
 
@@ -49,6 +54,7 @@ FAMILIES = {
     "qwen2moe": ("qwen2moe", {}, False), "glm4moe": ("glm4moe", {"post_attention_layernorm.weight": "post_attention_norm.weight"}, False),
     "dots1": ("dots1", {}, False), "ernie45moe": ("ernie4_5-moe", {}, False), "minimaxm2": ("minimax-m2", {}, False),
     "mistral3": ("mistral3", {}, True), "ministral3": ("mistral3", {}, True), "lfm2": ("lfm2", {}, False),
+    "qwen3next": ("qwen3next", DELTA, False), "qwen35": ("qwen35", DELTA, False), "qwen35moe": ("qwen35moe", DELTA, False),
 }
 
 
@@ -78,7 +84,36 @@ def text_tensors(directory, c):
         elif name.startswith(("model.embed", "model.layers", "model.norm", "lm_head")):
             found[name] = x
     found.update({name: torch.stack([e[i] for i in range(len(e))]) for name, e in stacks.items()})
+    if "linear_num_key_heads" in c:
+        change_delta(c, found)
     return found
+
+
+def tile(x, heads, each):
+    """Value heads of the first key head, of the second, ... by turns, as llama.cpp broadcasts them."""
+    return x.reshape(heads, each, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+
+def change_delta(c, found):
+    """Makes the converter's changes to layers with a gated delta rule."""
+    heads, each, d_k, d_v = (c["linear_num_key_heads"], c["linear_num_value_heads"] // c["linear_num_key_heads"], c["linear_key_head_dim"],
+                             c["linear_value_head_dim"])
+    keys = 2 * heads * d_k
+    for name, x in list(found.items()):
+        if name.endswith("in_proj_qkvz.weight"):
+            parts = found.pop(name).reshape(heads, -1, x.shape[1]).split([d_k, d_k, each * d_v, each * d_v], 1)
+            q, k, v, z = (p.reshape(-1, x.shape[1]) for p in parts)
+            found[name.replace("qkvz", "qkv")], found[name.replace("qkvz", "z")] = torch.cat([q, k, v]), z
+        elif c["model_type"] != "qwen3_next" and name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+            found[name] = torch.cat([x[:keys], tile(x[keys:], heads, each)])
+        elif c["model_type"] != "qwen3_next" and name.endswith(("in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight", "A_log", "dt_bias")):
+            found[name] = tile(x, heads, each)
+        elif c["model_type"] != "qwen3_next" and name.endswith("linear_attn.out_proj.weight"):
+            found[name] = tile(x.T, heads, each).T
+        if name.endswith("A_log"):
+            found[name] = -found[name].double().exp().float()
+        elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            found[name] = x.float() + 1
 
 
 def turn(x, heads):
@@ -92,12 +127,22 @@ def put_numbers(w, arch, c):
     rope = c.get("rope_parameters") or {}
     full = rope.get("full_attention", rope)
     for key, value in {"block_count": c["num_hidden_layers"] + (c.get("num_nextn_predict_layers") or 0), "context_length": c["max_position_embeddings"], "embedding_length": c["hidden_size"],
-                       "feed_forward_length": c["intermediate_size"], "attention.head_count": c.get("num_attention_heads", 8),
+                       "feed_forward_length": c.get("intermediate_size"), "attention.head_count": c.get("num_attention_heads", 8),
                        "attention.head_count_kv": c.get("num_key_value_heads", 4), "attention.key_length": head, "attention.value_length": head,
-                       "rope.dimension_count": int(head * full.get("partial_rotary_factor", 1))}.items():
+                       "rope.dimension_count": int(head * full.get("partial_rotary_factor", c.get("partial_rotary_factor", 1)))}.items():
+        if value is None:
+            continue
         w.add_array(f"{arch}.{key}", value) if isinstance(value, list) else w.add_uint32(f"{arch}.{key}", value)
     if "conv_L_cache" in c:
         w.add_uint32(f"{arch}.shortconv.l_cache", c["conv_L_cache"])
+    if "linear_num_key_heads" in c:
+        for key, value in {"conv_kernel": c["linear_conv_kernel_dim"], "state_size": c["linear_key_head_dim"], "group_count": c["linear_num_key_heads"],
+                           "time_step_rank": c["linear_num_value_heads"],
+                           "inner_size": c["linear_num_value_heads"] * c["linear_value_head_dim"]}.items():
+            w.add_uint32(f"{arch}.ssm.{key}", value)
+        w.add_uint32(f"{arch}.full_attention_interval", c.get("full_attention_interval", 4))
+        if "layer_types" in c:
+            w.add_array(f"{arch}.attention.recurrent_layers", [t == "linear_attention" for t in c["layer_types"]])
     if c.get("num_nextn_predict_layers"):
         w.add_uint32(f"{arch}.nextn_predict_layers", c["num_nextn_predict_layers"])
     w.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", c["rms_norm_eps"])
@@ -156,7 +201,7 @@ def put_muse(w, arch, c):
 
 def put_tensor(w, name, x):
     x = x.squeeze(0) if x.shape[0] == 1 else x
-    if name.endswith("shortconv.conv.weight"):
+    if name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")):
         w.add_tensor(name, x.squeeze(1).float().numpy())
     elif x.dim() == 1:
         w.add_tensor(name, x.float().numpy())

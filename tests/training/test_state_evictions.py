@@ -1,6 +1,7 @@
 """A model with recurrent states that evicts, beside transformers: the layers with attention see the entries that are kept, those
 without see every token. `streaming` keeps the same positions in every head, so that a mask says which."""
 
+import importlib
 import sys
 
 import pytest
@@ -28,16 +29,28 @@ def visible(evictions, count):
     return mask
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_lfm2_with_evictions_as_transformers(path, monkeypatch):
-    if not has_path(path):
-        pytest.skip(f"no path {path}")
+# The model's class and its module's name. Gated delta rules are compared with transformers' own function for one token after another, in
+# float64: in float32 its function for chunks is 3e-5 from that, as far as keepd.
+MODELS_OF = {"lfm2": ("Lfm2ForCausalLM", "lfm2"), "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next"),
+             "qwen35": ("Qwen3_5ForConditionalGeneration", "qwen3_5"), "qwen35moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")}
+
+
+@pytest.mark.parametrize("family", MODELS_OF)
+def test_evictions_as_transformers(family, monkeypatch):
+    kind, name = MODELS_OF[family]
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     tokens = [(37 * i + 11) % 500 for i in range(150)]
-    found = run(MODELS / "lfm2", tokens, "--path", path, "--exact", "yes", "--rows", "all", "--kv-dtype", "f32", *EVICTING)
-    assert len(found["evictions"]) > 5
-    model = transformers.Lfm2ForCausalLM.from_pretrained(MODELS / "lfm2", dtype=torch.float32, attn_implementation="eager").eval()
-    mask = torch.where(visible(found["evictions"], len(tokens)), 0.0, torch.finfo(torch.float32).min)[None, None]
-    monkeypatch.setattr("transformers.models.lfm2.modeling_lfm2.create_causal_mask", lambda *_, **__: mask)
-    with torch.no_grad():
-        logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
-    assert (torch.tensor(found["logprobs"]) - logits.log_softmax(-1)).abs().max() < 2e-5
+    model = getattr(transformers, kind).from_pretrained(MODELS / family, dtype=torch.float64, attn_implementation="eager",
+                                                        experts_implementation="eager").eval()
+    if hasattr(module, "torch_chunk_gated_delta_rule"):
+        monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", module.torch_recurrent_gated_delta_rule)
+    for path in filter(has_path, PATHS):
+        found = run(MODELS / family, tokens, "--path", path, "--exact", "yes", "--rows", "all", "--kv-dtype", "f32", *EVICTING)
+        assert len(found["evictions"]) > 5
+        mask = torch.where(visible(found["evictions"], len(tokens)), 0.0, -1e30).double()[None, None]
+        monkeypatch.setattr(module, "create_causal_mask", lambda *_, **__: mask)
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
+        off = float((torch.tensor(found["logprobs"]) - logits.log_softmax(-1)).abs().max())
+        print(family, path, off)
+        assert off < 5e-5

@@ -1,7 +1,8 @@
-/* Recurrent states: short convolutions on every path against double arithmetic, the same bits for
- * every split of a text and beside other texts, and states in the cache's pages: forks, copies,
- * counts, and what is refused. */
+/* Recurrent states: short convolutions and gated delta rules on every path against double
+ * arithmetic, the same bits for every split of a text and beside other texts, and states in the
+ * cache's pages: forks, copies, counts, and what is refused. */
 #include <criterion/criterion.h>
+#include <math.h>
 
 #include "paths.h"
 
@@ -136,6 +137,147 @@ Test(states, texts_do_not_change_each_other) {
     }
     kern->ops->close(kern);
     free(taps);
+}
+
+/* ---- Gated delta rules ---- */
+
+enum { HEADS_K = 2, HEADS_V = 6, DIM_K = 8, DIM_V = 20 };
+enum { KEYS = HEADS_K * DIM_K, VALUES = HEADS_V * DIM_V };
+enum { IN = 2 * KEYS + 2 * VALUES };
+
+static struct kern_delta new_delta(void) {
+    static float taps[(2 * KEYS + VALUES) * WIDTH], decay[HEADS_V], bias[HEADS_V], norm[DIM_V];
+    fill(taps, sizeof taps / sizeof *taps, 71);
+    fill(bias, HEADS_V, 72);
+    fill(norm, DIM_V, 73);
+    for (int h = 0; h < HEADS_V; h++) decay[h] = -0.05f * (float)(1 << h); /* slow to fast */
+    return (struct kern_delta){HEADS_K, HEADS_V, DIM_K, DIM_V, WIDTH,
+                               taps,    decay,   bias,  norm,  1e-6f};
+}
+
+static struct kern *open_delta(int path, const struct kern_delta *delta) {
+    const int floats = HEADS_K * kern_delta_head_floats(delta);
+    return open_states(path, (struct shape){floats, 2}, 64);
+}
+
+/* Rows of a text's tokens: [q | k | v | z] and [b | a]. */
+static void delta_inputs(int text, int token, float *in, float *rates) {
+    fill(in, IN, (uint64_t)(5000 * text + token + 1));
+    fill(rates, 2 * HEADS_V, (uint64_t)(7000 * text + token + 1));
+}
+
+/* The results of a value head for a text, in double, by the formulas of kern_ops.delta. */
+static void exact_delta(const struct kern_delta *d, int text, int head,
+                        double (*out)[DIM_V] /* [TOKENS] */) {
+    static double state[DIM_K][DIM_V];
+    const int key = head / (HEADS_V / HEADS_K);
+    static float in[TOKENS][IN], rates[TOKENS][2 * HEADS_V];
+    memset(state, 0, sizeof state);
+    for (int t = 0; t < TOKENS; t++) {
+        double row[2 * KEYS + VALUES], q[DIM_K], k[DIM_K], qq = 1e-6, kk = 1e-6, yy = 0;
+        delta_inputs(text, t, in[t], rates[t]);
+        for (int c = 0; c < 2 * KEYS + VALUES; c++) {
+            double sum = 0;
+            for (int j = 0; j < WIDTH; j++)
+                if (t - WIDTH + 1 + j >= 0)
+                    sum += (double)d->taps[c * WIDTH + j] * (double)in[t - WIDTH + 1 + j][c];
+            row[c] = sum / (1 + exp(-sum));
+        }
+        for (int i = 0; i < DIM_K; i++) {
+            q[i] = row[key * DIM_K + i];
+            k[i] = row[KEYS + key * DIM_K + i];
+            qq += q[i] * q[i];
+            kk += k[i] * k[i];
+        }
+        const double a = (double)rates[t][HEADS_V + head] + (double)d->bias[head];
+        const double decay = exp((double)d->decay[head] * log1p(exp(a)));
+        const double rate = 1 / (1 + exp(-(double)rates[t][head]));
+        for (int c = 0; c < DIM_V; c++) {
+            double known = 0;
+            out[t][c] = 0;
+            for (int i = 0; i < DIM_K; i++) known += decay * state[i][c] * k[i] / sqrt(kk);
+            for (int i = 0; i < DIM_K; i++) {
+                const double change = rate * (row[2 * KEYS + head * DIM_V + c] - known);
+                state[i][c] = decay * state[i][c] + k[i] / sqrt(kk) * change;
+                out[t][c] += state[i][c] * q[i] / sqrt(qq * DIM_K);
+            }
+            yy += out[t][c] * out[t][c] / DIM_V;
+        }
+        for (int c = 0; c < DIM_V; c++) {
+            const double z = (double)in[t][2 * KEYS + VALUES + head * DIM_V + c];
+            out[t][c] *= (double)d->norm[c] / sqrt(yy + 1e-6) * z / (1 + exp(-z));
+        }
+    }
+}
+
+static void delta_step(struct kern *kern, const struct kern_delta *delta, const struct part *parts,
+                       int count, float *y) {
+    static float in[2 * TOKENS * IN], rates[2 * TOKENS * 2 * HEADS_V];
+    struct kern_span spans[SLOTS];
+    int rows = 0;
+    for (int i = 0; i < count; i++) {
+        spans[i] = (struct kern_span){
+            .slot = parts[i].slot, .row = rows, .count = parts[i].count, .pos = parts[i].pos};
+        for (int t = 0; t < parts[i].count; t++, rows++)
+            delta_inputs(parts[i].text, parts[i].pos + t, in + (size_t)rows * IN,
+                         rates + (size_t)rows * 2 * HEADS_V);
+    }
+    const struct kern_batch batch = {.spans = spans, .rows = rows, .span_count = count};
+    cr_assert_eq(kern->ops->begin_step(kern, &batch), 0);
+    kern->ops->delta(kern, 1, y, in, rates, delta, &batch);
+}
+
+static void run_delta(struct kern *kern, const struct kern_delta *delta, int slot, int text,
+                      int most, float *y) {
+    for (int pos = 0, n; pos < TOKENS; pos += n) {
+        n = TOKENS - pos < most ? TOKENS - pos : most;
+        const struct part part = {slot, text, pos, n};
+        delta_step(kern, delta, &part, 1, y + (size_t)pos * VALUES);
+    }
+}
+
+Test(states, delta_rules_are_exact_and_splits_change_no_bit) {
+    static float whole[TOKENS * VALUES], split[TOKENS * VALUES];
+    static double exact[TOKENS][DIM_V];
+    const struct kern_delta delta = new_delta();
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = open_delta(path, &delta);
+        if (!kern) continue;
+        run_delta(kern, &delta, 0, 1, TOKENS, whole);
+        for (int head = 0; head < HEADS_V; head++) {
+            exact_delta(&delta, 1, head, exact);
+            for (int t = 0; t < TOKENS; t++)
+                for (int c = 0; c < DIM_V; c++)
+                    cr_assert_float_eq(whole[t * VALUES + head * DIM_V + c], exact[t][c], 1e-4,
+                                       "%s: token %d of head %d: %g instead of %g", kern->ops->name,
+                                       t, head, (double)whole[t * VALUES + head * DIM_V + c],
+                                       exact[t][c]);
+        }
+        for (int most = 1; most < TOKENS; most += most < 6 ? 1 : 7) {
+            kern->ops->release(kern, 1);
+            run_delta(kern, &delta, 1, 1, most, split);
+            cr_assert_eq(memcmp(whole, split, sizeof whole), 0, "%s: steps of %d", kern->ops->name,
+                         most);
+        }
+        kern->ops->close(kern);
+    }
+}
+
+Test(states, delta_rules_of_texts_do_not_change_each_other) {
+    static float alone[2][TOKENS * VALUES], both[2 * 10 * VALUES];
+    const struct kern_delta delta = new_delta();
+    struct kern *kern = open_delta(1, &delta);
+    for (int i = 0; i < 2; i++) run_delta(kern, &delta, i, i + 1, 9, alone[i]);
+    for (int i = 0; i < 2; i++) kern->ops->release(kern, i);
+    for (int pos = 0; pos < TOKENS; pos += 10) {
+        const struct part parts[] = {{1, 2, pos, 10}, {0, 1, pos, 10}};
+        delta_step(kern, &delta, parts, 2, both);
+        for (int i = 0; i < 2; i++)
+            cr_assert_eq(memcmp(both + i * 10 * VALUES, alone[1 - i] + pos * VALUES,
+                                10 * VALUES * sizeof *both),
+                         0);
+    }
+    kern->ops->close(kern);
 }
 
 static int64_t pages_used(struct kern *kern) {

@@ -753,8 +753,9 @@ Test(model_config, layers_with_a_short_convolution) {
         struct fault fault;
         cr_assert_eq(parse_with(spellings[i], "Lfm2ForCausalLM", "lfm2", NULL, &c, &fault), 0,
                      "%s: %s", fault.field, fault.text);
-        cr_assert(c.layers == 3 && c.cache_layers == 1 && c.conv_layers == 2 && c.conv_width == 3);
-        cr_assert(c.per_layer[0].conv && !c.per_layer[1].conv && c.per_layer[2].conv);
+        cr_assert(c.layers == 3 && c.cache_layers == 1 && c.state_layers == 2 && c.conv_width == 3);
+        cr_assert(c.per_layer[0].mixer == MIXER_CONV && c.per_layer[1].mixer == MIXER_ATTENTION &&
+                  c.per_layer[2].mixer == MIXER_CONV);
         cr_assert(c.per_layer[1].index == 0 && c.per_layer[2].index == 1);
         cr_assert_eq(c.rotations[0], c.inv_freq);
         cr_assert_eq(c.d_ff, 64); /* 2/3 of 96 */
@@ -813,11 +814,93 @@ Test(model_config, convolutions_that_are_refused) {
     }
 }
 
+#define EVERY_SECOND "\"full_attention_interval\": 2,"
+#define DELTA                                                                                      \
+    "\"head_dim\": 16, \"linear_num_key_heads\": 2, \"linear_num_value_heads\": 6, "               \
+    "\"linear_key_head_dim\": 8, \"linear_value_head_dim\": 20," EVERY_SECOND
+
+Test(model_config, layers_with_a_gated_delta_rule) {
+    static const char *const spellings[] = {DELTA,
+                                            DELTA "\"layer_types\": [\"linear_attention\", "
+                                                  "\"full_attention\", \"linear_attention\"],"};
+    for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(
+            parse_with(spellings[i], "Qwen3_5ForCausalLM", "qwen3_5_text", NULL, &c, &fault), 0,
+            "%s: %s", fault.field, fault.text);
+        cr_assert(c.cache_layers == 1 && c.state_layers == 2 && c.conv_width == 4);
+        cr_assert(c.per_layer[0].mixer == MIXER_DELTA && c.per_layer[1].mixer == MIXER_ATTENTION);
+        cr_assert(c.attn_gate && c.qk_norm && c.norm_offset == 1 && c.rotary_dims == 4);
+        cr_assert(c.qwen35_names && !c.qwen3_next_names && c.delta.heads_v == 6);
+        /* A key head has three numbers of each channel, and three matrices of 8 rows and of 20
+         * columns in two blocks. */
+        const int floats = 2 * (3 * (8 + 8 + 3 * 20) + 3 * 8 * 32);
+        cr_assert_eq(model_cache_options(&c).state_floats, floats);
+        model_config_close(&c);
+    }
+}
+
+/* Qwen3.5's mixtures have no width of dense layers, and may lie in "text_config". */
+Test(model_config, mixtures_with_a_gated_delta_rule) {
+    static const char text[] =
+        "{\"architectures\": [\"Qwen3_5MoeForConditionalGeneration\"], \"model_type\": "
+        "\"qwen3_5_moe\", \"text_config\": {\"model_type\": \"qwen3_5_moe_text\", "
+        "\"hidden_size\": 64, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
+        "\"num_hidden_layers\": 4, \"vocab_size\": 128, \"max_position_embeddings\": 64, "
+        "\"num_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 24, "
+        "\"shared_expert_intermediate_size\": 40%s}}";
+    char whole[1024];
+    struct model_config c;
+    struct fault fault = {0};
+    snprintf(whole, sizeof whole, text, "");
+    cr_assert_eq(model_config_parse(whole, strlen(whole), NULL, 0, 0, &c, &fault), 0, "%s: %s",
+                 fault.field, fault.text);
+    cr_assert(c.experts == 8 && c.shared_ff == 40 && c.shared_gate && c.stacked_experts);
+    cr_assert(c.experts_normalised && c.d_ff == 0 && c.head_dim == 256 && c.rotary_dims == 64);
+    cr_assert(c.state_layers == 3 && c.delta.heads_k == 16 && c.delta.dim_v == 128);
+    model_config_close(&c);
+    snprintf(whole, sizeof whole, text, ", \"mlp_only_layers\": [1]");
+    cr_assert_eq(model_config_parse(whole, strlen(whole), NULL, 0, 0, &c, &fault), ERR_INVALID);
+    cr_assert_str_eq(fault.field, "intermediate_size");
+}
+
+Test(model_config, delta_rules_that_are_refused) {
+    static const struct {
+        const char *text, *architecture, *type, *field;
+        int rc;
+    } cases[] = {
+        {DELTA "\"attn_output_gate\": false,", "Qwen3_5ForCausalLM", "qwen3_5_text",
+         "attn_output_gate", ERR_UNSUPPORTED},
+        {DELTA "\"attention_bias\": true,", "Qwen3_5ForCausalLM", "qwen3_5_text", "attention_bias",
+         ERR_UNSUPPORTED},
+        {DELTA "\"linear_num_key_heads\": 4,", "Qwen3_5ForCausalLM", "qwen3_5_text",
+         "linear_num_value_heads", ERR_INVALID},
+        {EVERY_SECOND "\"linear_key_head_dim\": 6,", "Qwen3_5ForCausalLM", "qwen3_5_text",
+         "linear_key_head_dim", ERR_UNSUPPORTED},
+        {EVERY_SECOND "\"linear_key_head_dim\": 512,", "Qwen3_5ForCausalLM", "qwen3_5_text",
+         "linear_key_head_dim", ERR_INVALID},
+        {"\"layer_types\": [\"linear_attention\", \"conv\", \"full_attention\"],",
+         "Qwen3_5ForCausalLM", "qwen3_5_text", "layer_types", ERR_UNSUPPORTED},
+        {"", "Qwen3_5ForCausalLM", "qwen3_5_text", "layer_types", ERR_UNSUPPORTED},
+        {"\"linear_num_key_heads\": 3,", "Qwen3ForCausalLM", "qwen3", "linear_num_key_heads",
+         ERR_UNSUPPORTED},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(
+            parse_with(cases[i].text, cases[i].architecture, cases[i].type, NULL, &c, &fault),
+            cases[i].rc, "%s: %s: %s", cases[i].text, fault.field, fault.text);
+        cr_assert_str_eq(fault.field, cases[i].field, "%s: %s", cases[i].text, fault.text);
+    }
+}
+
 Test(model_config, refused_mixtures_say_why) {
     static const struct {
         const char *architecture, *type, *why;
     } cases[] = {
-        {"Qwen3NextForCausalLM", "qwen3_next", "(layers with a recurrent state)"},
+        {"NemotronHForCausalLM", "nemotron_h", "(layers with a recurrent state)"},
         {"DeepseekV3ForCausalLM", "deepseek_v3", "(attention over latent vectors"},
         {"Llama4ForConditionalGeneration", "llama4", "(its shared expert, and attention in"},
     };

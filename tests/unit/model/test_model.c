@@ -330,31 +330,58 @@ Test(model, minimaxm2_as_transformers) {
 Test(model, lfm2_as_transformers) {
     check_golden_paths("lfm2", NULL);
 }
+Test(model, qwen3next_as_transformers) {
+    check_golden_caches("qwen3next", NULL, false);
+}
+Test(model, qwen35_as_transformers) {
+    check_golden_paths("qwen35", NULL);
+}
+Test(model, qwen35moe_as_transformers) {
+    check_golden_caches("qwen35moe", NULL, false);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
 
-/* A backend without short convolutions, such as CUDA's, refuses the model by its family. */
-Test(model, states_need_a_backend_that_has_them) {
+/* A backend without what a recurrent layer needs, such as CUDA's, refuses the model by its family.
+ */
+static void check_backend_refuses(const char *family,
+                                  struct kern_ops *(*without)(struct kern_ops *)) {
     struct kern *kern = NULL;
     struct model *model = NULL;
     struct fault fault = {0};
+    char dir[512], why[128];
     const struct cpu_options cpu = {.path = "reference", .threads = 1};
-    const struct model_options options = {.dir = KEEPD_SOURCE_DIR "/tests/data/models/lfm2",
-                                          .rows_max = 1,
-                                          .logits_max = 1,
-                                          .check_only = true};
+    const struct model_options options = {
+        .dir = dir, .rows_max = 1, .logits_max = 1, .check_only = true};
+    snprintf(dir, sizeof dir, KEEPD_SOURCE_DIR "/tests/data/models/%s", family);
     cr_assert_eq(cpu_open(&cpu, &kern, &fault), 0);
     const struct kern_ops *real = kern->ops;
     struct kern_ops ops = *real;
     cr_assert_eq(model_open(kern, &options, &model, &fault), 0, "%s", fault.text);
+    snprintf(why, sizeof why, "%s models have layers with a recurrent state",
+             model_config(model)->family);
     model_close(model);
-    ops.short_conv = NULL;
-    kern->ops = &ops;
+    kern->ops = without(&ops);
     cr_assert_eq(model_open(kern, &options, &model, &fault), ERR_UNSUPPORTED);
-    cr_assert_not_null(strstr(fault.text, "lfm2 models have layers with a recurrent state"));
+    cr_assert_not_null(strstr(fault.text, why), "%s", fault.text);
     kern->ops = real;
     real->close(kern);
+}
+
+static struct kern_ops *without_convolutions(struct kern_ops *ops) {
+    ops->short_conv = NULL;
+    return ops;
+}
+
+static struct kern_ops *without_delta_rules(struct kern_ops *ops) {
+    ops->delta = NULL;
+    return ops;
+}
+
+Test(model, states_need_a_backend_that_has_them) {
+    check_backend_refuses("lfm2", without_convolutions);
+    check_backend_refuses("qwen35", without_delta_rules);
 }
 
 /* ---- Windows ---- */
