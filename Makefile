@@ -55,7 +55,7 @@ test: ## install missing packages, build, run the tests, with sanitizers for all
 
 # Stages of `make check`, some of which compute while others wait. They build what no other stage needs. Load and scale
 # come after them, because a program beside them would slow them down.
-STAGES := clients kernels package gpu python long slow tsan agents fuzz training
+STAGES := clients kernels arm64 package gpu python long slow tsan agents fuzz training
 STORMS := load scale
 STAGES_AT_ONCE ?= 3
 
@@ -86,6 +86,9 @@ stage-slow:
 stage-kernels: # with sanitizers, on all paths that this processor can run
 	@tools/build asan kernel_tests
 	@tools/run_ctest asan -L kernels -LE plain
+
+stage-arm64: # in an emulator; ARM64=required: fails where there is none
+	@python3 tests/arm64/run.py $(ARM64)
 
 stage-tsan:
 	@tools/build tsan tsan_tests keepd-fake

@@ -227,7 +227,7 @@ const struct option config_options[] = {
      "Number of compute threads of all replicas. 0: one per core."},
     {"device", CHOICE, AT(device), 0, 0, "auto", "auto|cpu|cuda", 0,
      "Device that computes. auto: a GPU if this build and this machine have one."},
-    {"cpu-path", CHOICE, AT(cpu_path), 0, 0, "auto", "auto|reference|portable|avx2|avx512|amx", 0,
+    {"cpu-path", CHOICE, AT(cpu_path), 0, 0, "auto", "auto|reference|portable|neon|avx2|avx512|amx", 0,
      "CPU kernels to use. auto: the fastest that this machine can run."},
     {"cpu-activations", CHOICE, AT(cpu_activations), 0, 0, "int8", "auto|int8|int16|bf16|f32", 0,
      "How the CPU rounds activations before it multiplies them with weights in 8-bit and 4-bit "

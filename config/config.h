@@ -50,7 +50,7 @@ struct config {
     struct config_list allowed_hosts, cors_origins;
     int64_t data_parallel_size, tensor_parallel_size, kv_rank_cap, threads;
     char *device;          /* auto, cpu, cuda */
-    char *cpu_path;        /* auto, reference, portable, avx2, avx512, amx */
+    char *cpu_path;        /* auto, reference, portable, neon, avx2, avx512, amx */
     char *cpu_activations; /* auto, int8, int16, bf16, f32 */
     char *log_format;      /* plain, json */
     char *log_level;       /* error, warn, info, debug */

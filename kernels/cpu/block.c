@@ -12,6 +12,9 @@ const struct cpu_block_kernels *cpu_block_kernels_of(const char *path) {
     bool wide = !strncmp(path, "cpu-avx512", strlen("cpu-avx512")) ||
                 !strncmp(path, "cpu-amx", strlen("cpu-amx"));
     if (wide && isa.vnni) return CPU_IF_BUILT(CPU_HAS_VNNI, &cpu_block_kernels_vnni);
+    if (!strcmp(path, "cpu-neon"))
+        return isa.i8mm ? CPU_IF_BUILT(CPU_HAS_I8MM, &cpu_block_kernels_i8mm)
+                        : CPU_IF_BUILT(CPU_HAS_NEON, &cpu_block_kernels_neon);
     if (wide || !strcmp(path, "cpu-avx2"))
         return CPU_IF_BUILT(CPU_HAS_AVX2, &cpu_block_kernels_avx2);
     return CPU_IF_BUILT(CPU_HAS_PORTABLE, &cpu_block_kernels_portable);

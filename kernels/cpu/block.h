@@ -244,11 +244,15 @@ struct cpu_block_kernels {
 CPU_ROUND_ROW(portable)
 CPU_ROUND_ROW(avx2)
 CPU_ROUND_ROW(vnni)
+CPU_ROUND_ROW(neon)
+CPU_ROUND_ROW(i8mm)
 
 extern const struct cpu_block_kernels cpu_block_kernels_portable;
 /* A build contains those of built.h. */
 extern const struct cpu_block_kernels cpu_block_kernels_avx2;
 extern const struct cpu_block_kernels cpu_block_kernels_vnni; /* AVX-512 */
+extern const struct cpu_block_kernels cpu_block_kernels_neon;
+extern const struct cpu_block_kernels cpu_block_kernels_i8mm; /* NEON */
 /* cpu_block_kernels_of chooses. */
 
 /* block.c */

@@ -13,6 +13,9 @@
 #define CPU_HAS_VNNI   1 /* products of blocks only */
 #define CPU_HAS_BF16   1 /* avx512 that rounds to bf16 */
 #define CPU_HAS_AMX    1
+#elif defined(__aarch64__)
+#define CPU_HAS_NEON 1
+#define CPU_HAS_I8MM 1 /* products of blocks only */
 #endif
 #endif
 
@@ -33,6 +36,12 @@
 #endif
 #ifndef CPU_HAS_AMX
 #define CPU_HAS_AMX 0
+#endif
+#ifndef CPU_HAS_NEON
+#define CPU_HAS_NEON 0
+#endif
+#ifndef CPU_HAS_I8MM
+#define CPU_HAS_I8MM 0
 #endif
 
 /* The address of what a path defines, or NULL if the build does not contain the path. The condition

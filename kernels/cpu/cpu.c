@@ -287,7 +287,7 @@ struct path {
     const char *needs;
 };
 
-#define PATHS_MAX 5
+#define PATHS_MAX 6
 
 /* Lists the paths, the best first. */
 static int list_paths(struct path *paths) {
@@ -301,6 +301,9 @@ static int list_paths(struct path *paths) {
                       &cpu_kernels_avx512),
          isa.avx512, "AVX-512 (F, BW, DQ, VL)"},
         {"avx2", CPU_IF_BUILT(CPU_HAS_AVX2, &cpu_kernels_avx2), isa.avx2, "AVX2, FMA or F16C"},
+        /* For products of blocks neon uses I8MM's kernels or its own. */
+        {"neon", CPU_IF_BUILT(CPU_HAS_NEON && (!isa.i8mm || CPU_HAS_I8MM), &cpu_kernels_neon),
+         isa.neon, "NEON with dot products"},
         {"portable", CPU_IF_BUILT(CPU_HAS_PORTABLE, &cpu_kernels_portable), true, ""},
         {"reference", &cpu_kernels_reference, true, ""},
     };

@@ -1,7 +1,7 @@
-/* The CPU backend. Paths, best first: amx (bf16 tiles), avx512, avx2, portable; and "reference",
- * plain C in float32 with a fixed order of sums, against which every test compares. "auto" takes
- * the best path of the processor. Every path keeps the row independence that kern.h promises by
- * using one kernel for all row counts. */
+/* The CPU backend. Paths, best first: amx (bf16 tiles), avx512, avx2, on ARM64 neon; portable; and
+ * "reference", plain C in float32 with a fixed order of sums, against which every test compares.
+ * "auto" takes the best path of the processor. Every path keeps the row independence that kern.h
+ * promises by using one kernel for all row counts. */
 #ifndef KEEPD_KERNELS_CPU_CPU_H
 #define KEEPD_KERNELS_CPU_CPU_H
 
@@ -24,7 +24,8 @@ enum cpu_activations {
 };
 
 struct cpu_options {
-    const char *path; /* "auto", "reference", "portable", "avx2", "avx512", "amx"; NULL = auto */
+    /* "auto", "reference", "portable", "neon", "avx2", "avx512", "amx"; NULL = auto */
+    const char *path;
     enum cpu_activations activations;
     int threads; /* 0 = the cores this process may use */
     /* Tensor parallelism: the communicator of this rank. cpu_open takes ownership, even when it

@@ -219,6 +219,7 @@ extern const struct cpu_kernels cpu_kernels_reference;
 extern const struct cpu_kernels cpu_kernels_portable;
 /* A build contains those of built.h. */
 extern const struct cpu_kernels cpu_kernels_avx2;
+extern const struct cpu_kernels cpu_kernels_neon;
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_bf16; /* avx512 that rounds to bf16 */
 extern const struct cpu_kernels cpu_kernels_amx;

@@ -48,6 +48,16 @@ struct cpu_isa cpu_isa_detect(void) {
     return isa;
 }
 
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+struct cpu_isa cpu_isa_detect(void) {
+    struct cpu_isa isa = {0};
+    isa.neon = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+    isa.i8mm = isa.neon && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+    return isa;
+}
+
 #else
 
 struct cpu_isa cpu_isa_detect(void) {

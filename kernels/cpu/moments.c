@@ -32,6 +32,7 @@ static struct sums fastest_sums(void) {
     const struct cpu_isa isa = cpu_isa_detect();
     if (CPU_HAS_AVX512 && isa.avx512) return SUMS(avx512);
     if (CPU_HAS_AVX2 && isa.avx2) return SUMS(avx2);
+    if (CPU_HAS_NEON && isa.neon) return SUMS(neon);
     return SUMS(portable);
 }
 

@@ -12,6 +12,7 @@ static tile *product_tile_fastest(void) {
     const struct cpu_isa isa = cpu_isa_detect();
     if (CPU_HAS_AVX512 && isa.avx512) return cpu_product_tile_avx512;
     if (CPU_HAS_AVX2 && isa.avx2) return cpu_product_tile_avx2;
+    if (CPU_HAS_NEON && isa.neon) return cpu_product_tile_neon;
     return cpu_product_tile_portable;
 }
 

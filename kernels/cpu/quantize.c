@@ -21,6 +21,7 @@ static quantize_row *fastest(void) {
     const struct cpu_isa isa = cpu_isa_detect();
     if (CPU_HAS_AVX512 && isa.avx512) return cpu_quantize_row_avx512;
     if (CPU_HAS_AVX2 && isa.avx2) return cpu_quantize_row_avx2;
+    if (CPU_HAS_NEON && isa.neon) return cpu_quantize_row_neon;
     return cpu_quantize_row_portable;
 }
 

@@ -1,5 +1,6 @@
 /* Sixteen floats at a time, for whatever instruction set the file is compiled: one AVX-512
- * register, two of AVX2, or four quarters in the compiler's own vectors (SSE2, NEON, ...).
+ * register, two of AVX2, four of NEON (simd_neon.h), or four quarters in the compiler's own vectors
+ * (SSE2, ...).
  *
  * Sums inside a vector always pair lanes l and l+8, then +4, +2, +1, so a result does not depend on
  * how many vectors were summed together. `fma` is fused where the instruction exists; two paths may
@@ -442,6 +443,10 @@ SIMD void v16_transpose(v16 a[16]) {
         a[i + 8] = V16(part[1][i], part[3][i]);
     }
 }
+
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+#include "kernels/cpu/simd_neon.h"
 
 #else
 

@@ -39,6 +39,7 @@
 VEC_DECLARE(portable)
 VEC_DECLARE(avx2)
 VEC_DECLARE(avx512)
+VEC_DECLARE(neon)
 VEC_DECLARE(bf16) /* only its matmul and attend: products of pairs of bf16 */
 
 size_t cpu_packed_bytes_amx(int64_t depth);

@@ -1,6 +1,6 @@
 /* Products of weights in blocks with activations in int8 or int16, over vectors of sixteen
- * integers; compiled for the portable path, AVX2, and AVX-512 with VNNI. block.h says what is
- * computed. */
+ * integers; compiled for the portable path, AVX2, AVX-512 with VNNI, and NEON with products of
+ * int8. block.h says what is computed. */
 #include "base/check.h"
 #include "kernels/cpu/block.h"
 #include "kernels/cpu/vec.h"
@@ -8,7 +8,7 @@
 
 /* A vector of the portable path fills four registers: its sums are in memory anyway, and unrolled
  * loops are no faster but take ten times as long to compile. */
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 #define UNROLL_8 _Pragma("GCC unroll 8")
 #else
 #define UNROLL_8
@@ -36,6 +36,9 @@ struct form {
     bool wide;
 };
 
+/* MIXED, of each instruction set: does it multiply unsigned codes of 8 bits exactly with signed
+ * activations? */
+
 SIMD int number_bits_of(const struct form f) {
     return cpu_number_bits(f.bits, f.values);
 }
@@ -43,6 +46,8 @@ SIMD int number_bits_of(const struct form f) {
 #if defined(__AVX512VNNI__)
 
 /* An input is broadcast once for all panels of a tile. 24 of 32 registers hold sums. */
+#define PANELS_MOST   4
+#define MIXED         true
 #define ROWS          6
 #define PANELS        2
 #define PANELS_OF_TWO 4
@@ -105,6 +110,8 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 
 #elif defined(__AVX2__)
 
+#define PANELS_MOST   4
+#define MIXED         false
 #define ROWS          3
 #define PANELS        1
 #define PANELS_OF_TWO 1
@@ -208,8 +215,133 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
     return v16_fma(a, b, c);
 }
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+#define PANELS_MOST   2
+#define ROWS          3
+#define PANELS        1
+#define PANELS_OF_TWO 1
+
+/* Products of int8 are summed in `a` to `d`. Those of int16 are too, of its high bytes, which are
+ * signed; those of its low ones in `low_a` to `low_d`, and the low bytes themselves in `lows`. */
+typedef struct {
+    int32x4_t a, b, c, d;
+    uint32x4_t low_a, low_b, low_c, low_d, lows;
+} whole;
+typedef struct {
+    uint8x16_t a, b, c, d;
+} codes;
+typedef int8x16_t input;
+
+/* Where it is not MIXED, the offset is taken off codes of 8 bits, and others are signed as they
+ * are. */
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define MIXED true
+SIMD int32x4_t dot_quarter(int32x4_t sum, uint8x16_t w, int8x16_t x, const struct form f) {
+    (void)f;
+    return vusdotq_s32(sum, w, x);
+}
+#else
+#define MIXED false
+SIMD int32x4_t dot_quarter(int32x4_t sum, uint8x16_t w, int8x16_t x, const struct form f) {
+    if (number_bits_of(f) == 8) w = veorq_u8(w, vdupq_n_u8(0x80));
+    return vdotq_s32(sum, vreinterpretq_s8_u8(w), x);
+}
+#endif
+
+/* Has the offset been taken off the codes? */
+SIMD bool without_offset(const struct form f) {
+    return !MIXED && number_bits_of(f) == 8;
+}
+SIMD whole whole_open(int32_t start, float back, const struct form f) {
+    const int32_t first = without_offset(f) ? (int32_t)number_bits(back) : start;
+    const int32x4_t all = vdupq_n_s32(f.wide ? 0 : first);
+    const uint32x4_t none = vdupq_n_u32(0);
+    return (whole){all, all, all, all, none, none, none, none, none};
+}
+SIMD input input_load(const char *x) {
+    int32_t some;
+    memcpy(&some, x, sizeof some);
+    return vreinterpretq_s8_s32(vdupq_n_s32(some));
+}
+SIMD codes codes_load(const char *at) {
+    const uint8_t *p = (const uint8_t *)at;
+    return (codes){vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)};
+}
+SIMD void codes_store(char *at, codes all) {
+    uint8_t *p = (uint8_t *)at;
+    vst1q_u8(p, all.a), vst1q_u8(p + 16, all.b);
+    vst1q_u8(p + 32, all.c), vst1q_u8(p + 48, all.d);
+}
+SIMD codes codes_from(codes all, int from, const int count) {
+    const uint8x16_t mask = vdupq_n_u8((uint8_t)((1 << count) - 1));
+    return (codes){all.a >> from & mask, all.b >> from & mask, all.c >> from & mask,
+                   all.d >> from & mask};
+}
+SIMD codes codes_bits(codes all, const int from, const int count, const int to) {
+    all = from + count == 8 ? (codes){all.a >> from, all.b >> from, all.c >> from, all.d >> from}
+                            : codes_from(all, from, count);
+    return (codes){all.a << to, all.b << to, all.c << to, all.d << to};
+}
+SIMD codes codes_or(codes x, codes y) {
+    return (codes){x.a | y.a, x.b | y.b, x.c | y.c, x.d | y.d};
+}
+SIMD codes codes_values(codes all, const struct form f) {
+    const uint8x16_t table =
+        vaddq_u8(vld1q_u8((const uint8_t *)cpu_values[f.values]), vdupq_n_u8((uint8_t)f.offset));
+    return (codes){vqtbl1q_u8(table, all.a), vqtbl1q_u8(table, all.b), vqtbl1q_u8(table, all.c),
+                   vqtbl1q_u8(table, all.d)};
+}
+/* Bytes stay as they are, and whole_dots_wide brings the activations into their order. */
+SIMD codes codes_wide(codes all, const int odd) {
+    (void)odd;
+    return all;
+}
+SIMD whole whole_dot(whole sum, codes w, input x, const struct form f) {
+    sum.a = dot_quarter(sum.a, w.a, x, f);
+    sum.b = dot_quarter(sum.b, w.b, x, f);
+    sum.c = dot_quarter(sum.c, w.c, x, f);
+    sum.d = dot_quarter(sum.d, w.d, x, f);
+    return sum;
+}
+/* `first` and `other` have the inputs with even numbers and those with odd ones (codes_wide). */
+SIMD whole whole_dots_wide(whole sum, codes w, input first, input other, const struct form f) {
+    const uint8x16_t low = vreinterpretq_u8_s8(vtrn1q_s8(first, other));
+    sum = whole_dot(sum, w, vtrn2q_s8(first, other), f);
+    sum.low_a = vdotq_u32(sum.low_a, w.a, low);
+    sum.low_b = vdotq_u32(sum.low_b, w.b, low);
+    sum.low_c = vdotq_u32(sum.low_c, w.c, low);
+    sum.low_d = vdotq_u32(sum.low_d, w.d, low);
+    if (without_offset(f)) sum.lows = vdotq_u32(sum.lows, vdupq_n_u8(1), low);
+    return sum;
+}
+SIMD whole whole_dots(whole sum, codes x, input of_x, codes y, input of_y, const struct form f) {
+    if (f.wide) return whole_dots_wide(sum, x, of_x, of_y, f);
+    return whole_dot(whole_dot(sum, x, of_x, f), y, of_y, f);
+}
+SIMD float32x4_t close_quarter(int32x4_t sum, uint32x4_t low, int32x4_t start, float back,
+                               const struct form f) {
+    if (!f.wide) return vsubq_f32(vreinterpretq_f32_s32(sum), vdupq_n_f32(back));
+    const int32x4_t all = vaddq_s32(vshlq_n_s32(sum, 8), vreinterpretq_s32_u32(low));
+    return vcvtq_f32_s32(vaddq_s32(all, start));
+}
+SIMD v16 whole_close(whole sum, int32_t start, float back, const struct form f) {
+    const int32x4_t lows = vreinterpretq_s32_u32(sum.lows), offset = vdupq_n_s32(f.offset);
+    const int32x4_t first =
+        without_offset(f) ? vnegq_s32(vmulq_s32(lows, offset)) : vdupq_n_s32(start);
+    return (v16){close_quarter(sum.a, sum.low_a, first, back, f),
+                 close_quarter(sum.b, sum.low_b, first, back, f),
+                 close_quarter(sum.c, sum.low_c, first, back, f),
+                 close_quarter(sum.d, sum.low_d, first, back, f)};
+}
+SIMD v16 fused(v16 a, v16 b, v16 c) {
+    return v16_fma(a, b, c);
+}
+
 #else
 
+#define PANELS_MOST   4
+#define MIXED         true
 #define ROWS          1
 #define PANELS        1
 #define PANELS_OF_TWO 1
@@ -294,7 +426,6 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 
 #define AHEAD           4 /* blocks */
 #define FETCHING_ROWS   3
-#define PANELS_MOST     4
 #define PANELS_OF(rows) ((rows) == 1 ? PANELS_MOST : (rows) == 2 ? PANELS_OF_TWO : PANELS)
 
 typedef v16 block_sums[ROWS][PANELS_MOST];
@@ -581,9 +712,8 @@ static leaf_loop *const loops[CPU_FORMS][ROWS][2] = {
 #define UNPACKED_BLOCK ((size_t)PANEL * KERN_BLOCK)
 
 /* Loops by scales of a block and by whether it has terms, then as above; numbers of 8 bits have
- * those of q8. Where the processor does not multiply unsigned codes exactly, those of few bits are
- * faster than others. */
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+ * those of q8, which others have as well where that is as fast. */
+#if !MIXED
 ALL_ROWS(small, SMALL, 0, false, 1, CPU_FLOATS, CPU_NO_VALUES)
 ALL_ROWS(smallm, SMALL, 0, true, 1, CPU_FLOATS, CPU_NO_VALUES)
 ALL_ROWS(smalls, SMALL, 0, false, 2, CPU_FLOATS, CPU_NO_VALUES)

@@ -26,7 +26,7 @@
 #if defined(__AVX512F__)
 #define TILE      4
 #define TILE_ROWS 4
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 #define TILE      2
 #define TILE_ROWS 2
 #else

@@ -5,6 +5,7 @@
 #include "kernels/product.h"
 
 void cpu_product_tile_portable(const struct product *p, int64_t count);
+void cpu_product_tile_neon(const struct product *p, int64_t count);
 void cpu_product_tile_avx2(const struct product *p, int64_t count);
 void cpu_product_tile_avx512(const struct product *p, int64_t count);
 

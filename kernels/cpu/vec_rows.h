@@ -138,6 +138,64 @@ SIMD w32 row_words_32(const char *row, int at, const enum kern_dtype dtype) {
                     _mm_shuffle_epi8(levels, _mm_and_si128(_mm_srli_epi16(pairs, 4), mask)));
 }
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+typedef struct {
+    int16x8_t a, b, c, d;
+} w32;
+typedef struct {
+    int32x4_t a, b, c, d;
+} n16;
+
+SIMD w32 w32_load(const int16_t *p) {
+    return (w32){vld1q_s16(p), vld1q_s16(p + 8), vld1q_s16(p + 16), vld1q_s16(p + 24)};
+}
+SIMD void w32_store(int16_t *p, w32 x) {
+    vst1q_s16(p, x.a), vst1q_s16(p + 8, x.b);
+    vst1q_s16(p + 16, x.c), vst1q_s16(p + 24, x.d);
+}
+SIMD n16 n16_zero(void) {
+    const int32x4_t zero = vdupq_n_s32(0);
+    return (n16){zero, zero, zero, zero};
+}
+SIMD int32x4_t quarter_madd(int32x4_t sum, int16x8_t x, int16x8_t y) {
+    return vaddq_s32(sum,
+                     vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
+}
+SIMD n16 n16_madd(n16 sum, w32 x, w32 y) {
+    return (n16){quarter_madd(sum.a, x.a, y.a), quarter_madd(sum.b, x.b, y.b),
+                 quarter_madd(sum.c, x.c, y.c), quarter_madd(sum.d, x.d, y.d)};
+}
+SIMD n16 n16_add(n16 x, n16 y) {
+    return (n16){vaddq_s32(x.a, y.a), vaddq_s32(x.b, y.b), vaddq_s32(x.c, y.c),
+                 vaddq_s32(x.d, y.d)};
+}
+SIMD w32 w32_pair(const int16_t *p) {
+    int32_t pair;
+    memcpy(&pair, p, sizeof pair);
+    const int16x8_t all = vreinterpretq_s16_s32(vdupq_n_s32(pair));
+    return (w32){all, all, all, all};
+}
+SIMD v16 v16_of(n16 x) {
+    return V16_EACH(vcvtq_f32_s32, x);
+}
+SIMD int32_t n16_sum(n16 x) {
+    return vaddvq_s32(vaddq_s32(vaddq_s32(x.a, x.b), vaddq_s32(x.c, x.d)));
+}
+SIMD w32 row_words_32(const char *row, int at, const enum kern_dtype dtype) {
+    int8x16_t low, high;
+    if (dtype == KERN_ROW8) {
+        low = vld1q_s8((const int8_t *)row + at);
+        high = vld1q_s8((const int8_t *)row + at + 16);
+    } else {
+        const int8x16_t levels = vld1q_s8(row_levels);
+        low = vqtbl1q_s8(levels, nibbles((const uint8_t *)row + at / 2, false));
+        high = vqtbl1q_s8(levels, nibbles((const uint8_t *)row + at / 2, true));
+    }
+    return (w32){vmovl_s8(vget_low_s8(low)), vmovl_high_s8(low), vmovl_s8(vget_low_s8(high)),
+                 vmovl_high_s8(high)};
+}
+
 #else
 
 typedef struct {

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests/data/models"
 BUNDLED = ROOT / "bundled/keepd-nano"
 FAMILIES = ("qwen3", "qwen2", "llama")
-PATHS = ("reference", "portable", "avx2", "avx512", "amx")
+PATHS = ("reference", "portable", "neon", "avx2", "avx512", "amx")
 
 
 # --- the driver -----------------------------------------------------------

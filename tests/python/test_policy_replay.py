@@ -25,7 +25,7 @@ MODEL = replay.ROOT / "bundled/keepd-nano"
 TABLE = {row["name"]: row for row in replay.policies()}
 BOUNDED = [name for name, row in TABLE.items() if row["bounded"]]
 VARIANTS = [name for name in table.VARIANTS if table.base(name) in TABLE]
-PATHS = [path for path in ("reference", "portable", "avx2", "avx512", "amx") if replay.has_path(path)]
+PATHS = [path for path in ("reference", "portable", "neon", "avx2", "avx512", "amx") if replay.has_path(path)]
 
 
 def agree(folder, runs, path="reference", kv_dtype="f32", tolerance=1e-5, sliding_windows=()):

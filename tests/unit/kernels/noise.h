@@ -23,7 +23,7 @@ static inline void fill(float *to, size_t count, uint64_t seed) {
 
 /* Host memory, filled with noise; the caller frees it. */
 static inline float *fresh(size_t count, uint64_t seed) {
-    float *to = malloc((count ? count : 1) * sizeof *to);
+    float *to = calloc(count ? count : 1, sizeof *to);
     if (!to) abort();
     fill(to, count, seed);
     return to;

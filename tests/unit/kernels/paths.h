@@ -12,7 +12,7 @@
 #include "kernels/cpu/internal.h"
 #include "tests/unit/kernels/noise.h"
 
-static const char *const path_names[] = {"reference", "portable", "avx2", "avx512", "amx"};
+static const char *const path_names[] = {"reference", "portable", "neon", "avx2", "avx512", "amx"};
 
 #define PATH_COUNT ((int)(sizeof path_names / sizeof *path_names))
 

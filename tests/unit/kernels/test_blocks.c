@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "kernels/cpu/block.h"
 #include "paths.h"
+#include "tests/sample.h"
 
 /* Numbers that matrices may have: a type, its codes or a part of them, the kind of factors that it
  * can have in memory, and the values that n has. Bits of a number in memory, with factors in
@@ -201,6 +202,7 @@ static void same_bits(enum cpu_activations activations) {
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             for (int d = 0; d < 2 * KINDS; d++) {
                 const struct shape *s = &shapes[i];
+                if (test_leaves_out(i + (size_t)d, 1)) continue;
                 struct blocks m = blocks_of_form(s, d);
                 float *want = product(plain, s, &m.file), *got = product(kern, s, &m.file);
                 if (path == 1) check_near(s, &m, got, activations, kinds[d / 2].name);
@@ -249,6 +251,7 @@ static void independent_rows(enum cpu_activations activations, enum kern_shard s
         struct kern *kern = open_as(path, activations);
         if (!kern) continue;
         for (int d = 0; d < KINDS; d++) {
+            if (test_leaves_out((size_t)d, 1)) continue;
             struct blocks m = blocks_make(OUT, COLS, &kinds[d], true, 6);
             struct kern_weight *w = load(kern, &m.file, shard);
             float *x = inputs(ALL, COLS), *all = fresh((size_t)ALL * OUT, 0);
@@ -326,6 +329,7 @@ Test(blocks, bf16_is_near_the_products_of_the_numbers) {
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             for (int d = 0; d < 2 * KINDS; d++) {
                 const struct shape *s = &shapes[i];
+                if (test_leaves_out(i + (size_t)d, 1)) continue;
                 struct blocks m = blocks_of_form(s, d);
                 float *got = product(kern, s, &m.file);
                 check_near(s, &m, got, on_tiles(kern) ? CPU_BF16 : CPU_INT16, kinds[d / 2].name);
@@ -486,6 +490,7 @@ Test(blocks, parts_are_joined_exactly) {
         float *x = inputs(INPUTS, COLS), *bias = fresh((size_t)2 * ROWS, 72);
         float *y = fresh((size_t)INPUTS * 2 * ROWS, 0);
         for (int pair = 0; pair < KINDS * KINDS; pair++) {
+            if (test_leaves_out((size_t)pair, 1)) continue;
             const struct kind *first = &kinds[pair / KINDS];
             const struct kind *second = &kinds[pair % KINDS];
             struct blocks a = blocks_make(ROWS, COLS, first, true, 10);

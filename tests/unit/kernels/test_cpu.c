@@ -18,6 +18,7 @@ Test(cpu, auto_takes_the_best_path) {
                        : isa.bf16   ? "cpu-avx512-bf16"
                        : isa.avx512 ? "cpu-avx512"
                        : isa.avx2   ? "cpu-avx2"
+                       : isa.neon   ? "cpu-neon"
                                     : "cpu-portable";
     cr_assert_str_eq(kern->ops->name, want);
     kern->ops->close(kern);
@@ -66,6 +67,7 @@ Test(cpu, a_path_that_the_build_lacks_is_refused) {
         bool usable, built;
     } paths[] = {
         {"portable", true, CPU_HAS_PORTABLE},
+        {"neon", isa.neon, CPU_HAS_NEON && (!isa.i8mm || CPU_HAS_I8MM)},
         {"avx2", isa.avx2, CPU_HAS_AVX2},
         {"avx512", isa.avx512, CPU_HAS_AVX512 && (isa.vnni ? CPU_HAS_VNNI : CPU_HAS_AVX2)},
         {"amx", isa.amx, CPU_HAS_AMX},

@@ -132,6 +132,7 @@ static void check_path(quantize_row *quantize, const char *path) {
 Test(quantize, every_path_makes_the_same_numbers) {
     struct cpu_isa isa = cpu_isa_detect();
     check_path(cpu_quantize_row_portable, "portable");
+    if (CPU_HAS_NEON && isa.neon) check_path(cpu_quantize_row_neon, "neon");
     if (CPU_HAS_AVX2 && isa.avx2) check_path(cpu_quantize_row_avx2, "avx2");
     if (CPU_HAS_AVX512 && isa.avx512) check_path(cpu_quantize_row_avx512, "avx512");
 }

@@ -269,7 +269,7 @@ static void check_digests(const char *dir, const char *what) {
 }
 
 static void check_both_ways(size_t family, uint32_t format, bool tied) {
-    static const char *const paths[] = {"reference", "portable", "avx2", "avx512", "amx"};
+    static const char *const paths[] = {"reference", "portable", "neon", "avx2", "avx512", "amx"};
     static float file[IDS * VOCAB], directory[IDS * VOCAB];
     struct making m = {
         .family = &families[family], .format = format, .tied = tied, .random = format};

@@ -218,7 +218,7 @@ static void check_same(const char *path, const float *file, const float *directo
 }
 
 Test(gguf_gptoss, file_answers_as_its_directory) {
-    static const char *const paths[] = {"reference", "portable", "avx2", "avx512", "amx"};
+    static const char *const paths[] = {"reference", "portable", "neon", "avx2", "avx512", "amx"};
     static float file[IDS * 512], directory[IDS * 512];
     char dir[] = "/tmp/keepd-gptoss-XXXXXX", model[64];
     cr_assert_not_null(mkdtemp(dir));

@@ -20,7 +20,7 @@
 #define PATH_BYTES 1024
 #define IDS_MAX    4096
 
-static const char *const paths[] = {"reference", "portable", "avx2", "avx512", "amx"};
+static const char *const paths[] = {"reference", "portable", "neon", "avx2", "avx512", "amx"};
 #define PATH_COUNT (sizeof paths / sizeof paths[0])
 
 /* How far log-probabilities may be off: float32 activations (the amx path splits them into two

@@ -339,11 +339,11 @@ Test(worth, every_family_is_measured) {
 }
 
 Test(worth, paths) {
-    static const char *const paths[] = {"portable", "avx2", "avx512"};
+    static const char *const paths[] = {"portable", "neon", "avx2", "avx512"};
     struct cpu_isa isa = cpu_isa_detect();
-    const bool usable[] = {CPU_HAS_PORTABLE, CPU_HAS_AVX2 && isa.avx2,
+    const bool usable[] = {CPU_HAS_PORTABLE, CPU_HAS_NEON && isa.neon, CPU_HAS_AVX2 && isa.avx2,
                            CPU_HAS_AVX512 && isa.avx512};
-    for (size_t i = 0; i < 3; i++)
+    for (size_t i = 0; i < 4; i++)
         if (usable[i]) check_model("gemma2", paths[i], QUANTIZE_NONE, KERN_F32, 2e-5);
 }
 
