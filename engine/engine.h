@@ -407,6 +407,9 @@ struct engine_request {
     const struct engine_constraint *constraint;
     const char *constraint_field; /* name of the request field that gives it; NULL: unknown */
     int32_t think_begin, think_end;
+    /* With think_bounded, and tokens of reasoning: after think_budget of them think_end follows. */
+    bool think_bounded;
+    int32_t think_budget;
     const struct engine_bias *bias;
     int32_t bias_count;
     const struct engine_stop *stops;

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "engine/publish.h"
 #include "engine/trace.h"
 
@@ -107,6 +108,29 @@ static int alloc_ends(struct sequence *seq, const struct seq_text *text) {
     return 0;
 }
 
+static bool is_bounded(const struct engine_request *request) {
+    return request->think_bounded && request->think_begin >= 0 && request->think_end >= 0;
+}
+
+/* A template may have opened the reasoning; white space may follow the tag. */
+static bool prompt_thinks(const struct engine_request *request, const struct seq_text *text) {
+    int32_t last = request->prompt_count - 1;
+    for (; last > 0; last--) {
+        const char *bytes = "";
+        size_t size = text->token_bytes(text->arg, request->prompt[last], &bytes), blank = 0;
+        while (blank < size && utf8_is_blank(bytes[blank])) blank++;
+        if (size == 0 || blank < size) break;
+    }
+    return request->prompt[last] == request->think_begin;
+}
+
+static void note_thought(struct sequence *seq, int32_t token) {
+    const struct engine_request *request = &seq->job->request;
+    seq->thought = seq->thinks ? seq->thought + 1 : 0;
+    seq->thinks = is_bounded(request) && token != request->think_end &&
+                  (seq->thinks || token == request->think_begin);
+}
+
 static bool has_penalties(const struct engine_request *request) {
     return request->repetition != 1 || request->presence != 0 || request->frequency != 0;
 }
@@ -132,6 +156,7 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
     memcpy(seq->tokens, request->prompt, (size_t)request->prompt_count * sizeof *seq->tokens);
     seq->token_count = seq->prompt_count = request->prompt_count;
     seq->due.prompt_new = request->prompt_count;
+    seq->thinks = is_bounded(request) && prompt_thinks(request, text);
     return 0;
 }
 
@@ -162,6 +187,17 @@ int32_t seq_output_count(const struct sequence *seq) {
 
 /* ---- Sampling ---- */
 
+/* Chooses a token, whatever its logit is. Added to logits, so it is far above any of them. */
+#define CERTAIN 1e9f
+
+/* Returns the bias that ends reasoning of which there is enough; NULL: it may go on. */
+static const struct kern_logit_bias *end_of_thought(struct sequence *seq) {
+    const struct engine_request *request = &seq->job->request;
+    if (!seq->thinks || seq->thought < request->think_budget) return NULL;
+    seq->think_ends = (struct kern_logit_bias){request->think_end, CERTAIN};
+    return &seq->think_ends;
+}
+
 /* Before min_tokens an answer ends only where its constraint leaves nothing else. */
 static bool holds(const struct sequence *seq) {
     return seq_output_count(seq) < seq->job->request.min_tokens;
@@ -176,12 +212,13 @@ void seq_sample_params(struct sequence *seq, struct kern_sample *params) {
     const struct engine_request *request = &seq->job->request;
     bool masks = constraint_masks(&seq->constraint); /* the mask says whether the answer may end */
     bool hold = !masks && (holds(seq) || seq->constraint.phase == CONSTRAINT_THINKING);
+    const struct kern_logit_bias *end = end_of_thought(seq);
     if (seq->tally.list) tally_add(&seq->tally, seq->tokens, seq->prompt_count, seq->token_count);
     *params = (struct kern_sample){
         .seen = seq->tally.list,
         .seen_count = seq->tally.count,
-        .bias = (const struct kern_logit_bias *)request->bias,
-        .bias_count = request->bias_count,
+        .bias = end ? end : (const struct kern_logit_bias *)request->bias,
+        .bias_count = end ? 1 : request->bias_count,
         .banned = hold ? seq->ends : NULL,
         .banned_count = hold ? seq->end_count : 0,
         .allowed = masks ? seq->constraint.mask : NULL,
@@ -313,6 +350,7 @@ void seq_add_token(struct sequence *seq, const struct seq_text *text,
     if (size > 0) memcpy(choice->text + old_size, bytes, size);
     seq->text_size += (uint32_t)size;
     seq->tokens[seq->token_count++] = sampled->token;
+    note_thought(seq, sampled->token);
     size_t safe = update_finish(seq, text, sampled->token, old_size);
     choice->tokens[at] = (struct engine_token){.token = sampled->token,
                                                .logprob = sampled->logprob,

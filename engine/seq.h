@@ -60,6 +60,9 @@ struct sequence {
     int32_t draft_found, drafted, confirmed; /* drafted tokens: found, with a row, drawn */
     double draft_chance; /* likelihood that all its drafted tokens with a row are drawn */
     struct constraint_run constraint;
+    bool thinks;     /* with think_bounded: the answer is between think_begin and think_end */
+    int32_t thought; /* tokens of it since think_begin */
+    struct kern_logit_bias think_ends;
     bool deferred;                    /* the mask thread makes its mask */
     uint32_t text_size;               /* bytes of choice->text written */
     enum engine_finish finish;        /* decided, not yet published */

@@ -341,8 +341,6 @@ static int open_constraint(struct exchange *ex) {
     if (rc) return ex->again ? rc : oai_refuse_fault(&ex->error, &fault);
     sampling->constraint = ex->constraint;
     sampling->constraint_field = ex->request.constraint_field;
-    sampling->think_begin = ex->server->rules.think.begin;
-    sampling->think_end = ex->server->rules.think.end;
     return 0;
 }
 
@@ -362,6 +360,8 @@ static int make_jobs(struct exchange *ex) {
         return -1;
     }
     set_hint(ex);
+    ex->request.sampling.think_begin = ex->server->rules.think.begin;
+    ex->request.sampling.think_end = ex->server->rules.think.end;
     memcpy(ex->request.sampling.client, ex->client, sizeof ex->client);
     memcpy(ex->request.sampling.owner, ex->owner, sizeof ex->owner);
     ex->request.sampling.others = ex->others;

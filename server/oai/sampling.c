@@ -118,6 +118,25 @@ static int read_speculate(struct oai_reader *r) {
     return 0;
 }
 
+/* Reads how many tokens the model may think, by the names of vLLM, SDKs, OpenRouter and Anthropic.
+ * The first one counts. */
+static int read_think_budget(struct oai_reader *r) {
+    static const char *const names[][2] = {{NULL, "thinking_token_budget"},
+                                           {NULL, "max_thinking_tokens"},
+                                           {"reasoning", "max_tokens"},
+                                           {"thinking", "budget_tokens"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const cJSON *object = names[i][0] ? json_get(r->body, names[i][0]) : r->body;
+        int32_t budget = -1;
+        if (!cJSON_IsObject(object)) continue;
+        if (oai_get_int(r, names[i][0], object, names[i][1], 0, INT32_MAX, &budget)) return -1;
+        if (budget < 0 || r->out->sampling.think_bounded) continue;
+        r->out->sampling.think_bounded = true;
+        r->out->sampling.think_budget = budget;
+    }
+    return 0;
+}
+
 /* Biases of a body, being read. */
 struct biases {
     struct engine_bias *at; /* [OAI_BIAS_MAX] */
@@ -392,8 +411,9 @@ static int read_stream(struct oai_reader *r) {
 
 int oai_read_sampling(struct oai_reader *r) {
     return read_choice_count(r) || read_numbers(r) || read_samplers(r) || read_seed(r) ||
-                   read_speculate(r) || read_bias(r) || read_stop(r) || read_stop_ids(r) ||
-                   read_logprobs(r) || read_max_tokens(r) || read_shape(r) || read_stream(r)
+                   read_speculate(r) || read_think_budget(r) || read_bias(r) || read_stop(r) ||
+                   read_stop_ids(r) || read_logprobs(r) || read_max_tokens(r) || read_shape(r) ||
+                   read_stream(r)
                ? -1
                : 0;
 }

@@ -64,6 +64,8 @@ INVALID = [
     (CHAT, {"stop_token_ids": 3}, "stop_token_ids"), (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     (CHAT, {"stop_token_ids": [0, 10**9]}, "stop_token_ids[1]"), (CHAT, {"stop_token_ids": [0] * 257}, "stop_token_ids"),
     (CHAT, {"ignore_eos": 1}, "ignore_eos"),
+    (CHAT, {"thinking_token_budget": -1}, "thinking_token_budget"), (CHAT, {"reasoning": {"max_tokens": "x"}}, "reasoning.max_tokens"),
+    (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 1.5}}, "thinking.budget_tokens"), (TEXT, {"max_thinking_tokens": True}, "max_thinking_tokens"),
     (CHAT, {"speculate": -1}, "speculate"), (TEXT, {"speculate": "on"}, "speculate"), (CHAT, {"speculate": 1.5}, "speculate"),
     (CHAT, {"logprobs": 1}, "logprobs"), (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"top_logprobs": 2}, "top_logprobs"), (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
