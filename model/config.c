@@ -77,7 +77,9 @@ struct family {
     bool shared_experts;       /* n_shared_experts of them, as wide together */
     int shared_gate_ff;        /* or one with a gate, of a width of its own, when the file does not
                                   say: shared_expert_intermediate_size */
-    bool groups;               /* n_group, topk_group, routed_scaling_factor */
+    bool groups;               /* n_group, topk_group */
+    bool scaled;               /* routed_scaling_factor */
+    bool dense_first;          /* first_k_dense_replace */
     int first_dense;           /* EXPERTS_AFTER_DENSE, when the file does not say */
     int shared_count;          /* the same, of shared experts */
     bool qk_norm_by_flag;      /* use_qk_norm decides */
@@ -145,18 +147,23 @@ static const struct family families[] = {
     {"Glm4MoeForCausalLM", "glm4_moe", 0, .rms_eps = 1e-5, .o_bias_apart = true,
      .partial_rotary = 0.5, .qk_norm_by_flag = true, .experts = EXPERTS_AFTER_DENSE,
      .experts_normalised = true, .first_dense = 1, .shared_count = 1, .sigmoid = true,
-     .select_bias = true, .shared_experts = true, .groups = true},
+     .select_bias = true, .shared_experts = true, .groups = true, .scaled = true,
+     .dense_first = true},
     {"Dots1ForCausalLM", "dots1", 0, .qk_norm = true, .sliding_window = 4096,
      .windows = WINDOWS_LATE, .experts = EXPERTS_AFTER_DENSE, .sigmoid = true, .select_bias = true,
-     .shared_experts = true, .groups = true},
+     .shared_experts = true, .groups = true, .scaled = true, .dense_first = true},
     {"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", 0, .interleaved = true, .rms_eps = 1e-5,
      .rope_theta = 5e5, .tied_embeddings = true, .experts = EXPERTS_ERNIE, .first_dense = 1,
-     .shared_count = 2, .select_bias = true, .shared_experts = true},
+     .shared_count = 2, .select_bias = true, .shared_experts = true, .dense_first = true},
     {"MiniMaxM2ForCausalLM", "minimax_m2", 128, .rope_theta = 5e6, .qk_norm = true,
      .wide_qk_norm = true, .experts = EXPERTS_ALL_LAYERS, .sigmoid = true, .select_bias = true,
      .mixtral_names = true},
     {"Lfm2ForCausalLM", "lfm2", 0, .rms_eps = 1e-5, .rope_theta = 1e6, .tied_embeddings = true,
      .qk_norm = true, .lfm2 = true},
+    {"Lfm2MoeForCausalLM", "lfm2_moe", 0, .rms_eps = 1e-5, .rope_theta = 1e6,
+     .tied_embeddings = true, .qk_norm = true, .experts = EXPERTS_AFTER_DENSE,
+     .experts_normalised = true, .first_dense = 2, .sigmoid = true, .select_bias = true,
+     .scaled = true, .dense_first = true, .lfm2 = true},
     {"Qwen3NextForCausalLM", "qwen3_next", 256, .partial_rotary = 0.25, .qk_norm = true,
      .experts = EXPERTS_SOME_LAYERS, .experts_normalised = true, .shared_gate_ff = 512,
      .delta = true, .qwen3_next = true},
@@ -180,8 +187,6 @@ static const char *reason_of(const char *name) {
         {"glm4_moe_lite", " (attention over latent vectors)"},
         {"Deepseek", " (attention over latent vectors)"},
         {"deepseek", " (attention over latent vectors)"},
-        {"Lfm2Moe", " (a mixture of experts beside layers with a recurrent state)"},
-        {"lfm2_moe", " (a mixture of experts beside layers with a recurrent state)"},
         {"NemotronH", " (layers with a recurrent state)"},
         {"FalconH1", " (layers with a recurrent state)"},
         {"GraniteMoeHybrid", " (layers with a recurrent state)"},
@@ -201,7 +206,7 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
         "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Ministral, Ministral3, SeedOss, Ernie4_5, "
         "Glm, Glm4, Glm4Moe, Dots1, Ernie4_5_Moe, MiniMaxM2, Qwen2Moe, Qwen3Moe, Mixtral, Olmoe, "
-        "Lfm2, Qwen3Next, Qwen3_5, Qwen3_5Moe, GptOss (ForCausalLM); the text of Qwen3VL, "
+        "Lfm2, Lfm2Moe, Qwen3Next, Qwen3_5, Qwen3_5Moe, GptOss (ForCausalLM); the text of Qwen3VL, "
         "Qwen3VLMoe, Qwen2_5_VL, Qwen3_5, Qwen3_5Moe, Gemma3, Mistral3, MuseGlimmer "
         "(ForConditionalGeneration)",
         value, reason_of(value));
@@ -340,6 +345,7 @@ static cJSON *layer_types_of(const cJSON *indices, int layers) {
 static int rename_lfm2(cJSON *root, struct fault *fault) {
     static const char *const names[][2] = {{"norm_eps", "rms_norm_eps"},
                                            {"block_ff_dim", "intermediate_size"},
+                                           {"num_dense_layers", "first_k_dense_replace"},
                                            {"tie_embedding", "tie_word_embeddings"}};
     int64_t layers = 0;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -522,6 +528,7 @@ static const struct own_field {
     OWN("qk_scale_factor", muse),
     OWN("output_multiplier", muse),
     OWN("conv_L_cache", lfm2),
+    OWN("num_dense_layers", lfm2),
     OWN("post_norm_eps", muse),
     OWN("layer_rope_theta", muse),
     OWN("no_rope_layers", unrotated_layers_every),
@@ -543,10 +550,10 @@ static const struct own_field {
     OWN("linear_value_head_dim", delta),
     OWN("linear_conv_kernel_dim", delta),
     OWN("full_attention_interval", delta),
-    OWN("routed_scaling_factor", groups),
+    OWN("routed_scaling_factor", scaled),
     OWN("n_group", groups),
     OWN("topk_group", groups),
-    OWN("first_k_dense_replace", shared_experts),
+    OWN("first_k_dense_replace", dense_first),
     OWN("num_experts", experts),
     OWN("num_local_experts", experts),
     OWN("moe_intermediate_size", experts),
@@ -894,7 +901,9 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
     out->ernie_names = family->experts == EXPERTS_ERNIE;
     out->experts_sigmoid = family->sigmoid;
     out->select_bias = family->select_bias;
-    int rc = says ? json_bool(root, NULL, "norm_topk_prob", &out->experts_normalised, fault) : 0;
+    int rc = family->lfm2 ? json_bool(root, NULL, "use_expert_bias", &out->select_bias, fault) : 0;
+    if (rc) return rc;
+    rc = says ? json_bool(root, NULL, "norm_topk_prob", &out->experts_normalised, fault) : 0;
     if (rc) return rc;
     rc = read_routed(root, family, out, fault);
     if (!rc) rc = read_choice(root, family, out, fault);
@@ -969,7 +978,8 @@ static int adjust_width(const cJSON *root, struct model_config *out, struct faul
     return 0;
 }
 
-static int read_lfm2(const cJSON *root, struct model_config *out, struct fault *fault) {
+static int read_lfm2(const cJSON *root, const struct family *family, struct model_config *out,
+                     struct fault *fault) {
     int64_t width = 3;
     bool bias = false;
     int rc = json_int(root, NULL, "conv_L_cache", 2, KERN_TAPS_MAX, &width, fault);
@@ -977,7 +987,7 @@ static int read_lfm2(const cJSON *root, struct model_config *out, struct fault *
     if (!rc && bias) rc = fault_set(fault, ERR_UNSUPPORTED, "conv_bias", "true is not supported");
     out->lfm2_names = true;
     out->conv_width = out->state_layers ? (int)width : 0;
-    return rc ? rc : adjust_width(root, out, fault);
+    return rc || family->experts ? rc : adjust_width(root, out, fault);
 }
 
 /* transformers, Qwen3Next and Qwen3_5: norms by 1 + w, a gate beside each head's query. */
@@ -1093,7 +1103,7 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc && family->gemma) rc = read_gemma(root, out, fault);
     if (!rc && family->gpt_oss) rc = read_gpt_oss(root, out, fault);
     if (!rc && family->muse) rc = read_muse(root, out, fault);
-    if (!rc && family->lfm2) rc = read_lfm2(root, out, fault);
+    if (!rc && family->lfm2) rc = read_lfm2(root, family, out, fault);
     if (!rc && family->delta) rc = read_delta(root, family, out, fault);
     if (!rc && family->attend_cap > 0)
         rc = read_cap(root, "attn_logit_softcapping", family->attend_cap, &out->attend_cap, fault);

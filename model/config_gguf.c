@@ -80,6 +80,7 @@ static const struct architecture {
      .still_globals = true},
     {.name = "mistral3", .type = "ministral3", .permuted = true, .windows_said = true},
     {.name = "lfm2", .type = "lfm2", .convs = true},
+    {.name = "lfm2moe", .type = "lfm2_moe", .sigmoid = true, .convs = true},
     {.name = "qwen3next", .type = "qwen3_next", .delta = true},
     {.name = "qwen35", .type = "qwen3_5_text", .sections = true, .delta = true},
     {.name = "qwen35moe", .type = "qwen3_5_moe_text", .sections = true, .delta = true},
@@ -624,7 +625,7 @@ static int translate(struct translation *t) {
             "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe, phi3, "
             "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
             "chatglm, glm4, glm4moe, qwen2moe, dots1, ernie4_5-moe, minimax-m2, qwen2vl, qwen3vl, "
-            "qwen3vlmoe, mistral3, muse-glimmer, lfm2, qwen3next, qwen35, qwen35moe",
+            "qwen3vlmoe, mistral3, muse-glimmer, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
     if (!rc) rc = read_kv_heads(t);

@@ -24,7 +24,7 @@ from transformers import (AutoTokenizer, Dots1Config, Dots1ForCausalLM, Ernie4_5
                           Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration, MuseGlimmerConfig, MuseGlimmerForConditionalGeneration,
                           Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
                           Qwen3VLMoeForConditionalGeneration,
-                          Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
+                          Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
                           Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
                           Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM,
                           Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration, SeedOssConfig, SeedOssForCausalLM, SmolLM3Config,
@@ -350,11 +350,14 @@ def museglimmer(out):
     model.bfloat16().save_pretrained(out / "museglimmer")
 
 
+SELECTING = ("e_score_correction_bias", "expert_bias")
+
+
 def select(model, seed):
     """spread, with biases that select other experts than the scores alone."""
     g = torch.Generator().manual_seed(seed)
     for name, b in list(spread(model, seed).named_buffers()) + list(model.named_parameters()):
-        if "e_score_correction_bias" in name:
+        if name.endswith(SELECTING):
             b.data = 0.2 * torch.randn(b.shape, generator=g)
     return model
 
@@ -414,6 +417,14 @@ def lfm2(out):
     for name in ("layer_types", "intermediate_size", "tie_word_embeddings", "rope_scaling"):
         c.pop(name)
     path.write_text(json.dumps({**c, "block_ff_dim": 144, "tie_embedding": True}, indent=2) + "\n")
+
+
+def lfm2moe(out):
+    """bf16, as lfm2 with sigmoid routing behind one dense layer, biases that select."""
+    c = Lfm2MoeConfig(**{**SHAPE, "num_hidden_layers": 4, "pad_token_id": 0}, moe_intermediate_size=64, num_experts=6, num_experts_per_tok=3,
+                      num_dense_layers=1, routed_scaling_factor=1.5, layer_types=["conv", "full_attention", "conv", "full_attention"],
+                      rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    save_with_bias(select(Lfm2MoeForCausalLM(c), 62), out / "lfm2moe")
 
 
 def delta(model, seed):
@@ -482,7 +493,7 @@ def add_mtp(d):
 
 def save_with_bias(model, d):
     """Biases that select stay float32, as published."""
-    kept = {n: b.data.clone() for n, b in list(model.named_buffers()) + list(model.named_parameters()) if "e_score_correction_bias" in n}
+    kept = {n: b.data.clone() for n, b in list(model.named_buffers()) + list(model.named_parameters()) if n.endswith(SELECTING)}
     model.bfloat16()
     for n, b in list(model.named_buffers()) + list(model.named_parameters()):
         if n in kept:
@@ -492,7 +503,7 @@ def save_with_bias(model, d):
 
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
             ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2, lfm2,
-            qwen3next, qwen35, qwen35moe)
+            lfm2moe, qwen3next, qwen35, qwen35moe)
 
 
 def random_prompts():

@@ -36,6 +36,8 @@ IN_LAYER = {
     "operator_norm.weight": "attn_norm.weight", "ffn_norm.weight": "ffn_norm.weight", "self_attn.out_proj.weight": "attn_output.weight",
     **{f"self_attn.{p}_layernorm.weight": f"attn_{p}_norm.weight" for p in "qk"},
     **{f"feed_forward.{w}.weight": f"ffn_{p}.weight" for w, p in (("w1", "gate"), ("w2", "down"), ("w3", "up"))},
+    **{f"feed_forward.experts.{w}": f"ffn_{p}_exps.weight" for w, p in (("w1", "gate"), ("w2", "down"), ("w3", "up"))},
+    "feed_forward.gate.weight": "ffn_gate_inp.weight", "feed_forward.expert_bias": "exp_probs_b.bias",
     **{f"conv.{p}.weight": f"shortconv.{p}.weight" for p in ("conv", "in_proj", "out_proj")},
 }
 # Qwen3-Next and Qwen3.5
@@ -53,7 +55,7 @@ FAMILIES = {
     "museglimmer": ("muse-glimmer", {"post_attention_layernorm.weight": "post_attention_norm.weight"}, True),
     "qwen2moe": ("qwen2moe", {}, False), "glm4moe": ("glm4moe", {"post_attention_layernorm.weight": "post_attention_norm.weight"}, False),
     "dots1": ("dots1", {}, False), "ernie45moe": ("ernie4_5-moe", {}, False), "minimaxm2": ("minimax-m2", {}, False),
-    "mistral3": ("mistral3", {}, True), "ministral3": ("mistral3", {}, True), "lfm2": ("lfm2", {}, False),
+    "mistral3": ("mistral3", {}, True), "ministral3": ("mistral3", {}, True), "lfm2": ("lfm2", {}, False), "lfm2moe": ("lfm2moe", {}, False),
     "qwen3next": ("qwen3next", DELTA, False), "qwen35": ("qwen35", DELTA, False), "qwen35moe": ("qwen35moe", DELTA, False),
 }
 
@@ -61,9 +63,11 @@ FAMILIES = {
 def text_config(directory):
     c = json.loads((directory / "config.json").read_text())
     if "conv_L_cache" in c:
-        layers, multiple = range(c["num_hidden_layers"]), c["block_multiple_of"]
-        c["num_key_value_heads"] = [c["num_key_value_heads"] if i in c["full_attn_idxs"] else 0 for i in layers]
-        c["intermediate_size"] = -(-(2 * c["block_ff_dim"] // 3) // multiple) * multiple
+        attending = c.get("full_attn_idxs") or [i for i, t in enumerate(c["layer_types"]) if t == "full_attention"]
+        c["num_key_value_heads"] = [c["num_key_value_heads"] if i in attending else 0 for i in range(c["num_hidden_layers"])]
+        if "block_ff_dim" in c:
+            multiple = c["block_multiple_of"]
+            c["intermediate_size"] = -(-(2 * c["block_ff_dim"] // 3) // multiple) * multiple
         c["rms_norm_eps"] = c["norm_eps"]
     return {**c, **c.get("text_config", {})}
 
@@ -178,7 +182,7 @@ def put_experts(w, arch, c):
     w.add_uint32(f"{arch}.expert_feed_forward_length", c.get("moe_intermediate_size") or c["intermediate_size"])
     for name, key in {"n_shared_experts": "expert_shared_count", "moe_num_shared_experts": "expert_shared_count", "n_group": "expert_group_count",
                       "shared_expert_intermediate_size": "expert_shared_feed_forward_length", "topk_group": "expert_group_used_count",
-                      "first_k_dense_replace": "leading_dense_block_count", "moe_layer_start_index": "leading_dense_block_count",
+                      "first_k_dense_replace": "leading_dense_block_count", "num_dense_layers": "leading_dense_block_count", "moe_layer_start_index": "leading_dense_block_count",
                       "moe_layer_interval": "interleave_moe_layer_step"}.items():
         if c.get(name):
             w.add_uint32(f"{arch}.{key}", c[name])

@@ -802,7 +802,8 @@ Test(model_config, convolutions_that_are_refused) {
         {"\"conv_L_cache\": 3,", "LlamaForCausalLM", "llama", "conv_L_cache", ERR_UNSUPPORTED},
         {"\"layer_types\": [\"conv\", \"full_attention\", \"conv\"],", "LlamaForCausalLM", "llama",
          "layer_types", ERR_UNSUPPORTED},
-        {"", "Lfm2MoeForCausalLM", "lfm2_moe", "architectures", ERR_UNSUPPORTED},
+        {"\"num_dense_layers\": 1,", "LlamaForCausalLM", "llama", "num_dense_layers",
+         ERR_UNSUPPORTED},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct model_config c;

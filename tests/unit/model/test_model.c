@@ -330,6 +330,9 @@ Test(model, minimaxm2_as_transformers) {
 Test(model, lfm2_as_transformers) {
     check_golden_paths("lfm2", NULL);
 }
+Test(model, lfm2moe_as_transformers) {
+    check_golden_caches("lfm2moe", NULL, false);
+}
 Test(model, qwen3next_as_transformers) {
     check_golden_caches("qwen3next", NULL, false);
 }
