@@ -449,9 +449,9 @@ static int64_t width_of(const struct model_config *config, enum width width) {
     case WIDTH_ONE:
         return 1;
     case WIDTH_KEYS:
-        return config->delta.heads_k * config->delta.dim_k;
+        return (int64_t)config->delta.heads_k * config->delta.dim_k;
     case WIDTH_KEYS_TWICE:
-        return 2 * config->delta.heads_k * config->delta.dim_k;
+        return (int64_t)2 * config->delta.heads_k * config->delta.dim_k;
     case WIDTH_VALUES:
         return delta_width(config);
     case WIDTH_VALUE:
