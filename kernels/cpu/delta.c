@@ -137,7 +137,8 @@ static void scan(const struct delta_job *job, int item) {
     for (int i = 0; i < span->count; i++) {
         const int64_t row = span->row + i, column = (int64_t)block * COLUMNS;
         const int64_t first = (int64_t)head * d->dim_v + column;
-        const float *rate = job->rates + 2 * row * d->heads_v + job->first * job->shared + head;
+        const int64_t value = (int64_t)job->first * job->shared + head; /* in the model */
+        const float *rate = job->rates + 2 * row * d->heads_v + value;
         copy(v, part_at(job, PART_V, row, 0) + first, count);
         const struct cpu_delta_token token = {.q = part_at(job, PART_Q, row, key),
                                               .k = part_at(job, PART_K, row, key),
