@@ -63,7 +63,7 @@ class Daemon(package.Daemon):
 def main(required):
     missing = [name for name in NEEDS if not shutil.which(name)]
     if missing:
-        print(f"Skipped ARM64: no {', '.join(missing)} here; tools/install-deps arm64 installs what it needs")
+        print(f"{'Failed' if required else 'Skipped'} ARM64: no {', '.join(missing)} here; tools/install-deps arm64 installs what it needs")
         return 1 if required else 0
     build()
     run_tests("max", ALL)
