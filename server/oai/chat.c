@@ -105,8 +105,9 @@ static int read_prediction(struct oai_reader *r) {
                         &fault))
         rc = oai_refuse_fault(r->error, &fault);
     buf_close(&text);
+    size_t most = (size_t)r->rules->info->max_model_len; /* no answer is longer */
     r->out->sampling.predicted = ids.ids;
-    r->out->sampling.predicted_count = (int32_t)ids.count;
+    r->out->sampling.predicted_count = (int32_t)(ids.count < most ? ids.count : most);
     return rc;
 }
 
