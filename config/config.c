@@ -106,6 +106,9 @@ const struct option config_options[] = {
     {"otlp-endpoint", TEXT, AT(otlp_endpoint), 1, 0, NULL, "URL", 0,
      "Send a span of each request to this OpenTelemetry collector, by OTLP over HTTP: "
      "http://HOST:4318, to which /v1/traces is added. Needs libcurl."},
+    {"chat-template", TEXT, AT(chat_template), 0, 0, NULL, "FILE", 0,
+     "Chat template (Jinja) in place of the model's: a file, or chatml, the form with <|im_start|> "
+     "and <|im_end|>. Default: the model's."},
     {"reasoning-parser", CHOICE, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
      "auto: text between <think> tags is returned as reasoning_content. none: answers are "
      "returned unchanged."},

@@ -59,6 +59,7 @@ struct config {
     bool strict_params;    /* unknown request fields are a 400 */
     bool no_ui;            /* no page at / */
     char *otlp_endpoint;   /* where spans are sent */
+    char *chat_template;
     char *reasoning_parser;
     char *tool_call_parser;
     char *inspect;              /* a model to describe, as --model */

@@ -86,10 +86,11 @@ struct engine_sampling {
 
 struct engine_options {
     const char *model_dir;
-    const char *gates;       /* NULL = found: beside the model, else in gates_cache; "" = none */
-    const char *gates_cache; /* folder of gates that were fitted here; NULL or "" = none */
-    bool gates_fitted;       /* `gates`, or those in gates_cache, were fitted by this start */
-    const char *kv_policy;   /* "auto": global if the model has gates, otherwise full */
+    const char *chat_template; /* as text_open has it; NULL or "" = the model's */
+    const char *gates;         /* NULL = found: beside the model, else in gates_cache; "" = none */
+    const char *gates_cache;   /* folder of gates that were fitted here; NULL or "" = none */
+    bool gates_fitted;         /* `gates`, or those in gates_cache, were fitted by this start */
+    const char *kv_policy;     /* "auto": global if the model has gates, otherwise full */
     int kv_budget, kv_buffer, kv_chunk;
     bool kv_budget_given;  /* the budget was asked for: a policy without one is worth a warning */
     int kv_budget_max;     /* cap for requests; 0 = none */

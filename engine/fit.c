@@ -441,7 +441,7 @@ static int fit_to(struct fitting *f, struct engine_fitted *out, struct fault *fa
     uint64_t random = f->fit->seed;
     int rc = try_out(f, fault);
     if (!rc) rc = sum_settings(f, fault);
-    if (!rc) rc = text_open(f->options->model_dir, &f->text, fault);
+    if (!rc) rc = text_open(f->options->model_dir, f->options->chat_template, &f->text, fault);
     if (!rc) rc = fitting_read_texts(f, &random, fault);
     if (!rc) rc = fitting_measure(f, &random, fault);
     if (!rc) rc = fitting_recall(f, fault);

@@ -63,7 +63,7 @@ int engine_inspect(const struct engine_options *options, struct buf *out, char *
         return rc;
     }
     (void)model_inspect(options->model_dir, options->max_model_len, out, &own);
-    if (text_open(options->model_dir, &text, &words))
+    if (text_open(options->model_dir, options->chat_template, &text, &words))
         (void)refused("tokenizer    refused: ", &words, out);
     else
         describe_text(&text, out);

@@ -631,7 +631,7 @@ static struct engine *new_engine(const struct engine_options *options) {
  * common. */
 static int open_parts(struct engine *e, struct sched_options *so, struct fault *fault) {
     int rc = model_path_check(e->options.model_dir, e->options.random_weights, fault);
-    if (rc == 0) rc = text_open(e->options.model_dir, &e->text, fault);
+    if (rc == 0) rc = text_open(e->options.model_dir, e->options.chat_template, &e->text, fault);
     if (rc == 0) rc = open_backends(e, fault);
     if (rc == 0) rc = open_model(e, &e->replicas[0], so->logits_max, fault);
     if (rc == 0) rc = check_model(e, fault);

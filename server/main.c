@@ -78,6 +78,7 @@ static struct engine_options engine_options(const struct config *config, struct 
         arg->gates_cache[0] = '\0';
     return (struct engine_options){
         .model_dir = config->model,
+        .chat_template = config->chat_template,
         .gates = config->gates,
         .gates_cache = arg->gates_cache,
         .kv_policy = config->kv_policy,

@@ -132,6 +132,25 @@ static int open_template_file(const char *path, const char *name, struct chat **
     return in_file(chat_open(*source, size, chat, fault), name, fault);
 }
 
+/* ChatML, as in Qwen's and many other templates. */
+static const char chatml[] =
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\n' + (message.content or '') + '<|im_end|>\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
+
+/* The template that takes the place of the model's. */
+static int open_given(const char *given, struct text *text, struct fault *fault) {
+    if (strcmp(given, TEXT_CHATML) == 0) {
+        text->source = mem_must_strdup(chatml);
+        return chat_open(chatml, sizeof chatml - 1, &text->chat, fault);
+    }
+    if (exists(given))
+        return open_template_file(given, "chat-template", &text->chat, &text->source, fault);
+    return fault_set(fault, ERR_NOTFOUND, "chat-template",
+                     "there is no file '%.200s'; a name that may stand instead of one is %s", given,
+                     TEXT_CHATML);
+}
+
 /* From the file, else from the list; with neither *chat stays NULL. */
 static int open_template(const char *dir, const char *file, const struct listed *listed,
                          const char *wanted, struct chat **chat, char **source,
@@ -183,13 +202,13 @@ static int open_templates(const char *dir, const cJSON *config, struct text *tex
     return rc;
 }
 
-static int open_dir(const char *dir, struct text *text, struct fault *fault) {
+static int open_dir(const char *dir, const char *given, struct text *text, struct fault *fault) {
     cJSON *config = NULL, *map = NULL;
     int rc = tok_open_dir(dir, &text->tok, fault);
     if (rc == 0) rc = open_object(dir, "tokenizer_config.json", &config, fault);
     if (rc == 0) rc = open_object(dir, "special_tokens_map.json", &map, fault);
     if (rc == 0) rc = read_tokens(text, config, map, fault);
-    if (rc == 0) rc = open_templates(dir, config, text, fault);
+    if (rc == 0 && !given) rc = open_templates(dir, config, text, fault);
     json_free(config);
     json_free(map);
     return rc;
@@ -238,9 +257,11 @@ static int open_gguf_template(const struct gguf *gguf, const char *key, struct c
     return in_file(chat_open(*source, string.size, chat, fault), key, fault);
 }
 
-static int read_gguf(const struct gguf *gguf, struct text *text, struct fault *fault) {
+static int read_gguf(const struct gguf *gguf, const char *given, struct text *text,
+                     struct fault *fault) {
     int rc = tok_open_gguf(gguf, &text->tok, fault);
     if (rc == 0) rc = read_gguf_tokens(text, gguf, fault);
+    if (given) return rc;
     if (rc == 0)
         rc = open_gguf_template(gguf, "tokenizer.chat_template", &text->chat, &text->source, fault);
     if (rc == 0)
@@ -249,7 +270,7 @@ static int read_gguf(const struct gguf *gguf, struct text *text, struct fault *f
     return rc;
 }
 
-static int open_gguf(const char *path, struct text *text, struct fault *fault) {
+static int open_gguf(const char *path, const char *given, struct text *text, struct fault *fault) {
     const void *data = NULL;
     size_t size = 0;
     struct gguf gguf;
@@ -260,7 +281,7 @@ static int open_gguf(const char *path, struct text *text, struct fault *fault) {
     if (rc != 0) {
         fault_set(fault, rc, inner.field, "%.160s: %.220s", path, inner.text);
     } else {
-        rc = read_gguf(&gguf, text, fault);
+        rc = read_gguf(&gguf, given, text, fault);
         gguf_close(&gguf);
     }
     munmap((void *)(uintptr_t)data, size);
@@ -272,9 +293,12 @@ static bool is_file(const char *path) {
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-int text_open(const char *path, struct text *text, struct fault *fault) {
+int text_open(const char *path, const char *given, struct text *text, struct fault *fault) {
     *text = (struct text){0};
-    int rc = is_file(path) ? open_gguf(path, text, fault) : open_dir(path, text, fault);
+    if (given && !given[0]) given = NULL;
+    int rc =
+        is_file(path) ? open_gguf(path, given, text, fault) : open_dir(path, given, text, fault);
+    if (rc == 0 && given) rc = open_given(given, text, fault);
     if (rc == 0) {
         text->bos = copy_token(text->tokens, "bos_token");
         text->eos = copy_token(text->tokens, "eos_token");

@@ -21,9 +21,11 @@ struct text {
  * one in chat_template.jinja, else tokenizer_config.json's chat_template (a string, or the list's
  * "default"); the one for tools in additional_chat_templates/tool_use.jinja, else the list's
  * "tool_use". If either file exists, the templates in tokenizer_config.json are ignored. A
- * `path` that is a file must be GGUF; its metadata are read. Errors name the file or the key. On
- * failure *text is empty. */
-int text_open(const char *path, struct text *text, struct fault *fault);
+ * `path` that is a file must be GGUF; its metadata are read. `given`, if neither NULL nor "", is a
+ * file with a template, or TEXT_CHATML: it serves all chats, and the model's templates are not
+ * read. Errors name the file, the key or "chat-template". On failure *text is empty. */
+int text_open(const char *path, const char *given, struct text *text, struct fault *fault);
+#define TEXT_CHATML "chatml"
 void text_close(struct text *text);
 
 /* A chat may have this many roles that are not OpenAI's: each costs one more rendering. */

@@ -399,7 +399,6 @@ Test(config, options_of_others_that_keepd_lacks_say_what_to_do) {
     refuse("-hf org/name:Q4_K_M", "", "-hf", "hf download ORG/NAME");
     refuse("m --rope-freq-base=1e6", "", "--rope-*", "--rope-freq-base is not an option of keepd");
     refuse("m -ctk q8_0", "", "-ctk", "use --kv-dtype q8");
-    refuse("m --chat-template chatml", "", "--chat-template", "chat_template.jinja");
     refuse_file("ctx-size = 1\n", ERR_INVALID, "did you mean 'max-model-len'?");
 }
 

@@ -220,6 +220,7 @@ Test(drafts, no_memory_costs_the_drafts_alone) {
         mem_fail_after(n);
         sched_step(&w.sched, &failed);
         mem_fail_after(-1);
+        sched_publish_finished(&w.sched);
         run_until_idle(&w);
         if (finish_of(&job) == ENGINE_FINISH_LENGTH) {
             expect_same(&known, &job);

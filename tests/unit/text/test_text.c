@@ -52,13 +52,13 @@ TestSuite(text, .init = make_folder, .fini = remove_folder);
 
 static void open_text(struct text *text) {
     struct fault fault = {0};
-    cr_assert_eq(text_open(folder, text, &fault), 0, "%s: %s", fault.field, fault.text);
+    cr_assert_eq(text_open(folder, NULL, text, &fault), 0, "%s: %s", fault.field, fault.text);
 }
 
 static void expect_failure(int rc, const char *in_field) {
     struct text text;
     struct fault fault = {0};
-    cr_expect_eq(text_open(folder, &text, &fault), rc, "%s: %s", fault.field, fault.text);
+    cr_expect_eq(text_open(folder, NULL, &text, &fault), rc, "%s: %s", fault.field, fault.text);
     cr_expect_eq(fault.code, rc);
     cr_expect_not_null(strstr(fault.field, in_field), "'%s' does not name %s", fault.field,
                        in_field);
@@ -321,7 +321,7 @@ Test(text, a_file_has_it_all) {
     *name = '\0';
     write_text("model.gguf", "GGU");
     *name = '/';
-    cr_expect_eq(text_open(folder, &text, &fault), ERR_MALFORMED);
+    cr_expect_eq(text_open(folder, NULL, &text, &fault), ERR_MALFORMED);
     *name = '\0';
 }
 
@@ -684,6 +684,30 @@ Test(text, ends_of_odd_templates) {
     expect_ends("none", (const char *const[2]){NULL, NULL});
 }
 
+Test(text, a_given_template_takes_the_place_of_the_models) {
+    struct text text;
+    struct fault fault = {0};
+    char path[160];
+    write_text("tokenizer_config.json", "{\"chat_template\":\"{% if %}\",\"eos_token\":\"</s>\"}");
+    write_text("mine.jinja", "<{{ messages[0].content }}>");
+    snprintf(path, sizeof path, "%s/mine.jinja", folder);
+    cr_assert_eq(text_open(folder, path, &text, &fault), 0, "%s: %s", fault.field, fault.text);
+    cr_expect(text.chat && !text.tool_chat);
+    cr_expect_str_eq(text.eos, "</s>");
+    expect_render(&text, hello, "<hi>");
+    text_close(&text);
+    cr_assert_eq(text_open(folder, TEXT_CHATML, &text, &fault), 0, "%s", fault.text);
+    expect_render(&text, hello, "<|im_start|>user\nhi<|im_end|>\n");
+    text_close(&text);
+    cr_expect_eq(text_open(folder, "chat-ml", &text, &fault), ERR_NOTFOUND);
+    cr_expect_str_eq(fault.field, "chat-template");
+    cr_expect_not_null(strstr(fault.text, "'chat-ml'"));
+    write_text("mine.jinja", "{{");
+    cr_expect_eq(text_open(folder, path, &text, &fault), ERR_MALFORMED);
+    cr_expect_str_eq(fault.field, "chat-template");
+    cr_expect(!text.tok && !text.chat);
+}
+
 Test(text, failures_name_the_file) {
     write_text("tokenizer_config.json", "{\"bos_token\":");
     expect_failure(ERR_MALFORMED, "tokenizer_config.json");
@@ -710,7 +734,7 @@ Test(text, survives_failing_memory) {
         struct text text;
         struct fault fault = {0};
         mem_fail_after(n);
-        rc = text_open(folder, &text, &fault);
+        rc = text_open(folder, NULL, &text, &fault);
         mem_fail_after(-1);
         cr_assert(rc == 0 || rc == ERR_NOMEM, "allocation %ld: %s", n, err_name(rc));
         cr_assert_eq(text.tok != NULL, rc == 0);
