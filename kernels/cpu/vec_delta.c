@@ -15,13 +15,14 @@ void VEC(delta)(float *state, int dim, const struct cpu_delta_token *token, floa
     v16 chains[CHAINS] = {zero, zero, zero, zero};
     for (int i = 0; i < dim; i += CHAINS)
         for (int c = 0; c < CHAINS; c++)
-            chains[c] = v16_fma(v16_set(k[i + c]), v16_load(state + 16 * (i + c)), chains[c]);
+            chains[c] =
+                v16_fma(v16_set(k[i + c]), v16_load(state + (ptrdiff_t)16 * (i + c)), chains[c]);
     const v16 known = v16_mul(decay, sum_of(chains));
     const v16 change = v16_mul(v16_sub(v16_load(token->v), known), v16_set(token->rate));
     for (int c = 0; c < CHAINS; c++) chains[c] = zero;
     for (int i = 0; i < dim; i += CHAINS)
         for (int c = 0; c < CHAINS; c++) {
-            float *row = state + 16 * (i + c);
+            float *row = state + (ptrdiff_t)16 * (i + c);
             const v16 next = v16_fma(v16_set(k[i + c]), change, v16_mul(decay, v16_load(row)));
             v16_store(row, next);
             chains[c] = v16_fma(v16_set(q[i + c]), next, chains[c]);
