@@ -169,8 +169,8 @@ const struct option config_options[] = {
     {"speculate", INT, AT(speculate), 0, 15, "15", "N", 0,
      "Most tokens that are guessed for an answer in one step, from its prompt and its text so far. "
      "A step then gives as many tokens as were guessed rightly, and one more, from one reading of "
-     "the weights. Answers are the same, bit by bit; how many are guessed follows from what the "
-     "guesses and the step cost. 0: none."},
+     "the weights. Answers are the same, bit by bit. How many are guessed depends on how often "
+     "guesses were right and on how much longer a step with more rows takes. 0: none."},
     {"default-max-tokens", INT, AT(default_max_tokens), 0, MANY, "1024", "N", 0,
      "Maximum answer length of a chat request that sets none. 0: up to the end of the context. "
      "/v1/completions uses 16, as OpenAI does."},

@@ -1,6 +1,6 @@
 #include "engine/draft.h"
 
-#include <string.h>
+#include <stdbool.h>
 
 #include "base/check.h"
 #include "base/err.h"
@@ -72,9 +72,10 @@ static int32_t goes_on_at(const struct draft *draft, const int32_t *tokens, int3
     return draft->from + added;
 }
 
-/* Notes the places before `end`, each by the key in front of it. */
-static void note_places(struct draft *draft, const int32_t *tokens, int32_t end) {
-    for (; draft->noted < end; draft->noted++) {
+/* Notes the places before `end`, each by the key in front of it. Returns whether all are noted. */
+static bool note_places(struct draft *draft, const int32_t *tokens, int32_t end) {
+    int32_t stop = end - draft->noted > DRAFT_NOTED ? draft->noted + DRAFT_NOTED : end;
+    for (; draft->noted < stop; draft->noted++) {
         /* The predicted text and the prompt have no key in common. */
         int32_t begin = draft->noted < draft->predicted_count ? 0 : draft->predicted_count;
         if (draft->noted - begin < DRAFT_KEY) continue;
@@ -82,6 +83,7 @@ static void note_places(struct draft *draft, const int32_t *tokens, int32_t end)
         draft->older[draft->noted] = *head;
         *head = draft->noted + 1;
     }
+    return stop == end;
 }
 
 static int class_of(int32_t common) {
@@ -91,7 +93,7 @@ static int class_of(int32_t common) {
 int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, int32_t most) {
     int32_t end = draft->predicted_count + count;
     int32_t best = goes_on_at(draft, tokens, count), longest = 0;
-    note_places(draft, tokens, end);
+    if (!note_places(draft, tokens, end)) return 0;
     if (best >= 0) longest = common_before(draft, tokens, best, end);
     int32_t place = end < DRAFT_KEY ? 0 : draft->heads[chain_of(draft, tokens, end)];
     for (int i = 0; i < DRAFT_CHAIN && place > 0; i++, place = draft->older[place - 1]) {

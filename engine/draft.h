@@ -16,11 +16,12 @@
 
 #include <stdint.h>
 
-#define DRAFT_KEY     3  /* tokens that two places must have in common */
-#define DRAFT_CHAIN   16 /* places that one search compares */
-#define DRAFT_LONGEST 32 /* common tokens that are counted */
-#define DRAFT_MAX     15 /* drafted tokens of a sequence in one step */
-#define DRAFT_CLASSES 4  /* by common tokens: up to 4, 8, 16, and more */
+#define DRAFT_KEY     3    /* tokens that two places must have in common */
+#define DRAFT_CHAIN   16   /* places that one search compares */
+#define DRAFT_LONGEST 32   /* common tokens that are counted */
+#define DRAFT_MAX     15   /* drafted tokens of a sequence in one step */
+#define DRAFT_NOTED   8192 /* places that one search adds to the chains: 0.1 ms */
+#define DRAFT_CLASSES 4    /* by common tokens: up to 4, 8, 16, and more */
 
 struct draft {
     const int32_t *predicted; /* [predicted_count] the request's; in front of the text */
@@ -36,14 +37,15 @@ struct draft {
     float tried[DRAFT_CLASSES], confirmed[DRAFT_CLASSES]; /* recent drafted tokens */
 };
 
-/* Room for a text of `room` tokens, the prompt's first, after which an answer as predicted begins.
- * The predicted tokens are borrowed. ERR_NOMEM leaves it closed. */
+/* `room`: tokens that prompt and answer can have. The predicted text, which is borrowed, is
+ * expected right behind the `prompt_count` tokens of the prompt. ERR_NOMEM leaves it closed. */
 int draft_open(struct draft *draft, const int32_t *predicted, int32_t predicted_count,
                int32_t prompt_count, int32_t room);
 void draft_close(struct draft *draft);
 
-/* Writes at most `most` tokens behind the first `count` tokens of the text, which has room for them
- * and is longer by the tokens since the last call. Returns how many; 0: nothing was found. */
+/* Writes at most `most` tokens behind the text, and returns how many; 0: nothing was found, or not
+ * all of a long text is in the chains yet. `count`: tokens of the text, never fewer than at the
+ * last call; `tokens` has room for `most` more. */
 int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, int32_t most);
 /* The part of drafted tokens like those of the last draft that is confirmed, each after the one
  * before it: 0..1. */

@@ -672,7 +672,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
                                .rows_max = options->max_num_batched_tokens,
                                .step_stretch = options->step_stretch,
                                .logits_max = logits_max,
-                               .drafts = options->drafts,
+                               .drafts = options->drafts < DRAFT_MAX ? options->drafts : DRAFT_MAX,
                                .row_entries = KV_ROW_ENTRIES,
                                .clients_max = clients_max(options)};
     rc = open_parts(e, &so, fault);

@@ -176,8 +176,10 @@ double pace_growth(const struct pace *pace, int rows, int more) {
 void pace_note_drafts(struct pace *pace, int rows, int64_t ns) {
     int size = size_of(rows);
     if (ns <= 0) return;
-    if (++pace->drafts_noted % PACE_DRAFT_STEPS == 0)
+    if (++pace->drafts_noted == PACE_DRAFT_STEPS) {
         memset(pace->drafts_ns, 0, sizeof pace->drafts_ns);
+        pace->drafts_noted = 0;
+    }
     double *mean = &pace->drafts_ns[size];
     if (*mean <= 0) pace->drafts_rows[size] = 0;
     mean_in(&pace->drafts_rows[size], rows, 0.25);

@@ -35,7 +35,7 @@ struct pace {
      * and up to 2^i rows, the last also of more; 0 = not known. Forgotten now and then, so that one
      * slow step does not keep a number of rows from ever being tried again. */
     double drafts_ns[PACE_SIZES], drafts_rows[PACE_SIZES];
-    int drafts_noted;
+    int drafts_noted; /* since they were forgotten last */
 };
 
 /* The part of a step of one row that a further row adds, while that was not measured. */
@@ -69,8 +69,7 @@ int32_t pace_rows_apart(const struct pace *pace, int streams, int percent, int32
 /* Prompt rows that lengthen a step with `streams` generating sequences to `bound_ns`. */
 int32_t pace_rows_within(const struct pace *pace, int streams, double bound_ns, int32_t rows_max);
 
-/* How many times as long as a step with `rows` rows one with `more` rows is, none of them a
- * prompt's.
+/* The time of a step with `more` rows divided by that of one with `rows`, none of them a prompt's.
  */
 double pace_growth(const struct pace *pace, int rows, int more);
 /* Notes that a step with so many rows, none of them a prompt's, took so long. */

@@ -4,9 +4,9 @@
  *
  * A step costs time in proportion to the running sequences, never to the waiting jobs. Scratch
  * arrays are taken at sched_open, so a step allocates nothing of its own. Every order in a step is
- * a function of the jobs and of earlier steps, never of time. Only the number of prompt rows beside
- * answers may depend on measured times (options.step_stretch); without that, a run can be repeated
- * exactly. */
+ * a function of the jobs and of earlier steps, never of time. Measured times decide how many prompt
+ * rows and how many drafted rows a step has, and whose turn it is; without options.step_stretch
+ * nothing depends on time, and a run can be repeated exactly. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -561,8 +561,7 @@ static bool prepare_samples(struct sched *sched, const struct sched_step *step, 
     for (int i = step->rounds[round]; i < step->rounds[round + 1]; i++) {
         const struct sched_want *want = &sched->wants[i];
         if (!takes_part(want->seq, round)) {
-            sched->samples[i] =
-                (struct kern_sample){.repetition = 1, .top_count = -1, .forced = -1};
+            sched->samples[i] = (struct kern_sample){.repetition = 1, .top_count = -1, .forced = 0};
             continue;
         }
         any = true;
@@ -681,13 +680,6 @@ static int draw_drafts(struct sched *sched, const struct sched_step *step, const
     return sched_end_drafts(sched, step);
 }
 
-/* Notes how long the rows of the step took. */
-static void note_pace(struct sched *sched, const struct sched_step *step, int64_t ns) {
-    int32_t prompt_rows = step->batch.rows - step->stream_rows;
-    if (step->stream_rows == step->streams) pace_note(&sched->pace, step->streams, prompt_rows, ns);
-    if (prompt_rows == 0) pace_note_drafts(&sched->pace, step->stream_rows, ns);
-}
-
 /* Some sequence is about to evict, which may take longer than the step took so far. */
 static bool any_due(const struct sched *sched) {
     bool due = false;
@@ -762,13 +754,17 @@ static int run_step(struct sched *sched) {
     prepare_samples(sched, &step, 0);
     rc = sample_round(sched, &step, 0, logits);
     if (rc != 0) return rc;
-    note_pace(sched, &step, step_clock(sched) - begin);
+    const int32_t prompt_rows = step.batch.rows - step.stream_rows;
+    if (step.stream_rows == step.streams)
+        pace_note(&sched->pace, step.streams, prompt_rows, step_clock(sched) - begin);
     count_appended(sched, &step);
     /* The first tokens come from logits that the eviction at the prompt's end does not change. */
     if (take_samples(sched, &step, 0, logits) && sched->options.answered && any_due(sched))
         sched->options.answered(sched->options.answered_arg);
     rc = draw_drafts(sched, &step, logits);
     if (rc != 0) return rc;
+    if (prompt_rows == 0)
+        pace_note_drafts(&sched->pace, step.stream_rows, step_clock(sched) - begin);
     rc = evict_where(sched, due_in_prompt);
     if (rc != 0) return rc;
     sched_leave_prefixes(sched);

@@ -8,9 +8,10 @@
  *   2. generating sequences whose next append would exceed M + buffer evict; then sequences that
  *      have used up the model's positions are shifted (kernels/places.h);
  *   3. a batch: one row for every generating sequence, and rows for the tokens with which it
- * probably goes on (engine/sched_draft.c), then prompt rows, oldest first, up to the step's row
- * budget (beside answers a smaller one, engine/pace.h) and never past a sequence's next eviction
- * point or border; clients that run more than their part take turns (engine/sched_turns.c);
+ *      probably goes on (engine/sched_draft.c), then prompt rows, oldest first, up to the step's
+ * row budget (beside answers a smaller one, engine/pace.h) and never past a sequence's next
+ *      eviction point or border; clients that run more than their part take turns
+ *      (engine/sched_turns.c);
  *   4. the model runs; wanted rows are sampled or scored; tokens are published;
  *   5. sequences at an eviction point evict, after readers were woken for first tokens; finished
  *      ones leave, their streams stay as a conversation or go back to the pool.
@@ -32,12 +33,12 @@
  * cost more than a step may spend are made beside the steps (engine/mask_thread.h), so it may miss
  * some; a prompt waits with its last row.
  *
- * Each running sequence has one row of logits for its next token. Prompts that are to be scored
- * share the remaining rows of logits, so scoring a long prompt delays no answer.
+ * Each running sequence has one row of logits for its next token. Drafts, and prompts that are to
+ * be scored, share the remaining rows of logits, so scoring a long prompt delays no answer.
  *
  * Thread: the engine thread. The scheduler knows nothing of HTTP or of the format of files, and
- * uses the clock only to measure durations. With step_stretch these decide how many prompt rows a
- * step has. */
+ * uses the clock only to measure durations. With step_stretch these decide how many prompt rows and
+ * drafted rows a step has, and whose turn it is. */
 #ifndef KEEPD_ENGINE_SCHED_H
 #define KEEPD_ENGINE_SCHED_H
 
@@ -301,9 +302,6 @@ int sched_check_shift(const struct sched_kv *rules, const struct kv_params *kv,
 /* The policies that the backend can run and the model has what they need for; NULL past the end.
  * Pure. */
 const struct policy *sched_policy_at(const struct sched_kv *rules, int index);
-
-/* May sequences with these parameters have drafts (engine/sched_draft.c)? Pure. */
-bool sched_can_draft(const struct sched_options *options, const struct kv_params *kv);
 
 /* ERR_UNSUPPORTED names kv.policy: the backend cannot run the rule. The text says why, and names
  * the policies that it can run. Pure. */

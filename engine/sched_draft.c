@@ -25,17 +25,20 @@
 #include "engine/sched_int.h"
 #include "kernels/rule.h"
 
-bool sched_can_draft(const struct sched_options *options, const struct kv_params *kv) {
+/* Can what the policy and the model record of tokens be taken back? */
+static bool can_draft(const struct sched_options *options, const struct kv_params *kv) {
     return options->shape.states == 0 && rule_window(&kv->rule) == 0 && !rule_adds(&kv->rule);
 }
 
 void sched_open_draft(const struct sched *sched, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     if (request->drafts == 0 || sched->options.drafts == 0) return;
-    if (!sched_can_draft(&sched->options, &seq->kv)) return;
+    if (!can_draft(&sched->options, &seq->kv)) return;
+    int32_t predicted = request->predicted_count;
+    if (predicted > request->max_tokens) predicted = request->max_tokens;
     /* Without memory for it the answer is the same, later. */
-    (void)draft_open(&seq->draft, request->predicted, request->predicted_count,
-                     request->prompt_count, request->prompt_count + request->max_tokens);
+    (void)draft_open(&seq->draft, request->predicted, predicted, request->prompt_count,
+                     request->prompt_count + request->max_tokens);
 }
 
 /* How many tokens of the sequence may be drafted now. */
@@ -48,7 +51,7 @@ static int32_t draft_room(const struct sched *sched, const struct sequence *seq)
     if (most > answer) most = answer;
     if (most > room) most = room;
     /* A live report follows an eviction by one token. */
-    return seq->changed && seq->job->live ? 0 : most;
+    return seq->index == 0 && seq->changed && seq->job->live ? 0 : most;
 }
 
 /* Returns how many tokens are found for all answers of the step. */
@@ -81,10 +84,12 @@ static struct sequence *find_likeliest(const struct sched *sched, int streams, d
     return best;
 }
 
-static bool several_clients(const struct sched *sched, int streams) {
+/* Answers that sit out, and prompts, wait for this step, too. */
+static bool several_clients(const struct sched *sched) {
     bool several = false;
-    for (int i = 1; i < streams && !several; i++)
-        several = sched->sorted[i]->job->client != sched->sorted[0]->job->client;
+    for (int i = 1; i < sched->running && !several; i++)
+        several = sched->sequences[sched->order[i]].job->client !=
+                  sched->sequences[sched->order[0]].job->client;
     return several;
 }
 
@@ -95,7 +100,7 @@ static void choose_drafts(struct sched *sched, int streams, int32_t most) {
     const struct pace *pace = sched->options.step_stretch > 0 ? &sched->pace : &unknown;
     struct sequence *order[SCHED_DRAFT_ROWS];
     double tokens = streams, chance, best = tokens * SCHED_DRAFT_GAIN;
-    double longest = several_clients(sched, streams) ? 1 + SCHED_DRAFT_STRETCH / 100.0 : INFINITY;
+    double longest = several_clients(sched) ? 1 + SCHED_DRAFT_STRETCH / 100.0 : INFINITY;
     int32_t count = 0, chosen = 0;
     while (count < most) {
         struct sequence *seq = find_likeliest(sched, streams, &chance);
@@ -130,7 +135,9 @@ int sched_end_drafts(struct sched *sched, const struct sched_step *step) {
         struct sequence *seq = sched->span_sequences[i];
         const struct kern_span *span = &sched->spans[i];
         if (seq->drafted == 0) continue;
-        draft_learn(&seq->draft, seq->drafted, seq->confirmed);
+        /* Where the answer ended, or waits, nothing is known about the next drafted token. */
+        bool cut = seq->finish != ENGINE_RUNNING || seq_waits(seq);
+        draft_learn(&seq->draft, cut ? seq->confirmed : seq->drafted, seq->confirmed);
         seq->choice->drafts_confirmed += seq->confirmed;
         seq->choice->drafts_rejected += seq->drafted - seq->confirmed;
         sched->counters.drafted_tokens += (uint64_t)seq->drafted;

@@ -85,7 +85,7 @@ struct sched_step {
     int streams;               /* sequences that generate: their spans come first */
     int32_t stream_rows;       /* rows of these spans, drafts included */
     int32_t rows_most;         /* rows that the step may have */
-    int spare_logits;          /* for scores: beyond one row for every running sequence */
+    int spare_logits;          /* for drafts or scores: beyond one row for every running sequence */
 };
 
 /* The sequence's next token has no place. */

@@ -85,8 +85,7 @@ struct family {
     bool qk_norm_by_flag;      /* use_qk_norm decides */
     bool mixtral_names;        /* see struct model_config */
     bool lfm2;                 /* layers with a short convolution; names of its own */
-    bool
-        delta; /* layers with a gated delta rule; a gate beside each head's query; norms by 1 + w */
+    bool delta;      /* gated delta rules; a gate beside each head's query; norms by 1 + w */
     bool qwen3_next; /* see struct model_config */
     bool muse;       /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */

@@ -209,6 +209,22 @@ static int32_t next_token(const struct fake_answer *a, const struct engine_reque
                : ' ';
 }
 
+/* Is the answer to end its reasoning with token `at`, by the request's budget? */
+static bool has_thought_enough(const struct engine_request *r, const struct engine_choice *choice,
+                               uint32_t at) {
+    int32_t last = r->prompt[r->prompt_count - 1], thought = 0;
+    bool thinks = last == r->think_begin;
+    if (!r->think_bounded || r->think_begin < 0) return false;
+    if (last == '\n' && r->prompt_count > 1)
+        thinks = r->prompt[r->prompt_count - 2] == r->think_begin;
+    for (uint32_t i = 0; i < at; i++) {
+        thought = thinks ? thought + 1 : 0;
+        thinks = choice->tokens[i].token != r->think_end &&
+                 (thinks || choice->tokens[i].token == r->think_begin);
+    }
+    return thinks && thought >= r->think_budget;
+}
+
 static bool is_stop_token(const struct engine_request *r, int32_t token) {
     for (int32_t i = 0; i < r->stop_id_count; i++)
         if (r->stop_ids[i] == token) return true;
@@ -221,7 +237,7 @@ enum engine_finish fake_answer_append(const struct fake_answer *a, struct engine
     struct engine_choice *choice = &job->choice[index];
     uint32_t at = (uint32_t)atomic_load(&choice->token_count);
     size_t size = at ? choice->tokens[at - 1].text_end : 0;
-    int32_t token = next_token(a, r, index, at);
+    int32_t token = has_thought_enough(r, choice, at) ? r->think_end : next_token(a, r, index, at);
     int top = r->top_logprobs > 0 ? r->top_logprobs : 0;
     bool stop = is_stop_token(r, token);
     score_token(&choice->tokens[at], &choice->top[(size_t)at * (size_t)top], top, token);

@@ -453,9 +453,8 @@ static int read_choice(struct oai_rewrite *w) {
 
 /* Links the fields that say how the model thinks. An effort of the output is one of reasoning. */
 static int read_thinking(struct oai_rewrite *w) {
-    static const char *const same[] = {"chat_template_kwargs", "reasoning",
-                                       "reasoning_effort",     "thinking_token_budget",
-                                       "max_thinking_tokens",  "thinking"};
+    static const char *const same[] = {"chat_template_kwargs", "reasoning", "reasoning_effort",
+                                       "thinking"};
     const cJSON *config = json_get(w->body, "output_config");
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         if (oai_rewrite_link(w, same[i], json_get(w->body, same[i]))) return -1;

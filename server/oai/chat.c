@@ -89,6 +89,9 @@ static int add_predicted(struct oai_reader *r, const cJSON *content, struct buf 
     return 0;
 }
 
+/* More bytes of a prediction are not read. */
+#define PREDICTED_BYTES_MAX ((size_t)4 << 20)
+
 /* Reads what the answer probably resembles, as in OpenAI's predicted outputs. */
 static int read_prediction(struct oai_reader *r) {
     const cJSON *node = json_get(r->body, "prediction");
@@ -97,9 +100,11 @@ static int read_prediction(struct oai_reader *r) {
     struct fault fault = {0};
     struct buf text;
     int rc = 0;
+    if (!content || r->out->sampling.drafts == 0) return 0;
     buf_open(&text, SIZE_MAX);
-    if (content && add_predicted(r, content, &text)) rc = -1;
+    if (add_predicted(r, content, &text)) rc = -1;
     if (!rc && text.failed) rc = oai_no_memory(r);
+    if (text.size > PREDICTED_BYTES_MAX) text.size = utf8_complete(text.data, PREDICTED_BYTES_MAX);
     if (!rc && text.size &&
         engine_tokenize(r->rules->engine, text.data, text.size, false, false, r->arena, &ids,
                         &fault))

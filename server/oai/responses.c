@@ -582,9 +582,12 @@ static int read_truncation(struct oai_rewrite *w) {
 }
 
 static int read_shape(struct oai_rewrite *w) {
-    static const char *const same[] = {
-        "chat_template_kwargs",  "parallel_tool_calls", "reasoning", "reasoning_effort", "stop",
-        "thinking_token_budget", "max_thinking_tokens", "thinking"};
+    static const char *const same[] = {"chat_template_kwargs",
+                                       "parallel_tool_calls",
+                                       "reasoning",
+                                       "reasoning_effort",
+                                       "stop",
+                                       "thinking"};
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         if (oai_rewrite_link(w, same[i], json_get(w->body, same[i]))) return -1;
     if (oai_rewrite_link(w, "max_tokens", json_get(w->body, "max_output_tokens")) || read_text(w) ||

@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
+import threading
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/package"))
@@ -47,9 +47,11 @@ class Daemon(package.Daemon):
             [*command, "--model", ROOT / "bundled/keepd-nano", "--port", self.url.rsplit(":", 1)[1], "--quantization", "q8",
              "--log-level", "warn"],
             stdout=subprocess.PIPE, text=True, env={**os.environ, "QEMU_CPU": processor})
-        end = time.monotonic() + SECONDS
+        limit = threading.Timer(SECONDS, self.process.kill)     # also ends a wait for a line
+        limit.start()
         while "ready at" not in (line := self.process.stdout.readline()):
-            assert line and time.monotonic() < end, f"keepd did not become ready: exit {self.process.poll()}"
+            assert line, f"keepd did not become ready: exit {self.process.wait()}"
+        limit.cancel()
         self.ready = line
 
     def answers(self):

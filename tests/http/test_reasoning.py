@@ -59,6 +59,23 @@ def test_split(thinker, text, reasoning, content):
     assert streamed(thinker, body) == (reasoning or "", content or "", answer["usage"]["completion_tokens"])
 
 
+@pytest.mark.parametrize("budget", [{"thinking_token_budget": 3}, {"max_thinking_tokens": 3}, {"reasoning": {"max_tokens": 3}},
+                                    {"thinking": {"type": "enabled", "budget_tokens": 3}}], ids=lambda b: next(iter(b)))
+def test_a_budget_ends_it(thinker, budget):
+    """After so many tokens the closing tag follows; what the model would have thought is not part of the answer."""
+    text = said(thinker, "abcdef" + END + "yes")
+    chat = chat_body(text, max_tokens=64, **budget)
+    message = thinker.post(CHAT, chat).json()["choices"][0]["message"]
+    assert message["reasoning"] == "abc" and message["content"].startswith("ef"), message
+    assert streamed(thinker, chat)[0] == "abc"
+    response = thinker.post("/v1/responses", {"model": chat["model"], "input": text, "max_output_tokens": 64, **budget}).json()
+    assert [item["content"][0]["text"] for item in response["output"]][0] == "abc", response["output"]
+    answer = thinker.post("/v1/messages", {"model": chat["model"], "messages": chat["messages"], "max_tokens": 64, **budget}).json()
+    assert answer["content"][0]["thinking"] == "abc", answer
+    longer = thinker.post(CHAT, {**chat, **json.loads(json.dumps(budget).replace("3", "7"))}).json()["choices"][0]["message"]
+    assert (longer["reasoning"], longer["content"]) == ("abcdef", "yes"), "there is more room than it needs"
+
+
 def test_a_tag_that_the_template_has_opened(thinker):
     """Models that repeat the tag think once; a later tag is text."""
     if not thinker.opened:

@@ -167,6 +167,19 @@ Test(draft, the_rate_follows_what_was_confirmed) {
     draft_close(&bed.draft);
 }
 
+/* A long prompt is added to the chains in parts, so that no step waits for all of it. */
+Test(draft, a_long_text_is_noted_in_parts) {
+    static int32_t tokens[3 * DRAFT_NOTED + 20];
+    struct draft draft;
+    int32_t count = 3 * DRAFT_NOTED, steps = 0;
+    for (int32_t i = 0; i < count; i++) tokens[i] = i % 1000;
+    cr_assert_eq(draft_open(&draft, NULL, 0, count, count + 20), 0);
+    while (draft_find(&draft, tokens, count, 5) == 0) steps++;
+    cr_assert_eq(steps, 2);
+    for (int i = 0; i < 5; i++) cr_assert_eq(tokens[count + i], (count + i) % 1000);
+    draft_close(&draft);
+}
+
 Test(draft, no_memory) {
     for (long n = 0; n < 2; n++) {
         struct draft draft;

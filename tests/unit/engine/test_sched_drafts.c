@@ -54,9 +54,13 @@ static int run_predicted(const struct known *known, const struct engine_job *ask
     job->request.predicted_count = asked->request.max_tokens;
     world_open(&w, &options);
     int steps = run_counted(&w, job);
-    cr_assert_eq(w.sched.counters.confirmed_tokens, (uint64_t)job->choice[0].drafts_confirmed);
-    cr_assert_eq(w.sched.counters.drafted_tokens,
-                 (uint64_t)(job->choice[0].drafts_confirmed + job->choice[0].drafts_rejected));
+    int32_t confirmed = 0, rejected = 0;
+    for (int i = 0; i < job->choice_count; i++) {
+        confirmed += job->choice[i].drafts_confirmed;
+        rejected += job->choice[i].drafts_rejected;
+    }
+    cr_assert_eq(w.sched.counters.confirmed_tokens, (uint64_t)confirmed);
+    cr_assert_eq(w.sched.counters.drafted_tokens, (uint64_t)(confirmed + rejected));
     world_close(&w);
     return steps;
 }
@@ -168,6 +172,33 @@ Test(drafts, what_follows_from_a_token_follows_before_the_next) {
     }
 }
 
+/* Several choices of a live request, each predicted as if it was the first; an answer of one token;
+ * one that is cancelled between two steps. */
+Test(drafts, choices_live_reports_and_short_answers) {
+    struct known known, other;
+    struct engine_job asked = job_of(11, PROMPT, ANSWER, global(24, 12, 16)), job;
+    asked.request.kv.live = true;
+    know(&known, &asked);
+    asked.request.choices = 3;
+    run_predicted(&known, &asked, DRAFT_MAX, &job);
+    expect_same(&known, &job);
+    for (int i = 1; i < 3; i++) { /* choice i is the request's answer with seed + i */
+        struct engine_job alone = job_of(11, PROMPT, ANSWER, global(24, 12, 16));
+        alone.request.seed += (uint64_t)i;
+        know(&other, &alone);
+        for (int k = 0; k < ANSWER; k++)
+            cr_assert_eq(other.tokens[k], job.choice[i].tokens[k].token, "choice %d", i);
+        engine_job_close(&other.job);
+    }
+    cr_assert_gt(job.choice[0].drafts_confirmed, 0);
+    close_both(&known, &job);
+    asked = job_of(12, 1, 1, full());
+    know(&known, &asked);
+    run_predicted(&known, &asked, DRAFT_MAX, &job);
+    expect_same(&known, &job);
+    close_both(&known, &job);
+}
+
 /* The next turn goes on from what was kept, without a trace of rejected tokens. */
 Test(drafts, a_next_turn_finds_what_it_would_have_found) {
     struct engine_job last[2];
@@ -276,6 +307,7 @@ Test(drafts, other_clients_answers_are_not_delayed) {
         jobs[1].request.client[0] = (uint8_t)others;
         world_open(&w, &options);
         submit(&w, &jobs[1]);
+        while (count_of(&jobs[1]) == 0) cr_assert_not(world_step(&w));
         submit(&w, &jobs[0]);
         while (finish_of(&jobs[0]) == ENGINE_RUNNING) cr_assert_not(world_step(&w));
         if (others)
