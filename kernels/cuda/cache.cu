@@ -513,7 +513,8 @@ static void note_span(struct cuda *cuda, const struct kern_span *s) {
     slot->in_use = true;
     slot->next_pos = s->pos + s->count;
     slot->entries_most += (int64_t)cuda->pages.streams * s->count;
-    /* What was taken back may still be counted; more than fits its pages it never holds. */
+    /* Entries that were taken back may still be counted; a slot never holds more than fits its
+     * pages. */
     const int64_t most = slot->pages * cuda->pages.page_slots;
     if (most > 0 && slot->entries_most > most) slot->entries_most = most;
     for (int i = s->count > slot->window ? s->count - slot->window : 0; i < s->count; i++)
