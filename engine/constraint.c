@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 
 /* ---- The table ---- */
 
@@ -193,21 +194,26 @@ static struct constraint_table *table_of(const struct engine_request *request) {
     return request->constraint->table;
 }
 
-static bool is_blank(const struct constraint_table *table, int32_t id) {
-    const char *bytes = "";
-    size_t size = table->vocabulary.token_bytes(table->vocabulary.arg, id, &bytes);
-    for (size_t i = 0; i < size; i++)
-        if (bytes[i] == '\0' || strchr(" \t\r\n", bytes[i]) == NULL) return false;
-    return size > 0;
+int32_t constraint_last_word(const struct engine_request *request,
+                             size_t (*token_bytes)(const void *arg, int32_t id, const char **bytes),
+                             const void *arg) {
+    int32_t last = request->prompt_count - 1;
+    for (; last > 0; last--) {
+        const char *bytes = "";
+        size_t size = token_bytes(arg, request->prompt[last], &bytes), blank = 0;
+        while (blank < size && utf8_is_blank(bytes[blank])) blank++;
+        if (size == 0 || blank < size) break;
+    }
+    return request->prompt[last];
 }
 
 /* The prompt may have opened the reasoning, or closed it. */
 static enum constraint_phase first_phase(const struct engine_request *request) {
-    int32_t last = request->prompt_count - 1;
     if (request->think_begin < 0) return CONSTRAINT_ON;
-    while (last > 0 && is_blank(table_of(request), request->prompt[last])) last--;
-    if (request->prompt[last] == request->think_begin) return CONSTRAINT_THINKING;
-    return request->prompt[last] == request->think_end ? CONSTRAINT_AFTER : CONSTRAINT_BEGIN;
+    const struct constrain_vocabulary *vocabulary = &table_of(request)->vocabulary;
+    int32_t last = constraint_last_word(request, vocabulary->token_bytes, vocabulary->arg);
+    if (last == request->think_begin) return CONSTRAINT_THINKING;
+    return last == request->think_end ? CONSTRAINT_AFTER : CONSTRAINT_BEGIN;
 }
 
 int constraint_run_open(struct constraint_run *run, const struct engine_request *request) {

@@ -86,6 +86,12 @@ struct constraint_run {
     struct mask_task *task; /* owned; NULL: none */
 };
 
+/* Returns the last token of the prompt that is not white space alone: a template may have written a
+ * tag, and line breaks behind it. */
+int32_t constraint_last_word(const struct engine_request *request,
+                             size_t (*token_bytes)(const void *arg, int32_t id, const char **bytes),
+                             const void *arg);
+
 /* Prepares an answer to `request`; ERR_NOMEM. */
 int constraint_run_open(struct constraint_run *run, const struct engine_request *request);
 void constraint_run_close(struct constraint_run *run, const struct engine_request *request);

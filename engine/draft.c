@@ -43,7 +43,7 @@ static int32_t token_at(const struct draft *draft, const int32_t *tokens, int32_
 }
 
 /* The chain of the DRAFT_KEY tokens that end before `end`. */
-static uint32_t chain_of(const struct draft *draft, const int32_t *tokens, int32_t end) {
+static uint32_t key_chain(const struct draft *draft, const int32_t *tokens, int32_t end) {
     uint32_t hash = 0;
     for (int32_t i = end - DRAFT_KEY; i < end; i++)
         hash = (hash ^ (uint32_t)token_at(draft, tokens, i)) * 0x9e3779b1u;
@@ -79,14 +79,14 @@ static bool note_places(struct draft *draft, const int32_t *tokens, int32_t end)
         /* The predicted text and the prompt have no key in common. */
         int32_t begin = draft->noted < draft->predicted_count ? 0 : draft->predicted_count;
         if (draft->noted - begin < DRAFT_KEY) continue;
-        int32_t *head = &draft->heads[chain_of(draft, tokens, draft->noted)];
+        int32_t *head = &draft->heads[key_chain(draft, tokens, draft->noted)];
         draft->older[draft->noted] = *head;
         *head = draft->noted + 1;
     }
     return stop == end;
 }
 
-static int class_of(int32_t common) {
+static int common_class(int32_t common) {
     return common <= 4 ? 0 : common <= 8 ? 1 : common <= 16 ? 2 : 3;
 }
 
@@ -95,7 +95,7 @@ int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, int32_t 
     int32_t best = goes_on_at(draft, tokens, count), longest = 0;
     if (!note_places(draft, tokens, end)) return 0;
     if (best >= 0) longest = common_before(draft, tokens, best, end);
-    int32_t place = end < DRAFT_KEY ? 0 : draft->heads[chain_of(draft, tokens, end)];
+    int32_t place = end < DRAFT_KEY ? 0 : draft->heads[key_chain(draft, tokens, end)];
     for (int i = 0; i < DRAFT_CHAIN && place > 0; i++, place = draft->older[place - 1]) {
         int32_t common = common_before(draft, tokens, place - 1, end);
         if (common < DRAFT_KEY || common <= longest) continue;
@@ -104,7 +104,7 @@ int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, int32_t 
     }
     draft->from = best;
     draft->begun = count;
-    draft->length_class = class_of(longest);
+    draft->length_class = common_class(longest);
     if (best < 0) return 0;
     int32_t left = draft->predicted_count - best;
     if (left > 0 && most > left) most = left;

@@ -20,7 +20,7 @@
 #define DRAFT_CHAIN   16   /* places that one search compares */
 #define DRAFT_LONGEST 32   /* common tokens that are counted */
 #define DRAFT_MAX     15   /* drafted tokens of a sequence in one step */
-#define DRAFT_NOTED   8192 /* places that one search adds to the chains: 0.1 ms */
+#define DRAFT_NOTED   8192 /* places that one search adds to the chains */
 #define DRAFT_CLASSES 4    /* by common tokens: up to 4, 8, 16, and more */
 
 struct draft {

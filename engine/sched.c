@@ -622,8 +622,8 @@ static int list_alternatives(struct sched *sched, const struct sched_want *want,
     return 0;
 }
 
-static void add_token(struct sched *sched, struct sequence *seq,
-                      const struct kern_sampled *sampled) {
+static void add_drawn_token(struct sched *sched, struct sequence *seq,
+                            const struct kern_sampled *sampled) {
     int32_t drafted = seq->confirmed < seq->drafted ? seq->tokens[seq->token_count] : -1;
     seq_add_token(seq, &sched->options.text, sampled);
     if (drafted == sampled->token) seq->confirmed++;
@@ -655,7 +655,7 @@ static bool take_samples(struct sched *sched, const struct sched_step *step, int
         struct engine_job *job = want->seq->job;
         began = began || job->first_token_ns == 0;
         if (job->first_token_ns == 0) job->first_token_ns = clock_ns(); /* announced by the token */
-        add_token(sched, want->seq, &sched->sampled[i]);
+        add_drawn_token(sched, want->seq, &sched->sampled[i]);
     }
     return began;
 }

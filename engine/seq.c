@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "base/utf8.h"
 #include "engine/publish.h"
 #include "engine/trace.h"
 
@@ -112,18 +111,6 @@ static bool is_bounded(const struct engine_request *request) {
     return request->think_bounded && request->think_begin >= 0 && request->think_end >= 0;
 }
 
-/* A template may have opened the reasoning; white space may follow the tag. */
-static bool prompt_thinks(const struct engine_request *request, const struct seq_text *text) {
-    int32_t last = request->prompt_count - 1;
-    for (; last > 0; last--) {
-        const char *bytes = "";
-        size_t size = text->token_bytes(text->arg, request->prompt[last], &bytes), blank = 0;
-        while (blank < size && utf8_is_blank(bytes[blank])) blank++;
-        if (size == 0 || blank < size) break;
-    }
-    return request->prompt[last] == request->think_begin;
-}
-
 static void note_thought(struct sequence *seq, int32_t token) {
     const struct engine_request *request = &seq->job->request;
     seq->thought = seq->thinks ? seq->thought + 1 : 0;
@@ -156,7 +143,8 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
     memcpy(seq->tokens, request->prompt, (size_t)request->prompt_count * sizeof *seq->tokens);
     seq->token_count = seq->prompt_count = request->prompt_count;
     seq->due.prompt_new = request->prompt_count;
-    seq->thinks = is_bounded(request) && prompt_thinks(request, text);
+    seq->thinks = is_bounded(request) && constraint_last_word(request, text->token_bytes,
+                                                              text->arg) == request->think_begin;
     return 0;
 }
 

@@ -312,7 +312,7 @@ static void read_mtp(const struct translation *t) {
 
 /* Files have the width of all value heads together. Layers that predict further tokens are listed
  * behind the others. */
-static int read_delta(const struct translation *t) {
+static int translate_delta(const struct translation *t) {
     static const char list[] = ".attention.recurrent_layers";
     const cJSON *heads = json_get(t->config, "linear_num_value_heads");
     const cJSON *layers = json_get(t->config, "num_hidden_layers");
@@ -638,7 +638,7 @@ static int translate(struct translation *t) {
         return no_memory(t);
     if (!rc) rc = read_experts(t);
     if (!rc) read_mtp(t);
-    if (!rc) rc = read_delta(t);
+    if (!rc) rc = translate_delta(t);
     if (!rc) rc = COPY_ROWS(t, generation_rows, t->generation);
     if (!rc) rc = read_windows(t);
     if (!rc) rc = read_tensors(t);

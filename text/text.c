@@ -202,7 +202,8 @@ static int open_templates(const char *dir, const cJSON *config, struct text *tex
     return rc;
 }
 
-static int open_dir(const char *dir, const char *given, struct text *text, struct fault *fault) {
+static int open_text_dir(const char *dir, const char *given, struct text *text,
+                         struct fault *fault) {
     cJSON *config = NULL, *map = NULL;
     int rc = tok_open_dir(dir, &text->tok, fault);
     if (rc == 0) rc = open_object(dir, "tokenizer_config.json", &config, fault);
@@ -270,7 +271,8 @@ static int read_gguf(const struct gguf *gguf, const char *given, struct text *te
     return rc;
 }
 
-static int open_gguf(const char *path, const char *given, struct text *text, struct fault *fault) {
+static int open_text_gguf(const char *path, const char *given, struct text *text,
+                          struct fault *fault) {
     const void *data = NULL;
     size_t size = 0;
     struct gguf gguf;
@@ -296,8 +298,8 @@ static bool is_file(const char *path) {
 int text_open(const char *path, const char *given, struct text *text, struct fault *fault) {
     *text = (struct text){0};
     if (given && !given[0]) given = NULL;
-    int rc =
-        is_file(path) ? open_gguf(path, given, text, fault) : open_dir(path, given, text, fault);
+    int rc = is_file(path) ? open_text_gguf(path, given, text, fault)
+                           : open_text_dir(path, given, text, fault);
     if (rc == 0 && given) rc = open_given(given, text, fault);
     if (rc == 0) {
         text->bos = copy_token(text->tokens, "bos_token");

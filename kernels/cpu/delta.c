@@ -30,7 +30,7 @@ static int part_width(const struct delta_job *job, enum part part) {
     return part <= PART_K ? job->delta->dim_k : job->shared * job->delta->dim_v;
 }
 
-static float *part_at(const struct delta_job *job, enum part part, int64_t row, int head) {
+static float *delta_part(const struct delta_job *job, enum part part, int64_t row, int head) {
     int before = 0;
     for (enum part p = PART_Q; p < part; p++) before += part_width(job, p) * job->heads;
     return job->in + row * job->width + before + (int64_t)head * part_width(job, part);
@@ -59,7 +59,7 @@ static void convolve(const struct delta_job *job, int item) {
     }
     const int first = block * CPU_CONV_CHANNELS, left = part_width(job, part) - first;
     channel += (job->first + head) * part_width(job, part) + first;
-    float *x = part_at(job, part, 0, head) + first;
+    float *x = delta_part(job, part, 0, head) + first;
     const struct cpu_conv conv = {.cpu = job->cpu,
                                   .x = x,
                                   .y = x,
@@ -77,10 +77,10 @@ static void convolve(const struct delta_job *job, int item) {
 
 /* Queries and keys of length 1, queries divided by sqrt(dim_k): an RMS norm whose factors and
  * epsilon say so. */
-static void normalise(const struct delta_job *job, int64_t row, int head) {
+static void delta_normalise(const struct delta_job *job, int64_t row, int head) {
     const int dim = job->delta->dim_k;
     const float eps = 1e-6f / (float)dim;
-    float *q = part_at(job, PART_Q, row, head), *k = part_at(job, PART_K, row, head);
+    float *q = delta_part(job, PART_Q, row, head), *k = delta_part(job, PART_K, row, head);
     job->cpu->kernels->rms_norm(q, q, job->q_factors, dim, eps);
     job->cpu->kernels->rms_norm(k, k, job->k_factors, dim, eps);
 }
@@ -100,25 +100,25 @@ static void open_rates(const struct delta_job *job, int64_t row, int head) {
     }
 }
 
-static void prepare(const struct delta_job *job, int item) {
+static void delta_prepare(const struct delta_job *job, int item) {
     const int64_t row = item / job->heads;
-    normalise(job, row, item % job->heads);
+    delta_normalise(job, row, item % job->heads);
     open_rates(job, row, item % job->heads);
 }
 
 /* The norm of a head's results, times SiLU of its gates. */
-static void finish(const struct delta_job *job, int item) {
+static void delta_finish(const struct delta_job *job, int item) {
     const int heads = job->heads * job->shared, head = item % heads, dim = job->delta->dim_v;
     const int64_t row = item / heads;
     float *y = job->y + (row * heads + head) * dim;
     job->cpu->kernels->rms_norm(y, y, job->delta->norm, dim, job->delta->eps);
-    job->cpu->kernels->glu(y, part_at(job, PART_Z, row, 0) + (int64_t)head * dim, y, dim,
+    job->cpu->kernels->glu(y, delta_part(job, PART_Z, row, 0) + (int64_t)head * dim, y, dim,
                            KERN_SILU);
 }
 
 /* ---- The rule ---- */
 
-static void copy(float *to, const float *from, int count) {
+static void copy_columns(float *to, const float *from, int count) {
     for (int i = 0; i < COLUMNS; i++) to[i] = i < count ? from[i] : 0;
 }
 
@@ -139,9 +139,9 @@ static void scan(const struct delta_job *job, int item) {
         const int64_t first = (int64_t)head * d->dim_v + column;
         const int64_t value = (int64_t)job->first * job->shared + head; /* in the model */
         const float *rate = job->rates + 2 * row * d->heads_v + value;
-        copy(v, part_at(job, PART_V, row, 0) + first, count);
-        const struct cpu_delta_token token = {.q = part_at(job, PART_Q, row, key),
-                                              .k = part_at(job, PART_K, row, key),
+        copy_columns(v, delta_part(job, PART_V, row, 0) + first, count);
+        const struct cpu_delta_token token = {.q = delta_part(job, PART_Q, row, key),
+                                              .k = delta_part(job, PART_K, row, key),
                                               .v = v,
                                               .decay = rate[d->heads_v],
                                               .rate = rate[0]};
@@ -198,8 +198,8 @@ void cpu_delta(struct kern *kern, int state, float *y, float *in, float *rates,
     const int heads = job.heads * job.shared;
     const int64_t cost = (int64_t)batch->rows * job.width;
     run(&job, convolve, conv_items(&job), cost * (delta->width + 3));
-    run(&job, prepare, batch->rows * job.heads, 2 * cost);
+    run(&job, delta_prepare, batch->rows * job.heads, 2 * cost);
     run(&job, scan, batch->span_count * heads * kern_delta_blocks(delta),
         (int64_t)batch->rows * heads * delta->dim_k * delta->dim_v / 4);
-    run(&job, finish, batch->rows * heads, 2 * cost);
+    run(&job, delta_finish, batch->rows * heads, 2 * cost);
 }

@@ -25,7 +25,8 @@ def ask(d, messages, policy):
     answer = d.chat(messages, max_tokens=24, temperature=1, seed=3, logprobs=True, n=2,
                     kv={"policy": policy, "report": "positions"})
     choices = [[(t["token"], t["logprob"]) for t in c["logprobs"]["content"]] for c in answer["choices"]]
-    answer["usage"].pop("completion_tokens_details")  # how many guesses there were depends on measured times
+    for name in ("accepted_prediction_tokens", "rejected_prediction_tokens"):  # depend on measured times
+        answer["usage"]["completion_tokens_details"].pop(name)
     return answer["choices"][0]["message"]["content"], choices, answer["usage"]
 
 

@@ -59,4 +59,4 @@ def test_evictions_as_transformers(family, monkeypatch):
         exact, theirs = results
         off, bar = (float((x - exact).abs().max()) for x in (torch.tensor(found["logprobs"]), theirs))
         print(family, path, off, "transformers in float32:", bar)
-        assert off < 2e-5 + bar
+        assert off < 2e-5 + (bar if chunks else 0)

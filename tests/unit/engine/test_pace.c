@@ -175,7 +175,8 @@ Test(pace, the_growth_of_a_step_with_drafts) {
     cr_assert_lt(pace_growth(&pace, 9, 16), 16 / 9.0);
 }
 
-/* One slow step does not keep a number of rows from being tried for ever. */
+/* The time of a step is forgotten after a while, so that a single slow step does not keep the
+ * scheduler from ever trying that number of rows again. */
 Test(pace, times_of_drafts_are_measured_anew) {
     struct pace pace = {0};
     pace_note_drafts(&pace, 1, 10000000);
