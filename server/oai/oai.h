@@ -369,8 +369,6 @@ void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t
                       bool finished);
 /* Returns the tokens of reasoning in all choices so far. */
 uint64_t oai_reasoning_total(const struct oai_answer *answer);
-/* Writes the object with the parts of an answer's tokens. */
-void oai_render_token_details(struct buf *out, const struct oai_answer *answer);
 /* ,"kv_details":{...} of a finished answer */
 void oai_render_kv_details(struct buf *out, const struct oai_answer *answer);
 /* Writes [scores] as in chats; [] if none were requested. */

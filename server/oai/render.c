@@ -162,7 +162,9 @@ uint64_t oai_reasoning_total(const struct oai_answer *answer) {
     return sum;
 }
 
-void oai_render_token_details(struct buf *out, const struct oai_answer *answer) {
+/* Writes the object with the parts of an answer's tokens, in OpenAI's form for chats and
+ * completions. */
+static void write_token_details(struct buf *out, const struct oai_answer *answer) {
     int64_t accepted = 0, rejected = 0;
     for (int i = 0; i < oai_choice_count(answer); i++) {
         const struct engine_choice *choice = oai_choice_of(answer, i);
@@ -224,7 +226,7 @@ void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t
                 ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu64
                 "},\"completion_tokens_details\":",
                 oai_prompt_cached(answer));
-        oai_render_token_details(out, answer);
+        write_token_details(out, answer);
         oai_render_kv_details(out, answer);
     }
     buf_char(out, '}');

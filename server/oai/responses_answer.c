@@ -167,12 +167,12 @@ static void write_unscored(struct buf *out, const struct oai_answer *answer,
 
 static void write_usage(struct buf *out, const struct oai_answer *answer) {
     uint64_t prompt = oai_prompt_total(answer), tokens = oai_tokens_total(answer);
-    buf_fmt(out,
-            "{\"input_tokens\":%" PRIu64 ",\"input_tokens_details\":{\"cached_tokens\":%" PRIu64
-            ",\"cache_write_tokens\":0},\"output_tokens\":%" PRIu64 ",\"output_tokens_details\":",
-            prompt, oai_prompt_cached(answer), tokens);
-    oai_render_token_details(out, answer);
-    buf_fmt(out, ",\"total_tokens\":%" PRIu64, prompt + tokens);
+    buf_fmt(
+        out,
+        "{\"input_tokens\":%" PRIu64 ",\"input_tokens_details\":{\"cached_tokens\":%" PRIu64
+        ",\"cache_write_tokens\":0},\"output_tokens\":%" PRIu64
+        ",\"output_tokens_details\":{\"reasoning_tokens\":%" PRIu64 "},\"total_tokens\":%" PRIu64,
+        prompt, oai_prompt_cached(answer), tokens, oai_reasoning_total(answer), prompt + tokens);
     oai_render_kv_details(out, answer);
     buf_char(out, '}');
 }
