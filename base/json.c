@@ -291,7 +291,9 @@ static int read_word(struct reader *in, const char *word) {
     return 0;
 }
 
-static int value_type(int c) {
+static int value_type(const struct reader *in) {
+    const int c = peek(in);
+    if (c == 'I' && in->limits->file) return cJSON_NULL;
     switch (c) {
     case '{':
         return cJSON_Object;
@@ -314,7 +316,7 @@ static int value_type(int c) {
 static int read_value(struct reader *in, cJSON **out) {
     cJSON *node;
     skip_space(in);
-    int type = value_type(peek(in));
+    int type = value_type(in);
     if (type == cJSON_Invalid) return refuse(in, "expected a value");
     int rc = new_node(in, type, &node);
     if (rc) return rc;
@@ -336,7 +338,7 @@ static int read_value(struct reader *in, cJSON **out) {
         rc = read_word(in, "false");
         break;
     default:
-        rc = read_word(in, "null");
+        rc = read_word(in, peek(in) == 'I' ? "Infinity" : "null");
         break;
     }
     if (rc) {

@@ -30,7 +30,8 @@ struct json_limits {
     int depth; /* containers inside each other; at most JSON_MAX_DEPTH whatever is asked */
     bool unique_keys, nuls;
     /* The text is a file's: a byte-order mark in front, as some editors write it, is passed over,
-     * and a fault says what the file is if it is something else (base/kind.h). */
+     * and a fault says what the file is if it is something else (base/kind.h). Infinity, which
+     * Python writes as it stands, counts as null. */
     bool file;
     size_t nodes; /* values in the tree, each about 100 bytes of memory; 0: only `bytes` bounds */
 };

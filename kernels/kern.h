@@ -99,6 +99,7 @@ struct kern_shape {
     int shared_ff;          /* width of the network that every token uses beside experts; 0: none */
     int conv_channels;      /* channels of layers with a short convolution; 0: there is none */
     int delta_heads;        /* key heads of layers with a gated delta rule; 0: there is none */
+    int mamba_heads;        /* heads of Mamba-2 layers; 0: there is none */
 };
 
 /* ---- How a sequence evicts ---- */
@@ -119,8 +120,8 @@ struct kern_shape {
 #define KERN_GAMMA_MAX        16   /* largest kern_classes.gamma */
 #define KERN_LAG_MAX          1024 /* largest kern_redundancy.lag */
 #define KERN_TAPS_MAX         16   /* largest width of a short convolution, from 2 */
-#define KERN_DELTA_DIM_MAX    256  /* largest kern_delta.dim_k */
-#define KERN_DELTA_COLUMNS    16   /* columns of a state's matrix that lie side by side */
+#define KERN_STATE_ROWS_MAX   256  /* largest kern_delta.dim_k and kern_mamba.dim_state */
+#define KERN_STATE_COLUMNS    16   /* columns of a state's matrix that lie side by side */
 
 /* The score of an entry. One list makes the enum and, for tests, the names. */
 #define KERN_SCORE_MAP(X)                                                                          \
@@ -433,8 +434,9 @@ struct kern_gate;
  * float32 numbers, zeros before its first token. It lies in pages of the pool, so that it is shared
  * by forks, copied before it is written, counted and freed as entries are. Its numbers belong to
  * units (channels, heads), one unit's numbers after another's; with several ranks each has an equal
- * number of consecutive units. Evictions, budgets and shifts concern entries alone. A state cannot
- * go back: `truncate` refuses slots that have one.
+ * number of consecutive units, and all have the numbers before the first unit (state_shared).
+ * Evictions, budgets and shifts concern entries alone. A state cannot go back: `truncate` refuses
+ * slots that have one.
  *
  * A page holds `page_slots` entries of ONE (layer, KV head) of one sequence: keys after RoPE at
  * the place of their token, values, and side records that move with the entry: pos int32, log_beta
@@ -448,6 +450,8 @@ struct kern_cache_options {
     /* Layers with a recurrent state, which the cache numbers by themselves, and the numbers of each
      * state. */
     int states, state_floats;
+    int state_shared;  /* numbers of a state in front of its units */
+    int state_heads;   /* heads of which a step keeps a number for each row (kern_ops.mamba); 0 */
     int64_t pages;     /* pages of each rank's pool (kernels/ranks.h); zeroed once */
     int slots;         /* sequences plus retained conversations */
     int max_positions; /* places of the model: upper bound of a stream's length and, in sequences
@@ -469,6 +473,11 @@ struct kern_cache_options {
     int rows_max, logits_max, vocab;
     bool qk_norm_wide;
 };
+
+/* The numbers of a state on each of `ranks` ranks. */
+static inline int kern_state_part(const struct kern_cache_options *options, int ranks) {
+    return options->state_shared + (options->state_floats - options->state_shared) / ranks;
+}
 
 struct kern_cache_info {
     int page_slots;     /* entries per page */
@@ -575,9 +584,25 @@ struct kern_delta {
     float eps;          /* the norm's */
 };
 
-/* Blocks of columns of a value head's matrix, the last one padded. */
-static inline int kern_delta_blocks(const struct kern_delta *delta) {
-    return (delta->dim_v + KERN_DELTA_COLUMNS - 1) / KERN_DELTA_COLUMNS;
+/* Mamba-2 (arXiv 2405.21060). Heads of a group, which follow each other, have B and C together. */
+struct kern_mamba {
+    int heads, groups; /* those of the model */
+    int dim;           /* numbers of a head */
+    int dim_state;     /* numbers of B and of C; a multiple of 4 */
+    int width;         /* tokens that a convolution sees */
+    /* Backend memory, of the model. Channels: x of all heads, then B, then C of all groups. */
+    const float *taps;      /* [channels, width] */
+    const float *conv_bias; /* [channels], or NULL */
+    const float *decay;     /* [heads], negative */
+    const float *bias;      /* [heads] */
+    const float *skip;      /* [heads] */
+    const float *norm;      /* [heads * dim], or NULL: there is none */
+    float eps;              /* the norm's */
+};
+
+/* Blocks of columns of a state's matrix that has `columns` of them, the last one padded. */
+static inline int kern_state_blocks(int columns) {
+    return (columns + KERN_STATE_COLUMNS - 1) / KERN_STATE_COLUMNS;
 }
 
 /* The numbers of a state that belong to a key head: its channels of width - 1 numbers, the oldest
@@ -585,7 +610,17 @@ static inline int kern_delta_blocks(const struct kern_delta *delta) {
 static inline int kern_delta_head_floats(const struct kern_delta *delta) {
     const int shared = delta->heads_v / delta->heads_k;
     return (delta->width - 1) * (2 * delta->dim_k + shared * delta->dim_v) +
-           shared * kern_delta_blocks(delta) * KERN_DELTA_COLUMNS * delta->dim_k;
+           shared * kern_state_blocks(delta->dim_v) * KERN_STATE_COLUMNS * delta->dim_k;
+}
+
+/* The numbers of a state that belong to B's and C's channels, width - 1 for each, the oldest first,
+ * and to a head: those of its channels, then its matrix. */
+static inline int kern_mamba_shared_floats(const struct kern_mamba *mamba) {
+    return 2 * mamba->groups * mamba->dim_state * (mamba->width - 1);
+}
+static inline int kern_mamba_head_floats(const struct kern_mamba *mamba) {
+    return (mamba->width - 1) * mamba->dim +
+           kern_state_blocks(mamba->dim) * KERN_STATE_COLUMNS * mamba->dim_state;
 }
 
 /* ---- Sampling ---- */
@@ -761,6 +796,15 @@ struct kern_ops {
      * heads (kern_delta_head_floats). NULL: this backend has none. */
     void (*delta)(struct kern *kern, int state, float *y /* [rows, heads_v * dim_v] */, float *in,
                   float *rates, const struct kern_delta *delta, const struct kern_batch *batch);
+    /* Mamba-2. Rows of `in` are [z | x] of all heads; rows of `shared`, whole on every rank, are
+     * [B | C] of all groups, then [dt] of all heads; both are used up. x, B and C become SiLU of
+     * their short convolutions. For each token and head, with r = softplus(dt + bias),
+     *   S <- exp(decay r) S + B (x) r x,  y = C S + skip x,
+     * then y <- y SiLU(z) and, with a norm, y <- norm rms(y) over the heads of a group together.
+     * States as for short_conv; their units are heads (kern_mamba_head_floats), in front of which
+     * are the numbers of B's and C's channels. NULL: this backend has none. */
+    void (*mamba)(struct kern *kern, int state, float *y /* [rows, heads * dim] */, float *in,
+                  float *shared, const struct kern_mamba *mamba, const struct kern_batch *batch);
     /* Measures what the layer's entries are worth to the step's queries: kernels/worth.h. NULL:
      * this backend cannot. */
     int (*worth)(struct kern *kern, int layer, const struct kern_worth *worth, const float *heads,

@@ -701,6 +701,45 @@ static void op_delta(struct kern *kern, int state, float *y, float *in, float *r
     ranks_each(ranks, delta_on, &op);
 }
 
+struct mamba_op {
+    struct view in, shared, y, taps, conv_bias, decay, bias, skip, norm;
+    const struct kern_mamba *mamba;
+    const struct kern_batch *batch;
+    int state;
+};
+
+static void mamba_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct mamba_op *op = arg;
+    struct kern_mamba mamba = *op->mamba;
+    mamba.taps = on(op->taps, rank);
+    mamba.conv_bias = on(op->conv_bias, rank);
+    mamba.decay = on(op->decay, rank);
+    mamba.bias = on(op->bias, rank);
+    mamba.skip = on(op->skip, rank);
+    mamba.norm = on(op->norm, rank);
+    kern->ops->mamba(kern, op->state, on(op->y, rank), on(op->in, rank), on(op->shared, rank),
+                     &mamba, op->batch);
+}
+
+static void op_mamba(struct kern *kern, int state, float *y, float *in, float *shared,
+                     const struct kern_mamba *mamba, const struct kern_batch *batch) {
+    struct ranks *ranks = ranks_of(kern);
+    struct mamba_op op = {.in = view_as(ranks, in, true),
+                          .shared = view_as(ranks, shared, false),
+                          .y = view_to(ranks, y, true),
+                          .taps = view_as(ranks, mamba->taps, false),
+                          .conv_bias = view_as(ranks, mamba->conv_bias, false),
+                          .decay = view_as(ranks, mamba->decay, false),
+                          .bias = view_as(ranks, mamba->bias, false),
+                          .skip = view_as(ranks, mamba->skip, false),
+                          .norm = view_as(ranks, mamba->norm, false),
+                          .mamba = mamba,
+                          .batch = batch,
+                          .state = state};
+    ranks_each(ranks, mamba_on, &op);
+}
+
 /* ---- Sampling, the end ---- */
 
 struct syncing {
@@ -806,6 +845,7 @@ static const struct kern_ops table = {
     .attend = op_attend,
     .short_conv = op_short_conv,
     .delta = op_delta,
+    .mamba = op_mamba,
     .evict = ranks_evict,
     .truncate = ranks_truncate,
     .shift = ranks_shift,
@@ -852,6 +892,7 @@ static void fill_ops(struct ranks *ranks) {
     if (!own->shift) ranks->ops.shift = NULL;
     if (!own->short_conv) ranks->ops.short_conv = NULL;
     if (!own->delta) ranks->ops.delta = NULL;
+    if (!own->mamba) ranks->ops.mamba = NULL;
     if (!own->cache_fit) ranks->ops.cache_fit = NULL;
     if (!own->bind) ranks->ops.bind = NULL;
 }

@@ -41,7 +41,7 @@ int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options
     }
     ranks->own.heads_q = ranks->heads[0].heads_q;
     ranks->own.heads_kv = ranks->heads[0].heads_kv;
-    ranks->own.state_floats /= ranks->count;
+    ranks->own.state_floats = kern_state_part(options, ranks->count);
     if (options->states > 0)
         ranks->state_pages = (ranks->own.state_floats + info.state_slots - 1) / info.state_slots;
     ranks->lengths = mem_try_alloc((size_t)ranks->count * own_streams(ranks), sizeof(int32_t));
@@ -435,13 +435,13 @@ static int state_of(const struct ranks *ranks, int block) {
     return block - 1 - stream_count(ranks);
 }
 
-/* Every rank has a part of the state's block, in the order of the ranks. */
+/* Every rank has a part of the state's block, in the order of the ranks, behind what all have. */
 static struct copying state_block(const struct ranks *ranks, int slot, int block) {
     return (struct copying){
         .slot = slot, .block = 1 + (int)own_streams(ranks) + state_of(ranks, block), .only = -1};
 }
 
-/* Exports block 0 of all ranks, `own` bytes each. */
+/* Exports a block of all ranks, `own` bytes each. */
 static int export_parts(struct ranks *ranks, struct copying *copying, char **parts, size_t *own) {
     ranks_each(ranks, size_on, copying);
     *own = copying->size[0];
@@ -464,21 +464,35 @@ static size_t size_of_whole(const struct ranks *ranks, size_t own) {
 
 static int export_state(struct ranks *ranks, int slot, int block, void *to) {
     struct copying copying = state_block(ranks, slot, block);
-    const struct snapshot_shape part = own_shape(ranks);
-    for (int r = 0; r < ranks->count; r++)
-        copying.to[r] = (char *)to + (size_t)r * snapshot_state_size(&part);
-    ranks_each(ranks, export_on, &copying);
-    return ranks_error(ranks, copying.codes);
+    const size_t shared = (size_t)ranks->own.state_shared * sizeof(float);
+    char *parts = NULL;
+    size_t own;
+    int rc = export_parts(ranks, &copying, &parts, &own);
+    if (!rc) memcpy(to, parts, shared);
+    for (int r = 0; r < ranks->count && !rc; r++)
+        memcpy((char *)to + shared + (size_t)r * (own - shared), parts + (size_t)r * own + shared,
+               own - shared);
+    mem_free(parts);
+    return rc;
 }
 
 static int import_state_parts(struct ranks *ranks, int slot, int block,
                               const struct kern_block *from) {
     struct copying copying = state_block(ranks, slot, block);
     const struct snapshot_shape part = own_shape(ranks);
-    const size_t size = snapshot_state_size(&part);
-    for (int r = 0; r < ranks->count; r++)
-        copying.from[r] = (struct kern_block){(const char *)from->data + (size_t)r * size, size};
+    const size_t own = snapshot_state_size(&part);
+    const size_t shared = (size_t)ranks->own.state_shared * sizeof(float);
+    char *parts = mem_try_alloc((size_t)ranks->count, own);
+    if (!parts) return ERR_NOMEM;
+    for (int r = 0; r < ranks->count; r++) {
+        char *to = parts + (size_t)r * own;
+        memcpy(to, from->data, shared);
+        memcpy(to + shared, (const char *)from->data + shared + (size_t)r * (own - shared),
+               own - shared);
+        copying.from[r] = (struct kern_block){to, own};
+    }
     ranks_each(ranks, import_on, &copying);
+    mem_free(parts);
     return ranks_error(ranks, copying.codes);
 }
 

@@ -95,6 +95,8 @@ int shard_check(int ranks, const struct kern_shape *shape, struct fault *fault) 
         return refuse(fault, ranks, shape->conv_channels, "channels of short convolutions");
     if (shape->delta_heads % ranks)
         return refuse(fault, ranks, shape->delta_heads, "key heads of gated delta rules");
+    if (shape->mamba_heads % ranks)
+        return refuse(fault, ranks, shape->mamba_heads, "heads of Mamba-2 layers");
     if (shape->vocab < ranks) return refuse(fault, ranks, shape->vocab, "tokens");
     return 0;
 }

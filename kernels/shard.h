@@ -5,9 +5,10 @@
  *   gate, up (rows); glu                   d_ff, of every expert, too
  *   short convolutions; recurrent states   channels
  *   delta rules (rows); recurrent states   their key heads, whole groups of value heads with each
+ *   Mamba-2 (rows of z and x); states      heads
  *   o, down (columns)                      query heads, d_ff: results are sums over ranks
  *   embedding, LM head (rows)              vocabulary: results are gathered
- *   norms, residual, router,
+ *   norms, residual, router, Mamba-2's B, C and dt,
  *   gate's hidden layer                    not at all: every rank has all of it
  *
  * More ranks than KV heads share each head: all of them hold its entries and observe the attention

@@ -91,8 +91,8 @@ static void add_slot(struct summing *s, const struct slot *slot, int layer) {
 }
 
 static int64_t widest_row(const struct model_config *config) {
-    const int64_t widths[] = {config->d_model, q_width(config), dense_width(config),
-                              config->shared_ff, delta_width(config)};
+    const int64_t widths[] = {config->d_model,   q_width(config),     dense_width(config),
+                              config->shared_ff, delta_width(config), mamba_width(config)};
     int64_t most = 0;
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
         if (widths[i] > most) most = widths[i];

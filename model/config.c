@@ -85,9 +85,13 @@ struct family {
     bool qk_norm_by_flag;      /* use_qk_norm decides */
     bool mixtral_names;        /* see struct model_config */
     bool lfm2;                 /* layers with a short convolution; names of its own */
-    bool delta;      /* gated delta rules; a gate beside each head's query; norms by 1 + w */
-    bool qwen3_next; /* see struct model_config */
-    bool muse;       /* gates, fixed norms of embeddings, queries and keys, scaled logits */
+    bool delta;          /* gated delta rules; a gate beside each head's query; norms by 1 + w */
+    bool qwen3_next;     /* see struct model_config */
+    bool mamba;          /* layers of Mamba-2 */
+    bool granite_hybrid; /* names of its own, and position_embedding_type says whether layers rotate
+                          */
+    const char *shared_width; /* the field that has the width of the network beside experts */
+    bool muse; /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */
     int heads_q, heads_kv, vocab, positions;
 };
@@ -171,6 +175,9 @@ static const struct family families[] = {
     {"Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", 256, .partial_rotary = 0.25, .qk_norm = true,
      .experts = EXPERTS_SOME_LAYERS, .experts_normalised = true, .stacked_experts = true,
      .shared_gate_ff = 512, .delta = true},
+    {"GraniteMoeHybridForCausalLM", "granitemoehybrid", 0, .factors = true,
+     .experts = EXPERTS_ALL_LAYERS, .mamba = true, .granite_hybrid = true,
+     .shared_width = "shared_intermediate_size"},
     {"Ministral3ForCausalLM", "ministral3", 128, .rms_eps = 1e-5, .windows = WINDOWS_ALL,
      .query_scale = true},
 };
@@ -188,7 +195,6 @@ static const char *reason_of(const char *name) {
         {"deepseek", " (attention over latent vectors)"},
         {"NemotronH", " (layers with a recurrent state)"},
         {"FalconH1", " (layers with a recurrent state)"},
-        {"GraniteMoeHybrid", " (layers with a recurrent state)"},
         {"Gemma4", " (layers of several widths, keys and values shared between layers)"},
         {"Gemma3n", " (embeddings for each layer, keys and values shared between layers)"},
         {"Llama4", " (its shared expert, and attention in chunks)"},
@@ -205,7 +211,8 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
         "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Ministral, Ministral3, SeedOss, Ernie4_5, "
         "Glm, Glm4, Glm4Moe, Dots1, Ernie4_5_Moe, MiniMaxM2, Qwen2Moe, Qwen3Moe, Mixtral, Olmoe, "
-        "Lfm2, Lfm2Moe, Qwen3Next, Qwen3_5, Qwen3_5Moe, GptOss (ForCausalLM); the text of Qwen3VL, "
+        "Lfm2, Lfm2Moe, Qwen3Next, Qwen3_5, Qwen3_5Moe, GraniteMoeHybrid, GptOss (ForCausalLM); "
+        "the text of Qwen3VL, "
         "Qwen3VLMoe, Qwen2_5_VL, Qwen3_5, Qwen3_5Moe, Gemma3, Mistral3, MuseGlimmer "
         "(ForConditionalGeneration)",
         value, reason_of(value));
@@ -549,6 +556,8 @@ static const struct own_field {
     OWN("linear_value_head_dim", delta),
     OWN("linear_conv_kernel_dim", delta),
     OWN("full_attention_interval", delta),
+    OWN("mamba_n_heads", mamba),
+    OWN("shared_intermediate_size", shared_width),
     OWN("routed_scaling_factor", scaled),
     OWN("n_group", groups),
     OWN("topk_group", groups),
@@ -567,7 +576,10 @@ static bool owns(const struct family *family, const struct own_field *field) {
 /* Fields that mean another computation whenever they are there at all. */
 static int refuse_present(const cJSON *root, const struct family *family, struct fault *fault) {
     static const char *const fields[] = {
-        "quantization", "text_config", "logit_scale", "shared_intermediate_size", "clip_qkv",
+        "quantization",
+        "text_config",
+        "logit_scale",
+        "clip_qkv",
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (json_get(root, fields[i]))
@@ -633,10 +645,13 @@ static int read_layer_types(const cJSON *types, const struct family *family, int
         const char *name = cJSON_IsString(type) ? type->valuestring : "";
         bool sliding = strcmp(name, "sliding_attention") == 0;
         const bool conv = family->lfm2 && strcmp(name, "conv") == 0;
-        if (conv || (family->delta && strcmp(name, "linear_attention") == 0)) {
-            out->per_layer[layer++].mixer = conv ? MIXER_CONV : MIXER_DELTA;
+        const bool linear = strcmp(name, "linear_attention") == 0;
+        const bool mamba = family->mamba && (linear || strcmp(name, "mamba") == 0);
+        if (conv || mamba || (family->delta && linear)) {
+            out->per_layer[layer++].mixer = conv ? MIXER_CONV : mamba ? MIXER_MAMBA : MIXER_DELTA;
             continue;
         }
+        if (family->mamba && strcmp(name, "attention") == 0) name = "full_attention";
         if (sliding ? family->windows == WINDOWS_NONE : strcmp(name, "full_attention") != 0)
             return fault_set(fault, ERR_UNSUPPORTED, "layer_types",
                              "\"%.64s\" is not supported in %s models", name, family->model_type);
@@ -704,6 +719,19 @@ static int read_thetas(const cJSON *root, struct model_config *out, struct fault
     return 0;
 }
 
+/* transformers, GraniteMoeHybrid: all layers rotate, or none. */
+static int read_positions(const cJSON *root, struct model_config *out, struct fault *fault) {
+    static const char name[] = "position_embedding_type";
+    const char *type = "nope";
+    int rc = json_str(root, NULL, name, &type, fault);
+    if (!rc && strcmp(type, "nope") != 0 && strcmp(type, "rope") != 0)
+        rc = fault_set(fault, ERR_UNSUPPORTED, name,
+                       "\"%.64s\" is not supported: \"nope\" or \"rope\"", type);
+    for (int i = 0; i < out->layers && !rc; i++)
+        out->per_layer[i].rotated = strcmp(type, "rope") == 0;
+    return rc;
+}
+
 /* "no_rope_layers" has 1 for a layer that rotates, in spite of its name. */
 static int read_rotated(const cJSON *root, const struct family *family, struct model_config *out,
                         struct fault *fault) {
@@ -715,6 +743,7 @@ static int read_rotated(const cJSON *root, const struct family *family, struct m
     const int64_t shift = family->from_last ? out->layers % every : 0;
     for (int i = 0; i < out->layers; i++)
         out->per_layer[i].rotated = !every || (i + 1 - shift) % every != 0;
+    if (family->granite_hybrid) return read_positions(root, out, fault);
     if (json_get(root, "layer_rope_theta")) return read_thetas(root, out, fault);
     if (!list) return 0;
     if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != out->layers)
@@ -855,8 +884,9 @@ static int read_shared(const cJSON *root, const struct family *family, struct mo
     const char *key = first_key(root, "moe_num_shared_experts", NULL, NULL, "n_shared_experts");
     int64_t count = has_field(root, key) ? 0 : family->shared_count, width = family->shared_gate_ff;
     int rc = json_int(root, NULL, key, 1, 1024, &count, fault);
-    if (!rc && family->shared_gate_ff)
-        rc = json_int(root, NULL, "shared_expert_intermediate_size", 1, 1 << 20, &width, fault);
+    const char *width_key =
+        family->shared_gate_ff ? "shared_expert_intermediate_size" : family->shared_width;
+    if (!rc && width_key) rc = json_int(root, NULL, width_key, 1, 1 << 20, &width, fault);
     if (rc) return rc;
     if (family->shared_experts) width = count * out->expert_ff;
     if (width > 1 << 20)
@@ -880,8 +910,9 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
                                 all ? "intermediate_size" : "moe_intermediate_size"};
     const int64_t most[] = {1024, 64, 1 << 20};
     int64_t values[3] = {0};
-    if (some && !json_get(root, count_key) && cJSON_GetObjectItemCaseSensitive(root, "num_experts"))
-        return 0; /* none: every layer is dense */
+    const bool says_none = !json_get(root, count_key) &&
+                           (has_field(root, "num_experts") || has_field(root, "num_local_experts"));
+    if (says_none && (some || family->granite_hybrid)) return 0; /* every layer is dense */
     for (size_t i = 0; i < 3; i++) {
         if (!json_get(root, keys[i])) return fault_set(fault, ERR_INVALID, keys[i], "missing");
         int rc = json_int(root, NULL, keys[i], 1, most[i], &values[i], fault);
@@ -997,7 +1028,7 @@ static int read_delta(const cJSON *root, const struct family *family, struct mod
         int64_t absent, most;
     } sizes[] = {{"linear_num_key_heads", 16, 1024},
                  {"linear_num_value_heads", 32, 1024},
-                 {"linear_key_head_dim", 128, KERN_DELTA_DIM_MAX},
+                 {"linear_key_head_dim", 128, KERN_STATE_ROWS_MAX},
                  {"linear_value_head_dim", 128, 1024},
                  {"linear_conv_kernel_dim", 4, KERN_TAPS_MAX}};
     int64_t n[5];
@@ -1030,6 +1061,72 @@ static int read_delta(const cJSON *root, const struct family *family, struct mod
                                      .dim_v = (int)n[3],
                                      .width = (int)n[4]};
     return 0;
+}
+
+/* A field beside Mamba-2 that has one value only. */
+static int refuse_mamba(const cJSON *root, struct fault *fault) {
+    /* from 0 to infinity, which is null here, or transformers' object */
+    const cJSON *limit = json_get(root, "time_step_limit"), *item;
+    bool bias = false, limited = false;
+    int rc = json_bool(root, NULL, "mamba_proj_bias", &bias, fault);
+    if (rc) return rc;
+    cJSON_ArrayForEach(item, limit) {
+        const bool least = item == limit->child && cJSON_IsNumber(item) && item->valuedouble <= 0;
+        limited = limited || !(least || cJSON_IsNull(item) || cJSON_IsObject(item));
+    }
+    if (!bias && !limited) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, bias ? "mamba_proj_bias" : "time_step_limit",
+                     "%s is not supported", bias ? "true" : "a limit of steps");
+}
+
+/* transformers, the Mamba-2 layers of GraniteMoeHybrid, FalconH1 and NemotronH. */
+static int read_mamba(const cJSON *root, const struct family *family, struct model_config *out,
+                      struct fault *fault) {
+    static const struct {
+        const char *key;
+        int64_t absent, most;
+    } sizes[] = {{"mamba_n_heads", 128, 4096},
+                 {"mamba_n_groups", 1, 4096},
+                 {"mamba_d_state", 256, KERN_STATE_ROWS_MAX},
+                 {"mamba_d_conv", 4, KERN_TAPS_MAX},
+                 {"mamba_expand", 2, 64}};
+    const cJSON *head = json_get(root, "mamba_d_head");
+    int64_t n[5], dim = 0;
+    int rc = refuse_mamba(root, fault);
+    for (size_t i = 0; i < 5 && !rc; i++) {
+        n[i] = sizes[i].absent;
+        rc = json_int(root, NULL, sizes[i].key, i == 3 ? 2 : 1, sizes[i].most, &n[i], fault);
+    }
+    if (!rc && !(head && cJSON_IsString(head))) /* "auto" */
+        rc = json_int(root, NULL, "mamba_d_head", 1, 1024, &dim, fault);
+    out->conv_bias = true;
+    if (!rc) rc = json_bool(root, NULL, "mamba_conv_bias", &out->conv_bias, fault);
+    if (rc) return rc;
+    if (!dim) dim = n[4] * out->d_model / n[0];
+    if (n[0] % n[1] || !dim)
+        return fault_set(fault, ERR_INVALID, "mamba_n_heads", "%lld heads in %lld groups",
+                         (long long)n[0], (long long)n[1]);
+    if (n[2] % 4)
+        return fault_set(fault, ERR_UNSUPPORTED, "mamba_d_state", "%lld is not a multiple of 4",
+                         (long long)n[2]);
+    out->mamba_names = family->granite_hybrid;
+    if (!out->state_layers) return 0;
+    out->conv_width = (int)n[3];
+    out->mamba = (struct kern_mamba){.heads = (int)n[0],
+                                     .groups = (int)n[1],
+                                     .dim = (int)dim,
+                                     .dim_state = (int)n[2],
+                                     .width = (int)n[3],
+                                     .eps = out->post_eps};
+    return 0;
+}
+
+/* transformers, GraniteMoeHybrid: without experts the network beside them is the only one. */
+static int read_granite_width(const cJSON *root, struct model_config *out, struct fault *fault) {
+    int64_t width = 1024;
+    int rc = json_int(root, NULL, "shared_intermediate_size", 1, 1 << 20, &width, fault);
+    if (!rc) out->d_ff = (int)width;
+    return rc;
 }
 
 /* Null means none; an absent cap is the family's. */
@@ -1104,6 +1201,8 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc && family->muse) rc = read_muse(root, out, fault);
     if (!rc && family->lfm2) rc = read_lfm2(root, family, out, fault);
     if (!rc && family->delta) rc = read_delta(root, family, out, fault);
+    if (!rc && family->mamba) rc = read_mamba(root, family, out, fault);
+    if (!rc && family->granite_hybrid) rc = read_granite_width(root, out, fault);
     if (!rc && family->attend_cap > 0)
         rc = read_cap(root, "attn_logit_softcapping", family->attend_cap, &out->attend_cap, fault);
     if (!rc && family->logit_cap > 0)
@@ -1312,27 +1411,34 @@ int model_config_sliding_window(const struct model_config *config) {
 /* The numbers of a layer's recurrent state. */
 static int state_floats(const struct model_config *config) {
     if (!config->state_layers) return 0;
+    if (config->mamba.heads)
+        return kern_mamba_shared_floats(&config->mamba) +
+               config->mamba.heads * kern_mamba_head_floats(&config->mamba);
     return config->delta.heads_k ? config->delta.heads_k * kern_delta_head_floats(&config->delta)
                                  : config->d_model * (config->conv_width - 1);
 }
 
 struct kern_cache_options model_cache_options(const struct model_config *config) {
-    return (struct kern_cache_options){.layers = config->cache_layers,
-                                       .heads_q = config->heads_q,
-                                       .heads_kv = config->heads_kv,
-                                       .head_dim = config->head_dim,
-                                       .states = config->state_layers,
-                                       .state_floats = state_floats(config),
-                                       .inv_freq = config->inv_freq,
-                                       .rotations = config->rotations,
-                                       .vocab = config->vocab,
-                                       .qk_norm_wide = config->qk_norm_wide};
+    return (struct kern_cache_options){
+        .layers = config->cache_layers,
+        .heads_q = config->heads_q,
+        .heads_kv = config->heads_kv,
+        .head_dim = config->head_dim,
+        .states = config->state_layers,
+        .state_floats = state_floats(config),
+        .state_shared = config->mamba.heads ? kern_mamba_shared_floats(&config->mamba) : 0,
+        .state_heads = config->mamba.heads,
+        .inv_freq = config->inv_freq,
+        .rotations = config->rotations,
+        .vocab = config->vocab,
+        .qk_norm_wide = config->qk_norm_wide};
 }
 
 int64_t model_state_pages(const struct model_config *config, const struct kern_cache_info *info,
                           int ranks) {
     if (!config->state_layers) return 0;
-    const int64_t floats = state_floats(config) / ranks, slots = info->state_slots;
+    const struct kern_cache_options options = model_cache_options(config);
+    const int64_t floats = kern_state_part(&options, ranks), slots = info->state_slots;
     return config->state_layers * ((floats + slots - 1) / slots);
 }
 

@@ -39,8 +39,9 @@ static const struct architecture {
     bool sigmoid;              /* sigmoids of a router's logits decide, not their softmax */
     bool qk_norm_told;         /* files may have norms of queries and keys */
     bool still_globals;        /* layers without a window do not rotate */
-    bool convs;                /* layers without key/value heads are short convolutions */
+    const char *headless;      /* the type of layers without key/value heads, "layer_types" */
     bool delta;                /* files may list layers with a recurrent state */
+    bool mamba;                /* layers of Mamba-2 */
     int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
                         head in the embeddings, else by the head's own (llama.cpp's rule) */
 } architectures[] = {
@@ -79,11 +80,17 @@ static const struct architecture {
      .logit_scale = "output_multiplier",
      .still_globals = true},
     {.name = "mistral3", .type = "ministral3", .permuted = true, .windows_said = true},
-    {.name = "lfm2", .type = "lfm2", .convs = true},
-    {.name = "lfm2moe", .type = "lfm2_moe", .sigmoid = true, .convs = true},
+    {.name = "lfm2", .type = "lfm2", .headless = "conv"},
+    {.name = "lfm2moe", .type = "lfm2_moe", .sigmoid = true, .headless = "conv"},
     {.name = "qwen3next", .type = "qwen3_next", .delta = true},
     {.name = "qwen35", .type = "qwen3_5_text", .sections = true, .delta = true},
     {.name = "qwen35moe", .type = "qwen3_5_moe_text", .sections = true, .delta = true},
+    {.name = "granitehybrid",
+     .type = "granitemoehybrid",
+     .permuted = true,
+     .logit_scale = "logits_scaling",
+     .headless = "mamba",
+     .mamba = true},
 };
 
 static const struct architecture *find_architecture(const char *name) {
@@ -130,14 +137,24 @@ static const struct row config_rows[] = {
     {".nextn_predict_layers", "num_nextn_predict_layers", KIND_MORE},
     {".expert_shared_feed_forward_length", "shared_expert_intermediate_size", KIND_MORE},
     {".shortconv.l_cache", "conv_L_cache", KIND_MORE},
-    {".ssm.group_count", "linear_num_key_heads", KIND_MORE},
-    {".ssm.time_step_rank", "linear_num_value_heads", KIND_MORE},
-    {".ssm.state_size", "linear_key_head_dim", KIND_MORE},
-    {".ssm.conv_kernel", "linear_conv_kernel_dim", KIND_MORE},
     {".full_attention_interval", "full_attention_interval", KIND_MORE},
     {".rope.freq_base", "rope_theta", KIND_NUM},
     {".rope.freq_base_swa", "rope_local_base_freq", KIND_NUM},
     {"tokenizer.ggml.bos_token_id", "bos_token_id", KIND_TOKEN},
+};
+
+static const struct row delta_rows[] = {
+    {".ssm.group_count", "linear_num_key_heads", KIND_MORE},
+    {".ssm.time_step_rank", "linear_num_value_heads", KIND_MORE},
+    {".ssm.state_size", "linear_key_head_dim", KIND_MORE},
+    {".ssm.conv_kernel", "linear_conv_kernel_dim", KIND_MORE},
+};
+
+static const struct row mamba_rows[] = {
+    {".ssm.group_count", "mamba_n_groups", KIND_MORE},
+    {".ssm.time_step_rank", "mamba_n_heads", KIND_MORE},
+    {".ssm.state_size", "mamba_d_state", KIND_MORE},
+    {".ssm.conv_kernel", "mamba_d_conv", KIND_MORE},
 };
 
 static const struct row generation_rows[] = {
@@ -167,6 +184,7 @@ static const struct row other_names[] = {
     {KV_HEADS, "num_key_value_heads", KIND_INT},
     {KV_HEADS, "layer_types", KIND_INT},
     {".ssm.inner_size", "linear_value_head_dim", KIND_INT},
+    {".ssm.inner_size", "mamba_d_head", KIND_INT},
     {".expert_weights_scale", "routed_scaling_factor", KIND_NUM},
     {"tokenizer.ggml.eos_token_id", "eos_token_id", KIND_INT},
 };
@@ -310,18 +328,39 @@ static void read_mtp(const struct translation *t) {
 
 /* ---- Layers with a recurrent state ---- */
 
-/* Files have the width of all value heads together. Layers that predict further tokens are listed
- * behind the others. */
+/* Does any layer have the tensor? */
+static bool in_a_layer(const struct translation *t, enum role role) {
+    char name[TENSOR_NAME_MAX];
+    for (int i = 0; i < LAYERS_MAX; i++) {
+        tensor_name(name, NAMING_GGUF_MAMBA, role, i, 0);
+        if (weights_find(t->weights, name)) return true;
+    }
+    return false;
+}
+
+/* Sizes. Files have the width of all heads together. */
+static int translate_states(const struct translation *t) {
+    const bool mamba = t->row->mamba;
+    int64_t width = 0;
+    if (!mamba && !t->row->delta) return 0;
+    int rc = mamba ? COPY_ROWS(t, mamba_rows, t->config) : COPY_ROWS(t, delta_rows, t->config);
+    if (!rc) rc = get_int(t, ".ssm.inner_size", &width);
+    if (mamba &&
+        !cJSON_AddBoolToObject(t->config, "mamba_conv_bias", in_a_layer(t, ROLE_MAMBA_CONV_BIAS)))
+        return no_memory(t);
+    const cJSON *heads = json_get(t->config, mamba ? "mamba_n_heads" : "linear_num_value_heads");
+    if (rc || !heads || width <= 0) return rc;
+    return set_num(t, t->config, mamba ? "mamba_d_head" : "linear_value_head_dim",
+                   (double)width / heads->valuedouble);
+}
+
+/* Layers that predict further tokens are listed behind the others. */
 static int translate_delta(const struct translation *t) {
     static const char list[] = ".attention.recurrent_layers";
-    const cJSON *heads = json_get(t->config, "linear_num_value_heads");
     const cJSON *layers = json_get(t->config, "num_hidden_layers");
-    int64_t width = 0;
     char key[KEY_MAX];
-    int rc = get_int(t, ".ssm.inner_size", &width);
+    int rc = translate_states(t);
     if (rc || !t->row->delta) return rc;
-    if (heads && width > 0)
-        rc = set_num(t, t->config, "linear_value_head_dim", (double)width / heads->valuedouble);
     const struct gguf_value *value = gguf_find(t->gguf, key_of(t, list, key));
     if (rc || !value) return rc;
     rc = gguf_array(t->gguf, key, GGUF_BOOL, &value, t->fault);
@@ -336,10 +375,29 @@ static int translate_delta(const struct translation *t) {
     return rc || types ? rc : no_memory(t);
 }
 
+/* Files of Granite 4-H have one width of networks, of experts where there are any, and that of the
+ * network beside them. A switch says that attention does not rotate. */
+static int translate_granite(const struct translation *t) {
+    const bool routed = json_get(t->config, "num_local_experts");
+    bool rotates = true;
+    char key[KEY_MAX];
+    int64_t width = 0;
+    int rc = gguf_bool(t->gguf, key_of(t, ".rope.scaling.finetuned", key), &rotates, t->fault);
+    if (!rc)
+        rc = get_int(t, routed ? ".expert_shared_feed_forward_length" : ".feed_forward_length",
+                     &width);
+    if (rc) return rc;
+    cJSON_DeleteItemFromObjectCaseSensitive(t->config, "shared_expert_intermediate_size");
+    if (!cJSON_AddStringToObject(t->config, "position_embedding_type", rotates ? "rope" : "nope") ||
+        (!routed && !cJSON_AddNullToObject(t->config, "num_local_experts")))
+        return no_memory(t);
+    return set_num(t, t->config, "shared_intermediate_size", (double)width);
+}
+
 /* ---- Heads and the rotation ---- */
 
-/* Reads a value that is one number, or one for each layer: all equal, or 0 where the layer is a
- * short convolution. */
+/* Reads a value that is one number, or one for each layer: all equal, or 0 where the layer has a
+ * recurrent state. */
 static int read_kv_heads(const struct translation *t) {
     char key[KEY_MAX];
     const struct gguf_value *value = gguf_find(t->gguf, key_of(t, KV_HEADS, key));
@@ -350,13 +408,13 @@ static int read_kv_heads(const struct translation *t) {
                           : get_int(t, KV_HEADS, &heads);
     if (!rc && value->array && value->count > LAYERS_MAX)
         rc = fault_set(t->fault, ERR_INVALID, key, "more elements than a model has layers");
-    if (!rc && value->array && t->row->convs) {
+    if (!rc && value->array && t->row->headless) {
         types = cJSON_AddArrayToObject(t->config, "layer_types");
         if (!types) return no_memory(t);
     }
     for (size_t i = 0; !rc && value->array && i < value->count; i++) {
         const int64_t own = gguf_element_int(value, i);
-        cJSON *type = types ? cJSON_CreateString(own ? "full_attention" : "conv") : NULL;
+        cJSON *type = types ? cJSON_CreateString(own ? "full_attention" : t->row->headless) : NULL;
         if (types && !(type && cJSON_AddItemToArray(types, type))) return no_memory(t);
         if ((own && heads && own != heads) || (!own && !types))
             rc = fault_set(t->fault, ERR_UNSUPPORTED, key,
@@ -625,11 +683,12 @@ static int translate(struct translation *t) {
             "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe, phi3, "
             "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
             "chatglm, glm4, glm4moe, qwen2moe, dots1, ernie4_5-moe, minimax-m2, qwen2vl, qwen3vl, "
-            "qwen3vlmoe, mistral3, muse-glimmer, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe",
+            "qwen3vlmoe, mistral3, muse-glimmer, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, "
+            "granitehybrid",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
     if (!rc) rc = read_kv_heads(t);
-    if (!rc && t->row->convs &&
+    if (!rc && t->row->headless && !t->row->mamba &&
         !cJSON_AddBoolToObject(t->config, "block_auto_adjust_ff_dim", false))
         return no_memory(t);
     const struct row logits = logit_row(t);
@@ -639,6 +698,7 @@ static int translate(struct translation *t) {
     if (!rc) rc = read_experts(t);
     if (!rc) read_mtp(t);
     if (!rc) rc = translate_delta(t);
+    if (!rc && t->row->mamba) rc = translate_granite(t);
     if (!rc) rc = COPY_ROWS(t, generation_rows, t->generation);
     if (!rc) rc = read_windows(t);
     if (!rc) rc = read_tensors(t);
@@ -665,6 +725,8 @@ static void rename_field(const struct translation *t) {
     const struct row logits = logit_row(t);
     (void)(rename_in(t, config_rows, sizeof config_rows / sizeof config_rows[0]) ||
            rename_in(t, &logits, 1) ||
+           rename_in(t, delta_rows, sizeof delta_rows / sizeof delta_rows[0]) ||
+           rename_in(t, mamba_rows, sizeof mamba_rows / sizeof mamba_rows[0]) ||
            rename_in(t, other_names, sizeof other_names / sizeof other_names[0]));
 }
 

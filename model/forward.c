@@ -77,7 +77,7 @@ static void step_conv(struct model *model, int index, const struct kern_batch *b
     struct kern *kern = model->kern;
     const float *x = normed(model, s->x, layer->attn_norm, batch->rows);
     show(model, index, ROLE_CONV_B, x, batch->rows);
-    kern->ops->matmul(kern, s->qkv, x, layer->conv_in, NULL, batch->rows, KERN_SET);
+    kern->ops->matmul(kern, s->qkv, x, layer->state_in, NULL, batch->rows, KERN_SET);
     kern->ops->short_conv(kern, c->per_layer[index].index, s->heads, s->qkv, layer->taps,
                           c->d_model, c->conv_width, batch);
     show(model, index, ROLE_CONV_OUT, s->heads, batch->rows);
@@ -91,15 +91,35 @@ static void step_delta(struct model *model, int index, const struct kern_batch *
     struct kern_delta delta = c->delta;
     delta.taps = layer->taps;
     delta.decay = layer->decay;
-    delta.bias = layer->delta_bias;
-    delta.norm = layer->delta_norm;
+    delta.bias = layer->state_bias;
+    delta.norm = layer->state_norm;
     delta.eps = c->rms_eps;
     const float *x = normed(model, s->x, layer->attn_norm, batch->rows);
     show(model, index, ROLE_DELTA_Q, x, batch->rows);
-    kern->ops->matmul(kern, s->qkv, x, layer->delta_in, NULL, batch->rows, KERN_SET);
-    kern->ops->matmul(kern, s->gates, x, layer->delta_rates, NULL, batch->rows, KERN_SET);
+    kern->ops->matmul(kern, s->qkv, x, layer->state_in, NULL, batch->rows, KERN_SET);
+    kern->ops->matmul(kern, s->gates, x, layer->state_rates, NULL, batch->rows, KERN_SET);
     kern->ops->delta(kern, c->per_layer[index].index, s->heads, s->qkv, s->gates, &delta, batch);
     show(model, index, ROLE_DELTA_OUT, s->heads, batch->rows);
+}
+
+static void step_mamba(struct model *model, int index, const struct kern_batch *batch) {
+    const struct model_config *c = &model->config;
+    const struct layer *layer = &model->layers[index];
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    struct kern_mamba mamba = c->mamba;
+    mamba.taps = layer->taps;
+    mamba.conv_bias = layer->conv_bias;
+    mamba.decay = layer->decay;
+    mamba.bias = layer->state_bias;
+    mamba.skip = layer->skip;
+    mamba.norm = layer->state_norm;
+    const float *x = normed(model, s->x, layer->attn_norm, batch->rows);
+    show(model, index, ROLE_MAMBA_Z, x, batch->rows);
+    kern->ops->matmul(kern, s->qkv, x, layer->state_in, NULL, batch->rows, KERN_SET);
+    kern->ops->matmul(kern, s->gates, x, layer->state_rates, NULL, batch->rows, KERN_SET);
+    kern->ops->mamba(kern, c->per_layer[index].index, s->heads, s->qkv, s->gates, &mamba, batch);
+    show(model, index, ROLE_MAMBA_OUT, s->heads, batch->rows);
 }
 
 /* Adds a product to the residual stream, with a norm between them where the family has one. */
@@ -194,6 +214,9 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
             break;
         case MIXER_DELTA:
             step_delta(model, i, batch);
+            break;
+        case MIXER_MAMBA:
+            step_mamba(model, i, batch);
             break;
         }
         if (i < c->layers - 1)

@@ -51,7 +51,9 @@ static double loaded_bytes(const struct tensor *tensor) {
 
 /* By the names that every format has for experts. */
 static bool is_of_experts(const struct tensor *tensor) {
-    return strstr(tensor->name, ".experts.") || strstr(tensor->name, "_exps.");
+    return strstr(tensor->name, ".experts.") || strstr(tensor->name, "_exps.") ||
+           strstr(tensor->name, "block_sparse_moe.input_linear") ||
+           strstr(tensor->name, "block_sparse_moe.output_linear");
 }
 
 /* The weights that one token reads in a mixture of experts. */
@@ -157,11 +159,16 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
                 "states       %.1f KB for each sequence: %d of %d layers have a %s over %d tokens "
                 "instead of attention\n",
                 (double)model_state_bytes(c) * 1e-3, c->state_layers, c->layers,
-                c->delta.heads_k ? "gated delta rule, with a convolution" : "convolution",
+                c->mamba.heads     ? "Mamba-2 scan, with a convolution"
+                : c->delta.heads_k ? "gated delta rule, with a convolution"
+                                   : "convolution",
                 c->conv_width);
     if (c->delta.heads_k)
         buf_fmt(out, "delta rule   %d key heads of %d, %d value heads of %d\n", c->delta.heads_k,
                 c->delta.dim_k, c->delta.heads_v, c->delta.dim_v);
+    if (c->mamba.heads)
+        buf_fmt(out, "Mamba-2      %d heads of %d, states of %d, %d groups\n", c->mamba.heads,
+                c->mamba.dim, c->mamba.dim_state, c->mamba.groups);
     describe_attention(c, out);
     describe_caps(c, out);
     buf_fmt(out, "positions    %d\n", c->max_positions);

@@ -27,21 +27,21 @@ struct layer {
     float *sinks;
     float *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm, *q_norm, *k_norm, *qkv_bias,
         *o_bias;
-    /* Layers with a short convolution or a gated delta rule: the product of its inputs and the
-     * weights of the tokens, [channels, conv_width]. `o` is the product of what comes out. */
-    struct kern_weight *conv_in, *delta_in, *delta_rates;
-    float *taps, *decay, *delta_bias, *delta_norm;
+    /* Layers with a recurrent state: the products of its inputs, the weights of the tokens in its
+     * convolution, [channels, conv_width], and the other vectors of struct kern_delta or
+     * kern_mamba. `o` is the product of what comes out. */
+    struct kern_weight *state_in, *state_rates;
+    float *taps, *conv_bias, *decay, *state_bias, *skip, *state_norm;
 };
 
 /* Activations of one step, backend memory. */
 struct scratch {
     float *x;          /* [rows_max, d_model] residual stream */
     float *norm;       /* [rows_max, d_model] */
-    float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim], or the inputs of a
-                          convolution, or of a delta rule */
+    float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim], or the product state_in */
     float *heads;      /* [rows_max, mixed_width] */
-    float *gates;      /* [rows_max, heads_q * head_dim or 1 or 2 delta.heads_v] of attn_gate, of
-                          shared_gate, of delta_rates */
+    float *gates;      /* [rows_max, heads_q * head_dim or 1 or rates_width] of attn_gate, of
+                          shared_gate, of state_rates */
     float *gate_up;    /* [rows_max, 2 d_ff], or shared_ff where that is more */
     float *ff;         /* [rows_max, d_ff] */
     float *router;     /* [rows_max, experts] */
@@ -92,6 +92,10 @@ static inline int delta_width(const struct model_config *c) {
     return c->delta.heads_v * c->delta.dim_v;
 }
 
+static inline int mamba_width(const struct model_config *c) {
+    return c->mamba.heads * c->mamba.dim;
+}
+
 /* Numbers that a layer takes from its inputs for each token, and those that it hands to the product
  * `o`. */
 static inline int taken_width(const struct model_config *c, int layer) {
@@ -99,11 +103,22 @@ static inline int taken_width(const struct model_config *c, int layer) {
     const int keys = 2 * c->delta.heads_k * c->delta.dim_k;
     return mixer == MIXER_CONV    ? 3 * c->d_model
            : mixer == MIXER_DELTA ? keys + 2 * delta_width(c)
+           : mixer == MIXER_MAMBA ? 2 * mamba_width(c)
                                   : qkv_width(c);
+}
+/* The numbers of state_rates, which every rank computes whole. */
+static inline int rates_width(const struct model_config *c, int layer) {
+    const enum mixer mixer = c->per_layer[layer].mixer;
+    return mixer == MIXER_DELTA   ? 2 * c->delta.heads_v
+           : mixer == MIXER_MAMBA ? 2 * c->mamba.groups * c->mamba.dim_state + c->mamba.heads
+                                  : 0;
 }
 static inline int mixed_width(const struct model_config *c, int layer) {
     const enum mixer mixer = c->per_layer[layer].mixer;
-    return mixer == MIXER_CONV ? c->d_model : mixer == MIXER_DELTA ? delta_width(c) : q_width(c);
+    return mixer == MIXER_CONV    ? c->d_model
+           : mixer == MIXER_DELTA ? delta_width(c)
+           : mixer == MIXER_MAMBA ? mamba_width(c)
+                                  : q_width(c);
 }
 
 /* How a layer attends. */

@@ -104,7 +104,9 @@ static int find_tensor(struct loader *loader, const char *name, int experts, int
         return fault_set(loader->fault, ERR_NOTFOUND, name, "tensor is missing, expected [%s]",
                          expected);
     tensor_shape_text(tensor->shape, tensor->dims, found, sizeof found);
-    if (!has_shape(tensor, shape, dims))
+    /* rows of a vector may lie in one */
+    const bool joined = !matrix && cols && tensor->dims == 1 && tensor->shape[0] == rows * cols;
+    if (!has_shape(tensor, shape, dims) && !joined)
         return fault_set(loader->fault, ERR_INVALID, name, "shape is [%s], expected [%s]", found,
                          expected);
     if (!tensor_is_float(tensor->dtype) &&
@@ -718,7 +720,7 @@ static int load_ends(struct loader *loader) {
     struct model *model = loader->model;
     struct model_config *c = &model->config;
     const int behind = c->layers + c->mtp_layers;
-    static const enum role last[] = {ROLE_O, ROLE_CONV_OUT, ROLE_DELTA_OUT};
+    static const enum role last[] = {ROLE_O, ROLE_CONV_OUT, ROLE_DELTA_OUT, ROLE_MAMBA_OUT};
     for (size_t i = 0; i < sizeof last / sizeof last[0]; i++) {
         char next[TENSOR_NAME_MAX];
         if (!loader->weights || !has_tensor(loader, last[i], behind)) continue;

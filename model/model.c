@@ -79,9 +79,13 @@ static int check_shape(const struct model *model, struct fault *fault) {
                                      .expert_ff = c->expert_ff,
                                      .shared_ff = c->shared_ff,
                                      .conv_channels = c->lfm2_names ? c->d_model : 0,
-                                     .delta_heads = c->delta.heads_k};
+                                     .delta_heads = c->delta.heads_k,
+                                     .mamba_heads = c->mamba.heads};
     const struct kern_ops *ops = model->kern->ops;
-    if (c->state_layers && !(c->delta.heads_k ? (bool)ops->delta : (bool)ops->short_conv))
+    const bool computed = c->mamba.heads     ? ops->mamba != NULL
+                          : c->delta.heads_k ? ops->delta != NULL
+                                             : ops->short_conv != NULL;
+    if (c->state_layers && !computed)
         return fault_set(fault, ERR_UNSUPPORTED, "model",
                          "%s models have layers with a recurrent state, which the %s backend does "
                          "not compute: serve it with --device cpu",
@@ -97,8 +101,8 @@ static int open_scratch(struct model *model, struct fault *fault) {
     for (int i = 0; i < c->layers; i++) {
         in = taken_width(c, i) > in ? taken_width(c, i) : in;
         mixed = mixed_width(c, i) > mixed ? mixed_width(c, i) : mixed;
+        gates = rates_width(c, i) > gates ? rates_width(c, i) : gates;
     }
-    if (2 * c->delta.heads_v > gates) gates = 2 * c->delta.heads_v;
     const struct {
         float **out;
         int rows, width;
@@ -210,15 +214,16 @@ static void close_experts(struct kern *kern, int count, struct kern_weight **exp
 }
 
 static void close_layer(struct kern *kern, int experts, struct layer *layer) {
-    struct kern_weight *matrices[] = {
-        layer->qkv,    layer->o,           layer->attn_gate, layer->gate_up,  layer->down,
-        layer->router, layer->shared_gate, layer->conv_in,   layer->delta_in, layer->delta_rates};
+    struct kern_weight *matrices[] = {layer->qkv,         layer->o,        layer->attn_gate,
+                                      layer->gate_up,     layer->down,     layer->router,
+                                      layer->shared_gate, layer->state_in, layer->state_rates};
     float *vectors[] = {layer->attn_norm,        layer->attn_post_norm, layer->ffn_norm,
                         layer->ffn_post_norm,    layer->q_norm,         layer->k_norm,
                         layer->qkv_bias,         layer->o_bias,         layer->sinks,
                         layer->router_bias,      layer->select_bias,    layer->expert_gate_up_bias,
                         layer->expert_down_bias, layer->taps,           layer->decay,
-                        layer->delta_bias,       layer->delta_norm};
+                        layer->conv_bias,        layer->state_bias,     layer->skip,
+                        layer->state_norm};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         if (matrices[i]) kern->ops->weight_free(kern, matrices[i]);
     }

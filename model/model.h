@@ -16,7 +16,7 @@
 #define MODEL_EOS_MAX 16
 
 /* How a layer mixes a token with those before it. All but attention have a recurrent state. */
-enum mixer { MIXER_ATTENTION, MIXER_CONV, MIXER_DELTA };
+enum mixer { MIXER_ATTENTION, MIXER_CONV, MIXER_DELTA, MIXER_MAMBA };
 
 struct model_layer_config {
     enum mixer mixer;
@@ -34,6 +34,9 @@ struct model_config {
     int state_layers;        /* layers with a recurrent state: all others */
     int conv_width;          /* tokens that a convolution sees, its own included; 0: none */
     struct kern_delta delta; /* sizes of gated delta rules; all 0: there is none */
+    struct kern_mamba mamba; /* sizes of Mamba-2 layers, and eps; all 0: there is none */
+    bool conv_bias;          /* kern_mamba.conv_bias */
+    bool mamba_names;        /* files name tensors as Granite 4-H's do */
     bool lfm2_names;         /* files name tensors as LFM2's do */
     bool qwen35_names;       /* as Qwen3.5's: q's projection has queries and gates of each head */
     bool qwen3_next_names;   /* and as Qwen3-Next's */

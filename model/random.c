@@ -53,8 +53,7 @@ size_t random_bytes(const struct model_config *c) {
     size_t d = (size_t)c->d_model, routed = (size_t)routed_layers(c);
     size_t layers = (size_t)c->cache_layers * d * (size_t)(c->attn_gate ? q_width(c) : 0);
     for (int l = 0; l < c->layers; l++) {
-        layers += d * (size_t)(taken_width(c, l) + mixed_width(c, l));
-        if (c->per_layer[l].mixer == MIXER_DELTA) layers += d * 2 * (size_t)c->delta.heads_v;
+        layers += d * (size_t)(taken_width(c, l) + rates_width(c, l) + mixed_width(c, l));
     }
     layers += ((size_t)c->layers - routed) * 3 * d * (size_t)c->d_ff;
     layers += routed * (size_t)c->experts * d * (3 * (size_t)c->expert_ff + 1);

@@ -30,8 +30,18 @@ enum width {
     WIDTH_KEYS_TWICE,
     WIDTH_VALUES,
     WIDTH_VALUE,
-    WIDTH_VALUE_HEADS
+    WIDTH_VALUE_HEADS,
+    WIDTH_MAMBA, /* Mamba-2 */
+    WIDTH_MAMBA_HEADS,
+    WIDTH_MAMBA_GROUPS,
+    WIDTH_MAMBA_OF_GROUP,
+    WIDTH_MAMBA_STATES,
+    WIDTH_MAMBA_CHANNELS
 };
+
+/* Names of a role of Mamba-2. */
+#define MAMBA(hf, gguf)                                                                            \
+    { [NAMING_HF_GRANITE_HYBRID] = "mamba." hf, [NAMING_GGUF_MAMBA] = gguf }
 
 static const struct {
     /* NULL: as base_of the naming; "": none; # is the expert's number. */
@@ -135,25 +145,29 @@ static const struct {
     [ROLE_GATE] =
         {{"mlp.gate_proj.weight", "mlp.gate_up_proj.weight", "ffn_gate.weight",
           [NAMING_GGUF_FUSED] = "ffn_up.weight", [NAMING_GGUF_GLM] = "ffn_up.weight",
-          [NAMING_HF_GLM] = "mlp.gate_up_proj.weight", [NAMING_HF_LFM2] = "feed_forward.w1.weight"},
+          [NAMING_HF_GLM] = "mlp.gate_up_proj.weight", [NAMING_HF_LFM2] = "feed_forward.w1.weight",
+          [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.input_linear.weight"},
          WIDTH_FF,
          WIDTH_MODEL,
          true},
     [ROLE_UP] = {{"mlp.up_proj.weight", "mlp.gate_up_proj.weight",
                   "ffn_up.weight", [NAMING_HF_GLM] = "mlp.gate_up_proj.weight",
-                  [NAMING_HF_LFM2] = "feed_forward.w3.weight"},
+                  [NAMING_HF_LFM2] = "feed_forward.w3.weight",
+                  [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.input_linear.weight"},
                  WIDTH_FF,
                  WIDTH_MODEL,
                  true},
     [ROLE_DOWN] = {{"mlp.down_proj.weight", NULL,
-                    "ffn_down.weight", [NAMING_HF_LFM2] = "feed_forward.w2.weight"},
+                    "ffn_down.weight", [NAMING_HF_LFM2] = "feed_forward.w2.weight",
+                    [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.output_linear.weight"},
                    WIDTH_MODEL,
                    WIDTH_FF,
                    true},
     [ROLE_ROUTER] =
         {{"mlp.gate.weight", NULL,
           "ffn_gate_inp.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.gate.weight",
-          [NAMING_HF_GPT_OSS] = "mlp.router.weight", [NAMING_HF_LFM2] = "feed_forward.gate.weight"},
+          [NAMING_HF_GPT_OSS] = "mlp.router.weight", [NAMING_HF_LFM2] = "feed_forward.gate.weight",
+          [NAMING_HF_GRANITE_HYBRID] = "block_sparse_moe.router.layer.weight"},
          WIDTH_EXPERTS,
          WIDTH_MODEL,
          true},
@@ -163,6 +177,7 @@ static const struct {
           [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
           [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
           [NAMING_HF_LFM2] = "feed_forward.experts.#.w1.weight",
+          [NAMING_HF_GRANITE_HYBRID] = "block_sparse_moe.input_linear.weight",
           [NAMING_HF_QWEN35_STACKED] = "mlp.experts.gate_up_proj"},
          WIDTH_EXPERT_FF,
          WIDTH_MODEL,
@@ -173,6 +188,7 @@ static const struct {
           [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
           [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
           [NAMING_HF_LFM2] = "feed_forward.experts.#.w3.weight",
+          [NAMING_HF_GRANITE_HYBRID] = "block_sparse_moe.input_linear.weight",
           [NAMING_HF_QWEN35_STACKED] = "mlp.experts.gate_up_proj"},
          WIDTH_EXPERT_FF,
          WIDTH_MODEL,
@@ -183,6 +199,7 @@ static const struct {
           [NAMING_HF_GPT_OSS] = "mlp.experts.down_proj_blocks",
           [NAMING_HF_STACKED] = "mlp.experts.down_proj",
           [NAMING_HF_LFM2] = "feed_forward.experts.#.w2.weight",
+          [NAMING_HF_GRANITE_HYBRID] = "block_sparse_moe.output_linear.weight",
           [NAMING_HF_QWEN35_STACKED] = "mlp.experts.down_proj"},
          WIDTH_MODEL,
          WIDTH_EXPERT_FF,
@@ -276,6 +293,24 @@ static const struct {
                         WIDTH_MODEL,
                         WIDTH_VALUES,
                         true},
+    [ROLE_MAMBA_Z] = {MAMBA("in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA, WIDTH_MODEL, true},
+    [ROLE_MAMBA_X] = {MAMBA("in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA, WIDTH_MODEL, true},
+    [ROLE_MAMBA_B] = {MAMBA("in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_STATES, WIDTH_MODEL,
+                      true},
+    [ROLE_MAMBA_C] = {MAMBA("in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_STATES, WIDTH_MODEL,
+                      true},
+    [ROLE_MAMBA_DT] = {MAMBA("in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_HEADS, WIDTH_MODEL,
+                       true},
+    [ROLE_MAMBA_TAPS] = {MAMBA("conv1d.weight", "ssm_conv1d.weight"), WIDTH_MAMBA_CHANNELS,
+                         WIDTH_TAPS, true},
+    [ROLE_MAMBA_CONV_BIAS] = {MAMBA("conv1d.bias", "ssm_conv1d.bias"), WIDTH_MAMBA_CHANNELS,
+                              WIDTH_NONE, true},
+    [ROLE_MAMBA_DECAY] = {MAMBA("A_log", "ssm_a"), WIDTH_MAMBA_HEADS, WIDTH_NONE, true},
+    [ROLE_MAMBA_BIAS] = {MAMBA("dt_bias", "ssm_dt.bias"), WIDTH_MAMBA_HEADS, WIDTH_NONE, true},
+    [ROLE_MAMBA_SKIP] = {MAMBA("D", "ssm_d"), WIDTH_MAMBA_HEADS, WIDTH_NONE, true},
+    [ROLE_MAMBA_NORM] = {MAMBA("norm.weight", "ssm_norm.weight"), WIDTH_MAMBA_GROUPS,
+                         WIDTH_MAMBA_OF_GROUP, true},
+    [ROLE_MAMBA_OUT] = {MAMBA("out_proj.weight", "ssm_out.weight"), WIDTH_MODEL, WIDTH_MAMBA, true},
     [ROLE_ROUTER_BIAS] = {{"mlp.router.bias", NULL, "ffn_gate_inp.bias"},
                           WIDTH_EXPERTS,
                           WIDTH_NONE,
@@ -290,19 +325,25 @@ static const struct {
          true},
     [ROLE_SHARED_GATE] =
         {{"mlp.shared_experts.gate_proj.weight", NULL,
-          "ffn_gate_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.gate_proj.weight"},
+          "ffn_gate_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.gate_proj.weight",
+          [NAMING_HF_GRANITE_HYBRID] = "shared_mlp.input_linear.weight",
+          [NAMING_HF_GRANITE_HYBRID_DENSE] = ""},
          WIDTH_SHARED_FF,
          WIDTH_MODEL,
          true},
     [ROLE_SHARED_UP] =
         {{"mlp.shared_experts.up_proj.weight", NULL,
-          "ffn_up_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.up_proj.weight"},
+          "ffn_up_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.up_proj.weight",
+          [NAMING_HF_GRANITE_HYBRID] = "shared_mlp.input_linear.weight",
+          [NAMING_HF_GRANITE_HYBRID_DENSE] = ""},
          WIDTH_SHARED_FF,
          WIDTH_MODEL,
          true},
     [ROLE_SHARED_DOWN] =
         {{"mlp.shared_experts.down_proj.weight", NULL,
-          "ffn_down_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.down_proj.weight"},
+          "ffn_down_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.down_proj.weight",
+          [NAMING_HF_GRANITE_HYBRID] = "shared_mlp.output_linear.weight",
+          [NAMING_HF_GRANITE_HYBRID_DENSE] = ""},
          WIDTH_MODEL,
          WIDTH_SHARED_FF,
          true},
@@ -337,6 +378,8 @@ static const enum naming bases[NAMING_COUNT] = {
     [NAMING_HF_QWEN3_NEXT] = NAMING_HF_QWEN35,
     [NAMING_GGUF_QWEN35] = NAMING_GGUF_AFTER_ATTENTION,
     [NAMING_GGUF_QWEN3_NEXT] = NAMING_GGUF_QWEN35,
+    [NAMING_HF_GRANITE_HYBRID_DENSE] = NAMING_HF_GRANITE_HYBRID,
+    [NAMING_GGUF_MAMBA] = NAMING_GGUF,
 }; /* NAMING_HF, which is 0, is that of the others */
 
 bool naming_is_gguf(enum naming naming) {
@@ -361,11 +404,14 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
                : config->lfm2_names           ? NAMING_GGUF_LFM2
                : config->qwen3_next_names     ? NAMING_GGUF_QWEN3_NEXT
                : config->qwen35_names         ? NAMING_GGUF_QWEN35
+               : config->mamba_names          ? NAMING_GGUF_MAMBA
                                               : NAMING_GGUF;
     if (config->qwen35_names)
         return config->qwen3_next_names  ? NAMING_HF_QWEN3_NEXT
                : config->stacked_experts ? NAMING_HF_QWEN35_STACKED
                                          : NAMING_HF_QWEN35;
+    if (config->mamba_names)
+        return config->experts ? NAMING_HF_GRANITE_HYBRID : NAMING_HF_GRANITE_HYBRID_DENSE;
     return config->gpt_oss_names     ? NAMING_HF_GPT_OSS
            : config->fused           ? NAMING_HF_FUSED
            : config->stacked_experts ? NAMING_HF_STACKED
@@ -458,6 +504,18 @@ static int64_t width_of(const struct model_config *config, enum width width) {
         return config->delta.dim_v;
     case WIDTH_VALUE_HEADS:
         return config->delta.heads_v;
+    case WIDTH_MAMBA:
+        return mamba_width(config);
+    case WIDTH_MAMBA_HEADS:
+        return config->mamba.heads;
+    case WIDTH_MAMBA_GROUPS:
+        return config->mamba.groups;
+    case WIDTH_MAMBA_OF_GROUP:
+        return config->mamba.groups ? mamba_width(config) / config->mamba.groups : 0;
+    case WIDTH_MAMBA_STATES:
+        return (int64_t)config->mamba.groups * config->mamba.dim_state;
+    case WIDTH_MAMBA_CHANNELS:
+        return mamba_width(config) + (int64_t)2 * config->mamba.groups * config->mamba.dim_state;
     }
     CHECK(false);
 }
@@ -573,22 +631,35 @@ const struct slot layer_slots[] = {
     {MATRIX(layer, o, COLS, ROLE_O), .count = 1, .layers = SLOT_ATTENTION},
     {VECTOR(layer, o_bias, false, ROLE_O_BIAS), .count = 1, .layers = SLOT_ATTENTION,
      WANTED(o_bias)},
-    {MATRIX(layer, conv_in, ROWS, ROLE_CONV_B, ROLE_CONV_C, ROLE_CONV_X), .count = 3,
+    {MATRIX(layer, state_in, ROWS, ROLE_CONV_B, ROLE_CONV_C, ROLE_CONV_X), .count = 3,
      .layers = SLOT_CONV},
     {VECTOR(layer, taps, false, ROLE_CONV_TAPS), .count = 1, .layers = SLOT_CONV},
     {MATRIX(layer, o, COLS, ROLE_CONV_OUT), .count = 1, .layers = SLOT_CONV},
-    {MATRIX(layer, delta_in, ROWS, ROLE_DELTA_Q, ROLE_DELTA_K, ROLE_DELTA_V, ROLE_DELTA_Z),
+    {MATRIX(layer, state_in, ROWS, ROLE_DELTA_Q, ROLE_DELTA_K, ROLE_DELTA_V, ROLE_DELTA_Z),
      .count = 4, .layers = SLOT_DELTA, GROUPS(delta.heads_k)},
-    {MATRIX(layer, delta_rates, NONE, ROLE_DELTA_B, ROLE_DELTA_A), .count = 2,
+    {MATRIX(layer, state_rates, NONE, ROLE_DELTA_B, ROLE_DELTA_A), .count = 2,
      .layers = SLOT_DELTA},
     {VECTOR(layer, taps, false, ROLE_DELTA_TAPS_QK, ROLE_DELTA_TAPS_V), .count = 2,
      .layers = SLOT_DELTA},
     {VECTOR(layer, decay, false, ROLE_DELTA_DECAY), .count = 1, .layers = SLOT_DELTA,
      .negated_exp = true},
-    {VECTOR(layer, delta_bias, false, ROLE_DELTA_BIAS), .count = 1, .layers = SLOT_DELTA},
-    {VECTOR(layer, delta_norm, true, ROLE_DELTA_NORM), .count = 1, .layers = SLOT_DELTA,
+    {VECTOR(layer, state_bias, false, ROLE_DELTA_BIAS), .count = 1, .layers = SLOT_DELTA},
+    {VECTOR(layer, state_norm, true, ROLE_DELTA_NORM), .count = 1, .layers = SLOT_DELTA,
      .plain = true},
     {MATRIX(layer, o, COLS, ROLE_DELTA_OUT), .count = 1, .layers = SLOT_DELTA},
+    {MATRIX(layer, state_in, ROWS, ROLE_MAMBA_Z, ROLE_MAMBA_X), .count = 2, .layers = SLOT_MAMBA,
+     GROUPS(mamba.heads)},
+    {MATRIX(layer, state_rates, NONE, ROLE_MAMBA_B, ROLE_MAMBA_C, ROLE_MAMBA_DT), .count = 3,
+     .layers = SLOT_MAMBA},
+    {VECTOR(layer, taps, false, ROLE_MAMBA_TAPS), .count = 1, .layers = SLOT_MAMBA},
+    {VECTOR(layer, conv_bias, false, ROLE_MAMBA_CONV_BIAS), .count = 1, .layers = SLOT_MAMBA,
+     WANTED(conv_bias)},
+    {VECTOR(layer, decay, false, ROLE_MAMBA_DECAY), .count = 1, .layers = SLOT_MAMBA,
+     .negated_exp = true},
+    {VECTOR(layer, state_bias, false, ROLE_MAMBA_BIAS), .count = 1, .layers = SLOT_MAMBA},
+    {VECTOR(layer, skip, false, ROLE_MAMBA_SKIP), .count = 1, .layers = SLOT_MAMBA},
+    {VECTOR(layer, state_norm, true, ROLE_MAMBA_NORM), .count = 1, .layers = SLOT_MAMBA},
+    {MATRIX(layer, o, COLS, ROLE_MAMBA_OUT), .count = 1, .layers = SLOT_MAMBA},
     {VECTOR(layer, attn_post_norm, true, ROLE_ATTN_POST_NORM), .count = 1, WANTED(post_norms)},
     {VECTOR(layer, ffn_norm, true, ROLE_FFN_NORM), .count = 1, WANTED(pre_norms)},
     {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2, .layers = SLOT_DENSE},

@@ -29,6 +29,9 @@ enum naming {
     NAMING_HF_QWEN3_NEXT, /* the inputs of a key head lie side by side */
     NAMING_GGUF_QWEN35,   /* value heads lie in another order */
     NAMING_GGUF_QWEN3_NEXT,
+    NAMING_HF_GRANITE_HYBRID,
+    NAMING_HF_GRANITE_HYBRID_DENSE, /* the network beside experts is the only one */
+    NAMING_GGUF_MAMBA,
     NAMING_COUNT
 };
 
@@ -74,6 +77,18 @@ enum role {
     ROLE_DELTA_BIAS,
     ROLE_DELTA_NORM,
     ROLE_DELTA_OUT,
+    ROLE_MAMBA_Z, /* the inputs of Mamba-2: gates, inputs, B and C of each group, rates */
+    ROLE_MAMBA_X,
+    ROLE_MAMBA_B,
+    ROLE_MAMBA_C,
+    ROLE_MAMBA_DT,
+    ROLE_MAMBA_TAPS, /* a vector here, a matrix in the files */
+    ROLE_MAMBA_CONV_BIAS,
+    ROLE_MAMBA_DECAY,
+    ROLE_MAMBA_BIAS,
+    ROLE_MAMBA_SKIP,
+    ROLE_MAMBA_NORM, /* a vector here, and in some files a row for each group */
+    ROLE_MAMBA_OUT,
     ROLE_ROUTER,
     ROLE_ROUTER_BIAS,
     ROLE_SELECT_BIAS,
@@ -129,13 +144,21 @@ bool tensor_is_rotated(enum role role); /* q, k, their biases and norms: rows of
 /* The row of the files that is a head's row `row` in the model. Converters to GGUF store
  * the rows i and i + D/2 of llama's heads as 2 i and 2 i + 1. */
 int tensor_stored_row(const struct model_config *config, int row);
-/* cols 0: a vector of `rows`. Taps are rows * cols numbers. */
+/* cols 0: a vector of `rows`. Some are rows * cols numbers. */
 void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols);
 
 #define SLOT_PARTS_MAX 4
 
 /* The layers that have a slot; those from SLOT_ATTENTION on in the order of enum mixer. */
-enum slot_layers { SLOT_ALL, SLOT_DENSE, SLOT_ROUTED, SLOT_ATTENTION, SLOT_CONV, SLOT_DELTA };
+enum slot_layers {
+    SLOT_ALL,
+    SLOT_DENSE,
+    SLOT_ROUTED,
+    SLOT_ATTENTION,
+    SLOT_CONV,
+    SLOT_DELTA,
+    SLOT_MAMBA
+};
 
 /* A member of struct layer (in_layer) or struct model: tensors joined by rows into a matrix, or
  * joined into a vector. */

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoTokenizer, Dots1Config, Dots1ForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
                           MiniMaxM2Config, MiniMaxM2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Exaone4Config,
                           Exaone4ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
-                          Gemma3ForCausalLM, Gemma3TextConfig, Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM,
+                          Gemma3ForCausalLM, Gemma3TextConfig, Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM, GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM,
                           Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration, MuseGlimmerConfig, MuseGlimmerForConditionalGeneration,
                           Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
                           Qwen3VLMoeForConditionalGeneration,
@@ -485,6 +485,44 @@ def qwen35moe(out):
     save_file({name: x.contiguous().clone() for name, x in t.items()}, d / "model.safetensors", metadata={"format": "pt"})
 
 
+def mamba(model, seed):
+    """select for Mamba-2: decays from fast to slow."""
+    g = torch.Generator().manual_seed(seed)
+    for name, p in select(model, seed).named_parameters():
+        if name.endswith("A_log"):
+            p.data = 2 * torch.randn(p.shape, generator=g) - 2
+    return model
+
+
+NARROW = {**SHAPE, "hidden_size": 32, "num_hidden_layers": 3, "pad_token_id": 0}
+GRANITE_HYBRID = dict(layer_types=["linear_attention", "full_attention", "linear_attention"], embedding_multiplier=3.0, attention_multiplier=0.3125,
+                      residual_multiplier=0.5, logits_scaling=0.75, rms_norm_eps=1e-3, tie_word_embeddings=True)
+
+
+def granitehybrid(out):
+    """bf16, experts beside a network; four heads of Mamba-2 in two groups; attention does not rotate."""
+    c = GraniteMoeHybridConfig(**{**NARROW, "intermediate_size": 8}, **GRANITE_HYBRID, mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=8, mamba_expand=2,
+                               num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24)
+    d = out / "granitehybrid"
+    mamba(GraniteMoeHybridForCausalLM(c), 81).bfloat16().save_pretrained(d)
+    publish(d, layer_types=["mamba", "attention", "mamba"], position_embedding_type="nope", time_step_limit=None)
+
+
+def granitehybriddense(out):
+    """bf16, as granitehybrid without experts; heads share one group; Mamba-2 behind a layer with attention, which rotates."""
+    c = GraniteMoeHybridConfig(**{**NARROW, "num_hidden_layers": 2}, **{**GRANITE_HYBRID, "layer_types": ["full_attention", "linear_attention"]}, mamba_n_heads=4,
+                               mamba_n_groups=1, mamba_d_state=12, mamba_expand=3, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=24,
+                               mamba_conv_bias=False, position_embedding_type="rope", rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    mamba(GraniteMoeHybridForCausalLM(c), 82).bfloat16().save_pretrained(out / "granitehybriddense")
+
+
+def publish(d, **fields):
+    """Fields as published files have them; None: none."""
+    path = d / "config.json"
+    c = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({k: v for k, v in c.items() if v is not None}, indent=2) + "\n")
+
+
 def add_mtp(d):
     """Says that the layer is there: the reference does not read it."""
     path = d / "config.json"
@@ -503,7 +541,7 @@ def save_with_bias(model, d):
 
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
             ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2, lfm2,
-            lfm2moe, qwen3next, qwen35, qwen35moe)
+            lfm2moe, qwen3next, qwen35, qwen35moe, granitehybrid, granitehybriddense)
 
 
 def random_prompts():

@@ -34,8 +34,9 @@ int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
     if (!rc) rc = cpu_room_grow(&cpu->angles, rows * (size_t)o->head_dim * sizeof(float));
     if (!rc) rc = cpu_room_grow(&cpu->angle_pos, rows * sizeof(int32_t));
     if (!rc) rc = cpu_experts_reserve(cpu, row_count);
-    if (!rc && o->qk_norm_wide)
-        rc = cpu_room_grow(&cpu->squares, rows * model_heads(&cpu->cache) * sizeof(float));
+    size_t kept = o->qk_norm_wide ? model_heads(&cpu->cache) : 0;
+    if ((size_t)o->state_heads > kept) kept = (size_t)o->state_heads;
+    if (!rc && kept) rc = cpu_room_grow(&cpu->squares, rows * kept * sizeof(float));
     if (cpu->angle_pos.bytes != angles) cpu->angle_freq = NULL; /* growing discards the angles */
     return rc;
 }
@@ -163,7 +164,7 @@ static struct own_heads own_heads(const struct cpu_cache *cache, bool keys) {
                               cache->heads_model * each};
 }
 
-static float squares_of(const float *x, int dim) {
+float cpu_squares_of(const float *x, int dim) {
     float sum[16] = {0}, all = 0;
     for (int i = 0; i < dim; i++) sum[i % 16] += x[i] * x[i];
     for (int i = 0; i < 16; i++) all += sum[i];
@@ -186,7 +187,7 @@ static void square_rows(void *arg, int worker) {
             for (int keys = 0; keys < 2; keys++) {
                 struct own_heads own = own_heads(cache, keys);
                 for (int h = 0; h < own.count; h++, x += o->head_dim)
-                    if (cache->shard.speaks) sums[own.first + h] = squares_of(x, o->head_dim);
+                    if (cache->shard.speaks) sums[own.first + h] = cpu_squares_of(x, o->head_dim);
                 sums += own.all;
             }
         }

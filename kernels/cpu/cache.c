@@ -240,7 +240,7 @@ static struct kern_cache_options own_options(struct cpu_cache *cache,
     cache->shard = shard_heads(cache->comm, options->heads_q, options->heads_kv);
     own.heads_q = cache->shard.heads_q;
     own.heads_kv = cache->shard.heads_kv;
-    own.state_floats /= cache->comm->ranks;
+    own.state_floats = kern_state_part(options, cache->comm->ranks);
     return own;
 }
 

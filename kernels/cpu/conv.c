@@ -27,6 +27,7 @@ static void conv_span(const struct cpu_conv *conv, const struct kern_span *span,
         for (int c = 0; c < count; c++) {
             float sum = taps[0][c] * u[0][c];
             for (int j = 1; j <= past; j++) sum += taps[j][c] * u[j][c];
+            if (conv->bias) sum += conv->bias[c];
             y[c] = conv->behind ? conv->behind[at + c] * sum : sum;
         }
         if (!conv->behind) conv->cpu->kernels->glu(y, y, one, count, KERN_SILU);

@@ -50,6 +50,27 @@ void cpu_run(struct cpu *cpu, int64_t cost, cpu_work *work, void *arg) {
         cpu_team_run(cpu->team, work, arg);
 }
 
+struct item_job {
+    struct cpu_tickets items;
+    void (*one)(const void *job, int item);
+    const void *job;
+};
+
+static void do_each(void *arg, int worker) {
+    (void)worker;
+    struct item_job *job = arg;
+    int64_t end;
+    for (int64_t item; (item = cpu_tickets_take(&job->items, 1, &end)) >= 0;)
+        job->one(job->job, (int)item);
+}
+
+void cpu_run_items(struct cpu *cpu, int64_t cost, void (*one)(const void *job, int item),
+                   const void *job, int items) {
+    struct item_job all = {.one = one, .job = job};
+    cpu_tickets_set(&all.items, items);
+    cpu_run(cpu, cost, do_each, &all);
+}
+
 /* ---- Memory ---- */
 
 static void *op_mem_alloc(struct kern *kern, size_t bytes) {
@@ -263,6 +284,7 @@ static const struct kern_ops table = {
     .attend = cpu_attend,
     .short_conv = cpu_short_conv,
     .delta = cpu_delta,
+    .mamba = cpu_mamba,
     .worth = cpu_worth,
     .evict = op_evict,
     .truncate = op_truncate,

@@ -8,11 +8,10 @@
 #include "base/check.h"
 #include "kernels/cpu/internal.h"
 
-#define COLUMNS KERN_DELTA_COLUMNS
+#define COLUMNS KERN_STATE_COLUMNS
 
 struct delta_job {
     struct cpu *cpu;
-    struct cpu_tickets items;
     const struct kern_delta *delta;
     const struct kern_batch *batch;
     float *in, *rates, *y;
@@ -20,7 +19,7 @@ struct delta_job {
     int heads, first; /* key heads of this rank, and the first of them in the model */
     int shared;       /* value heads of a key head */
     int width;        /* numbers of a row of `in` */
-    float q_factors[KERN_DELTA_DIM_MAX], k_factors[KERN_DELTA_DIM_MAX]; /* factors of the norms */
+    float q_factors[KERN_STATE_ROWS_MAX], k_factors[KERN_STATE_ROWS_MAX]; /* factors of the norms */
 };
 
 /* Numbers of a row of `in` before the queries, keys, values, gates of the rank's key head. */
@@ -47,7 +46,8 @@ static int conv_items(const struct delta_job *job) {
 }
 
 /* The item's block of channels: of queries, keys or values of a key head. */
-static void convolve(const struct delta_job *job, int item) {
+static void convolve(const void *arg, int item) {
+    const struct delta_job *job = arg;
     const struct kern_delta *d = job->delta;
     const int head = item % job->heads, past = d->width - 1;
     int block = item / job->heads, at = 0, channel = 0;
@@ -85,10 +85,6 @@ static void delta_normalise(const struct delta_job *job, int64_t row, int head) 
     job->cpu->kernels->rms_norm(k, k, job->k_factors, dim, eps);
 }
 
-static float softplus(float x) {
-    return x > 20 ? x : log1pf(expf(x));
-}
-
 /* Turns [b | a] of a row into rates and decays. */
 static void open_rates(const struct delta_job *job, int64_t row, int head) {
     const struct kern_delta *d = job->delta;
@@ -96,18 +92,20 @@ static void open_rates(const struct delta_job *job, int64_t row, int head) {
     for (int i = 0; i < job->shared; i++) {
         const int at = (job->first + head) * job->shared + i;
         b[at] = 1 / (1 + expf(-b[at]));
-        a[at] = expf(d->decay[at] * softplus(a[at] + d->bias[at]));
+        a[at] = expf(d->decay[at] * cpu_softplus(a[at] + d->bias[at]));
     }
 }
 
-static void delta_prepare(const struct delta_job *job, int item) {
+static void delta_prepare(const void *arg, int item) {
+    const struct delta_job *job = arg;
     const int64_t row = item / job->heads;
     delta_normalise(job, row, item % job->heads);
     open_rates(job, row, item % job->heads);
 }
 
 /* The norm of a head's results, times SiLU of its gates. */
-static void delta_finish(const struct delta_job *job, int item) {
+static void delta_finish(const void *arg, int item) {
+    const struct delta_job *job = arg;
     const int heads = job->heads * job->shared, head = item % heads, dim = job->delta->dim_v;
     const int64_t row = item / heads;
     float *y = job->y + (row * heads + head) * dim;
@@ -118,33 +116,31 @@ static void delta_finish(const struct delta_job *job, int item) {
 
 /* ---- The rule ---- */
 
-static void copy_columns(float *to, const float *from, int count) {
-    for (int i = 0; i < COLUMNS; i++) to[i] = i < count ? from[i] : 0;
-}
-
 /* A span's rows in a block of columns of a value head. */
-static void scan(const struct delta_job *job, int item) {
+static void scan(const void *arg, int item) {
+    const struct delta_job *job = arg;
     const struct kern_delta *d = job->delta;
-    const int blocks = kern_delta_blocks(d), heads = job->heads * job->shared;
+    const int blocks = kern_state_blocks(d->dim_v), heads = job->heads * job->shared;
     const int block = item % blocks, head = item / blocks % heads, key = head / job->shared;
     const struct kern_span *span = &job->batch->spans[item / blocks / heads];
     const int count = d->dim_v - block * COLUMNS < COLUMNS ? d->dim_v - block * COLUMNS : COLUMNS;
     const int floats = d->dim_k * COLUMNS;
     const int at = (key + 1) * kern_delta_head_floats(d) -
                    ((job->shared - head % job->shared) * blocks - block) * floats;
-    float state[KERN_DELTA_DIM_MAX * COLUMNS], v[COLUMNS], out[COLUMNS];
+    float state[KERN_STATE_ROWS_MAX * COLUMNS], v[COLUMNS], out[COLUMNS];
     cpu_cache_state_read(&job->cpu->cache, span->slot, job->state, at, floats, state);
     for (int i = 0; i < span->count; i++) {
         const int64_t row = span->row + i, column = (int64_t)block * COLUMNS;
         const int64_t first = (int64_t)head * d->dim_v + column;
         const int64_t value = (int64_t)job->first * job->shared + head; /* in the model */
         const float *rate = job->rates + 2 * row * d->heads_v + value;
-        copy_columns(v, delta_part(job, PART_V, row, 0) + first, count);
+        cpu_copy_columns(v, delta_part(job, PART_V, row, 0) + first, count);
         const struct cpu_delta_token token = {.q = delta_part(job, PART_Q, row, key),
                                               .k = delta_part(job, PART_K, row, key),
                                               .v = v,
                                               .decay = rate[d->heads_v],
-                                              .rate = rate[0]};
+                                              .rate = rate[0],
+                                              .corrects = true};
         job->cpu->kernels->delta(state, d->dim_k, &token, out);
         float *y = job->y + row * heads * d->dim_v + first;
         for (int c = 0; c < count; c++) y[c] = out[c];
@@ -153,26 +149,6 @@ static void scan(const struct delta_job *job, int item) {
 }
 
 /* ---- The whole ---- */
-
-struct stage {
-    struct delta_job *job;
-    void (*one)(const struct delta_job *job, int item);
-};
-
-static void do_stage(void *arg, int worker) {
-    (void)worker;
-    struct stage *stage = arg;
-    int64_t end;
-    for (int64_t item; (item = cpu_tickets_take(&stage->job->items, 1, &end)) >= 0;)
-        stage->one(stage->job, (int)item);
-}
-
-static void run(struct delta_job *job, void (*one)(const struct delta_job *job, int item),
-                int items, int64_t cost) {
-    struct stage stage = {job, one};
-    cpu_tickets_set(&job->items, items);
-    cpu_run(job->cpu, cost, do_stage, &stage);
-}
 
 void cpu_delta(struct kern *kern, int state, float *y, float *in, float *rates,
                const struct kern_delta *delta, const struct kern_batch *batch) {
@@ -189,7 +165,7 @@ void cpu_delta(struct kern *kern, int state, float *y, float *in, float *rates,
                             .shared = delta->heads_v / delta->heads_k};
     job.first = cpu->comm->rank * job.heads;
     job.width = 2 * job.heads * (delta->dim_k + job.shared * delta->dim_v);
-    CHECK(state >= 0 && state < o->states && delta->dim_k <= KERN_DELTA_DIM_MAX);
+    CHECK(state >= 0 && state < o->states && delta->dim_k <= KERN_STATE_ROWS_MAX);
     CHECK(o->state_floats == job.heads * kern_delta_head_floats(delta));
     for (int i = 0; i < delta->dim_k; i++) {
         job.q_factors[i] = 1 / (float)delta->dim_k;
@@ -197,9 +173,9 @@ void cpu_delta(struct kern *kern, int state, float *y, float *in, float *rates,
     }
     const int heads = job.heads * job.shared;
     const int64_t cost = (int64_t)batch->rows * job.width;
-    run(&job, convolve, conv_items(&job), cost * (delta->width + 3));
-    run(&job, delta_prepare, batch->rows * job.heads, 2 * cost);
-    run(&job, scan, batch->span_count * heads * kern_delta_blocks(delta),
-        (int64_t)batch->rows * heads * delta->dim_k * delta->dim_v / 4);
-    run(&job, delta_finish, batch->rows * heads, 2 * cost);
+    cpu_run_items(cpu, cost * (delta->width + 3), convolve, &job, conv_items(&job));
+    cpu_run_items(cpu, 2 * cost, delta_prepare, &job, batch->rows * job.heads);
+    cpu_run_items(cpu, (int64_t)batch->rows * heads * delta->dim_k * delta->dim_v / 4, scan, &job,
+                  batch->span_count * heads * kern_state_blocks(delta->dim_v));
+    cpu_run_items(cpu, 2 * cost, delta_finish, &job, batch->rows * heads);
 }

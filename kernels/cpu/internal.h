@@ -167,11 +167,12 @@ static inline void cpu_attend_begin(const struct cpu_attend_job *job,
     *sum = job->sinks ? 1 : 0;
 }
 
-/* A token of a gated delta rule, in 16 columns of a value head's state. */
+/* A token in 16 columns of a recurrent state. */
 struct cpu_delta_token {
-    const float *q, *k; /* [dim], normalised */
+    const float *q, *k; /* [dim] */
     const float *v;     /* [16] */
     float decay, rate;
+    bool corrects; /* as a gated delta rule; else as Mamba-2: q is C, k is B, v is x */
 };
 
 struct cpu_kernels {
@@ -188,8 +189,8 @@ struct cpu_kernels {
                  float eps);
     /* Writes a key or value in the cache's format: number_write_row. */
     void (*write_row)(void *row, const float *from, int count, enum kern_dtype dtype);
-    /* state [dim][16] <- decay state + k (x) rate (v - decay k state), out [16] = q state; dim is a
-     * multiple of 4. */
+    /* state [dim][16] <- decay state + k (x) rate (v - decay k state), in which the last product is
+     * 0 unless the token corrects; out [16] = q state; dim is a multiple of 4. */
     void (*delta)(float *state, int dim, const struct cpu_delta_token *token, float *out);
 
     /* Computes the outputs of panels [first, first + count). `next`: the panel that this worker
@@ -261,8 +262,8 @@ struct cpu {
 
     struct cpu_room angles; /* per row: cos and sin [head_dim] of the position in angle_pos */
     struct cpu_room angle_pos;
-    struct cpu_room
-        squares; /* per row: sums of squares of the model's query heads, then key heads */
+    struct cpu_room squares; /* per row: sums of squares of the model's query heads, then key heads;
+                                or decays, then sums of squares, of a Mamba-2 layer's heads */
     const float *angle_freq; /* the frequencies and scale `angles` was made with */
     float angle_scale;
 
@@ -293,6 +294,9 @@ const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch);
 /* Runs work(arg, worker) on all workers, or on the caller alone if `cost` (about one per float
  * touched) is too small to pay for a barrier. */
 void cpu_run(struct cpu *cpu, int64_t cost, cpu_work *work, void *arg);
+/* The same for one(job, item) of each of `items` items. */
+void cpu_run_items(struct cpu *cpu, int64_t cost, void (*one)(const void *job, int item),
+                   const void *job, int items);
 
 /* weight.c */
 int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
@@ -346,6 +350,7 @@ void cpu_write_kv(struct kern *kern, int layer, const float *qkv, const float *l
                   const struct kern_batch *batch);
 void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                 const struct kern_batch *batch, const struct kern_attend_options *options);
+float cpu_squares_of(const float *x, int dim); /* sum of their squares */
 /* Entries [*lo, *hi) of the stream are visible to the span's token; positions ascend in a
  * stream. */
 void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream *stream,
@@ -363,6 +368,7 @@ struct cpu_conv {
     float *y;
     size_t stride, y_stride; /* numbers from one row to the next: of inputs, of y */
     const float *taps;       /* [count][width] */
+    const float *bias;       /* [count], added to the sum; NULL: none */
     int count, width;
     int state, at; /* the channels' numbers in the recurrent state are from `at` on */
 };
@@ -373,6 +379,19 @@ void cpu_short_conv(struct kern *kern, int state, float *y, const float *bcx, co
 /* delta.c */
 void cpu_delta(struct kern *kern, int state, float *y, float *in, float *rates,
                const struct kern_delta *delta, const struct kern_batch *batch);
+
+/* mamba.c */
+void cpu_mamba(struct kern *kern, int state, float *y, float *in, float *shared,
+               const struct kern_mamba *mamba, const struct kern_batch *batch);
+
+/* For columns beside each other in a state: the first `count` of `from`, then zeros. */
+static inline void cpu_copy_columns(float *to, const float *from, int count) {
+    for (int i = 0; i < KERN_STATE_COLUMNS; i++) to[i] = i < count ? from[i] : 0;
+}
+
+static inline float cpu_softplus(float x) {
+    return x > 20 ? x : log1pf(expf(x));
+}
 
 /* worth.c: kern_ops.worth, of an instance that is its model's only rank. */
 int cpu_worth(struct kern *kern, int layer, const struct kern_worth *worth, const float *heads,

@@ -50,7 +50,7 @@ static void rope(float *x, int half, const float *cosine, const float *sine, con
 static void delta(float *state, int dim, const struct cpu_delta_token *token, float *out) {
     for (int c = 0; c < 16; c++) {
         float known = 0, sum = 0;
-        for (int i = 0; i < dim; i++) known += token->k[i] * state[16 * i + c];
+        for (int i = 0; i < dim && token->corrects; i++) known += token->k[i] * state[16 * i + c];
         const float change = (token->v[c] - token->decay * known) * token->rate;
         for (int i = 0; i < dim; i++) {
             float *s = &state[16 * i + c];

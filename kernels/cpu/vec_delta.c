@@ -1,4 +1,4 @@
-/* The gated delta rule over simd.h: one token in 16 columns of a state. */
+/* Gated delta rules and Mamba-2 over simd.h: one token in 16 columns of a state. */
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
@@ -13,7 +13,7 @@ void VEC(delta)(float *state, int dim, const struct cpu_delta_token *token, floa
     const float *k = token->k, *q = token->q;
     const v16 decay = v16_set(token->decay), zero = v16_set(0);
     v16 chains[CHAINS] = {zero, zero, zero, zero};
-    for (int i = 0; i < dim; i += CHAINS)
+    for (int i = 0; i < dim && token->corrects; i += CHAINS)
         for (int c = 0; c < CHAINS; c++)
             chains[c] =
                 v16_fma(v16_set(k[i + c]), v16_load(state + (ptrdiff_t)16 * (i + c)), chains[c]);

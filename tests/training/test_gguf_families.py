@@ -45,6 +45,13 @@ DELTA = {"post_attention_layernorm.weight": "post_attention_norm.weight", "linea
          "linear_attn.in_proj_z.weight": "attn_gate.weight", "linear_attn.in_proj_b.weight": "ssm_beta.weight", "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
          "linear_attn.in_proj_ba.weight": "ssm_ba.weight", "linear_attn.conv1d.weight": "ssm_conv1d.weight", "linear_attn.A_log": "ssm_a",
          "linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.norm.weight": "ssm_norm.weight", "linear_attn.out_proj.weight": "ssm_out.weight"}
+# Mamba-2
+MAMBA = {"conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias", "in_proj.weight": "ssm_in.weight", "out_proj.weight": "ssm_out.weight", "A_log": "ssm_a",
+         "D": "ssm_d", "dt_bias": "ssm_dt.bias", "norm.weight": "ssm_norm.weight"}
+GRANITE = {**{f"mamba.{name}": x for name, x in MAMBA.items()}, "block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight",
+           **{f"block_sparse_moe.{p}_linear.weight": f"ffn_{w}_exps.weight" for p, w in (("gate", "gate"), ("up", "up"), ("output", "down"))},
+           **{f"shared_mlp.{p}_linear.weight": f"ffn_{w}_shexp.weight" for p, w in (("gate", "gate"), ("up", "up"), ("output", "down"))}}
+DENSE = {**GRANITE, **{f"shared_mlp.{p}_linear.weight": f"ffn_{w}.weight" for p, w in (("gate", "gate"), ("up", "up"), ("output", "down"))}}
 OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
            "model.embedding_norm.weight": "token_embd_norm.weight"}
 
@@ -57,6 +64,7 @@ FAMILIES = {
     "dots1": ("dots1", {}, False), "ernie45moe": ("ernie4_5-moe", {}, False), "minimaxm2": ("minimax-m2", {}, False),
     "mistral3": ("mistral3", {}, True), "ministral3": ("mistral3", {}, True), "lfm2": ("lfm2", {}, False), "lfm2moe": ("lfm2moe", {}, False),
     "qwen3next": ("qwen3next", DELTA, False), "qwen35": ("qwen35", DELTA, False), "qwen35moe": ("qwen35moe", DELTA, False),
+    "granitehybrid": ("granitehybrid", GRANITE, True), "granitehybriddense": ("granitehybrid", DENSE, True),
 }
 
 
@@ -69,6 +77,10 @@ def text_config(directory):
             multiple = c["block_multiple_of"]
             c["intermediate_size"] = -(-(2 * c["block_ff_dim"] // 3) // multiple) * multiple
         c["rms_norm_eps"] = c["norm_eps"]
+    if "mamba_n_heads" in c:
+        c["num_key_value_heads"] = [0 if t in ("mamba", "linear_attention") else c["num_key_value_heads"] for t in c["layer_types"]]
+        if not c["num_local_experts"]:
+            c["intermediate_size"] = c["shared_intermediate_size"]
     return {**c, **c.get("text_config", {})}
 
 
@@ -80,6 +92,8 @@ def text_tensors(directory, c):
         expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name)
         if expert:
             stacks.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = x
+        elif name.endswith("input_linear.weight"):
+            found[name.replace("input", "gate")], found[name.replace("input", "up")] = x.chunk(2, -2)
         elif name.endswith("experts.gate_up_proj"):
             x = x if x.shape[2] == c["hidden_size"] else x.transpose(1, 2)
             found[name.replace("gate_up", "gate")], found[name.replace("gate_up", "up")] = x.chunk(2, 1)
@@ -90,6 +104,13 @@ def text_tensors(directory, c):
     found.update({name: torch.stack([e[i] for i in range(len(e))]) for name, e in stacks.items()})
     if "linear_num_key_heads" in c:
         change_delta(c, found)
+    for name, x in found.items():
+        if name.endswith("mamba.A_log"):
+            found[name] = -x.double().exp().float()[:, None]
+        elif name.endswith("mamba.D"):
+            found[name] = x[:, None]
+        elif name.endswith("mamba.norm.weight"):
+            found[name] = x.reshape(c["mamba_n_groups"], -1)
     return found
 
 
@@ -147,10 +168,20 @@ def put_numbers(w, arch, c):
         w.add_uint32(f"{arch}.full_attention_interval", c.get("full_attention_interval", 4))
         if "layer_types" in c:
             w.add_array(f"{arch}.attention.recurrent_layers", [t == "linear_attention" for t in c["layer_types"]])
+    if "mamba_n_heads" in c:
+        for key, value in {"conv_kernel": c["mamba_d_conv"], "state_size": c["mamba_d_state"], "group_count": c["mamba_n_groups"],
+                           "time_step_rank": c["mamba_n_heads"], "inner_size": c["mamba_n_heads"] * c["mamba_d_head"]}.items():
+            w.add_uint32(f"{arch}.ssm.{key}", value)
+    if "embedding_multiplier" in c:
+        for key, name in {"attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
+                          "logit_scale": "logits_scaling"}.items():
+            w.add_float32(f"{arch}.{key}", c[name])
+        w.add_uint32(f"{arch}.expert_shared_feed_forward_length", c["shared_intermediate_size"])
+        w.add_bool(f"{arch}.rope.scaling.finetuned", c["position_embedding_type"] == "rope")
     if c.get("num_nextn_predict_layers"):
         w.add_uint32(f"{arch}.nextn_predict_layers", c["num_nextn_predict_layers"])
     w.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", c["rms_norm_eps"])
-    w.add_float32(f"{arch}.rope.freq_base", full.get("rope_theta") or c["rope_theta"])
+    w.add_float32(f"{arch}.rope.freq_base", full.get("rope_theta") or c.get("rope_theta", 10000))
 
 
 def put_rope(w, arch, c):
@@ -179,7 +210,8 @@ def put_experts(w, arch, c):
         return
     w.add_uint32(f"{arch}.expert_count", count)
     w.add_uint32(f"{arch}.expert_used_count", c.get("moe_k") or c["num_experts_per_tok"])
-    w.add_uint32(f"{arch}.expert_feed_forward_length", c.get("moe_intermediate_size") or c["intermediate_size"])
+    if "moe_intermediate_size" in c or "mamba_n_heads" not in c:
+        w.add_uint32(f"{arch}.expert_feed_forward_length", c.get("moe_intermediate_size") or c["intermediate_size"])
     for name, key in {"n_shared_experts": "expert_shared_count", "moe_num_shared_experts": "expert_shared_count", "n_group": "expert_group_count",
                       "shared_expert_intermediate_size": "expert_shared_feed_forward_length", "topk_group": "expert_group_used_count",
                       "first_k_dense_replace": "leading_dense_block_count", "num_dense_layers": "leading_dense_block_count", "moe_layer_start_index": "leading_dense_block_count",
@@ -207,7 +239,7 @@ def put_tensor(w, name, x):
     x = x.squeeze(0) if x.shape[0] == 1 else x
     if name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")):
         w.add_tensor(name, x.squeeze(1).float().numpy())
-    elif x.dim() == 1:
+    elif x.dim() == 1 or name.endswith(("ssm_a", "ssm_d", "norm.weight")):
         w.add_tensor(name, x.float().numpy())
     else:
         w.add_tensor(name, x.bfloat16().contiguous().view(torch.uint8).numpy(), raw_dtype=gguf.GGMLQuantizationType.BF16)
@@ -227,7 +259,7 @@ def write(directory, path, arch, apart, turned):
             x = x.float() + 1
         for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
             if turned and layer and layer[2].startswith(f"self_attn.{part}_proj"):
-                x = turn(x, c[heads])
+                x = turn(x, max(c[heads]) if isinstance(c[heads], list) else c[heads])
         put_tensor(w, f"blk.{layer[1]}.{names[layer[2]]}" if layer else OUTSIDE[name], x)
     w.write_header_to_file()
     w.write_kv_data_to_file()

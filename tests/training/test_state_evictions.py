@@ -32,6 +32,7 @@ def visible(evictions, count):
 # The model's class and its module's name.
 MODELS_OF = {"lfm2": ("Lfm2ForCausalLM", "lfm2"), "lfm2moe": ("Lfm2MoeForCausalLM", "lfm2_moe"),
              "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next"), "qwen35": ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+             "granitehybrid": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"), "granitehybriddense": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"),
              "qwen35moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")}
 
 

@@ -53,7 +53,7 @@ static const struct words {
     const char *patterns[WORDS_MAX];
     bool nfc, ignore_merges, add_bos;
 } table[] = {
-    {" llama-bpe llama3 llama-v3 falcon3 pixtral lfm2 ", {llama3}, false, true, true},
+    {" llama-bpe llama3 llama-v3 falcon3 pixtral lfm2 falcon-h1 ", {llama3}, false, true, true},
     {" smaug-bpe dbrx chatglm-bpe ", {llama3}, false, false, false},
     {" glm4 ", {llama3}, false, true, false},
     {" seed-coder ", {seed}, false, false, false},

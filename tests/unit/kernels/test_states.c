@@ -1,4 +1,4 @@
-/* Recurrent states: short convolutions and gated delta rules on every path against double
+/* Recurrent states: short convolutions, gated delta rules and Mamba-2 on every path against double
  * arithmetic, the same bits for every split of a text and beside other texts, and states in the
  * cache's pages: forks, copies, counts, and what is refused. */
 #include <criterion/criterion.h>
@@ -275,6 +275,158 @@ Test(states, delta_rules_of_texts_do_not_change_each_other) {
         for (int i = 0; i < 2; i++)
             cr_assert_eq(memcmp(both + i * 10 * VALUES, alone[1 - i] + pos * VALUES,
                                 10 * VALUES * sizeof *both),
+                         0);
+    }
+    kern->ops->close(kern);
+}
+
+/* ---- Mamba-2 ---- */
+
+enum { HEADS = 6, GROUPS = 2, DIM = 20, STATE = 12, INNER = HEADS * DIM, BC = 2 * GROUPS * STATE };
+
+static struct kern_mamba new_mamba(bool whole) {
+    static float taps[(INNER + BC) * WIDTH], conv_bias[INNER + BC], decay[HEADS], bias[HEADS],
+        skip[HEADS], norm[INNER];
+    fill(taps, sizeof taps / sizeof *taps, 81);
+    fill(conv_bias, INNER + BC, 82);
+    fill(bias, HEADS, 83);
+    fill(skip, HEADS, 84);
+    fill(norm, INNER, 85);
+    for (int h = 0; h < HEADS; h++) decay[h] = -0.05f * (float)(1 << h); /* slow to fast */
+    return (struct kern_mamba){.heads = HEADS,
+                               .groups = GROUPS,
+                               .dim = DIM,
+                               .dim_state = STATE,
+                               .width = WIDTH,
+                               .taps = taps,
+                               .conv_bias = whole ? conv_bias : NULL,
+                               .decay = decay,
+                               .bias = bias,
+                               .skip = skip,
+                               .norm = whole ? norm : NULL,
+                               .eps = 1e-5f};
+}
+
+static struct kern *open_mamba(int path, const struct kern_mamba *mamba) {
+    const int floats = kern_mamba_shared_floats(mamba) + HEADS * kern_mamba_head_floats(mamba);
+    return open_states(path, (struct shape){floats, 2}, 64);
+}
+
+/* Rows of a text's tokens: [z | x] and [B | C | dt]. */
+static void mamba_inputs(int text, int token, float *in, float *shared) {
+    fill(in, 2 * INNER, (uint64_t)(9000 * text + token + 1));
+    fill(shared, BC + HEADS, (uint64_t)(11000 * text + token + 1));
+}
+
+static double silu(double x) {
+    return x / (1 + exp(-x));
+}
+
+/* A channel of a text's token behind its convolution: x, then B and C. */
+static double exact_channel(const struct kern_mamba *m, int text, int token, int channel) {
+    float in[2 * INNER], shared[BC + HEADS];
+    double sum = m->conv_bias ? (double)m->conv_bias[channel] : 0;
+    for (int j = 0; j < WIDTH; j++) {
+        if (token - WIDTH + 1 + j < 0) continue;
+        mamba_inputs(text, token - WIDTH + 1 + j, in, shared);
+        const float at = channel < INNER ? in[INNER + channel] : shared[channel - INNER];
+        sum += (double)m->taps[channel * WIDTH + j] * (double)at;
+    }
+    return silu(sum);
+}
+
+/* The results of a text, in double, by the formulas of kern_ops.mamba. */
+static void exact_mamba(const struct kern_mamba *m, int text, double (*out)[INNER]) {
+    static double state[HEADS][STATE][DIM];
+    memset(state, 0, sizeof state);
+    for (int t = 0; t < TOKENS; t++) {
+        float in[2 * INNER], shared[BC + HEADS];
+        double bc[BC], squares[GROUPS] = {0};
+        mamba_inputs(text, t, in, shared);
+        for (int i = 0; i < BC; i++) bc[i] = exact_channel(m, text, t, INNER + i);
+        for (int at = 0; at < INNER; at++) {
+            const int head = at / DIM, c = at % DIM, group = head / (HEADS / GROUPS);
+            const double rate = log1p(exp((double)shared[BC + head] + (double)m->bias[head]));
+            const double x = exact_channel(m, text, t, at);
+            double y = (double)m->skip[head] * x;
+            for (int i = 0; i < STATE; i++) {
+                double *s = &state[head][i][c];
+                *s = exp((double)m->decay[head] * rate) * *s + bc[group * STATE + i] * rate * x;
+                y += bc[(GROUPS + group) * STATE + i] * *s;
+            }
+            out[t][at] = y * silu((double)in[at]);
+            squares[group] += out[t][at] * out[t][at] / (INNER / GROUPS);
+        }
+        for (int at = 0; at < INNER && m->norm; at++)
+            out[t][at] *= (double)m->norm[at] / sqrt(squares[at / (INNER / GROUPS)] + 1e-5);
+    }
+}
+
+static void mamba_step(struct kern *kern, const struct kern_mamba *mamba, const struct part *parts,
+                       int count, float *y) {
+    static float in[2 * TOKENS * 2 * INNER], shared[2 * TOKENS * (BC + HEADS)];
+    struct kern_span spans[SLOTS];
+    int rows = 0;
+    for (int i = 0; i < count; i++) {
+        spans[i] = (struct kern_span){
+            .slot = parts[i].slot, .row = rows, .count = parts[i].count, .pos = parts[i].pos};
+        for (int t = 0; t < parts[i].count; t++, rows++)
+            mamba_inputs(parts[i].text, parts[i].pos + t, in + (size_t)rows * 2 * INNER,
+                         shared + (size_t)rows * (BC + HEADS));
+    }
+    const struct kern_batch batch = {.spans = spans, .rows = rows, .span_count = count};
+    cr_assert_eq(kern->ops->begin_step(kern, &batch), 0);
+    kern->ops->mamba(kern, 1, y, in, shared, mamba, &batch);
+}
+
+static void run_mamba(struct kern *kern, const struct kern_mamba *mamba, int slot, int text,
+                      int most, float *y) {
+    for (int pos = 0, n; pos < TOKENS; pos += n) {
+        n = TOKENS - pos < most ? TOKENS - pos : most;
+        const struct part part = {slot, text, pos, n};
+        mamba_step(kern, mamba, &part, 1, y + (size_t)pos * INNER);
+    }
+}
+
+static void check_mamba(int path, const struct kern_mamba *mamba) {
+    static float whole[TOKENS * INNER], split[TOKENS * INNER];
+    static double exact[TOKENS][INNER];
+    struct kern *kern = open_mamba(path, mamba);
+    if (!kern) return;
+    run_mamba(kern, mamba, 0, 1, TOKENS, whole);
+    exact_mamba(mamba, 1, exact);
+    for (int i = 0; i < TOKENS * INNER; i++)
+        cr_assert_float_eq(whole[i], exact[i / INNER][i % INNER], 1e-4,
+                           "%s: token %d: %g instead of %g", kern->ops->name, i / INNER,
+                           (double)whole[i], exact[i / INNER][i % INNER]);
+    for (int most = 1; most < TOKENS; most += most < 6 ? 1 : 7) {
+        kern->ops->release(kern, 1);
+        run_mamba(kern, mamba, 1, 1, most, split);
+        cr_assert_eq(memcmp(whole, split, sizeof whole), 0, "%s: steps of %d", kern->ops->name,
+                     most);
+    }
+    kern->ops->close(kern);
+}
+
+Test(states, mamba_is_exact_and_splits_change_no_bit) {
+    for (int whole = 0; whole < 2; whole++) {
+        const struct kern_mamba mamba = new_mamba(whole);
+        for (int path = 0; path < PATH_COUNT; path++) check_mamba(path, &mamba);
+    }
+}
+
+Test(states, mamba_of_texts_do_not_change_each_other) {
+    static float alone[2][TOKENS * INNER], both[2 * 10 * INNER];
+    const struct kern_mamba mamba = new_mamba(true);
+    struct kern *kern = open_mamba(1, &mamba);
+    for (int i = 0; i < 2; i++) run_mamba(kern, &mamba, i, i + 1, 9, alone[i]);
+    for (int i = 0; i < 2; i++) kern->ops->release(kern, i);
+    for (int pos = 0; pos < TOKENS; pos += 10) {
+        const struct part parts[] = {{1, 2, pos, 10}, {0, 1, pos, 10}};
+        mamba_step(kern, &mamba, parts, 2, both);
+        for (int i = 0; i < 2; i++)
+            cr_assert_eq(memcmp(both + i * 10 * INNER, alone[1 - i] + pos * INNER,
+                                10 * INNER * sizeof *both),
                          0);
     }
     kern->ops->close(kern);

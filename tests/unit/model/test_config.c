@@ -842,6 +842,68 @@ Test(model_config, layers_with_a_gated_delta_rule) {
     }
 }
 
+#define GRANITE_HYBRID                                                                             \
+    "\"layer_types\": [\"mamba\", \"attention\", \"mamba\"], \"position_embedding_type\": "        \
+    "\"nope\", "                                                                                   \
+    "\"mamba_n_heads\": 8, \"mamba_n_groups\": 2, \"mamba_d_state\": 24, \"mamba_d_head\": "       \
+    "\"auto\", "                                                                                   \
+    "\"mamba_expand\": 3, \"embedding_multiplier\": 12, \"logits_scaling\": 8, "                   \
+    "\"residual_multiplier\": 0.5, \"attention_multiplier\": 0.25, \"shared_intermediate_size\": " \
+    "40, "                                                                                         \
+    "\"rms_norm_eps\": 1e-5,"
+#define ROUTED "\"num_local_experts\": 6, \"num_experts_per_tok\": 2,"
+
+static int parse_granite(const char *more, struct model_config *c, struct fault *fault) {
+    char text[1024];
+    snprintf(text, sizeof text, "%s%s", more, GRANITE_HYBRID);
+    return parse_with(text, "GraniteMoeHybridForCausalLM", "granitemoehybrid", NULL, c, fault);
+}
+
+Test(model_config, layers_of_mamba) {
+    static const char *const spellings[] = {ROUTED, "\"num_local_experts\": 0,",
+                                            ROUTED "\"time_step_limit\": [0.0, Infinity],"};
+    for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
+        struct model_config c;
+        struct fault fault;
+        const bool routed = i != 1;
+        cr_assert_eq(parse_granite(spellings[i], &c, &fault), 0, "%s: %s", fault.field, fault.text);
+        cr_assert(c.layers == 3 && c.cache_layers == 1 && c.state_layers == 2 && c.conv_width == 4);
+        cr_assert(c.per_layer[0].mixer == MIXER_MAMBA && !c.per_layer[1].rotated && c.conv_bias);
+        cr_assert(c.mamba.heads == 8 && c.mamba.groups == 2 && c.mamba.dim_state == 24);
+        cr_assert_eq(c.mamba.dim, 3 * c.d_model / 8);
+        cr_assert_float_eq(c.mamba.eps, 1e-5f, 1e-10f); /* the layers' is divided by 0.5^2 */
+        cr_assert_float_eq(c.rms_eps, 4e-5f, 1e-9f);
+        cr_assert(c.experts == (routed ? 6 : 0) && c.shared_ff == (routed ? 40 : 0));
+        cr_assert_eq(c.d_ff, 40);
+        /* Three numbers of each channel; matrices of 24 rows, and of 24 columns in two blocks. */
+        const int shared = 3 * 2 * 2 * 24, head = 3 * 24 + 24 * 32;
+        const struct kern_cache_options cache = model_cache_options(&c);
+        cr_assert_eq(cache.state_floats, shared + 8 * head);
+        cr_assert(cache.state_shared == shared && kern_state_part(&cache, 4) == shared + 2 * head);
+        model_config_close(&c);
+    }
+}
+
+Test(model_config, mamba_that_is_refused) {
+    static const struct {
+        const char *text, *field;
+        int rc;
+    } cases[] = {
+        {ROUTED "\"mamba_proj_bias\": true,", "mamba_proj_bias", ERR_UNSUPPORTED},
+        {ROUTED "\"time_step_limit\": [0.001, null],", "time_step_limit", ERR_UNSUPPORTED},
+        {ROUTED "\"time_step_limit\": [0, 1],", "time_step_limit", ERR_UNSUPPORTED},
+        {ROUTED "\"mamba_d_conv\": 1,", "mamba_d_conv", ERR_INVALID},
+        {"\"num_experts_per_tok\": 2,", "num_local_experts", ERR_INVALID},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse_granite(cases[i].text, &c, &fault), cases[i].rc, "%s: %s: %s",
+                     cases[i].text, fault.field, fault.text);
+        cr_assert_str_eq(fault.field, cases[i].field);
+    }
+}
+
 /* Qwen3.5's mixtures have no width of dense layers, and may lie in "text_config". */
 Test(model_config, mixtures_with_a_gated_delta_rule) {
     static const char text[] =

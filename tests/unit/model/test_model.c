@@ -342,6 +342,12 @@ Test(model, qwen35_as_transformers) {
 Test(model, qwen35moe_as_transformers) {
     check_golden_caches("qwen35moe", NULL, false);
 }
+Test(model, granitehybrid_as_transformers) {
+    check_golden_caches("granitehybrid", NULL, false);
+}
+Test(model, granitehybriddense_as_transformers) {
+    check_golden_paths("granitehybriddense", NULL);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
@@ -382,9 +388,15 @@ static struct kern_ops *without_delta_rules(struct kern_ops *ops) {
     return ops;
 }
 
+static struct kern_ops *without_mamba(struct kern_ops *ops) {
+    ops->mamba = NULL;
+    return ops;
+}
+
 Test(model, states_need_a_backend_that_has_them) {
     check_backend_refuses("lfm2", without_convolutions);
     check_backend_refuses("qwen35", without_delta_rules);
+    check_backend_refuses("granitehybrid", without_mamba);
 }
 
 /* ---- Windows ---- */
