@@ -762,8 +762,10 @@ static int load_file_entry(struct loader *load, const char *section, const char 
                          "%s: %s cannot stand in a configuration file", where, option->name);
     /* Covers indented lines as well: inih reports such a line as a second value. */
     if (option->type != LIST && load->in_file[option - config_options])
-        return fault_set(load->fault, ERR_INVALID, option->name, "%s: %s is given twice", where,
-                         option->name);
+        return fault_set(load->fault, ERR_INVALID, option->name,
+                         "%s: %s is given twice; a line that begins with a blank goes on with the "
+                         "option above",
+                         where, option->name);
     load->in_file[option - config_options] = true;
     return set_option(load, option, value, FROM_FILE, where);
 }

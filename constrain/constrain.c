@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "constrain/ahead.h"
 #include "constrain/automaton.h"
+#include "constrain/foresee.h"
 #include "constrain/grammar.h"
 #include "constrain/json.h"
 #include "constrain/mask.h"
@@ -452,4 +453,25 @@ int constrain_next(struct constrain *c, struct constrain_at *at, const char *tex
 
 int constrain_read(struct constrain *c, struct constrain_at *at, const char *text, size_t size) {
     return constrain_next(c, at, text, size, NULL, NULL);
+}
+
+size_t constrain_foresee(struct constrain *c, const struct constrain_at *at, const char *text,
+                         size_t size, char *out, size_t most, struct constrain_effort *effort) {
+    struct automaton *a = &c->automaton;
+    uint64_t limit = effort->work;
+    size_t found = 0;
+    effort->work = 0;
+    if (pthread_mutex_trylock(&c->lock) != 0) return 0;
+    uint64_t begin = a->pool.work;
+    a->pool.work_limit = begin + limit;
+    if (!c->forgets && at->generation == a->generation && at->read == size)
+        found = foresee_write(a, at->state, text, size, out, most);
+    if (a->pool.rc != 0) {
+        found = 0; /* a part of a word has other tokens than the word; what was learned stays */
+        if (!node_pool_resume(&a->pool)) c->forgets = true;
+    }
+    effort->work = a->pool.work - begin;
+    if (!charge(c, size_of(c))) c->forgets = c->shrinks = true;
+    pthread_mutex_unlock(&c->lock);
+    return found;
 }

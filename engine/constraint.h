@@ -29,10 +29,11 @@
     ((size_t)64 << 20)                 /* the text of a constraint, from which its hash is made */
 #define CONSTRAINT_STEP_WORK     24000 /* units of constrain_effort: a few milliseconds */
 #define CONSTRAINT_ANSWER_WORK   8000
-#define CONSTRAINT_KNOWN_WORK    64 /* is enough for a mask that is known */
-#define CONSTRAINT_NICE          5  /* a quarter of a processor that others want to use, too */
-#define CONSTRAINT_NEWLINES      16 /* tokens that are line breaks only */
-#define CONSTRAINT_NEWLINE_BYTES 2  /* line breaks of each, at most */
+#define CONSTRAINT_KNOWN_WORK    64   /* is enough for a mask that is known */
+#define CONSTRAINT_FORESEE_WORK  4000 /* in one step, on bytes that are drafted */
+#define CONSTRAINT_NICE          5    /* a quarter of a processor that others want to use, too */
+#define CONSTRAINT_NEWLINES      16   /* tokens that are line breaks only */
+#define CONSTRAINT_NEWLINE_BYTES 2    /* line breaks of each, at most */
 
 struct constraint_table {
     pthread_mutex_t lock;
@@ -127,5 +128,10 @@ struct constraint_work {
  * as constrain_next; ERR_INVALID: no token may follow. */
 int constraint_fill(struct constraint_run *run, const struct engine_request *request,
                     const struct constraint_text *text, struct constraint_work *work, bool *whole);
+/* Writes at most `most` bytes that probably follow the text, which the last mask follows
+ * (constrain_foresee); returns how many. */
+size_t constraint_foresee(const struct constraint_run *run, const struct engine_request *request,
+                          const char *text, size_t size, char *out, size_t most,
+                          struct constraint_work *work);
 
 #endif

@@ -1,6 +1,7 @@
 #include "engine/draft.h"
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/err.h"
@@ -9,7 +10,7 @@
 enum { BITS_LEAST = 8, BITS_MOST = 16 };
 
 /* Rates that are expected before anything was tried, as if EXPECTED_WEIGHT tokens had been. */
-static const float expected[DRAFT_CLASSES] = {0.4f, 0.55f, 0.7f, 0.85f};
+static const float expected[DRAFT_CLASSES] = {0.4f, 0.55f, 0.7f, 0.85f, 0.85f};
 #define EXPECTED_WEIGHT 2.0f
 #define RECENT          48.0f /* tokens that count: beyond, half of what was counted is forgotten */
 #define FORGOTTEN       0.02f /* part of the counts, each time a draft is not used */
@@ -63,8 +64,8 @@ static int32_t common_before(const struct draft *draft, const int32_t *tokens, i
 /* Returns the place at which the last draft's source goes on behind the text; -1: the text went on
  * otherwise. */
 static int32_t goes_on_at(const struct draft *draft, const int32_t *tokens, int32_t count) {
-    if (draft->from < 0) return -1;
     int32_t added = count - draft->begun;
+    if (draft->from < 0 || added < 0) return -1;
     if (draft->from < draft->predicted_count && draft->from + added >= draft->predicted_count)
         return -1; /* the prompt does not follow the predicted text */
     for (int32_t i = 0; i < added; i++)
@@ -90,10 +91,10 @@ static int common_class(int32_t common) {
     return common <= 4 ? 0 : common <= 8 ? 1 : common <= 16 ? 2 : 3;
 }
 
-int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, int32_t most) {
+/* Writes at most `most` tokens that followed the end of a text of `count` tokens elsewhere. */
+static int32_t find_followers(struct draft *draft, int32_t *tokens, int32_t count, int32_t most) {
     int32_t end = draft->predicted_count + count;
     int32_t best = goes_on_at(draft, tokens, count), longest = 0;
-    if (!note_places(draft, tokens, end)) return 0;
     if (best >= 0) longest = common_before(draft, tokens, best, end);
     int32_t place = end < DRAFT_KEY ? 0 : draft->heads[key_chain(draft, tokens, end)];
     for (int i = 0; i < DRAFT_CHAIN && place > 0; i++, place = draft->older[place - 1]) {
@@ -113,20 +114,47 @@ int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, int32_t 
     return most;
 }
 
-double draft_rate(const struct draft *draft) {
-    int c = draft->length_class;
+static double class_rate(const struct draft *draft, int c) {
     return ((double)draft->confirmed[c] + EXPECTED_WEIGHT * expected[c]) /
            ((double)draft->tried[c] + EXPECTED_WEIGHT);
 }
 
-void draft_learn(struct draft *draft, int32_t tried, int32_t confirmed) {
-    float *all = &draft->tried[draft->length_class],
-          *right = &draft->confirmed[draft->length_class];
-    CHECK(confirmed <= tried);
-    float stays = tried == 0 ? 1 - FORGOTTEN : *all > RECENT ? 0.5f : 1;
-    *all *= stays;
-    *right *= stays;
+int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, const int32_t *foreseen,
+                   int32_t foreseen_count, int32_t most) {
+    draft->foreseen = 0;
+    if (!note_places(draft, tokens, draft->predicted_count + count)) return 0;
+    int32_t found = find_followers(draft, tokens, count, most);
+    bool surer =
+        found == 0 || class_rate(draft, DRAFT_FORESEEN) >= class_rate(draft, draft->length_class);
+    if (foreseen_count == 0 || !surer) return found;
+    draft->foreseen = foreseen_count < most ? foreseen_count : most;
+    memcpy(tokens + count, foreseen, (size_t)draft->foreseen * sizeof *tokens);
+    return draft->foreseen +
+           find_followers(draft, tokens, count + draft->foreseen, most - draft->foreseen);
+}
+
+static int class_of(const struct draft *draft, int32_t i) {
+    return i < draft->foreseen ? DRAFT_FORESEEN : draft->length_class;
+}
+
+double draft_rate(const struct draft *draft, int32_t i) {
+    return class_rate(draft, class_of(draft, i));
+}
+
+static void learn(struct draft *draft, int c, int32_t tried, int32_t confirmed) {
+    float stays = tried == 0 ? 1 - FORGOTTEN : draft->tried[c] > RECENT ? 0.5f : 1;
     /* The tokens behind a wrong one say nothing. */
-    *all += (float)(confirmed < tried ? confirmed + 1 : tried);
-    *right += (float)confirmed;
+    int32_t told = confirmed < tried ? confirmed + 1 : tried;
+    draft->tried[c] = draft->tried[c] * stays + (float)told;
+    draft->confirmed[c] = draft->confirmed[c] * stays + (float)confirmed;
+}
+
+void draft_learn(struct draft *draft, int32_t tried, int32_t confirmed) {
+    int32_t first = tried < draft->foreseen ? tried : draft->foreseen;
+    CHECK(confirmed <= tried);
+    if (first > 0 || tried == 0)
+        learn(draft, class_of(draft, 0), first > 0 ? first : 0,
+              confirmed < first ? confirmed : first);
+    if (tried > first && confirmed >= first)
+        learn(draft, draft->length_class, tried - first, confirmed - first);
 }

@@ -21,6 +21,8 @@
 #include "model/path.h"
 #include "model/save.h"
 
+#define ENCODE_BYTES_MAX ((size_t)1 << 20) /* memory for the tokens of a short text */
+
 /* Constant facts come from the first replica: all replicas have the same model and the same kind of
  * backend. */
 static const struct model *model_of(const struct engine *e) {
@@ -35,6 +37,27 @@ static size_t text_token_bytes(const void *arg, int32_t id, const char **bytes) 
     const struct tok *tok = arg;
     if (tok_is_special(tok, id)) return 0; /* markers are not part of an answer */
     return tok_bytes(tok, id, bytes);
+}
+
+/* A tokenizer may put a space in front of a text or change it otherwise: what is not the text ends
+ * the tokens. */
+static int32_t text_encode(const void *arg, const char *text, size_t size, int32_t *ids,
+                           int32_t most) {
+    struct arena arena;
+    struct fault fault = {0};
+    struct tok_ids found = {0};
+    int32_t count = 0;
+    arena_open(&arena, ENCODE_BYTES_MAX);
+    (void)tok_encode(arg, text, size, 0, NULL, 0, SIZE_MAX, &arena, &found, &fault);
+    for (size_t i = 0, at = 0; i < found.count && count < most; i++) {
+        const char *bytes;
+        size_t length = text_token_bytes(arg, found.ids[i], &bytes);
+        if (length == 0 || length > size - at || memcmp(bytes, text + at, length) != 0) break;
+        ids[count++] = found.ids[i];
+        at += length;
+    }
+    arena_close(&arena);
+    return count;
 }
 
 /* "kv.buffer" of a request is --kv-buffer here. */
@@ -642,6 +665,7 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     so->vocab = config->vocab;
     so->top_max = max_logprobs(&e->options, config->vocab);
     so->text = (struct seq_text){.token_bytes = text_token_bytes,
+                                 .encode = text_encode,
                                  .arg = e->text.tok,
                                  .token_bytes_max = tok_bytes_max(e->text.tok),
                                  .eos = e->ends,

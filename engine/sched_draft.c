@@ -1,6 +1,7 @@
 /* Drafts in a step (speculative decoding, arXiv 2211.17192, without a second model): a sequence
- * gets rows not only for its last token but also for the tokens with which it probably goes on
- * (engine/draft.h). The step then reads the weights once for all of them.
+ * gets rows not only for its last token but also for the tokens with which it probably goes on,
+ * found in its text (engine/draft.h) or left by its language. The step then reads the weights once
+ * for all of them.
  *
  * Nothing else changes. A row's result does not depend on how a text is split over steps
  * (kernels/kern.h), and the token after it is drawn as it would be without drafts: with the same
@@ -54,15 +55,30 @@ static int32_t draft_room(const struct sched *sched, const struct sequence *seq)
     return seq->index == 0 && seq->changed && seq->job->live ? 0 : most;
 }
 
+/* Writes the tokens that the answer's language leaves to be written; returns how many. */
+static int32_t foresee(const struct sched *sched, const struct sequence *seq, int32_t *ids,
+                       int32_t most, struct constraint_work *work) {
+    const struct seq_text *text = &sched->options.text;
+    char bytes[DRAFT_MAX * 8];
+    if (!text->encode) return 0;
+    size_t size = constraint_foresee(&seq->constraint, &seq->job->request, seq->choice->text,
+                                     seq->text_size, bytes, sizeof bytes, work);
+    return size > 0 ? text->encode(text->arg, bytes, size, ids, most) : 0;
+}
+
 /* Returns how many tokens are found for all answers of the step. */
 static int32_t find_drafts(struct sched *sched, int streams) {
-    int32_t found = 0;
+    struct constraint_work work = {.left = CONSTRAINT_FORESEE_WORK};
+    int32_t found = 0, ids[DRAFT_MAX];
     for (int i = 0; i < streams; i++) {
         struct sequence *seq = sched->sorted[i];
         int32_t most = seq->draft.heads ? draft_room(sched, seq) : 0;
         seq->draft_chance = 1;
+        seq->draft_found = 0;
+        if (most <= 0) continue;
+        int32_t foreseen = foresee(sched, seq, ids, most, &work);
         seq->draft_found =
-            most > 0 ? draft_find(&seq->draft, seq->tokens, seq->token_count, most) : 0;
+            draft_find(&seq->draft, seq->tokens, seq->token_count, ids, foreseen, most);
         found += seq->draft_found;
     }
     return found;
@@ -76,7 +92,7 @@ static struct sequence *find_likeliest(const struct sched *sched, int streams, d
     for (int i = 0; i < streams; i++) {
         struct sequence *seq = sched->sorted[i];
         if (seq->drafted == seq->draft_found) continue;
-        double own = seq->draft_chance * draft_rate(&seq->draft);
+        double own = seq->draft_chance * draft_rate(&seq->draft, seq->drafted);
         if (own <= *chance) continue;
         best = seq;
         *chance = own;

@@ -502,8 +502,13 @@ bool state_dir_put_aside(const struct state_dir *dir, uint64_t id, const char *w
 void state_dir_delete(const struct state_dir *dir, uint64_t id, bool bad) {
     char name[NAME_BYTES];
     name_of(id, bad ? "bad" : "state", name);
-    if (unlinkat(dir->fd, name, 0) != 0 && errno != ENOENT)
-        log_warn("state file %s cannot be deleted: %s", name, strerror(errno));
+    if (unlinkat(dir->fd, name, 0) == 0 || errno == ENOENT) return;
+    int why = errno;
+    /* A directory without permission may have files that can be written. */
+    int fd = openat(dir->fd, name, O_WRONLY | O_TRUNC | O_NOFOLLOW | O_CLOEXEC);
+    log_warn("state file %s cannot be deleted: %s; %s", name, strerror(why),
+             fd >= 0 ? "it was emptied" : "it stays");
+    if (fd >= 0) close(fd);
 }
 
 bool state_dir_taken(const struct state_dir *dir, uint64_t id, int64_t since_ns) {

@@ -78,6 +78,8 @@ int state_dir_open_file(const struct state_dir *dir, uint64_t id, uint64_t *byte
 /* Renames a refused file and logs why. False: the file keeps its name, and is refused again at the
  * next start. */
 bool state_dir_put_aside(const struct state_dir *dir, uint64_t id, const char *why);
+/* Deletes a file. One that cannot be deleted is emptied, so that a deleted conversation leaves no
+ * text; the log says so. */
 void state_dir_delete(const struct state_dir *dir, uint64_t id, bool bad);
 /* Has another daemon used the file after this time, and may it still be continuing it? */
 bool state_dir_taken(const struct state_dir *dir, uint64_t id, int64_t since_ns);

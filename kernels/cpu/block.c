@@ -129,15 +129,41 @@ static uint8_t *packed_codes(const struct kern_weight *w, int64_t row, int64_t b
            (size_t)(row % PANEL) * 4;
 }
 
-static void put_codes(const struct cpu_form *form, uint8_t *to, const int8_t *n) {
-    for (int v = 0; v < form->bits; v++) memset(to + (ptrdiff_t)64 * v, 0, 4);
+/* Where the codes of a form go. A start packs every weight, so four codes are moved at once. */
+struct code_places {
+    uint8_t of_value[256]; /* of forms with values: the code of each number; 16: none */
+    struct cpu_quad quads[KERN_BLOCK / 4];
+};
+
+static void find_places(struct code_places *places, const struct cpu_form *form) {
+    memset(places->of_value, 16, sizeof places->of_value);
+    for (int i = 16; form->values && i-- > 0;)
+        places->of_value[(uint8_t)cpu_values[form->values][i]] = (uint8_t)i;
+    for (int i = 0; i < KERN_BLOCK / 4; i++)
+        places->quads[i] = cpu_quad_of(form->bits, form->parts, i);
+}
+
+static void put_codes(const struct cpu_form *form, const struct code_places *places, uint8_t *to,
+                      const int8_t *n) {
+    uint8_t codes[KERN_BLOCK];
+    uint32_t vectors[8] = {0};
+    unsigned beyond = 0;
     for (int i = 0; i < KERN_BLOCK; i++) {
-        const struct cpu_quad at = cpu_quad_of(form->bits, form->parts, i / 4);
-        const int code = form->values ? value_place(form->values, n[i]) : n[i] + form->offset;
-        CHECK(code >= 0 && code >> form->bits == 0);
-        to[64 * at.low_vector + i % 4] |= (uint8_t)((code & ((1 << at.low) - 1)) << at.low_bit);
-        if (at.high) to[64 * at.high_vector + i % 4] |= (uint8_t)(code >> at.low << at.high_bit);
+        const int code = form->values ? places->of_value[(uint8_t)n[i]] : n[i] + form->offset;
+        beyond |= (unsigned)code >> form->bits;
+        codes[i] = (uint8_t)code;
     }
+    CHECK(beyond == 0);
+    for (int i = 0; i < KERN_BLOCK / 4; i++) { /* bytes keep apart: no code grows beyond 8 bits */
+        const struct cpu_quad at = places->quads[i];
+        uint32_t four;
+        memcpy(&four, codes + (ptrdiff_t)4 * i, sizeof four);
+        const uint32_t low = four & 0x01010101u * ((1u << at.low) - 1);
+        vectors[at.low_vector] |= low << at.low_bit;
+        if (at.high) vectors[at.high_vector] |= (four ^ low) >> at.low << at.high_bit;
+    }
+    for (int v = 0; v < form->bits; v++)
+        memcpy(to + (ptrdiff_t)64 * v, &vectors[v], sizeof vectors[v]);
 }
 
 static void get_codes(const struct cpu_form *form, const uint8_t *from, int8_t *n) {
@@ -243,9 +269,11 @@ void cpu_block_choose(struct kern_weight *w, const struct cpu_needs *needs) {
 
 void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from) {
     const struct cpu_form *form = w->form;
+    struct code_places places;
+    find_places(&places, form);
     for (int64_t b = 0; b < w->blocks; b++) {
         const struct block block = from[b];
-        put_codes(form, packed_codes(w, row, b), block.n);
+        put_codes(form, &places, packed_codes(w, row, b), block.n);
         for (int i = 0; i < form->parts; i++) {
             put_factor(w, factor_at(w, row, b, i, false), block.scale[i], block.unit[0], false);
             if (form->least)

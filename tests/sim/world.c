@@ -228,13 +228,24 @@ static int fake_step(void *model, const struct kern_batch *batch, const int32_t 
     return 0;
 }
 
-/* Token 0 is EOS and has no text; the others are one letter each. */
-static size_t letter(const void *arg, int32_t id, const char **bytes) {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
+size_t world_token_bytes(const void *arg, int32_t id, const char **bytes) {
     (void)arg;
     if (id == 0) return 0;
     *bytes = letters + id;
     return 1;
+}
+
+static int32_t encode(const void *arg, const char *text, size_t size, int32_t *ids, int32_t most) {
+    int32_t count = 0;
+    (void)arg;
+    for (size_t i = 0; i < size && count < most; i++) {
+        const char *letter = strchr(letters, text[i]);
+        if (!letter || letter == letters) break;
+        ids[count++] = (int32_t)(letter - letters);
+    }
+    return count;
 }
 
 /* ---- The world ---- */
@@ -354,7 +365,11 @@ void world_open(struct world *w, const struct world_options *options) {
         .model_step = fake_step,
         .step_stretch = o->step_stretch,
         .clock = spent,
-        .text = {.token_bytes = letter, .token_bytes_max = 1, .eos = eos, .eos_count = 1},
+        .text = {.token_bytes = world_token_bytes,
+                 .encode = encode,
+                 .token_bytes_max = 1,
+                 .eos = eos,
+                 .eos_count = 1},
         .shape = {WORLD_LAYERS, WORLD_HEADS_KV, info.page_slots, info.member_slots,
                   .states = o->states,
                   .state_pages = (int64_t)o->states * STATE_PAGES(info.state_slots),

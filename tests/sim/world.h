@@ -68,6 +68,9 @@ struct world {
     int span_count, rows, want_count;
 };
 
+/* Token 0 is EOS and has no text; the others are one letter each. */
+size_t world_token_bytes(const void *arg, int32_t id, const char **bytes);
+
 void world_open(struct world *world, const struct world_options *options);
 /* Checks that nothing leaks. */
 void world_close(struct world *world);

@@ -10,6 +10,9 @@
 #include "base/mem.h"
 #include "text/tok/internal.h"
 
+/* Memory in which a short text must be encoded. */
+#define TRY_BYTES ((size_t)16 << 20)
+
 static const struct json_limits limits = {
     .bytes = TOK_FILE_MAX, .depth = 64, .nodes = TOK_NODES_MAX, .file = true};
 
@@ -309,6 +312,26 @@ int tok_finish(struct tok *tok, struct fault *fault) {
     return rc;
 }
 
+/* Encodes a short text: steps that make each other's texts longer would refuse every request for
+ * its size, so the file is refused instead. */
+static int try_text(const struct tok *tok, struct fault *fault) {
+    static const char text[] =
+        "The quick brown fox jumps over the lazy dog: 0123456789, (\"A\").\n";
+    struct fault found = {0};
+    struct arena arena;
+    struct tok_ids ids;
+    arena_open(&arena, TRY_BYTES);
+    int rc = tok_encode(tok, text, sizeof text - 1, 0, NULL, 0, TOK_TEXT_MAX, &arena, &ids, &found);
+    if (rc && arena.full)
+        rc = fault_set(fault, ERR_LIMIT, "normalizer",
+                       "a text of %zu bytes takes more than %zu MiB to encode", sizeof text - 1,
+                       TRY_BYTES >> 20);
+    else if (rc != ERR_NOMEM)
+        rc = 0; /* some other text may have tokens */
+    arena_close(&arena);
+    return rc;
+}
+
 int tok_open(const char *data, size_t size, struct tok **out, struct fault *fault) {
     cJSON *root = NULL;
     *out = NULL;
@@ -320,6 +343,7 @@ int tok_open(const char *data, size_t size, struct tok **out, struct fault *faul
     if (!rc) rc = load_model(tok, json_get(root, "model"), json_get(root, "added_tokens"), fault);
     if (!rc) rc = tok_load_pipeline(tok, root, fault);
     if (!rc) rc = tok_finish(tok, fault);
+    if (!rc) rc = try_text(tok, fault);
     json_free(root);
     if (rc)
         tok_close(tok);

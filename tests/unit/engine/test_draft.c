@@ -23,7 +23,7 @@ static void open_bed(struct bed *bed, const int32_t *prompt, int32_t count,
 }
 
 static int32_t find(struct bed *bed, int32_t most) {
-    return draft_find(&bed->draft, bed->tokens, bed->count, most);
+    return draft_find(&bed->draft, bed->tokens, bed->count, NULL, 0, most);
 }
 
 static void add(struct bed *bed, int32_t token) {
@@ -155,15 +155,52 @@ Test(draft, the_rate_follows_what_was_confirmed) {
     struct bed bed;
     open_bed(&bed, prompt, COUNT(prompt), NULL, 0);
     find(&bed, 3);
-    double before = draft_rate(&bed.draft);
+    double before = draft_rate(&bed.draft, 0);
     cr_assert(before > 0.2 && before < 0.6, "%f", before);
     for (int i = 0; i < 30; i++) draft_learn(&bed.draft, 3, 3);
-    cr_assert_gt(draft_rate(&bed.draft), 0.95);
+    cr_assert_gt(draft_rate(&bed.draft, 0), 0.95);
     for (int i = 0; i < 200; i++) draft_learn(&bed.draft, 3, 0);
-    double low = draft_rate(&bed.draft);
+    double low = draft_rate(&bed.draft, 0);
     cr_assert_lt(low, 0.05);
     for (int i = 0; i < 300; i++) draft_learn(&bed.draft, 0, 0);
-    cr_assert_gt(draft_rate(&bed.draft), 0.3, "what is not used is forgotten, and tried again");
+    cr_assert_gt(draft_rate(&bed.draft, 0), 0.3, "what is not used is forgotten, and tried again");
+    draft_close(&bed.draft);
+}
+
+/* What the language leaves to be written comes first, and what followed it elsewhere behind it. */
+Test(draft, foreseen_tokens) {
+    static const int32_t prompt[] = {9, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3};
+    static const int32_t foreseen[] = {21, 1, 2, 3}, as_found[] = {21, 1, 2, 3, 4, 5};
+    struct bed bed;
+    open_bed(&bed, prompt, COUNT(prompt), NULL, 0);
+    int32_t found = draft_find(&bed.draft, bed.tokens, bed.count, foreseen, 4, 6);
+    cr_assert_eq(found, 6);
+    cr_assert_eq(memcmp(bed.tokens + bed.count, as_found, sizeof as_found), 0);
+    cr_assert_gt(draft_rate(&bed.draft, 3), draft_rate(&bed.draft, 4));
+    draft_learn(&bed.draft, 6, 2); /* others were drawn than the third */
+    add(&bed, 21), add(&bed, 1), add(&bed, 5);
+    cr_assert_eq(find(&bed, 6), 0);
+    cr_assert_eq(draft_find(&bed.draft, bed.tokens, bed.count, foreseen, 4, 2), 2);
+    cr_assert_eq(bed.tokens[bed.count + 1], 1, "no more than there is room for");
+    draft_close(&bed.draft);
+}
+
+/* Where they are hardly ever confirmed, what the text did before is drafted instead. */
+Test(draft, foreseen_tokens_that_never_come) {
+    static const int32_t prompt[] = {9, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3};
+    static const int32_t foreseen[] = {21};
+    struct bed bed;
+    open_bed(&bed, prompt, COUNT(prompt), NULL, 0);
+    for (int i = 0; i < 30; i++) {
+        cr_assert_gt(draft_find(&bed.draft, bed.tokens, bed.count, foreseen, 1, 1), 0);
+        draft_learn(&bed.draft, 1, 0);
+    }
+    double low = draft_rate(&bed.draft, 0);
+    for (int i = 0; i < 30 && bed.tokens[bed.count] == 21; i++)
+        draft_find(&bed.draft, bed.tokens, bed.count, foreseen, 1, 1),
+            draft_learn(&bed.draft, 1, 0);
+    cr_assert_lt(low, 0.4);
+    cr_assert_eq(bed.tokens[bed.count], 4);
     draft_close(&bed.draft);
 }
 
@@ -174,7 +211,7 @@ Test(draft, a_long_text_is_noted_in_parts) {
     int32_t count = 3 * DRAFT_NOTED, steps = 0;
     for (int32_t i = 0; i < count; i++) tokens[i] = i % 1000;
     cr_assert_eq(draft_open(&draft, NULL, 0, count, count + 20), 0);
-    while (draft_find(&draft, tokens, count, 5) == 0) steps++;
+    while (draft_find(&draft, tokens, count, NULL, 0, 5) == 0) steps++;
     cr_assert_eq(steps, 2);
     for (int i = 0; i < 5; i++) cr_assert_eq(tokens[count + i], (count + i) % 1000);
     draft_close(&draft);

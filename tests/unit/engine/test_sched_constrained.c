@@ -11,15 +11,6 @@
 
 enum { JOBS = 5, PROMPT = 60, TOKENS = 90, THINK_BEGIN = 35, THINK_END = 36 };
 
-/* As the world's: token 0 ends an answer, the others are a letter each. */
-static size_t letter(const void *arg, int32_t id, const char **bytes) {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    (void)arg;
-    if (id == 0) return 0;
-    *bytes = letters + id;
-    return 1;
-}
-
 struct languages {
     struct constraint_table table;
     struct engine_constraint *list[3];
@@ -33,7 +24,7 @@ static void open_languages(struct languages *l) {
     } texts[] = {{CONSTRAIN_REGEX, "(bc|d[e-h]{2}|i)*"},
                  {CONSTRAIN_REGEX, "[b-z]{5}(bb|cc)[b-z]{3,20}"},
                  {CONSTRAIN_GRAMMAR, "root ::= \"b\" root \"c\" | [d-k]{2,9}"}};
-    const struct constrain_vocabulary v = {WORLD_VOCAB, letter, NULL};
+    const struct constrain_vocabulary v = {WORLD_VOCAB, world_token_bytes, NULL};
     struct fault fault = {0};
     constraint_table_open(&l->table, &v);
     for (int i = 0; i < 3; i++) {
@@ -240,7 +231,7 @@ static void run_beside(struct engine_job *jobs, int count) {
 
 /* Runs the chosen jobs with languages that nothing was learned of yet. */
 static void run_hostile(struct engine_job *jobs, int first, int count) {
-    const struct constrain_vocabulary v = {WORLD_VOCAB, letter, NULL};
+    const struct constrain_vocabulary v = {WORLD_VOCAB, world_token_bytes, NULL};
     struct engine_constraint *list[HOSTILE];
     struct constraint_table table;
     constraint_table_open(&table, &v);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "engine/constraint.h"
 #include "paging/policy.h"
 #include "tests/unit/engine/requests.h"
 
@@ -134,6 +135,39 @@ Test(drafts, records_of_queries_cannot_be_taken_back) {
                      names[i]);
         close_both(&known, &job);
     }
+}
+
+/* An answer in a language that decides most of its letters, which no text before it has. */
+Test(drafts, what_the_language_leaves_is_foreseen) {
+    static const char pattern[] = "([bc]defghijkl|[mn]opqrstuvw){6}";
+    const struct constrain_part part = {
+        .kind = CONSTRAIN_REGEX, .field = "f", .text = pattern, .size = sizeof pattern - 1};
+    const struct constrain_vocabulary v = {WORLD_VOCAB, world_token_bytes, NULL};
+    struct constraint_table table;
+    struct engine_constraint *constraint = NULL;
+    struct fault fault = {0};
+    struct known known;
+    constraint_table_open(&table, &v);
+    cr_assert_eq(constraint_open(&table, &part, &constraint, &fault), 0);
+    struct engine_job asked = job_of(4, PROMPT, ANSWER, full()), job;
+    asked.request.constraint = constraint;
+    know(&known, &asked);
+    for (int drafts = 0; drafts <= DRAFT_MAX; drafts += DRAFT_MAX) {
+        struct world w;
+        struct world_options options = options_of(drafts);
+        job = asked;
+        job.request.drafts = -1;
+        world_open(&w, &options);
+        int steps = run_counted(&w, &job);
+        world_close(&w);
+        expect_same(&known, &job);
+        cr_assert(drafts ? steps < known.steps / 3 : steps == known.steps, "%d of %d", steps,
+                  known.steps);
+        engine_job_close(&job);
+    }
+    engine_job_close(&known.job);
+    constraint_close(&table, constraint);
+    constraint_table_close(&table);
 }
 
 /* Stop strings, logprobs with more alternatives than the backend reports, penalties, a bias, the

@@ -41,6 +41,8 @@ int __real_fsync(int fd);
 int __wrap_fsync(int fd);
 int __real_renameat(int from_dir, const char *from, int to_dir, const char *to);
 int __wrap_renameat(int from_dir, const char *from, int to_dir, const char *to);
+int __real_unlinkat(int at, const char *name, int flags);
+int __wrap_unlinkat(int at, const char *name, int flags);
 
 ssize_t __wrap_write(int fd, const void *data, size_t size) {
     return fd > 2 && fails(ENOSPC) ? -1 : __real_write(fd, data, size);
@@ -59,6 +61,13 @@ int __wrap_fsync(int fd) {
 
 int __wrap_renameat(int from_dir, const char *from, int to_dir, const char *to) {
     return fails(EIO) ? -1 : __real_renameat(from_dir, from, to_dir, to);
+}
+
+static bool deleting_fails;
+
+int __wrap_unlinkat(int at, const char *name, int flags) {
+    errno = EACCES;
+    return deleting_fails ? -1 : __real_unlinkat(at, name, flags);
 }
 
 TestSuite(store, .init = make_dir, .fini = remove_dir);
@@ -432,6 +441,21 @@ Test(store, what_cannot_be_renamed_is_not_lost_sight_of) {
     cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 0);
     cr_assert_eq(save(store, 2, 100), 0);
     cr_assert(files_with(".state") == 1 && files_with(".bad") == 0);
+    store_close(store);
+}
+
+/* The directory's permission does not allow it: the text goes all the same. */
+Test(store, what_cannot_be_deleted_is_emptied) {
+    struct stat st;
+    struct store *store = open_store();
+    cr_assert_eq(save(store, 1, 100), 0);
+    deleting_fails = true;
+    cr_assert_eq(store_remove(store, 501), 0);
+    store_close(store);
+    deleting_fails = false;
+    cr_assert(stat(path_of(name_1), &st) == 0 && st.st_size == 0);
+    store = open_store();
+    cr_assert(!store_has(store, 501));
     store_close(store);
 }
 

@@ -53,6 +53,10 @@ static const char *ids_text(const struct tok *tok, const char *text, unsigned fl
 #define GROW  "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"aa\"}"
 #define GROW4 GROW "," GROW "," GROW "," GROW
 
+/* Each step makes it eight times as long. */
+#define MORE  "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"aaaaaaaa\"}"
+#define MORE4 MORE "," MORE "," MORE "," MORE
+
 #define CHARSMAP(text) "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"" text "\"}"
 
 static const struct refusal {
@@ -69,6 +73,9 @@ static const struct refusal {
      MALFORMED,
      "normalizer"},
     {{.normalizer = "{\"type\":\"Prepend\",\"prepend\":7}"}, ERR_INVALID, "normalizer.prepend"},
+    {{.normalizer = "{\"type\":\"Sequence\",\"normalizers\":[" MORE4 "," MORE4 "," MORE4 "]}"},
+     ERR_LIMIT,
+     "normalizer"},
     {{.normalizer = "[]"}, MALFORMED, "normalizer"},
     {{.normalizer = "{}"}, MALFORMED, "normalizer"},
     {{.normalizer = "{\"type\":\"Sequence\"}"}, MALFORMED, "normalizer"},

@@ -1,0 +1,139 @@
+#include "constrain/foresee.h"
+
+#define LOOK_BACK 1024 /* bytes in which an earlier place is looked for */
+
+/* The text, and what was foreseen behind it. */
+struct view {
+    const char *text, *more;
+    size_t size, more_size;
+};
+
+static unsigned char byte_at(const struct view *view, size_t i) {
+    return (unsigned char)(i < view->size ? view->text[i] : view->more[i - view->size]);
+}
+
+static bool is_blank(int byte) {
+    return byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r';
+}
+
+static bool is_opening(int byte) {
+    return byte == '{' || byte == '[';
+}
+
+static bool is_closing(int byte) {
+    return byte == '}' || byte == ']';
+}
+
+/* Returns the place behind the line break in front of `end`; 0: there is none. */
+static size_t line_begin(const struct view *view, size_t end) {
+    const size_t stop = end > LOOK_BACK ? end - LOOK_BACK : 0;
+    while (end > stop && byte_at(view, end - 1) != '\n') end--;
+    return end > stop ? end : 0;
+}
+
+/* Returns how many blanks follow from a place on. */
+static size_t blanks_from(const struct view *view, size_t begin) {
+    const size_t end = view->size + view->more_size;
+    size_t i = begin;
+    while (i < end && is_blank(byte_at(view, i))) i++;
+    return i - begin;
+}
+
+/* Returns the n-th byte of a new line's white space, between the byte at `last` and `next`: an
+ * indentation as that of the line above, and one step more or less. A step is the first indentation
+ * of the text. */
+static int indent(const struct view *view, size_t last, int next, size_t n) {
+    const size_t line = line_begin(view, last);
+    size_t first = 0, width = line > 0 ? blanks_from(view, line) : 0;
+    if (n == 0) return '\n';
+    while (first < last && byte_at(view, first) != '\n') first++;
+    size_t step = first < last ? blanks_from(view, first + 1) : 0;
+    const int blank = step > 0 ? byte_at(view, first + 1) : ' ';
+    if (step == 0) step = 2;
+    if (is_opening(byte_at(view, last))) width += step;
+    if (is_closing(next)) width -= width < step ? width : step;
+    return n <= width ? blank : -1;
+}
+
+/* Returns the newest place of the byte at `last` before it with white space and then `next`
+ * (negative: anything) behind it; `last` if there is none. */
+static size_t earlier_place(const struct view *view, size_t last, int next) {
+    const size_t stop = last > LOOK_BACK ? last - LOOK_BACK : 0;
+    for (size_t i = last; i-- > stop;) {
+        if (byte_at(view, i) != byte_at(view, last)) continue;
+        const size_t behind = i + 1 + blanks_from(view, i + 1);
+        if (behind <= last && (next < 0 || byte_at(view, behind) == next)) return i;
+    }
+    return last;
+}
+
+/* Returns the n-th byte of the white space that is usual between the byte at `last` and `next`
+ * (negative: any): what stood between the same ones before, else a line break in a text of several
+ * lines, else a space behind ',' and ':'. -1: it has fewer bytes. */
+static int usual_blank(const struct view *view, size_t last, int next, size_t n) {
+    const int byte = byte_at(view, last);
+    size_t place = earlier_place(view, last, next);
+    if (place == last && !is_closing(next)) place = earlier_place(view, last, -1);
+    if (place == last) {
+        const bool breaks = byte == ',' || is_opening(byte) || is_closing(next);
+        if (breaks && line_begin(view, view->size + view->more_size) > 0)
+            return indent(view, last, next, n);
+        return n == 0 && (byte == ',' || byte == ':') ? ' ' : -1;
+    }
+    const size_t count = blanks_from(view, place + 1);
+    for (size_t i = 0; i < count; i++)
+        if (byte_at(view, place + 1 + i) == '\n') return indent(view, last, next, n);
+    return n < count ? byte_at(view, place + 1 + n) : -1;
+}
+
+/* Returns the white space that is usual in front of `next`; -1: none is. */
+static int next_blank(const struct view *view, int next) {
+    size_t end = view->size + view->more_size, blanks = 0;
+    while (blanks < end && is_blank(byte_at(view, end - 1 - blanks))) blanks++;
+    return blanks == end ? -1 : usual_blank(view, end - 1 - blanks, next, blanks);
+}
+
+static bool may_follow(struct automaton *a, uint32_t state, int byte) {
+    return byte >= 0 && automaton_move(a, state, (unsigned)byte) > AUTOMATON_DEAD;
+}
+
+enum { NONE = -1, SEVERAL = -2 };
+
+/* Returns the only byte that may follow and is no white space; NONE; SEVERAL. */
+static int only_byte(struct automaton *a, uint32_t state) {
+    int only = NONE;
+    for (int byte = 0; byte < 256 && a->pool.rc == 0; byte++) {
+        if (is_blank(byte) || !may_follow(a, state, byte)) continue;
+        if (only >= 0) return SEVERAL;
+        only = byte;
+    }
+    return only;
+}
+
+/* Returns the byte that probably follows; negative: none, or the language leaves it open. */
+static int next_byte(struct automaton *a, uint32_t state, const struct view *view) {
+    static const char blanks[] = " \n\t\r";
+    int blank = -1, count = 0;
+    if (a->states[state].accepts) return -1;
+    for (int i = 0; blanks[i] != '\0'; i++) {
+        if (!may_follow(a, state, blanks[i])) continue;
+        blank = blanks[i];
+        count++;
+    }
+    const int only = only_byte(a, state), usual = count > 0 ? next_blank(view, only) : -1;
+    if (may_follow(a, state, usual)) return usual;
+    return only == NONE && count == 1 ? blank : only;
+}
+
+size_t foresee_write(struct automaton *a, uint32_t state, const char *text, size_t size, char *out,
+                     size_t most) {
+    struct view view = {.text = text, .more = out, .size = size};
+    while (view.more_size < most) {
+        int byte = next_byte(a, state, &view);
+        if (byte < 0 || a->pool.rc != 0) break;
+        state = automaton_move(a, state, (unsigned)byte);
+        if (a->pool.rc != 0) break;
+        out[view.more_size++] = (char)byte;
+    }
+    return view.more_size;
+}
