@@ -187,8 +187,8 @@ int engine_submit(struct engine *e, struct engine_job *job) {
     const struct sched_options *options = &e->replicas[0].sched.options;
     int rc = sched_resolve_job(&options->kv, job, &job->fault);
     if (rc == 0)
-        rc = seq_job_alloc(job, options->text.token_bytes_max,
-                           (int64_t)e->info.layers * e->info.heads_kv);
+        rc =
+            seq_job_alloc(job, options->text.token_bytes_max, reserve_all_streams(&options->shape));
     if (rc != 0) return rc;
     job->queued_ns = clock_ns();
     e->entered--;

@@ -240,7 +240,8 @@ struct engine_info {
     bool has_gates;
     const char *gates_from; /* none, given, beside, cache, fitted, random: engine_options.gates */
     int trained_budget;     /* the budget that the gates were trained for; 0 = unknown */
-    int layers, heads_kv, head_dim, vocab;
+    int layers, heads_kv, head_dim, vocab; /* layers that hold entries; heads_kv: the most in one */
+    const int *layer_heads; /* [layers] KV heads of each, where they differ; NULL: heads_kv */
     int max_model_len, max_num_seqs, max_queue;
     int max_choices;
     int max_logprobs; /* alternatives of one token, at most the vocabulary */
@@ -250,7 +251,8 @@ struct engine_info {
     int replicas;
     int threads;
     int64_t pages_total, page_bytes; /* pages_total: of one rank of a replica */
-    int page_slots;
+    int page_slots;                  /* entries of a page; where layers differ, the most */
+    int64_t token_entries; /* the room that a token takes in a rank's pool, in such entries */
     int pool_ranks; /* ranks of a replica that hold different heads, each with its own pool; 0 = 1
                      */
     size_t weight_bytes;
@@ -481,7 +483,7 @@ struct engine_eviction {
     struct engine_eviction *next; /* the next eviction in time */
     int32_t tokens;               /* T at the eviction */
     int32_t *positions;           /* ascending, stream after stream */
-    int32_t lengths[];            /* [layers * heads_kv]: entries that each stream lost */
+    int32_t lengths[];            /* [streams]: entries that each stream lost */
 };
 
 /* Cache contents of choice 0, for usage.kv_details; valid once the job is finished. */
@@ -497,7 +499,7 @@ struct engine_kv_details {
     int32_t shifts;          /* times that its places were used up (kernels/places.h) */
     int64_t bytes;           /* memory held: pages * page_bytes */
     int64_t state_bytes;     /* numbers of the recurrent states among them; 0: the model has none */
-    int32_t *lengths;        /* [layers * heads_kv] when reported, else NULL */
+    int32_t *lengths;        /* [streams] when reported, else NULL */
     int32_t *positions;      /* concatenated, stream after stream, or NULL */
     struct engine_eviction *evictions; /* evictions of this request, when its report is the trace */
     int32_t evictions_lost;            /* evictions not recorded for lack of memory */
@@ -507,7 +509,7 @@ struct engine_kv_details {
  * entry to every stream, until an eviction or a shift, after which the next report comes. */
 struct engine_held {
     int32_t tokens;
-    int32_t *lengths; /* [layers * heads_kv] */
+    int32_t *lengths; /* [streams] */
 };
 
 /* Three reports go round between the engine, which writes one, and one reader, so that neither

@@ -312,8 +312,9 @@ static int check_sizes(const struct engine *e, const struct sched_options *so,
                          (double)e->options.kv_pool_bytes * 1e-9, (double)total * 1e-9,
                          (double)available_memory("") * 1e-9,
                          ranks * e->replica_count > 1 ? ", and each rank has a pool" : "");
-    double entry = (double)so->page_bytes / so->shape.page_slots;
-    double held = entry * config->cache_layers * config->heads_kv * kv->budget;
+    struct reserve_shape whole = so->shape;
+    whole.ranks = 1;
+    double held = (double)so->page_bytes * (double)reserve_even_pages(&whole, kv->budget);
     if (kv->policy->bounded && held > (double)total)
         return fault_set(
             fault, ERR_INVALID, "kv-budget",
@@ -328,12 +329,39 @@ static int check_sizes(const struct engine *e, const struct sched_options *so,
     return 0;
 }
 
+/* Entries of a page of a layer's streams. */
+static int layer_page_slots(const struct engine *e, enum kern_dtype dtype, int head_dim) {
+    const struct kern_cache_options layer = {.dtype = dtype, .head_dim = head_dim};
+    struct kern_cache_info info = {0};
+    ops_of(e)->cache_info(&layer, &info);
+    return info.page_slots;
+}
+
+/* The heads of the layers without, and with, a sliding window. */
+static void fill_heads(const struct engine *e, enum kern_dtype dtype, struct reserve_shape *shape) {
+    const struct model_config *config = model_config(model_of(e));
+    for (int i = 0; i < config->layers && config->heads; i++) {
+        const struct model_layer_config *layer = &config->per_layer[i];
+        const int slots = layer_page_slots(e, dtype, layer->head_dim);
+        if (layer->mixer != MIXER_ATTENTION) continue;
+        if (layer->sliding_window) {
+            shape->sliding_heads_kv = layer->heads_kv;
+            shape->sliding_page_slots = slots;
+        } else {
+            shape->heads_kv = layer->heads_kv;
+            shape->page_slots = slots;
+        }
+    }
+}
+
 /* Sets the shape and the size of the pool on each rank of each replica. */
 static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
                      struct fault *fault) {
     const struct model_config *config = model_config(model_of(e));
     struct kern_cache_info info = {0};
-    ops_of(e)->cache_info(dtype, config->head_dim, &info);
+    struct kern_cache_options cache = model_cache_options(config);
+    cache.dtype = dtype;
+    ops_of(e)->cache_info(&cache, &info);
     so->shape =
         (struct reserve_shape){.layers = config->cache_layers,
                                .heads_kv = config->heads_kv,
@@ -344,6 +372,7 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
                                .states = config->state_layers,
                                .state_pages = model_state_pages(config, &info, all_ranks(e)),
                                .sliding_layers = model_config_sliding_layers(config)};
+    fill_heads(e, dtype, &so->shape);
     so->page_bytes = info.page_bytes;
     int rc = check_sizes(e, so, fault);
     if (rc == 0) rc = choose_pages(e, dtype, so, fault);
@@ -355,6 +384,11 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
         "the pool has %lld pages of %lld bytes; one token needs %lld: at least %.1f MB",
         (long long)so->pages_total, (long long)info.page_bytes, (long long)least,
         (double)(least * info.page_bytes) * 1e-6);
+}
+
+static int most_page_slots(const struct reserve_shape *shape) {
+    return shape->sliding_page_slots > shape->page_slots ? shape->sliding_page_slots
+                                                         : shape->page_slots;
 }
 
 static void log_pool(const struct engine *e, const struct sched_options *so) {
@@ -509,7 +543,8 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->threads = backend_threads(e->options.threads);
     info->pages_total = so->pages_total;
     info->page_bytes = so->page_bytes;
-    info->page_slots = so->shape.page_slots;
+    info->page_slots = most_page_slots(&so->shape);
+    info->token_entries = reserve_token_entries(&so->shape);
     info->pool_ranks = so->shape.ranks;
     info->weight_bytes = model_weight_bytes(model_of(e));
     info->has_chat_template = e->text.chat != NULL;
@@ -528,7 +563,6 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
  * during a whole turn. */
 static void fill_found(struct engine *e, const struct sched_options *so,
                        struct engine_found *found) {
-    const struct model_config *config = model_config(model_of(e));
     fill_info(e, so);
     *found = (struct engine_found){.kv_budget = e->info.kv_budget,
                                    .has_gates = e->info.has_gates,
@@ -542,8 +576,6 @@ static void fill_found(struct engine *e, const struct sched_options *so,
     snprintf(found->gates_cached, sizeof found->gates_cached, "%s",
              model_gates_cached(model_of(e)));
     found->tool_template = e->info.tool_template ? mem_must_strdup(e->info.tool_template) : NULL;
-    int64_t streams = (int64_t)config->cache_layers * config->heads_kv;
-    int64_t slots = so->shape.page_slots;
     int64_t longest = found->max_model_len, held = found->kv_budget;
     const struct reserve_turn turn = {.added = longest};
     struct reserve_shape whole = so->shape;
@@ -551,7 +583,7 @@ static void fill_found(struct engine *e, const struct sched_options *so,
     whole.state_pages *= all_ranks(e);
     found->conversation_bytes =
         so->page_bytes * (so->kv.defaults.policy->bounded
-                              ? whole.state_pages + streams * (held + slots - 1) / slots
+                              ? whole.state_pages + reserve_even_pages(&whole, held)
                               : reserve_turn_pages(&whole, &so->kv.defaults, &turn,
                                                    reserve_whole(&so->kv.defaults, longest)));
 }

@@ -63,7 +63,7 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
 
 static void copy_sequences(struct replica *r) {
     const struct sched *s = &r->sched;
-    int64_t streams = (int64_t)s->options.shape.layers * s->options.shape.heads_kv;
+    int64_t streams = reserve_all_streams(&s->options.shape);
     r->sequence_count = s->running;
     for (int i = 0; i < s->running; i++) {
         const struct sequence *seq = &s->sequences[s->order[i]];

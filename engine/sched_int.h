@@ -20,7 +20,7 @@ struct sched_entry {
 };
 
 static inline int64_t sched_streams(const struct sched *sched) {
-    return (int64_t)sched->options.shape.layers * sched->options.shape.heads_kv;
+    return reserve_all_streams(&sched->options.shape);
 }
 
 /* Entries per stream, on average and rounded up, of the rank that has most. */

@@ -6,7 +6,7 @@
  */
 struct kern_trace *trace_begin(struct sequence *seq, const struct reserve_shape *shape) {
     if (seq->index != 0 || seq->job->request.kv.report != ENGINE_REPORT_TRACE) return NULL;
-    size_t count = (size_t)shape->layers * (size_t)shape->heads_kv;
+    size_t count = (size_t)reserve_all_streams(shape);
     size_t entries = (size_t)due_entries(shape, &seq->kv, &seq->due);
     struct engine_eviction *eviction = NULL;
     if (entries < SIZE_MAX / sizeof(int32_t))

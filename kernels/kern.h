@@ -95,6 +95,7 @@ static inline int64_t kern_row_scales(const struct kern_matrix *matrix) {
 /* Facts about a model that a backend gets before anything is loaded. */
 struct kern_shape {
     int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
+    int heads_kv_least;     /* where layers have different numbers of KV heads: the least; else 0 */
     int experts, expert_ff; /* 0: no layer is a mixture of experts; d_ff 0: every layer is */
     int shared_ff;          /* width of the network that every token uses beside experts; 0: none */
     int conv_channels;      /* channels of layers with a short convolution; 0: there is none */
@@ -411,6 +412,9 @@ struct kern_rope {
                               frequency 0 is not changed, not even by `scale` */
     float scale;
     struct kern_query_scale query_scale;
+    int layer;           /* the cache's number of the layer whose heads the rows have */
+    bool queries;        /* rows have queries alone */
+    const float *v_norm; /* [head_dim] weights of an RMSNorm of each value; NULL: none */
 };
 
 /* Retention gate of one layer (TRIM-KV, arXiv 2512.03324; global gates, arXiv 2605.09649):
@@ -430,6 +434,11 @@ struct kern_gate;
 
 /* ---- The paged cache ---- */
 
+/* The KV heads of a layer with attention, and the numbers of each of their keys and values. */
+struct kern_heads {
+    int kv, dim;
+};
+
 /* A recurrent state is all that a layer without attention remembers of a sequence: state_floats
  * float32 numbers, zeros before its first token. It lies in pages of the pool, so that it is shared
  * by forks, copied before it is written, counted and freed as entries are. Its numbers belong to
@@ -440,12 +449,16 @@ struct kern_gate;
  *
  * A page holds `page_slots` entries of ONE (layer, KV head) of one sequence: keys after RoPE at
  * the place of their token, values, and side records that move with the entry: pos int32, log_beta
- * float32, score float32 (stored by the rule). page_bytes counts K, V and side records. A query
- * ring of [layers][KERN_WINDOW_MAX][heads_q * head_dim] float32 per slot is not included; its
- * memory is resident only as far as rules with a window use it. */
+ * float32, score float32 (stored by the rule). All pages have the same size; where heads differ in
+ * their numbers, pages of the larger ones hold fewer entries. page_bytes counts K, V and side
+ * records. A query ring of [layers][KERN_WINDOW_MAX][heads_q * head_dim] float32 per slot is not
+ * included; its memory is resident only as far as rules with a window use it. */
 struct kern_cache_options {
-    int layers; /* with attention: the cache numbers them alone */
+    int layers; /* with attention and entries of their own: the cache numbers them alone */
     int heads_q, heads_kv, head_dim;
+    /* The heads of each layer, [layers], where they differ; heads_kv and head_dim are then the
+     * largest numbers. Valid as long as the cache. NULL: they are equal. */
+    const struct kern_heads *heads;
     enum kern_dtype dtype;
     /* Layers with a recurrent state, which the cache numbers by themselves, and the numbers of each
      * state. */
@@ -480,15 +493,16 @@ static inline int kern_state_part(const struct kern_cache_options *options, int 
 }
 
 struct kern_cache_info {
-    int page_slots;     /* entries per page */
-    int member_slots;   /* members of classes per page; 0 if no rule of the backend has classes */
-    int state_slots;    /* numbers of a recurrent state per page; 0 if the backend has none */
-    int64_t page_bytes; /* memory per page, side records included */
+    int page_slots;       /* entries per page; where heads differ, the most */
+    int page_slots_least; /* where they differ, the least */
+    int member_slots;     /* members of classes per page; 0 if no rule of the backend has classes */
+    int state_slots;      /* numbers of a recurrent state per page; 0 if the backend has none */
+    int64_t page_bytes;   /* memory per page, side records included */
 };
 
 /* Entries that one eviction removed. The caller provides the arrays. */
 struct kern_trace {
-    int32_t *lengths;   /* [layers * heads_kv]: entries removed from each stream */
+    int32_t *lengths;   /* [streams]: entries removed from each stream */
     int32_t *positions; /* consecutive streams, ascending within each */
     size_t
         entries_max; /* size of positions; the number of entries of the sequence always suffices */
@@ -496,7 +510,7 @@ struct kern_trace {
     bool lost;       /* out: the trace was lost for lack of memory; the eviction took place */
 };
 
-/* One sequence to evict from. Afterwards it holds at most layers * heads_kv * budget entries,
+/* One sequence to evict from. Afterwards it holds at most streams * budget entries,
  * and exactly min(held, that) unless the rule drops more by itself (retain; floors and caps that
  * leave a part of an allotment empty) or entries have expired. Expired is an entry that no later
  * query can see: in a layer with a sliding window (kern_attend_options), pos <= T - sliding_window.
@@ -526,7 +540,7 @@ struct kern_shift {
 
 /* Contents of a sequence. The caller provides the arrays; any may be NULL. */
 struct kern_report {
-    int32_t *lengths;    /* [layers * heads_kv] */
+    int32_t *lengths;    /* [streams] */
     int32_t *positions;  /* consecutive streams, the entries of each in physical order */
     float *log_beta;     /* same order */
     size_t entries_max;  /* size of positions and log_beta */
@@ -538,8 +552,21 @@ struct kern_report {
     size_t state_bytes;  /* out: numbers of all recurrent states, those of all ranks together */
 };
 
+/* The heads of a layer, and the streams of a model. */
+static inline struct kern_heads kern_heads_of(const struct kern_cache_options *options, int layer) {
+    return options->heads ? options->heads[layer]
+                          : (struct kern_heads){options->heads_kv, options->head_dim};
+}
+
+static inline int64_t kern_streams(const struct kern_cache_options *options) {
+    int64_t streams = 0;
+    if (!options->heads) return (int64_t)options->layers * options->heads_kv;
+    for (int i = 0; i < options->layers; i++) streams += options->heads[i].kv;
+    return streams;
+}
+
 /* A piece of a snapshot. A slot's content consists of one block for the slot itself and one for
- * each stream, in the order layer * heads_kv + head, then one for each recurrent state: the same
+ * each stream, layer by layer, then one for each recurrent state: the same
  * bytes on every backend with equal layers, heads, head_dim, dtype and states, however its pages
  * are arranged. kernels/snapshot.h describes the format. */
 struct kern_block {
@@ -566,6 +593,9 @@ struct kern_attend_options {
      * (KERN_GROUP_*_LOGIT) join their sinks, too. NULL: none, as always in a backend without
      * experts. */
     const float *sinks;
+    /* Rows have queries alone: the layer has no entries of its own and reads those of another one,
+     * after that one's write_kv. Policies do not observe these queries. */
+    bool queries;
 };
 
 /* ---- Recurrent layers ---- */
@@ -743,10 +773,12 @@ struct kern_ops {
     void (*gate)(struct kern *kern, float *log_beta /* [rows, heads_kv] */, const float *x,
                  const struct kern_gate *gate, int rows);
 
-    /* Cache. qkv rows are [q (heads_q * D) | k (heads_kv * D) | v (heads_kv * D)]. */
+    /* Cache. qkv rows are [q (heads_q * D) | k (heads_kv * D) | v (heads_kv * D)], with the numbers
+     * of the layer. */
     int (*cache_open)(struct kern *kern, const struct kern_cache_options *options,
                       struct fault *fault);
-    void (*cache_info)(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
+    /* Describes a cache of these layers, heads and dtype. */
+    void (*cache_info)(const struct kern_cache_options *options, struct kern_cache_info *info);
     /* The largest number of pages that a cache of this shape could have in addition to present
      * allocations, on a device without other users; options->pages is ignored. ERR_NOMEM: no page
      * fits; the fault says why. NULL: the cache is in host memory. */

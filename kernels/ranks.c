@@ -806,6 +806,8 @@ static void op_close(struct kern *kern) {
     cpu_team_close(ranks->team);
     mem_free(ranks->regions);
     mem_free(ranks->lengths);
+    mem_free(ranks->layers);
+    mem_free(ranks->own_layers);
     mem_free(ranks);
 }
 

@@ -22,8 +22,41 @@ static void open_cache_on(struct ranks *ranks, struct kern *kern, int rank, void
     opening->codes[rank] = kern->ops->cache_open(kern, opening->options, &opening->faults[rank]);
 }
 
+/* A stream of the model: its layer, its head there, and the first stream of the layer on a rank. */
+struct place {
+    int layer, head, own_first;
+};
+
+static struct place place_of(const struct ranks *ranks, int stream) {
+    struct place place = {.head = stream};
+    for (; place.head >= ranks->layers[place.layer].heads_kv; place.layer++) {
+        place.head -= ranks->layers[place.layer].heads_kv;
+        place.own_first += ranks->own_layers[place.layer].heads_kv;
+    }
+    return place;
+}
+
 static size_t own_streams(const struct ranks *ranks) {
-    return (size_t)ranks->own.layers * (size_t)ranks->own.heads_kv;
+    size_t streams = 0;
+    for (int i = 0; i < ranks->own.layers; i++) streams += (size_t)ranks->own_layers[i].heads_kv;
+    return streams;
+}
+
+/* The layers of the model and of a rank. */
+static void fill_layers(struct ranks *ranks, struct kern *kern) {
+    const struct comm first = {.rank = 0, .ranks = ranks->count};
+    const struct kern_cache_options *whole = &ranks->whole;
+    for (int i = 0; i < whole->layers; i++) {
+        const struct kern_heads heads = kern_heads_of(whole, i);
+        const struct shard_heads own = shard_heads(&first, whole->heads_q, heads.kv);
+        const struct kern_cache_options alone = {.dtype = whole->dtype, .head_dim = heads.dim};
+        struct kern_cache_info info = {0};
+        kern->ops->cache_info(&alone, &info);
+        ranks->layers[i] =
+            (struct snapshot_layer){whole->heads_q, heads.kv, heads.dim, info.page_slots};
+        ranks->own_layers[i] =
+            (struct snapshot_layer){own.heads_q, own.heads_kv, heads.dim, info.page_slots};
+    }
 }
 
 int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options,
@@ -31,9 +64,8 @@ int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options
     struct ranks *ranks = ranks_of(kern);
     struct cache_opening opening = {.options = options};
     struct kern_cache_info info = {0};
-    kern->ops->cache_info(options->dtype, options->head_dim, &info);
+    kern->ops->cache_info(options, &info);
     ranks->whole = ranks->own = *options;
-    ranks->page_slots = info.page_slots;
     ranks->member_slots = info.member_slots;
     for (int r = 0; r < ranks->count; r++) {
         const struct comm place = {.rank = r, .ranks = ranks->count};
@@ -44,7 +76,12 @@ int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options
     ranks->own.state_floats = kern_state_part(options, ranks->count);
     if (options->states > 0)
         ranks->state_pages = (ranks->own.state_floats + info.state_slots - 1) / info.state_slots;
-    ranks->lengths = mem_try_alloc((size_t)ranks->count * own_streams(ranks), sizeof(int32_t));
+    ranks->layers = mem_try_alloc((size_t)options->layers, sizeof *ranks->layers);
+    ranks->own_layers = mem_try_alloc((size_t)options->layers, sizeof *ranks->own_layers);
+    if (ranks->layers && ranks->own_layers) {
+        fill_layers(ranks, kern);
+        ranks->lengths = mem_try_alloc((size_t)ranks->count * own_streams(ranks), sizeof(int32_t));
+    }
     if (!ranks->lengths) return fault_set(fault, ERR_NOMEM, "", "no memory beside the cache");
     ranks_each(ranks, open_cache_on, &opening);
     return ranks_fault(ranks, opening.codes, opening.faults, fault);
@@ -170,17 +207,18 @@ void ranks_release(struct kern *kern, int slot) {
 /* ---- Streams of the model and of ranks ---- */
 
 static int owner_of(const struct ranks *ranks, int stream) {
-    return shard_owner(ranks->count, ranks->whole.heads_kv, stream % ranks->whole.heads_kv);
+    const struct place place = place_of(ranks, stream);
+    return shard_owner(ranks->count, ranks->layers[place.layer].heads_kv, place.head);
 }
 
 /* The stream's number on the rank that speaks for it, and on any rank that shares its head. */
 static int own_number(const struct ranks *ranks, int stream) {
-    int heads = ranks->own.heads_kv, head = stream % ranks->whole.heads_kv;
-    return stream / ranks->whole.heads_kv * heads + head % heads;
+    const struct place place = place_of(ranks, stream);
+    return place.own_first + place.head % ranks->own_layers[place.layer].heads_kv;
 }
 
 static int stream_count(const struct ranks *ranks) {
-    return ranks->whole.layers * ranks->whole.heads_kv;
+    return (int)kern_streams(&ranks->whole);
 }
 
 static int32_t own_length(const struct ranks *ranks, int stream) {
@@ -407,7 +445,7 @@ static void import_on(struct ranks *ranks, struct kern *kern, int rank, void *ar
 
 static struct snapshot_shape whole_shape(const struct ranks *ranks) {
     return (struct snapshot_shape){.options = &ranks->whole,
-                                   .page_slots = ranks->page_slots,
+                                   .layers = ranks->layers,
                                    .member_slots = ranks->member_slots,
                                    .state_pages = ranks->state_pages,
                                    .ranks = ranks->whole.heads_kv / ranks->own.heads_kv,
@@ -416,7 +454,7 @@ static struct snapshot_shape whole_shape(const struct ranks *ranks) {
 
 static struct snapshot_shape own_shape(const struct ranks *ranks) {
     return (struct snapshot_shape){.options = &ranks->own,
-                                   .page_slots = ranks->page_slots,
+                                   .layers = ranks->own_layers,
                                    .member_slots = ranks->member_slots,
                                    .state_pages = ranks->state_pages,
                                    .ranks = 1,
@@ -537,12 +575,12 @@ int ranks_snapshot_check(struct kern *kern, const struct kern_block *blocks, int
 /* Every rank that holds the stream's head imports its block. */
 static int import_stream(struct ranks *ranks, int slot, int block, const struct kern_block *from) {
     struct copying copying = stream_block(ranks, slot, block);
-    int head = (block - 1) % ranks->whole.heads_kv;
+    const struct place place = place_of(ranks, block - 1);
+    const int own = ranks->own_layers[place.layer].heads_kv;
     copying.only = -1;
-    for (int r = 0; r < ranks->count; r++) {
-        int first = ranks->heads[r].first;
-        if (head >= first && head < first + ranks->heads[r].heads_kv) copying.from[r] = *from;
-    }
+    for (int r = 0; r < ranks->count; r++)
+        if (place.head / own == ranks->heads[r].first / ranks->own_layers[0].heads_kv)
+            copying.from[r] = *from;
     ranks_each(ranks, import_on, &copying);
     return ranks_error(ranks, copying.codes);
 }

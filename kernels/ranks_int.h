@@ -6,6 +6,7 @@
 #include "kernels/cpu/team.h"
 #include "kernels/ranks.h"
 #include "kernels/shard.h"
+#include "kernels/snapshot.h"
 
 struct ranks {
     struct kern base; /* first: a struct kern * is a struct ranks * */
@@ -21,9 +22,10 @@ struct ranks {
 
     struct kern_cache_options whole; /* options of the whole cache, once it is open */
     struct kern_cache_options own;   /* options of every rank */
-    int page_slots, member_slots, state_pages;
-    struct shard_heads heads[COMM_RANKS_MAX];
-    int32_t *lengths; /* [count][own streams], for reports and traces */
+    int member_slots, state_pages;
+    struct shard_heads heads[COMM_RANKS_MAX];   /* in layer 0; all layers are shared alike */
+    struct snapshot_layer *layers, *own_layers; /* [layers] of the whole and of every rank */
+    int32_t *lengths;                           /* [count][own streams], for reports and traces */
 };
 
 static inline struct ranks *ranks_of(struct kern *kern) {

@@ -85,6 +85,8 @@ int shard_check(int ranks, const struct kern_shape *shape, struct fault *fault) 
     int heads = shape->heads_kv;
     if (heads >= ranks ? heads % ranks : ranks % heads)
         return refuse(fault, ranks, heads, "key/value heads");
+    if (shape->heads_kv_least && shape->heads_kv_least % ranks)
+        return refuse(fault, ranks, shape->heads_kv_least, "key/value heads of some layers");
     if (shape->heads_q % ranks) return refuse(fault, ranks, shape->heads_q, "query heads");
     if (shape->d_ff % ranks) return refuse(fault, ranks, shape->d_ff, "feed-forward units");
     if (shape->expert_ff % ranks)

@@ -35,8 +35,32 @@ static const struct {
 } sides[] = {{"pos", sizeof(int32_t)}, {"log_beta", sizeof(float)}, {"score", sizeof(float)}};
 _Static_assert(sizeof sides / sizeof *sides == SNAPSHOT_SIDES, "a name for every side record");
 
+static struct snapshot_layer layer_at(const struct snapshot_shape *shape, int layer) {
+    const struct kern_cache_options *o = shape->options;
+    return shape->layers
+               ? shape->layers[layer]
+               : (struct snapshot_layer){o->heads_q, o->heads_kv, o->head_dim, shape->page_slots};
+}
+
+/* The layer of a stream; *head: which of its heads. */
+static struct snapshot_layer layer_of(const struct snapshot_shape *shape, int stream, int *head) {
+    struct snapshot_layer layer = layer_at(shape, 0);
+    for (int i = 1; shape->layers && stream >= layer.heads_kv; i++) {
+        stream -= layer.heads_kv;
+        layer = layer_at(shape, i);
+    }
+    *head = stream % layer.heads_kv;
+    return layer;
+}
+
+static size_t query_bytes(const struct snapshot_layer *layer) {
+    return (size_t)layer->heads_q * (size_t)layer->head_dim * sizeof(float);
+}
+
 static size_t stream_count(const struct snapshot_shape *shape) {
-    return (size_t)shape->options->layers * (size_t)shape->options->heads_kv;
+    size_t streams = 0;
+    for (int i = 0; i < shape->options->layers; i++) streams += (size_t)layer_at(shape, i).heads_kv;
+    return streams;
 }
 
 /* ---- The slot ---- */
@@ -44,12 +68,15 @@ static size_t stream_count(const struct snapshot_shape *shape) {
 struct snapshot_arrays snapshot_arrays(const struct snapshot_shape *shape, int32_t window) {
     const struct kern_cache_options *o = shape->options;
     size_t layers = (size_t)o->layers, queries = (size_t)window;
-    size_t query = (size_t)o->heads_q * (size_t)o->head_dim * sizeof(float);
     struct snapshot_arrays at = {.weights = sizeof(struct slot_head)};
     at.tau = at.weights + layers * sizeof(float);
     at.ring_pos = at.tau + stream_count(shape) * sizeof(float);
     at.ring = at.ring_pos + queries * sizeof(int32_t);
-    at.size = at.ring + layers * queries * query;
+    at.size = at.ring;
+    for (int i = 0; i < o->layers; i++) {
+        const struct snapshot_layer layer = layer_at(shape, i);
+        at.size += queries * query_bytes(&layer);
+    }
     return at;
 }
 
@@ -86,21 +113,25 @@ void snapshot_write_head(const struct snapshot_shape *shape, const struct snapsh
 
 /* ---- A stream ---- */
 
-size_t snapshot_part_bytes(const struct snapshot_shape *shape, enum snapshot_part part) {
-    const struct kern_cache_options *o = shape->options;
+size_t snapshot_part_bytes(const struct snapshot_shape *shape, int stream,
+                           enum snapshot_part part) {
+    const enum kern_dtype dtype = shape->options->dtype;
+    int head;
     if (part < SNAPSHOT_SIDES) return sides[part].bytes;
-    return part < SNAPSHOT_KEY_FACTOR ? row_code_bytes(o->dtype, o->head_dim)
-                                      : row_factor_bytes(o->dtype);
+    if (part >= SNAPSHOT_KEY_FACTOR) return row_factor_bytes(dtype);
+    return row_code_bytes(dtype, layer_of(shape, stream, &head).head_dim);
 }
 
-size_t snapshot_part_at(const struct snapshot_shape *shape, int32_t length, int part) {
+size_t snapshot_part_at(const struct snapshot_shape *shape, int stream, int32_t length, int part) {
     size_t bytes = 0;
-    for (int i = 0; i < part; i++) bytes += snapshot_part_bytes(shape, (enum snapshot_part)i);
+    for (int i = 0; i < part; i++)
+        bytes += snapshot_part_bytes(shape, stream, (enum snapshot_part)i);
     return sizeof length + (size_t)length * bytes;
 }
 
-size_t snapshot_stream_size(const struct snapshot_shape *shape, int32_t length, int32_t members) {
-    size_t size = snapshot_part_at(shape, length, SNAPSHOT_PARTS);
+size_t snapshot_stream_size(const struct snapshot_shape *shape, int stream, int32_t length,
+                            int32_t members) {
+    size_t size = snapshot_part_at(shape, stream, length, SNAPSHOT_PARTS);
     if (members == 0) return size;
     return size + sizeof members + (size_t)members * sizeof(struct snapshot_member);
 }
@@ -109,9 +140,9 @@ size_t snapshot_state_size(const struct snapshot_shape *shape) {
     return (size_t)shape->options->state_floats * sizeof(float);
 }
 
-int32_t snapshot_members(const struct snapshot_shape *shape, const struct kern_block *block,
-                         const char **at) {
-    size_t end = snapshot_part_at(shape, snapshot_length(block), SNAPSHOT_PARTS);
+int32_t snapshot_members(const struct snapshot_shape *shape, int stream,
+                         const struct kern_block *block, const char **at) {
+    size_t end = snapshot_part_at(shape, stream, snapshot_length(block), SNAPSHOT_PARTS);
     int32_t members = 0;
     *at = (const char *)block->data + end;
     if (block->size < end + sizeof members) return 0;
@@ -224,10 +255,11 @@ static int32_t length_most(const struct snapshot_shape *shape, int32_t next_pos)
 static int check_members(const struct snapshot_shape *shape, const struct kern_block *block,
                          int index, int32_t next_pos, struct fault *fault) {
     const char *at;
-    int32_t length = snapshot_length(block), count = snapshot_members(shape, block, &at);
-    if (block->size == snapshot_part_at(shape, length, SNAPSHOT_PARTS)) return 0;
+    const int stream = index - 1;
+    int32_t length = snapshot_length(block), count = snapshot_members(shape, stream, block, &at);
+    if (block->size == snapshot_part_at(shape, stream, length, SNAPSHOT_PARTS)) return 0;
     if (count < 1 || count > next_pos - length ||
-        block->size != snapshot_stream_size(shape, length, count))
+        block->size != snapshot_stream_size(shape, stream, length, count))
         return malformed(fault, "not the size of its members", index);
     if (next_pos > shape->options->max_positions)
         return malformed(fault, "members of classes that cannot be shifted", index);
@@ -247,9 +279,10 @@ static int check_stream(const struct snapshot_shape *shape, const struct kern_bl
     int32_t length = snapshot_length(block), last = -1;
     if (length < 0 || length > length_most(shape, next_pos))
         return malformed(fault, "a length out of range", index);
-    if (block->size < snapshot_part_at(shape, length, SNAPSHOT_PARTS))
+    if (block->size < snapshot_part_at(shape, index - 1, length, SNAPSHOT_PARTS))
         return malformed(fault, "not the size of its entries", index);
-    const char *at = (const char *)block->data + snapshot_part_at(shape, length, SNAPSHOT_POS);
+    const char *at =
+        (const char *)block->data + snapshot_part_at(shape, index - 1, length, SNAPSHOT_POS);
     for (int32_t i = 0; i < length; i++) {
         int32_t pos;
         memcpy(&pos, at + (size_t)i * sizeof pos, sizeof pos);
@@ -270,9 +303,11 @@ struct rank_counts {
 static void count_stream(const struct snapshot_shape *shape, const struct kern_block *block,
                          int stream, struct rank_counts *counts, struct kern_report *report) {
     const char *at;
-    int heads = shape->options->heads_kv, rank = stream % heads * shape->ranks / heads;
-    int32_t length = snapshot_length(block), members = snapshot_members(shape, block, &at);
-    int64_t pages = (length + shape->page_slots - 1) / shape->page_slots;
+    int head;
+    const struct snapshot_layer layer = layer_of(shape, stream, &head);
+    const int rank = head * shape->ranks / layer.heads_kv;
+    int32_t length = snapshot_length(block), members = snapshot_members(shape, stream, block, &at);
+    int64_t pages = (length + layer.page_slots - 1) / layer.page_slots;
     if (members > 0) pages += (members - 1) / shape->member_slots + 1;
     report->entries += (size_t)length;
     report->pages += pages;
@@ -317,32 +352,36 @@ static void copy_rows(char *to, size_t to_stride, const char *from, size_t from_
     for (size_t i = 0; i < rows; i++) memcpy(to + i * to_stride, from + i * from_stride, width);
 }
 
-/* The arrays with a row for every head, in the two blocks. */
+/* Where an array is in the two blocks. */
+struct sides_of {
+    char *whole, *part;
+};
+
+/* Copies `rows` rows, of which a part holds `own` of `all` bytes, and goes on behind them. */
+static void copy_part(struct sides_of *at, size_t rows, size_t all, size_t own, int place,
+                      bool join) {
+    char *there = at->whole + (size_t)place * own, *here = at->part;
+    if (join)
+        copy_rows(there, all, here, own, rows, own);
+    else
+        copy_rows(here, own, there, all, rows, own);
+    at->whole += rows * all;
+    at->part += rows * own;
+}
+
+/* The arrays with a row for every head, layer by layer, in the two blocks. */
 static void copy_heads(const struct snapshot_shape *whole, const struct snapshot_shape *part,
                        int first, int32_t window, char *whole_block, char *part_block, bool join) {
-    const struct kern_cache_options *all = whole->options, *own = part->options;
-    struct snapshot_arrays at = snapshot_arrays(whole, window),
-                           part_at = snapshot_arrays(part, window);
-    size_t queries = (size_t)window * (size_t)all->layers;
-    size_t query = (size_t)all->head_dim * sizeof(float),
-           group = (size_t)(own->heads_q / own->heads_kv);
-    const struct {
-        char *whole, *part;
-        size_t rows, of_whole, of_part, skip; /* bytes */
-    } arrays[] = {
-        {whole_block + at.tau, part_block + part_at.tau, (size_t)all->layers,
-         (size_t)all->heads_kv * sizeof(float), (size_t)own->heads_kv * sizeof(float),
-         (size_t)first * sizeof(float)},
-        {whole_block + at.ring, part_block + part_at.ring, queries, (size_t)all->heads_q * query,
-         (size_t)own->heads_q * query, (size_t)first * group * query},
-    };
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-        char *there = arrays[i].whole + arrays[i].skip, *here = arrays[i].part;
-        size_t of_whole = arrays[i].of_whole, width = arrays[i].of_part;
-        if (join)
-            copy_rows(there, of_whole, here, width, arrays[i].rows, width);
-        else
-            copy_rows(here, width, there, of_whole, arrays[i].rows, width);
+    const struct snapshot_arrays at = snapshot_arrays(whole, window),
+                                 part_at = snapshot_arrays(part, window);
+    const int place = first / layer_at(part, 0).heads_kv; /* among the parts */
+    struct sides_of tau = {whole_block + at.tau, part_block + part_at.tau},
+                    ring = {whole_block + at.ring, part_block + part_at.ring};
+    for (int i = 0; i < whole->options->layers; i++) {
+        const struct snapshot_layer all = layer_at(whole, i), own = layer_at(part, i);
+        copy_part(&tau, 1, (size_t)all.heads_kv * sizeof(float),
+                  (size_t)own.heads_kv * sizeof(float), place, join);
+        copy_part(&ring, (size_t)window, query_bytes(&all), query_bytes(&own), place, join);
     }
 }
 

@@ -40,14 +40,20 @@ struct snapshot_member {
     float gain;
 };
 
+struct snapshot_layer {
+    int heads_q, heads_kv, head_dim;
+    int page_slots; /* entries per page, to count the pages of an import */
+};
+
 /* Shape of the cache that a snapshot belongs to. */
 struct snapshot_shape {
     const struct kern_cache_options *options;
-    int page_slots;   /* entries per page, to count the pages of an import */
-    int member_slots; /* members per page; 0: this backend stores none */
-    int state_pages;  /* pages of a recurrent state on each rank */
-    int ranks;        /* ranks that hold different heads */
-    bool shifts;      /* this backend can shift slots (kern_shift), so it may take shifted ones */
+    int page_slots;
+    const struct snapshot_layer *layers; /* [layers]; NULL: all as in options, with page_slots */
+    int member_slots;                    /* members per page; 0: this backend stores none */
+    int state_pages;                     /* pages of a recurrent state on each rank */
+    int ranks;                           /* ranks that hold different heads */
+    bool shifts; /* this backend can shift slots (kern_shift), so it may take shifted ones */
 };
 
 struct snapshot_slot {
@@ -57,7 +63,7 @@ struct snapshot_slot {
 };
 
 /* Offsets of the arrays in block 0, and its size. ring_pos int32 [window]; ring float32
- * [layers][window][heads_q * head_dim]; weights float32 [layers]; tau float32 [streams]. */
+ * of each layer [window][heads_q * head_dim]; weights float32 [layers]; tau float32 [streams]. */
 struct snapshot_arrays {
     size_t weights, tau, ring_pos, ring, size;
 };
@@ -67,13 +73,14 @@ struct snapshot_arrays snapshot_arrays(const struct snapshot_shape *shape, int32
 void snapshot_write_head(const struct snapshot_shape *shape, const struct snapshot_slot *slot,
                          void *block);
 
-/* Bytes of one part of one entry. */
-size_t snapshot_part_bytes(const struct snapshot_shape *shape, enum snapshot_part part);
+/* Bytes of one part of one entry of a stream. */
+size_t snapshot_part_bytes(const struct snapshot_shape *shape, int stream, enum snapshot_part part);
 /* Offset of a part in the block of a stream of this length; for SNAPSHOT_PARTS, the size of all
  * parts. */
-size_t snapshot_part_at(const struct snapshot_shape *shape, int32_t length, int part);
+size_t snapshot_part_at(const struct snapshot_shape *shape, int stream, int32_t length, int part);
 /* Size of a stream's block. The number of members is at snapshot_part_at(SNAPSHOT_PARTS). */
-size_t snapshot_stream_size(const struct snapshot_shape *shape, int32_t length, int32_t members);
+size_t snapshot_stream_size(const struct snapshot_shape *shape, int stream, int32_t length,
+                            int32_t members);
 
 /* Size of the block of a recurrent state. */
 size_t snapshot_state_size(const struct snapshot_shape *shape);
@@ -95,13 +102,13 @@ static inline int32_t snapshot_length(const struct kern_block *block) {
 }
 
 /* The same for members; *at is the first one, which may be unaligned. */
-int32_t snapshot_members(const struct snapshot_shape *shape, const struct kern_block *block,
-                         const char **at);
+int32_t snapshot_members(const struct snapshot_shape *shape, int stream,
+                         const struct kern_block *block, const char **at);
 
 /* Block 0 of a sequence whose heads are on several ranks (tensor parallelism): `part` holds the KV
- * heads from `first` on of `whole`, with their groups. Join: copies the part's block into the
- * whole's, including common fields; after all parts, the block is complete. Split: extracts the
- * part's block. */
+ * heads from `first` on of `whole`, in layer 0, with their groups. Join: copies the part's block
+ * into the whole's, including common fields; after all parts, the block is complete. Split:
+ * extracts the part's block. */
 void snapshot_join(const struct snapshot_shape *whole, const struct snapshot_shape *part, int first,
                    const void *part_block, void *whole_block);
 void snapshot_split(const struct snapshot_shape *whole, const struct snapshot_shape *part,

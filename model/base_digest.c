@@ -38,8 +38,8 @@ static void add_numbers(struct sha256_ctx *sum, const float *numbers, int64_t co
 
 /* The file's row, counted from the role's first. */
 static int64_t stored_row(const struct summing *s, const struct tensor_rows *place, enum role role,
-                          int64_t row) {
-    const int at = (int)(row % s->config->head_dim);
+                          int layer, int64_t row) {
+    const int at = (int)(row % s->config->per_layer[layer < 0 ? 0 : layer].head_dim);
     if (tensor_is_rotated(role)) row += tensor_stored_row(s->config, at) - at;
     return place->first + tensor_row(place, row);
 }
@@ -47,13 +47,13 @@ static int64_t stored_row(const struct summing *s, const struct tensor_rows *pla
 static void add_vector(struct summing *s, const struct slot *slot, int part, int layer) {
     const enum role role = slot->parts[part];
     const struct tensor *tensor = find(s, role, layer);
-    const struct tensor_rows place = tensor_rows_of(s->config, s->naming, role);
+    const struct tensor_rows place = tensor_rows_of(s->config, s->naming, role, layer);
     const float offset = slot_offset(slot, s->config);
     int64_t rows, cols;
-    tensor_shape(s->config, role, &rows, &cols);
+    tensor_shape(s->config, role, layer, &rows, &cols);
     const int64_t width = cols ? cols : 1;
     for (int64_t i = 0; tensor && i < rows * width; i++) {
-        const int64_t row = stored_row(s, &place, role, i / width);
+        const int64_t row = stored_row(s, &place, role, layer, i / width);
         float number;
         if (!tensor_read_floats(tensor, (size_t)(row * width + i % width), 1, &number)) return;
         number += offset;
@@ -64,13 +64,14 @@ static void add_vector(struct summing *s, const struct slot *slot, int part, int
 static void add_matrix(struct summing *s, const struct slot *slot, int part, int layer) {
     const enum role role = slot->parts[part];
     const struct tensor *tensor = find(s, role, layer);
-    const struct tensor_rows place = tensor_rows_of(s->config, s->naming, role);
-    const struct tensor_rows columns = tensor_columns_of(s->config, s->naming, role);
+    const struct tensor_rows place = tensor_rows_of(s->config, s->naming, role, layer);
+    const struct tensor_rows columns = tensor_columns_of(s->config, s->naming, role, layer);
     int64_t rows, cols;
-    tensor_shape(s->config, role, &rows, &cols);
+    tensor_shape(s->config, role, layer, &rows, &cols);
     const int64_t sample[] = {0, rows / 2, rows - 1};
     for (int i = 0; tensor && cols <= s->width && i < 3; i++) {
-        if (!rows_read_one(tensor, stored_row(s, &place, role, sample[i]), cols, s->row)) continue;
+        if (!rows_read_one(tensor, stored_row(s, &place, role, layer, sample[i]), cols, s->row))
+            continue;
         for (int64_t c = 0; c < cols; c++)
             add_numbers(&s->matrices, &s->row[tensor_row(&columns, c)], 1);
     }
@@ -91,8 +92,9 @@ static void add_slot(struct summing *s, const struct slot *slot, int layer) {
 }
 
 static int64_t widest_row(const struct model_config *config) {
-    const int64_t widths[] = {config->d_model,   q_width(config),     dense_width(config),
-                              config->shared_ff, delta_width(config), mamba_width(config)};
+    const int64_t widths[] = {config->d_model,     (int64_t)config->heads_q * config->head_dim,
+                              dense_width(config), config->shared_ff,
+                              delta_width(config), mamba_width(config)};
     int64_t most = 0;
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
         if (widths[i] > most) most = widths[i];

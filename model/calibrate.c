@@ -20,10 +20,10 @@ struct calibration {
     struct cpu_team *team; /* borrowed */
     int layers;
     float *(*moments)[PRODUCTS]; /* [layers], in the end their factors; NULL: not measured */
-    int64_t cols[PRODUCTS];
-    struct kern *kern; /* while the tokens are computed */
-    float *rows;       /* [SEQUENCE][largest cols], as the backend has them */
-    int rc;            /* the first error */
+    int64_t (*cols)[PRODUCTS];   /* [layers] their inputs */
+    struct kern *kern;           /* while the tokens are computed */
+    float *rows;                 /* [SEQUENCE][largest cols], as the backend has them */
+    int rc;                      /* the first error */
 };
 
 static size_t product_of(enum role role) {
@@ -37,7 +37,7 @@ static void see(void *arg, int layer, enum role role, const float *inputs, int r
     const size_t product = product_of(role);
     float *moments = product < PRODUCTS ? c->moments[layer][product] : NULL;
     if (!moments || c->rc) return;
-    const int64_t cols = c->cols[product];
+    const int64_t cols = c->cols[layer][product];
     c->rc = c->kern->ops->download(c->kern, c->rows, inputs,
                                    (size_t)rows * (size_t)cols * sizeof *c->rows);
     if (!c->rc) moments_add(moments, cols, c->rows, rows, c->team);
@@ -50,9 +50,9 @@ static bool open_product(struct calibration *c, const struct model_config *confi
     const size_t product = product_of(slot->parts[0]);
     if (product == PRODUCTS || !slot_wanted(slot, config, layer) ||
         rounding_format(config, slot, layer, wanted) != QUANTIZE_Q4 ||
-        c->cols[product] % KERN_BLOCK)
+        c->cols[layer][product] % KERN_BLOCK)
         return true;
-    float *room = mem_try_alloc(moments_bytes(c->cols[product]), 1);
+    float *room = mem_try_alloc(moments_bytes(c->cols[layer][product]), 1);
     c->moments[layer][product] = room;
     return room != NULL;
 }
@@ -60,14 +60,16 @@ static bool open_product(struct calibration *c, const struct model_config *confi
 static int open_room(struct calibration *c, const struct model_config *config,
                      enum quantization wanted, struct fault *fault) {
     int64_t widest = 0, rows;
-    for (size_t i = 0; i < PRODUCTS; i++) {
-        tensor_shape(config, measured[i], &rows, &c->cols[i]);
-        if (c->cols[i] > widest) widest = c->cols[i];
-    }
     c->layers = config->layers;
+    c->cols = mem_try_alloc((size_t)config->layers, sizeof *c->cols);
+    for (int l = 0; l < config->layers && c->cols; l++)
+        for (size_t i = 0; i < PRODUCTS; i++) {
+            tensor_shape(config, measured[i], l, &rows, &c->cols[l][i]);
+            if (c->cols[l][i] > widest) widest = c->cols[l][i];
+        }
     c->rows = mem_try_alloc((size_t)widest, SEQUENCE * sizeof *c->rows);
     c->moments = mem_try_alloc((size_t)config->layers, sizeof *c->moments);
-    bool enough = c->rows && c->moments;
+    bool enough = c->cols && c->rows && c->moments;
     for (int l = 0; l < config->layers && enough; l++)
         for (size_t i = 0; i < layer_slot_count && enough; i++)
             enough = open_product(c, config, l, &layer_slots[i], wanted);
@@ -77,9 +79,9 @@ static int open_room(struct calibration *c, const struct model_config *config,
 
 static int open_cache(struct kern *kern, const struct model_config *config, struct fault *fault) {
     struct kern_cache_info info;
-    kern->ops->cache_info(KERN_F32, config->head_dim, &info);
     struct kern_cache_options cache = model_cache_options(config);
     cache.dtype = KERN_F32;
+    kern->ops->cache_info(&cache, &info);
     cache.pages = model_pages(config, &info, SEQUENCE) * TEXTS;
     cache.slots = TEXTS;
     cache.max_positions = SEQUENCE;
@@ -168,7 +170,7 @@ static int compute(struct calibration *c, struct model *model, int tokens, struc
     }
     for (int l = 0; l < c->layers && !rc; l++)
         for (size_t i = 0; i < PRODUCTS; i++)
-            if (c->moments[l][i]) moments_factor(c->moments[l][i], c->cols[i], c->team);
+            if (c->moments[l][i]) moments_factor(c->moments[l][i], c->cols[l][i], c->team);
     return rc ? fail(fault, rc) : 0;
 }
 
@@ -214,6 +216,7 @@ void calibration_close(struct calibration *c) {
     for (int l = 0; c->moments && l < c->layers; l++)
         for (size_t i = 0; i < PRODUCTS; i++) mem_free(c->moments[l][i]);
     mem_free(c->moments);
+    mem_free(c->cols);
     mem_free(c->rows);
     mem_free(c);
 }

@@ -782,6 +782,9 @@ static int number_layers(struct model_config *out, struct fault *fault) {
     for (int i = 0; i < out->layers; i++) {
         struct model_layer_config *layer = &out->per_layer[i];
         layer->index = layer->mixer == MIXER_ATTENTION ? out->cache_layers++ : out->state_layers++;
+        if (layer->heads_kv) continue;
+        layer->heads_kv = out->heads_kv;
+        layer->head_dim = out->head_dim;
     }
     if (out->cache_layers) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "layer_types",
@@ -1326,14 +1329,24 @@ static int read_config(cJSON *root, int context, struct model_config *out, struc
     return model_config_read_rope(root, &rope, context, out, fault);
 }
 
-static int fill_rotations(struct model_config *out, struct fault *fault) {
+/* Describes the layers with entries to the cache. */
+static int fill_cache_layers(struct model_config *out, struct fault *fault) {
+    bool differ = false;
     out->rotations = mem_try_alloc((size_t)out->cache_layers, sizeof *out->rotations);
-    if (!out->rotations) return fault_set(fault, ERR_NOMEM, "num_hidden_layers", "out of memory");
+    out->heads = mem_try_alloc((size_t)out->cache_layers, sizeof *out->heads);
+    if (!out->rotations || !out->heads)
+        return fault_set(fault, ERR_NOMEM, "num_hidden_layers", "out of memory");
     for (int i = 0; i < out->layers; i++) {
         const struct model_layer_config *layer = &out->per_layer[i];
-        if (layer->rotated && layer->mixer == MIXER_ATTENTION)
+        if (layer->mixer != MIXER_ATTENTION) continue;
+        if (layer->rotated)
             out->rotations[layer->index] = layer->local ? out->inv_freq_local : out->inv_freq;
+        out->heads[layer->index] = (struct kern_heads){layer->heads_kv, layer->head_dim};
+        differ = differ || layer->heads_kv != out->heads_kv || layer->head_dim != out->head_dim;
     }
+    if (differ) return 0;
+    mem_free(out->heads);
+    out->heads = NULL;
     return 0;
 }
 
@@ -1345,7 +1358,7 @@ int model_config_read(cJSON *config, cJSON *generation, int context, struct mode
     out->temperature = out->top_p = out->min_p = out->repetition = NAN;
     int rc = take_text(config, fault);
     if (!rc) rc = read_config(config, context, out, fault);
-    if (!rc) rc = fill_rotations(out, fault);
+    if (!rc) rc = fill_cache_layers(out, fault);
     if (!rc && generation) rc = read_generation(generation, out, fault);
     if (rc) model_config_close(out);
     return rc;
@@ -1371,6 +1384,8 @@ void model_config_close(struct model_config *config) {
     mem_free(config->inv_freq_none);
     mem_free(config->per_layer);
     mem_free(config->rotations);
+    mem_free(config->heads);
+    config->heads = NULL;
     config->inv_freq = config->inv_freq_local = config->inv_freq_none = NULL;
     config->per_layer = NULL;
     config->rotations = NULL;
@@ -1424,6 +1439,7 @@ struct kern_cache_options model_cache_options(const struct model_config *config)
         .heads_q = config->heads_q,
         .heads_kv = config->heads_kv,
         .head_dim = config->head_dim,
+        .heads = config->heads,
         .states = config->state_layers,
         .state_floats = state_floats(config),
         .state_shared = config->mamba.heads ? kern_mamba_shared_floats(&config->mamba) : 0,
@@ -1448,7 +1464,8 @@ uint64_t model_state_bytes(const struct model_config *config) {
 
 int64_t model_pages(const struct model_config *config, const struct kern_cache_info *info,
                     int64_t entries) {
-    const int64_t streams = (int64_t)config->cache_layers * config->heads_kv;
-    return streams * ((entries + info->page_slots - 1) / info->page_slots) +
+    const struct kern_cache_options cache = model_cache_options(config);
+    const int64_t slots = info->page_slots_least;
+    return kern_streams(&cache) * ((entries + slots - 1) / slots) +
            model_state_pages(config, info, 1);
 }

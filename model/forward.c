@@ -18,9 +18,11 @@ static void show(const struct model *model, int layer, enum role role, const flo
 
 static struct kern_rope rope_of(const struct model_config *c, int layer) {
     const float *rotation = c->rotations[c->per_layer[layer].index];
-    if (!rotation) return (struct kern_rope){.inv_freq = c->inv_freq_none, .scale = 1};
-    return (struct kern_rope){rotation, c->per_layer[layer].local ? 1 : c->rope_scale,
-                              c->query_scale};
+    const struct kern_query_scale none = {0};
+    return (struct kern_rope){.inv_freq = rotation ? rotation : c->inv_freq_none,
+                              .scale = !rotation || c->per_layer[layer].local ? 1 : c->rope_scale,
+                              .query_scale = rotation ? c->query_scale : none,
+                              .layer = c->per_layer[layer].index};
 }
 
 static void norm_and_rotate(struct model *model, int index, const struct kern_batch *batch) {
@@ -63,7 +65,7 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     kern->ops->attend(kern, stored, s->heads, s->qkv, batch, &attend);
     if (layer->attn_gate) {
         kern->ops->matmul(kern, s->gates, x, layer->attn_gate, NULL, batch->rows, KERN_SET);
-        kern->ops->open_gates(kern, s->heads, s->gates, batch->rows, q_width(&model->config),
+        kern->ops->open_gates(kern, s->heads, s->gates, batch->rows, q_width(&model->config, index),
                               false);
     }
     show(model, index, ROLE_O, s->heads, batch->rows);

@@ -78,14 +78,14 @@ struct model {
 int dense_width(const struct model_config *config);
 int routed_layers(const struct model_config *config);
 
-static inline int q_width(const struct model_config *c) {
-    return c->heads_q * c->head_dim;
+static inline int q_width(const struct model_config *c, int layer) {
+    return c->heads_q * c->per_layer[layer].head_dim;
 }
-static inline int kv_width(const struct model_config *c) {
-    return c->heads_kv * c->head_dim;
+static inline int kv_width(const struct model_config *c, int layer) {
+    return c->per_layer[layer].heads_kv * c->per_layer[layer].head_dim;
 }
-static inline int qkv_width(const struct model_config *c) {
-    return q_width(c) + 2 * kv_width(c);
+static inline int qkv_width(const struct model_config *c, int layer) {
+    return q_width(c, layer) + 2 * kv_width(c, layer);
 }
 
 static inline int delta_width(const struct model_config *c) {
@@ -104,7 +104,7 @@ static inline int taken_width(const struct model_config *c, int layer) {
     return mixer == MIXER_CONV    ? 3 * c->d_model
            : mixer == MIXER_DELTA ? keys + 2 * delta_width(c)
            : mixer == MIXER_MAMBA ? 2 * mamba_width(c)
-                                  : qkv_width(c);
+                                  : qkv_width(c, layer);
 }
 /* The numbers of state_rates, which every rank computes whole. */
 static inline int rates_width(const struct model_config *c, int layer) {
@@ -118,7 +118,7 @@ static inline int mixed_width(const struct model_config *c, int layer) {
     return mixer == MIXER_CONV    ? c->d_model
            : mixer == MIXER_DELTA ? delta_width(c)
            : mixer == MIXER_MAMBA ? mamba_width(c)
-                                  : q_width(c);
+                                  : q_width(c, layer);
 }
 
 /* How a layer attends. */

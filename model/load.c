@@ -276,7 +276,7 @@ static int refuse_element(struct loader *loader, const char *name, int64_t eleme
 /* Does the backend take the slot's matrices in the blocks that they have in the file? */
 static bool in_blocks(const struct loader *loader, const struct slot *slot, int layer) {
     const struct tensor_rows columns =
-        tensor_columns_of(&loader->model->config, loader->naming, slot->parts[0]);
+        tensor_columns_of(&loader->model->config, loader->naming, slot->parts[0], layer);
     return loader->model->kern->ops->blocks && columns.unit % KERN_BLOCK == 0 &&
            rounding_format(&loader->model->config, slot, layer, loader->options->quantization) !=
                QUANTIZE_FP8 &&
@@ -393,8 +393,8 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     const struct tensor *tensor = NULL; /* set where there is no error */
     const struct model_config *config = &loader->model->config;
     const enum role role = slot->parts[part];
-    const struct tensor_rows place = tensor_rows_of(config, loader->naming, role);
-    const struct tensor_rows columns = tensor_columns_of(config, loader->naming, role);
+    const struct tensor_rows place = tensor_rows_of(config, loader->naming, role, layer);
+    const struct tensor_rows columns = tensor_columns_of(config, loader->naming, role, layer);
     const int64_t all = place.all;
     name_of(loader, role, layer, name);
     const bool stacked = tensor_is_stacked(loader->naming, role);
@@ -439,7 +439,7 @@ static bool is_made(const struct loader *loader, const struct slot *slot, int la
         return true;
     for (int i = 0; i < slot->count; i++) {
         const struct tensor_rows place =
-            tensor_rows_of(&loader->model->config, loader->naming, slot->parts[i]);
+            tensor_rows_of(&loader->model->config, loader->naming, slot->parts[i], layer);
         if (!tensor_rows_follow(&place)) return true;
         name_of(loader, slot->parts[i], layer, name);
         const struct tensor *tensor = weights_find(loader->weights, name);
@@ -510,9 +510,8 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     size_t rows = 0;
     for (int i = 0; i < slot->count; i++) {
         struct kern_matrix *m = &matrices[i];
-        tensor_shape(config, slot->parts[i], &m->rows, &m->cols);
-        if (slot->groups)
-            m->groups = *(const int *)(const void *)((const char *)config + slot->groups);
+        tensor_shape(config, slot->parts[i], layer, &m->rows, &m->cols);
+        m->groups = slot_groups(slot, config, layer);
         rows += (size_t)m->rows;
     }
     if (!loader->weights && loader->options->check_only) return 0;
@@ -562,10 +561,10 @@ static int read_floats(struct loader *loader, const char *name, const struct row
 }
 
 /* The slot's numbers of one expert, or of the layer. */
-static int64_t vector_width(const struct loader *loader, const struct slot *slot) {
+static int64_t vector_width(const struct loader *loader, const struct slot *slot, int layer) {
     int64_t rows, cols, width = 0;
     for (int i = 0; i < slot->count; i++) {
-        tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
+        tensor_shape(&loader->model->config, slot->parts[i], layer, &rows, &cols);
         width += cols ? rows * cols : rows;
     }
     return width;
@@ -577,13 +576,13 @@ static int read_part(struct loader *loader, int layer, const struct slot *slot, 
     const struct model_config *config = &loader->model->config;
     const int experts = slot->experts ? config->experts : 1;
     const enum role role = slot->parts[part];
-    const struct tensor_rows place = tensor_rows_of(config, loader->naming, role);
-    const int64_t width = vector_width(loader, slot);
+    const struct tensor_rows place = tensor_rows_of(config, loader->naming, role, layer);
+    const int64_t width = vector_width(loader, slot, layer);
     struct rows rows = {.place = &place, .order = order_of(loader, role), .head = config->head_dim};
     char name[TENSOR_NAME_MAX];
     int64_t cols;
     name_of(loader, role, layer, name);
-    tensor_shape(config, role, &rows.count, &cols);
+    tensor_shape(config, role, layer, &rows.count, &cols);
     int rc = find_tensor(loader, name, slot->experts ? experts : 0, place.all, cols, false,
                          &rows.tensor);
     for (int e = 0; e < experts && !rc; e++) {
@@ -603,7 +602,7 @@ static int read_vector(struct loader *loader, int layer, const struct slot *slot
     for (int i = 0; i < slot->count && !rc; i++) {
         int64_t rows, cols;
         rc = read_part(loader, layer, slot, i, host, bytes);
-        tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
+        tensor_shape(&loader->model->config, slot->parts[i], layer, &rows, &cols);
         host += cols ? rows * cols : rows;
     }
     return rc;
@@ -613,7 +612,7 @@ static int read_vector(struct loader *loader, int layer, const struct slot *slot
 static int load_vector(struct loader *loader, int layer, const struct slot *slot, float **out) {
     struct kern *kern = loader->model->kern;
     char name[TENSOR_NAME_MAX];
-    size_t total = (size_t)vector_width(loader, slot), bytes = 0;
+    size_t total = (size_t)vector_width(loader, slot, layer), bytes = 0;
     if (slot->experts) total *= (size_t)loader->model->config.experts;
     name_of(loader, slot->parts[0], layer, name);
     float *host = mem_try_alloc(total, sizeof *host);

@@ -66,6 +66,14 @@ static int load_quantization(struct model_config *config, const char *dir, struc
     return rc;
 }
 
+/* Where layers have different numbers of KV heads: the least; else 0. */
+static int least_heads(const struct model_config *c) {
+    int least = c->heads_kv;
+    for (int i = 0; i < c->cache_layers && c->heads; i++)
+        least = c->heads[i].kv < least ? c->heads[i].kv : least;
+    return least < c->heads_kv ? least : 0;
+}
+
 static int check_shape(const struct model *model, struct fault *fault) {
     const struct model_config *c = &model->config;
     const struct kern_shape shape = {.layers = c->layers,
@@ -74,6 +82,7 @@ static int check_shape(const struct model *model, struct fault *fault) {
                                      .heads_q = c->heads_q,
                                      .heads_kv = c->heads_kv,
                                      .head_dim = c->head_dim,
+                                     .heads_kv_least = least_heads(c),
                                      .vocab = c->vocab,
                                      .experts = c->experts,
                                      .expert_ff = c->expert_ff,
@@ -97,7 +106,7 @@ static int open_scratch(struct model *model, struct fault *fault) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
     const int ff = dense_width(c) > c->shared_ff ? dense_width(c) : c->shared_ff;
-    int in = 0, mixed = 0, gates = c->attn_gate ? q_width(c) : c->shared_gate;
+    int in = 0, mixed = 0, gates = c->attn_gate ? c->heads_q * c->head_dim : c->shared_gate;
     for (int i = 0; i < c->layers; i++) {
         in = taken_width(c, i) > in ? taken_width(c, i) : in;
         mixed = mixed_width(c, i) > mixed ? mixed_width(c, i) : mixed;

@@ -20,26 +20,29 @@ enum mixer { MIXER_ATTENTION, MIXER_CONV, MIXER_DELTA, MIXER_MAMBA };
 
 struct model_layer_config {
     enum mixer mixer;
-    int index;          /* number among the layers with attention, or among those with a state */
-    int sliding_window; /* tokens a query sees, its own included; 0: all before it */
-    bool rotated;       /* queries and keys are rotated by their positions */
-    bool local;         /* by inv_freq_local, without rope_scale */
-    bool routed;        /* the feed-forward network is a mixture of experts */
+    int index;              /* number among the layers with entries of their own, or with a state */
+    int heads_kv, head_dim; /* KV heads, where the layer has attention */
+    int sliding_window;     /* tokens a query sees, its own included; 0: all before it */
+    bool rotated;           /* queries and keys are rotated by their positions */
+    bool local;             /* by inv_freq_local, without rope_scale */
+    bool routed;            /* the feed-forward network is a mixture of experts */
 };
 
 struct model_config {
     char family[32]; /* model_type of config.json: "qwen3", "llama", ... */
-    int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
-    int cache_layers;        /* layers with attention, which the cache and gates are about */
-    int state_layers;        /* layers with a recurrent state: all others */
-    int conv_width;          /* tokens that a convolution sees, its own included; 0: none */
-    struct kern_delta delta; /* sizes of gated delta rules; all 0: there is none */
-    struct kern_mamba mamba; /* sizes of Mamba-2 layers, and eps; all 0: there is none */
-    bool conv_bias;          /* kern_mamba.conv_bias */
-    bool mamba_names;        /* files name tensors as Granite 4-H's do */
-    bool lfm2_names;         /* files name tensors as LFM2's do */
-    bool qwen35_names;       /* as Qwen3.5's: q's projection has queries and gates of each head */
-    bool qwen3_next_names;   /* and as Qwen3-Next's */
+    int layers, d_model, d_ff, heads_q, vocab;
+    int heads_kv, head_dim;   /* the largest of per_layer */
+    struct kern_heads *heads; /* [cache_layers], owned: per_layer's, where they differ; else NULL */
+    int cache_layers;         /* layers with attention, which the cache and gates are about */
+    int state_layers;         /* layers with a recurrent state: all others */
+    int conv_width;           /* tokens that a convolution sees, its own included; 0: none */
+    struct kern_delta delta;  /* sizes of gated delta rules; all 0: there is none */
+    struct kern_mamba mamba;  /* sizes of Mamba-2 layers, and eps; all 0: there is none */
+    bool conv_bias;           /* kern_mamba.conv_bias */
+    bool mamba_names;         /* files name tensors as Granite 4-H's do */
+    bool lfm2_names;          /* files name tensors as LFM2's do */
+    bool qwen35_names;        /* as Qwen3.5's: q's projection has queries and gates of each head */
+    bool qwen3_next_names;    /* and as Qwen3-Next's */
     /* Layers that are routed: experts, how many of them a token uses, and their inner width, which
      * is d_ff in the others. 0: no layer is routed. */
     int experts, experts_used, expert_ff;
@@ -163,7 +166,7 @@ int model_config_sliding_window(const struct model_config *config);
 /* Describes the model to a cache: layers, heads, states, rotations. The caller adds the rest. */
 struct kern_cache_options model_cache_options(const struct model_config *config);
 /* Pages of the recurrent states of a sequence on each of `ranks` ranks; their numbers; and all
- * pages of one that has so many entries in each stream, with one rank. */
+ * pages, at most, of one that has so many entries in each stream, with one rank. */
 int64_t model_state_pages(const struct model_config *config, const struct kern_cache_info *info,
                           int ranks);
 uint64_t model_state_bytes(const struct model_config *config);

@@ -51,8 +51,10 @@ void random_vector(uint64_t *random, float *out, size_t count, float around) {
 
 size_t random_bytes(const struct model_config *c) {
     size_t d = (size_t)c->d_model, routed = (size_t)routed_layers(c);
-    size_t layers = (size_t)c->cache_layers * d * (size_t)(c->attn_gate ? q_width(c) : 0);
+    size_t layers = 0;
     for (int l = 0; l < c->layers; l++) {
+        const bool gated = c->attn_gate && c->per_layer[l].mixer == MIXER_ATTENTION;
+        layers += d * (size_t)(gated ? q_width(c, l) : 0);
         layers += d * (size_t)(taken_width(c, l) + rates_width(c, l) + mixed_width(c, l));
     }
     layers += ((size_t)c->layers - routed) * 3 * d * (size_t)c->d_ff;
@@ -64,7 +66,8 @@ size_t random_bytes(const struct model_config *c) {
 
 int random_gates(struct model *model, struct fault *fault) {
     const struct model_config *c = &model->config;
-    const size_t m = GATE_WIDTH, d = (size_t)c->d_model, h = (size_t)c->heads_kv;
+    const size_t m = GATE_WIDTH, d = (size_t)c->d_model;
+    size_t h = (size_t)c->heads_kv;
     uint64_t random = RANDOM_SEED + 1;
     int32_t *row = mem_must_alloc(h, sizeof *row);
     float *data = mem_must_alloc(m * d + m + h * m + h, sizeof *data);
@@ -73,6 +76,7 @@ int random_gates(struct model *model, struct fault *fault) {
     for (size_t i = 0; i < h; i++) row[i] = (int32_t)i;
     for (int l = 0; l < c->layers && !rc; l++) {
         if (c->per_layer[l].mixer != MIXER_ATTENTION) continue;
+        h = (size_t)c->per_layer[l].heads_kv;
         for (size_t i = 0; i < m * d + m + h * m; i++) {
             float scale = i < m * d ? 1 / sqrtf((float)d) : 1 / sqrtf((float)m);
             data[i] = random_number(&random) * scale;
@@ -85,8 +89,8 @@ int random_gates(struct model *model, struct fault *fault) {
                                             .row = row,
                                             .width = GATE_WIDTH,
                                             .d_model = c->d_model,
-                                            .heads_kv = c->heads_kv,
-                                            .row_count = c->heads_kv,
+                                            .heads_kv = (int)h,
+                                            .row_count = (int)h,
                                             .embeddings = 1};
         rc = model->kern->ops->gate_load(model->kern, &spec, &model->layers[l].gate, fault);
     }

@@ -78,10 +78,10 @@ static void measure_some(void *arg, int worker) {
 static bool multiply_lengths(const struct rounding *r, enum role role, int layer, int expert,
                              const float *inputs, float *out) {
     char name[TENSOR_NAME_MAX];
-    const struct tensor_rows place = tensor_rows_of(r->config, r->naming, role);
+    const struct tensor_rows place = tensor_rows_of(r->config, r->naming, role, layer);
     struct lengths job = {.inputs = inputs, .out = out, .place = &place};
     tensor_name(name, r->naming, role, layer, expert);
-    tensor_shape(r->config, role, &job.rows, &job.cols);
+    tensor_shape(r->config, role, layer, &job.rows, &job.cols);
     job.tensor = weights_find(r->weights, name);
     if (!job.tensor) return false;
     job.first = place.first + (tensor_is_stacked(r->naming, role) ? expert * place.all : 0);
@@ -110,11 +110,12 @@ static bool read_norm(const struct rounding *r, enum role role, int layer, float
 }
 
 /* Query heads read the mean of the values of the head that they share. */
-static void spread_heads(const struct model_config *c, const float *values, float *out) {
-    const int shared = c->heads_q / c->heads_kv;
+static void spread_heads(const struct model_config *c, int layer, const float *values, float *out) {
+    const struct model_layer_config *its = &c->per_layer[layer];
+    const int shared = c->heads_q / its->heads_kv, dim = its->head_dim;
     for (int head = 0; head < c->heads_q; head++)
-        memcpy(out + (int64_t)head * c->head_dim, values + (int64_t)(head / shared) * c->head_dim,
-               (size_t)c->head_dim * sizeof *out);
+        memcpy(out + (int64_t)head * dim, values + (int64_t)(head / shared) * dim,
+               (size_t)dim * sizeof *out);
 }
 
 static bool measure(const struct rounding *r, enum role role, int layer, int expert, float *norm,
@@ -124,7 +125,7 @@ static bool measure(const struct rounding *r, enum role role, int layer, int exp
     if (!read_norm(r, attention ? ROLE_ATTN_NORM : ROLE_FFN_NORM, layer, norm)) return false;
     if (role == ROLE_O) {
         if (!multiply_lengths(r, ROLE_V, layer, 0, norm, values)) return false;
-        spread_heads(r->config, values, out);
+        spread_heads(r->config, layer, values, out);
         return true;
     }
     if (role != ROLE_DOWN && role != ROLE_EXPERT_DOWN) {
@@ -141,11 +142,12 @@ bool rounding_inputs(const struct rounding *r, const struct slot *slot, int laye
     const enum role role = slot->parts[0];
     int64_t rows, cols;
     double sum = 0;
-    tensor_shape(c, role, &rows, &cols);
+    tensor_shape(c, role, layer, &rows, &cols);
     if (role != ROLE_Q && role != ROLE_ATTN_GATE && role != ROLE_O && role != ROLE_GATE &&
         role != ROLE_DOWN && role != ROLE_EXPERT_GATE && role != ROLE_EXPERT_DOWN)
         return false;
-    const int64_t values = (int64_t)c->heads_kv * c->head_dim;
+    int64_t values, width;
+    tensor_shape(c, ROLE_V, layer, &values, &width);
     float *room = mem_try_alloc((size_t)(c->d_model + values), sizeof *room);
     if (!room) return false;
     for (int64_t i = 0; i < cols; i++) out[i] = 1;

@@ -464,20 +464,20 @@ void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, 
         snprintf(out, TENSOR_NAME_MAX, "%s", name);
 }
 
-static int64_t width_of(const struct model_config *config, enum width width) {
+static int64_t width_of(const struct model_config *config, int layer, enum width width) {
     switch (width) {
     case WIDTH_NONE:
         return 0;
     case WIDTH_MODEL:
         return config->d_model;
     case WIDTH_Q:
-        return q_width(config);
+        return q_width(config, layer);
     case WIDTH_KV:
-        return kv_width(config);
+        return kv_width(config, layer);
     case WIDTH_Q_NORM:
-        return config->qk_norm_wide ? q_width(config) : config->head_dim;
+        return config->qk_norm_wide ? q_width(config, layer) : config->per_layer[layer].head_dim;
     case WIDTH_K_NORM:
-        return config->qk_norm_wide ? kv_width(config) : config->head_dim;
+        return config->qk_norm_wide ? kv_width(config, layer) : config->per_layer[layer].head_dim;
     case WIDTH_FF:
         return config->d_ff;
     case WIDTH_VOCAB:
@@ -520,9 +520,10 @@ static int64_t width_of(const struct model_config *config, enum width width) {
     CHECK(false);
 }
 
-void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols) {
-    *rows = width_of(config, tensors[role].rows);
-    *cols = width_of(config, tensors[role].cols);
+void tensor_shape(const struct model_config *config, enum role role, int layer, int64_t *rows,
+                  int64_t *cols) {
+    *rows = width_of(config, layer, tensors[role].rows);
+    *cols = width_of(config, layer, tensors[role].cols);
 }
 
 /* ---- Rows ---- */
@@ -559,15 +560,15 @@ static bool is_of_value_heads(enum role role) {
 }
 
 struct tensor_rows tensor_rows_of(const struct model_config *config, enum naming naming,
-                                  enum role role) {
+                                  enum role role, int layer) {
     const char *name = pattern_of(naming, role);
-    const int64_t rows = width_of(config, tensors[role].rows);
+    const int64_t rows = width_of(config, layer, tensors[role].rows);
     struct tensor_rows out = {.run = rows, .pitch = rows};
     for (enum role other = 0; name && other < ROLE_COUNT; other++) {
         const char *its = pattern_of(naming, other);
         if (!its || strcmp(its, name) != 0) continue;
-        if (other < role) out.first += width_of(config, tensors[other].rows);
-        out.all += width_of(config, tensors[other].rows);
+        if (other < role) out.first += width_of(config, layer, tensors[other].rows);
+        out.all += width_of(config, layer, tensors[other].rows);
     }
     const int64_t turns = turns_of(config, naming, role);
     if (turns > 1) {
@@ -580,8 +581,8 @@ struct tensor_rows tensor_rows_of(const struct model_config *config, enum naming
 }
 
 struct tensor_rows tensor_columns_of(const struct model_config *config, enum naming naming,
-                                     enum role role) {
-    const int64_t cols = width_of(config, tensors[role].cols);
+                                     enum role role, int layer) {
+    const int64_t cols = width_of(config, layer, tensors[role].cols);
     struct tensor_rows out = {.all = cols, .run = cols, .pitch = cols};
     if (role == ROLE_DELTA_OUT) order_heads(config, naming, cols, &out);
     return out;
@@ -687,6 +688,12 @@ const struct slot layer_slots[] = {
     {VECTOR(layer, ffn_post_norm, true, ROLE_FFN_POST_NORM), .count = 1, WANTED(post_norms)},
 };
 const size_t layer_slot_count = sizeof layer_slots / sizeof layer_slots[0];
+
+int slot_groups(const struct slot *slot, const struct model_config *config, int layer) {
+    if (slot->groups == offsetof(struct model_config, heads_kv))
+        return config->per_layer[layer].heads_kv;
+    return slot->groups ? *(const int *)(const void *)((const char *)config + slot->groups) : 0;
+}
 
 bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer) {
     const struct model_layer_config *its = &config->per_layer[layer];

@@ -127,10 +127,10 @@ struct tensor_rows {
     int outer, inner;   /* else head g * inner + i of the model is i * outer + g there */
 };
 struct tensor_rows tensor_rows_of(const struct model_config *config, enum naming naming,
-                                  enum role role);
+                                  enum role role, int layer);
 /* The same of the columns: only the order of heads may be another. */
 struct tensor_rows tensor_columns_of(const struct model_config *config, enum naming naming,
-                                     enum role role);
+                                     enum role role, int layer);
 /* The place of the role's row, counted from `first`. */
 int64_t tensor_row(const struct tensor_rows *rows, int64_t row);
 /* Do all rows follow each other as in the model? */
@@ -145,7 +145,8 @@ bool tensor_is_rotated(enum role role); /* q, k, their biases and norms: rows of
  * the rows i and i + D/2 of llama's heads as 2 i and 2 i + 1. */
 int tensor_stored_row(const struct model_config *config, int row);
 /* cols 0: a vector of `rows`. Some are rows * cols numbers. */
-void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols);
+void tensor_shape(const struct model_config *config, enum role role, int layer, int64_t *rows,
+                  int64_t *cols);
 
 #define SLOT_PARTS_MAX 4
 
@@ -187,6 +188,8 @@ extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;
 
 bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer);
+/* The heads whose rows stay together over ranks; 0: every row may be cut off. */
+int slot_groups(const struct slot *slot, const struct model_config *config, int layer);
 /* Added to the numbers of a directory's vector. */
 float slot_offset(const struct slot *slot, const struct model_config *config);
 float slot_scale(const struct slot *slot,

@@ -213,9 +213,9 @@ int worth_measure(struct worth *w, const int32_t *tokens, int count, uint64_t se
 static int worth_open_cache(struct worth *w, struct fault *fault) {
     const struct model_config *c = &w->model->config;
     struct kern_cache_info info;
-    w->kern->ops->cache_info(w->options.kv_type, c->head_dim, &info);
     struct kern_cache_options cache = model_cache_options(c);
     cache.dtype = w->options.kv_type;
+    w->kern->ops->cache_info(&cache, &info);
     cache.pages = model_pages(c, &info, w->options.tokens);
     cache.slots = 1;
     cache.max_positions = w->options.tokens;

@@ -123,8 +123,57 @@ static int64_t ranks_of(const struct reserve_shape *shape) {
     return shape->ranks > 1 ? shape->ranks : 1;
 }
 
+/* Streams whose pages hold equally many entries. */
+struct kind {
+    int64_t streams, slots;
+};
+
+/* The layers without, and with, a sliding window, on each of `ranks` ranks. */
+static struct kind full_kind(const struct reserve_shape *shape, int64_t ranks) {
+    const int64_t layers = shape->layers - shape->sliding_layers;
+    return (struct kind){layers * shape->heads_kv / ranks, shape->page_slots};
+}
+
+static struct kind sliding_kind(const struct reserve_shape *shape, int64_t ranks) {
+    const int64_t heads = shape->sliding_heads_kv ? shape->sliding_heads_kv : shape->heads_kv;
+    const int slots = shape->sliding_page_slots ? shape->sliding_page_slots : shape->page_slots;
+    return (struct kind){shape->sliding_layers * heads / ranks, slots};
+}
+
+/* All streams of a rank: those of small pages, and those of pages that hold more entries; where all
+ * hold equally many, there are none of the latter. */
+struct kinds {
+    struct kind small, large;
+};
+
+static struct kinds kinds_of(const struct reserve_shape *shape) {
+    const struct kind full = full_kind(shape, ranks_of(shape));
+    const struct kind sliding = sliding_kind(shape, ranks_of(shape));
+    if (full.slots == sliding.slots)
+        return (struct kinds){{full.streams + sliding.streams, full.slots}, {0, full.slots}};
+    return full.slots < sliding.slots ? (struct kinds){full, sliding}
+                                      : (struct kinds){sliding, full};
+}
+
 int64_t reserve_streams(const struct reserve_shape *shape) {
-    return (int64_t)shape->layers * shape->heads_kv / ranks_of(shape);
+    const struct kinds kinds = kinds_of(shape);
+    return kinds.small.streams + kinds.large.streams;
+}
+
+int64_t reserve_all_streams(const struct reserve_shape *shape) {
+    return full_kind(shape, 1).streams + sliding_kind(shape, 1).streams;
+}
+
+int64_t reserve_even_pages(const struct reserve_shape *shape, int64_t entries) {
+    const struct kind a = kinds_of(shape).small, b = kinds_of(shape).large;
+    return a.streams * (entries + a.slots - 1) / a.slots +
+           b.streams * (entries + b.slots - 1) / b.slots;
+}
+
+int64_t reserve_token_entries(const struct reserve_shape *shape) {
+    const struct kinds kinds = kinds_of(shape);
+    return (kinds.small.streams * kinds.large.slots + kinds.small.slots - 1) / kinds.small.slots +
+           kinds.large.streams;
 }
 
 static bool streams_are_equal(const struct kern_rule *rule) {
@@ -160,13 +209,23 @@ int64_t reserve_rank_peak(const struct reserve_shape *shape, const struct kv_par
     return min64(max64(first, later), most);
 }
 
+static int64_t pages_of(struct kind kind, int64_t entries) {
+    return kind.streams * ((entries + kind.slots - 1) / kind.slots);
+}
+
+/* The sum of both quotients (n + S*(P - 1))/P is rounded down once. */
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
-                      int64_t average) {
-    int64_t streams = reserve_streams(shape), slots = shape->page_slots;
-    bool expires = shape->sliding_layers > 0 && params->policy->bounded;
+                      int64_t average, int64_t tokens) {
+    const struct kind small = kinds_of(shape).small, large = kinds_of(shape).large;
+    const int64_t entries = (small.streams + large.streams) * average;
+    const bool expires = shape->sliding_layers > 0 && params->policy->bounded;
     if (streams_are_equal(&params->rule) && !expires)
-        return streams * ((average + slots - 1) / slots);
-    return streams * (average + slots - 1) / slots;
+        return pages_of(small, average) + pages_of(large, average);
+    if (!large.streams) return small.streams * (average + small.slots - 1) / small.slots;
+    const int64_t crowded = min64(entries, small.streams * tokens);
+    return ((crowded + small.streams * (small.slots - 1)) * large.slots +
+            (entries - crowded + large.streams * (large.slots - 1)) * small.slots) /
+           (small.slots * large.slots);
 }
 
 int64_t reserve_members(const struct reserve_shape *shape, const struct kv_params *params,
@@ -205,20 +264,18 @@ int64_t reserve_whole(const struct kv_params *params, int64_t tokens) {
 
 int64_t reserve_turn_pages(const struct reserve_shape *shape, const struct kv_params *params,
                            const struct reserve_turn *turn, int64_t peak) {
-    int64_t tokens = turn->tokens + turn->added, slots = shape->page_slots;
+    int64_t tokens = turn->tokens + turn->added;
     if (!kv_params_expires(params))
         return shape->state_pages +
-               reserve_pages(shape, params, reserve_rank_peak(shape, params, turn, peak)) +
+               reserve_pages(shape, params, reserve_rank_peak(shape, params, turn, peak), tokens) +
                reserve_members(shape, params, turn->held, tokens);
-    int64_t heads = shape->heads_kv / ranks_of(shape), sliding = shape->sliding_layers;
-    return shape->state_pages +
-           heads * ((shape->layers - sliding) * ((tokens + slots - 1) / slots) +
-                    sliding * ((peak + slots - 1) / slots));
+    return shape->state_pages + pages_of(full_kind(shape, ranks_of(shape)), tokens) +
+           pages_of(sliding_kind(shape, ranks_of(shape)), peak);
 }
 
 int64_t due_entries(const struct reserve_shape *shape, const struct kv_params *params,
                     const struct due_state *state) {
-    int64_t sliding = kv_params_expires(params) ? shape->sliding_layers : shape->layers;
-    return shape->heads_kv *
-           (sliding * state->held + (shape->layers - sliding) * (int64_t)state->tokens);
+    if (!kv_params_expires(params)) return reserve_all_streams(shape) * state->held;
+    return sliding_kind(shape, 1).streams * state->held +
+           full_kind(shape, 1).streams * state->tokens;
 }

@@ -71,7 +71,17 @@ struct reserve_shape {
     int states;       /* recurrent states of a sequence */
     int64_t state_pages; /* pages of the states on each rank */
     int sliding_layers; /* layers with a sliding window: their entries expire (struct kern_evict) */
+    /* Theirs, where they differ from those of the other layers; 0: they do not. */
+    int sliding_heads_kv, sliding_page_slots;
 };
+
+/* Streams of a sequence, of all ranks. */
+int64_t reserve_all_streams(const struct reserve_shape *shape);
+/* The pages that `entries` in each stream take on a rank, if a page may be shared by streams. */
+int64_t reserve_even_pages(const struct reserve_shape *shape, int64_t entries);
+/* The entries of a page that holds most of them whose room an entry in each stream takes on a rank:
+ * the number of streams, where pages of all hold equally many. */
+int64_t reserve_token_entries(const struct reserve_shape *shape);
 
 /* All entries that a sequence holds, by formula. */
 int64_t due_entries(const struct reserve_shape *shape, const struct kv_params *params,
@@ -137,9 +147,11 @@ int64_t reserve_rank_peak(const struct reserve_shape *shape, const struct kv_par
  * there, however they are spread. A stream of n entries takes ceil(n/P) <= (n + P - 1)/P pages, so
  * S streams together take at most floor(S*(average + P - 1)/P); and that is reached, when every
  * stream but one is a multiple of P plus 1. Where all streams are equally long (full; streaming
- * without sliding windows, whose layers lose more) it is S*ceil(average/P). */
+ * without sliding windows, whose layers lose more) it is S*ceil(average/P). Where pages of some
+ * streams hold fewer entries, these streams may hold all entries of the sequence, but no more than
+ * `tokens` each, and the others the rest. */
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
-                      int64_t average);
+                      int64_t average, int64_t tokens);
 
 /* Pages that the members of classes take besides on a rank, for a sequence that ends with `tokens`
  * in all.

@@ -379,7 +379,6 @@ static double token_bytes(const struct shape *s) {
 static void cache_make(void) {
     const struct shape *s = &bench.shape;
     struct kern_cache_info info;
-    bench.kern->ops->cache_info(bench.cache, s->head_dim, &info);
     struct kern_cache_options o = {.layers = s->layers,
                                    .heads_q = s->heads_q,
                                    .heads_kv = s->heads_kv,
@@ -387,6 +386,7 @@ static void cache_make(void) {
                                    .dtype = bench.cache,
                                    .slots = SLOTS + 1,
                                    .max_positions = CONTEXT + 2 * STEP_ROWS};
+    bench.kern->ops->cache_info(&o, &info);
     int64_t entries = 1100 * (SLOTS + 1);
     if (entries < o.max_positions + 1100) entries = o.max_positions + 1100;
     o.pages = (int64_t)s->layers * s->heads_kv * (entries / info.page_slots + SLOTS + 1);

@@ -23,7 +23,7 @@ static void measure_density(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
     struct cpu_stream view = evict_stream(job, stream);
-    int slots = job->cache->page_slots;
+    int slots = view.layer->page_slots;
     double mean = 0, squares = 0;
     for (int32_t i = 0; i < view.length; i++) {
         double x = cpu_cache_score(job->cache, view.pages[i / slots])[i % slots];
@@ -38,10 +38,10 @@ static void measure_density(void *arg, int stream, int worker) {
 
 struct cpu_evict_fact *evict_fact(const struct evict_job *job, int layer, int head) {
     const struct cpu_cache *cache = job->cache;
-    int heads = cache->options.heads_kv;
-    int owner = shard_owner(cache->comm->ranks, cache->heads_model, head);
+    const struct cpu_layer *l = &cache->layers[layer];
+    int owner = shard_owner(cache->comm->ranks, l->heads_model, head);
     CHECK(layer < cache->options.layers && owner < cache->comm->ranks);
-    return &cache->facts[owner * cache->streams + layer * heads + head % heads];
+    return &cache->facts[owner * cache->streams + l->first + head % l->heads_kv];
 }
 
 int evict_tell(const struct evict_job *job) {
@@ -65,20 +65,15 @@ int evict_tell(const struct evict_job *job) {
 static double preference(const struct evict_job *job, int layer) {
     const struct kern_rule *rule = job->due->rule;
     double entropy = 0, variance = 0;
-    for (int head = 0; head < job->cache->heads_model; head++) {
+    for (int head = 0; head < job->cache->layers[layer].heads_model; head++) {
         entropy += evict_fact(job, layer, head)->measured[0];
         variance += evict_fact(job, layer, head)->measured[1];
     }
     return pow(entropy, 1 / (double)rule->tau1) * pow(variance, 1 / (double)rule->tau2);
 }
 
-/* The first stream of a layer. */
-static struct cpu_evict_stream *layer_streams(const struct evict_job *job, int layer) {
-    return job->cache->evict + (ptrdiff_t)layer * job->cache->options.heads_kv;
-}
-
 static double density(const struct evict_job *job, int layer) {
-    int heads = job->cache->heads_model;
+    int heads = job->cache->layers[layer].heads_model;
     double low = evict_fact(job, layer, 0)->measured[0], high = low, sum = 0;
     for (int i = 0; i < heads; i++) {
         low = fmin(low, evict_fact(job, layer, i)->measured[0]);
@@ -120,10 +115,11 @@ int evict_measure(const struct evict_job *job, evict_each *each) {
 /* Protected entries are kept in place; the rest of the total is split by weight. */
 static void split_layers(const struct evict_job *job, struct allot_part *parts) {
     const struct cpu_cache *cache = job->cache;
-    int layers = cache->options.layers, heads = cache->heads_model;
+    int layers = cache->options.layers;
     const float *weights = cpu_cache_weights(cache, job->due->slot);
-    int64_t total = (int64_t)layers * heads * job->due->budget;
+    int64_t total = (int64_t)cache->streams_model * job->due->budget;
     for (int layer = 0; layer < layers; layer++) {
+        const int heads = cache->layers[layer].heads_model;
         int64_t fixed = 0, held = 0;
         for (int i = 0; i < heads; i++) {
             fixed += evict_fact(job, layer, i)->fixed;
@@ -135,42 +131,43 @@ static void split_layers(const struct evict_job *job, struct allot_part *parts) 
     allot_split(parts, layers, total);
     for (int layer = 0; layer < layers; layer++) {
         CHECK(parts[layer].part >= 0 && parts[layer].part <= parts[layer].most);
-        for (int i = 0; i < heads; i++) parts[layer].part += evict_fact(job, layer, i)->fixed;
+        for (int i = 0; i < cache->layers[layer].heads_model; i++)
+            parts[layer].part += evict_fact(job, layer, i)->fixed;
     }
 }
 
 static void split_heads(const struct evict_job *job, int layer, int64_t room) {
     const struct cpu_cache *cache = job->cache;
-    struct cpu_evict_stream *plan = layer_streams(job, layer);
+    const struct cpu_layer *l = &cache->layers[layer];
     struct allot_part *parts = cache->parts + cache->options.layers;
-    for (int i = 0; i < cache->heads_model; i++) {
+    for (int i = 0; i < l->heads_model; i++) {
         const struct cpu_evict_fact *fact = evict_fact(job, layer, i);
         parts[i] = (struct allot_part){.weight = 1, .most = fact->length, .least = fact->fixed};
     }
-    allot_split(parts, cache->heads_model, room);
-    for (int i = 0; i < cache->options.heads_kv; i++) {
-        const struct allot_part *part = &parts[cache->shard.first + i];
+    allot_split(parts, l->heads_model, room);
+    for (int i = 0; i < l->heads_kv; i++) {
+        const struct allot_part *part = &parts[l->shard.first + i];
         CHECK(part->part >= part->least && part->part <= part->most);
-        plan[i].allotment = part->part;
+        cache->evict[l->first + i].allotment = part->part;
     }
 }
 
 int evict_allot(const struct evict_job *job) {
     struct cpu_cache *cache = job->cache;
     const struct kern_rule *rule = job->due->rule;
-    int layers = cache->options.layers, heads = cache->heads_model;
+    int layers = cache->options.layers;
     bool one = rule->scope == KERN_SCOPE_STREAM, uniform = rule->layers == KERN_LAYERS_UNIFORM;
     int rc = one && uniform ? 0 : evict_tell(job);
     if (rc) return rc;
     if (rule->scope == KERN_SCOPE_SEQUENCE) {
-        cache->scopes[0].total = (int64_t)layers * heads * job->due->budget;
+        cache->scopes[0].total = (int64_t)cache->streams_model * job->due->budget;
         return 0;
     }
     if (uniform) {
         for (int i = 0; one && i < cache->streams; i++)
             cache->evict[i].allotment = job->due->budget;
         for (int i = 0; !one && i < layers; i++)
-            cache->scopes[i].total = (int64_t)heads * job->due->budget;
+            cache->scopes[i].total = (int64_t)cache->layers[i].heads_model * job->due->budget;
         return 0;
     }
     split_layers(job, cache->parts);

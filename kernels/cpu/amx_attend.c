@@ -42,6 +42,7 @@ struct room {
 };
 
 static bool fits(const struct kern_cache_options *o) {
+    if (o->heads) return false; /* known ones are larger, too */
     if (row_scaled(o->dtype)) return o->head_dim == 64 || o->head_dim == 128;
     return (o->dtype == KERN_BF16 || o->dtype == KERN_E4M3) &&
            (o->head_dim == 32 || o->head_dim == 64 || o->head_dim == 128);
@@ -118,7 +119,7 @@ static const float *query_of(const struct cpu_attend_job *job, const struct cpu_
     const float *q = cpu_attend_query(job, item, lane);
     if (!row_scaled(job->cache->options.dtype)) return q;
     memcpy(rotated, q, (size_t)job->head_dim * sizeof *q);
-    cpu_cache_rotate(job->cache, rotated);
+    cpu_cache_rotate(job->cache, rotated, job->head_dim);
     return rotated;
 }
 
@@ -156,7 +157,7 @@ static void finish(const struct cpu_attend_job *job, const struct cpu_attend_ite
         __m512 scale = v16_set(1.0f / room->sum[l / 16][l % 16]);
         for (int i = 0; i < job->head_dim; i += 16)
             v16_store(out + i, v16_mul(v16_load(room->acc[l / 16][i / 16][l % 16]), scale));
-        cpu_cache_rotate(job->cache, out);
+        cpu_cache_rotate(job->cache, out, job->head_dim);
     }
 }
 
@@ -165,6 +166,7 @@ static void finish(const struct cpu_attend_job *job, const struct cpu_attend_ite
 /* Location of a block's entries. Sixteen entries from a multiple of sixteen share a page. */
 struct view {
     const struct cpu_cache *cache;
+    const struct cpu_layer *layer;
     const uint32_t *pages;
     int32_t start, count; /* the block's entries that any lane sees, at most BLOCK */
     int32_t end;          /* first entry that no lane of the item sees */
@@ -189,10 +191,10 @@ static void start_ahead(struct view *view) {
  * `numbers` numbers take. Steps of the arithmetic do this in turn with their own work: a core has
  * few misses in flight, so the requests of a whole block at once would wait for each other. */
 SIMD void fetch_ahead(struct view *view, int numbers) {
-    const size_t bytes = 2 * (size_t)numbers * view->cache->row_size / (size_t)view->dim;
+    const size_t bytes = 2 * (size_t)numbers * view->layer->row_size / (size_t)view->dim;
     if (view->ahead.at >= view->ahead.end) {
         if (view->ahead.entry >= view->ahead.stop) return;
-        const int slots = view->cache->page_slots;
+        const int slots = view->layer->page_slots;
         view->ahead.at = cpu_cache_k(view->cache, view->pages[view->ahead.entry / slots]);
         view->ahead.end = view->ahead.at + view->cache->page_size;
         view->ahead.entry += slots;
@@ -203,10 +205,11 @@ SIMD void fetch_ahead(struct view *view, int numbers) {
 
 /* Sixteen rows from a multiple of sixteen on, as stored in the cache. */
 static const char *page_rows(const struct view *view, bool values, int32_t entry) {
-    int slots = view->cache->page_slots;
+    int slots = view->layer->page_slots;
     uint32_t page = view->pages[entry / slots];
-    const char *rows = values ? cpu_cache_v(view->cache, page) : cpu_cache_k(view->cache, page);
-    return rows + (size_t)(entry % slots) * view->cache->row_size;
+    const char *rows =
+        values ? cpu_cache_v(view->cache, view->layer, page) : cpu_cache_k(view->cache, page);
+    return rows + (size_t)(entry % slots) * view->layer->row_size;
 }
 
 /* Sixteen rows of keys as bf16. */
@@ -246,7 +249,7 @@ SIMD int load_count(const enum kern_dtype dtype) {
 
 /* Converts the keys of whole groups of sixteen; entries past the end are masked later. */
 SIMD void widen_typed(const struct view *view, const enum kern_dtype dtype) {
-    const size_t size = view->cache->row_size;
+    const size_t size = view->layer->row_size;
     char *to = view->wide;
     for (int first = 0; first < view->count; first += 16) {
         const char *row = page_rows(view, false, view->start + first);
@@ -273,12 +276,12 @@ static void widen_keys(const struct view *view) {
 static void load_factors(const struct view *view, struct room *room) {
     for (int first = 0; first < BLOCK; first += 16)
         for (int values = 0; values < 2; values++) {
-            const int32_t left = view->count - first, slots = view->cache->page_slots;
+            const int32_t left = view->count - first, slots = view->layer->page_slots;
             __m512 factors = v16_set(0);
             if (left > 0) {
                 const int32_t entry = view->start + first;
                 const uint16_t *from =
-                    cpu_cache_factors(view->cache, view->pages[entry / slots], values);
+                    cpu_cache_factors(view->cache, view->layer, view->pages[entry / slots], values);
                 factors =
                     v16_keep(v16_load_bf16(from + entry % slots), 0, left < 16 ? left : 16, 0);
             }
@@ -295,7 +298,7 @@ SIMD void interleave_typed(struct view *view, int32_t first, int dim, int count,
                                          8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     const int32_t at = view->start + first;
-    const size_t size = view->cache->row_size;
+    const size_t size = view->layer->row_size;
     const char *row = page_rows(view, true, at);
     for (int j = 0; j < 16; j += 2, row += 2 * size) {
         __mmask32 even = at + j < view->end ? ~0u : 0, odd = at + j + 1 < view->end ? ~0u : 0;
@@ -550,6 +553,7 @@ void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_it
     begin(job, item, &stream, room);
     int groups = (item->lanes + 15) / 16, last = item->lanes - 1;
     struct view view = {.cache = job->cache,
+                        .layer = job->shape,
                         .pages = stream.pages,
                         .dim = job->head_dim,
                         .cap = job->cap * LOG2_E,

@@ -14,10 +14,11 @@
 
 /* ---- Rows of a step ---- */
 
-/* Query and key heads of the model: of all ranks. */
+/* Query and key heads of the model: of all ranks. Layers that have norms over all of them have
+ * equal heads. */
 static size_t model_heads(const struct cpu_cache *cache) {
-    int group = cache->options.heads_q / cache->options.heads_kv;
-    return (size_t)cache->heads_model * (size_t)(group + 1);
+    const struct cpu_layer *layer = &cache->layers[0];
+    return (size_t)layer->heads_model * (size_t)(layer->group + 1);
 }
 
 /* Opening the cache allocates scratch for the largest step. begin_step grows it for a larger one,
@@ -25,9 +26,12 @@ static size_t model_heads(const struct cpu_cache *cache) {
  * without begin_step, such as tests, allocate here. */
 int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
     const struct kern_cache_options *o = &cpu->cache.options;
-    size_t rows = (size_t)row_count, heads = (size_t)o->heads_kv;
-    size_t lanes = rows * (size_t)(o->heads_q / o->heads_kv);
-    size_t items = (lanes / LANES_MIN + (size_t)span_count) * heads;
+    size_t rows = (size_t)row_count, items = 0;
+    for (int i = 0; i < o->layers; i++) {
+        const struct cpu_layer *l = &cpu->cache.layers[i];
+        size_t each = rows * (size_t)l->group / LANES_MIN + (size_t)span_count;
+        if (each * (size_t)l->heads_kv > items) items = each * (size_t)l->heads_kv;
+    }
     size_t angles = cpu->angle_pos.bytes;
     int rc = cpu_room_grow(&cpu->rows, rows * sizeof(struct cpu_row));
     if (!rc) rc = cpu_room_grow(&cpu->items, items * sizeof(struct cpu_attend_item));
@@ -61,14 +65,17 @@ struct step_job {
     const struct cpu_row *rows;
     struct cpu_tickets tickets;
     int layer;
+    const struct cpu_layer *shape; /* the same layer */
+    size_t stride;
     float *qkv;
     const float *log_beta, *q_norm, *k_norm;
     float eps;
     const struct kern_rope *rope;
 };
 
-static size_t qkv_stride(const struct kern_cache_options *o) {
-    return (size_t)(o->heads_q + 2 * o->heads_kv) * (size_t)o->head_dim;
+/* `queries`: of rows that have no others. */
+static size_t qkv_stride(const struct cpu_layer *layer, bool queries) {
+    return (size_t)(layer->heads_q + (queries ? 0 : 2 * layer->heads_kv)) * (size_t)layer->head_dim;
 }
 
 /* ---- Rotation ---- */
@@ -80,11 +87,12 @@ static void reserve_angles(struct cpu *cpu, int rows, int dim, const struct kern
     cpu_room_must(&cpu->angles, (size_t)rows * (size_t)dim * sizeof(float));
     cpu_room_must(&cpu->angle_pos, (size_t)rows * sizeof(int32_t));
     if (cpu->angle_pos.bytes == had && cpu->angle_freq == rope->inv_freq &&
-        cpu->angle_scale == rope->scale)
+        cpu->angle_scale == rope->scale && cpu->angle_half == dim / 2)
         return;
     memset(cpu->angle_pos.mem, 0xff, cpu->angle_pos.bytes); /* -1: no position */
     cpu->angle_freq = rope->inv_freq;
     cpu->angle_scale = rope->scale;
+    cpu->angle_half = dim / 2;
 }
 
 static const float *row_angles(const struct step_job *job, int64_t row, int half) {
@@ -102,19 +110,22 @@ static const float *row_angles(const struct step_job *job, int64_t row, int half
 }
 
 static void rotate_row(const struct step_job *job, int64_t row) {
-    const struct kern_cache_options *o = &job->cpu->cache.options;
-    int half = o->head_dim / 2;
+    const struct cpu_layer *l = job->shape;
+    const struct cpu_kernels *kernels = job->cpu->kernels;
+    const int half = l->head_dim / 2, keys = job->rope->queries ? 0 : l->heads_kv;
     const float *cosine = row_angles(job, row, half);
-    float *x = job->qkv + (size_t)row * qkv_stride(o);
+    float *x = job->qkv + (size_t)row * job->stride;
     const struct kern_query_scale *by = &job->rope->query_scale;
-    for (int head = 0; head < o->heads_q + o->heads_kv; head++, x += o->head_dim)
-        job->cpu->kernels->rope(x, half, cosine, cosine + half,
-                                head < o->heads_q ? job->q_norm : job->k_norm, job->eps);
+    for (int head = 0; head < l->heads_q + keys; head++, x += l->head_dim)
+        kernels->rope(x, half, cosine, cosine + half, head < l->heads_q ? job->q_norm : job->k_norm,
+                      job->eps);
+    for (int head = 0; head < keys && job->rope->v_norm; head++, x += l->head_dim)
+        kernels->rms_norm(x, x, job->rope->v_norm, l->head_dim, job->eps);
     if (by->beta == 0) return;
     const int32_t periods = job->rows[row].place / by->period;
     const float scale = 1 + by->beta * logf((float)(1 + periods));
-    x = job->qkv + (size_t)row * qkv_stride(o);
-    for (int i = 0; i < o->heads_q * o->head_dim; i++) x[i] *= scale;
+    x = job->qkv + (size_t)row * job->stride;
+    for (int i = 0; i < l->heads_q * l->head_dim; i++) x[i] *= scale;
 }
 
 static void rotate_rows(void *arg, int worker) {
@@ -129,18 +140,21 @@ void cpu_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float
                  const struct kern_rope *rope, const struct kern_batch *batch) {
     struct cpu *cpu = cpu_of(kern);
     CHECK(cpu->has_cache);
-    const struct kern_cache_options *o = &cpu->cache.options;
-    reserve_angles(cpu, batch->rows, o->head_dim, rope);
+    const struct cpu_layer *layer = &cpu->cache.layers[rope->layer];
+    const size_t stride = qkv_stride(layer, rope->queries);
+    reserve_angles(cpu, batch->rows, layer->head_dim, rope);
     struct step_job job = {.cpu = cpu,
                            .batch = batch,
                            .rows = cpu_rows(cpu, batch),
+                           .shape = layer,
+                           .stride = stride,
                            .qkv = qkv,
                            .q_norm = q_norm,
                            .k_norm = k_norm,
                            .eps = eps,
                            .rope = rope};
     cpu_tickets_set(&job.tickets, batch->rows);
-    cpu_run(cpu, (int64_t)2 * batch->rows * (int64_t)qkv_stride(o), rotate_rows, &job);
+    cpu_run(cpu, (int64_t)2 * batch->rows * (int64_t)stride, rotate_rows, &job);
 }
 
 /* ---- Norms of all heads together ---- */
@@ -159,9 +173,10 @@ struct own_heads {
 };
 
 static struct own_heads own_heads(const struct cpu_cache *cache, bool keys) {
-    int each = keys ? 1 : cache->options.heads_q / cache->options.heads_kv;
-    return (struct own_heads){cache->shard.first * each, cache->options.heads_kv * each,
-                              cache->heads_model * each};
+    const struct cpu_layer *layer = &cache->layers[0];
+    int each = keys ? 1 : layer->group;
+    return (struct own_heads){layer->shard.first * each, layer->heads_kv * each,
+                              layer->heads_model * each};
 }
 
 float cpu_squares_of(const float *x, int dim) {
@@ -176,18 +191,19 @@ static void square_rows(void *arg, int worker) {
     (void)worker;
     struct norm_job *job = arg;
     const struct cpu_cache *cache = &job->cpu->cache;
-    const struct kern_cache_options *o = &cache->options;
+    const struct cpu_layer *layer = &cache->layers[0];
     size_t heads = model_heads(cache);
     int64_t end;
     for (int64_t row; (row = cpu_tickets_take(&job->tickets, 4, &end)) >= 0;)
         for (; row < end; row++) {
-            const float *x = job->qkv + (size_t)row * qkv_stride(o);
+            const float *x = job->qkv + (size_t)row * qkv_stride(layer, false);
             float *sums = (float *)job->cpu->squares.mem + (size_t)row * heads;
             memset(sums, 0, heads * sizeof *sums);
             for (int keys = 0; keys < 2; keys++) {
                 struct own_heads own = own_heads(cache, keys);
-                for (int h = 0; h < own.count; h++, x += o->head_dim)
-                    if (cache->shard.speaks) sums[own.first + h] = cpu_squares_of(x, o->head_dim);
+                for (int h = 0; h < own.count; h++, x += layer->head_dim)
+                    if (layer->shard.speaks)
+                        sums[own.first + h] = cpu_squares_of(x, layer->head_dim);
                 sums += own.all;
             }
         }
@@ -197,20 +213,21 @@ static void norm_rows(void *arg, int worker) {
     (void)worker;
     struct norm_job *job = arg;
     const struct cpu_cache *cache = &job->cpu->cache;
-    const struct kern_cache_options *o = &cache->options;
+    const struct cpu_layer *layer = &cache->layers[0];
+    const int dim = layer->head_dim;
     int64_t end;
     for (int64_t row; (row = cpu_tickets_take(&job->tickets, 4, &end)) >= 0;)
         for (; row < end; row++) {
-            float *x = job->qkv + (size_t)row * qkv_stride(o);
+            float *x = job->qkv + (size_t)row * qkv_stride(layer, false);
             const float *sums = (float *)job->cpu->squares.mem + (size_t)row * model_heads(cache);
             for (int keys = 0; keys < 2; keys++) {
                 struct own_heads own = own_heads(cache, keys);
-                const float *weight = job->norm[keys] + (size_t)(own.first * o->head_dim);
+                const float *weight = job->norm[keys] + (size_t)(own.first * dim);
                 float sum = 0;
                 for (int h = 0; h < own.all; h++) sum += *sums++;
-                float by = 1 / sqrtf(sum / (float)(own.all * o->head_dim) + job->eps);
-                for (int i = 0; i < own.count * o->head_dim; i++) x[i] = x[i] * by * weight[i];
-                x += (size_t)(own.count * o->head_dim);
+                float by = 1 / sqrtf(sum / (float)(own.all * dim) + job->eps);
+                for (int i = 0; i < own.count * dim; i++) x[i] = x[i] * by * weight[i];
+                x += (size_t)(own.count * dim);
             }
         }
 }
@@ -220,7 +237,7 @@ void cpu_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float
     struct cpu *cpu = cpu_of(kern);
     CHECK(cpu->has_cache);
     size_t count = (size_t)batch->rows * model_heads(&cpu->cache);
-    int64_t cost = (int64_t)batch->rows * (int64_t)qkv_stride(&cpu->cache.options);
+    int64_t cost = (int64_t)batch->rows * (int64_t)qkv_stride(&cpu->cache.layers[0], false);
     cpu_room_must(&cpu->squares, count * sizeof(float));
     struct norm_job job = {.cpu = cpu, .qkv = qkv, .norm = {q_norm, k_norm}, .eps = eps};
     cpu_tickets_set(&job.tickets, batch->rows);
@@ -234,36 +251,38 @@ void cpu_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float
 /* ---- Writing ---- */
 
 /* Writes a key or a value of the model. */
-static void write_entry(const struct cpu *cpu, uint32_t page, bool values, int slot,
-                        const float *from) {
+static void write_entry(const struct cpu *cpu, const struct cpu_layer *layer, uint32_t page,
+                        bool values, int slot, const float *from) {
     const struct cpu_cache *cache = &cpu->cache;
-    const struct kern_cache_options *o = &cache->options;
+    const enum kern_dtype dtype = cache->options.dtype;
     float rotated[ROW_DIM_MAX];
-    if (!row_scaled(o->dtype)) {
-        char *rows = values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page);
-        cpu->kernels->write_row(rows + (size_t)slot * cache->row_size, from, o->head_dim, o->dtype);
+    if (!row_scaled(dtype)) {
+        char *rows = values ? cpu_cache_v(cache, layer, page) : cpu_cache_k(cache, page);
+        cpu->kernels->write_row(rows + (size_t)slot * layer->row_size, from, layer->head_dim,
+                                dtype);
         return;
     }
-    memcpy(rotated, from, (size_t)o->head_dim * sizeof *from);
-    cpu_cache_rotate(cache, rotated);
-    cpu_cache_store_row(cache, page, values, slot, rotated);
+    memcpy(rotated, from, (size_t)layer->head_dim * sizeof *from);
+    cpu_cache_rotate(cache, rotated, layer->head_dim);
+    cpu_cache_store_row(cache, layer, page, values, slot, rotated);
 }
 
 static void write_row(const struct step_job *job, int64_t row) {
     const struct cpu_cache *cache = &job->cpu->cache;
-    const struct kern_cache_options *o = &cache->options;
+    const struct cpu_layer *l = job->shape;
     const struct kern_span *span = &job->batch->spans[job->rows[row].span];
-    const float *k = job->qkv + (size_t)row * qkv_stride(o) + (size_t)o->heads_q * o->head_dim;
-    const float *v = k + (size_t)o->heads_kv * o->head_dim;
-    for (int head = 0; head < o->heads_kv; head++, k += o->head_dim, v += o->head_dim) {
+    const int dim = l->head_dim;
+    const float *k = job->qkv + (size_t)row * job->stride + (size_t)l->heads_q * (size_t)dim;
+    const float *v = k + (size_t)l->heads_kv * (size_t)dim;
+    for (int head = 0; head < l->heads_kv; head++, k += dim, v += dim) {
         struct cpu_stream stream = cpu_cache_stream(cache, span->slot, job->layer, head);
         int entry = stream.length - span->count + (int)row - span->row;
-        uint32_t page = stream.pages[entry / cache->page_slots];
-        int slot = entry % cache->page_slots;
-        write_entry(job->cpu, page, false, slot, k);
-        write_entry(job->cpu, page, true, slot, v);
+        uint32_t page = stream.pages[entry / l->page_slots];
+        int slot = entry % l->page_slots;
+        write_entry(job->cpu, l, page, false, slot, k);
+        write_entry(job->cpu, l, page, true, slot, v);
         cpu_cache_log_beta(cache, page)[slot] =
-            job->log_beta ? job->log_beta[row * o->heads_kv + head] : 0.0f;
+            job->log_beta ? job->log_beta[row * l->heads_kv + head] : 0.0f;
     }
 }
 
@@ -278,16 +297,18 @@ static void write_rows(void *arg, int worker) {
 void cpu_write_kv(struct kern *kern, int layer, const float *qkv, const float *log_beta,
                   const struct kern_batch *batch) {
     struct cpu *cpu = cpu_of(kern);
-    const struct kern_cache_options *o = &cpu->cache.options;
-    CHECK(cpu->has_cache && layer >= 0 && layer < o->layers);
+    CHECK(cpu->has_cache && layer >= 0 && layer < cpu->cache.options.layers);
+    const struct cpu_layer *shape = &cpu->cache.layers[layer];
     struct step_job job = {.cpu = cpu,
                            .batch = batch,
                            .rows = cpu_rows(cpu, batch),
                            .layer = layer,
+                           .shape = shape,
+                           .stride = qkv_stride(shape, false),
                            .qkv = (float *)qkv,
                            .log_beta = log_beta};
     cpu_tickets_set(&job.tickets, batch->rows);
-    cpu_run(cpu, (int64_t)2 * batch->rows * o->heads_kv * o->head_dim, write_rows, &job);
+    cpu_run(cpu, (int64_t)2 * batch->rows * shape->heads_kv * shape->head_dim, write_rows, &job);
 }
 
 /* ---- Attention ---- */
@@ -329,7 +350,7 @@ static int by_cost(const void *a, const void *b) {
 static int64_t class_cost(const struct cpu_attend_job *job, const struct kern_span *span) {
     int64_t seen = 0;
     for (int head = 0; head < job->heads_kv; head++) {
-        int stream = job->layer * job->heads_kv + head;
+        int stream = job->shape->first + head;
         seen += *cpu_cache_length(job->cache, span->slot, stream);
         seen += cpu_cache_members(job->cache, span->slot, stream).length;
     }
@@ -396,7 +417,7 @@ static void keep_queries(struct cpu_cache *cache, const struct cpu_attend_job *j
             float *to = cpu_cache_query(cache, span->slot, job->layer, (span->pos + i) % window);
             for (size_t d = 0; d < size; d++) to[d] = q[d] * job->scale;
             for (size_t d = 0; d < size; d += (size_t)job->head_dim)
-                cpu_cache_rotate(cache, to + d);
+                cpu_cache_rotate(cache, to + d, job->head_dim);
         }
     }
 }
@@ -427,7 +448,7 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
                             .sliding_window = job->sliding_window};
     if (rule_classes(span->rule)) {
         size_t width = (size_t)job->group * (size_t)job->head_dim;
-        mass.members = cpu_cache_members(job->cache, span->slot, job->layer * job->heads_kv + head);
+        mass.members = cpu_cache_members(job->cache, span->slot, job->shape->first + head);
         mass.positions = span->rule->classes.positions;
         mass.out_stride = (size_t)job->heads_kv * width;
         mass.out = job->out + (size_t)span->row * mass.out_stride + (size_t)head * width;
@@ -460,29 +481,32 @@ static void observe_mass(struct cpu *cpu, const struct cpu_attend_job *job, int6
 void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                 const struct kern_batch *batch, const struct kern_attend_options *options) {
     struct cpu *cpu = cpu_of(kern);
-    const struct kern_cache_options *o = &cpu->cache.options;
-    CHECK(cpu->has_cache && layer >= 0 && layer < o->layers);
+    CHECK(cpu->has_cache && layer >= 0 && layer < cpu->cache.options.layers);
+    const struct cpu_layer *shape = &cpu->cache.layers[layer];
     struct cpu_attend_job job = {.cache = &cpu->cache,
                                  .batch = batch,
                                  .layer = layer,
-                                 .heads_kv = o->heads_kv,
-                                 .head_dim = o->head_dim,
-                                 .group = cpu->cache.shard.queries,
-                                 .query = cpu->cache.shard.query_first,
-                                 .heads = o->heads_q / o->heads_kv,
+                                 .shape = shape,
+                                 .heads_kv = shape->heads_kv,
+                                 .head_dim = shape->head_dim,
+                                 .group = shape->shard.queries,
+                                 .query = shape->shard.query_first,
+                                 .heads = shape->group,
                                  .qkv = qkv,
-                                 .qkv_stride = qkv_stride(o),
+                                 .qkv_stride = qkv_stride(shape, options->queries),
                                  .out = out,
                                  .scale = options->scale,
                                  .cap = options->cap,
-                                 .sinks = cpu_cache_sinks(&cpu->cache, options, 0),
+                                 .sinks = cpu_cache_sinks(&cpu->cache, options, layer, 0),
                                  .sliding_window = options->sliding_window};
-    cpu->cache.attended[layer] = *options; /* the stored queries attend in the same way */
-    keep_queries(&cpu->cache, &job);
+    if (!options->queries) {
+        cpu->cache.attended[layer] = *options; /* the stored queries attend in the same way */
+        keep_queries(&cpu->cache, &job);
+    }
     int64_t cost;
     int64_t count = plan(cpu, &job, &cost);
     struct attend_work work = {.cpu = cpu, .job = &job, .items = cpu->items.mem};
     cpu_tickets_set(&work.tickets, count);
-    cpu_run(cpu, cost * o->head_dim, attend_items, &work);
-    observe_mass(cpu, &job, cost * o->head_dim);
+    cpu_run(cpu, cost * job.head_dim, attend_items, &work);
+    if (!options->queries) observe_mass(cpu, &job, cost * job.head_dim);
 }

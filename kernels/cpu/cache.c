@@ -26,8 +26,7 @@ static size_t round_up(size_t n, size_t multiple) {
 /* Sizes of the pages of a cache. */
 struct page_shape {
     size_t row_size, size;
-    int slots, members;
-    int floats; /* numbers of a state */
+    int slots, least; /* entries of a page; of all layers the most and the least */
 };
 
 static struct page_shape page_shape_of(enum kern_dtype dtype, int head_dim) {
@@ -36,18 +35,38 @@ static struct page_shape page_shape_of(enum kern_dtype dtype, int head_dim) {
     if (slots < 1) slots = 1;
     shape.slots = (int)slots;
     shape.size = round_up(2 * slots * (shape.row_size + row_factor_bytes(dtype)), 64);
-    shape.members = (int)(shape.size / sizeof(struct cpu_member));
-    shape.floats = (int)(shape.size / sizeof(float));
+    shape.least = shape.slots;
     return shape;
 }
 
-void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info) {
-    struct page_shape shape = page_shape_of(dtype, head_dim);
+/* The same of all layers: pages have the size that the largest need. */
+static struct page_shape page_shape_of_all(const struct kern_cache_options *options) {
+    struct page_shape all = page_shape_of(options->dtype, options->head_dim);
+    for (int i = 0; i < options->layers && options->heads; i++) {
+        const struct page_shape shape = page_shape_of(options->dtype, options->heads[i].dim);
+        if (shape.size > all.size) all.size = shape.size;
+        if (shape.slots > all.slots) all.slots = shape.slots;
+        if (shape.slots < all.least) all.least = shape.slots;
+    }
+    return all;
+}
+
+static int page_members(const struct page_shape *shape) {
+    return (int)(shape->size / sizeof(struct cpu_member));
+}
+
+static int page_floats(const struct page_shape *shape) {
+    return (int)(shape->size / sizeof(float));
+}
+
+void cpu_cache_info(const struct kern_cache_options *options, struct kern_cache_info *info) {
+    const struct page_shape shape = page_shape_of_all(options);
     size_t side = 0;
     for (int i = 0; i < CPU_CACHE_SIDES; i++) side += cpu_cache_sides[i].bytes;
     info->page_slots = shape.slots;
-    info->member_slots = shape.members;
-    info->state_slots = shape.floats;
+    info->page_slots_least = shape.least;
+    info->member_slots = page_members(&shape);
+    info->state_slots = page_floats(&shape);
     info->page_bytes = (int64_t)(shape.size + (size_t)shape.slots * side);
 }
 
@@ -66,6 +85,9 @@ static int check_options(const struct kern_cache_options *options, struct fault 
                          ROW_DIM_MAX, options->head_dim);
     if (options->rank_cap != 0 && !(options->rank_cap >= 1))
         return fault_set(fault, ERR_INVALID, "cache", "rank_cap must be 0 or at least 1");
+    if (options->rank_cap > 0 && options->heads)
+        return fault_set(fault, ERR_UNSUPPORTED, "rank_cap",
+                         "layers whose heads differ have no cap of ranks");
     if (options->states < 0 || (options->states > 0 && options->state_floats < 1))
         return fault_set(fault, ERR_INVALID, "cache", "states without numbers");
     if (options->slots < 1 || options->max_positions < 1)
@@ -77,8 +99,7 @@ static int check_options(const struct kern_cache_options *options, struct fault 
     return 0;
 }
 
-int cpu_cache_lanes(const struct kern_cache_options *options) {
-    int group = options->heads_q / options->heads_kv;
+int cpu_cache_lanes(int group) {
     if (group < 1) return CPU_ROWS_BLOCK;
     return group >= CPU_ROWS_BLOCK ? group : CPU_ROWS_BLOCK / group * group;
 }
@@ -87,53 +108,103 @@ int cpu_cache_lanes(const struct kern_cache_options *options) {
 #define WORK_VECTORS 6
 
 /* The longest stream, at least one page. */
-static size_t work_stride(const struct kern_cache_options *options) {
-    size_t slots = (size_t)page_shape_of(options->dtype, options->head_dim).slots;
-    size_t most = (size_t)options->max_positions;
+static size_t work_stride(const struct cpu_cache *cache) {
+    size_t slots = (size_t)cache->page_slots, most = (size_t)cache->options.max_positions;
     return round_up(most > slots ? most : slots, 16);
 }
 
-static size_t work_rows(const struct kern_cache_options *options) {
-    int lanes = cpu_cache_lanes(options);
-    return (size_t)(lanes > CPU_ROWS_BLOCK ? lanes : CPU_ROWS_BLOCK);
+static size_t work_rows(const struct cpu_cache *cache) {
+    return (size_t)(cache->lanes > CPU_ROWS_BLOCK ? cache->lanes : CPU_ROWS_BLOCK);
 }
 
-static size_t work_size(const struct kern_cache_options *options) {
-    size_t vectors = work_rows(options) + WORK_VECTORS;
-    size_t floats = vectors * work_stride(options) +
-                    (3 * work_rows(options) + 1) * round_up((size_t)options->head_dim, 16);
+static size_t work_size(const struct cpu_cache *cache) {
+    size_t vectors = work_rows(cache) + WORK_VECTORS;
+    size_t floats = vectors * work_stride(cache) +
+                    (3 * work_rows(cache) + 1) * round_up((size_t)cache->options.head_dim, 16);
     return round_up(floats, MEMORY_PAGE / sizeof(float));
+}
+
+/* A layer of the model on this rank, but for its place among the others. */
+static struct cpu_layer layer_of_model(const struct comm *comm,
+                                       const struct kern_cache_options *whole, int layer) {
+    const struct kern_heads heads = kern_heads_of(whole, layer);
+    const struct page_shape page = page_shape_of(whole->dtype, heads.dim);
+    const struct shard_heads shard = shard_heads(comm, whole->heads_q, heads.kv);
+    return (struct cpu_layer){.heads_kv = shard.heads_kv,
+                              .heads_model = heads.kv,
+                              .heads_q = shard.heads_q,
+                              .group = whole->heads_q / heads.kv,
+                              .shard = shard,
+                              .head_dim = heads.dim,
+                              .page_slots = page.slots,
+                              .row_size = page.row_size};
+}
+
+static int most_of(int a, int b) {
+    return a > b ? a : b;
+}
+
+/* Sums up the layers. */
+static void count_layers(struct cpu_cache *cache, const struct kern_cache_options *whole) {
+    struct kern_cache_options *own = &cache->options;
+    *own = *whole;
+    own->heads_q = own->heads_kv = 0;
+    own->state_floats = kern_state_part(whole, cache->comm->ranks);
+    for (int i = 0; i < whole->layers; i++) {
+        const struct cpu_layer layer = layer_of_model(cache->comm, whole, i);
+        own->heads_q = most_of(own->heads_q, layer.heads_q);
+        own->heads_kv = most_of(own->heads_kv, layer.heads_kv);
+        cache->lanes = most_of(cache->lanes, cpu_cache_lanes(layer.group));
+        cache->streams += layer.heads_kv;
+        cache->streams_model += layer.heads_model;
+        cache->ring_slot += KERN_WINDOW_MAX * (size_t)layer.heads_q * (size_t)layer.head_dim;
+    }
+}
+
+static void place_layers(struct cpu_cache *cache, const struct kern_cache_options *whole) {
+    int stream = 0, stream_model = 0;
+    size_t query = 0;
+    for (int i = 0; i < whole->layers; i++) {
+        struct cpu_layer *layer = &cache->layers[i];
+        *layer = layer_of_model(cache->comm, whole, i);
+        layer->first = stream;
+        layer->first_model = stream_model;
+        layer->query = query;
+        for (int head = 0; head < layer->heads_kv; head++) cache->layer_of[stream++] = i;
+        stream_model += layer->heads_model;
+        query += KERN_WINDOW_MAX * (size_t)layer->heads_q * (size_t)layer->head_dim;
+        cache->shapes[i] = (struct snapshot_layer){layer->heads_q, layer->heads_kv, layer->head_dim,
+                                                   layer->page_slots};
+    }
 }
 
 /* The limits keep products of two shape numbers far from overflow. */
 static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *options,
                      struct fault *fault) {
-    int64_t streams = (int64_t)options->layers * options->heads_kv;
-    if (streams > 1 << 20 || options->head_dim > 1 << 20 || options->max_positions > 1 << 30 ||
-        options->states > 1 << 20 || options->state_floats > 1 << 30)
+    if ((int64_t)options->layers * options->heads_kv > 1 << 20 || options->head_dim > 1 << 20 ||
+        options->max_positions > 1 << 30 || options->states > 1 << 20 ||
+        options->state_floats > 1 << 30)
         return fault_set(fault, ERR_LIMIT, "cache",
                          "more than 2^20 streams, states or dimensions, or 2^30 positions or "
                          "numbers of a state");
-    cache->options = *options;
-    cache->streams = (int)streams;
+    count_layers(cache, options);
     cache->rows = cpu_cache_states(cache) + options->states;
-    struct page_shape shape = page_shape_of(options->dtype, options->head_dim);
-    cache->state_pages = (options->state_floats + shape.floats - 1) / shape.floats;
-    cache->row_size = shape.row_size;
-    cache->page_slots = shape.slots;
-    cache->page_size = shape.size;
-    cache->member_slots = shape.members;
-    cache->stream_pages = (size_t)cpu_cache_pages_for(cache, options->max_positions);
+    const struct page_shape page = page_shape_of_all(options);
+    const int floats = page_floats(&page);
+    cache->state_pages = (cache->options.state_floats + floats - 1) / floats;
+    cache->page_slots = page.slots;
+    cache->page_size = page.size;
+    cache->member_slots = page_members(&page);
+    cache->stream_pages = (size_t)((options->max_positions + page.least - 1) / page.least);
     cache->member_pages =
         (size_t)cpu_cache_row_pages(cache, cache->streams, options->max_positions);
     /* A slot's table fills whole memory pages, so that a release can return them to the system. */
-    cache->slot_pages = round_up((size_t)streams * (cache->stream_pages + cache->member_pages) +
-                                     (size_t)options->states * (size_t)cache->state_pages,
-                                 MEMORY_PAGE / sizeof(uint32_t));
-    size_t query = (size_t)options->heads_q * (size_t)options->head_dim;
-    cache->ring_slot =
-        round_up((size_t)options->layers * KERN_WINDOW_MAX * query, MEMORY_PAGE / sizeof(float));
-    cache->work_size = work_size(options);
+    cache->slot_pages =
+        round_up((size_t)cache->streams * (cache->stream_pages + cache->member_pages) +
+                     (size_t)options->states * (size_t)cache->state_pages,
+                 MEMORY_PAGE / sizeof(uint32_t));
+    cache->ring_slot = round_up(cache->ring_slot, MEMORY_PAGE / sizeof(float));
+    cache->work_size = work_size(cache);
     return 0;
 }
 
@@ -174,25 +245,26 @@ static int map_regions(struct cpu_cache *cache, const struct region *regions, in
 
 struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker) {
     CHECK(worker >= 0 && worker < cache->workers);
-    struct cpu_work work = {.stride = work_stride(&cache->options)};
+    struct cpu_work work = {.stride = work_stride(cache)};
     work.logits = cache->work + (size_t)worker * cache->work_size;
-    work.sum = work.logits + work_rows(&cache->options) * work.stride;
+    work.sum = work.logits + work_rows(cache) * work.stride;
     work.squares = work.sum + work.stride;
     work.smooth = work.squares + work.stride;
     work.norm = work.smooth + work.stride;
     work.rho = work.norm + work.stride;
     work.centres = (int32_t *)(work.rho + work.stride);
     work.rows = work.rho + 2 * work.stride;
-    work.turned = work.rows +
-                  (work_rows(&cache->options) + 1) * round_up((size_t)cache->options.head_dim, 16);
+    work.turned =
+        work.rows + (work_rows(cache) + 1) * round_up((size_t)cache->options.head_dim, 16);
     return work;
 }
 
-static int map_arrays(struct cpu_cache *cache) {
+/* `heads`: the most of the model in a layer. */
+static int map_arrays(struct cpu_cache *cache, size_t heads) {
     size_t pages = (size_t)cache->options.pages, slots = (size_t)cache->options.slots;
     size_t dim = (size_t)cache->options.head_dim, positions = (size_t)cache->options.max_positions;
     size_t streams = (size_t)cache->streams, page_slots = (size_t)cache->page_slots;
-    size_t layers = (size_t)cache->options.layers, heads = (size_t)cache->heads_model;
+    size_t layers = (size_t)cache->options.layers;
     size_t ranks = (size_t)cache->comm->ranks;
     size_t pool_entries, entries = streams * positions;
     if (__builtin_mul_overflow(pages, page_slots, &pool_entries)) return ERR_NOMEM;
@@ -204,6 +276,9 @@ static int map_arrays(struct cpu_cache *cache) {
         {(void **)&cache->pos, pool_entries, sizeof *cache->pos},
         {(void **)&cache->log_beta, pool_entries, sizeof *cache->log_beta},
         {(void **)&cache->score, pool_entries, sizeof *cache->score},
+        {(void **)&cache->layers, layers, sizeof *cache->layers},
+        {(void **)&cache->shapes, layers, sizeof *cache->shapes},
+        {(void **)&cache->layer_of, streams, sizeof *cache->layer_of},
         {(void **)&cache->refs, pages, sizeof *cache->refs},
         {(void **)&cache->free_pages, pages, sizeof *cache->free_pages},
         {(void **)&cache->slots, slots, sizeof *cache->slots},
@@ -233,30 +308,15 @@ static int map_arrays(struct cpu_cache *cache) {
     return 0;
 }
 
-/* The options of this rank: its heads instead of the model's. */
-static struct kern_cache_options own_options(struct cpu_cache *cache,
-                                             const struct kern_cache_options *options) {
-    struct kern_cache_options own = *options;
-    cache->shard = shard_heads(cache->comm, options->heads_q, options->heads_kv);
-    own.heads_q = cache->shard.heads_q;
-    own.heads_kv = cache->shard.heads_kv;
-    own.state_floats = kern_state_part(options, cache->comm->ranks);
-    return own;
-}
-
 int cpu_cache_open_rank(struct cpu_cache *cache, const struct kern_cache_options *options,
                         const struct comm *comm, int workers, struct fault *fault) {
     memset(cache, 0, sizeof *cache);
     cache->comm = comm;
-    cache->heads_model = options->heads_kv;
     cache->workers = workers;
     int rc = check_options(options, fault);
-    if (rc == 0) {
-        struct kern_cache_options own = own_options(cache, options);
-        rc = set_shape(cache, &own, fault);
-    }
+    if (rc == 0) rc = set_shape(cache, options, fault);
     cache->math = &cpu_math_plain;
-    if (rc == 0 && map_arrays(cache) < 0)
+    if (rc == 0 && map_arrays(cache, (size_t)options->heads_kv) < 0)
         rc = fault_set(
             fault, ERR_NOMEM, "kv_pool_bytes",
             "no memory for %lld pages of %zu bytes: give fewer bytes (--kv-pool-bytes), or "
@@ -266,6 +326,7 @@ int cpu_cache_open_rank(struct cpu_cache *cache, const struct kern_cache_options
         memset(cache, 0, sizeof *cache);
         return rc;
     }
+    place_layers(cache, options);
     cache->free_count = options->pages;
     for (int64_t i = 0; i < options->pages; i++)
         cache->free_pages[i] = (uint32_t)(options->pages - 1 - i); /* page 0 is taken first */
@@ -340,26 +401,25 @@ void cpu_cache_extend(struct cpu_cache *cache, int slot, int row, int32_t length
     *old = length;
 }
 
-void cpu_cache_wide_row(const struct cpu_cache *cache, uint32_t page, bool values, int at,
-                        float *to) {
-    const struct kern_cache_options *o = &cache->options;
-    const struct cpu_rows row = cpu_cache_rows(cache, page, values, at);
-    if (row_scaled(o->dtype))
-        row_read(to, row.at, *row.factors, o->head_dim, o->dtype);
+void cpu_cache_wide_row(const struct cpu_cache *cache, const struct cpu_layer *layer, uint32_t page,
+                        bool values, int at, float *to) {
+    const struct cpu_rows row = cpu_cache_rows(cache, layer, page, values, at);
+    if (row_scaled(row.dtype))
+        row_read(to, row.at, *row.factors, row.dim, row.dtype);
     else
-        number_read_row(to, row.at, o->head_dim, o->dtype);
+        number_read_row(to, row.at, row.dim, row.dtype);
 }
 
-void cpu_cache_store_row(const struct cpu_cache *cache, uint32_t page, bool values, int at,
-                         const float *from) {
-    const struct kern_cache_options *o = &cache->options;
-    char *row = (char *)(values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page)) +
-                (size_t)at * cache->row_size;
-    if (row_scaled(o->dtype))
-        cache->math->row_write(row, cpu_cache_factors(cache, page, values) + at, from, o->head_dim,
-                               o->dtype);
+void cpu_cache_store_row(const struct cpu_cache *cache, const struct cpu_layer *layer,
+                         uint32_t page, bool values, int at, const float *from) {
+    const enum kern_dtype dtype = cache->options.dtype;
+    char *row = (char *)(values ? cpu_cache_v(cache, layer, page) : cpu_cache_k(cache, page)) +
+                (size_t)at * layer->row_size;
+    if (row_scaled(dtype))
+        cache->math->row_write(row, cpu_cache_factors(cache, layer, page, values) + at, from,
+                               layer->head_dim, dtype);
     else
-        number_write_row(row, from, o->head_dim, o->dtype);
+        number_write_row(row, from, layer->head_dim, dtype);
 }
 
 /* Copies between consecutive numbers and the pages that hold them. */
@@ -394,12 +454,12 @@ int32_t cpu_cache_find(const struct cpu_cache *cache, const struct cpu_stream *e
     int32_t lo = 0, hi = entries->length;
     while (lo < hi) {
         int32_t mid = lo + (hi - lo) / 2;
-        if (cpu_cache_entry_pos(cache, entries->pages, mid) < pos)
+        if (cpu_cache_entry_pos(cache, entries, mid) < pos)
             lo = mid + 1;
         else
             hi = mid;
     }
-    if (lo < entries->length && cpu_cache_entry_pos(cache, entries->pages, lo) == pos) return lo;
+    if (lo < entries->length && cpu_cache_entry_pos(cache, entries, lo) == pos) return lo;
     return entries->length;
 }
 
@@ -414,7 +474,7 @@ static struct cpu_cache_slot *slot_at(const struct cpu_cache *cache, int slot) {
  * one, if any; with a rule that adds up attention, and of a state, page 0. */
 static int32_t first_written(const struct cpu_cache *cache, const struct kern_span *span, int row) {
     if (rule_adds(span->rule) || row >= cpu_cache_states(cache)) return 0;
-    return *cpu_cache_length(cache, span->slot, row) / cache->page_slots;
+    return *cpu_cache_length(cache, span->slot, row) / cpu_cache_layer(cache, row)->page_slots;
 }
 
 static int32_t pages_held(const struct cpu_cache *cache, const struct kern_span *span, int row) {
@@ -452,7 +512,7 @@ static int64_t pages_needed(const struct cpu_cache *cache, const struct kern_bat
     int64_t need = 0;
     for (int stream = 0; stream < cache->streams; stream++) {
         int32_t length = *cpu_cache_length(cache, span->slot, stream) + span->count;
-        need += row_needs(cache, batch, index, stream, cpu_cache_pages_for(cache, length));
+        need += row_needs(cache, batch, index, stream, cpu_cache_row_pages(cache, stream, length));
     }
     for (int row = cpu_cache_states(cache); row < cache->rows; row++)
         need += row_needs(cache, batch, index, row, cache->state_pages);
@@ -476,15 +536,16 @@ static void append_stream(struct cpu_cache *cache, const struct kern_span *span,
     int32_t pages = pages_held(cache, span, stream);
     for (int32_t i = first_written(cache, span, stream); i < pages; i++)
         cpu_cache_own_page(cache, &table[i]);
-    int32_t page = *length / cache->page_slots, at = *length % cache->page_slots;
+    const int32_t slots = cpu_cache_layer(cache, stream)->page_slots;
+    int32_t page = *length / slots, at = *length % slots;
     for (int32_t i = 0; i < span->count; i++) {
         if (at == 0) table[page] = cpu_cache_take_page(cache);
         cpu_cache_pos(cache, table[page])[at] = span->pos + i;
         if (scored) cpu_cache_score(cache, table[page])[at] = score;
-        if (++at == cache->page_slots) page++, at = 0;
+        if (++at == slots) page++, at = 0;
     }
     *length += span->count;
-    CHECK(*length <= cache->options.max_positions && page == *length / cache->page_slots);
+    CHECK(*length <= cache->options.max_positions && page == *length / slots);
     /* Without a rule of classes the members are dropped: nothing would keep their centres. Only a
      * snapshot made under another rule can bring them here. */
     if (!rule_classes(span->rule)) cpu_cache_shorten(cache, span->slot, cache->streams + stream, 0);
@@ -556,9 +617,9 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
 /* Number of entries before position `pos`; positions ascend, and dropped entries are near the
  * end. */
 static int32_t entries_before(const struct cpu_cache *cache, int slot, int stream, int32_t pos) {
-    const uint32_t *table = cpu_cache_table(cache, slot, stream);
-    int32_t length = *cpu_cache_length(cache, slot, stream);
-    while (length > 0 && cpu_cache_entry_pos(cache, table, length - 1) >= pos) length--;
+    const struct cpu_stream view = cpu_cache_stream_at(cache, slot, stream);
+    int32_t length = view.length;
+    while (length > 0 && cpu_cache_entry_pos(cache, &view, length - 1) >= pos) length--;
     return length;
 }
 
@@ -620,12 +681,11 @@ static bool can_share(const struct cpu_cache *cache, int slot) {
 }
 
 static void copy_ring(struct cpu_cache *cache, int from, int to) {
-    const struct kern_cache_options *o = &cache->options;
     size_t window = (size_t)cache->slots[from].window;
-    size_t bytes = window * (size_t)o->heads_q * (size_t)o->head_dim * sizeof(float);
     if (window == 0) return;
-    for (int layer = 0; layer < o->layers; layer++)
-        memcpy(cpu_cache_query(cache, to, layer, 0), cpu_cache_query(cache, from, layer, 0), bytes);
+    for (int layer = 0; layer < cache->options.layers; layer++)
+        memcpy(cpu_cache_query(cache, to, layer, 0), cpu_cache_query(cache, from, layer, 0),
+               window * cpu_cache_query_bytes(cache, layer));
     memcpy(cache->ring_pos + (size_t)to * KERN_WINDOW_MAX,
            cache->ring_pos + (size_t)from * KERN_WINDOW_MAX, window * sizeof *cache->ring_pos);
 }
@@ -669,7 +729,8 @@ void cpu_cache_release(struct cpu_cache *cache, int slot) {
 static void report_stream(const struct cpu_cache *cache, int slot, int stream, size_t first,
                           struct kern_report *report) {
     const uint32_t *table = cpu_cache_table(cache, slot, stream);
-    int32_t length = *cpu_cache_length(cache, slot, stream), slots = cache->page_slots;
+    int32_t length = *cpu_cache_length(cache, slot, stream);
+    int32_t slots = cpu_cache_layer(cache, stream)->page_slots;
     for (int32_t i = 0; i < length; i++) {
         uint32_t page = table[i / slots];
         if (report->positions)
@@ -716,17 +777,18 @@ static int check_stream(const struct cpu_cache *cache, int slot, int stream, uin
                         struct fault *fault) {
     const uint32_t *table = cpu_cache_table(cache, slot, stream);
     int32_t length = *cpu_cache_length(cache, slot, stream), last = -1;
+    const int32_t slots = cpu_cache_layer(cache, stream)->page_slots;
     bool in_use = cache->slots[slot].in_use;
     if (length < 0 || length > cache->options.max_positions || (length > 0 && !in_use))
         return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d has length %d", slot,
                          stream, length);
     for (int32_t i = 0; i < length; i++) {
-        uint32_t page = table[i / cache->page_slots];
+        uint32_t page = table[i / slots];
         if (page >= cache->options.pages)
             return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d names page %u", slot,
                              stream, page);
-        if (i % cache->page_slots == 0) seen[page]++;
-        int32_t pos = cpu_cache_pos(cache, page)[i % cache->page_slots];
+        if (i % slots == 0) seen[page]++;
+        int32_t pos = cpu_cache_pos(cache, page)[i % slots];
         if (pos <= last || pos >= cache->slots[slot].next_pos)
             return fault_set(fault, ERR_INTERNAL, "cache",
                              "slot %d stream %d entry %d: position %d after %d", slot, stream, i,
@@ -741,8 +803,7 @@ static int check_member(const struct cpu_cache *cache, int slot, int stream, int
                         struct fault *fault) {
     const uint32_t *table = cpu_cache_row(cache, slot, cache->streams + stream);
     const struct cpu_member *member = cpu_cache_member(cache, table, index);
-    struct cpu_stream entries = {cpu_cache_table(cache, slot, stream),
-                                 *cpu_cache_length(cache, slot, stream)};
+    const struct cpu_stream entries = cpu_cache_stream_at(cache, slot, stream);
     bool ascends = true;
     if (index > 0) {
         const struct cpu_member *last = cpu_cache_member(cache, table, index - 1);

@@ -3,7 +3,9 @@
  * A page holds P entries of one stream (slot, layer, KV head): keys [P][D], then values [P][D], in
  * the cache's dtype, 8 KiB together; in a dtype with factors (kernels/row.h) then the keys' factors
  * [P] and the values' [P]. Beside it, indexed by the same page number, lie pos[P] and log_beta[P].
- * Entries of a stream are dense (entry i sits in page i / P, slot i % P) and ascending in pos.
+ * Entries of a stream are dense (entry i sits in page i / P, slot i % P) and ascending in pos. D,
+ * and with it P, are those of the layer (struct cpu_layer); all pages have the same size, and the
+ * side records beside each have room for the largest P.
  * Contents at or after a stream's length are stale and must not be read.
  *
  * All memory is one zeroed mapping made at open, touched only as far as used; after open nothing
@@ -40,6 +42,7 @@
 #include "kernels/row.h"
 #include "kernels/rule.h"
 #include "kernels/shard.h"
+#include "kernels/snapshot.h"
 
 #define CPU_PAGE_BYTES 8192 /* numbers or codes of one page, unless one row is larger */
 
@@ -95,27 +98,45 @@ struct cpu_cache_slot {
     bool measured;    /* `weights` holds the slot's layer weights */
 };
 
-struct cpu_cache {
-    struct kern_cache_options options;
-    const struct comm *comm; /* ranks that hold the other heads */
+/* A layer's heads on this rank, and how its entries lie in pages. */
+struct cpu_layer {
+    int first;       /* the first stream; the heads follow each other */
+    int first_model; /* the same of the model */
+    int heads_kv;    /* KV heads of this rank */
+    int heads_model; /* KV heads of the model */
+    int heads_q, group;
     struct shard_heads shard;
-    int heads_model;        /* KV heads of the model */
-    int streams;            /* layers * heads_kv; a stream's index is layer * heads_kv + head */
-    int rows;               /* row `stream` its entries, `streams + stream` members, then states */
-    int state_pages;        /* pages of a state */
-    int page_slots;         /* P */
-    int member_slots;       /* members per page */
-    size_t row_size;        /* bytes of one key or value, without its factor */
-    size_t page_size;       /* bytes of one page's keys, values and factors, a multiple of 64 */
-    cpu_parallel *parallel; /* optional, set after open; NULL = serial */
+    int head_dim;
+    int page_slots;  /* P */
+    size_t row_size; /* bytes of one key or value, without its factor */
+    size_t query;    /* numbers in a slot's ring before this layer's */
+};
+
+struct cpu_cache {
+    struct kern_cache_options
+        options;             /* heads_q, heads_kv: the most that this rank has in a layer */
+    const struct comm *comm; /* ranks that hold the other heads */
+    int streams;             /* the number of all layers */
+    int streams_model;       /* the same of all ranks */
+    int lanes;               /* the most of cpu_cache_lanes */
+    int rows;                /* row `stream` its entries, `streams + stream` members, then states */
+    int state_pages;         /* pages of a state */
+    int page_slots;          /* the largest P */
+    int member_slots;        /* members per page */
+    size_t page_size;        /* bytes of one page's keys, values and factors, a multiple of 64 */
+    cpu_parallel *parallel;  /* optional, set after open; NULL = serial */
     void *parallel_ctx;
     const struct cpu_math *math; /* set after open; cpu_math_plain */
     int workers;
 
+    struct cpu_layer *layers;      /* [layers] */
+    struct snapshot_layer *shapes; /* [layers] */
+    int *layer_of;                 /* [streams] */
+
     char *pool;      /* [pages] of page_size bytes, 64-byte aligned */
-    int32_t *pos;    /* [pages][P] */
-    float *log_beta; /* [pages][P] */
-    float *score;    /* [pages][P] what the rule remembers of an entry: mass or last score */
+    int32_t *pos;    /* [pages][page_slots] */
+    float *log_beta; /* [pages][page_slots] */
+    float *score; /* [pages][page_slots] what the rule remembers of an entry: mass or last score */
 
     /* The last queries of sequences whose rule has a window: the scaled query of position p lies at
      * p % window, if ring_pos has p there. Other sequences never touch this memory. */
@@ -132,7 +153,7 @@ struct cpu_cache {
     int32_t *lengths;             /* [slots][rows] */
     uint32_t *tables;             /* [slots][slot_pages], within it [streams][stream_pages], then
                                      [streams][member_pages], then [states][state_pages] */
-    size_t stream_pages;          /* ceil(max_positions / P) */
+    size_t stream_pages;          /* ceil(max_positions / P), of the smallest P */
     size_t member_pages;          /* ceil(max_positions / member_slots) */
     size_t slot_pages;            /* all kinds together, rounded up to whole memory pages */
 
@@ -147,7 +168,7 @@ struct cpu_cache {
     float *fresh; /* scores to be stored with the entries */
     float *alike; /* similarities, for merging */
     int32_t *links;
-    struct allot_part *parts;       /* [layers + heads_model] */
+    struct allot_part *parts;       /* [layers + the most heads of the model in a layer] */
     struct cpu_evict_stream *evict; /* [streams + 1] */
     struct cpu_evict_fact *facts;   /* [ranks][streams] */
     struct cpu_evict_scope *scopes; /* [layers] */
@@ -176,7 +197,7 @@ static const struct cpu_cache_side cpu_cache_sides[] = {
 enum { CPU_CACHE_SIDES = sizeof cpu_cache_sides / sizeof *cpu_cache_sides };
 
 /* page_bytes: keys, values and side records; page_slots is at least 1 for rows of any length. */
-void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
+void cpu_cache_info(const struct kern_cache_options *options, struct kern_cache_info *info);
 /* dtype f32, bf16, e4m3, row8 or row4; `workers` is the number of workers of `parallel`. On failure
  * nothing is held and *cache is zeroed. */
 int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options, int workers,
@@ -250,7 +271,8 @@ struct cpu_evict_cutoff {
 
 /* A scope: the streams whose entries compete in one ranking, and the search for its cutoff. */
 struct cpu_evict_scope {
-    int from, to;                   /* streams of this rank, [from, to) */
+    int from, to; /* streams of this rank, [from, to) */
+    int first_layer, layers;
     int64_t total;                  /* the scope's allotment, of all ranks together (evict_allot) */
     int64_t held, allotment;        /* entries and allotment of the ranks that are not capped */
     int64_t limit;                  /* allotment of a capped rank */
@@ -300,22 +322,27 @@ struct cpu_work {
     float *turned;              /* [2 * lanes][head_dim] */
 };
 struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker);
+
+static inline const struct cpu_layer *cpu_cache_layer(const struct cpu_cache *cache, int stream) {
+    return &cache->layers[cache->layer_of[stream]];
+}
+
 /* Row `at` of a page's keys or values, converted to floats; and back, rounded to nearest. Rotated
  * in a dtype with factors (kernels/row.h). */
-void cpu_cache_wide_row(const struct cpu_cache *cache, uint32_t page, bool values, int at,
-                        float *to);
-void cpu_cache_store_row(const struct cpu_cache *cache, uint32_t page, bool values, int at,
-                         const float *from);
-/* Rotates a vector of head_dim floats as the cache's rows are, there and back; in a dtype without
+void cpu_cache_wide_row(const struct cpu_cache *cache, const struct cpu_layer *layer, uint32_t page,
+                        bool values, int at, float *to);
+void cpu_cache_store_row(const struct cpu_cache *cache, const struct cpu_layer *layer,
+                         uint32_t page, bool values, int at, const float *from);
+/* Rotates a vector of `dim` floats as the cache's rows are, there and back; in a dtype without
  * factors it does not change. */
-static inline void cpu_cache_rotate(const struct cpu_cache *cache, float *x) {
-    if (row_scaled(cache->options.dtype)) cache->math->row_rotate(x, cache->options.head_dim);
+static inline void cpu_cache_rotate(const struct cpu_cache *cache, float *x, int dim) {
+    if (row_scaled(cache->options.dtype)) cache->math->row_rotate(x, dim);
 }
-/* Number of queries processed together: whole groups, at least 16 heads. */
-int cpu_cache_lanes(const struct kern_cache_options *options);
+/* Number of queries processed together: whole groups of so many heads, at least 16 heads. */
+int cpu_cache_lanes(int group);
 
-static inline int32_t cpu_cache_pages_for(const struct cpu_cache *cache, int32_t length) {
-    return (length + cache->page_slots - 1) / cache->page_slots;
+static inline int32_t cpu_cache_pages_for(const struct cpu_layer *layer, int32_t length) {
+    return (length + layer->page_slots - 1) / layer->page_slots;
 }
 
 /* The first row of a state. */
@@ -325,8 +352,8 @@ static inline int cpu_cache_states(const struct cpu_cache *cache) {
 
 static inline int32_t cpu_cache_row_pages(const struct cpu_cache *cache, int row, int32_t length) {
     if (row >= cpu_cache_states(cache)) return length;
-    int32_t slots = row < cache->streams ? cache->page_slots : cache->member_slots;
-    return (length + slots - 1) / slots;
+    if (row < cache->streams) return cpu_cache_pages_for(cpu_cache_layer(cache, row), length);
+    return (length + cache->member_slots - 1) / cache->member_slots;
 }
 
 /* Replaces *page by a private copy if it is shared; a free page must exist. */
@@ -342,10 +369,15 @@ int64_t cpu_cache_lacks(const struct cpu_cache *cache, int slot, int row, int32_
 
 /* [heads_q * head_dim] at place `at` of the ring. */
 static inline float *cpu_cache_query(const struct cpu_cache *cache, int slot, int layer, int at) {
-    const struct kern_cache_options *o = &cache->options;
-    size_t row = (size_t)o->heads_q * (size_t)o->head_dim;
-    return cache->ring + (size_t)slot * cache->ring_slot +
-           ((size_t)layer * KERN_WINDOW_MAX + (size_t)at) * row;
+    const struct cpu_layer *l = &cache->layers[layer];
+    return cache->ring + (size_t)slot * cache->ring_slot + l->query +
+           (size_t)at * (size_t)l->heads_q * (size_t)l->head_dim;
+}
+
+/* Bytes of a query of all heads in the ring. */
+static inline size_t cpu_cache_query_bytes(const struct cpu_cache *cache, int layer) {
+    const struct cpu_layer *l = &cache->layers[layer];
+    return (size_t)l->heads_q * (size_t)l->head_dim * sizeof(float);
 }
 
 static inline float *cpu_cache_weights(const struct cpu_cache *cache, int slot) {
@@ -375,30 +407,37 @@ static inline int32_t *cpu_cache_length(const struct cpu_cache *cache, int slot,
 
 /* The sinks of the query heads of this rank's KV head `head`; NULL: none. */
 static inline const float *cpu_cache_sinks(const struct cpu_cache *cache,
-                                           const struct kern_attend_options *options, int head) {
-    int group = cache->options.heads_q / cache->options.heads_kv;
-    return options->sinks ? options->sinks + (size_t)((cache->shard.first + head) * group) : NULL;
+                                           const struct kern_attend_options *options, int layer,
+                                           int head) {
+    const struct cpu_layer *l = &cache->layers[layer];
+    return options->sinks ? options->sinks + (size_t)((l->shard.first + head) * l->group) : NULL;
 }
 
 /* The model's number of a stream of this rank. */
 static inline int cpu_cache_model_stream(const struct cpu_cache *cache, int stream) {
-    int heads = cache->options.heads_kv;
-    return stream / heads * cache->heads_model + cache->shard.first + stream % heads;
+    const struct cpu_layer *layer = cpu_cache_layer(cache, stream);
+    return layer->first_model + layer->shard.first + stream - layer->first;
 }
 
 /* A stream as a kernel sees it: entry i is slot i % P of page pages[i / P]. */
 struct cpu_stream {
     const uint32_t *pages;
     int32_t length;
+    const struct cpu_layer *layer;
 };
 
-static inline struct cpu_stream cpu_cache_stream(const struct cpu_cache *cache, int slot, int layer,
-                                                 int head) {
-    int stream = layer * cache->options.heads_kv + head;
+static inline struct cpu_stream cpu_cache_stream_at(const struct cpu_cache *cache, int slot,
+                                                    int stream) {
     return (struct cpu_stream){
         .pages = cpu_cache_table(cache, slot, stream),
         .length = *cpu_cache_length(cache, slot, stream),
+        .layer = cpu_cache_layer(cache, stream),
     };
+}
+
+static inline struct cpu_stream cpu_cache_stream(const struct cpu_cache *cache, int slot, int layer,
+                                                 int head) {
+    return cpu_cache_stream_at(cache, slot, cache->layers[layer].first + head);
 }
 
 /* A stream's members; has no pages if there are none. */
@@ -438,25 +477,28 @@ static inline void *cpu_cache_k(const struct cpu_cache *cache, uint32_t page) {
     return cache->pool + page * cache->page_size;
 }
 
-static inline void *cpu_cache_v(const struct cpu_cache *cache, uint32_t page) {
-    return cache->pool + page * cache->page_size + (size_t)cache->page_slots * cache->row_size;
+static inline void *cpu_cache_v(const struct cpu_cache *cache, const struct cpu_layer *layer,
+                                uint32_t page) {
+    return cache->pool + page * cache->page_size + (size_t)layer->page_slots * layer->row_size;
 }
 
 /* First factor of a page's keys or values; meaningless in a dtype without factors. */
-static inline uint16_t *cpu_cache_factors(const struct cpu_cache *cache, uint32_t page,
+static inline uint16_t *cpu_cache_factors(const struct cpu_cache *cache,
+                                          const struct cpu_layer *layer, uint32_t page,
                                           bool values) {
-    size_t slots = (size_t)cache->page_slots;
-    char *keys = cache->pool + page * cache->page_size + 2 * slots * cache->row_size;
+    size_t slots = (size_t)layer->page_slots;
+    char *keys = cache->pool + page * cache->page_size + 2 * slots * layer->row_size;
     return (uint16_t *)keys + (values ? slots : 0);
 }
 
 /* A page's keys or values from entry `first` on. */
-static inline struct cpu_rows cpu_cache_rows(const struct cpu_cache *cache, uint32_t page,
+static inline struct cpu_rows cpu_cache_rows(const struct cpu_cache *cache,
+                                             const struct cpu_layer *layer, uint32_t page,
                                              bool values, int first) {
-    const char *rows = values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page);
-    return (struct cpu_rows){.at = rows + (size_t)first * cache->row_size,
-                             .factors = cpu_cache_factors(cache, page, values) + first,
-                             .dim = cache->options.head_dim,
+    const char *rows = values ? cpu_cache_v(cache, layer, page) : cpu_cache_k(cache, page);
+    return (struct cpu_rows){.at = rows + (size_t)first * layer->row_size,
+                             .factors = cpu_cache_factors(cache, layer, page, values) + first,
+                             .dim = layer->head_dim,
                              .dtype = cache->options.dtype};
 }
 
@@ -472,9 +514,10 @@ static inline float *cpu_cache_score(const struct cpu_cache *cache, uint32_t pag
     return cache->score + (size_t)page * (size_t)cache->page_slots;
 }
 
-static inline int32_t cpu_cache_entry_pos(const struct cpu_cache *cache, const uint32_t *table,
-                                          int32_t index) {
-    return cpu_cache_pos(cache, table[index / cache->page_slots])[index % cache->page_slots];
+static inline int32_t cpu_cache_entry_pos(const struct cpu_cache *cache,
+                                          const struct cpu_stream *stream, int32_t index) {
+    const int32_t slots = stream->layer->page_slots;
+    return cpu_cache_pos(cache, stream->pages[index / slots])[index % slots];
 }
 
 /* The number of the stream's entries with a position up to `pos`; positions ascend. */
@@ -483,7 +526,7 @@ static inline int32_t cpu_cache_entries_up_to(const struct cpu_cache *cache,
     int32_t lo = 0, hi = stream->length;
     while (lo < hi) {
         int32_t mid = lo + (hi - lo) / 2;
-        if (cpu_cache_entry_pos(cache, stream->pages, mid) <= pos)
+        if (cpu_cache_entry_pos(cache, stream, mid) <= pos)
             lo = mid + 1;
         else
             hi = mid;
@@ -503,16 +546,17 @@ int32_t cpu_cache_find(const struct cpu_cache *cache, const struct cpu_stream *e
 
 /* Moves one entry with its side records: besides the kernels, only this function
  * knows an entry's layout in its page. */
-static inline void cpu_cache_move_entry(struct cpu_cache *cache, uint32_t to_page, int to_slot,
-                                        uint32_t from_page, int from_slot) {
-    size_t to = (size_t)to_slot * cache->row_size, from = (size_t)from_slot * cache->row_size;
+static inline void cpu_cache_move_entry(struct cpu_cache *cache, const struct cpu_layer *layer,
+                                        uint32_t to_page, int to_slot, uint32_t from_page,
+                                        int from_slot) {
+    const size_t row = layer->row_size, to = (size_t)to_slot * row, from = (size_t)from_slot * row;
     memcpy((char *)cpu_cache_k(cache, to_page) + to, (char *)cpu_cache_k(cache, from_page) + from,
-           cache->row_size);
-    memcpy((char *)cpu_cache_v(cache, to_page) + to, (char *)cpu_cache_v(cache, from_page) + from,
-           cache->row_size);
+           row);
+    memcpy((char *)cpu_cache_v(cache, layer, to_page) + to,
+           (char *)cpu_cache_v(cache, layer, from_page) + from, row);
     for (int values = 0; values < 2 && row_scaled(cache->options.dtype); values++)
-        cpu_cache_factors(cache, to_page, values)[to_slot] =
-            cpu_cache_factors(cache, from_page, values)[from_slot];
+        cpu_cache_factors(cache, layer, to_page, values)[to_slot] =
+            cpu_cache_factors(cache, layer, from_page, values)[from_slot];
     cpu_cache_pos(cache, to_page)[to_slot] = cpu_cache_pos(cache, from_page)[from_slot];
     cpu_cache_log_beta(cache, to_page)[to_slot] = cpu_cache_log_beta(cache, from_page)[from_slot];
     cpu_cache_score(cache, to_page)[to_slot] = cpu_cache_score(cache, from_page)[from_slot];

@@ -38,7 +38,7 @@ struct cpu_classes cpu_classes_open(const struct cpu_cache *cache, struct cpu_st
                                   .newest = -1};
     for (int32_t m = 0, entry = 0; m < members.length; m++) {
         const struct cpu_member *member = cpu_cache_member(cache, members.pages, m);
-        while (cpu_cache_entry_pos(cache, entries.pages, entry) < member->centre) entry++;
+        while (cpu_cache_entry_pos(cache, &entries, entry) < member->centre) entry++;
         work->centres[m] = entry;
         if (member->pos > classes.newest) classes.newest = member->pos;
     }
@@ -73,7 +73,8 @@ static void shared_logits(const struct cpu_cache *cache, const struct cpu_classe
 
 void cpu_classes_logits(const struct cpu_cache *cache, const struct cpu_classes *classes,
                         const float *q, int lanes, struct cpu_work *work) {
-    int dim = cache->options.head_dim, slots = cache->page_slots;
+    const struct cpu_layer *layer = classes->entries.layer;
+    int dim = layer->head_dim, slots = layer->page_slots;
     float *key = work->rows + (size_t)lanes * (size_t)dim; /* behind the queries */
     int32_t last = NOBODY, count = classes->members.length;
     if (!classes->positions) {
@@ -87,12 +88,12 @@ void cpu_classes_logits(const struct cpu_cache *cache, const struct cpu_classes 
             uint32_t page = classes->entries.pages[centre / slots];
             float *turned = work->turned + (size_t)(m - first) * (size_t)dim;
             if (centre != last) {
-                cpu_cache_wide_row(cache, page, false, centre % slots, key);
-                cpu_cache_rotate(cache, key);
+                cpu_cache_wide_row(cache, layer, page, false, centre % slots, key);
+                cpu_cache_rotate(cache, key, dim);
             }
             last = centre;
             member_key(cache, cpu_cache_member(cache, classes->members.pages, m), key, turned);
-            cpu_cache_rotate(cache, turned);
+            cpu_cache_rotate(cache, turned, dim);
         }
         cache->math->dots(work->logits + first, work->stride, q, lanes,
                           (struct cpu_rows){work->turned, NULL, dim, KERN_F32}, n);
@@ -141,23 +142,24 @@ struct join {
 };
 
 static bool stays(const struct join *m, int32_t index) {
-    return evict_keeps(m->job, m->stream, m->view.pages, index);
+    return evict_keeps(m->job, m->stream, index);
 }
 
 static uint32_t page_of(const struct join *m, int32_t index) {
-    return m->view.pages[index / m->cache->page_slots];
+    return m->view.pages[index / m->view.layer->page_slots];
 }
 
 static void wide(const struct join *m, bool values, int32_t index, float *to) {
-    cpu_cache_wide_row(m->cache, page_of(m, index), values, index % m->cache->page_slots, to);
+    const struct cpu_layer *layer = m->view.layer;
+    cpu_cache_wide_row(m->cache, layer, page_of(m, index), values, index % layer->page_slots, to);
 }
 
 static int32_t pos_of(const struct join *m, int32_t index) {
-    return cpu_cache_entry_pos(m->cache, m->view.pages, index);
+    return cpu_cache_entry_pos(m->cache, &m->view, index);
 }
 
 static float *mass_of(const struct join *m, int32_t index) {
-    return cpu_cache_score(m->cache, page_of(m, index)) + index % m->cache->page_slots;
+    return cpu_cache_score(m->cache, page_of(m, index)) + index % m->view.layer->page_slots;
 }
 
 static float length_of(const float *x, int dim) {
@@ -184,7 +186,7 @@ static void unit_rows(const struct join *m, bool values, const int32_t *entries,
     for (int i = 0; i < count; i++, to += m->dim) {
         float length = lengths[entries[i]];
         wide(m, values, entries[i], to);
-        if (!values) cpu_cache_rotate(m->cache, to);
+        if (!values) cpu_cache_rotate(m->cache, to, m->dim);
         if (!values) turn(m->cache, pos_of(m, entries[i]), true, to);
         for (int d = 0; d < m->dim; d++) to[d] = length > 0 ? to[d] / length : 0;
     }
@@ -234,8 +236,7 @@ static void find_all(const struct join *m) {
         if (i < length && !stays(m, i)) {
             m->links[i] = NOBODY;
             m->alike[i] = -INFINITY;
-            if (evict_reaches(m->job, m->stream, &m->plan->merged, m->view.pages, i))
-                gone[lanes++] = i;
+            if (evict_reaches(m->job, m->stream, &m->plan->merged, i)) gone[lanes++] = i;
         }
         if (lanes == 0 || (lanes < CPU_ROWS_BLOCK && i < length)) continue;
         find_targets(m, gone, lanes);
@@ -260,7 +261,8 @@ static void link_joining(const struct join *m) {
 /* ---- The new classes ---- */
 
 static void store(const struct join *m, bool values, int32_t index, const float *row) {
-    cpu_cache_store_row(m->cache, page_of(m, index), values, index % m->cache->page_slots, row);
+    cpu_cache_store_row(m->cache, m->view.layer, page_of(m, index), values,
+                        index % m->view.layer->page_slots, row);
 }
 
 /* Sums mass times unit key at position 0, or times value, over the centre and the entries that
@@ -286,7 +288,7 @@ static void merge_class(const struct join *m, int32_t centre) {
     float length = length_of(sum, m->dim);
     for (int d = 0; d < m->dim && length > 0; d++) sum[d] *= m->length_k[centre] / length;
     turn(m->cache, pos_of(m, centre), false, sum);
-    cpu_cache_rotate(m->cache, sum);
+    cpu_cache_rotate(m->cache, sum, m->dim);
     if (length > 0) store(m, false, centre, sum);
     if (!(total > 0)) return;
     sum_class(m, true, centre, sum);
@@ -375,7 +377,7 @@ void evict_join_stream(void *arg, int stream, int worker) {
                      .plan = plan,
                      .view = evict_stream(job, stream),
                      .stream = stream,
-                     .dim = cache->options.head_dim,
+                     .dim = cpu_cache_layer(cache, stream)->head_dim,
                      .work = cpu_cache_work(cache, worker),
                      .alike = cache->alike + plan->first,
                      .links = cache->links + plan->first};

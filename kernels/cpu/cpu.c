@@ -146,7 +146,8 @@ static int op_cache_open(struct kern *kern, const struct kern_cache_options *opt
     if (options->head_dim % 2)
         return fault_set(fault, ERR_UNSUPPORTED, "head_dim", "an odd head size, %d",
                          options->head_dim);
-    CHECK(options->heads_q % options->heads_kv == 0);
+    for (int i = 0; i < options->layers; i++)
+        CHECK(options->heads_q % kern_heads_of(options, i).kv == 0);
     int rc = cpu_cache_open_rank(&cpu->cache, options, cpu->comm, cpu->threads, fault);
     if (rc) return rc;
     rc = reserve_steps(cpu, options);

@@ -20,10 +20,10 @@ struct pass {
     uint32_t decided; /* bits of the value that are known */
 };
 
-static void count_keys(const struct evict_job *job, const struct cpu_evict_scope *scope,
+static void count_keys(const struct evict_job *job, const struct cpu_evict_scope *scope, int stream,
                        const struct pass *pass, uint32_t *bins) {
     const struct cpu_cache *cache = job->cache;
-    size_t first = cache->evict[scope->from].first, end = cache->evict[scope->to].first;
+    size_t first = cache->evict[stream].first, end = cache->evict[stream + 1].first;
     for (size_t i = first; i < end; i++) {
         uint32_t key = cache->keys[i];
         if ((key & pass->decided) == scope->value) bins[key >> pass->shift & pass->mask]++;
@@ -34,12 +34,11 @@ static void count_keys(const struct evict_job *job, const struct cpu_evict_scope
 static void count_ties(const struct evict_job *job, const struct cpu_evict_scope *scope, int stream,
                        const struct pass *pass, uint32_t *bins) {
     const struct cpu_cache *cache = job->cache;
-    const uint32_t *table = cpu_cache_table(cache, job->due->slot, stream);
+    const struct cpu_stream view = evict_stream(job, stream);
     const uint32_t *keys = cache->keys + cache->evict[stream].first;
-    int32_t length = *cpu_cache_length(cache, job->due->slot, stream);
-    for (int32_t i = 0; i < length; i++) {
+    for (int32_t i = 0; i < view.length; i++) {
         if (keys[i] != scope->cutoff.key) continue;
-        int32_t pos = cpu_cache_entry_pos(cache, table, i);
+        int32_t pos = cpu_cache_entry_pos(cache, &view, i);
         if (pass->stage == BY_STREAM && pos != scope->cutoff.pos) continue;
         uint32_t value = pass->stage == BY_POS ? (uint32_t)pos
                                                : ~(uint32_t)cpu_cache_model_stream(cache, stream);
@@ -47,14 +46,15 @@ static void count_ties(const struct evict_job *job, const struct cpu_evict_scope
     }
 }
 
-static void count(const struct evict_job *job, const struct cpu_evict_scope *scope,
+static void count(const struct evict_search *search, const struct cpu_evict_scope *scope,
                   const struct pass *pass, uint32_t *bins) {
-    if (pass->stage == BY_KEY) {
-        count_keys(job, scope, pass, bins);
-        return;
+    for (int stream = scope->from; stream < scope->to; stream++) {
+        if (!search->counts && !cpu_cache_layer(search->job->cache, stream)->shard.speaks) continue;
+        if (pass->stage == BY_KEY)
+            count_keys(search->job, scope, stream, pass, bins);
+        else
+            count_ties(search->job, scope, stream, pass, bins);
     }
-    for (int stream = scope->from; stream < scope->to; stream++)
-        count_ties(job, scope, stream, pass, bins);
 }
 
 static void narrow(struct cpu_evict_scope *scope, const struct pass *pass, const uint32_t *bins) {
@@ -76,10 +76,9 @@ static int select_stage(const struct evict_search *search, enum stage stage) {
         pass.mask = (1u << passes[i].bits) - 1;
         size_t bins = (size_t)search->count * CPU_EVICT_BINS;
         memset(search->bins, 0, bins * sizeof *search->bins);
-        for (int p = 0; p < search->count && search->counts; p++)
+        for (int p = 0; p < search->count; p++)
             if (search->scopes[p].open && !(search->scopes[p].capped & search->own))
-                count(search->job, &search->scopes[p], &pass,
-                      search->bins + (size_t)p * CPU_EVICT_BINS);
+                count(search, &search->scopes[p], &pass, search->bins + (size_t)p * CPU_EVICT_BINS);
         int rc =
             search->comm->ops->all_reduce(search->comm, search->bins, bins, COMM_U32, COMM_SUM);
         if (rc) return rc;

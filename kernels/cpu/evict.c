@@ -23,22 +23,22 @@ static void each_stream(const struct evict_job *job, cpu_item *fn) {
 
 /* The key decides for most entries; only ties read the page. */
 bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cutoff *cutoff,
-                   const uint32_t *table, int32_t index) {
+                   int32_t index) {
     uint32_t key = job->cache->keys[job->cache->evict[stream].first + (size_t)index];
     if (key != cutoff->key) return key > cutoff->key;
-    int32_t pos = cpu_cache_entry_pos(job->cache, table, index);
+    const struct cpu_stream view = evict_stream(job, stream);
+    int32_t pos = cpu_cache_entry_pos(job->cache, &view, index);
     if (pos != cutoff->pos) return pos > cutoff->pos;
     return cpu_cache_model_stream(job->cache, stream) <= cutoff->stream;
 }
 
-static bool is_above(const struct evict_job *job, int stream, const uint32_t *table,
-                     int32_t index) {
-    return evict_reaches(job, stream, &job->cache->evict[stream].cutoff, table, index);
+static bool is_above(const struct evict_job *job, int stream, int32_t index) {
+    return evict_reaches(job, stream, &job->cache->evict[stream].cutoff, index);
 }
 
-bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table, int32_t index) {
+bool evict_keeps(const struct evict_job *job, int stream, int32_t index) {
     size_t at = job->cache->evict[stream].first + (size_t)index;
-    return job->cache->keys[at] >= job->least && is_above(job, stream, table, index);
+    return job->cache->keys[at] >= job->least && is_above(job, stream, index);
 }
 
 /* ---- Scopes ---- */
@@ -66,17 +66,21 @@ static void find_stream_cutoff(void *arg, int stream, int worker) {
 /* One scope per layer, or one for the sequence; evict_allot has set their totals. */
 static int open_scopes(const struct evict_job *job) {
     const struct cpu_cache *cache = job->cache;
-    int layers = cache->options.layers, heads = cache->options.heads_kv;
+    int layers = cache->options.layers;
     bool all = job->due->rule->scope == KERN_SCOPE_SEQUENCE;
     int count = all ? 1 : layers, size = all ? layers : 1;
     for (int p = 0; p < count; p++) {
         struct cpu_evict_scope *scope = &cache->scopes[p];
-        *scope = (struct cpu_evict_scope){.from = p * size * heads,
-                                          .to = (p + 1) * size * heads,
+        const struct cpu_layer *first = &cache->layers[(ptrdiff_t)p * size],
+                               *last = first + size - 1;
+        *scope = (struct cpu_evict_scope){.from = first->first,
+                                          .to = last->first + last->heads_kv,
+                                          .first_layer = p * size,
+                                          .layers = size,
                                           .total = scope->total,
                                           .allotment = scope->total};
         for (int layer = p * size; layer < (p + 1) * size; layer++)
-            for (int head = 0; head < cache->heads_model; head++)
+            for (int head = 0; head < cache->layers[layer].heads_model; head++)
                 scope->held += evict_fact(job, layer, head)->length;
     }
     return count;
@@ -86,16 +90,16 @@ static int open_scopes(const struct evict_job *job) {
 static void count_best(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
-    const uint32_t *table = cpu_cache_table(job->cache, job->due->slot, stream);
     int32_t length = *cpu_cache_length(job->cache, job->due->slot, stream);
     int64_t count = 0;
-    for (int32_t i = 0; i < length; i++) count += is_above(job, stream, table, i);
+    for (int32_t i = 0; i < length; i++) count += is_above(job, stream, i);
     job->cache->evict[stream].best = count;
 }
 
-/* The lowest rank that has this rank's heads: it alone reports them. */
-static int own_rank(const struct cpu_cache *cache) {
-    return shard_owner(cache->comm->ranks, cache->heads_model, cache->shard.first);
+/* The lowest rank that has this rank's heads of a layer: it alone reports them. */
+static int own_rank(const struct cpu_cache *cache, int layer) {
+    const struct cpu_layer *l = &cache->layers[layer];
+    return shard_owner(cache->comm->ranks, l->heads_model, l->shard.first);
 }
 
 /* Entries of a scope on each rank, from the facts of all ranks. */
@@ -106,25 +110,25 @@ struct rank_part {
 static void rank_parts(const struct evict_job *job, const struct cpu_evict_scope *scope,
                        struct rank_part parts[COMM_RANKS_MAX]) {
     const struct cpu_cache *cache = job->cache;
-    int heads = cache->options.heads_kv;
     memset(parts, 0, COMM_RANKS_MAX * sizeof *parts);
-    for (int layer = scope->from / heads; layer < scope->to / heads; layer++)
-        for (int head = 0; head < cache->heads_model; head++) {
+    for (int i = 0; i < scope->layers; i++) {
+        const int layer = scope->first_layer + i, heads = cache->layers[layer].heads_model;
+        for (int head = 0; head < heads; head++) {
             const struct cpu_evict_fact *fact = evict_fact(job, layer, head);
-            struct rank_part *part =
-                &parts[shard_owner(cache->comm->ranks, cache->heads_model, head)];
+            struct rank_part *part = &parts[shard_owner(cache->comm->ranks, heads, head)];
             part->kept += fact->best;
             part->held += fact->length;
             part->fixed += fact->fixed;
         }
+    }
 }
 
 /* Ranks above the scope's limit keep `limit` of their own entries; the remaining ranks compete for
  * the rest of the allotment. Returns true if another rank was capped. */
 static bool cap_scope(const struct evict_job *job, struct cpu_evict_scope *scope) {
     struct cpu_cache *cache = job->cache;
-    int ranks = cache->comm->ranks;
-    int sharing = ranks < cache->heads_model ? ranks : cache->heads_model;
+    int ranks = cache->comm->ranks, heads = cache->layers[scope->first_layer].heads_model;
+    int sharing = ranks < heads ? ranks : heads;
     struct rank_part parts[COMM_RANKS_MAX];
     uint32_t before = scope->capped;
     rank_parts(job, scope, parts);
@@ -147,7 +151,7 @@ static void note_cutoffs(const struct evict_job *job, int count) {
     for (int p = 0; p < count; p++) {
         const struct cpu_evict_scope *scope = &cache->scopes[p];
         struct cpu_evict_cutoff cutoff = scope->cutoff;
-        if (scope->capped >> own_rank(cache) & 1)
+        if (scope->capped >> own_rank(cache, scope->first_layer) & 1)
             cutoff = own_cutoff(job, scope->from, scope->to, scope->limit);
         for (int stream = scope->from; stream < scope->to; stream++)
             cache->evict[stream].cutoff = cutoff;
@@ -160,8 +164,7 @@ static int find_scope_cutoffs(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
     const struct evict_search search = {.job = job,
                                         .comm = cache->comm,
-                                        .counts = cache->shard.speaks,
-                                        .own = 1u << own_rank(cache),
+                                        .own = 1u << own_rank(cache, 0),
                                         .scopes = cache->scopes,
                                         .count = count,
                                         .bins = cache->bins};
@@ -183,13 +186,14 @@ static int find_scope_cutoffs(const struct evict_job *job, int count) {
 /* Ada-KV: see kern_rule.floor. */
 static int allot_by_count(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
-    int heads = cache->heads_model, own = cache->options.heads_kv;
     struct allot_part *parts = cache->parts + cache->options.layers;
     int64_t floor = rule_floor(job->due->rule);
     int rc = find_scope_cutoffs(job, count);
     if (!rc) each_stream(job, count_best);
     if (!rc) rc = evict_tell(job);
     for (int layer = 0; layer < count && !rc; layer++) {
+        const struct cpu_layer *l = &cache->layers[layer];
+        const int heads = l->heads_model;
         int64_t room = cache->scopes[layer].total;
         for (int i = 0; i < heads; i++) {
             const struct cpu_evict_fact *fact = evict_fact(job, layer, i);
@@ -197,10 +201,10 @@ static int allot_by_count(const struct evict_job *job, int count) {
             parts[i] = (struct allot_part){.weight = (double)weight, .most = fact->length};
         }
         allot_split(parts, heads, room);
-        for (int i = 0; i < own; i++) {
-            const struct allot_part *part = &parts[cache->shard.first + i];
+        for (int i = 0; i < l->heads_kv; i++) {
+            const struct allot_part *part = &parts[l->shard.first + i];
             CHECK(part->part >= 0 && part->part <= part->most);
-            cache->evict[layer * own + i].allotment = part->part;
+            cache->evict[l->first + i].allotment = part->part;
         }
     }
     return rc;
@@ -210,7 +214,7 @@ static int allot_by_count(const struct evict_job *job, int count) {
 static int allot_above_floor(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
     struct cpu_evict_scope *scope = cache->scopes;
-    int64_t streams = (int64_t)cache->options.layers * cache->heads_model;
+    int64_t streams = cache->streams_model;
     int64_t least = rule_floor(job->due->rule) * scope->allotment / (RULE_FLOOR_PARTS * streams);
     scope->total -= least * streams;
     scope->allotment = scope->total;
@@ -245,12 +249,11 @@ static void count_stream(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
     struct cpu_evict_stream *plan = &job->cache->evict[stream];
-    const uint32_t *table = cpu_cache_table(job->cache, job->due->slot, stream);
     int32_t length = *cpu_cache_length(job->cache, job->due->slot, stream);
     plan->kept = 0;
     plan->lead = length;
     for (int32_t i = 0; i < length; i++) {
-        if (evict_keeps(job, stream, table, i))
+        if (evict_keeps(job, stream, i))
             plan->kept++;
         else if (plan->lead == length)
             plan->lead = i;
@@ -295,12 +298,13 @@ static bool remembers(const struct kern_rule *rule) {
 static void written_pages(const struct evict_job *job, int stream, int32_t *from, int32_t *to) {
     const struct cpu_cache *cache = job->cache;
     const struct cpu_evict_stream *plan = &cache->evict[stream];
+    const struct cpu_layer *layer = cpu_cache_layer(cache, stream);
     bool merges = job->due->rule->merge != KERN_MERGE_NONE,
          all = merges || remembers(job->due->rule);
     int32_t length = *cpu_cache_length(cache, job->due->slot, stream);
-    *from = all ? 0 : plan->lead / cache->page_slots;
-    *to = plan->lead < plan->kept || all ? cpu_cache_pages_for(cache, plan->kept) : *from;
-    if (merges && plan->kept < length) *to = cpu_cache_pages_for(cache, length);
+    *from = all ? 0 : plan->lead / layer->page_slots;
+    *to = plan->lead < plan->kept || all ? cpu_cache_pages_for(layer, plan->kept) : *from;
+    if (merges && plan->kept < length) *to = cpu_cache_pages_for(layer, length);
 }
 
 /* Eviction writes in place, so pages shared with a fork are copied first. */
@@ -332,12 +336,13 @@ static int own_pages(const struct evict_job *job) {
 }
 
 /* Stores the new score of entry `from` at its new place `to`; recent entries have no score yet. */
-static void remember(const struct evict_job *job, int stream, const uint32_t *table, int32_t to,
-                     int32_t from) {
+static void remember(const struct evict_job *job, int stream, const struct cpu_stream *view,
+                     int32_t to, int32_t from) {
     const struct cpu_cache *cache = job->cache;
     const struct cpu_evict_stream *plan = &cache->evict[stream];
+    const int32_t slots = view->layer->page_slots;
     if (from >= plan->candidates) return;
-    cpu_cache_score(cache, table[to / cache->page_slots])[to % cache->page_slots] =
+    cpu_cache_score(cache, view->pages[to / slots])[to % slots] =
         cache->fresh[plan->first + (size_t)from];
 }
 
@@ -347,15 +352,15 @@ static void move_stream(void *arg, int stream, int worker) {
     const struct evict_job *job = arg;
     struct cpu_cache *cache = job->cache;
     const struct cpu_evict_stream *plan = &cache->evict[stream];
-    const uint32_t *table = cpu_cache_table(cache, job->due->slot, stream);
+    const struct cpu_stream view = evict_stream(job, stream);
     bool history = remembers(job->due->rule);
-    int32_t slots = cache->page_slots;
-    for (int32_t i = 0; history && i < plan->lead; i++) remember(job, stream, table, i, i);
+    int32_t slots = view.layer->page_slots;
+    for (int32_t i = 0; history && i < plan->lead; i++) remember(job, stream, &view, i, i);
     for (int32_t to = plan->lead, from = to + 1; to < plan->kept; from++) {
-        if (!evict_keeps(job, stream, table, from)) continue;
-        cpu_cache_move_entry(cache, table[to / slots], to % slots, table[from / slots],
-                             from % slots);
-        if (history) remember(job, stream, table, to, from);
+        if (!evict_keeps(job, stream, from)) continue;
+        cpu_cache_move_entry(cache, view.layer, view.pages[to / slots], to % slots,
+                             view.pages[from / slots], from % slots);
+        if (history) remember(job, stream, &view, to, from);
         to++;
     }
 }
@@ -364,13 +369,12 @@ static void move_stream(void *arg, int stream, int worker) {
 
 static void trace_stream(const struct evict_job *job, int stream) {
     struct kern_trace *trace = job->due->trace;
-    const uint32_t *table = cpu_cache_table(job->cache, job->due->slot, stream);
-    int32_t length = *cpu_cache_length(job->cache, job->due->slot, stream);
-    trace->lengths[stream] = length - job->cache->evict[stream].kept;
-    for (int32_t i = job->cache->evict[stream].lead; i < length; i++) {
-        if (evict_keeps(job, stream, table, i)) continue;
+    const struct cpu_stream view = evict_stream(job, stream);
+    trace->lengths[stream] = view.length - job->cache->evict[stream].kept;
+    for (int32_t i = job->cache->evict[stream].lead; i < view.length; i++) {
+        if (evict_keeps(job, stream, i)) continue;
         if (trace->entries < trace->entries_max)
-            trace->positions[trace->entries] = cpu_cache_entry_pos(job->cache, table, i);
+            trace->positions[trace->entries] = cpu_cache_entry_pos(job->cache, &view, i);
         trace->entries++;
     }
 }

@@ -22,8 +22,7 @@ struct evict_job {
 uint32_t evict_key(float score);
 
 static inline struct cpu_stream evict_stream(const struct evict_job *job, int stream) {
-    return (struct cpu_stream){.pages = cpu_cache_table(job->cache, job->due->slot, stream),
-                               .length = *cpu_cache_length(job->cache, job->due->slot, stream)};
+    return cpu_cache_stream_at(job->cache, job->due->slot, stream);
 }
 
 /* ---- Scores: evict_score.c ---- */
@@ -101,8 +100,8 @@ int evict_allot(const struct evict_job *job);
 struct evict_search {
     const struct evict_job *job;
     const struct comm *comm; /* ranks whose streams compete */
-    bool counts;  /* true: this rank counts its streams; false: a lower rank does, which has them,
-                     too */
+    bool counts;  /* true: this rank counts all its streams; false: but for those that a lower rank
+                     has, too */
     uint32_t own; /* this rank's bit in `capped` */
     struct cpu_evict_scope *scopes;
     int count;
@@ -115,11 +114,11 @@ int evict_find_cutoffs(const struct evict_search *search);
 /* ---- Selection: evict.c ---- */
 
 /* Is entry `index` kept? Valid once the cutoffs are known and before anything moves. */
-bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table, int32_t index);
+bool evict_keeps(const struct evict_job *job, int stream, int32_t index);
 
 /* Does the entry rank at or above the cutoff? */
 bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cutoff *cutoff,
-                   const uint32_t *table, int32_t index);
+                   int32_t index);
 
 /* ---- Merging: merge.c ---- */
 

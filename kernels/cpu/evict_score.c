@@ -21,7 +21,7 @@ static bool is_protected(const struct evict_job *job, int32_t pos) {
 /* Entries of the stream up to this position have expired (struct kern_evict); -1: none. */
 static int32_t expired_up_to(const struct evict_job *job, int stream) {
     const struct cpu_cache *cache = job->cache;
-    int visible = cache->attended[stream / cache->options.heads_kv].sliding_window;
+    int visible = cache->attended[cache->layer_of[stream]].sliding_window;
     bool merges = job->due->rule->merge != KERN_MERGE_NONE;
     return visible > 0 && !merges && job->due->tokens >= visible ? job->due->tokens - visible : -1;
 }
@@ -41,7 +41,7 @@ static uint32_t entry_key(const struct evict_job *job, int32_t pos, float log_be
 /* Reads the remembered scores of the candidates. */
 static void read_scores(const struct evict_job *job, const struct cpu_stream *view, int32_t count,
                         float *out) {
-    int32_t slots = job->cache->page_slots;
+    int32_t slots = view->layer->page_slots;
     for (int32_t i = 0; i < count; i += slots) {
         int32_t n = count - i < slots ? count - i : slots;
         memcpy(out + i, cpu_cache_score(job->cache, view->pages[i / slots]),
@@ -122,7 +122,7 @@ static void judge(const struct evict_job *job, int stream, struct cpu_work *work
 
 static int32_t count_candidates(const struct evict_job *job, const struct cpu_stream *view) {
     int32_t limit = job->due->tokens - job->due->rule->recent, count = view->length;
-    while (count > 0 && cpu_cache_entry_pos(job->cache, view->pages, count - 1) >= limit) count--;
+    while (count > 0 && cpu_cache_entry_pos(job->cache, view, count - 1) >= limit) count--;
     return count;
 }
 
@@ -133,7 +133,7 @@ void evict_count_stream(void *arg, int stream, int worker) {
     struct cpu_evict_stream *plan = &job->cache->evict[stream];
     int32_t candidates = count_candidates(job, &view), sinks = 0;
     while (sinks < candidates &&
-           cpu_cache_entry_pos(job->cache, view.pages, sinks) < job->due->rule->sinks)
+           cpu_cache_entry_pos(job->cache, &view, sinks) < job->due->rule->sinks)
         sinks++;
     plan->candidates = candidates;
     plan->fixed = sinks + view.length - candidates;
@@ -145,7 +145,7 @@ void evict_score_stream(void *arg, int stream, int worker) {
     const struct cpu_evict_stream *plan = &cache->evict[stream];
     struct cpu_stream view = evict_stream(job, stream);
     uint32_t *keys = cache->keys + plan->first;
-    const int32_t expired = expired_up_to(job, stream);
+    const int32_t expired = expired_up_to(job, stream), slots = view.layer->page_slots;
     float *scores = NULL;
     if (job->due->rule->score == KERN_SCORE_ATTENTION) {
         struct cpu_work work = cpu_cache_work(cache, worker);
@@ -153,8 +153,8 @@ void evict_score_stream(void *arg, int stream, int worker) {
         judge(job, stream, &work, cache->fresh + plan->first, scores);
     }
     for (int32_t i = 0; i < view.length; i++) {
-        uint32_t page = view.pages[i / cache->page_slots];
-        int32_t at = i % cache->page_slots, pos = cpu_cache_pos(cache, page)[at];
+        uint32_t page = view.pages[i / slots];
+        int32_t at = i % slots, pos = cpu_cache_pos(cache, page)[at];
         if (pos <= expired)
             keys[i] = EVICT_KEY_EXPIRED;
         else if (is_protected(job, pos))

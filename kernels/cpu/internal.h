@@ -123,7 +123,8 @@ struct cpu_attend_job {
     const struct cpu_cache *cache;
     const struct kern_batch *batch;
     int layer, heads_kv, head_dim;
-    int group;        /* query heads per KV head that attend */
+    const struct cpu_layer *shape; /* the same layer */
+    int group;                     /* query heads per KV head that attend */
     int query, heads; /* first of these heads, and the number of heads in a row of qkv */
     const float *qkv; /* [rows][qkv_stride] */
     size_t qkv_stride;
@@ -266,6 +267,7 @@ struct cpu {
                                 or decays, then sums of squares, of a Mamba-2 layer's heads */
     const float *angle_freq; /* the frequencies and scale `angles` was made with */
     float angle_scale;
+    int angle_half;
 
     struct cpu_cache cache;
     bool has_cache;

@@ -15,9 +15,11 @@ struct part {
 };
 
 static const float *wide(const struct part *p, bool values, int32_t index) {
-    int32_t slots = p->cache->page_slots;
-    cpu_cache_wide_row(p->cache, p->stream->pages[index / slots], values, index % slots, p->row);
-    cpu_cache_rotate(p->cache, p->row); /* dimensions are compared one by one */
+    const struct cpu_layer *layer = p->stream->layer;
+    const int32_t slots = layer->page_slots;
+    cpu_cache_wide_row(p->cache, layer, p->stream->pages[index / slots], values, index % slots,
+                       p->row);
+    cpu_cache_rotate(p->cache, p->row, p->dim); /* dimensions are compared one by one */
     return p->row;
 }
 
@@ -74,7 +76,7 @@ static void rank_part(const struct part *p, float *out) {
 
 void evict_lag(const struct cpu_cache *cache, int32_t lag, const struct cpu_stream *stream,
                int32_t sinks, int32_t candidates, struct cpu_work *work, float *out) {
-    int dim = cache->options.head_dim;
+    int dim = stream->layer->head_dim;
     struct part part = {.cache = cache,
                         .stream = stream,
                         .first = sinks,

@@ -18,15 +18,16 @@ struct merge {
 };
 
 static bool stays(const struct merge *m, int32_t index) {
-    return evict_keeps(m->job, m->stream, m->view.pages, index);
+    return evict_keeps(m->job, m->stream, index);
 }
 
 static uint32_t page_of(const struct merge *m, int32_t index) {
-    return m->view.pages[index / m->cache->page_slots];
+    return m->view.pages[index / m->view.layer->page_slots];
 }
 
 static void wide(const struct merge *m, bool values, int32_t index, float *to) {
-    cpu_cache_wide_row(m->cache, page_of(m, index), values, index % m->cache->page_slots, to);
+    const struct cpu_layer *layer = m->view.layer;
+    cpu_cache_wide_row(m->cache, layer, page_of(m, index), values, index % layer->page_slots, to);
 }
 
 /* 1 / |k| of all entries, 0 for a key of zeros. */
@@ -42,7 +43,7 @@ static void measure(const struct merge *m) {
 
 /* Finds the most similar kept entry for each of `lanes` evicted ones; ties: the newer one. */
 static void find_targets(const struct merge *m, const int32_t *gone, int lanes) {
-    int32_t slots = m->cache->page_slots, length = m->view.length;
+    int32_t slots = m->view.layer->page_slots, length = m->view.length;
     for (int l = 0; l < lanes; l++) {
         float *key = m->work.rows + (size_t)l * (size_t)m->dim;
         wide(m, false, gone[l], key);
@@ -53,7 +54,8 @@ static void find_targets(const struct merge *m, const int32_t *gone, int lanes) 
     for (int32_t at = 0; at < length; at += slots) {
         int32_t count = length - at < slots ? length - at : slots;
         m->cache->math->dots(m->work.logits, (size_t)slots, m->work.rows, lanes,
-                             cpu_cache_rows(m->cache, page_of(m, at), false, 0), count);
+                             cpu_cache_rows(m->cache, m->view.layer, page_of(m, at), false, 0),
+                             count);
         for (int32_t j = 0; j < count; j++) {
             if (!stays(m, at + j)) continue;
             for (int l = 0; l < lanes; l++) {
@@ -120,7 +122,8 @@ static void merge_row(const struct merge *m, bool values, int32_t target) {
     }
     CHECK(total > 0);
     for (int d = 0; d < m->dim; d++) sum[d] /= total;
-    cpu_cache_store_row(m->cache, page_of(m, target), values, target % m->cache->page_slots, sum);
+    cpu_cache_store_row(m->cache, m->view.layer, page_of(m, target), values,
+                        target % m->view.layer->page_slots, sum);
 }
 
 void evict_merge_stream(void *arg, int stream, int worker) {
@@ -131,7 +134,7 @@ void evict_merge_stream(void *arg, int stream, int worker) {
                       .job = job,
                       .view = evict_stream(job, stream),
                       .stream = stream,
-                      .dim = cache->options.head_dim,
+                      .dim = cpu_cache_layer(cache, stream)->head_dim,
                       .work = cpu_cache_work(cache, worker),
                       .alike = cache->alike + plan->first,
                       .links = cache->links + plan->first};

@@ -23,23 +23,23 @@ struct view {
 
 static struct view view_of(const struct cpu_cache *cache, struct cpu_stream stream,
                            struct cpu_stream members, bool positions, struct cpu_work *work) {
-    const struct kern_cache_options *o = &cache->options;
     return (struct view){.cache = cache,
                          .stream = stream,
                          .classes = cpu_classes_open(cache, stream, members, positions, work),
                          .members = members.length,
-                         .group = o->heads_q / o->heads_kv,
-                         .dim = o->head_dim};
+                         .group = stream.layer->group,
+                         .dim = stream.layer->head_dim};
 }
 
 /* Products of `lanes` queries with the members and the first `count` entries. */
 static void products(const struct view *view, const float *q, int lanes, int32_t count,
                      struct cpu_work *work) {
     const struct cpu_cache *cache = view->cache;
-    int32_t slots = cache->page_slots;
+    const struct cpu_layer *layer = view->stream.layer;
+    int32_t slots = layer->page_slots;
     for (int32_t i = 0; i < count; i += slots)
         cache->math->dots(work->logits + view->members + i, work->stride, q, lanes,
-                          cpu_cache_rows(cache, view->stream.pages[i / slots], false, 0),
+                          cpu_cache_rows(cache, layer, view->stream.pages[i / slots], false, 0),
                           count - i < slots ? count - i : slots);
     if (view->members > 0) cpu_classes_logits(cache, &view->classes, q, lanes, work);
     for (int l = 0; l < lanes && view->cap > 0; l++)
@@ -174,8 +174,8 @@ struct window {
 /* The ring does not hold queries of dropped tokens or tokens that the sequence never computed. */
 static void find_queries(struct window *w, const struct evict_job *job, int stream) {
     const struct cpu_cache *cache = job->cache;
-    const struct kern_cache_options *o = &cache->options;
-    int slot = job->due->slot, layer = stream / o->heads_kv, head = stream % o->heads_kv;
+    const struct cpu_layer *l = w->view.stream.layer;
+    int slot = job->due->slot, layer = cache->layer_of[stream], head = stream - l->first;
     int32_t window = cache->slots[slot].window;
     const int32_t *pos = cache->ring_pos + (size_t)slot * KERN_WINDOW_MAX;
     bool all = w->support == KERN_SUPPORT_ALL;
@@ -183,7 +183,7 @@ static void find_queries(struct window *w, const struct evict_job *job, int stre
         if (p < 0 || pos[p % window] != p) continue;
         const float *row = cpu_cache_query(cache, slot, layer, p % window);
         int32_t sees = cpu_cache_entries_up_to(w->view.cache, &w->view.stream, p);
-        w->queries[w->count] = row + (size_t)(head * w->view.group) * (size_t)o->head_dim;
+        w->queries[w->count] = row + (size_t)(head * l->group) * (size_t)l->head_dim;
         w->seen[w->count++] = (struct query){p, all || sees < w->candidates ? sees : w->candidates};
     }
 }
@@ -245,7 +245,7 @@ static void add_spread(const struct window *w) {
 
 /* Reduces all queries of `lanes` heads -> sum. */
 static void reduce_heads(struct window *w, int head, int lanes) {
-    int block = cpu_cache_lanes(&w->view.cache->options) / lanes;
+    int block = cpu_cache_lanes(w->view.group) / lanes;
     memset(w->sum, 0, (size_t)w->candidates * sizeof *w->sum);
     memset(w->work->squares, 0, (size_t)w->candidates * sizeof *w->work->squares);
     w->added = 0;
@@ -267,10 +267,11 @@ static struct window open_window(const struct evict_job *job, int stream, int32_
                        .candidates = candidates,
                        .work = work,
                        .sum = work->sum};
-    w.view.sliding_window = cache->attended[stream / cache->options.heads_kv].sliding_window;
-    w.view.cap = cache->attended[stream / cache->options.heads_kv].cap;
-    w.view.sinks = cpu_cache_sinks(cache, &cache->attended[stream / cache->options.heads_kv],
-                                   stream % cache->options.heads_kv);
+    const int layer = cache->layer_of[stream];
+    w.view.sliding_window = cache->attended[layer].sliding_window;
+    w.view.cap = cache->attended[layer].cap;
+    w.view.sinks =
+        cpu_cache_sinks(cache, &cache->attended[layer], layer, stream - cache->layers[layer].first);
     w.group = w.observe->group;
     w.reduce = w.observe->reduce;
     w.smooth = w.observe->smooth_first && w.observe->smooth != KERN_SMOOTH_NONE;
@@ -300,10 +301,10 @@ void evict_observe(const struct evict_job *job, int stream, int32_t candidates,
 /* Rotates a query of `age` tokens ago to the mean of the next `expect` positions: the sum of
  * exp(i w f) over f = 0 .. n - 1 is exp(i w (n - 1) / 2) sin(n w / 2) / sin(w / 2). */
 static void turn_ahead(const struct cpu_cache *cache, const float *inv_freq, int32_t age,
-                       int32_t expect, float *x) {
-    int half = cache->options.head_dim / 2;
+                       int32_t expect, float *x, int dim) {
+    int half = dim / 2;
     double n = expect;
-    cpu_cache_rotate(cache, x);
+    cpu_cache_rotate(cache, x, dim);
     for (int j = 0; j < half && inv_freq; j++) {
         double w = (double)inv_freq[j];
         if (w == 0) continue;
@@ -313,12 +314,12 @@ static void turn_ahead(const struct cpu_cache *cache, const float *inv_freq, int
         x[j] = a * cosine - b * sine;
         x[half + j] = b * cosine + a * sine;
     }
-    cpu_cache_rotate(cache, x);
+    cpu_cache_rotate(cache, x, dim);
 }
 
 /* Mean and squared deviations of the logits of one head's queries -> sum, squares. */
 static void expect_head(struct window *w, const float *inv_freq, int32_t tokens, int head) {
-    int block = cpu_cache_lanes(&w->view.cache->options), dim = w->view.dim;
+    int block = cpu_cache_lanes(w->view.group), dim = w->view.dim;
     memset(w->sum, 0, (size_t)w->candidates * sizeof *w->sum);
     memset(w->work->squares, 0, (size_t)w->candidates * sizeof *w->work->squares);
     w->added = 0;
@@ -329,7 +330,7 @@ static void expect_head(struct window *w, const float *inv_freq, int32_t tokens,
             memcpy(row, w->queries[first + l] + (size_t)head * (size_t)dim,
                    (size_t)dim * sizeof *row);
             turn_ahead(w->view.cache, inv_freq, tokens - w->seen[first + l].pos, w->observe->expect,
-                       row);
+                       row, dim);
         }
         products(&w->view, w->work->rows, lanes, w->candidates, w->work);
         for (int l = 0; l < lanes; l++) add_query(w, w->work->logits + (size_t)l * w->work->stride);
@@ -357,11 +358,12 @@ static void add_expected(const struct window *w, int32_t sinks, bool first, floa
 }
 
 static float value_length(const struct window *w, int32_t index) {
-    int32_t slots = w->view.cache->page_slots;
+    const struct cpu_layer *layer = w->view.stream.layer;
+    int32_t slots = layer->page_slots;
     float *row = w->work->rows;
     double squares = 0;
-    cpu_cache_wide_row(w->view.cache, w->view.stream.pages[index / slots], true, index % slots,
-                       row);
+    cpu_cache_wide_row(w->view.cache, layer, w->view.stream.pages[index / slots], true,
+                       index % slots, row);
     for (int d = 0; d < w->view.dim; d++) squares += (double)row[d] * (double)row[d];
     return (float)sqrt(squares);
 }
@@ -369,7 +371,7 @@ static float value_length(const struct window *w, int32_t index) {
 void evict_expect(const struct evict_job *job, int stream, int32_t sinks, int32_t candidates,
                   struct cpu_work *work, float *out) {
     const struct kern_cache_options *o = &job->cache->options;
-    const float *inv_freq = o->rotations ? o->rotations[stream / o->heads_kv] : NULL;
+    const float *inv_freq = o->rotations ? o->rotations[job->cache->layer_of[stream]] : NULL;
     struct window w = open_window(job, stream, candidates, KERN_SUPPORT_ALL, work);
     w.reduce = KERN_REDUCE_MEAN_VAR;
     w.view.cap = 0;
@@ -414,7 +416,7 @@ struct evict_preference evict_preference(const struct evict_job *job, int stream
 /* ---- Every query as it comes ---- */
 
 static void add_mass(const struct view *view, const float *p, int32_t count) {
-    int32_t slots = view->cache->page_slots;
+    int32_t slots = view->stream.layer->page_slots;
     for (int32_t i = 0; i < count; i += slots) {
         float *score = cpu_cache_score(view->cache, view->stream.pages[i / slots]);
         int32_t n = count - i < slots ? count - i : slots;
@@ -427,12 +429,13 @@ static void add_mass(const struct view *view, const float *p, int32_t count) {
 static void weigh(const struct view *view, float *out, const float *p, size_t stride, int lanes,
                   int32_t from, int32_t to) {
     const struct cpu_cache *cache = view->cache;
-    int32_t slots = cache->page_slots;
+    const struct cpu_layer *layer = view->stream.layer;
+    int32_t slots = layer->page_slots;
     for (int32_t i = from, n; i < to; i += n) {
         n = slots - i % slots < to - i ? slots - i % slots : to - i;
-        cache->math->weigh(out, (size_t)view->dim, p + i, stride, lanes,
-                           cpu_cache_rows(cache, view->stream.pages[i / slots], true, i % slots),
-                           n);
+        cache->math->weigh(
+            out, (size_t)view->dim, p + i, stride, lanes,
+            cpu_cache_rows(cache, layer, view->stream.pages[i / slots], true, i % slots), n);
     }
 }
 
@@ -450,7 +453,7 @@ static void answer(const struct view *view, const struct cpu_mass *mass, int fir
         weigh(view, sum, p + (size_t)(t * mass->out_count) * work->stride, work->stride,
               mass->out_count, sees, sees + t);
         for (int l = 0; l < mass->out_count; l++)
-            cpu_cache_rotate(view->cache, sum + (size_t)(l * view->dim));
+            cpu_cache_rotate(view->cache, sum + (size_t)(l * view->dim), view->dim);
         memcpy(mass->out + (size_t)(first + t) * mass->out_stride, sum, size * sizeof *sum);
     }
 }
@@ -492,7 +495,7 @@ void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass
     view.sliding_window = mass->sliding_window;
     view.cap = mass->cap;
     view.sinks = mass->sinks;
-    int group = view.group, block = cpu_cache_lanes(&cache->options) / group;
+    int group = view.group, block = cpu_cache_lanes(group) / group;
     size_t row = (size_t)group * (size_t)view.dim;
     int32_t before = mass->stream.length - mass->count;
     for (int first = 0; first < mass->count; first += block) {
@@ -502,7 +505,7 @@ void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass
                 work.rows[(size_t)t * row + d] =
                     mass->q[(size_t)(first + t) * mass->q_stride + d] * mass->scale;
         for (int l = 0; l < count * group; l++)
-            cpu_cache_rotate(cache, work.rows + (size_t)(l * view.dim));
+            cpu_cache_rotate(cache, work.rows + (size_t)(l * view.dim), view.dim);
         products(&view, work.rows, count * group, before + first + count, &work);
         meet(&view, mass, first, count, &work);
     }

@@ -23,8 +23,10 @@ struct rows {
 };
 
 static void wide_key(const struct rows *rows, int32_t index, float *to) {
-    int32_t slots = rows->cache->page_slots;
-    cpu_cache_wide_row(rows->cache, rows->stream->pages[index / slots], false, index % slots, to);
+    const struct cpu_layer *layer = rows->stream->layer;
+    const int32_t slots = layer->page_slots;
+    cpu_cache_wide_row(rows->cache, layer, rows->stream->pages[index / slots], false, index % slots,
+                       to);
 }
 
 /* khat_i of `count` rows from `first` -> work->rows, consecutive. */
@@ -64,7 +66,8 @@ static void measure(const struct rows *rows) {
 static void add_sums(const struct rows *rows) {
     float *total = rows->work->rows + (size_t)CPU_ROWS_BLOCK * (size_t)rows->dim;
     float *key = rows->work->rows, *dot = rows->work->logits;
-    int32_t slots = rows->cache->page_slots;
+    const struct cpu_layer *layer = rows->stream->layer;
+    const int32_t slots = layer->page_slots;
     memset(total, 0, (size_t)rows->dim * sizeof *total);
     for (int32_t i = 0; i < rows->count; i++) {
         wide_key(rows, i, key);
@@ -74,7 +77,7 @@ static void add_sums(const struct rows *rows) {
         int32_t n = rows->count - i < slots ? rows->count - i : slots;
         rows->cache->math->dots(
             dot, rows->work->stride, total, 1,
-            cpu_cache_rows(rows->cache, rows->stream->pages[i / slots], false, 0), n);
+            cpu_cache_rows(rows->cache, layer, rows->stream->pages[i / slots], false, 0), n);
         for (int32_t j = 0; j < n; j++) rows->rho[i + j] += dot[j] * rows->norm[i + j];
     }
 }
@@ -98,11 +101,13 @@ static bool forgive_row(const struct rows *rows, int32_t i, const float *dot, in
  * in work->rows and in `who`, and returns their number. */
 static int forgive_page(const struct rows *rows, int32_t *who, int lanes, int32_t at,
                         int32_t count) {
-    size_t slots = (size_t)rows->cache->page_slots, dim = (size_t)rows->dim;
+    const struct cpu_layer *layer = rows->stream->layer;
+    size_t slots = (size_t)layer->page_slots, dim = (size_t)rows->dim;
     int looking = 0;
     rows->cache->math->dots(
         rows->work->logits, slots, rows->work->rows, lanes,
-        cpu_cache_rows(rows->cache, rows->stream->pages[at / (int32_t)slots], false, 0), count);
+        cpu_cache_rows(rows->cache, layer, rows->stream->pages[at / (int32_t)slots], false, 0),
+        count);
     for (int l = 0; l < lanes; l++) {
         const float *dot = rows->work->logits + (size_t)l * slots;
         if (forgive_row(rows, who[l], dot, at, count)) continue;
@@ -115,7 +120,7 @@ static int forgive_page(const struct rows *rows, int32_t *who, int lanes, int32_
 }
 
 static void forgive(const struct rows *rows) {
-    int32_t slots = rows->cache->page_slots;
+    int32_t slots = rows->stream->layer->page_slots;
     for (int32_t first = 0; first < rows->count; first += CPU_ROWS_BLOCK) {
         int32_t who[CPU_ROWS_BLOCK];
         int lanes = rows->count - first < CPU_ROWS_BLOCK ? rows->count - first : CPU_ROWS_BLOCK;
@@ -135,7 +140,7 @@ void evict_redundancy(const struct cpu_cache *cache, const struct kern_redundanc
                         .rule = rule,
                         .stream = stream,
                         .count = rule->candidates_only ? candidates : stream->length,
-                        .dim = cache->options.head_dim,
+                        .dim = stream->layer->head_dim,
                         .work = work,
                         .norm = work->norm,
                         .rho = work->rho};

@@ -111,12 +111,13 @@ static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream
                        const float *query, float sink, int32_t lo, int32_t hi, float *score,
                        float *vector, float *out) {
     const struct cpu_cache *cache = job->cache;
-    int slots = cache->page_slots;
+    const struct cpu_layer *layer = stream->layer;
+    int slots = layer->page_slots;
     float most = sink, *q = vector + job->head_dim;
     memcpy(q, query, (size_t)job->head_dim * sizeof *q);
-    cpu_cache_rotate(cache, q);
+    cpu_cache_rotate(cache, q, job->head_dim);
     for (int32_t e = lo; e < hi; e++) {
-        cpu_cache_wide_row(cache, stream->pages[e / slots], false, e % slots, vector);
+        cpu_cache_wide_row(cache, layer, stream->pages[e / slots], false, e % slots, vector);
         score[e] = dot(q, vector, job->head_dim) * job->scale;
         if (job->cap > 0) score[e] = job->cap * tanhf(score[e] / job->cap);
         most = fmaxf(most, score[e]);
@@ -126,11 +127,11 @@ static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream
     for (int32_t e = lo; e < hi; e++) {
         float p = expf(score[e] - most);
         sum += p;
-        cpu_cache_wide_row(cache, stream->pages[e / slots], true, e % slots, vector);
+        cpu_cache_wide_row(cache, layer, stream->pages[e / slots], true, e % slots, vector);
         for (int i = 0; i < job->head_dim; i++) out[i] += p * vector[i];
     }
     for (int i = 0; i < job->head_dim; i++) out[i] /= sum;
-    cpu_cache_rotate(cache, out);
+    cpu_cache_rotate(cache, out, job->head_dim);
 }
 
 static void attend(const struct cpu_attend_job *job, const struct cpu_attend_item *item,

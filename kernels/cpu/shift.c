@@ -25,6 +25,7 @@ static const float *rotation_of(const struct cpu_cache *cache, int layer) {
 
 /* A stream before the shift. */
 struct shift_plan {
+    struct cpu_stream view;
     uint32_t *table;
     int32_t length, first; /* entries from `first` on move or are rotated */
     int32_t dropped;       /* entries that leave, from `first` on */
@@ -39,12 +40,13 @@ static int32_t dropped_of(const struct shift_job *job, int stream) {
 static struct shift_plan plan_stream(const struct shift_job *job, int stream) {
     const struct cpu_cache *cache = job->cache;
     const struct kern_shift *shift = job->shift;
-    struct shift_plan plan = {.table = cpu_cache_table(cache, shift->slot, stream),
+    struct shift_plan plan = {.view = cpu_cache_stream_at(cache, shift->slot, stream),
+                              .table = cpu_cache_table(cache, shift->slot, stream),
                               .length = *cpu_cache_length(cache, shift->slot, stream),
                               .dropped = dropped_of(job, stream)};
-    bool rotates = rotation_of(cache, stream / cache->options.heads_kv) != NULL;
+    bool rotates = rotation_of(cache, cache->layer_of[stream]) != NULL;
     for (; plan.first < plan.length; plan.first++) {
-        int32_t pos = cpu_cache_entry_pos(cache, plan.table, plan.first);
+        int32_t pos = cpu_cache_entry_pos(cache, &plan.view, plan.first);
         if (pos < shift->rule->sinks) continue;
         if (plan.dropped > 0 || (rotates && moved_by(job, pos) != 0)) break;
     }
@@ -82,13 +84,13 @@ static void rotate(const struct turn *turn, float *x) {
 
 /* The same for a key or query as the cache stores it. */
 static void rotate_stored(const struct cpu_cache *cache, const struct turn *turn, float *x) {
-    cpu_cache_rotate(cache, x);
+    cpu_cache_rotate(cache, x, 2 * turn->half);
     rotate(turn, x);
-    cpu_cache_rotate(cache, x);
+    cpu_cache_rotate(cache, x, 2 * turn->half);
 }
 
 static struct turn turn_of(const struct cpu_cache *cache, int layer, struct cpu_work *work) {
-    int half = cache->options.head_dim / 2;
+    int half = cache->layers[layer].head_dim / 2;
     return (struct turn){.inv_freq = rotation_of(cache, layer),
                          .half = half,
                          .cosine = work->turned,
@@ -100,41 +102,42 @@ static void shift_stream(void *arg, int stream, int worker) {
     struct cpu_cache *cache = job->cache;
     struct shift_plan plan = plan_stream(job, stream);
     struct cpu_work work = cpu_cache_work(cache, worker);
-    struct turn turn = turn_of(cache, stream / cache->options.heads_kv, &work);
-    int32_t slots = cache->page_slots;
+    struct turn turn = turn_of(cache, cache->layer_of[stream], &work);
+    const struct cpu_layer *layer = plan.view.layer;
+    int32_t slots = layer->page_slots;
     set_turn(&turn, 0);
     for (int32_t i = plan.first; i < plan.length - plan.dropped; i++) {
         uint32_t page = plan.table[i / slots];
         int at = i % slots;
         if (plan.dropped > 0) {
             int32_t from = i + plan.dropped;
-            cpu_cache_move_entry(cache, page, at, plan.table[from / slots], from % slots);
+            cpu_cache_move_entry(cache, layer, page, at, plan.table[from / slots], from % slots);
         }
         int32_t by = moved_by(job, cpu_cache_pos(cache, page)[at]);
         if (by == 0 || !turn.inv_freq) continue;
         set_turn(&turn, by);
-        cpu_cache_wide_row(cache, page, false, at, work.rows);
+        cpu_cache_wide_row(cache, layer, page, false, at, work.rows);
         rotate_stored(cache, &turn, work.rows);
-        cpu_cache_store_row(cache, page, false, at, work.rows);
+        cpu_cache_store_row(cache, layer, page, false, at, work.rows);
     }
 }
 
 /* The queries that a rule with a window remembers. */
 static void shift_queries(const struct shift_job *job) {
     struct cpu_cache *cache = job->cache;
-    const struct kern_cache_options *o = &cache->options;
     int slot = job->shift->slot, window = cache->slots[slot].window;
     const int32_t *pos = cache->ring_pos + (size_t)slot * KERN_WINDOW_MAX;
     struct cpu_work work = cpu_cache_work(cache, 0);
-    for (int layer = 0; layer < o->layers; layer++) {
+    for (int layer = 0; layer < cache->options.layers; layer++) {
+        const int heads = cache->layers[layer].heads_q;
         struct turn turn = turn_of(cache, layer, &work);
         if (!turn.inv_freq) continue;
         for (int i = 0; i < window; i++) {
             float *query = cpu_cache_query(cache, slot, layer, i);
             if (pos[i] < 0) continue;
             set_turn(&turn, moved_by(job, pos[i]));
-            for (int head = 0; head < o->heads_q && turn.by != 0; head++)
-                rotate_stored(cache, &turn, query + (size_t)head * (size_t)o->head_dim);
+            for (int head = 0; head < heads && turn.by != 0; head++)
+                rotate_stored(cache, &turn, query + (ptrdiff_t)head * 2 * turn.half);
         }
     }
 }
@@ -146,8 +149,8 @@ static uint32_t *written_pages(const struct shift_job *job, int stream, int32_t 
                                int32_t *to) {
     struct shift_plan plan = plan_stream(job, stream);
     int32_t length = plan.length - plan.dropped;
-    *to = cpu_cache_pages_for(job->cache, length);
-    *from = plan.first < length ? plan.first / job->cache->page_slots : *to;
+    *to = cpu_cache_pages_for(plan.view.layer, length);
+    *from = plan.first < length ? plan.first / plan.view.layer->page_slots : *to;
     return plan.table;
 }
 

@@ -15,16 +15,11 @@ _Static_assert(sizeof(struct cpu_member) == sizeof(struct snapshot_member) &&
 
 static struct snapshot_shape shape_of(const struct cpu_cache *cache) {
     return (struct snapshot_shape){.options = &cache->options,
-                                   .page_slots = cache->page_slots,
+                                   .layers = cache->shapes,
                                    .member_slots = cache->member_slots,
                                    .state_pages = cache->state_pages,
                                    .ranks = 1,
                                    .shifts = true};
-}
-
-static size_t query_bytes(const struct cpu_cache *cache) {
-    const struct kern_cache_options *o = &cache->options;
-    return (size_t)o->heads_q * (size_t)o->head_dim * sizeof(float);
 }
 
 /* ---- Out ---- */
@@ -35,7 +30,7 @@ size_t cpu_cache_snapshot_size(const struct cpu_cache *cache, int slot, int bloc
     struct snapshot_shape shape = shape_of(cache);
     if (block == 0) return snapshot_arrays(&shape, cache->slots[slot].window).size;
     if (block > cache->streams) return snapshot_state_size(&shape);
-    return snapshot_stream_size(&shape, *cpu_cache_length(cache, slot, block - 1),
+    return snapshot_stream_size(&shape, block - 1, *cpu_cache_length(cache, slot, block - 1),
                                 *cpu_cache_length(cache, slot, cache->streams + block - 1));
 }
 
@@ -44,29 +39,34 @@ static void export_slot(const struct cpu_cache *cache, int slot, char *to) {
     const struct snapshot_slot head = {state->next_pos, state->window, state->measured};
     struct snapshot_shape shape = shape_of(cache);
     struct snapshot_arrays at = snapshot_arrays(&shape, state->window);
-    size_t window = (size_t)state->window, bytes = window * query_bytes(cache);
+    size_t window = (size_t)state->window;
     snapshot_write_head(&shape, &head, to);
     memcpy(to + at.weights, cpu_cache_weights(cache, slot), at.tau - at.weights);
     memcpy(to + at.tau, cpu_cache_tau(cache, slot), at.ring_pos - at.tau);
     if (window == 0) return;
     memcpy(to + at.ring_pos, cache->ring_pos + (size_t)slot * KERN_WINDOW_MAX,
            at.ring - at.ring_pos);
-    for (int layer = 0; layer < cache->options.layers; layer++)
-        memcpy(to + at.ring + (size_t)layer * bytes, cpu_cache_query(cache, slot, layer, 0), bytes);
+    to += at.ring;
+    for (int layer = 0; layer < cache->options.layers; layer++) {
+        const size_t bytes = window * cpu_cache_query_bytes(cache, layer);
+        memcpy(to, cpu_cache_query(cache, slot, layer, 0), bytes);
+        to += bytes;
+    }
 }
 
 /* Address of one part's records in a page. */
-static char *part_of(const struct cpu_cache *cache, uint32_t page, int part) {
+static char *part_of(const struct cpu_cache *cache, const struct cpu_layer *layer, uint32_t page,
+                     int part) {
     if (part < SNAPSHOT_SIDES) return cpu_cache_side(cache, part, page);
     const bool values = part == SNAPSHOT_VALUE || part == SNAPSHOT_VALUE_FACTOR;
-    if (part >= SNAPSHOT_KEY_FACTOR) return (char *)cpu_cache_factors(cache, page, values);
-    return values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page);
+    if (part >= SNAPSHOT_KEY_FACTOR) return (char *)cpu_cache_factors(cache, layer, page, values);
+    return values ? cpu_cache_v(cache, layer, page) : cpu_cache_k(cache, page);
 }
 
 /* Entries of page `i` of a stream of this length. */
-static size_t entries_of_page(const struct cpu_cache *cache, int32_t length, int32_t i) {
-    int32_t left = length - i * cache->page_slots;
-    return (size_t)(left < cache->page_slots ? left : cache->page_slots);
+static size_t entries_of_page(const struct cpu_layer *layer, int32_t length, int32_t i) {
+    int32_t left = length - i * layer->page_slots;
+    return (size_t)(left < layer->page_slots ? left : layer->page_slots);
 }
 
 static void export_members(const struct cpu_cache *cache, int slot, int stream, char *to) {
@@ -80,16 +80,15 @@ static void export_members(const struct cpu_cache *cache, int slot, int stream, 
 
 static void export_stream(const struct cpu_cache *cache, int slot, int stream, char *to) {
     struct snapshot_shape shape = shape_of(cache);
-    const uint32_t *table = cpu_cache_table(cache, slot, stream);
-    int32_t length = *cpu_cache_length(cache, slot, stream);
-    int32_t pages = cpu_cache_pages_for(cache, length);
+    const struct cpu_stream view = cpu_cache_stream_at(cache, slot, stream);
+    const int32_t length = view.length, pages = cpu_cache_pages_for(view.layer, length);
     memcpy(to, &length, sizeof length);
     to += sizeof length;
     for (int part = 0; part < SNAPSHOT_PARTS; part++)
         for (int32_t i = 0; i < pages; i++) {
-            size_t bytes = entries_of_page(cache, length, i) *
-                           snapshot_part_bytes(&shape, (enum snapshot_part)part);
-            memcpy(to, part_of(cache, table[i], part), bytes);
+            size_t bytes = entries_of_page(view.layer, length, i) *
+                           snapshot_part_bytes(&shape, stream, (enum snapshot_part)part);
+            memcpy(to, part_of(cache, view.layer, view.pages[i], part), bytes);
             to += bytes;
         }
     export_members(cache, slot, stream, to);
@@ -122,7 +121,7 @@ static int import_members(struct cpu_cache *cache, int slot, int stream,
     struct snapshot_shape shape = shape_of(cache);
     const char *from;
     int row = cache->streams + stream;
-    int32_t count = snapshot_members(&shape, block, &from);
+    int32_t count = snapshot_members(&shape, stream, block, &from);
     if (cpu_cache_lacks(cache, slot, row, count) > cache->free_count) return ERR_FULL;
     cpu_cache_extend(cache, slot, row, count);
     const uint32_t *table = cpu_cache_row(cache, slot, row);
@@ -135,8 +134,9 @@ static int import_stream(struct cpu_cache *cache, int slot, int stream,
                          const struct kern_block *block) {
     struct snapshot_shape shape = shape_of(cache);
     uint32_t *table = cpu_cache_table(cache, slot, stream);
+    const struct cpu_layer *layer = cpu_cache_layer(cache, stream);
     int32_t length = snapshot_length(block);
-    int32_t pages = cpu_cache_pages_for(cache, length);
+    int32_t pages = cpu_cache_pages_for(layer, length);
     const char *from = (const char *)block->data + sizeof length;
     CHECK(length >= 0 && length <= cache->options.max_positions);
     CHECK(*cpu_cache_length(cache, slot, stream) == 0);
@@ -145,9 +145,9 @@ static int import_stream(struct cpu_cache *cache, int slot, int stream,
     for (int32_t i = 0; i < pages; i++) table[i] = cpu_cache_take_page(cache);
     for (int part = 0; part < SNAPSHOT_PARTS; part++)
         for (int32_t i = 0; i < pages; i++) {
-            size_t bytes = entries_of_page(cache, length, i) *
-                           snapshot_part_bytes(&shape, (enum snapshot_part)part);
-            memcpy(part_of(cache, table[i], part), from, bytes);
+            size_t bytes = entries_of_page(layer, length, i) *
+                           snapshot_part_bytes(&shape, stream, (enum snapshot_part)part);
+            memcpy(part_of(cache, layer, table[i], part), from, bytes);
             from += bytes;
         }
     return import_members(cache, slot, stream, block);
@@ -167,15 +167,17 @@ static void import_arrays(struct cpu_cache *cache, int slot, const char *from) {
     struct snapshot_shape shape = shape_of(cache);
     int32_t window = cache->slots[slot].window;
     struct snapshot_arrays at = snapshot_arrays(&shape, window);
-    size_t bytes = (size_t)window * query_bytes(cache);
     memcpy(cpu_cache_weights(cache, slot), from + at.weights, at.tau - at.weights);
     memcpy(cpu_cache_tau(cache, slot), from + at.tau, at.ring_pos - at.tau);
     if (window == 0) return;
     memcpy(cache->ring_pos + (size_t)slot * KERN_WINDOW_MAX, from + at.ring_pos,
            at.ring - at.ring_pos);
-    for (int layer = 0; layer < cache->options.layers; layer++)
-        memcpy(cpu_cache_query(cache, slot, layer, 0), from + at.ring + (size_t)layer * bytes,
-               bytes);
+    from += at.ring;
+    for (int layer = 0; layer < cache->options.layers; layer++) {
+        const size_t bytes = (size_t)window * cpu_cache_query_bytes(cache, layer);
+        memcpy(cpu_cache_query(cache, slot, layer, 0), from, bytes);
+        from += bytes;
+    }
 }
 
 int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, int block,

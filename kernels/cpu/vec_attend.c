@@ -119,7 +119,7 @@ static void load_query(const struct cpu_attend_job *job, struct room *room, int 
         v16_store_n(to + room->width / 2, v16_set(0), 8);
     room->factor[l] = 0;
     if (!room->scaled) return;
-    cpu_cache_rotate(job->cache, to);
+    cpu_cache_rotate(job->cache, to, job->head_dim);
     room->factor[l] = pack_query(room->whole + (int64_t)l * room->words, to, job->head_dim,
                                  job->cache->options.dtype);
 }
@@ -335,13 +335,14 @@ static bool apart(const struct room *room, struct set set, const struct chunk *c
 /* Asks for what many lanes read next: the chunk's values, and the next keys. Few lanes wait for
  * memory all the time, and the processor fetches for them in order. */
 static void fetch_next(const struct cpu_attend_job *job, const struct chunk *c) {
-    const size_t row = job->cache->row_size;
-    const int left = job->cache->page_slots - c->slot, after = left - CHUNK;
-    const char *values = cpu_cache_rows(job->cache, c->page, true, c->slot).at;
+    const struct cpu_layer *layer = job->shape;
+    const size_t row = layer->row_size;
+    const int left = layer->page_slots - c->slot, after = left - CHUNK;
+    const char *values = cpu_cache_rows(job->cache, layer, c->page, true, c->slot).at;
     const size_t value_bytes = (size_t)(left < CHUNK ? left : CHUNK) * row;
     for (size_t i = 0; i < value_bytes; i += 64) __builtin_prefetch(values + i);
     if (after <= 0) return;
-    const char *keys = cpu_cache_rows(job->cache, c->page, false, c->slot + CHUNK).at;
+    const char *keys = cpu_cache_rows(job->cache, layer, c->page, false, c->slot + CHUNK).at;
     const size_t key_bytes = (size_t)(after < CHUNK ? after : CHUNK) * row;
     for (size_t i = 0; i < key_bytes; i += 64) __builtin_prefetch(keys + i);
 }
@@ -350,10 +351,11 @@ static void fetch_next(const struct cpu_attend_job *job, const struct chunk *c) 
  * has, converted to floats; keys with factors and words always as stored. */
 static void meet_keys(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                       struct room *room, const struct chunk *c) {
-    struct rows keys = rows_of(cpu_cache_rows(job->cache, c->page, false, c->slot));
+    struct rows keys = rows_of(cpu_cache_rows(job->cache, job->shape, c->page, false, c->slot));
     if (item->lanes > TILE) fetch_next(job, c);
     if (room->scaled) {
-        const uint16_t *factors = cpu_cache_factors(job->cache, c->page, true) + c->slot;
+        const uint16_t *factors =
+            cpu_cache_factors(job->cache, job->shape, c->page, true) + c->slot;
         v16_store(room->of_values, v16_load_row(factors, 0, c->count, KERN_BF16));
     } else if (item->lanes > TILE && !room->paired) {
         const void *wide = widen_rows(&keys, c->count, room->wide);
@@ -397,7 +399,7 @@ static void meet_values(const struct cpu_attend_job *job, const struct cpu_atten
     struct rows values[BLOCK];
     for (int i = 0; i < count; i++) {
         const struct chunk *c = &chunks[i];
-        values[i] = rows_of(cpu_cache_rows(job->cache, c->page, true, c->slot));
+        values[i] = rows_of(cpu_cache_rows(job->cache, job->shape, c->page, true, c->slot));
         if (item->lanes <= TILE) continue;
         const void *wide = widen_values(room, i, &values[i], c->count);
         values[i] = (struct rows){wide, room->width, room->width,
@@ -442,7 +444,7 @@ static void meet_chunks(const struct cpu_attend_job *job, const struct cpu_atten
  * block of chunks, which may be of several pages. */
 static void meet_all(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                      const struct cpu_stream *stream, struct room *room, int32_t last) {
-    const int slots = job->cache->page_slots;
+    const int slots = job->shape->page_slots;
     const bool blocks = room->block > 1;
     const int most = blocks ? room->block : LANES / room->places;
     struct chunk chunks[LANES / TILE];
@@ -462,7 +464,7 @@ static void finish(const struct cpu_attend_job *job, const struct cpu_attend_ite
         float *out = cpu_attend_out(job, item, l);
         float scale = 1.0f / room->sum[l];
         for (int i = 0; i < job->head_dim; i++) out[i] = room->acc[l * room->width + i] * scale;
-        cpu_cache_rotate(job->cache, out);
+        cpu_cache_rotate(job->cache, out, job->head_dim);
     }
 }
 

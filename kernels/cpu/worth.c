@@ -104,11 +104,11 @@ static const float *gram_of(const struct worth_job *job, int head) {
 static void worth_read_value(const struct worth_job *job, int head, int i, float *turned) {
     const struct cpu_cache *cache = job->cache;
     struct cpu_stream stream = cpu_cache_stream(cache, job->span->slot, job->layer, head);
-    const int32_t at = job->worth->entries[i], slots = cache->page_slots;
+    const int32_t at = job->worth->entries[i], slots = stream.layer->page_slots;
     float *value = job->values + ((int64_t)head * job->worth->count + i) * job->padded;
     memset(value, 0, (size_t)job->padded * sizeof *value);
-    cpu_cache_wide_row(cache, stream.pages[at / slots], true, at % slots, value);
-    cpu_cache_rotate(cache, value);
+    cpu_cache_wide_row(cache, stream.layer, stream.pages[at / slots], true, at % slots, value);
+    cpu_cache_rotate(cache, value, job->dim);
     for (int q = head * job->group; q < (head + 1) * job->group; q++) {
         cache->math->dots(turned, (size_t)job->padded, value, 1,
                           float_rows(gram_of(job, q), job->padded), job->padded);
@@ -173,7 +173,7 @@ static void worth_read_lanes(const struct worth_job *job, const struct worth_lan
         float *query = l->queries + (size_t)lane * dim;
         float *output = l->outputs + (size_t)lane * padded;
         for (size_t d = 0; d < dim; d++) query[d] = q[d] * job->options->scale;
-        cpu_cache_rotate(job->cache, query);
+        cpu_cache_rotate(job->cache, query, job->dim);
         memset(output, 0, padded * sizeof *output);
         memcpy(output, job->heads + at * width + head, dim * sizeof *output);
     }
@@ -184,10 +184,10 @@ static void worth_read_logits(const struct worth_job *job, const struct worth_la
                               int32_t from, int32_t to) {
     const struct cpu_cache *cache = job->cache;
     struct cpu_stream stream = cpu_cache_stream(cache, job->span->slot, job->layer, l->head);
-    const int32_t slots = cache->page_slots;
+    const int32_t slots = stream.layer->page_slots;
     for (int32_t i = from / slots * slots; i < to; i += slots)
         cache->math->dots(l->logits + i, (size_t)job->stride, l->queries, lanes,
-                          cpu_cache_rows(cache, stream.pages[i / slots], false, 0),
+                          cpu_cache_rows(cache, stream.layer, stream.pages[i / slots], false, 0),
                           to - i < slots ? to - i : slots);
     for (int lane = 0; lane < lanes && job->options->cap > 0; lane++)
         cache->math->soft_cap(l->logits + (size_t)lane * (size_t)job->stride + from, to - from,
@@ -289,7 +289,7 @@ int cpu_worth(struct kern *kern, int layer, const struct kern_worth *worth, cons
               const float *qkv, const struct kern_batch *batch,
               const struct kern_attend_options *options) {
     struct cpu *cpu = cpu_of(kern);
-    const struct kern_cache_options *o = &cpu->cache.options;
+    const struct cpu_layer *l = &cpu->cache.layers[layer];
     const struct kern_span *span = batch->spans;
     CHECK(cpu->has_cache && cpu->comm->ranks == 1 && batch->span_count == 1);
     CHECK(worth->count > 0 && worth->window > 0 && span->count % worth->window == 0);
@@ -301,20 +301,20 @@ int cpu_worth(struct kern *kern, int layer, const struct kern_worth *worth, cons
                             .heads = heads,
                             .qkv = qkv,
                             .layer = layer,
-                            .heads_q = o->heads_q,
-                            .heads_kv = o->heads_kv,
-                            .group = o->heads_q / o->heads_kv,
-                            .dim = o->head_dim,
-                            .padded = (o->head_dim + 15) / 16 * 16,
+                            .heads_q = l->heads_q,
+                            .heads_kv = l->heads_kv,
+                            .group = l->group,
+                            .dim = l->head_dim,
+                            .padded = (l->head_dim + 15) / 16 * 16,
                             .stride = span->pos + span->count};
     job.queries = job.group < LANES_MOST ? LANES_MOST / job.group : 1;
-    CHECK(*cpu_cache_length(&cpu->cache, span->slot, layer * o->heads_kv) == job.stride);
+    CHECK(*cpu_cache_length(&cpu->cache, span->slot, l->first) == job.stride);
     int rc = worth_reserve(&job);
     if (rc) goto out;
     compute_grams(&job);
-    cpu_tickets_set(&job.tickets, (int64_t)worth->count * o->heads_kv);
+    cpu_tickets_set(&job.tickets, (int64_t)worth->count * l->heads_kv);
     cpu_team_run(cpu->team, worth_read_values, &job);
-    cpu_tickets_set(&job.tickets, (int64_t)span->count / worth->window * o->heads_kv);
+    cpu_tickets_set(&job.tickets, (int64_t)span->count / worth->window * l->heads_kv);
     cpu_team_run(cpu->team, worth_measure_windows, &job);
 out:
     cpu_free(job.weights);

@@ -18,15 +18,20 @@ static int page_bytes_of(enum kern_dtype dtype, int slots) {
     return PAGE_BYTES + 2 * slots * (int)row_factor_bytes(dtype);
 }
 
-void op_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info) {
-    int slots = page_slots_of((int)row_code_bytes(dtype, head_dim));
+void op_cache_info(const struct kern_cache_options *options, struct kern_cache_info *info) {
+    const enum kern_dtype dtype = options->dtype;
+    int slots = page_slots_of((int)row_code_bytes(dtype, options->head_dim));
     info->page_slots = slots > 0 ? slots : 1;
+    info->page_slots_least = info->page_slots;
     info->member_slots = 0;
     /* factors; pos, log_beta, score, keys; reference count and place in the ring */
     info->page_bytes = page_bytes_of(dtype, info->page_slots) + (int64_t)info->page_slots * 16 + 8;
 }
 
 static int check_options(const struct kern_cache_options *o, struct fault *fault) {
+    if (o->heads)
+        return fault_set(fault, ERR_UNSUPPORTED, "head_dim",
+                         "the CUDA backend serves models whose layers have equal heads");
     if (o->head_dim != 64 && o->head_dim != 128 && o->head_dim != 256)
         return fault_set(fault, ERR_UNSUPPORTED, "head_dim",
                          "the CUDA backend serves head sizes 64, 128 and 256; this model has %d",

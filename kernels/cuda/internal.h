@@ -213,7 +213,7 @@ int join_agree(struct cuda *cuda, int rc);
 
 /* cache.cu */
 int op_cache_open(struct kern *kern, const struct kern_cache_options *options, struct fault *fault);
-void op_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
+void op_cache_info(const struct kern_cache_options *options, struct kern_cache_info *info);
 int op_cache_fit(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
                  struct fault *fault);
 void cache_close(struct cuda *cuda);

@@ -13,7 +13,7 @@
 #define THREADS 256
 
 static struct snapshot_shape shape_of(const struct cuda *cuda) {
-    return {&cuda->options, cuda->pages.page_slots, 0, 0, 1, false};
+    return {&cuda->options, cuda->pages.page_slots, nullptr, 0, 0, 1, false};
 }
 
 /* ---- On the device ---- */
@@ -109,7 +109,7 @@ size_t op_snapshot_size(struct kern *kern, int slot, int block) {
     CHECK(block >= 0 && block <= cuda->pages.streams);
     if (block == 0) return snapshot_arrays(&shape, cuda->slots[slot].window).size;
     const int32_t *lengths = lengths_of(cuda, slot);
-    return lengths ? snapshot_stream_size(&shape, lengths[block - 1], 0) : 0;
+    return lengths ? snapshot_stream_size(&shape, block - 1, lengths[block - 1], 0) : 0;
 }
 
 /* Converts queries to the snapshot's format: float32, scaled; and back, to the same bf16
@@ -168,8 +168,8 @@ static struct block_args block_of(struct cuda *cuda, int slot, int stream, int32
     b.stream = stream;
     b.length = length;
     b.factor_word =
-        (int64_t)(snapshot_part_at(&shape, length, SNAPSHOT_KEY_FACTOR) / sizeof(uint32_t));
-    b.count = (int64_t)(snapshot_stream_size(&shape, length, 0) / sizeof(uint32_t));
+        (int64_t)(snapshot_part_at(&shape, 0, length, SNAPSHOT_KEY_FACTOR) / sizeof(uint32_t));
+    b.count = (int64_t)(snapshot_stream_size(&shape, 0, length, 0) / sizeof(uint32_t));
     return b;
 }
 

@@ -177,10 +177,9 @@ void oai_render_slots(struct buf *out, const struct engine_info *info,
 /* Entries that all streams hold for one token count as one token. */
 static void write_load(struct buf *out, const struct engine_info *info, int replica,
                        const struct engine_status *s) {
-    int64_t streams = (int64_t)info->layers * info->heads_kv;
-    if (info->pool_ranks > 1) streams /= info->pool_ranks;
-    int64_t total = streams > 0 ? s->pages_total * info->page_slots / streams : 0;
-    int64_t used = streams > 0 ? s->pages_reserved * info->page_slots / streams : 0;
+    const int64_t each = info->token_entries;
+    int64_t total = each > 0 ? s->pages_total * info->page_slots / each : 0;
+    int64_t used = each > 0 ? s->pages_reserved * info->page_slots / each : 0;
     buf_fmt(out,
             "{\"dp_rank\":%d,\"num_running_reqs\":%d,\"num_waiting_reqs\":%d,\"num_total_reqs\":%d",
             replica, s->running, s->waiting, s->running + s->waiting);

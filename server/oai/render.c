@@ -55,9 +55,10 @@ static void write_nested(struct buf *out, const struct engine_info *info, const 
     size_t at = 0;
     buf_char(out, '[');
     for (int layer = 0; layer < info->layers; layer++) {
+        const int heads = info->layer_heads ? info->layer_heads[layer] : info->heads_kv;
         buf_str(out, layer ? ",[" : "[");
-        for (int head = 0; head < info->heads_kv; head++) {
-            int32_t length = lengths[layer * info->heads_kv + head];
+        for (int head = 0; head < heads; head++) {
+            int32_t length = *lengths++;
             if (head) buf_char(out, ',');
             if (!positions) {
                 buf_int(out, length);

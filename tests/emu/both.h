@@ -37,7 +37,7 @@ static inline void both_cache(struct kern *kern[BACKENDS], struct kern_cache_opt
     for (int b = 0; b < BACKENDS; b++) {
         struct kern_cache_info info;
         struct fault fault = {0};
-        kern[b]->ops->cache_info(options.dtype, options.head_dim, &info);
+        kern[b]->ops->cache_info(&options, &info);
         options.pages = entries / info.page_slots;
         cr_assert_eq(kern[b]->ops->cache_open(kern[b], &options, &fault), 0, "%s: %s", fault.field,
                      fault.text);

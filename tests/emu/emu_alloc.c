@@ -260,7 +260,7 @@ static struct kern *open_prepared(const struct kern_rule *rule, bool prepared) {
     struct kern_cache_info info;
     MUST(cuda_open(&cuda, &kern, NULL));
     MUST(kern->ops->cache_open(kern, &rooms, NULL));
-    kern->ops->cache_info(rooms.dtype, rooms.head_dim, &info);
+    kern->ops->cache_info(&rooms, &info);
     int streams = rooms.layers * rooms.heads_kv;
     int64_t pages = (int64_t)streams * (HELD + info.page_slots - 1) / info.page_slots;
     for (int slot = 0; slot < 2 && prepared; slot++)

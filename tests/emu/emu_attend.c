@@ -65,7 +65,7 @@ static struct bench open_bench(const struct shape *s) {
     b.stride = (s->heads_q + 2 * s->heads_kv) * s->head_dim;
     b.out_size = s->heads_q * s->head_dim;
     MUST(cuda_open(&cuda, &b.kern, NULL));
-    b.kern->ops->cache_info(s->dtype, s->head_dim, &info);
+    b.kern->ops->cache_info(&options, &info);
     options.pages = SLOTS * s->heads_kv * (TOKENS / info.page_slots + 1);
     MUST(b.kern->ops->cache_open(b.kern, &options, NULL));
     b.table = fresh((size_t)(SLOTS * TOKENS * b.stride), (uint64_t)(s - shapes) + 1);

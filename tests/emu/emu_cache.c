@@ -228,7 +228,7 @@ Test(emu_cache, as_large_as_the_device_allows) {
     struct kern *kern, *second;
     int64_t pages = 0, left = 0, fewer = 0;
     MUST(cuda_open(&cuda, &kern, &fault));
-    kern->ops->cache_info(options.dtype, options.head_dim, &info);
+    kern->ops->cache_info(&options, &info);
     cr_assert_eq(kern->ops->cache_fit(kern, &options, &pages, &fault), 0, "%s", fault.text);
     options.slots = 300; /* tables take their part */
     MUST(kern->ops->cache_fit(kern, &options, &fewer, &fault));

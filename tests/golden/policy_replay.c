@@ -469,7 +469,7 @@ static int open_backend(struct run *run, struct fault *fault) {
     if (rc) return rc;
     struct kern_cache_info info;
     const struct kern_ops *ops = run->kern->ops;
-    ops->cache_info(run->cache.dtype, run->cache.head_dim, &info);
+    ops->cache_info(&run->cache, &info);
     run->cache.slots = run->sequence_count;
     run->cache.pages = (int64_t)(run->cache.max_positions / info.page_slots + 1 +
                                  run->cache.max_positions / info.member_slots + 1) *

@@ -45,10 +45,10 @@ static int open_cache(struct replay *replay, const struct replay_options *option
                       struct fault *fault) {
     const struct model_config *c = model_config(replay->model);
     struct kern_cache_info info;
-    replay->kern->ops->cache_info(options->kv_dtype, c->head_dim, &info);
     struct kern_cache_options cache = model_cache_options(c);
     const int ranks = options->ranks > 0 ? options->ranks : 1;
     cache.dtype = options->kv_dtype;
+    replay->kern->ops->cache_info(&cache, &info);
     cache.pages = model_pages(c, &info, options->positions_max + info.page_slots) * options->slots;
     if (ranks > 1)
         cache.pages += (int64_t)c->state_layers * options->slots; /* rounded up on each */
@@ -140,14 +140,13 @@ int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count
 
 void replay_entries(struct kern *kern, int slot, bool values, float *to) {
     const struct cpu_cache *cache = &cpu_of(kern)->cache;
-    int dim = cache->options.head_dim;
     for (int stream = 0; stream < cache->streams; stream++) {
-        const uint32_t *table = cpu_cache_table(cache, slot, stream);
-        int length = *cpu_cache_length(cache, slot, stream);
-        for (int i = 0; i < length; i++, to += dim) {
-            uint32_t page = table[i / cache->page_slots];
-            cpu_cache_wide_row(cache, page, values, i % cache->page_slots, to);
-            cpu_cache_rotate(cache, to);
+        const struct cpu_stream view = cpu_cache_stream_at(cache, slot, stream);
+        const int dim = view.layer->head_dim, slots = view.layer->page_slots;
+        for (int i = 0; i < view.length; i++, to += dim) {
+            uint32_t page = view.pages[i / slots];
+            cpu_cache_wide_row(cache, view.layer, page, values, i % slots, to);
+            cpu_cache_rotate(cache, to, dim);
         }
     }
 }

@@ -417,9 +417,9 @@ static void check_sequence(struct sim *sim, int slot) {
     EXPECT(sim, seq->state != RUNNING || seq->due.held <= seq->peak, "slot %d: held %d, peak %lld",
            slot, seq->due.held, (long long)seq->peak);
     for (int stream = 0; stream < cache->streams; stream++) {
-        const uint32_t *table = cpu_cache_table(cache, slot, stream);
-        for (int32_t i = 0; i < *cpu_cache_length(cache, slot, stream); i++) {
-            int32_t pos = cpu_cache_entry_pos(cache, table, i);
+        const struct cpu_stream view = cpu_cache_stream_at(cache, slot, stream);
+        for (int32_t i = 0; i < view.length; i++) {
+            int32_t pos = cpu_cache_entry_pos(cache, &view, i);
             EXPECT(sim, content_holds(cache, slot, stream, i, seq->salts[pos]),
                    "slot %d stream %d position %d", slot, stream, pos);
         }
@@ -440,31 +440,54 @@ static void check(struct sim *sim) {
 
 /* ---- Seeds ---- */
 
-static void open_caches(struct sim *sim) {
+static struct kern_heads pick_heads(struct sim *sim) {
     static const int dims[] = {64, 128, 256, 512};
+    return (struct kern_heads){pick(sim, 1, 3), dims[pick(sim, 0, 3)]};
+}
+
+static int slots_of(const struct kern_cache_options *options, struct kern_heads heads) {
+    const struct kern_cache_options layer = {.dtype = options->dtype, .head_dim = heads.dim};
+    struct kern_cache_info info;
+    cpu_cache_info(&layer, &info);
+    return info.page_slots;
+}
+
+static int larger(int a, int b) {
+    return a > b ? a : b;
+}
+
+/* Layers `first`, first + 2, ... have a sliding window, and perhaps heads of their own. */
+static void open_caches(struct sim *sim) {
     static const enum kern_dtype dtypes[] = {KERN_F32, KERN_BF16, KERN_E4M3, KERN_ROW8, KERN_ROW4};
+    const bool windows = pick(sim, 0, 1), differ = windows && pick(sim, 0, 1);
+    const int first = pick(sim, 0, 1);
+    struct kern_heads heads[3], full = pick_heads(sim), sliding = differ ? pick_heads(sim) : full;
+    for (int i = 0; i < 3; i++) heads[i] = i >= first && (i - first) % 2 == 0 ? sliding : full;
     struct kern_cache_options options = {.layers = pick(sim, 1, 3),
                                          .heads_q = 3,
-                                         .heads_kv = pick(sim, 1, 3),
-                                         .head_dim = dims[pick(sim, 0, 3)],
+                                         .heads_kv = larger(full.kv, sliding.kv),
+                                         .head_dim = larger(full.dim, sliding.dim),
+                                         .heads = differ ? heads : NULL,
                                          .dtype = dtypes[pick(sim, 0, 4)],
                                          .slots = SLOTS,
                                          .max_positions = POSITIONS};
     struct kern_cache_info info;
-    cpu_cache_info(options.dtype, options.head_dim, &info);
+    cpu_cache_info(&options, &info);
     sim->shape = (struct reserve_shape){.layers = options.layers,
-                                        .heads_kv = options.heads_kv,
-                                        .page_slots = info.page_slots,
+                                        .heads_kv = full.kv,
+                                        .page_slots = slots_of(&options, full),
+                                        .sliding_heads_kv = sliding.kv,
+                                        .sliding_page_slots = slots_of(&options, sliding),
                                         .member_slots = info.member_slots};
-    int64_t streams = (int64_t)options.layers * options.heads_kv;
-    options.pages = streams * (2 + pick(sim, 70, 220) / info.page_slots);
+    int64_t streams = kern_streams(&options);
+    options.pages = streams * (2 + pick(sim, 70, 220) / info.page_slots_least);
     struct fault fault = {0};
     EXPECT(sim, cpu_cache_open(&sim->cache, &options, 1, &fault) == 0, "%s", fault.text);
     options.pages = streams * POSITIONS;
     EXPECT(sim, cpu_cache_open(&sim->lone, &options, 1, &fault) == 0, "%s", fault.text);
-    if (pick(sim, 0, 1)) return;
+    if (!windows) return;
     sim->equal_windows = pick(sim, 0, 1);
-    for (int layer = pick(sim, 0, 1); layer < options.layers; layer += 2) {
+    for (int layer = first; layer < options.layers; layer += 2) {
         int visible =
             sim->equal_windows && sim->sliding_window ? sim->sliding_window : pick(sim, 1, 90);
         if (visible > sim->sliding_window) sim->sliding_window = visible;

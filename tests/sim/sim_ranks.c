@@ -67,7 +67,7 @@ static int64_t over_ranks(struct sim *sim, int64_t own, enum comm_op op) {
 
 /* A head held by several ranks counts for the lowest one. */
 static int64_t all_entries(struct sim *sim) {
-    return over_ranks(sim, sim->cache.shard.speaks ? own_entries(sim) : 0, COMM_SUM);
+    return over_ranks(sim, sim->cache.layers[0].shard.speaks ? own_entries(sim) : 0, COMM_SUM);
 }
 
 static int64_t per_stream(int64_t entries, int64_t streams) {
@@ -85,11 +85,13 @@ static void check(struct sim *sim) {
 
 /* Favoured heads decay hardly at all, so they win every competition. */
 static float log_beta(const struct sim *sim, int stream, int32_t pos) {
-    int heads = sim->options.heads_kv, own = sim->cache.options.heads_kv;
-    int head = sim->cache.shard.first + stream % own;
-    double noise = content_hash((uint32_t)sim->seed, stream / own * heads + head, pos, 2) * 0x1p-32;
+    const struct cpu_layer *layer = cpu_cache_layer(&sim->cache, stream);
+    int heads = layer->heads_model, head = layer->shard.first + stream - layer->first;
+    int all = cpu_cache_model_stream(&sim->cache, stream);
+    double noise = content_hash((uint32_t)sim->seed, all, pos, 2) * 0x1p-32;
     if (sim->favoured < 0) return (float)(-0.5 * noise);
-    bool near = head * sim->shape.ranks / heads == sim->favoured * sim->shape.ranks / heads;
+    bool near =
+        head * sim->shape.ranks / heads == sim->favoured * sim->shape.ranks / sim->options.heads_kv;
     return (float)(near ? -1e-6 * noise : -1 - noise);
 }
 
@@ -102,8 +104,9 @@ static void append(struct sim *sim, int32_t count) {
     for (int stream = 0; stream < cache->streams; stream++) {
         const uint32_t *table = cpu_cache_table(cache, 0, stream);
         int32_t length = *cpu_cache_length(cache, 0, stream);
+        const int32_t slots = cpu_cache_layer(cache, stream)->page_slots;
         for (int32_t i = length - count; i < length; i++)
-            cpu_cache_log_beta(cache, table[i / cache->page_slots])[i % cache->page_slots] =
+            cpu_cache_log_beta(cache, table[i / slots])[i % slots] =
                 log_beta(sim, stream, sim->due.tokens + i - length + count);
     }
     due_append(&sim->due, count);
@@ -131,13 +134,13 @@ static void reserve(struct sim *sim, int32_t first, int32_t prompt_new, int32_t 
                                       .added = prompt_new + max_new};
     int64_t whole = reserve_peak(&sim->kv, held, prompt_new, max_new);
     sim->peak = reserve_rank_peak(&sim->shape, &sim->kv, &turn, whole);
-    sim->pages = reserve_pages(&sim->shape, &sim->kv, sim->peak);
+    sim->pages = reserve_pages(&sim->shape, &sim->kv, sim->peak, turn.tokens + turn.added);
     EXPECT(sim, sim->peak >= turn.fullest || turn.drops, "less than there is");
     EXPECT(sim, sim->peak <= sim->shape.ranks * whole, "more than all");
 }
 
 static void begin_turn(struct sim *sim, int32_t first, int32_t prompt_new) {
-    int64_t streams = (int64_t)sim->options.layers * sim->options.heads_kv;
+    int64_t streams = reserve_all_streams(&sim->shape);
     if (first < sim->due.tokens)
         EXPECT(sim, cpu_cache_truncate(&sim->cache, 0, first) == 0, "truncate");
     sim->due = (struct due_state){.tokens = first,
@@ -150,7 +153,7 @@ static void begin_turn(struct sim *sim, int32_t first, int32_t prompt_new) {
 
 /* As sched_retain. */
 static void end_turn(struct sim *sim) {
-    int64_t streams = (int64_t)sim->options.layers * sim->options.heads_kv;
+    int64_t streams = reserve_all_streams(&sim->shape);
     const struct kern_rule *rule = &sim->kv.rule;
     double *best = rule->scope == KERN_SCOPE_STREAM ? &sim->tightness->apart
                    : sim->shape.rank_cap > 0        ? &sim->tightness->capped
@@ -217,17 +220,30 @@ static void open_cache(struct sim *sim) {
                                            .max_positions = POSITIONS,
                                            .rank_cap = caps[pick(sim, 0, 4)]};
     if (heads < ranks) options->heads_q = ranks; /* ranks share the query heads */
-    cpu_cache_info(options->dtype, options->head_dim, &info);
+    /* Every other layer has half as many heads, of more numbers. */
+    struct kern_heads layers[3] = {{heads, 128}, {heads / 2, 512}, {heads, 128}};
+    const bool differ = heads / 2 >= ranks && options->rank_cap == 0 && sim->seed % 2 == 0;
+    if (differ) {
+        options->heads = layers;
+        options->head_dim = options->layers > 1 ? 512 : 128;
+    }
+    cpu_cache_info(options, &info);
     sim->shape = (struct reserve_shape){.layers = options->layers,
                                         .heads_kv = heads,
                                         .page_slots = info.page_slots,
                                         .member_slots = info.member_slots,
                                         .ranks = ranks < heads ? ranks : heads,
                                         .rank_cap = options->rank_cap};
+    if (differ && options->layers > 1) {
+        sim->shape.sliding_layers = 1;
+        sim->shape.sliding_heads_kv = heads / 2;
+        sim->shape.sliding_page_slots = info.page_slots_least;
+    }
     options->pages = (int64_t)options->layers * heads * POSITIONS;
     struct fault fault = {0};
     EXPECT(sim, cpu_cache_open_rank(&sim->cache, options, sim->comm, 1, &fault) == 0, "%s",
            fault.text);
+    options->heads = NULL;
 }
 
 struct rank {

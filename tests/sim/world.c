@@ -257,7 +257,6 @@ static void open_cache(struct world *w, const struct world_options *o,
                               .threads = o->threads > 0 ? o->threads : 1};
     CHECK_MSG(cpu_open(&cpu, &w->kern, &fault) == 0, "%s", fault.text);
     plan_failures(w);
-    w->ops.cache_info(KERN_F32, WORLD_DIM, info);
     struct kern_cache_options cache = {.layers = WORLD_LAYERS,
                                        .heads_q = WORLD_HEADS_Q,
                                        .heads_kv = WORLD_HEADS_KV,
@@ -273,6 +272,7 @@ static void open_cache(struct world *w, const struct world_options *o,
                                        .rows_max = o->rows,
                                        .logits_max = o->logits,
                                        .vocab = WORLD_VOCAB};
+    w->ops.cache_info(&cache, info);
     CHECK_MSG(w->ops.cache_open(w->kern, &cache, &fault) == 0, "%s", fault.text);
 }
 

@@ -100,7 +100,8 @@ int slots_per_page(void) {
     struct world w;
     world_open(&w,
                &(struct world_options){.pages = 4, .sequences = 1, .conversations = 0, .rows = 2});
-    w.ops.cache_info(KERN_F32, WORLD_DIM, &info);
+    const struct kern_cache_options shape = {.dtype = KERN_F32, .head_dim = WORLD_DIM};
+    w.ops.cache_info(&shape, &info);
     world_close(&w);
     return info.page_slots;
 }

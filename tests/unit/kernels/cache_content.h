@@ -43,14 +43,14 @@ static inline float content_log_beta(uint32_t salt, int stream, int32_t pos) {
 }
 
 /* A row begins and ends with its hash; rows are at least 4 bytes and multiples of 4. */
-static inline void content_write_row(const struct cpu_cache *cache, char *row, uint32_t hash) {
+static inline void content_write_row(const struct cpu_layer *layer, char *row, uint32_t hash) {
     memcpy(row, &hash, sizeof hash);
-    memcpy(row + cache->row_size - sizeof hash, &hash, sizeof hash);
+    memcpy(row + layer->row_size - sizeof hash, &hash, sizeof hash);
 }
 
-static inline bool content_row_is(const struct cpu_cache *cache, const char *row, uint32_t hash) {
+static inline bool content_row_is(const struct cpu_layer *layer, const char *row, uint32_t hash) {
     return memcmp(row, &hash, sizeof hash) == 0 &&
-           memcmp(row + cache->row_size - sizeof hash, &hash, sizeof hash) == 0;
+           memcmp(row + layer->row_size - sizeof hash, &hash, sizeof hash) == 0;
 }
 
 /* The factor of a row with this hash, in a dtype with factors. */
@@ -58,27 +58,28 @@ static inline uint16_t content_factor(uint32_t hash) {
     return (uint16_t)(hash >> 8);
 }
 
-static inline bool content_factor_is(const struct cpu_cache *cache, uint32_t page, bool values,
-                                     int at, uint32_t hash) {
+static inline bool content_factor_is(const struct cpu_cache *cache, const struct cpu_layer *layer,
+                                     uint32_t page, bool values, int at, uint32_t hash) {
     return !row_scaled(cache->options.dtype) ||
-           cpu_cache_factors(cache, page, values)[at] == content_factor(hash);
+           cpu_cache_factors(cache, layer, page, values)[at] == content_factor(hash);
 }
 
 /* Fills the last `count` entries of every stream, as the kernels do after begin_step. */
 static inline void content_write(struct cpu_cache *cache, int slot, uint32_t salt, int32_t count) {
     for (int stream = 0; stream < cache->streams; stream++) {
+        const struct cpu_layer *layer = cpu_cache_layer(cache, stream);
         const uint32_t *table = cpu_cache_table(cache, slot, stream);
-        int32_t length = *cpu_cache_length(cache, slot, stream), slots = cache->page_slots;
+        int32_t length = *cpu_cache_length(cache, slot, stream), slots = layer->page_slots;
         for (int32_t i = length - count; i < length; i++) {
             uint32_t page = table[i / slots];
-            size_t row = (size_t)(i % slots) * cache->row_size;
+            size_t row = (size_t)(i % slots) * layer->row_size;
             int32_t pos = cpu_cache_pos(cache, page)[i % slots];
-            content_write_row(cache, (char *)cpu_cache_k(cache, page) + row,
+            content_write_row(layer, (char *)cpu_cache_k(cache, page) + row,
                               content_hash(salt, stream, pos, 0));
-            content_write_row(cache, (char *)cpu_cache_v(cache, page) + row,
+            content_write_row(layer, (char *)cpu_cache_v(cache, layer, page) + row,
                               content_hash(salt, stream, pos, 1));
             for (uint32_t values = 0; values < 2 && row_scaled(cache->options.dtype); values++)
-                cpu_cache_factors(cache, page, values)[i % slots] =
+                cpu_cache_factors(cache, layer, page, values)[i % slots] =
                     content_factor(content_hash(salt, stream, pos, values));
             cpu_cache_log_beta(cache, page)[i % slots] = content_log_beta(salt, stream, pos);
         }
@@ -88,17 +89,18 @@ static inline void content_write(struct cpu_cache *cache, int slot, uint32_t sal
 /* Is entry `index` of a stream what was written with this salt at its position? */
 static inline bool content_holds(const struct cpu_cache *cache, int slot, int stream, int32_t index,
                                  uint32_t salt) {
-    uint32_t page = cpu_cache_table(cache, slot, stream)[index / cache->page_slots];
-    int at = index % cache->page_slots;
-    size_t row = (size_t)at * cache->row_size;
+    const struct cpu_layer *layer = cpu_cache_layer(cache, stream);
+    uint32_t page = cpu_cache_table(cache, slot, stream)[index / layer->page_slots];
+    int at = index % layer->page_slots;
+    size_t row = (size_t)at * layer->row_size;
     int32_t pos = cpu_cache_pos(cache, page)[at];
     float log_beta = content_log_beta(salt, stream, pos);
-    return content_row_is(cache, (char *)cpu_cache_k(cache, page) + row,
+    return content_row_is(layer, (char *)cpu_cache_k(cache, page) + row,
                           content_hash(salt, stream, pos, 0)) &&
-           content_row_is(cache, (char *)cpu_cache_v(cache, page) + row,
+           content_row_is(layer, (char *)cpu_cache_v(cache, layer, page) + row,
                           content_hash(salt, stream, pos, 1)) &&
-           content_factor_is(cache, page, false, at, content_hash(salt, stream, pos, 0)) &&
-           content_factor_is(cache, page, true, at, content_hash(salt, stream, pos, 1)) &&
+           content_factor_is(cache, layer, page, false, at, content_hash(salt, stream, pos, 0)) &&
+           content_factor_is(cache, layer, page, true, at, content_hash(salt, stream, pos, 1)) &&
            memcmp(&cpu_cache_log_beta(cache, page)[at], &log_beta, sizeof log_beta) == 0;
 }
 

@@ -41,7 +41,8 @@ static inline float bed_noise(uint32_t a, uint32_t b, uint32_t c) {
 
 static inline float *bed_row(const struct bed *bed, int slot, int stream, int32_t i, bool values) {
     uint32_t page = cpu_cache_table(&bed->cache, slot, stream)[i / bed->cache.page_slots];
-    float *rows = values ? cpu_cache_v(&bed->cache, page) : cpu_cache_k(&bed->cache, page);
+    const struct cpu_layer *layer = cpu_cache_layer(&bed->cache, stream);
+    float *rows = values ? cpu_cache_v(&bed->cache, layer, page) : cpu_cache_k(&bed->cache, page);
     return rows + i % bed->cache.page_slots * bed->dim;
 }
 

@@ -115,7 +115,7 @@ static bool bench_open(struct bench *b, int way, const struct shape *s) {
                                          .slots = 2,
                                          .max_positions = 2 * TOKENS};
     struct kern_cache_info info;
-    b->kern->ops->cache_info(s->dtype, s->head_dim, &info);
+    b->kern->ops->cache_info(&options, &info);
     options.pages = 2 * LAYERS * s->heads_kv * (2 * TOKENS / info.page_slots + 1);
     MUST(b->kern->ops->cache_open(b->kern, &options, NULL));
     b->stride = stride_of(s);

@@ -51,9 +51,9 @@ static void expect(const struct cpu_cache *cache, int slot, int32_t length, uint
                    int32_t change, uint32_t later) {
     for (int stream = 0; stream < STREAMS; stream++) {
         cr_assert_eq(*cpu_cache_length(cache, slot, stream), length);
-        const uint32_t *table = cpu_cache_table(cache, slot, stream);
+        const struct cpu_stream view = cpu_cache_stream_at(cache, slot, stream);
         for (int32_t i = 0; i < length; i++) {
-            cr_assert_eq(cpu_cache_entry_pos(cache, table, i), i);
+            cr_assert_eq(cpu_cache_entry_pos(cache, &view, i), i);
             cr_assert(content_holds(cache, slot, stream, i, i < change ? salt : later),
                       "slot %d stream %d entry %d", slot, stream, i);
         }
@@ -78,7 +78,9 @@ Test(cache, page_layout) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kern_cache_info info;
-        cpu_cache_info(cases[i].dtype, cases[i].head_dim, &info);
+        const struct kern_cache_options options = {.dtype = cases[i].dtype,
+                                                   .head_dim = cases[i].head_dim};
+        cpu_cache_info(&options, &info);
         cr_assert_eq(info.page_slots, cases[i].slots);
         cr_assert_eq(info.page_bytes, cases[i].bytes, "D %d: %lld", cases[i].head_dim,
                      (long long)info.page_bytes);
@@ -88,7 +90,8 @@ Test(cache, page_layout) {
 Test(cache, arrays_are_apart_aligned_and_zeroed) {
     struct cpu_cache cache = open_small(60);
     cr_assert_eq((uintptr_t)cache.pool % 64, 0);
-    cr_assert_eq((char *)cpu_cache_v(&cache, 3) - (char *)cpu_cache_k(&cache, 3), 4096);
+    cr_assert_eq((char *)cpu_cache_v(&cache, &cache.layers[0], 3) - (char *)cpu_cache_k(&cache, 3),
+                 4096);
     cr_assert_eq((char *)cpu_cache_k(&cache, 4) - (char *)cpu_cache_k(&cache, 3), 8192);
     cr_assert_geq((char *)cache.pos, cache.pool + 60 * 8192);
     for (size_t i = 0; i < 60 * 8192; i += 512) cr_assert_eq(cache.pool[i], 0);

@@ -130,8 +130,7 @@ struct copy {
 
 /* Every remembered token with a key of its own. */
 static void expand(const struct bed *bed, int stream, struct copy *to) {
-    const uint32_t *table = cpu_cache_table(&bed->cache, 0, stream);
-    struct cpu_stream entries = {table, *cpu_cache_length(&bed->cache, 0, stream)};
+    const struct cpu_stream entries = cpu_cache_stream_at(&bed->cache, 0, stream);
     to->entries = entries.length;
     to->count = entries.length + member_count(bed, 0, stream);
     cr_assert_leq(to->count, MOST);
@@ -142,7 +141,7 @@ static void expand(const struct bed *bed, int stream, struct copy *to) {
         int32_t owner = own ? i : cpu_cache_find(&bed->cache, &entries, member->centre);
         double gain = own ? 1 : (double)member->gain, key[DIM];
         to->owner[i] = owner;
-        to->pos[i] = own ? cpu_cache_entry_pos(&bed->cache, table, i) : member->pos;
+        to->pos[i] = own ? cpu_cache_entry_pos(&bed->cache, &entries, i) : member->pos;
         for (int d = 0; d < DIM; d++) {
             key[d] = gain * (double)bed_row(bed, 0, stream, owner, false)[d];
             to->v[i][d] = (double)bed_row(bed, 0, stream, owner, true)[d];
@@ -241,7 +240,8 @@ Test(classes, a_fork_is_left_as_it_was) {
     cr_assert_neq(hash_slot(&bed, 1), before);
     cr_assert_eq(cpu_cache_report(&bed.cache, 0, &report), 0);
     cr_assert_eq(report.entries, 60);
-    cr_assert_eq(report.pages, 2 * (cpu_cache_pages_for(&bed.cache, 30) + 1)); /* members: one */
+    cr_assert_eq(report.pages,
+                 2 * (cpu_cache_pages_for(&bed.cache.layers[0], 30) + 1)); /* members: one */
     cpu_cache_release(&bed.cache, 0);
     cpu_cache_release(&bed.cache, 1);
     expect_sound(&bed);

@@ -212,10 +212,11 @@ static struct kern_evict global(int32_t tokens, int32_t keep, int32_t sinks) {
 
 static void expect_positions(const struct cpu_cache *cache, int slot, int stream, int count,
                              const int32_t *positions) {
-    cr_assert_eq(*cpu_cache_length(cache, slot, stream), count);
+    const struct cpu_stream view = cpu_cache_stream_at(cache, slot, stream);
+    cr_assert_eq(view.length, count);
     for (int32_t i = 0; i < count; i++)
-        cr_assert_eq(cpu_cache_entry_pos(cache, cpu_cache_table(cache, slot, stream), i),
-                     positions[i], "stream %d entry %d", stream, i);
+        cr_assert_eq(cpu_cache_entry_pos(cache, &view, i), positions[i], "stream %d entry %d",
+                     stream, i);
 }
 
 Test(evict, ties_go_to_the_newer_position) {
@@ -307,9 +308,9 @@ Test(evict, expired_entries_leave_first) {
             for (int stream = 0; stream < 4; stream++)
                 length[stream] = *cpu_cache_length(&cache, 1, stream);
             for (int stream = 2; stream < 4; stream++) {
-                const uint32_t *table = cpu_cache_table(&cache, 1, stream);
+                const struct cpu_stream view = cpu_cache_stream_at(&cache, 1, stream);
                 cr_assert(all || one ? length[stream] <= 8 : length[stream] == 8);
-                cr_assert(length[stream] == 0 || cpu_cache_entry_pos(&cache, table, 0) >= 22);
+                cr_assert(length[stream] == 0 || cpu_cache_entry_pos(&cache, &view, 0) >= 22);
             }
             int32_t held = length[0] + length[1] + length[2] + length[3];
             cr_expect_eq(held, all ? 60 + 16 : one ? 4 * 14 : 28 + 16, "rule %zu", i);

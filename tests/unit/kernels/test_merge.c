@@ -34,7 +34,8 @@ static void expect_published(enum kern_merge merge, float x, float y) {
         cr_expect_float_eq(row[0], x, 5e-5, "%.5f", (double)row[0]);
         cr_expect_float_eq(row[1], y, 5e-5, "%.5f", (double)row[1]);
     }
-    cr_assert_eq(cpu_cache_entry_pos(&bed.cache, cpu_cache_table(&bed.cache, 0, 0), 0), 1);
+    const struct cpu_stream view = cpu_cache_stream_at(&bed.cache, 0, 0);
+    cr_assert_eq(cpu_cache_entry_pos(&bed.cache, &view, 0), 1);
     cr_assert_float_eq(bed.cache.tau[0], 0.8f, 1e-6);
     cpu_cache_close(&bed.cache);
 }
@@ -55,12 +56,12 @@ struct copy {
 };
 
 static void read_stream(const struct bed *bed, int slot, int stream, struct copy *to) {
-    const uint32_t *table = cpu_cache_table(&bed->cache, slot, stream);
+    const struct cpu_stream view = cpu_cache_stream_at(&bed->cache, slot, stream);
     to->count = *cpu_cache_length(&bed->cache, slot, stream);
     for (int i = 0; i < to->count; i++) {
         memcpy(to->k[i], bed_row(bed, slot, stream, i, false), sizeof to->k[i]);
         memcpy(to->v[i], bed_row(bed, slot, stream, i, true), sizeof to->v[i]);
-        to->pos[i] = cpu_cache_entry_pos(&bed->cache, table, i);
+        to->pos[i] = cpu_cache_entry_pos(&bed->cache, &view, i);
     }
 }
 

@@ -14,23 +14,23 @@ struct oracle {
 };
 
 static int candidates_of(const struct bed *bed, int stream) {
-    const uint32_t *table = cpu_cache_table(&bed->cache, 0, stream);
-    int count = 0, length = *cpu_cache_length(&bed->cache, 0, stream);
-    for (int i = 0; i < length; i++)
-        count += cpu_cache_entry_pos(&bed->cache, table, i) < bed->tokens - bed->rule.recent;
+    const struct cpu_stream view = cpu_cache_stream_at(&bed->cache, 0, stream);
+    int count = 0;
+    for (int i = 0; i < view.length; i++)
+        count += cpu_cache_entry_pos(&bed->cache, &view, i) < bed->tokens - bed->rule.recent;
     return count;
 }
 
 static void fill_logits(struct oracle *o) {
     const struct bed *bed = o->bed;
     int layer = o->stream / bed->heads, head = o->stream % bed->heads;
-    const uint32_t *table = cpu_cache_table(&bed->cache, 0, o->stream);
+    const struct cpu_stream view = cpu_cache_stream_at(&bed->cache, 0, o->stream);
     for (int t = 0; t < WINDOW; t++) {
         int32_t pos = bed->tokens - WINDOW + t;
         for (int r = 0; r < GROUP; r++)
             for (int i = 0; i < o->count; i++) {
                 double sum = 0;
-                bool seen = cpu_cache_entry_pos(&bed->cache, table, i) <= pos;
+                bool seen = cpu_cache_entry_pos(&bed->cache, &view, i) <= pos;
                 if (bed->rule.observe.support == KERN_SUPPORT_CANDIDATES)
                     seen = seen && i < o->candidates;
                 for (int d = 0; d < DIM; d++)
@@ -221,11 +221,11 @@ Test(observe, scores_move_with_their_entries) {
     struct bed bed = open_bed(&form);
     int remembered = 0;
     for (int stream = 0; stream < 4; stream++) {
-        const uint32_t *table = cpu_cache_table(&bed.cache, 0, stream);
-        int length = *cpu_cache_length(&bed.cache, 0, stream), slots = bed.cache.page_slots;
-        for (int i = 0; i < length; i++) {
-            float score = cpu_cache_score(&bed.cache, table[i / slots])[i % slots];
-            int32_t pos = cpu_cache_entry_pos(&bed.cache, table, i);
+        const struct cpu_stream view = cpu_cache_stream_at(&bed.cache, 0, stream);
+        const int slots = bed.cache.page_slots;
+        for (int i = 0; i < view.length; i++) {
+            float score = cpu_cache_score(&bed.cache, view.pages[i / slots])[i % slots];
+            int32_t pos = cpu_cache_entry_pos(&bed.cache, &view, i);
             cr_assert_eq(score >= 0, pos < 150 - WINDOW, "position %d: %g", pos, (double)score);
             remembered += score == 1;
         }

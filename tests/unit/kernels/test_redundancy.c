@@ -128,7 +128,7 @@ Test(redundancy, alone_it_decides_what_is_kept) {
     stream = cpu_cache_stream(&bed.cache, 0, 0, 0);
     cr_assert_eq(stream.length, KEEP);
     for (int i = 0, at = 0; i < CANDIDATES; i++) {
-        bool kept = cpu_cache_entry_pos(&bed.cache, stream.pages, at) == i;
+        bool kept = cpu_cache_entry_pos(&bed.cache, &stream, at) == i;
         at += kept;
         if (kept) most_kept = fmaxf(most_kept, redundant[i]);
         if (!kept) least_gone = fminf(least_gone, redundant[i]);

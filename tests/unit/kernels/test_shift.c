@@ -100,7 +100,7 @@ static void append(struct cpu_cache *cache, int slot, int32_t pos, int32_t count
             struct place p = find(cache, slot, stream, length - count + i);
             float row[DIM];
             for (int d = 0; d < DIM; d++) row[d] = noise(stream, p.pos, d);
-            cpu_cache_store_row(cache, p.page, false, p.at, row);
+            cpu_cache_store_row(cache, cpu_cache_layer(cache, stream), p.page, false, p.at, row);
         }
     check(cache);
 }
@@ -128,8 +128,8 @@ static float *keys_of(const struct cpu_cache *cache, int slot) {
         for (int32_t i = 0; i < *cpu_cache_length(cache, slot, stream); i++) {
             struct place p = find(cache, slot, stream, i);
             float *row = out + (size_t)(stream * POSITIONS + i) * DIM;
-            cpu_cache_wide_row(cache, p.page, false, p.at, row);
-            cpu_cache_rotate(cache, row);
+            cpu_cache_wide_row(cache, cpu_cache_layer(cache, stream), p.page, false, p.at, row);
+            cpu_cache_rotate(cache, row, DIM);
         }
     return out;
 }

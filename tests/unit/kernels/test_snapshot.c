@@ -10,11 +10,15 @@
 #define WINDOW  5
 #define LENGTH  23
 
+static const struct kern_heads *unequal; /* heads of the layers; NULL: equal ones */
+
+/* `page_slots` 0: as many as there are. */
 static struct cpu_cache open_cache(enum kern_dtype dtype, int page_slots) {
     struct kern_cache_options options = {.layers = 2,
-                                         .heads_q = 6,
-                                         .heads_kv = 3,
-                                         .head_dim = 256,
+                                         .heads_q = unequal ? 4 : 6,
+                                         .heads_kv = unequal ? 4 : 3,
+                                         .head_dim = unequal ? 512 : 256,
+                                         .heads = unequal,
                                          .dtype = dtype,
                                          .pages = 200,
                                          .slots = 4,
@@ -22,8 +26,11 @@ static struct cpu_cache open_cache(enum kern_dtype dtype, int page_slots) {
     struct cpu_cache cache;
     struct fault fault = {0};
     cr_assert_eq(cpu_cache_open(&cache, &options, 1, &fault), 0, "%s", fault.text);
+    if (page_slots == 0) return cache;
     cr_assert_leq(page_slots, cache.page_slots);
     cache.page_slots = page_slots; /* another layout: the rest of each page stays unused */
+    for (int i = 0; i < cache.options.layers; i++)
+        cache.layers[i].page_slots = cache.shapes[i].page_slots = page_slots;
     return cache;
 }
 
@@ -38,7 +45,8 @@ static void fill(struct cpu_cache *cache, int slot, int32_t count, int32_t windo
     cr_assert_eq(cpu_cache_begin_step(cache, &batch), 0);
     content_write(cache, slot, 8, count);
     for (int layer = 0; layer < 2 && window > 0; layer++)
-        for (int i = 0; i < window * 6 * 256; i++)
+        for (int i = 0; i < window * (int)(cpu_cache_query_bytes(cache, layer) / sizeof(float));
+             i++)
             cpu_cache_query(cache, slot, layer, 0)[i] = (float)(layer * 7919 + i);
     struct kern_evict due = {.slot = slot, .tokens = count, .budget = count / 2 + 1, .rule = &rule};
     cr_assert_eq(cpu_cache_evict(cache, &due, 1), 0);
@@ -114,6 +122,16 @@ static void round_trip(enum kern_dtype dtype, int from_slots, int to_slots, int3
     free_all(back);
     cpu_cache_close(&from);
     cpu_cache_close(&to);
+}
+
+/* Layers whose heads differ. */
+Test(snapshot, comes_back_with_unequal_layers) {
+    static const struct kern_heads heads[] = {{4, 256}, {2, 512}};
+    unequal = heads;
+    round_trip(KERN_F32, 0, 0, 0);
+    round_trip(KERN_BF16, 0, 0, WINDOW);
+    round_trip(KERN_ROW8, 0, 0, WINDOW);
+    unequal = NULL;
 }
 
 Test(snapshot, comes_back_bit_for_bit_in_any_layout) {

@@ -84,7 +84,7 @@ static void keep(void *arg, int layer, enum role role, const float *inputs, int 
     struct seen *s = arg;
     const struct model_config *c = &s->model->config;
     const size_t at = (size_t)(layer * TOKENS + s->pos), d = (size_t)c->d_model;
-    const size_t width = (size_t)qkv_width(c);
+    const size_t width = (size_t)qkv_width(c, 0);
     if (role == ROLE_Q) {
         memcpy(s->x + at * d, s->model->scratch.x, (size_t)rows * d * sizeof(float));
         memcpy(s->normed + at * d, inputs, (size_t)rows * d * sizeof(float));
@@ -101,7 +101,7 @@ static void watch_text(struct seen *s, struct model *model) {
     *s = (struct seen){.model = model,
                        .x = mem_must_alloc(rows * (size_t)c->d_model, sizeof(float)),
                        .normed = mem_must_alloc(rows * (size_t)c->d_model, sizeof(float)),
-                       .qkv = mem_must_alloc(rows * (size_t)qkv_width(c), sizeof(float))};
+                       .qkv = mem_must_alloc(rows * (size_t)qkv_width(c, 0), sizeof(float))};
     draw_tokens(tokens, TOKENS);
     model->watch = keep;
     model->watch_arg = s;
@@ -128,7 +128,7 @@ struct attended {
 
 static const float *head_at(const struct seen *s, int layer, int t, int head) {
     const struct model_config *c = &s->model->config;
-    return s->qkv + (size_t)(layer * TOKENS + t) * (size_t)qkv_width(c) +
+    return s->qkv + (size_t)(layer * TOKENS + t) * (size_t)qkv_width(c, 0) +
            (size_t)head * (size_t)c->head_dim;
 }
 
@@ -186,7 +186,7 @@ static void add_changes(const struct seen *s, const struct worth_text *text, int
             for (int r = 0; r < c->d_model && a > 0; r++) {
                 double moved = 0;
                 for (int j = 0; j < d; j++)
-                    moved += w[r * q_width(c) + head * d + j] * a / rest * (o[j] - (double)v[j]);
+                    moved += w[r * q_width(c, 0) + head * d + j] * a / rest * (o[j] - (double)v[j]);
                 change += moved * moved;
             }
             worths[(t / WORTH_WINDOW * c->heads_kv + kv) * text->entries + i] +=
@@ -200,7 +200,7 @@ static void find_factors(const struct seen *s, int layer, const double *outputs,
                          double *factors) {
     const struct model_config *c = &s->model->config;
     const struct layer *parts = &s->model->layers[layer];
-    const int width = q_width(c), d = c->d_model;
+    const int width = q_width(c, 0), d = c->d_model;
     double *y = mem_must_alloc((size_t)d, sizeof *y);
     for (int t = 0; t < TOKENS; t++) {
         const float *x = s->x + (size_t)(layer * TOKENS + t) * (size_t)d;

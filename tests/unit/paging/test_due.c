@@ -157,11 +157,11 @@ Test(reserve, pages_are_the_worst_spread) {
                     struct reserve_shape shape = {
                         layers, heads, slots, 1, 1, 0, .sliding_layers = 0};
                     int streams = layers * heads;
-                    int64_t pages = reserve_pages(&shape, &params, average);
+                    int64_t pages = reserve_pages(&shape, &params, average, average);
                     cr_assert_eq(pages, most_pages(streams, streams * average, slots),
                                  "%d streams, %d slots, %d", streams, slots, average);
                     /* Dropped tokens leave the streams of trimkv unequal too. */
-                    cr_assert_eq(reserve_pages(&shape, &trimkv, average), pages);
+                    cr_assert_eq(reserve_pages(&shape, &trimkv, average, average), pages);
                 }
 }
 
@@ -172,8 +172,10 @@ Test(reserve, equal_streams_round_up_each) {
         int average, pages;
     } cases[] = {{0, 0}, {1, 6}, {16, 6}, {17, 12}, {32, 12}, {33, 18}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cr_assert_eq(reserve_pages(&shape, &full, cases[i].average), cases[i].pages);
-        cr_assert_eq(reserve_pages(&shape, &streaming, cases[i].average), cases[i].pages);
+        cr_assert_eq(reserve_pages(&shape, &full, cases[i].average, cases[i].average),
+                     cases[i].pages);
+        cr_assert_eq(reserve_pages(&shape, &streaming, cases[i].average, cases[i].average),
+                     cases[i].pages);
     }
 }
 
@@ -181,9 +183,40 @@ Test(reserve, equal_streams_round_up_each) {
 Test(reserve, streams_with_windows_are_unequal) {
     struct reserve_shape shape = {3, 2, 16, 1, 1, 0, .sliding_layers = 1};
     struct kv_params full = params_of("full", 1, 0, 1), streaming = params_of("streaming", 8, 4, 8);
-    cr_assert_eq(reserve_pages(&shape, &full, 32), 12);
-    cr_assert_eq(reserve_pages(&shape, &streaming, 32), 6 * (32 + 15) / 16);
-    cr_assert_eq(reserve_pages(&shape, &streaming, 1), 6);
+    cr_assert_eq(reserve_pages(&shape, &full, 32, 32), 12);
+    cr_assert_eq(reserve_pages(&shape, &streaming, 32, 32), 6 * (32 + 15) / 16);
+    cr_assert_eq(reserve_pages(&shape, &streaming, 1, 1), 6);
+}
+
+/* Layers whose pages hold fewer entries may hold most of a sequence, up to a stream's tokens. */
+Test(reserve, small_pages_may_hold_most_entries) {
+    struct kv_params params = params_of("global", 8, 4, 8), full = params_of("full", 1, 0, 1);
+    static const int slots[][2] = {{2, 4}, {4, 2}, {3, 5}, {4, 8}, {8, 3}};
+    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++)
+        for (int layers = 2; layers <= 4; layers++)
+            for (int average = 1; average <= 9; average++)
+                for (int tokens = average; tokens <= 4 * average; tokens++) {
+                    const struct reserve_shape shape = {.layers = layers,
+                                                        .heads_kv = 1,
+                                                        .page_slots = slots[i][0],
+                                                        .sliding_layers = layers - 1,
+                                                        .sliding_heads_kv = 2,
+                                                        .sliding_page_slots = slots[i][1]};
+                    const int sliding = 2 * (layers - 1), all = (1 + sliding) * average;
+                    const int64_t pages = reserve_pages(&shape, &params, average, tokens);
+                    int most = 0;
+                    for (int few = 0; few <= tokens && few <= all; few++) {
+                        if (all - few > sliding * tokens) continue;
+                        const int here = most_pages(1, few, slots[i][0]) +
+                                         most_pages(sliding, all - few, slots[i][1]);
+                        most = here > most ? here : most;
+                    }
+                    cr_assert(pages >= most && pages <= most + 1, "%lld pages, at most %d",
+                              (long long)pages, most);
+                    cr_assert_eq(reserve_pages(&shape, &full, average, tokens),
+                                 (average + slots[i][0] - 1) / slots[i][0] +
+                                     sliding * ((average + slots[i][1] - 1) / slots[i][1]));
+                }
 }
 
 /* The most entries per stream, on average, that the fullest of four ranks may have. */
@@ -231,8 +264,8 @@ Test(reserve, what_was_not_evicted_is_even) {
     cr_assert_eq(reserve_rank_peak(&shape, &global, &fresh, 90), 90);
     cr_assert_eq(reserve_rank_peak(&shape, &global, &brief, 120), 250); /* no more than there are */
     cr_assert_eq(reserve_rank_peak(&shape, &full, &brief, 250), 250);
-    cr_assert_eq(reserve_pages(&shape, &full, 250), 6 * 16); /* 24 streams in all */
-    cr_assert_eq(reserve_pages(&shape, &global, 120), 6 * (120 + 15) / 16);
+    cr_assert_eq(reserve_pages(&shape, &full, 250, 250), 6 * 16); /* 24 streams in all */
+    cr_assert_eq(reserve_pages(&shape, &global, 120, 120), 6 * (120 + 15) / 16);
 }
 
 /* 60 entries a stream, 130 on the fullest rank; M = 100, cap 1.25. */

@@ -263,7 +263,8 @@ Test(methods, a_full_pool_changes_nothing) {
             life.kv.buffer = 80;
             bed.kern = NULL;
             cr_assert(open_bed(&bed, 1, 1, KERN_F32, 1));
-            bed.kern->ops->cache_info(KERN_F32, DIM, &info);
+            const struct kern_cache_options shape = {.dtype = KERN_F32, .head_dim = DIM};
+            bed.kern->ops->cache_info(&shape, &info);
             int64_t pages = (99 + info.page_slots - 1) / info.page_slots * STREAMS + spare;
             close_bed(&bed);
             cr_assert(open_bed(&bed, 1, 1, KERN_F32, pages));
