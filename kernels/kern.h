@@ -414,7 +414,8 @@ struct kern_rope {
     struct kern_query_scale query_scale;
     int layer;           /* the cache's number of the layer whose heads the rows have */
     bool queries;        /* rows have queries alone */
-    const float *v_norm; /* [head_dim] weights of an RMSNorm of each value; NULL: none */
+    const float *v_norm; /* [head_dim] weights of an RMSNorm of each value, backend memory; NULL:
+                            none */
 };
 
 /* Retention gate of one layer (TRIM-KV, arXiv 2512.03324; global gates, arXiv 2605.09649):
@@ -760,6 +761,12 @@ struct kern_ops {
     void (*glu)(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
                 enum kern_activation activation); /* y[r, j] = activation(gate_up[r, j]) *
                                                      gate_up[r, d_ff + j] */
+    /* y[r, j] = activation(gate[r, j]) * up[r, j]; rows of `up` begin up_stride numbers after one
+     * another. NULL: this backend has none. */
+    void (*glu_apart)(struct kern *kern, float *y, const float *gate, const float *up,
+                      int64_t up_stride, int rows, int dim, enum kern_activation activation);
+    /* x[r, j] *= *factor, backend memory. NULL: this backend has none. */
+    void (*scale)(struct kern *kern, float *x, const float *factor, int rows, int dim);
     /* x[r, j] *= sigmoid(gates[r, j]), or sigmoid(gates[r]) with one gate for each row. */
     void (*open_gates)(struct kern *kern, float *x, const float *gates, int rows, int dim,
                        bool one);

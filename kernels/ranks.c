@@ -386,6 +386,7 @@ struct op {
     const struct kern_experts *experts;
     const int32_t *index; /* host memory: tokens or rows */
     int rows, dim, layer, width;
+    int64_t stride;
     float eps, scale;
     enum kern_matmul_mode mode;
     enum kern_activation activation;
@@ -500,6 +501,42 @@ static void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, 
     ranks_each(ranks, glu_on, &op);
 }
 
+static void glu_apart_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct op *op = arg;
+    kern->ops->glu_apart(kern, on(op->y, rank), on(op->a, rank), on(op->b, rank), op->stride,
+                         op->rows, op->dim, op->activation);
+}
+
+/* Every rank computes all of it. */
+static void op_glu_apart(struct kern *kern, float *y, const float *gate, const float *up,
+                         int64_t up_stride, int rows, int dim, enum kern_activation activation) {
+    struct ranks *ranks = ranks_of(kern);
+    struct op op = {.a = view_as(ranks, gate, false),
+                    .b = view_as(ranks, up, false),
+                    .y = view_to(ranks, y, false),
+                    .stride = up_stride,
+                    .rows = rows,
+                    .dim = dim,
+                    .activation = activation};
+    ranks_each(ranks, glu_apart_on, &op);
+}
+
+static void scale_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct op *op = arg;
+    kern->ops->scale(kern, on(op->y, rank), on(op->a, rank), op->rows, op->dim);
+}
+
+static void op_scale(struct kern *kern, float *x, const float *factor, int rows, int dim) {
+    struct ranks *ranks = ranks_of(kern);
+    struct op op = {.y = view_as(ranks, x, false),
+                    .a = view_as(ranks, factor, false),
+                    .rows = rows,
+                    .dim = dim};
+    ranks_each(ranks, scale_on, &op);
+}
+
 static void open_gates_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
@@ -576,7 +613,9 @@ static void op_gate(struct kern *kern, float *log_beta, const float *x,
 static void rope_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->qk_rope(kern, on(op->y, rank), on(op->a, rank), on(op->b, rank), op->eps, op->rope,
+    struct kern_rope rope = *op->rope;
+    rope.v_norm = on(op->x, rank);
+    kern->ops->qk_rope(kern, on(op->y, rank), on(op->a, rank), on(op->b, rank), op->eps, &rope,
                        op->batch);
 }
 
@@ -586,6 +625,7 @@ static void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const
     struct op op = {.y = view_as(ranks, qkv, true),
                     .a = view_as(ranks, q_norm, false),
                     .b = view_as(ranks, k_norm, false),
+                    .x = view_as(ranks, rope->v_norm, false),
                     .eps = eps,
                     .rope = rope,
                     .batch = batch};
@@ -835,6 +875,8 @@ static const struct kern_ops table = {
     .soft_cap = op_soft_cap,
     .qk_norm = op_qk_norm,
     .glu = op_glu,
+    .glu_apart = op_glu_apart,
+    .scale = op_scale,
     .open_gates = op_open_gates,
     .experts = op_experts,
     .gather_rows = op_gather_rows,
@@ -895,6 +937,8 @@ static void fill_ops(struct ranks *ranks) {
     if (!own->short_conv) ranks->ops.short_conv = NULL;
     if (!own->delta) ranks->ops.delta = NULL;
     if (!own->mamba) ranks->ops.mamba = NULL;
+    if (!own->glu_apart) ranks->ops.glu_apart = NULL;
+    if (!own->scale) ranks->ops.scale = NULL;
     if (!own->cache_fit) ranks->ops.cache_fit = NULL;
     if (!own->bind) ranks->ops.bind = NULL;
 }

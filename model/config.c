@@ -91,8 +91,11 @@ struct family {
     bool granite_hybrid; /* names of its own, and position_embedding_type says whether layers rotate
                           */
     const char *shared_width; /* the field that has the width of the network beside experts */
-    bool muse; /* gates, fixed norms of embeddings, queries and keys, scaled logits */
+    bool
+        gemma4; /* heads by kind of layer, keys and values that layers share, embeddings for each */
+    bool muse;  /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */
+    int each_embed; /* hidden_size_per_layer_input */
     int heads_q, heads_kv, vocab, positions;
 };
 
@@ -178,6 +181,31 @@ static const struct family families[] = {
     {"GraniteMoeHybridForCausalLM", "granitemoehybrid", 0, .factors = true,
      .experts = EXPERTS_ALL_LAYERS, .mamba = true, .granite_hybrid = true,
      .shared_width = "shared_intermediate_size"},
+    {"Gemma4ForCausalLM",
+     "gemma4_text",
+     256,
+     .rope_theta = 1e6,
+     .partial_rotary = 0.25,
+     .sliding_window = 512,
+     .qk_norm = true,
+     .windows = WINDOWS_PATTERN,
+     .pattern = 6,
+     .local_rope = true,
+     .local_theta = 10000,
+     .tied_embeddings = true,
+     .norms_around = true,
+     .logit_cap = -1,
+     .gemma4 = true,
+     .each_embed = 256,
+     .heads_q = 8,
+     .heads_kv = 4,
+     .vocab = 262144,
+     .positions = 131072},
+    {"Gemma4UnifiedForCausalLM", "gemma4_unified_text", 256, .rope_theta = 1e6,
+     .partial_rotary = 0.25, .sliding_window = 1024, .qk_norm = true, .windows = WINDOWS_PATTERN,
+     .pattern = 6, .local_rope = true, .local_theta = 10000, .tied_embeddings = true,
+     .norms_around = true, .logit_cap = -1, .gemma4 = true, .heads_q = 8, .heads_kv = 4,
+     .vocab = 262144, .positions = 262144},
     {"Ministral3ForCausalLM", "ministral3", 128, .rms_eps = 1e-5, .windows = WINDOWS_ALL,
      .query_scale = true},
 };
@@ -195,7 +223,6 @@ static const char *reason_of(const char *name) {
         {"deepseek", " (attention over latent vectors)"},
         {"NemotronH", " (layers with a recurrent state)"},
         {"FalconH1", " (layers with a recurrent state)"},
-        {"Gemma4", " (layers of several widths, keys and values shared between layers)"},
         {"Gemma3n", " (embeddings for each layer, keys and values shared between layers)"},
         {"Llama4", " (its shared expert, and attention in chunks)"},
         {"llama4", " (its shared expert, and attention in chunks)"},
@@ -213,7 +240,8 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         "Glm, Glm4, Glm4Moe, Dots1, Ernie4_5_Moe, MiniMaxM2, Qwen2Moe, Qwen3Moe, Mixtral, Olmoe, "
         "Lfm2, Lfm2Moe, Qwen3Next, Qwen3_5, Qwen3_5Moe, GraniteMoeHybrid, GptOss (ForCausalLM); "
         "the text of Qwen3VL, "
-        "Qwen3VLMoe, Qwen2_5_VL, Qwen3_5, Qwen3_5Moe, Gemma3, Mistral3, MuseGlimmer "
+        "Qwen3VLMoe, Qwen2_5_VL, Qwen3_5, Qwen3_5Moe, Gemma3, Gemma4, Gemma4Unified, "
+        "Mistral3, MuseGlimmer "
         "(ForConditionalGeneration)",
         value, reason_of(value));
 }
@@ -265,6 +293,8 @@ static const struct multimodal {
     {"Gemma3ForConditionalGeneration", "gemma3", "gemma3_text"},
     {"Mistral3ForConditionalGeneration", "mistral3", "mistral"},
     {"MuseGlimmerForConditionalGeneration", "muse_glimmer", "muse_glimmer_text"},
+    {"Gemma4ForConditionalGeneration", "gemma4", "gemma4_text"},
+    {"Gemma4UnifiedForConditionalGeneration", "gemma4_unified", "gemma4_unified_text"},
 };
 
 static int no_memory(struct fault *fault) {
@@ -402,6 +432,12 @@ static const char *const optional_fields[] = {
     "sliding_window",
     "sliding_window_pattern",
     "layer_types",
+    "use_bidirectional_attention",
+    "num_global_key_value_heads",
+    "num_kv_shared_layers",
+    "hidden_size_per_layer_input",
+    "enable_moe_block",
+    "top_k_experts",
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "no_rope_layers",
@@ -533,6 +569,13 @@ static const struct own_field {
     OWN("final_logit_softcapping", logit_cap),
     OWN("qk_scale_factor", muse),
     OWN("output_multiplier", muse),
+    OWN("global_head_dim", gemma4),
+    OWN("per_layer_config", gemma4),
+    OWN("num_global_key_value_heads", gemma4),
+    OWN("num_kv_shared_layers", gemma4),
+    OWN("attention_k_eq_v", gemma4),
+    OWN("use_double_wide_mlp", gemma4),
+    OWN("hidden_size_per_layer_input", gemma4),
     OWN("conv_L_cache", lfm2),
     OWN("num_dense_layers", lfm2),
     OWN("post_norm_eps", muse),
@@ -608,13 +651,18 @@ static int refuse_attention_types(const cJSON *root, struct fault *fault) {
 }
 
 static int refuse_values(const cJSON *root, const struct family *family, struct fault *fault) {
-    const char *known = family->gemma ? "gelu_pytorch_tanh" : "silu", *act = known;
-    const char *key = family->gemma || family->muse ? "hidden_activation" : "hidden_act";
+    const char *known = family->gemma || family->gemma4 ? "gelu_pytorch_tanh" : "silu";
+    const char *act = known;
+    const char *key =
+        family->gemma || family->gemma4 || family->muse ? "hidden_activation" : "hidden_act";
+    const cJSON *both = json_get(root, "use_bidirectional_attention");
+    const bool of_pictures = cJSON_IsString(both) && strcmp(both->valuestring, "vision") == 0;
     bool mlp_bias = false, bidirectional = false, use_bias = false;
     int rc = json_bool(root, NULL, "mlp_bias", &mlp_bias, fault);
     if (!rc) rc = json_bool(root, NULL, "use_bias", &use_bias, fault);
     if (!rc) rc = json_str(root, NULL, key, &act, fault);
-    if (!rc) rc = json_bool(root, NULL, "use_bidirectional_attention", &bidirectional, fault);
+    if (!rc && !of_pictures)
+        rc = json_bool(root, NULL, "use_bidirectional_attention", &bidirectional, fault);
     if (!rc) rc = refuse_attention_types(root, fault);
     if (rc) return rc;
     if (mlp_bias || use_bias)
@@ -781,6 +829,7 @@ static int fill_still(struct model_config *out, struct fault *fault) {
 static int number_layers(struct model_config *out, struct fault *fault) {
     for (int i = 0; i < out->layers; i++) {
         struct model_layer_config *layer = &out->per_layer[i];
+        if (layer->reads) continue; /* the index of the layer that it reads */
         layer->index = layer->mixer == MIXER_ATTENTION ? out->cache_layers++ : out->state_layers++;
         if (layer->heads_kv) continue;
         layer->heads_kv = out->heads_kv;
@@ -789,6 +838,88 @@ static int number_layers(struct model_config *out, struct fault *fault) {
     if (out->cache_layers) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "layer_types",
                      "models without a layer with attention are not supported");
+}
+
+/* transformers, Gemma4: the last layers attend to the keys and values of the last one of their kind
+ * before them. */
+static int share_entries(struct model_config *out, int64_t shared, struct fault *fault) {
+    const int first = out->layers - (int)shared;
+    for (int i = first; i < out->layers; i++) {
+        const bool sliding = out->per_layer[i].sliding_window > 0;
+        int from = first - 1;
+        while (from >= 0 && (out->per_layer[from].sliding_window > 0) != sliding) from--;
+        if (from < 0)
+            return fault_set(fault, ERR_INVALID, "num_kv_shared_layers",
+                             "no layer of the kind of layer %d has keys and values", i);
+        out->per_layer[i].reads = true;
+        out->per_layer[i].index = from; /* layers that read are behind all others */
+    }
+    return 0;
+}
+
+/* The heads of layers that have others, as transformers 5.24 writes them; else *dim and *heads stay
+ * what they are. All layers of a kind have equal ones. */
+static int read_layer_heads(const cJSON *root, const struct model_config *c, int64_t *dim,
+                            int64_t *heads, struct fault *fault) {
+    static const char name[] = "per_layer_config";
+    const cJSON *list = json_get(root, name);
+    bool first = true;
+    for (int i = 0; i < c->layers && list; i++) {
+        int64_t own[2] = {c->head_dim, c->heads_kv};
+        char index[16];
+        snprintf(index, sizeof index, "%d", i);
+        const cJSON *layer = json_get(list, index);
+        const bool sliding = c->per_layer[i].sliding_window > 0;
+        int rc = json_int(layer, name, "head_dim", 2, 1024, &own[0], fault);
+        if (!rc) rc = json_int(layer, name, "num_key_value_heads", 1, 1024, &own[1], fault);
+        if (rc) return rc;
+        if (!sliding && first) {
+            *dim = own[0];
+            *heads = own[1];
+            first = false;
+        }
+        if (sliding ? own[0] != c->head_dim || own[1] != c->heads_kv
+                    : own[0] != *dim || own[1] != *heads)
+            return fault_set(fault, ERR_UNSUPPORTED, name,
+                             "layers of one kind with heads that differ (%d) are not supported", i);
+    }
+    return 0;
+}
+
+/* transformers, Gemma4TextConfig: heads of another size, and perhaps another number of KV heads, in
+ * layers without a window. */
+static int read_kinds(const cJSON *root, struct model_config *out, struct fault *fault) {
+    int64_t dim = 512, heads = out->heads_kv, shared = 0;
+    bool equal = false, wide = false;
+    int rc = json_bool(root, NULL, "attention_k_eq_v", &equal, fault);
+    if (!rc) rc = json_bool(root, NULL, "use_double_wide_mlp", &wide, fault);
+    if (!rc) rc = json_int(root, NULL, "global_head_dim", 2, 1024, &dim, fault);
+    if (!rc && equal)
+        rc = json_int(root, NULL, "num_global_key_value_heads", 1, 1024, &heads, fault);
+    if (!rc) rc = json_int(root, NULL, "num_kv_shared_layers", 1, out->layers - 1, &shared, fault);
+    if (!rc) {
+        out->per_layer[out->layers - 1].sliding_window = 0; /* also where the file says otherwise */
+        out->per_layer[out->layers - 1].local = false;
+        rc = read_layer_heads(root, out, &dim, &heads, fault);
+    }
+    if (rc) return rc;
+    if (dim % 2 || out->heads_q % heads)
+        return fault_set(
+            fault, ERR_INVALID, dim % 2 ? "global_head_dim" : "num_global_key_value_heads",
+            "%lld does not suit %d query heads", (long long)(dim % 2 ? dim : heads), out->heads_q);
+    for (int i = 0; i < out->layers; i++) {
+        struct model_layer_config *layer = &out->per_layer[i];
+        const bool sliding = layer->sliding_window > 0;
+        layer->heads_kv = sliding ? out->heads_kv : (int)heads;
+        layer->head_dim = sliding ? out->head_dim : (int)dim;
+        layer->keys_are_values = equal && !sliding;
+        layer->wide_ff = wide && i >= out->layers - (int)shared;
+    }
+    out->global_dim = (int)dim;
+    out->local_dim = out->head_dim;
+    if (dim > out->head_dim) out->head_dim = (int)dim;
+    if (heads > out->heads_kv) out->heads_kv = (int)heads;
+    return share_entries(out, shared, fault);
 }
 
 /* Without "layer_types" every n-th layer has attention. */
@@ -810,6 +941,7 @@ static int read_layers(const cJSON *root, const struct family *family, struct mo
     if (!rc) rc = read_rotated(root, family, out, fault);
     if (!rc && family->still_globals) rc = stop_globals(root, family, out, fault);
     if (!rc && family->delta) rc = read_interval(root, out, fault);
+    if (!rc && family->gemma4) rc = read_kinds(root, out, fault);
     if (!rc) rc = number_layers(out, fault);
     return rc ? rc : fill_still(out, fault);
 }
@@ -976,6 +1108,35 @@ static int read_gemma(const cJSON *root, struct model_config *out, struct fault 
     int rc = json_num(root, NULL, "query_pre_attn_scalar", 1e-3, 1e6, &scalar, fault);
     out->attend_scale = (float)(1 / sqrt(scalar));
     return rc;
+}
+
+/* transformers, Gemma4: norms by w, also of values, without weights; products of queries and keys
+ * as they are. */
+static int read_gemma4(const cJSON *root, const struct family *family, struct model_config *out,
+                       struct fault *fault) {
+    const char *each = "hidden_size_per_layer_input";
+    int64_t size = has_field(root, each) ? 0 : family->each_embed, vocab = out->vocab;
+    bool routed = false;
+    int rc = json_int(root, NULL, each, 1, 1 << 16, &size, fault);
+    if (!rc) rc = json_int(root, NULL, "vocab_size_per_layer_input", 1, 1 << 22, &vocab, fault);
+    if (!rc) rc = json_bool(root, NULL, "enable_moe_block", &routed, fault);
+    if (rc) return rc;
+    if (routed || out->qkv_bias)
+        return fault_set(fault, ERR_UNSUPPORTED, routed ? "enable_moe_block" : "attention_bias",
+                         "true is not supported in %s models", family->model_type);
+    if (size && vocab != out->vocab)
+        return fault_set(fault, ERR_UNSUPPORTED, "vocab_size_per_layer_input",
+                         "%lld beside a vocabulary of %d is not supported", (long long)vocab,
+                         out->vocab);
+    out->embed_scale = sqrtf((float)out->d_model);
+    out->attend_scale = 1;
+    out->activation = KERN_GELU_TANH;
+    out->v_norms = out->layer_scales = true;
+    out->v_norm = 1;
+    out->each_embed = (int)size;
+    out->embeds_each = size > 0;
+    out->each_norm_scale = sqrtf(0.5f);
+    return 0;
 }
 
 /* transformers, MuseGlimmer: norms by 1 + w but for the last one; norms without weights of the
@@ -1202,14 +1363,16 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc && family->gemma) rc = read_gemma(root, out, fault);
     if (!rc && family->gpt_oss) rc = read_gpt_oss(root, out, fault);
     if (!rc && family->muse) rc = read_muse(root, out, fault);
+    if (!rc && family->gemma4) rc = read_gemma4(root, family, out, fault);
     if (!rc && family->lfm2) rc = read_lfm2(root, family, out, fault);
     if (!rc && family->delta) rc = read_delta(root, family, out, fault);
     if (!rc && family->mamba) rc = read_mamba(root, family, out, fault);
     if (!rc && family->granite_hybrid) rc = read_granite_width(root, out, fault);
     if (!rc && family->attend_cap > 0)
         rc = read_cap(root, "attn_logit_softcapping", family->attend_cap, &out->attend_cap, fault);
-    if (!rc && family->logit_cap > 0)
-        rc = read_cap(root, "final_logit_softcapping", family->logit_cap, &out->logit_cap, fault);
+    if (!rc && family->logit_cap != 0)
+        rc = read_cap(root, "final_logit_softcapping", fmax(family->logit_cap, 0), &out->logit_cap,
+                      fault);
     return rc;
 }
 
@@ -1324,8 +1487,9 @@ static int read_config(cJSON *root, int context, struct model_config *out, struc
     if (!rc) rc = read_dtype(root, out, fault);
     if (!rc) rc = read_tokens(root, out, fault);
     if (rc) return rc;
-    const struct model_rope rope = {family->rope_theta, family->local_rope, family->local_theta,
-                                    family->partial_rotary, family->query_scale};
+    const struct model_rope rope = {
+        family->rope_theta,     family->local_rope,  family->local_theta,
+        family->partial_rotary, family->query_scale, family->gemma4 ? "proportional" : "default"};
     return model_config_read_rope(root, &rope, context, out, fault);
 }
 
@@ -1338,7 +1502,7 @@ static int fill_cache_layers(struct model_config *out, struct fault *fault) {
         return fault_set(fault, ERR_NOMEM, "num_hidden_layers", "out of memory");
     for (int i = 0; i < out->layers; i++) {
         const struct model_layer_config *layer = &out->per_layer[i];
-        if (layer->mixer != MIXER_ATTENTION) continue;
+        if (!holds_entries(layer)) continue;
         if (layer->rotated)
             out->rotations[layer->index] = layer->local ? out->inv_freq_local : out->inv_freq;
         out->heads[layer->index] = (struct kern_heads){layer->heads_kv, layer->head_dim};
@@ -1398,7 +1562,11 @@ int routed_layers(const struct model_config *config) {
 }
 
 int dense_width(const struct model_config *config) {
-    return routed_layers(config) < config->layers ? config->d_ff : 0;
+    int widest = 0;
+    for (int i = 0; i < config->layers; i++)
+        if (!config->per_layer[i].routed && ff_width(config, i) > widest)
+            widest = ff_width(config, i);
+    return widest;
 }
 
 bool model_config_rotates_alike(const struct model_config *config) {
@@ -1411,7 +1579,8 @@ bool model_config_rotates_alike(const struct model_config *config) {
 
 int model_config_sliding_layers(const struct model_config *config) {
     int count = 0;
-    for (int i = 0; i < config->layers; i++) count += config->per_layer[i].sliding_window > 0;
+    for (int i = 0; i < config->layers; i++)
+        count += config->per_layer[i].sliding_window > 0 && !config->per_layer[i].reads;
     return count;
 }
 

@@ -16,10 +16,12 @@ struct rope {
     const cJSON *node; /* rope_parameters, rope_scaling or NULL */
     const char *path;
     double theta;
-    int dims; /* dimensions of a head that rotate */
+    int dims;          /* dimensions of a head that rotate */
+    double proportion; /* proportional: the part of them that does */
     int max_positions, context;
     double factor, low, high, original; /* llama3; the others share factor and original */
     const cJSON *factors;               /* longrope, factors: [dims / 2] */
+    bool whole;                         /* rope_parameters without partial_rotary_factor say 1 */
     bool nested;                /* rope_parameters may have one object for each layer type */
     double ramp_low, ramp_high; /* yarn, in frequency indexes */
     double attention;
@@ -174,6 +176,16 @@ static double rope_yarn(const struct rope *rope, int j, double inv) {
     return inv / rope->factor * ramp + inv * (1 - ramp);
 }
 
+/* Gemma 4: frequencies are those of the whole head, and the pairs behind a part do not rotate. */
+static int rope_read_proportional(struct rope *rope, struct fault *fault) {
+    rope->factor = 1;
+    return json_num(rope->node, rope->path, "factor", 1, 1e6, &rope->factor, fault);
+}
+
+static double rope_proportional(const struct rope *rope, int j, double inv) {
+    return j < (int)(rope->proportion * rope->dims / 2) ? inv / rope->factor : 0;
+}
+
 /* "dynamic" is missing on purpose: it changes keys that are in the cache already. */
 static const struct rope_kind {
     const char *name;
@@ -188,6 +200,7 @@ static const struct rope_kind {
     {"longrope", rope_read_longrope, rope_by_factors},
     {"su", rope_read_longrope, rope_by_factors}, /* former name of longrope */
     {"factors", rope_read_factors, rope_by_factors},
+    {"proportional", rope_read_proportional, rope_proportional},
 };
 
 /* Old files: rope_theta and rope_scaling {type | rope_type, ...}; new: rope_parameters with all.
@@ -221,13 +234,14 @@ static int rope_find(const cJSON *root, int head_dim, double *rotary, struct rop
     if (rope->node && !cJSON_IsObject(rope->node))
         return fault_set(fault, ERR_INVALID, rope->path, "expected an object per layer type");
     if (!rope->node) return 0;
+    if (rope->whole) *rotary = 1;
     rc = json_num(rope->node, rope->path, "rope_theta", 1.5, 1e12, &rope->theta, fault);
     return rc ? rc : json_num(rope->node, rope->path, "partial_rotary_factor", 0, 1, rotary, fault);
 }
 
-static int rope_find_kind(const struct rope *rope, const struct rope_kind **out,
+static int rope_find_kind(const struct rope *rope, const char *absent, const struct rope_kind **out,
                           struct fault *fault) {
-    const char *key = json_get(rope->node, "rope_type") ? "rope_type" : "type", *name = "default";
+    const char *key = json_get(rope->node, "rope_type") ? "rope_type" : "type", *name = absent;
     int rc = json_str(rope->node, rope->path, key, &name, fault);
     if (rc) return rc;
     for (size_t i = 0; i < sizeof rope_kinds / sizeof rope_kinds[0]; i++) {
@@ -264,7 +278,7 @@ static int fill_freq(const struct rope *rope, double (*scale)(const struct rope 
 /* The rotation of layers with windows: without scaling. */
 static int read_local_rope(const cJSON *root, double theta, struct model_config *out,
                            struct fault *fault) {
-    struct rope rope = {.theta = theta, .dims = out->rotary_dims};
+    struct rope rope = {.theta = theta, .dims = out->local_dim ? out->local_dim : out->rotary_dims};
     const cJSON *own = json_get(json_get(root, "rope_parameters"), "sliding_attention");
     const char *kind = "default";
     int rc = json_num(root, NULL, "rope_local_base_freq", 1.5, 1e12, &rope.theta, fault);
@@ -304,13 +318,16 @@ int model_config_read_rope(const cJSON *root, const struct model_rope *defaults,
                         .max_positions = out->max_positions,
                         .context = context ? context : out->max_positions,
                         .attention = 1,
+                        .whole = strcmp(defaults->kind, "default") != 0,
                         .nested = defaults->local};
     const struct rope_kind *kind = &rope_kinds[0];
     double rotary = defaults->rotary > 0 ? defaults->rotary : 1;
     int rc = rope_find(root, out->head_dim, &rotary, &rope, fault);
+    if (!rc) rc = rope_find_kind(&rope, defaults->kind, &kind, fault);
+    rope.proportion = rotary;
+    if (kind->scale == rope_proportional) rotary = 1;
     if (!rc) rc = read_rotary_dims(rotary, out, fault);
-    rope.dims = out->rotary_dims;
-    if (!rc && rope.node) rc = rope_find_kind(&rope, &kind, fault);
+    rope.dims = out->global_dim ? out->global_dim : out->rotary_dims;
     if (!rc && kind->read) rc = kind->read(&rope, fault);
     if (!rc) rc = read_query_scale(&rope, defaults->query_scale, out, fault);
     if (!rc) rc = fill_freq(&rope, kind->scale, out->head_dim / 2, &out->inv_freq, fault);

@@ -15,6 +15,7 @@ struct model_rope {
     double local_theta; /* theta of those layers; 0 = theta of the others */
     double rotary;      /* partial_rotary_factor; 0 = 1 */
     bool query_scale;   /* may have llama_4_scaling_beta */
+    const char *kind;   /* rope_type */
 };
 
 /* Reads rope_theta, rope_scaling or rope_parameters and partial_rotary_factor of config.json's tree

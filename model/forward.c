@@ -1,4 +1,6 @@
 /* The layer loop. */
+#include <math.h>
+
 #include "base/check.h"
 #include "model/internal.h"
 
@@ -22,13 +24,15 @@ static struct kern_rope rope_of(const struct model_config *c, int layer) {
     return (struct kern_rope){.inv_freq = rotation ? rotation : c->inv_freq_none,
                               .scale = !rotation || c->per_layer[layer].local ? 1 : c->rope_scale,
                               .query_scale = rotation ? c->query_scale : none,
-                              .layer = c->per_layer[layer].index};
+                              .layer = c->per_layer[layer].index,
+                              .queries = c->per_layer[layer].reads};
 }
 
 static void norm_and_rotate(struct model *model, int index, const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
-    const struct kern_rope rope = rope_of(c, index);
+    struct kern_rope rope = rope_of(c, index);
+    rope.v_norm = layer->v_norm;
     const bool wide = c->qk_norm_wide;
     const float *q_norm = wide ? NULL : layer->q_norm, *k_norm = wide ? NULL : layer->k_norm;
     struct kern *kern = model->kern;
@@ -43,7 +47,8 @@ struct kern_attend_options model_attend_options(const struct model *model, int i
     return (struct kern_attend_options){.sliding_window = c->per_layer[index].sliding_window,
                                         .scale = c->attend_scale,
                                         .cap = c->attend_cap,
-                                        .sinks = model->layers[index].sinks};
+                                        .sinks = model->layers[index].sinks,
+                                        .queries = c->per_layer[index].reads};
 }
 
 /* Appends the batch to the layer's streams and leaves attention's output in scratch.heads. */
@@ -61,7 +66,7 @@ static void step_attention(struct model *model, int index, const struct kern_bat
         log_beta = s->log_beta;
     }
     norm_and_rotate(model, index, batch);
-    kern->ops->write_kv(kern, stored, s->qkv, log_beta, batch);
+    if (!attend.queries) kern->ops->write_kv(kern, stored, s->qkv, log_beta, batch);
     kern->ops->attend(kern, stored, s->heads, s->qkv, batch, &attend);
     if (layer->attn_gate) {
         kern->ops->matmul(kern, s->gates, x, layer->attn_gate, NULL, batch->rows, KERN_SET);
@@ -139,6 +144,34 @@ static void add_branch(struct model *model, float *x, const float *in,
     kern->ops->add_norm(kern, x, branch, post_norm, rows, c->d_model, c->post_eps);
 }
 
+/* The embeddings of each layer for the step's tokens: their own, plus a product of the others. */
+static void step_each(struct model *model, const struct kern_batch *batch) {
+    const struct model_config *c = &model->config;
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    const float scale = c->each_norm_scale * sqrtf((float)c->each_embed);
+    kern->ops->embed(kern, s->each, model->each_embed, scale, batch->tokens, batch->rows);
+    kern->ops->matmul(kern, s->each_in, s->x, model->each_in, NULL, batch->rows, KERN_SET);
+    kern->ops->add_norm(kern, s->each, s->each_in, model->each_in_norm, batch->rows * c->layers,
+                        c->each_embed, c->rms_eps * (float)c->d_model);
+}
+
+/* Adds the branch of the layer's own embeddings, rows of `each`, and scales what it hands on. */
+static void end_layer(struct model *model, int index, float *x, const float *each, int rows) {
+    const struct model_config *c = &model->config;
+    const struct layer *layer = &model->layers[index];
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    if (layer->each_gate) {
+        kern->ops->matmul(kern, s->gate_up, x, layer->each_gate, NULL, rows, KERN_SET);
+        kern->ops->glu_apart(kern, s->ff, s->gate_up, each + (ptrdiff_t)index * c->each_embed,
+                             (int64_t)c->layers * c->each_embed, rows, c->each_embed,
+                             c->activation);
+        add_branch(model, x, s->ff, layer->each_out, NULL, layer->each_post_norm, rows);
+    }
+    if (layer->out_scale) kern->ops->scale(kern, x, layer->out_scale, rows, c->d_model);
+}
+
 /* From the output of attention, or of what is in its place, to the end of the layer, in place in x.
  */
 static void step_feed_forward(struct model *model, int index, float *x, const float *heads,
@@ -154,7 +187,7 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
         kern->ops->experts(kern, x, in, s->router, layer->experts, rows);
     }
     if (!layer->gate_up) return;
-    const int d_ff = layer->experts ? c->shared_ff : c->d_ff;
+    const int d_ff = layer->experts ? c->shared_ff : ff_width(c, index);
     show(model, index, layer->experts ? ROLE_SHARED_GATE : ROLE_GATE, in, rows);
     kern->ops->matmul(kern, s->gate_up, in, layer->gate_up, NULL, rows, KERN_SET);
     kern->ops->glu(kern, s->ff, s->gate_up, rows, d_ff, c->activation);
@@ -179,15 +212,21 @@ static const float *step_wanted(struct model *model, int rows, const int32_t *wa
     const struct model_config *c = &model->config;
     const struct kern_ops *ops = model->kern->ops;
     struct scratch *s = &model->scratch;
-    float *x = s->x, *heads = s->heads;
+    float *x = s->x, *heads = s->heads, *each = s->each;
     if (!wants_every_row(want, want_count, rows)) {
         ops->gather_rows(model->kern, s->last_x, x, want, want_count, c->d_model);
         ops->gather_rows(model->kern, s->last_heads, heads, want, want_count,
                          mixed_width(c, c->layers - 1));
         x = s->last_x;
         heads = s->last_heads;
+        if (each) {
+            each = s->last_each;
+            ops->gather_rows(model->kern, each, s->each, want, want_count,
+                             c->layers * c->each_embed);
+        }
     }
     step_feed_forward(model, c->layers - 1, x, heads, want_count);
+    end_layer(model, c->layers - 1, x, each, want_count);
     return x;
 }
 
@@ -206,6 +245,7 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
     if (model->embed_norm)
         kern->ops->rms_norm(kern, s->x, s->x, model->embed_norm, batch->rows, c->d_model,
                             c->rms_eps);
+    if (c->embeds_each) step_each(model, batch);
     for (int i = 0; i < c->layers; i++) {
         switch (c->per_layer[i].mixer) {
         case MIXER_ATTENTION:
@@ -221,9 +261,10 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
             step_mamba(model, i, batch);
             break;
         }
-        if (i < c->layers - 1)
+        if (i < c->layers - 1) {
             step_feed_forward(model, i, s->x, s->heads, batch->rows);
-        else if (want_count)
+            end_layer(model, i, s->x, s->each, batch->rows);
+        } else if (want_count)
             wanted = step_wanted(model, batch->rows, want, want_count);
     }
     if (want_count) {

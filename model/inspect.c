@@ -92,14 +92,34 @@ static void describe_weights(const struct model_config *c, const struct weights 
 }
 
 static void describe_rotation(const struct model_config *c, struct buf *out) {
-    int unrotated = 0, last = c->rotary_dims / 2 - 1;
+    int unrotated = 0, pairs = 0;
+    while (pairs < c->head_dim / 2 && c->inv_freq[pairs] > 0) pairs++;
     for (int i = 0; i < c->layers; i++) unrotated += !c->per_layer[i].rotated;
-    buf_fmt(out, "rotation     %d of %d dimensions, one turn in %.4g to %.4g tokens",
-            c->rotary_dims, c->head_dim, 2 * M_PI / (double)c->inv_freq[0],
-            2 * M_PI / (double)c->inv_freq[last]);
+    buf_fmt(out, "rotation     %d of %d dimensions, one turn in %.4g to %.4g tokens", 2 * pairs,
+            c->global_dim ? c->global_dim : c->head_dim, 2 * M_PI / (double)c->inv_freq[0],
+            2 * M_PI / (double)c->inv_freq[pairs - 1]);
     if (c->rope_scale != 1) buf_fmt(out, ", cosine and sine times %.4g", (double)c->rope_scale);
     if (unrotated) buf_fmt(out, ", none in %d of %d layers", unrotated, c->layers);
     buf_char(out, '\n');
+}
+
+/* Layers without a window, and those that read the entries of others. */
+static void describe_kinds(const struct model_config *c, struct buf *out) {
+    const struct model_layer_config *last = &c->per_layer[c->layers - 1];
+    int full = 0, reading = 0;
+    for (int i = 0; i < c->layers; i++) {
+        full += c->per_layer[i].sliding_window == 0;
+        reading += c->per_layer[i].reads;
+    }
+    if (c->global_dim)
+        buf_fmt(out, "heads        %d key/value heads of %d in %d of %d layers%s\n", last->heads_kv,
+                last->head_dim, full, c->layers,
+                last->keys_are_values ? ", where values are the keys" : "");
+    if (reading)
+        buf_fmt(out, "sharing      %d of %d layers read the keys and values of others\n", reading,
+                c->layers);
+    if (c->each_embed)
+        buf_fmt(out, "embeddings   %d numbers more for each token in each layer\n", c->each_embed);
 }
 
 static void describe_windows(const struct model_config *c, struct buf *out) {
@@ -146,8 +166,10 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
     buf_fmt(out,
             "shape        %d layers of width %d, feed-forward %d, %d query and %d key/value heads "
             "of %d, vocabulary %d%s\n",
-            c->layers, c->d_model, c->d_ff ? c->d_ff : c->expert_ff, c->heads_q, c->heads_kv,
-            c->head_dim, c->vocab, c->tied_embeddings ? ", LM head tied to the embeddings" : "");
+            c->layers, c->d_model, c->d_ff ? c->d_ff : c->expert_ff, c->heads_q,
+            c->per_layer[0].heads_kv, c->per_layer[0].head_dim, c->vocab,
+            c->tied_embeddings ? ", LM head tied to the embeddings" : "");
+    describe_kinds(c, out);
     if (c->experts)
         buf_fmt(out, "experts      %d of width %d in %d of %d layers, %d for each token\n",
                 c->experts, c->expert_ff, routed_layers(c), c->layers, c->experts_used);

@@ -25,8 +25,11 @@ struct layer {
     struct kern_gate *gate;
     /* backend memory, float32; NULL where the family has none */
     float *sinks;
-    float *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm, *q_norm, *k_norm, *qkv_bias,
-        *o_bias;
+    float *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm, *q_norm, *k_norm, *v_norm,
+        *qkv_bias, *o_bias;
+    /* The branch of the layer's own embeddings, and the factor on what the layer hands on. */
+    struct kern_weight *each_gate, *each_out;
+    float *each_post_norm, *out_scale;
     /* Layers with a recurrent state: the products of its inputs, the weights of the tokens in its
      * convolution, [channels, conv_width], and the other vectors of struct kern_delta or
      * kern_mamba. `o` is the product of what comes out. */
@@ -46,6 +49,9 @@ struct scratch {
     float *ff;         /* [rows_max, d_ff] */
     float *router;     /* [rows_max, experts] */
     float *log_beta;   /* [rows_max, heads_kv] */
+    float *each;       /* [rows_max, layers * each_embed] embeddings for each layer */
+    float *each_in;    /* the same size: the product that is added to them */
+    float *last_each;  /* [logits_max, as each] */
     float *last_x;     /* [logits_max, d_model] wanted rows, from the last layer's attention on */
     float *last_heads; /* [logits_max, as heads] */
     float *logits;     /* [logits_max, vocab] */
@@ -56,7 +62,9 @@ struct model {
     struct model_config config;
     struct kern_weight *embed, *head; /* the same matrix when tied */
     float *final_norm;
-    float *embed_norm; /* NULL where the family has none */
+    float *embed_norm;                        /* NULL where the family has none */
+    struct kern_weight *each_embed, *each_in; /* embeddings for each layer */
+    float *each_in_norm;
     struct layer *layers;
     struct scratch scratch;
     int rows_max, logits_max;
@@ -88,6 +96,14 @@ static inline int qkv_width(const struct model_config *c, int layer) {
     return q_width(c, layer) + 2 * kv_width(c, layer);
 }
 
+static inline bool holds_entries(const struct model_layer_config *layer) {
+    return layer->mixer == MIXER_ATTENTION && !layer->reads;
+}
+
+static inline int ff_width(const struct model_config *c, int layer) {
+    return c->per_layer[layer].wide_ff ? 2 * c->d_ff : c->d_ff;
+}
+
 static inline int delta_width(const struct model_config *c) {
     return c->delta.heads_v * c->delta.dim_v;
 }
@@ -101,10 +117,11 @@ static inline int mamba_width(const struct model_config *c) {
 static inline int taken_width(const struct model_config *c, int layer) {
     const enum mixer mixer = c->per_layer[layer].mixer;
     const int keys = 2 * c->delta.heads_k * c->delta.dim_k;
-    return mixer == MIXER_CONV    ? 3 * c->d_model
-           : mixer == MIXER_DELTA ? keys + 2 * delta_width(c)
-           : mixer == MIXER_MAMBA ? 2 * mamba_width(c)
-                                  : qkv_width(c, layer);
+    return mixer == MIXER_CONV         ? 3 * c->d_model
+           : mixer == MIXER_DELTA      ? keys + 2 * delta_width(c)
+           : mixer == MIXER_MAMBA      ? 2 * mamba_width(c)
+           : c->per_layer[layer].reads ? q_width(c, layer)
+                                       : qkv_width(c, layer);
 }
 /* The numbers of state_rates, which every rank computes whole. */
 static inline int rates_width(const struct model_config *c, int layer) {

@@ -667,7 +667,7 @@ static int refuse_extra(struct loader *loader, int layer) {
     int rc = 0;
     for (size_t i = 0; i < layer_slot_count && !rc; i++) {
         const struct slot *slot = &layer_slots[i];
-        if (slot_wanted(slot, &loader->model->config, layer)) continue;
+        if (slot_wanted(slot, &loader->model->config, layer) || slot->source) continue;
         for (int k = 0; k < slot->count && !rc; k++) {
             name_of(loader, slot->parts[k], layer, name);
             rc = refuse_tensor(loader, name);
@@ -731,6 +731,8 @@ static int load_ends(struct loader *loader) {
     int rc = load_slot(loader, -1, &slot_embed, model);
     if (!rc && c->embed_norm > 0) rc = load_slot(loader, -1, &slot_embed_norm, model);
     if (!rc) rc = load_slot(loader, -1, &slot_final_norm, model);
+    for (int i = 0; i < SLOT_EACH_COUNT && c->embeds_each && !rc; i++)
+        rc = load_slot(loader, -1, &slot_each[i], model);
     if (rc) return rc;
     char head[TENSOR_NAME_MAX];
     name_of(loader, ROLE_HEAD, -1, head);

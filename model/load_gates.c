@@ -52,7 +52,7 @@ static int load_gate_layers(struct model *model, struct gates *gates, bool check
     int rc = 0;
     for (int i = 0; i < model->config.layers && !rc; i++) {
         struct kern_gate_spec spec;
-        if (model->config.per_layer[i].mixer != MIXER_ATTENTION) continue;
+        if (!holds_entries(&model->config.per_layer[i])) continue;
         rc = gates_layer(gates, model->config.per_layer[i].index, &spec, fault);
         if (!rc && !check_only)
             rc = kern->ops->gate_load(kern, &spec, &model->layers[i].gate, fault);
@@ -87,6 +87,10 @@ static int load_gates_file(struct model *model, const struct model_options *opti
                            struct fault *fault) {
     const struct model_config *c = &model->config;
     const struct gates_shape shape = {c->cache_layers, c->heads_kv, c->d_model};
+    for (int i = 0; i < c->cache_layers && c->heads; i++)
+        if (c->heads[i].kv != c->heads_kv)
+            return fault_set(fault, ERR_UNSUPPORTED, "gates",
+                             "layers with different numbers of KV heads have no gates");
     struct gates gates;
     char *data = NULL;
     size_t size = 0;

@@ -99,13 +99,20 @@ static int check_shape(const struct model *model, struct fault *fault) {
                          "%s models have layers with a recurrent state, which the %s backend does "
                          "not compute: serve it with --device cpu",
                          c->family, ops->name);
+    if ((c->embeds_each || c->layer_scales) && !(ops->glu_apart && ops->scale))
+        return fault_set(
+            fault, ERR_UNSUPPORTED, "model",
+            "%s models have embeddings for each layer, or factors of layers, which the "
+            "%s backend does not compute: serve it with --device cpu",
+            c->family, ops->name);
     return ops->shape_check ? ops->shape_check(model->kern, &shape, fault) : 0;
 }
 
 static int open_scratch(struct model *model, struct fault *fault) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
-    const int ff = dense_width(c) > c->shared_ff ? dense_width(c) : c->shared_ff;
+    int ff = dense_width(c) > c->shared_ff ? dense_width(c) : c->shared_ff;
+    if (c->each_embed > ff) ff = c->each_embed;
     int in = 0, mixed = 0, gates = c->attn_gate ? c->heads_q * c->head_dim : c->shared_gate;
     for (int i = 0; i < c->layers; i++) {
         in = taken_width(c, i) > in ? taken_width(c, i) : in;
@@ -124,6 +131,9 @@ static int open_scratch(struct model *model, struct fault *fault) {
         {&s->gate_up, model->rows_max, 2 * ff},
         {&s->ff, model->rows_max, ff},
         {&s->router, model->rows_max, c->experts},
+        {&s->each, model->rows_max, c->layers * c->each_embed},
+        {&s->each_in, model->rows_max, c->layers * c->each_embed},
+        {&s->last_each, model->logits_max, c->layers * c->each_embed},
         {&s->log_beta, model->rows_max, c->heads_kv},
         {&s->last_x, model->logits_max, c->d_model},
         {&s->last_heads, model->logits_max, mixed},
@@ -225,14 +235,16 @@ static void close_experts(struct kern *kern, int count, struct kern_weight **exp
 static void close_layer(struct kern *kern, int experts, struct layer *layer) {
     struct kern_weight *matrices[] = {layer->qkv,         layer->o,        layer->attn_gate,
                                       layer->gate_up,     layer->down,     layer->router,
-                                      layer->shared_gate, layer->state_in, layer->state_rates};
+                                      layer->shared_gate, layer->state_in, layer->state_rates,
+                                      layer->each_gate,   layer->each_out};
     float *vectors[] = {layer->attn_norm,        layer->attn_post_norm, layer->ffn_norm,
                         layer->ffn_post_norm,    layer->q_norm,         layer->k_norm,
                         layer->qkv_bias,         layer->o_bias,         layer->sinks,
                         layer->router_bias,      layer->select_bias,    layer->expert_gate_up_bias,
                         layer->expert_down_bias, layer->taps,           layer->decay,
                         layer->conv_bias,        layer->state_bias,     layer->skip,
-                        layer->state_norm};
+                        layer->state_norm,       layer->v_norm,         layer->each_post_norm,
+                        layer->out_scale};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         if (matrices[i]) kern->ops->weight_free(kern, matrices[i]);
     }
@@ -253,6 +265,9 @@ static void close_weights(struct model *model) {
     if (model->embed_norm) kern->ops->mem_free(kern, model->embed_norm);
     if (model->head && model->head != model->embed) kern->ops->weight_free(kern, model->head);
     if (model->embed) kern->ops->weight_free(kern, model->embed);
+    if (model->each_embed) kern->ops->weight_free(kern, model->each_embed);
+    if (model->each_in) kern->ops->weight_free(kern, model->each_in);
+    if (model->each_in_norm) kern->ops->mem_free(kern, model->each_in_norm);
     mem_free(model->layers);
     model_config_close(&model->config);
 }
@@ -261,8 +276,9 @@ void model_close(struct model *model) {
     if (!model) return;
     struct kern *kern = model->kern;
     const struct scratch *s = &model->scratch;
-    float *arrays[] = {s->gates, s->x,      s->norm,     s->qkv,    s->heads,      s->gate_up,
-                       s->ff,    s->router, s->log_beta, s->last_x, s->last_heads, s->logits};
+    float *arrays[] = {s->gates,      s->x,      s->norm,   s->qkv,      s->heads,
+                       s->gate_up,    s->ff,     s->router, s->log_beta, s->last_x,
+                       s->last_heads, s->logits, s->each,   s->each_in,  s->last_each};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }

@@ -22,10 +22,13 @@ struct model_layer_config {
     enum mixer mixer;
     int index;              /* number among the layers with entries of their own, or with a state */
     int heads_kv, head_dim; /* KV heads, where the layer has attention */
-    int sliding_window;     /* tokens a query sees, its own included; 0: all before it */
-    bool rotated;           /* queries and keys are rotated by their positions */
-    bool local;             /* by inv_freq_local, without rope_scale */
-    bool routed;            /* the feed-forward network is a mixture of experts */
+    bool reads; /* the layer has no entries of its own and attends to those that `index` says */
+    bool keys_are_values; /* values are the keys before norm and rotation */
+    bool wide_ff;         /* a dense network twice as wide as d_ff */
+    int sliding_window;   /* tokens a query sees, its own included; 0: all before it */
+    bool rotated;         /* queries and keys are rotated by their positions */
+    bool local;           /* by inv_freq_local, without rope_scale */
+    bool routed;          /* the feed-forward network is a mixture of experts */
 };
 
 struct model_config {
@@ -33,16 +36,18 @@ struct model_config {
     int layers, d_model, d_ff, heads_q, vocab;
     int heads_kv, head_dim;   /* the largest of per_layer */
     struct kern_heads *heads; /* [cache_layers], owned: per_layer's, where they differ; else NULL */
-    int cache_layers;         /* layers with attention, which the cache and gates are about */
-    int state_layers;         /* layers with a recurrent state: all others */
-    int conv_width;           /* tokens that a convolution sees, its own included; 0: none */
-    struct kern_delta delta;  /* sizes of gated delta rules; all 0: there is none */
-    struct kern_mamba mamba;  /* sizes of Mamba-2 layers, and eps; all 0: there is none */
-    bool conv_bias;           /* kern_mamba.conv_bias */
-    bool mamba_names;         /* files name tensors as Granite 4-H's do */
-    bool lfm2_names;          /* files name tensors as LFM2's do */
-    bool qwen35_names;        /* as Qwen3.5's: q's projection has queries and gates of each head */
-    bool qwen3_next_names;    /* and as Qwen3-Next's */
+    int cache_layers; /* layers with entries of their own, which the cache and gates are about */
+    int global_dim,
+        local_dim;    /* heads of layers without and with a window, where they differ; else 0 */
+    int state_layers; /* layers with a recurrent state: all others */
+    int conv_width;   /* tokens that a convolution sees, its own included; 0: none */
+    struct kern_delta delta; /* sizes of gated delta rules; all 0: there is none */
+    struct kern_mamba mamba; /* sizes of Mamba-2 layers, and eps; all 0: there is none */
+    bool conv_bias;          /* kern_mamba.conv_bias */
+    bool mamba_names;        /* files name tensors as Granite 4-H's do */
+    bool lfm2_names;         /* files name tensors as LFM2's do */
+    bool qwen35_names;       /* as Qwen3.5's: q's projection has queries and gates of each head */
+    bool qwen3_next_names;   /* and as Qwen3-Next's */
     /* Layers that are routed: experts, how many of them a token uses, and their inner width, which
      * is d_ff in the others. 0: no layer is routed. */
     int experts, experts_used, expert_ff;
@@ -73,6 +78,14 @@ struct model_config {
     /* Above 0: a norm of the embeddings, and of queries and keys, whose weights are all this number
      * where files have none. */
     float embed_norm, q_norm, k_norm;
+    bool v_norms; /* norms of values, with v_norm as weights */
+    float v_norm;
+    /* Embeddings for each layer (Gemma 3n, Gemma 4): numbers of each, 0: none; see embeds_each.
+     * Each layer adds a gated product of its own ones behind its network. */
+    int each_embed;
+    bool embeds_each;
+    float each_norm_scale;
+    bool layer_scales; /* a factor on what each layer hands on */
     enum kern_activation activation;
     bool pre_norms, post_norms; /* attention and the feed-forward network have norms of their
                                    inputs, of their outputs */

@@ -57,7 +57,10 @@ size_t random_bytes(const struct model_config *c) {
         layers += d * (size_t)(gated ? q_width(c, l) : 0);
         layers += d * (size_t)(taken_width(c, l) + rates_width(c, l) + mixed_width(c, l));
     }
-    layers += ((size_t)c->layers - routed) * 3 * d * (size_t)c->d_ff;
+    for (int l = 0; l < c->layers; l++)
+        layers += c->per_layer[l].routed ? 0 : 3 * d * (size_t)ff_width(c, l);
+    const size_t each = (size_t)c->layers * (size_t)c->each_embed;
+    layers += each * ((size_t)c->vocab + 3 * d);
     layers += routed * (size_t)c->experts * d * (3 * (size_t)c->expert_ff + 1);
     layers += routed * d * (3 * (size_t)c->shared_ff + c->shared_gate);
     size_t ends = d * (size_t)c->vocab * (c->tied_embeddings ? 1 : 2);
@@ -75,7 +78,7 @@ int random_gates(struct model *model, struct fault *fault) {
     int rc = 0;
     for (size_t i = 0; i < h; i++) row[i] = (int32_t)i;
     for (int l = 0; l < c->layers && !rc; l++) {
-        if (c->per_layer[l].mixer != MIXER_ATTENTION) continue;
+        if (!holds_entries(&c->per_layer[l])) continue;
         h = (size_t)c->per_layer[l].heads_kv;
         for (size_t i = 0; i < m * d + m + h * m; i++) {
             float scale = i < m * d ? 1 / sqrtf((float)d) : 1 / sqrtf((float)m);

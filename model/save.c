@@ -159,6 +159,8 @@ static int make_plan(struct saving *s) {
     if (!s->plan) return fault_set(s->fault, ERR_NOMEM, "model", "no memory for a table");
     int rc = plan_slot(s, &slot_embed, -1);
     if (!rc) rc = plan_slot(s, &slot_final_norm, -1);
+    for (int i = 0; i < SLOT_EACH_COUNT && s->config.embeds_each && !rc; i++)
+        rc = plan_slot(s, &slot_each[i], -1);
     if (!rc && !s->config.tied_embeddings) rc = plan_slot(s, &slot_head, -1);
     for (int l = 0; l < s->config.layers && !rc; l++)
         for (size_t i = 0; i < layer_slot_count && !rc; i++)

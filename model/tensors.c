@@ -36,7 +36,9 @@ enum width {
     WIDTH_MAMBA_GROUPS,
     WIDTH_MAMBA_OF_GROUP,
     WIDTH_MAMBA_STATES,
-    WIDTH_MAMBA_CHANNELS
+    WIDTH_MAMBA_CHANNELS,
+    WIDTH_EACH, /* embeddings of one layer, and of all */
+    WIDTH_EACH_ALL
 };
 
 /* Names of a role of Mamba-2. */
@@ -203,6 +205,42 @@ static const struct {
           [NAMING_HF_QWEN35_STACKED] = "mlp.experts.down_proj"},
          WIDTH_MODEL,
          WIDTH_EXPERT_FF,
+         true},
+    [ROLE_EACH_EMBED] = {{[NAMING_HF_GEMMA4] = "model.embed_tokens_per_layer.weight",
+                          [NAMING_GGUF] = "per_layer_token_embd.weight"},
+                         WIDTH_VOCAB,
+                         WIDTH_EACH_ALL,
+                         false},
+    [ROLE_EACH_IN] = {{[NAMING_HF_GEMMA4] = "model.per_layer_model_projection.weight",
+                       [NAMING_GGUF] = "per_layer_model_proj.weight"},
+                      WIDTH_EACH_ALL,
+                      WIDTH_MODEL,
+                      false},
+    [ROLE_EACH_IN_NORM] = {{[NAMING_HF_GEMMA4] = "model.per_layer_projection_norm.weight",
+                            [NAMING_GGUF] = "per_layer_proj_norm.weight"},
+                           WIDTH_EACH,
+                           WIDTH_NONE,
+                           false},
+    [ROLE_V_NORM] = {{NULL}, WIDTH_K_NORM, WIDTH_NONE, true},
+    [ROLE_EACH_GATE] =
+        {{[NAMING_HF_GEMMA4] = "per_layer_input_gate.weight", [NAMING_GGUF] = "inp_gate.weight"},
+         WIDTH_EACH,
+         WIDTH_MODEL,
+         true},
+    [ROLE_EACH_OUT] =
+        {{[NAMING_HF_GEMMA4] = "per_layer_projection.weight", [NAMING_GGUF] = "proj.weight"},
+         WIDTH_MODEL,
+         WIDTH_EACH,
+         true},
+    [ROLE_EACH_POST_NORM] = {{[NAMING_HF_GEMMA4] = "post_per_layer_input_norm.weight",
+                              [NAMING_GGUF] = "post_norm.weight"},
+                             WIDTH_MODEL,
+                             WIDTH_NONE,
+                             true},
+    [ROLE_LAYER_SCALE] =
+        {{[NAMING_HF_GEMMA4] = "layer_scalar", [NAMING_GGUF] = "layer_output_scale.weight"},
+         WIDTH_ONE,
+         WIDTH_NONE,
          true},
     [ROLE_SINKS] = {{"self_attn.sinks", NULL, "attn_sinks.weight"}, WIDTH_HEADS, WIDTH_NONE, true},
     [ROLE_CONV_B] = {{"conv.in_proj.weight", NULL, "shortconv.in_proj.weight"},
@@ -373,6 +411,7 @@ static const enum naming bases[NAMING_COUNT] = {
     [NAMING_GGUF_AFTER_ATTENTION] = NAMING_GGUF,
     [NAMING_GGUF_GLM] = NAMING_GGUF,
     [NAMING_GGUF_LFM2] = NAMING_GGUF,
+    [NAMING_HF_GEMMA4] = NAMING_HF_POST_NORMS,
     [NAMING_HF_QWEN35] = NAMING_HF_QWEN2_MOE,
     [NAMING_HF_QWEN35_STACKED] = NAMING_HF_QWEN35,
     [NAMING_HF_QWEN3_NEXT] = NAMING_HF_QWEN35,
@@ -413,6 +452,7 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
     if (config->mamba_names)
         return config->experts ? NAMING_HF_GRANITE_HYBRID : NAMING_HF_GRANITE_HYBRID_DENSE;
     return config->gpt_oss_names     ? NAMING_HF_GPT_OSS
+           : config->layer_scales    ? NAMING_HF_GEMMA4
            : config->fused           ? NAMING_HF_FUSED
            : config->stacked_experts ? NAMING_HF_STACKED
            : config->glm_names       ? NAMING_HF_GLM
@@ -479,7 +519,11 @@ static int64_t width_of(const struct model_config *config, int layer, enum width
     case WIDTH_K_NORM:
         return config->qk_norm_wide ? kv_width(config, layer) : config->per_layer[layer].head_dim;
     case WIDTH_FF:
-        return config->d_ff;
+        return ff_width(config, layer);
+    case WIDTH_EACH:
+        return config->each_embed;
+    case WIDTH_EACH_ALL:
+        return (int64_t)config->layers * config->each_embed;
     case WIDTH_VOCAB:
         return config->vocab;
     case WIDTH_HEADS:
@@ -617,16 +661,29 @@ const struct slot slot_final_norm = {VECTOR(model, final_norm, true, ROLE_FINAL_
                                      .scaled = offsetof(struct model_config, logit_scale)};
 const struct slot slot_head = {MATRIX(model, head, VOCAB, ROLE_HEAD), .count = 1};
 
+const struct slot slot_each[SLOT_EACH_COUNT] = {
+    {MATRIX(model, each_embed, VOCAB, ROLE_EACH_EMBED), .count = 1},
+    {MATRIX(model, each_in, NONE, ROLE_EACH_IN), .count = 1},
+    {VECTOR(model, each_in_norm, true, ROLE_EACH_IN_NORM), .count = 1,
+     .scaled = offsetof(struct model_config, each_norm_scale)},
+};
+
 const struct slot layer_slots[] = {
     {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1, WANTED(pre_norms)},
     {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_V), .count = 3, .layers = SLOT_ATTENTION,
+     .source = SLOT_KV, GROUPS(heads_kv)},
+    {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_K), .count = 3, .layers = SLOT_ATTENTION,
+     .source = SLOT_K, GROUPS(heads_kv)},
+    {MATRIX(layer, qkv, ROWS, ROLE_Q), .count = 1, .layers = SLOT_ATTENTION, .source = SLOT_READS,
      GROUPS(heads_kv)},
     {VECTOR(layer, qkv_bias, false, ROLE_Q_BIAS, ROLE_K_BIAS, ROLE_V_BIAS), .count = 3,
      .layers = SLOT_ATTENTION, WANTED(qkv_bias)},
     {VECTOR(layer, q_norm, true, ROLE_Q_NORM), .count = 1, .layers = SLOT_ATTENTION,
      WANTED(qk_norm), .fixed = offsetof(struct model_config, q_norm)},
+    {VECTOR(layer, v_norm, true, ROLE_V_NORM), .count = 1, .layers = SLOT_ATTENTION,
+     .source = SLOT_OWN, WANTED(v_norms), .fixed = offsetof(struct model_config, v_norm)},
     {VECTOR(layer, k_norm, true, ROLE_K_NORM), .count = 1, .layers = SLOT_ATTENTION,
-     WANTED(qk_norm), .fixed = offsetof(struct model_config, k_norm)},
+     .source = SLOT_OWN, WANTED(qk_norm), .fixed = offsetof(struct model_config, k_norm)},
     {MATRIX(layer, attn_gate, ROWS, ROLE_ATTN_GATE), .count = 1, .layers = SLOT_ATTENTION,
      WANTED(attn_gate)},
     {MATRIX(layer, o, COLS, ROLE_O), .count = 1, .layers = SLOT_ATTENTION},
@@ -686,6 +743,11 @@ const struct slot layer_slots[] = {
     {MATRIX(layer, expert_down, COLS, ROLE_EXPERT_DOWN), .count = 1, .experts = true,
      .layers = SLOT_ROUTED},
     {VECTOR(layer, ffn_post_norm, true, ROLE_FFN_POST_NORM), .count = 1, WANTED(post_norms)},
+    {MATRIX(layer, each_gate, NONE, ROLE_EACH_GATE), .count = 1, WANTED(embeds_each)},
+    {MATRIX(layer, each_out, NONE, ROLE_EACH_OUT), .count = 1, WANTED(embeds_each)},
+    {VECTOR(layer, each_post_norm, true, ROLE_EACH_POST_NORM), .count = 1, WANTED(embeds_each)},
+    {VECTOR(layer, out_scale, true, ROLE_LAYER_SCALE), .count = 1, WANTED(layer_scales),
+     .plain = true},
 };
 const size_t layer_slot_count = sizeof layer_slots / sizeof layer_slots[0];
 
@@ -699,6 +761,10 @@ bool slot_wanted(const struct slot *slot, const struct model_config *config, int
     const struct model_layer_config *its = &config->per_layer[layer];
     const bool by_experts = slot->layers == SLOT_DENSE || slot->layers == SLOT_ROUTED;
     if (by_experts && its->routed != (slot->layers == SLOT_ROUTED)) return false;
+    if (slot->source == SLOT_READS ? !its->reads : slot->source && its->reads) return false;
+    if (slot->source == SLOT_K ? !its->keys_are_values
+                               : slot->source == SLOT_KV && its->keys_are_values)
+        return false;
     if (slot->layers >= SLOT_ATTENTION && (int)its->mixer != (int)slot->layers - SLOT_ATTENTION)
         return false;
     return !slot->wanted || *(const bool *)((const char *)config + slot->wanted);

@@ -32,6 +32,7 @@ enum naming {
     NAMING_HF_GRANITE_HYBRID,
     NAMING_HF_GRANITE_HYBRID_DENSE, /* the network beside experts is the only one */
     NAMING_GGUF_MAMBA,
+    NAMING_HF_GEMMA4,
     NAMING_COUNT
 };
 
@@ -40,6 +41,10 @@ enum role {
     ROLE_FINAL_NORM,
     ROLE_HEAD,
     ROLE_EMBED_NORM, /* in no file */
+    /* embeddings for each layer: their table, and the product of the others and its norm */
+    ROLE_EACH_EMBED,
+    ROLE_EACH_IN,
+    ROLE_EACH_IN_NORM,
     /* one for each layer */
     ROLE_ATTN_NORM,
     ROLE_Q,
@@ -50,6 +55,7 @@ enum role {
     ROLE_V_BIAS,
     ROLE_Q_NORM,
     ROLE_K_NORM,
+    ROLE_V_NORM, /* in no file */
     ROLE_O,
     ROLE_O_BIAS,
     ROLE_ATTN_GATE,
@@ -59,6 +65,10 @@ enum role {
     ROLE_UP,
     ROLE_DOWN,
     ROLE_FFN_POST_NORM,
+    ROLE_EACH_GATE, /* the branch that a layer's own embeddings enter by */
+    ROLE_EACH_OUT,
+    ROLE_EACH_POST_NORM,
+    ROLE_LAYER_SCALE,
     ROLE_SINKS,
     ROLE_CONV_B, /* the three parts of a short convolution's inputs */
     ROLE_CONV_C,
@@ -161,6 +171,15 @@ enum slot_layers {
     SLOT_MAMBA
 };
 
+/* The layers with attention that have a slot. */
+enum slot_source {
+    SLOT_ANY,
+    SLOT_KV,   /* with keys and values of their own */
+    SLOT_K,    /* with keys of their own, which are their values, too */
+    SLOT_OWN,  /* either of both */
+    SLOT_READS /* with those of another layer */
+};
+
 /* A member of struct layer (in_layer) or struct model: tensors joined by rows into a matrix, or
  * joined into a vector. */
 struct slot {
@@ -168,6 +187,7 @@ struct slot {
     bool matrix;
     bool experts; /* a matrix for each expert; a vector of all experts, one behind another */
     enum slot_layers layers;
+    enum slot_source source;
     enum role parts[SLOT_PARTS_MAX];
     int count;
     enum kern_shard shard; /* how a matrix is split */
@@ -183,6 +203,8 @@ struct slot {
 };
 
 extern const struct slot slot_embed, slot_embed_norm, slot_final_norm, slot_head;
+extern const struct slot slot_each[]; /* embeddings for each layer */
+#define SLOT_EACH_COUNT 3
 /* In the order of loading, and of the digests that name a base (base_digest.h). */
 extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;

@@ -243,9 +243,10 @@ static int worth_open_arrays(struct worth *w, struct fault *fault) {
 int worth_open(struct kern *kern, struct model *model, const struct worth_options *options,
                struct worth **out, struct fault *fault) {
     CHECK(options->tokens > 0 && options->entries > 0 && model->rows_max >= WORTH_ROWS);
-    if (model->config.attn_gate)
+    if (model->config.attn_gate || model->config.layer_scales)
         return fault_set(fault, ERR_UNSUPPORTED, "model",
-                         "gates cannot be fitted to models that gate attention's output");
+                         "gates cannot be fitted to models that gate attention's output, or scale "
+                         "what layers hand on");
     if (!kern->ops->worth)
         return fault_set(fault, ERR_UNSUPPORTED, "device",
                          "the %s backend does not measure what entries are worth; use device cpu "

@@ -21,7 +21,7 @@ from transformers import (AutoTokenizer, Dots1Config, Dots1ForCausalLM, Ernie4_5
                           MiniMaxM2Config, MiniMaxM2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Exaone4Config,
                           Exaone4ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM, GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM,
-                          Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration, MuseGlimmerConfig, MuseGlimmerForConditionalGeneration,
+                          Gemma4Config, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, Gemma4TextConfig, Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration, MuseGlimmerConfig, MuseGlimmerForConditionalGeneration,
                           Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
                           Qwen3VLMoeForConditionalGeneration,
                           Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
@@ -516,6 +516,42 @@ def granitehybriddense(out):
     mamba(GraniteMoeHybridForCausalLM(c), 82).bfloat16().save_pretrained(out / "granitehybriddense")
 
 
+GEMMA4_ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+               "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
+
+
+def gemma4_weights(model, seed):
+    """spread, with factors of layers away from 1 and products of queries and keys about as small as those of other families."""
+    spread(model, seed)
+    for i, layer in enumerate(model.get_decoder().layers):
+        layer.layer_scalar.fill_(0.6 + 0.15 * i)
+    for name, p in model.named_parameters():
+        if "q_norm" in name or "k_norm" in name:
+            p.data *= 0.5
+    return model
+
+
+def gemma4(out):
+    """bf16, as E2B: heads of 8 and 16, one KV head, embeddings for each layer; the last two layers read the entries of others and are twice as wide."""
+    text = {**NARROW, "num_hidden_layers": 5, "num_key_value_heads": 1, "intermediate_size": 16, "pad_token_id": 0, "head_dim": 8, "global_head_dim": 16,
+            "sliding_window": 40, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": NARROW["vocab_size"], "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True, "final_logit_softcapping": 6.0, "rms_norm_eps": 1e-2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": GEMMA4_ROPE}
+    c = Gemma4Config(text_config=text, vision_config=None, audio_config=None)
+    gemma4_weights(Gemma4ForConditionalGeneration(c), 91).bfloat16().save_pretrained(out / "gemma4")
+
+
+def gemma4dense(out):
+    """bf16, as 31B: eight KV heads of 8 with a window, four of 16 without, where values are the keys; the fields of published files."""
+    c = Gemma4TextConfig(**{**NARROW, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 16, "pad_token_id": 0},
+                         head_dim=8, global_head_dim=16, num_global_key_value_heads=4, attention_k_eq_v=True, sliding_window=40,
+                         hidden_size_per_layer_input=0, layer_types=["sliding_attention", "full_attention"], rope_parameters=GEMMA4_ROPE)
+    d = out / "gemma4dense"
+    gemma4_weights(Gemma4ForCausalLM(c), 92).bfloat16().save_pretrained(d)
+    publish(d, per_layer_config=None, global_head_dim=16, num_global_key_value_heads=4)
+
+
 def publish(d, **fields):
     """Fields as published files have them; None: none."""
     path = d / "config.json"
@@ -541,7 +577,7 @@ def save_with_bias(model, d):
 
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
             ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2, lfm2,
-            lfm2moe, qwen3next, qwen35, qwen35moe, granitehybrid, granitehybriddense)
+            lfm2moe, qwen3next, qwen35, qwen35moe, granitehybrid, granitehybriddense, gemma4, gemma4dense)
 
 
 def random_prompts():

@@ -339,6 +339,9 @@ void cpu_add_norm(struct kern *kern, float *y, float *x, const float *weight, in
                   float eps);
 void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
              enum kern_activation activation);
+void cpu_glu_apart(struct kern *kern, float *y, const float *gate, const float *up,
+                   int64_t up_stride, int rows, int dim, enum kern_activation activation);
+void cpu_scale(struct kern *kern, float *x, const float *factor, int rows, int dim);
 void cpu_open_gates(struct kern *kern, float *x, const float *gates, int rows, int dim, bool one);
 void cpu_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
                      int dim);

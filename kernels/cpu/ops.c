@@ -18,6 +18,7 @@ struct row_job {
     const struct kern_weight *table;
     const int32_t *index;
     int dim;
+    int64_t stride;
     float eps, scale;
 };
 
@@ -139,6 +140,35 @@ void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_
                           .activation = activation,
                           .dim = d_ff};
     run_rows(&job, rows, 4 * (int64_t)d_ff);
+}
+
+static void glu_apart_row(const struct row_job *job, int64_t row) {
+    job->cpu->kernels->glu(job->y + row * job->dim, job->x + row * job->dim,
+                           job->weight + row * job->stride, job->dim, job->activation);
+}
+
+void cpu_glu_apart(struct kern *kern, float *y, const float *gate, const float *up,
+                   int64_t up_stride, int rows, int dim, enum kern_activation activation) {
+    struct row_job job = {.cpu = cpu_of(kern),
+                          .one = glu_apart_row,
+                          .y = y,
+                          .x = gate,
+                          .weight = up,
+                          .stride = up_stride,
+                          .activation = activation,
+                          .dim = dim};
+    run_rows(&job, rows, 4 * (int64_t)dim);
+}
+
+static void scale_row(const struct row_job *job, int64_t row) {
+    float *x = job->y + row * job->dim;
+    for (int i = 0; i < job->dim; i++) x[i] *= job->scale;
+}
+
+void cpu_scale(struct kern *kern, float *x, const float *factor, int rows, int dim) {
+    struct row_job job = {
+        .cpu = cpu_of(kern), .one = scale_row, .y = x, .dim = dim, .scale = *factor};
+    run_rows(&job, rows, dim);
 }
 
 static void open_row(const struct row_job *job, int64_t row) {

@@ -213,7 +213,7 @@ static void write_members(struct run *run, struct buf *out) {
 
 /* {"lengths": ..., "positions": ..., "log_beta": ...} of slot 0, on demand with what it holds. */
 static int write_state(struct run *run, struct buf *out, bool entries) {
-    size_t streams = (size_t)run->replay.layers * (size_t)run->replay.heads_kv;
+    size_t streams = (size_t)run->replay.streams;
     size_t room = streams * (size_t)run->args->replay.positions_max;
     struct kern_report report = {.lengths = mem_must_alloc(streams, sizeof(int32_t)),
                                  .positions = mem_must_alloc(room, sizeof(int32_t)),

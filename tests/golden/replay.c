@@ -81,6 +81,8 @@ int replay_open(const struct replay_options *options, struct replay *out, struct
     out->layers = model_config(out->model)->cache_layers;
     out->states = model_config(out->model)->state_layers;
     out->heads_kv = model_config(out->model)->heads_kv;
+    const struct kern_cache_options cache = model_cache_options(model_config(out->model));
+    out->streams = (int)kern_streams(&cache);
     out->vocab = model_config(out->model)->vocab;
     return 0;
 }

@@ -26,7 +26,8 @@ struct replay_options {
 struct replay {
     struct kern *kern;
     struct model *model;
-    int layers, heads_kv, vocab; /* layers: those with attention */
+    int layers, heads_kv, vocab; /* layers: those with entries */
+    int streams;
     int states;
 };
 

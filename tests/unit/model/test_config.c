@@ -1295,3 +1295,76 @@ Test(model_config, every_allocation_may_fail) {
     }
     cr_assert(failures > 0);
 }
+/* The fields that published files of Gemma 4 have, and what follows for each layer. */
+static void check_gemma4(const char *fields, int shared, int kv, bool equal, int each) {
+    struct model_config c;
+    struct fault fault = {0};
+    char text[2048];
+    snprintf(
+        text, sizeof text,
+        "{\"architectures\": [\"Gemma4ForConditionalGeneration\"], \"model_type\": \"gemma4\", "
+        "\"vision_config\": {\"hidden_size\": 9}, \"text_config\": {\"model_type\": "
+        "\"gemma4_text\", \"hidden_size\": 96, \"num_hidden_layers\": 12, "
+        "\"intermediate_size\": 64, \"num_attention_heads\": 8, \"num_key_value_heads\": 4, "
+        "\"use_bidirectional_attention\": \"vision\", \"head_dim\": 256, "
+        "\"final_logit_softcapping\": 30.0, \"sliding_window\": 512, %s}}",
+        fields);
+    cr_assert_eq(model_config_parse(text, strlen(text), NULL, 0, 0, &c, &fault), 0, "%s: %s",
+                 fault.field, fault.text);
+    cr_expect(c.cache_layers == 12 - shared && c.head_dim == 512 && c.each_embed == each);
+    cr_expect(c.attend_scale == 1 && c.logit_cap == 30 && c.norm_offset == 0);
+    for (int i = 0; i < 12; i++) {
+        const struct model_layer_config *layer = &c.per_layer[i];
+        const bool full = i % 6 == 5;
+        cr_expect_eq(layer->sliding_window, full ? 0 : 512);
+        cr_expect_eq(layer->head_dim, full ? 512 : 256);
+        cr_expect_eq(layer->heads_kv, full ? kv : 4);
+        cr_expect_eq(layer->keys_are_values, full && equal);
+        cr_expect_eq(layer->reads, i >= 12 - shared);
+        cr_expect_eq(layer->index, i < 12 - shared ? i : full ? 5 : 11 - shared);
+    }
+    /* A quarter of the pairs of the wide heads turn, all of the others. */
+    cr_expect(c.inv_freq[63] > 0 && c.inv_freq[64] == 0 && c.inv_freq[255] == 0);
+    cr_expect_float_eq(c.inv_freq[1], (float)pow(1e6, -2.0 / 512), 1e-6);
+    cr_expect_float_eq(c.inv_freq_local[127], (float)pow(1e4, -254.0 / 256), 1e-9);
+    model_config_close(&c);
+}
+
+Test(config, gemma4_has_kinds_of_layers) {
+    check_gemma4("\"num_kv_shared_layers\": 5, \"use_double_wide_mlp\": true", 5, 4, false, 256);
+    check_gemma4("\"hidden_size_per_layer_input\": 0, \"attention_k_eq_v\": true, "
+                 "\"num_global_key_value_heads\": 2",
+                 0, 2, true, 0);
+    /* As transformers 5.24 writes it. */
+    check_gemma4("\"hidden_size_per_layer_input\": 0, \"attention_k_eq_v\": true, "
+                 "\"per_layer_config\": {\"5\": {\"head_dim\": 512, \"num_key_value_heads\": 1}, "
+                 "\"11\": {\"head_dim\": 512, \"num_key_value_heads\": 1}}",
+                 0, 1, true, 0);
+}
+
+Test(config, gemma4_refuses_what_it_does_not_compute) {
+    static const struct {
+        const char *fields, *field;
+        int rc;
+    } cases[] = {
+        {"\"enable_moe_block\": true", "enable_moe_block", ERR_UNSUPPORTED},
+        {"\"use_bidirectional_attention\": \"all\"", "use_bidirectional_attention", ERR_INVALID},
+        {"\"attention_bias\": true", "attention_bias", ERR_UNSUPPORTED},
+        {"\"num_kv_shared_layers\": 2", "num_kv_shared_layers", ERR_INVALID},
+        {"\"vocab_size_per_layer_input\": 5", "vocab_size_per_layer_input", ERR_UNSUPPORTED},
+        {"\"global_head_dim\": 33", "global_head_dim", ERR_INVALID},
+        {"\"per_layer_config\": {\"0\": {\"head_dim\": 8}}", "per_layer_config", ERR_UNSUPPORTED},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault = {0};
+        char text[512];
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"gemma4_text\", \"hidden_size\": 96, \"num_hidden_layers\": 3, "
+                 "\"intermediate_size\": 64, %s}",
+                 cases[i].fields);
+        cr_expect_eq(model_config_parse(text, strlen(text), NULL, 0, 0, &c, &fault), cases[i].rc,
+                     "%s: %s", cases[i].fields, fault.text);
+        cr_expect(strstr(fault.field, cases[i].field), "%s: %s", cases[i].fields, fault.field);
+    }
+}

@@ -132,8 +132,9 @@ static void run_expiring(struct replay *replay, const int32_t *ids, int count, f
     struct kern_report report = {0};
     size_t expected = 0;
     for (int i = 0; i < config->layers; i++) {
-        int sees = config->per_layer[i].sliding_window;
-        expected += (size_t)(config->heads_kv * (sees > 0 && sees <= count ? sees - 1 : count));
+        const struct model_layer_config *layer = &config->per_layer[i];
+        const int sees = layer->sliding_window, heads = layer->reads ? 0 : layer->heads_kv;
+        expected += (size_t)(heads * (sees > 0 && sees <= count ? sees - 1 : count));
     }
     cr_assert_eq(kern->ops->report(kern, 0, &report), 0);
     cr_assert_eq(report.entries, expected);
@@ -247,6 +248,12 @@ Test(model, smollm3_as_transformers) {
 }
 Test(model, granite_as_transformers) {
     check_golden_paths("granite", NULL);
+}
+Test(model, gemma4_as_transformers) {
+    check_golden_paths("gemma4", NULL);
+}
+Test(model, gemma4dense_as_transformers) {
+    check_golden_paths("gemma4dense", NULL);
 }
 Test(model, gemma3_as_transformers) {
     check_golden_paths("gemma3", NULL);
@@ -430,7 +437,8 @@ static void run_evicting(const char *model, const struct kern_rule *rule, int ev
 /* Without expired entries every answer has the bits of a full cache: the reference path adds over
  * visible entries alone. */
 Test(model, expired_entries_change_no_bit) {
-    static const char *const models[] = {"mistral", "gemma3", "gemma2", "exaone4", "smollm3"};
+    static const char *const models[] = {"mistral", "gemma3", "gemma2",     "exaone4",
+                                         "smollm3", "gemma4", "gemma4dense"};
     static const struct kern_rule rules[] = {
         {.score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128},
         {.score = KERN_SCORE_ATTENTION, .sinks = 4, .recent = 16, .observe = {.window = 16}}};
@@ -757,7 +765,7 @@ Test(model, a_full_pool_changes_nothing) {
                                            .slots = 2,
                                            .pages = 6};
     cr_assert_eq(replay_open(&options, &replay, &fault), 0, "%s", fault.text);
-    cr_assert_eq(replay.layers * replay.heads_kv, 6);
+    cr_assert_eq(replay.streams, 6);
     random_ids(ids, 64, replay.vocab, 9);
     const struct replay_part first = {0, 0, 10, ids, NULL}, second = {1, 0, 3, ids, NULL};
     cr_assert_eq(replay_step(&replay, &first, 1, NULL), 0);

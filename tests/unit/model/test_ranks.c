@@ -43,7 +43,7 @@ static void append(struct run *run, int slot, int pos, int count) {
 
 static void note_report(struct run *run, int slot) {
     struct kern *kern = run->replay.kern;
-    int streams = run->replay.layers * run->replay.heads_kv;
+    int streams = run->replay.streams;
     int32_t lengths[256], *positions = calloc((size_t)streams * POSITIONS, sizeof *positions);
     float *log_beta = calloc((size_t)streams * POSITIONS, sizeof *log_beta);
     struct kern_report report = {.lengths = lengths,
@@ -61,7 +61,7 @@ static void note_report(struct run *run, int slot) {
 
 static void evict(struct run *run, int slot, int tokens) {
     struct kern *kern = run->replay.kern;
-    int streams = run->replay.layers * run->replay.heads_kv;
+    int streams = run->replay.streams;
     int32_t lengths[256], *positions = calloc((size_t)streams * POSITIONS, sizeof *positions);
     struct kern_trace trace = {
         .lengths = lengths, .positions = positions, .entries_max = (size_t)streams * POSITIONS};
@@ -92,7 +92,7 @@ static void expect_counts_of(struct run *run, int slot, const struct kern_report
 static void copy_by_snapshot(struct run *run, int from, int to, int tokens) {
     const struct kern_ops *ops = run->replay.kern->ops;
     struct kern *kern = run->replay.kern;
-    int count = 1 + run->replay.layers * run->replay.heads_kv + run->replay.states;
+    int count = 1 + run->replay.streams + run->replay.states;
     struct kern_block blocks[257];
     struct kern_report report = {0};
     struct fault fault = {0};
@@ -167,7 +167,7 @@ static void run_once(const struct setting *s, const char *policy, struct record 
     kv_params_fit(&kv, 0);
     cr_assert_eq(kv_params_check(&kv, &fault), 0, "%s: %s", policy, fault.text);
     cr_assert_eq(replay_open(&options, &run.replay, &fault), 0, "%s: %s", fault.field, fault.text);
-    cr_assert(1 + run.replay.layers * run.replay.heads_kv + run.replay.states < 256);
+    cr_assert(1 + run.replay.streams + run.replay.states < 256);
     uint32_t seed = 9;
     for (int i = 0; i < POSITIONS; i++) {
         seed = seed * 1664525u + 1013904223u;
@@ -314,7 +314,8 @@ Test(ranks, families_with_their_biases_and_norms) {
                                         "qwen2moe",   "glm4moe",       "dots1",
                                         "ernie45moe", "minimaxm2",     "lfm2",
                                         "lfm2moe",    "qwen3next",     "qwen35",
-                                        "qwen35moe",  "granitehybrid", "granitehybriddense"};
+                                        "qwen35moe",  "granitehybrid", "granitehybriddense",
+                                        "gemma4",     "gemma4dense"};
     static const char *const paths[] = {"reference", "portable", "auto"};
     static const int ranks[] = {2, 4};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

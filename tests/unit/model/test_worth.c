@@ -43,9 +43,10 @@ static bool open_model(struct opened *o, const char *name, const char *path, int
     cr_assert_eq(cpu_open(&cpu, &o->kern, &fault), 0, "%s", fault.text);
     cr_assert_eq(model_open(o->kern, &model, &o->model, &fault), 0, "%s", fault.text);
     const int rc = worth_open(o->kern, o->model, &options, &o->worth, &fault);
-    const bool gated = model_config(o->model)->attn_gate;
-    cr_assert_eq(rc, gated ? ERR_UNSUPPORTED : 0, "%s", fault.text);
-    return !gated;
+    const struct model_config *config = model_config(o->model);
+    const bool refused = config->attn_gate || config->layer_scales;
+    cr_assert_eq(rc, refused ? ERR_UNSUPPORTED : 0, "%s", fault.text);
+    return !refused;
 }
 
 static void close_model(struct opened *o) {
