@@ -179,6 +179,9 @@ static double rope_yarn(const struct rope *rope, int j, double inv) {
 /* Gemma 4: frequencies are those of the whole head, and the pairs behind a part do not rotate. */
 static int rope_read_proportional(struct rope *rope, struct fault *fault) {
     rope->factor = 1;
+    if (rope->proportion * rope->dims < 2)
+        return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
+                         "%g of %d numbers are not a pair", rope->proportion, rope->dims);
     return json_num(rope->node, rope->path, "factor", 1, 1e6, &rope->factor, fault);
 }
 

@@ -1353,6 +1353,9 @@ Test(config, gemma4_refuses_what_it_does_not_compute) {
         {"\"num_kv_shared_layers\": 2", "num_kv_shared_layers", ERR_INVALID},
         {"\"vocab_size_per_layer_input\": 5", "vocab_size_per_layer_input", ERR_UNSUPPORTED},
         {"\"global_head_dim\": 33", "global_head_dim", ERR_INVALID},
+        {"\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"proportional\", "
+         "\"partial_rotary_factor\": 0.001}}",
+         "partial_rotary_factor", ERR_UNSUPPORTED},
         {"\"per_layer_config\": {\"0\": {\"head_dim\": 8}}", "per_layer_config", ERR_UNSUPPORTED},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

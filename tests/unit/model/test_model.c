@@ -359,9 +359,8 @@ Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
 
-/* A backend without what a recurrent layer needs, such as CUDA's, refuses the model by its family.
- */
-static void check_backend_refuses(const char *family,
+/* A backend without what the layers need, such as CUDA's, refuses the model by its family. */
+static void check_backend_refuses(const char *family, const char *what,
                                   struct kern_ops *(*without)(struct kern_ops *)) {
     struct kern *kern = NULL;
     struct model *model = NULL;
@@ -375,8 +374,7 @@ static void check_backend_refuses(const char *family,
     const struct kern_ops *real = kern->ops;
     struct kern_ops ops = *real;
     cr_assert_eq(model_open(kern, &options, &model, &fault), 0, "%s", fault.text);
-    snprintf(why, sizeof why, "%s models have layers with a recurrent state",
-             model_config(model)->family);
+    snprintf(why, sizeof why, "%s models have %s", model_config(model)->family, what);
     model_close(model);
     kern->ops = without(&ops);
     cr_assert_eq(model_open(kern, &options, &model, &fault), ERR_UNSUPPORTED);
@@ -395,15 +393,26 @@ static struct kern_ops *without_delta_rules(struct kern_ops *ops) {
     return ops;
 }
 
+static struct kern_ops *without_scales(struct kern_ops *ops) {
+    ops->scale = NULL;
+    return ops;
+}
+
 static struct kern_ops *without_mamba(struct kern_ops *ops) {
     ops->mamba = NULL;
     return ops;
 }
 
 Test(model, states_need_a_backend_that_has_them) {
-    check_backend_refuses("lfm2", without_convolutions);
-    check_backend_refuses("qwen35", without_delta_rules);
-    check_backend_refuses("granitehybrid", without_mamba);
+    static const char states[] = "layers with a recurrent state";
+    check_backend_refuses("lfm2", states, without_convolutions);
+    check_backend_refuses("qwen35", states, without_delta_rules);
+    check_backend_refuses("granitehybrid", states, without_mamba);
+}
+
+Test(model, factors_of_layers_need_a_backend_that_has_them) {
+    check_backend_refuses("gemma4", "embeddings for each layer", without_scales);
+    check_backend_refuses("gemma4dense", "embeddings for each layer", without_scales);
 }
 
 /* ---- Windows ---- */
