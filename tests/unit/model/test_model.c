@@ -623,6 +623,8 @@ Test(model, splitting_a_prompt_changes_no_bit) {
         check_splits("qwen3", paths[i], KERN_E4M3);
         check_splits("qwen3moe", paths[i], KERN_BF16);
         check_splits("gptoss", paths[i], KERN_BF16);
+        check_splits("gemma4", paths[i], KERN_BF16);
+        check_splits("gemma4dense", paths[i], KERN_BF16);
     }
 }
 
@@ -676,6 +678,8 @@ Test(model, company_in_a_batch_changes_no_bit) {
         check_batches("qwen3", paths[i], KERN_E4M3);
         check_batches("mixtral", paths[i], KERN_F32);
         check_batches("gptoss", paths[i], KERN_F32);
+        check_batches("gemma4", paths[i], KERN_F32);
+        check_batches("gemma4dense", paths[i], KERN_F32);
     }
 }
 
