@@ -36,7 +36,7 @@ struct draft {
     int32_t from;     /* place at which the last draft began; -1: none */
     int32_t begun;    /* tokens in front of it */
     int32_t foreseen; /* the last draft's first tokens are of that class; `from` is behind them */
-    int length_class; /* of the others */
+    int length_class; /* class of the tokens behind them */
     float tried[DRAFT_CLASSES], confirmed[DRAFT_CLASSES]; /* recent drafted tokens */
 };
 

@@ -617,7 +617,7 @@ struct kern_delta {
 
 /* Mamba-2 (arXiv 2405.21060). Heads of a group, which follow each other, have B and C together. */
 struct kern_mamba {
-    int heads, groups; /* those of the model */
+    int heads, groups; /* the whole model has, on all ranks together */
     int dim;           /* numbers of a head */
     int dim_state;     /* numbers of B and of C; a multiple of 4 */
     int width;         /* tokens that a convolution sees */

@@ -131,7 +131,7 @@ static uint8_t *packed_codes(const struct kern_weight *w, int64_t row, int64_t b
 
 /* Where the codes of a form go. A start packs every weight, so four codes are moved at once. */
 struct code_places {
-    uint8_t of_value[256]; /* of forms with values: the code of each number; 16: none */
+    uint8_t of_value[256]; /* forms with values: the code of each number; 16: none */
     struct cpu_quad quads[KERN_BLOCK / 4];
 };
 

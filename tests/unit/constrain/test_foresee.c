@@ -11,7 +11,7 @@ static const char schema[] =
     "{\"width\":{\"type\":\"integer\"}},\"required\":[\"width\"],\"additionalProperties\":false}}},"
     "\"required\":[\"name\",\"kind\",\"sizes\"],\"additionalProperties\":false}";
 
-/* What is foreseen behind `text`, after a mask was made for it. */
+/* Returns the bytes foreseen behind `text`, after a mask was made for it. */
 static const char *foresee(struct language *l, const char *text, size_t most, uint64_t work) {
     static char out[256];
     struct constrain_at at = {0};
@@ -61,7 +61,7 @@ Test(foresee, places_in_an_object) {
     language_close(&l);
 }
 
-/* Whatever is foreseen belongs to the language, and so does all of it that fits. */
+/* The text with the foreseen bytes, however many are wanted, belongs to the language. */
 Test(foresee, what_is_foreseen_may_be_written) {
     struct language l = language_schema(schema);
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {

@@ -167,7 +167,7 @@ Test(draft, the_rate_follows_what_was_confirmed) {
     draft_close(&bed.draft);
 }
 
-/* What the language leaves to be written comes first, and what followed it elsewhere behind it. */
+/* Foreseen tokens come first, and those that followed them elsewhere behind them. */
 Test(draft, foreseen_tokens) {
     static const int32_t prompt[] = {9, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3};
     static const int32_t foreseen[] = {21, 1, 2, 3}, as_found[] = {21, 1, 2, 3, 4, 5};
