@@ -43,7 +43,7 @@ enum width {
 
 /* Names of a role of Mamba-2. */
 #define MAMBA(hf, gguf)                                                                            \
-    { [NAMING_HF_GRANITE_HYBRID] = "mamba." hf, [NAMING_GGUF_MAMBA] = gguf }
+    { [NAMING_HF_GRANITE_HYBRID] = hf, [NAMING_GGUF_MAMBA] = gguf }
 
 static const struct {
     /* NULL: as base_of the naming; "": none; # is the expert's number. */
@@ -331,24 +331,28 @@ static const struct {
                         WIDTH_MODEL,
                         WIDTH_VALUES,
                         true},
-    [ROLE_MAMBA_Z] = {MAMBA("in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA, WIDTH_MODEL, true},
-    [ROLE_MAMBA_X] = {MAMBA("in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA, WIDTH_MODEL, true},
-    [ROLE_MAMBA_B] = {MAMBA("in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_STATES, WIDTH_MODEL,
+    [ROLE_MAMBA_Z] = {MAMBA("mamba.in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA, WIDTH_MODEL,
                       true},
-    [ROLE_MAMBA_C] = {MAMBA("in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_STATES, WIDTH_MODEL,
+    [ROLE_MAMBA_X] = {MAMBA("mamba.in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA, WIDTH_MODEL,
                       true},
-    [ROLE_MAMBA_DT] = {MAMBA("in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_HEADS, WIDTH_MODEL,
-                       true},
-    [ROLE_MAMBA_TAPS] = {MAMBA("conv1d.weight", "ssm_conv1d.weight"), WIDTH_MAMBA_CHANNELS,
+    [ROLE_MAMBA_B] = {MAMBA("mamba.in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_STATES,
+                      WIDTH_MODEL, true},
+    [ROLE_MAMBA_C] = {MAMBA("mamba.in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_STATES,
+                      WIDTH_MODEL, true},
+    [ROLE_MAMBA_DT] = {MAMBA("mamba.in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_HEADS,
+                       WIDTH_MODEL, true},
+    [ROLE_MAMBA_TAPS] = {MAMBA("mamba.conv1d.weight", "ssm_conv1d.weight"), WIDTH_MAMBA_CHANNELS,
                          WIDTH_TAPS, true},
-    [ROLE_MAMBA_CONV_BIAS] = {MAMBA("conv1d.bias", "ssm_conv1d.bias"), WIDTH_MAMBA_CHANNELS,
+    [ROLE_MAMBA_CONV_BIAS] = {MAMBA("mamba.conv1d.bias", "ssm_conv1d.bias"), WIDTH_MAMBA_CHANNELS,
                               WIDTH_NONE, true},
-    [ROLE_MAMBA_DECAY] = {MAMBA("A_log", "ssm_a"), WIDTH_MAMBA_HEADS, WIDTH_NONE, true},
-    [ROLE_MAMBA_BIAS] = {MAMBA("dt_bias", "ssm_dt.bias"), WIDTH_MAMBA_HEADS, WIDTH_NONE, true},
-    [ROLE_MAMBA_SKIP] = {MAMBA("D", "ssm_d"), WIDTH_MAMBA_HEADS, WIDTH_NONE, true},
-    [ROLE_MAMBA_NORM] = {MAMBA("norm.weight", "ssm_norm.weight"), WIDTH_MAMBA_GROUPS,
+    [ROLE_MAMBA_DECAY] = {MAMBA("mamba.A_log", "ssm_a"), WIDTH_MAMBA_HEADS, WIDTH_NONE, true},
+    [ROLE_MAMBA_BIAS] = {MAMBA("mamba.dt_bias", "ssm_dt.bias"), WIDTH_MAMBA_HEADS, WIDTH_NONE,
+                         true},
+    [ROLE_MAMBA_SKIP] = {MAMBA("mamba.D", "ssm_d"), WIDTH_MAMBA_HEADS, WIDTH_NONE, true},
+    [ROLE_MAMBA_NORM] = {MAMBA("mamba.norm.weight", "ssm_norm.weight"), WIDTH_MAMBA_GROUPS,
                          WIDTH_MAMBA_OF_GROUP, true},
-    [ROLE_MAMBA_OUT] = {MAMBA("out_proj.weight", "ssm_out.weight"), WIDTH_MODEL, WIDTH_MAMBA, true},
+    [ROLE_MAMBA_OUT] = {MAMBA("mamba.out_proj.weight", "ssm_out.weight"), WIDTH_MODEL, WIDTH_MAMBA,
+                        true},
     [ROLE_ROUTER_BIAS] = {{"mlp.router.bias", NULL, "ffn_gate_inp.bias"},
                           WIDTH_EXPERTS,
                           WIDTH_NONE,
