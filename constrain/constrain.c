@@ -470,7 +470,7 @@ size_t constrain_foresee(struct constrain *c, const struct constrain_at *at, con
         found = 0; /* a part of a word has other tokens than the word; what was learned stays */
         if (!node_pool_resume(&a->pool)) c->forgets = true;
     }
-    effort->work = a->pool.work - begin;
+    effort->work = a->pool.work - begin + found;
     if (!charge(c, size_of(c))) c->forgets = c->shrinks = true;
     pthread_mutex_unlock(&c->lock);
     return found;

@@ -164,8 +164,9 @@ int constrain_next_within(struct constrain *constrain, struct constrain_at *at, 
 
 /* Writes at most `most` bytes that probably follow a text, because the language leaves nothing else
  * or only white space open (constrain/foresee.h), and returns how many. `at` is as
- * constrain_next_within left it for this text. 0, too: the state was forgotten, others use the
- * language, or the effort (whose may_wait is not used) was not enough. */
+ * constrain_next_within left it for this text. A byte counts as a unit of work, too. Returns 0,
+ * too, if the state was forgotten, others use the language, or the effort (whose may_wait is not
+ * used) was not enough. */
 size_t constrain_foresee(struct constrain *constrain, const struct constrain_at *at,
                          const char *text, size_t size, char *out, size_t most,
                          struct constrain_effort *effort);

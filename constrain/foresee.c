@@ -1,6 +1,6 @@
 #include "constrain/foresee.h"
 
-#define LOOK_BACK 1024 /* bytes in which an earlier place is looked for */
+#define LOOK_BACK 1024 /* bytes that are looked at to find out what white space is usual */
 
 /* The text, and what was foreseen behind it. */
 struct view {
@@ -31,10 +31,10 @@ static size_t line_begin(const struct view *view, size_t end) {
     return end > stop ? end : 0;
 }
 
-/* Returns how many blanks follow from a place on. */
+/* Returns how many blanks follow from a place on, at most LOOK_BACK. */
 static size_t blanks_from(const struct view *view, size_t begin) {
-    const size_t end = view->size + view->more_size;
-    size_t i = begin;
+    size_t end = view->size + view->more_size, i = begin;
+    if (end - begin > LOOK_BACK) end = begin + LOOK_BACK;
     while (i < end && is_blank(byte_at(view, i))) i++;
     return i - begin;
 }
@@ -46,8 +46,8 @@ static int indent(const struct view *view, size_t last, int next, size_t n) {
     const size_t line = line_begin(view, last);
     size_t first = 0, width = line > 0 ? blanks_from(view, line) : 0;
     if (n == 0) return '\n';
-    while (first < last && byte_at(view, first) != '\n') first++;
-    size_t step = first < last ? blanks_from(view, first + 1) : 0;
+    while (first < last && first < LOOK_BACK && byte_at(view, first) != '\n') first++;
+    size_t step = byte_at(view, first) == '\n' ? blanks_from(view, first + 1) : 0;
     const int blank = step > 0 ? byte_at(view, first + 1) : ' ';
     if (step == 0) step = 2;
     if (is_opening(byte_at(view, last))) width += step;
@@ -89,8 +89,10 @@ static int usual_blank(const struct view *view, size_t last, int next, size_t n)
 /* Returns the white space that is usual in front of `next`; -1: none is. */
 static int next_blank(const struct view *view, int next) {
     size_t end = view->size + view->more_size, blanks = 0;
-    while (blanks < end && is_blank(byte_at(view, end - 1 - blanks))) blanks++;
-    return blanks == end ? -1 : usual_blank(view, end - 1 - blanks, next, blanks);
+    while (blanks < end && blanks < LOOK_BACK && is_blank(byte_at(view, end - 1 - blanks)))
+        blanks++;
+    return blanks == end || blanks == LOOK_BACK ? -1
+                                                : usual_blank(view, end - 1 - blanks, next, blanks);
 }
 
 static bool may_follow(struct automaton *a, uint32_t state, int byte) {

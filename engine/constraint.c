@@ -363,7 +363,7 @@ int constraint_fill(struct constraint_run *run, const struct engine_request *req
 size_t constraint_foresee(const struct constraint_run *run, const struct engine_request *request,
                           const char *text, size_t size, char *out, size_t most,
                           struct constraint_work *work) {
-    if (run->phase != CONSTRAINT_ON || run->waits || run->task != NULL) return 0;
+    if (run->phase != CONSTRAINT_ON || run->waits || run->task != NULL || work->left == 0) return 0;
     struct constrain_effort effort = {.work = work->left};
     size_t found = constrain_foresee(request->constraint->language, &run->at, text + run->begin,
                                      size - run->begin, out, most, &effort);

@@ -101,3 +101,17 @@ Test(foresee, nothing_is_known) {
     cr_assert_str_eq(foresee(&l, "{\"na", 60, 100000), "me\": \"", "what was learned stays");
     language_close(&l);
 }
+
+/* No text makes the search for its usual white space long. */
+Test(foresee, endless_white_space) {
+    enum { BLANKS = 5000 };
+    static char text[2 * BLANKS + 2];
+    struct language l = language_text(CONSTRAIN_REGEX, "x[ \\n]*x[ \\n]*y");
+    memset(text, ' ', sizeof text - 1);
+    text[0] = text[BLANKS] = 'x';
+    cr_assert_str_eq(foresee(&l, text, 60, 1000000), "y");
+    text[1] = '\n';
+    text[BLANKS + 1] = '\0';
+    cr_assert_str_eq(foresee(&l, text, 60, 1000000), "y");
+    language_close(&l);
+}
