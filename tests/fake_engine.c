@@ -132,6 +132,7 @@ static void fill_info(struct engine *e) {
                              .pages_total = pages,
                              .page_bytes = PAGE_BYTES,
                              .page_slots = PAGE_SLOTS,
+                             .token_entries = FAKE_LAYERS * FAKE_HEADS,
                              .has_chat_template = !env_int("KEEPD_FAKE_NO_TEMPLATE", 0),
                              .chat_template = "fake",
                              .tool_template = fake_tool_template(),
