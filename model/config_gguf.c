@@ -42,6 +42,7 @@ static const struct architecture {
     const char *headless;      /* the type of layers without key/value heads, "layer_types" */
     bool delta;                /* files may list layers with a recurrent state */
     bool mamba;                /* layers of Mamba-2 */
+    bool kinds;                /* heads and widths of networks differ by kind of layer */
     int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
                         head in the embeddings, else by the head's own (llama.cpp's rule) */
 } architectures[] = {
@@ -91,6 +92,7 @@ static const struct architecture {
      .logit_scale = "logits_scaling",
      .headless = "mamba",
      .mamba = true},
+    {.name = "gemma4", .type = "gemma4_text", .kinds = true},
 };
 
 static const struct architecture *find_architecture(const char *name) {
@@ -117,7 +119,6 @@ static const struct row config_rows[] = {
     {".block_count", "num_hidden_layers", KIND_INT},
     {".context_length", "max_position_embeddings", KIND_INT},
     {".embedding_length", "hidden_size", KIND_INT},
-    {".feed_forward_length", "intermediate_size", KIND_INT},
     {".attention.head_count", "num_attention_heads", KIND_INT},
     {".attention.layer_norm_rms_epsilon", "rms_norm_eps", KIND_NUM},
     {".attention.sliding_window", "sliding_window", KIND_MORE},
@@ -173,6 +174,9 @@ static const struct row yarn_rows[] = {
 };
 
 #define KV_HEADS ".attention.head_count_kv"
+#define WIDTH    ".feed_forward_length"
+#define SHARED   ".attention.shared_kv_layers"
+#define EACH     ".embedding_length_per_layer_input"
 
 /* Names of faults that no row has. */
 static const struct row other_names[] = {
@@ -183,6 +187,12 @@ static const struct row other_names[] = {
     {".attention.key_length", "head_dim", KIND_INT},
     {KV_HEADS, "num_key_value_heads", KIND_INT},
     {KV_HEADS, "layer_types", KIND_INT},
+    {KV_HEADS, "num_global_key_value_heads", KIND_INT},
+    {WIDTH, "intermediate_size", KIND_INT},
+    {SHARED, "num_kv_shared_layers", KIND_INT},
+    {EACH, "hidden_size_per_layer_input", KIND_INT},
+    {".expert_count", "enable_moe_block", KIND_INT},
+    {".attention.key_length", "global_head_dim", KIND_INT},
     {".ssm.inner_size", "linear_value_head_dim", KIND_INT},
     {".ssm.inner_size", "mamba_d_head", KIND_INT},
     {".expert_weights_scale", "routed_scaling_factor", KIND_NUM},
@@ -295,6 +305,49 @@ static int read_tensors(const struct translation *t) {
     return rc;
 }
 
+/* ---- Values of each layer ---- */
+
+/* Finds an array with an element for each layer; NULL: the file has one value for all, or none. */
+static int find_list(const struct translation *t, const char *name, enum gguf_type type,
+                     const struct gguf_value **list) {
+    char key[KEY_MAX];
+    *list = gguf_find(t->gguf, key_of(t, name, key));
+    if (!*list || !(*list)->array) {
+        *list = NULL;
+        return 0;
+    }
+    int rc = gguf_array(t->gguf, key, type, list, t->fault);
+    if (!rc && (*list)->count > LAYERS_MAX)
+        rc = fault_set(t->fault, ERR_INVALID, key, "more elements than a model has layers");
+    return rc;
+}
+
+/* transformers, Gemma4: layers that read the keys and values of others may have networks of twice
+ * the width, and files then list the widths. */
+static int read_widths(const struct translation *t) {
+    const struct gguf_value *list;
+    char key[KEY_MAX];
+    int64_t width = 0, shared = 0;
+    if (!has_key(t, WIDTH)) return 0;
+    int rc = t->row->kinds ? find_list(t, WIDTH, GGUF_I32, &list) : (list = NULL, 0);
+    if (!rc && list) rc = get_int(t, SHARED, &shared);
+    if (!rc && !list) rc = get_int(t, WIDTH, &width);
+    if (!rc && list && list->count > 0) width = gguf_element_int(list, 0);
+    const int64_t apart = list ? (int64_t)list->count - shared : 0;
+    bool wide = false;
+    for (int64_t i = 0; !rc && list && i < (int64_t)list->count; i++) {
+        const int64_t own = gguf_element_int(list, (size_t)i);
+        if (i == apart) wide = own == 2 * width;
+        if (own != (i >= apart && wide ? 2 * width : width))
+            rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, WIDTH, key),
+                           "%lld in layer %lld is not supported beside %lld", (long long)own,
+                           (long long)i, (long long)width);
+    }
+    if (!rc && wide && !cJSON_AddBoolToObject(t->config, "use_double_wide_mlp", true))
+        rc = no_memory(t);
+    return rc ? rc : set_num(t, t->config, "intermediate_size", (double)width);
+}
+
 /* ---- Experts ---- */
 
 enum { GATING_SOFTMAX = 1, GATING_SIGMOID, GATING_SOFTMAX_OF_CHOSEN }; /* llama.cpp's numbers */
@@ -358,14 +411,10 @@ static int translate_states(const struct translation *t) {
 static int translate_delta(const struct translation *t) {
     static const char list[] = ".attention.recurrent_layers";
     const cJSON *layers = json_get(t->config, "num_hidden_layers");
-    char key[KEY_MAX];
+    const struct gguf_value *value = NULL;
     int rc = translate_states(t);
-    if (rc || !t->row->delta) return rc;
-    const struct gguf_value *value = gguf_find(t->gguf, key_of(t, list, key));
+    if (!rc && t->row->delta) rc = find_list(t, list, GGUF_BOOL, &value);
     if (rc || !value) return rc;
-    rc = gguf_array(t->gguf, key, GGUF_BOOL, &value, t->fault);
-    if (!rc && value->count > LAYERS_MAX)
-        rc = fault_set(t->fault, ERR_INVALID, key, "more elements than a model has layers");
     cJSON *types = rc ? NULL : cJSON_AddArrayToObject(t->config, "layer_types");
     for (size_t i = 0; types && layers && i < value->count && (double)i < layers->valuedouble;
          i++) {
@@ -400,24 +449,22 @@ static int translate_granite(const struct translation *t) {
  * recurrent state. */
 static int read_kv_heads(const struct translation *t) {
     char key[KEY_MAX];
-    const struct gguf_value *value = gguf_find(t->gguf, key_of(t, KV_HEADS, key));
+    const struct gguf_value *list;
     int64_t heads = 0;
     cJSON *types = NULL;
-    if (!value) return 0;
-    int rc = value->array ? gguf_array(t->gguf, key, GGUF_I32, &value, t->fault)
-                          : get_int(t, KV_HEADS, &heads);
-    if (!rc && value->array && value->count > LAYERS_MAX)
-        rc = fault_set(t->fault, ERR_INVALID, key, "more elements than a model has layers");
-    if (!rc && value->array && t->row->headless) {
+    if (!has_key(t, KV_HEADS)) return 0;
+    int rc = find_list(t, KV_HEADS, GGUF_I32, &list);
+    if (!rc && !list) rc = get_int(t, KV_HEADS, &heads);
+    if (!rc && list && t->row->headless) {
         types = cJSON_AddArrayToObject(t->config, "layer_types");
         if (!types) return no_memory(t);
     }
-    for (size_t i = 0; !rc && value->array && i < value->count; i++) {
-        const int64_t own = gguf_element_int(value, i);
+    for (size_t i = 0; !rc && list && i < list->count; i++) {
+        const int64_t own = gguf_element_int(list, i);
         cJSON *type = types ? cJSON_CreateString(own ? "full_attention" : t->row->headless) : NULL;
         if (types && !(type && cJSON_AddItemToArray(types, type))) return no_memory(t);
         if ((own && heads && own != heads) || (!own && !types))
-            rc = fault_set(t->fault, ERR_UNSUPPORTED, key,
+            rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, KV_HEADS, key),
                            "layers with different numbers of key/value heads are not supported");
         if (own) heads = own;
     }
@@ -552,6 +599,111 @@ static int read_rope(const struct translation *t) {
     return rc;
 }
 
+/* ---- Layers of two kinds ---- */
+
+/* Does the layer have a window? */
+static bool is_sliding(const struct translation *t, int layer) {
+    const cJSON *type = cJSON_GetArrayItem(json_get(t->config, "layer_types"), layer);
+    return type && strcmp(type->valuestring, "sliding_attention") == 0;
+}
+
+/* Sets the numbers of KV heads of the layers with a window and of the others. Where their values
+ * are their keys, the others have no matrix for them; the last `shared` layers read those of
+ * others. */
+static int translate_kv_kinds(const struct translation *t, int64_t shared) {
+    const struct gguf_value *list;
+    const cJSON *layers = json_get(t->config, "num_hidden_layers");
+    const int count = layers && layers->valuedouble < LAYERS_MAX ? layers->valueint : 0;
+    int64_t heads[2] = {0}; /* without a window, with one */
+    char key[KEY_MAX], name[TENSOR_NAME_MAX];
+    bool equal = false;
+    int rc = find_list(t, KV_HEADS, GGUF_I32, &list);
+    if (!rc && !list) rc = get_int(t, KV_HEADS, &heads[1]);
+    if (!rc && !list) heads[0] = heads[1];
+    for (int i = 0; !rc && i < count; i++) {
+        const bool sliding = is_sliding(t, i);
+        const int64_t own =
+            list && (size_t)i < list->count ? gguf_element_int(list, (size_t)i) : heads[sliding];
+        if (heads[sliding] && own != heads[sliding])
+            rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, KV_HEADS, key),
+                           "layers of one kind with different numbers are not supported");
+        heads[sliding] = own;
+        tensor_name(name, NAMING_GGUF, ROLE_V, i, 0);
+        if (!sliding && i < count - shared && !weights_find(t->weights, name)) equal = true;
+    }
+    if (!rc && heads[0] != heads[1] && !equal)
+        rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, KV_HEADS, key),
+                       "numbers that differ are not supported where values have a matrix");
+    if (!rc) rc = set_num(t, t->config, "num_key_value_heads", (double)heads[1]);
+    if (!rc) rc = set_num(t, t->config, "num_global_key_value_heads", (double)heads[0]);
+    if (!rc && !cJSON_AddBoolToObject(t->config, "attention_k_eq_v", equal)) rc = no_memory(t);
+    return rc;
+}
+
+/* Files say which pairs of a wide head rotate by factors: 1, and for the others one that stops
+ * them. Returns the part that does. */
+static int read_proportion(const struct translation *t, double *part) {
+    static const char name[] = "rope_freqs.weight";
+    const struct tensor *tensor = weights_find(t->weights, name);
+    float factors[FACTORS_MAX];
+    size_t turning = 0, count = tensor && tensor->dims == 1 && tensor->shape[0] <= FACTORS_MAX
+                                    ? (size_t)tensor->shape[0]
+                                    : 0;
+    if (!count || !tensor_read_floats(tensor, 0, count, factors))
+        return fault_set(t->fault, tensor ? ERR_UNSUPPORTED : ERR_NOTFOUND, name,
+                         "expected 1 to %d numbers, F32, F16 or BF16", FACTORS_MAX);
+    while (turning < count && factors[turning] == 1) turning++;
+    for (size_t i = turning; i < count; i++)
+        if (!(factors[i] >= 1e20f))
+            return fault_set(t->fault, ERR_UNSUPPORTED, name,
+                             "element %zu: only 1, and then at least 1e20, are supported", i);
+    *part = (double)turning / (double)count;
+    return 0;
+}
+
+static int add_kind_of_rope(const struct translation *t, cJSON *ropes, const char *layers,
+                            const char *type, const char *key, double part) {
+    cJSON *rope = cJSON_AddObjectToObject(ropes, layers);
+    double theta = 0;
+    if (!rope || !cJSON_AddStringToObject(rope, "rope_type", type)) return no_memory(t);
+    int rc = get_num(t, key, &theta);
+    if (!rc && theta > 0) rc = set_num(t, rope, "rope_theta", theta);
+    return rc ? rc : set_num(t, rope, "partial_rotary_factor", part);
+}
+
+/* transformers, Gemma4: heads, rotations and networks. */
+static int translate_kinds(const struct translation *t) {
+    static const char *const lengths[] = {".attention.key_length", ".attention.value_length",
+                                          ".attention.key_length_swa",
+                                          ".attention.value_length_swa"};
+    int64_t length[4] = {0}, shared = 0, each = 0;
+    double part = 1;
+    char key[KEY_MAX];
+    int rc = 0;
+    for (int i = 0; i < 4 && !rc; i++) rc = get_int(t, lengths[i], &length[i]);
+    for (int i = 0; i < 4 && !rc; i += 2)
+        if (length[i] != length[i + 1] || length[i] <= 0)
+            rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, lengths[i + 1], key),
+                           "values of %lld beside keys of %lld are not supported",
+                           (long long)length[i + 1], (long long)length[i]);
+    if (!rc) rc = get_int(t, SHARED, &shared);
+    if (!rc) rc = get_int(t, EACH, &each);
+    if (!rc) rc = read_proportion(t, &part);
+    if (!rc) rc = set_num(t, t->config, "global_head_dim", (double)length[0]);
+    if (!rc) rc = set_num(t, t->config, "head_dim", (double)length[2]);
+    if (!rc && shared) rc = set_num(t, t->config, "num_kv_shared_layers", (double)shared);
+    if (!rc) rc = set_num(t, t->config, "hidden_size_per_layer_input", (double)each);
+    if (!rc && json_get(t->config, "num_local_experts") &&
+        !cJSON_AddBoolToObject(t->config, "enable_moe_block", true))
+        rc = no_memory(t);
+    if (!rc) rc = translate_kv_kinds(t, shared);
+    cJSON *ropes = rc ? NULL : cJSON_AddObjectToObject(t->config, "rope_parameters");
+    if (!ropes) return rc ? rc : no_memory(t);
+    rc = add_kind_of_rope(t, ropes, "full_attention", "proportional", ".rope.freq_base", part);
+    if (rc) return rc;
+    return add_kind_of_rope(t, ropes, "sliding_attention", "default", ".rope.freq_base_swa", 1);
+}
+
 /* ---- Tokens ---- */
 
 enum { TOKEN_CONTROL = 3 };
@@ -564,9 +716,9 @@ static bool is_token(const struct gguf_string *token, const char *name) {
 /* In a vocabulary with channels (gpt-oss) <|end|> ends a message, and another follows. */
 static bool ends_a_turn(const struct gguf_string *token, bool channels) {
     static const char *const names[] = {
-        "<|im_end|>",      "<|endoftext|>", "<|eot_id|>",    "<|eom_id|>",
-        "<|end_of_text|>", "<|end|>",       "<end_of_turn>", "<EOT>",
-        "<|EOT|>",         "<|return|>",    "<|call|>",      "<|end_of_turn|>",
+        "<|im_end|>", "<|endoftext|>",   "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>",
+        "<|end|>",    "<end_of_turn>",   "<EOT>",      "<|EOT|>",    "<|return|>",
+        "<|call|>",   "<|end_of_turn|>", "<turn|>",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (is_token(token, names[i])) return !channels || strcmp(names[i], "<|end|>") != 0;
@@ -614,17 +766,14 @@ static int read_ends(const struct translation *t) {
 /* The layers that have the window: a bool for each, or every n-th has none. */
 static int read_pattern(const struct translation *t) {
     static const char name[] = ".attention.sliding_window_pattern";
-    char key[KEY_MAX];
-    const struct gguf_value *value = gguf_find(t->gguf, key_of(t, name, key));
-    if (!value) return 0;
-    if (!value->array) {
+    const struct gguf_value *value;
+    if (!has_key(t, name)) return 0;
+    int rc = find_list(t, name, GGUF_BOOL, &value);
+    if (!rc && !value) {
         int64_t every = 0;
-        int rc = get_int(t, name, &every);
+        rc = get_int(t, name, &every);
         return rc ? rc : set_num(t, t->config, "sliding_window_pattern", (double)every);
     }
-    int rc = gguf_array(t->gguf, key, GGUF_BOOL, &value, t->fault);
-    if (!rc && value->count > LAYERS_MAX)
-        rc = fault_set(t->fault, ERR_INVALID, key, "more elements than a model has layers");
     cJSON *types = rc ? NULL : cJSON_AddArrayToObject(t->config, "layer_types");
     cJSON *turns =
         rc || !t->row->still_globals ? NULL : cJSON_AddArrayToObject(t->config, "no_rope_layers");
@@ -684,10 +833,11 @@ static int translate(struct translation *t) {
             "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
             "chatglm, glm4, glm4moe, qwen2moe, dots1, ernie4_5-moe, minimax-m2, qwen2vl, qwen3vl, "
             "qwen3vlmoe, mistral3, muse-glimmer, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, "
-            "granitehybrid",
+            "granitehybrid, gemma4",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
-    if (!rc) rc = read_kv_heads(t);
+    if (!rc) rc = read_widths(t);
+    if (!rc && !t->row->kinds) rc = read_kv_heads(t);
     if (!rc && t->row->headless && !t->row->mamba &&
         !cJSON_AddBoolToObject(t->config, "block_auto_adjust_ff_dim", false))
         return no_memory(t);
@@ -702,8 +852,9 @@ static int translate(struct translation *t) {
     if (!rc) rc = COPY_ROWS(t, generation_rows, t->generation);
     if (!rc) rc = read_windows(t);
     if (!rc) rc = read_tensors(t);
-    if (!rc) rc = read_head(t);
-    if (!rc) rc = read_rope(t);
+    if (!rc && t->row->kinds) rc = translate_kinds(t);
+    if (!rc && !t->row->kinds) rc = read_head(t);
+    if (!rc && !t->row->kinds) rc = read_rope(t);
     if (!rc) rc = read_ends(t);
     return rc;
 }

@@ -86,6 +86,10 @@ static bool has_shape(const struct tensor *tensor, const int64_t *shape, int dim
     return at == dims;
 }
 
+static void note_used(struct loader *loader, const struct tensor *tensor) {
+    if (loader->used && tensor) loader->used[tensor - weights_at(loader->weights, 0)] = true;
+}
+
 /* The tensor, checked: `cols` 0 means a vector of `rows`; `experts` above 0: as many matrices.
  * `matrix`: in any type that matrices have. */
 static int find_tensor(struct loader *loader, const char *name, int experts, int64_t rows,
@@ -113,7 +117,7 @@ static int find_tensor(struct loader *loader, const char *name, int experts, int
         !(matrix && (tensor->dtype == TENSOR_E4M3 || tensor->dtype == TENSOR_BLOCKS)))
         return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type %s is not supported: %s",
                          tensor->type, supported_types(loader, matrix));
-    if (loader->used) loader->used[tensor - weights_at(loader->weights, 0)] = true;
+    note_used(loader, tensor);
     *out = tensor;
     return 0;
 }
@@ -667,10 +671,13 @@ static int refuse_extra(struct loader *loader, int layer) {
     int rc = 0;
     for (size_t i = 0; i < layer_slot_count && !rc; i++) {
         const struct slot *slot = &layer_slots[i];
-        if (slot_wanted(slot, &loader->model->config, layer) || slot->source) continue;
+        if (slot_wanted(slot, &loader->model->config, layer)) continue;
         for (int k = 0; k < slot->count && !rc; k++) {
             name_of(loader, slot->parts[k], layer, name);
-            rc = refuse_tensor(loader, name);
+            if (slot->source) /* files may have what such a layer reads of another */
+                note_used(loader, weights_find(loader->weights, name));
+            else
+                rc = refuse_tensor(loader, name);
         }
     }
     for (size_t i = 0; !rc && tensor_refused(name, loader->naming, i, layer); i++)

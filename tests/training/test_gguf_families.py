@@ -52,7 +52,10 @@ GRANITE = {**{f"mamba.{name}": x for name, x in MAMBA.items()}, "block_sparse_mo
            **{f"block_sparse_moe.{p}_linear.weight": f"ffn_{w}_exps.weight" for p, w in (("gate", "gate"), ("up", "up"), ("output", "down"))},
            **{f"shared_mlp.{p}_linear.weight": f"ffn_{w}_shexp.weight" for p, w in (("gate", "gate"), ("up", "up"), ("output", "down"))}}
 DENSE = {**GRANITE, **{f"shared_mlp.{p}_linear.weight": f"ffn_{w}.weight" for p, w in (("gate", "gate"), ("up", "up"), ("output", "down"))}}
-OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
+GEMMA4 = {"post_attention_layernorm.weight": "post_attention_norm.weight", "per_layer_input_gate.weight": "inp_gate.weight", "per_layer_projection.weight": "proj.weight",
+          "post_per_layer_input_norm.weight": "post_norm.weight", "layer_scalar": "layer_output_scale.weight"}
+OUTSIDE = {"model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight", "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+           "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight", "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
            "model.embedding_norm.weight": "token_embd_norm.weight"}
 
 # The architecture in files, what is apart in names, and how the rows of q and k lie.
@@ -65,6 +68,7 @@ FAMILIES = {
     "mistral3": ("mistral3", {}, True), "ministral3": ("mistral3", {}, True), "lfm2": ("lfm2", {}, False), "lfm2moe": ("lfm2moe", {}, False),
     "qwen3next": ("qwen3next", DELTA, False), "qwen35": ("qwen35", DELTA, False), "qwen35moe": ("qwen35moe", DELTA, False),
     "granitehybrid": ("granitehybrid", GRANITE, True), "granitehybriddense": ("granitehybrid", DENSE, True),
+    "gemma4": ("gemma4", GEMMA4, False), "gemma4dense": ("gemma4", GEMMA4, False),
 }
 
 
@@ -81,7 +85,21 @@ def text_config(directory):
         c["num_key_value_heads"] = [0 if t in ("mamba", "linear_attention") else c["num_key_value_heads"] for t in c["layer_types"]]
         if not c["num_local_experts"]:
             c["intermediate_size"] = c["shared_intermediate_size"]
-    return {**c, **c.get("text_config", {})}
+    c = {**c, **c.get("text_config", {})}
+    if "num_kv_shared_layers" in c:
+        narrow_to_wide(c)
+    return c
+
+
+def narrow_to_wide(c):
+    """Lists where the converter writes lists: KV heads by kind of layer, and widths of networks that differ."""
+    whole = next(c.get("per_layer_config", {}).get(str(i), {}) for i, t in enumerate(c["layer_types"]) if t == "full_attention")
+    c["wide_head"] = whole.get("head_dim") or c["global_head_dim"]
+    if heads := whole.get("num_key_value_heads") or c.get("num_global_key_value_heads"):
+        c["num_key_value_heads"] = [c["num_key_value_heads"] if t == "sliding_attention" else heads for t in c["layer_types"]]
+    if c["use_double_wide_mlp"]:
+        first = c["num_hidden_layers"] - c["num_kv_shared_layers"]
+        c["intermediate_size"] = [c["intermediate_size"] * (1 + (i >= first)) for i in range(c["num_hidden_layers"])]
 
 
 def text_tensors(directory, c):
@@ -99,7 +117,7 @@ def text_tensors(directory, c):
             found[name.replace("gate_up", "gate")], found[name.replace("gate_up", "up")] = x.chunk(2, 1)
         elif name.endswith("experts.down_proj"):
             found[name] = x if x.shape[1] == c["hidden_size"] else x.transpose(1, 2)
-        elif name.startswith(("model.embed", "model.layers", "model.norm", "lm_head")):
+        elif name.startswith(("model.embed", "model.layers", "model.norm", "model.per_layer", "lm_head")):
             found[name] = x
     found.update({name: torch.stack([e[i] for i in range(len(e))]) for name, e in stacks.items()})
     if "linear_num_key_heads" in c:
@@ -153,11 +171,14 @@ def put_numbers(w, arch, c):
     full = rope.get("full_attention", rope)
     for key, value in {"block_count": c["num_hidden_layers"] + (c.get("num_nextn_predict_layers") or 0), "context_length": c["max_position_embeddings"], "embedding_length": c["hidden_size"],
                        "feed_forward_length": c.get("intermediate_size"), "attention.head_count": c.get("num_attention_heads", 8),
-                       "attention.head_count_kv": c.get("num_key_value_heads", 4), "attention.key_length": head, "attention.value_length": head,
-                       "rope.dimension_count": int(head * full.get("partial_rotary_factor", c.get("partial_rotary_factor", 1)))}.items():
+                       "attention.head_count_kv": c.get("num_key_value_heads", 4), "attention.key_length": c.get("wide_head", head),
+                       "attention.value_length": c.get("wide_head", head),
+                       "rope.dimension_count": c.get("wide_head") or int(head * full.get("partial_rotary_factor", c.get("partial_rotary_factor", 1)))}.items():
         if value is None:
             continue
         w.add_array(f"{arch}.{key}", value) if isinstance(value, list) else w.add_uint32(f"{arch}.{key}", value)
+    if "wide_head" in c:
+        put_kinds(w, arch, c)
     if "conv_L_cache" in c:
         w.add_uint32(f"{arch}.shortconv.l_cache", c["conv_L_cache"])
     if "linear_num_key_heads" in c:
@@ -182,6 +203,19 @@ def put_numbers(w, arch, c):
         w.add_uint32(f"{arch}.nextn_predict_layers", c["num_nextn_predict_layers"])
     w.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", c["rms_norm_eps"])
     w.add_float32(f"{arch}.rope.freq_base", full.get("rope_theta") or c.get("rope_theta", 10000))
+
+
+def put_kinds(w, arch, c):
+    """Gemma 4: heads of layers with a window, and which pairs of the others' heads rotate. A layer that reads the keys and values of others has unused ones."""
+    for key, value in {"attention.key_length_swa": c["head_dim"], "attention.value_length_swa": c["head_dim"], "rope.dimension_count_swa": c["head_dim"],
+                       "attention.shared_kv_layers": c["num_kv_shared_layers"], "embedding_length_per_layer_input": c["hidden_size_per_layer_input"] or 0}.items():
+        w.add_uint32(f"{arch}.{key}", value)
+    if c.get("final_logit_softcapping"):
+        w.add_float32(f"{arch}.final_logit_softcapping", c["final_logit_softcapping"])
+    turning = int(c["rope_parameters"]["full_attention"]["partial_rotary_factor"] * c["wide_head"] / 2)
+    put_tensor(w, "rope_freqs.weight", torch.tensor([1.0] * turning + [1e30] * (c["wide_head"] // 2 - turning)))
+    if c["num_kv_shared_layers"]:
+        put_tensor(w, f"blk.{c['num_hidden_layers'] - 1}.attn_k.weight", torch.ones(2, c["hidden_size"]))
 
 
 def put_rope(w, arch, c):
@@ -236,7 +270,7 @@ def put_muse(w, arch, c):
 
 
 def put_tensor(w, name, x):
-    x = x.squeeze(0) if x.shape[0] == 1 else x
+    x = x.squeeze(0) if x.shape[0] == 1 and x.dim() > 1 else x
     if name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")):
         w.add_tensor(name, x.squeeze(1).float().numpy())
     elif x.dim() == 1 or name.endswith(("ssm_a", "ssm_d", "norm.weight")):
@@ -255,7 +289,7 @@ def write(directory, path, arch, apart, turned):
         put_muse(w, arch, c)
     for name, x in text_tensors(directory, c).items():
         layer = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
-        if arch.startswith(("gemma", "muse")) and name.endswith("norm.weight") and not (arch.startswith("muse") and name == "model.norm.weight"):
+        if arch.startswith(("gemma3", "muse")) and name.endswith("norm.weight") and not (arch.startswith("muse") and name == "model.norm.weight"):
             x = x.float() + 1
         for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
             if turned and layer and layer[2].startswith(f"self_attn.{part}_proj"):

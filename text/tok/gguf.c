@@ -1,9 +1,10 @@
 /* The tokenizer of a GGUF file.
  *
- * A file holds tokens with types and either merges (`gpt2`: byte-level BPE) or scores (`llama`:
- * SentencePiece's BPE), but not how text is split into words: of that it names a row of the table
- * below. The rows are the patterns of the models' own tokenizer.json; llama.cpp's table, whose
- * names these are, has approximations of some, because its regular expressions know less.
+ * A file holds tokens with types and either merges (`gpt2`: byte-level BPE; `gemma4`: BPE over
+ * characters) or scores (`llama`: SentencePiece's BPE), but not how text is split into words: of
+ * that it names a row of the table below. The rows are the patterns of the models' own
+ * tokenizer.json; llama.cpp's table, whose names these are, has approximations of some, because its
+ * regular expressions know less.
  *
  * Scores become merges: wherever two tokens side by side are a third, they may merge, the highest
  * score first. SentencePiece says the same in other words, so one algorithm (bpe.c) serves both.
@@ -280,10 +281,9 @@ static int load_scores(struct tok *tok, const struct arrays *a, struct fault *fa
 
 #define MARK "\xE2\x96\x81" /* U+2581 stands for a space */
 
-static int load_spaces(struct tok *tok, const struct gguf *gguf, struct fault *fault) {
+static int load_spaces(struct tok *tok, const struct gguf *gguf, bool prefix, struct fault *fault) {
     struct tok_step prepend = {.kind = TOK_STEP_PREPEND}, replace = {.kind = TOK_STEP_REPLACE};
     struct tok_decoder *d = &tok->decoder;
-    bool prefix = true;
     int rc = gguf_bool(gguf, KEY("add_space_prefix"), &prefix, fault);
     if (!rc && prefix) rc = tok_add_step(tok, &prepend, NULL, false, MARK, NULL, fault);
     if (!rc) rc = tok_add_step(tok, &replace, " ", true, MARK, NULL, fault);
@@ -335,15 +335,17 @@ static int load(struct tok *tok, const struct gguf *gguf, struct fault *fault) {
     if (rc) return rc;
     if (!model.data)
         return fault_set(fault, ERR_MALFORMED, KEY("model"), "the file has no tokenizer");
-    bool pieces = is(&model, "llama");
-    if (!pieces && !is(&model, "gpt2"))
+    const bool pieces = is(&model, "llama"), spaces = pieces || is(&model, "gemma4");
+    if (!spaces && !is(&model, "gpt2"))
         return fault_set(fault, ERR_UNSUPPORTED, KEY("model"),
-                         "'%.*s' is not supported, only 'gpt2' (byte-level BPE) and 'llama' "
-                         "(SentencePiece BPE)",
+                         "'%.*s' is not supported, only 'gpt2' (byte-level BPE), 'llama' "
+                         "(SentencePiece BPE) and 'gemma4'",
                          (int)(model.size < 64 ? model.size : 64), model.data);
     rc = read_arrays(gguf, &a, fault);
     if (!rc) rc = load_tokens(tok, gguf, &a, fault);
-    if (!rc) rc = pieces ? load_spaces(tok, gguf, fault) : load_words(tok, gguf, &add_bos, fault);
+    if (!rc)
+        rc =
+            spaces ? load_spaces(tok, gguf, pieces, fault) : load_words(tok, gguf, &add_bos, fault);
     if (!rc) rc = pieces ? load_scores(tok, &a, fault) : load_merges(tok, &a, fault);
     if (!rc) rc = load_ends(tok, gguf, pieces, add_bos, fault);
     return rc ? rc : tok_finish(tok, fault);

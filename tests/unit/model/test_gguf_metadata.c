@@ -17,6 +17,8 @@ struct described {
     void (*more)(struct buf *file); /* further values */
     int values;
     bool factors;
+    float later;              /* the factor from the 21st pair on; 0: 8 */
+    const char *architecture; /* NULL: llama */
 };
 
 static int describe(const struct described *d, struct model_config *out, struct fault *fault) {
@@ -28,14 +30,16 @@ static int describe(const struct described *d, struct model_config *out, struct 
     cr_assert_not_null(mkdtemp(dir));
     buf_open(&file, 1 << 20);
     put_head(&file, 3, 1 + d->factors, (uint64_t)(1 + GGUF_SIZES + d->values));
-    put_text(&file, "general.architecture", "llama");
-    gguf_put_sizes(&file, "llama", HEAD, false);
+    const char *architecture = d->architecture ? d->architecture : "llama";
+    put_text(&file, "general.architecture", architecture);
+    gguf_put_sizes(&file, architecture, HEAD, false);
     if (d->more) d->more(&file);
     put_tensor(&file, "token_embd.weight", 2, embed, GGUF_FORMAT_F32, 0);
     if (d->factors) put_tensor(&file, "rope_freqs.weight", 1, half, GGUF_FORMAT_F32, sizeof zeros);
     put_padding(&file, 32);
     buf_add(&file, zeros, sizeof zeros);
-    for (int i = 0; d->factors && i < HEAD / 2; i++) put(&file, number_bits(i < 20 ? 1 : 8), 4);
+    for (int i = 0; d->factors && i < HEAD / 2; i++)
+        put(&file, number_bits(i < 20 ? 1 : d->later > 0 ? d->later : 8), 4);
     write_parts(dir, "m.gguf", &file, 1);
     snprintf(path, sizeof path, "%s/m.gguf", dir);
     *fault = (struct fault){0};
@@ -144,12 +148,14 @@ static void put_yarn_without_length(struct buf *file) {
 Test(gguf_metadata, yarn_extends_the_positions) {
     struct model_config c;
     struct fault fault;
-    cr_assert_eq(describe(&(struct described){put_yarn_of_the_context, 4, false}, &c, &fault), 0,
-                 "%s: %s", fault.field, fault.text);
+    cr_assert_eq(
+        describe(&(struct described){put_yarn_of_the_context, 4, .factors = false}, &c, &fault), 0,
+        "%s: %s", fault.field, fault.text);
     cr_expect_eq(c.max_positions, 128);
     model_config_close(&c);
-    cr_assert_eq(describe(&(struct described){put_yarn_without_length, 3, false}, &c, &fault), 0,
-                 "%s: %s", fault.field, fault.text);
+    cr_assert_eq(
+        describe(&(struct described){put_yarn_without_length, 3, .factors = false}, &c, &fault), 0,
+        "%s: %s", fault.field, fault.text);
     cr_expect_eq(c.max_positions, 512);
     model_config_close(&c);
 }
@@ -175,8 +181,8 @@ static void put_nothing(struct buf *file) {
 Test(gguf_metadata, none) {
     struct model_config c;
     struct fault fault;
-    cr_assert_eq(describe(&(struct described){put_nothing, 14, false}, &c, &fault), 0, "%s: %s",
-                 fault.field, fault.text);
+    cr_assert_eq(describe(&(struct described){put_nothing, 14, .factors = false}, &c, &fault), 0,
+                 "%s: %s", fault.field, fault.text);
     cr_expect(c.experts == 0 && c.attend_cap == 0 && c.logit_cap == 0 && c.logit_scale == 1 &&
               c.embed_scale == 1);
     cr_expect(c.rotary_dims == HEAD && c.inv_freq[0] == 1 && c.max_positions == 128);
@@ -217,23 +223,74 @@ static void put_far_token(struct buf *file) {
     put_u32(file, "tokenizer.ggml.eos_token_id", VOCAB);
 }
 
+/* Gemma 4: a layer with a window and narrow heads, and one without, whose values are its keys. */
+static void put_kinds(struct buf *file) {
+    put_u32(file, "gemma4.attention.key_length_swa", 32);
+    put_u32(file, "gemma4.attention.value_length_swa", 32);
+    put_u32(file, "gemma4.attention.sliding_window", 16);
+    put_u32(file, "gemma4.embedding_length_per_layer_input", 0);
+    put_f32(file, "gemma4.rope.freq_base_swa", 10000);
+    put_array(file, "gemma4.attention.sliding_window_pattern", GGUF_BOOL, LAYERS);
+    put(file, 1, 1), put(file, 0, 1);
+}
+static void put_kinds_and_experts(struct buf *file) {
+    put_kinds(file);
+    put_u32(file, "gemma4.expert_count", 4);
+}
+static void put_kinds_of_values(struct buf *file) {
+    put_u32(file, "gemma4.attention.key_length_swa", 32);
+    put_u32(file, "gemma4.attention.value_length_swa", 64);
+}
+static void put_kinds_that_share(struct buf *file) {
+    put_kinds(file);
+    put_u32(file, "gemma4.attention.shared_kv_layers", LAYERS);
+}
+
+Test(gguf_metadata, layers_of_two_kinds) {
+    struct model_config c;
+    struct fault fault;
+    const struct described d = {put_kinds, 6, true, 1e30f, "gemma4"};
+    cr_assert_eq(describe(&d, &c, &fault), 0, "%s: %s", fault.field, fault.text);
+    cr_expect_str_eq(c.family, "gemma4_text");
+    cr_expect(c.per_layer[0].sliding_window == 16 && c.per_layer[0].head_dim == 32);
+    cr_expect(c.per_layer[1].sliding_window == 0 && c.per_layer[1].head_dim == HEAD);
+    cr_expect(c.per_layer[0].heads_kv == HEADS_KV && c.per_layer[1].heads_kv == HEADS_KV);
+    cr_expect(!c.per_layer[0].keys_are_values && c.per_layer[1].keys_are_values);
+    cr_expect_eq(c.each_embed, 0);
+    for (int i = 0; i < HEAD / 2; i++)
+        cr_expect_eq(c.inv_freq[i], i < 20 ? (float)pow(500000, -2.0 * i / HEAD) : 0, "%d", i);
+    cr_expect_eq(c.inv_freq_local[1], (float)pow(10000, -2.0 / 32));
+    model_config_close(&c);
+}
+
 Test(gguf_metadata, metadata_is_refused_by_its_key) {
     static const struct {
         struct described d;
         int rc;
         const char *field;
     } rows[] = {
-        {{put_experts, 1, false}, ERR_INVALID, "llama.expert_used_count"},
-        {{put_shared_experts, 3, false}, ERR_UNSUPPORTED, "llama.expert_shared_count"},
-        {{put_expert_scale, 1, false}, ERR_UNSUPPORTED, "llama.expert_weights_scale"},
-        {{put_softcap, 1, false}, ERR_UNSUPPORTED, "llama.attn_logit_softcapping"},
-        {{put_dynamic, 1, false}, ERR_UNSUPPORTED, "llama.rope.scaling.type"},
-        {{put_longrope, 1, false}, ERR_UNSUPPORTED, "llama.rope.scaling.type"},
-        {{put_attention_factor, 1, false}, ERR_UNSUPPORTED, "llama.rope.scaling.attn_factor"},
-        {{put_sections, 1, false}, ERR_UNSUPPORTED, "llama.rope.dimension_sections"},
-        {{put_yarn, 3, true}, ERR_UNSUPPORTED, "rope_freqs.weight"},
-        {{put_text_count, 1, false}, ERR_INVALID, "tokenizer.ggml.bos_token_id"},
-        {{put_far_token, 1, false}, ERR_INVALID, "tokenizer.ggml.eos_token_id"},
+        {{put_experts, 1, .factors = false}, ERR_INVALID, "llama.expert_used_count"},
+        {{put_shared_experts, 3, .factors = false}, ERR_UNSUPPORTED, "llama.expert_shared_count"},
+        {{put_expert_scale, 1, .factors = false}, ERR_UNSUPPORTED, "llama.expert_weights_scale"},
+        {{put_softcap, 1, .factors = false}, ERR_UNSUPPORTED, "llama.attn_logit_softcapping"},
+        {{put_dynamic, 1, .factors = false}, ERR_UNSUPPORTED, "llama.rope.scaling.type"},
+        {{put_longrope, 1, .factors = false}, ERR_UNSUPPORTED, "llama.rope.scaling.type"},
+        {{put_attention_factor, 1, .factors = false},
+         ERR_UNSUPPORTED,
+         "llama.rope.scaling.attn_factor"},
+        {{put_sections, 1, .factors = false}, ERR_UNSUPPORTED, "llama.rope.dimension_sections"},
+        {{put_yarn, 3, .factors = true}, ERR_UNSUPPORTED, "rope_freqs.weight"},
+        {{put_text_count, 1, .factors = false}, ERR_INVALID, "tokenizer.ggml.bos_token_id"},
+        {{put_far_token, 1, .factors = false}, ERR_INVALID, "tokenizer.ggml.eos_token_id"},
+        {{put_kinds, 6, true, 8, "gemma4"}, ERR_UNSUPPORTED, "rope_freqs.weight"},
+        {{put_kinds, 6, false, 0, "gemma4"}, ERR_NOTFOUND, "rope_freqs.weight"},
+        {{put_kinds_and_experts, 7, true, 1e30f, "gemma4"}, ERR_UNSUPPORTED, "gemma4.expert_count"},
+        {{put_kinds_of_values, 2, true, 1e30f, "gemma4"},
+         ERR_UNSUPPORTED,
+         "gemma4.attention.value_length_swa"},
+        {{put_kinds_that_share, 7, true, 1e30f, "gemma4"},
+         ERR_INVALID,
+         "gemma4.attention.shared_kv_layers"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct model_config c;
