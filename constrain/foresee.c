@@ -114,10 +114,10 @@ static int only_byte(struct automaton *a, uint32_t state) {
 
 /* Returns the byte that probably follows; negative: none, or the language leaves it open. */
 static int next_byte(struct automaton *a, uint32_t state, const struct view *view) {
-    static const char blanks[] = " \n\t\r";
+    static const int blanks[] = {' ', '\n', '\t', '\r'};
     int blank = -1, count = 0;
     if (a->states[state].accepts) return -1;
-    for (int i = 0; blanks[i] != '\0'; i++) {
+    for (int i = 0; i < 4; i++) {
         if (!may_follow(a, state, blanks[i])) continue;
         blank = blanks[i];
         count++;
