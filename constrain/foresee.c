@@ -12,7 +12,7 @@ static unsigned char byte_at(const struct view *view, size_t i) {
     return (unsigned char)(i < view->size ? view->text[i] : view->more[i - view->size]);
 }
 
-static bool is_blank(int byte) {
+static bool is_white_space(int byte) {
     return byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r';
 }
 
@@ -35,7 +35,7 @@ static size_t line_begin(const struct view *view, size_t end) {
 static size_t blanks_from(const struct view *view, size_t begin) {
     size_t end = view->size + view->more_size, i = begin;
     if (end - begin > LOOK_BACK) end = begin + LOOK_BACK;
-    while (i < end && is_blank(byte_at(view, i))) i++;
+    while (i < end && is_white_space(byte_at(view, i))) i++;
     return i - begin;
 }
 
@@ -89,7 +89,7 @@ static int usual_blank(const struct view *view, size_t last, int next, size_t n)
 /* Returns the white space that is usual in front of `next`; -1: none is. */
 static int next_blank(const struct view *view, int next) {
     size_t end = view->size + view->more_size, blanks = 0;
-    while (blanks < end && blanks < LOOK_BACK && is_blank(byte_at(view, end - 1 - blanks)))
+    while (blanks < end && blanks < LOOK_BACK && is_white_space(byte_at(view, end - 1 - blanks)))
         blanks++;
     return blanks == end || blanks == LOOK_BACK ? -1
                                                 : usual_blank(view, end - 1 - blanks, next, blanks);
@@ -105,7 +105,7 @@ enum { NONE = -1, SEVERAL = -2 };
 static int only_byte(struct automaton *a, uint32_t state) {
     int only = NONE;
     for (int byte = 0; byte < 256 && a->pool.rc == 0; byte++) {
-        if (is_blank(byte) || !may_follow(a, state, byte)) continue;
+        if (is_white_space(byte) || !may_follow(a, state, byte)) continue;
         if (only >= 0) return SEVERAL;
         only = byte;
     }

@@ -141,7 +141,7 @@ double draft_rate(const struct draft *draft, int32_t i) {
     return class_rate(draft, class_of(draft, i));
 }
 
-static void learn(struct draft *draft, int c, int32_t tried, int32_t confirmed) {
+static void learn_class(struct draft *draft, int c, int32_t tried, int32_t confirmed) {
     float stays = tried == 0 ? 1 - FORGOTTEN : draft->tried[c] > RECENT ? 0.5f : 1;
     /* The tokens behind a wrong one say nothing. */
     int32_t told = confirmed < tried ? confirmed + 1 : tried;
@@ -153,8 +153,7 @@ void draft_learn(struct draft *draft, int32_t tried, int32_t confirmed) {
     int32_t first = tried < draft->foreseen ? tried : draft->foreseen;
     CHECK(confirmed <= tried);
     if (first > 0 || tried == 0)
-        learn(draft, class_of(draft, 0), first > 0 ? first : 0,
-              confirmed < first ? confirmed : first);
+        learn_class(draft, class_of(draft, 0), first, confirmed < first ? confirmed : first);
     if (tried > first && confirmed >= first)
-        learn(draft, draft->length_class, tried - first, confirmed - first);
+        learn_class(draft, draft->length_class, tried - first, confirmed - first);
 }

@@ -43,6 +43,7 @@ void engine_close(struct engine *e) {
     for (int i = e->replica_count - 1; i >= 0; i--) replica_close(&e->replicas[i]);
     if (e->constraints.vocabulary.token_bytes) constraint_table_close(&e->constraints);
     text_close(&e->text);
+    mem_free(e->layer_heads);
     mem_free(e->replicas);
     mem_free(e->model_dir);
     mem_free(e);

@@ -18,6 +18,7 @@ struct engine {
     struct text text;
     int32_t ends[ENGINE_ENDS_MAX]; /* the tokens that end an answer */
     int end_count;
+    int *layer_heads; /* info.layer_heads; owned */
     struct constraint_table constraints;
     struct replica_common common;
     int entered;              /* places taken by jobs that are not submitted yet; loop thread */

@@ -10,6 +10,7 @@
 #include <sys/random.h>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/available.h"
@@ -39,14 +40,15 @@ static size_t text_token_bytes(const void *arg, int32_t id, const char **bytes) 
     return tok_bytes(tok, id, bytes);
 }
 
-/* A tokenizer may put a space in front of a text or change it otherwise: what is not the text ends
- * the tokens. */
+/* A text may end inside a character, which is left out. A tokenizer may put a space in front of a
+ * text or change it otherwise: what is not the text ends the tokens. */
 static int32_t text_encode(const void *arg, const char *text, size_t size, int32_t *ids,
                            int32_t most) {
     struct arena arena;
     struct fault fault = {0};
     struct tok_ids found = {0};
     int32_t count = 0;
+    for (int i = 0; i < 3 && size > 0 && !utf8_valid(text, size); i++) size--;
     arena_open(&arena, ENCODE_BYTES_MAX);
     (void)tok_encode(arg, text, size, 0, NULL, 0, SIZE_MAX, &arena, &found, &fault);
     for (size_t i = 0, at = 0; i < found.count && count < most; i++) {
@@ -515,6 +517,14 @@ static int max_choices(const struct engine_options *options) {
     return wanted > 0 && wanted < most ? wanted : most;
 }
 
+/* Notes the KV heads of each layer with entries where layers differ. */
+static void fill_layer_heads(struct engine *e) {
+    const struct model_config *config = model_config(model_of(e));
+    if (!config->heads) return;
+    e->layer_heads = mem_must_alloc((size_t)config->cache_layers, sizeof *e->layer_heads);
+    for (int i = 0; i < config->cache_layers; i++) e->layer_heads[i] = config->heads[i].kv;
+}
+
 static void fill_info(struct engine *e, const struct sched_options *so) {
     const struct model_config *config = model_config(model_of(e));
     struct engine_info *info = &e->info;
@@ -532,6 +542,8 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->trained_budget = model_gates(model_of(e))->trained_budget;
     info->layers = config->cache_layers;
     info->heads_kv = config->heads_kv;
+    fill_layer_heads(e);
+    info->layer_heads = e->layer_heads;
     info->head_dim = config->head_dim;
     info->vocab = config->vocab;
     info->max_num_seqs = e->options.max_num_seqs;

@@ -18,9 +18,10 @@
  * Other requests change when a token is computed, never which token: eviction points depend on the
  * request alone (paging/due.h) and the backend's rows are independent (kernels/kern.h).
  *
- * Reservations are exact, so begin_step cannot run out of pages and nothing is ever preempted;
- * if it does, that is a bug: the sequences of the step fail, a counter records it, and the others
- * continue. Any other failure of the backend ends the running requests too, and only those.
+ * Reservations cover whatever a sequence may come to hold (paging/due.h), so begin_step cannot run
+ * out of pages and nothing is ever preempted; if it does, that is a bug: the sequences of the step
+ * fail, a counter records it, and the others continue. Any other failure of the backend ends the
+ * running requests too, and only those.
  *
  * A job with n choices is n sequences, admitted together or not at all. The first reads the prompt;
  * with its last token all sample their first token from the same logits, each with its own seed,

@@ -116,8 +116,9 @@ static int read_all(struct state_dir *dir, int fd, char *data, size_t size) {
 }
 
 /* Opens a regular file for reading. Never follows a link, and never blocks on a pipe. */
-static int open_regular(const struct state_dir *dir, const char *name, struct stat *stat_out) {
-    int fd = openat(dir->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+static int open_regular(const struct state_dir *dir, const char *name, int access,
+                        struct stat *stat_out) {
+    int fd = openat(dir->fd, name, access | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) return -1;
     if (fstat(fd, stat_out) == 0 && S_ISREG(stat_out->st_mode)) return fd;
     close(fd);
@@ -163,7 +164,7 @@ static int take_lock(struct state_dir *dir, struct fault *fault) {
 /* Reads the key. ERR_NOTFOUND: there is none yet; no fault is set. */
 static int load_key(struct state_dir *dir, struct fault *fault) {
     struct stat st;
-    int fd = open_regular(dir, "key", &st), rc = 0;
+    int fd = open_regular(dir, "key", O_RDONLY, &st), rc = 0;
     if (fd < 0 && errno == ENOENT) return ERR_NOTFOUND;
     if (fd < 0)
         return fault_set(fault, ERR_IO, "state-dir", "its key cannot be opened: %s",
@@ -338,7 +339,7 @@ int state_dir_read_head(struct state_dir *dir, uint64_t id, struct state_dir_fil
     char name[NAME_BYTES], bytes[STATE_HEAD_BYTES];
     struct stat st;
     name_of(id, "state", name);
-    int fd = open_regular(dir, name, &st);
+    int fd = open_regular(dir, name, O_RDONLY, &st);
     if (fd < 0) return fault_set(fault, ERR_IO, name, "%s", strerror(errno));
     *out = file_of(&st);
     int rc = 0;
@@ -379,7 +380,7 @@ bool state_dir_touch(const struct state_dir *dir, uint64_t id, struct state_dir_
     char name[NAME_BYTES];
     struct stat st;
     name_of(id, "state", name);
-    int fd = open_regular(dir, name, &st);
+    int fd = open_regular(dir, name, O_RDONLY, &st);
     if (fd < 0) return false;
     bool touched = futimens(fd, NULL) == 0 && fstat(fd, &st) == 0;
     if (touched) *out = file_of(&st);
@@ -392,7 +393,7 @@ int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state
     char name[NAME_BYTES];
     struct stat st;
     name_of(id, "state", name);
-    int fd = open_regular(dir, name, &st), rc = 0;
+    int fd = open_regular(dir, name, O_RDONLY, &st), rc = 0;
     if (fd < 0)
         return fault_set(fault, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, name, "%s",
                          strerror(errno));
@@ -482,7 +483,7 @@ int state_dir_open_file(const struct state_dir *dir, uint64_t id, uint64_t *byte
     char name[NAME_BYTES];
     struct stat st = {0};
     name_of(id, "state", name);
-    int fd = open_regular(dir, name, &st);
+    int fd = open_regular(dir, name, O_RDONLY, &st);
     *bytes = (uint64_t)st.st_size;
     return fd;
 }
@@ -504,10 +505,12 @@ void state_dir_delete(const struct state_dir *dir, uint64_t id, bool bad) {
     name_of(id, bad ? "bad" : "state", name);
     if (unlinkat(dir->fd, name, 0) == 0 || errno == ENOENT) return;
     int why = errno;
+    struct stat st;
     /* A directory without permission may have files that can be written. */
-    int fd = openat(dir->fd, name, O_WRONLY | O_TRUNC | O_NOFOLLOW | O_CLOEXEC);
+    int fd = open_regular(dir, name, O_WRONLY, &st);
+    bool emptied = fd >= 0 && st.st_nlink == 1 && ftruncate(fd, 0) == 0; /* links are others' */
     log_warn("state file %s cannot be deleted: %s; %s", name, strerror(why),
-             fd >= 0 ? "it was emptied" : "it stays");
+             emptied ? "it was emptied" : "it stays");
     if (fd >= 0) close(fd);
 }
 

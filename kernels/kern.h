@@ -511,13 +511,14 @@ struct kern_trace {
     bool lost;       /* out: the trace was lost for lack of memory; the eviction took place */
 };
 
-/* One sequence to evict from. Afterwards it holds at most streams * budget entries,
- * and exactly min(held, that) unless the rule drops more by itself (retain; floors and caps that
- * leave a part of an allotment empty) or entries have expired. Expired is an entry that no later
- * query can see: in a layer with a sliding window (kern_attend_options), pos <= T - sliding_window.
- * It is evicted in any case, protected or not, and ranks below all others; only a rule that merges
- * keeps such entries as any others. Sinks and recent entries are kept first and count. Ties:
- * newer pos, then lower layer, then lower head. Stable: order inside a stream is kept. */
+/* Describes one sequence to evict from. Afterwards the sequence holds at most streams * budget
+ * entries, and exactly min(held, that) unless the rule drops more by itself (retain; floors and
+ * caps that leave a part of an allotment empty) or entries have expired. Expired is an entry that
+ * no later query can see: in a layer with a sliding window (kern_attend_options), pos <= T -
+ * sliding_window. It is evicted in any case, protected or not, and ranks below all others; only a
+ * rule that merges keeps such entries as any others. Sinks and recent entries are kept first and
+ * count. Ties: newer pos, then lower layer, then lower head. Stable: order inside a stream is kept.
+ */
 struct kern_evict {
     int32_t slot;
     int32_t tokens; /* T: tokens appended so far; age = T - pos */

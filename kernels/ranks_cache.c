@@ -27,13 +27,18 @@ struct place {
     int layer, head, own_first;
 };
 
-static struct place place_of(const struct ranks *ranks, int stream) {
+static struct place stream_place(const struct ranks *ranks, int stream) {
     struct place place = {.head = stream};
     for (; place.head >= ranks->layers[place.layer].heads_kv; place.layer++) {
         place.head -= ranks->layers[place.layer].heads_kv;
         place.own_first += ranks->own_layers[place.layer].heads_kv;
     }
     return place;
+}
+
+/* Returns the number of the rank's heads among the parts into which every layer's are cut. */
+static int part_of_rank(const struct ranks *ranks, int rank) {
+    return ranks->heads[rank].first / ranks->own.heads_kv;
 }
 
 static size_t own_streams(const struct ranks *ranks) {
@@ -207,13 +212,13 @@ void ranks_release(struct kern *kern, int slot) {
 /* ---- Streams of the model and of ranks ---- */
 
 static int owner_of(const struct ranks *ranks, int stream) {
-    const struct place place = place_of(ranks, stream);
+    const struct place place = stream_place(ranks, stream);
     return shard_owner(ranks->count, ranks->layers[place.layer].heads_kv, place.head);
 }
 
 /* The stream's number on the rank that speaks for it, and on any rank that shares its head. */
 static int own_number(const struct ranks *ranks, int stream) {
-    const struct place place = place_of(ranks, stream);
+    const struct place place = stream_place(ranks, stream);
     return place.own_first + place.head % ranks->own_layers[place.layer].heads_kv;
 }
 
@@ -560,7 +565,7 @@ int ranks_snapshot_export(struct kern *kern, int slot, int block, void *to) {
     int rc = export_parts(ranks, &copying, &parts, &own);
     for (int r = 0; r < ranks->count && !rc; r++)
         if (ranks->heads[r].speaks)
-            snapshot_join(&whole, &part, ranks->heads[r].first, parts + (size_t)r * own, to);
+            snapshot_join(&whole, &part, part_of_rank(ranks, r), parts + (size_t)r * own, to);
     mem_free(parts);
     return rc;
 }
@@ -575,12 +580,11 @@ int ranks_snapshot_check(struct kern *kern, const struct kern_block *blocks, int
 /* Every rank that holds the stream's head imports its block. */
 static int import_stream(struct ranks *ranks, int slot, int block, const struct kern_block *from) {
     struct copying copying = stream_block(ranks, slot, block);
-    const struct place place = place_of(ranks, block - 1);
+    const struct place place = stream_place(ranks, block - 1);
     const int own = ranks->own_layers[place.layer].heads_kv;
     copying.only = -1;
     for (int r = 0; r < ranks->count; r++)
-        if (place.head / own == ranks->heads[r].first / ranks->own_layers[0].heads_kv)
-            copying.from[r] = *from;
+        if (place.head / own == part_of_rank(ranks, r)) copying.from[r] = *from;
     ranks_each(ranks, import_on, &copying);
     return ranks_error(ranks, copying.codes);
 }
@@ -596,7 +600,7 @@ int ranks_snapshot_import(struct kern *kern, int slot, int block, const struct k
     if (!parts) return ERR_NOMEM;
     for (int r = 0; r < ranks->count; r++) {
         copying.from[r] = (struct kern_block){parts + (size_t)r * own, own};
-        snapshot_split(&whole, &part, ranks->heads[r].first, from->data, parts + (size_t)r * own);
+        snapshot_split(&whole, &part, part_of_rank(ranks, r), from->data, parts + (size_t)r * own);
     }
     ranks_each(ranks, import_on, &copying);
     mem_free(parts);

@@ -23,7 +23,8 @@ struct ranks {
     struct kern_cache_options whole; /* options of the whole cache, once it is open */
     struct kern_cache_options own;   /* options of every rank */
     int member_slots, state_pages;
-    struct shard_heads heads[COMM_RANKS_MAX];   /* in layer 0; all layers are shared alike */
+    struct shard_heads heads[COMM_RANKS_MAX];   /* in the layers with the most KV heads; all layers
+                                                   are shared alike */
     struct snapshot_layer *layers, *own_layers; /* [layers] of the whole and of every rank */
     int32_t *lengths;                           /* [count][own streams], for reports and traces */
 };

@@ -369,12 +369,12 @@ static void copy_part(struct sides_of *at, size_t rows, size_t all, size_t own, 
     at->part += rows * own;
 }
 
-/* The arrays with a row for every head, layer by layer, in the two blocks. */
+/* The arrays with a row for every head, layer by layer, in the two blocks. `place`: the part's
+ * among the parts. */
 static void copy_heads(const struct snapshot_shape *whole, const struct snapshot_shape *part,
-                       int first, int32_t window, char *whole_block, char *part_block, bool join) {
+                       int place, int32_t window, char *whole_block, char *part_block, bool join) {
     const struct snapshot_arrays at = snapshot_arrays(whole, window),
                                  part_at = snapshot_arrays(part, window);
-    const int place = first / layer_at(part, 0).heads_kv; /* among the parts */
     struct sides_of tau = {whole_block + at.tau, part_block + part_at.tau},
                     ring = {whole_block + at.ring, part_block + part_at.ring};
     for (int i = 0; i < whole->options->layers; i++) {
@@ -397,18 +397,18 @@ static void copy_common(const struct snapshot_shape *to_shape, char *to,
     memcpy(to + to_at.ring_pos, from + from_at.ring_pos, to_at.ring - to_at.ring_pos);
 }
 
-void snapshot_join(const struct snapshot_shape *whole, const struct snapshot_shape *part, int first,
+void snapshot_join(const struct snapshot_shape *whole, const struct snapshot_shape *part, int place,
                    const void *part_block, void *whole_block) {
     const struct kern_block block = {.data = part_block};
     copy_common(whole, whole_block, part, part_block);
-    copy_heads(whole, part, first, snapshot_read_slot(&block).window, whole_block,
+    copy_heads(whole, part, place, snapshot_read_slot(&block).window, whole_block,
                (char *)(uintptr_t)part_block, true);
 }
 
 void snapshot_split(const struct snapshot_shape *whole, const struct snapshot_shape *part,
-                    int first, const void *whole_block, void *part_block) {
+                    int place, const void *whole_block, void *part_block) {
     const struct kern_block block = {.data = whole_block};
     copy_common(part, part_block, whole, whole_block);
-    copy_heads(whole, part, first, snapshot_read_slot(&block).window,
+    copy_heads(whole, part, place, snapshot_read_slot(&block).window,
                (char *)(uintptr_t)whole_block, part_block, false);
 }

@@ -105,14 +105,15 @@ static inline int32_t snapshot_length(const struct kern_block *block) {
 int32_t snapshot_members(const struct snapshot_shape *shape, int stream,
                          const struct kern_block *block, const char **at);
 
-/* Block 0 of a sequence whose heads are on several ranks (tensor parallelism): `part` holds the KV
- * heads from `first` on of `whole`, in layer 0, with their groups. Join: copies the part's block
+/* Block 0 of a sequence whose heads are on several ranks (tensor parallelism). Each part holds as
+ * many KV heads of a layer as the others, with their groups; `place` is its number among the parts,
+ * in the order of the heads. Join: copies the part's block
  * into the whole's, including common fields; after all parts, the block is complete. Split:
  * extracts the part's block. */
-void snapshot_join(const struct snapshot_shape *whole, const struct snapshot_shape *part, int first,
+void snapshot_join(const struct snapshot_shape *whole, const struct snapshot_shape *part, int place,
                    const void *part_block, void *whole_block);
 void snapshot_split(const struct snapshot_shape *whole, const struct snapshot_shape *part,
-                    int first, const void *whole_block, void *part_block);
+                    int place, const void *whole_block, void *part_block);
 
 #ifdef __cplusplus
 }

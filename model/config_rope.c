@@ -242,6 +242,14 @@ static int rope_find(const cJSON *root, int head_dim, double *rotary, struct rop
     return rc ? rc : json_num(rope->node, rope->path, "partial_rotary_factor", 0, 1, rotary, fault);
 }
 
+static int refuse_kind(const struct rope *rope, const char *key, const char *name,
+                       const char *supported, struct fault *fault) {
+    char field[64];
+    snprintf(field, sizeof field, "%s.%s", rope->path, key);
+    return fault_set(fault, ERR_UNSUPPORTED, field, "\"%.64s\" is not supported: %s", name,
+                     supported);
+}
+
 static int rope_find_kind(const struct rope *rope, const char *absent, const struct rope_kind **out,
                           struct fault *fault) {
     const char *key = json_get(rope->node, "rope_type") ? "rope_type" : "type", *name = absent;
@@ -253,10 +261,8 @@ static int rope_find_kind(const struct rope *rope, const char *absent, const str
             return 0;
         }
     }
-    char field[64];
-    snprintf(field, sizeof field, "%s.%s", rope->path, key);
-    return fault_set(fault, ERR_UNSUPPORTED, field,
-                     "\"%.64s\" is not supported: default, linear, llama3, yarn, longrope", name);
+    return refuse_kind(rope, key, name, "default, linear, llama3, yarn, longrope, proportional",
+                       fault);
 }
 
 /* How many numbers of a head rotate: pairs of them, of which there is at least one. */
@@ -327,6 +333,8 @@ int model_config_read_rope(const cJSON *root, const struct model_rope *defaults,
     double rotary = defaults->rotary > 0 ? defaults->rotary : 1;
     int rc = rope_find(root, out->head_dim, &rotary, &rope, fault);
     if (!rc) rc = rope_find_kind(&rope, defaults->kind, &kind, fault);
+    if (!rc && out->global_dim && kind->scale != rope_proportional)
+        rc = refuse_kind(&rope, "rope_type", kind->name, "proportional, where heads differ", fault);
     rope.proportion = rotary;
     if (kind->scale == rope_proportional) rotary = 1;
     if (!rc) rc = read_rotary_dims(rotary, out, fault);

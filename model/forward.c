@@ -76,15 +76,27 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     show(model, index, ROLE_O, s->heads, batch->rows);
 }
 
+/* Leaves the inputs of the layer's recurrent states in scratch.qkv, and in scratch.gates where it
+ * has rates. */
+static void project_states(struct model *model, int index, enum role role,
+                           const struct kern_batch *batch) {
+    const struct layer *layer = &model->layers[index];
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    const float *x = normed(model, s->x, layer->attn_norm, batch->rows);
+    show(model, index, role, x, batch->rows);
+    kern->ops->matmul(kern, s->qkv, x, layer->state_in, NULL, batch->rows, KERN_SET);
+    if (layer->state_rates)
+        kern->ops->matmul(kern, s->gates, x, layer->state_rates, NULL, batch->rows, KERN_SET);
+}
+
 /* Brings the layer's recurrent states forward and leaves what comes out in scratch.heads. */
 static void step_conv(struct model *model, int index, const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    const float *x = normed(model, s->x, layer->attn_norm, batch->rows);
-    show(model, index, ROLE_CONV_B, x, batch->rows);
-    kern->ops->matmul(kern, s->qkv, x, layer->state_in, NULL, batch->rows, KERN_SET);
+    project_states(model, index, ROLE_CONV_B, batch);
     kern->ops->short_conv(kern, c->per_layer[index].index, s->heads, s->qkv, layer->taps,
                           c->d_model, c->conv_width, batch);
     show(model, index, ROLE_CONV_OUT, s->heads, batch->rows);
@@ -101,10 +113,7 @@ static void step_delta(struct model *model, int index, const struct kern_batch *
     delta.bias = layer->state_bias;
     delta.norm = layer->state_norm;
     delta.eps = c->rms_eps;
-    const float *x = normed(model, s->x, layer->attn_norm, batch->rows);
-    show(model, index, ROLE_DELTA_Q, x, batch->rows);
-    kern->ops->matmul(kern, s->qkv, x, layer->state_in, NULL, batch->rows, KERN_SET);
-    kern->ops->matmul(kern, s->gates, x, layer->state_rates, NULL, batch->rows, KERN_SET);
+    project_states(model, index, ROLE_DELTA_Q, batch);
     kern->ops->delta(kern, c->per_layer[index].index, s->heads, s->qkv, s->gates, &delta, batch);
     show(model, index, ROLE_DELTA_OUT, s->heads, batch->rows);
 }
@@ -121,10 +130,7 @@ static void step_mamba(struct model *model, int index, const struct kern_batch *
     mamba.bias = layer->state_bias;
     mamba.skip = layer->skip;
     mamba.norm = layer->state_norm;
-    const float *x = normed(model, s->x, layer->attn_norm, batch->rows);
-    show(model, index, ROLE_MAMBA_Z, x, batch->rows);
-    kern->ops->matmul(kern, s->qkv, x, layer->state_in, NULL, batch->rows, KERN_SET);
-    kern->ops->matmul(kern, s->gates, x, layer->state_rates, NULL, batch->rows, KERN_SET);
+    project_states(model, index, ROLE_MAMBA_Z, batch);
     kern->ops->mamba(kern, c->per_layer[index].index, s->heads, s->qkv, s->gates, &mamba, batch);
     show(model, index, ROLE_MAMBA_OUT, s->heads, batch->rows);
 }

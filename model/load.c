@@ -665,7 +665,8 @@ static int refuse_tensor(struct loader *loader, const char *name) {
 }
 
 /* Tensors that the configuration says are not there: files that have them belong to another
- * computation, and ignoring them would give wrong answers silently. */
+ * computation, and ignoring them would give wrong answers silently. Only a layer with attention
+ * that reads the entries of another may have keys and values of its own, which are not used. */
 static int refuse_extra(struct loader *loader, int layer) {
     char name[TENSOR_NAME_MAX];
     int rc = 0;
@@ -674,7 +675,7 @@ static int refuse_extra(struct loader *loader, int layer) {
         if (slot_wanted(slot, &loader->model->config, layer)) continue;
         for (int k = 0; k < slot->count && !rc; k++) {
             name_of(loader, slot->parts[k], layer, name);
-            if (slot->source) /* files may have what such a layer reads of another */
+            if (slot->source && loader->model->config.per_layer[layer].mixer == MIXER_ATTENTION)
                 note_used(loader, weights_find(loader->weights, name));
             else
                 rc = refuse_tensor(loader, name);

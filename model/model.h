@@ -80,7 +80,7 @@ struct model_config {
     float embed_norm, q_norm, k_norm;
     bool v_norms; /* norms of values, with v_norm as weights */
     float v_norm;
-    /* Embeddings for each layer (Gemma 3n, Gemma 4): numbers of each, 0: none; see embeds_each.
+    /* Embeddings for each layer (Gemma 4): numbers of each, 0: none; see embeds_each.
      * Each layer adds a gated product of its own ones behind its network. */
     int each_embed;
     bool embeds_each;

@@ -124,7 +124,10 @@ static bool measure(const struct rounding *r, enum role role, int layer, int exp
     const bool routed = role >= ROLE_EXPERT_GATE;
     if (!read_norm(r, attention ? ROLE_ATTN_NORM : ROLE_FFN_NORM, layer, norm)) return false;
     if (role == ROLE_O) {
-        if (!multiply_lengths(r, ROLE_V, layer, 0, norm, values)) return false;
+        const struct model_layer_config *its = &r->config->per_layer[layer];
+        const enum role source = its->keys_are_values ? ROLE_K : ROLE_V;
+        if (its->reads) return false; /* another layer makes the values */
+        if (!multiply_lengths(r, source, layer, 0, norm, values)) return false;
         spread_heads(r->config, layer, values, out);
         return true;
     }

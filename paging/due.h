@@ -77,7 +77,8 @@ struct reserve_shape {
 
 /* Streams of a sequence, of all ranks. */
 int64_t reserve_all_streams(const struct reserve_shape *shape);
-/* The pages that `entries` in each stream take on a rank, if a page may be shared by streams. */
+/* About how many pages `entries` in each stream take on a rank: an estimate for messages, no
+ * reservation, because streams do not share pages. */
 int64_t reserve_even_pages(const struct reserve_shape *shape, int64_t entries);
 /* The entries of a page that holds most of them whose room an entry in each stream takes on a rank:
  * the number of streams, where pages of all hold equally many. */

@@ -46,8 +46,8 @@ static void count_ties(const struct evict_job *job, const struct cpu_evict_scope
     }
 }
 
-static void count(const struct evict_search *search, const struct cpu_evict_scope *scope,
-                  const struct pass *pass, uint32_t *bins) {
+static void count_scope(const struct evict_search *search, const struct cpu_evict_scope *scope,
+                        const struct pass *pass, uint32_t *bins) {
     for (int stream = scope->from; stream < scope->to; stream++) {
         if (!search->counts && !cpu_cache_layer(search->job->cache, stream)->shard.speaks) continue;
         if (pass->stage == BY_KEY)
@@ -78,7 +78,8 @@ static int select_stage(const struct evict_search *search, enum stage stage) {
         memset(search->bins, 0, bins * sizeof *search->bins);
         for (int p = 0; p < search->count; p++)
             if (search->scopes[p].open && !(search->scopes[p].capped & search->own))
-                count(search, &search->scopes[p], &pass, search->bins + (size_t)p * CPU_EVICT_BINS);
+                count_scope(search, &search->scopes[p], &pass,
+                            search->bins + (size_t)p * CPU_EVICT_BINS);
         int rc =
             search->comm->ops->all_reduce(search->comm, search->bins, bins, COMM_U32, COMM_SUM);
         if (rc) return rc;

@@ -52,7 +52,7 @@ static float *dt_of(const struct mamba_job *job, int64_t row, int head) {
 
 /* ---- Convolutions ---- */
 
-static int conv_blocks(int channels) {
+static int mamba_conv_blocks(int channels) {
     return (channels + CPU_CONV_CHANNELS - 1) / CPU_CONV_CHANNELS;
 }
 
@@ -60,7 +60,7 @@ static int conv_blocks(int channels) {
 static void mamba_convolve(const void *arg, int item) {
     const struct mamba_job *job = arg;
     const struct kern_mamba *m = job->mamba;
-    const int blocks = conv_blocks(m->dim), past = m->width - 1;
+    const int blocks = mamba_conv_blocks(m->dim), past = m->width - 1;
     const bool of_head = item < job->heads * blocks;
     const int head = of_head ? item / blocks : 0;
     const int block = of_head ? item % blocks : item - job->heads * blocks;
@@ -176,7 +176,8 @@ void cpu_mamba(struct kern *kern, int state, float *y, float *in, float *shared,
     job.kept = cpu->squares.mem;
     const int64_t cost = rows * job.width;
     cpu_run_items(cpu, (cost + rows * job.shared_width) * (mamba->width + 3), mamba_convolve, &job,
-                  job.heads * conv_blocks(mamba->dim) + conv_blocks(shared_channels(&job)));
+                  job.heads * mamba_conv_blocks(mamba->dim) +
+                      mamba_conv_blocks(shared_channels(&job)));
     cpu_run_items(cpu, 16 * rows * job.heads, mamba_prepare, &job, batch->rows);
     cpu_run_items(cpu, cost * mamba->dim_state / 8, mamba_scan, &job,
                   batch->span_count * job.heads * kern_state_blocks(mamba->dim));

@@ -55,8 +55,8 @@ static void export_slot(const struct cpu_cache *cache, int slot, char *to) {
 }
 
 /* Address of one part's records in a page. */
-static char *part_of(const struct cpu_cache *cache, const struct cpu_layer *layer, uint32_t page,
-                     int part) {
+static char *page_part(const struct cpu_cache *cache, const struct cpu_layer *layer, uint32_t page,
+                       int part) {
     if (part < SNAPSHOT_SIDES) return cpu_cache_side(cache, part, page);
     const bool values = part == SNAPSHOT_VALUE || part == SNAPSHOT_VALUE_FACTOR;
     if (part >= SNAPSHOT_KEY_FACTOR) return (char *)cpu_cache_factors(cache, layer, page, values);
@@ -88,7 +88,7 @@ static void export_stream(const struct cpu_cache *cache, int slot, int stream, c
         for (int32_t i = 0; i < pages; i++) {
             size_t bytes = entries_of_page(view.layer, length, i) *
                            snapshot_part_bytes(&shape, stream, (enum snapshot_part)part);
-            memcpy(to, part_of(cache, view.layer, view.pages[i], part), bytes);
+            memcpy(to, page_part(cache, view.layer, view.pages[i], part), bytes);
             to += bytes;
         }
     export_members(cache, slot, stream, to);
@@ -147,7 +147,7 @@ static int import_stream(struct cpu_cache *cache, int slot, int stream,
         for (int32_t i = 0; i < pages; i++) {
             size_t bytes = entries_of_page(layer, length, i) *
                            snapshot_part_bytes(&shape, stream, (enum snapshot_part)part);
-            memcpy(part_of(cache, layer, table[i], part), from, bytes);
+            memcpy(page_part(cache, layer, table[i], part), from, bytes);
             from += bytes;
         }
     return import_members(cache, slot, stream, block);

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -462,6 +463,22 @@ def test_gates_of_another_base_are_refused(gates, tmp_path):
         assert (done.returncode != 0) == refused, done.stderr
         assert (f"{path}: keepd.base.vectors: the gates were trained for another base model" in done.stderr) == refused
         assert ("the same base model with other matrices" in done.stderr) == announced, done.stderr
+
+
+def test_a_layer_with_a_recurrent_state_has_no_queries(tmp_path):
+    """A file in which it has some belongs to another computation."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(MODELS / "lfm2" / name, tmp_path)
+    data = (tmp_path / "model.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header, numbers = json.loads(data[8:8 + size]), data[8 + size:]
+    name = "model.layers.0.self_attn.q_proj.weight"
+    header[name] = {"dtype": "BF16", "shape": [64, 64], "data_offsets": [len(numbers), len(numbers) + 64 * 64 * 2]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + numbers + bytes(64 * 64 * 2))
+    done = run_driver(tmp_path, [1, 2], check=False)
+    assert done.returncode != 0 and name in done.stderr and "no use for it" in done.stderr, done.stderr
 
 
 def test_the_score_near_one_is_what_the_formula_says():

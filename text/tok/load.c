@@ -326,8 +326,8 @@ static int try_text(const struct tok *tok, struct fault *fault) {
         rc = fault_set(fault, ERR_LIMIT, "normalizer",
                        "a text of %zu bytes takes more than %zu MiB to encode", sizeof text - 1,
                        TRY_BYTES >> 20);
-    else if (rc != ERR_NOMEM)
-        rc = 0; /* some other text may have tokens */
+    else
+        rc = rc == ERR_NOMEM ? no_memory(fault) : 0; /* 0: some other text may have tokens */
     arena_close(&arena);
     return rc;
 }

@@ -126,11 +126,13 @@ static void round_trip(enum kern_dtype dtype, int from_slots, int to_slots, int3
 
 /* Layers whose heads differ. */
 Test(snapshot, comes_back_with_unequal_layers) {
-    static const struct kern_heads heads[] = {{4, 256}, {2, 512}};
-    unequal = heads;
-    round_trip(KERN_F32, 0, 0, 0);
-    round_trip(KERN_BF16, 0, 0, WINDOW);
-    round_trip(KERN_ROW8, 0, 0, WINDOW);
+    static const struct kern_heads heads[][2] = {{{4, 256}, {2, 512}}, {{2, 512}, {4, 256}}};
+    for (int i = 0; i < 2; i++) {
+        unequal = heads[i];
+        round_trip(KERN_F32, 0, 0, 0);
+        round_trip(KERN_BF16, 0, 0, WINDOW);
+        round_trip(KERN_ROW8, 0, 0, WINDOW);
+    }
     unequal = NULL;
 }
 

@@ -1330,7 +1330,7 @@ static void check_gemma4(const char *fields, int shared, int kv, bool equal, int
     model_config_close(&c);
 }
 
-Test(config, gemma4_has_kinds_of_layers) {
+Test(model_config, gemma4_has_kinds_of_layers) {
     check_gemma4("\"num_kv_shared_layers\": 5, \"use_double_wide_mlp\": true", 5, 4, false, 256);
     check_gemma4("\"hidden_size_per_layer_input\": 0, \"attention_k_eq_v\": true, "
                  "\"num_global_key_value_heads\": 2",
@@ -1342,7 +1342,7 @@ Test(config, gemma4_has_kinds_of_layers) {
                  0, 1, true, 0);
 }
 
-Test(config, gemma4_refuses_what_it_does_not_compute) {
+Test(model_config, gemma4_refuses_what_it_does_not_compute) {
     static const struct {
         const char *fields, *field;
         int rc;
@@ -1356,6 +1356,9 @@ Test(config, gemma4_refuses_what_it_does_not_compute) {
         {"\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"proportional\", "
          "\"partial_rotary_factor\": 0.001}}",
          "partial_rotary_factor", ERR_UNSUPPORTED},
+        {"\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\", "
+         "\"partial_rotary_factor\": 0.25}}",
+         "rope_type", ERR_UNSUPPORTED},
         {"\"per_layer_config\": {\"0\": {\"head_dim\": 8}}", "per_layer_config", ERR_UNSUPPORTED},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -383,6 +383,31 @@ Test(ranks, shapes_of_every_kind) {
     remove_dir(dir);
 }
 
+/* Layers whose KV heads differ: every rank has the same part of each, whichever comes first. */
+Test(ranks, the_first_layer_may_have_the_fewest_heads) {
+    static const struct shape shape = {
+        "gemma4_text",
+        "\"tie_word_embeddings\": true, \"hidden_size_per_layer_input\": 0, \"sliding_window\": 40,"
+        " \"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"],"
+        " \"global_head_dim\": 32, \"num_global_key_value_heads\": 4, \"attention_k_eq_v\": true,"
+        " \"num_kv_shared_layers\": 0",
+        16,
+        8,
+        16,
+        64,
+        32,
+        3,
+        64};
+    static const char *const policies[] = {"snapkv", "streaming", "d2o"};
+    static const int ranks[] = {2, 4};
+    char dir[64];
+    make_dir(dir);
+    write_config(dir, &shape);
+    const struct setting one = {.dir = dir, .path = "auto", .threads = 1, .random = true};
+    for (int i = 0; i < 3; i++) compare(&one, policies[i], ranks, 2);
+    remove_dir(dir);
+}
+
 Test(ranks, threads_change_nothing) {
     static const int ranks[] = {1, 2};
     struct record first, other;
