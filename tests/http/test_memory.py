@@ -20,6 +20,18 @@ KINDS = {
 }
 
 
+def joined(chunks):
+    """The choices of a stream: how their tokens are divided into events depends on the load."""
+    choices = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            whole = choices.setdefault(choice["index"], {"content": "", "scores": [], "finish": None})
+            whole["content"] += choice["delta"].get("content") or ""
+            whole["scores"] += (choice.get("logprobs") or {}).get("content") or []
+            whole["finish"] = whole["finish"] or choice["finish_reason"]
+    return choices
+
+
 def ask(daemon, kind):
     """The text of the answer; None if there is no complete answer."""
     path, body = KINDS[kind]
@@ -38,7 +50,7 @@ def ask(daemon, kind):
     if kind == "stream":
         if said[-1:] != ["[DONE]"] or any("error" in json.loads(e) for e in said[:-1]):
             return None
-        said.pop()
+        return joined(map(json.loads, said[:-1]))
     facts = ("id", "created", "usage", "system_fingerprint")
     return [{k: v for k, v in json.loads(e).items() if k not in facts} for e in said]
 
