@@ -9,8 +9,8 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/disk/store.h"
 #include "engine/engine_int.h"
-#include "engine/store.h"
 
 /* ---- Running ---- */
 

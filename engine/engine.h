@@ -24,7 +24,7 @@
  * each compute only their new tokens. Once the new turn is kept, the conversation that it continued
  * is `superseded`: it is removed first when room is needed. A dialogue keeps at most one superseded
  * conversation. A conversation that several turns continued is not superseded. With `state_dir`
- * conversations outlive the process, see engine/store.h.
+ * conversations outlive the process, see engine/disk/store.h.
  *
  * Replicas. Each replica has its own queue. A job goes to the replica whose conversation saves it
  * most tokens; if no replica has such a conversation, to the least loaded. A replica whose queue is
@@ -116,7 +116,8 @@ struct engine_options {
     const char *device;          /* "auto", "cpu", "cuda": see engine/backend.h */
     const char *cpu_path;        /* see kernels/cpu/cpu.h */
     const char *cpu_activations; /* a name of enum cpu_activations; NULL: auto */
-    int drafts; /* drafted tokens of a sequence in one step: engine/sched_draft.c; 0..DRAFT_MAX */
+    int drafts; /* drafted tokens of a sequence in one step: engine/steps/sched_draft.c;
+                   0..DRAFT_MAX */
     bool random_weights;
     const char *quantization; /* weight format: NULL or "none" as in the files, "fp8", "q8", "q4" */
     int calibrate;            /* see model_options; of engine_save */
@@ -399,7 +400,7 @@ struct engine_request {
     bool prompt_logprobs;        /* score the prompt too (echo); never reuses a conversation */
     int32_t prompt_top_logprobs; /* alternatives per token of a scored prompt, likewise; >= 0 */
     bool ignore_eos;
-    /* Tokens that may be drafted in a step (engine/sched_draft.c), and a text that the answer
+    /* Tokens that may be drafted in a step (engine/steps/sched_draft.c), and a text that the answer
      * probably resembles. They change when the answer comes, not the answer. */
     int32_t drafts; /* at most; 0: none, -1: as many as the options say */
     const int32_t *predicted;
@@ -548,14 +549,14 @@ struct engine_job {
     struct engine_job *next;
     int choices_left; /* choices that have not ended yet */
     int stage;        /* enum sched_stage: the job's owner, checked where it changes hands */
-    int client;       /* record of the job's client, see engine/queue.h */
+    int client;       /* record of the job's client, see engine/steps/queue.h */
     uint64_t arrival; /* number of the job in its replica's order of arrival */
     uint64_t round;   /* admission round in which the job was last tried; 0: it is tried next */
     int wait;         /* enum sched_wait: why it was not admitted then */
     int64_t pages;    /* pages that each choice needs when started from nothing; 0 = unknown */
     uint64_t
         saves; /* count of saves that the job waits to change, see sched_admit.c; 0: it does not */
-    /* The wait for a prefix that a running sequence reads: engine/sched_checkpoint.c. */
+    /* The wait for a prefix that a running sequence reads: engine/steps/sched_checkpoint.c. */
     struct {
         uint64_t since;  /* number of the step in which the job first waited; 0: never */
         uint64_t reader; /* arrival of the job that reads the prefix */
@@ -841,7 +842,7 @@ struct engine_upload;
 int engine_upload_open(struct engine *engine, const uint8_t space[16], struct engine_upload **out,
                        struct fault *fault);
 /* ERR_MALFORMED, ERR_INVALID, ERR_UNSUPPORTED, ERR_LIMIT, ERR_FULL, ERR_IO: see
- * engine/store_move.h. After an error the upload can only be closed. */
+ * engine/disk/store_move.h. After an error the upload can only be closed. */
 int engine_upload_add(struct engine_upload *upload, const char *data, size_t size,
                       struct fault *fault);
 /* The next request that repeats the conversation continues it. */

@@ -5,9 +5,9 @@
 #define KEEPD_ENGINE_ENGINE_INT_H
 
 #include "engine/backend.h"
-#include "engine/constraint.h"
 #include "engine/engine.h"
 #include "engine/replica.h"
+#include "engine/steps/constraint.h"
 #include "text/text.h"
 
 struct engine {

@@ -1,7 +1,7 @@
-/* The calls that move conversations; the state directory does the work (engine/store_move.h). An
- * upload of the engine is one of the store. */
+/* The calls that move conversations; the state directory does the work (engine/disk/store_move.h).
+ * An upload of the engine is one of the store. */
+#include "engine/disk/store_move.h"
 #include "engine/engine_int.h"
-#include "engine/store_move.h"
 
 static int no_directory(struct fault *fault) {
     return fault_set(fault, ERR_UNSUPPORTED, "state-dir",

@@ -16,7 +16,7 @@
 #include "base/ring.h"
 #include "engine/backend.h"
 #include "engine/engine.h"
-#include "engine/sched.h"
+#include "engine/steps/sched.h"
 #include "model/model.h"
 
 /* Shared by the replicas of an engine; it outlives them. */

@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "engine/publish.h"
+#include "engine/steps/publish.h"
 #include "tests/fake_engine.h"
 
 enum { TOKEN_BYTES_MAX = 16 };

@@ -39,8 +39,8 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "engine/constraint.h"
-#include "engine/publish.h"
+#include "engine/steps/constraint.h"
+#include "engine/steps/publish.h"
 #include "tests/fake_answer.h"
 #include "tests/fake_engine.h"
 

@@ -33,7 +33,7 @@ def user(text):
 
 
 def edit_case():
-    code = source_lines("engine/queue.c", 200)
+    code = source_lines("engine/steps/queue.c", 200)
     return user("Here is a C file:\n```c\n" + code + "```\nRename the function `queue_open` to `queue_begin` and return the "
                 "whole file, otherwise unchanged, in one code block."), code
 

@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "engine/store.h"
+#include "engine/disk/store.h"
 #include "kernels/cpu/cache.h"
 
 enum { LAYERS = 28, HEADS = 8, DIM = 128, BLOCKS = 1 + LAYERS * HEADS };

@@ -14,7 +14,7 @@ ROOT = HERE.parents[1]
 TEXT = 4600                     # characters of a chat, at least: more than 1,024 tokens with most tokenizers
 DIALOGUES, SESSIONS = 26, 20
 MANUAL = ("docs/OPERATIONS.md", "docs/SCALING.md", "docs/MODELS.md", "SECURITY.md")
-CODE = ("engine/queue.c", "text/tok/vocab.c", "text/ends.c", "base/buf.c", "server/quota.c", "paging/due.c", "tools/run_pytest",
+CODE = ("engine/steps/queue.c", "text/tok/vocab.c", "text/ends.c", "base/buf.c", "server/quota.c", "paging/due.c", "tools/run_pytest",
         "training/losses.py", "training/data.py", "bench/speed/fair.py", "kernels/cpu/team.c", "config/config.c")
 MANUAL_BYTES, CODE_BYTES = 7000, 4200   # taken from each file
 

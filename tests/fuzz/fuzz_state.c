@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
-#include "engine/state.h"
+#include "engine/disk/state.h"
 #include "kernels/cpu/cache.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -4,7 +4,7 @@
 #ifndef KEEPD_TESTS_WORLD_H
 #define KEEPD_TESTS_WORLD_H
 
-#include "engine/sched.h"
+#include "engine/steps/sched.h"
 
 enum { WORLD_LAYERS = 2, WORLD_HEADS_Q = 4, WORLD_HEADS_KV = 2, WORLD_DIM = 16, WORLD_VOCAB = 40 };
 enum { WORLD_STREAMS = WORLD_LAYERS * WORLD_HEADS_KV };

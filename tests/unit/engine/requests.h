@@ -1,4 +1,4 @@
-/* Shared by the tests of engine/sched.c: small requests, and running them in a world
+/* Shared by the tests of engine/steps/sched.c: small requests, and running them in a world
  * (tests/sim/world.h). One test at a time; a failure ends the test. */
 #ifndef KEEPD_TESTS_UNIT_ENGINE_REQUESTS_H
 #define KEEPD_TESTS_UNIT_ENGINE_REQUESTS_H

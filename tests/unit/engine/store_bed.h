@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "engine/store.h"
+#include "engine/disk/store.h"
 
 /* ---- A directory ---- */
 

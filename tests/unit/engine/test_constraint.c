@@ -4,7 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "engine/constraint.h"
+#include "engine/steps/constraint.h"
 
 static int calls, priority;
 static pid_t lowered;

@@ -1,9 +1,9 @@
-/* Tests engine/conversation.c: which conversations a prompt may continue. */
+/* Tests engine/kept/conversation.c: which conversations a prompt may continue. */
 #include <criterion/criterion.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/conversation.h"
+#include "engine/kept/conversation.h"
 
 static struct kv_params kv_of(const char *policy, int budget) {
     struct kv_params kv = {.budget = budget, .buffer = 8, .chunk = 16};

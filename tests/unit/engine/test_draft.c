@@ -1,10 +1,10 @@
-/* Tokens with which a text probably goes on, found in the text itself: engine/draft.h. */
+/* Tokens with which a text probably goes on, found in the text itself: engine/steps/draft.h. */
 #include <criterion/criterion.h>
 #include <string.h>
 
 #include "base/err.h"
 #include "base/mem.h"
-#include "engine/draft.h"
+#include "engine/steps/draft.h"
 
 enum { ROOM = 4096 };
 

@@ -1,7 +1,7 @@
 /* How many prompt rows a step has beside answers. Times are given, not measured. */
 #include <criterion/criterion.h>
 
-#include "engine/pace.h"
+#include "engine/steps/pace.h"
 
 Test(pace, no_limit_gives_all_rows) {
     const struct pace pace = {.idle_ns = {[4] = 20e6}, .row_ns = 1e6};

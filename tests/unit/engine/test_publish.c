@@ -1,5 +1,5 @@
-/* A job's writer (engine/publish.h) and its readers (engine/engine.h) against each other, in every
- * execution that the C memory model allows. Deterministic: one thread, no timing.
+/* A job's writer (engine/steps/publish.h) and its readers (engine/engine.h) against each other, in
+ * every execution that the C memory model allows. Deterministic: one thread, no timing.
  *
  * The atomics of both headers are replaced. A store appends a message to its place's history, with
  * what a release store carries: all that its writer had written before. A load may return any
@@ -73,7 +73,7 @@ static uint64_t model_load(const volatile void *address, memory_order order) {
 #undef atomic_load_explicit
 #define atomic_store_explicit(place, value, order) model_store(place, (uint64_t)(value), order)
 #define atomic_load_explicit(place, order)         model_load(place, order)
-#include "engine/publish.h"
+#include "engine/steps/publish.h"
 
 static struct engine_choice choice[CHOICES];
 static struct engine_job job;

@@ -1,7 +1,8 @@
-/* Tests engine/queue.c: whose turn it is, and what the table of clients remembers and forgets. */
+/* Tests engine/steps/queue.c: whose turn it is, and what the table of clients remembers and
+ * forgets. */
 #include <criterion/criterion.h>
 
-#include "engine/queue.h"
+#include "engine/steps/queue.h"
 
 static struct engine_job job_for(uint8_t client) {
     return (struct engine_job){.request = {.client = {client}}};

@@ -1,4 +1,4 @@
-/* Tests engine/sched.c on the real cache with the fake model of tests/sim/world.h: order,
+/* Tests engine/steps/sched.c on the real cache with the fake model of tests/sim/world.h: order,
  * cancelling, scores, and every failure of backend and memory. Admission, conversations, their
  * files and several choices have tests of their own beside this one; the storms are
  * tests/sim/sim_sched.c. */

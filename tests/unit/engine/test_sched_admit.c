@@ -1,5 +1,5 @@
-/* Tests engine/sched_admit.c on the real cache with the fake model of tests/sim/world.h: which job
- * is admitted next, what fits, and the kv parameters of a request. */
+/* Tests engine/steps/sched_admit.c on the real cache with the fake model of tests/sim/world.h:
+ * which job is admitted next, what fits, and the kv parameters of a request. */
 #include <criterion/criterion.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Several choices of one request in engine/sched.c. */
+/* Several choices of one request in engine/steps/sched.c. */
 #include <criterion/criterion.h>
 
 #include "tests/unit/engine/requests.h"

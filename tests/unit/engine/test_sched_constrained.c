@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/constraint.h"
+#include "engine/steps/constraint.h"
 #include "paging/policy.h"
 #include "tests/unit/engine/requests.h"
 

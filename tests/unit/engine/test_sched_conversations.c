@@ -1,4 +1,4 @@
-/* Conversations in engine/sched.c: what a turn continues, what makes room, forks, deletes. */
+/* Conversations in engine/steps/sched.c: what a turn continues, what makes room, forks, deletes. */
 #include <criterion/criterion.h>
 
 #include "tests/unit/engine/requests.h"

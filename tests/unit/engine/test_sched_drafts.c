@@ -1,9 +1,9 @@
-/* Drafted tokens in a step: engine/sched_draft.c. Answers are the same as without them. */
+/* Drafted tokens in a step: engine/steps/sched_draft.c. Answers are the same as without them. */
 #include <criterion/criterion.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/constraint.h"
+#include "engine/steps/constraint.h"
 #include "paging/policy.h"
 #include "tests/unit/engine/requests.h"
 

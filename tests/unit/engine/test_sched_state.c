@@ -1,5 +1,5 @@
-/* Conversations of engine/sched.c on disk: written, restored, replaced, deleted, and every failure
- * on the way. */
+/* Conversations of engine/steps/sched.c on disk: written, restored, replaced, deleted, and every
+ * failure on the way. */
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "engine/sched_int.h"
+#include "engine/steps/sched_int.h"
 #include "tests/unit/engine/requests.h"
 
 /* Searches on disk: the linker's --wrap. */

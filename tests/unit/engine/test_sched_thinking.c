@@ -1,4 +1,4 @@
-/* A bound on reasoning: engine/seq.c. */
+/* A bound on reasoning: engine/steps/seq.c. */
 #include <criterion/criterion.h>
 
 #include "tests/unit/engine/requests.h"

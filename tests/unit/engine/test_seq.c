@@ -1,10 +1,10 @@
-/* Tests engine/seq.c: output, stop conditions, text that may be shown. */
+/* Tests engine/steps/seq.c: output, stop conditions, text that may be shown. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/seq.h"
+#include "engine/steps/seq.h"
 
 /* Token 0 is EOS, 1..25 are letters, 26 and 27 the two bytes of e-acute, 28 the three letters
  * "abc". */

@@ -1,12 +1,12 @@
-/* Tests engine/state.c: written files are read back, and all others are rejected. */
+/* Tests engine/disk/state.c: written files are read back, and all others are rejected. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/conversation.h"
-#include "engine/state.h"
+#include "engine/disk/state.h"
+#include "engine/kept/conversation.h"
 
 enum { TOKENS = 9, BLOCKS = 3 };
 

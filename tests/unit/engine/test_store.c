@@ -1,5 +1,6 @@
-/* Tests engine/store.c on real files: what is kept comes back after a new start, and whatever else
- * lies in the directory is refused, put aside and survived. Failing system calls are linked in. */
+/* Tests engine/disk/store.c on real files: what is kept comes back after a new start, and whatever
+ * else lies in the directory is refused, put aside and survived. Failing system calls are linked
+ * in. */
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
@@ -16,9 +17,9 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "engine/state_dir.h"
-#include "engine/store.h"
-#include "engine/store_index.h"
+#include "engine/disk/state_dir.h"
+#include "engine/disk/store.h"
+#include "engine/disk/store_index.h"
 #include "tests/unit/engine/store_bed.h"
 
 /* ---- Failing calls ---- */

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "engine/state_dir.h"
+#include "engine/disk/state_dir.h"
 #include "tests/unit/engine/store_bed.h"
 
 TestSuite(store_shared, .init = make_dir, .fini = remove_dir);

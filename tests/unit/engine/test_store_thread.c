@@ -1,4 +1,4 @@
-/* Tests the thread of engine/store.c, and several stores of one directory. */
+/* Tests the thread of engine/disk/store.c, and several stores of one directory. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -6,9 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/state_dir.h"
-#include "engine/store.h"
-#include "engine/store_move.h"
+#include "engine/disk/state_dir.h"
+#include "engine/disk/store.h"
+#include "engine/disk/store_move.h"
 #include "tests/unit/engine/store_bed.h"
 
 TestSuite(store_thread, .init = make_dir, .fini = remove_dir);

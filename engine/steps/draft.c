@@ -1,0 +1,159 @@
+#include "engine/steps/draft.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/err.h"
+#include "base/mem.h"
+
+enum { BITS_LEAST = 8, BITS_MOST = 16 };
+
+/* Rates that are expected before anything was tried, as if EXPECTED_WEIGHT tokens had been. */
+static const float expected[DRAFT_CLASSES] = {0.4f, 0.55f, 0.7f, 0.85f, 0.85f};
+#define EXPECTED_WEIGHT 2.0f
+#define RECENT          48.0f /* tokens that count: beyond, half of what was counted is forgotten */
+#define FORGOTTEN       0.02f /* part of the counts, each time a draft is not used */
+
+int draft_open(struct draft *draft, const int32_t *predicted, int32_t predicted_count,
+               int32_t prompt_count, int32_t room) {
+    size_t places = (size_t)room + (size_t)predicted_count;
+    int bits = BITS_LEAST;
+    while (bits < BITS_MOST && ((size_t)1 << bits) < places) bits++;
+    *draft = (struct draft){.predicted = predicted,
+                            .predicted_count = predicted_count,
+                            .bits = bits,
+                            .from = predicted_count > 0 ? 0 : -1,
+                            .begun = prompt_count};
+    draft->heads = mem_try_alloc((size_t)1 << bits, sizeof *draft->heads);
+    draft->older = mem_try_alloc(places > 0 ? places : 1, sizeof *draft->older);
+    if (draft->heads && draft->older) return 0;
+    draft_close(draft);
+    return ERR_NOMEM;
+}
+
+void draft_close(struct draft *draft) {
+    mem_free(draft->heads);
+    mem_free(draft->older);
+    draft->heads = draft->older = NULL;
+}
+
+static int32_t token_at(const struct draft *draft, const int32_t *tokens, int32_t place) {
+    int32_t before = draft->predicted_count;
+    return place < before ? draft->predicted[place] : tokens[place - before];
+}
+
+/* The chain of the DRAFT_KEY tokens that end before `end`. */
+static uint32_t key_chain(const struct draft *draft, const int32_t *tokens, int32_t end) {
+    uint32_t hash = 0;
+    for (int32_t i = end - DRAFT_KEY; i < end; i++)
+        hash = (hash ^ (uint32_t)token_at(draft, tokens, i)) * 0x9e3779b1u;
+    return hash >> (32 - draft->bits);
+}
+
+/* Tokens that the texts before two places have in common. */
+static int32_t common_before(const struct draft *draft, const int32_t *tokens, int32_t place,
+                             int32_t end) {
+    int32_t length = 0;
+    while (length < DRAFT_LONGEST && length < place &&
+           token_at(draft, tokens, place - 1 - length) == token_at(draft, tokens, end - 1 - length))
+        length++;
+    return length;
+}
+
+/* Returns the place at which the last draft's source goes on behind the text; -1: the text went on
+ * otherwise. */
+static int32_t goes_on_at(const struct draft *draft, const int32_t *tokens, int32_t count) {
+    int32_t added = count - draft->begun;
+    if (draft->from < 0 || added < 0) return -1;
+    if (draft->from < draft->predicted_count && draft->from + added >= draft->predicted_count)
+        return -1; /* the prompt does not follow the predicted text */
+    for (int32_t i = 0; i < added; i++)
+        if (token_at(draft, tokens, draft->from + i) != tokens[draft->begun + i]) return -1;
+    return draft->from + added;
+}
+
+/* Notes the places before `end`, each by the key in front of it. Returns whether all are noted. */
+static bool note_places(struct draft *draft, const int32_t *tokens, int32_t end) {
+    int32_t stop = end - draft->noted > DRAFT_NOTED ? draft->noted + DRAFT_NOTED : end;
+    for (; draft->noted < stop; draft->noted++) {
+        /* The predicted text and the prompt have no key in common. */
+        int32_t begin = draft->noted < draft->predicted_count ? 0 : draft->predicted_count;
+        if (draft->noted - begin < DRAFT_KEY) continue;
+        int32_t *head = &draft->heads[key_chain(draft, tokens, draft->noted)];
+        draft->older[draft->noted] = *head;
+        *head = draft->noted + 1;
+    }
+    return stop == end;
+}
+
+static int common_class(int32_t common) {
+    return common <= 4 ? 0 : common <= 8 ? 1 : common <= 16 ? 2 : 3;
+}
+
+/* Writes at most `most` tokens that followed the end of a text of `count` tokens elsewhere. */
+static int32_t find_followers(struct draft *draft, int32_t *tokens, int32_t count, int32_t most) {
+    int32_t end = draft->predicted_count + count;
+    int32_t best = goes_on_at(draft, tokens, count), longest = 0;
+    if (best >= 0) longest = common_before(draft, tokens, best, end);
+    int32_t place = end < DRAFT_KEY ? 0 : draft->heads[key_chain(draft, tokens, end)];
+    for (int i = 0; i < DRAFT_CHAIN && place > 0; i++, place = draft->older[place - 1]) {
+        int32_t common = common_before(draft, tokens, place - 1, end);
+        if (common < DRAFT_KEY || common <= longest) continue;
+        longest = common;
+        best = place - 1;
+    }
+    draft->from = best;
+    draft->begun = count;
+    draft->length_class = common_class(longest);
+    if (best < 0) return 0;
+    int32_t left = draft->predicted_count - best;
+    if (left > 0 && most > left) most = left;
+    /* Behind the end of the text follows the draft itself: the text repeats a short part. */
+    for (int32_t i = 0; i < most; i++) tokens[count + i] = token_at(draft, tokens, best + i);
+    return most;
+}
+
+static double class_rate(const struct draft *draft, int c) {
+    return ((double)draft->confirmed[c] + EXPECTED_WEIGHT * expected[c]) /
+           ((double)draft->tried[c] + EXPECTED_WEIGHT);
+}
+
+int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, const int32_t *foreseen,
+                   int32_t foreseen_count, int32_t most) {
+    draft->foreseen = 0;
+    if (!note_places(draft, tokens, draft->predicted_count + count)) return 0;
+    int32_t found = find_followers(draft, tokens, count, most);
+    bool surer =
+        found == 0 || class_rate(draft, DRAFT_FORESEEN) >= class_rate(draft, draft->length_class);
+    if (foreseen_count == 0 || !surer) return found;
+    draft->foreseen = foreseen_count < most ? foreseen_count : most;
+    memcpy(tokens + count, foreseen, (size_t)draft->foreseen * sizeof *tokens);
+    return draft->foreseen +
+           find_followers(draft, tokens, count + draft->foreseen, most - draft->foreseen);
+}
+
+static int class_of(const struct draft *draft, int32_t i) {
+    return i < draft->foreseen ? DRAFT_FORESEEN : draft->length_class;
+}
+
+double draft_rate(const struct draft *draft, int32_t i) {
+    return class_rate(draft, class_of(draft, i));
+}
+
+static void learn_class(struct draft *draft, int c, int32_t tried, int32_t confirmed) {
+    float stays = tried == 0 ? 1 - FORGOTTEN : draft->tried[c] > RECENT ? 0.5f : 1;
+    /* The tokens behind a wrong one say nothing. */
+    int32_t told = confirmed < tried ? confirmed + 1 : tried;
+    draft->tried[c] = draft->tried[c] * stays + (float)told;
+    draft->confirmed[c] = draft->confirmed[c] * stays + (float)confirmed;
+}
+
+void draft_learn(struct draft *draft, int32_t tried, int32_t confirmed) {
+    int32_t first = tried < draft->foreseen ? tried : draft->foreseen;
+    CHECK(confirmed <= tried);
+    if (first > 0 || tried == 0)
+        learn_class(draft, class_of(draft, 0), first, confirmed < first ? confirmed : first);
+    if (tried > first && confirmed >= first)
+        learn_class(draft, draft->length_class, tried - first, confirmed - first);
+}

@@ -1,0 +1,63 @@
+/* Drafts: tokens with which a sequence probably goes on, found in its own text, and behind those
+ * that its language leaves to be written (constrain/foresee.h).
+ *
+ * The last DRAFT_KEY tokens are looked for in the text so far: the prompt and the answer, and in
+ * front of them a text that the request predicts. What followed there is the draft. Places with the
+ * same key are chained, the newest first, as in deflate (RFC 1951, section 4); of DRAFT_CHAIN of
+ * them, and of the place where the last draft went on, the one is taken that has the longest text
+ * in common (prompt lookup, as in arXiv 2304.04487).
+ *
+ * How many drafted tokens the model confirms depends on the length of that common text, so
+ * confirmations are counted for classes of it, and for foreseen tokens. Drafts change what a step
+ * computes, never which tokens an answer has: see engine/steps/sched_draft.c.
+ *
+ * Memory: two int32 for every token. Owned by its sequence; the engine thread alone uses it. */
+#ifndef KEEPD_ENGINE_STEPS_DRAFT_H
+#define KEEPD_ENGINE_STEPS_DRAFT_H
+
+#include <stdint.h>
+
+#define DRAFT_KEY     3    /* tokens that two places must have in common */
+#define DRAFT_CHAIN   16   /* places that one search compares */
+#define DRAFT_LONGEST 32   /* common tokens that are counted */
+#define DRAFT_MAX     15   /* drafted tokens of a sequence in one step */
+#define DRAFT_NOTED   8192 /* places that one search adds to the chains */
+/* Classes of drafted tokens: by common tokens, up to 4, 8, 16, and more; foreseen ones. */
+enum { DRAFT_FORESEEN = 4, DRAFT_CLASSES };
+
+struct draft {
+    const int32_t *predicted; /* [predicted_count] the request's; in front of the text */
+    int32_t predicted_count;
+    /* Places are numbered from the first predicted token on. */
+    int32_t *heads; /* [1 << bits] newest place of each key, plus 1; 0: none. Owned; NULL: closed */
+    int32_t *older; /* [room] the next older place with the same key, plus 1; 0: none. Owned */
+    int bits;
+    int32_t noted;    /* places that are in the chains */
+    int32_t from;     /* place at which the last draft began; -1: none */
+    int32_t begun;    /* tokens in front of it */
+    int32_t foreseen; /* the last draft's first tokens are of that class; `from` is behind them */
+    int length_class; /* class of the tokens behind them */
+    float tried[DRAFT_CLASSES], confirmed[DRAFT_CLASSES]; /* recent drafted tokens */
+};
+
+/* `room`: tokens that prompt and answer can have. The predicted text, which is borrowed, is
+ * expected right behind the `prompt_count` tokens of the prompt. ERR_NOMEM leaves it closed. */
+int draft_open(struct draft *draft, const int32_t *predicted, int32_t predicted_count,
+               int32_t prompt_count, int32_t room);
+void draft_close(struct draft *draft);
+
+/* Writes at most `most` tokens behind the text, and returns how many; 0: nothing was found, or not
+ * all of a long text is in the chains yet. `count`: tokens of the text, never fewer than at the
+ * last call; `tokens` has room for `most` more. `foreseen`: [foreseen_count] tokens that the
+ * language leaves to be written; the draft begins with them, unless those found in the text are
+ * confirmed more often. */
+int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, const int32_t *foreseen,
+                   int32_t foreseen_count, int32_t most);
+/* The part of drafted tokens like the i-th of the last draft that is confirmed, each after the one
+ * before it: 0..1. */
+double draft_rate(const struct draft *draft, int32_t i);
+/* Notes that of `tried` tokens of the last draft the first `confirmed` were right; tried 0: it was
+ * found and not used. */
+void draft_learn(struct draft *draft, int32_t tried, int32_t confirmed);
+
+#endif

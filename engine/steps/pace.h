@@ -1,0 +1,81 @@
+/* How many prompt rows a step computes beside answers that are being generated, so that a long
+ * prompt does not stall them: as many as lengthen the step to the given percentage of one without
+ * prompts. The times are measured; the choice is a pure function of them. The same times say how
+ * long a step would be, so that the scheduler can bound it (engine/steps/sched_turns.c).
+ *
+ * The choice changes when a token is computed, never which token: results do not depend on how
+ * prompts are split (engine/steps/sched.h).
+ *
+ * Thread: the engine thread. */
+#ifndef KEEPD_ENGINE_STEPS_PACE_H
+#define KEEPD_ENGINE_STEPS_PACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* At least this many rows: fewer read the weights again and again for little. */
+#define PACE_LEAST 32
+/* This many while times are unknown. */
+#define PACE_FIRST 64
+#define PACE_SIZES 12
+/* The most turns that generating sequences take. */
+#define PACE_TURNS 4
+
+struct pace {
+    /* Nanoseconds of a step without prompt rows; [i] is that of more than 2^(i-1) and up to 2^i
+     * streams, the last also that of more; 0 = not known. */
+    double idle_ns[PACE_SIZES];
+    double idle_streams[PACE_SIZES]; /* mean number of streams in the steps of idle_ns */
+    bool measured[PACE_SIZES];       /* otherwise inferred from a step with prompt rows */
+    double row_ns;                   /* added by one prompt row; 0 = not known */
+    /* Nanoseconds and rows of steps with prompt rows alone, [i] of more than 2^(i-1) and up to 2^i
+     * rows, the last also of more; 0 = not known. */
+    double prompt_ns[PACE_SIZES], prompt_rows[PACE_SIZES];
+    /* Nanoseconds and rows of steps without prompt rows, drafts included, [i] of more than 2^(i-1)
+     * and up to 2^i rows, the last also of more; 0 = not known. Forgotten now and then, so that one
+     * slow step does not keep a number of rows from ever being tried again. */
+    double drafts_ns[PACE_SIZES], drafts_rows[PACE_SIZES];
+    int drafts_noted; /* since they were forgotten last */
+};
+
+/* The part of a step of one row that a further row adds, while that was not measured. */
+#define PACE_ROW_PART    0.12
+#define PACE_DRAFT_STEPS 1024 /* steps after which the times of drafts are measured anew */
+
+/* Steps of prompts alone take about so long and have at least so many rows, so that a chat that
+ * arrives meanwhile is read soon: fewer rows than that cost more processor time for each. */
+#define PACE_ALONE_NS    4e8
+#define PACE_ALONE_LEAST 256
+
+/* Prompt rows for a step with `streams` generating sequences. `percent`: 0 = no limit. */
+int32_t pace_rows(const struct pace *pace, int streams, int percent, int32_t rows_max);
+
+/* How long a step with so many generating sequences and no prompt rows takes, in nanoseconds, by
+ * the nearest numbers that were measured. Where only larger or only smaller ones were, the time is
+ * in proportion. 0: not known. */
+double pace_streams_ns(const struct pace *pace, int streams);
+/* How long reading a prompt of so many rows takes alone, in nanoseconds; 0: not known. */
+double pace_prompt_ns(const struct pace *pace, int32_t rows);
+/* Whether these prompt rows are worth a step of their own, beside as many generating sequences:
+ * whether their own time would grow by a quarter or more in a step with all. */
+bool pace_apart(const struct pace *pace, int streams, int32_t rows);
+/* In how many turns, 1, 2 or 4, `many` of the generating sequences go on, so that a step with one
+ * part of them and with all of the `few` others takes no longer than `bound_ns`. Only while half of
+ * them take at most three quarters of the time: otherwise more turns gain little. */
+int pace_turns(const struct pace *pace, int few, int many, double bound_ns);
+/* Prompt rows of a step of their own, which replaces those of pace_rows: reading them takes no
+ * longer. */
+int32_t pace_rows_apart(const struct pace *pace, int streams, int percent, int32_t rows_max);
+/* Prompt rows that lengthen a step with `streams` generating sequences to `bound_ns`. */
+int32_t pace_rows_within(const struct pace *pace, int streams, double bound_ns, int32_t rows_max);
+
+/* The time of a step with `more` rows divided by that of one with `rows`, none of them a prompt's.
+ */
+double pace_growth(const struct pace *pace, int rows, int more);
+/* Notes that a step with so many rows, none of them a prompt's, took so long. */
+void pace_note_drafts(struct pace *pace, int rows, int64_t ns);
+
+/* Notes that a step with these rows and no drafts took so long, evictions not counted. */
+void pace_note(struct pace *pace, int streams, int32_t prompt_rows, int64_t ns);
+
+#endif

@@ -1,0 +1,807 @@
+/* The steps of the scheduler: which sequences evict, which rows a batch has, how samples become
+ * tokens, and how sequences and jobs end. Admission is sched_admit.c, conversations are
+ * sched_keep.c and sched_checkpoint.c, writing and restoring them sched_save.c.
+ *
+ * A step costs time in proportion to the running sequences, never to the waiting jobs. Scratch
+ * arrays are taken at sched_open, so a step allocates nothing of its own. Every order in a step is
+ * a function of the jobs and of earlier steps, never of time. Measured times decide how many prompt
+ * rows and how many drafted rows a step has, and whose turn it is; without options.step_stretch
+ * nothing depends on time, and a run can be repeated exactly. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/steps/publish.h"
+#include "engine/steps/sched_int.h"
+#include "engine/steps/trace.h"
+#include "kernels/alternatives.h"
+
+static const double eviction_bounds[] = {1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5e-4, 1e-3,
+                                         2.5e-3, 5e-3,   1e-2, 2.5e-2, 5e-2,   0.1,  0.25};
+static const double mask_bounds[] = {1e-6, 1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5e-4,
+                                     1e-3, 2.5e-3, 5e-3,   1e-2, 2.5e-2, 5e-2};
+static const double iteration_bounds[] = {1,   8,    16,   32,   64,   128,  256,
+                                          512, 1024, 2048, 4096, 8192, 16384};
+#define COUNT_OF(a) ((int)(sizeof(a) / sizeof((a)[0])))
+
+/* ---- Life ---- */
+
+void sched_open(struct sched *sched, const struct sched_options *options) {
+    CHECK(options->rows_max > options->sequences_max); /* prompts always find room beside decode */
+    CHECK(options->logits_max >= options->sequences_max + 1);
+    *sched = (struct sched){.options = *options,
+                            .round = 1,
+                            .wait_ends = UINT64_MAX,
+                            .saves = 1,
+                            .turns = {.number = PACE_TURNS}};
+    size_t sequences = (size_t)options->sequences_max, logits = (size_t)options->logits_max;
+    int slots = options->sequences_max + options->conversations_max;
+    sched->sequences = mem_must_alloc(sequences, sizeof *sched->sequences);
+    sched->order = mem_must_alloc(sequences, sizeof *sched->order);
+    sched->spans = mem_must_alloc(sequences, sizeof *sched->spans);
+    sched->span_sequences = mem_must_alloc(sequences, sizeof *sched->span_sequences);
+    sched->sorted = mem_must_alloc(sequences, sizeof *sched->sorted);
+    sched->due = mem_must_alloc(sequences, sizeof *sched->due);
+    sched->rows = mem_must_alloc((size_t)options->rows_max, sizeof *sched->rows);
+    sched->want = mem_must_alloc(logits, sizeof *sched->want);
+    sched->wants = mem_must_alloc(logits, sizeof *sched->wants);
+    sched->samples = mem_must_alloc(logits, sizeof *sched->samples);
+    sched->sampled = mem_must_alloc(logits, sizeof *sched->sampled);
+    if (options->top_max > KERN_TOP_MAX) {
+        sched->wide_row = mem_must_alloc((size_t)options->vocab, sizeof *sched->wide_row);
+        sched->wide_scratch = mem_must_alloc(kern_alternatives_scratch(options->vocab), 1);
+    }
+    sched->free_slots = mem_must_alloc((size_t)slots, sizeof *sched->free_slots);
+    for (int i = 0; i < slots; i++) sched->free_slots[i] = slots - 1 - i;
+    sched->free_slot_count = slots;
+    /* A conversation that must go is written first, in parts and one at a time; until then the
+     * table may hold more than conversations_max, up to one for every slot. */
+    bool more = options->store && options->conversations_max > 0;
+    queue_open(&sched->queue, options->clients_max, options->sequences_max);
+    conversation_table_open(&sched->conversations, more ? slots : options->conversations_max,
+                            options->shape.sliding_layers > 0);
+    hist_open(&sched->counters.eviction_seconds, eviction_bounds, COUNT_OF(eviction_bounds));
+    hist_open(&sched->counters.mask_seconds, mask_bounds, COUNT_OF(mask_bounds));
+    hist_open(&sched->counters.iteration_tokens, iteration_bounds, COUNT_OF(iteration_bounds));
+}
+
+static void end_choice(struct sched *sched, struct engine_job *job, struct engine_choice *choice,
+                       enum engine_finish finish) {
+    choice->ending = finish;
+    choice->next = NULL;
+    if (sched->ended_last)
+        sched->ended_last->next = choice;
+    else
+        sched->ended_first = choice;
+    sched->ended_last = choice;
+    CHECK(job->choices_left > 0 && (job->stage == SCHED_QUEUED || job->stage == SCHED_RUNNING));
+    if (--job->choices_left > 0) return;
+    job->stage = SCHED_ENDED;
+    queue_end(&sched->queue, job);
+    job->finished_ns = clock_ns();
+    job->next = NULL;
+    if (sched->finished_last)
+        sched->finished_last->next = job;
+    else
+        sched->finished_first = job;
+    sched->finished_last = job;
+}
+
+void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish) {
+    CHECK(job->stage == SCHED_QUEUED);
+    for (int i = 0; i < job->choice_count; i++) end_choice(sched, job, &job->choice[i], finish);
+}
+
+/* Ends of choices come before ends of jobs: see engine/steps/publish.h. */
+void sched_publish_finished(struct sched *sched) {
+    struct engine_choice *choice = sched->ended_first, *next_choice;
+    struct engine_job *job = sched->finished_first, *next;
+    sched->ended_first = sched->ended_last = NULL;
+    sched->finished_first = sched->finished_last = NULL;
+    for (; choice; choice = next_choice) {
+        next_choice = choice->next;
+        publish_choice_end(choice);
+    }
+    for (; job; job = next) {
+        next = job->next;
+        CHECK(job->stage == SCHED_ENDED);
+        job->stage = SCHED_SUBMITTER;
+        if (sched->pending_jobs) atomic_fetch_sub(sched->pending_jobs, 1);
+        if (sched->pending_tokens) atomic_fetch_sub(sched->pending_tokens, sched_job_tokens(job));
+        publish_job_end(job);
+    }
+}
+
+int32_t sched_take_slot(struct sched *sched) {
+    CHECK(sched->free_slot_count > 0); /* there are as many as sequences and conversations */
+    return sched->free_slots[--sched->free_slot_count];
+}
+
+void sched_release_slot(struct sched *sched, int32_t slot) {
+    sched_ops(sched)->release(sched->options.kern, slot);
+    sched->free_slots[sched->free_slot_count++] = slot;
+    sched_changed(sched); /* a waiting job may fit now */
+}
+
+static void remove_sequence(struct sched *sched, struct sequence *seq) {
+    int index = (int)(seq - sched->sequences), at = 0;
+    while (sched->order[at] != index) at++;
+    sched->running--;
+    memmove(&sched->order[at], &sched->order[at + 1],
+            (size_t)(sched->running - at) * sizeof *sched->order);
+    sched->pages_reserved -= seq->pages_reserved;
+    struct queue_client *client = queue_client_of(&sched->queue, seq->job);
+    client->running--;
+    client->pages -= seq->pages_reserved;
+    sched_changed(sched); /* pages and a place are free */
+    seq_close(seq);
+}
+
+void sched_close(struct sched *sched) {
+    sched_abandon(sched, ENGINE_FINISH_ABORT, 0);
+    sched_publish_finished(sched);
+    for (int i = 0; i < sched->conversations.capacity; i++)
+        if (sched->conversations.all[i].id != 0)
+            sched_release_slot(sched, sched->conversations.all[i].slot);
+    sched_save_close(sched);
+    queue_close(&sched->queue);
+    conversation_table_close(&sched->conversations);
+    mem_free(sched->sequences);
+    mem_free(sched->order);
+    mem_free(sched->spans);
+    mem_free(sched->span_sequences);
+    mem_free(sched->sorted);
+    mem_free(sched->due);
+    mem_free(sched->rows);
+    mem_free(sched->want);
+    mem_free(sched->wants);
+    mem_free(sched->samples);
+    mem_free(sched->sampled);
+    mem_free(sched->wide_row);
+    mem_free(sched->wide_scratch);
+    mem_free(sched->free_slots);
+}
+
+bool sched_idle(const struct sched *sched) {
+    return sched->running == 0 && sched->queue.waiting == 0;
+}
+
+uint64_t sched_progress(const struct sched *sched) {
+    const struct sched_options *options = &sched->options;
+    uint64_t pieces = sched->counters.copied;
+    if (options->store) pieces += store_progress(options->store);
+    const int wait = sched->head ? sched->head->wait : SCHED_WAIT_NOTHING;
+    bool needs_store = wait == SCHED_WAIT_STORE || wait == SCHED_WAIT_LIST;
+    return needs_store ? pieces : pieces + sched->counters.steps;
+}
+
+/* ---- Leaving ---- */
+
+static void fill_details(struct sched *sched, struct sequence *seq,
+                         const struct kern_report *report) {
+    struct engine_kv_details *kv = &seq->job->kv;
+    snprintf(kv->policy, sizeof kv->policy, "%s", seq->kv.policy->name);
+    kv->budget = seq->kv.policy->bounded ? seq->kv.budget : -1;
+    kv->seen_tokens = seq->due.tokens;
+    kv->kept_entries = (int64_t)report->entries;
+    /* Entries that a failed step appended were never counted, so they do not count as evicted. */
+    int64_t appended = sched_streams(sched) * seq->due.tokens;
+    kv->evicted_entries = appended > kv->kept_entries ? appended - kv->kept_entries : 0;
+    kv->dropped_tokens = seq->dropped;
+    kv->shifts = sched_shifts(sched, seq->due.tokens);
+    kv->bytes = report->pages * sched->options.page_bytes;
+    kv->state_bytes = (int64_t)report->state_bytes;
+}
+
+/* Reads what the sequence holds, with as much detail as the request asked for. */
+static int report_sequence(struct sched *sched, struct sequence *seq, struct kern_report *report) {
+    struct engine_job *job = seq->job;
+    struct kern *kern = sched->options.kern;
+    enum engine_report wanted = job->request.kv.report;
+    *report = (struct kern_report){0};
+    if (wanted >= ENGINE_REPORT_LENGTHS)
+        job->kv.lengths = mem_try_alloc((size_t)sched_streams(sched), sizeof *job->kv.lengths);
+    report->lengths = job->kv.lengths;
+    int rc = kern->ops->report(kern, seq->slot, report);
+    if (rc != 0 || wanted < ENGINE_REPORT_POSITIONS || !job->kv.lengths) return rc;
+    job->kv.positions = mem_try_alloc(report->entries, sizeof *job->kv.positions);
+    if (!job->kv.positions) return 0; /* the answer goes out without the long report */
+    report->positions = job->kv.positions;
+    report->entries_max = report->entries;
+    rc = kern->ops->report(kern, seq->slot, report);
+    if (rc != ERR_NOMEM) return rc;
+    mem_free(job->kv.positions); /* likewise, where the backend has no room for it */
+    job->kv.positions = report->positions = NULL;
+    return 0;
+}
+
+static bool answered(const struct sequence *seq) {
+    return seq->finish == ENGINE_FINISH_STOP || seq->finish == ENGINE_FINISH_LENGTH;
+}
+
+static bool retains(const struct sched *sched, const struct sequence *seq) {
+    const struct engine_request *request = &seq->job->request;
+    return sched->conversations.capacity > 0 && request->kv.retain && !request->prompt_logprobs &&
+           answered(seq);
+}
+
+/* Reports what choice 0 holds; its streams may become a conversation. */
+static bool leave_conversation(struct sched *sched, struct sequence *seq) {
+    struct engine_job *job = seq->job;
+    struct kern_report report = {0};
+    int rc = report_sequence(sched, seq, &report);
+    CHECK(rc != 0 || report.rank_pages <= seq->pages_reserved); /* reservations are exact */
+    if (rc != 0 && answered(seq)) {
+        fault_set(&job->fault, rc, NULL, "the backend could not report the cache");
+        seq->finish = ENGINE_FINISH_ERROR;
+    }
+    fill_details(sched, seq, &report);
+    if (!retains(sched, seq)) return false;
+    sched_retain(sched, seq, &report);
+    return true;
+}
+
+/* Takes a sequence out of the running set. Of aborted and failed requests only the prefixes stay
+ * that they left: tokens of their prompts that other prompts begin with, too. */
+static void leave(struct sched *sched, struct sequence *seq) {
+    struct engine_job *job = seq->job;
+    struct engine_choice *choice = seq->choice;
+    if (seq->index > 0 || !leave_conversation(sched, seq)) {
+        sched_drop_checkpoint(sched, seq);
+        sched_release_slot(sched, seq->slot);
+    }
+    enum engine_finish finish = seq->finish;
+    remove_sequence(sched, seq);
+    (void)sched_make_place(sched, 0); /* for the tokens; tried again like that for the count */
+    end_choice(sched, job, choice, finish);
+}
+
+static bool is_cancelled(const struct engine_job *job) {
+    return atomic_load_explicit(&job->cancel, memory_order_relaxed) != 0;
+}
+
+static void leave_finished(struct sched *sched) {
+    for (int i = 0; i < sched->running;) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq->finish == ENGINE_RUNNING && is_cancelled(seq->job))
+            seq->finish = ENGINE_FINISH_ABORT;
+        if (seq->finish != ENGINE_RUNNING)
+            leave(sched, seq); /* the order closes up: the same index is now the next sequence */
+        else
+            i++;
+    }
+}
+
+static void abandon_running(struct sched *sched, enum engine_finish finish, int rc) {
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (finish == ENGINE_FINISH_ERROR)
+            fault_set(&seq->job->fault, rc, NULL, "the engine failed: %s", err_text(rc));
+        seq->finish = finish;
+    }
+    leave_finished(sched);
+}
+
+void sched_abandon(struct sched *sched, enum engine_finish finish, int rc) {
+    abandon_running(sched, finish, rc);
+    struct engine_job *job;
+    while ((job = queue_next(&sched->queue, NULL, NULL)) != NULL) {
+        sched_stop_waiting(sched, job);
+        if (finish == ENGINE_FINISH_ERROR)
+            fault_set(&job->fault, rc, NULL, "the engine failed: %s", err_text(rc));
+        sched_finish_job(sched, job, finish);
+    }
+}
+
+/* ---- Eviction ---- */
+/* An eviction can cost as much as thousands of tokens, and all who run wait for it. So each step
+ * has room for options.rows_max rows of it (paging/policy.h), or one eviction that costs more. And
+ * while several clients run, each may spend SCHED_EVICT_ROWS rows a step for each of its sequences:
+ * what goes beyond is paid by steps in which the client's sequences that are due sit out. A
+ * sequence that may not evict gets no rows that would need it; so it evicts later in time, never at
+ * another token, and its results stay what they are alone. Those that wait longest go first. */
+
+static void add_due(struct sched *sched, int *count, struct sequence *seq) {
+    sched->due[(*count)++] = (struct kern_evict){.slot = seq->slot,
+                                                 .tokens = seq->due.tokens,
+                                                 .budget = due_budget(&seq->kv, &seq->due),
+                                                 .rule = &seq->kv.rule,
+                                                 .trace = trace_begin(seq, &sched->options.shape)};
+}
+
+static int64_t eviction_rows(const struct sched *sched, const struct sequence *seq, int64_t held) {
+    return kv_eviction_rows(&seq->kv, held, sched->options.row_entries);
+}
+
+/* The next token has no place. */
+bool sched_wants_shift(const struct sequence *seq) {
+    return !seq->leader && due_shift(&seq->kv, &seq->due);
+}
+
+static void charge_eviction(struct sched *sched, const struct sequence *seq) {
+    int64_t rows = eviction_rows(sched, seq, seq->due.held);
+    CHECK(seq->may_evict);
+    queue_charge(&sched->queue, seq->job, rows);
+    queue_client_of(&sched->queue, seq->job)->evict_rows += rows;
+}
+
+static int evict_due(struct sched *sched, int count, struct sequence **who) {
+    struct kern *kern = sched->options.kern;
+    if (count == 0) return 0;
+    int64_t start = clock_ns();
+    int rc = kern->ops->evict(kern, sched->due, count);
+    if (rc == 0) rc = kern->ops->sync(kern);
+    int64_t spent = clock_ns() - start;
+    if (rc != 0) return rc;
+    hist_add(&sched->counters.eviction_seconds, (double)spent * 1e-9);
+    sched->counters.evictions += (uint64_t)count;
+    for (int i = 0; i < count; i++) {
+        trace_end(who[i]);
+        charge_eviction(sched, who[i]);
+        seq_evicted(who[i]);
+        who[i]->job->evict_ns += spent / count;
+    }
+    return 0;
+}
+
+/* Collects the sequences for which `is_due` holds, in running order. */
+static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence *)) {
+    struct sequence *who[64];
+    int count = 0, rc = 0;
+    for (int i = 0; i < sched->running && rc == 0; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (!is_due(seq)) continue;
+        sched_leave_checkpoint(sched, seq);
+        who[count] = seq;
+        add_due(sched, &count, seq);
+        if (count == COUNT_OF(who)) {
+            rc = evict_due(sched, count, who);
+            count = 0;
+        }
+    }
+    return rc == 0 ? evict_due(sched, count, who) : rc;
+}
+
+/* Shifts the sequences that have no place for their next token; after the evictions due before it.
+ */
+static int shift_due(struct sched *sched) {
+    struct kern *kern = sched->options.kern;
+    int rc = 0;
+    for (int i = 0; i < sched->running && rc == 0; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (!seq->may_evict || !sched_wants_shift(seq)) continue;
+        const struct kern_shift shift = {.slot = seq->slot,
+                                         .rule = &seq->kv.rule,
+                                         .tokens = seq->due.tokens,
+                                         .from = seq->due.shifts,
+                                         .to = due_shifts(&seq->kv, seq->due.tokens)};
+        sched_leave_checkpoint(sched, seq);
+        rc = kern->ops->shift(kern, &shift);
+        due_shifted(&seq->kv, &seq->due);
+        seq->changed = true;
+        int64_t rows = kv_shift_rows(seq->due.held, sched->options.row_entries);
+        queue_charge(&sched->queue, seq->job, rows);
+        queue_client_of(&sched->queue, seq->job)->evict_rows += rows;
+        sched->counters.shifts++;
+    }
+    return rc;
+}
+
+static bool due_to_generate(const struct sequence *seq) {
+    return seq->may_evict && seq_generating(seq) && due_before_generate(&seq->kv, &seq->due);
+}
+
+static bool due_in_prompt(const struct sequence *seq) {
+    return due_after_append(&seq->kv, &seq->due);
+}
+
+/* The entries per stream that an eviction in this step would begin with; 0: none can come. */
+int64_t sched_held_if_due(const struct sequence *seq) {
+    struct due_state state = seq->due;
+    if (seq->leader) return 0;
+    if (seq_generating(seq)) return due_before_generate(&seq->kv, &state) ? state.held : 0;
+    due_append(&state, due_prompt_room(&seq->kv, &state));
+    return due_after_append(&seq->kv, &state) ? state.held : 0;
+}
+
+/* The rows of the eviction and of the shift that can come in this step; 0: neither can. */
+static int64_t rows_if_due(const struct sched *sched, const struct sequence *seq) {
+    int64_t held = sched_held_if_due(seq), rows = held > 0 ? eviction_rows(sched, seq, held) : 0;
+    if (sched_wants_shift(seq)) rows += kv_shift_rows(seq->due.held, sched->options.row_entries);
+    return rows;
+}
+
+/* Whether the sequence can run without evicting: with prompt rows before its next eviction. */
+static bool goes_on_anyway(const struct sequence *seq) {
+    return seq_prefilling(seq) && !sched_wants_shift(seq) &&
+           due_prompt_room(&seq->kv, &seq->due) > 1;
+}
+
+static bool is_paid(const struct sched *sched, const struct sequence *seq) {
+    const struct queue_client *client = queue_client_of(&sched->queue, seq->job);
+    return client->running == sched->running ||
+           client->evict_rows < (int64_t)SCHED_EVICT_ROWS * client->running;
+}
+
+/* Pays for evictions of earlier steps. */
+static void pay_evictions(struct sched *sched) {
+    for (int i = 0; i < sched->running; i++) {
+        const struct sequence *seq = &sched->sequences[sched->order[i]];
+        struct queue_client *client = queue_client_of(&sched->queue, seq->job);
+        client->evict_rows -= SCHED_EVICT_ROWS;
+        if (client->evict_rows < 0 || client->running == sched->running) client->evict_rows = 0;
+    }
+}
+
+/* Returns whether a choice that begins after the leader's prompt waits for its first mask. */
+bool sched_first_waits(const struct sched *sched, const struct sequence *leader) {
+    bool waits = seq_waits(leader);
+    for (int i = 0; i < sched->running && !waits; i++) {
+        const struct sequence *seq = &sched->sequences[sched->order[i]];
+        waits = seq->leader == leader && seq_waits(seq);
+    }
+    return waits;
+}
+
+/* Returns whether the sequence gets no row before a mask is made. */
+static bool waits_for_mask(const struct sched *sched, const struct sequence *seq) {
+    if (!seq_prefilling(seq)) return seq_generating(seq) && seq_waits(seq);
+    return seq->prompt_count - seq->due.tokens == 1 && sched_first_waits(sched, seq);
+}
+
+/* Running sequences that may be due in this step, the one that has waited longest first. Returns
+ * how many; *others: some other sequence has work. */
+static int find_due(struct sched *sched, bool *others) {
+    uint64_t now = sched->counters.steps + 1;
+    int count = 0;
+    *others = false;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        bool is_due = rows_if_due(sched, seq) > 0;
+        seq->may_evict = false;
+        if (seq->sits_out || waits_for_mask(sched, seq)) continue;
+        *others = *others || (!seq->leader && (!is_due || goes_on_anyway(seq)));
+        if (!is_due) continue;
+        if (seq->due_since == 0) seq->due_since = now;
+        sched_sort_in(sched, count++, seq, (int64_t)seq->due_since);
+    }
+    return count;
+}
+
+/* Grants evictions for this step. At least one sequence can always run: if no other, the first due
+ * one. */
+static void plan_evictions(struct sched *sched) {
+    bool others;
+    int count = find_due(sched, &others);
+    int64_t left = sched->options.rows_max;
+    for (int i = 0; i < count; i++) {
+        struct sequence *seq = sched->sorted[i];
+        int64_t rows = rows_if_due(sched, seq);
+        bool fits = rows <= left || left == sched->options.rows_max;
+        bool is_needed = !others && i == 0;
+        if (!is_needed && (!fits || !is_paid(sched, seq))) continue;
+        left -= rows;
+        seq->may_evict = true;
+        seq->due_since = 0;
+    }
+}
+
+/* ---- A step ---- */
+
+static void count_appended(struct sched *sched, const struct sched_step *step) {
+    for (int i = 0; i < step->batch.span_count; i++) {
+        struct sequence *seq = sched->span_sequences[i];
+        int32_t count = sched->spans[i].count;
+        bool prefilling = seq_prefilling(seq);
+        if (i < step->streams) count = 1; /* drafted tokens are counted once they are drawn */
+        if (prefilling) {
+            sched->counters.computed_tokens += (uint64_t)count;
+            queue_charge(&sched->queue, seq->job, count);
+        }
+        due_append(&seq->due, count);
+        if (prefilling)
+            atomic_store_explicit(&seq->job->prompt_read, (uint_fast32_t)seq->due.tokens,
+                                  memory_order_relaxed);
+    }
+}
+
+static void end_failed(struct sched *sched, const struct engine_job *job) {
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq->job == job) seq->finish = ENGINE_FINISH_ERROR;
+    }
+}
+
+static void fail_job(struct sched *sched, struct engine_job *job, int rc, const char *what) {
+    fault_set(&job->fault, rc, NULL, "the engine failed: %s", what);
+    end_failed(sched, job);
+}
+
+static void fail_constraint(struct sched *sched, struct engine_job *job, int rc) {
+    fault_set(&job->fault, rc, job->request.constraint_field, "%s",
+              rc == ERR_LIMIT
+                  ? "too complex: the next token of the answer would cost more work than "
+                    "one answer may; use fewer alternatives, counts and lengths"
+              : rc == ERR_NOMEM ? "no memory for the answer's constraint"
+                                : "the model has no token with which the answer could go on");
+    end_failed(sched, job);
+}
+
+/* Finds out how a constrained answer may continue, if the step can afford it. */
+static void settle(struct sched *sched, struct sequence *seq) {
+    int64_t start = clock_ns();
+    int rc = seq_settle(seq, &sched->mask_work, sched->options.mask_wake);
+    sched->mask_ns += clock_ns() - start;
+    if (rc == ERR_BUSY && !seq->deferred) sched->counters.masks_deferred++;
+    seq->deferred = rc == ERR_BUSY;
+    if (rc != 0 && rc != ERR_BUSY) fail_constraint(sched, seq->job, rc);
+}
+
+static void settle_waiting(struct sched *sched) {
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq_waits(seq)) settle(sched, seq);
+    }
+}
+
+/* Were the sequence's drafted tokens drawn up to this round, and does its answer go on? */
+static bool takes_part(const struct sequence *seq, int round) {
+    return seq->finish == ENGINE_RUNNING &&
+           (round == 0 || (seq->confirmed == round && !seq_waits(seq)));
+}
+
+/* Returns whether a row of the round is to be sampled. The others, which lie between, are sampled
+ * as cheaply as can be. */
+static bool prepare_samples(struct sched *sched, const struct sched_step *step, int round) {
+    bool any = false;
+    for (int i = step->rounds[round]; i < step->rounds[round + 1]; i++) {
+        const struct sched_want *want = &sched->wants[i];
+        if (!takes_part(want->seq, round)) {
+            sched->samples[i] = (struct kern_sample){.repetition = 1, .top_count = -1, .forced = 0};
+            continue;
+        }
+        any = true;
+        if (round > 0) due_append(&want->seq->due, 1);
+        if (want->scored >= 0)
+            seq_score_params(want->seq, want->scored, &sched->samples[i]);
+        else
+            seq_sample_params(want->seq, &sched->samples[i]);
+    }
+    return any;
+}
+
+/* After the prompt, each choice continues on its own, if its first token has not ended it. */
+static void fork_choices(struct sched *sched) {
+    struct kern *kern = sched->options.kern;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (!seq->leader || seq_prefilling(seq->leader)) continue;
+        if (seq->finish != ENGINE_RUNNING) continue;
+        int rc = kern->ops->fork(kern, seq->leader->slot, seq->slot);
+        if (rc != 0) {
+            fail_job(sched, seq->job, rc, err_text(rc));
+            continue;
+        }
+        seq->due = seq->leader->due;
+        seq->evicted_at = seq->leader->evicted_at;
+        seq->exact = seq->leader->exact;
+        seq->began = seq->leader->began;
+        seq->began_held = seq->leader->began_held;
+        seq->leader = NULL;
+    }
+}
+
+/* Returns whether there was a logit to sample: overflow or broken weights may leave only NaN. */
+static bool is_number(const struct kern_sampled *sampled) {
+    return sampled->rank == 0 || (sampled->rank > 0 && isfinite(sampled->logprob));
+}
+
+_Static_assert(sizeof(struct engine_top) == sizeof(struct kern_alternative) &&
+                   offsetof(struct engine_top, logprob) ==
+                       offsetof(struct kern_alternative, logprob),
+               "alternatives are written into the job's list as they are");
+
+/* Fills the list of a token that wants more alternatives than the backend reports. `logits`: its
+ * row, in the backend's memory. */
+static int list_alternatives(struct sched *sched, const struct sched_want *want,
+                             const float *logits) {
+    const struct sched_options *options = &sched->options;
+    int32_t count;
+    struct engine_top *top = seq_wide_top(want->seq, want->scored, &count);
+    if (!top) return 0;
+    CHECK(sched->wide_row && count <= options->top_max);
+    int rc = sched_ops(sched)->download(options->kern, sched->wide_row, logits,
+                                        (size_t)options->vocab * sizeof *logits);
+    if (rc != 0) return rc;
+    kern_alternatives(sched->wide_row, options->vocab, sched->wide_scratch,
+                      (struct kern_alternative *)top, count);
+    return 0;
+}
+
+static void add_drawn_token(struct sched *sched, struct sequence *seq,
+                            const struct kern_sampled *sampled) {
+    int32_t drafted = seq->confirmed < seq->drafted ? seq->tokens[seq->token_count] : -1;
+    seq_add_token(seq, &sched->options.text, sampled);
+    if (drafted == sampled->token) seq->confirmed++;
+    sched->counters.generation_tokens++;
+    queue_charge(&sched->queue, seq->job, 1);
+    if (seq_waits(seq)) settle(sched, seq);
+}
+
+/* Returns whether some sample was the first token of a job. */
+static bool take_samples(struct sched *sched, const struct sched_step *step, int round,
+                         const float *logits) {
+    bool began = false;
+    for (int i = step->rounds[round]; i < step->rounds[round + 1]; i++) {
+        const struct sched_want *want = &sched->wants[i];
+        if (!takes_part(want->seq, round)) continue; /* or the job has just failed */
+        if (!is_number(&sched->sampled[i])) {
+            fail_job(sched, want->seq->job, ERR_INTERNAL, "the model's logits are not numbers");
+            continue;
+        }
+        int rc = list_alternatives(sched, want, logits + (size_t)i * (size_t)sched->options.vocab);
+        if (rc != 0) {
+            fail_job(sched, want->seq->job, rc, err_text(rc));
+            continue;
+        }
+        if (want->scored >= 0) {
+            seq_add_prompt_score(want->seq, want->scored, &sched->sampled[i]);
+            continue;
+        }
+        struct engine_job *job = want->seq->job;
+        began = began || job->first_token_ns == 0;
+        if (job->first_token_ns == 0) job->first_token_ns = clock_ns(); /* announced by the token */
+        add_drawn_token(sched, want->seq, &sched->sampled[i]);
+    }
+    return began;
+}
+
+static int sample_round(struct sched *sched, const struct sched_step *step, int round,
+                        const float *logits) {
+    struct kern *kern = sched->options.kern;
+    int first = step->rounds[round], count = step->rounds[round + 1] - first;
+    int vocab = sched->options.vocab;
+    if (count == 0) return kern->ops->sync(kern);
+    return kern->ops->sample(kern, logits + (size_t)first * (size_t)vocab, count, vocab,
+                             sched->samples + first, sched->sampled + first);
+}
+
+/* Goes on with the drafted tokens while some sequence has drawn all of them so far. */
+static int draw_drafts(struct sched *sched, const struct sched_step *step, const float *logits) {
+    for (int round = 1; round <= DRAFT_MAX && prepare_samples(sched, step, round); round++) {
+        int rc = sample_round(sched, step, round, logits);
+        if (rc != 0) return rc;
+        take_samples(sched, step, round, logits);
+    }
+    return sched_end_drafts(sched, step);
+}
+
+/* Some sequence is about to evict, which may take longer than the step took so far. */
+static bool any_due(const struct sched *sched) {
+    bool due = false;
+    for (int i = 0; i < sched->running && !due; i++)
+        due = due_in_prompt(&sched->sequences[sched->order[i]]);
+    return due;
+}
+
+/* A request for no tokens (echo alone) ends with its prompt. */
+static void finish_scored(struct sched *sched) {
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq_generating(seq) && seq->job->request.max_tokens == 0 &&
+            seq->finish == ENGINE_RUNNING)
+            seq->finish = ENGINE_FINISH_LENGTH;
+    }
+}
+
+/* The tokens of prompts and answers, which vLLM counts for each step. */
+static uint64_t tokens_so_far(const struct engine_counters *counters) {
+    return counters->computed_tokens + counters->generation_tokens;
+}
+
+/* Reports what the jobs that asked for it hold, where more has changed than that each stream has
+ * one entry more for each token: a step in which nothing is evicted needs no report. A report that
+ * fails is left out. */
+static void report_changed(struct sched *sched) {
+    struct kern *kern = sched->options.kern;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (!seq->changed || seq->index > 0 || seq->due.tokens == 0) continue;
+        struct engine_held *held = publish_held_next(seq->job);
+        seq->changed = false;
+        if (!held) continue;
+        struct kern_report report = {.lengths = held->lengths};
+        held->tokens = seq->due.tokens;
+        if (kern->ops->report(kern, seq->slot, &report) == 0) publish_held(seq->job);
+    }
+}
+
+static int prepare_step(struct sched *sched, struct sched_step *step) {
+    plan_evictions(sched);
+    int rc = evict_where(sched, due_to_generate);
+    if (rc == 0) rc = shift_due(sched);
+    if (rc == 0) sched_build_step(sched, step);
+    return rc;
+}
+
+/* The time by which steps are measured. */
+static int64_t step_clock(const struct sched *sched) {
+    return sched->options.clock ? sched->options.clock(sched->options.model) : clock_ns();
+}
+
+static int run_step(struct sched *sched) {
+    struct sched_step step;
+    const float *logits = NULL;
+    int64_t begin;
+    uint64_t before = tokens_so_far(&sched->counters);
+    bool some_sit_out = sched_plan_turns(sched);
+    int rc = prepare_step(sched, &step);
+    if (rc == 0 && step.batch.rows == 0 && some_sit_out) {
+        sched_skip_turns(sched);
+        rc = prepare_step(sched, &step);
+    }
+    if (rc != 0) return rc;
+    sched->all_wait = step.batch.rows == 0;
+    if (sched->all_wait) return 0;
+    begin = step_clock(sched);
+    rc = sched->options.model_step(sched->options.model, &step.batch, sched->want, step.want_count,
+                                   &logits);
+    if (rc != 0) return rc;
+    prepare_samples(sched, &step, 0);
+    rc = sample_round(sched, &step, 0, logits);
+    if (rc != 0) return rc;
+    const int32_t prompt_rows = step.batch.rows - step.stream_rows;
+    if (step.stream_rows == step.streams)
+        pace_note(&sched->pace, step.streams, prompt_rows, step_clock(sched) - begin);
+    count_appended(sched, &step);
+    /* The first tokens come from logits that the eviction at the prompt's end does not change. */
+    if (take_samples(sched, &step, 0, logits) && sched->options.answered && any_due(sched))
+        sched->options.answered(sched->options.answered_arg);
+    rc = draw_drafts(sched, &step, logits);
+    if (rc != 0) return rc;
+    if (prompt_rows == 0)
+        pace_note_drafts(&sched->pace, step.stream_rows, step_clock(sched) - begin);
+    rc = evict_where(sched, due_in_prompt);
+    if (rc != 0) return rc;
+    sched_leave_prefixes(sched);
+    fork_choices(sched);
+    report_changed(sched);
+    finish_scored(sched);
+    hist_add(&sched->counters.iteration_tokens, (double)(tokens_so_far(&sched->counters) - before));
+    return 0;
+}
+
+bool sched_step(struct sched *sched, bool *device_failed) {
+    *device_failed = false;
+    bool had_work = !sched_idle(sched);
+    leave_finished(sched);
+    sched_drop_cancelled(sched);
+    int before = sched->running;
+    sched_admit_waiting(sched);
+    if (sched->running > before && sched->options.admitted)
+        sched->options.admitted(sched->options.admitted_arg);
+    sched->mask_work = (struct constraint_work){.left = CONSTRAINT_STEP_WORK};
+    sched->mask_ns = 0;
+    settle_waiting(sched);
+    leave_finished(sched);
+    if (sched->running == 0) return had_work;
+    pay_evictions(sched);
+    int rc = run_step(sched);
+    sched->counters.steps++;
+    sched->counters.mask_work += sched->mask_work.spent;
+    if (sched->mask_ns > 0) hist_add(&sched->counters.mask_seconds, (double)sched->mask_ns * 1e-9);
+    if (rc != 0) {
+        if (rc == ERR_FULL) sched->counters.preemptions++; /* a reservation was wrong: a bug */
+        log_error("step failed: %s; %d running requests end with an error", err_text(rc),
+                  sched->running);
+        *device_failed = rc == ERR_DEVICE;
+        abandon_running(sched, ENGINE_FINISH_ERROR, rc);
+        return true;
+    }
+    leave_finished(sched);
+    return true;
+}

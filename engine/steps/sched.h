@@ -1,0 +1,317 @@
+/* The scheduler: which sequences run, how many tokens each gets in a step, which of them evict, and
+ * what is retained.
+ *
+ * One step (sched_step):
+ *   1. cancelled jobs leave; waiting jobs are admitted by fair shares between clients while their
+ *      reservations fit (engine/steps/sched_admit.c; retained conversations make room, see
+ *      engine/kept/conversation.h);
+ *   2. generating sequences whose next append would exceed M + buffer evict; then sequences that
+ *      have used up the model's positions are shifted (kernels/places.h);
+ *   3. a batch: one row for every generating sequence, and rows for the tokens with which it
+ *      probably goes on (engine/steps/sched_draft.c), then prompt rows, oldest first, up to the
+ * step's row budget (beside answers a smaller one, engine/steps/pace.h) and never past a sequence's
+ * next eviction point or border; clients that run more than their part take turns
+ *      (engine/steps/sched_turns.c);
+ *   4. the model runs; wanted rows are sampled or scored; tokens are published;
+ *   5. sequences at an eviction point evict, after readers were woken for first tokens; finished
+ *      ones leave, their streams stay as a conversation or go back to the pool.
+ * Other requests change when a token is computed, never which token: eviction points depend on the
+ * request alone (paging/due.h) and the backend's rows are independent (kernels/kern.h).
+ *
+ * Reservations cover whatever a sequence may come to hold (paging/due.h), so begin_step cannot run
+ * out of pages and nothing is ever preempted; if it does, that is a bug: the sequences of the step
+ * fail, a counter records it, and the others continue. Any other failure of the backend ends the
+ * running requests too, and only those.
+ *
+ * A job with n choices is n sequences, admitted together or not at all. The first reads the prompt;
+ * with its last token all sample their first token from the same logits, each with its own seed,
+ * and after the eviction due then the others become copy-on-write forks of it. Every one of them
+ * reserved as if it shared nothing, so whatever is shared later only adds to what is free. The same
+ * holds for conversations that are continued: the fork reserves in full, the conversation keeps
+ * counting its own pages, and pages that both refer to are counted twice but held once.
+ *
+ * A constrained sequence takes part in a step when the mask of its next token is known. Masks that
+ * cost more than a step may spend are made beside the steps (engine/steps/mask_thread.h), so it may
+ * miss some; a prompt waits with its last row.
+ *
+ * Each running sequence has one row of logits for its next token. Drafts, and prompts that are to
+ * be scored, share the remaining rows of logits, so scoring a long prompt delays no answer.
+ *
+ * Thread: the engine thread. The scheduler knows nothing of HTTP or of the format of files, and
+ * uses the clock only to measure durations. With step_stretch these decide how many prompt rows and
+ * drafted rows a step has, and whose turn it is. */
+#ifndef KEEPD_ENGINE_STEPS_SCHED_H
+#define KEEPD_ENGINE_STEPS_SCHED_H
+
+#include "engine/disk/store.h"
+#include "engine/engine.h"
+#include "engine/kept/conversation.h"
+#include "engine/steps/pace.h"
+#include "engine/steps/queue.h"
+#include "engine/steps/seq.h"
+#include "kernels/kern.h"
+
+/* Runs one step of the model and leaves logits [want_count, vocab]; see model_step. The
+ * simulation passes a model of its own. */
+typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, const int32_t *want,
+                                int want_count, const float **logits);
+
+/* Number of steps during which other jobs may pass the head of the queue:
+ * engine/steps/sched_admit.c. */
+#define SCHED_PASS_STEPS 128
+
+/* Rows of eviction work that a client may spend a step for each of its running sequences, while
+ * others run: see engine/steps/sched.c. A default request spends about 1 with most policies, 5 with
+ * rkv.
+ */
+#define SCHED_EVICT_ROWS 8
+
+/* Clients' served tokens are compared in units of this many when prompt rows are given out. */
+#define SCHED_PROMPT_TURN 4096
+
+#define SCHED_COPY_BYTES ((size_t)16 << 20) /* a few milliseconds of copying */
+
+/* The defaults and limits that a request's kv object is resolved against. */
+struct sched_kv {
+    struct kv_params defaults;
+    int budget_max; /* cap for requests; 0 = none */
+    bool has_gates;
+    struct kv_trained trained; /* the settings for which the gates were trained */
+    bool unrotated;            /* some layers do not rotate their keys, or by other frequencies */
+    bool shifts;               /* requests that do not say otherwise, and can, are shifted */
+    bool can_shift;            /* the backend can */
+    int32_t positions;         /* number of the model's positions */
+    const char *backend;       /* name of the backend, for messages */
+    int (*rule_check)(const struct kern_rule *rule, struct fault *fault); /* the backend's */
+};
+
+struct sched_options {
+    struct sched_kv kv;
+    struct kern *kern; /* with an open cache of sequences_max + conversations_max slots */
+    void *model;
+    sched_model_step model_step;
+    struct seq_text text;
+    struct reserve_shape shape;
+    int vocab;
+    int top_max; /* alternatives of one token that requests may want */
+    int64_t pages_total, page_bytes;
+    struct store *store;  /* conversations go there and come back; NULL = nowhere */
+    int64_t save_idle_ns; /* idle time after which a conversation is written */
+    size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
+    int sequences_max, conversations_max, rows_max, logits_max;
+    int drafts;       /* drafted tokens of a sequence in one step, at most; 0..DRAFT_MAX */
+    int step_stretch; /* the percentage of pace_rows; 0: steps do not depend on time */
+    int64_t (*clock)(void *model); /* measures steps; NULL: clock_ns. Simulations have their own. */
+    int row_entries;               /* see kv_eviction_rows */
+    int clients_max;               /* rows of the queue, see engine/steps/queue.h */
+    struct mask_wake mask_wake;    /* for a scheduler that is stalled; may be {NULL} */
+    /* Called in a step that has published first tokens and goes on with their evictions; may be
+     * NULL. */
+    void (*answered)(void *arg);
+    void *answered_arg;
+    /* Called in a step that has admitted jobs, before the model runs; may be NULL. */
+    void (*admitted)(void *arg);
+    void *admitted_arg;
+};
+
+/* The owner of a job: its submitter, the scheduler's queue, its running sequences, or, after its
+ * end, the list that sched_publish_finished hands back to the submitters. */
+enum sched_stage { SCHED_SUBMITTER, SCHED_QUEUED, SCHED_RUNNING, SCHED_ENDED };
+
+/* Reasons for which a waiting job was not admitted when it was last tried. */
+enum sched_wait {
+    SCHED_WAIT_NOTHING, /* not tried yet */
+    SCHED_WAIT_PLACES,
+    SCHED_WAIT_PAGES,
+    SCHED_WAIT_QUOTA,   /* pages of its client's quota: it waits aside */
+    SCHED_WAIT_STORE,   /* a file is read, or a conversation that has to go is written first */
+    SCHED_WAIT_ARRIVAL, /* a conversation is copied into the cache, or can be for the head alone */
+    SCHED_WAIT_LIST,    /* the directory is listed */
+    SCHED_WAIT_PREFIX   /* a running sequence reads what its prompt begins with */
+};
+
+/* A conversation on its way out: copied into a file, then written by the store. */
+struct sched_export {
+    char *data; /* the file, sized as a whole; NULL = none, or the store has it */
+    size_t size, at;
+    int block; /* the next one */
+    struct state_head head;
+    uint64_t replaces; /* conversation whose file goes when this one is on disk; 0 = none */
+    bool made_room;    /* the conversation has left memory meanwhile */
+};
+
+/* A conversation on its way in: one of the table that is `arriving`. */
+struct sched_import {
+    uint64_t id;                   /* 0 = none */
+    const struct state_view *view; /* the store's, until it is unloaded */
+    int block;                     /* the next one */
+    bool for_head;                 /* the job that asked for it is still the head */
+};
+
+/* The plan of a step, see engine/steps/sched_turns.c. */
+struct sched_turns {
+    bool reads;      /* the step is for prompts of crowding clients */
+    bool apart;      /* prompts of clients that do not crowd are read in a step of their own */
+    int32_t rest;    /* rows of all prompts that are read apart */
+    double bound_ns; /* the longest that a step with work of crowding clients may take; 0: any */
+    int streams;     /* answers that go on, whether or not they sit out */
+    uint64_t number; /* the number of turns of answers so far */
+    uint64_t apart_steps, divided_steps; /* counted: of the first kind, and others without some */
+};
+
+/* The listing of the directory that jobs wait for. */
+struct sched_listing {
+    int64_t after_ns;    /* the earliest time of its begin; 0: no job waits for one */
+    int64_t asked_ns;    /* when that wait was first seen; 0: not yet */
+    uint64_t asked_step; /* counters.steps then */
+    int64_t forgone_ns;  /* jobs that came before this time wait for no listing any more */
+};
+
+/* Result of the head's search on disk, for as long as it is valid. */
+struct sched_search {
+    bool made;
+    uint64_t changes; /* store_changes before it */
+    int32_t least;
+    uint64_t id; /* the file found; 0 = none */
+};
+
+struct sched {
+    struct sched_options options;
+    struct sequence *sequences; /* [sequences_max] */
+    int *order;                 /* indices of running sequences, oldest first */
+    int running;
+    struct conversation_table conversations;
+    int32_t *free_slots;
+    int free_slot_count;
+    int64_t pages_reserved; /* by running sequences */
+    struct queue queue;     /* the waiting jobs */
+    struct engine_job
+        *head;          /* the waiting job that is next, until it runs or ends; NULL: not chosen */
+    uint64_t head_step; /* counters.steps when it was chosen */
+    struct engine_job *past_head; /* the last one that gave way and waits; NULL: none */
+    uint64_t past_head_step;
+    struct queue_room passed; /* room taken by clients that ran nothing, while the head waited */
+    uint64_t round;           /* grows whenever something changes that jobs may wait for */
+    bool others_wait;         /* every job that may pass the head was tried in this round */
+    uint64_t wait_ends;       /* number of the step in which the first wait for a prefix is over */
+    enum engine_miss head_lost; /* why the file found for it cannot be used; NEW: no such file */
+    uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
+    struct sched_listing listing;
+    struct sched_search search;
+    struct sched_export export;
+    struct sched_import import;
+    bool saving_all;   /* see sched_save */
+    bool saving_ended; /* nothing more is written */
+    uint64_t saves;    /* 1, and more for each write that went on, ended or failed */
+    int64_t looked_ns; /* for conversations to write */
+    struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
+    struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */
+    struct engine_counters counters;
+    struct pace pace;
+    struct sched_turns turns;
+    atomic_int *queue_places;     /* given back when a job leaves the waiting list; may be NULL */
+    atomic_int *pending_jobs;     /* counted down when a job finishes; may be NULL */
+    atomic_llong *pending_tokens; /* likewise, by sched_job_tokens */
+    struct constraint_work mask_work; /* budget of the step for masks */
+    int64_t mask_ns;                  /* time of it */
+    bool all_wait; /* the last step had no row: all running sequences wait for masks */
+    /* scratch of one step */
+    struct kern_span *spans;
+    struct sequence **span_sequences; /* the sequence of spans[i] */
+    struct sequence **sorted;         /* running sequences in another order */
+    int32_t *rows, *want;
+    struct sched_want *wants;
+    struct kern_evict *due;
+    struct kern_sample *samples;
+    struct kern_sampled *sampled;
+    float *wide_row;    /* [vocab] logits from the backend; NULL: no request may want it */
+    void *wide_scratch; /* for kern_alternatives */
+};
+
+void sched_open(struct sched *sched, const struct sched_options *options);
+void sched_close(struct sched *sched); /* every job finishes with ABORT; slots are released */
+
+/* Ends every job, running or waiting, with ABORT, or with ERROR and the text of `rc`. */
+void sched_abandon(struct sched *sched, enum engine_finish finish, int rc);
+
+/* Tokens that a job may make a scheduler compute, at most: what it weighs when the load of several
+ * is compared. */
+static inline int64_t sched_job_tokens(const struct engine_job *job) {
+    const struct engine_request *request = &job->request;
+    return request->prompt_count + (int64_t)request->max_tokens * seq_job_choices(request);
+}
+
+/* Appends to the waiting list. The job's kv parameters are resolved (sched_resolve_job) and its
+ * arrays are allocated. */
+void sched_submit(struct sched *sched, struct engine_job *job);
+
+/* ERR_LIMIT: the pages that a resolved job may need, the same number that admission uses, can never
+ * fit the pool. Pure. */
+int sched_check(const struct sched_options *options, const struct engine_job *job,
+                struct fault *fault);
+
+/* One step as above. Returns true when there was anything to do. *device_failed is set when the
+ * backend reported ERR_DEVICE: running jobs have failed, and later steps would fail too. */
+bool sched_step(struct sched *sched, bool *device_failed);
+bool sched_idle(const struct sched *sched);
+/* Returns true if everything that runs waits for masks, and every waiting job for the store. */
+bool sched_stalled(const struct sched *sched);
+/* Grows while requests make progress: with every step and every block that is copied, read or
+ * written. While the head of the queue waits for the store it grows with the blocks alone, because
+ * steps do not help the head. */
+uint64_t sched_progress(const struct sched *sched);
+
+/* Stores `finish` in the choices that ended and `finished` in the jobs that ended, in the order of
+ * their ends. This hands the jobs back, so the caller first publishes everything that readers of a
+ * finished job may expect, such as the counters. */
+void sched_publish_finished(struct sched *sched);
+
+/* Forgets a conversation and the superseded one it came from, also on disk. ERR_NOTFOUND. Between
+ * steps. */
+int sched_delete(struct sched *sched, uint64_t id);
+/* Deletes the conversations whose time to live has ended, in memory and on disk, and nothing of the
+ * turns that they continued. Between steps. */
+void sched_expire(struct sched *sched, int64_t now_ns);
+
+/* Has a conversation written soon, for somebody who waits for its file. ERR_BUSY: not written yet;
+ * 0: the file is there; ERR_NOTFOUND: the conversation is neither in memory nor on disk;
+ * ERR_UNSUPPORTED: it is never written (superseded, or its policy keeps everything); ERR_LIMIT:
+ * its file would be too large; ERR_IO: it could not be written. Between steps. */
+int sched_write(struct sched *sched, uint64_t id);
+
+/* Continues to write and restore conversations, a few blocks at a time. Called before every step
+ * and while there is nothing else to do. `all`: conversations that were used just now are written,
+ * too, and failed writes are tried once more. Does nothing without a store. */
+void sched_save(struct sched *sched, int64_t now_ns, bool all);
+/* Called when the backend has failed: conversations that are not written yet are lost, and nothing
+ * waits for them. */
+void sched_end_saving(struct sched *sched);
+bool sched_copying(const struct sched *sched);         /* there is more to do right now */
+bool sched_unsaved(struct sched *sched);               /* not everything is on disk yet */
+int64_t sched_next_save_ns(const struct sched *sched); /* time of the next write; INT64_MAX: none */
+
+/* Resolves a request's kv object: absent members take the defaults, another policy brings its own
+ * protections. ERR_INVALID, ERR_LIMIT or ERR_UNSUPPORTED name the kv field. Pure. */
+int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
+                     struct kv_params *out, struct fault *fault);
+/* Resolves the job's kv object into job->params, unless that was done before. Errors as above, and
+ * ERR_NOMEM. */
+int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, struct fault *fault);
+
+/* ERR_UNSUPPORTED or ERR_INVALID name the obstacle to shifts with these parameters. Pure. */
+int sched_check_shift(const struct sched_kv *rules, const struct kv_params *kv,
+                      struct fault *fault);
+
+/* The policies that the backend can run and the model has what they need for; NULL past the end.
+ * Pure. */
+const struct policy *sched_policy_at(const struct sched_kv *rules, int index);
+
+/* ERR_UNSUPPORTED names kv.policy: the backend cannot run the rule. The text says why, and names
+ * the policies that it can run. Pure. */
+int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv, struct fault *fault);
+
+/* The fault of a policy whose rule the backend's `prepare` refused: ERR_UNSUPPORTED, with kv.policy
+ * named. Pure. */
+int sched_refuse_policy(const struct kv_params *kv, struct fault *fault);
+
+#endif

@@ -1,0 +1,680 @@
+/* Admission: the checks of a request, the order of waiting jobs, and what a job gets at its start.
+ *
+ * Admission is first by fair shares between clients (engine/steps/queue.h), then by arrival. The
+ * job whose turn it is, the head, is admitted when its places and its pages are free; until then it
+ * stays the head, so a later job cannot take its turn. For SCHED_PASS_STEPS steps, other jobs that
+ * fit are admitted before it; for as many steps again, only jobs that are expected to end before
+ * the head can start; then none of them, until the head fits. Jobs for which places and pages are
+ * left when the head has its own delay nothing, and pass at any time. So the head waits no longer
+ * than these steps and the longest running job, and a small job does not wait for a large one that
+ * is far from fitting, or that leaves room for it. After the first interval, each place that stays
+ * empty while another client's job waits is charged to the head's client, one token per step: a
+ * client that asks for every place pays for the time in which they drain. A job that would take
+ * places that are kept for other clients (engine/steps/queue.h) is not the head and does not pass;
+ * nor is one for which its client's quota of pages has no room beside what the client runs. For the
+ * quota, the client's own conversations give way.
+ *
+ * Where there are several clients, a job whose client runs something starts only if a place and the
+ * pages of a request stay free beside it (queue->guest). So a client that comes after any time away
+ * need not wait for the longest answer of another. A head leaves that much once: what such clients
+ * took while it waited counts, so that a stream of them does not keep it waiting. A job that fits
+ * only without leaving anything leaves nothing.
+ *
+ * Only the head uses the store: a job that may find its conversation on disk does not pass. All is
+ * counted in steps and tokens, never in time, so that a run can be repeated exactly. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/steps/sched_int.h"
+
+/* ---- Parameters ---- */
+
+/* The cap applies to budget, buffer and chunk: with a cap on the budget alone, a huge buffer or
+ * chunk would circumvent it. */
+static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
+                     struct fault *fault) {
+    if (!kv->policy->bounded)
+        return fault_set(fault, ERR_LIMIT, "kv.policy",
+                         "this server caps the kv budget, so an unbounded policy is not allowed");
+    const struct {
+        const char *field;
+        int32_t value, most;
+    } parts[] = {{"kv.budget", kv->budget, rules->budget_max},
+                 {"kv.buffer", kv->buffer, rules->defaults.buffer},
+                 {"kv.chunk", kv->chunk, rules->defaults.chunk}};
+    for (int i = 0; i < (int)(sizeof parts / sizeof *parts); i++)
+        if (parts[i].value > parts[i].most)
+            return fault_set(fault, ERR_LIMIT, parts[i].field,
+                             "this server allows at most %d, not %d", parts[i].most,
+                             parts[i].value);
+    return 0;
+}
+
+/* The reason for which the backend cannot run the rule; code 0: it can. */
+static struct fault rule_obstacle(const struct sched_kv *rules, const struct kern_rule *rule) {
+    struct fault why = {0};
+    if (rules->unrotated && rule->merge == KERN_MERGE_CLASSES)
+        fault_set(&why, ERR_UNSUPPORTED, "",
+                  "the layers of the model do not all rotate keys alike");
+    else
+        (void)rules->rule_check(rule, &why);
+    return why;
+}
+
+const struct policy *sched_policy_at(const struct sched_kv *rules, int index) {
+    const struct policy *policy;
+    for (int i = 0; (policy = policy_at(i)); i++) {
+        bool gated = (policy->needs & POLICY_NEEDS_GATES) != 0;
+        if ((gated && !rules->has_gates) || rule_obstacle(rules, &policy->rule).code) continue;
+        if (index-- == 0) break;
+    }
+    return policy;
+}
+
+#define POLICY_LIST_BYTES 256
+
+static const char *list_policies(const struct sched_kv *rules, char list[POLICY_LIST_BYTES]) {
+    const struct policy *policy;
+    list[0] = '\0';
+    for (int i = 0; (policy = sched_policy_at(rules, i)); i++) {
+        size_t used = strlen(list);
+        snprintf(list + used, POLICY_LIST_BYTES - used, "%s%s", i > 0 ? ", " : "", policy->name);
+    }
+    return list;
+}
+
+static int unknown_policy(const struct sched_kv *rules, const char *name, struct fault *fault) {
+    char list[POLICY_LIST_BYTES];
+    return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%.40s'; there are %s", name,
+                     list_policies(rules, list));
+}
+
+int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv,
+                     struct fault *fault) {
+    const struct fault why = rule_obstacle(rules, &kv->rule);
+    char list[POLICY_LIST_BYTES];
+    if (!why.code) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "kv.policy",
+                     "policy '%s' cannot run on the backend '%s': %s; choose one of %s",
+                     kv->policy->name, rules->backend, why.text, list_policies(rules, list));
+}
+
+int sched_refuse_policy(const struct kv_params *kv, struct fault *fault) {
+    return fault_set(fault, ERR_UNSUPPORTED, "kv.policy", "policy '%s' cannot run on this device",
+                     kv->policy->name);
+}
+
+int sched_check_shift(const struct sched_kv *rules, const struct kv_params *kv,
+                      struct fault *fault) {
+    if (!rules->can_shift)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv.overflow",
+                         "\"shift\" is not possible on this server's device");
+    return kv_params_check_shift(kv, rules->positions, fault);
+}
+
+/* A server's default gives way to settings that cannot be shifted, a request's wish does not. */
+static int resolve_overflow(const struct engine_kv *wanted, const struct sched_kv *rules,
+                            struct kv_params *out, struct fault *fault) {
+    struct fault why = {0};
+    bool asked = wanted->overflow == ENGINE_OVERFLOW_SHIFT;
+    out->places = 0;
+    if (!asked && (wanted->overflow == ENGINE_OVERFLOW_ERROR || !rules->shifts)) return 0;
+    int rc = sched_check_shift(rules, out, &why);
+    if (rc == 0) out->places = rules->positions;
+    return rc != 0 && asked ? fault_set(fault, rc, why.field, "%s", why.text) : 0;
+}
+
+int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
+                     struct kv_params *out, struct fault *fault) {
+    const struct kv_params *defaults = &rules->defaults;
+    *out = *defaults;
+    if (wanted->policy) {
+        const struct policy *policy = policy_find(wanted->policy);
+        if (!policy) return unknown_policy(rules, wanted->policy, fault);
+        /* another method: its own rule */
+        if (policy != defaults->policy) {
+            kv_params_set_policy(out, policy);
+            kv_params_set_trained(out, &rules->trained);
+        }
+    }
+    if ((out->policy->needs & POLICY_NEEDS_GATES) != 0 && !rules->has_gates)
+        return fault_set(fault, ERR_INVALID, "kv.policy",
+                         "policy '%s' needs retention gates and this model has none: keepd fits "
+                         "them at a start with --kv-budget, and with keepd fit",
+                         out->policy->name);
+    if (wanted->budget != -1) out->budget = wanted->budget;
+    if (wanted->buffer != -1) out->buffer = wanted->buffer;
+    if (wanted->chunk != -1) out->chunk = wanted->chunk;
+    if (wanted->sinks != -1) out->rule.sinks = wanted->sinks;
+    if (wanted->recent != -1) out->rule.recent = wanted->recent;
+    for (int i = 0; i < wanted->option_count; i++) {
+        const struct engine_kv_option *option = &wanted->options[i];
+        int rc = kv_params_choose(out, option->name, option->number, option->text, fault);
+        if (rc != 0) return rc;
+    }
+    /* Reduces default protections to fit a smaller budget, but not those that the request names.
+     * The check refuses invalid budgets. */
+    kv_params_fit(out, (wanted->sinks != -1 ? POLICY_SINKS : 0) |
+                           (wanted->recent != -1 ? POLICY_RECENT : 0));
+    int rc = kv_params_check(out, fault);
+    if (rc == 0) rc = sched_check_rule(rules, out, fault);
+    if (rc == 0) rc = resolve_overflow(wanted, rules, out, fault);
+    return rc == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : rc;
+}
+
+int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, struct fault *fault) {
+    if (job->params) return 0;
+    struct kv_params *params = mem_try_alloc(1, sizeof *params);
+    if (!params) return fault_set(fault, ERR_NOMEM, "kv", "no memory for the kv parameters");
+    int rc = sched_resolve_kv(&job->request.kv, rules, params, fault);
+    if (rc == 0)
+        job->params = params;
+    else
+        mem_free(params);
+    return rc;
+}
+
+static int32_t min32(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
+/* Returns the pages, on every rank, of a turn that begins like this. The last token of an answer is
+ * sampled and never appended. */
+static int64_t pages_for(const struct sched_options *options, const struct kv_params *kv,
+                         const struct reserve_turn *began, const struct engine_request *request) {
+    int32_t appended = request->max_tokens > 0 ? request->max_tokens - 1 : 0;
+    int64_t prompt_new = request->prompt_count - began->tokens;
+    struct reserve_turn turn = *began;
+    turn.added = prompt_new + appended;
+    int64_t peak = reserve_peak(kv, turn.held, prompt_new, appended);
+    return reserve_turn_pages(&options->shape, kv, &turn, peak);
+}
+
+static const struct reserve_turn from_nothing;
+
+int sched_check(const struct sched_options *options, const struct engine_job *job,
+                struct fault *fault) {
+    int choices = seq_job_choices(&job->request);
+    int64_t pages = pages_for(options, job->params, &from_nothing, &job->request);
+    int64_t quota = job->request.pages_max;
+    if (quota > 0 && pages > quota / choices)
+        return fault_set(fault, ERR_LIMIT, choices > 1 ? "n" : "kv.budget",
+                         "this request may need %lld pages of cache for each of its choices and "
+                         "its API key may have %lld in all",
+                         (long long)pages, (long long)quota);
+    if (pages <= options->pages_total / choices) return 0;
+    if (pages <= options->pages_total)
+        return fault_set(fault, ERR_LIMIT, "n",
+                         "each of %d choices may need %lld pages of cache and the pool has %lld; "
+                         "ask for fewer choices",
+                         choices, (long long)pages, (long long)options->pages_total);
+    return fault_set(fault, ERR_LIMIT, job->params->policy->bounded ? "kv.budget" : "max_tokens",
+                     "this request may need %lld pages of cache and the pool has %lld; lower "
+                     "kv.budget or max_tokens, or use a bounded kv.policy",
+                     (long long)pages, (long long)options->pages_total);
+}
+
+/* ---- Admission ---- */
+
+/* WAIT: the reason is in job->wait. REFUSED: it is in job->fault. */
+enum admission { ADMITTED, WAIT, REFUSED };
+
+static enum admission wait_for(struct engine_job *job, enum sched_wait wait) {
+    job->wait = wait;
+    return WAIT;
+}
+
+static enum admission refuse(struct engine_job *job, int rc, const char *text) {
+    fault_set(&job->fault, rc, NULL, "%s", text);
+    return REFUSED;
+}
+
+static struct sequence *free_sequence(struct sched *sched) {
+    struct sequence *seq = sched->sequences;
+    while (seq->job) seq++;
+    return seq;
+}
+
+/* Opens a sequence for every choice, or none. */
+static int open_sequences(struct sched *sched, const struct sched_entry *entry,
+                          struct sequence **opened) {
+    for (int i = 0; i < entry->job->choice_count; i++) {
+        opened[i] = free_sequence(sched);
+        int rc = seq_open(opened[i], entry->job, i, entry->job->params, &sched->options.text);
+        if (rc == 0) sched_open_draft(sched, opened[i]);
+        if (rc == 0) continue;
+        while (i > 0) seq_close(opened[--i]);
+        return rc;
+    }
+    return 0;
+}
+
+static void count_start(struct sched *sched, const struct sched_entry *entry) {
+    struct engine_counters *counters = &sched->counters;
+    const struct engine_job *job = entry->job;
+    const struct conversation_match *match = &entry->match;
+    if (!entry->wants_conversation) return;
+    counters->cached_tokens += (uint64_t)job->cached_tokens;
+    if (!match->conv)
+        counters->conversation_misses++;
+    else
+        counters->conversation_hits++;
+    if (match->conv && match->cut) counters->conversation_cuts++;
+    if (!match->conv || match->miss != ENGINE_MISS_NEW) counters->conversation_lost[match->miss]++;
+    if (match->miss != ENGINE_MISS_NEW)
+        log_debug("conversation missed: reason=%s prompt_tokens=%d cached_tokens=%d",
+                  engine_miss_name(match->miss), job->request.prompt_count, job->cached_tokens);
+}
+
+static void start(struct sched *sched, const struct sched_entry *entry, struct sequence **opened) {
+    struct engine_job *job = entry->job;
+    for (int i = 0; i < job->choice_count; i++) {
+        struct sequence *seq = opened[i];
+        if (i > 0) seq->leader = opened[0];
+        seq->pages_reserved = entry->pages;
+        sched->pages_reserved += entry->pages;
+        sched->order[sched->running++] = (int)(seq - sched->sequences);
+    }
+    queue_client_of(&sched->queue, job)->running += job->choice_count;
+    queue_client_of(&sched->queue, job)->pages += entry->pages * job->choice_count;
+    queue_note_prompt(&sched->queue, job, job->request.prompt_count - job->cached_tokens);
+    CHECK(sched->running <= sched->options.sequences_max);
+    CHECK(sched->pages_reserved + sched->conversations.pages <= sched->options.pages_total);
+    count_start(sched, entry);
+    CHECK(job->stage == SCHED_QUEUED);
+    job->stage = SCHED_RUNNING;
+    job->admitted_ns = clock_ns();
+    atomic_store_explicit(&job->admitted, 1, memory_order_release);
+}
+
+/* Gives up the conversation that was found, because it cannot be continued. */
+static void start_afresh(struct sched_entry *entry) {
+    entry->match =
+        (struct conversation_match){.from = entry->match.from, .miss = ENGINE_MISS_TOO_LARGE};
+}
+
+/* Computes the pages of each choice: from the conversation that was found or from nothing. A cut
+ * needs the pages of the turn that it continues. */
+static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
+    const struct engine_request *request = &entry->job->request;
+    int64_t quota = queue_pages_left(&sched->queue, entry->job);
+    int64_t all = sched->options.pages_total;
+    int64_t most = (quota < all ? quota : all) / entry->job->choice_count;
+    const struct conversation_match *match = &entry->match;
+    const struct conversation *conv = match->conv;
+    entry->began = from_nothing;
+    if (conv && match->exact)
+        entry->began = conv->began;
+    else if (conv)
+        entry->began = (struct reserve_turn){
+            .held = due_held_at(&conv->kv, conv->held, match->common, conv->evicted_at),
+            .fullest = min32(conv->fullest, match->common),
+            .drops = match->common < conv->token_count,
+            .tokens = match->common};
+    entry->pages = pages_for(&sched->options, entry->job->params, &entry->began, request);
+    if (!conv || entry->pages <= most) return;
+    start_afresh(entry);
+    entry->began = from_nothing;
+    entry->pages = pages_for(&sched->options, entry->job->params, &entry->began, request);
+}
+
+/* Reads the whole prompt rather than use up another dialogue's conversation. */
+static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used_up) {
+    int choices = entry->job->choice_count;
+    const struct conversation *conv = entry->match.conv;
+    if (!sched_make_room(sched, entry->job, entry->pages * choices, conv, used_up)) return false;
+    if (!*used_up || conv->id == entry->match.from || conv->checkpoint) return true;
+    start_afresh(entry);
+    plan_pages(sched, entry);
+    return sched_make_room(sched, entry->job, entry->pages * choices, NULL, used_up);
+}
+
+/* Takes the memory that the rule needs beside a choice's pages, for every choice, so that no step
+ * or fork can fail for lack of it. */
+static int prepare(struct sched *sched, struct sequence **opened, int count, int64_t pages) {
+    struct kern *kern = sched->options.kern;
+    int rc = 0;
+    for (int i = 1; i < count; i++) opened[i]->slot = sched_take_slot(sched);
+    for (int i = 0; kern->ops->prepare && i < count && rc == 0; i++)
+        rc = kern->ops->prepare(kern, opened[i]->slot, &opened[i]->kv.rule, pages);
+    return rc;
+}
+
+static enum admission enter(struct sched *sched, const struct sched_entry *entry, bool used_up) {
+    struct sequence *opened[ENGINE_CHOICES_MAX];
+    struct engine_job *job = entry->job;
+    int rc = open_sequences(sched, entry, opened);
+    if (rc != 0) return refuse(job, rc, "no memory for the request");
+    sched_note_origin(sched, opened[0], entry->match.from);
+    if (!entry->match.conv)
+        opened[0]->slot = sched_take_slot(sched);
+    else
+        rc = sched_go_on(sched, opened[0], entry, used_up);
+    if (rc == 0) rc = prepare(sched, opened, job->choice_count, entry->pages);
+    if (rc == 0) {
+        sched_plan_borders(sched, opened[0], entry);
+        start(sched, entry, opened);
+        return ADMITTED;
+    }
+    for (int i = 0; i < job->choice_count; i++) {
+        if (opened[i]->slot >= 0) sched_release_slot(sched, opened[i]->slot);
+        seq_close(opened[i]);
+    }
+    if (rc == ERR_UNSUPPORTED) {
+        sched_refuse_policy(job->params, &job->fault);
+        return REFUSED;
+    }
+    return refuse(job, rc,
+                  rc == ERR_NOMEM ? "no memory for the request"
+                                  : "the conversation's cache could not be continued");
+}
+
+/* A quota may have been lowered since the request was checked. */
+static bool outgrows_quota(const struct sched *sched, const struct engine_job *job) {
+    int64_t most = queue_client_of(&sched->queue, job)->pages_max;
+    return most > 0 && job->pages * job->choice_count > most;
+}
+
+/* Until its client's running requests leave room in the quota, or a conversation of its client is
+ * written that makes room there, a job waits aside: it is not the head, so it delays no other
+ * client. */
+static bool suits_quota(const struct sched *sched, const struct engine_job *job) {
+    if (job->saves == sched->saves && sched_saves(sched)) return false;
+    return job->pages * job->choice_count <= queue_pages_left(&sched->queue, job) ||
+           outgrows_quota(sched, job);
+}
+
+static int64_t larger_count(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* Returns what a job with these pages leaves to clients that run nothing. Their pages are at least
+ * an even part of the pool for each place, and at most a quarter of it. */
+static struct queue_room left_by(const struct sched *sched, const struct engine_job *job,
+                                 int64_t pages) {
+    const struct sched_options *options = &sched->options;
+    struct queue_room left = sched->queue.guest;
+    if (left.places == 0 || queue_client_of(&sched->queue, job)->running == 0)
+        return (struct queue_room){0};
+    if (left.pages > options->pages_total / 4) left.pages = options->pages_total / 4;
+    left.pages = larger_count(left.pages, options->pages_total / options->sequences_max);
+    if (job == sched->head) {
+        left.places = (int)larger_count(0, left.places - sched->passed.places);
+        left.pages = larger_count(0, left.pages - sched->passed.pages);
+    }
+    if (job->choice_count + left.places > options->sequences_max) left.places = 0;
+    if (pages * job->choice_count + left.pages > options->pages_total) left.pages = 0;
+    return left;
+}
+
+static enum admission admit(struct sched *sched, struct engine_job *job) {
+    const struct sched_options *options = &sched->options;
+    struct sched_entry entry = {.job = job, .passing = job != sched->head};
+    int choices = job->choice_count;
+    bool used_up = false;
+    /* engine_check refused such requests before; a caller that skips it fails alone */
+    if (choices > options->sequences_max || choices > ENGINE_CHOICES_MAX)
+        return refuse(job, ERR_LIMIT, "more choices than can run at once");
+    if (sched->running + choices + left_by(sched, job, 0).places > options->sequences_max)
+        return wait_for(job, SCHED_WAIT_PLACES);
+    if (sched->free_slot_count < choices) /* conversations still to be written hold the slots */
+        return wait_for(job, SCHED_WAIT_STORE);
+    if (!sched_find(sched, &entry)) return WAIT;
+    if (sched_awaits_prefix(sched, &entry)) return wait_for(job, SCHED_WAIT_PREFIX);
+    plan_pages(sched, &entry);
+    if (entry.pages > options->pages_total / choices)
+        return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
+    if (outgrows_quota(sched, job))
+        return refuse(job, ERR_LIMIT, "the request can never fit the quota of its API key");
+    int64_t wanted = entry.pages * choices + left_by(sched, job, entry.pages).pages;
+    if (sched->pages_reserved + wanted > options->pages_total)
+        return wait_for(job, SCHED_WAIT_PAGES);
+    if (!make_room(sched, &entry, &used_up)) return WAIT;
+    return enter(sched, &entry, used_up);
+}
+
+/* ---- Waiting ---- */
+
+void sched_submit(struct sched *sched, struct engine_job *job) {
+    CHECK(job->stage == SCHED_SUBMITTER && job->choice_count > 0);
+    CHECK(job->choices_left == job->choice_count && job->params);
+    job->stage = SCHED_QUEUED;
+    job->round = job->saves = 0;
+    job->wait = SCHED_WAIT_NOTHING;
+    job->pages = pages_for(&sched->options, job->params, &from_nothing, &job->request);
+    queue_join(&sched->queue, job);
+    sched->others_wait = false;
+}
+
+static void give_place_back(struct sched *sched) {
+    if (sched->queue_places) atomic_fetch_sub(sched->queue_places, 1);
+}
+
+/* Resets the admission state, because another job will be the head. */
+static void end_head(struct sched *sched) {
+    sched->head = NULL;
+    sched->head_lost = ENGINE_MISS_NEW;
+    sched->search.made = false;
+    sched_changed(sched);
+    sched_end_waiting(sched);
+}
+
+void sched_stop_waiting(struct sched *sched, struct engine_job *job) {
+    CHECK(job->stage == SCHED_QUEUED || job->stage == SCHED_RUNNING);
+    queue_take(&sched->queue, job);
+    if (job == sched->head) end_head(sched);
+    if (job == sched->past_head) sched->past_head = NULL;
+    give_place_back(sched);
+}
+
+void sched_drop_cancelled(struct sched *sched) {
+    struct engine_job *job;
+    while ((job = queue_cancelled(&sched->queue)) != NULL) {
+        sched_stop_waiting(sched, job);
+        sched_finish_job(sched, job, ENGINE_FINISH_ABORT);
+    }
+}
+
+static int places_free(const struct sched *sched) {
+    return sched->options.sequences_max - sched->running;
+}
+
+static bool may_be_head(const void *arg, const struct engine_job *job) {
+    const struct sched *sched = arg;
+    return queue_may_start(&sched->queue, job, places_free(sched), true) && suits_quota(sched, job);
+}
+
+/* A head beyond its client's share of places gives way when others have come. Its time as the head
+ * counts when it is the next one again: it does not let others pass twice. */
+static void give_way(struct sched *sched) {
+    sched->past_head = sched->head;
+    sched->past_head_step = sched->head_step;
+    end_head(sched);
+}
+
+static void choose_head(struct sched *sched) {
+    if (sched->head && !may_be_head(sched, sched->head)) give_way(sched);
+    if (sched->head) return;
+    sched->head = queue_next(&sched->queue, may_be_head, sched);
+    if (sched->head) { /* the head may use the store: search again */
+        sched->head->prefix.border = 0;
+        sched->head->round = 0;
+        sched->head->wait = SCHED_WAIT_NOTHING;
+    }
+    bool again = sched->head && sched->head == sched->past_head;
+    if (!again) sched->passed = (struct queue_room){0};
+    sched->head_step = again ? sched->past_head_step : sched->counters.steps;
+}
+
+/* False: it waits. */
+static bool try_to_admit(struct sched *sched, struct engine_job *job) {
+    enum admission result = admit(sched, job);
+    if (result == WAIT) return false;
+    sched_stop_waiting(sched, job);
+    if (result == REFUSED) sched_finish_job(sched, job, ENGINE_FINISH_ERROR);
+    return true;
+}
+
+static bool passing_allowed(const struct sched *sched) {
+    return sched->counters.steps - sched->head_step < SCHED_PASS_STEPS;
+}
+
+/* Returns for how many more steps a sequence runs if nothing stops it; the rest of its prompt
+ * counts as one. */
+static int32_t steps_left(const struct sequence *seq) {
+    return seq->job->request.max_tokens - seq_output_count(seq) + seq_prefilling(seq);
+}
+
+/* Returns in how many steps a waiting job would end, if its prompt gets the rows that no answer
+ * takes.
+ */
+static int32_t steps_needed(const struct sched *sched, const struct engine_job *job) {
+    int32_t rows = sched->options.rows_max - sched->options.sequences_max;
+    return job->request.max_tokens + (job->request.prompt_count + rows - 1) / rows;
+}
+
+/* Room that other jobs may use without delaying the head. */
+struct spare {
+    int32_t steps; /* everything until then */
+    int places;    /* and this beyond then */
+    int64_t pages;
+};
+
+static int sort_by_steps(const struct sched *sched) {
+    int count = 0;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        sched_sort_in(sched, count++, seq, steps_left(seq));
+    }
+    return count;
+}
+
+/* Returns in how many steps the head fits if the running sequences generate all they may, and what
+ * it leaves then: they leave, the shortest first, until there is room. Jobs that end before then do
+ * not delay the head, and neither do jobs that fit beside it (backfilling, as in batch systems). */
+static struct spare spare_of_head(const struct sched *sched) {
+    const struct engine_job *head = sched->head;
+    int64_t head_pages = head->pages * head->choice_count;
+    struct queue_room left_free = left_by(sched, head, head->pages);
+    int count = sort_by_steps(sched), left = 0;
+    struct spare spare = {.places = sched->options.sequences_max - sched->running,
+                          .pages = sched->options.pages_total - sched->pages_reserved};
+    for (; left < count; left++) {
+        int32_t steps = steps_left(sched->sorted[left]);
+        bool fits = spare.places >= head->choice_count + left_free.places &&
+                    spare.pages >= head_pages + left_free.pages;
+        if (fits && steps > spare.steps) break;
+        spare.steps = steps;
+        spare.places++;
+        spare.pages += sched->sorted[left]->pages_reserved;
+    }
+    spare.places -= head->choice_count;
+    spare.pages -= head_pages;
+    return spare;
+}
+
+/* Does the job wait for a prefix? Notes when that is over at the latest. */
+static bool awaits(struct sched *sched, const struct engine_job *job) {
+    if (!sched_still_awaits(sched, job)) return false;
+    if (sched_wait_end(job) < sched->wait_ends) sched->wait_ends = sched_wait_end(job);
+    return true;
+}
+
+/* Room for jobs other than the head. */
+struct room {
+    struct sched *sched;
+    int places;
+    int64_t pages;
+    struct spare
+        spare; /* beside the head; `steps`: they must end within so many, or fit the rest */
+};
+
+static bool ends_or_fits(const struct room *room, const struct engine_job *job) {
+    return steps_needed(room->sched, job) <= room->spare.steps ||
+           (job->choice_count <= room->spare.places &&
+            job->pages * job->choice_count <= room->spare.pages);
+}
+
+static bool may_pass(const void *arg, const struct engine_job *job) {
+    const struct room *room = arg;
+    struct queue_room left = left_by(room->sched, job, job->pages);
+    return job != room->sched->head && !awaits(room->sched, job) &&
+           job->round != room->sched->round && job->choice_count + left.places <= room->places &&
+           job->pages * job->choice_count + left.pages <= room->pages && ends_or_fits(room, job) &&
+           queue_may_start(&room->sched->queue, job, room->places, false) &&
+           suits_quota(room->sched, job);
+}
+
+/* A job may take any number of steps to pass the head at first, then as many as the head waits
+ * anyway, and finally none, because that wait is an estimate. */
+static struct spare spare_to_pass(const struct sched *sched) {
+    uint64_t waited = sched->counters.steps - sched->head_step;
+    if (passing_allowed(sched)) return (struct spare){.steps = INT32_MAX};
+    struct spare spare = spare_of_head(sched);
+    if (spare.steps > SCHED_PASS_STEPS) spare.steps = SCHED_PASS_STEPS;
+    if (waited >= 2ull * SCHED_PASS_STEPS) spare.steps = 0;
+    return spare;
+}
+
+/* Admits every job that fits, in the order of the queue; once, until something changes. */
+static void let_pass(struct sched *sched) {
+    while (!sched->others_wait) {
+        const struct room room = {.sched = sched,
+                                  .places = places_free(sched),
+                                  .pages = sched->options.pages_total - sched->pages_reserved,
+                                  .spare = spare_to_pass(sched)};
+        struct engine_job *job =
+            room.places > 0 ? queue_next(&sched->queue, may_pass, &room) : NULL;
+        sched->others_wait = !job;
+        if (!job) return;
+        job->round = sched->round;
+        bool runs_nothing = queue_client_of(&sched->queue, job)->running == 0;
+        struct queue_room passed = {job->choice_count, job->pages * job->choice_count};
+        if (try_to_admit(sched, job) && runs_nothing) {
+            sched->passed.places += passed.places;
+            sched->passed.pages += passed.pages;
+        }
+        (void)queue_plan_places(&sched->queue, sched->counters.steps);
+    }
+}
+
+static void charge_empty_places(struct sched *sched) {
+    int empty = places_free(sched);
+    if (sched->head) empty -= left_by(sched, sched->head, sched->head->pages).places;
+    int others = sched->head ? queue_others(&sched->queue, sched->head) : 0;
+    if (empty <= 0 || others == 0 || sched->running == 0 || passing_allowed(sched)) return;
+    queue_charge(&sched->queue, sched->head, empty < others ? empty : others);
+}
+
+void sched_admit_waiting(struct sched *sched) {
+    if (queue_plan_places(&sched->queue, sched->counters.steps)) sched_changed(sched);
+    if (sched->counters.steps + 1 >= sched->wait_ends) {
+        sched->wait_ends = UINT64_MAX;
+        sched_changed(sched); /* some job waits for a prefix no longer */
+    }
+    for (choose_head(sched); sched->head && !sched_head_waits(sched); choose_head(sched)) {
+        if (!awaits(sched, sched->head)) {
+            bool is_admitted = try_to_admit(sched, sched->head);
+            (void)queue_plan_places(&sched->queue, sched->counters.steps);
+            if (is_admitted || !suits_quota(sched, sched->head)) continue;
+            sched_changed(sched); /* the head is only tried after a change */
+        }
+        sched->head->round = sched->round;
+    }
+    if (!sched->head) { /* everybody waits aside */
+        sched->others_wait = true;
+        return;
+    }
+    let_pass(sched);
+    charge_empty_places(sched);
+}
+
+bool sched_stalled(const struct sched *sched) {
+    if (sched->running > 0 && !sched->all_wait) return false;
+    if (sched->queue.waiting == 0 && !sched->head) return sched->running > 0;
+    return sched->others_wait && (!sched->head || sched_head_waits(sched));
+}
