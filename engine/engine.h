@@ -524,6 +524,18 @@ struct engine_live {
 };
 #define ENGINE_LIVE_NEW 4u /* the reader has not seen it */
 
+/* Why a waiting job was not admitted when it was last tried. */
+enum engine_wait {
+    ENGINE_WAIT_NOTHING, /* not tried yet */
+    ENGINE_WAIT_PLACES,
+    ENGINE_WAIT_PAGES,
+    ENGINE_WAIT_QUOTA,   /* pages of its client's quota: it waits aside */
+    ENGINE_WAIT_STORE,   /* a file is read, or a conversation that has to go is written first */
+    ENGINE_WAIT_ARRIVAL, /* a conversation is copied into the cache, or can be for the head alone */
+    ENGINE_WAIT_LIST,    /* the directory is listed */
+    ENGINE_WAIT_PREFIX   /* a running sequence reads what its prompt begins with */
+};
+
 struct engine_job {
     struct engine_request request;
     atomic_int cancel;
@@ -552,8 +564,8 @@ struct engine_job {
     int client;       /* record of the job's client, see engine/steps/queue.h */
     uint64_t arrival; /* number of the job in its replica's order of arrival */
     uint64_t round;   /* admission round in which the job was last tried; 0: it is tried next */
-    int wait;         /* enum sched_wait: why it was not admitted then */
-    int64_t pages;    /* pages that each choice needs when started from nothing; 0 = unknown */
+    enum engine_wait wait; /* why it was not admitted then */
+    int64_t pages;         /* pages that each choice needs when started from nothing; 0 = unknown */
     uint64_t
         saves; /* count of saves that the job waits to change, see sched_admit.c; 0: it does not */
     /* The wait for a prefix that a running sequence reads: engine/steps/sched_checkpoint.c. */

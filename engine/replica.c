@@ -53,7 +53,7 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     r->sched.pending_jobs = &r->pending;
     r->sched.pending_tokens = &r->tokens;
     r->sequence_rows = mem_must_alloc((size_t)own.sequences_max, sizeof *r->sequence_rows);
-    r->copy_count = r->sched.conversations.capacity;
+    r->copy_count = r->sched.keeper.table.capacity;
     r->conversation_copies =
         mem_must_alloc((size_t)r->copy_count + 1, sizeof *r->conversation_copies);
     publish(r);
@@ -91,7 +91,7 @@ static void copy_marks(struct conversation_copy *copy, const struct conversation
 
 /* There may be a thousand conversations and a thousand steps a second, so only what changed. */
 static void copy_conversations(struct replica *r) {
-    const struct conversation_table *table = &r->sched.conversations;
+    const struct conversation_table *table = &r->sched.keeper.table;
     if (r->conversation_changes == table->changes) return;
     r->conversation_changes = table->changes;
     for (int i = 0; i < table->capacity; i++) {
@@ -141,8 +141,8 @@ static void publish(struct replica *r) {
         held += due_entries(&s->options.shape, &seq->kv, &seq->due);
     }
     bool may_save = s->options.store && !r->status.stopped; /* looked at only for drain's sake */
-    atomic_store(&r->unsaved,
-                 may_save && (!atomic_load(&r->common->draining) || sched_unsaved(&r->sched)));
+    atomic_store(&r->unsaved, may_save && (!atomic_load(&r->common->draining) ||
+                                           keeper_unsaved(&r->sched.keeper)));
     note_progress(r);
     pthread_mutex_lock(&r->lock);
     copy_sequences(r);
@@ -150,19 +150,19 @@ static void publish(struct replica *r) {
     r->status = (struct engine_status){
         .running = s->running,
         .waiting = s->queue.waiting,
-        .conversations = s->conversations.count,
+        .conversations = s->keeper.table.count,
         .pages_total = s->options.pages_total,
         .pages_used = stats.rank_pages_used,
-        .pages_reserved = s->pages_reserved,
-        .pages_retained = min64(s->conversations.pages, stats.rank_pages_used),
-        .pages_superseded = min64(s->conversations.superseded_pages, stats.rank_pages_used),
-        .pages_pinned = conversation_pins_of(&s->conversations, NULL).pages,
-        .tokens_retained = s->conversations.tokens,
+        .pages_reserved = s->keeper.pages_reserved,
+        .pages_retained = min64(s->keeper.table.pages, stats.rank_pages_used),
+        .pages_superseded = min64(s->keeper.table.superseded_pages, stats.rank_pages_used),
+        .pages_pinned = conversation_pins_of(&s->keeper.table, NULL).pages,
+        .tokens_retained = s->keeper.table.tokens,
         .progress_ns = r->progress_ns,
         .stopped = r->status.stopped,
         .entries_kept =
-            (uint64_t)(held + s->conversations.entries - s->conversations.superseded_entries),
-        .entries_superseded = (uint64_t)s->conversations.superseded_entries,
+            (uint64_t)(held + s->keeper.table.entries - s->keeper.table.superseded_entries),
+        .entries_superseded = (uint64_t)s->keeper.table.superseded_entries,
         .entries_evicted = stats.entries_evicted,
         .rank_cap_hits = stats.rank_cap_hits,
         .counters = s->counters,
@@ -195,7 +195,7 @@ static int end_writes(struct replica *r) {
     int left = 0, ended = 0;
     for (int i = 0; i < r->write_count; i++) {
         struct engine_order *order = r->writes[i];
-        int rc = sched_write(&r->sched, order->id);
+        int rc = keeper_write(&r->sched.keeper, order->id);
         bool waits = rc == ERR_BUSY && !atomic_load(&r->common->stopping) && !r->status.stopped;
         if (waits)
             r->writes[left++] = order;
@@ -217,7 +217,7 @@ static void take_orders(struct replica *r) {
             r->writes[r->write_count++] = order; /* at most ENGINE_ORDERS_MAX exist */
             continue;
         }
-        codes[count] = sched_delete(&r->sched, order->id);
+        codes[count] = keeper_delete(&r->sched.keeper, order->id);
         deletes[count++] = order;
     }
     int ended = end_writes(r);
@@ -240,13 +240,12 @@ static void sleep_until(struct replica *r, int64_t ns) {
  * wait for the store or for masks, only new work, cancelling and what they wait for end it;
  * cancelling does not signal, so that is looked for. */
 static void wait_for_work(struct replica *r) {
-    int64_t next = sched_next_save_ns(&r->sched);
+    int64_t next = keeper_next_save_ns(&r->sched.keeper);
     bool idle = sched_idle(&r->sched);
     if (atomic_load(&r->common->draining) && next != INT64_MAX)
         return;                        /* nothing is too young then */
     bool expires = !r->status.stopped; /* nothing is deleted after the backend has failed */
-    if (expires && r->sched.conversations.expires_ns < next)
-        next = r->sched.conversations.expires_ns;
+    if (expires && r->sched.keeper.table.expires_ns < next) next = r->sched.keeper.table.expires_ns;
     if (!idle) next = clock_ns() + 50000000;
     pthread_mutex_lock(&r->lock);
     while (!atomic_load(&r->common->stopping)) {
@@ -265,7 +264,7 @@ static void wait_for_work(struct replica *r) {
 /* A device error is sticky: never continue on a poisoned context. Later jobs fail at once. */
 static void stop_serving(struct replica *r) {
     log_error("the backend failed; the engine takes no more work and the process must restart");
-    sched_end_saving(&r->sched);
+    keeper_end_saving(&r->sched.keeper);
     pthread_mutex_lock(&r->lock);
     r->status.stopped = true;
     pthread_mutex_unlock(&r->lock);
@@ -277,14 +276,14 @@ static void *replica_main(void *arg) {
     if (r->kern->ops->bind) r->kern->ops->bind(r->kern);
     while (!atomic_load(&r->common->stopping)) {
         take_submits(r);
-        if (!failed) sched_save(&r->sched, clock_ns(), atomic_load(&r->common->draining));
+        if (!failed) keeper_save(&r->sched.keeper, clock_ns(), atomic_load(&r->common->draining));
         take_orders(r); /* after what was written is known */
-        if (!failed) sched_expire(&r->sched, clock_ns());
+        if (!failed) keeper_expire(&r->sched.keeper, clock_ns());
         if (sched_idle(&r->sched)) {
             publish(r);
             if (atomic_load(&r->common->draining) && !atomic_load(&r->unsaved))
                 r->common->wake(r->common->arg); /* replica_idle holds now */
-            if (!sched_copying(&r->sched)) wait_for_work(r);
+            if (!keeper_copying(&r->sched.keeper)) wait_for_work(r);
             publish(r);
             continue;
         }
@@ -299,7 +298,7 @@ static void *replica_main(void *arg) {
         /* After the status, so that a client that has its answer sees its pages returned. */
         sched_publish_finished(&r->sched);
         r->common->wake(r->common->arg);
-        if (sched_stalled(&r->sched) && !sched_copying(&r->sched)) wait_for_work(r);
+        if (sched_stalled(&r->sched) && !keeper_copying(&r->sched.keeper)) wait_for_work(r);
     }
     take_orders(r);
     pthread_mutex_lock(&r->lock);

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
-#include "engine/kept/conversation.h"
+#include "engine/disk/conversation_key.h"
 #include "kernels/row.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state files are little-endian");

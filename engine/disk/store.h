@@ -43,8 +43,9 @@
 #ifndef KEEPD_ENGINE_DISK_STORE_H
 #define KEEPD_ENGINE_DISK_STORE_H
 
+#include "engine/disk/conversation_key.h"
 #include "engine/disk/state.h"
-#include "engine/kept/conversation.h"
+#include "engine/engine.h"
 
 #define STORE_FILES_MAX 65536
 #define STORES_MAX      64 /* stores of one directory */

@@ -132,6 +132,11 @@ void conversation_unfollowed(struct conversation_table *table, struct conversati
     changed(table, conv);
 }
 
+uint64_t conversation_file(const struct conversation *conv) {
+    bool has_one = conv->saved == CONVERSATION_SAVED || conv->saved == CONVERSATION_WRITING;
+    return has_one ? conv->id : conv->replaces;
+}
+
 struct conversation *conversation_by_id(struct conversation_table *table, uint64_t id) {
     for (int i = 0; id != 0 && i < table->capacity; i++)
         if (table->all[i].id == id) return &table->all[i];
@@ -139,19 +144,19 @@ struct conversation *conversation_by_id(struct conversation_table *table, uint64
 }
 
 static double held_by_client(const struct conversation_table *table,
-                             const struct conversation *conv, enum conversation_room room) {
+                             const struct conversation *conv, enum conversation_shortage shortage) {
     const struct conversation_holder *holder = &table->holders[conv->holder];
-    return room == CONVERSATION_PLACES ? holder->count : (double)holder->pages;
+    return shortage == CONVERSATION_PLACES ? holder->count : (double)holder->pages;
 }
 
 static bool goes_before(const struct conversation_table *table, const struct conversation *a,
-                        const struct conversation *b, enum conversation_room room) {
+                        const struct conversation *b, enum conversation_shortage shortage) {
     if (a->pinned != b->pinned) return b->pinned;
     bool old = conversation_superseded(a);
     if (old != conversation_superseded(b)) return old;
     if (old || a->holder == b->holder) return a->use < b->use;
-    double of_a = (double)(table->next_use - a->use) * held_by_client(table, a, room);
-    double of_b = (double)(table->next_use - b->use) * held_by_client(table, b, room);
+    double of_a = (double)(table->next_use - a->use) * held_by_client(table, a, shortage);
+    double of_b = (double)(table->next_use - b->use) * held_by_client(table, b, shortage);
     return of_a != of_b ? of_a > of_b : a->use < b->use;
 }
 
@@ -159,18 +164,18 @@ static bool is_of(const struct conversation *conv, const uint8_t *client) {
     return conv->id != 0 && (!client || memcmp(conv->client, client, sizeof conv->client) == 0);
 }
 
-struct conversation *conversation_first_to_go(struct conversation_table *table,
+struct conversation *conversation_next_victim(struct conversation_table *table,
                                               const struct conversation *except,
                                               const uint8_t *client, bool pinned,
-                                              enum conversation_room room) {
-    struct conversation *first = NULL;
+                                              enum conversation_shortage shortage) {
+    struct conversation *next = NULL;
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *conv = &table->all[i];
         if (conv == except) continue;
         if (!is_of(conv, client) || (conv->pinned && !pinned)) continue;
-        if (!first || goes_before(table, conv, first, room)) first = conv;
+        if (!next || goes_before(table, conv, next, shortage)) next = conv;
     }
-    return first;
+    return next;
 }
 
 int64_t conversation_pages_of(const struct conversation_table *table, const uint8_t client[16]) {
@@ -211,12 +216,6 @@ struct conversation *conversation_expired(struct conversation_table *table, int6
 }
 
 /* ---- Search ---- */
-
-uint64_t conversation_hash(uint64_t hash, const int32_t *tokens, int32_t count) {
-    for (int32_t i = 0; i < count; i++)
-        hash = splitmix_mix(hash + SPLITMIX_STEP + (uint32_t)tokens[i]);
-    return hash;
-}
 
 /* Compares whole blocks by memcmp, because a prompt may share thousands of tokens with hundreds of
  * conversations. */
@@ -411,35 +410,7 @@ struct conversation_match conversation_find(struct conversation_table *table,
     return best;
 }
 
-/* ---- Search by hashes ---- */
-
-const uint64_t *conversation_search_hashes(struct conversation_search *search) {
-    const struct conversation_query *query = search->query;
-    if (search->hashes) return search->hashes;
-    uint64_t *hashes = mem_try_alloc((size_t)query->prompt_count + 1, sizeof *hashes);
-    if (!hashes) return NULL;
-    hashes[0] = CONVERSATION_HASH;
-    for (int32_t i = 0; i < query->prompt_count; i++)
-        hashes[i + 1] = conversation_hash(hashes[i], &query->prompt[i], 1);
-    search->hashes = hashes;
-    return hashes;
-}
-
-void conversation_search_close(struct conversation_search *search) {
-    mem_free(search->hashes);
-}
-
-int32_t conversation_usable(struct conversation_search *search,
-                            const struct conversation_key *key) {
-    const struct conversation_query *query = search->query;
-    int32_t most = query->prompt_count - 1; /* at least one token is left to compute */
-    if (key->prompt_end > most || memcmp(key->space, query->space, 16) != 0) return 0;
-    if (!kv_params_equal(key->kv, query->kv)) return 0;
-    const uint64_t *hashes = conversation_search_hashes(search);
-    if (!hashes || hashes[key->prompt_end] != key->prompt_hash) return 0;
-    bool whole = key->token_count <= most && hashes[key->token_count] == key->token_hash;
-    return whole ? key->token_count : query->kv->whole ? 0 : key->prompt_end;
-}
+/* ---- Marks ---- */
 
 void conversation_make_marks(const struct conversation *conv, uint64_t *marks) {
     uint64_t hash = CONVERSATION_HASH;

@@ -28,11 +28,12 @@
  *   A prompt that differs earlier is computed again, because the evictions chose among the earlier
  *   tokens with later tokens in view.
  *
- * Checkpoints are conversations that a running sequence leaves behind (sched_checkpoint.c). One
- * that it leaves just before it evicts serves where the conversation itself can no longer be cut. A
- * prefix is a checkpoint that it leaves in the middle of its prompt, where other prompts may part
- * from it. A prefix belongs to no dialogue, and because it ends where the common tokens end, it
- * serves rules that cannot be cut, too. Checkpoints are never written to disk.
+ * Checkpoints are conversations that a running sequence leaves behind
+ * (engine/steps/sched_checkpoint.c). One that it leaves just before it evicts serves where the
+ * conversation itself can no longer be cut. A prefix is a checkpoint that it leaves in the middle
+ * of its prompt, where other prompts may part from it. A prefix belongs to no dialogue, and because
+ * it ends where the common tokens end, it serves rules that cannot be cut, too. Checkpoints are
+ * never written to disk.
  *
  * Removal: when room is needed, superseded conversations are removed first, the least recently used
  * one before others. Then goes the one for which the uses of any conversation since its own, times
@@ -45,7 +46,7 @@
  * superseded, by the sequence that left it: a prefix that no second prompt used goes before any
  * conversation, one that was used is kept like a history that branches. Room means places in the
  * table and pages of the pool; the list of a conversation's tokens counts as pages
- * (sched_pages_with).
+ * (keeper_pages_with).
  *
  * Pins: a pinned conversation is removed only for its own client, or for a request that could not
  * fit beside the pins at all. Pins have less than half of the pool and of the places, so all others
@@ -56,14 +57,15 @@
  * so long. Only this and the writing of idle conversations look at the clock; both happen between
  * steps and only add to or take from the states that a request may start from.
  *
- * Owner: the scheduler, on the engine thread. Slots belong to the scheduler too; this table only
- * remembers them. */
+ * Owner: the keeper (engine/kept/keeper.h), on the engine thread. The slots are the keeper's, too;
+ * this table only remembers them. */
 #ifndef KEEPD_ENGINE_KEPT_CONVERSATION_H
 #define KEEPD_ENGINE_KEPT_CONVERSATION_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/disk/conversation_key.h"
 #include "engine/engine.h"
 #include "paging/due.h"
 
@@ -84,7 +86,7 @@ enum conversation_saved {
 #define CONVERSATION_PREFIX_MIN 64
 
 struct conversation {
-    uint64_t id; /* follows from the content, see sched_name; or random; 0 = free entry */
+    uint64_t id; /* follows from the content, see state_name; or random; 0 = free entry */
     uint8_t space[16];
     uint8_t client[16]; /* the client whose quota its pages count for; see engine_request.owner */
     int holder;         /* index of its client among the table's */
@@ -137,8 +139,10 @@ struct conversation_holder {
     int64_t pages;
 };
 
-/* The room that is short when one is removed decides how much a client holds. */
-enum conversation_room { CONVERSATION_PLACES, CONVERSATION_PAGES };
+/* The memory that is short when a conversation is removed: how much a client holds is counted in
+ * it.
+ */
+enum conversation_shortage { CONVERSATION_PLACES, CONVERSATION_PAGES };
 
 struct conversation_table {
     struct conversation *all;            /* [capacity]; id 0 = unused */
@@ -175,17 +179,21 @@ void conversation_followed(struct conversation_table *table, struct conversation
 /* Notes that a kept turn that continued the conversation is no longer kept. */
 void conversation_unfollowed(struct conversation_table *table, struct conversation *conv);
 
+/* Returns the file to delete when a successor of the conversation is on disk: its own, or the one
+ * that it replaces; 0: none. */
+uint64_t conversation_file(const struct conversation *conv);
+
 static inline bool conversation_superseded(const struct conversation *conv) {
     return conv->turns == 1;
 }
 
 struct conversation *conversation_by_id(struct conversation_table *table, uint64_t id);
-/* Returns the conversation that is removed first, of this client unless it is NULL; NULL when there
+/* Returns the conversation that is removed next, of this client unless it is NULL; NULL when there
  * is none but `except`. `pinned`: pinned ones count, too, and go last. */
-struct conversation *conversation_first_to_go(struct conversation_table *table,
+struct conversation *conversation_next_victim(struct conversation_table *table,
                                               const struct conversation *except,
                                               const uint8_t *client, bool pinned,
-                                              enum conversation_room room);
+                                              enum conversation_shortage shortage);
 struct conversation_pins {
     int count;
     int64_t pages, tokens;
@@ -202,15 +210,6 @@ int64_t conversation_pages_of(const struct conversation_table *table, const uint
  * parameters, a checkpoint if `as` is one, or NULL. */
 struct conversation *conversation_same(struct conversation_table *table,
                                        const struct conversation *as);
-
-/* The parts of a request that the search needs. */
-struct conversation_query {
-    const uint8_t *space; /* [16] */
-    const struct kv_params *kv;
-    const int32_t *prompt;
-    int32_t prompt_count;
-    uint64_t hint; /* 0 = none */
-};
 
 /* Can a conversation with such a rule be cut before its end at all? */
 bool conversation_can_cut(const struct kern_rule *rule);
@@ -252,34 +251,8 @@ int32_t conversation_common(const int32_t *a, int32_t a_count, const int32_t *b,
 void conversation_note_gone(struct conversation_table *table, const uint8_t space[16],
                             int32_t prompt_end, uint64_t prompt_hash);
 
-/* Extends a hash by `count` tokens; CONVERSATION_HASH is the hash of no tokens. */
-#define CONVERSATION_HASH 0x6b65657064u
-uint64_t conversation_hash(uint64_t hash, const int32_t *tokens, int32_t count);
-
-/* A conversation described without its tokens: for files and for the tables of other threads. */
-struct conversation_key {
-    const uint8_t *space; /* [16] */
-    const struct kv_params *kv;
-    int32_t prompt_end, token_count;
-    uint64_t prompt_hash, token_hash;
-};
-
 /* Points into the conversation. */
 struct conversation_key conversation_key_of(const struct conversation *conv);
-
-/* A query and the hashes of its prompt's prefixes, made when they are first needed. */
-struct conversation_search {
-    const struct conversation_query *query;
-    uint64_t *hashes; /* hashes[i] is that of the first i tokens */
-};
-/* Returns the hashes, [prompt_count + 1], owned by the search; NULL: no memory. */
-const uint64_t *conversation_search_hashes(struct conversation_search *search);
-void conversation_search_close(struct conversation_search *search);
-
-/* Returns the number of tokens of the conversation that the query would certainly use; 0 = it does
- * not serve, or there was no memory. Hashes are known only at the prompt's end and at the end of
- * all tokens, so a common prefix that ends between the two counts up to the prompt's end. */
-int32_t conversation_usable(struct conversation_search *search, const struct conversation_key *key);
 
 /* Hashes of a conversation's beginnings, for threads that may not read its tokens: marks[i] is the
  * hash of the first (i + 1) * CONVERSATION_MARK tokens. */
@@ -294,17 +267,5 @@ void conversation_make_marks(const struct conversation *conv, uint64_t *marks);
  */
 int32_t conversation_usable_or_cut(struct conversation_search *search,
                                    const struct conversation *conv, const uint64_t *marks);
-
-/* How well one of several tables serves a query, by its best conversation. */
-struct conversation_affinity {
-    int32_t usable; /* tokens; 0 = not at all */
-    bool hinted;    /* the conversation has the query's hint */
-};
-
-static inline void conversation_affinity_note(struct conversation_affinity *best, int32_t usable,
-                                              bool hinted) {
-    if (usable < best->usable || (usable == best->usable && !hinted)) return;
-    *best = (struct conversation_affinity){usable, hinted};
-}
 
 #endif

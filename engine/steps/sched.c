@@ -1,6 +1,6 @@
 /* The steps of the scheduler: which sequences evict, which rows a batch has, how samples become
  * tokens, and how sequences and jobs end. Admission is sched_admit.c, conversations are
- * sched_keep.c and sched_checkpoint.c, writing and restoring them sched_save.c.
+ * sched_keep.c, sched_checkpoint.c and engine/kept/keeper.h.
  *
  * A step costs time in proportion to the running sequences, never to the waiting jobs. Scratch
  * arrays are taken at sched_open, so a step allocates nothing of its own. Every order in a step is
@@ -33,13 +33,9 @@ static const double iteration_bounds[] = {1,   8,    16,   32,   64,   128,  256
 void sched_open(struct sched *sched, const struct sched_options *options) {
     CHECK(options->rows_max > options->sequences_max); /* prompts always find room beside decode */
     CHECK(options->logits_max >= options->sequences_max + 1);
-    *sched = (struct sched){.options = *options,
-                            .round = 1,
-                            .wait_ends = UINT64_MAX,
-                            .saves = 1,
-                            .turns = {.number = PACE_TURNS}};
+    *sched = (struct sched){
+        .options = *options, .wait_ends = UINT64_MAX, .turns = {.number = PACE_TURNS}};
     size_t sequences = (size_t)options->sequences_max, logits = (size_t)options->logits_max;
-    int slots = options->sequences_max + options->conversations_max;
     sched->sequences = mem_must_alloc(sequences, sizeof *sched->sequences);
     sched->order = mem_must_alloc(sequences, sizeof *sched->order);
     sched->spans = mem_must_alloc(sequences, sizeof *sched->spans);
@@ -55,15 +51,21 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
         sched->wide_row = mem_must_alloc((size_t)options->vocab, sizeof *sched->wide_row);
         sched->wide_scratch = mem_must_alloc(kern_alternatives_scratch(options->vocab), 1);
     }
-    sched->free_slots = mem_must_alloc((size_t)slots, sizeof *sched->free_slots);
-    for (int i = 0; i < slots; i++) sched->free_slots[i] = slots - 1 - i;
-    sched->free_slot_count = slots;
-    /* A conversation that must go is written first, in parts and one at a time; until then the
-     * table may hold more than conversations_max, up to one for every slot. */
-    bool more = options->store && options->conversations_max > 0;
     queue_open(&sched->queue, options->clients_max, options->sequences_max);
-    conversation_table_open(&sched->conversations, more ? slots : options->conversations_max,
-                            options->shape.sliding_layers > 0);
+    keeper_open(
+        &sched->keeper,
+        &(struct keeper_options){.kern = options->kern,
+                                 .store = options->store,
+                                 .save_idle_ns = options->save_idle_ns,
+                                 .copy_bytes = options->copy_bytes,
+                                 .shape = options->shape,
+                                 .pages_total = options->pages_total,
+                                 .page_bytes = options->page_bytes,
+                                 .slots = options->sequences_max + options->conversations_max,
+                                 .conversations_max = options->conversations_max,
+                                 .positions = options->kv.positions,
+                                 .whole = options->kv.defaults.whole},
+        &sched->counters);
     hist_open(&sched->counters.eviction_seconds, eviction_bounds, COUNT_OF(eviction_bounds));
     hist_open(&sched->counters.mask_seconds, mask_bounds, COUNT_OF(mask_bounds));
     hist_open(&sched->counters.iteration_tokens, iteration_bounds, COUNT_OF(iteration_bounds));
@@ -116,40 +118,25 @@ void sched_publish_finished(struct sched *sched) {
     }
 }
 
-int32_t sched_take_slot(struct sched *sched) {
-    CHECK(sched->free_slot_count > 0); /* there are as many as sequences and conversations */
-    return sched->free_slots[--sched->free_slot_count];
-}
-
-void sched_release_slot(struct sched *sched, int32_t slot) {
-    sched_ops(sched)->release(sched->options.kern, slot);
-    sched->free_slots[sched->free_slot_count++] = slot;
-    sched_changed(sched); /* a waiting job may fit now */
-}
-
 static void remove_sequence(struct sched *sched, struct sequence *seq) {
     int index = (int)(seq - sched->sequences), at = 0;
     while (sched->order[at] != index) at++;
     sched->running--;
     memmove(&sched->order[at], &sched->order[at + 1],
             (size_t)(sched->running - at) * sizeof *sched->order);
-    sched->pages_reserved -= seq->pages_reserved;
+    sched->keeper.pages_reserved -= seq->pages_reserved;
     struct queue_client *client = queue_client_of(&sched->queue, seq->job);
     client->running--;
     client->pages -= seq->pages_reserved;
-    sched_changed(sched); /* pages and a place are free */
+    keeper_note_change(&sched->keeper); /* pages and a place are free */
     seq_close(seq);
 }
 
 void sched_close(struct sched *sched) {
     sched_abandon(sched, ENGINE_FINISH_ABORT, 0);
     sched_publish_finished(sched);
-    for (int i = 0; i < sched->conversations.capacity; i++)
-        if (sched->conversations.all[i].id != 0)
-            sched_release_slot(sched, sched->conversations.all[i].slot);
-    sched_save_close(sched);
+    keeper_close(&sched->keeper);
     queue_close(&sched->queue);
-    conversation_table_close(&sched->conversations);
     mem_free(sched->sequences);
     mem_free(sched->order);
     mem_free(sched->spans);
@@ -163,7 +150,6 @@ void sched_close(struct sched *sched) {
     mem_free(sched->sampled);
     mem_free(sched->wide_row);
     mem_free(sched->wide_scratch);
-    mem_free(sched->free_slots);
 }
 
 bool sched_idle(const struct sched *sched) {
@@ -174,8 +160,8 @@ uint64_t sched_progress(const struct sched *sched) {
     const struct sched_options *options = &sched->options;
     uint64_t pieces = sched->counters.copied;
     if (options->store) pieces += store_progress(options->store);
-    const int wait = sched->head ? sched->head->wait : SCHED_WAIT_NOTHING;
-    bool needs_store = wait == SCHED_WAIT_STORE || wait == SCHED_WAIT_LIST;
+    const enum engine_wait wait = sched->head ? sched->head->wait : ENGINE_WAIT_NOTHING;
+    bool needs_store = wait == ENGINE_WAIT_STORE || wait == ENGINE_WAIT_LIST;
     return needs_store ? pieces : pieces + sched->counters.steps;
 }
 
@@ -189,10 +175,10 @@ static void fill_details(struct sched *sched, struct sequence *seq,
     kv->seen_tokens = seq->due.tokens;
     kv->kept_entries = (int64_t)report->entries;
     /* Entries that a failed step appended were never counted, so they do not count as evicted. */
-    int64_t appended = sched_streams(sched) * seq->due.tokens;
+    int64_t appended = keeper_streams(&sched->keeper) * seq->due.tokens;
     kv->evicted_entries = appended > kv->kept_entries ? appended - kv->kept_entries : 0;
     kv->dropped_tokens = seq->dropped;
-    kv->shifts = sched_shifts(sched, seq->due.tokens);
+    kv->shifts = keeper_shifts(&sched->keeper, seq->due.tokens);
     kv->bytes = report->pages * sched->options.page_bytes;
     kv->state_bytes = (int64_t)report->state_bytes;
 }
@@ -204,7 +190,8 @@ static int report_sequence(struct sched *sched, struct sequence *seq, struct ker
     enum engine_report wanted = job->request.kv.report;
     *report = (struct kern_report){0};
     if (wanted >= ENGINE_REPORT_LENGTHS)
-        job->kv.lengths = mem_try_alloc((size_t)sched_streams(sched), sizeof *job->kv.lengths);
+        job->kv.lengths =
+            mem_try_alloc((size_t)keeper_streams(&sched->keeper), sizeof *job->kv.lengths);
     report->lengths = job->kv.lengths;
     int rc = kern->ops->report(kern, seq->slot, report);
     if (rc != 0 || wanted < ENGINE_REPORT_POSITIONS || !job->kv.lengths) return rc;
@@ -225,7 +212,7 @@ static bool answered(const struct sequence *seq) {
 
 static bool retains(const struct sched *sched, const struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
-    return sched->conversations.capacity > 0 && request->kv.retain && !request->prompt_logprobs &&
+    return sched->keeper.table.capacity > 0 && request->kv.retain && !request->prompt_logprobs &&
            answered(seq);
 }
 
@@ -251,12 +238,13 @@ static void leave(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct engine_choice *choice = seq->choice;
     if (seq->index > 0 || !leave_conversation(sched, seq)) {
-        sched_drop_checkpoint(sched, seq);
-        sched_release_slot(sched, seq->slot);
+        keeper_drop_checkpoint(&sched->keeper, seq->left);
+        keeper_release_slot(&sched->keeper, seq->slot);
     }
     enum engine_finish finish = seq->finish;
     remove_sequence(sched, seq);
-    (void)sched_make_place(sched, 0); /* for the tokens; tried again like that for the count */
+    (void)keeper_reclaim_places(&sched->keeper,
+                                0); /* for the tokens; tried again like that for the count */
     end_choice(sched, job, choice, finish);
 }
 

@@ -43,9 +43,8 @@
 #ifndef KEEPD_ENGINE_STEPS_SCHED_H
 #define KEEPD_ENGINE_STEPS_SCHED_H
 
-#include "engine/disk/store.h"
 #include "engine/engine.h"
-#include "engine/kept/conversation.h"
+#include "engine/kept/keeper.h"
 #include "engine/steps/pace.h"
 #include "engine/steps/queue.h"
 #include "engine/steps/seq.h"
@@ -118,36 +117,6 @@ struct sched_options {
  * end, the list that sched_publish_finished hands back to the submitters. */
 enum sched_stage { SCHED_SUBMITTER, SCHED_QUEUED, SCHED_RUNNING, SCHED_ENDED };
 
-/* Reasons for which a waiting job was not admitted when it was last tried. */
-enum sched_wait {
-    SCHED_WAIT_NOTHING, /* not tried yet */
-    SCHED_WAIT_PLACES,
-    SCHED_WAIT_PAGES,
-    SCHED_WAIT_QUOTA,   /* pages of its client's quota: it waits aside */
-    SCHED_WAIT_STORE,   /* a file is read, or a conversation that has to go is written first */
-    SCHED_WAIT_ARRIVAL, /* a conversation is copied into the cache, or can be for the head alone */
-    SCHED_WAIT_LIST,    /* the directory is listed */
-    SCHED_WAIT_PREFIX   /* a running sequence reads what its prompt begins with */
-};
-
-/* A conversation on its way out: copied into a file, then written by the store. */
-struct sched_export {
-    char *data; /* the file, sized as a whole; NULL = none, or the store has it */
-    size_t size, at;
-    int block; /* the next one */
-    struct state_head head;
-    uint64_t replaces; /* conversation whose file goes when this one is on disk; 0 = none */
-    bool made_room;    /* the conversation has left memory meanwhile */
-};
-
-/* A conversation on its way in: one of the table that is `arriving`. */
-struct sched_import {
-    uint64_t id;                   /* 0 = none */
-    const struct state_view *view; /* the store's, until it is unloaded */
-    int block;                     /* the next one */
-    bool for_head;                 /* the job that asked for it is still the head */
-};
-
 /* The plan of a step, see engine/steps/sched_turns.c. */
 struct sched_turns {
     bool reads;      /* the step is for prompts of crowding clients */
@@ -159,51 +128,22 @@ struct sched_turns {
     uint64_t apart_steps, divided_steps; /* counted: of the first kind, and others without some */
 };
 
-/* The listing of the directory that jobs wait for. */
-struct sched_listing {
-    int64_t after_ns;    /* the earliest time of its begin; 0: no job waits for one */
-    int64_t asked_ns;    /* when that wait was first seen; 0: not yet */
-    uint64_t asked_step; /* counters.steps then */
-    int64_t forgone_ns;  /* jobs that came before this time wait for no listing any more */
-};
-
-/* Result of the head's search on disk, for as long as it is valid. */
-struct sched_search {
-    bool made;
-    uint64_t changes; /* store_changes before it */
-    int32_t least;
-    uint64_t id; /* the file found; 0 = none */
-};
-
 struct sched {
     struct sched_options options;
     struct sequence *sequences; /* [sequences_max] */
     int *order;                 /* indices of running sequences, oldest first */
     int running;
-    struct conversation_table conversations;
-    int32_t *free_slots;
-    int free_slot_count;
-    int64_t pages_reserved; /* by running sequences */
-    struct queue queue;     /* the waiting jobs */
+    struct keeper keeper;
+    struct queue queue; /* the waiting jobs */
     struct engine_job
         *head;          /* the waiting job that is next, until it runs or ends; NULL: not chosen */
     uint64_t head_step; /* counters.steps when it was chosen */
     struct engine_job *past_head; /* the last one that gave way and waits; NULL: none */
     uint64_t past_head_step;
     struct queue_room passed; /* room taken by clients that ran nothing, while the head waited */
-    uint64_t round;           /* grows whenever something changes that jobs may wait for */
-    bool others_wait;         /* every job that may pass the head was tried in this round */
+    uint64_t head_changes;    /* keeper.head_changes when it was tried last */
+    uint64_t others_tried;    /* keeper.changes when every job that may pass the head was tried */
     uint64_t wait_ends;       /* number of the step in which the first wait for a prefix is over */
-    enum engine_miss head_lost; /* why the file found for it cannot be used; NEW: no such file */
-    uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
-    struct sched_listing listing;
-    struct sched_search search;
-    struct sched_export export;
-    struct sched_import import;
-    bool saving_all;   /* see sched_save */
-    bool saving_ended; /* nothing more is written */
-    uint64_t saves;    /* 1, and more for each write that went on, ended or failed */
-    int64_t looked_ns; /* for conversations to write */
     struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
     struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */
     struct engine_counters counters;
@@ -265,30 +205,6 @@ uint64_t sched_progress(const struct sched *sched);
  * their ends. This hands the jobs back, so the caller first publishes everything that readers of a
  * finished job may expect, such as the counters. */
 void sched_publish_finished(struct sched *sched);
-
-/* Forgets a conversation and the superseded one it came from, also on disk. ERR_NOTFOUND. Between
- * steps. */
-int sched_delete(struct sched *sched, uint64_t id);
-/* Deletes the conversations whose time to live has ended, in memory and on disk, and nothing of the
- * turns that they continued. Between steps. */
-void sched_expire(struct sched *sched, int64_t now_ns);
-
-/* Has a conversation written soon, for somebody who waits for its file. ERR_BUSY: not written yet;
- * 0: the file is there; ERR_NOTFOUND: the conversation is neither in memory nor on disk;
- * ERR_UNSUPPORTED: it is never written (superseded, or its policy keeps everything); ERR_LIMIT:
- * its file would be too large; ERR_IO: it could not be written. Between steps. */
-int sched_write(struct sched *sched, uint64_t id);
-
-/* Continues to write and restore conversations, a few blocks at a time. Called before every step
- * and while there is nothing else to do. `all`: conversations that were used just now are written,
- * too, and failed writes are tried once more. Does nothing without a store. */
-void sched_save(struct sched *sched, int64_t now_ns, bool all);
-/* Called when the backend has failed: conversations that are not written yet are lost, and nothing
- * waits for them. */
-void sched_end_saving(struct sched *sched);
-bool sched_copying(const struct sched *sched);         /* there is more to do right now */
-bool sched_unsaved(struct sched *sched);               /* not everything is on disk yet */
-int64_t sched_next_save_ns(const struct sched *sched); /* time of the next write; INT64_MAX: none */
 
 /* Resolves a request's kv object: absent members take the defaults, another policy brings its own
  * protections. ERR_INVALID, ERR_LIMIT or ERR_UNSUPPORTED name the kv field. Pure. */

@@ -223,7 +223,7 @@ int sched_check(const struct sched_options *options, const struct engine_job *jo
 /* WAIT: the reason is in job->wait. REFUSED: it is in job->fault. */
 enum admission { ADMITTED, WAIT, REFUSED };
 
-static enum admission wait_for(struct engine_job *job, enum sched_wait wait) {
+static enum admission wait_for(struct engine_job *job, enum engine_wait wait) {
     job->wait = wait;
     return WAIT;
 }
@@ -276,14 +276,14 @@ static void start(struct sched *sched, const struct sched_entry *entry, struct s
         struct sequence *seq = opened[i];
         if (i > 0) seq->leader = opened[0];
         seq->pages_reserved = entry->pages;
-        sched->pages_reserved += entry->pages;
+        sched->keeper.pages_reserved += entry->pages;
         sched->order[sched->running++] = (int)(seq - sched->sequences);
     }
     queue_client_of(&sched->queue, job)->running += job->choice_count;
     queue_client_of(&sched->queue, job)->pages += entry->pages * job->choice_count;
     queue_note_prompt(&sched->queue, job, job->request.prompt_count - job->cached_tokens);
     CHECK(sched->running <= sched->options.sequences_max);
-    CHECK(sched->pages_reserved + sched->conversations.pages <= sched->options.pages_total);
+    CHECK(sched->keeper.pages_reserved + sched->keeper.table.pages <= sched->options.pages_total);
     count_start(sched, entry);
     CHECK(job->stage == SCHED_QUEUED);
     job->stage = SCHED_RUNNING;
@@ -322,15 +322,23 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     entry->pages = pages_for(&sched->options, entry->job->params, &entry->began, request);
 }
 
-/* Reads the whole prompt rather than use up another dialogue's conversation. */
-static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used_up) {
-    int choices = entry->job->choice_count;
+/* Frees the pages of all choices. Reads the whole prompt rather than consume another dialogue's
+ * conversation. */
+static enum engine_wait reclaim_for(struct sched *sched, struct sched_entry *entry,
+                                    bool *consumed) {
+    struct engine_job *job = entry->job;
+    struct keeper_claim claim = sched_claim(sched, job);
     const struct conversation *conv = entry->match.conv;
-    if (!sched_make_room(sched, entry->job, entry->pages * choices, conv, used_up)) return false;
-    if (!*used_up || conv->id == entry->match.from || conv->checkpoint) return true;
-    start_afresh(entry);
-    plan_pages(sched, entry);
-    return sched_make_room(sched, entry->job, entry->pages * choices, NULL, used_up);
+    enum engine_wait wait =
+        keeper_reclaim(&sched->keeper, &claim, entry->pages * job->choice_count, conv, consumed);
+    if (!wait && *consumed && conv->id != entry->match.from && !conv->checkpoint) {
+        start_afresh(entry);
+        plan_pages(sched, entry);
+        wait = keeper_reclaim(&sched->keeper, &claim, entry->pages * job->choice_count, NULL,
+                              consumed);
+    }
+    if (claim.saves != 0) job->saves = claim.saves;
+    return wait;
 }
 
 /* Takes the memory that the rule needs beside a choice's pages, for every choice, so that no step
@@ -338,22 +346,22 @@ static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used
 static int prepare(struct sched *sched, struct sequence **opened, int count, int64_t pages) {
     struct kern *kern = sched->options.kern;
     int rc = 0;
-    for (int i = 1; i < count; i++) opened[i]->slot = sched_take_slot(sched);
+    for (int i = 1; i < count; i++) opened[i]->slot = keeper_take_slot(&sched->keeper);
     for (int i = 0; kern->ops->prepare && i < count && rc == 0; i++)
         rc = kern->ops->prepare(kern, opened[i]->slot, &opened[i]->kv.rule, pages);
     return rc;
 }
 
-static enum admission enter(struct sched *sched, const struct sched_entry *entry, bool used_up) {
+static enum admission enter(struct sched *sched, const struct sched_entry *entry, bool consumed) {
     struct sequence *opened[ENGINE_CHOICES_MAX];
     struct engine_job *job = entry->job;
     int rc = open_sequences(sched, entry, opened);
     if (rc != 0) return refuse(job, rc, "no memory for the request");
     sched_note_origin(sched, opened[0], entry->match.from);
     if (!entry->match.conv)
-        opened[0]->slot = sched_take_slot(sched);
+        opened[0]->slot = keeper_take_slot(&sched->keeper);
     else
-        rc = sched_go_on(sched, opened[0], entry, used_up);
+        rc = sched_go_on(sched, opened[0], entry, consumed);
     if (rc == 0) rc = prepare(sched, opened, job->choice_count, entry->pages);
     if (rc == 0) {
         sched_plan_borders(sched, opened[0], entry);
@@ -361,7 +369,7 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
         return ADMITTED;
     }
     for (int i = 0; i < job->choice_count; i++) {
-        if (opened[i]->slot >= 0) sched_release_slot(sched, opened[i]->slot);
+        if (opened[i]->slot >= 0) keeper_release_slot(&sched->keeper, opened[i]->slot);
         seq_close(opened[i]);
     }
     if (rc == ERR_UNSUPPORTED) {
@@ -383,7 +391,7 @@ static bool outgrows_quota(const struct sched *sched, const struct engine_job *j
  * written that makes room there, a job waits aside: it is not the head, so it delays no other
  * client. */
 static bool suits_quota(const struct sched *sched, const struct engine_job *job) {
-    if (job->saves == sched->saves && sched_saves(sched)) return false;
+    if (job->saves == sched->keeper.saves && keeper_saving(&sched->keeper)) return false;
     return job->pages * job->choice_count <= queue_pages_left(&sched->queue, job) ||
            outgrows_quota(sched, job);
 }
@@ -415,26 +423,29 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
     const struct sched_options *options = &sched->options;
     struct sched_entry entry = {.job = job, .passing = job != sched->head};
     int choices = job->choice_count;
-    bool used_up = false;
+    bool consumed = false;
     /* engine_check refused such requests before; a caller that skips it fails alone */
     if (choices > options->sequences_max || choices > ENGINE_CHOICES_MAX)
         return refuse(job, ERR_LIMIT, "more choices than can run at once");
     if (sched->running + choices + left_by(sched, job, 0).places > options->sequences_max)
-        return wait_for(job, SCHED_WAIT_PLACES);
-    if (sched->free_slot_count < choices) /* conversations still to be written hold the slots */
-        return wait_for(job, SCHED_WAIT_STORE);
-    if (!sched_find(sched, &entry)) return WAIT;
-    if (sched_awaits_prefix(sched, &entry)) return wait_for(job, SCHED_WAIT_PREFIX);
+        return wait_for(job, ENGINE_WAIT_PLACES);
+    if (sched->keeper.free_slot_count <
+        choices) /* conversations still to be written hold the slots */
+        return wait_for(job, ENGINE_WAIT_STORE);
+    enum engine_wait wait = sched_find(sched, &entry);
+    if (wait) return wait_for(job, wait);
+    if (sched_awaits_prefix(sched, &entry)) return wait_for(job, ENGINE_WAIT_PREFIX);
     plan_pages(sched, &entry);
     if (entry.pages > options->pages_total / choices)
         return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
     if (outgrows_quota(sched, job))
         return refuse(job, ERR_LIMIT, "the request can never fit the quota of its API key");
     int64_t wanted = entry.pages * choices + left_by(sched, job, entry.pages).pages;
-    if (sched->pages_reserved + wanted > options->pages_total)
-        return wait_for(job, SCHED_WAIT_PAGES);
-    if (!make_room(sched, &entry, &used_up)) return WAIT;
-    return enter(sched, &entry, used_up);
+    if (sched->keeper.pages_reserved + wanted > options->pages_total)
+        return wait_for(job, ENGINE_WAIT_PAGES);
+    wait = reclaim_for(sched, &entry, &consumed);
+    if (wait) return wait_for(job, wait);
+    return enter(sched, &entry, consumed);
 }
 
 /* ---- Waiting ---- */
@@ -444,10 +455,10 @@ void sched_submit(struct sched *sched, struct engine_job *job) {
     CHECK(job->choices_left == job->choice_count && job->params);
     job->stage = SCHED_QUEUED;
     job->round = job->saves = 0;
-    job->wait = SCHED_WAIT_NOTHING;
+    job->wait = ENGINE_WAIT_NOTHING;
     job->pages = pages_for(&sched->options, job->params, &from_nothing, &job->request);
     queue_join(&sched->queue, job);
-    sched->others_wait = false;
+    sched->others_tried = 0;
 }
 
 static void give_place_back(struct sched *sched) {
@@ -457,10 +468,8 @@ static void give_place_back(struct sched *sched) {
 /* Resets the admission state, because another job will be the head. */
 static void end_head(struct sched *sched) {
     sched->head = NULL;
-    sched->head_lost = ENGINE_MISS_NEW;
-    sched->search.made = false;
-    sched_changed(sched);
-    sched_end_waiting(sched);
+    keeper_note_change(&sched->keeper);
+    keeper_end_search(&sched->keeper);
 }
 
 void sched_stop_waiting(struct sched *sched, struct engine_job *job) {
@@ -503,7 +512,7 @@ static void choose_head(struct sched *sched) {
     if (sched->head) { /* the head may use the store: search again */
         sched->head->prefix.border = 0;
         sched->head->round = 0;
-        sched->head->wait = SCHED_WAIT_NOTHING;
+        sched->head->wait = ENGINE_WAIT_NOTHING;
     }
     bool again = sched->head && sched->head == sched->past_head;
     if (!again) sched->passed = (struct queue_room){0};
@@ -562,7 +571,7 @@ static struct spare spare_of_head(const struct sched *sched) {
     struct queue_room left_free = left_by(sched, head, head->pages);
     int count = sort_by_steps(sched), left = 0;
     struct spare spare = {.places = sched->options.sequences_max - sched->running,
-                          .pages = sched->options.pages_total - sched->pages_reserved};
+                          .pages = sched->options.pages_total - sched->keeper.pages_reserved};
     for (; left < count; left++) {
         int32_t steps = steps_left(sched->sorted[left]);
         bool fits = spare.places >= head->choice_count + left_free.places &&
@@ -603,7 +612,8 @@ static bool may_pass(const void *arg, const struct engine_job *job) {
     const struct room *room = arg;
     struct queue_room left = left_by(room->sched, job, job->pages);
     return job != room->sched->head && !awaits(room->sched, job) &&
-           job->round != room->sched->round && job->choice_count + left.places <= room->places &&
+           job->round != room->sched->keeper.changes &&
+           job->choice_count + left.places <= room->places &&
            job->pages * job->choice_count + left.pages <= room->pages && ends_or_fits(room, job) &&
            queue_may_start(&room->sched->queue, job, room->places, false) &&
            suits_quota(room->sched, job);
@@ -620,18 +630,26 @@ static struct spare spare_to_pass(const struct sched *sched) {
     return spare;
 }
 
+/* Returns whether every job that may pass the head was tried, and nothing has changed since. */
+static bool others_wait(const struct sched *sched) {
+    return sched->others_tried == sched->keeper.changes;
+}
+
 /* Admits every job that fits, in the order of the queue; once, until something changes. */
 static void let_pass(struct sched *sched) {
-    while (!sched->others_wait) {
+    while (!others_wait(sched)) {
         const struct room room = {.sched = sched,
                                   .places = places_free(sched),
-                                  .pages = sched->options.pages_total - sched->pages_reserved,
+                                  .pages =
+                                      sched->options.pages_total - sched->keeper.pages_reserved,
                                   .spare = spare_to_pass(sched)};
         struct engine_job *job =
             room.places > 0 ? queue_next(&sched->queue, may_pass, &room) : NULL;
-        sched->others_wait = !job;
-        if (!job) return;
-        job->round = sched->round;
+        if (!job) {
+            sched->others_tried = sched->keeper.changes;
+            return;
+        }
+        job->round = sched->keeper.changes;
         bool runs_nothing = queue_client_of(&sched->queue, job)->running == 0;
         struct queue_room passed = {job->choice_count, job->pages * job->choice_count};
         if (try_to_admit(sched, job) && runs_nothing) {
@@ -651,22 +669,23 @@ static void charge_empty_places(struct sched *sched) {
 }
 
 void sched_admit_waiting(struct sched *sched) {
-    if (queue_plan_places(&sched->queue, sched->counters.steps)) sched_changed(sched);
+    if (queue_plan_places(&sched->queue, sched->counters.steps)) keeper_note_change(&sched->keeper);
     if (sched->counters.steps + 1 >= sched->wait_ends) {
         sched->wait_ends = UINT64_MAX;
-        sched_changed(sched); /* some job waits for a prefix no longer */
+        keeper_note_change(&sched->keeper); /* some job waits for a prefix no longer */
     }
     for (choose_head(sched); sched->head && !sched_head_waits(sched); choose_head(sched)) {
         if (!awaits(sched, sched->head)) {
             bool is_admitted = try_to_admit(sched, sched->head);
             (void)queue_plan_places(&sched->queue, sched->counters.steps);
             if (is_admitted || !suits_quota(sched, sched->head)) continue;
-            sched_changed(sched); /* the head is only tried after a change */
+            keeper_note_change(&sched->keeper); /* the head is only tried after a change */
         }
-        sched->head->round = sched->round;
+        sched->head->round = sched->keeper.changes;
+        sched->head_changes = sched->keeper.head_changes;
     }
     if (!sched->head) { /* everybody waits aside */
-        sched->others_wait = true;
+        sched->others_tried = sched->keeper.changes;
         return;
     }
     let_pass(sched);
@@ -676,5 +695,5 @@ void sched_admit_waiting(struct sched *sched) {
 bool sched_stalled(const struct sched *sched) {
     if (sched->running > 0 && !sched->all_wait) return false;
     if (sched->queue.waiting == 0 && !sched->head) return sched->running > 0;
-    return sched->others_wait && (!sched->head || sched_head_waits(sched));
+    return others_wait(sched) && (!sched->head || sched_head_waits(sched));
 }

@@ -32,21 +32,23 @@
 /* Makes room by dropping superseded conversations only, which costs at most a retry. */
 static bool drop_superseded(struct sched *sched, const uint8_t *client) {
     struct conversation *first =
-        conversation_first_to_go(&sched->conversations, NULL, client, false, CONVERSATION_PAGES);
+        conversation_next_victim(&sched->keeper.table, NULL, client, false, CONVERSATION_PAGES);
     if (!first || !conversation_superseded(first)) return false;
-    sched_forget(sched, first, "checkpoint");
+    keeper_displace(&sched->keeper, first, "checkpoint");
     return true;
 }
 
-static bool has_room_to_spare(struct sched *sched, const struct engine_job *job, int64_t pages,
-                              int32_t tokens) {
-    while (pages > sched_quota_free(sched, job))
-        if (!drop_superseded(sched, job->request.owner)) return false;
-    pages = sched_pages_with(sched, pages, tokens);
-    while (sched->conversations.count >= sched->options.conversations_max ||
-           pages > sched_pages_free(sched))
+static bool reclaim_superseded(struct sched *sched, const struct engine_job *job, int64_t pages,
+                               int32_t tokens) {
+    struct keeper *keeper = &sched->keeper;
+    const struct keeper_claim claim = sched_claim(sched, job);
+    while (pages > keeper_quota_free(keeper, &claim))
+        if (!drop_superseded(sched, claim.client)) return false;
+    pages = keeper_pages_with(keeper, pages, tokens);
+    while (keeper->table.count >= sched->keeper.options.conversations_max ||
+           pages > keeper_pages_free(keeper))
         if (!drop_superseded(sched, NULL)) return false;
-    return sched->free_slot_count > 0;
+    return keeper->free_slot_count > 0;
 }
 
 /* Adds a fork of the sequence to the table; returns its id, 0 without room or memory. */
@@ -54,21 +56,17 @@ static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
                            struct conversation *conv) {
     struct kern *kern = sched->options.kern;
     struct kern_report report = {0};
-    int64_t count = sched_streams(sched);
     if (kern->ops->report(kern, seq->slot, &report) != 0) return 0;
-    if (!has_room_to_spare(sched, seq->job, report.rank_pages, conv->token_count)) return 0;
+    if (!reclaim_superseded(sched, seq->job, report.rank_pages, conv->token_count)) return 0;
     int32_t *tokens = mem_try_alloc((size_t)conv->token_count, sizeof *tokens);
     if (!tokens) return 0;
     memcpy(tokens, conv->tokens, (size_t)conv->token_count * sizeof *tokens);
     conv->tokens = tokens;
-    conv->slot = sched_take_slot(sched);
-    conv->entries = (int64_t)report.entries;
-    conv->held = (int32_t)((conv->entries + count - 1) / count);
-    conv->fullest = sched_fullest(sched, &report);
-    conv->pages = report.rank_pages;
+    conv->slot = keeper_take_slot(&sched->keeper);
+    keeper_measure(&sched->keeper, &report, conv);
     if (kern->ops->fork(kern, seq->slot, conv->slot) == 0)
-        return conversation_add(&sched->conversations, conv, clock_ns())->id;
-    sched_release_slot(sched, conv->slot);
+        return conversation_add(&sched->keeper.table, conv, clock_ns())->id;
+    keeper_release_slot(&sched->keeper, conv->slot);
     mem_free(tokens);
     return 0;
 }
@@ -95,7 +93,7 @@ static struct conversation checkpoint_of(const struct sequence *seq) {
 /* May the sequence leave checkpoints at all? */
 static bool leaves_any(const struct sched *sched, const struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
-    return seq->index == 0 && sched->conversations.capacity > 0 && request->kv.retain &&
+    return seq->index == 0 && sched->keeper.table.capacity > 0 && request->kv.retain &&
            !request->prompt_logprobs;
 }
 
@@ -104,7 +102,7 @@ void sched_leave_checkpoint(struct sched *sched, struct sequence *seq) {
     struct conversation conv = checkpoint_of(seq);
     if (conversation_least_cut(&conv) >= seq->prompt_count) return;
     if (seq->prompt_count > seq->due.tokens) return;
-    if (conversation_same(&sched->conversations, &conv)) return;
+    if (conversation_same(&sched->keeper.table, &conv)) return;
     uint64_t id = leave_fork(sched, seq, &conv);
     if (id != 0) seq->left = id;
 }
@@ -145,7 +143,7 @@ int32_t sched_border_room(const struct sequence *seq) {
 static void leave_prefix(struct sched *sched, struct sequence *seq) {
     struct conversation conv = checkpoint_of(seq);
     conv.prefix = true;
-    if (!seq->exact || conversation_same(&sched->conversations, &conv)) return;
+    if (!seq->exact || conversation_same(&sched->keeper.table, &conv)) return;
     if (leave_fork(sched, seq, &conv) != 0) sched->counters.prefixes++;
 }
 
@@ -156,7 +154,7 @@ void sched_leave_prefixes(struct sched *sched) {
         leave_prefix(sched, seq);
         seq->border_count--;
         memmove(seq->borders, seq->borders + 1, (size_t)seq->border_count * sizeof *seq->borders);
-        sched_changed(sched); /* jobs that wait for the prefix are tried again */
+        keeper_note_change(&sched->keeper); /* jobs that wait for the prefix are tried again */
     }
 }
 

@@ -89,7 +89,7 @@ static int checked_step(void *model, const struct kern_batch *batch, const int32
     struct world *w = model;
     const struct sched *s = &w->sched;
     int places = PLACES - s->running;
-    int64_t pages = s->options.pages_total - s->pages_reserved;
+    int64_t pages = s->options.pages_total - s->keeper.pages_reserved;
     int count = 0;
     for (int c = 0; c < KINDS; c++) count += clients[c].kind != NULL;
     int share = PLACES / count;

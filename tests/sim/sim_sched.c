@@ -283,10 +283,10 @@ static void count_world(const struct world *w) {
 
 /* Operations of a service besides answering. */
 static void disturb(struct world *w, const struct world_options *options, struct random *r) {
-    struct conversation_table *table = &w->sched.conversations;
+    struct conversation_table *table = &w->sched.keeper.table;
     if (below(r, 60) == 0) {
         uint64_t id = table->all[below(r, table->capacity)].id;
-        if (id != 0) deleted += sched_delete(&w->sched, id) == 0;
+        if (id != 0) deleted += keeper_delete(&w->sched.keeper, id) == 0;
     }
     if (!options->state_dir || !sched_idle(&w->sched) || below(r, 2)) return;
     if (below(r, 2)) world_save_all(w);
@@ -359,7 +359,7 @@ static void storm(struct chain *chains, uint64_t seed) {
         CHECK(!world_step(&w));
         disturb(&w, &options, &r);
     }
-    CHECK(sched_idle(&w.sched) && w.sched.pages_reserved == 0);
+    CHECK(sched_idle(&w.sched) && w.sched.keeper.pages_reserved == 0);
     count_world(&w);
     world_close(&w);
     if (options.state_dir) world_remove_dir(dir);

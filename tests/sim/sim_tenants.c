@@ -158,7 +158,7 @@ static void check_quota(const struct world *w, const struct client *c) {
         const struct sequence *seq = &s->sequences[s->order[i]];
         if (memcmp(seq->job->request.client, key, sizeof key) == 0) pages += seq->pages_reserved;
     }
-    pages += conversation_pages_of(&s->conversations, key);
+    pages += conversation_pages_of(&s->keeper.table, key);
     CHECK_MSG(c->tenant.pages_max == 0 || pages <= c->tenant.pages_max, "%s has %lld of %lld pages",
               c->tenant.name, (long long)pages, (long long)c->tenant.pages_max);
 }

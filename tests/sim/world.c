@@ -445,13 +445,13 @@ static void check_holdings(const struct world *w) {
         CHECK(held.pages <= seq->pages_reserved);
         CHECK(held.entries <= (size_t)due_entries(&s->options.shape, &seq->kv, &seq->due));
     }
-    for (int i = 0; i < s->conversations.capacity; i++) {
-        const struct conversation *conv = &s->conversations.all[i];
+    for (int i = 0; i < s->keeper.table.capacity; i++) {
+        const struct conversation *conv = &s->keeper.table.all[i];
         struct kern_report held = {0};
         if (conv->id == 0) continue;
         CHECK(w->real->report(w->kern, conv->slot, &held) == 0);
         CHECK(held.pages <= conv->pages && held.entries <= (size_t)conv->entries);
-        CHECK(conv->arriving ? conv->id == s->import.id : held.pages == conv->pages);
+        CHECK(conv->arriving ? conv->id == s->keeper.import.id : held.pages == conv->pages);
         CHECK(conv->arriving || held.entries == (size_t)conv->entries);
     }
 }
@@ -462,21 +462,21 @@ void world_check(const struct world *w) {
     struct fault fault = {0};
     w->ops.cache_stats(w->kern, &stats);
     CHECK_MSG(w->ops.cache_check(w->kern, &fault) == 0, "%s", fault.text);
-    CHECK(stats.pages_used <= s->pages_reserved + s->conversations.pages);
-    CHECK(s->pages_reserved + s->conversations.pages <= s->options.pages_total);
+    CHECK(stats.pages_used <= s->keeper.pages_reserved + s->keeper.table.pages);
+    CHECK(s->keeper.pages_reserved + s->keeper.table.pages <= s->options.pages_total);
     CHECK(atomic_load(&w->places) == s->queue.waiting);
     CHECK(atomic_load(&w->pending) == s->queue.waiting + running_jobs(s));
     check_holdings(w);
     if (s->running == 0) {
-        CHECK(s->pages_reserved == 0);
-        CHECK(stats.pages_used <= s->conversations.pages); /* conversations share pages */
+        CHECK(s->keeper.pages_reserved == 0);
+        CHECK(stats.pages_used <= s->keeper.table.pages); /* conversations share pages */
     }
 }
 
 bool world_step(struct world *w) {
     bool failed = false;
     w->span_count = w->rows = w->want_count = 0;
-    sched_save(&w->sched, w->now_ns > 0 ? w->now_ns : clock_ns(), false);
+    keeper_save(&w->sched.keeper, w->now_ns > 0 ? w->now_ns : clock_ns(), false);
     sched_step(&w->sched, &failed);
     sched_publish_finished(&w->sched);
     CHECK(w->sched.counters.preemptions == 0 || plan.rc == ERR_FULL);
@@ -485,9 +485,9 @@ bool world_step(struct world *w) {
 }
 
 void world_save_all(struct world *w) {
-    for (int i = 0; sched_unsaved(&w->sched); i++) {
+    for (int i = 0; keeper_unsaved(&w->sched.keeper); i++) {
         CHECK_MSG(i < 100000, "saving does not end");
-        sched_save(&w->sched, clock_ns(), true);
+        keeper_save(&w->sched.keeper, clock_ns(), true);
     }
 }
 

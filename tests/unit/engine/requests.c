@@ -47,7 +47,7 @@ struct engine_job job_of(int number, int prompt_count, int max_tokens, struct en
 }
 
 int turns_kept(const struct world *w) {
-    const struct conversation_table *table = &w->sched.conversations;
+    const struct conversation_table *table = &w->sched.keeper.table;
     int count = 0;
     for (int i = 0; i < table->capacity; i++)
         count += table->all[i].id != 0 && !table->all[i].checkpoint;

@@ -88,15 +88,15 @@ Test(conversation, take_and_oldest) {
     for (int i = 0; i < 3; i++) add(&t, i, kv, (int32_t[]){i}, 1, 1, i);
     cr_assert_eq(t.pages, 33);
     struct conversation *first =
-        conversation_first_to_go(&t, NULL, NULL, false, CONVERSATION_PLACES);
+        conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PLACES);
     cr_assert_eq(first->slot, 0);
-    cr_assert_eq(conversation_first_to_go(&t, first, NULL, false, CONVERSATION_PLACES)->slot, 1);
+    cr_assert_eq(conversation_next_victim(&t, first, NULL, false, CONVERSATION_PLACES)->slot, 1);
     struct conversation taken = conversation_take(&t, first);
     cr_assert(taken.slot == 0 && t.count == 2 && t.pages == 23);
     mem_free(taken.tokens);
     add(&t, 9, kv, (int32_t[]){9}, 1, 1,
         0); /* the row is free again; the conversation is now the newest */
-    cr_assert_eq(conversation_first_to_go(&t, NULL, NULL, false, CONVERSATION_PLACES)->slot, 1);
+    cr_assert_eq(conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PLACES)->slot, 1);
     conversation_table_close(&t);
 }
 
@@ -115,19 +115,19 @@ Test(conversation, of_a_client_that_holds_more_goes_first) {
         conv.client[0] = 1;
         (void)conversation_add(&t, &conv, 0);
     }
-    cr_assert_eq(conversation_first_to_go(&t, NULL, NULL, false, CONVERSATION_PLACES)->slot, 1);
-    cr_assert_eq(conversation_first_to_go(&t, NULL, NULL, false, CONVERSATION_PAGES)->slot, 1);
+    cr_assert_eq(conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PLACES)->slot, 1);
+    cr_assert_eq(conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PAGES)->slot, 1);
     uint8_t other[16] = {1};
     cr_assert_eq(conversation_pages_of(&t, other), t.pages - 10);
     struct conversation wide = conversation_take(&t, &t.all[0]);
     wide.pages = 1000;
     (void)conversation_add(&t, &wide, 0);
     for (int i = 1; i < PLACES; i++) conversation_touch(&t, &t.all[i], 0, 0);
-    cr_assert_eq(conversation_first_to_go(&t, NULL, NULL, false, CONVERSATION_PLACES)->slot, 1);
-    cr_assert_eq(conversation_first_to_go(&t, NULL, NULL, false, CONVERSATION_PAGES)->slot, 0);
+    cr_assert_eq(conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PLACES)->slot, 1);
+    cr_assert_eq(conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PAGES)->slot, 0);
     for (int i = 0; i < PLACES * PLACES; i++)
         conversation_touch(&t, &t.all[1 + i % (PLACES - 1)], 0, 0);
-    cr_assert_eq(conversation_first_to_go(&t, NULL, NULL, false, CONVERSATION_PLACES)->slot, 0,
+    cr_assert_eq(conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PLACES)->slot, 0,
                  "its client is away");
     conversation_table_close(&t);
 }
@@ -140,13 +140,13 @@ Test(conversation, superseded_ones_go_first) {
     conversation_followed(&t, &t.all[2]);
     cr_assert(conversation_superseded(&t.all[2]));
     cr_assert(t.pages == 33 && t.superseded_pages == 12 && t.superseded_entries == 102);
-    cr_assert_eq(conversation_first_to_go(&t, NULL, NULL, false, CONVERSATION_PLACES), &t.all[2]);
+    cr_assert_eq(conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PLACES), &t.all[2]);
     conversation_followed(&t, &t.all[2]); /* a conversation with two successors is not superseded */
     cr_assert_not(conversation_superseded(&t.all[2]));
     cr_assert(t.superseded_pages == 0 && t.superseded_entries == 0 && t.entries == 303);
-    cr_assert_eq(conversation_first_to_go(&t, NULL, NULL, false, CONVERSATION_PLACES), &t.all[0]);
+    cr_assert_eq(conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PLACES), &t.all[0]);
     conversation_touch(&t, &t.all[0], 0, 0);
-    cr_assert_eq(conversation_first_to_go(&t, NULL, NULL, false, CONVERSATION_PLACES), &t.all[1]);
+    cr_assert_eq(conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PLACES), &t.all[1]);
     conversation_followed(&t, &t.all[1]);
     mem_free(conversation_take(&t, &t.all[1]).tokens);
     cr_assert(t.superseded_pages == 0 && t.superseded_entries == 0 && t.entries == 202);

@@ -376,8 +376,8 @@ static void cancel_after(int steps) {
     cr_assert_not(world_step(&w));
     cr_assert_eq(finish_of(&job), ENGINE_FINISH_ABORT);
     cr_assert(w.span_count == 1 && w.rows == 1, "a step still contained it");
-    cr_assert_eq(w.sched.pages_reserved, w.sched.sequences[w.sched.order[0]].pages_reserved);
-    cr_assert_eq(w.sched.conversations.count, 0, "an aborted request left a state");
+    cr_assert_eq(w.sched.keeper.pages_reserved, w.sched.sequences[w.sched.order[0]].pages_reserved);
+    cr_assert_eq(w.sched.keeper.table.count, 0, "an aborted request left a state");
     run_until_idle(&w);
     expect_same_answer(&other, &same);
     engine_job_close(&other);
@@ -406,7 +406,7 @@ Test(sched, cancel_after_the_end_changes_nothing) {
     cr_assert_eq(finish_of(&job), ENGINE_RUNNING);
     cr_assert_not(world_step(&w));
     cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
-    cr_assert_eq(w.sched.conversations.count, 1);
+    cr_assert_eq(w.sched.keeper.table.count, 1);
     engine_job_close(&job);
     world_close(&w);
 }
@@ -443,7 +443,7 @@ Test(sched, abandon_ends_everybody) {
         sched_publish_finished(&w.sched);
         world_check(&w);
         cr_assert(atomic_load(&w.places) == 0 && atomic_load(&w.pending) == 0);
-        cr_assert(w.sched.conversations.count == 0 && pages_used(&w) == 0);
+        cr_assert(w.sched.keeper.table.count == 0 && pages_used(&w) == 0);
         for (int i = 0; i < 5; i++) {
             cr_assert_eq(finish_of(&jobs[i]), (int)finishes[f]);
             cr_assert_eq(jobs[i].fault.code, f == 1 ? ERR_DEVICE : 0);
@@ -628,7 +628,7 @@ static bool fail_once(enum world_op op, long n, int rc) {
     }
     bool happened = !world_fail_pending();
     world_fail_never();
-    cr_assert_eq(w.sched.pages_reserved, 0);
+    cr_assert_eq(w.sched.keeper.pages_reserved, 0);
     cr_assert_eq(w.sched.counters.preemptions, (uint64_t)(happened && ends_step && rc == ERR_FULL));
     cr_assert_eq(failed_steps, happened && ends_step && rc == ERR_DEVICE);
     for (int i = 0; i < JOBS; i++) {
@@ -672,7 +672,7 @@ Test(sched, logits_that_are_no_numbers_end_one_request) {
         cr_expect_eq(finish_of(&other), ENGINE_FINISH_LENGTH);
         run_alone(&alone);
         expect_same_answer(&other, &alone);
-        cr_expect_eq(w.sched.pages_reserved, 0);
+        cr_expect_eq(w.sched.keeper.pages_reserved, 0);
         engine_job_close(&broken), engine_job_close(&other), engine_job_close(&alone);
         world_close(&w);
     }

@@ -33,7 +33,7 @@ Test(sched_admit, a_small_one_passes_a_waiting_large_one) {
     cr_assert_eq(w.sched.queue.waiting, 1);
     cr_assert_not(world_step(&w));
     cr_assert_eq(atomic_load(&jobs[1].admitted), 1);
-    cr_assert_eq(w.sched.pages_reserved, 4 * WORLD_STREAMS);
+    cr_assert_eq(w.sched.keeper.pages_reserved, 4 * WORLD_STREAMS);
     submit(&w, &jobs[3]);
     run_until_idle(&w);
     for (int i = 0; i < 4; i++) {

@@ -80,7 +80,7 @@ Test(choices, all_choices_run_or_none) {
     cr_assert(jobs[1].admitted == 1 && finish_of(&jobs[2]) == ENGINE_FINISH_LENGTH);
     cr_assert_eq(w.sched.running, 3);
     run_until_idle(&w);
-    cr_assert_eq(w.sched.conversations.count, 3, "a choice other than the first left its state");
+    cr_assert_eq(w.sched.keeper.table.count, 3, "a choice other than the first left its state");
     for (int i = 0; i < 3; i++) engine_job_close(&jobs[i]);
     struct engine_job many = job_of(1, 10, 3, full());
     many.request.choices = 5; /* a caller that did not check: only this job is rejected */
@@ -104,7 +104,7 @@ Test(choices, choices_reserve_as_if_nothing_was_shared) {
     cr_assert_eq(sched_check(&w.sched.options, &job, &fault), 0);
     submit(&w, &job);
     cr_assert_not(world_step(&w));
-    cr_assert_eq(w.sched.pages_reserved, 6 * WORLD_STREAMS);
+    cr_assert_eq(w.sched.keeper.pages_reserved, 6 * WORLD_STREAMS);
     cr_assert_eq(pages_used(&w), WORLD_STREAMS, "the prompt was not shared");
     run_until_idle(&w);
     cr_assert_eq(atomic_load(&job.choice[2].finish), ENGINE_FINISH_LENGTH);
@@ -160,8 +160,9 @@ Test(choices, cancelling_ends_every_choice) {
         cr_assert_eq(atomic_load(&job.finished), 1);
         for (int k = 0; k < 3; k++)
             cr_assert_eq(atomic_load(&job.choice[k].finish), ENGINE_FINISH_ABORT);
-        cr_assert(w.sched.pages_reserved == 0 && pages_used(&w) == 0 && sched_idle(&w.sched));
-        cr_assert_eq(w.sched.conversations.count, 0);
+        cr_assert(w.sched.keeper.pages_reserved == 0 && pages_used(&w) == 0 &&
+                  sched_idle(&w.sched));
+        cr_assert_eq(w.sched.keeper.table.count, 0);
         engine_job_close(&job);
         world_close(&w);
     }

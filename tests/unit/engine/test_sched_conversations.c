@@ -27,10 +27,10 @@ Test(conversations, reuse_and_retain_can_be_refused) {
     world_open(
         &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 64});
     cr_assert_eq(turn(&w, 0, 0, 30, forgetful), 0);
-    cr_assert(w.sched.conversations.count == 0 && pages_used(&w) == 0);
+    cr_assert(w.sched.keeper.table.count == 0 && pages_used(&w) == 0);
     cr_assert_eq(turn(&w, 0, 0, 30, kv), 0);
     cr_assert_eq(turn(&w, 1, 30, 50, fresh), 0);
-    cr_assert_eq(w.sched.conversations.count, 2);
+    cr_assert_eq(w.sched.keeper.table.count, 2);
     world_close(&w);
 }
 
@@ -45,7 +45,7 @@ Test(conversations, scoring_neither_reuses_nor_retains) {
     submit(&w, &job);
     run_until_idle(&w);
     cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH && job.cached_tokens == 0);
-    cr_assert_eq(w.sched.conversations.count, 1);
+    cr_assert_eq(w.sched.keeper.table.count, 1);
     cr_assert_eq(turn(&w, 2, 30, 50, full()), 30); /* the conversation is still there */
     engine_job_close(&job);
     world_close(&w);
@@ -59,13 +59,13 @@ Test(conversations, the_oldest_conversation_makes_room) {
                        .pages = 5 * WORLD_STREAMS, .sequences = 2, .conversations = 8, .rows = 64});
     for (int i = 0; i < 3; i++) turn(&w, i, 0, page - 8, full());    /* a page each per stream */
     cr_assert_eq(turn(&w, 4, page - 8, page - 4, full()), page - 8); /* uses 0 again */
-    cr_assert_eq(w.sched.conversations.count, 4);
+    cr_assert_eq(w.sched.keeper.table.count, 4);
     struct engine_job big = job_of(5, 2 * page + 1, 3, full());
     submit(&w, &big);
     run_until_idle(&w);
     cr_assert_eq(finish_of(&big), ENGINE_FINISH_LENGTH);
     engine_job_close(&big);
-    cr_assert_eq(w.sched.conversations.count, 3); /* 2, 4 and the big one */
+    cr_assert_eq(w.sched.keeper.table.count, 3); /* 2, 4 and the big one */
     struct engine_job again = job_of(2, page - 2, 2, full());
     submit(&w, &again);
     run_until_idle(&w);
@@ -93,7 +93,7 @@ Test(conversations, waiting_forgets_nothing) {
     submit(&w, &waits);
     for (int i = 0; i < 3; i++) {
         cr_assert_not(world_step(&w));
-        cr_assert(atomic_load(&waits.admitted) == 0 && w.sched.conversations.count == 1);
+        cr_assert(atomic_load(&waits.admitted) == 0 && w.sched.keeper.table.count == 1);
     }
     run_until_idle(&w);
     cr_assert_eq(finish_of(&waits), ENGINE_FINISH_LENGTH);
@@ -108,7 +108,7 @@ Test(conversations, no_more_conversations_than_the_table_holds) {
         world_open(&w, &(struct world_options){
                            .pages = 400, .sequences = 2, .conversations = most, .rows = 64});
         for (int i = 0; i < 5; i++) turn(&w, i, 0, 10, full());
-        cr_assert_eq(w.sched.conversations.count, most);
+        cr_assert_eq(w.sched.keeper.table.count, most);
         world_close(&w);
     }
 }
@@ -125,7 +125,7 @@ Test(conversations, a_conversation_too_large_to_go_on_starts_afresh) {
                        .pages = 3 * WORLD_STREAMS, .sequences = 1, .conversations = 2, .rows = 64});
     submit(&w, &job);
     run_until_idle(&w);
-    cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH && w.sched.conversations.count == 1);
+    cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH && w.sched.keeper.table.count == 1);
     next = job_of(1, 3 * page, 2, global(page, page, page));
     for (int i = 0; i < 2 * page; i++)
         prompt[i] = i < page ? first[i] : job.choice[0].tokens[i - page].token;
@@ -153,7 +153,7 @@ Test(conversations, what_a_prompt_drops_is_not_reserved) {
     submit(&w, &job);
     cr_assert_not(world_step(&w));
     cr_assert_eq(job.cached_tokens, page / 2);
-    cr_assert_eq(w.sched.pages_reserved, 2 * WORLD_STREAMS);
+    cr_assert_eq(w.sched.keeper.pages_reserved, 2 * WORLD_STREAMS);
     run_until_idle(&w);
     engine_job_close(&job);
     world_close(&w);
@@ -190,7 +190,7 @@ Test(conversations, a_linear_dialogue_keeps_two_states) {
     struct world w;
     world_open(
         &w, &(struct world_options){.pages = 900, .sequences = 2, .conversations = 9, .rows = 64});
-    const struct conversation *convs = w.sched.conversations.all;
+    const struct conversation *convs = w.sched.keeper.table.all;
     const int32_t *prompt = prompt_of(0, 0);
     int same = 0; /* tokens of the last answer that the next prompt happens to repeat */
     for (int i = 0; i < 8; i++) {
@@ -202,7 +202,7 @@ Test(conversations, a_linear_dialogue_keeps_two_states) {
         for (same = 0; same < 2; same++) /* the third was never appended */
             if (job.choice[0].tokens[same].token != prompt[(i + 1) * 30 + same]) break;
         engine_job_close(&job);
-        int superseded = 0, count = turns_kept(&w), all = w.sched.conversations.count;
+        int superseded = 0, count = turns_kept(&w), all = w.sched.keeper.table.count;
         for (int r = 0; r < 9; r++)
             superseded += convs[r].id != 0 && conversation_superseded(&convs[r]);
         cr_assert(count == (i == 0 ? 1 : 2) && all <= count + 2 && superseded == all - 1);
@@ -220,9 +220,9 @@ Test(conversations, superseded_states_make_room_first) {
     turn(&w, 0, 0, page - 12, full());
     cr_assert_eq(turn(&w, 2, page - 12, page - 8, full()), page - 12); /* 0 is superseded now */
     turn(&w, 3, 0, 2 * page - 8, full());
-    cr_assert_eq(w.sched.conversations.count, 4);
+    cr_assert_eq(w.sched.keeper.table.count, 4);
     turn(&w, 4, 0, page - 8, full());
-    cr_assert_eq(w.sched.conversations.count, 4);
+    cr_assert_eq(w.sched.keeper.table.count, 4);
     struct engine_job one = job_of(1, page - 2, 2, full());
     submit(&w, &one);
     run_until_idle(&w);
@@ -239,7 +239,7 @@ Test(conversations, superseded_states_give_up_their_place_first) {
     turn(&w, 1, 0, 20, full()); /* used longest ago */
     turn(&w, 0, 0, 20, full());
     cr_assert_eq(turn(&w, 2, 20, 30, full()), 20); /* 0 is superseded now: three are kept */
-    const struct conversation_table *table = &w.sched.conversations;
+    const struct conversation_table *table = &w.sched.keeper.table;
     cr_assert(table->count == 3 && table->superseded_entries > 0);
     turn(&w, 3, 0, 20, full());
     cr_assert(table->count == 3 && table->superseded_entries == 0);
@@ -275,23 +275,24 @@ Test(conversations, a_conversation_is_used_up_when_both_do_not_fit) {
                        .pages = 3 * WORLD_STREAMS, .sequences = 1, .conversations = 2, .rows = 64});
     turn(&w, 0, 0, 2 * page - 8, full());
     cr_assert_eq(turn(&w, 1, 2 * page - 8, 2 * page - 4, full()), 2 * page - 8);
-    cr_assert_eq(w.sched.conversations.count, 1);
-    cr_assert_eq(w.sched.conversations.pages, 2 * WORLD_STREAMS);
+    cr_assert_eq(w.sched.keeper.table.count, 1);
+    cr_assert_eq(w.sched.keeper.table.pages, 2 * WORLD_STREAMS);
     world_close(&w);
 }
 
 static int64_t token_pages(const struct world *w) {
-    return w->sched.conversations.tokens * (int64_t)sizeof(int32_t) / w->sched.options.page_bytes;
+    return w->sched.keeper.table.tokens * (int64_t)sizeof(int32_t) /
+           w->sched.keeper.options.page_bytes;
 }
 
 /* The numbers of retained tokens share the pool's bound with the pages. Here a page is as large as
  * 16 of them, so that a prompt of 500 tokens takes 31 pages. */
 Test(conversations, the_tokens_of_conversations_are_counted_as_pages) {
     struct world w;
-    const struct conversation_table *table = &w.sched.conversations;
+    const struct conversation_table *table = &w.sched.keeper.table;
     world_open(
         &w, &(struct world_options){.pages = 100, .sequences = 2, .conversations = 8, .rows = 64});
-    w.sched.options.page_bytes = 64;
+    w.sched.keeper.options.page_bytes = 64;
     for (int i = 0; i < 6; i++) {
         cr_assert_eq(turn(&w, i, 0, 500, global(16, 4, 16)), 0);
         cr_assert_leq(table->pages + token_pages(&w), 100);
@@ -309,7 +310,7 @@ Test(conversations, a_conversation_with_too_many_tokens_is_not_kept) {
     struct world w;
     world_open(
         &w, &(struct world_options){.pages = 30, .sequences = 2, .conversations = 8, .rows = 64});
-    w.sched.options.page_bytes = 64;
+    w.sched.keeper.options.page_bytes = 64;
     turn(&w, 0, 0, 500, global(16, 4, 16));
     cr_assert_eq(turns_kept(&w), 0);
     cr_assert_eq(pages_used(&w), 0);
@@ -345,7 +346,7 @@ Test(conversations, deleting) {
     struct world w;
     world_open(
         &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 64});
-    struct conversation_table *table = &w.sched.conversations;
+    struct conversation_table *table = &w.sched.keeper.table;
     turn(&w, 0, 0, 30, full());
     turn(&w, 1, 30, 50, full());
     turn(&w, 2, 0, 20, full());
@@ -355,11 +356,11 @@ Test(conversations, deleting) {
         if (conv->id != 0 && conv->origin != 0) last = conv->id;
         if (conv->id != 0 && conv->token_count == 22) other = conv->id;
     }
-    cr_assert_eq(sched_delete(&w.sched, last + 1), ERR_NOTFOUND);
-    cr_assert_eq(sched_delete(&w.sched, last), 0); /* with its predecessor */
+    cr_assert_eq(keeper_delete(&w.sched.keeper, last + 1), ERR_NOTFOUND);
+    cr_assert_eq(keeper_delete(&w.sched.keeper, last), 0); /* with its predecessor */
     world_check(&w);
     cr_assert(table->count == 1 && conversation_by_id(table, other));
-    cr_assert_eq(sched_delete(&w.sched, last), ERR_NOTFOUND);
+    cr_assert_eq(keeper_delete(&w.sched.keeper, last), ERR_NOTFOUND);
     cr_assert_eq(turn(&w, 1, 30, 50, full()), 0);
     /* A request that already continues the conversation keeps its fork. */
     struct engine_job job = job_of(3, 40, 9, full());
@@ -367,7 +368,7 @@ Test(conversations, deleting) {
     submit(&w, &job);
     cr_assert_not(world_step(&w));
     cr_assert_eq(job.cached_tokens, 20);
-    cr_assert_eq(sched_delete(&w.sched, other), 0);
+    cr_assert_eq(keeper_delete(&w.sched.keeper, other), 0);
     world_check(&w);
     run_until_idle(&w);
     cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);

@@ -152,7 +152,7 @@ Test(cuts, an_eviction_at_the_end_of_its_prompt_is_its_own) {
                            .pages = 600, .sequences = 1, .conversations = 8, .rows = 70});
         int count = 48 + 10 * extra;
         struct engine_job job = run(&w, 0, count - 1, count, 1, &kv);
-        const struct conversation *conv = w.sched.conversations.all;
+        const struct conversation *conv = w.sched.keeper.table.all;
         while (conv->id == 0 || conv->checkpoint) conv++;
         cr_assert_eq(conv->evicted_at, count, "nothing was tested");
         cr_assert_eq(conv->exact, extra == 0);
@@ -177,7 +177,7 @@ Test(cuts, a_cut_reserves_for_the_fuller_rank) {
     struct reserve_shape *shape = &w.sched.options.shape;
     shape->ranks = 2;
     shape->rank_cap = 1.25f;
-    const struct conversation *before = w.sched.conversations.all;
+    const struct conversation *before = w.sched.keeper.table.all;
     while (!before->id || before->checkpoint) before++;
     struct reserve_turn turn = {.held = before->held,
                                 .fullest = before->fullest,

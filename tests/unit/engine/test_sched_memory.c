@@ -72,7 +72,7 @@ static void run_unchecked(struct world *w) {
     for (int step = 0; !sched_idle(&w->sched) && mem_fail_pending(); step++) {
         bool failed = false;
         cr_assert_lt(step, 500);
-        sched_save(&w->sched, clock_ns(), false);
+        keeper_save(&w->sched.keeper, clock_ns(), false);
         sched_step(&w->sched, &failed);
         sched_publish_finished(&w->sched);
         cr_assert_not(failed);
@@ -149,7 +149,7 @@ Test(sched_memory, an_answer_goes_out_without_the_report_that_has_no_room) {
     cr_assert_not(world_fail_pending());
     cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
     cr_assert(job.kv.lengths && !job.kv.positions && job.kv.kept_entries > 0);
-    cr_assert_eq(w.sched.conversations.count, 1);
+    cr_assert_eq(w.sched.keeper.table.count, 1);
     engine_job_close(&job);
     world_close(&w);
 }

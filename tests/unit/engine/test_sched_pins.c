@@ -52,7 +52,7 @@ static void open_pinned(struct world *w, int pages, int64_t pins_max) {
 }
 
 static struct conversation *of_prompt(struct world *w, int number) {
-    struct conversation_table *table = &w->sched.conversations;
+    struct conversation_table *table = &w->sched.keeper.table;
     const int32_t *prompt = prompt_of(number, 0);
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *conv = &table->all[i];
@@ -68,7 +68,7 @@ Test(pins, make_no_room_for_others) {
     for (int i = 2; i < 8; i++) cr_assert_not(keep(&w, 2, i, 4, full(), 0).pinned);
     cr_assert_not_null(of_prompt(&w, 1));
     cr_assert_null(of_prompt(&w, 2));
-    cr_assert_eq(conversation_pins_of(&w.sched.conversations, NULL).pages, 4 * WORLD_STREAMS);
+    cr_assert_eq(conversation_pins_of(&w.sched.keeper.table, NULL).pages, 4 * WORLD_STREAMS);
     cr_assert_eq(w.sched.counters.pins_refused, 0);
     world_close(&w);
 }
@@ -142,7 +142,7 @@ Test(pins, leave_room_for_follow_ups) {
         cr_assert_gt(job.cached_tokens, 0);
         run_until_idle(&w);
         cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
-        cr_assert_eq(conversation_pins_of(&w.sched.conversations, NULL).pages, 9 * WORLD_STREAMS);
+        cr_assert_eq(conversation_pins_of(&w.sched.keeper.table, NULL).pages, 9 * WORLD_STREAMS);
         engine_job_close(&job);
         world_close(&w);
     }
@@ -166,7 +166,7 @@ Test(pins, are_used_up_by_their_own_client_alone) {
         run_until_idle(&w);
         cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
         cr_assert_gt(job.cached_tokens, 0);
-        cr_assert_eq(conversation_pins_of(&w.sched.conversations, NULL).count, client - 1);
+        cr_assert_eq(conversation_pins_of(&w.sched.keeper.table, NULL).count, client - 1);
         engine_job_close(&running);
         engine_job_close(&job);
         world_close(&w);
@@ -179,7 +179,7 @@ Test(pins, move_along_a_dialogue) {
         struct world w;
         open_pinned(&w, 3, 6);
         cr_assert_eq(keep(&w, 1, 1, 5, asks ? pinned() : full(), 6).pinned, asks);
-        const struct conversation_table *table = &w.sched.conversations;
+        const struct conversation_table *table = &w.sched.keeper.table;
         cr_assert_eq(table->superseded_pages, 3 * WORLD_STREAMS);
         struct conversation_pins pins = conversation_pins_of(table, NULL);
         cr_assert_eq(pins.count, 1);
@@ -196,10 +196,10 @@ Test(pins, end_only_where_one_takes_over) {
         open_pinned(&w, 3, 3);
         (void)keep(&w, client, 1, 3, full(), client == 1 ? 3 : 0);
         uint8_t owner[16] = {1};
-        cr_assert_eq(conversation_pins_of(&w.sched.conversations, owner).count, 1);
+        cr_assert_eq(conversation_pins_of(&w.sched.keeper.table, owner).count, 1);
         cr_assert_eq(turns_kept(&w), 1);
         cr_assert_not(keep(&w, 1, 1, 5, pinned(), 3).pinned);
-        cr_assert_eq(conversation_pins_of(&w.sched.conversations, NULL).pages, 3 * WORLD_STREAMS);
+        cr_assert_eq(conversation_pins_of(&w.sched.keeper.table, NULL).pages, 3 * WORLD_STREAMS);
         cr_assert_eq(w.sched.counters.pins_refused, 1);
         world_close(&w);
     }
@@ -210,7 +210,7 @@ Test(pins, move_within_their_bound) {
     struct world w;
     open_pinned(&w, 3, 5);
     cr_assert(keep(&w, 1, 1, 5, pinned(), 5).pinned);
-    cr_assert_eq(conversation_pins_of(&w.sched.conversations, NULL).pages, 5 * WORLD_STREAMS);
+    cr_assert_eq(conversation_pins_of(&w.sched.keeper.table, NULL).pages, 5 * WORLD_STREAMS);
     world_close(&w);
 }
 
@@ -218,9 +218,9 @@ Test(pins, a_delete_releases_them) {
     struct world w;
     world_open(&w, &options);
     (void)keep(&w, 1, 1, 4, pinned(), 10);
-    cr_assert_eq(sched_delete(&w.sched, of_prompt(&w, 1)->id), 0);
-    cr_assert_eq(conversation_pins_of(&w.sched.conversations, NULL).pages, 0);
-    cr_assert_eq(w.sched.conversations.pages, 0);
+    cr_assert_eq(keeper_delete(&w.sched.keeper, of_prompt(&w, 1)->id), 0);
+    cr_assert_eq(conversation_pins_of(&w.sched.keeper.table, NULL).pages, 0);
+    cr_assert_eq(w.sched.keeper.table.pages, 0);
     world_close(&w);
 }
 
@@ -237,17 +237,17 @@ Test(ttl, ends_after_the_last_use) {
     (void)keep(&w, 1, 2, 2, living(200), 0);
     (void)keep(&w, 1, 3, 2, full(), 0);
     int64_t used = of_prompt(&w, 1)->last_used_ns;
-    sched_expire(&w.sched, used + 100 * SECOND - 1);
+    keeper_expire(&w.sched.keeper, used + 100 * SECOND - 1);
     cr_assert_eq(w.sched.counters.conversations_expired, 0);
-    sched_expire(&w.sched, used + 100 * SECOND);
+    keeper_expire(&w.sched.keeper, used + 100 * SECOND);
     cr_assert(!of_prompt(&w, 1) && of_prompt(&w, 2) && of_prompt(&w, 3));
-    conversation_touch(&w.sched.conversations, of_prompt(&w, 2), 0, used + 150 * SECOND);
-    sched_expire(&w.sched, used + 349 * SECOND);
+    conversation_touch(&w.sched.keeper.table, of_prompt(&w, 2), 0, used + 150 * SECOND);
+    keeper_expire(&w.sched.keeper, used + 349 * SECOND);
     cr_assert_not_null(of_prompt(&w, 2));
-    sched_expire(&w.sched, used + 351 * SECOND);
+    keeper_expire(&w.sched.keeper, used + 351 * SECOND);
     cr_assert(!of_prompt(&w, 2) && of_prompt(&w, 3));
     cr_assert_eq(w.sched.counters.conversations_expired, 2);
-    cr_assert_eq(w.sched.conversations.expires_ns, INT64_MAX);
+    cr_assert_eq(w.sched.keeper.table.expires_ns, INT64_MAX);
     world_close(&w);
 }
 
@@ -271,7 +271,7 @@ Test(ttl, ends_on_disk_and_spares_who_runs) {
     struct store_stats stats;
     store_stats(w.store, &stats);
     cr_assert_eq(stats.files, 1);
-    sched_expire(&w.sched, clock_ns() + 101 * SECOND);
+    keeper_expire(&w.sched.keeper, clock_ns() + 101 * SECOND);
     cr_assert_eq(turns_kept(&w), 0);
     store_stats(w.store, &stats);
     cr_assert_eq(stats.files, 0);
@@ -299,9 +299,9 @@ Test(ttl, ends_without_the_turn_before) {
         kv.ttl = 100;
         (void)keep(&w, 1, 1, 4, kv, 8);
         world_save_all(&w);
-        const struct conversation_table *table = &w.sched.conversations;
+        const struct conversation_table *table = &w.sched.keeper.table;
         cr_assert_gt(table->superseded_pages, 0);
-        sched_expire(&w.sched, clock_ns() + 101 * SECOND);
+        keeper_expire(&w.sched.keeper, clock_ns() + 101 * SECOND);
         cr_assert_eq(w.sched.counters.conversations_expired, 1);
         cr_assert_not_null(of_prompt(&w, 1));
         cr_assert_eq(table->superseded_pages, 0);

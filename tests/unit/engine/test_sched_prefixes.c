@@ -49,7 +49,7 @@ static void step_until_read(struct world *w, const struct engine_job *job, uint3
 }
 
 static const struct conversation *find_prefix(const struct world *w) {
-    const struct conversation_table *table = &w->sched.conversations;
+    const struct conversation_table *table = &w->sched.keeper.table;
     for (int i = 0; i < table->capacity; i++)
         if (table->all[i].id != 0 && table->all[i].prefix) return &table->all[i];
     return NULL;
@@ -217,9 +217,9 @@ Test(prefixes, jobs_that_wait_are_not_searched_for_again) {
         jobs[i].request.prompt = prompt_of(i, 450);
         submit(&w, &jobs[i]);
     }
-    uint64_t round = w.sched.round;
+    uint64_t round = w.sched.keeper.changes;
     step_until_read(&w, &jobs[0], 440);
-    cr_assert_geq(w.sched.round - round, STREAMS, "nothing changed meanwhile");
+    cr_assert_geq(w.sched.keeper.changes - round, STREAMS, "nothing changed meanwhile");
     cr_assert_eq(w.sched.counters.prefix_waits, WAITERS);
     cr_assert_leq(w.sched.counters.searches, 1 + 2 * WAITERS);
     run_until_idle(&w);
@@ -281,7 +281,7 @@ Test(prefixes, unused_ones_make_room_first) {
 }
 
 static uint64_t a_conversation(const struct world *w) {
-    const struct conversation_table *table = &w->sched.conversations;
+    const struct conversation_table *table = &w->sched.keeper.table;
     for (int i = 0; i < table->capacity; i++)
         if (table->all[i].id != 0 && !table->all[i].checkpoint) return table->all[i].id;
     return 0;
@@ -304,7 +304,7 @@ Test(prefixes, deleting_a_conversation_deletes_its_prefix) {
         cr_assert_eq(turns_kept(&w), cases[c].count);
         for (int i = 0; i < cases[c].count; i++) {
             cr_assert(find_prefix(&w), "case %zu, %d deleted", c, i);
-            cr_assert_eq(sched_delete(&w.sched, a_conversation(&w)), 0);
+            cr_assert_eq(keeper_delete(&w.sched.keeper, a_conversation(&w)), 0);
             world_check(&w);
         }
         cr_assert_not(find_prefix(&w), "case %zu", c);

@@ -84,7 +84,7 @@ Test(sched_shift, a_failing_shift_ends_only_who_ran) {
             world_fail_never();
             run(&w, &later);
             cr_assert_eq(finish_of(&later), ENGINE_FINISH_LENGTH);
-            cr_assert_eq(w.sched.pages_reserved, 0);
+            cr_assert_eq(w.sched.keeper.pages_reserved, 0);
             engine_job_close(&later);
             world_close(&w);
         }

@@ -200,19 +200,19 @@ Test(state, deleting_reaches_the_disk) {
     turn(&s.w, 1, 60, 80, global(16, 4, 8));
     uint64_t last = 0, only_on_disk;
     for (int i = 0; i < 9; i++)
-        if (s.w.sched.conversations.all[i].token_count == 82)
-            last = s.w.sched.conversations.all[i].id;
-    cr_assert_eq(sched_delete(&s.w.sched, last), 0);
-    cr_assert(s.w.sched.conversations.count == 0 && stats_of(&s).files == 0);
+        if (s.w.sched.keeper.table.all[i].token_count == 82)
+            last = s.w.sched.keeper.table.all[i].id;
+    cr_assert_eq(keeper_delete(&s.w.sched.keeper, last), 0);
+    cr_assert(s.w.sched.keeper.table.count == 0 && stats_of(&s).files == 0);
     turn(&s.w, 2, 0, 60, global(16, 4, 8));
     world_save_all(&s.w);
     only_on_disk = 0;
     for (int i = 0; i < 9; i++)
-        if (!s.w.sched.conversations.all[i].checkpoint && s.w.sched.conversations.all[i].id != 0)
-            only_on_disk = s.w.sched.conversations.all[i].id;
+        if (!s.w.sched.keeper.table.all[i].checkpoint && s.w.sched.keeper.table.all[i].id != 0)
+            only_on_disk = s.w.sched.keeper.table.all[i].id;
     stored_restart(&s);
-    cr_assert_eq(sched_delete(&s.w.sched, only_on_disk), 0);
-    cr_assert_eq(sched_delete(&s.w.sched, only_on_disk), ERR_NOTFOUND);
+    cr_assert_eq(keeper_delete(&s.w.sched.keeper, only_on_disk), 0);
+    cr_assert_eq(keeper_delete(&s.w.sched.keeper, only_on_disk), ERR_NOTFOUND);
     cr_assert_eq(stats_of(&s).files, 0);
     stored_close(&s);
 }
@@ -305,11 +305,11 @@ Test(state, using_up_a_conversation_ends_its_export) {
     stored_open(&s, (struct world_options){
                         .conversations = 2, .state_eager = true, .pages = 10, .copy_bytes = 1});
     int cached = turn(&s.w, 0, 0, 50, kv);
-    cr_assert(cached == 0 && s.w.sched.conversations.count == 1);
-    sched_save(&s.w.sched, clock_ns(), true);
-    cr_assert(sched_copying(&s.w.sched));
+    cr_assert(cached == 0 && s.w.sched.keeper.table.count == 1);
+    keeper_save(&s.w.sched.keeper, clock_ns(), true);
+    cr_assert(keeper_copying(&s.w.sched.keeper));
     cr_assert_eq(turn(&s.w, 1, 50, 54, kv), 50);
-    cr_assert_eq(s.w.sched.conversations.count, 1, "both fit: the test tests nothing");
+    cr_assert_eq(s.w.sched.keeper.table.count, 1, "both fit: the test tests nothing");
     world_save_all(&s.w);
     cr_assert(stats_of(&s).files == 1 && s.w.sched.counters.state_failed == 0);
     stored_close(&s);
@@ -323,7 +323,7 @@ Test(state, a_used_up_conversation_gives_its_file_back) {
     turn(&s.w, 0, 0, 50, kv);
     world_save_all(&s.w);
     cr_assert_eq(turn(&s.w, 1, 50, 54, kv), 50);
-    cr_assert_eq(s.w.sched.conversations.count, 1, "both fit: the test tests nothing");
+    cr_assert_eq(s.w.sched.keeper.table.count, 1, "both fit: the test tests nothing");
     world_save_all(&s.w);
     cr_assert_eq(stats_of(&s).files, 1, "the file of the one before stayed");
     stored_close(&s);
@@ -336,7 +336,7 @@ Test(state, a_replaced_file_goes_though_its_successor_left_memory) {
     struct engine_kv kv = global(16, 4, 8);
     stored_open_with_file(&s, (struct world_options){.conversations = 2}, kv);
     turn(&s.w, 1, 60, 80, kv);
-    cr_assert(s.w.sched.conversations.count == 2 && stats_of(&s).files == 1);
+    cr_assert(s.w.sched.keeper.table.count == 2 && stats_of(&s).files == 1);
     turn(&s.w, 2, 0, 40, kv); /* takes the place of the superseded one */
     turn(&s.w, 3, 0, 40, kv); /* and now of the one that went on from it */
     world_save_all(&s.w);
@@ -366,9 +366,10 @@ Test(state, a_file_several_went_on_from_stays) {
     cr_assert_eq(turn(&s.w, 1, 60, 80, kv), 60);
     cr_assert_eq(turn(&s.w, 2, 60, 90, kv), 60);
     cr_assert(turns_kept(&s.w) == 3 && stats_of(&s).files == 1);
-    s.w.sched.options.conversations_max = 1;
-    sched_save(&s.w.sched, clock_ns(), false); /* the first turn is copied out, then both go */
-    cr_assert_eq(s.w.sched.conversations.count, 1);
+    s.w.sched.keeper.options.conversations_max = 1;
+    keeper_save(&s.w.sched.keeper, clock_ns(),
+                false); /* the first turn is copied out, then both go */
+    cr_assert_eq(s.w.sched.keeper.table.count, 1);
     world_save_all(&s.w);
     cr_assert_eq(stats_of(&s).files, 3, "the only copy was deleted");
     stored_close(&s);
@@ -409,8 +410,8 @@ Test(state, what_failed_is_tried_again_at_the_end) {
 
 static uint64_t newest_id(const struct world *w) {
     const struct conversation *newest = NULL;
-    for (int i = 0; i < w->sched.conversations.capacity; i++) {
-        const struct conversation *conv = &w->sched.conversations.all[i];
+    for (int i = 0; i < w->sched.keeper.table.capacity; i++) {
+        const struct conversation *conv = &w->sched.keeper.table.all[i];
         if (conv->id != 0 && (!newest || conv->use > newest->use)) newest = conv;
     }
     return newest->id;
@@ -431,11 +432,11 @@ Test(state, a_file_that_made_room_returns_at_the_end) {
     world_save_all(&s.w);
     uint64_t second = newest_id(&s.w);
     cr_assert(stats_of(&s).files == 1 && !store_has(s.w.store, first));
-    sched_save(&s.w.sched, clock_ns(), false); /* drains anew */
+    keeper_save(&s.w.sched.keeper, clock_ns(), false); /* drains anew */
     world_save_all(&s.w);
     cr_assert(store_has(s.w.store, second), "it was displaced");
-    cr_assert_eq(sched_delete(&s.w.sched, second), 0);
-    sched_save(&s.w.sched, clock_ns(), false);
+    cr_assert_eq(keeper_delete(&s.w.sched.keeper, second), 0);
+    keeper_save(&s.w.sched.keeper, clock_ns(), false);
     for (int i = 0; i < 1000 && stats_of(&s).files > 0; i++) usleep(1000);
     world_save_all(&s.w);
     cr_assert(store_has(s.w.store, first), "it was not written again");
@@ -454,7 +455,7 @@ Test(state, what_could_not_be_written_is_counted_when_it_goes) {
     turn(&s.w, 3, 0, 40, kv);
     cr_assert_eq(s.w.sched.counters.state_lost, 1);
     turn(&s.w, 4, 0, 40, kv); /* gets room as soon as the previous one is copied out */
-    cr_assert_eq(s.w.sched.conversations.count, 1);
+    cr_assert_eq(s.w.sched.keeper.table.count, 1);
     world_save_all(&s.w);
     cr_assert_eq(s.w.sched.counters.state_lost, 2, "lost while it was written");
     cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 0);
@@ -480,10 +481,10 @@ Test(state, a_full_table_is_written_in_parts) {
         cr_assert_lt(i, 20);
         world_step(&s.w);
     }
-    cr_assert(atomic_load(&one.finished) && s.w.sched.conversations.count == 3);
-    cr_assert(stats_of(&s).files == 0 && s.w.sched.export.block > 0);
-    cr_assert_lt(s.w.sched.export.block, 1 + WORLD_STREAMS, "written in one step");
-    for (int before = count_of(&other); s.w.sched.conversations.count > 1; before++) {
+    cr_assert(atomic_load(&one.finished) && s.w.sched.keeper.table.count == 3);
+    cr_assert(stats_of(&s).files == 0 && s.w.sched.keeper.export.block > 0);
+    cr_assert_lt(s.w.sched.keeper.export.block, 1 + WORLD_STREAMS, "written in one step");
+    for (int before = count_of(&other); s.w.sched.keeper.table.count > 1; before++) {
         cr_assert_eq(count_of(&other), before, "somebody's answer stands still");
         world_step(&s.w);
     }
@@ -521,12 +522,12 @@ Test(state, superseded_states_go_unwritten) {
     stored_open(&s, (struct world_options){.conversations = 9, .pages = 12, .copy_bytes = 1});
     turn(&s.w, 0, 0, 50, kv);
     cr_assert_eq(turn(&s.w, 1, 50, 54, kv), 50);
-    cr_assert(s.w.sched.conversations.count == 2 && stats_of(&s).files == 0);
+    cr_assert(s.w.sched.keeper.table.count == 2 && stats_of(&s).files == 0);
     struct engine_job job = job_of(2, 20, 2, kv);
     submit(&s.w, &job);
     world_step(&s.w);
     cr_assert(s.w.sched.running == 1, "it waits");
-    cr_assert_eq(s.w.sched.conversations.superseded_pages, 0,
+    cr_assert_eq(s.w.sched.keeper.table.superseded_pages, 0,
                  "there was room: the test tests nothing");
     run_until_idle(&s.w);
     cr_assert_eq(stats_of(&s).files, 0);
@@ -541,7 +542,7 @@ static void begin_restoring(struct stored *s, struct engine_job *job, struct eng
     *job = job_of(1, 90, 3, kv);
     job->request.prompt = prompt_of(1, 60);
     submit(&s->w, job);
-    for (int i = 0; s->w.sched.import.id == 0; i++) {
+    for (int i = 0; s->w.sched.keeper.import.id == 0; i++) {
         cr_assert_lt(i, 10, "nothing is restored");
         world_step(&s->w);
     }
@@ -569,7 +570,7 @@ Test(state, others_go_on_while_one_is_restored) {
     while (count_of(&other) == 0) world_step(&s.w);
     begin_restoring(&s, &job, kv);
     int steps = 0, before = count_of(&other);
-    for (; s.w.sched.import.id != 0; steps++) {
+    for (; s.w.sched.keeper.import.id != 0; steps++) {
         cr_assert(sched_head_waits(&s.w.sched) && job.cached_tokens == 0);
         world_step(&s.w);
     }
@@ -591,10 +592,10 @@ Test(state, restoring_ends_though_its_client_left) {
     begin_restoring(&s, &job, kv);
     atomic_store(&job.cancel, 1);
     world_step(&s.w);
-    cr_assert(sched_idle(&s.w.sched) && sched_copying(&s.w.sched));
-    for (int i = 0; sched_copying(&s.w.sched); i++) {
+    cr_assert(sched_idle(&s.w.sched) && keeper_copying(&s.w.sched.keeper));
+    for (int i = 0; keeper_copying(&s.w.sched.keeper); i++) {
         cr_assert_lt(i, 100);
-        sched_save(&s.w.sched, clock_ns(), false);
+        keeper_save(&s.w.sched.keeper, clock_ns(), false);
     }
     cr_assert_eq(s.w.sched.counters.state_restored, 1);
     engine_job_close(&job);
@@ -608,7 +609,7 @@ Test(state, deleting_ends_a_restoring) {
     struct engine_kv kv = global(16, 4, 8);
     stored_open_slowly(&s, 9, kv);
     begin_restoring(&s, &job, kv);
-    cr_assert_eq(sched_delete(&s.w.sched, s.w.sched.import.id), 0);
+    cr_assert_eq(keeper_delete(&s.w.sched.keeper, s.w.sched.keeper.import.id), 0);
     world_check(&s.w);
     run_until_idle(&s.w);
     cr_assert(finish_of(&job) > 0 && job.cached_tokens == 0);
@@ -648,7 +649,7 @@ Test(state, a_read_file_goes_with_who_asked_for_it) {
         &s, (struct world_options){.conversations = 2, .state_eager = true, .pages = pages + 3});
     turn(&s.w, 0, 0, 50, kv); /* holds 4 pages */
     world_save_all(&s.w);
-    uint64_t id = s.w.sched.conversations.all[0].id;
+    uint64_t id = s.w.sched.keeper.table.all[0].id;
     stored_restart(&s);
     other = job_of(3, prompt, answer, full());
     submit(&s.w, &other);
@@ -658,7 +659,7 @@ Test(state, a_read_file_goes_with_who_asked_for_it) {
     job.request.prompt = prompt_of(1, 50);
     submit(&s.w, &job);
     world_step(&s.w);
-    cr_assert(stats_of(&s).read == 1 && s.w.sched.import.id == 0,
+    cr_assert(stats_of(&s).read == 1 && s.w.sched.keeper.import.id == 0,
               "there was room: the test tests nothing");
     atomic_store(&job.cancel, 1);
     world_step(&s.w);
@@ -783,15 +784,15 @@ Test(state, an_order_to_write_holds_once) {
     struct conversation *conv = NULL;
     const int64_t second = 1000000000;
     int64_t now = clock_ns();
-    for (int i = 0; i < s.w.sched.conversations.capacity && !conv; i++)
-        if (sched_wants_saving(&s.w.sched, &s.w.sched.conversations.all[i]))
-            conv = &s.w.sched.conversations.all[i];
-    cr_assert_eq(sched_write(&s.w.sched, conv->id), ERR_BUSY);
-    for (int i = 0; i < 4; i++) sched_save(&s.w.sched, now += second, false);
-    cr_assert_eq(sched_write(&s.w.sched, conv->id), 0);
+    for (int i = 0; i < s.w.sched.keeper.table.capacity && !conv; i++)
+        if (keeper_wants_saving(&s.w.sched.keeper, &s.w.sched.keeper.table.all[i]))
+            conv = &s.w.sched.keeper.table.all[i];
+    cr_assert_eq(keeper_write(&s.w.sched.keeper, conv->id), ERR_BUSY);
+    for (int i = 0; i < 4; i++) keeper_save(&s.w.sched.keeper, now += second, false);
+    cr_assert_eq(keeper_write(&s.w.sched.keeper, conv->id), 0);
     conv->saved = CONVERSATION_UNSAVED; /* as when the file is gone */
     cr_assert_eq(store_remove(s.w.store, conv->id), 0);
-    for (int i = 0; i < 4; i++) sched_save(&s.w.sched, now += second, false);
+    for (int i = 0; i < 4; i++) keeper_save(&s.w.sched.keeper, now += second, false);
     cr_assert_eq(stats_of(&s).files, 0);
     stored_close(&s);
 }
@@ -868,7 +869,7 @@ Test(state, a_lost_file_makes_a_forgotten_conversation) {
     struct stored s;
     struct engine_kv kv = global(16, 4, 8);
     stored_open_with_file(&s, (struct world_options){.conversations = 1, .state_eager = true}, kv);
-    cr_assert_eq(store_remove(s.w.store, s.w.sched.conversations.all[0].id), 0);
+    cr_assert_eq(store_remove(s.w.store, s.w.sched.keeper.table.all[0].id), 0);
     turn(&s.w, 3, 0, 40, kv);
     cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 0);
     cr_assert_eq(s.w.sched.counters.conversation_lost[ENGINE_MISS_FORGOTTEN], 1);
