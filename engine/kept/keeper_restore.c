@@ -82,7 +82,7 @@ static bool add_arriving(struct keeper *keeper, const struct keeper_claim *claim
 
 /* ---- One file ---- */
 
-/* What comes of an attempt to restore a conversation. WAIT: it is not there yet. START_WITHOUT: the
+/* Results of an attempt to restore a conversation. WAIT: it is not there yet. START_WITHOUT: the
  * request starts without it, and the file stays as it is. */
 enum restored { RESTORED, NOT_THIS_ONE, WAIT, START_WITHOUT };
 

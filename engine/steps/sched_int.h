@@ -104,7 +104,7 @@ void sched_stop_waiting(struct sched *sched, struct engine_job *job);
 
 /* ---- sched_keep.c ---- */
 
-/* What the job's client may have. */
+/* Returns what the job's client may have. */
 struct keeper_claim sched_claim(const struct sched *sched, const struct engine_job *job);
 
 /* Finds the conversation that serves the job's prompt best, in memory and on disk, and fills in
