@@ -48,10 +48,10 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     own.answered_arg = r->common->arg;
     own.admitted = publish_admitted;
     own.admitted_arg = r;
+    own.queue_places = &r->waiting;
+    own.pending_jobs = &r->pending;
+    own.pending_tokens = &r->tokens;
     sched_open(&r->sched, &own);
-    r->sched.queue_places = &r->waiting;
-    r->sched.pending_jobs = &r->pending;
-    r->sched.pending_tokens = &r->tokens;
     r->sequence_rows = mem_must_alloc((size_t)own.sequences_max, sizeof *r->sequence_rows);
     r->copy_count = r->sched.keeper.table.capacity;
     r->conversation_copies =

@@ -62,7 +62,7 @@ struct keeper_listing {
 
 /* The head's search on disk. */
 struct keeper_search {
-    bool made;        /* its result follows, valid until `changes` or `least` change */
+    bool made;        /* the members below are valid until `changes` or `least` change */
     uint64_t changes; /* store_changes before it */
     int32_t least;
     uint64_t id;           /* the file found; 0 = none */

@@ -17,7 +17,6 @@
 #include "base/mem.h"
 #include "engine/steps/publish.h"
 #include "engine/steps/sched_int.h"
-#include "engine/steps/trace.h"
 #include "kernels/alternatives.h"
 
 static const double eviction_bounds[] = {1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5e-4, 1e-3,
@@ -33,15 +32,15 @@ static const double iteration_bounds[] = {1,   8,    16,   32,   64,   128,  256
 void sched_open(struct sched *sched, const struct sched_options *options) {
     CHECK(options->rows_max > options->sequences_max); /* prompts always find room beside decode */
     CHECK(options->logits_max >= options->sequences_max + 1);
-    *sched = (struct sched){
-        .options = *options, .wait_ends = UINT64_MAX, .turns = {.number = PACE_TURNS}};
+    *sched = (struct sched){.options = *options,
+                            .admission = {.wait_ends = UINT64_MAX},
+                            .turns = {.number = PACE_TURNS}};
     size_t sequences = (size_t)options->sequences_max, logits = (size_t)options->logits_max;
     sched->sequences = mem_must_alloc(sequences, sizeof *sched->sequences);
     sched->order = mem_must_alloc(sequences, sizeof *sched->order);
     sched->spans = mem_must_alloc(sequences, sizeof *sched->spans);
     sched->span_sequences = mem_must_alloc(sequences, sizeof *sched->span_sequences);
     sched->sorted = mem_must_alloc(sequences, sizeof *sched->sorted);
-    sched->due = mem_must_alloc(sequences, sizeof *sched->due);
     sched->rows = mem_must_alloc((size_t)options->rows_max, sizeof *sched->rows);
     sched->want = mem_must_alloc(logits, sizeof *sched->want);
     sched->wants = mem_must_alloc(logits, sizeof *sched->wants);
@@ -75,22 +74,22 @@ static void end_choice(struct sched *sched, struct engine_job *job, struct engin
                        enum engine_finish finish) {
     choice->ending = finish;
     choice->next = NULL;
-    if (sched->ended_last)
-        sched->ended_last->next = choice;
+    if (sched->ended.last)
+        sched->ended.last->next = choice;
     else
-        sched->ended_first = choice;
-    sched->ended_last = choice;
+        sched->ended.first = choice;
+    sched->ended.last = choice;
     CHECK(job->choices_left > 0 && (job->stage == SCHED_QUEUED || job->stage == SCHED_RUNNING));
     if (--job->choices_left > 0) return;
     job->stage = SCHED_ENDED;
     queue_end(&sched->queue, job);
     job->finished_ns = clock_ns();
     job->next = NULL;
-    if (sched->finished_last)
-        sched->finished_last->next = job;
+    if (sched->ended.last_job)
+        sched->ended.last_job->next = job;
     else
-        sched->finished_first = job;
-    sched->finished_last = job;
+        sched->ended.first_job = job;
+    sched->ended.last_job = job;
 }
 
 void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish) {
@@ -100,10 +99,9 @@ void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_f
 
 /* Ends of choices come before ends of jobs: see engine/steps/publish.h. */
 void sched_publish_finished(struct sched *sched) {
-    struct engine_choice *choice = sched->ended_first, *next_choice;
-    struct engine_job *job = sched->finished_first, *next;
-    sched->ended_first = sched->ended_last = NULL;
-    sched->finished_first = sched->finished_last = NULL;
+    struct engine_choice *choice = sched->ended.first, *next_choice;
+    struct engine_job *job = sched->ended.first_job, *next;
+    sched->ended = (struct sched_ended){0};
     for (; choice; choice = next_choice) {
         next_choice = choice->next;
         publish_choice_end(choice);
@@ -112,8 +110,9 @@ void sched_publish_finished(struct sched *sched) {
         next = job->next;
         CHECK(job->stage == SCHED_ENDED);
         job->stage = SCHED_SUBMITTER;
-        if (sched->pending_jobs) atomic_fetch_sub(sched->pending_jobs, 1);
-        if (sched->pending_tokens) atomic_fetch_sub(sched->pending_tokens, sched_job_tokens(job));
+        if (sched->options.pending_jobs) atomic_fetch_sub(sched->options.pending_jobs, 1);
+        if (sched->options.pending_tokens)
+            atomic_fetch_sub(sched->options.pending_tokens, sched_job_tokens(job));
         publish_job_end(job);
     }
 }
@@ -142,7 +141,6 @@ void sched_close(struct sched *sched) {
     mem_free(sched->spans);
     mem_free(sched->span_sequences);
     mem_free(sched->sorted);
-    mem_free(sched->due);
     mem_free(sched->rows);
     mem_free(sched->want);
     mem_free(sched->wants);
@@ -282,199 +280,6 @@ void sched_abandon(struct sched *sched, enum engine_finish finish, int rc) {
         if (finish == ENGINE_FINISH_ERROR)
             fault_set(&job->fault, rc, NULL, "the engine failed: %s", err_text(rc));
         sched_finish_job(sched, job, finish);
-    }
-}
-
-/* ---- Eviction ---- */
-/* An eviction can cost as much as thousands of tokens, and all who run wait for it. So each step
- * has room for options.rows_max rows of it (paging/policy.h), or one eviction that costs more. And
- * while several clients run, each may spend SCHED_EVICT_ROWS rows a step for each of its sequences:
- * what goes beyond is paid by steps in which the client's sequences that are due sit out. A
- * sequence that may not evict gets no rows that would need it; so it evicts later in time, never at
- * another token, and its results stay what they are alone. Those that wait longest go first. */
-
-static void add_due(struct sched *sched, int *count, struct sequence *seq) {
-    sched->due[(*count)++] = (struct kern_evict){.slot = seq->slot,
-                                                 .tokens = seq->due.tokens,
-                                                 .budget = due_budget(&seq->kv, &seq->due),
-                                                 .rule = &seq->kv.rule,
-                                                 .trace = trace_begin(seq, &sched->options.shape)};
-}
-
-static int64_t eviction_rows(const struct sched *sched, const struct sequence *seq, int64_t held) {
-    return kv_eviction_rows(&seq->kv, held, sched->options.row_entries);
-}
-
-/* The next token has no place. */
-bool sched_wants_shift(const struct sequence *seq) {
-    return !seq->leader && due_shift(&seq->kv, &seq->due);
-}
-
-static void charge_eviction(struct sched *sched, const struct sequence *seq) {
-    int64_t rows = eviction_rows(sched, seq, seq->due.held);
-    CHECK(seq->may_evict);
-    queue_charge(&sched->queue, seq->job, rows);
-    queue_client_of(&sched->queue, seq->job)->evict_rows += rows;
-}
-
-static int evict_due(struct sched *sched, int count, struct sequence **who) {
-    struct kern *kern = sched->options.kern;
-    if (count == 0) return 0;
-    int64_t start = clock_ns();
-    int rc = kern->ops->evict(kern, sched->due, count);
-    if (rc == 0) rc = kern->ops->sync(kern);
-    int64_t spent = clock_ns() - start;
-    if (rc != 0) return rc;
-    hist_add(&sched->counters.eviction_seconds, (double)spent * 1e-9);
-    sched->counters.evictions += (uint64_t)count;
-    for (int i = 0; i < count; i++) {
-        trace_end(who[i]);
-        charge_eviction(sched, who[i]);
-        seq_evicted(who[i]);
-        who[i]->job->evict_ns += spent / count;
-    }
-    return 0;
-}
-
-/* Collects the sequences for which `is_due` holds, in running order. */
-static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence *)) {
-    struct sequence *who[64];
-    int count = 0, rc = 0;
-    for (int i = 0; i < sched->running && rc == 0; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (!is_due(seq)) continue;
-        sched_leave_checkpoint(sched, seq);
-        who[count] = seq;
-        add_due(sched, &count, seq);
-        if (count == COUNT_OF(who)) {
-            rc = evict_due(sched, count, who);
-            count = 0;
-        }
-    }
-    return rc == 0 ? evict_due(sched, count, who) : rc;
-}
-
-/* Shifts the sequences that have no place for their next token; after the evictions due before it.
- */
-static int shift_due(struct sched *sched) {
-    struct kern *kern = sched->options.kern;
-    int rc = 0;
-    for (int i = 0; i < sched->running && rc == 0; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (!seq->may_evict || !sched_wants_shift(seq)) continue;
-        const struct kern_shift shift = {.slot = seq->slot,
-                                         .rule = &seq->kv.rule,
-                                         .tokens = seq->due.tokens,
-                                         .from = seq->due.shifts,
-                                         .to = due_shifts(&seq->kv, seq->due.tokens)};
-        sched_leave_checkpoint(sched, seq);
-        rc = kern->ops->shift(kern, &shift);
-        due_shifted(&seq->kv, &seq->due);
-        seq->changed = true;
-        int64_t rows = kv_shift_rows(seq->due.held, sched->options.row_entries);
-        queue_charge(&sched->queue, seq->job, rows);
-        queue_client_of(&sched->queue, seq->job)->evict_rows += rows;
-        sched->counters.shifts++;
-    }
-    return rc;
-}
-
-static bool due_to_generate(const struct sequence *seq) {
-    return seq->may_evict && seq_generating(seq) && due_before_generate(&seq->kv, &seq->due);
-}
-
-static bool due_in_prompt(const struct sequence *seq) {
-    return due_after_append(&seq->kv, &seq->due);
-}
-
-/* The entries per stream that an eviction in this step would begin with; 0: none can come. */
-int64_t sched_held_if_due(const struct sequence *seq) {
-    struct due_state state = seq->due;
-    if (seq->leader) return 0;
-    if (seq_generating(seq)) return due_before_generate(&seq->kv, &state) ? state.held : 0;
-    due_append(&state, due_prompt_room(&seq->kv, &state));
-    return due_after_append(&seq->kv, &state) ? state.held : 0;
-}
-
-/* The rows of the eviction and of the shift that can come in this step; 0: neither can. */
-static int64_t rows_if_due(const struct sched *sched, const struct sequence *seq) {
-    int64_t held = sched_held_if_due(seq), rows = held > 0 ? eviction_rows(sched, seq, held) : 0;
-    if (sched_wants_shift(seq)) rows += kv_shift_rows(seq->due.held, sched->options.row_entries);
-    return rows;
-}
-
-/* Whether the sequence can run without evicting: with prompt rows before its next eviction. */
-static bool goes_on_anyway(const struct sequence *seq) {
-    return seq_prefilling(seq) && !sched_wants_shift(seq) &&
-           due_prompt_room(&seq->kv, &seq->due) > 1;
-}
-
-static bool is_paid(const struct sched *sched, const struct sequence *seq) {
-    const struct queue_client *client = queue_client_of(&sched->queue, seq->job);
-    return client->running == sched->running ||
-           client->evict_rows < (int64_t)SCHED_EVICT_ROWS * client->running;
-}
-
-/* Pays for evictions of earlier steps. */
-static void pay_evictions(struct sched *sched) {
-    for (int i = 0; i < sched->running; i++) {
-        const struct sequence *seq = &sched->sequences[sched->order[i]];
-        struct queue_client *client = queue_client_of(&sched->queue, seq->job);
-        client->evict_rows -= SCHED_EVICT_ROWS;
-        if (client->evict_rows < 0 || client->running == sched->running) client->evict_rows = 0;
-    }
-}
-
-/* Returns whether a choice that begins after the leader's prompt waits for its first mask. */
-bool sched_first_waits(const struct sched *sched, const struct sequence *leader) {
-    bool waits = seq_waits(leader);
-    for (int i = 0; i < sched->running && !waits; i++) {
-        const struct sequence *seq = &sched->sequences[sched->order[i]];
-        waits = seq->leader == leader && seq_waits(seq);
-    }
-    return waits;
-}
-
-/* Returns whether the sequence gets no row before a mask is made. */
-static bool waits_for_mask(const struct sched *sched, const struct sequence *seq) {
-    if (!seq_prefilling(seq)) return seq_generating(seq) && seq_waits(seq);
-    return seq->prompt_count - seq->due.tokens == 1 && sched_first_waits(sched, seq);
-}
-
-/* Running sequences that may be due in this step, the one that has waited longest first. Returns
- * how many; *others: some other sequence has work. */
-static int find_due(struct sched *sched, bool *others) {
-    uint64_t now = sched->counters.steps + 1;
-    int count = 0;
-    *others = false;
-    for (int i = 0; i < sched->running; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        bool is_due = rows_if_due(sched, seq) > 0;
-        seq->may_evict = false;
-        if (seq->sits_out || waits_for_mask(sched, seq)) continue;
-        *others = *others || (!seq->leader && (!is_due || goes_on_anyway(seq)));
-        if (!is_due) continue;
-        if (seq->due_since == 0) seq->due_since = now;
-        sched_sort_in(sched, count++, seq, (int64_t)seq->due_since);
-    }
-    return count;
-}
-
-/* Grants evictions for this step. At least one sequence can always run: if no other, the first due
- * one. */
-static void plan_evictions(struct sched *sched) {
-    bool others;
-    int count = find_due(sched, &others);
-    int64_t left = sched->options.rows_max;
-    for (int i = 0; i < count; i++) {
-        struct sequence *seq = sched->sorted[i];
-        int64_t rows = rows_if_due(sched, seq);
-        bool fits = rows <= left || left == sched->options.rows_max;
-        bool is_needed = !others && i == 0;
-        if (!is_needed && (!fits || !is_paid(sched, seq))) continue;
-        left -= rows;
-        seq->may_evict = true;
-        seq->due_since = 0;
     }
 }
 
@@ -668,14 +473,6 @@ static int draw_drafts(struct sched *sched, const struct sched_step *step, const
     return sched_end_drafts(sched, step);
 }
 
-/* Some sequence is about to evict, which may take longer than the step took so far. */
-static bool any_due(const struct sched *sched) {
-    bool due = false;
-    for (int i = 0; i < sched->running && !due; i++)
-        due = due_in_prompt(&sched->sequences[sched->order[i]]);
-    return due;
-}
-
 /* A request for no tokens (echo alone) ends with its prompt. */
 static void finish_scored(struct sched *sched) {
     for (int i = 0; i < sched->running; i++) {
@@ -708,10 +505,8 @@ static void report_changed(struct sched *sched) {
     }
 }
 
-static int prepare_step(struct sched *sched, struct sched_step *step) {
-    plan_evictions(sched);
-    int rc = evict_where(sched, due_to_generate);
-    if (rc == 0) rc = shift_due(sched);
+static int begin_step(struct sched *sched, struct sched_step *step) {
+    int rc = sched_evict_before_rows(sched);
     if (rc == 0) sched_build_step(sched, step);
     return rc;
 }
@@ -727,10 +522,10 @@ static int run_step(struct sched *sched) {
     int64_t begin;
     uint64_t before = tokens_so_far(&sched->counters);
     bool some_sit_out = sched_plan_turns(sched);
-    int rc = prepare_step(sched, &step);
+    int rc = begin_step(sched, &step);
     if (rc == 0 && step.batch.rows == 0 && some_sit_out) {
         sched_skip_turns(sched);
-        rc = prepare_step(sched, &step);
+        rc = begin_step(sched, &step);
     }
     if (rc != 0) return rc;
     sched->all_wait = step.batch.rows == 0;
@@ -747,13 +542,14 @@ static int run_step(struct sched *sched) {
         pace_note(&sched->pace, step.streams, prompt_rows, step_clock(sched) - begin);
     count_appended(sched, &step);
     /* The first tokens come from logits that the eviction at the prompt's end does not change. */
-    if (take_samples(sched, &step, 0, logits) && sched->options.answered && any_due(sched))
+    if (take_samples(sched, &step, 0, logits) && sched->options.answered &&
+        sched_evicts_after_rows(sched))
         sched->options.answered(sched->options.answered_arg);
     rc = draw_drafts(sched, &step, logits);
     if (rc != 0) return rc;
     if (prompt_rows == 0)
         pace_note_drafts(&sched->pace, step.stream_rows, step_clock(sched) - begin);
-    rc = evict_where(sched, due_in_prompt);
+    rc = sched_evict_after_rows(sched);
     if (rc != 0) return rc;
     sched_leave_prefixes(sched);
     fork_choices(sched);
@@ -777,7 +573,7 @@ bool sched_step(struct sched *sched, bool *device_failed) {
     settle_waiting(sched);
     leave_finished(sched);
     if (sched->running == 0) return had_work;
-    pay_evictions(sched);
+    sched_pay_evictions(sched);
     int rc = run_step(sched);
     sched->counters.steps++;
     sched->counters.mask_work += sched->mask_work.spent;

@@ -60,8 +60,8 @@ typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, con
 #define SCHED_PASS_STEPS 128
 
 /* Rows of eviction work that a client may spend a step for each of its running sequences, while
- * others run: see engine/steps/sched.c. A default request spends about 1 with most policies, 5 with
- * rkv.
+ * others run: see engine/steps/sched_evict.c. A default request spends about 1 with most policies,
+ * 5 with rkv.
  */
 #define SCHED_EVICT_ROWS 8
 
@@ -104,6 +104,9 @@ struct sched_options {
     int row_entries;               /* see kv_eviction_rows */
     int clients_max;               /* rows of the queue, see engine/steps/queue.h */
     struct mask_wake mask_wake;    /* for a scheduler that is stalled; may be {NULL} */
+    atomic_int *queue_places;      /* given back when a job leaves the waiting list; may be NULL */
+    atomic_int *pending_jobs;      /* counted down when a job finishes; may be NULL */
+    atomic_llong *pending_tokens;  /* likewise, by sched_job_tokens */
     /* Called in a step that has published first tokens and goes on with their evictions; may be
      * NULL. */
     void (*answered)(void *arg);
@@ -128,40 +131,45 @@ struct sched_turns {
     uint64_t apart_steps, divided_steps; /* counted: of the first kind, and others without some */
 };
 
+/* Admission: the state of engine/steps/sched_admit.c. */
+struct sched_admission {
+    uint64_t head_step;           /* counters.steps when the head was chosen */
+    struct engine_job *past_head; /* the last one that gave way and waits; NULL: none */
+    uint64_t past_head_step;
+    struct queue_room passed; /* taken by clients that ran nothing, while the head waited */
+    uint64_t head_changes;    /* keeper.head_changes when the head was tried last */
+    uint64_t others_tried;    /* keeper.changes when every job that may pass the head was tried */
+    uint64_t wait_ends;       /* number of the step in which the first wait for a prefix is over */
+};
+
+/* What has ended and is not published yet, in the order of the ends. */
+struct sched_ended {
+    struct engine_choice *first, *last;
+    struct engine_job *first_job, *last_job; /* all of their choices have ended */
+};
+
 struct sched {
     struct sched_options options;
     struct sequence *sequences; /* [sequences_max] */
     int *order;                 /* indices of running sequences, oldest first */
     int running;
     struct keeper keeper;
-    struct queue queue; /* the waiting jobs */
-    struct engine_job
-        *head;          /* the waiting job that is next, until it runs or ends; NULL: not chosen */
-    uint64_t head_step; /* counters.steps when it was chosen */
-    struct engine_job *past_head; /* the last one that gave way and waits; NULL: none */
-    uint64_t past_head_step;
-    struct queue_room passed; /* room taken by clients that ran nothing, while the head waited */
-    uint64_t head_changes;    /* keeper.head_changes when it was tried last */
-    uint64_t others_tried;    /* keeper.changes when every job that may pass the head was tried */
-    uint64_t wait_ends;       /* number of the step in which the first wait for a prefix is over */
-    struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
-    struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */
-    struct engine_counters counters;
-    struct pace pace;
+    struct queue queue;      /* the waiting jobs */
+    struct engine_job *head; /* waits and is next, until it runs or ends; NULL: not chosen */
+    struct sched_admission admission;
     struct sched_turns turns;
-    atomic_int *queue_places;     /* given back when a job leaves the waiting list; may be NULL */
-    atomic_int *pending_jobs;     /* counted down when a job finishes; may be NULL */
-    atomic_llong *pending_tokens; /* likewise, by sched_job_tokens */
+    struct pace pace;
+    struct sched_ended ended;
+    struct engine_counters counters;
     struct constraint_work mask_work; /* budget of the step for masks */
-    int64_t mask_ns;                  /* time of it */
+    int64_t mask_ns;                  /* time that the step has spent on them */
     bool all_wait; /* the last step had no row: all running sequences wait for masks */
-    /* scratch of one step */
+    /* Scratch of one step. */
     struct kern_span *spans;
     struct sequence **span_sequences; /* the sequence of spans[i] */
     struct sequence **sorted;         /* running sequences in another order */
     int32_t *rows, *want;
     struct sched_want *wants;
-    struct kern_evict *due;
     struct kern_sample *samples;
     struct kern_sampled *sampled;
     float *wide_row;    /* [vocab] logits from the backend; NULL: no request may want it */

@@ -411,8 +411,8 @@ static struct queue_room left_by(const struct sched *sched, const struct engine_
     if (left.pages > options->pages_total / 4) left.pages = options->pages_total / 4;
     left.pages = larger_count(left.pages, options->pages_total / options->sequences_max);
     if (job == sched->head) {
-        left.places = (int)larger_count(0, left.places - sched->passed.places);
-        left.pages = larger_count(0, left.pages - sched->passed.pages);
+        left.places = (int)larger_count(0, left.places - sched->admission.passed.places);
+        left.pages = larger_count(0, left.pages - sched->admission.passed.pages);
     }
     if (job->choice_count + left.places > options->sequences_max) left.places = 0;
     if (pages * job->choice_count + left.pages > options->pages_total) left.pages = 0;
@@ -458,11 +458,11 @@ void sched_submit(struct sched *sched, struct engine_job *job) {
     job->wait = ENGINE_WAIT_NOTHING;
     job->pages = pages_for(&sched->options, job->params, &from_nothing, &job->request);
     queue_join(&sched->queue, job);
-    sched->others_tried = 0;
+    sched->admission.others_tried = 0;
 }
 
 static void give_place_back(struct sched *sched) {
-    if (sched->queue_places) atomic_fetch_sub(sched->queue_places, 1);
+    if (sched->options.queue_places) atomic_fetch_sub(sched->options.queue_places, 1);
 }
 
 /* Resets the admission state, because another job will be the head. */
@@ -476,7 +476,7 @@ void sched_stop_waiting(struct sched *sched, struct engine_job *job) {
     CHECK(job->stage == SCHED_QUEUED || job->stage == SCHED_RUNNING);
     queue_take(&sched->queue, job);
     if (job == sched->head) end_head(sched);
-    if (job == sched->past_head) sched->past_head = NULL;
+    if (job == sched->admission.past_head) sched->admission.past_head = NULL;
     give_place_back(sched);
 }
 
@@ -500,8 +500,8 @@ static bool may_be_head(const void *arg, const struct engine_job *job) {
 /* A head beyond its client's share of places gives way when others have come. Its time as the head
  * counts when it is the next one again: it does not let others pass twice. */
 static void give_way(struct sched *sched) {
-    sched->past_head = sched->head;
-    sched->past_head_step = sched->head_step;
+    sched->admission.past_head = sched->head;
+    sched->admission.past_head_step = sched->admission.head_step;
     end_head(sched);
 }
 
@@ -514,9 +514,9 @@ static void choose_head(struct sched *sched) {
         sched->head->round = 0;
         sched->head->wait = ENGINE_WAIT_NOTHING;
     }
-    bool again = sched->head && sched->head == sched->past_head;
-    if (!again) sched->passed = (struct queue_room){0};
-    sched->head_step = again ? sched->past_head_step : sched->counters.steps;
+    bool again = sched->head && sched->head == sched->admission.past_head;
+    if (!again) sched->admission.passed = (struct queue_room){0};
+    sched->admission.head_step = again ? sched->admission.past_head_step : sched->counters.steps;
 }
 
 /* False: it waits. */
@@ -529,7 +529,7 @@ static bool try_to_admit(struct sched *sched, struct engine_job *job) {
 }
 
 static bool passing_allowed(const struct sched *sched) {
-    return sched->counters.steps - sched->head_step < SCHED_PASS_STEPS;
+    return sched->counters.steps - sched->admission.head_step < SCHED_PASS_STEPS;
 }
 
 /* Returns for how many more steps a sequence runs if nothing stops it; the rest of its prompt
@@ -589,7 +589,8 @@ static struct spare spare_of_head(const struct sched *sched) {
 /* Does the job wait for a prefix? Notes when that is over at the latest. */
 static bool awaits(struct sched *sched, const struct engine_job *job) {
     if (!sched_still_awaits(sched, job)) return false;
-    if (sched_wait_end(job) < sched->wait_ends) sched->wait_ends = sched_wait_end(job);
+    if (sched_wait_end(job) < sched->admission.wait_ends)
+        sched->admission.wait_ends = sched_wait_end(job);
     return true;
 }
 
@@ -622,7 +623,7 @@ static bool may_pass(const void *arg, const struct engine_job *job) {
 /* A job may take any number of steps to pass the head at first, then as many as the head waits
  * anyway, and finally none, because that wait is an estimate. */
 static struct spare spare_to_pass(const struct sched *sched) {
-    uint64_t waited = sched->counters.steps - sched->head_step;
+    uint64_t waited = sched->counters.steps - sched->admission.head_step;
     if (passing_allowed(sched)) return (struct spare){.steps = INT32_MAX};
     struct spare spare = spare_of_head(sched);
     if (spare.steps > SCHED_PASS_STEPS) spare.steps = SCHED_PASS_STEPS;
@@ -632,7 +633,7 @@ static struct spare spare_to_pass(const struct sched *sched) {
 
 /* Returns whether every job that may pass the head was tried, and nothing has changed since. */
 static bool others_wait(const struct sched *sched) {
-    return sched->others_tried == sched->keeper.changes;
+    return sched->admission.others_tried == sched->keeper.changes;
 }
 
 /* Admits every job that fits, in the order of the queue; once, until something changes. */
@@ -646,15 +647,15 @@ static void let_pass(struct sched *sched) {
         struct engine_job *job =
             room.places > 0 ? queue_next(&sched->queue, may_pass, &room) : NULL;
         if (!job) {
-            sched->others_tried = sched->keeper.changes;
+            sched->admission.others_tried = sched->keeper.changes;
             return;
         }
         job->round = sched->keeper.changes;
         bool runs_nothing = queue_client_of(&sched->queue, job)->running == 0;
         struct queue_room passed = {job->choice_count, job->pages * job->choice_count};
         if (try_to_admit(sched, job) && runs_nothing) {
-            sched->passed.places += passed.places;
-            sched->passed.pages += passed.pages;
+            sched->admission.passed.places += passed.places;
+            sched->admission.passed.pages += passed.pages;
         }
         (void)queue_plan_places(&sched->queue, sched->counters.steps);
     }
@@ -670,8 +671,8 @@ static void charge_empty_places(struct sched *sched) {
 
 void sched_admit_waiting(struct sched *sched) {
     if (queue_plan_places(&sched->queue, sched->counters.steps)) keeper_note_change(&sched->keeper);
-    if (sched->counters.steps + 1 >= sched->wait_ends) {
-        sched->wait_ends = UINT64_MAX;
+    if (sched->counters.steps + 1 >= sched->admission.wait_ends) {
+        sched->admission.wait_ends = UINT64_MAX;
         keeper_note_change(&sched->keeper); /* some job waits for a prefix no longer */
     }
     for (choose_head(sched); sched->head && !sched_head_waits(sched); choose_head(sched)) {
@@ -682,10 +683,10 @@ void sched_admit_waiting(struct sched *sched) {
             keeper_note_change(&sched->keeper); /* the head is only tried after a change */
         }
         sched->head->round = sched->keeper.changes;
-        sched->head_changes = sched->keeper.head_changes;
+        sched->admission.head_changes = sched->keeper.head_changes;
     }
     if (!sched->head) { /* everybody waits aside */
-        sched->others_tried = sched->keeper.changes;
+        sched->admission.others_tried = sched->keeper.changes;
         return;
     }
     let_pass(sched);

@@ -210,6 +210,7 @@ bool sched_awaits_prefix(struct sched *sched, const struct sched_entry *entry) {
     job->prefix.reader = best->job->arrival;
     job->prefix.sequence = (int)(best - sched->sequences);
     job->prefix.border = border;
-    if (sched_wait_end(job) < sched->wait_ends) sched->wait_ends = sched_wait_end(job);
+    if (sched_wait_end(job) < sched->admission.wait_ends)
+        sched->admission.wait_ends = sched_wait_end(job);
     return true;
 }

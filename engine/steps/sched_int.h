@@ -1,7 +1,8 @@
-/* Declarations shared by the files of the scheduler: sched.c (steps), sched_turns.c (who takes part
- * in a step), sched_batch.c (the rows of a step), sched_admit.c (admission), sched_keep.c
- * (sequences that continue conversations and become some), sched_checkpoint.c (conversations that
- * running sequences leave), sched_draft.c (drafted tokens). No other file includes this. */
+/* Declarations shared by the files of the scheduler: sched.c (steps), sched_evict.c (evictions and
+ * shifts), sched_turns.c (who takes part in a step), sched_batch.c (the rows of a step),
+ * sched_admit.c (admission), sched_keep.c (sequences that continue conversations and become some),
+ * sched_checkpoint.c (conversations that running sequences leave), sched_draft.c (drafted tokens).
+ * No other file includes this. */
 #ifndef KEEPD_ENGINE_STEPS_SCHED_INT_H
 #define KEEPD_ENGINE_STEPS_SCHED_INT_H
 
@@ -25,7 +26,7 @@ static inline const struct kern_ops *sched_ops(const struct sched *sched) {
 static inline bool sched_head_waits(const struct sched *sched) {
     const struct keeper *keeper = &sched->keeper;
     return sched->head && sched->head->round == keeper->changes &&
-           sched->head_changes == keeper->head_changes;
+           sched->admission.head_changes == keeper->head_changes;
 }
 
 /* Adds the sequence to the first `count` of sched->sorted, which ascend by key; of equal keys the
@@ -58,6 +59,17 @@ struct sched_step {
     int32_t rows_most;         /* rows that the step may have */
     int spare_logits;          /* for drafts or scores: beyond one row for every running sequence */
 };
+
+/* ---- sched_evict.c ---- */
+
+/* Pays for evictions of earlier steps. */
+void sched_pay_evictions(struct sched *sched);
+/* Decides which sequences may evict in this step, and evicts those that must do so before their
+ * next token; then shifts those whose next token has no place. */
+int sched_evict_before_rows(struct sched *sched);
+/* Evicts the sequences that have reached an eviction point in their prompt. */
+int sched_evict_after_rows(struct sched *sched);
+bool sched_evicts_after_rows(const struct sched *sched); /* there are some */
 
 /* The sequence's next token has no place. */
 bool sched_wants_shift(const struct sequence *seq);

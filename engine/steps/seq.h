@@ -35,7 +35,7 @@ struct sequence {
     int32_t slot;
     struct kv_params kv;
     struct due_state due;
-    bool may_evict; /* in this step: see sched.c, eviction */
+    bool may_evict; /* in this step: see engine/steps/sched_evict.c */
     bool changed;   /* the streams changed otherwise than by an append since the last live report */
     int64_t sort_key;    /* set by sched_sort_in */
     uint64_t due_since;  /* counters.steps when it was first refused; 0: it was not */

@@ -93,7 +93,7 @@ static int checked_step(void *model, const struct kern_batch *batch, const int32
     int count = 0;
     for (int c = 0; c < KINDS; c++) count += clients[c].kind != NULL;
     int share = PLACES / count;
-    bool open = !s->head || s->counters.steps - s->head_step < SCHED_PASS_STEPS;
+    bool open = !s->head || s->counters.steps - s->admission.head_step < SCHED_PASS_STEPS;
     for (int c = 0; c < KINDS; c++)
         for (int i = 0; clients[c].kind && i < clients[c].kind->jobs; i++) {
             const struct engine_job *job = &clients[c].jobs[i];

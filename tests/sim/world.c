@@ -393,8 +393,8 @@ void world_open(struct world *w, const struct world_options *options) {
     sched.kv.defaults.rule.sinks = 2;
     sched.kv.defaults.rule.horizon = 16;
     sched_open(&w->sched, &sched);
-    w->sched.queue_places = &w->places;
-    w->sched.pending_jobs = &w->pending;
+    w->sched.options.queue_places = &w->places;
+    w->sched.options.pending_jobs = &w->pending;
 }
 
 void world_close(struct world *w) {

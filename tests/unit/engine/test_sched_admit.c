@@ -96,7 +96,7 @@ Test(sched_admit, in_the_end_no_job_passes_the_head) {
             if (i < 2) submit(&w, &jobs[i]);
         }
         cr_assert_not(world_step(&w));
-        w.sched.head_step -= intervals * SCHED_PASS_STEPS;
+        w.sched.admission.head_step -= intervals * SCHED_PASS_STEPS;
         submit(&w, &jobs[2]);
         for (int i = 0; i < 3; i++) cr_assert_not(world_step(&w));
         cr_assert_eq(count_of(&jobs[2]), intervals == 1 ? 1 : 0);
@@ -122,7 +122,7 @@ Test(sched_admit, what_the_head_leaves_is_for_others) {
         if (i < WIDE) submit(&w, &jobs[i]);
     }
     cr_assert_not(world_step(&w));
-    w.sched.head_step -= 2ull * SCHED_PASS_STEPS;
+    w.sched.admission.head_step -= 2ull * SCHED_PASS_STEPS;
     for (int i = WIDE; i < WIDE + SMALL; i++) submit(&w, &jobs[i]);
     for (int i = 0; i < 2; i++) cr_assert_not(world_step(&w));
     for (int i = 0; i < WIDE + SMALL; i++)
@@ -256,7 +256,7 @@ Test(sched_admit, the_next_is_tried_when_the_waiting_head_is_cancelled) {
         if (i < 2) submit(&w, &jobs[i]);
     }
     cr_assert_not(world_step(&w));
-    w.sched.head_step -= SCHED_PASS_STEPS; /* no job passes it any more */
+    w.sched.admission.head_step -= SCHED_PASS_STEPS; /* no job passes it any more */
     submit(&w, &jobs[2]);
     for (int i = 0; i < 2; i++) cr_assert_not(world_step(&w));
     cr_assert_eq(w.sched.running, 1);
