@@ -112,7 +112,7 @@ const struct option config_options[] = {
     {"reasoning-parser", CHOICE, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
      "auto: text between <think> tags is returned as reasoning_content. none: answers are "
      "returned unchanged."},
-    {"tool-call-parser", CHOICE, AT(tool_call_parser), 0, 0, "auto", "auto|hermes|llama3|mistral|qwen3_coder|harmony|none", 0,
+    {"tool-call-parser", CHOICE, AT(tool_call_parser), 0, 0, "auto", "auto|hermes|llama3|mistral|qwen3_coder|seed_oss|glm45|glm47|minimax_m2|harmony|none", 0,
      "Format of the model's tool calls: <tool_call> tags around JSON (hermes: Qwen, Hermes) or "
      "around tags for each argument (qwen3_coder), channels (harmony: gpt-oss), a list after "
      "[TOOL_CALLS] (mistral) or a bare JSON object (llama3: Llama 3.x). auto: detected from the chat template. none: requests that "

@@ -72,7 +72,8 @@ static uint32_t schema_part(struct building *b, const struct constrain_part *par
     uint32_t node = NODE_NONE;
     const struct schema_options options = {.only_objects = part->only_objects,
                                            .closed = part->closed,
-                                           .form = part->tagged ? SCHEMA_TAGGED : SCHEMA_JSON,
+                                           .form = part->tags ? SCHEMA_TAGGED : SCHEMA_JSON,
+                                           .tags = part->tags,
                                            .field = field_of(part)};
     int rc = schema_compile(&b->json, part->schema, &options, &node, b->fault);
     if (rc != 0 && b->pool.rc == 0) b->rc = rc;

@@ -40,6 +40,19 @@ enum constrain_kind {
     CONSTRAIN_WITHOUT, /* any text that does not contain `text` */
 };
 
+/* How the members of an object are written as tags, one for each, in this order:
+ *   open NAME named gap value line VALUE line close after
+ * `gap`, `line` and `after` are white space or "". VALUE never contains `close`. */
+struct constrain_tags {
+    const char *open;  /* "<parameter=" */
+    const char *named; /* ">" */
+    const char *gap;
+    const char *value; /* "<arg_value>"; "": nothing stands between name and value */
+    const char *line;
+    const char *close; /* "</parameter>" */
+    const char *after;
+};
+
 /* Borrowed: a part and all that it points to stay valid until constrain_open returns, which keeps
  * no pointer to them. */
 struct constrain_part {
@@ -49,8 +62,9 @@ struct constrain_part {
     const char *text;
     size_t size;
     const cJSON *schema;
-    bool only_objects; /* SCHEMA: only instances that are objects */
-    bool tagged; /* SCHEMA: of objects, whose members are written as tags (constrain/schema.h) */
+    bool only_objects;                 /* SCHEMA: only instances that are objects */
+    const struct constrain_tags *tags; /* SCHEMA: of objects, whose members are written as such tags
+                                          (constrain/schema.h); NULL: JSON */
     bool closed; /* SCHEMA: objects that declare members have no others, unless the schema says so
                     (constrain/schema.h) */
     bool one_spacing; /* Set for the outermost part: JSON has one space behind ',' and ':' and none

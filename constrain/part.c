@@ -5,12 +5,20 @@
 
 #include <string.h>
 
+static void write_tags(const struct constrain_tags *tags, struct buf *out) {
+    const char *const texts[] = {tags->open, tags->named, tags->gap,  tags->value,
+                                 tags->line, tags->close, tags->after};
+    buf_char(out, 't');
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        buf_fmt(out, "%zu:%s", strlen(texts[i]), texts[i]);
+}
+
 void constrain_part_write(const struct constrain_part *part, struct buf *out) {
     buf_fmt(out, "%d,%d,%d,%d,", (int)part->kind, part->min, part->max, part->count);
     buf_fmt(out, "%zu:", part->text != NULL ? part->size : 0);
     if (part->text != NULL) buf_add(out, part->text, part->size);
     if (part->only_objects) buf_char(out, 'o');
-    if (part->tagged) buf_char(out, 't');
+    if (part->tags != NULL) write_tags(part->tags, out);
     if (part->closed) buf_char(out, 'c');
     if (part->one_spacing) buf_char(out, 's');
     if (part->schema != NULL) json_write_node(out, part->schema);

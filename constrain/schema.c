@@ -634,6 +634,7 @@ int schema_compile(struct json_nodes *nodes, const cJSON *schema,
                        .pool = nodes->pool,
                        .root = schema,
                        .form = options->form,
+                       .tags = options->tags,
                        .closed = options->closed,
                        .field = options->field,
                        .fault = fault};

@@ -20,19 +20,20 @@
 #ifndef KEEPD_CONSTRAIN_SCHEMA_H
 #define KEEPD_CONSTRAIN_SCHEMA_H
 
+#include "constrain/constrain.h"
 #include "constrain/json.h"
 
 /* How an instance is written. */
 enum schema_form {
     SCHEMA_JSON, /* JSON */
-    /* An object, written as one tag for each member, in the order of the names:
-     *   <parameter=NAME>\nVALUE\n</parameter>\n
-     * Members that the schema does not name are left out. VALUE is TEXT. Its types are those that
-     * constrain_types returns for the schema that `properties` of the outermost schema gives the
-     * name. */
+    /* An object, written as one tag for each member (struct constrain_tags), in the order of the
+     * names. Members that the schema does not name are left out. VALUE is TEXT. Its types are those
+     * that constrain_types returns for the schema that `properties` of the outermost schema gives
+     * the name. */
     SCHEMA_TAGGED,
-    /* A string itself, in which there is no "</parameter>", and which does not read as a value of
-     * another of the types (server/oai/tool_tags.h); or a value of another type as JSON. */
+    /* A string itself, in which the end of the tag does not stand, and which does not read as a
+     * value of another of the types (server/oai/tool_tags.h); or a value of another type as JSON.
+     */
     SCHEMA_TEXT,
     SCHEMA_PLAIN, /* strings only, as their characters: names of members */
 };
@@ -46,7 +47,8 @@ struct schema_options {
      * `properties` takes any members. */
     bool closed;
     enum schema_form form;
-    const char *field; /* where the schema stands, in front of paths in faults */
+    const struct constrain_tags *tags; /* SCHEMA_TAGGED: how */
+    const char *field;                 /* where the schema stands, in front of paths in faults */
 };
 
 /* ERR_INVALID: not a schema, or one without an instance. */

@@ -44,13 +44,14 @@ struct schema {
     const char *field;
     struct arena arena;
     struct schema_memo *memo;
-    struct schema_index *index;       /* NULL until needed */
-    struct schema_rewrites *rewrites; /* NULL until needed */
-    struct rewrite_row *rewriting;    /* schemas being rewritten, the innermost first */
-    enum schema_form form;            /* the present form of instances */
-    bool closed;                      /* struct schema_options */
-    unsigned types;                   /* SCHEMA_TEXT: constrain_types of the parameter */
-    uint32_t texts[64];               /* by `types`: strings that may be TEXT; 0: not built */
+    struct schema_index *index;        /* NULL until needed */
+    struct schema_rewrites *rewrites;  /* NULL until needed */
+    struct rewrite_row *rewriting;     /* schemas being rewritten, the innermost first */
+    enum schema_form form;             /* the present form of instances */
+    const struct constrain_tags *tags; /* struct schema_options */
+    bool closed;                       /* struct schema_options */
+    unsigned types;                    /* SCHEMA_TEXT: constrain_types of the parameter */
+    uint32_t texts[64];                /* by `types`: strings that may be TEXT; 0: not built */
     int depth, branches;
     int rc; /* sticks */
     struct fault *fault;

@@ -7,8 +7,7 @@
 #include "constrain/regex.h"
 #include "constrain/schema_int.h"
 
-#define PARAMETER_CLOSES "</parameter>"
-#define BLANKS           "[ \\t\\r\\n]*"
+#define BLANKS "[ \\t\\r\\n]*"
 
 #define TYPE_STEPS 1024 /* schemas and definitions that are looked at for one answer */
 
@@ -120,15 +119,16 @@ static void write_values(struct buf *out, unsigned types) {
 
 /* Builds the strings that are read as they are behind a tag whose value has one of the types. */
 static uint32_t texts_of(struct schema *s, unsigned types) {
-    static const char closes[] = "[\\s\\S]*" PARAMETER_CLOSES "[\\s\\S]*";
     struct fault fault = {0};
-    uint32_t closed = NODE_NONE, value = NODE_NONE;
+    uint32_t any = s->nodes->any_text, value = NODE_NONE;
+    uint32_t close = node_text(s->pool, s->tags->close, strlen(s->tags->close));
+    uint32_t closed = node_seq3(s->pool, any, close, any);
     struct buf values;
-    int rc = regex_compile(s->pool, closes, strlen(closes), REGEX_WHOLE, &closed, &fault);
+    int rc = 0;
     buf_open(&values, 4096);
     write_values(&values, types);
     if (values.failed) s->pool->rc = ERR_NOMEM;
-    if (rc == 0 && !values.failed && types != CONSTRAIN_TYPE_STRING)
+    if (!values.failed && types != CONSTRAIN_TYPE_STRING)
         rc = regex_compile(s->pool, values.data + 1, values.size - 1, REGEX_WHOLE, &value, &fault);
     buf_close(&values);
     if (rc != 0 || s->pool->rc != 0) return NODE_NONE; /* the expressions are right */
@@ -142,18 +142,24 @@ uint32_t schema_tag_text(struct schema *s, uint32_t content) {
     return node_live(s->pool, node_and2(s->pool, content, *texts));
 }
 
+static uint32_t node_of(struct schema *s, const char *text) {
+    return node_text(s->pool, text, strlen(text));
+}
+
 uint32_t schema_tag(struct schema *s, const char *name, uint32_t value) {
-    static const char opens[] = "<parameter=", begins[] = ">\n",
-                      closes[] = "\n" PARAMETER_CLOSES "\n";
+    const struct constrain_tags *tags = s->tags;
     struct node_pool *pool = s->pool;
     size_t size;
     const char *text = schema_text(s, name, &size);
     if (value == NODE_NONE || text == NULL) return NODE_NONE;
-    if (memchr(text, '>', size) != NULL)
+    if (memmem(text, size, tags->named, strlen(tags->named)) != NULL)
         return schema_refuse(s, ERR_UNSUPPORTED, NULL, NULL,
-                             "a name with '>' cannot be written as a tag");
-    value = node_seq(pool, value, node_text(pool, closes, sizeof closes - 1));
-    value = node_seq3(pool, node_text(pool, text, size), node_text(pool, begins, sizeof begins - 1),
-                      value);
-    return node_seq(pool, node_text(pool, opens, sizeof opens - 1), value);
+                             "a name with '%s' cannot be written as a tag", tags->named);
+    uint32_t end =
+        node_seq3(pool, node_of(s, tags->line), node_of(s, tags->close), node_of(s, tags->after));
+    uint32_t begin =
+        node_seq3(pool, node_of(s, tags->gap), node_of(s, tags->value), node_of(s, tags->line));
+    uint32_t named = node_seq3(pool, node_of(s, tags->open), node_text(pool, text, size),
+                               node_of(s, tags->named));
+    return node_seq3(pool, named, begin, node_seq(pool, value, end));
 }

@@ -61,7 +61,7 @@ struct server_options {
     bool no_ui;                   /* nothing is served at / */
     const char *otlp_endpoint;    /* see server/otlp.h; NULL = no spans */
     bool split_reasoning;         /* text between <think> tags is returned separately */
-    const char *tool_call_parser; /* "auto", "none" or a tool_format_name, see oai_find_tools */
+    const char *tool_call_parser; /* "auto", "none" or a tool_form's name, see oai_find_tools */
     struct server_timeouts timeouts;
     size_t max_answer_bytes;   /* longest answer that is not a stream; 0 = 1 GiB */
     void (*reload)(void *arg); /* on SIGHUP, by server_run; NULL: the signal ends the process */

@@ -13,7 +13,7 @@
  *
  * With KEEPD_FAKE_CHANNELS it has the tokens of channels, from <|start|> to <|return|>, which an
  * answer's bytes 1 to 7 become; the last two end it, and a prompt opens a message.
- * With KEEPD_FAKE_TOOLS=hermes, llama3, mistral, qwen3_coder or harmony the model's template knows
+ * With KEEPD_FAKE_TOOLS=hermes or another name of --tool-call-parser the model's template knows
  * tools and calls of that form; it writes the calls of messages as Qwen's does.
  *
  * With KEEPD_FAKE_SCRIPT, a JSON file of pairs [text, answer], a prompt that contains a pair's text

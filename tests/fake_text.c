@@ -16,14 +16,23 @@ const char *const fake_special_names[] = {
     "<|message|>",    "<|end|>",        "<|constrain|>",  "<|call|>",  "<|return|>"};
 
 const char *fake_tool_template(void) {
+    static const char *const forms[][2] = {
+        {"hermes", "<tool_call>\\n{\"name\": "},
+        {"llama3", "{\"name\": function name, \"parameters\": "},
+        {"mistral", "[TOOL_CALLS]["},
+        {"qwen3_coder", "<tool_call>\\n<function=f>\\n<parameter="},
+        {"seed_oss", "<seed:tool_call>\n<function=f>\n<parameter="},
+        {"glm45", "<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>v</arg_value>\n</tool_call>"},
+        {"glm47", "<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>"},
+        {"minimax_m2", "<minimax:tool_call>\n<invoke name=\"f\">"},
+        {"harmony", "<|channel|>commentary to=functions."}};
+    static char text[256];
     const char *form = getenv("KEEPD_FAKE_TOOLS");
     if (!form) return "fake";
-    if (strcmp(form, "harmony") == 0) return "{{ tools }}<|channel|>commentary to=functions.";
-    if (strcmp(form, "qwen3_coder") == 0)
-        return "{{ tools }}<tool_call>\\n<function=f>\\n<parameter=";
-    if (strcmp(form, "mistral") == 0) return "{{ tools }}[TOOL_CALLS][";
-    return strcmp(form, "hermes") == 0 ? "{{ tools }}<tool_call>\\n{\"name\": "
-                                       : "{{ tools }}{\"name\": function name, \"parameters\": ";
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+        if (strcmp(form, forms[i][0]) == 0)
+            snprintf(text, sizeof text, "{{ tools }}%s", forms[i][1]);
+    return text;
 }
 
 static int add_ids(struct arena *arena, struct engine_ids *out, size_t most, struct fault *fault) {

@@ -78,8 +78,9 @@ static int find_function(const struct oai_voice *voice, const struct tool_set *t
 
 static void end_header(struct oai_voice *voice, const struct oai_answer *answer) {
     const struct oai_request *request = answer->request;
+    const struct tool_form *form = request->tools.form;
     int tool =
-        request->tools.format == TOOL_FORMAT_HARMONY ? find_function(voice, &request->tools) : -1;
+        form && form->shape == TOOL_SHAPE_CHANNELS ? find_function(voice, &request->tools) : -1;
     voice->hidden = false;
     voice->calling = voice->bare = tool >= 0;
     voice->tool = tool;

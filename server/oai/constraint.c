@@ -195,25 +195,6 @@ static int read_fields(struct source *s) {
 
 /* --- calls --- */
 
-/* How calls are written. */
-struct call_form {
-    const char *open, *before, *arguments, *after, *between, *close;
-};
-
-static const struct call_form *form_of(enum tool_format format) {
-    static const struct call_form hermes = {
-        "", "<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>", "\n", ""};
-    static const struct call_form llama3 = {"", "{\"name\": \"", "\", \"parameters\": ", "}", "; ",
-                                            ""};
-    static const struct call_form mistral = {"[", "{\"name\": \"", "\", \"arguments\": ", "}", ", ",
-                                             "]"};
-    static const struct call_form coder = {
-        "", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "\n", ""};
-    if (format == TOOL_FORMAT_MISTRAL) return &mistral;
-    if (format == TOOL_FORMAT_QWEN3_CODER) return &coder;
-    return format == TOOL_FORMAT_HERMES ? &hermes : &llama3;
-}
-
 /* Does a schema say no more than that it is one of objects? */
 static bool says_nothing(const cJSON *schema) {
     static const char *const words[] = {"type",     "title",  "description", "$schema", "$id",
@@ -228,27 +209,36 @@ static bool says_nothing(const cJSON *schema) {
     return true;
 }
 
+/* Builds text without the mark behind arguments. */
+static void without_end(const struct tool_form *form, struct constrain_part *part) {
+    struct tool_mark marks[TOOL_MARKS_MAX];
+    (void)tool_form_closes(form, marks);
+    *part = (struct constrain_part){
+        .kind = CONSTRAIN_WITHOUT, .text = marks[0].text, .size = marks[0].size};
+}
+
 /* Builds arguments by the tool's schema, which declares all of them: a tool without a schema, or
  * whose schema declares nothing, takes none. `free`: any object. */
 static int arguments_part(struct oai_reader *r, const cJSON *function, int index, bool free,
                           struct constrain_part *part) {
     const cJSON *schema = json_get(function, "parameters");
-    bool tagged = r->out->tools.format == TOOL_FORMAT_QWEN3_CODER;
+    const struct constrain_tags *tags = r->out->tools.form->tags;
     char path[OAI_PATH];
     oai_path(path, "tools[%d].function.parameters", index);
     if (free) {
-        *part = text_part(tagged ? "</function>" : "");
-        part->kind = tagged ? CONSTRAIN_WITHOUT : CONSTRAIN_OBJECT;
+        *part = text_part("");
+        part->kind = CONSTRAIN_OBJECT;
+        if (tags) without_end(r->out->tools.form, part);
         return 0;
     }
     if (says_nothing(schema)) {
-        *part = text_part(tagged ? "" : "{}");
+        *part = text_part(tags ? "" : "{}");
         return 0;
     }
     *part = (struct constrain_part){.kind = CONSTRAIN_SCHEMA,
                                     .schema = schema,
                                     .only_objects = true,
-                                    .tagged = tagged,
+                                    .tags = tags,
                                     .closed = true};
     part->field = new_path(r, path);
     return part->field ? 0 : -1;
@@ -256,7 +246,7 @@ static int arguments_part(struct oai_reader *r, const cJSON *function, int index
 
 static int call_part(struct oai_reader *r, const cJSON *tool, int index, bool free,
                      struct constrain_part *part) {
-    const struct call_form *form = form_of(r->out->tools.format);
+    const struct tool_form *form = r->out->tools.form;
     struct constrain_part *pieces = new_parts(r, 5);
     if (!pieces) return -1;
     pieces[0] = text_part(form->before);
@@ -289,7 +279,7 @@ static int call_list(struct oai_reader *r, const struct constrain_part *call,
                      struct constrain_part *part) {
     struct constrain_part *pieces = new_parts(r, 4), *more = new_parts(r, 1);
     struct constrain_part *next = new_parts(r, 2);
-    const struct call_form *form = form_of(r->out->tools.format);
+    const struct tool_form *form = r->out->tools.form;
     if (!pieces || !more || !next) return -1;
     bool several = r->out->tools.parallel && r->out->named_tool < 0;
     next[0] = text_part(form->between);
@@ -323,33 +313,59 @@ static const char *name_pattern(const struct oai_reader *r) {
     return pattern;
 }
 
-/* Builds text that tool_calls.c does not read as a call. A call of llama3 begins the text or has
- * the name of a tool. One of hermes has a tag, or the name. One of mistral without a tag or a
- * bracket begins the text, where a name and a brace are enough. */
-static int plain_text(struct oai_reader *r, struct constrain_part *part) {
-    if (r->out->tools.format == TOOL_FORMAT_QWEN3_CODER) {
-        *part = text_part(NOT_INSIDE "(<tool_call>|<function=))[\\s\\S]*");
-        part->kind = CONSTRAIN_REGEX;
-        return 0;
+/* Writes the marks that begin a call as alternatives of a regular expression. The last one of
+ * objects in tags is the object. */
+static void write_marks(const struct tool_form *form, struct buf *out) {
+    struct tool_mark marks[TOOL_MARKS_MAX];
+    int count = tool_form_opens(form, marks) - (form->shape == TOOL_SHAPE_TAGGED);
+    for (int i = 0; i < count; i++) {
+        if (i > 0) buf_char(out, '|');
+        for (size_t k = 0; k < marks[i].size; k++) {
+            if (strchr("\\^$.|?*+()[]{}/", marks[i].text[k])) buf_char(out, '\\');
+            buf_char(out, marks[i].text[k]);
+        }
     }
-    static const char *const hermes[] = {
-        NOT_INSIDE "<tool_call>)" NOT_INSIDE "\"name\"" BLANK ":" BLANK "\"(", ")\")[\\s\\S]*"};
-    static const char *const llama3[] = {NOT_BEGIN "(<\\|python_tag\\|>" BLANK ")?\\{)" NOT_INSIDE
-                                                   "\"name\"" BLANK ":" BLANK "\"(",
-                                         ")\")[\\s\\S]*"};
-    static const char *const mistral[] = {NOT_BEGIN "\\{)" NOT_INSIDE "\\[TOOL_CALLS\\])" NOT_INSIDE
-                                                    "\\[" BLANK "\\{)" NOT_BEGIN "(",
-                                          ")(\\[ARGS\\]" BLANK ")?\\{)[\\s\\S]*"};
-    enum tool_format format = r->out->tools.format;
-    const char *const *form = format == TOOL_FORMAT_HERMES   ? hermes
-                              : format == TOOL_FORMAT_LLAMA3 ? llama3
-                                                             : mistral;
-    const char *names = name_pattern(r);
-    size_t size = names ? strlen(form[0]) + strlen(names) + strlen(form[1]) + 1 : 0;
-    char *pattern = names ? arena_alloc(r->arena, size, 1) : NULL;
-    if (!pattern) return oai_no_memory(r);
-    snprintf(pattern, size, "%s%s%s", form[0], names, form[1]);
-    *part = text_part(pattern);
+}
+
+/* Patterns that have to stand around the names for text not to be read as a call (tool_calls.c). A
+ * call of llama3 begins the text or has the name of a tool. One of hermes has a tag, or the name.
+ * One of mistral without a tag or a bracket begins the text, where a name and a brace are enough.
+ */
+static const char *const no_calls[][2] = {
+    [TOOL_SHAPE_TAGGED] = {")" NOT_INSIDE "\"name\"" BLANK ":" BLANK "\"(", ")\")[\\s\\S]*"},
+    [TOOL_SHAPE_BARE] = {NOT_BEGIN "(<\\|python_tag\\|>" BLANK ")?\\{)" NOT_INSIDE "\"name\"" BLANK
+                                   ":" BLANK "\"(",
+                         ")\")[\\s\\S]*"},
+    [TOOL_SHAPE_LISTED] = {NOT_BEGIN "\\{)" NOT_INSIDE "\\[TOOL_CALLS\\])" NOT_INSIDE "\\[" BLANK
+                                     "\\{)" NOT_BEGIN "(",
+                           ")(\\[ARGS\\]" BLANK ")?\\{)[\\s\\S]*"},
+};
+
+#define PATTERN_BYTES_MAX ((size_t)OAI_TOOLS_MAX * (OAI_TOOL_NAME_BYTES + 1) + 1024)
+
+/* Builds text that tool_calls.c does not read as a call. */
+static int plain_text(struct oai_reader *r, struct constrain_part *part) {
+    const struct tool_form *form = r->out->tools.form;
+    struct buf pattern;
+    buf_open(&pattern, PATTERN_BYTES_MAX);
+    if (tool_form_is_marked(form)) {
+        buf_str(&pattern, NOT_INSIDE "(");
+        write_marks(form, &pattern);
+        buf_str(&pattern, ")");
+    }
+    if (form->shape == TOOL_SHAPE_NAMED) {
+        buf_str(&pattern, ")[\\s\\S]*");
+    } else {
+        const char *names = name_pattern(r);
+        buf_str(&pattern, no_calls[form->shape][0]);
+        buf_str(&pattern, names ? names : "");
+        buf_str(&pattern, no_calls[form->shape][1]);
+        pattern.failed |= names == NULL;
+    }
+    const char *text = pattern.failed ? NULL : arena_strndup(r->arena, pattern.data, pattern.size);
+    buf_close(&pattern);
+    if (!text) return oai_no_memory(r);
+    *part = text_part(text);
     part->kind = CONSTRAIN_REGEX;
     return 0;
 }
@@ -357,12 +373,11 @@ static int plain_text(struct oai_reader *r, struct constrain_part *part) {
 /* Builds calls, or text in which no call begins. */
 static int free_calls(struct oai_reader *r, const struct constrain_part *call,
                       struct constrain_part *part) {
-    enum tool_format format = r->out->tools.format;
     struct constrain_part *pieces = new_parts(r, 2), *more = new_parts(r, 1);
     struct constrain_part *next = new_parts(r, 2);
     if (!pieces || !more || !next || plain_text(r, &pieces[0])) return -1;
-    if (format == TOOL_FORMAT_HERMES || format == TOOL_FORMAT_QWEN3_CODER) {
-        next[0] = *call;
+    if (tool_form_is_marked(r->out->tools.form)) {
+        if (call_list(r, call, &next[0])) return -1;
         next[1] = pieces[0];
         *more = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = next, .count = 2};
         pieces[1] = (struct constrain_part){
@@ -388,8 +403,7 @@ static bool any_strict(const cJSON *tools) {
 static int add_calls(struct oai_reader *r, struct constrain_part *answer, bool given) {
     bool promised = r->out->call_promised;
     struct constrain_part call, *either;
-    if (r->out->tools.format == TOOL_FORMAT_NONE || r->out->tools.format == TOOL_FORMAT_HARMONY)
-        return 0;
+    if (!r->out->tools.form || r->out->tools.form->shape == TOOL_SHAPE_CHANNELS) return 0;
     if (!promised && !given && !any_strict(json_get(r->body, "tools"))) return 0;
     if (any_call(r, !promised, &call)) return -1;
     r->out->constraint = answer;

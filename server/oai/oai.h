@@ -69,15 +69,15 @@ struct oai_fim oai_find_fim(const struct engine *engine);
 
 /* How a model is shown tools and calls them. */
 struct oai_tool_style {
-    enum tool_format format; /* the form of calls; NONE: answers do not call tools */
-    bool generic;            /* the template does not show them in a form that is read: they are
-                                described in a message (tool_prompt.c) */
-    bool has_system;         /* the template shows messages of the system */
+    const struct tool_form *form; /* NULL: answers do not call tools */
+    bool generic;                 /* the template does not show them in a form that is read: they
+                                     are described in a message (tool_prompt.c) */
+    bool has_system;              /* the template shows messages of the system */
 };
-/* Finds it. `parser`: "none", the name of a format that the template shows, or "auto", which finds
- * that format and otherwise takes the generic form. */
+/* Finds it. `parser`: "none", the name of a form that the template shows, or "auto", which finds
+ * that form and otherwise takes the generic form. */
 struct oai_tool_style oai_find_tools(const struct engine *engine, const char *parser);
-/* Return the style's name for people: that of the format, or "generic". `chat_template` NULL: none.
+/* Return the style's name for people: that of the form, or "generic". `chat_template` NULL: none.
  */
 const char *oai_tool_style_name(const struct oai_tool_style *style);
 const char *oai_tool_style_of(const char *chat_template);

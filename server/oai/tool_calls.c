@@ -10,60 +10,12 @@
 #include "base/utf8.h"
 #include "server/oai/tool_match.h"
 
-#define CALL_OPENS     "<tool_call>"
-#define CALL_CLOSES    "</tool_call>"
-#define PYTHON_TAG     "<|python_tag|>"
-#define CALLS_TAG      "[TOOL_CALLS]"
-#define ARGS_TAG       "[ARGS]"
-#define FUNCTION_OPENS "<function="
-#define FENCE          "```"
-
-/* --- formats --- */
-
-const char *tool_format_name(enum tool_format format) {
-    static const char *const names[TOOL_FORMATS] = {"none",    "hermes",      "llama3",
-                                                    "mistral", "qwen3_coder", "harmony"};
-    return names[format];
-}
-
-/* {"name behind the tag. In a template's source a quote may be written \", a line break \n, and the
- * text may go on in another expression: " }} {{- '. */
-static bool is_object_with_name(const char *at) {
-    for (;; at++) {
-        if (at[0] == '{' && strncmp(at + (at[1] == '\\' ? 2 : 1), "\"name", 5) == 0) return true;
-        if (strncmp(at, "\\n", 2) == 0)
-            at++;
-        else if (!*at || !strchr(" \t\r\n\"'{}-", *at))
-            return false;
-    }
-}
-
-static bool is_hermes(const char *source) {
-    for (const char *at = source; (at = strstr(at, CALL_OPENS)) != NULL;) {
-        at += sizeof CALL_OPENS - 1;
-        if (is_object_with_name(at)) return true;
-    }
-    return false;
-}
-
-static bool is_llama3(const char *source) {
-    return strstr(source, "{\"name\": function name, \"parameters\": ") ||
-           strstr(source, "{\\\"name\\\": function name, \\\"parameters\\\": ");
-}
-
-static bool is_harmony(const char *source) {
-    return strstr(source, "<|channel|>commentary") && strstr(source, "functions.");
-}
-
-enum tool_format tool_format_of(const char *chat_template) {
-    if (!chat_template) return TOOL_FORMAT_NONE;
-    if (is_hermes(chat_template)) return TOOL_FORMAT_HERMES;
-    if (is_harmony(chat_template)) return TOOL_FORMAT_HARMONY;
-    if (strstr(chat_template, FUNCTION_OPENS) && strstr(chat_template, "<parameter="))
-        return TOOL_FORMAT_QWEN3_CODER;
-    if (strstr(chat_template, CALLS_TAG)) return TOOL_FORMAT_MISTRAL;
-    return is_llama3(chat_template) ? TOOL_FORMAT_LLAMA3 : TOOL_FORMAT_NONE;
-}
+#define CALL_OPENS  "<tool_call>"
+#define CALL_CLOSES "</tool_call>"
+#define PYTHON_TAG  "<|python_tag|>"
+#define CALLS_TAG   "[TOOL_CALLS]"
+#define ARGS_TAG    "[ARGS]"
+#define FENCE       "```"
 
 /* --- the beginning of a call: tried again with every byte, so it is short --- */
 
@@ -307,29 +259,59 @@ static enum match match_mistral(const struct tool_reader *r, struct cursor *c, b
     return match_head(r->tools, c, head);
 }
 
-/* Matches a function's tag. Models leave out the call's tag before it now and then. */
-static enum match match_coder(const struct tool_set *tools, struct cursor *c, bool first,
-                              struct head *head) {
-    enum match match = match_hermes(c, first);
-    if (match == MATCH_MORE) return match;
-    if (match == MATCH_YES) skip_blank(c);
-    match = match_word(c, FUNCTION_OPENS);
+/* Matches the marks in front of a name. Models leave out all but the last now and then. */
+static enum match match_opens(const struct tool_form *form, struct cursor *c) {
+    struct tool_mark marks[TOOL_MARKS_MAX];
+    enum match match = MATCH_NO;
+    int count = tool_form_opens(form, marks);
+    for (int i = 0; i < count; i++) {
+        match = match_bytes(c, marks[i].text, marks[i].size);
+        if (match == MATCH_MORE) return match;
+        bool ends = match == MATCH_YES && c->text[c->at - 1] == '>';
+        if (ends || (match == MATCH_YES && i + 1 < count)) skip_blank(c);
+    }
+    return match;
+}
+
+/* Matches the marks behind a name. Where there are none, something must end it. */
+static enum match match_behind_name(const struct tool_form *form, struct cursor *c) {
+    struct tool_mark marks[TOOL_MARKS_MAX];
+    enum match match = MATCH_YES;
+    int count = tool_form_marks(form->arguments, "", marks);
+    if (count == 0 && !tool_json_blank(c->text[c->at]) && c->text[c->at] != '<') return MATCH_NO;
+    for (int i = 0; i < count && match == MATCH_YES; i++) {
+        if (i > 0) skip_blank(c);
+        match = match_bytes(c, marks[i].text, marks[i].size);
+    }
+    return match;
+}
+
+/* Matches a name between marks, up to its arguments in tags. */
+static enum match match_marked(const struct tool_set *tools, struct cursor *c, bool first,
+                               struct head *head) {
+    if (first)
+        skip_blank(c);
+    else if (c->at < c->end && c->text[c->at] == '\n')
+        c->at++;
+    enum match match = match_opens(tools->form, c);
     if (match != MATCH_YES) return match;
     head->name.begin = c->at;
-    while (c->at < c->end && c->text[c->at] != '>') c->at++;
+    while (c->at < c->end && is_word_byte(c->text[c->at])) c->at++;
     head->name.end = c->at;
     if (c->at == c->end) return begins_tool(tools, c, &head->name) ? MATCH_MORE : MATCH_NO;
+    if (!is_tool(tools, c, &head->name)) return MATCH_NO;
+    match = match_behind_name(tools->form, c);
     head->form = TAGS;
-    head->arguments = c->at + 1;
-    return is_tool(tools, c, &head->name) ? MATCH_YES : MATCH_NO;
+    head->arguments = c->at;
+    return match;
 }
 
 /* `depth`: as of may_open. */
 static enum match match_call(const struct tool_reader *r, struct cursor *c, bool first,
                              uint32_t depth, struct head *head) {
-    if (r->tools->format == TOOL_FORMAT_QWEN3_CODER) return match_coder(r->tools, c, first, head);
-    if (r->tools->format == TOOL_FORMAT_MISTRAL) return match_mistral(r, c, first, head);
-    bool hermes = r->tools->format == TOOL_FORMAT_HERMES;
+    if (r->tools->form->shape == TOOL_SHAPE_NAMED) return match_marked(r->tools, c, first, head);
+    if (r->tools->form->shape == TOOL_SHAPE_LISTED) return match_mistral(r, c, first, head);
+    bool hermes = r->tools->form->shape == TOOL_SHAPE_TAGGED;
     struct cursor begin = *c;
     enum match match = hermes ? match_hermes(c, first) : match_llama3(r, c);
     if (match == MATCH_YES) match = match_head(r->tools, c, head);
@@ -351,18 +333,24 @@ static enum match match_opening(const struct tool_reader *r, struct cursor *c, b
     return match == MATCH_MORE && cut ? MATCH_NO : match;
 }
 
-/* Does <tool_call> enclose the calls? */
-static bool has_call_tag(const struct tool_reader *r) {
-    return r->tools->format == TOOL_FORMAT_HERMES || r->tools->format == TOOL_FORMAT_QWEN3_CODER;
+/* May a mark in front of a name begin with this byte? */
+static bool begins_mark(const struct tool_form *form, char byte) {
+    struct tool_mark marks[TOOL_MARKS_MAX];
+    int count = tool_form_opens(form, marks);
+    for (int i = 0; i < count; i++)
+        if (marks[i].text[0] == byte) return true;
+    return false;
 }
 
 /* `depth`: brackets that are open in the text. A call of llama3 is an object of its own, not part
  * of another. */
 static bool may_open(const struct tool_reader *r, char byte, bool first, uint32_t depth) {
-    if (r->tools->format == TOOL_FORMAT_HARMONY) return false;
-    if (r->tools->format == TOOL_FORMAT_LLAMA3) return first || (byte == '{' && !depth);
-    if (r->tools->format == TOOL_FORMAT_MISTRAL) return first || byte == '[';
-    return first || byte == '<' || byte == '\n';
+    if (r->tools->form->shape == TOOL_SHAPE_CHANNELS) return false;
+    if (r->tools->form->shape == TOOL_SHAPE_BARE) return first || (byte == '{' && !depth);
+    if (r->tools->form->shape == TOOL_SHAPE_LISTED) return first || byte == '[';
+    if (first || byte == '\n') return true;
+    return r->tools->form->shape == TOOL_SHAPE_TAGGED ? byte == '<'
+                                                      : begins_mark(r->tools->form, byte);
 }
 
 /* --- phases --- */
@@ -383,7 +371,9 @@ static struct tool_piece begin_call(struct tool_reader *r, const char *text,
                                     const struct head *head) {
     int tool = find_tool(r->tools, &(struct cursor){.text = text}, &head->name);
     r->tags =
-        (struct tool_tags){.parameters = r->tools->parameters ? r->tools->parameters[tool] : NULL};
+        (struct tool_tags){.form = r->tools->form,
+                           .parameters = r->tools->parameters ? r->tools->parameters[tool] : NULL};
+    r->closed = 0;
     r->at = head->arguments;
     r->calls++;
     r->fenced |= head->fenced;
@@ -406,9 +396,9 @@ static void end_call(struct tool_reader *r, size_t at) {
 /* Returns whether the held text is a separator between calls, which is dropped if no call follows.
  */
 static bool is_separator(const struct tool_reader *r, const char *text, size_t end) {
-    char separator = r->tools->format == TOOL_FORMAT_LLAMA3    ? ';'
-                     : r->tools->format == TOOL_FORMAT_MISTRAL ? ','
-                                                               : ' ';
+    char separator = r->tools->form->shape == TOOL_SHAPE_BARE     ? ';'
+                     : r->tools->form->shape == TOOL_SHAPE_LISTED ? ','
+                                                                  : ' ';
     for (size_t i = r->at; i < end; i++)
         if (!tool_json_blank(text[i]) && text[i] != separator) return false;
     return r->calls > 0;
@@ -462,7 +452,7 @@ static const char *end_of_hermes(const struct tool_reader *r) {
 static struct tool_piece next_in_rest(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
     size_t at = r->at;
-    for (; r->tools->format == TOOL_FORMAT_HERMES && at < end; at++) {
+    for (; r->tools->form->shape == TOOL_SHAPE_TAGGED && at < end; at++) {
         struct cursor c = {text, at, end};
         enum match match = match_word(&c, end_of_hermes(r));
         if (match == MATCH_NO || (match == MATCH_MORE && last)) continue;
@@ -471,7 +461,7 @@ static struct tool_piece next_in_rest(struct tool_reader *r, const char *text, s
         end_call(r, c.at);
         return next_in_text(r, text, end, last);
     }
-    if (r->tools->format != TOOL_FORMAT_HERMES) at = end;
+    if (r->tools->form->shape != TOOL_SHAPE_TAGGED) at = end;
     return at > r->at ? give(r, TOOL_ARGUMENTS, at) : more();
 }
 
@@ -507,11 +497,26 @@ static enum match leave_fence(struct tool_reader *r, const char *text, size_t en
     return match;
 }
 
+/* Moves behind the marks that end a call, of which any may be missing. NO: all have been tried. */
+static enum match skip_closes(struct tool_reader *r, const char *text, size_t end) {
+    struct tool_mark marks[TOOL_MARKS_MAX];
+    bool object = r->tools->form->shape == TOOL_SHAPE_TAGGED;
+    for (int count = tool_form_closes(r->tools->form, marks); r->closed < count; r->closed++) {
+        struct cursor c = {text, r->at, end};
+        while (c.at < end && (tool_json_blank(text[c.at]) || (object && text[c.at] == '}'))) c.at++;
+        r->at = c.at;
+        if (object && marks[r->closed].text[0] == '}') continue;
+        if (match_bytes(&c, marks[r->closed].text, marks[r->closed].size) == MATCH_MORE)
+            return MATCH_MORE;
+        r->at = c.at;
+    }
+    return MATCH_NO;
+}
+
 /* Reads what follows whole arguments: }\n</tool_call>, or the model's variant of it. */
 static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
-    struct cursor c = {text, r->at, end};
-    if (r->tools->format == TOOL_FORMAT_MISTRAL) return next_in_list(r, text, end, last);
+    if (r->tools->form->shape == TOOL_SHAPE_LISTED) return next_in_list(r, text, end, last);
     enum match left = r->listed ? leave_list(r, text, end) : MATCH_NO;
     if (left == MATCH_NO && r->fenced) {
         left = leave_fence(r, text, end);
@@ -525,16 +530,11 @@ static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, s
         end_call(r, r->at);
         return next_in_text(r, text, end, last);
     }
-    c.at = r->at;
-    bool hermes = r->tools->format == TOOL_FORMAT_HERMES;
-    while (c.at < end && (tool_json_blank(text[c.at]) || (hermes && text[c.at] == '}'))) c.at++;
-    r->at = c.at;
-    enum match match = match_word(&c, has_call_tag(r) ? CALL_CLOSES : "}");
-    if (match == MATCH_MORE) {
+    if (skip_closes(r, text, end) == MATCH_MORE) {
         if (last) r->at = end;
         return more();
     }
-    end_call(r, c.at);
+    end_call(r, r->at);
     return next_in_text(r, text, end, last);
 }
 
@@ -553,7 +553,7 @@ static struct tool_piece next_in_members(struct tool_reader *r, const char *text
     r->phase = TOOL_IN_TAIL;
     if (step != TOOL_JSON_DONE) return next_in_tail(r, text, end, last);
     r->at = at;
-    if (r->tools->format != TOOL_FORMAT_LLAMA3) return next_in_tail(r, text, end, last);
+    if (r->tools->form->shape != TOOL_SHAPE_BARE) return next_in_tail(r, text, end, last);
     end_call(r, at);
     return next_in_text(r, text, end, last);
 }
@@ -645,6 +645,7 @@ static struct tool_piece next_in_tags(struct tool_reader *r, const char *text, s
     struct tool_piece out = tool_tags_next(&r->tags, text, &r->at, end, last);
     if (r->tags.place != TOOL_TAGS_OVER) return out;
     r->phase = TOOL_IN_TAIL;
+    r->closed = r->tags.closed;
     return out.kind != TOOL_MORE ? out : next_in_tail(r, text, end, last);
 }
 

@@ -36,32 +36,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "server/oai/tool_form.h"
 #include "server/oai/tool_json.h"
 #include "server/oai/tool_piece.h"
 #include "server/oai/tool_tags.h"
 
 #define TOOL_HELD_MAX 512
 
-enum tool_format {
-    TOOL_FORMAT_NONE,
-    TOOL_FORMAT_HERMES,
-    TOOL_FORMAT_LLAMA3,
-    TOOL_FORMAT_MISTRAL,
-    TOOL_FORMAT_QWEN3_CODER,
-    TOOL_FORMAT_HARMONY,
-    TOOL_FORMATS
-};
-const char *tool_format_name(enum tool_format format); /* "none", "hermes", ... */
-/* Returns the form of calls that a chat template (its source; NULL = none) uses. */
-enum tool_format tool_format_of(const char *chat_template);
-
 /* Tools that a request lets the model call. */
 struct tool_set {
-    enum tool_format format; /* NONE: answers are not searched */
+    const struct tool_form *form; /* NULL: answers are not searched */
     const char *const *names;
     int count;
     bool parallel; /* false: calls after the first are left out */
-    /* qwen3_coder: for each tool its parameters that do not allow all types (tool_tags.h) */
+    /* forms with tags: for each tool its parameters that do not allow all types (tool_tags.h) */
     const struct tool_parameter *const *parameters;
 };
 
@@ -79,12 +67,13 @@ struct tool_reader {
         TOOL_IN_STRING,    /* a string that holds one */
         TOOL_IN_REST,      /* arguments that are no JSON */
         TOOL_IN_BARE,
-        TOOL_IN_TAGS,    /* arguments of qwen3_coder: tool_tags.h */
+        TOOL_IN_TAGS,    /* arguments in tags: tool_tags.h */
         TOOL_IN_MEMBERS, /* behind the arguments, in the call's object */
         TOOL_IN_TAIL     /* behind the call's object */
     } phase;
     struct tool_json json;
     struct tool_tags tags;
+    int closed; /* marks behind the arguments that were looked for */
 };
 
 /* Returns the next piece of text[at, end). Call it until it returns TOOL_MORE. `last`: the text

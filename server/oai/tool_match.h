@@ -18,13 +18,17 @@ static inline void skip_blank(struct cursor *c) {
 }
 
 /* YES: the cursor stands behind the word. Otherwise it stays. */
-static inline enum match match_word(struct cursor *c, const char *word) {
-    size_t size = strlen(word), left = c->end - c->at;
+static inline enum match match_bytes(struct cursor *c, const char *word, size_t size) {
+    size_t left = c->end - c->at;
     size_t most = size < left ? size : left;
     if (memcmp(c->text + c->at, word, most) != 0) return MATCH_NO;
     if (most < size) return MATCH_MORE;
     c->at += size;
     return MATCH_YES;
+}
+
+static inline enum match match_word(struct cursor *c, const char *word) {
+    return match_bytes(c, word, strlen(word));
 }
 
 #endif

@@ -7,11 +7,6 @@
 #include "engine/engine.h"
 #include "server/oai/tool_match.h"
 
-#define PARAMETER_OPENS  "<parameter="
-#define PARAMETER_CLOSES "</parameter>"
-#define FUNCTION_CLOSES  "</function>"
-#define CALL_CLOSES      "</tool_call>"
-
 static struct tool_piece more(void) {
     return tool_piece(TOOL_MORE, 0, 0);
 }
@@ -33,13 +28,28 @@ static struct tool_piece take_as(size_t *at, size_t end, const char *meaning) {
 
 /* ---- Between parameters ---- */
 
+/* Matches a mark behind the arguments; a function may lack its own end. YES: *closed counts it and
+ * those before it. */
+static enum match match_end(const struct tool_form *form, struct cursor *c, int *closed) {
+    struct tool_mark marks[TOOL_MARKS_MAX];
+    enum match out = MATCH_NO;
+    int count = tool_form_closes(form, marks);
+    for (int i = 0; i < count; i++) {
+        enum match match = match_bytes(c, marks[i].text, marks[i].size);
+        *closed = i + 1;
+        if (match == MATCH_YES) return match;
+        if (match == MATCH_MORE) out = match;
+    }
+    return out;
+}
+
 /* Text that is no tag is left out. */
 static struct tool_piece next_between(struct tool_tags *t, const char *text, size_t *at, size_t end,
                                       bool last) {
     for (; *at < end; ++*at) {
-        struct cursor parameter = {text, *at, end}, function = parameter, call = parameter;
-        enum match opens = match_word(&parameter, PARAMETER_OPENS);
-        enum match closes = match_word(&function, FUNCTION_CLOSES);
+        struct cursor parameter = {text, *at, end}, call = parameter;
+        enum match opens = match_word(&parameter, t->form->tags->open);
+        enum match closes = match_end(t->form, &call, &t->closed);
         if (opens == MATCH_YES) {
             bool first = !t->any;
             t->any = true;
@@ -47,15 +57,11 @@ static struct tool_piece next_between(struct tool_tags *t, const char *text, siz
             t->name_begin = parameter.at;
             return take_as(at, parameter.at, first ? "{\"" : ", \"");
         }
-        if (closes == MATCH_NO) { /* a function may lack its end */
-            function = call;
-            closes = match_word(&function, CALL_CLOSES);
-        }
         if (closes == MATCH_YES) {
             t->place = TOOL_TAGS_OVER;
-            if (t->any) return take_as(at, function.at, "}");
-            *at = function.at;
-            return tool_piece(TOOL_BARE, function.at, function.at);
+            if (t->any) return take_as(at, call.at, "}");
+            *at = call.at;
+            return tool_piece(TOOL_BARE, call.at, call.at);
         }
         if (!last && (opens == MATCH_MORE || closes == MATCH_MORE)) return more();
     }
@@ -79,23 +85,31 @@ static struct tool_piece take_escaped(const char *text, size_t *at) {
     return take_as(at, *at + 1, meaning);
 }
 
-static struct tool_piece next_in_name(struct tool_tags *t, const char *text, size_t *at,
-                                      size_t end) {
+static struct tool_piece next_in_name(struct tool_tags *t, const char *text, size_t *at, size_t end,
+                                      bool last) {
+    const char *named = t->form->tags->named;
     size_t to = *at;
-    while (to < end && text[to] != '>' && is_plain(text[to])) to++;
+    enum match match = MATCH_NO;
+    for (; to < end && is_plain(text[to]); to++) {
+        struct cursor c = {text, to, end};
+        match = text[to] == *named ? match_word(&c, named) : MATCH_NO;
+        if (match == MATCH_YES || (match == MATCH_MORE && !last)) break;
+    }
     if (to > *at) return take(at, to);
-    if (to == end) return more();
-    if (text[to] != '>') return take_escaped(text, at);
+    struct cursor c = {text, to, end};
+    match = to < end ? match_word(&c, named) : MATCH_MORE;
+    if (match == MATCH_MORE && (to == end || !last)) return more();
+    if (match != MATCH_YES) return take_escaped(text, at);
     t->name_end = to;
     t->place = TOOL_TAGS_OPEN;
     return more();
 }
 
 /* Matches the end of a value, with the line break before it. */
-static enum match match_close(struct cursor *c) {
+static enum match match_close(const struct tool_tags *t, struct cursor *c) {
     struct cursor begin = *c;
-    if (c->at < c->end && c->text[c->at] == '\n') c->at++;
-    enum match match = match_word(c, PARAMETER_CLOSES);
+    if (*t->form->tags->line && c->at < c->end && c->text[c->at] == '\n') c->at++;
+    enum match match = match_word(c, t->form->tags->close);
     if (match != MATCH_YES) *c = begin;
     return match;
 }
@@ -105,13 +119,13 @@ static struct tool_piece next_in_string(struct tool_tags *t, const char *text, s
     size_t to = *at;
     for (; to < end && is_plain(text[to]); to++) {
         struct cursor c = {text, to, end};
-        enum match match = text[to] == '<' ? match_close(&c) : MATCH_NO;
+        enum match match = text[to] == *t->form->tags->close ? match_close(t, &c) : MATCH_NO;
         if (match == MATCH_YES || (match == MATCH_MORE && !last)) break;
     }
     if (to > *at) return take(at, to);
     if (to == end) return more();
     struct cursor c = {text, to, end};
-    enum match match = match_close(&c);
+    enum match match = match_close(t, &c);
     if (match == MATCH_MORE && !last) return more();
     if (match != MATCH_YES) return take_escaped(text, at);
     t->place = TOOL_TAGS_BETWEEN;
@@ -170,11 +184,11 @@ static struct tool_piece open_scalar(struct tool_tags *t, const char *text, size
     struct cursor c = {text, t->value, end};
     size_t most = t->value + TOOL_TAGS_HELD_MAX;
     enum match match = MATCH_NO;
-    while (c.at < end && c.at < most && (match = match_word(&c, PARAMETER_CLOSES)) == MATCH_NO)
+    while (c.at < end && c.at < most && (match = match_word(&c, t->form->tags->close)) == MATCH_NO)
         c.at++;
     if (match != MATCH_YES && c.at < most && !last) return more();
     if (match != MATCH_YES) return open_string(t, at, t->value);
-    size_t begin = t->value, to = c.at - strlen(PARAMETER_CLOSES);
+    size_t begin = t->value, to = c.at - strlen(t->form->tags->close);
     while (begin < to && tool_json_blank(text[begin])) begin++;
     while (begin < to && tool_json_blank(text[to - 1])) to--;
     if (!is_scalar(t, text + begin, to - begin)) return open_string(t, at, t->value);
@@ -189,11 +203,28 @@ static bool begins_literal(const struct tool_tags *t, char c) {
            (t->types == CONSTRAIN_TYPES_ALL || !(t->types & CONSTRAIN_TYPE_STRING));
 }
 
+/* Moves behind what stands between the name and its value. MORE: it may go on. */
+static enum match match_value(const struct tool_tags *t, struct cursor *c) {
+    const struct constrain_tags *tags = t->form->tags;
+    (void)match_word(c, tags->named);
+    struct cursor value = *c;
+    if (*tags->value) {
+        skip_blank(&value);
+        enum match match = match_word(&value, tags->value);
+        if (match == MATCH_MORE) return match;
+        if (match == MATCH_YES) *c = value;
+    }
+    if (!*tags->line) return MATCH_YES;
+    if (c->at == c->end) return MATCH_MORE;
+    c->at += c->text[c->at] == '\n';
+    return MATCH_YES;
+}
+
 static struct tool_piece next_open(struct tool_tags *t, const char *text, size_t *at, size_t end,
                                    bool last) {
-    size_t value = *at + 1;
-    if (value == end && !last) return more();
-    if (value < end && text[value] == '\n') value++;
+    struct cursor begin = {text, *at, end};
+    if (match_value(t, &begin) == MATCH_MORE && !last) return more();
+    size_t value = begin.at;
     t->types = types_of(t, text);
     t->value = value;
     if (t->types == CONSTRAIN_TYPE_STRING) return open_string(t, at, value);
@@ -223,14 +254,14 @@ static enum match match_json(struct tool_tags *t, const char *text, size_t end) 
     if (t->value_end == 0) return MATCH_MORE;
     struct cursor c = {text, t->value_end, end};
     skip_blank(&c);
-    return match_word(&c, PARAMETER_CLOSES);
+    return match_word(&c, t->form->tags->close);
 }
 
 /* Finds the next end of a parameter's tag. YES: the literal ends before value_end. */
 static enum match match_literal(struct tool_tags *t, const char *text, size_t end) {
     for (; t->scanned < end; t->scanned++) {
         struct cursor c = {text, t->scanned, end};
-        enum match match = match_word(&c, PARAMETER_CLOSES);
+        enum match match = match_word(&c, t->form->tags->close);
         if (match == MATCH_NO) continue;
         t->value_end = t->scanned;
         while (t->value_end > t->literal && tool_json_blank(text[t->value_end - 1])) t->value_end--;
@@ -283,7 +314,7 @@ static struct tool_piece next_to_close(struct tool_tags *t, const char *text, si
                                        size_t end, bool last) {
     for (size_t to = *at; to < end; to++) {
         struct cursor c = {text, to, end};
-        enum match match = match_close(&c);
+        enum match match = match_close(t, &c);
         if (match == MATCH_NO || (match == MATCH_MORE && last)) continue;
         if (match == MATCH_YES) t->place = TOOL_TAGS_BETWEEN;
         *at = match == MATCH_YES ? c.at : to;
@@ -299,7 +330,7 @@ static struct tool_piece next_piece(struct tool_tags *t, const char *text, size_
     case TOOL_TAGS_BETWEEN:
         return next_between(t, text, at, end, last);
     case TOOL_TAGS_NAME:
-        return next_in_name(t, text, at, end);
+        return next_in_name(t, text, at, end, last);
     case TOOL_TAGS_OPEN:
         return next_open(t, text, at, end, last);
     case TOOL_TAGS_STRING:

@@ -25,6 +25,7 @@
 
 #include <stdbool.h>
 
+#include "server/oai/tool_form.h"
 #include "server/oai/tool_json.h"
 #include "server/oai/tool_piece.h"
 #include "server/oai/tool_python.h"
@@ -38,21 +39,23 @@ struct tool_parameter {
     unsigned types;   /* constrain_types */
 };
 
-/* Zero but for `parameters` before the first byte behind the function's tag. */
+/* Zero but for `form` and `parameters` before the first byte behind the marks of the name. */
 struct tool_tags {
+    const struct tool_form *form;
     const struct tool_parameter *parameters; /* parameters with some types only; NULL: none */
     bool any;                                /* a parameter has begun */
     enum {
         TOOL_TAGS_BETWEEN,
         TOOL_TAGS_NAME,
-        TOOL_TAGS_OPEN, /* at the '>' behind the name */
+        TOOL_TAGS_OPEN, /* behind the name */
         TOOL_TAGS_STRING,
-        TOOL_TAGS_LITERAL, /* held back at the '>' until the value ends */
+        TOOL_TAGS_LITERAL, /* held back behind the name until the value ends */
         TOOL_TAGS_VALUE,   /* JSON or a word, up to value_end */
         TOOL_TAGS_PYTHON,  /* a literal of Python, up to value_end */
         TOOL_TAGS_CLOSE,
-        TOOL_TAGS_OVER /* the function's tag is closed */
+        TOOL_TAGS_OVER /* a mark behind the arguments was read */
     } place;
+    int closed;     /* OVER: that mark and the ones before it */
     unsigned types; /* the present parameter's */
     size_t name_begin, name_end;
     size_t value, literal,

@@ -85,15 +85,30 @@ int oai_check_tools(const cJSON *tools, struct oai_error *error) {
 
 /* --- answers that are searched --- */
 
-/* Returns whether the tags are text: special tokens would leave none in the answer. */
-static bool tag_is_text(const struct engine *engine, struct arena *arena) {
-    static const char tag[] = "<tool_call>";
+/* Returns whether a text has no special token: it would leave none in the answer. */
+static bool is_plain_text(const struct engine *engine, const char *text, size_t size,
+                          struct arena *arena) {
     struct engine_ids ids;
     struct fault fault;
-    if (engine_tokenize(engine, tag, sizeof tag - 1, false, true, arena, &ids, &fault))
-        return false;
+    if (engine_tokenize(engine, text, size, false, true, arena, &ids, &fault)) return false;
     for (size_t i = 0; i < ids.count; i++)
         if (engine_token_is_special(engine, ids.ids[i])) return false;
+    return true;
+}
+
+/* Returns whether the marks without which no call is found are text. */
+static bool marks_are_text(const struct engine *engine, const struct tool_form *form,
+                           struct arena *arena) {
+    struct tool_mark marks[TOOL_MARKS_MAX];
+    const struct constrain_tags *tags = form->tags;
+    int count = tool_form_opens(form, marks);
+    if (form->shape == TOOL_SHAPE_TAGGED)
+        return is_plain_text(engine, marks[0].text, marks[0].size, arena);
+    if (form->shape != TOOL_SHAPE_NAMED) return true;
+    if (!is_plain_text(engine, marks[count - 1].text, marks[count - 1].size, arena)) return false;
+    const char *const texts[] = {tags->open, tags->named, tags->close};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (!is_plain_text(engine, texts[i], strlen(texts[i]), arena)) return false;
     return true;
 }
 
@@ -103,16 +118,15 @@ static bool shows_tools(const char *source) {
 
 int oai_check_parser(const char *tool_template, const char *parser, struct fault *fault) {
     static const char field[] = "tool-call-parser";
-    if (strcmp(parser, "auto") == 0 || strcmp(parser, tool_format_name(TOOL_FORMAT_NONE)) == 0)
-        return 0;
+    if (strcmp(parser, "auto") == 0 || strcmp(parser, tool_form_name(NULL)) == 0) return 0;
     if (!shows_tools(tool_template))
         return fault_set(fault, ERR_INVALID, field,
                          "the model's chat template shows no tools; without the option they are "
                          "described in a message (generic)");
-    enum tool_format taught = tool_format_of(tool_template);
-    if (taught != TOOL_FORMAT_NONE && strcmp(parser, tool_format_name(taught)) != 0)
+    const struct tool_form *taught = tool_form_of(tool_template);
+    if (taught && strcmp(parser, taught->name) != 0)
         log_warn("tool-call-parser: the model's chat template teaches the form '%s', not '%s'",
-                 tool_format_name(taught), parser);
+                 taught->name, parser);
     return 0;
 }
 
@@ -136,30 +150,28 @@ static bool shows_system(const struct engine *engine, struct arena *arena) {
 
 struct oai_tool_style oai_find_tools(const struct engine *engine, const char *parser) {
     const struct engine_info *info = engine_info(engine);
-    struct oai_tool_style style = {.format = tool_format_of(info->tool_template)};
+    struct oai_tool_style style = {.form = tool_form_of(info->tool_template)};
     struct arena arena;
-    if (!info->has_chat_template || !strcmp(parser, tool_format_name(TOOL_FORMAT_NONE)))
+    if (!info->has_chat_template || !strcmp(parser, tool_form_name(NULL)))
         return (struct oai_tool_style){0};
-    for (int i = 0; i < TOOL_FORMATS && shows_tools(info->tool_template); i++)
-        if (!strcmp(parser, tool_format_name((enum tool_format)i)))
-            return (struct oai_tool_style){.format = (enum tool_format)i};
+    if (shows_tools(info->tool_template) && tool_form_named(parser))
+        return (struct oai_tool_style){.form = tool_form_named(parser)};
     arena_open(&arena, (size_t)1 << 20);
-    style.generic = style.format == TOOL_FORMAT_NONE;
-    if (style.generic) style.format = TOOL_FORMAT_HERMES;
+    style.generic = !style.form;
+    if (style.generic) style.form = &tool_forms[TOOL_FORMAT_HERMES];
     if (style.generic) style.has_system = shows_system(engine, &arena);
-    if (style.format == TOOL_FORMAT_HERMES && !tag_is_text(engine, &arena))
-        style = (struct oai_tool_style){0};
+    if (!marks_are_text(engine, style.form, &arena)) style = (struct oai_tool_style){0};
     arena_close(&arena);
     return style;
 }
 
 const char *oai_tool_style_name(const struct oai_tool_style *style) {
-    return style->generic ? "generic" : tool_format_name(style->format);
+    return style->generic ? "generic" : tool_form_name(style->form);
 }
 
 const char *oai_tool_style_of(const char *chat_template) {
-    const enum tool_format format = tool_format_of(chat_template);
-    return chat_template && format == TOOL_FORMAT_NONE ? "generic" : tool_format_name(format);
+    const struct tool_form *form = tool_form_of(chat_template);
+    return chat_template && !form ? "generic" : tool_form_name(form);
 }
 
 /* {"type": "function", "function": {"name": ...}} */
@@ -209,7 +221,7 @@ static int refuse_format(const struct oai_reader *r) {
     return oai_refuse(r->error, 400, "unsupported_parameter", "tools",
                       "Unsupported value for 'tools': answers of this model are not searched for "
                       "calls, because the daemon runs with '--tool-call-parser none' or the model "
-                      "writes <tool_call> as a special token. With 'tool_choice' \"none\" the "
+                      "writes the tags of calls as special tokens. With 'tool_choice' \"none\" the "
                       "model sees the tools and answers in text.");
 }
 
@@ -275,14 +287,14 @@ int oai_read_tools(struct oai_reader *r) {
         return r->out->call_promised
                    ? oai_invalid(r, "tool_choice", "a call is promised, but there are no 'tools'")
                    : 0;
-    if (r->rules->tools.format == TOOL_FORMAT_NONE) return refuse_format(r);
-    if (r->rules->tools.format == TOOL_FORMAT_HARMONY && r->out->call_promised)
+    if (!r->rules->tools.form) return refuse_format(r);
+    if (r->rules->tools.form->shape == TOOL_SHAPE_CHANNELS && r->out->call_promised)
         return oai_refuse(r->error, 400, "unsupported_parameter", "tool_choice",
                           "Unsupported value for 'tool_choice': this model writes calls in "
                           "channels (harmony), which cannot be promised: use \"auto\" or "
                           "\"none\".");
-    out->format = r->rules->tools.format;
-    if (out->format == TOOL_FORMAT_QWEN3_CODER && read_all_parameters(r, tools)) return -1;
+    out->form = r->rules->tools.form;
+    if (out->form->tags && read_all_parameters(r, tools)) return -1;
     return read_names(r, tools);
 }
 
@@ -299,7 +311,7 @@ const struct oai_tool_origin *oai_origin_of(const struct oai_request *request, c
 }
 
 bool oai_reads_calls(const struct oai_answer *answer) {
-    return answer->request->tools.format != TOOL_FORMAT_NONE;
+    return answer->request->tools.form != NULL;
 }
 
 /* The id has 96 of the 128 random bits of the answer's id. It has at most 40 bytes, because a
@@ -310,11 +322,11 @@ void oai_render_part_id(struct buf *out, const struct oai_answer *answer, const 
     buf_fmt(out, "\"%s%.24s%02x%02x\"", prefix, random ? random + 1 : answer->id, a, b);
 }
 
-/* Templates of mistral demand 9 letters and digits. */
 void oai_render_call_id(struct buf *out, const struct oai_answer *answer, const char *prefix,
                         unsigned index, unsigned call) {
     const char *random = strpbrk(answer->id, "-_");
-    if (answer->request->tools.format == TOOL_FORMAT_MISTRAL)
+    const struct tool_form *form = answer->request->tools.form;
+    if (form && form->short_ids)
         buf_fmt(out, "\"%.5s%02x%02x\"", random ? random + 1 : answer->id, index & 255, call & 255);
     else
         oai_render_part_id(out, answer, prefix, index, call);

@@ -23,6 +23,14 @@ HERMES = """{%- for message in messages %}<|im_start|>{{ message.role }}
 {"name": ..., "arguments": ...}
 </tool_call>{% endif %}<|im_start|>assistant
 """
+CALL = """<tool_call>
+{"name": ..., "arguments": ...}
+</tool_call>"""
+# The words by which the template of another family is known.
+FAMILIES = {
+    "qwen3_coder": "<tool_call><function=f><parameter=k>v", "seed_oss": "<seed:tool_call><function=f><parameter=k>v",
+    "glm45": "<tool_call>f<arg_key>k</arg_key> <arg_value>v", "glm47": "<tool_call>f<arg_key>k</arg_key><arg_value>v",
+    "minimax_m2": '<minimax:tool_call><invoke name="f">'}
 
 
 @pytest.fixture
@@ -94,6 +102,27 @@ def test_promised_calls(daemon, tmp_path, choice, template):
     call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
     assert call["name"] == "weather" and answer["choices"][0]["finish_reason"] == "tool_calls"
     jsonschema.validate(json.loads(call["arguments"]), TOOL["function"]["parameters"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_promised_calls_in_tags(daemon, tmp_path, family):
+    """A call that is promised, or strict, keeps to the schema, streamed or not."""
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "bundled/keepd-nano", model)
+    assert CALL in HERMES
+    (model / "chat_template.jinja").write_text(HERMES.replace(CALL, FAMILIES[family]))
+    nano = daemon("--model", str(model))
+    assert requests.get(f"{nano.url}/server_info", timeout=60).json()["tool_call_parser"] == family
+    for seed in range(3):
+        body = {"messages": USER, "model": "keepd-nano", "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False,
+                "max_tokens": 300, "temperature": 1.5, "seed": seed}
+        choice = requests.post(f"{nano.url}/v1/chat/completions", timeout=60, json=body).json()["choices"][0]
+        call = choice["message"]["tool_calls"][0]["function"]
+        assert call["name"] == "weather" and choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
+        jsonschema.validate(json.loads(call["arguments"]), TOOL["function"]["parameters"])
+        r = requests.post(f"{nano.url}/v1/chat/completions", timeout=60, stream=True, json={**body, "stream": True})
+        deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in r.iter_lines() if line.startswith(b"data: {")]
+        assert "".join(c["function"].get("arguments", "") for d in deltas for c in d.get("tool_calls", [])) == call["arguments"]
 
 
 def test_promised_arguments_are_declared(daemon, tmp_path):

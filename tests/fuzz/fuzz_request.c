@@ -55,7 +55,7 @@ static void check_accepted(struct oai_request *request, const struct oai_rules *
         check_ids(prompt->ids, prompt->id_count);
     }
     CHECK(request->prompt_field && request->salt && request->session);
-    CHECK((request->tools.count > 0) == (request->tools.format != TOOL_FORMAT_NONE));
+    CHECK((request->tools.count > 0) == (request->tools.form != NULL));
     CHECK(request->tools.count <= OAI_TOOLS_MAX);
     for (int i = 0; i < request->tools.count; i++)
         CHECK(strlen(request->tools.names[i]) <= OAI_TOOL_NAME_BYTES);
@@ -95,7 +95,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     cJSON *tree = NULL;
     if (size == 0) return 0;
     rules.strict = data[0] & 4;
-    rules.tools.format = data[0] & 8 ? TOOL_FORMAT_HERMES : TOOL_FORMAT_NONE;
+    rules.tools.form = data[0] & 8 ? &tool_forms[TOOL_FORMAT_HERMES] : NULL;
     arena_open(&arena, 1 << 20);
     int rc = oai_parse_json((const char *)data + 1, size - 1, &rules, &tree, &error);
     if (!rc) rc = oai_parse(kind_of(data[0]), tree, &rules, key, &arena, &request, &error);

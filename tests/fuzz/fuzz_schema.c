@@ -8,6 +8,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const struct json_limits limits = {
         .bytes = 1 << 16, .depth = JSON_MAX_DEPTH, .unique_keys = true, .nuls = true};
+    static const struct constrain_tags lines = {"<parameter=",  ">", "", "", "\n",
+                                                "</parameter>", "\n"};
+    static const struct constrain_tags pairs = {"<arg_key>", "</arg_key>",   "\n", "<arg_value>",
+                                                "",          "</arg_value>", "\n"};
     cJSON *tree;
     if (size == 0 || json_parse((const char *)data + 1, size - 1, &limits, &tree, NULL) != 0)
         return 0;
@@ -15,7 +19,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                                        .field = "f",
                                        .schema = tree,
                                        .only_objects = data[0] & 3,
-                                       .tagged = data[0] & 2,
+                                       .tags = !(data[0] & 2) ? NULL
+                                               : data[0] & 4  ? &pairs
+                                                              : &lines,
                                        .closed = data[0] & 8},
               data[0]);
     json_free(tree);

@@ -25,7 +25,7 @@ struct meaning {
 
 /* Arguments of a call in tags that has ended are JSON. */
 static void check_arguments(const struct meaning *m, const struct tool_reader *r) {
-    if (m->kind == TOOL_ARGUMENTS && r->tools->format == TOOL_FORMAT_QWEN3_CODER)
+    if (m->kind == TOOL_ARGUMENTS && r->tools->form->tags)
         CHECK(tool_json_is_value(m->out.data + m->arguments, m->out.size - m->arguments));
 }
 
@@ -101,10 +101,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         {NULL, 0}};
     static const struct tool_parameter none[] = {{NULL, 0}};
     static const struct tool_parameter *const parameters[] = {some, none};
-    static const enum tool_format formats[] = {TOOL_FORMAT_HERMES, TOOL_FORMAT_LLAMA3,
-                                               TOOL_FORMAT_MISTRAL, TOOL_FORMAT_QWEN3_CODER};
-    const struct tool_set tools = {formats[(data[0] & 1) | (data[0] >> 1 & 2)], names, 2,
-                                   !(data[0] & 2), parameters};
+    /* the forms of the corpus first */
+    static const enum tool_format formats[] = {
+        TOOL_FORMAT_HERMES,   TOOL_FORMAT_LLAMA3, TOOL_FORMAT_MISTRAL, TOOL_FORMAT_QWEN3_CODER,
+        TOOL_FORMAT_SEED_OSS, TOOL_FORMAT_GLM45,  TOOL_FORMAT_GLM47,   TOOL_FORMAT_MINIMAX_M2};
+    size_t form = ((data[0] & 1) | (data[0] >> 1 & 14)) % (sizeof formats / sizeof *formats);
+    const struct tool_set tools = {&tool_forms[formats[form]], names, 2, !(data[0] & 2),
+                                   parameters};
     const char *text = (const char *)data + 2;
     const char *brace = memchr(text, '{', size - 2);
     struct meaning whole, cut;

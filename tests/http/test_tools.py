@@ -290,6 +290,42 @@ def test_qwen3_coder(start, fake):
         assert choice["finish_reason"] == "tool_calls"
 
 
+def tagged(form, name="f", **arguments):
+    """A call as the templates of these families write it."""
+    if form == "seed_oss":
+        body = "".join(f"<parameter={k}>{v}</parameter>\n" for k, v in arguments.items())
+        return f"<seed:tool_call>\n<function={name}>\n{body}</function>\n</seed:tool_call>"
+    if form == "minimax_m2":
+        body = "".join(f'<parameter name="{k}">{v}</parameter>\n' for k, v in arguments.items())
+        return f'<minimax:tool_call>\n<invoke name="{name}">\n{body}</invoke>\n</minimax:tool_call>'
+    line = "\n" if form == "glm45" else ""
+    body = "".join(f"<arg_key>{k}</arg_key>{line}<arg_value>{v}</arg_value>{line}" for k, v in arguments.items())
+    return f"<tool_call>{name}{line}{body}</tool_call>"
+
+
+@pytest.mark.parametrize("form", ["seed_oss", "glm45", "glm47", "minimax_m2"])
+def test_families_with_tags(start, fake, form):
+    """Streamed and whole are the same, with "auto", promised and strict (the fake writes what it is asked to)."""
+    def tool(**fields):
+        return [{"type": "function", "function": {"name": "f", **fields, "parameters": {
+            "type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}, "required": ["s"]}}}]
+    text = tagged(form, s='12 "a" <b>\né', n="12", o='{"a": [1]}')
+    wanted = {"s": '12 "a" <b>\né', "n": 12, "o": {"a": [1]}}
+    daemon = start(env={"KEEPD_FAKE_TOOLS": form})
+    assert daemon.get("/server_info").json()["tool_call_parser"] == form
+    for fields in ({}, {"tool_choice": "required"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, {"strict": True}):
+        tools = tool(strict=True) if fields.pop("strict", False) else tool()
+        choice = ask(daemon, text, tools=tools, max_tokens=480, **fields)
+        (name, arguments), = calls(choice)
+        assert name == "f" and json.loads(arguments) == wanted and choice["message"]["content"] is None, fields
+        assert choice["finish_reason"] == "tool_calls"
+    choice = ask(daemon, "Say.\n" + text + "\n" + tagged(form, s="x"), tools=tool(), max_tokens=480)
+    assert [json.loads(a) for _, a in calls(choice)] == [wanted, {"s": "x"}] and choice["message"]["content"] == "Say."
+    refused = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"s": {"unevaluatedItems": False}}}}}]
+    answer = daemon.chat("hi", tools=refused, tool_choice="required")
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools[0].function.parameters.properties.s.unevaluatedItems"
+
+
 def test_llama(start, fake):
     for daemon in (start(env={"KEEPD_FAKE_TOOLS": "llama3"}),
                    start("--tool-call-parser", "llama3", env={"KEEPD_FAKE_TOOLS": "hermes"})):

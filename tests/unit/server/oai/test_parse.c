@@ -312,7 +312,7 @@ static void check_allocations(const struct oai_kind *kind, const char *body) {
     for (long n = 0; !pending; n++) {
         struct oai_case own;
         case_open(&own);
-        own.rules.tools.format = TOOL_FORMAT_HERMES;
+        own.rules.tools.form = &tool_forms[TOOL_FORMAT_HERMES];
         mem_fail_after(n);
         int rc = case_parse(&own, kind, body);
         pending = mem_fail_pending();

@@ -70,7 +70,7 @@ static void check_set(const struct tool_set *tools, const char *text, const char
     free(cuts);
 }
 
-static void check(enum tool_format format, const char *text, const char *expected) {
+static void check(const struct tool_form *format, const char *text, const char *expected) {
     const struct tool_set tools = {format, names, 2, true, NULL};
     check_set(&tools, text, expected);
 }
@@ -100,7 +100,7 @@ Test(tool_calls, hermes) {
         {"<tool_call>{\"name\": \"f\"}</tool_call>\n<tool_call>{\"name\": \"f\"}", "<f|{}><f|{}>!"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
+        check(&tool_forms[TOOL_FORMAT_HERMES], cases[i][0], cases[i][1]);
 }
 
 Test(tool_calls, hermes_that_is_none_is_text) {
@@ -125,8 +125,8 @@ Test(tool_calls, hermes_that_is_none_is_text) {
         " \n ",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(TOOL_FORMAT_HERMES, cases[i], cases[i]);
-    check(TOOL_FORMAT_HERMES, "<tool_call>\n<tool_call>\n" F "\n</tool_call>",
+        check(&tool_forms[TOOL_FORMAT_HERMES], cases[i], cases[i]);
+    check(&tool_forms[TOOL_FORMAT_HERMES], "<tool_call>\n<tool_call>\n" F "\n</tool_call>",
           "<tool_call><f|{\"a\": 1}>!");
 }
 
@@ -155,7 +155,7 @@ Test(tool_calls, hermes_without_tags) {
         {"<tools>\n" F "\n</tools>", "<tools><f|{\"a\": 1}></tools>!"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
+        check(&tool_forms[TOOL_FORMAT_HERMES], cases[i][0], cases[i][1]);
 }
 
 Test(tool_calls, objects_that_are_no_calls_stay_text) {
@@ -180,7 +180,7 @@ Test(tool_calls, objects_that_are_no_calls_stay_text) {
         "{\"name\": \"f\", \"arguments\": ",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(TOOL_FORMAT_HERMES, cases[i], cases[i]);
+        check(&tool_forms[TOOL_FORMAT_HERMES], cases[i], cases[i]);
 }
 
 Test(tool_calls, hermes_with_a_careless_end) {
@@ -195,7 +195,7 @@ Test(tool_calls, hermes_with_a_careless_end) {
         {"<tool_call>{\"name\": \"f\", \"arguments\": {}, \"id\": ", "<f|{}>!"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
+        check(&tool_forms[TOOL_FORMAT_HERMES], cases[i][0], cases[i][1]);
 }
 
 #define S(value) "<tool_call>{\"name\": \"f\", \"arguments\": " value "}</tool_call>"
@@ -215,7 +215,7 @@ Test(tool_calls, members_around_the_arguments) {
          "<f|{\"a\": 2}>!"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
+        check(&tool_forms[TOOL_FORMAT_HERMES], cases[i][0], cases[i][1]);
 }
 
 Test(tool_calls, arguments_as_a_string) {
@@ -233,9 +233,9 @@ Test(tool_calls, arguments_as_a_string) {
         {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\", "<f|{\\>"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
-    check(TOOL_FORMAT_LLAMA3, "{\"name\": \"f\", \"parameters\": \"{\\\"a\\\": 1}\"}; x",
-          "<f|{\"a\": 1}>; x!");
+        check(&tool_forms[TOOL_FORMAT_HERMES], cases[i][0], cases[i][1]);
+    check(&tool_forms[TOOL_FORMAT_LLAMA3],
+          "{\"name\": \"f\", \"parameters\": \"{\\\"a\\\": 1}\"}; x", "<f|{\"a\": 1}>; x!");
 }
 
 /* A call that has begun is never taken back. */
@@ -251,8 +251,8 @@ Test(tool_calls, arguments_that_are_no_json) {
         {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": </tool_call>", "<f|{\"a\": >!"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
-    check(TOOL_FORMAT_LLAMA3, "{\"name\": \"f\", \"parameters\": {\"a\": 'b'}}; x",
+        check(&tool_forms[TOOL_FORMAT_HERMES], cases[i][0], cases[i][1]);
+    check(&tool_forms[TOOL_FORMAT_LLAMA3], "{\"name\": \"f\", \"parameters\": {\"a\": 'b'}}; x",
           "<f|{\"a\": 'b'}}; x>");
 }
 
@@ -288,12 +288,12 @@ Test(tool_calls, llama3) {
         {"<tool_call>\n" F "\n</tool_call>", "<tool_call>\n<f|{\"a\": 1}>\n</tool_call>!"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(TOOL_FORMAT_LLAMA3, cases[i][0], cases[i][1]);
+        check(&tool_forms[TOOL_FORMAT_LLAMA3], cases[i][0], cases[i][1]);
 }
 
 Test(tool_calls, only_the_first) {
-    const struct tool_set hermes = {TOOL_FORMAT_HERMES, names, 2, false, NULL};
-    const struct tool_set llama = {TOOL_FORMAT_LLAMA3, names, 2, false, NULL};
+    const struct tool_set hermes = {&tool_forms[TOOL_FORMAT_HERMES], names, 2, false, NULL};
+    const struct tool_set llama = {&tool_forms[TOOL_FORMAT_LLAMA3], names, 2, false, NULL};
     check_set(&hermes,
               "<tool_call>\n" F "\n</tool_call>\n<tool_call>\n{\"name\": \"f\", \"arguments\": "
               "{\"b\": 2}}\n</tool_call> and",
@@ -306,7 +306,7 @@ Test(tool_calls, only_the_first) {
 
 /* Text is held back as long as it may begin a call, and no longer. */
 Test(tool_calls, what_is_held_back) {
-    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true, NULL};
+    const struct tool_set tools = {&tool_forms[TOOL_FORMAT_HERMES], names, 2, true, NULL};
     static const struct {
         const char *text;
         size_t given;
@@ -327,7 +327,7 @@ Test(tool_calls, what_is_held_back) {
 
 /* A word that is no tool's name begins no call of mistral. */
 Test(tool_calls, mistral_holds_back_names_only) {
-    const struct tool_set tools = {TOOL_FORMAT_MISTRAL, names, 2, true, NULL};
+    const struct tool_set tools = {&tool_forms[TOOL_FORMAT_MISTRAL], names, 2, true, NULL};
     static const struct {
         const char *text;
         size_t given;
@@ -343,7 +343,7 @@ Test(tool_calls, mistral_holds_back_names_only) {
 
 /* The end of a list of calls is white space, braces and brackets; a NUL behind it is text. */
 Test(tool_calls, mistral_keeps_nul) {
-    const struct tool_set tools = {TOOL_FORMAT_MISTRAL, names, 2, true, NULL};
+    const struct tool_set tools = {&tool_forms[TOOL_FORMAT_MISTRAL], names, 2, true, NULL};
     static const char text[] = "[" F "]\0x";
     struct tool_reader r = {.tools = &tools};
     struct tool_piece piece, last = {0};
@@ -354,7 +354,7 @@ Test(tool_calls, mistral_keeps_nul) {
 }
 
 Test(tool_calls, what_is_held_back_is_short) {
-    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true, NULL};
+    const struct tool_set tools = {&tool_forms[TOOL_FORMAT_HERMES], names, 2, true, NULL};
     struct buf text;
     buf_open(&text, 1 << 20);
     buf_str(&text, "<tool_call>{\"x\": \"");
@@ -368,7 +368,7 @@ Test(tool_calls, what_is_held_back_is_short) {
 
 /* White space behind a call, too: text that was returned in pieces is text as a whole. */
 Test(tool_calls, white_space_that_is_too_long_is_text) {
-    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true, NULL};
+    const struct tool_set tools = {&tool_forms[TOOL_FORMAT_HERMES], names, 2, true, NULL};
     struct buf text, expected;
     buf_open(&text, 1 << 20);
     buf_open(&expected, 1 << 20);
@@ -386,7 +386,7 @@ Test(tool_calls, white_space_that_is_too_long_is_text) {
 
 /* Text continues after reasoning that interrupts it. */
 Test(tool_calls, text_in_two_parts) {
-    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true, NULL};
+    const struct tool_set tools = {&tool_forms[TOOL_FORMAT_HERMES], names, 2, true, NULL};
     static const char text[] = "\n <tool<think>hm</think><tool_call>" F "</tool_call>";
     struct tool_reader r = {.tools = &tools};
     enum tool_piece_kind kind = TOOL_TEXT;
@@ -481,7 +481,7 @@ Test(tool_calls, json_depth) {
 
 /* --- templates --- */
 
-static enum tool_format format_of_file(const char *name) {
+static const struct tool_form *form_of_file(const char *name) {
     static char source[1 << 16];
     char path[512];
     snprintf(path, sizeof path, KEEPD_SOURCE_DIR "/tests/data/jinja/templates/%s.jinja", name);
@@ -489,7 +489,7 @@ static enum tool_format format_of_file(const char *name) {
     cr_assert(file, "%s", path);
     source[fread(source, 1, sizeof source - 1, file)] = '\0';
     fclose(file);
-    return tool_format_of(source);
+    return tool_form_of(source);
 }
 
 Test(tool_calls, mistral) {
@@ -515,7 +515,7 @@ Test(tool_calls, mistral) {
         {"[{\"name\": \"f\", \"arguments\": {\"a\"", "<f|{\"a\">"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(TOOL_FORMAT_MISTRAL, cases[i][0], cases[i][1]);
+        check(&tool_forms[TOOL_FORMAT_MISTRAL], cases[i][0], cases[i][1]);
 }
 
 #define TAG(name, value) "<parameter=" name ">\n" value "\n</parameter>\n"
@@ -534,7 +534,7 @@ static void check_coder(const char *text, const char *expected) {
     };
     static const struct tool_parameter none[] = {{NULL, 0}};
     static const struct tool_parameter *const all[] = {some, none};
-    const struct tool_set tools = {TOOL_FORMAT_QWEN3_CODER, names, 2, true, all};
+    const struct tool_set tools = {&tool_forms[TOOL_FORMAT_QWEN3_CODER], names, 2, true, all};
     check_set(&tools, text, expected);
 }
 
@@ -590,7 +590,7 @@ Test(tool_calls, qwen3_coder) {
         {CODER(TAG("n\"", "1")), "<f|{\"n\\\"\": 1}>!"},
         {CODER("so " TAG("n", "1") "and " TAG("m", "[1] 2")), "<f|{\"n\": 1, \"m\": \"[1] 2\"}>!"},
         {"<tool_call><function=get_weather>" TAG("s", "3") "</tool_call> There.",
-         "<get_weather|{\"s\": 3}>There.!"},
+         "<get_weather|{\"s\": 3}> There.!"},
         {CODER(TAG("s", "1")) " There.", "<f|{\"s\": \"1\"}> There.!"},
         {"<tool_call>\n<function=f>\n<parameter=s>\nPar", "<f|{\"s\": \"Par>"},
         {"<tool_call>\n<function=f>\n<parameter=n>\n12", "<f|{\"n\": \"12>"},
@@ -601,27 +601,79 @@ Test(tool_calls, qwen3_coder) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_coder(cases[i][0], cases[i][1]);
 }
 
+/* Calls in tags of other families: the values are as between the tags. */
+Test(tool_calls, other_tags) {
+#define GLM(key, value)          "<arg_key>" key "</arg_key>\n<arg_value>" value "</arg_value>\n"
+#define MINIMAX(name, arguments) "<invoke name=\"" name "\">\n" arguments "</invoke>\n"
+#define MINIMAX_TAG(key, value)  "<parameter name=\"" key "\">" value "</parameter>\n"
+    static const struct {
+        enum tool_format format;
+        const char *text, *expected;
+    } cases[] = {
+        {TOOL_FORMAT_GLM45, "<tool_call>f\n" GLM("a", "Paris") GLM("b", "3") "</tool_call>",
+         "<f|{\"a\": \"Paris\", \"b\": 3}>!"},
+        {TOOL_FORMAT_GLM45,
+         "So.\n<tool_call>f\n</tool_call>\n<tool_call>get_weather\n" GLM(
+             "a", "\n x\n") "</tool_call>\n\nThere.",
+         "So.<f|{}><get_weather|{\"a\": \"\\n x\\n\"}>\n\nThere.!"},
+        {TOOL_FORMAT_GLM45,
+         "<tool_call>\nf<arg_key>a</arg_key> <arg_value>[1]</arg_value></tool_call>",
+         "<f|{\"a\": [1]}>!"},
+        {TOOL_FORMAT_GLM45, "<tool_call>f<arg_key>a</arg_key>x</arg_value></tool_call>",
+         "<f|{\"a\": \"x\"}>!"},
+        {TOOL_FORMAT_GLM45, "<tool_call>g\n</tool_call>", "<tool_call>g\n</tool_call>"},
+        {TOOL_FORMAT_GLM45, "<tool_call>f(1)</tool_call>", "<tool_call>f(1)</tool_call>"},
+        {TOOL_FORMAT_GLM45, "<tool_call>f_\n</tool_call>", "<tool_call>f_\n</tool_call>"},
+        {TOOL_FORMAT_GLM45, "<tool_call>f", "<tool_call>f"},
+        {TOOL_FORMAT_GLM45, "<tool_call>f\n<arg_key>a</arg_k", "<f|{\"a</arg_k>"},
+        {TOOL_FORMAT_GLM47,
+         "<tool_call>f<arg_key>a</arg_key><arg_value>a</arg_value></tool_call>"
+         "<tool_call>f</tool_call>",
+         "<f|{\"a\": \"a\"}><f|{}>!"},
+        {TOOL_FORMAT_SEED_OSS,
+         "<seed:tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n<parameter=b>1"
+         "</parameter>\n</function>\n</seed:tool_call>",
+         "<f|{\"a\": \"\\nx\\n\", \"b\": 1}>!"},
+        {TOOL_FORMAT_MINIMAX_M2,
+         "\n<minimax:tool_call>\n" MINIMAX("f",
+                                           MINIMAX_TAG("a", "x > \"y\"") MINIMAX_TAG("b\"", "1"))
+             MINIMAX("get_weather", "") "</minimax:tool_call>",
+         "<f|{\"a\": \"x > \\\"y\\\"\", \"b\\\"\": 1}><get_weather|{}>!"},
+        {TOOL_FORMAT_MINIMAX_M2, "a " MINIMAX("f", "") "b", "a <f|{}>b!"},
+        {TOOL_FORMAT_MINIMAX_M2, "<minimax:tool_call>\n<invoke name=\"f\">\n</minimax:tool_call> b",
+         "<f|{}> b!"},
+        {TOOL_FORMAT_MINIMAX_M2, "<invoke name=\"f>", "<invoke name=\"f>"},
+    };
+#undef GLM
+#undef MINIMAX
+#undef MINIMAX_TAG
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(&tool_forms[cases[i].format], cases[i].text, cases[i].expected);
+}
+
 Test(tool_calls, templates_say_how) {
     static const char *const hermes[] = {"Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B",
                                          "Qwen-QwQ-32B"};
-    static const char *const others[] = {"GLM-4.6", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    static const char *const others[] = {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
                                          "ibm-granite-granite-3.3-2B-Instruct",
                                          "microsoft-Phi-3.5-mini-instruct"};
-    cr_expect_eq(format_of_file("Qwen3-Coder"), TOOL_FORMAT_QWEN3_CODER);
-    cr_expect_eq(format_of_file("mistralai-Mistral-Nemo-Instruct-2407"), TOOL_FORMAT_MISTRAL);
+    cr_expect_eq(form_of_file("GLM-4.6"), &tool_forms[TOOL_FORMAT_GLM45]);
+    cr_expect_eq(form_of_file("Qwen3-Coder"), &tool_forms[TOOL_FORMAT_QWEN3_CODER]);
+    cr_expect_eq(form_of_file("mistralai-Mistral-Nemo-Instruct-2407"),
+                 &tool_forms[TOOL_FORMAT_MISTRAL]);
     for (size_t i = 0; i < sizeof hermes / sizeof *hermes; i++)
-        cr_expect_eq(format_of_file(hermes[i]), TOOL_FORMAT_HERMES, "%s", hermes[i]);
+        cr_expect_eq(form_of_file(hermes[i]), &tool_forms[TOOL_FORMAT_HERMES], "%s", hermes[i]);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        cr_expect_eq(format_of_file(others[i]), TOOL_FORMAT_NONE, "%s", others[i]);
-    cr_expect_eq(tool_format_of(NULL), TOOL_FORMAT_NONE);
-    cr_expect_eq(tool_format_of("{{- \"<tool_call>\n\" }}\n{{- '{\"name\": <function-name>"),
-                 TOOL_FORMAT_HERMES);
-    cr_expect_eq(tool_format_of("<tool_call>"), TOOL_FORMAT_NONE);
-    cr_expect_eq(tool_format_of("<tool_call>{"), TOOL_FORMAT_NONE);
-    cr_expect_eq(tool_format_of("<tool_call>{\\"), TOOL_FORMAT_NONE);
-    cr_expect_eq(tool_format_of("{{- 'Respond in the format {\"name\": function name, "
-                                "\"parameters\": dictionary of its arguments}.' }}"),
-                 TOOL_FORMAT_LLAMA3);
-    cr_expect_eq(tool_format_of("{{ \"{\\\"name\\\": function name, \\\"parameters\\\": x}\" }}"),
-                 TOOL_FORMAT_LLAMA3);
+        cr_expect_eq(form_of_file(others[i]), NULL, "%s", others[i]);
+    cr_expect_eq(tool_form_of(NULL), NULL);
+    cr_expect_eq(tool_form_of("{{- \"<tool_call>\n\" }}\n{{- '{\"name\": <function-name>"),
+                 &tool_forms[TOOL_FORMAT_HERMES]);
+    cr_expect_eq(tool_form_of("<tool_call>"), NULL);
+    cr_expect_eq(tool_form_of("<tool_call>{"), NULL);
+    cr_expect_eq(tool_form_of("<tool_call>{\\"), NULL);
+    cr_expect_eq(tool_form_of("{{- 'Respond in the format {\"name\": function name, "
+                              "\"parameters\": dictionary of its arguments}.' }}"),
+                 &tool_forms[TOOL_FORMAT_LLAMA3]);
+    cr_expect_eq(tool_form_of("{{ \"{\\\"name\\\": function name, \\\"parameters\\\": x}\" }}"),
+                 &tool_forms[TOOL_FORMAT_LLAMA3]);
 }

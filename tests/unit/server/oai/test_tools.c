@@ -89,7 +89,7 @@ static void take(void *to, const struct oai_delta *delta) {
 /* The message a client has of this text, and gives back with what the tool said. */
 static void write_next(struct buf *out, const char *text, const char *reasoning) {
     static const char *const names[] = {"get_weather"};
-    struct oai_request request = {.tools = {TOOL_FORMAT_HERMES, names, 1, true, NULL}};
+    struct oai_request request = {.tools = {&tool_forms[TOOL_FORMAT_HERMES], names, 1, true, NULL}};
     struct oai_answer answer = {.id = "chatcmpl-0123456789abcdef", .request = &request};
     struct oai_calls calls;
     oai_calls_open(&calls, &answer, 0, 1 << 20);
@@ -163,18 +163,22 @@ Test(oai_tools, the_template_or_the_option_says_how_calls_are_written) {
         .model_dir = "m", .kv_budget = 64, .max_num_seqs = 1, .max_queue = 1};
     static const struct {
         const char *model, *parser;
-        enum tool_format format;
+        const struct tool_form *form;
     } cases[] = {
-        {NULL, "auto", TOOL_FORMAT_HERMES},
-        {NULL, "none", TOOL_FORMAT_NONE},
-        {"hermes", "auto", TOOL_FORMAT_HERMES},
-        {"llama3", "auto", TOOL_FORMAT_LLAMA3},
-        {"hermes", "llama3", TOOL_FORMAT_LLAMA3},
-        {"hermes", "none", TOOL_FORMAT_NONE},
-        {"llama3", "hermes", TOOL_FORMAT_HERMES},
-        {"harmony", "auto", TOOL_FORMAT_HARMONY},
-        {"qwen3_coder", "auto", TOOL_FORMAT_QWEN3_CODER},
-        {"hermes", "qwen3_coder", TOOL_FORMAT_QWEN3_CODER},
+        {NULL, "auto", &tool_forms[TOOL_FORMAT_HERMES]},
+        {NULL, "none", NULL},
+        {"hermes", "auto", &tool_forms[TOOL_FORMAT_HERMES]},
+        {"llama3", "auto", &tool_forms[TOOL_FORMAT_LLAMA3]},
+        {"hermes", "llama3", &tool_forms[TOOL_FORMAT_LLAMA3]},
+        {"hermes", "none", NULL},
+        {"llama3", "hermes", &tool_forms[TOOL_FORMAT_HERMES]},
+        {"harmony", "auto", &tool_forms[TOOL_FORMAT_HARMONY]},
+        {"qwen3_coder", "auto", &tool_forms[TOOL_FORMAT_QWEN3_CODER]},
+        {"hermes", "qwen3_coder", &tool_forms[TOOL_FORMAT_QWEN3_CODER]},
+        {"seed_oss", "auto", &tool_forms[TOOL_FORMAT_SEED_OSS]},
+        {"glm45", "auto", &tool_forms[TOOL_FORMAT_GLM45]},
+        {"glm47", "auto", &tool_forms[TOOL_FORMAT_GLM47]},
+        {"minimax_m2", "auto", &tool_forms[TOOL_FORMAT_MINIMAX_M2]},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct engine *engine;
@@ -182,7 +186,7 @@ Test(oai_tools, the_template_or_the_option_says_how_calls_are_written) {
         if (cases[i].model) setenv("KEEPD_FAKE_TOOLS", cases[i].model, 1);
         cr_assert_eq(engine_open(&options, &engine, &fault), 0);
         const struct oai_tool_style style = oai_find_tools(engine, cases[i].parser);
-        cr_expect_eq(style.format, cases[i].format, "%zu", i);
+        cr_expect_eq(style.form, cases[i].form, "%zu", i);
         cr_expect(style.generic == (i == 0) && style.has_system == (i == 0), "%zu", i);
         engine_close(engine);
     }
@@ -194,7 +198,7 @@ static void check_written(const char *body, bool has_system, const char *expecte
     struct oai_case c;
     struct buf text;
     case_open(&c);
-    c.rules.tools = (struct oai_tool_style){TOOL_FORMAT_HERMES, true, has_system};
+    c.rules.tools = (struct oai_tool_style){&tool_forms[TOOL_FORMAT_HERMES], true, has_system};
     cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
     cr_expect_null(cJSON_GetObjectItem(c.request.context, "tools"));
     buf_open(&text, 1 << 16);
@@ -251,26 +255,43 @@ Test(oai_tools, calls_and_results_become_text) {
 
 /* The constraint of strict tools with "auto": texts that the reader of calls takes for calls are
  * not in its language, unless their arguments keep to the schema. */
-static void check_free_text(enum tool_format format, const char *text, bool allowed) {
+static void check_free_text(const struct tool_form *format, const char *text, bool allowed) {
     static const char body[] =
         "{" MESSAGES ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f_g\",\"strict\":"
         "true,\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},"
         "\"required\":[\"a\"],\"additionalProperties\":false}}}]}";
     struct oai_case c;
     case_open(&c);
-    c.rules.tools.format = format;
+    c.rules.tools.form = format;
     cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
     cr_assert(c.request.constraint);
     struct language l = language_of(c.request.constraint);
     cr_assert_eq(l.rc, 0, "%s", l.fault.text);
-    cr_expect_eq(language_holds(&l, text), allowed, "%s: %s", tool_format_name(format), text);
+    cr_expect_eq(language_holds(&l, text), allowed, "%s: %s", tool_form_name(format), text);
     language_close(&l);
     struct tool_reader reader = {.tools = &c.request.tools};
     struct tool_piece piece;
     bool called = false;
     while ((piece = tool_reader_next(&reader, text, strlen(text), true)).kind != TOOL_MORE)
         called |= piece.kind == TOOL_CALL;
-    if (!allowed) cr_expect(called, "%s: %s", tool_format_name(format), text);
+    if (!allowed) cr_expect(called, "%s: %s", tool_form_name(format), text);
+    case_close(&c);
+}
+
+/* Does the same constraint allow a text, whatever is read in it? */
+static void check_unbound(const struct tool_form *form, const char *text, bool allowed) {
+    static const char body[] =
+        "{" MESSAGES ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f_g\",\"strict\":"
+        "true,\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}}}}}]"
+        "}";
+    struct oai_case c;
+    case_open(&c);
+    c.rules.tools.form = form;
+    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
+    struct language l = language_of(c.request.constraint);
+    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    cr_expect_eq(language_holds(&l, text), allowed, "%s: %s", form->name, text);
+    language_close(&l);
     case_close(&c);
 }
 
@@ -290,22 +311,23 @@ Test(oai_tools, free_text_of_strict_tools_holds_no_call) {
         "So:\n{\"type\": \"function\", \"parameters\": {\"b\": 1}, \"name\" :\"f_g\"} is it",
         " <|python_tag|> {\"name\": \"f_g\", \"parameters\": {\"b\": 1}}"};
     for (size_t i = 0; i < sizeof mistral / sizeof *mistral; i++)
-        check_free_text(TOOL_FORMAT_MISTRAL, mistral[i], false);
+        check_free_text(&tool_forms[TOOL_FORMAT_MISTRAL], mistral[i], false);
     for (size_t i = 0; i < sizeof llama / sizeof *llama; i++)
-        check_free_text(TOOL_FORMAT_LLAMA3, llama[i], false);
+        check_free_text(&tool_forms[TOOL_FORMAT_LLAMA3], llama[i], false);
     for (size_t i = 0; i < sizeof free_text / sizeof *free_text; i++) {
-        check_free_text(TOOL_FORMAT_MISTRAL, free_text[i], true);
-        check_free_text(TOOL_FORMAT_LLAMA3, free_text[i], true);
+        check_free_text(&tool_forms[TOOL_FORMAT_MISTRAL], free_text[i], true);
+        check_free_text(&tool_forms[TOOL_FORMAT_LLAMA3], free_text[i], true);
     }
-    check_free_text(TOOL_FORMAT_MISTRAL, "[{\"name\": \"f_g\", \"arguments\": {\"a\": 1}}]", true);
+    check_free_text(&tool_forms[TOOL_FORMAT_MISTRAL],
+                    "[{\"name\": \"f_g\", \"arguments\": {\"a\": 1}}]", true);
     static const char *const hermes[] = {
         "{\"name\": \"f_g\", \"arguments\": {}}",
         "So:\n```json\n{\"name\" : \"f_g\", \"arguments\": {\"b\": 1}}\n```",
         "<tool_call>\n{\"name\": \"f_g\", \"arguments\": {}}\n</tool_call>"};
     for (size_t i = 0; i < sizeof hermes / sizeof *hermes; i++)
-        check_free_text(TOOL_FORMAT_HERMES, hermes[i], false);
-    check_free_text(TOOL_FORMAT_HERMES, "```json\n{\"name\": \"Ada\"}\n```", true);
-    check_free_text(TOOL_FORMAT_HERMES,
+        check_free_text(&tool_forms[TOOL_FORMAT_HERMES], hermes[i], false);
+    check_free_text(&tool_forms[TOOL_FORMAT_HERMES], "```json\n{\"name\": \"Ada\"}\n```", true);
+    check_free_text(&tool_forms[TOOL_FORMAT_HERMES],
                     "So: <tool_call>\n{\"name\": \"f_g\", \"arguments\": {\"a\": 1}}\n</tool_call>",
                     true);
     static const char *const coder[] = {
@@ -314,9 +336,9 @@ Test(oai_tools, free_text_of_strict_tools_holds_no_call) {
         "<tool_call>\n<function=f_g>\n<parameter=b>\n1\n</parameter>\n</function>\n</tool_call>",
         "<tool_call>\n<function=f_g>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>"};
     for (size_t i = 0; i < sizeof coder / sizeof *coder; i++)
-        check_free_text(TOOL_FORMAT_QWEN3_CODER, coder[i], false);
-    check_free_text(TOOL_FORMAT_QWEN3_CODER, "a < b, {1}", true);
-    check_free_text(TOOL_FORMAT_QWEN3_CODER,
+        check_free_text(&tool_forms[TOOL_FORMAT_QWEN3_CODER], coder[i], false);
+    check_free_text(&tool_forms[TOOL_FORMAT_QWEN3_CODER], "a < b, {1}", true);
+    check_free_text(&tool_forms[TOOL_FORMAT_QWEN3_CODER],
                     "So: <tool_call>\n<function=f_g>\n<parameter=a>\n1\n</parameter>\n</function>\n"
                     "</tool_call>\n",
                     true);
@@ -385,7 +407,7 @@ Test(oai_tools, promised_tags_keep_to_the_schema) {
     };
     struct oai_case c;
     case_open(&c);
-    c.rules.tools.format = TOOL_FORMAT_QWEN3_CODER;
+    c.rules.tools.form = &tool_forms[TOOL_FORMAT_QWEN3_CODER];
     cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
     struct language l = language_of(c.request.constraint);
     cr_assert_eq(l.rc, 0, "%s", l.fault.text);
@@ -435,7 +457,7 @@ Test(oai_tools, promised_arguments_have_no_undeclared_members) {
                  "<tool_call>\n{\"name\": \"f\", \"arguments\": %s}\n</tool_call>",
                  cases[i].arguments);
         case_open(&c);
-        c.rules.tools.format = TOOL_FORMAT_HERMES;
+        c.rules.tools.form = &tool_forms[TOOL_FORMAT_HERMES];
         cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
         struct language l = language_of(c.request.constraint);
         cr_assert_eq(l.rc, 0, "%s", l.fault.text);
@@ -487,4 +509,142 @@ Test(oai_tools, every_template_renders_any_arguments) {
     }
     buf_close(&body);
     buf_close(&out);
+}
+
+/* --- every form --- */
+
+/* Writes a call of f as its form says, with a text in the argument s. */
+static void write_call(const struct tool_form *form, const char *text, struct buf *out) {
+    const struct constrain_tags *tags = form->tags;
+    buf_fmt(out, "%sf%s", form->before, form->arguments);
+    if (tags)
+        buf_fmt(out, "%ss%s%s%s%s%s%s%s%s", tags->open, tags->named, tags->gap, tags->value,
+                tags->line, text, tags->line, tags->close, tags->after);
+    else
+        buf_fmt(out, "{\"s\": \"%s\"}", text);
+    buf_str(out, form->after);
+}
+
+/* Returns the arguments of all calls, with a ';' behind each, in `out`. */
+static void read_calls(const struct tool_set *tools, const char *text, struct buf *out) {
+    struct tool_reader reader = {.tools = tools};
+    struct tool_piece piece;
+    buf_clear(out);
+    while ((piece = tool_reader_next(&reader, text, strlen(text), true)).kind != TOOL_MORE) {
+        size_t size;
+        const char *at = tool_piece_text(&piece, text, &size);
+        if (piece.kind == TOOL_CALL) buf_char(out, ';');
+        if (piece.kind == TOOL_ARGUMENTS) buf_add(out, at, size);
+        if (piece.kind == TOOL_TEXT) buf_str(out, "TEXT");
+    }
+    buf_str(out, "");
+}
+
+static void check_form(const struct tool_form *form, const char *choice, bool promised) {
+    char body[512];
+    struct oai_case c;
+    struct buf text, out;
+    snprintf(body, sizeof body,
+             "{" MESSAGES "%s,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+             "\"strict\":true,\"parameters\":{\"type\":\"object\",\"properties\":{\"s\":{\"type\":"
+             "\"string\",\"maxLength\":3}},\"required\":[\"s\"]}}}]}",
+             choice);
+    buf_open(&text, 4096);
+    buf_open(&out, 4096);
+    case_open(&c);
+    c.rules.tools.form = form;
+    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s: %s", form->name, c.error.message);
+    cr_assert(c.request.constraint);
+    struct language l = language_of(c.request.constraint);
+    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    cr_expect_eq(language_holds(&l, "So."), !promised, "%s", form->name);
+    buf_str(&text, form->open);
+    write_call(form, "abc", &text);
+    buf_str(&text, form->between);
+    write_call(form, "de", &text);
+    buf_str(&text, form->close);
+    cr_expect(language_holds(&l, text.data), "%s: %s", form->name, text.data);
+    read_calls(&c.request.tools, text.data, &out);
+    cr_expect_str_eq(out.data, ";{\"s\": \"abc\"};{\"s\": \"de\"}", "%s", form->name);
+    buf_clear(&text);
+    buf_str(&text, form->open);
+    write_call(form, "abcd", &text);
+    buf_str(&text, form->close);
+    cr_expect_not(language_holds(&l, text.data), "%s: %s", form->name, text.data);
+    language_close(&l);
+    case_close(&c);
+    buf_close(&text);
+    buf_close(&out);
+}
+
+/* Calls are bound as they are read; with "auto" beside text, with "required" alone. */
+Test(oai_tools, every_form_binds_what_it_reads) {
+    for (int i = 0; i < TOOL_FORMATS; i++) {
+        if (tool_forms[i].shape == TOOL_SHAPE_CHANNELS) continue;
+        check_form(&tool_forms[i], "", false);
+        check_form(&tool_forms[i], ",\"tool_choice\":\"required\"", true);
+    }
+}
+
+/* A mark in free text would be read as a call, and every character of a mark stands for itself. */
+Test(oai_tools, free_text_holds_no_mark_of_its_form) {
+    for (int i = 0; i < TOOL_FORMATS; i++) {
+        struct tool_mark marks[TOOL_MARKS_MAX];
+        if (tool_forms[i].shape != TOOL_SHAPE_NAMED) continue;
+        int count = tool_form_opens(&tool_forms[i], marks);
+        cr_assert(count > 0);
+        for (int k = 0; k < count; k++) {
+            char text[128];
+            snprintf(text, sizeof text, "So: %.*sf_g", (int)marks[k].size, marks[k].text);
+            struct buf found;
+            buf_open(&found, 4096);
+            buf_str(&found, text);
+            check_unbound(&tool_forms[i], found.data, false);
+            found.data[5] ^= 1; /* another character */
+            check_unbound(&tool_forms[i], found.data, true);
+            buf_close(&found);
+        }
+    }
+}
+
+/* A call that is sent back in the history is written by the published template as the form says,
+ * so that the next turn continues the cache. */
+Test(oai_tools, templates_write_calls_as_their_form_says) {
+    static const struct {
+        const char *template;
+        enum tool_format format;
+    } cases[] = {
+        {"Qwen-Qwen3-0.6B", TOOL_FORMAT_HERMES},      {"Qwen3-Coder", TOOL_FORMAT_QWEN3_CODER},
+        {"ByteDance-Seed-OSS", TOOL_FORMAT_SEED_OSS}, {"GLM-4.6", TOOL_FORMAT_GLM45},
+        {"GLM-4.7-Flash", TOOL_FORMAT_GLM47},         {"MiniMax-M2", TOOL_FORMAT_MINIMAX_M2}};
+    static const char body[] =
+        "{\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":"
+        "\"1\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"s\\\": "
+        "\\\"<b>\\\\n\\\"}\"}},{\"id\":\"2\",\"type\":\"function\",\"function\":{\"name\":\"f\","
+        "\"arguments\":{\"s\":\"de\"}}}]},{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":"
+        "\"cold\"},{\"role\":\"tool\",\"tool_call_id\":\"2\",\"content\":\"warm\"}],\"tools\":[{"
+        "\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"\",\"parameters\":{"
+        "\"type\":\"object\",\"properties\":{\"s\":{\"type\":\"string\"}},\"required\":[\"s\"]}}}]"
+        "}";
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct tool_form *form = &tool_forms[cases[i].format];
+        struct chat *chat = open_template(cases[i].template);
+        struct buf text, out;
+        buf_open(&text, 1 << 20);
+        buf_open(&out, 1 << 20);
+        buf_str(&text, form->open);
+        write_call(form, form->tags ? "<b>\n" : "<b>\\n", &text);
+        buf_str(&text, form->between);
+        write_call(form, "de", &text);
+        buf_str(&text, form->close);
+        render(chat, body, &out);
+        cr_expect(strstr(out.data, text.data), "%s: %s\nin %s", cases[i].template, text.data,
+                  out.data);
+        char *source = read_file(HERE "templates/", cases[i].template, ".jinja");
+        cr_expect_eq(tool_form_of(source), form, "%s", cases[i].template);
+        free(source);
+        buf_close(&text);
+        buf_close(&out);
+        chat_close(chat);
+    }
 }

@@ -1,0 +1,77 @@
+/* The forms in which models write calls of tools: a row for each. What differs between the forms is
+ * in the row, and whoever reads, writes or describes calls asks it; code that is particular to one
+ * form hangs on the row's shape.
+ *
+ * A call is written as
+ *   open  before NAME arguments ARGUMENTS after  (between before NAME ... after)*  close
+ *
+ * The marks of a form are the parts of these texts between line breaks, and between a '>' and a '<'
+ * that follow each other. A reader takes any white space between marks. Pure; any thread. */
+#ifndef KEEPD_SERVER_OAI_TOOL_FORM_H
+#define KEEPD_SERVER_OAI_TOOL_FORM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "engine/engine.h"
+
+enum tool_shape {
+    TOOL_SHAPE_TAGGED,  /* an object {"name": ..., "arguments": ...} between tags */
+    TOOL_SHAPE_BARE,    /* such an object in the text */
+    TOOL_SHAPE_LISTED,  /* [TOOL_CALLS] and a list of such objects, or NAME[ARGS]{...} */
+    TOOL_SHAPE_NAMED,   /* the name stands between marks, the arguments are tags */
+    TOOL_SHAPE_CHANNELS /* a message to the function (channels.c) */
+};
+
+struct tool_form {
+    const char *name; /* as in --tool-call-parser */
+    enum tool_shape shape;
+    const char *open, *before, *arguments, *after, *between, *close;
+    const struct constrain_tags *tags; /* NULL: arguments are JSON */
+    bool short_ids;                    /* the templates accept only ids of 9 letters and digits */
+};
+
+enum tool_format {
+    TOOL_FORMAT_HERMES,
+    TOOL_FORMAT_LLAMA3,
+    TOOL_FORMAT_MISTRAL,
+    TOOL_FORMAT_QWEN3_CODER,
+    TOOL_FORMAT_SEED_OSS,
+    TOOL_FORMAT_GLM45,
+    TOOL_FORMAT_GLM47,
+    TOOL_FORMAT_MINIMAX_M2,
+    TOOL_FORMAT_HARMONY,
+    TOOL_FORMATS
+};
+extern const struct tool_form tool_forms[TOOL_FORMATS];
+
+/* Returns the form of this name; NULL: there is none. */
+const struct tool_form *tool_form_named(const char *name);
+/* Returns the name for people; "none" for NULL. */
+const char *tool_form_name(const struct tool_form *form);
+/* Returns the form of calls that a chat template (its source; NULL = none) uses; NULL: none of
+ * these. */
+const struct tool_form *tool_form_of(const char *chat_template);
+
+/* Are the calls marked, so that text may stand before, between and behind them? */
+static inline bool tool_form_is_marked(const struct tool_form *form) {
+    return form->shape == TOOL_SHAPE_TAGGED || form->shape == TOOL_SHAPE_NAMED;
+}
+
+struct tool_mark {
+    const char *text;
+    size_t size;
+};
+#define TOOL_MARKS_MAX 8
+/* Writes the marks of two texts that follow each other; returns how many. */
+int tool_form_marks(const char *first, const char *second, struct tool_mark out[TOOL_MARKS_MAX]);
+/* Marks in front of a name: the last one begins it, the others may be missing. */
+static inline int tool_form_opens(const struct tool_form *form, struct tool_mark *out) {
+    return tool_form_marks(form->open, form->before, out);
+}
+/* Marks behind arguments. */
+static inline int tool_form_closes(const struct tool_form *form, struct tool_mark *out) {
+    return tool_form_marks(form->after, form->close, out);
+}
+
+#endif
