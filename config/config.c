@@ -114,7 +114,7 @@ const struct option config_options[] = {
      "returned unchanged."},
     {"tool-call-parser", CHOICE, AT(tool_call_parser), 0, 0, "auto", "auto|hermes|llama3|mistral|qwen3_coder|seed_oss|glm45|glm47|minimax_m2|harmony|none", 0,
      "Format of the model's tool calls: <tool_call> tags around JSON (hermes: Qwen, Hermes) or "
-     "around tags for each argument (qwen3_coder), channels (harmony: gpt-oss), a list after "
+     "tags for each argument (qwen3_coder, seed_oss, glm45, glm47, minimax_m2), channels (harmony: gpt-oss), a list after "
      "[TOOL_CALLS] (mistral) or a bare JSON object (llama3: Llama 3.x). auto: detected from the chat template. none: requests that "
      "allow tool calls are rejected."},
     {"request-timeout", INT, AT(request_timeout), 0, 86400, "0", "SECONDS", RELOADABLE,

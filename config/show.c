@@ -31,10 +31,27 @@ static void print_wrapped(FILE *out, const char *text) {
     fputc('\n', out);
 }
 
+/* Prints values with '|' between them, on further lines where they are too many for one. Returns
+ * the column behind them. */
+static int print_values(FILE *out, int column, const char *values) {
+    const int first = column;
+    while (*values) {
+        int size = (int)strcspn(values, "|");
+        size += values[size] == '|';
+        if (column + size > HELP_WIDTH) {
+            fprintf(out, "\n%*s", first, "");
+            column = first;
+        }
+        column += fprintf(out, "%.*s", size, values);
+        values += size;
+    }
+    return column;
+}
+
 static void print_option(FILE *out, const struct option *option) {
     struct buf text;
-    const char *metavar = option->metavar ? option->metavar : "";
-    int column = fprintf(out, "  --%s %s", option->name, metavar);
+    int column = fprintf(out, "  --%s ", option->name);
+    column = print_values(out, column, option->metavar ? option->metavar : "");
     if (column > HELP_COLUMN - 2)
         fprintf(out, "\n%*s", HELP_COLUMN, "");
     else
