@@ -9,18 +9,18 @@
 void background_answer(struct exchange *ex) {
     ex->request.kind->form->unfinished(&ex->answer.body, &ex->facts, false);
     ex->answer.status = 200;
-    ex->phase = PHASE_READY;
+    exchange_ready(ex);
 }
 
 bool background_stays(const struct exchange *ex) {
-    return ex->request.background && ex->waiting && ex->phase == PHASE_SENT;
+    return ex->request.background && ex->state == EXCHANGE_STREAMING;
 }
 
 struct exchange *background_find(const struct server *server, const struct oai_owner *owner,
                                  const char *id) {
     for (struct exchange *ex = server->jobs; ex; ex = ex->next) {
         const struct oai_owner *own = &ex->request.owner;
-        if (ex->request.background && !ex->forgotten && strcmp(ex->id, id) == 0 &&
+        if (ex->request.background && ex->cut != EXCHANGE_CUT_DELETED && strcmp(ex->id, id) == 0 &&
             memcmp(own->key, owner->key, sizeof own->key) == 0 &&
             strcmp(own->salt, owner->salt) == 0)
             return ex;
@@ -39,8 +39,8 @@ void background_cancel(struct exchange *ex) {
 }
 
 static const char *outcome(const struct exchange *ex, bool kept) {
-    if (ex->forgotten) return "deleted";
-    if (ex->facts.cancelled || ex->gone) return "cancelled";
+    if (ex->cut == EXCHANGE_CUT_DELETED) return "deleted";
+    if (ex->facts.cancelled || exchange_is_gone(ex)) return "cancelled";
     if (!kept) return "lost";
     return ex->error.status ? "failed" : "stored";
 }
@@ -61,6 +61,7 @@ static void log_end(const struct exchange *ex, bool kept) {
 void background_end(struct exchange *ex) {
     const struct oai_error *error = ex->error.status ? &ex->error : NULL;
     bool kept = false;
-    if (!ex->forgotten && !ex->gone) kept = ex->request.kind->form->keep(&ex->facts, error);
+    if (ex->cut != EXCHANGE_CUT_DELETED && !exchange_is_gone(ex))
+        kept = ex->request.kind->form->keep(&ex->facts, error);
     log_end(ex, kept);
 }

@@ -15,6 +15,53 @@
 
 #define VALUE_BYTES 100 /* about what a JSON value in a tree takes */
 
+/* --- states --- */
+
+#define TO(name) (1u << EXCHANGE_##name)
+
+/* The states that may follow each state. Every state but OVER can lose its client. */
+static const unsigned states_after[] = {
+    /* clang-format off */
+    [EXCHANGE_RECEIVING]  = TO(PREPARING) | TO(RUNNING) | TO(READY) | TO(OVER), /* RUNNING: orders */
+    [EXCHANGE_PREPARING]  = TO(RUNNING) | TO(READY) | TO(OVER),
+    [EXCHANGE_RUNNING]    = TO(FINISHED) | TO(STREAMING) | TO(CANCELLED),
+    [EXCHANGE_FINISHED]   = TO(PREPARING) | TO(READY) | TO(SENDING) | TO(OVER), /* PREPARING: files */
+    [EXCHANGE_READY]      = TO(READY) | TO(SENDING) | TO(OVER), /* READY: another error replaces it */
+    [EXCHANGE_STREAMING]  = TO(SENDING) | TO(BACKGROUND) | TO(CANCELLED),
+    [EXCHANGE_SENDING]    = TO(OVER),
+    [EXCHANGE_BACKGROUND] = TO(OVER),
+    [EXCHANGE_CANCELLED]  = TO(OVER),
+    [EXCHANGE_OVER]       = 0,
+    /* clang-format on */
+};
+
+void exchange_set_state(struct exchange *ex, enum exchange_state state) {
+    CHECK_MSG(states_after[ex->state] & 1u << state, "from state %d to %d", ex->state, state);
+    ex->state = state;
+}
+
+/* Nobody waits for the answer when the client is gone, and a response in the background is answered
+ * while the engine works for it. */
+void exchange_ready(struct exchange *ex) {
+    if (exchange_is_gone(ex) || ex->state == EXCHANGE_RUNNING) return;
+    exchange_set_state(ex, EXCHANGE_READY);
+}
+
+void exchange_queued(struct exchange *ex) {
+    exchange_set_state(ex, ex->state == EXCHANGE_RUNNING ? EXCHANGE_STREAMING : EXCHANGE_SENDING);
+}
+
+void exchange_gone(struct exchange *ex) {
+    bool running = ex->state == EXCHANGE_RUNNING || ex->state == EXCHANGE_STREAMING;
+    if (!exchange_is_gone(ex)) exchange_set_state(ex, running ? EXCHANGE_CANCELLED : EXCHANGE_OVER);
+    exchange_cancel(ex);
+    exchange_resume(ex);
+}
+
+static bool is_in_engine(const struct exchange *ex) {
+    return (TO(RUNNING) | TO(STREAMING) | TO(BACKGROUND) | TO(CANCELLED)) & 1u << ex->state;
+}
+
 /* --- life --- */
 
 struct exchange *exchange_open(struct server *server, struct conn *conn,
@@ -65,7 +112,8 @@ void exchange_drop_body(struct exchange *ex) {
 void exchange_unref(struct exchange *ex) {
     struct server *server = ex->server;
     if (--ex->refs) return;
-    CHECK(!ex->connection && !ex->waiting && ex->jobs_submitted == ex->jobs_finished);
+    CHECK(ex->state == EXCHANGE_OVER && !ex->connection);
+    CHECK(ex->jobs_submitted == ex->jobs_finished);
     spans_send(ex);
     quota_leave(ex);
     if (ex->places) engine_queue_leave(server->engine, ex->places);
@@ -104,12 +152,6 @@ void exchange_cancel(struct exchange *ex) {
             atomic_store_explicit(&ex->jobs[i].cancel, 1, memory_order_release);
 }
 
-void exchange_gone(struct exchange *ex) {
-    ex->gone = true;
-    exchange_cancel(ex);
-    exchange_resume(ex);
-}
-
 void exchange_fail(struct exchange *ex, const struct oai_error *error) {
     struct answer *answer = &ex->answer;
     answer->status = error->status;
@@ -120,13 +162,12 @@ void exchange_fail(struct exchange *ex, const struct oai_error *error) {
         ex->route->kind->error(&answer->body, error, ex->request_id);
     else
         oai_render_error(&answer->body, error);
-    ex->phase = PHASE_READY;
-    ex->refused = true;
+    exchange_ready(ex);
 }
 
 void exchange_refuse(struct exchange *ex, const struct oai_error *error) {
     bool busy = error->status == 503 || error->status == 429;
-    if (busy && !ex->refused) ex->server->stats.rejected[ex->reject]++;
+    if (busy && ex->answer.status < 400) ex->server->stats.rejected[ex->reject]++;
     exchange_fail(ex, error);
 }
 
@@ -134,8 +175,7 @@ void exchange_refuse(struct exchange *ex, const struct oai_error *error) {
 
 /* The engine works for this exchange: it is looked at after every wake and lives until then. */
 static void wait_for_engine(struct exchange *ex) {
-    ex->phase = PHASE_WAIT;
-    ex->waiting = true;
+    exchange_set_state(ex, EXCHANGE_RUNNING);
     ex->next = ex->server->jobs;
     if (ex->next) ex->next->prev = ex;
     ex->server->jobs = ex;
@@ -149,7 +189,6 @@ static void end_wait(struct exchange *ex) {
         ex->server->jobs = ex->next;
     if (ex->next) ex->next->prev = ex->prev;
     ex->next = ex->prev = NULL;
-    ex->waiting = false;
     exchange_unref(ex);
 }
 
@@ -265,15 +304,16 @@ void exchange_prepared(struct exchange *ex) {
     hold_repeated(ex);
     if (ex->error.status)
         exchange_refuse(ex, &ex->error);
-    else if (ex->gone || !ex->job_count)
-        ex->phase = PHASE_READY;
+    else if (exchange_is_gone(ex) || !ex->job_count)
+        exchange_ready(ex);
     else
         submit(ex);
     if (ex->answer.status == 200) exchange_hold_text(ex);
     give_places_back(ex);
-    if (!ex->waiting) quota_release(ex); /* the engine has nothing of it */
+    if (!is_in_engine(ex)) quota_release(ex); /* the engine has nothing of it */
     if (accepted && --server->accepted == 0) server_all_submitted(server);
-    if (ex->phase == PHASE_READY || ex->request.background || exchange_stream_ready(ex, clock_ns()))
+    if (ex->state == EXCHANGE_READY || ex->request.background ||
+        exchange_stream_ready(ex, clock_ns()))
         exchange_resume(ex);
     exchange_unref(ex);
 }
@@ -294,7 +334,7 @@ static void start_work(struct exchange *ex) {
     ex->refs++;
     ex->server->works++;
     ex->server->accepted += ex->places > 0;
-    ex->phase = PHASE_WORK;
+    exchange_set_state(ex, EXCHANGE_PREPARING);
     conn_watch(ex->conn);
     exchange_suspend(ex);
     works_add(ex);
@@ -310,8 +350,8 @@ static void keep_headers(struct exchange *ex) {
 
 void exchange_dispatch(struct exchange *ex) {
     if (ex->route->act) {
-        ex->phase = PHASE_READY;
         ex->route->act(ex);
+        if (ex->state == EXCHANGE_RECEIVING) exchange_ready(ex);
         return;
     }
     if (!ex->route->kind) {
@@ -370,12 +410,13 @@ bool exchange_stream_ready(const struct exchange *ex, int64_t now_ns) {
     if (ex->jobs_submitted < ex->job_count) return false; /* refused: not every job has choices */
     if (ex->tokens_counted) return true;
     if (ex->error.status) return false;
-    return ex->finished || now_ns - ex->received_ns > patience;
+    return ex->state == EXCHANGE_FINISHED || now_ns - ex->received_ns > patience;
 }
 
 static bool wants_resume(struct exchange *ex, int64_t now_ns) {
-    if (!ex->request.stream) return ex->finished || ex->request.background;
-    if (ex->phase == PHASE_WAIT) return ex->finished || exchange_stream_ready(ex, now_ns);
+    if (ex->state == EXCHANGE_FINISHED || ex->state == EXCHANGE_SENDING) return true;
+    if (!ex->request.stream) return ex->request.background;
+    if (ex->state == EXCHANGE_RUNNING) return exchange_stream_ready(ex, now_ns);
     if (stream_has_news(ex)) return true;
     ex->stream.ping =
         now_ns - ex->last_output_ns > (int64_t)ex->server->options.timeouts.ping * 1000000;
@@ -388,7 +429,7 @@ static void note_failure(struct exchange *ex, const struct engine_job *job) {
         int finish = atomic_load_explicit(&job->choice[i].finish, memory_order_acquire);
         if (finish != ENGINE_FINISH_ABORT && finish != ENGINE_FINISH_ERROR) continue;
         if (ex->error.status) return;
-        if (ex->expired)
+        if (ex->cut == EXCHANGE_CUT_TIME)
             oai_refuse(&ex->error, 408, "request_timeout", NULL,
                        "The request took longer than the time it was given.");
         else if (finish == ENGINE_FINISH_ABORT)
@@ -428,12 +469,16 @@ static void poll_job(struct exchange *ex, int i, int64_t now_ns) {
 void exchange_poll(struct exchange *ex, int64_t now_ns) {
     for (int i = 0; i < ex->jobs_submitted; i++)
         if (!ex->progress[i].finished) poll_job(ex, i, now_ns);
-    ex->finished = ex->jobs_submitted
-                       ? ex->jobs_finished == ex->jobs_submitted
-                       : atomic_load_explicit(&ex->order.done, memory_order_acquire) != 0;
+    bool finished = ex->jobs_submitted
+                        ? ex->jobs_finished == ex->jobs_submitted
+                        : atomic_load_explicit(&ex->order.done, memory_order_acquire) != 0;
+    if (finished && ex->request.background) background_end(ex);
+    if (finished)
+        exchange_set_state(ex, ex->state == EXCHANGE_RUNNING     ? EXCHANGE_FINISHED
+                               : ex->state == EXCHANGE_STREAMING ? EXCHANGE_SENDING
+                                                                 : EXCHANGE_OVER);
     if (ex->suspended && wants_resume(ex, now_ns)) exchange_resume(ex);
-    if (ex->finished && ex->request.background) background_end(ex);
-    if (ex->finished) end_wait(ex);
+    if (finished) end_wait(ex);
 }
 
 /* --- answers --- */
@@ -473,7 +518,6 @@ static void answer_order(struct exchange *ex) {
 }
 
 void exchange_answer_wait(struct exchange *ex) {
-    ex->phase = PHASE_READY;
     if (ex->error.status) {
         exchange_fail(ex, &ex->error);
     } else if (!ex->job_count) {
@@ -485,4 +529,5 @@ void exchange_answer_wait(struct exchange *ex) {
         if (form->keep) (void)form->keep(&ex->facts, NULL);
         ex->answer.status = 200;
     }
+    if (ex->state == EXCHANGE_FINISHED) exchange_ready(ex);
 }

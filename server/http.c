@@ -151,7 +151,7 @@ static void refuse_framing(struct exchange *ex) {
     const struct head_refusal *refusal = &ex->conn->framing.refusal;
     struct oai_error error;
     ex->answer.close = true;
-    if (ex->refused) return;
+    if (ex->state != EXCHANGE_RECEIVING) return;
     if (refusal->status == 413) {
         refuse_size(ex);
         return;
@@ -168,8 +168,7 @@ static int answer_preflight(struct exchange *ex, const char *method) {
         return 0;
     ex->answer.preflight = true;
     ex->answer.status = 200;
-    ex->phase = PHASE_READY;
-    ex->refused = true; /* no body is wanted */
+    exchange_ready(ex);
     return -1;
 }
 
@@ -361,7 +360,7 @@ static enum MHD_Result queue_answer(struct exchange *ex) {
     struct buf *body = &ex->answer.body;
     struct MHD_Response *response;
     if (body->failed) exchange_refuse_text(ex);
-    ex->phase = PHASE_SENT;
+    exchange_queued(ex);
     if (ex->answer.preflight) {
         response = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
     } else if (move_sends(ex)) {
@@ -396,7 +395,7 @@ static enum MHD_Result begin(struct server *server, struct conn *conn,
         refuse_framing(ex);
     else
         check_headers(ex, path, method);
-    if (!ex->refused || declared_size(ex) <= DISCARD_BYTES_MAX) return MHD_YES;
+    if (ex->state == EXCHANGE_RECEIVING || declared_size(ex) <= DISCARD_BYTES_MAX) return MHD_YES;
     ex->answer.close = true; /* too much to read away */
     return queue_answer(ex);
 }
@@ -413,9 +412,10 @@ static size_t count_values(const char *data, size_t size) {
 static size_t receive(struct exchange *ex, const char *data, size_t size) {
     struct server *server = ex->server;
     if (ex->suspended) return 0;
-    if (!ex->refused && ex->move) size = move_receive(ex, data, size);
+    bool wanted = ex->state == EXCHANGE_RECEIVING;
+    if (wanted && ex->move) size = move_receive(ex, data, size);
     ex->body_seen += size;
-    if (ex->refused || ex->move) return size;
+    if (!wanted || ex->move) return size;
     if (ex->body_seen > server->options.max_body_bytes) {
         exchange_drop_body(ex);
         refuse_size(ex);
@@ -432,20 +432,21 @@ static size_t receive(struct exchange *ex, const char *data, size_t size) {
 }
 
 static enum MHD_Result proceed(struct exchange *ex, int64_t now_ns) {
-    if (ex->phase <= PHASE_READY && is_rejected(ex)) refuse_framing(ex);
-    if (ex->phase == PHASE_BODY) {
+    if (is_rejected(ex)) refuse_framing(ex);
+    if (ex->state == EXCHANGE_RECEIVING) {
         conn_set_state(ex->conn, CONN_BUSY);
         exchange_dispatch(ex);
-        if (ex->phase != PHASE_READY) return MHD_YES;
+        if (ex->state != EXCHANGE_READY) return MHD_YES;
     }
-    if (ex->phase == PHASE_WAIT && exchange_stream_ready(ex, now_ns))
-        return (enum MHD_Result)stream_queue(ex);
-    if (ex->phase == PHASE_WAIT && ex->request.background)
+    bool has_jobs = ex->state == EXCHANGE_RUNNING || ex->state == EXCHANGE_FINISHED;
+    bool in_background = has_jobs && ex->request.background;
+    if (has_jobs && exchange_stream_ready(ex, now_ns)) return (enum MHD_Result)stream_queue(ex);
+    if (in_background)
         background_answer(ex);
-    else if (ex->phase == PHASE_WAIT && ex->finished)
+    else if (ex->state == EXCHANGE_FINISHED)
         exchange_answer_wait(ex);
     if (ex->suspended) return MHD_YES; /* the answer needs the disk first */
-    if (ex->phase == PHASE_READY) {
+    if (ex->state == EXCHANGE_READY || in_background) {
         conn_set_state(ex->conn, CONN_BUSY);
         return queue_answer(ex);
     }
@@ -462,7 +463,7 @@ enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const 
     (void)version;
     if (conn->fd < 0 || conn->server->closing) return MHD_NO;
     if (!ex) return begin(cls, conn, connection, url, method, con_cls);
-    if (ex->gone) return MHD_NO;
+    if (exchange_is_gone(ex)) return MHD_NO;
     if (*upload_data_size) {
         *upload_data_size -= receive(ex, upload_data, *upload_data_size);
         return MHD_YES;
@@ -518,6 +519,9 @@ void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls
     ex->conn = NULL;
     ex->connection = NULL;
     ex->suspended = false;
-    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK || !background_stays(ex)) exchange_gone(ex);
+    if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK && background_stays(ex))
+        exchange_set_state(ex, EXCHANGE_BACKGROUND);
+    else
+        exchange_gone(ex);
     exchange_unref(ex);
 }

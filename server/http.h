@@ -128,12 +128,26 @@ void listener_shut(struct server *server);
 
 /* ---- Exchanges ---- */
 
-enum phase {
-    PHASE_BODY,  /* receiving */
-    PHASE_WORK,  /* a libuv worker parses and tokenises */
-    PHASE_WAIT,  /* the engine has the jobs, or a deletion */
-    PHASE_READY, /* `answer` waits to be queued */
-    PHASE_SENT   /* queued; libmicrohttpd writes it, or the stream's reader is being called */
+/* exchange.c lists which state may follow which. An exchange is in server->jobs while the engine
+ * works for it: RUNNING, STREAMING, BACKGROUND and CANCELLED. */
+enum exchange_state {
+    EXCHANGE_RECEIVING,  /* its body arrives */
+    EXCHANGE_PREPARING,  /* a worker parses and tokenises the body, or has a conversation's file */
+    EXCHANGE_RUNNING,    /* the engine has its jobs or its order; no answer is queued */
+    EXCHANGE_FINISHED,   /* the engine has ended them; no answer is queued */
+    EXCHANGE_READY,      /* `answer` is to be queued; what still comes of the body is discarded */
+    EXCHANGE_STREAMING,  /* an answer is queued, and the engine works on */
+    EXCHANGE_SENDING,    /* an answer is queued, and the engine adds nothing to it */
+    EXCHANGE_BACKGROUND, /* the client has its answer, and the engine works for the stored one */
+    EXCHANGE_CANCELLED,  /* the client is gone, and the engine ends the jobs */
+    EXCHANGE_OVER        /* the client is gone; a worker may still read the body */
+};
+
+/* Why the engine is to end jobs whose client is there, or has been answered. */
+enum exchange_cut {
+    EXCHANGE_CUT_NONE,
+    EXCHANGE_CUT_TIME,   /* the request exceeded its time limit */
+    EXCHANGE_CUT_DELETED /* its response in the background was deleted and is not stored */
 };
 
 struct answer {
@@ -213,21 +227,17 @@ struct exchange {
     int refs;
     struct route found;
     const struct route *route; /* `found`; NULL = there is none */
-    enum phase phase;
-    bool suspended;
-    bool refused;           /* `answer` is set; the rest of the body is read and discarded */
-    bool gone;              /* the client left, or took too long */
+    enum exchange_state state;
+    enum exchange_cut cut;
+    bool suspended;         /* libmicrohttpd calls nothing for `connection` until exchange_resume */
     int places;             /* queue places that the request still holds */
-    bool expired;           /* exceeded its time limit */
-    bool forgotten;         /* in the background: its response was deleted, so it is not stored */
     int64_t deadline_ns;    /* 0 = none */
     uint8_t client[16];     /* identity for fair queueing, see set_client */
     uint8_t owner[16];      /* the same without the connection */
     uint8_t key_digest[16]; /* the digest of its key in server->keys */
     struct key_settings settings; /* the settings of its key when it came */
     bool others;                  /* there were other keys */
-    bool entered;                 /* counted as active for its key */
-    uint64_t key_added;           /* see struct key; the key that counts it */
+    uint64_t key_added;           /* see struct key; the key that counts it as active; 0: none */
     uint8_t key_id[16]; /* hash of the API key, or of ""; part of a conversation's space */
     char path[288];     /* room for the longest model name */
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];
@@ -243,8 +253,6 @@ struct exchange {
     struct answer answer;
     uv_work_t work;
     struct exchange *work_next; /* in server->works_waiting */
-    bool work_large;            /* see works_add */
-    bool work_void;             /* nobody wants the result: the worker does nothing */
     /* written by the libuv worker */
     cJSON *tree;
     struct arena arena;
@@ -258,8 +266,6 @@ struct exchange {
     struct engine_job *jobs;
     struct job_progress *progress; /* [job_count] */
     int job_count, jobs_submitted, jobs_finished;
-    bool waiting;  /* in server->jobs */
-    bool finished; /* all submitted jobs are */
     uint32_t tokens_counted;
     int64_t last_output_ns;
     struct oai_answer facts;   /* once the jobs are submitted */
@@ -282,7 +288,14 @@ struct exchange *exchange_open(struct server *server, struct conn *conn,
 void exchange_unref(struct exchange *exchange);
 void exchange_suspend(struct exchange *exchange);
 void exchange_resume(struct exchange *exchange);
-void exchange_gone(struct exchange *exchange);
+/* Changes the state; a change that exchange.c does not list ends the process. */
+void exchange_set_state(struct exchange *exchange, enum exchange_state state);
+void exchange_ready(struct exchange *exchange);  /* `answer` is complete */
+void exchange_queued(struct exchange *exchange); /* libmicrohttpd has the answer, or its reader */
+void exchange_gone(struct exchange *exchange);   /* the client left, or took too long */
+static inline bool exchange_is_gone(const struct exchange *exchange) {
+    return exchange->state >= EXCHANGE_CANCELLED;
+}
 void exchange_cancel(struct exchange *exchange); /* all its jobs end soon */
 /* Answers with an error. _refuse is for requests that are turned down before the engine works for
  * them: it counts 429 and 503 as exchange->reject. _fail counts nothing. */
@@ -292,7 +305,7 @@ void exchange_refuse_memory(struct exchange *exchange); /* sets error and reject
 void exchange_dispatch(struct exchange *exchange);      /* the body is complete */
 void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
 bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
-void exchange_answer_wait(struct exchange *exchange); /* PHASE_WAIT is over */
+void exchange_answer_wait(struct exchange *exchange); /* the engine has finished */
 /* Gives the engine an order about the conversation and waits; refuses where that is impossible. */
 void exchange_order(struct exchange *exchange, enum engine_order_kind kind, uint64_t conversation);
 /* The space of the client's key and of the salt that it names (?cache_salt=). Not 0: refused. */
@@ -311,7 +324,7 @@ void exchange_drop_body(struct exchange *exchange);
 /* background.c: responses that their clients ask for later. Their exchanges live on without a
  * connection until the engine has finished; then the response is stored. They take the same places
  * in the queue, and have the same deadlines, as other requests. */
-void background_answer(struct exchange *exchange); /* says "queued"; PHASE_WAIT is over */
+void background_answer(struct exchange *exchange); /* says "queued" */
 bool background_stays(
     const struct exchange *exchange);           /* false: the exchange ends with its client */
 void background_end(struct exchange *exchange); /* after its jobs have finished */

@@ -200,7 +200,7 @@ int keys_open(struct keys *keys, char *const *texts, size_t text_count, const ch
     if (!rc && file) rc = read_file(keys, file, fault);
     if (!rc) rc = sort_keys(keys, fault);
     if (before) (void)keys_inherit(keys, before);
-    if (before) keys->anyone = before->anyone;
+    keys->anyone = before ? before->anyone : (struct key){.added = keys->reading};
     keys->anyone.settings = plain_settings;
     if (rc) keys_close(keys);
     return rc;

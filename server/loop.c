@@ -62,8 +62,8 @@ static void on_sockets(uv_poll_t *poll, int status, int events) {
 }
 
 static void expire(struct exchange *ex) {
-    if (ex->expired) return;
-    ex->expired = true;
+    if (ex->cut) return;
+    ex->cut = EXCHANGE_CUT_TIME;
     exchange_cancel(ex);
 }
 

@@ -134,7 +134,7 @@ static void write_work(uv_work_t *work) {
 static void answer_upload(struct exchange *ex) {
     oai_render_uploaded(&ex->answer.body, &ex->move->row);
     ex->answer.status = 200;
-    ex->phase = PHASE_READY;
+    exchange_ready(ex);
 }
 
 /* Gives waiting moves to the threads, in the order in which they came. */
@@ -198,7 +198,7 @@ size_t move_receive(struct exchange *ex, const char *data, size_t size) {
 
 void move_finish(struct exchange *ex) {
     ex->move->last = true;
-    ex->phase = PHASE_WORK;
+    exchange_set_state(ex, EXCHANGE_PREPARING);
     start_work(ex, write_work, after_write);
 }
 
@@ -232,7 +232,7 @@ static void after_open(uv_work_t *work, int status) {
         ex->move->sends = true;
         ex->answer.status = 200;
         ex->answer.content_type = "application/octet-stream";
-        ex->phase = PHASE_READY;
+        exchange_ready(ex);
     }
     exchange_resume(ex);
     exchange_unref(ex);
@@ -241,7 +241,7 @@ static void after_open(uv_work_t *work, int status) {
 void move_send(struct exchange *ex, uint64_t id) {
     if (!open_move(ex)) return;
     ex->move->id = id;
-    ex->phase = PHASE_WORK;
+    exchange_set_state(ex, EXCHANGE_PREPARING);
     start_work(ex, read_work, after_open);
 }
 
@@ -252,7 +252,7 @@ bool move_sends(const struct exchange *ex) {
 static void after_read(uv_work_t *work, int status) {
     struct exchange *ex = work->data;
     end_work(ex, status);
-    if (ex->move->rc != 0 && !ex->gone)
+    if (ex->move->rc != 0 && !exchange_is_gone(ex))
         log_warn("a state file cannot be sent: %s", ex->move->fault.text);
     exchange_resume(ex);
     exchange_unref(ex);
@@ -263,7 +263,7 @@ static ssize_t read_file(void *cls, uint64_t position, char *to, size_t max) {
     struct exchange *ex = cls;
     struct move *move = ex->move;
     (void)position;
-    if (ex->gone || move->rc != 0) return MHD_CONTENT_READER_END_WITH_ERROR;
+    if (exchange_is_gone(ex) || move->rc != 0) return MHD_CONTENT_READER_END_WITH_ERROR;
     size_t size = move->filled - move->taken;
     if (size > max) size = max;
     memcpy(to, move->buffer + move->taken, size);

@@ -1,6 +1,6 @@
 /* Turns a body into a checked request with one job, with tokens, for each prompt. Runs in the
  * libuv worker and uses only its exchange and immutable data; the loop meanwhile changes nothing of
- * the exchange but `gone`. */
+ * the exchange but `state`. */
 #include <inttypes.h>
 #include <string.h>
 #include <sys/random.h>
@@ -432,10 +432,6 @@ void prepare_end(struct exchange *ex) {
 void prepare_run(uv_work_t *work) {
     struct exchange *ex = work->data;
     bool ready = true;
-    if (ex->work_void) {
-        prepare_end(ex);
-        return;
-    }
     if (!ex->again) {
         arena_open(&ex->arena, ARENA_BYTES + ARENA_PER_BYTE * ex->body.size);
         ready = prepare(ex) == 0;

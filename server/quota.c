@@ -105,15 +105,14 @@ bool quota_enter(struct exchange *ex) {
     }
     key->active++;
     key->requests++;
-    ex->entered = true;
     ex->key_added = key->added;
     return true;
 }
 
 void quota_leave(struct exchange *ex) {
-    struct key *key = ex->entered ? key_of(ex) : NULL;
-    ex->entered = false;
+    struct key *key = ex->key_added ? key_of(ex) : NULL;
     if (!key || key->added != ex->key_added) return; /* removed, and perhaps added again */
+    ex->key_added = 0;
     key->active--;
     for (int i = 0; i < ex->jobs_submitted; i++) {
         key->prompt_tokens += (uint64_t)ex->jobs[i].request.prompt_count;

@@ -372,7 +372,7 @@ static int render_deleted(struct exchange *ex, const struct oai_owner *owner, co
     buf_fmt(&ex->answer.body, "{\"id\":\"%s\",\"object\":\"response\",\"deleted\":true}", id);
     if (!running) return oai_records_delete(ex->server->rules.records, owner, id);
     background_cancel(running);
-    running->forgotten = true;
+    running->cut = EXCHANGE_CUT_DELETED;
     return 0;
 }
 
@@ -410,7 +410,7 @@ static void answer_response(struct exchange *ex,
         int rc = render(ex, &owner, id);
         if (rc)
             refuse_response(ex, rc, id);
-        else if (!ex->refused)
+        else if (ex->state == EXCHANGE_RECEIVING)
             exchange_hold_text(ex);
     }
     buf_close(&salt);

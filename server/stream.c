@@ -233,7 +233,7 @@ static void end_choice(struct stream_choice *c, const struct engine_seen *p) {
  * one write. */
 static void render_choice(struct stream_choice *c, bool last) {
     struct engine_seen p = engine_see_choice(c->source);
-    if (last && !c->exchange->finished) p.finish = ENGINE_RUNNING;
+    if (last && c->exchange->state == EXCHANGE_STREAMING) p.finish = ENGINE_RUNNING;
     if (p.finish) p.text = oai_shown_size(&c->exchange->facts, c->index);
     if (c->ended || (!p.tokens && !p.finish)) return;
     c->finish = p.finish;
@@ -272,7 +272,7 @@ static bool choice_has_news(const struct stream_choice *c) {
 
 bool stream_has_news(const struct exchange *ex) {
     uint64_t read;
-    if (ex->finished || next_progress(ex, &read) || held_has_news(ex)) return true;
+    if (ex->state == EXCHANGE_SENDING || next_progress(ex, &read) || held_has_news(ex)) return true;
     for (int i = 0; i < oai_choice_count(&ex->facts); i++)
         if (choice_has_news(&ex->stream.choices[i])) return true;
     return false;
@@ -311,7 +311,7 @@ static ssize_t read_stream(void *cls, uint64_t position, char *to, size_t max) {
     struct exchange *ex = cls;
     struct stream *stream = &ex->stream;
     (void)position;
-    if (ex->gone) return MHD_CONTENT_READER_END_WITH_ERROR;
+    if (exchange_is_gone(ex)) return MHD_CONTENT_READER_END_WITH_ERROR;
     if (stream->out_at < stream->events.out.size) return take(ex, to, max);
     if (stream->ended) return MHD_CONTENT_READER_END_OF_STREAM;
     render(ex);
@@ -350,7 +350,7 @@ int stream_queue(struct exchange *ex) {
     struct MHD_Response *response =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_stream, ex, NULL);
     if (!response) return MHD_NO;
-    ex->phase = PHASE_SENT;
+    exchange_queued(ex);
     ex->last_output_ns = clock_ns();
     MHD_add_response_header(response, "Content-Type", "text/event-stream; charset=utf-8");
     MHD_add_response_header(response, "Cache-Control", "no-cache");

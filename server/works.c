@@ -60,9 +60,15 @@ int works_open(struct server *server, struct fault *fault) {
 
 static void after_prepare(uv_work_t *work, int status);
 
+/* Nobody waits for the result of a request whose client is gone. */
 static void works_run(struct exchange *ex) {
+    uv_work_cb work = exchange_is_gone(ex) ? do_nothing : prepare_run;
     ex->work.data = ex;
-    CHECK(uv_queue_work(&ex->server->loop, &ex->work, prepare_run, after_prepare) == 0);
+    CHECK(uv_queue_work(&ex->server->loop, &ex->work, work, after_prepare) == 0);
+}
+
+static bool is_large(const struct exchange *ex) {
+    return ex->body.size > WORK_LARGE_BYTES;
 }
 
 static bool same_client(const struct exchange *a, const struct exchange *b) {
@@ -87,15 +93,13 @@ static struct exchange *take_waiting(struct server *server) {
     return ex;
 }
 
-/* Gives a free place to the next large body. Nobody waits for the result of a request that is over.
- */
+/* Gives a free place to the next large body. */
 static void start_large(struct server *server) {
     for (int i = 0; i < LARGE_AT_ONCE; i++) {
         if (server->works_large[i]) continue;
         struct exchange *ex = take_waiting(server);
         if (!ex) return;
         server->works_large[i] = ex;
-        ex->work_void = ex->gone;
         works_run(ex);
     }
 }
@@ -109,11 +113,10 @@ static void end_large(struct exchange *ex) {
 
 void works_add(struct exchange *ex) {
     struct exchange **end = &ex->server->works_waiting;
-    if (ex->body.size <= WORK_LARGE_BYTES) {
+    if (!is_large(ex)) {
         works_run(ex);
         return;
     }
-    ex->work_large = true;
     while (*end) end = &(*end)->work_next;
     *end = ex;
     start_large(ex->server);
@@ -121,7 +124,7 @@ void works_add(struct exchange *ex) {
 
 static void after_prepare(uv_work_t *work, int status) {
     struct exchange *ex = work->data;
-    if (ex->again && !status && !ex->gone) {
+    if (ex->again && !status && !exchange_is_gone(ex)) {
         works_run(ex);
         return;
     }
@@ -130,6 +133,6 @@ static void after_prepare(uv_work_t *work, int status) {
         ex->reject = STATS_REJECT_DRAINING;
         oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
     }
-    if (ex->work_large) end_large(ex);
+    if (is_large(ex)) end_large(ex);
     exchange_prepared(ex);
 }
