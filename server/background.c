@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "server/http.h"
+#include "server/loop.h"
 
 void background_answer(struct exchange *ex) {
     ex->request.kind->form->unfinished(&ex->answer.body, &ex->facts, false);

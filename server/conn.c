@@ -1,6 +1,6 @@
 /* The life of a connection: opening, closing, deadlines.
  *
- * A connection has two sides (server/http.h) and is freed when the client's socket is closed and
+ * A connection has two sides (server/conn.h) and is freed when the client's socket is closed and
  * libmicrohttpd has told conn_notify that it is done. A client that closes only its sending half
  * counts as disconnected. */
 #include <sys/socket.h>
@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/http.h"
+#include "server/loop.h"
 #include "server/move.h"
 #include "server/sock.h"
 

@@ -1,5 +1,5 @@
 /* One request from its complete body to its answer. */
-#include "server/http.h"
+#include "server/loop.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -419,7 +419,7 @@ static bool wants_resume(struct exchange *ex, int64_t now_ns) {
     if (ex->state == EXCHANGE_RUNNING) return exchange_stream_ready(ex, now_ns);
     if (stream_has_news(ex)) return true;
     ex->stream.ping =
-        now_ns - ex->last_output_ns > (int64_t)ex->server->options.timeouts.ping * 1000000;
+        now_ns - ex->stream.last_output_ns > (int64_t)ex->server->options.timeouts.ping * 1000000;
     return ex->stream.ping;
 }
 

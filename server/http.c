@@ -1,7 +1,7 @@
 /* libmicrohttpd's callbacks: checks a request's headers before its body is read, collects the body
  * within its limits, starts the exchange and queues the answer. Responses are queued and
  * connections suspended only here and in the stream's reader. */
-#include "server/http.h"
+#include "server/loop.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,11 +34,11 @@ static void set_client(struct exchange *ex) {
         uint8_t key[16], network[16];
         uint64_t connection;
     } who = {0};
-    memcpy(who.key, ex->key_id, sizeof who.key);
+    memcpy(who.key, ex->client.key_id, sizeof who.key);
     bool local = !server->keys.count && !sock_peer_network(&ex->conn->peer, who.network);
-    sip_hash128(server->rules.info->space_key, &who, sizeof who, ex->owner);
+    sip_hash128(server->rules.info->space_key, &who, sizeof who, ex->client.owner);
     if (local) who.connection = ex->conn->number;
-    sip_hash128(server->rules.info->space_key, &who, sizeof who, ex->client);
+    sip_hash128(server->rules.info->space_key, &who, sizeof who, ex->client.id);
 }
 
 /* NULL: without a key that is accepted. */
@@ -53,7 +53,7 @@ static struct key *find_key(struct exchange *ex) {
         text = header(ex, "x-api-key"); /* Anthropic's and llama.cpp's header */
     }
     if (!server->keys.count) text = ""; /* without keys all clients share one identity */
-    sip_hash128(server->rules.info->space_key, text, strlen(text), ex->key_id);
+    sip_hash128(server->rules.info->space_key, text, strlen(text), ex->client.key_id);
     set_client(ex);
     return keys_find(&server->keys, text);
 }
@@ -176,9 +176,9 @@ static int refuse_key(struct exchange *ex, struct key **key) {
     struct oai_error error;
     *key = find_key(ex);
     if (*key) {
-        memcpy(ex->key_digest, (*key)->digest, sizeof ex->key_digest);
-        ex->settings = (*key)->settings;
-        ex->others = ex->server->keys.count > 1;
+        memcpy(ex->client.key_digest, (*key)->digest, sizeof ex->client.key_digest);
+        ex->client.settings = (*key)->settings;
+        ex->client.other_keys = ex->server->keys.count > 1;
     }
     if (*key || (ex->route && ex->route->open)) return 0;
     const char *value = header(ex, "Authorization");
@@ -246,13 +246,13 @@ static int refuse_rate(struct exchange *ex, struct key *key) {
 /* From here on the request has its place in the ledger and among its key's requests, before any of
  * its body is kept. */
 static int refuse_quota(struct exchange *ex) {
-    if (!ledger_enter(&ex->server->ledger, &ex->entry, ex->client)) {
+    if (!ledger_enter(&ex->server->ledger, &ex->entry, ex->client.id)) {
         exchange_refuse_memory(ex);
     } else if (!ex->route->act && !quota_enter(ex)) {
         ex->reject = STATS_REJECT_REQUESTS;
         oai_refuse(&ex->error, 429, "too_many_requests", NULL,
                    "This key may have %lld requests at once.",
-                   (long long)ex->settings.requests_max);
+                   (long long)ex->client.settings.requests_max);
     } else {
         return 0;
     }

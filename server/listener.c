@@ -11,7 +11,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "server/http.h"
+#include "server/loop.h"
 #include "server/sip.h"
 
 #define ACCEPTS_MAX    16  /* in one turn of the loop */

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <strings.h>
 
-#include "server/http.h"
+#include "server/loop.h"
 
 /* The running and waiting sequences as a part of the places; above 1 some wait. */
 static double utilization(const struct engine_info *info, const struct engine_status *s) {

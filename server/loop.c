@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/http.h"
+#include "server/loop.h"
 #include "server/quota.h"
 #include "server/sock.h"
 #include "server/systemd.h"

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/loop.h"
 
 struct move {
     struct exchange *next; /* in server->moves_waiting */
@@ -90,7 +91,7 @@ static bool client_uploads(const struct exchange *ex) {
     for (const struct conn *conn = ex->server->conns; conn; conn = conn->next) {
         const struct exchange *other = conn->exchange;
         if (other && other != ex && other->move && other->move->comes &&
-            memcmp(other->client, ex->client, sizeof other->client) == 0)
+            memcmp(other->client.id, ex->client.id, sizeof other->client.id) == 0)
             return true;
     }
     return false;

@@ -5,7 +5,7 @@
 #ifndef KEEPD_SERVER_MOVE_H
 #define KEEPD_SERVER_MOVE_H
 
-#include "server/http.h"
+#include "server/exchange.h"
 
 #define MOVE_BYTES ((size_t)256 << 10)
 /* An upload that comes more slowly than this on average, after its first seconds, is closed. */

@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "server/http.h"
+#include "server/loop.h"
 #include "server/sip.h"
 
 #define ARENA_BYTES    ((size_t)64 << 20)
@@ -23,7 +23,7 @@ int prepare_space(const struct exchange *ex, const char *salt, uint8_t space[16]
     const char *parts[] = {salt, server->rules.names[0]};
     struct buf text;
     buf_open(&text, 1 << 20);
-    buf_add(&text, ex->key_id, sizeof ex->key_id);
+    buf_add(&text, ex->client.key_id, sizeof ex->client.key_id);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         uint64_t size = strlen(parts[i]); /* before each part, so that no two joinings are equal */
         buf_add(&text, &size, sizeof size);
@@ -237,6 +237,11 @@ struct scores {
     bool at_once;
 };
 
+/* Scores of all jobs of a request up to the present one. */
+struct score_sums {
+    int64_t all, at_once; /* at_once: those that the loop writes in one turn */
+};
+
 /* An echoed prompt is part of every choice, and so is a prompt's list of scores, except in chats. A
  * stream's scores are written as they come, except those of its prompt. */
 static struct scores count_scores(const struct oai_request *of,
@@ -253,27 +258,30 @@ static struct scores count_scores(const struct oai_request *of,
 
 /* Where the client named no length, the answer gets what the limits of scores leave, in equal parts
  * for this job and the `later` ones. */
-static void fit_scores(const struct exchange *ex, struct engine_request *request, int later) {
+static void fit_scores(const struct exchange *ex, struct engine_request *request,
+                       const struct score_sums *sums, int later) {
     const struct scores scores = count_scores(&ex->request, request);
-    int64_t rest = scores.echo + scores.prompt, room = OAI_SCORES_MAX - ex->scores - rest;
-    int64_t at_once = OAI_SCORES_AT_ONCE - ex->scores_at_once - rest;
+    int64_t of_prompt = scores.echo + scores.prompt;
+    int64_t most = OAI_SCORES_MAX - sums->all - of_prompt;
+    int64_t at_once = OAI_SCORES_AT_ONCE - sums->at_once - of_prompt;
     int64_t least = request->min_tokens > 1 ? request->min_tokens : 1;
     if (ex->request.max_tokens >= 0) return;
-    if (scores.at_once && at_once < room) room = at_once;
-    room /= scores.token * (1 + later);
-    if (room < least) room = least;
-    if (request->max_tokens > room) request->max_tokens = (int32_t)room;
+    if (scores.at_once && at_once < most) most = at_once;
+    most /= scores.token * (1 + later);
+    if (most < least) most = least;
+    if (request->max_tokens > most) request->max_tokens = (int32_t)most;
 }
 
-static int refuse_scores(struct exchange *ex, int i, const struct scores *scores, bool at_once) {
+static int refuse_scores(struct exchange *ex, int i, const struct scores *scores,
+                         const struct score_sums *sums, bool at_once) {
     int most = at_once ? OAI_SCORES_AT_ONCE : OAI_SCORES_MAX;
-    int64_t found = at_once ? ex->scores_at_once : ex->scores;
-    int64_t rest = scores->echo + scores->prompt;
+    int64_t found = at_once ? sums->at_once : sums->all;
+    int64_t of_prompt = scores->echo + scores->prompt;
     char field[OAI_PATH] = "max_tokens";
     if (scores->prompt > scores->answer + scores->echo ||
-        (rest > most && scores->prompt > scores->echo))
+        (of_prompt > most && scores->prompt > scores->echo))
         snprintf(field, sizeof field, "prompt_logprobs");
-    else if (rest > most)
+    else if (of_prompt > most)
         oai_prompt_path(&ex->request, i, field);
     return oai_refuse(&ex->error, 400, "invalid_value", field,
                       "Invalid value for '%s': choices x tokens x (1 + logprobs) of an answer may "
@@ -285,13 +293,13 @@ static int refuse_scores(struct exchange *ex, int i, const struct scores *scores
 /* Output arrays and the answer grow with choices, tokens and alternatives; each has a limit of its
  * own, their product needs one too. The loop writes a whole answer in one turn, and nobody else is
  * served meanwhile: a score takes some 50 bytes and 0.4 us. */
-static int check_scores(struct exchange *ex, int i) {
+static int check_scores(struct exchange *ex, int i, struct score_sums *sums) {
     const struct scores scores = count_scores(&ex->request, &ex->jobs[i].request);
-    int64_t rest = scores.echo + scores.prompt;
-    ex->scores += scores.answer + rest;
-    ex->scores_at_once += (scores.at_once ? scores.answer : 0) + rest;
-    if (ex->scores > OAI_SCORES_MAX) return refuse_scores(ex, i, &scores, false);
-    if (ex->scores_at_once > OAI_SCORES_AT_ONCE) return refuse_scores(ex, i, &scores, true);
+    int64_t of_prompt = scores.echo + scores.prompt;
+    sums->all += scores.answer + of_prompt;
+    sums->at_once += (scores.at_once ? scores.answer : 0) + of_prompt;
+    if (sums->all > OAI_SCORES_MAX) return refuse_scores(ex, i, &scores, sums, false);
+    if (sums->at_once > OAI_SCORES_AT_ONCE) return refuse_scores(ex, i, &scores, sums, true);
     return 0;
 }
 
@@ -305,7 +313,7 @@ static void note_added(struct exchange *ex, int i, size_t cut) {
     request->added[i] = text && request->add_special && added > cut ? (int32_t)(added - cut) : 0;
 }
 
-static int make_job(struct exchange *ex, int i) {
+static int make_job(struct exchange *ex, int i, struct score_sums *sums) {
     struct engine_request *request = &ex->jobs[i].request;
     struct engine_ids ids;
     char field[OAI_PATH];
@@ -324,8 +332,8 @@ static int make_job(struct exchange *ex, int i) {
     if (ex->request.context && request->kv.retain)
         request->border = engine_chat_border(ex->server->engine, ex->request.context, &ids);
     if (!ex->request.seed_given) request->seed = make_seed(&ex->server->rules);
-    fit_scores(ex, request, ex->job_count - i - 1);
-    return check_scores(ex, i) || check_job(ex, i) ? -1 : 0;
+    fit_scores(ex, request, sums, ex->job_count - i - 1);
+    return check_scores(ex, i, sums) || check_job(ex, i) ? -1 : 0;
 }
 
 /* Compiles one language for all prompts here, off the loop and off the engine's thread. ERR_BUSY:
@@ -346,6 +354,7 @@ static int open_constraint(struct exchange *ex) {
 
 static int make_jobs(struct exchange *ex) {
     int count = ex->request.prompt_count, most = ex->server->rules.info->max_queue;
+    struct score_sums sums = {0};
     if (count > most)
         return oai_refuse(
             &ex->error, 400, "invalid_value", "prompt",
@@ -362,13 +371,13 @@ static int make_jobs(struct exchange *ex) {
     set_hint(ex);
     ex->request.sampling.think_begin = ex->server->rules.think.begin;
     ex->request.sampling.think_end = ex->server->rules.think.end;
-    memcpy(ex->request.sampling.client, ex->client, sizeof ex->client);
-    memcpy(ex->request.sampling.owner, ex->owner, sizeof ex->owner);
-    ex->request.sampling.others = ex->others;
-    ex->request.sampling.weight = ex->settings.weight;
-    ex->request.sampling.pages_max = ex->settings.pages_max;
-    ex->request.sampling.pins_max = ex->settings.pins_max;
-    if (ex->request.sampling.kv.pin && ex->settings.pins_max == 0)
+    memcpy(ex->request.sampling.client, ex->client.id, sizeof ex->client.id);
+    memcpy(ex->request.sampling.owner, ex->client.owner, sizeof ex->client.owner);
+    ex->request.sampling.others = ex->client.other_keys;
+    ex->request.sampling.weight = ex->client.settings.weight;
+    ex->request.sampling.pages_max = ex->client.settings.pages_max;
+    ex->request.sampling.pins_max = ex->client.settings.pins_max;
+    if (ex->request.sampling.kv.pin && ex->client.settings.pins_max == 0)
         return oai_refuse(&ex->error, 400, "invalid_value", "kv.retain.pin",
                           "Invalid value for 'kv.retain.pin': only a key that has pins=N in "
                           "--api-key-file may pin.");
@@ -381,7 +390,7 @@ static int make_jobs(struct exchange *ex) {
         }
     }
     for (int i = 0; i < count; i++)
-        if (make_job(ex, i)) return -1;
+        if (make_job(ex, i, &sums)) return -1;
     return 0;
 }
 
@@ -400,7 +409,7 @@ static int prepare(struct exchange *ex) {
     const struct oai_rules *rules = &ex->server->rules;
     if (oai_parse_json(ex->body.data ? ex->body.data : "", ex->body.size, rules, &ex->tree,
                        &ex->error) ||
-        oai_parse(kind, ex->tree, rules, ex->key_id, &ex->arena, &ex->request, &ex->error))
+        oai_parse(kind, ex->tree, rules, ex->client.key_id, &ex->arena, &ex->request, &ex->error))
         return -1;
     ex->request.longest = engine_longest(ex->server->engine, &ex->request.sampling.kv);
     return 0;

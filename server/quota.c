@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "server/http.h"
+#include "server/loop.h"
 
 #define TIMEOUT_SECONDS_MAX 86400.0
 
@@ -93,7 +93,7 @@ void quota_release(struct exchange *ex) {
 
 /* Returns NULL when a reload has removed the key. */
 static struct key *key_of(struct exchange *ex) {
-    return keys_by_digest(&ex->server->keys, ex->key_digest);
+    return keys_by_digest(&ex->server->keys, ex->client.key_digest);
 }
 
 bool quota_enter(struct exchange *ex) {
@@ -105,14 +105,14 @@ bool quota_enter(struct exchange *ex) {
     }
     key->active++;
     key->requests++;
-    ex->key_added = key->added;
+    ex->client.key_added = key->added;
     return true;
 }
 
 void quota_leave(struct exchange *ex) {
-    struct key *key = ex->key_added ? key_of(ex) : NULL;
-    if (!key || key->added != ex->key_added) return; /* removed, and perhaps added again */
-    ex->key_added = 0;
+    struct key *key = ex->client.key_added ? key_of(ex) : NULL;
+    if (!key || key->added != ex->client.key_added) return; /* removed, and perhaps added again */
+    ex->client.key_added = 0;
     key->active--;
     for (int i = 0; i < ex->jobs_submitted; i++) {
         key->prompt_tokens += (uint64_t)ex->jobs[i].request.prompt_count;

@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/http.h"
+#include "server/loop.h"
 
 #define ROUNDS_MAX        4  /* reads of one connection and direction in one turn of the loop */
 #define HANDSHAKE_STEPS   16 /* steps of all handshakes in one turn */

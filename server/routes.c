@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "server/http.h"
+#include "server/loop.h"
 #include "server/oai/openapi.h"
 #include "server/oai/stored.h"
 
@@ -292,7 +292,7 @@ static void get_state(struct exchange *ex) {
 /* A client sees and deletes the responses of its own key and of the salt it names. */
 static int find_owner(struct exchange *ex, struct buf *salt, struct oai_owner *owner) {
     if (find_salt(ex, salt)) return -1;
-    memcpy(owner->key, ex->key_id, sizeof owner->key);
+    memcpy(owner->key, ex->client.key_id, sizeof owner->key);
     owner->salt = salt->data ? salt->data : "";
     return 0;
 }

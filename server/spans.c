@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/json.h"
-#include "server/http.h"
+#include "server/loop.h"
 #include "server/oai/kind.h"
 #include "server/otlp.h"
 
@@ -171,7 +171,7 @@ static void write_request(struct writer *w, int64_t now_ns) {
     write_text(w, "http.route", ex->route->path);
     write_number(w, "http.response.status_code", ex->status);
     write_text(w, "keepd.request_id", ex->request_id);
-    if (ex->settings.name[0]) write_text(w, "keepd.tenant", ex->settings.name);
+    if (ex->client.settings.name[0]) write_text(w, "keepd.tenant", ex->client.settings.name);
     if (ex->jobs_submitted) {
         write_text(w, "gen_ai.response.model", model);
         write_text(w, "gen_ai.response.id", ex->id);

@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "server/http.h"
+#include "server/loop.h"
 
 #define OUT_BYTES_SOFT ((size_t)16 << 10)  /* stop rendering more tokens */
 #define OUT_BYTES_MAX  ((size_t)256 << 20) /* one event with every kept position */
@@ -286,7 +286,7 @@ static ssize_t take(struct exchange *ex, char *to, size_t max) {
     if (size > max) size = max;
     memcpy(to, stream->events.out.data + stream->out_at, size);
     stream->out_at += size;
-    ex->last_output_ns = clock_ns();
+    ex->stream.last_output_ns = clock_ns();
     /* The end is sent together with the chunk that closes the stream: a client that stops reading
      * at [DONE] has read it all and keeps the connection. */
     if (!stream->ended || stream->out_at < stream->events.out.size) relay_soon(ex->conn);
@@ -351,7 +351,7 @@ int stream_queue(struct exchange *ex) {
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_stream, ex, NULL);
     if (!response) return MHD_NO;
     exchange_queued(ex);
-    ex->last_output_ns = clock_ns();
+    ex->stream.last_output_ns = clock_ns();
     MHD_add_response_header(response, "Content-Type", "text/event-stream; charset=utf-8");
     MHD_add_response_header(response, "Cache-Control", "no-cache");
     MHD_add_response_header(response, "X-Accel-Buffering", "no");

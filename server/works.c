@@ -1,10 +1,10 @@
-/* The order in which bodies are prepared, and the threads for it; see server/http.h. */
+/* The order in which bodies are prepared, and the threads for it; see server/exchange.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
-#include "server/http.h"
+#include "server/loop.h"
 
 /* --- the threads --- */
 
@@ -72,7 +72,7 @@ static bool is_large(const struct exchange *ex) {
 }
 
 static bool same_client(const struct exchange *a, const struct exchange *b) {
-    return memcmp(a->client, b->client, sizeof a->client) == 0;
+    return memcmp(a->client.id, b->client.id, sizeof a->client.id) == 0;
 }
 
 static bool client_works(const struct exchange *ex) {

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "server/http.h"
+#include "server/loop.h"
 
 static void space_of(const char *salt, const char *model, uint8_t space[16]) {
     static struct server server;

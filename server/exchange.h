@@ -1,132 +1,36 @@
-/* Types and functions that the server's files share: connections, exchanges, the server. Loop
- * thread only, unless stated otherwise.
+/* Exchanges: one request and its answer.
  *
- * An exchange is one request and its answer. It is reference-counted: its connection (until
- * libmicrohttpd reports completion), its work on a worker thread of libuv and its jobs in the
- * engine each hold a reference. A client may disconnect at any moment: its jobs are cancelled at
- * once, and the memory is freed with the last reference. */
-#ifndef KEEPD_SERVER_HTTP_H
-#define KEEPD_SERVER_HTTP_H
+ * An exchange is reference-counted: its connection (until libmicrohttpd reports completion), its
+ * work on a worker thread of libuv and its jobs in the engine each hold a reference. It owns its
+ * body, answer, arena and jobs, and frees them with the last reference. A client may disconnect at
+ * any moment: then the jobs are cancelled at once, and `conn` and `connection` become NULL.
+ *
+ * Thread: the loop, except for the work: from works_add to exchange_prepared a worker owns the
+ * members marked so, and reads the body and who the client is. The loop then changes no more of
+ * the exchange than `state`, `conn`, `connection`, `suspended` and when the answer ended. */
+#ifndef KEEPD_SERVER_EXCHANGE_H
+#define KEEPD_SERVER_EXCHANGE_H
 
 #include <microhttpd.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <uv.h>
 
 #include "base/arena.h"
 #include "base/buf.h"
 #include "engine/engine.h"
-#include "server/framing.h"
 #include "server/keys.h"
 #include "server/ledger.h"
 #include "server/oai/kind.h"
-#include "server/page/page.h"
-#include "server/server.h"
-#include "server/sock.h"
 #include "server/spans.h"
 #include "server/stats.h"
-#include "server/systemd.h"
-#include "server/tls.h"
-#include "server/watchdog.h"
 
-struct exchange;
+struct conn;
+struct server;
 
-#define CONNS_CLOSING_MAX                                                                          \
-    64                       /* counted by libmicrohttpd after their clients' sockets are closed   \
-                              */
 #define ID_BYTES         48  /* "chatcmpl-" and 32 digits */
 #define REQUEST_ID_BYTES 132 /* the client's, echoed */
-#define RELAY_BYTES      (16 << 10) /* bytes per read: at most one TLS record */
-
-/* ---- Connections ---- */
-/* The loop owns the client's socket. libmicrohttpd gets one end of a socket pair, and the relay
- * copies bytes between the two. So the loop handles TLS, clients that do not read and the end of a
- * connection, and libmicrohttpd sees only plain text. */
-
-enum conn_state {
-    CONN_FRESH,     /* nothing received yet */
-    CONN_HANDSHAKE, /* TLS handshake; not yet passed to libmicrohttpd */
-    CONN_IDLE,      /* between requests */
-    CONN_BODY,      /* the headers are complete; the body is not */
-    CONN_BUSY,      /* being answered */
-    CONN_CLOSING    /* libmicrohttpd has ended it; the rest of the output and the close remain */
-};
-
-/* Bytes that a socket has not accepted yet. Allocated only while there are some. */
-struct relay_rest {
-    char *data;
-    size_t at, size;
-};
-
-struct conn {
-    struct server *server;
-    struct conn *next, *prev;
-    struct exchange *exchange; /* NULL between requests */
-    enum conn_state state;
-    int64_t since_ns; /* when `state` began */
-    int64_t left_ns;  /* when the client closed its side; 0 = has not */
-    /* the client's side */
-    int fd;          /* -1 = closed */
-    struct tls *tls; /* NULL = plain */
-    uv_poll_t poll;
-    int events;          /* the events `poll` waits for */
-    bool watching;       /* `events` includes a disconnect of the client */
-    bool end_read;       /* the client sends no more */
-    bool end_sent;       /* keepd sends no more */
-    uint64_t written;    /* bytes that the client's socket has accepted */
-    uint64_t taken;      /* the most of them that the client had received, at a tick */
-    int64_t progress_ns; /* until when what the client received has earned it time, see conn.c */
-    size_t discarded;    /* bytes read and discarded */
-    struct framing framing;
-    unsigned long long begun; /* requests that libmicrohttpd has begun */
-    struct sock_peer peer;
-    struct ledger_entry entry; /* in the account of its address, see listener.c */
-    uint64_t number;           /* this connection's number since the start */
-    /* libmicrohttpd's side */
-    int inner; /* our end of the pair; -1 = none */
-    uv_poll_t inner_poll;
-    int inner_events;
-    bool attached;         /* libmicrohttpd has the other end */
-    bool inner_end;        /* libmicrohttpd sends no more */
-    struct relay_rest in;  /* for libmicrohttpd */
-    struct relay_rest out; /* for the client */
-    int handles;           /* libuv handles not yet closed */
-};
-
-/* conn.c: states and deadlines */
-void conn_notify(void *cls, struct MHD_Connection *connection, void **socket_context,
-                 enum MHD_ConnectionNotificationCode code); /* MHD_NotifyConnectionCallback */
-/* Takes the fd and what `entry` holds. */
-void conn_open(struct server *server, int fd, const struct sock_peer *peer,
-               const struct ledger_entry *entry);
-void conn_attach(struct conn *conn); /* to libmicrohttpd; on failure the connection ends */
-void conn_set_state(struct conn *conn, enum conn_state state);
-void conn_watch(struct conn *conn);   /* watches for a disconnect, also an earlier one */
-void conn_left(struct conn *conn);    /* the client has closed its side */
-void conn_kill(struct conn *conn);    /* ends it now, its request too */
-void conn_release(struct conn *conn); /* frees it once neither side has it any more */
-void conn_tick(struct server *server, int64_t now_ns); /* deadlines of all connections */
-/* Does it give its place to others? Asks nothing of the kernel; if it was sent nothing that waits
- * (conn_is_silent, which does), it may be closed. */
-bool conn_gives_way(const struct conn *conn, int64_t now_ns);
-bool conn_is_silent(const struct conn *conn);
-bool conn_all_sent(const struct server *server); /* no answer waits for its client's socket */
-
-/* relay.c: the bytes */
-void relay_on_client(uv_poll_t *poll, int status, int events);
-void relay_on_inner(uv_poll_t *poll, int status, int events);
-void relay_update(struct conn *conn);   /* waits for what can happen next */
-void relay_soon(struct conn *conn);     /* libmicrohttpd is about to write something */
-void relay_sent(struct server *server); /* forwards that output, as far as clients accept it */
-bool relay_has_output(const struct conn *conn);   /* for the client, here or in the socket pair */
-bool relay_holds_output(const struct conn *conn); /* here */
-void relay_close_client(struct conn *conn);
-void relay_close_inner(struct conn *conn);
-
-/* listener.c: the listening socket */
-void listener_open(struct server *server);
-void listener_update(struct server *server); /* accepts clients or stops, by the free places */
-void listener_shut(struct server *server);
-
-/* ---- Exchanges ---- */
 
 /* exchange.c lists which state may follow which. An exchange is in server->jobs while the engine
  * works for it: RUNNING, STREAMING, BACKGROUND and CANCELLED. */
@@ -189,6 +93,7 @@ struct stream {
     int next; /* the choice to render first (round robin) */
     int left; /* choices not ended */
     bool ping, ended;
+    int64_t last_output_ns;
 };
 
 /* The loop's view of a job. */
@@ -219,6 +124,17 @@ struct route {
     bool open;                              /* needs no key */
 };
 
+/* Who sent a request. */
+struct exchange_client {
+    uint8_t id[16];         /* identity for fair queueing, see set_client */
+    uint8_t owner[16];      /* the same without the connection */
+    uint8_t key_id[16];     /* hash of the API key, or of ""; part of a conversation's space */
+    uint8_t key_digest[16]; /* the digest of the key in server->keys */
+    uint64_t key_added;     /* see struct key: the key that counts the request; 0 = none does */
+    struct key_settings settings; /* those of the key when the request came */
+    bool other_keys;              /* there were other keys */
+};
+
 struct exchange {
     struct server *server;
     struct conn *conn;                 /* NULL once libmicrohttpd has let go */
@@ -229,17 +145,11 @@ struct exchange {
     const struct route *route; /* `found`; NULL = there is none */
     enum exchange_state state;
     enum exchange_cut cut;
-    bool suspended;         /* libmicrohttpd calls nothing for `connection` until exchange_resume */
-    int places;             /* queue places that the request still holds */
-    int64_t deadline_ns;    /* 0 = none */
-    uint8_t client[16];     /* identity for fair queueing, see set_client */
-    uint8_t owner[16];      /* the same without the connection */
-    uint8_t key_digest[16]; /* the digest of its key in server->keys */
-    struct key_settings settings; /* the settings of its key when it came */
-    bool others;                  /* there were other keys */
-    uint64_t key_added;           /* see struct key; the key that counts it as active; 0: none */
-    uint8_t key_id[16]; /* hash of the API key, or of ""; part of a conversation's space */
-    char path[288];     /* room for the longest model name */
+    bool suspended;      /* libmicrohttpd calls nothing for `connection` until exchange_resume */
+    int places;          /* queue places that the request still holds */
+    int64_t deadline_ns; /* 0 = none */
+    struct exchange_client client;
+    char path[288]; /* room for the longest model name */
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];
     char session[OAI_KEY_BYTES + 1]; /* the client's X-Session-ID, or "" */
     int64_t received_ns, created;
@@ -260,14 +170,12 @@ struct exchange {
     struct engine_constraint *constraint; /* for all jobs; NULL = none */
     bool again; /* other languages are compiled: the work is to be queued once more */
     struct oai_error error;
-    enum stats_reject reject;       /* reason of a 429 or 503; OTHER unless set before it */
-    int64_t scores, scores_at_once; /* upper bounds for the answer, see OAI_SCORES_MAX */
+    enum stats_reject reject; /* reason of a 429 or 503; OTHER unless set before it */
     /* the jobs: one per prompt, allocated by the libuv worker */
     struct engine_job *jobs;
     struct job_progress *progress; /* [job_count] */
     int job_count, jobs_submitted, jobs_finished;
     uint32_t tokens_counted;
-    int64_t last_output_ns;
     struct oai_answer facts;   /* once the jobs are submitted */
     struct engine_order order; /* about a conversation; see exchange_order */
     struct move *move;         /* a conversation that comes or leaves; NULL = none */
@@ -369,65 +277,5 @@ const struct route *route_find(const char *path, const char *method, struct rout
                                const char **allow);
 /* Returns the path of a route that differs little from this one, or ends as it does; or NULL. */
 const char *route_near(const char *path);
-
-/* ---- The server ---- */
-
-struct server {
-    struct server_options options;
-    struct engine *engine;
-    struct otlp *otlp; /* NULL: no spans */
-    struct oai_rules rules;
-    char *names; /* storage of rules.names */
-    char url[256];
-    char last_complaint[256]; /* libmicrohttpd's */
-    char page_policy[PAGE_POLICY_BYTES];
-    uv_loop_t loop;
-    uv_async_t wake;
-    uv_poll_t poll; /* libmicrohttpd's epoll descriptor */
-    uv_timer_t timer, tick;
-    uv_signal_t sigterm, sigint, sighup;
-    bool handles_open; /* poll, timers and signals exist */
-    struct MHD_Daemon *daemon;
-    int listen_fd;
-    bool loopback;          /* bound to loopback: Host headers are checked */
-    bool unlink_path;       /* the Unix socket's path is ours */
-    struct tls_config *tls; /* NULL = plain */
-    struct keys keys;
-    struct watchdog watchdog;
-    struct systemd_queue announced; /* loop thread */
-    uv_poll_t listener;             /* waits on listen_fd */
-    bool listener_waits;            /* accepts */
-    bool listener_shut;             /* for good */
-    uv_prepare_t turn;              /* before each turn of the loop */
-    int handshakes;                 /* in progress */
-    int handshake_steps;            /* taken in this turn */
-    struct conn *conns;             /* the newest first */
-    struct conn *attaching;         /* between MHD_add_connection and its notification */
-    struct conn *soon;              /* the one libmicrohttpd writes for; NULL = none */
-    int conn_count;
-    struct buf framed;              /* the same, checked and rewritten for libmicrohttpd */
-    char scratch[RELAY_BYTES];      /* bytes being relayed; empty between callbacks */
-    uint64_t conn_total;            /* accepted since the start */
-    struct exchange *jobs;          /* exchanges with jobs in the engine */
-    int exchanges, works;           /* alive; being read by worker threads */
-    int accepted;                   /* `works` that have a place in the queue */
-    struct exchange *moves_waiting; /* `works` of move.c for which there is no thread yet */
-    int moves_working;              /* moves that have a thread */
-    struct exchange *works_waiting; /* with large bodies, for which there is no thread yet */
-    struct exchange *works_large[LARGE_AT_ONCE]; /* and those that have one; NULL: none */
-    uv_work_t works_first;                       /* starts the threads */
-    struct ledger ledger;                        /* holdings of clients */
-    struct stats stats;
-    bool draining, aborting;
-    bool failed;  /* the engine failed, so the server drains */
-    bool closing; /* the engine is closed: no request may begin */
-    int64_t drain_deadline_ns;
-    const char *drain_end; /* why it ends before all requests are answered */
-    int64_t start_seconds;
-};
-
-void server_pump_soon(struct server *server);     /* runs libmicrohttpd soon */
-void server_may_end(struct server *server);       /* ends a drain if nothing is left to do */
-void server_all_submitted(struct server *server); /* no accepted request is on a libuv worker */
 
 #endif

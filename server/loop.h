@@ -1,0 +1,76 @@
+/* The server's state, which loop.c opens, runs and closes. It owns the sockets, libmicrohttpd's
+ * daemon, the libuv loop and its handles, the keys, and the lists of connections and exchanges; the
+ * engine belongs to main.c and stays open until server_run has returned.
+ *
+ * Thread: the loop, except `wake` (any thread). Workers read `engine` and `rules`, which do not
+ * change from server_start on. */
+#ifndef KEEPD_SERVER_LOOP_H
+#define KEEPD_SERVER_LOOP_H
+
+#include "server/conn.h"
+#include "server/exchange.h"
+#include "server/otlp.h"
+#include "server/page/page.h"
+#include "server/server.h"
+#include "server/systemd.h"
+#include "server/watchdog.h"
+
+struct server {
+    struct server_options options;
+    struct engine *engine;
+    struct otlp *otlp; /* NULL: no spans */
+    struct oai_rules rules;
+    char *names; /* storage of rules.names */
+    char url[256];
+    char last_complaint[256]; /* libmicrohttpd's */
+    char page_policy[PAGE_POLICY_BYTES];
+    uv_loop_t loop;
+    uv_async_t wake;
+    uv_poll_t poll; /* libmicrohttpd's epoll descriptor */
+    uv_timer_t timer, tick;
+    uv_signal_t sigterm, sigint, sighup;
+    bool handles_open; /* poll, timers and signals exist */
+    struct MHD_Daemon *daemon;
+    int listen_fd;
+    bool loopback;          /* bound to loopback: Host headers are checked */
+    bool unlink_path;       /* the Unix socket's path is ours */
+    struct tls_config *tls; /* NULL = plain */
+    struct keys keys;
+    struct watchdog watchdog;
+    struct systemd_queue announced; /* loop thread */
+    uv_poll_t listener;             /* waits on listen_fd */
+    bool listener_waits;            /* accepts */
+    bool listener_shut;             /* for good */
+    uv_prepare_t turn;              /* before each turn of the loop */
+    int handshakes;                 /* in progress */
+    int handshake_steps;            /* taken in this turn */
+    struct conn *conns;             /* the newest first */
+    struct conn *attaching;         /* between MHD_add_connection and its notification */
+    struct conn *soon;              /* the one libmicrohttpd writes for; NULL = none */
+    int conn_count;
+    struct buf framed;              /* the same, checked and rewritten for libmicrohttpd */
+    char scratch[RELAY_BYTES];      /* bytes being relayed; empty between callbacks */
+    uint64_t conn_total;            /* accepted since the start */
+    struct exchange *jobs;          /* exchanges with jobs in the engine */
+    int exchanges, works;           /* alive; being read by worker threads */
+    int accepted;                   /* `works` that have a place in the queue */
+    struct exchange *moves_waiting; /* `works` of move.c for which there is no thread yet */
+    int moves_working;              /* moves that have a thread */
+    struct exchange *works_waiting; /* with large bodies, for which there is no thread yet */
+    struct exchange *works_large[LARGE_AT_ONCE]; /* and those that have one; NULL: none */
+    uv_work_t works_first;                       /* starts the threads */
+    struct ledger ledger;                        /* holdings of clients */
+    struct stats stats;
+    bool draining, aborting;
+    bool failed;  /* the engine failed, so the server drains */
+    bool closing; /* the engine is closed: no request may begin */
+    int64_t drain_deadline_ns;
+    const char *drain_end; /* why it ends before all requests are answered */
+    int64_t start_seconds;
+};
+
+void server_pump_soon(struct server *server);     /* runs libmicrohttpd soon */
+void server_may_end(struct server *server);       /* ends a drain if nothing is left to do */
+void server_all_submitted(struct server *server); /* no accepted request is on a libuv worker */
+
+#endif
