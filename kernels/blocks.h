@@ -52,6 +52,15 @@ static inline void block_set_factors(struct block *block, float scale, float lea
         block->scale[i] = scale, block->least[i] = least, block->unit[i] = 0;
 }
 
+/* The blocks of a row. `to`: room for what a reader makes, unused without one. */
+static inline const struct block *blocks_of_row(const struct kern_matrix *matrix, int64_t row,
+                                                struct block *to) {
+    if (!matrix->reader)
+        return (const struct block *)matrix->data + row * (matrix->stride / KERN_BLOCK);
+    matrix->reader->read(matrix->reader, matrix->first_row + row, to);
+    return to + matrix->first_block;
+}
+
 static inline int64_t blocks_of(int64_t count) {
     return (count + KERN_BLOCK - 1) / KERN_BLOCK;
 }

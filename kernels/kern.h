@@ -71,10 +71,24 @@ enum kern_shard {
                         whole on rank 0, where they are sampled */
 };
 
+struct block; /* kernels/blocks.h */
+
+/* Makes rows of a matrix in blocks when a backend wants them, so that a large matrix does not lie
+ * in memory a second time on its way there. Any thread may call it. A row is made more than once: a
+ * backend first looks at all of them. */
+struct kern_reader {
+    void (*read)(struct kern_reader *reader, int64_t row, struct block *to /* [row_blocks] */);
+    /* Rows [first, first + count) will hardly be wanted again: their memory may go. */
+    void (*done)(struct kern_reader *reader, int64_t first, int64_t count);
+    int64_t row_blocks;
+};
+
 /* One matrix in the file's layout: [rows = outputs, cols = inputs], row-major. `data` may be
- * unaligned and is read only during weight_load. */
+ * unaligned and is read only during weight_load, as is `reader`. */
 struct kern_matrix {
     const void *data;
+    struct kern_reader *reader;     /* not NULL: makes the rows, and data is NULL */
+    int64_t first_row, first_block; /* with a reader: where the matrix begins in what it makes */
     enum kern_dtype dtype;
     int64_t rows, cols;
     int64_t groups; /* KERN_SHARD_ROWS: number of groups of rows that stay together, such as the

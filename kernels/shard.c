@@ -54,9 +54,12 @@ struct kern_matrix shard_matrix(const struct comm *comm, const struct kern_matri
     own.rows = rows->count;
     own.cols = cols.count;
     size_t first = (size_t)(rows->first * own.stride + cols.first);
-    own.data = (const char *)whole->data + (kern_dtype_blocks(whole->dtype)
-                                                ? first / KERN_BLOCK * sizeof(struct block)
-                                                : first * kern_dtype_bytes(whole->dtype));
+    own.first_row += rows->first;
+    own.first_block += cols.first / KERN_BLOCK;
+    if (own.data)
+        own.data = (const char *)whole->data + (kern_dtype_blocks(whole->dtype)
+                                                    ? first / KERN_BLOCK * sizeof(struct block)
+                                                    : first * kern_dtype_bytes(whole->dtype));
     if (own.scale) own.scale += rows->first * kern_row_scales(whole);
     if (own.group) {
         own.scale += (whole->skipped + cols.first) / own.group;

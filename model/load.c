@@ -35,11 +35,12 @@ struct loader {
     struct cpu_team *team; /* NULL: nothing is made */
     struct room codes;     /* a matrix in fp8 on its way to the backend */
     struct room rows;      /* rows that the file does not have as the backend takes them */
-    bool *used;            /* GGUF: which tensors were read, by index; else NULL */
-    int *order;            /* [head_dim] the file's row of each of a head's rows in q and k; NULL:
-                              the same */
-    int expert;            /* the one whose matrices are read */
-    size_t read, total;    /* bytes of the files, for progress */
+    struct rows_reader readers[SLOT_PARTS_MAX]; /* of a slot's matrices in blocks */
+    bool *used;         /* GGUF: which tensors were read, by index; else NULL */
+    int *order;         /* [head_dim] the file's row of each of a head's rows in q and k; NULL:
+                           the same */
+    int expert;         /* the one whose matrices are read */
+    size_t read, total; /* bytes of the files, for progress */
     struct fault *fault;
 };
 
@@ -327,9 +328,16 @@ static size_t loaded_bytes(const struct kern_matrix *m, const struct tensor *ten
     return (size_t)((double)(m->rows * m->cols) * block_loaded_bits(tensor) / 8);
 }
 
-/* `room`: for what does not lie in the file as the backend takes it; moved on by what is used. */
-static int read_rows(struct loader *loader, const char *name, const struct rows *rows, char **room,
-                     struct kern_matrix *out) {
+/* `room`: for what does not lie in the file as the backend takes it; moved on by what is used.
+ * Rows in blocks are made later, by `reader`. */
+static int read_rows(struct loader *loader, const char *name, const struct rows *rows,
+                     struct rows_reader *reader, char **room, struct kern_matrix *out) {
+    if (rows_are_made(rows)) {
+        out->data = NULL;
+        out->reader = &reader->reader;
+        if (rows_reader_open(reader, loader->weights, rows) == 0) return 0;
+        return fault_set(loader->fault, ERR_NOMEM, name, "no memory to read it");
+    }
     char *to = rows_need_room(rows) ? *room : NULL;
     int64_t bad = rows_read(rows, to, loader->team);
     if (bad >= 0) return refuse_element(loader, name, bad);
@@ -420,12 +428,14 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
                               .blocks = blocks,
                               .codes = row_scales(loader, slot, layer, tensor, &out->group) > 0};
     out->data = rows_at(&rows);
+    out->reader = NULL;
     out->dtype = rows_dtype(&rows);
     if (blocks && !block_dtype_of(tensor, &out->dtype)) out->dtype = KERN_Q8; /* split MXFP4 */
     if (rows.codes && (rc = read_block_scales(loader, name, &rows, scales, out))) return rc;
     *bytes += loaded_bytes(out, tensor);
     loader->read += tensor->bytes / (size_t)experts * (size_t)out->rows / (size_t)all;
-    if (tensor->dtype != TENSOR_E4M3) return room ? read_rows(loader, name, &rows, room, out) : 0;
+    if (tensor->dtype != TENSOR_E4M3)
+        return room ? read_rows(loader, name, &rows, &loader->readers[part], room, out) : 0;
     bool whole = slot->shard == KERN_SHARD_VOCAB || slot->shard == KERN_SHARD_NONE;
     if (whole || all != out->rows || stacked || rows.order || rows.columns)
         return fault_set(loader->fault, ERR_UNSUPPORTED, name,
@@ -479,6 +489,17 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
     return 0;
 }
 
+/* The backend has read all rows: their pages of the file may go, unless a number is refused. */
+static int check_reader(struct loader *loader, enum role role, int layer,
+                        const struct rows_reader *reader) {
+    const int64_t bad = rows_reader_bad(reader);
+    char name[TENSOR_NAME_MAX];
+    weights_release(loader->weights, rows_at(&reader->rows), rows_bytes(&reader->rows));
+    if (bad < 0) return 0;
+    name_of(loader, role, layer, name);
+    return refuse_element(loader, name, bad);
+}
+
 /* Reads the slot's tensors and hands them to the backend. `blocks`: as blocks. */
 static int take_matrices(struct loader *loader, int layer, const struct slot *slot, bool blocks,
                          float *scales, size_t most_scales, struct kern_matrix *matrices,
@@ -492,9 +513,16 @@ static int take_matrices(struct loader *loader, int layer, const struct slot *sl
     memcpy(found, matrices, sizeof found);
     rc = give_matrix(loader, name, matrices, slot, layer, out);
     for (int i = 0; i < slot->count && !rc; i++)
-        weights_release(loader->weights, found[i].data, matrix_bytes(&found[i]));
+        if (found[i].reader)
+            rc = check_reader(loader, slot->parts[i], layer, &loader->readers[i]);
+        else
+            weights_release(loader->weights, found[i].data, matrix_bytes(&found[i]));
     if (!rc) report_progress(loader, bytes);
     return rc;
+}
+
+static void close_readers(struct loader *loader) {
+    for (int i = 0; i < SLOT_PARTS_MAX; i++) rows_reader_close(&loader->readers[i]);
 }
 
 /* Are the slot's matrices of MXFP4? */
@@ -526,6 +554,7 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     const bool blocks = in_blocks(loader, slot, layer);
     const size_t read = loader->read;
     int rc = take_matrices(loader, layer, slot, blocks, scales, most_scales, matrices, out);
+    close_readers(loader);
     /* a rank's part of the inputs would cut blocks: bf16 holds the same numbers */
     if (rc == ERR_UNSUPPORTED && blocks && is_mxfp4(loader, slot, layer)) {
         loader->read = read;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/gguf.h"
+#include "base/mem.h"
 #include "kernels/number.h"
 #include "model/blocks.h"
 
@@ -16,7 +17,7 @@
 
 #define AT_ONCE 256 /* numbers of blocks that are narrowed together; whole blocks */
 
-struct reading {
+struct rows_reading {
     const struct rows *rows;
     block_reader *blocks; /* reader of the tensor's GGUF type, or NULL */
     block_maker *make;    /* maker of the same, or NULL */
@@ -118,14 +119,14 @@ static int64_t find_bad_block(const struct block *blocks, int64_t count) {
 }
 
 /* The scales of a row of split MXFP4. */
-static const uint8_t *scales_at(const struct reading *job, int64_t source) {
+static const uint8_t *scales_at(const struct rows_reading *job, int64_t source) {
     return (const uint8_t *)job->rows->scales->data +
            (job->rows->first + source) * (job->cols / BLOCK_MXFP4);
 }
 
 /* Numbers [at, at + count) of a row, whole blocks, as float32. `source`: the row, from
  * rows->first on. */
-static void read_blocks(const struct reading *job, int64_t source, int64_t at, int64_t count,
+static void read_blocks(const struct rows_reading *job, int64_t source, int64_t at, int64_t count,
                         float *out) {
     const struct rows *rows = job->rows;
     const uint8_t *from = (const uint8_t *)rows_at(rows) + (size_t)source * job->from_bytes;
@@ -144,7 +145,7 @@ static void read_blocks(const struct reading *job, int64_t source, int64_t at, i
     job->blocks(from + (size_t)(at / block) * bytes, (size_t)(count / block), out);
 }
 
-static void read_narrow(const struct reading *job, int64_t source, char *to) {
+static void read_narrow(const struct rows_reading *job, int64_t source, char *to) {
     float wide[AT_ONCE];
     for (int64_t at = 0, count; at < job->cols; at += count) {
         count = job->cols - at < AT_ONCE ? job->cols - at : AT_ONCE;
@@ -157,7 +158,7 @@ static void read_narrow(const struct reading *job, int64_t source, char *to) {
 }
 
 /* A row as struct block. */
-static void make_blocks(const struct reading *job, int64_t source, struct block *to) {
+static void make_blocks(const struct rows_reading *job, int64_t source, struct block *to) {
     const struct rows *rows = job->rows;
     const uint8_t *from = (const uint8_t *)rows_at(rows) + (size_t)source * job->from_bytes;
     size_t bytes;
@@ -170,7 +171,7 @@ static void make_blocks(const struct reading *job, int64_t source, struct block 
 }
 
 /* A row of a turned tensor is a column of its matrix there. */
-static void read_turned(const struct reading *job, int64_t source, char *to) {
+static void read_turned(const struct rows_reading *job, int64_t source, char *to) {
     const struct tensor *tensor = job->rows->tensor;
     const int64_t row = job->rows->first + source, rows = tensor->shape[tensor->dims - 2];
     const size_t size = kern_dtype_bytes(job->dtype);
@@ -201,10 +202,10 @@ static void turn_columns(const struct tensor_rows *columns, char *row, size_t un
     }
 }
 
-static void read_row(struct reading *job, int64_t row) {
+/* `to`: room for the row, or NULL. False: a number of it is not finite. */
+static bool read_row(struct rows_reading *job, int64_t row, char *to) {
     const int64_t source = rows_source(job->rows, row);
     const char *from = (const char *)rows_at(job->rows) + (size_t)source * job->from_bytes;
-    char *to = job->to ? job->to + (size_t)row * job->to_bytes : NULL;
     if (job->made)
         make_blocks(job, source, (struct block *)(void *)to);
     else if (job->wide && job->dtype == KERN_F32)
@@ -220,18 +221,20 @@ static void read_row(struct reading *job, int64_t row) {
     if (job->rows->columns && to)
         turn_columns(job->rows->columns, to,
                      job->to_bytes * (size_t)job->rows->columns->unit / (size_t)job->cols);
-    if (bad == job->cols) return;
+    if (bad == job->cols) return true;
     bad += (job->rows->first + source) * job->cols;
     int64_t before = atomic_load(&job->bad);
     while (bad < before && !atomic_compare_exchange_weak(&job->bad, &before, bad)) continue;
+    return false;
 }
 
 static void read_some(void *arg, int worker) {
     (void)worker;
-    struct reading *job = arg;
+    struct rows_reading *job = arg;
     int64_t end;
     for (int64_t row; (row = cpu_tickets_take(&job->tickets, ROWS_TAKEN, &end)) >= 0;)
-        for (; row < end; row++) read_row(job, row);
+        for (; row < end; row++)
+            (void)read_row(job, row, job->to ? job->to + (size_t)row * job->to_bytes : NULL);
 }
 
 bool rows_need_room(const struct rows *rows) {
@@ -240,28 +243,82 @@ bool rows_need_room(const struct rows *rows) {
            (rows->tensor->dtype == TENSOR_BLOCKS && !rows->codes);
 }
 
-int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
+bool rows_are_made(const struct rows *rows) {
+    return rows->blocks && ((rows->tensor->dtype == TENSOR_BLOCKS && !rows->codes) || rows->scales);
+}
+
+static void set_reading(struct rows_reading *job, const struct rows *rows, char *to) {
     const struct tensor *tensor = rows->tensor;
-    if (rows->count == 0) return -1;
-    struct reading job = {.rows = rows,
-                          .from_bytes = row_bytes(rows),
-                          .cols = cols_of(rows),
-                          .to = to,
-                          .dtype = rows_dtype(rows),
-                          .bad = INT64_MAX};
+    *job = (struct rows_reading){.rows = rows,
+                                 .from_bytes = row_bytes(rows),
+                                 .cols = cols_of(rows),
+                                 .to = to,
+                                 .dtype = rows_dtype(rows),
+                                 .made = rows_are_made(rows),
+                                 .bad = INT64_MAX};
     const bool blocks = (tensor->dtype == TENSOR_BLOCKS && !rows->codes) || rows->scales;
     enum kern_dtype dtype;
     if (tensor->dtype == TENSOR_BLOCKS && !tensor->packed) {
-        job.blocks = block_reader_of(tensor->format);
-        job.make = block_maker_of(tensor->format, &dtype);
+        job->blocks = block_reader_of(tensor->format);
+        job->make = block_maker_of(tensor->format, &dtype);
     }
-    job.made = blocks && rows->blocks;
-    job.wide = blocks && !rows->blocks;
-    job.to_bytes = job.made ? (size_t)blocks_of(job.cols) * sizeof(struct block)
-                            : (size_t)job.cols * kern_dtype_bytes(job.dtype);
+    job->wide = blocks && !rows->blocks;
+    job->to_bytes = job->made ? (size_t)blocks_of(job->cols) * sizeof(struct block)
+                              : (size_t)job->cols * kern_dtype_bytes(job->dtype);
+}
+
+int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
+    if (rows->count == 0) return -1;
+    struct rows_reading job;
+    set_reading(&job, rows, to);
     cpu_tickets_set(&job.tickets, rows->count);
     cpu_team_run(team, read_some, &job);
     return job.bad == INT64_MAX ? -1 : job.bad;
+}
+
+static void reader_read(struct kern_reader *base, int64_t row, struct block *to) {
+    struct rows_reader *reader = (struct rows_reader *)(void *)base;
+    if (!read_row(reader->reading, row, (char *)to))
+        memset(to, 0, (size_t)base->row_blocks * sizeof *to);
+}
+
+static void reader_done(struct kern_reader *base, int64_t first, int64_t count) {
+    struct rows_reader *reader = (struct rows_reader *)(void *)base;
+    const struct rows_reading *reading = reader->reading;
+    const struct rows *rows = &reader->rows;
+    if (rows->order || rows->place || rows->scales || rows->tensor->turned) return;
+    weights_release(reader->weights,
+                    (const char *)rows_at(rows) + (size_t)first * reading->from_bytes,
+                    (size_t)count * reading->from_bytes);
+}
+
+int rows_reader_open(struct rows_reader *reader, const struct weights *weights,
+                     const struct rows *rows) {
+    *reader = (struct rows_reader){
+        .reader = {.read = reader_read, .done = reader_done}, .weights = weights, .rows = *rows};
+    if (rows->place) {
+        reader->place = *rows->place;
+        reader->rows.place = tensor_rows_follow(rows->place) ? NULL : &reader->place;
+    }
+    if (rows->columns) {
+        reader->columns = *rows->columns;
+        reader->rows.columns = &reader->columns;
+    }
+    reader->reading = mem_try_alloc(1, sizeof *reader->reading);
+    if (!reader->reading) return ERR_NOMEM;
+    set_reading(reader->reading, &reader->rows, NULL);
+    reader->reader.row_blocks = blocks_of(reader->reading->cols);
+    return 0;
+}
+
+int64_t rows_reader_bad(const struct rows_reader *reader) {
+    const int64_t bad = atomic_load(&reader->reading->bad);
+    return bad == INT64_MAX ? -1 : bad;
+}
+
+void rows_reader_close(struct rows_reader *reader) {
+    mem_free(reader->reading);
+    reader->reading = NULL;
 }
 
 bool rows_read_one(const struct tensor *tensor, int64_t row, int64_t cols, float *out) {

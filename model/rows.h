@@ -39,6 +39,26 @@ enum kern_dtype rows_dtype(const struct rows *rows);
  * tensor that is no finite number. */
 int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team);
 
+/* Makes the rows in blocks for a backend, one at a time (kern_reader), and notes numbers that are
+ * not finite: such a row is handed on as zeros. */
+struct rows_reader {
+    struct kern_reader reader;
+    const struct weights *weights;
+    struct rows rows;
+    struct tensor_rows place, columns; /* what rows points to */
+    struct rows_reading *reading;
+};
+
+/* Are the rows made in blocks, so that a rows_reader can hand them on? */
+bool rows_are_made(const struct rows *rows);
+
+/* What `rows` points to is copied, but for the tensors and the order. ERR_NOMEM. */
+int rows_reader_open(struct rows_reader *reader, const struct weights *weights,
+                     const struct rows *rows);
+/* The first element of the tensor that is no finite number, of those that were read; -1: none. */
+int64_t rows_reader_bad(const struct rows_reader *reader);
+void rows_reader_close(struct rows_reader *reader); /* may be closed, or zero */
+
 /* Row `row` of a matrix, or of several that follow each other, as float32. False: the tensor has no
  * such row, or is of a type whose numbers need a scale of their own. */
 bool rows_read_one(const struct tensor *tensor, int64_t row, int64_t cols, float *out);

@@ -11,11 +11,17 @@
 
 /* ---- Packing ---- */
 
+#define GRAIN_MOST 32 /* panels that a thread takes at once */
+
 struct packing {
     struct kern_weight *weight;
     const struct kern_matrix *parts;
+    int part_count;
     struct cpu_tickets panels;
+    int64_t grain;
     struct cpu_needs *needs; /* [threads], of weights in blocks */
+    struct block *made;      /* [threads][made_blocks] rows that readers make; NULL: none does */
+    size_t made_blocks;
 };
 
 /* A row in the file's format. */
@@ -25,14 +31,56 @@ struct source {
     const float *scale; /* as kern_matrix.scale, or NULL */
 };
 
-static struct source source_row(const struct kern_matrix *part, int64_t row) {
-    while (row >= part->rows) row -= (part++)->rows;
-    size_t at = (size_t)(row * part->stride);
-    at = kern_dtype_blocks(part->dtype) ? at / KERN_BLOCK * sizeof(struct block)
-                                        : at * kern_dtype_bytes(part->dtype);
+/* The part that has the row of all parts, whose number there becomes *row. */
+static const struct kern_matrix *part_with_row(const struct kern_matrix *parts, int64_t *row) {
+    while (*row >= parts->rows) *row -= (parts++)->rows;
+    return parts;
+}
+
+static struct source source_row(const struct kern_matrix *parts, int64_t row) {
+    const struct kern_matrix *part = part_with_row(parts, &row);
+    const size_t at = (size_t)(row * part->stride) * kern_dtype_bytes(part->dtype);
     return (struct source){.data = (const char *)part->data + at,
                            .dtype = part->dtype,
                            .scale = part->scale ? part->scale + row * kern_row_scales(part) : NULL};
+}
+
+static const struct block *source_blocks(const struct packing *job, int worker, int64_t row) {
+    const struct kern_matrix *part = part_with_row(job->parts, &row);
+    return blocks_of_row(part, row,
+                         job->made ? job->made + (size_t)worker * job->made_blocks : NULL);
+}
+
+/* The rows of all parts from `first` up to `end` are packed: their readers may give up memory. */
+static void rows_done(const struct packing *job, int64_t first, int64_t end) {
+    for (int i = 0; i < job->part_count && end > 0; i++) {
+        const struct kern_matrix *part = &job->parts[i];
+        const int64_t from = first > 0 ? first : 0, to = end < part->rows ? end : part->rows;
+        if (part->reader && from < to)
+            part->reader->done(part->reader, part->first_row + from, to - from);
+        first -= part->rows;
+        end -= part->rows;
+    }
+}
+
+/* Gives all panels to the threads, enough at a time that a reader can give up whole pages. */
+static int run_packing(struct cpu *cpu, struct packing *job, int64_t cost,
+                       void (*run)(void *job, int worker)) {
+    for (int i = 0; i < job->part_count; i++) {
+        const struct kern_reader *reader = job->parts[i].reader;
+        if (reader && (size_t)reader->row_blocks > job->made_blocks)
+            job->made_blocks = (size_t)reader->row_blocks;
+    }
+    if (job->made_blocks) {
+        job->made = mem_try_alloc((size_t)cpu->threads * job->made_blocks, sizeof *job->made);
+        if (!job->made) return ERR_NOMEM;
+    }
+    job->grain = job->weight->panels / (8 * (int64_t)cpu->threads);
+    job->grain = job->grain < 1 ? 1 : job->grain > GRAIN_MOST ? GRAIN_MOST : job->grain;
+    cpu_tickets_set(&job->panels, job->weight->panels);
+    cpu_run(cpu, cost, run, job);
+    mem_free(job->made);
+    return 0;
 }
 
 static void pack_floats(float *to, int64_t step, const struct source *from, int64_t count) {
@@ -61,10 +109,6 @@ static int64_t group_count(const struct kern_weight *w) {
 
 static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int64_t row) {
     struct source from = source_row(parts, row);
-    if (w->layout == CPU_BLOCKS) {
-        cpu_block_pack(w, row, (const struct block *)(const void *)from.data);
-        return;
-    }
     int lane = (int)(row % PANEL);
     size_t size = kern_dtype_bytes(from.dtype);
     if (w->scale) w->scale[row] = *from.scale;
@@ -82,13 +126,17 @@ static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int
 }
 
 static void pack_panels(void *arg, int worker) {
-    (void)worker;
     struct packing *job = arg;
     struct kern_weight *w = job->weight;
     int64_t end;
-    for (int64_t p; (p = cpu_tickets_take(&job->panels, 1, &end)) >= 0;) {
-        int64_t last = (p + 1) * PANEL < w->rows ? (p + 1) * PANEL : w->rows;
-        for (int64_t row = p * PANEL; row < last; row++) pack_row(w, job->parts, row);
+    for (int64_t p; (p = cpu_tickets_take(&job->panels, job->grain, &end)) >= 0;) {
+        const int64_t last = end * PANEL < w->rows ? end * PANEL : w->rows;
+        for (int64_t row = p * PANEL; row < last; row++)
+            if (w->layout == CPU_BLOCKS)
+                cpu_block_pack(w, row, source_blocks(job, worker, row));
+            else
+                pack_row(w, job->parts, row);
+        rows_done(job, p * PANEL, last);
     }
 }
 
@@ -96,26 +144,23 @@ static void look_at_blocks(void *arg, int worker) {
     struct packing *job = arg;
     const struct kern_weight *w = job->weight;
     int64_t end;
-    for (int64_t p; (p = cpu_tickets_take(&job->panels, 1, &end)) >= 0;) {
-        int64_t last = (p + 1) * PANEL < w->rows ? (p + 1) * PANEL : w->rows;
-        for (int64_t row = p * PANEL; row < last; row++) {
-            struct source from = source_row(job->parts, row);
-            cpu_block_look(&job->needs[worker], w, (const struct block *)(const void *)from.data);
-        }
+    for (int64_t p; (p = cpu_tickets_take(&job->panels, job->grain, &end)) >= 0;) {
+        const int64_t last = end * PANEL < w->rows ? end * PANEL : w->rows;
+        for (int64_t row = p * PANEL; row < last; row++)
+            cpu_block_look(&job->needs[worker], w, source_blocks(job, worker, row));
     }
 }
 
 /* Chooses the form of a weight in blocks. */
 static int choose_form(struct cpu *cpu, struct kern_weight *w, const struct kern_matrix *part) {
-    struct packing job = {.weight = w, .parts = part};
+    struct packing job = {.weight = w, .parts = part, .part_count = 1};
     job.needs = mem_try_alloc((size_t)cpu->threads, sizeof *job.needs);
     if (!job.needs) return ERR_NOMEM;
-    cpu_tickets_set(&job.panels, w->panels);
-    cpu_run(cpu, w->rows * w->cols / 8, look_at_blocks, &job);
+    const int rc = run_packing(cpu, &job, w->rows * w->cols / 8, look_at_blocks);
     for (int i = 1; i < cpu->threads; i++) cpu_needs_add(&job.needs[0], &job.needs[i]);
-    cpu_block_choose(w, &job.needs[0]);
+    if (!rc) cpu_block_choose(w, &job.needs[0]);
     mem_free(job.needs);
-    return 0;
+    return rc;
 }
 
 /* ---- Loading ---- */
@@ -226,11 +271,10 @@ static int load_parts(struct cpu *cpu, struct kern_weight *w, const struct kern_
     while (taken < count && is_alike(forms, &forms[taken])) weight_add_part(w, &own[taken++]);
     w->data = cpu_arena_alloc(&cpu->weights, place(w, cpu->kernels));
     const bool room = w->data && reserve_scales(w);
-    const int rc = room ? cpu_matmul_reserve(cpu, w) : ERR_NOMEM;
-    if (rc) return rc;
-    cpu_tickets_set(&job.panels, w->panels);
-    cpu_run(cpu, w->rows * w->cols, pack_panels, &job);
-    return taken;
+    int rc = room ? cpu_matmul_reserve(cpu, w) : ERR_NOMEM;
+    job.part_count = taken;
+    if (!rc) rc = run_packing(cpu, &job, w->rows * w->cols, pack_panels);
+    return rc ? rc : taken;
 }
 
 /* The weight that follows `w`, of the rows behind it. */

@@ -46,14 +46,21 @@ size_t packed_sums(const struct kern_weight *w) {
     return (size_t)blocks_of(w->cols) * (size_t)(1 + packed_split(w->dtype));
 }
 
-/* The blocks of output `out` of all parts; NULL: it is padding. */
+/* The blocks of output `out` of all parts; NULL: it is padding. `to`: for what a reader makes. */
 static const struct block *blocks_at(const struct kern_weight *w, const struct kern_matrix *parts,
-                                     int64_t out) {
+                                     int64_t out, struct block *to) {
     for (int i = 0; i < w->parts; out -= parts[i++].rows)
-        if (out < parts[i].rows)
-            return static_cast<const struct block *>(parts[i].data) +
-                   out * (parts[i].stride / KERN_BLOCK);
+        if (out < parts[i].rows) return blocks_of_row(&parts[i], out, to);
     return NULL;
+}
+
+/* Room for what readers make of PACKED_OUTPUTS rows: blocks of each of them. */
+static size_t made_blocks(const struct kern_weight *w, const struct kern_matrix *parts) {
+    size_t most = 1;
+    for (int i = 0; i < w->parts; i++)
+        if (parts[i].reader && (size_t)parts[i].reader->row_blocks > most)
+            most = (size_t)parts[i].reader->row_blocks;
+    return most;
 }
 
 /* Output `o` of a tile. */
@@ -72,7 +79,9 @@ static void pack_block(const struct block *from, int dtype, int o, uint8_t *code
 }
 
 static void pack_tiles(const struct kern_weight *w, const struct kern_matrix *parts, int64_t first,
-                       int64_t count, uint8_t *codes, float *factors) {
+                       int64_t count, uint8_t *codes, float *factors, struct block *made) {
+    const struct block *rows[PACKED_OUTPUTS];
+    const size_t each = made_blocks(w, parts);
     const int64_t blocks = blocks_of(w->cols);
     const size_t code_bytes = (size_t)PACKED_WARP * (size_t)packed_lane_bytes(w->dtype);
     const size_t factor_count = (size_t)packed_factors(w->dtype);
@@ -80,10 +89,12 @@ static void pack_tiles(const struct kern_weight *w, const struct kern_matrix *pa
     memset(factors, 0, (size_t)count * factor_count * sizeof *factors);
     for (int64_t tile = first; tile < first + count; tile++)
         for (int o = 0; o < PACKED_OUTPUTS; o++) {
-            const struct block *row = blocks_at(w, parts, tile / blocks * PACKED_OUTPUTS + o);
             size_t at = (size_t)(tile - first);
-            if (row)
-                pack_block(&row[tile % blocks], w->dtype, o, codes + at * code_bytes,
+            if (tile == first || tile % blocks == 0)
+                rows[o] = blocks_at(w, parts, tile / blocks * PACKED_OUTPUTS + o,
+                                    made + (size_t)o * each);
+            if (rows[o])
+                pack_block(&rows[o][tile % blocks], w->dtype, o, codes + at * code_bytes,
                            factors + at * factor_count + o);
         }
 }
@@ -95,18 +106,21 @@ int packed_upload(struct cuda *cuda, const struct kern_weight *w, const struct k
     uint8_t *codes = static_cast<uint8_t *>(mem_try_alloc((size_t)most, code_bytes));
     float *factors =
         static_cast<float *>(mem_try_alloc((size_t)most * factor_count, sizeof *factors));
-    for (int64_t tile = 0, count; codes && factors && tile < all; tile += count) {
+    struct block *made = static_cast<struct block *>(
+        mem_try_alloc(PACKED_OUTPUTS * made_blocks(w, parts), sizeof *made));
+    const bool room = codes && factors && made;
+    for (int64_t tile = 0, count; room && tile < all; tile += count) {
         count = all - tile < most ? all - tile : most;
-        pack_tiles(w, parts, tile, count, codes, factors);
+        pack_tiles(w, parts, tile, count, codes, factors, made);
         device_upload(cuda->device, static_cast<char *>(w->data) + (size_t)tile * code_bytes, codes,
                       (size_t)count * code_bytes);
         device_upload(cuda->device, w->scale + (size_t)tile * factor_count, factors,
                       (size_t)count * factor_count * sizeof *factors);
     }
-    int rc = codes && factors ? 0 : ERR_NOMEM;
     mem_free(codes);
     mem_free(factors);
-    return rc;
+    mem_free(made);
+    return room ? 0 : ERR_NOMEM;
 }
 
 /* ---- Products ---- */

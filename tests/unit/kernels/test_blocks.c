@@ -519,11 +519,69 @@ Test(blocks, parts_are_joined_exactly) {
     }
 }
 
+/* Hands on blocks that lie in memory, as a reader of a file does that makes them. */
+struct copying {
+    struct kern_reader reader;
+    const struct blocks *from;
+    _Atomic int64_t done;
+};
+
+static void copying_read(struct kern_reader *base, int64_t row, struct block *to) {
+    struct copying *reader = (struct copying *)(void *)base;
+    cr_assert(row >= 0 && row < reader->from->file.rows);
+    memcpy(to, reader->from->data + row * base->row_blocks, (size_t)base->row_blocks * sizeof *to);
+}
+
+static void copying_done(struct kern_reader *base, int64_t first, int64_t count) {
+    struct copying *reader = (struct copying *)(void *)base;
+    cr_assert(first >= 0 && first + count <= reader->from->file.rows);
+    reader->done += count;
+}
+
+static struct kern_matrix copying_open(struct copying *reader, const struct blocks *from) {
+    struct kern_matrix m = from->file;
+    *reader =
+        (struct copying){.reader = {copying_read, copying_done, blocks_of(m.cols)}, .from = from};
+    m.data = NULL;
+    m.reader = &reader->reader;
+    return m;
+}
+
+/* Two matrices that lie alike and one that does not, made row by row, are those in memory. */
+Test(blocks, rows_may_be_made_when_they_are_wanted) {
+    enum { COLS = 72, ROWS = 600, PARTS = 3 };
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = open_as(path, CPU_INT8);
+        if (!kern) continue;
+        struct blocks from[PARTS] = {blocks_make(ROWS, COLS, &kinds[0], true, 21),
+                                     blocks_make(ROWS, COLS, &kinds[0], true, 22),
+                                     blocks_make(ROWS, COLS, &kinds[2], true, 23)};
+        struct copying readers[PARTS];
+        struct kern_matrix parts[PARTS];
+        struct kern_weight *w;
+        float row[COLS];
+        for (int i = 0; i < PARTS; i++) parts[i] = copying_open(&readers[i], &from[i]);
+        cr_assert_eq(kern->ops->weight_load(kern, parts, PARTS, KERN_SHARD_ROWS, &w, NULL), 0);
+        for (int32_t r = 0; r < PARTS * ROWS; r++) {
+            kern->ops->embed(kern, row, w, 1, &r, 1);
+            for (int k = 0; k < COLS; k++)
+                cr_assert(row[k] == from[r / ROWS].value[r % ROWS * COLS + k], "row %d", r);
+        }
+        kern->ops->weight_free(kern, w);
+        for (int i = 0; i < PARTS; i++) {
+            cr_assert_eq(readers[i].done, ROWS);
+            blocks_close(&from[i]);
+        }
+        kern->ops->close(kern);
+    }
+}
+
 /* A joined weight that is partly loaded is freed. */
 Test(blocks, every_allocation_of_a_joined_weight_may_fail) {
     struct blocks a = blocks_make(19, 72, &kinds[0], true, 10);
     struct blocks b = blocks_make(19, 72, &kinds[2], true, 11);
-    struct kern_matrix parts[] = {a.file, b.file};
+    struct copying reader;
+    struct kern_matrix parts[] = {a.file, copying_open(&reader, &b)};
     int failures = 0;
     for (bool loaded = false; !loaded; failures++) {
         struct kern *kern = open_as(1, CPU_INT8);

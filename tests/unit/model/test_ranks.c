@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "kernels/blocks.h"
 #include "kernels/ranks.h"
 #include "paging/policy.h"
 #include "tests/golden/replay.h"
@@ -281,6 +282,66 @@ Test(ranks, factors_of_groups_are_split_alike) {
     for (int ranks = 2; ranks <= 8; ranks *= 2) {
         product_of_groups(ranks, many);
         cr_assert(!memcmp(one, many, sizeof one), "%d ranks", ranks);
+    }
+}
+
+enum { MADE_ROWS = 256, MADE_COLS = MADE_ROWS, MADE_BLOCKS = MADE_COLS / KERN_BLOCK };
+
+static struct block made_blocks[MADE_ROWS * MADE_BLOCKS];
+
+static void made_read(struct kern_reader *reader, int64_t row, struct block *to) {
+    (void)reader;
+    memcpy(to, made_blocks + row * MADE_BLOCKS, MADE_BLOCKS * sizeof *to);
+}
+
+static void made_done(struct kern_reader *reader, int64_t first, int64_t count) {
+    (void)reader;
+    cr_assert(first >= 0 && first + count <= MADE_ROWS);
+}
+
+/* y = W W x, with W in memory or made row by row. */
+static void product_of_blocks(int ranks, bool made, float *out) {
+    struct kern_reader reader = {made_read, made_done, MADE_BLOCKS};
+    const struct cpu_options cpu = {.path = "auto", .threads = 1};
+    const struct kern_matrix m = {.data = made ? NULL : made_blocks,
+                                  .reader = made ? &reader : NULL,
+                                  .dtype = KERN_Q8,
+                                  .rows = MADE_ROWS,
+                                  .cols = MADE_COLS};
+    struct kern *kern;
+    struct kern_weight *first, *second;
+    float x[MADE_COLS];
+    for (int i = 0; i < MADE_COLS; i++) x[i] = (float)(i % 29 - 14) / 16;
+    cr_assert_eq(ranks_open_cpu(&cpu, ranks, &kern, NULL), 0);
+    cr_assert_eq(kern->ops->weight_load(kern, &m, 1, KERN_SHARD_ROWS, &first, NULL), 0);
+    cr_assert_eq(kern->ops->weight_load(kern, &m, 1, KERN_SHARD_COLS, &second, NULL), 0);
+    float *in = kern->ops->mem_alloc(kern, sizeof x);
+    float *middle = kern->ops->mem_alloc(kern, sizeof x);
+    float *y = kern->ops->mem_alloc(kern, sizeof x);
+    cr_assert_eq(kern->ops->upload(kern, in, x, sizeof x), 0);
+    kern->ops->matmul(kern, middle, in, first, NULL, 1, KERN_SET);
+    kern->ops->matmul(kern, y, middle, second, NULL, 1, KERN_SET);
+    cr_assert_eq(kern->ops->download(kern, out, y, MADE_ROWS * sizeof *y), 0);
+    kern->ops->mem_free(kern, in);
+    kern->ops->mem_free(kern, middle);
+    kern->ops->mem_free(kern, y);
+    kern->ops->weight_free(kern, first);
+    kern->ops->weight_free(kern, second);
+    kern->ops->close(kern);
+}
+
+/* Each rank makes the rows, or the part of every row, that are its own. */
+Test(ranks, blocks_may_be_made_when_they_are_wanted) {
+    float there[MADE_ROWS], made[MADE_ROWS];
+    for (int i = 0; i < MADE_ROWS * MADE_BLOCKS; i++) {
+        block_set_factors(&made_blocks[i], 0.001f * (float)(i % 13 + 1), BLOCK_NO_LEAST);
+        for (int k = 0; k < KERN_BLOCK; k++)
+            made_blocks[i].n[k] = (int8_t)((i * 7 + k * 5) % 200 - 100);
+    }
+    product_of_blocks(1, false, there);
+    for (int ranks = 1; ranks <= 8; ranks *= 2) {
+        product_of_blocks(ranks, true, made);
+        cr_assert(!memcmp(there, made, sizeof made), "%d ranks", ranks);
     }
 }
 
