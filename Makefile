@@ -10,6 +10,8 @@
 MODEL ?= bundled/keepd-nano
 ARGS ?=
 FUZZ_SECONDS ?= 30
+# --no-build: the rehearsal of bench/gpu/check in another distribution does not build the programs there once more.
+GPU_REHEARSAL ?=
 SECONDS ?= 15
 PREFIX ?= /usr/local
 # CPU paths of the daemon: native (of this processor: compiles in a third of the time) or all (for other machines).
@@ -72,7 +74,9 @@ check: ## run everything that `make test` omits: kernels with sanitizers, thread
 
 check-%: SHELL := /bin/bash
 check-%: # lines of stages that run at once bear their names
-	@set -o pipefail; $(MAKE) --no-print-directory stage-$* 2>&1 | sed -u 's/^/$*: /'
+	@set -o pipefail; start=$$SECONDS; code=0; \
+		$(MAKE) --no-print-directory stage-$* 2>&1 | sed -u 's/^/$*: /' || code=$$?; \
+		echo "$*: took $$((SECONDS - start)) s"; exit $$code
 
 stage-long: # without sanitizers; the tests without this label ran with sanitizers in `make test`
 	@tools/run_ctest dev -L long
@@ -114,7 +118,7 @@ stage-package: # `make package-test image-test` of the package that is built
 	@python3 tests/package/image.py build/keepd-image.tar
 
 stage-gpu: # the cases run in stage-long
-	@CCACHE_NOHASHDIR=1 python3 tests/package/gpu.py --parts smoke,model,kernels,serve,chat
+	@CCACHE_NOHASHDIR=1 python3 tests/package/gpu.py --parts smoke,model,kernels,serve,chat $(GPU_REHEARSAL)
 
 stage-load:
 	@python3 tests/load/run.py $(SECONDS)
