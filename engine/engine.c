@@ -74,8 +74,8 @@ void engine_queue_leave(struct engine *e, int jobs) {
     e->entered -= jobs;
 }
 
-static int check_tokens(const struct engine *e, const struct engine_request *r,
-                        struct fault *fault) {
+static int check_token_ids(const struct engine *e, const struct engine_request *r,
+                           struct fault *fault) {
     int32_t vocab = e->info.vocab;
     for (int32_t i = 0; i < r->prompt_count; i++)
         if (r->prompt[i] < 0 || r->prompt[i] >= vocab)
@@ -139,7 +139,7 @@ int engine_check(const struct engine *e, struct engine_job *job, struct fault *f
             "maximum context length is %d tokens; the prompt has %d and %d were asked for "
             "(kv.overflow \"shift\" lets texts with a budget go on)",
             longest, r->prompt_count, r->max_tokens);
-    rc = check_tokens(e, r, fault);
+    rc = check_token_ids(e, r, fault);
     if (rc == 0) rc = sched_check(options, job, fault);
     return rc;
 }
@@ -167,8 +167,8 @@ static void find_affinity(struct engine *e, const struct engine_job *job,
  * hint, then by load. */
 static bool suits_better(const struct engine *e, const struct conversation_affinity *of, int a,
                          int b) {
-    bool room = replica_has_room(&e->replicas[a]);
-    if (room != replica_has_room(&e->replicas[b])) return room;
+    bool room = replica_has_capacity(&e->replicas[a]);
+    if (room != replica_has_capacity(&e->replicas[b])) return room;
     if (of[a].usable != of[b].usable) return of[a].usable > of[b].usable;
     if (of[a].hinted != of[b].hinted) return of[a].hinted;
     return atomic_load(&e->replicas[a].tokens) < atomic_load(&e->replicas[b].tokens);

@@ -174,8 +174,8 @@ static int plan_measurement(struct fitting *f, const struct model *model) {
     }
 }
 
-static bool fitting_goes_on(const struct fitting *f, enum engine_fit_work work, int done, int total,
-                            double lost) {
+static bool fitting_may_continue(const struct fitting *f, enum engine_fit_work work, int done,
+                                 int total, double lost) {
     const int64_t minute = 60000000000, spent = clock_ns() - f->began_ns;
     const int64_t limit = f->fit->minutes * minute;
     const bool late = limit > 0 && spent > (work == ENGINE_FIT_MEASURING ? limit / 4 * 3 : limit);
@@ -225,7 +225,8 @@ static int measure_piece(struct fitting *f, struct worth *worth, const struct mo
         worth_text_close(text);
         return 0;
     }
-    if (index == f->resumed) (void)fitting_goes_on(f, ENGINE_FIT_MEASURING, index, count, INFINITY);
+    if (index == f->resumed)
+        (void)fitting_may_continue(f, ENGINE_FIT_MEASURING, index, count, INFINITY);
     int rc = worth_measure(worth, piece->ids, piece->count, seed, text, fault);
     if (rc) return rc;
     if (fit_work_keep(&f->work, key, text))
@@ -247,7 +248,7 @@ static int fitting_measure_pieces(struct fitting *f, struct worth *worth,
         if (rc) break;
         f->measured_count++;
         f->resumed += !new;
-        if (new && !fitting_goes_on(f, ENGINE_FIT_MEASURING, i + 1, count, INFINITY) && i > 0)
+        if (new && !fitting_may_continue(f, ENGINE_FIT_MEASURING, i + 1, count, INFINITY) && i > 0)
             break;
     }
     return rc;
@@ -318,11 +319,12 @@ static int fitting_recall(struct fitting *f, struct fault *fault) {
 /* ---- Fitting and writing ---- */
 
 static bool step_done(void *arg, int step, int steps, double lost) {
-    return fitting_goes_on(arg, ENGINE_FIT_FITTING, step, steps, lost);
+    return fitting_may_continue(arg, ENGINE_FIT_FITTING, step, steps, lost);
 }
 
 /* Numbers of a layer as a file has them. */
-static void give_layer(void *arg, int layer, float *w1, float *b1, float *last, float *bias) {
+static void copy_layer_numbers(void *arg, int layer, float *w1, float *b1, float *last,
+                               float *bias) {
     fit_net_numbers(arg, layer, w1, b1, last, bias);
 }
 
@@ -333,8 +335,10 @@ static int open_out(const struct fitting *f, struct save_files *files, struct fa
 
 static int write_gates(const struct fitting *f, struct fit_net *net, struct fault *fault) {
     struct save_files files;
-    struct save_gates gates = {
-        .header = gates_header_unknown, .d_model = net->d_model, .layer = give_layer, .arg = net};
+    struct save_gates gates = {.header = gates_header_unknown,
+                               .d_model = net->d_model,
+                               .layer = copy_layer_numbers,
+                               .arg = net};
     gates.header.width = FIT_WIDTH;
     gates.header.layers = net->layers;
     gates.header.heads = net->heads;
@@ -373,7 +377,7 @@ static int fit_measured(struct fitting *f, struct engine_fitted *out, struct fau
 }
 
 /* The pieces that were held out go to the caller. */
-static void give_held_out(struct fitting *f, struct engine_fitted *out) {
+static void return_held_out(struct fitting *f, struct engine_fitted *out) {
     out->held_out = mem_must_alloc((size_t)f->measured_count, sizeof *out->held_out);
     for (int i = 0; i < f->measured_count; i += FIT_HELD_OUT) {
         out->held_out[out->held_out_count++] = f->pieces[i];
@@ -446,7 +450,7 @@ static int fit_to(struct fitting *f, struct engine_fitted *out, struct fault *fa
     if (!rc) rc = fitting_measure(f, &random, fault);
     if (!rc) rc = fitting_recall(f, fault);
     if (!rc) rc = fit_measured(f, out, fault);
-    if (!rc) give_held_out(f, out);
+    if (!rc) return_held_out(f, out);
     return rc;
 }
 

@@ -76,7 +76,7 @@ struct part {
 };
 enum { PARTS = 3 };
 
-static void parts_of(const struct worth_text *text, struct part parts[PARTS]) {
+static void record_parts(const struct worth_text *text, struct part parts[PARTS]) {
     const size_t entries = (size_t)text->entries, layers = (size_t)text->layers;
     const size_t streams = layers * (size_t)text->heads, width = (size_t)text->d_model;
     parts[0] = (struct part){text->at, entries * sizeof *text->at};
@@ -85,18 +85,18 @@ static void parts_of(const struct worth_text *text, struct part parts[PARTS]) {
                              (size_t)text->windows * streams * entries * sizeof *text->worths};
 }
 
-static void sum_of(const struct record_head *head, const struct worth_text *text,
-                   uint8_t out[SHA256_BYTES]) {
+static void digest_record(const struct record_head *head, const struct worth_text *text,
+                          uint8_t out[SHA256_BYTES]) {
     struct part parts[PARTS];
     struct sha256_stream sum;
-    parts_of(text, parts);
+    record_parts(text, parts);
     sha256_begin(&sum);
     sha256_add(&sum, head, sizeof *head);
     for (int i = 0; i < PARTS; i++) sha256_add(&sum, parts[i].data, parts[i].bytes);
     sha256_end(&sum, out);
 }
 
-static bool read_whole(int fd, void *data, size_t bytes) {
+static bool read_record_bytes(int fd, void *data, size_t bytes) {
     for (size_t had = 0; had < bytes;) {
         const ssize_t got = read(fd, (char *)data + had, bytes - had);
         if (got < 0 && errno == EINTR) continue;
@@ -106,7 +106,7 @@ static bool read_whole(int fd, void *data, size_t bytes) {
     return true;
 }
 
-static bool write_whole(int fd, const void *data, size_t bytes) {
+static bool write_record_bytes(int fd, const void *data, size_t bytes) {
     for (size_t had = 0; had < bytes;) {
         const ssize_t put = write(fd, (const char *)data + had, bytes - had);
         if (put < 0 && errno == EINTR) continue;
@@ -132,7 +132,7 @@ static bool open_text(const struct record_head *head, struct worth_text *text) {
                                 .tokens = head->tokens,
                                 .windows = head->windows,
                                 .entries = head->entries};
-    parts_of(text, parts);
+    record_parts(text, parts);
     text->at = mem_try_alloc(parts[0].bytes, 1);
     text->x = mem_try_alloc(parts[1].bytes, 1);
     text->worths = mem_try_alloc(parts[2].bytes, 1);
@@ -147,22 +147,22 @@ static bool positions_fit(const struct worth_text *text) {
     return true;
 }
 
-static bool take(const struct fit_work *work, const uint8_t key[SHA256_BYTES],
-                 const struct worth_text *most, struct worth_text *text) {
+static bool read_record(const struct fit_work *work, const uint8_t key[SHA256_BYTES],
+                        const struct worth_text *most, struct worth_text *text) {
     struct record_head head;
     struct part parts[PARTS];
     uint8_t sum[SHA256_BYTES], stored[SHA256_BYTES];
-    if (!read_whole(work->fd, &head, sizeof head)) return false;
+    if (!read_record_bytes(work->fd, &head, sizeof head)) return false;
     if (memcmp(head.magic, work_magic, sizeof work_magic) != 0 ||
         memcmp(head.key, key, SHA256_BYTES) != 0 || !sizes_fit(&head, most))
         return false;
     bool good = open_text(&head, text);
-    if (good) parts_of(text, parts);
+    if (good) record_parts(text, parts);
     for (int i = 0; i < PARTS && good; i++)
-        good = read_whole(work->fd, parts[i].data, parts[i].bytes);
-    good = good && read_whole(work->fd, stored, sizeof stored);
+        good = read_record_bytes(work->fd, parts[i].data, parts[i].bytes);
+    good = good && read_record_bytes(work->fd, stored, sizeof stored);
     if (good) {
-        sum_of(&head, text, sum);
+        digest_record(&head, text, sum);
         good = memcmp(sum, stored, sizeof sum) == 0 && positions_fit(text);
     }
     if (!good) worth_text_close(text);
@@ -182,7 +182,7 @@ bool fit_work_take(struct fit_work *work, const uint8_t key[SHA256_BYTES],
                    const struct worth_text *most, struct worth_text *text) {
     if (work->fd < 0 || !work->reading) return false;
     const off_t at = lseek(work->fd, 0, SEEK_CUR);
-    if (take(work, key, most, text)) return true;
+    if (read_record(work, key, most, text)) return true;
     work->reading = false;
     if (at < 0 || ftruncate(work->fd, at) || lseek(work->fd, at, SEEK_SET) < 0)
         log_warn("%s: %s", work->path, strerror(errno));
@@ -203,12 +203,12 @@ bool fit_work_keep(struct fit_work *work, const uint8_t key[SHA256_BYTES],
     memcpy(head.magic, work_magic, sizeof head.magic);
     memcpy(head.key, key, SHA256_BYTES);
     const off_t at = lseek(work->fd, 0, SEEK_CUR);
-    parts_of(text, parts);
-    sum_of(&head, text, sum);
-    bool good = write_whole(work->fd, &head, sizeof head);
+    record_parts(text, parts);
+    digest_record(&head, text, sum);
+    bool good = write_record_bytes(work->fd, &head, sizeof head);
     for (int i = 0; i < PARTS && good; i++)
-        good = write_whole(work->fd, parts[i].data, parts[i].bytes);
-    good = good && write_whole(work->fd, sum, sizeof sum);
+        good = write_record_bytes(work->fd, parts[i].data, parts[i].bytes);
+    good = good && write_record_bytes(work->fd, sum, sizeof sum);
     if (!good) end_keeping(work, at, errno);
     return good;
 }

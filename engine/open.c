@@ -474,7 +474,7 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
     return model_open(kern, &options, &replica->model, fault);
 }
 
-static int open_cache(struct engine *e, struct sched_options *so, struct fault *fault) {
+static int prepare_caches(struct engine *e, struct sched_options *so, struct fault *fault) {
     enum kern_dtype dtype = KERN_F32;
     int rc = resolve_kv_dtype(e, &dtype, fault);
     so->kv.trained = trained_of(model_of(e));
@@ -613,7 +613,7 @@ static int refuse_policy(const char *name, struct fault *fault) {
     return fault_set(fault, ERR_INVALID, "kv-policy", "'%.40s' is not one of %s", name, known);
 }
 
-static int check_options(const struct engine_options *o, struct fault *fault) {
+static int check_engine_options(const struct engine_options *o, struct fault *fault) {
     if (o->max_num_seqs < 1)
         return fault_set(fault, ERR_INVALID, "max-num-seqs", "must be at least 1");
     if (o->max_num_batched_tokens <= o->max_num_seqs)
@@ -641,7 +641,7 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
 }
 
 /* Checks the options against the model, and the tokenizer against the model. */
-static int check_model(struct engine *e, struct fault *fault) {
+static int check_against_model(struct engine *e, struct fault *fault) {
     const struct engine_options *o = &e->options;
     const struct model_config *config = model_config(model_of(e));
     e->info.max_model_len = config->max_positions;
@@ -701,8 +701,8 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     if (rc == 0) rc = text_open(e->options.model_dir, e->options.chat_template, &e->text, fault);
     if (rc == 0) rc = open_backends(e, fault);
     if (rc == 0) rc = open_model(e, &e->replicas[0], so->logits_max, fault);
-    if (rc == 0) rc = check_model(e, fault);
-    if (rc == 0) rc = open_cache(e, so, fault);
+    if (rc == 0) rc = check_against_model(e, fault);
+    if (rc == 0) rc = prepare_caches(e, so, fault);
     if (rc != 0) return rc;
     find_ends(e);
     const struct model_config *config = model_config(model_of(e));
@@ -730,7 +730,7 @@ static int clients_max(const struct engine_options *options) {
 
 int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault) {
     *out = NULL;
-    int rc = check_options(options, fault);
+    int rc = check_engine_options(options, fault);
     if (rc != 0) return rc;
     struct engine *e = new_engine(options);
     int logits_max = options->max_num_seqs + 64; /* room for drafts, and to score prompts */

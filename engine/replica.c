@@ -124,7 +124,7 @@ static void note_progress(struct replica *r) {
     r->progress = progress;
 }
 
-static int64_t min64(int64_t a, int64_t b) {
+static int64_t at_most_used(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
@@ -154,8 +154,8 @@ static void publish(struct replica *r) {
         .pages_total = s->options.pages_total,
         .pages_used = stats.rank_pages_used,
         .pages_reserved = s->keeper.pages_reserved,
-        .pages_retained = min64(s->keeper.table.pages, stats.rank_pages_used),
-        .pages_superseded = min64(s->keeper.table.superseded_pages, stats.rank_pages_used),
+        .pages_retained = at_most_used(s->keeper.table.pages, stats.rank_pages_used),
+        .pages_superseded = at_most_used(s->keeper.table.superseded_pages, stats.rank_pages_used),
         .pages_pinned = conversation_pins_of(&s->keeper.table, NULL).pages,
         .tokens_retained = s->keeper.table.tokens,
         .progress_ns = r->progress_ns,
@@ -172,14 +172,14 @@ static void publish(struct replica *r) {
 
 /* ---- The thread ---- */
 
-static void take_submits(struct replica *r) {
+static void accept_submits(struct replica *r) {
     struct engine_job *job;
     while ((job = ring_pop(&r->submits)) != NULL) sched_submit(&r->sched, job);
 }
 
 /* Notes this replica's answer to an order; the last one ends the order. Success is the answer if
  * one replica reports it: another may have an older copy that cannot be written. */
-static void answer_order(struct replica *r, struct engine_order *order, int rc) {
+static void finish_order(struct replica *r, struct engine_order *order, int rc) {
     int code = atomic_load(&order->code);
     while (rc != ERR_NOTFOUND && code != 0 &&
            !atomic_compare_exchange_weak(&order->code, &code, rc))
@@ -200,7 +200,7 @@ static int end_writes(struct replica *r) {
         if (waits)
             r->writes[left++] = order;
         else
-            answer_order(r, order, rc == ERR_BUSY ? ERR_STOPPED : rc);
+            finish_order(r, order, rc == ERR_BUSY ? ERR_STOPPED : rc);
         ended += !waits;
     }
     r->write_count = left;
@@ -209,7 +209,7 @@ static int end_writes(struct replica *r) {
 
 /* Carries out orders, between steps. A client whose order to delete is done sees lists without the
  * conversation. */
-static void take_orders(struct replica *r) {
+static void run_orders(struct replica *r) {
     struct engine_order *deletes[ENGINE_ORDERS_MAX], *order;
     int codes[ENGINE_ORDERS_MAX], count = 0;
     while (count < ENGINE_ORDERS_MAX && (order = ring_pop(&r->orders)) != NULL) {
@@ -222,7 +222,7 @@ static void take_orders(struct replica *r) {
     }
     int ended = end_writes(r);
     if (count > 0) publish(r);
-    for (int i = 0; i < count; i++) answer_order(r, deletes[i], codes[i]);
+    for (int i = 0; i < count; i++) finish_order(r, deletes[i], codes[i]);
     if (count + ended > 0) r->common->wake(r->common->arg);
 }
 
@@ -249,7 +249,8 @@ static void wait_for_work(struct replica *r) {
     if (!idle) next = clock_ns() + 50000000;
     pthread_mutex_lock(&r->lock);
     while (!atomic_load(&r->common->stopping)) {
-        take_submits(r); /* under the lock: a submit after this look finds us waiting and signals */
+        accept_submits(
+            r); /* under the lock: a submit after this look finds us waiting and signals */
         if (sched_idle(&r->sched) != idle || !ring_empty(&r->orders) || r->woken) break;
         if (!idle && !sched_stalled(&r->sched)) break; /* a new job may pass the head */
         if (clock_ns() >= next || (atomic_load(&r->common->draining) && !r->drain_seen)) break;
@@ -275,9 +276,9 @@ static void *replica_main(void *arg) {
     bool failed = false;
     if (r->kern->ops->bind) r->kern->ops->bind(r->kern);
     while (!atomic_load(&r->common->stopping)) {
-        take_submits(r);
+        accept_submits(r);
         if (!failed) keeper_save(&r->sched.keeper, clock_ns(), atomic_load(&r->common->draining));
-        take_orders(r); /* after what was written is known */
+        run_orders(r); /* after what was written is known */
         if (!failed) keeper_expire(&r->sched.keeper, clock_ns());
         if (sched_idle(&r->sched)) {
             publish(r);
@@ -300,7 +301,7 @@ static void *replica_main(void *arg) {
         r->common->wake(r->common->arg);
         if (sched_stalled(&r->sched) && !keeper_copying(&r->sched.keeper)) wait_for_work(r);
     }
-    take_orders(r);
+    run_orders(r);
     pthread_mutex_lock(&r->lock);
     r->status.stopped = true;
     pthread_mutex_unlock(&r->lock);
@@ -331,7 +332,7 @@ void replica_close(struct replica *r) {
     CHECK(!r->started);
     if (r->kern && r->kern->ops->bind) r->kern->ops->bind(r->kern);
     if (r->sched.sequences) {
-        take_submits(r);
+        accept_submits(r);
         sched_close(&r->sched);
     }
     store_close(r->store);
@@ -354,7 +355,7 @@ bool replica_idle(struct replica *r) {
     return !r->started || !atomic_load(&r->common->draining) || !atomic_load(&r->unsaved);
 }
 
-bool replica_has_room(const struct replica *r) {
+bool replica_has_capacity(const struct replica *r) {
     return atomic_load(&r->waiting) < r->common->max_queue;
 }
 

@@ -76,9 +76,10 @@ int replica_start(struct replica *replica); /* ERR_NOMEM */
 void replica_stop(struct replica *replica); /* common->stopping is set: its thread has ended */
 void replica_close(struct replica *replica);
 
-void replica_signal(struct replica *replica);         /* something has changed: look again */
-void replica_wake(void *replica);                     /* a file or a mask may have come */
-bool replica_has_room(const struct replica *replica); /* in its queue; stays true until submit */
+void replica_signal(struct replica *replica); /* something has changed: look again */
+void replica_wake(void *replica);             /* a file or a mask may have come */
+bool replica_has_capacity(
+    const struct replica *replica); /* in its queue; stays true until submit */
 void replica_submit(struct replica *replica, struct engine_job *job);
 /* The order is every replica's; who looks last says that it is done. There is room for it. */
 void replica_order(struct replica *replica, struct engine_order *order);

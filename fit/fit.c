@@ -183,8 +183,8 @@ static float speed_at(int step, int steps) {
                    (0.01 + 0.99 * 0.5 * (1 + cos(3.141592653589793 * step / (double)steps))));
 }
 
-static void take_step(struct fit_job *job, const struct worth_text *texts, int count, int steps,
-                      uint64_t *random) {
+static void step_weights(struct fit_job *job, const struct worth_text *texts, int count, int steps,
+                         uint64_t *random) {
     for (int i = 0; i < FIT_ROWS; i++) {
         double lost = 0, all = 0;
         draw_job(job, texts, count, random);
@@ -209,7 +209,7 @@ static int run_steps(const struct fit_options *options, struct fit_job *job,
     result->before = evaluate(job, texts, count, true);
     result->lost = INFINITY;
     for (job->step = 1; job->step <= steps && goes_on; job->step++) {
-        take_step(job, texts, count, steps, &random);
+        step_weights(job, texts, count, steps, &random);
         result->steps = job->step;
         goes_on =
             !options->progress || options->progress(options->arg, job->step, steps, result->lost);
@@ -228,7 +228,7 @@ static int run_steps(const struct fit_options *options, struct fit_job *job,
 /* ---- The whole ---- */
 
 /* Inputs become about 1 in size: the root mean square over all texts. */
-static void set_scales(struct fit_net *net, const struct worth_text *texts, int count) {
+static void set_input_scales(struct fit_net *net, const struct worth_text *texts, int count) {
     for (int l = 0; l < net->layers; l++) {
         double sum = 0, numbers = 0;
         for (int i = 0; i < count; i++) {
@@ -275,7 +275,7 @@ int fit_gates(const struct fit_options *options, const struct worth_text *texts,
     int rc =
         fit_net_open(net, texts[0].layers, texts[0].heads, texts[0].d_model, bias, options->seed);
     if (!rc) {
-        set_scales(net, texts, count);
+        set_input_scales(net, texts, count);
         rc = open_job(&job, texts, count);
         if (!rc) rc = run_steps(options, &job, texts, count, result);
         close_job(&job);

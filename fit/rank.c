@@ -24,8 +24,8 @@ double fit_rank_worth(const struct fit_eviction *e) {
     return sum;
 }
 
-static float rank_stays(const struct fit_eviction *e, const float *log_ages, int s, int i,
-                        float cut) {
+static float rank_kept_part(const struct fit_eviction *e, const float *log_ages, int s, int i,
+                            float cut) {
     const float rank = log_ages[i] + e->rates[s * e->entries + i];
     return 1 / (1 + expf((rank - cut) / FIT_SOFTNESS));
 }
@@ -37,7 +37,7 @@ static double rank_places_at(const struct fit_eviction *e, const float *log_ages
     *slope = 0;
     for (int s = 0; s < e->streams; s++)
         for (int i = from; i < to; i++) {
-            const float p = rank_stays(e, log_ages, s, i, (float)cut);
+            const float p = rank_kept_part(e, log_ages, s, i, (float)cut);
             sum += (double)p;
             *slope += (double)(p * (1 - p) / FIT_SOFTNESS);
         }
@@ -76,7 +76,7 @@ double fit_rank_loss(const struct fit_eviction *e, float *log_ages, float *slope
     for (int s = 0; s < e->streams; s++)
         for (int i = from; i < to; i++) {
             const int at = s * e->entries + i;
-            const float p = rank_stays(e, log_ages, s, i, cut), by = p * (1 - p) / FIT_SOFTNESS;
+            const float p = rank_kept_part(e, log_ages, s, i, cut), by = p * (1 - p) / FIT_SOFTNESS;
             lost += (double)e->worths[at] * (double)(1 - p);
             lost_slope += (double)(e->worths[at] * by);
             slope += (double)by;

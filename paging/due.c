@@ -50,7 +50,7 @@ static int64_t places_left(const struct kv_params *params, const struct due_stat
     return (int64_t)params->places + due_behind(params, state) - state->tokens;
 }
 
-int32_t due_prompt_room(const struct kv_params *params, const struct due_state *state) {
+int32_t due_prompt_limit(const struct kv_params *params, const struct due_state *state) {
     int32_t rest = state->prompt_new - state->prompt_done;
     if (rest <= 0) return 0;
     if (!evicts(params)) return rest;
@@ -75,7 +75,7 @@ bool due_before_generate(const struct kv_params *params, const struct due_state 
     return evicts(params) && state->held >= ceiling(params);
 }
 
-int32_t due_generate_room(const struct kv_params *params, const struct due_state *state) {
+int32_t due_generate_limit(const struct kv_params *params, const struct due_state *state) {
     int64_t room = evicts(params) ? ceiling(params) - state->held : INT32_MAX;
     if (due_shift(params, state)) return 0;
     return (int32_t)max64(min64(min64(room, places_left(params, state)), INT32_MAX), 0);
@@ -119,7 +119,7 @@ struct due_state due_while_reading(const struct kv_params *params, const struct 
 
 /* ---- Ranks ---- */
 
-static int64_t ranks_of(const struct reserve_shape *shape) {
+static int64_t shape_ranks(const struct reserve_shape *shape) {
     return shape->ranks > 1 ? shape->ranks : 1;
 }
 
@@ -147,8 +147,8 @@ struct kinds {
 };
 
 static struct kinds kinds_of(const struct reserve_shape *shape) {
-    const struct kind full = full_kind(shape, ranks_of(shape));
-    const struct kind sliding = sliding_kind(shape, ranks_of(shape));
+    const struct kind full = full_kind(shape, shape_ranks(shape));
+    const struct kind sliding = sliding_kind(shape, shape_ranks(shape));
     if (full.slots == sliding.slots)
         return (struct kinds){{full.streams + sliding.streams, full.slots}, {0, full.slots}};
     return full.slots < sliding.slots ? (struct kinds){full, sliding}
@@ -186,7 +186,7 @@ static bool streams_are_equal(const struct kern_rule *rule) {
 static int64_t rank_kept(const struct reserve_shape *shape, const struct kv_params *params) {
     const struct kern_rule *rule = &params->rule;
     int64_t budget = params->budget, fixed = (int64_t)rule->sinks + rule->recent;
-    int64_t most = ranks_of(shape) * budget;
+    int64_t most = shape_ranks(shape) * budget;
     bool even = rule->layers == KERN_LAYERS_UNIFORM, floors = rule->floor > 0;
     if (rule->scope == KERN_SCOPE_STREAM) return even ? budget : most;
     if (shape->rank_cap <= 0 || (rule->scope == KERN_SCOPE_LAYER && floors)) return most;
@@ -199,7 +199,7 @@ static int64_t rank_kept(const struct reserve_shape *shape, const struct kv_para
 
 int64_t reserve_rank_peak(const struct reserve_shape *shape, const struct kv_params *params,
                           const struct reserve_turn *turn, int64_t peak) {
-    int64_t ranks = ranks_of(shape), budget = params->budget;
+    int64_t ranks = shape_ranks(shape), budget = params->budget;
     if (ranks == 1 || !params->policy->bounded || streams_are_equal(&params->rule)) return peak;
     int64_t first = turn->fullest + peak - turn->held;
     if (turn->drops)
@@ -269,8 +269,8 @@ int64_t reserve_turn_pages(const struct reserve_shape *shape, const struct kv_pa
         return shape->state_pages +
                reserve_pages(shape, params, reserve_rank_peak(shape, params, turn, peak), tokens) +
                reserve_members(shape, params, turn->held, tokens);
-    return shape->state_pages + pages_of(full_kind(shape, ranks_of(shape)), tokens) +
-           pages_of(sliding_kind(shape, ranks_of(shape)), peak);
+    return shape->state_pages + pages_of(full_kind(shape, shape_ranks(shape)), tokens) +
+           pages_of(sliding_kind(shape, shape_ranks(shape)), peak);
 }
 
 int64_t due_entries(const struct reserve_shape *shape, const struct kv_params *params,

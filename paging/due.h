@@ -30,11 +30,11 @@ struct due_state {
 /* How many prompt tokens may be appended before the next eviction point or the next shift: 1..C,
  * never past the prompt's end; 0 when the prompt is done. Without a bound the whole rest. Splitting
  * this further over steps is the scheduler's freedom. A shift that is due comes first. */
-int32_t due_prompt_room(const struct kv_params *params, const struct due_state *state);
+int32_t due_prompt_limit(const struct kv_params *params, const struct due_state *state);
 
 /* How many generated tokens may be appended before the next eviction or the next shift; 0: one of
  * them comes first. */
-int32_t due_generate_room(const struct kv_params *params, const struct due_state *state);
+int32_t due_generate_limit(const struct kv_params *params, const struct due_state *state);
 
 /* Appends `count` tokens (prompt or generated) to the bookkeeping. */
 void due_append(struct due_state *state, int32_t count);

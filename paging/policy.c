@@ -11,6 +11,7 @@
 #include "kernels/places.h"
 #include "kernels/score.h"
 
+/* clang-format off */
 /* Where a paper and its code disagree, and where they differ from what is done here:
  *
  * All     When a sequence evicts is paging/due.h's rule for every method (after each chunk of the
@@ -19,8 +20,9 @@
  *         head and so multiplies the cache by the group. Four sinks by default, where most papers
  *         protect none: losing the first tokens has turned other engines' output to garbage.
  *         A budget counts protected entries. Keys stay at their true positions as long as nothing
- * is shifted. streaming   StreamingLLM (arXiv 2309.17453) re-rotates entries to their place in the
- * cache; here only a sequence that is shifted does so, when the model's positions are used up.
+ *         is shifted.
+ * streaming   StreamingLLM (arXiv 2309.17453) re-rotates entries to their place in the cache; here
+ *         only a sequence that is shifted does so, when the model's positions are used up.
  * trimkv, global   arXiv 2512.03324 and 2605.09649. `parity` takes the published offsets of age.
  *         Floor and threshold are the published code's; a threshold never lifts the budget, and is
  *         one of the mean retention over the horizon (with `parity`, of the published sum).
@@ -82,6 +84,7 @@
  *         which). Sinks may be centres, recent entries never are (paper: no sinks). gamma 4, tau
  *         0.6, with positions; `positions` false is the paper's more aggressive form. What dropped
  *         tokens gave to a class stays in it, as with d2o. */
+/* clang-format on */
 #define WINDOW(count) .score = KERN_SCORE_ATTENTION, .sinks = 4, .recent = (count)
 
 static const struct policy policies[] = {
@@ -379,7 +382,7 @@ static const struct parameter {
 };
 #define PARAMETER_COUNT (sizeof parameters / sizeof *parameters)
 
-static int refuse(struct fault *fault, const char *name, const char *what) {
+static int refuse_parameter(struct fault *fault, const char *name, const char *what) {
     char field[48];
     snprintf(field, sizeof field, "kv.%.40s", name);
     return fault_set(fault, ERR_INVALID, field, "%s", what);
@@ -398,7 +401,7 @@ static int refuse_word(const struct parameter *p, struct fault *fault) {
         const char *before = i == 0 ? " " : p->words[i + 1] ? ", " : " or ";
         snprintf(what + used, sizeof what - used, "%s'%s'", before, p->words[i]);
     }
-    return refuse(fault, p->name, what);
+    return refuse_parameter(fault, p->name, what);
 }
 
 static int check_parameter(const struct parameter *p, double *number, const char *text,
@@ -416,14 +419,14 @@ static int check_parameter(const struct parameter *p, double *number, const char
     snprintf(what, sizeof what, "must be a%s number from %g to %g%s",
              p->kind == WHOLE ? " whole" : "", p->least, p->most,
              p->kind == REAL_OR_INF ? " or \"inf\"" : "");
-    return refuse(fault, p->name, what);
+    return refuse_parameter(fault, p->name, what);
 }
 
-static int choose(struct kv_params *params, const struct parameter *p, double number,
-                  const char *text, struct fault *fault) {
+static int set_parameter(struct kv_params *params, const struct parameter *p, double number,
+                         const char *text, struct fault *fault) {
     char what[96];
     snprintf(what, sizeof what, "policy '%s' has no such parameter", params->policy->name);
-    if ((params->policy->fields & p->field) == 0) return refuse(fault, p->name, what);
+    if ((params->policy->fields & p->field) == 0) return refuse_parameter(fault, p->name, what);
     int rc = check_parameter(p, &number, text, fault);
     if (rc == 0) p->set(&params->rule, number);
     return rc;
@@ -433,8 +436,8 @@ int kv_params_choose(struct kv_params *params, const char *name, double number, 
                      struct fault *fault) {
     for (size_t i = 0; i < PARAMETER_COUNT; i++)
         if (strcmp(parameters[i].name, name) == 0)
-            return choose(params, &parameters[i], number, text, fault);
-    return refuse(fault, name, "no policy has such a parameter");
+            return set_parameter(params, &parameters[i], number, text, fault);
+    return refuse_parameter(fault, name, "no policy has such a parameter");
 }
 
 /* ---- Parameters as numbers ---- */
@@ -454,7 +457,7 @@ void kv_params_write(const struct kv_params *params, struct kv_choices *out) {
 }
 
 /* The word that a number stands for; NULL where it is a number, or stands for none. */
-static const char *word_of(const struct parameter *p, float value) {
+static const char *choice_word(const struct parameter *p, float value) {
     int count = 0;
     while (p->words && p->words[count]) count++;
     bool is_one = value >= 0 && value < (float)count && value == floorf(value);
@@ -470,13 +473,14 @@ int kv_params_read(struct kv_params *params, const struct kv_choices *choices,
         if ((left & p->field) == 0) continue;
         if (at == KV_CHOICES_MAX) break;
         float value = choices->values[at++];
-        int rc = choose(params, p, (double)value, word_of(p, value), fault);
+        int rc = set_parameter(params, p, (double)value, choice_word(p, value), fault);
         if (rc) return rc;
         left &= ~(unsigned)p->field;
     }
     for (; at < KV_CHOICES_MAX; at++)
-        if (choices->values[at] != 0) return refuse(fault, "parameters", "more than are named");
-    return left ? refuse(fault, "parameters", "unknown or too many") : 0;
+        if (choices->values[at] != 0)
+            return refuse_parameter(fault, "parameters", "more than are named");
+    return left ? refuse_parameter(fault, "parameters", "unknown or too many") : 0;
 }
 
 /* Cut to what is left; negative numbers are the check's to refuse. */

@@ -49,7 +49,7 @@ static bool counts_fit(int64_t token_count, int64_t block_count) {
 }
 
 /* Returns the offset of the blocks. The counts were checked by counts_fit, so nothing overflows. */
-static size_t blocks_at(int32_t token_count, int32_t block_count) {
+static size_t state_blocks_at(int32_t token_count, int32_t block_count) {
     return STATE_HEAD_BYTES + (size_t)token_count * sizeof(int32_t) +
            (size_t)block_count * sizeof(uint64_t);
 }
@@ -57,7 +57,8 @@ static size_t blocks_at(int32_t token_count, int32_t block_count) {
 size_t state_file_size(int32_t token_count, int32_t block_count, size_t block_bytes) {
     size_t size;
     if (!counts_fit(token_count, block_count)) return 0;
-    if (__builtin_add_overflow(blocks_at(token_count, block_count), block_bytes, &size)) return 0;
+    if (__builtin_add_overflow(state_blocks_at(token_count, block_count), block_bytes, &size))
+        return 0;
     if (__builtin_add_overflow(size, STATE_SEAL_BYTES, &size)) return 0;
     return size;
 }
@@ -76,7 +77,7 @@ uint64_t state_size_limit(const struct state_head *head, uint64_t state_bytes) {
     double window = kv->rule.score == KERN_SCORE_ATTENTION ? kv->rule.observe.window : 0;
     double members = (double)kern_members_max(&kv->rule, kv->budget);
     double queries = window * streams * 128 * (double)its->head_dim * sizeof(float);
-    double most = (double)blocks_at(head->token_count, head->block_count) + (1 << 20) +
+    double most = (double)state_blocks_at(head->token_count, head->block_count) + (1 << 20) +
                   streams * (64 + held * (2 * row + 32) + members * 32) + queries +
                   (double)state_bytes;
     return most < 0x1p62 ? (uint64_t)most : UINT64_MAX;
@@ -84,7 +85,7 @@ uint64_t state_size_limit(const struct state_head *head, uint64_t state_bytes) {
 
 /* ---- Out ---- */
 
-static void write_kv(const struct kv_params *kv, struct head_bytes *out) {
+static void pack_kv(const struct kv_params *kv, struct head_bytes *out) {
     struct kv_choices choices;
     CHECK(strlen(kv->policy->name) < sizeof out->policy);
     memcpy(out->policy, kv->policy->name, strlen(kv->policy->name));
@@ -98,7 +99,7 @@ static void write_kv(const struct kv_params *kv, struct head_bytes *out) {
     memcpy(out->values, choices.values, sizeof out->values);
 }
 
-static void fill_bytes(const struct state_head *head, struct head_bytes *bytes) {
+static void pack_head(const struct state_head *head, struct head_bytes *bytes) {
     const struct state_identity *identity = &head->identity;
     *bytes = (struct head_bytes){.version = VERSION,
                                  .block_count = (uint32_t)head->block_count,
@@ -117,7 +118,7 @@ static void fill_bytes(const struct state_head *head, struct head_bytes *bytes) 
                                  .prompt_hash = head->prompt_hash,
                                  .token_hash = head->token_hash,
                                  .history = 2 * (uint32_t)head->evicted_at + head->fresh};
-    write_kv(&head->kv, bytes);
+    pack_kv(&head->kv, bytes);
     memcpy(bytes->magic, magic, sizeof magic);
     memcpy(bytes->space, head->space, sizeof bytes->space);
     memcpy(bytes->weights, identity->weights, sizeof bytes->weights);
@@ -129,11 +130,11 @@ size_t state_write_head(const struct state_head *head, const int32_t *tokens, co
     struct head_bytes bytes;
     size_t tokens_size = (size_t)head->token_count * sizeof *tokens;
     CHECK(counts_fit(head->token_count, head->block_count));
-    fill_bytes(head, &bytes);
+    pack_head(head, &bytes);
     memcpy(out, &bytes, sizeof bytes);
     memcpy(out + sizeof bytes, tokens, tokens_size);
     memcpy(out + sizeof bytes + tokens_size, sizes, (size_t)head->block_count * sizeof *sizes);
-    return blocks_at(head->token_count, head->block_count);
+    return state_blocks_at(head->token_count, head->block_count);
 }
 
 /* Hashes the head without the members that copies of one conversation may not share. The space is
@@ -142,7 +143,7 @@ uint64_t state_name(const struct state_head *head) {
     struct head_bytes bytes;
     uint8_t digest[SHA256_BYTES];
     uint64_t name;
-    fill_bytes(head, &bytes);
+    pack_head(head, &bytes);
     bytes.block_count = bytes.history = 0;
     bytes.file_size = bytes.id = bytes.hint = bytes.client = 0;
     bytes.saved_unix = bytes.ttl = 0;
@@ -196,7 +197,7 @@ int state_check_seal(const char *data, size_t size, const uint8_t key[SHA256_BYT
     return state_compare_seal(digest, (const uint8_t *)data + size - STATE_SEAL_BYTES, key, fault);
 }
 
-static int malformed(struct fault *fault, const char *what) {
+static int refuse_state(struct fault *fault, const char *what) {
     return fault_set(fault, ERR_MALFORMED, "state", "%s", what);
 }
 
@@ -218,26 +219,26 @@ static int parse_kv(const struct head_bytes *bytes, struct kv_params *kv, struct
 }
 
 static int check_numbers(const struct head_bytes *bytes, struct fault *fault) {
-    if (memcmp(bytes->magic, magic, sizeof magic) != 0) return malformed(fault, "no state file");
+    if (memcmp(bytes->magic, magic, sizeof magic) != 0) return refuse_state(fault, "no state file");
     if (bytes->version != VERSION && bytes->version != VERSION_BEFORE)
         return fault_set(fault, ERR_UNSUPPORTED, "state", "version %u, this is version %d",
                          bytes->version, VERSION);
     if (bytes->version == VERSION_BEFORE && bytes->history != 0)
-        return malformed(fault, "reserved bytes are not zero");
+        return refuse_state(fault, "reserved bytes are not zero");
     if (!counts_fit(bytes->token_count, bytes->block_count))
-        return malformed(fault, "token or block count out of range");
+        return refuse_state(fault, "token or block count out of range");
     if (bytes->prompt_end < 1 || bytes->prompt_end > bytes->token_count)
-        return malformed(fault, "the prompt's end is not among the tokens");
+        return refuse_state(fault, "the prompt's end is not among the tokens");
     if (bytes->history / 2 > (uint32_t)bytes->token_count)
-        return malformed(fault, "its last eviction is not among the tokens");
-    if (bytes->ttl > INT32_MAX) return malformed(fault, "its time to live is out of range");
-    if (bytes->id == 0) return malformed(fault, "it has no id");
+        return refuse_state(fault, "its last eviction is not among the tokens");
+    if (bytes->ttl > INT32_MAX) return refuse_state(fault, "its time to live is out of range");
+    if (bytes->id == 0) return refuse_state(fault, "it has no id");
     return 0;
 }
 
 int state_parse_head(const char *data, size_t size, struct state_head *out, struct fault *fault) {
     struct head_bytes bytes;
-    if (size < sizeof bytes) return malformed(fault, "torn: shorter than its head");
+    if (size < sizeof bytes) return refuse_state(fault, "torn: shorter than its head");
     memcpy(&bytes, data, sizeof bytes);
     int rc = check_numbers(&bytes, fault);
     if (rc == 0) rc = parse_kv(&bytes, &out->kv, fault);
@@ -271,7 +272,7 @@ bool state_holds(const struct kv_params *kv) {
     struct kv_params back;
     struct fault fault;
     if (!kv->policy->bounded || strlen(kv->policy->name) >= sizeof bytes.policy) return false;
-    write_kv(kv, &bytes);
+    pack_kv(kv, &bytes);
     return parse_kv(&bytes, &back, &fault) == 0 && kv_params_equal(kv, &back);
 }
 
@@ -285,7 +286,7 @@ bool state_is_ours(const struct state_head *head, const struct state_identity *i
 
 static int parse_blocks(const char *data, size_t size, struct state_view *out,
                         struct fault *fault) {
-    size_t at = blocks_at(out->head.token_count, out->head.block_count);
+    size_t at = state_blocks_at(out->head.token_count, out->head.block_count);
     size_t end = size - STATE_SEAL_BYTES;
     const char *sizes = data + at - (size_t)out->head.block_count * sizeof(uint64_t);
     out->blocks = mem_try_alloc((size_t)out->head.block_count, sizeof *out->blocks);
@@ -293,37 +294,38 @@ static int parse_blocks(const char *data, size_t size, struct state_view *out,
     for (int32_t i = 0; i < out->head.block_count; i++) {
         uint64_t block;
         memcpy(&block, sizes + (size_t)i * sizeof block, sizeof block);
-        if (block > end - at) return malformed(fault, "a block reaches past the end");
+        if (block > end - at) return refuse_state(fault, "a block reaches past the end");
         out->blocks[i] = (struct kern_block){data + at, (size_t)block};
         at += (size_t)block;
     }
-    return at == end ? 0 : malformed(fault, "bytes are left after the blocks");
+    return at == end ? 0 : refuse_state(fault, "bytes are left after the blocks");
 }
 
-static int check_tokens(const struct state_view *view, struct fault *fault) {
+static int check_token_hashes(const struct state_view *view, struct fault *fault) {
     const struct state_head *head = &view->head;
     uint64_t hash = CONVERSATION_HASH;
     for (int32_t i = 0; i < head->token_count; i++) {
         int32_t token;
         memcpy(&token, view->tokens + (size_t)i * sizeof token, sizeof token);
-        if (token < 0) return malformed(fault, "a negative token id");
+        if (token < 0) return refuse_state(fault, "a negative token id");
         hash = conversation_hash(hash, &token, 1);
         if (i + 1 == head->prompt_end && hash != head->prompt_hash)
-            return malformed(fault, "the prompt's hash is another");
+            return refuse_state(fault, "the prompt's hash is another");
     }
-    return hash == head->token_hash ? 0 : malformed(fault, "the tokens' hash is another");
+    return hash == head->token_hash ? 0 : refuse_state(fault, "the tokens' hash is another");
 }
 
 int state_parse(const char *data, size_t size, struct state_view *out, struct fault *fault) {
     *out = (struct state_view){0};
     int rc = state_parse_head(data, size, &out->head, fault);
     if (rc != 0) return rc;
-    if (out->head.file_size != size) return malformed(fault, "torn: not as long as its head says");
+    if (out->head.file_size != size)
+        return refuse_state(fault, "torn: not as long as its head says");
     if (size - STATE_HEAD_BYTES < STATE_SEAL_BYTES ||
-        blocks_at(out->head.token_count, out->head.block_count) > size - STATE_SEAL_BYTES)
-        return malformed(fault, "torn: no room for what its head counts");
+        state_blocks_at(out->head.token_count, out->head.block_count) > size - STATE_SEAL_BYTES)
+        return refuse_state(fault, "torn: no room for what its head counts");
     out->tokens = data + STATE_HEAD_BYTES;
-    rc = check_tokens(out, fault);
+    rc = check_token_hashes(out, fault);
     if (rc == 0) rc = parse_blocks(data, size, out, fault);
     if (rc != 0) state_view_close(out);
     return rc;

@@ -24,15 +24,15 @@ enum { SYNC_BYTES = 1 << 25 }; /* bytes written between two syncs */
 
 /* ---- Names and bytes ---- */
 
-static void name_of(uint64_t id, const char *suffix, char name[NAME_BYTES]) {
+static void format_file_name(uint64_t id, const char *suffix, char name[NAME_BYTES]) {
     snprintf(name, NAME_BYTES, "%016llx.%s", (unsigned long long)id, suffix);
 }
 
 /* Parses "<16 hex digits>.<suffix>", lower case. */
-static bool parse_name(const char *name, const char *suffix, uint64_t *id) {
+static bool parse_file_name(const char *name, const char *suffix, uint64_t *id) {
     char again[NAME_BYTES];
     *id = strtoull(name, NULL, 16);
-    name_of(*id, suffix, again);
+    format_file_name(*id, suffix, again);
     return strcmp(name, again) == 0;
 }
 
@@ -69,11 +69,11 @@ static bool parse_unfinished(const char *name, const char *suffix, uint64_t *wri
 static bool parse_temporary(const char *name, uint64_t *writer) {
     uint64_t id;
     *writer = 0;
-    if (name[0] == '.' && parse_name(name + 1, written_suffix, &id)) return true;
+    if (name[0] == '.' && parse_file_name(name + 1, written_suffix, &id)) return true;
     return parse_unfinished(name, written_suffix, writer);
 }
 
-static int write_piece(int fd, const char *data, size_t size) {
+static int write_fully(int fd, const char *data, size_t size) {
     while (size > 0) {
         ssize_t n = write(fd, data, size);
         if (n < 0 && errno == EINTR) continue;
@@ -95,7 +95,7 @@ static void end_piece(struct state_dir *dir) {
 static int write_all(struct state_dir *dir, int fd, const char *data, size_t size) {
     while (size > 0) {
         size_t piece = size > SYNC_BYTES ? SYNC_BYTES : size;
-        if (write_piece(fd, data, piece) != 0 || fdatasync(fd) != 0) return ERR_IO;
+        if (write_fully(fd, data, piece) != 0 || fdatasync(fd) != 0) return ERR_IO;
         end_piece(dir);
         data += piece;
         size -= piece;
@@ -103,7 +103,7 @@ static int write_all(struct state_dir *dir, int fd, const char *data, size_t siz
     return 0;
 }
 
-static int read_all(struct state_dir *dir, int fd, char *data, size_t size) {
+static int read_fully(struct state_dir *dir, int fd, char *data, size_t size) {
     while (size > 0) {
         ssize_t n = read(fd, data, size > PIECE_BYTES ? PIECE_BYTES : size);
         if (n < 0 && errno == EINTR) continue;
@@ -116,8 +116,8 @@ static int read_all(struct state_dir *dir, int fd, char *data, size_t size) {
 }
 
 /* Opens a regular file for reading. Never follows a link, and never blocks on a pipe. */
-static int open_regular(const struct state_dir *dir, const char *name, int access,
-                        struct stat *stat_out) {
+static int open_state_file(const struct state_dir *dir, const char *name, int access,
+                           struct stat *stat_out) {
     int fd = openat(dir->fd, name, access | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) return -1;
     if (fstat(fd, stat_out) == 0 && S_ISREG(stat_out->st_mode)) return fd;
@@ -151,7 +151,7 @@ static int open_path(struct state_dir *dir, struct fault *fault) {
 /* Daemons of earlier versions hold the lock exclusively, because they share the directory with
  * nobody; this version holds it shared, so that neither starts beside the other. A file system
  * without such locks has no such protection. */
-static int take_lock(struct state_dir *dir, struct fault *fault) {
+static int lock_directory(struct state_dir *dir, struct fault *fault) {
     dir->lock_file = openat(dir->fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (dir->lock_file < 0)
         return fault_set(fault, ERR_IO, "state-dir", "its lock cannot be opened: %s",
@@ -164,7 +164,7 @@ static int take_lock(struct state_dir *dir, struct fault *fault) {
 /* Reads the key. ERR_NOTFOUND: there is none yet; no fault is set. */
 static int load_key(struct state_dir *dir, struct fault *fault) {
     struct stat st;
-    int fd = open_regular(dir, "key", O_RDONLY, &st), rc = 0;
+    int fd = open_state_file(dir, "key", O_RDONLY, &st), rc = 0;
     if (fd < 0 && errno == ENOENT) return ERR_NOTFOUND;
     if (fd < 0)
         return fault_set(fault, ERR_IO, "state-dir", "its key cannot be opened: %s",
@@ -173,7 +173,7 @@ static int load_key(struct state_dir *dir, struct fault *fault) {
         rc = fault_set(fault, ERR_INVALID, "state-dir",
                        "its key may be read by others; make its mode 0600");
     else if (st.st_size != (off_t)sizeof dir->key ||
-             read_all(dir, fd, (char *)dir->key, sizeof dir->key) != 0)
+             read_fully(dir, fd, (char *)dir->key, sizeof dir->key) != 0)
         rc = fault_set(fault, ERR_INVALID, "state-dir", "its key is not %zu bytes long",
                        sizeof dir->key);
     close(fd);
@@ -203,7 +203,7 @@ static int name_key(struct state_dir *dir, const char *temporary) {
 
 /* Writes the key under a temporary name first, so that a key is never half written. When several
  * daemons begin at once, all take the key of the first. */
-static int make_key(struct state_dir *dir, struct fault *fault) {
+static int create_directory_key(struct state_dir *dir, struct fault *fault) {
     char temporary[NAME_BYTES];
     temporary_of(dir, 0, temporary);
     int fd = openat(dir->fd, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
@@ -219,7 +219,7 @@ static int make_key(struct state_dir *dir, struct fault *fault) {
     return rc == ERR_BUSY ? load_key(dir, fault) : rc;
 }
 
-static void begin(struct state_dir *dir, const char *path) {
+static void begin_dir(struct state_dir *dir, const char *path) {
     dir->path = path;
     dir->fd = dir->lock_file = -1;
     dir->lease = (struct state_lease){.folder = -1, .file = -1};
@@ -227,13 +227,13 @@ static void begin(struct state_dir *dir, const char *path) {
 }
 
 int state_dir_open(struct state_dir *dir, const char *path, struct fault *fault) {
-    begin(dir, path);
+    begin_dir(dir, path);
     if (mkdir(path, 0700) != 0 && errno != EEXIST) return cannot_make(path, fault);
     int rc = open_path(dir, fault);
-    if (rc == 0) rc = take_lock(dir, fault);
+    if (rc == 0) rc = lock_directory(dir, fault);
     if (rc == 0) rc = state_lease_open(&dir->lease, dir->fd, fault);
     if (rc == 0) rc = load_key(dir, fault);
-    return rc == ERR_NOTFOUND ? make_key(dir, fault) : rc;
+    return rc == ERR_NOTFOUND ? create_directory_key(dir, fault) : rc;
 }
 
 /* Checks that mkdir could create the directory. */
@@ -250,7 +250,7 @@ static int check_parent(const char *path, struct fault *fault) {
 int state_dir_check(const char *path, struct fault *fault) {
     struct state_dir dir;
     struct stat st;
-    begin(&dir, path);
+    begin_dir(&dir, path);
     if (lstat(path, &st) != 0)
         return errno == ENOENT ? check_parent(path, fault) : cannot_make(path, fault);
     int rc = open_path(&dir, fault);
@@ -282,8 +282,8 @@ static int64_t visit_unfinished(const struct state_dir *dir, const char *name, u
 static int list_entry(const struct state_dir *dir, const char *name, state_dir_visit *visit,
                       void *arg, int64_t *unfinished) {
     uint64_t id, writer;
-    if (parse_name(name, "state", &id)) return visit(arg, id, false);
-    if (parse_name(name, "bad", &id)) return visit(arg, id, true);
+    if (parse_file_name(name, "state", &id)) return visit(arg, id, false);
+    if (parse_file_name(name, "bad", &id)) return visit(arg, id, true);
     if (parse_temporary(name, &writer)) *unfinished += visit_unfinished(dir, name, writer);
     /* Nobody has checked an upload's bytes: they must not displace files that are good. */
     if (parse_unfinished(name, uploaded_suffix, &writer)) (void)visit_unfinished(dir, name, writer);
@@ -326,7 +326,7 @@ bool state_dir_stat(const struct state_dir *dir, uint64_t id, bool bad,
                     struct state_dir_file *out) {
     char name[NAME_BYTES];
     struct stat st;
-    name_of(id, bad ? "bad" : "state", name);
+    format_file_name(id, bad ? "bad" : "state", name);
     if (fstatat(dir->fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return false;
     *out = file_of(&st);
     return true;
@@ -338,14 +338,14 @@ int state_dir_read_head(struct state_dir *dir, uint64_t id, struct state_dir_fil
                         struct state_head *head, struct fault *fault) {
     char name[NAME_BYTES], bytes[STATE_HEAD_BYTES];
     struct stat st;
-    name_of(id, "state", name);
-    int fd = open_regular(dir, name, O_RDONLY, &st);
+    format_file_name(id, "state", name);
+    int fd = open_state_file(dir, name, O_RDONLY, &st);
     if (fd < 0) return fault_set(fault, ERR_IO, name, "%s", strerror(errno));
     *out = file_of(&st);
     int rc = 0;
     if ((size_t)st.st_size < sizeof bytes)
         rc = fault_set(fault, ERR_MALFORMED, name, "torn: shorter than its head");
-    else if (read_all(dir, fd, bytes, sizeof bytes) != 0)
+    else if (read_fully(dir, fd, bytes, sizeof bytes) != 0)
         rc = fault_set(fault, ERR_IO, name, "cannot be read");
     else
         rc = state_parse_head(bytes, sizeof bytes, head, fault);
@@ -359,13 +359,13 @@ int state_dir_read_head(struct state_dir *dir, uint64_t id, struct state_dir_fil
 
 /* Checks, before memory is allocated for a file, that the file is as long as its head says, and
  * that a file with this head can be so long. Reads the head and seeks back to the beginning. */
-static int check_size(struct state_dir *dir, int fd, const char *name, size_t size,
-                      struct fault *fault) {
+static int check_head_size(struct state_dir *dir, int fd, const char *name, size_t size,
+                           struct fault *fault) {
     char bytes[STATE_HEAD_BYTES];
     struct state_head head;
     if (size < sizeof bytes + STATE_SEAL_BYTES)
         return fault_set(fault, ERR_MALFORMED, name, "torn: it has only %zu bytes", size);
-    if (read_all(dir, fd, bytes, sizeof bytes) != 0 || lseek(fd, 0, SEEK_SET) != 0)
+    if (read_fully(dir, fd, bytes, sizeof bytes) != 0 || lseek(fd, 0, SEEK_SET) != 0)
         return fault_set(fault, ERR_IO, name, "cannot be read");
     int rc = state_parse_head(bytes, sizeof bytes, &head, fault);
     if (rc != 0) return rc;
@@ -379,8 +379,8 @@ static int check_size(struct state_dir *dir, int fd, const char *name, size_t si
 bool state_dir_touch(const struct state_dir *dir, uint64_t id, struct state_dir_file *out) {
     char name[NAME_BYTES];
     struct stat st;
-    name_of(id, "state", name);
-    int fd = open_regular(dir, name, O_RDONLY, &st);
+    format_file_name(id, "state", name);
+    int fd = open_state_file(dir, name, O_RDONLY, &st);
     if (fd < 0) return false;
     bool touched = futimens(fd, NULL) == 0 && fstat(fd, &st) == 0;
     if (touched) *out = file_of(&st);
@@ -392,18 +392,18 @@ int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state
                    struct state_dir_file *taken, struct fault *fault) {
     char name[NAME_BYTES];
     struct stat st;
-    name_of(id, "state", name);
-    int fd = open_regular(dir, name, O_RDONLY, &st), rc = 0;
+    format_file_name(id, "state", name);
+    int fd = open_state_file(dir, name, O_RDONLY, &st), rc = 0;
     if (fd < 0)
         return fault_set(fault, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, name, "%s",
                          strerror(errno));
     size_t size = (size_t)st.st_size;
-    rc = check_size(dir, fd, name, size, fault);
+    rc = check_head_size(dir, fd, name, size, fault);
     if (rc == 0) {
         *data = mem_try_alloc(size, 1);
         if (!*data)
             rc = fault_set(fault, ERR_NOMEM, name, "no memory for its %zu bytes", size);
-        else if (read_all(dir, fd, *data, size) != 0)
+        else if (read_fully(dir, fd, *data, size) != 0)
             rc = fault_set(fault, ERR_IO, name, "cannot be read");
     }
     (void)futimens(fd, NULL); /* a failure affects only the order of deletion */
@@ -430,7 +430,7 @@ static int write_temporary(struct state_dir *dir, const char *name, const char *
 
 int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size) {
     char name[NAME_BYTES], temporary[NAME_BYTES];
-    name_of(id, "state", name);
+    format_file_name(id, "state", name);
     temporary_of(dir, id, temporary);
     state_seal(data, size, dir->key);
     bool copy = faccessat(dir->fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0; /* written before */
@@ -455,7 +455,7 @@ int state_dir_create(const struct state_dir *dir, uint64_t number) {
 
 int state_dir_append(struct state_dir *dir, int fd, const char *data, size_t size,
                      size_t *unsynced) {
-    if (write_piece(fd, data, size) != 0) return ERR_IO;
+    if (write_fully(fd, data, size) != 0) return ERR_IO;
     *unsynced += size;
     if (*unsynced < SYNC_BYTES) return 0;
     *unsynced = 0;
@@ -465,7 +465,7 @@ int state_dir_append(struct state_dir *dir, int fd, const char *data, size_t siz
 
 int state_dir_adopt(struct state_dir *dir, uint64_t number, uint64_t id, struct fault *fault) {
     char name[NAME_BYTES], temporary[NAME_BYTES];
-    name_of(id, "state", name);
+    format_file_name(id, "state", name);
     upload_of(dir, number, temporary);
     if (renameat(dir->fd, temporary, dir->fd, name) == 0 && fsync(dir->fd) == 0) return 0;
     fault_set(fault, ERR_IO, "state", "cannot be written: %s", strerror(errno));
@@ -482,8 +482,8 @@ void state_dir_discard(const struct state_dir *dir, uint64_t number) {
 int state_dir_open_file(const struct state_dir *dir, uint64_t id, uint64_t *bytes) {
     char name[NAME_BYTES];
     struct stat st = {0};
-    name_of(id, "state", name);
-    int fd = open_regular(dir, name, O_RDONLY, &st);
+    format_file_name(id, "state", name);
+    int fd = open_state_file(dir, name, O_RDONLY, &st);
     *bytes = (uint64_t)st.st_size;
     return fd;
 }
@@ -492,8 +492,8 @@ int state_dir_open_file(const struct state_dir *dir, uint64_t id, uint64_t *byte
 
 bool state_dir_put_aside(const struct state_dir *dir, uint64_t id, const char *why) {
     char name[NAME_BYTES], bad[NAME_BYTES];
-    name_of(id, "state", name);
-    name_of(id, "bad", bad);
+    format_file_name(id, "state", name);
+    format_file_name(id, "bad", bad);
     log_error("state file %s refused: %s; kept as %s", name, why, bad);
     if (renameat(dir->fd, name, dir->fd, bad) == 0) return true;
     log_warn("state file %s cannot be renamed: %s", name, strerror(errno));
@@ -502,12 +502,12 @@ bool state_dir_put_aside(const struct state_dir *dir, uint64_t id, const char *w
 
 void state_dir_delete(const struct state_dir *dir, uint64_t id, bool bad) {
     char name[NAME_BYTES];
-    name_of(id, bad ? "bad" : "state", name);
+    format_file_name(id, bad ? "bad" : "state", name);
     if (unlinkat(dir->fd, name, 0) == 0 || errno == ENOENT) return;
     int why = errno;
     struct stat st;
     /* A directory without permission may have files that can be written. */
-    int fd = open_regular(dir, name, O_WRONLY, &st);
+    int fd = open_state_file(dir, name, O_WRONLY, &st);
     bool emptied = fd >= 0 && st.st_nlink == 1 && ftruncate(fd, 0) == 0; /* links are others' */
     log_warn("state file %s cannot be deleted: %s; %s", name, strerror(why),
              emptied ? "it was emptied" : "it stays");

@@ -18,7 +18,7 @@
 
 enum { NAME_BYTES = 17, REMOVE_SECONDS = 10 * STATE_LEASE_SECONDS };
 
-static void name_of(uint64_t number, char name[NAME_BYTES]) {
+static void format_lease_name(uint64_t number, char name[NAME_BYTES]) {
     snprintf(name, NAME_BYTES, "%016llx", (unsigned long long)number);
 }
 
@@ -26,7 +26,7 @@ static int cannot(struct fault *fault, const char *what) {
     return fault_set(fault, ERR_IO, "state-dir", "%s: %s", what, strerror(errno));
 }
 
-static uint64_t random_number(void) {
+static uint64_t random_lease_number(void) {
     uint64_t number;
     do CHECK(getrandom(&number, sizeof number, 0) == (ssize_t)sizeof number);
     while (number == 0);
@@ -35,7 +35,7 @@ static uint64_t random_number(void) {
 
 static bool make_file(struct state_lease *lease) {
     char name[NAME_BYTES];
-    name_of(lease->number, name);
+    format_lease_name(lease->number, name);
     if (lease->file >= 0) close(lease->file);
     lease->file =
         openat(lease->folder, name, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, (mode_t)0600);
@@ -58,17 +58,17 @@ static bool stamp(struct state_lease *lease) {
     return true;
 }
 
-static bool parse_name(const char *name, uint64_t *number) {
+static bool parse_lease_name(const char *name, uint64_t *number) {
     char again[NAME_BYTES];
     *number = strtoull(name, NULL, 16);
-    name_of(*number, again);
+    format_lease_name(*number, again);
     return strcmp(name, again) == 0;
 }
 
-static void look_at(struct state_lease *lease, const char *name) {
+static void examine_lease(struct state_lease *lease, const char *name) {
     struct stat st;
     uint64_t number;
-    if (!parse_name(name, &number) || number == lease->number) return;
+    if (!parse_lease_name(name, &number) || number == lease->number) return;
     if (fstatat(lease->folder, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return;
     if (!is_within(lease, &st, REMOVE_SECONDS))
         unlinkat(lease->folder, name, 0);
@@ -76,7 +76,7 @@ static void look_at(struct state_lease *lease, const char *name) {
         lease->count += is_within(lease, &st, STATE_LEASE_SECONDS);
 }
 
-static bool look_at_others(struct state_lease *lease) {
+static bool examine_other_leases(struct state_lease *lease) {
     int fd = openat(lease->folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *list = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
@@ -85,25 +85,25 @@ static bool look_at_others(struct state_lease *lease) {
         return false;
     }
     lease->count = 0;
-    while ((entry = readdir(list)) != NULL) look_at(lease, entry->d_name);
+    while ((entry = readdir(list)) != NULL) examine_lease(lease, entry->d_name);
     closedir(list);
     return true;
 }
 
 int state_lease_open(struct state_lease *lease, int dir, struct fault *fault) {
-    *lease = (struct state_lease){.number = random_number(), .folder = -1, .file = -1};
+    *lease = (struct state_lease){.number = random_lease_number(), .folder = -1, .file = -1};
     if (mkdirat(dir, "daemons", 0700) != 0 && errno != EEXIST)
         return cannot(fault, "its folder of leases cannot be made");
     lease->folder = openat(dir, "daemons", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (lease->folder < 0) return cannot(fault, "its folder of leases cannot be opened");
-    if (!make_file(lease) || !stamp(lease) || !look_at_others(lease))
+    if (!make_file(lease) || !stamp(lease) || !examine_other_leases(lease))
         return cannot(fault, "its lease cannot be made");
     return 0;
 }
 
 void state_lease_close(struct state_lease *lease) {
     char name[NAME_BYTES];
-    name_of(lease->number, name);
+    format_lease_name(lease->number, name);
     if (lease->file >= 0) {
         unlinkat(lease->folder, name, 0);
         close(lease->file);
@@ -114,7 +114,7 @@ void state_lease_close(struct state_lease *lease) {
 
 void state_lease_renew(struct state_lease *lease) {
     bool renewed = stamp(lease) || (make_file(lease) && stamp(lease));
-    if (!renewed || !look_at_others(lease))
+    if (!renewed || !examine_other_leases(lease))
         log_warn("the lease of the state directory cannot be renewed: %s", strerror(errno));
 }
 
@@ -130,7 +130,7 @@ void state_lease_keep(struct state_lease *lease) {
 bool state_lease_lives(const struct state_lease *lease, uint64_t number) {
     char name[NAME_BYTES];
     struct stat st;
-    name_of(number, name);
+    format_lease_name(number, name);
     if (number == lease->number) return true;
     return fstatat(lease->folder, name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
            is_within(lease, &st, STATE_LEASE_SECONDS);

@@ -87,7 +87,7 @@ static bool is_settled(const struct store *store) {
 }
 
 /* The lock is held. */
-static void leave_directory(struct directory *d, const struct store *store) {
+static void detach_store(struct directory *d, const struct store *store) {
     int at = 0;
     for (struct store_file *file = d->index.oldest; file; file = file->newer)
         if (file->owner == store) file->owner = NULL;
@@ -101,7 +101,7 @@ void store_close(struct store *store) {
     struct directory *d = store->directory;
     pthread_mutex_lock(&d->lock);
     while (!is_settled(store)) pthread_cond_wait(&d->settled, &d->lock);
-    leave_directory(d, store);
+    detach_store(d, store);
     bool last = d->store_count == 0;
     pthread_mutex_unlock(&d->lock);
     mem_free(store->write.data);
@@ -160,7 +160,7 @@ static void run_write(struct store *store) {
 
 /* Reservations rely on the most members that the policy keeps, so a file with more is refused.
  * Entries need no check: a request that continues with more entries reserves more pages. */
-static int check_members(const struct state_view *view, struct fault *fault) {
+static int check_member_count(const struct state_view *view, struct fault *fault) {
     const struct kv_params *kv = &view->head.kv;
     int32_t most = kern_members_max(&kv->rule, kv->budget);
     if (view->report.members <= most) return 0;
@@ -170,14 +170,15 @@ static int check_members(const struct state_view *view, struct fault *fault) {
 
 /* Reads a whole file and checks that it belongs to this model and that the backend can import it.
  */
-static int read_file(struct directory *d, uint64_t id, char **data, struct state_view *view,
-                     struct state_dir_file *taken, struct fault *fault) {
+static int read_checked_state(struct directory *d, uint64_t id, char **data,
+                              struct state_view *view, struct state_dir_file *taken,
+                              struct fault *fault) {
     int rc = state_dir_read(&d->dir, id, data, view, taken, fault);
     if (rc != 0) return rc;
     if (!state_is_ours(&view->head, &d->options.identity))
         return fault_set(fault, ERR_INVALID, "state-dir", "it belongs to another model or gates");
     if (d->options.check) rc = d->options.check(d->options.backend, view, fault);
-    return rc == 0 ? check_members(view, fault) : rc;
+    return rc == 0 ? check_member_count(view, fault) : rc;
 }
 
 static bool is_refusal(int rc) {
@@ -198,7 +199,7 @@ static void refuse_file(struct directory *d, uint64_t id, const struct fault *fa
 
 /* Handles a file that stays in place: it may be good but not usable by this process, or it could
  * not be read this time. */
-static void leave_file(struct store *store, uint64_t id, const struct fault *fault) {
+static void report_unusable_file(struct store *store, uint64_t id, const struct fault *fault) {
     log_warn("state file of conversation=%016llx: %s", (unsigned long long)id, fault->text);
     if (fault->code == ERR_UNSUPPORTED || fault->code == ERR_LIMIT) store_ignore(store, id);
 }
@@ -219,11 +220,11 @@ static void run_read(struct store *store) {
     struct state_view view = {0};
     struct state_dir_file taken = {0};
     struct fault fault = {0};
-    int rc = read_file(d, id, &data, &view, &taken, &fault);
+    int rc = read_checked_state(d, id, &data, &view, &taken, &fault);
     if (is_refusal(rc))
         refuse_file(d, id, &fault);
     else if (rc != 0)
-        leave_file(store, id, &fault);
+        report_unusable_file(store, id, &fault);
     pthread_mutex_lock(&d->lock);
     if (rc == 0 && store->read.removed) rc = ERR_NOTFOUND;
     if (rc != 0) {
@@ -266,7 +267,7 @@ static struct store *next_store(struct directory *d, bool (*wants)(const struct 
 }
 
 /* Runs one read or write for the store. The lock is held; it is released during the work. */
-static void serve(struct store *store, void (*run)(struct store *)) {
+static void run_unlocked(struct store *store, void (*run)(struct store *)) {
     struct directory *d = store->directory;
     d->serving = store;
     pthread_mutex_unlock(&d->lock);
@@ -328,7 +329,7 @@ static void run_adoption(struct directory *d, struct store_adoption *adoption) {
 
 /* Wakes every replica: jobs may wait for the listing. The owners close no store while it is served,
  * so the list of stores is copied under the lock, and `waking` stands for all. */
-static void wake_all(struct directory *d) {
+static void wake_stores(struct directory *d) {
     struct store *stores[STORES_MAX];
     pthread_mutex_lock(&d->lock);
     int count = d->store_count;
@@ -364,20 +365,20 @@ static bool run_one(struct directory *d) {
         d->adoptions = adoption->next;
         pthread_mutex_unlock(&d->lock);
         run_adoption(d, adoption);
-        wake_all(d); /* a job may wait for just this conversation */
+        wake_stores(d); /* a job may wait for just this conversation */
         pthread_mutex_lock(&d->lock);
     } else if (d->list_wanted) {
         d->list_wanted = false;
         pthread_mutex_unlock(&d->lock);
-        store_look(d);
-        wake_all(d);
+        store_refresh(d);
+        wake_stores(d);
         pthread_mutex_lock(&d->lock);
     } else if ((store = next_store(d, wants_read)) != NULL) {
         store->read.state = READ_RUNNING;
-        serve(store, run_read);
+        run_unlocked(store, run_read);
     } else if ((store = next_store(d, wants_write)) != NULL) {
         store->write.state = WRITE_RUNNING;
-        serve(store, run_write);
+        run_unlocked(store, run_write);
     } else {
         return false;
     }

@@ -45,7 +45,7 @@ static void link_newest(struct store_index *index, struct store_file *file) {
     index->newest = file;
 }
 
-static struct store_holder **find_holder(struct store_index *index, uint64_t client) {
+static struct store_holder **find_file_holder(struct store_index *index, uint64_t client) {
     struct store_holder **link = &index->holders[client % STORE_HOLDER_BUCKETS];
     while (*link && (*link)->client != client) link = &(*link)->next;
     return link;
@@ -53,7 +53,7 @@ static struct store_holder **find_holder(struct store_index *index, uint64_t cli
 
 /* False: no memory. */
 static bool join_file_holder(struct store_index *index, struct store_file *file) {
-    struct store_holder **link = find_holder(index, file->head.client);
+    struct store_holder **link = find_file_holder(index, file->head.client);
     if (!*link) {
         *link = mem_try_alloc(1, sizeof **link);
         if (!*link) return false;
@@ -65,11 +65,11 @@ static bool join_file_holder(struct store_index *index, struct store_file *file)
     return true;
 }
 
-static void leave_file_holder(struct store_index *index, const struct store_file *file) {
+static void release_file_holder(struct store_index *index, const struct store_file *file) {
     struct store_holder *holder = file->holder;
     holder->bytes -= file->bytes;
     if (--holder->files > 0) return;
-    *find_holder(index, holder->client) = holder->next;
+    *find_file_holder(index, holder->client) = holder->next;
     mem_free(holder);
 }
 
@@ -81,7 +81,7 @@ void store_index_drop(struct store_index *index, struct store_file *file) {
     while (*link != file) link = &(*link)->next_of_prompt;
     *link = file->next_of_prompt;
     unlink_age(index, file);
-    leave_file_holder(index, file);
+    release_file_holder(index, file);
     index->count--;
     index->changes++;
     index->bytes -= file->bytes;

@@ -98,7 +98,7 @@ void store_adopt(struct directory *d, struct store_adoption *adoption);
 int store_scan(struct directory *d, struct fault *fault);
 /* Brings the index up to date with what other daemons wrote and deleted, and the directory within
  * its bytes. */
-void store_look(struct directory *d);
+void store_refresh(struct directory *d);
 /* Deletes files (store_index_first_to_go) until `count` more of `size` bytes fit. ERR_LIMIT: so
  * many bytes never fit. */
 int store_make_space(struct directory *d, int count, int64_t size);

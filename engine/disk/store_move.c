@@ -52,7 +52,7 @@ int store_upload_open(struct store *store, const uint8_t space[16], struct store
     return 0;
 }
 
-static int check_size(const struct store_upload *upload, struct fault *fault) {
+static int check_upload_size(const struct store_upload *upload, struct fault *fault) {
     int64_t most = upload_max(upload->directory), size = (int64_t)upload->head.file_size;
     if (size <= most) return 0;
     return fault_set(fault, ERR_LIMIT, "state",
@@ -62,7 +62,7 @@ static int check_size(const struct store_upload *upload, struct fault *fault) {
 
 /* Takes bytes from those that all uploads may have. Only bytes that have come count, so a slow
  * upload does not keep others away by what its head says. */
-static int count_bytes(struct store_upload *upload, size_t size, struct fault *fault) {
+static int charge_upload(struct store_upload *upload, size_t size, struct fault *fault) {
     struct directory *d = upload->directory;
     pthread_mutex_lock(&d->lock);
     bool fits = (int64_t)size <= upload_max(d) - d->uploading;
@@ -89,10 +89,10 @@ static int check_head(struct store_upload *upload, struct fault *fault) {
     if (head->file_size < STATE_HEAD_BYTES + STATE_SEAL_BYTES ||
         head->file_size > state_size_limit(head, upload->directory->options.state_bytes))
         return fault_set(fault, ERR_MALFORMED, "state", "longer than its conversation can be");
-    return check_size(upload, fault);
+    return check_upload_size(upload, fault);
 }
 
-static int take_head(struct store_upload *upload, struct fault *fault) {
+static int begin_upload_file(struct store_upload *upload, struct fault *fault) {
     int rc = check_head(upload, fault);
     if (rc != 0) return rc;
     upload->fd = state_dir_create(&upload->directory->dir, upload->number);
@@ -109,20 +109,20 @@ static int write_bytes(struct store_upload *upload, const char *data, size_t siz
 }
 
 /* Hashes the bytes before the seal, and remembers those of the seal. */
-static void look_at(struct store_upload *upload, const char *data, size_t size) {
+static void hash_upload(struct store_upload *upload, const char *data, size_t size) {
     uint64_t sealed = upload->head.file_size - STATE_SEAL_BYTES, at = upload->seen;
     size_t hashed = at >= sealed ? 0 : sealed - at < size ? (size_t)(sealed - at) : size;
     sha256_add(&upload->hash, data, hashed);
     if (hashed < size) memcpy(upload->seal + (at + hashed - sealed), data + hashed, size - hashed);
 }
 
-static int add_content(struct store_upload *upload, const char *data, size_t size,
-                       struct fault *fault) {
+static int add_upload_content(struct store_upload *upload, const char *data, size_t size,
+                              struct fault *fault) {
     if (size > upload->head.file_size - upload->seen)
         return fault_set(fault, ERR_MALFORMED, "state", "longer than its head says");
-    int rc = count_bytes(upload, size, fault);
+    int rc = charge_upload(upload, size, fault);
     if (rc != 0) return rc;
-    look_at(upload, data, size);
+    hash_upload(upload, data, size);
     upload->seen += size;
     return write_bytes(upload, data, size, fault);
 }
@@ -135,14 +135,14 @@ int store_upload_add(struct store_upload *upload, const char *data, size_t size,
         memcpy(upload->head_bytes + upload->seen, data, part);
         upload->seen += part;
         if (upload->seen < STATE_HEAD_BYTES) return 0;
-        int rc = take_head(upload, fault);
+        int rc = begin_upload_file(upload, fault);
         upload->seen = 0;
-        if (rc == 0) rc = add_content(upload, upload->head_bytes, STATE_HEAD_BYTES, fault);
+        if (rc == 0) rc = add_upload_content(upload, upload->head_bytes, STATE_HEAD_BYTES, fault);
         if (rc != 0) return rc;
         data += part;
         size -= part;
     }
-    return size > 0 ? add_content(upload, data, size, fault) : 0;
+    return size > 0 ? add_upload_content(upload, data, size, fault) : 0;
 }
 
 int store_upload_end(struct store_upload *upload, struct store_row *row, struct fault *fault) {

@@ -141,7 +141,7 @@ static void list_again(struct directory *d, int64_t changed_ns) {
     pthread_mutex_unlock(&d->lock);
 }
 
-static void refresh(struct directory *d) {
+static void refresh_index(struct directory *d) {
     int64_t begun_ns = clock_ns(), changed_ns = state_dir_changed_ns(&d->dir);
     if (changed_ns == 0 || changed_ns != d->listed_at_ns) list_again(d, changed_ns);
     atomic_fetch_add(&d->dir.progress, 1);
@@ -192,7 +192,7 @@ static bool was_used(struct directory *d, uint64_t id) {
 
 /* Returns the id of the file that must go before `count` more of `size` bytes fit; 0: they fit, or
  * there is nothing left to delete. */
-static uint64_t next_to_go(struct directory *d, int count, int64_t size, bool *bad) {
+static uint64_t next_to_delete(struct directory *d, int count, int64_t size, bool *bad) {
     pthread_mutex_lock(&d->lock);
     const struct store_file *first = store_index_first_to_go(&d->index, clock_unix_seconds());
     bool fits = d->index.bytes + d->unfinished <= d->options.bytes - size &&
@@ -216,19 +216,19 @@ static void delete_file(struct directory *d, uint64_t id, bool bad, const char *
 static void delete_until_fits(struct directory *d, int count, int64_t size) {
     uint64_t id;
     bool bad;
-    while ((id = next_to_go(d, count, size, &bad)) != 0)
+    while ((id = next_to_delete(d, count, size, &bad)) != 0)
         if (bad || !was_used(d, id)) delete_file(d, id, bad, "bytes");
 }
 
 int store_make_space(struct directory *d, int count, int64_t size) {
     if (size > d->options.bytes) return ERR_LIMIT;
-    if (store_is_shared(d)) refresh(d);
+    if (store_is_shared(d)) refresh_index(d);
     delete_until_fits(d, count, size);
     return 0;
 }
 
-void store_look(struct directory *d) {
-    refresh(d);
+void store_refresh(struct directory *d) {
+    refresh_index(d);
     delete_until_fits(d, 0, 0);
 }
 

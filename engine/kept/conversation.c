@@ -60,8 +60,8 @@ static void count(struct conversation_table *table, const struct conversation *c
 
 /* Returns the client's sums, or unused ones, where there are as many as conversations. NULL: the
  * client has none, and none are unused. */
-static struct conversation_holder *find_holder(const struct conversation_table *table,
-                                               const uint8_t client[16]) {
+static struct conversation_holder *find_client_holder(const struct conversation_table *table,
+                                                      const uint8_t client[16]) {
     struct conversation_holder *unused = NULL;
     for (int i = 0; i < table->capacity; i++) {
         struct conversation_holder *holder = &table->holders[i];
@@ -74,7 +74,7 @@ static struct conversation_holder *find_holder(const struct conversation_table *
 }
 
 static void join_holder(const struct conversation_table *table, struct conversation *conv) {
-    struct conversation_holder *holder = find_holder(table, conv->client);
+    struct conversation_holder *holder = find_client_holder(table, conv->client);
     memcpy(holder->client, conv->client, sizeof holder->client);
     conv->holder = (int)(holder - table->holders);
 }
@@ -95,7 +95,8 @@ struct conversation *conversation_add(struct conversation_table *table,
     return to;
 }
 
-struct conversation conversation_take(struct conversation_table *table, struct conversation *conv) {
+struct conversation conversation_remove(struct conversation_table *table,
+                                        struct conversation *conv) {
     CHECK(conv->id != 0);
     struct conversation taken = *conv;
     count(table, conv, -1);
@@ -149,8 +150,8 @@ static double held_by_client(const struct conversation_table *table,
     return shortage == CONVERSATION_PLACES ? holder->count : (double)holder->pages;
 }
 
-static bool goes_before(const struct conversation_table *table, const struct conversation *a,
-                        const struct conversation *b, enum conversation_shortage shortage) {
+static bool is_removed_before(const struct conversation_table *table, const struct conversation *a,
+                              const struct conversation *b, enum conversation_shortage shortage) {
     if (a->pinned != b->pinned) return b->pinned;
     bool old = conversation_superseded(a);
     if (old != conversation_superseded(b)) return old;
@@ -173,13 +174,13 @@ struct conversation *conversation_next_victim(struct conversation_table *table,
         struct conversation *conv = &table->all[i];
         if (conv == except) continue;
         if (!is_of(conv, client) || (conv->pinned && !pinned)) continue;
-        if (!next || goes_before(table, conv, next, shortage)) next = conv;
+        if (!next || is_removed_before(table, conv, next, shortage)) next = conv;
     }
     return next;
 }
 
 int64_t conversation_pages_of(const struct conversation_table *table, const uint8_t client[16]) {
-    const struct conversation_holder *holder = find_holder(table, client);
+    const struct conversation_holder *holder = find_client_holder(table, client);
     return holder ? holder->pages : 0;
 }
 

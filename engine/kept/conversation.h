@@ -168,7 +168,8 @@ struct conversation *conversation_add(struct conversation_table *table,
                                       const struct conversation *conv, int64_t now_ns);
 
 /* Takes a conversation out: the caller then owns tokens and slot. */
-struct conversation conversation_take(struct conversation_table *table, struct conversation *conv);
+struct conversation conversation_remove(struct conversation_table *table,
+                                        struct conversation *conv);
 
 /* Marks the conversation as used last. */
 void conversation_touch(struct conversation_table *table, struct conversation *conv, uint64_t hint,

@@ -32,7 +32,7 @@ void keeper_close(struct keeper *keeper) {
 
 /* ---- Slots ---- */
 
-int32_t keeper_take_slot(struct keeper *keeper) {
+int32_t keeper_alloc_slot(struct keeper *keeper) {
     CHECK(keeper->free_slot_count > 0); /* there are as many as sequences and conversations */
     return keeper->free_slots[--keeper->free_slot_count];
 }
@@ -49,7 +49,7 @@ void keeper_release_slot(struct keeper *keeper, int32_t slot) {
 
 void keeper_drop(struct keeper *keeper, struct conversation *conv, const char *why) {
     keeper_cancel_copies(keeper, conv);
-    struct conversation gone = conversation_take(&keeper->table, conv);
+    struct conversation gone = conversation_remove(&keeper->table, conv);
     log_debug("conversation=%016llx gone reason=%s tokens=%d pages=%lld",
               (unsigned long long)gone.id, why, gone.token_count, (long long)gone.pages);
     keeper_release_slot(keeper, gone.slot);
@@ -210,7 +210,7 @@ int keeper_fork(struct keeper *keeper, const struct conversation_match *match, u
     struct kern *kern = keeper->options.kern;
     struct conversation *conv = match->conv;
     CHECK(!conv->arriving);
-    *slot = keeper_take_slot(keeper);
+    *slot = keeper_alloc_slot(keeper);
     conversation_touch(&keeper->table, conv, match->from == conv->id ? hint : conv->hint,
                        clock_ns());
     if (conv->checkpoint) conversation_followed(&keeper->table, conv);
@@ -222,7 +222,7 @@ int keeper_fork(struct keeper *keeper, const struct conversation_match *match, u
 int32_t keeper_consume(struct keeper *keeper, struct conversation *conv) {
     CHECK(!conv->arriving);
     keeper_cancel_copies(keeper, conv);
-    struct conversation taken = conversation_take(&keeper->table, conv);
+    struct conversation taken = conversation_remove(&keeper->table, conv);
     mem_free(taken.tokens);
     drop_own_checkpoint(keeper, &taken);
     return taken.slot;
@@ -241,7 +241,7 @@ void keeper_measure(const struct keeper *keeper, const struct kern_report *repor
 
 /* Several turns continued this conversation: it stays, and its file stays when one of those turns
  * is on disk. */
-static void keep_file(struct keeper *keeper, uint64_t id) {
+static void unmark_replaced(struct keeper *keeper, uint64_t id) {
     struct conversation_table *table = &keeper->table;
     for (int i = 0; i < table->capacity; i++)
         if (table->all[i].replaces == id) table->all[i].replaces = 0;
@@ -261,7 +261,7 @@ static uint64_t supersede(struct keeper *keeper, uint64_t origin, uint64_t origi
     drop_own_checkpoint(keeper, from);
     conversation_followed(table, from);
     if (!conversation_superseded(from)) {
-        keep_file(keeper, from->id);
+        unmark_replaced(keeper, from->id);
         return 0;
     }
     if (from->saved == CONVERSATION_UNSAVED) keeper_cancel_copies(keeper, from);
@@ -400,7 +400,7 @@ int keeper_delete(struct keeper *keeper, uint64_t id) {
 
 /* The turn that an expired one continued is the last of its dialogue again, with the file that it
  * may have. */
-static void expire(struct keeper *keeper, const struct conversation *conv) {
+static void expire_conversation(struct keeper *keeper, const struct conversation *conv) {
     struct conversation *before = conversation_by_id(&keeper->table, conv->origin);
     (void)remove_from_disk(keeper, conv->id);
     if (keeper->export.head.id == conv->id) keeper->export.replaces = 0;
@@ -414,6 +414,6 @@ void keeper_expire(struct keeper *keeper, int64_t now_ns) {
     while ((conv = conversation_expired(&keeper->table, now_ns)) != NULL) {
         log_debug("conversation=%016llx gone reason=expired", (unsigned long long)conv->id);
         keeper->counters->conversations_expired++;
-        expire(keeper, conv);
+        expire_conversation(keeper, conv);
     }
 }

@@ -107,7 +107,7 @@ static inline void keeper_note_change(struct keeper *keeper) {
 
 /* ---- Slots and pages ---- */
 
-int32_t keeper_take_slot(struct keeper *keeper);
+int32_t keeper_alloc_slot(struct keeper *keeper);
 void keeper_release_slot(struct keeper *keeper, int32_t slot);
 
 /* Returns the memory of a conversation in pages, of which its list of tokens takes some. */

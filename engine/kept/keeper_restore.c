@@ -66,7 +66,7 @@ static bool add_arriving(struct keeper *keeper, const struct keeper_claim *claim
                                 .tokens = tokens,
                                 .token_count = head->token_count,
                                 .prompt_end = head->prompt_end,
-                                .slot = keeper_take_slot(keeper),
+                                .slot = keeper_alloc_slot(keeper),
                                 .evicted_at = head->evicted_at,
                                 .exact = head->fresh,
                                 .saved = CONVERSATION_SAVED,

@@ -35,15 +35,15 @@ static void cancel_export(struct keeper *keeper) {
     note_save_change(keeper);
 }
 
-static void note_failure(struct keeper *keeper, struct conversation *conv, const char *why) {
+static void note_failed_save(struct keeper *keeper, struct conversation *conv, const char *why) {
     log_warn("conversation=%016llx cannot be written: %s", (unsigned long long)conv->id, why);
     conv->saved = CONVERSATION_FAILED;
     keeper->counters->state_failed++;
     note_save_change(keeper);
 }
 
-static void fill_head(const struct keeper *keeper, const struct conversation *conv,
-                      struct state_head *head) {
+static void fill_state_head(const struct keeper *keeper, const struct conversation *conv,
+                            struct state_head *head) {
     *head = (struct state_head){.identity = *store_identity(keeper->options.store),
                                 .id = conv->id,
                                 .hint = conv->hint,
@@ -78,7 +78,7 @@ static size_t measure_blocks(struct keeper *keeper, const struct conversation *c
 uint64_t keeper_name(const struct keeper *keeper, const struct conversation *conv) {
     struct state_head head;
     if (!keeper->options.store || !state_holds(&conv->kv)) return 0;
-    fill_head(keeper, conv, &head);
+    fill_state_head(keeper, conv, &head);
     return state_name(&head);
 }
 
@@ -118,9 +118,9 @@ static void begin_export(struct keeper *keeper, struct conversation *conv) {
         bytes > 0 ? state_file_size(conv->token_count, keeper_block_count(keeper), bytes) : 0;
     char *data = size > 0 ? mem_try_alloc(size, 1) : NULL;
     if (!data) {
-        note_failure(keeper, conv, "no memory for the copy, or the backend failed");
+        note_failed_save(keeper, conv, "no memory for the copy, or the backend failed");
     } else {
-        fill_head(keeper, conv, &export->head);
+        fill_state_head(keeper, conv, &export->head);
         export->head.file_size = size;
         export->at = state_write_head(&export->head, conv->tokens, sizes, data);
         export->size = size;
@@ -145,7 +145,7 @@ static void continue_export(struct keeper *keeper, size_t most) {
         int rc =
             kern->ops->snapshot_export(kern, conv->slot, export->block, export->data + export->at);
         if (rc != 0) {
-            note_failure(keeper, conv, err_text(rc));
+            note_failed_save(keeper, conv, err_text(rc));
             cancel_export(keeper);
             return;
         }

@@ -59,8 +59,8 @@ static int open_tokens(struct constraint_table *table) {
 }
 
 /* Finds a constraint and counts one user more. The caller has the lock. */
-static struct engine_constraint *find(struct constraint_table *table,
-                                      const uint8_t key[SHA256_BYTES]) {
+static struct engine_constraint *find_compiled(struct constraint_table *table,
+                                               const uint8_t key[SHA256_BYTES]) {
     for (struct engine_constraint **at = &table->first; *at != NULL; at = &(*at)->next) {
         struct engine_constraint *found = *at;
         if (memcmp(found->key, key, SHA256_BYTES) != 0) continue;
@@ -73,7 +73,7 @@ static struct engine_constraint *find(struct constraint_table *table,
     return NULL;
 }
 
-static int make_key(const struct constrain_part *part, uint8_t key[SHA256_BYTES]) {
+static int digest_language(const struct constrain_part *part, uint8_t key[SHA256_BYTES]) {
     struct buf text;
     buf_open(&text, CONSTRAINT_TEXT_BYTES);
     constrain_part_write(part, &text);
@@ -87,7 +87,7 @@ static int make_key(const struct constrain_part *part, uint8_t key[SHA256_BYTES]
 static struct engine_constraint *add(struct constraint_table *table, const uint8_t *key,
                                      struct constrain *language) {
     pthread_mutex_lock(&table->lock);
-    struct engine_constraint *c = find(table, key);
+    struct engine_constraint *c = find_compiled(table, key);
     if (c != NULL) {
         constrain_close(language);
     } else if ((c = mem_try_alloc(1, sizeof *c)) != NULL) {
@@ -103,7 +103,7 @@ static struct engine_constraint *add(struct constraint_table *table, const uint8
 }
 
 /* Drops the constraint without users that was used least recently. The caller has the lock. */
-static void drop_oldest(struct constraint_table *table) {
+static void drop_unused_language(struct constraint_table *table) {
     struct engine_constraint **oldest = NULL;
     for (struct engine_constraint **at = &table->first; *at != NULL; at = &(*at)->next)
         if ((*at)->users == 0) oldest = at;
@@ -115,8 +115,8 @@ static void drop_oldest(struct constraint_table *table) {
 }
 
 /* Compiles a language. Constraints without users are dropped when it finds no room. */
-static int compile(struct constraint_table *table, const struct constrain_part *part,
-                   struct constrain **language, struct fault *fault) {
+static int compile_language(struct constraint_table *table, const struct constrain_part *part,
+                            struct constrain **language, struct fault *fault) {
     int rc;
     bool dropped = true;
     while ((rc = constrain_open(part, table->tokens, &table->budget, language, fault)) ==
@@ -124,7 +124,7 @@ static int compile(struct constraint_table *table, const struct constrain_part *
            dropped) {
         pthread_mutex_lock(&table->lock);
         dropped = table->idle > 0;
-        if (dropped) drop_oldest(table);
+        if (dropped) drop_unused_language(table);
         pthread_mutex_unlock(&table->lock);
     }
     return rc;
@@ -142,7 +142,7 @@ static void *compile_apart(void *arg) {
     struct compilation *c = arg;
     /* Where it is not permitted, the thread works at the usual priority. */
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), CONSTRAINT_NICE);
-    c->rc = compile(c->table, c->part, &c->language, c->fault);
+    c->rc = compile_language(c->table, c->part, &c->language, c->fault);
     return NULL;
 }
 
@@ -153,7 +153,7 @@ static void compile_at_low_priority(struct compilation *c) {
     if (pthread_create(&thread, NULL, compile_apart, c) == 0)
         CHECK(pthread_join(thread, NULL) == 0);
     else
-        c->rc = compile(c->table, c->part, &c->language, c->fault);
+        c->rc = compile_language(c->table, c->part, &c->language, c->fault);
 }
 
 int constraint_open(struct constraint_table *table, const struct constrain_part *part,
@@ -161,10 +161,10 @@ int constraint_open(struct constraint_table *table, const struct constrain_part 
     struct compilation compilation = {.table = table, .part = part, .fault = fault};
     uint8_t key[SHA256_BYTES];
     *out = NULL;
-    int rc = make_key(part, key);
+    int rc = digest_language(part, key);
     pthread_mutex_lock(&table->lock);
     if (rc == 0) rc = open_tokens(table);
-    if (rc == 0) *out = find(table, key);
+    if (rc == 0) *out = find_compiled(table, key);
     bool wanted = rc == 0 && *out == NULL, busy = table->compiling >= CONSTRAINTS_AT_ONCE;
     if (wanted && !busy) table->compiling++;
     pthread_mutex_unlock(&table->lock);
@@ -184,13 +184,13 @@ void constraint_close(struct constraint_table *table, struct engine_constraint *
     if (constraint == NULL) return;
     pthread_mutex_lock(&table->lock);
     CHECK(constraint->users > 0);
-    if (--constraint->users == 0 && ++table->idle > CONSTRAINTS_KEPT) drop_oldest(table);
+    if (--constraint->users == 0 && ++table->idle > CONSTRAINTS_KEPT) drop_unused_language(table);
     pthread_mutex_unlock(&table->lock);
 }
 
 /* ---- One answer ---- */
 
-static struct constraint_table *table_of(const struct engine_request *request) {
+static struct constraint_table *languages_of(const struct engine_request *request) {
     return request->constraint->table;
 }
 
@@ -210,7 +210,7 @@ int32_t constraint_last_word(const struct engine_request *request,
 /* The prompt may have opened the reasoning, or closed it. */
 static enum constraint_phase first_phase(const struct engine_request *request) {
     if (request->think_begin < 0) return CONSTRAINT_ON;
-    const struct constrain_vocabulary *vocabulary = &table_of(request)->vocabulary;
+    const struct constrain_vocabulary *vocabulary = &languages_of(request)->vocabulary;
     int32_t last = constraint_last_word(request, vocabulary->token_bytes, vocabulary->arg);
     if (last == request->think_begin) return CONSTRAINT_THINKING;
     return last == request->think_end ? CONSTRAINT_AFTER : CONSTRAINT_BEGIN;
@@ -219,7 +219,7 @@ static enum constraint_phase first_phase(const struct engine_request *request) {
 int constraint_run_open(struct constraint_run *run, const struct engine_request *request) {
     *run = (struct constraint_run){0};
     if (request->constraint == NULL) return 0;
-    size_t words = constrain_mask_words(table_of(request)->vocabulary.size);
+    size_t words = constrain_mask_words(languages_of(request)->vocabulary.size);
     run->mask = mem_try_alloc(words, sizeof *run->mask);
     if (run->mask == NULL) return ERR_NOMEM;
     run->phase = first_phase(request);
@@ -228,13 +228,13 @@ int constraint_run_open(struct constraint_run *run, const struct engine_request 
 }
 
 void constraint_run_close(struct constraint_run *run, const struct engine_request *request) {
-    if (run->task != NULL) mask_task_drop(&table_of(request)->masks, run->task);
+    if (run->task != NULL) mask_task_drop(&languages_of(request)->masks, run->task);
     mem_free(run->mask);
     *run = (struct constraint_run){0};
 }
 
-static void allow(struct constraint_run *run, const struct constraint_table *table,
-                  const int32_t *ids, int count) {
+static void permit_tokens(struct constraint_run *run, const struct constraint_table *table,
+                          const int32_t *ids, int count) {
     for (int i = 0; i < count; i++)
         if (ids[i] >= 0 && ids[i] < table->vocabulary.size)
             run->mask[ids[i] / 32] |= 1u << (ids[i] % 32);
@@ -288,13 +288,13 @@ static void release_constraint(void *arg) {
 
 static int post_task(struct constraint_run *run, const struct engine_request *request,
                      const struct constraint_text *text) {
-    struct constraint_table *table = table_of(request);
+    struct constraint_table *table = languages_of(request);
     size_t words = text->last ? 0 : constrain_mask_words(table->vocabulary.size);
     struct mask_task *task =
         mask_task_open(&run->at, text->text + run->begin, text->size - run->begin, words);
     if (task == NULL) return ERR_NOMEM;
     pthread_mutex_lock(&table->lock);
-    task->release_arg = find(table, request->constraint->key); /* one user more */
+    task->release_arg = find_compiled(table, request->constraint->key); /* one user more */
     pthread_mutex_unlock(&table->lock);
     task->release = release_constraint;
     task->language = request->constraint->language;
@@ -309,8 +309,8 @@ static int post_task(struct constraint_run *run, const struct engine_request *re
 }
 
 /* Takes the result of the thread. */
-static int take_task(struct constraint_run *run, const struct engine_request *request,
-                     struct constrain_next *next) {
+static int collect_task(struct constraint_run *run, const struct engine_request *request,
+                        struct constrain_next *next) {
     struct mask_task *task = run->task;
     if (!mask_task_done(task)) return ERR_BUSY;
     int rc = task->rc;
@@ -319,8 +319,8 @@ static int take_task(struct constraint_run *run, const struct engine_request *re
     run->costly = task->slice > 2 * (uint64_t)MASK_SLICE_WORK; /* more than one slice */
     if (task->mask != NULL)
         memcpy(run->mask, task->mask,
-               constrain_mask_words(table_of(request)->vocabulary.size) * sizeof *run->mask);
-    mask_task_drop(&table_of(request)->masks, task);
+               constrain_mask_words(languages_of(request)->vocabulary.size) * sizeof *run->mask);
+    mask_task_drop(&languages_of(request)->masks, task);
     run->task = NULL;
     return rc;
 }
@@ -329,7 +329,7 @@ static int take_task(struct constraint_run *run, const struct engine_request *re
 static int find_next(struct constraint_run *run, const struct engine_request *request,
                      const struct constraint_text *text, struct constraint_work *work,
                      struct constrain_next *next) {
-    if (run->task != NULL) return take_task(run, request, next);
+    if (run->task != NULL) return collect_task(run, request, next);
     uint64_t most = run->costly ? CONSTRAINT_KNOWN_WORK : CONSTRAINT_ANSWER_WORK;
     struct constrain_effort effort = {.work = most < work->left ? most : work->left};
     int rc = constrain_next_within(request->constraint->language, &run->at, text->text + run->begin,
@@ -344,7 +344,7 @@ static int find_next(struct constraint_run *run, const struct engine_request *re
 
 int constraint_fill(struct constraint_run *run, const struct engine_request *request,
                     const struct constraint_text *text, struct constraint_work *work, bool *whole) {
-    const struct constraint_table *table = table_of(request);
+    const struct constraint_table *table = languages_of(request);
     struct constrain_next next = {0};
     int rc = find_next(run, request, text, work, &next);
     *whole = false;
@@ -352,11 +352,12 @@ int constraint_fill(struct constraint_run *run, const struct engine_request *req
     run->waits = false;
     *whole = run->grown && next.accepts && !next.continues;
     if (*whole || text->last) return 0;
-    if (run->phase == CONSTRAINT_BEGIN) allow(run, table, &request->think_begin, 1);
-    if (run->phase == CONSTRAINT_AFTER) allow(run, table, table->newlines, table->newline_count);
+    if (run->phase == CONSTRAINT_BEGIN) permit_tokens(run, table, &request->think_begin, 1);
+    if (run->phase == CONSTRAINT_AFTER)
+        permit_tokens(run, table, table->newlines, table->newline_count);
     forbid(run, table, text->ends, text->end_count); /* not before the text is whole */
     if (next.accepts && (!text->hold || is_empty(run, table)))
-        allow(run, table, text->ends, text->end_count);
+        permit_tokens(run, table, text->ends, text->end_count);
     return is_empty(run, table) ? ERR_INVALID : 0;
 }
 

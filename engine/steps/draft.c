@@ -63,7 +63,7 @@ static int32_t common_before(const struct draft *draft, const int32_t *tokens, i
 
 /* Returns the place at which the last draft's source goes on behind the text; -1: the text went on
  * otherwise. */
-static int32_t goes_on_at(const struct draft *draft, const int32_t *tokens, int32_t count) {
+static int32_t find_continuation(const struct draft *draft, const int32_t *tokens, int32_t count) {
     int32_t added = count - draft->begun;
     if (draft->from < 0 || added < 0) return -1;
     if (draft->from < draft->predicted_count && draft->from + added >= draft->predicted_count)
@@ -94,7 +94,7 @@ static int common_class(int32_t common) {
 /* Writes at most `most` tokens that followed the end of a text of `count` tokens elsewhere. */
 static int32_t find_followers(struct draft *draft, int32_t *tokens, int32_t count, int32_t most) {
     int32_t end = draft->predicted_count + count;
-    int32_t best = goes_on_at(draft, tokens, count), longest = 0;
+    int32_t best = find_continuation(draft, tokens, count), longest = 0;
     if (best >= 0) longest = common_before(draft, tokens, best, end);
     int32_t place = end < DRAFT_KEY ? 0 : draft->heads[key_chain(draft, tokens, end)];
     for (int i = 0; i < DRAFT_CHAIN && place > 0; i++, place = draft->older[place - 1]) {

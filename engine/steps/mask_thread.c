@@ -58,7 +58,7 @@ static void add_last(struct mask_thread *thread, struct mask_task *task) {
     thread->last = task;
 }
 
-static struct mask_task *take_first(struct mask_thread *thread) {
+static struct mask_task *pop_task(struct mask_thread *thread) {
     struct mask_task *task = thread->first;
     if (task != NULL) thread->first = task->next_task;
     return task;
@@ -73,7 +73,7 @@ static void work_on(struct mask_task *task) {
 }
 
 /* Gives a task its slice; called with the lock, which is free meanwhile. */
-static void serve(struct mask_thread *thread, struct mask_task *task) {
+static void run_slice(struct mask_thread *thread, struct mask_task *task) {
     struct mask_wake wake = {0};
     if (!task->dropped) {
         pthread_mutex_unlock(&thread->lock);
@@ -101,9 +101,9 @@ static void *mask_thread_main(void *arg) {
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), MASK_NICE);
     pthread_mutex_lock(&thread->lock);
     while (!thread->stopping) {
-        struct mask_task *task = take_first(thread);
+        struct mask_task *task = pop_task(thread);
         if (task != NULL)
-            serve(thread, task);
+            run_slice(thread, task);
         else
             pthread_cond_wait(&thread->work, &thread->lock);
     }
@@ -139,7 +139,7 @@ void mask_thread_stop(struct mask_thread *thread) {
 void mask_thread_close(struct mask_thread *thread) {
     struct mask_task *task;
     mask_thread_stop(thread);
-    while ((task = take_first(thread)) != NULL) free_task(task);
+    while ((task = pop_task(thread)) != NULL) free_task(task);
     pthread_cond_destroy(&thread->work);
     pthread_mutex_destroy(&thread->lock);
 }

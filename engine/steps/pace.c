@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-static int size_of(int streams) {
+static int size_class(int streams) {
     int size = 0;
     while (size < PACE_SIZES - 1 && (1 << size) < streams) size++;
     return size;
@@ -12,7 +12,7 @@ static int size_of(int streams) {
 /* Returns the time of the same number of streams, or else of the nearest smaller number, or else of
  * the nearest larger one; 0: none is known. */
 static double idle_of(const struct pace *pace, int streams) {
-    int size = size_of(streams);
+    int size = size_class(streams);
     for (int i = size; i >= 0; i--)
         if (pace->idle_ns[i] > 0) return pace->idle_ns[i];
     for (int i = size + 1; i < PACE_SIZES; i++)
@@ -41,7 +41,7 @@ int32_t pace_rows(const struct pace *pace, int streams, int percent, int32_t row
 /* The size of steps with prompt rows alone that says most about one with `rows`: its own, or else
  * the next smaller one that is known, or else the next larger one; -1: none is. */
 static int prompt_size(const struct pace *pace, int32_t rows) {
-    int size = size_of(rows);
+    int size = size_class(rows);
     for (int i = size; i >= 0; i--)
         if (pace->prompt_ns[i] > 0) return i;
     for (int i = size + 1; i < PACE_SIZES; i++)
@@ -114,7 +114,7 @@ static void mean_in(double *mean, double value, double weight) {
 }
 
 static void note_prompt(struct pace *pace, int32_t rows, double spent) {
-    int size = size_of(rows);
+    int size = size_class(rows);
     mean_in(&pace->prompt_ns[size], spent, 0.25);
     mean_in(&pace->prompt_rows[size], rows, 0.25);
 }
@@ -122,7 +122,7 @@ static void note_prompt(struct pace *pace, int32_t rows, double spent) {
 /* Steps beside answers are smaller and cost more for each row, so steps of prompts alone only say
  * something while nothing else is known. */
 void pace_note(struct pace *pace, int streams, int32_t prompt_rows, int64_t ns) {
-    int size = size_of(streams);
+    int size = size_class(streams);
     double spent = (double)ns, *idle = &pace->idle_ns[size];
     if (spent <= 0) return;
     if (streams == 0) {
@@ -174,7 +174,7 @@ double pace_growth(const struct pace *pace, int rows, int more) {
 }
 
 void pace_note_drafts(struct pace *pace, int rows, int64_t ns) {
-    int size = size_of(rows);
+    int size = size_class(rows);
     if (ns <= 0) return;
     if (++pace->drafts_noted == PACE_DRAFT_STEPS) {
         memset(pace->drafts_ns, 0, sizeof pace->drafts_ns);

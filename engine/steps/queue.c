@@ -72,17 +72,17 @@ static int most_kept(const struct queue *queue) {
     return queue->places / 4;
 }
 
-static bool is_wide(const struct queue *queue, const struct engine_job *job) {
+static bool is_wide_job(const struct queue *queue, const struct engine_job *job) {
     return job->choice_count > most_kept(queue);
 }
 
 /* Returns the places that a job counts for: none if it needs more than can be kept. */
-static int places_of(const struct queue *queue, const struct engine_job *job) {
-    return is_wide(queue, job) ? 0 : job->choice_count;
+static int counted_places(const struct queue *queue, const struct engine_job *job) {
+    return is_wide_job(queue, job) ? 0 : job->choice_count;
 }
 
 /* Returns the client's part of the places. All of them until the first plan. */
-static int share_of(const struct queue *queue, const struct queue_client *client) {
+static int client_share(const struct queue *queue, const struct queue_client *client) {
     int64_t weights = queue->weights > client->weight ? queue->weights : client->weight;
     int64_t share = queue->places * (int64_t)client->weight / weights;
     return share > 1 ? (int)share : 1;
@@ -105,7 +105,7 @@ static void note_peak(const struct queue *queue, struct queue_client *client) {
 static int lacks(const struct queue *queue, const struct queue_client *client) {
     bool old = queue->step - client->peak_step >= QUEUE_KEEP_STEPS;
     int wanted = old ? client->places : client->peak;
-    int share = share_of(queue, client);
+    int share = client_share(queue, client);
     if (wanted > share) wanted = share;
     return is_recent(queue, client) && wanted > client->running ? wanted - client->running : 0;
 }
@@ -116,11 +116,11 @@ static int first_places(const struct queue *queue, const struct queue_client *cl
 
 /* Whether the client's oldest job that is not wide came before the border, fits the client's share,
  * and nothing but places is in its way. */
-static bool goes_first(const struct queue *queue, const struct queue_client *client) {
+static bool has_first_turn(const struct queue *queue, const struct queue_client *client) {
     const struct engine_job *job = client->first;
-    while (job && job->arrival < queue->border && is_wide(queue, job)) job = job->next;
+    while (job && job->arrival < queue->border && is_wide_job(queue, job)) job = job->next;
     if (!job || job->arrival >= queue->border) return false;
-    int share = share_of(queue, client);
+    int share = client_share(queue, client);
     return client->running + job->choice_count <= share &&
            first_places(queue, client) + job->choice_count <= share &&
            job->pages * job->choice_count <= queue_pages_left(queue, job);
@@ -129,7 +129,7 @@ static bool goes_first(const struct queue *queue, const struct queue_client *cli
 /* Counts a job that leaves the queue, to run or not, among those that went first. */
 static void note_first(const struct queue *queue, struct queue_client *client,
                        const struct engine_job *job) {
-    if (job->arrival >= queue->border || is_wide(queue, job)) return;
+    if (job->arrival >= queue->border || is_wide_job(queue, job)) return;
     client->first_places = first_places(queue, client) + job->choice_count;
     client->first_border = queue->border;
 }
@@ -138,14 +138,14 @@ static void plan_first(struct queue *queue) {
     queue->first = 0;
     for (int i = 0; i < queue->record_count; i++) {
         struct queue_client *client = &queue->records[i];
-        client->goes_first = goes_first(queue, client);
+        client->goes_first = has_first_turn(queue, client);
         queue->first += client->goes_first;
     }
 }
 
 static void plan_guest(struct queue *queue) {
     bool left = queue->several && most_kept(queue) > 0;
-    queue->guest = (struct queue_room){.places = left};
+    queue->guest = (struct queue_capacity){.places = left};
     for (int i = 0; left && i < queue->record_count; i++) {
         const struct queue_client *client = &queue->records[i];
         if (client->running == 0 && client->wants_pages > queue->guest.pages)
@@ -156,7 +156,7 @@ static void plan_guest(struct queue *queue) {
 bool queue_plan_places(struct queue *queue, uint64_t step) {
     int64_t weights = queue->weights;
     int kept = queue->kept, first = queue->first;
-    struct queue_room guest = queue->guest;
+    struct queue_capacity guest = queue->guest;
     queue->step = step;
     queue->weights = queue->kept = 0;
     for (int i = 0; i < queue->record_count; i++)
@@ -169,14 +169,14 @@ bool queue_plan_places(struct queue *queue, uint64_t step) {
 }
 
 int queue_share(const struct queue *queue, const struct engine_job *job) {
-    return share_of(queue, queue_client_of(queue, job));
+    return client_share(queue, queue_client_of(queue, job));
 }
 
 bool queue_may_start(const struct queue *queue, const struct engine_job *job, int free, bool turn) {
     const struct queue_client *client = queue_client_of(queue, job);
     int kept = queue->kept - lacks(queue, client), most = most_kept(queue);
-    if (is_wide(queue, job) && queue->first > client->goes_first) return false;
-    if (client->running + job->choice_count <= share_of(queue, client)) return true;
+    if (is_wide_job(queue, job) && queue->first > client->goes_first) return false;
+    if (client->running + job->choice_count <= client_share(queue, client)) return true;
     /* A job that fits neither the share nor what is kept would wait for ever: by service alone. */
     if (turn && (job->choice_count > most || client->running == 0)) return true;
     return job->choice_count <= free - (kept < most ? kept : most);
@@ -238,14 +238,14 @@ void queue_join(struct queue *queue, struct engine_job *job) {
     client->last = job;
     client->jobs++;
     client->seen_step = queue->step;
-    client->places += places_of(queue, job);
+    client->places += counted_places(queue, job);
     note_peak(queue, client);
     client->waiting++;
     client->prompts_waiting += job->request.prompt_count;
     queue->waiting++;
 }
 
-void queue_take(struct queue *queue, struct engine_job *job) {
+void queue_remove(struct queue *queue, struct engine_job *job) {
     struct queue_client *client = queue_client_of(queue, job);
     struct engine_job **link = &client->first, *before = NULL;
     while (*link != job) {
@@ -264,11 +264,11 @@ void queue_take(struct queue *queue, struct engine_job *job) {
 void queue_end(struct queue *queue, struct engine_job *job) {
     struct queue_client *client = queue_client_of(queue, job);
     CHECK(client->jobs > client->waiting);
-    if (is_wide(queue, job) && atomic_load_explicit(&job->admitted, memory_order_relaxed))
+    if (is_wide_job(queue, job) && atomic_load_explicit(&job->admitted, memory_order_relaxed))
         queue->border = queue->arrived;
     client->seen_step = queue->step;
     note_peak(queue, client);
-    client->places -= places_of(queue, job);
+    client->places -= counted_places(queue, job);
     if (--client->jobs > 0) return;
     /* The last active client: the next one starts with this service. */
     if (queue->clients == 1 && client->served > queue->least) queue->least = client->served;
@@ -281,9 +281,9 @@ static bool is_before(const struct queue *queue, const struct engine_job *a,
     return had_a != had_b ? had_a < had_b : a->arrival < b->arrival;
 }
 
-static struct engine_job *first_of(const struct queue_client *client,
-                                   bool (*suits)(const void *arg, const struct engine_job *job),
-                                   const void *arg) {
+static struct engine_job *first_suited(const struct queue_client *client,
+                                       bool (*suits)(const void *arg, const struct engine_job *job),
+                                       const void *arg) {
     struct engine_job *job = client->first;
     while (job && suits && !suits(arg, job)) job = job->next;
     return job;
@@ -294,7 +294,7 @@ struct engine_job *queue_next(const struct queue *queue,
                               const void *arg) {
     struct engine_job *best = NULL;
     for (int i = 0; i < queue->record_count && queue->waiting > 0; i++) {
-        struct engine_job *job = first_of(&queue->records[i], suits, arg);
+        struct engine_job *job = first_suited(&queue->records[i], suits, arg);
         if (job && (!best || is_before(queue, job, best))) best = job;
     }
     return best;
@@ -304,11 +304,11 @@ int queue_others(const struct queue *queue, const struct engine_job *job) {
     return queue->waiting - queue_client_of(queue, job)->waiting;
 }
 
-static bool is_cancelled(const void *arg, const struct engine_job *job) {
+static bool is_job_cancelled(const void *arg, const struct engine_job *job) {
     (void)arg;
     return atomic_load_explicit(&job->cancel, memory_order_relaxed) != 0;
 }
 
 struct engine_job *queue_cancelled(const struct queue *queue) {
-    return queue_next(queue, is_cancelled, NULL);
+    return queue_next(queue, is_job_cancelled, NULL);
 }

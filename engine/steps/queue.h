@@ -47,7 +47,7 @@ struct queue_client {
     struct engine_job *first, *last; /* waiting, linked by job->next */
 };
 
-struct queue_room {
+struct queue_capacity {
     int places;
     int64_t pages;
 };
@@ -55,18 +55,18 @@ struct queue_room {
 struct queue {
     struct queue_client *records; /* [records_max]; the first `record_count` have had a client */
     int records_max, record_count;
-    int waiting;             /* jobs */
-    int clients;             /* clients with jobs, waiting or running */
-    int64_t least;           /* `served` of a client that begins; never falls */
-    uint64_t arrived;        /* number of jobs so far; the next job's number */
-    int places;              /* the most sequences that run at once */
-    uint64_t step;           /* see queue_plan_places */
-    int64_t weights;         /* sum of those of the clients that have a share of the places */
-    int kept;                /* places kept free for clients below their shares */
-    bool several;            /* there is more than one client, seen or not */
-    struct queue_room guest; /* see queue_plan_places */
-    uint64_t border;         /* number of jobs that had arrived when the last wide job ended */
-    int first;               /* clients that go before wide jobs of others */
+    int waiting;                 /* jobs */
+    int clients;                 /* clients with jobs, waiting or running */
+    int64_t least;               /* `served` of a client that begins; never falls */
+    uint64_t arrived;            /* number of jobs so far; the next job's number */
+    int places;                  /* the most sequences that run at once */
+    uint64_t step;               /* see queue_plan_places */
+    int64_t weights;             /* sum of those of the clients that have a share of the places */
+    int kept;                    /* places kept free for clients below their shares */
+    bool several;                /* there is more than one client, seen or not */
+    struct queue_capacity guest; /* see queue_plan_places */
+    uint64_t border;             /* number of jobs that had arrived when the last wide job ended */
+    int first;                   /* clients that go before wide jobs of others */
 };
 
 /* Number of steps for which a client still counts after its last job ended. */
@@ -78,7 +78,7 @@ void queue_close(struct queue *queue); /* no job may wait */
 /* Appends the job to those of its client (job->request.client). */
 void queue_join(struct queue *queue, struct engine_job *job);
 /* Takes a waiting job out; it still counts as its client's. */
-void queue_take(struct queue *queue, struct engine_job *job);
+void queue_remove(struct queue *queue, struct engine_job *job);
 /* The job has ended; it does not wait. */
 void queue_end(struct queue *queue, struct engine_job *job);
 

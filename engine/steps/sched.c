@@ -70,8 +70,8 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     hist_open(&sched->counters.iteration_tokens, iteration_bounds, COUNT_OF(iteration_bounds));
 }
 
-static void end_choice(struct sched *sched, struct engine_job *job, struct engine_choice *choice,
-                       enum engine_finish finish) {
+static void note_choice_end(struct sched *sched, struct engine_job *job,
+                            struct engine_choice *choice, enum engine_finish finish) {
     choice->ending = finish;
     choice->next = NULL;
     if (sched->ended.last)
@@ -94,7 +94,8 @@ static void end_choice(struct sched *sched, struct engine_job *job, struct engin
 
 void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish) {
     CHECK(job->stage == SCHED_QUEUED);
-    for (int i = 0; i < job->choice_count; i++) end_choice(sched, job, &job->choice[i], finish);
+    for (int i = 0; i < job->choice_count; i++)
+        note_choice_end(sched, job, &job->choice[i], finish);
 }
 
 /* Ends of choices come before ends of jobs: see engine/steps/publish.h. */
@@ -215,7 +216,7 @@ static bool retains(const struct sched *sched, const struct sequence *seq) {
 }
 
 /* Reports what choice 0 holds; its streams may become a conversation. */
-static bool leave_conversation(struct sched *sched, struct sequence *seq) {
+static bool retain_streams(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct kern_report report = {0};
     int rc = report_sequence(sched, seq, &report);
@@ -232,10 +233,10 @@ static bool leave_conversation(struct sched *sched, struct sequence *seq) {
 
 /* Takes a sequence out of the running set. Of aborted and failed requests only the prefixes stay
  * that they left: tokens of their prompts that other prompts begin with, too. */
-static void leave(struct sched *sched, struct sequence *seq) {
+static void end_sequence(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct engine_choice *choice = seq->choice;
-    if (seq->index > 0 || !leave_conversation(sched, seq)) {
+    if (seq->index > 0 || !retain_streams(sched, seq)) {
         keeper_drop_checkpoint(&sched->keeper, seq->left);
         keeper_release_slot(&sched->keeper, seq->slot);
     }
@@ -243,20 +244,21 @@ static void leave(struct sched *sched, struct sequence *seq) {
     remove_sequence(sched, seq);
     (void)keeper_reclaim_places(&sched->keeper,
                                 0); /* for the tokens; tried again like that for the count */
-    end_choice(sched, job, choice, finish);
+    note_choice_end(sched, job, choice, finish);
 }
 
-static bool is_cancelled(const struct engine_job *job) {
+static bool was_cancelled(const struct engine_job *job) {
     return atomic_load_explicit(&job->cancel, memory_order_relaxed) != 0;
 }
 
-static void leave_finished(struct sched *sched) {
+static void end_finished(struct sched *sched) {
     for (int i = 0; i < sched->running;) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (seq->finish == ENGINE_RUNNING && is_cancelled(seq->job))
+        if (seq->finish == ENGINE_RUNNING && was_cancelled(seq->job))
             seq->finish = ENGINE_FINISH_ABORT;
         if (seq->finish != ENGINE_RUNNING)
-            leave(sched, seq); /* the order closes up: the same index is now the next sequence */
+            end_sequence(sched,
+                         seq); /* the order closes up: the same index is now the next sequence */
         else
             i++;
     }
@@ -269,7 +271,7 @@ static void abandon_running(struct sched *sched, enum engine_finish finish, int 
             fault_set(&seq->job->fault, rc, NULL, "the engine failed: %s", err_text(rc));
         seq->finish = finish;
     }
-    leave_finished(sched);
+    end_finished(sched);
 }
 
 void sched_abandon(struct sched *sched, enum engine_finish finish, int rc) {
@@ -325,7 +327,7 @@ static void fail_constraint(struct sched *sched, struct engine_job *job, int rc)
 }
 
 /* Finds out how a constrained answer may continue, if the step can afford it. */
-static void settle(struct sched *sched, struct sequence *seq) {
+static void settle_mask(struct sched *sched, struct sequence *seq) {
     int64_t start = clock_ns();
     int rc = seq_settle(seq, &sched->mask_work, sched->options.mask_wake);
     sched->mask_ns += clock_ns() - start;
@@ -337,12 +339,12 @@ static void settle(struct sched *sched, struct sequence *seq) {
 static void settle_waiting(struct sched *sched) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (seq_waits(seq)) settle(sched, seq);
+        if (seq_waits(seq)) settle_mask(sched, seq);
     }
 }
 
 /* Were the sequence's drafted tokens drawn up to this round, and does its answer go on? */
-static bool takes_part(const struct sequence *seq, int round) {
+static bool is_in_round(const struct sequence *seq, int round) {
     return seq->finish == ENGINE_RUNNING &&
            (round == 0 || (seq->confirmed == round && !seq_waits(seq)));
 }
@@ -353,7 +355,7 @@ static bool prepare_samples(struct sched *sched, const struct sched_step *step, 
     bool any = false;
     for (int i = step->rounds[round]; i < step->rounds[round + 1]; i++) {
         const struct sched_want *want = &sched->wants[i];
-        if (!takes_part(want->seq, round)) {
+        if (!is_in_round(want->seq, round)) {
             sched->samples[i] = (struct kern_sample){.repetition = 1, .top_count = -1, .forced = 0};
             continue;
         }
@@ -422,16 +424,16 @@ static void add_drawn_token(struct sched *sched, struct sequence *seq,
     if (drafted == sampled->token) seq->confirmed++;
     sched->counters.generation_tokens++;
     queue_charge(&sched->queue, seq->job, 1);
-    if (seq_waits(seq)) settle(sched, seq);
+    if (seq_waits(seq)) settle_mask(sched, seq);
 }
 
 /* Returns whether some sample was the first token of a job. */
-static bool take_samples(struct sched *sched, const struct sched_step *step, int round,
-                         const float *logits) {
+static bool record_samples(struct sched *sched, const struct sched_step *step, int round,
+                           const float *logits) {
     bool began = false;
     for (int i = step->rounds[round]; i < step->rounds[round + 1]; i++) {
         const struct sched_want *want = &sched->wants[i];
-        if (!takes_part(want->seq, round)) continue; /* or the job has just failed */
+        if (!is_in_round(want->seq, round)) continue; /* or the job has just failed */
         if (!is_number(&sched->sampled[i])) {
             fail_job(sched, want->seq->job, ERR_INTERNAL, "the model's logits are not numbers");
             continue;
@@ -468,7 +470,7 @@ static int draw_drafts(struct sched *sched, const struct sched_step *step, const
     for (int round = 1; round <= DRAFT_MAX && prepare_samples(sched, step, round); round++) {
         int rc = sample_round(sched, step, round, logits);
         if (rc != 0) return rc;
-        take_samples(sched, step, round, logits);
+        record_samples(sched, step, round, logits);
     }
     return sched_end_drafts(sched, step);
 }
@@ -516,7 +518,7 @@ static int64_t step_clock(const struct sched *sched) {
     return sched->options.clock ? sched->options.clock(sched->options.model) : clock_ns();
 }
 
-static int run_step(struct sched *sched) {
+static int compute_step(struct sched *sched) {
     struct sched_step step;
     const float *logits = NULL;
     int64_t begin;
@@ -542,7 +544,7 @@ static int run_step(struct sched *sched) {
         pace_note(&sched->pace, step.streams, prompt_rows, step_clock(sched) - begin);
     count_appended(sched, &step);
     /* The first tokens come from logits that the eviction at the prompt's end does not change. */
-    if (take_samples(sched, &step, 0, logits) && sched->options.answered &&
+    if (record_samples(sched, &step, 0, logits) && sched->options.answered &&
         sched_evicts_after_rows(sched))
         sched->options.answered(sched->options.answered_arg);
     rc = draw_drafts(sched, &step, logits);
@@ -551,7 +553,7 @@ static int run_step(struct sched *sched) {
         pace_note_drafts(&sched->pace, step.stream_rows, step_clock(sched) - begin);
     rc = sched_evict_after_rows(sched);
     if (rc != 0) return rc;
-    sched_leave_prefixes(sched);
+    sched_add_prefixes(sched);
     fork_choices(sched);
     report_changed(sched);
     finish_scored(sched);
@@ -562,7 +564,7 @@ static int run_step(struct sched *sched) {
 bool sched_step(struct sched *sched, bool *device_failed) {
     *device_failed = false;
     bool had_work = !sched_idle(sched);
-    leave_finished(sched);
+    end_finished(sched);
     sched_drop_cancelled(sched);
     int before = sched->running;
     sched_admit_waiting(sched);
@@ -571,10 +573,10 @@ bool sched_step(struct sched *sched, bool *device_failed) {
     sched->mask_work = (struct constraint_work){.left = CONSTRAINT_STEP_WORK};
     sched->mask_ns = 0;
     settle_waiting(sched);
-    leave_finished(sched);
+    end_finished(sched);
     if (sched->running == 0) return had_work;
     sched_pay_evictions(sched);
-    int rc = run_step(sched);
+    int rc = compute_step(sched);
     sched->counters.steps++;
     sched->counters.mask_work += sched->mask_work.spent;
     if (sched->mask_ns > 0) hist_add(&sched->counters.mask_seconds, (double)sched->mask_ns * 1e-9);
@@ -586,6 +588,6 @@ bool sched_step(struct sched *sched, bool *device_failed) {
         abandon_running(sched, ENGINE_FINISH_ERROR, rc);
         return true;
     }
-    leave_finished(sched);
+    end_finished(sched);
     return true;
 }

@@ -47,6 +47,7 @@
 #include "engine/kept/keeper.h"
 #include "engine/steps/pace.h"
 #include "engine/steps/queue.h"
+#include "engine/steps/sched_kv.h"
 #include "engine/steps/seq.h"
 #include "kernels/kern.h"
 
@@ -69,20 +70,6 @@ typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, con
 #define SCHED_PROMPT_TURN 4096
 
 #define SCHED_COPY_BYTES ((size_t)16 << 20) /* a few milliseconds of copying */
-
-/* The defaults and limits that a request's kv object is resolved against. */
-struct sched_kv {
-    struct kv_params defaults;
-    int budget_max; /* cap for requests; 0 = none */
-    bool has_gates;
-    struct kv_trained trained; /* the settings for which the gates were trained */
-    bool unrotated;            /* some layers do not rotate their keys, or by other frequencies */
-    bool shifts;               /* requests that do not say otherwise, and can, are shifted */
-    bool can_shift;            /* the backend can */
-    int32_t positions;         /* number of the model's positions */
-    const char *backend;       /* name of the backend, for messages */
-    int (*rule_check)(const struct kern_rule *rule, struct fault *fault); /* the backend's */
-};
 
 struct sched_options {
     struct sched_kv kv;
@@ -136,10 +123,10 @@ struct sched_admission {
     uint64_t head_step;           /* counters.steps when the head was chosen */
     struct engine_job *past_head; /* the last one that gave way and waits; NULL: none */
     uint64_t past_head_step;
-    struct queue_room passed; /* taken by clients that ran nothing, while the head waited */
-    uint64_t head_changes;    /* keeper.head_changes when the head was tried last */
-    uint64_t others_tried;    /* keeper.changes when every job that may pass the head was tried */
-    uint64_t wait_ends;       /* number of the step in which the first wait for a prefix is over */
+    struct queue_capacity passed; /* taken by clients that ran nothing, while the head waited */
+    uint64_t head_changes;        /* keeper.head_changes when the head was tried last */
+    uint64_t others_tried; /* keeper.changes when every job that may pass the head was tried */
+    uint64_t wait_ends;    /* number of the step in which the first wait for a prefix is over */
 };
 
 /* What has ended and is not published yet, in the order of the ends. */
@@ -213,29 +200,5 @@ uint64_t sched_progress(const struct sched *sched);
  * their ends. This hands the jobs back, so the caller first publishes everything that readers of a
  * finished job may expect, such as the counters. */
 void sched_publish_finished(struct sched *sched);
-
-/* Resolves a request's kv object: absent members take the defaults, another policy brings its own
- * protections. ERR_INVALID, ERR_LIMIT or ERR_UNSUPPORTED name the kv field. Pure. */
-int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
-                     struct kv_params *out, struct fault *fault);
-/* Resolves the job's kv object into job->params, unless that was done before. Errors as above, and
- * ERR_NOMEM. */
-int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, struct fault *fault);
-
-/* ERR_UNSUPPORTED or ERR_INVALID name the obstacle to shifts with these parameters. Pure. */
-int sched_check_shift(const struct sched_kv *rules, const struct kv_params *kv,
-                      struct fault *fault);
-
-/* The policies that the backend can run and the model has what they need for; NULL past the end.
- * Pure. */
-const struct policy *sched_policy_at(const struct sched_kv *rules, int index);
-
-/* ERR_UNSUPPORTED names kv.policy: the backend cannot run the rule. The text says why, and names
- * the policies that it can run. Pure. */
-int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv, struct fault *fault);
-
-/* The fault of a policy whose rule the backend's `prepare` refused: ERR_UNSUPPORTED, with kv.policy
- * named. Pure. */
-int sched_refuse_policy(const struct kv_params *kv, struct fault *fault);
 
 #endif

@@ -1,4 +1,4 @@
-/* Admission: the checks of a request, the order of waiting jobs, and what a job gets at its start.
+/* Admission: the pages of a request, the order of waiting jobs, and what a job gets at its start.
  *
  * Admission is first by fair shares between clients (engine/steps/queue.h), then by arrival. The
  * job whose turn it is, the head, is admitted when its places and its pages are free; until then it
@@ -31,161 +31,12 @@
 #include "base/mem.h"
 #include "engine/steps/sched_int.h"
 
-/* ---- Parameters ---- */
-
-/* The cap applies to budget, buffer and chunk: with a cap on the budget alone, a huge buffer or
- * chunk would circumvent it. */
-static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
-                     struct fault *fault) {
-    if (!kv->policy->bounded)
-        return fault_set(fault, ERR_LIMIT, "kv.policy",
-                         "this server caps the kv budget, so an unbounded policy is not allowed");
-    const struct {
-        const char *field;
-        int32_t value, most;
-    } parts[] = {{"kv.budget", kv->budget, rules->budget_max},
-                 {"kv.buffer", kv->buffer, rules->defaults.buffer},
-                 {"kv.chunk", kv->chunk, rules->defaults.chunk}};
-    for (int i = 0; i < (int)(sizeof parts / sizeof *parts); i++)
-        if (parts[i].value > parts[i].most)
-            return fault_set(fault, ERR_LIMIT, parts[i].field,
-                             "this server allows at most %d, not %d", parts[i].most,
-                             parts[i].value);
-    return 0;
-}
-
-/* The reason for which the backend cannot run the rule; code 0: it can. */
-static struct fault rule_obstacle(const struct sched_kv *rules, const struct kern_rule *rule) {
-    struct fault why = {0};
-    if (rules->unrotated && rule->merge == KERN_MERGE_CLASSES)
-        fault_set(&why, ERR_UNSUPPORTED, "",
-                  "the layers of the model do not all rotate keys alike");
-    else
-        (void)rules->rule_check(rule, &why);
-    return why;
-}
-
-const struct policy *sched_policy_at(const struct sched_kv *rules, int index) {
-    const struct policy *policy;
-    for (int i = 0; (policy = policy_at(i)); i++) {
-        bool gated = (policy->needs & POLICY_NEEDS_GATES) != 0;
-        if ((gated && !rules->has_gates) || rule_obstacle(rules, &policy->rule).code) continue;
-        if (index-- == 0) break;
-    }
-    return policy;
-}
-
-#define POLICY_LIST_BYTES 256
-
-static const char *list_policies(const struct sched_kv *rules, char list[POLICY_LIST_BYTES]) {
-    const struct policy *policy;
-    list[0] = '\0';
-    for (int i = 0; (policy = sched_policy_at(rules, i)); i++) {
-        size_t used = strlen(list);
-        snprintf(list + used, POLICY_LIST_BYTES - used, "%s%s", i > 0 ? ", " : "", policy->name);
-    }
-    return list;
-}
-
-static int unknown_policy(const struct sched_kv *rules, const char *name, struct fault *fault) {
-    char list[POLICY_LIST_BYTES];
-    return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%.40s'; there are %s", name,
-                     list_policies(rules, list));
-}
-
-int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv,
-                     struct fault *fault) {
-    const struct fault why = rule_obstacle(rules, &kv->rule);
-    char list[POLICY_LIST_BYTES];
-    if (!why.code) return 0;
-    return fault_set(fault, ERR_UNSUPPORTED, "kv.policy",
-                     "policy '%s' cannot run on the backend '%s': %s; choose one of %s",
-                     kv->policy->name, rules->backend, why.text, list_policies(rules, list));
-}
-
-int sched_refuse_policy(const struct kv_params *kv, struct fault *fault) {
-    return fault_set(fault, ERR_UNSUPPORTED, "kv.policy", "policy '%s' cannot run on this device",
-                     kv->policy->name);
-}
-
-int sched_check_shift(const struct sched_kv *rules, const struct kv_params *kv,
-                      struct fault *fault) {
-    if (!rules->can_shift)
-        return fault_set(fault, ERR_UNSUPPORTED, "kv.overflow",
-                         "\"shift\" is not possible on this server's device");
-    return kv_params_check_shift(kv, rules->positions, fault);
-}
-
-/* A server's default gives way to settings that cannot be shifted, a request's wish does not. */
-static int resolve_overflow(const struct engine_kv *wanted, const struct sched_kv *rules,
-                            struct kv_params *out, struct fault *fault) {
-    struct fault why = {0};
-    bool asked = wanted->overflow == ENGINE_OVERFLOW_SHIFT;
-    out->places = 0;
-    if (!asked && (wanted->overflow == ENGINE_OVERFLOW_ERROR || !rules->shifts)) return 0;
-    int rc = sched_check_shift(rules, out, &why);
-    if (rc == 0) out->places = rules->positions;
-    return rc != 0 && asked ? fault_set(fault, rc, why.field, "%s", why.text) : 0;
-}
-
-int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
-                     struct kv_params *out, struct fault *fault) {
-    const struct kv_params *defaults = &rules->defaults;
-    *out = *defaults;
-    if (wanted->policy) {
-        const struct policy *policy = policy_find(wanted->policy);
-        if (!policy) return unknown_policy(rules, wanted->policy, fault);
-        /* another method: its own rule */
-        if (policy != defaults->policy) {
-            kv_params_set_policy(out, policy);
-            kv_params_set_trained(out, &rules->trained);
-        }
-    }
-    if ((out->policy->needs & POLICY_NEEDS_GATES) != 0 && !rules->has_gates)
-        return fault_set(fault, ERR_INVALID, "kv.policy",
-                         "policy '%s' needs retention gates and this model has none: keepd fits "
-                         "them at a start with --kv-budget, and with keepd fit",
-                         out->policy->name);
-    if (wanted->budget != -1) out->budget = wanted->budget;
-    if (wanted->buffer != -1) out->buffer = wanted->buffer;
-    if (wanted->chunk != -1) out->chunk = wanted->chunk;
-    if (wanted->sinks != -1) out->rule.sinks = wanted->sinks;
-    if (wanted->recent != -1) out->rule.recent = wanted->recent;
-    for (int i = 0; i < wanted->option_count; i++) {
-        const struct engine_kv_option *option = &wanted->options[i];
-        int rc = kv_params_choose(out, option->name, option->number, option->text, fault);
-        if (rc != 0) return rc;
-    }
-    /* Reduces default protections to fit a smaller budget, but not those that the request names.
-     * The check refuses invalid budgets. */
-    kv_params_fit(out, (wanted->sinks != -1 ? POLICY_SINKS : 0) |
-                           (wanted->recent != -1 ? POLICY_RECENT : 0));
-    int rc = kv_params_check(out, fault);
-    if (rc == 0) rc = sched_check_rule(rules, out, fault);
-    if (rc == 0) rc = resolve_overflow(wanted, rules, out, fault);
-    return rc == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : rc;
-}
-
-int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, struct fault *fault) {
-    if (job->params) return 0;
-    struct kv_params *params = mem_try_alloc(1, sizeof *params);
-    if (!params) return fault_set(fault, ERR_NOMEM, "kv", "no memory for the kv parameters");
-    int rc = sched_resolve_kv(&job->request.kv, rules, params, fault);
-    if (rc == 0)
-        job->params = params;
-    else
-        mem_free(params);
-    return rc;
-}
-
-static int32_t min32(int32_t a, int32_t b) {
-    return a < b ? a : b;
-}
+/* ---- Pages ---- */
 
 /* Returns the pages, on every rank, of a turn that begins like this. The last token of an answer is
  * sampled and never appended. */
-static int64_t pages_for(const struct sched_options *options, const struct kv_params *kv,
-                         const struct reserve_turn *began, const struct engine_request *request) {
+static int64_t turn_pages(const struct sched_options *options, const struct kv_params *kv,
+                          const struct reserve_turn *began, const struct engine_request *request) {
     int32_t appended = request->max_tokens > 0 ? request->max_tokens - 1 : 0;
     int64_t prompt_new = request->prompt_count - began->tokens;
     struct reserve_turn turn = *began;
@@ -199,7 +50,7 @@ static const struct reserve_turn from_nothing;
 int sched_check(const struct sched_options *options, const struct engine_job *job,
                 struct fault *fault) {
     int choices = seq_job_choices(&job->request);
-    int64_t pages = pages_for(options, job->params, &from_nothing, &job->request);
+    int64_t pages = turn_pages(options, job->params, &from_nothing, &job->request);
     int64_t quota = job->request.pages_max;
     if (quota > 0 && pages > quota / choices)
         return fault_set(fault, ERR_LIMIT, choices > 1 ? "n" : "kv.budget",
@@ -223,12 +74,12 @@ int sched_check(const struct sched_options *options, const struct engine_job *jo
 /* WAIT: the reason is in job->wait. REFUSED: it is in job->fault. */
 enum admission { ADMITTED, WAIT, REFUSED };
 
-static enum admission wait_for(struct engine_job *job, enum engine_wait wait) {
+static enum admission wait_with(struct engine_job *job, enum engine_wait wait) {
     job->wait = wait;
     return WAIT;
 }
 
-static enum admission refuse(struct engine_job *job, int rc, const char *text) {
+static enum admission refuse_job(struct engine_job *job, int rc, const char *text) {
     fault_set(&job->fault, rc, NULL, "%s", text);
     return REFUSED;
 }
@@ -312,14 +163,14 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     else if (conv)
         entry->began = (struct reserve_turn){
             .held = due_held_at(&conv->kv, conv->held, match->common, conv->evicted_at),
-            .fullest = min32(conv->fullest, match->common),
+            .fullest = conv->fullest < match->common ? conv->fullest : match->common,
             .drops = match->common < conv->token_count,
             .tokens = match->common};
-    entry->pages = pages_for(&sched->options, entry->job->params, &entry->began, request);
+    entry->pages = turn_pages(&sched->options, entry->job->params, &entry->began, request);
     if (!conv || entry->pages <= most) return;
     start_afresh(entry);
     entry->began = from_nothing;
-    entry->pages = pages_for(&sched->options, entry->job->params, &entry->began, request);
+    entry->pages = turn_pages(&sched->options, entry->job->params, &entry->began, request);
 }
 
 /* Frees the pages of all choices. Reads the whole prompt rather than consume another dialogue's
@@ -343,10 +194,10 @@ static enum engine_wait reclaim_for(struct sched *sched, struct sched_entry *ent
 
 /* Takes the memory that the rule needs beside a choice's pages, for every choice, so that no step
  * or fork can fail for lack of it. */
-static int prepare(struct sched *sched, struct sequence **opened, int count, int64_t pages) {
+static int prepare_slots(struct sched *sched, struct sequence **opened, int count, int64_t pages) {
     struct kern *kern = sched->options.kern;
     int rc = 0;
-    for (int i = 1; i < count; i++) opened[i]->slot = keeper_take_slot(&sched->keeper);
+    for (int i = 1; i < count; i++) opened[i]->slot = keeper_alloc_slot(&sched->keeper);
     for (int i = 0; kern->ops->prepare && i < count && rc == 0; i++)
         rc = kern->ops->prepare(kern, opened[i]->slot, &opened[i]->kv.rule, pages);
     return rc;
@@ -356,13 +207,13 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
     struct sequence *opened[ENGINE_CHOICES_MAX];
     struct engine_job *job = entry->job;
     int rc = open_sequences(sched, entry, opened);
-    if (rc != 0) return refuse(job, rc, "no memory for the request");
+    if (rc != 0) return refuse_job(job, rc, "no memory for the request");
     sched_note_origin(sched, opened[0], entry->match.from);
     if (!entry->match.conv)
-        opened[0]->slot = keeper_take_slot(&sched->keeper);
+        opened[0]->slot = keeper_alloc_slot(&sched->keeper);
     else
-        rc = sched_go_on(sched, opened[0], entry, consumed);
-    if (rc == 0) rc = prepare(sched, opened, job->choice_count, entry->pages);
+        rc = sched_continue(sched, opened[0], entry, consumed);
+    if (rc == 0) rc = prepare_slots(sched, opened, job->choice_count, entry->pages);
     if (rc == 0) {
         sched_plan_borders(sched, opened[0], entry);
         start(sched, entry, opened);
@@ -376,9 +227,9 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
         sched_refuse_policy(job->params, &job->fault);
         return REFUSED;
     }
-    return refuse(job, rc,
-                  rc == ERR_NOMEM ? "no memory for the request"
-                                  : "the conversation's cache could not be continued");
+    return refuse_job(job, rc,
+                      rc == ERR_NOMEM ? "no memory for the request"
+                                      : "the conversation's cache could not be continued");
 }
 
 /* A quota may have been lowered since the request was checked. */
@@ -402,12 +253,12 @@ static int64_t larger_count(int64_t a, int64_t b) {
 
 /* Returns what a job with these pages leaves to clients that run nothing. Their pages are at least
  * an even part of the pool for each place, and at most a quarter of it. */
-static struct queue_room left_by(const struct sched *sched, const struct engine_job *job,
-                                 int64_t pages) {
+static struct queue_capacity left_by(const struct sched *sched, const struct engine_job *job,
+                                     int64_t pages) {
     const struct sched_options *options = &sched->options;
-    struct queue_room left = sched->queue.guest;
+    struct queue_capacity left = sched->queue.guest;
     if (left.places == 0 || queue_client_of(&sched->queue, job)->running == 0)
-        return (struct queue_room){0};
+        return (struct queue_capacity){0};
     if (left.pages > options->pages_total / 4) left.pages = options->pages_total / 4;
     left.pages = larger_count(left.pages, options->pages_total / options->sequences_max);
     if (job == sched->head) {
@@ -426,25 +277,25 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
     bool consumed = false;
     /* engine_check refused such requests before; a caller that skips it fails alone */
     if (choices > options->sequences_max || choices > ENGINE_CHOICES_MAX)
-        return refuse(job, ERR_LIMIT, "more choices than can run at once");
+        return refuse_job(job, ERR_LIMIT, "more choices than can run at once");
     if (sched->running + choices + left_by(sched, job, 0).places > options->sequences_max)
-        return wait_for(job, ENGINE_WAIT_PLACES);
+        return wait_with(job, ENGINE_WAIT_PLACES);
     if (sched->keeper.free_slot_count <
         choices) /* conversations still to be written hold the slots */
-        return wait_for(job, ENGINE_WAIT_STORE);
+        return wait_with(job, ENGINE_WAIT_STORE);
     enum engine_wait wait = sched_find(sched, &entry);
-    if (wait) return wait_for(job, wait);
-    if (sched_awaits_prefix(sched, &entry)) return wait_for(job, ENGINE_WAIT_PREFIX);
+    if (wait) return wait_with(job, wait);
+    if (sched_awaits_prefix(sched, &entry)) return wait_with(job, ENGINE_WAIT_PREFIX);
     plan_pages(sched, &entry);
     if (entry.pages > options->pages_total / choices)
-        return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
+        return refuse_job(job, ERR_LIMIT, "the request can never fit the cache's pool");
     if (outgrows_quota(sched, job))
-        return refuse(job, ERR_LIMIT, "the request can never fit the quota of its API key");
+        return refuse_job(job, ERR_LIMIT, "the request can never fit the quota of its API key");
     int64_t wanted = entry.pages * choices + left_by(sched, job, entry.pages).pages;
     if (sched->keeper.pages_reserved + wanted > options->pages_total)
-        return wait_for(job, ENGINE_WAIT_PAGES);
+        return wait_with(job, ENGINE_WAIT_PAGES);
     wait = reclaim_for(sched, &entry, &consumed);
-    if (wait) return wait_for(job, wait);
+    if (wait) return wait_with(job, wait);
     return enter(sched, &entry, consumed);
 }
 
@@ -456,17 +307,17 @@ void sched_submit(struct sched *sched, struct engine_job *job) {
     job->stage = SCHED_QUEUED;
     job->round = job->saves = 0;
     job->wait = ENGINE_WAIT_NOTHING;
-    job->pages = pages_for(&sched->options, job->params, &from_nothing, &job->request);
+    job->pages = turn_pages(&sched->options, job->params, &from_nothing, &job->request);
     queue_join(&sched->queue, job);
     sched->admission.others_tried = 0;
 }
 
-static void give_place_back(struct sched *sched) {
+static void free_queue_place(struct sched *sched) {
     if (sched->options.queue_places) atomic_fetch_sub(sched->options.queue_places, 1);
 }
 
 /* Resets the admission state, because another job will be the head. */
-static void end_head(struct sched *sched) {
+static void clear_head(struct sched *sched) {
     sched->head = NULL;
     keeper_note_change(&sched->keeper);
     keeper_end_search(&sched->keeper);
@@ -474,10 +325,10 @@ static void end_head(struct sched *sched) {
 
 void sched_stop_waiting(struct sched *sched, struct engine_job *job) {
     CHECK(job->stage == SCHED_QUEUED || job->stage == SCHED_RUNNING);
-    queue_take(&sched->queue, job);
-    if (job == sched->head) end_head(sched);
+    queue_remove(&sched->queue, job);
+    if (job == sched->head) clear_head(sched);
     if (job == sched->admission.past_head) sched->admission.past_head = NULL;
-    give_place_back(sched);
+    free_queue_place(sched);
 }
 
 void sched_drop_cancelled(struct sched *sched) {
@@ -499,14 +350,14 @@ static bool may_be_head(const void *arg, const struct engine_job *job) {
 
 /* A head beyond its client's share of places gives way when others have come. Its time as the head
  * counts when it is the next one again: it does not let others pass twice. */
-static void give_way(struct sched *sched) {
+static void defer_head(struct sched *sched) {
     sched->admission.past_head = sched->head;
     sched->admission.past_head_step = sched->admission.head_step;
-    end_head(sched);
+    clear_head(sched);
 }
 
 static void choose_head(struct sched *sched) {
-    if (sched->head && !may_be_head(sched, sched->head)) give_way(sched);
+    if (sched->head && !may_be_head(sched, sched->head)) defer_head(sched);
     if (sched->head) return;
     sched->head = queue_next(&sched->queue, may_be_head, sched);
     if (sched->head) { /* the head may use the store: search again */
@@ -515,7 +366,7 @@ static void choose_head(struct sched *sched) {
         sched->head->wait = ENGINE_WAIT_NOTHING;
     }
     bool again = sched->head && sched->head == sched->admission.past_head;
-    if (!again) sched->admission.passed = (struct queue_room){0};
+    if (!again) sched->admission.passed = (struct queue_capacity){0};
     sched->admission.head_step = again ? sched->admission.past_head_step : sched->counters.steps;
 }
 
@@ -568,7 +419,7 @@ static int sort_by_steps(const struct sched *sched) {
 static struct spare spare_of_head(const struct sched *sched) {
     const struct engine_job *head = sched->head;
     int64_t head_pages = head->pages * head->choice_count;
-    struct queue_room left_free = left_by(sched, head, head->pages);
+    struct queue_capacity left_free = left_by(sched, head, head->pages);
     int count = sort_by_steps(sched), left = 0;
     struct spare spare = {.places = sched->options.sequences_max - sched->running,
                           .pages = sched->options.pages_total - sched->keeper.pages_reserved};
@@ -611,7 +462,7 @@ static bool ends_or_fits(const struct room *room, const struct engine_job *job) 
 
 static bool may_pass(const void *arg, const struct engine_job *job) {
     const struct room *room = arg;
-    struct queue_room left = left_by(room->sched, job, job->pages);
+    struct queue_capacity left = left_by(room->sched, job, job->pages);
     return job != room->sched->head && !awaits(room->sched, job) &&
            job->round != room->sched->keeper.changes &&
            job->choice_count + left.places <= room->places &&
@@ -652,7 +503,7 @@ static void let_pass(struct sched *sched) {
         }
         job->round = sched->keeper.changes;
         bool runs_nothing = queue_client_of(&sched->queue, job)->running == 0;
-        struct queue_room passed = {job->choice_count, job->pages * job->choice_count};
+        struct queue_capacity passed = {job->choice_count, job->pages * job->choice_count};
         if (try_to_admit(sched, job) && runs_nothing) {
             sched->admission.passed.places += passed.places;
             sched->admission.passed.pages += passed.pages;

@@ -50,7 +50,7 @@ static int32_t scored_rows(struct sched_step *step, const struct sequence *seq, 
     return count;
 }
 
-static int32_t prompt_rest(const struct sequence *seq) {
+static int32_t prompt_left(const struct sequence *seq) {
     return seq->prompt_count - seq->due.tokens;
 }
 
@@ -58,15 +58,15 @@ static int32_t prompt_rest(const struct sequence *seq) {
 static void add_prompt(struct sched *sched, struct sched_step *step, struct sequence *seq,
                        int32_t most) {
     const struct engine_request *request = &seq->job->request;
-    int32_t count = due_prompt_room(&seq->kv, &seq->due);
-    int32_t rest = prompt_rest(seq);
+    int32_t count = due_prompt_limit(&seq->kv, &seq->due);
+    int32_t rest = prompt_left(seq);
     if (count > most) count = most;
     if (!seq->may_evict && sched_wants_shift(seq)) return;
     if (!seq->may_evict && sched_held_if_due(seq) > 0)
         count--; /* up to the eviction, not into it */
     int32_t left = step->rows_most - step->batch.rows;
     if (count > left) count = left;
-    if (count > sched_border_room(seq)) count = sched_border_room(seq);
+    if (count > sched_rows_to_border(seq)) count = sched_rows_to_border(seq);
     if (count == rest && sched_first_waits(sched, seq)) count--;
     if (request->prompt_logprobs) count = scored_rows(step, seq, count);
     if (count <= 0) return;
@@ -81,7 +81,7 @@ static void add_prompt(struct sched *sched, struct sched_step *step, struct sequ
 /* Prompts are read in the order of their clients' service, rounded to SCHED_PROMPT_TURN tokens,
  * then oldest first. So one client's long prompts delay another client by at most one such
  * interval, and of prompts that are about equally long one is finished before the next begins. */
-static int64_t turn_of(const struct sched *sched, const struct sequence *seq) {
+static int64_t service_turn(const struct sched *sched, const struct sequence *seq) {
     return queue_client_of(&sched->queue, seq->job)->served / SCHED_PROMPT_TURN;
 }
 
@@ -90,7 +90,7 @@ static int sort_prompts(struct sched *sched) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (!seq_prefilling(seq) || seq->sits_out) continue;
-        sched_sort_in(sched, count++, seq, turn_of(sched, seq));
+        sched_sort_in(sched, count++, seq, service_turn(sched, seq));
     }
     return count;
 }
@@ -105,9 +105,9 @@ static int find_shorter(const struct sched *sched, int count, int first) {
     int best = first;
     for (int i = first + 1; i < count; i++)
         if (reader_of(sched, i) == reader_of(sched, first) &&
-            prompt_rest(sched->sorted[i]) < prompt_rest(sched->sorted[best]))
+            prompt_left(sched->sorted[i]) < prompt_left(sched->sorted[best]))
             best = i;
-    return 2 * prompt_rest(sched->sorted[best]) <= prompt_rest(sched->sorted[first]) ? best : first;
+    return 2 * prompt_left(sched->sorted[best]) <= prompt_left(sched->sorted[first]) ? best : first;
 }
 
 /* Returns which of the sorted prompts is read before older ones: of those whose clients were served
@@ -116,12 +116,12 @@ static int find_shorter(const struct sched *sched, int count, int first) {
 static int find_favoured(const struct sched *sched, int prompts) {
     int best = 0, equals = 1;
     while (equals < prompts &&
-           turn_of(sched, sched->sorted[equals]) == turn_of(sched, sched->sorted[0]))
+           service_turn(sched, sched->sorted[equals]) == service_turn(sched, sched->sorted[0]))
         equals++;
     for (int i = 0; i < prompts; i++)
         reader_of(sched, i)->prompts_ahead = reader_of(sched, i)->prompts_waiting;
     for (int i = 0; i < prompts; i++)
-        reader_of(sched, i)->prompts_ahead += prompt_rest(sched->sorted[i]);
+        reader_of(sched, i)->prompts_ahead += prompt_left(sched->sorted[i]);
     for (int i = 1; i < equals; i++) {
         const struct queue_client *a = reader_of(sched, i), *b = reader_of(sched, best);
         if (a != b && a->prompts_ahead * b->weight < b->prompts_ahead * a->weight) best = i;
@@ -140,7 +140,7 @@ static void add_prompts(struct sched *sched, struct sched_step *step) {
                 weights = own + reader_of(sched, 0)->weight;
         int64_t rows = step->rows_most - step->batch.rows, others = 0;
         for (int i = 0; i < prompts; i++)
-            if (i != favoured) others += prompt_rest(sched->sorted[i]);
+            if (i != favoured) others += prompt_left(sched->sorted[i]);
         int64_t theirs = rows - (rows * own + weights - 1) / weights;
         if (theirs > others) theirs = others;
         add_prompt(sched, step, sched->sorted[favoured], (int32_t)(rows - theirs));

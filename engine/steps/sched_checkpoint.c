@@ -52,8 +52,8 @@ static bool reclaim_superseded(struct sched *sched, const struct engine_job *job
 }
 
 /* Adds a fork of the sequence to the table; returns its id, 0 without room or memory. */
-static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
-                           struct conversation *conv) {
+static uint64_t add_fork(struct sched *sched, const struct sequence *seq,
+                         struct conversation *conv) {
     struct kern *kern = sched->options.kern;
     struct kern_report report = {0};
     if (kern->ops->report(kern, seq->slot, &report) != 0) return 0;
@@ -62,7 +62,7 @@ static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
     if (!tokens) return 0;
     memcpy(tokens, conv->tokens, (size_t)conv->token_count * sizeof *tokens);
     conv->tokens = tokens;
-    conv->slot = keeper_take_slot(&sched->keeper);
+    conv->slot = keeper_alloc_slot(&sched->keeper);
     keeper_measure(&sched->keeper, &report, conv);
     if (kern->ops->fork(kern, seq->slot, conv->slot) == 0)
         return conversation_add(&sched->keeper.table, conv, clock_ns())->id;
@@ -91,19 +91,19 @@ static struct conversation checkpoint_of(const struct sequence *seq) {
 }
 
 /* May the sequence leave checkpoints at all? */
-static bool leaves_any(const struct sched *sched, const struct sequence *seq) {
+static bool may_checkpoint(const struct sched *sched, const struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     return seq->index == 0 && sched->keeper.table.capacity > 0 && request->kv.retain &&
            !request->prompt_logprobs;
 }
 
-void sched_leave_checkpoint(struct sched *sched, struct sequence *seq) {
-    if (!leaves_any(sched, seq) || !conversation_can_cut(&seq->kv.rule)) return;
+void sched_add_checkpoint(struct sched *sched, struct sequence *seq) {
+    if (!may_checkpoint(sched, seq) || !conversation_can_cut(&seq->kv.rule)) return;
     struct conversation conv = checkpoint_of(seq);
     if (conversation_least_cut(&conv) >= seq->prompt_count) return;
     if (seq->prompt_count > seq->due.tokens) return;
     if (conversation_same(&sched->keeper.table, &conv)) return;
-    uint64_t id = leave_fork(sched, seq, &conv);
+    uint64_t id = add_fork(sched, seq, &conv);
     if (id != 0) seq->left = id;
 }
 
@@ -129,29 +129,29 @@ void sched_plan_borders(struct sched *sched, struct sequence *seq,
     int32_t found = entry->match.common + CONVERSATION_PREFIX_MIN;
     const int32_t end = seq->kv.whole ? seq->prompt_count - 1 : 0;
     const int32_t ahead[] = {end, entry->job->request.border, entry->match.shared};
-    if (!leaves_any(sched, seq)) return;
+    if (!may_checkpoint(sched, seq)) return;
     for (int i = 0; i < 3; i++)
         if (ahead[i] >= found) (void)add_border(seq, ahead[i]);
 }
 
-int32_t sched_border_room(const struct sequence *seq) {
+int32_t sched_rows_to_border(const struct sequence *seq) {
     return seq->border_count > 0 ? seq->borders[0] - seq->due.tokens : INT32_MAX;
 }
 
 /* An eviction that only this sequence makes, at its prompt's end or in its answer, cannot lie
  * before a border; but a conversation that it continued may have made one. */
-static void leave_prefix(struct sched *sched, struct sequence *seq) {
+static void add_prefix(struct sched *sched, struct sequence *seq) {
     struct conversation conv = checkpoint_of(seq);
     conv.prefix = true;
     if (!seq->exact || conversation_same(&sched->keeper.table, &conv)) return;
-    if (leave_fork(sched, seq, &conv) != 0) sched->counters.prefixes++;
+    if (add_fork(sched, seq, &conv) != 0) sched->counters.prefixes++;
 }
 
-void sched_leave_prefixes(struct sched *sched) {
+void sched_add_prefixes(struct sched *sched) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (sched_border_room(seq) > 0) continue;
-        leave_prefix(sched, seq);
+        if (sched_rows_to_border(seq) > 0) continue;
+        add_prefix(sched, seq);
         seq->border_count--;
         memmove(seq->borders, seq->borders + 1, (size_t)seq->border_count * sizeof *seq->borders);
         keeper_note_change(&sched->keeper); /* jobs that wait for the prefix are tried again */
@@ -171,7 +171,7 @@ static bool reads_turn(const struct sequence *seq, const struct conversation_mat
 static int32_t common_ahead(const struct sched *sched, const struct sequence *seq,
                             const struct sched_entry *entry) {
     const struct engine_request *request = &entry->job->request;
-    if (!seq_prefilling(seq) || !leaves_any(sched, seq) || !seq->exact) return 0;
+    if (!seq_prefilling(seq) || !may_checkpoint(sched, seq) || !seq->exact) return 0;
     if (memcmp(seq->job->request.space, request->space, sizeof request->space) != 0) return 0;
     if (!kv_params_equal(&seq->kv, entry->job->params) || !reads_turn(seq, &entry->match)) return 0;
     return conversation_common(seq->tokens, seq->prompt_count, request->prompt,

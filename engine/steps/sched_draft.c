@@ -43,11 +43,11 @@ void sched_open_draft(const struct sched *sched, struct sequence *seq) {
 }
 
 /* How many tokens of the sequence may be drafted now. */
-static int32_t draft_room(const struct sched *sched, const struct sequence *seq) {
+static int32_t draft_limit(const struct sched *sched, const struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     int32_t most = request->drafts;
     int32_t answer = request->max_tokens - seq_output_count(seq) - 1;
-    int32_t room = due_generate_room(&seq->kv, &seq->due) - 1;
+    int32_t room = due_generate_limit(&seq->kv, &seq->due) - 1;
     if (most < 0 || most > sched->options.drafts) most = sched->options.drafts;
     if (most > answer) most = answer;
     if (most > room) most = room;
@@ -72,7 +72,7 @@ static int32_t find_drafts(struct sched *sched, int streams) {
     int32_t found = 0, ids[DRAFT_MAX];
     for (int i = 0; i < streams; i++) {
         struct sequence *seq = sched->sorted[i];
-        int32_t most = seq->draft.heads ? draft_room(sched, seq) : 0;
+        int32_t most = seq->draft.heads ? draft_limit(sched, seq) : 0;
         seq->draft_chance = 1;
         seq->draft_found = 0;
         if (most <= 0) continue;

@@ -71,7 +71,7 @@ static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence
     for (int i = 0; i < sched->running && rc == 0; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (!is_due(seq)) continue;
-        sched_leave_checkpoint(sched, seq);
+        sched_add_checkpoint(sched, seq);
         add_eviction(sched, &all, seq);
         if (all.count == EVICTIONS_MAX) rc = run_evictions(sched, &all);
     }
@@ -91,7 +91,7 @@ static int shift_due(struct sched *sched) {
                                          .tokens = seq->due.tokens,
                                          .from = seq->due.shifts,
                                          .to = due_shifts(&seq->kv, seq->due.tokens)};
-        sched_leave_checkpoint(sched, seq);
+        sched_add_checkpoint(sched, seq);
         rc = kern->ops->shift(kern, &shift);
         due_shifted(&seq->kv, &seq->due);
         seq->changed = true;
@@ -105,7 +105,7 @@ int64_t sched_held_if_due(const struct sequence *seq) {
     struct due_state state = seq->due;
     if (seq->leader) return 0;
     if (seq_generating(seq)) return due_before_generate(&seq->kv, &state) ? state.held : 0;
-    due_append(&state, due_prompt_room(&seq->kv, &state));
+    due_append(&state, due_prompt_limit(&seq->kv, &state));
     return due_after_append(&seq->kv, &state) ? state.held : 0;
 }
 
@@ -117,9 +117,9 @@ static int64_t rows_if_due(const struct sched *sched, const struct sequence *seq
 }
 
 /* Whether the sequence can run without evicting: with prompt rows before its next eviction. */
-static bool goes_on_anyway(const struct sequence *seq) {
+static bool can_defer_eviction(const struct sequence *seq) {
     return seq_prefilling(seq) && !sched_wants_shift(seq) &&
-           due_prompt_room(&seq->kv, &seq->due) > 1;
+           due_prompt_limit(&seq->kv, &seq->due) > 1;
 }
 
 static bool is_paid(const struct sched *sched, const struct sequence *seq) {
@@ -163,7 +163,7 @@ static int find_due(struct sched *sched, bool *others) {
         bool is_due = rows_if_due(sched, seq) > 0;
         seq->may_evict = false;
         if (seq->sits_out || waits_for_mask(sched, seq)) continue;
-        *others = *others || (!seq->leader && (!is_due || goes_on_anyway(seq)));
+        *others = *others || (!seq->leader && (!is_due || can_defer_eviction(seq)));
         if (!is_due) continue;
         if (seq->due_since == 0) seq->due_since = now;
         sched_sort_in(sched, count++, seq, (int64_t)seq->due_since);

@@ -130,8 +130,8 @@ void sched_note_origin(struct sched *sched, struct sequence *seq, uint64_t from)
 
 /* Gives `seq` a slot with the entry's conversation in it, without the tokens that the prompt does
  * not repeat: a fork of the conversation, or its own slot when it is consumed. */
-int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
-                bool consumed);
+int sched_continue(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
+                   bool consumed);
 
 /* Keeps an answered sequence's streams as a conversation: takes its slot and its tokens. */
 void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_report *report);
@@ -139,14 +139,14 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
 /* ---- sched_checkpoint.c ---- */
 
 /* Leaves a checkpoint of a sequence that is about to evict, if it is useful and there is room. */
-void sched_leave_checkpoint(struct sched *sched, struct sequence *seq);
+void sched_add_checkpoint(struct sched *sched, struct sequence *seq);
 
 /* Notes where a new sequence leaves prefixes. */
 void sched_plan_borders(struct sched *sched, struct sequence *seq, const struct sched_entry *entry);
 /* How many prompt tokens the sequence may append before it leaves its next prefix. */
-int32_t sched_border_room(const struct sequence *seq);
+int32_t sched_rows_to_border(const struct sequence *seq);
 /* Leaves the prefixes of all sequences that have reached a border. */
-void sched_leave_prefixes(struct sched *sched);
+void sched_add_prefixes(struct sched *sched);
 /* Does the waiting job find more of its prompt read if it waits for a running sequence? Then that
  * sequence leaves a prefix for it. */
 bool sched_awaits_prefix(struct sched *sched, const struct sched_entry *entry);

@@ -70,8 +70,8 @@ static int shift_back(struct sched *sched, const struct sequence *seq, int32_t f
     return shift.from == shift.to ? 0 : kern->ops->shift(kern, &shift);
 }
 
-int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
-                bool consumed) {
+int sched_continue(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
+                   bool consumed) {
     struct kern *kern = sched->options.kern;
     const struct conversation_match *match = &entry->match;
     int32_t count = match->conv->token_count, dropped = count - match->common;
@@ -103,7 +103,7 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
 
 /* Shrinks the token list, which had room for the longest answer. If that fails, it only costs
  * memory. */
-static int32_t *take_tokens(struct sequence *seq) {
+static int32_t *shrink_tokens(struct sequence *seq) {
     size_t used = (size_t)seq->due.tokens * sizeof *seq->tokens;
     int32_t *tokens = mem_try_realloc(seq->tokens, used, used);
     if (!tokens) tokens = seq->tokens;
@@ -116,7 +116,7 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     struct conversation conv = {.kv = seq->kv,
                                 .hint = request->hint,
                                 .ttl = request->kv.ttl,
-                                .tokens = take_tokens(seq),
+                                .tokens = shrink_tokens(seq),
                                 .token_count = seq->due.tokens,
                                 .prompt_end = seq->prompt_count,
                                 .evicted_at = seq->evicted_at,

@@ -58,7 +58,7 @@ static int age_of(const struct sched *sched, const struct sequence *seq) {
 }
 
 /* Lets one part of the crowding clients' answers go on: those that have waited longest. */
-static void take_turns(struct sched *sched, const struct work *work, int parts) {
+static void rotate_answers(struct sched *sched, const struct work *work, int parts) {
     int of_age[AGES] = {0}, left = (work->streams[1] + parts - 1) / parts;
     sched->turns.number++;
     for (int i = 0; i < sched->running; i++) {
@@ -110,14 +110,14 @@ static bool plan_crowd(struct sched *sched, const struct work *work, double boun
     if (turns->reads)
         set_aside(sched, true, false);
     else
-        take_turns(sched, work, parts);
+        rotate_answers(sched, work, parts);
     if (waits) set_aside(sched, false, true);
     if (turns->reads) return true;
     if (alternate || (first && turns->streams > 0)) set_aside(sched, true, true);
     return waits || parts > 1;
 }
 
-static bool plan(struct sched *sched) {
+static bool plan_step_turns(struct sched *sched) {
     struct sched_turns *turns = &sched->turns;
     bool was_apart = turns->apart;
     int32_t reads = sched->options.step_stretch > 0 ? queue_find_crowd(&sched->queue) : 0;
@@ -141,7 +141,7 @@ static bool plan(struct sched *sched) {
 }
 
 bool sched_plan_turns(struct sched *sched) {
-    bool some_sit_out = plan(sched);
+    bool some_sit_out = plan_step_turns(sched);
     sched->turns.apart_steps += sched->turns.apart;
     sched->turns.divided_steps += some_sit_out && !sched->turns.apart;
     return some_sit_out;

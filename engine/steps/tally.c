@@ -24,7 +24,7 @@ void tally_close(struct tally *tally) {
 
 /* The entry of a token, made if there is none. The table is at most half full, so the search ends.
  */
-static struct kern_seen *entry_of(struct tally *tally, int32_t token) {
+static struct kern_seen *find_or_add_seen(struct tally *tally, int32_t token) {
     uint32_t at = ((uint32_t)token * 0x9E3779B1u) >> 7 & tally->mask;
     for (; tally->place[at]; at = (at + 1) & tally->mask) {
         struct kern_seen *seen = &tally->list[tally->place[at] - 1];
@@ -38,5 +38,5 @@ static struct kern_seen *entry_of(struct tally *tally, int32_t token) {
 void tally_add(struct tally *tally, const int32_t *tokens, int32_t prompt_count,
                int32_t token_count) {
     for (; tally->added < token_count; tally->added++)
-        entry_of(tally, tokens[tally->added])->outputs += tally->added >= prompt_count;
+        find_or_add_seen(tally, tokens[tally->added])->outputs += tally->added >= prompt_count;
 }

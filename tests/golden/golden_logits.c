@@ -294,7 +294,7 @@ static int run_prompt(struct run *run) {
     run->due.prompt_new = args->prompt;
     for (int at = 0, i = 0; at < args->prompt && !rc; i++) {
         int size = args->splits[i < args->split_count ? i : args->split_count - 1];
-        int room = due_prompt_room(&args->kv, &run->due);
+        int room = due_prompt_limit(&args->kv, &run->due);
         if (size > room) size = room;
         rc = append(run, at, size);
         at += size;

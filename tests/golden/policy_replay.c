@@ -508,7 +508,7 @@ static int evict(struct run *run, const bool *due) {
 /* The sequence's part of the next step, in tokens. */
 static int next_part(struct sequence *sequence) {
     int left = sequence->count - sequence->due.tokens;
-    int room = due_prompt_room(&sequence->kv, &sequence->due);
+    int room = due_prompt_limit(&sequence->kv, &sequence->due);
     if (room == 0 || left == 0) return left > 0 ? 1 : 0;
     int size = sequence->splits[sequence->split_at];
     if (sequence->split_at + 1 < sequence->split_count) sequence->split_at++;

@@ -142,7 +142,7 @@ static void lone_turn(struct sim *sim, struct sequence *seq, const struct turn *
     seq->turns[seq->turn_count++] = *turn;
     if (!turn->is_fork) begin_turn(sim, &sim->lone, seq, 0, turn->first, turn->prompt_new);
     while (in_prompt(seq)) {
-        lone_append(sim, seq, due_prompt_room(&seq->kv, &seq->due));
+        lone_append(sim, seq, due_prompt_limit(&seq->kv, &seq->due));
         if (due_after_append(&seq->kv, &seq->due)) evict(sim, &sim->lone, seq, 0);
     }
     for (int32_t i = 0; i < turn->generated; i++) {
@@ -374,7 +374,7 @@ static bool is_due_to_generate(const struct kv_params *kv, const struct due_stat
 
 static int32_t rows_for(struct sim *sim, const struct sequence *seq) {
     if (!in_prompt(seq)) return 1;
-    int32_t room = due_prompt_room(&seq->kv, &seq->due);
+    int32_t room = due_prompt_limit(&seq->kv, &seq->due);
     if (room > 40) room = 40;
     return pick(sim, 0, 3) == 0 ? room : pick(sim, 0, room);
 }

@@ -171,7 +171,7 @@ static void play_turn(struct sim *sim) {
     reserve(sim, first, prompt_new, max_new);
     begin_turn(sim, first, prompt_new);
     sim->favoured = pick(sim, -1, sim->options.heads_kv - 1);
-    for (int32_t room; (room = due_prompt_room(&sim->kv, &sim->due)) > 0;) {
+    for (int32_t room; (room = due_prompt_limit(&sim->kv, &sim->due)) > 0;) {
         append(sim, pick(sim, 1, room));
         if (due_after_append(&sim->kv, &sim->due)) evict(sim);
     }

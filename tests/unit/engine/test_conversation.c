@@ -91,7 +91,7 @@ Test(conversation, take_and_oldest) {
         conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PLACES);
     cr_assert_eq(first->slot, 0);
     cr_assert_eq(conversation_next_victim(&t, first, NULL, false, CONVERSATION_PLACES)->slot, 1);
-    struct conversation taken = conversation_take(&t, first);
+    struct conversation taken = conversation_remove(&t, first);
     cr_assert(taken.slot == 0 && t.count == 2 && t.pages == 23);
     mem_free(taken.tokens);
     add(&t, 9, kv, (int32_t[]){9}, 1, 1,
@@ -111,7 +111,7 @@ Test(conversation, of_a_client_that_holds_more_goes_first) {
     add(&t, 1, kv, (int32_t[]){1}, 1, 1, 0);
     for (int i = 1; i < PLACES; i++) add(&t, 1, kv, (int32_t[]){i}, 1, 1, i);
     for (int i = 1; i < PLACES; i++) {
-        struct conversation conv = conversation_take(&t, &t.all[i]);
+        struct conversation conv = conversation_remove(&t, &t.all[i]);
         conv.client[0] = 1;
         (void)conversation_add(&t, &conv, 0);
     }
@@ -119,7 +119,7 @@ Test(conversation, of_a_client_that_holds_more_goes_first) {
     cr_assert_eq(conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PAGES)->slot, 1);
     uint8_t other[16] = {1};
     cr_assert_eq(conversation_pages_of(&t, other), t.pages - 10);
-    struct conversation wide = conversation_take(&t, &t.all[0]);
+    struct conversation wide = conversation_remove(&t, &t.all[0]);
     wide.pages = 1000;
     (void)conversation_add(&t, &wide, 0);
     for (int i = 1; i < PLACES; i++) conversation_touch(&t, &t.all[i], 0, 0);
@@ -148,7 +148,7 @@ Test(conversation, superseded_ones_go_first) {
     conversation_touch(&t, &t.all[0], 0, 0);
     cr_assert_eq(conversation_next_victim(&t, NULL, NULL, false, CONVERSATION_PLACES), &t.all[1]);
     conversation_followed(&t, &t.all[1]);
-    mem_free(conversation_take(&t, &t.all[1]).tokens);
+    mem_free(conversation_remove(&t, &t.all[1]).tokens);
     cr_assert(t.superseded_pages == 0 && t.superseded_entries == 0 && t.entries == 202);
     conversation_table_close(&t);
 }
@@ -183,7 +183,7 @@ Test(conversation, what_was_forgotten_is_told) {
     conversation_table_open(&t, 1, false);
     add(&t, 1, kv, (int32_t[]){1, 2, 3}, 3, 2, 0);
     conversation_note_gone(&t, t.all[0].space, t.all[0].prompt_end, t.all[0].prompt_hash);
-    struct conversation taken = conversation_take(&t, &t.all[0]);
+    struct conversation taken = conversation_remove(&t, &t.all[0]);
     mem_free(taken.tokens);
     cr_assert_null(find(&t, 1, kv, prompt, 4, &common, &miss));
     cr_assert_eq(miss, ENGINE_MISS_FORGOTTEN);

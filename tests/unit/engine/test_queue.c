@@ -14,7 +14,7 @@ static void join(struct queue *q, struct engine_job *job, uint8_t client) {
 }
 
 static void run(struct queue *q, struct engine_job *job, int64_t tokens) {
-    queue_take(q, job);
+    queue_remove(q, job);
     queue_charge(q, job, tokens);
 }
 
@@ -54,13 +54,13 @@ Test(queue, jobs_leave_from_any_place) {
     for (int i = 0; i < 4; i++) {
         atomic_store(&jobs[order[i]].cancel, 1);
         cr_assert_eq(queue_cancelled(&q), &jobs[order[i]]);
-        queue_take(&q, &jobs[order[i]]);
+        queue_remove(&q, &jobs[order[i]]);
         queue_end(&q, &jobs[order[i]]);
         cr_assert_eq(q.waiting, 3 - i);
     }
     join(&q, &jobs[0], 1);
     cr_assert_eq(queue_next(&q, NULL, NULL), &jobs[0]);
-    queue_take(&q, &jobs[0]);
+    queue_remove(&q, &jobs[0]);
     queue_end(&q, &jobs[0]);
     queue_close(&q);
 }
@@ -76,7 +76,7 @@ Test(queue, who_comes_starts_at_the_least_of_the_active) {
     run(&q, &b, 700);
     join(&q, &c, 3);
     cr_assert_eq(served(&q, &c), 700);
-    queue_take(&q, &c);
+    queue_remove(&q, &c);
     queue_end(&q, &c);
     queue_end(&q, &a);
     queue_charge(&q, &b, 100);
@@ -84,15 +84,15 @@ Test(queue, who_comes_starts_at_the_least_of_the_active) {
     cr_assert_eq(served(&q, &a), 1000);
     join(&q, &c, 3);
     cr_assert_eq(served(&q, &c), 800);
-    queue_take(&q, &a);
-    queue_take(&q, &c);
+    queue_remove(&q, &a);
+    queue_remove(&q, &c);
     queue_end(&q, &a);
     queue_end(&q, &c);
     queue_charge(&q, &b, 50);
     queue_end(&q, &b);
     join(&q, &c, 4); /* nobody is active: it starts where the last one was */
     cr_assert_eq(served(&q, &c), 850);
-    queue_take(&q, &c);
+    queue_remove(&q, &c);
     queue_end(&q, &c);
     queue_close(&q);
 }
@@ -117,7 +117,7 @@ Test(queue, a_full_table_shares_rows_and_reuses_idle_ones) {
     cr_assert_eq(served(&q, &jobs[2]), 10);
     join(&q, &jobs[0], 9);
     cr_assert_eq(jobs[0].client, idle);
-    queue_take(&q, &jobs[0]);
+    queue_remove(&q, &jobs[0]);
     queue_end(&q, &jobs[0]);
     queue_close(&q);
 }
@@ -128,7 +128,7 @@ static void start(struct queue *q, struct engine_job *jobs, int count, uint8_t c
         jobs[i] = job_for(client);
         jobs[i].choice_count = 1;
         queue_join(q, &jobs[i]);
-        queue_take(q, &jobs[i]);
+        queue_remove(q, &jobs[i]);
         queue_client_of(q, &jobs[i])->running++;
     }
 }
@@ -153,7 +153,7 @@ Test(queue, a_client_that_runs_nothing_has_its_turn) {
     cr_assert_eq(queue_share(&q, &pair), 1);
     cr_assert(queue_may_start(&q, &pair, 1, true));
     cr_assert_not(queue_may_start(&q, &pair, 1, false));
-    queue_take(&q, &pair);
+    queue_remove(&q, &pair);
     queue_end(&q, &pair);
     for (int i = 0; i < 12; i++) stop(&q, &others[i], 1);
     queue_close(&q);
@@ -215,7 +215,7 @@ Test(queue, nothing_is_kept_in_vain) {
         more.choice_count = 1;
         more.client = a[0].client;
         cr_assert(queue_may_start(&q, &more, 1, false));
-        queue_take(&q, &wide);
+        queue_remove(&q, &wide);
         queue_end(&q, &wide);
         stop(&q, a, 2);
         queue_close(&q);
@@ -239,7 +239,7 @@ Test(queue, service_counts_in_proportion_to_weights) {
     for (int i = 0; i < 8; i++) {
         struct engine_job *next = queue_next(&q, NULL, NULL);
         turns[next >= light && next < light + 8]++;
-        queue_take(&q, next);
+        queue_remove(&q, next);
         for (int token = 0; token < 10; token++) queue_charge(&q, next, 1);
         queue_end(&q, next);
     }
@@ -248,7 +248,7 @@ Test(queue, service_counts_in_proportion_to_weights) {
     cr_assert_eq(served(&q, &light[0]), 20);
     for (int i = 0; i < 8; i++) {
         struct engine_job *next = queue_next(&q, NULL, NULL);
-        queue_take(&q, next);
+        queue_remove(&q, next);
         queue_end(&q, next);
     }
     queue_close(&q);
@@ -274,10 +274,10 @@ Test(queue, places_are_shared_in_proportion_to_weights) {
     queue_join(&q, &lone);
     queue_plan_places(&q, 2);
     cr_assert_eq(queue_share(&q, &light[0]), 1, "at least one");
-    queue_take(&q, &lone);
+    queue_remove(&q, &lone);
     queue_end(&q, &lone);
     for (int i = 0; i < 3; i++) {
-        queue_take(&q, &heavy[i]);
+        queue_remove(&q, &heavy[i]);
         queue_end(&q, &heavy[i]);
     }
     stop(&q, light, 2);
@@ -295,8 +295,8 @@ Test(queue, quotas_count_what_the_client_has) {
     queue_client_of(&q, &bound)->pages = 7;
     cr_assert_eq(queue_pages_left(&q, &bound), 3);
     cr_assert_eq(queue_pages_left(&q, &free), INT64_MAX);
-    queue_take(&q, &bound);
-    queue_take(&q, &free);
+    queue_remove(&q, &bound);
+    queue_remove(&q, &free);
     queue_end(&q, &bound);
     queue_end(&q, &free);
     queue_close(&q);
@@ -308,14 +308,14 @@ Test(queue, who_runs_more_than_its_part_crowds) {
     struct engine_job a = job_for(1), b = job_for(2);
     queue_open(&q, 8, 8);
     queue_join(&q, &a);
-    queue_take(&q, &a);
+    queue_remove(&q, &a);
     queue_client_of(&q, &a)->running = 6;
     queue_note_prompt(&q, &a, 100);
     cr_assert_eq(queue_find_crowd(&q), 0, "one client alone never crowds");
     cr_assert_not(queue_client_of(&q, &a)->crowds);
     queue_join(&q, &b);
     cr_assert_eq(queue_find_crowd(&q), 0, "nothing is known of the other's prompts yet");
-    queue_take(&q, &b);
+    queue_remove(&q, &b);
     queue_client_of(&q, &b)->running = 1;
     queue_note_prompt(&q, &b, 40);
     queue_note_prompt(&q, &b, 80);
@@ -350,7 +350,7 @@ static void join_places(struct queue *q, struct engine_job *job, uint8_t client,
 }
 
 static void start_places(struct queue *q, struct engine_job *job) {
-    queue_take(q, job);
+    queue_remove(q, job);
     atomic_store(&job->admitted, 1);
     queue_client_of(q, job)->running += job->choice_count;
 }
@@ -409,7 +409,7 @@ Test(queue, what_does_not_wait_for_places_goes_first_before_nobody) {
     join_places(&q, &wide[0], 1, 8);
     join_places(&q, &wide[1], 2, 8);
     join_places(&q, &small, 3, 1);
-    queue_take(&q, &wide[0]);
+    queue_remove(&q, &wide[0]);
     queue_end(&q, &wide[0]); /* cancelled */
     cr_assert(may_start(&q, &wide[1]));
     join_places(&q, &wide[2], 1, 8);
@@ -419,7 +419,7 @@ Test(queue, what_does_not_wait_for_places_goes_first_before_nobody) {
     queue_client_of(&q, &small)->pages_max = 10;
     small.pages = 11;
     cr_assert(may_start(&q, &wide[1]));
-    queue_take(&q, &small);
+    queue_remove(&q, &small);
     queue_end(&q, &small);
     start_places(&q, &wide[1]);
     end_places(&q, &wide[1]);

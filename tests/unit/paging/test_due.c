@@ -14,7 +14,7 @@ static struct kv_params params_of(const char *policy, int budget, int buffer, in
 static int32_t play(const struct kv_params *params, struct due_state *state, int32_t generate,
                     int32_t step) {
     int32_t peak = state->held;
-    for (int32_t room; (room = due_prompt_room(params, state)) > 0;) {
+    for (int32_t room; (room = due_prompt_limit(params, state)) > 0;) {
         due_append(state, room < step ? room : step);
         if (state->held > peak) peak = state->held;
         if (due_after_append(params, state)) due_evicted(params, state);
@@ -91,9 +91,9 @@ Test(due, peak_never_falls_with_more_held_or_more_to_generate) {
 Test(due, without_a_bound_nothing_is_evicted) {
     struct kv_params params = params_of("full", 1, 0, 4);
     struct due_state state = start(3, 50);
-    cr_assert_eq(due_prompt_room(&params, &state), 50);
+    cr_assert_eq(due_prompt_limit(&params, &state), 50);
     cr_assert_eq(play(&params, &state, 20, 7), 73);
-    cr_assert_eq(due_generate_room(&params, &state), INT32_MAX);
+    cr_assert_eq(due_generate_limit(&params, &state), INT32_MAX);
     cr_assert_eq(reserve_peak(&params, 3, 50, 20), 73);
 }
 
@@ -108,17 +108,17 @@ Test(due, eviction_points_of_the_rule) {
     cr_assert(due_after_append(&params, &state)); /* the second chunk: 16 > M */
     due_evicted(&params, &state);
     cr_assert_eq(state.held, 10);
-    cr_assert_eq(due_prompt_room(&params, &state), 5);
+    cr_assert_eq(due_prompt_limit(&params, &state), 5);
     due_append(&state, 5);
     cr_assert(due_after_append(&params, &state)); /* the prompt's end: 15 > M + buffer */
     due_evicted(&params, &state);
     for (int i = 0; i < 4; i++) {
         cr_assert_not(due_before_generate(&params, &state));
-        cr_assert_eq(due_generate_room(&params, &state), 4 - i);
+        cr_assert_eq(due_generate_limit(&params, &state), 4 - i);
         due_append(&state, 1);
     }
     cr_assert(due_before_generate(&params, &state)); /* the next would be M + buffer + 1 */
-    cr_assert_eq(due_generate_room(&params, &state), 0);
+    cr_assert_eq(due_generate_limit(&params, &state), 0);
 }
 
 Test(due, large_numbers_do_not_overflow) {
@@ -386,7 +386,7 @@ static int32_t play_shifted(const struct kv_params *params, struct due_state *st
             cr_assert_not(due_shift(params, state)); /* a step without room appends nothing */
         }
         int32_t room =
-            in_prompt ? due_prompt_room(params, state) : due_generate_room(params, state);
+            in_prompt ? due_prompt_limit(params, state) : due_generate_limit(params, state);
         cr_assert_gt(room, 0);
         if (room > step) room = step;
         if (room > end - state->tokens) room = end - state->tokens;

@@ -150,7 +150,7 @@ static void live(struct bed *bed, struct life **lives, int count, int answer, in
         busy = false;
         for (int i = 0; i < count; i++) {
             struct life *life = lives[i];
-            counts[i] = due_prompt_room(&life->kv, &life->due);
+            counts[i] = due_prompt_limit(&life->kv, &life->due);
             if (counts[i] > piece) counts[i] = piece;
             if (counts[i] == 0 && life->due.prompt_done < life->due.prompt_new + answer) {
                 if (due_before_generate(&life->kv, &life->due)) evict(bed, life, i);
