@@ -211,18 +211,15 @@ int engine_conversation_order(struct engine *e, struct engine_order *order) {
 
 /* ---- Text ---- */
 
-/* Bounds the work of /tokenize, which may ask for more tokens than a prompt can have. */
-static size_t ids_max(const struct engine *e) {
-    size_t most = (size_t)e->info.max_model_len;
-    return (most > ENGINE_SHIFTED_TOKENS ? most : ENGINE_SHIFTED_TOKENS) * 4 + 65536;
-}
-
 int engine_tokenize(const struct engine *e, const char *text, size_t size, bool add_special,
                     bool parse_special, struct arena *arena, struct engine_ids *out,
                     struct fault *fault) {
     unsigned flags = (add_special ? TOK_TEMPLATE : 0) | (parse_special ? TOK_SPECIALS : 0);
     struct tok_ids ids = {0};
-    int rc = tok_encode(e->text.tok, text, size, flags, NULL, 0, ids_max(e), arena, &ids, fault);
+    /* Bounds the work of /tokenize, which may ask for more tokens than a prompt can have. */
+    size_t longest = (size_t)e->info.max_model_len;
+    size_t most = (longest > ENGINE_SHIFTED_TOKENS ? longest : ENGINE_SHIFTED_TOKENS) * 4 + 65536;
+    int rc = tok_encode(e->text.tok, text, size, flags, NULL, 0, most, arena, &ids, fault);
     *out = (struct engine_ids){ids.ids, ids.count};
     return rc;
 }

@@ -183,10 +183,6 @@ static bool fitting_may_continue(const struct fitting *f, enum engine_fit_work w
     return wanted && !late;
 }
 
-static void sum_name(struct sha256_stream *sum, const char *text) {
-    if (text) sha256_add(sum, text, strlen(text) + 1);
-}
-
 static int sum_settings(struct fitting *f, struct fault *fault) {
     const struct engine_options *o = f->options;
     struct base_digest base = {0};
@@ -195,7 +191,8 @@ static int sum_settings(struct fitting *f, struct fault *fault) {
     sha256_begin(&sum);
     sha256_add(&sum, &base, sizeof base);
     const char *const texts[] = {o->quantization, o->device, o->cpu_path, o->cpu_activations};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) sum_name(&sum, texts[i]);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (texts[i]) sha256_add(&sum, texts[i], strlen(texts[i]) + 1);
     sha256_end(&sum, f->settings);
     return rc;
 }

@@ -388,11 +388,6 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
         (double)(least * info.page_bytes) * 1e-6);
 }
 
-static int most_page_slots(const struct reserve_shape *shape) {
-    return shape->sliding_page_slots > shape->page_slots ? shape->sliding_page_slots
-                                                         : shape->page_slots;
-}
-
 static void log_pool(const struct engine *e, const struct sched_options *so) {
     const struct kv_params *kv = &so->kv.defaults;
     char ranks[40] = "", each[64];
@@ -517,14 +512,6 @@ static int max_choices(const struct engine_options *options) {
     return wanted > 0 && wanted < most ? wanted : most;
 }
 
-/* Notes the KV heads of each layer with entries where layers differ. */
-static void fill_layer_heads(struct engine *e) {
-    const struct model_config *config = model_config(model_of(e));
-    if (!config->heads) return;
-    e->layer_heads = mem_must_alloc((size_t)config->cache_layers, sizeof *e->layer_heads);
-    for (int i = 0; i < config->cache_layers; i++) e->layer_heads[i] = config->heads[i].kv;
-}
-
 static void fill_info(struct engine *e, const struct sched_options *so) {
     const struct model_config *config = model_config(model_of(e));
     struct engine_info *info = &e->info;
@@ -542,7 +529,10 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->trained_budget = model_gates(model_of(e))->trained_budget;
     info->layers = config->cache_layers;
     info->heads_kv = config->heads_kv;
-    fill_layer_heads(e);
+    if (config->heads) /* layers differ */
+        e->layer_heads = mem_must_alloc((size_t)config->cache_layers, sizeof *e->layer_heads);
+    for (int i = 0; config->heads && i < config->cache_layers; i++)
+        e->layer_heads[i] = config->heads[i].kv;
     info->layer_heads = e->layer_heads;
     info->head_dim = config->head_dim;
     info->vocab = config->vocab;
@@ -555,7 +545,9 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->threads = backend_threads(e->options.threads);
     info->pages_total = so->pages_total;
     info->page_bytes = so->page_bytes;
-    info->page_slots = most_page_slots(&so->shape);
+    info->page_slots = so->shape.sliding_page_slots > so->shape.page_slots
+                           ? so->shape.sliding_page_slots
+                           : so->shape.page_slots;
     info->token_entries = reserve_token_entries(&so->shape);
     info->pool_ranks = so->shape.ranks;
     info->weight_bytes = model_weight_bytes(model_of(e));

@@ -117,13 +117,6 @@ static void copy_conversations(struct replica *r) {
     }
 }
 
-/* An idle replica makes progress by definition: its watchdog has nothing to report. */
-static void note_progress(struct replica *r) {
-    uint64_t progress = sched_progress(&r->sched);
-    if (progress != r->progress || sched_idle(&r->sched)) r->progress_ns = clock_ns();
-    r->progress = progress;
-}
-
 static int64_t at_most_used(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
@@ -143,7 +136,10 @@ static void publish(struct replica *r) {
     bool may_save = s->options.store && !r->status.stopped; /* looked at only for drain's sake */
     atomic_store(&r->unsaved, may_save && (!atomic_load(&r->common->draining) ||
                                            keeper_unsaved(&r->sched.keeper)));
-    note_progress(r);
+    uint64_t progress = sched_progress(&r->sched);
+    /* An idle replica makes progress by definition: its watchdog has nothing to report. */
+    if (progress != r->progress || sched_idle(&r->sched)) r->progress_ns = clock_ns();
+    r->progress = progress;
     pthread_mutex_lock(&r->lock);
     copy_sequences(r);
     copy_conversations(r);

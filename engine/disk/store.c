@@ -181,10 +181,6 @@ static int read_checked_state(struct directory *d, uint64_t id, char **data,
     return rc == 0 ? check_member_count(view, fault) : rc;
 }
 
-static bool is_refusal(int rc) {
-    return rc == ERR_MALFORMED || rc == ERR_INVALID;
-}
-
 static void refuse_file(struct directory *d, uint64_t id, const struct fault *fault) {
     bool aside = state_dir_put_aside(&d->dir, id, fault->text);
     pthread_mutex_lock(&d->lock);
@@ -195,13 +191,6 @@ static void refuse_file(struct directory *d, uint64_t id, const struct fault *fa
     d->stats.refused++;
     pthread_mutex_unlock(&d->lock);
     if (deleted && aside) state_dir_delete(&d->dir, id, true);
-}
-
-/* Handles a file that stays in place: it may be good but not usable by this process, or it could
- * not be read this time. */
-static void report_unusable_file(struct store *store, uint64_t id, const struct fault *fault) {
-    log_warn("state file of conversation=%016llx: %s", (unsigned long long)id, fault->text);
-    if (fault->code == ERR_UNSUPPORTED || fault->code == ERR_LIMIT) store_ignore(store, id);
 }
 
 /* The lock is held. */
@@ -221,10 +210,12 @@ static void run_read(struct store *store) {
     struct state_dir_file taken = {0};
     struct fault fault = {0};
     int rc = read_checked_state(d, id, &data, &view, &taken, &fault);
-    if (is_refusal(rc))
+    if (rc == ERR_MALFORMED || rc == ERR_INVALID)
         refuse_file(d, id, &fault);
     else if (rc != 0)
-        report_unusable_file(store, id, &fault);
+        log_warn("state file of conversation=%016llx: %s", (unsigned long long)id, fault.text);
+    /* Otherwise the file is good, or could not be read this time, and stays in place. */
+    if (rc == ERR_UNSUPPORTED || rc == ERR_LIMIT) store_ignore(store, id);
     pthread_mutex_lock(&d->lock);
     if (rc == 0 && store->read.removed) rc = ERR_NOTFOUND;
     if (rc != 0) {
@@ -288,13 +279,6 @@ static void run_remove(struct directory *d, const struct store_removal *removal)
     state_dir_sync(&d->dir);
 }
 
-/* The lock is held. Others may have been added meanwhile. */
-static void end_remove(struct directory *d, uint64_t id) {
-    int at = 0;
-    while (d->removes[at].id != id) at++;
-    d->removes[at] = d->removes[--d->remove_count];
-}
-
 /* Sets a file's time of last use. */
 static void run_touch(struct directory *d, uint64_t id) {
     struct state_dir_file on_disk;
@@ -354,7 +338,9 @@ static bool run_one(struct directory *d) {
         pthread_mutex_unlock(&d->lock);
         run_remove(d, &removal);
         pthread_mutex_lock(&d->lock);
-        end_remove(d, removal.id);
+        int at = 0; /* others may have been added meanwhile */
+        while (d->removes[at].id != removal.id) at++;
+        d->removes[at] = d->removes[--d->remove_count];
     } else if (d->touch_count > 0) {
         uint64_t id = d->touches[--d->touch_count];
         pthread_mutex_unlock(&d->lock);

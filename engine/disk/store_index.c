@@ -147,16 +147,13 @@ void store_index_touch(struct store_index *index, struct store_file *file, int64
     link_newest(index, file);
 }
 
-static double file_age(const struct store_file *file, int64_t now_unix) {
-    return now_unix > file->used_unix ? (double)(now_unix - file->used_unix) + 1 : 1;
-}
-
 const struct store_file *store_index_first_to_go(const struct store_index *index,
                                                  int64_t now_unix) {
     const struct store_file *first = NULL;
     double most = 0;
     for (const struct store_file *file = index->oldest; file; file = file->newer) {
-        double age = file_age(file, now_unix), weight = age * (double)file->holder->bytes;
+        double age = now_unix > file->used_unix ? (double)(now_unix - file->used_unix) + 1 : 1;
+        double weight = age * (double)file->holder->bytes;
         if (weight > most || !first) {
             first = file;
             most = weight;

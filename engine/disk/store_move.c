@@ -101,13 +101,6 @@ static int begin_upload_file(struct store_upload *upload, struct fault *fault) {
     return 0;
 }
 
-static int write_bytes(struct store_upload *upload, const char *data, size_t size,
-                       struct fault *fault) {
-    struct state_dir *dir = &upload->directory->dir;
-    if (state_dir_append(dir, upload->fd, data, size, &upload->unsynced) == 0) return 0;
-    return fault_set(fault, ERR_IO, "state", "cannot be written: %s", strerror(errno));
-}
-
 /* Hashes the bytes before the seal, and remembers those of the seal. */
 static void hash_upload(struct store_upload *upload, const char *data, size_t size) {
     uint64_t sealed = upload->head.file_size - STATE_SEAL_BYTES, at = upload->seen;
@@ -124,7 +117,9 @@ static int add_upload_content(struct store_upload *upload, const char *data, siz
     if (rc != 0) return rc;
     hash_upload(upload, data, size);
     upload->seen += size;
-    return write_bytes(upload, data, size, fault);
+    struct state_dir *dir = &upload->directory->dir;
+    if (state_dir_append(dir, upload->fd, data, size, &upload->unsynced) == 0) return 0;
+    return fault_set(fault, ERR_IO, "state", "cannot be written: %s", strerror(errno));
 }
 
 int store_upload_add(struct store_upload *upload, const char *data, size_t size,

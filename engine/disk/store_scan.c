@@ -34,13 +34,6 @@ static int note_locked(struct directory *d, const struct store_file *file) {
     return rc;
 }
 
-static void count_refused(struct directory *d, uint64_t id, bool aside) {
-    pthread_mutex_lock(&d->lock);
-    d->stats.refused++;
-    if (aside) store_forget_bad(d, id);
-    pthread_mutex_unlock(&d->lock);
-}
-
 static int scan_state(struct directory *d, uint64_t id) {
     struct store_file file = {0};
     struct state_dir_file on_disk = {0};
@@ -52,7 +45,10 @@ static int scan_state(struct directory *d, uint64_t id) {
     }
     if (rc == ERR_MALFORMED || rc == ERR_INVALID) {
         file.bad = state_dir_put_aside(&d->dir, id, fault.text);
-        count_refused(d, id, file.bad);
+        pthread_mutex_lock(&d->lock);
+        d->stats.refused++;
+        if (file.bad) store_forget_bad(d, id);
+        pthread_mutex_unlock(&d->lock);
     }
     file.bytes = on_disk.bytes;
     file.used_unix = on_disk.used_unix;
@@ -234,16 +230,14 @@ void store_refresh(struct directory *d) {
 
 /* ---- Time to live ---- */
 
-static bool is_expired(const struct directory *d, const struct store_file *file) {
-    return file->head.ttl > 0 && file->used_unix + file->head.ttl <= d->dir.lease.now_unix;
-}
-
 /* Returns the id of the expired file that was used longest ago; 0: there is none. */
 static uint64_t next_expired(struct directory *d) {
     uint64_t id = 0;
     pthread_mutex_lock(&d->lock);
     for (const struct store_file *file = d->index.oldest; file && id == 0; file = file->newer)
-        if (!file->bad && is_expired(d, file)) id = file->head.id;
+        if (!file->bad && file->head.ttl > 0 &&
+            file->used_unix + file->head.ttl <= d->dir.lease.now_unix)
+            id = file->head.id;
     pthread_mutex_unlock(&d->lock);
     return id;
 }

@@ -33,13 +33,6 @@ void conversation_table_close(struct conversation_table *table) {
     *table = (struct conversation_table){0};
 }
 
-static uint64_t new_id(struct conversation_table *table) {
-    uint64_t id;
-    do id = splitmix_mix(table->id_seed + ++table->id_count * SPLITMIX_STEP);
-    while (id == 0);
-    return id;
-}
-
 static void changed(struct conversation_table *table, struct conversation *conv) {
     conv->change = ++table->changes;
 }
@@ -73,23 +66,19 @@ static struct conversation_holder *find_client_holder(const struct conversation_
     return unused;
 }
 
-static void join_holder(const struct conversation_table *table, struct conversation *conv) {
-    struct conversation_holder *holder = find_client_holder(table, conv->client);
-    memcpy(holder->client, conv->client, sizeof holder->client);
-    conv->holder = (int)(holder - table->holders);
-}
-
 struct conversation *conversation_add(struct conversation_table *table,
                                       const struct conversation *conv, int64_t now_ns) {
     CHECK(table->count < table->capacity);
     struct conversation *to = table->all;
     while (to->id != 0) to++;
     *to = *conv;
-    if (to->id == 0) to->id = new_id(table);
+    while (to->id == 0) to->id = splitmix_mix(table->id_seed + ++table->id_count * SPLITMIX_STEP);
     to->prompt_hash = conversation_hash(CONVERSATION_HASH, to->tokens, to->prompt_end);
     to->token_hash = conversation_hash(to->prompt_hash, to->tokens + to->prompt_end,
                                        to->token_count - to->prompt_end);
-    join_holder(table, to);
+    struct conversation_holder *holder = find_client_holder(table, to->client);
+    memcpy(holder->client, to->client, sizeof holder->client);
+    to->holder = (int)(holder - table->holders);
     count(table, to, 1);
     conversation_touch(table, to, conv->hint, now_ns);
     return to;

@@ -183,11 +183,6 @@ void keeper_count_lost(struct keeper *keeper, uint64_t id) {
              (unsigned long long)id);
 }
 
-static enum conversation_saved saved_by(int rc) {
-    if (rc == 0) return CONVERSATION_SAVED;
-    return rc == ERR_LIMIT ? CONVERSATION_NOT_SAVABLE : CONVERSATION_FAILED;
-}
-
 static void note_written(struct keeper *keeper) {
     const struct keeper_export *export = &keeper->export;
     const struct state_head *head = &export->head;
@@ -198,7 +193,10 @@ static void note_written(struct keeper *keeper) {
     struct conversation *conv = conversation_by_id(&keeper->table, id);
     if (conv) {
         /* A conversation that was repeated meanwhile has the same name and is written again. */
-        if (conv->saved == CONVERSATION_WRITING) conv->saved = saved_by(rc);
+        if (conv->saved == CONVERSATION_WRITING)
+            conv->saved = rc == 0           ? CONVERSATION_SAVED
+                          : rc == ERR_LIMIT ? CONVERSATION_NOT_SAVABLE
+                                            : CONVERSATION_FAILED;
     } else if (rc != 0 && export->displaced) {
         conversation_note_gone(&keeper->table, head->space, head->prompt_end, head->prompt_hash);
         keeper_count_lost(keeper, id);

@@ -87,10 +87,6 @@ static bool note_places(struct draft *draft, const int32_t *tokens, int32_t end)
     return stop == end;
 }
 
-static int common_class(int32_t common) {
-    return common <= 4 ? 0 : common <= 8 ? 1 : common <= 16 ? 2 : 3;
-}
-
 /* Writes at most `most` tokens that followed the end of a text of `count` tokens elsewhere. */
 static int32_t find_followers(struct draft *draft, int32_t *tokens, int32_t count, int32_t most) {
     int32_t end = draft->predicted_count + count;
@@ -105,7 +101,7 @@ static int32_t find_followers(struct draft *draft, int32_t *tokens, int32_t coun
     }
     draft->from = best;
     draft->begun = count;
-    draft->length_class = common_class(longest);
+    draft->length_class = longest <= 4 ? 0 : longest <= 8 ? 1 : longest <= 16 ? 2 : 3;
     if (best < 0) return 0;
     int32_t left = draft->predicted_count - best;
     if (left > 0 && most > left) most = left;

@@ -64,20 +64,15 @@ static struct mask_task *pop_task(struct mask_thread *thread) {
     return task;
 }
 
-/* Works on a task for one slice, without the lock. */
-static void work_on(struct mask_task *task) {
-    struct constrain_effort effort = {task->slice, true};
-    task->rc = constrain_next_within(task->language, &task->at, task->text, task->size, task->mask,
-                                     &task->next, &effort);
-    task->slice *= 2;
-}
-
 /* Gives a task its slice; called with the lock, which is free meanwhile. */
 static void run_slice(struct mask_thread *thread, struct mask_task *task) {
     struct mask_wake wake = {0};
     if (!task->dropped) {
         pthread_mutex_unlock(&thread->lock);
-        work_on(task);
+        struct constrain_effort effort = {task->slice, true};
+        task->rc = constrain_next_within(task->language, &task->at, task->text, task->size,
+                                         task->mask, &task->next, &effort);
+        task->slice *= 2;
         pthread_mutex_lock(&thread->lock);
     }
     bool dropped = task->dropped;

@@ -113,12 +113,6 @@ static void mean_in(double *mean, double value, double weight) {
     *mean = *mean > 0 ? *mean + weight * (value - *mean) : value;
 }
 
-static void note_prompt(struct pace *pace, int32_t rows, double spent) {
-    int size = size_class(rows);
-    mean_in(&pace->prompt_ns[size], spent, 0.25);
-    mean_in(&pace->prompt_rows[size], rows, 0.25);
-}
-
 /* Steps beside answers are smaller and cost more for each row, so steps of prompts alone only say
  * something while nothing else is known. */
 void pace_note(struct pace *pace, int streams, int32_t prompt_rows, int64_t ns) {
@@ -126,8 +120,11 @@ void pace_note(struct pace *pace, int streams, int32_t prompt_rows, int64_t ns) 
     double spent = (double)ns, *idle = &pace->idle_ns[size];
     if (spent <= 0) return;
     if (streams == 0) {
-        if (prompt_rows > 0 && pace->row_ns <= 0) pace->row_ns = spent / prompt_rows;
-        if (prompt_rows > 0) note_prompt(pace, prompt_rows, spent);
+        if (prompt_rows <= 0) return;
+        size = size_class(prompt_rows);
+        if (pace->row_ns <= 0) pace->row_ns = spent / prompt_rows;
+        mean_in(&pace->prompt_ns[size], spent, 0.25);
+        mean_in(&pace->prompt_rows[size], prompt_rows, 0.25);
         return;
     }
     mean_in(&pace->idle_streams[size], streams, 0.125);

@@ -22,13 +22,6 @@ void queue_close(struct queue *queue) {
 
 /* ---- Records ---- */
 
-static struct queue_client *find_client(const struct queue *queue, const uint8_t key[16]) {
-    for (int i = 0; i < queue->record_count; i++)
-        if (memcmp(queue->records[i].key, key, sizeof queue->records[i].key) == 0)
-            return &queue->records[i];
-    return NULL;
-}
-
 /* A record for a new client: an unused one, else that of the idle client with the least `served`.
  */
 static struct queue_client *free_client(struct queue *queue) {
@@ -41,17 +34,16 @@ static struct queue_client *free_client(struct queue *queue) {
     return best;
 }
 
-static struct queue_client *shared_client(const struct queue *queue, const uint8_t key[16]) {
-    uint64_t number;
-    memcpy(&number, key, sizeof number);
-    return &queue->records[number % (uint64_t)queue->records_max];
-}
-
 static struct queue_client *client_for(struct queue *queue, const uint8_t key[16]) {
-    struct queue_client *client = find_client(queue, key);
-    if (client) return client;
-    client = free_client(queue);
-    if (!client) return shared_client(queue, key);
+    for (int i = 0; i < queue->record_count; i++)
+        if (memcmp(queue->records[i].key, key, sizeof queue->records[i].key) == 0)
+            return &queue->records[i];
+    struct queue_client *client = free_client(queue);
+    if (!client) { /* it shares a record */
+        uint64_t number;
+        memcpy(&number, key, sizeof number);
+        return &queue->records[number % (uint64_t)queue->records_max];
+    }
     *client = (struct queue_client){0};
     memcpy(client->key, key, sizeof client->key);
     return client;
@@ -124,14 +116,6 @@ static bool has_first_turn(const struct queue *queue, const struct queue_client 
     return client->running + job->choice_count <= share &&
            first_places(queue, client) + job->choice_count <= share &&
            job->pages * job->choice_count <= queue_pages_left(queue, job);
-}
-
-/* Counts a job that leaves the queue, to run or not, among those that went first. */
-static void note_first(const struct queue *queue, struct queue_client *client,
-                       const struct engine_job *job) {
-    if (job->arrival >= queue->border || is_wide_job(queue, job)) return;
-    client->first_places = first_places(queue, client) + job->choice_count;
-    client->first_border = queue->border;
 }
 
 static void plan_first(struct queue *queue) {
@@ -255,7 +239,11 @@ void queue_remove(struct queue *queue, struct engine_job *job) {
     }
     *link = job->next;
     if (client->last == job) client->last = before;
-    note_first(queue, client, job);
+    if (job->arrival < queue->border &&
+        !is_wide_job(queue, job)) { /* it goes first, to run or not */
+        client->first_places = first_places(queue, client) + job->choice_count;
+        client->first_border = queue->border;
+    }
     client->waiting--;
     client->prompts_waiting -= job->request.prompt_count;
     queue->waiting--;
@@ -281,20 +269,13 @@ static bool is_before(const struct queue *queue, const struct engine_job *a,
     return had_a != had_b ? had_a < had_b : a->arrival < b->arrival;
 }
 
-static struct engine_job *first_suited(const struct queue_client *client,
-                                       bool (*suits)(const void *arg, const struct engine_job *job),
-                                       const void *arg) {
-    struct engine_job *job = client->first;
-    while (job && suits && !suits(arg, job)) job = job->next;
-    return job;
-}
-
 struct engine_job *queue_next(const struct queue *queue,
                               bool (*suits)(const void *arg, const struct engine_job *job),
                               const void *arg) {
     struct engine_job *best = NULL;
     for (int i = 0; i < queue->record_count && queue->waiting > 0; i++) {
-        struct engine_job *job = first_suited(&queue->records[i], suits, arg);
+        struct engine_job *job = queue->records[i].first;
+        while (job && suits && !suits(arg, job)) job = job->next;
         if (job && (!best || is_before(queue, job, best))) best = job;
     }
     return best;

@@ -164,7 +164,7 @@ uint64_t sched_progress(const struct sched *sched) {
     return needs_store ? pieces : pieces + sched->counters.steps;
 }
 
-/* ---- Leaving ---- */
+/* ---- Ends of sequences ---- */
 
 static void fill_details(struct sched *sched, struct sequence *seq,
                          const struct kern_report *report) {
@@ -209,12 +209,6 @@ static bool answered(const struct sequence *seq) {
     return seq->finish == ENGINE_FINISH_STOP || seq->finish == ENGINE_FINISH_LENGTH;
 }
 
-static bool retains(const struct sched *sched, const struct sequence *seq) {
-    const struct engine_request *request = &seq->job->request;
-    return sched->keeper.table.capacity > 0 && request->kv.retain && !request->prompt_logprobs &&
-           answered(seq);
-}
-
 /* Reports what choice 0 holds; its streams may become a conversation. */
 static bool retain_streams(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
@@ -226,7 +220,10 @@ static bool retain_streams(struct sched *sched, struct sequence *seq) {
         seq->finish = ENGINE_FINISH_ERROR;
     }
     fill_details(sched, seq, &report);
-    if (!retains(sched, seq)) return false;
+    const struct engine_request *request = &job->request;
+    if (sched->keeper.table.capacity == 0 || !request->kv.retain || request->prompt_logprobs ||
+        !answered(seq))
+        return false;
     sched_retain(sched, seq, &report);
     return true;
 }
@@ -242,23 +239,19 @@ static void end_sequence(struct sched *sched, struct sequence *seq) {
     }
     enum engine_finish finish = seq->finish;
     remove_sequence(sched, seq);
-    (void)keeper_reclaim_places(&sched->keeper,
-                                0); /* for the tokens; tried again like that for the count */
+    /* The list of tokens takes memory, too. This may fail: keeper_save tries again. */
+    (void)keeper_reclaim_places(&sched->keeper, 0);
     note_choice_end(sched, job, choice, finish);
-}
-
-static bool was_cancelled(const struct engine_job *job) {
-    return atomic_load_explicit(&job->cancel, memory_order_relaxed) != 0;
 }
 
 static void end_finished(struct sched *sched) {
     for (int i = 0; i < sched->running;) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (seq->finish == ENGINE_RUNNING && was_cancelled(seq->job))
+        if (seq->finish == ENGINE_RUNNING &&
+            atomic_load_explicit(&seq->job->cancel, memory_order_relaxed) != 0)
             seq->finish = ENGINE_FINISH_ABORT;
         if (seq->finish != ENGINE_RUNNING)
-            end_sequence(sched,
-                         seq); /* the order closes up: the same index is now the next sequence */
+            end_sequence(sched, seq); /* now the index is that of the next sequence */
         else
             i++;
     }
@@ -334,13 +327,6 @@ static void settle_mask(struct sched *sched, struct sequence *seq) {
     if (rc == ERR_BUSY && !seq->deferred) sched->counters.masks_deferred++;
     seq->deferred = rc == ERR_BUSY;
     if (rc != 0 && rc != ERR_BUSY) fail_constraint(sched, seq->job, rc);
-}
-
-static void settle_waiting(struct sched *sched) {
-    for (int i = 0; i < sched->running; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (seq_waits(seq)) settle_mask(sched, seq);
-    }
 }
 
 /* Were the sequence's drafted tokens drawn up to this round, and does its answer go on? */
@@ -572,7 +558,9 @@ bool sched_step(struct sched *sched, bool *device_failed) {
         sched->options.admitted(sched->options.admitted_arg);
     sched->mask_work = (struct constraint_work){.left = CONSTRAINT_STEP_WORK};
     sched->mask_ns = 0;
-    settle_waiting(sched);
+    for (int i = 0; i < sched->running; i++)
+        if (seq_waits(&sched->sequences[sched->order[i]]))
+            settle_mask(sched, &sched->sequences[sched->order[i]]);
     end_finished(sched);
     if (sched->running == 0) return had_work;
     sched_pay_evictions(sched);

@@ -84,17 +84,12 @@ static enum admission refuse_job(struct engine_job *job, int rc, const char *tex
     return REFUSED;
 }
 
-static struct sequence *free_sequence(struct sched *sched) {
-    struct sequence *seq = sched->sequences;
-    while (seq->job) seq++;
-    return seq;
-}
-
 /* Opens a sequence for every choice, or none. */
 static int open_sequences(struct sched *sched, const struct sched_entry *entry,
                           struct sequence **opened) {
     for (int i = 0; i < entry->job->choice_count; i++) {
-        opened[i] = free_sequence(sched);
+        opened[i] = sched->sequences;
+        while (opened[i]->job) opened[i]++;
         int rc = seq_open(opened[i], entry->job, i, entry->job->params, &sched->options.text);
         if (rc == 0) sched_open_draft(sched, opened[i]);
         if (rc == 0) continue;
@@ -121,7 +116,8 @@ static void count_start(struct sched *sched, const struct sched_entry *entry) {
                   engine_miss_name(match->miss), job->request.prompt_count, job->cached_tokens);
 }
 
-static void start(struct sched *sched, const struct sched_entry *entry, struct sequence **opened) {
+static void note_start(struct sched *sched, const struct sched_entry *entry,
+                       struct sequence **opened) {
     struct engine_job *job = entry->job;
     for (int i = 0; i < job->choice_count; i++) {
         struct sequence *seq = opened[i];
@@ -203,7 +199,8 @@ static int prepare_slots(struct sched *sched, struct sequence **opened, int coun
     return rc;
 }
 
-static enum admission enter(struct sched *sched, const struct sched_entry *entry, bool consumed) {
+static enum admission open_job(struct sched *sched, const struct sched_entry *entry,
+                               bool consumed) {
     struct sequence *opened[ENGINE_CHOICES_MAX];
     struct engine_job *job = entry->job;
     int rc = open_sequences(sched, entry, opened);
@@ -216,7 +213,7 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
     if (rc == 0) rc = prepare_slots(sched, opened, job->choice_count, entry->pages);
     if (rc == 0) {
         sched_plan_borders(sched, opened[0], entry);
-        start(sched, entry, opened);
+        note_start(sched, entry, opened);
         return ADMITTED;
     }
     for (int i = 0; i < job->choice_count; i++) {
@@ -253,8 +250,8 @@ static int64_t larger_count(int64_t a, int64_t b) {
 
 /* Returns what a job with these pages leaves to clients that run nothing. Their pages are at least
  * an even part of the pool for each place, and at most a quarter of it. */
-static struct queue_capacity left_by(const struct sched *sched, const struct engine_job *job,
-                                     int64_t pages) {
+static struct queue_capacity guest_part(const struct sched *sched, const struct engine_job *job,
+                                        int64_t pages) {
     const struct sched_options *options = &sched->options;
     struct queue_capacity left = sched->queue.guest;
     if (left.places == 0 || queue_client_of(&sched->queue, job)->running == 0)
@@ -275,14 +272,13 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
     struct sched_entry entry = {.job = job, .passing = job != sched->head};
     int choices = job->choice_count;
     bool consumed = false;
-    /* engine_check refused such requests before; a caller that skips it fails alone */
+    /* engine_check refused such requests before; a caller that skips it fails alone. */
     if (choices > options->sequences_max || choices > ENGINE_CHOICES_MAX)
         return refuse_job(job, ERR_LIMIT, "more choices than can run at once");
-    if (sched->running + choices + left_by(sched, job, 0).places > options->sequences_max)
+    if (sched->running + choices + guest_part(sched, job, 0).places > options->sequences_max)
         return wait_with(job, ENGINE_WAIT_PLACES);
-    if (sched->keeper.free_slot_count <
-        choices) /* conversations still to be written hold the slots */
-        return wait_with(job, ENGINE_WAIT_STORE);
+    /* Conversations that are still to be written hold the slots. */
+    if (sched->keeper.free_slot_count < choices) return wait_with(job, ENGINE_WAIT_STORE);
     enum engine_wait wait = sched_find(sched, &entry);
     if (wait) return wait_with(job, wait);
     if (sched_awaits_prefix(sched, &entry)) return wait_with(job, ENGINE_WAIT_PREFIX);
@@ -291,12 +287,12 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
         return refuse_job(job, ERR_LIMIT, "the request can never fit the cache's pool");
     if (outgrows_quota(sched, job))
         return refuse_job(job, ERR_LIMIT, "the request can never fit the quota of its API key");
-    int64_t wanted = entry.pages * choices + left_by(sched, job, entry.pages).pages;
+    int64_t wanted = entry.pages * choices + guest_part(sched, job, entry.pages).pages;
     if (sched->keeper.pages_reserved + wanted > options->pages_total)
         return wait_with(job, ENGINE_WAIT_PAGES);
     wait = reclaim_for(sched, &entry, &consumed);
     if (wait) return wait_with(job, wait);
-    return enter(sched, &entry, consumed);
+    return open_job(sched, &entry, consumed);
 }
 
 /* ---- Waiting ---- */
@@ -312,10 +308,6 @@ void sched_submit(struct sched *sched, struct engine_job *job) {
     sched->admission.others_tried = 0;
 }
 
-static void free_queue_place(struct sched *sched) {
-    if (sched->options.queue_places) atomic_fetch_sub(sched->options.queue_places, 1);
-}
-
 /* Resets the admission state, because another job will be the head. */
 static void clear_head(struct sched *sched) {
     sched->head = NULL;
@@ -328,7 +320,7 @@ void sched_stop_waiting(struct sched *sched, struct engine_job *job) {
     queue_remove(&sched->queue, job);
     if (job == sched->head) clear_head(sched);
     if (job == sched->admission.past_head) sched->admission.past_head = NULL;
-    free_queue_place(sched);
+    if (sched->options.queue_places) atomic_fetch_sub(sched->options.queue_places, 1);
 }
 
 void sched_drop_cancelled(struct sched *sched) {
@@ -348,29 +340,28 @@ static bool may_be_head(const void *arg, const struct engine_job *job) {
     return queue_may_start(&sched->queue, job, places_free(sched), true) && suits_quota(sched, job);
 }
 
-/* A head beyond its client's share of places gives way when others have come. Its time as the head
- * counts when it is the next one again: it does not let others pass twice. */
-static void defer_head(struct sched *sched) {
-    sched->admission.past_head = sched->head;
-    sched->admission.past_head_step = sched->admission.head_step;
-    clear_head(sched);
-}
-
+/* A head beyond its client's share of places is deferred when others have come. Its time as the
+ * head counts when it is the next one again: it does not let others pass twice. */
 static void choose_head(struct sched *sched) {
-    if (sched->head && !may_be_head(sched, sched->head)) defer_head(sched);
-    if (sched->head) return;
+    struct sched_admission *admission = &sched->admission;
+    if (sched->head && may_be_head(sched, sched->head)) return;
+    if (sched->head) {
+        admission->past_head = sched->head;
+        admission->past_head_step = admission->head_step;
+        clear_head(sched);
+    }
     sched->head = queue_next(&sched->queue, may_be_head, sched);
     if (sched->head) { /* the head may use the store: search again */
         sched->head->prefix.border = 0;
         sched->head->round = 0;
         sched->head->wait = ENGINE_WAIT_NOTHING;
     }
-    bool again = sched->head && sched->head == sched->admission.past_head;
-    if (!again) sched->admission.passed = (struct queue_capacity){0};
-    sched->admission.head_step = again ? sched->admission.past_head_step : sched->counters.steps;
+    bool again = sched->head && sched->head == admission->past_head;
+    if (!again) admission->passed = (struct queue_capacity){0};
+    admission->head_step = again ? admission->past_head_step : sched->counters.steps;
 }
 
-/* False: it waits. */
+/* Returns false if the job waits. */
 static bool try_to_admit(struct sched *sched, struct engine_job *job) {
     enum admission result = admit(sched, job);
     if (result == WAIT) return false;
@@ -397,21 +388,12 @@ static int32_t steps_needed(const struct sched *sched, const struct engine_job *
     return job->request.max_tokens + (job->request.prompt_count + rows - 1) / rows;
 }
 
-/* Room that other jobs may use without delaying the head. */
+/* Capacity that other jobs may use without delaying the head. */
 struct spare {
     int32_t steps; /* everything until then */
     int places;    /* and this beyond then */
     int64_t pages;
 };
-
-static int sort_by_steps(const struct sched *sched) {
-    int count = 0;
-    for (int i = 0; i < sched->running; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        sched_sort_in(sched, count++, seq, steps_left(seq));
-    }
-    return count;
-}
 
 /* Returns in how many steps the head fits if the running sequences generate all they may, and what
  * it leaves then: they leave, the shortest first, until there is room. Jobs that end before then do
@@ -419,11 +401,14 @@ static int sort_by_steps(const struct sched *sched) {
 static struct spare spare_of_head(const struct sched *sched) {
     const struct engine_job *head = sched->head;
     int64_t head_pages = head->pages * head->choice_count;
-    struct queue_capacity left_free = left_by(sched, head, head->pages);
-    int count = sort_by_steps(sched), left = 0;
+    struct queue_capacity left_free = guest_part(sched, head, head->pages);
+    int left = 0;
     struct spare spare = {.places = sched->options.sequences_max - sched->running,
                           .pages = sched->options.pages_total - sched->keeper.pages_reserved};
-    for (; left < count; left++) {
+    for (int i = 0; i < sched->running; i++)
+        sched_sort_in(sched, i, &sched->sequences[sched->order[i]],
+                      steps_left(&sched->sequences[sched->order[i]]));
+    for (; left < sched->running; left++) {
         int32_t steps = steps_left(sched->sorted[left]);
         bool fits = spare.places >= head->choice_count + left_free.places &&
                     spare.pages >= head_pages + left_free.pages;
@@ -437,7 +422,7 @@ static struct spare spare_of_head(const struct sched *sched) {
     return spare;
 }
 
-/* Does the job wait for a prefix? Notes when that is over at the latest. */
+/* Returns whether the job waits for a prefix, and notes when that is over at the latest. */
 static bool awaits(struct sched *sched, const struct engine_job *job) {
     if (!sched_still_awaits(sched, job)) return false;
     if (sched_wait_end(job) < sched->admission.wait_ends)
@@ -445,30 +430,30 @@ static bool awaits(struct sched *sched, const struct engine_job *job) {
     return true;
 }
 
-/* Room for jobs other than the head. */
-struct room {
+/* Bounds of a job that passes the head: what is free, and what is spare beside the head. */
+struct passing {
     struct sched *sched;
     int places;
     int64_t pages;
-    struct spare
-        spare; /* beside the head; `steps`: they must end within so many, or fit the rest */
+    struct spare spare; /* it ends within spare.steps, or fits the rest */
 };
 
-static bool ends_or_fits(const struct room *room, const struct engine_job *job) {
-    return steps_needed(room->sched, job) <= room->spare.steps ||
-           (job->choice_count <= room->spare.places &&
-            job->pages * job->choice_count <= room->spare.pages);
+static bool ends_or_fits(const struct passing *passing, const struct engine_job *job) {
+    return steps_needed(passing->sched, job) <= passing->spare.steps ||
+           (job->choice_count <= passing->spare.places &&
+            job->pages * job->choice_count <= passing->spare.pages);
 }
 
 static bool may_pass(const void *arg, const struct engine_job *job) {
-    const struct room *room = arg;
-    struct queue_capacity left = left_by(room->sched, job, job->pages);
-    return job != room->sched->head && !awaits(room->sched, job) &&
-           job->round != room->sched->keeper.changes &&
-           job->choice_count + left.places <= room->places &&
-           job->pages * job->choice_count + left.pages <= room->pages && ends_or_fits(room, job) &&
-           queue_may_start(&room->sched->queue, job, room->places, false) &&
-           suits_quota(room->sched, job);
+    const struct passing *passing = arg;
+    struct queue_capacity left = guest_part(passing->sched, job, job->pages);
+    return job != passing->sched->head && !awaits(passing->sched, job) &&
+           job->round != passing->sched->keeper.changes &&
+           job->choice_count + left.places <= passing->places &&
+           job->pages * job->choice_count + left.pages <= passing->pages &&
+           ends_or_fits(passing, job) &&
+           queue_may_start(&passing->sched->queue, job, passing->places, false) &&
+           suits_quota(passing->sched, job);
 }
 
 /* A job may take any number of steps to pass the head at first, then as many as the head waits
@@ -488,15 +473,15 @@ static bool others_wait(const struct sched *sched) {
 }
 
 /* Admits every job that fits, in the order of the queue; once, until something changes. */
-static void let_pass(struct sched *sched) {
+static void admit_others(struct sched *sched) {
     while (!others_wait(sched)) {
-        const struct room room = {.sched = sched,
-                                  .places = places_free(sched),
-                                  .pages =
-                                      sched->options.pages_total - sched->keeper.pages_reserved,
-                                  .spare = spare_to_pass(sched)};
+        const struct passing passing = {.sched = sched,
+                                        .places = places_free(sched),
+                                        .pages = sched->options.pages_total -
+                                                 sched->keeper.pages_reserved,
+                                        .spare = spare_to_pass(sched)};
         struct engine_job *job =
-            room.places > 0 ? queue_next(&sched->queue, may_pass, &room) : NULL;
+            passing.places > 0 ? queue_next(&sched->queue, may_pass, &passing) : NULL;
         if (!job) {
             sched->admission.others_tried = sched->keeper.changes;
             return;
@@ -514,7 +499,7 @@ static void let_pass(struct sched *sched) {
 
 static void charge_empty_places(struct sched *sched) {
     int empty = places_free(sched);
-    if (sched->head) empty -= left_by(sched, sched->head, sched->head->pages).places;
+    if (sched->head) empty -= guest_part(sched, sched->head, sched->head->pages).places;
     int others = sched->head ? queue_others(&sched->queue, sched->head) : 0;
     if (empty <= 0 || others == 0 || sched->running == 0 || passing_allowed(sched)) return;
     queue_charge(&sched->queue, sched->head, empty < others ? empty : others);
@@ -540,7 +525,7 @@ void sched_admit_waiting(struct sched *sched) {
         sched->admission.others_tried = sched->keeper.changes;
         return;
     }
-    let_pass(sched);
+    admit_others(sched);
     charge_empty_places(sched);
 }
 

@@ -26,15 +26,12 @@
 #include "engine/steps/sched_int.h"
 #include "kernels/rule.h"
 
-/* Can what the policy and the model record of tokens be taken back? */
-static bool can_draft(const struct sched_options *options, const struct kv_params *kv) {
-    return options->shape.states == 0 && rule_window(&kv->rule) == 0 && !rule_adds(&kv->rule);
-}
-
 void sched_open_draft(const struct sched *sched, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     if (request->drafts == 0 || sched->options.drafts == 0) return;
-    if (!can_draft(&sched->options, &seq->kv)) return;
+    if (sched->options.shape.states > 0 || rule_window(&seq->kv.rule) != 0 ||
+        rule_adds(&seq->kv.rule))
+        return; /* what the model or the policy records of tokens cannot be taken back */
     int32_t predicted = request->predicted_count;
     if (predicted > request->max_tokens) predicted = request->max_tokens;
     /* Without memory for it the answer is the same, later. */

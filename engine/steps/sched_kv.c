@@ -59,12 +59,6 @@ static const char *list_policies(const struct sched_kv *rules, char list[POLICY_
     return list;
 }
 
-static int unknown_policy(const struct sched_kv *rules, const char *name, struct fault *fault) {
-    char list[POLICY_LIST_BYTES];
-    return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%.40s'; there are %s", name,
-                     list_policies(rules, list));
-}
-
 int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv,
                      struct fault *fault) {
     const struct fault why = rule_obstacle(rules, &kv->rule);
@@ -106,7 +100,11 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
     *out = *defaults;
     if (wanted->policy) {
         const struct policy *policy = policy_find(wanted->policy);
-        if (!policy) return unknown_policy(rules, wanted->policy, fault);
+        char list[POLICY_LIST_BYTES];
+        if (!policy)
+            return fault_set(fault, ERR_INVALID, "kv.policy",
+                             "unknown policy '%.40s'; there are %s", wanted->policy,
+                             list_policies(rules, list));
         /* another method: its own rule */
         if (policy != defaults->policy) {
             kv_params_set_policy(out, policy);

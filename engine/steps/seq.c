@@ -118,10 +118,6 @@ static void note_thought(struct sequence *seq, int32_t token) {
                   (seq->thinks || token == request->think_begin);
 }
 
-static bool wants_penalties(const struct engine_request *request) {
-    return request->repetition != 1 || request->presence != 0 || request->frequency != 0;
-}
-
 int seq_open(struct sequence *seq, struct engine_job *job, int index, const struct kv_params *kv,
              const struct seq_text *text) {
     const struct engine_request *request = &job->request;
@@ -134,8 +130,10 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
                              .changed = true};
     size_t room = (size_t)request->prompt_count + (size_t)request->max_tokens;
     seq->tokens = mem_try_alloc(room, sizeof *seq->tokens);
+    bool is_penalised =
+        request->repetition != 1 || request->presence != 0 || request->frequency != 0;
     if (!seq->tokens || alloc_ends(seq, text) != 0 ||
-        (wants_penalties(request) && tally_open(&seq->tally, (int32_t)room) != 0) ||
+        (is_penalised && tally_open(&seq->tally, (int32_t)room) != 0) ||
         constraint_run_open(&seq->constraint, request) != 0) {
         seq_close(seq);
         return ERR_NOMEM;
