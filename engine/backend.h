@@ -10,10 +10,10 @@ struct backend_options {
     const char *cpu_path; /* see kernels/cpu/cpu.h */
     enum cpu_activations cpu_activations;
     int threads;  /* compute threads of all replicas together; 0 = one per core */
-    int replicas; /* instances to open, 0 = 1: each has its own devices, or an equal share of the
-                     threads */
-    int ranks; /* ranks of each instance (kernels/ranks.h), 0 = 1: one device per rank, assigned by
-                  cuda_place_ranks (kernels/cuda/cuda.h) */
+    int replicas; /* instances to open, 0 counts as 1: each has its own devices, or an equal share
+                     of the threads */
+    int ranks;    /* ranks of each instance (kernels/ranks.h), 0 counts as 1: one device per rank,
+                     assigned by    cuda_place_ranks (kernels/cuda/cuda.h) */
 };
 
 /* Returns the number of compute threads: `wanted` if positive, or the cores that this process may

@@ -109,8 +109,8 @@ struct engine_options {
     int max_conversations;       /* retained between turns */
     int max_choices;             /* n of one request; 0 = as many as may run at once */
     int max_logprobs;            /* alternatives of one token; 0 = ENGINE_TOP_MAX */
-    int data_parallel_size;      /* replicas; 0 = 1; the limits above hold for each one */
-    int tensor_parallel_size;    /* ranks of each replica: 1, 2, 4, 8; 0 = 1 */
+    int data_parallel_size;      /* number of replicas, each with the limits above; 0 counts as 1 */
+    int tensor_parallel_size;    /* ranks of each replica: 1, 2, 4 or 8; 0 counts as 1 */
     int kv_rank_cap;             /* percent of an even share, see kern_cache_options; 0 = none */
     int threads;                 /* compute threads of all replicas together; 0 = one per core */
     const char *device;          /* "auto", "cpu", "cuda": see engine/backend.h */
@@ -398,7 +398,7 @@ struct engine_request {
     int32_t choices;             /* n; 0 counts as 1 */
     int32_t top_logprobs;        /* alternatives per token, <= max_logprobs; -1 = no logprobs */
     bool prompt_logprobs;        /* score the prompt too (echo); never reuses a conversation */
-    int32_t prompt_top_logprobs; /* alternatives per token of a scored prompt, likewise; >= 0 */
+    int32_t prompt_top_logprobs; /* alternatives per token of a scored prompt, 0 to max_logprobs */
     bool ignore_eos;
     /* Tokens that may be drafted in a step (engine/steps/sched_draft.c), and a text that the answer
      * probably resembles. They change when the answer comes, not the answer. */

@@ -331,27 +331,21 @@ static int check_sizes(const struct engine *e, const struct sched_options *so,
     return 0;
 }
 
-/* Entries of a page of a layer's streams. */
-static int layer_page_slots(const struct engine *e, enum kern_dtype dtype, int head_dim) {
-    const struct kern_cache_options layer = {.dtype = dtype, .head_dim = head_dim};
-    struct kern_cache_info info = {0};
-    ops_of(e)->cache_info(&layer, &info);
-    return info.page_slots;
-}
-
 /* The heads of the layers without, and with, a sliding window. */
 static void fill_heads(const struct engine *e, enum kern_dtype dtype, struct reserve_shape *shape) {
     const struct model_config *config = model_config(model_of(e));
     for (int i = 0; i < config->layers && config->heads; i++) {
         const struct model_layer_config *layer = &config->per_layer[i];
-        const int slots = layer_page_slots(e, dtype, layer->head_dim);
+        const struct kern_cache_options alone = {.dtype = dtype, .head_dim = layer->head_dim};
+        struct kern_cache_info info = {0};
         if (layer->mixer != MIXER_ATTENTION) continue;
+        ops_of(e)->cache_info(&alone, &info);
         if (layer->sliding_window) {
             shape->sliding_heads_kv = layer->heads_kv;
-            shape->sliding_page_slots = slots;
+            shape->sliding_page_slots = info.page_slots;
         } else {
             shape->heads_kv = layer->heads_kv;
-            shape->page_slots = slots;
+            shape->page_slots = info.page_slots;
         }
     }
 }

@@ -81,14 +81,6 @@ static void copy_sequences(struct replica *r) {
     }
 }
 
-/* The tokens of a conversation never change, so its marks are made once. */
-static void copy_marks(struct conversation_copy *copy, const struct conversation *c) {
-    int32_t count = c->id == 0 ? 0 : conversation_mark_count(c->token_count);
-    mem_free(copy->marks);
-    copy->marks = count > 0 ? mem_try_alloc((size_t)count, sizeof *copy->marks) : NULL;
-    if (copy->marks) conversation_make_marks(c, copy->marks);
-}
-
 /* There may be a thousand conversations and a thousand steps a second, so only what changed. */
 static void copy_conversations(struct replica *r) {
     const struct conversation_table *table = &r->sched.keeper.table;
@@ -98,7 +90,12 @@ static void copy_conversations(struct replica *r) {
         const struct conversation *c = &table->all[i];
         struct conversation_copy *copy = &r->conversation_copies[i];
         if (copy->of.change == c->change) continue;
-        if (copy->of.id != c->id) copy_marks(copy, c);
+        if (copy->of.id != c->id) { /* otherwise the tokens are the same */
+            int32_t count = c->id == 0 ? 0 : conversation_mark_count(c->token_count);
+            mem_free(copy->marks);
+            copy->marks = count > 0 ? mem_try_alloc((size_t)count, sizeof *copy->marks) : NULL;
+            if (copy->marks) conversation_make_marks(c, copy->marks);
+        }
         copy->of = *c;
         copy->of.tokens = NULL;
         copy->row = (struct engine_conversation_row){.id = c->id,

@@ -26,13 +26,6 @@ static int cannot(struct fault *fault, const char *what) {
     return fault_set(fault, ERR_IO, "state-dir", "%s: %s", what, strerror(errno));
 }
 
-static uint64_t random_lease_number(void) {
-    uint64_t number;
-    do CHECK(getrandom(&number, sizeof number, 0) == (ssize_t)sizeof number);
-    while (number == 0);
-    return number;
-}
-
 static bool make_file(struct state_lease *lease) {
     char name[NAME_BYTES];
     format_lease_name(lease->number, name);
@@ -58,17 +51,12 @@ static bool stamp(struct state_lease *lease) {
     return true;
 }
 
-static bool parse_lease_name(const char *name, uint64_t *number) {
-    char again[NAME_BYTES];
-    *number = strtoull(name, NULL, 16);
-    format_lease_name(*number, again);
-    return strcmp(name, again) == 0;
-}
-
 static void examine_lease(struct state_lease *lease, const char *name) {
     struct stat st;
-    uint64_t number;
-    if (!parse_lease_name(name, &number) || number == lease->number) return;
+    char again[NAME_BYTES];
+    const uint64_t number = strtoull(name, NULL, 16);
+    format_lease_name(number, again);
+    if (strcmp(name, again) != 0 || number == lease->number) return;
     if (fstatat(lease->folder, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return;
     if (!is_within(lease, &st, REMOVE_SECONDS))
         unlinkat(lease->folder, name, 0);
@@ -91,7 +79,9 @@ static bool examine_other_leases(struct state_lease *lease) {
 }
 
 int state_lease_open(struct state_lease *lease, int dir, struct fault *fault) {
-    *lease = (struct state_lease){.number = random_lease_number(), .folder = -1, .file = -1};
+    const size_t size = sizeof lease->number;
+    *lease = (struct state_lease){.folder = -1, .file = -1};
+    while (lease->number == 0) CHECK(getrandom(&lease->number, size, 0) == (ssize_t)size);
     if (mkdirat(dir, "daemons", 0700) != 0 && errno != EEXIST)
         return cannot(fault, "its folder of leases cannot be made");
     lease->folder = openat(dir, "daemons", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

@@ -420,14 +420,10 @@ static bool is_writing(const struct store *store, uint64_t id) {
            store->write.head.id == id;
 }
 
-/* Returns the file that the store is writing. A search counts it as written: store_load waits for
- * it. */
-static struct store_file written_file(struct store *store) {
-    bool there = is_writing(store, store->write.head.id) && !store->write.removed;
-    return (struct store_file){.head = store->write.head, .ours = there, .owner = store};
-}
+typedef void note_file(void *to, const struct store_file *file, int32_t usable, bool hinted);
 
-static int32_t usable_tokens(struct conversation_search *search, const struct store_file *file) {
+static void consider(struct conversation_search *search, const struct store_file *file,
+                     note_file *note, void *to) {
     const struct state_head *head = &file->head;
     const struct conversation_key key = {.space = head->space,
                                          .kv = &head->kv,
@@ -435,16 +431,9 @@ static int32_t usable_tokens(struct conversation_search *search, const struct st
                                          .token_count = head->token_count,
                                          .prompt_hash = head->prompt_hash,
                                          .token_hash = head->token_hash};
-    return file->ours && !file->ignored ? conversation_usable(search, &key) : 0;
-}
-
-typedef void note_file(void *to, const struct store_file *file, int32_t usable, bool hinted);
-
-static void consider(struct conversation_search *search, const struct store_file *file,
-                     note_file *note, void *to) {
-    int32_t usable = usable_tokens(search, file);
+    int32_t usable = file->ours && !file->ignored ? conversation_usable(search, &key) : 0;
     uint64_t hint = search->query->hint;
-    if (usable > 0) note(to, file, usable, hint != 0 && file->head.hint == hint);
+    if (usable > 0) note(to, file, usable, hint != 0 && head->hint == hint);
 }
 
 /* Computes the hashes of the prompt before the lock is taken, because a long prompt takes time;
@@ -468,8 +457,10 @@ static void search_files(struct directory *d, struct conversation_search *search
              file; file = file->next_of_prompt)
             if (file->head.prompt_end == n) consider(search, file, note, to);
     for (int i = 0; i < d->store_count; i++) {
-        struct store_file written = written_file(d->stores[i]);
-        consider(search, &written, note, to);
+        const struct store *store = d->stores[i]; /* store_load waits for what it writes */
+        bool written = is_writing(store, store->write.head.id) && !store->write.removed;
+        const struct store_file file = {.head = store->write.head, .ours = written, .owner = store};
+        consider(search, &file, note, to);
     }
 }
 

@@ -63,7 +63,7 @@ void store_index_touch(struct store_index *index, struct store_file *file, int64
 /* Returns the file that goes first where room is needed: that for which the seconds since its last
  * use, times the bytes of its client, are most; of equal ones the oldest. NULL: there is no file.
  * So a client that holds much deletes its own files first, and files of clients that are away do
- * not stay for ever. Costs a look at the files that are older. */
+ * not stay for ever. Reads the files that are older. */
 const struct store_file *store_index_first_to_go(const struct store_index *index, int64_t now_unix);
 /* Sorts by last use, after files were added in any order. ERR_NOMEM: they stay in the order of
  * adding. */

@@ -52,14 +52,6 @@ int store_upload_open(struct store *store, const uint8_t space[16], struct store
     return 0;
 }
 
-static int check_upload_size(const struct store_upload *upload, struct fault *fault) {
-    int64_t most = upload_max(upload->directory), size = (int64_t)upload->head.file_size;
-    if (size <= most) return 0;
-    return fault_set(fault, ERR_LIMIT, "state",
-                     "%lld bytes; an upload may have %lld, a quarter of state-bytes",
-                     (long long)size, (long long)most);
-}
-
 /* Takes bytes from those that all uploads may have. Only bytes that have come count, so a slow
  * upload does not keep others away by what its head says. */
 static int charge_upload(struct store_upload *upload, size_t size, struct fault *fault) {
@@ -89,7 +81,11 @@ static int check_head(struct store_upload *upload, struct fault *fault) {
     if (head->file_size < STATE_HEAD_BYTES + STATE_SEAL_BYTES ||
         head->file_size > state_size_limit(head, upload->directory->options.state_bytes))
         return fault_set(fault, ERR_MALFORMED, "state", "longer than its conversation can be");
-    return check_upload_size(upload, fault);
+    int64_t most = upload_max(upload->directory), size = (int64_t)head->file_size;
+    if (size <= most) return 0;
+    return fault_set(fault, ERR_LIMIT, "state",
+                     "%lld bytes; an upload may have %lld, a quarter of state-bytes",
+                     (long long)size, (long long)most);
 }
 
 static int begin_upload_file(struct store_upload *upload, struct fault *fault) {

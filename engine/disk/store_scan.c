@@ -104,15 +104,6 @@ bool store_is_shared(struct directory *d) {
     return shared;
 }
 
-/* Forgets the files that the listing did not show. The lock is held. */
-static void drop_unseen(struct directory *d) {
-    struct store_file *next;
-    for (struct store_file *file = d->index.oldest; file; file = next) {
-        next = file->newer;
-        if (file->seen != d->listing) store_index_drop(&d->index, file);
-    }
-}
-
 static void list_again(struct directory *d, int64_t changed_ns) {
     struct fault fault = {0};
     int64_t unfinished;
@@ -131,7 +122,10 @@ static void list_again(struct directory *d, int64_t changed_ns) {
     d->listed_at_ns = settled ? changed_ns : 0;
     pthread_mutex_lock(&d->lock);
     d->unfinished = unfinished;
-    drop_unseen(d);
+    for (struct store_file *next, *file = d->index.oldest; file; file = next) {
+        next = file->newer;
+        if (file->seen != d->listing) store_index_drop(&d->index, file);
+    }
     /* New files came in the order of the listing. Without memory for it they stay the newest. */
     if (d->index.changes != changes) (void)store_index_sort(&d->index);
     pthread_mutex_unlock(&d->lock);
@@ -169,7 +163,7 @@ void store_renew(struct directory *d) {
     store_expire(d);
 }
 
-/* ---- Room ---- */
+/* ---- Deleting files for space ---- */
 
 /* Another daemon may have used the file since it was looked at: then it is not the oldest. */
 static bool was_used(struct directory *d, uint64_t id) {

@@ -424,19 +424,15 @@ static int32_t common_marks(const uint64_t *hashes, int32_t prompt_count, const 
     return low * CONVERSATION_MARK;
 }
 
-struct conversation_key conversation_key_of(const struct conversation *conv) {
-    return (struct conversation_key){.space = conv->space,
-                                     .kv = &conv->kv,
-                                     .prompt_end = conv->prompt_end,
-                                     .token_count = conv->token_count,
-                                     .prompt_hash = conv->prompt_hash,
-                                     .token_hash = conv->token_hash};
-}
-
 int32_t conversation_usable_or_cut(struct conversation_search *search,
                                    const struct conversation *conv, const uint64_t *marks) {
     const struct conversation_query *query = search->query;
-    const struct conversation_key key = conversation_key_of(conv);
+    const struct conversation_key key = {.space = conv->space,
+                                         .kv = &conv->kv,
+                                         .prompt_end = conv->prompt_end,
+                                         .token_count = conv->token_count,
+                                         .prompt_hash = conv->prompt_hash,
+                                         .token_hash = conv->token_hash};
     int32_t usable = conv->checkpoint ? 0 : conversation_usable(search, &key);
     if (!conv->kv.policy->bounded && usable < conv->evicted_at) usable = 0; /* a lost window */
     if (usable > 0 || !marks || conv->arriving) return usable;

@@ -35,22 +35,21 @@
  * it ends where the common tokens end, it serves rules that cannot be cut, too. Checkpoints are
  * never written to disk.
  *
- * Removal: when room is needed, superseded conversations are removed first, the least recently used
- * one before others. Then goes the one for which the uses of any conversation since its own, times
- * what its client holds, are most: of one client the least recently used one, and of two clients
- * the one that holds more loses first, until what it has was used much later. So a client that
- * fills the table pushes out its own conversations, and those of one that is away do not stay for
- * ever. A conversation is superseded while exactly one kept turn continued it: that turn holds
- * all of it, and only a retry or another last turn would ask for it. When two or more turns
- * continued it, it is a history that branches, and is kept like any other. A checkpoint begins as
- * superseded, by the sequence that left it: a prefix that no second prompt used goes before any
- * conversation, one that was used is kept like a history that branches. Room means places in the
- * table and pages of the pool; the list of a conversation's tokens counts as pages
- * (keeper_pages_with).
+ * Removal: when places or pages are needed, superseded conversations are removed first, the least
+ * recently used one before others. Then goes the one for which the uses of any conversation since
+ * its own, times what its client holds, are most: of one client the least recently used one, and of
+ * two clients the one that holds more loses first, until what it has was used much later. So a
+ * client that fills the table pushes out its own conversations, and those of one that is away do
+ * not stay for ever. A conversation is superseded while exactly one kept turn continued it: that
+ * turn holds all of it, and only a retry or another last turn would ask for it. When two or more
+ * turns continued it, it is a history that branches, and is kept like any other. A checkpoint
+ * begins as superseded, by the sequence that left it: a prefix that no second prompt used goes
+ * before any conversation, one that was used is kept like a history that branches. The list of a
+ * conversation's tokens counts as pages (keeper_pages_with).
  *
  * Pins: a pinned conversation is removed only for its own client, or for a request that could not
  * fit beside the pins at all. Pins have less than half of the pool and of the places, so all others
- * find room. When a turn that asks for a pin continues a pinned one of its client, the pin moves to
+ * find some. When a turn that asks for a pin continues a pinned one of its client, the pin moves to
  * it. A pin holds in memory; a conversation read back from disk has none.
  *
  * Time to live: a conversation with one is deleted, in memory and on disk, when it was not used for
@@ -163,7 +162,7 @@ void conversation_table_open(struct conversation_table *table, int capacity, boo
 void conversation_table_close(struct conversation_table *table);
 
 /* Copies *conv in (taking conv->tokens); one without an id gets one, and each its hashes. The
- * table must have room. */
+ * table must not be full. */
 struct conversation *conversation_add(struct conversation_table *table,
                                       const struct conversation *conv, int64_t now_ns);
 
@@ -248,12 +247,9 @@ int32_t conversation_cut(const struct conversation *conv, int32_t most, int32_t 
 /* Returns the number of first tokens that a and b have in common. */
 int32_t conversation_common(const int32_t *a, int32_t a_count, const int32_t *b, int32_t b_count);
 
-/* Remembers that a conversation whose prompt has this hash had to make room. */
+/* Remembers that a conversation whose prompt has this hash was displaced. */
 void conversation_note_gone(struct conversation_table *table, const uint8_t space[16],
                             int32_t prompt_end, uint64_t prompt_hash);
-
-/* Points into the conversation. */
-struct conversation_key conversation_key_of(const struct conversation *conv);
 
 /* Hashes of a conversation's beginnings, for threads that may not read its tokens: marks[i] is the
  * hash of the first (i + 1) * CONVERSATION_MARK tokens. */

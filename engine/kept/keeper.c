@@ -146,30 +146,16 @@ static enum engine_wait reclaim_quota(struct keeper *keeper, struct keeper_claim
     return ENGINE_WAIT_NOTHING;
 }
 
-/* Removes the next conversation in order; the client's own pinned ones where no other is left. */
-static enum engine_wait displace_for(struct keeper *keeper, const uint8_t *client,
-                                     const struct conversation *except, bool pinned) {
-    bool any = conversation_next_victim(&keeper->table, except, NULL, pinned, CONVERSATION_PAGES);
-    return any ? displace_next(keeper, NULL, except, pinned)
-               : displace_next(keeper, client, except, true);
-}
-
-/* Adds up the pins of all clients but this one. */
-static struct conversation_pins pins_of_others(const struct keeper *keeper, const uint8_t *client) {
-    struct conversation_pins all = conversation_pins_of(&keeper->table, NULL);
-    struct conversation_pins own = conversation_pins_of(&keeper->table, client);
-    return (struct conversation_pins){.count = all.count - own.count,
-                                      .pages = all.pages - own.pages,
-                                      .tokens = all.tokens - own.tokens};
-}
-
 /* Other clients' pins are spared, unless the request could not fit beside them even if nothing ran.
  * Everything else may go but `conv`, which is consumed if the request does not fit beside it and
  * the pins. So once nothing runs, the request fits. */
 enum engine_wait keeper_reclaim(struct keeper *keeper, struct keeper_claim *claim, int64_t pages,
                                 const struct conversation *conv, bool *consumed) {
     int64_t total = keeper->options.pages_total, unreserved = total - keeper->pages_reserved;
-    struct conversation_pins spared = pins_of_others(keeper, claim->client), beside;
+    struct conversation_pins spared = conversation_pins_of(&keeper->table, NULL), beside;
+    const struct conversation_pins own = conversation_pins_of(&keeper->table, claim->client);
+    spared.pages -= own.pages;
+    spared.tokens -= own.tokens;
     bool spares_pins = pages <= total - keeper_pages_with(keeper, spared.pages, spared.tokens);
     if (!spares_pins) spared = (struct conversation_pins){0};
     beside = spared;
@@ -183,8 +169,13 @@ enum engine_wait keeper_reclaim(struct keeper *keeper, struct keeper_claim *clai
     if (pages > unreserved - keeper_pages_with(keeper, spared.pages, spared.tokens))
         return ENGINE_WAIT_PAGES;
     enum engine_wait wait = reclaim_quota(keeper, claim, pages, conv, consumed);
-    while (!wait && pages > pages_free_without(keeper, *consumed ? conv : NULL))
-        wait = displace_for(keeper, claim->client, conv, !spares_pins);
+    while (!wait && pages > pages_free_without(keeper, *consumed ? conv : NULL)) {
+        /* The client's own pinned ones go where no other is left. */
+        bool any =
+            conversation_next_victim(&keeper->table, conv, NULL, !spares_pins, CONVERSATION_PAGES);
+        wait = any ? displace_next(keeper, NULL, conv, !spares_pins)
+                   : displace_next(keeper, claim->client, conv, true);
+    }
     return wait;
 }
 
@@ -239,15 +230,6 @@ void keeper_measure(const struct keeper *keeper, const struct kern_report *repor
     conv->pages = report->rank_pages;
 }
 
-/* Several turns continued this conversation: it stays, and its file stays when one of those turns
- * is on disk. */
-static void unmark_replaced(struct keeper *keeper, uint64_t id) {
-    struct conversation_table *table = &keeper->table;
-    for (int i = 0; i < table->capacity; i++)
-        if (table->all[i].replaces == id) table->all[i].replaces = 0;
-    if (keeper->export.replaces == id) keeper->export.replaces = 0;
-}
-
 /* Marks the turn `origin` as superseded and drops the superseded turn before it, so that a dialogue
  * keeps its last state and one to retry from. Returns the id of the file that the new turn will
  * replace, 0: none. */
@@ -261,7 +243,10 @@ static uint64_t supersede(struct keeper *keeper, uint64_t origin, uint64_t origi
     drop_own_checkpoint(keeper, from);
     conversation_followed(table, from);
     if (!conversation_superseded(from)) {
-        unmark_replaced(keeper, from->id);
+        /* Several turns continued it: it stays, and its file, when one of those is on disk. */
+        for (int i = 0; i < table->capacity; i++)
+            if (table->all[i].replaces == from->id) table->all[i].replaces = 0;
+        if (keeper->export.replaces == from->id) keeper->export.replaces = 0;
         return 0;
     }
     if (from->saved == CONVERSATION_UNSAVED) keeper_cancel_copies(keeper, from);
@@ -280,7 +265,7 @@ static struct conversation_pins pins_without(const struct keeper *keeper, const 
 }
 
 /* A pin stays within the client's quota, and all pins within half of the pool and of the places, so
- * that others always find room. The pin of `old` (NULL: none) ends with it. */
+ * that others always find some. The pin of `old` (NULL: none) ends with it. */
 static bool may_pin(const struct keeper *keeper, const struct engine_request *request,
                     const struct conversation *conv, const struct conversation *old) {
     struct conversation_pins own = pins_without(keeper, request->owner, old);

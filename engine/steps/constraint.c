@@ -240,24 +240,10 @@ static void permit_tokens(struct constraint_run *run, const struct constraint_ta
             run->mask[ids[i] / 32] |= 1u << (ids[i] % 32);
 }
 
-static void forbid(struct constraint_run *run, const struct constraint_table *table,
-                   const int32_t *ids, int count) {
-    for (int i = 0; i < count; i++)
-        if (ids[i] >= 0 && ids[i] < table->vocabulary.size)
-            run->mask[ids[i] / 32] &= ~(1u << (ids[i] % 32));
-}
-
 static bool is_empty(const struct constraint_run *run, const struct constraint_table *table) {
     uint32_t any = 0;
     for (size_t i = 0; i < constrain_mask_words(table->vocabulary.size); i++) any |= run->mask[i];
     return any == 0;
-}
-
-/* Line breaks behind the reasoning are not part of the answer. */
-static bool skips(const struct constraint_run *run, const char *text, size_t old_size,
-                  size_t size) {
-    return run->phase == CONSTRAINT_AFTER && run->skipped < CONSTRAINT_NEWLINE_BYTES &&
-           is_newlines(text + old_size, size - old_size);
 }
 
 void constraint_note(struct constraint_run *run, const struct engine_request *request,
@@ -269,7 +255,9 @@ void constraint_note(struct constraint_run *run, const struct engine_request *re
     } else if (run->phase == CONSTRAINT_THINKING) {
         if (token == request->think_end) run->phase = CONSTRAINT_AFTER;
         run->begin = (uint32_t)size;
-    } else if (skips(run, text, old_size, size)) {
+    } else if (run->phase == CONSTRAINT_AFTER && run->skipped < CONSTRAINT_NEWLINE_BYTES &&
+               is_newlines(text + old_size, size - old_size)) {
+        /* Line breaks behind the reasoning are not part of the answer. */
         run->begin = (uint32_t)size;
         if (++run->skipped == CONSTRAINT_NEWLINE_BYTES) run->phase = CONSTRAINT_ON;
     } else {
@@ -355,7 +343,9 @@ int constraint_fill(struct constraint_run *run, const struct engine_request *req
     if (run->phase == CONSTRAINT_BEGIN) permit_tokens(run, table, &request->think_begin, 1);
     if (run->phase == CONSTRAINT_AFTER)
         permit_tokens(run, table, table->newlines, table->newline_count);
-    forbid(run, table, text->ends, text->end_count); /* not before the text is whole */
+    for (int i = 0; i < text->end_count; i++) /* no end before the text is whole */
+        if (text->ends[i] >= 0 && text->ends[i] < table->vocabulary.size)
+            run->mask[text->ends[i] / 32] &= ~(1u << (text->ends[i] % 32));
     if (next.accepts && (!text->hold || is_empty(run, table)))
         permit_tokens(run, table, text->ends, text->end_count);
     return is_empty(run, table) ? ERR_INVALID : 0;

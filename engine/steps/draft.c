@@ -43,7 +43,7 @@ static int32_t token_at(const struct draft *draft, const int32_t *tokens, int32_
     return place < before ? draft->predicted[place] : tokens[place - before];
 }
 
-/* The chain of the DRAFT_KEY tokens that end before `end`. */
+/* Returns the chain of the DRAFT_KEY tokens that end before `end`. */
 static uint32_t key_chain(const struct draft *draft, const int32_t *tokens, int32_t end) {
     uint32_t hash = 0;
     for (int32_t i = end - DRAFT_KEY; i < end; i++)
@@ -51,7 +51,7 @@ static uint32_t key_chain(const struct draft *draft, const int32_t *tokens, int3
     return hash >> (32 - draft->bits);
 }
 
-/* Tokens that the texts before two places have in common. */
+/* Returns how many tokens the texts before two places have in common. */
 static int32_t common_before(const struct draft *draft, const int32_t *tokens, int32_t place,
                              int32_t end) {
     int32_t length = 0;

@@ -20,26 +20,22 @@ static double idle_of(const struct pace *pace, int streams) {
     return 0;
 }
 
-/* Whole multiples of the least, as products process rows. */
-static int32_t rows_alone(const struct pace *pace, int32_t rows_max) {
-    const double all_ns = pace_prompt_ns(pace, rows_max);
-    double rows = PACE_ALONE_LEAST; /* and while times are unknown */
-    if (all_ns > 0) rows = floor(PACE_ALONE_NS / all_ns * rows_max / rows) * rows;
-    if (rows < PACE_ALONE_LEAST) rows = PACE_ALONE_LEAST;
-    return rows < rows_max ? (int32_t)rows : rows_max;
-}
-
 int32_t pace_rows(const struct pace *pace, int streams, int percent, int32_t rows_max) {
     double idle = idle_of(pace, streams), rows = PACE_FIRST;
     if (percent <= 0) return rows_max;
-    if (streams == 0) return rows_alone(pace, rows_max);
+    if (streams == 0) { /* whole multiples of the least, as products process rows */
+        const double all_ns = pace_prompt_ns(pace, rows_max), least = PACE_ALONE_LEAST;
+        rows = all_ns > 0 ? floor(PACE_ALONE_NS / all_ns * rows_max / least) * least : least;
+        if (rows < least) rows = least;
+        return rows < rows_max ? (int32_t)rows : rows_max;
+    }
     if (idle > 0 && pace->row_ns > 0) rows = idle * (percent - 100) / 100 / pace->row_ns;
     if (rows < PACE_LEAST) rows = PACE_LEAST;
     return rows < rows_max ? (int32_t)rows : rows_max;
 }
 
-/* The size of steps with prompt rows alone that says most about one with `rows`: its own, or else
- * the next smaller one that is known, or else the next larger one; -1: none is. */
+/* Returns the size class of steps with prompt rows alone that says most about one with `rows`: its
+ * own, or else the next smaller one that is known, or else the next larger one; -1: none is. */
 static int prompt_size(const struct pace *pace, int32_t rows) {
     int size = size_class(rows);
     for (int i = size; i >= 0; i--)
@@ -108,7 +104,7 @@ int32_t pace_rows_within(const struct pace *pace, int streams, double bound_ns, 
     return rows < rows_max ? (int32_t)rows : rows_max;
 }
 
-/* A mean in which the newest value has the given weight. */
+/* Updates a mean in which the newest value has the given weight. */
 static void mean_in(double *mean, double value, double weight) {
     *mean = *mean > 0 ? *mean + weight * (value - *mean) : value;
 }
@@ -143,7 +139,8 @@ void pace_note(struct pace *pace, int streams, int32_t prompt_rows, int64_t ns) 
     mean_in(&pace->row_ns, each > least ? each : least, 0.25);
 }
 
-/* The time of `rows` rows, by a single one's time of 1 and PACE_ROW_PART. */
+/* Returns the expected time of `rows` rows, where a single one takes 1 and each further one
+ * PACE_ROW_PART. */
 static double supposed(double rows) {
     return 1 + PACE_ROW_PART * (rows - 1);
 }

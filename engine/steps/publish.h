@@ -19,7 +19,7 @@ static inline void publish_choice_end(struct engine_choice *choice) {
     atomic_store_explicit(&choice->finish, (int)choice->ending, memory_order_release);
 }
 
-/* Makes room for the live reports of a job, before it has a reader. */
+/* Allocates the live reports of a job, before it has a reader. */
 static inline int publish_live_open(struct engine_job *job, size_t streams) {
     struct engine_live *live =
         mem_try_alloc(1, sizeof *live + ENGINE_LIVE_REPORTS * streams * sizeof *live->lengths);

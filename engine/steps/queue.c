@@ -22,8 +22,8 @@ void queue_close(struct queue *queue) {
 
 /* ---- Records ---- */
 
-/* A record for a new client: an unused one, else that of the idle client with the least `served`.
- */
+/* Returns a record for a new client: an unused one, else that of the idle client with the least
+ * `served`; NULL: all clients are active. */
 static struct queue_client *free_client(struct queue *queue) {
     struct queue_client *best = NULL;
     if (queue->record_count < queue->records_max) return &queue->records[queue->record_count++];
@@ -39,7 +39,7 @@ static struct queue_client *client_for(struct queue *queue, const uint8_t key[16
         if (memcmp(queue->records[i].key, key, sizeof queue->records[i].key) == 0)
             return &queue->records[i];
     struct queue_client *client = free_client(queue);
-    if (!client) { /* it shares a record */
+    if (!client) { /* all records are taken: clients share one */
         uint64_t number;
         memcpy(&number, key, sizeof number);
         return &queue->records[number % (uint64_t)queue->records_max];
@@ -47,15 +47,6 @@ static struct queue_client *client_for(struct queue *queue, const uint8_t key[16
     *client = (struct queue_client){0};
     memcpy(client->key, key, sizeof client->key);
     return client;
-}
-
-/* Raises `least` to what the active client served least has had. */
-static void update_least(struct queue *queue) {
-    int64_t least = INT64_MAX;
-    for (int i = 0; i < queue->record_count; i++)
-        if (queue->records[i].jobs > 0 && queue->records[i].served < least)
-            least = queue->records[i].served;
-    if (queue->clients > 0 && least > queue->least) queue->least = least;
 }
 
 /* ---- Shares of places ---- */
@@ -106,8 +97,8 @@ static int first_places(const struct queue *queue, const struct queue_client *cl
     return client->first_border == queue->border ? client->first_places : 0;
 }
 
-/* Whether the client's oldest job that is not wide came before the border, fits the client's share,
- * and nothing but places is in its way. */
+/* Returns whether the client's oldest job that is not wide came before the border, fits the
+ * client's share, and nothing but places is in its way. */
 static bool has_first_turn(const struct queue *queue, const struct queue_client *client) {
     const struct engine_job *job = client->first;
     while (job && job->arrival < queue->border && is_wide_job(queue, job)) job = job->next;
@@ -116,15 +107,6 @@ static bool has_first_turn(const struct queue *queue, const struct queue_client 
     return client->running + job->choice_count <= share &&
            first_places(queue, client) + job->choice_count <= share &&
            job->pages * job->choice_count <= queue_pages_left(queue, job);
-}
-
-static void plan_first(struct queue *queue) {
-    queue->first = 0;
-    for (int i = 0; i < queue->record_count; i++) {
-        struct queue_client *client = &queue->records[i];
-        client->goes_first = has_first_turn(queue, client);
-        queue->first += client->goes_first;
-    }
 }
 
 static void plan_guest(struct queue *queue) {
@@ -146,7 +128,12 @@ bool queue_plan_places(struct queue *queue, uint64_t step) {
     for (int i = 0; i < queue->record_count; i++)
         if (is_recent(queue, &queue->records[i])) queue->weights += queue->records[i].weight;
     for (int i = 0; i < queue->record_count; i++) queue->kept += lacks(queue, &queue->records[i]);
-    plan_first(queue);
+    queue->first = 0;
+    for (int i = 0; i < queue->record_count; i++) {
+        struct queue_client *client = &queue->records[i];
+        client->goes_first = has_first_turn(queue, client);
+        queue->first += client->goes_first;
+    }
     plan_guest(queue);
     return queue->weights != weights || queue->kept != kept || queue->first != first ||
            queue->guest.places != guest.places || queue->guest.pages != guest.pages;
@@ -204,7 +191,11 @@ void queue_note_prompt(struct queue *queue, const struct engine_job *job, int32_
 void queue_join(struct queue *queue, struct engine_job *job) {
     struct queue_client *client = client_for(queue, job->request.client);
     if (client->jobs == 0) {
-        update_least(queue);
+        int64_t least = INT64_MAX; /* the service of the active client that had least */
+        for (int i = 0; i < queue->record_count; i++)
+            if (queue->records[i].jobs > 0 && queue->records[i].served < least)
+                least = queue->records[i].served;
+        if (queue->clients > 0 && least > queue->least) queue->least = least;
         if (client->served < queue->least) client->served = queue->least;
         queue->clients++;
     }
@@ -240,7 +231,7 @@ void queue_remove(struct queue *queue, struct engine_job *job) {
     *link = job->next;
     if (client->last == job) client->last = before;
     if (job->arrival < queue->border &&
-        !is_wide_job(queue, job)) { /* it goes first, to run or not */
+        !is_wide_job(queue, job)) { /* counts among those that went first */
         client->first_places = first_places(queue, client) + job->choice_count;
         client->first_border = queue->border;
     }
@@ -263,8 +254,8 @@ void queue_end(struct queue *queue, struct engine_job *job) {
     queue->clients--;
 }
 
-static bool is_before(const struct queue *queue, const struct engine_job *a,
-                      const struct engine_job *b) {
+static bool is_served_before(const struct queue *queue, const struct engine_job *a,
+                             const struct engine_job *b) {
     int64_t had_a = queue_client_of(queue, a)->served, had_b = queue_client_of(queue, b)->served;
     return had_a != had_b ? had_a < had_b : a->arrival < b->arrival;
 }
@@ -276,7 +267,7 @@ struct engine_job *queue_next(const struct queue *queue,
     for (int i = 0; i < queue->record_count && queue->waiting > 0; i++) {
         struct engine_job *job = queue->records[i].first;
         while (job && suits && !suits(arg, job)) job = job->next;
-        if (job && (!best || is_before(queue, job, best))) best = job;
+        if (job && (!best || is_served_before(queue, job, best))) best = job;
     }
     return best;
 }

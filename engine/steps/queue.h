@@ -4,16 +4,16 @@
  * for it, divided by the client's weight. Next is the client that was served least, ties by arrival
  * (the virtual token counter of Sheng et al., OSDI 2024). Work is counted in tokens: one for each
  * prompt token computed and each token generated, more for evictions (paging/policy.h) and for
- * places that stay empty for its job (engine/steps/sched.c). A cost is charged when it arises, so
- * an answer that ends early costs less.
+ * places that stay empty for its job (engine/steps/sched_admit.c). A cost is charged when it
+ * arises, so an answer that ends early costs less.
  *
  * A client that comes back, or is new, starts no lower than the active client served least: being
  * away earns nothing. A record is kept for as long as its client has jobs here, waiting or running;
  * afterwards until another client needs it, so that leaving loses no debt.
  *
  * Bounds: `records_max` records. When all are taken by active clients, a new client shares the
- * record that its key falls on. Joining costs a look at every record; a choice a look at every
- * waiting job at most.
+ * record that its key falls on. Joining reads every record; a choice reads every waiting job at
+ * most.
  *
  * Thread: the engine thread. */
 #ifndef KEEPD_ENGINE_STEPS_QUEUE_H

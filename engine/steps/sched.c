@@ -329,7 +329,8 @@ static void settle_mask(struct sched *sched, struct sequence *seq) {
     if (rc != 0 && rc != ERR_BUSY) fail_constraint(sched, seq->job, rc);
 }
 
-/* Were the sequence's drafted tokens drawn up to this round, and does its answer go on? */
+/* Returns whether the sequence's drafted tokens were drawn up to this round and its answer is not
+ * at its end. */
 static bool is_in_round(const struct sequence *seq, int round) {
     return seq->finish == ENGINE_RUNNING &&
            (round == 0 || (seq->confirmed == round && !seq_waits(seq)));

@@ -2,19 +2,18 @@
  * what is retained.
  *
  * One step (sched_step):
- *   1. cancelled jobs leave; waiting jobs are admitted by fair shares between clients while their
- *      reservations fit (engine/steps/sched_admit.c; retained conversations make room, see
- *      engine/kept/conversation.h);
+ *   1. cancelled jobs end; waiting jobs are admitted by fair shares between clients while their
+ *      reservations fit (sched_admit.c), and retained conversations are displaced for them
+ *      (engine/kept/keeper.h);
  *   2. generating sequences whose next append would exceed M + buffer evict; then sequences that
- *      have used up the model's positions are shifted (kernels/places.h);
+ *      have used up the model's positions are shifted (sched_evict.c);
  *   3. a batch: one row for every generating sequence, and rows for the tokens with which it
- *      probably goes on (engine/steps/sched_draft.c), then prompt rows, oldest first, up to the
- * step's row budget (beside answers a smaller one, engine/steps/pace.h) and never past a sequence's
- * next eviction point or border; clients that run more than their part take turns
- *      (engine/steps/sched_turns.c);
+ *      probably goes on (sched_draft.c), then prompt rows, oldest first, up to the row budget of
+ *      the step (beside answers a smaller one, pace.h) and never past a sequence's next eviction
+ *      point or border; clients that run more than their part take turns (sched_turns.c);
  *   4. the model runs; wanted rows are sampled or scored; tokens are published;
- *   5. sequences at an eviction point evict, after readers were woken for first tokens; finished
- *      ones leave, their streams stay as a conversation or go back to the pool.
+ *   5. sequences at an eviction point evict, after readers were woken for first tokens; the
+ *      streams of finished ones become a conversation or return to the pool.
  * Other requests change when a token is computed, never which token: eviction points depend on the
  * request alone (paging/due.h) and the backend's rows are independent (kernels/kern.h).
  *
@@ -93,7 +92,7 @@ struct sched_options {
     struct mask_wake mask_wake;    /* for a scheduler that is stalled; may be {NULL} */
     atomic_int *queue_places;      /* given back when a job leaves the waiting list; may be NULL */
     atomic_int *pending_jobs;      /* counted down when a job finishes; may be NULL */
-    atomic_llong *pending_tokens;  /* likewise, by sched_job_tokens */
+    atomic_llong *pending_tokens;  /* counted down by sched_job_tokens; may be NULL */
     /* Called in a step that has published first tokens and goes on with their evictions; may be
      * NULL. */
     void (*answered)(void *arg);
@@ -118,7 +117,7 @@ struct sched_turns {
     uint64_t apart_steps, divided_steps; /* counted: of the first kind, and others without some */
 };
 
-/* Admission: the state of engine/steps/sched_admit.c. */
+/* The state of admission (engine/steps/sched_admit.c). */
 struct sched_admission {
     uint64_t head_step;           /* counters.steps when the head was chosen */
     struct engine_job *past_head; /* the last one that gave way and waits; NULL: none */
@@ -129,10 +128,10 @@ struct sched_admission {
     uint64_t wait_ends;    /* number of the step in which the first wait for a prefix is over */
 };
 
-/* What has ended and is not published yet, in the order of the ends. */
+/* Choices and jobs that have ended and are not published yet, in the order of their ends. */
 struct sched_ended {
     struct engine_choice *first, *last;
-    struct engine_job *first_job, *last_job; /* all of their choices have ended */
+    struct engine_job *first_job, *last_job; /* jobs whose choices have all ended */
 };
 
 struct sched {

@@ -248,8 +248,8 @@ static int64_t larger_count(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* Returns what a job with these pages leaves to clients that run nothing. Their pages are at least
- * an even part of the pool for each place, and at most a quarter of it. */
+/* Returns the capacity that a job with these pages leaves to clients that run nothing. Their pages
+ * are at least an even part of the pool for each place, and at most a quarter of it. */
 static struct queue_capacity guest_part(const struct sched *sched, const struct engine_job *job,
                                         int64_t pages) {
     const struct sched_options *options = &sched->options;
@@ -435,7 +435,7 @@ struct passing {
     struct sched *sched;
     int places;
     int64_t pages;
-    struct spare spare; /* it ends within spare.steps, or fits the rest */
+    struct spare spare; /* the job ends within spare.steps, or fits the rest */
 };
 
 static bool ends_or_fits(const struct passing *passing, const struct engine_job *job) {

@@ -40,8 +40,8 @@ static void add_first_wants(struct sched *sched, struct sched_step *step, struct
     }
 }
 
-/* How many of `count` rows a prompt that wants scores gets: every row but the prompt's last scores
- * the token after it. */
+/* Returns how many of `count` rows a prompt that wants scores gets: every row but the prompt's last
+ * scores the token after it. */
 static int32_t scored_rows(struct sched_step *step, const struct sequence *seq, int32_t count) {
     int32_t scores = seq->prompt_count - 1 - seq->due.tokens;
     if (scores > count) scores = count;
@@ -85,16 +85,6 @@ static int64_t service_turn(const struct sched *sched, const struct sequence *se
     return queue_client_of(&sched->queue, seq->job)->served / SCHED_PROMPT_TURN;
 }
 
-static int sort_prompts(struct sched *sched) {
-    int count = 0;
-    for (int i = 0; i < sched->running; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (!seq_prefilling(seq) || seq->sits_out) continue;
-        sched_sort_in(sched, count++, seq, service_turn(sched, seq));
-    }
-    return count;
-}
-
 static struct queue_client *reader_of(const struct sched *sched, int prompt) {
     return queue_client_of(&sched->queue, sched->sorted[prompt]->job);
 }
@@ -134,7 +124,13 @@ static int find_favoured(const struct sched *sched, int prompts) {
  * the one whose turn it is, in proportion to their clients' weights, and takes what the others
  * leave. So neither can be starved by the other. */
 static void add_prompts(struct sched *sched, struct sched_step *step) {
-    int prompts = sort_prompts(sched), favoured = find_favoured(sched, prompts);
+    int prompts = 0;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq_prefilling(seq) && !seq->sits_out)
+            sched_sort_in(sched, prompts++, seq, service_turn(sched, seq));
+    }
+    int favoured = find_favoured(sched, prompts);
     if (favoured > 0) {
         int64_t own = reader_of(sched, favoured)->weight,
                 weights = own + reader_of(sched, 0)->weight;
@@ -164,17 +160,7 @@ static int find_streams(struct sched *sched, bool *reads) {
     return streams;
 }
 
-static void add_streams(struct sched *sched, struct sched_step *step, int streams) {
-    for (int i = 0; i < streams; i++) {
-        struct sequence *seq = sched->sorted[i];
-        add_want(sched, step, seq, step->batch.rows, -1);
-        add_rows(sched, step, seq, 1 + seq->drafted);
-    }
-    step->streams = streams;
-    step->stream_rows = step->batch.rows;
-}
-
-/* The rows behind drafted tokens, by rounds. */
+/* Adds the wants of the rows behind drafted tokens, by rounds. */
 static void add_draft_wants(struct sched *sched, struct sched_step *step) {
     for (int round = 1; round <= DRAFT_MAX; round++) {
         step->rounds[round] = step->want_count;
@@ -193,7 +179,12 @@ void sched_build_step(struct sched *sched, struct sched_step *step) {
     bool reads;
     int streams = find_streams(sched, &reads);
     sched_plan_drafts(sched, streams, reads ? 0 : step->spare_logits);
-    add_streams(sched, step, streams);
+    for (int i = 0; i < streams; i++) {
+        add_want(sched, step, sched->sorted[i], step->batch.rows, -1);
+        add_rows(sched, step, sched->sorted[i], 1 + sched->sorted[i]->drafted);
+    }
+    step->streams = streams;
+    step->stream_rows = step->batch.rows;
     int32_t left = options->rows_max - step->stream_rows;
     int32_t most = sched_prompt_rows(sched, streams);
     step->rows_most = step->stream_rows + (most < left ? most : left);

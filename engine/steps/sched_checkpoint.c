@@ -20,8 +20,8 @@
  * reads, and at most SCHED_PASS_STEPS steps in all. Until then it is not searched for again: the
  * job remembers the sequence and the border that it waits for.
  *
- * Checkpoints only take room that is free or held by superseded conversations, so they cost no
- * conversation its place. */
+ * Checkpoints only take pages and places that are free or held by superseded conversations, so they
+ * cost no other conversation its place. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -29,7 +29,7 @@
 #include "base/mem.h"
 #include "engine/steps/sched_int.h"
 
-/* Makes room by dropping superseded conversations only, which costs at most a retry. */
+/* Drops a superseded conversation, which costs at most a retry. Returns false if there is none. */
 static bool drop_superseded(struct sched *sched, const uint8_t *client) {
     struct conversation *first =
         conversation_next_victim(&sched->keeper.table, NULL, client, false, CONVERSATION_PAGES);
@@ -51,7 +51,7 @@ static bool reclaim_superseded(struct sched *sched, const struct engine_job *job
     return keeper->free_slot_count > 0;
 }
 
-/* Adds a fork of the sequence to the table; returns its id, 0 without room or memory. */
+/* Adds a fork of the sequence to the table; returns its id, 0 without free pages or memory. */
 static uint64_t add_fork(struct sched *sched, const struct sequence *seq,
                          struct conversation *conv) {
     struct kern *kern = sched->options.kern;
@@ -90,7 +90,7 @@ static struct conversation checkpoint_of(const struct sequence *seq) {
     return conv;
 }
 
-/* May the sequence leave checkpoints at all? */
+/* Returns whether checkpoints of the sequence may be added at all. */
 static bool may_checkpoint(const struct sched *sched, const struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     return seq->index == 0 && sched->keeper.table.capacity > 0 && request->kv.retain &&
@@ -138,20 +138,17 @@ int32_t sched_rows_to_border(const struct sequence *seq) {
     return seq->border_count > 0 ? seq->borders[0] - seq->due.tokens : INT32_MAX;
 }
 
-/* An eviction that only this sequence makes, at its prompt's end or in its answer, cannot lie
- * before a border; but a conversation that it continued may have made one. */
-static void add_prefix(struct sched *sched, struct sequence *seq) {
-    struct conversation conv = checkpoint_of(seq);
-    conv.prefix = true;
-    if (!seq->exact || conversation_same(&sched->keeper.table, &conv)) return;
-    if (add_fork(sched, seq, &conv) != 0) sched->counters.prefixes++;
-}
-
 void sched_add_prefixes(struct sched *sched) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (sched_rows_to_border(seq) > 0) continue;
-        add_prefix(sched, seq);
+        struct conversation conv = checkpoint_of(seq);
+        conv.prefix = true;
+        /* An eviction that only this sequence makes, at its prompt's end or in its answer, cannot
+         * lie before a border; but a conversation that it continued may have made one. */
+        if (seq->exact && !conversation_same(&sched->keeper.table, &conv) &&
+            add_fork(sched, seq, &conv) != 0)
+            sched->counters.prefixes++;
         seq->border_count--;
         memmove(seq->borders, seq->borders + 1, (size_t)seq->border_count * sizeof *seq->borders);
         keeper_note_change(&sched->keeper); /* jobs that wait for the prefix are tried again */
@@ -160,7 +157,7 @@ void sched_add_prefixes(struct sched *sched) {
 
 /* ---- Waiting for a prefix ---- */
 
-/* Does the sequence read the turn that the job would begin with this match? */
+/* Returns whether the sequence reads the turn that the job would begin with this match. */
 static bool reads_turn(const struct sequence *seq, const struct conversation_match *match) {
     const struct conversation *conv = match->conv;
     if (!conv || match->exact) return seq->began.tokens == 0 && (!conv || conv->began.tokens == 0);
@@ -178,7 +175,7 @@ static int32_t common_ahead(const struct sched *sched, const struct sequence *se
                                request->prompt_count - 1);
 }
 
-/* Has the job used up the time that it may wait? */
+/* Returns whether the job has waited as long as it may. */
 static bool has_waited(const struct sched *sched, const struct engine_job *job) {
     return job->prefix.since != 0 && sched->counters.steps + 1 >= sched_wait_end(job);
 }

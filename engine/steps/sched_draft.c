@@ -31,7 +31,7 @@ void sched_open_draft(const struct sched *sched, struct sequence *seq) {
     if (request->drafts == 0 || sched->options.drafts == 0) return;
     if (sched->options.shape.states > 0 || rule_window(&seq->kv.rule) != 0 ||
         rule_adds(&seq->kv.rule))
-        return; /* what the model or the policy records of tokens cannot be taken back */
+        return; /* records of the last queries, and states, cannot be taken back */
     int32_t predicted = request->predicted_count;
     if (predicted > request->max_tokens) predicted = request->max_tokens;
     /* Without memory for it the answer is the same, later. */
@@ -39,7 +39,7 @@ void sched_open_draft(const struct sched *sched, struct sequence *seq) {
                      request->prompt_count + request->max_tokens);
 }
 
-/* How many tokens of the sequence may be drafted now. */
+/* Returns how many tokens of the sequence may be drafted now. */
 static int32_t draft_limit(const struct sched *sched, const struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     int32_t most = request->drafts;
@@ -97,7 +97,7 @@ static struct sequence *find_likeliest(const struct sched *sched, int streams, d
     return best;
 }
 
-/* Answers that sit out, and prompts, wait for this step, too. */
+/* Returns whether other clients wait for this step, with answers that sit out or with prompts. */
 static bool several_clients(const struct sched *sched) {
     bool several = false;
     for (int i = 1; i < sched->running && !several; i++)

@@ -109,14 +109,15 @@ int64_t sched_held_if_due(const struct sequence *seq) {
     return due_after_append(&seq->kv, &state) ? state.held : 0;
 }
 
-/* The rows of the eviction and of the shift that can come in this step; 0: neither can. */
+/* Returns the rows of the eviction and of the shift that can come in this step; 0: neither can. */
 static int64_t rows_if_due(const struct sched *sched, const struct sequence *seq) {
     int64_t held = sched_held_if_due(seq), rows = held > 0 ? eviction_rows(sched, seq, held) : 0;
     if (sched_wants_shift(seq)) rows += kv_shift_rows(seq->due.held, sched->options.row_entries);
     return rows;
 }
 
-/* Whether the sequence can run without evicting: with prompt rows before its next eviction. */
+/* Returns whether the sequence can run without evicting: it has prompt rows before its next
+ * eviction. */
 static bool can_defer_eviction(const struct sequence *seq) {
     return seq_prefilling(seq) && !sched_wants_shift(seq) &&
            due_prompt_limit(&seq->kv, &seq->due) > 1;
@@ -152,8 +153,8 @@ static bool waits_for_mask(const struct sched *sched, const struct sequence *seq
     return seq->prompt_count - seq->due.tokens == 1 && sched_first_waits(sched, seq);
 }
 
-/* Running sequences that may be due in this step, the one that has waited longest first. Returns
- * how many; *others: some other sequence has work. */
+/* Sorts the running sequences that may be due in this step, the one that has waited longest first,
+ * and returns how many they are. *others is set if some other sequence has work. */
 static int find_due(struct sched *sched, bool *others) {
     uint64_t now = sched->counters.steps + 1;
     int count = 0;

@@ -138,20 +138,20 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
 
 /* ---- sched_checkpoint.c ---- */
 
-/* Leaves a checkpoint of a sequence that is about to evict, if it is useful and there is room. */
+/* Adds a checkpoint of a sequence that is about to evict, if it is useful and pages are free. */
 void sched_add_checkpoint(struct sched *sched, struct sequence *seq);
 
-/* Notes where a new sequence leaves prefixes. */
+/* Notes the borders at which prefixes of a new sequence are added. */
 void sched_plan_borders(struct sched *sched, struct sequence *seq, const struct sched_entry *entry);
-/* How many prompt tokens the sequence may append before it leaves its next prefix. */
+/* Returns how many prompt tokens the sequence may append before its next prefix is added. */
 int32_t sched_rows_to_border(const struct sequence *seq);
-/* Leaves the prefixes of all sequences that have reached a border. */
+/* Adds the prefixes of all sequences that have reached a border. */
 void sched_add_prefixes(struct sched *sched);
-/* Does the waiting job find more of its prompt read if it waits for a running sequence? Then that
- * sequence leaves a prefix for it. */
+/* Returns whether the waiting job finds more of its prompt read if it waits for a running sequence.
+ * Then a prefix of that sequence is added for it. */
 bool sched_awaits_prefix(struct sched *sched, const struct sched_entry *entry);
-/* Is the prefix still being read that the job was found to wait for, and may it wait longer? Costs
- * no search. */
+/* Returns whether the prefix is still being read that the job was found to wait for, and the job
+ * may wait longer. Costs no search. */
 bool sched_still_awaits(const struct sched *sched, const struct engine_job *job);
 /* Number of the step from which on the job waits for no prefix. */
 static inline uint64_t sched_wait_end(const struct engine_job *job) {

@@ -59,17 +59,6 @@ static int begin_due(struct sched *sched, struct sequence *seq,
     return rc;
 }
 
-/* Tokens that were dropped may have used up places: the streams return to those of `to` tokens. */
-static int shift_back(struct sched *sched, const struct sequence *seq, int32_t from, int32_t to) {
-    struct kern *kern = sched->options.kern;
-    const struct kern_shift shift = {.slot = seq->slot,
-                                     .rule = &seq->kv.rule,
-                                     .tokens = to,
-                                     .from = keeper_shifts(&sched->keeper, from),
-                                     .to = keeper_shifts(&sched->keeper, to)};
-    return shift.from == shift.to ? 0 : kern->ops->shift(kern, &shift);
-}
-
 int sched_continue(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
                    bool consumed) {
     struct kern *kern = sched->options.kern;
@@ -88,8 +77,14 @@ int sched_continue(struct sched *sched, struct sequence *seq, const struct sched
         seq->slot = keeper_consume(&sched->keeper, match->conv);
     else
         rc = keeper_fork(&sched->keeper, match, seq->job->request.hint, &seq->slot);
+    /* Dropped tokens may have used up places, which come back. */
+    const struct kern_shift shift = {.slot = seq->slot,
+                                     .rule = &seq->kv.rule,
+                                     .tokens = match->common,
+                                     .from = keeper_shifts(&sched->keeper, count),
+                                     .to = keeper_shifts(&sched->keeper, match->common)};
     if (rc == 0 && dropped > 0) rc = kern->ops->truncate(kern, seq->slot, match->common);
-    if (rc == 0) rc = shift_back(sched, seq, count, match->common);
+    if (rc == 0 && shift.from != shift.to) rc = kern->ops->shift(kern, &shift);
     if (rc == 0) rc = begin_due(sched, seq, match);
     if (rc != 0) return rc;
     seq->due.shifts = keeper_shifts(&sched->keeper, match->common);
@@ -101,22 +96,15 @@ int sched_continue(struct sched *sched, struct sequence *seq, const struct sched
     return 0;
 }
 
-/* Shrinks the token list, which had room for the longest answer. If that fails, it only costs
- * memory. */
-static int32_t *shrink_tokens(struct sequence *seq) {
-    size_t used = (size_t)seq->due.tokens * sizeof *seq->tokens;
-    int32_t *tokens = mem_try_realloc(seq->tokens, used, used);
-    if (!tokens) tokens = seq->tokens;
-    seq->tokens = NULL;
-    return tokens;
-}
-
 void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_report *report) {
     const struct engine_request *request = &seq->job->request;
+    /* The list had room for the longest answer. If it cannot be shrunk, that only costs memory. */
+    size_t used = (size_t)seq->due.tokens * sizeof *seq->tokens;
+    int32_t *shrunk = mem_try_realloc(seq->tokens, used, used);
     struct conversation conv = {.kv = seq->kv,
                                 .hint = request->hint,
                                 .ttl = request->kv.ttl,
-                                .tokens = shrink_tokens(seq),
+                                .tokens = shrunk ? shrunk : seq->tokens,
                                 .token_count = seq->due.tokens,
                                 .prompt_end = seq->prompt_count,
                                 .evicted_at = seq->evicted_at,
@@ -126,6 +114,7 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
                                 .slot = seq->slot,
                                 .left = seq->left,
                                 .origin = seq->origin};
+    seq->tokens = NULL;
     keeper_measure(&sched->keeper, report, &conv);
     memcpy(conv.space, request->space, sizeof conv.space);
     memcpy(conv.client, request->owner, sizeof conv.client);

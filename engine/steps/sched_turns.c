@@ -51,7 +51,7 @@ static struct work find_work(struct sched *sched) {
     return work;
 }
 
-/* How many turns ago the answer went on, or AGES - 1 for more. */
+/* Returns how many turns ago the answer went on, or AGES - 1 for more. */
 static int age_of(const struct sched *sched, const struct sequence *seq) {
     uint64_t age = sched->turns.number - seq->last_turn;
     return age < AGES ? (int)age : AGES - 1;

@@ -90,7 +90,7 @@ int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t stream
     return rc;
 }
 
-/* Only where they are needed. */
+/* Collects the tokens that end the answer, where min_tokens or a constraint needs them. */
 static int alloc_ends(struct sequence *seq, const struct seq_text *text) {
     const struct engine_request *request = &seq->job->request;
     if (request->min_tokens <= 0 && !request->constraint) return 0;
@@ -316,7 +316,7 @@ static size_t update_finish(struct sequence *seq, const struct seq_text *text, i
 
 /* ---- Output ---- */
 
-/* Lists of more than KERN_TOP_MAX are there already (seq_wide_top). */
+/* Lists of more than KERN_TOP_MAX were filled in already (seq_wide_top). */
 static void record_top(struct engine_top *top, int32_t count, const struct kern_sampled *sampled) {
     if (count > KERN_TOP_MAX) return;
     for (int32_t i = 0; i < count; i++)

@@ -22,7 +22,8 @@ void tally_close(struct tally *tally) {
     *tally = (struct tally){0};
 }
 
-/* The entry of a token, made if there is none. The table is at most half full, so the search ends.
+/* Returns the entry of a token, which is added if there is none. The table is at most half full, so
+ * the search ends.
  */
 static struct kern_seen *find_or_add_seen(struct tally *tally, int32_t token) {
     uint32_t at = ((uint32_t)token * 0x9E3779B1u) >> 7 & tally->mask;

@@ -217,8 +217,7 @@ static int32_t usable(const struct conversation *conv, int space, const struct k
     const struct conversation_query query = {
         .space = bytes, .kv = kv, .prompt = prompt, .prompt_count = count};
     struct conversation_search search = {.query = &query};
-    const struct conversation_key key = conversation_key_of(conv);
-    int32_t found = conversation_usable(&search, &key);
+    int32_t found = conversation_usable_or_cut(&search, conv, NULL);
     conversation_search_close(&search);
     return found;
 }
