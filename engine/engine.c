@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/disk/store.h"
@@ -186,10 +187,9 @@ static struct replica *choose_replica(struct engine *e, const struct engine_job 
 int engine_submit(struct engine *e, struct engine_job *job) {
     if (atomic_load(&e->common.draining)) return ERR_STOPPED;
     const struct sched_options *options = &e->replicas[0].sched.options;
-    int rc = sched_resolve_job(&options->kv, job, &job->fault);
-    if (rc == 0)
-        rc =
-            seq_job_alloc(job, options->text.token_bytes_max, reserve_all_streams(&options->shape));
+    CHECK(job->params); /* engine_check has resolved them */
+    int rc =
+        seq_job_alloc(job, options->text.token_bytes_max, reserve_all_streams(&options->shape));
     if (rc != 0) return rc;
     job->queued_ns = clock_ns();
     e->entered--;

@@ -636,9 +636,9 @@ int engine_longest(const struct engine *engine, const struct engine_kv *kv);
  * not change any more. */
 int engine_check(const struct engine *engine, struct engine_job *job, struct fault *fault);
 
-/* Takes the job, whose queue place was entered before. The engine allocates the output arrays here,
- * and resolves the kv parameters of a job that was not checked. Any error leaves the job with the
- * caller and the place entered. Loop thread. */
+/* Takes the job, which was checked and whose queue place was entered before. The engine allocates
+ * the output arrays here. Any error leaves the job with the caller and the place entered. Loop
+ * thread. */
 int engine_submit(struct engine *engine, struct engine_job *job);
 /* Frees what check, submit and the engine allocated. */
 void engine_job_close(struct engine_job *job);

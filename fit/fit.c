@@ -256,13 +256,6 @@ static int open_job(struct fit_job *job, const struct worth_text *texts, int cou
     return job->scratch && job->hidden && job->rates && job->slopes ? 0 : ERR_NOMEM;
 }
 
-static void close_job(struct fit_job *job) {
-    mem_free(job->scratch);
-    mem_free(job->hidden);
-    mem_free(job->rates);
-    mem_free(job->slopes);
-}
-
 int fit_gates(const struct fit_options *options, const struct worth_text *texts, int count,
               struct cpu_team *team, struct fit_net *net, struct fit_result *result,
               struct fault *fault) {
@@ -278,7 +271,10 @@ int fit_gates(const struct fit_options *options, const struct worth_text *texts,
         set_input_scales(net, texts, count);
         rc = open_job(&job, texts, count);
         if (!rc) rc = run_steps(options, &job, texts, count, result);
-        close_job(&job);
+        mem_free(job.scratch);
+        mem_free(job.hidden);
+        mem_free(job.rates);
+        mem_free(job.slopes);
         if (rc || !result->best) fit_net_close(net);
     }
     if (rc) return fault_set(fault, rc, "", "no memory for the fit");

@@ -180,10 +180,6 @@ static int load_key(struct state_dir *dir, struct fault *fault) {
     return rc;
 }
 
-static int cannot_write_key(struct fault *fault) {
-    return fault_set(fault, ERR_IO, "state-dir", "its key cannot be written: %s", strerror(errno));
-}
-
 /* Gives the key its name, unless another daemon was faster (ERR_BUSY). File systems without hard
  * links have a rename that replaces nothing. With the plain rename, which is left where there is
  * neither, the last of several daemons wins: the caller reads the key again (ERR_BUSY, too). */
@@ -214,7 +210,8 @@ static int create_directory_key(struct state_dir *dir, struct fault *fault) {
     if (fd >= 0) close(fd);
     int rc = made ? name_key(dir, temporary) : ERR_IO;
     if (rc == 0 && fsync(dir->fd) != 0) rc = ERR_IO;
-    if (rc == ERR_IO) (void)cannot_write_key(fault); /* before errno changes */
+    if (rc == ERR_IO) /* before errno changes */
+        fault_set(fault, rc, "state-dir", "its key cannot be written: %s", strerror(errno));
     if (rc != 0) unlinkat(dir->fd, temporary, 0);
     return rc == ERR_BUSY ? load_key(dir, fault) : rc;
 }

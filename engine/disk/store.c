@@ -562,17 +562,12 @@ void store_ignore(struct store *store, uint64_t id) {
     pthread_mutex_unlock(&d->lock);
 }
 
-static bool is_touched(const struct directory *d, uint64_t id) {
-    for (int i = 0; i < d->touch_count; i++)
-        if (d->touches[i] == id) return true;
-    return false;
-}
-
 void store_touch(struct store *store, uint64_t id) {
     struct directory *d = store->directory;
     pthread_mutex_lock(&d->lock);
     struct store_file *file = store_index_find(&d->index, id, false);
-    bool full = d->touch_count == TOUCHES_MAX, wanted = file && !is_touched(d, id);
+    bool full = d->touch_count == TOUCHES_MAX, wanted = file != NULL;
+    for (int i = 0; i < d->touch_count; i++) wanted = wanted && d->touches[i] != id;
     if (file) store_index_touch(&d->index, file, clock_unix_seconds(), 0);
     if (wanted && !full) {
         d->touches[d->touch_count++] = id;
@@ -593,7 +588,7 @@ bool store_can_save(struct store *store) {
 
 void store_save(struct store *store, const struct state_head *head, char *data, size_t size) {
     pthread_mutex_lock(&store->directory->lock);
-    CHECK(store->write.state == WRITE_FREE);
+    CHECK(store->write.state == WRITE_FREE && head->id != 0 && data && head->file_size == size);
     store->write.state = WRITE_READY;
     store->write.head = *head;
     store->write.data = data;

@@ -66,19 +66,14 @@ static int scan_bad(struct directory *d, uint64_t id) {
                .head.id = id, .bytes = on_disk.bytes, .used_unix = on_disk.used_unix, .bad = true});
 }
 
-static bool is_being_removed(const struct directory *d, uint64_t id) {
-    for (int i = 0; i < d->remove_count; i++)
-        if (d->removes[i].id == id) return true;
-    return false;
-}
-
 /* Reads the head of a file that is not known yet. */
 static int scan_file(void *arg, uint64_t id, bool bad) {
     struct directory *d = arg;
     pthread_mutex_lock(&d->lock);
     struct store_file *file = store_index_find(&d->index, id, bad);
     if (file) file->seen = d->listing;
-    bool known = file || is_being_removed(d, id);
+    bool known = file != NULL;
+    for (int i = 0; i < d->remove_count; i++) known = known || d->removes[i].id == id;
     pthread_mutex_unlock(&d->lock);
     if (known) return 0;
     return bad ? scan_bad(d, id) : scan_state(d, id);

@@ -68,7 +68,8 @@ static struct conversation_holder *find_client_holder(const struct conversation_
 
 struct conversation *conversation_add(struct conversation_table *table,
                                       const struct conversation *conv, int64_t now_ns) {
-    CHECK(table->count < table->capacity);
+    CHECK(table->count < table->capacity && conv->tokens && conv->slot >= 0);
+    CHECK(conv->prompt_end <= conv->token_count);
     struct conversation *to = table->all;
     while (to->id != 0) to++;
     *to = *conv;

@@ -301,6 +301,7 @@ static void pin_repetition(struct keeper *keeper, const struct engine_request *r
 bool keeper_retain(struct keeper *keeper, struct conversation *conv, uint64_t replaces,
                    const struct engine_request *request) {
     struct conversation_table *table = &keeper->table;
+    CHECK(conv->id == 0 && !conv->checkpoint && !conv->arriving);
     conv->id = keeper_name(keeper, conv);
     struct conversation *same = conversation_same(table, conv);
     if (same) {

@@ -224,15 +224,6 @@ void keeper_end_search(struct keeper *keeper) {
 
 /* ---- Ends of waits ---- */
 
-/* Returns whether the wait for a listing has lasted too long. The thread that lists may be writing
- * to a slow disk, or one that hangs, and others wait behind the head. The steps are those for which
- * others may pass it; the time counts when nothing runs. Either decides only whether a conversation
- * is found. */
-static bool listing_overdue(const struct keeper *keeper, int64_t now_ns) {
-    return keeper->counters->steps - keeper->listing.asked_step >= KEEPER_LIST_STEPS ||
-           now_ns - keeper->listing.asked_ns >= LIST_NS;
-}
-
 /* Lets the waiting requests be tried once the directory is listed, or without a listing in the end.
  */
 static void end_list_wait(struct keeper *keeper, int64_t now_ns) {
@@ -243,7 +234,12 @@ static void end_list_wait(struct keeper *keeper, int64_t now_ns) {
         listing->asked_step = keeper->counters->steps;
     }
     if (!store_fresh(keeper->options.store, listing->after_ns)) {
-        if (!listing_overdue(keeper, now_ns)) return;
+        /* The thread that lists may be writing to a slow disk, or one that hangs, and others wait
+         * behind the head. The steps are those for which others may pass it; the time counts when
+         * nothing runs. Either decides only whether a conversation is found. */
+        if (keeper->counters->steps - listing->asked_step < KEEPER_LIST_STEPS &&
+            now_ns - listing->asked_ns < LIST_NS)
+            return;
         listing->forgone_ns = now_ns;
     }
     listing->after_ns = listing->asked_ns = 0;

@@ -161,14 +161,6 @@ static void continue_export(struct keeper *keeper, size_t most) {
     note_save_change(keeper); /* the pages may be freed now */
 }
 
-/* Deletes the file of a superseded state, which is useless once its successor is on disk. */
-static void remove_replaced(struct keeper *keeper, uint64_t id) {
-    struct conversation *old = conversation_by_id(&keeper->table, id);
-    if (id == 0 || (old && !conversation_superseded(old))) return;
-    if (old) old->saved = CONVERSATION_UNSAVED; /* a request may still continue it */
-    store_remove_replaced(keeper->options.store, id);
-}
-
 /* Lets failed conversations be written again: after a write that succeeded, and once when the
  * engine drains. */
 static void retry_failed(struct keeper *keeper) {
@@ -202,7 +194,12 @@ static void note_written(struct keeper *keeper) {
         keeper_count_lost(keeper, id);
     }
     if (rc != 0) return;
-    remove_replaced(keeper, export->replaces);
+    /* The file of a superseded state is useless now that its successor is on disk. */
+    struct conversation *old = conversation_by_id(&keeper->table, export->replaces);
+    if (export->replaces != 0 && (!old || conversation_superseded(old))) {
+        if (old) old->saved = CONVERSATION_UNSAVED; /* a request may still continue it */
+        store_remove_replaced(keeper->options.store, export->replaces);
+    }
     retry_failed(keeper);
 }
 

@@ -109,16 +109,6 @@ static bool has_first_turn(const struct queue *queue, const struct queue_client 
            job->pages * job->choice_count <= queue_pages_left(queue, job);
 }
 
-static void plan_guest(struct queue *queue) {
-    bool left = queue->several && most_kept(queue) > 0;
-    queue->guest = (struct queue_capacity){.places = left};
-    for (int i = 0; left && i < queue->record_count; i++) {
-        const struct queue_client *client = &queue->records[i];
-        if (client->running == 0 && client->wants_pages > queue->guest.pages)
-            queue->guest.pages = client->wants_pages;
-    }
-}
-
 bool queue_plan_places(struct queue *queue, uint64_t step) {
     int64_t weights = queue->weights;
     int kept = queue->kept, first = queue->first;
@@ -134,7 +124,13 @@ bool queue_plan_places(struct queue *queue, uint64_t step) {
         client->goes_first = has_first_turn(queue, client);
         queue->first += client->goes_first;
     }
-    plan_guest(queue);
+    bool left = queue->several && most_kept(queue) > 0;
+    queue->guest = (struct queue_capacity){.places = left};
+    for (int i = 0; left && i < queue->record_count; i++) {
+        const struct queue_client *client = &queue->records[i];
+        if (client->running == 0 && client->wants_pages > queue->guest.pages)
+            queue->guest.pages = client->wants_pages;
+    }
     return queue->weights != weights || queue->kept != kept || queue->first != first ||
            queue->guest.places != guest.places || queue->guest.pages != guest.pages;
 }

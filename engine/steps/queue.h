@@ -19,6 +19,7 @@
 #ifndef KEEPD_ENGINE_STEPS_QUEUE_H
 #define KEEPD_ENGINE_STEPS_QUEUE_H
 
+#include "base/check.h"
 #include "engine/engine.h"
 
 struct queue_client {
@@ -88,6 +89,7 @@ static inline struct queue_client *queue_client_of(const struct queue *queue,
 }
 static inline void queue_charge(struct queue *queue, const struct engine_job *job, int64_t tokens) {
     struct queue_client *client = queue_client_of(queue, job);
+    CHECK(tokens >= 0);
     client->rest += tokens;
     client->served += client->rest / client->weight;
     client->rest %= client->weight;

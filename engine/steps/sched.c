@@ -128,6 +128,7 @@ static void remove_sequence(struct sched *sched, struct sequence *seq) {
     struct queue_client *client = queue_client_of(&sched->queue, seq->job);
     client->running--;
     client->pages -= seq->pages_reserved;
+    CHECK(sched->keeper.pages_reserved >= 0 && client->running >= 0 && client->pages >= 0);
     keeper_note_change(&sched->keeper); /* pages and a place are free */
     seq_close(seq);
 }
@@ -396,8 +397,8 @@ static int list_alternatives(struct sched *sched, const struct sched_want *want,
     struct engine_top *top = seq_wide_top(want->seq, want->scored, &count);
     if (!top) return 0;
     CHECK(sched->wide_row && count <= options->top_max);
-    int rc = sched_ops(sched)->download(options->kern, sched->wide_row, logits,
-                                        (size_t)options->vocab * sizeof *logits);
+    int rc = options->kern->ops->download(options->kern, sched->wide_row, logits,
+                                          (size_t)options->vocab * sizeof *logits);
     if (rc != 0) return rc;
     kern_alternatives(sched->wide_row, options->vocab, sched->wide_scratch,
                       (struct kern_alternative *)top, count);

@@ -205,7 +205,11 @@ static enum admission open_job(struct sched *sched, const struct sched_entry *en
     struct engine_job *job = entry->job;
     int rc = open_sequences(sched, entry, opened);
     if (rc != 0) return refuse_job(job, rc, "no memory for the request");
-    sched_note_origin(sched, opened[0], entry->match.from);
+    const struct conversation *from = conversation_by_id(&sched->keeper.table, entry->match.from);
+    if (from) { /* the turn that is continued, also one that has to be read again */
+        opened[0]->origin = from->id;
+        opened[0]->origin_file = from->turns == 0 ? conversation_file(from) : 0;
+    }
     if (!entry->match.conv)
         opened[0]->slot = keeper_alloc_slot(&sched->keeper);
     else
@@ -369,6 +373,9 @@ static bool try_to_admit(struct sched *sched, struct engine_job *job) {
     if (result == REFUSED) sched_finish_job(sched, job, ENGINE_FINISH_ERROR);
     return true;
 }
+
+_Static_assert(KEEPER_LIST_STEPS == SCHED_PASS_STEPS,
+               "a head waits for a listing while it is passed");
 
 static bool passing_allowed(const struct sched *sched) {
     return sched->counters.steps - sched->admission.head_step < SCHED_PASS_STEPS;

@@ -18,10 +18,6 @@ struct sched_entry {
     int64_t pages;                   /* reserved for each choice, of every rank's pool */
 };
 
-static inline const struct kern_ops *sched_ops(const struct sched *sched) {
-    return sched->options.kern->ops;
-}
-
 /* The head was tried, and nothing has changed since. */
 static inline bool sched_head_waits(const struct sched *sched) {
     const struct keeper *keeper = &sched->keeper;
@@ -123,10 +119,6 @@ struct keeper_claim sched_claim(const struct sched *sched, const struct engine_j
  * entry->match. Returns the reason to wait while the conversation is being read, or needs pages
  * that must be freed first. */
 enum engine_wait sched_find(struct sched *sched, struct sched_entry *entry);
-
-/* Records the turn that the sequence follows, if any; also for a sequence that has to start from
- * nothing. */
-void sched_note_origin(struct sched *sched, struct sequence *seq, uint64_t from);
 
 /* Gives `seq` a slot with the entry's conversation in it, without the tokens that the prompt does
  * not repeat: a fork of the conversation, or its own slot when it is consumed. */

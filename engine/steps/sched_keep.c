@@ -2,6 +2,7 @@
  * and an answered sequence becomes one. */
 #include <string.h>
 
+#include "base/check.h"
 #include "base/mem.h"
 #include "engine/steps/sched_int.h"
 
@@ -28,13 +29,6 @@ enum engine_wait sched_find(struct sched *sched, struct sched_entry *entry) {
     if (find.claim.saves != 0) job->saves = find.claim.saves;
     entry->match = find.match;
     return wait;
-}
-
-void sched_note_origin(struct sched *sched, struct sequence *seq, uint64_t id) {
-    const struct conversation *from = conversation_by_id(&sched->keeper.table, id);
-    if (!from) return;
-    seq->origin = from->id;
-    seq->origin_file = from->turns == 0 ? conversation_file(from) : 0;
 }
 
 /* Sets the eviction state of a sequence that continues a conversation: that of the turn it
@@ -65,6 +59,8 @@ int sched_continue(struct sched *sched, struct sequence *seq, const struct sched
     const struct conversation_match *match = &entry->match;
     int32_t count = match->conv->token_count, dropped = count - match->common;
     bool own = match->from == match->conv->id;
+    CHECK(match->common > 0 && dropped >= 0);
+    CHECK(match->common < seq->prompt_count); /* a token is left to compute */
     int rc = 0;
     /* An eviction behind the common tokens belongs to what is dropped. */
     seq->evicted_at = match->conv->evicted_at;

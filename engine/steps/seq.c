@@ -121,6 +121,7 @@ static void note_thought(struct sequence *seq, int32_t token) {
 int seq_open(struct sequence *seq, struct engine_job *job, int index, const struct kv_params *kv,
              const struct seq_text *text) {
     const struct engine_request *request = &job->request;
+    CHECK(index < job->choice_count && kv->policy);
     *seq = (struct sequence){.job = job,
                              .index = index,
                              .choice = &job->choice[index],

@@ -69,3 +69,9 @@ int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct
     (*out)->ops = form;
     return 0;
 }
+
+int engines_submit(struct engine *engine, struct engine_job *job) {
+    struct fault fault = {0};
+    int rc = engine_check(engine, job, &fault);
+    return rc == 0 ? engine_submit(engine, job) : rc;
+}

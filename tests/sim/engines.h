@@ -6,6 +6,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "engine/engine.h"
+
 /* Faults of all open instances; any thread may set them. */
 extern atomic_bool engines_failing; /* sampling reports a device failure */
 extern atomic_bool engines_holding; /* sampling waits until this is over */
@@ -19,5 +21,8 @@ void engines_lesser(bool lesser);
 
 extern atomic_int engines_wakes;
 void engines_wake(void *arg); /* engine_options.wake: counts */
+
+/* Checks a job and submits it. */
+int engines_submit(struct engine *engine, struct engine_job *job);
 
 #endif

@@ -118,7 +118,7 @@ static struct engine_job *fill(const struct engine *engine, int index) {
 
 static void submit(struct engine *engine, int index) {
     CHECK(engine_queue_enter(engine, 1));
-    CHECK(engine_submit(engine, fill(engine, index)) == 0);
+    CHECK(engines_submit(engine, fill(engine, index)) == 0);
 }
 
 /* Reads a job as the loop does after a wake-up: finish first, counts second. Returns whether the
@@ -208,7 +208,7 @@ static void try_first_step(struct engine *engine) {
     job->request.prompt_logprobs = 0;
     atomic_store(&engines_holding, true);
     int64_t begun_ns = clock_ns();
-    CHECK(engine_queue_enter(engine, 1) && engine_submit(engine, job) == 0);
+    CHECK(engine_queue_enter(engine, 1) && engines_submit(engine, job) == 0);
     engine_status(engine, &status);
     CHECK(status.progress_ns >= begun_ns);
     while (atomic_load(&engines_samples) == samples) usleep(500);
@@ -326,7 +326,8 @@ static void try_drain(struct engine *engine) {
     for (int i = 0; i < 6; i++) submit(engine, i);
     engine_drain(engine);
     CHECK(engine_queue_enter(engine, 1));
-    CHECK(engine_submit(engine, fill(engine, 6)) == ERR_STOPPED);
+    CHECK(engines_submit(engine, fill(engine, 6)) == ERR_STOPPED);
+    engine_job_close(&jobs[6]);
     engine_queue_leave(engine, 1);
     for (int i = 0; i < 6; i++) {
         wait_for(&jobs[i]);
@@ -383,7 +384,7 @@ static void try_failing_backend_with_ttl(void) {
     struct engine *engine = open_engine();
     struct engine_job *job = fill(engine, 0);
     job->request.kv.ttl = 1;
-    CHECK(engine_queue_enter(engine, 1) && engine_submit(engine, job) == 0);
+    CHECK(engine_queue_enter(engine, 1) && engines_submit(engine, job) == 0);
     wait_for(job);
     engine_job_close(job);
     atomic_store(&engines_failing, true);
@@ -418,7 +419,7 @@ static void submit_some(struct engine *engine, int index, int prompt_count, int 
     job->request.prompt_logprobs = false;
     job->request.choices = choices;
     CHECK(engine_queue_enter(engine, 1));
-    CHECK(engine_submit(engine, job) == 0);
+    CHECK(engines_submit(engine, job) == 0);
 }
 
 /* Continues what submit_some left and retains nothing, so that the conversation it began from stays
@@ -428,7 +429,7 @@ static void submit_fork(struct engine *engine, int index) {
     job->request.prompt_logprobs = false;
     job->request.kv.retain = false;
     CHECK(engine_queue_enter(engine, 1));
-    CHECK(engine_submit(engine, job) == 0);
+    CHECK(engines_submit(engine, job) == 0);
 }
 
 static void wait_and_close(int count) {

@@ -114,7 +114,7 @@ static void submit(struct engine *engine, int index) {
                                                            .reuse = true,
                                                            .retain = true}};
     CHECK(engine_queue_enter(engine, 1));
-    CHECK(engine_submit(engine, &dialogue->job) == 0);
+    CHECK(engines_submit(engine, &dialogue->job) == 0);
 }
 
 static void wait_for(const struct engine_job *job) {
@@ -306,7 +306,7 @@ static void try_hint(void) {
         struct engine_job *job = &dialogues[i].job;
         *job = (struct engine_job){.request = job->request};
         job->request.prompt_count = dialogues[i].count;
-        CHECK(engine_queue_enter(engine, 1) && engine_submit(engine, job) == 0);
+        CHECK(engine_queue_enter(engine, 1) && engines_submit(engine, job) == 0);
         CHECK(job->replica == i);
         (void)answer(i);
     }
@@ -377,7 +377,8 @@ static void try_drain(void) {
     engine_drain(engine);
     struct engine_job late = {.request = dialogues[0].job.request};
     CHECK(engine_queue_enter(engine, 1));
-    CHECK(engine_submit(engine, &late) == ERR_STOPPED);
+    CHECK(engines_submit(engine, &late) == ERR_STOPPED);
+    engine_job_close(&late);
     engine_queue_leave(engine, 1);
     for (int i = 0; i < DIALOGUES; i++) (void)answer(i);
     CHECK(engine_idle(engine));
