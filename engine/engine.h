@@ -253,7 +253,7 @@ struct engine_info {
     int threads;
     int64_t pages_total, page_bytes; /* pages_total: of one rank of a replica */
     int page_slots;                  /* entries of a page; where layers differ, the most */
-    int64_t token_entries; /* the room that a token takes in a rank's pool, in such entries */
+    int64_t token_entries;           /* such entries that a token takes of a rank's pool */
     int pool_ranks; /* ranks of a replica that hold different heads, each with its own pool; 0 = 1
                      */
     size_t weight_bytes;
@@ -499,7 +499,7 @@ struct engine_kv_details {
     bool pinned;             /* the kept state is pinned */
     int32_t shifts;          /* times that its places were used up (kernels/places.h) */
     int64_t bytes;           /* memory held: pages * page_bytes */
-    int64_t state_bytes;     /* numbers of the recurrent states among them; 0: the model has none */
+    int64_t state_bytes;     /* the part of them in recurrent states; 0: the model has none */
     int32_t *lengths;        /* [streams] when reported, else NULL */
     int32_t *positions;      /* concatenated, stream after stream, or NULL */
     struct engine_eviction *evictions; /* evictions of this request, when its report is the trace */

@@ -50,7 +50,7 @@ struct replica {
     atomic_int pending;   /* submitted jobs that have not finished: what drain waits for */
     atomic_llong busy_ns; /* when a job was last submitted to a replica that had none */
     atomic_llong tokens;  /* computed at most by the pending jobs: the replica's load */
-    atomic_bool unsaved;  /* something is not on disk yet that could be */
+    atomic_bool unsaved;  /* whether something is not on disk yet that could be */
     bool started;
     pthread_t thread;
     pthread_mutex_t lock; /* for sleeping while idle and for all below */
@@ -76,16 +76,17 @@ int replica_start(struct replica *replica); /* ERR_NOMEM */
 void replica_stop(struct replica *replica); /* common->stopping is set: its thread has ended */
 void replica_close(struct replica *replica);
 
-void replica_signal(struct replica *replica); /* something has changed: look again */
+void replica_signal(struct replica *replica); /* something has changed that the thread must see */
 void replica_wake(void *replica);             /* a file or a mask may have come */
 bool replica_has_capacity(
     const struct replica *replica); /* in its queue; stays true until submit */
 void replica_submit(struct replica *replica, struct engine_job *job);
-/* The order is every replica's; who looks last says that it is done. There is room for it. */
+/* Hands over an order, which every replica gets; the last one to carry it out says so. The ring has
+ * space for it. */
 void replica_order(struct replica *replica, struct engine_order *order);
-/* Does its thread take orders? */
+/* Returns whether its thread carries out orders. */
 bool replica_runs(struct replica *replica);
-/* How well its conversations in memory serve the search, at best. */
+/* Notes how well its best conversation in memory serves the search. */
 void replica_affinity(struct replica *replica, struct conversation_search *search,
                       struct conversation_affinity *best);
 

@@ -18,7 +18,7 @@
 
 #include "paging/policy.h"
 
-/* A sequence's place in its life, kept by the scheduler. */
+/* How far a sequence has come, kept by the scheduler. */
 struct due_state {
     int32_t tokens;      /* T: tokens appended to the streams (dropped ones not counted) */
     int32_t held;        /* entries per stream, on average, or of a sliding layer: see above */
@@ -41,7 +41,7 @@ void due_append(struct due_state *state, int32_t count);
 
 /* After appending: must the sequence evict now? */
 bool due_after_append(const struct kv_params *params, const struct due_state *state);
-/* Before appending one generated token: must it evict first? */
+/* Returns whether the sequence must evict before one generated token is appended. */
 bool due_before_generate(const struct kv_params *params, const struct due_state *state);
 /* Before appending a token, after an eviction that is due: must the sequence be shifted first? With
  * kv_params.places, each time all places are used up (kernels/places.h); a function of `tokens`

@@ -410,7 +410,7 @@ void store_adopt(struct directory *d, struct store_adoption *adoption) {
 
 /* ---- Finding ---- */
 
-/* Only its owner may use a file that has one. */
+/* A file that belongs to a store may be used by that store only. */
 static bool may_use(const struct store *store, const struct store_file *file) {
     return !file->owner || file->owner == store;
 }

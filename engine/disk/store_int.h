@@ -29,7 +29,7 @@ struct store_adoption {
     uint64_t number; /* number in the temporary name */
     const struct state_head *head;
     bool done;
-    struct fault fault; /* code 0: it is there */
+    struct fault fault; /* code 0: the file has its name */
 };
 
 /* The state that the stores of one directory share. */

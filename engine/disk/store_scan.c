@@ -148,7 +148,7 @@ void store_renew(struct directory *d) {
     int before = d->dir.lease.count;
     state_lease_renew(&d->dir.lease);
     d->renewed_ns = clock_ns();
-    /* The end of a lease does not change the directory, but what may be deleted there. */
+    /* The end of a lease leaves the directory as it is, but more may be deleted there. */
     if (d->dir.lease.count < before) d->listed_at_ns = 0;
     pthread_mutex_lock(&d->lock);
     /* After the last of the others has ended, once more, for what it left behind. */
@@ -160,7 +160,7 @@ void store_renew(struct directory *d) {
 
 /* ---- Deleting files for space ---- */
 
-/* Another daemon may have used the file since it was looked at: then it is not the oldest. */
+/* Returns whether another daemon has used the file since the listing: then it is not the oldest. */
 static bool was_used(struct directory *d, uint64_t id) {
     struct state_dir_file on_disk;
     bool used = false;

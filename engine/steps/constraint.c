@@ -296,7 +296,7 @@ static int post_task(struct constraint_run *run, const struct engine_request *re
     return ERR_BUSY;
 }
 
-/* Takes the result of the thread. */
+/* Collects the result of the mask thread. ERR_BUSY: there is none yet. */
 static int collect_task(struct constraint_run *run, const struct engine_request *request,
                         struct constrain_next *next) {
     struct mask_task *task = run->task;

@@ -119,7 +119,7 @@ struct constraint_text {
 
 /* Work of one step on masks. */
 struct constraint_work {
-    uint64_t left; /* for the rest of the step */
+    uint64_t left; /* units that the step may still spend */
     uint64_t spent;
 };
 

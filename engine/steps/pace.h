@@ -13,9 +13,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* At least this many rows: fewer read the weights again and again for little. */
+/* The fewest rows: the weights are read for each step, and fewer rows are not worth that. */
 #define PACE_LEAST 32
-/* This many while times are unknown. */
+/* Number of rows while times are unknown. */
 #define PACE_FIRST 64
 #define PACE_SIZES 12
 /* The most turns that generating sequences take. */
@@ -50,26 +50,28 @@ struct pace {
 /* Prompt rows for a step with `streams` generating sequences. `percent`: 0 = no limit. */
 int32_t pace_rows(const struct pace *pace, int streams, int percent, int32_t rows_max);
 
-/* How long a step with so many generating sequences and no prompt rows takes, in nanoseconds, by
- * the nearest numbers that were measured. Where only larger or only smaller ones were, the time is
- * in proportion. 0: not known. */
+/* Returns how long a step with so many generating sequences and no prompt rows takes, in
+ * nanoseconds, by the nearest numbers that were measured. Where only larger or only smaller ones
+ * were, the time is in proportion. 0: not known. */
 double pace_streams_ns(const struct pace *pace, int streams);
-/* How long reading a prompt of so many rows takes alone, in nanoseconds; 0: not known. */
+/* Returns how long reading a prompt of so many rows takes alone, in nanoseconds; 0: not known. */
 double pace_prompt_ns(const struct pace *pace, int32_t rows);
-/* Whether these prompt rows are worth a step of their own, beside as many generating sequences:
- * whether their own time would grow by a quarter or more in a step with all. */
+/* Returns whether these prompt rows are worth a step of their own, beside as many generating
+ * sequences: whether their own time would grow by a quarter or more in a step with all. */
 bool pace_apart(const struct pace *pace, int streams, int32_t rows);
-/* In how many turns, 1, 2 or 4, `many` of the generating sequences go on, so that a step with one
- * part of them and with all of the `few` others takes no longer than `bound_ns`. Only while half of
- * them take at most three quarters of the time: otherwise more turns gain little. */
+/* Returns in how many turns, 1, 2 or 4, `many` of the generating sequences go on, so that a step
+ * with one part of them and with all of the `few` others takes no longer than `bound_ns`. Only
+ * while half of them take at most three quarters of the time: otherwise more turns gain little. */
 int pace_turns(const struct pace *pace, int few, int many, double bound_ns);
-/* Prompt rows of a step of their own, which replaces those of pace_rows: reading them takes no
- * longer. */
+/* Returns the prompt rows of a step without answers: as many as are read in the time by which those
+ * of pace_rows would lengthen a step with them. */
 int32_t pace_rows_apart(const struct pace *pace, int streams, int percent, int32_t rows_max);
-/* Prompt rows that lengthen a step with `streams` generating sequences to `bound_ns`. */
+/* Returns the prompt rows that lengthen a step with `streams` generating sequences to `bound_ns`.
+ */
 int32_t pace_rows_within(const struct pace *pace, int streams, double bound_ns, int32_t rows_max);
 
-/* The time of a step with `more` rows divided by that of one with `rows`, none of them a prompt's.
+/* Returns the time of a step with `more` rows divided by that of one with `rows`, none of them a
+ * prompt's.
  */
 double pace_growth(const struct pace *pace, int rows, int more);
 /* Notes that a step with so many rows, none of them a prompt's, took so long. */

@@ -64,7 +64,7 @@ static int counted_places(const struct queue *queue, const struct engine_job *jo
     return is_wide_job(queue, job) ? 0 : job->choice_count;
 }
 
-/* Returns the client's part of the places. All of them until the first plan. */
+/* Returns the client's part of the places; until the first plan that is all of them. */
 static int client_share(const struct queue *queue, const struct queue_client *client) {
     int64_t weights = queue->weights > client->weight ? queue->weights : client->weight;
     int64_t share = queue->places * (int64_t)client->weight / weights;

@@ -229,8 +229,8 @@ static bool retain_streams(struct sched *sched, struct sequence *seq) {
     return true;
 }
 
-/* Takes a sequence out of the running set. Of aborted and failed requests only the prefixes stay
- * that they left: tokens of their prompts that other prompts begin with, too. */
+/* Takes a sequence out of the running set. Aborted and failed requests are not kept, but prefixes
+ * of their prompts that were added are: other prompts begin like them. */
 static void end_sequence(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct engine_choice *choice = seq->choice;

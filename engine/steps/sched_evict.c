@@ -78,8 +78,7 @@ static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence
     return rc == 0 ? run_evictions(sched, &all) : rc;
 }
 
-/* Shifts the sequences that have no place for their next token; after the evictions due before it.
- */
+/* Shifts the sequences whose next token has no position, after the evictions due before it. */
 static int shift_due(struct sched *sched) {
     struct kern *kern = sched->options.kern;
     int rc = 0;

@@ -61,13 +61,13 @@ struct sched_step {
 /* Pays for evictions of earlier steps. */
 void sched_pay_evictions(struct sched *sched);
 /* Decides which sequences may evict in this step, and evicts those that must do so before their
- * next token; then shifts those whose next token has no place. */
+ * next token; then shifts those whose next token has no position. */
 int sched_evict_before_rows(struct sched *sched);
 /* Evicts the sequences that have reached an eviction point in their prompt. */
 int sched_evict_after_rows(struct sched *sched);
 bool sched_evicts_after_rows(const struct sched *sched); /* there are some */
 
-/* The sequence's next token has no place. */
+/* Returns whether the sequence's next token has no position. */
 bool sched_wants_shift(const struct sequence *seq);
 /* Returns the entries per stream that an eviction in this step would begin with; 0: none can come.
  */

@@ -35,7 +35,7 @@ struct sequence {
     int32_t slot;
     struct kv_params kv;
     struct due_state due;
-    bool may_evict; /* in this step: see engine/steps/sched_evict.c */
+    bool may_evict; /* whether it may in this step, see engine/steps/sched_evict.c */
     bool changed;   /* the streams changed otherwise than by an append since the last live report */
     int64_t sort_key;    /* set by sched_sort_in */
     uint64_t due_since;  /* counters.steps when it was first refused; 0: it was not */
@@ -60,7 +60,8 @@ struct sequence {
     int32_t end_count;
     struct tally tally; /* for penalties; closed without */
     struct draft draft; /* closed: the sequence has none. What follows is that of the step: */
-    int32_t draft_found, drafted, confirmed; /* drafted tokens: found, with a row, drawn */
+    int32_t draft_found, drafted,
+        confirmed;       /* numbers of drafted tokens: found, given a row, and drawn */
     double draft_chance; /* likelihood that all its drafted tokens with a row are drawn */
     struct constraint_run constraint;
     bool thinks;     /* with think_bounded: the answer is between think_begin and think_end */
