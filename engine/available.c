@@ -19,8 +19,7 @@ static const struct group_files versions[] = {
     {":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss "},
 };
 
-/* Returns the number after `prefix` in the first line that begins with it; -1 when there is none.
- */
+/* Returns the number after `prefix` in the first line that begins with it; -1: there is none. */
 static int64_t find_number(const char *path, const char *prefix) {
     char line[256], *end;
     int64_t number = -1;

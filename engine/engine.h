@@ -308,8 +308,8 @@ int engine_render_chat(const struct engine *engine, const cJSON *context, int lo
 int32_t engine_chat_border(const struct engine *engine, const cJSON *context,
                            const struct engine_ids *ids);
 
-/* Returns the raw bytes of a token, possibly part of a character; 0 for ids outside the vocabulary.
- */
+/* Returns the raw bytes of a token, possibly part of a character; 0: the id is not in the
+ * vocabulary. */
 size_t engine_token_bytes(const struct engine *engine, int32_t id, const char **bytes);
 /* Returns the bytes of the first token of a text: SentencePiece's tokenizers put a space in front
  * of a text, and their decoders drop it again. */

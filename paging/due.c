@@ -181,8 +181,7 @@ static bool streams_are_equal(const struct kern_rule *rule) {
            rule->layers == KERN_LAYERS_UNIFORM;
 }
 
-/* X above. The floor's allotment is a product of floats, rounded down: one more is enough for any.
- */
+/* X above. The floor's allotment is a product of floats, rounded down: one more is enough. */
 static int64_t rank_kept(const struct reserve_shape *shape, const struct kv_params *params) {
     const struct kern_rule *rule = &params->rule;
     int64_t budget = params->budget, fixed = (int64_t)rule->sinks + rule->recent;

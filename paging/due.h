@@ -157,8 +157,7 @@ int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params 
 /* Pages that the members of classes take besides on a rank, for a sequence that ends with `tokens`
  * in all.
  * One that starts empty remembers each token as entry or member, and M as entries once it evicts;
- * what a continued one brings is not known, nor how many entries it lost when tokens were dropped.
- */
+ * what a continued one brings is not known, nor how many entries it lost with dropped tokens. */
 int64_t reserve_members(const struct reserve_shape *shape, const struct kv_params *params,
                         int64_t start_held, int64_t tokens);
 

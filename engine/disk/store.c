@@ -1,7 +1,6 @@
 /* The stores of a state directory and the thread that reads and writes for them, so that the engine
  * thread does not wait for the disk. One lock guards the index and each store's pending read and
- * write. Only the scan at the start, and deletions when too many wait, run on the caller's thread.
- */
+ * write. Only the scan at the start, and deletions when too many wait, run on a caller's thread. */
 #include "engine/disk/store.h"
 
 #include <stdatomic.h>
@@ -168,8 +167,7 @@ static int check_member_count(const struct state_view *view, struct fault *fault
                      "%d members in a stream, its policy keeps %d", view->report.members, most);
 }
 
-/* Reads a whole file and checks that it belongs to this model and that the backend can import it.
- */
+/* Reads a whole file and checks that it is of this model and that the backend can import it. */
 static int read_checked_state(struct directory *d, uint64_t id, char **data,
                               struct state_view *view, struct state_dir_file *taken,
                               struct fault *fault) {
@@ -329,8 +327,7 @@ static void wake_stores(struct directory *d) {
 }
 
 /* Runs one task: deletions and touches first, then listings and reads, because jobs wait for them,
- * then writes. Returns false when there is none. The lock is held; it is released during the work.
- */
+ * then writes. Returns false when there is none. The lock is held, and released during the work. */
 static bool run_one(struct directory *d) {
     struct store *store;
     if (d->remove_count > 0) {

@@ -138,9 +138,7 @@ struct conversation_holder {
     int64_t pages;
 };
 
-/* The memory that is short when a conversation is removed: how much a client holds is counted in
- * it.
- */
+/* What is short when a conversation is removed: how much a client holds is counted in it. */
 enum conversation_shortage { CONVERSATION_PLACES, CONVERSATION_PAGES };
 
 struct conversation_table {
@@ -260,8 +258,7 @@ static inline int32_t conversation_mark_count(int32_t token_count) {
 void conversation_make_marks(const struct conversation *conv, uint64_t *marks);
 
 /* The same for a conversation in memory, which can also be cut: `conv` without its tokens, and its
- * marks (NULL: it is not cut). A common prefix that ends between two marks counts up to the first.
- */
+ * marks (NULL: it is not cut). A common prefix that ends between two marks counts to the first. */
 int32_t conversation_usable_or_cut(struct conversation_search *search,
                                    const struct conversation *conv, const uint64_t *marks);
 

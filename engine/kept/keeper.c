@@ -95,8 +95,7 @@ int64_t keeper_pages_with(const struct keeper *keeper, int64_t pages, int64_t to
 }
 
 /* Returns the pages that are not reserved and that conversations other than `except` (NULL: none)
- * leave; below 0 when a conversation that has just been kept has more tokens than the pool allows.
- */
+ * leave; below 0: a conversation that has just been kept has more tokens than the pool allows. */
 static int64_t pages_free_without(const struct keeper *keeper, const struct conversation *except) {
     const struct conversation_table *table = &keeper->table;
     return keeper->options.pages_total - keeper->pages_reserved -

@@ -2,8 +2,7 @@
  *
  * Only the head of the queue has a file read. The store reads and checks it; then a conversation
  * with all its pages and its place is added to the table, marked `arriving`, and its streams are
- * copied into the cache over steps. The request is tried again after a change, not in every step.
- */
+ * copied into the cache over steps. The request is tried again after changes, not in every step. */
 #include <string.h>
 
 #include "base/check.h"
@@ -224,8 +223,7 @@ void keeper_end_search(struct keeper *keeper) {
 
 /* ---- Ends of waits ---- */
 
-/* Lets the waiting requests be tried once the directory is listed, or without a listing in the end.
- */
+/* Lets waiting requests be tried once the directory is listed, or in the end without a listing. */
 static void end_list_wait(struct keeper *keeper, int64_t now_ns) {
     struct keeper_listing *listing = &keeper->listing;
     if (listing->after_ns == 0) return;

@@ -132,8 +132,7 @@ static void begin_export(struct keeper *keeper, struct conversation *conv) {
     mem_free(sizes);
 }
 
-/* Copies blocks until `most` bytes are copied; with the last block the file is handed to the store.
- */
+/* Copies blocks until `most` bytes are copied; after the last block the store gets the file. */
 static void continue_export(struct keeper *keeper, size_t most) {
     struct keeper_export *export = &keeper->export;
     struct kern *kern = keeper->options.kern;

@@ -146,8 +146,7 @@ static void *compile_apart(void *arg) {
     return NULL;
 }
 
-/* Compiles in a thread for this language alone, because a thread cannot raise its priority again.
- */
+/* Compiles in a thread for this language alone: a thread cannot raise its priority again. */
 static void compile_at_low_priority(struct compilation *c) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, compile_apart, c) == 0)

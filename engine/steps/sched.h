@@ -60,9 +60,7 @@ typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, con
 #define SCHED_PASS_STEPS 128
 
 /* Rows of eviction work that a client may spend a step for each of its running sequences, while
- * others run: see engine/steps/sched_evict.c. A default request spends about 1 with most policies,
- * 5 with rkv.
- */
+ * others run (sched_evict.c). A default request spends about 1 with most policies, 5 with rkv. */
 #define SCHED_EVICT_ROWS 8
 
 /* Clients' served tokens are compared in units of this many when prompt rows are given out. */

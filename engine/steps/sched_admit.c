@@ -387,8 +387,7 @@ static int32_t steps_left(const struct sequence *seq) {
     return seq->job->request.max_tokens - seq_output_count(seq) + seq_prefilling(seq);
 }
 
-/* Returns in how many steps a waiting job would end, if its prompt gets the rows that no answer
- * takes.
+/* Returns in how many steps a waiting job would end, if its prompt gets all rows but the answers'.
  */
 static int32_t steps_needed(const struct sched *sched, const struct engine_job *job) {
     int32_t rows = sched->options.rows_max - sched->options.sequences_max;

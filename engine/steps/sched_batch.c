@@ -1,8 +1,6 @@
 /* The batch of a step: rows for every answer whose turn it is, one and those of its draft
  * (sched_draft.c), then prompt rows, and whose prompt is read first. Measured times decide only how
- * many drafted rows and prompt rows there are (engine/steps/pace.h) and whose turn it is
- * (sched_turns.c).
- */
+ * many drafted rows and prompt rows there are (pace.h) and whose turn it is (sched_turns.c). */
 #include <string.h>
 
 #include "base/check.h"

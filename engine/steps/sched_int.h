@@ -69,7 +69,7 @@ bool sched_evicts_after_rows(const struct sched *sched); /* there are some */
 
 /* Returns whether the sequence's next token has no position. */
 bool sched_wants_shift(const struct sequence *seq);
-/* Returns the entries per stream that an eviction in this step would begin with; 0: none can come.
+/* Returns the entries per stream with which an eviction in this step would begin; 0: none can be.
  */
 int64_t sched_held_if_due(const struct sequence *seq);
 /* Returns whether a choice that begins after the leader's prompt waits for its first mask. */

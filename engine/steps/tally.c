@@ -22,9 +22,8 @@ void tally_close(struct tally *tally) {
     *tally = (struct tally){0};
 }
 
-/* Returns the entry of a token, which is added if there is none. The table is at most half full, so
- * the search ends.
- */
+/* Returns the entry of a token, which is added if there is none. The search ends, because the table
+ * is at most half full. */
 static struct kern_seen *find_or_add_seen(struct tally *tally, int32_t token) {
     uint32_t at = ((uint32_t)token * 0x9E3779B1u) >> 7 & tally->mask;
     for (; tally->place[at]; at = (at + 1) & tally->mask) {

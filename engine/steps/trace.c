@@ -2,8 +2,7 @@
 
 #include "base/mem.h"
 
-/* Allocates room for all entries of the sequence: a rule may evict more than the budget asks for.
- */
+/* Allocates for all entries of the sequence: a rule may evict more than the budget asks for. */
 struct kern_trace *trace_begin(struct sequence *seq, const struct reserve_shape *shape) {
     if (seq->index != 0 || seq->job->request.kv.report != ENGINE_REPORT_TRACE) return NULL;
     size_t count = (size_t)reserve_all_streams(shape);
