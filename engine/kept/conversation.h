@@ -138,7 +138,7 @@ struct conversation_holder {
     int64_t pages;
 };
 
-/* What is short when a conversation is removed: how much a client holds is counted in it. */
+/* Reasons to remove a conversation: how much a client holds is counted in what is short. */
 enum conversation_shortage { CONVERSATION_PLACES, CONVERSATION_PAGES };
 
 struct conversation_table {

@@ -66,12 +66,10 @@ int pace_turns(const struct pace *pace, int few, int many, double bound_ns);
 /* Returns the prompt rows of a step without answers: as many as are read in the time by which those
  * of pace_rows would lengthen a step with them. */
 int32_t pace_rows_apart(const struct pace *pace, int streams, int percent, int32_t rows_max);
-/* Returns the prompt rows with which a step with `streams` generating sequences takes `bound_ns`.
- */
+/* Returns the prompt rows with which a step with `streams` generating sequences takes bound_ns. */
 int32_t pace_rows_within(const struct pace *pace, int streams, double bound_ns, int32_t rows_max);
 
-/* Returns the time of a step with `more` rows divided by that of one with `rows`, without prompts.
- */
+/* Returns the time of a step with `more` rows over that of one with `rows`, without prompts. */
 double pace_growth(const struct pace *pace, int rows, int more);
 /* Notes that a step with so many rows, none of them a prompt's, took so long. */
 void pace_note_drafts(struct pace *pace, int rows, int64_t ns);
