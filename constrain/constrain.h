@@ -48,6 +48,8 @@ struct constrain_tags {
     const char *named; /* ">" */
     const char *gap;
     const char *value; /* "<arg_value>"; "": nothing stands between name and value */
+    const char *other; /* stands in the place of `value` where VALUE is no string: the tags say what
+                          it is. NULL: they do not */
     const char *line;
     const char *close; /* "</parameter>" */
     const char *after;

@@ -6,9 +6,10 @@
 #include <string.h>
 
 static void write_tags(const struct constrain_tags *tags, struct buf *out) {
-    const char *const texts[] = {tags->open, tags->named, tags->gap,  tags->value,
-                                 tags->line, tags->close, tags->after};
-    buf_char(out, 't');
+    const char *const texts[] = {
+        tags->open, tags->named, tags->gap,  tags->value, tags->other ? tags->other : "",
+        tags->line, tags->close, tags->after};
+    buf_char(out, tags->other ? 'T' : 't');
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         buf_fmt(out, "%zu:%s", strlen(texts[i]), texts[i]);
 }

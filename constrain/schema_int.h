@@ -156,8 +156,10 @@ uint32_t schema_object(struct schema *s, const struct conjunction *c, bool tagge
 
 /* Returns the strings of an expression over characters that may stand as they are, by s->form. */
 uint32_t schema_tag_text(struct schema *s, uint32_t content);
-/* Returns a member as a tag. */
-uint32_t schema_tag(struct schema *s, const char *name, uint32_t value);
+/* Returns a member as a tag. `mark`: tags->value or tags->other. */
+uint32_t schema_tag(struct schema *s, const char *name, const char *mark, uint32_t value);
+/* Schemas of strings, and of all that is none. */
+extern const cJSON schema_of_strings, schema_of_others;
 
 /* Reads a count such as minItems from all conjuncts. *value becomes the largest or the smallest of
  * these counts and of itself. */

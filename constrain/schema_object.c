@@ -196,11 +196,13 @@ static bool is_closed(const struct object *o) {
 /* ---- Values ---- */
 
 /* Builds the value of a member. `matched`: bits of the patterns that its name matches; `name` NULL:
- * the schema does not name it. */
-static uint32_t value_node(struct object *o, const char *name, unsigned matched) {
+ * the schema does not name it; `also` (NULL: nothing): another schema that it satisfies. */
+static uint32_t value_node(struct object *o, const char *name, unsigned matched,
+                           const cJSON *also) {
     struct schema *s = o->s;
-    struct conjunction all = schema_open(s, o->c->count + o->pattern_count);
+    struct conjunction all = schema_open(s, o->c->count + o->pattern_count + 1);
     if (s->rc != 0) return NODE_NONE;
+    schema_add(s, &all, also);
     for (int i = 0; i < o->c->count; i++) {
         const cJSON *own = name != NULL ? schema_member(s, o->members[i].own, name) : NULL;
         bool found = own != NULL;
@@ -222,6 +224,24 @@ static unsigned patterns_of(struct object *o, const char *text, size_t size) {
     return matched;
 }
 
+/* Builds a member as a tag. Where the tags say whether the value is a string, there are two. */
+static uint32_t tag_node(struct object *o, const char *name, unsigned matched) {
+    struct schema *s = o->s;
+    const struct constrain_tags *tags = s->tags;
+    s->form = SCHEMA_TEXT;
+    if (tags->other == NULL) {
+        s->types =
+            constrain_types(s->root, schema_member(s, json_get(s->root, "properties"), name));
+        return schema_tag(s, name, tags->value, value_node(o, name, matched, NULL));
+    }
+    s->types = CONSTRAIN_TYPE_STRING;
+    uint32_t text = value_node(o, name, matched, &schema_of_strings);
+    s->form = SCHEMA_JSON;
+    uint32_t other = value_node(o, name, matched, &schema_of_others);
+    return node_alt2(s->pool, schema_tag(s, name, tags->value, text),
+                     schema_tag(s, name, tags->other, other));
+}
+
 static void build_names(struct object *o) {
     struct schema *s = o->s;
     for (int i = 0; i < o->name_count && s->rc == 0; i++) {
@@ -231,15 +251,11 @@ static void build_names(struct object *o) {
         if (text == NULL) return;
         bool allowed =
             o->allowed == s->nodes->any_text || node_matches(s->pool, o->allowed, text, size);
-        if (o->tagged) {
-            const cJSON *properties = json_get(s->root, "properties");
-            s->form = SCHEMA_TEXT;
-            s->types = constrain_types(s->root, schema_member(s, properties, named->name));
-        }
-        uint32_t value =
-            allowed ? value_node(o, named->name, patterns_of(o, text, size)) : NODE_NONE;
-        named->node = o->tagged ? schema_tag(s, named->name, value)
-                                : json_member(s->nodes, json_name(s->nodes, named->name), value);
+        unsigned matched = patterns_of(o, text, size);
+        named->node = !allowed    ? NODE_NONE
+                      : o->tagged ? tag_node(o, named->name, matched)
+                                  : json_member(s->nodes, json_name(s->nodes, named->name),
+                                                value_node(o, named->name, matched, NULL));
     }
 }
 
@@ -273,7 +289,7 @@ static void build_others(struct object *o) {
     uint32_t list = node_list_open(s->pool);
     for (unsigned matched = o->closed ? 1 : 0; matched < 1u << o->pattern_count && s->rc == 0;
          matched++) {
-        uint32_t value = value_node(o, NULL, matched);
+        uint32_t value = value_node(o, NULL, matched, NULL);
         if (value == NODE_NONE) continue;
         node_list_add(s->pool, json_member(s->nodes, key_node(o, matched), value));
     }

@@ -146,7 +146,7 @@ static uint32_t node_of(struct schema *s, const char *text) {
     return node_text(s->pool, text, strlen(text));
 }
 
-uint32_t schema_tag(struct schema *s, const char *name, uint32_t value) {
+uint32_t schema_tag(struct schema *s, const char *name, const char *mark, uint32_t value) {
     const struct constrain_tags *tags = s->tags;
     struct node_pool *pool = s->pool;
     size_t size;
@@ -158,8 +158,35 @@ uint32_t schema_tag(struct schema *s, const char *name, uint32_t value) {
     uint32_t end =
         node_seq3(pool, node_of(s, tags->line), node_of(s, tags->close), node_of(s, tags->after));
     uint32_t begin =
-        node_seq3(pool, node_of(s, tags->gap), node_of(s, tags->value), node_of(s, tags->line));
+        node_seq3(pool, node_of(s, tags->gap), node_of(s, mark), node_of(s, tags->line));
     uint32_t named = node_seq3(pool, node_of(s, tags->open), node_text(pool, text, size),
                                node_of(s, tags->named));
     return node_seq3(pool, named, begin, node_seq(pool, value, end));
 }
+
+static cJSON string_name = {
+    .type = cJSON_String, .valuestring = (char[]){"string"}, .string = (char[]){"type"}};
+const cJSON schema_of_strings = {.type = cJSON_Object, .child = &string_name};
+
+/* A list of cJSON: the first element's prev is the last. */
+static cJSON other_names[] = {
+    {.type = cJSON_String,
+     .valuestring = (char[]){"null"},
+     .next = &other_names[1],
+     .prev = &other_names[4]},
+    {.type = cJSON_String,
+     .valuestring = (char[]){"boolean"},
+     .next = &other_names[2],
+     .prev = &other_names[0]},
+    {.type = cJSON_String,
+     .valuestring = (char[]){"number"},
+     .next = &other_names[3],
+     .prev = &other_names[1]},
+    {.type = cJSON_String,
+     .valuestring = (char[]){"array"},
+     .next = &other_names[4],
+     .prev = &other_names[2]},
+    {.type = cJSON_String, .valuestring = (char[]){"object"}, .prev = &other_names[3]},
+};
+static cJSON other_list = {.type = cJSON_Array, .child = other_names, .string = (char[]){"type"}};
+const cJSON schema_of_others = {.type = cJSON_Object, .child = &other_list};

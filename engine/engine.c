@@ -13,6 +13,8 @@
 #include "engine/disk/store.h"
 #include "engine/engine_int.h"
 
+#define SHOWN_BYTES_MAX ((size_t)1 << 20) /* memory for the tokens of a tag */
+
 /* ---- Running ---- */
 
 int engine_start(struct engine *e) {
@@ -252,6 +254,22 @@ size_t engine_token_name(const struct engine *e, int32_t id, const char **name) 
 
 int engine_added_before(const struct engine *e) {
     return tok_added_before(e->text.tok);
+}
+
+static bool ends_answers(const struct engine *e, int32_t id) {
+    for (int i = 0; i < e->end_count; i++)
+        if (e->ends[i] == id) return true;
+    return false;
+}
+
+void engine_show_tokens(struct engine *e, const char *text, size_t size) {
+    struct arena arena;
+    struct tok_ids ids = {0};
+    arena_open(&arena, SHOWN_BYTES_MAX);
+    (void)tok_encode(e->text.tok, text, size, TOK_SPECIALS, NULL, 0, SIZE_MAX, &arena, &ids, NULL);
+    for (size_t i = 0; i < ids.count; i++)
+        if (!ends_answers(e, ids.ids[i])) tok_show(e->text.tok, ids.ids[i]);
+    arena_close(&arena);
 }
 
 bool engine_token_is_special(const struct engine *e, int32_t id) {

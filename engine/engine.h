@@ -315,6 +315,10 @@ size_t engine_token_bytes(const struct engine *engine, int32_t id, const char **
  * of a text, and their decoders drop it again. */
 size_t engine_first_bytes(const struct engine *engine, int32_t id, const char **bytes);
 bool engine_token_is_special(const struct engine *engine, int32_t id);
+/* Makes the special tokens of a text, such as the tags of calls, part of answers from now on: their
+ * bytes are in the text, and constraints may allow them. Tokens that end answers stay special. Only
+ * before the first request. */
+void engine_show_tokens(struct engine *engine, const char *text, size_t size);
 /* Returns the vocabulary's own spelling of a token, which is valid UTF-8; 0 for ids outside the
  * vocabulary. */
 size_t engine_token_name(const struct engine *engine, int32_t id, const char **name);

@@ -244,14 +244,29 @@ static int arguments_part(struct oai_reader *r, const cJSON *function, int index
     return part->field ? 0 : -1;
 }
 
+/* Builds a text of the form, in which TOOL_ANY is an identifier or a number. */
+static int mark_part(struct oai_reader *r, const char *text, struct constrain_part *part) {
+    const char *any = strchr(text, TOOL_ANY);
+    *part = text_part(text);
+    if (!any) return 0;
+    struct constrain_part *pieces = new_parts(r, 3);
+    if (!pieces) return -1;
+    pieces[0] = text_part(text);
+    pieces[0].size = (size_t)(any - text);
+    pieces[1] = text_part("[A-Za-z0-9_-]{1,64}");
+    pieces[1].kind = CONSTRAIN_REGEX;
+    *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 3};
+    return mark_part(r, any + 1, &pieces[2]);
+}
+
 static int call_part(struct oai_reader *r, const cJSON *tool, int index, bool free,
                      struct constrain_part *part) {
     const struct tool_form *form = r->out->tools.form;
     struct constrain_part *pieces = new_parts(r, 5);
     if (!pieces) return -1;
-    pieces[0] = text_part(form->before);
+    if (mark_part(r, form->before, &pieces[0]) || mark_part(r, form->arguments, &pieces[2]))
+        return -1;
     pieces[1] = text_part(r->out->tools.names[index]);
-    pieces[2] = text_part(form->arguments);
     pieces[4] = text_part(form->after);
     *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 5};
     return arguments_part(r, json_get(tool, "function"), index, free, &pieces[3]);
@@ -313,17 +328,27 @@ static const char *name_pattern(const struct oai_reader *r) {
     return pattern;
 }
 
-/* Writes the marks that begin a call as alternatives of a regular expression. The last one of
- * objects in tags is the object. */
+static void write_mark(const struct tool_mark *mark, struct buf *out) {
+    for (size_t i = 0; i < mark->size; i++) {
+        const char c = mark->text[i];
+        if (c == TOOL_ANY) {
+            buf_str(out, "[A-Za-z0-9_-]*");
+            continue;
+        }
+        if (strchr("\\^$.|?*+()[]{}/", c)) buf_char(out, '\\');
+        buf_char(out, c);
+    }
+}
+
+/* Writes the marks that begin a call as alternatives of a regular expression. */
 static void write_marks(const struct tool_form *form, struct buf *out) {
     struct tool_mark marks[TOOL_MARKS_MAX];
-    int count = tool_form_opens(form, marks) - (form->shape == TOOL_SHAPE_TAGGED);
-    for (int i = 0; i < count; i++) {
-        if (i > 0) buf_char(out, '|');
-        for (size_t k = 0; k < marks[i].size; k++) {
-            if (strchr("\\^$.|?*+()[]{}/", marks[i].text[k])) buf_char(out, '\\');
-            buf_char(out, marks[i].text[k]);
-        }
+    const char *between = "";
+    for (int i = 0, count = tool_form_opens(form, marks); i < count; i++) {
+        if (!tool_mark_is_strong(&marks[i])) continue;
+        buf_str(out, between);
+        write_mark(&marks[i], out);
+        between = "|";
     }
 }
 
@@ -353,7 +378,7 @@ static int plain_text(struct oai_reader *r, struct constrain_part *part) {
         write_marks(form, &pattern);
         buf_str(&pattern, ")");
     }
-    if (form->shape == TOOL_SHAPE_NAMED) {
+    if (tool_form_is_marked(form) && !form->bare) {
         buf_str(&pattern, ")[\\s\\S]*");
     } else {
         const char *names = name_pattern(r);

@@ -74,9 +74,10 @@ struct oai_tool_style {
                                      are described in a message (tool_prompt.c) */
     bool has_system;              /* the template shows messages of the system */
 };
-/* Finds it. `parser`: "none", the name of a form that the template shows, or "auto", which finds
- * that form and otherwise takes the generic form. */
-struct oai_tool_style oai_find_tools(const struct engine *engine, const char *parser);
+/* Finds it, and makes special tokens among its marks part of answers. `parser`: "none", the name of
+ * a form that the template shows, or "auto", which finds that form and otherwise takes the generic
+ * form. */
+struct oai_tool_style oai_find_tools(struct engine *engine, const char *parser);
 /* Return the style's name for people: that of the form, or "generic". `chat_template` NULL: none.
  */
 const char *oai_tool_style_name(const struct oai_tool_style *style);

@@ -10,12 +10,10 @@
 #include "base/utf8.h"
 #include "server/oai/tool_match.h"
 
-#define CALL_OPENS  "<tool_call>"
-#define CALL_CLOSES "</tool_call>"
-#define PYTHON_TAG  "<|python_tag|>"
-#define CALLS_TAG   "[TOOL_CALLS]"
-#define ARGS_TAG    "[ARGS]"
-#define FENCE       "```"
+#define PYTHON_TAG "<|python_tag|>"
+#define CALLS_TAG  "[TOOL_CALLS]"
+#define ARGS_TAG   "[ARGS]"
+#define FENCE      "```"
 
 /* --- the beginning of a call: tried again with every byte, so it is short --- */
 
@@ -155,7 +153,8 @@ static enum match match_member(const struct tool_set *tools, struct cursor *c, s
         return match == MATCH_YES && !head->whole ? skip_arguments(c, head) : match;
     }
     match = match_string(c, &value);
-    if (match != MATCH_YES || !is_word(c, &key, "name")) return match;
+    if (match != MATCH_YES || !(is_word(c, &key, "name") || is_word(c, &key, "tool_name")))
+        return match;
     head->name = value;
     head->whole = head->form != NO_ARGUMENTS;
     return is_tool(tools, c, &value) ? MATCH_YES : MATCH_NO;
@@ -177,18 +176,31 @@ static enum match match_head(const struct tool_set *tools, struct cursor *c, str
     return match;
 }
 
-/* Matches a call after its separator: one line break behind text, otherwise any white space. */
-static enum match match_hermes(struct cursor *c, bool first) {
+/* Moves behind what separates a call from what stands before it: one line break behind text,
+ * otherwise any white space. */
+static void skip_separator(struct cursor *c, bool first) {
     if (first)
         skip_blank(c);
     else if (c->at < c->end && c->text[c->at] == '\n')
         c->at++;
-    return match_word(c, CALL_OPENS);
 }
 
-static bool is_word_byte(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-           c == '-';
+/* Matches the tags in front of an object. Behind a call of the same section there are none, but
+ * there may be a comma. */
+static enum match match_tags(const struct tool_reader *r, struct cursor *c, bool first) {
+    struct tool_mark marks[TOOL_MARKS_MAX];
+    int count = tool_form_opens(r->tools->form, marks) - 1; /* the last one is the object */
+    skip_separator(c, first);
+    enum match match = match_mark_of(c, &marks[0]);
+    if (match == MATCH_NO && r->inside && first) {
+        match = match_word(c, ",");
+        return match == MATCH_MORE ? match : MATCH_YES;
+    }
+    for (int i = 1; i < count && match == MATCH_YES; i++) {
+        skip_blank(c);
+        if (match_mark_of(c, &marks[i]) == MATCH_MORE) return MATCH_MORE;
+    }
+    return match;
 }
 
 /* Matches the object of a call without tags, at the beginning of a line: alone, in a list, in a
@@ -259,14 +271,22 @@ static enum match match_mistral(const struct tool_reader *r, struct cursor *c, b
     return match_head(r->tools, c, head);
 }
 
-/* Matches the marks in front of a name. Models leave out all but the last now and then. */
-static enum match match_opens(const struct tool_form *form, struct cursor *c) {
+/* Matches the marks in front of a name. Models leave out all but the last now and then. `inside`: a
+ * call of the same section stands before it. */
+static enum match match_opens(const struct tool_form *form, struct cursor *c, bool inside) {
     struct tool_mark marks[TOOL_MARKS_MAX];
     enum match match = MATCH_NO;
     int count = tool_form_opens(form, marks);
+    bool opened = inside || tool_mark_is_strong(&marks[count - 1]);
+    if (inside) {
+        if (match_word(c, ",") == MATCH_MORE) return MATCH_MORE;
+        skip_blank(c);
+    }
     for (int i = 0; i < count; i++) {
-        match = match_bytes(c, marks[i].text, marks[i].size);
+        if (i + 1 == count && !opened) return MATCH_NO;
+        match = match_mark_of(c, &marks[i]);
         if (match == MATCH_MORE) return match;
+        opened |= match == MATCH_YES;
         bool ends = match == MATCH_YES && c->text[c->at - 1] == '>';
         if (ends || (match == MATCH_YES && i + 1 < count)) skip_blank(c);
     }
@@ -280,20 +300,17 @@ static enum match match_behind_name(const struct tool_form *form, struct cursor 
     int count = tool_form_marks(form->arguments, "", marks);
     if (count == 0 && !tool_json_blank(c->text[c->at]) && c->text[c->at] != '<') return MATCH_NO;
     for (int i = 0; i < count && match == MATCH_YES; i++) {
-        if (i > 0) skip_blank(c);
-        match = match_bytes(c, marks[i].text, marks[i].size);
+        if (i > 0 || form->arguments[0] == '\n') skip_blank(c);
+        match = match_mark_of(c, &marks[i]);
     }
     return match;
 }
 
-/* Matches a name between marks, up to its arguments in tags. */
+/* Matches a name between marks, up to its arguments. */
 static enum match match_marked(const struct tool_set *tools, struct cursor *c, bool first,
-                               struct head *head) {
-    if (first)
-        skip_blank(c);
-    else if (c->at < c->end && c->text[c->at] == '\n')
-        c->at++;
-    enum match match = match_opens(tools->form, c);
+                               bool inside, struct head *head) {
+    skip_separator(c, first);
+    enum match match = match_opens(tools->form, c, inside);
     if (match != MATCH_YES) return match;
     head->name.begin = c->at;
     while (c->at < c->end && is_word_byte(c->text[c->at])) c->at++;
@@ -303,19 +320,24 @@ static enum match match_marked(const struct tool_set *tools, struct cursor *c, b
     match = match_behind_name(tools->form, c);
     head->form = TAGS;
     head->arguments = c->at;
+    if (match != MATCH_YES || tools->form->tags) return match;
+    match = match_mark(c, "{");
+    head->form = OBJECT;
+    head->arguments = match == MATCH_YES ? --c->at : 0;
     return match;
 }
 
 /* `depth`: as of may_open. */
 static enum match match_call(const struct tool_reader *r, struct cursor *c, bool first,
                              uint32_t depth, struct head *head) {
-    if (r->tools->form->shape == TOOL_SHAPE_NAMED) return match_marked(r->tools, c, first, head);
+    if (r->tools->form->shape == TOOL_SHAPE_NAMED)
+        return match_marked(r->tools, c, first, r->inside && first, head);
     if (r->tools->form->shape == TOOL_SHAPE_LISTED) return match_mistral(r, c, first, head);
     bool hermes = r->tools->form->shape == TOOL_SHAPE_TAGGED;
     struct cursor begin = *c;
-    enum match match = hermes ? match_hermes(c, first) : match_llama3(r, c);
+    enum match match = hermes ? match_tags(r, c, first) : match_llama3(r, c);
     if (match == MATCH_YES) match = match_head(r->tools, c, head);
-    if (match == MATCH_NO && hermes && !depth) {
+    if (match == MATCH_NO && r->tools->form->bare && !depth) {
         *c = begin;
         *head = (struct head){0};
         return match_bare(r, c, first, head);
@@ -336,7 +358,7 @@ static enum match match_opening(const struct tool_reader *r, struct cursor *c, b
 /* May a mark in front of a name begin with this byte? */
 static bool begins_mark(const struct tool_form *form, char byte) {
     struct tool_mark marks[TOOL_MARKS_MAX];
-    int count = tool_form_opens(form, marks);
+    int count = tool_form_opens(form, marks) - (form->shape == TOOL_SHAPE_TAGGED);
     for (int i = 0; i < count; i++)
         if (marks[i].text[0] == byte) return true;
     return false;
@@ -349,8 +371,7 @@ static bool may_open(const struct tool_reader *r, char byte, bool first, uint32_
     if (r->tools->form->shape == TOOL_SHAPE_BARE) return first || (byte == '{' && !depth);
     if (r->tools->form->shape == TOOL_SHAPE_LISTED) return first || byte == '[';
     if (first || byte == '\n') return true;
-    return r->tools->form->shape == TOOL_SHAPE_TAGGED ? byte == '<'
-                                                      : begins_mark(r->tools->form, byte);
+    return begins_mark(r->tools->form, byte);
 }
 
 /* --- phases --- */
@@ -362,7 +383,7 @@ static struct tool_piece more(void) {
 static struct tool_piece give(struct tool_reader *r, enum tool_piece_kind kind, size_t end) {
     struct tool_piece out = tool_piece(kind, r->at, end);
     r->spoken |= kind == TOOL_TEXT;
-    if (kind == TOOL_TEXT) r->fenced = r->listed = false;
+    if (kind == TOOL_TEXT) r->fenced = r->listed = r->inside = false;
     r->at = end;
     return out;
 }
@@ -378,6 +399,7 @@ static struct tool_piece begin_call(struct tool_reader *r, const char *text,
     r->calls++;
     r->fenced |= head->fenced;
     r->listed |= head->listed;
+    r->inside = tool_form_is_section(r->tools->form);
     r->json = (struct tool_json){0};
     r->phase = head->form == OBJECT   ? TOOL_IN_ARGUMENTS
                : head->form == STRING ? TOOL_IN_STRING
@@ -435,33 +457,52 @@ static struct tool_piece next_in_arguments(struct tool_reader *r, const char *te
     for (size_t at = r->at; at < end; at++) {
         enum tool_json_step step = tool_json_step(&r->json, text[at]);
         if (step == TOOL_JSON_MORE) continue;
-        r->phase = step == TOOL_JSON_DONE ? TOOL_IN_MEMBERS : TOOL_IN_REST;
+        enum tool_shape shape = r->tools->form->shape;
+        r->phase = step != TOOL_JSON_DONE      ? TOOL_IN_REST
+                   : shape == TOOL_SHAPE_NAMED ? TOOL_IN_TAIL
+                                               : TOOL_IN_MEMBERS;
         end = step == TOOL_JSON_DONE ? at + 1 : at;
         break;
     }
     return end > r->at ? give(r, TOOL_ARGUMENTS, end) : more();
 }
 
-/* Returns the end of a call of hermes: a tag, or the fence in which an object without one stands.
- */
-static const char *end_of_hermes(const struct tool_reader *r) {
-    return r->fenced ? FENCE : CALL_CLOSES;
+static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, size_t end,
+                                      bool last);
+
+/* Finds the mark that ends a call whose arguments are no JSON: a tag, or the fence in which an
+ * object without one stands. Returns how many marks it closes; 0: nothing ends it. */
+static int end_of_rest(const struct tool_reader *r, struct tool_mark *mark) {
+    struct tool_mark marks[TOOL_MARKS_MAX];
+    *mark = (struct tool_mark){FENCE, sizeof FENCE - 1};
+    int count = tool_form_is_marked(r->tools->form) ? tool_form_closes(r->tools->form, marks) : 0;
+    if (r->fenced) return TOOL_MARKS_MAX;
+    for (int i = 0; i < count; i++) {
+        if (!tool_mark_is_strong(&marks[i])) continue;
+        *mark = marks[i];
+        return i + 1;
+    }
+    return 0;
 }
 
 /* Returns arguments that are not JSON, up to what ends the call or to the end. */
 static struct tool_piece next_in_rest(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
+    struct tool_mark mark;
     size_t at = r->at;
-    for (; r->tools->form->shape == TOOL_SHAPE_TAGGED && at < end; at++) {
+    int closed = end_of_rest(r, &mark);
+    for (; closed && at < end; at++) {
         struct cursor c = {text, at, end};
-        enum match match = match_word(&c, end_of_hermes(r));
+        enum match match = match_mark_of(&c, &mark);
         if (match == MATCH_NO || (match == MATCH_MORE && last)) continue;
         if (match == MATCH_MORE || at > r->at) break;
         r->fenced = r->listed = false;
-        end_call(r, c.at);
-        return next_in_text(r, text, end, last);
+        r->closed = closed;
+        r->phase = TOOL_IN_TAIL;
+        r->at = c.at;
+        return next_in_tail(r, text, end, last);
     }
-    if (r->tools->form->shape != TOOL_SHAPE_TAGGED) at = end;
+    if (!closed) at = end;
     return at > r->at ? give(r, TOOL_ARGUMENTS, at) : more();
 }
 
@@ -501,13 +542,14 @@ static enum match leave_fence(struct tool_reader *r, const char *text, size_t en
 static enum match skip_closes(struct tool_reader *r, const char *text, size_t end) {
     struct tool_mark marks[TOOL_MARKS_MAX];
     bool object = r->tools->form->shape == TOOL_SHAPE_TAGGED;
-    for (int count = tool_form_closes(r->tools->form, marks); r->closed < count; r->closed++) {
+    int count = tool_form_closes(r->tools->form, marks);
+    for (; r->closed < count; r->closed++) {
         struct cursor c = {text, r->at, end};
         while (c.at < end && (tool_json_blank(text[c.at]) || (object && text[c.at] == '}'))) c.at++;
         r->at = c.at;
         if (object && marks[r->closed].text[0] == '}') continue;
-        if (match_bytes(&c, marks[r->closed].text, marks[r->closed].size) == MATCH_MORE)
-            return MATCH_MORE;
+        if (match_mark_of(&c, &marks[r->closed]) == MATCH_MORE) return MATCH_MORE;
+        if (c.at > r->at && r->closed + 1 == count) r->inside = false;
         r->at = c.at;
     }
     return MATCH_NO;

@@ -73,7 +73,8 @@ struct tool_reader {
     } phase;
     struct tool_json json;
     struct tool_tags tags;
-    int closed; /* marks behind the arguments that were looked for */
+    bool inside; /* a call of a section has begun, which has not ended */
+    int closed;  /* marks behind the arguments that were looked for */
 };
 
 /* Returns the next piece of text[at, end). Call it until it returns TOOL_MORE. `last`: the text

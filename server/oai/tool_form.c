@@ -4,16 +4,49 @@
 
 /* ---- The table ---- */
 
-static const struct constrain_tags coder_tags = {"<parameter=",  ">", "", "", "\n",
-                                                 "</parameter>", "\n"};
-static const struct constrain_tags seed_tags = {"<parameter=",  ">", "", "", "",
-                                                "</parameter>", "\n"};
-static const struct constrain_tags glm45_tags = {"<arg_key>", "</arg_key>",   "\n", "<arg_value>",
-                                                 "",          "</arg_value>", "\n"};
-static const struct constrain_tags glm47_tags = {"<arg_key>", "</arg_key>",   "", "<arg_value>",
-                                                 "",          "</arg_value>", ""};
-static const struct constrain_tags minimax_tags = {"<parameter name=\"", "\">", "", "", "",
-                                                   "</parameter>",       "\n"};
+static const struct constrain_tags coder_tags = {.open = "<parameter=",
+                                                 .named = ">",
+                                                 .gap = "",
+                                                 .value = "",
+                                                 .line = "\n",
+                                                 .close = "</parameter>",
+                                                 .after = "\n"};
+static const struct constrain_tags seed_tags = {.open = "<parameter=",
+                                                .named = ">",
+                                                .gap = "",
+                                                .value = "",
+                                                .line = "",
+                                                .close = "</parameter>",
+                                                .after = "\n"};
+static const struct constrain_tags glm45_tags = {.open = "<arg_key>",
+                                                 .named = "</arg_key>",
+                                                 .gap = "\n",
+                                                 .value = "<arg_value>",
+                                                 .line = "",
+                                                 .close = "</arg_value>",
+                                                 .after = "\n"};
+static const struct constrain_tags glm47_tags = {.open = "<arg_key>",
+                                                 .named = "</arg_key>",
+                                                 .gap = "",
+                                                 .value = "<arg_value>",
+                                                 .line = "",
+                                                 .close = "</arg_value>",
+                                                 .after = ""};
+static const struct constrain_tags minimax_tags = {.open = "<parameter name=\"",
+                                                   .named = "\">",
+                                                   .gap = "",
+                                                   .value = "",
+                                                   .line = "",
+                                                   .close = "</parameter>",
+                                                   .after = "\n"};
+static const struct constrain_tags dsml_tags = {.open = "<｜DSML｜parameter name=\"",
+                                                .named = "\" string=\"",
+                                                .gap = "",
+                                                .value = "true\">",
+                                                .other = "false\">",
+                                                .line = "",
+                                                .close = "</｜DSML｜parameter>",
+                                                .after = "\n"};
 
 const struct tool_form tool_forms[TOOL_FORMATS] = {
     [TOOL_FORMAT_HERMES] = {.name = "hermes",
@@ -23,7 +56,8 @@ const struct tool_form tool_forms[TOOL_FORMATS] = {
                             .arguments = "\", \"arguments\": ",
                             .after = "}\n</tool_call>",
                             .between = "\n",
-                            .close = ""},
+                            .close = "",
+                            .bare = true},
     [TOOL_FORMAT_LLAMA3] = {.name = "llama3",
                             .shape = TOOL_SHAPE_BARE,
                             .open = "",
@@ -86,6 +120,63 @@ const struct tool_form tool_forms[TOOL_FORMATS] = {
                                 .between = "\n",
                                 .close = "\n</minimax:tool_call>",
                                 .tags = &minimax_tags},
+    [TOOL_FORMAT_DEEPSEEK_V3] = {.name = "deepseek_v3",
+                                 .shape = TOOL_SHAPE_NAMED,
+                                 .open = "<｜tool▁calls▁begin｜>",
+                                 .before = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+                                 .arguments = "\n```json\n",
+                                 .after = "\n```<｜tool▁call▁end｜>",
+                                 .between = "\n",
+                                 .close = "<｜tool▁calls▁end｜>"},
+    [TOOL_FORMAT_DEEPSEEK_V31] = {.name = "deepseek_v31",
+                                  .shape = TOOL_SHAPE_NAMED,
+                                  .open = "<｜tool▁calls▁begin｜>",
+                                  .before = "<｜tool▁call▁begin｜>",
+                                  .arguments = "<｜tool▁sep｜>",
+                                  .after = "<｜tool▁call▁end｜>",
+                                  .between = "",
+                                  .close = "<｜tool▁calls▁end｜>"},
+    [TOOL_FORMAT_DEEPSEEK_V32] = {.name = "deepseek_v32",
+                                  .shape = TOOL_SHAPE_NAMED,
+                                  .open = "<｜DSML｜function_calls>\n",
+                                  .before = "<｜DSML｜invoke name=\"",
+                                  .arguments = "\">\n",
+                                  .after = "</｜DSML｜invoke>",
+                                  .between = "\n",
+                                  .close = "\n</｜DSML｜function_calls>",
+                                  .tags = &dsml_tags},
+    [TOOL_FORMAT_KIMI_K2] = {.name = "kimi_k2",
+                             .shape = TOOL_SHAPE_NAMED,
+                             .open = "<|tool_calls_section_begin|>",
+                             .before = "<|tool_call_begin|>functions.",
+                             .arguments = ":\1<|tool_call_argument_begin|>",
+                             .after = "<|tool_call_end|>",
+                             .between = "",
+                             .close = "<|tool_calls_section_end|>"},
+    [TOOL_FORMAT_GRANITE] = {.name = "granite",
+                             .shape = TOOL_SHAPE_TAGGED,
+                             .open = "<|tool_call|>[",
+                             .before = "{\"name\": \"",
+                             .arguments = "\", \"arguments\": ",
+                             .after = "}",
+                             .between = ", ",
+                             .close = "]"},
+    [TOOL_FORMAT_COMMAND] = {.name = "command",
+                             .shape = TOOL_SHAPE_TAGGED,
+                             .open = "<|START_ACTION|>[\n    ",
+                             .before = "{\"tool_call_id\": \"\1\", \"tool_name\": \"",
+                             .arguments = "\", \"parameters\": ",
+                             .after = "}",
+                             .between = ",\n    ",
+                             .close = "\n]<|END_ACTION|>"},
+    [TOOL_FORMAT_FUNCTIONARY] = {.name = "functionary",
+                                 .shape = TOOL_SHAPE_NAMED,
+                                 .open = "",
+                                 .before = "<function=",
+                                 .arguments = ">",
+                                 .after = "</function>",
+                                 .between = "",
+                                 .close = ""},
     [TOOL_FORMAT_HARMONY] = {.name = "harmony",
                              .shape = TOOL_SHAPE_CHANNELS,
                              .open = "",
@@ -147,6 +238,12 @@ static const struct tool_trace {
     {TOOL_FORMAT_MINIMAX_M2, NULL, {"<minimax:tool_call>", "<invoke name="}},
     {TOOL_FORMAT_GLM47, NULL, {"<tool_call>", "</arg_key><arg_value>"}},
     {TOOL_FORMAT_GLM45, NULL, {"<tool_call>", "<arg_key>", "<arg_value>"}},
+    {TOOL_FORMAT_DEEPSEEK_V32, NULL, {"DSML", "function_calls", "parameter"}},
+    {TOOL_FORMAT_DEEPSEEK_V3, NULL, {"<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json"}},
+    {TOOL_FORMAT_DEEPSEEK_V31, NULL, {"<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"}},
+    {TOOL_FORMAT_KIMI_K2, NULL, {"<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"}},
+    {TOOL_FORMAT_COMMAND, NULL, {"<|START_ACTION|>", "tool_name"}},
+    {TOOL_FORMAT_GRANITE, NULL, {"<|tool_call|>", "<|start_of_role|>"}},
     {TOOL_FORMAT_MISTRAL, NULL, {"[TOOL_CALLS]"}},
     {TOOL_FORMAT_LLAMA3, is_llama3, {0}},
 };
@@ -169,12 +266,17 @@ static bool is_blank_mark(char c) {
     return c == ' ' || c == '\n';
 }
 
+static bool is_border(char before, char c) {
+    return (before == '>' && (c == '<' || c == '[' || c == '{')) ||
+           ((before == ']' || before == '}') && c == '<');
+}
+
 /* Finds the next mark of *text and moves *text behind it. false: there is none. */
 static bool next_mark(const char **text, struct tool_mark *mark) {
     const char *at = *text;
     while (is_blank_mark(*at)) at++;
     mark->text = at;
-    while (*at && *at != '\n' && !(at > mark->text && at[-1] == '>' && *at == '<')) at++;
+    while (*at && *at != '\n' && !(at > mark->text && is_border(at[-1], *at))) at++;
     *text = at;
     while (at > mark->text && is_blank_mark(at[-1])) at--;
     mark->size = (size_t)(at - mark->text);

@@ -5,8 +5,9 @@
  * A call is written as
  *   open  before NAME arguments ARGUMENTS after  (between before NAME ... after)*  close
  *
- * The marks of a form are the parts of these texts between line breaks, and between a '>' and a '<'
- * that follow each other. A reader takes any white space between marks. Pure; any thread. */
+ * TOOL_ANY in these texts stands for an identifier or a number. The marks of a form are the parts
+ * of these texts between line breaks, and between brackets that follow each other, such as '>' and
+ * '<'. A reader takes any white space between marks. Pure; any thread. */
 #ifndef KEEPD_SERVER_OAI_TOOL_FORM_H
 #define KEEPD_SERVER_OAI_TOOL_FORM_H
 
@@ -19,7 +20,7 @@ enum tool_shape {
     TOOL_SHAPE_TAGGED,  /* an object {"name": ..., "arguments": ...} between tags */
     TOOL_SHAPE_BARE,    /* such an object in the text */
     TOOL_SHAPE_LISTED,  /* [TOOL_CALLS] and a list of such objects, or NAME[ARGS]{...} */
-    TOOL_SHAPE_NAMED,   /* the name stands between marks, the arguments are tags */
+    TOOL_SHAPE_NAMED,   /* the name stands between marks */
     TOOL_SHAPE_CHANNELS /* a message to the function (channels.c) */
 };
 
@@ -28,7 +29,8 @@ struct tool_form {
     enum tool_shape shape;
     const char *open, *before, *arguments, *after, *between, *close;
     const struct constrain_tags *tags; /* NULL: arguments are JSON */
-    bool short_ids;                    /* the templates accept only ids of 9 letters and digits */
+    bool bare;      /* TAGGED: the object is a call without its tag, too, where it begins a line */
+    bool short_ids; /* the templates accept only ids of 9 letters and digits */
 };
 
 enum tool_format {
@@ -40,6 +42,13 @@ enum tool_format {
     TOOL_FORMAT_GLM45,
     TOOL_FORMAT_GLM47,
     TOOL_FORMAT_MINIMAX_M2,
+    TOOL_FORMAT_DEEPSEEK_V3,
+    TOOL_FORMAT_DEEPSEEK_V31,
+    TOOL_FORMAT_DEEPSEEK_V32,
+    TOOL_FORMAT_KIMI_K2,
+    TOOL_FORMAT_GRANITE,
+    TOOL_FORMAT_COMMAND,
+    TOOL_FORMAT_FUNCTIONARY,
     TOOL_FORMAT_HARMONY,
     TOOL_FORMATS
 };
@@ -53,15 +62,31 @@ const char *tool_form_name(const struct tool_form *form);
  * these. */
 const struct tool_form *tool_form_of(const char *chat_template);
 
+/* Stand several calls between one pair of tags? */
+static inline bool tool_form_is_section(const struct tool_form *form) {
+    return form->open[0] != '\0';
+}
+
 /* Are the calls marked, so that text may stand before, between and behind them? */
 static inline bool tool_form_is_marked(const struct tool_form *form) {
     return form->shape == TOOL_SHAPE_TAGGED || form->shape == TOOL_SHAPE_NAMED;
 }
 
+#define TOOL_ANY '\1'
+
 struct tool_mark {
     const char *text;
     size_t size;
 };
+/* Would text hardly hold this mark by chance? */
+static inline bool tool_mark_is_strong(const struct tool_mark *mark) {
+    for (size_t i = 0; i < mark->size; i++)
+        if (mark->text[i] == '<' || mark->text[i] == '|' ||
+            (mark->text[i] == '[' && mark->size > 1))
+            return true;
+    return false;
+}
+
 #define TOOL_MARKS_MAX 8
 /* Writes the marks of two texts that follow each other; returns how many. */
 int tool_form_marks(const char *first, const char *second, struct tool_mark out[TOOL_MARKS_MAX]);

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "server/oai/tool_form.h"
 #include "server/oai/tool_json.h"
 
 enum match { MATCH_NO, MATCH_MORE /* the text may become it */, MATCH_YES };
@@ -29,6 +30,24 @@ static inline enum match match_bytes(struct cursor *c, const char *word, size_t 
 
 static inline enum match match_word(struct cursor *c, const char *word) {
     return match_bytes(c, word, strlen(word));
+}
+
+static inline bool is_word_byte(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-';
+}
+
+/* The same for a mark. TOOL_ANY takes all bytes of words that follow. */
+static inline enum match match_mark_of(struct cursor *c, const struct tool_mark *mark) {
+    struct cursor at = *c;
+    for (size_t i = 0; i < mark->size; i++) {
+        if (mark->text[i] == TOOL_ANY)
+            while (at.at < at.end && is_word_byte(at.text[at.at])) at.at++;
+        if (at.at == at.end) return MATCH_MORE;
+        if (mark->text[i] != TOOL_ANY && at.text[at.at++] != mark->text[i]) return MATCH_NO;
+    }
+    *c = at;
+    return MATCH_YES;
 }
 
 #endif

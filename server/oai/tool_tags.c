@@ -35,7 +35,7 @@ static enum match match_end(const struct tool_form *form, struct cursor *c, int 
     enum match out = MATCH_NO;
     int count = tool_form_closes(form, marks);
     for (int i = 0; i < count; i++) {
-        enum match match = match_bytes(c, marks[i].text, marks[i].size);
+        enum match match = match_mark_of(c, &marks[i]);
         *closed = i + 1;
         if (match == MATCH_YES) return match;
         if (match == MATCH_MORE) out = match;
@@ -203,14 +203,31 @@ static bool begins_literal(const struct tool_tags *t, char c) {
            (t->types == CONSTRAIN_TYPES_ALL || !(t->types & CONSTRAIN_TYPE_STRING));
 }
 
+/* Matches the mark in front of a value, which says what it is if there are two. */
+static enum match match_value_mark(struct cursor *c, const struct constrain_tags *tags,
+                                   unsigned *types) {
+    struct cursor other = *c;
+    enum match match = match_word(c, tags->value);
+    if (match == MATCH_YES || tags->other == NULL) {
+        if (tags->other != NULL) *types = CONSTRAIN_TYPE_STRING;
+        return match;
+    }
+    enum match second = match_word(&other, tags->other);
+    if (second != MATCH_YES) return second == MATCH_NO ? match : second;
+    *types = CONSTRAIN_TYPES_ALL & ~(unsigned)CONSTRAIN_TYPE_STRING;
+    *c = other;
+    return second;
+}
+
 /* Moves behind what stands between the name and its value. MORE: it may go on. */
-static enum match match_value(const struct tool_tags *t, struct cursor *c) {
+static enum match match_value(struct tool_tags *t, const char *text, struct cursor *c) {
     const struct constrain_tags *tags = t->form->tags;
+    t->types = types_of(t, text);
     (void)match_word(c, tags->named);
     struct cursor value = *c;
     if (*tags->value) {
         skip_blank(&value);
-        enum match match = match_word(&value, tags->value);
+        enum match match = match_value_mark(&value, tags, &t->types);
         if (match == MATCH_MORE) return match;
         if (match == MATCH_YES) *c = value;
     }
@@ -223,9 +240,8 @@ static enum match match_value(const struct tool_tags *t, struct cursor *c) {
 static struct tool_piece next_open(struct tool_tags *t, const char *text, size_t *at, size_t end,
                                    bool last) {
     struct cursor begin = {text, *at, end};
-    if (match_value(t, &begin) == MATCH_MORE && !last) return more();
+    if (match_value(t, text, &begin) == MATCH_MORE && !last) return more();
     size_t value = begin.at;
-    t->types = types_of(t, text);
     t->value = value;
     if (t->types == CONSTRAIN_TYPE_STRING) return open_string(t, at, value);
     struct cursor c = {text, value, end};

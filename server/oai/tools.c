@@ -96,20 +96,28 @@ static bool is_plain_text(const struct engine *engine, const char *text, size_t 
     return true;
 }
 
-/* Returns whether the marks without which no call is found are text. */
+/* Makes the marks of a form, which may be special tokens, part of answers. */
+static void show_marks(struct engine *engine, const struct tool_form *form) {
+    const struct constrain_tags none = {.open = "", .named = "", .value = "", .close = ""};
+    const struct constrain_tags *tags = form->tags ? form->tags : &none;
+    const char *const texts[] = {form->open,  form->before, form->arguments,
+                                 form->after, form->close,  tags->open,
+                                 tags->named, tags->value,  tags->close};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        engine_show_tokens(engine, texts[i], strlen(texts[i]));
+}
+
+/* Returns whether the marks without which no call is found are text: special tokens that stay
+ * special leave none in the answer. */
 static bool marks_are_text(const struct engine *engine, const struct tool_form *form,
                            struct arena *arena) {
     struct tool_mark marks[TOOL_MARKS_MAX];
-    const struct constrain_tags *tags = form->tags;
-    int count = tool_form_opens(form, marks);
-    if (form->shape == TOOL_SHAPE_TAGGED)
-        return is_plain_text(engine, marks[0].text, marks[0].size, arena);
-    if (form->shape != TOOL_SHAPE_NAMED) return true;
-    if (!is_plain_text(engine, marks[count - 1].text, marks[count - 1].size, arena)) return false;
-    const char *const texts[] = {tags->open, tags->named, tags->close};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if (!is_plain_text(engine, texts[i], strlen(texts[i]), arena)) return false;
-    return true;
+    if (!tool_form_is_marked(form)) return true;
+    for (int i = 0, count = tool_form_opens(form, marks); i < count; i++)
+        if (!is_plain_text(engine, marks[i].text, marks[i].size, arena)) return false;
+    return !form->tags ||
+           (is_plain_text(engine, form->tags->open, strlen(form->tags->open), arena) &&
+            is_plain_text(engine, form->tags->close, strlen(form->tags->close), arena));
 }
 
 static bool shows_tools(const char *source) {
@@ -148,19 +156,28 @@ static bool shows_system(const struct engine *engine, struct arena *arena) {
     return shown && ids[0].count != ids[1].count;
 }
 
-struct oai_tool_style oai_find_tools(const struct engine *engine, const char *parser) {
+/* Chooses the form. */
+static struct oai_tool_style choose_style(const struct engine *engine, const char *parser,
+                                          struct arena *arena) {
     const struct engine_info *info = engine_info(engine);
     struct oai_tool_style style = {.form = tool_form_of(info->tool_template)};
-    struct arena arena;
     if (!info->has_chat_template || !strcmp(parser, tool_form_name(NULL)))
         return (struct oai_tool_style){0};
     if (shows_tools(info->tool_template) && tool_form_named(parser))
         return (struct oai_tool_style){.form = tool_form_named(parser)};
-    arena_open(&arena, (size_t)1 << 20);
     style.generic = !style.form;
     if (style.generic) style.form = &tool_forms[TOOL_FORMAT_HERMES];
-    if (style.generic) style.has_system = shows_system(engine, &arena);
-    if (!marks_are_text(engine, style.form, &arena)) style = (struct oai_tool_style){0};
+    if (style.generic) style.has_system = shows_system(engine, arena);
+    return style;
+}
+
+struct oai_tool_style oai_find_tools(struct engine *engine, const char *parser) {
+    struct arena arena;
+    arena_open(&arena, (size_t)1 << 20);
+    struct oai_tool_style style = choose_style(engine, parser, &arena);
+    if (style.form) show_marks(engine, style.form);
+    if (style.form && !marks_are_text(engine, style.form, &arena))
+        style = (struct oai_tool_style){0};
     arena_close(&arena);
     return style;
 }
@@ -220,8 +237,8 @@ static int read_choice(const struct oai_reader *r, bool *searches) {
 static int refuse_format(const struct oai_reader *r) {
     return oai_refuse(r->error, 400, "unsupported_parameter", "tools",
                       "Unsupported value for 'tools': answers of this model are not searched for "
-                      "calls, because the daemon runs with '--tool-call-parser none' or the model "
-                      "writes the tags of calls as special tokens. With 'tool_choice' \"none\" the "
+                      "calls, because the daemon runs with '--tool-call-parser none' or the tags "
+                      "of calls end the model's answers. With 'tool_choice' \"none\" the "
                       "model sees the tools and answers in text.");
 }
 
@@ -288,12 +305,10 @@ int oai_read_tools(struct oai_reader *r) {
                    ? oai_invalid(r, "tool_choice", "a call is promised, but there are no 'tools'")
                    : 0;
     if (!r->rules->tools.form) return refuse_format(r);
-    if (r->rules->tools.form->shape == TOOL_SHAPE_CHANNELS && r->out->call_promised)
-        return oai_refuse(r->error, 400, "unsupported_parameter", "tool_choice",
-                          "Unsupported value for 'tool_choice': this model writes calls in "
-                          "channels (harmony), which cannot be promised: use \"auto\" or "
-                          "\"none\".");
     out->form = r->rules->tools.form;
+    /* A constrained answer has no channels (channels.c): its calls are objects. */
+    if (out->form->shape == TOOL_SHAPE_CHANNELS && r->out->call_promised)
+        out->form = &tool_forms[TOOL_FORMAT_LLAMA3];
     if (out->form->tags && read_all_parameters(r, tools)) return -1;
     return read_names(r, tools);
 }

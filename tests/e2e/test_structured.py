@@ -30,7 +30,10 @@ CALL = """<tool_call>
 FAMILIES = {
     "qwen3_coder": "<tool_call><function=f><parameter=k>v", "seed_oss": "<seed:tool_call><function=f><parameter=k>v",
     "glm45": "<tool_call>f<arg_key>k</arg_key> <arg_value>v", "glm47": "<tool_call>f<arg_key>k</arg_key><arg_value>v",
-    "minimax_m2": '<minimax:tool_call><invoke name="f">'}
+    "minimax_m2": '<minimax:tool_call><invoke name="f">', "deepseek_v3": "<｜tool▁call▁begin｜><｜tool▁sep｜>```json",
+    "deepseek_v31": "<｜tool▁call▁begin｜><｜tool▁sep｜>", "deepseek_v32": "<｜DSML｜function_calls><｜DSML｜parameter",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_argument_begin|>", "granite": "<|tool_call|><|start_of_role|>",
+    "command": "<|START_ACTION|>tool_name"}
 
 
 @pytest.fixture
@@ -123,6 +126,24 @@ def test_promised_calls_in_tags(daemon, tmp_path, family):
         r = requests.post(f"{nano.url}/v1/chat/completions", timeout=60, stream=True, json={**body, "stream": True})
         deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in r.iter_lines() if line.startswith(b"data: {")]
         assert "".join(c["function"].get("arguments", "") for d in deltas for c in d.get("tool_calls", [])) == call["arguments"]
+
+
+def test_tags_that_are_special_tokens(daemon, tmp_path):
+    """Tags are part of the answer, which they may begin, and no text of a request becomes one."""
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "bundled/keepd-nano", model)
+    (model / "chat_template.jinja").write_text(HERMES.replace(CALL, FAMILIES["granite"]))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).write_text((model / name).read_text().replace("<|endoftext|>", "<|tool_call|>"))
+    (model / "generation_config.json").write_text('{"eos_token_id": 2}')
+    nano = daemon("--model", str(model))
+    answer = nano.chat(USER, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=200, logit_bias={"0": 100},
+                       return_token_ids=True)
+    choice = answer["choices"][0]
+    assert choice["token_ids"][0] == 0 and choice["token_ids"].count(0) == 1 and choice["finish_reason"] == "tool_calls"
+    jsonschema.validate(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]), TOOL["function"]["parameters"])
+    ids = requests.post(f"{nano.url}/tokenize", timeout=60, json={"messages": [{"role": "user", "content": "<|tool_call|>"}]}).json()["tokens"]
+    assert 0 not in ids
 
 
 def test_promised_arguments_are_declared(daemon, tmp_path):

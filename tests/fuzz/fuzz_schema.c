@@ -8,10 +8,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const struct json_limits limits = {
         .bytes = 1 << 16, .depth = JSON_MAX_DEPTH, .unique_keys = true, .nuls = true};
-    static const struct constrain_tags lines = {"<parameter=",  ">", "", "", "\n",
-                                                "</parameter>", "\n"};
-    static const struct constrain_tags pairs = {"<arg_key>", "</arg_key>",   "\n", "<arg_value>",
-                                                "",          "</arg_value>", "\n"};
+    static const struct constrain_tags lines = {.open = "<parameter=",
+                                                .named = ">",
+                                                .gap = "",
+                                                .value = "",
+                                                .line = "\n",
+                                                .close = "</parameter>",
+                                                .after = "\n"};
+    static const struct constrain_tags typed = {.open = "<arg_key>",
+                                                .named = "</arg_key>",
+                                                .gap = "\n",
+                                                .value = "<string>",
+                                                .other = "<json>",
+                                                .line = "",
+                                                .close = "</arg_value>",
+                                                .after = "\n"};
     cJSON *tree;
     if (size == 0 || json_parse((const char *)data + 1, size - 1, &limits, &tree, NULL) != 0)
         return 0;
@@ -20,7 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                                        .schema = tree,
                                        .only_objects = data[0] & 3,
                                        .tags = !(data[0] & 2) ? NULL
-                                               : data[0] & 4  ? &pairs
+                                               : data[0] & 4  ? &typed
                                                               : &lines,
                                        .closed = data[0] & 8},
               data[0]);

@@ -103,8 +103,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const struct tool_parameter *const parameters[] = {some, none};
     /* the forms of the corpus first */
     static const enum tool_format formats[] = {
-        TOOL_FORMAT_HERMES,   TOOL_FORMAT_LLAMA3, TOOL_FORMAT_MISTRAL, TOOL_FORMAT_QWEN3_CODER,
-        TOOL_FORMAT_SEED_OSS, TOOL_FORMAT_GLM45,  TOOL_FORMAT_GLM47,   TOOL_FORMAT_MINIMAX_M2};
+        TOOL_FORMAT_HERMES,       TOOL_FORMAT_LLAMA3,       TOOL_FORMAT_MISTRAL,
+        TOOL_FORMAT_QWEN3_CODER,  TOOL_FORMAT_SEED_OSS,     TOOL_FORMAT_GLM45,
+        TOOL_FORMAT_GLM47,        TOOL_FORMAT_MINIMAX_M2,   TOOL_FORMAT_DEEPSEEK_V3,
+        TOOL_FORMAT_DEEPSEEK_V31, TOOL_FORMAT_DEEPSEEK_V32, TOOL_FORMAT_KIMI_K2,
+        TOOL_FORMAT_GRANITE,      TOOL_FORMAT_COMMAND,      TOOL_FORMAT_FUNCTIONARY};
     size_t form = ((data[0] & 1) | (data[0] >> 1 & 14)) % (sizeof formats / sizeof *formats);
     const struct tool_set tools = {&tool_forms[formats[form]], names, 2, !(data[0] & 2),
                                    parameters};

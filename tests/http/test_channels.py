@@ -120,9 +120,13 @@ def test_a_long_header_is_no_call(daemon):
           max_tokens=400)
 
 
-def test_promised_calls_are_refused(daemon):
-    r = daemon.chat("x", tools=TOOLS, tool_choice="required")
-    assert r.status_code == 400 and r.json()["error"]["param"] == "tool_choice"
+def test_promised_calls_are_objects(daemon):
+    """A constrained answer has no channels. (The fake writes what it is asked to.)"""
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        check(daemon, '{"name": "f", "parameters": {"a": 1}}', None, None, [("f", '{"a": 1}')], "tool_calls", tools=TOOLS, tool_choice=choice)
+    refused = [{"type": "function", "function": {"name": "f", "parameters": {"unevaluatedItems": False}}}]
+    r = daemon.chat("x", tools=refused, tool_choice="required")
+    assert r.status_code == 400 and r.json()["error"]["param"] == "tools[0].function.parameters.unevaluatedItems"
 
 
 def test_constrained_answers_have_no_headers(daemon):

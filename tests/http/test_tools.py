@@ -326,6 +326,35 @@ def test_families_with_tags(start, fake, form):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools[0].function.parameters.properties.s.unevaluatedItems"
 
 
+JSON_FORMS = {
+    "deepseek_v31": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>%s<｜tool▁sep｜>%s<｜tool▁call▁end｜>", "", "<｜tool▁calls▁end｜>"),
+    "kimi_k2": ("<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.%s:0<|tool_call_argument_begin|>%s<|tool_call_end|>", "",
+                "<|tool_calls_section_end|>"),
+    "granite": ("<|tool_call|>[", '{"name": "%s", "arguments": %s}', ", ", "]"),
+    "deepseek_v32": ("<｜DSML｜function_calls>\n", '<｜DSML｜invoke name="%s">\n%s</｜DSML｜invoke>', "\n", "\n</｜DSML｜function_calls>")}
+
+
+@pytest.mark.parametrize("form", JSON_FORMS)
+def test_families_with_marks(start, fake, form):
+    """Streamed and whole are the same, with "auto", promised and strict; text stands before and behind."""
+    begin, call, between, end = JSON_FORMS[form]
+    tools = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+    weather, none = WEATHER, "{}"
+    if form == "deepseek_v32":
+        weather, none = '<｜DSML｜parameter name="city" string="true">12</｜DSML｜parameter>\n', ""
+    text = begin + call % ("get_weather", weather) + between + call % ("now", none) + end
+    wanted = {"city": "12"} if form == "deepseek_v32" else json.loads(WEATHER)
+    daemon = start(env={"KEEPD_FAKE_TOOLS": form})
+    assert daemon.get("/server_info").json()["tool_call_parser"] == form
+    for fields in ({}, {"tool_choice": "required"}, {"tools": tools}):
+        choice = ask(daemon, text, max_tokens=480, **fields)
+        assert [(n, json.loads(a)) for n, a in calls(choice)] == [("get_weather", wanted), ("now", {})], fields
+        assert choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"
+    choice = ask(daemon, "Say. " + text + " So.", max_tokens=480)
+    assert len(calls(choice)) == 2 and choice["message"]["content"] == "Say.  So."
+    assert ask(daemon, text.replace("get_weather", "nobody").replace("now", "none"), max_tokens=480)["finish_reason"] == "stop"
+
+
 def test_llama(start, fake):
     for daemon in (start(env={"KEEPD_FAKE_TOOLS": "llama3"}),
                    start("--tool-call-parser", "llama3", env={"KEEPD_FAKE_TOOLS": "hermes"})):

@@ -64,6 +64,10 @@ bool tok_is_special(const struct tok *tok, int32_t id) {
     return id >= 0 && id < tok->vocab_size && (tok->tokens[id].flags & TOK_SPECIAL);
 }
 
+void tok_show(struct tok *tok, int32_t id) {
+    if (id >= 0 && id < tok->vocab_size) tok->tokens[id].flags &= ~(uint32_t)TOK_SPECIAL;
+}
+
 static bool matcher_has(const struct tok_matcher *matcher, int32_t id) {
     for (size_t i = 0; i < matcher->count; i++)
         if (matcher->tokens[i].id == id) return true;

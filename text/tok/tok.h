@@ -76,6 +76,9 @@ size_t tok_bytes_max(const struct tok *tok); /* the longest token's bytes */
 size_t tok_name(const struct tok *tok, int32_t id, const char **name);
 int tok_added_before(const struct tok *tok); /* tokens that TOK_TEMPLATE puts in front of a text */
 bool tok_is_special(const struct tok *tok, int32_t id);
+/* Makes tok_is_special say no for a token from now on; texts from requests still do not become it.
+ * Not beside other threads that use the tokenizer. */
+void tok_show(struct tok *tok, int32_t id);
 bool tok_is_added(const struct tok *tok, int32_t id); /* cut out of texts first, special or not */
 
 #endif

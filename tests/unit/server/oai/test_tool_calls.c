@@ -651,12 +651,74 @@ Test(tool_calls, other_tags) {
         check(&tool_forms[cases[i].format], cases[i].text, cases[i].expected);
 }
 
+/* JSON between marks, and lists of objects. */
+Test(tool_calls, other_marks) {
+#define DEEPSEEK(name, arguments)                                                                  \
+    "<｜tool▁call▁begin｜>" name "<｜tool▁sep｜>" arguments "<｜tool▁call▁end｜>"
+#define KIMI(name, at, arguments)                                                                  \
+    "<|tool_call_begin|>functions." name ":" at "<|tool_call_argument_begin|>" arguments           \
+    "<|tool_call_end|>"
+#define DSML(name, string, value)                                                                  \
+    "<｜DSML｜parameter name=\"" name "\" string=\"" string "\">" value "</｜DSML｜parameter>\n"
+#define INVOKE(arguments) "<｜DSML｜invoke name=\"f\">\n" arguments "</｜DSML｜invoke>\n"
+    static const struct {
+        enum tool_format format;
+        const char *text, *expected;
+    } cases[] = {
+        {TOOL_FORMAT_DEEPSEEK_V31,
+         "So.<｜tool▁calls▁begin｜>" DEEPSEEK("f", "{\"a\": {\"b\": \"｜>\"}}")
+             DEEPSEEK("get_weather", "{}") "<｜tool▁calls▁end｜>",
+         "So.<f|{\"a\": {\"b\": \"｜>\"}}><get_weather|{}>!"},
+        {TOOL_FORMAT_DEEPSEEK_V31, DEEPSEEK("g", "{}"), DEEPSEEK("g", "{}")},
+        {TOOL_FORMAT_DEEPSEEK_V31, DEEPSEEK("f", "[1]"), DEEPSEEK("f", "[1]")},
+        {TOOL_FORMAT_DEEPSEEK_V31, DEEPSEEK("f", "{\"a\" 1}") " x", "<f|{\"a\" 1}>x!"},
+        {TOOL_FORMAT_DEEPSEEK_V3,
+         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": "
+         "1}\n```"
+         "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```"
+         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+         "<f|{\"a\": 1}><f|{}>!"},
+        {TOOL_FORMAT_KIMI_K2,
+         "<|tool_calls_section_begin|>" KIMI("f", "0", "{\"a\": 1}")
+             KIMI("get_weather", "12", "{}") "<|tool_calls_section_end|>\n\nSo.",
+         "<f|{\"a\": 1}><get_weather|{}>\n\nSo.!"},
+        {TOOL_FORMAT_DEEPSEEK_V32,
+         "<｜DSML｜function_calls>\n" INVOKE(DSML("a", "true", "1") DSML("b", "false", "1") DSML(
+             "c", "false", "{'x': True}") DSML("d", "true", "{\"x\": </｜DSML｜"))
+             INVOKE("") "</｜DSML｜function_calls>",
+         "<f|{\"a\": \"1\", \"b\": 1, \"c\": {\"x\": true}, \"d\": \"{\\\"x\\\": </｜DSML｜\"}>"
+         "<f|{}>!"},
+        {TOOL_FORMAT_GRANITE, "So. <|tool_call|>[" F ", " F "]",
+         "So. <f|{\"a\": 1}><f|{\"a\": 1}>!"},
+        {TOOL_FORMAT_GRANITE, "<|tool_call|>" F, "<f|{\"a\": 1}>!"},
+        {TOOL_FORMAT_GRANITE, F, F},
+        {TOOL_FORMAT_GRANITE, "[" F "]", "[" F "]"},
+        {TOOL_FORMAT_GRANITE, "<|tool_call|>[{\"a\": 1}]", "<|tool_call|>[{\"a\": 1}]"},
+        {TOOL_FORMAT_COMMAND,
+         "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": "
+         "{\"a\": 1}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"f\", \"parameters\": {}}\n"
+         "]<|END_ACTION|> So.",
+         "<f|{\"a\": 1}><f|{}> So.!"},
+        {TOOL_FORMAT_FUNCTIONARY, "<function=f>{\"a\": 1}</function><function=f>{}</function>",
+         "<f|{\"a\": 1}><f|{}>!"},
+    };
+#undef DEEPSEEK
+#undef KIMI
+#undef DSML
+#undef INVOKE
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(&tool_forms[cases[i].format], cases[i].text, cases[i].expected);
+}
+
 Test(tool_calls, templates_say_how) {
     static const char *const hermes[] = {"Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B",
                                          "Qwen-QwQ-32B"};
-    static const char *const others[] = {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-                                         "ibm-granite-granite-3.3-2B-Instruct",
+    static const char *const others[] = {"HuggingFaceTB-SmolLM3-3B",
                                          "microsoft-Phi-3.5-mini-instruct"};
+    cr_expect_eq(form_of_file("deepseek-ai-DeepSeek-R1-Distill-Llama-8B"),
+                 &tool_forms[TOOL_FORMAT_DEEPSEEK_V3]);
+    cr_expect_eq(form_of_file("ibm-granite-granite-3.3-2B-Instruct"),
+                 &tool_forms[TOOL_FORMAT_GRANITE]);
     cr_expect_eq(form_of_file("GLM-4.6"), &tool_forms[TOOL_FORMAT_GLM45]);
     cr_expect_eq(form_of_file("Qwen3-Coder"), &tool_forms[TOOL_FORMAT_QWEN3_CODER]);
     cr_expect_eq(form_of_file("mistralai-Mistral-Nemo-Instruct-2407"),

@@ -516,7 +516,10 @@ Test(oai_tools, every_template_renders_any_arguments) {
 /* Writes a call of f as its form says, with a text in the argument s. */
 static void write_call(const struct tool_form *form, const char *text, struct buf *out) {
     const struct constrain_tags *tags = form->tags;
+    size_t begin = out->size;
     buf_fmt(out, "%sf%s", form->before, form->arguments);
+    for (size_t i = begin; i < out->size; i++)
+        if (out->data[i] == TOOL_ANY) out->data[i] = '0';
     if (tags)
         buf_fmt(out, "%ss%s%s%s%s%s%s%s%s", tags->open, tags->named, tags->gap, tags->value,
                 tags->line, text, tags->line, tags->close, tags->after);
