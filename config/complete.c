@@ -15,7 +15,7 @@ static bool is_path(const struct option *option) {
 
 /* The list of values to choose from, with its separators; "" = any value. */
 static const char *choices(const struct option *option) {
-    if (option->type == CHOICE) return option->metavar;
+    if (option->type == CHOICE || option->type == ENUM) return option->metavar;
     if (option->metavar && strcmp(option->metavar, "POLICY") == 0) return "auto, " POLICY_NAMES;
     return "";
 }
@@ -92,7 +92,8 @@ static void print_zsh(FILE *out) {
         if (is_path(option)) {
             fprintf(out, ":%s:_files", option->metavar);
         } else if (*choices(option)) {
-            fprintf(out, ":%s:(", option->type == CHOICE ? "value" : option->metavar);
+            fprintf(out, ":%s:(",
+                    option->type == CHOICE || option->type == ENUM ? "value" : option->metavar);
             print_choices(out, option);
             fputc(')', out);
         } else if (option->type != FLAG) {

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <ini.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,100 +20,101 @@
 #include "config/foreign.h"
 #include "paging/names.h"
 
-#define AT(field) offsetof(struct config, field)
+/* Two members of a row: where the value is, and its size. */
+#define AT(field) offsetof(struct config, field), sizeof(((struct config *)NULL)->field)
 #define MANY      INT32_MAX
 
 /* A row that has only a help text is a heading. */
 const struct option config_options[] = {
     /* clang-format off */
     {.help = "Model"},
-    {"model", TEXT, AT(model), 1, 0, NULL, "MODEL", 0,
+    {"model", TEXT, AT(engine.model_dir), 1, 0, NULL, "MODEL", 0,
      "Model directory in Hugging Face format (config.json, tokenizer files, safetensors "
      "weights), or a GGUF file, the first of a split one. Required."},
-    {"served-model-name", TEXT, AT(served_model_name), 1, 0, NULL, "NAME", 0,
+    {"served-model-name", TEXT, AT(server.names), 1, 0, NULL, "NAME", 0,
      "Model name used by the API. Further accepted names may follow, separated by commas. "
      "Default: the name of the model directory."},
-    {"gates", TEXT, AT(gates), 0, 0, NULL, "FILE", 0,
+    {"gates", TEXT, AT(engine.gates), 0, 0, NULL, "FILE", 0,
      "Retention gate weights. Default: gates.safetensors in the model's directory, or "
      "NAME.gates.safetensors beside NAME.gguf; otherwise those that were fitted to this model "
      "before (--gates-cache). Empty: no gates. A file that names no base model is used only if it "
      "is given here."},
-    {"fit", CHOICE, AT(fit), 0, 0, "auto", "auto|never", 0,
+    {"fit", ENUM, AT(fit), 0, 0, "auto", "auto|never", 0,
      "auto: where the configuration asks for a policy that needs gates (by --kv-policy, or by "
      "--kv-budget) and none are found, fit them to the model before serving: minutes, once, then "
      "they are found in --gates-cache. Where that fails, keepd starts as with never. never: start "
      "with what there is."},
-    {"gates-cache", TEXT, AT(gates_cache), 0, 0, NULL, "DIR", 0,
+    {"gates-cache", TEXT, AT(engine.gates_cache), 0, 0, NULL, "DIR", 0,
      "Directory of gates that were fitted on this machine, by digests of their models. Default: "
      "gates in $CACHE_DIRECTORY (systemd), else keepd/gates in $XDG_CACHE_HOME or ~/.cache. Empty: "
      "none."},
-    {"max-model-len", INT, AT(max_model_len), 0, MANY, "0", "N", 0,
+    {"max-model-len", INT, AT(engine.max_model_len), 0, MANY, "0", "N", 0,
      "Positions that prompt and answer may use together, in tokens; --kv-overflow says what happens "
      "to longer texts. 0: the model's own limit."},
-    {"quantization", CHOICE, AT(quantization), 0, 0, "none", "none|fp8|q8|q4", 0,
+    {"quantization", CHOICE, AT(engine.quantization), 0, 0, "none", "none|fp8|q8|q4", 0,
      "fp8: convert the layers' matrices to 8-bit floating point (E4M3, one scale per output) "
      "while loading, half the memory of bf16; embeddings, LM head, norms and gates are not "
      "converted. On a GPU, activations are also rounded to fp8, row by row. q8, q4: convert "
      "matrices to blocks of 8-bit or 4-bit numbers, 8.5 or about 5.4 bits per number; embeddings "
      "and LM head to 8 bits. Quantised matrices of a GGUF file stay what they are."},
-    {"random-weights", FLAG, AT(random_weights), 0, 0, "false", NULL, 0,
+    {"random-weights", FLAG, AT(engine.random_weights), 0, 0, "false", NULL, 0,
      "Read only config.json from the model directory and generate random weights, for speed "
      "measurements."},
 
     {.help = "Server"},
-    {"host", TEXT, AT(host), 1, 0, "127.0.0.1", "HOST", 0,
+    {"host", TEXT, AT(server.host), 1, 0, "127.0.0.1", "HOST", 0,
      "Address to listen on. With systemd socket activation the socket passed by systemd is "
      "used instead."},
-    {"port", INT, AT(port), 0, 65535, "8080", "N", 0,
+    {"port", INT, AT(server.port), 0, 65535, "8080", "N", 0,
      "TCP port. 0: any free port, printed in the ready line."},
-    {"api-key", LIST, AT(api_keys), 1, 0, NULL, "KEY", SECRET | RELOADABLE,
+    {"api-key", LIST, AT(server.now.api_keys), 1, 0, NULL, "KEY", SECRET | RELOADABLE,
      "API key that requests must send as a bearer token. May be given several times; every key "
      "is accepted. Default: no key is required."},
-    {"api-key-file", TEXT, AT(api_key_file), 1, 0, NULL, "FILE", RELOADABLE,
+    {"api-key-file", TEXT, AT(server.now.api_key_file), 1, 0, NULL, "FILE", RELOADABLE,
      "File with one API key per line, accepted in addition to those of --api-key. Settings may "
      "follow a key: name=TEXT weight=N pages=N pins=N requests=N. Read again on SIGHUP."},
-    {"unix-socket", TEXT, AT(unix_socket), 1, 0, NULL, "PATH", 0,
+    {"unix-socket", TEXT, AT(server.unix_socket), 1, 0, NULL, "PATH", 0,
      "Listen on this Unix socket instead of TCP."},
-    {"unix-socket-mode", TEXT, AT(unix_socket_mode), 1, 0, "0660", "MODE", 0,
+    {"unix-socket-mode", TEXT, AT(server.unix_socket_mode), 1, 0, "0660", "MODE", 0,
      "Permissions of the Unix socket, in octal."},
-    {"tls-cert", TEXT, AT(tls_cert), 1, 0, NULL, "FILE", RELOADABLE,
+    {"tls-cert", TEXT, AT(server.now.tls_cert), 1, 0, NULL, "FILE", RELOADABLE,
      "Certificate chain in PEM format; enables HTTPS. Requires --tls-key. Both files are read "
      "again on SIGHUP."},
-    {"tls-key", TEXT, AT(tls_key), 1, 0, NULL, "FILE", RELOADABLE,
+    {"tls-key", TEXT, AT(server.now.tls_key), 1, 0, NULL, "FILE", RELOADABLE,
      "Private key of the certificate, in PEM format."},
-    {"allowed-host", LIST, AT(allowed_hosts), 1, 0, NULL, "NAME", 0,
+    {"allowed-host", LIST, AT(server.allowed_hosts), 1, 0, NULL, "NAME", 0,
      "Host name accepted in the Host header in addition to localhost, and to the names by which "
      "containers reach their host (host.docker.internal), while keepd listens on a loopback "
      "address (protection against DNS rebinding). On other addresses the header is checked only "
      "if this option is given. May be given several times."},
-    {"cors-origin", LIST, AT(cors_origins), 1, 0, NULL, "ORIGIN", 0,
+    {"cors-origin", LIST, AT(server.cors_origins), 1, 0, NULL, "ORIGIN", 0,
      "Origin whose web pages may read answers (https://chat.example), localhost for the pages of "
      "this machine on any port, or * for all. May be given several times. Default: no other "
      "origin."},
-    {"max-connections", INT, AT(max_connections), 1, 1000000, "2048", "N", 0,
+    {"max-connections", INT, AT(server.max_connections), 1, 1000000, "2048", "N", 0,
      "Maximum number of open client connections."},
-    {"max-connections-per-client", INT, AT(max_connections_per_client), 0, 1000000, "0", "N", 0,
+    {"max-connections-per-client", INT, AT(server.max_connections_per_client), 0, 1000000, "0", "N", 0,
      "Maximum number of open connections from one address; further connections are closed at "
      "once. 0: no limit."},
-    {"max-header-bytes", BYTES, AT(max_header_bytes), 1024, 1048576, "16K", "BYTES", 0,
+    {"max-header-bytes", BYTES, AT(server.max_header_bytes), 1024, 1048576, "16K", "BYTES", 0,
      "Maximum size of request line and headers together. Larger requests are answered with "
      "431."},
-    {"max-body-bytes", BYTES, AT(max_body_bytes), 1024, MANY, "8M", "BYTES", 0,
+    {"max-body-bytes", BYTES, AT(server.max_body_bytes), 1024, MANY, "8M", "BYTES", 0,
      "Maximum size of a request body."},
-    {"strict-params", FLAG, AT(strict_params), 0, 0, "false", NULL, 0,
+    {"strict-params", FLAG, AT(server.strict_params), 0, 0, "false", NULL, 0,
      "Reject requests with unknown fields instead of ignoring the fields."},
-    {"no-ui", FLAG, AT(no_ui), 0, 0, "false", NULL, 0,
+    {"no-ui", FLAG, AT(server.no_ui), 0, 0, "false", NULL, 0,
      "Do not serve the page at /, on which people chat and see what the cache keeps."},
-    {"otlp-endpoint", TEXT, AT(otlp_endpoint), 1, 0, NULL, "URL", 0,
+    {"otlp-endpoint", TEXT, AT(server.otlp_endpoint), 1, 0, NULL, "URL", 0,
      "Send a span of each request to this OpenTelemetry collector, by OTLP over HTTP: "
      "http://HOST:4318, to which /v1/traces is added. Needs libcurl."},
-    {"chat-template", TEXT, AT(chat_template), 0, 0, NULL, "FILE", 0,
+    {"chat-template", TEXT, AT(engine.chat_template), 0, 0, NULL, "FILE", 0,
      "Chat template (Jinja) in place of the model's: a file, or chatml, the form with <|im_start|> "
      "and <|im_end|>. Default: the model's."},
-    {"reasoning-parser", CHOICE, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
+    {"reasoning-parser", ENUM, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
      "auto: text between <think> tags is returned as reasoning_content. none: answers are "
      "returned unchanged."},
-    {"tool-call-parser", CHOICE, AT(tool_call_parser), 0, 0, "auto",
+    {"tool-call-parser", CHOICE, AT(server.tool_call_parser), 0, 0, "auto",
      "auto|hermes|llama3|mistral|qwen3_coder|seed_oss|glm45|glm47|minimax_m2|"
      "deepseek_v3|deepseek_v31|deepseek_v32|kimi_k2|granite|command|functionary|harmony|none", 0,
      "Format of the model's tool calls, as in the API's page: JSON between tags (hermes: Qwen, "
@@ -120,122 +122,122 @@ const struct option config_options[] = {
      "(qwen3_coder, seed_oss, glm45, minimax_m2, deepseek_v32), channels (harmony: gpt-oss), a list "
      "after [TOOL_CALLS] (mistral) or a bare JSON object (llama3: Llama 3.x). auto: detected from the "
      "chat template. none: requests that allow tool calls are rejected."},
-    {"request-timeout", INT, AT(request_timeout), 0, 86400, "0", "SECONDS", RELOADABLE,
+    {"request-timeout", INT, AT(server.now.request_timeout), 0, 86400, "0", "SECONDS", RELOADABLE,
      "Maximum duration of a request, measured from its arrival; a request that takes longer "
      "ends with 408. A request may set a lower limit with the header X-Request-Timeout. 0: no "
      "limit."},
-    {"rate-limit", INT, AT(rate_limit), 0, 1000000, "0", "N", RELOADABLE,
+    {"rate-limit", INT, AT(server.now.rate_limit), 0, 1000000, "0", "N", RELOADABLE,
      "Requests per minute and API key (without keys: of all clients together). Further "
      "requests are answered with 429. 0: no limit."},
-    {"drain-seconds", INT, AT(drain_seconds), 0, 86400, "30", "N", RELOADABLE,
+    {"drain-seconds", INT, AT(server.now.drain_seconds), 0, 86400, "30", "N", RELOADABLE,
      "Time that running answers have to finish after SIGTERM."},
 
     {.help = "Cache"},
-    {"kv-policy", TEXT, AT(kv_policy), 1, 0, "auto", "POLICY", 0,
+    {"kv-policy", TEXT, AT(engine.kv_policy), 1, 0, "auto", "POLICY", 0,
      "Eviction policy, which decides what a sequence over its budget keeps: " POLICY_NAMES ". "
      "auto: global if the model has gates, otherwise full. Gates of --gates-cache count only where "
      "--kv-budget is given."},
-    {"kv-budget", INT, AT(kv_budget), 1, MANY, "1024", "N", 0,
+    {"kv-budget", INT, AT(engine.kv_budget), 1, MANY, "1024", "N", 0,
      "Cache entries kept per layer and head, on average. A request may set another budget."},
-    {"kv-budget-max", INT, AT(kv_budget_max), 0, MANY, "0", "N", 0,
+    {"kv-budget-max", INT, AT(engine.kv_budget_max), 0, MANY, "0", "N", 0,
      "Maximum budget that a request may set. 0: no limit."},
-    {"kv-buffer", INT, AT(kv_buffer), 0, MANY, "128", "N", 0,
+    {"kv-buffer", INT, AT(engine.kv_buffer), 0, MANY, "128", "N", 0,
      "Tokens by which a sequence may exceed its budget before the next eviction."},
-    {"kv-chunk", INT, AT(kv_chunk), 1, MANY, "512", "N", 0,
+    {"kv-chunk", INT, AT(engine.kv_chunk), 1, MANY, "512", "N", 0,
      "Prompt tokens between two evictions while a prompt is processed."},
-    {"kv-overflow", CHOICE, AT(kv_overflow), 0, 0, "auto", "auto|error|shift", 0,
+    {"kv-overflow", ENUM, AT(engine.kv_overflow), 0, 0, "auto", "auto|error|shift", 0,
      "What happens to a text that needs more positions than the model has. error: the request is "
      "refused. shift: kept entries get new places, closer together, so that the text may go on; "
      "the default policy must be able to do this. auto: shift for requests whose policy and "
      "settings can, otherwise error; policy full cannot. A request may choose."},
-    {"kv-pool-bytes", BYTES, AT(kv_pool_bytes), 0, INT64_MAX, "0", "BYTES", 0,
+    {"kv-pool-bytes", BYTES, AT(engine.kv_pool_bytes), 0, INT64_MAX, "0", "BYTES", 0,
      "Memory for the cache pages of each rank. 0: on a GPU, what remains after weights and "
      "working memory on the fullest device; on the CPU, enough for max-num-seqs, at most half "
      "of the free memory. The numbers of the tokens of retained conversations, 4 bytes each, "
      "count as part of it."},
-    {"kv-dtype", CHOICE, AT(kv_dtype), 0, 0, "auto", "auto|f32|bf16|fp8|fp8_e4m3|q8|q4", 0,
+    {"kv-dtype", CHOICE, AT(engine.kv_dtype), 0, 0, "auto", "auto|f32|bf16|fp8|fp8_e4m3|q8|q4", 0,
      "Number format of cached keys and values. auto: the format of the weights, bf16 for f16 "
      "weights. fp8 (fp8_e4m3): 8-bit E4M3, rounded to nearest, at most 448; holds twice as "
      "many entries as bf16 in the same memory. q8, q4: 8 or 4 bits and a factor for each rotated "
      "key or value; they hold 1.9 and 3.4 times as many entries as bf16. q4: on the CPU only."},
 
     {.help = "Engine"},
-    {"max-num-seqs", INT, AT(max_num_seqs), 1, 65536, "64", "N", 0,
+    {"max-num-seqs", INT, AT(engine.max_num_seqs), 1, 65536, "64", "N", 0,
      "Maximum number of sequences that run at the same time."},
-    {"max-num-batched-tokens", INT, AT(max_num_batched_tokens), 1, 1048576, "2048", "N", 0,
+    {"max-num-batched-tokens", INT, AT(engine.max_num_batched_tokens), 1, 1048576, "2048", "N", 0,
      "Maximum number of tokens computed in one step, prompts and answers together."},
-    {"step-stretch", INT, AT(step_stretch), 0, 100000, "200", "PERCENT", 0,
+    {"step-stretch", INT, AT(engine.step_stretch), 0, 100000, "200", "PERCENT", 0,
      "Duration of a step in which prompts are read beside answers that are generated, in percent "
      "of a step without prompts. Smaller: answers flow more evenly; larger: prompts are read "
      "sooner. A step reads at least 32 prompt tokens, also with 1 to 100. 0: no limit but "
      "max-num-batched-tokens. Answers do not depend on it."},
-    {"speculate", INT, AT(speculate), 0, 15, "15", "N", 0,
+    {"speculate", INT, AT(engine.drafts), 0, 15, "15", "N", 0,
      "Most tokens that are guessed for an answer in one step, from its prompt and its text so far. "
      "A step then gives as many tokens as were guessed rightly, and one more, from one reading of "
      "the weights. Answers are the same, bit by bit. How many are guessed depends on how often "
      "guesses were right and on how much longer a step with more rows takes. 0: none."},
-    {"default-max-tokens", INT, AT(default_max_tokens), 0, MANY, "1024", "N", 0,
+    {"default-max-tokens", INT, AT(server.default_max_tokens), 0, MANY, "1024", "N", 0,
      "Maximum answer length of a chat request that sets none. 0: up to the end of the context. "
      "/v1/completions uses 16, as OpenAI does."},
-    {"temperature", NUM, AT(temperature), 0, 2, NULL, "X", 0,
+    {"temperature", NUM, AT(sampling.temperature), 0, 2, NULL, "X", 0,
      "Temperature of requests that give none; 0: the likeliest token. This option and the next "
      "four take the place of the model's own settings (generation_config.json, or general.sampling "
      "in a GGUF file) and give way to a request's. Default: the model's, or 1."},
-    {"top-p", NUM, AT(top_p), 0, 1, NULL, "X", 0,
+    {"top-p", NUM, AT(sampling.top_p), 0, 1, NULL, "X", 0,
      "Probability of the likeliest tokens among which is chosen. Default: the model's, or 1."},
-    {"top-k", NUM, AT(top_k), 0, INT32_MAX, NULL, "N", WHOLE,
+    {"top-k", NUM, AT(sampling.top_k), 0, INT32_MAX, NULL, "N", WHOLE,
      "Number of likeliest tokens among which is chosen; 0: all. Default: the model's, or 0."},
-    {"min-p", NUM, AT(min_p), 0, 1, NULL, "X", 0,
+    {"min-p", NUM, AT(sampling.min_p), 0, 1, NULL, "X", 0,
      "Least probability of a token, relative to the likeliest. Default: the model's, or 0."},
-    {"repetition-penalty", NUM, AT(repetition_penalty), 0, 1000, NULL, "X", 0,
+    {"repetition-penalty", NUM, AT(sampling.repetition), 0, 1000, NULL, "X", 0,
      "Factor by which tokens that are there already become less likely; 1: none. Default: the "
      "model's, or 1."},
-    {"seed", INT, AT(seed), -1, INT64_MAX, "-1", "N", 0,
+    {"seed", INT, AT(server.seed), -1, INT64_MAX, "-1", "N", 0,
      "Seed of requests that give none, so that equal requests get equal answers. -1: a random "
      "seed for each of them."},
-    {"max-queue", INT, AT(max_queue), 1, 1048576, "1024", "N", 0,
+    {"max-queue", INT, AT(engine.max_queue), 1, 1048576, "1024", "N", 0,
      "Maximum number of waiting requests. Further requests are answered with 503."},
-    {"max-queue-tokens", INT, AT(max_queue_tokens), 0, INT64_MAX, "1048576", "N", 0,
+    {"max-queue-tokens", INT, AT(server.max_queue_tokens), 0, INT64_MAX, "1048576", "N", 0,
      "Maximum number of prompt tokens of all waiting requests together, reserved before a "
      "prompt is tokenized. Further requests are answered with 503. 0: no limit."},
-    {"max-conversations", INT, AT(max_conversations), 0, 1048576, "256", "N", 0,
+    {"max-conversations", INT, AT(engine.max_conversations), 0, 1048576, "256", "N", 0,
      "Maximum number of conversations retained between turns."},
-    {"max-choices", INT, AT(max_choices), 0, 128, "0", "N", 0,
+    {"max-choices", INT, AT(engine.max_choices), 0, 128, "0", "N", 0,
      "Maximum number of choices (n) of one request. 0: as many as may run at the same time, at "
      "most 128."},
-    {"max-logprobs", INT, AT(max_logprobs), 1, MANY, "20", "N", 0,
+    {"max-logprobs", INT, AT(engine.max_logprobs), 1, MANY, "20", "N", 0,
      "Maximum number of alternatives that a request may ask for with each token (top_logprobs, "
      "prompt_logprobs, n_probs). If it is at least the size of the vocabulary, requests may ask "
      "for all of it with -1; one answer then may be some hundred megabytes long."},
-    {"state-dir", TEXT, AT(state_dir), 1, 0, NULL, "DIR", 0,
+    {"state-dir", TEXT, AT(engine.state_dir), 1, 0, NULL, "DIR", 0,
      "Directory in which conversations with a budget are stored, so that this daemon or "
      "another one with the same model and gates can continue them after a restart. It holds a "
      "secret key; restrict access to it (mode 0700)."},
-    {"state-bytes", BYTES, AT(state_bytes), 0, INT64_MAX, "16G", "BYTES", 0,
+    {"state-bytes", BYTES, AT(engine.state_bytes), 0, INT64_MAX, "16G", "BYTES", 0,
      "Maximum size of all files in state-dir together; the least recently used file is deleted "
      "first."},
-    {"state-idle", INT, AT(state_idle), 0, 86400, "10", "SECONDS", 0,
+    {"state-idle", INT, AT(engine.state_idle_seconds), 0, 86400, "10", "SECONDS", 0,
      "Time after its last use at which a conversation is written to state-dir. Conversations "
      "are also written at shutdown and when their memory is needed."},
-    {"data-parallel-size", INT, AT(data_parallel_size), 1, 64, "1", "N", 0,
+    {"data-parallel-size", INT, AT(engine.data_parallel_size), 1, 64, "1", "N", 0,
      "Number of replicas of the model in one server, each with its own GPU or an equal part of "
      "the threads. kv-pool-bytes, max-num-seqs, max-num-batched-tokens, max-queue and "
      "max-conversations apply to each replica; a conversation stays with its replica."},
-    {"tensor-parallel-size", INT, AT(tensor_parallel_size), 1, 8, "1", "N", 0,
+    {"tensor-parallel-size", INT, AT(engine.tensor_parallel_size), 1, 8, "1", "N", 0,
      "Number of ranks over which each model is split: 1, 2, 4 or 8. Each rank holds a part of "
      "the weights and of the cache, on its own GPU or on CPU threads. On the CPU, answers are "
      "bitwise those of one rank."},
-    {"kv-rank-cap", INT, AT(kv_rank_cap), 0, 800, "0", "PERCENT", 0,
+    {"kv-rank-cap", INT, AT(engine.kv_rank_cap), 0, 800, "0", "PERCENT", 0,
      "Maximum number of entries that one rank keeps of a conversation, for policies in which "
      "heads compete, in percent of an even distribution; 100 or more. 0: no maximum, so "
      "answers do not depend on the number of ranks."},
-    {"threads", INT, AT(threads), 0, 1024, "0", "N", 0,
+    {"threads", INT, AT(engine.threads), 0, 1024, "0", "N", 0,
      "Number of compute threads of all replicas. 0: one per core."},
-    {"device", CHOICE, AT(device), 0, 0, "auto", "auto|cpu|cuda", 0,
+    {"device", CHOICE, AT(engine.device), 0, 0, "auto", "auto|cpu|cuda", 0,
      "Device that computes. auto: a GPU if this build and this machine have one."},
-    {"cpu-path", CHOICE, AT(cpu_path), 0, 0, "auto", "auto|reference|portable|neon|avx2|avx512|amx", 0,
+    {"cpu-path", CHOICE, AT(engine.cpu_path), 0, 0, "auto", "auto|reference|portable|neon|avx2|avx512|amx", 0,
      "CPU kernels to use. auto: the fastest that this machine can run."},
-    {"cpu-activations", CHOICE, AT(cpu_activations), 0, 0, "int8", "auto|int8|int16|bf16|f32", 0,
+    {"cpu-activations", CHOICE, AT(engine.cpu_activations), 0, 0, "int8", "auto|int8|int16|bf16|f32", 0,
      "How the CPU rounds activations before it multiplies them with weights in 8-bit and 4-bit "
      "blocks (quantised GGUF files). int8: to 8 bits, with one scale per 32 numbers, and the "
      "largest numbers to 15 bits; the fastest. int16: to 16 bits. auto: int8 with 4-bit blocks "
@@ -249,9 +251,9 @@ const struct option config_options[] = {
     {"config", TEXT, AT(config_file), 1, 0, NULL, "FILE", NOT_IN_FILE,
      "Configuration file with lines of the form `name = value`; the names are the options "
      "without the dashes."},
-    {"log-level", CHOICE, AT(log_level), 0, 0, "info", "error|warn|info|debug", RELOADABLE,
+    {"log-level", ENUM, AT(log_level), 0, 0, "info", "error|warn|info|debug", RELOADABLE,
      "Level of detail of the log."},
-    {"log-format", CHOICE, AT(log_format), 0, 0, "plain", "plain|json", RELOADABLE,
+    {"log-format", ENUM, AT(log_format), 0, 0, "plain", "plain|json", RELOADABLE,
      "Format of log lines. json: one object per line."},
     {"check-config", FLAG, AT(check_config), 0, 0, NULL, NULL, COMMAND_LINE,
      "Check everything that a start would reject (options, files, the model's tensors) without "
@@ -265,7 +267,7 @@ const struct option config_options[] = {
      "A directory becomes a directory, with tokenizer, chat template and gates; a GGUF file becomes "
      "one GGUF file. keepd loads PATH faster, and unless rounding is calibrated with the same "
      "numbers as with --quantization."},
-    {"quantize-calibrate", INT, AT(quantize_calibrate), 0, 1000000, "4096", "N", COMMAND_LINE,
+    {"quantize-calibrate", INT, AT(engine.calibrate), 0, 1000000, "4096", "N", COMMAND_LINE,
      "With --quantize-to and q4: have the model write N tokens first, and round by what these and "
      "as many random tokens show of each matrix's inputs. That comes much closer to the model; it "
      "takes minutes, and memory for the model as it is. 0: round by the weights alone."},
@@ -428,14 +430,16 @@ static bool parse_flag(const char *text, bool *value) {
     return false;
 }
 
-static bool is_choice(const char *choices, const char *text) {
+/* The number of the choice, in the order of the row; -1: none of them. */
+static int find_choice(const char *choices, const char *text) {
     size_t size = strlen(text);
-    for (const char *p = choices; *p; p += strspn(p, "|")) {
+    int index = 0;
+    for (const char *p = choices; *p; p += strspn(p, "|"), index++) {
         size_t n = strcspn(p, "|");
-        if (n == size && memcmp(p, text, n) == 0) return true;
+        if (n == size && memcmp(p, text, n) == 0) return index;
         p += n;
     }
-    return false;
+    return -1;
 }
 
 static int wrong_value(struct loader *load, const struct option *option, const char *text,
@@ -455,6 +459,7 @@ static int wrong_value(struct loader *load, const struct option *option, const c
                          where, option->name, option->traits & WHOLE ? "whole " : "", option->min,
                          option->max, shown);
     case CHOICE:
+    case ENUM:
         return fault_set(load->fault, ERR_INVALID, option->name,
                          "%s: %s must be one of %s, not '%.64s'", where, option->name,
                          option->metavar, shown);
@@ -471,18 +476,45 @@ void *config_field(const struct config *config, const struct option *option) {
     return (char *)config + option->offset;
 }
 
-static void clear_list(struct config_list *list) {
-    for (size_t i = 0; i < list->count; i++) mem_free(list->items[i]);
-    mem_free(list->items);
-    *list = (struct config_list){0};
+int64_t config_integer(const struct config *config, const struct option *option) {
+    const void *field = config_field(config, option);
+    return option->size == sizeof(int) ? *(const int *)field : *(const int64_t *)field;
 }
 
-static void add_to_list(struct config_list *list, const char *text) {
+static void store_integer(struct config *config, const struct option *option, int64_t number) {
+    void *field = config_field(config, option);
+    if (option->size == sizeof(int))
+        *(int *)field = (int)number;
+    else
+        *(int64_t *)field = number;
+}
+
+double config_number(const struct config *config, const struct option *option) {
+    const void *field = config_field(config, option);
+    if (!(option->traits & WHOLE)) return *(const float *)field;
+    return *(const int *)field < 0 ? NAN : *(const int *)field;
+}
+
+static void store_number(struct config *config, const struct option *option, double number) {
+    void *field = config_field(config, option);
+    if (option->traits & WHOLE)
+        *(int *)field = isnan(number) ? -1 : (int)number;
+    else
+        *(float *)field = (float)number;
+}
+
+static void clear_list(struct server_list *list) {
+    for (size_t i = 0; i < list->count; i++) mem_free(list->items[i]);
+    mem_free(list->items);
+    *list = (struct server_list){0};
+}
+
+static void add_to_list(struct server_list *list, const char *text) {
     char **items = mem_must_alloc(list->count + 1, sizeof *items);
     for (size_t i = 0; i < list->count; i++) items[i] = list->items[i];
     items[list->count] = mem_must_strdup(text);
     mem_free(list->items);
-    *list = (struct config_list){items, list->count + 1};
+    *list = (struct server_list){items, list->count + 1};
 }
 
 static void store_text(struct config *config, const struct option *option, const char *text) {
@@ -492,14 +524,14 @@ static void store_text(struct config *config, const struct option *option, const
 }
 
 static bool is_text(const struct option *option, const char *text) {
-    if (option->type == CHOICE) return is_choice(option->metavar, text);
+    if (option->type == CHOICE) return find_choice(option->metavar, text) >= 0;
     return (int64_t)strlen(text) >= option->min;
 }
 
 /* `stronger`: the value's source outranks the source of the list's present items. */
 static void store_string(struct config *config, const struct option *option, const char *text,
                          bool stronger) {
-    struct config_list *list = config_field(config, option);
+    struct server_list *list = config_field(config, option);
     if (option->type != LIST) {
         store_text(config, option, text);
         return;
@@ -537,18 +569,23 @@ static int set_option(struct loader *load, const struct option *option, const ch
     int64_t number = 0;
     double real = NAN;
     bool flag = false;
-    if (option->type == CHOICE) text = own_word(load, option, text, where);
+    if (option->type == CHOICE || option->type == ENUM) text = own_word(load, option, text, where);
     switch (option->type) {
     case INT:
     case BYTES:
         if (!parse_integer(text, option->type == BYTES, &number) || number < option->min ||
             number > option->max)
             return wrong_value(load, option, text, where);
-        if (store) *(int64_t *)config_field(load->config, option) = number;
+        if (store) store_integer(load->config, option, number);
         break;
     case NUM:
         if (!parse_number(option, text, &real)) return wrong_value(load, option, text, where);
-        if (store) *(double *)config_field(load->config, option) = real;
+        if (store) store_number(load->config, option, real);
+        break;
+    case ENUM:
+        number = find_choice(option->metavar, text);
+        if (number < 0) return wrong_value(load, option, text, where);
+        if (store) store_integer(load->config, option, number);
         break;
     case FLAG:
         if (!parse_flag(text, &flag)) return wrong_value(load, option, text, where);
@@ -569,12 +606,13 @@ static int set_option(struct loader *load, const struct option *option, const ch
 
 static void load_defaults(struct loader *load) {
     for (size_t i = 0; i < OPTION_COUNT; i++) {
-        if (config_options[i].name && config_options[i].type == NUM)
-            *(double *)config_field(load->config, &config_options[i]) = NAN;
-        if (!config_options[i].fallback) continue;
-        int rc = set_option(load, &config_options[i], config_options[i].fallback, FROM_DEFAULT,
-                            "default");
-        CHECK_MSG(rc == 0, "default of %s", config_options[i].name);
+        const struct option *option = &config_options[i];
+        CHECK_MSG(option->type != INT || option->size > sizeof(int) || option->max <= INT_MAX,
+                  "range of %s", option->name);
+        if (option->name && option->type == NUM) store_number(load->config, option, NAN);
+        if (!option->fallback) continue;
+        int rc = set_option(load, option, option->fallback, FROM_DEFAULT, "default");
+        CHECK_MSG(rc == 0, "default of %s", option->name);
     }
 }
 
@@ -662,8 +700,9 @@ static int load_word(struct loader *load, int index, const char *word) {
         return fault_set(load->fault, ERR_INVALID, word,
                          "command line: '%.64s' is not a command of keepd; did you mean '%s'?",
                          word, meant);
-    if (load->named || load->config->model) {
-        meant = nearest_command(load->config->model); /* there is a folder with such a name */
+    if (load->named || load->config->engine.model_dir) {
+        meant = nearest_command(
+            load->config->engine.model_dir); /* there is a folder with such a name */
         return fault_set(
             load->fault, ERR_INVALID, word,
             "command line: unexpected argument '%.64s': the model is named already%s%s%s", word,
@@ -803,37 +842,37 @@ static int load_file(struct loader *load) {
 
 /* "bundled/keepd-nano/" -> "keepd-nano", "a/b.gguf" -> "b"; "." and ".." are resolved first. */
 static void name_model(struct config *config) {
-    char *real = realpath(config->model, NULL);
-    const char *path = real ? real : config->model;
+    char *name, *real = realpath(config->engine.model_dir, NULL);
+    const char *path = real ? real : config->engine.model_dir;
     size_t end = strlen(path);
     while (end > 1 && path[end - 1] == '/') end--;
     size_t start = end;
     while (start > 0 && path[start - 1] != '/') start--;
     if (end - start > 5 && !strncmp(path + end - 5, ".gguf", 5)) end -= 5;
-    config->served_model_name = mem_must_alloc(end - start + 1, 1);
-    memcpy(config->served_model_name, path + start, end - start);
+    name = mem_must_alloc(end - start + 1, 1);
+    memcpy(name, path + start, end - start);
+    config->server.names = name;
     free(real);
 }
 
 static int check_together(struct config *config, struct fault *fault) {
     if (config->inspect) {
-        mem_free(config->model);
-        config->model = mem_must_strdup(config->inspect);
+        mem_free((char *)(uintptr_t)config->engine.model_dir);
+        config->engine.model_dir = mem_must_strdup(config->inspect);
     }
-    if (!config->model)
+    if (!config->engine.model_dir)
         return fault_set(fault, ERR_INVALID, "model",
                          "no model given: keepd MODEL, where MODEL is a model directory or a GGUF "
                          "file; make serve serves the bundled one");
-    if (config->kv_budget_max && config->kv_budget > config->kv_budget_max)
-        return fault_set(fault, ERR_INVALID, "kv-budget",
-                         "kv-budget %" PRId64 " is above kv-budget-max %" PRId64, config->kv_budget,
-                         config->kv_budget_max);
-    if (config->max_num_batched_tokens < config->max_num_seqs)
+    if (config->engine.kv_budget_max && config->engine.kv_budget > config->engine.kv_budget_max)
+        return fault_set(fault, ERR_INVALID, "kv-budget", "kv-budget %d is above kv-budget-max %d",
+                         config->engine.kv_budget, config->engine.kv_budget_max);
+    if (config->engine.max_num_batched_tokens < config->engine.max_num_seqs)
         return fault_set(fault, ERR_INVALID, "max-num-batched-tokens",
-                         "max-num-batched-tokens %" PRId64 " is below max-num-seqs %" PRId64
+                         "max-num-batched-tokens %d is below max-num-seqs %d"
                          ": each running sequence needs one token per step",
-                         config->max_num_batched_tokens, config->max_num_seqs);
-    if (!config->served_model_name) name_model(config);
+                         config->engine.max_num_batched_tokens, config->engine.max_num_seqs);
+    if (!config->server.names) name_model(config);
     return 0;
 }
 
@@ -848,7 +887,7 @@ int config_load(int argc, char **argv, char **envp, struct config *config, struc
     if ((rc = load_environment(&load, envp))) goto fail;
     if ((rc = load_file(&load))) goto fail;
     if ((rc = check_together(config, fault))) goto fail;
-    config->kv_budget_given =
+    config->engine.kv_budget_given =
         load.source[find_option("kv-budget", 9) - config_options] != FROM_DEFAULT;
     return 0;
 fail:
@@ -875,23 +914,7 @@ bool config_is_option(const char *name) {
 
 /* --- reloading --- */
 
-static size_t field_size(const struct option *option) {
-    switch (option->type) {
-    case LIST:
-        return sizeof(struct config_list);
-    case INT:
-    case BYTES:
-        return sizeof(int64_t);
-    case FLAG:
-        return sizeof(bool);
-    case NUM:
-        return sizeof(double);
-    default:
-        return sizeof(char *);
-    }
-}
-
-static bool equal_lists(const struct config_list *a, const struct config_list *b) {
+static bool equal_lists(const struct server_list *a, const struct server_list *b) {
     if (a->count != b->count) return false;
     for (size_t i = 0; i < a->count; i++)
         if (strcmp(a->items[i], b->items[i]) != 0) return false;
@@ -902,8 +925,7 @@ static bool equal_fields(const struct config *a, const struct config *b,
                          const struct option *option) {
     const void *x = config_field(a, option), *y = config_field(b, option);
     if (option->type == LIST) return equal_lists(x, y);
-    if (option->type != TEXT && option->type != CHOICE)
-        return memcmp(x, y, field_size(option)) == 0;
+    if (option->type != TEXT && option->type != CHOICE) return memcmp(x, y, option->size) == 0;
     const char *s = *(char *const *)x, *t = *(char *const *)y;
     return s && t ? strcmp(s, t) == 0 : s == t;
 }
@@ -912,14 +934,14 @@ void config_reload(struct config *config, struct config *fresh,
                    void (*changed)(void *arg, const char *option, bool taken), void *arg) {
     for (size_t i = 0; i < OPTION_COUNT; i++) {
         const struct option *option = &config_options[i];
-        char kept[sizeof(struct config_list)];
+        char kept[sizeof(struct server_list)];
         if (!option->name || equal_fields(config, fresh, option)) continue;
         bool taken = option->traits & RELOADABLE;
         changed(arg, option->name, taken);
         if (!taken) continue;
         void *old = config_field(config, option), *new = config_field(fresh, option);
-        memcpy(kept, old, field_size(option));
-        memcpy(old, new, field_size(option));
-        memcpy(new, kept, field_size(option));
+        memcpy(kept, old, option->size);
+        memcpy(old, new, option->size);
+        memcpy(new, kept, option->size);
     }
 }

@@ -1,7 +1,8 @@
 /* Options: one table (config.c) with name, type, range, default, reloadable and help feeds flags,
  * environment (KEEPD_KV_BUDGET for --kv-budget) and the configuration file (inih; key = value).
  * Order: flags over environment over file over defaults. The command line also takes the options of
- * other servers (foreign.h), `serve` in front and the model without a name. */
+ * other servers (foreign.h), `serve` in front and the model without a name. Only the program
+ * (daemon/main.c) includes this. */
 #ifndef KEEPD_CONFIG_CONFIG_H
 #define KEEPD_CONFIG_CONFIG_H
 
@@ -10,64 +11,29 @@
 #include <stdio.h>
 
 #include "base/err.h"
+#include "base/log.h"
+#include "engine/engine.h"
+#include "server/server.h"
 
-/* The values of an option that may be given several times. All come from the strongest source that
- * names the option. */
-struct config_list {
-    char **items;
-    size_t count;
-};
+enum config_fit { CONFIG_FIT_AUTO, CONFIG_FIT_NEVER };
 
+/* The table writes into the structs of those who use the options. The texts and lists in them
+ * belong to struct config until config_close. Members of `engine` and `server` that are no options
+ * are 0. */
 struct config {
-    char *config_file;           /* --config */
-    char *model;                 /* required */
-    char *host;                  /* 127.0.0.1 */
-    int64_t port;                /* 8080; 0 = any free port, printed in the ready line */
-    char *served_model_name;     /* default: the model directory's name */
-    struct config_list api_keys; /* none = open */
-    char *kv_policy;             /* "auto": the engine chooses, see engine_options */
-    int64_t kv_budget, kv_budget_max, kv_buffer, kv_chunk;
-    bool kv_budget_given;  /* some source names it */
-    int64_t kv_pool_bytes; /* accepts K, M, G suffixes; 0 = chosen */
-    char *kv_overflow;     /* auto, error, shift */
-    char *kv_dtype;        /* auto, f32, bf16, fp8, fp8_e4m3, q8, q4 */
-    char *gates;           /* NULL = found, see engine_options */
-    char *fit;             /* auto, never */
-    char *gates_cache;     /* NULL = by the environment */
-    int64_t max_num_seqs, max_num_batched_tokens, max_model_len, default_max_tokens;
-    int64_t step_stretch; /* percent; 0 = no limit */
-    int64_t speculate;    /* drafted tokens; 0 = none */
-    int64_t seed;         /* the seed of requests without one; -1 = random */
-    double temperature, top_p, top_k, min_p, repetition_penalty; /* NAN = the model's own */
-    char *state_dir; /* NULL = conversations end with the process */
-    int64_t max_choices, max_logprobs, state_bytes, state_idle;
-    int64_t max_queue, max_conversations, max_body_bytes, max_connections, drain_seconds;
-    int64_t max_header_bytes, max_connections_per_client, max_queue_tokens;
-    int64_t request_timeout, rate_limit; /* seconds; requests per minute and key */
-    char *unix_socket, *unix_socket_mode;
-    char *tls_cert, *tls_key;
-    char *api_key_file;
-    struct config_list allowed_hosts, cors_origins;
-    int64_t data_parallel_size, tensor_parallel_size, kv_rank_cap, threads;
-    char *device;          /* auto, cpu, cuda */
-    char *cpu_path;        /* auto, reference, portable, neon, avx2, avx512, amx */
-    char *cpu_activations; /* auto, int8, int16, bf16, f32 */
-    char *log_format;      /* plain, json */
-    char *log_level;       /* error, warn, info, debug */
-    bool random_weights;   /* read only config.json from the model directory (timing) */
-    char *quantization;    /* none, fp8, q8, q4 */
-    bool strict_params;    /* unknown request fields are a 400 */
-    bool no_ui;            /* no page at / */
-    char *otlp_endpoint;   /* where spans are sent */
-    char *chat_template;
-    char *reasoning_parser;
-    char *tool_call_parser;
-    char *inspect;              /* a model to describe, as --model */
-    char *quantize_to;          /* where the model is saved with rounded matrices */
-    int64_t quantize_calibrate; /* tokens by which that is calibrated; 0: it is not */
-    char *completion;           /* a shell: bash, zsh, fish */
+    struct engine_options engine;    /* `sampling`: not set, see below */
+    struct engine_sampling sampling; /* for engine.sampling */
+    struct server_options server;    /* names: by default the name of the model's directory */
+    char *config_file;               /* --config */
+    enum config_fit fit;
+    enum log_level log_level;
+    enum log_format log_format;
+    enum config_reasoning { CONFIG_REASONING_AUTO, CONFIG_REASONING_NONE } reasoning_parser;
+    char *inspect;     /* a model to describe, in place of engine.model_dir */
+    char *quantize_to; /* where the model is saved with rounded matrices */
+    char *completion;  /* a shell: bash, zsh, fish */
     bool check_config, help, man, version;
-    struct config_list notes; /* sentences about the sources, for people */
+    struct server_list notes; /* sentences about the sources, for people */
 };
 
 /* Fills *config; on failure nothing is left to close. ERR_INVALID (ERR_IO, ERR_MALFORMED or

@@ -2,6 +2,7 @@
  * force as a configuration file. All three walk the same rows, so none can lack an option. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/buf.h"
@@ -198,16 +199,35 @@ static void print_text(FILE *out, const struct option *option, const char *text)
         fprintf(out, "%s\n", text);
 }
 
-static void print_value(FILE *out, const struct option *option, const void *field) {
+static void print_choice(FILE *out, const char *choices, int index) {
+    for (; index > 0; index--) choices += strcspn(choices, "|") + 1;
+    fprintf(out, "%.*s\n", (int)strcspn(choices, "|"), choices);
+}
+
+/* As few digits as give this float back. */
+static void print_number(FILE *out, double number) {
+    char text[32];
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, number);
+        if (strtof(text, NULL) == (float)number) break;
+    }
+    fprintf(out, "%s\n", text);
+}
+
+static void print_value(FILE *out, const struct config *config, const struct option *option) {
+    const void *field = config_field(config, option);
     switch (option->type) {
     case INT:
-        fprintf(out, "%" PRId64 "\n", *(const int64_t *)field);
+        fprintf(out, "%" PRId64 "\n", config_integer(config, option));
         break;
     case BYTES:
-        print_bytes(out, *(const int64_t *)field);
+        print_bytes(out, config_integer(config, option));
+        break;
+    case ENUM:
+        print_choice(out, option->metavar, (int)config_integer(config, option));
         break;
     case NUM:
-        fprintf(out, "%.9g\n", *(const double *)field);
+        print_number(out, config_number(config, option));
         break;
     case FLAG:
         fputs(*(const bool *)field ? "true\n" : "false\n", out);
@@ -217,7 +237,7 @@ static void print_value(FILE *out, const struct option *option, const void *fiel
     }
 }
 
-static void print_list(FILE *out, const struct option *option, const struct config_list *list) {
+static void print_list(FILE *out, const struct option *option, const struct server_list *list) {
     if (!list->count) fprintf(out, "# %s =\n", option->name);
     for (size_t i = 0; i < list->count; i++) {
         fprintf(out, "%s = ", option->name);
@@ -234,11 +254,11 @@ void config_print(const struct config *config, FILE *out) {
         if (option->type == LIST) {
             print_list(out, option, field);
         } else if ((text && !*(char *const *)field) ||
-                   (option->type == NUM && isnan(*(const double *)field))) {
+                   (option->type == NUM && isnan(config_number(config, option)))) {
             fprintf(out, "# %s =\n", option->name);
         } else {
             fprintf(out, "%s = ", option->name);
-            print_value(out, option, field);
+            print_value(out, config, option);
         }
     }
 }

@@ -7,7 +7,7 @@
 
 #include "config/config.h"
 
-enum type { TEXT, LIST, CHOICE, INT, BYTES, FLAG, NUM };
+enum type { TEXT, LIST, CHOICE, ENUM, INT, BYTES, FLAG, NUM };
 
 /* COMMAND_LINE: options that ask for one answer now, such as --help. NOT_IN_FILE: --config, because
  * files that name files would need an order. WHOLE: a NUM without a fraction. */
@@ -16,10 +16,10 @@ enum trait { COMMAND_LINE = 1, NOT_IN_FILE = 2, RELOADABLE = 4, SECRET = 8, WHOL
 struct option {
     const char *name;
     enum type type;
-    size_t offset;        /* in struct config */
+    size_t offset, size;  /* of the value in struct config */
     int64_t min, max;     /* INT, BYTES, NUM: the range; TEXT, LIST: min is the least length */
     const char *fallback; /* the default in the syntax of a value; NULL: not set */
-    const char *metavar;  /* name of the value in --help; CHOICE: the choices between bars */
+    const char *metavar;  /* name of the value in --help; CHOICE, ENUM: the choices between bars */
     unsigned traits;      /* enum trait */
     const char *help;
 };
@@ -27,8 +27,13 @@ struct option {
 extern const struct option config_options[];
 extern const size_t config_option_count;
 
-/* Address of the option's value: char * (TEXT, CHOICE), struct config_list (LIST), int64_t (INT,
- * BYTES), double (NUM; NAN: not set) or bool (FLAG). */
+/* Address of the option's value: char * (TEXT, CHOICE), struct server_list (LIST), bool (FLAG); an
+ * int or a number of 64 bits, by the size (INT, BYTES); an enum that counts the choices (ENUM); a
+ * float, NAN where it is not set, or with WHOLE an int, -1 where it is not set (NUM). */
 void *config_field(const struct config *config, const struct option *option);
+int64_t config_integer(const struct config *config,
+                       const struct option *option); /* INT, BYTES, ENUM */
+double config_number(const struct config *config,
+                     const struct option *option); /* NUM; NAN: not set */
 
 #endif

@@ -130,9 +130,9 @@ static int refuse_host(struct exchange *ex) {
     const struct server_options *o = &ex->server->options;
     struct oai_error error;
     const char *host = header(ex, "Host");
-    if (!ex->server->loopback && !o->allowed_host_count) return 0;
-    if (origin_host_allowed(host, header(ex, "Origin"), o->host, o->allowed_hosts,
-                            o->allowed_host_count))
+    if (!ex->server->loopback && !o->allowed_hosts.count) return 0;
+    if (origin_host_allowed(host, header(ex, "Origin"), o->host, o->allowed_hosts.items,
+                            o->allowed_hosts.count))
         return 0;
     oai_refuse(&error, 403, "forbidden_host", NULL,
                "This server answers to localhost, not to '%.64s' (--allowed-host).", host);
@@ -277,7 +277,8 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
     const struct server_options *o = &ex->server->options;
     const char *allow = NULL;
     struct key *key;
-    ex->answer.origin = origin_allow(header(ex, "Origin"), o->cors_origins, o->cors_origin_count);
+    ex->answer.origin =
+        origin_allow(header(ex, "Origin"), o->cors_origins.items, o->cors_origins.count);
     ex->route = route_find(path, method, &ex->found, &allow);
     if (refuse_host(ex) || answer_preflight(ex, method) || refuse_key(ex, &key) ||
         refuse_route(ex, path, method, allow) || refuse_coding(ex) || refuse_timeout(ex) ||

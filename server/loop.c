@@ -312,7 +312,8 @@ static int read_tls(const struct server_reloadable *o, struct tls_config **out,
 
 static int open_keys(struct keys *keys, const struct server_reloadable *now,
                      const struct keys *before, struct fault *fault) {
-    return keys_open(keys, now->api_keys, now->api_key_count, now->api_key_file, before, fault);
+    return keys_open(keys, now->api_keys.items, now->api_keys.count, now->api_key_file, before,
+                     fault);
 }
 
 static int check_socket_mode(const char *text, struct fault *fault) {

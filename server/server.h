@@ -28,10 +28,15 @@ struct server_timeouts {
     int health;    /* 60,000: unhealthy after this time with work and no progress */
 };
 
+/* Texts that belong to the caller. */
+struct server_list {
+    char **items;
+    size_t count;
+};
+
 /* The options that server_reload may change. */
 struct server_reloadable {
-    char *const *api_keys; /* read by server_open and server_reload only */
-    size_t api_key_count;
+    struct server_list api_keys; /* read by server_open and server_reload only */
     const char *api_key_file;
     const char *tls_cert, *tls_key; /* files in PEM; both or neither. Read like the keys */
     int rate_limit;                 /* requests per minute and key; 0 = any */
@@ -46,10 +51,8 @@ struct server_options {
     const char *unix_socket_mode; /* octal: "0660" */
     const char *names; /* served model names, separated by commas; the first is the canonical one */
     /* Lists belong to the caller and stay until server_close. */
-    char *const *allowed_hosts; /* besides localhost, while bound to loopback */
-    size_t allowed_host_count;
-    char *const *cors_origins; /* none = no cross-origin requests */
-    size_t cors_origin_count;
+    struct server_list allowed_hosts; /* besides localhost, while bound to loopback */
+    struct server_list cors_origins;  /* none = no cross-origin requests */
     struct server_reloadable now;
     int default_max_tokens;
     int64_t seed; /* the seed of requests without one; -1 = random */

@@ -66,27 +66,28 @@ Test(config, defaults) {
     struct run run;
     cr_assert_eq(load(&run, "--model /some/where/nano//", ""), 0, "%s", run.fault.text);
     const struct config *config = &run.config;
-    cr_assert_str_eq(config->model, "/some/where/nano//");
-    cr_assert_str_eq(config->served_model_name, "nano");
-    cr_assert_str_eq(config->host, "127.0.0.1");
-    cr_assert_eq(config->port, 8080);
-    cr_assert_eq(config->api_keys.count, 0);
-    cr_assert_null(config->gates);
-    cr_assert_str_eq(config->kv_policy, "auto");
-    cr_assert_eq(config->kv_budget, 1024);
-    cr_assert_eq(config->kv_budget_max, 0);
-    cr_assert_eq(config->kv_buffer, 128);
-    cr_assert_eq(config->kv_chunk, 512);
-    cr_assert_eq(config->max_num_seqs, 64);
-    cr_assert_eq(config->max_num_batched_tokens, 2048);
-    cr_assert_eq(config->default_max_tokens, 1024);
-    cr_assert_eq(config->seed, -1);
-    cr_assert_eq(config->max_body_bytes, 8 << 20);
-    cr_assert_str_eq(config->cpu_path, "auto");
-    cr_assert_str_eq(config->cpu_activations, "int8");
-    cr_assert_str_eq(config->quantization, "none");
-    cr_assert_str_eq(config->log_level, "info");
-    cr_assert_not(config->strict_params || config->random_weights || config->check_config);
+    cr_assert_str_eq(config->engine.model_dir, "/some/where/nano//");
+    cr_assert_str_eq(config->server.names, "nano");
+    cr_assert_str_eq(config->server.host, "127.0.0.1");
+    cr_assert_eq(config->server.port, 8080);
+    cr_assert_eq(config->server.now.api_keys.count, 0);
+    cr_assert_null(config->engine.gates);
+    cr_assert_str_eq(config->engine.kv_policy, "auto");
+    cr_assert_eq(config->engine.kv_budget, 1024);
+    cr_assert_eq(config->engine.kv_budget_max, 0);
+    cr_assert_eq(config->engine.kv_buffer, 128);
+    cr_assert_eq(config->engine.kv_chunk, 512);
+    cr_assert_eq(config->engine.max_num_seqs, 64);
+    cr_assert_eq(config->engine.max_num_batched_tokens, 2048);
+    cr_assert_eq(config->server.default_max_tokens, 1024);
+    cr_assert_eq(config->server.seed, -1);
+    cr_assert_eq(config->server.max_body_bytes, 8 << 20);
+    cr_assert_str_eq(config->engine.cpu_path, "auto");
+    cr_assert_str_eq(config->engine.cpu_activations, "int8");
+    cr_assert_str_eq(config->engine.quantization, "none");
+    cr_assert_eq(config->log_level, LOG_LEVEL_INFO);
+    cr_assert_not(config->server.strict_params || config->engine.random_weights ||
+                  config->check_config);
     config_close(&run.config);
 }
 
@@ -94,7 +95,7 @@ Test(config, a_model_that_is_dot_is_named_by_its_directory) {
     struct run run;
     cr_assert_eq(chdir("/usr/lib"), 0);
     cr_assert_eq(load(&run, "--model .", ""), 0);
-    cr_assert_str_eq(run.config.served_model_name, "lib");
+    cr_assert_str_eq(run.config.server.names, "lib");
     config_close(&run.config);
 }
 
@@ -106,16 +107,16 @@ Test(config, values_of_each_type) {
                       " --kv-buffer=0",
                       ""),
                  0, "%s", run.fault.text);
-    cr_assert_eq(run.config.port, 0);
-    cr_assert_eq(run.config.kv_pool_bytes, (int64_t)3 << 30);
-    cr_assert_eq(run.config.max_body_bytes, 100 << 10);
-    cr_assert(run.config.strict_params);
-    cr_assert_not(run.config.random_weights);
-    cr_assert_str_eq(run.config.kv_dtype, "bf16");
-    cr_assert_eq(run.config.kv_buffer, 0); /* as a request may say */
-    cr_assert_str_eq(run.config.served_model_name, "x");
-    cr_assert_eq(run.config.api_keys.count, 1);
-    cr_assert_str_eq(run.config.api_keys.items[0], "k=v");
+    cr_assert_eq(run.config.server.port, 0);
+    cr_assert_eq(run.config.engine.kv_pool_bytes, (int64_t)3 << 30);
+    cr_assert_eq(run.config.server.max_body_bytes, 100 << 10);
+    cr_assert(run.config.server.strict_params);
+    cr_assert_not(run.config.engine.random_weights);
+    cr_assert_str_eq(run.config.engine.kv_dtype, "bf16");
+    cr_assert_eq(run.config.engine.kv_buffer, 0); /* as a request may say */
+    cr_assert_str_eq(run.config.server.names, "x");
+    cr_assert_eq(run.config.server.now.api_keys.count, 1);
+    cr_assert_str_eq(run.config.server.now.api_keys.items[0], "k=v");
     config_close(&run.config);
 }
 
@@ -126,14 +127,14 @@ Test(config, flags_over_environment_over_file) {
     snprintf(args, sizeof args, "--kv-budget 3 --kv-budget=4 --config=%s", file_path);
     cr_assert_eq(load(&run, args, "KEEPD_KV_BUDGET=2 KEEPD_KV_CHUNK=2 KEEPD_UNKNOWN=5"), 0, "%s",
                  run.fault.text);
-    cr_assert_eq(run.config.kv_budget, 4);
-    cr_assert_eq(run.config.kv_chunk, 2);
-    cr_assert_eq(run.config.threads, 1);
-    cr_assert_str_eq(run.config.model, "from-file");
+    cr_assert_eq(run.config.engine.kv_budget, 4);
+    cr_assert_eq(run.config.engine.kv_chunk, 2);
+    cr_assert_eq(run.config.engine.threads, 1);
+    cr_assert_str_eq(run.config.engine.model_dir, "from-file");
     config_close(&run.config);
     snprintf(args, sizeof args, "KEEPD_CONFIG=%s", file_path);
     cr_assert_eq(load(&run, "", args), 0);
-    cr_assert_eq(run.config.kv_budget, 1);
+    cr_assert_eq(run.config.engine.kv_budget, 1);
     config_close(&run.config);
     unlink(file_path);
 }
@@ -256,8 +257,8 @@ Test(config, long_lines_are_refused_not_cut) {
 Test(config, last_line_may_lack_its_newline) {
     struct run run;
     cr_assert_eq(load_file(&run, "gates =\nport = 7", "--model m"), 0);
-    cr_assert_eq(run.config.port, 7);
-    cr_assert_str_eq(run.config.gates, "");
+    cr_assert_eq(run.config.server.port, 7);
+    cr_assert_str_eq(run.config.engine.gates, "");
     config_close(&run.config);
 }
 
@@ -274,11 +275,11 @@ Test(config, reload_takes_only_what_may_change) {
                  0);
     config_reload(&run.config, &fresh.config, note_change, notes);
     cr_assert_str_eq(notes, "model served-model-name port api-key! log-level! ");
-    cr_assert_str_eq(run.config.log_level, "debug");
-    cr_assert_str_eq(run.config.model, "m");
-    cr_assert_eq(run.config.port, 1);
-    cr_assert_eq(run.config.api_keys.count, 2);
-    cr_assert_str_eq(run.config.api_keys.items[0], "b");
+    cr_assert_eq(run.config.log_level, LOG_LEVEL_DEBUG);
+    cr_assert_str_eq(run.config.engine.model_dir, "m");
+    cr_assert_eq(run.config.server.port, 1);
+    cr_assert_eq(run.config.server.now.api_keys.count, 2);
+    cr_assert_str_eq(run.config.server.now.api_keys.items[0], "b");
     config_close(&run.config);
     config_close(&fresh.config);
 }
@@ -287,16 +288,16 @@ Test(config, a_list_grows_and_the_strongest_source_gives_all_of_it) {
     struct run run;
     cr_assert_eq(load_file(&run, "api-key = a\napi-key = b\n", "--model m"), 0, "%s",
                  run.fault.text);
-    cr_assert_eq(run.config.api_keys.count, 2);
-    cr_assert_str_eq(run.config.api_keys.items[1], "b");
+    cr_assert_eq(run.config.server.now.api_keys.count, 2);
+    cr_assert_str_eq(run.config.server.now.api_keys.items[1], "b");
     config_close(&run.config);
     cr_assert_eq(load_file(&run, "api-key = a\napi-key = b\n", "--model m --api-key c"), 0);
-    cr_assert_eq(run.config.api_keys.count, 1);
-    cr_assert_str_eq(run.config.api_keys.items[0], "c");
+    cr_assert_eq(run.config.server.now.api_keys.count, 1);
+    cr_assert_str_eq(run.config.server.now.api_keys.items[0], "c");
     config_close(&run.config);
     cr_assert_eq(load(&run, "--model m --api-key c --api-key=d", "KEEPD_API_KEY=e"), 0);
-    cr_assert_eq(run.config.api_keys.count, 2);
-    cr_assert_str_eq(run.config.api_keys.items[1], "d");
+    cr_assert_eq(run.config.server.now.api_keys.count, 2);
+    cr_assert_str_eq(run.config.server.now.api_keys.items[1], "d");
     config_close(&run.config);
 }
 
@@ -305,19 +306,20 @@ Test(config, a_list_grows_and_the_strongest_source_gives_all_of_it) {
 Test(config, sampling_is_the_models_unless_it_is_set) {
     struct run run;
     cr_assert_eq(load(&run, "--model m", ""), 0);
-    cr_assert(isnan(run.config.temperature) && isnan(run.config.top_p) && isnan(run.config.top_k));
-    cr_assert(isnan(run.config.min_p) && isnan(run.config.repetition_penalty));
+    cr_assert(isnan(run.config.sampling.temperature) && isnan(run.config.sampling.top_p) &&
+              run.config.sampling.top_k == -1);
+    cr_assert(isnan(run.config.sampling.min_p) && isnan(run.config.sampling.repetition));
     config_close(&run.config);
     cr_assert_eq(load(&run,
                       "--model m --temperature 0 --top-p .9 --top-k 40 --min-p=0.05"
                       " --repetition-penalty 1.1",
                       "KEEPD_TEMPERATURE=2"),
                  0, "%s", run.fault.text);
-    cr_assert_eq(run.config.temperature, 0);
-    cr_assert_eq(run.config.top_p, .9);
-    cr_assert_eq(run.config.top_k, 40);
-    cr_assert_eq(run.config.min_p, .05);
-    cr_assert_eq(run.config.repetition_penalty, 1.1);
+    cr_assert_eq(run.config.sampling.temperature, 0);
+    cr_assert_eq(run.config.sampling.top_p, .9f);
+    cr_assert_eq(run.config.sampling.top_k, 40);
+    cr_assert_eq(run.config.sampling.min_p, .05f);
+    cr_assert_eq(run.config.sampling.repetition, 1.1f);
     config_close(&run.config);
 }
 
@@ -332,7 +334,7 @@ Test(config, a_model_needs_no_option) {
     struct run run;
     for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
         accept(&run, each[i]);
-        cr_assert_str_eq(run.config.model, "m");
+        cr_assert_str_eq(run.config.engine.model_dir, "m");
         config_close(&run.config);
     }
     refuse("m n", "", "n", "unexpected argument 'n': the model is named already");
@@ -359,24 +361,24 @@ Test(config, options_of_others_with_the_same_meaning) {
     struct run run;
     accept(&run, "serve m -c 4096 -np 8 -t 2 -b 512 -s 7 --temp 0.2 --repeat-penalty 1.1 --alias x"
                  " -tp 2 --kv_cache_dtype bfloat16 --no-webui -v");
-    cr_assert_eq(run.config.max_model_len, 4096);
-    cr_assert_eq(run.config.max_num_seqs, 8);
-    cr_assert_eq(run.config.threads, 2);
-    cr_assert_eq(run.config.max_num_batched_tokens, 512);
-    cr_assert_eq(run.config.seed, 7);
-    cr_assert_eq(run.config.temperature, .2);
-    cr_assert_eq(run.config.repetition_penalty, 1.1);
-    cr_assert_str_eq(run.config.served_model_name, "x");
-    cr_assert_eq(run.config.tensor_parallel_size, 2);
-    cr_assert_str_eq(run.config.kv_dtype, "bf16");
-    cr_assert_str_eq(run.config.log_level, "debug");
-    cr_assert(run.config.no_ui);
+    cr_assert_eq(run.config.engine.max_model_len, 4096);
+    cr_assert_eq(run.config.engine.max_num_seqs, 8);
+    cr_assert_eq(run.config.engine.threads, 2);
+    cr_assert_eq(run.config.engine.max_num_batched_tokens, 512);
+    cr_assert_eq(run.config.server.seed, 7);
+    cr_assert_eq(run.config.sampling.temperature, .2f);
+    cr_assert_eq(run.config.sampling.repetition, 1.1f);
+    cr_assert_str_eq(run.config.server.names, "x");
+    cr_assert_eq(run.config.engine.tensor_parallel_size, 2);
+    cr_assert_str_eq(run.config.engine.kv_dtype, "bf16");
+    cr_assert_eq(run.config.log_level, LOG_LEVEL_DEBUG);
+    cr_assert(run.config.server.no_ui);
     cr_assert_eq(run.config.notes.count, 0);
     config_close(&run.config);
     accept(&run, "m --ctx-size=2048 --max_num_seqs 4 --context-shift");
-    cr_assert_eq(run.config.max_model_len, 2048);
-    cr_assert_eq(run.config.max_num_seqs, 4);
-    cr_assert_str_eq(run.config.kv_overflow, "shift");
+    cr_assert_eq(run.config.engine.max_model_len, 2048);
+    cr_assert_eq(run.config.engine.max_num_seqs, 4);
+    cr_assert_eq(run.config.engine.kv_overflow, ENGINE_OVERFLOW_SHIFT);
     config_close(&run.config);
     refuse("m -c many", "", "max-model-len", "not 'many'");
     refuse("m -c", "", "max-model-len", "-c needs a value");
@@ -386,8 +388,8 @@ Test(config, options_of_others_that_change_nothing_leave_a_note) {
     struct run run;
     accept(&run, "m -ngl 99 -fa --jinja --flash-attn on --trust-remote-code --dtype auto"
                  " --reasoning-parser qwen3 --port 1");
-    cr_assert_eq(run.config.port, 1);
-    cr_assert_str_eq(run.config.reasoning_parser, "auto");
+    cr_assert_eq(run.config.server.port, 1);
+    cr_assert_eq(run.config.reasoning_parser, CONFIG_REASONING_AUTO);
     cr_assert_eq(run.config.notes.count, 7);
     cr_assert_not_null(strstr(run.config.notes.items[0], "-ngl changes nothing here: "));
     cr_assert_not_null(strstr(run.config.notes.items[6], "reasoning-parser is auto here"));
@@ -408,7 +410,7 @@ Test(config, variables_that_are_nearly_options_leave_a_note) {
                       "KEEPD_KV_BUGDET=64 KEEPD_URL=x KEEPD_PORT_8080_TCP=y KEEPD_X=1"
                       " KEEPD_CTX_SIZE=4096 KEEPD_KV_CHUNK=3 HOME=/"),
                  0, "%s", run.fault.text);
-    cr_assert_eq(run.config.kv_chunk, 3);
+    cr_assert_eq(run.config.engine.kv_chunk, 3);
     cr_assert_eq(run.config.notes.count, 2);
     cr_assert_not_null(strstr(run.config.notes.items[0],
                               "KEEPD_KV_BUGDET is no option of keepd and is ignored; did you mean "
@@ -420,13 +422,13 @@ Test(config, variables_that_are_nearly_options_leave_a_note) {
 Test(config, whether_a_budget_was_asked_for) {
     struct run run;
     accept(&run, "m");
-    cr_assert_not(run.config.kv_budget_given);
+    cr_assert_not(run.config.engine.kv_budget_given);
     config_close(&run.config);
     accept(&run, "m --kv-budget 1024");
-    cr_assert(run.config.kv_budget_given);
+    cr_assert(run.config.engine.kv_budget_given);
     config_close(&run.config);
     cr_assert_eq(load(&run, "m", "KEEPD_KV_BUDGET=64"), 0);
-    cr_assert(run.config.kv_budget_given);
+    cr_assert(run.config.engine.kv_budget_given);
     config_close(&run.config);
 }
 
@@ -451,8 +453,8 @@ Test(config, the_example_file_has_every_option_at_its_default) {
     struct run run;
     char *rest, *example = read_all(fopen(KEEPD_SOURCE_DIR "/deploy/keepd.conf", "r"));
     cr_assert_eq(load(&run, "--model /var/lib/keepd/model", ""), 0);
-    free(run.config.served_model_name);
-    run.config.served_model_name = NULL;
+    free((char *)(uintptr_t)run.config.server.names);
+    run.config.server.names = NULL;
     FILE *out = tmpfile();
     config_print(&run.config, out);
     rewind(out);
@@ -484,7 +486,7 @@ Test(config, the_example_file_is_accepted) {
     }
     for (p = example; (p = strstr(p, "\n  "));) memmove(p + 1, p + 3, strlen(p + 3) + 1);
     cr_assert_eq(load_file(&run, example, ""), 0, "%s", run.fault.text);
-    cr_assert_str_eq(run.config.model, "/var/lib/keepd/model");
+    cr_assert_str_eq(run.config.engine.model_dir, "/var/lib/keepd/model");
     config_close(&run.config);
     free(example);
 }

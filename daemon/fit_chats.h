@@ -1,7 +1,7 @@
 /* Chats in the form of OpenAI's API for the fit: FILE.jsonl has {"messages": [...], "tools": [...]}
  * on each line. */
-#ifndef KEEPD_SERVER_FIT_CHATS_H
-#define KEEPD_SERVER_FIT_CHATS_H
+#ifndef KEEPD_DAEMON_FIT_CHATS_H
+#define KEEPD_DAEMON_FIT_CHATS_H
 
 #include "base/buf.h"
 #include "base/err.h"

@@ -1,4 +1,4 @@
-#include "server/fit_chats.h"
+#include "daemon/fit_chats.h"
 
 #include <string.h>
 

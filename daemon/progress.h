@@ -3,8 +3,8 @@
  * one at the end. The service manager is told every second.
  *
  * Thread: the one that opens the engine. */
-#ifndef KEEPD_SERVER_PROGRESS_H
-#define KEEPD_SERVER_PROGRESS_H
+#ifndef KEEPD_DAEMON_PROGRESS_H
+#define KEEPD_DAEMON_PROGRESS_H
 
 #include <stdbool.h>
 #include <stddef.h>

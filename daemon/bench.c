@@ -1,4 +1,4 @@
-#include "server/bench.h"
+#include "daemon/bench.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "server/fit_start.h"
+#include "daemon/fit_start.h"
 
 static void expect_folder(const char *given, const char *wanted) {
     char out[64];

@@ -8,8 +8,8 @@
  * and nothing is retained. Every test runs once more before, which is not counted.
  *
  * Thread: the caller's, which is the loop thread of the engine's interface. */
-#ifndef KEEPD_SERVER_BENCH_H
-#define KEEPD_SERVER_BENCH_H
+#ifndef KEEPD_DAEMON_BENCH_H
+#define KEEPD_DAEMON_BENCH_H
 
 #include <stdbool.h>
 #include <stdio.h>

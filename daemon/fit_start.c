@@ -1,4 +1,4 @@
-#include "server/fit_start.h"
+#include "daemon/fit_start.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -14,8 +14,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/fit.h"
-#include "server/progress.h"
+#include "daemon/fit.h"
+#include "daemon/progress.h"
 #include "server/systemd.h"
 
 /* Microseconds without progress until systemd gives up: a text of a large model takes minutes. */

@@ -6,22 +6,22 @@
  * that are the budget, and a quarter is the chunk.
  *
  * Thread: the caller's, which is the loop thread of the engine's interface. */
-#ifndef KEEPD_SERVER_FIT_H
-#define KEEPD_SERVER_FIT_H
+#ifndef KEEPD_DAEMON_FIT_H
+#define KEEPD_DAEMON_FIT_H
 
 #include <stdbool.h>
 #include <stdio.h>
 
 #include "base/err.h"
+#include "daemon/bench.h"
 #include "engine/engine.h"
-#include "server/bench.h"
 
 #define FIT_FILES_MAX   64
 #define FIT_MINUTES_MAX 10080
 
 struct fit_command {
     const char *texts[FIT_FILES_MAX]; /* names of files */
-    bool chats[FIT_FILES_MAX];        /* the file has chats (server/fit_chats.h) */
+    bool chats[FIT_FILES_MAX];        /* the file has chats (daemon/fit_chats.h) */
     int text_count;                   /* 0: fit_take_calibration gives some */
     const char *out;                  /* NULL: the cache of gates */
     const char *work;                 /* as in struct engine_fit, as the next one */

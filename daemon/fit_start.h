@@ -10,8 +10,8 @@
  *   SIGTERM         ends keepd
  *
  * Thread: the one that opens the engine, while it is the only one. */
-#ifndef KEEPD_SERVER_FIT_START_H
-#define KEEPD_SERVER_FIT_START_H
+#ifndef KEEPD_DAEMON_FIT_START_H
+#define KEEPD_DAEMON_FIT_START_H
 
 #include "engine/engine.h"
 

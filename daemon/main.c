@@ -4,7 +4,6 @@
  * includes config/. */
 #include <dirent.h>
 #include <errno.h>
-#include <libgen.h>
 #include <malloc.h>
 #include <math.h>
 #include <signal.h>
@@ -18,13 +17,13 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "config/config.h"
+#include "daemon/bench.h"
+#include "daemon/fit.h"
+#include "daemon/fit_start.h"
+#include "daemon/progress.h"
 #include "engine/engine.h"
-#include "server/bench.h"
-#include "server/fit.h"
-#include "server/fit_start.h"
 #include "server/oai/oai.h"
 #include "server/oai/tool_calls.h"
-#include "server/progress.h"
 #include "server/server.h"
 #include "server/systemd.h"
 
@@ -38,7 +37,6 @@ struct callbacks {
     struct progress progress;
     struct server *server;
     struct bench *bench; /* in place of a server */
-    struct engine_sampling sampling;
     char gates_cache[4096];
 };
 
@@ -56,67 +54,17 @@ static void on_wake(void *arg) {
 
 /* --- options --- */
 
-static enum engine_overflow overflow_of(const char *name) {
-    if (strcmp(name, "shift") == 0) return ENGINE_OVERFLOW_SHIFT;
-    return strcmp(name, "error") == 0 ? ENGINE_OVERFLOW_ERROR : ENGINE_OVERFLOW_DEFAULT;
-}
-
-static struct engine_sampling sampling_of(const struct config *config) {
-    return (struct engine_sampling){
-        .temperature = (float)config->temperature,
-        .top_p = (float)config->top_p,
-        .min_p = (float)config->min_p,
-        .repetition = (float)config->repetition_penalty,
-        .top_k = isnan(config->top_k) ? -1 : (int)config->top_k,
-    };
-}
-
-/* `arg` holds the sampling and the folder of gates until the engine is open. */
+/* `arg` holds the folder of gates until the engine is open. */
 static struct engine_options engine_options(const struct config *config, struct callbacks *arg) {
-    arg->sampling = sampling_of(config);
-    if (!fit_cache_folder(config->gates_cache, arg->gates_cache, sizeof arg->gates_cache))
+    struct engine_options options = config->engine;
+    if (!fit_cache_folder(options.gates_cache, arg->gates_cache, sizeof arg->gates_cache))
         arg->gates_cache[0] = '\0';
-    return (struct engine_options){
-        .model_dir = config->model,
-        .chat_template = config->chat_template,
-        .gates = config->gates,
-        .gates_cache = arg->gates_cache,
-        .kv_policy = config->kv_policy,
-        .kv_budget = (int)config->kv_budget,
-        .kv_budget_given = config->kv_budget_given,
-        .kv_buffer = (int)config->kv_buffer,
-        .kv_chunk = (int)config->kv_chunk,
-        .kv_budget_max = (int)config->kv_budget_max,
-        .kv_pool_bytes = config->kv_pool_bytes,
-        .kv_overflow = overflow_of(config->kv_overflow),
-        .sampling = &arg->sampling,
-        .kv_dtype = config->kv_dtype,
-        .max_num_seqs = (int)config->max_num_seqs,
-        .max_num_batched_tokens = (int)config->max_num_batched_tokens,
-        .step_stretch = (int)config->step_stretch,
-        .drafts = (int)config->speculate,
-        .max_model_len = (int)config->max_model_len,
-        .max_queue = (int)config->max_queue,
-        .max_conversations = (int)config->max_conversations,
-        .max_choices = (int)config->max_choices,
-        .max_logprobs = (int)config->max_logprobs,
-        .state_dir = config->state_dir,
-        .state_bytes = config->state_bytes,
-        .state_idle_seconds = (int)config->state_idle,
-        .data_parallel_size = (int)config->data_parallel_size,
-        .tensor_parallel_size = (int)config->tensor_parallel_size,
-        .kv_rank_cap = (int)config->kv_rank_cap,
-        .threads = (int)config->threads,
-        .device = config->device,
-        .cpu_path = config->cpu_path,
-        .cpu_activations = config->cpu_activations,
-        .random_weights = config->random_weights,
-        .quantization = config->quantization,
-        .calibrate = (int)config->quantize_calibrate,
-        .progress = on_progress,
-        .wake = on_wake,
-        .arg = arg,
-    };
+    options.gates_cache = arg->gates_cache;
+    options.sampling = &config->sampling;
+    options.progress = on_progress;
+    options.wake = on_wake;
+    options.arg = arg;
+    return options;
 }
 
 /* For tests that wait for time-outs: "header=500,stall=500", milliseconds. */
@@ -135,62 +83,9 @@ static struct server_timeouts timeouts_of(const char *text) {
     return t;
 }
 
-static size_t answer_bytes_of(const char *text) {
-    return text ? (size_t)atoll(text) : 0;
-}
-
-static struct server_reloadable reloadable_options(const struct config *config) {
-    return (struct server_reloadable){
-        .api_keys = config->api_keys.items,
-        .api_key_count = config->api_keys.count,
-        .api_key_file = config->api_key_file,
-        .tls_cert = config->tls_cert,
-        .tls_key = config->tls_key,
-        .rate_limit = (int)config->rate_limit,
-        .request_timeout = (int)config->request_timeout,
-        .drain_seconds = (int)config->drain_seconds,
-    };
-}
-
-static struct server_options server_options(const struct config *config, const char *name) {
-    return (struct server_options){
-        .host = config->host,
-        .port = (int)config->port,
-        .unix_socket = config->unix_socket,
-        .unix_socket_mode = config->unix_socket_mode,
-        .names = config->served_model_name ? config->served_model_name : name,
-        .allowed_hosts = config->allowed_hosts.items,
-        .allowed_host_count = config->allowed_hosts.count,
-        .cors_origins = config->cors_origins.items,
-        .cors_origin_count = config->cors_origins.count,
-        .now = reloadable_options(config),
-        .default_max_tokens = (int)config->default_max_tokens,
-        .seed = config->seed,
-        .max_body_bytes = (size_t)config->max_body_bytes,
-        .max_header_bytes = (size_t)config->max_header_bytes,
-        .max_connections = (int)config->max_connections,
-        .max_connections_per_client = (int)config->max_connections_per_client,
-        .max_queue_tokens = config->max_queue_tokens,
-        .strict_params = config->strict_params,
-        .no_ui = config->no_ui,
-        .otlp_endpoint = config->otlp_endpoint,
-        .split_reasoning = strcmp(config->reasoning_parser, "none") != 0,
-        .tool_call_parser = config->tool_call_parser,
-        .timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS")),
-        .max_answer_bytes = answer_bytes_of(getenv("KEEPD_TEST_ANSWER_BYTES")),
-    };
-}
-
-static enum log_level log_level_of(const char *name) {
-    static const char *const names[] = {"error", "warn", "info", "debug"};
-    for (int i = 0; name && i < 4; i++)
-        if (strcmp(name, names[i]) == 0) return (enum log_level)i;
-    return LOG_LEVEL_INFO;
-}
-
 static void set_log(const struct config *config) {
-    log_set_level(log_level_of(config->log_level));
-    log_set_format(strcmp(config->log_format, "json") == 0 ? LOG_FORMAT_JSON : LOG_FORMAT_PLAIN);
+    log_set_level(config->log_level);
+    log_set_format(config->log_format);
 }
 
 static void log_notes(const struct config *config) {
@@ -222,8 +117,7 @@ static void on_reload(void *arg) {
     struct fault fault = {0};
     int rc = config_load(reload->argc, reload->argv, environ, &fresh, &fault);
     if (!rc) {
-        struct server_reloadable options = reloadable_options(&fresh);
-        rc = server_reload(reload->callbacks->server, &options, &fault);
+        rc = server_reload(reload->callbacks->server, &fresh.server.now, &fault);
         if (rc) config_close(&fresh);
     }
     if (rc) {
@@ -359,7 +253,7 @@ static void print_example(const char *url, bool chat, bool needs_key) {
 static void print_ready(const struct config *config, const struct server *server,
                         const struct engine_info *info) {
     const char *url = server_url(server);
-    bool page = !config->no_ui && strncmp(url, "http", 4) == 0;
+    bool page = !config->server.no_ui && strncmp(url, "http", 4) == 0;
     printf("keepd ready at %s (model %s, policy %s, ", url, server_model(server), info->kv_policy);
     if (strcmp(info->kv_policy, "full") == 0)
         printf("no budget");
@@ -398,17 +292,13 @@ static int start_engine(struct engine *engine, struct fault *fault) {
     return rc ? fault_set(fault, rc, "engine", "does not start: %s", err_text(rc)) : 0;
 }
 
-static bool fits_at_start(const struct config *config) {
-    return strcmp(config->fit, "auto") == 0;
-}
-
 static int serve(const struct config *config, struct server *server, struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
     struct engine *engine = NULL;
     struct fit_start fit = {0};
     struct fault fault = {0};
     int status = EXIT_SUCCESS;
-    if (fits_at_start(config) && fit_at_start(&options, &fit) == FIT_START_STOPPED) {
+    if (config->fit == CONFIG_FIT_AUTO && fit_at_start(&options, &fit) == FIT_START_STOPPED) {
         fit_start_close(&fit);
         return EXIT_SUCCESS;
     }
@@ -433,7 +323,7 @@ static int serve(const struct config *config, struct server *server, struct call
 
 /* Whether a start fits gates if it finds none. */
 static bool may_fit(const struct config *config, const struct engine_options *options) {
-    return fits_at_start(config) && !options->gates && engine_wants_gates(options);
+    return config->fit == CONFIG_FIT_AUTO && !options->gates && engine_wants_gates(options);
 }
 
 /* Reports what a start would reject, without loading weights or binding the address. */
@@ -447,7 +337,7 @@ static int check(const struct config *config, struct callbacks *callbacks) {
     options.progress = NULL;
     options.gates_follow = may_fit(config, &options);
     int rc = engine_open(&options, &engine, &fault);
-    if (!rc) rc = oai_check_parser(found.tool_template, config->tool_call_parser, &fault);
+    if (!rc) rc = oai_check_parser(found.tool_template, config->server.tool_call_parser, &fault);
     mem_free(found.tool_template);
     if (rc) return refuse_start("the model is refused", &fault);
     if (options.gates_follow && strcmp(found.gates_from, "none") == 0)
@@ -487,18 +377,22 @@ static int save(const struct config *config, struct callbacks *callbacks) {
 static int run(struct config *config, int argc, char **argv) {
     struct callbacks callbacks = {0};
     struct fault fault = {0};
-    char *dir = mem_must_strdup(config->model);
-    struct server_options options = server_options(config, basename(dir));
+    struct server_options options = config->server;
     struct reload reload = {argc, argv, config, &callbacks};
+    const char *answer_bytes = getenv("KEEPD_TEST_ANSWER_BYTES");
     int status;
     /* Without a file nothing can have changed: a closed terminal ends the daemon as SIGTERM does.
      */
-    if (config->config_file || config->api_key_file || config->tls_cert) {
+    if (config->config_file || config->server.now.api_key_file || config->server.now.tls_cert) {
         options.reload = on_reload;
         signal(SIGHUP, SIG_IGN); /* until the event loop runs: changes meanwhile need another one */
     }
     options.arg = &reload;
-    if (check_model(config->model, &fault) || server_open(&options, &callbacks.server, &fault))
+    options.split_reasoning = config->reasoning_parser == CONFIG_REASONING_AUTO;
+    options.timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS"));
+    if (answer_bytes) options.max_answer_bytes = (size_t)atoll(answer_bytes);
+    if (check_model(config->engine.model_dir, &fault) ||
+        server_open(&options, &callbacks.server, &fault))
         status = refuse_start("the model is refused", &fault);
     else if (config->check_config)
         status = check(config, &callbacks);
@@ -511,7 +405,6 @@ static int run(struct config *config, int argc, char **argv) {
     else
         status = serve(config, callbacks.server, &callbacks);
     server_close(callbacks.server); /* where serve ended early */
-    mem_free(dir);
     return status;
 }
 
@@ -531,20 +424,19 @@ static int measure(const struct config *config, const struct bench_options *test
     struct engine_options options = engine_options(config, &callbacks);
     struct engine *engine = NULL;
     struct fault fault = {0};
-    char *dir = mem_must_strdup(config->model);
     int status = EXIT_SUCCESS, widest = bench_widest(tests);
     if (options.max_num_seqs < widest) options.max_num_seqs = widest;
-    if (check_model(config->model, &fault) || open_engine(&options, &callbacks, &engine, &fault)) {
+    if (check_model(config->engine.model_dir, &fault) ||
+        open_engine(&options, &callbacks, &engine, &fault)) {
         status = refuse_start("the model is refused", &fault);
     } else {
-        const char *name = config->served_model_name ? config->served_model_name : basename(dir);
         int rc = start_engine(engine, &fault);
-        if (!rc) rc = bench_run(callbacks.bench, engine, tests, name, stdout, &fault);
+        if (!rc)
+            rc = bench_run(callbacks.bench, engine, tests, config->server.names, stdout, &fault);
         if (rc) status = refuse("cannot measure", &fault);
         engine_close(engine);
     }
     bench_close(callbacks.bench);
-    mem_free(dir);
     return status;
 }
 
@@ -633,7 +525,7 @@ static int fit(const struct config *config, struct fit_command *command) {
     struct engine_fitted fitted = {0};
     struct fault fault = {0};
     char cached[4096], work[4200];
-    int status = EXIT_SUCCESS, rc = check_model(config->model, &fault);
+    int status = EXIT_SUCCESS, rc = check_model(config->engine.model_dir, &fault);
     if (!rc && !command->text_count) rc = fit_take_calibration(command, &fault);
     if (!rc) rc = find_cached(&options, command, cached, work, &fault);
     if (!rc) rc = fit_run(command, &options, stderr, &fitted, &fault);

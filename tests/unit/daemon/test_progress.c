@@ -1,7 +1,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "server/progress.h"
+#include "daemon/progress.h"
 
 #define SECOND 1000000000ll
 

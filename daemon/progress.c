@@ -1,4 +1,4 @@
-#include "server/progress.h"
+#include "daemon/progress.h"
 
 #include <stdio.h>
 

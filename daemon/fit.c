@@ -1,4 +1,4 @@
-#include "server/fit.h"
+#include "daemon/fit.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "server/fit_chats.h"
+#include "daemon/fit_chats.h"
 
 #define FIT_TEXT_BYTES_MAX ((size_t)64 << 20)
 #define FIT_MEASURED_MAX   6 /* texts of the table */
