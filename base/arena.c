@@ -40,7 +40,7 @@ static size_t new_block_size(size_t bytes) {
 }
 
 /* A large piece gets a block of its own, put behind the newest so that the newest keeps filling. */
-static struct arena_block *add_block(struct arena *arena, size_t bytes) {
+static struct arena_block *add_arena_block(struct arena *arena, size_t bytes) {
     size_t size = new_block_size(bytes);
     if (size > SIZE_MAX - sizeof(struct arena_block)) return NULL;
     struct arena_block *block = mem_try_alloc(1, sizeof *block + size);
@@ -60,10 +60,11 @@ void *arena_alloc(struct arena *arena, size_t count, size_t size) {
     arena->full = rounded > arena->limit - arena->used;
     if (arena->full) return NULL;
 #ifdef KEEPD_DEBUG_ARENA
-    struct arena_block *block = add_block(arena, bytes); /* exact, so that overruns are seen */
+    struct arena_block *block =
+        add_arena_block(arena, bytes); /* exact, so that overruns are seen */
 #else
     struct arena_block *block = arena->blocks;
-    if (!block || rounded > block->size - block->used) block = add_block(arena, rounded);
+    if (!block || rounded > block->size - block->used) block = add_arena_block(arena, rounded);
 #endif
     if (!block) return NULL;
     void *p = block->data + block->used;

@@ -29,7 +29,7 @@ void buf_inherit(struct buf *buf, const struct buf *part) {
 }
 
 /* Room for `extra` more bytes and the NUL; doubles, so that appending is linear. */
-static bool grow(struct buf *buf, size_t extra) {
+static bool buf_grow(struct buf *buf, size_t extra) {
     if (buf->failed) return false;
     if (extra > buf->limit - buf->size || buf->size + extra == SIZE_MAX) {
         buf->failed = buf->full = true;
@@ -49,7 +49,7 @@ static bool grow(struct buf *buf, size_t extra) {
 }
 
 void buf_add(struct buf *buf, const void *data, size_t size) {
-    if (!size || !grow(buf, size)) return;
+    if (!size || !buf_grow(buf, size)) return;
     memcpy(buf->data + buf->size, data, size);
     buf->size += size;
     buf->data[buf->size] = '\0';
@@ -70,7 +70,7 @@ void buf_fmt(struct buf *buf, const char *format, ...) {
     int size = vsnprintf(NULL, 0, format, args);
     if (size < 0) {
         buf->failed = true;
-    } else if (grow(buf, (size_t)size)) {
+    } else if (buf_grow(buf, (size_t)size)) {
         vsnprintf(buf->data + buf->size, (size_t)size + 1, format, again);
         buf->size += (size_t)size;
     }

@@ -17,7 +17,7 @@ static int io_fault(struct fault *fault, const char *path) {
 }
 
 /* O_NONBLOCK: opening a pipe must not block. */
-static int open_regular(const char *path, int *fd, size_t *size, struct fault *fault) {
+static int open_file_to_read(const char *path, int *fd, size_t *size, struct fault *fault) {
     struct stat st;
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0) return io_fault(fault, path);
@@ -34,7 +34,8 @@ static int open_regular(const char *path, int *fd, size_t *size, struct fault *f
 }
 
 /* *size: the room in `data` before, the bytes read after. */
-static int read_all(int fd, char *data, size_t *size, const char *path, struct fault *fault) {
+static int read_file_bytes(int fd, char *data, size_t *size, const char *path,
+                           struct fault *fault) {
     size_t got = 0;
     while (got < *size) {
         ssize_t n = read(fd, data + got, *size - got);
@@ -51,7 +52,7 @@ int file_read(const char *path, size_t limit, char **data, size_t *size, struct 
     int fd;
     *data = NULL;
     *size = 0;
-    int rc = open_regular(path, &fd, size, fault);
+    int rc = open_file_to_read(path, &fd, size, fault);
     if (rc) return rc;
     if (*size > limit) {
         rc = fault_set(fault, ERR_LIMIT, path, "is larger than %zu bytes", limit);
@@ -62,7 +63,7 @@ int file_read(const char *path, size_t limit, char **data, size_t *size, struct 
         rc = fault_set(fault, ERR_NOMEM, path, "not enough memory for %zu bytes", *size);
         goto out;
     }
-    rc = read_all(fd, *data, size, path, fault);
+    rc = read_file_bytes(fd, *data, size, path, fault);
 out:
     close(fd);
     if (rc) {
@@ -78,7 +79,7 @@ out:
 int file_map(const char *path, const void **data, size_t *size, struct fault *fault) {
     int fd;
     *data = NULL;
-    int rc = open_regular(path, &fd, size, fault);
+    int rc = open_file_to_read(path, &fd, size, fault);
     if (rc) return rc;
     if (*size == 0) {
         rc = fault_set(fault, ERR_MALFORMED, path, "is empty");

@@ -85,30 +85,30 @@ static int ends(const struct parser *p, const char *what) {
     return kind_incomplete(what, (size_t)(p->end - p->begin), 0, p->fault);
 }
 
-static uint64_t number_at(const char *from, size_t bytes) {
+static uint64_t little_endian_at(const char *from, size_t bytes) {
     uint64_t value = 0;
     while (bytes-- > 0) value = value << 8 | (unsigned char)from[bytes];
     return value;
 }
 
-static int take(struct parser *p, size_t bytes, const char *what, uint64_t *value) {
+static int read_gguf_number(struct parser *p, size_t bytes, const char *what, uint64_t *value) {
     if (left(p) < bytes) return ends(p, what);
-    *value = number_at(p->at, bytes);
+    *value = little_endian_at(p->at, bytes);
     p->at += bytes;
     return 0;
 }
 
 static int take_u32(struct parser *p, const char *what, uint32_t *value) {
     uint64_t wide = 0;
-    int rc = take(p, 4, what, &wide);
+    int rc = read_gguf_number(p, 4, what, &wide);
     *value = (uint32_t)wide;
     return rc;
 }
 
 /* `what` names the kind of name. */
-static int take_name(struct parser *p, const char *what, char **out) {
+static int read_gguf_name(struct parser *p, const char *what, char **out) {
     uint64_t size = 0;
-    int rc = take(p, 8, what, &size);
+    int rc = read_gguf_number(p, 8, what, &size);
     if (rc) return rc;
     if (size > left(p)) return ends(p, what);
     if (size == 0 || size > NAME_MAX || memchr(p->at, '\0', (size_t)size))
@@ -123,9 +123,9 @@ static int take_name(struct parser *p, const char *what, char **out) {
 
 /* ---- Values ---- */
 
-static int skip_string(struct parser *p, const char *key) {
+static int skip_gguf_string(struct parser *p, const char *key) {
     uint64_t size = 0;
-    int rc = take(p, 8, key, &size);
+    int rc = read_gguf_number(p, 8, key, &size);
     if (!rc && size > left(p)) rc = ends(p, key);
     if (!rc) p->at += size;
     return rc;
@@ -134,7 +134,7 @@ static int skip_string(struct parser *p, const char *key) {
 static int skip_elements(struct parser *p, const struct gguf_value *value) {
     if (value->type == GGUF_STRING) {
         int rc = 0;
-        for (size_t i = 0; i < value->count && !rc; i++) rc = skip_string(p, value->key);
+        for (size_t i = 0; i < value->count && !rc; i++) rc = skip_gguf_string(p, value->key);
         return rc;
     }
     size_t size = type_bytes[value->type];
@@ -149,11 +149,11 @@ static int skip_elements(struct parser *p, const struct gguf_value *value) {
 static int take_value(struct parser *p, struct gguf_value *value) {
     uint32_t type = 0;
     uint64_t count = 1;
-    int rc = take_name(p, "key", &value->key);
+    int rc = read_gguf_name(p, "key", &value->key);
     if (!rc) rc = take_u32(p, value->key, &type);
     value->array = type == GGUF_ARRAY;
     if (!rc && value->array) rc = take_u32(p, value->key, &type);
-    if (!rc && value->array) rc = take(p, 8, value->key, &count);
+    if (!rc && value->array) rc = read_gguf_number(p, 8, value->key, &count);
     if (rc) return rc;
     if (type == GGUF_ARRAY)
         return fault_set(p->fault, ERR_UNSUPPORTED, value->key,
@@ -170,7 +170,7 @@ static int take_value(struct parser *p, struct gguf_value *value) {
     return rc;
 }
 
-static int compare_keys(const void *a, const void *b) {
+static int compare_metadata_keys(const void *a, const void *b) {
     return strcmp(((const struct gguf_value *)a)->key, ((const struct gguf_value *)b)->key);
 }
 
@@ -185,9 +185,9 @@ static int take_values(struct parser *p, uint64_t count) {
         return fault_set(p->fault, ERR_NOMEM, "metadata", "not enough memory for its values");
     while (gguf->value_count < count && !rc) rc = take_value(p, &gguf->values[gguf->value_count++]);
     if (rc) return rc;
-    if (count) qsort(gguf->values, (size_t)count, sizeof *gguf->values, compare_keys);
+    if (count) qsort(gguf->values, (size_t)count, sizeof *gguf->values, compare_metadata_keys);
     for (size_t i = 1; i < gguf->value_count; i++)
-        if (!compare_keys(&gguf->values[i - 1], &gguf->values[i]))
+        if (!compare_metadata_keys(&gguf->values[i - 1], &gguf->values[i]))
             return fault_set(p->fault, ERR_MALFORMED, gguf->values[i].key, "is there twice");
     return 0;
 }
@@ -206,7 +206,7 @@ static int take_shape(struct parser *p, struct gguf_tensor *tensor) {
     tensor->dims = (int)dims;
     for (int i = 0; i < tensor->dims && !rc; i++) {
         uint64_t size = 0;
-        rc = take(p, 8, tensor->name, &size);
+        rc = read_gguf_number(p, 8, tensor->name, &size);
         tensor->shape[i] = (int64_t)(size & INT64_MAX);
         if (!rc && (size > INT64_MAX || __builtin_mul_overflow(count, (int64_t)size, &count)))
             rc = fault_set(p->fault, ERR_MALFORMED, tensor->name,
@@ -232,7 +232,7 @@ static int compare_tensors(const void *a, const void *b) {
     return strcmp(((const struct gguf_tensor *)a)->name, ((const struct gguf_tensor *)b)->name);
 }
 
-static int compare_places(const void *a, const void *b) {
+static int compare_tensor_offsets(const void *a, const void *b) {
     const struct gguf_tensor *x = a, *y = b;
     if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);
@@ -243,13 +243,13 @@ static uint64_t aligned(uint64_t place, uint64_t alignment) {
 }
 
 /* The data area begins at the next aligned byte; without tensors it need not be there. */
-static int check_places(struct parser *p, uint64_t alignment) {
+static int check_tensor_places(struct parser *p, uint64_t alignment) {
     struct gguf *gguf = p->gguf;
     const uint64_t size = (uint64_t)(p->end - p->begin);
     const uint64_t area = aligned((uint64_t)(p->at - p->begin), alignment);
     const struct gguf_tensor *outside = NULL;
     uint64_t next = 0, end = 0;
-    qsort(gguf->tensors, gguf->tensor_count, sizeof *gguf->tensors, compare_places);
+    qsort(gguf->tensors, gguf->tensor_count, sizeof *gguf->tensors, compare_tensor_offsets);
     for (size_t i = 0; i < gguf->tensor_count; i++) {
         struct gguf_tensor *tensor = &gguf->tensors[i];
         if (tensor->offset != next)
@@ -284,11 +284,11 @@ static int take_tensors(struct parser *p, uint64_t count) {
         return fault_set(p->fault, ERR_NOMEM, "tensors", "not enough memory for their table");
     while (gguf->tensor_count < count && !rc) {
         struct gguf_tensor *tensor = &gguf->tensors[gguf->tensor_count++];
-        rc = take_name(p, "tensor name", &tensor->name);
+        rc = read_gguf_name(p, "tensor name", &tensor->name);
         if (!rc) rc = take_shape(p, tensor);
-        if (!rc) rc = take(p, 8, tensor->name, &tensor->offset);
+        if (!rc) rc = read_gguf_number(p, 8, tensor->name, &tensor->offset);
     }
-    if (!rc) rc = check_places(p, (uint64_t)alignment);
+    if (!rc) rc = check_tensor_places(p, (uint64_t)alignment);
     if (rc) return rc;
     qsort(gguf->tensors, gguf->tensor_count, sizeof *gguf->tensors, compare_tensors);
     for (size_t i = 1; i < gguf->tensor_count; i++)
@@ -308,7 +308,7 @@ static int check_version(struct parser *p, uint32_t version) {
                      "version %" PRIu32 " is not supported: 2, 3", version);
 }
 
-static int parse(struct parser *p) {
+static int parse_gguf(struct parser *p) {
     uint32_t version = 0;
     uint64_t tensors = 0, values = 0;
     int rc = kind_check(p->at, left(p), KIND_GGUF, "GGUF", "the file", p->fault);
@@ -319,8 +319,8 @@ static int parse(struct parser *p) {
     p->at += 4;
     rc = take_u32(p, "GGUF", &version);
     if (!rc) rc = check_version(p, version);
-    if (!rc) rc = take(p, 8, "GGUF", &tensors);
-    if (!rc) rc = take(p, 8, "GGUF", &values);
+    if (!rc) rc = read_gguf_number(p, 8, "GGUF", &tensors);
+    if (!rc) rc = read_gguf_number(p, 8, "GGUF", &values);
     if (!rc) rc = take_values(p, values);
     if (!rc) rc = take_tensors(p, tensors);
     return rc;
@@ -330,7 +330,7 @@ int gguf_parse(const void *data, size_t size, struct gguf *out, struct fault *fa
     struct parser p = {.begin = data, .at = data, .gguf = out, .fault = fault};
     p.end = p.begin + size;
     *out = (struct gguf){0};
-    int rc = parse(&p);
+    int rc = parse_gguf(&p);
     if (rc) gguf_close(out);
     return rc;
 }
@@ -371,7 +371,7 @@ static bool is_num(const struct gguf_value *value) {
 int64_t gguf_element_int(const struct gguf_value *value, size_t index) {
     CHECK(is_int(value) && index < value->count);
     size_t size = type_bytes[value->type];
-    uint64_t bits = number_at(value->data + index * size, size);
+    uint64_t bits = little_endian_at(value->data + index * size, size);
     switch (value->type) {
     case GGUF_I8:
         return (int8_t)bits;
@@ -402,13 +402,14 @@ bool gguf_next(const struct gguf_value *value, const char **at, struct gguf_stri
     CHECK(value->type == GGUF_STRING);
     if (!*at) *at = value->data;
     if (*at == value->data + value->bytes) return false;
-    out->size = (size_t)number_at(*at, 8); /* checked by gguf_parse */
+    out->size = (size_t)little_endian_at(*at, 8); /* checked by gguf_parse */
     out->data = *at + 8;
     *at = out->data + out->size;
     return true;
 }
 
-static int wrong(struct fault *fault, const struct gguf_value *value, const char *expected) {
+static int refuse_value_type(struct fault *fault, const struct gguf_value *value,
+                             const char *expected) {
     return fault_set(fault, ERR_INVALID, value->key, "expected %s, found %s%s", expected,
                      value->array ? "an array of " : "", type_names[value->type]);
 }
@@ -417,7 +418,7 @@ int gguf_int(const struct gguf *gguf, const char *key, int64_t min, int64_t max,
              struct fault *fault) {
     const struct gguf_value *found = gguf_find(gguf, key);
     if (!found) return 0;
-    if (found->array || !is_int(found)) return wrong(fault, found, "an integer");
+    if (found->array || !is_int(found)) return refuse_value_type(fault, found, "an integer");
     int64_t number = gguf_element_int(found, 0);
     if (number < min || number > max)
         return fault_set(fault, ERR_INVALID, key, "expected %lld to %lld, found %lld",
@@ -440,7 +441,7 @@ int gguf_num(const struct gguf *gguf, const char *key, double min, double max, d
              struct fault *fault) {
     const struct gguf_value *found = gguf_find(gguf, key);
     if (!found) return 0;
-    if (found->array || !is_num(found)) return wrong(fault, found, "a number");
+    if (found->array || !is_num(found)) return refuse_value_type(fault, found, "a number");
     double number = gguf_element_num(found, 0);
     if (!(number >= min && number <= max))
         return fault_set(fault, ERR_INVALID, key, "expected %g to %g, found %g", min, max, number);
@@ -451,7 +452,7 @@ int gguf_num(const struct gguf *gguf, const char *key, double min, double max, d
 int gguf_bool(const struct gguf *gguf, const char *key, bool *value, struct fault *fault) {
     const struct gguf_value *found = gguf_find(gguf, key);
     if (!found) return 0;
-    if (found->array || found->type != GGUF_BOOL) return wrong(fault, found, "a bool");
+    if (found->array || found->type != GGUF_BOOL) return refuse_value_type(fault, found, "a bool");
     *value = found->data[0] != 0;
     return 0;
 }
@@ -461,7 +462,8 @@ int gguf_str(const struct gguf *gguf, const char *key, struct gguf_string *value
     const struct gguf_value *found = gguf_find(gguf, key);
     const char *at = NULL;
     if (!found) return 0;
-    if (found->array || found->type != GGUF_STRING) return wrong(fault, found, "a string");
+    if (found->array || found->type != GGUF_STRING)
+        return refuse_value_type(fault, found, "a string");
     (void)gguf_next(found, &at, value);
     return 0;
 }
@@ -473,7 +475,7 @@ int gguf_array(const struct gguf *gguf, const char *key, enum gguf_type type,
     *out = NULL;
     if (!found) return 0;
     strcat(expected, type_names[type]);
-    if (!found->array || found->type != type) return wrong(fault, found, expected);
+    if (!found->array || found->type != type) return refuse_value_type(fault, found, expected);
     *out = found;
     return 0;
 }

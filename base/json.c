@@ -23,7 +23,7 @@ struct reader {
 
 static int read_value(struct reader *in, cJSON **out);
 
-static int refuse(const struct reader *in, const char *why) {
+static int refuse_json(const struct reader *in, const char *why) {
     size_t at = (size_t)(in->at - in->start);
     if (in->at >= in->end && at > 0)
         return fault_set(in->fault, ERR_MALFORMED, NULL, "%s at byte %zu, where the text ends", why,
@@ -31,7 +31,7 @@ static int refuse(const struct reader *in, const char *why) {
     return fault_set(in->fault, ERR_MALFORMED, NULL, "%s at byte %zu", why, at);
 }
 
-static int no_memory(const struct reader *in) {
+static int refuse_json_memory(const struct reader *in) {
     return fault_set(in->fault, ERR_NOMEM, NULL, "not enough memory for this JSON text");
 }
 
@@ -39,13 +39,13 @@ static int peek(const struct reader *in) {
     return in->at < in->end ? (unsigned char)*in->at : -1;
 }
 
-static bool take(struct reader *in, char c) {
+static bool skip_json_char(struct reader *in, char c) {
     if (peek(in) != (unsigned char)c) return false;
     in->at++;
     return true;
 }
 
-static void skip_space(struct reader *in) {
+static void skip_json_space(struct reader *in) {
     while (in->at < in->end && utf8_is_blank(*in->at)) in->at++;
 }
 
@@ -55,7 +55,7 @@ static int new_node(struct reader *in, int type, cJSON **out) {
                          in->limits->nodes);
     in->nodes++;
     *out = mem_try_alloc(1, sizeof **out);
-    if (!*out) return no_memory(in);
+    if (!*out) return refuse_json_memory(in);
     (*out)->type = type;
     return 0;
 }
@@ -72,7 +72,7 @@ static int read_hex4(struct reader *in, uint32_t *value) {
         else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f')
             digit = (c | 0x20) - 'a' + 10;
         else
-            return refuse(in, "\\u needs four hexadecimal digits");
+            return refuse_json(in, "\\u needs four hexadecimal digits");
         *value = *value << 4 | (uint32_t)digit;
         in->at++;
     }
@@ -84,17 +84,18 @@ static int read_unicode_escape(struct reader *in, uint32_t *scalar) {
     uint32_t low;
     int rc = read_hex4(in, scalar);
     if (rc) return rc;
-    if (*scalar == 0 && !in->limits->nuls) return refuse(in, "\\u0000 is not accepted");
+    if (*scalar == 0 && !in->limits->nuls) return refuse_json(in, "\\u0000 is not accepted");
     if (*scalar < 0xD800 || *scalar > 0xDFFF) return 0;
-    if (*scalar > 0xDBFF || !take(in, '\\') || !take(in, 'u')) return refuse(in, "lone surrogate");
+    if (*scalar > 0xDBFF || !skip_json_char(in, '\\') || !skip_json_char(in, 'u'))
+        return refuse_json(in, "lone surrogate");
     if ((rc = read_hex4(in, &low))) return rc;
-    if (low < 0xDC00 || low > 0xDFFF) return refuse(in, "lone surrogate");
+    if (low < 0xDC00 || low > 0xDFFF) return refuse_json(in, "lone surrogate");
     *scalar = 0x10000 + ((*scalar - 0xD800) << 10) + (low - 0xDC00);
     return 0;
 }
 
 /* After the backslash. Appends to *to. */
-static int read_escape(struct reader *in, char **to) {
+static int read_json_escape(struct reader *in, char **to) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     int c = peek(in);
     const char *name = c > 0 ? strchr(names, c) : NULL;
@@ -103,7 +104,7 @@ static int read_escape(struct reader *in, char **to) {
         *(*to)++ = values[name - names];
         return 0;
     }
-    if (!take(in, 'u')) return refuse(in, "unknown escape");
+    if (!skip_json_char(in, 'u')) return refuse_json(in, "unknown escape");
     uint32_t scalar;
     int rc = read_unicode_escape(in, &scalar);
     if (rc) return rc;
@@ -123,16 +124,16 @@ static int copy_string(struct reader *in, char *to) {
         int c = peek(in);
         size_t length = 1;
         int rc;
-        if (c < 0) return refuse(in, "unfinished string");
-        if (c < 0x20) return refuse(in, "raw control character in a string");
+        if (c < 0) return refuse_json(in, "unfinished string");
+        if (c < 0x20) return refuse_json(in, "raw control character in a string");
         if (c == '"') break;
         if (c == '\\') {
             in->at++;
-            if ((rc = read_escape(in, &to))) return rc;
+            if ((rc = read_json_escape(in, &to))) return rc;
             continue;
         }
         if (c >= 0x80 && utf8_step(in->at, (size_t)(in->end - in->at), &length) != UTF8_CHAR)
-            return refuse(in, "invalid UTF-8");
+            return refuse_json(in, "invalid UTF-8");
         memcpy(to, in->at, length);
         to += length;
         in->at += length;
@@ -150,9 +151,9 @@ static size_t raw_length(const struct reader *in) {
 }
 
 static int read_string(struct reader *in, char **out) {
-    if (!take(in, '"')) return refuse(in, "expected a string");
+    if (!skip_json_char(in, '"')) return refuse_json(in, "expected a string");
     char *text = mem_try_alloc(raw_length(in) + 1, 1);
-    if (!text) return no_memory(in);
+    if (!text) return refuse_json_memory(in);
     int rc = copy_string(in, text);
     if (rc) {
         mem_free(text);
@@ -171,27 +172,27 @@ static bool skip_digits(struct reader *in) {
 }
 
 static int skip_number(struct reader *in) {
-    take(in, '-');
-    if (!take(in, '0') && !skip_digits(in)) return refuse(in, "expected a digit");
-    if (take(in, '.') && !skip_digits(in)) return refuse(in, "expected a digit");
-    if (take(in, 'e') || take(in, 'E')) {
-        if (!take(in, '+')) take(in, '-');
-        if (!skip_digits(in)) return refuse(in, "expected a digit");
+    skip_json_char(in, '-');
+    if (!skip_json_char(in, '0') && !skip_digits(in)) return refuse_json(in, "expected a digit");
+    if (skip_json_char(in, '.') && !skip_digits(in)) return refuse_json(in, "expected a digit");
+    if (skip_json_char(in, 'e') || skip_json_char(in, 'E')) {
+        if (!skip_json_char(in, '+')) skip_json_char(in, '-');
+        if (!skip_digits(in)) return refuse_json(in, "expected a digit");
     }
     return 0;
 }
 
 /* strtod reads the C locale's point: the daemon never calls setlocale. */
-static int read_number(struct reader *in, cJSON *node) {
+static int read_json_number(struct reader *in, cJSON *node) {
     const char *from = in->at;
     int rc = skip_number(in);
     if (rc) return rc;
     size_t size = (size_t)(in->at - from);
     node->valuestring = mem_try_alloc(size + 1, 1);
-    if (!node->valuestring) return no_memory(in);
+    if (!node->valuestring) return refuse_json_memory(in);
     memcpy(node->valuestring, from, size);
     node->valuedouble = strtod(node->valuestring, NULL);
-    if (!isfinite(node->valuedouble)) return refuse(in, "number too large");
+    if (!isfinite(node->valuedouble)) return refuse_json(in, "number too large");
     node->valueint = node->valuedouble >= INT_MAX   ? INT_MAX
                      : node->valuedouble <= INT_MIN ? INT_MIN
                                                     : (int)node->valuedouble;
@@ -200,7 +201,7 @@ static int read_number(struct reader *in, cJSON *node) {
 
 /* --- containers --- */
 
-static int compare_keys(const void *a, const void *b) {
+static int compare_member_keys(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
@@ -208,11 +209,11 @@ static int compare_keys(const void *a, const void *b) {
 static int check_unique(const struct reader *in, const cJSON *object, size_t count) {
     if (count < 2) return 0;
     const char **keys = mem_try_alloc(count, sizeof *keys);
-    if (!keys) return no_memory(in);
+    if (!keys) return refuse_json_memory(in);
     size_t n = 0;
     const cJSON *member;
     cJSON_ArrayForEach(member, object) keys[n++] = member->string;
-    qsort(keys, n, sizeof *keys, compare_keys);
+    qsort(keys, n, sizeof *keys, compare_member_keys);
     int rc = 0;
     for (size_t i = 1; i < n && !rc; i++)
         if (strcmp(keys[i - 1], keys[i]) == 0)
@@ -233,16 +234,16 @@ static void append_child(cJSON *parent, cJSON *child) {
     parent->child->prev = child;
 }
 
-static int read_member(struct reader *in, cJSON *parent) {
+static int read_json_member(struct reader *in, cJSON *parent) {
     char *key = NULL;
     cJSON *child;
     int rc;
     if (cJSON_IsObject(parent)) {
-        skip_space(in);
+        skip_json_space(in);
         if ((rc = read_string(in, &key))) return rc;
-        skip_space(in);
-        if (!take(in, ':')) {
-            rc = refuse(in, "expected ':'");
+        skip_json_space(in);
+        if (!skip_json_char(in, ':')) {
+            rc = refuse_json(in, "expected ':'");
             goto fail;
         }
     }
@@ -256,18 +257,18 @@ fail:
 }
 
 /* After the opening bracket. */
-static int read_members(struct reader *in, cJSON *parent, char close) {
+static int read_json_members(struct reader *in, cJSON *parent, char close) {
     size_t count = 0;
-    skip_space(in);
-    if (take(in, close)) return 0;
+    skip_json_space(in);
+    if (skip_json_char(in, close)) return 0;
     do {
-        int rc = read_member(in, parent);
+        int rc = read_json_member(in, parent);
         if (rc) return rc;
         count++;
-        skip_space(in);
-    } while (take(in, ','));
-    if (!take(in, close))
-        return refuse(in, close == ']' ? "expected ',' or ']'" : "expected ',' or '}'");
+        skip_json_space(in);
+    } while (skip_json_char(in, ','));
+    if (!skip_json_char(in, close))
+        return refuse_json(in, close == ']' ? "expected ',' or ']'" : "expected ',' or '}'");
     return cJSON_IsObject(parent) && in->limits->unique_keys ? check_unique(in, parent, count) : 0;
 }
 
@@ -278,7 +279,7 @@ static int read_container(struct reader *in, cJSON *node) {
                          depth, (size_t)(in->at - in->start));
     in->depth++;
     in->at++;
-    int rc = read_members(in, node, cJSON_IsArray(node) ? ']' : '}');
+    int rc = read_json_members(in, node, cJSON_IsArray(node) ? ']' : '}');
     in->depth--;
     return rc;
 }
@@ -286,7 +287,7 @@ static int read_container(struct reader *in, cJSON *node) {
 static int read_word(struct reader *in, const char *word) {
     size_t n = strlen(word);
     if ((size_t)(in->end - in->at) < n || memcmp(in->at, word, n) != 0)
-        return refuse(in, "expected a value");
+        return refuse_json(in, "expected a value");
     in->at += n;
     return 0;
 }
@@ -315,9 +316,9 @@ static int value_type(const struct reader *in) {
 /* Recursive through containers, no deeper than JSON_MAX_DEPTH. */
 static int read_value(struct reader *in, cJSON **out) {
     cJSON *node;
-    skip_space(in);
+    skip_json_space(in);
     int type = value_type(in);
-    if (type == cJSON_Invalid) return refuse(in, "expected a value");
+    if (type == cJSON_Invalid) return refuse_json(in, "expected a value");
     int rc = new_node(in, type, &node);
     if (rc) return rc;
     switch (type) {
@@ -329,7 +330,7 @@ static int read_value(struct reader *in, cJSON **out) {
         rc = read_string(in, &node->valuestring);
         break;
     case cJSON_Number:
-        rc = read_number(in, node);
+        rc = read_json_number(in, node);
         break;
     case cJSON_True:
         rc = read_word(in, "true");
@@ -362,9 +363,9 @@ int json_parse(const char *data, size_t size, const struct json_limits *limits, 
     int rc = limits->file ? kind_check(data, size, KIND_JSON, NULL, "the file", fault) : 0;
     if (!rc) rc = read_value(&in, &tree);
     if (rc) return rc;
-    skip_space(&in);
+    skip_json_space(&in);
     if (in.at < in.end) {
-        rc = refuse(&in, "text after the JSON value");
+        rc = refuse_json(&in, "text after the JSON value");
         json_free(tree);
         return rc;
     }

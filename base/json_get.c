@@ -99,8 +99,10 @@ int json_node_int(const cJSON *node, int64_t min, int64_t max, int64_t *value) {
     return 0;
 }
 
-__attribute__((format(printf, 4, 5))) static int wrong(struct fault *fault, const char *path,
-                                                       const char *key, const char *format, ...) {
+__attribute__((format(printf, 4, 5))) static int refuse_member_type(struct fault *fault,
+                                                                    const char *path,
+                                                                    const char *key,
+                                                                    const char *format, ...) {
     struct fault inner;
     char field[sizeof inner.field];
     va_list args;
@@ -116,14 +118,16 @@ int json_int(const cJSON *object, const char *path, const char *key, int64_t min
     const cJSON *node = json_get(object, key);
     if (!node) return 0;
     if (!cJSON_IsNumber(node))
-        return wrong(fault, path, key, "expected an integer, found %s", json_type_name(node));
+        return refuse_member_type(fault, path, key, "expected an integer, found %s",
+                                  json_type_name(node));
     if (json_node_int(node, min, max, value) == 0) return 0;
     if (node->valuestring)
-        return wrong(fault, path, key,
-                     "expected an integer from %" PRId64 " to %" PRId64 ", found %.64s", min, max,
-                     node->valuestring);
-    return wrong(fault, path, key, "expected an integer from %" PRId64 " to %" PRId64 ", found %g",
-                 min, max, node->valuedouble);
+        return refuse_member_type(
+            fault, path, key, "expected an integer from %" PRId64 " to %" PRId64 ", found %.64s",
+            min, max, node->valuestring);
+    return refuse_member_type(fault, path, key,
+                              "expected an integer from %" PRId64 " to %" PRId64 ", found %g", min,
+                              max, node->valuedouble);
 }
 
 int json_num(const cJSON *object, const char *path, const char *key, double min, double max,
@@ -131,10 +135,11 @@ int json_num(const cJSON *object, const char *path, const char *key, double min,
     const cJSON *node = json_get(object, key);
     if (!node) return 0;
     if (!cJSON_IsNumber(node))
-        return wrong(fault, path, key, "expected a number, found %s", json_type_name(node));
+        return refuse_member_type(fault, path, key, "expected a number, found %s",
+                                  json_type_name(node));
     if (!(node->valuedouble >= min && node->valuedouble <= max))
-        return wrong(fault, path, key, "expected a number from %g to %g, found %.9g", min, max,
-                     node->valuedouble);
+        return refuse_member_type(fault, path, key, "expected a number from %g to %g, found %.9g",
+                                  min, max, node->valuedouble);
     *value = node->valuedouble;
     return 0;
 }
@@ -144,7 +149,8 @@ int json_bool(const cJSON *object, const char *path, const char *key, bool *valu
     const cJSON *node = json_get(object, key);
     if (!node) return 0;
     if (!cJSON_IsBool(node))
-        return wrong(fault, path, key, "expected a boolean, found %s", json_type_name(node));
+        return refuse_member_type(fault, path, key, "expected a boolean, found %s",
+                                  json_type_name(node));
     *value = cJSON_IsTrue(node);
     return 0;
 }
@@ -154,7 +160,8 @@ int json_str(const cJSON *object, const char *path, const char *key, const char 
     const cJSON *node = json_get(object, key);
     if (!node) return 0;
     if (!cJSON_IsString(node))
-        return wrong(fault, path, key, "expected a string, found %s", json_type_name(node));
+        return refuse_member_type(fault, path, key, "expected a string, found %s",
+                                  json_type_name(node));
     *value = node->valuestring;
     return 0;
 }

@@ -38,14 +38,14 @@ static void write_char(struct buf *buf, const char *s, size_t length) {
     }
 }
 
-static bool is_plain(unsigned char c) {
+static bool needs_no_escape(unsigned char c) {
     return c >= 0x20 && c < 0x80 && c != '"' && c != '\\';
 }
 
 static void write_chars(struct buf *buf, const char *s, size_t n) {
     for (size_t i = 0, length; i < n; i += length) {
         length = 0;
-        while (i + length < n && is_plain((unsigned char)s[i + length])) length++;
+        while (i + length < n && needs_no_escape((unsigned char)s[i + length])) length++;
         if (length)
             buf_add(buf, s + i, length);
         else if (utf8_step(s + i, n - i, &length) == UTF8_CHAR)
@@ -75,7 +75,7 @@ void json_write_num(struct buf *buf, double value) {
 }
 
 /* A string of a tree, see json.h. */
-static void write_text(struct buf *buf, const char *s) {
+static void write_json_string(struct buf *buf, const char *s) {
     const char *nul;
     if (!strstr(s, JSON_NUL)) {
         json_write_str(buf, s, strlen(s));
@@ -90,14 +90,14 @@ static void write_text(struct buf *buf, const char *s) {
     buf_char(buf, '"');
 }
 
-static void write_members(struct buf *buf, const cJSON *node) {
+static void write_json_members(struct buf *buf, const cJSON *node) {
     bool object = cJSON_IsObject(node);
     const cJSON *child;
     buf_char(buf, object ? '{' : '[');
     cJSON_ArrayForEach(child, node) {
         if (child != node->child) buf_char(buf, ',');
         if (object) {
-            write_text(buf, child->string);
+            write_json_string(buf, child->string);
             buf_char(buf, ':');
         }
         json_write_node(buf, child);
@@ -114,11 +114,11 @@ void json_write_node(struct buf *buf, const cJSON *node) {
         buf_str(buf, "false");
         break;
     case cJSON_String:
-        write_text(buf, node->valuestring);
+        write_json_string(buf, node->valuestring);
         break;
     case cJSON_Array:
     case cJSON_Object:
-        write_members(buf, node);
+        write_json_members(buf, node);
         break;
     case cJSON_Number:
         if (node->valuestring)

@@ -57,7 +57,7 @@ struct subject {
     struct fault *fault;
 };
 
-static int is_other(const struct subject *s, const char *what, const char *next) {
+static int refuse_other_kind(const struct subject *s, const char *what, const char *next) {
     return fault_set(s->fault, ERR_UNSUPPORTED, s->field, "%.160s is %s, not %s: %s", s->name, what,
                      wanted_names[s->wanted], next);
 }
@@ -79,10 +79,10 @@ static int check_pointer(const struct subject *s) {
         snprintf(what, sizeof what, "a Git LFS pointer to a file of %.1f MB", (double)bytes * 1e-6);
     else
         snprintf(what, sizeof what, "a Git LFS pointer");
-    return is_other(s, what, "run 'git lfs pull', or download the file itself");
+    return refuse_other_kind(s, what, "run 'git lfs pull', or download the file itself");
 }
 
-static size_t skip_blank(const char *data, size_t size) {
+static size_t skip_leading_blanks(const char *data, size_t size) {
     size_t at = begins(data, size, "\xEF\xBB\xBF") ? 3 : 0;
     while (at < size && utf8_is_blank(data[at])) at++;
     return at;
@@ -99,9 +99,9 @@ static bool is_safetensors(const char *data, size_t size) {
 }
 
 /* A text of any kind: an error message that was saved in the place of the file, for example. */
-static int check_text(const struct subject *s) {
+static int refuse_text_file(const struct subject *s) {
     char what[TEXT_SHOWN + 48];
-    const size_t from = skip_blank(s->data, s->size);
+    const size_t from = skip_leading_blanks(s->data, s->size);
     size_t shown = 0;
     while (from + shown < s->size && shown < TEXT_SHOWN) {
         const unsigned char c = (unsigned char)s->data[from + shown];
@@ -111,27 +111,28 @@ static int check_text(const struct subject *s) {
     }
     if (shown < 4) return 0;
     snprintf(what, sizeof what, "a text that begins with \"%.*s\"", (int)shown, s->data + from);
-    return is_other(s, what, "download the file again, or name the folder of a model");
+    return refuse_other_kind(s, what, "download the file again, or name the folder of a model");
 }
 
 static int check_formats(const struct subject *s) {
-    const size_t blank = skip_blank(s->data, s->size), left = s->size - blank;
+    const size_t blank = skip_leading_blanks(s->data, s->size), left = s->size - blank;
     const char *text = s->data + blank;
     if (begins(text, left, "<!doctype") || begins(text, left, "<html") ||
         begins(text, left, "<?xml"))
-        return is_other(s, "a web page",
-                        "the download saved a page about the file; use the link to the file");
+        return refuse_other_kind(
+            s, "a web page", "the download saved a page about the file; use the link to the file");
     for (size_t i = 0; i < sizeof signatures / sizeof signatures[0]; i++) {
         const struct signature *other = &signatures[i];
         if (s->size >= other->at + other->size &&
             memcmp(s->data + other->at, other->bytes, other->size) == 0)
-            return is_other(s, other->what, other->next);
+            return refuse_other_kind(s, other->what, other->next);
     }
     if (s->wanted != KIND_GGUF && is_gguf(s->data, s->size))
-        return is_other(s, "a GGUF file", "name it as --model FILE.gguf");
+        return refuse_other_kind(s, "a GGUF file", "name it as --model FILE.gguf");
     if (s->wanted != KIND_SAFETENSORS && is_safetensors(s->data, s->size))
-        return is_other(s, "a file in safetensors",
-                        "name the folder that holds it with config.json and tokenizer.json");
+        return refuse_other_kind(
+            s, "a file in safetensors",
+            "name the folder that holds it with config.json and tokenizer.json");
     return 0;
 }
 
@@ -153,7 +154,7 @@ int kind_check(const void *data, size_t size, enum file_kind wanted, const char 
         return fault_set(fault, ERR_MALFORMED, field,
                          "%.160s begins with zeros: its download did not finish; download it again",
                          name);
-    return wanted == KIND_JSON ? 0 : check_text(&s);
+    return wanted == KIND_JSON ? 0 : refuse_text_file(&s);
 }
 
 int kind_incomplete(const char *field, size_t size, size_t needed, struct fault *fault) {

@@ -58,7 +58,7 @@ struct line {
 
 #define LINE_ROOM (LINE_BYTES - 8) /* for the end of an object and the newline */
 
-static void put(struct line *line, char c) {
+static void put_log_char(struct line *line, char c) {
     if (line->size < LINE_ROOM)
         line->text[line->size++] = c;
     else
@@ -66,7 +66,7 @@ static void put(struct line *line, char c) {
 }
 
 static void put_plain(struct line *line, const char *text) {
-    for (; *text; text++) put(line, *text);
+    for (; *text; text++) put_log_char(line, *text);
 }
 
 static uint32_t scalar_of(const char *s, size_t size) {
@@ -85,7 +85,7 @@ static bool is_shown(uint32_t c) {
 /* The bytes may be a client's: what could control a terminal or forge a line never reaches it, nor
  * what is no UTF-8. JSON must stay JSON: quotes and backslashes are escaped. Characters are written
  * whole or not at all. */
-static void put_text(struct line *line, const char *text) {
+static void put_log_text(struct line *line, const char *text) {
     size_t left = strlen(text), size;
     for (; left > 0; text += size, left -= size) {
         bool whole = utf8_step(text, left, &size) == UTF8_CHAR;
@@ -94,9 +94,9 @@ static void put_text(struct line *line, const char *text) {
         size_t needed = !shown ? 1 : size + escaped;
         if (line->size + needed > LINE_ROOM) line->cut = true;
         if (line->cut) return;
-        if (escaped) put(line, '\\');
-        for (size_t i = 0; shown && i < size; i++) put(line, text[i]);
-        if (!shown) put(line, '?');
+        if (escaped) put_log_char(line, '\\');
+        for (size_t i = 0; shown && i < size; i++) put_log_char(line, text[i]);
+        if (!shown) put_log_char(line, '?');
     }
 }
 
@@ -111,9 +111,9 @@ static void put_field(struct line *line, const struct log_field *field) {
     if (field->text && !*field->text) return;
     put_name(line, field->name);
     if (field->text) {
-        if (line->json) put(line, '"');
-        put_text(line, field->text);
-        if (line->json) put(line, '"');
+        if (line->json) put_log_char(line, '"');
+        put_log_text(line, field->text);
+        if (line->json) put_log_char(line, '"');
     } else {
         snprintf(number, sizeof number, "%lld", field->number);
         put_plain(line, number);
@@ -155,7 +155,7 @@ static void begin_line(struct line *line, enum log_level level) {
 }
 
 /* A line that was cut says so; as JSON it stays an object when only its text was too long. */
-static void end_line(struct line *line, bool in_string) {
+static void end_log_line(struct line *line, bool in_string) {
     char *at = line->text + line->size;
     if (line->cut) at = stpcpy(at, "...");
     if (line->json && in_string) *at++ = '"';
@@ -179,8 +179,8 @@ void log_write(enum log_level level, const char *format, ...) {
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     begin_line(&line, level);
-    put_text(&line, text);
-    end_line(&line, true);
+    put_log_text(&line, text);
+    end_log_line(&line, true);
 }
 
 void log_event(enum log_level level, const char *text, const struct log_field *fields,
@@ -188,8 +188,8 @@ void log_event(enum log_level level, const char *text, const struct log_field *f
     struct line line;
     if (!is_wanted(level)) return;
     begin_line(&line, level);
-    put_text(&line, text);
-    if (line.json) put(&line, '"');
+    put_log_text(&line, text);
+    if (line.json) put_log_char(&line, '"');
     /* Whole fields only: what does not fit is left out and the line stays an object. */
     for (size_t i = 0; i < count; i++) {
         size_t before = line.size;
@@ -198,5 +198,5 @@ void log_event(enum log_level level, const char *text, const struct log_field *f
         line.size = before;
         line.cut = false;
     }
-    end_line(&line, false);
+    end_log_line(&line, false);
 }

@@ -51,7 +51,7 @@ struct chat {
 
 /* Does a character of UTF-8 control a terminal: C0 but tab and newline, DEL, or C1, which begins
  * with C2? */
-static bool is_control(const char *text) {
+static bool is_terminal_control(const char *text) {
     unsigned char byte = (unsigned char)*text;
     if (byte == 0xc2) return (unsigned char)text[1] < 0xa0;
     return (byte < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f;
@@ -60,29 +60,29 @@ static bool is_control(const char *text) {
 /* Writes text that may be the server's, as all text is written. On a terminal its control
  * characters would move the cursor, set the title or the clipboard: they are replaced there, and so
  * are bytes that are no UTF-8, which some terminals take for C1. */
-static void put_text(FILE *out, bool terminal, const char *text) {
+static void print_clean_text(FILE *out, bool terminal, const char *text) {
     size_t left = strlen(text), size;
     if (!terminal) {
         fputs(text, out);
         return;
     }
     for (; left > 0; text += size, left -= size) {
-        if (utf8_step(text, left, &size) != UTF8_CHAR || is_control(text))
+        if (utf8_step(text, left, &size) != UTF8_CHAR || is_terminal_control(text))
             fputs("\xef\xbf\xbd", out);
         else
             fwrite(text, 1, size, out);
     }
 }
 
-__attribute__((format(printf, 2, 3))) static void say(const struct chat *chat, const char *format,
-                                                      ...) {
+__attribute__((format(printf, 2, 3))) static void say_notice(const struct chat *chat,
+                                                             const char *format, ...) {
     char text[SAY_MAX];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     if (chat->err_terminal) fputs("\033[2m", stderr);
-    put_text(stderr, chat->err_terminal, text);
+    print_clean_text(stderr, chat->err_terminal, text);
     fputs(chat->err_terminal ? "\033[0m\n" : "\n", stderr);
 }
 
@@ -91,18 +91,18 @@ static void clear_report(struct chat *chat) {
     chat->reporting = false;
 }
 
-static void show(void *arg, const char *text, bool reasoning) {
+static void show_answer_text(void *arg, const char *text, bool reasoning) {
     struct chat *chat = arg;
     clear_report(chat);
     if (reasoning && !chat->out_terminal) return;
     if (reasoning != chat->thinking) fputs(reasoning ? "\033[2m" : "\033[0m\n", stdout);
     chat->thinking = reasoning;
-    put_text(stdout, chat->out_terminal, text);
+    print_clean_text(stdout, chat->out_terminal, text);
     chat->end = text[strlen(text) - 1];
     fflush(stdout);
 }
 
-static void report(void *arg, int64_t read, int64_t total) {
+static void show_progress(void *arg, int64_t read, int64_t total) {
     struct chat *chat = arg;
     if (!chat->err_terminal || total <= 0) return;
     fprintf(stderr, "\r\033[K\033[2mreading the prompt: %" PRId64 " of %" PRId64 " tokens\033[0m",
@@ -119,7 +119,7 @@ static void report_wait(void *arg) {
     chat->reporting = true;
 }
 
-static void end_text(struct chat *chat) {
+static void end_shown_text(struct chat *chat) {
     clear_report(chat);
     if (chat->thinking) fputs("\033[0m", stdout);
     if (chat->end && chat->end != '\n') fputc('\n', stdout);
@@ -146,13 +146,13 @@ static void show_details(struct chat *chat, const struct dialogue_answer *answer
     if (answer->shifts > 0) snprintf(shifts, sizeof shifts, ", %" PRId64 " shifts", answer->shifts);
     if (answer->per_second > 0) snprintf(rate, sizeof rate, "; %.0f tokens/s", answer->per_second);
     budget_text(answer->policy, answer->budget, budget, sizeof budget);
-    say(chat,
-        "[%" PRId64 " tokens seen%s; %s; kept %" PRId64 " entries of %" PRId64
-        "%s, evicted %" PRId64 "%s%s%s]",
-        answer->seen, reused, budget, answer->kept, all, size, answer->evicted, shifts, rate,
-        answer->cut ? "; cut at the limit of tokens" : "");
+    say_notice(chat,
+               "[%" PRId64 " tokens seen%s; %s; kept %" PRId64 " entries of %" PRId64
+               "%s, evicted %" PRId64 "%s%s%s]",
+               answer->seen, reused, budget, answer->kept, all, size, answer->evicted, shifts, rate,
+               answer->cut ? "; cut at the limit of tokens" : "");
     if (answer->warning[0] && strcmp(answer->warning, chat->warning) != 0)
-        say(chat, "keepd chat: %s", answer->warning);
+        say_notice(chat, "keepd chat: %s", answer->warning);
     snprintf(chat->warning, sizeof chat->warning, "%s", answer->warning);
 }
 
@@ -163,23 +163,24 @@ static void say_failure(struct chat *chat, struct http_answer *answer) {
     char text[320];
     chat->failed = true;
     if (answer->end == HTTP_FAILED && answer->refused) {
-        say(chat, "keepd chat: no daemon at %s (%s). Start one with: keepd --model MODEL", url,
-            answer->why);
+        say_notice(chat, "keepd chat: no daemon at %s (%s). Start one with: keepd --model MODEL",
+                   url, answer->why);
     } else if (answer->end == HTTP_FAILED) {
-        say(chat, "keepd chat: %s: %s", url, answer->why);
+        say_notice(chat, "keepd chat: %s: %s", url, answer->why);
     } else {
         dialogue_error_text(&answer->body, text, sizeof text);
         if (answer->status == 401)
-            say(chat,
-                chat->options.key ? "keepd chat: the daemon does not know this API key (%s)"
-                                  : "keepd chat: the daemon wants an API key: set KEEPD_API_KEY or "
-                                    "give --api-key-file (%s)",
-                text);
+            say_notice(chat,
+                       chat->options.key
+                           ? "keepd chat: the daemon does not know this API key (%s)"
+                           : "keepd chat: the daemon wants an API key: set KEEPD_API_KEY or "
+                             "give --api-key-file (%s)",
+                       text);
         else if (answer->status == 503 || answer->status == 429)
-            say(chat, "keepd chat: the daemon is full: %s Try again in %ld s.", text,
-                answer->retry_seconds > 0 ? answer->retry_seconds : 1);
+            say_notice(chat, "keepd chat: the daemon is full: %s Try again in %ld s.", text,
+                       answer->retry_seconds > 0 ? answer->retry_seconds : 1);
         else
-            say(chat, "keepd chat: status %ld: %s", answer->status, text);
+            say_notice(chat, "keepd chat: status %ld: %s", answer->status, text);
     }
 }
 
@@ -189,7 +190,7 @@ static struct dialogue *current(struct chat *chat) {
     return &chat->branches[chat->at];
 }
 
-static bool take(void *arg, const char *data, size_t size) {
+static bool receive_events(void *arg, const char *data, size_t size) {
     return dialogue_answer_take(arg, data, size);
 }
 
@@ -208,17 +209,17 @@ static void end_turn(struct turn *turn, struct http_answer *got) {
     struct chat *chat = turn->chat;
     struct dialogue_answer *answer = &turn->answer;
     bool answered = got->end == HTTP_ANSWERED && got->status == 200 && !answer->error[0];
-    end_text(chat);
+    end_shown_text(chat);
     if (got->end == HTTP_INTERRUPTED) {
-        say(chat, "[stopped]");
+        say_notice(chat, "[stopped]");
     } else if (!answered && answer->error[0]) {
         chat->failed = true;
-        say(chat, "keepd chat: %s", answer->error);
+        say_notice(chat, "keepd chat: %s", answer->error);
     } else if (!answered) {
         say_failure(chat, got);
     } else if (!answer->ended) {
         chat->failed = true;
-        say(chat, "keepd chat: the answer was cut off");
+        say_notice(chat, "keepd chat: the answer was cut off");
     } else if (answer->has_details) {
         show_details(chat, answer);
     }
@@ -228,30 +229,31 @@ static void end_turn(struct turn *turn, struct http_answer *got) {
         dialogue_take_back(current(chat), 1);
 }
 
-static void ask(struct chat *chat, const char *text) {
+static void ask_question(struct chat *chat, const char *text) {
     struct turn turn = {.chat = chat};
     struct http_answer got;
     struct buf body;
     if (!dialogue_say(current(chat), false, text)) {
-        say(chat, "keepd chat: this dialogue is full; /new begins another one");
+        say_notice(chat, "keepd chat: this dialogue is full; /new begins another one");
         chat->failed = true;
         return;
     }
     dialogue_answer_open(&turn.answer);
-    turn.answer.show = show;
-    turn.answer.progress = report;
+    turn.answer.show = show_answer_text;
+    turn.answer.progress = show_progress;
     turn.answer.arg = chat;
     dialogue_write(current(chat), &chat->settings, chat->model, &body);
     if (body.failed) {
-        say(chat, "keepd chat: this dialogue is too long to be sent; /undo takes messages back");
+        say_notice(chat,
+                   "keepd chat: this dialogue is too long to be sent; /undo takes messages back");
         chat->failed = true;
         dialogue_take_back(current(chat), 1);
         buf_close(&body);
         dialogue_answer_close(&turn.answer);
         return;
     }
-    http_ask(chat->http, "/v1/chat/completions", current(chat)->session, &body, take, on_slow,
-             &turn, &got);
+    http_ask(chat->http, "/v1/chat/completions", current(chat)->session, &body, receive_events,
+             on_slow, &turn, &got);
     end_turn(&turn, &got);
     buf_close(&body);
     buf_close(&got.body);
@@ -260,7 +262,7 @@ static void ask(struct chat *chat, const char *text) {
 
 /* ---- Commands ---- */
 
-static bool read_whole(const char *text, int64_t *value) {
+static bool read_command_number(const char *text, int64_t *value) {
     char *end;
     errno = 0;
     long long number = strtoll(text, &end, 10);
@@ -272,18 +274,18 @@ static bool read_whole(const char *text, int64_t *value) {
 static void set_whole(struct chat *chat, const char *name, const char *text, int64_t *value) {
     if (strcmp(text, "default") == 0)
         *value = -1;
-    else if (*text && !read_whole(text, value))
-        say(chat, "%s takes a whole number or `default`, not '%.40s'", name, text);
+    else if (*text && !read_command_number(text, value))
+        say_notice(chat, "%s takes a whole number or `default`, not '%.40s'", name, text);
     if (*value < 0)
-        say(chat, "%s: the server's default", name);
+        say_notice(chat, "%s: the server's default", name);
     else
-        say(chat, "%s: %" PRId64, name, *value);
+        say_notice(chat, "%s: %" PRId64, name, *value);
 }
 
 static void on_budget(struct chat *chat, const char *text) {
     set_whole(chat, "budget", text, &chat->settings.budget);
     if (chat->settings.budget < 0 && chat->budget > 0)
-        say(chat, "(%" PRId64 " entries per head)", chat->budget);
+        say_notice(chat, "(%" PRId64 " entries per head)", chat->budget);
 }
 
 static void on_tokens(struct chat *chat, const char *text) {
@@ -300,13 +302,13 @@ static void on_temperature(struct chat *chat, const char *text) {
     if (strcmp(text, "default") == 0)
         chat->settings.temperature = -1;
     else if (*text && (end == text || *end || !(value >= 0 && value <= 2)))
-        say(chat, "temperature takes a number from 0 to 2 or `default`, not '%.40s'", text);
+        say_notice(chat, "temperature takes a number from 0 to 2 or `default`, not '%.40s'", text);
     else if (*text)
         chat->settings.temperature = value;
     if (chat->settings.temperature < 0)
-        say(chat, "temperature: the server's default");
+        say_notice(chat, "temperature: the server's default");
     else
-        say(chat, "temperature: %g", chat->settings.temperature);
+        say_notice(chat, "temperature: %g", chat->settings.temperature);
 }
 
 static void on_policy(struct chat *chat, const char *text) {
@@ -315,24 +317,25 @@ static void on_policy(struct chat *chat, const char *text) {
     if (strcmp(text, "default") == 0)
         chat->settings.policy[0] = '\0';
     else if (*text && chat->policies[0] && !strstr(chat->policies, word))
-        say(chat, "unknown policy '%.40s'; there are%s", text, chat->policies);
+        say_notice(chat, "unknown policy '%.40s'; there are%s", text, chat->policies);
     else if (*text)
         snprintf(chat->settings.policy, sizeof chat->settings.policy, "%s", text);
-    say(chat, "policy: %s%s", chat->settings.policy[0] ? chat->settings.policy : chat->policy,
-        chat->settings.policy[0] ? "" : " (the server's default)");
+    say_notice(chat, "policy: %s%s",
+               chat->settings.policy[0] ? chat->settings.policy : chat->policy,
+               chat->settings.policy[0] ? "" : " (the server's default)");
 }
 
 static void on_system(struct chat *chat, const char *text) {
     mem_free(chat->settings.system);
     chat->settings.system = *text ? mem_must_strdup(text) : NULL;
-    say(chat, *text ? "system message set" : "no system message");
+    say_notice(chat, *text ? "system message set" : "no system message");
 }
 
 static void on_new(struct chat *chat, const char *text) {
     (void)text;
     dialogue_close(current(chat));
     dialogue_open(current(chat));
-    say(chat, "a new dialogue");
+    say_notice(chat, "a new dialogue");
 }
 
 static void on_undo(struct chat *chat, const char *text) {
@@ -340,7 +343,7 @@ static void on_undo(struct chat *chat, const char *text) {
     (void)text;
     bool answered = dialogue->count > 0 && dialogue->messages[dialogue->count - 1].assistant;
     dialogue_take_back(dialogue, answered ? 2 : 1);
-    say(chat, "%d messages", dialogue->count);
+    say_notice(chat, "%d messages", dialogue->count);
 }
 
 static void on_fork(struct chat *chat, const char *text) {
@@ -348,24 +351,24 @@ static void on_fork(struct chat *chat, const char *text) {
     (void)text;
     while (to < BRANCHES_MAX && chat->branches[to].session[0]) to++;
     if (to == BRANCHES_MAX) {
-        say(chat, "there are %d branches already", BRANCHES_MAX);
+        say_notice(chat, "there are %d branches already", BRANCHES_MAX);
         return;
     }
     dialogue_fork(current(chat), &chat->branches[to]);
-    say(chat, "branch %d, with the %d messages of branch %d", to + 1, current(chat)->count,
-        chat->at + 1);
+    say_notice(chat, "branch %d, with the %d messages of branch %d", to + 1, current(chat)->count,
+               chat->at + 1);
     chat->at = to;
 }
 
 static void on_go(struct chat *chat, const char *text) {
     int64_t branch;
-    if (read_whole(text, &branch) && branch >= 1 && branch <= BRANCHES_MAX &&
+    if (read_command_number(text, &branch) && branch >= 1 && branch <= BRANCHES_MAX &&
         chat->branches[branch - 1].session[0])
         chat->at = (int)branch - 1;
     for (int i = 0; i < BRANCHES_MAX; i++)
         if (chat->branches[i].session[0])
-            say(chat, "%c branch %d: %d messages", i == chat->at ? '*' : ' ', i + 1,
-                chat->branches[i].count);
+            say_notice(chat, "%c branch %d: %d messages", i == chat->at ? '*' : ' ', i + 1,
+                       chat->branches[i].count);
 }
 
 static void on_help(struct chat *chat, const char *text);
@@ -391,7 +394,8 @@ static const struct command {
 
 static void on_help(struct chat *chat, const char *text) {
     (void)text;
-    for (size_t i = 0; i < COMMANDS; i++) say(chat, "%-13s %s", commands[i].name, commands[i].help);
+    for (size_t i = 0; i < COMMANDS; i++)
+        say_notice(chat, "%-13s %s", commands[i].name, commands[i].help);
 }
 
 /* Returns false after the command that ends the chat. Blanks around its argument are cut off. */
@@ -407,7 +411,8 @@ static bool run_command(struct chat *chat, const char *line) {
         mem_free(rest);
         return more;
     }
-    say(chat, "unknown command '%.*s'; /help lists them", (int)(size < 40 ? size : 40), line);
+    say_notice(chat, "unknown command '%.*s'; /help lists them", (int)(size < 40 ? size : 40),
+               line);
     mem_free(rest);
     return true;
 }
@@ -444,7 +449,8 @@ static void greet(const struct chat *chat) {
                 : settings->budget >= 0 ? settings->budget
                                         : chat->budget,
                 budget, sizeof budget);
-    say(chat, "%s at %s, %s. /help lists the commands.", chat->model, chat->options.url, budget);
+    say_notice(chat, "%s at %s, %s. /help lists the commands.", chat->model, chat->options.url,
+               budget);
 }
 
 static void on_slow_start(void *arg) {
@@ -461,18 +467,19 @@ static bool connect_daemon(struct chat *chat) {
     http_ask(chat->http, "/server_info", NULL, NULL, NULL, on_slow_start, chat, &answer);
     clear_report(chat);
     if (answer.end == HTTP_INTERRUPTED) {
-        say(chat, "[stopped]");
+        say_notice(chat, "[stopped]");
     } else if (answer.end != HTTP_ANSWERED || (answer.status != 200 && answer.status != 404)) {
         say_failure(chat, &answer);
     } else if (answer.status == 404 || !answer.body.data ||
                json_parse(answer.body.data, answer.body.size, &limits, &info, &fault) != 0 ||
                !json_get(info, "served_model_name")) {
-        say(chat, "keepd chat: the server at %s is not keepd", chat->options.url);
+        say_notice(chat, "keepd chat: the server at %s is not keepd", chat->options.url);
     } else {
         (void)json_bool(info, "", "has_chat_template", &chats, &fault);
         take_info(chat, info);
         ok = chats;
-        if (!chats) say(chat, "keepd chat: this model has no chat template, so it cannot chat");
+        if (!chats)
+            say_notice(chat, "keepd chat: this model has no chat template, so it cannot chat");
     }
     json_free(info);
     buf_close(&answer.body);
@@ -490,7 +497,7 @@ static void talk(struct chat *chat) {
         if (*text == '/')
             more = run_command(chat, text);
         else if (*text)
-            ask(chat, text);
+            ask_question(chat, text);
     }
     line_close(line);
     if (chat->editing) fputc('\n', stdout);
@@ -516,7 +523,7 @@ static const char usage[] =
     "  --help               print this text\n";
 
 /* The first word of the first line that holds a key, as the daemon reads its file. */
-static bool read_key(const char *path, char *key, size_t size) {
+static bool read_key_file_line(const char *path, char *key, size_t size) {
     FILE *file = fopen(path, "re");
     bool found = false;
     while (file && !found && fgets(key, (int)size, file)) {
@@ -540,7 +547,7 @@ static const struct option long_options[] = {{"api-key-file", required_argument,
                                              {"help", no_argument, NULL, 'h'},
                                              {NULL, 0, NULL, 0}};
 
-static bool wrong(const char *text) {
+static bool report_usage_error(const char *text) {
     fprintf(stderr, "keepd chat: %s (keepd chat --help describes the arguments)\n", text);
     return false;
 }
@@ -551,7 +558,8 @@ static bool read_option(struct chat *chat, int option, char *key, size_t key_siz
     char *end;
     switch (option) {
     case 'k':
-        if (!read_key(optarg, key, key_size)) return wrong("--api-key-file holds no key");
+        if (!read_key_file_line(optarg, key, key_size))
+            return report_usage_error("--api-key-file holds no key");
         chat->options.key = key;
         return true;
     case 'c':
@@ -561,15 +569,18 @@ static bool read_option(struct chat *chat, int option, char *key, size_t key_siz
         snprintf(settings->policy, sizeof settings->policy, "%s", optarg);
         return true;
     case 'b':
-        return read_whole(optarg, &settings->budget) || wrong("--budget takes a whole number");
+        return read_command_number(optarg, &settings->budget) ||
+               report_usage_error("--budget takes a whole number");
     case 'n':
-        return read_whole(optarg, &settings->max_tokens) || wrong("--tokens takes a whole number");
+        return read_command_number(optarg, &settings->max_tokens) ||
+               report_usage_error("--tokens takes a whole number");
     case 's':
-        return read_whole(optarg, &settings->seed) || wrong("--seed takes a whole number");
+        return read_command_number(optarg, &settings->seed) ||
+               report_usage_error("--seed takes a whole number");
     case 't':
         settings->temperature = strtod(optarg, &end);
         return (end != optarg && !*end && settings->temperature >= 0) ||
-               wrong("--temperature takes a number");
+               report_usage_error("--temperature takes a number");
     case 'y':
         mem_free(settings->system);
         settings->system = mem_must_strdup(optarg);
@@ -579,7 +590,7 @@ static bool read_option(struct chat *chat, int option, char *key, size_t key_siz
         *status = EXIT_SUCCESS;
         return false;
     default:
-        return wrong("unknown option");
+        return report_usage_error("unknown option");
     }
 }
 
@@ -590,8 +601,8 @@ static bool is_key(const char *key) {
     return true;
 }
 
-static bool read_arguments(struct chat *chat, int argc, char **argv, char *key, size_t key_size,
-                           char *url, size_t url_size, int *status) {
+static bool read_chat_arguments(struct chat *chat, int argc, char **argv, char *key,
+                                size_t key_size, char *url, size_t url_size, int *status) {
     const char *given = getenv("KEEPD_API_KEY");
     *status = EXIT_USAGE;
     const char *where = getenv("KEEPD_URL");
@@ -600,14 +611,15 @@ static bool read_arguments(struct chat *chat, int argc, char **argv, char *key, 
     opterr = 0;
     for (int option; (option = getopt_long(argc, argv, "", long_options, NULL)) != -1;)
         if (!read_option(chat, option, key, key_size, status)) return false;
-    if (argc - optind > 1) return wrong("more than one URL");
+    if (argc - optind > 1) return report_usage_error("more than one URL");
     if (!is_key(chat->options.key))
-        return wrong("the API key has a blank or a byte that cannot stand in a header");
+        return report_usage_error(
+            "the API key has a blank or a byte that cannot stand in a header");
     snprintf(url, url_size, "%s", optind < argc ? argv[optind] : where);
     for (size_t size = strlen(url); size > 0 && url[size - 1] == '/';) url[--size] = '\0';
     if (strncmp(url, "http://", 7) != 0 && strncmp(url, "https://", 8) != 0 &&
         strncmp(url, "unix:/", 6) != 0)
-        return wrong("the URL begins with http://, https:// or unix:/");
+        return report_usage_error("the URL begins with http://, https:// or unix:/");
     chat->options.url = url;
     return true;
 }
@@ -622,7 +634,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     chat.settings =
         (struct dialogue_settings){.budget = -1, .max_tokens = -1, .seed = -1, .temperature = -1};
-    if (read_arguments(&chat, argc, argv, key, sizeof key, url, sizeof url, &status)) {
+    if (read_chat_arguments(&chat, argc, argv, key, sizeof key, url, sizeof url, &status)) {
         chat.http = http_open(&chat.options);
         dialogue_open(current(&chat));
         status = chat.http && connect_daemon(&chat) ? EXIT_SUCCESS : EXIT_FAILURE;

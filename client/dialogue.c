@@ -54,13 +54,14 @@ void dialogue_fork(const struct dialogue *from, struct dialogue *to) {
 
 /* ---- The request ---- */
 
-static void write_message(struct buf *body, const char *role, const char *text, bool first) {
+static void write_dialogue_message(struct buf *body, const char *role, const char *text,
+                                   bool first) {
     buf_fmt(body, "%s{\"role\":\"%s\",\"content\":", first ? "" : ",", role);
     json_write_str(body, text, strlen(text));
     buf_char(body, '}');
 }
 
-static void write_kv(struct buf *body, const struct dialogue_settings *settings) {
+static void write_kv_settings(struct buf *body, const struct dialogue_settings *settings) {
     if (!settings->policy[0] && settings->budget < 0) return;
     buf_str(body, ",\"kv\":{");
     if (settings->policy[0]) {
@@ -79,11 +80,11 @@ void dialogue_write(const struct dialogue *dialogue, const struct dialogue_setti
     json_write_str(body, model, strlen(model));
     buf_str(body, ",\"stream\":true,\"timings\":true,\"stream_options\":{\"include_usage\":true,"
                   "\"include_progress\":true},\"messages\":[");
-    if (settings->system) write_message(body, "system", settings->system, true);
+    if (settings->system) write_dialogue_message(body, "system", settings->system, true);
     for (int i = 0; i < dialogue->count; i++) {
         const struct dialogue_message *message = &dialogue->messages[i];
-        write_message(body, message->assistant ? "assistant" : "user", message->text,
-                      i == 0 && !settings->system);
+        write_dialogue_message(body, message->assistant ? "assistant" : "user", message->text,
+                               i == 0 && !settings->system);
     }
     buf_char(body, ']');
     if (settings->max_tokens >= 0) buf_fmt(body, ",\"max_tokens\":%" PRId64, settings->max_tokens);
@@ -92,7 +93,7 @@ void dialogue_write(const struct dialogue *dialogue, const struct dialogue_setti
         buf_str(body, ",\"temperature\":");
         json_write_num(body, settings->temperature);
     }
-    write_kv(body, settings);
+    write_kv_settings(body, settings);
     buf_char(body, '}');
 }
 
@@ -109,7 +110,7 @@ void dialogue_answer_close(struct dialogue_answer *answer) {
     buf_close(&answer->text);
 }
 
-static const char *text_of(const cJSON *object, const char *key) {
+static const char *member_text(const cJSON *object, const char *key) {
     const char *text = NULL;
     struct fault fault = {0};
     return object && json_str(object, "", key, &text, &fault) == 0 ? text : NULL;
@@ -122,10 +123,11 @@ static int64_t number_of(const cJSON *object, const char *key) {
     return value;
 }
 
-static void take_choice(struct dialogue_answer *answer, const cJSON *choice) {
+static void read_answer_choice(struct dialogue_answer *answer, const cJSON *choice) {
     const cJSON *delta = json_get(choice, "delta");
-    const char *content = text_of(delta, "content"), *thought = text_of(delta, "reasoning_content");
-    const char *finish = text_of(choice, "finish_reason");
+    const char *content = member_text(delta, "content"),
+               *thought = member_text(delta, "reasoning_content");
+    const char *finish = member_text(choice, "finish_reason");
     if (thought && *thought && answer->show) answer->show(answer->arg, thought, true);
     if (content && *content) {
         buf_str(&answer->text, content);
@@ -136,7 +138,7 @@ static void take_choice(struct dialogue_answer *answer, const cJSON *choice) {
     answer->cut = strcmp(finish, "length") == 0;
 }
 
-static void copy_text(char *out, size_t size, const char *text) {
+static void copy_member_text(char *out, size_t size, const char *text) {
     snprintf(out, size, "%s", text ? text : "");
 }
 
@@ -152,22 +154,23 @@ static void take_usage(struct dialogue_answer *answer, const cJSON *usage) {
     answer->shifts = number_of(details, "shifts");
     answer->bytes = number_of(details, "bytes");
     answer->budget = number_of(details, "budget");
-    copy_text(answer->policy, sizeof answer->policy, text_of(details, "policy"));
-    copy_text(answer->warning, sizeof answer->warning, text_of(details, "warning"));
+    copy_member_text(answer->policy, sizeof answer->policy, member_text(details, "policy"));
+    copy_member_text(answer->warning, sizeof answer->warning, member_text(details, "warning"));
 }
 
 static void take_event(struct dialogue_answer *answer, const cJSON *event) {
     const cJSON *error = json_get(event, "error"), *progress = json_get(event, "prompt_progress");
     const cJSON *choices = json_get(event, "choices"), *usage = json_get(event, "usage");
     struct fault fault = {0};
-    const char *message = text_of(error, "message");
+    const char *message = member_text(error, "message");
     if (error)
         snprintf(answer->error, sizeof answer->error, "%s",
                  message ? message : "the answer failed");
     if (progress && answer->progress)
         answer->progress(answer->arg, number_of(progress, "processed"),
                          number_of(progress, "total"));
-    if (choices && cJSON_IsArray(choices) && choices->child) take_choice(answer, choices->child);
+    if (choices && cJSON_IsArray(choices) && choices->child)
+        read_answer_choice(answer, choices->child);
     if (usage) take_usage(answer, usage);
     const cJSON *timings = json_get(event, "timings");
     if (timings)
@@ -211,7 +214,7 @@ void dialogue_error_text(const struct buf *body, char *out, size_t size) {
     cJSON *tree = NULL;
     const char *message = NULL;
     if (body->data && json_parse(body->data, body->size, &limits, &tree, &fault) == 0)
-        message = text_of(json_get(tree, "error"), "message");
+        message = member_text(json_get(tree, "error"), "message");
     snprintf(out, size, "%.300s", message ? message : body->data ? body->data : "");
     json_free(tree);
 }

@@ -83,8 +83,8 @@ static struct curl_slist *make_headers(const struct http *http, const char *sess
     return list;
 }
 
-static void set_up(struct transfer *transfer, const char *path, struct curl_slist *headers,
-                   const struct buf *body, char *why) {
+static void set_transfer_options(struct transfer *transfer, const char *path,
+                                 struct curl_slist *headers, const struct buf *body, char *why) {
     const struct http_options *options = &transfer->http->options;
     CURL *easy = transfer->http->easy;
     bool is_path = strncmp(options->url, "unix:", 5) == 0;
@@ -115,7 +115,7 @@ static bool came(int fd) {
  * so that none is lost between two waits. Returns whether it ended: an answer that was there when
  * the signal came is read to its end, and a signal that comes with the end is for this answer, not
  * for the program. */
-static bool run(struct transfer *transfer, void (*slow)(void *arg), CURLcode *code) {
+static bool run_transfer(struct transfer *transfer, void (*slow)(void *arg), CURLcode *code) {
     struct http *http = transfer->http;
     int64_t begin_ns = clock_ns();
     sigset_t interrupt, before;
@@ -170,11 +170,11 @@ void http_ask(struct http *http, const char *path, const char *session, const st
     *answer = (struct http_answer){.end = HTTP_FAILED};
     buf_open(&answer->body, ANSWER_BYTES_MAX);
     struct curl_slist *headers = make_headers(http, session, body != NULL);
-    set_up(&transfer, path, headers, body, why);
+    set_transfer_options(&transfer, path, headers, body, why);
     if (curl_multi_add_handle(http->multi, http->easy) != CURLM_OK) {
         snprintf(answer->why, sizeof answer->why, "out of memory");
     } else {
-        bool ended = run(&transfer, slow, &code);
+        bool ended = run_transfer(&transfer, slow, &code);
         if (ended)
             take_end(&transfer, code, why);
         else

@@ -6,7 +6,7 @@
 #include "paging/names.h"
 
 /* Whether the value is a path. */
-static bool is_path(const struct option *option) {
+static bool takes_path(const struct option *option) {
     static const char *const names[] = {"MODEL", "FILE", "DIR", "PATH"};
     for (size_t i = 0; option->metavar && i < sizeof names / sizeof *names; i++)
         if (strcmp(option->metavar, names[i]) == 0) return true;
@@ -48,7 +48,7 @@ static void print_sentence(FILE *out, const struct option *option, const char *e
 static void bash_case(FILE *out, const struct option *option) {
     if (option->type == FLAG) return;
     fprintf(out, "    --%s) ", option->name);
-    if (is_path(option)) {
+    if (takes_path(option)) {
         fputs("COMPREPLY=($(compgen -f -- \"$word\")) ;;\n", out);
         return;
     }
@@ -89,7 +89,7 @@ static void print_zsh(FILE *out) {
                 option->type == FLAG ? "" : "=");
         print_sentence(out, option, "[]:\\");
         fputc(']', out);
-        if (is_path(option)) {
+        if (takes_path(option)) {
             fprintf(out, ":%s:_files", option->metavar);
         } else if (*choices(option)) {
             fprintf(out, ":%s:(",
@@ -113,7 +113,7 @@ static void print_fish(FILE *out) {
         const struct option *option = &config_options[i];
         if (!option->name) continue;
         fprintf(out, "complete -c keepd -l %s%s", option->name,
-                is_path(option)        ? " -r -F"
+                takes_path(option)     ? " -r -F"
                 : option->type == FLAG ? ""
                                        : " -x");
         if (*choices(option)) {

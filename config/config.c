@@ -412,7 +412,7 @@ static bool parse_integer(const char *text, bool units, int64_t *value) {
     return *end == '\0';
 }
 
-static bool parse_number(const struct option *option, const char *text, double *value) {
+static bool parse_decimal(const struct option *option, const char *text, double *value) {
     char *end;
     if (!isdigit((unsigned char)text[0]) && text[0] != '.') return false; /* no blanks, no signs */
     *value = strtod(text, &end);
@@ -523,7 +523,7 @@ static void store_text(struct config *config, const struct option *option, const
     *field = mem_must_strdup(text);
 }
 
-static bool is_text(const struct option *option, const char *text) {
+static bool is_accepted_text(const struct option *option, const char *text) {
     if (option->type == CHOICE) return find_choice(option->metavar, text) >= 0;
     return (int64_t)strlen(text) >= option->min;
 }
@@ -579,7 +579,7 @@ static int set_option(struct loader *load, const struct option *option, const ch
         if (store) store_integer(load->config, option, number);
         break;
     case NUM:
-        if (!parse_number(option, text, &real)) return wrong_value(load, option, text, where);
+        if (!parse_decimal(option, text, &real)) return wrong_value(load, option, text, where);
         if (store) store_number(load->config, option, real);
         break;
     case ENUM:
@@ -594,7 +594,7 @@ static int set_option(struct loader *load, const struct option *option, const ch
     case CHOICE:
     case LIST:
     case TEXT:
-        if (!is_text(option, text)) return wrong_value(load, option, text, where);
+        if (!is_accepted_text(option, text)) return wrong_value(load, option, text, where);
         if (store) store_string(load->config, option, text, source > load->source[index]);
         break;
     }
@@ -914,7 +914,7 @@ bool config_is_option(const char *name) {
 
 /* --- reloading --- */
 
-static bool equal_lists(const struct server_list *a, const struct server_list *b) {
+static bool equal_text_lists(const struct server_list *a, const struct server_list *b) {
     if (a->count != b->count) return false;
     for (size_t i = 0; i < a->count; i++)
         if (strcmp(a->items[i], b->items[i]) != 0) return false;
@@ -924,7 +924,7 @@ static bool equal_lists(const struct server_list *a, const struct server_list *b
 static bool equal_fields(const struct config *a, const struct config *b,
                          const struct option *option) {
     const void *x = config_field(a, option), *y = config_field(b, option);
-    if (option->type == LIST) return equal_lists(x, y);
+    if (option->type == LIST) return equal_text_lists(x, y);
     if (option->type != TEXT && option->type != CHOICE) return memcmp(x, y, option->size) == 0;
     const char *s = *(char *const *)x, *t = *(char *const *)y;
     return s && t ? strcmp(s, t) == 0 : s == t;

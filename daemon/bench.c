@@ -33,15 +33,16 @@ void bench_help(FILE *out) {
         out);
 }
 
-static int wrong(struct fault *fault, const char *name, const char *text, int least, int most) {
+static int refuse_bench_list(struct fault *fault, const char *name, const char *text, int least,
+                             int most) {
     return fault_set(fault, ERR_INVALID, name,
                      "must be whole numbers from %d to %d, separated by commas, at most %d of "
                      "them, not '%.40s'",
                      least, most, BENCH_LIST_MAX, text);
 }
 
-static int parse_list(const char *name, const char *text, int least, int most,
-                      struct bench_list *list, struct fault *fault) {
+static int parse_bench_list(const char *name, const char *text, int least, int most,
+                            struct bench_list *list, struct fault *fault) {
     const char *at = text;
     *list = (struct bench_list){0};
     do {
@@ -49,13 +50,13 @@ static int parse_list(const char *name, const char *text, int least, int most,
         long value = strtol(at, &end, 10);
         if (end == at || value < least || value > most || list->count == BENCH_LIST_MAX ||
             (*end && *end != ','))
-            return wrong(fault, name, text, least, most);
+            return refuse_bench_list(fault, name, text, least, most);
         list->items[list->count++] = (int)value;
         at = *end ? end + 1 : NULL;
     } while (at);
     if (list->items[0] == 0 && list->count == 1) list->count = 0;
     for (int i = 0; i < list->count; i++)
-        if (list->items[i] == 0) return wrong(fault, name, text, least, most);
+        if (list->items[i] == 0) return refuse_bench_list(fault, name, text, least, most);
     return 0;
 }
 
@@ -66,13 +67,13 @@ static int parse_value(const char *name, const char *text, struct bench_options 
     if (!text) return fault_set(fault, ERR_INVALID, name, "needs a value");
     switch (name[1]) {
     case 'p':
-        return parse_list(name, text, 0, BENCH_TOKENS_MAX, &options->prompts, fault);
+        return parse_bench_list(name, text, 0, BENCH_TOKENS_MAX, &options->prompts, fault);
     case 'n':
-        return parse_list(name, text, 0, BENCH_TOKENS_MAX, &options->tokens, fault);
+        return parse_bench_list(name, text, 0, BENCH_TOKENS_MAX, &options->tokens, fault);
     case 'b':
-        return parse_list(name, text, 1, ENGINE_CHOICES_MAX, &options->batches, fault);
+        return parse_bench_list(name, text, 1, ENGINE_CHOICES_MAX, &options->batches, fault);
     default:
-        rc = parse_list(name, text, 1, BENCH_REPEAT_MAX, &one, fault);
+        rc = parse_bench_list(name, text, 1, BENCH_REPEAT_MAX, &one, fault);
         if (rc == 0) options->repeats = one.items[0];
         return rc;
     }
@@ -152,7 +153,7 @@ static bool all_finished(const struct engine_job *jobs, int count) {
     return true;
 }
 
-static void wait_for(struct bench *bench, const struct engine_job *jobs, int count) {
+static void wait_for_bench_jobs(struct bench *bench, const struct engine_job *jobs, int count) {
     pthread_mutex_lock(&bench->lock);
     for (uint64_t seen = bench->wakes; !all_finished(jobs, count); seen = bench->wakes)
         while (seen == bench->wakes) pthread_cond_wait(&bench->woken, &bench->lock);
@@ -194,7 +195,8 @@ static struct engine_request request_of(const struct test *test, const int32_t *
     };
 }
 
-static int submit(struct engine *engine, struct engine_job *jobs, int count, struct fault *fault) {
+static int submit_bench_jobs(struct engine *engine, struct engine_job *jobs, int count,
+                             struct fault *fault) {
     int rc = 0;
     for (int i = 0; i < count && rc == 0; i++) rc = engine_check(engine, &jobs[i], fault);
     if (rc != 0) return rc;
@@ -215,9 +217,9 @@ static int submit(struct engine *engine, struct engine_job *jobs, int count, str
 
 int bench_run_jobs(struct bench *bench, struct engine *engine, struct engine_job *jobs, int count,
                    struct fault *fault) {
-    int rc = submit(engine, jobs, count, fault);
+    int rc = submit_bench_jobs(engine, jobs, count, fault);
     bool submitted = jobs[0].choice != NULL;
-    if (submitted) wait_for(bench, jobs, count);
+    if (submitted) wait_for_bench_jobs(bench, jobs, count);
     for (int i = 0; i < count && rc == 0; i++)
         if (jobs[i].fault.code) {
             *fault = jobs[i].fault;
@@ -300,34 +302,34 @@ static void print_row(FILE *out, const struct engine_info *info, const char *nam
     fflush(out);
 }
 
-static void write_text(struct buf *buf, const char *key, const char *text) {
+static void write_result_text(struct buf *buf, const char *key, const char *text) {
     buf_fmt(buf, "\"%s\": ", key);
     json_write_str(buf, text, strlen(text));
     buf_str(buf, ", ");
 }
 
-static void write_number(struct buf *buf, const char *key, double value) {
+static void write_result_number(struct buf *buf, const char *key, double value) {
     buf_fmt(buf, "\"%s\": ", key);
     json_write_num(buf, value);
     buf_str(buf, ", ");
 }
 
-static void write_row(struct buf *buf, const struct engine_info *info, const char *name,
-                      const struct test *test, const struct figures *figures) {
+static void write_result_row(struct buf *buf, const struct engine_info *info, const char *name,
+                             const struct test *test, const struct figures *figures) {
     bool bounded = strcmp(info->kv_policy, "full") != 0;
     buf_str(buf, buf->size > 0 ? ",\n {" : "[{");
-    write_text(buf, "model", name);
-    write_number(buf, "weight_bytes", (double)info->weight_bytes);
-    write_text(buf, "backend", info->backend);
-    write_number(buf, "threads", info->threads);
-    write_text(buf, "policy", info->kv_policy);
-    write_number(buf, "budget", bounded ? info->kv_budget : NAN);
-    write_text(buf, "kv_dtype", info->kv_dtype);
-    write_text(buf, "test", test->generates ? "generate" : "prompt");
-    write_number(buf, "tokens", test->tokens);
-    write_number(buf, "batch", test->batch);
-    write_number(buf, "mean", mean_of(figures));
-    write_number(buf, "deviation", spread_of(figures));
+    write_result_text(buf, "model", name);
+    write_result_number(buf, "weight_bytes", (double)info->weight_bytes);
+    write_result_text(buf, "backend", info->backend);
+    write_result_number(buf, "threads", info->threads);
+    write_result_text(buf, "policy", info->kv_policy);
+    write_result_number(buf, "budget", bounded ? info->kv_budget : NAN);
+    write_result_text(buf, "kv_dtype", info->kv_dtype);
+    write_result_text(buf, "test", test->generates ? "generate" : "prompt");
+    write_result_number(buf, "tokens", test->tokens);
+    write_result_number(buf, "batch", test->batch);
+    write_result_number(buf, "mean", mean_of(figures));
+    write_result_number(buf, "deviation", spread_of(figures));
     buf_str(buf, "\"rates\": [");
     for (int i = 0; i < figures->count; i++) {
         if (i > 0) buf_str(buf, ", ");
@@ -358,7 +360,7 @@ static int run_test(struct table *table, const struct test *test, struct fault *
     }
     if (rc != 0) return rc;
     if (table->options->json)
-        write_row(&table->json, info, table->name, test, &figures);
+        write_result_row(&table->json, info, table->name, test, &figures);
     else
         print_row(table->out, info, table->name, test, &figures);
     return 0;

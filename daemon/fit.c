@@ -50,8 +50,8 @@ void fit_help(FILE *out) {
         out);
 }
 
-static int parse_number(const char *name, const char *text, uint64_t most, uint64_t *value,
-                        struct fault *fault) {
+static int parse_fit_number(const char *name, const char *text, uint64_t most, uint64_t *value,
+                            struct fault *fault) {
     char *end = NULL;
     unsigned long long number = text && text[0] != '-' ? strtoull(text, &end, 10) : 0;
     if (!text || !end || end == text || *end || number > most)
@@ -94,10 +94,10 @@ static int parse_own(int argc, char **argv, int *at, struct fit_command *command
         command->out = value;
         if (!value) rc = fault_set(fault, ERR_INVALID, name, "needs a file");
     } else if (strcmp(name, "--minutes") == 0) {
-        rc = parse_number(name, value, FIT_MINUTES_MAX, &number, fault);
+        rc = parse_fit_number(name, value, FIT_MINUTES_MAX, &number, fault);
         command->minutes = (int)number;
     } else if (strcmp(name, "--seed") == 0) {
-        rc = parse_number(name, value, UINT64_MAX, &command->seed, fault);
+        rc = parse_fit_number(name, value, UINT64_MAX, &command->seed, fault);
     } else {
         return 0;
     }
@@ -126,13 +126,13 @@ int fit_parse(int argc, char **argv, struct fit_command *command, char **rest,
 
 /* ---- The text that comes with keepd ---- */
 
-static bool ends_with(const char *name, const char *end) {
+static bool has_file_ending(const char *name, const char *end) {
     const size_t size = strlen(name), tail = strlen(end);
     return size > tail && strcmp(name + size - tail, end) == 0;
 }
 
 static int calibration_names(const struct dirent *entry) {
-    return ends_with(entry->d_name, ".txt") || ends_with(entry->d_name, ".jsonl");
+    return has_file_ending(entry->d_name, ".txt") || has_file_ending(entry->d_name, ".jsonl");
 }
 
 /* The folder, as installed and as built, from the program's own; a test may name another. */
@@ -163,7 +163,7 @@ int fit_take_calibration(struct fit_command *command, struct fault *fault) {
         char *path = NULL;
         if (command->text_count < FIT_FILES_MAX &&
             asprintf(&path, "%s/%s", folder, names[i]->d_name) > 0) {
-            command->chats[command->text_count] = ends_with(path, ".jsonl");
+            command->chats[command->text_count] = has_file_ending(path, ".jsonl");
             command->texts[command->text_count++] = path; /* kept as long as the process */
         }
         free(names[i]);

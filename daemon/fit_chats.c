@@ -8,7 +8,7 @@
 
 #define CHAT_DEPTH 64
 
-static int read_chat(const char *line, size_t size, struct buf *out, struct fault *fault) {
+static int read_chat_line(const char *line, size_t size, struct buf *out, struct fault *fault) {
     const struct json_limits limits = {.bytes = size, .depth = CHAT_DEPTH, .unique_keys = true};
     struct oai_error error = {0};
     cJSON *body = NULL, *context = NULL;
@@ -36,7 +36,7 @@ int fit_read_chats(const char *lines, size_t size, struct buf *out, struct fault
         const char *newline = memchr(lines + at, '\n', size - at);
         end = newline ? (size_t)(newline - lines) : size;
         if (strspn(lines + at, " \t\r\n") < end - at)
-            rc = read_chat(lines + at, end - at, out, &inner);
+            rc = read_chat_line(lines + at, end - at, out, &inner);
     }
     if (rc) return fault_set(fault, rc, "", "line %d: %.300s", number - 1, inner.text);
     if (out->size == 0) return fault_set(fault, ERR_INVALID, "", "has no chats");

@@ -40,11 +40,11 @@ struct callbacks {
     char gates_cache[4096];
 };
 
-static void on_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
+static void on_load_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
     progress_note(&((struct callbacks *)arg)->progress, done, total, what);
 }
 
-static void on_wake(void *arg) {
+static void on_engine_wake(void *arg) {
     const struct callbacks *callbacks = arg;
     if (callbacks->bench)
         bench_wake(callbacks->bench);
@@ -61,8 +61,8 @@ static struct engine_options engine_options(const struct config *config, struct 
         arg->gates_cache[0] = '\0';
     options.gates_cache = arg->gates_cache;
     options.sampling = &config->sampling;
-    options.progress = on_progress;
-    options.wake = on_wake;
+    options.progress = on_load_progress;
+    options.wake = on_engine_wake;
     options.arg = arg;
     return options;
 }
@@ -146,7 +146,7 @@ static int exit_status(const struct fault *fault) {
     }
 }
 
-static int refuse(const char *what, const struct fault *fault) {
+static int report_fault(const char *what, const struct fault *fault) {
     fprintf(stderr, "keepd: %s%s%s%s%s\n", what, what[0] ? ": " : "", fault->field,
             fault->field[0] ? ": " : "", fault->text);
     systemd_notify("STATUS=%s: %.200s", fault->field, fault->text);
@@ -156,7 +156,7 @@ static int refuse(const char *what, const struct fault *fault) {
 /* `what` fails, unless the fault is an option's. */
 static int refuse_start(const char *what, const struct fault *fault) {
     bool option = config_is_option(fault->field);
-    int status = refuse(option ? "" : what, fault);
+    int status = report_fault(option ? "" : what, fault);
     return fault->code == ERR_IO ? EXIT_CONFIG : status; /* a file that cannot be read */
 }
 
@@ -220,7 +220,7 @@ static int refuse_missing(const char *path, const char *why, struct fault *fault
 }
 
 /* A directory, or a file: what is in either is the engine's to say. */
-static int check_model(const char *path, struct fault *fault) {
+static int check_model_path(const char *path, struct fault *fault) {
     struct stat info;
     if (stat(path, &info) == 0 && S_ISREG(info.st_mode)) return 0;
     DIR *dir = opendir(path);
@@ -292,7 +292,8 @@ static int start_engine(struct engine *engine, struct fault *fault) {
     return rc ? fault_set(fault, rc, "engine", "does not start: %s", err_text(rc)) : 0;
 }
 
-static int serve(const struct config *config, struct server *server, struct callbacks *callbacks) {
+static int serve_model(const struct config *config, struct server *server,
+                       struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
     struct engine *engine = NULL;
     struct fit_start fit = {0};
@@ -308,7 +309,7 @@ static int serve(const struct config *config, struct server *server, struct call
     rc = start_engine(engine, &fault);
     if (!rc) rc = server_start(server, engine, &fault);
     if (rc) {
-        status = refuse("cannot serve", &fault);
+        status = report_fault("cannot serve", &fault);
     } else {
         log_habits(server, engine_info(engine));
         print_ready(config, server, engine_info(engine));
@@ -327,7 +328,7 @@ static bool may_fit(const struct config *config, const struct engine_options *op
 }
 
 /* Reports what a start would reject, without loading weights or binding the address. */
-static int check(const struct config *config, struct callbacks *callbacks) {
+static int check_start(const struct config *config, struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
     struct engine *engine = NULL;
     struct engine_found found = {0};
@@ -347,7 +348,7 @@ static int check(const struct config *config, struct callbacks *callbacks) {
 }
 
 /* The model in words on stdout, with the form of calls that its template teaches. */
-static int inspect(const struct config *config, struct callbacks *callbacks) {
+static int inspect_model(const struct config *config, struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
     struct fault fault = {0};
     struct buf out;
@@ -362,7 +363,7 @@ static int inspect(const struct config *config, struct callbacks *callbacks) {
     return rc == 0 ? EXIT_SUCCESS : EXIT_CONFIG;
 }
 
-static int save(const struct config *config, struct callbacks *callbacks) {
+static int save_rounded(const struct config *config, struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
     struct fault fault = {0};
     size_t bytes = 0;
@@ -374,7 +375,7 @@ static int save(const struct config *config, struct callbacks *callbacks) {
     return EXIT_SUCCESS;
 }
 
-static int run(struct config *config, int argc, char **argv) {
+static int run_daemon(struct config *config, int argc, char **argv) {
     struct callbacks callbacks = {0};
     struct fault fault = {0};
     struct server_options options = config->server;
@@ -391,19 +392,19 @@ static int run(struct config *config, int argc, char **argv) {
     options.split_reasoning = config->reasoning_parser == CONFIG_REASONING_AUTO;
     options.timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS"));
     if (answer_bytes) options.max_answer_bytes = (size_t)atoll(answer_bytes);
-    if (check_model(config->engine.model_dir, &fault) ||
+    if (check_model_path(config->engine.model_dir, &fault) ||
         server_open(&options, &callbacks.server, &fault))
         status = refuse_start("the model is refused", &fault);
     else if (config->check_config)
-        status = check(config, &callbacks);
+        status = check_start(config, &callbacks);
     else if (config->inspect)
-        status = inspect(config, &callbacks);
+        status = inspect_model(config, &callbacks);
     else if (config->quantize_to)
-        status = save(config, &callbacks);
+        status = save_rounded(config, &callbacks);
     else if (server_bind(callbacks.server, &fault))
-        status = refuse("cannot serve", &fault);
+        status = report_fault("cannot serve", &fault);
     else
-        status = serve(config, callbacks.server, &callbacks);
+        status = serve_model(config, callbacks.server, &callbacks);
     server_close(callbacks.server); /* where serve ended early */
     return status;
 }
@@ -419,21 +420,21 @@ static void give_memory_back(void) {
 
 /* --- keepd bench --- */
 
-static int measure(const struct config *config, const struct bench_options *tests) {
+static int measure_rates(const struct config *config, const struct bench_options *tests) {
     struct callbacks callbacks = {.bench = bench_open()};
     struct engine_options options = engine_options(config, &callbacks);
     struct engine *engine = NULL;
     struct fault fault = {0};
     int status = EXIT_SUCCESS, widest = bench_widest(tests);
     if (options.max_num_seqs < widest) options.max_num_seqs = widest;
-    if (check_model(config->engine.model_dir, &fault) ||
+    if (check_model_path(config->engine.model_dir, &fault) ||
         open_engine(&options, &callbacks, &engine, &fault)) {
         status = refuse_start("the model is refused", &fault);
     } else {
         int rc = start_engine(engine, &fault);
         if (!rc)
             rc = bench_run(callbacks.bench, engine, tests, config->server.names, stdout, &fault);
-        if (rc) status = refuse("cannot measure", &fault);
+        if (rc) status = report_fault("cannot measure", &fault);
         engine_close(engine);
     }
     bench_close(callbacks.bench);
@@ -458,7 +459,7 @@ static int run_bench(int argc, char **argv) {
     } else {
         set_log(&config);
         log_notes(&config);
-        status = measure(&config, &tests);
+        status = measure_rates(&config, &tests);
     }
     config_close(&config);
     mem_free(rest);
@@ -525,7 +526,7 @@ static int fit(const struct config *config, struct fit_command *command) {
     struct engine_fitted fitted = {0};
     struct fault fault = {0};
     char cached[4096], work[4200];
-    int status = EXIT_SUCCESS, rc = check_model(config->engine.model_dir, &fault);
+    int status = EXIT_SUCCESS, rc = check_model_path(config->engine.model_dir, &fault);
     if (!rc && !command->text_count) rc = fit_take_calibration(command, &fault);
     if (!rc) rc = find_cached(&options, command, cached, work, &fault);
     if (!rc) rc = fit_run(command, &options, stderr, &fitted, &fault);
@@ -538,7 +539,7 @@ static int fit(const struct config *config, struct fit_command *command) {
         fflush(stdout);
         warn_hidden(&options, command);
         rc = measure_gates(options, &callbacks, command->out, &fitted, &fault);
-        if (rc) status = refuse("cannot measure", &fault);
+        if (rc) status = report_fault("cannot measure", &fault);
     }
     engine_fitted_close(&fitted);
     bench_close(callbacks.bench);
@@ -607,7 +608,7 @@ int main(int argc, char **argv) {
     } else {
         set_log(&config);
         log_notes(&config);
-        status = run(&config, argc, argv);
+        status = run_daemon(&config, argc, argv);
     }
     config_close(&config);
     return status;

@@ -37,7 +37,7 @@ static void time_text(char out[SIZE_TEXT], double seconds) {
         snprintf(out, SIZE_TEXT, "%.1f h", seconds < 3.6e6 ? seconds / 3600 : 1000);
 }
 
-static double share_of(uint64_t done, uint64_t total) {
+static double share_done(uint64_t done, uint64_t total) {
     if (total == 0 || done >= total) return 1;
     return (double)done / (double)total;
 }
@@ -45,7 +45,7 @@ static double share_of(uint64_t done, uint64_t total) {
 void progress_line(char out[PROGRESS_LINE], uint64_t done, uint64_t total, int64_t elapsed_ns,
                    const char *what) {
     char had[SIZE_TEXT], all[SIZE_TEXT], rate[SIZE_TEXT], left[SIZE_TEXT];
-    double share = share_of(done, total), seconds = (double)elapsed_ns / 1e9;
+    double share = share_done(done, total), seconds = (double)elapsed_ns / 1e9;
     int drawn = (int)(share * BAR);
     size_text(had, (double)done);
     size_text(all, (double)total);
@@ -88,7 +88,7 @@ void progress_note(struct progress *progress, uint64_t done, uint64_t total, con
         progress->began_ns = now_ns;
     }
     progress->done = done;
-    notify(progress, (int)(share_of(done, total) * 100), what, now_ns);
+    notify(progress, (int)(share_done(done, total) * 100), what, now_ns);
     size_text(size, (double)total);
     if (progress->terminal)
         draw(progress, total, what, now_ns);

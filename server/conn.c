@@ -199,7 +199,7 @@ bool conn_is_silent(const struct conn *conn) {
     return !sock_unread(conn->fd) && !relay_has_output(conn);
 }
 
-static bool is_late(struct conn *conn, int64_t now_ns) {
+static bool conn_is_late(struct conn *conn, int64_t now_ns) {
     const struct server_timeouts *t = &conn->server->options.timeouts;
     /* An answer that is still on its way counts as one that is being written. */
     if (conn->state == CONN_IDLE && relay_has_output(conn)) {
@@ -230,7 +230,7 @@ static bool is_late(struct conn *conn, int64_t now_ns) {
 void conn_tick(struct server *server, int64_t now_ns) {
     for (struct conn *conn = server->conns, *next; conn; conn = next) {
         next = conn->next;
-        if (conn->fd < 0 || !is_late(conn, now_ns)) continue;
+        if (conn->fd < 0 || !conn_is_late(conn, now_ns)) continue;
         log_debug("connection closed: too slow, state %d", (int)conn->state);
         conn_kill(conn);
     }

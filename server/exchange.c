@@ -192,7 +192,7 @@ static void end_wait(struct exchange *ex) {
     exchange_unref(ex);
 }
 
-static void make_id(struct exchange *ex) {
+static void make_answer_id(struct exchange *ex) {
     unsigned char random[16];
     int at = snprintf(ex->id, sizeof ex->id, "%s", ex->request.kind->form->id_prefix);
     CHECK(getrandom(random, sizeof random, 0) == (ssize_t)sizeof random);
@@ -202,7 +202,7 @@ static void make_id(struct exchange *ex) {
 
 static void open_facts(struct exchange *ex) {
     const struct server *server = ex->server;
-    make_id(ex);
+    make_answer_id(ex);
     ex->facts = (struct oai_answer){
         .engine = server->engine,
         .rules = &server->rules,
@@ -229,7 +229,7 @@ static void refuse_code(struct exchange *ex, int rc) {
 
 /* Submits all jobs of a request or none: when one fails, the jobs before it are cancelled, and the
  * refusal waits for their end. */
-static void submit(struct exchange *ex) {
+static void submit_jobs(struct exchange *ex) {
     if (!quota_confirm(ex)) {
         exchange_refuse(ex, &ex->error);
         return;
@@ -307,7 +307,7 @@ void exchange_prepared(struct exchange *ex) {
     else if (exchange_is_gone(ex) || !ex->job_count)
         exchange_ready(ex);
     else
-        submit(ex);
+        submit_jobs(ex);
     if (ex->answer.status == 200) exchange_hold_text(ex);
     give_places_back(ex);
     if (!is_in_engine(ex)) quota_release(ex); /* the engine has nothing of it */
@@ -326,7 +326,7 @@ static bool hold_tree(struct exchange *ex) {
     return values <= OAI_JSON_VALUES || exchange_hold(ex, (values - OAI_JSON_VALUES) * VALUE_BYTES);
 }
 
-static void start_work(struct exchange *ex) {
+static void start_preparing(struct exchange *ex) {
     if (!hold_tree(ex)) {
         exchange_refuse(ex, &ex->error);
         return;
@@ -375,7 +375,7 @@ void exchange_dispatch(struct exchange *ex) {
         ex->answer.body.limit =
             ex->server->ledger.total / WORKS_AT_ONCE - 1; /* one byte is the buffer's own */
     }
-    start_work(ex);
+    start_preparing(ex);
 }
 
 void exchange_order(struct exchange *ex, enum engine_order_kind kind, uint64_t conversation) {
@@ -424,7 +424,7 @@ static bool wants_resume(struct exchange *ex, int64_t now_ns) {
 }
 
 /* The first failure ends the request: what the other jobs would add is of no use. */
-static void note_failure(struct exchange *ex, const struct engine_job *job) {
+static void note_job_failure(struct exchange *ex, const struct engine_job *job) {
     for (int i = 0; i < job->choice_count; i++) {
         int finish = atomic_load_explicit(&job->choice[i].finish, memory_order_acquire);
         if (finish != ENGINE_FINISH_ABORT && finish != ENGINE_FINISH_ERROR) continue;
@@ -463,7 +463,7 @@ static void poll_job(struct exchange *ex, int i, int64_t now_ns) {
     progress->finished = true;
     ex->jobs_finished++;
     stats_finished(&ex->server->stats, job, ex->received_ns);
-    note_failure(ex, job);
+    note_job_failure(ex, job);
 }
 
 void exchange_poll(struct exchange *ex, int64_t now_ns) {
@@ -506,7 +506,7 @@ static void refuse_order(struct exchange *ex) {
     exchange_refuse(ex, &ex->error);
 }
 
-static void answer_order(struct exchange *ex) {
+static void render_order_answer(struct exchange *ex) {
     if (ex->order.result != 0) {
         refuse_order(ex);
     } else if (ex->order.kind == ENGINE_ORDER_WRITE) {
@@ -521,7 +521,7 @@ void exchange_answer_wait(struct exchange *ex) {
     if (ex->error.status) {
         exchange_fail(ex, &ex->error);
     } else if (!ex->job_count) {
-        answer_order(ex);
+        render_order_answer(ex);
     } else {
         const struct oai_form *form = ex->request.kind->form;
         form->answer(&ex->answer.body, &ex->facts);

@@ -15,7 +15,7 @@
 
 /* --- incomplete input --- */
 
-static int hold(struct framing *f, char c) {
+static int hold_framing_byte(struct framing *f, char c) {
     if (f->held_size == f->held_room) {
         char *larger = mem_try_alloc(f->held_room + HELD_STEP, 1);
         if (!larger) return -1;
@@ -28,22 +28,22 @@ static int hold(struct framing *f, char c) {
     return 0;
 }
 
-static void release(struct framing *f) {
+static void release_held(struct framing *f) {
     mem_free(f->held);
     f->held = NULL;
     f->held_size = f->held_room = 0;
 }
 
 void framing_close(struct framing *framing) {
-    release(framing);
+    release_held(framing);
 }
 
 /* --- rejecting --- */
 
-static void end(struct framing *f, const struct head_refusal *refusal) {
+static void end_input_framing(struct framing *f, const struct head_refusal *refusal) {
     f->refusal = *refusal;
     f->state = FRAMING_OVER;
-    release(f);
+    release_held(f);
 }
 
 /* A HEAD request is replaced by one, because its answer has no body. */
@@ -52,7 +52,7 @@ static void refuse_request(struct framing *f, const struct head_refusal *refusal
     f->requests++;
     buf_str(out, is_head ? "HEAD" : "GET");
     buf_str(out, " / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-    end(f, refusal);
+    end_input_framing(f, refusal);
 }
 
 static void refuse_text(struct framing *f, int status, const char *code, const char *text,
@@ -67,7 +67,7 @@ static void refuse_body(struct framing *f, int status, const char *code, const c
                         struct buf *out) {
     const struct head_refusal refusal = {status, code, text};
     buf_str(out, "0\r\n\r\n");
-    end(f, &refusal);
+    end_input_framing(f, &refusal);
 }
 
 static void refuse_chunk(struct framing *f, struct buf *out) {
@@ -76,7 +76,7 @@ static void refuse_chunk(struct framing *f, struct buf *out) {
 
 /* --- heads --- */
 
-static void end_head(struct framing *f, struct buf *out) {
+static void end_request_head(struct framing *f, struct buf *out) {
     struct head head;
     head_read(f->held, f->held_size, &head, out);
     if (head.refusal.status) {
@@ -87,7 +87,7 @@ static void end_head(struct framing *f, struct buf *out) {
     f->left = head.length;
     f->body = 0;
     f->state = head.chunked ? FRAMING_CHUNK_SIZE : head.length ? FRAMING_BODY : FRAMING_HEAD;
-    release(f);
+    release_held(f);
 }
 
 /* The byte before the last one, of the head. */
@@ -108,7 +108,7 @@ static int take_head_byte(struct framing *f, const struct framing_limits *limits
                           struct buf *out) {
     if (skips_blank(f, c)) return 0;
     f->blank = 0;
-    if (hold(f, c)) return -1;
+    if (hold_framing_byte(f, c)) return -1;
     bool control = ((unsigned char)c < ' ' && c != '\t' && c != '\r' && c != '\n') || c == 0x7f;
     bool after_cr = before_last(f) == '\r';
     if (control || (c == '\n') != after_cr)
@@ -119,7 +119,7 @@ static int take_head_byte(struct framing *f, const struct framing_limits *limits
     else if (f->held_size > limits->head_bytes)
         refuse_text(f, 431, "headers_too_large", "The headers are too large.", out);
     else if (c == '\n' && is_head_end(f))
-        end_head(f, out);
+        end_request_head(f, out);
     return 0;
 }
 
@@ -138,16 +138,17 @@ static void begin_chunk(struct framing *f, const struct framing_limits *limits, 
     f->state = f->left ? FRAMING_CHUNK : FRAMING_TRAILER;
     f->blank = 0;
     if (f->left) buf_fmt(out, "%llx\r\n", (unsigned long long)f->left);
-    release(f);
+    release_held(f);
 }
 
-static void end_line(struct framing *f, const struct framing_limits *limits, struct buf *out) {
+static void end_framing_line(struct framing *f, const struct framing_limits *limits,
+                             struct buf *out) {
     bool empty = f->held_size == 2;
     if (f->state == FRAMING_CHUNK_SIZE) {
         begin_chunk(f, limits, out);
         return;
     }
-    release(f);
+    release_held(f);
     if (f->state == FRAMING_CHUNK_END) {
         f->state = FRAMING_CHUNK_SIZE; /* the CRLF was passed on with the chunk */
     } else if (empty) {
@@ -161,14 +162,14 @@ static int take_line_byte(struct framing *f, const struct framing_limits *limits
                           struct buf *out) {
     bool trailer = f->state == FRAMING_TRAILER;
     size_t room = trailer ? limits->head_bytes : f->state == FRAMING_CHUNK_END ? 2 : CHUNK_LINE_MAX;
-    if (hold(f, c)) return -1;
+    if (hold_framing_byte(f, c)) return -1;
     if (trailer && ++f->blank > limits->head_bytes) room = 0;
     if (f->held_size > room || (c == '\n') != (before_last(f) == '\r'))
         refuse_chunk(f, out);
     else if (f->state == FRAMING_CHUNK_END && c != "\r\n"[f->held_size - 1])
         refuse_chunk(f, out);
     else if (c == '\n')
-        end_line(f, limits, out);
+        end_framing_line(f, limits, out);
     return 0;
 }
 

@@ -24,22 +24,22 @@ struct reader {
 
 /* --- characters --- */
 
-static bool is_digit(char c) {
+static bool is_head_digit(char c) {
     return c >= '0' && c <= '9';
 }
 
-static int hex_value(char c) {
-    if (is_digit(c)) return c - '0';
+static int head_hex_value(char c) {
+    if (is_head_digit(c)) return c - '0';
     if (c >= 'a' && c <= 'f') return c - 'a' + 10;
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
 static bool is_token_char(char c) {
-    return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+    return is_head_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
            (c && strchr("!#$%&'*+-.^_`|~", c));
 }
 
-static bool is_token(struct span s) {
+static bool is_head_token(struct span s) {
     for (size_t i = 0; i < s.size; i++)
         if (!is_token_char(s.at[i])) return false;
     return s.size > 0;
@@ -95,45 +95,47 @@ static bool is_host(struct span s) {
 
 /* --- rejecting --- */
 
-static int refuse(struct reader *r, int status, const char *code, const char *text) {
+static int refuse_head(struct reader *r, int status, const char *code, const char *text) {
     r->head->refusal = (struct head_refusal){status, code, text};
     return -1;
 }
 
-static int malformed(struct reader *r, const char *text) {
-    return refuse(r, 400, NULL, text);
+static int refuse_malformed_head(struct reader *r, const char *text) {
+    return refuse_head(r, 400, NULL, text);
 }
 
 /* --- the request line --- */
 
 static int read_version(struct reader *r, struct span version) {
-    if (version.size != 8 || memcmp(version.at, "HTTP/", 5) != 0 || !is_digit(version.at[5]) ||
-        version.at[6] != '.' || !is_digit(version.at[7]))
-        return malformed(r, "The request line must end in 'HTTP/1.1'.");
+    if (version.size != 8 || memcmp(version.at, "HTTP/", 5) != 0 || !is_head_digit(version.at[5]) ||
+        version.at[6] != '.' || !is_head_digit(version.at[7]))
+        return refuse_malformed_head(r, "The request line must end in 'HTTP/1.1'.");
     if (version.at[5] != '1' || version.at[7] > '1')
-        return refuse(r, 505, "unsupported_http_version",
-                      "Only HTTP/1.1 and HTTP/1.0 are supported.");
+        return refuse_head(r, 505, "unsupported_http_version",
+                           "Only HTTP/1.1 and HTTP/1.0 are supported.");
     r->http11 = version.at[7] == '1';
     return 0;
 }
 
 /* In a query %00 is data, in a path it would cut the path short. */
-static int check_target(struct reader *r) {
+static int check_request_target(struct reader *r) {
     const struct span t = r->target;
     size_t path = span_find(t, '?');
     int parameters = 0;
     for (size_t i = 0; i < t.size; i++) {
         if (!is_visible(t.at[i]) || t.at[i] == '#')
-            return malformed(r, "The request target contains a character that must be escaped.");
+            return refuse_malformed_head(
+                r, "The request target contains a character that must be escaped.");
         parameters += t.at[i] == '&';
         if (t.at[i] != '%') continue;
-        if (t.size - i < 3 || hex_value(t.at[i + 1]) < 0 || hex_value(t.at[i + 2]) < 0)
-            return malformed(r, "The request target contains an incomplete escape sequence.");
+        if (t.size - i < 3 || head_hex_value(t.at[i + 1]) < 0 || head_hex_value(t.at[i + 2]) < 0)
+            return refuse_malformed_head(
+                r, "The request target contains an incomplete escape sequence.");
         if (i < path && t.at[i + 1] == '0' && t.at[i + 2] == '0')
-            return malformed(r, "The path contains the escape sequence %00.");
+            return refuse_malformed_head(r, "The path contains the escape sequence %00.");
     }
     if (parameters >= HEAD_PARAMETERS_MAX)
-        return malformed(r, "The query of the request target has too many parameters.");
+        return refuse_malformed_head(r, "The query of the request target has too many parameters.");
     return 0;
 }
 
@@ -148,25 +150,26 @@ static int read_target(struct reader *r, struct span target) {
         r->target = span_from(rest, r->authority.size);
         if (!r->authority.size || !is_host(r->authority) ||
             span_find(r->authority, '@') < r->authority.size)
-            return malformed(r, "The request target has no valid authority.");
+            return refuse_malformed_head(r, "The request target has no valid authority.");
     } else if (!(span_is(target, "*") && span_is(r->method, "OPTIONS")) &&
                (!target.size || *target.at != '/')) {
-        return malformed(r, "The request target must be a path or an http URL.");
+        return refuse_malformed_head(r, "The request target must be a path or an http URL.");
     }
-    return check_target(r);
+    return check_request_target(r);
 }
 
 static int read_request_line(struct reader *r, struct span line) {
     size_t first = span_find(line, ' ');
     r->method = (struct span){line.at, first};
-    if (first == line.size || !is_token(r->method))
-        return malformed(r, "The request line must begin with a method and one space.");
+    if (first == line.size || !is_head_token(r->method))
+        return refuse_malformed_head(r, "The request line must begin with a method and one space.");
     r->head->is_head = r->method.size == 4 && memcmp(r->method.at, "HEAD", 4) == 0;
     struct span rest = span_from(line, first + 1);
     size_t second = span_find(rest, ' ');
     if (second == rest.size || span_find(span_from(rest, second + 1), ' ') < rest.size - second - 1)
-        return malformed(r, "The request line must consist of a method, a target without spaces "
-                            "and a version.");
+        return refuse_malformed_head(
+            r, "The request line must consist of a method, a target without spaces "
+               "and a version.");
     if (read_version(r, span_from(rest, second + 1))) return -1;
     return read_target(r, (struct span){rest.at, second});
 }
@@ -176,11 +179,12 @@ static int read_request_line(struct reader *r, struct span line) {
 static int read_length(struct reader *r, struct span value) {
     uint64_t length = 0;
     r->lengths++;
-    if (!value.size) return malformed(r, "Content-Length must be a decimal number.");
+    if (!value.size) return refuse_malformed_head(r, "Content-Length must be a decimal number.");
     for (size_t i = 0; i < value.size; i++) {
-        if (!is_digit(value.at[i])) return malformed(r, "Content-Length must be a decimal number.");
+        if (!is_head_digit(value.at[i]))
+            return refuse_malformed_head(r, "Content-Length must be a decimal number.");
         if (length > CHUNK_MAX / 16)
-            return refuse(r, 413, "request_too_large", "The body is too large.");
+            return refuse_head(r, 413, "request_too_large", "The body is too large.");
         length = length * 10 + (uint64_t)(value.at[i] - '0');
     }
     r->head->length = length;
@@ -190,16 +194,17 @@ static int read_length(struct reader *r, struct span value) {
 static int read_transfer(struct reader *r, struct span value) {
     r->transfers++;
     if (!span_is(value, "chunked"))
-        return refuse(r, 501, "unsupported_transfer_encoding",
-                      "The only supported Transfer-Encoding is 'chunked'.");
+        return refuse_head(r, 501, "unsupported_transfer_encoding",
+                           "The only supported Transfer-Encoding is 'chunked'.");
     r->head->chunked = true;
     return 0;
 }
 
 static int read_host(struct reader *r, struct span value) {
     r->hosts++;
-    return is_host(value) ? 0
-                          : malformed(r, "The Host field contains a character that no host has.");
+    return is_host(value)
+               ? 0
+               : refuse_malformed_head(r, "The Host field contains a character that no host has.");
 }
 
 static void write_field(struct buf *out, const char *name, size_t name_size, struct span value) {
@@ -213,13 +218,15 @@ static int read_field(struct reader *r, struct span line, struct buf *out) {
     size_t colon = span_find(line, ':');
     struct span name = {line.at, colon};
     int rc = 0;
-    if (colon == line.size || !is_token(name))
-        return malformed(r, "A header line must consist of a name, a colon and a value.");
+    if (colon == line.size || !is_head_token(name))
+        return refuse_malformed_head(r,
+                                     "A header line must consist of a name, a colon and a value.");
     for (size_t i = colon; i < line.size; i++)
         if (!is_field_char(line.at[i]) || line.at[i] == 0x7f)
-            return malformed(r, "A header value contains a control character.");
+            return refuse_malformed_head(r, "A header value contains a control character.");
     if (++r->fields > HEAD_FIELDS_MAX)
-        return refuse(r, 431, "headers_too_large", "The request has more than 128 header fields.");
+        return refuse_head(r, 431, "headers_too_large",
+                           "The request has more than 128 header fields.");
     struct span value = span_trim(span_from(line, colon + 1));
     bool host = span_is(name, "Host");
     if (host)
@@ -237,11 +244,12 @@ static int read_field(struct reader *r, struct span line, struct buf *out) {
  * follows would be a request that somebody else wrote (RFC 9112, 6.3). */
 static int check_fields(struct reader *r) {
     if (r->lengths + r->transfers > 1)
-        return malformed(r, "A request must have at most one Content-Length or Transfer-Encoding.");
+        return refuse_malformed_head(
+            r, "A request must have at most one Content-Length or Transfer-Encoding.");
     if (r->transfers && !r->http11)
-        return malformed(r, "An HTTP/1.0 request cannot have a Transfer-Encoding.");
-    if (r->hosts > 1) return malformed(r, "The request has more than one Host field.");
-    if (!r->hosts && r->http11) return malformed(r, "The request has no Host field.");
+        return refuse_malformed_head(r, "An HTTP/1.0 request cannot have a Transfer-Encoding.");
+    if (r->hosts > 1) return refuse_malformed_head(r, "The request has more than one Host field.");
+    if (!r->hosts && r->http11) return refuse_malformed_head(r, "The request has no Host field.");
     return 0;
 }
 
@@ -256,7 +264,7 @@ static void write_request_line(const struct reader *r, struct buf *out) {
     if (r->authority.size) write_field(out, "Host", 4, r->authority);
 }
 
-static int read_all(struct reader *r, struct span rest, struct buf *out) {
+static int read_head_lines(struct reader *r, struct span rest, struct buf *out) {
     if (read_request_line(r, next_line(&rest))) return -1;
     write_request_line(r, out);
     while (rest.size) {
@@ -271,7 +279,7 @@ void head_read(const char *data, size_t size, struct head *head, struct buf *out
     struct reader r = {.head = head};
     size_t before = out->size;
     *head = (struct head){0};
-    if (!read_all(&r, (struct span){data, size}, out) || out->failed) return;
+    if (!read_head_lines(&r, (struct span){data, size}, out) || out->failed) return;
     out->size = before;
     if (out->data) out->data[before] = '\0';
 }
@@ -279,9 +287,9 @@ void head_read(const char *data, size_t size, struct head *head, struct buf *out
 bool head_read_chunk_size(const char *line, size_t size, uint64_t *chunk) {
     size_t digits = 0;
     *chunk = 0;
-    for (; digits < size && hex_value(line[digits]) >= 0; digits++) {
+    for (; digits < size && head_hex_value(line[digits]) >= 0; digits++) {
         if (*chunk > CHUNK_MAX / 16) return false;
-        *chunk = *chunk * 16 + (uint64_t)hex_value(line[digits]);
+        *chunk = *chunk * 16 + (uint64_t)head_hex_value(line[digits]);
     }
     struct span rest = span_trim((struct span){line + digits, size - digits});
     for (size_t i = 0; i < rest.size; i++)

@@ -109,7 +109,7 @@ static void refuse_size(struct exchange *ex) {
     exchange_refuse(ex, &error);
 }
 
-static bool is_other(const char *value, const char *known) {
+static bool is_other_coding(const char *value, const char *known) {
     return value && *value && strcasecmp(value, known) != 0;
 }
 
@@ -117,7 +117,7 @@ static bool is_other(const char *value, const char *known) {
 static int refuse_coding(struct exchange *ex) {
     const char *content = header(ex, "Content-Encoding");
     struct oai_error error;
-    if (is_other(content, "identity"))
+    if (is_other_coding(content, "identity"))
         oai_refuse(&error, 415, "unsupported_content_encoding", NULL,
                    "A body must come as it is, not with Content-Encoding '%.64s'.", content);
     else
@@ -381,9 +381,9 @@ static enum MHD_Result queue_answer(struct exchange *ex) {
 
 /* --- the access handler --- */
 
-static enum MHD_Result begin(struct server *server, struct conn *conn,
-                             struct MHD_Connection *connection, const char *path,
-                             const char *method, void **con_cls) {
+static enum MHD_Result begin_exchange(struct server *server, struct conn *conn,
+                                      struct MHD_Connection *connection, const char *path,
+                                      const char *method, void **con_cls) {
     struct exchange *ex = exchange_open(server, conn, connection);
     if (!ex) return MHD_NO;
     *con_cls = ex;
@@ -463,7 +463,7 @@ enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const 
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
     (void)version;
     if (conn->fd < 0 || conn->server->closing) return MHD_NO;
-    if (!ex) return begin(cls, conn, connection, url, method, con_cls);
+    if (!ex) return begin_exchange(cls, conn, connection, url, method, con_cls);
     if (exchange_is_gone(ex)) return MHD_NO;
     if (*upload_data_size) {
         *upload_data_size -= receive(ex, upload_data, *upload_data_size);

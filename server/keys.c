@@ -35,14 +35,14 @@ static int add_key(struct keys *keys, const char *text, const struct key_setting
     return 0;
 }
 
-static bool is_name(const char *text) {
+static bool is_key_name(const char *text) {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                   "-_.";
     size_t size = strlen(text);
     return size > 0 && size <= KEY_NAME_MAX && strspn(text, allowed) == size;
 }
 
-static bool read_number(const char *text, int64_t most, int64_t *value) {
+static bool read_setting_number(const char *text, int64_t most, int64_t *value) {
     char *end;
     errno = 0;
     long long number = strtoll(text, &end, 10);
@@ -60,17 +60,17 @@ static int read_setting(char *text, struct key_settings *settings, const char *o
     bool ok = true;
     if (value) *value++ = '\0';
     if (value && strcmp(text, "name") == 0) {
-        ok = is_name(value);
+        ok = is_key_name(value);
         if (ok) strcpy(settings->name, value);
     } else if (value && strcmp(text, "weight") == 0) {
-        ok = read_number(value, KEY_WEIGHT_MAX, &weight);
+        ok = read_setting_number(value, KEY_WEIGHT_MAX, &weight);
         settings->weight = (int32_t)weight;
     } else if (value && strcmp(text, "pages") == 0) {
-        ok = read_number(value, INT64_MAX, &settings->pages_max);
+        ok = read_setting_number(value, INT64_MAX, &settings->pages_max);
     } else if (value && strcmp(text, "pins") == 0) {
-        ok = read_number(value, INT64_MAX, &settings->pins_max);
+        ok = read_setting_number(value, INT64_MAX, &settings->pins_max);
     } else if (value && strcmp(text, "requests") == 0) {
-        ok = read_number(value, INT32_MAX, &settings->requests_max);
+        ok = read_setting_number(value, INT32_MAX, &settings->requests_max);
     } else {
         return fault_set(fault, ERR_INVALID, option,
                          "after a key there may be name=TEXT, weight=N, pages=N, pins=N and "
@@ -84,8 +84,8 @@ static int read_setting(char *text, struct key_settings *settings, const char *o
 }
 
 /* A line without its end, of this number: a key, then its settings. */
-static int add_line(struct keys *keys, char *text, uint32_t line, const char *option,
-                    struct fault *fault) {
+static int add_key_line(struct keys *keys, char *text, uint32_t line, const char *option,
+                        struct fault *fault) {
     struct key_settings settings = plain_settings;
     char *rest, *key = strtok_r(text, " \t", &rest), *setting;
     int rc = 0;
@@ -104,7 +104,7 @@ static char *key_of_line(char *line) {
     return size && *line != '#' ? line : NULL;
 }
 
-static int read_file(struct keys *keys, const char *path, struct fault *fault) {
+static int read_key_file(struct keys *keys, const char *path, struct fault *fault) {
     static const char option[] = "api-key-file";
     char line[KEY_BYTES_MAX + 256], *key;
     size_t before = keys->count;
@@ -119,7 +119,7 @@ static int read_file(struct keys *keys, const char *path, struct fault *fault) {
             rc = fault_set(fault, ERR_LIMIT, option, "a line is longer than %zu bytes",
                            sizeof line - 2);
         else if ((key = key_of_line(line)))
-            rc = add_line(keys, key, number, option, fault);
+            rc = add_key_line(keys, key, number, option, fault);
     }
     if (!rc && ferror(file))
         rc = fault_set(fault, ERR_IO, option, "cannot read %.200s: %s", path, strerror(errno));
@@ -197,7 +197,7 @@ int keys_open(struct keys *keys, char *const *texts, size_t text_count, const ch
     keys->items = mem_must_alloc(KEYS_MAX, sizeof *keys->items);
     for (size_t i = 0; i < text_count && !rc; i++)
         rc = add_key(keys, texts[i], &plain_settings, 0, "api-key", fault);
-    if (!rc && file) rc = read_file(keys, file, fault);
+    if (!rc && file) rc = read_key_file(keys, file, fault);
     if (!rc) rc = sort_keys(keys, fault);
     if (before) (void)keys_inherit(keys, before);
     keys->anyone = before ? before->anyone : (struct key){.added = keys->reading};

@@ -58,7 +58,7 @@ static bool has_room(const struct server *server) {
            (has_handshake_place(server) || find_slow(server, true, NULL));
 }
 
-static bool replace(struct conn *slow, const char *why) {
+static bool replace_slow(struct conn *slow, const char *why) {
     if (!slow) return false;
     log_debug("connection closed: %s", why);
     conn_kill(slow);
@@ -76,7 +76,7 @@ static bool make_place(struct server *server, const struct ledger_entry *entry) 
     if (has_place(server)) return true;
     struct conn *slow = find_slow(server, false, NULL);
     if (slow && address_has(slow) < ledger_of_client(entry, LEDGER_CONNECTIONS)) return false;
-    return replace(slow, "another client needs its place");
+    return replace_slow(slow, "another client needs its place");
 }
 
 /* False: the client gets none. */
@@ -88,7 +88,7 @@ static bool take_place(struct server *server, const struct sock_peer *peer,
     if (!ledger_enter(&server->ledger, entry, address)) return false;
     if (is_one_too_many(server, peer, entry) || !make_place(server, entry)) return false;
     if (ledger_set(&server->ledger, entry, LEDGER_CONNECTIONS, 1) == LEDGER_HELD) return true;
-    return replace(find_slow(server, false, entry->account), "its address has its share") &&
+    return replace_slow(find_slow(server, false, entry->account), "its address has its share") &&
            ledger_set(&server->ledger, entry, LEDGER_CONNECTIONS, 1) == LEDGER_HELD;
 }
 
@@ -114,7 +114,7 @@ static void on_connection(uv_poll_t *poll, int status, int events) {
             continue;
         }
         if (!has_handshake_place(server))
-            (void)replace(find_slow(server, true, NULL), "too many handshakes in progress");
+            (void)replace_slow(find_slow(server, true, NULL), "too many handshakes in progress");
         conn_open(server, fd, &peer, &entry);
     }
     listener_update(server);

@@ -61,7 +61,7 @@ static void on_sockets(uv_poll_t *poll, int status, int events) {
     pump(poll->data);
 }
 
-static void expire(struct exchange *ex) {
+static void expire_exchange(struct exchange *ex) {
     if (ex->cut) return;
     ex->cut = EXCHANGE_CUT_TIME;
     exchange_cancel(ex);
@@ -71,14 +71,14 @@ static void poll_jobs(struct server *server, int64_t now_ns) {
     for (struct exchange *ex = server->jobs, *next; ex; ex = next) {
         next = ex->next;
         quota_settle(ex);
-        if (ex->deadline_ns && now_ns >= ex->deadline_ns) expire(ex);
+        if (ex->deadline_ns && now_ns >= ex->deadline_ns) expire_exchange(ex);
         exchange_poll(ex, now_ns);
     }
 }
 
 static void check_drain(struct server *server, int64_t now_ns);
 
-static void on_wake(uv_async_t *async) {
+static void on_loop_wake(uv_async_t *async) {
     struct server *server = async->data;
     if (!server->daemon) return;
     poll_jobs(server, clock_ns());
@@ -361,7 +361,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     open_memory(server);
     if (!server->options.max_answer_bytes) server->options.max_answer_bytes = ANSWER_BYTES_MAX;
     CHECK(uv_loop_init(&server->loop) == 0);
-    CHECK(uv_async_init(&server->loop, &server->wake, on_wake) == 0);
+    CHECK(uv_async_init(&server->loop, &server->wake, on_loop_wake) == 0);
     server->wake.data = server;
     rc = set_names(server, options->names, fault);
     if (!rc) rc = check_socket_mode(options->unix_socket_mode, fault);

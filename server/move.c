@@ -56,7 +56,7 @@ void move_close(struct exchange *ex) {
 }
 
 /* The file is at fault, or the request, or this server. */
-static void refuse(struct exchange *ex, const struct fault *fault) {
+static void refuse_move(struct exchange *ex, const struct fault *fault) {
     struct oai_error *error = &ex->error;
     switch (fault->code) {
     case ERR_MALFORMED:
@@ -105,12 +105,12 @@ bool move_begin(struct exchange *ex, uint64_t size) {
         fault_set(&fault, ERR_LIMIT, "state",
                   "%" PRIu64 " bytes; an upload may have %" PRId64 ", a quarter of state-bytes",
                   size, most);
-        refuse(ex, &fault);
+        refuse_move(ex, &fault);
         return false;
     }
     if (client_uploads(ex)) {
         fault_set(&fault, ERR_FULL, "state", "another upload of this client has not ended");
-        refuse(ex, &fault);
+        refuse_move(ex, &fault);
         return false;
     }
     if (exchange_space(ex, space) != 0 || !open_move(ex)) return false;
@@ -150,7 +150,7 @@ static void start_next(struct server *server) {
 }
 
 /* The connection is suspended until `after`; there is at most one wait for each. */
-static void start_work(struct exchange *ex, uv_work_cb work, uv_after_work_cb after) {
+static void start_move_work(struct exchange *ex, uv_work_cb work, uv_after_work_cb after) {
     struct exchange **end = &ex->server->moves_waiting;
     while (*end) end = &(*end)->move->next;
     *end = ex;
@@ -164,7 +164,7 @@ static void start_work(struct exchange *ex, uv_work_cb work, uv_after_work_cb af
     start_next(ex->server);
 }
 
-static void end_work(struct exchange *ex, int status) {
+static void end_move_work(struct exchange *ex, int status) {
     ex->move->working = false;
     ex->server->works--;
     ex->server->moves_working--;
@@ -177,10 +177,10 @@ static void end_work(struct exchange *ex, int status) {
 static void after_write(uv_work_t *work, int status) {
     struct exchange *ex = work->data;
     struct move *move = ex->move;
-    end_work(ex, status);
+    end_move_work(ex, status);
     move->filled = 0;
     if (move->rc != 0)
-        refuse(ex, &move->fault);
+        refuse_move(ex, &move->fault);
     else if (move->last)
         answer_upload(ex);
     exchange_resume(ex);
@@ -193,14 +193,14 @@ size_t move_receive(struct exchange *ex, const char *data, size_t size) {
     if (size > room) size = room;
     memcpy(move->buffer + move->filled, data, size);
     move->filled += size;
-    if (move->filled == MOVE_BYTES) start_work(ex, write_work, after_write);
+    if (move->filled == MOVE_BYTES) start_move_work(ex, write_work, after_write);
     return size;
 }
 
 void move_finish(struct exchange *ex) {
     ex->move->last = true;
     exchange_set_state(ex, EXCHANGE_PREPARING);
-    start_work(ex, write_work, after_write);
+    start_move_work(ex, write_work, after_write);
 }
 
 /* ---- A file leaves ---- */
@@ -226,9 +226,9 @@ static void read_work(uv_work_t *work) {
 
 static void after_open(uv_work_t *work, int status) {
     struct exchange *ex = work->data;
-    end_work(ex, status);
+    end_move_work(ex, status);
     if (ex->move->rc != 0) {
-        refuse(ex, &ex->move->fault);
+        refuse_move(ex, &ex->move->fault);
     } else {
         ex->move->sends = true;
         ex->answer.status = 200;
@@ -243,7 +243,7 @@ void move_send(struct exchange *ex, uint64_t id) {
     if (!open_move(ex)) return;
     ex->move->id = id;
     exchange_set_state(ex, EXCHANGE_PREPARING);
-    start_work(ex, read_work, after_open);
+    start_move_work(ex, read_work, after_open);
 }
 
 bool move_sends(const struct exchange *ex) {
@@ -252,7 +252,7 @@ bool move_sends(const struct exchange *ex) {
 
 static void after_read(uv_work_t *work, int status) {
     struct exchange *ex = work->data;
-    end_work(ex, status);
+    end_move_work(ex, status);
     if (ex->move->rc != 0 && !exchange_is_gone(ex))
         log_warn("a state file cannot be sent: %s", ex->move->fault.text);
     exchange_resume(ex);
@@ -260,7 +260,7 @@ static void after_read(uv_work_t *work, int status) {
 }
 
 /* libmicrohttpd's reader. */
-static ssize_t read_file(void *cls, uint64_t position, char *to, size_t max) {
+static ssize_t read_move_file(void *cls, uint64_t position, char *to, size_t max) {
     struct exchange *ex = cls;
     struct move *move = ex->move;
     (void)position;
@@ -271,10 +271,10 @@ static ssize_t read_file(void *cls, uint64_t position, char *to, size_t max) {
     move->taken += size;
     if (size > 0) return (ssize_t)size;
     if (move->at == move->size) return MHD_CONTENT_READER_END_OF_STREAM;
-    start_work(ex, read_work, after_read);
+    start_move_work(ex, read_work, after_read);
     return 0;
 }
 
 struct MHD_Response *move_response(struct exchange *ex) {
-    return MHD_create_response_from_callback(ex->move->size, 64 << 10, read_file, ex, NULL);
+    return MHD_create_response_from_callback(ex->move->size, 64 << 10, read_move_file, ex, NULL);
 }

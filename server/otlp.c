@@ -73,7 +73,7 @@ struct otlp {
 enum sent { SENT, AGAIN, REFUSED };
 
 /* Returns whether the time for what waits at the end is over. */
-static bool is_late(struct otlp *otlp) {
+static bool is_past_close(struct otlp *otlp) {
     pthread_mutex_lock(&otlp->lock);
     bool late = otlp->stop && clock_ns() >= otlp->stop_ns;
     pthread_mutex_unlock(&otlp->lock);
@@ -81,9 +81,9 @@ static bool is_late(struct otlp *otlp) {
 }
 
 /* Called by libcurl about once a second, and while data moves: nonzero ends the transfer. */
-static int on_progress(void *arg, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d) {
+static int on_span_transfer(void *arg, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d) {
     (void)a, (void)b, (void)c, (void)d;
-    return is_late(arg);
+    return is_past_close(arg);
 }
 
 static size_t discard(char *data, size_t size, size_t count, void *arg) {
@@ -92,7 +92,7 @@ static size_t discard(char *data, size_t size, size_t count, void *arg) {
 }
 
 /* Warns of the first of several failures, and then once a minute. */
-static void note_failure(struct otlp *otlp, CURLcode code, long status) {
+static void warn_of_collector(struct otlp *otlp, CURLcode code, long status) {
     int64_t now = clock_ns();
     if (otlp->failing && now < otlp->warned_ns + WARN_NS) return;
     otlp->failing = true;
@@ -123,7 +123,7 @@ static enum sent send_body(struct otlp *otlp, const struct buf *body) {
         note_success(otlp);
         return SENT;
     }
-    note_failure(otlp, code, status);
+    warn_of_collector(otlp, code, status);
     bool again = code != CURLE_OK || status == 429 || (status >= 502 && status <= 504);
     return again ? AGAIN : REFUSED;
 }
@@ -175,7 +175,7 @@ static void write_body(struct buf *body, struct item *const *batch, int count) {
 static bool deliver(struct otlp *otlp, const struct buf *body) {
     int64_t pause_ns = BACKOFF_NS;
     enum sent sent = body->failed ? REFUSED : AGAIN;
-    for (bool more = true; sent == AGAIN && more && !is_late(otlp);) {
+    for (bool more = true; sent == AGAIN && more && !is_past_close(otlp);) {
         sent = send_body(otlp, body);
         if (sent == AGAIN) more = pause_for(otlp, pause_ns);
         pause_ns = pause_ns * 2 > BACKOFF_MOST ? BACKOFF_MOST : pause_ns * 2;
@@ -204,7 +204,7 @@ static void *otlp_main(void *arg) {
 
 /* ---- Life ---- */
 
-static int load_library(struct otlp *otlp, struct fault *fault) {
+static int load_libcurl(struct otlp *otlp, struct fault *fault) {
     void **functions = (void **)&otlp->curl;
     _Static_assert(sizeof(struct api) == sizeof curl_names, "only pointers to functions");
     otlp->library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
@@ -246,7 +246,7 @@ static int set_url(struct otlp *otlp, const char *endpoint, struct fault *fault)
     return 0;
 }
 
-static int set_up(struct otlp *otlp, struct fault *fault) {
+static int set_span_options(struct otlp *otlp, struct fault *fault) {
     const struct api *curl = &otlp->curl;
     if (curl->global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK) otlp->easy = curl->easy_init();
     if (!otlp->easy) return fault_set(fault, ERR_NOMEM, "otlp-endpoint", "no memory");
@@ -263,7 +263,7 @@ static int set_up(struct otlp *otlp, struct fault *fault) {
     curl->easy_setopt(otlp->easy, CURLOPT_NOPROGRESS, 0L);
     /* A look-up that does not end is left behind, on its own thread, where an attempt ends. */
     curl->easy_setopt(otlp->easy, CURLOPT_QUICK_EXIT, 1L);
-    curl->easy_setopt(otlp->easy, CURLOPT_XFERINFOFUNCTION, on_progress);
+    curl->easy_setopt(otlp->easy, CURLOPT_XFERINFOFUNCTION, on_span_transfer);
     curl->easy_setopt(otlp->easy, CURLOPT_XFERINFODATA, otlp);
     return 0;
 }
@@ -289,8 +289,8 @@ int otlp_open(const char *endpoint, struct otlp **out, struct fault *fault) {
     pthread_cond_init(&otlp->work, &monotonic);
     pthread_condattr_destroy(&monotonic);
     int rc = set_url(otlp, endpoint, fault);
-    if (rc == 0) rc = load_library(otlp, fault);
-    if (rc == 0) rc = set_up(otlp, fault);
+    if (rc == 0) rc = load_libcurl(otlp, fault);
+    if (rc == 0) rc = set_span_options(otlp, fault);
     if (rc == 0) rc = start_thread(otlp, fault);
     if (rc != 0)
         otlp_close(otlp);

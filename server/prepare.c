@@ -97,13 +97,13 @@ static void add_token(struct parts *parts, const int32_t *id) {
 }
 
 /* Adds text only: a special token in it would move the gap. */
-static int add_text(struct parts *parts, const char *text, struct fault *fault) {
+static int add_text_part(struct parts *parts, const char *text, struct fault *fault) {
     const struct reading plain = {false, false};
     return tokenize(parts->ex, text, plain, &parts->at[parts->count++], fault);
 }
 
 /* "name, line break, text" */
-static int add_file(struct parts *parts, const struct oai_file *file, struct fault *fault) {
+static int add_file_part(struct parts *parts, const struct oai_file *file, struct fault *fault) {
     size_t name = strlen(file->name), size = strlen(file->text);
     char *text = arena_alloc(&parts->ex->arena, name + size + 3, 1);
     if (!text) return ERR_NOMEM;
@@ -112,10 +112,10 @@ static int add_file(struct parts *parts, const struct oai_file *file, struct fau
     memcpy(text + name + 1, file->text, size);
     text[name + 1 + size] = '\n';
     add_token(parts, &parts->ex->server->rules.fim.file);
-    return add_text(parts, text, fault);
+    return add_text_part(parts, text, fault);
 }
 
-static int join_parts(const struct parts *parts, struct engine_ids *ids) {
+static int join_token_parts(const struct parts *parts, struct engine_ids *ids) {
     ids->count = 0;
     for (int i = 0; i < parts->count; i++) ids->count += parts->at[i].count;
     ids->ids = arena_alloc(&parts->ex->arena, ids->count, sizeof *ids->ids);
@@ -139,16 +139,16 @@ static int tokenize_gap(struct exchange *ex, const char *prefix, struct engine_i
     if (!parts.at) return ERR_NOMEM;
     int rc = 0;
     for (int i = 0; !rc && i < request->file_count; i++)
-        rc = add_file(&parts, &request->files[i], fault);
+        rc = add_file_part(&parts, &request->files[i], fault);
     if (rc) return rc;
     if (request->file_count) add_token(&parts, &fim->file);
     add_token(&parts, &fim->prefix);
-    rc = add_text(&parts, prefix, fault);
+    rc = add_text_part(&parts, prefix, fault);
     if (rc) return rc;
     add_token(&parts, &fim->suffix);
-    rc = add_text(&parts, request->suffix, fault);
+    rc = add_text_part(&parts, request->suffix, fault);
     add_token(&parts, &fim->middle);
-    return rc ? rc : join_parts(&parts, ids);
+    return rc ? rc : join_token_parts(&parts, ids);
 }
 
 /* Ids and texts in the order of the list. Only a text at its beginning gets special tokens. */
@@ -171,7 +171,7 @@ static int tokenize_mixed(struct exchange *ex, const cJSON *list, struct engine_
             add_token(&parts, id++);
         }
     }
-    return join_parts(&parts, ids);
+    return join_token_parts(&parts, ids);
 }
 
 static int tokenize_prompt(struct exchange *ex, const char *prompt, struct engine_ids *ids,
@@ -404,7 +404,7 @@ static int answer_text(struct exchange *ex) {
     return 0;
 }
 
-static int prepare(struct exchange *ex) {
+static int parse_request_body(struct exchange *ex) {
     const struct oai_kind *kind = ex->request.kind;
     const struct oai_rules *rules = &ex->server->rules;
     if (oai_parse_json(ex->body.data ? ex->body.data : "", ex->body.size, rules, &ex->tree,
@@ -415,7 +415,7 @@ static int prepare(struct exchange *ex) {
     return 0;
 }
 
-static int answer(struct exchange *ex) {
+static int make_result(struct exchange *ex) {
     if (!ex->request.kind->form) return answer_text(ex);
     int rc = open_constraint(ex);
     return rc ? rc : make_jobs(ex);
@@ -443,10 +443,10 @@ void prepare_run(uv_work_t *work) {
     bool ready = true;
     if (!ex->again) {
         arena_open(&ex->arena, ARENA_BYTES + ARENA_PER_BYTE * ex->body.size);
-        ready = prepare(ex) == 0;
+        ready = parse_request_body(ex) == 0;
     }
     ex->again = false;
-    if (ready && answer(ex) && !ex->again) oai_rename_field(&ex->request, &ex->error);
+    if (ready && make_result(ex) && !ex->again) oai_rename_field(&ex->request, &ex->error);
     if (ex->again)
         usleep(AGAIN_US);
     else

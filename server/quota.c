@@ -92,12 +92,12 @@ void quota_release(struct exchange *ex) {
 }
 
 /* Returns NULL when a reload has removed the key. */
-static struct key *key_of(struct exchange *ex) {
+static struct key *exchange_key(struct exchange *ex) {
     return keys_by_digest(&ex->server->keys, ex->client.key_digest);
 }
 
 bool quota_enter(struct exchange *ex) {
-    struct key *key = key_of(ex);
+    struct key *key = exchange_key(ex);
     if (!key) return true;
     if (key->settings.requests_max > 0 && key->active >= (uint64_t)key->settings.requests_max) {
         key->rejected++;
@@ -110,7 +110,7 @@ bool quota_enter(struct exchange *ex) {
 }
 
 void quota_leave(struct exchange *ex) {
-    struct key *key = ex->client.key_added ? key_of(ex) : NULL;
+    struct key *key = ex->client.key_added ? exchange_key(ex) : NULL;
     if (!key || key->added != ex->client.key_added) return; /* removed, and perhaps added again */
     ex->client.key_added = 0;
     key->active--;

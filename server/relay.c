@@ -99,7 +99,7 @@ void relay_close_inner(struct conn *conn) {
 /* libmicrohttpd has ended the connection and the client has the whole answer. A close with unread
  * input would be a reset, which can take the answer's end with it: so the input is read away until
  * the client closes too, within bounds (conn.c has the time). */
-static void finish(struct conn *conn) {
+static void finish_output(struct conn *conn) {
     relay_close_inner(conn);
     conn_set_state(conn, CONN_CLOSING);
     if (conn->tls) tls_bye(conn->tls);
@@ -206,14 +206,14 @@ static bool out_round(struct conn *conn) {
     char *scratch = conn->server->scratch;
     if (conn->inner < 0 || !flush_out(conn)) return false;
     if (conn->inner_end) {
-        finish(conn);
+        finish_output(conn);
         return false;
     }
     ssize_t got = recv(conn->inner, scratch, RELAY_BYTES, 0);
     if (got > 0) return offer_client(conn, scratch, (size_t)got) && got == RELAY_BYTES;
     if (got < 0 && failure() == TLS_AGAIN) return false;
     conn->inner_end = true; /* closed, or, with bytes that it did not read, reset */
-    finish(conn);           /* at once: no event tells of it again */
+    finish_output(conn);    /* at once: no event tells of it again */
     return false;
 }
 
@@ -242,7 +242,7 @@ static int inner_events(const struct conn *conn) {
 }
 
 /* libuv asks the kernel again at every start, also for the same events. */
-static int wait_for(uv_poll_t *poll, int before, int events, uv_poll_cb callback) {
+static int update_poll(uv_poll_t *poll, int before, int events, uv_poll_cb callback) {
     if (events == before) return before;
     if (!events)
         uv_poll_stop(poll);
@@ -253,10 +253,10 @@ static int wait_for(uv_poll_t *poll, int before, int events, uv_poll_cb callback
 
 void relay_update(struct conn *conn) {
     if (conn->fd >= 0)
-        conn->events = wait_for(&conn->poll, conn->events, client_events(conn), relay_on_client);
+        conn->events = update_poll(&conn->poll, conn->events, client_events(conn), relay_on_client);
     if (conn->inner >= 0)
         conn->inner_events =
-            wait_for(&conn->inner_poll, conn->inner_events, inner_events(conn), relay_on_inner);
+            update_poll(&conn->inner_poll, conn->inner_events, inner_events(conn), relay_on_inner);
 }
 
 bool relay_holds_output(const struct conn *conn) {

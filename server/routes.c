@@ -472,7 +472,7 @@ static size_t id_size(const char *rest) {
     return strcspn(rest, "/");
 }
 
-static bool is_path(const struct route *route, const char *path) {
+static bool path_matches(const struct route *route, const char *path) {
     const char *rest = behind(route, path);
     if (!rest) return false;
     switch (route->end) {
@@ -544,7 +544,7 @@ const struct route *route_find(const char *path, const char *method, struct rout
     *allow = NULL;
     if (strcmp(method, "HEAD") == 0) method = "GET"; /* libmicrohttpd leaves the body out */
     for (int i = 0; route_at(i, route); i++) {
-        if (!is_path(route, path)) continue;
+        if (!path_matches(route, path)) continue;
         if (strcmp(route->method, method) == 0) return route;
         *allow = allow_also(*allow, route->method);
     }

@@ -11,13 +11,13 @@ static uint64_t rotl(uint64_t x, int bits) {
 }
 
 /* Little-endian whatever the machine, as the algorithm is defined. */
-static uint64_t load(const uint8_t *p, size_t n) {
+static uint64_t load_sip_word(const uint8_t *p, size_t n) {
     uint64_t word = 0;
     for (size_t i = 0; i < n; i++) word |= (uint64_t)p[i] << (8 * i);
     return word;
 }
 
-static void store(uint8_t *p, uint64_t word) {
+static void store_sip_word(uint8_t *p, uint64_t word) {
     for (int i = 0; i < 8; i++) p[i] = (uint8_t)(word >> (8 * i));
 }
 
@@ -36,24 +36,25 @@ static void rounds(struct state *s, int count) {
     }
 }
 
-static void take(struct state *s, uint64_t word) {
+static void mix_sip_word(struct state *s, uint64_t word) {
     s->v3 ^= word;
     rounds(s, 2);
     s->v0 ^= word;
 }
 
 void sip_hash128(const uint8_t key[16], const void *data, size_t size, uint8_t out[16]) {
-    uint64_t k0 = load(key, 8), k1 = load(key + 8, 8);
+    uint64_t k0 = load_sip_word(key, 8), k1 = load_sip_word(key + 8, 8);
     struct state s = {k0 ^ 0x736f6d6570736575u, k1 ^ 0x646f72616e646f6du ^ 0xee,
                       k0 ^ 0x6c7967656e657261u, k1 ^ 0x7465646279746573u};
     const uint8_t *bytes = data;
     size_t whole = size & ~(size_t)7;
-    for (size_t i = 0; i < whole; i += 8) take(&s, load(bytes + i, 8));
-    take(&s, (size & 7 ? load(bytes + whole, size & 7) : 0) | (uint64_t)size << 56);
+    for (size_t i = 0; i < whole; i += 8) mix_sip_word(&s, load_sip_word(bytes + i, 8));
+    mix_sip_word(&s,
+                 (size & 7 ? load_sip_word(bytes + whole, size & 7) : 0) | (uint64_t)size << 56);
     s.v2 ^= 0xee;
     rounds(&s, 4);
-    store(out, s.v0 ^ s.v1 ^ s.v2 ^ s.v3);
+    store_sip_word(out, s.v0 ^ s.v1 ^ s.v2 ^ s.v3);
     s.v1 ^= 0xdd;
     rounds(&s, 4);
-    store(out + 8, s.v0 ^ s.v1 ^ s.v2 ^ s.v3);
+    store_sip_word(out + 8, s.v0 ^ s.v1 ^ s.v2 ^ s.v3);
 }

@@ -61,7 +61,7 @@ static int bind_socket(int family, const struct sockaddr *address, socklen_t siz
 }
 
 /* *out is the caller's to free. */
-static int resolve(const char *host, int port, struct addrinfo **out, struct fault *fault) {
+static int resolve_host(const char *host, int port, struct addrinfo **out, struct fault *fault) {
     struct addrinfo hints = {.ai_family = AF_UNSPEC,
                              .ai_socktype = SOCK_STREAM,
                              .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
@@ -73,7 +73,7 @@ static int resolve(const char *host, int port, struct addrinfo **out, struct fau
 
 static int bind_tcp(const char *host, int port, struct fault *fault) {
     struct addrinfo *address;
-    int rc = resolve(host, port, &address, fault);
+    int rc = resolve_host(host, port, &address, fault);
     if (rc) return rc;
     int fd =
         bind_socket(address->ai_family, address->ai_addr, address->ai_addrlen, host, port, fault);
@@ -136,7 +136,7 @@ static int bind_unix(const char *path, unsigned mode, struct fault *fault) {
 int sock_check(const struct sock_address *address, struct fault *fault) {
     struct addrinfo *found;
     if (address->path) return check_path(address->path, fault);
-    int rc = resolve(address->host, address->port, &found, fault);
+    int rc = resolve_host(address->host, address->port, &found, fault);
     if (!rc) freeaddrinfo(found);
     return rc;
 }

@@ -61,7 +61,7 @@ void stats_open(struct stats *stats, int max_model_len) {
         open_requests(&stats->replicas[i], stats->length_bounds, count);
 }
 
-static double seconds(int64_t from_ns, int64_t to_ns) {
+static double seconds_between(int64_t from_ns, int64_t to_ns) {
     return to_ns > from_ns ? (double)(to_ns - from_ns) / 1e9 : 0;
 }
 
@@ -70,26 +70,26 @@ void stats_tokens(struct stats *stats, const struct engine_job *job, uint32_t co
     struct stats_requests *of = &stats->replicas[job->replica];
     if (!count) return;
     if (!last_ns) { /* tokens that arrive together with the first were made after it */
-        hist_add(&of->ttft, seconds(received_ns, now_ns));
+        hist_add(&of->ttft, seconds_between(received_ns, now_ns));
         last_ns = job->first_token_ns;
         count--;
     }
     for (uint32_t i = 0; i < count; i++)
-        hist_add(&of->inter_token, seconds(last_ns, now_ns) / count);
+        hist_add(&of->inter_token, seconds_between(last_ns, now_ns) / count);
 }
 
 static void count_times(struct stats_requests *of, const struct engine_job *job,
                         int64_t received_ns, uint32_t tokens) {
-    hist_add(&of->e2e, seconds(received_ns, job->finished_ns));
+    hist_add(&of->e2e, seconds_between(received_ns, job->finished_ns));
     if (!job->admitted_ns) return;
-    hist_add(&of->queue, seconds(job->queued_ns, job->admitted_ns));
-    hist_add(&of->inference, seconds(job->admitted_ns, job->finished_ns));
+    hist_add(&of->queue, seconds_between(job->queued_ns, job->admitted_ns));
+    hist_add(&of->inference, seconds_between(job->admitted_ns, job->finished_ns));
     if (!job->first_token_ns) return;
-    hist_add(&of->prefill, seconds(job->admitted_ns, job->first_token_ns));
-    hist_add(&of->decode, seconds(job->first_token_ns, job->finished_ns));
+    hist_add(&of->prefill, seconds_between(job->admitted_ns, job->first_token_ns));
+    hist_add(&of->decode, seconds_between(job->first_token_ns, job->finished_ns));
     if (tokens > 1)
         hist_add(&of->per_output_token,
-                 seconds(job->first_token_ns, job->finished_ns) / (tokens - 1));
+                 seconds_between(job->first_token_ns, job->finished_ns) / (tokens - 1));
 }
 
 static uint32_t answer_tokens(const struct engine_job *job) {
@@ -110,7 +110,8 @@ static void count_interval(struct stats *stats, int64_t now_ns) {
         stats->last_finish_ns > stats->busy_since_ns ? stats->last_finish_ns : stats->busy_since_ns;
     stats->last_finish_ns = now_ns;
     stats->unfinished--;
-    if (!first) stats->finish_interval += (seconds(since, now_ns) - stats->finish_interval) / 8;
+    if (!first)
+        stats->finish_interval += (seconds_between(since, now_ns) - stats->finish_interval) / 8;
 }
 
 void stats_finished(struct stats *stats, const struct engine_job *job, int64_t received_ns) {
@@ -158,7 +159,7 @@ static void write_head(struct writer *w, const char *name, const char *type, con
     buf_fmt(w->out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-static void write_value(struct buf *out, double value) {
+static void write_sample_value(struct buf *out, double value) {
     if (value == floor(value) && fabs(value) < 1e15)
         buf_fmt(out, " %.0f\n", value);
     else
@@ -168,7 +169,7 @@ static void write_value(struct buf *out, double value) {
 /* `extra` is NULL or more labels with their quotes. */
 static void write_sample(struct writer *w, const char *name, const char *extra, double value) {
     buf_fmt(w->out, "%s{%s%s%s}", name, w->labels.data, extra ? "," : "", extra ? extra : "");
-    write_value(w->out, value);
+    write_sample_value(w->out, value);
 }
 
 static void write_single(struct writer *w, const char *name, const char *type, const char *help,
@@ -189,7 +190,7 @@ static void write_hist(struct writer *w, const char *name, const char *help,
     total = hist_count(hist);
     buf_fmt(w->out, "%s_bucket{%s,le=\"+Inf\"} %" PRIu64 "\n", name, w->labels.data, total);
     buf_fmt(w->out, "%s_sum{%s}", name, w->labels.data);
-    write_value(w->out, hist->sum);
+    write_sample_value(w->out, hist->sum);
     buf_fmt(w->out, "%s_count{%s} %" PRIu64 "\n", name, w->labels.data, total);
 }
 
@@ -244,7 +245,7 @@ static void write_cache(struct writer *w, const struct engine_info *info,
     write_sample(w, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
 }
 
-static void write_tokens(struct writer *w, const struct engine_status *s) {
+static void write_token_counts(struct writer *w, const struct engine_status *s) {
     double computed = (double)s->counters.computed_tokens,
            cached = (double)s->counters.cached_tokens;
     double prompt = computed + cached;
@@ -401,7 +402,7 @@ static void write_keepd(struct writer *w, const struct engine_status *s) {
 }
 
 /* The state directory is one for all, and in the first replica's status. */
-static void write_state(struct writer *w, const struct engine_status *s) {
+static void write_state_counts(struct writer *w, const struct engine_status *s) {
     write_single(w, "keepd_conversations_on_disk", "gauge", "Conversations in the state directory.",
                  s->conversations_on_disk);
     write_single(w, "keepd_state_bytes", "gauge", "Size of the state directory.",
@@ -425,7 +426,7 @@ static void write_process(struct writer *w, const struct stats_input *input) {
                      (double)input->resident_bytes);
 }
 
-static int by_name(const void *a, const void *b) {
+static int compare_tenant_names(const void *a, const void *b) {
     const struct key *const *x = a, *const *y = b;
     return strcmp((*x)->settings.name, (*y)->settings.name);
 }
@@ -435,7 +436,7 @@ static int named_keys(const struct keys *keys, const struct key *named[KEY_NAMES
     int count = 0;
     for (size_t i = 0; i < keys->count && count < KEY_NAMES_MAX; i++)
         if (keys->items[i].settings.name[0]) named[count++] = &keys->items[i];
-    qsort(named, (size_t)count, sizeof *named, by_name);
+    qsort(named, (size_t)count, sizeof *named, compare_tenant_names);
     return count;
 }
 
@@ -444,7 +445,7 @@ static int named_keys(const struct keys *keys, const struct key *named[KEY_NAMES
 static double sum_of_name(const struct key *const *named, int count, size_t offset, int *i) {
     const struct key *const *first = &named[*i];
     double sum = 0;
-    for (; *i < count && by_name(first, &named[*i]) == 0; ++*i)
+    for (; *i < count && compare_tenant_names(first, &named[*i]) == 0; ++*i)
         sum += (double)*(const uint64_t *)((const char *)named[*i] + offset);
     return sum;
 }
@@ -480,7 +481,7 @@ static void write_tenants(struct writer *w, const struct keys *keys) {
 }
 
 /* A trace is here what one request contributes to it. */
-static void write_spans(struct writer *w, const struct otlp_counts *counts) {
+static void write_span_counts(struct writer *w, const struct otlp_counts *counts) {
     static const char dropped[] = "keepd_traces_dropped_total";
     write_head(w, "keepd_traces_exported_total", "counter",
                "Requests whose spans the collector took.");
@@ -504,15 +505,15 @@ static void write_replica(struct writer *w, const struct stats *stats,
     w->family_count = 0;
     write_requests(w, status);
     write_cache(w, input->info, status);
-    write_tokens(w, status);
+    write_token_counts(w, status);
     write_finished(w, requests, status);
     write_hists(w, requests);
     write_keepd(w, status);
     if (replica > 0) return;
     write_rejected(w, stats);
     write_tenants(w, input->keys);
-    write_spans(w, &input->spans);
-    write_state(w, status);
+    write_span_counts(w, &input->spans);
+    write_state_counts(w, status);
     write_process(w, input);
 }
 

@@ -27,7 +27,7 @@ void stream_close(struct stream *stream) {
 
 /* --- from the jobs to events --- */
 
-static const struct oai_form *form_of(const struct exchange *ex) {
+static const struct oai_form *stream_form(const struct exchange *ex) {
     return ex->request.kind->form;
 }
 
@@ -35,8 +35,8 @@ static bool is_failure(int finish) {
     return finish == ENGINE_FINISH_ABORT || finish == ENGINE_FINISH_ERROR;
 }
 
-static bool joins_end(const struct stream_choice *c) {
-    const struct oai_form *form = form_of(c->exchange);
+static bool delta_joins_end(const struct stream_choice *c) {
+    const struct oai_form *form = stream_form(c->exchange);
     return form->joins_end && form->joins_end(&c->exchange->request);
 }
 
@@ -44,18 +44,18 @@ static bool joins_end(const struct stream_choice *c) {
  * scores of a token without text. Both are known only together with the end, so that what an event
  * holds does not depend on timing. */
 static bool goes_with_end(const struct stream_choice *c, const struct oai_delta *delta) {
-    if (!c->finish || is_failure(c->finish) || delta->kind != TOOL_TEXT || !joins_end(c))
+    if (!c->finish || is_failure(c->finish) || delta->kind != TOOL_TEXT || !delta_joins_end(c))
         return false;
     if (c->tokens_seen < oai_token_count(c->source)) return false;
     return c->finish == ENGINE_FINISH_LENGTH || !delta->size;
 }
 
-static void give_delta(struct stream_choice *c, const struct oai_delta *delta) {
+static void emit_delta(struct stream_choice *c, const struct oai_delta *delta) {
     struct oai_events *events = &c->exchange->stream.events;
-    if (c->holds) form_of(c->exchange)->delta(events, &c->held);
+    if (c->holds) stream_form(c->exchange)->delta(events, &c->held);
     c->holds = goes_with_end(c, delta);
     c->held = *delta;
-    if (!c->holds) form_of(c->exchange)->delta(events, delta);
+    if (!c->holds) stream_form(c->exchange)->delta(events, delta);
 }
 
 /* A delta with the scores of the tokens not shown yet, up to tokens_seen. */
@@ -79,7 +79,7 @@ static void send_delta(struct stream_choice *c, enum tool_piece_kind kind, const
         .ids_end = c->tokens_seen,
         .offset = &c->offset,
     };
-    give_delta(c, &delta);
+    emit_delta(c, &delta);
     c->tokens_shown = end;
     c->tokens_sent = c->tokens_seen;
 }
@@ -139,7 +139,7 @@ static void change_voice(struct stream_choice *c, const struct oai_voice *next, 
 /* Whether the next token waits for the end, with which it will be one event. */
 static bool waits_for_end(const struct stream_choice *c, const struct engine_seen *p) {
     const struct engine_request *request = &oai_job_of(&c->exchange->facts, c->index)->request;
-    return !p->finish && c->tokens_seen + 1 == (uint32_t)request->max_tokens && joins_end(c);
+    return !p->finish && c->tokens_seen + 1 == (uint32_t)request->max_tokens && delta_joins_end(c);
 }
 
 /* Sends tokens while their text is safe: no character and no stop string in the making. */
@@ -178,7 +178,7 @@ static bool next_progress(const struct exchange *ex, uint64_t *read) {
 
 static void send_note(struct exchange *ex) {
     struct oai_events *events = &ex->stream.events;
-    form_of(ex)->progress(events);
+    stream_form(ex)->progress(events);
     buf_inherit(&events->out, &events->note);
     buf_clear(&events->note);
 }
@@ -203,16 +203,16 @@ static void send_held(struct exchange *ex) {
     send_note(ex);
 }
 
-static void begin_choice(struct stream_choice *c) {
+static void begin_stream_choice(struct stream_choice *c) {
     struct exchange *ex = c->exchange;
     c->begun = true;
     send_progress(ex);
     c->calls.tools = &ex->request.tools;
     c->voice = oai_voice_open(&ex->facts, c->index);
-    if (form_of(ex)->begin) form_of(ex)->begin(&ex->stream.events, c->index, &c->offset);
+    if (stream_form(ex)->begin) stream_form(ex)->begin(&ex->stream.events, c->index, &c->offset);
 }
 
-static void end_choice(struct stream_choice *c, const struct engine_seen *p) {
+static void end_stream_choice(struct stream_choice *c, const struct engine_seen *p) {
     struct exchange *ex = c->exchange;
     end_voice(c, p->text);
     c->voice.thinking = false;
@@ -223,9 +223,9 @@ static void end_choice(struct stream_choice *c, const struct engine_seen *p) {
                                       .ids_begin = c->tokens_sent,
                                       .ids_end = c->tokens_seen,
                                       .offset = &c->offset};
-    if (form_of(ex)->finish && !is_failure(p->finish))
-        form_of(ex)->finish(&ex->stream.events, c->holds ? &c->held : &nothing,
-                            tool_reader_called(&c->calls));
+    if (stream_form(ex)->finish && !is_failure(p->finish))
+        stream_form(ex)->finish(&ex->stream.events, c->holds ? &c->held : &nothing,
+                                tool_reader_called(&c->calls));
     c->ended = true;
 }
 
@@ -237,9 +237,9 @@ static void render_choice(struct stream_choice *c, bool last) {
     if (p.finish) p.text = oai_shown_size(&c->exchange->facts, c->index);
     if (c->ended || (!p.tokens && !p.finish)) return;
     c->finish = p.finish;
-    if (!c->begun && (p.tokens || !is_failure(p.finish))) begin_choice(c);
+    if (!c->begun && (p.tokens || !is_failure(p.finish))) begin_stream_choice(c);
     send_tokens(c, &p);
-    if (p.finish && c->tokens_seen == p.tokens) end_choice(c, &p);
+    if (p.finish && c->tokens_seen == p.tokens) end_stream_choice(c, &p);
 }
 
 static void render(struct exchange *ex) {
@@ -257,8 +257,8 @@ static void render(struct exchange *ex) {
     }
     stream->next = (stream->next + 1) % count;
     if (stream->left) return;
-    if (form_of(ex)->keep && !ex->error.status) (void)form_of(ex)->keep(&ex->facts, NULL);
-    form_of(ex)->end(&stream->events, ex->error.status ? &ex->error : NULL);
+    if (stream_form(ex)->keep && !ex->error.status) (void)stream_form(ex)->keep(&ex->facts, NULL);
+    stream_form(ex)->end(&stream->events, ex->error.status ? &ex->error : NULL);
     stream->ended = true;
 }
 
@@ -280,7 +280,7 @@ bool stream_has_news(const struct exchange *ex) {
 
 /* --- libmicrohttpd's reader --- */
 
-static ssize_t take(struct exchange *ex, char *to, size_t max) {
+static ssize_t copy_events(struct exchange *ex, char *to, size_t max) {
     struct stream *stream = &ex->stream;
     size_t size = stream->events.out.size - stream->out_at;
     if (size > max) size = max;
@@ -303,32 +303,32 @@ static void end_too_long(struct exchange *ex) {
                OUT_BYTES_MAX);
     exchange_cancel(ex);
     buf_clear(&events->out);
-    form_of(ex)->end(events, &ex->error);
+    stream_form(ex)->end(events, &ex->error);
     ex->stream.ended = true;
 }
 
-static ssize_t read_stream(void *cls, uint64_t position, char *to, size_t max) {
+static ssize_t read_event_stream(void *cls, uint64_t position, char *to, size_t max) {
     struct exchange *ex = cls;
     struct stream *stream = &ex->stream;
     (void)position;
     if (exchange_is_gone(ex)) return MHD_CONTENT_READER_END_WITH_ERROR;
-    if (stream->out_at < stream->events.out.size) return take(ex, to, max);
+    if (stream->out_at < stream->events.out.size) return copy_events(ex, to, max);
     if (stream->ended) return MHD_CONTENT_READER_END_OF_STREAM;
     render(ex);
     if (!stream->events.out.size && stream->ping)
-        buf_str(&stream->events.out, form_of(ex)->ping ? form_of(ex)->ping : ": keepd\n\n");
+        buf_str(&stream->events.out, stream_form(ex)->ping ? stream_form(ex)->ping : ": keepd\n\n");
     stream->ping = false;
     if (stream->events.out.full) end_too_long(ex);
     if (stream->events.out.failed) {
         exchange_gone(ex); /* out of memory: an incomplete event must not look like a whole one */
         return MHD_CONTENT_READER_END_WITH_ERROR;
     }
-    if (stream->events.out.size) return take(ex, to, max);
+    if (stream->events.out.size) return copy_events(ex, to, max);
     exchange_suspend(ex);
     return 0;
 }
 
-static int open_stream(struct exchange *ex) {
+static int open_event_stream(struct exchange *ex) {
     struct stream *stream = &ex->stream;
     stream->left = oai_choice_count(&ex->facts);
     stream->choices = mem_try_alloc((size_t)stream->left, sizeof *stream->choices);
@@ -342,13 +342,13 @@ static int open_stream(struct exchange *ex) {
     buf_open(&stream->events.head, HEAD_BYTES_MAX);
     buf_open(&stream->events.out, OUT_BYTES_MAX);
     buf_open(&stream->events.note, OUT_BYTES_MAX);
-    form_of(ex)->open(&stream->events);
+    stream_form(ex)->open(&stream->events);
     return stream->events.head.failed ? ERR_NOMEM : 0;
 }
 
 int stream_queue(struct exchange *ex) {
-    struct MHD_Response *response =
-        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_stream, ex, NULL);
+    struct MHD_Response *response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES,
+                                                                      read_event_stream, ex, NULL);
     if (!response) return MHD_NO;
     exchange_queued(ex);
     ex->stream.last_output_ns = clock_ns();
@@ -357,7 +357,7 @@ int stream_queue(struct exchange *ex) {
     MHD_add_response_header(response, "X-Accel-Buffering", "no");
     http_add_common_headers(ex, response);
     enum MHD_Result rc =
-        open_stream(ex) ? MHD_NO : MHD_queue_response(ex->connection, MHD_HTTP_OK, response);
+        open_event_stream(ex) ? MHD_NO : MHD_queue_response(ex->connection, MHD_HTTP_OK, response);
     MHD_destroy_response(response);
     return rc;
 }

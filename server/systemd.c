@@ -28,7 +28,7 @@ static bool notify_address(struct sockaddr_un *address, socklen_t *size) {
 
 /* False: the manager has no room for it now. Any other failure is one that does not listen, and
  * none of our trouble. */
-static bool say(const char *text) {
+static bool send_notice(const char *text) {
     struct sockaddr_un address;
     socklen_t size;
     if (!notify_address(&address, &size)) return true;
@@ -50,20 +50,21 @@ void systemd_notify(const char *format, ...) {
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    (void)say(text);
+    (void)send_notice(text);
 }
 
-static void drop_first(struct systemd_queue *queue) {
+static void drop_first_notice(struct systemd_queue *queue) {
     memmove(queue->texts[0], queue->texts[1], (size_t)--queue->count * SYSTEMD_TEXT_BYTES);
 }
 
 void systemd_repeat(struct systemd_queue *queue) {
-    while (queue->count > 0 && say(queue->texts[0])) drop_first(queue);
+    while (queue->count > 0 && send_notice(queue->texts[0])) drop_first_notice(queue);
 }
 
 void systemd_announce(struct systemd_queue *queue, const char *format, ...) {
     va_list args;
-    if (queue->count == SYSTEMD_QUEUE_MAX) drop_first(queue); /* later messages matter more */
+    if (queue->count == SYSTEMD_QUEUE_MAX)
+        drop_first_notice(queue); /* later messages matter more */
     va_start(args, format);
     vsnprintf(queue->texts[queue->count++], SYSTEMD_TEXT_BYTES, format, args);
     va_end(args);

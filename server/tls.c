@@ -51,7 +51,7 @@ static int check_key(const gnutls_datum_t *pem) {
     return rc;
 }
 
-static int refuse(const char *option, const char *what, int code, struct fault *fault) {
+static int refuse_tls(const char *option, const char *what, int code, struct fault *fault) {
     return fault_set(fault, ERR_INVALID, option, "%s cannot be used: %s", what,
                      gnutls_strerror(code));
 }
@@ -62,9 +62,9 @@ int tls_config_open(const char *cert, const char *key, struct tls_config **out,
     const gnutls_datum_t key_pem = {(unsigned char *)(uintptr_t)key, (unsigned)strlen(key)};
     *out = NULL;
     int rc = check_cert(&cert_pem);
-    if (rc) return refuse("tls-cert", "the certificate", rc, fault);
+    if (rc) return refuse_tls("tls-cert", "the certificate", rc, fault);
     rc = check_key(&key_pem);
-    if (rc) return refuse("tls-key", "the key", rc, fault);
+    if (rc) return refuse_tls("tls-key", "the key", rc, fault);
     struct tls_config *config = mem_must_alloc(1, sizeof *config);
     config->refs = 1;
     rc = gnutls_certificate_allocate_credentials(&config->credentials);
@@ -74,7 +74,7 @@ int tls_config_open(const char *cert, const char *key, struct tls_config **out,
                                                   GNUTLS_X509_FMT_PEM, NULL, 0);
     if (rc < 0) {
         tls_config_close(config);
-        return refuse("tls-cert", "the certificate with this key", rc, fault);
+        return refuse_tls("tls-cert", "the certificate with this key", rc, fault);
     }
     *out = config;
     return 0;
