@@ -517,23 +517,14 @@ static void add_to_list(struct server_list *list, const char *text) {
     *list = (struct server_list){items, list->count + 1};
 }
 
-static void store_text(struct config *config, const struct option *option, const char *text) {
-    char **field = config_field(config, option);
-    mem_free(*field);
-    *field = mem_must_strdup(text);
-}
-
-static bool is_accepted_text(const struct option *option, const char *text) {
-    if (option->type == CHOICE) return find_choice(option->metavar, text) >= 0;
-    return (int64_t)strlen(text) >= option->min;
-}
-
 /* `stronger`: the value's source outranks the source of the list's present items. */
 static void store_string(struct config *config, const struct option *option, const char *text,
                          bool stronger) {
     struct server_list *list = config_field(config, option);
     if (option->type != LIST) {
-        store_text(config, option, text);
+        char **field = config_field(config, option);
+        mem_free(*field);
+        *field = mem_must_strdup(text);
         return;
     }
     if (stronger) clear_list(list);
@@ -594,7 +585,9 @@ static int set_option(struct loader *load, const struct option *option, const ch
     case CHOICE:
     case LIST:
     case TEXT:
-        if (!is_accepted_text(option, text)) return wrong_value(load, option, text, where);
+        if (option->type == CHOICE ? find_choice(option->metavar, text) < 0
+                                   : (int64_t)strlen(text) < option->min)
+            return wrong_value(load, option, text, where);
         if (store) store_string(load->config, option, text, source > load->source[index]);
         break;
     }
@@ -728,14 +721,6 @@ static int load_argument(struct loader *load, int index, char **args, int *used)
     if (args[0][0] != '-') return load_word(load, index, args[0]);
     size_t dashes = strncmp(args[0], "--", 2) == 0 ? 2 : 1;
     return unknown_option(load, args[0] + dashes, size - dashes, "command line");
-}
-
-static int load_command_line(struct loader *load, int argc, char **argv) {
-    for (int i = 1, used; i < argc; i += used) {
-        int rc = load_argument(load, i, argv + i, &used);
-        if (rc) return rc;
-    }
-    return 0;
 }
 
 /* "kv-budget" -> "KEEPD_KV_BUDGET" */
@@ -882,7 +867,8 @@ int config_load(int argc, char **argv, char **envp, struct config *config, struc
     memset(config, 0, sizeof *config);
     load_defaults(&load);
     /* Strongest first, because the first two name the file. */
-    if ((rc = load_command_line(&load, argc, argv))) goto fail;
+    for (int i = 1, used; i < argc; i += used)
+        if ((rc = load_argument(&load, i, argv + i, &used))) goto fail;
     if (config->help || config->man || config->version || config->completion) return 0;
     if ((rc = load_environment(&load, envp))) goto fail;
     if ((rc = load_file(&load))) goto fail;
@@ -895,15 +881,14 @@ fail:
     return rc;
 }
 
-static void close_field(struct config *config, const struct option *option) {
-    if (!option->name) return;
-    if (option->type == LIST) clear_list(config_field(config, option));
-    if (option->type == TEXT || option->type == CHOICE)
-        mem_free(*(char **)config_field(config, option));
-}
-
 void config_close(struct config *config) {
-    for (size_t i = 0; i < OPTION_COUNT; i++) close_field(config, &config_options[i]);
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const struct option *option = &config_options[i];
+        if (!option->name) continue;
+        if (option->type == LIST) clear_list(config_field(config, option));
+        if (option->type == TEXT || option->type == CHOICE)
+            mem_free(*(char **)config_field(config, option));
+    }
     clear_list(&config->notes);
     memset(config, 0, sizeof *config);
 }

@@ -286,12 +286,6 @@ static const char *settings_of(const struct engine_info *info, char *out, size_t
     return out;
 }
 
-static void print_head(FILE *out) {
-    fputs("| model | weights | backend | threads | cache | test | batch | tokens/s |\n"
-          "|---|--:|---|--:|---|---|--:|--:|\n",
-          out);
-}
-
 static void print_row(FILE *out, const struct engine_info *info, const char *name,
                       const struct test *test, const struct figures *figures) {
     char cache[64];
@@ -383,7 +377,10 @@ int bench_run(struct bench *bench, struct engine *engine, const struct bench_opt
     struct table table = {
         .bench = bench, .engine = engine, .options = options, .name = name, .out = out};
     buf_open(&table.json, JSON_BYTES_MAX);
-    if (!options->json) print_head(out);
+    if (!options->json)
+        fputs("| model | weights | backend | threads | cache | test | batch | tokens/s |\n"
+              "|---|--:|---|--:|---|---|--:|--:|\n",
+              out);
     int rc = run_tests(&table, false, &options->prompts, fault);
     if (rc == 0) rc = run_tests(&table, true, &options->tokens, fault);
     if (rc == 0 && table.json.failed)

@@ -54,11 +54,6 @@ void conn_watch(struct conn *conn) {
 
 /* --- opening and closing --- */
 
-static bool start_handshake(struct conn *conn) {
-    conn->tls = tls_open(conn->server->tls, conn->fd);
-    return conn->tls != NULL;
-}
-
 void conn_open(struct server *server, int fd, const struct sock_peer *peer,
                const struct ledger_entry *entry) {
     struct conn *conn = mem_try_alloc(1, sizeof *conn);
@@ -86,7 +81,8 @@ void conn_open(struct server *server, int fd, const struct sock_peer *peer,
         return;
     }
     conn_set_state(conn, CONN_HANDSHAKE);
-    if (!start_handshake(conn)) conn_kill(conn);
+    conn->tls = tls_open(server->tls, fd);
+    if (!conn->tls) conn_kill(conn);
     relay_update(conn);
 }
 

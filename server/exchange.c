@@ -134,6 +134,14 @@ void exchange_unref(struct exchange *ex) {
     server_may_end(server);
 }
 
+void exchange_make_id(char *id, size_t size, const char *prefix) {
+    unsigned char random[16];
+    int at = snprintf(id, size, "%s", prefix);
+    CHECK(getrandom(random, sizeof random, 0) == (ssize_t)sizeof random);
+    for (size_t i = 0; i < sizeof random; i++)
+        at += snprintf(id + at, size - (size_t)at, "%02x", random[i]);
+}
+
 void exchange_suspend(struct exchange *ex) {
     ex->suspended = true;
     MHD_suspend_connection(ex->connection);
@@ -192,17 +200,9 @@ static void end_wait(struct exchange *ex) {
     exchange_unref(ex);
 }
 
-static void make_answer_id(struct exchange *ex) {
-    unsigned char random[16];
-    int at = snprintf(ex->id, sizeof ex->id, "%s", ex->request.kind->form->id_prefix);
-    CHECK(getrandom(random, sizeof random, 0) == (ssize_t)sizeof random);
-    for (size_t i = 0; i < sizeof random; i++)
-        at += snprintf(ex->id + at, sizeof ex->id - (size_t)at, "%02x", random[i]);
-}
-
 static void open_facts(struct exchange *ex) {
     const struct server *server = ex->server;
-    make_answer_id(ex);
+    exchange_make_id(ex->id, sizeof ex->id, ex->request.kind->form->id_prefix);
     ex->facts = (struct oai_answer){
         .engine = server->engine,
         .rules = &server->rules,
@@ -213,11 +213,6 @@ static void open_facts(struct exchange *ex) {
         .model = server->rules.names[0],
         .created = ex->created,
     };
-}
-
-static void give_places_back(struct exchange *ex) {
-    if (ex->places) engine_queue_leave(ex->server->engine, ex->places);
-    ex->places = 0;
 }
 
 /* The engine says no more than this. */
@@ -309,7 +304,8 @@ void exchange_prepared(struct exchange *ex) {
     else
         submit_jobs(ex);
     if (ex->answer.status == 200) exchange_hold_text(ex);
-    give_places_back(ex);
+    if (ex->places) engine_queue_leave(server->engine, ex->places);
+    ex->places = 0;
     if (!is_in_engine(ex)) quota_release(ex); /* the engine has nothing of it */
     if (accepted && --server->accepted == 0) server_all_submitted(server);
     if (ex->state == EXCHANGE_READY || ex->request.background ||

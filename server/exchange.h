@@ -194,6 +194,8 @@ void http_add_common_headers(struct exchange *exchange, struct MHD_Response *res
 struct exchange *exchange_open(struct server *server, struct conn *conn,
                                struct MHD_Connection *connection);
 void exchange_unref(struct exchange *exchange);
+/* Writes the prefix and 32 random digits. */
+void exchange_make_id(char *id, size_t size, const char *prefix);
 void exchange_suspend(struct exchange *exchange);
 void exchange_resume(struct exchange *exchange);
 /* Changes the state; a change that exchange.c does not list ends the process. */

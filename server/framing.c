@@ -99,14 +99,10 @@ static bool is_head_end(const struct framing *f) {
     return f->held_size >= 4 && memcmp(f->held + f->held_size - 4, "\r\n\r\n", 4) == 0;
 }
 
-static bool skips_blank(struct framing *f, char c) {
-    if (f->held_size || (c != '\r' && c != '\n')) return false;
-    return ++f->blank <= BLANK_MAX;
-}
-
 static int take_head_byte(struct framing *f, const struct framing_limits *limits, char c,
                           struct buf *out) {
-    if (skips_blank(f, c)) return 0;
+    bool blank = !f->held_size && (c == '\r' || c == '\n');
+    if (blank && ++f->blank <= BLANK_MAX) return 0;
     f->blank = 0;
     if (hold_framing_byte(f, c)) return -1;
     bool control = ((unsigned char)c < ' ' && c != '\t' && c != '\r' && c != '\n') || c == 0x7f;

@@ -7,9 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/random.h>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -70,15 +68,10 @@ static void set_request_id(struct exchange *ex) {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                   "-_.:/+=";
     const char *id = header(ex, "X-Request-Id");
-    unsigned char random[16];
-    if (id && *id && strlen(id) <= 128 && id[strspn(id, allowed)] == '\0') {
+    if (id && *id && strlen(id) <= 128 && id[strspn(id, allowed)] == '\0')
         snprintf(ex->request_id, sizeof ex->request_id, "%s", id);
-        return;
-    }
-    CHECK(getrandom(random, sizeof random, 0) == (ssize_t)sizeof random);
-    int at = snprintf(ex->request_id, sizeof ex->request_id, "req_");
-    for (size_t i = 0; i < sizeof random; i++)
-        at += snprintf(ex->request_id + at, sizeof ex->request_id - (size_t)at, "%02x", random[i]);
+    else
+        exchange_make_id(ex->request_id, sizeof ex->request_id, "req_");
 }
 
 /* A header that comes twice is as good as none. */
@@ -109,19 +102,13 @@ static void refuse_size(struct exchange *ex) {
     exchange_refuse(ex, &error);
 }
 
-static bool is_other_coding(const char *value, const char *known) {
-    return value && *value && strcasecmp(value, known) != 0;
-}
-
 /* A body that is encoded in itself would be taken for broken JSON (RFC 9110, 8.4). */
 static int refuse_coding(struct exchange *ex) {
     const char *content = header(ex, "Content-Encoding");
     struct oai_error error;
-    if (is_other_coding(content, "identity"))
-        oai_refuse(&error, 415, "unsupported_content_encoding", NULL,
-                   "A body must come as it is, not with Content-Encoding '%.64s'.", content);
-    else
-        return 0;
+    if (!content || !*content || strcasecmp(content, "identity") == 0) return 0;
+    oai_refuse(&error, 415, "unsupported_content_encoding", NULL,
+               "A body must come as it is, not with Content-Encoding '%.64s'.", content);
     exchange_refuse(ex, &error);
     return -1;
 }

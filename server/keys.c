@@ -169,17 +169,15 @@ static int sort_keys(struct keys *keys, struct fault *fault) {
     return 0;
 }
 
-static void inherit(struct key *key, const struct key *before) {
-    struct key_settings settings = key->settings;
-    *key = *before;
-    key->settings = settings;
-}
-
 size_t keys_inherit(struct keys *keys, const struct keys *before) {
     size_t compared = 0;
     for (size_t i = 0, at = 0; i < keys->count && at < before->count; compared++) {
         int order = by_digest(&before->items[at], &keys->items[i]);
-        if (order == 0) inherit(&keys->items[i], &before->items[at]);
+        if (order == 0) {
+            struct key_settings settings = keys->items[i].settings;
+            keys->items[i] = before->items[at];
+            keys->items[i].settings = settings;
+        }
         if (order <= 0) at++;
         if (order >= 0) i++;
     }

@@ -6,12 +6,6 @@
 
 #include "server/loop.h"
 
-/* The running and waiting sequences as a part of the places; above 1 some wait. */
-static double utilization(const struct engine_info *info, const struct engine_status *s) {
-    double places = (double)info->max_num_seqs * info->replicas;
-    return places > 0 ? (s->running + s->waiting) / places : 0;
-}
-
 void load_add_header(struct exchange *ex, struct MHD_Response *response) {
     const char *format = MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND,
                                                      "endpoint-load-metrics-format");
@@ -21,7 +15,9 @@ void load_add_header(struct exchange *ex, struct MHD_Response *response) {
     if (!format || !ex->route || ex->route->act) return;
     if (status == 401 || status == 403) return; /* not a client of ours */
     engine_status(ex->server->engine, &s);
-    double used = stats_cache_usage(&s), busy = utilization(ex->server->rules.info, &s);
+    const struct engine_info *info = ex->server->rules.info;
+    double places = (double)info->max_num_seqs * info->replicas, used = stats_cache_usage(&s);
+    double busy = places > 0 ? (s.running + s.waiting) / places : 0; /* above 1 some wait */
     if (strcasecmp(format, "text") == 0)
         snprintf(value, sizeof value,
                  "TEXT application_utilization=%.6g, named_metrics.kv_cache_usage_perc=%.6g, "

@@ -61,17 +61,14 @@ static void on_sockets(uv_poll_t *poll, int status, int events) {
     pump(poll->data);
 }
 
-static void expire_exchange(struct exchange *ex) {
-    if (ex->cut) return;
-    ex->cut = EXCHANGE_CUT_TIME;
-    exchange_cancel(ex);
-}
-
 static void poll_jobs(struct server *server, int64_t now_ns) {
     for (struct exchange *ex = server->jobs, *next; ex; ex = next) {
         next = ex->next;
         quota_settle(ex);
-        if (ex->deadline_ns && now_ns >= ex->deadline_ns) expire_exchange(ex);
+        if (!ex->cut && ex->deadline_ns && now_ns >= ex->deadline_ns) {
+            ex->cut = EXCHANGE_CUT_TIME;
+            exchange_cancel(ex);
+        }
         exchange_poll(ex, now_ns);
     }
 }
@@ -93,20 +90,9 @@ void server_wake(void *arg) {
 
 /* --- draining --- */
 
-/* The engine takes no more; what is still in the pool is told so. */
-static void abort_jobs(struct server *server) {
-    server->aborting = true;
-    engine_drain(server->engine);
-    for (struct exchange *ex = server->jobs; ex; ex = ex->next) exchange_cancel(ex);
-}
-
-static bool all_answered(const struct server *server) {
-    return server->exchanges == 0 && conn_all_sent(server);
-}
-
 /* The engine, too, has written what outlives it. */
 static bool is_drained(const struct server *server) {
-    return all_answered(server) && engine_idle(server->engine);
+    return server->exchanges == 0 && conn_all_sent(server) && engine_idle(server->engine);
 }
 
 static void check_drain(struct server *server, int64_t now_ns) {
@@ -122,7 +108,10 @@ static void check_drain(struct server *server, int64_t now_ns) {
         }
         log_warn("%s: giving up %d requests", server->drain_end, server->exchanges);
         server->drain_deadline_ns = now_ns + DRAIN_ABORT_NS;
-        abort_jobs(server);
+        /* The engine accepts no more, and jobs that are still in the loop are cancelled. */
+        server->aborting = true;
+        engine_drain(server->engine);
+        for (struct exchange *ex = server->jobs; ex; ex = ex->next) exchange_cancel(ex);
     }
 }
 
@@ -341,24 +330,20 @@ static bool socket_is_passed(void) {
     return systemd_listen_fd(&fd, &ignored) == 0 && fd >= 0;
 }
 
-static void open_memory(struct server *server) {
-    size_t total = HELD_BODIES * server->options.max_body_bytes;
-    if (total < HELD_BYTES_MIN) total = HELD_BYTES_MIN;
-    ledger_open(&server->ledger, total, server->options.max_connections);
-}
-
 int server_open(const struct server_options *options, struct server **out, struct fault *fault) {
     int rc = check_file_limit(fault);
     if (rc) return rc;
     struct server *server = mem_must_alloc(1, sizeof *server);
     const struct sock_address address = address_of(options);
+    size_t memory = HELD_BODIES * options->max_body_bytes;
     server->options = *options;
     server->listen_fd = -1;
     server->start_seconds = clock_unix_seconds();
     buf_open(&server->framed, 2 * options->max_header_bytes + FRAMED_BYTES_EXTRA);
     signal(SIGPIPE, SIG_IGN);
     set_timeouts(&server->options.timeouts);
-    open_memory(server);
+    ledger_open(&server->ledger, memory < HELD_BYTES_MIN ? HELD_BYTES_MIN : memory,
+                options->max_connections);
     if (!server->options.max_answer_bytes) server->options.max_answer_bytes = ANSWER_BYTES_MAX;
     CHECK(uv_loop_init(&server->loop) == 0);
     CHECK(uv_async_init(&server->loop, &server->wake, on_loop_wake) == 0);

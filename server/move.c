@@ -132,12 +132,6 @@ static void write_work(uv_work_t *work) {
     move->rc = rc;
 }
 
-static void answer_upload(struct exchange *ex) {
-    oai_render_uploaded(&ex->answer.body, &ex->move->row);
-    ex->answer.status = 200;
-    exchange_ready(ex);
-}
-
 /* Gives waiting moves to the threads, in the order in which they came. */
 static void start_next(struct server *server) {
     while (server->moves_waiting && server->moves_working < MOVES_AT_ONCE) {
@@ -179,10 +173,13 @@ static void after_write(uv_work_t *work, int status) {
     struct move *move = ex->move;
     end_move_work(ex, status);
     move->filled = 0;
-    if (move->rc != 0)
+    if (move->rc != 0) {
         refuse_move(ex, &move->fault);
-    else if (move->last)
-        answer_upload(ex);
+    } else if (move->last) {
+        oai_render_uploaded(&ex->answer.body, &move->row);
+        ex->answer.status = 200;
+        exchange_ready(ex);
+    }
     exchange_resume(ex);
     exchange_unref(ex);
 }

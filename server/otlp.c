@@ -128,11 +128,6 @@ static enum sent send_body(struct otlp *otlp, const struct buf *body) {
     return again ? AGAIN : REFUSED;
 }
 
-/* Waits until the queue has something, or the end. The lock is held. */
-static void wait_for_items(struct otlp *otlp) {
-    while (!otlp->stop && otlp->count == 0) pthread_cond_wait(&otlp->work, &otlp->lock);
-}
-
 /* Waits before the next attempt; false: there is none, because the daemon ends. */
 static bool pause_for(struct otlp *otlp, int64_t ns) {
     int64_t at = clock_ns() + ns;
@@ -148,7 +143,7 @@ static bool pause_for(struct otlp *otlp, int64_t ns) {
 static int take_batch(struct otlp *otlp, struct item **batch) {
     int count = 0;
     pthread_mutex_lock(&otlp->lock);
-    wait_for_items(otlp);
+    while (!otlp->stop && otlp->count == 0) pthread_cond_wait(&otlp->work, &otlp->lock);
     while (otlp->count > 0 && count < BATCH_MAX) {
         batch[count] = otlp->items[otlp->first];
         otlp->first = (otlp->first + 1) % OTLP_REQUESTS_MAX;

@@ -174,14 +174,6 @@ static int tokenize_mixed(struct exchange *ex, const cJSON *list, struct engine_
     return join_token_parts(&parts, ids);
 }
 
-static int tokenize_prompt(struct exchange *ex, const char *prompt, struct engine_ids *ids,
-                           struct fault *fault) {
-    const struct oai_request *request = &ex->request;
-    if (request->suffix) return tokenize_gap(ex, prompt, ids, fault);
-    return tokenize(ex, prompt, (struct reading){request->add_special, request->parse_special}, ids,
-                    fault);
-}
-
 static int render_chat(struct exchange *ex, struct engine_ids *ids, struct fault *fault) {
     const struct engine *engine = ex->server->engine;
     const struct oai_request *request = &ex->request;
@@ -199,8 +191,11 @@ static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     int rc = 0;
     if (!prompt)
         rc = render_chat(ex, ids, &fault);
+    else if (prompt->text && request->suffix)
+        rc = tokenize_gap(ex, prompt->text, ids, &fault);
     else if (prompt->text)
-        rc = tokenize_prompt(ex, prompt->text, ids, &fault);
+        rc = tokenize(ex, prompt->text,
+                      (struct reading){request->add_special, request->parse_special}, ids, &fault);
     else if (prompt->mixed)
         rc = tokenize_mixed(ex, prompt->mixed, ids, &fault);
     else
@@ -396,14 +391,6 @@ static int make_jobs(struct exchange *ex) {
 
 /* --- texts --- */
 
-static int answer_text(struct exchange *ex) {
-    struct engine_ids ids;
-    if (find_prompt(ex, 0, &ids)) return -1;
-    ex->request.kind->answer(&ex->answer.body, ex->server->engine, &ex->request, &ids);
-    ex->answer.status = 200;
-    return 0;
-}
-
 static int parse_request_body(struct exchange *ex) {
     const struct oai_kind *kind = ex->request.kind;
     const struct oai_rules *rules = &ex->server->rules;
@@ -416,9 +403,15 @@ static int parse_request_body(struct exchange *ex) {
 }
 
 static int make_result(struct exchange *ex) {
-    if (!ex->request.kind->form) return answer_text(ex);
-    int rc = open_constraint(ex);
-    return rc ? rc : make_jobs(ex);
+    struct engine_ids ids;
+    if (ex->request.kind->form) {
+        int rc = open_constraint(ex);
+        return rc ? rc : make_jobs(ex);
+    }
+    if (find_prompt(ex, 0, &ids)) return -1;
+    ex->request.kind->answer(&ex->answer.body, ex->server->engine, &ex->request, &ids);
+    ex->answer.status = 200;
+    return 0;
 }
 
 /* The jobs keep their data in the arena; the tree is many times the size of the body and is freed

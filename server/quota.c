@@ -34,16 +34,12 @@ static bool refuse_item(struct exchange *ex, enum ledger_item item, enum ledger_
     return false;
 }
 
-/* Jobs that began to run since the last poll wait no longer. */
-static void settle_all(struct server *server) {
-    for (struct exchange *ex = server->jobs; ex; ex = ex->next) quota_settle(ex);
-}
-
 static bool hold_item(struct exchange *ex, enum ledger_item item, int64_t amount) {
     struct ledger *ledger = &ex->server->ledger;
     enum ledger_verdict verdict = ledger_set(ledger, &ex->entry, item, amount);
     if (verdict == LEDGER_HELD) return true;
-    settle_all(ex->server);
+    /* Jobs that began to run since the last poll wait no longer. */
+    for (struct exchange *each = ex->server->jobs; each; each = each->next) quota_settle(each);
     verdict = ledger_set(ledger, &ex->entry, item, amount);
     return verdict == LEDGER_HELD || refuse_item(ex, item, verdict);
 }

@@ -110,13 +110,6 @@ static void finish_output(struct conn *conn) {
 
 /* --- one direction, one round: true = more may be there --- */
 
-static bool end_input(struct conn *conn) {
-    conn->end_read = true;
-    conn_left(conn);
-    if (conn->fd >= 0 && conn->end_sent) relay_close_client(conn);
-    return false;
-}
-
 static bool discard_round(struct conn *conn) {
     ssize_t got = read_client(conn, conn->server->scratch);
     if (got == TLS_AGAIN) return false;
@@ -177,7 +170,11 @@ static bool in_round(struct conn *conn) {
     ssize_t got = read_client(conn, scratch);
     if (got > 0) return take_input(conn, (size_t)got);
     if (got == TLS_FAILED) conn_kill(conn);
-    if (got == 0) end_input(conn);
+    if (got == 0) {
+        conn->end_read = true;
+        conn_left(conn);
+        if (conn->fd >= 0 && conn->end_sent) relay_close_client(conn);
+    }
     return got == 0;
 }
 

@@ -289,14 +289,6 @@ static void get_state(struct exchange *ex) {
 
 /* --- stored responses --- */
 
-/* A client sees and deletes the responses of its own key and of the salt it names. */
-static int find_owner(struct exchange *ex, struct buf *salt, struct oai_owner *owner) {
-    if (find_salt(ex, salt)) return -1;
-    memcpy(owner->key, ex->client.key_id, sizeof owner->key);
-    owner->salt = salt->data ? salt->data : "";
-    return 0;
-}
-
 static void refuse_response(struct exchange *ex, int rc, const char *id) {
     if (rc != ERR_NOTFOUND) {
         refuse_memory(ex);
@@ -405,7 +397,9 @@ static void answer_response(struct exchange *ex,
     char id[ID_BYTES];
     snprintf(id, sizeof id, "%.*s", (int)strcspn(rest, "/"), rest);
     buf_open(&salt, 2 * OAI_KEY_BYTES + 1);
-    if (!find_owner(ex, &salt, &owner)) {
+    if (!find_salt(ex, &salt)) {
+        memcpy(owner.key, ex->client.key_id, sizeof owner.key);
+        owner.salt = salt.data ? salt.data : "";
         ex->answer.status = 200;
         int rc = render(ex, &owner, id);
         if (rc)

@@ -71,14 +71,11 @@ static bool is_large(const struct exchange *ex) {
     return ex->body.size > WORK_LARGE_BYTES;
 }
 
-static bool same_client(const struct exchange *a, const struct exchange *b) {
-    return memcmp(a->client.id, b->client.id, sizeof a->client.id) == 0;
-}
-
 static bool client_works(const struct exchange *ex) {
     for (int i = 0; i < LARGE_AT_ONCE; i++) {
         const struct exchange *other = ex->server->works_large[i];
-        if (other && same_client(other, ex)) return true;
+        if (other && memcmp(other->client.id, ex->client.id, sizeof ex->client.id) == 0)
+            return true;
     }
     return false;
 }
@@ -104,13 +101,6 @@ static void start_large(struct server *server) {
     }
 }
 
-static void end_large(struct exchange *ex) {
-    struct server *server = ex->server;
-    for (int i = 0; i < LARGE_AT_ONCE; i++)
-        if (server->works_large[i] == ex) server->works_large[i] = NULL;
-    start_large(server);
-}
-
 void works_add(struct exchange *ex) {
     struct exchange **end = &ex->server->works_waiting;
     if (!is_large(ex)) {
@@ -133,6 +123,10 @@ static void after_prepare(uv_work_t *work, int status) {
         ex->reject = STATS_REJECT_DRAINING;
         oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
     }
-    if (is_large(ex)) end_large(ex);
+    if (is_large(ex)) {
+        for (int i = 0; i < LARGE_AT_ONCE; i++)
+            if (ex->server->works_large[i] == ex) ex->server->works_large[i] = NULL;
+        start_large(ex->server);
+    }
     exchange_prepared(ex);
 }
