@@ -34,6 +34,10 @@ void log_set_level(enum log_level level) {
     atomic_store_explicit(&max_level, (int)level, memory_order_relaxed);
 }
 
+bool log_shows(enum log_level level) {
+    return (int)level <= atomic_load_explicit(&max_level, memory_order_relaxed);
+}
+
 void log_set_format(enum log_format format) {
     atomic_store_explicit(&line_format, (int)format, memory_order_relaxed);
 }
@@ -166,15 +170,11 @@ static void end_log_line(struct line *line, bool in_string) {
     (void)ignored;
 }
 
-static bool is_wanted(enum log_level level) {
-    return (int)level <= atomic_load_explicit(&max_level, memory_order_relaxed);
-}
-
 void log_write(enum log_level level, const char *format, ...) {
     char text[LINE_BYTES];
     struct line line;
     va_list args;
-    if (!is_wanted(level)) return;
+    if (!log_shows(level)) return;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
@@ -186,7 +186,7 @@ void log_write(enum log_level level, const char *format, ...) {
 void log_event(enum log_level level, const char *text, const struct log_field *fields,
                size_t count) {
     struct line line;
-    if (!is_wanted(level)) return;
+    if (!log_shows(level)) return;
     begin_line(&line, level);
     put_log_text(&line, text);
     if (line.json) put_log_char(&line, '"');

@@ -4,6 +4,7 @@
 #ifndef KEEPD_BASE_LOG_H
 #define KEEPD_BASE_LOG_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
@@ -11,6 +12,7 @@ enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBU
 enum log_format { LOG_FORMAT_PLAIN, LOG_FORMAT_JSON };
 
 void log_set_level(enum log_level level);
+bool log_shows(enum log_level level); /* false: writing an event of it would change nothing */
 void log_set_format(enum log_format format);
 void log_write(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

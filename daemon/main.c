@@ -418,6 +418,18 @@ static void give_memory_back(void) {
     mallopt(M_TRIM_THRESHOLD, 64 << 10);
 }
 
+/* Reads the options. `rc`: what the command's own parser returned, with `fault`. On failure prints
+ * the reason, and where to read more. */
+static int load_options(int rc, int count, char **args, const char *more, struct config *config,
+                        struct fault *fault) {
+    extern char **environ;
+    if (!rc) rc = config_load(count, args, environ, config, fault);
+    if (rc)
+        fprintf(stderr, "keepd: %s%s%s (keepd %s)\n", fault->field, fault->field[0] ? ": " : "",
+                fault->text, more);
+    return rc ? EXIT_CONFIG : EXIT_SUCCESS;
+}
+
 /* --- keepd bench --- */
 
 static int measure_rates(const struct config *config, const struct bench_options *tests) {
@@ -442,7 +454,6 @@ static int measure_rates(const struct config *config, const struct bench_options
 }
 
 static int run_bench(int argc, char **argv) {
-    extern char **environ;
     char **rest = mem_must_alloc((size_t)argc + 2, sizeof *rest);
     struct config config = {0};
     struct bench_options tests;
@@ -452,11 +463,8 @@ static int run_bench(int argc, char **argv) {
     while (!rc && rest[count]) count++;
     if (!rc && tests.help)
         bench_help(stdout);
-    else if (rc || config_load(count, rest, environ, &config, &fault)) {
-        fprintf(stderr, "keepd: %s%s%s (keepd bench --help describes the arguments)\n", fault.field,
-                fault.field[0] ? ": " : "", fault.text);
-        status = EXIT_CONFIG;
-    } else {
+    else if (!(status = load_options(rc, count, rest, "bench --help describes the arguments",
+                                     &config, &fault))) {
         set_log(&config);
         log_notes(&config);
         status = measure_rates(&config, &tests);
@@ -547,7 +555,6 @@ static int fit(const struct config *config, struct fit_command *command) {
 }
 
 static int run_fit(int argc, char **argv) {
-    extern char **environ;
     char **rest = mem_must_alloc((size_t)argc + 2, sizeof *rest);
     struct config config = {0};
     struct fit_command command;
@@ -557,11 +564,8 @@ static int run_fit(int argc, char **argv) {
     while (!rc && rest[count]) count++;
     if (!rc && command.help)
         fit_help(stdout);
-    else if (rc || config_load(count, rest, environ, &config, &fault)) {
-        fprintf(stderr, "keepd: %s%s%s (keepd fit --help describes the arguments)\n", fault.field,
-                fault.field[0] ? ": " : "", fault.text);
-        status = EXIT_CONFIG;
-    } else {
+    else if (!(status = load_options(rc, count, rest, "fit --help describes the arguments", &config,
+                                     &fault))) {
         set_log(&config);
         status = fit(&config, &command);
     }
@@ -585,19 +589,15 @@ static int run_chat(char **argv) {
 }
 
 int main(int argc, char **argv) {
-    extern char **environ;
     struct config config = {0};
     struct fault fault = {0};
-    int status = EXIT_SUCCESS;
     give_memory_back();
     if (argc > 1 && strcmp(argv[1], "chat") == 0) return run_chat(argv);
     if (argc > 1 && strcmp(argv[1], "bench") == 0) return run_bench(argc, argv);
     if (argc > 1 && strcmp(argv[1], "fit") == 0) return run_fit(argc, argv);
-    if (config_load(argc, argv, environ, &config, &fault)) {
-        fprintf(stderr, "keepd: %s%s%s (keepd --help lists the options)\n", fault.field,
-                fault.field[0] ? ": " : "", fault.text);
-        status = EXIT_CONFIG;
-    } else if (config.help) {
+    int status = load_options(0, argc, argv, "--help lists the options", &config, &fault);
+    if (status) return status;
+    if (config.help) {
         config_help(stdout);
     } else if (config.man) {
         config_man(stdout, KEEPD_VERSION);

@@ -379,10 +379,13 @@ int server_bind(struct server *server, struct fault *fault) {
 
 /* --- starting --- */
 
+/* A line for each option of TCP that a socket pair lacks comes with every write of libmicrohttpd.
+ */
 __attribute__((format(printf, 2, 0))) static void log_daemon(void *cls, const char *format,
                                                              va_list args) {
     struct server *server = cls;
     char *line = server->last_complaint;
+    if (server->daemon && !log_shows(LOG_LEVEL_DEBUG)) return;
     vsnprintf(line, sizeof server->last_complaint, format, args);
     line[strcspn(line, "\n")] = '\0';
     log_debug("libmicrohttpd: %s", line);
