@@ -33,7 +33,7 @@ static int open_file_to_read(const char *path, int *fd, size_t *size, struct fau
     return 0;
 }
 
-/* *size: the room in `data` before, the bytes read after. */
+/* *size: the capacity of `data` on entry, the bytes read on return. */
 static int read_file_bytes(int fd, char *data, size_t *size, const char *path,
                            struct fault *fault) {
     size_t got = 0;

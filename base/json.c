@@ -117,8 +117,8 @@ static int read_json_escape(struct reader *in, char **to) {
     return 0;
 }
 
-/* From the text after the opening quote to past the closing one. `to` has room for the raw text,
- * and no escape is shorter than what it stands for. */
+/* From the text after the opening quote to past the closing one. `to` has the capacity of the raw
+ * text, and no escape is shorter than what it stands for. */
 static int copy_string(struct reader *in, char *to) {
     for (;;) {
         int c = peek(in);

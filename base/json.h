@@ -67,7 +67,7 @@ const char *json_type_name(const cJSON *node); /* "string", "number", ... for me
 
 /* U+0000 in the strings of a tree. */
 #define JSON_NUL "\xC0\x80"
-/* The text that `from` stands for, which has `*size` bytes and no end. `to` has room for
+/* The text that `from` stands for, which has `*size` bytes and no end. `to` has the capacity for
  * strlen(from) bytes; it may be `from`. */
 void json_text(const char *from, char *to, size_t *size);
 /* The same in the arena, NULL when memory is short. A string without U+0000 is given as it is. */

@@ -60,10 +60,10 @@ struct line {
     bool json, cut;
 };
 
-#define LINE_ROOM (LINE_BYTES - 8) /* for the end of an object and the newline */
+#define LINE_LIMIT (LINE_BYTES - 8) /* for the end of an object and the newline */
 
 static void put_log_char(struct line *line, char c) {
-    if (line->size < LINE_ROOM)
+    if (line->size < LINE_LIMIT)
         line->text[line->size++] = c;
     else
         line->cut = true;
@@ -96,7 +96,7 @@ static void put_log_text(struct line *line, const char *text) {
         bool shown = whole && is_shown(scalar_of(text, size));
         bool escaped = line->json && (*text == '"' || *text == '\\');
         size_t needed = !shown ? 1 : size + escaped;
-        if (line->size + needed > LINE_ROOM) line->cut = true;
+        if (line->size + needed > LINE_LIMIT) line->cut = true;
         if (line->cut) return;
         if (escaped) put_log_char(line, '\\');
         for (size_t i = 0; shown && i < size; i++) put_log_char(line, text[i]);
@@ -158,14 +158,14 @@ static void begin_line(struct line *line, enum log_level level) {
     }
 }
 
-/* A line that was cut says so; as JSON it stays an object when only its text was too long. */
+/* Marks a line that was cut. As JSON it is still an object if only its text was too long. */
 static void end_log_line(struct line *line, bool in_string) {
     char *at = line->text + line->size;
     if (line->cut) at = stpcpy(at, "...");
     if (line->json && in_string) *at++ = '"';
     if (line->json) *at++ = '}';
     *at++ = '\n';
-    /* A log that cannot be written is nowhere to be reported. */
+    /* There is no other place to report that the log cannot be written. */
     ssize_t ignored = write(STDERR_FILENO, line->text, (size_t)(at - line->text));
     (void)ignored;
 }

@@ -13,7 +13,7 @@
 void *mem_must_alloc(size_t count, size_t size);
 char *mem_must_strdup(const char *s);
 void *mem_try_alloc(size_t count, size_t size); /* NULL also when count * size overflows */
-/* Zeroes the tail; NULL: old stays valid. */
+/* Zeroes what was added. NULL: no memory, and `old` is still valid. */
 void *mem_try_realloc(void *old, size_t old_bytes, size_t new_bytes);
 void mem_free(void *p);
 

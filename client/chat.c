@@ -203,7 +203,7 @@ static void on_slow(void *arg) {
     report_wait(((struct turn *)arg)->chat);
 }
 
-/* The part of an interrupted answer that was read stays part of the dialogue, as the user has seen
+/* The part of an interrupted answer that was read remains in the dialogue, as the user has seen
  * it. */
 static void end_turn(struct turn *turn, struct http_answer *got) {
     struct chat *chat = turn->chat;

@@ -27,10 +27,10 @@ struct http {
 struct transfer {
     struct http *http;
     struct http_answer *answer;
-    http_take take;
+    http_receive receive;
     void *arg;
     bool began; /* something came */
-    bool stop;  /* `take` wanted no more */
+    bool stop;  /* `receive` wanted no more */
 };
 
 struct http *http_open(const struct http_options *options) {
@@ -56,11 +56,11 @@ static size_t on_body(char *data, size_t size, size_t count, void *arg) {
     long status = 0;
     transfer->began = true;
     curl_easy_getinfo(transfer->http->easy, CURLINFO_RESPONSE_CODE, &status);
-    if (!transfer->take || status != 200) {
+    if (!transfer->receive || status != 200) {
         buf_add(&transfer->answer->body, data, size * count);
         return transfer->answer->body.failed ? 0 : size * count;
     }
-    transfer->stop = !transfer->take(transfer->arg, data, size * count);
+    transfer->stop = !transfer->receive(transfer->arg, data, size * count);
     return transfer->stop ? 0 : size * count;
 }
 
@@ -163,8 +163,9 @@ static void take_end(struct transfer *transfer, CURLcode code, const char *why) 
 }
 
 void http_ask(struct http *http, const char *path, const char *session, const struct buf *body,
-              http_take take, void (*slow)(void *arg), void *arg, struct http_answer *answer) {
-    struct transfer transfer = {.http = http, .answer = answer, .take = take, .arg = arg};
+              http_receive receive, void (*slow)(void *arg), void *arg,
+              struct http_answer *answer) {
+    struct transfer transfer = {.http = http, .answer = answer, .receive = receive, .arg = arg};
     char why[CURL_ERROR_SIZE] = "";
     CURLcode code;
     *answer = (struct http_answer){.end = HTTP_FAILED};

@@ -32,11 +32,11 @@ struct http_answer {
     bool refused;       /* nobody listens there */
     char why[256];
     struct buf
-        body; /* the body of an answer without `take`, or of an error; the caller closes it */
+        body; /* the body of an answer without `receive`, or of an error; the caller closes it */
 };
 
-/* Takes the next bytes of a body with status 200; false ends the request as failed. */
-typedef bool (*http_take)(void *arg, const char *data, size_t size);
+/* Called with the next bytes of a body of status 200; false ends the request as failed. */
+typedef bool (*http_receive)(void *arg, const char *data, size_t size);
 
 /* NULL: no memory. */
 struct http *http_open(const struct http_options *options);
@@ -45,6 +45,6 @@ void http_close(struct http *http);
 /* `body` NULL: GET; otherwise POST of JSON. `session` (may be NULL) is the X-Session-ID. `slow`
  * (may be NULL) is called once if nothing has come for two seconds. */
 void http_ask(struct http *http, const char *path, const char *session, const struct buf *body,
-              http_take take, void (*slow)(void *arg), void *arg, struct http_answer *answer);
+              http_receive receive, void (*slow)(void *arg), void *arg, struct http_answer *answer);
 
 #endif

@@ -15,7 +15,7 @@ struct line {
     History *history;
     bool cleared;
     char *text; /* from getline, or a copy of libedit's line; from malloc */
-    size_t room;
+    size_t capacity;
 };
 
 static char *prompt(EditLine *edit) {
@@ -67,7 +67,7 @@ void line_close(struct line *line) {
 }
 
 static enum line_end read_plain(struct line *line, const char **text) {
-    ssize_t size = getline(&line->text, &line->room, stdin);
+    ssize_t size = getline(&line->text, &line->capacity, stdin);
     if (size < 0) return LINE_ENDED;
     while (size > 0 && strchr("\r\n", line->text[size - 1])) line->text[--size] = '\0';
     *text = line->text;

@@ -155,7 +155,7 @@ static int scan_calibration(char folder[4096], struct dirent ***names) {
     return -1;
 }
 
-int fit_take_calibration(struct fit_command *command, struct fault *fault) {
+int fit_use_calibration(struct fit_command *command, struct fault *fault) {
     struct dirent **names = NULL;
     char folder[4096];
     const int count = scan_calibration(folder, &names);

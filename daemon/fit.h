@@ -22,7 +22,7 @@
 struct fit_command {
     const char *texts[FIT_FILES_MAX]; /* names of files */
     bool chats[FIT_FILES_MAX];        /* the file has chats (daemon/fit_chats.h) */
-    int text_count;                   /* 0: fit_take_calibration gives some */
+    int text_count;                   /* 0: fit_use_calibration gives some */
     const char *out;                  /* NULL: the cache of gates */
     const char *work;                 /* as in struct engine_fit, as the next one */
     enum engine_fit_out how;
@@ -40,7 +40,7 @@ int fit_parse(int argc, char **argv, struct fit_command *command, char **rest, s
 void fit_help(FILE *out);
 
 /* Names the text that comes with keepd. ERR_NOTFOUND: it is not there. */
-int fit_take_calibration(struct fit_command *command, struct fault *fault);
+int fit_use_calibration(struct fit_command *command, struct fault *fault);
 
 /* Reads the texts, fits and writes the gates, and says on `log` how far it is. *fitted is closed by
  * the caller. */

@@ -117,7 +117,7 @@ static int child_fit(struct child *child, const struct engine_options *options,
     if (own.device && strcmp(own.device, "cuda") == 0) own.device = "auto"; /* the CPU measures */
     own.progress = child_load;
     own.arg = child;
-    int rc = fit_take_calibration(&command, &fault);
+    int rc = fit_use_calibration(&command, &fault);
     progress_open(&child->progress, PROGRESS_LOADING, isatty(STDERR_FILENO));
     if (!rc) rc = fit_run(&command, &own, stderr, &fitted, &fault);
     if (rc)

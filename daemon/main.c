@@ -535,7 +535,7 @@ static int fit(const struct config *config, struct fit_command *command) {
     struct fault fault = {0};
     char cached[4096], work[4200];
     int status = EXIT_SUCCESS, rc = check_model_path(config->engine.model_dir, &fault);
-    if (!rc && !command->text_count) rc = fit_take_calibration(command, &fault);
+    if (!rc && !command->text_count) rc = fit_use_calibration(command, &fault);
     if (!rc) rc = find_cached(&options, command, cached, work, &fault);
     if (!rc) rc = fit_run(command, &options, stderr, &fitted, &fault);
     const bool inputs = strncmp(fault.field, "--", 2) == 0 || strcmp(fault.field, "text") == 0 ||

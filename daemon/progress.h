@@ -1,6 +1,6 @@
 /* Progress while the model loads, or is rounded for a file: on a terminal one line that is drawn
  * again, with bytes, rate and the time that is left; elsewhere one log line at the beginning and
- * one at the end. The service manager is told every second.
+ * one at the end. The service manager is notified every second.
  *
  * Thread: the one that opens the engine. */
 #ifndef KEEPD_DAEMON_PROGRESS_H
@@ -21,7 +21,7 @@ struct progress {
     int64_t began_ns;    /* beginning of this load */
     int64_t opened_ns;   /* beginning of all loads */
     int64_t shown_ns;    /* when the line was last drawn */
-    int64_t notified_ns; /* when the service manager was last told */
+    int64_t notified_ns; /* when the service manager was last notified */
 };
 
 void progress_open(struct progress *progress, enum progress_work work, bool terminal);

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -14,21 +15,22 @@
 #include "server/sock.h"
 
 #define MS                1000000ll
-#define LEFT_MS           500
+#define LEFT_MS           500 /* to read what a client sent before it closed its side */
 #define BODY_BYTES_PER_MS 16
-#define READ_BYTES_PER_MS 1    /* least that a client receives of an answer that it lags behind */
-#define HELD_BYTES_PER_MS 16   /* and of one that waits for it in memory */
-#define HELLO_MS          1000 /* a client that has not begun must give way after it */
-#define ANSWER_MS         5000 /* and one that does not go on */
+#define READ_BYTES_PER_MS 1    /* the slowest reading of an answer by its client */
+#define HELD_BYTES_PER_MS 16   /* the same where the answer waits in memory */
+#define HELLO_MS          1000 /* until a client that has sent nothing may lose its place */
+#define ANSWER_MS         5000 /* the same within a handshake or a body */
 #define LINGER_MS         2000 /* for the client to close, after the end of the output */
 
 void conn_set_state(struct conn *conn, enum conn_state state) {
     conn->server->handshakes += (state == CONN_HANDSHAKE) - (conn->state == CONN_HANDSHAKE);
+    CHECK(conn->server->handshakes >= 0);
     conn->state = state;
     conn->since_ns = conn->progress_ns = clock_ns();
 }
 
-/* --- leaving --- */
+/* --- the client leaves --- */
 
 /* The request ends, both sockets close, and libmicrohttpd lets go when it sees the end of its. */
 void conn_kill(struct conn *conn) {
@@ -39,8 +41,8 @@ void conn_kill(struct conn *conn) {
     if (conn->state != CONN_CLOSING) conn_set_state(conn, CONN_CLOSING);
 }
 
-/* A request being worked on has lost its client. Between requests the bytes of one may still be
- * unread, so libmicrohttpd gets a moment. */
+/* While a request is answered, its client is lost, and the connection ends at once. Otherwise the
+ * bytes of a request may still be unread, so libmicrohttpd gets LEFT_MS to read them. */
 void conn_left(struct conn *conn) {
     conn->watching = false;
     conn->left_ns = clock_ns();
@@ -112,6 +114,7 @@ void conn_attach(struct conn *conn) {
 void conn_release(struct conn *conn) {
     struct server *server = conn->server;
     if (conn->attached || conn->handles || conn == server->soon) return;
+    CHECK(conn->fd < 0 && conn->inner < 0 && !conn->exchange);
     if (conn->prev)
         conn->prev->next = conn->next;
     else
@@ -129,6 +132,7 @@ void conn_notify(void *cls, struct MHD_Connection *connection, void **socket_con
     struct conn *conn = *socket_context;
     (void)connection;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        CHECK(server->attaching && !server->attaching->attached);
         *socket_context = server->attaching;
         server->attaching->attached = true;
         return;
@@ -146,29 +150,30 @@ bool conn_all_sent(const struct server *server) {
 
 /* --- deadlines --- */
 
-/* Bytes earn time, so that a client cannot keep an answer waiting by reading a little of it now and
- * then. No more than the present can be earned. */
-static void note_taken(struct conn *conn, int64_t now_ns) {
+/* Moves the start of the client's time limit on, by a time for each byte that it has received, and
+ * at most to the present. So a client cannot keep an answer by reading a little of it now and then.
+ */
+static void note_received(struct conn *conn, int64_t now_ns) {
     const struct exchange *ex = conn->exchange;
     int64_t rate = ex && ex->entry.held > 0 ? HELD_BYTES_PER_MS : READ_BYTES_PER_MS;
-    uint64_t taken = conn->taken;
+    uint64_t received = conn->received;
     int64_t earned_ns = INT64_MAX;
-    if (sock_pending(conn->fd, conn->written, &taken)) {
-        int64_t fresh = taken > conn->taken ? (int64_t)(taken - conn->taken) : 0;
+    if (sock_pending(conn->fd, conn->written, &received)) {
+        int64_t fresh = received > conn->received ? (int64_t)(received - conn->received) : 0;
         if (fresh < INT64_MAX / MS) earned_ns = fresh * MS / rate;
-        if (fresh > 0) conn->taken = taken;
+        if (fresh > 0) conn->received = received;
     }
     conn->progress_ns =
         earned_ns < now_ns - conn->progress_ns ? conn->progress_ns + earned_ns : now_ns;
 }
 
 static bool is_stalled(struct conn *conn, int64_t now_ns) {
-    note_taken(conn, now_ns);
+    note_received(conn, now_ns);
     return (now_ns - conn->progress_ns) / MS > conn->server->options.timeouts.stall;
 }
 
-/* Returns the time that the bytes of a body give it. An upload may have gigabytes and keeps other
- * uploads waiting, so that it must come faster. */
+/* Returns by how much the received bytes of a body extend its time limit. An upload may have
+ * gigabytes while other uploads wait, so it must come faster. */
 static int64_t allowed_ms(const struct exchange *ex) {
     if (!ex) return 0;
     return (int64_t)(ex->body_seen / (ex->move ? MOVE_BYTES_PER_MS : BODY_BYTES_PER_MS));
@@ -177,7 +182,7 @@ static int64_t allowed_ms(const struct exchange *ex) {
 bool conn_gives_way(const struct conn *conn, int64_t now_ns) {
     int64_t elapsed_ms = (now_ns - conn->since_ns) / MS;
     switch (conn->state) {
-    case CONN_HANDSHAKE: /* unread bytes wait for us */
+    case CONN_HANDSHAKE: /* what it has sent is read before conn_is_silent allows the close */
         return elapsed_ms > (tls_has_answered(conn->tls) ? ANSWER_MS : HELLO_MS);
     case CONN_FRESH:
     case CONN_IDLE:

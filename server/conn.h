@@ -58,9 +58,9 @@ struct conn {
     bool end_read;       /* the client sends no more */
     bool end_sent;       /* keepd sends no more */
     uint64_t written;    /* bytes that the client's socket has accepted */
-    uint64_t taken;      /* the most of them that the client had received, at a tick */
-    int64_t progress_ns; /* until when what the client received has earned it time, see conn.c */
-    size_t discarded;    /* bytes read and discarded */
+    uint64_t received;   /* of these, the bytes that the client had received at the last tick */
+    int64_t progress_ns; /* start of the client's time limit; what it receives moves it on */
+    size_t discarded;    /* bytes that were read and not passed on */
     struct framing framing;
     unsigned long long begun; /* requests that libmicrohttpd has begun */
     struct sock_peer peer;
@@ -90,8 +90,8 @@ void conn_left(struct conn *conn);    /* the client has closed its side */
 void conn_kill(struct conn *conn);    /* ends it now, its request too */
 void conn_release(struct conn *conn); /* frees it once neither side has it any more */
 void conn_tick(struct server *server, int64_t now_ns); /* deadlines of all connections */
-/* Does it give its place to others? Asks nothing of the kernel; if it was sent nothing that waits
- * (conn_is_silent, which does), it may be closed. */
+/* Whether another client may have its place, judged without a system call. It may be closed if
+ * conn_is_silent as well: no bytes wait in either direction, by the kernel's account. */
 bool conn_gives_way(const struct conn *conn, int64_t now_ns);
 bool conn_is_silent(const struct conn *conn);
 bool conn_all_sent(const struct server *server); /* no answer waits for its client's socket */
@@ -102,14 +102,14 @@ void relay_on_inner(uv_poll_t *poll, int status, int events);
 void relay_update(struct conn *conn);   /* waits for what can happen next */
 void relay_soon(struct conn *conn);     /* libmicrohttpd is about to write something */
 void relay_sent(struct server *server); /* forwards that output, as far as clients accept it */
-bool relay_has_output(const struct conn *conn);   /* for the client, here or in the socket pair */
-bool relay_holds_output(const struct conn *conn); /* here */
+bool relay_has_output(const struct conn *conn);   /* for the client, in memory or in the pair */
+bool relay_holds_output(const struct conn *conn); /* in memory */
 void relay_close_client(struct conn *conn);
 void relay_close_inner(struct conn *conn);
 
 /* listener.c: the listening socket */
 void listener_open(struct server *server);
-void listener_update(struct server *server); /* accepts clients or stops, by the free places */
+void listener_update(struct server *server); /* accepts clients while there are free places */
 void listener_shut(struct server *server);
 
 #endif

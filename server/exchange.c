@@ -13,7 +13,7 @@
 #include "server/move.h"
 #include "server/quota.h"
 
-#define VALUE_BYTES 100 /* about what a JSON value in a tree takes */
+#define VALUE_BYTES 100 /* approximate memory of a JSON value in a tree */
 
 /* --- states --- */
 
@@ -111,6 +111,7 @@ void exchange_drop_body(struct exchange *ex) {
 
 void exchange_unref(struct exchange *ex) {
     struct server *server = ex->server;
+    CHECK(ex->refs > 0);
     if (--ex->refs) return;
     CHECK(ex->state == EXCHANGE_OVER && !ex->connection);
     CHECK(ex->jobs_submitted == ex->jobs_finished);
@@ -143,6 +144,7 @@ void exchange_make_id(char *id, size_t size, const char *prefix) {
 }
 
 void exchange_suspend(struct exchange *ex) {
+    CHECK(ex->connection && !ex->suspended);
     ex->suspended = true;
     MHD_suspend_connection(ex->connection);
 }
@@ -181,8 +183,10 @@ void exchange_refuse(struct exchange *ex, const struct oai_error *error) {
 
 /* --- the jobs --- */
 
-/* The engine works for this exchange: it is looked at after every wake and lives until then. */
+/* The engine works for this exchange: exchange_poll checks it after every wake, until the engine
+ * has finished. */
 static void wait_for_engine(struct exchange *ex) {
+    CHECK(!ex->next && !ex->prev);
     exchange_set_state(ex, EXCHANGE_RUNNING);
     ex->next = ex->server->jobs;
     if (ex->next) ex->next->prev = ex;
@@ -215,7 +219,7 @@ static void open_facts(struct exchange *ex) {
     };
 }
 
-/* The engine says no more than this. */
+/* For functions of the engine that return a code without a fault. */
 static void refuse_code(struct exchange *ex, int rc) {
     struct fault fault;
     fault_set(&fault, rc, NULL, "%s", err_text(rc));
@@ -236,6 +240,7 @@ static void submit_jobs(struct exchange *ex) {
             refuse_code(ex, rc);
             break;
         }
+        CHECK(ex->places > 0);
         ex->places--; /* the engine gives it back */
         stats_submitted(&ex->server->stats, clock_ns());
     }
@@ -268,8 +273,9 @@ void exchange_refuse_text(struct exchange *ex) {
     exchange_refuse(ex, &ex->error);
 }
 
-/* Texts that are being written are not counted as held. Each thread writes one, which may have an
- * equal part of the same bytes (exchange_dispatch), so both together have at most twice as many. */
+/* A text counts as held once it is complete. While a worker writes it, its size is bounded by the
+ * worker's part of the ledger's bytes (exchange_dispatch), so all texts have at most twice these
+ * bytes together. */
 void exchange_hold_text(struct exchange *ex) {
     struct buf *body = &ex->answer.body;
     if (body->failed) {
@@ -281,19 +287,21 @@ void exchange_hold_text(struct exchange *ex) {
     }
 }
 
-/* The texts that a response stores and repeats stay after the body has gone. Without jobs they have
- * gone, too, with the arena. */
+/* The texts that a response stores and repeats outlive the body, so they are held in its place. A
+ * request without jobs has freed them with its arena. */
 static void hold_repeated(struct exchange *ex) {
     const struct oai_request *request = &ex->request;
     if (ex->error.status || !ex->job_count) return;
     size_t size = request->own_items ? strlen(request->own_items) : 0;
     if (request->repeated) size += strlen(request->repeated);
-    (void)exchange_hold(ex, size); /* if it is refused, the error says so */
+    (void)exchange_hold(ex, size); /* a refusal is in ex->error */
 }
 
 void exchange_prepared(struct exchange *ex) {
     struct server *server = ex->server;
     bool accepted = ex->places > 0;
+    CHECK(ex->state == EXCHANGE_PREPARING || exchange_is_gone(ex));
+    CHECK(server->works > 0);
     server->works--;
     exchange_drop_body(ex);
     hold_repeated(ex);
@@ -336,8 +344,8 @@ static void start_preparing(struct exchange *ex) {
     works_add(ex);
 }
 
-/* Copies the headers that the pool and the answer need; the connection may be gone by then. */
-static void keep_headers(struct exchange *ex) {
+/* Copies the header that the worker needs: the connection may be gone by then. */
+static void copy_session(struct exchange *ex) {
     const char *session =
         MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, "X-Session-ID");
     if (session && strlen(session) < sizeof ex->session)
@@ -356,7 +364,7 @@ void exchange_dispatch(struct exchange *ex) {
     }
     ex->request.kind = ex->route->kind;
     if (ex->request.kind->form) {
-        keep_headers(ex);
+        copy_session(ex);
         if (ex->server->draining) {
             ex->reject = STATS_REJECT_DRAINING;
             oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
@@ -369,7 +377,7 @@ void exchange_dispatch(struct exchange *ex) {
         }
     } else {
         ex->answer.body.limit =
-            ex->server->ledger.total / WORKS_AT_ONCE - 1; /* one byte is the buffer's own */
+            ex->server->ledger.total / WORKS_AT_ONCE - 1; /* -1: the NUL at the buffer's end */
     }
     start_preparing(ex);
 }
@@ -396,9 +404,9 @@ void exchange_order(struct exchange *ex, enum engine_order_kind kind, uint64_t c
 
 /* --- after a wake --- */
 
-/* Before the header a failure is an HTTP error, so the header waits a little for a first token. Not
- * for long: while a stream is queued or its prompt is read, proxies want to see that it lives, and
- * a client that asks for progress sees it from the beginning. */
+/* A failure before the header can still be an HTTP error, so the header waits for the first token,
+ * but not for long: proxies close streams that send nothing while a prompt is read. A client that
+ * asks for progress gets the header at once. */
 bool exchange_stream_ready(const struct exchange *ex, int64_t now_ns) {
     int64_t patience =
         ex->request.include_progress ? 0 : (int64_t)ex->server->options.timeouts.first * 1000000;
@@ -419,7 +427,7 @@ static bool wants_resume(struct exchange *ex, int64_t now_ns) {
     return ex->stream.ping;
 }
 
-/* The first failure ends the request: what the other jobs would add is of no use. */
+/* The first failure ends the request, because an answer needs all its jobs. */
 static void note_job_failure(struct exchange *ex, const struct engine_job *job) {
     for (int i = 0; i < job->choice_count; i++) {
         int finish = atomic_load_explicit(&job->choice[i].finish, memory_order_acquire);

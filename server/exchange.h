@@ -80,7 +80,7 @@ struct stream_choice {
     struct tool_reader calls; /* in the answering voice's text */
     bool reading;             /* the voice has begun and not ended */
     int finish;               /* how the engine ended it; ENGINE_RUNNING: not yet */
-    struct oai_delta held;    /* a part that goes with the end, if `holds` */
+    struct oai_delta held;    /* a delta that is sent with the choice's end, if `holds` */
     bool holds;
     bool begun, ended; /* ended: so have the events */
 };
@@ -103,7 +103,7 @@ struct job_progress {
     bool finished;
 };
 
-/* The end of a path behind its route's. */
+/* What follows a route's own path in the path of a request. */
 enum route_end {
     ROUTE_WHOLE,  /* nothing */
     ROUTE_NAME,   /* a name, which may have slashes */
@@ -113,7 +113,7 @@ enum route_end {
     ROUTE_STATE   /* an id and /state */
 };
 
-/* One row of routes.c, or of a kind of request. */
+/* A row of routes.c, or the route of a kind of request. */
 struct route {
     const char *path;
     enum route_end end;
@@ -149,7 +149,7 @@ struct exchange {
     int places;          /* queue places that the request still holds */
     int64_t deadline_ns; /* 0 = none */
     struct exchange_client client;
-    char path[288]; /* room for the longest model name */
+    char path[288]; /* long enough for the longest model name */
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];
     char session[OAI_KEY_BYTES + 1]; /* the client's X-Session-ID, or "" */
     int64_t received_ns, created;
@@ -221,19 +221,19 @@ void exchange_order(struct exchange *exchange, enum engine_order_kind kind, uint
 /* The space of the client's key and of the salt that it names (?cache_salt=). Not 0: refused. */
 int exchange_space(struct exchange *exchange, uint8_t space[16]);
 void exchange_prepared(struct exchange *exchange); /* prepare.c has finished with the body */
-/* Takes `size` bytes more of the memory that bodies and text answers share (server/ledger.h);
- * false: the client gets no more, and exchange->error says why. The exchange gives it back with its
- * body, and at its end. */
+/* Reserves `size` bytes more of the memory that bodies and text answers share (server/ledger.h).
+ * False: it is refused, and exchange->error has the reason. The reservation ends with the body, or
+ * with the exchange. */
 bool exchange_hold(struct exchange *exchange, size_t size);
-/* A text answer waits for its client to read it. It takes the place of the body, in the memory
- * that bodies and such answers share; the request is refused where that has no room. */
+/* Reserves the memory of a text answer that waits for its client to read it, after the body's has
+ * been given back. The request is refused where there is too little. */
 void exchange_hold_text(struct exchange *exchange);
 void exchange_refuse_text(struct exchange *exchange); /* instead of one that could not be written */
 void exchange_drop_body(struct exchange *exchange);
 
 /* background.c: responses that their clients ask for later. Their exchanges live on without a
- * connection until the engine has finished; then the response is stored. They take the same places
- * in the queue, and have the same deadlines, as other requests. */
+ * connection until the engine has finished; then the response is stored. They have places in the
+ * queue and deadlines as other requests. */
 void background_answer(struct exchange *exchange); /* says "queued" */
 bool background_stays(
     const struct exchange *exchange);           /* false: the exchange ends with its client */

@@ -16,13 +16,13 @@
 /* --- incomplete input --- */
 
 static int hold_framing_byte(struct framing *f, char c) {
-    if (f->held_size == f->held_room) {
-        char *larger = mem_try_alloc(f->held_room + HELD_STEP, 1);
+    if (f->held_size == f->held_capacity) {
+        char *larger = mem_try_alloc(f->held_capacity + HELD_STEP, 1);
         if (!larger) return -1;
         if (f->held_size) memcpy(larger, f->held, f->held_size);
         mem_free(f->held);
         f->held = larger;
-        f->held_room += HELD_STEP;
+        f->held_capacity += HELD_STEP;
     }
     f->held[f->held_size++] = c;
     return 0;
@@ -31,7 +31,7 @@ static int hold_framing_byte(struct framing *f, char c) {
 static void release_held(struct framing *f) {
     mem_free(f->held);
     f->held = NULL;
-    f->held_size = f->held_room = 0;
+    f->held_size = f->held_capacity = 0;
 }
 
 void framing_close(struct framing *framing) {
@@ -157,10 +157,12 @@ static void end_framing_line(struct framing *f, const struct framing_limits *lim
 static int take_line_byte(struct framing *f, const struct framing_limits *limits, char c,
                           struct buf *out) {
     bool trailer = f->state == FRAMING_TRAILER;
-    size_t room = trailer ? limits->head_bytes : f->state == FRAMING_CHUNK_END ? 2 : CHUNK_LINE_MAX;
+    size_t longest = trailer                         ? limits->head_bytes
+                     : f->state == FRAMING_CHUNK_END ? 2
+                                                     : CHUNK_LINE_MAX;
     if (hold_framing_byte(f, c)) return -1;
-    if (trailer && ++f->blank > limits->head_bytes) room = 0;
-    if (f->held_size > room || (c == '\n') != (before_last(f) == '\r'))
+    if (trailer && ++f->blank > limits->head_bytes) longest = 0;
+    if (f->held_size > longest || (c == '\n') != (before_last(f) == '\r'))
         refuse_chunk(f, out);
     else if (f->state == FRAMING_CHUNK_END && c != "\r\n"[f->held_size - 1])
         refuse_chunk(f, out);

@@ -27,7 +27,7 @@ struct framing {
     uint64_t body; /* bytes of a chunked body so far */
     size_t blank;  /* bytes of empty lines before a head, or of trailers */
     char *held;    /* an incomplete head or line; allocated while there is one */
-    size_t held_size, held_room;
+    size_t held_size, held_capacity;
     unsigned long long requests;
     struct head_refusal refusal; /* to request number `requests`; status 0 = none */
 };

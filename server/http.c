@@ -16,7 +16,7 @@
 #include "server/quota.h"
 #include "server/sip.h"
 
-#define DISCARD_BYTES_MAX ((size_t)16 << 20) /* read away so that a refusal reaches the client */
+#define DISCARD_BYTES_MAX ((size_t)16 << 20) /* of a body, so that a refusal reaches the client */
 
 /* --- request headers --- */
 
@@ -74,7 +74,7 @@ static void set_request_id(struct exchange *ex) {
         exchange_make_id(ex->request_id, sizeof ex->request_id, "req_");
 }
 
-/* A header that comes twice is as good as none. */
+/* A traceparent that is sent twice is ignored, as the standard demands. */
 static enum MHD_Result count_traceparent(void *cls, enum MHD_ValueKind kind, const char *name,
                                          const char *value) {
     int *count = cls;
@@ -102,7 +102,7 @@ static void refuse_size(struct exchange *ex) {
     exchange_refuse(ex, &error);
 }
 
-/* A body that is encoded in itself would be taken for broken JSON (RFC 9110, 8.4). */
+/* A compressed body would be refused as malformed JSON, which misleads (RFC 9110, 8.4). */
 static int refuse_coding(struct exchange *ex) {
     const char *content = header(ex, "Content-Encoding");
     struct oai_error error;
@@ -259,7 +259,7 @@ static int refuse_timeout(struct exchange *ex) {
     return -1;
 }
 
-/* Everything that can be said before the body. */
+/* Refuses what can be refused before the body is read. */
 static void check_headers(struct exchange *ex, const char *path, const char *method) {
     const struct server_options *o = &ex->server->options;
     const char *allow = NULL;
@@ -307,7 +307,7 @@ void http_add_common_headers(struct exchange *ex, struct MHD_Response *response)
         MHD_add_response_header(response, "Connection", "close");
 }
 
-/* Names are a browser's to check; nothing is done on the strength of a header alone. */
+/* All header names are allowed: no request is trusted because of a header that a page may set. */
 static void add_preflight_headers(struct exchange *ex, struct MHD_Response *response) {
     const char *asked = header(ex, "Access-Control-Request-Headers");
     MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, PUT, DELETE");
@@ -343,7 +343,7 @@ static void add_answer_headers(struct exchange *ex, struct MHD_Response *respons
     http_add_common_headers(ex, response);
 }
 
-/* The response takes over the text. */
+/* The response owns the text from here on. */
 static enum MHD_Result queue_answer(struct exchange *ex) {
     struct buf *body = &ex->answer.body;
     struct MHD_Response *response;
@@ -384,7 +384,7 @@ static enum MHD_Result begin_exchange(struct server *server, struct conn *conn,
     else
         check_headers(ex, path, method);
     if (ex->state == EXCHANGE_RECEIVING || declared_size(ex) <= DISCARD_BYTES_MAX) return MHD_YES;
-    ex->answer.close = true; /* too much to read away */
+    ex->answer.close = true; /* the body is too long to be discarded */
     return queue_answer(ex);
 }
 
@@ -395,9 +395,9 @@ static size_t count_values(const char *data, size_t size) {
     return count;
 }
 
-/* Returns how many bytes were taken; the others come again. libmicrohttpd goes on to chunks that it
- * has already read, although the connection was suspended: they wait. */
-static size_t receive(struct exchange *ex, const char *data, size_t size) {
+/* Returns how many bytes were used; libmicrohttpd offers the others again. It also offers chunks
+ * that it had read before the connection was suspended: none of their bytes are used. */
+static size_t receive_body(struct exchange *ex, const char *data, size_t size) {
     struct server *server = ex->server;
     if (ex->suspended) return 0;
     bool wanted = ex->state == EXCHANGE_RECEIVING;
@@ -453,7 +453,7 @@ enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const 
     if (!ex) return begin_exchange(cls, conn, connection, url, method, con_cls);
     if (exchange_is_gone(ex)) return MHD_NO;
     if (*upload_data_size) {
-        *upload_data_size -= receive(ex, upload_data, *upload_data_size);
+        *upload_data_size -= receive_body(ex, upload_data, *upload_data_size);
         return MHD_YES;
     }
     return proceed(ex, clock_ns());

@@ -147,8 +147,8 @@ static bool equal_settings(const struct key_settings *a, const struct key_settin
            a->requests_max == b->requests_max;
 }
 
-/* Sorts the keys. Of one that is listed more than once the last row stays: with two rows, requests
- * would be counted in one of them and a reload might take the other. Two lines of the file that
+/* Sorts the keys and removes duplicates, of which the last row remains: with two rows, requests
+ * would be counted in one of them and a reload might keep the other. Two lines of the file that
  * differ are refused, because one of them would have no effect. */
 static int sort_keys(struct keys *keys, struct fault *fault) {
     size_t kept = 0;

@@ -35,7 +35,7 @@ struct key {
     struct key_settings settings;
     double allowance;    /* requests that may start now, refilled by the rate */
     int64_t refilled_ns; /* 0: never used, so the allowance is full */
-    uint64_t added;      /* number of the reading that added it; another one after a removal */
+    uint64_t added;      /* keys.reading when it was added; a key that was removed gets another */
     uint64_t active;     /* requests that wait or run */
     uint64_t requests, rejected, prompt_tokens,
         generation_tokens; /* since the key was first read */
@@ -46,11 +46,11 @@ struct keys {
     struct key *items; /* by digest */
     size_t count;      /* 0 = no key needed */
     size_t named;      /* keys with a name */
-    uint64_t reading;  /* number of this reading, from 1 on */
+    uint64_t reading;  /* how many times the keys have been read, this one included */
     struct key anyone;
 };
 
-/* `texts` are taken as they are; `file` (may be NULL) has one key per line, blank lines and lines
+/* Each of `texts` is a key; `file` (may be NULL) has one key per line, blank lines and lines
  * that begin with # are ignored. Settings may follow the key: name=TEXT, weight=N, pages=N,
  * pins=N and requests=N. A key that is in the texts and in the file is one key, with the settings
  * of the file; lines of the file for one key must have the same settings. Keys that are in `before`
@@ -69,8 +69,9 @@ struct key *keys_find(struct keys *keys, const char *text);
 /* The same for a digest of a key that was found before; a reload may have removed it. */
 struct key *keys_by_digest(struct keys *keys, const uint8_t digest[16]);
 
-/* Token bucket: takes one request off the key's allowance, which holds at most `per_minute`
- * requests and is refilled at that rate. 0, or milliseconds until the next request may start. */
+/* Token bucket: subtracts a request from the key's allowance, which is at most `per_minute`
+ * requests and is refilled at that rate. Returns 0, or the milliseconds until the next request may
+ * start. */
 int64_t key_spend(struct key *key, int64_t per_minute, int64_t now_ns);
 
 #endif

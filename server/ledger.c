@@ -111,7 +111,7 @@ void ledger_give_back(struct ledger *ledger, struct ledger_entry *entry) {
 }
 
 /* Whether the client may hold `more` of the item. One that holds nothing may have all that is free,
- * and where nobody holds anything there is always room: a total may be less than one request. */
+ * and where nobody holds anything a request always fits: a total may be less than one request. */
 static enum ledger_verdict judge_share(const struct ledger *ledger,
                                        const struct ledger_entry *entry, enum ledger_item item,
                                        int64_t more) {

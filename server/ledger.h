@@ -88,10 +88,10 @@ enum ledger_verdict ledger_hold(struct ledger *ledger, struct ledger_entry *entr
  * has less.
  */
 void ledger_charge(struct ledger *ledger, struct ledger_entry *entry, size_t size);
-/* The request goes on without its connection, whose place another may take: what it holds becomes
+/* The request goes on without its connection, whose place another may get: what it holds becomes
  * shared. Nothing is refused here; until it is given back, others may get less. */
 void ledger_detach(struct ledger *ledger, struct ledger_entry *entry);
-/* Gives back the memory that the entry holds; it stays in its account. */
+/* Gives back the memory that the entry holds; the entry remains in its account. */
 void ledger_give_back(struct ledger *ledger, struct ledger_entry *entry);
 
 /* Sets what an entry that is in an account holds of an item. Only a larger amount is ever refused;

@@ -17,7 +17,7 @@
 #define ACCEPTS_MAX    16  /* in one turn of the loop */
 #define HANDSHAKES_MAX 512 /* in progress */
 
-/* --- room --- */
+/* --- free places --- */
 
 static bool has_handshake_place(const struct server *server) {
     return !server->tls || server->handshakes < HANDSHAKES_MAX;
@@ -52,7 +52,7 @@ static struct conn *find_slow(const struct server *server, bool handshake,
     return first && conn_is_silent(first) ? first : NULL;
 }
 
-static bool has_room(const struct server *server) {
+static bool may_accept(const struct server *server) {
     return server->conn_count < server->options.max_connections + CONNS_CLOSING_MAX / 2 &&
            (has_place(server) || find_slow(server, false, NULL)) &&
            (has_handshake_place(server) || find_slow(server, true, NULL));
@@ -71,7 +71,7 @@ static bool is_one_too_many(const struct server *server, const struct sock_peer 
     return limit && sock_peer_known(peer) && ledger_of_client(entry, LEDGER_CONNECTIONS) >= limit;
 }
 
-/* An address takes no place from one that has fewer. */
+/* A connection never replaces one of an address that has fewer connections. */
 static bool make_place(struct server *server, const struct ledger_entry *entry) {
     if (has_place(server)) return true;
     struct conn *slow = find_slow(server, false, NULL);
@@ -97,7 +97,7 @@ static bool take_place(struct server *server, const struct sock_peer *peer,
 static void on_connection(uv_poll_t *poll, int status, int events) {
     struct server *server = poll->data;
     (void)status, (void)events;
-    for (int i = 0; i < ACCEPTS_MAX && has_room(server); i++) {
+    for (int i = 0; i < ACCEPTS_MAX && may_accept(server); i++) {
         struct sock_peer peer;
         int fd = sock_accept(server->listen_fd, &peer);
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
@@ -121,7 +121,7 @@ static void on_connection(uv_poll_t *poll, int status, int events) {
 }
 
 void listener_update(struct server *server) {
-    bool wanted = !server->listener_shut && has_room(server);
+    bool wanted = !server->listener_shut && may_accept(server);
     if (!server->handles_open || wanted == server->listener_waits) return;
     server->listener_waits = wanted;
     if (wanted)

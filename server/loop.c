@@ -1,7 +1,7 @@
 /* Runs libmicrohttpd in the libuv loop, which polls its epoll descriptor and has a timer for its
  * timeout.
  *
- * The engine's thread wakes the loop once per step; the loop then looks at every job and resumes
+ * The engine's thread wakes the loop once per step; the loop then polls every job and resumes
  * the connections that have something to write. */
 #include <errno.h>
 #include <signal.h>
@@ -31,7 +31,7 @@
 #define HELD_BYTES_MIN      ((size_t)256 << 20) /* for all requests together */
 #define HELD_BODIES         4                   /* or so many of the largest bodies */
 #define MS                  1000000ll
-#define WATCHDOG_SHARE      3 /* told so many times within the time systemd waits */
+#define WATCHDOG_SHARE      3 /* notifications in the time after which systemd restarts */
 
 /* --- libmicrohttpd in the loop --- */
 
@@ -119,7 +119,7 @@ void server_may_end(struct server *server) {
     if (server->draining && !server->closing && is_drained(server)) uv_stop(&server->loop);
 }
 
-/* Accepted requests are the engine's to finish, those too that are still being read. */
+/* The engine finishes accepted requests, and those that workers still parse are accepted, too. */
 void server_all_submitted(struct server *server) {
     if (server->draining) engine_drain(server->engine);
 }
@@ -129,7 +129,7 @@ static void begin_drain(struct server *server, int64_t now_ns) {
     server->drain_deadline_ns = now_ns + server->options.now.drain_seconds * SECOND_NS;
     server->drain_end = "the drain time is over";
     if (server->accepted == 0) server_all_submitted(server);
-    /* The manager's own patience may be shorter than ours. */
+    /* The manager's time limit may be shorter than the drain. */
     systemd_announce(
         &server->announced, "STOPPING=1\nSTATUS=Draining %d requests\nEXTEND_TIMEOUT_USEC=%lld",
         server->exchanges, (server->options.now.drain_seconds + DRAIN_EXTRA_SECONDS) * 1000000LL);
@@ -149,7 +149,7 @@ static void on_signal(uv_signal_t *handle, int number) {
     check_drain(server, now_ns);
 }
 
-/* Only a new process gets a device that works: everybody is told, then this one ends. */
+/* A device that has failed works again only in a new process, so the server drains and ends. */
 static void check_engine(struct server *server, int64_t now_ns) {
     struct engine_status status;
     if (server->failed) return;
@@ -167,20 +167,20 @@ static void on_hangup(uv_signal_t *handle, int number) {
     systemd_announce(&server->announced, "READY=1");
 }
 
-/* Only an engine that does its work feeds the watchdog. */
-static bool engine_works(struct server *server) {
+/* Whether every replica makes progress, without which the watchdog is not fed. */
+static bool all_replicas_work(struct server *server) {
     struct engine_status status;
     bool works = true;
     for (int i = 0; i < server->rules.info->replicas; i++) {
         engine_replica_status(server->engine, i, &status);
-        works &= watchdog_look(&server->watchdog, i, &status);
+        works &= watchdog_check(&server->watchdog, i, &status);
     }
     return works;
 }
 
 static void feed_watchdog(struct server *server, int64_t now_ns) {
     struct engine_status status;
-    if (!watchdog_due(&server->watchdog, now_ns) || !engine_works(server)) return;
+    if (!watchdog_due(&server->watchdog, now_ns) || !all_replicas_work(server)) return;
     engine_status(server->engine, &status);
     watchdog_fed(&server->watchdog, now_ns);
     systemd_notify("WATCHDOG=1\nSTATUS=Serving: %d running, %d waiting, %d conversations",
@@ -218,7 +218,7 @@ static void set_timeouts(struct server_timeouts *t) {
     set_default(&t->health, 60000);
 }
 
-/* "name, alias": at least one, or a fault. */
+/* Splits "name, alias"; an empty list is a fault. */
 static int set_names(struct server *server, const char *names, struct fault *fault) {
     char *save = NULL;
     server->names = mem_must_strdup(names);
@@ -235,7 +235,8 @@ static int set_names(struct server *server, const char *names, struct fault *fau
     return fault_set(fault, ERR_INVALID, "served-model-name", "the name is empty");
 }
 
-/* With fewer the event loop, the workers or the first connections would find none. */
+/* With fewer descriptors the event loop, the workers or the first connections could not open
+ * theirs. */
 static int check_file_limit(struct fault *fault) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_max >= DESCRIPTORS_MIN) return 0;
@@ -255,7 +256,7 @@ static void raise_file_limit(int connections) {
                  (unsigned long long)limit.rlim_cur, connections);
 }
 
-/* A certificate or key; that it is one shows by its PEM frame, the rest by GnuTLS. */
+/* Reads a certificate or key and checks its PEM frame; GnuTLS checks the rest. */
 static int read_pem(const char *option, const char *path, const char *frame, char **out,
                     struct fault *fault) {
     char *text = mem_must_alloc(FILE_BYTES_MAX + 1, 1);
@@ -416,7 +417,7 @@ static uint64_t tick_ms(const struct server_timeouts *t, int64_t watchdog_ns) {
     return least < 80 ? 20 : (uint64_t)least / 4;
 }
 
-/* As nohup has it: the daemon outlives its terminal. */
+/* SIGHUP is ignored in a process that nohup has started. */
 static bool ignores_hangups(void) {
     struct sigaction action;
     return sigaction(SIGHUP, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
@@ -451,7 +452,7 @@ enum { BACKGROUND_PART = 4 };
 /* An address may be that of a proxy with many users, so it may have nearly all connections: what is
  * left are a few for each other address. Where all clients are on this machine, they have one
  * address. */
-static void divide(struct server *server) {
+static void set_shares(struct server *server) {
     const struct server_options *o = &server->options;
     const struct engine_info *info = server->rules.info;
     struct ledger_stock *stock = server->ledger.stock;
@@ -470,7 +471,7 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     if (rc) return rc;
     server->engine = engine;
     server->rules.info = engine_info(engine);
-    divide(server);
+    set_shares(server);
     server->rules.engine = engine;
     server->rules.default_max_tokens = server->options.default_max_tokens;
     server->rules.seed = server->options.seed;

@@ -146,6 +146,7 @@ static void start_next(struct server *server) {
 /* The connection is suspended until `after`; there is at most one wait for each. */
 static void start_move_work(struct exchange *ex, uv_work_cb work, uv_after_work_cb after) {
     struct exchange **end = &ex->server->moves_waiting;
+    CHECK(!ex->move->working); /* a thread has the buffer */
     while (*end) end = &(*end)->move->next;
     *end = ex;
     ex->move->next = NULL;
@@ -159,6 +160,7 @@ static void start_move_work(struct exchange *ex, uv_work_cb work, uv_after_work_
 }
 
 static void end_move_work(struct exchange *ex, int status) {
+    CHECK(ex->move->working && ex->server->works > 0);
     ex->move->working = false;
     ex->server->works--;
     ex->server->moves_working--;
@@ -186,8 +188,9 @@ static void after_write(uv_work_t *work, int status) {
 
 size_t move_receive(struct exchange *ex, const char *data, size_t size) {
     struct move *move = ex->move;
-    size_t room = MOVE_BYTES - move->filled;
-    if (size > room) size = room;
+    size_t left = MOVE_BYTES - move->filled;
+    CHECK(!move->working);
+    if (size > left) size = left;
     memcpy(move->buffer + move->filled, data, size);
     move->filled += size;
     if (move->filled == MOVE_BYTES) start_move_work(ex, write_work, after_write);

@@ -321,9 +321,9 @@ void otlp_add(struct otlp *otlp, const struct buf *spans) {
         memcpy(item->text, spans->data, spans->size);
     }
     pthread_mutex_lock(&otlp->lock);
-    bool room = item && otlp->count < OTLP_REQUESTS_MAX &&
+    bool fits = item && otlp->count < OTLP_REQUESTS_MAX &&
                 otlp->bytes + item->size <= OTLP_BYTES_MAX && !otlp->stop;
-    if (room) {
+    if (fits) {
         otlp->items[(otlp->first + otlp->count++) % OTLP_REQUESTS_MAX] = item;
         otlp->bytes += item->size;
         pthread_cond_signal(&otlp->work);
@@ -331,7 +331,7 @@ void otlp_add(struct otlp *otlp, const struct buf *spans) {
         otlp->counts.full++;
     }
     pthread_mutex_unlock(&otlp->lock);
-    if (!room) mem_free(item);
+    if (!fits) mem_free(item);
 }
 
 struct otlp_counts otlp_counts_of(struct otlp *otlp) {

@@ -1,6 +1,6 @@
 /* Sends spans to an OpenTelemetry collector: OTLP over HTTP, in JSON, off unless an endpoint is
  * given. A thread of its own sends them with libcurl, which is loaded only then. Nothing here makes
- * the loop wait: spans lie in a queue with a bound, and what finds no room is dropped and counted.
+ * the loop wait: the queue of spans has a bound, and spans beyond it are dropped and counted.
  * A batch that the collector could not take (429, 502, 503, 504, or no answer) is sent again, later
  * and later; one that it refused is dropped. */
 #ifndef KEEPD_SERVER_OTLP_H
@@ -20,7 +20,7 @@ struct otlp;
 /* Counts of requests, not of single spans. */
 struct otlp_counts {
     uint64_t exported;
-    uint64_t full;    /* dropped: the queue had no room, or they were too large for it */
+    uint64_t full;    /* dropped: the queue was full, or they were too large for it */
     uint64_t refused; /* dropped: the collector refused them, or the daemon ended before it took
                          them */
 };

@@ -14,7 +14,7 @@
 
 #define ARENA_BYTES    ((size_t)64 << 20)
 #define ARENA_PER_BYTE 32
-#define AGAIN_US       1000 /* until a language is asked for again */
+#define AGAIN_US       1000 /* before a worker asks for a language again */
 
 /* Conversations are found only by the same key with the same salt on the same model. The hash is
  * keyed by a secret of the engine's, so nobody can aim at another's space. */
@@ -45,9 +45,10 @@ static void set_hint(struct exchange *ex) {
 
 /* --- prompts --- */
 
-/* Templates and tokenizers name their own places; a client knows its fields. A place in the field,
- * such as messages[2].role, stays. */
-static void name_field(struct fault *fault, const char *field) {
+/* Replaces the field of a fault by the request's field, because a client does not know the names
+ * that templates and tokenizers use. A part of the field, such as messages[2].role, is more exact
+ * and is left. */
+static void replace_fault_field(struct fault *fault, const char *field) {
     size_t size = strlen(field);
     bool inside = strncmp(fault->field, field, size) == 0 && strchr("[.", fault->field[size]);
     if (fault->code == ERR_NOMEM || inside) return;
@@ -67,7 +68,7 @@ static int refuse_prompt(struct exchange *ex, const char *field, struct fault *f
                    oai_overflow_hint(request, &ex->server->rules));
         return oai_refuse_context(&ex->error, (size_t)longest + 1, (size_t)longest);
     }
-    name_field(fault, field);
+    replace_fault_field(fault, field);
     return oai_refuse_fault(&ex->error, fault);
 }
 
@@ -221,7 +222,7 @@ static int check_job(struct exchange *ex, int i) {
     char field[OAI_PATH];
     if (!engine_check(ex->server->engine, &ex->jobs[i], &fault)) return 0;
     oai_prompt_path(&ex->request, i, field);
-    if (strcmp(fault.field, "prompt") == 0) name_field(&fault, field);
+    if (strcmp(fault.field, "prompt") == 0) replace_fault_field(&fault, field);
     return oai_refuse_fault(&ex->error, &fault);
 }
 
@@ -298,8 +299,8 @@ static int check_scores(struct exchange *ex, int i, struct score_sums *sums) {
     return 0;
 }
 
-/* Notes how many of the prompt's first tokens are not the client's. `cut`: tokens that were dropped
- * in front. */
+/* Notes how many of the prompt's first tokens the tokenizer added. `cut`: tokens that were removed
+ * from the beginning. */
 static void note_added(struct exchange *ex, int i, size_t cut) {
     const struct oai_request *request = &ex->request;
     const struct oai_prompt *prompt = &request->prompts[i];

@@ -45,7 +45,7 @@ static bool hold_item(struct exchange *ex, enum ledger_item item, int64_t amount
 }
 
 /* Takes places of the engine's queue, which counts what waits on every replica. */
-static bool take_places(struct exchange *ex, int count) {
+static bool reserve_places(struct exchange *ex, int count) {
     int more = count - ex->places;
     if (!hold_item(ex, LEDGER_PLACES, count)) return false;
     if (more > 0 && !engine_queue_enter(ex->server->engine, more))
@@ -56,14 +56,15 @@ static bool take_places(struct exchange *ex, int count) {
 
 bool quota_reserve(struct exchange *ex) {
     int64_t tokens = (int64_t)ex->body.size, longest = ex->server->rules.info->max_model_len;
-    return hold_item(ex, LEDGER_TOKENS, tokens < longest ? tokens : longest) && take_places(ex, 1);
+    return hold_item(ex, LEDGER_TOKENS, tokens < longest ? tokens : longest) &&
+           reserve_places(ex, 1);
 }
 
 bool quota_confirm(struct exchange *ex) {
     int64_t tokens = 0;
     for (int i = 0; i < ex->job_count; i++) tokens += ex->jobs[i].request.prompt_count;
     if (ex->request.background && !hold_item(ex, LEDGER_BACKGROUND, 1)) return false;
-    return hold_item(ex, LEDGER_TOKENS, tokens) && take_places(ex, ex->job_count);
+    return hold_item(ex, LEDGER_TOKENS, tokens) && reserve_places(ex, ex->job_count);
 }
 
 static void set_held(struct exchange *ex, int64_t places, int64_t tokens) {

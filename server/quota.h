@@ -11,10 +11,11 @@
 struct exchange;
 
 /* Each sets exchange->error and returns false where the queue, or the client's share of it
- * (server/ledger.h), has no room.
+ * (server/ledger.h), is full.
  *
- * Reserves a place and room for the prompt before it is tokenised: a token has at least one byte,
- * and a prompt longer than the context is refused anyway. An empty queue always has room. */
+ * Reserves a place, and tokens for the prompt before it is tokenised: a token has at least one
+ * byte, and a prompt longer than the context is refused anyway. An empty queue accepts any request.
+ */
 bool quota_reserve(struct exchange *exchange);
 /* Once tokenised: sets the reservation to all prompts of the request and their tokens, and takes a
  * place in the background for a response that wants one. */

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -17,7 +18,7 @@
 
 #define ROUNDS_MAX        4  /* reads of one connection and direction in one turn of the loop */
 #define HANDSHAKE_STEPS   16 /* steps of all handshakes in one turn */
-#define DISCARD_BYTES_MAX ((size_t)16 << 20) /* read away after the answer, so that it arrives */
+#define DISCARD_BYTES_MAX ((size_t)16 << 20) /* discarded after the answer, so that it arrives */
 
 /* --- bytes not yet accepted --- */
 
@@ -25,8 +26,9 @@ static bool rest_is_empty(const struct relay_rest *rest) {
     return rest->at == rest->size;
 }
 
-static bool rest_keep(struct relay_rest *rest, const char *data, size_t size) {
+static bool rest_store(struct relay_rest *rest, const char *data, size_t size) {
     if (!size) return true;
+    CHECK(!rest->data); /* nothing is read in a direction whose bytes wait */
     rest->data = mem_try_alloc(size, 1);
     if (!rest->data) return false;
     memcpy(rest->data, data, size);
@@ -40,12 +42,12 @@ static void rest_free(struct relay_rest *rest) {
     *rest = (struct relay_rest){0};
 }
 
-static void rest_took(struct relay_rest *rest, size_t size) {
+static void rest_advance(struct relay_rest *rest, size_t size) {
     rest->at += size;
     if (rest_is_empty(rest)) rest_free(rest);
 }
 
-/* --- the two sockets, with TLS's conventions for what they answer --- */
+/* --- the two sockets; results as those of tls_read and tls_write --- */
 
 static ssize_t failure(void) {
     return errno == EAGAIN || errno == EINTR ? TLS_AGAIN : TLS_FAILED;
@@ -97,7 +99,7 @@ void relay_close_inner(struct conn *conn) {
 }
 
 /* libmicrohttpd has ended the connection and the client has the whole answer. A close with unread
- * input would be a reset, which can take the answer's end with it: so the input is read away until
+ * input would be a reset, which can take the answer's end with it: so the input is discarded until
  * the client closes too, within bounds (conn.c has the time). */
 static void finish_output(struct conn *conn) {
     relay_close_inner(conn);
@@ -126,7 +128,7 @@ static bool offer_inner(struct conn *conn, const char *data, size_t size) {
     if (sent == TLS_FAILED) return true;
     if (sent < 0) sent = 0;
     if ((size_t)sent == size) return true;
-    if (!rest_keep(&conn->in, data + sent, size - (size_t)sent)) conn_kill(conn);
+    if (!rest_store(&conn->in, data + sent, size - (size_t)sent)) conn_kill(conn);
     return false;
 }
 
@@ -135,16 +137,16 @@ static bool flush_in(struct conn *conn) {
     if (rest_is_empty(in)) return true;
     ssize_t sent = write_inner(conn, in->data + in->at, in->size - in->at);
     if (sent == TLS_FAILED) sent = (ssize_t)(in->size - in->at);
-    if (sent > 0) rest_took(in, (size_t)sent);
+    if (sent > 0) rest_advance(in, (size_t)sent);
     return rest_is_empty(in);
 }
 
-/* After a request that is rejected the input is only read away, so that the answer arrives. */
-static bool is_deaf(const struct conn *conn) {
+/* After a rejected request the input is discarded up to a limit, so that the answer arrives. */
+static bool ignores_input(const struct conn *conn) {
     return conn->framing.state == FRAMING_OVER && conn->discarded > DISCARD_BYTES_MAX;
 }
 
-static bool take_input(struct conn *conn, size_t size) {
+static bool check_input(struct conn *conn, size_t size) {
     struct server *server = conn->server;
     const struct framing_limits limits = {.head_bytes = server->options.max_header_bytes,
                                           .body_bytes = server->options.max_body_bytes};
@@ -158,7 +160,7 @@ static bool take_input(struct conn *conn, size_t size) {
     return offer_inner(conn, server->framed.data, server->framed.size);
 }
 
-static bool in_round(struct conn *conn) {
+static bool read_round(struct conn *conn) {
     char *scratch = conn->server->scratch;
     if (conn->end_sent) return !conn->end_read && discard_round(conn);
     if (conn->inner < 0 || !flush_in(conn)) return false;
@@ -166,9 +168,9 @@ static bool in_round(struct conn *conn) {
         shutdown(conn->inner, SHUT_WR);
         return false;
     }
-    if (is_deaf(conn)) return false;
+    if (ignores_input(conn)) return false;
     ssize_t got = read_client(conn, scratch);
-    if (got > 0) return take_input(conn, (size_t)got);
+    if (got > 0) return check_input(conn, (size_t)got);
     if (got == TLS_FAILED) conn_kill(conn);
     if (got == 0) {
         conn->end_read = true;
@@ -186,7 +188,7 @@ static bool offer_client(struct conn *conn, const char *data, size_t size) {
     }
     if (sent < 0) sent = 0;
     if ((size_t)sent == size) return true;
-    if (!rest_keep(&conn->out, data + sent, size - (size_t)sent)) conn_kill(conn);
+    if (!rest_store(&conn->out, data + sent, size - (size_t)sent)) conn_kill(conn);
     return false;
 }
 
@@ -194,12 +196,12 @@ static bool flush_out(struct conn *conn) {
     struct relay_rest *out = &conn->out;
     if (rest_is_empty(out)) return true;
     ssize_t sent = write_client(conn, out->data + out->at, out->size - out->at);
-    if (sent > 0) rest_took(out, (size_t)sent);
+    if (sent > 0) rest_advance(out, (size_t)sent);
     if (sent == TLS_FAILED) conn_kill(conn);
     return conn->fd >= 0 && rest_is_empty(out);
 }
 
-static bool out_round(struct conn *conn) {
+static bool write_round(struct conn *conn) {
     char *scratch = conn->server->scratch;
     if (conn->inner < 0 || !flush_out(conn)) return false;
     if (conn->inner_end) {
@@ -210,16 +212,16 @@ static bool out_round(struct conn *conn) {
     if (got > 0) return offer_client(conn, scratch, (size_t)got) && got == RELAY_BYTES;
     if (got < 0 && failure() == TLS_AGAIN) return false;
     conn->inner_end = true; /* closed, or, with bytes that it did not read, reset */
-    finish_output(conn);    /* at once: no event tells of it again */
+    finish_output(conn);    /* now: no further event reports this end */
     return false;
 }
 
 static void run_in(struct conn *conn) {
-    for (int i = 0; i < ROUNDS_MAX && conn->fd >= 0 && in_round(conn); i++) continue;
+    for (int i = 0; i < ROUNDS_MAX && conn->fd >= 0 && read_round(conn); i++) continue;
 }
 
 static void run_out(struct conn *conn) {
-    for (int i = 0; i < ROUNDS_MAX && conn->fd >= 0 && out_round(conn); i++) continue;
+    for (int i = 0; i < ROUNDS_MAX && conn->fd >= 0 && write_round(conn); i++) continue;
 }
 
 /* --- events --- */
@@ -228,7 +230,7 @@ static int client_events(const struct conn *conn) {
     int events = conn->watching ? UV_DISCONNECT : 0;
     if (conn->state == CONN_HANDSHAKE)
         return tls_wants_write(conn->tls) ? UV_WRITABLE : UV_READABLE;
-    if (!conn->end_read && !is_deaf(conn) && rest_is_empty(&conn->in)) events |= UV_READABLE;
+    if (!conn->end_read && !ignores_input(conn) && rest_is_empty(&conn->in)) events |= UV_READABLE;
     if (!rest_is_empty(&conn->out)) events |= UV_WRITABLE;
     return events;
 }
@@ -238,7 +240,7 @@ static int inner_events(const struct conn *conn) {
            (rest_is_empty(&conn->in) ? 0 : UV_WRITABLE);
 }
 
-/* libuv asks the kernel again at every start, also for the same events. */
+/* Starting a poll is a system call in libuv, also with the same events. */
 static int update_poll(uv_poll_t *poll, int before, int events, uv_poll_cb callback) {
     if (events == before) return before;
     if (!events)
@@ -291,8 +293,8 @@ void relay_sent(struct server *server) {
 
 /* --- callbacks --- */
 
-/* A TLS record begins with 22, a request in plain HTTP with a letter. Its bytes are read away, so
- * that the close does not overtake the answer. */
+/* A TLS record begins with 22, a request in plain HTTP with a letter. Its bytes are read first,
+ * because a close with unread input could discard the answer. */
 static bool refuse_plain(struct conn *conn) {
     static const char text[] =
         "{\"error\":{\"message\":\"This port speaks HTTPS: the URL must begin "
@@ -315,7 +317,7 @@ static bool refuse_plain(struct conn *conn) {
 
 static void step_handshake(struct conn *conn) {
     struct server *server = conn->server;
-    if (server->handshake_steps++ >= HANDSHAKE_STEPS) return; /* asked again in the next turn */
+    if (server->handshake_steps++ >= HANDSHAKE_STEPS) return; /* libuv calls in the next turn */
     if (refuse_plain(conn)) return;
     int rc = tls_handshake(conn->tls);
     if (rc == TLS_FAILED) {

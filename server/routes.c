@@ -55,7 +55,7 @@ static void refuse_memory(struct exchange *ex) {
 }
 
 /* A status of each replica; NULL: no memory, and the request is answered. */
-static struct engine_status *take_statuses(struct exchange *ex) {
+static struct engine_status *read_statuses(struct exchange *ex) {
     int count = ex->server->rules.info->replicas;
     struct engine_status *statuses = mem_try_alloc((size_t)count, sizeof *statuses);
     if (!statuses) refuse_memory(ex);
@@ -75,7 +75,7 @@ static int64_t resident_bytes(void) {
 
 static void get_metrics(struct exchange *ex) {
     struct server *server = ex->server;
-    struct engine_status *statuses = take_statuses(ex);
+    struct engine_status *statuses = read_statuses(ex);
     if (!statuses) return;
     struct stats_input input = {.model_name = server->rules.names[0],
                                 .info = server->rules.info,
@@ -146,7 +146,7 @@ static void get_tokenizer_info(struct exchange *ex) {
 }
 
 static void get_loads(struct exchange *ex) {
-    struct engine_status *statuses = take_statuses(ex);
+    struct engine_status *statuses = read_statuses(ex);
     if (!statuses) return;
     struct oai_load load = {ex->server->rules.info, statuses, clock_unix_seconds()};
     oai_render_loads(&ex->answer.body, &load);

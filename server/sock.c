@@ -84,10 +84,10 @@ static int bind_tcp(const char *host, int port, struct fault *fault) {
 /* --- Unix sockets --- */
 
 static int check_path(const char *path, struct fault *fault) {
-    size_t room = sizeof((struct sockaddr_un *)0)->sun_path;
-    if (*path && strlen(path) < room) return 0;
+    size_t capacity = sizeof((struct sockaddr_un *)0)->sun_path;
+    if (*path && strlen(path) < capacity) return 0;
     return fault_set(fault, ERR_LIMIT, "unix-socket",
-                     "the path must have 1 byte at least and %zu at most", room - 1);
+                     "the path must have 1 byte at least and %zu at most", capacity - 1);
 }
 
 static bool is_served(const struct sockaddr_un *address) {
@@ -208,7 +208,7 @@ void sock_unlink(int fd) {
 /* --- connections --- */
 
 int sock_accept(int fd, struct sock_peer *peer) {
-    *peer = (struct sock_peer){.size = sizeof peer->room};
+    *peer = (struct sock_peer){.size = sizeof peer->storage};
     return accept4(fd, &peer->any, &peer->size, SOCK_NONBLOCK | SOCK_CLOEXEC);
 }
 

@@ -38,7 +38,7 @@ void sock_unlink(int fd);
 struct sock_peer {
     union {
         struct sockaddr any;
-        struct sockaddr_storage room;
+        struct sockaddr_storage storage;
     };
     socklen_t size;
 };

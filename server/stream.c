@@ -6,6 +6,7 @@
  * character joins the next), so the bytes of a stream do not depend on timing. */
 #include <string.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
@@ -103,7 +104,7 @@ static void send_text(struct stream_choice *c, size_t begin, size_t end, bool la
     }
 }
 
-/* Sends [text_shown, end) as far as its characters are whole. */
+/* Sends the whole characters of [text_shown, end). */
 static void send_characters(struct stream_choice *c, size_t end) {
     const char *text = c->source->text + c->text_shown;
     size_t size = end > c->text_shown ? utf8_complete(text, end - c->text_shown) : 0;
@@ -112,8 +113,8 @@ static void send_characters(struct stream_choice *c, size_t end) {
     if (size > skip) send_text(c, c->text_shown - size + skip, c->text_shown, false);
 }
 
-/* The end of a voice's text: half a character cannot be completed any more, half a call's beginning
- * is none. */
+/* The end of a voice's text: an incomplete character stays incomplete, and what could have begun a
+ * tool call is text. */
 static void end_voice(struct stream_choice *c, size_t end) {
     send_characters(c, end);
     send_text(c, c->text_shown < end ? c->text_shown : end, end, true);
@@ -142,7 +143,8 @@ static bool waits_for_end(const struct stream_choice *c, const struct engine_see
     return !p->finish && c->tokens_seen + 1 == (uint32_t)request->max_tokens && delta_joins_end(c);
 }
 
-/* Sends tokens while their text is safe: no character and no stop string in the making. */
+/* Sends tokens whose text is final: it ends neither inside a character nor inside what may become a
+ * stop string. */
 static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
     struct exchange *ex = c->exchange;
     while (c->tokens_seen < p->tokens && ex->stream.events.out.size < OUT_BYTES_SOFT) {
@@ -282,6 +284,7 @@ bool stream_has_news(const struct exchange *ex) {
 
 static ssize_t copy_events(struct exchange *ex, char *to, size_t max) {
     struct stream *stream = &ex->stream;
+    CHECK(stream->out_at <= stream->events.out.size);
     size_t size = stream->events.out.size - stream->out_at;
     if (size > max) size = max;
     memcpy(to, stream->events.out.data + stream->out_at, size);

@@ -26,8 +26,8 @@ static bool notify_address(struct sockaddr_un *address, socklen_t *size) {
     return true;
 }
 
-/* False: the manager has no room for it now. Any other failure is one that does not listen, and
- * none of our trouble. */
+/* False: the manager's queue is full. Other failures mean that no manager listens; they are
+ * ignored. */
 static bool send_notice(const char *text) {
     struct sockaddr_un address;
     socklen_t size;

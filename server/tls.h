@@ -10,7 +10,8 @@
 #include "base/err.h"
 
 #define TLS_AGAIN  (-1) /* the socket is not ready: see tls_wants_write */
-#define TLS_FAILED (-2) /* the session is over; an alert has been sent where there was room */
+#define TLS_FAILED (-2) /* the session is over; an alert has been sent if the socket accepted it   \
+                         */
 
 struct tls_config; /* certificate, key, permitted algorithms: immutable, shared by its sessions */
 struct tls;        /* one connection's session */
@@ -33,6 +34,6 @@ bool tls_wants_write(const struct tls *tls);  /* after TLS_AGAIN: writable, else
  */
 ssize_t tls_read(struct tls *tls, void *to, size_t size);
 ssize_t tls_write(struct tls *tls, const void *from, size_t size);
-void tls_bye(struct tls *tls); /* close_notify, if the socket takes it */
+void tls_bye(struct tls *tls); /* sends close_notify, if the socket accepts it */
 
 #endif

@@ -17,7 +17,7 @@ struct watchdog {
 
 bool watchdog_due(const struct watchdog *watchdog, int64_t now_ns);
 /* True when the replica has worked since the last feeding, or was seen with no job. */
-bool watchdog_look(struct watchdog *watchdog, int replica, const struct engine_status *status);
+bool watchdog_check(struct watchdog *watchdog, int replica, const struct engine_status *status);
 void watchdog_fed(struct watchdog *watchdog, int64_t now_ns);
 
 #endif

@@ -62,6 +62,7 @@ static void after_prepare(uv_work_t *work, int status);
 
 /* Nobody waits for the result of a request whose client is gone. */
 static void works_run(struct exchange *ex) {
+    CHECK(ex->state == EXCHANGE_PREPARING || exchange_is_gone(ex));
     uv_work_cb work = exchange_is_gone(ex) ? do_nothing : prepare_run;
     ex->work.data = ex;
     CHECK(uv_queue_work(&ex->server->loop, &ex->work, work, after_prepare) == 0);
@@ -80,8 +81,9 @@ static bool client_works(const struct exchange *ex) {
     return false;
 }
 
-/* The one that has waited longest, of those whose client has none at work, if there are any. */
-static struct exchange *take_waiting(struct server *server) {
+/* Removes the body that has waited longest among clients that have no body at work, else the one
+ * that has waited longest of all. */
+static struct exchange *remove_next_waiting(struct server *server) {
     struct exchange **link = &server->works_waiting;
     while (*link && client_works(*link)) link = &(*link)->work_next;
     if (!*link) link = &server->works_waiting;
@@ -94,7 +96,7 @@ static struct exchange *take_waiting(struct server *server) {
 static void start_large(struct server *server) {
     for (int i = 0; i < LARGE_AT_ONCE; i++) {
         if (server->works_large[i]) continue;
-        struct exchange *ex = take_waiting(server);
+        struct exchange *ex = remove_next_waiting(server);
         if (!ex) return;
         server->works_large[i] = ex;
         works_run(ex);

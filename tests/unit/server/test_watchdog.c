@@ -6,7 +6,7 @@
 
 static bool look(struct watchdog *w, int replica, int jobs, int64_t progress_ns) {
     const struct engine_status status = {.jobs = jobs, .progress_ns = progress_ns};
-    return watchdog_look(w, replica, &status);
+    return watchdog_check(w, replica, &status);
 }
 
 Test(watchdog, due) {
@@ -43,5 +43,5 @@ Test(watchdog, each_replica_works) {
         cr_assert_not(look(&w, 1, 1, SECOND));
     }
     const struct engine_status stopped = {.jobs = 0, .stopped = true};
-    cr_assert_not(watchdog_look(&w, 0, &stopped));
+    cr_assert_not(watchdog_check(&w, 0, &stopped));
 }
