@@ -162,7 +162,8 @@ void exchange_cancel(struct exchange *ex) {
             atomic_store_explicit(&ex->jobs[i].cancel, 1, memory_order_release);
 }
 
-void exchange_fail(struct exchange *ex, const struct oai_error *error) {
+void exchange_fail(struct exchange *ex) {
+    const struct oai_error *error = &ex->error;
     struct answer *answer = &ex->answer;
     answer->status = error->status;
     if (error->status == 503 || error->status == 429)
@@ -175,10 +176,11 @@ void exchange_fail(struct exchange *ex, const struct oai_error *error) {
     exchange_ready(ex);
 }
 
-void exchange_refuse(struct exchange *ex, const struct oai_error *error) {
-    bool busy = error->status == 503 || error->status == 429;
+int exchange_refuse(struct exchange *ex) {
+    bool busy = ex->error.status == 503 || ex->error.status == 429;
     if (busy && ex->answer.status < 400) ex->server->stats.rejected[ex->reject]++;
-    exchange_fail(ex, error);
+    exchange_fail(ex);
+    return -1;
 }
 
 /* --- the jobs --- */
@@ -230,7 +232,7 @@ static void refuse_code(struct exchange *ex, int rc) {
  * refusal waits for their end. */
 static void submit_jobs(struct exchange *ex) {
     if (!quota_confirm(ex)) {
-        exchange_refuse(ex, &ex->error);
+        exchange_refuse(ex);
         return;
     }
     open_facts(ex);
@@ -251,7 +253,7 @@ static void submit_jobs(struct exchange *ex) {
         exchange_cancel(ex);
         wait_for_engine(ex);
     } else {
-        exchange_refuse(ex, &ex->error);
+        exchange_refuse(ex);
     }
 }
 
@@ -263,14 +265,14 @@ void exchange_refuse_text(struct exchange *ex) {
     buf_open(body, ex->server->options.max_answer_bytes);
     if (!too_long) {
         exchange_refuse_memory(ex);
-        exchange_refuse(ex, &ex->error);
+        exchange_refuse(ex);
         return;
     }
     oai_refuse(&ex->error, 400, "invalid_value", NULL,
                "The answer would be longer than %zu bytes, the memory for one such answer. Please "
                "send a shorter text, or ask for fewer choices, tokens or logprobs.",
                most);
-    exchange_refuse(ex, &ex->error);
+    exchange_refuse(ex);
 }
 
 /* A text counts as held once it is complete. While a worker writes it, its size is bounded by the
@@ -283,7 +285,7 @@ void exchange_hold_text(struct exchange *ex) {
     } else if (!exchange_hold(ex, body->capacity)) {
         buf_close(body);
         buf_open(body, ex->server->options.max_answer_bytes);
-        exchange_refuse(ex, &ex->error);
+        exchange_refuse(ex);
     }
 }
 
@@ -306,7 +308,7 @@ void exchange_prepared(struct exchange *ex) {
     exchange_drop_body(ex);
     hold_repeated(ex);
     if (ex->error.status)
-        exchange_refuse(ex, &ex->error);
+        exchange_refuse(ex);
     else if (exchange_is_gone(ex) || !ex->job_count)
         exchange_ready(ex);
     else
@@ -332,7 +334,7 @@ static bool hold_tree(struct exchange *ex) {
 
 static void start_preparing(struct exchange *ex) {
     if (!hold_tree(ex)) {
-        exchange_refuse(ex, &ex->error);
+        exchange_refuse(ex);
         return;
     }
     ex->refs++;
@@ -354,6 +356,7 @@ static void copy_session(struct exchange *ex) {
 
 void exchange_dispatch(struct exchange *ex) {
     if (ex->route->act) {
+        ex->answer.status = 200; /* unless `act` refuses */
         ex->route->act(ex);
         if (ex->state == EXCHANGE_RECEIVING) exchange_ready(ex);
         return;
@@ -368,11 +371,11 @@ void exchange_dispatch(struct exchange *ex) {
         if (ex->server->draining) {
             ex->reject = STATS_REJECT_DRAINING;
             oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
-            exchange_refuse(ex, &ex->error);
+            exchange_refuse(ex);
             return;
         }
         if (!quota_reserve(ex)) {
-            exchange_refuse(ex, &ex->error);
+            exchange_refuse(ex);
             return;
         }
     } else {
@@ -394,7 +397,7 @@ void exchange_order(struct exchange *ex, enum engine_order_kind kind, uint64_t c
                            : "Too many conversations are being written, please try again.");
         else
             refuse_code(ex, rc);
-        exchange_refuse(ex, &ex->error);
+        exchange_refuse(ex);
         return;
     }
     wait_for_engine(ex);
@@ -507,7 +510,7 @@ static void refuse_order(struct exchange *ex) {
                    "There is no such conversation.");
         break;
     }
-    exchange_refuse(ex, &ex->error);
+    exchange_refuse(ex);
 }
 
 static void render_order_answer(struct exchange *ex) {
@@ -523,7 +526,7 @@ static void render_order_answer(struct exchange *ex) {
 
 void exchange_answer_wait(struct exchange *ex) {
     if (ex->error.status) {
-        exchange_fail(ex, &ex->error);
+        exchange_fail(ex);
     } else if (!ex->job_count) {
         render_order_answer(ex);
     } else {

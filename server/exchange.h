@@ -207,10 +207,11 @@ static inline bool exchange_is_gone(const struct exchange *exchange) {
     return exchange->state >= EXCHANGE_CANCELLED;
 }
 void exchange_cancel(struct exchange *exchange); /* all its jobs end soon */
-/* Answers with an error. _refuse is for requests that are turned down before the engine works for
- * them: it counts 429 and 503 as exchange->reject. _fail counts nothing. */
-void exchange_refuse(struct exchange *exchange, const struct oai_error *error);
-void exchange_fail(struct exchange *exchange, const struct oai_error *error);
+/* Answers with exchange->error. _refuse is for requests that are turned down before the engine
+ * works for them: it counts 429 and 503 as exchange->reject, and returns -1. _fail counts nothing.
+ */
+int exchange_refuse(struct exchange *exchange);
+void exchange_fail(struct exchange *exchange);
 void exchange_refuse_memory(struct exchange *exchange); /* sets error and reject. Any thread */
 void exchange_dispatch(struct exchange *exchange);      /* the body is complete */
 void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */

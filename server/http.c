@@ -96,35 +96,30 @@ static size_t declared_size(struct exchange *ex) {
 }
 
 static void refuse_size(struct exchange *ex) {
-    struct oai_error error;
-    oai_refuse(&error, 413, "request_too_large", NULL, "The body is larger than %zu bytes.",
+    oai_refuse(&ex->error, 413, "request_too_large", NULL, "The body is larger than %zu bytes.",
                ex->server->options.max_body_bytes);
-    exchange_refuse(ex, &error);
+    exchange_refuse(ex);
 }
 
 /* A compressed body would be refused as malformed JSON, which misleads (RFC 9110, 8.4). */
 static int refuse_coding(struct exchange *ex) {
     const char *content = header(ex, "Content-Encoding");
-    struct oai_error error;
     if (!content || !*content || strcasecmp(content, "identity") == 0) return 0;
-    oai_refuse(&error, 415, "unsupported_content_encoding", NULL,
+    oai_refuse(&ex->error, 415, "unsupported_content_encoding", NULL,
                "A body must come as it is, not with Content-Encoding '%.64s'.", content);
-    exchange_refuse(ex, &error);
-    return -1;
+    return exchange_refuse(ex);
 }
 
 static int refuse_host(struct exchange *ex) {
     const struct server_options *o = &ex->server->options;
-    struct oai_error error;
     const char *host = header(ex, "Host");
     if (!ex->server->loopback && !o->allowed_hosts.count) return 0;
     if (origin_host_allowed(host, header(ex, "Origin"), o->host, o->allowed_hosts.items,
                             o->allowed_hosts.count))
         return 0;
-    oai_refuse(&error, 403, "forbidden_host", NULL,
+    oai_refuse(&ex->error, 403, "forbidden_host", NULL,
                "This server answers to localhost, not to '%.64s' (--allowed-host).", host);
-    exchange_refuse(ex, &error);
-    return -1;
+    return exchange_refuse(ex);
 }
 
 /* --- requests that server/framing.h rejects: one answer each, then the connection ends --- */
@@ -136,15 +131,14 @@ static bool is_rejected(const struct exchange *ex) {
 
 static void refuse_framing(struct exchange *ex) {
     const struct head_refusal *refusal = &ex->conn->framing.refusal;
-    struct oai_error error;
     ex->answer.close = true;
     if (ex->state != EXCHANGE_RECEIVING) return;
     if (refusal->status == 413) {
         refuse_size(ex);
         return;
     }
-    oai_refuse(&error, refusal->status, refusal->code, NULL, "%s", refusal->text);
-    exchange_refuse(ex, &error);
+    oai_refuse(&ex->error, refusal->status, refusal->code, NULL, "%s", refusal->text);
+    exchange_refuse(ex);
 }
 
 /* Answers a browser's preflight request, sent before a page's request to another origin and without
@@ -160,7 +154,6 @@ static int answer_preflight(struct exchange *ex, const char *method) {
 }
 
 static int refuse_key(struct exchange *ex, struct key **key) {
-    struct oai_error error;
     *key = find_key(ex);
     if (*key) {
         memcpy(ex->client.key_digest, (*key)->digest, sizeof ex->client.key_digest);
@@ -170,17 +163,16 @@ static int refuse_key(struct exchange *ex, struct key **key) {
     if (*key || (ex->route && ex->route->open)) return 0;
     const char *value = header(ex, "Authorization");
     if (value && strncasecmp(value, "Bearer ", 7) != 0)
-        oai_refuse(&error, 401, "invalid_api_key", NULL,
+        oai_refuse(&ex->error, 401, "invalid_api_key", NULL,
                    "The Authorization header must be 'Bearer' and the API key: Authorization: "
                    "Bearer YOUR_KEY");
     else if (value || header(ex, "x-api-key"))
-        oai_refuse(&error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
+        oai_refuse(&ex->error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
     else
-        oai_refuse(&error, 401, "invalid_api_key", NULL,
+        oai_refuse(&ex->error, 401, "invalid_api_key", NULL,
                    "You didn't provide an API key. You need to provide your API key in an "
                    "Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY).");
-    exchange_refuse(ex, &error);
-    return -1;
+    return exchange_refuse(ex);
 }
 
 static void refuse_url(struct oai_error *error, const char *path, const char *method) {
@@ -198,33 +190,30 @@ static void refuse_url(struct oai_error *error, const char *path, const char *me
 
 static int refuse_route(struct exchange *ex, const char *path, const char *method,
                         const char *allow) {
-    struct oai_error error;
     if (!ex->route && allow)
-        oai_refuse(&error, 405, "method_not_allowed", NULL, "Not allowed: %.16s %.200s; use %s.",
-                   method, path, allow);
+        oai_refuse(&ex->error, 405, "method_not_allowed", NULL,
+                   "Not allowed: %.16s %.200s; use %s.", method, path, allow);
     else if (!ex->route)
-        refuse_url(&error, path, method);
+        refuse_url(&ex->error, path, method);
     else if (ex->route->kind && !is_json(ex))
-        oai_refuse(&error, 415, "unsupported_media_type", NULL,
+        oai_refuse(&ex->error, 415, "unsupported_media_type", NULL,
                    "Unsupported media type: only 'application/json' is allowed. Send the header "
                    "Content-Type: application/json (curl -H 'Content-Type: application/json').");
     else
         return 0;
     ex->answer.allow = ex->route ? NULL : allow;
-    exchange_refuse(ex, &error);
-    return -1;
+    return exchange_refuse(ex);
 }
 
 static int refuse_rate(struct exchange *ex, struct key *key) {
     struct server *server = ex->server;
-    struct oai_error error;
     int limit = server->options.now.rate_limit;
     int64_t wait_ms = ex->route->act ? 0 : key_spend(key, limit, ex->received_ns);
     if (!wait_ms) return 0;
-    oai_refuse(&error, 429, "rate_limit_exceeded", NULL,
+    oai_refuse(&ex->error, 429, "rate_limit_exceeded", NULL,
                "Rate limit reached: %d requests per minute with this key.", limit);
     ex->reject = STATS_REJECT_RATE;
-    exchange_refuse(ex, &error);
+    exchange_refuse(ex);
     ex->answer.retry_ms = (int)wait_ms;
     key->rejected++;
     return -1;
@@ -243,20 +232,17 @@ static int refuse_quota(struct exchange *ex) {
     } else {
         return 0;
     }
-    exchange_refuse(ex, &ex->error);
-    return -1;
+    return exchange_refuse(ex);
 }
 
 static int refuse_timeout(struct exchange *ex) {
-    struct oai_error error;
     const char *value = header(ex, "X-Request-Timeout");
     if (quota_deadline(value, ex->server->options.now.request_timeout, ex->received_ns,
                        &ex->deadline_ns))
         return 0;
-    oai_refuse(&error, 400, "invalid_value", "X-Request-Timeout",
+    oai_refuse(&ex->error, 400, "invalid_value", "X-Request-Timeout",
                "X-Request-Timeout must be seconds above 0 and at most 86400, not '%.32s'.", value);
-    exchange_refuse(ex, &error);
-    return -1;
+    return exchange_refuse(ex);
 }
 
 /* Refuses what can be refused before the body is read. */
@@ -414,7 +400,7 @@ static size_t receive_body(struct exchange *ex, const char *data, size_t size) {
     if (ex->body.failed) exchange_refuse_memory(ex);
     if (ex->body.failed || !exchange_hold(ex, size)) {
         exchange_drop_body(ex);
-        exchange_refuse(ex, &ex->error);
+        exchange_refuse(ex);
     }
     return size;
 }

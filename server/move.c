@@ -37,7 +37,7 @@ static bool open_move(struct exchange *ex) {
     if (!buffer || !exchange_hold(ex, MOVE_BYTES)) {
         mem_free(buffer);
         mem_free(move);
-        exchange_refuse(ex, &ex->error);
+        exchange_refuse(ex);
         return false;
     }
     *move = (struct move){.fd = -1, .buffer = buffer};
@@ -81,7 +81,7 @@ static void refuse_move(struct exchange *ex, const struct fault *fault) {
         oai_refuse_fault(error, fault);
         break;
     }
-    exchange_refuse(ex, error);
+    exchange_refuse(ex);
 }
 
 /* ---- A file comes ---- */

@@ -29,7 +29,6 @@ static const char *behind(const struct route *route, const char *path) {
 static void get_health(struct exchange *ex) {
     struct server *server = ex->server;
     struct engine_status status;
-    struct oai_error error;
     engine_status(server->engine, &status);
     bool busy = status.running > 0 || status.waiting > 0;
     int64_t silence_ms = (clock_ns() - status.progress_ns) / 1000000;
@@ -41,17 +40,16 @@ static void get_health(struct exchange *ex) {
     else if (busy && silence_ms > server->options.timeouts.health)
         trouble = "The engine has work but makes no progress.";
     if (trouble) {
-        oai_refuse(&error, 503, "unhealthy", NULL, "%s", trouble);
-        exchange_fail(ex, &error);
+        oai_refuse(&ex->error, 503, "unhealthy", NULL, "%s", trouble);
+        exchange_fail(ex);
         return;
     }
     buf_str(&ex->answer.body, "{\"status\":\"ok\"}");
-    ex->answer.status = 200;
 }
 
 static void refuse_memory(struct exchange *ex) {
     exchange_refuse_memory(ex);
-    exchange_refuse(ex, &ex->error);
+    exchange_refuse(ex);
 }
 
 /* A status of each replica; NULL: no memory, and the request is answered. */
@@ -90,29 +88,24 @@ static void get_metrics(struct exchange *ex) {
     stats_render(&ex->answer.body, &server->stats, &input);
     mem_free(statuses);
     ex->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
-    ex->answer.status = 200;
 }
 
 static void get_version(struct exchange *ex) {
     buf_str(&ex->answer.body, "{\"version\":\"" KEEPD_VERSION "\"}");
-    ex->answer.status = 200;
 }
 
 static void get_models(struct exchange *ex) {
     oai_render_models(&ex->answer.body, &ex->server->rules, ex->server->start_seconds);
-    ex->answer.status = 200;
 }
 
 static void get_model(struct exchange *ex) {
     const char *id = behind(ex->route, ex->path);
-    struct oai_error error;
     if (oai_render_model(&ex->answer.body, &ex->server->rules, id, ex->server->start_seconds)) {
-        ex->answer.status = 200;
         return;
     }
-    oai_refuse(&error, 404, "model_not_found", "model",
+    oai_refuse(&ex->error, 404, "model_not_found", "model",
                "The model `%.128s` does not exist or you do not have access to it.", id);
-    exchange_refuse(ex, &error);
+    exchange_refuse(ex);
 }
 
 static void get_kv(struct exchange *ex) {
@@ -127,7 +120,6 @@ static void get_kv(struct exchange *ex) {
             engine, &(struct engine_conversation_filter){0}, conversations, ROWS_MAX);
         oai_render_kv(&ex->answer.body, ex->server->rules.info, &status, rows, row_count,
                       conversations, conversation_count);
-        ex->answer.status = 200;
     } else {
         refuse_memory(ex);
     }
@@ -137,12 +129,10 @@ static void get_kv(struct exchange *ex) {
 
 static void get_server_info(struct exchange *ex) {
     oai_render_server_info(&ex->answer.body, &ex->server->rules);
-    ex->answer.status = 200;
 }
 
 static void get_tokenizer_info(struct exchange *ex) {
     oai_render_tokenizer_info(&ex->answer.body, ex->server->engine);
-    ex->answer.status = 200;
 }
 
 static void get_loads(struct exchange *ex) {
@@ -151,12 +141,10 @@ static void get_loads(struct exchange *ex) {
     struct oai_load load = {ex->server->rules.info, statuses, clock_unix_seconds()};
     oai_render_loads(&ex->answer.body, &load);
     mem_free(statuses);
-    ex->answer.status = 200;
 }
 
 static void get_props(struct exchange *ex) {
     oai_render_props(&ex->answer.body, &ex->server->rules);
-    ex->answer.status = 200;
 }
 
 static void get_slots(struct exchange *ex) {
@@ -164,7 +152,6 @@ static void get_slots(struct exchange *ex) {
     if (rows) {
         int count = engine_sequences(ex->server->engine, rows, ROWS_MAX);
         oai_render_slots(&ex->answer.body, ex->server->rules.info, rows, count);
-        ex->answer.status = 200;
     } else {
         refuse_memory(ex);
     }
@@ -176,29 +163,25 @@ static void get_load(struct exchange *ex) {
     struct engine_status status;
     engine_status(ex->server->engine, &status);
     buf_fmt(&ex->answer.body, "{\"server_load\":%d}", status.jobs);
-    ex->answer.status = 200;
 }
 
 static void get_is_sleeping(struct exchange *ex) {
     buf_str(&ex->answer.body, "{\"is_sleeping\":false}");
-    ex->answer.status = 200;
 }
 
 static void get_page(struct exchange *ex) {
     if (ex->server->options.no_ui) {
         oai_refuse(&ex->error, 404, "unknown_url", NULL, "The page is turned off (--no-ui).");
-        exchange_refuse(ex, &ex->error);
+        exchange_refuse(ex);
         return;
     }
     buf_add(&ex->answer.body, page_text, page_size);
     ex->answer.content_type = "text/html; charset=utf-8";
     ex->answer.policy = ex->server->page_policy;
-    ex->answer.status = 200;
 }
 
 static void get_openapi(struct exchange *ex) {
     buf_add(&ex->answer.body, openapi_text, openapi_size);
-    ex->answer.status = 200;
 }
 
 /* --- conversations --- */
@@ -214,8 +197,7 @@ static int find_salt(struct exchange *ex, struct buf *text) {
         oai_refuse(&ex->error, 400, "invalid_value", name,
                    "Invalid value for '%s': expected at most %d bytes, found %zu.", name,
                    OAI_KEY_BYTES, size);
-        exchange_refuse(ex, &ex->error);
-        return -1;
+        return exchange_refuse(ex);
     }
     for (size_t i = 0; salt && i < size; i++)
         buf_add(text, salt[i] ? &salt[i] : JSON_NUL, salt[i] ? 1 : sizeof JSON_NUL - 1);
@@ -244,7 +226,6 @@ static void get_conversations(struct exchange *ex) {
         const struct engine_conversation_filter own = {.space = space};
         int count = engine_conversations(ex->server->engine, &own, rows, ROWS_MAX);
         oai_render_conversations(&ex->answer.body, rows, count);
-        ex->answer.status = 200;
     } else {
         refuse_memory(ex);
     }
@@ -260,7 +241,7 @@ static bool owns_conversation(struct exchange *ex, const uint8_t space[16], uint
 static void refuse_conversation(struct exchange *ex, const char *name) {
     oai_refuse(&ex->error, 404, "conversation_not_found", "id", "There is no conversation '%.64s'.",
                name);
-    exchange_refuse(ex, &ex->error);
+    exchange_refuse(ex);
 }
 
 static void delete_conversation(struct exchange *ex) {
@@ -296,7 +277,7 @@ static void refuse_response(struct exchange *ex, int rc, const char *id) {
     }
     oai_refuse(&ex->error, 404, "response_not_found", "response_id",
                "Response with id '%.64s' not found.", id);
-    exchange_refuse(ex, &ex->error);
+    exchange_refuse(ex);
 }
 
 static int render_response(struct exchange *ex, const struct oai_owner *owner, const char *id) {
@@ -329,8 +310,7 @@ static int find_page(struct exchange *ex, struct oai_page *page) {
                    "Invalid value for 'limit': expected an integer from 1 to %d.", OAI_PAGE_MAX);
     else
         return 0;
-    exchange_refuse(ex, &ex->error);
-    return -1;
+    return exchange_refuse(ex);
 }
 
 static int render_items(struct exchange *ex, const struct oai_owner *owner, const char *id) {
@@ -352,7 +332,7 @@ static int render_items(struct exchange *ex, const struct oai_owner *owner, cons
     if (rc == ERR_NOTFOUND && items.size) {
         oai_refuse(&ex->error, 400, "invalid_value", "after",
                    "Invalid value for 'after': the response has no such item.");
-        exchange_refuse(ex, &ex->error);
+        exchange_refuse(ex);
         rc = 0;
     }
     buf_close(&items);
@@ -384,7 +364,7 @@ static int render_cancelled(struct exchange *ex, const struct oai_owner *owner, 
     if (rc || background) return rc;
     oai_refuse(&ex->error, 400, "invalid_value", "response_id",
                "Cannot cancel a synchronous response.");
-    exchange_refuse(ex, &ex->error);
+    exchange_refuse(ex);
     return 0;
 }
 
@@ -400,7 +380,6 @@ static void answer_response(struct exchange *ex,
     if (!find_salt(ex, &salt)) {
         memcpy(owner.key, ex->client.key_id, sizeof owner.key);
         owner.salt = salt.data ? salt.data : "";
-        ex->answer.status = 200;
         int rc = render(ex, &owner, id);
         if (rc)
             refuse_response(ex, rc, id);

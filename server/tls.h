@@ -9,9 +9,10 @@
 
 #include "base/err.h"
 
-#define TLS_AGAIN  (-1) /* the socket is not ready: see tls_wants_write */
-#define TLS_FAILED (-2) /* the session is over; an alert has been sent if the socket accepted it   \
-                         */
+#define TLS_AGAIN (-1) /* the socket is not ready: see tls_wants_write */
+#define TLS_FAILED                                                                                 \
+    (-2) /* the session is over; an alert has been sent if the socket accepted it                  \
+          */
 
 struct tls_config; /* certificate, key, permitted algorithms: immutable, shared by its sessions */
 struct tls;        /* one connection's session */
