@@ -16,7 +16,7 @@ enum trait { COMMAND_LINE = 1, NOT_IN_FILE = 2, RELOADABLE = 4, SECRET = 8, WHOL
 struct option {
     const char *name;
     enum type type;
-    size_t offset, size;  /* of the value in struct config */
+    size_t offset, size;  /* where the value is in struct config */
     int64_t min, max;     /* INT, BYTES, NUM: the range; TEXT, LIST: min is the least length */
     const char *fallback; /* the default in the syntax of a value; NULL: not set */
     const char *metavar;  /* name of the value in --help; CHOICE, ENUM: the choices between bars */

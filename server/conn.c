@@ -182,7 +182,7 @@ static int64_t allowed_ms(const struct exchange *ex) {
 bool conn_gives_way(const struct conn *conn, int64_t now_ns) {
     int64_t elapsed_ms = (now_ns - conn->since_ns) / MS;
     switch (conn->state) {
-    case CONN_HANDSHAKE: /* what it has sent is read before conn_is_silent allows the close */
+    case CONN_HANDSHAKE: /* conn_is_silent forbids the close while sent bytes are unread */
         return elapsed_ms > (tls_has_answered(conn->tls) ? ANSWER_MS : HELLO_MS);
     case CONN_FRESH:
     case CONN_IDLE:

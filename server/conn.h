@@ -58,7 +58,7 @@ struct conn {
     bool end_read;       /* the client sends no more */
     bool end_sent;       /* keepd sends no more */
     uint64_t written;    /* bytes that the client's socket has accepted */
-    uint64_t received;   /* of these, the bytes that the client had received at the last tick */
+    uint64_t received;   /* the part of them that the client had received at the last tick */
     int64_t progress_ns; /* start of the client's time limit; what it receives moves it on */
     size_t discarded;    /* bytes that were read and not passed on */
     struct framing framing;

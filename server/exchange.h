@@ -35,7 +35,7 @@ struct server;
 /* exchange.c lists which state may follow which. An exchange is in server->jobs while the engine
  * works for it: RUNNING, STREAMING, BACKGROUND and CANCELLED. */
 enum exchange_state {
-    EXCHANGE_RECEIVING,  /* its body arrives */
+    EXCHANGE_RECEIVING,  /* the body arrives */
     EXCHANGE_PREPARING,  /* a worker parses and tokenises the body, or has a conversation's file */
     EXCHANGE_RUNNING,    /* the engine has its jobs or its order; no answer is queued */
     EXCHANGE_FINISHED,   /* the engine has ended them; no answer is queued */
@@ -51,7 +51,7 @@ enum exchange_state {
 enum exchange_cut {
     EXCHANGE_CUT_NONE,
     EXCHANGE_CUT_TIME,   /* the request exceeded its time limit */
-    EXCHANGE_CUT_DELETED /* its response in the background was deleted and is not stored */
+    EXCHANGE_CUT_DELETED /* the response in the background was deleted and is not stored */
 };
 
 struct answer {
@@ -103,7 +103,7 @@ struct job_progress {
     bool finished;
 };
 
-/* What follows a route's own path in the path of a request. */
+/* The part of a request's path that follows the route's own. */
 enum route_end {
     ROUTE_WHOLE,  /* nothing */
     ROUTE_NAME,   /* a name, which may have slashes */
@@ -124,14 +124,14 @@ struct route {
     bool open;                              /* needs no key */
 };
 
-/* Who sent a request. */
+/* The sender of a request. */
 struct exchange_client {
     uint8_t id[16];         /* identity for fair queueing, see set_client */
     uint8_t owner[16];      /* the same without the connection */
     uint8_t key_id[16];     /* hash of the API key, or of ""; part of a conversation's space */
     uint8_t key_digest[16]; /* the digest of the key in server->keys */
     uint64_t key_added;     /* see struct key: the key that counts the request; 0 = none does */
-    struct key_settings settings; /* those of the key when the request came */
+    struct key_settings settings; /* the key's settings when the request came */
     bool other_keys;              /* there were other keys */
 };
 

@@ -16,7 +16,8 @@
 #include "server/quota.h"
 #include "server/sip.h"
 
-#define DISCARD_BYTES_MAX ((size_t)16 << 20) /* of a body, so that a refusal reaches the client */
+#define DISCARD_BYTES_MAX                                                                          \
+    ((size_t)16 << 20) /* bytes of a body, so that a refusal reaches the client */
 
 /* --- request headers --- */
 
