@@ -39,7 +39,8 @@ static size_t new_block_size(size_t bytes) {
 #endif
 }
 
-/* A large piece gets a block of its own, put behind the newest so that the newest keeps filling. */
+/* A large piece gets its own block behind the newest one, so that the newest block is filled
+ * further. */
 static struct arena_block *add_arena_block(struct arena *arena, size_t bytes) {
     size_t size = new_block_size(bytes);
     if (size > SIZE_MAX - sizeof(struct arena_block)) return NULL;
@@ -60,8 +61,8 @@ void *arena_alloc(struct arena *arena, size_t count, size_t size) {
     arena->full = rounded > arena->limit - arena->used;
     if (arena->full) return NULL;
 #ifdef KEEPD_DEBUG_ARENA
-    struct arena_block *block =
-        add_arena_block(arena, bytes); /* exact, so that overruns are seen */
+    struct arena_block *block = add_arena_block(
+        arena, bytes); /* of the exact size, so that AddressSanitizer sees overruns */
 #else
     struct arena_block *block = arena->blocks;
     if (!block || rounded > block->size - block->used) block = add_arena_block(arena, rounded);

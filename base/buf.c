@@ -28,7 +28,8 @@ void buf_inherit(struct buf *buf, const struct buf *part) {
     buf->full = part->full;
 }
 
-/* Room for `extra` more bytes and the NUL; doubles, so that appending is linear. */
+/* Makes space for `extra` more bytes and the NUL. The size doubles, so that appending takes linear
+ * time in all. */
 static bool buf_grow(struct buf *buf, size_t extra) {
     if (buf->failed) return false;
     if (extra > buf->limit - buf->size || buf->size + extra == SIZE_MAX) {

@@ -20,7 +20,7 @@ struct buf {
 void buf_open(struct buf *buf, size_t limit);
 void buf_close(struct buf *buf);
 void buf_clear(struct buf *buf); /* keeps the memory, clears `failed` */
-/* `buf` fails if `part`, whose text it should have had, did. */
+/* Marks `buf` as failed if `part`, whose text was to be appended, has failed. */
 void buf_inherit(struct buf *buf, const struct buf *part);
 void buf_add(struct buf *buf, const void *data, size_t size);
 void buf_str(struct buf *buf, const char *s);

@@ -32,7 +32,7 @@ const char *err_text(int rc) {
     }
 }
 
-/* A fault is one line, whatever names of files it quotes. */
+/* A fault is one line, so line ends in the names of files that it quotes are replaced. */
 static void one_line(char *text) {
     for (; *text; text++)
         if ((unsigned char)*text < ' ' || *text == 0x7f) *text = '?';
@@ -40,7 +40,7 @@ static void one_line(char *text) {
 
 int fault_set(struct fault *fault, int rc, const char *field, const char *format, ...) {
     if (!fault) return rc;
-    /* Built aside first: callers wrap an inner fault and pass its own field and text. */
+    /* Built in a copy first: callers wrap a fault and pass its own field and text as arguments. */
     struct fault next = {.code = rc};
     if (field) snprintf(next.field, sizeof next.field, "%s", field);
     va_list args;

@@ -1,7 +1,7 @@
 /* Errors: one list makes the enum, the name and the text.
  *
  * Functions that can fail return int: 0 is success, a negative `enum err` is failure.
- * "Full" and "not now" are results of the list (ERR_FULL, ERR_BUSY), not surprises.
+ * "Full" and "not now" are expected results (ERR_FULL, ERR_BUSY), not failures.
  * Where a person will read the reason (start-up, a request), the function also fills a
  * `struct fault`: the code, the field or tensor at fault, and one sentence. */
 #ifndef KEEPD_BASE_ERR_H

@@ -38,7 +38,7 @@ enum gguf_type {
     GGUF_F64
 };
 
-/* Any bytes: not checked for UTF-8, may hold zeros. */
+/* A string of the file: not checked for UTF-8, and it may hold zeros. */
 struct gguf_string {
     const char *data; /* in the file; not NUL-terminated */
     size_t size;
@@ -53,7 +53,8 @@ struct gguf_value {
     size_t bytes; /* size of all elements */
 };
 
-/* How numbers of a tensor lie: `block` of them in `bytes` bytes. The number is the file's. */
+/* A format of tensors: `block` numbers take `bytes` bytes. The values of the enum are the file's.
+ */
 enum gguf_format {
     GGUF_FORMAT_F32 = 0,
     GGUF_FORMAT_F16 = 1,
@@ -100,19 +101,19 @@ struct gguf {
 int gguf_parse(const void *data, size_t size, struct gguf *out, struct fault *fault);
 void gguf_close(struct gguf *gguf);
 
-/* Is the path that of a GGUF file, and not of a folder? It is a file, whatever its name, or, where
- * nothing is there, its name ends in ".gguf". */
+/* Returns whether the path is to be read as a GGUF file, not as a folder: a file is there, whatever
+ * its name, or nothing is there and the name ends in ".gguf". */
 bool gguf_is_path(const char *path);
 
-/* NULL for a format that is not known; those of Q8_1 and Q8_K never occur in files. */
+/* Returns NULL for an unknown format. Q8_1 and Q8_K never occur in files. */
 const char *gguf_format_name(uint32_t format);
-/* 0 for a format that is not known. */
+/* Returns 0 for an unknown format. */
 int gguf_format_block(uint32_t format, size_t *bytes);
 
 const struct gguf_value *gguf_find(const struct gguf *gguf, const char *key); /* NULL: absent */
 
-/* Typed getters, as base/json.h has them. Absent: *value stays as it was, returns 0. Wrong type or
- * out of range: ERR_INVALID, fault->field is the key. */
+/* Typed getters, as base/json.h has them. If it is absent, *value is unchanged and they return 0.
+ * Wrong type or out of range: ERR_INVALID, fault->field is the key. */
 int gguf_int(const struct gguf *gguf, const char *key, int64_t min, int64_t max, int64_t *value,
              struct fault *fault); /* any integer type */
 /* A token's id, at most INT32_MAX. -1 means that there is none, and counts as absent; files write
@@ -127,7 +128,7 @@ int gguf_str(const struct gguf *gguf, const char *key, struct gguf_string *value
 int gguf_array(const struct gguf *gguf, const char *key, enum gguf_type type,
                const struct gguf_value **out, struct fault *fault);
 
-/* Elements of a value. Indexes below its count; the type must fit. */
+/* Elements of a value. The index must be below its count, and the type must fit. */
 int64_t gguf_element_int(const struct gguf_value *value, size_t index); /* integers; a U64 beyond
                                                                            INT64_MAX is that */
 double gguf_element_num(const struct gguf_value *value, size_t index);  /* F32, F64 */

@@ -79,7 +79,7 @@ static int read_hex4(struct reader *in, uint32_t *value) {
     return 0;
 }
 
-/* After "\u". UTF-16 pairs become one character; halves alone are no text at all. */
+/* Reads what follows "\u". A UTF-16 pair becomes one character; a lone half is an error. */
 static int read_unicode_escape(struct reader *in, uint32_t *scalar) {
     uint32_t low;
     int rc = read_hex4(in, scalar);
@@ -94,7 +94,7 @@ static int read_unicode_escape(struct reader *in, uint32_t *scalar) {
     return 0;
 }
 
-/* After the backslash. Appends to *to. */
+/* Reads what follows a backslash, and appends the character to *to. */
 static int read_json_escape(struct reader *in, char **to) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     int c = peek(in);
@@ -143,7 +143,7 @@ static int copy_string(struct reader *in, char *to) {
     return 0;
 }
 
-/* Bytes up to the closing quote, wherever it is: how much the copy can need. */
+/* Returns the bytes up to the closing quote, which are the most that the copy can need. */
 static size_t raw_length(const struct reader *in) {
     const char *p = in->at;
     while (p < in->end && *p != '"') p += *p == '\\' && p + 1 < in->end ? 2 : 1;
@@ -205,7 +205,7 @@ static int compare_member_keys(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* By sorting: comparing all pairs would let a client's megabytes cost hours. */
+/* Sorts the keys: to compare all pairs would take hours for megabytes of a client. */
 static int check_unique(const struct reader *in, const cJSON *object, size_t count) {
     if (count < 2) return 0;
     const char **keys = mem_try_alloc(count, sizeof *keys);
@@ -223,7 +223,7 @@ static int check_unique(const struct reader *in, const cJSON *object, size_t cou
     return rc;
 }
 
-/* cJSON's shape: `next` ends with NULL, the first child's `prev` is the last child. */
+/* As cJSON links children: `next` of the last one is NULL, `prev` of the first one is the last. */
 static void append_child(cJSON *parent, cJSON *child) {
     if (!parent->child) {
         parent->child = child->prev = child;
@@ -256,7 +256,7 @@ fail:
     return rc;
 }
 
-/* After the opening bracket. */
+/* Reads what follows the opening bracket. */
 static int read_json_members(struct reader *in, cJSON *parent, char close) {
     size_t count = 0;
     skip_json_space(in);

@@ -8,8 +8,8 @@
  *
  * Strings of a tree end with a NUL, so U+0000 cannot stand in them as itself. With `nuls` the tree
  * holds it as the two bytes C0 80, as Java's and Tcl's strings do. UTF-8 never has these bytes, so
- * nothing else can be meant; json_write_node writes \u0000 for them, and who needs the text itself
- * takes json_text. Without `nuls` \u0000 is refused (model files).
+ * nothing else can be meant; json_write_node writes \u0000 for them, and json_text gives the text
+ * itself. Without `nuls` \u0000 is refused (model files).
  *
  * The tree is a plain cJSON tree: walk it with cJSON's own iteration macros, never with
  * cJSON_GetObjectItem (it ignores case). Immutable after parsing, so any thread may read it. */
@@ -46,11 +46,12 @@ void json_free(cJSON *tree);
 /* Exact-case member, the last of several as in Python; NULL when absent. JSON null counts as absent
  * (`null` means absent). */
 const cJSON *json_get(const cJSON *object, const char *key);
-/* Are the values equal, members in any order? Without duplicate keys; in time of the square of an
- * object's members, where cJSON_Compare takes two to the power of the depth. */
+/* Returns whether the values are equal, with members in any order. Objects must have no duplicate
+ * keys. Takes time in the square of an object's members, where cJSON_Compare's grows with two to
+ * the power of the depth. */
 bool json_equal(const cJSON *a, const cJSON *b);
 
-/* Typed getters. Absent: *value stays as it was (preset the default), returns 0.
+/* Typed getters. If it is absent, *value is unchanged (so preset the default) and they return 0.
  * Wrong type or out of range: ERR_INVALID, fault->field = "<path>.<key>" (or "<key>" when path is
  * NULL or ""), fault->text says what was expected and what was found. */
 int json_int(const cJSON *object, const char *path, const char *key, int64_t min, int64_t max,
@@ -67,13 +68,14 @@ const char *json_type_name(const cJSON *node); /* "string", "number", ... for me
 
 /* U+0000 in the strings of a tree. */
 #define JSON_NUL "\xC0\x80"
-/* The text that `from` stands for, which has `*size` bytes and no end. `to` has the capacity for
+/* The text that `from` stands for, of `*size` bytes, not NUL-terminated. `to` has the capacity for
  * strlen(from) bytes; it may be `from`. */
 void json_text(const char *from, char *to, size_t *size);
 /* The same in the arena, NULL when memory is short. A string without U+0000 is given as it is. */
 const char *json_arena_text(struct arena *arena, const char *from, size_t *size);
 
-/* Writer: valid JSON whatever the bytes. Invalid UTF-8 becomes U+FFFD; non-ASCII stays raw. */
+/* The writer gives valid JSON for all bytes: invalid UTF-8 becomes U+FFFD, and other text that is
+ * not ASCII is written unescaped. */
 void json_write_str(struct buf *buf, const char *s, size_t n); /* with the quotes */
 void json_write_num(struct buf *buf,
                     double value); /* shortest text that reads back; NaN/inf: null */

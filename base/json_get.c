@@ -80,7 +80,7 @@ bool json_equal(const cJSON *a, const cJSON *b) {
     return true;
 }
 
-/* An integer's own digits first: above 2^53 the double has lost some. */
+/* Reads an integer from its digits where they are known, because doubles above 2^53 lose some. */
 int json_node_int(const cJSON *node, int64_t min, int64_t max, int64_t *value) {
     if (!cJSON_IsNumber(node)) return ERR_INVALID;
     const char *text = node->valuestring;

@@ -11,12 +11,12 @@
 #include "base/utf8.h"
 
 #define TEXT_SHOWN 48 /* bytes of a text that a message repeats */
-#define ZEROS      64 /* so many in front are no beginning of any format */
+#define ZEROS      64 /* no format begins with as many zero bytes */
 
 static const char *const wanted_names[] = {
     [KIND_GGUF] = "a GGUF file", [KIND_SAFETENSORS] = "safetensors", [KIND_JSON] = "JSON"};
 
-/* Files by how they begin, at byte `at`. */
+/* Formats and the bytes that they have at byte `at`. */
 static const struct signature {
     const char *bytes;
     size_t size, at;
@@ -67,7 +67,7 @@ static bool begins(const char *data, size_t size, const char *with) {
     return size >= n && strncasecmp(data, with, n) == 0;
 }
 
-/* A few lines that stand in the file's place; "size N" is that of the file. */
+/* A pointer of Git LFS: a few lines in place of the file, in which "size N" is the file's size. */
 static int check_pointer(const struct subject *s) {
     char what[96], text[512] = "";
     if (!begins(s->data, s->size, "version https://git-lfs")) return 0;
@@ -98,7 +98,7 @@ static bool is_safetensors(const char *data, size_t size) {
     return size > 8 && header > 1 && header < UINT64_C(1) << 27 && data[8] == '{';
 }
 
-/* A text of any kind: an error message that was saved in the place of the file, for example. */
+/* Any text, for example an error message of a server that was saved in place of the file. */
 static int refuse_text_file(const struct subject *s) {
     char what[TEXT_SHOWN + 48];
     const size_t from = skip_leading_blanks(s->data, s->size);

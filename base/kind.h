@@ -10,7 +10,7 @@
 
 enum file_kind { KIND_GGUF, KIND_SAFETENSORS, KIND_JSON };
 
-#define KIND_BYTES 512 /* as many first bytes of a file are enough */
+#define KIND_BYTES 512 /* first bytes of a file that are enough to know its kind */
 
 /* 0: the bytes are of the wanted kind or of none that is known. Otherwise ERR_UNSUPPORTED: the
  * fault's text says what `name`, "the file" or a path, is, and what to do. A file that is empty or

@@ -86,9 +86,8 @@ static bool is_shown(uint32_t c) {
            (c < 0x2028 || c > 0x202e) && (c < 0x2066 || c > 0x2069) && c != 0xfeff;
 }
 
-/* The bytes may be a client's: what could control a terminal or forge a line never reaches it, nor
- * what is no UTF-8. JSON must stay JSON: quotes and backslashes are escaped. Characters are written
- * whole or not at all. */
+/* The bytes may be a client's, so control characters, which could forge a line, and invalid UTF-8
+ * are replaced, and in JSON quotes and backslashes are escaped. No character is cut in half. */
 static void put_log_text(struct line *line, const char *text) {
     size_t left = strlen(text), size;
     for (; left > 0; text += size, left -= size) {
@@ -190,7 +189,7 @@ void log_event(enum log_level level, const char *text, const struct log_field *f
     begin_line(&line, level);
     put_log_text(&line, text);
     if (line.json) put_log_char(&line, '"');
-    /* Whole fields only: what does not fit is left out and the line stays an object. */
+    /* A field that does not fit is left out whole, so that the line is still an object. */
     for (size_t i = 0; i < count; i++) {
         size_t before = line.size;
         put_field(&line, &fields[i]);

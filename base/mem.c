@@ -24,7 +24,8 @@ static bool fails_now(void) {
 }
 
 /* Everything here is calloc, realloc and free underneath, so that trees handed to cJSON_Delete
- * (which calls free) may come from here. Zero bytes still give a pointer of their own. */
+ * (which calls free) may come from here. A request for no bytes also
+ * gives a pointer of its own. */
 static void *resize(void *old, size_t old_bytes, size_t new_bytes) {
     char *p = realloc(old, new_bytes ? new_bytes : 1);
     if (p && new_bytes > old_bytes) memset(p + old_bytes, 0, new_bytes - old_bytes);

@@ -1,5 +1,5 @@
 /* Bounded single-producer single-consumer ring of pointers. Full is a result, never a wait.
- * One thread pushes, one thread pops; who they are is the owner's rule. */
+ * One thread pushes and one thread pops; the owner decides which. */
 #ifndef KEEPD_BASE_RING_H
 #define KEEPD_BASE_RING_H
 

@@ -5,7 +5,7 @@
 enum utf8_kind utf8_step(const char *s, size_t n, size_t *length) {
     const unsigned char *u = (const unsigned char *)s;
     size_t need;
-    /* The second byte's range shuts out overlong forms, surrogates and values past U+10FFFF. */
+    /* The range of the second byte excludes overlong forms, surrogates and values past U+10FFFF. */
     unsigned char low = 0x80, high = 0xBF;
     *length = 1;
     if (u[0] < 0x80) return UTF8_CHAR;

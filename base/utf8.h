@@ -8,7 +8,8 @@
 
 enum utf8_kind {
     UTF8_CHAR,  /* one whole character */
-    UTF8_BAD,   /* bytes that no continuation can mend: one U+FFFD (Unicode's "maximal subpart") */
+    UTF8_BAD,   /* bytes that no continuation can complete: one U+FFFD (Unicode's "maximal subpart")
+                 */
     UTF8_SHORT, /* a correct beginning, cut off by the end of the text */
 };
 
