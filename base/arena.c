@@ -61,8 +61,8 @@ void *arena_alloc(struct arena *arena, size_t count, size_t size) {
     arena->full = rounded > arena->limit - arena->used;
     if (arena->full) return NULL;
 #ifdef KEEPD_DEBUG_ARENA
-    struct arena_block *block = add_arena_block(
-        arena, bytes); /* of the exact size, so that AddressSanitizer sees overruns */
+    struct arena_block *block =
+        add_arena_block(arena, bytes); /* exact size, so that AddressSanitizer sees overruns */
 #else
     struct arena_block *block = arena->blocks;
     if (!block || rounded > block->size - block->used) block = add_arena_block(arena, rounded);

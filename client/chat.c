@@ -1,8 +1,8 @@
 /* keepd-chat: a chat with a daemon in a terminal, or from a pipe: one message a line. The answers
  * go to stdout, all else to stderr, so that a pipe gets answers alone. `keepd chat` starts it.
  *
- * A program of its own, beside the daemon: it needs an HTTP client and a line editor, and the
- * libraries of neither belong into the process that serves strangers. */
+ * It is a program of its own, because it needs the libraries of an HTTP client and of a line
+ * editor, which do not belong into the process that serves strangers. */
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
@@ -44,22 +44,22 @@ struct chat {
     char end;          /* last character of the answer so far; 0 = none */
     bool thinking;     /* the last piece was reasoning */
     bool reporting;    /* a line of progress is on the screen */
-    char warning[400]; /* the server's, which was said last */
+    char warning[400]; /* the last warning of the server that was shown */
 };
 
 /* ---- Output ---- */
 
-/* Does a character of UTF-8 control a terminal: C0 but tab and newline, DEL, or C1, which begins
- * with C2? */
+/* Returns whether a character of UTF-8 controls a terminal: C0 except tab and newline, DEL, or C1,
+ * whose first byte is C2. */
 static bool is_terminal_control(const char *text) {
     unsigned char byte = (unsigned char)*text;
     if (byte == 0xc2) return (unsigned char)text[1] < 0xa0;
     return (byte < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f;
 }
 
-/* Writes text that may be the server's, as all text is written. On a terminal its control
- * characters would move the cursor, set the title or the clipboard: they are replaced there, and so
- * are bytes that are no UTF-8, which some terminals take for C1. */
+/* Writes any text, as it may come from the server. On a terminal, control characters, which could
+ * move the cursor or set the title or the clipboard, are replaced, and so are bytes that are no
+ * UTF-8, because some terminals read them as C1. */
 static void print_clean_text(FILE *out, bool terminal, const char *text) {
     size_t left = strlen(text), size;
     if (!terminal) {
@@ -437,7 +437,7 @@ static void take_info(struct chat *chat, const cJSON *info) {
     }
 }
 
-/* The first answer tells more: a budget of another policy than the server's own may not apply. */
+/* Only the first answer shows the policy: a budget does not apply to every one. */
 static void greet(const struct chat *chat) {
     const struct dialogue_settings *settings = &chat->settings;
     const char *policy = settings->policy[0] ? settings->policy : chat->policy;
@@ -594,7 +594,7 @@ static bool read_option(struct chat *chat, int option, char *key, size_t key_siz
     }
 }
 
-/* A line break would begin another header. */
+/* Returns whether the key can be sent: a line break in it would begin another header. */
 static bool is_key(const char *key) {
     for (; key && *key; key++)
         if ((unsigned char)*key <= ' ' || (unsigned char)*key >= 0x7f) return false;

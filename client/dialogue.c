@@ -12,7 +12,8 @@
 #define BODY_BYTES_MAX ((size_t)64 << 20)
 #define LINE_BYTES_MAX ((size_t)16 << 20)
 
-#define NUMBER_MAX ((int64_t)1 << 53) /* a server's; the sum of two has no overflow */
+#define NUMBER_MAX                                                                                 \
+    ((int64_t)1 << 53) /* limit of a server's numbers, so that sums do not overflow */
 
 static const struct json_limits limits = {.bytes = LINE_BYTES_MAX, .depth = 64, .nodes = 1000000};
 
@@ -177,7 +178,7 @@ static void take_event(struct dialogue_answer *answer, const cJSON *event) {
         (void)json_num(timings, "", "predicted_per_second", 0, 1e12, &answer->per_second, &fault);
 }
 
-/* Lines that are no data, such as comments, are passed over. */
+/* Lines other than data, such as comments, are skipped. */
 static bool take_line(struct dialogue_answer *answer, const char *line, size_t size) {
     static const char data[] = "data: ";
     struct fault fault = {0};

@@ -47,20 +47,20 @@ struct dialogue_answer {
     void (*show)(void *arg, const char *text, bool reasoning); /* a piece of the answer */
     void (*progress)(void *arg, int64_t read, int64_t total);  /* while the prompt is read */
     void *arg;
-    bool ended;       /* finish_reason came */
-    bool cut;         /* at the limit of tokens */
-    char error[512];  /* an event that said so; "" = none */
-    bool has_details; /* the numbers below came */
+    bool ended;       /* finish_reason was received */
+    bool cut;         /* the answer ended at the limit of tokens */
+    char error[512];  /* the message of an error event; "" = none */
+    bool has_details; /* the numbers below were received */
     int64_t seen, kept, evicted, shifts, bytes, cached, answer_tokens; /* at most 2^53 each */
     char policy[64];
     int64_t budget;    /* 0: none */
-    char warning[400]; /* the server's, about settings; "" = none */
+    char warning[400]; /* the server's warning about settings; "" = none */
     double per_second;
 };
 
 void dialogue_answer_open(struct dialogue_answer *answer);
 void dialogue_answer_close(struct dialogue_answer *answer);
-/* Takes the next bytes of a stream; false: it is no stream of events. */
+/* Reads the next bytes of a stream. False: it is no stream of events. */
 bool dialogue_answer_take(struct dialogue_answer *answer, const char *data, size_t size);
 
 /* The message of an error's body, or a part of the body itself. */

@@ -29,7 +29,7 @@ struct transfer {
     struct http_answer *answer;
     http_receive receive;
     void *arg;
-    bool began; /* something came */
+    bool began; /* something was received */
     bool stop;  /* `receive` wanted no more */
 };
 
@@ -111,10 +111,10 @@ static bool came(int fd) {
     return fd >= 0 && read(fd, &info, sizeof info) == sizeof info;
 }
 
-/* Runs the transfer until it ends or SIGINT comes, which is blocked here and read as a descriptor,
- * so that none is lost between two waits. Returns whether it ended: an answer that was there when
- * the signal came is read to its end, and a signal that comes with the end is for this answer, not
- * for the program. */
+/* Runs the transfer until it ends or SIGINT arrives. The signal is blocked here and read from a
+ * descriptor, so that none is lost between two waits. Returns whether the transfer ended: an answer
+ * that has arrived before the signal is read to its end, and a signal that arrives with the end is
+ * spent on this answer, so that it does not end the program. */
 static bool run_transfer(struct transfer *transfer, void (*slow)(void *arg), CURLcode *code) {
     struct http *http = transfer->http;
     int64_t begin_ns = clock_ns();

@@ -21,8 +21,8 @@ struct http_options {
 /* How a request ended. */
 enum http_end {
     HTTP_ANSWERED,   /* `status` and what was read of the body */
-    HTTP_FAILED,     /* no answer, or half of one: see `why` */
-    HTTP_INTERRUPTED /* by SIGINT */
+    HTTP_FAILED,     /* there is no answer, or an incomplete one: see `why` */
+    HTTP_INTERRUPTED /* SIGINT arrived */
 };
 
 struct http_answer {

@@ -24,8 +24,8 @@ static char *prompt(EditLine *edit) {
     return text;
 }
 
-/* In the terminal's editing mode Ctrl-C is a character like any other (setty below): it throws the
- * line away and ends the call, and no signal can come at a wrong moment. */
+/* In the terminal's editing mode Ctrl-C is a character like any other (setty below): it discards
+ * the line and ends the call, so that no signal can interrupt something else. */
 static unsigned char clear_line(EditLine *edit, int character) {
     struct line *line = NULL;
     (void)character;

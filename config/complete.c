@@ -5,7 +5,7 @@
 #include "config/table.h"
 #include "paging/names.h"
 
-/* Whether the value is a path. */
+/* Returns whether the option's value is a path. */
 static bool takes_path(const struct option *option) {
     static const char *const names[] = {"MODEL", "FILE", "DIR", "PATH"};
     for (size_t i = 0; option->metavar && i < sizeof names / sizeof *names; i++)
@@ -13,7 +13,7 @@ static bool takes_path(const struct option *option) {
     return false;
 }
 
-/* The list of values to choose from, with its separators; "" = any value. */
+/* Returns the choices of a value, between separators; "" = any value. */
 static const char *choices(const struct option *option) {
     if (option->type == CHOICE || option->type == ENUM) return option->metavar;
     if (option->metavar && strcmp(option->metavar, "POLICY") == 0) return "auto, " POLICY_NAMES;
@@ -30,8 +30,9 @@ static void print_choices(FILE *out, const struct option *option) {
     }
 }
 
-/* The help's first sentence without its full stop, with `escaped` characters after a backslash.
- * Apostrophes become right single quotation marks: all three shells get the text in apostrophes. */
+/* Writes the first sentence of the help without its full stop, with a backslash before each of the
+ * `escaped` characters. Apostrophes become right single quotation marks, because all three shells
+ * get the text in apostrophes. */
 static void print_sentence(FILE *out, const struct option *option, const char *escaped) {
     const char *end = strstr(option->help, ". ");
     const char *last = end ? end : option->help + strlen(option->help) - 1;

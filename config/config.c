@@ -331,8 +331,8 @@ static size_t edit_distance(const char *a, size_t a_size, const char *b) {
     return row[b_size];
 }
 
-/* The only option whose name ends in a hyphen and this one, as kv-budget in budget; NULL: there are
- * none or several. */
+/* Returns the only option whose name ends with a hyphen and this name, such as kv-budget for
+ * budget. NULL: there is none, or there are several. */
 static const char *longer_name(const char *name, size_t size) {
     const char *found = NULL;
     for (size_t i = 0; i < OPTION_COUNT; i++) {
@@ -346,8 +346,8 @@ static const char *longer_name(const char *name, size_t size) {
     return found;
 }
 
-/* The option probably meant: the nearest name, at most one edit per three letters away, else a
- * longer one, or NULL. */
+/* Returns the option that was probably meant: the nearest name, with at most one edit per three
+ * letters, else a longer name, else NULL. */
 static const char *nearest_name(const char *name, size_t size) {
     const char *nearest = NULL;
     size_t least = size / 3 + 1;
@@ -362,7 +362,8 @@ static const char *nearest_name(const char *name, size_t size) {
     return nearest ? nearest : longer_name(name, size);
 }
 
-/* A name of other servers without its dashes, such as `ctx-size` in a file: the option here. */
+/* Returns the option of keepd for a name that other servers use, without its dashes, such as
+ * `ctx-size` in a file. */
 static const char *own_name(const char *name) {
     char dashed[80];
     snprintf(dashed, sizeof dashed, "--%s", name);
@@ -430,7 +431,7 @@ static bool parse_flag(const char *text, bool *value) {
     return false;
 }
 
-/* The number of the choice, in the order of the row; -1: none of them. */
+/* Returns the number of the choice, in the order of the row; -1: it is none of them. */
 static int find_choice(const char *choices, const char *text) {
     size_t size = strlen(text);
     int index = 0;
@@ -541,7 +542,7 @@ __attribute__((format(printf, 2, 3))) static void note(struct loader *load, cons
     add_to_list(&load->config->notes, text);
 }
 
-/* Returns the value by its name here. */
+/* Returns keepd's name of a value that has another name in other servers. */
 static const char *own_word(struct loader *load, const struct option *option, const char *text,
                             const char *where) {
     const struct foreign_word *word = foreign_word_find(option->name, text);
@@ -609,7 +610,7 @@ static void load_defaults(struct loader *load) {
     }
 }
 
-/* One flag, with its value if that is the next argument. *used: number of arguments taken. */
+/* Reads one flag, and its value if that is the next argument. *used: number of arguments read. */
 static int load_flag(struct loader *load, const struct option *option, const char *value,
                      char **args, int *used) {
     *used = 1;
@@ -630,7 +631,7 @@ static int load_flag(struct loader *load, const struct option *option, const cha
     return set_option(load, option, value, FROM_FLAG, "command line");
 }
 
-/* An option of another server. `value`: what follows its = sign, with it. */
+/* Reads an option of another server. `value` begins with its = sign; NULL: there is none. */
 static int load_foreign(struct loader *load, const struct foreign *foreign, const char *value,
                         char **args, int *used) {
     int size = (int)(value ? (size_t)(value - args[0]) : strlen(args[0]));
@@ -659,7 +660,7 @@ static int load_foreign(struct loader *load, const struct foreign *foreign, cons
     }
 }
 
-/* --kv-budget, or --kv_budget as other servers allow. */
+/* Finds --kv-budget, also as --kv_budget, which other servers allow. */
 static const struct option *find_flag(const char *arg, size_t size) {
     char name[64];
     if (strncmp(arg, "--", 2) != 0 || size - 2 >= sizeof name) return NULL;
@@ -667,8 +668,8 @@ static const struct option *find_flag(const char *arg, size_t size) {
     return find_option(name, size - 2);
 }
 
-/* The command that a first word probably means, at most one edit per three letters away; NULL:
- * none. */
+/* Returns the command that a first word probably means, with at most one edit per three letters;
+ * NULL: none. */
 static const char *nearest_command(const char *word) {
     static const char *const commands[] = {"serve", "chat", "bench", "fit", "help", "version"};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
@@ -677,7 +678,7 @@ static const char *nearest_command(const char *word) {
     return NULL;
 }
 
-/* The model, where it has no --model in front. */
+/* Reads an argument without dashes: a command, or the model without --model. */
 static int load_word(struct loader *load, int index, const char *word) {
     const char *instead = index == 1 ? foreign_command(word) : NULL;
     const char *meant = index == 1 ? nearest_command(word) : NULL;
@@ -787,7 +788,7 @@ static int load_file_entry(struct loader *load, const char *section, const char 
     if (option->traits & (COMMAND_LINE | NOT_IN_FILE))
         return fault_set(load->fault, ERR_INVALID, option->name,
                          "%s: %s cannot stand in a configuration file", where, option->name);
-    /* Covers indented lines as well: inih reports such a line as a second value. */
+    /* This refuses indented lines as well, which inih reports as a second value. */
     if (option->type != LIST && load->in_file[option - config_options])
         return fault_set(load->fault, ERR_INVALID, option->name,
                          "%s: %s is given twice; a line that begins with a blank goes on with the "
@@ -825,7 +826,8 @@ static int load_file(struct loader *load) {
 
 /* --- the whole --- */
 
-/* "bundled/keepd-nano/" -> "keepd-nano", "a/b.gguf" -> "b"; "." and ".." are resolved first. */
+/* Names the model by its path: "bundled/keepd-nano/" -> "keepd-nano", "a/b.gguf" -> "b". "." and
+ * ".." are resolved first. */
 static void name_model(struct config *config) {
     char *name, *real = realpath(config->engine.model_dir, NULL);
     const char *path = real ? real : config->engine.model_dir;
@@ -866,7 +868,7 @@ int config_load(int argc, char **argv, char **envp, struct config *config, struc
     int rc;
     memset(config, 0, sizeof *config);
     load_defaults(&load);
-    /* Strongest first, because the first two name the file. */
+    /* The strongest source is read first, because the first two can name the file. */
     for (int i = 1, used; i < argc; i += used)
         if ((rc = load_argument(&load, i, argv + i, &used))) goto fail;
     if (config->help || config->man || config->version || config->completion) return 0;

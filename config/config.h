@@ -33,7 +33,7 @@ struct config {
     char *quantize_to; /* where the model is saved with rounded matrices */
     char *completion;  /* a shell: bash, zsh, fish */
     bool check_config, help, man, version;
-    struct server_list notes; /* sentences about the sources, for people */
+    struct server_list notes; /* warnings about the sources, for the log */
 };
 
 /* Fills *config; on failure nothing is left to close. ERR_INVALID (ERR_IO, ERR_MALFORMED or

@@ -32,8 +32,8 @@ struct bench_options {
     bool json, help;
 };
 
-/* Takes the measurement's own arguments out of `argv`, and turns the model into --model, so that
- * the daemon's options are left: `rest`, with room for argc + 2, ends with NULL. argv[0] is the
+/* Removes the measurement's own arguments from `argv`, and turns the model into --model, so that
+ * the daemon's options are left: `rest`, of at least argc + 2, ends with NULL. argv[0] is the
  * program, argv[1] is "bench". ERR_INVALID names the argument in fault->field. */
 int bench_parse(int argc, char **argv, struct bench_options *options, char **rest,
                 struct fault *fault);

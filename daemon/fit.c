@@ -61,8 +61,7 @@ static int parse_fit_number(const char *name, const char *text, uint64_t most, u
     return 0;
 }
 
-/* Takes the names after --text or --chats, up to the next option; *at is the last argument taken.
- */
+/* Reads the names after --text or --chats, up to the next option; *at becomes the last one. */
 static int parse_files(int argc, char **argv, int *at, struct fit_command *command,
                        struct fault *fault) {
     const char *name = argv[*at];
@@ -76,7 +75,7 @@ static int parse_files(int argc, char **argv, int *at, struct fit_command *comma
     return *at + 1 > first ? 0 : fault_set(fault, ERR_INVALID, name, "needs a file");
 }
 
-/* 1: the argument is one of ours; 0: it is not. */
+/* Returns 1 if the argument belongs to this command, 0 if not. */
 static int parse_own(int argc, char **argv, int *at, struct fit_command *command,
                      struct fault *fault) {
     const char *name = argv[*at], *value = argv[*at + 1];
@@ -135,7 +134,8 @@ static int calibration_names(const struct dirent *entry) {
     return has_file_ending(entry->d_name, ".txt") || has_file_ending(entry->d_name, ".jsonl");
 }
 
-/* The folder, as installed and as built, from the program's own; a test may name another. */
+/* Finds the folder of the text from the program's own folder, as installed or as built. A test may
+ * name another one. */
 static int scan_calibration(char folder[4096], struct dirent ***names) {
     static const char *const places[] = {"/../share/keepd/calibration",
                                          "/../../../bundled/calibration"};
@@ -192,8 +192,8 @@ static struct fit_progress fit_progress_to(const struct fit_command *command, FI
         .command = command, .log = log, .terminal = isatty(fileno(log)) == 1};
 }
 
-/* A line that a terminal draws again; at most eleven of them in a log. The first line of a work
- * comes before its first part is done and says no time. */
+/* Writes a line of progress: a terminal draws it again, a log gets at most eleven of them. The
+ * first line of a work comes before its first part is done, so it has no time. */
 static void fit_progress_show(struct fit_progress *p, const char *work, int done, int total,
                               double lost) {
     const int64_t now = clock_ns();
@@ -237,7 +237,7 @@ static bool fit_progress_note(void *arg, enum engine_fit_work work, int done, in
 
 /* ---- The fit ---- */
 
-/* Puts what a template gets in the place of a file of chats. */
+/* Replaces a file of chats by the JSON that a chat template gets. */
 static int fit_read_contexts(char **text, size_t *size, struct fault *fault) {
     struct buf buf;
     buf_open(&buf, 2 * FIT_TEXT_BYTES_MAX);
@@ -331,7 +331,7 @@ static struct engine_request fit_request(const struct engine_fit_text *text, con
     };
 }
 
-/* Nats per token of the second half. */
+/* Computes the nats per token of the second half. */
 static int fit_score(struct bench *bench, struct engine *engine, const struct engine_fit_text *text,
                      const char *policy, int part, double *nats, struct fault *fault) {
     struct engine_job *job = mem_must_alloc(1, sizeof *job);
@@ -352,7 +352,7 @@ static double cell_mean(const struct fit_cell *cell) {
     return sum / cell->count;
 }
 
-/* The standard error of the mean; NAN for one text. */
+/* Returns the standard error of the mean; NAN for one text. */
 static double cell_error(const struct fit_cell *cell) {
     double mean = cell_mean(cell), sum = 0;
     for (int i = 0; i < cell->count; i++) sum += (cell->nats[i] - mean) * (cell->nats[i] - mean);
@@ -377,7 +377,7 @@ static void print_table(FILE *out, struct fit_cell cells[FIT_POLICIES][FIT_PARTS
     }
 }
 
-/* The smallest part at which `global` loses at most so much. */
+/* Prints the smallest part at which `global` loses at most this much. */
 static void print_advice(FILE *out, const struct fit_cell global[FIT_PARTS], double most) {
     int part = 1;
     for (int i = 0; i < FIT_PARTS && cell_mean(&global[i]) <= most; i++) part = fit_parts[i];

@@ -29,12 +29,13 @@ struct fit_command {
     int minutes;
     uint64_t seed;
     bool help;
-    void (*note)(void *arg, const char *line); /* a line of progress, for other readers; or NULL */
+    void (*note)(void *arg,
+                 const char *line); /* gets lines of progress, besides the log; or NULL */
     void *arg;
 };
 
 /* Takes the command's own arguments out of `argv`, and turns the model into --model, so that the
- * daemon's options are left: `rest`, with room for argc + 2, ends with NULL. argv[0] is the
+ * daemon's options are left: `rest`, of at least argc + 2, ends with NULL. argv[0] is the
  * program, argv[1] is "fit". ERR_INVALID names the argument in fault->field. */
 int fit_parse(int argc, char **argv, struct fit_command *command, char **rest, struct fault *fault);
 void fit_help(FILE *out);

@@ -18,7 +18,8 @@
 #include "daemon/progress.h"
 #include "server/systemd.h"
 
-/* Microseconds without progress until systemd gives up: a text of a large model takes minutes. */
+/* Microseconds without progress until systemd ends the start: a text of a large model needs
+ * minutes. */
 #define FIT_PATIENCE "900000000"
 
 enum { LINE = 128, CHILD_FITTED = 0, CHILD_FAILED = 1, CHILD_FOUND = 3 };

@@ -30,8 +30,8 @@ struct fit_start {
     char gates[4096];
 };
 
-/* Fits where `options` want gates that are not found, and says in *options which to use. *fit
- * outlives them; fit_start_close removes what is not kept, when the engine is open. */
+/* Fits gates where `options` want some that are not found, and sets *options to them. *fit must
+ * outlive the options; fit_start_close removes a temporary file, once the engine is open. */
 enum fit_start_end fit_at_start(struct engine_options *options, struct fit_start *fit);
 void fit_start_close(struct fit_start *fit);
 

@@ -32,7 +32,7 @@
 
 /* --- callbacks of the engine --- */
 
-/* engine_open knows one `arg` for both callbacks. */
+/* The argument of both callbacks: engine_open has one for them. */
 struct callbacks {
     struct progress progress;
     struct server *server;
@@ -153,15 +153,15 @@ static int report_fault(const char *what, const struct fault *fault) {
     return exit_status(fault);
 }
 
-/* `what` fails, unless the fault is an option's. */
+/* Reports that `what` failed, or, where the fault names an option, only that option. */
 static int refuse_start(const char *what, const struct fault *fault) {
     bool option = config_is_option(fault->field);
     int status = report_fault(option ? "" : what, fault);
     return fault->code == ERR_IO ? EXIT_CONFIG : status; /* a file that cannot be read */
 }
 
-/* The id of a model of the Hugging Face Hub, ORG/NAME, behind what people put in front of it; NULL:
- * none. A relative path has the same form, but its folder is there. */
+/* Finds the id of a model of the Hugging Face Hub, ORG/NAME, also behind a URL or hf.co/. Returns
+ * NULL if there is none. A relative path has the same form, but its first folder exists. */
 static const char *find_hub_id(const char *text) {
     static const char *const fronts[] = {"https://", "http://", "hf://", "huggingface.co/",
                                          "hf.co/"};
@@ -185,7 +185,8 @@ static const char *find_hub_id(const char *text) {
     return stat(folder, &info) == 0 && S_ISDIR(info.st_mode) ? NULL : text;
 }
 
-/* Says how to come by a model that is not there. keepd downloads nothing itself. */
+/* Explains how to fetch a model that does not exist here, because keepd downloads nothing itself.
+ */
 static int refuse_missing(const char *path, const char *why, struct fault *fault) {
     const char *id = find_hub_id(path);
     const char *name = id ? strchr(id, '/') + 1 : "";
@@ -219,7 +220,7 @@ static int refuse_missing(const char *path, const char *why, struct fault *fault
                      path, why);
 }
 
-/* A directory, or a file: what is in either is the engine's to say. */
+/* Checks that the path is a directory or a file. The engine checks what is in it. */
 static int check_model_path(const char *path, struct fault *fault) {
     struct stat info;
     if (stat(path, &info) == 0 && S_ISREG(info.st_mode)) return 0;
@@ -231,7 +232,8 @@ static int check_model_path(const char *path, struct fault *fault) {
 
 /* --- running --- */
 
-/* With curl: a Unix socket needs a flag, and a model without a chat template completes text. */
+/* Prints a request with curl. A Unix socket needs a flag, and a model without a chat template can
+ * only complete text. */
 static void print_example(const char *url, bool chat, bool needs_key) {
     bool path = strncmp(url, "unix:", 5) == 0;
     printf("curl %s%s%s/v1/%s -H 'Content-Type: application/json' %s-d '{\n",
@@ -347,7 +349,7 @@ static int check_start(const struct config *config, struct callbacks *callbacks)
     return EXIT_SUCCESS;
 }
 
-/* The model in words on stdout, with the form of calls that its template teaches. */
+/* Describes the model on stdout, with the form of tool calls that its template shows. */
 static int inspect_model(const struct config *config, struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
     struct fault fault = {0};
@@ -386,7 +388,7 @@ static int run_daemon(struct config *config, int argc, char **argv) {
      */
     if (config->config_file || config->server.now.api_key_file || config->server.now.tls_cert) {
         options.reload = on_reload;
-        signal(SIGHUP, SIG_IGN); /* until the event loop runs: changes meanwhile need another one */
+        signal(SIGHUP, SIG_IGN); /* until the event loop runs; a signal before that is lost */
     }
     options.arg = &reload;
     options.split_reasoning = config->reasoning_parser == CONFIG_REASONING_AUTO;
@@ -476,8 +478,8 @@ static int run_bench(int argc, char **argv) {
 
 /* --- keepd fit --- */
 
-/* The gates that were written, in use: an engine of its own, after the fit has given its memory
- * back. */
+/* Measures the gates that were written, with an engine of its own, after the fit has freed its
+ * memory. */
 static int measure_gates(struct engine_options options, struct callbacks *callbacks,
                          const char *gates, const struct engine_fitted *fitted,
                          struct fault *fault) {

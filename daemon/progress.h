@@ -27,7 +27,7 @@ struct progress {
 void progress_open(struct progress *progress, enum progress_work work, bool terminal);
 /* `done` of `total` bytes; 0 of 0 where the total is unknown. */
 void progress_note(struct progress *progress, uint64_t done, uint64_t total, const char *what);
-/* Ends the line; `whole`: and says how long it took. */
+/* Ends the line. `whole`: the work succeeded, so its time is logged. */
 void progress_close(struct progress *progress, bool whole);
 
 #define PROGRESS_LINE 80
