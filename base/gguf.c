@@ -77,11 +77,11 @@ struct parser {
     struct fault *fault;
 };
 
-static size_t left(const struct parser *p) {
+static size_t bytes_left(const struct parser *p) {
     return (size_t)(p->end - p->at);
 }
 
-static int ends(const struct parser *p, const char *what) {
+static int refuse_incomplete(const struct parser *p, const char *what) {
     return kind_incomplete(what, (size_t)(p->end - p->begin), 0, p->fault);
 }
 
@@ -92,7 +92,7 @@ static uint64_t little_endian_at(const char *from, size_t bytes) {
 }
 
 static int read_gguf_number(struct parser *p, size_t bytes, const char *what, uint64_t *value) {
-    if (left(p) < bytes) return ends(p, what);
+    if (bytes_left(p) < bytes) return refuse_incomplete(p, what);
     *value = little_endian_at(p->at, bytes);
     p->at += bytes;
     return 0;
@@ -110,7 +110,7 @@ static int read_gguf_name(struct parser *p, const char *what, char **out) {
     uint64_t size = 0;
     int rc = read_gguf_number(p, 8, what, &size);
     if (rc) return rc;
-    if (size > left(p)) return ends(p, what);
+    if (size > bytes_left(p)) return refuse_incomplete(p, what);
     if (size == 0 || size > NAME_MAX || memchr(p->at, '\0', (size_t)size))
         return fault_set(p->fault, ERR_MALFORMED, what,
                          "expected 1 to %d bytes and no zero among them", (int)NAME_MAX);
@@ -126,7 +126,7 @@ static int read_gguf_name(struct parser *p, const char *what, char **out) {
 static int skip_gguf_string(struct parser *p, const char *key) {
     uint64_t size = 0;
     int rc = read_gguf_number(p, 8, key, &size);
-    if (!rc && size > left(p)) rc = ends(p, key);
+    if (!rc && size > bytes_left(p)) rc = refuse_incomplete(p, key);
     if (!rc) p->at += size;
     return rc;
 }
@@ -138,7 +138,7 @@ static int skip_elements(struct parser *p, const struct gguf_value *value) {
         return rc;
     }
     size_t size = type_bytes[value->type];
-    if (value->count > left(p) / size) return ends(p, value->key);
+    if (value->count > bytes_left(p) / size) return refuse_incomplete(p, value->key);
     for (size_t i = 0; value->type == GGUF_BOOL && i < value->count; i++)
         if ((unsigned char)p->at[i] > 1)
             return fault_set(p->fault, ERR_MALFORMED, value->key, "a bool is neither 0 nor 1");
@@ -161,7 +161,7 @@ static int take_value(struct parser *p, struct gguf_value *value) {
     if (type > GGUF_F64)
         return fault_set(p->fault, ERR_MALFORMED, value->key, "type %" PRIu32 " is not known",
                          type);
-    if (count > left(p)) return ends(p, value->key);
+    if (count > bytes_left(p)) return refuse_incomplete(p, value->key);
     value->type = (enum gguf_type)type;
     value->count = (size_t)count;
     value->data = p->at;
@@ -179,7 +179,7 @@ static int take_values(struct parser *p, uint64_t count) {
     int rc = 0;
     if (count > VALUES_MAX)
         return fault_set(p->fault, ERR_LIMIT, "metadata", "more than %d values", (int)VALUES_MAX);
-    if (count > left(p) / VALUE_LEAST) return ends(p, "metadata");
+    if (count > bytes_left(p) / VALUE_LEAST) return refuse_incomplete(p, "metadata");
     gguf->values = mem_try_alloc((size_t)count, sizeof *gguf->values);
     if (!gguf->values)
         return fault_set(p->fault, ERR_NOMEM, "metadata", "not enough memory for its values");
@@ -238,7 +238,7 @@ static int compare_tensor_offsets(const void *a, const void *b) {
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
-static uint64_t aligned(uint64_t place, uint64_t alignment) {
+static uint64_t align_up(uint64_t place, uint64_t alignment) {
     return (place + alignment - 1) / alignment * alignment;
 }
 
@@ -246,7 +246,7 @@ static uint64_t aligned(uint64_t place, uint64_t alignment) {
 static int check_tensor_places(struct parser *p, uint64_t alignment) {
     struct gguf *gguf = p->gguf;
     const uint64_t size = (uint64_t)(p->end - p->begin);
-    const uint64_t area = aligned((uint64_t)(p->at - p->begin), alignment);
+    const uint64_t area = align_up((uint64_t)(p->at - p->begin), alignment);
     const struct gguf_tensor *outside = NULL;
     uint64_t next = 0, end = 0;
     qsort(gguf->tensors, gguf->tensor_count, sizeof *gguf->tensors, compare_tensor_offsets);
@@ -262,7 +262,7 @@ static int check_tensor_places(struct parser *p, uint64_t alignment) {
         if (!outside && area + next + tensor->bytes > size) outside = tensor;
         if (!outside) tensor->data = p->begin + area + next;
         end = area + next + tensor->bytes;
-        next = aligned(next + tensor->bytes, alignment);
+        next = align_up(next + tensor->bytes, alignment);
     }
     return outside ? kind_incomplete(outside->name, size, end, p->fault) : 0;
 }
@@ -277,7 +277,7 @@ static int take_tensors(struct parser *p, uint64_t count) {
                          (long long)alignment);
     if (count > TENSORS_MAX)
         return fault_set(p->fault, ERR_LIMIT, "tensors", "more than %d", (int)TENSORS_MAX);
-    if (count > left(p) / TENSOR_LEAST) return ends(p, "tensors");
+    if (count > bytes_left(p) / TENSOR_LEAST) return refuse_incomplete(p, "tensors");
     if (count == 0) return 0;
     gguf->tensors = mem_try_alloc((size_t)count, sizeof *gguf->tensors);
     if (!gguf->tensors)
@@ -311,9 +311,9 @@ static int check_version(struct parser *p, uint32_t version) {
 static int parse_gguf(struct parser *p) {
     uint32_t version = 0;
     uint64_t tensors = 0, values = 0;
-    int rc = kind_check(p->at, left(p), KIND_GGUF, "GGUF", "the file", p->fault);
+    int rc = kind_check(p->at, bytes_left(p), KIND_GGUF, "GGUF", "the file", p->fault);
     if (rc) return rc;
-    if (left(p) < 4 || memcmp(p->at, "GGUF", 4) != 0)
+    if (bytes_left(p) < 4 || memcmp(p->at, "GGUF", 4) != 0)
         return fault_set(p->fault, ERR_MALFORMED, "GGUF",
                          "the file does not begin with it: it is no GGUF file");
     p->at += 4;

@@ -35,12 +35,12 @@ static int refuse_json_memory(const struct reader *in) {
     return fault_set(in->fault, ERR_NOMEM, NULL, "not enough memory for this JSON text");
 }
 
-static int peek(const struct reader *in) {
+static int peek_json_char(const struct reader *in) {
     return in->at < in->end ? (unsigned char)*in->at : -1;
 }
 
 static bool skip_json_char(struct reader *in, char c) {
-    if (peek(in) != (unsigned char)c) return false;
+    if (peek_json_char(in) != (unsigned char)c) return false;
     in->at++;
     return true;
 }
@@ -65,7 +65,7 @@ static int new_node(struct reader *in, int type, cJSON **out) {
 static int read_hex4(struct reader *in, uint32_t *value) {
     *value = 0;
     for (int i = 0; i < 4; i++) {
-        int c = peek(in);
+        int c = peek_json_char(in);
         int digit;
         if (c >= '0' && c <= '9')
             digit = c - '0';
@@ -97,7 +97,7 @@ static int read_unicode_escape(struct reader *in, uint32_t *scalar) {
 /* Reads what follows a backslash, and appends the character to *to. */
 static int read_json_escape(struct reader *in, char **to) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
-    int c = peek(in);
+    int c = peek_json_char(in);
     const char *name = c > 0 ? strchr(names, c) : NULL;
     if (name) {
         in->at++;
@@ -121,7 +121,7 @@ static int read_json_escape(struct reader *in, char **to) {
  * text, and no escape is shorter than what it stands for. */
 static int copy_string(struct reader *in, char *to) {
     for (;;) {
-        int c = peek(in);
+        int c = peek_json_char(in);
         size_t length = 1;
         int rc;
         if (c < 0) return refuse_json(in, "unfinished string");
@@ -167,7 +167,7 @@ static int read_string(struct reader *in, char **out) {
 
 static bool skip_digits(struct reader *in) {
     const char *from = in->at;
-    while (peek(in) >= '0' && peek(in) <= '9') in->at++;
+    while (peek_json_char(in) >= '0' && peek_json_char(in) <= '9') in->at++;
     return in->at > from;
 }
 
@@ -293,7 +293,7 @@ static int read_word(struct reader *in, const char *word) {
 }
 
 static int value_type(const struct reader *in) {
-    const int c = peek(in);
+    const int c = peek_json_char(in);
     if (c == 'I' && in->limits->file) return cJSON_NULL;
     switch (c) {
     case '{':
@@ -339,7 +339,7 @@ static int read_value(struct reader *in, cJSON **out) {
         rc = read_word(in, "false");
         break;
     default:
-        rc = read_word(in, peek(in) == 'I' ? "Infinity" : "null");
+        rc = read_word(in, peek_json_char(in) == 'I' ? "Infinity" : "null");
         break;
     }
     if (rc) {

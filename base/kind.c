@@ -62,7 +62,7 @@ static int refuse_other_kind(const struct subject *s, const char *what, const ch
                      wanted_names[s->wanted], next);
 }
 
-static bool begins(const char *data, size_t size, const char *with) {
+static bool has_bytes_at(const char *data, size_t size, const char *with) {
     const size_t n = strlen(with);
     return size >= n && strncasecmp(data, with, n) == 0;
 }
@@ -70,7 +70,7 @@ static bool begins(const char *data, size_t size, const char *with) {
 /* A pointer of Git LFS: a few lines in place of the file, in which "size N" is the file's size. */
 static int check_pointer(const struct subject *s) {
     char what[96], text[512] = "";
-    if (!begins(s->data, s->size, "version https://git-lfs")) return 0;
+    if (!has_bytes_at(s->data, s->size, "version https://git-lfs")) return 0;
     snprintf(text, sizeof text, "%.*s", (int)(s->size < sizeof text ? s->size : sizeof text - 1),
              s->data);
     const char *line = strstr(text, "\nsize ");
@@ -83,7 +83,7 @@ static int check_pointer(const struct subject *s) {
 }
 
 static size_t skip_leading_blanks(const char *data, size_t size) {
-    size_t at = begins(data, size, "\xEF\xBB\xBF") ? 3 : 0;
+    size_t at = has_bytes_at(data, size, "\xEF\xBB\xBF") ? 3 : 0;
     while (at < size && utf8_is_blank(data[at])) at++;
     return at;
 }
@@ -117,8 +117,8 @@ static int refuse_text_file(const struct subject *s) {
 static int check_formats(const struct subject *s) {
     const size_t blank = skip_leading_blanks(s->data, s->size), left = s->size - blank;
     const char *text = s->data + blank;
-    if (begins(text, left, "<!doctype") || begins(text, left, "<html") ||
-        begins(text, left, "<?xml"))
+    if (has_bytes_at(text, left, "<!doctype") || has_bytes_at(text, left, "<html") ||
+        has_bytes_at(text, left, "<?xml"))
         return refuse_other_kind(
             s, "a web page", "the download saved a page about the file; use the link to the file");
     for (size_t i = 0; i < sizeof signatures / sizeof signatures[0]; i++) {

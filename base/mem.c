@@ -26,7 +26,7 @@ static bool fails_now(void) {
 /* Everything here is calloc, realloc and free underneath, so that trees handed to cJSON_Delete
  * (which calls free) may come from here. A request for no bytes also
  * gives a pointer of its own. */
-static void *resize(void *old, size_t old_bytes, size_t new_bytes) {
+static void *resize_block(void *old, size_t old_bytes, size_t new_bytes) {
     char *p = realloc(old, new_bytes ? new_bytes : 1);
     if (p && new_bytes > old_bytes) memset(p + old_bytes, 0, new_bytes - old_bytes);
     return p;
@@ -50,7 +50,7 @@ void *mem_try_alloc(size_t count, size_t size) {
 
 void *mem_try_realloc(void *old, size_t old_bytes, size_t new_bytes) {
     if (fails_now()) return NULL;
-    return resize(old, old_bytes, new_bytes);
+    return resize_block(old, old_bytes, new_bytes);
 }
 
 void mem_free(void *p) {

@@ -186,7 +186,7 @@ static void say_failure(struct chat *chat, struct http_answer *answer) {
 
 /* ---- A turn ---- */
 
-static struct dialogue *current(struct chat *chat) {
+static struct dialogue *current_branch(struct chat *chat) {
     return &chat->branches[chat->at];
 }
 
@@ -224,16 +224,16 @@ static void end_turn(struct turn *turn, struct http_answer *got) {
         show_details(chat, answer);
     }
     if (answer->text.size > 0)
-        dialogue_say(current(chat), true, answer->text.data);
+        dialogue_say(current_branch(chat), true, answer->text.data);
     else
-        dialogue_take_back(current(chat), 1);
+        dialogue_take_back(current_branch(chat), 1);
 }
 
 static void ask_question(struct chat *chat, const char *text) {
     struct turn turn = {.chat = chat};
     struct http_answer got;
     struct buf body;
-    if (!dialogue_say(current(chat), false, text)) {
+    if (!dialogue_say(current_branch(chat), false, text)) {
         say_notice(chat, "keepd chat: this dialogue is full; /new begins another one");
         chat->failed = true;
         return;
@@ -242,18 +242,18 @@ static void ask_question(struct chat *chat, const char *text) {
     turn.answer.show = show_answer_text;
     turn.answer.progress = show_progress;
     turn.answer.arg = chat;
-    dialogue_write(current(chat), &chat->settings, chat->model, &body);
+    dialogue_write(current_branch(chat), &chat->settings, chat->model, &body);
     if (body.failed) {
         say_notice(chat,
                    "keepd chat: this dialogue is too long to be sent; /undo takes messages back");
         chat->failed = true;
-        dialogue_take_back(current(chat), 1);
+        dialogue_take_back(current_branch(chat), 1);
         buf_close(&body);
         dialogue_answer_close(&turn.answer);
         return;
     }
-    http_ask(chat->http, "/v1/chat/completions", current(chat)->session, &body, receive_events,
-             on_slow, &turn, &got);
+    http_ask(chat->http, "/v1/chat/completions", current_branch(chat)->session, &body,
+             receive_events, on_slow, &turn, &got);
     end_turn(&turn, &got);
     buf_close(&body);
     buf_close(&got.body);
@@ -333,13 +333,13 @@ static void on_system(struct chat *chat, const char *text) {
 
 static void on_new(struct chat *chat, const char *text) {
     (void)text;
-    dialogue_close(current(chat));
-    dialogue_open(current(chat));
+    dialogue_close(current_branch(chat));
+    dialogue_open(current_branch(chat));
     say_notice(chat, "a new dialogue");
 }
 
 static void on_undo(struct chat *chat, const char *text) {
-    struct dialogue *dialogue = current(chat);
+    struct dialogue *dialogue = current_branch(chat);
     (void)text;
     bool answered = dialogue->count > 0 && dialogue->messages[dialogue->count - 1].assistant;
     dialogue_take_back(dialogue, answered ? 2 : 1);
@@ -354,9 +354,9 @@ static void on_fork(struct chat *chat, const char *text) {
         say_notice(chat, "there are %d branches already", BRANCHES_MAX);
         return;
     }
-    dialogue_fork(current(chat), &chat->branches[to]);
-    say_notice(chat, "branch %d, with the %d messages of branch %d", to + 1, current(chat)->count,
-               chat->at + 1);
+    dialogue_fork(current_branch(chat), &chat->branches[to]);
+    say_notice(chat, "branch %d, with the %d messages of branch %d", to + 1,
+               current_branch(chat)->count, chat->at + 1);
     chat->at = to;
 }
 
@@ -438,7 +438,7 @@ static void take_info(struct chat *chat, const cJSON *info) {
 }
 
 /* Only the first answer shows the policy: a budget does not apply to every one. */
-static void greet(const struct chat *chat) {
+static void print_greeting(const struct chat *chat) {
     const struct dialogue_settings *settings = &chat->settings;
     const char *policy = settings->policy[0] ? settings->policy : chat->policy;
     bool none = strcmp(policy, "full") == 0;
@@ -486,7 +486,7 @@ static bool connect_daemon(struct chat *chat) {
     return ok;
 }
 
-static void talk(struct chat *chat) {
+static void run_dialogue(struct chat *chat) {
     struct line *line = line_open(chat->editing);
     const char *text = "";
     for (bool more = true; more;) {
@@ -636,11 +636,11 @@ int main(int argc, char **argv) {
         (struct dialogue_settings){.budget = -1, .max_tokens = -1, .seed = -1, .temperature = -1};
     if (read_chat_arguments(&chat, argc, argv, key, sizeof key, url, sizeof url, &status)) {
         chat.http = http_open(&chat.options);
-        dialogue_open(current(&chat));
+        dialogue_open(current_branch(&chat));
         status = chat.http && connect_daemon(&chat) ? EXIT_SUCCESS : EXIT_FAILURE;
         if (status == EXIT_SUCCESS) {
-            greet(&chat);
-            talk(&chat);
+            print_greeting(&chat);
+            run_dialogue(&chat);
             if (chat.failed) status = EXIT_FAILURE;
         }
         if (chat.http) http_close(chat.http);

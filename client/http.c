@@ -106,7 +106,7 @@ static void set_transfer_options(struct transfer *transfer, const char *path,
     curl_easy_setopt(easy, CURLOPT_POSTFIELDS, body->data);
 }
 
-static bool came(int fd) {
+static bool receive_bytes(int fd) {
     struct signalfd_siginfo info;
     return fd >= 0 && read(fd, &info, sizeof info) == sizeof info;
 }
@@ -129,14 +129,14 @@ static bool run_transfer(struct transfer *transfer, void (*slow)(void *arg), CUR
     while (running > 0 && !interrupted) {
         if (curl_multi_perform(http->multi, &running) != CURLM_OK) break;
         if (running > 0) curl_multi_poll(http->multi, &wait, fd >= 0 ? 1 : 0, WAIT_MS, NULL);
-        interrupted = came(fd);
+        interrupted = receive_bytes(fd);
         if (slow && !transfer->began && clock_ns() - begin_ns > SLOW_NS) {
             slow(transfer->arg);
             slow = NULL;
         }
     }
     if (interrupted && running > 0) (void)curl_multi_perform(http->multi, &running);
-    (void)came(fd);
+    (void)receive_bytes(fd);
     if (fd >= 0) close(fd);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     *code = CURLE_FAILED_INIT;

@@ -18,7 +18,7 @@ struct line {
     size_t capacity;
 };
 
-static char *prompt(EditLine *edit) {
+static char *line_prompt(EditLine *edit) {
     static char text[] = "> ";
     (void)edit;
     return text;
@@ -41,7 +41,7 @@ static void open_editor(struct line *line) {
     if (!line->edit) return;
     line->history = history_init();
     el_set(line->edit, EL_CLIENTDATA, line);
-    el_set(line->edit, EL_PROMPT, prompt);
+    el_set(line->edit, EL_PROMPT, line_prompt);
     el_set(line->edit, EL_EDITOR, "emacs");
     el_set(line->edit, EL_SIGNAL, 1);
     el_set(line->edit, EL_SETTY, "-d", "-isig", NULL);

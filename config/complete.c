@@ -14,14 +14,14 @@ static bool takes_path(const struct option *option) {
 }
 
 /* Returns the choices of a value, between separators; "" = any value. */
-static const char *choices(const struct option *option) {
+static const char *option_choices(const struct option *option) {
     if (option->type == CHOICE || option->type == ENUM) return option->metavar;
     if (option->metavar && strcmp(option->metavar, "POLICY") == 0) return "auto, " POLICY_NAMES;
     return "";
 }
 
 static void print_choices(FILE *out, const struct option *option) {
-    const char *text = choices(option);
+    const char *text = option_choices(option);
     for (const char *gap = ""; *text; gap = " ") {
         int size = (int)strcspn(text, "|, ");
         fprintf(out, "%s%.*s", gap, size, text);
@@ -92,7 +92,7 @@ static void print_zsh(FILE *out) {
         fputc(']', out);
         if (takes_path(option)) {
             fprintf(out, ":%s:_files", option->metavar);
-        } else if (*choices(option)) {
+        } else if (*option_choices(option)) {
             fprintf(out, ":%s:(",
                     option->type == CHOICE || option->type == ENUM ? "value" : option->metavar);
             print_choices(out, option);
@@ -117,7 +117,7 @@ static void print_fish(FILE *out) {
                 takes_path(option)     ? " -r -F"
                 : option->type == FLAG ? ""
                                        : " -x");
-        if (*choices(option)) {
+        if (*option_choices(option)) {
             fputs(" -a '", out);
             print_choices(out, option);
             fputc('\'', out);

@@ -532,8 +532,8 @@ static void store_string(struct config *config, const struct option *option, con
     add_to_list(list, text);
 }
 
-__attribute__((format(printf, 2, 3))) static void note(struct loader *load, const char *format,
-                                                       ...) {
+__attribute__((format(printf, 2, 3))) static void add_note(struct loader *load, const char *format,
+                                                           ...) {
     char text[400];
     va_list args;
     va_start(args, format);
@@ -548,8 +548,8 @@ static const char *own_word(struct loader *load, const struct option *option, co
     const struct foreign_word *word = foreign_word_find(option->name, text);
     if (!word) return text;
     if (word->note)
-        note(load, "%s: %s is %s here, not %s: %s", where, option->name, word->value, text,
-             word->note);
+        add_note(load, "%s: %s is %s here, not %s: %s", where, option->name, word->value, text,
+                 word->note);
     return word->value;
 }
 
@@ -651,7 +651,7 @@ static int load_foreign(struct loader *load, const struct foreign *foreign, cons
             (foreign->value == FOREIGN_ONE ||
              (foreign->value == FOREIGN_WORD && foreign_is_word(args[1]))))
             *used = 2;
-        note(load, "command line: %.*s changes nothing here: %s", size, args[0], foreign->text);
+        add_note(load, "command line: %.*s changes nothing here: %s", size, args[0], foreign->text);
         return 0;
     default:
         return fault_set(load->fault, ERR_INVALID, foreign->name,
@@ -745,8 +745,8 @@ static void note_variable(struct loader *load, const char *entry) {
     if (!nearest) nearest = nearest_name(name, size - skip);
     if (!nearest) return;
     environment_name(find_option(nearest, strlen(nearest)), best, sizeof best);
-    note(load, "environment: %.*s is no option of keepd and is ignored; did you mean %s?",
-         (int)size, entry, best);
+    add_note(load, "environment: %.*s is no option of keepd and is ignored; did you mean %s?",
+             (int)size, entry, best);
 }
 
 /* Unknown KEEPD_ variables are ignored: other programs may use them (tests, containers). */

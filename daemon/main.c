@@ -530,7 +530,7 @@ static void warn_hidden(const struct engine_options *options, const struct fit_c
     mem_free(found.tool_template);
 }
 
-static int fit(const struct config *config, struct fit_command *command) {
+static int fit_and_measure(const struct config *config, struct fit_command *command) {
     struct callbacks callbacks = {.bench = bench_open()};
     const struct engine_options options = engine_options(config, &callbacks);
     struct engine_fitted fitted = {0};
@@ -569,7 +569,7 @@ static int run_fit(int argc, char **argv) {
     else if (!(status = load_options(rc, count, rest, "fit --help describes the arguments", &config,
                                      &fault))) {
         set_log(&config);
-        status = fit(&config, &command);
+        status = fit_and_measure(&config, &command);
     }
     config_close(&config);
     mem_free(rest);

@@ -57,7 +57,8 @@ void progress_line(char out[PROGRESS_LINE], uint64_t done, uint64_t total, int64
     snprintf(out + at, PROGRESS_LINE - (size_t)at, "  %s/s  %s left", rate, left);
 }
 
-static void notify(struct progress *progress, int percent, const char *what, int64_t now_ns) {
+static void notify_progress(struct progress *progress, int percent, const char *what,
+                            int64_t now_ns) {
     if (percent < 100 && progress->notified_ns && now_ns - progress->notified_ns < NOTIFY_EVERY_NS)
         return;
     progress->notified_ns = now_ns;
@@ -65,7 +66,8 @@ static void notify(struct progress *progress, int percent, const char *what, int
                    words[progress->work].status, what, percent);
 }
 
-static void draw(struct progress *progress, uint64_t total, const char *what, int64_t now_ns) {
+static void draw_progress(struct progress *progress, uint64_t total, const char *what,
+                          int64_t now_ns) {
     char line[PROGRESS_LINE];
     if (progress->shown_ns && progress->done < total && now_ns - progress->shown_ns < DRAW_EVERY_NS)
         return;
@@ -88,10 +90,10 @@ void progress_note(struct progress *progress, uint64_t done, uint64_t total, con
         progress->began_ns = now_ns;
     }
     progress->done = done;
-    notify(progress, (int)(share_done(done, total) * 100), what, now_ns);
+    notify_progress(progress, (int)(share_done(done, total) * 100), what, now_ns);
     size_text(size, (double)total);
     if (progress->terminal)
-        draw(progress, total, what, now_ns);
+        draw_progress(progress, total, what, now_ns);
     else if (!progress->begun)
         log_info("%s %s: %s", words[progress->work].begins, what, size);
     progress->begun = true;

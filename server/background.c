@@ -38,7 +38,7 @@ void background_cancel(struct exchange *ex) {
     exchange_cancel(ex);
 }
 
-static const char *outcome(const struct exchange *ex, bool kept) {
+static const char *outcome_name(const struct exchange *ex, bool kept) {
     if (ex->cut == EXCHANGE_CUT_DELETED) return "deleted";
     if (ex->facts.cancelled || exchange_is_gone(ex)) return "cancelled";
     if (!kept) return "lost";
@@ -50,7 +50,7 @@ static void log_end(const struct exchange *ex, bool kept) {
     const struct log_field fields[] = {
         {"request_id", ex->request_id, 0},
         {"id", ex->id, 0},
-        {"outcome", outcome(ex, kept), 0},
+        {"outcome", outcome_name(ex, kept), 0},
         {"ms", NULL, (clock_ns() - ex->received_ns) / 1000000},
         {"prompt_tokens", NULL, (int64_t)oai_prompt_total(&ex->facts)},
         {"completion_tokens", NULL, (int64_t)oai_tokens_total(&ex->facts)},

@@ -21,7 +21,7 @@
 
 /* --- request headers --- */
 
-static const char *header(struct exchange *ex, const char *name) {
+static const char *request_header(struct exchange *ex, const char *name) {
     return MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, name);
 }
 
@@ -43,13 +43,13 @@ static void set_client(struct exchange *ex) {
 /* NULL: without a key that is accepted. */
 static struct key *find_key(struct exchange *ex) {
     struct server *server = ex->server;
-    const char *value = header(ex, "Authorization");
+    const char *value = request_header(ex, "Authorization");
     const char *text = "";
     if (value && strncasecmp(value, "Bearer ", 7) == 0) {
         text = value + 7;
         text += strspn(text, " ");
-    } else if (!value && header(ex, "x-api-key")) {
-        text = header(ex, "x-api-key"); /* Anthropic's and llama.cpp's header */
+    } else if (!value && request_header(ex, "x-api-key")) {
+        text = request_header(ex, "x-api-key"); /* Anthropic's and llama.cpp's header */
     }
     if (!server->keys.count) text = ""; /* without keys all clients share one identity */
     sip_hash128(server->rules.info->space_key, text, strlen(text), ex->client.key_id);
@@ -59,7 +59,7 @@ static struct key *find_key(struct exchange *ex) {
 
 static bool is_json(struct exchange *ex) {
     static const char name[] = "application/json";
-    const char *type = header(ex, "Content-Type");
+    const char *type = request_header(ex, "Content-Type");
     if (!type || strncasecmp(type, name, sizeof name - 1)) return false;
     return strchr("; \t", type[sizeof name - 1]) != NULL; /* the NUL too */
 }
@@ -68,7 +68,7 @@ static bool is_json(struct exchange *ex) {
 static void set_request_id(struct exchange *ex) {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                   "-_.:/+=";
-    const char *id = header(ex, "X-Request-Id");
+    const char *id = request_header(ex, "X-Request-Id");
     if (id && *id && strlen(id) <= 128 && id[strspn(id, allowed)] == '\0')
         snprintf(ex->request_id, sizeof ex->request_id, "%s", id);
     else
@@ -85,14 +85,14 @@ static enum MHD_Result count_traceparent(void *cls, enum MHD_ValueKind kind, con
 }
 
 static void set_trace(struct exchange *ex) {
-    const char *parent = header(ex, "traceparent");
+    const char *parent = request_header(ex, "traceparent");
     int count = 0;
     MHD_get_connection_values(ex->connection, MHD_HEADER_KIND, count_traceparent, &count);
     if (count != 1 || !parent || !spans_parse(parent, &ex->trace)) spans_begin(&ex->trace);
 }
 
 static size_t declared_size(struct exchange *ex) {
-    const char *value = header(ex, "Content-Length");
+    const char *value = request_header(ex, "Content-Length");
     return value ? (size_t)strtoull(value, NULL, 10) : 0;
 }
 
@@ -104,7 +104,7 @@ static void refuse_size(struct exchange *ex) {
 
 /* A compressed body would be refused as malformed JSON, which misleads (RFC 9110, 8.4). */
 static int refuse_coding(struct exchange *ex) {
-    const char *content = header(ex, "Content-Encoding");
+    const char *content = request_header(ex, "Content-Encoding");
     if (!content || !*content || strcasecmp(content, "identity") == 0) return 0;
     oai_refuse(&ex->error, 415, "unsupported_content_encoding", NULL,
                "A body must come as it is, not with Content-Encoding '%.64s'.", content);
@@ -113,9 +113,9 @@ static int refuse_coding(struct exchange *ex) {
 
 static int refuse_host(struct exchange *ex) {
     const struct server_options *o = &ex->server->options;
-    const char *host = header(ex, "Host");
+    const char *host = request_header(ex, "Host");
     if (!ex->server->loopback && !o->allowed_hosts.count) return 0;
-    if (origin_host_allowed(host, header(ex, "Origin"), o->host, o->allowed_hosts.items,
+    if (origin_host_allowed(host, request_header(ex, "Origin"), o->host, o->allowed_hosts.items,
                             o->allowed_hosts.count))
         return 0;
     oai_refuse(&ex->error, 403, "forbidden_host", NULL,
@@ -145,8 +145,8 @@ static void refuse_framing(struct exchange *ex) {
 /* Answers a browser's preflight request, sent before a page's request to another origin and without
  * its key. An answer without headers that allow the origin is a refusal. */
 static int answer_preflight(struct exchange *ex, const char *method) {
-    if (strcmp(method, "OPTIONS") != 0 || !header(ex, "Origin") ||
-        !header(ex, "Access-Control-Request-Method"))
+    if (strcmp(method, "OPTIONS") != 0 || !request_header(ex, "Origin") ||
+        !request_header(ex, "Access-Control-Request-Method"))
         return 0;
     ex->answer.preflight = true;
     ex->answer.status = 200;
@@ -162,12 +162,12 @@ static int refuse_key(struct exchange *ex, struct key **key) {
         ex->client.other_keys = ex->server->keys.count > 1;
     }
     if (*key || (ex->route && ex->route->open)) return 0;
-    const char *value = header(ex, "Authorization");
+    const char *value = request_header(ex, "Authorization");
     if (value && strncasecmp(value, "Bearer ", 7) != 0)
         oai_refuse(&ex->error, 401, "invalid_api_key", NULL,
                    "The Authorization header must be 'Bearer' and the API key: Authorization: "
                    "Bearer YOUR_KEY");
-    else if (value || header(ex, "x-api-key"))
+    else if (value || request_header(ex, "x-api-key"))
         oai_refuse(&ex->error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
     else
         oai_refuse(&ex->error, 401, "invalid_api_key", NULL,
@@ -237,7 +237,7 @@ static int refuse_quota(struct exchange *ex) {
 }
 
 static int refuse_timeout(struct exchange *ex) {
-    const char *value = header(ex, "X-Request-Timeout");
+    const char *value = request_header(ex, "X-Request-Timeout");
     if (quota_deadline(value, ex->server->options.now.request_timeout, ex->received_ns,
                        &ex->deadline_ns))
         return 0;
@@ -252,7 +252,7 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
     const char *allow = NULL;
     struct key *key;
     ex->answer.origin =
-        origin_allow(header(ex, "Origin"), o->cors_origins.items, o->cors_origins.count);
+        origin_allow(request_header(ex, "Origin"), o->cors_origins.items, o->cors_origins.count);
     ex->route = route_find(path, method, &ex->found, &allow);
     if (refuse_host(ex) || answer_preflight(ex, method) || refuse_key(ex, &key) ||
         refuse_route(ex, path, method, allow) || refuse_coding(ex) || refuse_timeout(ex) ||
@@ -278,7 +278,7 @@ static void add_header(struct MHD_Response *response, const char *name, const ch
 }
 
 void http_add_common_headers(struct exchange *ex, struct MHD_Response *response) {
-    const char *session = header(ex, "X-Session-ID");
+    const char *session = request_header(ex, "X-Session-ID");
     MHD_add_response_header(response, "x-request-id", ex->request_id);
     if (session && *session && strlen(session) <= OAI_KEY_BYTES)
         MHD_add_response_header(response, "X-Session-ID", session);
@@ -296,7 +296,7 @@ void http_add_common_headers(struct exchange *ex, struct MHD_Response *response)
 
 /* All header names are allowed: no request is trusted because of a header that a page may set. */
 static void add_preflight_headers(struct exchange *ex, struct MHD_Response *response) {
-    const char *asked = header(ex, "Access-Control-Request-Headers");
+    const char *asked = request_header(ex, "Access-Control-Request-Headers");
     MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, PUT, DELETE");
     MHD_add_response_header(response, "Access-Control-Max-Age", "600");
     if (asked) MHD_add_response_header(response, "Access-Control-Allow-Headers", asked);
@@ -406,7 +406,7 @@ static size_t receive_body(struct exchange *ex, const char *data, size_t size) {
     return size;
 }
 
-static enum MHD_Result proceed(struct exchange *ex, int64_t now_ns) {
+static enum MHD_Result continue_request(struct exchange *ex, int64_t now_ns) {
     if (is_rejected(ex)) refuse_framing(ex);
     if (ex->state == EXCHANGE_RECEIVING) {
         conn_set_state(ex->conn, CONN_BUSY);
@@ -443,7 +443,7 @@ enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const 
         *upload_data_size -= receive_body(ex, upload_data, *upload_data_size);
         return MHD_YES;
     }
-    return proceed(ex, clock_ns());
+    return continue_request(ex, clock_ns());
 }
 
 /* 499: the client left before its answer was written. */

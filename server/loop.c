@@ -37,7 +37,7 @@
 
 static void on_timer(uv_timer_t *timer);
 
-static void pump(struct server *server) {
+static void run_http(struct server *server) {
     MHD_UNSIGNED_LONG_LONG ms;
     MHD_run(server->daemon);
     relay_sent(server);
@@ -48,7 +48,7 @@ static void pump(struct server *server) {
 }
 
 static void on_timer(uv_timer_t *timer) {
-    pump(timer->data);
+    run_http(timer->data);
 }
 
 /* Resuming a connection does not show on libmicrohttpd's epoll when it has no thread of its own. */
@@ -58,7 +58,7 @@ void server_pump_soon(struct server *server) {
 
 static void on_sockets(uv_poll_t *poll, int status, int events) {
     (void)status, (void)events;
-    pump(poll->data);
+    run_http(poll->data);
 }
 
 static void poll_jobs(struct server *server, int64_t now_ns) {
@@ -79,7 +79,7 @@ static void on_loop_wake(uv_async_t *async) {
     struct server *server = async->data;
     if (!server->daemon) return;
     poll_jobs(server, clock_ns());
-    pump(server);
+    run_http(server);
     check_drain(server, clock_ns());
 }
 
@@ -192,7 +192,7 @@ static void on_tick(uv_timer_t *tick) {
     int64_t now_ns = clock_ns();
     poll_jobs(server, now_ns); /* comments on silent streams */
     conn_tick(server, now_ns);
-    pump(server);
+    run_http(server);
     systemd_repeat(&server->announced);
     feed_watchdog(server, now_ns);
     check_engine(server, now_ns);
@@ -571,7 +571,7 @@ static void end_exchanges(struct server *server) {
 }
 
 bool server_run(struct server *server) {
-    pump(server);
+    run_http(server);
     uv_run(&server->loop, UV_RUN_DEFAULT);
     end_exchanges(server);
     return !server->failed;

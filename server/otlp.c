@@ -86,7 +86,7 @@ static int on_span_transfer(void *arg, curl_off_t a, curl_off_t b, curl_off_t c,
     return is_past_close(arg);
 }
 
-static size_t discard(char *data, size_t size, size_t count, void *arg) {
+static size_t discard_response(char *data, size_t size, size_t count, void *arg) {
     (void)data, (void)arg;
     return size * count;
 }
@@ -167,7 +167,7 @@ static void write_body(struct buf *body, struct item *const *batch, int count) {
 }
 
 /* Sends until the collector has taken or refused it. The last attempt is made at the end. */
-static bool deliver(struct otlp *otlp, const struct buf *body) {
+static bool deliver_batch(struct otlp *otlp, const struct buf *body) {
     int64_t pause_ns = BACKOFF_NS;
     enum sent sent = body->failed ? REFUSED : AGAIN;
     for (bool more = true; sent == AGAIN && more && !is_past_close(otlp);) {
@@ -187,7 +187,7 @@ static void *otlp_main(void *arg) {
     while ((count = take_batch(otlp, batch)) > 0) {
         buf_clear(&body);
         write_body(&body, batch, count);
-        bool sent = deliver(otlp, &body);
+        bool sent = deliver_batch(otlp, &body);
         for (int i = 0; i < count; i++) mem_free(batch[i]);
         pthread_mutex_lock(&otlp->lock);
         *(sent ? &otlp->counts.exported : &otlp->counts.refused) += (uint64_t)count;
@@ -252,7 +252,7 @@ static int set_span_options(struct otlp *otlp, struct fault *fault) {
     curl->easy_setopt(otlp->easy, CURLOPT_NOSIGNAL, 1L);
     curl->easy_setopt(otlp->easy, CURLOPT_HTTPHEADER, otlp->headers);
     curl->easy_setopt(otlp->easy, CURLOPT_USERAGENT, "keepd/" KEEPD_VERSION);
-    curl->easy_setopt(otlp->easy, CURLOPT_WRITEFUNCTION, discard);
+    curl->easy_setopt(otlp->easy, CURLOPT_WRITEFUNCTION, discard_response);
     curl->easy_setopt(otlp->easy, CURLOPT_TIMEOUT_MS, ATTEMPT_MS);
     curl->easy_setopt(otlp->easy, CURLOPT_CONNECTTIMEOUT_MS, CONNECT_MS);
     curl->easy_setopt(otlp->easy, CURLOPT_NOPROGRESS, 0L);

@@ -77,8 +77,8 @@ struct reading {
     bool add_special, parse_special;
 };
 
-static int tokenize(struct exchange *ex, const char *from, struct reading how,
-                    struct engine_ids *ids, struct fault *fault) {
+static int tokenize_text(struct exchange *ex, const char *from, struct reading how,
+                         struct engine_ids *ids, struct fault *fault) {
     size_t size;
     const char *text = json_arena_text(&ex->arena, from, &size);
     if (!text) return ERR_NOMEM;
@@ -100,7 +100,7 @@ static void add_token(struct parts *parts, const int32_t *id) {
 /* Adds text only: a special token in it would move the gap. */
 static int add_text_part(struct parts *parts, const char *text, struct fault *fault) {
     const struct reading plain = {false, false};
-    return tokenize(parts->ex, text, plain, &parts->at[parts->count++], fault);
+    return tokenize_text(parts->ex, text, plain, &parts->at[parts->count++], fault);
 }
 
 /* "name, line break, text" */
@@ -165,7 +165,7 @@ static int tokenize_mixed(struct exchange *ex, const cJSON *list, struct engine_
     cJSON_ArrayForEach(node, list) {
         struct reading how = {request->add_special && !parts.count, request->parse_special};
         if (cJSON_IsString(node)) {
-            rc = tokenize(ex, node->valuestring, how, &parts.at[parts.count++], fault);
+            rc = tokenize_text(ex, node->valuestring, how, &parts.at[parts.count++], fault);
             if (rc) return rc;
         } else {
             *id = (int32_t)node->valuedouble;
@@ -195,8 +195,9 @@ static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     else if (prompt->text && request->suffix)
         rc = tokenize_gap(ex, prompt->text, ids, &fault);
     else if (prompt->text)
-        rc = tokenize(ex, prompt->text,
-                      (struct reading){request->add_special, request->parse_special}, ids, &fault);
+        rc = tokenize_text(ex, prompt->text,
+                           (struct reading){request->add_special, request->parse_special}, ids,
+                           &fault);
     else if (prompt->mixed)
         rc = tokenize_mixed(ex, prompt->mixed, ids, &fault);
     else

@@ -49,26 +49,26 @@ static void rest_advance(struct relay_rest *rest, size_t size) {
 
 /* --- the two sockets; results as those of tls_read and tls_write --- */
 
-static ssize_t failure(void) {
+static ssize_t socket_failure(void) {
     return errno == EAGAIN || errno == EINTR ? TLS_AGAIN : TLS_FAILED;
 }
 
 static ssize_t read_client(struct conn *conn, char *to) {
     if (conn->tls) return tls_read(conn->tls, to, RELAY_BYTES);
     ssize_t got = recv(conn->fd, to, RELAY_BYTES, 0);
-    return got < 0 ? failure() : got;
+    return got < 0 ? socket_failure() : got;
 }
 
 static ssize_t write_client(struct conn *conn, const char *from, size_t size) {
     ssize_t sent =
         conn->tls ? tls_write(conn->tls, from, size) : send(conn->fd, from, size, MSG_NOSIGNAL);
     if (sent > 0) conn->written += (uint64_t)sent;
-    return sent < 0 && !conn->tls ? failure() : sent;
+    return sent < 0 && !conn->tls ? socket_failure() : sent;
 }
 
 static ssize_t write_inner(struct conn *conn, const char *from, size_t size) {
     ssize_t sent = send(conn->inner, from, size, MSG_NOSIGNAL);
-    return sent < 0 ? failure() : sent;
+    return sent < 0 ? socket_failure() : sent;
 }
 
 /* --- closing --- */
@@ -210,7 +210,7 @@ static bool write_round(struct conn *conn) {
     }
     ssize_t got = recv(conn->inner, scratch, RELAY_BYTES, 0);
     if (got > 0) return offer_client(conn, scratch, (size_t)got) && got == RELAY_BYTES;
-    if (got < 0 && failure() == TLS_AGAIN) return false;
+    if (got < 0 && socket_failure() == TLS_AGAIN) return false;
     conn->inner_end = true; /* closed, or, with bytes that it did not read, reset */
     finish_output(conn);    /* now: no further event reports this end */
     return false;

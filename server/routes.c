@@ -15,7 +15,7 @@
 #define ROWS_MAX 1024
 
 /* Behind the route's own path; NULL: another path. */
-static const char *behind(const struct route *route, const char *path) {
+static const char *path_behind(const struct route *route, const char *path) {
     static const char version[] = "/v1";
     const char *own = route->path;
     size_t size = strlen(own);
@@ -99,7 +99,7 @@ static void get_models(struct exchange *ex) {
 }
 
 static void get_model(struct exchange *ex) {
-    const char *id = behind(ex->route, ex->path);
+    const char *id = path_behind(ex->route, ex->path);
     if (oai_render_model(&ex->answer.body, &ex->server->rules, id, ex->server->start_seconds)) {
         return;
     }
@@ -245,7 +245,7 @@ static void refuse_conversation(struct exchange *ex, const char *name) {
 }
 
 static void delete_conversation(struct exchange *ex) {
-    const char *name = behind(ex->route, ex->path);
+    const char *name = path_behind(ex->route, ex->path);
     uint8_t space[16];
     uint64_t id;
     if (exchange_space(ex, space)) return;
@@ -257,7 +257,7 @@ static void delete_conversation(struct exchange *ex) {
 
 static void get_state(struct exchange *ex) {
     char name[ID_BYTES];
-    const char *rest = behind(ex->route, ex->path);
+    const char *rest = path_behind(ex->route, ex->path);
     uint8_t space[16];
     uint64_t id;
     snprintf(name, sizeof name, "%.*s", (int)strcspn(rest, "/"), rest);
@@ -371,7 +371,7 @@ static int render_cancelled(struct exchange *ex, const struct oai_owner *owner, 
 static void answer_response(struct exchange *ex,
                             int (*render)(struct exchange *ex, const struct oai_owner *owner,
                                           const char *id)) {
-    const char *rest = behind(ex->route, ex->path);
+    const char *rest = path_behind(ex->route, ex->path);
     struct oai_owner owner;
     struct buf salt;
     char id[ID_BYTES];
@@ -446,7 +446,7 @@ static size_t id_size(const char *rest) {
 }
 
 static bool path_matches(const struct route *route, const char *path) {
-    const char *rest = behind(route, path);
+    const char *rest = path_behind(route, path);
     if (!rest) return false;
     switch (route->end) {
     case ROUTE_NAME:

@@ -21,7 +21,7 @@ static void store_sip_word(uint8_t *p, uint64_t word) {
     for (int i = 0; i < 8; i++) p[i] = (uint8_t)(word >> (8 * i));
 }
 
-static void rounds(struct state *s, int count) {
+static void sip_rounds(struct state *s, int count) {
     while (count--) {
         s->v0 += s->v1;
         s->v1 = rotl(s->v1, 13) ^ s->v0;
@@ -38,7 +38,7 @@ static void rounds(struct state *s, int count) {
 
 static void mix_sip_word(struct state *s, uint64_t word) {
     s->v3 ^= word;
-    rounds(s, 2);
+    sip_rounds(s, 2);
     s->v0 ^= word;
 }
 
@@ -52,9 +52,9 @@ void sip_hash128(const uint8_t key[16], const void *data, size_t size, uint8_t o
     mix_sip_word(&s,
                  (size & 7 ? load_sip_word(bytes + whole, size & 7) : 0) | (uint64_t)size << 56);
     s.v2 ^= 0xee;
-    rounds(&s, 4);
+    sip_rounds(&s, 4);
     store_sip_word(out, s.v0 ^ s.v1 ^ s.v2 ^ s.v3);
     s.v1 ^= 0xdd;
-    rounds(&s, 4);
+    sip_rounds(&s, 4);
     store_sip_word(out + 8, s.v0 ^ s.v1 ^ s.v2 ^ s.v3);
 }

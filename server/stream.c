@@ -244,7 +244,7 @@ static void render_choice(struct stream_choice *c, bool last) {
     if (p.finish && c->tokens_seen == p.tokens) end_stream_choice(c, &p);
 }
 
-static void render(struct exchange *ex) {
+static void render_events(struct exchange *ex) {
     struct stream *stream = &ex->stream;
     int count = oai_choice_count(&ex->facts);
     buf_clear(&stream->events.out);
@@ -317,7 +317,7 @@ static ssize_t read_event_stream(void *cls, uint64_t position, char *to, size_t 
     if (exchange_is_gone(ex)) return MHD_CONTENT_READER_END_WITH_ERROR;
     if (stream->out_at < stream->events.out.size) return copy_events(ex, to, max);
     if (stream->ended) return MHD_CONTENT_READER_END_OF_STREAM;
-    render(ex);
+    render_events(ex);
     if (!stream->events.out.size && stream->ping)
         buf_str(&stream->events.out, stream_form(ex)->ping ? stream_form(ex)->ping : ": keepd\n\n");
     stream->ping = false;
