@@ -266,14 +266,9 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
 
 /* --- responses --- */
 
-static void add_header(struct MHD_Response *response, const char *name, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void add_header(struct MHD_Response *response, const char *name, const char *format, ...) {
-    char value[160];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(value, sizeof value, format, args);
-    va_end(args);
+static void add_number_header(struct MHD_Response *response, const char *name, int number) {
+    char value[16];
+    snprintf(value, sizeof value, "%d", number);
     MHD_add_response_header(response, name, value);
 }
 
@@ -324,8 +319,8 @@ static void add_answer_headers(struct exchange *ex, struct MHD_Response *respons
     if (answer->status == 500 || answer->status == 501 || answer->status == 408)
         MHD_add_response_header(response, "x-should-retry", "false");
     if (answer->retry_ms) {
-        add_header(response, "Retry-After", "%d", (answer->retry_ms + 999) / 1000);
-        add_header(response, "retry-after-ms", "%d", answer->retry_ms);
+        add_number_header(response, "Retry-After", (answer->retry_ms + 999) / 1000);
+        add_number_header(response, "retry-after-ms", answer->retry_ms);
     }
     http_add_common_headers(ex, response);
 }

@@ -368,9 +368,7 @@ static int render_cancelled(struct exchange *ex, const struct oai_owner *owner, 
     return 0;
 }
 
-static void answer_response(struct exchange *ex,
-                            int (*render)(struct exchange *ex, const struct oai_owner *owner,
-                                          const char *id)) {
+static void get_stored_response(struct exchange *ex) {
     const char *rest = path_behind(ex->route, ex->path);
     struct oai_owner owner;
     struct buf salt;
@@ -380,29 +378,16 @@ static void answer_response(struct exchange *ex,
     if (!find_salt(ex, &salt)) {
         memcpy(owner.key, ex->client.key_id, sizeof owner.key);
         owner.salt = salt.data ? salt.data : "";
-        int rc = render(ex, &owner, id);
+        int rc = ex->route->end == ROUTE_ITEMS              ? render_items(ex, &owner, id)
+                 : ex->route->end == ROUTE_CANCEL           ? render_cancelled(ex, &owner, id)
+                 : strcmp(ex->route->method, "DELETE") == 0 ? render_deleted(ex, &owner, id)
+                                                            : render_response(ex, &owner, id);
         if (rc)
             refuse_response(ex, rc, id);
         else if (ex->state == EXCHANGE_RECEIVING)
             exchange_hold_text(ex);
     }
     buf_close(&salt);
-}
-
-static void get_response(struct exchange *ex) {
-    answer_response(ex, render_response);
-}
-
-static void get_input_items(struct exchange *ex) {
-    answer_response(ex, render_items);
-}
-
-static void delete_response(struct exchange *ex) {
-    answer_response(ex, render_deleted);
-}
-
-static void cancel_response(struct exchange *ex) {
-    answer_response(ex, render_cancelled);
 }
 
 /* --- the table --- */
@@ -415,10 +400,10 @@ static const struct route routes[] = {
     {"/v1/conversations", ROUTE_WHOLE, "PUT", NULL, NULL, false},
     {"/v1/conversations/", ROUTE_ID, "DELETE", delete_conversation, NULL, false},
     {"/v1/conversations/", ROUTE_STATE, "GET", get_state, NULL, false},
-    {"/v1/responses/", ROUTE_ID, "GET", get_response, NULL, false},
-    {"/v1/responses/", ROUTE_ID, "DELETE", delete_response, NULL, false},
-    {"/v1/responses/", ROUTE_ITEMS, "GET", get_input_items, NULL, false},
-    {"/v1/responses/", ROUTE_CANCEL, "POST", cancel_response, NULL, false},
+    {"/v1/responses/", ROUTE_ID, "GET", get_stored_response, NULL, false},
+    {"/v1/responses/", ROUTE_ID, "DELETE", get_stored_response, NULL, false},
+    {"/v1/responses/", ROUTE_ITEMS, "GET", get_stored_response, NULL, false},
+    {"/v1/responses/", ROUTE_CANCEL, "POST", get_stored_response, NULL, false},
     {"/load", ROUTE_WHOLE, "GET", get_load, NULL, false},
     {"/v1/loads", ROUTE_WHOLE, "GET", get_loads, NULL, false},
     {"/tokenizer_info", ROUTE_WHOLE, "GET", get_tokenizer_info, NULL, false},
