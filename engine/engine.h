@@ -563,11 +563,11 @@ struct engine_job {
     /* Used by the engine only. */
     struct kv_params *params; /* the request's kv parameters, resolved; NULL: not yet */
     struct engine_job *next;
-    int choices_left; /* choices that have not ended yet */
-    int stage;        /* enum sched_stage: the job's owner, checked where it changes hands */
-    int client;       /* record of the job's client, see engine/steps/queue.h */
-    uint64_t arrival; /* number of the job in its replica's order of arrival */
-    uint64_t round;   /* admission round in which the job was last tried; 0: it is tried next */
+    int choices_left;      /* choices that have not ended yet */
+    int stage;             /* enum sched_stage: the job's owner, checked where it changes hands */
+    int client;            /* record of the job's client, see engine/steps/queue.h */
+    uint64_t arrival;      /* number of the job in its replica's order of arrival */
+    uint64_t round;        /* keeper.changes when the job was last tried; 0: it is tried next */
     enum engine_wait wait; /* why it was not admitted then */
     int64_t pages;         /* pages that each choice needs when started from nothing; 0 = unknown */
     uint64_t

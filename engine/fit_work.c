@@ -48,7 +48,7 @@ int fit_work_open(struct fit_work *work, const char *path, bool wait, void (*wai
         int failed = lock(work, LOCK_EX | LOCK_NB);
         if (failed == EWOULDBLOCK && wait) {
             if (waiting) waiting(arg);
-            waiting = NULL; /* once */
+            waiting = NULL; /* the caller is told once */
             failed = lock(work, LOCK_EX);
         }
         if (!failed && is_there(work)) return 0;

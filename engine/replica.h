@@ -57,8 +57,8 @@ struct replica {
     pthread_cond_t work;
     bool drain_seen;     /* by the thread: it has begun to write everything */
     bool woken;          /* since the thread looked last */
-    uint64_t progress;   /* the scheduler's, when it was looked at last */
-    int64_t progress_ns; /* when that moved, or there was nothing to do */
+    uint64_t progress;   /* sched_progress when it was read last */
+    int64_t progress_ns; /* time when that grew, or when there was nothing to do */
     struct engine_status status;
     struct engine_sequence_row *sequence_rows;
     int sequence_count;

@@ -34,7 +34,7 @@ struct fit_options {
 };
 
 struct fit_result {
-    int steps;           /* taken */
+    int steps;           /* number of steps taken */
     int best;            /* the step after which the held-out loss was lowest */
     double before, lost; /* part of the held-out worth that soft evictions lose; `before`: with the
                             newest entries kept */

@@ -82,8 +82,8 @@ uint64_t keeper_name(const struct keeper *keeper, const struct conversation *con
     return state_name(&head);
 }
 
-/* The bytes of a conversation whose file made room for others and has room again, with `more` bytes
- * beside it; 0 for any other conversation. */
+/* Returns the bytes of a conversation whose file was deleted for others and fits again, with `more`
+ * bytes beside it; 0 for any other conversation. */
 static int64_t returning_bytes(struct keeper *keeper, const struct conversation *conv,
                                int64_t more) {
     bool on_disk = conv->id != 0 && conv->saved == CONVERSATION_SAVED && !conv->checkpoint;
@@ -97,7 +97,7 @@ static int64_t returning_bytes(struct keeper *keeper, const struct conversation 
     return store_may_return(keeper->options.store, conv->id, size + more) ? size : 0;
 }
 
-/* When the engine drains, writes those again that were deleted to make room and have room now. */
+/* When the engine drains, writes those again whose files were deleted for others and fit now. */
 static void return_deleted(struct keeper *keeper) {
     struct conversation_table *table = &keeper->table;
     int64_t sum = 0;

@@ -53,8 +53,8 @@ void draft_close(struct draft *draft);
  * confirmed more often. */
 int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, const int32_t *foreseen,
                    int32_t foreseen_count, int32_t most);
-/* The part of drafted tokens like the i-th of the last draft that is confirmed, each after the one
- * before it: 0..1. */
+/* Returns the part of drafted tokens like the i-th of the last draft that is confirmed, each after
+ * the one before it: 0..1. */
 double draft_rate(const struct draft *draft, int32_t i);
 /* Notes that of `tried` tokens of the last draft the first `confirmed` were right; tried 0: it was
  * found and not used. */

@@ -145,8 +145,8 @@ static double supposed(double rows) {
     return 1 + PACE_ROW_PART * (rows - 1);
 }
 
-/* Between two numbers of rows that were measured on the line through them; beyond them in
- * proportion to what is supposed. */
+/* Returns the time of so many rows: between two numbers of rows that were measured on the line
+ * through them, beyond them in proportion to what is supposed. */
 static double rows_ns(const struct pace *pace, int rows) {
     const double *x = pace->drafts_rows, *y = pace->drafts_ns;
     int below = -1, above = -1;

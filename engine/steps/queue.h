@@ -94,17 +94,18 @@ static inline void queue_charge(struct queue *queue, const struct engine_job *jo
     client->served += client->rest / client->weight;
     client->rest %= client->weight;
 }
-/* Pages that the client may still reserve beside its running sequences. */
+/* Returns the pages that the client may still reserve beside its running sequences. */
 static inline int64_t queue_pages_left(const struct queue *queue, const struct engine_job *job) {
     const struct queue_client *client = queue_client_of(queue, job);
     return client->pages_max > 0 ? client->pages_max - client->pages : INT64_MAX;
 }
 
-/* The waiting job whose turn it is among those that `suits` accepts (NULL: all); NULL: none. */
+/* Returns the waiting job whose turn it is among those that `suits` accepts (NULL: all); NULL:
+ * none. */
 struct engine_job *queue_next(const struct queue *queue,
                               bool (*suits)(const void *arg, const struct engine_job *job),
                               const void *arg);
-/* Jobs that wait for clients other than the job's own. */
+/* Returns how many jobs wait for clients other than the job's own. */
 int queue_others(const struct queue *queue, const struct engine_job *job);
 
 /* Shares of places. A running job is never preempted, so a client with many jobs would take every
@@ -135,7 +136,7 @@ int queue_others(const struct queue *queue, const struct engine_job *job);
 bool queue_plan_places(struct queue *queue, uint64_t step);
 /* Returns the places that the job's client has a share of. */
 int queue_share(const struct queue *queue, const struct engine_job *job);
-/* Whether the job may take `free` places, or some of them; `turn`: it is the job's turn. */
+/* Returns whether the job may take `free` places, or some of them; `turn`: it is the job's turn. */
 bool queue_may_start(const struct queue *queue, const struct engine_job *job, int free, bool turn);
 
 /* Crowding. Each client that has a job, or had one in the last QUEUE_CROWD_STEPS steps, has a part
@@ -151,7 +152,7 @@ int32_t queue_find_crowd(struct queue *queue);
 /* Notes that a job begins to run and has so many prompt tokens computed. */
 void queue_note_prompt(struct queue *queue, const struct engine_job *job, int32_t tokens);
 
-/* Cancelled jobs, wherever they wait: the first one, or NULL. */
+/* Returns a cancelled job, wherever it waits; NULL: there is none. */
 struct engine_job *queue_cancelled(const struct queue *queue);
 
 #endif

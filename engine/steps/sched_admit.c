@@ -396,8 +396,8 @@ static int32_t steps_needed(const struct sched *sched, const struct engine_job *
 
 /* Capacity that other jobs may use without delaying the head. */
 struct spare {
-    int32_t steps; /* everything until then */
-    int places;    /* and this beyond then */
+    int32_t steps; /* jobs that end within so many steps may use everything */
+    int places;    /* the others may use so many places, and so many pages */
     int64_t pages;
 };
 

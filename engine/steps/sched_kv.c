@@ -26,7 +26,7 @@ static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
     return 0;
 }
 
-/* The reason for which the backend cannot run the rule; code 0: it can. */
+/* Returns the reason for which the backend cannot run the rule; code 0: it can. */
 static struct fault rule_obstacle(const struct sched_kv *rules, const struct kern_rule *rule) {
     struct fault why = {0};
     if (rules->unrotated && rule->merge == KERN_MERGE_CLASSES)

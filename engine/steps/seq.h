@@ -16,8 +16,8 @@
 /* Facts about the model's text that a sequence needs. */
 struct seq_text {
     size_t (*token_bytes)(const void *arg, int32_t id, const char **bytes);
-    /* Writes at most `most` tokens of a text, without special ones; returns how many. 0, too: the
-     * text is not UTF-8, or there is no memory for it. NULL: nothing is known of texts. */
+    /* Writes at most `most` tokens of a text, without special ones; returns how many; 0 also
+     * where the text is not UTF-8 or there is no memory. NULL: nothing is known of texts. */
     int32_t (*encode)(const void *arg, const char *text, size_t size, int32_t *ids, int32_t most);
     const void *arg;
     size_t token_bytes_max;
