@@ -234,6 +234,19 @@ int engine_render_chat(const struct engine *e, const cJSON *context, int longest
     return rc;
 }
 
+int engine_render_template(const char *source, const cJSON *context, struct arena *arena,
+                           const char **out, struct fault *fault) {
+    struct chat *chat;
+    struct chat_text text;
+    *out = NULL;
+    int rc = chat_open(source, strlen(source), &chat, fault);
+    if (rc != 0) return rc;
+    rc = chat_render(chat, &(struct chat_input){.context = context}, arena, &text, fault);
+    chat_close(chat);
+    *out = rc == 0 ? text.text : NULL;
+    return rc;
+}
+
 int32_t engine_chat_border(const struct engine *e, const cJSON *context,
                            const struct engine_ids *ids) {
     return (int32_t)text_chat_border(&e->text, context, ids->ids, ids->count,

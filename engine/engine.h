@@ -303,6 +303,10 @@ int engine_tokenize(const struct engine *engine, const char *text, size_t size, 
 int engine_render_chat(const struct engine *engine, const cJSON *context, int longest,
                        struct arena *arena, struct engine_ids *out, struct fault *fault);
 
+/* Renders a template's source, without the model's strings. The text is in the arena. */
+int engine_render_template(const char *source, const cJSON *context, struct arena *arena,
+                           const char **out, struct fault *fault);
+
 /* Returns how many tokens of the rendered chat its system messages and tools fix: the border of a
  * request (struct engine_request); 0: none worth keeping. */
 int32_t engine_chat_border(const struct engine *engine, const cJSON *context,

@@ -590,6 +590,7 @@ static void close_handles(struct server *server) {
 }
 
 void server_close(struct server *server) {
+    if (server) oai_close_tools(&server->rules.tools);
     if (!server) return;
     close_handles(server);
     if (server->unlink_path) sock_unlink(server->listen_fd);

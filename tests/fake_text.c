@@ -197,6 +197,13 @@ int engine_added_before(const struct engine *e) {
     return 0;
 }
 
+int engine_render_template(const char *source, const cJSON *context, struct arena *arena,
+                           const char **out, struct fault *fault) {
+    (void)source, (void)context, (void)arena;
+    *out = NULL;
+    return fault_set(fault, ERR_UNSUPPORTED, NULL, "the fake's templates render no calls");
+}
+
 /* The fake's special tokens are none of the tags. */
 void engine_show_tokens(struct engine *e, const char *text, size_t size) {
     (void)e, (void)text, (void)size;

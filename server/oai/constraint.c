@@ -297,10 +297,9 @@ static int call_list(struct oai_reader *r, const struct constrain_part *call,
     const struct tool_form *form = r->out->tools.form;
     if (!pieces || !more || !next) return -1;
     bool several = r->out->tools.parallel && r->out->named_tool < 0;
-    next[0] = text_part(form->between);
+    if (mark_part(r, form->between, &next[0]) || mark_part(r, form->open, &pieces[0])) return -1;
     next[1] = *call;
     *more = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = next, .count = 2};
-    pieces[0] = text_part(form->open);
     pieces[1] = *call;
     pieces[2] = (struct constrain_part){
         .kind = CONSTRAIN_REPEAT, .children = more, .count = 1, .max = several ? -1 : 0};

@@ -73,12 +73,15 @@ struct oai_tool_style {
     bool generic;                 /* the template does not show them in a form that is read: they
                                      are described in a message (tool_prompt.c) */
     bool has_system;              /* the template shows messages of the system */
+    struct tool_derived *own;     /* holds the form where it was found by rendering; NULL */
 };
 /* Finds it, and makes special tokens among its marks part of answers. `parser`: "none", the name of
  * a form that the template shows, or "auto", which finds that form and otherwise takes the generic
  * form. */
 struct oai_tool_style oai_find_tools(struct engine *engine, const char *parser);
-/* Return the style's name for people: that of the form, or "generic". `chat_template` NULL: none.
+void oai_close_tools(struct oai_tool_style *style);
+/* Return the style's name for people: that of the form, "template" for one that was found by
+ * rendering, or "generic". `chat_template` NULL: none.
  */
 const char *oai_tool_style_name(const struct oai_tool_style *style);
 const char *oai_tool_style_of(const char *chat_template);

@@ -286,7 +286,7 @@ static enum match match_opens(const struct tool_form *form, struct cursor *c, bo
         if (i + 1 == count && !opened) return MATCH_NO;
         match = match_mark_of(c, &marks[i]);
         if (match == MATCH_MORE) return match;
-        opened |= match == MATCH_YES;
+        opened |= match == MATCH_YES && tool_mark_is_strong(&marks[i]);
         bool ends = match == MATCH_YES && c->text[c->at - 1] == '>';
         if (ends || (match == MATCH_YES && i + 1 < count)) skip_blank(c);
     }

@@ -7,7 +7,9 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "server/oai/fields.h"
+#include "server/oai/tool_derive.h"
 
 /* --- declarations --- */
 
@@ -156,28 +158,77 @@ static bool shows_system(const struct engine *engine, struct arena *arena) {
     return shown && ids[0].count != ids[1].count;
 }
 
-/* Chooses the form. */
-static struct oai_tool_style choose_style(const struct engine *engine, const char *parser,
-                                          struct arena *arena) {
+struct template_source {
+    const char *text;
+    struct arena *arena;
+};
+
+static const char *render_source(void *arg, const cJSON *context) {
+    const struct template_source *source = arg;
+    struct fault fault;
+    const char *text;
+    return engine_render_template(source->text, context, source->arena, &text, &fault) ? NULL
+                                                                                       : text;
+}
+
+#define DERIVE_BYTES_MAX ((size_t)16 << 20)
+
+/* Finds the form of a template by its words or by what it renders; then *own holds it. NULL: it
+ * has none. */
+static const struct tool_form *form_of(const char *source, struct tool_derived **own) {
+    const struct tool_form *known = tool_form_of(source);
+    struct arena arena;
+    *own = NULL;
+    if (!shows_tools(source) || (known && known->shape != TOOL_SHAPE_LISTED)) return known;
+    struct tool_derived *derived = mem_must_alloc(1, sizeof *derived);
+    arena_open(&arena, DERIVE_BYTES_MAX);
+    bool found = tool_derive(render_source, &(struct template_source){source, &arena}, derived);
+    arena_close(&arena);
+    /* A list of objects is better read by the rules that were made for it. */
+    if (found && (!known || derived->form.shape == TOOL_SHAPE_NAMED)) {
+        *own = derived;
+        return &derived->form;
+    }
+    mem_free(derived);
+    return known;
+}
+
+void oai_close_tools(struct oai_tool_style *style) {
+    mem_free(style->own);
+    *style = (struct oai_tool_style){0};
+}
+
+/* Finds the form that the template shows, or that the option names. */
+static struct oai_tool_style find_shown(const struct engine *engine, const char *parser) {
     const struct engine_info *info = engine_info(engine);
-    struct oai_tool_style style = {.form = tool_form_of(info->tool_template)};
-    if (!info->has_chat_template || !strcmp(parser, tool_form_name(NULL)))
-        return (struct oai_tool_style){0};
+    struct oai_tool_style style = {0};
     if (shows_tools(info->tool_template) && tool_form_named(parser))
-        return (struct oai_tool_style){.form = tool_form_named(parser)};
-    style.generic = !style.form;
-    if (style.generic) style.form = &tool_forms[TOOL_FORMAT_HERMES];
-    if (style.generic) style.has_system = shows_system(engine, arena);
+        style.form = tool_form_named(parser);
+    else
+        style.form = form_of(info->tool_template, &style.own);
     return style;
+}
+
+static bool show_and_check(struct engine *engine, const struct tool_form *form,
+                           struct arena *arena) {
+    if (!form) return false;
+    show_marks(engine, form);
+    return marks_are_text(engine, form, arena);
 }
 
 struct oai_tool_style oai_find_tools(struct engine *engine, const char *parser) {
     struct arena arena;
+    if (!engine_info(engine)->has_chat_template || !strcmp(parser, tool_form_name(NULL)))
+        return (struct oai_tool_style){0};
     arena_open(&arena, (size_t)1 << 20);
-    struct oai_tool_style style = choose_style(engine, parser, &arena);
-    if (style.form) show_marks(engine, style.form);
-    if (style.form && !marks_are_text(engine, style.form, &arena))
-        style = (struct oai_tool_style){0};
+    struct oai_tool_style style = find_shown(engine, parser);
+    if (!show_and_check(engine, style.form, &arena)) {
+        oai_close_tools(&style);
+        style.form = &tool_forms[TOOL_FORMAT_HERMES];
+        style.generic = true;
+        style.has_system = shows_system(engine, &arena);
+        if (!show_and_check(engine, style.form, &arena)) style = (struct oai_tool_style){0};
+    }
     arena_close(&arena);
     return style;
 }
@@ -187,8 +238,11 @@ const char *oai_tool_style_name(const struct oai_tool_style *style) {
 }
 
 const char *oai_tool_style_of(const char *chat_template) {
-    const struct tool_form *form = tool_form_of(chat_template);
-    return chat_template && !form ? "generic" : tool_form_name(form);
+    struct tool_derived *own;
+    const struct tool_form *form = chat_template ? form_of(chat_template, &own) : NULL;
+    const char *name = form ? form->name : chat_template ? "generic" : tool_form_name(NULL);
+    if (chat_template) mem_free(own);
+    return name;
 }
 
 /* {"type": "function", "function": {"name": ...}} */

@@ -128,6 +128,34 @@ def test_promised_calls_in_tags(daemon, tmp_path, family):
         assert "".join(c["function"].get("arguments", "") for d in deltas for c in d.get("tool_calls", [])) == call["arguments"]
 
 
+OWN_FORM = """{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}{% if loop.first %}<<calls>>{% endif %}
+@{{ call.function.name }}: {{ call.function.arguments | tojson }};{% if loop.last %}<</calls>>{% endif %}{% endfor %}<|im_end|>
+{% endfor %}{%- if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_a_form_that_only_the_template_knows(daemon, tmp_path):
+    """Such a form is read from what the template renders, named at start, bound, streamed and sent back."""
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "bundled/keepd-nano", model)
+    (model / "chat_template.jinja").write_text(OWN_FORM)
+    nano = daemon("--model", str(model))
+    assert requests.get(f"{nano.url}/server_info", timeout=60).json()["tool_call_parser"] == "template"
+    body = {"messages": USER, "model": "keepd-nano", "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False,
+            "max_tokens": 300, "temperature": 1.5, "seed": 1}
+    choice = requests.post(f"{nano.url}/v1/chat/completions", timeout=60, json=body).json()["choices"][0]
+    call = choice["message"]["tool_calls"][0]["function"]
+    assert call["name"] == "weather" and choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
+    jsonschema.validate(json.loads(call["arguments"]), TOOL["function"]["parameters"])
+    r = requests.post(f"{nano.url}/v1/chat/completions", timeout=60, stream=True, json={**body, "stream": True})
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in r.iter_lines() if line.startswith(b"data: {")]
+    assert "".join(c["function"].get("arguments", "") for d in deltas for c in d.get("tool_calls", [])) == call["arguments"]
+    history = [*USER, choice["message"], {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": "cold"}]
+    prompt = requests.post(f"{nano.url}/apply-template", timeout=60, json={"messages": history, "tools": [TOOL]}).json()["prompt"]
+    assert f"<<calls>>\n@weather: {call['arguments']};<</calls>>" in prompt
+
+
 def test_tags_that_are_special_tokens(daemon, tmp_path):
     """Tags are part of the answer, which they may begin, and no text of a request becomes one."""
     model = tmp_path / "model"

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "oai_case.h"
+#include "server/oai/tool_derive.h"
 #include "tests/unit/constrain/language.h"
 #include "text/chat.h"
 
@@ -198,7 +199,8 @@ static void check_written(const char *body, bool has_system, const char *expecte
     struct oai_case c;
     struct buf text;
     case_open(&c);
-    c.rules.tools = (struct oai_tool_style){&tool_forms[TOOL_FORMAT_HERMES], true, has_system};
+    c.rules.tools = (struct oai_tool_style){
+        .form = &tool_forms[TOOL_FORMAT_HERMES], .generic = true, .has_system = has_system};
     cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
     cr_expect_null(cJSON_GetObjectItem(c.request.context, "tools"));
     buf_open(&text, 1 << 16);
@@ -649,5 +651,83 @@ Test(oai_tools, templates_write_calls_as_their_form_says) {
         buf_close(&text);
         buf_close(&out);
         chat_close(chat);
+    }
+}
+
+/* --- forms that are found by rendering --- */
+
+struct rendering {
+    struct chat *chat;
+    struct arena arena;
+};
+
+static const char *render_probe(void *arg, const cJSON *context) {
+    struct rendering *r = arg;
+    struct chat_input input = {.context = context};
+    struct chat_text text;
+    struct fault fault;
+    return chat_render(r->chat, &input, &r->arena, &text, &fault) ? NULL : text.text;
+}
+
+/* Templates of families whose calls no code knows: what is read from their rendering is bound, and
+ * read again, with the texts of the template. Those that a row knows are found, too. */
+Test(oai_tools, forms_are_found_in_what_templates_render) {
+    static const struct {
+        const char *template, *open, *before, *close;
+        bool tags;
+    } cases[] = {
+        {"Apertus-8B-Instruct", "<|tools_prefix|>[", "{\"", "]<|tools_suffix|>", false},
+        {"MiniMax-M1", "<tool_calls>", "\n{\"name\": \"", "\n</tool_calls>", false},
+        {"GigaChat3.1-10B-A1.8B", "", "<|function_call|>{\"name\": \"", "", false},
+        {"openbmb-MiniCPM5-1B", "", "<function name=\"", "", true},
+        {"deepseek-ai-DeepSeek-V3.1", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>",
+         "<｜tool▁calls▁end｜>", false},
+        {"deepseek-ai-DeepSeek-V4", "\n\n<｜DSML｜tool_calls>", "\n<｜DSML｜invoke name=\"",
+         "\n</｜DSML｜tool_calls>", true},
+        {"Mistral-Small-3.2-24B-Instruct-2506", "", "[TOOL_CALLS]", "", false},
+        {"mistralai-Ministral-3-14B-Reasoning-2512", "", "[TOOL_CALLS]", "", false},
+        {"meetkai-functionary-medium-v3.1", "", "<function=", "", false},
+        {"Qwen-Qwen3-0.6B", "", "<tool_call>\n{\"name\": \"", "", false},
+        {"Qwen3-Coder", "", "<tool_call>\n<function=", "", true},
+        {"ByteDance-Seed-OSS", "", "<seed:tool_call>\n<function=", "", true},
+        {"GLM-4.6", "", "<tool_call>", "", true},
+        {"GLM-4.7-Flash", "", "<tool_call>", "", true},
+        {"MiniMax-M2", "\n<minimax:tool_call>", "\n<invoke name=\"", "\n</minimax:tool_call>",
+         true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct rendering r = {.chat = open_template(cases[i].template)};
+        struct tool_derived *derived = calloc(1, sizeof *derived);
+        arena_open(&r.arena, (size_t)16 << 20);
+        bool found = tool_derive(render_probe, &r, derived);
+        cr_expect(found, "%s", cases[i].template);
+        if (found) {
+            const struct tool_form *form = &derived->form;
+            cr_expect_str_eq(form->open, cases[i].open, "%s", cases[i].template);
+            cr_expect_str_eq(form->before, cases[i].before, "%s", cases[i].template);
+            cr_expect_str_eq(form->close, cases[i].close, "%s", cases[i].template);
+            cr_expect_eq(form->tags != NULL, cases[i].tags, "%s", cases[i].template);
+            check_form(form, "", false);
+            check_form(form, ",\"tool_choice\":\"required\"", true);
+        }
+        arena_close(&r.arena);
+        chat_close(r.chat);
+        free(derived);
+    }
+}
+
+/* Templates that show no calls, or write them in another way, have no form. */
+Test(oai_tools, templates_without_calls_have_no_form) {
+    static const char *const templates[] = {"HuggingFaceTB-SmolLM3-3B",
+                                            "microsoft-Phi-3.5-mini-instruct",
+                                            "ibm-granite-granite-3.3-2B-Instruct"};
+    for (size_t i = 0; i < sizeof templates / sizeof *templates; i++) {
+        struct rendering r = {.chat = open_template(templates[i])};
+        struct tool_derived *derived = calloc(1, sizeof *derived);
+        arena_open(&r.arena, (size_t)16 << 20);
+        cr_expect_not(tool_derive(render_probe, &r, derived), "%s", templates[i]);
+        arena_close(&r.arena);
+        chat_close(r.chat);
+        free(derived);
     }
 }

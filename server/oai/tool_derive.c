@@ -1,0 +1,337 @@
+/* All texts of a form are found by comparison: what two calls have in common in front of their
+ * names, what follows the first call and the last, and what an answer without calls has, too. */
+#include "server/oai/tool_derive.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "server/oai/tool_json.h"
+
+/* Words that no template holds. Ids have 9 characters, as some templates demand. */
+#define QUESTION "zqquestion"
+#define ANSWER   "zqanswer"
+#define FIRST    "zqfirst"
+#define SECOND   "zqsecond"
+#define KEY      "zqkey"
+#define VALUE    "zqvalue"
+#define NUMBER   "zqnumber"
+#define DIGITS   "7316"
+#define ID       "zqid0000"
+
+#define CONTEXT_BYTES_MAX 2048
+
+struct slice {
+    const char *text;
+    size_t size;
+};
+
+static struct slice slice_of(const char *begin, const char *end) {
+    return (struct slice){begin, (size_t)(end - begin)};
+}
+
+static bool slice_is(struct slice a, struct slice b) {
+    return a.size == b.size && memcmp(a.text, b.text, a.size) == 0;
+}
+
+static size_t common_prefix(struct slice a, struct slice b) {
+    size_t size = 0;
+    while (size < a.size && size < b.size && a.text[size] == b.text[size]) size++;
+    return size;
+}
+
+static size_t common_suffix(struct slice a, struct slice b) {
+    size_t size = 0;
+    while (size < a.size && size < b.size && a.text[a.size - 1 - size] == b.text[b.size - 1 - size])
+        size++;
+    return size;
+}
+
+static struct slice slice_from(struct slice s, size_t begin) {
+    return (struct slice){s.text + begin, s.size - begin};
+}
+
+static size_t leading_blanks(struct slice s) {
+    size_t size = 0;
+    while (size < s.size && tool_json_blank(s.text[size])) size++;
+    return size;
+}
+
+static size_t trailing_blanks(struct slice s) {
+    size_t size = 0;
+    while (size < s.size && tool_json_blank(s.text[s.size - 1 - size])) size++;
+    return size;
+}
+
+/* ---- Probes ---- */
+
+static const char tools_text[] =
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"" FIRST
+    "\",\"description\":\"d\",\"parameters\":{\"type\":\"object\",\"properties\":{\"" KEY
+    "\":{\"type\":\"string\",\"description\":\"d\"},\"" NUMBER
+    "\":{\"type\":\"integer\",\"description\":\"d\"}},\"required\":[\"" KEY
+    "\"]}}},{\"type\":\"function\",\"function\":{\"name\":\"" SECOND
+    "\",\"description\":\"d\",\"parameters\":{\"type\":\"object\",\"properties\":{\"" KEY
+    "\":{\"type\":\"string\",\"description\":\"d\"}},\"required\":[\"" KEY
+    "\"]}}}],\"add_generation_prompt\":false,\"bos_token\":\"\",\"eos_token\":\"\"";
+
+/* Renders a question and an answer with as many calls, or with a text. */
+static const char *render_calls(tool_render *render, void *arg, int calls) {
+    static const char call[] =
+        "{\"id\":\"" ID "%d\",\"type\":\"function\",\"function\":{\"name\":\"%s\","
+        "\"arguments\":{\"" KEY "\":\"" VALUE "\"%s}}}";
+    char text[CONTEXT_BYTES_MAX], list[2][256] = {"", ""};
+    if (calls > 0) snprintf(list[0], sizeof list[0], call, 1, FIRST, ",\"" NUMBER "\":" DIGITS);
+    if (calls > 1) snprintf(list[1], sizeof list[1], call, 2, SECOND, "");
+    snprintf(text, sizeof text,
+             "{\"messages\":[{\"role\":\"user\",\"content\":\"" QUESTION
+             "\"},{\"role\":\"assistant\",\"content\":\"%s\"%s%s%s%s%s}],%s}",
+             calls > 0 ? "" : ANSWER, calls > 0 ? ",\"tool_calls\":[" : "", list[0],
+             calls > 1 ? "," : "", list[1], calls > 0 ? "]" : "", tools_text);
+    cJSON *context = cJSON_Parse(text);
+    const char *rendered = context ? render(arg, context) : NULL;
+    cJSON_Delete(context);
+    const char *question = rendered ? strstr(rendered, QUESTION) : NULL;
+    return question ? question + sizeof QUESTION - 1 : NULL;
+}
+
+/* ---- Texts of the form ---- */
+
+/* Keeps a text, with TOOL_ANY in the place of ids. NULL: there is no room. */
+static const char *keep(struct tool_derived *out, struct slice s) {
+    char *begin = out->texts + out->used, *at = begin;
+    if (s.size + 1 > sizeof out->texts - out->used) return NULL;
+    for (size_t i = 0; i < s.size; i++) {
+        if (s.size - i > sizeof ID - 1 && memcmp(s.text + i, ID, sizeof ID - 1) == 0) {
+            *at++ = TOOL_ANY;
+            i += sizeof ID - 1; /* and the digit */
+        } else {
+            *at++ = s.text[i];
+        }
+    }
+    *at = '\0';
+    out->used += (size_t)(at - begin) + 1;
+    return begin;
+}
+
+/* Where a call's parts are in a text behind the question. */
+struct found_call {
+    const char *name, *behind_name; /* the first byte, and the one behind the last */
+    struct slice mark;              /* between the name and the arguments */
+    const char *end;                /* behind the arguments */
+};
+
+/* Finds arguments that are a JSON object. */
+static bool find_json(struct found_call *call) {
+    const char *key = strstr(call->behind_name, KEY), *at = key;
+    struct tool_json json = {0};
+    if (!key || key[-1] != '"') return false;
+    for (at = key - 1; at > call->behind_name && tool_json_blank(at[-1]); at--) continue;
+    if (at == call->behind_name || *--at != '{') return false;
+    call->mark = slice_of(call->behind_name, at);
+    for (; *at; at++) {
+        enum tool_json_step step = tool_json_step(&json, *at);
+        if (step == TOOL_JSON_BAD) return false;
+        if (step == TOOL_JSON_MORE) continue;
+        call->end = at + 1;
+        return true;
+    }
+    return false;
+}
+
+/* Divides what stands between a parameter's name and its value. */
+static bool divide_middle(struct tool_derived *out, struct slice text, struct slice number) {
+    struct constrain_tags *tags = &out->tags;
+    size_t line = trailing_blanks(text), size = common_prefix(text, number);
+    struct slice rest = text;
+    if (!slice_is(text, number)) { /* string="true" */
+        if (memmem(text.text, text.size, "true", 4) == NULL ||
+            memmem(number.text, number.size, "false", 5) == NULL || line > 0)
+            return false;
+        tags->gap = tags->line = "";
+        tags->named = keep(out, (struct slice){text.text, size});
+        tags->value = keep(out, slice_from(text, size));
+        tags->other = keep(out, slice_from(number, size));
+        return size > 0 && tags->named && tags->value && tags->other;
+    }
+    tags->line = keep(out, slice_from(text, text.size - line));
+    rest.size -= line;
+    for (size = 1; size < rest.size; size++)
+        if (rest.text[size - 1] == '>' || tool_json_blank(rest.text[size])) break;
+    if (size > rest.size || tool_json_blank(rest.text[0])) return false;
+    tags->named = keep(out, (struct slice){rest.text, size});
+    rest = slice_from(rest, size);
+    size_t gap = leading_blanks(rest);
+    tags->gap = keep(out, (struct slice){rest.text, gap});
+    tags->value = keep(out, slice_from(rest, gap));
+    return tags->line && tags->named && tags->gap && tags->value;
+}
+
+/* Finds arguments that are tags, and the tags. */
+static bool find_tags(struct tool_derived *out, struct found_call *call) {
+    static const char *const words[] = {KEY, VALUE, NUMBER, DIGITS};
+    struct constrain_tags *tags = &out->tags;
+    const char *begin[4], *end[4], *at = call->behind_name;
+    for (int i = 0; i < 4; i++) {
+        if (!(begin[i] = strstr(at, words[i]))) return false;
+        at = end[i] = begin[i] + strlen(words[i]);
+    }
+    struct slice head = slice_of(call->behind_name, begin[0]), next = slice_of(end[1], begin[2]);
+    size_t open = common_suffix(head, next);
+    while (open > 0 && next.text[next.size - open] != '<') open--;
+    if (open == 0 || open == next.size) return false;
+    call->mark = (struct slice){head.text, head.size - open};
+    tags->open = keep(out, slice_from(head, head.size - open));
+    if (!tags->open || !divide_middle(out, slice_of(end[0], begin[1]), slice_of(end[2], begin[3])))
+        return false;
+    struct slice close = {next.text, next.size - open};
+    size_t line = strlen(tags->line), after = trailing_blanks(close);
+    if (close.size <= line + after || memcmp(close.text, tags->line, line) != 0) return false;
+    if (strncmp(end[3], close.text, close.size - after) != 0) return false;
+    tags->close = keep(out, (struct slice){close.text + line, close.size - line - after});
+    tags->after = keep(out, slice_from(close, close.size - after));
+    call->end = end[3] + close.size - after;
+    if (tags->after && strncmp(call->end, tags->after, after) == 0) call->end += after;
+    return tags->close && tags->after && tags->close[0] == '<';
+}
+
+/* Finds the first call behind the question. */
+static bool find_call(struct tool_derived *out, const char *text, struct found_call *call) {
+    call->name = strstr(text, FIRST);
+    if (!call->name) return false;
+    call->behind_name = call->name + sizeof FIRST - 1;
+    if (find_json(call)) return true;
+    out->form.tags = &out->tags;
+    return find_tags(out, call);
+}
+
+/* Does a mark begin here? */
+static bool begins_mark(char c) {
+    return tool_json_blank(c) || strchr("<[{", c) != NULL;
+}
+
+/* Returns what stands in front of the first name and not in front of an answer. */
+static struct slice find_lead(const char *text, const char *name, const char *plain) {
+    struct slice lead = slice_of(text, name), other = slice_of(plain, strstr(plain, ANSWER));
+    size_t same = common_prefix(lead, other);
+    if (same < other.size)
+        while (same > 0 && !begins_mark(lead.text[same])) same--;
+    return slice_from(lead, same);
+}
+
+/* Returns what follows the last call and no answer. */
+static struct slice find_tail(const char *end, const char *plain) {
+    const char *answer = strstr(plain, ANSWER) + sizeof ANSWER - 1;
+    struct slice tail = {end, strlen(end)}, turn = {answer, strlen(answer)};
+    size_t same = common_suffix(tail, turn);
+    if (same == turn.size) tail.size -= same;
+    return tail;
+}
+
+/* Keeps what stands between name and arguments. A digit in which two calls differ counts them. */
+static const char *keep_mark(struct tool_derived *out, struct slice mark, const char *second) {
+    char text[512];
+    if (mark.size >= sizeof text) return NULL;
+    for (size_t i = 0; i < mark.size; i++) {
+        const char a = mark.text[i], b = second ? second[i] : a;
+        if (a != b && (a < '0' || a > '9' || b < '0' || b > '9')) return NULL;
+        text[i] = a == b ? a : TOOL_ANY;
+    }
+    return keep(out, (struct slice){text, mark.size});
+}
+
+/* Says how the form is read; false: it cannot be. */
+static bool find_shape(struct tool_form *form) {
+    struct tool_mark marks[TOOL_MARKS_MAX];
+    const size_t size = strlen(form->before);
+    int count = tool_form_opens(form, marks);
+    const bool object = size > 0 && form->before[size - 1] == '"' && strstr(form->before, "name\"");
+    if (count == 0) return false;
+    form->shape = object ? TOOL_SHAPE_TAGGED : TOOL_SHAPE_NAMED;
+    if (object)
+        return !form->tags && count > 1 && tool_mark_is_strong(&marks[0]) &&
+               form->arguments[0] == '"';
+    return tool_mark_is_strong(&marks[count - 1]) || tool_mark_is_strong(&marks[0]);
+}
+
+/* Returns how much of a beginning has no half of a mark at its end. */
+static size_t whole_marks(struct slice s, size_t size) {
+    for (size_t i = size; i > 0 && s.text[i - 1] != '>'; i--)
+        if (s.text[i - 1] == '<') return i - 1;
+    return size;
+}
+
+static int strong_marks(const char *text, struct tool_mark marks[TOOL_MARKS_MAX]) {
+    int strong = 0, count = tool_form_marks(text, "", marks);
+    for (int i = 0; i < count; i++)
+        if (tool_mark_is_strong(&marks[i])) marks[strong++] = marks[i];
+    return strong;
+}
+
+/* Leaves out what closes more than was opened: the end of the turn, where templates write it
+ * behind calls in another way than behind answers. */
+static void cut_close(struct tool_derived *out) {
+    struct tool_mark opens[TOOL_MARKS_MAX], closes[TOOL_MARKS_MAX];
+    int count = strong_marks(out->form.open, opens);
+    if (strong_marks(out->form.close, closes) <= count) return;
+    const struct tool_mark *last = &closes[count > 0 ? count - 1 : 0];
+    size_t end = (size_t)(last->text - out->texts) + (count > 0 ? last->size : 0);
+    out->texts[end] = '\0';
+}
+
+/* Divides what stands in front of the first name, between two calls and behind the last. */
+static bool divide_calls(struct tool_derived *out, struct slice lead, struct slice next,
+                         struct slice tail) {
+    struct tool_form *form = &out->form;
+    size_t before = common_suffix(lead, next);
+    while (before > 0 && before < lead.size && !begins_mark(lead.text[lead.size - before]))
+        before--;
+    if (before == 0) return false;
+    next.size -= before;
+    size_t after = whole_marks(next, common_prefix(next, tail));
+    form->open = keep(out, (struct slice){lead.text, lead.size - before});
+    form->before = keep(out, slice_from(lead, lead.size - before));
+    form->after = keep(out, (struct slice){next.text, after});
+    form->between = keep(out, slice_from(next, after));
+    form->close = before < lead.size ? keep(out, slice_from(tail, after)) : "";
+    if (!form->open || !form->before || !form->after || !form->between || !form->close)
+        return false;
+    cut_close(out);
+    return true;
+}
+
+/* The same where the template shows one call only. */
+static bool take_call(struct tool_derived *out, struct slice lead, struct slice tail) {
+    struct tool_form *form = &out->form;
+    form->open = form->close = "";
+    form->between = "\n";
+    form->before = keep(out, lead);
+    form->after = keep(out, tail);
+    return form->before && form->after && lead.size > 0;
+}
+
+bool tool_derive(tool_render *render, void *arg, struct tool_derived *out) {
+    struct tool_form *form = &out->form;
+    struct found_call first, only;
+    *out = (struct tool_derived){.form = {.name = "template"}};
+    const char *plain = render_calls(render, arg, 0);
+    const char *one = plain ? render_calls(render, arg, 1) : NULL;
+    const char *two = one ? render_calls(render, arg, 2) : NULL;
+    if (!one || !strstr(plain, ANSWER) || !find_call(out, one, &only)) return false;
+    struct slice lead = find_lead(one, only.name, plain), tail = find_tail(only.end, plain);
+    out->used = 0;
+    const char *second = NULL;
+    if (two && find_call(out, two, &first)) second = strstr(first.end, SECOND);
+    if (!second) {
+        out->used = 0;
+        if (!find_call(out, one, &only) || !take_call(out, lead, tail)) return false;
+    } else if (!divide_calls(out, lead, slice_of(first.end, second), tail)) {
+        return false;
+    }
+    const char *behind = second ? second + sizeof SECOND - 1 : NULL;
+    struct slice mark = second ? first.mark : only.mark;
+    if (behind && strlen(behind) < mark.size) return false;
+    form->arguments = keep_mark(out, mark, behind);
+    form->short_ids = strstr(form->before, "[TOOL_CALLS]") || strstr(form->open, "[TOOL_CALLS]");
+    return form->arguments && !strstr(form->arguments, FIRST) && (form->after[0] || !form->tags) &&
+           find_shape(form);
+}
