@@ -204,9 +204,10 @@ static bool find_call(struct tool_derived *out, const char *text, struct found_c
     return find_tags(out, call);
 }
 
-/* Does a mark begin here? */
-static bool begins_mark(char c) {
-    return tool_json_blank(c) || strchr("<[{", c) != NULL;
+/* May a mark begin here? */
+static bool may_begin_mark(struct slice s, size_t at) {
+    const char c = s.text[at];
+    return at == 0 || tool_json_blank(c) || strchr("<[{", c) || strchr(">]};,", s.text[at - 1]);
 }
 
 /* Returns what stands in front of the first name and not in front of an answer. */
@@ -214,7 +215,7 @@ static struct slice find_lead(const char *text, const char *name, const char *pl
     struct slice lead = slice_of(text, name), other = slice_of(plain, strstr(plain, ANSWER));
     size_t same = common_prefix(lead, other);
     if (same < other.size)
-        while (same > 0 && !begins_mark(lead.text[same])) same--;
+        while (!may_begin_mark(lead, same)) same--;
     return slice_from(lead, same);
 }
 
@@ -283,8 +284,7 @@ static bool divide_calls(struct tool_derived *out, struct slice lead, struct sli
                          struct slice tail) {
     struct tool_form *form = &out->form;
     size_t before = common_suffix(lead, next);
-    while (before > 0 && before < lead.size && !begins_mark(lead.text[lead.size - before]))
-        before--;
+    while (before > 0 && !may_begin_mark(lead, lead.size - before)) before--;
     if (before == 0) return false;
     next.size -= before;
     size_t after = whole_marks(next, common_prefix(next, tail));

@@ -266,7 +266,7 @@ static bool is_blank_mark(char c) {
     return c == ' ' || c == '\n';
 }
 
-static bool is_border(char before, char c) {
+static bool ends_mark(char before, char c) {
     return (before == '>' && (c == '<' || c == '[' || c == '{')) ||
            ((before == ']' || before == '}') && c == '<');
 }
@@ -276,7 +276,7 @@ static bool next_mark(const char **text, struct tool_mark *mark) {
     const char *at = *text;
     while (is_blank_mark(*at)) at++;
     mark->text = at;
-    while (*at && *at != '\n' && !(at > mark->text && is_border(at[-1], *at))) at++;
+    while (*at && *at != '\n' && !(at > mark->text && ends_mark(at[-1], *at))) at++;
     *text = at;
     while (at > mark->text && is_blank_mark(at[-1])) at--;
     mark->size = (size_t)(at - mark->text);

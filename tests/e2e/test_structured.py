@@ -153,7 +153,7 @@ def test_a_form_that_only_the_template_knows(daemon, tmp_path):
     assert "".join(c["function"].get("arguments", "") for d in deltas for c in d.get("tool_calls", [])) == call["arguments"]
     history = [*USER, choice["message"], {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": "cold"}]
     prompt = requests.post(f"{nano.url}/apply-template", timeout=60, json={"messages": history, "tools": [TOOL]}).json()["prompt"]
-    assert f"<<calls>>\n@weather: {call['arguments']};<</calls>>" in prompt
+    assert f"<<calls>>@weather: {call['arguments']};<</calls>>" in prompt
 
 
 def test_tags_that_are_special_tokens(daemon, tmp_path):
