@@ -199,8 +199,8 @@ static int prepare_slots(struct sched *sched, struct sequence **opened, int coun
     return rc;
 }
 
-static enum admission open_job(struct sched *sched, const struct sched_entry *entry,
-                               bool consumed) {
+static enum admission admit_job(struct sched *sched, const struct sched_entry *entry,
+                                bool consumed) {
     struct sequence *opened[ENGINE_CHOICES_MAX];
     struct engine_job *job = entry->job;
     int rc = open_sequences(sched, entry, opened);
@@ -296,7 +296,7 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
         return wait_with(job, ENGINE_WAIT_PAGES);
     wait = reclaim_for(sched, &entry, &consumed);
     if (wait) return wait_with(job, wait);
-    return open_job(sched, &entry, consumed);
+    return admit_job(sched, &entry, consumed);
 }
 
 /* ---- Waiting ---- */
