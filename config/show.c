@@ -99,6 +99,8 @@ static void man_text(FILE *out, const char *text) {
             fputs("\\-", out);
         else if (*text == '`' || *text == '\'')
             fputs("\\(aq", out);
+        else if (*text == '|')
+            fputs("|\\:", out); /* a long list of choices may go on in the next line */
         else
             fputc(*text, out);
     }
@@ -126,7 +128,7 @@ static void man_option(FILE *out, const struct option *option) {
 }
 
 static const char man_head[] =
-    ".SH NAME\nkeepd \\- serves a language model with a bounded key/value cache\n"
+    ".ad l\n.SH NAME\nkeepd \\- serves a language model with a bounded key/value cache\n"
     ".SH SYNOPSIS\n.B keepd\n\\fIMODEL\\fR [\\fIoptions\\fR]\n"
     ".br\n.B keepd chat\n[\\fIURL\\fR] [\\fIoptions\\fR]\n"
     ".br\n.B keepd bench\n\\fIMODEL\\fR [\\fIoptions\\fR]\n"
