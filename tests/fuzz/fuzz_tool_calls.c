@@ -101,16 +101,41 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         {NULL, 0}};
     static const struct tool_parameter none[] = {{NULL, 0}};
     static const struct tool_parameter *const parameters[] = {some, none};
-    /* the forms of the corpus first */
-    static const enum tool_format formats[] = {
-        TOOL_FORMAT_HERMES,       TOOL_FORMAT_LLAMA3,       TOOL_FORMAT_MISTRAL,
-        TOOL_FORMAT_QWEN3_CODER,  TOOL_FORMAT_SEED_OSS,     TOOL_FORMAT_GLM45,
-        TOOL_FORMAT_GLM47,        TOOL_FORMAT_MINIMAX_M2,   TOOL_FORMAT_DEEPSEEK_V3,
-        TOOL_FORMAT_DEEPSEEK_V31, TOOL_FORMAT_DEEPSEEK_V32, TOOL_FORMAT_KIMI_K2,
-        TOOL_FORMAT_GRANITE,      TOOL_FORMAT_COMMAND,      TOOL_FORMAT_FUNCTIONARY};
-    size_t form = ((data[0] & 1) | (data[0] >> 1 & 14)) % (sizeof formats / sizeof *formats);
-    const struct tool_set tools = {&tool_forms[formats[form]], names, 2, !(data[0] & 2),
-                                   parameters};
+    /* The last two are of shapes that only templates show (tool_derive.h). */
+    static const struct tool_form section = {.name = "section",
+                                             .shape = TOOL_SHAPE_TAGGED,
+                                             .open = "<TOOLCALL>[",
+                                             .before = "{\"name\": \"",
+                                             .arguments = "\", \"arguments\": ",
+                                             .after = "}",
+                                             .between = ", ",
+                                             .close = "]</TOOLCALL>"};
+    static const struct tool_form weak = {.name = "weak",
+                                          .shape = TOOL_SHAPE_NAMED,
+                                          .open = "<|tools|>[",
+                                          .before = "{\"",
+                                          .arguments = "\": ",
+                                          .after = "}",
+                                          .between = ", ",
+                                          .close = "]<|end|>"};
+    static const struct tool_form *const forms[] = {&tool_forms[TOOL_FORMAT_HERMES],
+                                                    &tool_forms[TOOL_FORMAT_LLAMA3],
+                                                    &tool_forms[TOOL_FORMAT_MISTRAL],
+                                                    &tool_forms[TOOL_FORMAT_QWEN3_CODER],
+                                                    &tool_forms[TOOL_FORMAT_SEED_OSS],
+                                                    &tool_forms[TOOL_FORMAT_GLM45],
+                                                    &tool_forms[TOOL_FORMAT_MINIMAX_M2],
+                                                    &tool_forms[TOOL_FORMAT_DEEPSEEK_V3],
+                                                    &tool_forms[TOOL_FORMAT_DEEPSEEK_V31],
+                                                    &tool_forms[TOOL_FORMAT_DEEPSEEK_V32],
+                                                    &tool_forms[TOOL_FORMAT_KIMI_K2],
+                                                    &tool_forms[TOOL_FORMAT_GRANITE],
+                                                    &tool_forms[TOOL_FORMAT_COMMAND],
+                                                    &tool_forms[TOOL_FORMAT_FUNCTIONARY],
+                                                    &section,
+                                                    &weak};
+    const struct tool_set tools = {forms[(data[0] & 1) | (data[0] >> 1 & 14)], names, 2,
+                                   !(data[0] & 2), parameters};
     const char *text = (const char *)data + 2;
     const char *brace = memchr(text, '{', size - 2);
     struct meaning whole, cut;
