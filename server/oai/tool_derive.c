@@ -210,13 +210,25 @@ static bool may_begin_mark(struct slice s, size_t at) {
     return at == 0 || tool_json_blank(c) || strchr("<[{", c) || strchr(">]};,", s.text[at - 1]);
 }
 
+/* Returns what stands behind the last mark of reasoning, such as </think>: templates may write an
+ * empty one in front of calls. */
+static struct slice behind_reasoning(struct slice s) {
+    size_t begin = 0;
+    for (size_t i = 0; i + 5 < s.size; i++)
+        if (strncasecmp(s.text + i, "think", 5) == 0) begin = i;
+    const char *end = begin > 0 ? memchr(s.text + begin, '>', s.size - begin) : NULL;
+    if (!end) return s;
+    s = slice_from(s, (size_t)(end + 1 - s.text));
+    return slice_from(s, leading_blanks(s));
+}
+
 /* Returns what stands in front of the first name and not in front of an answer. */
 static struct slice find_lead(const char *text, const char *name, const char *plain) {
     struct slice lead = slice_of(text, name), other = slice_of(plain, strstr(plain, ANSWER));
     size_t same = common_prefix(lead, other);
     if (same < other.size)
         while (!may_begin_mark(lead, same)) same--;
-    return slice_from(lead, same);
+    return behind_reasoning(slice_from(lead, same));
 }
 
 /* Returns what follows the last call and no answer. */

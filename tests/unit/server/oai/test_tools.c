@@ -716,6 +716,27 @@ Test(oai_tools, forms_are_found_in_what_templates_render) {
     }
 }
 
+/* Reasoning that a template writes in front of calls only is no part of them. */
+Test(oai_tools, forms_that_are_found_hold_no_reasoning) {
+    static const char source[] =
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}<think>\n</think>\n"
+        "{% for c in m.tool_calls %}<call>{{ c.function.name }}<args>{{ c.function.arguments | "
+        "tojson }}</call>{% endfor %}{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}";
+    struct rendering r;
+    struct fault fault;
+    struct tool_derived *derived = calloc(1, sizeof *derived);
+    cr_assert_eq(chat_open(source, sizeof source - 1, &r.chat, &fault), 0, "%s", fault.text);
+    arena_open(&r.arena, (size_t)16 << 20);
+    cr_assert(tool_derive(render_probe, &r, derived));
+    cr_expect_str_eq(derived->form.open, "");
+    cr_expect_str_eq(derived->form.before, "<call>");
+    cr_expect_str_eq(derived->form.arguments, "<args>");
+    cr_expect_str_eq(derived->form.after, "</call>");
+    arena_close(&r.arena);
+    chat_close(r.chat);
+    free(derived);
+}
+
 /* Templates that show no calls, or write them in another way, have no form. */
 Test(oai_tools, templates_without_calls_have_no_form) {
     static const char *const templates[] = {"HuggingFaceTB-SmolLM3-3B",
