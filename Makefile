@@ -5,7 +5,7 @@
 #   make serve MODEL=smollm2        a small real model, fetched on the first use (tools/fetch-model)
 #   make serve MODEL=/path/to/model another one: a directory or a GGUF file
 .DEFAULT_GOAL := help
-.PHONY: help serve build install package package-test image image-test gpu-test test check lint format fuzz mutants load scale bench quality clean
+.PHONY: help serve build install package package-arm64 package-test image image-test gpu-test test check lint format fuzz mutants load scale bench quality clean
 
 MODEL ?= bundled/keepd-nano
 ARGS ?=
@@ -17,6 +17,8 @@ PREFIX ?= /usr/local
 # CPU paths of the daemon: native (of this processor: compiles in a third of the time) or all (for other machines).
 CPU_PATHS ?= native
 DESTDIR ?=
+# The package for this processor.
+DEB = build/keepd_*_$$(dpkg --print-architecture).deb
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -44,7 +46,19 @@ package: ## build a Debian package: build/keepd_VERSION_ARCHITECTURE.deb
 	@cmake -B build/release -DCMAKE_INSTALL_PREFIX=/usr >/dev/null
 	@cmake --build build/release --target keepd keepd_texts -- --quiet
 	@cd build && cpack -G DEB --config release/CPackConfig.cmake -B . >package.log || { cat package.log; exit 1; }
-	@ls build/keepd_*.deb
+	@ls $(DEB)
+
+# Debian's library packages have the same names for every processor, so the package for this one says which are needed.
+package-arm64: ## the same for ARM64, compiled here: build/keepd_VERSION_arm64.deb
+	@ls $(DEB) >/dev/null 2>&1 || $(MAKE) --no-print-directory package
+	@tools/install-deps arm64
+	@tools/arm64-root
+	@tools/build arm64 -DCMAKE_INSTALL_PREFIX=/usr keepd keepd_texts
+	@cd build && cpack -G DEB --config arm64/CPackConfig.cmake -B . -D CPACK_DEBIAN_PACKAGE_ARCHITECTURE=arm64 \
+		-D CPACK_DEBIAN_PACKAGE_SHLIBDEPS=OFF \
+		-D CPACK_DEBIAN_PACKAGE_DEPENDS="$$(dpkg-deb -f ../$(DEB) Depends)" >package-arm64.log || \
+		{ cat package-arm64.log; exit 1; }
+	@ls build/keepd_*_arm64.deb
 
 test: ## install missing packages, build, run the tests, with sanitizers for all but the kernels (minutes)
 	@tools/install-deps test
@@ -113,8 +127,8 @@ stage-training:
 	@tools/run_training
 
 stage-package: # `make package-test image-test` of the package that is built
-	@python3 tests/package/run.py build/keepd_*.deb
-	@python3 tools/image build/keepd_*.deb build/keepd-image.tar
+	@python3 tests/package/run.py $(DEB)
+	@python3 tools/image $(DEB) build/keepd-image.tar
 	@python3 tests/package/image.py build/keepd-image.tar
 
 stage-gpu: # the cases run in stage-long
@@ -145,12 +159,12 @@ mutants: ## try changes of the sources that tests must catch (tests/mutants; hal
 package-test: ## install the package in a clean Debian root, use, upgrade and purge it
 	@tools/install-deps package
 	@$(MAKE) --no-print-directory package
-	@python3 tests/package/run.py build/keepd_*.deb
+	@python3 tests/package/run.py $(DEB)
 
 image: ## build an OCI image, without a daemon: build/keepd-image.tar
 	@tools/install-deps package
 	@$(MAKE) --no-print-directory package
-	@python3 tools/image build/keepd_*.deb build/keepd-image.tar
+	@python3 tools/image $(DEB) build/keepd-image.tar
 
 image-test: image ## check the image's layout, and use it: not as root, with its own libraries alone
 	@python3 tests/package/image.py build/keepd-image.tar

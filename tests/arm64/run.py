@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles keepd for ARM64, and runs it and the kernels' tests in an emulator, as several processors.
+"""Compiles keepd for ARM64, packs it, and runs it and the kernels' tests in an emulator, as several processors.
 
     run.py [required]
 
@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -29,7 +30,17 @@ SECONDS = 120
 
 def build():
     subprocess.run([ROOT / "tools/arm64-root"], check=True)
-    subprocess.run([ROOT / "tools/build", "arm64", "keepd", *(f"test_{name}" for name in ALL)], check=True)
+    subprocess.run([ROOT / "tools/build", "arm64", *(f"test_{name}" for name in ALL)], check=True)
+
+
+def unpack(folder):
+    """The daemon of the package."""
+    subprocess.run(["make", "--no-print-directory", "package-arm64"], cwd=ROOT, check=True)
+    packed, = (ROOT / "build").glob("keepd_*_arm64.deb")
+    wanted = subprocess.run(["dpkg-deb", "-f", packed, "Architecture", "Depends"], capture_output=True, text=True, check=True).stdout
+    assert "Architecture: arm64" in wanted and "libmicrohttpd12" in wanted, wanted
+    subprocess.run(["dpkg-deb", "-x", packed, folder], check=True)
+    return pathlib.Path(folder) / "usr/bin/keepd"
 
 
 def run_tests(processor, names):
@@ -72,12 +83,14 @@ def main(required):
     run_tests("neoverse-n1", OTHER)
     want = Daemon(ROOT / "build/keepd").answers()
     assert "4815" in want[1], want
-    for processor, path in PATHS.items():
-        daemon = Daemon("qemu-aarch64", "-L", ROOT / "build/arm64-root", ROOT / "build/arm64/server/keepd", processor=processor)
-        assert f"{path})" in daemon.ready, (processor, daemon.ready)
-        got = daemon.answers()
-        assert got == want, (processor, got, want)
-        print(f"keepd as {processor}, {path}: the same answers as here", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        program = unpack(folder)
+        for processor, path in PATHS.items():
+            daemon = Daemon("qemu-aarch64", "-L", ROOT / "build/arm64-root", program, processor=processor)
+            assert f"{path})" in daemon.ready, (processor, daemon.ready)
+            got = daemon.answers()
+            assert got == want, (processor, got, want)
+            print(f"the package's keepd as {processor}, {path}: the same answers as here", flush=True)
     return 0
 
 
