@@ -474,6 +474,7 @@ static int prepare_caches(struct engine *e, struct sched_options *so, struct fau
     so->kv.positions = e->info.max_model_len;
     so->kv.can_shift = ops_of(e)->shift != NULL;
     so->kv.unrotated = !model_config_rotates_alike(model_config(model_of(e)));
+    so->kv.latent = model_config(model_of(e))->latent.rank > 0;
     if (rc == 0) rc = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
     so->kv.shifts = e->options.kv_overflow != ENGINE_OVERFLOW_ERROR;
     if (rc == 0 && e->options.kv_overflow == ENGINE_OVERFLOW_SHIFT)

@@ -390,7 +390,7 @@ enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED, KERN_SIGM
  * (DeepSeek-V3, arXiv 2412.19437) those with the largest s + bias are chosen, s being what it is
  * without the two factors. With groups, experts of groups_used groups alone may be chosen: of
  * `groups` equal parts, those whose two largest s + bias have the largest sum (ties: the lower
- * group). Biases are added to each product. Tensor parallelism splits every expert like a dense
+ * group); with `group_best` (DeepSeek-V2, arXiv 2405.04434) those with the largest. Biases are added to each product. Tensor parallelism splits every expert like a dense
  * network, by d_ff, and every rank chooses for itself. */
 #define KERN_EXPERTS_MAX       1024
 #define KERN_EXPERT_GROUPS_MAX 32
@@ -401,6 +401,7 @@ struct kern_experts_spec {
     float scale;              /* 0 is 1 */
     int groups, groups_used;  /* groups 0 or 1: no groups; else count / groups >= 2, and the used
                                  groups have `used` experts or more */
+    bool group_best;          /* a group counts as much as its best expert */
     const float *select_bias; /* [count] backend memory, or NULL */
     enum kern_activation activation;
     struct kern_weight *const *gate_up; /* [count] [gate; up], KERN_SHARD_ROWS */
@@ -418,11 +419,12 @@ struct kern_query_scale {
     int32_t period;
 };
 
-/* Rotary embedding, rotate-half pairs (j, j + D/2); cos and sin of place * inv_freq[j], both times
+/* Rotary embedding, rotate-half pairs (j, j + D/2) of the numbers that rotate (all of a head, unless
+ * kern_cache_options.latent says otherwise); cos and sin of place * inv_freq[j], both times
  * `scale` (1 unless the model says so). The place of a token is its position until the sequence is
  * shifted (struct kern_shift). RoFormer, arXiv 2104.09864. */
 struct kern_rope {
-    const float *inv_freq; /* [head_dim / 2], host memory, valid as long as the model; a pair with
+    const float *inv_freq; /* a number for each pair, host memory, valid as long as the model; a pair with
                               frequency 0 is not changed, not even by `scale` */
     float scale;
     struct kern_query_scale query_scale;
@@ -430,6 +432,24 @@ struct kern_rope {
     bool queries;        /* rows have queries alone */
     const float *v_norm; /* [head_dim] weights of an RMSNorm of each value, backend memory; NULL:
                             none */
+};
+
+/* Latent attention (DeepSeek-V2, arXiv 2405.04434). A token's key and value of every head are
+ * products of one vector c of `rank` numbers, beside `turned` numbers that rotate and that all
+ * heads share: k[h] = up_k[h]^T c | r, v[h] = up_v[h] c. The products are left to queries and to
+ * results: q . k[h] = (up_k[h] q) . c + ..., so that the cache has c | r alone, one KV head whose
+ * values are the first `rank` numbers of its keys (kern_cache_options.latent). */
+struct kern_latent {
+    int heads;
+    int rank;         /* numbers of c */
+    int still;        /* numbers of a head's query that do not rotate */
+    int turned;       /* and those behind them that do, even */
+    int dim_v;        /* numbers of a head's result */
+    bool neighbours;  /* the files rotate the numbers 2 i and 2 i + 1 together */
+    float eps;        /* of the norm of c */
+    const float *norm; /* [rank] backend memory */
+    struct kern_weight *const *up_k; /* [heads] of [rank, still], KERN_SHARD_NONE */
+    struct kern_weight *const *up_v; /* [heads] of [dim_v, rank], the same */
 };
 
 /* Retention gate of one layer (TRIM-KV, arXiv 2512.03324; global gates, arXiv 2605.09649):
@@ -462,6 +482,8 @@ struct kern_heads {
  * Evictions, budgets and shifts concern entries alone. A state cannot go back: `truncate` refuses
  * slots that have one.
  *
+ * With latent attention (struct kern_latent) an entry has no row of its own for the value.
+ *
  * A page holds `page_slots` entries of ONE (layer, KV head) of one sequence: keys after RoPE at
  * the place of their token, values, and side records that move with the entry: pos int32, log_beta
  * float32, score float32 (stored by the rule). All pages have the same size; where heads differ in
@@ -475,6 +497,9 @@ struct kern_cache_options {
      * largest numbers. Valid as long as the cache. NULL: they are equal. */
     const struct kern_heads *heads;
     enum kern_dtype dtype;
+    /* Above 0: the first `latent` numbers of a key are its value, too, and do not rotate. Entries
+     * have no other value; rules that merge entries cannot run. */
+    int latent;
     /* Layers with a recurrent state, which the cache numbers by themselves, and the numbers of each
      * state. */
     int states, state_floats;
@@ -488,10 +513,10 @@ struct kern_cache_options {
                           rank_cap (>= 1) times an even part of the allotment, rounded down, or its
                           protected entries; the others get the rest. 0: no cap, so that results do
                           not depend on the number of ranks */
-    /* The rotation of the keys, [head_dim / 2], for rules with classes; valid as long as the cache.
+    /* The rotation of the keys, [(head_dim - latent) / 2], for rules with classes; valid as long as the cache.
      * NULL: keys are not rotated. */
     const float *inv_freq;
-    /* The rotation of the keys in every layer, [layers] of [head_dim / 2], for shifts and
+    /* The rotation of the keys in every layer, [layers] of as many numbers, for shifts and
      * observe.expect; valid as long as the cache. NULL, or NULL for a layer: keys are not rotated.
      */
     const float *const *rotations;
@@ -796,7 +821,7 @@ struct kern_ops {
                  const struct kern_gate *gate, int rows);
 
     /* Cache. qkv rows are [q (heads_q * D) | k (heads_kv * D) | v (heads_kv * D)], with the numbers
-     * of the layer. */
+     * of the layer; without v where keys hold the values (kern_cache_options.latent). */
     int (*cache_open)(struct kern *kern, const struct kern_cache_options *options,
                       struct fault *fault);
     /* Describes a cache of these layers, heads and dtype. */
@@ -830,9 +855,18 @@ struct kern_ops {
     void (*write_kv)(struct kern *kern, int layer, const float *qkv,
                      const float *log_beta /* [rows, heads_kv] or NULL = 0 */,
                      const struct kern_batch *batch);
-    void (*attend)(struct kern *kern, int layer, float *out /* [rows, heads_q * D] */,
+    void (*attend)(struct kern *kern, int layer, float *out /* [rows, heads_q * numbers of a value] */,
                    const float *qkv, const struct kern_batch *batch,
                    const struct kern_attend_options *options); /* after write_kv of the layer */
+    /* Makes rows of qkv for latent attention, before rotation: of rows of q, [still | turned] of each
+     * head, and of rows of `entries`, c before its norm and what rotates. NULL: this backend has
+     * none. */
+    void (*latent_in)(struct kern *kern, float *qkv, const float *q, const float *entries,
+                      const struct kern_latent *latent, int rows);
+    /* y[r, h] = up_v[h] x[r, h], of the results of attention, [rows, heads * rank]. NULL: this
+     * backend has none. */
+    void (*latent_out)(struct kern *kern, float *y /* [rows, heads * dim_v] */, const float *x,
+                       const struct kern_latent *latent, int rows);
     /* A short convolution (LFM2, arXiv 2511.23404) of each channel c by itself:
      *   u[t] = B[t] x[t],  y[t] = C[t] (taps[c][0] u[t - width + 1] + ... + taps[c][width - 1]
      * u[t]) in ascending order of the tokens. u of tokens before the step is in the recurrent state

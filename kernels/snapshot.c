@@ -119,6 +119,7 @@ size_t snapshot_part_bytes(const struct snapshot_shape *shape, int stream,
     int head;
     if (part < SNAPSHOT_SIDES) return sides[part].bytes;
     if (part >= SNAPSHOT_KEY_FACTOR) return row_factor_bytes(dtype);
+    if (part == SNAPSHOT_VALUE && shape->options->latent) return 0;
     return row_code_bytes(dtype, layer_of(shape, stream, &head).head_dim);
 }
 

@@ -22,7 +22,7 @@ extern "C" {
 #include "kernels/kern.h"
 
 /* The parts of an entry: side records, then key and value in the cache's dtype, then their factors,
- * of 0 bytes in a dtype without factors (kernels/row.h). */
+ * of 0 bytes in a dtype without factors (kernels/row.h). A value that its key holds has 0 bytes. */
 enum snapshot_part {
     SNAPSHOT_POS, /* first, because it is checked */
     SNAPSHOT_LOG_BETA,

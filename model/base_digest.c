@@ -82,7 +82,7 @@ static void add_matrix(struct summing *s, const struct slot *slot, int part, int
 static void add_slot(struct summing *s, const struct slot *slot, int layer) {
     const bool fixed = slot_fixed(slot, s->config) > 0;
     /* Formats have unlike numbers where one has exponentials. */
-    const bool left_out = slot->experts || fixed || slot->negated_exp;
+    const bool left_out = slot->experts || slot->heads || fixed || slot->negated_exp;
     for (int i = 0; !left_out && i < slot->count; i++) {
         if (slot->matrix)
             add_matrix(s, slot, i, layer);
@@ -94,7 +94,8 @@ static void add_slot(struct summing *s, const struct slot *slot, int layer) {
 static int64_t widest_row(const struct model_config *config) {
     const int64_t widths[] = {config->d_model,     (int64_t)config->heads_q * config->head_dim,
                               dense_width(config), config->shared_ff,
-                              delta_width(config), mamba_width(config)};
+                              delta_width(config), mamba_width(config),
+                              config->q_rank,      mixed_width(config, 0)};
     int64_t most = 0;
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
         if (widths[i] > most) most = widths[i];

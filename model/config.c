@@ -93,6 +93,9 @@ struct family {
     const char *shared_width; /* the field that has the width of the network beside experts */
     bool
         gemma4; /* heads by kind of layer, keys and values that layers share, embeddings for each */
+    bool latent;     /* latent attention */
+    bool group_best; /* topk_method says whether groups are chosen, by their best expert; the weights of
+                        the chosen experts are as they are */
     bool muse;  /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */
     int each_embed; /* hidden_size_per_layer_input */
@@ -208,6 +211,25 @@ static const struct family families[] = {
      .vocab = 262144, .positions = 262144},
     {"Ministral3ForCausalLM", "ministral3", 128, .rms_eps = 1e-5, .windows = WINDOWS_ALL,
      .query_scale = true},
+    {"DeepseekV2ForCausalLM", "deepseek_v2", 0, .experts = EXPERTS_AFTER_DENSE, .shared_count = 2,
+     .shared_experts = true, .groups = true, .scaled = true, .dense_first = true, .latent = true,
+     .group_best = true},
+    {"DeepseekV3ForCausalLM", "deepseek_v3", 0, .experts = EXPERTS_AFTER_DENSE,
+     .experts_normalised = true, .first_dense = 3, .shared_count = 1, .sigmoid = true,
+     .select_bias = true, .shared_experts = true, .groups = true, .scaled = true,
+     .dense_first = true, .latent = true},
+    {"DeepseekV3ForCausalLM", "kimi_k2", 0, .experts = EXPERTS_AFTER_DENSE,
+     .experts_normalised = true, .first_dense = 3, .shared_count = 1, .sigmoid = true,
+     .select_bias = true, .shared_experts = true, .groups = true, .scaled = true,
+     .dense_first = true, .latent = true},
+    {"Glm4MoeLiteForCausalLM", "glm4_moe_lite", 0, .rms_eps = 1e-5, .experts = EXPERTS_AFTER_DENSE,
+     .experts_normalised = true, .first_dense = 1, .shared_count = 1, .sigmoid = true,
+     .select_bias = true, .shared_experts = true, .groups = true, .scaled = true,
+     .dense_first = true, .latent = true},
+    {"Mistral4ForCausalLM", "mistral4", 0, .experts = EXPERTS_AFTER_DENSE,
+     .experts_normalised = true, .stacked_experts = true, .shared_count = 1,
+     .shared_experts = true, .groups = true, .scaled = true, .dense_first = true, .latent = true,
+     .query_scale = true},
 };
 
 /* ---- Family ---- */
@@ -217,10 +239,10 @@ static const char *reason_of(const char *name) {
     static const struct {
         const char *prefix, *reason;
     } rows[] = {
-        {"Glm4MoeLite", " (attention over latent vectors)"},
-        {"glm4_moe_lite", " (attention over latent vectors)"},
-        {"Deepseek", " (attention over latent vectors)"},
-        {"deepseek", " (attention over latent vectors)"},
+        {"DeepseekV32", " (attention to tokens that an index chooses)"},
+        {"deepseek_v32", " (attention to tokens that an index chooses)"},
+        {"DeepseekV4", " (attention to tokens that an index chooses, compressed entries)"},
+        {"deepseek_v4", " (attention to tokens that an index chooses, compressed entries)"},
         {"NemotronH", " (layers with a recurrent state)"},
         {"FalconH1", " (layers with a recurrent state)"},
         {"Gemma3n", " (embeddings for each layer, keys and values shared between layers)"},
@@ -238,7 +260,8 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
         "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Ministral, Ministral3, SeedOss, Ernie4_5, "
         "Glm, Glm4, Glm4Moe, Dots1, Ernie4_5_Moe, MiniMaxM2, Qwen2Moe, Qwen3Moe, Mixtral, Olmoe, "
-        "Lfm2, Lfm2Moe, Qwen3Next, Qwen3_5, Qwen3_5Moe, GraniteMoeHybrid, GptOss (ForCausalLM); "
+        "Lfm2, Lfm2Moe, Qwen3Next, Qwen3_5, Qwen3_5Moe, GraniteMoeHybrid, GptOss, DeepseekV2, "
+        "DeepseekV3, Glm4MoeLite, Mistral4 (ForCausalLM); "
         "the text of Qwen3VL, "
         "Qwen3VLMoe, Qwen2_5_VL, Qwen3_5, Qwen3_5Moe, Gemma3, Gemma4, Gemma4Unified, "
         "Mistral3, MuseGlimmer "
@@ -266,9 +289,11 @@ static int find_family(const cJSON *root, const struct family **out, struct faul
     *out = NULL;
     for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
         const struct family *row = &families[i];
-        if (!strcmp(architecture ? architecture : type,
-                    architecture ? row->architecture : row->model_type))
-            *out = row;
+        if (strcmp(architecture ? architecture : type,
+                   architecture ? row->architecture : row->model_type) != 0)
+            continue;
+        /* Kimi K2 has DeepSeek's architecture, but a type of its own. */
+        if (!*out || (type && !strcmp(type, row->model_type))) *out = row;
     }
     if (!*out)
         return unsupported(fault, architecture ? "architectures" : "model_type",
@@ -295,6 +320,7 @@ static const struct multimodal {
     {"MuseGlimmerForConditionalGeneration", "muse_glimmer", "muse_glimmer_text"},
     {"Gemma4ForConditionalGeneration", "gemma4", "gemma4_text"},
     {"Gemma4UnifiedForConditionalGeneration", "gemma4_unified", "gemma4_unified_text"},
+    {"KimiK25ForConditionalGeneration", "kimi_k25", "kimi_k2"},
 };
 
 static int no_memory(struct fault *fault) {
@@ -423,6 +449,7 @@ static const char *const optional_fields[] = {
     "topk_group",
     "routed_scaling_factor",
     "first_k_dense_replace",
+    "q_lora_rank",
     "num_nextn_predict_layers",
     "num_mtp_layers",
     "shared_expert_intermediate_size",
@@ -533,6 +560,40 @@ static int read_sizes(const cJSON *root, const struct family *family, struct mod
     return 0;
 }
 
+/* transformers, DeepseekV3: all heads read one entry, whatever number of them the file says. The two
+ * norms inside have an epsilon of their own. */
+static int read_latent(const cJSON *root, struct model_config *out, struct fault *fault) {
+    static const char *const keys[] = {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+                                       "v_head_dim"};
+    int64_t n[4] = {0}, rank = 0;
+    bool neighbours = true;
+    int rc = 0;
+    for (size_t i = 0; i < 4 && !rc; i++) {
+        if (!json_get(root, keys[i])) return fault_set(fault, ERR_INVALID, keys[i], "missing");
+        rc = json_int(root, NULL, keys[i], 1, 1024, &n[i], fault);
+    }
+    if (!rc) rc = json_int(root, NULL, "q_lora_rank", 1, 1 << 16, &rank, fault);
+    if (!rc) rc = json_bool(root, NULL, "rope_interleave", &neighbours, fault);
+    if (rc) return rc;
+    if (n[0] % 2 || n[2] % 2)
+        return fault_set(fault, ERR_UNSUPPORTED, n[0] % 2 ? keys[0] : keys[2],
+                         "an odd number, %lld, is not supported",
+                         (long long)(n[0] % 2 ? n[0] : n[2]));
+    out->latent = (struct kern_latent){.heads = out->heads_q,
+                                       .rank = (int)n[0],
+                                       .still = (int)n[1],
+                                       .turned = (int)n[2],
+                                       .dim_v = (int)n[3],
+                                       .neighbours = neighbours,
+                                       .eps = 1e-6f};
+    out->q_rank = (int)rank;
+    out->q_latent = rank > 0;
+    out->q_from_input = !rank;
+    out->heads_kv = 1;
+    out->head_dim = (int)(n[0] + n[2]);
+    return 0;
+}
+
 static int check_heads(struct model_config *out, struct fault *fault) {
     if (!out->heads_kv) out->heads_kv = out->heads_q;
     if (out->heads_q % out->heads_kv)
@@ -601,6 +662,8 @@ static const struct own_field {
     OWN("full_attention_interval", delta),
     OWN("mamba_n_heads", mamba),
     OWN("shared_intermediate_size", shared_width),
+    OWN("kv_lora_rank", latent),
+    OWN("q_lora_rank", latent),
     OWN("routed_scaling_factor", scaled),
     OWN("n_group", groups),
     OWN("topk_group", groups),
@@ -951,6 +1014,29 @@ static bool has_field(const cJSON *root, const char *name) {
     return cJSON_GetObjectItemCaseSensitive(root, name) != NULL;
 }
 
+/* transformers, Glm4MoeLite, lists the layers; files of DeepSeek say that every one is routed. */
+static int read_mlp_types(const cJSON *root, struct model_config *out, struct fault *fault) {
+    static const char name[] = "mlp_layer_types";
+    const cJSON *list = json_get(root, name), *item;
+    int64_t every = 1;
+    int layer = 0;
+    int rc = json_int(root, NULL, "moe_layer_freq", 1, INT32_MAX, &every, fault);
+    if (!rc && every != 1)
+        rc = fault_set(fault, ERR_UNSUPPORTED, "moe_layer_freq", "%lld is not supported",
+                       (long long)every);
+    if (rc || !list) return rc;
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != out->layers)
+        return fault_set(fault, ERR_INVALID, name, "expected an array of %d types", out->layers);
+    cJSON_ArrayForEach(item, list) {
+        const char *type = cJSON_IsString(item) ? item->valuestring : "";
+        const bool routed = strcmp(type, "sparse") == 0;
+        if (!routed && strcmp(type, "dense") != 0)
+            return fault_set(fault, ERR_UNSUPPORTED, name, "\"%.64s\" is not supported", type);
+        out->per_layer[layer++].routed = routed;
+    }
+    return 0;
+}
+
 /* The layers that are routed. */
 static int read_routed(const cJSON *root, const struct family *family, struct model_config *out,
                        struct fault *fault) {
@@ -968,6 +1054,7 @@ static int read_routed(const cJSON *root, const struct family *family, struct mo
     if (rc) return rc;
     for (int i = 0; i < out->layers; i++)
         out->per_layer[i].routed = (i + 1) % every == 0 && i >= first && (last < 0 || i <= last);
+    if (family->latent) return read_mlp_types(root, out, fault);
     if (list && !cJSON_IsArray(list))
         return fault_set(fault, ERR_INVALID, "mlp_only_layers", "expected an array");
     cJSON_ArrayForEach(item, list) {
@@ -985,6 +1072,24 @@ static const char *first_key(const cJSON *root, const char *a, const char *b, co
            : b && json_get(root, b) ? b
            : c && json_get(root, c) ? c
                                     : last;
+}
+
+/* transformers, DeepseekV2: "greedy" chooses no groups. */
+static int read_topk_method(const cJSON *root, struct model_config *out, int64_t *groups,
+                            struct fault *fault) {
+    static const char name[] = "topk_method";
+    const char *method = "greedy";
+    int rc = json_str(root, NULL, name, &method, fault);
+    if (rc) return rc;
+    const bool limited = strcmp(method, "group_limited_greedy") == 0;
+    if (!limited && strcmp(method, "greedy") != 0)
+        return fault_set(fault, ERR_UNSUPPORTED, name, "\"%.64s\" is not supported", method);
+    if (out->experts_normalised)
+        return fault_set(fault, ERR_UNSUPPORTED, "norm_topk_prob",
+                         "true is not supported in deepseek_v2 models");
+    if (!limited) *groups = 1;
+    out->expert_group_best = limited;
+    return 0;
 }
 
 /* How experts are chosen. */
@@ -1007,6 +1112,8 @@ static int read_choice(const cJSON *root, const struct family *family, struct mo
         return fault_set(fault, ERR_INVALID, "n_group",
                          "%lld of %lld groups of %d experts, of which %d are used", (long long)used,
                          (long long)groups, out->experts, out->experts_used);
+    if (family->group_best) rc = read_topk_method(root, out, &groups, fault);
+    if (rc) return rc;
     out->expert_groups = (int)groups;
     out->expert_groups_used = (int)used;
     out->expert_scale = (float)scale;
@@ -1318,6 +1425,14 @@ static int read_gpt_oss(const cJSON *root, struct model_config *out, struct faul
     return 0;
 }
 
+static int check_latent(const struct family *family, struct model_config *out,
+                        struct fault *fault) {
+    out->attend_scale = 1 / sqrtf((float)latent_query_dim(out));
+    if (!out->qkv_bias) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "attention_bias", "true is not supported in %s models",
+                     family->model_type);
+}
+
 /* Layers behind the last one, which predict further tokens. */
 static int read_mtp(const cJSON *root, struct model_config *out, struct fault *fault) {
     int64_t layers = 0;
@@ -1359,6 +1474,7 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     out->stacked_experts = family->stacked_experts;
     out->embed_scale = out->logit_scale = 1;
     out->attend_scale = 1 / sqrtf((float)out->head_dim);
+    if (!rc && family->latent) rc = check_latent(family, out, fault);
     if (!rc && family->factors) rc = read_factors(root, out, fault);
     if (!rc && family->gemma) rc = read_gemma(root, out, fault);
     if (!rc && family->gpt_oss) rc = read_gpt_oss(root, out, fault);
@@ -1477,6 +1593,7 @@ static int read_config(cJSON *root, int context, struct model_config *out, struc
     memcpy(out->family, family->model_type, strlen(family->model_type) + 1);
     if (family->lfm2) rc = rename_lfm2(root, fault);
     if (!rc) rc = read_sizes(root, family, out, fault);
+    if (!rc && family->latent) rc = read_latent(root, out, fault);
     if (!rc) rc = check_heads(out, fault);
     if (!rc) rc = refuse_present(root, family, fault);
     if (!rc) rc = model_config_read_quantization(root, family->gpt_oss, &out->packing, fault);
@@ -1609,6 +1726,7 @@ struct kern_cache_options model_cache_options(const struct model_config *config)
         .heads_kv = config->heads_kv,
         .head_dim = config->head_dim,
         .heads = config->heads,
+        .latent = config->latent.rank,
         .states = config->state_layers,
         .state_floats = state_floats(config),
         .state_shared = config->mamba.heads ? kern_mamba_shared_floats(&config->mamba) : 0,

@@ -43,6 +43,7 @@ static const struct architecture {
     bool delta;                /* files may list layers with a recurrent state */
     bool mamba;                /* layers of Mamba-2 */
     bool kinds;                /* heads and widths of networks differ by kind of layer */
+    bool latent;               /* latent attention */
     int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
                         head in the embeddings, else by the head's own (llama.cpp's rule) */
 } architectures[] = {
@@ -93,6 +94,9 @@ static const struct architecture {
      .headless = "mamba",
      .mamba = true},
     {.name = "gemma4", .type = "gemma4_text", .kinds = true},
+    /* one name for several families: latent_type */
+    {.name = "deepseek2", .type = "deepseek_v2", .unnormalised = true, .latent = true},
+    {.name = "mistral4", .type = "mistral4", .latent = true},
 };
 
 static const struct architecture *find_architecture(const char *name) {
@@ -196,6 +200,11 @@ static const struct row other_names[] = {
     {".ssm.inner_size", "linear_value_head_dim", KIND_INT},
     {".ssm.inner_size", "mamba_d_head", KIND_INT},
     {".expert_weights_scale", "routed_scaling_factor", KIND_NUM},
+    {".attention.kv_lora_rank", "kv_lora_rank", KIND_INT},
+    {".attention.q_lora_rank", "q_lora_rank", KIND_INT},
+    {".rope.dimension_count", "qk_rope_head_dim", KIND_INT},
+    {".attention.key_length_mla", "qk_nope_head_dim", KIND_INT},
+    {".attention.value_length_mla", "v_head_dim", KIND_INT},
     {"tokenizer.ggml.eos_token_id", "eos_token_id", KIND_INT},
 };
 
@@ -352,8 +361,17 @@ static int read_widths(const struct translation *t) {
 
 enum { GATING_SOFTMAX = 1, GATING_SIGMOID, GATING_SOFTMAX_OF_CHOSEN }; /* llama.cpp's numbers */
 
+/* Files of "deepseek2" are of DeepSeek V2, or of V3 and the families that choose experts as it does.
+ */
+static bool latent_is_sigmoid(const struct translation *t) {
+    int64_t function = 0;
+    return t->row->latent && get_int(t, ".expert_gating_func", &function) == 0 &&
+           function == GATING_SIGMOID;
+}
+
 static int read_experts(const struct translation *t) {
-    const int64_t own = t->row->sigmoid ? GATING_SIGMOID : GATING_SOFTMAX;
+    const bool sigmoid = t->row->sigmoid || latent_is_sigmoid(t);
+    const int64_t own = sigmoid ? GATING_SIGMOID : GATING_SOFTMAX;
     double scale = 1;
     int64_t function = own;
     bool normalised = !t->row->unnormalised;
@@ -361,7 +379,7 @@ static int read_experts(const struct translation *t) {
     int rc = get_num(t, ".expert_weights_scale", &scale);
     if (!rc && scale != 0 && scale != 1) rc = set_num(t, t->config, "routed_scaling_factor", scale);
     if (!rc) rc = get_more(t, ".expert_gating_func", &function);
-    if (!rc && function != own && (t->row->sigmoid || function != GATING_SOFTMAX_OF_CHOSEN))
+    if (!rc && function != own && (sigmoid || function != GATING_SOFTMAX_OF_CHOSEN))
         rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".expert_gating_func", key),
                        "%lld is not supported", (long long)function);
     if (!rc) rc = gguf_bool(t->gguf, key_of(t, ".expert_weights_norm", key), &normalised, t->fault);
@@ -520,6 +538,24 @@ static int add_factors(const struct translation *t, cJSON *scaling, const char *
     return list && cJSON_AddItemToObject(scaling, json, list) ? 0 : no_memory(t);
 }
 
+/* Converters of latent attention write a tenth of "mscale_all_dim", which "mscale" is, too, in all
+ * published models. */
+static int read_latent_yarn(const struct translation *t, cJSON *scaling) {
+    double tenth = 0, attention = 1;
+    char key[KEY_MAX];
+    int rc = get_num(t, LOG_MULTIPLIER, &tenth);
+    if (!rc) rc = get_num(t, ".rope.scaling.attn_factor", &attention);
+    if (!rc && has_key(t, ".rope.scaling.yarn_attn_factor"))
+        rc = get_num(t, ".rope.scaling.yarn_attn_factor", &attention);
+    if (!rc && attention != 1)
+        rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.scaling.attn_factor", key),
+                       "%g is not supported with latent attention", attention);
+    if (rc || tenth == 0) return rc;
+    const double scale = round(tenth * 1e6) / 1e5; /* the file has it in float32 */
+    rc = set_num(t, scaling, "mscale", scale);
+    return rc ? rc : set_num(t, scaling, "mscale_all_dim", scale);
+}
+
 static int read_yarn(const struct translation *t, cJSON *scaling, double factor) {
     double attention = 1;
     double log_multiplier = 1;
@@ -527,6 +563,7 @@ static int read_yarn(const struct translation *t, cJSON *scaling, double factor)
     int rc = COPY_ROWS(t, yarn_rows, scaling);
     if (!rc && t->row->yarn_untruncated && !cJSON_AddBoolToObject(scaling, "truncate", false))
         rc = no_memory(t);
+    if (!rc && t->row->latent) return read_latent_yarn(t, scaling);
     if (!rc) rc = get_num(t, ".rope.scaling.attn_factor", &attention);
     if (!rc && has_key(t, ".rope.scaling.yarn_attn_factor"))
         rc = get_num(t, ".rope.scaling.yarn_attn_factor", &attention);
@@ -704,6 +741,52 @@ static int translate_kinds(const struct translation *t) {
     return add_kind_of_rope(t, ropes, "sliding_attention", "default", ".rope.freq_base_swa", 1);
 }
 
+/* ---- Latent attention ---- */
+
+/* The model_type of a file with latent attention. */
+static const char *latent_type(const struct translation *t) {
+    if (latent_is_sigmoid(t)) return "deepseek_v3";
+    return has_key(t, ".attention.temperature_scale") ? "mistral4" : t->row->type;
+}
+
+/* Does a layer have the tensor? */
+static bool has_tensor(const struct translation *t, const char *name) {
+    char full[TENSOR_NAME_MAX];
+    for (int i = 0; i < LAYERS_MAX; i++) {
+        snprintf(full, sizeof full, "blk.%d.%s", i, name);
+        if (weights_find(t->weights, full)) return true;
+    }
+    return false;
+}
+
+/* Older files have the heads' sizes under the names of what is cached in newer ones. A 0 means that
+ * the model has none, whatever its family has where config.json says nothing. */
+static int translate_latent(const struct translation *t) {
+    static const char *const counts[][2] = {{".leading_dense_block_count", "first_k_dense_replace"},
+                                            {".expert_shared_count", "n_shared_experts"}};
+    int64_t rank = 0, down = 0, turned = 0, key = 0, value = 0;
+    int rc = get_int(t, ".attention.key_length", &key);
+    if (!rc) rc = get_int(t, ".attention.value_length", &value);
+    if (!rc) rc = get_int(t, ".attention.key_length_mla", &key);
+    if (!rc) rc = get_int(t, ".attention.value_length_mla", &value);
+    if (!rc) rc = get_int(t, ".attention.kv_lora_rank", &rank);
+    if (!rc) rc = get_int(t, ".attention.q_lora_rank", &down);
+    if (!rc) rc = get_int(t, ".rope.dimension_count", &turned);
+    if (!rc) rc = set_num(t, t->config, "kv_lora_rank", (double)rank);
+    if (!rc && down) rc = set_num(t, t->config, "q_lora_rank", (double)down);
+    if (!rc) rc = set_num(t, t->config, "qk_rope_head_dim", (double)turned);
+    if (!rc) rc = set_num(t, t->config, "qk_nope_head_dim", (double)(key - turned));
+    if (!rc) rc = set_num(t, t->config, "v_head_dim", (double)value);
+    for (size_t i = 0; i < 2 && !rc; i++)
+        if (!json_get(t->config, counts[i][1]) && !cJSON_AddNullToObject(t->config, counts[i][1]))
+            rc = no_memory(t);
+    if (!rc && strcmp(latent_type(t), "deepseek_v2") == 0 &&
+        !cJSON_AddStringToObject(t->config, "topk_method",
+                                 json_get(t->config, "n_group") ? "group_limited_greedy" : "greedy"))
+        rc = no_memory(t);
+    return rc;
+}
+
 /* ---- Tokens ---- */
 
 enum { TOKEN_CONTROL = 3 };
@@ -796,6 +879,7 @@ static int read_windows(const struct translation *t) {
 }
 
 static const char *model_type(const struct translation *t) {
+    if (t->row->latent) return latent_type(t);
     if (t->row->mixture && json_get(t->config, "num_local_experts")) return t->row->mixture;
     if (t->row->windowed && json_get(t->config, "sliding_window")) return t->row->windowed;
     return t->row->type;
@@ -833,7 +917,7 @@ static int translate(struct translation *t) {
             "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
             "chatglm, glm4, glm4moe, qwen2moe, dots1, ernie4_5-moe, minimax-m2, qwen2vl, qwen3vl, "
             "qwen3vlmoe, mistral3, muse-glimmer, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, "
-            "granitehybrid, gemma4",
+            "granitehybrid, gemma4, deepseek2, mistral4",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
     if (!rc) rc = read_widths(t);
@@ -853,7 +937,8 @@ static int translate(struct translation *t) {
     if (!rc) rc = read_windows(t);
     if (!rc) rc = read_tensors(t);
     if (!rc && t->row->kinds) rc = translate_kinds(t);
-    if (!rc && !t->row->kinds) rc = read_head(t);
+    if (!rc && t->row->latent) rc = translate_latent(t);
+    if (!rc && !t->row->kinds && !t->row->latent) rc = read_head(t);
     if (!rc && !t->row->kinds) rc = read_rope(t);
     if (!rc) rc = read_ends(t);
     return rc;
@@ -898,6 +983,8 @@ int model_config_from_gguf(const struct weights *weights, int context, struct mo
     if (!rc) {
         out->permuted_qk = t.row->permuted;
         out->norm_after_attention = t.row->norm_after_attention;
+        out->latent_joined = t.row->latent && has_tensor(&t, "attn_kv_b.weight");
+        out->experts_joined = t.row->latent && has_tensor(&t, "ffn_gate_up_exps.weight");
         if (out->glm_names) out->fused = weights_find(weights, FUSED) != NULL;
         out->norm_offset = 0; /* converters add Gemma's 1 */
     }

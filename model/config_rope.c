@@ -25,6 +25,7 @@ struct rope {
     bool nested;                /* rope_parameters may have one object for each layer type */
     double ramp_low, ramp_high; /* yarn, in frequency indexes */
     double attention;
+    double products;            /* yarn, latent attention: factor of products of queries and keys */
     double reach; /* positions that the scaling was made for; 0: it does not say */
 };
 
@@ -80,6 +81,7 @@ static int rope_read_mscale(struct rope *rope, struct fault *fault) {
     double own = 0, all = 0;
     int rc = json_num(rope->node, rope->path, "mscale", 0, 1e6, &own, fault);
     if (!rc) rc = json_num(rope->node, rope->path, "mscale_all_dim", 0, 1e6, &all, fault);
+    if (all > 0) rope->products = yarn_mscale(rope, all) * yarn_mscale(rope, all);
     rope->attention =
         own > 0 && all > 0 ? yarn_mscale(rope, own) / yarn_mscale(rope, all) : yarn_mscale(rope, 1);
     return rc;
@@ -267,7 +269,7 @@ static int rope_find_kind(const struct rope *rope, const char *absent, const str
 
 /* How many numbers of a head rotate: pairs of them, of which there is at least one. */
 static int read_rotary_dims(double rotary, struct model_config *out, struct fault *fault) {
-    out->rotary_dims = (int)(out->head_dim * rotary);
+    out->rotary_dims = out->latent.rank ? out->latent.turned : (int)(out->head_dim * rotary);
     if (out->rotary_dims >= 2 && out->rotary_dims % 2 == 0) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
                      "%g of %d numbers is not an even number of them", rotary, out->head_dim);
@@ -327,6 +329,7 @@ int model_config_read_rope(const cJSON *root, const struct model_rope *defaults,
                         .max_positions = out->max_positions,
                         .context = context ? context : out->max_positions,
                         .attention = 1,
+                        .products = 1,
                         .whole = strcmp(defaults->kind, "default") != 0,
                         .nested = defaults->local};
     const struct rope_kind *kind = &rope_kinds[0];
@@ -343,6 +346,7 @@ int model_config_read_rope(const cJSON *root, const struct model_rope *defaults,
     if (!rc) rc = read_query_scale(&rope, defaults->query_scale, out, fault);
     if (!rc) rc = fill_freq(&rope, kind->scale, out->head_dim / 2, &out->inv_freq, fault);
     out->rope_scale = (float)rope.attention;
+    if (out->latent.rank) out->attend_scale *= (float)rope.products;
     if (!rc) rope_extend_positions(&rope, out);
     if (!rc && rope.nested)
         rc = read_local_rope(root, defaults->local_theta > 0 ? defaults->local_theta : rope.theta,

@@ -51,6 +51,36 @@ struct kern_attend_options model_attend_options(const struct model *model, int i
                                         .queries = c->per_layer[index].reads};
 }
 
+static struct kern_latent latent_of(const struct model *model, int index) {
+    const struct layer *layer = &model->layers[index];
+    struct kern_latent latent = model->config.latent;
+    latent.norm = layer->entry_norm;
+    latent.up_k = layer->up_k;
+    latent.up_v = layer->up_v;
+    return latent;
+}
+
+/* Leaves rows of scratch.qkv for latent attention. */
+static void project_latent(struct model *model, int index, const float *x, int rows) {
+    const struct model_config *c = &model->config;
+    const struct layer *layer = &model->layers[index];
+    const struct kern_latent latent = latent_of(model, index);
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    const float *in = x;
+    show(model, index, ROLE_LATENT_ENTRY, x, rows);
+    if (layer->q_down) {
+        kern->ops->matmul(kern, s->gates, x, layer->q_down, NULL, rows, KERN_SET);
+        kern->ops->rms_norm(kern, s->gates, s->gates, layer->q_down_norm, rows, c->q_rank,
+                            latent.eps);
+        in = s->gates;
+        show(model, index, ROLE_LATENT_Q_UP, in, rows);
+    }
+    kern->ops->matmul(kern, s->latent, in, layer->q_up, NULL, rows, KERN_SET);
+    kern->ops->matmul(kern, s->gates, x, layer->entry, NULL, rows, KERN_SET);
+    kern->ops->latent_in(kern, s->qkv, s->latent, s->gates, &latent, rows);
+}
+
 /* Appends the batch to the layer's streams and leaves attention's output in scratch.heads. */
 static void step_attention(struct model *model, int index, const struct kern_batch *batch) {
     const struct layer *layer = &model->layers[index];
@@ -59,15 +89,23 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     const struct kern_attend_options attend = model_attend_options(model, index);
     const int stored = model->config.per_layer[index].index;
     const float *log_beta = NULL, *x = normed(model, s->x, layer->attn_norm, batch->rows);
+    const bool latent = model->config.latent.rank > 0;
     show(model, index, ROLE_Q, x, batch->rows);
-    kern->ops->matmul(kern, s->qkv, x, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
+    if (latent)
+        project_latent(model, index, x, batch->rows);
+    else
+        kern->ops->matmul(kern, s->qkv, x, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
     if (layer->gate) {
         kern->ops->gate(kern, s->log_beta, x, layer->gate, batch->rows);
         log_beta = s->log_beta;
     }
     norm_and_rotate(model, index, batch);
     if (!attend.queries) kern->ops->write_kv(kern, stored, s->qkv, log_beta, batch);
-    kern->ops->attend(kern, stored, s->heads, s->qkv, batch, &attend);
+    kern->ops->attend(kern, stored, latent ? s->latent : s->heads, s->qkv, batch, &attend);
+    if (latent) {
+        const struct kern_latent its = latent_of(model, index);
+        kern->ops->latent_out(kern, s->heads, s->latent, &its, batch->rows);
+    }
     if (layer->attn_gate) {
         kern->ops->matmul(kern, s->gates, x, layer->attn_gate, NULL, batch->rows, KERN_SET);
         kern->ops->open_gates(kern, s->heads, s->gates, batch->rows, q_width(&model->config, index),

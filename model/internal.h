@@ -35,6 +35,10 @@ struct layer {
      * kern_mamba. `o` is the product of what comes out. */
     struct kern_weight *state_in, *state_rates;
     float *taps, *conv_bias, *decay, *state_bias, *skip, *state_norm;
+    /* Latent attention: products of what queries are made of, of queries, and of what is cached;
+     * for each head, [heads_q], host memory, those that keys and values would be. */
+    struct kern_weight *q_down, *q_up, *entry, **up_k, **up_v;
+    float *q_down_norm, *entry_norm;
 };
 
 /* Activations of one step, backend memory. */
@@ -44,10 +48,12 @@ struct scratch {
     float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim], or the product state_in */
     float *heads;      /* [rows_max, mixed_width] */
     float *gates;      /* [rows_max, heads_q * head_dim or 1 or rates_width] of attn_gate, of
-                          shared_gate, of state_rates */
+                          shared_gate, of state_rates; or of q_down and entry */
     float *gate_up;    /* [rows_max, 2 d_ff], or shared_ff where that is more */
     float *ff;         /* [rows_max, d_ff] */
     float *router;     /* [rows_max, experts] */
+    float *latent;     /* [rows_max, heads_q * the larger size of a query and of the vector that is
+                          cached] queries before their products, then what attention hands on */
     float *log_beta;   /* [rows_max, heads_kv] */
     float *each;       /* [rows_max, layers * each_embed] embeddings for each layer */
     float *each_in;    /* the same size: the product that is added to them */
@@ -93,7 +99,11 @@ static inline int kv_width(const struct model_config *c, int layer) {
     return c->per_layer[layer].heads_kv * c->per_layer[layer].head_dim;
 }
 static inline int qkv_width(const struct model_config *c, int layer) {
-    return q_width(c, layer) + 2 * kv_width(c, layer);
+    return q_width(c, layer) + (c->latent.rank ? 1 : 2) * kv_width(c, layer);
+}
+
+static inline int latent_query_dim(const struct model_config *c) {
+    return c->latent.still + c->latent.turned;
 }
 
 static inline bool holds_entries(const struct model_layer_config *layer) {
@@ -135,6 +145,7 @@ static inline int mixed_width(const struct model_config *c, int layer) {
     return mixer == MIXER_CONV    ? c->d_model
            : mixer == MIXER_DELTA ? delta_width(c)
            : mixer == MIXER_MAMBA ? mamba_width(c)
+           : c->latent.rank       ? c->heads_q * c->latent.dim_v
                                   : q_width(c, layer);
 }
 

@@ -147,7 +147,8 @@ static int rotary_row(const struct model_config *config, int to) {
 /* loader->order stays NULL where the files have rows as the backend takes them. */
 static int make_order(struct loader *loader) {
     const struct model_config *config = &loader->model->config;
-    if (!config->permuted_qk && config->rotary_dims == config->head_dim) return 0;
+    const bool all = config->rotary_dims == config->head_dim || config->latent.rank;
+    if (!config->permuted_qk && all) return 0;
     loader->order = mem_try_alloc((size_t)config->head_dim, sizeof *loader->order);
     if (!loader->order)
         return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for a table");
@@ -579,6 +580,79 @@ static int load_experts(struct loader *loader, int layer, const struct slot *slo
     return rc;
 }
 
+/* ---- A matrix for each head ---- */
+
+/* Where the head's matrix is: in a tensor of one matrix a head or, `joined`, in one that has rows
+ * for a head's keys, then for its values. There `up_k` is turned. */
+static int find_head(struct loader *loader, const char *name, enum role role, int head, bool joined,
+                     const struct kern_matrix *matrix, struct rows *rows) {
+    const struct kern_latent *latent = &loader->model->config.latent;
+    const int each = latent->still + latent->dim_v;
+    int rc = joined ? find_tensor(loader, name, 0, (int64_t)latent->heads * each, latent->rank,
+                                  true, &rows->tensor)
+                    : find_tensor(loader, name, latent->heads, matrix->rows, matrix->cols, true,
+                                  &rows->tensor);
+    if (!rc && rows->tensor->dtype == TENSOR_E4M3)
+        rc = fault_set(loader->fault, ERR_UNSUPPORTED, name,
+                       "type F8_E4M3 with a scale for each row is not supported here");
+    rows->first = (int64_t)head * (joined ? each : matrix->rows);
+    if (joined && role == ROLE_LATENT_V) rows->first += latent->still;
+    rows->count = !joined ? matrix->rows : role == ROLE_LATENT_K ? latent->still : latent->dim_v;
+    return rc;
+}
+
+/* `from`: [cols, rows] of the matrix. */
+static void turn_matrix(const struct kern_matrix *matrix, const char *from, char *to) {
+    const size_t size = kern_dtype_bytes(matrix->dtype);
+    const size_t rows = (size_t)matrix->rows, cols = (size_t)matrix->cols;
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < cols; c++, to += size) memcpy(to, from + (c * rows + r) * size, size);
+}
+
+static int load_head(struct loader *loader, int layer, const struct slot *slot, int head,
+                     struct kern_weight **out) {
+    const enum role role = slot->parts[0];
+    char name[TENSOR_NAME_MAX], other[TENSOR_NAME_MAX];
+    struct kern_matrix matrices[SLOT_PARTS_MAX] = {0}, *m = &matrices[0];
+    struct rows rows = {0};
+    tensor_shape(&loader->model->config, role, layer, &m->rows, &m->cols);
+    if (!loader->weights && loader->options->check_only) return 0;
+    if (!loader->weights) return load_random_matrix(loader, matrices, slot, layer, out);
+    name_of(loader, role, layer, name);
+    name_of(loader, role == ROLE_LATENT_K ? ROLE_LATENT_V : ROLE_LATENT_K, layer, other);
+    const bool joined = strcmp(name, other) == 0, turned = joined && role == ROLE_LATENT_K;
+    int rc = find_head(loader, name, role, head, joined, m, &rows);
+    if (rc || loader->options->check_only) return rc;
+    rows.blocks = !turned && in_blocks(loader, slot, layer);
+    m->dtype = rows_dtype(&rows);
+    if (rows.blocks) (void)block_dtype_of(rows.tensor, &m->dtype);
+    const size_t numbers = (size_t)(m->rows * m->cols);
+    char *room = room_of(&loader->rows, 2 * numbers, sizeof(float)), *at = room;
+    if (!room) return no_room_for(loader, name, (size_t)m->rows, (size_t)m->cols);
+    m->data = rows_at(&rows);
+    rc = read_rows(loader, name, &rows, &at, m);
+    if (rc) return rc;
+    char *other_half = room + numbers * sizeof(float);
+    if (turned) turn_matrix(m, m->data, other_half);
+    if (turned) m->data = other_half;
+    const size_t bytes = loaded_bytes(m, rows.tensor);
+    loader->read += rows_bytes(&rows);
+    rc = give_matrix(loader, name, matrices, slot, layer, out);
+    weights_release(loader->weights, rows_at(&rows), rows_bytes(&rows));
+    if (!rc) report_progress(loader, bytes);
+    return rc;
+}
+
+static int load_heads(struct loader *loader, int layer, const struct slot *slot,
+                      struct kern_weight ***out) {
+    const int heads = loader->model->config.heads_q;
+    int rc = 0;
+    *out = mem_try_alloc((size_t)heads, sizeof **out);
+    if (!*out) return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for a table");
+    for (int h = 0; h < heads && !rc; h++) rc = load_head(loader, layer, slot, h, &(*out)[h]);
+    return rc;
+}
+
 /* ---- Vectors ---- */
 
 /* Rows of `width` numbers each. */
@@ -679,6 +753,7 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
 static int load_slot(struct loader *loader, int layer, const struct slot *slot, void *owner) {
     void *member = (char *)owner + slot->offset;
     if (!slot->matrix) return load_vector(loader, layer, slot, member);
+    if (slot->heads) return load_heads(loader, layer, slot, member);
     return slot->experts ? load_experts(loader, layer, slot, member)
                          : load_matrix(loader, layer, slot, member);
 }
@@ -728,6 +803,7 @@ static int make_experts(struct loader *loader, struct layer *layer) {
                                            .scale = c->expert_scale,
                                            .groups = c->expert_groups,
                                            .groups_used = c->expert_groups_used,
+                                           .group_best = c->expert_group_best,
                                            .select_bias = layer->select_bias,
                                            .activation = c->activation,
                                            .gate_up = layer->expert_gate_up,

@@ -99,6 +99,11 @@ static int check_shape(const struct model *model, struct fault *fault) {
                          "%s models have layers with a recurrent state, which the %s backend does "
                          "not compute: serve it with --device cpu",
                          c->family, ops->name);
+    if (c->latent.rank && !(ops->latent_in && ops->latent_out))
+        return fault_set(fault, ERR_UNSUPPORTED, "model",
+                         "%s models have latent attention, which the %s backend does not compute: "
+                         "serve it with --device cpu and one rank",
+                         c->family, ops->name);
     if ((c->embeds_each || c->layer_scales) && !(ops->glu_apart && ops->scale))
         return fault_set(
             fault, ERR_UNSUPPORTED, "model",
@@ -119,6 +124,12 @@ static int open_scratch(struct model *model, struct fault *fault) {
         mixed = mixed_width(c, i) > mixed ? mixed_width(c, i) : mixed;
         gates = rates_width(c, i) > gates ? rates_width(c, i) : gates;
     }
+    int latent = c->latent.rank;
+    if (latent) {
+        gates = gates > c->q_rank ? gates : c->q_rank;
+        gates = gates > c->head_dim ? gates : c->head_dim;
+        latent = latent > latent_query_dim(c) ? latent : latent_query_dim(c);
+    }
     const struct {
         float **out;
         int rows, width;
@@ -131,6 +142,7 @@ static int open_scratch(struct model *model, struct fault *fault) {
         {&s->gate_up, model->rows_max, 2 * ff},
         {&s->ff, model->rows_max, ff},
         {&s->router, model->rows_max, c->experts},
+        {&s->latent, model->rows_max, c->heads_q * latent},
         {&s->each, model->rows_max, c->layers * c->each_embed},
         {&s->each_in, model->rows_max, c->layers * c->each_embed},
         {&s->last_each, model->logits_max, c->layers * c->each_embed},
@@ -226,17 +238,18 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     return rc;
 }
 
-static void close_experts(struct kern *kern, int count, struct kern_weight **experts) {
-    for (int e = 0; experts && e < count; e++)
-        if (experts[e]) kern->ops->weight_free(kern, experts[e]);
-    mem_free(experts);
+static void close_each(struct kern *kern, int count, struct kern_weight **each) {
+    for (int e = 0; each && e < count; e++)
+        if (each[e]) kern->ops->weight_free(kern, each[e]);
+    mem_free(each);
 }
 
-static void close_layer(struct kern *kern, int experts, struct layer *layer) {
+static void close_layer(struct kern *kern, const struct model_config *c, struct layer *layer) {
     struct kern_weight *matrices[] = {layer->qkv,         layer->o,        layer->attn_gate,
                                       layer->gate_up,     layer->down,     layer->router,
                                       layer->shared_gate, layer->state_in, layer->state_rates,
-                                      layer->each_gate,   layer->each_out};
+                                      layer->each_gate,   layer->each_out, layer->q_down,
+                                      layer->q_up,        layer->entry};
     float *vectors[] = {layer->attn_norm,        layer->attn_post_norm, layer->ffn_norm,
                         layer->ffn_post_norm,    layer->q_norm,         layer->k_norm,
                         layer->qkv_bias,         layer->o_bias,         layer->sinks,
@@ -244,7 +257,7 @@ static void close_layer(struct kern *kern, int experts, struct layer *layer) {
                         layer->expert_down_bias, layer->taps,           layer->decay,
                         layer->conv_bias,        layer->state_bias,     layer->skip,
                         layer->state_norm,       layer->v_norm,         layer->each_post_norm,
-                        layer->out_scale};
+                        layer->out_scale,        layer->q_down_norm,    layer->entry_norm};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         if (matrices[i]) kern->ops->weight_free(kern, matrices[i]);
     }
@@ -253,14 +266,16 @@ static void close_layer(struct kern *kern, int experts, struct layer *layer) {
     }
     if (layer->gate) kern->ops->gate_free(kern, layer->gate);
     if (layer->experts) kern->ops->experts_free(kern, layer->experts);
-    close_experts(kern, experts, layer->expert_gate_up);
-    close_experts(kern, experts, layer->expert_down);
+    close_each(kern, c->experts, layer->expert_gate_up);
+    close_each(kern, c->experts, layer->expert_down);
+    close_each(kern, c->heads_q, layer->up_k);
+    close_each(kern, c->heads_q, layer->up_v);
 }
 
 static void close_weights(struct model *model) {
     struct kern *kern = model->kern;
     for (int i = 0; model->layers && i < model->config.layers; i++)
-        close_layer(kern, model->config.experts, &model->layers[i]);
+        close_layer(kern, &model->config, &model->layers[i]);
     if (model->final_norm) kern->ops->mem_free(kern, model->final_norm);
     if (model->embed_norm) kern->ops->mem_free(kern, model->embed_norm);
     if (model->head && model->head != model->embed) kern->ops->weight_free(kern, model->head);
@@ -278,7 +293,8 @@ void model_close(struct model *model) {
     const struct scratch *s = &model->scratch;
     float *arrays[] = {s->gates,      s->x,      s->norm,   s->qkv,      s->heads,
                        s->gate_up,    s->ff,     s->router, s->log_beta, s->last_x,
-                       s->last_heads, s->logits, s->each,   s->each_in,  s->last_each};
+                       s->last_heads, s->logits, s->each,   s->each_in,  s->last_each,
+                       s->latent};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }

@@ -43,6 +43,13 @@ struct model_config {
     int conv_width;   /* tokens that a convolution sees, its own included; 0: none */
     struct kern_delta delta; /* sizes of gated delta rules; all 0: there is none */
     struct kern_mamba mamba; /* sizes of Mamba-2 layers, and eps; all 0: there is none */
+    /* Sizes of latent attention, and eps; all 0: there is none. heads_kv is 1 then, and head_dim
+     * that of what is cached. */
+    struct kern_latent latent;
+    int q_rank;                  /* numbers of the vector that queries are products of; 0: the inputs */
+    bool q_latent, q_from_input; /* with latent attention: q_rank is above 0; it is 0 */
+    /* A GGUF file joins up_k and up_v in one tensor, as directories do; gate and up of experts. */
+    bool latent_joined, experts_joined;
     bool conv_bias;          /* kern_mamba.conv_bias */
     bool mamba_names;        /* files name tensors as Granite 4-H's do */
     bool lfm2_names;         /* files name tensors as LFM2's do */
@@ -54,6 +61,7 @@ struct model_config {
     bool experts_normalised;           /* kern_experts_spec.normalise */
     bool experts_sigmoid, select_bias; /* kern_experts_spec.sigmoid, .select_bias */
     int expert_groups, expert_groups_used;
+    bool expert_group_best; /* kern_experts_spec.group_best */
     float expert_scale;
     bool shared_experts; /* routed layers have a dense network for every token, too */
     bool shared_gate;    /* times the sigmoid of a product of its inputs */

@@ -49,10 +49,22 @@ void random_vector(uint64_t *random, float *out, size_t count, float around) {
     for (size_t i = 0; i < count; i++) out[i] = around + random_number(random) / 4;
 }
 
+/* The matrices of a layer's latent attention. */
+static size_t latent_numbers(const struct model_config *c) {
+    const struct kern_latent *latent = &c->latent;
+    const size_t d = (size_t)c->d_model, heads = (size_t)c->heads_q, rank = (size_t)latent->rank;
+    const size_t query = heads * (size_t)latent_query_dim(c), down = (size_t)c->q_rank;
+    return (down ? down * (d + query) : d * query) + d * (rank + (size_t)latent->turned) +
+           heads * rank * (size_t)(latent->still + latent->dim_v) +
+           heads * (size_t)latent->dim_v * d;
+}
+
 size_t random_bytes(const struct model_config *c) {
     size_t d = (size_t)c->d_model, routed = (size_t)routed_layers(c);
     size_t layers = 0;
-    for (int l = 0; l < c->layers; l++) {
+    for (int l = 0; l < c->layers && c->latent.rank; l++)
+        layers += latent_numbers(c);
+    for (int l = 0; l < c->layers && !c->latent.rank; l++) {
         const bool gated = c->attn_gate && c->per_layer[l].mixer == MIXER_ATTENTION;
         layers += d * (size_t)(gated ? q_width(c, l) : 0);
         layers += d * (size_t)(taken_width(c, l) + rates_width(c, l) + mixed_width(c, l));

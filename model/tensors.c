@@ -38,7 +38,13 @@ enum width {
     WIDTH_MAMBA_STATES,
     WIDTH_MAMBA_CHANNELS,
     WIDTH_EACH, /* embeddings of one layer, and of all */
-    WIDTH_EACH_ALL
+    WIDTH_EACH_ALL,
+    WIDTH_MIXED, /* of all heads, what attention hands on */
+    WIDTH_LATENT_Q_DOWN,
+    WIDTH_LATENT_ENTRY,
+    WIDTH_LATENT,
+    WIDTH_LATENT_STILL,
+    WIDTH_LATENT_VALUE
 };
 
 /* Names of a role of Mamba-2. */
@@ -111,7 +117,7 @@ static const struct {
     [ROLE_O] = {{"self_attn.o_proj.weight", NULL,
                  "attn_output.weight", [NAMING_HF_LFM2] = "self_attn.out_proj.weight"},
                 WIDTH_MODEL,
-                WIDTH_Q,
+                WIDTH_MIXED,
                 true},
     [ROLE_O_BIAS] = {{"self_attn.o_proj.bias", NULL, "attn_output.bias"},
                      WIDTH_MODEL,
@@ -174,8 +180,8 @@ static const struct {
          WIDTH_MODEL,
          true},
     [ROLE_EXPERT_GATE] =
-        {{"mlp.experts.#.gate_proj.weight", NULL,
-          "ffn_gate_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w1.weight",
+        {{"mlp.experts.#.gate_proj.weight", NULL, "ffn_gate_exps.weight",
+          [NAMING_GGUF_EXPERTS_JOINED] = "ffn_gate_up_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w1.weight",
           [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
           [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
           [NAMING_HF_LFM2] = "feed_forward.experts.#.w1.weight",
@@ -185,8 +191,8 @@ static const struct {
          WIDTH_MODEL,
          true},
     [ROLE_EXPERT_UP] =
-        {{"mlp.experts.#.up_proj.weight", NULL,
-          "ffn_up_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w3.weight",
+        {{"mlp.experts.#.up_proj.weight", NULL, "ffn_up_exps.weight",
+          [NAMING_GGUF_EXPERTS_JOINED] = "ffn_gate_up_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w3.weight",
           [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
           [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
           [NAMING_HF_LFM2] = "feed_forward.experts.#.w3.weight",
@@ -353,6 +359,36 @@ static const struct {
                          WIDTH_MAMBA_OF_GROUP, true},
     [ROLE_MAMBA_OUT] = {MAMBA("mamba.out_proj.weight", "ssm_out.weight"), WIDTH_MODEL, WIDTH_MAMBA,
                         true},
+    [ROLE_LATENT_Q_DOWN] = {{"self_attn.q_a_proj.weight", NULL, "attn_q_a.weight"},
+                            WIDTH_LATENT_Q_DOWN,
+                            WIDTH_MODEL,
+                            true},
+    [ROLE_LATENT_Q_NORM] = {{"self_attn.q_a_layernorm.weight", NULL, "attn_q_a_norm.weight"},
+                            WIDTH_LATENT_Q_DOWN,
+                            WIDTH_NONE,
+                            true},
+    [ROLE_LATENT_Q_UP] = {{"self_attn.q_b_proj.weight", NULL, "attn_q_b.weight"},
+                          WIDTH_Q,
+                          WIDTH_LATENT_Q_DOWN,
+                          true},
+    [ROLE_LATENT_ENTRY] = {{"self_attn.kv_a_proj_with_mqa.weight", NULL, "attn_kv_a_mqa.weight"},
+                           WIDTH_LATENT_ENTRY,
+                           WIDTH_MODEL,
+                           true},
+    [ROLE_LATENT_NORM] = {{"self_attn.kv_a_layernorm.weight", NULL, "attn_kv_a_norm.weight"},
+                          WIDTH_LATENT,
+                          WIDTH_NONE,
+                          true},
+    [ROLE_LATENT_K] = {{"self_attn.kv_b_proj.weight", NULL,
+                        "attn_k_b.weight", [NAMING_GGUF_LATENT_JOINED] = "attn_kv_b.weight"},
+                       WIDTH_LATENT,
+                       WIDTH_LATENT_STILL,
+                       true},
+    [ROLE_LATENT_V] = {{"self_attn.kv_b_proj.weight", NULL,
+                        "attn_v_b.weight", [NAMING_GGUF_LATENT_JOINED] = "attn_kv_b.weight"},
+                       WIDTH_LATENT_VALUE,
+                       WIDTH_LATENT,
+                       true},
     [ROLE_ROUTER_BIAS] = {{"mlp.router.bias", NULL, "ffn_gate_inp.bias"},
                           WIDTH_EXPERTS,
                           WIDTH_NONE,
@@ -423,6 +459,8 @@ static const enum naming bases[NAMING_COUNT] = {
     [NAMING_GGUF_QWEN3_NEXT] = NAMING_GGUF_QWEN35,
     [NAMING_HF_GRANITE_HYBRID_DENSE] = NAMING_HF_GRANITE_HYBRID,
     [NAMING_GGUF_MAMBA] = NAMING_GGUF,
+    [NAMING_GGUF_LATENT_JOINED] = NAMING_GGUF,
+    [NAMING_GGUF_EXPERTS_JOINED] = NAMING_GGUF,
 }; /* NAMING_HF, which is 0, is that of the others */
 
 bool naming_is_gguf(enum naming naming) {
@@ -448,6 +486,8 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
                : config->qwen3_next_names     ? NAMING_GGUF_QWEN3_NEXT
                : config->qwen35_names         ? NAMING_GGUF_QWEN35
                : config->mamba_names          ? NAMING_GGUF_MAMBA
+               : config->latent_joined        ? NAMING_GGUF_LATENT_JOINED
+               : config->experts_joined       ? NAMING_GGUF_EXPERTS_JOINED
                                               : NAMING_GGUF;
     if (config->qwen35_names)
         return config->qwen3_next_names  ? NAMING_HF_QWEN3_NEXT
@@ -515,7 +555,8 @@ static int64_t width_of(const struct model_config *config, int layer, enum width
     case WIDTH_MODEL:
         return config->d_model;
     case WIDTH_Q:
-        return q_width(config, layer);
+        return config->latent.rank ? (int64_t)config->heads_q * latent_query_dim(config)
+                                   : q_width(config, layer);
     case WIDTH_KV:
         return kv_width(config, layer);
     case WIDTH_Q_NORM:
@@ -562,6 +603,18 @@ static int64_t width_of(const struct model_config *config, int layer, enum width
         return config->mamba.groups ? mamba_width(config) / config->mamba.groups : 0;
     case WIDTH_MAMBA_STATES:
         return (int64_t)config->mamba.groups * config->mamba.dim_state;
+    case WIDTH_MIXED:
+        return mixed_width(config, layer);
+    case WIDTH_LATENT_Q_DOWN:
+        return config->q_rank;
+    case WIDTH_LATENT_ENTRY:
+        return config->latent.rank + config->latent.turned;
+    case WIDTH_LATENT:
+        return config->latent.rank;
+    case WIDTH_LATENT_STILL:
+        return config->latent.still;
+    case WIDTH_LATENT_VALUE:
+        return config->latent.dim_v;
     case WIDTH_MAMBA_CHANNELS:
         return mamba_width(config) + (int64_t)2 * config->mamba.groups * config->mamba.dim_state;
     }
@@ -680,6 +733,22 @@ const struct slot layer_slots[] = {
      .source = SLOT_K, GROUPS(heads_kv)},
     {MATRIX(layer, qkv, ROWS, ROLE_Q), .count = 1, .layers = SLOT_ATTENTION, .source = SLOT_READS,
      GROUPS(heads_kv)},
+    {MATRIX(layer, q_down, ROWS, ROLE_LATENT_Q_DOWN), .count = 1, .layers = SLOT_ATTENTION,
+     .source = SLOT_LATENT, WANTED(q_latent)},
+    {VECTOR(layer, q_down_norm, true, ROLE_LATENT_Q_NORM), .count = 1, .layers = SLOT_ATTENTION,
+     .source = SLOT_LATENT, WANTED(q_latent)},
+    {MATRIX(layer, q_up, ROWS, ROLE_LATENT_Q_UP), .count = 1, .layers = SLOT_ATTENTION,
+     .source = SLOT_LATENT, WANTED(q_latent)},
+    {MATRIX(layer, q_up, ROWS, ROLE_Q), .count = 1, .layers = SLOT_ATTENTION,
+     .source = SLOT_LATENT, WANTED(q_from_input)},
+    {MATRIX(layer, entry, ROWS, ROLE_LATENT_ENTRY), .count = 1, .layers = SLOT_ATTENTION,
+     .source = SLOT_LATENT},
+    {VECTOR(layer, entry_norm, true, ROLE_LATENT_NORM), .count = 1, .layers = SLOT_ATTENTION,
+     .source = SLOT_LATENT},
+    {MATRIX(layer, up_k, NONE, ROLE_LATENT_K), .count = 1, .heads = true, .layers = SLOT_ATTENTION,
+     .source = SLOT_LATENT},
+    {MATRIX(layer, up_v, NONE, ROLE_LATENT_V), .count = 1, .heads = true, .layers = SLOT_ATTENTION,
+     .source = SLOT_LATENT},
     {VECTOR(layer, qkv_bias, false, ROLE_Q_BIAS, ROLE_K_BIAS, ROLE_V_BIAS), .count = 3,
      .layers = SLOT_ATTENTION, WANTED(qkv_bias)},
     {VECTOR(layer, q_norm, true, ROLE_Q_NORM), .count = 1, .layers = SLOT_ATTENTION,
@@ -765,6 +834,8 @@ bool slot_wanted(const struct slot *slot, const struct model_config *config, int
     const struct model_layer_config *its = &config->per_layer[layer];
     const bool by_experts = slot->layers == SLOT_DENSE || slot->layers == SLOT_ROUTED;
     if (by_experts && its->routed != (slot->layers == SLOT_ROUTED)) return false;
+    if (slot->source == SLOT_LATENT ? !config->latent.rank : slot->source && config->latent.rank)
+        return false;
     if (slot->source == SLOT_READS ? !its->reads : slot->source && its->reads) return false;
     if (slot->source == SLOT_K ? !its->keys_are_values
                                : slot->source == SLOT_KV && its->keys_are_values)

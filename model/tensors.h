@@ -33,6 +33,8 @@ enum naming {
     NAMING_HF_GRANITE_HYBRID_DENSE, /* the network beside experts is the only one */
     NAMING_GGUF_MAMBA,
     NAMING_HF_GEMMA4,
+    NAMING_GGUF_LATENT_JOINED,
+    NAMING_GGUF_EXPERTS_JOINED,
     NAMING_COUNT
 };
 
@@ -99,6 +101,13 @@ enum role {
     ROLE_MAMBA_SKIP,
     ROLE_MAMBA_NORM, /* a vector here, and in some files a row for each group */
     ROLE_MAMBA_OUT,
+    ROLE_LATENT_Q_DOWN, /* what queries are products of, and its norm; queries of it */
+    ROLE_LATENT_Q_NORM,
+    ROLE_LATENT_Q_UP,
+    ROLE_LATENT_ENTRY, /* what is cached, and the norm of its vector */
+    ROLE_LATENT_NORM,
+    ROLE_LATENT_K, /* one for each head: struct kern_latent's up_k and up_v */
+    ROLE_LATENT_V,
     ROLE_ROUTER,
     ROLE_ROUTER_BIAS,
     ROLE_SELECT_BIAS,
@@ -176,8 +185,9 @@ enum slot_source {
     SLOT_ANY,
     SLOT_KV,   /* with keys and values of their own */
     SLOT_K,    /* with keys of their own, which are their values, too */
-    SLOT_OWN,  /* either of both */
-    SLOT_READS /* with those of another layer */
+    SLOT_OWN,   /* either of both */
+    SLOT_READS, /* with those of another layer */
+    SLOT_LATENT /* with latent attention, which has none of those before */
 };
 
 /* A member of struct layer (in_layer) or struct model: tensors joined by rows into a matrix, or
@@ -186,6 +196,7 @@ struct slot {
     size_t offset; /* offset of the pointer: struct kern_weight *, of experts **, or float * */
     bool matrix;
     bool experts; /* a matrix for each expert; a vector of all experts, one behind another */
+    bool heads;   /* a matrix for each query head */
     enum slot_layers layers;
     enum slot_source source;
     enum role parts[SLOT_PARTS_MAX];

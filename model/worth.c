@@ -247,6 +247,9 @@ int worth_open(struct kern *kern, struct model *model, const struct worth_option
         return fault_set(fault, ERR_UNSUPPORTED, "model",
                          "gates cannot be fitted to models that gate attention's output, or scale "
                          "what layers hand on");
+    if (model->config.latent.rank)
+        return fault_set(fault, ERR_UNSUPPORTED, "model",
+                         "gates cannot be fitted to models with latent attention");
     if (!kern->ops->worth)
         return fault_set(fault, ERR_UNSUPPORTED, "device",
                          "the %s backend does not measure what entries are worth; use device cpu "

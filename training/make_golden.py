@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoTokenizer, Dots1Config, Dots1ForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
+from transformers import (AutoTokenizer, DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM,
+                          Mistral4Config, Mistral4ForCausalLM, Dots1Config, Dots1ForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
                           MiniMaxM2Config, MiniMaxM2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Exaone4Config,
                           Exaone4ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM, GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM,
@@ -552,6 +553,62 @@ def gemma4dense(out):
     publish(d, per_layer_config=None, global_head_dim=16, num_global_key_value_heads=4)
 
 
+# Latent attention: heads of 20 numbers, of which 8 rotate, results of 10, entries of 24 + 8.
+LATENT = {**NARROW, "num_key_value_heads": 4, "intermediate_size": 24, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10,
+          "moe_intermediate_size": 12, "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1, "tie_word_embeddings": True}
+YARN = {"rope_theta": 10000.0, "factor": 8.0, "beta_fast": 4, "beta_slow": 1, "original_max_position_embeddings": 64}
+
+
+def latent(model, seed):
+    """select, with attention that distinguishes entries: the vector that they are made of has 24 numbers."""
+    for name, p in select(model, seed).named_parameters():
+        if "kv_b_proj" in name:
+            p.data *= 1.5
+    return model
+
+
+def deepseekv2(out):
+    """bf16, as V2: queries by a vector of their own; groups by their best expert; yarn with a factor on attention's products."""
+    c = DeepseekV2Config(**LATENT, q_lora_rank=20, n_shared_experts=2, topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=3.0,
+                         norm_topk_prob=False, rope_parameters={"rope_type": "yarn", "mscale": 0.707, "mscale_all_dim": 0.707, **YARN})
+    d = out / "deepseekv2"
+    latent(DeepseekV2ForCausalLM(c), 101).bfloat16().save_pretrained(d)
+    old_spelling(d, 10000.0, {"type": "yarn", "mscale": 0.707, "mscale_all_dim": 0.707, **{k: v for k, v in YARN.items() if k != "rope_theta"}})
+    publish(d, moe_layer_freq=1, scoring_func="softmax", ep_size=1)
+
+
+def deepseekv2lite(out):
+    """bf16, as V2-Lite: queries of the layer's inputs, no groups."""
+    c = DeepseekV2Config(**{**LATENT, "num_hidden_layers": 2}, q_lora_rank=None, n_shared_experts=1, topk_method="greedy", n_group=1, topk_group=1,
+                         rope_parameters={"rope_type": "yarn", "mscale": 0.707, "mscale_all_dim": 0.707, **YARN})
+    latent(DeepseekV2ForCausalLM(c), 102).bfloat16().save_pretrained(out / "deepseekv2lite")
+
+
+def deepseekv3(out):
+    """bf16, as V3: sigmoids, biases that select, groups by their two best; a layer that predicts further tokens behind the last."""
+    c = DeepseekV3Config(**LATENT, q_lora_rank=20, n_shared_experts=1, n_group=4, topk_group=2, routed_scaling_factor=2.5, norm_topk_prob=True, num_mtp_layers=0,
+                         rope_parameters={"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, **YARN})
+    d = out / "deepseekv3"
+    save_with_bias(latent(DeepseekV3ForCausalLM(c), 103), d)
+    t = load_file(d / "model.safetensors")
+    t["model.layers.3.self_attn.o_proj.weight"] = torch.ones(32, 40).bfloat16()
+    save_file(t, d / "model.safetensors", metadata={"format": "pt"})
+
+
+def glm4moelite(out):
+    """f32, as GLM-4.7-Flash: as V3 without groups; an epsilon of its own; rotation of numbers half a head apart, factors on cosine and sine."""
+    c = Glm4MoeLiteConfig(**{k: v for k, v in LATENT.items() if k != "first_k_dense_replace"}, q_lora_rank=20, n_shared_experts=1, routed_scaling_factor=1.8,
+                          rms_norm_eps=1e-2, rope_interleave=False, rope_parameters={"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.5, **YARN})
+    latent(Glm4MoeLiteForCausalLM(c), 104).save_pretrained(out / "glm4moelite")
+
+
+def mistral4(out):
+    """bf16, as Mistral Small 4: a softmax, every layer routed; queries grow with every original context that lies before them."""
+    c = Mistral4Config(**{**LATENT, "num_hidden_layers": 2, "first_k_dense_replace": 0}, q_lora_rank=20, n_shared_experts=1,
+                       rope_parameters={"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, **YARN})
+    latent(Mistral4ForCausalLM(c), 105).bfloat16().save_pretrained(out / "mistral4")
+
+
 def publish(d, **fields):
     """Fields as published files have them; None: none."""
     path = d / "config.json"
@@ -577,7 +634,8 @@ def save_with_bias(model, d):
 
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
             ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2, lfm2,
-            lfm2moe, qwen3next, qwen35, qwen35moe, granitehybrid, granitehybriddense, gemma4, gemma4dense)
+            lfm2moe, qwen3next, qwen35, qwen35moe, granitehybrid, granitehybriddense, gemma4, gemma4dense, deepseekv2, deepseekv2lite, deepseekv3, glm4moelite,
+            mistral4)
 
 
 def random_prompts():
@@ -640,7 +698,7 @@ def main():
             d = a.out / make.__name__
             (d / "generation_config.json").unlink(missing_ok=True)
             golden(d, d, random_prompts(), 24)
-            if make is glm4moe:
+            if make in (glm4moe, deepseekv3):
                 add_mtp(d)
     if a.model:
         golden(a.out / a.model.name, a.model, chat_prompts(a.model), 24)

@@ -32,6 +32,9 @@ static struct fault rule_obstacle(const struct sched_kv *rules, const struct ker
     if (rules->unrotated && rule->merge == KERN_MERGE_CLASSES)
         fault_set(&why, ERR_UNSUPPORTED, "",
                   "the layers of the model do not all rotate keys alike");
+    else if (rules->latent && rule->merge != KERN_MERGE_NONE)
+        fault_set(&why, ERR_UNSUPPORTED, "",
+                  "the model's keys hold its values, which cannot be merged apart");
     else
         (void)rules->rule_check(rule, &why);
     return why;

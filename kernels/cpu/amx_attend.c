@@ -42,7 +42,7 @@ struct room {
 };
 
 static bool fits(const struct kern_cache_options *o) {
-    if (o->heads) return false; /* known ones are larger, too */
+    if (o->heads || o->latent) return false; /* known ones are larger, too */
     if (row_scaled(o->dtype)) return o->head_dim == 64 || o->head_dim == 128;
     return (o->dtype == KERN_BF16 || o->dtype == KERN_E4M3) &&
            (o->head_dim == 32 || o->head_dim == 64 || o->head_dim == 128);

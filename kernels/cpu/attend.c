@@ -75,7 +75,8 @@ struct step_job {
 
 /* `queries`: of rows that have no others. */
 static size_t qkv_stride(const struct cpu_layer *layer, bool queries) {
-    return (size_t)(layer->heads_q + (queries ? 0 : 2 * layer->heads_kv)) * (size_t)layer->head_dim;
+    const int each = queries ? 0 : layer->latent ? 1 : 2;
+    return (size_t)(layer->heads_q + each * layer->heads_kv) * (size_t)layer->head_dim;
 }
 
 /* ---- Rotation ---- */
@@ -112,13 +113,13 @@ static const float *row_angles(const struct step_job *job, int64_t row, int half
 static void rotate_row(const struct step_job *job, int64_t row) {
     const struct cpu_layer *l = job->shape;
     const struct cpu_kernels *kernels = job->cpu->kernels;
-    const int half = l->head_dim / 2, keys = job->rope->queries ? 0 : l->heads_kv;
+    const int half = (l->head_dim - l->latent) / 2, keys = job->rope->queries ? 0 : l->heads_kv;
     const float *cosine = row_angles(job, row, half);
     float *x = job->qkv + (size_t)row * job->stride;
     const struct kern_query_scale *by = &job->rope->query_scale;
     for (int head = 0; head < l->heads_q + keys; head++, x += l->head_dim)
-        kernels->rope(x, half, cosine, cosine + half, head < l->heads_q ? job->q_norm : job->k_norm,
-                      job->eps);
+        kernels->rope(x + l->latent, half, cosine, cosine + half,
+                      head < l->heads_q ? job->q_norm : job->k_norm, job->eps);
     for (int head = 0; head < keys && job->rope->v_norm; head++, x += l->head_dim)
         kernels->rms_norm(x, x, job->rope->v_norm, l->head_dim, job->eps);
     if (by->beta == 0) return;
@@ -142,7 +143,8 @@ void cpu_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float
     CHECK(cpu->has_cache);
     const struct cpu_layer *layer = &cpu->cache.layers[rope->layer];
     const size_t stride = qkv_stride(layer, rope->queries);
-    reserve_angles(cpu, batch->rows, layer->head_dim, rope);
+    CHECK(!layer->latent || (!q_norm && !k_norm && !rope->v_norm));
+    reserve_angles(cpu, batch->rows, layer->head_dim - layer->latent, rope);
     struct step_job job = {.cpu = cpu,
                            .batch = batch,
                            .rows = cpu_rows(cpu, batch),
@@ -280,7 +282,7 @@ static void write_row(const struct step_job *job, int64_t row) {
         uint32_t page = stream.pages[entry / l->page_slots];
         int slot = entry % l->page_slots;
         write_entry(job->cpu, l, page, false, slot, k);
-        write_entry(job->cpu, l, page, true, slot, v);
+        if (!l->latent) write_entry(job->cpu, l, page, true, slot, v);
         cpu_cache_log_beta(cache, page)[slot] =
             job->log_beta ? job->log_beta[row * l->heads_kv + head] : 0.0f;
     }
@@ -447,7 +449,7 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
                             .pos = span->pos,
                             .sliding_window = job->sliding_window};
     if (rule_classes(span->rule)) {
-        size_t width = (size_t)job->group * (size_t)job->head_dim;
+        size_t width = (size_t)job->group * (size_t)job->value_dim;
         mass.members = cpu_cache_members(job->cache, span->slot, job->shape->first + head);
         mass.positions = span->rule->classes.positions;
         mass.out_stride = (size_t)job->heads_kv * width;
@@ -489,6 +491,7 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                                  .shape = shape,
                                  .heads_kv = shape->heads_kv,
                                  .head_dim = shape->head_dim,
+                                 .value_dim = cpu_value_dim(shape),
                                  .group = shape->shard.queries,
                                  .query = shape->shard.query_first,
                                  .heads = shape->group,

@@ -29,21 +29,23 @@ struct page_shape {
     int slots, least; /* entries of a page; of all layers the most and the least */
 };
 
-static struct page_shape page_shape_of(enum kern_dtype dtype, int head_dim) {
+static struct page_shape page_shape_of(const struct kern_cache_options *options, int head_dim) {
+    const enum kern_dtype dtype = options->dtype;
+    const size_t rows = options->latent ? 1 : 2; /* of an entry */
     struct page_shape shape = {.row_size = row_code_bytes(dtype, head_dim)};
-    size_t slots = CPU_PAGE_BYTES / (2 * shape.row_size);
+    size_t slots = CPU_PAGE_BYTES / (rows * shape.row_size);
     if (slots < 1) slots = 1;
     shape.slots = (int)slots;
-    shape.size = round_up(2 * slots * (shape.row_size + row_factor_bytes(dtype)), 64);
+    shape.size = round_up(rows * slots * (shape.row_size + row_factor_bytes(dtype)), 64);
     shape.least = shape.slots;
     return shape;
 }
 
 /* The same of all layers: pages have the size that the largest need. */
 static struct page_shape page_shape_of_all(const struct kern_cache_options *options) {
-    struct page_shape all = page_shape_of(options->dtype, options->head_dim);
+    struct page_shape all = page_shape_of(options, options->head_dim);
     for (int i = 0; i < options->layers && options->heads; i++) {
-        const struct page_shape shape = page_shape_of(options->dtype, options->heads[i].dim);
+        const struct page_shape shape = page_shape_of(options, options->heads[i].dim);
         if (shape.size > all.size) all.size = shape.size;
         if (shape.slots > all.slots) all.slots = shape.slots;
         if (shape.slots < all.least) all.least = shape.slots;
@@ -79,6 +81,13 @@ static int check_options(const struct kern_cache_options *options, struct fault 
     if (options->layers < 1 || options->heads_kv < 1 || options->head_dim < 1)
         return fault_set(fault, ERR_INVALID, "cache",
                          "layers, heads and head_dim must be positive");
+    if (scaled && options->latent)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
+                         "q8 and q4 do not hold latent vectors, whose numbers are keys and values: "
+                         "f32, bf16 and fp8 do");
+    if (options->latent < 0 || options->latent >= options->head_dim || options->latent % 2)
+        return fault_set(fault, ERR_INVALID, "cache", "a latent vector of %d in keys of %d",
+                         options->latent, options->head_dim);
     if (scaled && options->head_dim > ROW_DIM_MAX)
         return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
                          "q8 and q4 hold heads of up to %d numbers; this model's have %d",
@@ -128,7 +137,7 @@ static size_t work_size(const struct cpu_cache *cache) {
 static struct cpu_layer layer_of_model(const struct comm *comm,
                                        const struct kern_cache_options *whole, int layer) {
     const struct kern_heads heads = kern_heads_of(whole, layer);
-    const struct page_shape page = page_shape_of(whole->dtype, heads.dim);
+    const struct page_shape page = page_shape_of(whole, heads.dim);
     const struct shard_heads shard = shard_heads(comm, whole->heads_q, heads.kv);
     return (struct cpu_layer){.heads_kv = shard.heads_kv,
                               .heads_model = heads.kv,
@@ -136,6 +145,7 @@ static struct cpu_layer layer_of_model(const struct comm *comm,
                               .group = whole->heads_q / heads.kv,
                               .shard = shard,
                               .head_dim = heads.dim,
+                              .latent = whole->latent,
                               .page_slots = page.slots,
                               .row_size = page.row_size};
 }
@@ -413,6 +423,7 @@ void cpu_cache_wide_row(const struct cpu_cache *cache, const struct cpu_layer *l
 void cpu_cache_store_row(const struct cpu_cache *cache, const struct cpu_layer *layer,
                          uint32_t page, bool values, int at, const float *from) {
     const enum kern_dtype dtype = cache->options.dtype;
+    CHECK(!values || !layer->latent);
     char *row = (char *)(values ? cpu_cache_v(cache, layer, page) : cpu_cache_k(cache, page)) +
                 (size_t)at * layer->row_size;
     if (row_scaled(dtype))

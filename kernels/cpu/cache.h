@@ -58,7 +58,12 @@ struct cpu_rows {
     const uint16_t *factors; /* [rows], in a dtype with factors */
     int dim;
     enum kern_dtype dtype;
+    int stride; /* numbers from one row to the next; 0: dim */
 };
+
+static inline int cpu_rows_stride(const struct cpu_rows *rows) {
+    return rows->stride ? rows->stride : rows->dim;
+}
 
 /* The arithmetic of observing attention, comparing keys and converting rows: one table per path of
  * the CPU backend; cpu_math_plain (double sums in ascending order) otherwise. */
@@ -107,6 +112,7 @@ struct cpu_layer {
     int heads_q, group;
     struct shard_heads shard;
     int head_dim;
+    int latent;      /* kern_cache_options */
     int page_slots;  /* P */
     size_t row_size; /* bytes of one key or value, without its factor */
     size_t query;    /* numbers in a slot's ring before this layer's */
@@ -323,6 +329,11 @@ struct cpu_work {
 };
 struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker);
 
+/* Numbers of a value, and those in front of a key that do not rotate. */
+static inline int cpu_value_dim(const struct cpu_layer *layer) {
+    return layer->latent ? layer->latent : layer->head_dim;
+}
+
 static inline const struct cpu_layer *cpu_cache_layer(const struct cpu_cache *cache, int stream) {
     return &cache->layers[cache->layer_of[stream]];
 }
@@ -472,14 +483,15 @@ struct cpu_mass {
 };
 void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass, int worker);
 
-/* First key and first value of a page: [P][D] each. */
+/* First key and first value of a page: [P][D] each, or the same where keys hold the values. */
 static inline void *cpu_cache_k(const struct cpu_cache *cache, uint32_t page) {
     return cache->pool + page * cache->page_size;
 }
 
 static inline void *cpu_cache_v(const struct cpu_cache *cache, const struct cpu_layer *layer,
                                 uint32_t page) {
-    return cache->pool + page * cache->page_size + (size_t)layer->page_slots * layer->row_size;
+    const size_t keys = layer->latent ? 0 : (size_t)layer->page_slots * layer->row_size;
+    return cache->pool + page * cache->page_size + keys;
 }
 
 /* First factor of a page's keys or values; meaningless in a dtype without factors. */
@@ -498,7 +510,8 @@ static inline struct cpu_rows cpu_cache_rows(const struct cpu_cache *cache,
     const char *rows = values ? cpu_cache_v(cache, layer, page) : cpu_cache_k(cache, page);
     return (struct cpu_rows){.at = rows + (size_t)first * layer->row_size,
                              .factors = cpu_cache_factors(cache, layer, page, values) + first,
-                             .dim = layer->head_dim,
+                             .stride = layer->head_dim,
+                             .dim = values ? cpu_value_dim(layer) : layer->head_dim,
                              .dtype = cache->options.dtype};
 }
 
@@ -552,8 +565,9 @@ static inline void cpu_cache_move_entry(struct cpu_cache *cache, const struct cp
     const size_t row = layer->row_size, to = (size_t)to_slot * row, from = (size_t)from_slot * row;
     memcpy((char *)cpu_cache_k(cache, to_page) + to, (char *)cpu_cache_k(cache, from_page) + from,
            row);
-    memcpy((char *)cpu_cache_v(cache, layer, to_page) + to,
-           (char *)cpu_cache_v(cache, layer, from_page) + from, row);
+    if (!layer->latent)
+        memcpy((char *)cpu_cache_v(cache, layer, to_page) + to,
+               (char *)cpu_cache_v(cache, layer, from_page) + from, row);
     for (int values = 0; values < 2 && row_scaled(cache->options.dtype); values++)
         cpu_cache_factors(cache, layer, to_page, values)[to_slot] =
             cpu_cache_factors(cache, layer, from_page, values)[from_slot];

@@ -96,7 +96,7 @@ void cpu_classes_logits(const struct cpu_cache *cache, const struct cpu_classes 
             cpu_cache_rotate(cache, turned, dim);
         }
         cache->math->dots(work->logits + first, work->stride, q, lanes,
-                          (struct cpu_rows){work->turned, NULL, dim, KERN_F32}, n);
+                          (struct cpu_rows){work->turned, NULL, dim, KERN_F32, dim}, n);
     }
 }
 
@@ -202,7 +202,7 @@ static void meet(const struct join *m, const int32_t *gone, int lanes, const int
         unit_rows(m, values, centres, count, rows);
         m->cache->math->dots(cosines[values], CPU_ROWS_BLOCK,
                              values ? m->work.turned : m->work.rows, lanes,
-                             (struct cpu_rows){rows, NULL, m->dim, KERN_F32}, count);
+                             (struct cpu_rows){rows, NULL, m->dim, KERN_F32, m->dim}, count);
     }
     for (int j = 0; j < count; j++)
         for (int l = 0; l < lanes; l++) {

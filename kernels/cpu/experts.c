@@ -125,7 +125,7 @@ static void close_groups(const struct kern_experts_spec *spec, float *by) {
             second = by[e] > first ? first : by[e] > second ? by[e] : second;
             first = by[e] > first ? by[e] : first;
         }
-        sums[g] = first + second;
+        sums[g] = spec->group_best ? first : first + second;
     }
     for (int k = 0; k < spec->groups_used; k++) {
         int best = -1;

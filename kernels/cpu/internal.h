@@ -122,13 +122,13 @@ struct cpu_matmul_job {
 struct cpu_attend_job {
     const struct cpu_cache *cache;
     const struct kern_batch *batch;
-    int layer, heads_kv, head_dim;
+    int layer, heads_kv, head_dim, value_dim;
     const struct cpu_layer *shape; /* the same layer */
     int group;                     /* query heads per KV head that attend */
     int query, heads; /* first of these heads, and the number of heads in a row of qkv */
     const float *qkv; /* [rows][qkv_stride] */
     size_t qkv_stride;
-    float *out;         /* [rows][heads_kv * group * head_dim] */
+    float *out;         /* [rows][heads_kv * group * value_dim] */
     float scale, cap;   /* as in kern_attend_options */
     const float *sinks; /* one for each query head of this rank, or NULL */
     int sliding_window;
@@ -155,7 +155,7 @@ static inline float *cpu_attend_out(const struct cpu_attend_job *job,
     size_t row = (size_t)job->batch->spans[item->span].row + (size_t)token;
     return job->out +
            ((row * (size_t)job->heads_kv + (size_t)item->head) * (size_t)job->group + (size_t)j) *
-               (size_t)job->head_dim;
+               (size_t)job->value_dim;
 }
 
 /* The largest logit and the sum of weights, relative to it, of a lane that has met no entry: those
@@ -311,6 +311,15 @@ void cpu_weight_numbers(const struct kern_weight *weight, int64_t row, float *ou
 void cpu_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
                 const float *bias, int rows, enum kern_matmul_mode mode);
 int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight);
+/* y[r, h] = W[h] x[r, h] of matrices of one shape, KERN_SHARD_NONE. */
+struct cpu_heads {
+    struct kern_weight *const *weights; /* [count] */
+    int count, rows;
+    const float *x;
+    float *y;
+    int64_t x_row, x_head, y_row, y_head; /* numbers from one row, and from one head, to the next */
+};
+void cpu_matmul_heads(struct cpu *cpu, const struct cpu_heads *heads);
 
 /* gate.c */
 int cpu_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
@@ -397,6 +406,12 @@ static inline void cpu_copy_columns(float *to, const float *from, int count) {
 static inline float cpu_softplus(float x) {
     return x > 20 ? x : log1pf(expf(x));
 }
+
+/* latent.c */
+void cpu_latent_in(struct kern *kern, float *qkv, const float *q, const float *entries,
+                   const struct kern_latent *latent, int rows);
+void cpu_latent_out(struct kern *kern, float *y, const float *x, const struct kern_latent *latent,
+                    int rows);
 
 /* worth.c: kern_ops.worth, of an instance that is its model's only rank. */
 int cpu_worth(struct kern *kern, int layer, const struct kern_worth *worth, const float *heads,

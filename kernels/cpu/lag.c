@@ -24,11 +24,11 @@ static const float *wide(const struct part *p, bool values, int32_t index) {
 }
 
 /* The least and the largest number of each dimension in the next part. */
-static void find_bounds(const struct part *p, bool values) {
+static void find_bounds(const struct part *p, bool values, int dim) {
     for (int32_t i = p->first + p->count; i < p->first + 2 * p->count; i++) {
         const float *row = wide(p, values, i);
         bool is_first = i == p->first + p->count;
-        for (int d = 0; d < p->dim; d++) {
+        for (int d = 0; d < dim; d++) {
             if (is_first || row[d] < p->low[d]) p->low[d] = row[d];
             if (is_first || row[d] > p->high[d]) p->high[d] = row[d];
         }
@@ -36,26 +36,27 @@ static void find_bounds(const struct part *p, bool values) {
 }
 
 /* The unbiased standard deviation, over the dimensions, of the row within the bounds. */
-static double deviation(const struct part *p, const float *row) {
+static double deviation(const struct part *p, const float *row, int dim) {
     double sum = 0, squares = 0;
     for (int pass = 0; pass < 2; pass++)
-        for (int d = 0; d < p->dim; d++) {
+        for (int d = 0; d < dim; d++) {
             double range = (double)p->high[d] - (double)p->low[d];
             double x = range > 0 ? ((double)row[d] - (double)p->low[d]) / range : 0;
             if (pass == 0)
-                sum += x / p->dim;
+                sum += x / dim;
             else
                 squares += (x - sum) * (x - sum);
         }
-    return p->dim > 1 ? sqrt(squares / (p->dim - 1)) : 0;
+    return dim > 1 ? sqrt(squares / (dim - 1)) : 0;
 }
 
 /* Adds the part's scores of keys or values: a softmax of the deviations. */
 static void add_scores(const struct part *p, bool values, double *deviations, double *scores) {
+    const int dim = values ? cpu_value_dim(p->stream->layer) : p->dim;
     double most = -INFINITY, sum = 0;
-    find_bounds(p, values);
+    find_bounds(p, values, dim);
     for (int32_t i = 0; i < p->count; i++) {
-        deviations[i] = deviation(p, wide(p, values, p->first + i));
+        deviations[i] = deviation(p, wide(p, values, p->first + i), dim);
         most = fmax(most, deviations[i]);
     }
     for (int32_t i = 0; i < p->count; i++) sum += exp(deviations[i] - most);

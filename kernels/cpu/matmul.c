@@ -81,23 +81,27 @@ static struct cpu_x_block *rounded_blocks(const struct cpu *cpu, const struct ke
     return (struct cpu_x_block *)(void *)((char *)cpu->packed.mem + codes);
 }
 
+static void round_piece(const struct cpu_block_kernels *k, const struct cpu_matmul_job *job, int i,
+                        char *all_codes, struct cpu_x_block *all_blocks) {
+    const struct kern_weight *w = job->weight;
+    const int64_t places = cpu_x_places(w, job->wide);
+    const int64_t bytes = KERN_BLOCK * (int64_t)(job->wide ? 2 : 1);
+    const struct cpu_piece piece = cpu_piece_of(job->rows, k->rows, i);
+    char *codes = all_codes + bytes * piece.row * places;
+    struct cpu_x_block *blocks = all_blocks + piece.row * places;
+    for (int r = 0; r < piece.rows; r++)
+        k->round_row(w, job->x + (piece.row + r) * w->cols, job->wide, codes + bytes * r,
+                     blocks + r, piece.rows);
+}
+
 static void round_pieces(void *arg, int worker) {
     (void)worker;
     struct pass *pass = arg;
     struct cpu *cpu = pass->cpu;
-    const struct cpu_block_kernels *k = cpu->block_kernels;
-    const struct kern_weight *w = pass->job.weight;
-    const bool wide = pass->job.wide;
-    const int64_t places = cpu_x_places(w, wide), bytes = KERN_BLOCK * (int64_t)(wide ? 2 : 1);
     int64_t end;
-    for (int64_t i; (i = cpu_tickets_take(&pass->blocks, 1, &end)) >= 0;) {
-        const struct cpu_piece piece = cpu_piece_of(pass->job.rows, k->rows, (int)i);
-        char *codes = (char *)cpu->packed.mem + bytes * piece.row * places;
-        struct cpu_x_block *blocks = rounded_blocks(cpu, w) + piece.row * places;
-        for (int r = 0; r < piece.rows; r++)
-            k->round_row(w, pass->job.x + (piece.row + r) * w->cols, wide, codes + bytes * r,
-                         blocks + r, piece.rows);
-    }
+    for (int64_t i; (i = cpu_tickets_take(&pass->blocks, 1, &end)) >= 0;)
+        round_piece(cpu->block_kernels, &pass->job, (int)i, cpu->packed.mem,
+                    rounded_blocks(cpu, pass->job.weight));
 }
 
 /* Claims panels: `grain` at first and fewer at the end, in whole groups of four, so that no worker
@@ -191,6 +195,98 @@ static void multiply_own(struct cpu *cpu, float *y, const float *x,
     for (const struct kern_weight *w = weight; w; w = w->next)
         multiply_weight(cpu, y + w->first, x, w, whole ? w->scale : NULL,
                         bias ? bias + w->first : NULL, rows, mode);
+}
+
+/* ---- Products of heads ---- */
+
+#define HEAD_ROWS 64 /* rows that a worker multiplies with a head's matrix at a time */
+
+/* A worker's scratch memory: of the kernels, then the rows of a head, then the same as the products
+ * take them. */
+struct heads_room {
+    size_t x, packed, blocks, bytes;
+};
+
+static size_t whole_lines(size_t bytes) {
+    return (bytes + 63) / 64 * 64;
+}
+
+static struct heads_room heads_room(const struct cpu *cpu, const struct kern_weight *w) {
+    const struct cpu_kernels *k = cpu->kernels;
+    const bool wide = is_wide(cpu, w);
+    struct heads_room room = {0};
+    if (k->matmul_scratch) room.x = k->matmul_scratch(w);
+    if (in_codes(cpu, w) && cpu->block_kernels->scratch(w) > room.x)
+        room.x = cpu->block_kernels->scratch(w);
+    room.x = whole_lines(room.x);
+    room.packed = room.x + whole_lines(HEAD_ROWS * (size_t)w->cols * sizeof(float));
+    room.blocks = room.bytes = room.packed;
+    if (is_packed(cpu, w)) room.bytes += k->packed_bytes(w->depth);
+    if (!in_codes(cpu, w)) return room;
+    room.blocks += HEAD_ROWS * (size_t)cpu_x_places(w, wide) * KERN_BLOCK * (wide ? 2 : 1);
+    room.bytes += cpu_codes_bytes(w, HEAD_ROWS, wide);
+    return room;
+}
+
+struct heads_job {
+    struct cpu *cpu;
+    const struct cpu_heads *heads;
+    struct cpu_tickets items; /* blocks of rows, of every head */
+};
+
+static void multiply_head(const struct heads_job *job, int head, int row, char *scratch) {
+    const struct cpu *cpu = job->cpu;
+    const struct cpu_heads *h = job->heads;
+    const struct kern_weight *w = h->weights[head];
+    const struct heads_room room = heads_room(cpu, w);
+    const float *from = h->x + row * h->x_row + head * h->x_head;
+    float *x = (float *)(void *)(scratch + room.x);
+    struct cpu_matmul_job product = {.weight = w,
+                                     .x = x,
+                                     .scale = w->scale,
+                                     .y = h->y + row * h->y_row + head * h->y_head,
+                                     .width = h->y_row,
+                                     .rows = h->rows - row < HEAD_ROWS ? h->rows - row : HEAD_ROWS,
+                                     .mode = KERN_SET};
+    for (int r = 0; r < product.rows; r++)
+        memcpy(x + r * w->cols, from + r * h->x_row, (size_t)w->cols * sizeof *x);
+    if (is_packed(cpu, w)) {
+        product.packed = scratch + room.packed;
+        for (int r = 0; r < product.rows; r += 16)
+            cpu->kernels->pack_x(&product, r, scratch + room.packed);
+    } else if (in_codes(cpu, w)) {
+        product.codes = scratch + room.packed;
+        product.x_blocks = (struct cpu_x_block *)(void *)(scratch + room.blocks);
+        product.wide = is_wide(cpu, w);
+        for (int i = 0; i < cpu_piece_count(product.rows, cpu->block_kernels->rows); i++)
+            round_piece(cpu->block_kernels, &product, i, scratch + room.packed,
+                        (struct cpu_x_block *)(void *)(scratch + room.blocks));
+    }
+    if (product.codes)
+        cpu->block_kernels->multiply(&product, 0, w->panels, -1, scratch);
+    else
+        cpu->kernels->matmul(&product, 0, w->panels, -1, scratch);
+}
+
+static void multiply_heads(void *arg, int worker) {
+    struct heads_job *job = arg;
+    int64_t end;
+    for (int64_t i; (i = cpu_tickets_take(&job->items, 1, &end)) >= 0;)
+        multiply_head(job, (int)(i % job->heads->count), (int)(i / job->heads->count) * HEAD_ROWS,
+                      job->cpu->scratch[worker].mem);
+}
+
+/* The matrices of a layer are of one shape, but a file may have them in more bits in one layer than
+ * in another: the scratch memory is made sure of here. */
+void cpu_matmul_heads(struct cpu *cpu, const struct cpu_heads *heads) {
+    const struct kern_weight *w = heads->weights[0];
+    struct heads_job job = {.cpu = cpu, .heads = heads};
+    const int64_t blocks = (heads->rows + HEAD_ROWS - 1) / HEAD_ROWS;
+    CHECK(w->rows == w->width && !w->next && w->shard == KERN_SHARD_NONE);
+    CHECK_MSG(cpu_scratch_grow(cpu, heads_room(cpu, w).bytes) == 0,
+              "no memory for products of heads");
+    cpu_tickets_set(&job.items, blocks * heads->count);
+    cpu_run(cpu, heads->rows * heads->count * w->rows * w->cols, multiply_heads, &job);
 }
 
 /* ---- Several ranks ---- */

@@ -301,10 +301,11 @@ void evict_observe(const struct evict_job *job, int stream, int32_t candidates,
 /* Rotates a query of `age` tokens ago to the mean of the next `expect` positions: the sum of
  * exp(i w f) over f = 0 .. n - 1 is exp(i w (n - 1) / 2) sin(n w / 2) / sin(w / 2). */
 static void turn_ahead(const struct cpu_cache *cache, const float *inv_freq, int32_t age,
-                       int32_t expect, float *x, int dim) {
-    int half = dim / 2;
+                       int32_t expect, float *query, int dim, int still) {
+    int half = (dim - still) / 2;
     double n = expect;
-    cpu_cache_rotate(cache, x, dim);
+    float *x = query + still;
+    cpu_cache_rotate(cache, query, dim);
     for (int j = 0; j < half && inv_freq; j++) {
         double w = (double)inv_freq[j];
         if (w == 0) continue;
@@ -314,7 +315,7 @@ static void turn_ahead(const struct cpu_cache *cache, const float *inv_freq, int
         x[j] = a * cosine - b * sine;
         x[half + j] = b * cosine + a * sine;
     }
-    cpu_cache_rotate(cache, x, dim);
+    cpu_cache_rotate(cache, query, dim);
 }
 
 /* Mean and squared deviations of the logits of one head's queries -> sum, squares. */
@@ -330,7 +331,7 @@ static void expect_head(struct window *w, const float *inv_freq, int32_t tokens,
             memcpy(row, w->queries[first + l] + (size_t)head * (size_t)dim,
                    (size_t)dim * sizeof *row);
             turn_ahead(w->view.cache, inv_freq, tokens - w->seen[first + l].pos, w->observe->expect,
-                       row, dim);
+                       row, dim, w->view.stream.layer->latent);
         }
         products(&w->view, w->work->rows, lanes, w->candidates, w->work);
         for (int l = 0; l < lanes; l++) add_query(w, w->work->logits + (size_t)l * w->work->stride);
@@ -364,7 +365,7 @@ static float value_length(const struct window *w, int32_t index) {
     double squares = 0;
     cpu_cache_wide_row(w->view.cache, layer, w->view.stream.pages[index / slots], true,
                        index % slots, row);
-    for (int d = 0; d < w->view.dim; d++) squares += (double)row[d] * (double)row[d];
+    for (int d = 0; d < cpu_value_dim(layer); d++) squares += (double)row[d] * (double)row[d];
     return (float)sqrt(squares);
 }
 

@@ -123,15 +123,15 @@ static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream
         most = fmaxf(most, score[e]);
     }
     float sum = expf(sink - most);
-    for (int i = 0; i < job->head_dim; i++) out[i] = 0;
+    for (int i = 0; i < job->value_dim; i++) out[i] = 0;
     for (int32_t e = lo; e < hi; e++) {
         float p = expf(score[e] - most);
         sum += p;
         cpu_cache_wide_row(cache, layer, stream->pages[e / slots], true, e % slots, vector);
-        for (int i = 0; i < job->head_dim; i++) out[i] += p * vector[i];
+        for (int i = 0; i < job->value_dim; i++) out[i] += p * vector[i];
     }
-    for (int i = 0; i < job->head_dim; i++) out[i] /= sum;
-    cpu_cache_rotate(cache, out, job->head_dim);
+    for (int i = 0; i < job->value_dim; i++) out[i] /= sum;
+    cpu_cache_rotate(cache, out, job->value_dim);
 }
 
 static void attend(const struct cpu_attend_job *job, const struct cpu_attend_item *item,

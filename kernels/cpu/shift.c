@@ -58,7 +58,7 @@ static struct shift_plan plan_stream(const struct shift_job *job, int stream) {
 /* The rotation by one distance; consecutive entries mostly share it. */
 struct turn {
     const float *inv_freq;
-    int half;
+    int still, half; /* numbers in front that stay, pairs behind them */
     int32_t by;
     float *cosine, *sine;
 };
@@ -84,14 +84,17 @@ static void rotate(const struct turn *turn, float *x) {
 
 /* The same for a key or query as the cache stores it. */
 static void rotate_stored(const struct cpu_cache *cache, const struct turn *turn, float *x) {
-    cpu_cache_rotate(cache, x, 2 * turn->half);
-    rotate(turn, x);
-    cpu_cache_rotate(cache, x, 2 * turn->half);
+    const int dim = turn->still + 2 * turn->half;
+    cpu_cache_rotate(cache, x, dim);
+    rotate(turn, x + turn->still);
+    cpu_cache_rotate(cache, x, dim);
 }
 
 static struct turn turn_of(const struct cpu_cache *cache, int layer, struct cpu_work *work) {
-    int half = cache->layers[layer].head_dim / 2;
+    const struct cpu_layer *l = &cache->layers[layer];
+    const int half = (l->head_dim - l->latent) / 2;
     return (struct turn){.inv_freq = rotation_of(cache, layer),
+                         .still = l->latent,
                          .half = half,
                          .cosine = work->turned,
                          .sine = work->turned + half};
@@ -137,7 +140,7 @@ static void shift_queries(const struct shift_job *job) {
             if (pos[i] < 0) continue;
             set_turn(&turn, moved_by(job, pos[i]));
             for (int head = 0; head < heads && turn.by != 0; head++)
-                rotate_stored(cache, &turn, query + (ptrdiff_t)head * 2 * turn.half);
+                rotate_stored(cache, &turn, query + (ptrdiff_t)head * (turn.still + 2 * turn.half));
         }
     }
 }

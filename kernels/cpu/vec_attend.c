@@ -30,7 +30,7 @@ struct room {
     float keep[BLOCK * LANES]; /* for each chunk the factors of the lanes' sums before it */
     float unit;                /* factor of scores: 1, or LOG2_E */
     float cap;                 /* kern_attend_options, in this unit */
-    int width, q_width;
+    int width, q_width, v_width; /* of keys, queries, values and sums */
     int places;  /* lanes that have room in weight and keep for each chunk, at least the item's */
     int block;   /* chunks whose values are added at a time */
     bool paired; /* queries, weights and values are words of two bf16 */
@@ -40,8 +40,8 @@ struct room {
     float factor[LANES]; /* the queries' factors */
     float of_values[CHUNK]; /* factors of a chunk's values */
     float *q;               /* [LANES][q_width], scaled; a set side by side: [q_width][MANY] */
-    float *acc;             /* [LANES][width] */
-    float *wide; /* [CHUNK][width] keys or values, or words of values [BLOCK][CHUNK / 2][width] */
+    float *acc;             /* [LANES][v_width] */
+    float *wide; /* [CHUNK][width] keys or values, or words of values [BLOCK][CHUNK / 2][v_width] */
 };
 
 size_t VEC(attend_scratch)(const struct kern_cache_options *options) {
@@ -61,6 +61,7 @@ static struct room *room_of(const struct cpu_attend_job *job, const struct cpu_a
     struct room *room = scratch;
     size_t width = (size_t)padded(job->head_dim);
     room->width = (int)width;
+    room->v_width = padded(job->value_dim);
     room->places = item->lanes <= TILE ? TILE : (item->lanes + MANY - 1) / MANY * MANY;
     room->paired = paired(job->cache->options.dtype);
     room->block = room->paired && item->lanes > TILE ? BLOCK : 1;
@@ -138,7 +139,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
         room->most[l] *= room->unit;
         load_query(job, room, l, cpu_attend_query(job, item, l));
     }
-    memset(room->acc, 0, (size_t)(item->lanes * room->width) * sizeof *room->acc);
+    memset(room->acc, 0, (size_t)(item->lanes * room->v_width) * sizeof *room->acc);
     for (int l = 0; l < item->lanes; l += MANY)
         if (side_by_side(set_at(item, l))) pack_set(room, set_at(item, l));
 }
@@ -309,8 +310,8 @@ static void add_values(struct room *room, struct set set, const struct chunk *c,
     for (int l = set.first, n; l < end; l += n) {
         struct seen seen = seen_of(room, l, c);
         int at = set.first * CHUNK + (l - set.first) * (many ? 1 : CHUNK);
-        struct weighing w = {.out = room->acc + (int64_t)l * room->width,
-                             .out_stride = room->width,
+        struct weighing w = {.out = room->acc + (int64_t)l * room->v_width,
+                             .out_stride = room->v_width,
                              .keep = c->keep + l,
                              .p = c->weight + at,
                              .p_lane = many ? 1 : CHUNK,
@@ -320,7 +321,7 @@ static void add_values(struct room *room, struct set set, const struct chunk *c,
                              .chunks = count,
                              .p_chunk = (int64_t)room->places * CHUNK,
                              .keep_chunk = room->places,
-                             .row_chunk = (int64_t)room->width * CHUNK / 2};
+                             .row_chunk = (int64_t)room->v_width * CHUNK / 2};
         n = alike(room, l, end, c);
         if (seen.hi > 0) weigh_rows(&w, n, seen.lo, seen.hi);
     }
@@ -382,9 +383,9 @@ static bool whole(const struct room *room, struct set set, const struct chunk *c
  * are converted to their levels, because the weights include the factors. */
 static const void *widen_values(struct room *room, int place, const struct rows *values,
                                 int count) {
-    float *wide = room->wide + (int64_t)place * CHUNK / 2 * room->width;
+    float *wide = room->wide + (int64_t)place * CHUNK / 2 * room->v_width;
     if (room->paired)
-        mix_rows(wide, room->width, values, count);
+        mix_rows(wide, room->v_width, values, count);
     else if (room->scaled)
         widen_levels(values, count, wide);
     else
@@ -402,7 +403,7 @@ static void meet_values(const struct cpu_attend_job *job, const struct cpu_atten
         values[i] = rows_of(cpu_cache_rows(job->cache, job->shape, c->page, true, c->slot));
         if (item->lanes <= TILE) continue;
         const void *wide = widen_values(room, i, &values[i], c->count);
-        values[i] = (struct rows){wide, room->width, room->width,
+        values[i] = (struct rows){wide, room->v_width, room->v_width,
                                   room->paired ? KERN_BF16 : KERN_F32, NULL};
     }
     for (int l = 0; l < item->lanes; l += MANY) {
@@ -463,8 +464,8 @@ static void finish(const struct cpu_attend_job *job, const struct cpu_attend_ite
     for (int l = 0; l < item->lanes; l++) {
         float *out = cpu_attend_out(job, item, l);
         float scale = 1.0f / room->sum[l];
-        for (int i = 0; i < job->head_dim; i++) out[i] = room->acc[l * room->width + i] * scale;
-        cpu_cache_rotate(job->cache, out, job->head_dim);
+        for (int i = 0; i < job->value_dim; i++) out[i] = room->acc[l * room->v_width + i] * scale;
+        cpu_cache_rotate(job->cache, out, job->value_dim);
     }
 }
 

@@ -75,8 +75,9 @@ SIMD bool paired(enum kern_dtype dtype) {
 }
 
 static inline struct rows rows_of(struct cpu_rows rows) {
-    const int dim = paired(rows.dtype) ? rows.dim / 2 : rows.dim;
-    return (struct rows){rows.at, dim, dim, rows.dtype, rows.factors};
+    const int each = paired(rows.dtype) ? 2 : 1;
+    return (struct rows){rows.at, cpu_rows_stride(&rows) / each, rows.dim / each, rows.dtype,
+                         rows.factors};
 }
 
 /* Sixteen elements of a row, as v16_load_row, or words. */
@@ -329,10 +330,11 @@ struct weighing {
  * place of a last row's missing neighbour. */
 static inline void mix_rows(float *words, int width, const struct rows *rows, int count) {
     const int dim = 2 * rows->dim;
+    const int64_t stride = 2 * rows->stride;
     for (int j = 0; j < count; j += 2, words += width) {
         const bool both = j + 1 < count;
-        const uint16_t *first = (const uint16_t *)rows->at + (int64_t)j * dim;
-        const uint16_t *second = both ? first + dim : first;
+        const uint16_t *first = (const uint16_t *)rows->at + j * stride;
+        const uint16_t *second = both ? first + stride : first;
         for (int d = 0; d < width; d += 32) {
             v16 mixed[2];
             v16_mix(first + d, true, second + d, both, dim - d, mixed);

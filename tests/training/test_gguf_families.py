@@ -54,6 +54,10 @@ GRANITE = {**{f"mamba.{name}": x for name, x in MAMBA.items()}, "block_sparse_mo
 DENSE = {**GRANITE, **{f"shared_mlp.{p}_linear.weight": f"ffn_{w}.weight" for p, w in (("gate", "gate"), ("up", "up"), ("output", "down"))}}
 GEMMA4 = {"post_attention_layernorm.weight": "post_attention_norm.weight", "per_layer_input_gate.weight": "inp_gate.weight", "per_layer_projection.weight": "proj.weight",
           "post_per_layer_input_norm.weight": "post_norm.weight", "layer_scalar": "layer_output_scale.weight"}
+LATENT = {"self_attn.q_a_proj.weight": "attn_q_a.weight", "self_attn.q_b_proj.weight": "attn_q_b.weight", "self_attn.q_a_layernorm.weight": "attn_q_a_norm.weight",
+          "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight", "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
+          "self_attn.k_b_proj.weight": "attn_k_b.weight", "self_attn.v_b_proj.weight": "attn_v_b.weight", "self_attn.kv_b_proj.weight": "attn_kv_b.weight",
+          "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight"}
 OUTSIDE = {"model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight", "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
            "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight", "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
            "model.embedding_norm.weight": "token_embd_norm.weight"}
@@ -69,6 +73,8 @@ FAMILIES = {
     "qwen3next": ("qwen3next", DELTA, False), "qwen35": ("qwen35", DELTA, False), "qwen35moe": ("qwen35moe", DELTA, False),
     "granitehybrid": ("granitehybrid", GRANITE, True), "granitehybriddense": ("granitehybrid", DENSE, True),
     "gemma4": ("gemma4", GEMMA4, False), "gemma4dense": ("gemma4", GEMMA4, False),
+    "deepseekv2": ("deepseek2", LATENT, False), "deepseekv2lite": ("deepseek2", LATENT, False), "deepseekv3": ("deepseek2", LATENT, False),
+    "mistral4": ("mistral4", LATENT, False),
 }
 
 
@@ -88,6 +94,8 @@ def text_config(directory):
     c = {**c, **c.get("text_config", {})}
     if "num_kv_shared_layers" in c:
         narrow_to_wide(c)
+    if "kv_lora_rank" in c:
+        c["num_key_value_heads"] = 1
     return c
 
 
@@ -112,13 +120,15 @@ def text_tensors(directory, c):
             stacks.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = x
         elif name.endswith("input_linear.weight"):
             found[name.replace("input", "gate")], found[name.replace("input", "up")] = x.chunk(2, -2)
-        elif name.endswith("experts.gate_up_proj"):
+        elif name.endswith("experts.gate_up_proj") and "kv_lora_rank" not in c:
             x = x if x.shape[2] == c["hidden_size"] else x.transpose(1, 2)
             found[name.replace("gate_up", "gate")], found[name.replace("gate_up", "up")] = x.chunk(2, 1)
         elif name.endswith("experts.down_proj"):
             found[name] = x if x.shape[1] == c["hidden_size"] else x.transpose(1, 2)
         elif name.startswith(("model.embed", "model.layers", "model.norm", "model.per_layer", "lm_head")):
             found[name] = x
+        if name.endswith("kv_b_proj.weight"):
+            split_latent(c, found, name)
     found.update({name: torch.stack([e[i] for i in range(len(e))]) for name, e in stacks.items()})
     if "linear_num_key_heads" in c:
         change_delta(c, found)
@@ -130,6 +140,26 @@ def text_tensors(directory, c):
         elif name.endswith("mamba.norm.weight"):
             found[name] = x.reshape(c["mamba_n_groups"], -1)
     return found
+
+
+def split_latent(c, found, name):
+    """One matrix a head: of keys turned, and of values. `joined`: as older converters left them."""
+    if c.get("joined"):
+        return
+    x = found.pop(name).reshape(c["num_attention_heads"], -1, c["kv_lora_rank"])
+    k, v = x.split([c["qk_nope_head_dim"], c["v_head_dim"]], 1)
+    found[name.replace("kv_b", "k_b")], found[name.replace("kv_b", "v_b")] = k.transpose(1, 2), v
+
+
+def put_latent(w, arch, c):
+    rank, turned, wide = c["kv_lora_rank"], c["qk_rope_head_dim"], "" if c.get("joined") else "_mla"
+    for key, value in {"attention.kv_lora_rank": rank, "attention.q_lora_rank": c["q_lora_rank"], "rope.dimension_count": turned,
+                       f"attention.key_length{wide}": c["qk_nope_head_dim"] + turned, f"attention.value_length{wide}": c["v_head_dim"]}.items():
+        if value is not None:
+            w.add_uint32(f"{arch}.{key}", value)
+    if not c.get("joined"):
+        w.add_uint32(f"{arch}.attention.key_length", rank + turned)
+        w.add_uint32(f"{arch}.attention.value_length", rank)
 
 
 def tile(x, heads, each):
@@ -171,9 +201,9 @@ def put_numbers(w, arch, c):
     full = rope.get("full_attention", rope)
     for key, value in {"block_count": c["num_hidden_layers"] + (c.get("num_nextn_predict_layers") or 0), "context_length": c["max_position_embeddings"], "embedding_length": c["hidden_size"],
                        "feed_forward_length": c.get("intermediate_size"), "attention.head_count": c.get("num_attention_heads", 8),
-                       "attention.head_count_kv": c.get("num_key_value_heads", 4), "attention.key_length": c.get("wide_head", head),
-                       "attention.value_length": c.get("wide_head", head),
-                       "rope.dimension_count": c.get("wide_head") or int(head * full.get("partial_rotary_factor", c.get("partial_rotary_factor", 1)))}.items():
+                       "attention.head_count_kv": c.get("num_key_value_heads", 4), "attention.key_length": None if "kv_lora_rank" in c else c.get("wide_head", head),
+                       "attention.value_length": None if "kv_lora_rank" in c else c.get("wide_head", head),
+                       "rope.dimension_count": None if "kv_lora_rank" in c else c.get("wide_head") or int(head * full.get("partial_rotary_factor", c.get("partial_rotary_factor", 1)))}.items():
         if value is None:
             continue
         w.add_array(f"{arch}.{key}", value) if isinstance(value, list) else w.add_uint32(f"{arch}.{key}", value)
@@ -223,15 +253,17 @@ def put_rope(w, arch, c):
     full = rope.get("full_attention", rope)
     if "mrope_section" in full:
         w.add_array(f"{arch}.rope.dimension_sections", [*full["mrope_section"], 0])
-    if full.get("rope_type") in ("linear", "yarn"):
-        w.add_string(f"{arch}.rope.scaling.type", full["rope_type"])
+    kind = full.get("rope_type", full.get("type"))
+    if kind in ("linear", "yarn"):
+        w.add_string(f"{arch}.rope.scaling.type", kind)
         w.add_float32(f"{arch}.rope.scaling.factor", full["factor"])
-    if full.get("rope_type") == "yarn":
+    if kind == "yarn":
         w.add_uint32(f"{arch}.rope.scaling.original_context_length", full["original_max_position_embeddings"])
         w.add_float32(f"{arch}.rope.scaling.yarn_beta_fast", full["beta_fast"])
         w.add_float32(f"{arch}.rope.scaling.yarn_beta_slow", full["beta_slow"])
-        w.add_float32(f"{arch}.rope.scaling.yarn_log_multiplier", full["mscale_all_dim"])
-        w.add_float32(f"{arch}.attention.temperature_scale", full["llama_4_scaling_beta"])
+        w.add_float32(f"{arch}.rope.scaling.yarn_log_multiplier", full["mscale_all_dim"] * (0.1 if "kv_lora_rank" in c else 1))
+        if "llama_4_scaling_beta" in full:
+            w.add_float32(f"{arch}.attention.temperature_scale", full["llama_4_scaling_beta"])
     if "sliding_attention" in rope:
         w.add_float32(f"{arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
         w.add_uint32(f"{arch}.attention.sliding_window", c["sliding_window"])
@@ -255,7 +287,7 @@ def put_experts(w, arch, c):
     if "routed_scaling_factor" in c:
         w.add_float32(f"{arch}.expert_weights_scale", c["routed_scaling_factor"])
         w.add_bool(f"{arch}.expert_weights_norm", c["norm_topk_prob"])
-        w.add_uint32(f"{arch}.expert_gating_func", 2)
+        w.add_uint32(f"{arch}.expert_gating_func", 1 if c["model_type"] in ("deepseek_v2", "mistral4") else 2)
 
 
 def put_muse(w, arch, c):
@@ -279,10 +311,12 @@ def put_tensor(w, name, x):
         w.add_tensor(name, x.bfloat16().contiguous().view(torch.uint8).numpy(), raw_dtype=gguf.GGMLQuantizationType.BF16)
 
 
-def write(directory, path, arch, apart, turned):
-    c, names = text_config(directory), {**IN_LAYER, **apart}
+def write(directory, path, arch, apart, turned, **more):
+    c, names = {**text_config(directory), **more}, {**IN_LAYER, **apart}
     w = gguf.GGUFWriter(path, arch)
     put_numbers(w, arch, c)
+    if "kv_lora_rank" in c:
+        put_latent(w, arch, c)
     put_rope(w, arch, c)
     put_experts(w, arch, c)
     if "qk_scale_factor" in c:
@@ -301,10 +335,11 @@ def write(directory, path, arch, apart, turned):
     w.close()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "deepseekv3 joined"])
 def test_a_file_answers_as_its_directory(family, tmp_path):
     file, tokens = tmp_path / "model.gguf", [(37 * i + 11) % 500 for i in range(80)]
-    write(MODELS / family, file, *FAMILIES[family])
+    family, *joined = family.split()
+    write(MODELS / family, file, *FAMILIES[family], joined=bool(joined))
     for path in PATHS:
         if not has_path(path):
             continue

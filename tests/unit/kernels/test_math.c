@@ -30,7 +30,7 @@ static struct stored *store(int dim, enum kern_dtype dtype, uint64_t seed) {
             row_write(s->data + (size_t)i * bytes, &s->factors[i], from + i * dim, dim, dtype);
         else
             number_write_row(s->data + (size_t)i * bytes, from + i * dim, dim, dtype);
-    s->rows = (struct cpu_rows){s->data, s->factors, dim, dtype};
+    s->rows = (struct cpu_rows){s->data, s->factors, dim, dtype, dim};
     free(from);
     return s;
 }

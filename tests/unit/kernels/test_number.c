@@ -95,7 +95,7 @@ static void check_reading(const struct cpu_kernels *kernels, const char *row, in
         float unit[512] = {0}, got;
         float want = number_element(row + (size_t)i * kern_dtype_bytes(dtype), dtype);
         unit[i] = 1;
-        kernels->math->dots(&got, 1, unit, 1, (struct cpu_rows){row, NULL, count, dtype}, 1);
+        kernels->math->dots(&got, 1, unit, 1, (struct cpu_rows){row, NULL, count, dtype, count}, 1);
         cr_assert(got == want, "%s dtype %d: %g not %g", kernels->name, dtype, (double)got,
                   (double)want);
     }
@@ -128,7 +128,7 @@ Test(number, every_path_reads_what_is_there) {
             for (int d = 0; d < 254; d++) ones[d] = 1;
             codes[200 * i] = (char)(i ? 0xff : 0x7f);
             kernels->math->dots(&got, 1, ones, 1,
-                                (struct cpu_rows){codes + 100 * i, NULL, 150, KERN_E4M3}, 1);
+                                (struct cpu_rows){codes + 100 * i, NULL, 150, KERN_E4M3, 150}, 1);
             cr_assert(isnan(got), "%s: NaN became %g", kernels->name, (double)got);
         }
     }

@@ -355,6 +355,21 @@ Test(model, granitehybrid_as_transformers) {
 Test(model, granitehybriddense_as_transformers) {
     check_golden_paths("granitehybriddense", NULL);
 }
+Test(model, deepseekv2_as_transformers) {
+    check_golden_caches("deepseekv2", NULL, false);
+}
+Test(model, deepseekv2lite_as_transformers) {
+    check_golden_caches("deepseekv2lite", NULL, false);
+}
+Test(model, deepseekv3_as_transformers) {
+    check_golden_caches("deepseekv3", NULL, false);
+}
+Test(model, glm4moelite_as_transformers) {
+    check_golden_caches("glm4moelite", NULL, false);
+}
+Test(model, mistral4_as_transformers) {
+    check_golden_caches("mistral4", NULL, false);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
