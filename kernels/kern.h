@@ -390,8 +390,9 @@ enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED, KERN_SIGM
  * (DeepSeek-V3, arXiv 2412.19437) those with the largest s + bias are chosen, s being what it is
  * without the two factors. With groups, experts of groups_used groups alone may be chosen: of
  * `groups` equal parts, those whose two largest s + bias have the largest sum (ties: the lower
- * group); with `group_best` (DeepSeek-V2, arXiv 2405.04434) those with the largest. Biases are added to each product. Tensor parallelism splits every expert like a dense
- * network, by d_ff, and every rank chooses for itself. */
+ * group); with `group_best` (DeepSeek-V2, arXiv 2405.04434) those with the largest. Biases are
+ * added to each product. Tensor parallelism splits every expert like a dense network, by d_ff, and
+ * every rank chooses for itself. */
 #define KERN_EXPERTS_MAX       1024
 #define KERN_EXPERT_GROUPS_MAX 32
 struct kern_experts_spec {
@@ -419,13 +420,13 @@ struct kern_query_scale {
     int32_t period;
 };
 
-/* Rotary embedding, rotate-half pairs (j, j + D/2) of the numbers that rotate (all of a head, unless
- * kern_cache_options.latent says otherwise); cos and sin of place * inv_freq[j], both times
+/* Rotary embedding, rotate-half pairs (j, j + D/2) of the numbers that rotate (all of a head,
+ * unless kern_cache_options.latent says otherwise); cos and sin of place * inv_freq[j], both times
  * `scale` (1 unless the model says so). The place of a token is its position until the sequence is
  * shifted (struct kern_shift). RoFormer, arXiv 2104.09864. */
 struct kern_rope {
-    const float *inv_freq; /* a number for each pair, host memory, valid as long as the model; a pair with
-                              frequency 0 is not changed, not even by `scale` */
+    const float *inv_freq; /* a number for each pair, host memory, valid as long as the model; a
+                              pair with frequency 0 is not changed, not even by `scale` */
     float scale;
     struct kern_query_scale query_scale;
     int layer;           /* the cache's number of the layer whose heads the rows have */
@@ -441,13 +442,13 @@ struct kern_rope {
  * values are the first `rank` numbers of its keys (kern_cache_options.latent). */
 struct kern_latent {
     int heads;
-    int rank;         /* numbers of c */
-    int still;        /* numbers of a head's query that do not rotate */
-    int turned;       /* and those behind them that do, even */
-    int dim_v;        /* numbers of a head's result */
-    bool neighbours;  /* the files rotate the numbers 2 i and 2 i + 1 together */
-    float eps;        /* of the norm of c */
-    const float *norm; /* [rank] backend memory */
+    int rank;                        /* numbers of c */
+    int still;                       /* numbers of a head's query that do not rotate */
+    int turned;                      /* and those behind them that do, even */
+    int dim_v;                       /* numbers of a head's result */
+    bool neighbours;                 /* the files rotate the numbers 2 i and 2 i + 1 together */
+    float eps;                       /* added in the norm of c */
+    const float *norm;               /* [rank] backend memory */
     struct kern_weight *const *up_k; /* [heads] of [rank, still], KERN_SHARD_NONE */
     struct kern_weight *const *up_v; /* [heads] of [dim_v, rank], the same */
 };
@@ -513,8 +514,8 @@ struct kern_cache_options {
                           rank_cap (>= 1) times an even part of the allotment, rounded down, or its
                           protected entries; the others get the rest. 0: no cap, so that results do
                           not depend on the number of ranks */
-    /* The rotation of the keys, [(head_dim - latent) / 2], for rules with classes; valid as long as the cache.
-     * NULL: keys are not rotated. */
+    /* The rotation of the keys, [(head_dim - latent) / 2], for rules with classes; valid as long as
+     * the cache. NULL: keys are not rotated. */
     const float *inv_freq;
     /* The rotation of the keys in every layer, [layers] of as many numbers, for shifts and
      * observe.expect; valid as long as the cache. NULL, or NULL for a layer: keys are not rotated.
@@ -855,12 +856,13 @@ struct kern_ops {
     void (*write_kv)(struct kern *kern, int layer, const float *qkv,
                      const float *log_beta /* [rows, heads_kv] or NULL = 0 */,
                      const struct kern_batch *batch);
-    void (*attend)(struct kern *kern, int layer, float *out /* [rows, heads_q * numbers of a value] */,
-                   const float *qkv, const struct kern_batch *batch,
+    void (*attend)(struct kern *kern, int layer,
+                   float *out /* [rows, heads_q * numbers of a value] */, const float *qkv,
+                   const struct kern_batch *batch,
                    const struct kern_attend_options *options); /* after write_kv of the layer */
-    /* Makes rows of qkv for latent attention, before rotation: of rows of q, [still | turned] of each
-     * head, and of rows of `entries`, c before its norm and what rotates. NULL: this backend has
-     * none. */
+    /* Makes rows of qkv for latent attention, before rotation: of rows of q, [still | turned] of
+     * each head, and of rows of `entries`, c before its norm and what rotates. NULL: this backend
+     * has none. */
     void (*latent_in)(struct kern *kern, float *qkv, const float *q, const float *entries,
                       const struct kern_latent *latent, int rows);
     /* y[r, h] = up_v[h] x[r, h], of the results of attention, [rows, heads * rank]. NULL: this

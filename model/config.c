@@ -94,9 +94,9 @@ struct family {
     bool
         gemma4; /* heads by kind of layer, keys and values that layers share, embeddings for each */
     bool latent;     /* latent attention */
-    bool group_best; /* topk_method says whether groups are chosen, by their best expert; the weights of
-                        the chosen experts are as they are */
-    bool muse;  /* gates, fixed norms of embeddings, queries and keys, scaled logits */
+    bool group_best; /* topk_method says whether groups are chosen, by their best expert; the
+                        weights of the chosen experts are as they are */
+    bool muse;       /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */
     int each_embed; /* hidden_size_per_layer_input */
     int heads_q, heads_kv, vocab, positions;
@@ -227,9 +227,8 @@ static const struct family families[] = {
      .select_bias = true, .shared_experts = true, .groups = true, .scaled = true,
      .dense_first = true, .latent = true},
     {"Mistral4ForCausalLM", "mistral4", 0, .experts = EXPERTS_AFTER_DENSE,
-     .experts_normalised = true, .stacked_experts = true, .shared_count = 1,
-     .shared_experts = true, .groups = true, .scaled = true, .dense_first = true, .latent = true,
-     .query_scale = true},
+     .experts_normalised = true, .stacked_experts = true, .shared_count = 1, .shared_experts = true,
+     .groups = true, .scaled = true, .dense_first = true, .latent = true, .query_scale = true},
 };
 
 /* ---- Family ---- */
@@ -560,8 +559,8 @@ static int read_sizes(const cJSON *root, const struct family *family, struct mod
     return 0;
 }
 
-/* transformers, DeepseekV3: all heads read one entry, whatever number of them the file says. The two
- * norms inside have an epsilon of their own. */
+/* transformers, DeepseekV3: all heads read one entry, whatever number of them the file says. The
+ * two norms inside have an epsilon of their own. */
 static int read_latent(const cJSON *root, struct model_config *out, struct fault *fault) {
     static const char *const keys[] = {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
                                        "v_head_dim"};

@@ -361,7 +361,8 @@ static int read_widths(const struct translation *t) {
 
 enum { GATING_SOFTMAX = 1, GATING_SIGMOID, GATING_SOFTMAX_OF_CHOSEN }; /* llama.cpp's numbers */
 
-/* Files of "deepseek2" are of DeepSeek V2, or of V3 and the families that choose experts as it does.
+/* Files of "deepseek2" are of DeepSeek V2, or of V3 and the families that choose experts as it
+ * does.
  */
 static bool latent_is_sigmoid(const struct translation *t) {
     int64_t function = 0;
@@ -782,7 +783,8 @@ static int translate_latent(const struct translation *t) {
             rc = no_memory(t);
     if (!rc && strcmp(latent_type(t), "deepseek_v2") == 0 &&
         !cJSON_AddStringToObject(t->config, "topk_method",
-                                 json_get(t->config, "n_group") ? "group_limited_greedy" : "greedy"))
+                                 json_get(t->config, "n_group") ? "group_limited_greedy"
+                                                                : "greedy"))
         rc = no_memory(t);
     return rc;
 }

@@ -25,8 +25,8 @@ struct rope {
     bool nested;                /* rope_parameters may have one object for each layer type */
     double ramp_low, ramp_high; /* yarn, in frequency indexes */
     double attention;
-    double products;            /* yarn, latent attention: factor of products of queries and keys */
-    double reach; /* positions that the scaling was made for; 0: it does not say */
+    double products; /* yarn, latent attention: factor of products of queries and keys */
+    double reach;    /* positions that the scaling was made for; 0: it does not say */
 };
 
 static int rope_number(const struct rope *rope, const char *key, double min, double max,

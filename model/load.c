@@ -606,7 +606,8 @@ static void turn_matrix(const struct kern_matrix *matrix, const char *from, char
     const size_t size = kern_dtype_bytes(matrix->dtype);
     const size_t rows = (size_t)matrix->rows, cols = (size_t)matrix->cols;
     for (size_t r = 0; r < rows; r++)
-        for (size_t c = 0; c < cols; c++, to += size) memcpy(to, from + (c * rows + r) * size, size);
+        for (size_t c = 0; c < cols; c++, to += size)
+            memcpy(to, from + (c * rows + r) * size, size);
 }
 
 static int load_head(struct loader *loader, int layer, const struct slot *slot, int head,

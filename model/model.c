@@ -245,11 +245,10 @@ static void close_each(struct kern *kern, int count, struct kern_weight **each) 
 }
 
 static void close_layer(struct kern *kern, const struct model_config *c, struct layer *layer) {
-    struct kern_weight *matrices[] = {layer->qkv,         layer->o,        layer->attn_gate,
-                                      layer->gate_up,     layer->down,     layer->router,
-                                      layer->shared_gate, layer->state_in, layer->state_rates,
-                                      layer->each_gate,   layer->each_out, layer->q_down,
-                                      layer->q_up,        layer->entry};
+    struct kern_weight *matrices[] = {
+        layer->qkv,      layer->o,           layer->attn_gate, layer->gate_up,     layer->down,
+        layer->router,   layer->shared_gate, layer->state_in,  layer->state_rates, layer->each_gate,
+        layer->each_out, layer->q_down,      layer->q_up,      layer->entry};
     float *vectors[] = {layer->attn_norm,        layer->attn_post_norm, layer->ffn_norm,
                         layer->ffn_post_norm,    layer->q_norm,         layer->k_norm,
                         layer->qkv_bias,         layer->o_bias,         layer->sinks,
@@ -291,10 +290,9 @@ void model_close(struct model *model) {
     if (!model) return;
     struct kern *kern = model->kern;
     const struct scratch *s = &model->scratch;
-    float *arrays[] = {s->gates,      s->x,      s->norm,   s->qkv,      s->heads,
-                       s->gate_up,    s->ff,     s->router, s->log_beta, s->last_x,
-                       s->last_heads, s->logits, s->each,   s->each_in,  s->last_each,
-                       s->latent};
+    float *arrays[] = {s->gates, s->x,       s->norm,      s->qkv,    s->heads,      s->gate_up,
+                       s->ff,    s->router,  s->log_beta,  s->last_x, s->last_heads, s->logits,
+                       s->each,  s->each_in, s->last_each, s->latent};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }

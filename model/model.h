@@ -46,15 +46,15 @@ struct model_config {
     /* Sizes of latent attention, and eps; all 0: there is none. heads_kv is 1 then, and head_dim
      * that of what is cached. */
     struct kern_latent latent;
-    int q_rank;                  /* numbers of the vector that queries are products of; 0: the inputs */
+    int q_rank; /* numbers of the vector that queries are products of; 0: the inputs */
     bool q_latent, q_from_input; /* with latent attention: q_rank is above 0; it is 0 */
     /* A GGUF file joins up_k and up_v in one tensor, as directories do; gate and up of experts. */
     bool latent_joined, experts_joined;
-    bool conv_bias;          /* kern_mamba.conv_bias */
-    bool mamba_names;        /* files name tensors as Granite 4-H's do */
-    bool lfm2_names;         /* files name tensors as LFM2's do */
-    bool qwen35_names;       /* as Qwen3.5's: q's projection has queries and gates of each head */
-    bool qwen3_next_names;   /* and as Qwen3-Next's */
+    bool conv_bias;        /* kern_mamba.conv_bias */
+    bool mamba_names;      /* files name tensors as Granite 4-H's do */
+    bool lfm2_names;       /* files name tensors as LFM2's do */
+    bool qwen35_names;     /* as Qwen3.5's: q's projection has queries and gates of each head */
+    bool qwen3_next_names; /* and as Qwen3-Next's */
     /* Layers that are routed: experts, how many of them a token uses, and their inner width, which
      * is d_ff in the others. 0: no layer is routed. */
     int experts, experts_used, expert_ff;

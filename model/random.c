@@ -62,8 +62,7 @@ static size_t latent_numbers(const struct model_config *c) {
 size_t random_bytes(const struct model_config *c) {
     size_t d = (size_t)c->d_model, routed = (size_t)routed_layers(c);
     size_t layers = 0;
-    for (int l = 0; l < c->layers && c->latent.rank; l++)
-        layers += latent_numbers(c);
+    for (int l = 0; l < c->layers && c->latent.rank; l++) layers += latent_numbers(c);
     for (int l = 0; l < c->layers && !c->latent.rank; l++) {
         const bool gated = c->attn_gate && c->per_layer[l].mixer == MIXER_ATTENTION;
         layers += d * (size_t)(gated ? q_width(c, l) : 0);

@@ -39,7 +39,7 @@ enum width {
     WIDTH_MAMBA_CHANNELS,
     WIDTH_EACH, /* embeddings of one layer, and of all */
     WIDTH_EACH_ALL,
-    WIDTH_MIXED, /* of all heads, what attention hands on */
+    WIDTH_MIXED, /* all heads' numbers that attention hands on */
     WIDTH_LATENT_Q_DOWN,
     WIDTH_LATENT_ENTRY,
     WIDTH_LATENT,
@@ -180,8 +180,9 @@ static const struct {
          WIDTH_MODEL,
          true},
     [ROLE_EXPERT_GATE] =
-        {{"mlp.experts.#.gate_proj.weight", NULL, "ffn_gate_exps.weight",
-          [NAMING_GGUF_EXPERTS_JOINED] = "ffn_gate_up_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w1.weight",
+        {{"mlp.experts.#.gate_proj.weight", NULL,
+          "ffn_gate_exps.weight", [NAMING_GGUF_EXPERTS_JOINED] = "ffn_gate_up_exps.weight",
+          [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w1.weight",
           [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
           [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
           [NAMING_HF_LFM2] = "feed_forward.experts.#.w1.weight",
@@ -191,8 +192,9 @@ static const struct {
          WIDTH_MODEL,
          true},
     [ROLE_EXPERT_UP] =
-        {{"mlp.experts.#.up_proj.weight", NULL, "ffn_up_exps.weight",
-          [NAMING_GGUF_EXPERTS_JOINED] = "ffn_gate_up_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w3.weight",
+        {{"mlp.experts.#.up_proj.weight", NULL,
+          "ffn_up_exps.weight", [NAMING_GGUF_EXPERTS_JOINED] = "ffn_gate_up_exps.weight",
+          [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w3.weight",
           [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
           [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
           [NAMING_HF_LFM2] = "feed_forward.experts.#.w3.weight",
@@ -739,8 +741,8 @@ const struct slot layer_slots[] = {
      .source = SLOT_LATENT, WANTED(q_latent)},
     {MATRIX(layer, q_up, ROWS, ROLE_LATENT_Q_UP), .count = 1, .layers = SLOT_ATTENTION,
      .source = SLOT_LATENT, WANTED(q_latent)},
-    {MATRIX(layer, q_up, ROWS, ROLE_Q), .count = 1, .layers = SLOT_ATTENTION,
-     .source = SLOT_LATENT, WANTED(q_from_input)},
+    {MATRIX(layer, q_up, ROWS, ROLE_Q), .count = 1, .layers = SLOT_ATTENTION, .source = SLOT_LATENT,
+     WANTED(q_from_input)},
     {MATRIX(layer, entry, ROWS, ROLE_LATENT_ENTRY), .count = 1, .layers = SLOT_ATTENTION,
      .source = SLOT_LATENT},
     {VECTOR(layer, entry_norm, true, ROLE_LATENT_NORM), .count = 1, .layers = SLOT_ATTENTION,

@@ -101,10 +101,11 @@ enum role {
     ROLE_MAMBA_SKIP,
     ROLE_MAMBA_NORM, /* a vector here, and in some files a row for each group */
     ROLE_MAMBA_OUT,
-    ROLE_LATENT_Q_DOWN, /* what queries are products of, and its norm; queries of it */
+    ROLE_LATENT_Q_DOWN, /* latent attention: a vector that queries are products of, its norm,
+                           queries */
     ROLE_LATENT_Q_NORM,
     ROLE_LATENT_Q_UP,
-    ROLE_LATENT_ENTRY, /* what is cached, and the norm of its vector */
+    ROLE_LATENT_ENTRY, /* the vector that is cached beside numbers that rotate, and its norm */
     ROLE_LATENT_NORM,
     ROLE_LATENT_K, /* one for each head: struct kern_latent's up_k and up_v */
     ROLE_LATENT_V,
@@ -183,8 +184,8 @@ enum slot_layers {
 /* The layers with attention that have a slot. */
 enum slot_source {
     SLOT_ANY,
-    SLOT_KV,   /* with keys and values of their own */
-    SLOT_K,    /* with keys of their own, which are their values, too */
+    SLOT_KV,    /* with keys and values of their own */
+    SLOT_K,     /* with keys of their own, which are their values, too */
     SLOT_OWN,   /* either of both */
     SLOT_READS, /* with those of another layer */
     SLOT_LATENT /* with latent attention, which has none of those before */

@@ -31,7 +31,7 @@ struct page_shape {
 
 static struct page_shape page_shape_of(const struct kern_cache_options *options, int head_dim) {
     const enum kern_dtype dtype = options->dtype;
-    const size_t rows = options->latent ? 1 : 2; /* of an entry */
+    const size_t rows = options->latent ? 1 : 2; /* an entry's */
     struct page_shape shape = {.row_size = row_code_bytes(dtype, head_dim)};
     size_t slots = CPU_PAGE_BYTES / (rows * shape.row_size);
     if (slots < 1) slots = 1;

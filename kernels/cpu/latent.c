@@ -1,4 +1,4 @@
-/* What latent attention has in front of attention and behind it (struct kern_latent): each head's
+/* Latent attention in front of attention and behind it (struct kern_latent): each head's
  * products, the norm of the vector that is cached, and the order of the numbers that rotate. */
 #include <string.h>
 

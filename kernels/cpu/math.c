@@ -6,7 +6,8 @@
 
 /* Number d of row j. */
 static float element(const struct cpu_rows *rows, int j, int d) {
-    const char *row = (const char *)rows->at + (size_t)j * row_code_bytes(rows->dtype, cpu_rows_stride(rows));
+    const char *row =
+        (const char *)rows->at + (size_t)j * row_code_bytes(rows->dtype, cpu_rows_stride(rows));
     if (row_scaled(rows->dtype))
         return number_from_bf16(rows->factors[j]) * (float)row_level(row, d, rows->dtype);
     return number_element(row + (size_t)d * kern_dtype_bytes(rows->dtype), rows->dtype);

@@ -27,10 +27,10 @@ struct room {
     float most[LANES], sum[LANES];
     int32_t lo[LANES], hi[LANES];        /* entries the lane sees; neither descends */
     float weight[BLOCK * LANES * CHUNK]; /* scores, then weights of the entries of some chunks */
-    float keep[BLOCK * LANES]; /* for each chunk the factors of the lanes' sums before it */
-    float unit;                /* factor of scores: 1, or LOG2_E */
-    float cap;                 /* kern_attend_options, in this unit */
-    int width, q_width, v_width; /* of keys, queries, values and sums */
+    float keep[BLOCK * LANES];   /* for each chunk the factors of the lanes' sums before it */
+    float unit;                  /* factor of scores: 1, or LOG2_E */
+    float cap;                   /* kern_attend_options, in this unit */
+    int width, q_width, v_width; /* numbers of keys, queries, and values and sums */
     int places;  /* lanes that have room in weight and keep for each chunk, at least the item's */
     int block;   /* chunks whose values are added at a time */
     bool paired; /* queries, weights and values are words of two bf16 */

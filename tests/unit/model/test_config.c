@@ -632,7 +632,7 @@ Test(model_config, multimodal_checkpoints_that_are_refused) {
         {"{\"model_type\": \"gemma3\", \"text_config\": 3}", ERR_INVALID, "text_config"},
         {"{\"model_type\": \"gemma3\", \"text_config\": {\"hidden_size\": 64}}", ERR_INVALID,
          "num_hidden_layers"},
-        {"{\"model_type\": \"mistral3\", \"text_config\": {\"model_type\": \"mistral4\"}}",
+        {"{\"model_type\": \"mistral3\", \"text_config\": {\"model_type\": \"mistral9\"}}",
          ERR_UNSUPPORTED, "model_type"},
         {"{\"model_type\": \"mistral3\", \"quantization_config\": {\"quant_method\": \"x\"}, "
          "\"text_config\": {\"hidden_size\": 64, \"num_hidden_layers\": 2, \"intermediate_size\": "
@@ -964,7 +964,8 @@ Test(model_config, refused_mixtures_say_why) {
         const char *architecture, *type, *why;
     } cases[] = {
         {"NemotronHForCausalLM", "nemotron_h", "(layers with a recurrent state)"},
-        {"DeepseekV3ForCausalLM", "deepseek_v3", "(attention over latent vectors"},
+        {"DeepseekV32ForCausalLM", "deepseek_v32", "(attention to tokens that an index chooses)"},
+        {"DeepseekV4ForCausalLM", "deepseek_v4", "compressed entries"},
         {"Llama4ForConditionalGeneration", "llama4", "(its shared expert, and attention in"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -973,6 +974,191 @@ Test(model_config, refused_mixtures_say_why) {
         cr_assert_eq(parse_with("", cases[i].architecture, cases[i].type, NULL, &c, &fault),
                      ERR_UNSUPPORTED);
         cr_expect_not_null(strstr(fault.text, cases[i].why), "%s", fault.text);
+    }
+}
+
+#define LATENT(rank, still, turned, value)                                                         \
+    "\"kv_lora_rank\": " rank ", \"qk_nope_head_dim\": " still ", \"qk_rope_head_dim\": " turned   \
+    ", \"v_head_dim\": " value ", "
+#define YARN(factor, original, mscale, more)                                                       \
+    "\"rope_scaling\": {\"beta_fast\": 32, \"beta_slow\": 1, \"factor\": " factor                  \
+    ", \"mscale\": " mscale ", \"mscale_all_dim\": " mscale                                        \
+    ", \"original_max_position_embeddings\": " original more ", \"type\": \"yarn\"}"
+
+/* As published. */
+Test(model_config, latent_attention) {
+    static const struct {
+        const char *text;
+        const char *family;
+        int heads, rank, still, turned, dim_v, q_rank;
+        int experts, used, groups, routed, shared_ff, positions;
+        bool sigmoid, best;
+        double scale, products; /* of experts; of queries and keys, times sqrt(still + turned) */
+    } cases[] = {
+        {"{\"architectures\": [\"DeepseekV2ForCausalLM\"], \"model_type\": "
+         "\"deepseek_v2\", " /* V2-Lite
+                              */
+         SIZES("2048", "10944", "27", "16", "16", "102400", "163840")
+             LATENT("512", "128", "64",
+                    "128") "\"q_lora_rank\": null, \"first_k_dense_replace\": 1, "
+                           "\"moe_intermediate_size\": 1408, "
+                           "\"moe_layer_freq\": 1, \"n_group\": 1, \"n_routed_experts\": "
+                           "64, \"n_shared_experts\": "
+                           "2, \"norm_topk_prob\": false, \"num_experts_per_tok\": 6, "
+                           "\"routed_scaling_factor\": "
+                           "1.0, \"scoring_func\": \"softmax\", \"topk_group\": 1, "
+                           "\"topk_method\": \"greedy\", "
+                           "\"rope_theta\": 10000, " YARN("40", "4096", "0.707", "") "}",
+         "deepseek_v2", 16, 512, 128, 64, 128, 0, 64, 6, 1, 26, 2816, 163840, false, false, 1,
+         1.589622},
+        {"{\"architectures\": [\"DeepseekV2ForCausalLM\"], \"model_type\": "
+         "\"deepseek_v2\", " /* V2
+                              */
+         SIZES("5120", "12288", "60", "128", "128", "102400", "163840")
+             LATENT("512", "128", "64",
+                    "128") "\"q_lora_rank\": 1536, \"first_k_dense_replace\": 1, "
+                           "\"moe_intermediate_size\": 1536, "
+                           "\"n_group\": 8, \"n_routed_experts\": 160, "
+                           "\"n_shared_experts\": 2, \"norm_topk_prob\": "
+                           "false, \"num_experts_per_tok\": 6, \"routed_scaling_factor\": "
+                           "16.0, \"topk_group\": 3, "
+                           "\"topk_method\": \"group_limited_greedy\", " YARN("40", "4096", "0.707",
+                                                                              "") "}",
+         "deepseek_v2", 128, 512, 128, 64, 128, 1536, 160, 6, 8, 59, 3072, 163840, false, true, 16,
+         1.589622},
+        {"{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"model_type\": "
+         "\"deepseek_v3\", " /* V3
+                              */
+         SIZES("7168", "18432", "61", "128", "128", "129280", "163840")
+             LATENT("512", "128", "64",
+                    "128") "\"q_lora_rank\": 1536, \"first_k_dense_replace\": 3, "
+                           "\"moe_intermediate_size\": 2048, "
+                           "\"n_group\": 8, \"n_routed_experts\": 256, \"n_shared_experts\": 1, "
+                           "\"norm_topk_prob\": "
+                           "true, \"num_experts_per_tok\": 8, \"num_nextn_predict_layers\": 1, "
+                           "\"routed_scaling_factor\": 2.5, \"scoring_func\": \"sigmoid\", "
+                           "\"topk_group\": 4, "
+                           "\"topk_method\": \"noaux_tc\", " YARN(
+                               "40", "4096", "1.0",
+                               "") ", "
+                                   "\"quantization_config\": {\"activation_scheme\": \"dynamic\", "
+                                   "\"fmt\": \"e4m3\", "
+                                   "\"quant_method\": \"fp8\", \"weight_block_size\": [128, "
+                                   "128]}}",
+         "deepseek_v3", 128, 512, 128, 64, 128, 1536, 256, 8, 8, 58, 2048, 163840, true, false, 2.5,
+         1.873854},
+        {"{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"model_type\": "
+         "\"kimi_k2\", " SIZES("7168", "18432", "61", "64", "64", "163840", "131072")
+             LATENT("512", "128", "64",
+                    "128") "\"q_lora_rank\": 1536, \"first_k_dense_replace\": 1, "
+                           "\"moe_intermediate_size\": 2048, "
+                           "\"n_group\": 1, \"n_routed_experts\": 384, "
+                           "\"n_shared_experts\": 1, \"norm_topk_prob\": "
+                           "true, \"num_experts_per_tok\": 8, "
+                           "\"num_nextn_predict_layers\": 0, "
+                           "\"routed_scaling_factor\": 2.827, \"scoring_func\": "
+                           "\"sigmoid\", \"topk_group\": 1, "
+                           "\"topk_method\": \"noaux_tc\", \"rope_theta\": 50000.0, " YARN(
+                               "32", "4096", "1.0", "") "}",
+         "kimi_k2", 64, 512, 128, 64, 128, 1536, 384, 8, 1, 60, 2048, 131072, true, false, 2.827,
+         1.813254},
+        {"{\"architectures\": [\"Glm4MoeLiteForCausalLM\"], \"model_type\": "
+         "\"glm4_moe_lite\", " SIZES("2048", "10240", "47", "20", "20", "154880", "202752") LATENT(
+             "512", "192", "64", "256") "\"q_lora_rank\": 768, \"first_k_dense_replace\": 1, "
+                                        "\"moe_intermediate_size\": 1536, "
+                                        "\"n_group\": 1, \"n_routed_experts\": 64, "
+                                        "\"n_shared_experts\": 1, \"norm_topk_prob\": "
+                                        "true, \"num_experts_per_tok\": 4, "
+                                        "\"num_nextn_predict_layers\": 1, "
+                                        "\"routed_scaling_factor\": 1.8, \"topk_group\": 1, "
+                                        "\"topk_method\": \"noaux_tc\", "
+                                        "\"rope_scaling\": null, \"rope_theta\": 1000000}",
+         "glm4_moe_lite", 20, 512, 192, 64, 256, 768, 64, 4, 1, 46, 1536, 202752, true, false, 1.8,
+         1},
+        {"{\"architectures\": [\"Mistral3ForConditionalGeneration\"], \"model_type\": "
+         "\"mistral3\", "
+         "\"text_config\": {\"model_type\": \"mistral4\", " SIZES("4096", "12288", "36", "32", "32",
+                                                                  "131072", "1048576")
+             LATENT("256", "64", "64",
+                    "128") "\"q_lora_rank\": 1024, \"first_k_dense_replace\": 0, "
+                           "\"moe_intermediate_size\": 2048, "
+                           "\"n_routed_experts\": 128, \"num_experts_per_tok\": 4, "
+                           "\"rope_parameters\": {\"type\": \"yarn\", \"rope_theta\": "
+                           "10000.0, \"factor\": 128.0, "
+                           "\"original_max_position_embeddings\": 8192, \"mscale\": 1.0, "
+                           "\"mscale_all_dim\": 1.0, "
+                           "\"llama_4_scaling_beta\": 0.1, \"partial_rotary_factor\": 0.5}}}",
+         "mistral4", 32, 256, 64, 64, 128, 1024, 128, 4, 1, 36, 2048, 1048576, false, false, 1,
+         2.205836},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse(cases[i].text, &c, &fault), 0, "%s: %s: %s", cases[i].family,
+                     fault.field, fault.text);
+        const struct kern_latent *latent = &c.latent;
+        int routed = 0;
+        for (int l = 0; l < c.layers; l++) routed += c.per_layer[l].routed;
+        const struct kern_cache_options cache = model_cache_options(&c);
+        cr_expect_str_eq(c.family, cases[i].family);
+        cr_expect(latent->heads == cases[i].heads && latent->rank == cases[i].rank &&
+                      latent->still == cases[i].still && latent->turned == cases[i].turned &&
+                      latent->dim_v == cases[i].dim_v && c.q_rank == cases[i].q_rank,
+                  "%s", c.family);
+        cr_expect(c.heads_kv == 1 && c.head_dim == latent->rank + latent->turned, "%s", c.family);
+        cr_expect(cache.latent == latent->rank && kern_streams(&cache) == c.layers, "%s", c.family);
+        cr_expect(c.experts == cases[i].experts && c.experts_used == cases[i].used &&
+                      c.expert_groups == cases[i].groups && routed == cases[i].routed &&
+                      c.shared_ff == cases[i].shared_ff,
+                  "%s", c.family);
+        cr_expect(c.experts_sigmoid == cases[i].sigmoid && c.select_bias == cases[i].sigmoid &&
+                      c.expert_group_best == cases[i].best,
+                  "%s", c.family);
+        cr_expect_eq(c.max_positions, cases[i].positions, "%s: %d", c.family, c.max_positions);
+        cr_expect_float_eq((double)c.expert_scale, cases[i].scale, 1e-6, "%s", c.family);
+        cr_expect_float_eq((double)c.attend_scale * sqrt(latent->still + latent->turned),
+                           cases[i].products, 1e-5, "%s: %.6f", c.family,
+                           (double)c.attend_scale * sqrt(latent->still + latent->turned));
+        cr_expect(c.rope_scale == 1 && c.rotary_dims == latent->turned, "%s", c.family);
+        model_config_close(&c);
+    }
+}
+
+Test(model_config, latent_attention_that_is_refused) {
+    static const char sizes[] = LATENT("512", "128", "64", "128") EXPERTS("8", "2", "24");
+    static const struct {
+        const char *text, *architecture, *type, *field;
+        int rc;
+    } cases[] = {
+        {"\"kv_lora_rank\": 512,", "DeepseekV3ForCausalLM", "deepseek_v3", "qk_nope_head_dim",
+         ERR_INVALID},
+        {"\"kv_lora_rank\": 512,", "Qwen3ForCausalLM", "qwen3", "kv_lora_rank", ERR_UNSUPPORTED},
+        {LATENT("511", "128", "64", "128"), "DeepseekV3ForCausalLM", "deepseek_v3", "kv_lora_rank",
+         ERR_UNSUPPORTED},
+        {LATENT("1000", "128", "64", "128"), "DeepseekV3ForCausalLM", "deepseek_v3", "head_dim",
+         ERR_INVALID},
+        {"\"attention_bias\": true,", "DeepseekV3ForCausalLM", "deepseek_v3", "attention_bias",
+         ERR_UNSUPPORTED},
+        {"\"topk_method\": \"noaux_tc\",", "DeepseekV2ForCausalLM", "deepseek_v2", "topk_method",
+         ERR_UNSUPPORTED},
+        {"\"norm_topk_prob\": true,", "DeepseekV2ForCausalLM", "deepseek_v2", "norm_topk_prob",
+         ERR_UNSUPPORTED},
+        {"\"moe_layer_freq\": 2,", "DeepseekV2ForCausalLM", "deepseek_v2", "moe_layer_freq",
+         ERR_UNSUPPORTED},
+        {"\"mlp_layer_types\": [\"dense\", \"sparse\", \"other\"],", "Glm4MoeLiteForCausalLM",
+         "glm4_moe_lite", "mlp_layer_types", ERR_UNSUPPORTED},
+        {"\"mlp_layer_types\": [\"dense\"],", "Glm4MoeLiteForCausalLM", "glm4_moe_lite",
+         "mlp_layer_types", ERR_INVALID},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        char text[1024];
+        const bool own = strstr(cases[i].text, "kv_lora_rank") != NULL;
+        snprintf(text, sizeof text, "%s%s", own ? "" : sizes, cases[i].text);
+        cr_assert_eq(parse_with(text, cases[i].architecture, cases[i].type, NULL, &c, &fault),
+                     cases[i].rc, "%s: %s: %s", cases[i].text, fault.field, fault.text);
+        cr_expect_str_eq(fault.field, cases[i].field, "%s: %s", cases[i].text, fault.text);
     }
 }
 
