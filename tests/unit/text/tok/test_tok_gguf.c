@@ -176,6 +176,13 @@ Test(tok_gguf, words_by_name) {
     tok = open_good(&(struct vocab){WORDS, .pre = "glm4"});
     expect_ids(tok, "ab12", TOK_TEMPLATE, "1 2");
     tok_close(tok);
+    tok = open_good(&(struct vocab){WORDS, .pre = "deepseek-llm"});
+    expect_ids(tok, "ab12", TOK_TEMPLATE, "1 2");
+    expect_ids(tok, "ab ab\n12", TOK_TEMPLATE, "1 35 1 13 2");
+    tok_close(tok);
+    tok = open_good(&(struct vocab){WORDS, .pre = "kimi-k2"});
+    expect_ids(tok, "ab12", TOK_TEMPLATE, "1 2");
+    tok_close(tok);
     tok = open_good(&(struct vocab){WORDS, .pre = "llama-bpe"});
     expect_ids(tok, "ab12", TOK_TEMPLATE, "0 1 2"); /* begins with a token unless told otherwise */
     tok_close(tok);
