@@ -115,6 +115,12 @@ static void describe_kinds(const struct model_config *c, struct buf *out) {
         buf_fmt(out, "heads        %d key/value heads of %d in %d of %d layers%s\n", last->heads_kv,
                 last->head_dim, full, c->layers,
                 last->keys_are_values ? ", where values are the keys" : "");
+    if (c->latent.rank)
+        buf_fmt(out,
+                "latent       one entry for each token and layer, %d numbers and %d that rotate: "
+                "%.1f KB for a token in bf16\n",
+                c->latent.rank, c->latent.turned,
+                (double)c->cache_layers * c->head_dim * 2 * 1e-3);
     if (reading)
         buf_fmt(out, "sharing      %d of %d layers read the keys and values of others\n", reading,
                 c->layers);

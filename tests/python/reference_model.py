@@ -190,6 +190,47 @@ class Reference:
         return [[(stream.pos, stream.log_beta) for stream in row] for row in self.cache.streams]
 
 
+class LatentReference(Reference):
+    """Latent attention (DeepSeek-V2, arXiv 2405.04434) with dense networks, computed as it is cached: one KV head, whose
+    values are what keys begin with. Keys here have the numbers that rotate at the ends of both halves."""
+
+    def __init__(self, directory, gates=None, kv_dtype="f32"):
+        c = json.loads((Path(directory) / "config.json").read_text())
+        self.rank, self.still, self.turned, self.dim_v = (
+            c[n] for n in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+        super().__init__(directory, gates, kv_dtype)
+
+    def reset(self, rule=Rule()):
+        self.heads_kv, self.head_dim = 1, self.rank + self.turned
+        self.inv = rope_frequencies(self.config, self.turned)[0]
+        self.cache = Sequence(rule, self.layers, self.heads_q, 1, self.head_dim, (self.still + self.turned) ** -0.5, self.stored,
+                              np.concatenate((np.zeros(self.rank // 2), self.inv)), value_dim=self.rank)
+
+    def parts(self, layer, name):
+        """The matrices of all heads that make keys and values of the cached vector."""
+        rows = self.tensors[f"model.layers.{layer}.self_attn.kv_b_proj.weight"].reshape(self.heads_q, -1, self.rank)
+        return rows[:, :self.still] if name == "k" else rows[:, self.still:]
+
+    def join(self, plain, turning, angle):
+        turned = rotate(np.concatenate((turning[..., ::2], turning[..., 1::2]), -1), angle, 1.0)
+        return np.concatenate([x for pair in zip(np.split(plain, 2, -1), np.split(turned, 2, -1)) for x in pair], -1)
+
+    def project(self, layer, x, positions):
+        name, t = f"model.layers.{layer}.self_attn.", self.tensors
+        down = rms_norm(self.linear(name + "q_a_proj", x), t[name + "q_a_layernorm.weight"], 1e-6)
+        q = self.linear(name + "q_b_proj", down).reshape(len(x), self.heads_q, -1)
+        entry = self.linear(name + "kv_a_proj_with_mqa", x)[:, None]
+        c = rms_norm(entry[..., :self.rank], t[name + "kv_a_layernorm.weight"], 1e-6)
+        angle = positions[:, None] * self.inv
+        q = self.join(np.einsum("nhs,hsr->nhr", q[..., :self.still], self.parts(layer, "k")), q[..., self.still:], angle)
+        return q, self.join(c, entry[..., self.rank:], angle), c, self.log_beta(layer, x)
+
+    def attention(self, layer, x, positions):
+        out = self.cache.append_layer(layer, *self.project(layer, x, positions))
+        out = np.einsum("nhr,hvr->nhv", out, self.parts(layer, "v"))
+        return self.linear(f"model.layers.{layer}.self_attn.o_proj", out.reshape(len(x), -1))
+
+
 def replay(reference, tokens, prompt, budget, buffer, chunk, evict):
     """Replays tokens; the first `prompt` are a prompt, the rest count as generated one by one.
     `evict()` is called when an eviction is due.  Returns log-probabilities [len(tokens), vocab]."""

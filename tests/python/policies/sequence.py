@@ -35,9 +35,9 @@ class Stream:
             setattr(self, name, getattr(self, name)[mask])
 
 
-def empty_stream(head_dim):
-    rows, none = np.zeros((0, head_dim)), np.zeros(0)
-    return Stream(rows, rows, none.astype(np.int64), none, none)
+def empty_stream(head_dim, value_dim):
+    none = np.zeros(0)
+    return Stream(np.zeros((0, head_dim)), np.zeros((0, value_dim)), none.astype(np.int64), none, none)
 
 
 def round_bf16(x):
@@ -150,9 +150,11 @@ class Sequence:
     streams: list = field(default_factory=list)
     queries: list = field(default_factory=list)  # per layer [window, Hq, D]
     slacks: list = field(default_factory=list)  # per layer [n, Hq, D]: what ties of rounding explain in the last results
+    value_dim: int = 0  # numbers of a value; 0: as many as of a key
 
     def __post_init__(self):
-        self.streams = [[empty_stream(self.head_dim) for _ in range(self.heads_kv)] for _ in range(self.layers)]
+        self.value_dim = self.value_dim or self.head_dim
+        self.streams = [[empty_stream(self.head_dim, self.value_dim) for _ in range(self.heads_kv)] for _ in range(self.layers)]
         self.slacks = [None] * self.layers
         self.queries = [np.zeros((0, self.heads_q, self.head_dim)) for _ in range(self.layers)]
 
@@ -182,7 +184,7 @@ class Sequence:
     def append_layer(self, layer, q, k, v, log_beta):
         positions = np.arange(self.tokens, self.tokens + len(q))
         fresh = np.zeros(len(q)) if self.accumulates() else np.full(len(q), np.nan)
-        out, slack = np.zeros_like(q), np.zeros_like(q)
+        out, slack = (np.zeros((len(q), self.heads_q, self.value_dim)) for _ in range(2))
         for head, stream in enumerate(self.streams[layer]):
             stream.extend(self.store(k[:, head]), self.store(v[:, head]), positions, log_beta[:, head], fresh)
             mine = slice(head * self.group, (head + 1) * self.group)
