@@ -341,6 +341,21 @@ Test(emu_model, families_beside_the_reference) {
     }
 }
 
+Test(emu_model, latent_attention_is_refused) {
+    const struct model_options options = {.dir = KEEPD_SOURCE_DIR "/tests/data/models/deepseekv3",
+                                          .rows_max = 8,
+                                          .logits_max = 1,
+                                          .check_only = true};
+    struct kern *kern[BACKENDS];
+    struct model *model = NULL;
+    struct fault fault = {0};
+    both_open(kern);
+    cr_assert_eq(model_open(kern[EMULATED], &options, &model, &fault), ERR_UNSUPPORTED);
+    cr_assert_not_null(strstr(fault.text, "deepseek_v3 models have latent attention"), "%s",
+                       fault.text);
+    for (int b = 0; b < BACKENDS; b++) kern[b]->ops->close(kern[b]);
+}
+
 struct kind {
     bool fp8, gates, bias;
 };

@@ -5,6 +5,7 @@
 #include "tests/unit/kernels/cache_content.h"
 
 enum { POSITIONS = 256, DIM = 64, SINKS = 4, STREAMS = 4, FIRST = 100, SECOND = 60 };
+enum { LATENT = 48, BLOCKS = 1 + STREAMS };
 
 /* ---- Places ---- */
 
@@ -50,12 +51,13 @@ Test(places, few_positions_have_none) {
 static float inv_freq[DIM / 2];
 static const float *rotations[] = {inv_freq, NULL}; /* the second layer does not rotate */
 
-static struct cpu_cache open_cache(enum kern_dtype dtype, int64_t pages) {
+static struct cpu_cache open_with(enum kern_dtype dtype, int64_t pages, int latent) {
     const struct kern_cache_options options = {.layers = 2,
                                                .heads_q = 2,
                                                .heads_kv = 2,
                                                .head_dim = DIM,
                                                .dtype = dtype,
+                                               .latent = latent,
                                                .pages = pages,
                                                .slots = 2,
                                                .max_positions = POSITIONS,
@@ -65,6 +67,10 @@ static struct cpu_cache open_cache(enum kern_dtype dtype, int64_t pages) {
     for (int j = 0; j < DIM / 2 - 4; j++) inv_freq[j] = (float)pow(10000, -2.0 * j / DIM);
     cr_assert_eq(cpu_cache_open(&cache, &options, 1, &fault), 0, "%s", fault.text);
     return cache;
+}
+
+static struct cpu_cache open_cache(enum kern_dtype dtype, int64_t pages) {
+    return open_with(dtype, pages, 0);
 }
 
 static void check(const struct cpu_cache *cache) {
@@ -184,6 +190,82 @@ Test(shift, rotates_stored_keys_by_the_difference_of_places) {
         }
         cpu_cache_close(&cache);
     }
+}
+
+/* The pairs behind a latent vector, which keeps its bits. */
+static void expect_turned(const float *before, const float *after, int32_t by, double epsilon,
+                          double least) {
+    const int half = (DIM - LATENT) / 2;
+    cr_assert_arr_eq(after, before, LATENT * sizeof *before);
+    for (int j = 0; j < half; j++) {
+        const float *from = before + LATENT + j, *to = after + LATENT + j;
+        const double angle = (double)by * (double)inv_freq[j], a = (double)from[0],
+                     b = (double)from[half];
+        const double x = a * cos(angle) - b * sin(angle), y = b * cos(angle) + a * sin(angle);
+        cr_assert_leq(fabs(x - (double)to[0]), epsilon * fabs(x) + least);
+        cr_assert_leq(fabs(y - (double)to[half]), epsilon * fabs(y) + least);
+    }
+}
+
+Test(shift, latent_vectors_stay) {
+    static const struct {
+        enum kern_dtype dtype;
+        double epsilon, least;
+    } rows[] = {
+        {KERN_F32, 1e-6, 3e-7}, {KERN_BF16, 0x1.01p-8, 3e-7}, {KERN_E4M3, 0x1.01p-4, 0x1.01p-10}};
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+        struct cpu_cache cache = open_with(rows[r].dtype, 200, LATENT);
+        append(&cache, 0, 0, FIRST);
+        append(&cache, 0, POSITIONS - SECOND, SECOND);
+        const float *before = keys_of(&cache, 0);
+        cr_assert_eq(shift(&cache, 0, 0, 1), 0);
+        const float *after = keys_of(&cache, 0);
+        for (int stream = 0; stream < STREAMS; stream++)
+            for (int32_t i = 0; i < FIRST + SECOND; i++) {
+                const struct place p = find(&cache, 0, stream, i);
+                const int32_t by = stream < 2 ? places_of(POSITIONS, SINKS, 1, p.pos) - p.pos : 0;
+                const size_t at = (size_t)(stream * POSITIONS + i) * DIM;
+                expect_turned(before + at, after + at, by, rows[r].epsilon, rows[r].least);
+            }
+        cpu_cache_close(&cache);
+    }
+}
+
+/* A latent vector is key and value at once: it lies in its page, and in a snapshot, once. */
+Test(shift, latent_vectors_are_held_once) {
+    struct cpu_cache cache = open_with(KERN_BF16, 200, LATENT), two = open_cache(KERN_BF16, 200);
+    const struct cpu_layer *layer = cpu_cache_layer(&cache, 0);
+    struct kern_block blocks[BLOCKS];
+    struct kern_report report = {0};
+    struct fault fault = {0};
+    cr_assert_eq(cache.page_slots, 2 * two.page_slots);
+    append(&cache, 0, 0, FIRST);
+    const struct place p = find(&cache, 0, 0, 7);
+    const struct cpu_rows key = cpu_cache_rows(&cache, layer, p.page, false, p.at);
+    const struct cpu_rows value = cpu_cache_rows(&cache, layer, p.page, true, p.at);
+    cr_assert(key.at == value.at && key.dim == DIM && value.dim == LATENT);
+    for (int i = 0; i < BLOCKS; i++) {
+        const size_t size = cpu_cache_snapshot_size(&cache, 0, i);
+        void *data = malloc(size);
+        cpu_cache_snapshot_export(&cache, 0, i, data);
+        blocks[i] = (struct kern_block){data, size};
+        if (i > 0) cr_assert_eq(size, 4 + FIRST * (12 + DIM * 2));
+    }
+    cr_assert_eq(cpu_cache_snapshot_check(&cache, blocks, BLOCKS, FIRST, &report, &fault), 0, "%s",
+                 fault.text);
+    cr_assert_eq(cpu_cache_snapshot_check(&two, blocks, BLOCKS, FIRST, &report, &fault),
+                 ERR_MALFORMED);
+    for (int i = 0; i < BLOCKS; i++) {
+        cr_assert_eq(cpu_cache_snapshot_import(&cache, 1, i, &blocks[i]), 0);
+        free((void *)(uintptr_t)blocks[i].data);
+    }
+    check(&cache);
+    const float *one = keys_of(&cache, 0), *other = keys_of(&cache, 1);
+    for (int stream = 0; stream < STREAMS; stream++)
+        cr_assert_arr_eq(one + (size_t)stream * POSITIONS * DIM,
+                         other + (size_t)stream * POSITIONS * DIM, FIRST * DIM * sizeof *one);
+    cpu_cache_close(&cache);
+    cpu_cache_close(&two);
 }
 
 Test(shift, returns_to_the_places_before) {

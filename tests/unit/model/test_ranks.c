@@ -507,6 +507,22 @@ Test(ranks, instances_share_weights_rank_by_rank) {
 
 /* ---- Refusals ---- */
 
+Test(ranks, latent_attention_is_refused) {
+    const struct cpu_options cpu = {.path = "portable", .threads = 1};
+    const struct model_options options = {
+        .dir = MODELS "deepseekv3", .rows_max = 8, .logits_max = 1, .check_only = true};
+    struct kern *kern = NULL;
+    struct model *model = NULL;
+    struct fault fault = {0};
+    cr_assert_eq(ranks_open_cpu(&cpu, 2, &kern, &fault), 0);
+    cr_assert_eq(model_open(kern, &options, &model, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "model");
+    cr_assert_not_null(strstr(fault.text, "deepseek_v3 models have latent attention"), "%s",
+                       fault.text);
+    cr_assert_not_null(strstr(fault.text, "--device cpu and one rank"), "%s", fault.text);
+    kern->ops->close(kern);
+}
+
 Test(ranks, a_model_that_cannot_be_split_is_refused_by_name) {
     static const struct {
         struct shape shape;
