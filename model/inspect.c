@@ -119,8 +119,7 @@ static void describe_kinds(const struct model_config *c, struct buf *out) {
         buf_fmt(out,
                 "latent       one entry for each token and layer, %d numbers and %d that rotate: "
                 "%.1f KB for a token in bf16\n",
-                c->latent.rank, c->latent.turned,
-                (double)c->cache_layers * c->head_dim * 2 * 1e-3);
+                c->latent.rank, c->latent.turned, (double)c->cache_layers * c->head_dim * 2 * 1e-3);
     if (reading)
         buf_fmt(out, "sharing      %d of %d layers read the keys and values of others\n", reading,
                 c->layers);

@@ -631,7 +631,7 @@ static int load_head(struct loader *loader, int layer, const struct slot *slot, 
     char *room = room_of(&loader->rows, 2 * numbers, sizeof(float)), *at = room;
     if (!room) return no_room_for(loader, name, (size_t)m->rows, (size_t)m->cols);
     m->data = rows_at(&rows);
-    rc = read_rows(loader, name, &rows, &at, m);
+    rc = read_rows(loader, name, &rows, &loader->readers[0], &at, m);
     if (rc) return rc;
     char *other_half = room + numbers * sizeof(float);
     if (turned) turn_matrix(m, m->data, other_half);
@@ -639,6 +639,8 @@ static int load_head(struct loader *loader, int layer, const struct slot *slot, 
     const size_t bytes = loaded_bytes(m, rows.tensor);
     loader->read += rows_bytes(&rows);
     rc = give_matrix(loader, name, matrices, slot, layer, out);
+    if (!rc && rows_are_made(&rows)) rc = check_reader(loader, role, layer, &loader->readers[0]);
+    close_readers(loader);
     weights_release(loader->weights, rows_at(&rows), rows_bytes(&rows));
     if (!rc) report_progress(loader, bytes);
     return rc;

@@ -640,6 +640,8 @@ Test(model, splitting_a_prompt_changes_no_bit) {
         check_splits("gptoss", paths[i], KERN_BF16);
         check_splits("gemma4", paths[i], KERN_BF16);
         check_splits("gemma4dense", paths[i], KERN_BF16);
+        check_splits("deepseekv2", paths[i], KERN_F32);
+        check_splits("deepseekv3", paths[i], KERN_BF16);
     }
 }
 
@@ -695,6 +697,8 @@ Test(model, company_in_a_batch_changes_no_bit) {
         check_batches("gptoss", paths[i], KERN_F32);
         check_batches("gemma4", paths[i], KERN_F32);
         check_batches("gemma4dense", paths[i], KERN_F32);
+        check_batches("deepseekv2", paths[i], KERN_F32);
+        check_batches("deepseekv3", paths[i], KERN_BF16);
     }
 }
 
