@@ -21,9 +21,9 @@ static int query_dim(const struct kern_latent *latent) {
 
 /* Puts the numbers that rotate together half of them apart. */
 static void copy_turned(const struct kern_latent *latent, const float *from, float *to) {
-    const int half = latent->turned / 2;
+    const ptrdiff_t half = latent->turned / 2;
     if (!latent->neighbours) memcpy(to, from, (size_t)latent->turned * sizeof *to);
-    for (int i = 0; i < half && latent->neighbours; i++) {
+    for (ptrdiff_t i = 0; i < half && latent->neighbours; i++) {
         to[i] = from[2 * i];
         to[half + i] = from[2 * i + 1];
     }

@@ -286,7 +286,7 @@ void cpu_matmul_heads(struct cpu *cpu, const struct cpu_heads *heads) {
     CHECK_MSG(cpu_scratch_grow(cpu, heads_room(cpu, w).bytes) == 0,
               "no memory for products of heads");
     cpu_tickets_set(&job.items, blocks * heads->count);
-    cpu_run(cpu, heads->rows * heads->count * w->rows * w->cols, multiply_heads, &job);
+    cpu_run(cpu, (int64_t)heads->rows * heads->count * w->rows * w->cols, multiply_heads, &job);
 }
 
 /* ---- Several ranks ---- */
