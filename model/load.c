@@ -35,7 +35,7 @@ struct loader {
     struct cpu_team *team; /* NULL: nothing is made */
     struct room codes;     /* a matrix in fp8 on its way to the backend */
     struct room rows;      /* rows that the file does not have as the backend takes them */
-    struct rows_reader readers[SLOT_PARTS_MAX]; /* of a slot's matrices in blocks */
+    struct rows_reader readers[SLOT_PARTS_MAX]; /* readers of a slot's matrices in blocks */
     bool *used;         /* GGUF: which tensors were read, by index; else NULL */
     int *order;         /* [head_dim] the file's row of each of a head's rows in q and k; NULL:
                            the same */

@@ -45,14 +45,14 @@ struct rows_reader {
     struct kern_reader reader;
     const struct weights *weights;
     struct rows rows;
-    struct tensor_rows place, columns; /* what rows points to */
+    struct tensor_rows place, columns; /* copies: rows.place and rows.columns point here */
     struct rows_reading *reading;
 };
 
 /* Are the rows made in blocks, so that a rows_reader can hand them on? */
 bool rows_are_made(const struct rows *rows);
 
-/* What `rows` points to is copied, but for the tensors and the order. ERR_NOMEM. */
+/* Copies `rows` and its places; the tensors and the order stay where they are. ERR_NOMEM. */
 int rows_reader_open(struct rows_reader *reader, const struct weights *weights,
                      const struct rows *rows);
 /* The first element of the tensor that is no finite number, of those that were read; -1: none. */
