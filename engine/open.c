@@ -338,7 +338,7 @@ static void fill_heads(const struct engine *e, enum kern_dtype dtype, struct res
         const struct model_layer_config *layer = &config->per_layer[i];
         const struct kern_cache_options alone = {.dtype = dtype, .head_dim = layer->head_dim};
         struct kern_cache_info info = {0};
-        if (layer->mixer != MIXER_ATTENTION) continue;
+        if (!layer_attends(layer)) continue;
         ops_of(e)->cache_info(&alone, &info);
         if (layer->sliding_window) {
             shape->sliding_heads_kv = layer->heads_kv;

@@ -99,6 +99,9 @@ struct kern_matrix {
        input is number `skipped` of its group. group 0: one factor for a whole row. */
     const float *scale;
     int64_t scales, group, skipped;
+    /* Above 0: products with these rows are multiplied by it, before bias and KERN_ADD. The CPU's
+       alone. */
+    float factor;
 };
 
 /* Factors from one row of an E4M3 matrix to the next. */
@@ -377,8 +380,8 @@ struct kern_batch {
 
 /* Activation of gated products. GELU in its tanh form: g * sigmoid(1.5957691 (g + 0.044715 g^3)).
  * SWIGLU_CLAMPED (gpt-oss, arXiv 2508.10925): g sigmoid(1.702 g) (u + 1), g at most 7, u within
- * -7..7. SIGMOID: sigmoid(g) u. */
-enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED, KERN_SIGMOID };
+ * -7..7. SIGMOID: sigmoid(g) u. RELU: max(g, 0) u; the CPU's alone. */
+enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED, KERN_SIGMOID, KERN_RELU };
 
 /* Mixture of experts: a layer's feed-forward network as `count` gated networks, of which each row
  * uses `used`: those with the largest router logits (ties: the lower expert).
@@ -391,8 +394,9 @@ enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED, KERN_SIGM
  * without the two factors. With groups, experts of groups_used groups alone may be chosen: of
  * `groups` equal parts, those whose two largest s + bias have the largest sum (ties: the lower
  * group); with `group_best` (DeepSeek-V2, arXiv 2405.04434) those with the largest. Biases are
- * added to each product. Tensor parallelism splits every expert like a dense network, by d_ff, and
- * every rank chooses for itself. */
+ * added to each product. Experts that are `ungated` have one product in front, which is its own
+ * gate: glu(x, x). Tensor parallelism splits every expert like a dense network, by d_ff, and every
+ * rank chooses for itself. */
 #define KERN_EXPERTS_MAX       1024
 #define KERN_EXPERT_GROUPS_MAX 32
 struct kern_experts_spec {
@@ -405,7 +409,8 @@ struct kern_experts_spec {
     bool group_best;          /* a group counts as much as its best expert */
     const float *select_bias; /* [count] backend memory, or NULL */
     enum kern_activation activation;
-    struct kern_weight *const *gate_up; /* [count] [gate; up], KERN_SHARD_ROWS */
+    bool ungated;
+    struct kern_weight *const *gate_up; /* [count] [gate; up], or [up], KERN_SHARD_ROWS */
     struct kern_weight *const *down;    /* [count] KERN_SHARD_COLS */
     const float *gate_up_bias;          /* [count, 2 d_ff] backend memory, or NULL */
     const float *down_bias;             /* [count, d_model] backend memory, or NULL */

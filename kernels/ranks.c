@@ -508,16 +508,19 @@ static void glu_apart_on(struct ranks *ranks, struct kern *kern, int rank, void 
                          op->rows, op->dim, op->activation);
 }
 
-/* Every rank computes all of it. */
+/* Every rank computes its part of split rows, and all of whole ones. */
 static void op_glu_apart(struct kern *kern, float *y, const float *gate, const float *up,
                          int64_t up_stride, int rows, int dim, enum kern_activation activation) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.a = view_as(ranks, gate, false),
-                    .b = view_as(ranks, up, false),
-                    .y = view_to(ranks, y, false),
-                    .stride = up_stride,
+    const struct view a = view_of(ranks, gate);
+    const bool split = a.region->split;
+    const int parts = split ? ranks->count : 1;
+    struct op op = {.a = a,
+                    .b = view_as(ranks, up, split),
+                    .y = view_to(ranks, y, split),
+                    .stride = up_stride / parts,
                     .rows = rows,
-                    .dim = dim,
+                    .dim = dim / parts,
                     .activation = activation};
     ranks_each(ranks, glu_apart_on, &op);
 }

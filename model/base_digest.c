@@ -95,7 +95,7 @@ static int64_t widest_row(const struct model_config *config) {
     const int64_t widths[] = {config->d_model,     (int64_t)config->heads_q * config->head_dim,
                               dense_width(config), config->shared_ff,
                               delta_width(config), mamba_width(config),
-                              config->q_rank,      mixed_width(config, 0)};
+                              config->q_rank,      heads_width(config, 0)};
     int64_t most = 0;
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
         if (widths[i] > most) most = widths[i];

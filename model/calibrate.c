@@ -13,7 +13,7 @@
 #define SEED     0x63616c6962ull
 
 /* The products of a dense layer, by the role of their first part. */
-static const enum role measured[] = {ROLE_Q, ROLE_O, ROLE_GATE, ROLE_DOWN};
+static const enum role measured[] = {ROLE_Q, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN};
 #define PRODUCTS (sizeof measured / sizeof measured[0])
 
 struct calibration {

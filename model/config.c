@@ -36,7 +36,8 @@ enum experts {
     EXPERTS_ALL_LAYERS,  /* width intermediate_size; the chosen weights add up to 1 */
     EXPERTS_ALL_BY_FLAG, /* the same, but norm_topk_prob decides what they add up to */
     EXPERTS_AFTER_DENSE, /* but for the first ones, of their own width; norm_topk_prob */
-    EXPERTS_ERNIE        /* the same, every n-th layer up to a last one; they add up to 1 */
+    EXPERTS_ERNIE,       /* the same, every n-th layer up to a last one; they add up to 1 */
+    EXPERTS_BY_TYPES     /* as "layer_types" says, of their own width; norm_topk_prob */
 };
 
 struct family {
@@ -90,6 +91,9 @@ struct family {
     bool mamba;          /* layers of Mamba-2 */
     bool granite_hybrid; /* names of its own, and position_embedding_type says whether layers rotate
                           */
+    bool falcon;         /* Mamba-2 beside attention in every layer, and factors */
+    bool embed_factor;   /* embedding_multiplier */
+    bool nemotron;       /* layers have either a mixer or a network, which has no gate */
     const char *shared_width; /* the field that has the width of the network beside experts */
     bool
         gemma4; /* heads by kind of layer, keys and values that layers share, embeddings for each */
@@ -110,7 +114,7 @@ static const struct family families[] = {
     {"Phi3ForCausalLM", "phi3", 0, .windows = WINDOWS_ALL, .fused = true, .rms_eps = 1e-5},
     {"SmolLM3ForCausalLM", "smollm3", 0, .rope_theta = 2e6, .windows = WINDOWS_BY_TYPES,
      .unrotated_layers_every = 4, .tied_embeddings = true},
-    {"GraniteForCausalLM", "granite", 0, .factors = true},
+    {"GraniteForCausalLM", "granite", 0, .factors = true, .embed_factor = true},
     {"Qwen3MoeForCausalLM", "qwen3_moe", 0, .sliding_window = 4096, .qk_norm = true,
      .windows = WINDOWS_ALL_BY_FLAG, .experts = EXPERTS_SOME_LAYERS},
     {"GptOssForCausalLM", "gpt_oss", 64, .rms_eps = 1e-5, .rope_theta = 150000,
@@ -181,9 +185,15 @@ static const struct family families[] = {
     {"Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", 256, .partial_rotary = 0.25, .qk_norm = true,
      .experts = EXPERTS_SOME_LAYERS, .experts_normalised = true, .stacked_experts = true,
      .shared_gate_ff = 512, .delta = true},
-    {"GraniteMoeHybridForCausalLM", "granitemoehybrid", 0, .factors = true,
+    {"GraniteMoeHybridForCausalLM", "granitemoehybrid", 0, .factors = true, .embed_factor = true,
      .experts = EXPERTS_ALL_LAYERS, .mamba = true, .granite_hybrid = true,
      .shared_width = "shared_intermediate_size"},
+    {"FalconH1ForCausalLM", "falcon_h1", 0, .rms_eps = 1e-5, .mamba = true, .falcon = true,
+     .embed_factor = true},
+    {"NemotronHForCausalLM", "nemotron_h", 128, .rms_eps = 1e-5, .experts = EXPERTS_BY_TYPES,
+     .experts_normalised = true, .sigmoid = true, .select_bias = true, .groups = true,
+     .scaled = true, .mamba = true, .nemotron = true,
+     .shared_width = "moe_shared_expert_intermediate_size"},
     {"Gemma4ForCausalLM",
      "gemma4_text",
      256,
@@ -242,8 +252,6 @@ static const char *reason_of(const char *name) {
         {"deepseek_v32", " (attention to tokens that an index chooses)"},
         {"DeepseekV4", " (attention to tokens that an index chooses, compressed entries)"},
         {"deepseek_v4", " (attention to tokens that an index chooses, compressed entries)"},
-        {"NemotronH", " (layers with a recurrent state)"},
-        {"FalconH1", " (layers with a recurrent state)"},
         {"Gemma3n", " (embeddings for each layer, keys and values shared between layers)"},
         {"Llama4", " (its shared expert, and attention in chunks)"},
         {"llama4", " (its shared expert, and attention in chunks)"},
@@ -259,8 +267,8 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
         "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Ministral, Ministral3, SeedOss, Ernie4_5, "
         "Glm, Glm4, Glm4Moe, Dots1, Ernie4_5_Moe, MiniMaxM2, Qwen2Moe, Qwen3Moe, Mixtral, Olmoe, "
-        "Lfm2, Lfm2Moe, Qwen3Next, Qwen3_5, Qwen3_5Moe, GraniteMoeHybrid, GptOss, DeepseekV2, "
-        "DeepseekV3, Glm4MoeLite, Mistral4 (ForCausalLM); "
+        "Lfm2, Lfm2Moe, Qwen3Next, Qwen3_5, Qwen3_5Moe, GraniteMoeHybrid, NemotronH, FalconH1, "
+        "GptOss, DeepseekV2, DeepseekV3, Glm4MoeLite, Mistral4 (ForCausalLM); "
         "the text of Qwen3VL, "
         "Qwen3VLMoe, Qwen2_5_VL, Qwen3_5, Qwen3_5Moe, Gemma3, Gemma4, Gemma4Unified, "
         "Mistral3, MuseGlimmer "
@@ -401,22 +409,33 @@ static cJSON *layer_types_of(const cJSON *indices, int layers) {
     return types;
 }
 
-/* Fields that other families have under other names: "block_ff_dim" and "tie_embedding" decide
- * where both are there. Files without "layer_types" list the layers with attention. */
-static int rename_lfm2(cJSON *root, struct fault *fault) {
-    static const char *const names[][2] = {{"norm_eps", "rms_norm_eps"},
-                                           {"block_ff_dim", "intermediate_size"},
-                                           {"num_dense_layers", "first_k_dense_replace"},
-                                           {"tie_embedding", "tie_word_embeddings"}};
-    int64_t layers = 0;
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        cJSON *field = cJSON_DetachItemFromObjectCaseSensitive(root, names[i][0]);
+/* A field's name in a family, and in the others. */
+struct own_name {
+    const char *own, *other;
+};
+
+/* The family's own name decides where both are there. */
+static int rename_fields(cJSON *root, const struct own_name *names, size_t count,
+                         struct fault *fault) {
+    for (size_t i = 0; i < count; i++) {
+        cJSON *field = cJSON_DetachItemFromObjectCaseSensitive(root, names[i].own);
         if (!field) continue;
-        cJSON_DeleteItemFromObjectCaseSensitive(root, names[i][1]);
-        if (cJSON_AddItemToObject(root, names[i][1], field)) continue;
+        cJSON_DeleteItemFromObjectCaseSensitive(root, names[i].other);
+        if (cJSON_AddItemToObject(root, names[i].other, field)) continue;
         cJSON_Delete(field);
         return no_memory(fault);
     }
+    return 0;
+}
+
+/* Files without "layer_types" list the layers with attention. */
+static int rename_lfm2(cJSON *root, struct fault *fault) {
+    static const struct own_name names[] = {{"norm_eps", "rms_norm_eps"},
+                                            {"block_ff_dim", "intermediate_size"},
+                                            {"num_dense_layers", "first_k_dense_replace"},
+                                            {"tie_embedding", "tie_word_embeddings"}};
+    int64_t layers = 0;
+    if (rename_fields(root, names, sizeof names / sizeof *names, fault)) return ERR_NOMEM;
     const cJSON *indices = json_get(root, "full_attn_idxs");
     if (json_get(root, "layer_types") || !indices) return 0;
     int rc = json_int(root, NULL, "num_hidden_layers", 1, 512, &layers, fault);
@@ -426,6 +445,57 @@ static int rename_lfm2(cJSON *root, struct fault *fault) {
     if (types && cJSON_AddItemToObject(root, "layer_types", types)) return 0;
     cJSON_Delete(types);
     return no_memory(fault);
+}
+
+/* ---- Nemotron-H's own words ---- */
+
+/* A letter for each layer. */
+static cJSON *types_of_pattern(const char *pattern) {
+    cJSON *types = cJSON_CreateArray();
+    for (; types && *pattern; pattern++) {
+        const char *name = *pattern == 'M'   ? "mamba"
+                           : *pattern == '*' ? "attention"
+                           : *pattern == '-' ? "mlp"
+                           : *pattern == 'E' ? "moe"
+                                             : "?";
+        cJSON *type = cJSON_CreateString(name);
+        if (type && cJSON_AddItemToArray(types, type)) continue;
+        cJSON_Delete(type);
+        cJSON_Delete(types);
+        return NULL;
+    }
+    return types;
+}
+
+static int put_field(cJSON *root, const char *name, cJSON *value, struct fault *fault) {
+    cJSON_DeleteItemFromObjectCaseSensitive(root, name);
+    if (value && cJSON_AddItemToObject(root, name, value)) return 0;
+    cJSON_Delete(value);
+    return no_memory(fault);
+}
+
+/* transformers, NemotronHConfig: the list of layers decides how many there are. One shared expert
+ * is all that there is; its width is a field of its own. */
+static int rename_nemotron(cJSON *root, struct fault *fault) {
+    static const struct own_name names[] = {
+        {"layer_norm_epsilon", "rms_norm_eps"}, {"attention_head_dim", "head_dim"},
+        {"layers_block_type", "layer_types"},   {"mamba_num_heads", "mamba_n_heads"},
+        {"mamba_head_dim", "mamba_d_head"},     {"n_groups", "mamba_n_groups"},
+        {"ssm_state_size", "mamba_d_state"},    {"conv_kernel", "mamba_d_conv"},
+        {"use_conv_bias", "mamba_conv_bias"}};
+    const char *pattern = NULL;
+    int rc = json_str(root, NULL, "hybrid_override_pattern", &pattern, fault);
+    if (!rc) rc = rename_fields(root, names, sizeof names / sizeof *names, fault);
+    if (!rc && pattern && !json_get(root, "layer_types"))
+        rc = put_field(root, "layer_types", types_of_pattern(pattern), fault);
+    const cJSON *types = json_get(root, "layer_types"),
+                *shared = json_get(root, "n_shared_experts");
+    if (!rc && !types) rc = fault_set(fault, ERR_INVALID, "layers_block_type", "missing");
+    if (!rc && shared && cJSON_IsNumber(shared) && shared->valuedouble == 1)
+        cJSON_DeleteItemFromObjectCaseSensitive(root, "n_shared_experts");
+    if (rc || !cJSON_IsArray(types)) return rc;
+    return put_field(root, "num_hidden_layers", cJSON_CreateNumber(cJSON_GetArraySize(types)),
+                     fault);
 }
 
 /* ---- Fields that may say "none" ---- */
@@ -453,6 +523,8 @@ static const char *const optional_fields[] = {
     "num_mtp_layers",
     "shared_expert_intermediate_size",
     "clip_qkv",
+    "moe_latent_size",
+    "moe_shared_expert_intermediate_size",
     "query_pre_attn_scalar",
     "rope_local_base_freq",
     "sliding_window",
@@ -642,7 +714,15 @@ static const struct own_field {
     OWN("layer_rope_theta", muse),
     OWN("no_rope_layers", unrotated_layers_every),
     OWN("no_rope_layer_interval", unrotated_layers_every),
-    OWN("embedding_multiplier", factors),
+    OWN("embedding_multiplier", embed_factor),
+    OWN("lm_head_multiplier", falcon),
+    OWN("attention_in_multiplier", falcon),
+    OWN("attention_out_multiplier", falcon),
+    OWN("key_multiplier", falcon),
+    OWN("ssm_in_multiplier", falcon),
+    OWN("ssm_out_multiplier", falcon),
+    OWN("ssm_multipliers", falcon),
+    OWN("mlp_multipliers", falcon),
     OWN("residual_multiplier", factors),
     OWN("attention_multiplier", factors),
     OWN("logits_scaling", factors),
@@ -660,7 +740,8 @@ static const struct own_field {
     OWN("linear_conv_kernel_dim", delta),
     OWN("full_attention_interval", delta),
     OWN("mamba_n_heads", mamba),
-    OWN("shared_intermediate_size", shared_width),
+    OWN("shared_intermediate_size", granite_hybrid),
+    OWN("moe_shared_expert_intermediate_size", nemotron),
     OWN("kv_lora_rank", latent),
     OWN("q_lora_rank", latent),
     OWN("routed_scaling_factor", scaled),
@@ -681,10 +762,7 @@ static bool owns(const struct family *family, const struct own_field *field) {
 /* Fields that mean another computation whenever they are there at all. */
 static int refuse_present(const cJSON *root, const struct family *family, struct fault *fault) {
     static const char *const fields[] = {
-        "quantization",
-        "text_config",
-        "logit_scale",
-        "clip_qkv",
+        "quantization", "text_config", "logit_scale", "clip_qkv", "moe_latent_size",
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (json_get(root, fields[i]))
@@ -713,10 +791,13 @@ static int refuse_attention_types(const cJSON *root, struct fault *fault) {
 }
 
 static int refuse_values(const cJSON *root, const struct family *family, struct fault *fault) {
-    const char *known = family->gemma || family->gemma4 ? "gelu_pytorch_tanh" : "silu";
+    const char *known = family->gemma || family->gemma4 ? "gelu_pytorch_tanh"
+                        : family->nemotron              ? "relu2"
+                                                        : "silu";
     const char *act = known;
-    const char *key =
-        family->gemma || family->gemma4 || family->muse ? "hidden_activation" : "hidden_act";
+    const char *key = family->gemma || family->gemma4 || family->muse ? "hidden_activation"
+                      : family->nemotron                              ? "mlp_hidden_act"
+                                                                      : "hidden_act";
     const cJSON *both = json_get(root, "use_bidirectional_attention");
     const bool of_pictures = cJSON_IsString(both) && strcmp(both->valuestring, "vision") == 0;
     bool mlp_bias = false, bidirectional = false, use_bias = false;
@@ -759,6 +840,11 @@ static int read_layer_types(const cJSON *types, const struct family *family, int
         const bool mamba = family->mamba && (linear || strcmp(name, "mamba") == 0);
         if (conv || mamba || (family->delta && linear)) {
             out->per_layer[layer++].mixer = conv ? MIXER_CONV : mamba ? MIXER_MAMBA : MIXER_DELTA;
+            continue;
+        }
+        if (family->nemotron && (strcmp(name, "mlp") == 0 || strcmp(name, "moe") == 0)) {
+            out->per_layer[layer].routed = name[1] == 'o';
+            out->per_layer[layer++].mixer = MIXER_NONE;
             continue;
         }
         if (family->mamba && strcmp(name, "attention") == 0) name = "full_attention";
@@ -853,6 +939,7 @@ static int read_rotated(const cJSON *root, const struct family *family, struct m
     const int64_t shift = family->from_last ? out->layers % every : 0;
     for (int i = 0; i < out->layers; i++)
         out->per_layer[i].rotated = !every || (i + 1 - shift) % every != 0;
+    for (int i = 0; i < out->layers && family->nemotron; i++) out->per_layer[i].rotated = false;
     if (family->granite_hybrid) return read_positions(root, out, fault);
     if (json_get(root, "layer_rope_theta")) return read_thetas(root, out, fault);
     if (!list) return 0;
@@ -892,7 +979,8 @@ static int number_layers(struct model_config *out, struct fault *fault) {
     for (int i = 0; i < out->layers; i++) {
         struct model_layer_config *layer = &out->per_layer[i];
         if (layer->reads) continue; /* the index of the layer that it reads */
-        layer->index = layer->mixer == MIXER_ATTENTION ? out->cache_layers++ : out->state_layers++;
+        layer->index = layer_attends(layer) ? out->cache_layers++ : -1;
+        layer->state = layer_has_state(layer) ? out->state_layers++ : -1;
         if (layer->heads_kv) continue;
         layer->heads_kv = out->heads_kv;
         layer->head_dim = out->head_dim;
@@ -1004,6 +1092,12 @@ static int read_layers(const cJSON *root, const struct family *family, struct mo
     if (!rc && family->still_globals) rc = stop_globals(root, family, out, fault);
     if (!rc && family->delta) rc = read_interval(root, out, fault);
     if (!rc && family->gemma4) rc = read_kinds(root, out, fault);
+    for (int i = 0; i < out->layers && family->nemotron; i++)
+        out->per_layer[i].no_network = out->per_layer[i].mixer != MIXER_NONE;
+    for (int i = 0; i < out->layers && family->falcon; i++) {
+        out->per_layer[i].mixer = MIXER_MAMBA;
+        out->per_layer[i].attends_too = true;
+    }
     if (!rc) rc = number_layers(out, fault);
     return rc ? rc : fill_still(out, fault);
 }
@@ -1153,7 +1247,9 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
     int64_t values[3] = {0};
     const bool says_none = !json_get(root, count_key) &&
                            (has_field(root, "num_experts") || has_field(root, "num_local_experts"));
+    const bool by_types = family->experts == EXPERTS_BY_TYPES;
     if (says_none && (some || family->granite_hybrid)) return 0; /* every layer is dense */
+    if (by_types && routed_layers(out) == 0) return 0;
     for (size_t i = 0; i < 3; i++) {
         if (!json_get(root, keys[i])) return fault_set(fault, ERR_INVALID, keys[i], "missing");
         int rc = json_int(root, NULL, keys[i], 1, most[i], &values[i], fault);
@@ -1165,8 +1261,8 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
     if (out->experts_used > out->experts)
         return fault_set(fault, ERR_INVALID, keys[1], "%d of %d experts", out->experts_used,
                          out->experts);
-    const bool says =
-        some || family->experts == EXPERTS_ALL_BY_FLAG || family->experts == EXPERTS_AFTER_DENSE;
+    const bool says = some || by_types || family->experts == EXPERTS_ALL_BY_FLAG ||
+                      family->experts == EXPERTS_AFTER_DENSE;
     out->experts_normalised = !says || family->experts_normalised;
     out->mixtral_names = family->mixtral_names;
     out->ernie_names = family->experts == EXPERTS_ERNIE;
@@ -1176,7 +1272,7 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
     if (rc) return rc;
     rc = says ? json_bool(root, NULL, "norm_topk_prob", &out->experts_normalised, fault) : 0;
     if (rc) return rc;
-    rc = read_routed(root, family, out, fault);
+    if (!by_types) rc = read_routed(root, family, out, fault);
     if (!rc) rc = read_choice(root, family, out, fault);
     if (!rc) rc = read_shared(root, family, out, fault);
     if (!rc && routed_layers(out) == 0) {
@@ -1333,20 +1429,29 @@ static int read_delta(const cJSON *root, const struct family *family, struct mod
     return 0;
 }
 
-/* A field beside Mamba-2 that has one value only. */
+/* Fields beside Mamba-2 that have one value only. */
 static int refuse_mamba(const cJSON *root, struct fault *fault) {
+    static const char *const biases[] = {"mamba_proj_bias", "projectors_bias"};
     /* from 0 to infinity, which is null here, or transformers' object */
     const cJSON *limit = json_get(root, "time_step_limit"), *item;
+    const char *act = "silu";
     bool bias = false, limited = false;
-    int rc = json_bool(root, NULL, "mamba_proj_bias", &bias, fault);
+    int rc = json_str(root, NULL, "mamba_hidden_act", &act, fault);
+    for (size_t i = 0; i < sizeof biases / sizeof *biases && !rc; i++) {
+        rc = json_bool(root, NULL, biases[i], &bias, fault);
+        if (!rc && bias) rc = fault_set(fault, ERR_UNSUPPORTED, biases[i], "true is not supported");
+    }
     if (rc) return rc;
+    if (strcmp(act, "silu") != 0)
+        return fault_set(fault, ERR_UNSUPPORTED, "mamba_hidden_act",
+                         "\"%.64s\" is not supported, only \"silu\"", act);
     cJSON_ArrayForEach(item, limit) {
         const bool least = item == limit->child && cJSON_IsNumber(item) && item->valuedouble <= 0;
         limited = limited || !(least || cJSON_IsNull(item) || cJSON_IsObject(item));
     }
-    if (!bias && !limited) return 0;
-    return fault_set(fault, ERR_UNSUPPORTED, bias ? "mamba_proj_bias" : "time_step_limit",
-                     "%s is not supported", bias ? "true" : "a limit of steps");
+    if (!limited) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "time_step_limit",
+                     "a limit of steps is not supported");
 }
 
 /* transformers, the Mamba-2 layers of GraniteMoeHybrid, FalconH1 and NemotronH. */
@@ -1354,17 +1459,17 @@ static int read_mamba(const cJSON *root, const struct family *family, struct mod
                       struct fault *fault) {
     static const struct {
         const char *key;
-        int64_t absent, most;
-    } sizes[] = {{"mamba_n_heads", 128, 4096},
-                 {"mamba_n_groups", 1, 4096},
-                 {"mamba_d_state", 256, KERN_STATE_ROWS_MAX},
-                 {"mamba_d_conv", 4, KERN_TAPS_MAX},
-                 {"mamba_expand", 2, 64}};
+        int64_t absent, most, nemotron;
+    } sizes[] = {{"mamba_n_heads", 128, 4096, 0},
+                 {"mamba_n_groups", 1, 4096, 8},
+                 {"mamba_d_state", 256, KERN_STATE_ROWS_MAX, 128},
+                 {"mamba_d_conv", 4, KERN_TAPS_MAX, 0},
+                 {"mamba_expand", 2, 64, 0}};
     const cJSON *head = json_get(root, "mamba_d_head");
-    int64_t n[5], dim = 0;
+    int64_t n[5], dim = family->nemotron ? 64 : 0;
     int rc = refuse_mamba(root, fault);
     for (size_t i = 0; i < 5 && !rc; i++) {
-        n[i] = sizes[i].absent;
+        n[i] = family->nemotron && sizes[i].nemotron ? sizes[i].nemotron : sizes[i].absent;
         rc = json_int(root, NULL, sizes[i].key, i == 3 ? 2 : 1, sizes[i].most, &n[i], fault);
     }
     if (!rc && !(head && cJSON_IsString(head))) /* "auto" */
@@ -1372,7 +1477,10 @@ static int read_mamba(const cJSON *root, const struct family *family, struct mod
     out->conv_bias = true;
     if (!rc) rc = json_bool(root, NULL, "mamba_conv_bias", &out->conv_bias, fault);
     if (rc) return rc;
-    if (!dim) dim = n[4] * out->d_model / n[0];
+    int64_t inner = n[4] * out->d_model;
+    if (family->falcon) rc = json_int(root, NULL, "mamba_d_ssm", 1, 1 << 20, &inner, fault);
+    if (rc) return rc;
+    if (!dim) dim = inner / n[0];
     if (n[0] % n[1] || !dim)
         return fault_set(fault, ERR_INVALID, "mamba_n_heads", "%lld heads in %lld groups",
                          (long long)n[0], (long long)n[1]);
@@ -1380,6 +1488,10 @@ static int read_mamba(const cJSON *root, const struct family *family, struct mod
         return fault_set(fault, ERR_UNSUPPORTED, "mamba_d_state", "%lld is not a multiple of 4",
                          (long long)n[2]);
     out->mamba_names = family->granite_hybrid;
+    out->nemotron_names = out->ungated = family->nemotron;
+    out->falcon_names = family->falcon;
+    out->mamba_norm = !family->falcon;
+    if (family->nemotron) out->activation = KERN_RELU;
     if (!out->state_layers) return 0;
     out->conv_width = (int)n[3];
     out->mamba = (struct kern_mamba){.heads = (int)n[0],
@@ -1388,6 +1500,59 @@ static int read_mamba(const cJSON *root, const struct family *family, struct mod
                                      .dim_state = (int)n[2],
                                      .width = (int)n[3],
                                      .eps = out->post_eps};
+    return 0;
+}
+
+/* Numbers above 0; absent: 1 each. */
+static int read_factor_list(const cJSON *root, const char *name, int count, double *out,
+                            struct fault *fault) {
+    const cJSON *list = json_get(root, name), *item;
+    int found = 0;
+    for (int i = 0; i < count; i++) out[i] = 1;
+    if (!list) return 0;
+    cJSON_ArrayForEach(item, list) {
+        if (found < count && cJSON_IsNumber(item) && item->valuedouble >= 1e-6 &&
+            item->valuedouble <= 1e6)
+            out[found++] = item->valuedouble;
+    }
+    if (cJSON_IsArray(list) && cJSON_GetArraySize(list) == count && found == count) return 0;
+    return fault_set(fault, ERR_INVALID, name, "expected %d numbers from 1e-6 to 1e6", count);
+}
+
+/* transformers, FalconH1: factors on what enters and leaves attention, Mamba-2 and the network, on
+ * embeddings and logits. */
+static int read_falcon(const cJSON *root, struct model_config *out, struct fault *fault) {
+    static const char *const names[] = {"embedding_multiplier",    "lm_head_multiplier",
+                                        "attention_in_multiplier", "attention_out_multiplier",
+                                        "key_multiplier",          "ssm_in_multiplier",
+                                        "ssm_out_multiplier"};
+    double f[7] = {1, 1, 1, 1, 1, 1, 1}, ssm[5], mlp[2];
+    bool norm = false, before = true;
+    int rc = read_factor_list(root, "ssm_multipliers", 5, ssm, fault);
+    if (!rc) rc = read_factor_list(root, "mlp_multipliers", 2, mlp, fault);
+    for (size_t i = 0; i < 7 && !rc; i++)
+        rc = json_num(root, NULL, names[i], 1e-6, 1e6, &f[i], fault);
+    if (!rc) rc = json_bool(root, NULL, "mamba_rms_norm", &norm, fault);
+    if (!rc) rc = json_bool(root, NULL, "mamba_norm_before_gate", &before, fault);
+    if (rc) return rc;
+    if (norm && before)
+        return fault_set(fault, ERR_UNSUPPORTED, "mamba_norm_before_gate",
+                         "true is not supported beside mamba_rms_norm");
+    out->mamba_norm = norm;
+    out->embed_scale = (float)f[0];
+    out->logit_scale = (float)f[1];
+    out->factors = (struct model_factors){.q = (float)f[2],
+                                          .k = (float)(f[2] * f[4]),
+                                          .v = (float)f[2],
+                                          .o = (float)f[3],
+                                          .z = (float)(f[5] * ssm[0]),
+                                          .x = (float)(f[5] * ssm[1]),
+                                          .b = (float)(f[5] * ssm[2]),
+                                          .c = (float)(f[5] * ssm[3]),
+                                          .dt = (float)(f[5] * ssm[4]),
+                                          .state_out = (float)f[6],
+                                          .gate = (float)mlp[0],
+                                          .down = (float)mlp[1]};
     return 0;
 }
 
@@ -1483,6 +1648,7 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc && family->delta) rc = read_delta(root, family, out, fault);
     if (!rc && family->mamba) rc = read_mamba(root, family, out, fault);
     if (!rc && family->granite_hybrid) rc = read_granite_width(root, out, fault);
+    if (!rc && family->falcon) rc = read_falcon(root, out, fault);
     if (!rc && family->attend_cap > 0)
         rc = read_cap(root, "attn_logit_softcapping", family->attend_cap, &out->attend_cap, fault);
     if (!rc && family->logit_cap != 0)
@@ -1591,6 +1757,7 @@ static int read_config(cJSON *root, int context, struct model_config *out, struc
     if (rc) return rc;
     memcpy(out->family, family->model_type, strlen(family->model_type) + 1);
     if (family->lfm2) rc = rename_lfm2(root, fault);
+    if (family->nemotron) rc = rename_nemotron(root, fault);
     if (!rc) rc = read_sizes(root, family, out, fault);
     if (!rc && family->latent) rc = read_latent(root, out, fault);
     if (!rc) rc = check_heads(out, fault);
@@ -1680,7 +1847,7 @@ int routed_layers(const struct model_config *config) {
 int dense_width(const struct model_config *config) {
     int widest = 0;
     for (int i = 0; i < config->layers; i++)
-        if (!config->per_layer[i].routed && ff_width(config, i) > widest)
+        if (has_dense(&config->per_layer[i]) && ff_width(config, i) > widest)
             widest = ff_width(config, i);
     return widest;
 }
@@ -1688,7 +1855,7 @@ int dense_width(const struct model_config *config) {
 bool model_config_rotates_alike(const struct model_config *config) {
     for (int i = 0; i < config->layers; i++) {
         const struct model_layer_config *layer = &config->per_layer[i];
-        if (layer->mixer == MIXER_ATTENTION && (!layer->rotated || layer->local)) return false;
+        if (layer_attends(layer) && (!layer->rotated || layer->local)) return false;
     }
     return true;
 }

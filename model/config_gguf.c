@@ -42,6 +42,8 @@ static const struct architecture {
     const char *headless;      /* the type of layers without key/value heads, "layer_types" */
     bool delta;                /* files may list layers with a recurrent state */
     bool mamba;                /* layers of Mamba-2 */
+    bool falcon;               /* Mamba-2 beside attention in every layer */
+    bool nemotron;             /* layers have either a mixer or a network; none rotates */
     bool kinds;                /* heads and widths of networks differ by kind of layer */
     bool latent;               /* latent attention */
     int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
@@ -97,6 +99,14 @@ static const struct architecture {
     /* one name for several families: latent_type */
     {.name = "deepseek2", .type = "deepseek_v2", .unnormalised = true, .latent = true},
     {.name = "mistral4", .type = "mistral4", .latent = true},
+    {.name = "falcon-h1", .type = "falcon_h1", .mamba = true, .falcon = true},
+    {.name = "nemotron_h", .type = "nemotron_h", .permuted = true, .mamba = true, .nemotron = true},
+    {.name = "nemotron_h_moe",
+     .type = "nemotron_h",
+     .permuted = true,
+     .sigmoid = true,
+     .mamba = true,
+     .nemotron = true},
 };
 
 static const struct architecture *find_architecture(const char *name) {
@@ -141,6 +151,7 @@ static const struct row config_rows[] = {
     {".interleave_moe_layer_step", "moe_layer_interval", KIND_MORE},
     {".nextn_predict_layers", "num_nextn_predict_layers", KIND_MORE},
     {".expert_shared_feed_forward_length", "shared_expert_intermediate_size", KIND_MORE},
+    {".moe_latent_size", "moe_latent_size", KIND_MORE},
     {".shortconv.l_cache", "conv_L_cache", KIND_MORE},
     {".full_attention_interval", "full_attention_interval", KIND_MORE},
     {".rope.freq_base", "rope_theta", KIND_NUM},
@@ -331,6 +342,23 @@ static int find_list(const struct translation *t, const char *name, enum gguf_ty
     return rc;
 }
 
+/* Layers that have a network have one of the same width. */
+static int read_only_width(const struct translation *t) {
+    const struct gguf_value *list;
+    char key[KEY_MAX];
+    int64_t width = 0;
+    int rc = find_list(t, WIDTH, GGUF_I32, &list);
+    for (size_t i = 0; !rc && list && i < list->count; i++) {
+        const int64_t own = gguf_element_int(list, i);
+        if (own && width && own != width)
+            rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, WIDTH, key),
+                           "%lld in layer %zu is not supported beside %lld", (long long)own, i,
+                           (long long)width);
+        if (own) width = own;
+    }
+    return rc || !width ? rc : set_num(t, t->config, "intermediate_size", (double)width);
+}
+
 /* transformers, Gemma4: layers that read the keys and values of others may have networks of twice
  * the width, and files then list the widths. */
 static int read_widths(const struct translation *t) {
@@ -338,6 +366,7 @@ static int read_widths(const struct translation *t) {
     char key[KEY_MAX];
     int64_t width = 0, shared = 0;
     if (!has_key(t, WIDTH)) return 0;
+    if (t->row->nemotron) return read_only_width(t);
     int rc = t->row->kinds ? find_list(t, WIDTH, GGUF_I32, &list) : (list = NULL, 0);
     if (!rc && list) rc = get_int(t, SHARED, &shared);
     if (!rc && !list) rc = get_int(t, WIDTH, &width);
@@ -410,6 +439,40 @@ static bool in_a_layer(const struct translation *t, enum role role) {
     return false;
 }
 
+/* Layers without KV heads are Mamba-2 or, where they have a width, a network. */
+static int translate_nemotron(const struct translation *t) {
+    const cJSON *layers = json_get(t->config, "num_hidden_layers");
+    const struct gguf_value *heads = NULL, *widths = NULL;
+    const bool routed = json_get(t->config, "num_local_experts");
+    double eps = 0;
+    int64_t shared = 0;
+    char key[KEY_MAX];
+    cJSON_DeleteItemFromObjectCaseSensitive(t->config, "shared_expert_intermediate_size");
+    int rc = get_int(t, ".expert_shared_feed_forward_length", &shared);
+    if (!rc && shared)
+        rc = set_num(t, t->config, "moe_shared_expert_intermediate_size", (double)shared);
+    if (!rc) rc = find_list(t, KV_HEADS, GGUF_I32, &heads);
+    if (!rc) rc = find_list(t, WIDTH, GGUF_I32, &widths);
+    if (!rc && !(layers && heads && widths && (double)heads->count >= layers->valuedouble &&
+                 (double)widths->count >= layers->valuedouble))
+        rc = fault_set(t->fault, ERR_INVALID, key_of(t, heads ? WIDTH : KV_HEADS, key),
+                       "expected a number for each layer");
+    if (!rc) rc = get_num(t, ".attention.layer_norm_epsilon", &eps);
+    if (!rc && eps > 0 && !json_get(t->config, "rms_norm_eps"))
+        rc = set_num(t, t->config, "rms_norm_eps", eps);
+    cJSON *types = rc ? NULL : cJSON_AddArrayToObject(t->config, "layer_types");
+    for (size_t i = 0; types && (double)i < layers->valuedouble; i++) {
+        const bool network = gguf_element_int(widths, i) > 0;
+        const bool attends = !network && gguf_element_int(heads, i) > 0;
+        cJSON *type = cJSON_CreateString(attends    ? "attention"
+                                         : !network ? "mamba"
+                                         : routed   ? "moe"
+                                                    : "mlp");
+        if (!type || !cJSON_AddItemToArray(types, type)) return no_memory(t);
+    }
+    return rc || types ? rc : no_memory(t);
+}
+
 /* Sizes. Files have the width of all heads together. */
 static int translate_states(const struct translation *t) {
     const bool mamba = t->row->mamba;
@@ -441,6 +504,15 @@ static int translate_delta(const struct translation *t) {
         if (!type || !cJSON_AddItemToArray(types, type)) return no_memory(t);
     }
     return rc || types ? rc : no_memory(t);
+}
+
+/* Factors are in the numbers of the file. */
+static int translate_falcon(const struct translation *t) {
+    const bool norm = in_a_layer(t, ROLE_MAMBA_NORM);
+    return cJSON_AddBoolToObject(t->config, "mamba_rms_norm", norm) &&
+                   cJSON_AddBoolToObject(t->config, "mamba_norm_before_gate", false)
+               ? 0
+               : no_memory(t);
 }
 
 /* Files of Granite 4-H have one width of networks, of experts where there are any, and that of the
@@ -482,7 +554,7 @@ static int read_kv_heads(const struct translation *t) {
         const int64_t own = gguf_element_int(list, i);
         cJSON *type = types ? cJSON_CreateString(own ? "full_attention" : t->row->headless) : NULL;
         if (types && !(type && cJSON_AddItemToArray(types, type))) return no_memory(t);
-        if ((own && heads && own != heads) || (!own && !types))
+        if ((own && heads && own != heads) || (!own && !types && !t->row->nemotron))
             rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, KV_HEADS, key),
                            "layers with different numbers of key/value heads are not supported");
         if (own) heads = own;
@@ -512,7 +584,7 @@ static int read_head(const struct translation *t) {
         if (!rc) rc = set_num(t, t->config, "query_pre_attn_scalar", (double)scalar);
         if (rc) return rc;
     }
-    rc = get_more(t, ".rope.dimension_count", &rotated);
+    if (!t->row->nemotron) rc = get_more(t, ".rope.dimension_count", &rotated);
     if (!rc) rc = set_num(t, t->config, "head_dim", (double)key);
     if (!rc && key > 0)
         rc = set_num(t, t->config, "partial_rotary_factor", (double)rotated / (double)key);
@@ -919,7 +991,7 @@ static int translate(struct translation *t) {
             "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
             "chatglm, glm4, glm4moe, qwen2moe, dots1, ernie4_5-moe, minimax-m2, qwen2vl, qwen3vl, "
             "qwen3vlmoe, mistral3, muse-glimmer, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, "
-            "granitehybrid, gemma4, deepseek2, mistral4",
+            "granitehybrid, gemma4, deepseek2, mistral4, nemotron_h, nemotron_h_moe, falcon-h1",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
     if (!rc) rc = read_widths(t);
@@ -934,7 +1006,10 @@ static int translate(struct translation *t) {
     if (!rc) rc = read_experts(t);
     if (!rc) read_mtp(t);
     if (!rc) rc = translate_delta(t);
-    if (!rc && t->row->mamba) rc = translate_granite(t);
+    if (!rc && t->row->mamba)
+        rc = t->row->falcon     ? translate_falcon(t)
+             : t->row->nemotron ? translate_nemotron(t)
+                                : translate_granite(t);
     if (!rc) rc = COPY_ROWS(t, generation_rows, t->generation);
     if (!rc) rc = read_windows(t);
     if (!rc) rc = read_tensors(t);

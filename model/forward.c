@@ -128,16 +128,16 @@ static void project_states(struct model *model, int index, enum role role,
         kern->ops->matmul(kern, s->gates, x, layer->state_rates, NULL, batch->rows, KERN_SET);
 }
 
-/* Brings the layer's recurrent states forward and leaves what comes out in scratch.heads. */
+/* Brings the layer's recurrent states forward and leaves what comes out in scratch.mixed. */
 static void step_conv(struct model *model, int index, const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
     project_states(model, index, ROLE_CONV_B, batch);
-    kern->ops->short_conv(kern, c->per_layer[index].index, s->heads, s->qkv, layer->taps,
+    kern->ops->short_conv(kern, c->per_layer[index].state, s->mixed, s->qkv, layer->taps,
                           c->d_model, c->conv_width, batch);
-    show(model, index, ROLE_CONV_OUT, s->heads, batch->rows);
+    show(model, index, ROLE_CONV_OUT, s->mixed, batch->rows);
 }
 
 static void step_delta(struct model *model, int index, const struct kern_batch *batch) {
@@ -152,8 +152,8 @@ static void step_delta(struct model *model, int index, const struct kern_batch *
     delta.norm = layer->state_norm;
     delta.eps = c->rms_eps;
     project_states(model, index, ROLE_DELTA_Q, batch);
-    kern->ops->delta(kern, c->per_layer[index].index, s->heads, s->qkv, s->gates, &delta, batch);
-    show(model, index, ROLE_DELTA_OUT, s->heads, batch->rows);
+    kern->ops->delta(kern, c->per_layer[index].state, s->mixed, s->qkv, s->gates, &delta, batch);
+    show(model, index, ROLE_DELTA_OUT, s->mixed, batch->rows);
 }
 
 static void step_mamba(struct model *model, int index, const struct kern_batch *batch) {
@@ -169,8 +169,8 @@ static void step_mamba(struct model *model, int index, const struct kern_batch *
     mamba.skip = layer->skip;
     mamba.norm = layer->state_norm;
     project_states(model, index, ROLE_MAMBA_Z, batch);
-    kern->ops->mamba(kern, c->per_layer[index].index, s->heads, s->qkv, s->gates, &mamba, batch);
-    show(model, index, ROLE_MAMBA_OUT, s->heads, batch->rows);
+    kern->ops->mamba(kern, c->per_layer[index].state, s->mixed, s->qkv, s->gates, &mamba, batch);
+    show(model, index, ROLE_MAMBA_OUT, s->mixed, batch->rows);
 }
 
 /* Adds a product to the residual stream, with a norm between them where the family has one. */
@@ -216,15 +216,35 @@ static void end_layer(struct model *model, int index, float *x, const float *eac
     if (layer->out_scale) kern->ops->scale(kern, x, layer->out_scale, rows, c->d_model);
 }
 
-/* From the output of attention, or of what is in its place, to the end of the layer, in place in x.
- */
+/* The first part of the product in front of a network. */
+static enum role front_role(const struct model_config *c, bool shared) {
+    if (shared) return c->ungated ? ROLE_SHARED_UP : ROLE_SHARED_GATE;
+    return c->ungated ? ROLE_UP : ROLE_GATE;
+}
+
+/* The product in front of a network, and its activation. */
+static void step_gate_up(struct model *model, int index, const float *in, int rows, int d_ff) {
+    const struct model_config *c = &model->config;
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    kern->ops->matmul(kern, s->gate_up, in, model->layers[index].gate_up, NULL, rows, KERN_SET);
+    if (c->ungated)
+        kern->ops->glu_apart(kern, s->ff, s->gate_up, s->gate_up, d_ff, rows, d_ff, c->activation);
+    else
+        kern->ops->glu(kern, s->ff, s->gate_up, rows, d_ff, c->activation);
+}
+
+/* From the outputs of attention and of a recurrent state to the end of the layer, in place in x. */
 static void step_feed_forward(struct model *model, int index, float *x, const float *heads,
-                              int rows) {
+                              const float *mixed, int rows) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    add_branch(model, x, heads, layer->o, layer->o_bias, layer->attn_post_norm, rows);
+    const float *post_norm = layer->attn_post_norm;
+    if (layer->o) add_branch(model, x, heads, layer->o, layer->o_bias, post_norm, rows);
+    if (layer->state_out) add_branch(model, x, mixed, layer->state_out, NULL, post_norm, rows);
+    if (c->per_layer[index].no_network) return;
     const float *in = normed(model, x, layer->ffn_norm, rows);
     if (layer->experts) {
         kern->ops->matmul(kern, s->router, in, layer->router, layer->router_bias, rows, KERN_SET);
@@ -232,9 +252,8 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     }
     if (!layer->gate_up) return;
     const int d_ff = layer->experts ? c->shared_ff : ff_width(c, index);
-    show(model, index, layer->experts ? ROLE_SHARED_GATE : ROLE_GATE, in, rows);
-    kern->ops->matmul(kern, s->gate_up, in, layer->gate_up, NULL, rows, KERN_SET);
-    kern->ops->glu(kern, s->ff, s->gate_up, rows, d_ff, c->activation);
+    show(model, index, front_role(c, layer->experts != NULL), in, rows);
+    step_gate_up(model, index, in, rows, d_ff);
     if (layer->shared_gate) {
         kern->ops->matmul(kern, s->gates, in, layer->shared_gate, NULL, rows, KERN_SET);
         kern->ops->open_gates(kern, s->ff, s->gates, rows, d_ff, true);
@@ -256,21 +275,26 @@ static const float *step_wanted(struct model *model, int rows, const int32_t *wa
     const struct model_config *c = &model->config;
     const struct kern_ops *ops = model->kern->ops;
     struct scratch *s = &model->scratch;
-    float *x = s->x, *heads = s->heads, *each = s->each;
+    float *x = s->x, *heads = s->heads, *mixed = s->mixed, *each = s->each;
+    const int last = c->layers - 1, of_heads = heads_width(c, last),
+              of_state = mixed_width(c, last);
     if (!wants_every_row(want, want_count, rows)) {
         ops->gather_rows(model->kern, s->last_x, x, want, want_count, c->d_model);
-        ops->gather_rows(model->kern, s->last_heads, heads, want, want_count,
-                         mixed_width(c, c->layers - 1));
+        if (of_heads)
+            ops->gather_rows(model->kern, s->last_heads, heads, want, want_count, of_heads);
+        if (of_state)
+            ops->gather_rows(model->kern, s->last_mixed, mixed, want, want_count, of_state);
         x = s->last_x;
         heads = s->last_heads;
+        mixed = s->last_mixed;
         if (each) {
             each = s->last_each;
             ops->gather_rows(model->kern, each, s->each, want, want_count,
                              c->layers * c->each_embed);
         }
     }
-    step_feed_forward(model, c->layers - 1, x, heads, want_count);
-    end_layer(model, c->layers - 1, x, each, want_count);
+    step_feed_forward(model, last, x, heads, mixed, want_count);
+    end_layer(model, last, x, each, want_count);
     return x;
 }
 
@@ -291,9 +315,10 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
                             c->rms_eps);
     if (c->embeds_each) step_each(model, batch);
     for (int i = 0; i < c->layers; i++) {
+        if (layer_attends(&c->per_layer[i])) step_attention(model, i, batch);
         switch (c->per_layer[i].mixer) {
         case MIXER_ATTENTION:
-            step_attention(model, i, batch);
+        case MIXER_NONE:
             break;
         case MIXER_CONV:
             step_conv(model, i, batch);
@@ -306,7 +331,7 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
             break;
         }
         if (i < c->layers - 1) {
-            step_feed_forward(model, i, s->x, s->heads, batch->rows);
+            step_feed_forward(model, i, s->x, s->heads, s->mixed, batch->rows);
             end_layer(model, i, s->x, s->each, batch->rows);
         } else if (want_count)
             wanted = step_wanted(model, batch->rows, want, want_count);

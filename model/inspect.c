@@ -95,6 +95,10 @@ static void describe_rotation(const struct model_config *c, struct buf *out) {
     int unrotated = 0, pairs = 0;
     while (pairs < c->head_dim / 2 && c->inv_freq[pairs] > 0) pairs++;
     for (int i = 0; i < c->layers; i++) unrotated += !c->per_layer[i].rotated;
+    if (unrotated == c->layers) {
+        buf_str(out, "rotation     none\n");
+        return;
+    }
     buf_fmt(out, "rotation     %d of %d dimensions, one turn in %.4g to %.4g tokens", 2 * pairs,
             c->global_dim ? c->global_dim : c->head_dim, 2 * M_PI / (double)c->inv_freq[0],
             2 * M_PI / (double)c->inv_freq[pairs - 1]);
@@ -166,6 +170,12 @@ static void describe_caps(const struct model_config *c, struct buf *out) {
     if (c->attend_cap > 0 || c->logit_cap > 0) buf_char(out, '\n');
 }
 
+static int networks_alone(const struct model_config *c) {
+    int count = 0;
+    for (int i = 0; i < c->layers; i++) count += c->per_layer[i].mixer == MIXER_NONE;
+    return count;
+}
+
 static void describe_config(const struct model_config *c, bool gguf, struct buf *out) {
     buf_fmt(out, "family       %s, %s\n", c->family, gguf ? "a GGUF file" : "a directory");
     buf_fmt(out,
@@ -184,18 +194,21 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
     if (c->state_layers)
         buf_fmt(out,
                 "states       %.1f KB for each sequence: %d of %d layers have a %s over %d tokens "
-                "instead of attention\n",
+                "%s attention\n",
                 (double)model_state_bytes(c) * 1e-3, c->state_layers, c->layers,
                 c->mamba.heads     ? "Mamba-2 scan, with a convolution"
                 : c->delta.heads_k ? "gated delta rule, with a convolution"
                                    : "convolution",
-                c->conv_width);
+                c->conv_width, c->per_layer[0].attends_too ? "beside" : "instead of");
     if (c->delta.heads_k)
         buf_fmt(out, "delta rule   %d key heads of %d, %d value heads of %d\n", c->delta.heads_k,
                 c->delta.dim_k, c->delta.heads_v, c->delta.dim_v);
     if (c->mamba.heads)
         buf_fmt(out, "Mamba-2      %d heads of %d, states of %d, %d groups\n", c->mamba.heads,
                 c->mamba.dim, c->mamba.dim_state, c->mamba.groups);
+    if (networks_alone(c))
+        buf_fmt(out, "networks     %d of %d layers have no attention and no state\n",
+                networks_alone(c), c->layers);
     describe_attention(c, out);
     describe_caps(c, out);
     buf_fmt(out, "positions    %d\n", c->max_positions);

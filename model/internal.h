@@ -32,8 +32,8 @@ struct layer {
     float *each_post_norm, *out_scale;
     /* Layers with a recurrent state: the products of its inputs, the weights of the tokens in its
      * convolution, [channels, conv_width], and the other vectors of struct kern_delta or
-     * kern_mamba. `o` is the product of what comes out. */
-    struct kern_weight *state_in, *state_rates;
+     * kern_mamba; state_out is the product of what comes out. */
+    struct kern_weight *state_in, *state_rates, *state_out;
     float *taps, *conv_bias, *decay, *state_bias, *skip, *state_norm;
     /* Latent attention: products of what queries are made of, of queries, and of what is cached;
      * for each head, [heads_q], host memory, those that keys and values would be. */
@@ -46,7 +46,8 @@ struct scratch {
     float *x;          /* [rows_max, d_model] residual stream */
     float *norm;       /* [rows_max, d_model] */
     float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim], or the product state_in */
-    float *heads;      /* [rows_max, mixed_width] */
+    float *heads;      /* [rows_max, heads_width] */
+    float *mixed;      /* [rows_max, mixed_width] */
     float *gates;      /* [rows_max, heads_q * head_dim or 1 or rates_width] of attn_gate, of
                           shared_gate, of state_rates; or of q_down and entry */
     float *gate_up;    /* [rows_max, 2 d_ff], or shared_ff where that is more */
@@ -60,6 +61,7 @@ struct scratch {
     float *last_each;  /* [logits_max, as each] */
     float *last_x;     /* [logits_max, d_model] wanted rows, from the last layer's attention on */
     float *last_heads; /* [logits_max, as heads] */
+    float *last_mixed; /* [logits_max, as mixed] */
     float *logits;     /* [logits_max, vocab] */
 };
 
@@ -107,11 +109,20 @@ static inline int latent_query_dim(const struct model_config *c) {
 }
 
 static inline bool holds_entries(const struct model_layer_config *layer) {
-    return layer->mixer == MIXER_ATTENTION && !layer->reads;
+    return layer_attends(layer) && !layer->reads;
 }
 
 static inline int ff_width(const struct model_config *c, int layer) {
     return c->per_layer[layer].wide_ff ? 2 * c->d_ff : c->d_ff;
+}
+
+static inline bool has_dense(const struct model_layer_config *layer) {
+    return !layer->routed && !layer->no_network;
+}
+
+/* Products of a network. */
+static inline int network_products(const struct model_config *c) {
+    return c->ungated ? 2 : 3;
 }
 
 static inline int delta_width(const struct model_config *c) {
@@ -122,16 +133,18 @@ static inline int mamba_width(const struct model_config *c) {
     return c->mamba.heads * c->mamba.dim;
 }
 
-/* Numbers that a layer takes from its inputs for each token, and those that it hands to the product
- * `o`. */
-static inline int taken_width(const struct model_config *c, int layer) {
+/* Numbers that attention and a recurrent state take from a layer's inputs for each token. */
+static inline int attend_width(const struct model_config *c, int layer) {
+    const struct model_layer_config *its = &c->per_layer[layer];
+    return !layer_attends(its) ? 0 : its->reads ? q_width(c, layer) : qkv_width(c, layer);
+}
+static inline int state_width(const struct model_config *c, int layer) {
     const enum mixer mixer = c->per_layer[layer].mixer;
     const int keys = 2 * c->delta.heads_k * c->delta.dim_k;
-    return mixer == MIXER_CONV         ? 3 * c->d_model
-           : mixer == MIXER_DELTA      ? keys + 2 * delta_width(c)
-           : mixer == MIXER_MAMBA      ? 2 * mamba_width(c)
-           : c->per_layer[layer].reads ? q_width(c, layer)
-                                       : qkv_width(c, layer);
+    return mixer == MIXER_CONV    ? 3 * c->d_model
+           : mixer == MIXER_DELTA ? keys + 2 * delta_width(c)
+           : mixer == MIXER_MAMBA ? 2 * mamba_width(c)
+                                  : 0;
 }
 /* The numbers of state_rates, which every rank computes whole. */
 static inline int rates_width(const struct model_config *c, int layer) {
@@ -140,13 +153,17 @@ static inline int rates_width(const struct model_config *c, int layer) {
            : mixer == MIXER_MAMBA ? 2 * c->mamba.groups * c->mamba.dim_state + c->mamba.heads
                                   : 0;
 }
+/* Numbers that attention hands to the product `o`, and a recurrent state to state_out. */
+static inline int heads_width(const struct model_config *c, int layer) {
+    if (!layer_attends(&c->per_layer[layer])) return 0;
+    return c->latent.rank ? c->heads_q * c->latent.dim_v : q_width(c, layer);
+}
 static inline int mixed_width(const struct model_config *c, int layer) {
     const enum mixer mixer = c->per_layer[layer].mixer;
     return mixer == MIXER_CONV    ? c->d_model
            : mixer == MIXER_DELTA ? delta_width(c)
            : mixer == MIXER_MAMBA ? mamba_width(c)
-           : c->latent.rank       ? c->heads_q * c->latent.dim_v
-                                  : q_width(c, layer);
+                                  : 0;
 }
 
 /* How a layer attends. */

@@ -545,6 +545,7 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
         struct kern_matrix *m = &matrices[i];
         tensor_shape(config, slot->parts[i], layer, &m->rows, &m->cols);
         m->groups = slot_groups(slot, config, layer);
+        if (!naming_is_gguf(loader->naming)) m->factor = role_factor(config, slot->parts[i]);
         rows += (size_t)m->rows;
     }
     if (!loader->weights && loader->options->check_only) return 0;
@@ -781,8 +782,9 @@ static int refuse_extra(struct loader *loader, int layer) {
         const struct slot *slot = &layer_slots[i];
         if (slot_wanted(slot, &loader->model->config, layer)) continue;
         for (int k = 0; k < slot->count && !rc; k++) {
+            if (role_wanted(slot->parts[k], &loader->model->config, layer)) continue;
             name_of(loader, slot->parts[k], layer, name);
-            if (slot->source && loader->model->config.per_layer[layer].mixer == MIXER_ATTENTION)
+            if (slot->source && layer_attends(&loader->model->config.per_layer[layer]))
                 note_used(loader, weights_find(loader->weights, name));
             else
                 rc = refuse_tensor(loader, name);
@@ -809,6 +811,7 @@ static int make_experts(struct loader *loader, struct layer *layer) {
                                            .group_best = c->expert_group_best,
                                            .select_bias = layer->select_bias,
                                            .activation = c->activation,
+                                           .ungated = c->ungated,
                                            .gate_up = layer->expert_gate_up,
                                            .down = layer->expert_down,
                                            .gate_up_bias = layer->expert_gate_up_bias,

@@ -110,6 +110,11 @@ static int check_shape(const struct model *model, struct fault *fault) {
             "%s models have embeddings for each layer, or factors of layers, which the "
             "%s backend does not compute: serve it with --device cpu",
             c->family, ops->name);
+    if (c->ungated && !ops->glu_apart)
+        return fault_set(fault, ERR_UNSUPPORTED, "model",
+                         "%s models have networks without gates, which the %s backend does not "
+                         "compute: serve it with --device cpu",
+                         c->family, ops->name);
     return ops->shape_check ? ops->shape_check(model->kern, &shape, fault) : 0;
 }
 
@@ -118,9 +123,12 @@ static int open_scratch(struct model *model, struct fault *fault) {
     struct scratch *s = &model->scratch;
     int ff = dense_width(c) > c->shared_ff ? dense_width(c) : c->shared_ff;
     if (c->each_embed > ff) ff = c->each_embed;
-    int in = 0, mixed = 0, gates = c->attn_gate ? c->heads_q * c->head_dim : c->shared_gate;
+    int in = 0, heads = 0, mixed = 0,
+        gates = c->attn_gate ? c->heads_q * c->head_dim : c->shared_gate;
     for (int i = 0; i < c->layers; i++) {
-        in = taken_width(c, i) > in ? taken_width(c, i) : in;
+        in = attend_width(c, i) > in ? attend_width(c, i) : in;
+        in = state_width(c, i) > in ? state_width(c, i) : in;
+        heads = heads_width(c, i) > heads ? heads_width(c, i) : heads;
         mixed = mixed_width(c, i) > mixed ? mixed_width(c, i) : mixed;
         gates = rates_width(c, i) > gates ? rates_width(c, i) : gates;
     }
@@ -137,7 +145,8 @@ static int open_scratch(struct model *model, struct fault *fault) {
         {&s->x, model->rows_max, c->d_model},
         {&s->norm, model->rows_max, c->d_model},
         {&s->qkv, model->rows_max, in},
-        {&s->heads, model->rows_max, mixed},
+        {&s->heads, model->rows_max, heads},
+        {&s->mixed, model->rows_max, mixed},
         {&s->gates, model->rows_max, gates},
         {&s->gate_up, model->rows_max, 2 * ff},
         {&s->ff, model->rows_max, ff},
@@ -148,7 +157,8 @@ static int open_scratch(struct model *model, struct fault *fault) {
         {&s->last_each, model->logits_max, c->layers * c->each_embed},
         {&s->log_beta, model->rows_max, c->heads_kv},
         {&s->last_x, model->logits_max, c->d_model},
-        {&s->last_heads, model->logits_max, mixed},
+        {&s->last_heads, model->logits_max, heads},
+        {&s->last_mixed, model->logits_max, mixed},
         {&s->logits, model->logits_max, c->vocab},
     };
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
@@ -245,10 +255,11 @@ static void close_each(struct kern *kern, int count, struct kern_weight **each) 
 }
 
 static void close_layer(struct kern *kern, const struct model_config *c, struct layer *layer) {
-    struct kern_weight *matrices[] = {
-        layer->qkv,      layer->o,           layer->attn_gate, layer->gate_up,     layer->down,
-        layer->router,   layer->shared_gate, layer->state_in,  layer->state_rates, layer->each_gate,
-        layer->each_out, layer->q_down,      layer->q_up,      layer->entry};
+    struct kern_weight *matrices[] = {layer->qkv,         layer->o,         layer->attn_gate,
+                                      layer->gate_up,     layer->down,      layer->router,
+                                      layer->shared_gate, layer->state_in,  layer->state_rates,
+                                      layer->state_out,   layer->each_gate, layer->each_out,
+                                      layer->q_down,      layer->q_up,      layer->entry};
     float *vectors[] = {layer->attn_norm,        layer->attn_post_norm, layer->ffn_norm,
                         layer->ffn_post_norm,    layer->q_norm,         layer->k_norm,
                         layer->qkv_bias,         layer->o_bias,         layer->sinks,
@@ -290,9 +301,9 @@ void model_close(struct model *model) {
     if (!model) return;
     struct kern *kern = model->kern;
     const struct scratch *s = &model->scratch;
-    float *arrays[] = {s->gates, s->x,       s->norm,      s->qkv,    s->heads,      s->gate_up,
-                       s->ff,    s->router,  s->log_beta,  s->last_x, s->last_heads, s->logits,
-                       s->each,  s->each_in, s->last_each, s->latent};
+    float *arrays[] = {s->gates, s->x,          s->norm,     s->qkv,     s->heads,      s->gate_up,
+                       s->ff,    s->router,     s->log_beta, s->last_x,  s->last_heads, s->logits,
+                       s->mixed, s->last_mixed, s->each,     s->each_in, s->last_each,  s->latent};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }

@@ -15,12 +15,16 @@
 
 #define MODEL_EOS_MAX 16
 
-/* How a layer mixes a token with those before it. All but attention have a recurrent state. */
-enum mixer { MIXER_ATTENTION, MIXER_CONV, MIXER_DELTA, MIXER_MAMBA };
+/* How a layer mixes a token with those before it. All but attention have a recurrent state; a layer
+ * with NONE is a feed-forward network alone. */
+enum mixer { MIXER_ATTENTION, MIXER_CONV, MIXER_DELTA, MIXER_MAMBA, MIXER_NONE };
 
 struct model_layer_config {
     enum mixer mixer;
-    int index;              /* number among the layers with entries of their own, or with a state */
+    bool
+        attends_too; /* attention beside a recurrent state, to the same inputs; outputs are added */
+    int index;       /* number among the layers with entries of their own; else -1 */
+    int state;       /* number among the layers with a recurrent state; else -1 */
     int heads_kv, head_dim; /* KV heads, where the layer has attention */
     bool reads; /* the layer has no entries of its own and attends to those that `index` says */
     bool keys_are_values; /* values are the keys before norm and rotation */
@@ -29,6 +33,20 @@ struct model_layer_config {
     bool rotated;         /* queries and keys are rotated by their positions */
     bool local;           /* by inv_freq_local, without rope_scale */
     bool routed;          /* the feed-forward network is a mixture of experts */
+    bool no_network;      /* the layer has no feed-forward network */
+};
+
+static inline bool layer_attends(const struct model_layer_config *layer) {
+    return layer->mixer == MIXER_ATTENTION || layer->attends_too;
+}
+
+static inline bool layer_has_state(const struct model_layer_config *layer) {
+    return layer->mixer != MIXER_ATTENTION && layer->mixer != MIXER_NONE;
+}
+
+/* Factors on the products of matrices; 0: 1. Files of GGUF have them in their numbers. */
+struct model_factors {
+    float q, k, v, o, z, x, b, c, dt, state_out, gate, down;
 };
 
 struct model_config {
@@ -39,7 +57,7 @@ struct model_config {
     int cache_layers; /* layers with entries of their own, which the cache and gates are about */
     int global_dim,
         local_dim;    /* heads of layers without and with a window, where they differ; else 0 */
-    int state_layers; /* layers with a recurrent state: all others */
+    int state_layers; /* layers with a recurrent state */
     int conv_width;   /* tokens that a convolution sees, its own included; 0: none */
     struct kern_delta delta; /* sizes of gated delta rules; all 0: there is none */
     struct kern_mamba mamba; /* sizes of Mamba-2 layers, and eps; all 0: there is none */
@@ -50,8 +68,12 @@ struct model_config {
     bool q_latent, q_from_input; /* with latent attention: q_rank is above 0; it is 0 */
     /* A GGUF file joins up_k and up_v in one tensor, as directories do; gate and up of experts. */
     bool latent_joined, experts_joined;
-    bool conv_bias;        /* kern_mamba.conv_bias */
-    bool mamba_names;      /* files name tensors as Granite 4-H's do */
+    bool conv_bias;      /* kern_mamba.conv_bias */
+    bool mamba_names;    /* files name tensors as Granite 4-H's do */
+    bool nemotron_names; /* as Nemotron-H's do */
+    bool falcon_names;   /* as Falcon-H1's do */
+    bool mamba_norm;     /* kern_mamba.norm */
+    struct model_factors factors;
     bool lfm2_names;       /* files name tensors as LFM2's do */
     bool qwen35_names;     /* as Qwen3.5's: q's projection has queries and gates of each head */
     bool qwen3_next_names; /* and as Qwen3-Next's */
@@ -95,6 +117,7 @@ struct model_config {
     float each_norm_scale;
     bool layer_scales; /* a factor on what each layer hands on */
     enum kern_activation activation;
+    bool ungated;               /* networks have one product in front, which is its own gate */
     bool pre_norms, post_norms; /* attention and the feed-forward network have norms of their
                                    inputs, of their outputs */
     bool fused;                /* files join q, k and v in one tensor, and gate and up in another */

@@ -61,19 +61,21 @@ static size_t latent_numbers(const struct model_config *c) {
 
 size_t random_bytes(const struct model_config *c) {
     size_t d = (size_t)c->d_model, routed = (size_t)routed_layers(c);
+    const size_t products = (size_t)network_products(c);
     size_t layers = 0;
     for (int l = 0; l < c->layers && c->latent.rank; l++) layers += latent_numbers(c);
     for (int l = 0; l < c->layers && !c->latent.rank; l++) {
-        const bool gated = c->attn_gate && c->per_layer[l].mixer == MIXER_ATTENTION;
+        const bool gated = c->attn_gate && layer_attends(&c->per_layer[l]);
         layers += d * (size_t)(gated ? q_width(c, l) : 0);
-        layers += d * (size_t)(taken_width(c, l) + rates_width(c, l) + mixed_width(c, l));
+        layers += d * (size_t)(attend_width(c, l) + heads_width(c, l));
+        layers += d * (size_t)(state_width(c, l) + rates_width(c, l) + mixed_width(c, l));
     }
     for (int l = 0; l < c->layers; l++)
-        layers += c->per_layer[l].routed ? 0 : 3 * d * (size_t)ff_width(c, l);
+        layers += has_dense(&c->per_layer[l]) ? products * d * (size_t)ff_width(c, l) : 0;
     const size_t each = (size_t)c->layers * (size_t)c->each_embed;
     layers += each * ((size_t)c->vocab + 3 * d);
-    layers += routed * (size_t)c->experts * d * (3 * (size_t)c->expert_ff + 1);
-    layers += routed * d * (3 * (size_t)c->shared_ff + c->shared_gate);
+    layers += routed * (size_t)c->experts * d * (products * (size_t)c->expert_ff + 1);
+    layers += routed * d * (products * (size_t)c->shared_ff + c->shared_gate);
     size_t ends = d * (size_t)c->vocab * (c->tied_embeddings ? 1 : 2);
     return 2 * (layers + ends);
 }

@@ -20,6 +20,10 @@ static bool is_sensitive(const struct model_config *config, const struct slot *s
 
 enum quantization rounding_format(const struct model_config *config, const struct slot *slot,
                                   int layer, enum quantization wanted) {
+    const enum role first = slot->parts[0];
+    /* Mamba-2's rates, which 4 bits would serve badly, lie in one tensor with its other inputs. */
+    if (wanted > QUANTIZE_FP8 && (first == ROLE_MAMBA_Z || first == ROLE_MAMBA_B))
+        return QUANTIZE_Q8;
     if (slot->shard == KERN_SHARD_NONE) return QUANTIZE_NONE;
     if (wanted == QUANTIZE_Q4 && is_sensitive(config, slot, layer)) return QUANTIZE_Q8;
     if (slot->shard != KERN_SHARD_VOCAB) return wanted;
@@ -122,7 +126,9 @@ static bool measure(const struct rounding *r, enum role role, int layer, int exp
                     float *values, float *out) {
     const bool attention = role == ROLE_Q || role == ROLE_ATTN_GATE || role == ROLE_O;
     const bool routed = role >= ROLE_EXPERT_GATE;
-    if (!read_norm(r, attention ? ROLE_ATTN_NORM : ROLE_FFN_NORM, layer, norm)) return false;
+    const bool alone = r->config->per_layer[layer].mixer == MIXER_NONE;
+    if (!read_norm(r, attention || alone ? ROLE_ATTN_NORM : ROLE_FFN_NORM, layer, norm))
+        return false;
     if (role == ROLE_O) {
         const struct model_layer_config *its = &r->config->per_layer[layer];
         const enum role source = its->keys_are_values ? ROLE_K : ROLE_V;
@@ -135,8 +141,10 @@ static bool measure(const struct rounding *r, enum role role, int layer, int exp
         memcpy(out, norm, (size_t)r->config->d_model * sizeof *out);
         return true;
     }
-    return multiply_lengths(r, routed ? ROLE_EXPERT_GATE : ROLE_GATE, layer, expert, norm, out) &&
-           multiply_lengths(r, routed ? ROLE_EXPERT_UP : ROLE_UP, layer, expert, norm, out);
+    const enum role up = routed ? ROLE_EXPERT_UP : ROLE_UP;
+    const enum role gate = r->config->ungated ? up : routed ? ROLE_EXPERT_GATE : ROLE_GATE;
+    return multiply_lengths(r, gate, layer, expert, norm, out) &&
+           multiply_lengths(r, up, layer, expert, norm, out);
 }
 
 bool rounding_inputs(const struct rounding *r, const struct slot *slot, int layer, int expert,
@@ -147,7 +155,8 @@ bool rounding_inputs(const struct rounding *r, const struct slot *slot, int laye
     double sum = 0;
     tensor_shape(c, role, layer, &rows, &cols);
     if (role != ROLE_Q && role != ROLE_ATTN_GATE && role != ROLE_O && role != ROLE_GATE &&
-        role != ROLE_DOWN && role != ROLE_EXPERT_GATE && role != ROLE_EXPERT_DOWN)
+        role != ROLE_UP && role != ROLE_DOWN && role != ROLE_EXPERT_GATE &&
+        role != ROLE_EXPERT_UP && role != ROLE_EXPERT_DOWN)
         return false;
     int64_t values, width;
     tensor_shape(c, ROLE_V, layer, &values, &width);

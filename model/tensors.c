@@ -39,7 +39,7 @@ enum width {
     WIDTH_MAMBA_CHANNELS,
     WIDTH_EACH, /* embeddings of one layer, and of all */
     WIDTH_EACH_ALL,
-    WIDTH_MIXED, /* all heads' numbers that attention hands on */
+    WIDTH_HEADS_OUT, /* all heads' numbers that attention hands on */
     WIDTH_LATENT_Q_DOWN,
     WIDTH_LATENT_ENTRY,
     WIDTH_LATENT,
@@ -48,8 +48,11 @@ enum width {
 };
 
 /* Names of a role of Mamba-2. */
-#define MAMBA(hf, gguf)                                                                            \
-    { [NAMING_HF_GRANITE_HYBRID] = hf, [NAMING_GGUF_MAMBA] = gguf }
+#define MAMBA(granite, nemotron, gguf)                                                             \
+    {                                                                                              \
+        [NAMING_HF_GRANITE_HYBRID] = granite, [NAMING_HF_NEMOTRON_H] = nemotron,                   \
+        [NAMING_GGUF_MAMBA] = gguf                                                                 \
+    }
 
 static const struct {
     /* NULL: as base_of the naming; "": none; # is the expert's number. */
@@ -57,50 +60,60 @@ static const struct {
     enum width rows, cols;
     bool in_layer;
 } tensors[ROLE_COUNT] = {
-    [ROLE_EMBED] = {{"model.embed_tokens.weight", NULL, "token_embd.weight"},
+    [ROLE_EMBED] = {{"model.embed_tokens.weight", NULL,
+                     "token_embd.weight", [NAMING_HF_NEMOTRON_H] = "model.embeddings.weight"},
                     WIDTH_VOCAB,
                     WIDTH_MODEL,
                     false},
     [ROLE_FINAL_NORM] = {{"model.norm.weight", NULL,
                           "output_norm.weight", [NAMING_HF_LFM2] = "model.embedding_norm.weight",
-                          [NAMING_GGUF_LFM2] = "token_embd_norm.weight"},
+                          [NAMING_GGUF_LFM2] = "token_embd_norm.weight",
+                          [NAMING_HF_NEMOTRON_H] = "model.norm_f.weight",
+                          [NAMING_HF_FALCON_H1] = "model.final_layernorm.weight"},
                          WIDTH_MODEL,
                          WIDTH_NONE,
                          false},
     [ROLE_EMBED_NORM] = {{NULL}, WIDTH_MODEL, WIDTH_NONE, false},
     [ROLE_HEAD] = {{"lm_head.weight", NULL, "output.weight"}, WIDTH_VOCAB, WIDTH_MODEL, false},
     [ROLE_ATTN_NORM] = {{"input_layernorm.weight", NULL,
-                         "attn_norm.weight", [NAMING_HF_LFM2] = "operator_norm.weight"},
+                         "attn_norm.weight", [NAMING_HF_LFM2] = "operator_norm.weight",
+                         [NAMING_HF_NEMOTRON_H] = "norm.weight"},
                         WIDTH_MODEL,
                         WIDTH_NONE,
                         true},
     [ROLE_Q] = {{"self_attn.q_proj.weight", "self_attn.qkv_proj.weight",
-                 "attn_q.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight"},
+                 "attn_q.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight",
+                 [NAMING_HF_NEMOTRON_H] = "mixer.q_proj.weight"},
                 WIDTH_Q,
                 WIDTH_MODEL,
                 true},
     [ROLE_K] = {{"self_attn.k_proj.weight", "self_attn.qkv_proj.weight",
-                 "attn_k.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight"},
+                 "attn_k.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight",
+                 [NAMING_HF_NEMOTRON_H] = "mixer.k_proj.weight"},
                 WIDTH_KV,
                 WIDTH_MODEL,
                 true},
     [ROLE_V] = {{"self_attn.v_proj.weight", "self_attn.qkv_proj.weight",
-                 "attn_v.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight"},
+                 "attn_v.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight",
+                 [NAMING_HF_NEMOTRON_H] = "mixer.v_proj.weight"},
                 WIDTH_KV,
                 WIDTH_MODEL,
                 true},
     [ROLE_Q_BIAS] = {{"self_attn.q_proj.bias", NULL,
-                      "attn_q.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias"},
+                      "attn_q.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias",
+                      [NAMING_HF_NEMOTRON_H] = "mixer.q_proj.bias"},
                      WIDTH_Q,
                      WIDTH_NONE,
                      true},
     [ROLE_K_BIAS] = {{"self_attn.k_proj.bias", NULL,
-                      "attn_k.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias"},
+                      "attn_k.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias",
+                      [NAMING_HF_NEMOTRON_H] = "mixer.k_proj.bias"},
                      WIDTH_KV,
                      WIDTH_NONE,
                      true},
     [ROLE_V_BIAS] = {{"self_attn.v_proj.bias", NULL,
-                      "attn_v.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias"},
+                      "attn_v.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias",
+                      [NAMING_HF_NEMOTRON_H] = "mixer.v_proj.bias"},
                      WIDTH_KV,
                      WIDTH_NONE,
                      true},
@@ -115,11 +128,13 @@ static const struct {
                      WIDTH_NONE,
                      true},
     [ROLE_O] = {{"self_attn.o_proj.weight", NULL,
-                 "attn_output.weight", [NAMING_HF_LFM2] = "self_attn.out_proj.weight"},
+                 "attn_output.weight", [NAMING_HF_LFM2] = "self_attn.out_proj.weight",
+                 [NAMING_HF_NEMOTRON_H] = "mixer.o_proj.weight"},
                 WIDTH_MODEL,
-                WIDTH_MIXED,
+                WIDTH_HEADS_OUT,
                 true},
-    [ROLE_O_BIAS] = {{"self_attn.o_proj.bias", NULL, "attn_output.bias"},
+    [ROLE_O_BIAS] = {{"self_attn.o_proj.bias", NULL,
+                      "attn_output.bias", [NAMING_HF_NEMOTRON_H] = "mixer.o_proj.bias"},
                      WIDTH_MODEL,
                      WIDTH_NONE,
                      true},
@@ -146,7 +161,8 @@ static const struct {
         {{"post_attention_layernorm.weight", NULL,
           "ffn_norm.weight", [NAMING_HF_POST_NORMS] = "pre_feedforward_layernorm.weight",
           [NAMING_GGUF_AFTER_ATTENTION] = "post_attention_norm.weight",
-          [NAMING_HF_LFM2] = "ffn_norm.weight"},
+          [NAMING_HF_LFM2] = "ffn_norm.weight", [NAMING_HF_NEMOTRON_H] = "",
+          [NAMING_HF_FALCON_H1] = "pre_ff_layernorm.weight", [NAMING_GGUF_FALCON_H1] = "ffn_norm"},
          WIDTH_MODEL,
          WIDTH_NONE,
          true},
@@ -154,20 +170,25 @@ static const struct {
         {{"mlp.gate_proj.weight", "mlp.gate_up_proj.weight", "ffn_gate.weight",
           [NAMING_GGUF_FUSED] = "ffn_up.weight", [NAMING_GGUF_GLM] = "ffn_up.weight",
           [NAMING_HF_GLM] = "mlp.gate_up_proj.weight", [NAMING_HF_LFM2] = "feed_forward.w1.weight",
-          [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.input_linear.weight"},
+          [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.input_linear.weight",
+          [NAMING_HF_NEMOTRON_H] = "", [NAMING_HF_FALCON_H1] = "feed_forward.gate_proj.weight"},
          WIDTH_FF,
          WIDTH_MODEL,
          true},
     [ROLE_UP] = {{"mlp.up_proj.weight", "mlp.gate_up_proj.weight",
                   "ffn_up.weight", [NAMING_HF_GLM] = "mlp.gate_up_proj.weight",
                   [NAMING_HF_LFM2] = "feed_forward.w3.weight",
-                  [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.input_linear.weight"},
+                  [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.input_linear.weight",
+                  [NAMING_HF_NEMOTRON_H] = "mixer.up_proj.weight",
+                  [NAMING_HF_FALCON_H1] = "feed_forward.up_proj.weight"},
                  WIDTH_FF,
                  WIDTH_MODEL,
                  true},
     [ROLE_DOWN] = {{"mlp.down_proj.weight", NULL,
                     "ffn_down.weight", [NAMING_HF_LFM2] = "feed_forward.w2.weight",
-                    [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.output_linear.weight"},
+                    [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.output_linear.weight",
+                    [NAMING_HF_NEMOTRON_H] = "mixer.down_proj.weight",
+                    [NAMING_HF_FALCON_H1] = "feed_forward.down_proj.weight"},
                    WIDTH_MODEL,
                    WIDTH_FF,
                    true},
@@ -175,7 +196,8 @@ static const struct {
         {{"mlp.gate.weight", NULL,
           "ffn_gate_inp.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.gate.weight",
           [NAMING_HF_GPT_OSS] = "mlp.router.weight", [NAMING_HF_LFM2] = "feed_forward.gate.weight",
-          [NAMING_HF_GRANITE_HYBRID] = "block_sparse_moe.router.layer.weight"},
+          [NAMING_HF_GRANITE_HYBRID] = "block_sparse_moe.router.layer.weight",
+          [NAMING_HF_NEMOTRON_H] = "mixer.gate.weight"},
          WIDTH_EXPERTS,
          WIDTH_MODEL,
          true},
@@ -187,7 +209,7 @@ static const struct {
           [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
           [NAMING_HF_LFM2] = "feed_forward.experts.#.w1.weight",
           [NAMING_HF_GRANITE_HYBRID] = "block_sparse_moe.input_linear.weight",
-          [NAMING_HF_QWEN35_STACKED] = "mlp.experts.gate_up_proj"},
+          [NAMING_HF_QWEN35_STACKED] = "mlp.experts.gate_up_proj", [NAMING_HF_NEMOTRON_H] = ""},
          WIDTH_EXPERT_FF,
          WIDTH_MODEL,
          true},
@@ -199,7 +221,8 @@ static const struct {
           [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
           [NAMING_HF_LFM2] = "feed_forward.experts.#.w3.weight",
           [NAMING_HF_GRANITE_HYBRID] = "block_sparse_moe.input_linear.weight",
-          [NAMING_HF_QWEN35_STACKED] = "mlp.experts.gate_up_proj"},
+          [NAMING_HF_QWEN35_STACKED] = "mlp.experts.gate_up_proj",
+          [NAMING_HF_NEMOTRON_H] = "mixer.experts.#.up_proj.weight"},
          WIDTH_EXPERT_FF,
          WIDTH_MODEL,
          true},
@@ -210,7 +233,8 @@ static const struct {
           [NAMING_HF_STACKED] = "mlp.experts.down_proj",
           [NAMING_HF_LFM2] = "feed_forward.experts.#.w2.weight",
           [NAMING_HF_GRANITE_HYBRID] = "block_sparse_moe.output_linear.weight",
-          [NAMING_HF_QWEN35_STACKED] = "mlp.experts.down_proj"},
+          [NAMING_HF_QWEN35_STACKED] = "mlp.experts.down_proj",
+          [NAMING_HF_NEMOTRON_H] = "mixer.experts.#.down_proj.weight"},
          WIDTH_MODEL,
          WIDTH_EXPERT_FF,
          true},
@@ -339,28 +363,29 @@ static const struct {
                         WIDTH_MODEL,
                         WIDTH_VALUES,
                         true},
-    [ROLE_MAMBA_Z] = {MAMBA("mamba.in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA, WIDTH_MODEL,
-                      true},
-    [ROLE_MAMBA_X] = {MAMBA("mamba.in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA, WIDTH_MODEL,
-                      true},
-    [ROLE_MAMBA_B] = {MAMBA("mamba.in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_STATES,
-                      WIDTH_MODEL, true},
-    [ROLE_MAMBA_C] = {MAMBA("mamba.in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_STATES,
-                      WIDTH_MODEL, true},
-    [ROLE_MAMBA_DT] = {MAMBA("mamba.in_proj.weight", "ssm_in.weight"), WIDTH_MAMBA_HEADS,
-                       WIDTH_MODEL, true},
-    [ROLE_MAMBA_TAPS] = {MAMBA("mamba.conv1d.weight", "ssm_conv1d.weight"), WIDTH_MAMBA_CHANNELS,
-                         WIDTH_TAPS, true},
-    [ROLE_MAMBA_CONV_BIAS] = {MAMBA("mamba.conv1d.bias", "ssm_conv1d.bias"), WIDTH_MAMBA_CHANNELS,
-                              WIDTH_NONE, true},
-    [ROLE_MAMBA_DECAY] = {MAMBA("mamba.A_log", "ssm_a"), WIDTH_MAMBA_HEADS, WIDTH_NONE, true},
-    [ROLE_MAMBA_BIAS] = {MAMBA("mamba.dt_bias", "ssm_dt.bias"), WIDTH_MAMBA_HEADS, WIDTH_NONE,
-                         true},
-    [ROLE_MAMBA_SKIP] = {MAMBA("mamba.D", "ssm_d"), WIDTH_MAMBA_HEADS, WIDTH_NONE, true},
-    [ROLE_MAMBA_NORM] = {MAMBA("mamba.norm.weight", "ssm_norm.weight"), WIDTH_MAMBA_GROUPS,
-                         WIDTH_MAMBA_OF_GROUP, true},
-    [ROLE_MAMBA_OUT] = {MAMBA("mamba.out_proj.weight", "ssm_out.weight"), WIDTH_MODEL, WIDTH_MAMBA,
-                        true},
+    [ROLE_MAMBA_Z] = {MAMBA("mamba.in_proj.weight", "mixer.in_proj.weight", "ssm_in.weight"),
+                      WIDTH_MAMBA, WIDTH_MODEL, true},
+    [ROLE_MAMBA_X] = {MAMBA("mamba.in_proj.weight", "mixer.in_proj.weight", "ssm_in.weight"),
+                      WIDTH_MAMBA, WIDTH_MODEL, true},
+    [ROLE_MAMBA_B] = {MAMBA("mamba.in_proj.weight", "mixer.in_proj.weight", "ssm_in.weight"),
+                      WIDTH_MAMBA_STATES, WIDTH_MODEL, true},
+    [ROLE_MAMBA_C] = {MAMBA("mamba.in_proj.weight", "mixer.in_proj.weight", "ssm_in.weight"),
+                      WIDTH_MAMBA_STATES, WIDTH_MODEL, true},
+    [ROLE_MAMBA_DT] = {MAMBA("mamba.in_proj.weight", "mixer.in_proj.weight", "ssm_in.weight"),
+                       WIDTH_MAMBA_HEADS, WIDTH_MODEL, true},
+    [ROLE_MAMBA_TAPS] = {MAMBA("mamba.conv1d.weight", "mixer.conv1d.weight", "ssm_conv1d.weight"),
+                         WIDTH_MAMBA_CHANNELS, WIDTH_TAPS, true},
+    [ROLE_MAMBA_CONV_BIAS] = {MAMBA("mamba.conv1d.bias", "mixer.conv1d.bias", "ssm_conv1d.bias"),
+                              WIDTH_MAMBA_CHANNELS, WIDTH_NONE, true},
+    [ROLE_MAMBA_DECAY] = {MAMBA("mamba.A_log", "mixer.A_log", "ssm_a"), WIDTH_MAMBA_HEADS,
+                          WIDTH_NONE, true},
+    [ROLE_MAMBA_BIAS] = {MAMBA("mamba.dt_bias", "mixer.dt_bias", "ssm_dt.bias"), WIDTH_MAMBA_HEADS,
+                         WIDTH_NONE, true},
+    [ROLE_MAMBA_SKIP] = {MAMBA("mamba.D", "mixer.D", "ssm_d"), WIDTH_MAMBA_HEADS, WIDTH_NONE, true},
+    [ROLE_MAMBA_NORM] = {MAMBA("mamba.norm.weight", "mixer.norm.weight", "ssm_norm.weight"),
+                         WIDTH_MAMBA_GROUPS, WIDTH_MAMBA_OF_GROUP, true},
+    [ROLE_MAMBA_OUT] = {MAMBA("mamba.out_proj.weight", "mixer.out_proj.weight", "ssm_out.weight"),
+                        WIDTH_MODEL, WIDTH_MAMBA, true},
     [ROLE_LATENT_Q_DOWN] = {{"self_attn.q_a_proj.weight", NULL, "attn_q_a.weight"},
                             WIDTH_LATENT_Q_DOWN,
                             WIDTH_MODEL,
@@ -399,7 +424,8 @@ static const struct {
         {{"mlp.gate.e_score_correction_bias", NULL,
           "exp_probs_b.bias", [NAMING_HF_MIXTRAL] = "block_sparse_moe.e_score_correction_bias",
           [NAMING_HF_ERNIE_MOE] = "mlp.moe_statics.e_score_correction_bias",
-          [NAMING_HF_LFM2] = "feed_forward.expert_bias"},
+          [NAMING_HF_LFM2] = "feed_forward.expert_bias",
+          [NAMING_HF_NEMOTRON_H] = "mixer.gate.e_score_correction_bias"},
          WIDTH_EXPERTS,
          WIDTH_NONE,
          true},
@@ -407,7 +433,7 @@ static const struct {
         {{"mlp.shared_experts.gate_proj.weight", NULL,
           "ffn_gate_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.gate_proj.weight",
           [NAMING_HF_GRANITE_HYBRID] = "shared_mlp.input_linear.weight",
-          [NAMING_HF_GRANITE_HYBRID_DENSE] = ""},
+          [NAMING_HF_GRANITE_HYBRID_DENSE] = "", [NAMING_HF_NEMOTRON_H] = ""},
          WIDTH_SHARED_FF,
          WIDTH_MODEL,
          true},
@@ -415,7 +441,8 @@ static const struct {
         {{"mlp.shared_experts.up_proj.weight", NULL,
           "ffn_up_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.up_proj.weight",
           [NAMING_HF_GRANITE_HYBRID] = "shared_mlp.input_linear.weight",
-          [NAMING_HF_GRANITE_HYBRID_DENSE] = ""},
+          [NAMING_HF_GRANITE_HYBRID_DENSE] = "",
+          [NAMING_HF_NEMOTRON_H] = "mixer.shared_experts.up_proj.weight"},
          WIDTH_SHARED_FF,
          WIDTH_MODEL,
          true},
@@ -423,7 +450,8 @@ static const struct {
         {{"mlp.shared_experts.down_proj.weight", NULL,
           "ffn_down_shexp.weight", [NAMING_HF_QWEN2_MOE] = "mlp.shared_expert.down_proj.weight",
           [NAMING_HF_GRANITE_HYBRID] = "shared_mlp.output_linear.weight",
-          [NAMING_HF_GRANITE_HYBRID_DENSE] = ""},
+          [NAMING_HF_GRANITE_HYBRID_DENSE] = "",
+          [NAMING_HF_NEMOTRON_H] = "mixer.shared_experts.down_proj.weight"},
          WIDTH_MODEL,
          WIDTH_SHARED_FF,
          true},
@@ -463,6 +491,8 @@ static const enum naming bases[NAMING_COUNT] = {
     [NAMING_GGUF_MAMBA] = NAMING_GGUF,
     [NAMING_GGUF_LATENT_JOINED] = NAMING_GGUF,
     [NAMING_GGUF_EXPERTS_JOINED] = NAMING_GGUF,
+    [NAMING_HF_FALCON_H1] = NAMING_HF_GRANITE_HYBRID,
+    [NAMING_GGUF_FALCON_H1] = NAMING_GGUF_MAMBA,
 }; /* NAMING_HF, which is 0, is that of the others */
 
 bool naming_is_gguf(enum naming naming) {
@@ -490,6 +520,8 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
                : config->mamba_names          ? NAMING_GGUF_MAMBA
                : config->latent_joined        ? NAMING_GGUF_LATENT_JOINED
                : config->experts_joined       ? NAMING_GGUF_EXPERTS_JOINED
+               : config->nemotron_names       ? NAMING_GGUF_MAMBA
+               : config->falcon_names         ? NAMING_GGUF_FALCON_H1
                                               : NAMING_GGUF;
     if (config->qwen35_names)
         return config->qwen3_next_names  ? NAMING_HF_QWEN3_NEXT
@@ -497,6 +529,8 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
                                          : NAMING_HF_QWEN35;
     if (config->mamba_names)
         return config->experts ? NAMING_HF_GRANITE_HYBRID : NAMING_HF_GRANITE_HYBRID_DENSE;
+    if (config->nemotron_names) return NAMING_HF_NEMOTRON_H;
+    if (config->falcon_names) return NAMING_HF_FALCON_H1;
     return config->gpt_oss_names     ? NAMING_HF_GPT_OSS
            : config->layer_scales    ? NAMING_HF_GEMMA4
            : config->fused           ? NAMING_HF_FUSED
@@ -605,8 +639,8 @@ static int64_t width_of(const struct model_config *config, int layer, enum width
         return config->mamba.groups ? mamba_width(config) / config->mamba.groups : 0;
     case WIDTH_MAMBA_STATES:
         return (int64_t)config->mamba.groups * config->mamba.dim_state;
-    case WIDTH_MIXED:
-        return mixed_width(config, layer);
+    case WIDTH_HEADS_OUT:
+        return heads_width(config, layer);
     case WIDTH_LATENT_Q_DOWN:
         return config->q_rank;
     case WIDTH_LATENT_ENTRY:
@@ -711,6 +745,7 @@ bool tensor_rows_follow(const struct tensor_rows *rows) {
     .offset = offsetof(struct owner, member), .parts = {__VA_ARGS__}, .shard = KERN_SHARD_##split, \
     .matrix = true
 #define WANTED(flag)   .wanted = offsetof(struct model_config, flag)
+#define UNWANTED(flag) .unwanted = offsetof(struct model_config, flag)
 #define GROUPS(member) .groups = offsetof(struct model_config, member)
 
 const struct slot slot_embed = {MATRIX(model, embed, VOCAB, ROLE_EMBED), .count = 1};
@@ -728,7 +763,8 @@ const struct slot slot_each[SLOT_EACH_COUNT] = {
 };
 
 const struct slot layer_slots[] = {
-    {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1, WANTED(pre_norms)},
+    {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1, .layers = SLOT_MIXED,
+     WANTED(pre_norms)},
     {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_V), .count = 3, .layers = SLOT_ATTENTION,
      .source = SLOT_KV, GROUPS(heads_kv)},
     {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_K), .count = 3, .layers = SLOT_ATTENTION,
@@ -767,7 +803,7 @@ const struct slot layer_slots[] = {
     {MATRIX(layer, state_in, ROWS, ROLE_CONV_B, ROLE_CONV_C, ROLE_CONV_X), .count = 3,
      .layers = SLOT_CONV},
     {VECTOR(layer, taps, false, ROLE_CONV_TAPS), .count = 1, .layers = SLOT_CONV},
-    {MATRIX(layer, o, COLS, ROLE_CONV_OUT), .count = 1, .layers = SLOT_CONV},
+    {MATRIX(layer, state_out, COLS, ROLE_CONV_OUT), .count = 1, .layers = SLOT_CONV},
     {MATRIX(layer, state_in, ROWS, ROLE_DELTA_Q, ROLE_DELTA_K, ROLE_DELTA_V, ROLE_DELTA_Z),
      .count = 4, .layers = SLOT_DELTA, GROUPS(delta.heads_k)},
     {MATRIX(layer, state_rates, NONE, ROLE_DELTA_B, ROLE_DELTA_A), .count = 2,
@@ -779,7 +815,7 @@ const struct slot layer_slots[] = {
     {VECTOR(layer, state_bias, false, ROLE_DELTA_BIAS), .count = 1, .layers = SLOT_DELTA},
     {VECTOR(layer, state_norm, true, ROLE_DELTA_NORM), .count = 1, .layers = SLOT_DELTA,
      .plain = true},
-    {MATRIX(layer, o, COLS, ROLE_DELTA_OUT), .count = 1, .layers = SLOT_DELTA},
+    {MATRIX(layer, state_out, COLS, ROLE_DELTA_OUT), .count = 1, .layers = SLOT_DELTA},
     {MATRIX(layer, state_in, ROWS, ROLE_MAMBA_Z, ROLE_MAMBA_X), .count = 2, .layers = SLOT_MAMBA,
      GROUPS(mamba.heads)},
     {MATRIX(layer, state_rates, NONE, ROLE_MAMBA_B, ROLE_MAMBA_C, ROLE_MAMBA_DT), .count = 3,
@@ -791,16 +827,24 @@ const struct slot layer_slots[] = {
      .negated_exp = true},
     {VECTOR(layer, state_bias, false, ROLE_MAMBA_BIAS), .count = 1, .layers = SLOT_MAMBA},
     {VECTOR(layer, skip, false, ROLE_MAMBA_SKIP), .count = 1, .layers = SLOT_MAMBA},
-    {VECTOR(layer, state_norm, true, ROLE_MAMBA_NORM), .count = 1, .layers = SLOT_MAMBA},
-    {MATRIX(layer, o, COLS, ROLE_MAMBA_OUT), .count = 1, .layers = SLOT_MAMBA},
+    {VECTOR(layer, state_norm, true, ROLE_MAMBA_NORM), .count = 1, .layers = SLOT_MAMBA,
+     WANTED(mamba_norm)},
+    {MATRIX(layer, state_out, COLS, ROLE_MAMBA_OUT), .count = 1, .layers = SLOT_MAMBA},
     {VECTOR(layer, attn_post_norm, true, ROLE_ATTN_POST_NORM), .count = 1, WANTED(post_norms)},
-    {VECTOR(layer, ffn_norm, true, ROLE_FFN_NORM), .count = 1, WANTED(pre_norms)},
-    {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2, .layers = SLOT_DENSE},
+    {VECTOR(layer, ffn_norm, true, ROLE_FFN_NORM), .count = 1, .layers = SLOT_BEHIND,
+     WANTED(pre_norms)},
+    {VECTOR(layer, ffn_norm, true, ROLE_ATTN_NORM), .count = 1, .layers = SLOT_ALONE,
+     WANTED(pre_norms)},
+    {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2, .layers = SLOT_DENSE,
+     UNWANTED(ungated)},
+    {MATRIX(layer, gate_up, ROWS, ROLE_UP), .count = 1, .layers = SLOT_DENSE, WANTED(ungated)},
     {MATRIX(layer, down, COLS, ROLE_DOWN), .count = 1, .layers = SLOT_DENSE},
     {VECTOR(layer, sinks, false, ROLE_SINKS), .count = 1, .layers = SLOT_ATTENTION, WANTED(sinks)},
     {MATRIX(layer, router, NONE, ROLE_ROUTER), .count = 1, .layers = SLOT_ROUTED},
     {MATRIX(layer, gate_up, ROWS, ROLE_SHARED_GATE, ROLE_SHARED_UP), .count = 2,
-     .layers = SLOT_ROUTED, WANTED(shared_experts)},
+     .layers = SLOT_ROUTED, WANTED(shared_experts), UNWANTED(ungated)},
+    {MATRIX(layer, gate_up, ROWS, ROLE_SHARED_UP), .count = 1, .layers = SLOT_ROUTED,
+     WANTED(ungated)},
     {MATRIX(layer, down, COLS, ROLE_SHARED_DOWN), .count = 1, .layers = SLOT_ROUTED,
      WANTED(shared_experts)},
     {MATRIX(layer, shared_gate, NONE, ROLE_SHARED_OPEN), .count = 1, .layers = SLOT_ROUTED,
@@ -814,7 +858,9 @@ const struct slot layer_slots[] = {
     {VECTOR(layer, expert_down_bias, false, ROLE_EXPERT_DOWN_BIAS), .count = 1, .experts = true,
      .layers = SLOT_ROUTED, WANTED(expert_bias)},
     {MATRIX(layer, expert_gate_up, ROWS, ROLE_EXPERT_GATE, ROLE_EXPERT_UP), .count = 2,
-     .experts = true, .layers = SLOT_ROUTED},
+     .experts = true, .layers = SLOT_ROUTED, UNWANTED(ungated)},
+    {MATRIX(layer, expert_gate_up, ROWS, ROLE_EXPERT_UP), .count = 1, .experts = true,
+     .layers = SLOT_ROUTED, WANTED(ungated)},
     {MATRIX(layer, expert_down, COLS, ROLE_EXPERT_DOWN), .count = 1, .experts = true,
      .layers = SLOT_ROUTED},
     {VECTOR(layer, ffn_post_norm, true, ROLE_FFN_POST_NORM), .count = 1, WANTED(post_norms)},
@@ -832,19 +878,47 @@ int slot_groups(const struct slot *slot, const struct model_config *config, int 
     return slot->groups ? *(const int *)(const void *)((const char *)config + slot->groups) : 0;
 }
 
+static bool has_kind(enum slot_layers kind, const struct model_layer_config *layer) {
+    const bool mixes = layer->mixer != MIXER_NONE;
+    switch (kind) {
+    case SLOT_ALL:
+        return true;
+    case SLOT_MIXED:
+        return mixes;
+    case SLOT_BEHIND:
+        return mixes && !layer->no_network;
+    case SLOT_ALONE:
+        return !mixes;
+    case SLOT_DENSE:
+        return has_dense(layer);
+    case SLOT_ROUTED:
+        return layer->routed;
+    case SLOT_ATTENTION:
+        return layer_attends(layer);
+    default:
+        return (int)layer->mixer == (int)kind - SLOT_ATTENTION;
+    }
+}
+
 bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer) {
     const struct model_layer_config *its = &config->per_layer[layer];
-    const bool by_experts = slot->layers == SLOT_DENSE || slot->layers == SLOT_ROUTED;
-    if (by_experts && its->routed != (slot->layers == SLOT_ROUTED)) return false;
+    if (!has_kind(slot->layers, its)) return false;
     if (slot->source == SLOT_LATENT ? !config->latent.rank : slot->source && config->latent.rank)
         return false;
     if (slot->source == SLOT_READS ? !its->reads : slot->source && its->reads) return false;
     if (slot->source == SLOT_K ? !its->keys_are_values
                                : slot->source == SLOT_KV && its->keys_are_values)
         return false;
-    if (slot->layers >= SLOT_ATTENTION && (int)its->mixer != (int)slot->layers - SLOT_ATTENTION)
-        return false;
-    return !slot->wanted || *(const bool *)((const char *)config + slot->wanted);
+    const bool *flags = (const bool *)config;
+    return (!slot->wanted || flags[slot->wanted]) && (!slot->unwanted || !flags[slot->unwanted]);
+}
+
+bool role_wanted(enum role role, const struct model_config *config, int layer) {
+    for (size_t i = 0; i < layer_slot_count; i++)
+        for (int k = 0; k < layer_slots[i].count; k++)
+            if (layer_slots[i].parts[k] == role && slot_wanted(&layer_slots[i], config, layer))
+                return true;
+    return false;
 }
 
 float slot_offset(const struct slot *slot, const struct model_config *config) {
@@ -854,6 +928,38 @@ float slot_offset(const struct slot *slot, const struct model_config *config) {
 
 float slot_scale(const struct slot *slot, const struct model_config *config) {
     return slot->scaled ? *(const float *)(const void *)((const char *)config + slot->scaled) : 1;
+}
+
+float role_factor(const struct model_config *config, enum role role) {
+    const struct model_factors *f = &config->factors;
+    switch (role) {
+    case ROLE_Q:
+        return f->q;
+    case ROLE_K:
+        return f->k;
+    case ROLE_V:
+        return f->v;
+    case ROLE_O:
+        return f->o;
+    case ROLE_MAMBA_Z:
+        return f->z;
+    case ROLE_MAMBA_X:
+        return f->x;
+    case ROLE_MAMBA_B:
+        return f->b;
+    case ROLE_MAMBA_C:
+        return f->c;
+    case ROLE_MAMBA_DT:
+        return f->dt;
+    case ROLE_MAMBA_OUT:
+        return f->state_out;
+    case ROLE_GATE:
+        return f->gate;
+    case ROLE_DOWN:
+        return f->down;
+    default:
+        return 0;
+    }
 }
 
 float slot_fixed(const struct slot *slot, const struct model_config *config) {
@@ -866,6 +972,9 @@ bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index,
     static const char *const names[NAMING_COUNT][8] = {
         [NAMING_HF] = {"mlp.gate_proj.bias", "mlp.up_proj.bias", "mlp.down_proj.bias",
                        "pre_feedforward_layernorm.weight"},
+        [NAMING_HF_NEMOTRON_H] = {"mixer.up_proj.bias", "mixer.down_proj.bias",
+                                  "mixer.in_proj.bias", "mixer.out_proj.bias",
+                                  "mixer.fc1_latent_proj.weight"},
     };
     if (naming == NAMING_HF_FUSED || naming == NAMING_HF_GLM) naming = NAMING_HF;
     if (index >= 8 || !names[naming][index]) return false;

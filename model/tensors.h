@@ -35,6 +35,9 @@ enum naming {
     NAMING_HF_GEMMA4,
     NAMING_GGUF_LATENT_JOINED,
     NAMING_GGUF_EXPERTS_JOINED,
+    NAMING_HF_NEMOTRON_H,
+    NAMING_HF_FALCON_H1,
+    NAMING_GGUF_FALCON_H1,
     NAMING_COUNT
 };
 
@@ -173,6 +176,9 @@ void tensor_shape(const struct model_config *config, enum role role, int layer, 
 /* The layers that have a slot; those from SLOT_ATTENTION on in the order of enum mixer. */
 enum slot_layers {
     SLOT_ALL,
+    SLOT_MIXED,  /* layers with a mixer */
+    SLOT_BEHIND, /* layers with a network behind a mixer */
+    SLOT_ALONE,  /* layers that are a network alone */
     SLOT_DENSE,
     SLOT_ROUTED,
     SLOT_ATTENTION,
@@ -209,6 +215,7 @@ struct slot {
     bool plain;            /* factors without model_config.norm_offset */
     bool negated_exp;      /* directories have x for -exp(x) */
     size_t wanted;         /* offset of a bool in struct model_config; 0: always */
+    size_t unwanted;       /* offset of a bool there that must be false; 0: always */
     size_t scaled;         /* offset of a float there that multiplies the vector; 0: none */
     size_t fixed;          /* offset of a float there, above 0: all numbers of the vector, where the
                               files have none; 0: they have them */
@@ -222,12 +229,16 @@ extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;
 
 bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer);
+/* Does a slot of the layer have such a tensor? */
+bool role_wanted(enum role role, const struct model_config *config, int layer);
 /* The heads whose rows stay together over ranks; 0: every row may be cut off. */
 int slot_groups(const struct slot *slot, const struct model_config *config, int layer);
 /* Added to the numbers of a directory's vector. */
 float slot_offset(const struct slot *slot, const struct model_config *config);
 float slot_scale(const struct slot *slot,
                  const struct model_config *config); /* factor on a vector */
+/* See struct model_factors; 0: none. */
+float role_factor(const struct model_config *config, enum role role);
 float slot_fixed(const struct slot *slot, const struct model_config *config); /* or 0 */
 
 /* The names of a layer's tensors that mean another computation, by index; false at the end. */

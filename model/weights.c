@@ -147,14 +147,19 @@ int weights_join(struct weights *w, const struct packing *how, struct fault *fau
 #define INSIDE "language_model."
 
 /* The name that a tensor has in a model of text: "language_model.model.X" and
- * "model.language_model.X" become "model.X". Names are shortened in their own memory. */
+ * "model.language_model.X" become "model.X", as Nemotron-H's "backbone.X" does. Names are shortened
+ * in their own memory. */
 static const char *text_name(const char *name) {
-    static const char inner[] = "model." INSIDE;
+    static const char model[] = "model.", *const outer[] = {"model." INSIDE, "backbone."};
     if (strncmp(name, INSIDE, strlen(INSIDE)) == 0) return name + strlen(INSIDE);
-    if (strncmp(name, inner, strlen(inner)) != 0) return name;
-    char *at = (char *)(uintptr_t)name + strlen(INSIDE);
-    memcpy(at, inner, sizeof inner - sizeof INSIDE);
-    return at;
+    for (size_t i = 0; i < sizeof outer / sizeof *outer; i++) {
+        const size_t size = strlen(outer[i]);
+        if (strncmp(name, outer[i], size) != 0) continue;
+        char *at = (char *)(uintptr_t)name + size - strlen(model);
+        memcpy(at, model, strlen(model));
+        return at;
+    }
+    return name;
 }
 
 int weights_take_text(struct weights *w, struct fault *fault) {

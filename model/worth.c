@@ -240,6 +240,12 @@ static int worth_open_arrays(struct worth *w, struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, "", "no memory for activations of %d tokens", WORTH_ROWS);
 }
 
+static bool mixes_twice(const struct model_config *c) {
+    for (int i = 0; i < c->layers; i++)
+        if (c->per_layer[i].attends_too) return true;
+    return false;
+}
+
 int worth_open(struct kern *kern, struct model *model, const struct worth_options *options,
                struct worth **out, struct fault *fault) {
     CHECK(options->tokens > 0 && options->entries > 0 && model->rows_max >= WORTH_ROWS);
@@ -250,6 +256,10 @@ int worth_open(struct kern *kern, struct model *model, const struct worth_option
     if (model->config.latent.rank)
         return fault_set(fault, ERR_UNSUPPORTED, "model",
                          "gates cannot be fitted to models with latent attention");
+    if (mixes_twice(&model->config))
+        return fault_set(fault, ERR_UNSUPPORTED, "model",
+                         "gates cannot be fitted to models whose layers have a recurrent state "
+                         "beside attention");
     if (!kern->ops->worth)
         return fault_set(fault, ERR_UNSUPPORTED, "device",
                          "the %s backend does not measure what entries are worth; use device cpu "

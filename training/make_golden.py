@@ -22,10 +22,10 @@ from transformers import (AutoTokenizer, DeepseekV2Config, DeepseekV2ForCausalLM
                           MiniMaxM2Config, MiniMaxM2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Exaone4Config,
                           Exaone4ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM, GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM,
-                          Gemma4Config, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, Gemma4TextConfig, Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration, MuseGlimmerConfig, MuseGlimmerForConditionalGeneration,
+                          Gemma4Config, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, Gemma4TextConfig, Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration, MuseGlimmerConfig, MuseGlimmerForConditionalGeneration, NemotronHConfig, NemotronHForCausalLM,
                           Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
                           Qwen3VLMoeForConditionalGeneration,
-                          Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
+                          Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, FalconH1Config, FalconH1ForCausalLM, MixtralConfig, MixtralForCausalLM,
                           Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
                           Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM,
                           Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration, SeedOssConfig, SeedOssForCausalLM, SmolLM3Config,
@@ -517,6 +517,43 @@ def granitehybriddense(out):
     mamba(GraniteMoeHybridForCausalLM(c), 82).bfloat16().save_pretrained(out / "granitehybriddense")
 
 
+def nemotronh(out):
+    """bf16, a mixer or a network in each layer, networks without gates; heads of Mamba-2 in two groups; a layer with attention last; published
+    spelling: a letter for each layer."""
+    c = NemotronHConfig(**{**NARROW, "intermediate_size": 64}, head_dim=8, layers_block_type=["linear_attention", "mlp", "linear_attention", "full_attention"],
+                        mamba_num_heads=4, mamba_head_dim=24, n_groups=2, ssm_state_size=8, layer_norm_epsilon=1e-3, tie_word_embeddings=False)
+    d = out / "nemotronh"
+    mamba(NemotronHForCausalLM(c), 83).bfloat16().save_pretrained(d)
+    publish(d, layers_block_type=None, hybrid_override_pattern="M-M*", num_hidden_layers=4)
+
+
+def nemotronhmoe(out):
+    """bf16, as Nemotron 3 Nano: experts without gates in the last layer and between others, sigmoids, biases that select, groups, a factor; a shared expert of
+    its own width."""
+    c = NemotronHConfig(**{**NARROW, "intermediate_size": 32}, head_dim=8, layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+                        mamba_num_heads=4, mamba_head_dim=16, n_groups=4, ssm_state_size=12, layer_norm_epsilon=1e-3, n_routed_experts=6, num_experts_per_tok=2,
+                        moe_intermediate_size=32, moe_shared_expert_intermediate_size=64, n_group=2, topk_group=1, routed_scaling_factor=2.5)
+    save_with_bias(mamba(NemotronHForCausalLM(c), 84), out / "nemotronhmoe")
+
+
+FALCON = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_ssm=64, rms_norm_eps=1e-3, rope_parameters={"rope_type": "default", "rope_theta": 1e11},
+              embedding_multiplier=5.65, lm_head_multiplier=0.4, attention_in_multiplier=1.3, attention_out_multiplier=0.9375, key_multiplier=0.39,
+              ssm_in_multiplier=1.25, ssm_out_multiplier=0.6, ssm_multipliers=[0.35, 0.7, 0.36, 0.5, 1.4], mlp_multipliers=[0.88, 0.59])
+
+
+def falconh1(out):
+    """bf16, attention and Mamba-2 side by side in each layer, every factor away from 1; no norm behind the scan."""
+    c = FalconH1Config(**{**NARROW, "num_hidden_layers": 2, "intermediate_size": 64}, **FALCON, mamba_n_groups=2, mamba_d_state=8)
+    mamba(FalconH1ForCausalLM(c), 85).bfloat16().save_pretrained(out / "falconh1")
+
+
+def falconh1norm(out):
+    """bf16, as falconh1 with a norm of the gated scan; heads share one group; convolutions without biases."""
+    c = FalconH1Config(**{**NARROW, "num_hidden_layers": 2, "intermediate_size": 64}, **FALCON, mamba_n_groups=1, mamba_d_state=12, mamba_rms_norm=True,
+                       mamba_norm_before_gate=False, mamba_conv_bias=False)
+    mamba(FalconH1ForCausalLM(c), 86).bfloat16().save_pretrained(out / "falconh1norm")
+
+
 GEMMA4_ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
 
@@ -635,7 +672,7 @@ def save_with_bias(model, d):
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
             ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2, lfm2,
             lfm2moe, qwen3next, qwen35, qwen35moe, granitehybrid, granitehybriddense, gemma4, gemma4dense, deepseekv2, deepseekv2lite, deepseekv3, glm4moelite,
-            mistral4)
+            mistral4, nemotronh, nemotronhmoe, falconh1, falconh1norm)
 
 
 def random_prompts():

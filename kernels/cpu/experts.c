@@ -64,7 +64,7 @@ int cpu_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
     if (!rc) {
         experts->spec = *spec;
         experts->spec.gate_up = experts->spec.down = NULL;
-        experts->d_ff = (int)(spec->gate_up[0]->width / 2);
+        experts->d_ff = (int)(spec->gate_up[0]->width / (spec->ungated ? 1 : 2));
         experts->down = experts->gate_up + count;
         memcpy(experts->gate_up, spec->gate_up, count * sizeof *experts->gate_up);
         memcpy(experts->down, spec->down, count * sizeof *experts->down);
@@ -260,7 +260,11 @@ static void compute(struct cpu *cpu, const struct kern_experts *experts, int exp
     cpu_run(cpu, count * d_model, gather_some, &job);
     cpu_matmul(kern, own.gate_up, own.x, experts->gate_up[e],
                gate_up_bias ? gate_up_bias + e * 2 * spec->d_ff : NULL, count, KERN_SET);
-    cpu_glu(kern, own.ff, own.gate_up, count, (int)d_ff, spec->activation);
+    if (spec->ungated)
+        cpu_glu_apart(kern, own.ff, own.gate_up, own.gate_up, d_ff, count, (int)d_ff,
+                      spec->activation);
+    else
+        cpu_glu(kern, own.ff, own.gate_up, count, (int)d_ff, spec->activation);
     cpu_matmul(kern, own.y, own.ff, experts->down[e], down_bias ? down_bias + e * d_model : NULL,
                count, KERN_SET);
     job.rows = own.y;

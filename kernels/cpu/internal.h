@@ -48,7 +48,8 @@ struct kern_weight {
     bool halves;                 /* CPU_BLOCKS: factors that are CPU_FLOATS are float16 */
     size_t panel_bytes;
     char *data;
-    float *scale; /* [rows]: E4M3 with one factor for a row, otherwise NULL */
+    bool factored; /* some parts have a factor */
+    float *scale;  /* [rows]: E4M3 with one factor for a row, or factored; otherwise NULL */
     /* E4M3 with factors of `group` inputs: [groups][panels of 16], otherwise NULL and 0. The first
        input is number `skipped` of its group. Leaves begin at multiples of KERN_BLOCK. */
     float *group_scale;

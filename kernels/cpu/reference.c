@@ -26,6 +26,10 @@ static void glu(float *y, const float *gate, const float *up, int count,
                 enum kern_activation activation) {
     for (int i = 0; i < count; i++) {
         float g = gate[i], u = up[i], inner = g;
+        if (activation == KERN_RELU) {
+            y[i] = (g < 0 ? 0 : g) * u; /* a NaN stays one */
+            continue;
+        }
         if (activation == KERN_SWIGLU_CLAMPED) {
             g = g > 7 ? 7 : g; /* a NaN stays one */
             u = (u > 7 ? 7 : u < -7 ? -7 : u) + 1;

@@ -853,10 +853,11 @@ static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v
     int64_t left = job->weight->rows - output;
     int n = left < 16 ? (int)left : 16;
     float *y = job->y + row * job->width + output;
-    if (n == 16 && !job->bias) {
+    if (n == 16 && !job->bias && !job->scale) {
         v16_store(y, job->mode == KERN_ADD ? v16_add(v16_load(y), sum) : sum);
         return;
     }
+    if (job->scale) sum = v16_mul(sum, v16_load_n(job->scale + output, n));
     if (job->bias) sum = v16_add(sum, v16_load_n(job->bias + output, n));
     if (job->mode == KERN_ADD) sum = v16_add(v16_load_n(y, n), sum);
     v16_store_n(y, sum, n);
@@ -910,7 +911,6 @@ static void multiply_panels(const struct cpu_matmul_job *job, int64_t panel, int
 
 static void block_multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count,
                            int64_t next, void *scratch) {
-    CHECK(!job->scale); /* blocks have their own */
     const int last = cpu_piece_count(job->rows, ROWS) - 1;
     const int most = PANELS_OF(cpu_piece_of(job->rows, ROWS, last).rows); /* the longest piece */
     while (count > 0) {

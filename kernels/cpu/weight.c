@@ -102,6 +102,16 @@ static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char 
     }
 }
 
+/* Are the numbers E4M3 with one factor for a row? */
+static bool has_row_scales(const struct kern_weight *w) {
+    return w->dtype == KERN_E4M3 && !w->group;
+}
+
+static float row_scale(const struct kern_weight *w, const struct kern_matrix *parts, int64_t row) {
+    const struct kern_matrix *part = part_with_row(parts, &row);
+    return (has_row_scales(w) ? part->scale[row] : 1) * (part->factor > 0 ? part->factor : 1);
+}
+
 /* Factors of a row. */
 static int64_t group_count(const struct kern_weight *w) {
     return w->group ? (w->skipped + w->cols + w->group - 1) / w->group : 0;
@@ -111,7 +121,6 @@ static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int
     struct source from = source_row(parts, row);
     int lane = (int)(row % PANEL);
     size_t size = kern_dtype_bytes(from.dtype);
-    if (w->scale) w->scale[row] = *from.scale;
     for (int64_t g = 0; g < group_count(w); g++)
         w->group_scale[g * w->panels * PANEL + row] = from.scale[g];
     if (w->layout >= CPU_PANEL_PAIRS)
@@ -131,11 +140,13 @@ static void pack_panels(void *arg, int worker) {
     int64_t end;
     for (int64_t p; (p = cpu_tickets_take(&job->panels, job->grain, &end)) >= 0;) {
         const int64_t last = end * PANEL < w->rows ? end * PANEL : w->rows;
-        for (int64_t row = p * PANEL; row < last; row++)
+        for (int64_t row = p * PANEL; row < last; row++) {
+            if (w->scale) w->scale[row] = row_scale(w, job->parts, row);
             if (w->layout == CPU_BLOCKS)
                 cpu_block_pack(w, row, source_blocks(job, worker, row));
             else
                 pack_row(w, job->parts, row);
+        }
         rows_done(job, p * PANEL, last);
     }
 }
@@ -206,6 +217,7 @@ static void weight_add_part(struct kern_weight *w, const struct kern_matrix *par
     if (w->rows == 0) w->dtype = part->dtype;
     if (w->dtype != part->dtype) w->dtype = KERN_F32;
     w->cols = part->cols;
+    w->factored = w->factored || part->factor > 0;
     w->group = part->group;
     w->skipped = part->skipped;
     w->rows += part->rows;
@@ -255,8 +267,11 @@ static bool is_alike(const struct kern_weight *a, const struct kern_weight *b) {
 }
 
 static bool reserve_scales(struct kern_weight *w) {
-    if (w->dtype != KERN_E4M3) return true;
-    if (!w->group) return (w->scale = cpu_alloc((size_t)w->rows * sizeof *w->scale)) != NULL;
+    if (w->factored || has_row_scales(w)) {
+        w->scale = cpu_alloc((size_t)w->rows * sizeof *w->scale);
+        if (!w->scale) return false;
+    }
+    if (!w->group) return true;
     const size_t count = (size_t)(group_count(w) * w->panels * PANEL);
     return (w->group_scale = cpu_alloc(count * sizeof *w->group_scale)) != NULL;
 }

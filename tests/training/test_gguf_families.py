@@ -4,7 +4,9 @@ Names, keys and the order of rows are those of llama.cpp's converter. The famili
 and of today's mixtures; tests/unit/model/test_gguf.c has the others, in every format of numbers."""
 
 import json
+import math
 import re
+import shutil
 import sys
 
 import gguf
@@ -52,6 +54,14 @@ GRANITE = {**{f"mamba.{name}": x for name, x in MAMBA.items()}, "block_sparse_mo
            **{f"block_sparse_moe.{p}_linear.weight": f"ffn_{w}_exps.weight" for p, w in (("gate", "gate"), ("up", "up"), ("output", "down"))},
            **{f"shared_mlp.{p}_linear.weight": f"ffn_{w}_shexp.weight" for p, w in (("gate", "gate"), ("up", "up"), ("output", "down"))}}
 DENSE = {**GRANITE, **{f"shared_mlp.{p}_linear.weight": f"ffn_{w}.weight" for p, w in (("gate", "gate"), ("up", "up"), ("output", "down"))}}
+# Nemotron-H
+NEMOTRON = {**{f"mixer.{name}": x for name, x in MAMBA.items()}, "norm.weight": "attn_norm.weight", **{f"mixer.{p}_proj.weight": f"attn_{p}.weight" for p in "qkv"},
+            "mixer.o_proj.weight": "attn_output.weight", "mixer.gate.weight": "ffn_gate_inp.weight", "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+            **{f"mixer.{p}_proj.weight": f"ffn_{p}.weight" for p in ("up", "down")}, **{f"mixer.experts.{p}_proj": f"ffn_{p}_exps.weight" for p in ("up", "down")},
+            **{f"mixer.shared_experts.{p}_proj.weight": f"ffn_{p}_shexp.weight" for p in ("up", "down")}}
+# Falcon-H1: this norm's name has no end.
+FALCON = {**{f"mamba.{name}": x for name, x in MAMBA.items()}, "pre_ff_layernorm.weight": "ffn_norm",
+          **{f"feed_forward.{p}_proj.weight": f"ffn_{p}.weight" for p in ("gate", "up", "down")}}
 GEMMA4 = {"post_attention_layernorm.weight": "post_attention_norm.weight", "per_layer_input_gate.weight": "inp_gate.weight", "per_layer_projection.weight": "proj.weight",
           "post_per_layer_input_norm.weight": "post_norm.weight", "layer_scalar": "layer_output_scale.weight"}
 LATENT = {"self_attn.q_a_proj.weight": "attn_q_a.weight", "self_attn.q_b_proj.weight": "attn_q_b.weight", "self_attn.q_a_layernorm.weight": "attn_q_a_norm.weight",
@@ -60,7 +70,7 @@ LATENT = {"self_attn.q_a_proj.weight": "attn_q_a.weight", "self_attn.q_b_proj.we
           "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight"}
 OUTSIDE = {"model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight", "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
            "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight", "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
-           "model.embedding_norm.weight": "token_embd_norm.weight"}
+           "model.embedding_norm.weight": "token_embd_norm.weight", "model.embeddings.weight": "token_embd.weight", "model.norm_f.weight": "output_norm.weight", "model.final_layernorm.weight": "output_norm.weight"}
 
 # The architecture in files, what is apart in names, and how the rows of q and k lie.
 FAMILIES = {
@@ -75,6 +85,8 @@ FAMILIES = {
     "gemma4": ("gemma4", GEMMA4, False), "gemma4dense": ("gemma4", GEMMA4, False),
     "deepseekv2": ("deepseek2", LATENT, False), "deepseekv2lite": ("deepseek2", LATENT, False), "deepseekv3": ("deepseek2", LATENT, False),
     "mistral4": ("mistral4", LATENT, False),
+    "nemotronh": ("nemotron_h", NEMOTRON, True), "nemotronhmoe": ("nemotron_h_moe", NEMOTRON, True),
+    "falconh1": ("falcon-h1", FALCON, False), "falconh1norm": ("falcon-h1", FALCON, False),
 }
 
 
@@ -87,16 +99,30 @@ def text_config(directory):
             multiple = c["block_multiple_of"]
             c["intermediate_size"] = -(-(2 * c["block_ff_dim"] // 3) // multiple) * multiple
         c["rms_norm_eps"] = c["norm_eps"]
-    if "mamba_n_heads" in c:
+    if "layer_types" in c and "mamba_n_heads" in c:
         c["num_key_value_heads"] = [0 if t in ("mamba", "linear_attention") else c["num_key_value_heads"] for t in c["layer_types"]]
         if not c["num_local_experts"]:
             c["intermediate_size"] = c["shared_intermediate_size"]
+    if c["model_type"] == "nemotron_h":
+        single_layers(c)
     c = {**c, **c.get("text_config", {})}
     if "num_kv_shared_layers" in c:
         narrow_to_wide(c)
     if "kv_lora_rank" in c:
         c["num_key_value_heads"] = 1
     return c
+
+
+def single_layers(c):
+    """Numbers for each layer, by which files say what it is, and the other families' names of fields."""
+    types = c.get("layers_block_type") or [{"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}[letter] for letter in c["hybrid_override_pattern"]]
+    width = c["moe_intermediate_size"] if "moe" in types else c["intermediate_size"]
+    c.update(num_hidden_layers=len(types), rms_norm_eps=c["layer_norm_epsilon"], mamba_n_heads=c["mamba_num_heads"], mamba_d_head=c["mamba_head_dim"],
+             mamba_n_groups=c["n_groups"], mamba_d_state=c["ssm_state_size"], mamba_d_conv=c["conv_kernel"],
+             intermediate_size=[width if t in ("mlp", "moe") else 0 for t in types],
+             num_key_value_heads=[c["num_key_value_heads"] if t == "full_attention" else 0 for t in types])
+    if "moe" not in types:
+        c["n_routed_experts"] = 0
 
 
 def narrow_to_wide(c):
@@ -114,7 +140,7 @@ def text_tensors(directory, c):
     """The tensors of the language model, by their names in a model of text; experts of a layer in one tensor."""
     found, stacks = {}, {}
     for name, x in load_file(directory / "model.safetensors").items():
-        name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
+        name = name.replace("model.language_model.", "model.").replace("backbone.", "model.").removeprefix("language_model.")
         expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name)
         if expert:
             stacks.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = x
@@ -125,19 +151,21 @@ def text_tensors(directory, c):
             found[name.replace("gate_up", "gate")], found[name.replace("gate_up", "up")] = x.chunk(2, 1)
         elif name.endswith("experts.down_proj"):
             found[name] = x if x.shape[1] == c["hidden_size"] else x.transpose(1, 2)
-        elif name.startswith(("model.embed", "model.layers", "model.norm", "model.per_layer", "lm_head")):
+        elif name.startswith(("model.embed", "model.layers", "model.norm", "model.final", "model.per_layer", "lm_head")):
             found[name] = x
         if name.endswith("kv_b_proj.weight"):
             split_latent(c, found, name)
     found.update({name: torch.stack([e[i] for i in range(len(e))]) for name, e in stacks.items()})
     if "linear_num_key_heads" in c:
         change_delta(c, found)
+    if "ssm_multipliers" in c:
+        fold_factors(c, found)
     for name, x in found.items():
-        if name.endswith("mamba.A_log"):
+        if name.endswith(("mamba.A_log", "mixer.A_log")):
             found[name] = -x.double().exp().float()[:, None]
-        elif name.endswith("mamba.D"):
+        elif name.endswith(("mamba.D", "mixer.D")):
             found[name] = x[:, None]
-        elif name.endswith("mamba.norm.weight"):
+        elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
             found[name] = x.reshape(c["mamba_n_groups"], -1)
     return found
 
@@ -160,6 +188,30 @@ def put_latent(w, arch, c):
     if not c.get("joined"):
         w.add_uint32(f"{arch}.attention.key_length", rank + turned)
         w.add_uint32(f"{arch}.attention.value_length", rank)
+
+
+def fold_factors(c, found):
+    """Falcon-H1: the converter multiplies weights by the factors on their products."""
+    one, states = c["attention_in_multiplier"], c["mamba_n_groups"] * c["mamba_d_state"]
+    by = {"gate_proj.weight": c["mlp_multipliers"][0], "down_proj.weight": c["mlp_multipliers"][1], "q_proj.weight": one, "v_proj.weight": one,
+          "k_proj.weight": one * c["key_multiplier"], "o_proj.weight": c["attention_out_multiplier"], "mamba.out_proj.weight": c["ssm_out_multiplier"],
+          "lm_head.weight": c["lm_head_multiplier"], "embed_tokens.weight": c["embedding_multiplier"]}
+    for name, x in found.items():
+        for end, factor in by.items():
+            if name.endswith(end):
+                found[name] = x * factor
+        if name.endswith("in_proj.weight"):
+            parts = x.split([c["mamba_d_ssm"], c["mamba_d_ssm"], states, states, c["mamba_n_heads"]])
+            found[name] = torch.cat([p * m * c["ssm_in_multiplier"] for p, m in zip(parts, c["ssm_multipliers"])])
+
+
+def round_factors(source, to):
+    """A copy whose factors are powers of 2: multiplying weights, or their products, by them gives the same bits."""
+    shutil.copytree(source, to)
+    c = json.loads((to / "config.json").read_text())
+    near = lambda x: [near(y) for y in x] if isinstance(x, list) else 2.0 ** round(math.log2(x))
+    (to / "config.json").write_text(json.dumps({k: near(v) if k.endswith(("_multiplier", "_multipliers")) else v for k, v in c.items()}))
+    return to
 
 
 def tile(x, heads, each):
@@ -223,7 +275,7 @@ def put_numbers(w, arch, c):
         for key, value in {"conv_kernel": c["mamba_d_conv"], "state_size": c["mamba_d_state"], "group_count": c["mamba_n_groups"],
                            "time_step_rank": c["mamba_n_heads"], "inner_size": c["mamba_n_heads"] * c["mamba_d_head"]}.items():
             w.add_uint32(f"{arch}.ssm.{key}", value)
-    if "embedding_multiplier" in c:
+    if "residual_multiplier" in c:
         for key, name in {"attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
                           "logit_scale": "logits_scaling"}.items():
             w.add_float32(f"{arch}.{key}", c[name])
@@ -279,7 +331,8 @@ def put_experts(w, arch, c):
     if "moe_intermediate_size" in c or "mamba_n_heads" not in c:
         w.add_uint32(f"{arch}.expert_feed_forward_length", c.get("moe_intermediate_size") or c["intermediate_size"])
     for name, key in {"n_shared_experts": "expert_shared_count", "moe_num_shared_experts": "expert_shared_count", "n_group": "expert_group_count",
-                      "shared_expert_intermediate_size": "expert_shared_feed_forward_length", "topk_group": "expert_group_used_count",
+                      "shared_expert_intermediate_size": "expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+                      "topk_group": "expert_group_used_count",
                       "first_k_dense_replace": "leading_dense_block_count", "num_dense_layers": "leading_dense_block_count", "moe_layer_start_index": "leading_dense_block_count",
                       "moe_layer_interval": "interleave_moe_layer_step"}.items():
         if c.get(name):
@@ -326,7 +379,7 @@ def write(directory, path, arch, apart, turned, **more):
         if arch.startswith(("gemma3", "muse")) and name.endswith("norm.weight") and not (arch.startswith("muse") and name == "model.norm.weight"):
             x = x.float() + 1
         for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
-            if turned and layer and layer[2].startswith(f"self_attn.{part}_proj"):
+            if turned and layer and layer[2].startswith((f"self_attn.{part}_proj", f"mixer.{part}_proj")):
                 x = turn(x, max(c[heads]) if isinstance(c[heads], list) else c[heads])
         put_tensor(w, f"blk.{layer[1]}.{names[layer[2]]}" if layer else OUTSIDE[name], x)
     w.write_header_to_file()
@@ -339,10 +392,11 @@ def write(directory, path, arch, apart, turned, **more):
 def test_a_file_answers_as_its_directory(family, tmp_path):
     file, tokens = tmp_path / "model.gguf", [(37 * i + 11) % 500 for i in range(80)]
     family, *joined = family.split()
-    write(MODELS / family, file, *FAMILIES[family], joined=bool(joined))
+    directory = round_factors(MODELS / family, tmp_path / family) if family.startswith("falcon") else MODELS / family
+    write(directory, file, *FAMILIES[family], joined=bool(joined))
     for path in PATHS:
         if not has_path(path):
             continue
         options = ("--path", path, "--exact", "yes", "--kv-dtype", "f32", "--rows", "all", "--splits", "7,40", "--greedy", "8")
-        one, other = (run(source, tokens, *options) for source in (MODELS / family, file))
+        one, other = (run(source, tokens, *options) for source in (directory, file))
         assert {**one, "family": ""} == {**other, "family": ""}, path

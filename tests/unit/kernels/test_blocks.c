@@ -576,6 +576,39 @@ Test(blocks, rows_may_be_made_when_they_are_wanted) {
     }
 }
 
+/* A part's factor multiplies whole sums, and looked-up rows. */
+Test(blocks, factors_of_parts) {
+    enum { COLS = 72, ROWS = 19, INPUTS = 7 };
+    const float factor = 0.3f;
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = open_as(path, CPU_INT8);
+        if (!kern) continue;
+        float *x = inputs(INPUTS, COLS), row[2][COLS];
+        float *y[] = {fresh((size_t)INPUTS * 2 * ROWS, 0), fresh((size_t)INPUTS * 2 * ROWS, 0)};
+        for (int k = 0; k < KINDS; k++) {
+            struct blocks a = blocks_make(ROWS, COLS, &kinds[k], true, 10);
+            struct blocks b = blocks_make(ROWS, COLS, &kinds[KINDS - 1 - k], true, 11);
+            struct kern_matrix parts[] = {a.file, b.file};
+            struct kern_weight *w[2];
+            for (int i = 0; i < 2; i++) {
+                parts[1].factor = i ? factor : 0;
+                cr_assert_eq(kern->ops->weight_load(kern, parts, 2, KERN_SHARD_ROWS, &w[i], NULL),
+                             0);
+                kern->ops->matmul(kern, y[i], x, w[i], NULL, INPUTS, KERN_SET);
+            }
+            for (int i = 0; i < INPUTS * 2 * ROWS; i++)
+                cr_assert_eq(y[1][i], i % (2 * ROWS) < ROWS ? y[0][i] : y[0][i] * factor);
+            const int32_t last = 2 * ROWS - 1;
+            for (int i = 0; i < 2; i++) kern->ops->embed(kern, row[i], w[i], 1, &last, 1);
+            for (int i = 0; i < COLS; i++) cr_assert_eq(row[1][i], row[0][i] * factor);
+            for (int i = 0; i < 2; i++) kern->ops->weight_free(kern, w[i]);
+            blocks_close(&a), blocks_close(&b);
+        }
+        kern->ops->close(kern);
+        free(x), free(y[0]), free(y[1]);
+    }
+}
+
 /* A joined weight that is partly loaded is freed. */
 Test(blocks, every_allocation_of_a_joined_weight_may_fail) {
     struct blocks a = blocks_make(19, 72, &kinds[0], true, 10);

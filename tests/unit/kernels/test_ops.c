@@ -134,6 +134,48 @@ Test(ops, matmul) {
     }
 }
 
+/* A part's factor multiplies whole sums, and looked-up rows. */
+static void check_factors(struct kern *kern, enum kern_dtype dtype, enum kern_shard shard) {
+    enum { FIRST = 19, ALL = 33, COLS = 70, ROWS = 21 };
+    const float factor = 0.3f;
+    float *x = fresh((size_t)ROWS * COLS, 12), row[2][COLS];
+    float *plain = fresh((size_t)ROWS * ALL, 0), *scaled = fresh((size_t)ROWS * ALL, 0);
+    struct test_matrix m[] = {matrix_make(FIRST, COLS, dtype, 11),
+                              matrix_make(ALL - FIRST, COLS, dtype, 15)};
+    struct kern_matrix parts[] = {m[0].file, m[1].file};
+    struct kern_weight *w[2] = {NULL, NULL};
+    for (int i = 0; i < 2; i++) {
+        parts[1].factor = i ? factor : 0;
+        MUST(kern->ops->weight_load(kern, parts, 2, shard, &w[i], NULL));
+        kern->ops->matmul(kern, i ? scaled : plain, x, w[i], NULL, ROWS, KERN_SET);
+    }
+    for (int i = 0; i < ROWS * ALL; i++) {
+        const float expected = i % ALL < FIRST ? plain[i] : plain[i] * factor;
+        cr_assert_eq(scaled[i], expected, "%s, dtype %d: %g, not %g", kern->ops->name, (int)dtype,
+                     (double)scaled[i], (double)expected);
+    }
+    for (int32_t r = 0; r < ALL; r++) {
+        for (int i = 0; i < 2; i++) kern->ops->embed(kern, row[i], w[i], 1, &r, 1);
+        for (int k = 0; k < COLS; k++)
+            cr_assert_eq(row[1][k], row[0][k] * (r < FIRST ? 1 : factor));
+    }
+    for (int i = 0; i < 2; i++) kern->ops->weight_free(kern, w[i]), matrix_close(&m[i]);
+    free(x), free(plain), free(scaled);
+}
+
+Test(ops, factors_of_parts) {
+    static const enum kern_dtype dtypes[] = {KERN_F32, KERN_BF16, KERN_F16, KERN_E4M3};
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = path_open(path, 2);
+        if (!kern) continue;
+        for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+            check_factors(kern, dtypes[d], KERN_SHARD_ROWS);
+            check_factors(kern, dtypes[d], KERN_SHARD_COLS);
+        }
+        kern->ops->close(kern);
+    }
+}
+
 /* Each number by itself, so that the smallest count as much as the largest: rows of the identity
  * give the columns of the matrix back. */
 static void every_e4m3_number(struct kern *kern, int rows_each) {
@@ -511,7 +553,7 @@ static void check_glu(struct kern *kern, size_t dim, int rows, enum kern_activat
         double inner = activation == KERN_SWIGLU_CLAMPED ? 1.702 * gate : gate;
         if (activation == KERN_GELU_TANH)
             inner = 2 * sqrt(M_2_PI) * (gate + 0.044715 * gate * gate * gate);
-        double exact = gate / (1 + exp(-inner)) * up;
+        double exact = activation == KERN_RELU ? fmax(gate, 0) * up : gate / (1 + exp(-inner)) * up;
         double slack = activation == KERN_SILU ? 1e-6 : 1e-6 + 4e-7 * fabs(inner);
         /* exp is right to 2 ulp; its clamps show only below 1e-35. */
         cr_assert_float_eq(y[i], exact, slack * fabs(exact) + 1e-33, "%s: %g %g -> %g not %g",
@@ -531,6 +573,7 @@ Test(ops, norm_and_glu) {
             check_glu(kern, dim, 67, KERN_SILU);
             check_glu(kern, dim, 67, KERN_GELU_TANH);
             check_glu(kern, dim, 67, KERN_SWIGLU_CLAMPED);
+            check_glu(kern, dim, 67, KERN_RELU);
         }
         kern->ops->close(kern);
     }

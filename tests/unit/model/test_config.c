@@ -756,7 +756,7 @@ Test(model_config, layers_with_a_short_convolution) {
         cr_assert(c.layers == 3 && c.cache_layers == 1 && c.state_layers == 2 && c.conv_width == 3);
         cr_assert(c.per_layer[0].mixer == MIXER_CONV && c.per_layer[1].mixer == MIXER_ATTENTION &&
                   c.per_layer[2].mixer == MIXER_CONV);
-        cr_assert(c.per_layer[1].index == 0 && c.per_layer[2].index == 1);
+        cr_assert(c.per_layer[1].index == 0 && c.per_layer[2].state == 1);
         cr_assert_eq(c.rotations[0], c.inv_freq);
         cr_assert_eq(c.d_ff, 64); /* 2/3 of 96 */
         cr_assert_float_eq(c.rms_eps, 2e-5f, 1e-10f);
@@ -904,6 +904,147 @@ Test(model_config, mamba_that_is_refused) {
     }
 }
 
+#define NEMOTRON                                                                                   \
+    "\"mlp_hidden_act\": \"relu2\", \"layer_norm_epsilon\": 1e-4, \"head_dim\": 24, "              \
+    "\"mamba_num_heads\": 6, \"mamba_head_dim\": 20, \"n_groups\": 3, \"ssm_state_size\": 16, "    \
+    "\"conv_kernel\": 3, \"use_conv_bias\": false, \"time_step_limit\": [0.0, Infinity], "
+#define NEMOTRON_ROUTED                                                                            \
+    "\"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 40, "         \
+    "\"moe_shared_expert_intermediate_size\": 56, \"n_shared_experts\": 1, \"n_group\": 1, "       \
+    "\"topk_group\": 1, \"routed_scaling_factor\": 2.5, \"norm_topk_prob\": true, "
+
+static int parse_nemotron(const char *more, struct model_config *c, struct fault *fault) {
+    char text[2048];
+    snprintf(text, sizeof text, "%s%s", more, NEMOTRON);
+    return parse_with(text, "NemotronHForCausalLM", "nemotron_h", NULL, c, fault);
+}
+
+/* The list of layers decides how many there are. */
+Test(model_config, layers_that_are_a_network) {
+    static const char *const spellings[] = {
+        "\"hybrid_override_pattern\": \"M-M*-\",",
+        "\"hybrid_override_pattern\": \"MEM*E\"," NEMOTRON_ROUTED,
+        "\"layers_block_type\": [\"mamba\", \"moe\", \"linear_attention\", \"attention\", \"moe\"],"
+        "\"num_hidden_layers\": 9," NEMOTRON_ROUTED};
+    for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
+        struct model_config c;
+        struct fault fault;
+        const bool routed = i > 0;
+        cr_assert_eq(parse_nemotron(spellings[i], &c, &fault), 0, "%s: %s", fault.field,
+                     fault.text);
+        cr_assert(c.layers == 5 && c.cache_layers == 1 && c.state_layers == 2);
+        static const enum mixer mixers[] = {MIXER_MAMBA, MIXER_NONE, MIXER_MAMBA, MIXER_ATTENTION,
+                                            MIXER_NONE};
+        for (int l = 0; l < 5; l++) {
+            const struct model_layer_config *layer = &c.per_layer[l];
+            const bool alone = mixers[l] == MIXER_NONE;
+            cr_assert(layer->mixer == mixers[l] && layer->no_network == !alone);
+            cr_assert(layer->routed == (alone && routed) && !layer->rotated);
+        }
+        cr_assert(c.per_layer[3].index == 0 && c.per_layer[2].state == 1);
+        cr_assert(c.per_layer[1].index == -1 && c.per_layer[1].state == -1);
+        cr_assert(c.ungated && c.activation == KERN_RELU && !c.conv_bias && c.head_dim == 24);
+        cr_assert(c.mamba.heads == 6 && c.mamba.dim == 20 && c.mamba.groups == 3);
+        cr_assert(c.mamba.dim_state == 16 && c.mamba.width == 3 && c.conv_width == 3);
+        cr_assert(c.rms_eps == 1e-4f && c.mamba.eps == 1e-4f);
+        cr_assert(c.experts == (routed ? 8 : 0) && c.shared_ff == (routed ? 56 : 0));
+        cr_assert(!routed || (c.experts_sigmoid && c.select_bias && c.expert_scale == 2.5f));
+        model_config_close(&c);
+    }
+}
+
+Test(model_config, networks_alone_that_are_refused) {
+    static const struct {
+        const char *text, *field;
+        int rc;
+    } cases[] = {
+        {"", "layers_block_type", ERR_INVALID},
+        {"\"hybrid_override_pattern\": \"M?*\",", "layer_types", ERR_UNSUPPORTED},
+        {"\"hybrid_override_pattern\": \"M-M\",", "layer_types", ERR_UNSUPPORTED},
+        {"\"hybrid_override_pattern\": 3,", "hybrid_override_pattern", ERR_INVALID},
+        {"\"hybrid_override_pattern\": \"ME*\",", "num_local_experts", ERR_INVALID},
+        {"\"hybrid_override_pattern\": \"M*\", \"use_bias\": true,", "use_bias", ERR_UNSUPPORTED},
+        {"\"hybrid_override_pattern\": \"M*\", \"n_shared_experts\": 2,", "n_shared_experts",
+         ERR_UNSUPPORTED},
+        {"\"hybrid_override_pattern\": \"M*\", \"moe_latent_size\": 64,", "moe_latent_size",
+         ERR_UNSUPPORTED},
+        {"\"hybrid_override_pattern\": \"M*\", \"mamba_hidden_act\": \"gelu\",", "mamba_hidden_act",
+         ERR_UNSUPPORTED},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse_nemotron(cases[i].text, &c, &fault), cases[i].rc, "%s: %s: %s",
+                     cases[i].text, fault.field, fault.text);
+        cr_assert_str_eq(fault.field, cases[i].field);
+    }
+}
+
+static int parse_falcon(const char *more, struct model_config *c, struct fault *fault) {
+    char text[1024];
+    snprintf(text, sizeof text,
+             "%s\"mamba_n_heads\": 8, \"mamba_d_ssm\": 96, \"mamba_d_head\": \"auto\", "
+             "\"mamba_n_groups\": 2, \"mamba_d_state\": 12, ",
+             more);
+    return parse_with(text, "FalconH1ForCausalLM", "falcon_h1", NULL, c, fault);
+}
+
+/* Both in each layer: entries and a state. */
+Test(model_config, mamba_beside_attention) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_falcon("\"embedding_multiplier\": 5, \"lm_head_multiplier\": 0.5, "
+                              "\"attention_in_multiplier\": 2, \"attention_out_multiplier\": 3, "
+                              "\"key_multiplier\": 0.25, \"ssm_in_multiplier\": 4, "
+                              "\"ssm_out_multiplier\": 6, \"ssm_multipliers\": [1, 2, 3, 4, 5], "
+                              "\"mlp_multipliers\": [0.75, 7], ",
+                              &c, &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_assert(c.cache_layers == 3 && c.state_layers == 3 && c.mamba.dim == 12 && !c.mamba_norm);
+    for (int l = 0; l < 3; l++) {
+        const struct model_layer_config *layer = &c.per_layer[l];
+        cr_assert(layer->mixer == MIXER_MAMBA && layer_attends(layer) && layer_has_state(layer));
+        cr_assert(layer->index == l && layer->state == l && layer->rotated && !layer->no_network);
+    }
+    const struct model_factors f = c.factors;
+    cr_assert(c.embed_scale == 5 && c.logit_scale == 0.5f);
+    cr_assert(f.q == 2 && f.k == 0.5f && f.v == 2 && f.o == 3);
+    cr_assert(f.z == 4 && f.x == 8 && f.b == 12 && f.c == 16 && f.dt == 20 && f.state_out == 6);
+    cr_assert(f.gate == 0.75f && f.down == 7);
+    model_config_close(&c);
+    cr_assert_eq(
+        parse_falcon("\"mamba_rms_norm\": true, \"mamba_norm_before_gate\": false, ", &c, &fault),
+        0);
+    cr_assert(c.mamba_norm && c.factors.q == 1 && c.embed_scale == 1);
+    model_config_close(&c);
+}
+
+Test(model_config, mamba_beside_attention_that_is_refused) {
+    static const struct {
+        const char *text, *field;
+        int rc;
+    } cases[] = {
+        {"\"mamba_rms_norm\": true, ", "mamba_norm_before_gate", ERR_UNSUPPORTED},
+        {"\"projectors_bias\": true, ", "projectors_bias", ERR_UNSUPPORTED},
+        {"\"ssm_multipliers\": [1, 2, 3, 4], ", "ssm_multipliers", ERR_INVALID},
+        {"\"mlp_multipliers\": [1, 0], ", "mlp_multipliers", ERR_INVALID},
+        {"\"mlp_multipliers\": 2, ", "mlp_multipliers", ERR_INVALID},
+        {"\"key_multiplier\": -1, ", "key_multiplier", ERR_INVALID},
+        {"\"residual_multiplier\": 2, ", "residual_multiplier", ERR_UNSUPPORTED},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse_falcon(cases[i].text, &c, &fault), cases[i].rc, "%s: %s: %s",
+                     cases[i].text, fault.field, fault.text);
+        cr_assert_str_eq(fault.field, cases[i].field);
+    }
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_llama("\"key_multiplier\": 2,", &c, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "key_multiplier");
+}
+
 /* Qwen3.5's mixtures have no width of dense layers, and may lie in "text_config". */
 Test(model_config, mixtures_with_a_gated_delta_rule) {
     static const char text[] =
@@ -963,7 +1104,6 @@ Test(model_config, refused_mixtures_say_why) {
     static const struct {
         const char *architecture, *type, *why;
     } cases[] = {
-        {"NemotronHForCausalLM", "nemotron_h", "(layers with a recurrent state)"},
         {"DeepseekV32ForCausalLM", "deepseek_v32", "(attention to tokens that an index chooses)"},
         {"DeepseekV4ForCausalLM", "deepseek_v4", "compressed entries"},
         {"Llama4ForConditionalGeneration", "llama4", "(its shared expert, and attention in"},

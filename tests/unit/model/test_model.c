@@ -370,6 +370,18 @@ Test(model, glm4moelite_as_transformers) {
 Test(model, mistral4_as_transformers) {
     check_golden_caches("mistral4", NULL, false);
 }
+Test(model, nemotronh_as_transformers) {
+    check_golden_paths("nemotronh", NULL);
+}
+Test(model, nemotronhmoe_as_transformers) {
+    check_golden_caches("nemotronhmoe", NULL, false);
+}
+Test(model, falconh1_as_transformers) {
+    check_golden_paths("falconh1", NULL);
+}
+Test(model, falconh1norm_as_transformers) {
+    check_golden_paths("falconh1norm", NULL);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
@@ -423,6 +435,17 @@ Test(model, states_need_a_backend_that_has_them) {
     check_backend_refuses("lfm2", states, without_convolutions);
     check_backend_refuses("qwen35", states, without_delta_rules);
     check_backend_refuses("granitehybrid", states, without_mamba);
+    check_backend_refuses("nemotronh", states, without_mamba);
+    check_backend_refuses("falconh1", states, without_mamba);
+}
+
+static struct kern_ops *without_apart(struct kern_ops *ops) {
+    ops->glu_apart = NULL;
+    return ops;
+}
+
+Test(model, networks_without_gates_need_a_backend_that_has_them) {
+    check_backend_refuses("nemotronh", "networks without gates", without_apart);
 }
 
 Test(model, factors_of_layers_need_a_backend_that_has_them) {
@@ -642,6 +665,8 @@ Test(model, splitting_a_prompt_changes_no_bit) {
         check_splits("gemma4dense", paths[i], KERN_BF16);
         check_splits("deepseekv2", paths[i], KERN_F32);
         check_splits("deepseekv3", paths[i], KERN_BF16);
+        check_splits("nemotronhmoe", paths[i], KERN_BF16);
+        check_splits("falconh1", paths[i], KERN_BF16);
     }
 }
 
@@ -699,6 +724,8 @@ Test(model, company_in_a_batch_changes_no_bit) {
         check_batches("gemma4dense", paths[i], KERN_F32);
         check_batches("deepseekv2", paths[i], KERN_F32);
         check_batches("deepseekv3", paths[i], KERN_BF16);
+        check_batches("nemotronhmoe", paths[i], KERN_F32);
+        check_batches("falconh1norm", paths[i], KERN_F32);
     }
 }
 
