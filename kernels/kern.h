@@ -394,7 +394,8 @@ enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED, KERN_SIGM
  * without the two factors. With groups, experts of groups_used groups alone may be chosen: of
  * `groups` equal parts, those whose two largest s + bias have the largest sum (ties: the lower
  * group); with `group_best` (DeepSeek-V2, arXiv 2405.04434) those with the largest. Biases are
- * added to each product. Experts that are `ungated` have one product in front, which is its own
+ * added to each product; `factors` multiply s[e] behind all else. With `sets` there is nothing in y
+ * that the sum is added to. Experts that are `ungated` have one product in front, which is its own
  * gate: glu(x, x). Tensor parallelism splits every expert like a dense network, by d_ff, and every
  * rank chooses for itself. */
 #define KERN_EXPERTS_MAX       1024
@@ -409,7 +410,8 @@ struct kern_experts_spec {
     bool group_best;          /* a group counts as much as its best expert */
     const float *select_bias; /* [count] backend memory, or NULL */
     enum kern_activation activation;
-    bool ungated;
+    bool ungated, sets;                 /* the CPU's alone, as `factors` */
+    const float *factors;               /* [count] backend memory, or NULL */
     struct kern_weight *const *gate_up; /* [count] [gate; up], or [up], KERN_SHARD_ROWS */
     struct kern_weight *const *down;    /* [count] KERN_SHARD_COLS */
     const float *gate_up_bias;          /* [count, 2 d_ff] backend memory, or NULL */

@@ -298,7 +298,7 @@ static int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec,
 
 struct experts_load {
     const struct kern_experts_spec *spec;
-    struct view gate_up_bias, down_bias, select_bias;
+    struct view gate_up_bias, down_bias, select_bias, factors;
     struct kern_experts *experts;
     int codes[COMM_RANKS_MAX];
     struct fault faults[COMM_RANKS_MAX];
@@ -321,6 +321,7 @@ static void experts_load_on(struct ranks *ranks, struct kern *kern, int rank, vo
     own.gate_up_bias = on(load->gate_up_bias, rank);
     own.down_bias = on(load->down_bias, rank);
     own.select_bias = on(load->select_bias, rank);
+    own.factors = on(load->factors, rank);
     load->codes[rank] =
         kern->ops->experts_load(kern, &own, &load->experts->rank[rank], &load->faults[rank]);
     mem_free(weights);
@@ -344,7 +345,8 @@ static int op_experts_load(struct kern *kern, const struct kern_experts_spec *sp
     struct experts_load load = {.spec = spec,
                                 .gate_up_bias = view_as(ranks, spec->gate_up_bias, false),
                                 .down_bias = view_as(ranks, spec->down_bias, false),
-                                .select_bias = view_as(ranks, spec->select_bias, false)};
+                                .select_bias = view_as(ranks, spec->select_bias, false),
+                                .factors = view_as(ranks, spec->factors, false)};
     load.experts = mem_try_alloc(1, sizeof *load.experts);
     if (!load.experts) return fault_set(fault, ERR_NOMEM, "", "no memory for a layer's experts");
     ranks_each(ranks, experts_load_on, &load);

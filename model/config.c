@@ -37,6 +37,7 @@ enum experts {
     EXPERTS_ALL_BY_FLAG, /* the same, but norm_topk_prob decides what they add up to */
     EXPERTS_AFTER_DENSE, /* but for the first ones, of their own width; norm_topk_prob */
     EXPERTS_ERNIE,       /* the same, every n-th layer up to a last one; they add up to 1 */
+    EXPERTS_BESIDE,      /* with enable_moe_block, every layer, beside its network */
     EXPERTS_BY_TYPES     /* as "layer_types" says, of their own width; norm_topk_prob */
 };
 
@@ -208,6 +209,7 @@ static const struct family families[] = {
      .tied_embeddings = true,
      .norms_around = true,
      .logit_cap = -1,
+     .experts = EXPERTS_BESIDE,
      .gemma4 = true,
      .each_embed = 256,
      .heads_q = 8,
@@ -1232,6 +1234,18 @@ static int read_shared(const cJSON *root, const struct family *family, struct mo
     return 0;
 }
 
+/* transformers, Gemma4: the network beside experts has the width of one without them. */
+static int read_beside(struct model_config *out, struct fault *fault) {
+    for (int i = 0; i < out->layers; i++)
+        if (out->per_layer[i].wide_ff)
+            return fault_set(fault, ERR_UNSUPPORTED, "use_double_wide_mlp",
+                             "true is not supported beside enable_moe_block");
+    out->shared_ff = out->d_ff;
+    out->shared_experts = true;
+    out->router_scale = 1 / sqrtf((float)out->d_model);
+    return 0;
+}
+
 /* Files before transformers 5 say num_experts for Qwen's num_local_experts. */
 static int read_experts(const cJSON *root, const struct family *family, struct model_config *out,
                         struct fault *fault) {
@@ -1240,7 +1254,7 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
     const bool some = family->experts == EXPERTS_SOME_LAYERS;
     const char *count_key =
         first_key(root, "num_experts", "n_routed_experts", "moe_num_experts", "num_local_experts");
-    const char *used_key = first_key(root, "moe_k", NULL, NULL, "num_experts_per_tok");
+    const char *used_key = first_key(root, "moe_k", "top_k_experts", NULL, "num_experts_per_tok");
     const char *const keys[] = {count_key, used_key,
                                 all ? "intermediate_size" : "moe_intermediate_size"};
     const int64_t most[] = {1024, 64, 1 << 20};
@@ -1250,6 +1264,7 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
     const bool by_types = family->experts == EXPERTS_BY_TYPES;
     if (says_none && (some || family->granite_hybrid)) return 0; /* every layer is dense */
     if (by_types && routed_layers(out) == 0) return 0;
+    if (family->experts == EXPERTS_BESIDE && !out->gemma4_experts) return 0;
     for (size_t i = 0; i < 3; i++) {
         if (!json_get(root, keys[i])) return fault_set(fault, ERR_INVALID, keys[i], "missing");
         int rc = json_int(root, NULL, keys[i], 1, most[i], &values[i], fault);
@@ -1275,6 +1290,7 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
     if (!by_types) rc = read_routed(root, family, out, fault);
     if (!rc) rc = read_choice(root, family, out, fault);
     if (!rc) rc = read_shared(root, family, out, fault);
+    if (!rc && out->gemma4_experts) rc = read_beside(out, fault);
     if (!rc && routed_layers(out) == 0) {
         out->experts = out->experts_used = out->expert_ff = out->shared_ff = 0;
         out->shared_experts = out->shared_gate = out->select_bias = false;
@@ -1318,13 +1334,13 @@ static int read_gemma4(const cJSON *root, const struct family *family, struct mo
                        struct fault *fault) {
     const char *each = "hidden_size_per_layer_input";
     int64_t size = has_field(root, each) ? 0 : family->each_embed, vocab = out->vocab;
-    bool routed = false;
     int rc = json_int(root, NULL, each, 1, 1 << 16, &size, fault);
     if (!rc) rc = json_int(root, NULL, "vocab_size_per_layer_input", 1, 1 << 22, &vocab, fault);
-    if (!rc) rc = json_bool(root, NULL, "enable_moe_block", &routed, fault);
+    if (!rc) rc = json_bool(root, NULL, "enable_moe_block", &out->gemma4_experts, fault);
     if (rc) return rc;
-    if (routed || out->qkv_bias)
-        return fault_set(fault, ERR_UNSUPPORTED, routed ? "enable_moe_block" : "attention_bias",
+    if ((out->gemma4_experts && family->experts != EXPERTS_BESIDE) || out->qkv_bias)
+        return fault_set(fault, ERR_UNSUPPORTED,
+                         out->qkv_bias ? "attention_bias" : "enable_moe_block",
                          "true is not supported in %s models", family->model_type);
     if (size && vocab != out->vocab)
         return fault_set(fault, ERR_UNSUPPORTED, "vocab_size_per_layer_input",

@@ -234,6 +234,29 @@ static void step_gate_up(struct model *model, int index, const float *in, int ro
         kern->ops->glu(kern, s->ff, s->gate_up, rows, d_ff, c->activation);
 }
 
+/* transformers, Gemma4: a network and experts side by side. Either has norms of its inputs and
+ * outputs; the router has one, too; and a norm of their sum is before the residual stream. */
+static void step_beside(struct model *model, int index, float *x, int rows) {
+    const struct model_config *c = &model->config;
+    const struct layer *layer = &model->layers[index];
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    float *sum = s->beside, *experts = sum + (ptrdiff_t)rows * c->d_model;
+    const float *in = normed(model, x, layer->ffn_norm, rows);
+    show(model, index, ROLE_SHARED_GATE, in, rows);
+    step_gate_up(model, index, in, rows, c->shared_ff);
+    show(model, index, ROLE_SHARED_DOWN, s->ff, rows);
+    kern->ops->matmul(kern, sum, s->ff, layer->down, NULL, rows, KERN_SET);
+    kern->ops->rms_norm(kern, sum, sum, layer->shared_post_norm, rows, c->d_model, c->post_eps);
+    in = normed(model, x, layer->router_norm, rows);
+    kern->ops->matmul(kern, s->router, in, layer->router, NULL, rows, KERN_SET);
+    in = normed(model, x, layer->experts_norm, rows);
+    kern->ops->experts(kern, experts, in, s->router, layer->experts, rows);
+    kern->ops->add_norm(kern, sum, experts, layer->experts_post_norm, rows, c->d_model,
+                        c->post_eps);
+    kern->ops->add_norm(kern, x, sum, layer->ffn_post_norm, rows, c->d_model, c->post_eps);
+}
+
 /* From the outputs of attention and of a recurrent state to the end of the layer, in place in x. */
 static void step_feed_forward(struct model *model, int index, float *x, const float *heads,
                               const float *mixed, int rows) {
@@ -245,6 +268,10 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     if (layer->o) add_branch(model, x, heads, layer->o, layer->o_bias, post_norm, rows);
     if (layer->state_out) add_branch(model, x, mixed, layer->state_out, NULL, post_norm, rows);
     if (c->per_layer[index].no_network) return;
+    if (c->gemma4_experts) {
+        step_beside(model, index, x, rows);
+        return;
+    }
     const float *in = normed(model, x, layer->ffn_norm, rows);
     if (layer->experts) {
         kern->ops->matmul(kern, s->router, in, layer->router, layer->router_bias, rows, KERN_SET);

@@ -22,6 +22,7 @@ struct layer {
     float *router_bias, *expert_gate_up_bias, *expert_down_bias; /* as in kern_experts_spec */
     float *select_bias;
     struct kern_experts *experts;
+    float *shared_post_norm, *router_norm, *experts_norm, *experts_post_norm, *experts_factors;
     struct kern_gate *gate;
     /* backend memory, float32; NULL where the family has none */
     float *sinks;
@@ -43,23 +44,24 @@ struct layer {
 
 /* Activations of one step, backend memory. */
 struct scratch {
-    float *x;          /* [rows_max, d_model] residual stream */
-    float *norm;       /* [rows_max, d_model] */
-    float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim], or the product state_in */
-    float *heads;      /* [rows_max, heads_width] */
-    float *mixed;      /* [rows_max, mixed_width] */
-    float *gates;      /* [rows_max, heads_q * head_dim or 1 or rates_width] of attn_gate, of
-                          shared_gate, of state_rates; or of q_down and entry */
-    float *gate_up;    /* [rows_max, 2 d_ff], or shared_ff where that is more */
-    float *ff;         /* [rows_max, d_ff] */
-    float *router;     /* [rows_max, experts] */
-    float *latent;     /* [rows_max, heads_q * the larger size of a query and of the vector that is
-                          cached] queries before their products, then what attention hands on */
-    float *log_beta;   /* [rows_max, heads_kv] */
-    float *each;       /* [rows_max, layers * each_embed] embeddings for each layer */
-    float *each_in;    /* the same size: the product that is added to them */
-    float *last_each;  /* [logits_max, as each] */
-    float *last_x;     /* [logits_max, d_model] wanted rows, from the last layer's attention on */
+    float *x;         /* [rows_max, d_model] residual stream */
+    float *norm;      /* [rows_max, d_model] */
+    float *qkv;       /* [rows_max, (heads_q + 2 heads_kv) * head_dim], or the product state_in */
+    float *heads;     /* [rows_max, heads_width] */
+    float *mixed;     /* [rows_max, mixed_width] */
+    float *gates;     /* [rows_max, heads_q * head_dim or 1 or rates_width] of attn_gate, of
+                         shared_gate, of state_rates; or of q_down and entry */
+    float *gate_up;   /* [rows_max, 2 d_ff], or shared_ff where that is more */
+    float *ff;        /* [rows_max, d_ff] */
+    float *beside;    /* [2, rows_max, d_model] outputs of a network and of the experts beside it */
+    float *router;    /* [rows_max, experts] */
+    float *latent;    /* [rows_max, heads_q * the larger size of a query and of the vector that is
+                         cached] queries before their products, then what attention hands on */
+    float *log_beta;  /* [rows_max, heads_kv] */
+    float *each;      /* [rows_max, layers * each_embed] embeddings for each layer */
+    float *each_in;   /* the same size: the product that is added to them */
+    float *last_each; /* [logits_max, as each] */
+    float *last_x;    /* [logits_max, d_model] wanted rows, from the last layer's attention on */
     float *last_heads; /* [logits_max, as heads] */
     float *last_mixed; /* [logits_max, as mixed] */
     float *logits;     /* [logits_max, vocab] */

@@ -812,6 +812,8 @@ static int make_experts(struct loader *loader, struct layer *layer) {
                                            .select_bias = layer->select_bias,
                                            .activation = c->activation,
                                            .ungated = c->ungated,
+                                           .sets = c->gemma4_experts,
+                                           .factors = layer->experts_factors,
                                            .gate_up = layer->expert_gate_up,
                                            .down = layer->expert_down,
                                            .gate_up_bias = layer->expert_gate_up_bias,

@@ -150,6 +150,7 @@ static int open_scratch(struct model *model, struct fault *fault) {
         {&s->gates, model->rows_max, gates},
         {&s->gate_up, model->rows_max, 2 * ff},
         {&s->ff, model->rows_max, ff},
+        {&s->beside, 2 * model->rows_max, c->gemma4_experts ? c->d_model : 0},
         {&s->router, model->rows_max, c->experts},
         {&s->latent, model->rows_max, c->heads_q * latent},
         {&s->each, model->rows_max, c->layers * c->each_embed},
@@ -260,14 +261,16 @@ static void close_layer(struct kern *kern, const struct model_config *c, struct 
                                       layer->shared_gate, layer->state_in,  layer->state_rates,
                                       layer->state_out,   layer->each_gate, layer->each_out,
                                       layer->q_down,      layer->q_up,      layer->entry};
-    float *vectors[] = {layer->attn_norm,        layer->attn_post_norm, layer->ffn_norm,
-                        layer->ffn_post_norm,    layer->q_norm,         layer->k_norm,
-                        layer->qkv_bias,         layer->o_bias,         layer->sinks,
-                        layer->router_bias,      layer->select_bias,    layer->expert_gate_up_bias,
-                        layer->expert_down_bias, layer->taps,           layer->decay,
-                        layer->conv_bias,        layer->state_bias,     layer->skip,
-                        layer->state_norm,       layer->v_norm,         layer->each_post_norm,
-                        layer->out_scale,        layer->q_down_norm,    layer->entry_norm};
+    float *vectors[] = {layer->attn_norm,         layer->attn_post_norm, layer->ffn_norm,
+                        layer->ffn_post_norm,     layer->q_norm,         layer->k_norm,
+                        layer->qkv_bias,          layer->o_bias,         layer->sinks,
+                        layer->router_bias,       layer->select_bias,    layer->expert_gate_up_bias,
+                        layer->expert_down_bias,  layer->taps,           layer->decay,
+                        layer->conv_bias,         layer->state_bias,     layer->skip,
+                        layer->state_norm,        layer->v_norm,         layer->each_post_norm,
+                        layer->out_scale,         layer->q_down_norm,    layer->entry_norm,
+                        layer->shared_post_norm,  layer->router_norm,    layer->experts_norm,
+                        layer->experts_post_norm, layer->experts_factors};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         if (matrices[i]) kern->ops->weight_free(kern, matrices[i]);
     }
@@ -301,9 +304,10 @@ void model_close(struct model *model) {
     if (!model) return;
     struct kern *kern = model->kern;
     const struct scratch *s = &model->scratch;
-    float *arrays[] = {s->gates, s->x,          s->norm,     s->qkv,     s->heads,      s->gate_up,
-                       s->ff,    s->router,     s->log_beta, s->last_x,  s->last_heads, s->logits,
-                       s->mixed, s->last_mixed, s->each,     s->each_in, s->last_each,  s->latent};
+    float *arrays[] = {s->gates,      s->x,         s->norm,   s->qkv,        s->heads,
+                       s->gate_up,    s->ff,        s->router, s->log_beta,   s->last_x,
+                       s->last_heads, s->logits,    s->mixed,  s->last_mixed, s->each,
+                       s->each_in,    s->last_each, s->latent, s->beside};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }

@@ -73,6 +73,9 @@ struct model_config {
     bool nemotron_names; /* as Nemotron-H's do */
     bool falcon_names;   /* as Falcon-H1's do */
     bool mamba_norm;     /* kern_mamba.norm */
+    bool gemma4_experts; /* the network beside experts has norms of its own, as they have; see
+                            step_beside */
+    float router_scale;  /* factor on the router's inputs then */
     struct model_factors factors;
     bool lfm2_names;       /* files name tensors as LFM2's do */
     bool qwen35_names;     /* as Qwen3.5's: q's projection has queries and gates of each head */

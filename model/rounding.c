@@ -127,8 +127,10 @@ static bool measure(const struct rounding *r, enum role role, int layer, int exp
     const bool attention = role == ROLE_Q || role == ROLE_ATTN_GATE || role == ROLE_O;
     const bool routed = role >= ROLE_EXPERT_GATE;
     const bool alone = r->config->per_layer[layer].mixer == MIXER_NONE;
-    if (!read_norm(r, attention || alone ? ROLE_ATTN_NORM : ROLE_FFN_NORM, layer, norm))
-        return false;
+    const enum role in = attention || alone                    ? ROLE_ATTN_NORM
+                         : routed && r->config->gemma4_experts ? ROLE_EXPERTS_NORM
+                                                               : ROLE_FFN_NORM;
+    if (!read_norm(r, in, layer, norm)) return false;
     if (role == ROLE_O) {
         const struct model_layer_config *its = &r->config->per_layer[layer];
         const enum role source = its->keys_are_values ? ROLE_K : ROLE_V;

@@ -38,6 +38,8 @@ enum naming {
     NAMING_HF_NEMOTRON_H,
     NAMING_HF_FALCON_H1,
     NAMING_GGUF_FALCON_H1,
+    NAMING_HF_GEMMA4_MOE, /* the network beside experts has the names of the only one */
+    NAMING_GGUF_GEMMA4_MOE,
     NAMING_COUNT
 };
 
@@ -119,6 +121,11 @@ enum role {
     ROLE_SHARED_UP,
     ROLE_SHARED_DOWN,
     ROLE_SHARED_OPEN, /* the product whose sigmoid multiplies it */
+    ROLE_SHARED_POST_NORM,
+    ROLE_ROUTER_NORM,
+    ROLE_EXPERTS_NORM,
+    ROLE_EXPERTS_POST_NORM,
+    ROLE_EXPERTS_FACTORS,
     /* one for each expert of a layer */
     ROLE_EXPERT_GATE,
     ROLE_EXPERT_UP,

@@ -646,6 +646,21 @@ def mistral4(out):
     latent(Mistral4ForCausalLM(c), 105).bfloat16().save_pretrained(out / "mistral4")
 
 
+def gemma4moe(out):
+    """bf16, as 26B-A4B: experts beside the network of every layer, norms of either and of the router, a factor on each expert."""
+    c = Gemma4TextConfig(**{**NARROW, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 32, "pad_token_id": 0},
+                         head_dim=8, global_head_dim=16, num_global_key_value_heads=4, attention_k_eq_v=True, sliding_window=40, enable_moe_block=True,
+                         num_experts=6, top_k_experts=2, moe_intermediate_size=32, rms_norm_eps=1e-2, hidden_size_per_layer_input=0,
+                         layer_types=["sliding_attention", "full_attention"], rope_parameters=GEMMA4_ROPE)
+    d = out / "gemma4moe"
+    model = gemma4_weights(Gemma4ForCausalLM(c), 93)
+    for name, p in model.named_parameters():
+        if name.endswith(("router.scale", "per_expert_scale")):
+            p.data = 1 + p.data
+    model.bfloat16().save_pretrained(d)
+    publish(d, per_layer_config=None, global_head_dim=16, num_global_key_value_heads=4)
+
+
 def publish(d, **fields):
     """Fields as published files have them; None: none."""
     path = d / "config.json"
@@ -672,7 +687,7 @@ def save_with_bias(model, d):
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
             ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2, lfm2,
             lfm2moe, qwen3next, qwen35, qwen35moe, granitehybrid, granitehybriddense, gemma4, gemma4dense, deepseekv2, deepseekv2lite, deepseekv3, glm4moelite,
-            mistral4, nemotronh, nemotronhmoe, falconh1, falconh1norm)
+            mistral4, nemotronh, nemotronhmoe, falconh1, falconh1norm, gemma4moe)
 
 
 def random_prompts():

@@ -183,6 +183,8 @@ static void choose_row(const struct kern_experts_spec *spec, const float *logits
     else
         choose_by_logits(spec, logits, row, chosen);
     for (int k = 0; k < spec->used && spec->scale > 0; k++) chosen[k].weight *= spec->scale;
+    for (int k = 0; k < spec->used && spec->factors; k++)
+        chosen[k].weight *= spec->factors[chosen[k].expert];
 }
 
 static void choose_rows(void *arg, int worker) {
@@ -282,6 +284,7 @@ void cpu_experts(struct kern *kern, float *y, const float *x, const float *logit
     struct choosing choosing = {
         .spec = spec, .logits = logits, .routes = {.chosen = cpu->routes.mem}};
     struct routes *routes = &choosing.routes;
+    if (spec->sets) memset(y, 0, (size_t)rows * (size_t)spec->d_model * sizeof *y);
     routes->sorted = routes->chosen + uses;
     routes->first = (int32_t *)(void *)(routes->sorted + uses);
     cpu_tickets_set(&choosing.rows, rows);

@@ -68,6 +68,9 @@ LATENT = {"self_attn.q_a_proj.weight": "attn_q_a.weight", "self_attn.q_b_proj.we
           "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight", "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
           "self_attn.k_b_proj.weight": "attn_k_b.weight", "self_attn.v_b_proj.weight": "attn_v_b.weight", "self_attn.kv_b_proj.weight": "attn_kv_b.weight",
           "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight"}
+GEMMA4_MOE = {**GEMMA4, "router.proj.weight": "ffn_gate_inp.weight", "router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
+              "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight", "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+              "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight", "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight"}
 OUTSIDE = {"model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight", "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
            "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight", "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
            "model.embedding_norm.weight": "token_embd_norm.weight", "model.embeddings.weight": "token_embd.weight", "model.norm_f.weight": "output_norm.weight", "model.final_layernorm.weight": "output_norm.weight"}
@@ -86,7 +89,7 @@ FAMILIES = {
     "deepseekv2": ("deepseek2", LATENT, False), "deepseekv2lite": ("deepseek2", LATENT, False), "deepseekv3": ("deepseek2", LATENT, False),
     "mistral4": ("mistral4", LATENT, False),
     "nemotronh": ("nemotron_h", NEMOTRON, True), "nemotronhmoe": ("nemotron_h_moe", NEMOTRON, True),
-    "falconh1": ("falcon-h1", FALCON, False), "falconh1norm": ("falcon-h1", FALCON, False),
+    "falconh1": ("falcon-h1", FALCON, False), "falconh1norm": ("falcon-h1", FALCON, False), "gemma4moe": ("gemma4", GEMMA4_MOE, False),
 }
 
 
@@ -146,10 +149,10 @@ def text_tensors(directory, c):
             stacks.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = x
         elif name.endswith("input_linear.weight"):
             found[name.replace("input", "gate")], found[name.replace("input", "up")] = x.chunk(2, -2)
-        elif name.endswith("experts.gate_up_proj") and "kv_lora_rank" not in c:
+        elif name.endswith("mlp.experts.gate_up_proj") and "kv_lora_rank" not in c:
             x = x if x.shape[2] == c["hidden_size"] else x.transpose(1, 2)
             found[name.replace("gate_up", "gate")], found[name.replace("gate_up", "up")] = x.chunk(2, 1)
-        elif name.endswith("experts.down_proj"):
+        elif name.endswith("mlp.experts.down_proj"):
             found[name] = x if x.shape[1] == c["hidden_size"] else x.transpose(1, 2)
         elif name.startswith(("model.embed", "model.layers", "model.norm", "model.final", "model.per_layer", "lm_head")):
             found[name] = x
@@ -327,7 +330,7 @@ def put_experts(w, arch, c):
     if not count:
         return
     w.add_uint32(f"{arch}.expert_count", count)
-    w.add_uint32(f"{arch}.expert_used_count", c.get("moe_k") or c["num_experts_per_tok"])
+    w.add_uint32(f"{arch}.expert_used_count", c.get("moe_k") or c.get("top_k_experts") or c["num_experts_per_tok"])
     if "moe_intermediate_size" in c or "mamba_n_heads" not in c:
         w.add_uint32(f"{arch}.expert_feed_forward_length", c.get("moe_intermediate_size") or c["intermediate_size"])
     for name, key in {"n_shared_experts": "expert_shared_count", "moe_num_shared_experts": "expert_shared_count", "n_group": "expert_group_count",

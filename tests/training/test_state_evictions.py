@@ -37,12 +37,12 @@ MODELS_OF = {"lfm2": ("Lfm2ForCausalLM", "lfm2"), "lfm2moe": ("Lfm2MoeForCausalL
              "granitehybrid": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"), "granitehybriddense": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"),
              "nemotronh": ("NemotronHForCausalLM", "nemotron_h"), "nemotronhmoe": ("NemotronHForCausalLM", "nemotron_h"),
              "falconh1": ("FalconH1ForCausalLM", "falcon_h1"), "falconh1norm": ("FalconH1ForCausalLM", "falcon_h1"),
-             "gemma4": ("Gemma4ForConditionalGeneration", "gemma4"), "gemma4dense": ("Gemma4ForCausalLM", "gemma4"),
+             "gemma4": ("Gemma4ForConditionalGeneration", "gemma4"), "gemma4dense": ("Gemma4ForCausalLM", "gemma4"), "gemma4moe": ("Gemma4ForCausalLM", "gemma4"),
              "qwen35moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")}
 
 
 # The first stream of a layer with a window and of one without, and how many streams such a layer has.
-KINDS = {"gemma4": ((0, 1), (1, 1)), "gemma4dense": ((0, 8), (8, 4))}
+KINDS = {"gemma4": ((0, 1), (1, 1)), "gemma4dense": ((0, 8), (8, 4)), "gemma4moe": ((0, 8), (8, 4))}
 WINDOW = 40
 
 

@@ -1673,7 +1673,15 @@ Test(model_config, gemma4_refuses_what_it_does_not_compute) {
         const char *fields, *field;
         int rc;
     } cases[] = {
-        {"\"enable_moe_block\": true", "enable_moe_block", ERR_UNSUPPORTED},
+        {"\"enable_moe_block\": true", "num_local_experts", ERR_INVALID},
+        {"\"enable_moe_block\": true, \"num_experts\": 4, \"top_k_experts\": 5, "
+         "\"moe_intermediate_size\": 8",
+         "top_k_experts", ERR_INVALID},
+        {"\"enable_moe_block\": true, \"num_experts\": 4, \"top_k_experts\": 2, "
+         "\"moe_intermediate_size\": 8, \"num_kv_shared_layers\": 1, \"use_double_wide_mlp\": "
+         "true, "
+         "\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\"]",
+         "use_double_wide_mlp", ERR_UNSUPPORTED},
         {"\"use_bidirectional_attention\": \"all\"", "use_bidirectional_attention", ERR_INVALID},
         {"\"attention_bias\": true", "attention_bias", ERR_UNSUPPORTED},
         {"\"num_kv_shared_layers\": 2", "num_kv_shared_layers", ERR_INVALID},
@@ -1690,7 +1698,7 @@ Test(model_config, gemma4_refuses_what_it_does_not_compute) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct model_config c;
         struct fault fault = {0};
-        char text[512];
+        char text[1024];
         snprintf(text, sizeof text,
                  "{\"model_type\": \"gemma4_text\", \"hidden_size\": 96, \"num_hidden_layers\": 3, "
                  "\"intermediate_size\": 64, %s}",

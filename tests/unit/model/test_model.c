@@ -382,6 +382,9 @@ Test(model, falconh1_as_transformers) {
 Test(model, falconh1norm_as_transformers) {
     check_golden_paths("falconh1norm", NULL);
 }
+Test(model, gemma4moe_as_transformers) {
+    check_golden_caches("gemma4moe", NULL, false);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
@@ -451,6 +454,7 @@ Test(model, networks_without_gates_need_a_backend_that_has_them) {
 Test(model, factors_of_layers_need_a_backend_that_has_them) {
     check_backend_refuses("gemma4", "embeddings for each layer", without_scales);
     check_backend_refuses("gemma4dense", "embeddings for each layer", without_scales);
+    check_backend_refuses("gemma4moe", "embeddings for each layer", without_scales);
 }
 
 /* ---- Windows ---- */
@@ -667,6 +671,7 @@ Test(model, splitting_a_prompt_changes_no_bit) {
         check_splits("deepseekv3", paths[i], KERN_BF16);
         check_splits("nemotronhmoe", paths[i], KERN_BF16);
         check_splits("falconh1", paths[i], KERN_BF16);
+        check_splits("gemma4moe", paths[i], KERN_BF16);
     }
 }
 
@@ -726,6 +731,7 @@ Test(model, company_in_a_batch_changes_no_bit) {
         check_batches("deepseekv3", paths[i], KERN_BF16);
         check_batches("nemotronhmoe", paths[i], KERN_F32);
         check_batches("falconh1norm", paths[i], KERN_F32);
+        check_batches("gemma4moe", paths[i], KERN_F32);
     }
 }
 

@@ -377,7 +377,8 @@ Test(ranks, families_with_their_biases_and_norms) {
                                         "lfm2moe",      "qwen3next",     "qwen35",
                                         "qwen35moe",    "granitehybrid", "granitehybriddense",
                                         "gemma4",       "gemma4dense",   "nemotronh",
-                                        "nemotronhmoe", "falconh1",      "falconh1norm"};
+                                        "nemotronhmoe", "falconh1",      "falconh1norm",
+                                        "gemma4moe"};
     static const char *const paths[] = {"reference", "portable", "auto"};
     static const int ranks[] = {2, 4};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
