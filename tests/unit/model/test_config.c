@@ -1133,7 +1133,8 @@ Test(model_config, latent_attention) {
         int heads, rank, still, turned, dim_v, q_rank;
         int experts, used, groups, routed, shared_ff, positions;
         bool sigmoid, best;
-        double scale, products; /* of experts; of queries and keys, times sqrt(still + turned) */
+        double scale;    /* factor of experts */
+        double products; /* that of queries and keys, times sqrt(still + turned) */
     } cases[] = {
         {"{\"architectures\": [\"DeepseekV2ForCausalLM\"], \"model_type\": "
          "\"deepseek_v2\", " /* V2-Lite
