@@ -285,6 +285,17 @@ void engine_show_tokens(struct engine *e, const char *text, size_t size) {
     arena_close(&arena);
 }
 
+bool engine_can_show(const struct engine *e, const char *text, size_t size) {
+    struct arena arena;
+    struct tok_ids ids = {0};
+    arena_open(&arena, SHOWN_BYTES_MAX);
+    bool can = tok_encode(e->text.tok, text, size, TOK_SPECIALS, NULL, 0, SIZE_MAX, &arena, &ids,
+                          NULL) == 0;
+    for (size_t i = 0; i < ids.count; i++) can = can && !ends_answers(e, ids.ids[i]);
+    arena_close(&arena);
+    return can;
+}
+
 bool engine_token_is_special(const struct engine *e, int32_t id) {
     return tok_is_special(e->text.tok, id);
 }

@@ -323,6 +323,8 @@ bool engine_token_is_special(const struct engine *engine, int32_t id);
  * bytes are in the text, and constraints may allow them. Tokens that end answers stay special. Only
  * before the first request. */
 void engine_show_tokens(struct engine *engine, const char *text, size_t size);
+/* Returns whether no token of a text ends answers, so that all of it can be part of them. */
+bool engine_can_show(const struct engine *engine, const char *text, size_t size);
 /* Returns the vocabulary's own spelling of a token, which is valid UTF-8; 0 for ids outside the
  * vocabulary. */
 size_t engine_token_name(const struct engine *engine, int32_t id, const char **name);

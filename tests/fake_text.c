@@ -209,6 +209,11 @@ void engine_show_tokens(struct engine *e, const char *text, size_t size) {
     (void)e, (void)text, (void)size;
 }
 
+bool engine_can_show(const struct engine *e, const char *text, size_t size) {
+    (void)e;
+    return memmem(text, size, "<|im_end|>", 10) == NULL;
+}
+
 bool engine_token_is_special(const struct engine *e, int32_t id) {
     (void)e;
     return (id >= IM_START && id < VOCAB) || (id >= FIM_PREFIX && id < VOCAB_CHANNELS);

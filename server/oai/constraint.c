@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/json.h"
 #include "server/oai/fields.h"
 
@@ -212,7 +213,8 @@ static bool says_nothing(const cJSON *schema) {
 /* Builds text without the mark behind arguments. */
 static void without_end(const struct tool_form *form, struct constrain_part *part) {
     struct tool_mark marks[TOOL_MARKS_MAX];
-    (void)tool_form_closes(form, marks);
+    int count = tool_form_closes(form, marks);
+    CHECK(count > 0); /* tool_derive.c asks for it */
     *part = (struct constrain_part){
         .kind = CONSTRAIN_WITHOUT, .text = marks[0].text, .size = marks[0].size};
 }
@@ -264,10 +266,10 @@ static int call_part(struct oai_reader *r, const cJSON *tool, int index, bool fr
     const struct tool_form *form = r->out->tools.form;
     struct constrain_part *pieces = new_parts(r, 5);
     if (!pieces) return -1;
-    if (mark_part(r, form->before, &pieces[0]) || mark_part(r, form->arguments, &pieces[2]))
+    if (mark_part(r, form->before, &pieces[0]) || mark_part(r, form->arguments, &pieces[2]) ||
+        mark_part(r, form->after, &pieces[4]))
         return -1;
     pieces[1] = text_part(r->out->tools.names[index]);
-    pieces[4] = text_part(form->after);
     *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 5};
     return arguments_part(r, json_get(tool, "function"), index, free, &pieces[3]);
 }
@@ -297,13 +299,14 @@ static int call_list(struct oai_reader *r, const struct constrain_part *call,
     const struct tool_form *form = r->out->tools.form;
     if (!pieces || !more || !next) return -1;
     bool several = r->out->tools.parallel && r->out->named_tool < 0;
-    if (mark_part(r, form->between, &next[0]) || mark_part(r, form->open, &pieces[0])) return -1;
+    if (mark_part(r, form->between, &next[0]) || mark_part(r, form->open, &pieces[0]) ||
+        mark_part(r, form->close, &pieces[3]))
+        return -1;
     next[1] = *call;
     *more = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = next, .count = 2};
     pieces[1] = *call;
     pieces[2] = (struct constrain_part){
         .kind = CONSTRAIN_REPEAT, .children = more, .count = 1, .max = several ? -1 : 0};
-    pieces[3] = text_part(form->close);
     *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 4};
     return 0;
 }

@@ -543,6 +543,8 @@ static enum match skip_closes(struct tool_reader *r, const char *text, size_t en
     struct tool_mark marks[TOOL_MARKS_MAX];
     bool object = r->tools->form->shape == TOOL_SHAPE_TAGGED;
     int count = tool_form_closes(r->tools->form, marks);
+    /* Arguments that are tags or no JSON ended at the last mark. */
+    if (count > 0 && r->closed >= count) r->inside = false;
     for (; r->closed < count; r->closed++) {
         struct cursor c = {text, r->at, end};
         while (c.at < end && (tool_json_blank(text[c.at]) || (object && text[c.at] == '}'))) c.at++;

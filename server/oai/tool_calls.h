@@ -10,9 +10,10 @@
  *                </tool_call>                                               Qwen3-Coder
  *   harmony  a message to functions.f in a channel of its own              gpt-oss
  *
- * Tags that are special tokens leave no text; a call is found without them, too. harmony is read
- * from the tokens (channels.c), which say where a call begins and ends; here its
- * arguments are text up to that end.
+ * The marks of a form that are special tokens are made part of answers (engine_show_tokens), so
+ * that they are in the text. Tags that are no marks of the form may leave none: calls of llama3 and
+ * mistral are found without them, too. harmony is read from the tokens (channels.c), which say
+ * where a call begins and ends; here its arguments are text up to that end.
  *
  * Members of the object may stand before and behind the arguments and are left out; the name may
  * stand behind them, too. Arguments may be a string that holds an object: its text is what the

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/buf.h"
+#include "server/oai/tool_calls.h"
 #include "server/oai/tool_json.h"
 
 /* Words that no template holds. Ids have 9 characters, as some templates demand. */
@@ -194,8 +196,11 @@ static bool find_tags(struct tool_derived *out, struct found_call *call) {
     return tags->close && tags->after && tags->close[0] == '<';
 }
 
-/* Finds the first call behind the question. */
+/* Finds the first call behind the question. What another call has left is forgotten. */
 static bool find_call(struct tool_derived *out, const char *text, struct found_call *call) {
+    out->form.tags = NULL;
+    out->tags = (struct constrain_tags){0};
+    out->used = 0;
     call->name = strstr(text, FIRST);
     if (!call->name) return false;
     call->behind_name = call->name + sizeof FIRST - 1;
@@ -281,19 +286,22 @@ static int strong_marks(const char *text, struct tool_mark marks[TOOL_MARKS_MAX]
 }
 
 /* Leaves out what closes more than was opened: the end of the turn, where templates write it
- * behind calls in another way than behind answers. */
-static void cut_close(struct tool_derived *out) {
+ * behind calls in another way than behind answers. Returns how many bytes. */
+static size_t cut_close(struct tool_derived *out, const char *open, const char *close) {
     struct tool_mark opens[TOOL_MARKS_MAX], closes[TOOL_MARKS_MAX];
-    int count = strong_marks(out->form.open, opens);
-    if (strong_marks(out->form.close, closes) <= count) return;
+    int count = strong_marks(open, opens);
+    if (strong_marks(close, closes) <= count) return 0;
     const struct tool_mark *last = &closes[count > 0 ? count - 1 : 0];
     size_t end = (size_t)(last->text - out->texts) + (count > 0 ? last->size : 0);
+    const size_t cut = strlen(out->texts + end);
     out->texts[end] = '\0';
+    return cut;
 }
 
-/* Divides what stands in front of the first name, between two calls and behind the last. */
+/* Divides what stands in front of the first name, between two calls and behind the last. *cut:
+ * bytes at the end of the last that are left out. */
 static bool divide_calls(struct tool_derived *out, struct slice lead, struct slice next,
-                         struct slice tail) {
+                         struct slice tail, size_t *cut) {
     struct tool_form *form = &out->form;
     size_t before = common_suffix(lead, next);
     while (before > 0 && !may_begin_mark(lead, lead.size - before)) before--;
@@ -305,45 +313,110 @@ static bool divide_calls(struct tool_derived *out, struct slice lead, struct sli
     form->after = keep(out, (struct slice){next.text, after});
     form->between = keep(out, slice_from(next, after));
     form->close = before < lead.size ? keep(out, slice_from(tail, after)) : "";
+    *cut = before < lead.size ? 0 : tail.size - after;
     if (!form->open || !form->before || !form->after || !form->between || !form->close)
         return false;
-    cut_close(out);
+    *cut += cut_close(out, form->open, form->close);
     return true;
 }
 
 /* The same where the template shows one call only. */
-static bool take_call(struct tool_derived *out, struct slice lead, struct slice tail) {
+static bool take_call(struct tool_derived *out, struct slice lead, struct slice tail, size_t *cut) {
     struct tool_form *form = &out->form;
     form->open = form->close = "";
     form->between = "\n";
     form->before = keep(out, lead);
     form->after = keep(out, tail);
-    return form->before && form->after && lead.size > 0;
+    if (!form->before || !form->after || lead.size == 0) return false;
+    *cut = cut_close(out, form->before, form->after);
+    return true;
 }
+
+/* ---- Trial ---- */
+
+/* Have the tags marks, and the call an end? No id may stand in what is compared byte by byte. */
+static bool are_whole_tags(const struct tool_form *form) {
+    const struct constrain_tags *tags = form->tags;
+    struct tool_mark closes[TOOL_MARKS_MAX];
+    const char *const texts[] = {tags->open, tags->named, tags->gap,   tags->value, tags->other,
+                                 tags->line, tags->close, tags->after, NULL};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (texts[i] && strchr(texts[i], TOOL_ANY)) return false;
+    return *tags->open && *tags->named && *tags->close && tool_form_closes(form, closes) > 0 &&
+           !memchr(closes[0].text, TOOL_ANY, closes[0].size);
+}
+
+/* Reads what a template has rendered, as an answer is read. Calls are written as
+ * NAME{arguments}NAME{arguments}. false: there is text beside them, or no end. */
+static bool read_calls(const struct tool_form *form, struct slice text, struct buf *out) {
+    static const char *const names[] = {FIRST, SECOND};
+    const struct tool_set tools = {form, names, 2, true, NULL};
+    struct tool_reader reader = {.tools = &tools};
+    struct tool_piece piece;
+    while ((piece = tool_reader_next(&reader, text.text, text.size, true)).kind != TOOL_MORE) {
+        struct slice part = {text.text + piece.begin, piece.end - piece.begin};
+        if (piece.kind == TOOL_TEXT && leading_blanks(part) < part.size) return false;
+        if (piece.kind == TOOL_TEXT) continue;
+        part.text = tool_piece_text(&piece, text.text, &part.size);
+        buf_add(out, part.text, part.size);
+        if (out->failed) return false;
+    }
+    return tool_reader_called(&reader);
+}
+
+/* Compares texts but for white space. */
+static bool is_same_text(struct slice a, const char *b) {
+    for (size_t i = 0; i < a.size; i++)
+        if (!tool_json_blank(a.text[i]) && a.text[i] != *b++) return false;
+    return *b == '\0';
+}
+
+/* Returns whether the form finds the calls that the template was given, and nothing beside them,
+ * from their first mark to `behind` bytes before the end. */
+static bool finds_calls(const struct tool_form *form, const char *text, size_t behind,
+                        const char *calls) {
+    struct buf out;
+    size_t size = strlen(text);
+    if (size < behind) return false;
+    buf_open(&out, CONTEXT_BYTES_MAX);
+    bool found = read_calls(form, (struct slice){text, size - behind}, &out) &&
+                 is_same_text((struct slice){out.data, out.size}, calls);
+    buf_close(&out);
+    return found;
+}
+
+#define FIRST_CALL  FIRST "{\"" KEY "\":\"" VALUE "\",\"" NUMBER "\":" DIGITS "}"
+#define SECOND_CALL SECOND "{\"" KEY "\":\"" VALUE "\"}"
 
 bool tool_derive(tool_render *render, void *arg, struct tool_derived *out) {
     struct tool_form *form = &out->form;
-    struct found_call first, only;
+    struct found_call first = {0}, only;
     *out = (struct tool_derived){.form = {.name = "template"}};
     const char *plain = render_calls(render, arg, 0);
     const char *one = plain ? render_calls(render, arg, 1) : NULL;
     const char *two = one ? render_calls(render, arg, 2) : NULL;
     if (!one || !strstr(plain, ANSWER) || !find_call(out, one, &only)) return false;
+    const bool tagged = form->tags != NULL;
     struct slice lead = find_lead(one, only.name, plain), tail = find_tail(only.end, plain);
-    out->used = 0;
+    size_t behind = strlen(only.end) - tail.size, cut = 0;
     const char *second = NULL;
-    if (two && find_call(out, two, &first)) second = strstr(first.end, SECOND);
+    /* One form for one call and another for two: neither is the template's. */
+    if (two && (!find_call(out, two, &first) || tagged != (form->tags != NULL))) return false;
+    if (two) second = strstr(first.end, SECOND);
     if (!second) {
-        out->used = 0;
-        if (!find_call(out, one, &only) || !take_call(out, lead, tail)) return false;
-    } else if (!divide_calls(out, lead, slice_of(first.end, second), tail)) {
+        if (!find_call(out, one, &only) || !take_call(out, lead, tail, &cut)) return false;
+    } else if (!divide_calls(out, lead, slice_of(first.end, second), tail, &cut)) {
         return false;
     }
-    const char *behind = second ? second + sizeof SECOND - 1 : NULL;
+    const char *called = second ? second + sizeof SECOND - 1 : NULL;
     struct slice mark = second ? first.mark : only.mark;
-    if (behind && strlen(behind) < mark.size) return false;
-    form->arguments = keep_mark(out, mark, behind);
+    if (called && strlen(called) < mark.size) return false;
+    form->arguments = keep_mark(out, mark, called);
     form->short_ids = strstr(form->before, "[TOOL_CALLS]") || strstr(form->open, "[TOOL_CALLS]");
-    return form->arguments && !strstr(form->arguments, FIRST) && (form->after[0] || !form->tags) &&
-           find_shape(form);
+    if (!form->arguments || strstr(form->arguments, FIRST) ||
+        (form->tags && !are_whole_tags(form)) || !find_shape(form))
+        return false;
+    return finds_calls(form, lead.text, behind + cut, FIRST_CALL) &&
+           (!second ||
+            finds_calls(form, first.name - lead.size, behind + cut, FIRST_CALL SECOND_CALL));
 }

@@ -26,6 +26,11 @@ static struct tool_piece take_as(size_t *at, size_t end, const char *meaning) {
     return piece;
 }
 
+/* Matches a tag. An empty one matches nothing: it would match again at the same place. */
+static enum match match_tag(struct cursor *c, const char *tag) {
+    return *tag ? match_word(c, tag) : MATCH_NO;
+}
+
 /* ---- Between parameters ---- */
 
 /* Matches a mark behind the arguments; a function may lack its own end. YES: *closed counts it and
@@ -48,7 +53,7 @@ static struct tool_piece next_between(struct tool_tags *t, const char *text, siz
                                       bool last) {
     for (; *at < end; ++*at) {
         struct cursor parameter = {text, *at, end}, call = parameter;
-        enum match opens = match_word(&parameter, t->form->tags->open);
+        enum match opens = match_tag(&parameter, t->form->tags->open);
         enum match closes = match_end(t->form, &call, &t->closed);
         if (opens == MATCH_YES) {
             bool first = !t->any;
@@ -109,7 +114,7 @@ static struct tool_piece next_in_name(struct tool_tags *t, const char *text, siz
 static enum match match_close(const struct tool_tags *t, struct cursor *c) {
     struct cursor begin = *c;
     if (*t->form->tags->line && c->at < c->end && c->text[c->at] == '\n') c->at++;
-    enum match match = match_word(c, t->form->tags->close);
+    enum match match = match_tag(c, t->form->tags->close);
     if (match != MATCH_YES) *c = begin;
     return match;
 }
@@ -184,7 +189,7 @@ static struct tool_piece open_scalar(struct tool_tags *t, const char *text, size
     struct cursor c = {text, t->value, end};
     size_t most = t->value + TOOL_TAGS_HELD_MAX;
     enum match match = MATCH_NO;
-    while (c.at < end && c.at < most && (match = match_word(&c, t->form->tags->close)) == MATCH_NO)
+    while (c.at < end && c.at < most && (match = match_tag(&c, t->form->tags->close)) == MATCH_NO)
         c.at++;
     if (match != MATCH_YES && c.at < most && !last) return more();
     if (match != MATCH_YES) return open_string(t, at, t->value);
@@ -270,14 +275,14 @@ static enum match match_json(struct tool_tags *t, const char *text, size_t end) 
     if (t->value_end == 0) return MATCH_MORE;
     struct cursor c = {text, t->value_end, end};
     skip_blank(&c);
-    return match_word(&c, t->form->tags->close);
+    return match_tag(&c, t->form->tags->close);
 }
 
 /* Finds the next end of a parameter's tag. YES: the literal ends before value_end. */
 static enum match match_literal(struct tool_tags *t, const char *text, size_t end) {
     for (; t->scanned < end; t->scanned++) {
         struct cursor c = {text, t->scanned, end};
-        enum match match = match_word(&c, t->form->tags->close);
+        enum match match = match_tag(&c, t->form->tags->close);
         if (match == MATCH_NO) continue;
         t->value_end = t->scanned;
         while (t->value_end > t->literal && tool_json_blank(text[t->value_end - 1])) t->value_end--;

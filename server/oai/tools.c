@@ -87,39 +87,30 @@ int oai_check_tools(const cJSON *tools, struct oai_error *error) {
 
 /* --- answers that are searched --- */
 
-/* Returns whether a text has no special token: it would leave none in the answer. */
-static bool is_plain_text(const struct engine *engine, const char *text, size_t size,
-                          struct arena *arena) {
-    struct engine_ids ids;
-    struct fault fault;
-    if (engine_tokenize(engine, text, size, false, true, arena, &ids, &fault)) return false;
-    for (size_t i = 0; i < ids.count; i++)
-        if (engine_token_is_special(engine, ids.ids[i])) return false;
-    return true;
-}
+#define FORM_TEXTS 14
 
-/* Makes the marks of a form, which may be special tokens, part of answers. */
-static void show_marks(struct engine *engine, const struct tool_form *form) {
-    const struct constrain_tags none = {.open = "", .named = "", .value = "", .close = ""};
+/* Lists what a form may write, besides names and arguments; "" where it has no such text. */
+static void list_texts(const struct tool_form *form, const char *out[FORM_TEXTS]) {
+    static const struct constrain_tags none = {0};
     const struct constrain_tags *tags = form->tags ? form->tags : &none;
-    const char *const texts[] = {form->open,  form->before, form->arguments,
-                                 form->after, form->close,  tags->open,
-                                 tags->named, tags->value,  tags->close};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        engine_show_tokens(engine, texts[i], strlen(texts[i]));
+    const char *const texts[FORM_TEXTS] = {
+        form->open,  form->before, form->arguments, form->after, form->between,
+        form->close, tags->open,   tags->named,     tags->gap,   tags->value,
+        tags->other, tags->line,   tags->close,     tags->after};
+    for (int i = 0; i < FORM_TEXTS; i++) out[i] = texts[i] ? texts[i] : "";
 }
 
-/* Returns whether the marks without which no call is found are text: special tokens that stay
- * special leave none in the answer. */
-static bool marks_are_text(const struct engine *engine, const struct tool_form *form,
-                           struct arena *arena) {
-    struct tool_mark marks[TOOL_MARKS_MAX];
-    if (!tool_form_is_marked(form)) return true;
-    for (int i = 0, count = tool_form_opens(form, marks); i < count; i++)
-        if (!is_plain_text(engine, marks[i].text, marks[i].size, arena)) return false;
-    return !form->tags ||
-           (is_plain_text(engine, form->tags->open, strlen(form->tags->open), arena) &&
-            is_plain_text(engine, form->tags->close, strlen(form->tags->close), arena));
+/* Makes the marks of a form, which may be special tokens, part of answers. false: one of them ends
+ * answers, so that no call could be found or bound; then nothing is changed. */
+static bool show_form(struct engine *engine, const struct tool_form *form) {
+    const char *texts[FORM_TEXTS];
+    if (!form) return false;
+    list_texts(form, texts);
+    for (int i = 0; i < FORM_TEXTS; i++)
+        if (tool_form_is_marked(form) && !engine_can_show(engine, texts[i], strlen(texts[i])))
+            return false;
+    for (int i = 0; i < FORM_TEXTS; i++) engine_show_tokens(engine, texts[i], strlen(texts[i]));
+    return true;
 }
 
 static bool shows_tools(const char *source) {
@@ -209,25 +200,18 @@ static struct oai_tool_style find_shown(const struct engine *engine, const char 
     return style;
 }
 
-static bool show_and_check(struct engine *engine, const struct tool_form *form,
-                           struct arena *arena) {
-    if (!form) return false;
-    show_marks(engine, form);
-    return marks_are_text(engine, form, arena);
-}
-
 struct oai_tool_style oai_find_tools(struct engine *engine, const char *parser) {
     struct arena arena;
     if (!engine_info(engine)->has_chat_template || !strcmp(parser, tool_form_name(NULL)))
         return (struct oai_tool_style){0};
     arena_open(&arena, (size_t)1 << 20);
     struct oai_tool_style style = find_shown(engine, parser);
-    if (!show_and_check(engine, style.form, &arena)) {
+    if (!show_form(engine, style.form)) {
         oai_close_tools(&style);
         style.form = &tool_forms[TOOL_FORMAT_HERMES];
         style.generic = true;
         style.has_system = shows_system(engine, &arena);
-        if (!show_and_check(engine, style.form, &arena)) style = (struct oai_tool_style){0};
+        if (!show_form(engine, style.form)) style = (struct oai_tool_style){0};
     }
     arena_close(&arena);
     return style;

@@ -26,8 +26,16 @@
 
 /* ---- Vocabulary (vocab.c) ---- */
 
-/* TOK_OUTSIDE: an added token that the model does not know, so no piece becomes it. */
-enum { TOK_PRESENT = 1, TOK_ADDED = 2, TOK_SPECIAL = 4, TOK_LITERAL = 8, TOK_OUTSIDE = 16 };
+/* TOK_OUTSIDE: an added token that the model does not know, so no piece becomes it. TOK_SHOWN: a
+ * special token that is part of answers; texts become it only as they become other special ones. */
+enum {
+    TOK_PRESENT = 1,
+    TOK_ADDED = 2,
+    TOK_SPECIAL = 4,
+    TOK_LITERAL = 8,
+    TOK_OUTSIDE = 16,
+    TOK_SHOWN = 32
+};
 
 /* Offsets into tok->text. `name` is the string of the file, `bytes` what the token stands for,
  * `first` what it stands for at the beginning of a text, where some decoders drop a space.

@@ -61,11 +61,12 @@ size_t tok_bytes_max(const struct tok *tok) {
 }
 
 bool tok_is_special(const struct tok *tok, int32_t id) {
-    return id >= 0 && id < tok->vocab_size && (tok->tokens[id].flags & TOK_SPECIAL);
+    return id >= 0 && id < tok->vocab_size &&
+           (tok->tokens[id].flags & (TOK_SPECIAL | TOK_SHOWN)) == TOK_SPECIAL;
 }
 
 void tok_show(struct tok *tok, int32_t id) {
-    if (id >= 0 && id < tok->vocab_size) tok->tokens[id].flags &= ~(uint32_t)TOK_SPECIAL;
+    if (id >= 0 && id < tok->vocab_size) tok->tokens[id].flags |= TOK_SHOWN;
 }
 
 static bool matcher_has(const struct tok_matcher *matcher, int32_t id) {

@@ -710,6 +710,47 @@ Test(tool_calls, other_marks) {
         check(&tool_forms[cases[i].format], cases[i].text, cases[i].expected);
 }
 
+/* The last mark ends a section, whoever has read it: an object behind it is no call. */
+Test(tool_calls, sections_end_at_their_last_mark) {
+    static const char broken[] =
+        "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", "
+        "\"parameters\": {\"a\" 1}}\n]<|END_ACTION|>{\"tool_call_id\": \"1\", \"tool_name\": "
+        "\"f\", \"parameters\": {}}";
+    check(&tool_forms[TOOL_FORMAT_COMMAND], broken,
+          "<f|{\"a\" 1}}\n]>{\"tool_call_id\": \"1\", \"tool_name\": \"f\", \"parameters\": "
+          "{}}!");
+}
+
+/* Tags of which one is empty are not read for ever. */
+Test(tool_calls, empty_tags_come_to_an_end) {
+    static const char *const texts[] = {"<xy>f>\n\"hi\"\n<z>", "<xy>f>\n<p=a>1</p>x<z>"};
+    for (unsigned empty = 1; empty < 8; empty++) {
+        const struct constrain_tags tags = {.open = empty & 1 ? "" : "<p=",
+                                            .named = empty & 2 ? "" : ">",
+                                            .gap = "",
+                                            .value = "",
+                                            .line = "",
+                                            .close = empty & 4 ? "" : "</p>",
+                                            .after = ""};
+        const struct tool_form form = {.name = "empty",
+                                       .shape = TOOL_SHAPE_NAMED,
+                                       .open = "",
+                                       .before = "<xy>",
+                                       .arguments = ">\n",
+                                       .after = "<z>",
+                                       .between = "",
+                                       .close = "",
+                                       .tags = &tags};
+        const struct tool_set tools = {&form, names, 2, true, NULL};
+        for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+            struct tool_reader r = {.tools = &tools};
+            size_t pieces = 0, size = strlen(texts[i]);
+            while (tool_reader_next(&r, texts[i], size, true).kind != TOOL_MORE)
+                cr_assert(++pieces < 100, "%s", texts[i]);
+        }
+    }
+}
+
 Test(tool_calls, templates_say_how) {
     static const char *const hermes[] = {"Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B",
                                          "Qwen-QwQ-32B"};

@@ -515,19 +515,23 @@ Test(oai_tools, every_template_renders_any_arguments) {
 
 /* --- every form --- */
 
+/* Writes an id in the place of each TOOL_ANY. */
+static void write_ids(struct buf *text) {
+    for (size_t i = 0; i < text->size; i++)
+        if (text->data[i] == TOOL_ANY) text->data[i] = '0';
+}
+
 /* Writes a call of f as its form says, with a text in the argument s. */
 static void write_call(const struct tool_form *form, const char *text, struct buf *out) {
     const struct constrain_tags *tags = form->tags;
-    size_t begin = out->size;
     buf_fmt(out, "%sf%s", form->before, form->arguments);
-    for (size_t i = begin; i < out->size; i++)
-        if (out->data[i] == TOOL_ANY) out->data[i] = '0';
     if (tags)
         buf_fmt(out, "%ss%s%s%s%s%s%s%s%s", tags->open, tags->named, tags->gap, tags->value,
                 tags->line, text, tags->line, tags->close, tags->after);
     else
         buf_fmt(out, "{\"s\": \"%s\"}", text);
     buf_str(out, form->after);
+    write_ids(out);
 }
 
 /* Returns the arguments of all calls, with a ';' behind each, in `out`. */
@@ -568,6 +572,7 @@ static void check_form(const struct tool_form *form, const char *choice, bool pr
     buf_str(&text, form->between);
     write_call(form, "de", &text);
     buf_str(&text, form->close);
+    write_ids(&text);
     cr_expect(language_holds(&l, text.data), "%s: %s", form->name, text.data);
     read_calls(&c.request.tools, text.data, &out);
     cr_expect_str_eq(out.data, ";{\"s\": \"abc\"};{\"s\": \"de\"}", "%s", form->name);
@@ -734,6 +739,82 @@ Test(oai_tools, forms_that_are_found_hold_no_reasoning) {
     cr_expect_str_eq(derived->form.after, "</call>");
     arena_close(&r.arena);
     chat_close(r.chat);
+    free(derived);
+}
+
+#define TURNS(calls)                                                                               \
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}" calls                           \
+    "{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
+#define EACH(call)     "{% for c in m.tool_calls %}" call "{% endfor %}"
+#define ARGUMENTS_JSON "{{ c.function.arguments | tojson }}"
+#define ARGUMENTS_TAGS                                                                             \
+    "{% for k, v in c.function.arguments.items() %}<p={{ k }}>{{ v }}</p>{% endfor %}"
+
+static bool derive_from(const char *source, struct tool_derived *derived) {
+    struct rendering r;
+    struct fault fault;
+    cr_assert_eq(chat_open(source, strlen(source), &r.chat, &fault), 0, "%s", fault.text);
+    arena_open(&r.arena, (size_t)16 << 20);
+    bool found = tool_derive(render_probe, &r, derived);
+    arena_close(&r.arena);
+    chat_close(r.chat);
+    return found;
+}
+
+/* A form is found only if the reader finds with it the calls that the template was given. */
+Test(oai_tools, forms_that_are_not_read_are_none) {
+    static const char *const sources[] = {
+        /* tags for one call, JSON for two, and the other way round */
+        TURNS(EACH("<xy>{{ c.function.name }}>{% if m.tool_calls | length > 1 %}" ARGUMENTS_JSON
+                   "{% else %}" ARGUMENTS_TAGS "{% endif %}<z>")),
+        TURNS(EACH("<xy>{{ c.function.name }}>{% if m.tool_calls | length < 2 %}" ARGUMENTS_JSON
+                   "{% else %}" ARGUMENTS_TAGS "{% endif %}<z>")),
+        /* members of other names */
+        TURNS(EACH("<c>{\"name\": \"{{ c.function.name }}\", \"args\": " ARGUMENTS_JSON "}</c>")),
+        TURNS(EACH("<c>{\"function_name\": \"{{ c.function.name }}\", \"arguments\": " //
+                   ARGUMENTS_JSON "}</c>")),
+        /* nothing between name and arguments */
+        TURNS(EACH("[TOOL_CALLS]{{ c.function.name }}" ARGUMENTS_JSON)),
+        /* more marks than a form has */
+        TURNS("<a><b><c><d><e><f><g><h><i>" EACH("<j>{{ c.function.name }}<k>" ARGUMENTS_JSON
+                                                 "</j>") "</a>"),
+        /* no mark behind the arguments */
+        TURNS(EACH("<c>{{ c.function.name }}\n" ARGUMENTS_TAGS "\n")),
+    };
+    struct tool_derived *derived = calloc(1, sizeof *derived);
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++)
+        cr_expect_not(derive_from(sources[i], derived), "%s", sources[i]);
+    free(derived);
+}
+
+/* An id may stand behind the arguments. */
+Test(oai_tools, ids_behind_arguments_are_any) {
+    static const char *const sources[] = {
+        TURNS("<tool_calls>[{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", "
+              "\"arguments\": " ARGUMENTS_JSON ", \"id\": \"{{ c.id }}\"}{% if not loop.last %}, "
+              "{% endif %}{% endfor %}]</tool_calls>"),
+        TURNS(EACH("<c>{\"name\": \"{{ c.function.name }}\", \"arguments\": " ARGUMENTS_JSON
+                   ", \"id\": \"{{ c.id }}\"}</c>"))};
+    struct tool_derived *derived = calloc(1, sizeof *derived);
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
+        cr_assert(derive_from(sources[i], derived), "%s", sources[i]);
+        check_form(&derived->form, "", false);
+        check_form(&derived->form, ",\"tool_choice\":\"required\"", true);
+    }
+    free(derived);
+}
+
+/* Where a template refuses two calls, the end of the turn is no part of the one, either. */
+Test(oai_tools, the_end_of_the_turn_is_no_part_of_a_single_call) {
+    static const char source[] =
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}{% if m.tool_calls | length > "
+        "1 %}{{ raise_exception('one call') }}{% endif %}" EACH(
+            "<call>{{ c.function.name }}<args>" ARGUMENTS_JSON
+            "</call>") "<|eom|>{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}";
+    struct tool_derived *derived = calloc(1, sizeof *derived);
+    cr_assert(derive_from(source, derived));
+    cr_expect_str_eq(derived->form.before, "<call>");
+    cr_expect_str_eq(derived->form.after, "</call>");
     free(derived);
 }
 

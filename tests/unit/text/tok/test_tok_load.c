@@ -437,6 +437,24 @@ Test(tok_load, merges_never_make_special_tokens) {
     tok_close(tok);
 }
 
+/* A special token that is shown is part of answers, but no more than before of a request's text. */
+Test(tok_load, shown_tokens_stay_special_in_texts) {
+    struct tok *tok = open_small(&(struct small_tok){.vocab = "\"<|x|>\":256",
+                                                     .added = "[" SPECIAL(256, "<|x|>") "]",
+                                                     .pre_tokenizer = "null",
+                                                     .decoder = "{\"type\":\"Fuse\"}",
+                                                     .model = "\"ignore_merges\":true"});
+    struct tok_span all = {0, 5};
+    for (int shown = 0; shown < 2; shown++) {
+        cr_expect_eq(tok_is_special(tok, 256), !shown);
+        cr_expect_str_eq(ids_text(tok, "<|x|>", TOK_SPECIALS, NULL, 0), "256");
+        cr_expect_str_eq(ids_text(tok, "<|x|>", TOK_SPECIALS, &all, 1), "60 124 120 124 62");
+        cr_expect_str_eq(ids_text(tok, "<|x|>", 0, NULL, 0), "60 124 120 124 62");
+        tok_show(tok, 256);
+    }
+    tok_close(tok);
+}
+
 /* Special tokens that are matched after normalising: spans follow the text through NFC. */
 Test(tok_load, spans_survive_normalising) {
     struct tok *tok = open_small(
