@@ -867,6 +867,10 @@ struct kern_ops {
                    float *out /* [rows, heads_q * numbers of a value] */, const float *qkv,
                    const struct kern_batch *batch,
                    const struct kern_attend_options *options); /* after write_kv of the layer */
+    /* Makes room for products of loaded matrices, one for each head (latent_in, latent_out).
+     * ERR_NOMEM. NULL: this backend has neither. */
+    int (*latent_reserve)(struct kern *kern, struct kern_weight *const *weights /* [heads] */,
+                          int heads);
     /* Makes rows of qkv for latent attention, before rotation: of rows of q, [still | turned] of
      * each head, and of rows of `entries`, c before its norm and what rotates. NULL: this backend
      * has none. */

@@ -1554,6 +1554,11 @@ static int read_falcon(const cJSON *root, struct model_config *out, struct fault
     if (norm && before)
         return fault_set(fault, ERR_UNSUPPORTED, "mamba_norm_before_gate",
                          "true is not supported beside mamba_rms_norm");
+    bool bias = false; /* of keys, which their factor would have to multiply, too */
+    if ((rc = json_bool(root, NULL, "attention_bias", &bias, fault))) return rc;
+    if (bias && f[4] != 1)
+        return fault_set(fault, ERR_UNSUPPORTED, "attention_bias",
+                         "true is not supported beside key_multiplier");
     out->mamba_norm = norm;
     out->embed_scale = (float)f[0];
     out->logit_scale = (float)f[1];

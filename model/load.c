@@ -490,7 +490,8 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
     return 0;
 }
 
-/* The backend has read all rows: their pages of the file may go, unless a number is refused. */
+/* The backend has read all rows: their pages of the file may go. Refuses numbers that are not
+ * finite. */
 static int check_reader(struct loader *loader, enum role role, int layer,
                         const struct rows_reader *reader) {
     const int64_t bad = rows_reader_bad(reader);
@@ -654,6 +655,9 @@ static int load_heads(struct loader *loader, int layer, const struct slot *slot,
     *out = mem_try_alloc((size_t)heads, sizeof **out);
     if (!*out) return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for a table");
     for (int h = 0; h < heads && !rc; h++) rc = load_head(loader, layer, slot, h, &(*out)[h]);
+    if (!rc && !loader->options->check_only &&
+        loader->model->kern->ops->latent_reserve(loader->model->kern, *out, heads))
+        rc = fault_set(loader->fault, ERR_NOMEM, "model", "no memory for products of heads");
     return rc;
 }
 

@@ -628,6 +628,46 @@ void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, 
         snprintf(out, TENSOR_NAME_MAX, "%s", name);
 }
 
+/* Widths of what mixes tokens: gated delta rules, Mamba-2, latent attention. */
+static int64_t mixer_width(const struct model_config *config, enum width width) {
+    switch (width) {
+    case WIDTH_KEYS:
+        return (int64_t)config->delta.heads_k * config->delta.dim_k;
+    case WIDTH_KEYS_TWICE:
+        return (int64_t)2 * config->delta.heads_k * config->delta.dim_k;
+    case WIDTH_VALUES:
+        return delta_width(config);
+    case WIDTH_VALUE:
+        return config->delta.dim_v;
+    case WIDTH_VALUE_HEADS:
+        return config->delta.heads_v;
+    case WIDTH_MAMBA:
+        return mamba_width(config);
+    case WIDTH_MAMBA_HEADS:
+        return config->mamba.heads;
+    case WIDTH_MAMBA_GROUPS:
+        return config->mamba.groups;
+    case WIDTH_MAMBA_OF_GROUP:
+        return config->mamba.groups ? mamba_width(config) / config->mamba.groups : 0;
+    case WIDTH_MAMBA_STATES:
+        return (int64_t)config->mamba.groups * config->mamba.dim_state;
+    case WIDTH_LATENT_Q_DOWN:
+        return config->q_rank;
+    case WIDTH_LATENT_ENTRY:
+        return config->latent.rank + config->latent.turned;
+    case WIDTH_LATENT:
+        return config->latent.rank;
+    case WIDTH_LATENT_STILL:
+        return config->latent.still;
+    case WIDTH_LATENT_VALUE:
+        return config->latent.dim_v;
+    case WIDTH_MAMBA_CHANNELS:
+        return mamba_width(config) + (int64_t)2 * config->mamba.groups * config->mamba.dim_state;
+    default:
+        CHECK(false);
+    }
+}
+
 static int64_t width_of(const struct model_config *config, int layer, enum width width) {
     switch (width) {
     case WIDTH_NONE:
@@ -663,42 +703,11 @@ static int64_t width_of(const struct model_config *config, int layer, enum width
         return config->conv_width;
     case WIDTH_ONE:
         return 1;
-    case WIDTH_KEYS:
-        return (int64_t)config->delta.heads_k * config->delta.dim_k;
-    case WIDTH_KEYS_TWICE:
-        return (int64_t)2 * config->delta.heads_k * config->delta.dim_k;
-    case WIDTH_VALUES:
-        return delta_width(config);
-    case WIDTH_VALUE:
-        return config->delta.dim_v;
-    case WIDTH_VALUE_HEADS:
-        return config->delta.heads_v;
-    case WIDTH_MAMBA:
-        return mamba_width(config);
-    case WIDTH_MAMBA_HEADS:
-        return config->mamba.heads;
-    case WIDTH_MAMBA_GROUPS:
-        return config->mamba.groups;
-    case WIDTH_MAMBA_OF_GROUP:
-        return config->mamba.groups ? mamba_width(config) / config->mamba.groups : 0;
-    case WIDTH_MAMBA_STATES:
-        return (int64_t)config->mamba.groups * config->mamba.dim_state;
     case WIDTH_HEADS_OUT:
         return heads_width(config, layer);
-    case WIDTH_LATENT_Q_DOWN:
-        return config->q_rank;
-    case WIDTH_LATENT_ENTRY:
-        return config->latent.rank + config->latent.turned;
-    case WIDTH_LATENT:
-        return config->latent.rank;
-    case WIDTH_LATENT_STILL:
-        return config->latent.still;
-    case WIDTH_LATENT_VALUE:
-        return config->latent.dim_v;
-    case WIDTH_MAMBA_CHANNELS:
-        return mamba_width(config) + (int64_t)2 * config->mamba.groups * config->mamba.dim_state;
+    default:
+        return mixer_width(config, width);
     }
-    CHECK(false);
 }
 
 void tensor_shape(const struct model_config *config, enum role role, int layer, int64_t *rows,

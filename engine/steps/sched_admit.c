@@ -243,7 +243,9 @@ static bool outgrows_quota(const struct sched *sched, const struct engine_job *j
  * written that makes room there, a job waits aside: it is not the head, so it delays no other
  * client. */
 static bool suits_quota(const struct sched *sched, const struct engine_job *job) {
-    if (job->saves == sched->keeper.saves && keeper_saving(&sched->keeper)) return false;
+    if (sched->keeper.options.store && job->saves == sched->keeper.saves &&
+        keeper_saving(&sched->keeper))
+        return false;
     return job->pages * job->choice_count <= queue_pages_left(&sched->queue, job) ||
            outgrows_quota(sched, job);
 }

@@ -288,6 +288,7 @@ static const struct kern_ops table = {
     .short_conv = cpu_short_conv,
     .delta = cpu_delta,
     .mamba = cpu_mamba,
+    .latent_reserve = cpu_latent_reserve,
     .latent_in = cpu_latent_in,
     .latent_out = cpu_latent_out,
     .worth = cpu_worth,

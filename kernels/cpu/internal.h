@@ -320,7 +320,9 @@ struct cpu_heads {
     float *y;
     int64_t x_row, x_head, y_row, y_head; /* numbers from one row, and from one head, to the next */
 };
+/* Their memory was made sure of by cpu_heads_reserve. */
 void cpu_matmul_heads(struct cpu *cpu, const struct cpu_heads *heads);
+int cpu_heads_reserve(struct cpu *cpu, struct kern_weight *const *weights, int count);
 
 /* gate.c */
 int cpu_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
@@ -409,6 +411,7 @@ static inline float cpu_softplus(float x) {
 }
 
 /* latent.c */
+int cpu_latent_reserve(struct kern *kern, struct kern_weight *const *weights, int heads);
 void cpu_latent_in(struct kern *kern, float *qkv, const float *q, const float *entries,
                    const struct kern_latent *latent, int rows);
 void cpu_latent_out(struct kern *kern, float *y, const float *x, const struct kern_latent *latent,

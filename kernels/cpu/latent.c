@@ -41,6 +41,10 @@ static void latent_row(const void *arg, int row) {
     copy_turned(latent, entry + latent->rank, to + latent->rank);
 }
 
+int cpu_latent_reserve(struct kern *kern, struct kern_weight *const *weights, int heads) {
+    return cpu_heads_reserve(cpu_of(kern), weights, heads);
+}
+
 void cpu_latent_in(struct kern *kern, float *qkv, const float *q, const float *entries,
                    const struct kern_latent *latent, int rows) {
     struct cpu *cpu = cpu_of(kern);

@@ -239,6 +239,7 @@ static void multiply_head(const struct heads_job *job, int head, int row, char *
     const struct cpu_heads *h = job->heads;
     const struct kern_weight *w = h->weights[head];
     const struct heads_room room = heads_room(cpu, w);
+    CHECK(room.bytes <= cpu->scratch[0].bytes);
     const float *from = h->x + row * h->x_row + head * h->x_head;
     float *x = (float *)(void *)(scratch + room.x);
     struct cpu_matmul_job product = {.weight = w,
@@ -276,15 +277,23 @@ static void multiply_heads(void *arg, int worker) {
                       job->cpu->scratch[worker].mem);
 }
 
-/* The matrices of a layer are of one shape, but a file may have them in more bits in one layer than
- * in another: the scratch memory is made sure of here. */
+/* The matrices are of one shape, but each lies in the smallest form that holds its numbers, and
+ * forms need more or less memory. */
+int cpu_heads_reserve(struct cpu *cpu, struct kern_weight *const *weights, int count) {
+    int rc = 0;
+    for (int i = 0; i < count && !rc; i++) {
+        const struct kern_weight *w = weights[i];
+        CHECK(w->rows == w->width && !w->next && w->shard == KERN_SHARD_NONE);
+        CHECK(w->rows == weights[0]->rows && w->cols == weights[0]->cols);
+        rc = cpu_scratch_grow(cpu, heads_room(cpu, w).bytes);
+    }
+    return rc;
+}
+
 void cpu_matmul_heads(struct cpu *cpu, const struct cpu_heads *heads) {
     const struct kern_weight *w = heads->weights[0];
     struct heads_job job = {.cpu = cpu, .heads = heads};
     const int64_t blocks = (heads->rows + HEAD_ROWS - 1) / HEAD_ROWS;
-    CHECK(w->rows == w->width && !w->next && w->shard == KERN_SHARD_NONE);
-    CHECK_MSG(cpu_scratch_grow(cpu, heads_room(cpu, w).bytes) == 0,
-              "no memory for products of heads");
     cpu_tickets_set(&job.items, blocks * heads->count);
     cpu_run(cpu, (int64_t)heads->rows * heads->count * w->rows * w->cols, multiply_heads, &job);
 }

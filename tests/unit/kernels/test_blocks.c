@@ -609,6 +609,41 @@ Test(blocks, factors_of_parts) {
     }
 }
 
+/* Each head's matrix has the form that holds its numbers; the memory of products is enough for all.
+ */
+Test(blocks, heads_may_have_unlike_forms) {
+    enum { RANK = 1024, OUT = 16, HEADS = 3, ROWS = 70 };
+    const int of_head[HEADS] = {0, 6, 2}; /* kinds: q8, then numbers of 5 and of 4 bits */
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = open_as(path, CPU_INT8);
+        if (!kern) continue;
+        struct blocks from[HEADS];
+        struct kern_weight *weights[HEADS];
+        const struct kern_latent latent = {
+            .heads = HEADS, .rank = RANK, .dim_v = OUT, .up_v = weights};
+        float *x = inputs(ROWS, HEADS * RANK), *y = fresh((size_t)ROWS * HEADS * OUT, 0);
+        float *own = fresh((size_t)ROWS * RANK, 0), *want = fresh((size_t)ROWS * OUT, 0);
+        for (int h = 0; h < HEADS; h++) {
+            from[h] = blocks_make(OUT, RANK, &kinds[of_head[h]], true, 30 + (uint64_t)h);
+            weights[h] = load(kern, &from[h].file, KERN_SHARD_NONE);
+        }
+        cr_assert_eq(kern->ops->latent_reserve(kern, weights, HEADS), 0);
+        kern->ops->latent_out(kern, y, x, &latent, ROWS);
+        for (int h = 0; h < HEADS; h++) {
+            for (int r = 0; r < ROWS; r++)
+                memcpy(own + r * RANK, x + (r * HEADS + h) * RANK, RANK * sizeof *own);
+            kern->ops->matmul(kern, want, own, weights[h], NULL, ROWS, KERN_SET);
+            for (int r = 0; r < ROWS; r++)
+                cr_assert(!memcmp(y + (r * HEADS + h) * OUT, want + r * OUT, OUT * sizeof *y),
+                          "%s: head %d row %d", kern->ops->name, h, r);
+            kern->ops->weight_free(kern, weights[h]);
+            blocks_close(&from[h]);
+        }
+        free(x), free(y), free(own), free(want);
+        kern->ops->close(kern);
+    }
+}
+
 /* A joined weight that is partly loaded is freed. */
 Test(blocks, every_allocation_of_a_joined_weight_may_fail) {
     struct blocks a = blocks_make(19, 72, &kinds[0], true, 10);

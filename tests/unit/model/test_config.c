@@ -1025,6 +1025,7 @@ Test(model_config, mamba_beside_attention_that_is_refused) {
         int rc;
     } cases[] = {
         {"\"mamba_rms_norm\": true, ", "mamba_norm_before_gate", ERR_UNSUPPORTED},
+        {"\"attention_bias\": true, \"key_multiplier\": 0.5, ", "attention_bias", ERR_UNSUPPORTED},
         {"\"projectors_bias\": true, ", "projectors_bias", ERR_UNSUPPORTED},
         {"\"ssm_multipliers\": [1, 2, 3, 4], ", "ssm_multipliers", ERR_INVALID},
         {"\"mlp_multipliers\": [1, 0], ", "mlp_multipliers", ERR_INVALID},
@@ -1133,7 +1134,8 @@ Test(model_config, latent_attention) {
         int heads, rank, still, turned, dim_v, q_rank;
         int experts, used, groups, routed, shared_ff, positions;
         bool sigmoid, best;
-        double scale, products; /* of experts; of queries and keys, times sqrt(still + turned) */
+        double scale;    /* factor of experts */
+        double products; /* that of queries and keys, times sqrt(still + turned) */
     } cases[] = {
         {"{\"architectures\": [\"DeepseekV2ForCausalLM\"], \"model_type\": "
          "\"deepseek_v2\", " /* V2-Lite
