@@ -1554,7 +1554,7 @@ static int read_falcon(const cJSON *root, struct model_config *out, struct fault
     if (norm && before)
         return fault_set(fault, ERR_UNSUPPORTED, "mamba_norm_before_gate",
                          "true is not supported beside mamba_rms_norm");
-    bool bias = false; /* of keys, which their factor would have to multiply, too */
+    bool bias = false; /* the keys' factor would have to multiply it, too */
     if ((rc = json_bool(root, NULL, "attention_bias", &bias, fault))) return rc;
     if (bias && f[4] != 1)
         return fault_set(fault, ERR_UNSUPPORTED, "attention_bias",

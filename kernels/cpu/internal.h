@@ -320,7 +320,7 @@ struct cpu_heads {
     float *y;
     int64_t x_row, x_head, y_row, y_head; /* numbers from one row, and from one head, to the next */
 };
-/* Their memory was made sure of by cpu_heads_reserve. */
+/* cpu_heads_reserve has made sure of the memory. */
 void cpu_matmul_heads(struct cpu *cpu, const struct cpu_heads *heads);
 int cpu_heads_reserve(struct cpu *cpu, struct kern_weight *const *weights, int count);
 

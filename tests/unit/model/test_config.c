@@ -1135,7 +1135,7 @@ Test(model_config, latent_attention) {
         int experts, used, groups, routed, shared_ff, positions;
         bool sigmoid, best;
         double scale;    /* factor of experts */
-        double products; /* that of queries and keys, times sqrt(still + turned) */
+        double products; /* factor of queries and keys, times sqrt(still + turned) */
     } cases[] = {
         {"{\"architectures\": [\"DeepseekV2ForCausalLM\"], \"model_type\": "
          "\"deepseek_v2\", " /* V2-Lite
