@@ -8,6 +8,7 @@
  * "engine dies" ends the thread. "stamp" makes each token's text the time it was made at: 16
  * digits, hexadecimal, of clock_ns.
  *
+ * KEEPD_FAKE_END is a text that ends answers, so that no form of calls may hold it.
  * With KEEPD_FAKE_THINK the vocabulary has the tokens <think> and </think>; an answer's bytes 1 and
  * 2 become them, and with the value 2 the chat template opens the first one itself.
  *

@@ -211,7 +211,8 @@ void engine_show_tokens(struct engine *e, const char *text, size_t size) {
 
 bool engine_can_show(const struct engine *e, const char *text, size_t size) {
     (void)e;
-    return memmem(text, size, "<|im_end|>", 10) == NULL;
+    const char *end = getenv("KEEPD_FAKE_END");
+    return !memmem(text, size, "<|im_end|>", 10) && !(end && memmem(text, size, end, strlen(end)));
 }
 
 bool engine_token_is_special(const struct engine *e, int32_t id) {

@@ -193,6 +193,38 @@ Test(oai_tools, the_template_or_the_option_says_how_calls_are_written) {
     }
 }
 
+/* A form of which any mark ends the model's answers could be neither found nor bound. */
+Test(oai_tools, forms_whose_marks_end_answers_are_not_used) {
+    struct engine_options options = {
+        .model_dir = "m", .kv_budget = 64, .max_num_seqs = 1, .max_queue = 1};
+    static const struct {
+        const char *model, *end;
+        bool generic;
+    } cases[] = {
+        {"kimi_k2", "<|tool_calls_section_begin|>", true},
+        {"kimi_k2", "<|tool_call_argument_begin|>", true},
+        {"kimi_k2", "<|tool_call_end|>", true},
+        {"kimi_k2", "<|tool_calls_section_end|>", true},
+        {"kimi_k2", "<|end|>", false},
+        {"glm45", "<arg_value>", true},
+        {"glm45", "</arg_value>", true},
+        {"deepseek_v32", "false\">", true},
+        {"qwen3_coder", "</parameter>", true},
+        {"qwen3_coder", "<arg_value>", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct engine *engine;
+        struct fault fault;
+        setenv("KEEPD_FAKE_TOOLS", cases[i].model, 1);
+        setenv("KEEPD_FAKE_END", cases[i].end, 1);
+        cr_assert_eq(engine_open(&options, &engine, &fault), 0);
+        const struct oai_tool_style style = oai_find_tools(engine, "auto");
+        cr_expect_eq(style.generic, cases[i].generic, "%s: %s", cases[i].model, cases[i].end);
+        cr_expect(style.form);
+        engine_close(engine);
+    }
+}
+
 /* --- the generic form --- */
 
 static void check_written(const char *body, bool has_system, const char *expected) {
