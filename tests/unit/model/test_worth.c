@@ -44,7 +44,8 @@ static bool open_model(struct opened *o, const char *name, const char *path, int
     cr_assert_eq(model_open(o->kern, &model, &o->model, &fault), 0, "%s", fault.text);
     const int rc = worth_open(o->kern, o->model, &options, &o->worth, &fault);
     const struct model_config *config = model_config(o->model);
-    const bool refused = config->attn_gate || config->layer_scales;
+    bool refused = config->attn_gate || config->layer_scales || config->latent.rank;
+    for (int l = 0; l < config->layers; l++) refused |= config->per_layer[l].attends_too;
     cr_assert_eq(rc, refused ? ERR_UNSUPPORTED : 0, "%s", fault.text);
     return !refused;
 }
