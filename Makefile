@@ -21,7 +21,7 @@ DESTDIR ?=
 DEB = build/keepd_*_$$(dpkg --print-architecture).deb
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 serve: ## install missing packages, build, start the daemon with the bundled model
 	@tools/install-deps serve
@@ -56,7 +56,7 @@ package-arm64: ## the same for ARM64, compiled here: build/keepd_VERSION_arm64.d
 	@tools/build arm64 -DCMAKE_INSTALL_PREFIX=/usr keepd keepd_texts
 	@cd build && cpack -G DEB --config arm64/CPackConfig.cmake -B . -D CPACK_DEBIAN_PACKAGE_ARCHITECTURE=arm64 \
 		-D CPACK_DEBIAN_PACKAGE_SHLIBDEPS=OFF \
-		-D CPACK_DEBIAN_PACKAGE_DEPENDS="$$(dpkg-deb -f ../$(DEB) Depends)" >package-arm64.log || \
+		-D CPACK_DEBIAN_PACKAGE_DEPENDS="$$(dpkg-deb -f "$$(ls -t ../$(DEB) | head -1)" Depends)" >package-arm64.log || \
 		{ cat package-arm64.log; exit 1; }
 	@ls build/keepd_*_arm64.deb
 

@@ -16,6 +16,7 @@
 #define CONFIG_BYTES_MAX ((size_t)4 << 20)
 #define CONFIG_NODES_MAX 100000
 #define CONFIG_DEPTH_MAX 64
+#define LAYERS_MAX       512
 
 /* The layers that have the sliding window in files without "layer_types". */
 enum windows {
@@ -440,7 +441,7 @@ static int rename_lfm2(cJSON *root, struct fault *fault) {
     if (rename_fields(root, names, sizeof names / sizeof *names, fault)) return ERR_NOMEM;
     const cJSON *indices = json_get(root, "full_attn_idxs");
     if (json_get(root, "layer_types") || !indices) return 0;
-    int rc = json_int(root, NULL, "num_hidden_layers", 1, 512, &layers, fault);
+    int rc = json_int(root, NULL, "num_hidden_layers", 1, LAYERS_MAX, &layers, fault);
     cJSON *types = rc ? NULL : layer_types_of(indices, (int)layers);
     if (rc) return rc;
     cJSON_DeleteItemFromObjectCaseSensitive(root, "layer_types");
@@ -487,6 +488,9 @@ static int rename_nemotron(cJSON *root, struct fault *fault) {
         {"use_conv_bias", "mamba_conv_bias"}};
     const char *pattern = NULL;
     int rc = json_str(root, NULL, "hybrid_override_pattern", &pattern, fault);
+    if (!rc && pattern && strlen(pattern) > LAYERS_MAX)
+        rc = fault_set(fault, ERR_INVALID, "hybrid_override_pattern", "more than %d layers",
+                       LAYERS_MAX);
     if (!rc) rc = rename_fields(root, names, sizeof names / sizeof *names, fault);
     if (!rc && pattern && !json_get(root, "layer_types"))
         rc = put_field(root, "layer_types", types_of_pattern(pattern), fault);
@@ -601,7 +605,7 @@ static const struct size_field {
     bool required;
     size_t absent; /* offset in struct family of the number of a file that has none; 0: none */
 } size_fields[] = {
-    {"num_hidden_layers", offsetof(struct model_config, layers), 1, 512, true, 0},
+    {"num_hidden_layers", offsetof(struct model_config, layers), 1, LAYERS_MAX, true, 0},
     {"hidden_size", offsetof(struct model_config, d_model), 1, 1 << 16, true, 0},
     {"intermediate_size", offsetof(struct model_config, d_ff), 1, 1 << 20, true, 0},
     {"num_attention_heads", offsetof(struct model_config, heads_q), 1, 1024, true,
@@ -1224,6 +1228,8 @@ static int read_shared(const cJSON *root, const struct family *family, struct mo
     const char *width_key =
         family->shared_gate_ff ? "shared_expert_intermediate_size" : family->shared_width;
     if (!rc && width_key) rc = json_int(root, NULL, width_key, 1, 1 << 20, &width, fault);
+    if (!rc && family->nemotron && width == 0)
+        rc = fault_set(fault, ERR_INVALID, family->shared_width, "missing");
     if (rc) return rc;
     if (family->shared_experts) width = count * out->expert_ff;
     if (width > 1 << 20)
@@ -1554,11 +1560,12 @@ static int read_falcon(const cJSON *root, struct model_config *out, struct fault
     if (norm && before)
         return fault_set(fault, ERR_UNSUPPORTED, "mamba_norm_before_gate",
                          "true is not supported beside mamba_rms_norm");
-    bool bias = false; /* the keys' factor would have to multiply it, too */
+    bool bias = false; /* transformers multiplies it by these factors, too */
     if ((rc = json_bool(root, NULL, "attention_bias", &bias, fault))) return rc;
-    if (bias && f[4] != 1)
+    if (bias && (f[3] != 1 || f[4] != 1))
         return fault_set(fault, ERR_UNSUPPORTED, "attention_bias",
-                         "true is not supported beside key_multiplier");
+                         "true is not supported beside %s",
+                         f[4] != 1 ? "key_multiplier" : "attention_out_multiplier");
     out->mamba_norm = norm;
     out->embed_scale = (float)f[0];
     out->logit_scale = (float)f[1];

@@ -287,7 +287,7 @@ static enum match match_opens(const struct tool_form *form, struct cursor *c, bo
         match = match_mark_of(c, &marks[i]);
         if (match == MATCH_MORE) return match;
         opened |= match == MATCH_YES && tool_mark_is_strong(&marks[i]);
-        bool ends = match == MATCH_YES && c->text[c->at - 1] == '>';
+        bool ends = match == MATCH_YES && c->at > 0 && c->text[c->at - 1] == '>';
         if (ends || (match == MATCH_YES && i + 1 < count)) skip_blank(c);
     }
     return match;

@@ -145,6 +145,8 @@ static bool divide_middle(struct tool_derived *out, struct slice text, struct sl
     struct constrain_tags *tags = &out->tags;
     size_t line = trailing_blanks(text), size = common_prefix(text, number);
     struct slice rest = text;
+    /* The reader leaves out one line break around a value; other blanks are part of it. */
+    if (line > 1 || (line == 1 && text.text[text.size - 1] != '\n')) return false;
     if (!slice_is(text, number)) { /* string="true" */
         if (memmem(text.text, text.size, "true", 4) == NULL ||
             memmem(number.text, number.size, "false", 5) == NULL || line > 0)
@@ -257,13 +259,24 @@ static const char *keep_mark(struct tool_derived *out, struct slice mark, const 
     return keep(out, (struct slice){text, mark.size});
 }
 
+/* Is the mark an id and nothing else? It would be found where nothing stands. */
+static bool is_id_alone(const struct tool_mark *mark) {
+    for (size_t i = 0; i < mark->size; i++)
+        if (mark->text[i] != TOOL_ANY) return false;
+    return true;
+}
+
 /* Says how the form is read; false: it cannot be. */
 static bool find_shape(struct tool_form *form) {
-    struct tool_mark marks[TOOL_MARKS_MAX];
+    struct tool_mark marks[TOOL_MARKS_MAX], closes[TOOL_MARKS_MAX];
     const size_t size = strlen(form->before);
-    int count = tool_form_opens(form, marks);
+    int count = tool_form_opens(form, marks), close_count = tool_form_closes(form, closes);
     const bool object = size > 0 && form->before[size - 1] == '"' && strstr(form->before, "name\"");
     if (count == 0) return false;
+    for (int i = 0; i < count; i++)
+        if (is_id_alone(&marks[i])) return false;
+    for (int i = 0; i < close_count; i++)
+        if (is_id_alone(&closes[i])) return false;
     form->shape = object ? TOOL_SHAPE_TAGGED : TOOL_SHAPE_NAMED;
     if (object)
         return !form->tags && count > 1 && tool_mark_is_strong(&marks[0]) &&
@@ -367,7 +380,7 @@ static bool read_calls(const struct tool_form *form, struct slice text, struct b
 /* Compares texts but for white space. */
 static bool is_same_text(struct slice a, const char *b) {
     for (size_t i = 0; i < a.size; i++)
-        if (!tool_json_blank(a.text[i]) && a.text[i] != *b++) return false;
+        if (!tool_json_blank(a.text[i]) && (!*b || a.text[i] != *b++)) return false;
     return *b == '\0';
 }
 
@@ -411,6 +424,7 @@ bool tool_derive(tool_render *render, void *arg, struct tool_derived *out) {
     const char *called = second ? second + sizeof SECOND - 1 : NULL;
     struct slice mark = second ? first.mark : only.mark;
     if (called && strlen(called) < mark.size) return false;
+    if (second && (size_t)(first.name - two) < lead.size) return false;
     form->arguments = keep_mark(out, mark, called);
     form->short_ids = strstr(form->before, "[TOOL_CALLS]") || strstr(form->open, "[TOOL_CALLS]");
     if (!form->arguments || strstr(form->arguments, FIRST) ||

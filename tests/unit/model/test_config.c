@@ -953,6 +953,11 @@ Test(model_config, layers_that_are_a_network) {
     }
 }
 
+#define LAYERS_32   "MMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMM"
+#define LAYERS_128  LAYERS_32 LAYERS_32 LAYERS_32 LAYERS_32
+#define MANY_LAYERS LAYERS_128 LAYERS_128 LAYERS_128 LAYERS_128 "*" /* one more than there may be  \
+                                                                     */
+
 Test(model_config, networks_alone_that_are_refused) {
     static const struct {
         const char *text, *field;
@@ -963,6 +968,11 @@ Test(model_config, networks_alone_that_are_refused) {
         {"\"hybrid_override_pattern\": \"M-M\",", "layer_types", ERR_UNSUPPORTED},
         {"\"hybrid_override_pattern\": 3,", "hybrid_override_pattern", ERR_INVALID},
         {"\"hybrid_override_pattern\": \"ME*\",", "num_local_experts", ERR_INVALID},
+        {"\"hybrid_override_pattern\": \"ME*\", \"n_routed_experts\": 8, "
+         "\"num_experts_per_tok\": 2, \"moe_intermediate_size\": 40,",
+         "moe_shared_expert_intermediate_size", ERR_INVALID},
+        {"\"hybrid_override_pattern\": \"" MANY_LAYERS "\",", "hybrid_override_pattern",
+         ERR_INVALID},
         {"\"hybrid_override_pattern\": \"M*\", \"use_bias\": true,", "use_bias", ERR_UNSUPPORTED},
         {"\"hybrid_override_pattern\": \"M*\", \"n_shared_experts\": 2,", "n_shared_experts",
          ERR_UNSUPPORTED},
@@ -1026,6 +1036,8 @@ Test(model_config, mamba_beside_attention_that_is_refused) {
     } cases[] = {
         {"\"mamba_rms_norm\": true, ", "mamba_norm_before_gate", ERR_UNSUPPORTED},
         {"\"attention_bias\": true, \"key_multiplier\": 0.5, ", "attention_bias", ERR_UNSUPPORTED},
+        {"\"attention_bias\": true, \"attention_out_multiplier\": 0.5, ", "attention_bias",
+         ERR_UNSUPPORTED},
         {"\"projectors_bias\": true, ", "projectors_bias", ERR_UNSUPPORTED},
         {"\"ssm_multipliers\": [1, 2, 3, 4], ", "ssm_multipliers", ERR_INVALID},
         {"\"mlp_multipliers\": [1, 0], ", "mlp_multipliers", ERR_INVALID},

@@ -810,6 +810,17 @@ Test(oai_tools, forms_that_are_not_read_are_none) {
         /* more marks than a form has */
         TURNS("<a><b><c><d><e><f><g><h><i>" EACH("<j>{{ c.function.name }}<k>" ARGUMENTS_JSON
                                                  "</j>") "</a>"),
+        /* blanks around values that the reader would leave in them */
+        TURNS(EACH("<c>{{ c.function.name }}>{% for k, v in c.function.arguments.items() %}"
+                   "<p={{ k }}> {{ v }} </p>{% endfor %}</c>")),
+        TURNS(EACH("<c>{{ c.function.name }}>{% for k, v in c.function.arguments.items() %}"
+                   "<p={{ k }}>\n\n{{ v }}\n\n</p>{% endfor %}</c>")),
+        /* more text in front of one call than of two */
+        TURNS("{% if m.tool_calls | length == 1 %}<aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+              "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa>"
+              "{% endif %}" EACH("<c>{{ c.function.name }}<args>" ARGUMENTS_JSON "</c>")),
+        /* a mark that is an id and nothing else */
+        TURNS(EACH("{{ c.id }}\n<c>{{ c.function.name }}<args>" ARGUMENTS_JSON "</c>")),
         /* no mark behind the arguments */
         TURNS(EACH("<c>{{ c.function.name }}\n" ARGUMENTS_TAGS "\n")),
     };
