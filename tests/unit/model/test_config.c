@@ -953,10 +953,11 @@ Test(model_config, layers_that_are_a_network) {
     }
 }
 
-#define LAYERS_32   "MMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMM"
-#define LAYERS_128  LAYERS_32 LAYERS_32 LAYERS_32 LAYERS_32
-#define MANY_LAYERS LAYERS_128 LAYERS_128 LAYERS_128 LAYERS_128 "*" /* one more than there may be  \
-                                                                     */
+#define LAYERS_32  "MMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMM"
+#define LAYERS_128 LAYERS_32 LAYERS_32 LAYERS_32 LAYERS_32
+#define MANY_LAYERS                                                                                \
+    LAYERS_128 LAYERS_128 LAYERS_128 LAYERS_128 "*" /* one more than there may be                  \
+                                                     */
 
 Test(model_config, networks_alone_that_are_refused) {
     static const struct {
