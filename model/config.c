@@ -470,7 +470,7 @@ static cJSON *types_of_pattern(const char *pattern) {
     return types;
 }
 
-static int put_field(cJSON *root, const char *name, cJSON *value, struct fault *fault) {
+static int replace_field(cJSON *root, const char *name, cJSON *value, struct fault *fault) {
     cJSON_DeleteItemFromObjectCaseSensitive(root, name);
     if (value && cJSON_AddItemToObject(root, name, value)) return 0;
     cJSON_Delete(value);
@@ -493,15 +493,15 @@ static int rename_nemotron(cJSON *root, struct fault *fault) {
                        LAYERS_MAX);
     if (!rc) rc = rename_fields(root, names, sizeof names / sizeof *names, fault);
     if (!rc && pattern && !json_get(root, "layer_types"))
-        rc = put_field(root, "layer_types", types_of_pattern(pattern), fault);
+        rc = replace_field(root, "layer_types", types_of_pattern(pattern), fault);
     const cJSON *types = json_get(root, "layer_types"),
                 *shared = json_get(root, "n_shared_experts");
     if (!rc && !types) rc = fault_set(fault, ERR_INVALID, "layers_block_type", "missing");
     if (!rc && shared && cJSON_IsNumber(shared) && shared->valuedouble == 1)
         cJSON_DeleteItemFromObjectCaseSensitive(root, "n_shared_experts");
     if (rc || !cJSON_IsArray(types)) return rc;
-    return put_field(root, "num_hidden_layers", cJSON_CreateNumber(cJSON_GetArraySize(types)),
-                     fault);
+    return replace_field(root, "num_hidden_layers", cJSON_CreateNumber(cJSON_GetArraySize(types)),
+                         fault);
 }
 
 /* ---- Fields that may say "none" ---- */

@@ -823,7 +823,7 @@ static const char *latent_type(const struct translation *t) {
 }
 
 /* Does a layer have the tensor? */
-static bool has_tensor(const struct translation *t, const char *name) {
+static bool gguf_has_tensor(const struct translation *t, const char *name) {
     char full[TENSOR_NAME_MAX];
     for (int i = 0; i < LAYERS_MAX; i++) {
         snprintf(full, sizeof full, "blk.%d.%s", i, name);
@@ -1060,8 +1060,8 @@ int model_config_from_gguf(const struct weights *weights, int context, struct mo
     if (!rc) {
         out->permuted_qk = t.row->permuted;
         out->norm_after_attention = t.row->norm_after_attention;
-        out->latent_joined = t.row->latent && has_tensor(&t, "attn_kv_b.weight");
-        out->experts_joined = t.row->latent && has_tensor(&t, "ffn_gate_up_exps.weight");
+        out->latent_joined = t.row->latent && gguf_has_tensor(&t, "attn_kv_b.weight");
+        out->experts_joined = t.row->latent && gguf_has_tensor(&t, "ffn_gate_up_exps.weight");
         if (out->glm_names) out->fused = weights_find(weights, FUSED) != NULL;
         out->norm_offset = 0; /* converters add Gemma's 1 */
     }

@@ -189,8 +189,8 @@ static int make_e4m3(struct loader *loader, const char *name, struct kern_matrix
 }
 
 /* `inputs`: see quantize_blocks. */
-static int make_blocks(struct loader *loader, const char *name, struct kern_matrix *matrices,
-                       int count, enum kern_dtype dtype, const float *inputs) {
+static int round_to_blocks(struct loader *loader, const char *name, struct kern_matrix *matrices,
+                           int count, enum kern_dtype dtype, const float *inputs) {
     size_t each = (size_t)blocks_of(matrices[0].cols), rows = 0;
     for (int i = 0; i < count; i++) rows += (size_t)matrices[i].rows;
     struct block *to =
@@ -218,12 +218,12 @@ static int round_slot(struct loader *loader, const char *name, struct kern_matri
                                       .naming = loader->naming,
                                       .team = loader->team};
     if (to == QUANTIZE_Q8 || !loader->weights)
-        return make_blocks(loader, name, matrices, slot->count,
-                           to == QUANTIZE_Q8 ? KERN_Q8 : KERN_Q4M, NULL);
+        return round_to_blocks(loader, name, matrices, slot->count,
+                               to == QUANTIZE_Q8 ? KERN_Q8 : KERN_Q4M, NULL);
     float *inputs = mem_try_alloc((size_t)matrices[0].cols, sizeof *inputs);
     if (!inputs) return no_room_for(loader, name, 1, (size_t)matrices[0].cols);
     const bool known = rounding_inputs(&rounding, slot, layer, loader->expert, inputs);
-    int rc = make_blocks(loader, name, matrices, slot->count, KERN_Q4M, known ? inputs : NULL);
+    int rc = round_to_blocks(loader, name, matrices, slot->count, KERN_Q4M, known ? inputs : NULL);
     mem_free(inputs);
     return rc;
 }
@@ -612,8 +612,8 @@ static void turn_matrix(const struct kern_matrix *matrix, const char *from, char
             memcpy(to, from + (c * rows + r) * size, size);
 }
 
-static int load_head(struct loader *loader, int layer, const struct slot *slot, int head,
-                     struct kern_weight **out) {
+static int load_head_matrix(struct loader *loader, int layer, const struct slot *slot, int head,
+                            struct kern_weight **out) {
     const enum role role = slot->parts[0];
     char name[TENSOR_NAME_MAX], other[TENSOR_NAME_MAX];
     struct kern_matrix matrices[SLOT_PARTS_MAX] = {0}, *m = &matrices[0];
@@ -648,13 +648,14 @@ static int load_head(struct loader *loader, int layer, const struct slot *slot, 
     return rc;
 }
 
-static int load_heads(struct loader *loader, int layer, const struct slot *slot,
-                      struct kern_weight ***out) {
+static int load_head_matrices(struct loader *loader, int layer, const struct slot *slot,
+                              struct kern_weight ***out) {
     const int heads = loader->model->config.heads_q;
     int rc = 0;
     *out = mem_try_alloc((size_t)heads, sizeof **out);
     if (!*out) return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for a table");
-    for (int h = 0; h < heads && !rc; h++) rc = load_head(loader, layer, slot, h, &(*out)[h]);
+    for (int h = 0; h < heads && !rc; h++)
+        rc = load_head_matrix(loader, layer, slot, h, &(*out)[h]);
     if (!rc && !loader->options->check_only &&
         loader->model->kern->ops->latent_reserve(loader->model->kern, *out, heads))
         rc = fault_set(loader->fault, ERR_NOMEM, "model", "no memory for products of heads");
@@ -761,7 +762,7 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
 static int load_slot(struct loader *loader, int layer, const struct slot *slot, void *owner) {
     void *member = (char *)owner + slot->offset;
     if (!slot->matrix) return load_vector(loader, layer, slot, member);
-    if (slot->heads) return load_heads(loader, layer, slot, member);
+    if (slot->heads) return load_head_matrices(loader, layer, slot, member);
     return slot->experts ? load_experts(loader, layer, slot, member)
                          : load_matrix(loader, layer, slot, member);
 }

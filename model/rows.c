@@ -126,8 +126,8 @@ static const uint8_t *scales_at(const struct rows_reading *job, int64_t source) 
 
 /* Numbers [at, at + count) of a row, whole blocks, as float32. `source`: the row, from
  * rows->first on. */
-static void read_blocks(const struct rows_reading *job, int64_t source, int64_t at, int64_t count,
-                        float *out) {
+static void read_block_numbers(const struct rows_reading *job, int64_t source, int64_t at,
+                               int64_t count, float *out) {
     const struct rows *rows = job->rows;
     const uint8_t *from = (const uint8_t *)rows_at(rows) + (size_t)source * job->from_bytes;
     for (int64_t i = at; rows->scales && i < at + count; i += BLOCK_MXFP4) {
@@ -149,7 +149,7 @@ static void read_narrow(const struct rows_reading *job, int64_t source, char *to
     float wide[AT_ONCE];
     for (int64_t at = 0, count; at < job->cols; at += count) {
         count = job->cols - at < AT_ONCE ? job->cols - at : AT_ONCE;
-        read_blocks(job, source, at, count, wide);
+        read_block_numbers(job, source, at, count, wide);
         for (int64_t i = 0; i < count; i++) {
             const uint16_t bits = number_to_bf16(wide[i]);
             memcpy(to + 2 * (at + i), &bits, sizeof bits);
@@ -158,7 +158,7 @@ static void read_narrow(const struct rows_reading *job, int64_t source, char *to
 }
 
 /* A row as struct block. */
-static void make_blocks(const struct rows_reading *job, int64_t source, struct block *to) {
+static void make_row_blocks(const struct rows_reading *job, int64_t source, struct block *to) {
     const struct rows *rows = job->rows;
     const uint8_t *from = (const uint8_t *)rows_at(rows) + (size_t)source * job->from_bytes;
     size_t bytes;
@@ -203,13 +203,13 @@ static void turn_columns(const struct tensor_rows *columns, char *row, size_t un
 }
 
 /* `to`: room for the row, or NULL. False: a number of it is not finite. */
-static bool read_row(struct rows_reading *job, int64_t row, char *to) {
+static bool read_matrix_row(struct rows_reading *job, int64_t row, char *to) {
     const int64_t source = rows_source(job->rows, row);
     const char *from = (const char *)rows_at(job->rows) + (size_t)source * job->from_bytes;
     if (job->made)
-        make_blocks(job, source, (struct block *)(void *)to);
+        make_row_blocks(job, source, (struct block *)(void *)to);
     else if (job->wide && job->dtype == KERN_F32)
-        read_blocks(job, source, 0, job->cols, (float *)(void *)to);
+        read_block_numbers(job, source, 0, job->cols, (float *)(void *)to);
     else if (job->wide)
         read_narrow(job, source, to);
     else if (to && job->rows->tensor->turned)
@@ -234,7 +234,7 @@ static void read_some(void *arg, int worker) {
     int64_t end;
     for (int64_t row; (row = cpu_tickets_take(&job->tickets, ROWS_TAKEN, &end)) >= 0;)
         for (; row < end; row++)
-            (void)read_row(job, row, job->to ? job->to + (size_t)row * job->to_bytes : NULL);
+            (void)read_matrix_row(job, row, job->to ? job->to + (size_t)row * job->to_bytes : NULL);
 }
 
 bool rows_need_room(const struct rows *rows) {
@@ -278,7 +278,7 @@ int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
 
 static void reader_read(struct kern_reader *base, int64_t row, struct block *to) {
     struct rows_reader *reader = (struct rows_reader *)(void *)base;
-    if (!read_row(reader->reading, row, (char *)to))
+    if (!read_matrix_row(reader->reading, row, (char *)to))
         memset(to, 0, (size_t)base->row_blocks * sizeof *to);
 }
 

@@ -182,7 +182,7 @@ void sched_submit(struct sched *sched, struct engine_job *job);
 int sched_check(const struct sched_options *options, const struct engine_job *job,
                 struct fault *fault);
 
-/* One step as above. Returns true when there was anything to do. *device_failed is set when the
+/* Takes one step. Returns true when there was anything to do. *device_failed is set when the
  * backend reported ERR_DEVICE: running jobs have failed, and later steps would fail too. */
 bool sched_step(struct sched *sched, bool *device_failed);
 bool sched_idle(const struct sched *sched);

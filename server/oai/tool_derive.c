@@ -99,7 +99,7 @@ static const char *render_calls(tool_render *render, void *arg, int calls) {
 /* ---- Texts of the form ---- */
 
 /* Keeps a text, with TOOL_ANY in the place of ids. NULL: there is no room. */
-static const char *keep(struct tool_derived *out, struct slice s) {
+static const char *keep_text(struct tool_derived *out, struct slice s) {
     char *begin = out->texts + out->used, *at = begin;
     if (s.size + 1 > sizeof out->texts - out->used) return NULL;
     for (size_t i = 0; i < s.size; i++) {
@@ -152,21 +152,21 @@ static bool divide_middle(struct tool_derived *out, struct slice text, struct sl
             memmem(number.text, number.size, "false", 5) == NULL || line > 0)
             return false;
         tags->gap = tags->line = "";
-        tags->named = keep(out, (struct slice){text.text, size});
-        tags->value = keep(out, slice_from(text, size));
-        tags->other = keep(out, slice_from(number, size));
+        tags->named = keep_text(out, (struct slice){text.text, size});
+        tags->value = keep_text(out, slice_from(text, size));
+        tags->other = keep_text(out, slice_from(number, size));
         return size > 0 && tags->named && tags->value && tags->other;
     }
-    tags->line = keep(out, slice_from(text, text.size - line));
+    tags->line = keep_text(out, slice_from(text, text.size - line));
     rest.size -= line;
     for (size = 1; size < rest.size; size++)
         if (rest.text[size - 1] == '>' || tool_json_blank(rest.text[size])) break;
     if (size > rest.size || tool_json_blank(rest.text[0])) return false;
-    tags->named = keep(out, (struct slice){rest.text, size});
+    tags->named = keep_text(out, (struct slice){rest.text, size});
     rest = slice_from(rest, size);
     size_t gap = leading_blanks(rest);
-    tags->gap = keep(out, (struct slice){rest.text, gap});
-    tags->value = keep(out, slice_from(rest, gap));
+    tags->gap = keep_text(out, (struct slice){rest.text, gap});
+    tags->value = keep_text(out, slice_from(rest, gap));
     return tags->line && tags->named && tags->gap && tags->value;
 }
 
@@ -184,15 +184,15 @@ static bool find_tags(struct tool_derived *out, struct found_call *call) {
     while (open > 0 && next.text[next.size - open] != '<') open--;
     if (open == 0 || open == next.size) return false;
     call->mark = (struct slice){head.text, head.size - open};
-    tags->open = keep(out, slice_from(head, head.size - open));
+    tags->open = keep_text(out, slice_from(head, head.size - open));
     if (!tags->open || !divide_middle(out, slice_of(end[0], begin[1]), slice_of(end[2], begin[3])))
         return false;
     struct slice close = {next.text, next.size - open};
     size_t line = strlen(tags->line), after = trailing_blanks(close);
     if (close.size <= line + after || memcmp(close.text, tags->line, line) != 0) return false;
     if (strncmp(end[3], close.text, close.size - after) != 0) return false;
-    tags->close = keep(out, (struct slice){close.text + line, close.size - line - after});
-    tags->after = keep(out, slice_from(close, close.size - after));
+    tags->close = keep_text(out, (struct slice){close.text + line, close.size - line - after});
+    tags->after = keep_text(out, slice_from(close, close.size - after));
     call->end = end[3] + close.size - after;
     if (tags->after && strncmp(call->end, tags->after, after) == 0) call->end += after;
     return tags->close && tags->after && tags->close[0] == '<';
@@ -256,7 +256,7 @@ static const char *keep_mark(struct tool_derived *out, struct slice mark, const 
         if (a != b && (a < '0' || a > '9' || b < '0' || b > '9')) return NULL;
         text[i] = a == b ? a : TOOL_ANY;
     }
-    return keep(out, (struct slice){text, mark.size});
+    return keep_text(out, (struct slice){text, mark.size});
 }
 
 /* Is the mark an id and nothing else? It would be found where nothing stands. */
@@ -321,11 +321,11 @@ static bool divide_calls(struct tool_derived *out, struct slice lead, struct sli
     if (before == 0) return false;
     next.size -= before;
     size_t after = whole_marks(next, common_prefix(next, tail));
-    form->open = keep(out, (struct slice){lead.text, lead.size - before});
-    form->before = keep(out, slice_from(lead, lead.size - before));
-    form->after = keep(out, (struct slice){next.text, after});
-    form->between = keep(out, slice_from(next, after));
-    form->close = before < lead.size ? keep(out, slice_from(tail, after)) : "";
+    form->open = keep_text(out, (struct slice){lead.text, lead.size - before});
+    form->before = keep_text(out, slice_from(lead, lead.size - before));
+    form->after = keep_text(out, (struct slice){next.text, after});
+    form->between = keep_text(out, slice_from(next, after));
+    form->close = before < lead.size ? keep_text(out, slice_from(tail, after)) : "";
     *cut = before < lead.size ? 0 : tail.size - after;
     if (!form->open || !form->before || !form->after || !form->between || !form->close)
         return false;
@@ -338,8 +338,8 @@ static bool take_call(struct tool_derived *out, struct slice lead, struct slice 
     struct tool_form *form = &out->form;
     form->open = form->close = "";
     form->between = "\n";
-    form->before = keep(out, lead);
-    form->after = keep(out, tail);
+    form->before = keep_text(out, lead);
+    form->after = keep_text(out, tail);
     if (!form->before || !form->after || lead.size == 0) return false;
     *cut = cut_close(out, form->before, form->after);
     return true;
@@ -413,7 +413,7 @@ bool tool_derive(tool_render *render, void *arg, struct tool_derived *out) {
     struct slice lead = find_lead(one, only.name, plain), tail = find_tail(only.end, plain);
     size_t behind = strlen(only.end) - tail.size, cut = 0;
     const char *second = NULL;
-    /* One form for one call and another for two: neither is the template's. */
+    /* A template that writes one call in another form than two has no form that can be read. */
     if (two && (!find_call(out, two, &first) || tagged != (form->tags != NULL))) return false;
     if (two) second = strstr(first.end, SECOND);
     if (!second) {

@@ -121,21 +121,34 @@ static bool check_saved(const char *model, const char *end, enum quantization qu
     return true;
 }
 
+/* Has this small model rows that are no whole blocks? */
+static bool is_narrow(const char *name) {
+    static const char *const names[] = {
+        "deepseekv2",  "deepseekv2lite", "deepseekv3",  "gemma4",
+        "gemma4dense", "granitehybrid",  "glm4moelite", "granitehybriddense",
+        "mistral4",    "mixtral",        "olmoe",       "qwen3moe"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (!strcmp(name, names[i])) return true;
+    return false;
+}
+
 Test(save, every_family_is_loaded_as_it_was_rounded) {
     DIR *models = opendir(MODELS);
     const struct dirent *entry;
-    int count = 0, refused = 0;
+    int count = 0;
     cr_assert_not_null(models);
     while ((entry = readdir(models))) {
         char model[512];
         snprintf(model, sizeof model, MODELS "/%s", entry->d_name);
         if (!exists(model, "config.json") || entry->d_name[0] == '.') continue;
         if (!test_leaves_out((size_t)count, 3))
-            refused += !check_saved(model, "", count % 2 ? QUANTIZE_Q8 : QUANTIZE_Q4);
+            cr_expect(check_saved(model, "", count % 2 ? QUANTIZE_Q8 : QUANTIZE_Q4) !=
+                          is_narrow(entry->d_name),
+                      "%s", model);
         count++;
     }
     closedir(models);
-    cr_expect(count >= 20 && refused <= 12, "%d of %d models were refused", refused, count);
+    cr_expect(count >= 20, "%d models", count);
 }
 
 /* The mean square of the differences between log-probabilities' logits. */
