@@ -9,7 +9,7 @@
  *   config_state.c   recurrent states: LFM2, gated delta rules, Mamba-2
  *   config_scales.c  factors, caps, norms and activations of single families
  *   config_rope.c, config_quant.c  the rotation, the format of weights (headers of their own)
- *   config_shape.c   what follows from a configuration
+ *   config_shape.c   consequences of a configuration
  */
 #ifndef KEEPD_MODEL_CONFIG_FAMILY_H
 #define KEEPD_MODEL_CONFIG_FAMILY_H
@@ -123,7 +123,7 @@ int model_config_find_family(const cJSON *root, const struct family **out, struc
 /* Refuses fields that mean a computation which the family does not have. */
 int model_config_refuse_fields(const cJSON *root, const struct family *family, struct fault *fault);
 
-/* These make one tree of what files say in several ways, in this order: every way to say "none"
+/* One tree is made of what files say in several ways, in this order: every way to say "none"
  * becomes null, down to `depth` objects inside each other, so that the readers know one, and tell
  * null from a field that is absent where the family has a default; the text part takes the place of
  * the whole checkpoint; fields get the names that other families have for them. */

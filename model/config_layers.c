@@ -1,4 +1,4 @@
-/* What kind each layer is of: what it mixes tokens with, windows, rotation, heads. */
+/* Kinds of layers: the mixer of tokens, windows, rotation, heads. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* What follows from a configuration: for the cache, for scratch memory, for those who describe the
+/* Consequences of a configuration: for the cache, for scratch memory, for descriptions of the
  * model. */
 #include "base/mem.h"
 #include "model/internal.h"

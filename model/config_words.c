@@ -1,4 +1,6 @@
-/* What files say in different words, said in one. */
+/* One set of words for what files say in several: text parts, names of families, ways to say
+ * "none".
+ */
 #include <string.h>
 
 #include "base/json.h"

@@ -1,5 +1,4 @@
-/* What a GGUF file says of each layer: widths of networks, KV heads, windows, and both kinds of
- * Gemma 4's layers. */
+/* Layers in a GGUF file: widths of networks, KV heads, windows, both kinds of Gemma 4's. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* What a GGUF file says of heads and of the rotation. */
+/* Heads and the rotation in a GGUF file. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What a GGUF file says of layers with a recurrent state, and of latent attention. */
+/* Layers with a recurrent state, and latent attention, in a GGUF file. */
 #include <string.h>
 
 #include "base/json.h"
