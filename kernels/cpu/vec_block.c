@@ -45,8 +45,12 @@ SIMD int number_bits_of(const struct form f) {
 
 #if defined(__AVX512VNNI__)
 
-/* An input is broadcast once for all panels of a tile. 24 of 32 registers hold sums. */
+/* An input is broadcast once for all panels of a tile. 24 of 32 registers hold sums. One row reads
+ * two panels side by side, and what comes next is fetched into the first-level cache: on Zen 5 that
+ * was 1.10 to 1.16 times as fast as four panels fetched into the second level (bench/SPEED.md). */
 #define PANELS_MOST   4
+#define PANELS_OF_ONE 2
+#define ONE_ROW_FETCH 3 /* locality of __builtin_prefetch */
 #define MIXED         true
 #define ROWS          6
 #define PANELS        2
@@ -114,6 +118,8 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 #define MIXED         false
 #define ROWS          3
 #define PANELS        1
+#define PANELS_OF_ONE PANELS_MOST
+#define ONE_ROW_FETCH 2
 #define PANELS_OF_TWO 1
 
 typedef struct {
@@ -220,6 +226,8 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 #define PANELS_MOST   2
 #define ROWS          3
 #define PANELS        1
+#define PANELS_OF_ONE PANELS_MOST
+#define ONE_ROW_FETCH 2
 #define PANELS_OF_TWO 1
 
 /* Products of int8 are summed in `a` to `d`. Those of int16 are too, of its high bytes, which are
@@ -344,6 +352,8 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 #define MIXED         true
 #define ROWS          1
 #define PANELS        1
+#define PANELS_OF_ONE PANELS_MOST
+#define ONE_ROW_FETCH 2
 #define PANELS_OF_TWO 1
 
 typedef struct {
@@ -426,7 +436,7 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 
 #define AHEAD           4 /* blocks */
 #define FETCHING_ROWS   3
-#define PANELS_OF(rows) ((rows) == 1 ? PANELS_MOST : (rows) == 2 ? PANELS_OF_TWO : PANELS)
+#define PANELS_OF(rows) ((rows) == 1 ? PANELS_OF_ONE : (rows) == 2 ? PANELS_OF_TWO : PANELS)
 
 typedef v16 block_sums[ROWS][PANELS_MOST];
 
@@ -626,7 +636,8 @@ LEAF void sum_leaf(block_sums *to, const struct leaf_data *in, const struct form
     for (int64_t first = 0, end; first < in->count; first = end) {
         end = first + group < in->count ? first + group : in->count;
         for (int64_t b = first; b < end; b++, from = inputs_at(from, 1, f, rows)) {
-            for (int i = 0; i < in->lines; i++, fetch += 64) __builtin_prefetch(fetch, 0, 2);
+            for (int i = 0; i < in->lines; i++, fetch += 64)
+                __builtin_prefetch(fetch, 0, rows == 1 ? ONE_ROW_FETCH : 2);
             if (rows >= FETCHING_ROWS) fetch_inputs(inputs_at(from, AHEAD, f, rows), f, rows);
             add_block(total, in, b, from, f, rows, panels);
         }
