@@ -4,18 +4,19 @@
 
 #include "base/mem.h"
 
-#define AHEAD_BYTES 1024 /* length of the text */
+#define AHEAD_BYTES 1024 /* length of the followed text */
 
 static bool is_letter(int byte) {
     return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') ||
            (byte >= '0' && byte <= '9') || byte == '_';
 }
 
-/* The text since the last byte of punctuation. */
+/* The bytes of the followed text since the last punctuation: `follow` picks the next byte by them.
+ */
 struct word {
     struct byte_set used;
     bool begun;
-    bool quoted; /* in a JSON string, which only '"' ends */
+    bool quoted; /* inside a JSON string, which only '"' ends */
 };
 
 /* Chooses the first byte of a list that may follow; -1: none does. */
@@ -28,9 +29,10 @@ static int first_of(struct automaton *a, uint32_t state, const char *list,
     return -1;
 }
 
-/* Chooses the next byte, so that the text is short and meets most kinds of places: a space behind
- * ',' and ':', as most models write; at the beginning of a word a letter or digit; then what ends
- * it, or a byte that is new in it. -1: none follows. `*choices`: 2 if there is more than one. */
+/* Chooses the next byte, so that the text is short and reaches most kinds of places: a space after
+ * ',' and ':', as most models write; at the beginning of a word a letter or digit; then a byte that
+ * ends the word, or one that the word does not have yet. -1: no byte may follow. *choices: 2 if
+ * more than one byte may follow. */
 static int choose(struct automaton *a, uint32_t state, int last, const struct word *word,
                   int *choices) {
     const char *ends = word->quoted ? "\"" : "\"}],:";
@@ -62,7 +64,8 @@ static void note_byte(struct word *word, int byte) {
     word->begun = true;
 }
 
-/* Inside a word that the language alone decides, tokens seldom end, so no mask is made there. */
+/* Follows one text and makes masks along it. Inside a word of which the language leaves no choice,
+ * tokens seldom end, so no mask is made there. */
 static void follow(struct automaton *a, struct mask_maker *maker, uint32_t *mask) {
     uint32_t state = automaton_start(a);
     struct word word = {0};

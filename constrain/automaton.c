@@ -8,12 +8,12 @@
 
 #define TABLE_SIZE      4096u
 #define SEEN_SIZE       65536u /* well above CONSTRAIN_ITEMS_MAX */
-#define SEEN_FEW        16u    /* so many items are compared one by one */
-#define ITEMS_PER_WORK  8u     /* items, of known derivatives, that one unit of work pays for */
-#define SORTED_PER_WORK 4u     /* items that are sorted, likewise */
+#define SEEN_FEW        16u    /* up to this many items are compared one by one */
+#define ITEMS_PER_WORK  8u     /* items with known derivatives that one unit of work pays for */
+#define SORTED_PER_WORK 4u     /* items that one unit of work sorts */
 #define MORE_STATES     (CONSTRAIN_PREPARED / 4u) /* automaton_prepare */
-#define NO_STACK        0u                        /* nothing follows */
-#define NEAR_LEVELS_MAX 16 /* levels of a stack that are made near; the next ones stay */
+#define NO_STACK        0u                        /* the empty stack: nothing follows */
+#define NEAR_LEVELS_MAX 16 /* levels of a stack that are replaced by near ones; the rest stays */
 
 int automaton_open(struct automaton *a, struct node_pool *pool, uint32_t root) {
     *a = (struct automaton){.root = root, .generation = 1};
@@ -80,7 +80,7 @@ void automaton_shrink(struct automaton *a) {
     node_shrink(&a->stacks, a->stack_count, &a->stack_capacity, sizeof *a->stacks);
     node_shrink(&a->items, a->item_count, &a->item_capacity, sizeof *a->items);
     node_shrink(&a->states, a->state_count, &a->state_capacity, sizeof *a->states);
-    node_shrink(&a->moves, a->state_capacity, &rows, row); /* never fewer than that */
+    node_shrink(&a->moves, a->state_capacity, &rows, row); /* one row for each place of `states` */
     node_shrink(&a->open, a->open_count, &a->open_capacity, sizeof *a->open);
 }
 
@@ -121,7 +121,7 @@ static bool is_item(const struct automaton_item *item, uint32_t node, uint32_t s
     return item->node == node && item->stack == stack;
 }
 
-/* Returns the entry of an item among those seen: its own, or the free one where it belongs. */
+/* Returns the entry of an item in `seen`: its own, or the free one where it belongs. */
 static struct automaton_seen *find_seen(struct automaton *a, uint32_t node, uint32_t stack) {
     uint32_t at = node_mix(node_mix(2, node), stack) & (SEEN_SIZE - 1);
     while (a->seen[at].stamp == a->stamp && !is_item(&a->open[a->seen[at].index], node, stack))
@@ -141,7 +141,7 @@ static bool is_open(struct automaton *a, uint32_t node, uint32_t stack) {
     return false;
 }
 
-/* Allocates the table of items, which few languages need. */
+/* Allocates the table of seen items, which few languages need. */
 static bool open_seen(struct automaton *a) {
     if (a->seen == NULL) a->seen = mem_try_alloc(SEEN_SIZE, sizeof *a->seen);
     if (a->seen == NULL) a->pool.rc = ERR_NOMEM;
@@ -161,7 +161,7 @@ static void add_open(struct automaton *a, uint32_t node, uint32_t stack) {
     if (a->open_count > SEEN_FEW && a->pool.rc == 0) note_seen(a, a->open_count - 1);
 }
 
-/* Adds the expression that follows a matched node: the top of the stack. */
+/* Adds the expression that follows a matched node: the top of the item's stack. */
 static void add_below(struct automaton *a, uint32_t stack) {
     if (stack == NO_STACK)
         a->accepts = true;
@@ -169,7 +169,7 @@ static void add_below(struct automaton *a, uint32_t stack) {
         add_open(a, a->stacks[stack].node, a->stacks[stack].below);
 }
 
-/* Adds the items that an item with a rule stands for. */
+/* Adds the items that an item stands for whose node refers to a rule. */
 static void expand(struct automaton *a, const struct node *node, uint32_t stack) {
     struct node_pool *pool = &a->pool;
     switch ((enum node_kind)node->kind) {
@@ -284,7 +284,7 @@ uint32_t automaton_start(struct automaton *a) {
     return a->start;
 }
 
-/* Notes where a byte leads, for all bytes that are alike. */
+/* Stores the next state in the column of every class that is alike. */
 static void note_move(struct automaton *a, uint32_t id, uint32_t next,
                       const struct byte_set *alike) {
     uint32_t *moves = a->moves + (size_t)id * (size_t)a->pool.classes;
@@ -304,7 +304,7 @@ uint32_t automaton_step(struct automaton *a, uint32_t id, int class) {
         struct automaton_item item = a->items[first + i];
         pool->alike = alike;
         uint32_t node = node_derive(pool, item.node, class);
-        alike = pool->alike; /* node_is_alive derives, too */
+        alike = pool->alike; /* a copy, because node_is_alive derives and changes pool->alike */
         if (node != NODE_NONE && node_is_alive(pool, node)) add_open(a, node, item.stack);
     }
     uint32_t next = pool->rc == 0 ? finish_state(a) : 0;
@@ -314,8 +314,8 @@ uint32_t automaton_step(struct automaton *a, uint32_t id, int class) {
 
 /* ---- Near states ---- */
 
-/* Returns a stack whose first `bytes` bytes are as those of the given one. Is called once for each
- * level that is so near. */
+/* Returns a stack that agrees with the given one for `bytes` bytes. Recurses once for each level of
+ * the stack that begins within them. */
 static uint32_t near_stack(struct automaton *a, uint32_t stack, int64_t bytes, int levels) {
     if (stack == NO_STACK || bytes < 0 || a->pool.rc != 0) return NO_STACK;
     if (levels == 0 || !node_work(&a->pool, 1)) return stack;
@@ -349,7 +349,8 @@ uint32_t automaton_near(struct automaton *a, uint32_t id, int i, uint32_t bytes)
     return near;
 }
 
-/* Adds the items after a plain character. AUTOMATON_DIFFERS: characters differ. */
+/* Adds the items that follow a plain character. Returns AUTOMATON_DIFFERS if plain characters lead
+ * to different items. */
 static uint32_t open_plain(struct automaton *a, uint32_t first, uint32_t count) {
     for (uint32_t i = 0; i < count && a->pool.rc == 0; i++) {
         struct automaton_item item = a->items[first + i];
@@ -373,11 +374,12 @@ uint32_t automaton_plain(struct automaton *a, uint32_t id) {
 
 /* ---- Keeping states ---- */
 
-/* Tables by old numbers: not 0 if it is to be kept, then the new number. */
+/* What is to be kept, by old number: not 0 for an item to be kept, later its new number. */
 struct keeping {
-    uint32_t *nodes; /* behind the language */
+    uint32_t *nodes; /* Says for each node, stack and state, by its old number, whether it is kept:
+                        0, or not 0; later its new number. */
     uint32_t *stacks, *states;
-    uint32_t stack_end, state_end; /* numbers of stacks and states before */
+    uint32_t stack_end, state_end; /* how many stacks and states there were before */
 };
 
 static bool open_keeping(const struct automaton *a, struct keeping *k) {
@@ -402,7 +404,8 @@ static uint32_t kept_node(const struct automaton *a, const struct keeping *k, ui
     return node >= a->compiled.nodes ? k->nodes[node - a->compiled.nodes] : node;
 }
 
-/* Marks what the states are made of. A stack is younger than those below it. */
+/* Marks the nodes and stacks that the kept states use. A stack has a higher number than those below
+ * it, so one pass from the end marks all. */
 static void mark_parts(const struct automaton *a, struct keeping *k) {
     for (uint32_t id = AUTOMATON_DEAD + 1; id < k->state_end; id++) {
         const struct automaton_state *state = &a->states[id];
@@ -419,7 +422,7 @@ static void mark_parts(const struct automaton *a, struct keeping *k) {
     }
 }
 
-/* Numbers keep their order, so that items stay sorted. */
+/* Moves the kept stacks together. Their order does not change, so items stay sorted. */
 static void move_stacks(struct automaton *a, struct keeping *k) {
     for (uint32_t id = NO_STACK + 1; id < k->stack_end; id++) {
         if (k->stacks[id] == 0) continue;

@@ -24,7 +24,7 @@ enum { AUTOMATON_UNKNOWN = 0, AUTOMATON_DEAD = 1 };
 #define AUTOMATON_DISTANCES 3
 
 struct automaton_item {
-    uint32_t node; /* regular, not NODE_EMPTY, not NODE_NONE */
+    uint32_t node; /* a regular node other than NODE_EMPTY and NODE_NONE */
     uint32_t stack;
 };
 
@@ -36,10 +36,11 @@ struct automaton_stack {
 struct automaton_state {
     uint32_t first, count;              /* items */
     uint32_t next;                      /* hash chain */
-    uint32_t near[AUTOMATON_DISTANCES]; /* see automaton_near; 0 = unknown */
-    uint32_t plain;                     /* see automaton_plain; 0 = unknown */
-    uint32_t mask[AUTOMATON_DISTANCES]; /* 1 + index of its masks in the caller's cache; 0 = none */
-    uint8_t free;                       /* the caller's: see mask.c */
+    uint32_t near[AUTOMATON_DISTANCES]; /* results of automaton_near; 0 = not known yet */
+    uint32_t plain;                     /* result of automaton_plain; 0 = not known yet */
+    uint32_t mask[AUTOMATON_DISTANCES]; /* 1 + index of the state's masks in the caller's cache; 0 =
+                                           none */
+    uint8_t free;                       /* belongs to the caller: see mask.c */
     bool accepts;                       /* the text so far is a string of the language */
 };
 
@@ -48,8 +49,8 @@ struct automaton_seen {
 };
 
 struct automaton {
-    struct node_pool pool;     /* the language, and derivatives of it */
-    struct node_mark compiled; /* the part of the pool that is the language */
+    struct node_pool pool;     /* the expressions of the language and their derivatives */
+    struct node_mark compiled; /* how much of the pool is the compiled language */
     uint32_t root;
     uint32_t start; /* state of the empty text; 0 = not built */
     uint64_t generation;
@@ -60,7 +61,7 @@ struct automaton {
     struct automaton_state *states;
     uint32_t *moves; /* [states][classes] */
     uint32_t state_count, state_capacity, *state_table, state_table_size;
-    struct automaton_item *open; /* items under construction: results, then work */
+    struct automaton_item *open; /* items under construction: results, then those still to follow */
     uint32_t open_count, open_capacity, work_count;
     bool accepts;                /* the items under construction accept the text */
     struct automaton_seen *seen; /* finds an item among the open ones; NULL until there are many */
@@ -74,10 +75,10 @@ void automaton_close(struct automaton *automaton);
 
 /* Forgets all states. */
 void automaton_reset(struct automaton *automaton);
-/* Forgets all states but these, and writes their new numbers in their place; 0 for all if there is
- * no memory for that. What was kept counts as work. */
+/* Forgets all states but these, and writes their new numbers in their place. If there is no memory
+ * for that, all are forgotten and the numbers are 0. The kept states count as work. */
 void automaton_keep(struct automaton *automaton, uint32_t *states, int count);
-/* Has so little room, after states were kept, that the limits would soon be reached again? */
+/* Returns whether the kept states leave so little room that a limit would soon be reached again. */
 bool automaton_is_full(const struct automaton *automaton);
 void automaton_shrink(struct automaton *automaton);  /* frees memory that is not in use */
 void automaton_prepare(struct automaton *automaton); /* see node_pool_prepare */
@@ -88,12 +89,12 @@ uint32_t automaton_start(struct automaton *automaton);
  * ERR_NOMEM, and nothing but node_pool_resume and automaton_reset may be called. */
 uint32_t automaton_step(struct automaton *automaton, uint32_t state, int class);
 
-/* Returns a state that cannot be told from this one within the next `bytes` bytes, but is the same
- * for many others (node_near). It is remembered as that of distance `i`. 0 on failure. */
+/* Returns a state that agrees with this one for the next `bytes` bytes and that many others share
+ * (node_near). It is remembered as the state's near state of distance `i`. 0 on failure. */
 uint32_t automaton_near(struct automaton *automaton, uint32_t state, int i, uint32_t bytes);
-/* Returns the state after any one plain character (constrain/tokens.h); AUTOMATON_DEAD if none may
- * follow; AUTOMATON_DIFFERS if they lead to different states or this was not found out. 0 on
- * failure. */
+/* Returns the state after any one plain character (constrain/tokens.h); AUTOMATON_DEAD if no plain
+ * character may follow; AUTOMATON_DIFFERS if plain characters lead to different states, or if the
+ * expressions do not show cheaply that they lead to one. 0 on failure. */
 uint32_t automaton_plain(struct automaton *automaton, uint32_t state);
 
 static inline uint32_t automaton_move(struct automaton *a, uint32_t state, unsigned byte) {

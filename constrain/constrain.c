@@ -17,11 +17,11 @@
 #include "constrain/schema.h"
 #include "constrain/unicode.h"
 
-/* Where an answer is: kept when all else is forgotten. */
+/* The state of one answer, which is kept when everything else is forgotten. */
 struct kept {
-    uint64_t generation; /* as its struct constrain_at says; 0 = free */
+    uint64_t generation; /* that of the answer's struct constrain_at; 0 = a free place */
     uint32_t state;
-    uint32_t now; /* the state's number in this generation */
+    uint32_t now; /* the state's number in the automaton's present generation */
 };
 
 struct constrain {
@@ -29,9 +29,9 @@ struct constrain {
     struct automaton automaton;
     struct mask_maker maker;
     struct constrain_budget *budget;
-    size_t charged; /* bytes of it */
-    bool forgets;   /* everything learned is to be forgotten before anything else */
-    bool shrinks;   /* and its memory freed */
+    size_t charged; /* bytes that are charged to `budget` */
+    bool forgets;   /* everything learned must be forgotten before the next use */
+    bool shrinks;   /* `forgets` is set, and the memory is to be freed, too */
     struct kept kept[CONSTRAIN_KEPT_MAX]; /* a ring */
     int next_kept;
 };
@@ -42,8 +42,8 @@ struct building {
     struct node_pool pool;
     struct json_nodes json;
     struct fault *fault;
-    int rc;                            /* sticks */
-    const struct constrain_part *last; /* the last part with a field that was begun; NULL: none */
+    int rc;                            /* the first error; it stays */
+    const struct constrain_part *last; /* the last part begun that has a field; NULL: none */
 };
 
 static const char *field_of(const struct constrain_part *part) {
@@ -56,7 +56,7 @@ static uint32_t fail(struct building *b, int rc, const struct constrain_part *pa
     return NODE_NONE;
 }
 
-/* Faults of regular expressions and grammars do not know the field. */
+/* The readers of regular expressions and grammars do not know the field, so it is set here. */
 static uint32_t text_part(struct building *b, const struct constrain_part *part) {
     struct fault fault = {0};
     uint32_t node = NODE_NONE;
@@ -123,7 +123,8 @@ static uint32_t part_node(struct building *b, const struct constrain_part *part)
     CHECK_MSG(false, "a part of kind %d", (int)part->kind);
 }
 
-/* Errors of the pool name the field at which it was found, of the whole language otherwise. */
+/* Turns an error of the pool into a fault. It names the field of the last part that was begun or,
+ * before any, that of the whole language. */
 static int refuse_pool(const struct building *b, const struct constrain_part *part, int rc) {
     const char *field = field_of(b->last != NULL ? b->last : part);
     if (rc != ERR_LIMIT) return fault_set(b->fault, rc, field, "%s", err_text(rc));
@@ -154,7 +155,8 @@ static int build(struct building *b, const struct constrain_part *part, uint32_t
 
 /* ---- Opening ---- */
 
-/* Frees what only the compilation needed, and provides what the first masks will need. */
+/* Frees the memory that only the compilation needed, and prepares the memory that the first masks
+ * will need. */
 static int prepare(struct constrain *c) {
     automaton_shrink(&c->automaton);
     automaton_prepare(&c->automaton);
@@ -268,7 +270,8 @@ static struct kept *find_kept(struct constrain *c, const struct constrain_at *at
     return NULL;
 }
 
-/* An answer goes on from `at` to `to`, whose state is of this generation. */
+/* Moves an answer on from `at` to `to`, whose state is of the present generation, and records the
+ * new state in the ring. */
 static void go_on(struct constrain *c, struct constrain_at *at, const struct constrain_at *to) {
     struct kept *kept = at->generation != 0 ? find_kept(c, at) : NULL;
     if (kept == NULL) {
@@ -279,7 +282,7 @@ static void go_on(struct constrain *c, struct constrain_at *at, const struct con
     *at = *to;
 }
 
-/* Forgets all but the state of the answer that asks, and of the others in the ring. */
+/* Forgets all states but that of the answer that asks and, with `others`, those in the ring. */
 static void keep(struct constrain *c, struct constrain_at *at, bool others) {
     uint32_t states[CONSTRAIN_KEPT_MAX + 1];
     struct kept *owners[CONSTRAIN_KEPT_MAX];
@@ -313,7 +316,8 @@ static void forget(struct constrain *c, struct constrain_at *at) {
     c->forgets = c->shrinks = false;
 }
 
-/* Finds the answer's state in this generation, or begins again. */
+/* Finds the answer's state in the present generation, or reads its text again from the beginning.
+ */
 static void find(struct constrain *c, struct constrain_at *at) {
     struct automaton *a = &c->automaton;
     if (at->generation == a->generation) return;
@@ -323,7 +327,7 @@ static void find(struct constrain *c, struct constrain_at *at) {
     if (kept == NULL) at->read = 0;
 }
 
-/* Reads up to a place of the text. ERR_INVALID, or the pool's error: `at` is where it occurred. */
+/* Reads the text up to `end`. On ERR_INVALID or an error of the pool, `at` is where it occurred. */
 static int read_on(struct automaton *a, struct constrain_at *at, const char *text, size_t end) {
     while (a->pool.rc == 0 && at->read < end && at->state > AUTOMATON_DEAD) {
         uint32_t state = automaton_move(a, at->state, (unsigned char)text[at->read]);
@@ -348,7 +352,8 @@ struct question {
     struct constrain_next *next;
 };
 
-/* Looks from `to` on. What is read again, after it was forgotten, stays read: `at` follows. */
+/* Reads on from `to` and answers the question. Text that is read again after its state was
+ * forgotten stays read, even if a later part fails: `at` follows. */
 static int look_on(struct constrain *c, struct constrain_at *at, struct constrain_at *to,
                    const struct question *q) {
     struct automaton *a = &c->automaton;
@@ -368,9 +373,9 @@ static int look_on(struct constrain *c, struct constrain_at *at, struct constrai
     return a->pool.rc;
 }
 
-/* Looks once more where a limit on what is learned was reached and all but the place in the text
- * was forgotten, as long as that leads on. ERR_BUSY: the work is spent. `at` is as before, unless
- * rc is 0, or part of the text was read again. */
+/* Answers the question. When a limit on what is learned is reached, forgets everything but the
+ * answer's place and tries again, as long as each try reads more of the text. ERR_BUSY: the work is
+ * spent. `at` is as before, unless the result is 0 or part of the text was read again. */
 static int look_often(struct constrain *c, struct constrain_at *at, const struct question *q,
                       const struct constrain_effort *effort) {
     struct automaton *a = &c->automaton;
@@ -393,8 +398,9 @@ static int look_often(struct constrain *c, struct constrain_at *at, const struct
     }
 }
 
-/* Counts work that ended with nothing. Work that led on in a text that was forgotten is paid for by
- * what was read. All that a text beyond the limits has taught is forgotten. */
+/* Adds up the work of calls that ended without a result. Work that read on in a forgotten text does
+ * not count. When the sum reaches its limit, everything learned is forgotten, because one text
+ * needs more than the limits allow. */
 static int count_work(struct constrain *c, struct constrain_at *at, bool led_on, uint64_t work,
                       int rc) {
     if (rc != ERR_BUSY) at->again = 0;
@@ -468,7 +474,8 @@ size_t constrain_foresee(struct constrain *c, const struct constrain_at *at, con
     if (!c->forgets && at->generation == a->generation && at->read == size)
         found = foresee_write(a, at->state, text, size, out, most);
     if (a->pool.rc != 0) {
-        found = 0; /* a part of a word has other tokens than the word; what was learned stays */
+        found = 0; /* the found bytes may stop inside a word, whose tokens differ from those of the
+                      whole word */
         if (!node_pool_resume(&a->pool)) c->forgets = true;
     }
     effort->work = a->pool.work - begin + found;

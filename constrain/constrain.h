@@ -11,9 +11,9 @@
  * so far is accepted, the caller adds the tokens that end an answer.
  *
  * Two-level design as published for llguidance and XGrammar (Dong et al., "XGrammar: Flexible and
- * efficient structured generation engine for large language models", MLSys 2025): a trie of the
- * vocabulary is walked with a byte automaton; tokens that only hold characters of JSON strings are
- * judged together (constrain/mask.c). */
+ * efficient structured generation engine for large language models", MLSys 2025): a byte automaton
+ * walks a trie of the vocabulary; tokens that only hold characters of JSON strings are judged
+ * together (constrain/mask.c). */
 #ifndef KEEPD_CONSTRAIN_CONSTRAIN_H
 #define KEEPD_CONSTRAIN_CONSTRAIN_H
 
@@ -48,15 +48,15 @@ struct constrain_tags {
     const char *named; /* ">" */
     const char *gap;
     const char *value; /* "<arg_value>"; "": nothing stands between name and value */
-    const char *other; /* stands in the place of `value` where VALUE is no string: the tags say what
-                          it is. NULL: they do not */
+    const char *other; /* replaces `value` before a VALUE that is not a string, so that the tags say
+                          which it is; NULL: they do not say */
     const char *line;
     const char *close; /* "</parameter>" */
     const char *after;
 };
 
-/* Borrowed: a part and all that it points to stay valid until constrain_open returns, which keeps
- * no pointer to them. */
+/* A part and all that it points to are borrowed: they stay valid until constrain_open returns,
+ * which keeps no pointer to them. */
 struct constrain_part {
     enum constrain_kind kind;
     const char
@@ -65,18 +65,18 @@ struct constrain_part {
     size_t size;
     const cJSON *schema;
     bool only_objects;                 /* SCHEMA: only instances that are objects */
-    const struct constrain_tags *tags; /* SCHEMA: of objects, whose members are written as such tags
-                                          (constrain/schema.h); NULL: JSON */
-    bool closed; /* SCHEMA: objects that declare members have no others, unless the schema says so
+    const struct constrain_tags *tags; /* SCHEMA: how the members of objects are written as tags
+                                          (constrain/schema.h); NULL: as JSON */
+    bool closed; /* SCHEMA: an object that declares members has no others, unless the schema says so
                     (constrain/schema.h) */
-    bool one_spacing; /* Set for the outermost part: JSON has one space behind ',' and ':' and none
-                         elsewhere, as chat templates write it */
+    bool one_spacing; /* set in the outermost part: JSON has one space after ',' and ':' and no
+                         other white space, as chat templates write it */
     const struct constrain_part *children;
     int count;
     int min, max;
 };
 
-/* Types of JSON, as a set. */
+/* The types of JSON, to be combined as a set of bits. */
 enum constrain_type {
     CONSTRAIN_TYPE_NULL = 1,
     CONSTRAIN_TYPE_BOOLEAN = 2,
@@ -88,8 +88,8 @@ enum constrain_type {
 };
 
 /* Returns the types that a schema, which is a part of `root`, allows by its own keywords and by
- * those of the definitions that it refers to. No instance has another type; all types where it
- * would take too long to find out. */
+ * those of the definitions that it refers to. An instance never has another type. Returns all types
+ * if finding out would take too long. */
 unsigned constrain_types(const cJSON *root, const cJSON *schema);
 
 /* Writes a key by which caches find a part: two parts have equal keys exactly if they are equal. */
@@ -102,8 +102,8 @@ struct constrain_tokens;
 
 struct constrain_vocabulary {
     int32_t size; /* tokens 0 .. size - 1; masks have as many bits */
-    /* The bytes that a token adds to a text; 0 for special tokens. They stay valid during the
-     * call of constrain_tokens_open. */
+    /* Returns the bytes that a token adds to a text; 0 for special tokens. The bytes stay valid
+     * during the call of constrain_tokens_open. */
     size_t (*token_bytes)(const void *arg, int32_t id, const char **bytes);
     const void *arg;
 };
@@ -123,15 +123,14 @@ struct constrain;
 
 /* Memory that several languages share. A language that finds no room in it forgets its states. */
 struct constrain_budget {
-    _Atomic size_t used; /* bytes of all of them */
+    _Atomic size_t used; /* bytes that all languages use together */
     size_t limit;
 };
 
-/* Compiles a language. The fault names, for ERR_UNSUPPORTED, the keyword or construct; for
- * ERR_INVALID, the mistake in the text; for ERR_LIMIT, what is too large. ERR_FULL: the budget has
- * no room now. fault->field is the part's field and, in a schema, the path below it. `tokens` and
- * `budget` (NULL: none) outlive the language. Takes milliseconds to seconds, too long for an event
- * loop. */
+/* Compiles a language. `tokens` and `budget` (NULL: none) outlive it. Takes milliseconds to
+ * seconds, too long for an event loop. The fault's text names the keyword or construct for
+ * ERR_UNSUPPORTED, the mistake for ERR_INVALID, and what is too large for ERR_LIMIT. ERR_FULL: the
+ * budget has no room now. fault->field is the part's field and, in a schema, the path below it. */
 int constrain_open(const struct constrain_part *part, const struct constrain_tokens *tokens,
                    struct constrain_budget *budget, struct constrain **out, struct fault *fault);
 void constrain_close(struct constrain *constrain);
@@ -140,17 +139,17 @@ void constrain_close(struct constrain *constrain);
 struct constrain_at {
     uint64_t generation;
     size_t read; /* bytes of the text */
-    /* After the state was forgotten: bytes that had been read before, and most bytes that were read
-     * again by calls for this text that ended with ERR_BUSY. */
+    /* After the state was forgotten: the bytes that had been read before, and the most bytes that
+     * were read again by calls for this text that ended with ERR_BUSY. */
     size_t reached, again;
     uint32_t state;
-    uint32_t work; /* spent by such calls since `again` grew */
+    uint32_t work; /* work of such calls since `again` grew */
 };
 
-/* Continues to read a text at `at`. `text` is the whole text from its beginning, because states
- * that were forgotten must be found again: when the limits of what is learned are reached, only the
- * states of the last CONSTRAIN_KEPT_MAX answers are kept. ERR_INVALID: it does not belong to the
- * language and cannot be continued to do so. ERR_LIMIT, ERR_NOMEM. */
+/* Continues to read a text at `at`. `text` is the whole text from its beginning, because forgotten
+ * states must be found again: when the limits on what is learned are reached, only the states of
+ * the last CONSTRAIN_KEPT_MAX answers are kept. ERR_INVALID: no string of the language begins with
+ * the text. Also ERR_LIMIT, ERR_NOMEM. */
 int constrain_read(struct constrain *constrain, struct constrain_at *at, const char *text,
                    size_t size);
 
@@ -160,29 +159,31 @@ struct constrain_next {
 };
 
 /* Continues to read a text, and says what may follow it. `mask` (NULL: not wanted) has
- * constrain_mask_words words. Errors as constrain_read. */
+ * constrain_mask_words words. The errors are those of constrain_read. */
 int constrain_next(struct constrain *constrain, struct constrain_at *at, const char *text,
                    size_t size, uint32_t *mask, struct constrain_next *next);
 
 /* How much one call may do. */
 struct constrain_effort {
-    uint64_t work; /* at most so much; after the call: what it was. A unit takes up to 1 us */
-    bool may_wait; /* for threads that use the language, and while learned states are freed */
+    uint64_t work; /* the most work to spend; after the call, the work that was spent. A unit takes
+                      up to 1 us */
+    bool may_wait; /* whether the call may wait for threads that use the language and free learned
+                      states */
 };
 
-/* The same within an effort. ERR_BUSY: it was not enough. What was learned stays, so that further
- * calls for the same text continue the work; an effort that grows comes to an end, at the latest
- * with ERR_LIMIT after CONSTRAIN_MASK_WORK_MAX in which no more of a forgotten text was read
- * again. */
+/* Does what constrain_next does, within a given effort. ERR_BUSY: the effort was not enough.
+ * Whatever was learned is kept, so calling again for the same text continues the work. Repeated
+ * calls with growing efforts end: at the latest with ERR_LIMIT, when CONSTRAIN_MASK_WORK_MAX was
+ * spent and no more of a forgotten text was read again. */
 int constrain_next_within(struct constrain *constrain, struct constrain_at *at, const char *text,
                           size_t size, uint32_t *mask, struct constrain_next *next,
                           struct constrain_effort *effort);
 
-/* Writes at most `most` bytes that probably follow a text, because the language leaves nothing else
- * or only white space open (constrain/foresee.h), and returns how many. `at` is as
- * constrain_next_within left it for this text. A byte counts as a unit of work, too. Returns 0,
- * too, if the state was forgotten, others use the language, or the effort (whose may_wait is not
- * used) was not enough. */
+/* Writes at most `most` bytes that probably follow a text, because the language allows nothing else
+ * or only white space (constrain/foresee.h), and returns how many. `at` is as constrain_next_within
+ * left it for this text. Each byte counts as a unit of work, too. Also returns 0 if the state was
+ * forgotten, if others use the language, or if the effort (its may_wait is not used) was not
+ * enough. */
 size_t constrain_foresee(struct constrain *constrain, const struct constrain_at *at,
                          const char *text, size_t size, char *out, size_t most,
                          struct constrain_effort *effort);

@@ -1,8 +1,8 @@
 #include "constrain/foresee.h"
 
-#define LOOK_BACK 1024 /* bytes that are looked at to find out what white space is usual */
+#define LOOK_BACK 1024 /* bytes before the place that are searched for the usual white space */
 
-/* The text, and what was foreseen behind it. */
+/* The text, and the bytes that were foreseen after it. */
 struct view {
     const char *text, *more;
     size_t size, more_size;
@@ -24,7 +24,7 @@ static bool is_closing(int byte) {
     return byte == '}' || byte == ']';
 }
 
-/* Returns the place behind the line break in front of `end`; 0: there is none. */
+/* Returns the place after the last line break before `end`; 0: there is none. */
 static size_t line_begin(const struct view *view, size_t end) {
     const size_t stop = end > LOOK_BACK ? end - LOOK_BACK : 0;
     while (end > stop && byte_at(view, end - 1) != '\n') end--;
@@ -39,9 +39,9 @@ static size_t blanks_from(const struct view *view, size_t begin) {
     return i - begin;
 }
 
-/* Returns the n-th byte of a new line's white space, between the byte at `last` and `next`: an
- * indentation as that of the line above, and one step more or less. A step is the first indentation
- * of the text. */
+/* Returns the n-th byte of the white space that begins a new line, between the byte at `last` and
+ * `next`: a line break, then the indentation of the line above, with one step more or less. A step
+ * is the first indentation of the text. */
 static int indent(const struct view *view, size_t last, int next, size_t n) {
     const size_t line = line_begin(view, last);
     size_t first = 0, width = line > 0 ? blanks_from(view, line) : 0;
@@ -55,8 +55,8 @@ static int indent(const struct view *view, size_t last, int next, size_t n) {
     return n <= width ? blank : -1;
 }
 
-/* Returns the newest place of the byte at `last` before it with white space and then `next`
- * (negative: anything) behind it; `last` if there is none. */
+/* Returns the newest place, before `last`, of the same byte that is followed by white space and
+ * then by `next` (negative: by anything); `last` if there is none. */
 static size_t earlier_place(const struct view *view, size_t last, int next) {
     const size_t stop = last > LOOK_BACK ? last - LOOK_BACK : 0;
     for (size_t i = last; i-- > stop;) {
@@ -68,8 +68,8 @@ static size_t earlier_place(const struct view *view, size_t last, int next) {
 }
 
 /* Returns the n-th byte of the white space that is usual between the byte at `last` and `next`
- * (negative: any): what stood between the same ones before, else a line break in a text of several
- * lines, else a space behind ',' and ':'. -1: it has fewer bytes. */
+ * (negative: any): what stood between the same two bytes before, else a line break in a text of
+ * several lines, else a space after ',' and ':'. -1: there are fewer bytes. */
 static int usual_blank(const struct view *view, size_t last, int next, size_t n) {
     const int byte = byte_at(view, last);
     size_t place = earlier_place(view, last, next);
@@ -86,7 +86,7 @@ static int usual_blank(const struct view *view, size_t last, int next, size_t n)
     return n < count ? byte_at(view, place + 1 + n) : -1;
 }
 
-/* Returns the white space that is usual in front of `next`; -1: none is. */
+/* Returns the next byte of the white space that is usual before `next`; -1: none is usual. */
 static int next_blank(const struct view *view, int next) {
     size_t end = view->size + view->more_size, blanks = 0;
     while (blanks < end && blanks < LOOK_BACK && is_white_space(byte_at(view, end - 1 - blanks)))
@@ -101,7 +101,7 @@ static bool may_follow(struct automaton *a, uint32_t state, int byte) {
 
 enum { NONE = -1, SEVERAL = -2 };
 
-/* Returns the only byte that may follow and is no white space; NONE; SEVERAL. */
+/* Returns the only byte, white space aside, that may follow; NONE; SEVERAL. */
 static int only_byte(struct automaton *a, uint32_t state) {
     int only = NONE;
     for (int byte = 0; byte < 256 && a->pool.rc == 0; byte++) {

@@ -1,9 +1,11 @@
-/* Foresees how an answer goes on where its language leaves little open: the bytes that are the only
- * ones possible, and white space where the language allows it, as the text has had it behind the
- * same byte before. (The tokens drafted from it are confirmed or not as any others, so this is a
- * guess and changes no answer; published as jump-forward decoding, where the bytes are taken as
- * given: Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs",
- * arXiv 2312.07104, section 4.) */
+/* Foresees how an answer goes on where its language leaves little choice: bytes that are the only
+ * possible ones, and white space where the language allows it, as the text had it after the same
+ * byte before.
+ *
+ * This is a guess and changes no answer: tokens are drafted from these bytes, and drafted tokens
+ * are confirmed or dropped. The method is published as jump-forward decoding, where the bytes are
+ * taken as given: Zheng et al., "SGLang: Efficient Execution of Structured Language Model
+ * Programs", arXiv 2312.07104, section 4. */
 #ifndef KEEPD_CONSTRAIN_FORESEE_H
 #define KEEPD_CONSTRAIN_FORESEE_H
 

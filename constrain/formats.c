@@ -1,10 +1,10 @@
 /* Formats of JSON Schema 2020-12 as regular expressions, from the documents that it names: RFC 3339
  * (dates; ISO 8601 durations from its appendix), RFC 5321 (email), RFC 1123 (host names), RFC 2673
  * and RFC 4291 (addresses), RFC 3986 (URI), RFC 4122 (UUID), RFC 6901 (JSON pointer). Where a
- * document leaves a choice, the narrower form is taken: every generated text is valid for all
- * readers. The standard's other formats (regex, idn-email, idn-hostname, iri, iri-reference,
- * uri-template) are not enforced: groups of a regular expression nest without end, and the others
- * need tables of Unicode. A reader that cares can check them. */
+ * document leaves a choice, the narrower form is taken, so that every reader accepts a generated
+ * text. The standard's other formats (regex, idn-email, idn-hostname, iri, iri-reference,
+ * uri-template) are not enforced: groups of a regular expression can nest without end, and the
+ * others need tables of Unicode. A reader that needs them can check them. */
 #include "constrain/formats.h"
 
 #include <stddef.h>

@@ -3,9 +3,10 @@
 #define KEEPD_CONSTRAIN_FORMATS_H
 
 enum format_use {
-    FORMAT_PATTERN, /* *pattern describes the whole string */
-    FORMAT_EMAIL,   /* *pattern describes what follows the local part */
-    FORMAT_UNKNOWN, /* an annotation: not of the standard, or one that no expression describes */
+    FORMAT_PATTERN, /* *pattern is the whole string */
+    FORMAT_EMAIL,   /* *pattern is the part after the local part */
+    FORMAT_UNKNOWN, /* the format is not of the standard, or no expression describes it: it is not
+                       enforced */
 };
 
 enum format_use format_find(const char *name, const char **pattern);

@@ -21,13 +21,13 @@ static void skip_space(struct grammar *g) {
     }
 }
 
-/* The end of the name at `at`; `at` itself: there is none. */
+/* Returns the end of the name at `at`; `at` itself if there is none. */
 static size_t name_end(const struct grammar *g, size_t at) {
     while (at < g->size && is_name(g->text[at])) at++;
     return at;
 }
 
-/* Does a rule begin here? */
+/* Returns whether a rule begins here. */
 static bool at_rule(const struct grammar *g) {
     size_t end = name_end(g, g->at);
     if (end == g->at) return false;
@@ -89,7 +89,7 @@ static uint32_t read_symbol(struct grammar *g) {
     return grammar_mention(g, g->text + begin, end - begin, begin);
 }
 
-/* Reads {m}, {m,} or {m,n} from behind the brace. */
+/* Reads {m}, {m,} or {m,n}; the opening brace has been read. */
 static void read_bounds(struct grammar *g, int64_t *min, int64_t *max) {
     size_t begin = g->at - 1;
     skip_space(g);

@@ -186,7 +186,7 @@ static bool is_name(char c) {
            c == '-';
 }
 
-/* Does a line begin with "name ::="? */
+/* Returns whether a line begins with "name ::=". */
 static bool is_gbnf(const struct grammar *g) {
     for (size_t at = 0; at < g->size;) {
         size_t next = at;

@@ -24,9 +24,9 @@ struct grammar {
     uint32_t count, capacity;
     uint32_t heads[GRAMMAR_CHAINS];
     int depth;       /* groups inside each other */
-    uint32_t behind; /* follows the root: what %ignore names, or NODE_EMPTY */
+    uint32_t behind; /* node that follows the root: what %ignore names, or NODE_EMPTY */
     struct fault *fault;
-    int rc; /* sticks */
+    int rc; /* the first error; it stays */
 };
 
 /* Notes a fault at an offset of the text, with its line and column; returns NODE_NONE. */
@@ -39,23 +39,24 @@ static inline bool grammar_ended(const struct grammar *g) {
 static inline char grammar_peek(const struct grammar *g) {
     return g->at < g->size ? g->text[g->at] : '\0';
 }
-/* Is the text at `at` this one? */
+/* Returns whether the grammar's text at `at` is this one. */
 bool grammar_is(const struct grammar *g, size_t at, const char *text);
 bool grammar_take(struct grammar *g, const char *text);
 
 /* Returns the rule with this name; its first mention creates it. NULL: no memory, or too many
- * rules. Valid until the next call. */
+ * rules. The pointer is valid until the next call. */
 struct grammar_rule *grammar_find(struct grammar *g, const char *name, size_t size, size_t place);
 uint32_t grammar_mention(struct grammar *g, const char *name, size_t size, size_t place);
 void grammar_define(struct grammar *g, const char *name, size_t size, size_t place, uint32_t body);
 
-/* The character of an escape; `at` is behind the backslash. -1: refused. */
+/* Reads the character of an escape; `at` is after the backslash. -1: refused. */
 int64_t grammar_escape(struct grammar *g);
-/* A text in double quotes, from behind the first of them; `fold`: case does not count. */
+/* Reads a text in double quotes, whose first quote has been read; `fold`: case does not count. */
 uint32_t grammar_quoted(struct grammar *g, bool fold);
-/* Digits. -1: there are none. */
+/* Reads a number of digits. -1: there are none. */
 int64_t grammar_number(struct grammar *g);
-bool grammar_enter(struct grammar *g); /* a group; false: too deep, refused */
+bool grammar_enter(struct grammar *g); /* enters a group; false: the groups are nested too deep,
+                                          which is refused */
 
 /* Read all rules of the text. */
 void gbnf_read(struct grammar *g);

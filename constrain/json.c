@@ -24,7 +24,7 @@ static uint32_t hex_node(struct node_pool *pool) {
     return one_of(pool, "0123456789abcdefABCDEF");
 }
 
-/* \uXXXX of one UTF-16 unit that is a character, or a pair of surrogates. */
+/* Builds \uXXXX for one UTF-16 unit that is a character, or for a pair of surrogates. */
 static uint32_t unicode_escape(struct node_pool *pool) {
     uint32_t hex = hex_node(pool), hex2 = node_repeat(pool, hex, 2, 2);
     uint32_t low = one_of(pool, "01234567"), high = one_of(pool, "89abAB");
@@ -37,7 +37,8 @@ static uint32_t unicode_escape(struct node_pool *pool) {
     return node_seq(pool, start, node_alt(pool, list, 3));
 }
 
-/* Characters that stand for themselves; U+007F is escaped, as other generators of JSON do. */
+/* Builds the characters that stand for themselves; U+007F is escaped, as other generators of JSON
+ * do. */
 static uint32_t plain_character(struct node_pool *pool) {
     struct point_set set = {0};
     point_set_add(&set, 0x20, 0x21);
@@ -56,7 +57,7 @@ static uint32_t make_character(struct node_pool *pool) {
     return node_alt(pool, list, 3);
 }
 
-/* The escape of one byte that cannot stand for itself; false: it can. */
+/* Writes the escape of a byte that cannot stand for itself; false: it can. */
 static bool escape_of(unsigned byte, char text[8]) {
     static const char letters[] = "\b\f\n\r\t\"\\", names[] = "bfnrt\"\\";
     const char *letter = byte != 0 && byte < 128 ? strchr(letters, (int)byte) : NULL;
@@ -140,7 +141,8 @@ static uint32_t quote_node(struct json_nodes *nodes, uint32_t id) {
     }
 }
 
-/* The result depends on the node alone, so results of earlier calls are kept. */
+/* Returns the quoted form of a node. It depends on the node alone, so results of earlier calls are
+ * kept. */
 static uint32_t quote(struct json_nodes *nodes, uint32_t id) {
     struct node_pool *pool = nodes->pool;
     if (pool->rc != 0) return NODE_NONE;
@@ -155,7 +157,8 @@ static uint32_t quote(struct json_nodes *nodes, uint32_t id) {
 
 uint32_t json_quote(struct json_nodes *nodes, uint32_t content) {
     struct node_pool *pool = nodes->pool;
-    if (nodes->quoted_any == NODE_NONE) { /* there is neither AND nor NOT in any text */
+    if (nodes->quoted_any == NODE_NONE) { /* any_text holds neither AND nor NOT, so `quote` does not
+                                             need quoted_any for it */
         nodes->quoted_any = quote(nodes, nodes->any_text);
         pool->universe[1] = nodes->quoted_any;
     }

@@ -25,13 +25,13 @@ struct json_nodes {
     uint32_t any_text;  /* characters of strings, not quoted: valid UTF-8 */
     uint32_t string, number, integer, boolean, null;
     uint32_t value, object, array; /* any value (a rule), any object, any array */
-    uint32_t comma, colon;         /* with the space behind them */
-    uint32_t *quoted;              /* [quoted_capacity] of json_quote: 1 + result, by node */
+    uint32_t comma, colon;         /* with the white space after them */
+    uint32_t *quoted;              /* [quoted_capacity] results of json_quote by node, plus 1 */
     uint32_t quoted_capacity;
-    uint32_t quoted_any; /* any text, quoted */
+    uint32_t quoted_any; /* any text, as a JSON string holds it */
 };
 
-/* `one_spacing`: white space is one space behind ',' and ':', and none elsewhere. */
+/* `one_spacing`: there is one space after ',' and ':', and no other white space. */
 void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool, bool one_spacing);
 void json_nodes_close(struct json_nodes *nodes);
 
@@ -41,7 +41,7 @@ uint32_t json_string(struct json_nodes *nodes, uint32_t content); /* with the qu
 /* Returns the texts of one JSON value, in any spacing. Strings may hold U+0000 (base/json.h). */
 uint32_t json_literal(struct json_nodes *nodes, const cJSON *value);
 void json_add_quoted(struct buf *out,
-                     const char *string); /* adds the text that json_name describes */
+                     const char *string); /* appends the text that json_name describes */
 /* Returns the one quoted form of a string, with the quotes. */
 uint32_t json_name(struct json_nodes *nodes, const char *name);
 

@@ -5,11 +5,12 @@
 #include "constrain/regex.h"
 #include "constrain/unicode.h"
 
-/* The expressions that %ignore names lie on the pool's stack until the end. */
+/* Reads a grammar in Lark's form. The expressions that %ignore names lie on the pool's stack until
+ * the end. */
 struct lark {
     struct grammar *g;
     uint32_t ignored; /* node of the rule that stands before each terminal; NODE_EMPTY: none */
-    bool in_terminal; /* the definition of a terminal is read: nothing is ignored inside */
+    bool in_terminal; /* the definition of a terminal is being read: nothing is ignored inside it */
 };
 
 /* The terminals that Lark's library `common` documents. */
@@ -89,7 +90,7 @@ static bool is_terminal(const char *name, size_t size) {
     return at < size && name[at] >= 'A' && name[at] <= 'Z';
 }
 
-/* Returns a terminal as rules use it. */
+/* Returns a terminal as rules use it: after what is ignored. */
 static uint32_t terminal(struct lark *l, uint32_t node) {
     if (l->in_terminal || l->ignored == NODE_EMPTY) return node;
     return node_seq(l->g->pool, l->ignored, node);
@@ -97,7 +98,7 @@ static uint32_t terminal(struct lark *l, uint32_t node) {
 
 /* ---- Symbols ---- */
 
-/* Reads an expression from behind the first '/'. */
+/* Reads an expression whose first '/' has been read. */
 static uint32_t read_regex(struct lark *l) {
     struct grammar *g = l->g;
     struct fault fault = {0};
@@ -133,7 +134,7 @@ static int64_t single(const struct grammar *g, size_t begin, size_t end) {
     return one.rc == 0 && one.at == end ? point : -1;
 }
 
-/* "a".."z" or a text. */
+/* Reads "a".."z" or a text. */
 static uint32_t read_text(struct lark *l) {
     struct grammar *g = l->g;
     size_t begin = ++g->at;
@@ -355,7 +356,7 @@ static void read_statement(struct lark *l) {
         grammar_refuse(g, ERR_INVALID, g->at, "expected the end of the line");
 }
 
-/* Does a line begin with %ignore? */
+/* Returns whether a line begins with %ignore. */
 static bool ignores(const struct grammar *g) {
     bool fresh = true;
     for (size_t at = 0; at < g->size; at++) {

@@ -19,8 +19,9 @@
 #define CONSTRAIN_PREPARED      4096    /* expressions for which a new language has memory */
 #define CONSTRAIN_AHEAD_WORK    20000 /* work on masks that are made when a language is compiled */
 #endif
-/* Work of a compilation, for each byte of the language's text and beside it: a short text may not
- * cost seconds. Schemas in use need up to 210 a byte, short ones up to 225000 in all. */
+/* The work that a compilation may do: for each byte of the language's text, and in addition. So a
+ * short text cannot cost seconds. Schemas in use need up to 210 a byte, short ones up to 225000 in
+ * all. */
 #define CONSTRAIN_WORK_PER_BYTE 256
 #define CONSTRAIN_WORK_LEAST    500000
 
@@ -40,7 +41,7 @@
 #define CONSTRAIN_DEPTH_MAX      256     /* groups inside each other */
 #define CONSTRAIN_RULES_MAX      100000  /* rules of a grammar, recursive parts of a schema */
 #define CONSTRAIN_BRANCHES_MAX   4096    /* combinations of a schema's anyOf, oneOf and allOf */
-#define CONSTRAIN_PATTERNS_MAX   6       /* patternProperties that meet in one object */
+#define CONSTRAIN_PATTERNS_MAX   6       /* patternProperties of one object */
 #define CONSTRAIN_DIGITS_MAX     40      /* decimal digits of a bound of numbers */
 #define CONSTRAIN_DIVISOR_MAX    100000  /* multipleOf, without its decimal point */
 #define CONSTRAIN_SPACE_MAX      32      /* indentation of a JSON text */

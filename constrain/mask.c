@@ -6,10 +6,10 @@
 #include "base/mem.h"
 
 static_assert(TOKENS_TIERS == AUTOMATON_DISTANCES, "each tier has its near states");
-#define FREE_TOKENS    32u /* below this, walking is cheaper than asking */
-#define NEAR_BYTES     32u /* with longer tokens, a near state costs more than it saves */
+#define FREE_TOKENS    32u /* a subtree with fewer tokens is walked: that is cheaper than asking */
+#define NEAR_BYTES     32u /* a near state for longer tokens costs more than it saves */
 #define MASKS_PREPARED (CONSTRAIN_PREPARED / 64u)
-#define NODES_PER_WORK 64u /* nodes of a trie, on known ways, that one unit of work pays for */
+#define NODES_PER_WORK 64u /* nodes of a trie, with known moves, that one unit of work pays for */
 
 int mask_maker_open(struct mask_maker *maker, const struct constrain_tokens *tokens) {
     *maker = (struct mask_maker){.tokens = tokens};
@@ -65,7 +65,7 @@ size_t mask_maker_bytes(const struct mask_maker *maker) {
            maker->capacity * (sizeof *maker->kept + sizeof *maker->owner);
 }
 
-/* The place in its state that names a mask. */
+/* Returns the field in a state that says which mask belongs to it. */
 static uint32_t *mask_of(const struct mask_maker *maker, struct automaton *a, uint32_t slot) {
     return &a->states[maker->owner[slot].state].mask[maker->owner[slot].tier];
 }
@@ -81,7 +81,7 @@ static void allow(const struct constrain_tokens *tokens, const struct trie_node 
     while ((token = tokens->same[token]) >= 0) mask[token / 32] |= 1u << (token % 32);
 }
 
-/* Counts the nodes of a walk as work. */
+/* Counts the visited nodes as work. false: the work is spent. */
 static bool pays(struct automaton *a, uint32_t visited) {
     return visited % NODES_PER_WORK != 0 || node_work(&a->pool, 1);
 }
@@ -115,8 +115,8 @@ static bool leads_on(struct automaton *a, uint32_t state) {
     return false;
 }
 
-/* Counts the plain characters that lead from a state to one next state each, up to the most that a
- * plain token has. */
+/* Returns how many plain characters in a row may be chosen freely from the state on, because all
+ * plain characters lead to one next state; at most TOKENS_PLAIN_MAX. */
 static int free_characters(struct automaton *a, uint32_t state) {
     uint32_t at = state;
     int count = 0;
@@ -135,7 +135,7 @@ static uint32_t tokens_below(const struct trie *trie, uint32_t i) {
     return trie->nodes[trie->nodes[i].end].first - trie->nodes[i].first;
 }
 
-/* May all tokens of a subtree be read on from the state? */
+/* Returns whether the state allows all tokens of a subtree, which must be large enough to ask. */
 static bool is_free_below(struct automaton *a, const struct token_tier *tier, uint32_t i,
                           uint32_t state) {
     return state > AUTOMATON_DEAD && tokens_below(&tier->plain, i) >= FREE_TOKENS &&
@@ -152,8 +152,8 @@ static bool most_are_free(struct automaton *a, const struct token_tier *tier, ui
     return 2 * free > trie->nodes[trie->count].first;
 }
 
-/* Walks through the plain tokens, but skips subtrees that are allowed as a whole. If these are most
- * of the trie, the mask begins with all tokens and loses the others. */
+/* Adds the plain tokens by a walk, but skips subtrees that are allowed as a whole. If these hold
+ * most tokens, the mask begins with all tokens and the walk removes the others. */
 static bool walk_plain(const struct mask_maker *maker, struct automaton *a,
                        const struct token_tier *tier, uint32_t start, uint32_t *mask) {
     const struct trie *trie = &tier->plain;
@@ -191,8 +191,8 @@ static uint32_t after_plain(struct automaton *a, uint32_t state, int count) {
     return state;
 }
 
-/* Adds the plain tokens: those of at most so many characters as are free by their mask, others by a
- * walk. */
+/* Adds the plain tokens. Those with no more characters than may be chosen freely have a ready mask;
+ * a walk finds the others. */
 static bool add_plain(const struct mask_maker *maker, struct automaton *a,
                       const struct token_tier *tier, uint32_t state, uint32_t *mask) {
     int count = free_characters(a, state);
@@ -219,7 +219,7 @@ static uint32_t *next_mask(struct mask_maker *maker, struct automaton *a) {
     return maker->kept[slot];
 }
 
-/* Returns the mask of one tier's tokens in a state that is near for it. */
+/* Returns the mask of one tier's tokens in a state that is the near state for the tier. */
 static const uint32_t *make_tier(struct mask_maker *maker, struct automaton *a, int i,
                                  uint32_t state) {
     const struct token_tier *tier = &maker->tokens->tiers[i];

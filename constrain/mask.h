@@ -6,10 +6,10 @@
  * tokens of at most n characters are allowed, and their mask was made when the vocabulary was
  * opened. Only the tokens with other characters are walked.
  *
- * A token sees no farther than it is long. So the tokens are in tiers by their length, and the
- * masks of a tier are kept for states as near as its tokens see (automaton_near): the tenth
- * character of a name of at most 64 has the same mask as the eleventh, and the second element of an
- * array has the masks of the first. */
+ * Whether a token is allowed depends on no more bytes than it has. So tokens are divided into tiers
+ * by their length, and a tier's masks are kept for states that agree over that length
+ * (automaton_near): in a name of at most 64 characters the tenth has the same mask as the eleventh,
+ * and the second element of an array has the masks of the first. */
 #ifndef KEEPD_CONSTRAIN_MASK_H
 #define KEEPD_CONSTRAIN_MASK_H
 
@@ -23,17 +23,17 @@ struct mask_owner {
 
 struct mask_maker {
     const struct constrain_tokens *tokens; /* borrowed */
-    uint32_t *path;                        /* [depth + 1] states along a token */
-    uint32_t **kept;          /* [capacity] masks of states, a ring; NULL: no mask yet */
-    struct mask_owner *owner; /* [capacity] */
+    uint32_t *path;                        /* [depth + 1] the states along the bytes of a token */
+    uint32_t **kept;          /* [capacity] masks of states, as a ring; NULL: not allocated */
+    struct mask_owner *owner; /* [capacity] the state that each mask belongs to */
     uint32_t capacity, next, count;
-    uint32_t made; /* masks in memory */
+    uint32_t made; /* masks that are allocated */
 };
 
 int mask_maker_open(struct mask_maker *maker, const struct constrain_tokens *tokens);
 void mask_maker_close(struct mask_maker *maker);
 void mask_maker_forget(struct mask_maker *maker); /* after automaton_reset */
-int mask_maker_prepare(struct mask_maker *maker); /* makes room for a first answer; ERR_NOMEM */
+int mask_maker_prepare(struct mask_maker *maker); /* allocates the first masks; ERR_NOMEM */
 void mask_maker_shrink(struct mask_maker *maker); /* also frees the masks' memory */
 size_t mask_maker_bytes(const struct mask_maker *maker);
 

@@ -84,7 +84,8 @@ static bool has_list(uint8_t kind) {
     return kind == NODE_KIND_ALT || kind == NODE_KIND_AND;
 }
 
-/* A node that is looked for or added. `list`: children of ALT and AND; `set`: of BYTES. */
+/* A node that is searched for or added. `list`: the children of ALT and AND; `set`: the bytes of
+ * BYTES. */
 struct wanted {
     struct node node;
     const uint32_t *list;
@@ -128,7 +129,7 @@ static void link_node(struct node_pool *pool, uint32_t id) {
     pool->table[at] = id;
 }
 
-/* The first three nodes are never looked up. */
+/* Rebuilds the hash chains. The first three nodes are not in them: nothing looks them up. */
 static void link_all(struct node_pool *pool) {
     memset(pool->table, 0, pool->table_size * sizeof *pool->table);
     for (uint32_t i = NODE_ALL + 1; i < pool->count; i++) link_node(pool, i);
@@ -158,7 +159,7 @@ bool node_pool_resume(struct node_pool *pool) {
     return true;
 }
 
-/* Copies what lies outside of the node: its children, or its set. */
+/* Copies the parts of a node that lie in other arrays: its children, or its set. */
 static bool add_outside(struct node_pool *pool, const struct wanted *wanted, struct node *node) {
     if (wanted->list != NULL) {
         if (pool->child_count > CONSTRAIN_CHILDREN_MAX - node->b) pool->rc = ERR_LIMIT;
@@ -178,7 +179,7 @@ static bool add_outside(struct node_pool *pool, const struct wanted *wanted, str
     return true;
 }
 
-/* Adds a node that is not in the pool. The list may lie in scratch. */
+/* Adds a node that is not in the pool yet. The list may lie in scratch. */
 static uint32_t add_node(struct node_pool *pool, const struct wanted *wanted) {
     struct node node = wanted->node;
     if (pool->count >= pool->limit || node.levels > pool->levels_limit) pool->rc = ERR_LIMIT;
@@ -213,7 +214,7 @@ static void set_counts(struct node_pool *pool, const struct node_mark *mark) {
     pool->set_count = mark->sets;
 }
 
-/* Forgets what refers to nodes by ids that are void now. */
+/* Forgets the tables that refer to nodes by ids, which are no longer valid. */
 static void forget_ids(struct node_pool *pool) {
     pool->scratch_count = 0;
     pool->rc = 0;
@@ -226,7 +227,8 @@ void node_pool_reset(struct node_pool *pool, const struct node_mark *mark) {
     forget_ids(pool);
 }
 
-/* The id of a node's part, by its number; NULL: there are no more. A rule's body is compiled. */
+/* Returns the place of the node's i-th part; NULL: it has fewer. A rule's body is no part: it was
+ * compiled with the language, so it is kept anyway. */
 static uint32_t *part_at(struct node_pool *pool, struct node *node, uint32_t i) {
     if (has_list(node->kind)) return i < node->b ? &pool->children[node->a + i] : NULL;
     bool two = node->kind == NODE_KIND_SEQ;
@@ -235,7 +237,7 @@ static uint32_t *part_at(struct node_pool *pool, struct node *node, uint32_t i) 
     return i == 1 && two ? &node->b : NULL;
 }
 
-/* Moves a node, with what lies outside of it, to the end of those that were kept. */
+/* Moves a node, with its children or its set, to the end of the nodes that were kept. */
 static uint32_t move_node(struct node_pool *pool, const struct node_mark *mark, const uint32_t *ids,
                           struct node node) {
     if (has_list(node.kind)) {
@@ -254,8 +256,9 @@ static uint32_t move_node(struct node_pool *pool, const struct node_mark *mark, 
     return pool->count++;
 }
 
-/* A node is younger than its parts, and so are its children in `children` and its set: all move
- * towards the beginning, in their order. */
+/* Keeps the marked nodes and their parts. A node is younger than its parts, and the same order
+ * holds for the children and sets in their arrays; so everything moves towards the beginning and
+ * nothing is overwritten before it was moved. */
 void node_pool_keep(struct node_pool *pool, const struct node_mark *mark, uint32_t *ids) {
     uint32_t first = mark->nodes, end = pool->count, *part;
     for (uint32_t id = end; id-- > first;)
@@ -349,7 +352,8 @@ uint32_t node_text(struct node_pool *pool, const char *text, size_t size) {
 
 /* ---- Constructors ---- */
 
-/* Levels of a node around others. No node has more levels than a limit that 16 bits hold. */
+/* Returns the levels of a node whose parts have at most `most`. A limit that fits 16 bits holds for
+ * every node. */
 static uint16_t levels_around(uint16_t most) {
     return (uint16_t)(most + 1);
 }
@@ -390,7 +394,7 @@ static uint32_t make_seq(struct node_pool *pool, uint32_t a, uint32_t b) {
     return intern(pool, &node);
 }
 
-/* The head of a sequence is never a sequence, so that equal ones are equal nodes. */
+/* Keeps the head of a sequence from being a sequence, so that equal sequences are equal nodes. */
 uint32_t node_seq(struct node_pool *pool, uint32_t a, uint32_t b) {
     uint32_t mark = pool->scratch_count;
     while (pool->nodes[a].kind == NODE_KIND_SEQ) {
@@ -477,7 +481,8 @@ static uint32_t intern_list(struct node_pool *pool, enum node_kind kind, uint32_
     return id;
 }
 
-/* Takes the sets of single bytes out of the list and puts one in their place. */
+/* Replaces the sets of single bytes in the list by one: their union or, in a conjunction, what they
+ * have in common. */
 static void merge_bytes(struct node_pool *pool, uint32_t mark, bool conjunction) {
     struct byte_set all = {0};
     uint32_t kept = mark, found = 0, last = 0;
@@ -665,8 +670,8 @@ static size_t shared_size(const struct node_word *x, const struct node_word *y, 
     return from;
 }
 
-/* Builds the sorted words from byte `at` on; before it they are equal. Each byte at which words
- * differ is one level of recursion. */
+/* Builds the sorted words from byte `at` on; the bytes before it are the same in all. Recurses once
+ * for each byte at which words differ. */
 static uint32_t words_from(struct node_pool *pool, const struct node_word *words, size_t count,
                            size_t at, int depth) {
     if (depth > CONSTRAIN_DEPTH_MAX * 4) pool->rc = ERR_LIMIT;

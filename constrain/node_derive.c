@@ -9,15 +9,15 @@
 
 #define MEMO_MIN      1024u
 #define MEMO_PREPARED (8u * CONSTRAIN_PREPARED)
-#define MEMO_MAX      524288u /* derivatives remembered; beyond it all are forgotten */
-#define ALIKES_MAX    1024u   /* different sets among them; beyond it a class is alike to none */
+#define MEMO_MAX      524288u /* derivatives remembered; when there are more, all are forgotten */
+#define ALIKES_MAX    1024u   /* different `alike` sets; beyond them a class stands for itself */
 #define TEXT_PER_WORK 8u      /* bytes of a text that one unit of work derives by */
 
-/* Sets of bytes that are alike, interned. Set 0 is none: only the byte itself. */
+/* Sets of bytes with the same derivative, interned. Set 0 stands for the bytes of one class. */
 struct node_alikes {
     struct byte_set sets[ALIKES_MAX];
     uint16_t slots[2 * ALIKES_MAX]; /* hash table of sets; 0 = free */
-    uint32_t count;                 /* sets, from 1 on */
+    uint32_t count;                 /* number of sets; they count from 1 on */
 };
 
 void node_derivatives_forget(struct node_pool *pool) {
@@ -40,8 +40,8 @@ size_t node_derivatives_bytes(const struct node_pool *pool) {
 
 /* ---- Classes ---- */
 
-/* Splits the classes by one set after the other. Digits are apart from each other and from '.' and
- * '-' because NODE_KIND_MOD tells them apart. */
+/* Splits the classes by one set after another. Each digit is a class of its own, apart from '.' and
+ * '-', because NODE_KIND_MOD treats them differently. */
 static void split_classes(uint8_t class_of[256], int *classes, const struct byte_set *set) {
     int split[256];
     for (int i = 0; i < 256; i++) split[i] = -1;
@@ -113,7 +113,8 @@ static bool open_alikes(struct node_pool *pool) {
     return pool->alikes != NULL;
 }
 
-/* Tables that came from the allocator may not be in memory before they are written to. */
+/* Writes to the tables: the system may provide memory of the allocator only when it is written to.
+ */
 void node_derivatives_prepare(struct node_pool *pool) {
     if (pool->memo_size < MEMO_PREPARED) memo_grow(pool, MEMO_PREPARED);
     if (pool->rc == 0 && open_alikes(pool)) node_derivatives_forget(pool);
@@ -138,7 +139,8 @@ static void keep_alike(struct node_pool *pool, const struct byte_set *set) {
     for (int k = 0; k < 4; k++) pool->alike.bits[k] &= set->bits[k];
 }
 
-/* Keeps the bytes on the same side of a set as `byte`; returns the side. */
+/* Removes from pool->alike the bytes that are not on the same side of the set as `byte`; returns
+ * whether `byte` is in the set. */
 static bool keep_side(struct node_pool *pool, const struct byte_set *set, unsigned byte) {
     bool has = byte_set_has(set, byte);
     for (int k = 0; k < 4; k++) pool->alike.bits[k] &= has ? set->bits[k] : ~set->bits[k];
@@ -151,7 +153,7 @@ static void keep_class(struct node_pool *pool, int class) {
     keep_alike(pool, &one);
 }
 
-/* `alike`: NULL for answers to questions. */
+/* `alike` is NULL for answers to questions about nodes. */
 static void memo_add(struct node_pool *pool, uint64_t key, uint32_t value,
                      const struct byte_set *alike) {
     if (pool->memo_count + 1 > pool->memo_size / 2)
@@ -162,7 +164,7 @@ static void memo_add(struct node_pool *pool, uint64_t key, uint32_t value,
     pool->memo_count++;
 }
 
-#define QUESTION (UINT64_C(1) << 63) /* in keys of answers */
+#define QUESTION (UINT64_C(1) << 63) /* a bit in the keys of answers */
 
 bool node_recall(const struct node_pool *pool, uint32_t id, uint32_t question, uint32_t *answer) {
     if (pool->memo_size == 0) return false;
@@ -176,7 +178,7 @@ void node_note(struct node_pool *pool, uint32_t id, uint32_t question, uint32_t 
     if (pool->rc == 0) memo_add(pool, QUESTION | (uint64_t)id << 8 | question, answer, NULL);
 }
 
-/* Goes down the sequence for as long as its heads hold "". */
+/* Derives a sequence: goes on to its next part for as long as the parts before it hold "". */
 static uint32_t derive_seq(struct node_pool *pool, uint32_t id, int class) {
     uint32_t mark = pool->scratch_count;
     bool nullable = true;
@@ -233,7 +235,7 @@ static uint32_t derive(struct node_pool *pool, uint32_t id, int class) {
     }
 }
 
-/* Returns a derivative that is remembered, and keeps what is alike. */
+/* Returns a derivative that is remembered, and limits pool->alike as deriving it did. */
 static bool recall(struct node_pool *pool, uint32_t id, int class, uint32_t *value) {
     if (pool->memo_size == 0) return false;
     const struct node_memo *memo = memo_find(pool, memo_key(id, class));
@@ -277,7 +279,7 @@ static enum node_alive look_alt(struct node_pool *pool, const struct node *node)
     return all;
 }
 
-/* Does not recurse along the sequence, which may be as long as a text. */
+/* Goes along the sequence in a loop, not by recursion, because it may be as long as a text. */
 static enum node_alive look_seq(struct node_pool *pool, const struct node *node) {
     bool sure = true;
     uint32_t id;
@@ -294,7 +296,8 @@ static enum node_alive look_seq(struct node_pool *pool, const struct node *node)
     return sure && tail == NODE_ALIVE ? NODE_ALIVE : NODE_UNKNOWN;
 }
 
-/* Decides by the structure alone, where it can, and remembers the result. */
+/* Decides from the structure alone whether the language holds a string, and remembers the result.
+ * NODE_UNKNOWN: the structure does not tell. */
 static enum node_alive look(struct node_pool *pool, uint32_t id) {
     struct node *node = &pool->nodes[id];
     enum node_alive known = NODE_UNKNOWN;
@@ -332,7 +335,7 @@ static void search_visit(struct node_pool *pool, uint32_t mark, uint32_t id, uin
     node_push(pool, from);
 }
 
-/* Visits the derivatives of the node at `at`, each once for bytes that are alike. */
+/* Visits the derivatives of the node at `at`, once for all bytes that have the same one. */
 static void search_from(struct node_pool *pool, uint32_t mark, uint32_t at, bool *alive) {
     struct byte_set done = {0};
     for (int class = 0; class < pool->classes && !*alive && pool->rc == 0; class ++) {
@@ -344,8 +347,8 @@ static void search_from(struct node_pool *pool, uint32_t mark, uint32_t at, bool
     }
 }
 
-/* If nothing was found, no visited node holds a string. Otherwise visited nodes that are not on the
- * path stay unknown. */
+/* Returns whether the language holds a string. If the search ends without one, no visited node
+ * holds any. If it finds one, visited nodes that are not on the path to it stay unknown. */
 static bool search(struct node_pool *pool, uint32_t id) {
     uint32_t mark = pool->scratch_count;
     bool alive = false;

@@ -15,14 +15,15 @@ void node_push_flat(struct node_pool *pool, enum node_kind kind, uint32_t id);
  * alternatives. */
 uint32_t node_list_and(struct node_pool *pool, uint32_t mark);
 
-/* Is it plain from the structure alone that there is a string? */
+/* Returns whether the structure alone shows that the language holds a string. */
 bool node_surely_alive(struct node_pool *pool, uint32_t id);
 
-/* Answers to questions about nodes are remembered beside derivatives. `question`: 0 .. 255. */
+/* Returns a remembered answer to a question about a node. `question`: a number from 0 to 255.
+ * Answers lie in the same table as derivatives. */
 bool node_recall(const struct node_pool *pool, uint32_t id, uint32_t question, uint32_t *answer);
 void node_note(struct node_pool *pool, uint32_t id, uint32_t question, uint32_t answer);
 
-/* The memory of remembered derivatives. */
+/* Functions about the memory of remembered derivatives. */
 void node_derivatives_forget(struct node_pool *pool);
 void node_derivatives_free(struct node_pool *pool);
 size_t node_derivatives_bytes(const struct node_pool *pool);

@@ -1,6 +1,6 @@
-/* Expressions as a token sees them: derivatives by whole characters, and expressions that agree
- * with others for some bytes. Both are found from the structure, so they cost less than derivatives
- * by bytes. */
+/* Two functions that let a mask serve several places of a language: derivatives by whole
+ * characters, and expressions that agree with others for some bytes. Both work on the structure of
+ * an expression, so they cost less than derivatives by bytes. */
 #include <assert.h>
 
 #include "constrain/node.h"
@@ -13,8 +13,8 @@ static_assert(NODE_NEAR_MAX < ASK_PLAIN, "keys of remembered answers differ");
 
 /* ---- Near expressions ---- */
 
-/* Returns a repetition that is like this one for `bytes` bytes, within which `most` rounds can end.
- */
+/* Returns a repetition that agrees with this one for `bytes` bytes, within which at most `most`
+ * rounds can end. */
 static uint32_t near_repeat(struct node_pool *pool, uint32_t id, uint32_t bytes) {
     struct node node = pool->nodes[id];
     const struct node *body = &pool->nodes[node.a];
@@ -25,8 +25,9 @@ static uint32_t near_repeat(struct node_pool *pool, uint32_t id, uint32_t bytes)
     return node_repeat(pool, node_near(pool, node.a, bytes), min, max);
 }
 
-/* Goes down the sequence until its next part begins too far away, or is known. A part that is too
- * far away is kept if it might have no string, because then the whole sequence has none. */
+/* Builds a near sequence: goes on to the next part until that begins too far away or its result is
+ * known. A part that is too far away is kept if it might have no string, because then the whole
+ * sequence has none. */
 static uint32_t near_seq(struct node_pool *pool, uint32_t id, uint32_t bytes) {
     uint32_t mark = pool->scratch_count, near;
     int64_t left = bytes;
@@ -76,11 +77,12 @@ uint32_t node_near(struct node_pool *pool, uint32_t id, uint32_t bytes) {
 
 /* ---- Plain characters ---- */
 
-/* The parts of an expression can be judged alone because none has a string that ends inside of a
- * plain character: then what follows a part begins with a whole character, too. */
+/* The parts of an expression can be treated alone, because no part has a string that ends inside of
+ * a plain character; so the part after it begins with a whole character, too. */
 
-/* Derives by all characters of a row from byte `at` on. `*common`: NODE_DIFFERS before the first
- * one. false: they differ, or a string ends inside of one. */
+/* Derives by all characters of a row of tokens_plain_rows, from byte `at` on. *common: the
+ * derivative that all have so far; NODE_DIFFERS before the first. false: the derivatives differ, or
+ * a string ends inside of a character. */
 static bool derive_row(struct node_pool *pool, uint32_t id, const struct utf8_row *row, int at,
                        uint32_t *common) {
     int last_class = -1;
@@ -108,7 +110,8 @@ static uint32_t derive_rows(struct node_pool *pool, uint32_t id) {
     return common;
 }
 
-/* Puts alternatives on the list: those after the heads of a sequence that may be empty. */
+/* Adds the plain derivatives of a sequence to the list: those of its first part, and of each later
+ * part that follows parts that may be empty. */
 static bool list_seq(struct node_pool *pool, uint32_t id) {
     bool nullable = true;
     while (nullable && pool->nodes[id].kind == NODE_KIND_SEQ) {
@@ -166,7 +169,7 @@ static uint32_t find_plain(struct node_pool *pool, uint32_t id) {
         return plain_list(pool, id);
     case NODE_KIND_REPEAT:
         return plain_repeat(pool, id);
-    default: /* strings of ALL and NOT end inside of characters */
+    default: /* strings of ALL and NOT may end inside of characters */
         return NODE_DIFFERS;
     }
 }

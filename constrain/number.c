@@ -22,9 +22,8 @@ long decimal_exponent(const char *text) {
     return exponent < -most ? -most : exponent;
 }
 
-/* Collects the digits of a text; returns how many of them stand before the point once the exponent
- * is applied.
- */
+/* Collects the digits of a text in `digits`. *point: how many of them stand before the point once
+ * the exponent is applied. */
 static int collect_digits(const char *text, char *digits, int room, int *count, long *point) {
     bool seen_point = false;
     *count = 0;
@@ -50,7 +49,7 @@ int decimal_read(const char *text, struct decimal *out) {
     if (collect_digits(text + (*text == '-'), digits, CONSTRAIN_DIGITS_MAX, &count, &point) != 0 ||
         point > CONSTRAIN_DIGITS_MAX || count - point > CONSTRAIN_DIGITS_MAX)
         return ERR_LIMIT;
-    long first = point < 1 ? point : 1; /* at least one digit before the point */
+    long first = point < 1 ? point : 1; /* a number has at least one digit before the point */
     first = first < 1 ? first - 1 : 0;
     int used = 0;
     for (long i = first; i < count || i < point; i++) {
@@ -119,8 +118,8 @@ static uint32_t fraction_below(struct node_pool *pool, const struct decimal *d, 
                                           any_digits(pool, 0, NODE_ENDLESS)),
                                  node_seq(pool, digit_range(pool, digits[i], digits[i]), rest)};
         some = node_alt(pool, list, 2);
-        rest =
-            node_option(pool, some); /* a shorter fraction ends in zeros, and the bound does not */
+        /* A shorter fraction stands for zeros and is below the bound, whose last digit is not 0. */
+        rest = node_option(pool, some);
     }
     uint32_t written = node_seq(pool, point_node(pool), some);
     return d->fraction > 0 || inclusive ? node_option(pool, written) : written;
@@ -189,9 +188,9 @@ static uint64_t common_divisor(uint64_t a, uint64_t b) {
     return a;
 }
 
-/* A divisor with the digits M, s of them behind the point, divides a number with the digits V, f of
- * them behind the point, if M divides V * 10^(s - f); that is, if M / gcd(M, 10^(s - f)) divides V.
- */
+/* Builds the multiples of d. A divisor with the digits M, s of them after the point, divides a
+ * number with the digits V, f of them after the point, if M divides V * 10^(s - f); that is, if M /
+ * gcd(M, 10^(s - f)) divides V. */
 static int multiples(struct node_pool *pool, const struct decimal *d, bool integer, uint32_t *out) {
     uint64_t value = 0;
     for (int i = 0; i < d->whole + d->fraction && value <= CONSTRAIN_DIVISOR_MAX; i++)

@@ -5,19 +5,19 @@
 
 #include "constrain/json.h"
 
-/* A decimal number: digits before and behind the point, without needless zeros. */
+/* A decimal number: its digits before and after the point, without needless zeros. */
 struct decimal {
-    bool negative; /* not for 0 */
+    bool negative; /* false for 0 */
     int whole, fraction;
     char digits[2 * CONSTRAIN_DIGITS_MAX]; /* both parts, '0' .. '9' */
 };
 
-/* Returns the exponent behind 'e', within half of what a long holds, so that counts of digits may
- * be added. */
+/* Returns the exponent after 'e', limited to half of the range of a long, so that counts of digits
+ * may be added. */
 long decimal_exponent(const char *text);
 /* Reads the text of a JSON number. ERR_LIMIT: too many digits. */
 int decimal_read(const char *text, struct decimal *out);
-size_t decimal_write(const struct decimal *d, char *text); /* without exponent and end */
+size_t decimal_write(const struct decimal *d, char *text); /* without exponent and final NUL */
 int decimal_compare(const struct decimal *a, const struct decimal *b); /* -1, 0, 1 */
 
 struct number_rules {

@@ -1,5 +1,5 @@
-/* The text form of parts, by which compiled languages are found again. Every piece has its length
- * before it, so that no two different parts have one text. */
+/* The text form of parts, which is the key of compiled languages in a cache. Each piece is preceded
+ * by its length, so two different parts never have the same text. */
 #include "base/json.h"
 #include "constrain/constrain.h"
 

@@ -11,7 +11,7 @@
 
 enum term_kind { TERM_NODE, TERM_SEQ, TERM_ALT, TERM_REPEAT, TERM_BEGIN, TERM_END, TERM_AHEAD };
 
-/* Terms lie in an array; 0 = none. */
+/* A term of an expression. Terms lie in an array and refer to each other by index; 0 = none. */
 struct term {
     enum term_kind kind;
     bool asserts;          /* this term or one inside is BEGIN, END or AHEAD */
@@ -85,7 +85,7 @@ static int hex_digit(char c) {
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* Reads `digits` hexadecimal digits; -1: they are not there, and nothing was read. */
+/* Reads `digits` hexadecimal digits. -1: there are fewer, and nothing was read. */
 static int64_t take_hex(struct reader *r, size_t digits) {
     int64_t value = 0;
     if (r->size - r->at < digits) return -1;
@@ -228,7 +228,7 @@ static uint32_t read_class(struct reader *r) {
             high = read_member(r, &set);
             if (low >= 0 && high >= 0 && low > high)
                 refuse(r, ERR_INVALID, "a range whose ends are in the wrong order");
-            if (low < 0 || high < 0) { /* [\w-.]: the dash is one of the members */
+            if (low < 0 || high < 0) { /* in [\w-.] the dash is one of the members */
                 point_set_add(&set, '-', '-');
                 if (high >= 0) low = high;
                 if (low >= 0) high = low;
@@ -299,7 +299,7 @@ static uint32_t read_group(struct reader *r) {
         if (take(r, "P<") || take(r, "<")) {
             while (!at_end(r) && !next_is(r, ">")) r->at++;
             if (!take(r, ">")) refuse(r, ERR_INVALID, "a group's name without its '>'");
-        } else if (!take(r, ":") && !read_flags(r)) { /* (?i): for what follows */
+        } else if (!take(r, ":") && !read_flags(r)) { /* (?i) applies to what follows */
             r->depth--;
             if (!take(r, ")")) return refuse(r, ERR_INVALID, "a group without its ')'");
             return add_node(r, NODE_EMPTY);
@@ -363,7 +363,7 @@ static bool read_quantifier(struct reader *r, uint32_t *min, uint32_t *max) {
     else if (!take(r, "*") && !read_bounds(r, min, max))
         return false;
     if (*min > *max) refuse(r, ERR_INVALID, "a repetition whose bounds are in the wrong order");
-    take(r, "?"); /* lazy: the same texts */
+    take(r, "?"); /* a lazy quantifier describes the same texts */
     if (next_is(r, "+")) refuse(r, ERR_UNSUPPORTED, "a possessive quantifier, not supported,");
     return true;
 }

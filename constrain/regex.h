@@ -17,12 +17,12 @@ enum regex_match {
     REGEX_WITHIN /* the text contains a match, as `pattern` of JSON Schema means it */
 };
 
-/* NODE_NONE with 0: no text matches. On failure the fault has a text and no field. The pool's own
- * error is returned, too, without a text. */
+/* A result of 0 with NODE_NONE: no text matches. On failure the fault has a text and no field.
+ * Errors of the pool are returned, too, without a text. */
 int regex_compile(struct node_pool *pool, const char *text, size_t size, enum regex_match match,
                   uint32_t *out, struct fault *fault);
 
-/* The expression between '/' and '/' in a grammar; `fold`: case does not count. */
+/* Compiles the expression between '/' and '/' in a grammar; `fold`: case does not count. */
 int regex_compile_part(struct node_pool *pool, const char *text, size_t size, bool fold,
                        uint32_t *out, struct fault *fault);
 

@@ -4,19 +4,19 @@
 
 #include "base/mem.h"
 
-#define NODES_PER_WORK 8    /* nodes and children that a pass looks at in one unit of work */
-#define INLINE_MAX     64   /* most parts of a rule whose body replaces its name */
-#define INLINE_PASSES  32   /* how deep such rules may lie in each other */
+#define NODES_PER_WORK 8    /* nodes and children that one unit of work pays for in a pass */
+#define INLINE_MAX     64   /* the most parts of a rule's body that may replace its name */
+#define INLINE_PASSES  32   /* how many inlined rules may lie inside each other */
 #define SEARCH_DEPTH   4096 /* how deep a search goes into rules and groups */
 
 /* Facts about nodes and rules, by id. Nodes refer only to nodes made before them, and to rules. */
 struct facts {
     struct node_pool *pool;
-    bool *ends;     /* [nodes] has a string */
-    bool *empty;    /* [nodes] has "" */
-    uint32_t *made; /* [nodes] 1 + the node without parts that never end */
-    uint32_t count; /* nodes that the arrays are for */
-    uint8_t *mark;  /* [rules] 1 on the path of a search, 2 done */
+    bool *ends;     /* [nodes] the node's language has a string, if rules are followed */
+    bool *empty;    /* [nodes] the node's language has "" */
+    uint32_t *made; /* [nodes] 1 + the new node, without the parts that can never end */
+    uint32_t count; /* number of nodes in the arrays */
+    uint8_t *mark;  /* [rules] 1: on the path of the search; 2: finished */
     int depth;
 };
 
@@ -41,9 +41,9 @@ static bool fact_of(const struct facts *f, const struct node *node, const bool *
     }
 }
 
-/* Repeats passes over all nodes until nothing changes. A pass settles everything except nodes that
- * wait for a rule with a higher number, so few passes are needed in practice, and at most one for
- * each rule. */
+/* Finds the facts: repeats passes over all nodes until nothing changes. A pass settles everything
+ * but the nodes that need a rule with a higher number. So few passes are needed in practice, and at
+ * most one for each rule. */
 static void find_facts(struct facts *f) {
     struct node_pool *pool = f->pool;
     bool changed = true;
@@ -69,8 +69,8 @@ static void find_facts(struct facts *f) {
 
 /* ---- Removing rules that are not needed ---- */
 
-/* Returns whether a rule's body may replace its name: short ones only, because each use copies it.
- */
+/* Returns whether a rule's body may replace its name. Only short bodies may, because each use
+ * copies them. */
 static bool is_inline(const struct node_pool *pool, uint32_t id) {
     const struct node *node = &pool->nodes[id];
     if (!node->regular || (node->kind == NODE_KIND_ALT && node->b > INLINE_MAX)) return false;
@@ -87,7 +87,8 @@ static uint32_t count_inline(const struct node_pool *pool) {
     return count;
 }
 
-/* Makes nodes in the order of their ids, so that the parts of a node are made before it. */
+/* Makes the new nodes in the order of the old ids, so that the parts of a node are made before it.
+ */
 static void make_all(struct facts *f) {
     struct node_pool *pool = f->pool;
     for (uint32_t i = 0; i < f->count && pool->rc == 0; i++) {
@@ -159,7 +160,8 @@ static bool finds_itself(struct facts *f, uint32_t rule, uint32_t *found);
 
 static bool search_inside(struct facts *f, uint32_t id, uint32_t *found);
 
-/* Returns whether a node can begin with a rule that the search is in: left recursion. */
+/* Returns whether a node can begin with a rule that is on the path of the search: left recursion.
+ */
 static bool search(struct facts *f, uint32_t id, uint32_t *found) {
     f->depth++;
     bool finds = search_inside(f, id, found);
@@ -204,8 +206,8 @@ static bool alloc_facts(struct facts *f) {
     return f->ends != NULL && f->empty != NULL;
 }
 
-/* Makes all nodes again, without parts that never end and with the bodies of short regular rules.
- */
+/* Makes all nodes again, without the parts that can never end, and with the bodies of short regular
+ * rules in place of their names. */
 static int remake(struct facts *f, uint32_t *root) {
     struct node_pool *pool = f->pool;
     if (!alloc_facts(f)) return ERR_NOMEM;

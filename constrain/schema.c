@@ -97,8 +97,8 @@ void schema_add(struct schema *s, struct conjunction *c, const cJSON *schema) {
                       json_type_name(schema));
 }
 
-/* Copies a conjunction; in the copy conjunct `at` skips `skip`, too, and `more` is added (NULL:
- * none). */
+/* Copies a conjunction. In the copy, conjunct `at` also skips the keywords in `skip`, and the
+ * schema `more` is added (NULL: none). */
 static struct conjunction with(struct schema *s, const struct conjunction *c, int at, unsigned skip,
                                const cJSON *more) {
     struct conjunction next = schema_open(s, c->count + 1);
@@ -120,7 +120,7 @@ static bool is_neutral(const cJSON *value) {
     return (cJSON_IsObject(value) || cJSON_IsArray(value)) && value->child == NULL;
 }
 
-/* Refuses keywords that could make an instance invalid and are not enforced. */
+/* Refuses keywords that could make an instance invalid and that nothing here enforces. */
 static void check_keywords(struct schema *s, const cJSON *schema) {
     static const char *const refused[] = {"unevaluatedItems", "unevaluatedProperties",
                                           "$dynamicRef", "$recursiveRef"};
@@ -135,7 +135,7 @@ static void check_keywords(struct schema *s, const cJSON *schema) {
 
 /* ---- References ---- */
 
-/* Adds what a conjunct refers to, and its allOf, until nothing of the kind is left. */
+/* Adds the schemas that a conjunct refers to by $ref and allOf, until no such keyword is left. */
 struct conjunction schema_flatten(struct schema *s, const struct conjunction *c) {
     int room = c->count + 8;
     struct conjunction all = schema_open(s, room);
@@ -215,8 +215,8 @@ static unsigned type_of_value(const cJSON *value) {
     return integer ? SCHEMA_INTEGER : SCHEMA_INTEGER | SCHEMA_FRACTION;
 }
 
-/* Returns the types that a plain `not` excludes; schema_string excludes the strings. The others
- * were rewritten (schema_rewrite.c). */
+/* Returns the types that a simple `not` excludes; schema_string excludes its strings. Other forms
+ * of `not` were rewritten (schema_rewrite.c). */
 static unsigned excluded_types(struct schema *s, const cJSON *schema) {
     const cJSON *not = json_get(schema, "not");
     if (!schema_not_is_plain(not ) || not == NULL || cJSON_IsFalse(not )) return 0;
@@ -225,7 +225,8 @@ static unsigned excluded_types(struct schema *s, const cJSON *schema) {
     const cJSON *type = only ? json_get(not, "type") : NULL;
     if (type != NULL) {
         unsigned types = named_types(s, not, type);
-        /* "not an integer" leaves numbers, but 1.0 is an integer: the fraction must be written. */
+        /* "not an integer" leaves the other numbers; but 1.0 is an integer, so the form of a number
+         * does not show which it is. */
         if ((types & SCHEMA_INTEGER) && !(types & SCHEMA_FRACTION))
             schema_refuse(s, ERR_UNSUPPORTED, schema, "not", "'not' of integers is not supported");
         return types;
@@ -321,7 +322,7 @@ static uint32_t typed_node(struct schema *s, const struct conjunction *c, unsign
     if (types & SCHEMA_STRING)
         node_list_add(pool, form == SCHEMA_JSON ? schema_string(s, c)
                                                 : schema_tag_text(s, schema_content(s, c)));
-    s->form = SCHEMA_JSON; /* elements and members are JSON */
+    s->form = SCHEMA_JSON; /* the elements and members of a value are JSON in any case */
     if (types & SCHEMA_ARRAY) node_list_add(pool, schema_array(s, c));
     if (types & SCHEMA_OBJECT) node_list_add(pool, schema_object(s, c, form == SCHEMA_TAGGED));
     s->form = form;
@@ -330,7 +331,7 @@ static uint32_t typed_node(struct schema *s, const struct conjunction *c, unsign
 
 /* ---- Given values ---- */
 
-/* Does a keyword beside `type` say anything about objects and arrays? */
+/* Returns whether any keyword besides `type` limits objects or arrays. */
 static bool limits_structures(const struct conjunction *c) {
     static const char *const keywords[] = {"properties",
                                            "patternProperties",
@@ -351,22 +352,22 @@ static bool limits_structures(const struct conjunction *c) {
     return false;
 }
 
-/* The values that enum and const of a conjunction give, filtered by its other keywords. What the
- * keywords say is looked up once and not for each value. */
+/* The values that the enum and const of a conjunction allow, filtered by its other keywords. The
+ * keywords are compiled once and not for each value. */
 struct given {
     const struct conjunction *c;
-    const cJSON *at; /* the schema that gives them */
+    const cJSON *at; /* the schema whose values are listed */
     unsigned types;
     bool limits_structures;
-    const struct value_set **others; /* [other_count] what the other enum and const give */
+    const struct value_set **others; /* [other_count] values of the other enum and const */
     int other_count;
-    uint32_t content, number; /* the other keywords allow these; or NOT_ASKED */
+    uint32_t content, number; /* the other keywords' strings and numbers; NOT_ASKED until needed */
     struct node_word *words;
     size_t word_count;
-    uint32_t list; /* objects and arrays, and strings behind a tag */
+    uint32_t list; /* objects and arrays, and strings written after a tag */
 };
 
-/* false: noted, or the pool's error. */
+/* false: a fault was noted, or the pool has an error. */
 static bool collect_others(struct schema *s, struct given *g) {
     g->others = schema_alloc(s, 2 * (size_t)g->c->count, sizeof(const struct value_set *));
     if (g->others == NULL) return false;
@@ -383,7 +384,8 @@ static bool collect_others(struct schema *s, struct given *g) {
     return true;
 }
 
-/* Is the value among those that the other conjuncts give? `text`: its canonical form. */
+/* Returns whether all other enum and const keywords have the value too. `text`: its canonical form.
+ */
 static bool is_given(struct schema *s, const struct given *g, const char *text) {
     (void)node_work(s->pool, (uint64_t)g->other_count);
     for (int i = 0; i < g->other_count; i++)
@@ -391,7 +393,7 @@ static bool is_given(struct schema *s, const struct given *g, const char *text) 
     return true;
 }
 
-/* Does everything else hold for a string or a number? */
+/* Returns whether a string or a number satisfies the other keywords. */
 static bool satisfies(struct schema *s, struct given *g, const cJSON *value, const char *text) {
     size_t size;
     if (cJSON_IsString(value)) {
@@ -458,7 +460,8 @@ static void add_given(struct schema *s, struct given *g, const cJSON *value) {
     buf_close(&text);
 }
 
-/* Values as texts share their beginnings, so that many of them cost few states. */
+/* Builds the values that enum and const allow. As texts that share their beginnings, many of them
+ * cost few states. */
 static uint32_t values_node(struct schema *s, const struct conjunction *c, unsigned types,
                             const cJSON *at) {
     const cJSON *values = json_get(at, "enum"), *only = json_get(at, "const"), *child;
@@ -484,7 +487,7 @@ static uint32_t values_node(struct schema *s, const struct conjunction *c, unsig
     return node_list_alt(s->pool, given.list);
 }
 
-/* `const` null is a value, and json_get takes null for absent. */
+/* A `const` of null is a value, but json_get treats null as absent. */
 static const cJSON *null_const(const cJSON *schema) {
     const cJSON *child;
     cJSON_ArrayForEach(child, schema) {
@@ -551,7 +554,7 @@ struct schema_memo {
         enum schema_form form;
         unsigned types; /* SCHEMA_TEXT: types of the parameter */
         bool done;
-        uint32_t node, rule; /* rule: UINT32_MAX until the conjunction occurs inside itself */
+        uint32_t node, rule; /* rule: UINT32_MAX until the conjunction is found inside itself */
         struct memo_row *next;
     } * chains[MEMO_CHAINS];
 };

@@ -27,28 +27,28 @@
 enum schema_form {
     SCHEMA_JSON, /* JSON */
     /* An object, written as one tag for each member (struct constrain_tags), in the order of the
-     * names. Members that the schema does not name are left out. VALUE is TEXT. Its types are those
-     * that constrain_types returns for the schema that `properties` of the outermost schema gives
-     * the name. */
+     * names. Members that the schema does not name are left out. Each VALUE is a SCHEMA_TEXT; its
+     * types are those that constrain_types returns for the member's schema in `properties` of the
+     * outermost schema. */
     SCHEMA_TAGGED,
-    /* A string itself, in which the end of the tag does not stand, and which does not read as a
-     * value of another of the types (server/oai/tool_tags.h); or a value of another type as JSON.
+    /* A string as its characters, which must not contain the tag's end and must not look like a
+     * value of another allowed type (server/oai/tool_tags.h); or a value of another type, as JSON.
      */
     SCHEMA_TEXT,
-    SCHEMA_PLAIN, /* strings only, as their characters: names of members */
+    SCHEMA_PLAIN, /* strings as their characters, and nothing else: names of members */
 };
 
 struct schema_options {
     bool only_objects; /* only instances that are objects */
-    /* Schemas of arguments declare all members, whatever the standard says: an object that has
+    /* Schemas of arguments declare all members, whatever the standard says. So an object that has
      * `properties` has no other members, unless it has additionalProperties or
      * unevaluatedProperties that are not false, or a minProperties above their number. Members that
      * match patternProperties and those of `required` are declared, too. An object without
      * `properties` takes any members. */
     bool closed;
     enum schema_form form;
-    const struct constrain_tags *tags; /* SCHEMA_TAGGED: how */
-    const char *field;                 /* where the schema stands, in front of paths in faults */
+    const struct constrain_tags *tags; /* for SCHEMA_TAGGED: how the tags are written */
+    const char *field; /* path of the schema in the request, which begins the paths in faults */
 };
 
 /* ERR_INVALID: not a schema, or one without an instance. */

@@ -8,7 +8,7 @@
 struct element_rules {
     const cJSON *prefix; /* array of schemas, or NULL */
     const cJSON *rest;   /* schema, or NULL */
-    const cJSON *next;   /* the first schema of the prefix that was not used yet */
+    const cJSON *next;   /* the first schema of the prefix that has not been used yet */
 };
 
 static struct element_rules rules_of(struct schema *s, const cJSON *schema) {
@@ -23,7 +23,8 @@ static struct element_rules rules_of(struct schema *s, const cJSON *schema) {
     return rules;
 }
 
-/* Returns the rules of every conjunct, and the length of the longest prefix. NULL: noted. */
+/* Returns the rules of every conjunct, and the length of the longest prefix. NULL: a fault was
+ * noted. */
 static struct element_rules *all_rules(struct schema *s, const struct conjunction *c,
                                        uint32_t *longest) {
     struct element_rules *rules = schema_alloc(s, (size_t)c->count, sizeof *rules);
@@ -58,7 +59,8 @@ static struct conjunction rest_element(struct schema *s, const struct conjunctio
     return next_element(s, c, rules);
 }
 
-/* Returns the only schema with `contains`; NULL: none, or refused. */
+/* Returns the only schema of the conjunction with `contains`; NULL: there is none, or it was
+ * refused. */
 static const cJSON *find_contains(struct schema *s, const struct conjunction *c) {
     const cJSON *found = NULL, *schema;
     for (int i = 0; i < c->count; i++) {
@@ -81,8 +83,8 @@ static const cJSON *find_unique(const struct conjunction *c, uint32_t max) {
     return NULL;
 }
 
-/* Builds the elements from `index` on, from the last one to the first; with index > 0 others stand
- * before them. `prefix`: expressions of the first `size` elements; `rest`: of the others. */
+/* Builds the elements from `index` on, the last one first; if index > 0, others stand before them.
+ * `prefix`: expressions of the first `size` elements; `rest`: of the others. */
 static uint32_t list_node(struct schema *s, const uint32_t *prefix, uint32_t size, uint32_t rest,
                           uint32_t min, uint32_t max) {
     struct node_pool *pool = s->pool;
@@ -104,8 +106,8 @@ static uint32_t bracketed(struct schema *s, uint32_t inner, bool may_be_empty) {
     return may_be_empty ? json_brackets(s->nodes, NODE_EMPTY, false) : NODE_NONE;
 }
 
-/* Builds the array of elements that depend on each other. false: an expression cannot compare the
- * elements, so `uniqueItems` is left to the reader. */
+/* Builds an array whose elements depend on each other. false: an expression cannot compare these
+ * elements, so the reader has to check `uniqueItems`. */
 static bool list_of(struct schema *s, struct element_list *list, const cJSON *contains,
                     const cJSON *unique, uint32_t *node) {
     bool may_be_empty = list->min == 0;
@@ -137,7 +139,7 @@ uint32_t schema_array(struct schema *s, const struct conjunction *c) {
         if (s->rc != 0 || prefix[size] == NODE_NONE) break;
         size++;
     }
-    if (size < count && size < max) max = size; /* no element can stand there */
+    if (size < count && size < max) max = size; /* no element may stand after the prefix */
     if (size < max) {
         elements[count] = rest_element(s, c, rules);
         rest = schema_node(s, elements[count]);

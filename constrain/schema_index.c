@@ -9,7 +9,7 @@
 #include "constrain/number.h"
 #include "constrain/schema_int.h"
 
-#define FEW_MEMBERS 16 /* an object with fewer is searched from its beginning */
+#define FEW_MEMBERS 16 /* an object with fewer members is searched without a table */
 #define CHAINS      256u
 
 struct member_table {
@@ -29,7 +29,7 @@ struct ref_place {
     const cJSON *schema, *resource;
 };
 
-/* A schema with $ref that is no part of the document but the copy of one. */
+/* A schema with $ref that is not part of the document, but a copy of one that is. */
 struct ref_copy {
     struct ref_place place;
     struct ref_copy *next;
@@ -57,8 +57,8 @@ static struct schema_index *index_of(struct schema *s) {
 
 /* ---- Members ---- */
 
-/* Returns the place of a name, which may be free. Names of one hash make a search long, so each
- * comparison counts. NULL: too much work. */
+/* Returns the place of a name in the table, or the free place where it would go. Many names with
+ * the same hash make the search long, so each comparison counts as work. NULL: too much work. */
 static const cJSON **slot_of(struct schema *s, const struct member_table *table, const char *name) {
     uint32_t at = schema_hash(name) & (table->size - 1);
     while (table->slots[at] != NULL && strcmp(table->slots[at]->string, name) != 0) {
@@ -115,7 +115,7 @@ static void add_named(struct schema *s, struct schema_index *index, struct schem
     index->named[index->named_count++] = row;
 }
 
-/* A schema with $ref, in a resource other than the document. */
+/* Adds a schema with $ref that lies in a resource other than the document. */
 static void add_place(struct schema *s, struct schema_index *index, struct ref_place row) {
     if (index->place_count == index->place_room) {
         size_t room = index->place_room > 0 ? index->place_room * 2 : 64;
@@ -129,7 +129,8 @@ static void add_place(struct schema *s, struct schema_index *index, struct ref_p
     index->places[index->place_count++] = row;
 }
 
-/* `resource`: the schema with $id around this one, or the document. */
+/* Collects the named schemas below a node. `resource`: the schema with $id around it, or the
+ * document. */
 static void walk_named(struct schema *s, struct schema_index *index, const cJSON *tree,
                        const cJSON *resource) {
     const cJSON *id = cJSON_IsObject(tree) ? json_get(tree, "$id") : NULL, *child;
@@ -163,7 +164,7 @@ static int compare_places(const void *a, const void *b) {
     return (x->schema > y->schema) - (x->schema < y->schema);
 }
 
-/* The tables of names; NULL: noted. */
+/* Returns the tables of names, which the first call builds; NULL: a fault was noted. */
 static struct schema_index *named_index(struct schema *s) {
     struct schema_index *index = index_of(s);
     if (index == NULL || index->walked) return index;
@@ -225,8 +226,8 @@ const cJSON *schema_find_named(struct schema *s, const cJSON *resource, const ch
 
 /* ---- Values ---- */
 
-/* Writes a number so that equal values have one text: its digits, and the power of ten behind them.
- */
+/* Writes a number so that equal values have the same text: its digits, then the power of ten that
+ * multiplies them. */
 static void write_number(struct buf *out, const char *text) {
     size_t begin = out->size, digits = 0;
     long power = 0;

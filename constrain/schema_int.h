@@ -9,27 +9,28 @@ enum schema_type {
     SCHEMA_NULL = 1,
     SCHEMA_BOOLEAN = 2,
     SCHEMA_INTEGER = 4,
-    SCHEMA_FRACTION = 8, /* a number that is not an integer; "number" is both */
+    SCHEMA_FRACTION = 8, /* a number that is not an integer; "number" has both bits */
     SCHEMA_STRING = 16,
     SCHEMA_ARRAY = 32,
     SCHEMA_OBJECT = 64,
     SCHEMA_TYPES = 127
 };
 
-/* Keywords of a schema that were already taken into account. */
+/* Keywords of a schema that were already taken into account, so that they are skipped. */
 enum { SKIP_REF = 1, SKIP_ALL = 2, SKIP_ANY = 4, SKIP_ONE = 8, SKIP_ENUM = 16 };
 
-/* A conjunct: one of the schemas that an instance has to satisfy at once. */
+/* The instance must satisfy several schemas at the same time; this is one of them. */
 struct conjunct {
     const cJSON *schema; /* an object */
     unsigned skip;
 };
 
-/* The conjunction of schemas; empty: anything. In the arena. */
+/* Schemas that an instance has to satisfy at the same time; an empty list allows anything. It lies
+ * in the arena. */
 struct conjunction {
     const struct conjunct *list;
     int count;
-    bool never; /* a schema among them is `false` */
+    bool never; /* `false` is among the schemas */
 };
 
 struct schema_memo;     /* schema.c */
@@ -47,22 +48,23 @@ struct schema {
     struct schema_index *index;        /* NULL until needed */
     struct schema_rewrites *rewrites;  /* NULL until needed */
     struct rewrite_row *rewriting;     /* schemas being rewritten, the innermost first */
-    enum schema_form form;             /* the present form of instances */
-    const struct constrain_tags *tags; /* struct schema_options */
-    bool closed;                       /* struct schema_options */
-    unsigned types;                    /* SCHEMA_TEXT: constrain_types of the parameter */
-    uint32_t texts[64];                /* by `types`: strings that may be TEXT; 0: not built */
+    enum schema_form form;             /* how the instances being built are written */
+    const struct constrain_tags *tags; /* as in struct schema_options */
+    bool closed;                       /* as in struct schema_options */
+    unsigned types;                    /* SCHEMA_TEXT: the constrain_types of the parameter */
+    uint32_t texts[64]; /* [types] the strings that may be a SCHEMA_TEXT; 0: not built yet */
     int depth, branches;
-    int rc; /* sticks */
+    int rc; /* the first error; it stays */
     struct fault *fault;
 };
 
 /* Notes a fault at `keyword` (NULL: none) of the schema `at`; returns NODE_NONE. */
 uint32_t schema_refuse(struct schema *s, int rc, const cJSON *at, const char *keyword,
                        const char *format, ...) __attribute__((format(printf, 5, 6)));
-void *schema_alloc(struct schema *s, size_t count, size_t size); /* NULL: noted */
+void *schema_alloc(struct schema *s, size_t count, size_t size); /* NULL: a fault was noted */
 
-/* Returns a string of the document as text, which may hold U+0000; in the arena. NULL: noted. */
+/* Returns a string of the document as text, in the arena; it may hold U+0000. NULL: a fault was
+ * noted. */
 const char *schema_text(struct schema *s, const char *string, size_t *size);
 
 /* ---- Tables of the document (schema_index.c) ---- */
@@ -95,21 +97,21 @@ struct value_set {
     const char **texts;
     size_t count;
 };
-const char *schema_canonical(struct schema *s, const cJSON *value); /* NULL: noted */
-/* Returns the values of an enum (`list`), or the one of a const. NULL: noted, or the pool's error.
- */
+const char *schema_canonical(struct schema *s, const cJSON *value); /* NULL: a fault was noted */
+/* Returns the set of values: those of an enum if `list` is true, otherwise the one value of a
+ * const. NULL: a fault was noted, or the pool has an error. */
 const struct value_set *schema_values(struct schema *s, const cJSON *node, bool list);
 bool value_set_has(const struct value_set *set, const char *text);
 bool value_sets_apart(const struct value_set *a, const struct value_set *b);
 
 /* ---- Conjunctions ---- */
 
-/* Room for `count` schemas, to be filled with schema_add. */
+/* Opens a conjunction with room for `count` schemas, which schema_add adds. */
 struct conjunction schema_open(struct schema *s, int count);
-/* Adds a schema: an object, true or false. NULL: nothing. `at` is its parent, for faults. */
+/* Adds a schema: an object, true or false. NULL adds nothing. `at` is its parent, for faults. */
 void schema_add(struct schema *s, struct conjunction *conjunction, const cJSON *schema);
 
-/* Adds what the schemas refer to, and their allOf, until nothing of the kind is left. */
+/* Adds the schemas that the conjuncts refer to by $ref and allOf, until no such keyword is left. */
 struct conjunction schema_flatten(struct schema *s, const struct conjunction *c);
 /* Returns the expression of a conjunction. */
 uint32_t schema_node(struct schema *s, struct conjunction conjunction);
@@ -120,13 +122,14 @@ uint32_t schema_node(struct schema *s, struct conjunction conjunction);
 const cJSON *schema_rewritten(struct schema *s, const cJSON *schema);
 bool schema_is_rewritten(struct schema *s, const cJSON *schema);
 /* Returns a schema of the instances that a schema rejects, the same pointer for the same schema.
- * NULL: none is exact. */
+ * NULL: no exact one can be written. */
 const cJSON *schema_opposite(struct schema *s, const cJSON *schema);
 /* Returns {"const": value}. */
 const cJSON *schema_const(struct schema *s, const cJSON *value);
-/* Is it a value of `not` that is enforced as it is: types, strings, a pattern? */
+/* Returns whether a value of `not` is enforced without being rewritten: types, strings, or a
+ * pattern. */
 bool schema_not_is_plain(const cJSON * not );
-/* The instances of one branch of the oneOf of `at` that no other branch has. */
+/* Returns a schema of the instances that only this branch of the oneOf of `at` has. */
 const cJSON *schema_only(struct schema *s, const cJSON *at, const cJSON *branch,
                          const cJSON *branches);
 
@@ -135,30 +138,32 @@ const cJSON *schema_only(struct schema *s, const cJSON *at, const cJSON *branch,
 uint32_t schema_string(struct schema *s, const struct conjunction *c);
 uint32_t schema_array(struct schema *s, const struct conjunction *c);
 
-/* Elements that depend on each other (schema_list.c). */
+/* The elements of an array, where they depend on each other (schema_list.c). */
 struct element_list {
-    const struct conjunction *elements; /* [size] the first ones */
+    const struct conjunction *elements; /* [size] conditions on the first elements */
     uint32_t size;
-    const struct conjunction *rest; /* the others; NULL: there are none */
+    const struct conjunction *rest; /* conditions on the elements after them; NULL: none */
     uint32_t min, max;              /* number of elements */
     const cJSON *at;                /* the schema with the keyword */
 };
-/* Are minContains and maxContains keywords of the document's draft? Drafts up to 7 have neither. */
+/* Returns whether the document's draft has the keywords minContains and maxContains. Drafts up to 7
+ * do not. */
 bool schema_counts_contains(const struct schema *s);
-/* Elements between the brackets, at least one of them, of which as many as the keywords of `at` say
- * satisfy its `contains`. *may_be_empty: or none. */
+/* Builds the elements between the brackets, at least one, of which as many satisfy `contains` as
+ * the keywords of `at` demand. *may_be_empty: an empty array satisfies them, too. */
 uint32_t schema_contains(struct schema *s, const struct element_list *list, bool *may_be_empty);
-/* Builds in *node different elements between the brackets, at least one. false: their values are
- * not given by enum, const or the types boolean and null, or are too many, so that an expression
- * cannot compare them. */
+/* Builds in *node the elements between the brackets: at least one, and all different. false: an
+ * expression cannot compare them, because their values are not given by enum, const or the types
+ * boolean and null, or are too many. */
 bool schema_unique(struct schema *s, const struct element_list *list, uint32_t *node);
 uint32_t schema_object(struct schema *s, const struct conjunction *c, bool tagged);
 
-/* Returns the strings of an expression over characters that may stand as they are, by s->form. */
+/* Returns those strings of `content`, an expression over characters, that may stand unquoted in the
+ * form s->form. */
 uint32_t schema_tag_text(struct schema *s, uint32_t content);
 /* Returns a member as a tag. `mark`: tags->value or tags->other. */
 uint32_t schema_tag(struct schema *s, const char *name, const char *mark, uint32_t value);
-/* Schemas of strings, and of all that is none. */
+/* A schema of all strings, and one of everything else. */
 extern const cJSON schema_of_strings, schema_of_others;
 
 /* Reads a count such as minItems from all conjuncts. *value becomes the largest or the smallest of

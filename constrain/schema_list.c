@@ -1,14 +1,15 @@
-/* Arrays whose elements depend on each other: `contains` and `uniqueItems`. Each is a table of what
- * may follow, filled from its end, with a row for the elements that are written. */
+/* Arrays whose elements depend on each other: `contains` and `uniqueItems`. Each is a table of the
+ * texts that may follow, filled from its end, with a row for each state of the elements written so
+ * far. */
 #include <string.h>
 
 #include "base/json.h"
 #include "constrain/schema_int.h"
 
 #define TABLE_MAX  8192 /* entries of a table */
-#define ANY_ORDER  8 /* different values that may stand in any order; more keep that of the enum */
+#define ANY_ORDER  8    /* values that may stand in any order; more keep the order of the enum */
 #define VALUES_MAX 512
-#define DEPTH_MAX  8 /* alternatives inside each other whose values are collected */
+#define DEPTH_MAX  8 /* how deeply alternatives may be nested whose values are collected */
 
 static uint32_t separated(struct schema *s, bool first, uint32_t element, uint32_t tail) {
     uint32_t node = node_seq(s->pool, element, tail);
@@ -30,11 +31,12 @@ struct contains {
     const struct element_list *list;
     const cJSON *schema, *opposite; /* opposite: NULL without an upper bound */
     uint32_t min, max;
-    uint32_t most; /* elements that are told apart */
-    uint32_t top;  /* likewise, elements that satisfy the schema */
+    uint32_t most; /* so many elements are counted; later ones are treated alike */
+    uint32_t top;  /* so many elements that satisfy the schema are counted */
 };
 
-/* Builds the element at a place: one that satisfies the schema, or one that need or must not. */
+/* Builds the element at a place. `satisfies`: it satisfies the schema; otherwise it need not or,
+ * with an upper bound, must not. */
 static uint32_t element_at(struct contains *c, uint32_t place, bool satisfies) {
     const struct element_list *list = c->list;
     const struct conjunction *base = place < list->size ? &list->elements[place] : list->rest;
@@ -47,7 +49,8 @@ static uint32_t element_at(struct contains *c, uint32_t place, bool satisfies) {
     return schema_node(c->s, all);
 }
 
-/* Fills the row behind `c->most` elements. With an upper bound on these nothing follows. */
+/* Fills the row after `c->most` elements. If the number of elements has an upper bound, nothing
+ * follows. */
 static void last_row(struct contains *c, uint32_t *row) {
     struct node_pool *pool = c->s->pool;
     bool more = c->list->max == NODE_ENDLESS;
@@ -125,14 +128,14 @@ uint32_t schema_contains(struct schema *s, const struct element_list *list, bool
 
 /* ---- uniqueItems ---- */
 
-/* The expressions of different values. */
+/* The different values that elements may have. */
 struct values {
     uint32_t nodes[VALUES_MAX];
     const char *texts[VALUES_MAX];
     uint32_t count;
 };
 
-/* Adds a value, unless no element may have it. false: there are too many, or an error. */
+/* Adds a value to the list, if elements may have it. false: there are too many, or an error. */
 static bool add_value(struct schema *s, const struct element_list *list, const cJSON *value,
                       struct values *out) {
     const struct conjunction *elements = list->rest;
@@ -156,7 +159,8 @@ static bool add_value(struct schema *s, const struct element_list *list, const c
 static bool collect_values(struct schema *s, const struct element_list *list,
                            const struct conjunction *c, int depth, struct values *out);
 
-/* Collects the values of the branches of anyOf and oneOf; false: a branch has endlessly many. */
+/* Collects the values of the branches of anyOf and oneOf. false: the values of a branch are not
+ * given, or are too many. */
 static bool collect_branches(struct schema *s, const struct element_list *list,
                              const cJSON *branches, int depth, struct values *out) {
     const cJSON *child;
@@ -170,7 +174,8 @@ static bool collect_branches(struct schema *s, const struct element_list *list,
     return true;
 }
 
-/* Collects null, false and true, if these are the schema's types. */
+/* Collects null, false and true. false: the schema names no types or others, or there are too many
+ * values. */
 static bool collect_words(struct schema *s, const struct element_list *list, const cJSON *schema,
                           struct values *out) {
     static const cJSON words[] = {
@@ -189,8 +194,8 @@ static bool collect_words(struct schema *s, const struct element_list *list, con
     return true;
 }
 
-/* Collects the values of a conjunction of schemas, of which those that elements may have count.
- * false: they are not given, or too many. */
+/* Collects those values of a conjunction of schemas that elements may have. false: the values are
+ * not given, or are too many. */
 static bool collect_values(struct schema *s, const struct element_list *list,
                            const struct conjunction *c, int depth, struct values *out) {
     struct conjunction all = schema_flatten(s, c);
@@ -217,7 +222,7 @@ static bool collect_values(struct schema *s, const struct element_list *list,
     return false;
 }
 
-/* A row for each set of values that are written. */
+/* Builds a row for each set of values that may have been written. */
 static uint32_t any_order(struct schema *s, const struct element_list *list,
                           const struct values *v) {
     struct node_pool *pool = s->pool;
@@ -233,7 +238,7 @@ static uint32_t any_order(struct schema *s, const struct element_list *list,
     return rows[0];
 }
 
-/* A row for each value, with a column for each number of values that are written. */
+/* Builds a row for each value, with a column for each number of values written so far. */
 static uint32_t one_order(struct schema *s, const struct element_list *list,
                           const struct values *v) {
     struct node_pool *pool = s->pool;
@@ -251,7 +256,7 @@ static uint32_t one_order(struct schema *s, const struct element_list *list,
     return row[0];
 }
 
-/* Is the table of one_order too large? */
+/* Returns whether the table of one_order would be too large. */
 static bool exceeds_table(const struct element_list *list, const struct values *v) {
     uint64_t most = list->max != NODE_ENDLESS ? list->max : list->min;
     if (most > v->count) most = v->count;

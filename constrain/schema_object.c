@@ -10,22 +10,22 @@
 /* A member that the schema names. */
 struct named {
     const char *name;
-    uint32_t node; /* "name": value; NODE_NONE: it cannot be there */
+    uint32_t node; /* "name": value; NODE_NONE: the member may not be present */
     bool required;
     uint32_t next; /* 1 + the next name with the same hash */
 };
 
-/* patternProperties: a pattern, and the schema of the conjunct that has it. */
+/* One entry of patternProperties: a pattern, and the schema for members with such names. */
 struct pattern {
     int conjunct;
     uint32_t content; /* expression over the characters of a name */
     const cJSON *schema;
 };
 
-/* Keywords of a conjunct that are needed for each name. */
+/* The keywords of one conjunct that are needed for each name. */
 struct members {
     const cJSON *own, *others; /* properties and additionalProperties; NULL: absent */
-    const cJSON *listed;       /* the enum of propertyNames; NULL: none */
+    const cJSON *listed;       /* the enum of propertyNames; NULL: absent */
 };
 
 struct object {
@@ -34,17 +34,17 @@ struct object {
     struct members *members; /* [c->count] */
     struct named *names;
     int name_count;
-    uint32_t *heads; /* [heads_size] of chains of names: 1 + index */
+    uint32_t *heads; /* [heads_size] hash chains of `names`: 1 + index of the first; 0: empty */
     uint32_t heads_size;
     struct pattern patterns[CONSTRAIN_PATTERNS_MAX];
     int pattern_count;
-    uint32_t allowed; /* names by propertyNames */
-    uint32_t own;     /* the names themselves */
-    uint32_t others;  /* a member that is not named; NODE_NONE: there is none */
+    uint32_t allowed; /* names that propertyNames allows */
+    uint32_t own;     /* all names that the schema gives */
+    uint32_t others;  /* a member whose name the schema does not give; NODE_NONE: not allowed */
     uint32_t min, max;
-    bool closed;    /* only declared members (struct schema_options) */
+    bool closed;    /* only declared members are allowed (struct schema_options) */
     bool tagged;    /* members are tags (constrain/schema.h) */
-    uint32_t comma; /* between members */
+    uint32_t comma; /* stands between members */
 };
 
 /* ---- Reading ---- */
@@ -60,8 +60,8 @@ static struct named *find_name(struct object *o, const char *name) {
     return &o->names[o->name_count++];
 }
 
-/* Returns the enum that a value of propertyNames has or refers to, at most as many names as an
- * object may have; NULL: none. Names that are listed are written like those of `properties`: each
+/* Returns the enum that the value of propertyNames has or refers to, with at most as many names as
+ * an object may have; NULL: there is none. These names are written like those of `properties`: each
  * once, and in the order of the list. */
 static const cJSON *listed_names(struct schema *s, const cJSON *names) {
     struct conjunction one = schema_open(s, 1);
@@ -108,7 +108,7 @@ static void collect_names(struct object *o) {
         }
     for (int i = 0; i < o->c->count && s->rc == 0; i++) {
         const cJSON *required = json_get(o->c->list[i].schema, "required");
-        if (cJSON_IsBool(required)) continue; /* draft 3 */
+        if (cJSON_IsBool(required)) continue; /* in draft 3 `required` is a boolean */
         cJSON_ArrayForEach(child, required) {
             if (cJSON_IsString(child))
                 find_name(o, child->valuestring)->required = true;
@@ -140,8 +140,8 @@ static void collect_patterns(struct object *o) {
     }
 }
 
-/* Returns the names that a value of propertyNames allows, as their characters: a regular
- * expression, because strings hold no schemas, so that no schema of names occurs inside itself. */
+/* Returns the names that a value of propertyNames allows, as an expression over their characters.
+ * It is regular: strings hold no schemas, so a schema of names cannot be found inside itself. */
 static uint32_t names_node(struct object *o, const cJSON *names) {
     struct schema *s = o->s;
     enum schema_form form = s->form;
@@ -168,8 +168,8 @@ static void collect_allowed(struct object *o) {
     }
 }
 
-/* Does the schema declare members? A schema that a rewritten keyword makes, such as "without the
- * member a", declares none. */
+/* Returns whether the schema declares members. A schema that a rewritten keyword makes, such as
+ * "without the member a", declares none. */
 static bool declares_members(const cJSON *properties) {
     const cJSON *child;
     if (!cJSON_IsObject(properties)) return false;
@@ -179,7 +179,7 @@ static bool declares_members(const cJSON *properties) {
     return properties->child == NULL;
 }
 
-/* Are the declared members all members, by struct schema_options? */
+/* Returns whether the object may have only the declared members, as struct schema_options says. */
 static bool is_closed(const struct object *o) {
     bool declares = false;
     if (!o->s->closed || o->min > (uint32_t)o->name_count) return false;
@@ -195,8 +195,9 @@ static bool is_closed(const struct object *o) {
 
 /* ---- Values ---- */
 
-/* Builds the value of a member. `matched`: bits of the patterns that its name matches; `name` NULL:
- * the schema does not name it; `also` (NULL: nothing): another schema that it satisfies. */
+/* Builds the value of a member. `matched`: a bit for each pattern that its name matches. `name`:
+ * NULL if the schema does not give the name. `also`: another schema that the value satisfies, or
+ * NULL. */
 static uint32_t value_node(struct object *o, const char *name, unsigned matched,
                            const cJSON *also) {
     struct schema *s = o->s;
@@ -224,7 +225,7 @@ static unsigned patterns_of(struct object *o, const char *text, size_t size) {
     return matched;
 }
 
-/* Builds a member as a tag. Where the tags say whether the value is a string, there are two. */
+/* Builds a member as a tag. If the tags say whether the value is a string, it has two forms. */
 static uint32_t tag_node(struct object *o, const char *name, unsigned matched) {
     struct schema *s = o->s;
     const struct constrain_tags *tags = s->tags;
@@ -259,7 +260,7 @@ static void build_names(struct object *o) {
     }
 }
 
-/* Builds the quoted names that the schema does not name and that match exactly these patterns. */
+/* Builds the quoted names that the schema does not give and that match exactly these patterns. */
 static uint32_t key_node(struct object *o, unsigned matched) {
     struct schema *s = o->s;
     struct node_pool *pool = s->pool;
@@ -298,7 +299,7 @@ static void build_others(struct object *o) {
 
 /* ---- Members ---- */
 
-/* Builds members that the schema does not name, behind `count` members. */
+/* Builds the members whose names the schema does not give, after `count` other members. */
 static uint32_t others_node(struct object *o, uint32_t count) {
     struct node_pool *pool = o->s->pool;
     uint32_t min = o->min > count ? o->min - count : 0;
@@ -312,8 +313,9 @@ static uint32_t others_node(struct object *o, uint32_t count) {
         node_repeat(pool, next, min > 0 ? min - 1 : 0, max == NODE_ENDLESS ? max : max - 1));
 }
 
-/* Fills row `i` of the table from row i + 1: what may follow when the first i names are done and
- * `count` members are written (counted up to `most`). The empty object is not included. */
+/* Fills row `i` of the table from row i + 1. An entry is the text that may follow when the first i
+ * names have been dealt with and `count` members were written (counted up to `most`). The empty
+ * object is not included. */
 static void fill_row(struct object *o, int i, uint32_t most, const uint32_t *below, uint32_t *row) {
     struct node_pool *pool = o->s->pool;
     const struct named *named = &o->names[i];
@@ -338,13 +340,13 @@ static bool is_optional(const struct object *o) {
     return o->min == 0;
 }
 
-/* The table has a column for each number of members that must be told apart; without bounds there
- * are two. */
+/* Builds the members by a table over the names. It has a column for each number of written members
+ * that matters; without bounds there are two. */
 static uint32_t members_node(struct object *o) {
     struct schema *s = o->s;
     uint32_t most = o->max != NODE_ENDLESS ? o->max : o->min > 1 ? o->min : 1;
     if (o->others == NODE_NONE && o->max != NODE_ENDLESS && o->max > (uint32_t)o->name_count) {
-        o->max = NODE_ENDLESS; /* there are no more names */
+        o->max = NODE_ENDLESS; /* the names are fewer than the bound */
         most = o->min > 1 ? o->min : 1;
     }
     if (((uint64_t)most + 1) * ((uint64_t)o->name_count + 1) > 65536)
@@ -354,7 +356,7 @@ static uint32_t members_node(struct object *o) {
     uint32_t *row = schema_alloc(s, most + 1, sizeof *row);
     if (below == NULL || row == NULL) return NODE_NONE;
     for (uint32_t count = 0; count <= most; count++) below[count] = others_node(o, count);
-    if (o->others == NODE_NONE) below[0] = NODE_NONE; /* the empty object is added elsewhere */
+    if (o->others == NODE_NONE) below[0] = NODE_NONE; /* schema_object adds the empty object */
     for (int i = o->name_count; i-- > 0;) {
         fill_row(o, i, most, below, row);
         uint32_t *swap = below;
@@ -364,8 +366,8 @@ static uint32_t members_node(struct object *o) {
     return below[0];
 }
 
-/* A reader of JSON drops repeated names, so members that the schema does not name may turn out to
- * be fewer than were written. */
+/* Refuses a minProperties that cannot be enforced. A reader drops members with the same name, so an
+ * object may turn out to have fewer members than were written. */
 static void check_min(struct object *o) {
     uint32_t required = 0;
     for (int i = 0; i < o->name_count; i++) required += o->names[i].required;

@@ -65,8 +65,8 @@ static bool has_scheme(const char *uri) {
     return size > 0 && uri[size] == ':';
 }
 
-/* Names are compared as they are written. That is exact where both are whole URIs, or relative to
- * the same resource. */
+/* Finds the schema that a $ref names. Names are compared as they are written, which is exact where
+ * both are whole URIs or relative to the same resource. */
 static const cJSON *find_target(struct schema *s, const cJSON *at, const char *ref) {
     char base[512];
     size_t size = strcspn(ref, "#");
@@ -98,7 +98,8 @@ const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref)
 
 /* ---- Branches that exclude each other ---- */
 
-/* Follows a chain of references; a schema beside its $ref stays as it is. */
+/* Follows a chain of references. Keywords beside a $ref are left out, which is safe here: they can
+ * only exclude more instances. */
 static const cJSON *resolved(struct schema *s, const cJSON *schema) {
     for (int i = 0; i < RESOLVE_MAX && schema != NULL; i++) {
         const cJSON *ref = json_get(schema, "$ref");
@@ -122,7 +123,7 @@ static unsigned bit_of_value(const cJSON *value) {
     return bit_of_type(json_type_name(value));
 }
 
-/* Returns the types that a schema's own keywords allow. Integers and numbers are one type here. */
+/* Returns the types that a schema's own keywords allow. Integers count as numbers here. */
 static unsigned types_left(const cJSON *schema) {
     const cJSON *type = json_get(schema, "type"), *values = json_get(schema, "enum"), *child;
     const cJSON *only = json_get(schema, "const");
@@ -155,7 +156,7 @@ static bool values_apart(struct schema *s, const cJSON *a, const cJSON *b) {
     return value_sets_apart(x, y);
 }
 
-/* Is the name in the list of a keyword `required`? */
+/* Returns whether the list of a keyword `required` has the name. */
 static bool requires(struct schema *s, const cJSON *list, const char *name) {
     const cJSON *child;
     (void)node_work(s->pool, 1);
@@ -168,7 +169,8 @@ static bool requires(struct schema *s, const cJSON *list, const char *name) {
 
 static bool are_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth);
 
-/* If a branch of `a` is itself an alternative, each of its branches must be apart. */
+/* Returns whether two schemas exclude each other. If a branch of `a` is itself an alternative, each
+ * of its branches must exclude `b`. */
 static bool alternatives_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth) {
     static const char *const keywords[] = {"anyOf", "oneOf"};
     for (size_t i = 0; i < 2; i++) {
@@ -181,7 +183,8 @@ static bool alternatives_apart(struct schema *s, const cJSON *a, const cJSON *b,
     return false;
 }
 
-/* Counts the members and values that a comparison looks at, several times each. */
+/* Counts, as work, the members and values of a schema that a comparison visits several times each.
+ */
 static void count_looks(struct schema *s, const cJSON *schema) {
     int members = cJSON_GetArraySize(schema);
     int values = cJSON_GetArraySize(json_get(schema, "enum"));
@@ -190,7 +193,7 @@ static void count_looks(struct schema *s, const cJSON *schema) {
 
 static bool are_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth) {
     const cJSON *property;
-    (void)node_work(s->pool, 16); /* alternatives and shared members multiply */
+    (void)node_work(s->pool, 16); /* more, because alternatives and common members multiply */
     if (depth > RESOLVE_MAX || s->pool->rc) return false;
     a = resolved(s, a);
     b = resolved(s, b);
@@ -226,7 +229,7 @@ static const cJSON *alternatives_of(const cJSON *schema) {
     return cJSON_IsArray(list) && list->child != NULL ? list : NULL;
 }
 
-/* Does a schema's own additionalProperties forbid the member? */
+/* Returns whether a schema's own additionalProperties forbids the member. */
 static bool forbids(struct schema *s, const cJSON *schema, const char *name) {
     return cJSON_IsFalse(json_get(schema, "additionalProperties")) &&
            json_get(schema, "patternProperties") == NULL &&

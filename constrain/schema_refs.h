@@ -9,19 +9,20 @@
  * ("#x"), or the $id of a schema in the document. NULL: refused, see schema_refuse. */
 const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref);
 
-/* Can no instance satisfy both schemas? Returns true only where that is certain: their types
- * differ, their const or enum have no value in common, or they are objects that require the same
- * property with two schemas of which this is true. */
+/* Returns whether no instance can satisfy both schemas. True only where that is certain: their
+ * types differ, their const or enum have no value in common, or they are objects that require the
+ * same property with two schemas for which this is true. */
 bool schema_are_apart(struct schema *s, const cJSON *a, const cJSON *b);
 
-/* Does `b` reject every object of `a` that has the member? True only where that is certain: both
- * declare it with schemas that are apart, or `b` forbids members that it does not declare. */
+/* Returns whether `b` rejects every object of `a` that has the member. True only where that is
+ * certain: both declare it with schemas that exclude each other, or `b` forbids members that it
+ * does not declare. */
 bool schema_member_decides(struct schema *s, const cJSON *a, const cJSON *b, const char *name);
-/* Returns a member of `a` of which that is true, one whose const or enum is given (`given`) or one
- * that `a` requires; NULL: none. */
+/* Returns a member for which schema_member_decides(a, b) is true: one whose values a const or enum
+ * gives (`given`), or one that `a` requires; NULL: none. */
 const char *schema_deciding_member(struct schema *s, const cJSON *a, const cJSON *b, bool given);
-/* Is `name`, from the discriminator of the schema `at`, a reference to the same schema as the
- * branch, or the last part of the branch's reference? */
+/* Returns whether `name`, a value in the discriminator of the schema `at`, means the branch: it
+ * refers to the same schema, or is the last part of the branch's own reference. */
 bool schema_is_branch(struct schema *s, const cJSON *at, const cJSON *branch, const char *name);
 
 #endif

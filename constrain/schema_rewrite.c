@@ -12,8 +12,8 @@
 #include "constrain/schema_refs.h"
 
 #define CHAINS    256u
-#define DEPTH_MAX 16 /* schemas inside each other that are negated */
-#define NODE_COST 4  /* work of a new value */
+#define DEPTH_MAX 16 /* how deeply the negated schemas may be nested */
+#define NODE_COST 4  /* work that one new value counts as */
 
 struct rewrite_row {
     const cJSON *key, *made; /* made: NULL = nothing to rewrite */
@@ -35,7 +35,8 @@ static cJSON *new_value(struct schema *s, int type) {
     return node;
 }
 
-/* The same value, which may get another name and other neighbours. */
+/* Copies a value under a new head, which may get another name and other neighbours; its children
+ * are shared. */
 static cJSON *share(struct schema *s, const cJSON *node) {
     cJSON *copy = node != NULL ? new_value(s, node->type) : NULL;
     if (copy == NULL) return NULL;
@@ -65,7 +66,7 @@ static cJSON *new_text(struct schema *s, const char *text) {
     return node;
 }
 
-/* {"type": `type`} */
+/* Makes {"type": `type`}. */
 static cJSON *new_typed(struct schema *s, const char *type) {
     cJSON *node = new_value(s, cJSON_Object);
     put(node, "type", new_text(s, type));
@@ -82,7 +83,7 @@ static cJSON *new_count(struct schema *s, int64_t count) {
     return node;
 }
 
-/* {`keyword`: [..]}, empty; *list: the array. */
+/* Makes {`keyword`: []}; *list is the array. */
 static cJSON *new_list(struct schema *s, const char *keyword, cJSON **list) {
     cJSON *node = new_value(s, cJSON_Object);
     put(node, keyword, *list = new_value(s, cJSON_Array));
@@ -102,7 +103,7 @@ static bool is_annotation(const char *name) {
     return false;
 }
 
-/* {"not": {keyword: value}}, which is enforced as it is. */
+/* Makes {"not": {keyword: value}}, in a form that needs no rewriting. */
 static cJSON *new_not(struct schema *s, const char *keyword, cJSON *value) {
     cJSON *node = new_value(s, cJSON_Object), *inner = new_value(s, cJSON_Object);
     put(inner, keyword, value);
@@ -110,7 +111,7 @@ static cJSON *new_not(struct schema *s, const char *keyword, cJSON *value) {
     return node;
 }
 
-/* The instances that differ from a value that is not a string. */
+/* Makes a schema of the instances that differ from a value which is not a string. */
 static cJSON *other_value(struct schema *s, const cJSON *value) {
     if (cJSON_IsNull(value)) return new_not(s, "type", new_text(s, "null"));
     if (!cJSON_IsNumber(value) && !cJSON_IsBool(value)) return NULL;
@@ -148,7 +149,7 @@ static const cJSON *negate_const(struct schema *s, const cJSON *value) {
     return cJSON_IsString(value) ? new_not(s, "const", share(s, value)) : other_value(s, value);
 }
 
-/* Objects in which one of the names is not there. */
+/* Makes a schema of the objects that lack one of the names. */
 static const cJSON *negate_required(struct schema *s, const cJSON *names) {
     cJSON *list, *node = new_list(s, "anyOf", &list);
     const cJSON *child;
@@ -163,7 +164,7 @@ static const cJSON *negate_required(struct schema *s, const cJSON *names) {
     return node;
 }
 
-/* Objects in which one of the members is there and has another value. */
+/* Makes a schema of the objects in which one of the members is present with another value. */
 static const cJSON *negate_properties(struct schema *s, const cJSON *members, int depth) {
     cJSON *list, *node = new_list(s, "anyOf", &list);
     const cJSON *child;
@@ -183,7 +184,8 @@ static const cJSON *negate_properties(struct schema *s, const cJSON *members, in
     return node;
 }
 
-/* Instances that any of allOf rejects, or that all of anyOf reject. */
+/* Makes a schema of the instances that one schema of an allOf rejects (`keyword`: anyOf), or that
+ * all schemas of an anyOf reject (allOf). */
 static const cJSON *negate_all(struct schema *s, const cJSON *schemas, const char *keyword,
                                int depth) {
     cJSON *list, *node = new_list(s, keyword, &list);
@@ -197,10 +199,11 @@ static const cJSON *negate_all(struct schema *s, const cJSON *schemas, const cha
     return node;
 }
 
-/* Keywords about sizes: the type to which they apply, and the keyword of the opposite. */
+/* Keywords about sizes: the type that each applies to, and the keyword of its opposite. */
 static const struct size_keyword {
     const char *name, *type, *opposite;
-    int step; /* added to a count; 0: a bound of numbers, which is excluded or included */
+    int step; /* is added to a count; 0: a bound of numbers, which only changes between excluded and
+                 included */
 } size_keywords[] = {
     {"minLength", "string", "maxLength", -1},
     {"maxLength", "string", "minLength", 1},
@@ -219,7 +222,7 @@ static const cJSON *negate_size(struct schema *s, const cJSON *member) {
         const struct size_keyword *k = &size_keywords[i];
         int64_t count;
         if (strcmp(k->name, member->string) != 0) continue;
-        if (!cJSON_IsNumber(member)) return NULL; /* exclusiveMinimum was a boolean once */
+        if (!cJSON_IsNumber(member)) return NULL; /* was a boolean in older drafts */
         cJSON *node = new_typed(s, k->type);
         if (k->step == 0) {
             put(node, k->opposite, share(s, member));
@@ -233,7 +236,8 @@ static const cJSON *negate_size(struct schema *s, const cJSON *member) {
     return NULL;
 }
 
-/* 1.0 is an integer, so the form of a number's text does not show that it is no integer. */
+/* Makes the opposite of `type`. "integer" alone has none: 1.0 is an integer, so the form of a
+ * number does not show that it is not one. */
 static const cJSON *negate_type(struct schema *s, const cJSON *type) {
     const cJSON *child;
     bool integer = cJSON_IsString(type) && strcmp(type->valuestring, "integer") == 0;
@@ -246,7 +250,7 @@ static const cJSON *negate_type(struct schema *s, const cJSON *type) {
     return integer && !number ? NULL : new_not(s, "type", share(s, type));
 }
 
-/* `schema` holds the member. */
+/* Makes the opposite of one keyword, `member`, of `schema`; NULL: it has none. */
 static const cJSON *negate_member(struct schema *s, const cJSON *schema, const cJSON *member,
                                   int depth) {
     const char *name = member->string;
@@ -268,7 +272,7 @@ static const cJSON *negate_member(struct schema *s, const cJSON *schema, const c
     return negate_size(s, member);
 }
 
-/* The instances that the schema rejects; NULL: there is no exact schema of them. */
+/* Makes a schema of the instances that the schema rejects; NULL: no exact one can be written. */
 static const cJSON *negate(struct schema *s, const cJSON *schema, int depth) {
     const cJSON *child;
     if (depth > DEPTH_MAX || s->rc != 0 || !node_work(s->pool, NODE_COST)) return NULL;
@@ -279,7 +283,8 @@ static const cJSON *negate(struct schema *s, const cJSON *schema, int depth) {
     int count = 0;
     cJSON_ArrayForEach(child, schema) {
         if (is_annotation(child->string)) continue;
-        /* Older drafts ignore what stands beside $ref, so it must not reject more. */
+        /* In older drafts a reader ignores keywords beside $ref, so a schema with both has no
+         * certain opposite. */
         if (++count > 1 && refers) return NULL;
         const cJSON *one = negate_member(s, schema, child, depth);
         if (one == NULL) return NULL;
@@ -306,7 +311,8 @@ static struct rewrite_row *row_of(struct schema *s, int table, const cJSON *key)
     return row;
 }
 
-/* Is the schema, or the one that it refers to, being rewritten? It would be its own condition. */
+/* Returns whether the schema, or the one that it refers to, is being rewritten. It would depend on
+ * its own opposite. */
 bool schema_is_rewritten(struct schema *s, const cJSON *schema) {
     for (int i = 0; i < DEPTH_MAX && schema != NULL; i++) {
         for (struct rewrite_row *row = s->rewriting; row != NULL; row = row->next)
@@ -339,7 +345,7 @@ static void refuse(struct schema *s, const cJSON *at, const char *keyword) {
                   keyword);
 }
 
-/* (if and then) or (not if and else) */
+/* Adds (if and then) or (not if and else). */
 static void rewrite_if(struct schema *s, const cJSON *schema, cJSON *all) {
     const cJSON *condition = json_get(schema, "if"), *yes = json_get(schema, "then");
     const cJSON *no = json_get(schema, "else"), *other;
@@ -359,7 +365,7 @@ static void rewrite_if(struct schema *s, const cJSON *schema, cJSON *all) {
     put(all, NULL, node);
 }
 
-/* Each member of the keyword: without the name, or with what it asks for. */
+/* Adds, for each name in the keyword: either the name is absent, or its condition holds. */
 static void rewrite_dependencies(struct schema *s, const cJSON *schema, const char *keyword,
                                  cJSON *all) {
     const cJSON *members = json_get(schema, keyword), *child;
@@ -372,7 +378,7 @@ static void rewrite_dependencies(struct schema *s, const cJSON *schema, const ch
         put(properties, child->string, new_value(s, cJSON_False));
         put(without, "properties", properties);
         put(list, NULL, without);
-        if (cJSON_IsString(child)) { /* draft 3 */
+        if (cJSON_IsString(child)) { /* draft 3 names a single member */
             with = new_value(s, cJSON_Array);
             put(with, NULL, share(s, child));
         }
@@ -436,7 +442,7 @@ const cJSON *schema_const(struct schema *s, const cJSON *value) {
 
 /* ---- oneOf ---- */
 
-/* {"type": "object", "required": [`name`]} */
+/* Makes {"type": "object", "required": [`name`]}. */
 static cJSON *new_required(struct schema *s, const char *name) {
     cJSON *node = new_typed(s, "object"), *names = new_value(s, cJSON_Array);
     put(names, NULL, new_text(s, name));
@@ -444,7 +450,7 @@ static cJSON *new_required(struct schema *s, const char *name) {
     return node;
 }
 
-/* Returns the values of the discriminator's member that its mapping gives a branch. */
+/* Returns the discriminator values that its mapping assigns to a branch. */
 static cJSON *mapped_values(struct schema *s, const cJSON *at, const cJSON *mapping,
                             const cJSON *branch) {
     cJSON *values = new_value(s, cJSON_Array);
@@ -458,8 +464,9 @@ static cJSON *mapped_values(struct schema *s, const cJSON *at, const cJSON *mapp
     return values;
 }
 
-/* OpenAPI's discriminator names the member that decides about a branch, and by its mapping the
- * values of each; no branch shares them with another. NULL: there is no such mapping. */
+/* Makes a condition from OpenAPI's discriminator, which names a member and maps its values to
+ * branches: the member is present and has one of the branch's values. No other branch has these
+ * values. NULL: there is no such mapping. */
 static cJSON *branch_by_mapping(struct schema *s, const cJSON *at, const cJSON *branch) {
     const cJSON *rule = json_get(at, "discriminator"), *name = json_get(rule, "propertyName");
     if (!cJSON_IsObject(rule) || !cJSON_IsString(name)) return NULL;
@@ -473,11 +480,13 @@ static cJSON *branch_by_mapping(struct schema *s, const cJSON *at, const cJSON *
     return node;
 }
 
-/* Adds to `all` what keeps the branch apart from another; false: refused, or an error. */
+/* Adds to `all` a condition that keeps a branch apart from another one. false: refused, or an
+ * error. */
 static bool keep_apart(struct schema *s, const cJSON *at, const cJSON *branch, const cJSON *other,
                        cJSON *all) {
     if (schema_are_apart(s, branch, other)) return true;
-    /* A member whose values are given costs little, where opposites of many branches multiply. */
+    /* A member with given values is tried first: it costs little, while the opposites of many
+     * branches multiply. */
     const cJSON *rule = json_get(json_get(at, "discriminator"), "propertyName");
     const char *name = NULL;
     if (cJSON_IsString(rule) && schema_member_decides(s, branch, other, rule->valuestring))

@@ -22,7 +22,7 @@ void schema_count(struct schema *s, const struct conjunction *c, const char *key
             return;
         }
         if (count > CONSTRAIN_REPEAT_MAX) {
-            /* No answer could reach a large upper bound. */
+            /* An answer could not reach such a large upper bound, so it is dropped. */
             if (smallest) continue;
             schema_refuse(s, ERR_LIMIT, c->list[i].schema, keyword, "expected at most %d",
                           CONSTRAIN_REPEAT_MAX);
@@ -45,8 +45,8 @@ uint32_t schema_pattern(struct schema *s, const cJSON *at, const char *keyword,
     return node;
 }
 
-/* Builds the local part of an address, which has at most 64 characters, and dots only between
- * others. A conjunction of the two conditions would have the same strings, but costly states. */
+/* Builds the local part of an address: at most 64 characters, with dots only between others. A
+ * conjunction of the two conditions would have the same strings, but needs many states. */
 static uint32_t local_part(struct node_pool *pool) {
     static const char others[] = "!#$%&'*+/=?^_`{|}~-";
     struct byte_set set = {0};
@@ -90,7 +90,7 @@ static uint32_t content_text(struct schema *s, const char *string) {
     return text != NULL ? node_text(s->pool, text, size) : NODE_NONE;
 }
 
-/* Builds the strings that `not` excludes. */
+/* Builds the strings that a `not` excludes. */
 static uint32_t excluded(struct schema *s, const cJSON * not ) {
     const cJSON *only = json_get(not, "const"), *pattern = json_get(not, "pattern"), *child;
     if (pattern != NULL) return schema_pattern(s, not, "pattern", pattern->valuestring);
@@ -102,7 +102,7 @@ static uint32_t excluded(struct schema *s, const cJSON * not ) {
     return node_list_alt(s->pool, list);
 }
 
-/* Builds all conditions but lengths; *any: there was none. */
+/* Builds all conditions on strings except lengths. *any: there is none. */
 static uint32_t content_of(struct schema *s, const struct conjunction *c, bool *any) {
     uint32_t node = s->nodes->any_text;
     for (int i = 0; i < c->count && s->rc == 0; i++) {

@@ -1,5 +1,5 @@
-/* Arguments of calls that are written as tags: see SCHEMA_TAGGED. What is built here is what
- * server/oai/tool_tags.c reads. */
+/* Arguments of calls that are written as tags: see SCHEMA_TAGGED. The texts built here must be
+ * those that server/oai/tool_tags.c reads. */
 #include <string.h>
 
 #include "base/json.h"
@@ -9,15 +9,14 @@
 
 #define BLANKS "[ \\t\\r\\n]*"
 
-#define TYPE_STEPS 1024 /* schemas and definitions that are looked at for one answer */
+#define TYPE_STEPS 1024 /* how many schemas and definitions constrain_types visits at most */
 
 struct look {
     const cJSON *root;
-    int left; /* steps; a schema looked at after the last has all types */
+    int left; /* steps that are left; a schema visited after the last has all types */
 };
 
-/* Returns the definition that a $ref names; NULL: the $ref has another form, or nothing is there.
- */
+/* Returns the definition that a $ref names. NULL: the $ref has another form, or names nothing. */
 static const cJSON *definition(struct look *look, const char *ref) {
     static const char *const places[] = {"$defs", "definitions"};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
@@ -36,7 +35,8 @@ static const cJSON *definition(struct look *look, const char *ref) {
 
 static unsigned types_of_schema(struct look *look, const cJSON *schema);
 
-/* Returns the types that all schemas of a list allow, or, without `all`, those that any allows. */
+/* Returns the types that all schemas of a list allow or, without `all`, those that at least one
+ * allows. */
 static unsigned types_of_list(struct look *look, const cJSON *schemas, bool all) {
     unsigned types = all ? CONSTRAIN_TYPES_ALL : 0;
     const cJSON *child;
@@ -48,7 +48,7 @@ static unsigned types_of_list(struct look *look, const cJSON *schemas, bool all)
     return types;
 }
 
-/* Returns the type of this name; all for one that is none. */
+/* Returns the type with this name; all types for another name. */
 static unsigned type_named(const char *name) {
     static const struct {
         const char *name;
@@ -99,8 +99,8 @@ unsigned constrain_types(const cJSON *root, const cJSON *schema) {
     return types_of_schema(&look, schema);
 }
 
-/* Writes the texts that are read as a value of one of the types, and not as a string, as
- * alternatives of a regular expression, with '|' before each. */
+/* Writes the texts that are read as a value of one of the types rather than as a string:
+ * alternatives of a regular expression, each after a '|'. */
 static void write_values(struct buf *out, unsigned types) {
     static const struct {
         unsigned type;
@@ -117,7 +117,8 @@ static void write_values(struct buf *out, unsigned types) {
         if (types & values[i].type) buf_fmt(out, "|" BLANKS "%s", values[i].pattern);
 }
 
-/* Builds the strings that are read as they are behind a tag whose value has one of the types. */
+/* Builds the strings that are read back as strings after a tag whose value has one of these types.
+ */
 static uint32_t texts_of(struct schema *s, unsigned types) {
     struct fault fault = {0};
     uint32_t any = s->nodes->any_text, value = NODE_NONE;
@@ -131,7 +132,7 @@ static uint32_t texts_of(struct schema *s, unsigned types) {
     if (!values.failed && types != CONSTRAIN_TYPE_STRING)
         rc = regex_compile(s->pool, values.data + 1, values.size - 1, REGEX_WHOLE, &value, &fault);
     buf_close(&values);
-    if (rc != 0 || s->pool->rc != 0) return NODE_NONE; /* the expressions are right */
+    if (rc != 0 || s->pool->rc != 0) return NODE_NONE; /* the expressions are valid */
     return node_and2(s->pool, s->nodes->any_text,
                      node_not(s->pool, node_alt2(s->pool, closed, value)));
 }
@@ -168,7 +169,8 @@ static cJSON string_name = {
     .type = cJSON_String, .valuestring = (char[]){"string"}, .string = (char[]){"type"}};
 const cJSON schema_of_strings = {.type = cJSON_Object, .child = &string_name};
 
-/* A list of cJSON: the first element's prev is the last. */
+/* The list of types that are not strings. In cJSON, `prev` of a list's first element is the last
+ * one. */
 static cJSON other_names[] = {
     {.type = cJSON_String,
      .valuestring = (char[]){"null"},

@@ -7,8 +7,8 @@
 
 #define DEPTH_MAX 65534
 
-/* Longest tokens of the tiers: about three quarters of a large vocabulary are in the first, and
- * nearly all others in the second. */
+/* Longest tokens of each tier: the first holds about three quarters of a large vocabulary, the
+ * second nearly all others. */
 static const uint32_t tier_bytes[TOKENS_TIERS] = {8, 16, DEPTH_MAX};
 
 const struct utf8_row tokens_plain_rows[TOKENS_UTF8_ROWS] = {
@@ -54,7 +54,7 @@ static size_t plain_step(const unsigned char *text, size_t size) {
     return 0;
 }
 
-/* Returns the number of characters of a plain token; 0 = it is none. */
+/* Returns the number of characters of a plain token; 0 = the token is not plain. */
 static int plain_count(const struct token *token) {
     int count = 0;
     for (size_t at = 0; at < token->size; count++) {
@@ -88,7 +88,7 @@ static uint64_t count_nodes(const struct token *list, size_t count) {
     return nodes;
 }
 
-/* Closes the nodes that are deeper than `depth`: their subtrees end where the next node begins. */
+/* Ends the nodes that are deeper than `depth`: their subtrees end where the next node begins. */
 static void close_nodes(struct trie *trie, uint32_t *path, size_t *open, size_t depth) {
     while (*open > depth) trie->nodes[path[--*open]].end = trie->count;
 }

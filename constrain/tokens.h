@@ -1,5 +1,5 @@
-/* The vocabulary as flat tries, for constrain/mask.c. A trie's nodes are in the order of a walk
- * through it; `end` is the node after a node's subtree, so a subtree is skipped by a jump. */
+/* The vocabulary as flat tries, for constrain/mask.c. The nodes of a trie are in the order of a
+ * depth-first walk; `end` is the node after a node's subtree, so a subtree is skipped by a jump. */
 #ifndef KEEPD_CONSTRAIN_TOKENS_H
 #define KEEPD_CONSTRAIN_TOKENS_H
 
@@ -7,15 +7,16 @@
 
 struct trie_node {
     uint32_t end;
-    uint32_t first; /* the subtree's first token in trie.order; the next one's is at nodes[end] */
-    int32_t token;  /* token that ends here; -1 = none */
-    uint16_t depth; /* bytes from the root, 1 and more */
+    uint32_t first; /* index in trie.order of the subtree's first token; those after the subtree
+                       begin at nodes[end].first */
+    int32_t token;  /* the token that ends here; -1 = none */
+    uint16_t depth; /* bytes from the root to this node, at least 1 */
     uint8_t byte;
-    bool twins; /* other tokens have the same bytes: constrain_tokens.same */
+    bool twins; /* other tokens have the same bytes: see constrain_tokens.same */
 };
 
 struct trie {
-    struct trie_node *nodes; /* [count + 1]; the last one only ends the order */
+    struct trie_node *nodes; /* [count + 1]; the last one only marks the end */
     int32_t *order;          /* all tokens, in the order of the walk */
     uint32_t count;
 };
@@ -24,12 +25,12 @@ struct trie {
  * '\' and U+007F. Plain tokens consist of 1 to TOKENS_PLAIN_MAX whole plain characters. */
 #define TOKENS_PLAIN_MAX 16
 
-/* Tokens are divided by their length, because places of a language that differ only farther away
- * than a token is long have the same mask of these tokens. */
+/* Tokens are divided by length: places of a language that agree over the length of a token have the
+ * same mask of tokens of that length. */
 #define TOKENS_TIERS 3
 struct token_tier {
     uint32_t bytes; /* length of the longest token */
-    int characters; /* plain tokens have at most so many */
+    int characters; /* the most characters of a plain token */
     struct trie plain, rest;
     uint32_t *plain_masks[TOKENS_PLAIN_MAX + 1]; /* [n]: plain tokens of at most n characters */
 };
@@ -42,8 +43,8 @@ struct constrain_tokens {
     struct token_tier tiers[TOKENS_TIERS];
 };
 
-/* Whole UTF-8 sequences: the ranges of their bytes, by Unicode 15, table 3-7. The plain characters
- * of one byte come first. */
+/* All sequences of UTF-8 that plain characters have: the ranges of their bytes, from Unicode 15,
+ * table 3-7. Characters of one byte come first. */
 #define TOKENS_UTF8_ROWS 11
 struct utf8_row {
     uint8_t bytes;

@@ -78,7 +78,7 @@ void point_set_fold(struct point_set *set) {
 
 /* ---- Expressions ---- */
 
-/* The ranges of byte sequences that a set consists of, as alternatives. */
+/* The byte sequences of a set of characters, as ranges for each byte: alternatives. */
 struct sequences {
     struct node_pool *pool;
     uint32_t *list;

@@ -1,5 +1,5 @@
-/* Sets of Unicode scalar values, and their expressions over the bytes of UTF-8. Surrogates are in
- * no expression. Errors stick in `failed` (no memory). */
+/* Sets of Unicode characters (scalar values), and expressions for their UTF-8 bytes. No expression
+ * contains surrogates. Errors (no memory) stick in `failed`. */
 #ifndef KEEPD_CONSTRAIN_UNICODE_H
 #define KEEPD_CONSTRAIN_UNICODE_H
 
@@ -24,11 +24,11 @@ void point_set_negate(struct point_set *set);
 void point_set_fold(struct point_set *set); /* adds the other case of ASCII letters */
 uint32_t point_set_node(struct node_pool *pool, struct point_set *set);
 
-/* The languages of a single character, and of any text, in valid UTF-8. */
+/* Returns the expression of any single character, and that of any text, in valid UTF-8. */
 uint32_t node_character(struct node_pool *pool);
 uint32_t node_any_text(struct node_pool *pool);
 
-/* Reads one character of valid UTF-8 and moves *at behind it. */
+/* Reads one character of valid UTF-8 and moves *at past it. */
 uint32_t point_read(const char *text, size_t size, size_t *at);
 
 #endif
