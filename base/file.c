@@ -16,7 +16,7 @@ static int io_fault(struct fault *fault, const char *path) {
     return fault_set(fault, rc, path, "%s", strerror(errno));
 }
 
-/* O_NONBLOCK: opening a pipe must not block. */
+/* Opens a regular file. O_NONBLOCK: opening a pipe must not block. */
 static int open_file_to_read(const char *path, int *fd, size_t *size, struct fault *fault) {
     struct stat st;
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -33,7 +33,7 @@ static int open_file_to_read(const char *path, int *fd, size_t *size, struct fau
     return 0;
 }
 
-/* *size: the capacity of `data` on entry, the bytes read on return. */
+/* Reads into `data`. *size: on entry the capacity of `data`, on return the bytes read. */
 static int read_file_bytes(int fd, char *data, size_t *size, const char *path,
                            struct fault *fault) {
     size_t got = 0;

@@ -19,8 +19,8 @@
 #define NAME_MAX      ((uint64_t)255)
 #define ALIGNMENT     32 /* the default of the format */
 #define ALIGNMENT_MAX ((int64_t)1 << 16)
-#define VALUE_LEAST   13 /* bytes of a value: an empty key, a type, one byte */
-#define TENSOR_LEAST  24 /* bytes of a tensor's description: an empty name, no dimension */
+#define VALUE_LEAST   13 /* the fewest bytes of a value: an empty key, a type, one byte */
+#define TENSOR_LEAST  24 /* bytes of a tensor's shortest description: no name, no dimension */
 
 static const size_t type_bytes[] = {
     [GGUF_U8] = 1,  [GGUF_I8] = 1,   [GGUF_U16] = 2, [GGUF_I16] = 2, [GGUF_U32] = 4, [GGUF_I32] = 4,
@@ -105,7 +105,7 @@ static int take_u32(struct parser *p, const char *what, uint32_t *value) {
     return rc;
 }
 
-/* `what` says in messages what is named. */
+/* Reads a key or a tensor's name; messages call it `what`. */
 static int read_gguf_name(struct parser *p, const char *what, char **out) {
     uint64_t size = 0;
     int rc = read_gguf_number(p, 8, what, &size);
@@ -194,7 +194,7 @@ static int take_values(struct parser *p, uint64_t count) {
 
 /* ---- Tensors ---- */
 
-/* Reads the sizes of a tensor, and computes its bytes from them and the format. */
+/* Reads the sizes of a tensor, and computes its bytes from the sizes and the format. */
 static int take_shape(struct parser *p, struct gguf_tensor *tensor) {
     uint32_t dims = 0;
     int64_t count = 1;
@@ -242,7 +242,8 @@ static uint64_t align_up(uint64_t place, uint64_t alignment) {
     return (place + alignment - 1) / alignment * alignment;
 }
 
-/* The data area begins at the next aligned byte. A file without tensors may end before it. */
+/* Checks that the tensors lie in the data area, which begins at the next aligned byte. A file
+ * without tensors may end before that byte. */
 static int check_tensor_places(struct parser *p, uint64_t alignment) {
     struct gguf *gguf = p->gguf;
     const uint64_t size = (uint64_t)(p->end - p->begin);

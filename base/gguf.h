@@ -21,7 +21,7 @@
 
 #include "base/err.h"
 
-/* The numbers that files use. */
+/* The type numbers that files use. */
 enum gguf_type {
     GGUF_U8,
     GGUF_I8,
@@ -48,13 +48,13 @@ struct gguf_value {
     char *key;           /* NUL-terminated, without zeros inside; owned by struct gguf */
     enum gguf_type type; /* an array: type of the elements, never GGUF_ARRAY */
     bool array;
-    size_t count; /* elements; 1 where it is no array */
+    size_t count; /* number of elements; 1 if the value is not an array */
     const char *data;
     size_t bytes; /* size of all elements */
 };
 
-/* A format of tensors: `block` numbers take `bytes` bytes. The values of the enum are the file's.
- */
+/* The formats of tensors: `block` numbers take `bytes` bytes. The values of the enum are those in
+ * files. */
 enum gguf_format {
     GGUF_FORMAT_F32 = 0,
     GGUF_FORMAT_F16 = 1,
@@ -112,8 +112,8 @@ int gguf_format_block(uint32_t format, size_t *bytes);
 
 const struct gguf_value *gguf_find(const struct gguf *gguf, const char *key); /* NULL: absent */
 
-/* Typed getters, as base/json.h has them. If it is absent, *value is unchanged and they return 0.
- * Wrong type or out of range: ERR_INVALID, fault->field is the key. */
+/* Typed getters, as in base/json.h. If the key is absent, they return 0 and leave *value unchanged.
+ * A wrong type or a value out of range is ERR_INVALID, and fault->field is the key. */
 int gguf_int(const struct gguf *gguf, const char *key, int64_t min, int64_t max, int64_t *value,
              struct fault *fault); /* any integer type */
 /* A token's id, at most INT32_MAX. -1 means that there is none, and counts as absent; files write
@@ -124,16 +124,18 @@ int gguf_num(const struct gguf *gguf, const char *key, double min, double max, d
 int gguf_bool(const struct gguf *gguf, const char *key, bool *value, struct fault *fault);
 int gguf_str(const struct gguf *gguf, const char *key, struct gguf_string *value,
              struct fault *fault);
-/* The array, NULL where it is absent. */
+/* *value is the array, or NULL if it is absent. */
 int gguf_array(const struct gguf *gguf, const char *key, enum gguf_type type,
                const struct gguf_value **out, struct fault *fault);
 
-/* Elements of a value. The index must be below its count, and the type must fit. */
+/* Returns an element of a value. The index must be below the value's count, and the type must fit.
+ */
 int64_t gguf_element_int(const struct gguf_value *value, size_t index); /* integers; a U64 beyond
                                                                            INT64_MAX is that */
 double gguf_element_num(const struct gguf_value *value, size_t index);  /* F32, F64 */
 
-/* Strings of a value, in order: begin with *at NULL, which is moved on; false after the last.
+/* Returns the strings of a value in order: begin with *at == NULL, which each call moves on; false
+ * after the last.
  *   const char *at = NULL;
  *   struct gguf_string s;
  *   while (gguf_next(value, &at, &s)) ... */

@@ -117,8 +117,9 @@ static int read_json_escape(struct reader *in, char **to) {
     return 0;
 }
 
-/* From the text after the opening quote to past the closing one. `to` has the capacity of the raw
- * text, and no escape is shorter than what it stands for. */
+/* Copies from the first byte of a string's content up to its closing quote, which is read, too.
+ * `to` has the capacity of the raw text, because no escape is shorter than the character that it
+ * stands for. */
 static int copy_string(struct reader *in, char *to) {
     for (;;) {
         int c = peek_json_char(in);
@@ -182,7 +183,8 @@ static int skip_number(struct reader *in) {
     return 0;
 }
 
-/* strtod reads the C locale's point: the daemon never calls setlocale. */
+/* Reads a number. strtod accepts the point of the C locale, which is the one in force: the daemon
+ * never calls setlocale. */
 static int read_json_number(struct reader *in, cJSON *node) {
     const char *from = in->at;
     int rc = skip_number(in);
@@ -205,7 +207,8 @@ static int compare_member_keys(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Sorts the keys: to compare all pairs would take hours for megabytes of a client. */
+/* Refuses an object with equal keys. The keys are sorted first: comparing all pairs of a client's
+ * megabytes would take hours. */
 static int check_unique(const struct reader *in, const cJSON *object, size_t count) {
     if (count < 2) return 0;
     const char **keys = mem_try_alloc(count, sizeof *keys);
@@ -223,7 +226,8 @@ static int check_unique(const struct reader *in, const cJSON *object, size_t cou
     return rc;
 }
 
-/* As cJSON links children: `next` of the last one is NULL, `prev` of the first one is the last. */
+/* Links a child as cJSON does: `next` of the last child is NULL, `prev` of the first child is the
+ * last one. */
 static void append_child(cJSON *parent, cJSON *child) {
     if (!parent->child) {
         parent->child = child->prev = child;
@@ -313,7 +317,7 @@ static int value_type(const struct reader *in) {
     }
 }
 
-/* Recursive through containers, no deeper than JSON_MAX_DEPTH. */
+/* Reads any value. It recurses through containers, no deeper than JSON_MAX_DEPTH. */
 static int read_value(struct reader *in, cJSON **out) {
     cJSON *node;
     skip_json_space(in);

@@ -43,17 +43,17 @@ int json_parse(const char *data, size_t size, const struct json_limits *limits, 
                struct fault *fault);
 void json_free(cJSON *tree);
 
-/* Exact-case member, the last of several as in Python; NULL when absent. JSON null counts as absent
- * (`null` means absent). */
+/* Returns the member with exactly this name; of several the last, as in Python; NULL when absent. A
+ * JSON null counts as absent. */
 const cJSON *json_get(const cJSON *object, const char *key);
 /* Returns whether the values are equal, with members in any order. Objects must have no duplicate
- * keys. Takes time in the square of an object's members, where cJSON_Compare's grows with two to
- * the power of the depth. */
+ * keys. The time grows with the square of an object's members; that of cJSON_Compare doubles with
+ * each level of depth. */
 bool json_equal(const cJSON *a, const cJSON *b);
 
-/* Typed getters. If it is absent, *value is unchanged (so preset the default) and they return 0.
- * Wrong type or out of range: ERR_INVALID, fault->field = "<path>.<key>" (or "<key>" when path is
- * NULL or ""), fault->text says what was expected and what was found. */
+/* Typed getters. If the member is absent, they return 0 and leave *value unchanged, so preset the
+ * default. A wrong type or a value out of range is ERR_INVALID: fault->field = "<path>.<key>" (or
+ * "<key>" when path is NULL or ""), and fault->text says what was expected and what was found. */
 int json_int(const cJSON *object, const char *path, const char *key, int64_t min, int64_t max,
              int64_t *value, struct fault *fault); /* 3.0 and 1e2 are integers too */
 int json_num(const cJSON *object, const char *path, const char *key, double min, double max,
@@ -66,16 +66,17 @@ int json_node_int(const cJSON *node, int64_t min, int64_t max,
                   int64_t *value);             /* 0 or ERR_INVALID */
 const char *json_type_name(const cJSON *node); /* "string", "number", ... for messages */
 
-/* U+0000 in the strings of a tree. */
+/* U+0000 as it is written in the strings of a tree. */
 #define JSON_NUL "\xC0\x80"
-/* The text that `from` stands for, of `*size` bytes, not NUL-terminated. `to` has the capacity for
- * strlen(from) bytes; it may be `from`. */
+/* Decodes a string of a tree: writes the text that `from` stands for, of *size bytes and not
+ * NUL-terminated. `to` has room for strlen(from) bytes; it may be `from`. */
 void json_text(const char *from, char *to, size_t *size);
-/* The same in the arena, NULL when memory is short. A string without U+0000 is given as it is. */
+/* Decodes a string of a tree into the arena; NULL when memory is short. A string without U+0000 is
+ * returned as it is. */
 const char *json_arena_text(struct arena *arena, const char *from, size_t *size);
 
-/* The writer gives valid JSON for all bytes: invalid UTF-8 becomes U+FFFD, and other text that is
- * not ASCII is written unescaped. */
+/* The writer makes valid JSON from any bytes: invalid UTF-8 becomes U+FFFD. Other text that is not
+ * ASCII is written unescaped. */
 void json_write_str(struct buf *buf, const char *s, size_t n); /* with the quotes */
 void json_write_num(struct buf *buf,
                     double value); /* shortest text that reads back; NaN/inf: null */

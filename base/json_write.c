@@ -74,7 +74,7 @@ void json_write_num(struct buf *buf, double value) {
     buf_str(buf, text);
 }
 
-/* A string of a tree, see json.h. */
+/* Writes a string of a tree, whose U+0000 is the bytes JSON_NUL (json.h). */
 static void write_json_string(struct buf *buf, const char *s) {
     const char *nul;
     if (!strstr(s, JSON_NUL)) {

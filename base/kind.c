@@ -48,7 +48,7 @@ static const struct signature {
 #undef CONVERT
 };
 
-/* The file that a message is about. */
+/* The file that is checked, as messages name it. */
 struct subject {
     const char *data;
     size_t size;
@@ -67,7 +67,8 @@ static bool has_bytes_at(const char *data, size_t size, const char *with) {
     return size >= n && strncasecmp(data, with, n) == 0;
 }
 
-/* A pointer of Git LFS: a few lines in place of the file, in which "size N" is the file's size. */
+/* Refuses a pointer of Git LFS: a few lines in place of the file, in which "size N" is the file's
+ * size. */
 static int check_pointer(const struct subject *s) {
     char what[96], text[512] = "";
     if (!has_bytes_at(s->data, s->size, "version https://git-lfs")) return 0;
@@ -98,7 +99,8 @@ static bool is_safetensors(const char *data, size_t size) {
     return size > 8 && header > 1 && header < UINT64_C(1) << 27 && data[8] == '{';
 }
 
-/* Any text, for example an error message of a server that was saved in place of the file. */
+/* Refuses a file of text, for example a server's error message that was saved in place of the file.
+ */
 static int refuse_text_file(const struct subject *s) {
     char what[TEXT_SHOWN + 48];
     const size_t from = skip_leading_blanks(s->data, s->size);

@@ -42,8 +42,8 @@ void log_set_format(enum log_format format) {
     atomic_store_explicit(&line_format, (int)format, memory_order_relaxed);
 }
 
-/* systemd sets JOURNAL_STREAM=device:inode; it also reaches children whose stderr was redirected,
- * so the numbers must be those of our stderr. */
+/* Returns whether stderr goes to the journal. systemd sets JOURNAL_STREAM=device:inode. Children
+ * whose stderr was redirected inherit the variable, so its numbers must be those of our stderr. */
 static bool stderr_is_journal(void) {
     const char *stream = getenv("JOURNAL_STREAM");
     unsigned long long device, inode;
@@ -60,7 +60,7 @@ struct line {
     bool json, cut;
 };
 
-#define LINE_LIMIT (LINE_BYTES - 8) /* for the end of an object and the newline */
+#define LINE_LIMIT (LINE_BYTES - 8) /* leaves room for the end of an object and the newline */
 
 static void put_log_char(struct line *line, char c) {
     if (line->size < LINE_LIMIT)
@@ -80,14 +80,16 @@ static uint32_t scalar_of(const char *s, size_t size) {
     return scalar;
 }
 
-/* Control characters, ends of lines, and marks that change the direction of the text after them. */
+/* Returns false for control characters, line ends, and marks that change the direction of the text
+ * after them. */
 static bool is_shown(uint32_t c) {
     return c >= 0x20 && (c < 0x7f || c > 0x9f) && c != 0x61c && c != 0x200e && c != 0x200f &&
            (c < 0x2028 || c > 0x202e) && (c < 0x2066 || c > 0x2069) && c != 0xfeff;
 }
 
-/* The bytes may be a client's, so control characters, which could forge a line, and invalid UTF-8
- * are replaced, and in JSON quotes and backslashes are escaped. No character is cut in half. */
+/* Appends text that may come from a client. Control characters, which could forge a line, and
+ * invalid UTF-8 are replaced; in JSON, quotes and backslashes are escaped. No character is cut in
+ * half. */
 static void put_log_text(struct line *line, const char *text) {
     size_t left = strlen(text), size;
     for (; left > 0; text += size, left -= size) {

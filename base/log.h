@@ -1,6 +1,7 @@
-/* Log: one line per event to stderr: time, level, text; under journald its level prefix instead. Or
- * one JSON object per line: {"time", "level", "text"} and the event's fields. Thread-safe; one
- * write(2) per line; control characters (a client's) become '?', long lines are cut. */
+/* The log: each event is one line on stderr with time, level and text. Under journald the line
+ * begins with journald's level prefix instead of time and level. With JSON each line is an object:
+ * {"time", "level", "text"} and the event's fields. Thread-safe: each line is one write(2). Control
+ * characters, which a client may have sent, become '?'; long lines are cut. */
 #ifndef KEEPD_BASE_LOG_H
 #define KEEPD_BASE_LOG_H
 

@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 
-/* Calls left before the planned failure; below zero: none planned. */
+/* Calls until the planned failure; below zero: no failure is planned. */
 static atomic_long fail_countdown = -1;
 
 void mem_fail_after(long n) {
@@ -23,9 +23,8 @@ static bool fails_now(void) {
     return atomic_fetch_sub(&fail_countdown, 1) == 0;
 }
 
-/* Everything here is calloc, realloc and free underneath, so that trees handed to cJSON_Delete
- * (which calls free) may come from here. A request for no bytes also
- * gives a pointer of its own. */
+/* Allocates by calloc, realloc and free, so that cJSON_Delete, which calls free, may be given trees
+ * with this memory. A request for no bytes also returns a pointer of its own. */
 static void *resize_block(void *old, size_t old_bytes, size_t new_bytes) {
     char *p = realloc(old, new_bytes ? new_bytes : 1);
     if (p && new_bytes > old_bytes) memset(p + old_bytes, 0, new_bytes - old_bytes);

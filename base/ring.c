@@ -5,7 +5,8 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-/* head and tail only grow (they may wrap around size_t); the slot is the count modulo capacity. */
+/* `head` and `tail` only grow (they may wrap around size_t); a slot's index is the count modulo the
+ * capacity. */
 
 void ring_open(struct ring *ring, size_t capacity) {
     CHECK(capacity > 0 && capacity <= SIZE_MAX / 4 / sizeof(void *));
@@ -25,7 +26,8 @@ void ring_close(struct ring *ring) {
 
 bool ring_push(struct ring *ring, void *item) {
     size_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
-    /* acquire: the consumer has read a slot before we see it free and write it again */
+    /* acquire: the consumer has finished reading a slot before this side sees it free and
+     * overwrites it */
     size_t head = atomic_load_explicit(&ring->head, memory_order_acquire);
     if (tail - head == ring->capacity) return false;
     ring->slots[tail & (ring->capacity - 1)] = item;

@@ -10,7 +10,8 @@
 struct ring {
     void **slots;
     size_t capacity; /* a power of two */
-    /* A cache line for each side, by padding: the struct may lie in plain heap memory. */
+    /* The padding gives each side a cache line of its own, also where the struct lies in heap
+     * memory. */
     char pad[64];
     atomic_size_t head; /* next to pop; written by the consumer */
     char head_pad[64 - sizeof(atomic_size_t)];

@@ -8,7 +8,7 @@
 
 #define SPLITMIX_STEP 0x9e3779b97f4a7c15u
 
-/* Maps different numbers to different numbers. */
+/* Maps different numbers to different numbers (it is a bijection). */
 static inline uint64_t splitmix_mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;

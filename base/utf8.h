@@ -13,10 +13,11 @@ enum utf8_kind {
     UTF8_SHORT, /* a correct beginning, cut off by the end of the text */
 };
 
-/* n > 0. *length: bytes of the character or of the faulty part, 1..4. */
+/* Decodes one step of `n` > 0 bytes. *length: 1 to 4, the bytes of the character or of the faulty
+ * part. */
 enum utf8_kind utf8_step(const char *s, size_t n, size_t *length);
 
-/* 1..4 bytes of a scalar value (below 0x110000, not a surrogate). */
+/* Writes a scalar value (below 0x110000, not a surrogate) and returns its 1 to 4 bytes. */
 size_t utf8_encode(uint32_t scalar, char out[4]);
 
 /* White space as JSON has it: space, tab and the ends of lines. */

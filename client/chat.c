@@ -128,7 +128,7 @@ static void end_shown_text(struct chat *chat) {
     chat->end = 0;
 }
 
-/* "policy global, budget 256" */
+/* Writes "policy global, budget 256". */
 static void budget_text(const char *policy, int64_t budget, char *out, size_t size) {
     if (budget > 0)
         snprintf(out, size, "policy %.60s, budget %" PRId64, policy, budget);
@@ -522,7 +522,7 @@ static const char usage[] =
     "                       as the commands of the same names: /help lists them\n"
     "  --help               print this text\n";
 
-/* The first word of the first line that holds a key, as the daemon reads its file. */
+/* Reads the first word of the first line that holds a key, as the daemon reads its key file. */
 static bool read_key_file_line(const char *path, char *key, size_t size) {
     FILE *file = fopen(path, "re");
     bool found = false;

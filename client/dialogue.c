@@ -178,7 +178,7 @@ static void take_event(struct dialogue_answer *answer, const cJSON *event) {
         (void)json_num(timings, "", "predicted_per_second", 0, 1e12, &answer->per_second, &fault);
 }
 
-/* Lines other than data, such as comments, are skipped. */
+/* Reads one line of the stream. Lines other than data, such as comments, are skipped. */
 static bool take_line(struct dialogue_answer *answer, const char *line, size_t size) {
     static const char data[] = "data: ";
     struct fault fault = {0};

@@ -60,10 +60,10 @@ struct dialogue_answer {
 
 void dialogue_answer_open(struct dialogue_answer *answer);
 void dialogue_answer_close(struct dialogue_answer *answer);
-/* Reads the next bytes of a stream. False: it is no stream of events. */
+/* Reads the next bytes of a stream. false: they are not a stream of events. */
 bool dialogue_answer_take(struct dialogue_answer *answer, const char *data, size_t size);
 
-/* The message of an error's body, or a part of the body itself. */
+/* Writes the message of an error's body, or the beginning of the body itself if it has none. */
 void dialogue_error_text(const struct buf *body, char *out, size_t size);
 
 #endif

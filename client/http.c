@@ -23,7 +23,7 @@ struct http {
     CURL *easy;
 };
 
-/* A request that is under way. */
+/* A request in progress. */
 struct transfer {
     struct http *http;
     struct http_answer *answer;
@@ -111,10 +111,10 @@ static bool receive_bytes(int fd) {
     return fd >= 0 && read(fd, &info, sizeof info) == sizeof info;
 }
 
-/* Runs the transfer until it ends or SIGINT arrives. The signal is blocked here and read from a
- * descriptor, so that none is lost between two waits. Returns whether the transfer ended: an answer
- * that has arrived before the signal is read to its end, and a signal that arrives with the end is
- * spent on this answer, so that it does not end the program. */
+/* Runs the transfer until it ends or SIGINT arrives; returns whether it ended. The signal is
+ * blocked here and read from a descriptor, so that none is lost between two waits. An answer that
+ * arrived before the signal is read to its end; a signal that arrives together with the end counts
+ * for this answer, so it does not end the program. */
 static bool run_transfer(struct transfer *transfer, void (*slow)(void *arg), CURLcode *code) {
     struct http *http = transfer->http;
     int64_t begin_ns = clock_ns();

@@ -20,7 +20,7 @@ struct http_options {
 
 /* How a request ended. */
 enum http_end {
-    HTTP_ANSWERED,   /* `status` and what was read of the body */
+    HTTP_ANSWERED,   /* there is an answer: `status`, and the body as far as it was read */
     HTTP_FAILED,     /* there is no answer, or an incomplete one: see `why` */
     HTTP_INTERRUPTED /* SIGINT arrived */
 };
@@ -38,7 +38,7 @@ struct http_answer {
 /* Called with the next bytes of a body of status 200; false ends the request as failed. */
 typedef bool (*http_receive)(void *arg, const char *data, size_t size);
 
-/* NULL: no memory. */
+/* Opens a client. NULL: no memory. */
 struct http *http_open(const struct http_options *options);
 void http_close(struct http *http);
 

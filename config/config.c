@@ -286,7 +286,7 @@ const struct option config_options[] = {
 
 const size_t config_option_count = OPTION_COUNT;
 
-/* Ascending priority. */
+/* In the order of rising priority. */
 enum source { FROM_DEFAULT, FROM_FILE, FROM_ENVIRONMENT, FROM_FLAG };
 
 struct loader {
@@ -312,7 +312,7 @@ static const struct option *find_option(const char *name, size_t size) {
     return NULL;
 }
 
-/* Edits (insert, delete, replace) from a to b. */
+/* Returns the fewest edits (insert, delete or replace a letter) that turn a into b. */
 static size_t edit_distance(const char *a, size_t a_size, const char *b) {
     size_t row[64], b_size = strlen(b);
     CHECK(b_size < sizeof row / sizeof *row);
@@ -518,7 +518,8 @@ static void add_to_list(struct server_list *list, const char *text) {
     *list = (struct server_list){items, list->count + 1};
 }
 
-/* `stronger`: the value's source outranks the source of the list's present items. */
+/* Stores a text, or adds it to a list. `stronger`: the value's source outranks the source of the
+ * list's present items. */
 static void store_string(struct config *config, const struct option *option, const char *text,
                          bool stronger) {
     struct server_list *list = config_field(config, option);
@@ -553,7 +554,7 @@ static const char *own_word(struct loader *load, const struct option *option, co
     return word->value;
 }
 
-/* Always checks the value; stores it unless a stronger source has set the option. */
+/* Checks the value, and stores it unless a stronger source has set the option. */
 static int set_option(struct loader *load, const struct option *option, const char *text,
                       enum source source, const char *where) {
     size_t index = (size_t)(option - config_options);
@@ -696,7 +697,7 @@ static int load_word(struct loader *load, int index, const char *word) {
                          word, meant);
     if (load->named || load->config->engine.model_dir) {
         meant = nearest_command(
-            load->config->engine.model_dir); /* there is a folder with such a name */
+            load->config->engine.model_dir); /* a folder has the name of the command */
         return fault_set(
             load->fault, ERR_INVALID, word,
             "command line: unexpected argument '%.64s': the model is named already%s%s%s", word,
@@ -730,8 +731,8 @@ static void environment_name(const struct option *option, char *out, size_t size
     for (char *p = out; *p; p++) *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
 }
 
-/* Notes a variable whose name is nearly that of an option. It is no error: Kubernetes, containers
- * and keepd's own programs have variables that begin alike. */
+/* Notes a variable whose name is nearly that of an option. This is not an error, because
+ * Kubernetes, containers and keepd's own programs have variables with similar names. */
 static void note_variable(struct loader *load, const char *entry) {
     static const char prefix[] = "KEEPD_";
     char name[64], best[80];

@@ -17,11 +17,11 @@
 
 enum config_fit { CONFIG_FIT_AUTO, CONFIG_FIT_NEVER };
 
-/* The table writes into the structs of those who use the options. The texts and lists in them
- * belong to struct config until config_close. Members of `engine` and `server` that are no options
+/* The table writes into the structs that the users of the options take. Texts and lists in them
+ * belong to struct config until config_close. Members of `engine` and `server` that are not options
  * are 0. */
 struct config {
-    struct engine_options engine;    /* `sampling`: not set, see below */
+    struct engine_options engine;    /* without `sampling`: see below */
     struct engine_sampling sampling; /* for engine.sampling */
     struct server_options server;    /* names: by default the name of the model's directory */
     char *config_file;               /* --config */
@@ -52,7 +52,7 @@ void config_reload(struct config *config, struct config *fresh,
 
 void config_man(FILE *out, const char *version); /* the table, as keepd.1 */
 void config_help(FILE *out);                     /* the table, for people */
-/* A completion script from the table; shell: "bash", "zsh" or "fish". */
+/* Writes a completion script from the table; shell: "bash", "zsh" or "fish". */
 void config_complete(FILE *out, const char *shell);
 void config_print(const struct config *config, FILE *out); /* effective values, for --check-config;
                                                                secrets are masked */

@@ -6,9 +6,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* SAME: an option of keepd has the meaning; the value is its value. SET: an option of keepd with a
- * value has the meaning. NOTHING: accepted, with a note that says why. INSTEAD: refused, and the
- * text says what to do. */
+/* SAME: an option of keepd means the same and takes the same value. SET: an option of keepd with a
+ * given value means the same. NOTHING: the option is accepted with a note that says why it has no
+ * effect. INSTEAD: the option is refused, and the text says what to do. */
 enum foreign_kind { FOREIGN_SAME, FOREIGN_SET, FOREIGN_NOTHING, FOREIGN_INSTEAD };
 
 /* How many arguments follow the name. A word is one of on, off, auto, true, false, 0 and 1. */
@@ -22,19 +22,21 @@ struct foreign {
     enum foreign_value value;
 };
 
-/* A value of an option that other servers call differently. */
+/* A value that other servers call differently. */
 struct foreign_word {
     const char *option, *word; /* "kv-dtype", "bfloat16" */
     const char *value;         /* "bf16" */
     const char *note;          /* why; NULL: the meaning is the same */
 };
 
-/* The first `size` bytes of `name`, with dashes. NULL: unknown. An underscore counts as a dash. */
+/* Finds an option by the first `size` bytes of `name`, with its dashes; an underscore counts as a
+ * dash. NULL: unknown. */
 const struct foreign *foreign_find(const char *name, size_t size);
 const struct foreign_word *foreign_word_find(const char *option, const char *word);
 bool foreign_is_word(const char *text); /* may follow a FOREIGN_WORD option */
 
-/* Says what to do in place of a command such as `keepd pull`; NULL: no command is known by it. */
+/* Returns what to do in place of a command of another server, such as `keepd pull`; NULL: the
+ * command is unknown, too. */
 const char *foreign_command(const char *name);
 
 #endif

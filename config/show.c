@@ -206,7 +206,7 @@ static void print_choice(FILE *out, const char *choices, int index) {
     fprintf(out, "%.*s\n", (int)strcspn(choices, "|"), choices);
 }
 
-/* As few digits as give this float back. */
+/* Prints the fewest digits that read back as the same float. */
 static void print_number(FILE *out, double number) {
     char text[32];
     for (int digits = 6; digits <= 9; digits++) {

@@ -9,8 +9,8 @@
 
 enum type { TEXT, LIST, CHOICE, ENUM, INT, BYTES, FLAG, NUM };
 
-/* COMMAND_LINE: options that ask for one answer now, such as --help. NOT_IN_FILE: --config, because
- * files that name files would need an order. WHOLE: a NUM without a fraction. */
+/* Traits of options. COMMAND_LINE: the option asks for one answer now, such as --help. NOT_IN_FILE:
+ * --config, because files that name files would need an order. WHOLE: a NUM without a fraction. */
 enum trait { COMMAND_LINE = 1, NOT_IN_FILE = 2, RELOADABLE = 4, SECRET = 8, WHOLE = 16 };
 
 struct option {
@@ -27,9 +27,9 @@ struct option {
 extern const struct option config_options[];
 extern const size_t config_option_count;
 
-/* Address of the option's value: char * (TEXT, CHOICE), struct server_list (LIST), bool (FLAG); an
- * int or a number of 64 bits, by the size (INT, BYTES); an enum that counts the choices (ENUM); a
- * float, NAN where it is not set, or with WHOLE an int, -1 where it is not set (NUM). */
+/* Returns the address of the option's value: char * (TEXT, CHOICE), struct server_list (LIST), bool
+ * (FLAG), an int or a number of 64 bits, by its size (INT, BYTES), an enum that counts the choices
+ * (ENUM), a float that is NAN if not set or, with WHOLE, an int that is -1 if not set (NUM). */
 void *config_field(const struct config *config, const struct option *option);
 int64_t config_integer(const struct config *config,
                        const struct option *option); /* INT, BYTES, ENUM */

@@ -374,7 +374,8 @@ uint32_t automaton_plain(struct automaton *a, uint32_t id) {
 
 /* ---- Keeping states ---- */
 
-/* What is to be kept, by old number: not 0 for an item to be kept, later its new number. */
+/* Records by the old number of each node, stack and state whether to keep it: 0, or not 0; later
+ * the new number. */
 struct keeping {
     uint32_t *nodes; /* Says for each node, stack and state, by its old number, whether it is kept:
                         0, or not 0; later its new number. */

@@ -19,7 +19,7 @@
 
 /* The state of one answer, which is kept when everything else is forgotten. */
 struct kept {
-    uint64_t generation; /* that of the answer's struct constrain_at; 0 = a free place */
+    uint64_t generation; /* `generation` of the answer's struct constrain_at; 0 = free */
     uint32_t state;
     uint32_t now; /* the state's number in the automaton's present generation */
 };

@@ -39,7 +39,7 @@ int bench_parse(int argc, char **argv, struct bench_options *options, char **res
                 struct fault *fault);
 void bench_help(FILE *out);
 
-/* The most jobs at once. */
+/* Returns the largest number of jobs that a test runs at once. */
 int bench_widest(const struct bench_options *options);
 
 struct bench;
@@ -53,8 +53,8 @@ void bench_wake(struct bench *bench);
 int bench_run_jobs(struct bench *bench, struct engine *engine, struct engine_job *jobs, int count,
                    struct fault *fault);
 
-/* Runs all tests on a started engine and prints one table: markdown, or JSON. `name` is the model's
- * in it. */
+/* Runs all tests on a started engine and prints one table, as markdown or JSON. `name`: what the
+ * table calls the model. */
 int bench_run(struct bench *bench, struct engine *engine, const struct bench_options *options,
               const char *name, FILE *out, struct fault *fault);
 

@@ -134,8 +134,8 @@ static int calibration_names(const struct dirent *entry) {
     return has_file_ending(entry->d_name, ".txt") || has_file_ending(entry->d_name, ".jsonl");
 }
 
-/* Finds the folder of the text from the program's own folder, as installed or as built. A test may
- * name another one. */
+/* Finds the folder of the calibration texts from the program's own folder, installed or built. A
+ * test may name another folder. */
 static int scan_calibration(char folder[4096], struct dirent ***names) {
     static const char *const places[] = {"/../share/keepd/calibration",
                                          "/../../../bundled/calibration"};
@@ -164,7 +164,7 @@ int fit_use_calibration(struct fit_command *command, struct fault *fault) {
         if (command->text_count < FIT_FILES_MAX &&
             asprintf(&path, "%s/%s", folder, names[i]->d_name) > 0) {
             command->chats[command->text_count] = has_file_ending(path, ".jsonl");
-            command->texts[command->text_count++] = path; /* kept as long as the process */
+            command->texts[command->text_count++] = path; /* is in use until the process ends */
         }
         free(names[i]);
     }
@@ -178,13 +178,13 @@ int fit_use_calibration(struct fit_command *command, struct fault *fault) {
 /* ---- Progress ---- */
 
 struct fit_progress {
-    const struct fit_command *command; /* NULL: there are no other readers */
+    const struct fit_command *command; /* NULL: progress has no other reader */
     FILE *log;
     bool terminal;
-    const char *work; /* NULL: nothing has begun */
-    int first;        /* parts that were done at `began_ns` */
+    const char *work; /* the work of the last line; NULL: none has begun */
+    int first;        /* parts that were done when `began_ns` was taken */
     int64_t began_ns;
-    int tenths; /* lines that a log has got of this work */
+    int tenths; /* log lines that this work has had */
 };
 
 static struct fit_progress fit_progress_to(const struct fit_command *command, FILE *log) {
@@ -192,8 +192,8 @@ static struct fit_progress fit_progress_to(const struct fit_command *command, FI
         .command = command, .log = log, .terminal = isatty(fileno(log)) == 1};
 }
 
-/* Writes a line of progress: a terminal draws it again, a log gets at most eleven of them. The
- * first line of a work comes before its first part is done, so it has no time. */
+/* Shows progress: on a terminal by drawing the line again, in a log with at most eleven lines for
+ * each work. The first line comes before the first part is done, so it has no time. */
 static void fit_progress_show(struct fit_progress *p, const char *work, int done, int total,
                               double lost) {
     const int64_t now = clock_ns();
@@ -237,7 +237,7 @@ static bool fit_progress_note(void *arg, enum engine_fit_work work, int done, in
 
 /* ---- The fit ---- */
 
-/* Replaces a file of chats by the JSON that a chat template gets. */
+/* Replaces the text of a file of chats by the JSON that a chat template takes. */
 static int fit_read_contexts(char **text, size_t *size, struct fault *fault) {
     struct buf buf;
     buf_open(&buf, 2 * FIT_TEXT_BYTES_MAX);
@@ -303,7 +303,7 @@ static const char *const fit_policies[] = {"global", "snapkv", "streaming"};
 static const int fit_parts[] = {2, 4, 8};
 enum { FIT_POLICIES = 3, FIT_PARTS = 3 };
 
-/* Differences to the full cache, of each text. */
+/* How much worse than the full cache a policy is, for each text. */
 struct fit_cell {
     double nats[FIT_MEASURED_MAX];
     int count;
@@ -377,7 +377,7 @@ static void print_table(FILE *out, struct fit_cell cells[FIT_POLICIES][FIT_PARTS
     }
 }
 
-/* Prints the smallest part at which `global` loses at most this much. */
+/* Prints the smallest part of the tokens at which `global` loses no more than `most`. */
 static void print_advice(FILE *out, const struct fit_cell global[FIT_PARTS], double most) {
     int part = 1;
     for (int i = 0; i < FIT_PARTS && cell_mean(&global[i]) <= most; i++) part = fit_parts[i];

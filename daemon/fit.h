@@ -1,9 +1,9 @@
-/* `keepd fit MODEL`: fits retention gates to a model as it is
- * served, and measures what they are worth. Three parts: engine_fit_gates; a new engine with the
- * new gates; a table of what each of some policies loses on the texts that were held out: the mean
- * negative log-likelihood of a text's second half in nats per token, less that with the full cache.
- * The cache holds the budget and a quarter of it at most: with a part 1/n of the tokens, 3/4 of
- * that are the budget, and a quarter is the chunk.
+/* `keepd fit MODEL`: fits retention gates to a model as it is served, and measures what they are
+ * worth. There are three steps: engine_fit_gates; opening a new engine with the new gates; a table
+ * of what several policies lose on the texts that were held out. A loss is the mean negative
+ * log-likelihood of a text's second half, in nats per token, less that with the full cache. The
+ * cache never holds more than the budget and a chunk: for a part 1/n of the tokens, 3/4 of that
+ * part are the budget and 1/4 is the chunk.
  *
  * Thread: the caller's, which is the loop thread of the engine's interface. */
 #ifndef KEEPD_DAEMON_FIT_H
@@ -22,9 +22,9 @@
 struct fit_command {
     const char *texts[FIT_FILES_MAX]; /* names of files */
     bool chats[FIT_FILES_MAX];        /* the file has chats (daemon/fit_chats.h) */
-    int text_count;                   /* 0: fit_use_calibration gives some */
+    int text_count;                   /* 0: fit_use_calibration chooses the texts */
     const char *out;                  /* NULL: the cache of gates */
-    const char *work;                 /* as in struct engine_fit, as the next one */
+    const char *work;                 /* the same as in struct engine_fit; so is the next one */
     enum engine_fit_out how;
     int minutes;
     uint64_t seed;
@@ -40,11 +40,11 @@ struct fit_command {
 int fit_parse(int argc, char **argv, struct fit_command *command, char **rest, struct fault *fault);
 void fit_help(FILE *out);
 
-/* Names the text that comes with keepd. ERR_NOTFOUND: it is not there. */
+/* Chooses the texts that come with keepd. ERR_NOTFOUND: they are not there. */
 int fit_use_calibration(struct fit_command *command, struct fault *fault);
 
-/* Reads the texts, fits and writes the gates, and says on `log` how far it is. *fitted is closed by
- * the caller. */
+/* Reads the texts, fits the gates and writes them, and reports progress on `log`. The caller closes
+ * *fitted. */
 int fit_run(const struct fit_command *command, const struct engine_options *options, FILE *log,
             struct engine_fitted *fitted, struct fault *fault);
 

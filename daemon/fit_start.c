@@ -32,7 +32,7 @@ bool fit_cache_folder(const char *given, char *out, size_t size) {
     int n = 0;
     if (given)
         n = snprintf(out, size, "%s", given);
-    else if (service && service[0] == '/') /* the first of several */
+    else if (service && service[0] == '/') /* the first folder of several */
         n = snprintf(out, size, "%.*s/gates", (int)strcspn(service, ":"), service);
     else if (user && user[0] == '/')
         n = snprintf(out, size, "%s/keepd/gates", user);
@@ -46,7 +46,7 @@ bool fit_make_folder(const char *file) {
     char *last;
     if ((size_t)snprintf(path, sizeof path, "%s", file) >= sizeof path ||
         !(last = strrchr(path, '/')))
-        return true; /* in the working directory */
+        return true; /* a file in the working directory has no folder to make */
     *last = '\0';
     for (char *at = path; *at; at++) {
         if (*at != '/' || at == path) continue;
@@ -62,7 +62,7 @@ void fit_work_file(const char *gates, char *out, size_t size) {
     snprintf(out, size, "%s.work", gates);
 }
 
-/* Names a file in a folder for temporary files. */
+/* Opens a file in a folder for temporary files. */
 static bool open_temporary(struct fit_start *fit) {
     const char *folder = getenv("TMPDIR");
     const int n = snprintf(fit->folder, sizeof fit->folder, "%s/keepd-gates-XXXXXX",
@@ -93,7 +93,7 @@ static void child_note(void *arg, const char *text) {
     const struct child *child = arg;
     char line[LINE] = "";
     snprintf(line, sizeof line, "%s", text);
-    if (write(child->out, line, sizeof line) < 0) _exit(CHILD_FAILED); /* nobody listens */
+    if (write(child->out, line, sizeof line) < 0) _exit(CHILD_FAILED); /* nobody reads it */
 }
 
 static void child_load(void *arg, uint64_t done, uint64_t total, const char *what) {
@@ -135,7 +135,7 @@ static void run_child(const struct engine_options *options, const struct fit_sta
     if (getppid() != parent) _exit(CHILD_FAILED);
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
-    unsetenv("NOTIFY_SOCKET"); /* the manager listens to the parent */
+    unsetenv("NOTIFY_SOCKET"); /* the service manager listens to the parent process */
     fit_work_file(fit->gates, work, sizeof work);
     _exit(child_fit(&child, options, fit, kept, work));
 }
@@ -151,7 +151,7 @@ static void on_fit_signal(int number) {
         terminated = 1;
 }
 
-/* A second SIGINT ends the process. Calls that wait return. */
+/* Catches SIGINT and SIGTERM, so that waiting calls return. A second SIGINT ends the process. */
 static void catch_signals(struct sigaction before[2]) {
     const struct sigaction once = {.sa_handler = on_fit_signal, .sa_flags = (int)SA_RESETHAND};
     const struct sigaction always = {.sa_handler = on_fit_signal};
@@ -163,7 +163,7 @@ static void tell_manager(const char *line) {
     systemd_notify("STATUS=Fitting retention gates: %s\nEXTEND_TIMEOUT_USEC=" FIT_PATIENCE, line);
 }
 
-/* Reads lines until the child has ended, or is to end. Returns its status as waitpid has it. */
+/* Reads lines until the child has ended or must end. Returns its status as waitpid does. */
 static int follow_child(pid_t pid, int in) {
     char line[LINE];
     size_t had = 0;
@@ -183,7 +183,7 @@ static int follow_child(pid_t pid, int in) {
     return status;
 }
 
-/* Returns the child's status, -1: it did not start. */
+/* Returns the child's status; -1: the child did not start. */
 static int fit_in_child(const struct engine_options *options, const struct fit_start *fit,
                         bool kept) {
     struct sigaction before[2];
@@ -236,7 +236,8 @@ static enum fit_start_end fit_end(int status, struct engine_options *options,
     return FIT_START_FITTED;
 }
 
-/* Chooses where the file goes: to the cache, or where that cannot be, to a temporary folder. */
+/* Chooses where to write the file: to the cache or, if that is not possible, to a temporary folder.
+ */
 static bool choose_file(const char *cached, struct fit_start *fit) {
     if (cached[0] && fit_make_folder(cached)) {
         snprintf(fit->gates, sizeof fit->gates, "%s", cached);
@@ -259,7 +260,7 @@ enum fit_start_end fit_at_start(struct engine_options *options, struct fit_start
         return FIT_START_NONE;
     int rc = engine_find_gates(options, &found, &fault);
     mem_free(found.tool_template);
-    if (rc || found.has_gates) return FIT_START_NONE; /* opening the engine says why */
+    if (rc || found.has_gates) return FIT_START_NONE; /* opening the engine reports the reason */
     if (!choose_file(found.gates_cached, fit)) return FIT_START_NONE;
     log_info("the model has no retention gates, which a budget needs: they are fitted to it now, "
              "once, for at most %d minutes. %s--fit never starts without them",

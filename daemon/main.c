@@ -28,15 +28,16 @@
 #include "server/systemd.h"
 
 #define INSPECT_MAX ((size_t)1 << 20)
-#define EXIT_CONFIG 78 /* sysexits: the model or an option is refused; a restart will not help */
+#define EXIT_CONFIG 78 /* sysexits.h: the model or an option is refused; a restart will not help   \
+                        */
 
 /* --- callbacks of the engine --- */
 
-/* The argument of both callbacks: engine_open has one for them. */
+/* The argument of all callbacks, because engine_open takes only one. */
 struct callbacks {
     struct progress progress;
     struct server *server;
-    struct bench *bench; /* in place of a server */
+    struct bench *bench; /* set for `keepd bench` and `keepd fit`, which have no server */
     char gates_cache[4096];
 };
 
@@ -54,7 +55,7 @@ static void on_engine_wake(void *arg) {
 
 /* --- options --- */
 
-/* `arg` holds the folder of gates until the engine is open. */
+/* Returns the options of the engine. `arg` holds the folder of gates until the engine is open. */
 static struct engine_options engine_options(const struct config *config, struct callbacks *arg) {
     struct engine_options options = config->engine;
     if (!fit_cache_folder(options.gates_cache, arg->gates_cache, sizeof arg->gates_cache))
@@ -97,7 +98,7 @@ static void log_notes(const struct config *config) {
 struct reload {
     int argc;
     char **argv;
-    struct config *config; /* in force */
+    struct config *config; /* the configuration in force */
     struct callbacks *callbacks;
 };
 
@@ -109,7 +110,7 @@ static void log_change(void *arg, const char *option, bool taken) {
         log_warn("reload: %s changed; restart to apply", option);
 }
 
-/* The server checks keys and certificate before anything changes. */
+/* Reloads the configuration. The server checks keys and certificate before anything changes. */
 static void on_reload(void *arg) {
     extern char **environ;
     const struct reload *reload = arg;
@@ -133,7 +134,8 @@ static void on_reload(void *arg) {
 
 /* --- refusing --- */
 
-/* A restart may help against a fault of the machine, not against a wrong option or model. */
+/* Returns the exit status of a fault. A restart may help against a fault of the machine, but not
+ * against a wrong option or model. */
 static int exit_status(const struct fault *fault) {
     switch (fault->code) {
     case ERR_NOMEM:
@@ -157,7 +159,7 @@ static int report_fault(const char *what, const struct fault *fault) {
 static int refuse_start(const char *what, const struct fault *fault) {
     bool option = config_is_option(fault->field);
     int status = report_fault(option ? "" : what, fault);
-    return fault->code == ERR_IO ? EXIT_CONFIG : status; /* a file that cannot be read */
+    return fault->code == ERR_IO ? EXIT_CONFIG : status; /* an unreadable file: no restart helps */
 }
 
 /* Finds the id of a model of the Hugging Face Hub, ORG/NAME, also behind a URL or hf.co/. Returns
@@ -270,7 +272,7 @@ static void print_ready(const struct config *config, const struct server *server
     fflush(stdout);
 }
 
-/* Logs facts that a new user would otherwise find out late. */
+/* Logs facts about the defaults that a new user would otherwise find out late. */
 static void log_habits(const struct server *server, const struct engine_info *info) {
     if (server_is_open(server))
         log_warn("everybody who reaches %s may use this server: set --api-key-file, or --host "
@@ -324,7 +326,7 @@ static int serve_model(const struct config *config, struct server *server,
     return status;
 }
 
-/* Whether a start fits gates if it finds none. */
+/* Returns whether this start fits gates if it finds none. */
 static bool may_fit(const struct config *config, const struct engine_options *options) {
     return config->fit == CONFIG_FIT_AUTO && !options->gates && engine_wants_gates(options);
 }
@@ -407,21 +409,22 @@ static int run_daemon(struct config *config, int argc, char **argv) {
         status = report_fault("cannot serve", &fault);
     else
         status = serve_model(config, callbacks.server, &callbacks);
-    server_close(callbacks.server); /* where serve ended early */
+    server_close(callbacks.server); /* serve_model may have closed it already */
     return status;
 }
 
-/* A long dialogue resends its whole history each turn. By default glibc answers growing blocks with
- * more heaps and a growing threshold, so the process creeps up by a few per cent over twenty turns
- * although nothing is held. One heap, and large blocks go back at once. */
+/* Makes glibc return memory. A long dialogue resends its whole history each turn, and by default
+ * glibc answers growing blocks with more heaps and a growing threshold: the process grows by a few
+ * per cent in twenty turns although nothing is in use. With one heap, large blocks are returned at
+ * once. */
 static void give_memory_back(void) {
     mallopt(M_ARENA_MAX, 1);
     mallopt(M_MMAP_THRESHOLD, 64 << 10);
     mallopt(M_TRIM_THRESHOLD, 64 << 10);
 }
 
-/* Reads the options. `rc`: what the command's own parser returned, with `fault`. On failure prints
- * the reason, and where to read more. */
+/* Reads the options. `rc` is the result of the command's own parser, with `fault`. On failure
+ * prints the reason, and where to read more. */
 static int load_options(int rc, int count, char **args, const char *more, struct config *config,
                         struct fault *fault) {
     extern char **environ;
@@ -518,7 +521,7 @@ static int find_cached(const struct engine_options *options, struct fit_command 
     return 0;
 }
 
-/* A start would find other gates before those that were written to the folder of gates. */
+/* Warns if a start would find other gates before those that were written to the cache. */
 static void warn_hidden(const struct engine_options *options, const struct fit_command *command) {
     struct engine_options own = *options;
     struct engine_found found = {0};
@@ -578,7 +581,7 @@ static int run_fit(int argc, char **argv) {
 
 /* --- keepd chat --- */
 
-/* The client is a program of its own, in the daemon's folder (client/chat.c). */
+/* Starts the client, which is a program of its own in the daemon's folder (client/chat.c). */
 static int run_chat(char **argv) {
     static const char name[] = "/keepd-chat";
     char path[4096];

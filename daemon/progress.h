@@ -25,14 +25,14 @@ struct progress {
 };
 
 void progress_open(struct progress *progress, enum progress_work work, bool terminal);
-/* `done` of `total` bytes; 0 of 0 where the total is unknown. */
+/* Notes that `done` of `total` bytes are done; 0 of 0 if the total is unknown. */
 void progress_note(struct progress *progress, uint64_t done, uint64_t total, const char *what);
-/* Ends the line. `whole`: the work succeeded, so its time is logged. */
+/* Ends the line. `whole`: the work succeeded, so its duration is logged. */
 void progress_close(struct progress *progress, bool whole);
 
 #define PROGRESS_LINE 80
-/* The line of a terminal, at most 79 columns: a bar, bytes, and from half a second on the mean rate
- * and the time left at this rate. */
+/* Writes the line of a terminal, at most 79 columns: a bar, the bytes, and after half a second the
+ * mean rate and the time left at this rate. */
 void progress_line(char out[PROGRESS_LINE], uint64_t done, uint64_t total, int64_t elapsed_ns,
                    const char *what);
 
